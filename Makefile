@@ -1,0 +1,133 @@
+# Everything sets itself up in .venv; the second run takes seconds. `make help` lists the targets.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+CC ?= cc
+CLANG ?= clang
+FUZZ_SECONDS ?= 60
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install -q --disable-pip-version-check
+OUT := build
+# The requirements of one of pyproject.toml's extras.
+EXTRA = $$($(PY) -c "import sys, tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \
+    print(*p['project']['optional-dependencies'][sys.argv[1]])" $(1))
+
+C_FLAGS := -std=c11 -Wall -Wextra -Wconversion -Wshadow -Werror -Icsrc
+C_CORE := $(wildcard csrc/core/*.c csrc/os/*.c)
+C_SOURCES := $(C_CORE) csrc/cuda/cudart.c
+C_HEADERS := $(wildcard csrc/*/*.h tests/c/*.h tests/fake_cuda/*.h)
+C_TESTS := $(patsubst tests/c/%.c,%,$(wildcard tests/c/test_*.c))
+FUZZERS := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
+EXT_SOURCES := $(wildcard csrc/*/*.c csrc/*/*.h csrc/*/*.cpp)
+SAN := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g
+# The CUDA Toolkit's headers where it is installed, else the two header packages in .venv.
+CUDA = $(firstword $(wildcard /usr/local/cuda/include/cuda_runtime_api.h \
+    $(VENV)/lib/python*/site-packages/nvidia/*/include/cuda_runtime_api.h))
+CUDA_FLAGS = -isystem $(patsubst %/,%,$(dir $(CUDA)))
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+demo: $(VENV)/.built $(VENV)/.examples  ## train with and without memtools, and print the table
+	@$(PY) examples/demo.py $(ARGS)
+
+test: test-c $(VENV)/.built $(VENV)/.examples  ## C tests, then all of tests/ under pytest
+	@$(PY) -m pytest -q $(ARGS)
+
+$(VENV)/.python:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) "setuptools>=68" wheel
+	@touch $@
+
+$(VENV)/.deps: $(VENV)/.python pyproject.toml
+	$(PIP) $(TORCH) numpy
+	$(PIP) $(call EXTRA,test)
+	$(PIP) --no-deps nvidia-cuda-runtime nvidia-cuda-crt  # headers, 9 MB; nothing is linked
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.deps setup.py memtools/_version.py $(EXT_SOURCES)
+	$(PIP) --no-build-isolation --no-deps -e .
+	@touch $@
+
+$(VENV)/.examples: $(VENV)/.deps
+	$(PIP) $(call EXTRA,examples)
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.deps
+	$(PIP) $(call EXTRA,lint)
+	@touch $@
+
+# --- C, without an interpreter -------------------------------------------------------------------
+# Twice the same: plain in build/c, under ASan and UBSan in build/c-san.
+C_OBJECTS = $(C_SOURCES:csrc/%.c=$(OUT)/$(1)/obj/%.o)
+FAKE = -fPIC -shared -pthread -Wl,-soname,libcudart.so.13 -Wl,-Bsymbolic $(wildcard tests/fake_cuda/*.c)
+RUN_C_TESTS = for t in $(C_TESTS); do \
+    MT_FAKE_CUDART=$(CURDIR)/$(OUT)/$(1)/libfakecudart.so $(OUT)/$(1)/$$t || exit 1; done
+
+define c-build
+$(OUT)/$(1)/obj/%.o: csrc/%.c $(C_HEADERS) | $(VENV)/.deps
+	@mkdir -p $$(@D)
+	@$(CC) $(C_FLAGS) $$(CUDA_FLAGS) -UNDEBUG $(2) -c $$< -o $$@
+
+$(OUT)/$(1)/%: tests/c/%.c $(C_HEADERS) $(call C_OBJECTS,$(1))
+	@$(CC) $(C_FLAGS) -UNDEBUG $(2) $$< $(call C_OBJECTS,$(1)) -lm -ldl -o $$@
+
+$(OUT)/$(1)/libfakecudart.so: $(wildcard tests/fake_cuda/*) | $(VENV)/.deps
+	@mkdir -p $$(@D)
+	@$(CC) $(C_FLAGS) $$(CUDA_FLAGS) $(2) $(FAKE) -o $$@
+endef
+$(eval $(call c-build,c,-O2 -g))
+$(eval $(call c-build,c-san,-O1 $(SAN)))
+.SECONDARY:
+
+test-c: $(C_TESTS:%=$(OUT)/c/%) $(OUT)/c/libfakecudart.so  ## C tests of csrc/core, csrc/os and csrc/cuda
+	@$(call RUN_C_TESTS,c)
+
+sanitize-c: $(C_TESTS:%=$(OUT)/c-san/%) $(OUT)/c-san/libfakecudart.so
+	@$(call RUN_C_TESTS,c-san)
+
+sanitize: sanitize-c sanitize-py  ## C tests and the extension under ASan and UBSan
+
+# libstdc++ beside libasan, or the first C++ exception in torch ends the process.
+SAN_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
+    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONMALLOC=malloc \
+    PYTHONPATH=$(OUT)/py-san
+SAN_TESTS := tests/test_history.py tests/test_stats.py tests/test_bad_input.py tests/test_save_load.py \
+    tests/test_checkpoint.py tests/test_device.py tests/test_leaks.py tests/test_threads.py
+
+$(OUT)/py-san/.built: $(VENV)/.deps setup.py $(EXT_SOURCES) $(wildcard memtools/*.py)
+	MEMTOOLS_SANITIZE=address,undefined $(PIP) --no-build-isolation --no-deps --upgrade --target $(@D) .
+	@touch $@
+
+sanitize-py: $(OUT)/py-san/.built
+	$(SAN_ENV) $(PY) -m pytest -q -s -p no:cacheprovider $(SAN_TESTS)
+
+# --- fuzzing: `make fuzz` for FUZZ_SECONDS a target; by clang's libFuzzer where there is one --------
+fuzz: $(FUZZERS:%=$(OUT)/fuzz/%)  ## run every fuzz target for FUZZ_SECONDS (60)
+	@for f in $(FUZZERS); do mkdir -p $(OUT)/fuzz/corpus/$$f; \
+	    (cd $(OUT)/fuzz && ./$$f -max_total_time=$(FUZZ_SECONDS) corpus/$$f) || exit 1; done
+
+$(OUT)/fuzz/%: tests/fuzz/%.c $(C_CORE) $(C_HEADERS)
+	@mkdir -p $(@D)
+	$(CLANG) $(C_FLAGS) -O1 -UNDEBUG $(SAN) -fsanitize=fuzzer $< $(C_CORE) -lm -o $@
+
+# --- the rest --------------------------------------------------------------------------------------
+bench: $(VENV)/.built  ## benchmarks against the peers; JSON in benchmarks/results
+	$(PY) benchmarks/gate_history.py $(ARGS)
+
+# On a machine with a GPU and its own torch: nothing is downloaded, .venv is not used.
+test-gpu:  ## tests/gpu with the machine's own torch
+	$(PYTHON) -m pip install -q --no-build-isolation --no-deps --no-index --upgrade --target $(OUT)/gpu .
+	PYTHONPATH=$(OUT)/gpu $(PYTHON) -m pytest -q -p no:cacheprovider tests/gpu
+
+lint: $(VENV)/.built $(VENV)/.lint  ## formatters, static analysis, strict typing
+	$(VENV)/bin/clang-format --dry-run -Werror $$(git ls-files 'csrc/*.[ch]' 'csrc/*.cpp' 'tests/*.[ch]' | grep -v third_party)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(PY) -m mypy memtools examples benchmarks setup.py
+
+clean:  ## remove what the build made, not .venv
+	rm -rf $(OUT) *.egg-info memtools/*.so memtools/_build_info.py
+
+.PHONY: help demo test test-c sanitize sanitize-c sanitize-py fuzz bench test-gpu lint clean

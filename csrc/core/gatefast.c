@@ -1,0 +1,132 @@
+/* Lets the compiler use vector maxima, whose result for a NaN is unspecified: a block with a NaN is
+ * found out by its sums (with integer arithmetic) and done again by the caller. */
+#if !defined(__clang__)
+#pragma GCC optimize("finite-math-only", "no-signed-zeros")
+#endif
+
+#include "gatefast.h"
+
+#include <float.h>
+#include <string.h>
+
+#include "clones.h"
+#include "gatewide.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE float
+largest(const float *row, size_t experts)
+{
+    float best = row[0];
+
+    for (size_t e = 1; e < experts; e++)
+        best = row[e] > best ? row[e] : best;
+    return best;
+}
+
+INLINE float
+largest_below(const float *row, size_t experts, float limit)
+{
+    float best = -FLT_MAX;
+
+    for (size_t e = 0; e < experts; e++) {
+        float x = row[e] < limit ? row[e] : -FLT_MAX;
+        best = x > best ? x : best;
+    }
+    return best;
+}
+
+/* The top_k-th largest gate, equal gates taken as one: too many pass it then, and the counts tell. */
+INLINE float
+threshold(const float *row, size_t experts, unsigned top_k)
+{
+    float edge = largest(row, experts);
+
+    for (unsigned k = 1; k < top_k; k++)
+        edge = largest_below(row, experts, edge);
+    return edge;
+}
+
+/* Four rows at a time: one load and store of the sums for four rows of gates. */
+INLINE void
+add_four(const float *a, size_t experts, unsigned top_k, double *restrict sum,
+         uint32_t *restrict count)
+{
+    const float *b = a + experts, *c = b + experts, *d = c + experts;
+    float ta = threshold(a, experts, top_k), tb = threshold(b, experts, top_k);
+    float tc = threshold(c, experts, top_k), td = threshold(d, experts, top_k);
+
+    for (size_t e = 0; e < experts; e++)
+        sum[e] += ((double)a[e] + (double)b[e]) + ((double)c[e] + (double)d[e]);
+    for (size_t e = 0; e < experts; e++)
+        count[e] += (uint32_t)(a[e] >= ta) + (uint32_t)(b[e] >= tb) + (uint32_t)(c[e] >= tc) +
+                    (uint32_t)(d[e] >= td);
+}
+
+INLINE void
+add_one(const float *a, size_t experts, unsigned top_k, double *restrict sum,
+        uint32_t *restrict count)
+{
+    float edge = threshold(a, experts, top_k);
+
+    for (size_t e = 0; e < experts; e++) {
+        sum[e] += (double)a[e];
+        count[e] += a[e] >= edge;
+    }
+}
+
+INLINE void
+add_rows(const float *x, size_t rows, size_t experts, unsigned top_k, double *restrict sum,
+         uint32_t *restrict count)
+{
+    size_t r = 0;
+
+    for (; r + 4 <= rows; r += 4)
+        add_four(x + r * experts, experts, top_k, sum, count);
+    for (; r < rows; r++)
+        add_one(x + r * experts, experts, top_k, sum, count);
+}
+
+/* Inner loops of constant length for the common widths with top-1. */
+MT_CLONES static void
+add_block(const float *x, size_t rows, size_t experts, unsigned top_k, double *sum, uint32_t *count)
+{
+    switch (top_k == 1 ? experts : 0) {
+    case 8: add_rows(x, rows, 8, 1, sum, count); break;
+    case 16: add_rows(x, rows, 16, 1, sum, count); break;
+    case 32: add_rows(x, rows, 32, 1, sum, count); break;
+    case 64: add_rows(x, rows, 64, 1, sum, count); break;
+    case 128: add_rows(x, rows, 128, 1, sum, count); break;
+    default: add_rows(x, rows, experts, top_k, sum, count); break;
+    }
+}
+
+/* Whether all sums are finite and the counts add up to `expected`. A double holds the sum of a block
+ * of floats without overflow: a sum that is not finite means that a gate was not. Its exponent field,
+ * all ones, then carries into bit 11. */
+MT_CLONES static bool
+adds_up(const double *sum, const uint32_t *count, size_t experts, uint64_t expected)
+{
+    uint64_t chosen = 0, carry = 0;
+
+    for (size_t e = 0; e < experts; e++) {
+        uint64_t bits;
+        memcpy(&bits, &sum[e], sizeof bits);
+        carry |= (bits >> 52 & 0x7FF) + 1;
+        chosen += count[e];
+    }
+    return carry < 0x800 && chosen == expected;
+}
+
+bool
+mt_gatefast_block(const float *x, size_t rows, size_t experts, unsigned top_k, double *sum,
+                  uint32_t *count)
+{
+    size_t done;
+
+    memset(sum, 0, experts * sizeof *sum);
+    memset(count, 0, experts * sizeof *count);
+    done = top_k == 1 ? mt_gatewide_rows(x, rows, experts, sum, count) : 0;
+    add_block(x + done * experts, rows - done, experts, top_k, sum, count);
+    return adds_up(sum, count, experts, (uint64_t)rows * top_k);
+}

@@ -1,0 +1,22 @@
+/* gatefast.h -- the vector version of gatescan's sums, for blocks that hold nothing special.
+ *
+ * It counts expert e whenever gate e is not below the row's top_k-th largest gate, which the
+ * compiler turns into vector compares without any index. That is right unless a row has a NaN, an
+ * infinity or equal gates at the edge; then the block's sums are not finite or its counts do not add
+ * up to rows * top_k, and the caller scans the block the exact way. */
+#ifndef MT_GATEFAST_H
+#define MT_GATEFAST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { MT_FAST_EXPERTS = 1024, MT_FAST_TOP_K = 8, MT_FAST_ROWS = 512 };
+
+/* Writes (does not add) sum[e] and count[e] of packed rows. False when the block needs the exact
+ * way; the arrays then hold nothing of use. pre: experts <= MT_FAST_EXPERTS, 0 < top_k <=
+ * min(experts, MT_FAST_TOP_K), rows <= MT_FAST_ROWS. */
+bool mt_gatefast_block(const float *x, size_t rows, size_t experts, unsigned top_k, double *sum,
+                       uint32_t *count);
+
+#endif

@@ -1,0 +1,28 @@
+/* gatefile.h -- a gate history as bytes, without pickle.
+ *
+ *   u64 max_entries  u64 max_bytes  u32 trim  u32 keep  i32 dtype  u32 top_k  u32 statistics  u32 0
+ *   u64 experts  u64 appended  u64 len
+ *   statistics, when experts > 0 and statistics are kept:
+ *       u64 entries  u64 span  u64 marks  then the totals and every mark:
+ *       u64 tokens  u64 nonfinite  f64 importance[experts]  u64 load[experts]
+ *   len times   u32 rows  u32 dtype
+ *   the records, oldest first, one after another
+ *
+ * Little-endian. The caller adds what frames it: magic, version, checksum. Parsing trusts nothing:
+ * every count is held against the bytes that are there before memory is taken for it. */
+#ifndef MT_GATEFILE_H
+#define MT_GATEFILE_H
+
+#include <stddef.h>
+
+#include "gatehist.h"
+
+/* Exact size of what dump() writes. */
+size_t mt_gatehist_dump_bytes(const mt_gatehist *h);
+void mt_gatehist_dump(const mt_gatehist *h, void *dst);
+
+/* MT_EFORMAT with what is wrong, MT_ENOMEM, MT_EOVERFLOW; *out is written on MT_OK only. */
+mt_status mt_gatehist_parse(const mt_alloc *mem, const mt_vmem_ops *vm, const void *src,
+                            size_t bytes, mt_gatehist **out, mt_error *err);
+
+#endif

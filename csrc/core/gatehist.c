@@ -1,0 +1,249 @@
+#include "gatehist.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "gatehist_private.h"
+#include "size.h"
+
+mt_status
+mt_gatehist_new(const mt_alloc *mem, const mt_vmem_ops *vm, const mt_gatehist_config *config,
+                mt_gatehist **out, mt_error *err)
+{
+    mt_gatehist *h = mt_alloc_zeroed(mem, 1, sizeof *h);
+    mt_status st;
+
+    if (h == NULL) return mt_fail(err, MT_ENOMEM, "mt_gatehist_new", 0);
+    h->mem = mem;
+    h->vm = vm;
+    h->config = *config;
+    mt_gatestats_init(&h->stats, mem, config->top_k);
+    st = mt_ring_init(&h->ring, vm, config->max_entries, config->max_bytes, err);
+    if (st != MT_OK) {
+        mem->put(mem->ctx, h, sizeof *h);
+        return st;
+    }
+    *out = h;
+    return MT_OK;
+}
+
+/* Gives the scratch and the statistics' storage back: both are sized for the experts. */
+static void
+forget_experts(mt_gatehist *h)
+{
+    if (h->scratch_bytes > 0) h->mem->put(h->mem->ctx, h->raw, h->scratch_bytes);
+    h->scratch_bytes = 0;
+    mt_gatestats_fini(&h->stats);
+    h->experts = 0;
+}
+
+void
+mt_gatehist_free(mt_gatehist *h)
+{
+    if (h == NULL) return;
+    forget_experts(h);
+    mt_ring_fini(&h->ring);
+    h->mem->put(h->mem->ctx, h, sizeof *h);
+}
+
+/* The scratch holds a chunk of rows four times over: raw, value, wide and coded. */
+static mt_status
+reserve_scratch(mt_gatehist *h, size_t experts, mt_error *err)
+{
+    size_t elements = mt_size_max(MT_CHUNK, experts), bytes;
+
+    if (!mt_size_mul(elements, 8 + 8 + 4 + 12, &bytes))
+        return mt_fail(err, MT_EOVERFLOW, "mt_gatehist_admit", 0);
+    h->raw = h->mem->get(h->mem->ctx, bytes);
+    if (h->raw == NULL) return mt_fail(err, MT_ENOMEM, "mt_gatehist_admit", 0);
+    h->value = h->raw + 8 * elements;
+    h->wide = (float *)(void *)(h->value + 8 * elements);
+    h->coded = (unsigned char *)h->wide + 4 * elements;
+    h->scratch_bytes = bytes;
+    return MT_OK;
+}
+
+mt_status
+mt_gatehist_fix_experts(mt_gatehist *h, size_t experts, mt_error *err)
+{
+    mt_status st;
+
+    forget_experts(h); /* admitted once, but then never claimed: a device failed in between */
+    if ((st = reserve_scratch(h, experts, err)) != MT_OK) return st;
+    if (h->config.statistics && (st = mt_gatestats_reserve(&h->stats, experts, err)) != MT_OK) {
+        forget_experts(h);
+        return st;
+    }
+    h->experts = experts;
+    return MT_OK;
+}
+
+static mt_dtype
+record_dtype(const mt_gatehist *h, const mt_rows *rows)
+{
+    return h->config.dtype == MT_DTYPE_SAME ? rows->dtype : (mt_dtype)h->config.dtype;
+}
+
+static bool
+record_bytes(const mt_gatehist *h, const mt_rows *shape, size_t *out)
+{
+    mt_record_format f = mt_gatehist_format(h, shape->cols, record_dtype(h, shape));
+
+    return mt_size_mul(shape->rows, mt_record_row_bytes(&f), out);
+}
+
+mt_status
+mt_gatehist_admit(mt_gatehist *h, const mt_rows *shape, mt_error *err)
+{
+    size_t bytes;
+
+    if (h->ring.seq > 0 && shape->cols != h->experts)
+        return mt_fail_shape(err, "experts", shape->cols, h->experts);
+    if (shape->cols < h->config.top_k || shape->cols > UINT32_MAX)
+        return mt_fail_shape(err, "top_k", shape->cols, h->config.top_k);
+    if (shape->rows > UINT32_MAX) return mt_fail_shape(err, "rows", shape->rows, UINT32_MAX);
+    if (!record_bytes(h, shape, &bytes)) return mt_fail(err, MT_EOVERFLOW, "mt_gatehist_admit", 0);
+    if (bytes > h->config.max_bytes)
+        return mt_fail_limit(err, bytes, h->ring.bytes, h->config.max_bytes);
+    return h->experts == shape->cols ? MT_OK : mt_gatehist_fix_experts(h, shape->cols, err);
+}
+
+/* How many entries must go so that one more fits in `entries` entries and `limit` bytes. */
+static size_t
+surplus(const mt_ring *r, size_t bytes, size_t entries, size_t limit)
+{
+    size_t n = 0, live = r->bytes;
+
+    while (n < r->len && (r->len - n >= entries || live + bytes > limit))
+        live -= mt_ring_slot(r, n++)->bytes;
+    return n;
+}
+
+/* MT_TRIM_HALF does what people write by hand, `if len(h) > limit: h = h[-limit // 2:]`: after the
+ * append, half of the limit that was hit is occupied, the new entry included. */
+static void
+evict(mt_gatehist *h, size_t bytes)
+{
+    mt_ring *r = &h->ring;
+    bool by_count = r->len == h->config.max_entries;
+    bool by_bytes = bytes > h->config.max_bytes - r->bytes;
+    size_t entries = h->config.max_entries, limit = h->config.max_bytes;
+
+    if (!by_count && !by_bytes) return;
+    if (h->config.trim == MT_TRIM_HALF && by_count) entries = mt_size_max(1, entries / 2);
+    if (h->config.trim == MT_TRIM_HALF && by_bytes) limit /= 2;
+    mt_ring_drop(r, surplus(r, bytes, entries, limit));
+}
+
+uint64_t
+mt_gatehist_claim(mt_gatehist *h, const mt_rows *shape)
+{
+    size_t bytes = 0;
+    bool fits = record_bytes(h, shape, &bytes);
+
+    assert(fits && shape->cols == h->experts);
+    (void)fits;
+    evict(h, bytes);
+    return mt_ring_claim(&h->ring, (mt_slot){.bytes = bytes,
+                                             .rows = (uint32_t)shape->rows,
+                                             .dtype = (uint32_t)record_dtype(h, shape)});
+}
+
+/* The slot of an entry number, or NULL when it was evicted. */
+static const mt_slot *
+find(const mt_ring *r, uint64_t number)
+{
+    uint64_t oldest = r->seq - r->len;
+
+    assert(number < r->seq);
+    return number < oldest ? NULL : mt_ring_slot(r, (size_t)(number - oldest));
+}
+
+/* A chunk of n elements as float32 or float64, whichever its dtype calls for. */
+static const void *
+widened(mt_gatehist *h, const void *raw, mt_dtype dtype, size_t n)
+{
+    if (dtype == MT_F32 || dtype == MT_F64) return raw;
+    mt_widen_f32(dtype, raw, h->wide, n);
+    return h->wide;
+}
+
+/* A chunk of n elements in the record's dtype. */
+static const void *
+narrowed(mt_gatehist *h, const void *raw, mt_dtype from, mt_dtype to, size_t n)
+{
+    if (from == to) return raw;
+    mt_widen_f32(from, raw, h->wide, n);
+    mt_narrow_f32(to, h->wide, h->value, n);
+    return h->value;
+}
+
+static void
+write_chunk(mt_gatehist *h, const mt_slot *slot, const void *raw, mt_dtype dtype, size_t first,
+            size_t rows)
+{
+    mt_record_format f = mt_gatehist_format(h, h->experts, (mt_dtype)slot->dtype);
+    size_t row = mt_record_row_bytes(&f), n = rows * h->experts;
+    const void *record = narrowed(h, raw, dtype, f.dtype, n);
+
+    if (f.keep == MT_KEEP_TOPK) {
+        mt_record_encode(&f, record, widened(h, raw, dtype, n), dtype == MT_F64, rows, h->coded);
+        record = h->coded;
+    }
+    mt_ring_write(&h->ring, slot, first * row, record, rows * row);
+}
+
+static void
+count_chunk(mt_gatehist *h, const void *raw, mt_dtype dtype, size_t rows)
+{
+    const void *wide = widened(h, raw, dtype, rows * h->experts);
+
+    if (dtype == MT_F64)
+        mt_gatestats_add_f64(&h->stats, wide, rows);
+    else
+        mt_gatestats_add_f32(&h->stats, wide, rows);
+}
+
+/* Rows [first, first + count) packed: where they lie, or gathered into scratch. */
+static const void *
+packed_chunk(mt_gatehist *h, const mt_rows *rows, size_t first, size_t count)
+{
+    size_t row = rows->cols * mt_dtype_size(rows->dtype);
+
+    if (mt_rows_is_packed(rows)) return (const unsigned char *)rows->data + first * row;
+    mt_rows_pack(rows, first, count, h->raw);
+    return h->raw;
+}
+
+/* True when the record is the tensor's own bytes in one piece and nobody else wants to see them. */
+static bool
+plain_copy(const mt_gatehist *h, const mt_rows *rows, mt_dtype record)
+{
+    return !h->config.statistics && h->config.keep == MT_KEEP_ALL && record == rows->dtype &&
+           mt_rows_is_packed(rows);
+}
+
+void
+mt_gatehist_fill(mt_gatehist *h, uint64_t number, const mt_rows *rows)
+{
+    const mt_slot *slot = find(&h->ring, number);
+    size_t step = mt_gatehist_chunk_rows(h);
+
+    if (slot != NULL && plain_copy(h, rows, (mt_dtype)slot->dtype)) step = rows->rows;
+    for (size_t first = 0; first < rows->rows; first += step) {
+        size_t count = mt_size_min(step, rows->rows - first);
+        const void *raw = packed_chunk(h, rows, first, count);
+        if (slot != NULL) write_chunk(h, slot, raw, rows->dtype, first, count);
+        if (h->config.statistics) count_chunk(h, raw, rows->dtype, count);
+    }
+    if (h->config.statistics) mt_gatestats_end_entry(&h->stats);
+}
+
+mt_status
+mt_gatehist_push(mt_gatehist *h, const mt_rows *rows, mt_error *err)
+{
+    mt_status st = mt_gatehist_admit(h, rows, err);
+
+    if (st == MT_OK) mt_gatehist_fill(h, mt_gatehist_claim(h, rows), rows);
+    return st;
+}

@@ -1,0 +1,99 @@
+/* gatehist.h -- a bounded history of gate tensors, with statistics over all that ever passed.
+ *
+ *     rows ──► admit ──► claim ──────► fill ──► ring: [ rec | rec | rec | . . . ]   at most
+ *              may fail  evicts, gives   │                                          max_entries,
+ *              changes   the record a    └────► stats: importance, load, ...        max_bytes
+ *              nothing   place                  (every row, once, for ever)
+ *
+ * push() does the three at once. A tensor that is still on its way from a device is admitted and
+ * claimed at append time, so that length and eviction are exact, and filled when it arrives.
+ *
+ * What a record's bytes are, gaterecord.h says. No lock: the caller serialises. No Python, torch or CUDA. */
+#ifndef MT_GATEHIST_H
+#define MT_GATEHIST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "alloc.h"
+#include "gaterecord.h"
+#include "gatestats.h"
+#include "rows.h"
+#include "status.h"
+#include "vmem.h"
+
+typedef enum mt_trim {
+    MT_TRIM_HALF = 0,   /* an entry that does not fit leaves half of the exceeded limit occupied */
+    MT_TRIM_OLDEST = 1, /* it drops as many of the oldest as it needs */
+} mt_trim;
+
+enum { MT_DTYPE_SAME = -1 }; /* record in the dtype that comes */
+
+typedef struct mt_gatehist_config {
+    size_t max_entries; /* > 0 */
+    size_t max_bytes;   /* > 0, of record bytes */
+    mt_trim trim;
+    mt_keep keep;
+    int dtype;      /* a writable mt_dtype, or MT_DTYPE_SAME */
+    unsigned top_k; /* 1 to MT_TOP_K_MAX */
+    bool statistics;
+} mt_gatehist_config;
+
+typedef struct mt_gatehist mt_gatehist;
+
+/* pre: config is valid as commented above. MT_ENOMEM, MT_EOVERFLOW. */
+mt_status mt_gatehist_new(const mt_alloc *mem, const mt_vmem_ops *vm,
+                          const mt_gatehist_config *config, mt_gatehist **out, mt_error *err);
+void mt_gatehist_free(mt_gatehist *h);
+
+/* Says whether rows of this shape and dtype can be recorded, and makes ready for them; data is not
+ * looked at. After MT_OK, claim() cannot fail for them.
+ *   MT_ESHAPE  cols is 0, is not the number of experts so far, or is below top_k
+ *   MT_ELIMIT  one record is larger than max_bytes
+ *   MT_ENOMEM, MT_EOVERFLOW */
+mt_status mt_gatehist_admit(mt_gatehist *h, const mt_rows *shape, mt_error *err);
+
+/* Gives an admitted shape its place as the newest entry and returns its number. */
+uint64_t mt_gatehist_claim(mt_gatehist *h, const mt_rows *shape);
+
+/* Writes the claimed entry's record, unless it was evicted, and counts its rows. pre: once per
+ * number, with the shape that was claimed. */
+void mt_gatehist_fill(mt_gatehist *h, uint64_t number, const mt_rows *rows);
+
+/* admit, claim and fill. On failure nothing is recorded, in part or whole. */
+mt_status mt_gatehist_push(mt_gatehist *h, const mt_rows *rows, mt_error *err);
+
+const mt_gatehist_config *mt_gatehist_configuration(const mt_gatehist *h);
+size_t mt_gatehist_len(const mt_gatehist *h);
+size_t mt_gatehist_bytes(const mt_gatehist *h);     /* live record bytes, <= max_bytes */
+size_t mt_gatehist_extent(const mt_gatehist *h);    /* bytes of the arena in use so far */
+size_t mt_gatehist_experts(const mt_gatehist *h);   /* 0 until the first entry */
+uint64_t mt_gatehist_appended(const mt_gatehist *h); /* entries ever claimed */
+
+/* Shape and dtype of entry i (0 is the oldest) with data NULL. pre: i < len. */
+mt_rows mt_gatehist_shape(const mt_gatehist *h, size_t i);
+
+/* Writes entry i as packed rows of its dtype; gates that were not kept are zero. pre: i < len. */
+void mt_gatehist_copy(const mt_gatehist *h, size_t i, void *dst);
+
+/* Drops all records. The statistics stay. */
+void mt_gatehist_clear(mt_gatehist *h);
+
+/* A history of `count` entries start, start + step, ... with the same limits, its own memory, and
+ * statistics of just these. pre: all of them exist. MT_ENOMEM. */
+mt_status mt_gatehist_slice(const mt_gatehist *h, size_t start, ptrdiff_t step, size_t count,
+                            mt_gatehist **out, mt_error *err);
+
+/* Statistics of everything ever filled; reset forgets them. */
+const mt_gatestats *mt_gatehist_stats(const mt_gatehist *h);
+void mt_gatehist_reset_stats(mt_gatehist *h);
+
+/* Statistics of the last n records as they were kept, into s, which the caller has initialised and
+ * reserved. pre: n <= len. */
+void mt_gatehist_recount(const mt_gatehist *h, size_t n, mt_gatestats *s);
+
+/* True while every invariant holds; for tests. */
+bool mt_gatehist_check(const mt_gatehist *h);
+
+#endif

@@ -1,0 +1,45 @@
+/* gatehist_private.h -- what the files of the gate history share: gatehist.c records, gateread.c
+ * reads, gatefile.c saves and loads. */
+#ifndef MT_GATEHIST_PRIVATE_H
+#define MT_GATEHIST_PRIVATE_H
+
+#include "gatehist.h"
+#include "ring.h"
+#include "size.h"
+
+/* Elements handled at a time: small enough that a block is still in the second-level cache when the
+ * statistics read what the copy has just read, large enough that folding block sums costs nothing. */
+enum { MT_CHUNK = 32768 };
+
+struct mt_gatehist {
+    const mt_alloc *mem;
+    const mt_vmem_ops *vm;
+    mt_gatehist_config config;
+    mt_ring ring;
+    mt_gatestats stats;
+    size_t experts;
+    size_t scratch_bytes; /* 0 until the first admit */
+    unsigned char *raw;   /* scratch: a chunk in the source's dtype, 8 bytes an element */
+    unsigned char *value; /* a chunk in the record's dtype, 8 bytes an element */
+    float *wide;          /* a chunk as float32 */
+    unsigned char *coded; /* a chunk's record, at most 12 bytes an element */
+};
+
+/* Rows of a chunk; never 0. pre: experts are known. */
+static inline size_t
+mt_gatehist_chunk_rows(const mt_gatehist *h)
+{
+    return mt_size_max(1, MT_CHUNK / h->experts);
+}
+
+static inline mt_record_format
+mt_gatehist_format(const mt_gatehist *h, size_t experts, mt_dtype dtype)
+{
+    return (mt_record_format){h->config.keep, h->config.top_k, experts, dtype};
+}
+
+/* Allocates scratch and statistics for this many experts and fixes their number. On failure *h is
+ * as it was. MT_ENOMEM, MT_EOVERFLOW. */
+mt_status mt_gatehist_fix_experts(mt_gatehist *h, size_t experts, mt_error *err);
+
+#endif

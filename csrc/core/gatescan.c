@@ -1,0 +1,133 @@
+#include "gatescan.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "gatefast.h"
+#include "size.h"
+
+/* True when gate a goes before the kept gate b: larger, or a NaN where b is none. */
+static inline bool
+before(double a, double b)
+{
+    return a > b || (isnan(a) && !isnan(b));
+}
+
+/* Insertion into a list of k: `kept` and `out` are sorted, largest first. */
+static void
+insert(double gate, uint32_t expert, unsigned *held, unsigned k, double *kept, uint32_t *out)
+{
+    unsigned at = *held;
+
+    if (at == k && !before(gate, kept[k - 1])) return;
+    if (at == k) at--;
+    for (; at > 0 && before(gate, kept[at - 1]); at--) {
+        kept[at] = kept[at - 1];
+        out[at] = out[at - 1];
+    }
+    kept[at] = gate;
+    out[at] = expert;
+    if (*held < k) ++*held;
+}
+
+void
+mt_gatescan_top_f32(const float *row, size_t experts, unsigned k, uint32_t *out)
+{
+    double kept[MT_TOP_K_MAX];
+    unsigned held = 0;
+
+    assert(k > 0 && k <= MT_TOP_K_MAX && k <= experts);
+    for (size_t e = 0; e < experts; e++)
+        insert((double)row[e], (uint32_t)e, &held, k, kept, out);
+}
+
+void
+mt_gatescan_top_f64(const double *row, size_t experts, unsigned k, uint32_t *out)
+{
+    double kept[MT_TOP_K_MAX];
+    unsigned held = 0;
+
+    assert(k > 0 && k <= MT_TOP_K_MAX && k <= experts);
+    for (size_t e = 0; e < experts; e++)
+        insert(row[e], (uint32_t)e, &held, k, kept, out);
+}
+
+static void
+count_top(const uint32_t *top, unsigned top_k, uint64_t *load)
+{
+    for (unsigned k = 0; k < top_k; k++)
+        load[top[k]]++;
+}
+
+/* The definition of the statistics for one row; the vector version must agree with it. */
+static void
+exact_row_f32(const float *row, size_t experts, unsigned top_k, mt_gatesums *sums)
+{
+    uint32_t top[MT_TOP_K_MAX];
+    bool finite = true;
+
+    for (size_t e = 0; e < experts; e++)
+        finite &= isfinite(row[e]) != 0;
+    if (!finite) {
+        sums->nonfinite++;
+        return;
+    }
+    for (size_t e = 0; e < experts; e++)
+        sums->importance[e] += (double)row[e];
+    mt_gatescan_top_f32(row, experts, top_k, top);
+    count_top(top, top_k, sums->load);
+}
+
+static void
+exact_row_f64(const double *row, size_t experts, unsigned top_k, mt_gatesums *sums)
+{
+    uint32_t top[MT_TOP_K_MAX];
+    bool finite = true;
+
+    for (size_t e = 0; e < experts; e++)
+        finite &= isfinite(row[e]) != 0;
+    if (!finite) {
+        sums->nonfinite++;
+        return;
+    }
+    for (size_t e = 0; e < experts; e++)
+        sums->importance[e] += row[e];
+    mt_gatescan_top_f64(row, experts, top_k, top);
+    count_top(top, top_k, sums->load);
+}
+
+static void
+scan_block(const float *x, size_t rows, size_t experts, unsigned top_k, mt_gatesums *sums)
+{
+    double sum[MT_FAST_EXPERTS];
+    uint32_t count[MT_FAST_EXPERTS];
+    bool small = experts <= MT_FAST_EXPERTS && top_k <= MT_FAST_TOP_K;
+
+    if (small && mt_gatefast_block(x, rows, experts, top_k, sum, count)) {
+        for (size_t e = 0; e < experts; e++) {
+            sums->importance[e] += sum[e];
+            sums->load[e] += count[e];
+        }
+        return;
+    }
+    for (size_t r = 0; r < rows; r++)
+        exact_row_f32(x + r * experts, experts, top_k, sums);
+}
+
+void
+mt_gatescan_f32(const float *x, size_t rows, size_t experts, unsigned top_k, mt_gatesums *sums)
+{
+    for (size_t r = 0; r < rows; r += MT_FAST_ROWS)
+        scan_block(x + r * experts, mt_size_min(rows - r, MT_FAST_ROWS), experts, top_k, sums);
+    sums->tokens += rows;
+}
+
+void
+mt_gatescan_f64(const double *x, size_t rows, size_t experts, unsigned top_k, mt_gatesums *sums)
+{
+    for (size_t r = 0; r < rows; r++)
+        exact_row_f64(x + r * experts, experts, top_k, sums);
+    sums->tokens += rows;
+}

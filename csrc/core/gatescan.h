@@ -1,0 +1,35 @@
+/* gatescan.h -- one pass over a block of gate rows: who was chosen, and how much was given.
+ *
+ *            expert 0   1    2    3
+ *   token 0 [  .1  .6   .2   .1 ]   importance[e] += column e      (float64)
+ *   token 1 [  .5  .1   .1   .3 ]   load[e]       += 1 for each of a row's top_k largest
+ *
+ * A row with a NaN or an infinity is counted in `nonfinite` and left out of both sums, so that one
+ * bad token does not spoil statistics kept for ever. Equal gates go to the lower expert. */
+#ifndef MT_GATESCAN_H
+#define MT_GATESCAN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { MT_TOP_K_MAX = 64 };
+
+typedef struct mt_gatesums {
+    double *importance; /* [experts], sum of gates */
+    uint64_t *load;     /* [experts], how often among the top_k */
+    uint64_t tokens;    /* rows seen, non-finite ones included */
+    uint64_t nonfinite; /* rows with a NaN or an infinity */
+} mt_gatesums;
+
+/* Adds packed rows to the sums. pre: 0 < top_k <= min(experts, MT_TOP_K_MAX). */
+void mt_gatescan_f32(const float *x, size_t rows, size_t experts, unsigned top_k,
+                     mt_gatesums *sums);
+void mt_gatescan_f64(const double *x, size_t rows, size_t experts, unsigned top_k,
+                     mt_gatesums *sums);
+
+/* The experts of one packed finite row's k largest gates, largest first, ties to the lower expert;
+ * NaN sorts as largest. pre: 0 < k <= min(experts, MT_TOP_K_MAX). */
+void mt_gatescan_top_f32(const float *row, size_t experts, unsigned k, uint32_t *out);
+void mt_gatescan_top_f64(const double *row, size_t experts, unsigned k, uint32_t *out);
+
+#endif

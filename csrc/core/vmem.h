@@ -1,0 +1,25 @@
+/* vmem.h -- address space and the pages behind it, as core sees them.
+ *
+ *     reserve                     touch                       release
+ *   [ . . . . . . . . ]   ->   [ # # # . . . . . ]   ->   (gone)
+ *     addresses only              pages appear zeroed
+ *
+ * A table that csrc/os fills (and tests, with faults). The KV-cache pool will add its own calls
+ * for mapping and sharing pages; the gate history needs just these. */
+#ifndef MT_VMEM_H
+#define MT_VMEM_H
+
+#include <stddef.h>
+
+#include "status.h"
+
+typedef struct mt_vmem_ops {
+    /* Reserves bytes (> 0, any size) of readable, writable, zero-filled, page-aligned memory that
+     * costs physical pages only where touched. *out is written on MT_OK only. MT_ENOMEM. */
+    mt_status (*reserve)(void *ctx, size_t bytes, void **out, mt_error *err);
+    /* Gives the whole range back. base and bytes as reserved; NULL is ignored; cannot fail. */
+    void (*release)(void *ctx, void *base, size_t bytes);
+    void *ctx;
+} mt_vmem_ops;
+
+#endif

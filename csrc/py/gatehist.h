@@ -1,0 +1,52 @@
+/* gatehist.h -- the Python object around one mt_gatehist. */
+#ifndef MT_PY_GATEHIST_H
+#define MT_PY_GATEHIST_H
+
+#include "state.h"
+#include "tensor.h"
+#include "../core/gatehist.h"
+#include "../core/stage.h"
+
+typedef struct GateHistory {
+    PyObject_HEAD
+    mt_state *state;      /* kept alive by the type */
+    mt_gatehist *core;    /* NULL once closed */
+    mt_stage *stage;      /* NULL until a CUDA tensor comes */
+    PyThread_type_lock lock; /* guards the stage; NULL as long */
+    pid_t stage_owner;       /* the process that may touch it */
+    uint64_t oldest_pending; /* no entry below this number is in the stage */
+    uint64_t lost_from;   /* entries [lost_from, lost_to) were on their way when this process */
+    uint64_t lost_to;     /* was forked: their values never arrive */
+    uint64_t recomputed;  /* appends left out because autograd was running backward */
+    uint64_t device_waits; /* appends that had to wait because the device was far behind */
+    PyObject *weakrefs;
+} GateHistory;
+
+/* False with ValueError after close(). */
+bool mt_py_gatehist_is_open(GateHistory *self);
+
+/* Appends a tensor that lies on a CUDA device: starts its copy and returns. -1 with an error. */
+int mt_py_gatehist_append_device(GateHistory *self, mt_py_tensor *t);
+
+/* Fills every entry up to and including this number, waiting for the device where it must. -1 with
+ * an error. */
+int mt_py_gatehist_arrive(GateHistory *self, uint64_t number);
+
+/* The same for all entries. */
+int mt_py_gatehist_arrive_all(GateHistory *self);
+
+/* Ends the device side; waits for copies in flight. */
+void mt_py_gatehist_drop_stage(GateHistory *self);
+
+/* Statistics as tuples, saving and loading: in gatehist_methods.c. */
+PyObject *mt_py_gatehist_sums(PyObject *op, PyObject *window);
+PyObject *mt_py_gatehist_windows(PyObject *op, PyObject *none);
+PyObject *mt_py_gatehist_bytes_out(PyObject *op, PyObject *none);
+PyObject *mt_py_gatehist_bytes_in(PyObject *type, PyObject *data);
+PyObject *mt_py_gatehist_cat(PyObject *op, PyObject *none);
+PyObject *mt_py_gatehist_reset_statistics(PyObject *op, PyObject *none);
+
+/* An object of this type around core, which it takes over, also on failure. */
+PyObject *mt_py_gatehist_wrap(PyTypeObject *type, mt_state *st, mt_gatehist *core);
+
+#endif

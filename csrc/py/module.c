@@ -1,0 +1,203 @@
+/* module.c -- memtools._core: state, connection to torch, and what is in the module. */
+#include "state.h"
+
+#include <stdlib.h>
+
+#include "errors.h"
+
+mt_state *
+mt_state_of_type(PyTypeObject *type)
+{
+    PyObject *module = PyType_GetModuleByDef(type, &mt_module);
+
+    return module == NULL ? NULL : PyModule_GetState(module);
+}
+
+int
+mt_state_connect(mt_state *st)
+{
+    PyObject *bridge, *done;
+
+    if (st->dlpack != NULL) return 0;
+    if ((bridge = PyImport_ImportModule("memtools._bridge")) == NULL) return -1;
+    done = PyObject_CallMethod(bridge, "connect", NULL);
+    Py_DECREF(bridge);
+    if (done == NULL) return -1;
+    Py_DECREF(done);
+    if (st->dlpack != NULL) return 0;
+    PyErr_SetString(PyExc_ImportError, "memtools._bridge.connect() did not connect this module");
+    return -1;
+}
+
+static const DLPackExchangeAPI *
+usable_dlpack(PyObject *capsule)
+{
+    const DLPackExchangeAPI *api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+
+    if (api == NULL) return NULL;
+    if (api->header.version.major != DLPACK_MAJOR_VERSION ||
+        api->dltensor_from_py_object_no_sync == NULL) {
+        PyErr_Format(PyExc_ImportError,
+                     "torch speaks DLPack %u, memtools was built for %d; upgrade memtools",
+                     (unsigned)api->header.version.major, DLPACK_MAJOR_VERSION);
+        return NULL;
+    }
+    return api;
+}
+
+static int
+usable_shim(PyObject *capsule, const mt_torch_ops **out)
+{
+    const mt_torch_ops *ops = NULL;
+
+    if (capsule != Py_None) {
+        if ((ops = PyCapsule_GetPointer(capsule, MT_TORCH_CAPSULE)) == NULL) return -1;
+        if (ops->version != MT_TORCH_OPS_VERSION) {
+            PyErr_SetString(PyExc_ImportError, "memtools._torch and memtools._core are of different "
+                                               "builds; reinstall memtools");
+            return -1;
+        }
+    }
+    *out = ops;
+    return 0;
+}
+
+PyObject *
+mt_state_take_connection(PyObject *module, PyObject *args)
+{
+    mt_state *st = PyModule_GetState(module);
+    PyObject *dlpack, *tensor, *parameter, *graph_task_id, *is_neg, *plain, *shim;
+    const DLPackExchangeAPI *api;
+    const mt_torch_ops *ops;
+
+    if (!PyArg_ParseTuple(args, "OO!O!OOOO:_connect", &dlpack, &PyType_Type, &tensor, &PyType_Type,
+                          &parameter, &graph_task_id, &is_neg, &plain, &shim))
+        return NULL;
+    if ((api = usable_dlpack(dlpack)) == NULL || usable_shim(shim, &ops) < 0) return NULL;
+    Py_XSETREF(st->keep_alive, PyTuple_Pack(2, dlpack, shim));
+    if (st->keep_alive == NULL) return NULL;
+    Py_XSETREF(st->tensor, (PyTypeObject *)Py_NewRef(tensor));
+    Py_XSETREF(st->parameter, (PyTypeObject *)Py_NewRef(parameter));
+    Py_XSETREF(st->graph_task_id, Py_NewRef(graph_task_id));
+    Py_XSETREF(st->is_neg, Py_NewRef(is_neg));
+    Py_XSETREF(st->plain, Py_NewRef(plain));
+    st->shim = ops;
+    st->dlpack = api;
+    Py_RETURN_NONE;
+}
+
+/* MEMTOOLS_CUDART names another library than the one torch brings. */
+mt_cudart *
+mt_state_cudart(mt_state *st)
+{
+    mt_error err;
+
+    if (st->cudart == NULL &&
+        mt_cudart_open(&mt_alloc_libc, getenv("MEMTOOLS_CUDART"), &st->cudart, &err) != MT_OK)
+        mt_py_raise(st, &err, "opening the CUDA runtime");
+    return st->cudart;
+}
+
+static PyObject *
+cuda_info(PyObject *module, PyObject *Py_UNUSED(none))
+{
+    mt_state *st = PyModule_GetState(module);
+    int runtime, driver, devices;
+    mt_error err;
+
+    if (mt_state_cudart(st) == NULL) return NULL;
+    if (mt_cudart_info(st->cudart, &runtime, &driver, &devices, &err) != MT_OK)
+        return mt_py_raise(st, &err, "asking the CUDA runtime");
+    return Py_BuildValue("{s:i,s:i,s:i}", "runtime_version", runtime, "driver_version", driver,
+                         "devices", devices);
+}
+
+static PyMethodDef methods[] = {
+    {"_connect", mt_state_take_connection, METH_VARARGS,
+     "_connect(dlpack, tensor, parameter, graph_task_id, is_neg, plain, shim)\n--\n\n"
+     "Take torch's parts; memtools._bridge calls it."},
+    {"cuda_info", cuda_info, METH_NOARGS,
+     "cuda_info()\n--\n\n"
+     "runtime_version, driver_version and devices of the CUDA runtime as a dict of int; DeviceError "
+     "when there is none."},
+    {NULL, NULL, 0, NULL},
+};
+
+static int
+module_exec(PyObject *module)
+{
+    mt_state *st = PyModule_GetState(module);
+
+    if ((st->errors = PyImport_ImportModule("memtools.errors")) == NULL) return -1;
+    if (PyModule_AddStringConstant(module, "__version__", MEMTOOLS_VERSION) < 0) return -1;
+    return mt_py_gatehist_register(module, st);
+}
+
+static int
+module_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    mt_state *st = PyModule_GetState(module);
+
+    Py_VISIT(st->errors);
+    Py_VISIT(st->GateHistory);
+    Py_VISIT(st->tensor);
+    Py_VISIT(st->parameter);
+    Py_VISIT(st->graph_task_id);
+    Py_VISIT(st->is_neg);
+    Py_VISIT(st->plain);
+    Py_VISIT(st->keep_alive);
+    return 0;
+}
+
+static int
+module_clear(PyObject *module)
+{
+    mt_state *st = PyModule_GetState(module);
+
+    st->dlpack = NULL; /* no tensor can be read from here on */
+    st->shim = NULL;
+    Py_CLEAR(st->errors);
+    Py_CLEAR(st->GateHistory);
+    Py_CLEAR(st->tensor);
+    Py_CLEAR(st->parameter);
+    Py_CLEAR(st->graph_task_id);
+    Py_CLEAR(st->is_neg);
+    Py_CLEAR(st->plain);
+    Py_CLEAR(st->keep_alive);
+    return 0;
+}
+
+static void
+module_free(void *module)
+{
+    mt_state *st = PyModule_GetState(module);
+
+    module_clear(module);
+    mt_cudart_close(st->cudart); /* no history is left: each holds its type, each type this module */
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, module_exec},
+#if PY_VERSION_HEX >= 0x030C0000
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_SUPPORTED},
+#endif
+    {0, NULL},
+};
+
+PyModuleDef mt_module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "memtools._core",
+    .m_doc = "The native half of memtools. Its names are private; use the package's.",
+    .m_size = sizeof(mt_state),
+    .m_methods = methods,
+    .m_slots = slots,
+    .m_traverse = module_traverse,
+    .m_clear = module_clear,
+    .m_free = module_free,
+};
+
+PyMODINIT_FUNC
+PyInit__core(void)
+{
+    return PyModuleDef_Init(&mt_module);
+}

@@ -1,0 +1,41 @@
+"""memtools keeps a PyTorch training loop inside its memory, and shows that it does.
+
+`import memtools` needs neither torch nor numpy; torch is connected when the first tensor comes.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from memtools._version import __version__
+from memtools.errors import BudgetError, DeviceError, MemtoolsError, ShimUnavailable
+
+if TYPE_CHECKING:
+    from memtools._aux_loss import AuxLoss
+    from memtools._history import GateHistory
+    from memtools._stats import GateStats
+
+__all__ = [
+    "AuxLoss",
+    "BudgetError",
+    "DeviceError",
+    "GateHistory",
+    "GateStats",
+    "MemtoolsError",
+    "ShimUnavailable",
+    "__version__",
+]
+
+# Loaded at first use: where memtools._core does not load, `memtools doctor` must still say so.
+_LATER = {"AuxLoss": "_aux_loss", "GateHistory": "_history", "GateStats": "_stats"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module 'memtools' has no attribute {name!r}")
+    value = getattr(import_module(f"memtools.{_LATER[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

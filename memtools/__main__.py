@@ -1,0 +1,8 @@
+"""`python -m memtools` is the command line."""
+
+import sys
+
+from memtools.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""The frame around a saved history: magic, version, length and checksum.
+
+    b"MTGATES\\x01"   u64 length of the body   u32 CRC-32 of the body   body (csrc/core/gatefile.h)
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+
+MAGIC = b"MTGATES\x01"  # the last byte is the version
+_FRAME = struct.Struct("<8sQI")
+
+
+def write(path: str | os.PathLike[str], body: bytes) -> None:
+    """Write the file beside its place and move it there: a crash leaves the old one or the new."""
+    folder, name = os.path.split(os.path.abspath(os.fspath(path)))
+    temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(_FRAME.pack(MAGIC, len(body), zlib.crc32(body)))
+            file.write(body)
+        os.replace(temporary, os.path.join(folder, name))
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def read(path: str | os.PathLike[str]) -> bytes:
+    """The body of a file that `write` wrote, checked; ValueError when it is damaged."""
+    with open(path, "rb") as file:
+        data = file.read()
+    if len(data) < _FRAME.size or not data.startswith(MAGIC[:-1]):
+        raise ValueError(f"{os.fspath(path)!r} is not a saved gate history")
+    magic, length, checksum = _FRAME.unpack_from(data)
+    if magic != MAGIC:
+        raise ValueError(
+            f"{os.fspath(path)!r} has format {magic[-1]}, this memtools reads 1; upgrade memtools"
+        )
+    body = data[_FRAME.size :]
+    if len(body) != length or zlib.crc32(body) != checksum:
+        raise ValueError(f"{os.fspath(path)!r} is damaged: {len(body)} of {length} bytes, or changed")
+    return body

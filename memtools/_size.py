@@ -1,0 +1,48 @@
+"""Byte sizes as people write them."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
+_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(size: int | str, name: str = "size") -> int:
+    """Bytes of `4096`, `"64 MiB"`, `"1.5 GiB"`, `"2 GB"` (decimal); at least 1.
+
+    Raises ValueError for another form or less than one byte, TypeError for another type.
+    """
+    if isinstance(size, str):
+        match = _PATTERN.fullmatch(size)
+        unit = _UNITS.get(match[2].upper()) if match else None
+        if match is None or unit is None:
+            raise ValueError(f'{name} is a number of bytes or like "64 MiB", got {size!r}')
+        whole = int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
+    elif isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError(f'{name} is an int or like "64 MiB", got {type(size).__name__}')
+    else:
+        whole = size
+    if whole < 1:
+        raise ValueError(f"{name} is at least 1 byte, got {size!r}")
+    return whole
+
+
+def format_bytes(count: float) -> str:
+    """`"64.0 MiB"`: binary units, one decimal, bytes as a whole number."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -1,0 +1,27 @@
+"""memtools' own exceptions. Where a built-in type says it all (TypeError, ValueError, IndexError),
+that is what is raised."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BudgetError",
+    "DeviceError",
+    "MemtoolsError",
+    "ShimUnavailable",
+]
+
+
+class MemtoolsError(Exception):
+    """Base of every exception that is memtools' own."""
+
+
+class BudgetError(MemtoolsError, MemoryError):
+    """A configured limit would be exceeded. The message says asked, used and limit, in bytes."""
+
+
+class DeviceError(MemtoolsError, RuntimeError):
+    """A device call failed, or there is no device runtime."""
+
+
+class ShimUnavailable(MemtoolsError, RuntimeError):
+    """Only memtools._torch can do this, and it is not there or was built for another torch."""

@@ -1,0 +1,160 @@
+"""Builds memtools._core (always) and memtools._torch (where torch is found).
+
+torch is never imported and never downloaded: its headers are read from the environment that
+memtools is installed into, or from MEMTOOLS_TORCH_DIR. Environment variables:
+
+    MEMTOOLS_TORCH_DIR   the torch package's directory; empty: build without the shim
+    MEMTOOLS_CUDA_HOME   where include/cuda_runtime_api.h lies; empty: leave the CUDA backend out
+    MEMTOOLS_DEBUG=1     -O0 with assertions
+    MEMTOOLS_SANITIZE    for example "address,undefined"
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+
+HERE = Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (HERE / "memtools/_version.py").read_text()).group(1)
+DEBUG = os.environ.get("MEMTOOLS_DEBUG") == "1"
+SANITIZE = os.environ.get("MEMTOOLS_SANITIZE", "")
+WARNINGS = ["-Wall", "-Wextra", "-Werror"]
+
+
+def sources(folder: str, *but: str) -> list[str]:
+    """All C files of a layer, relative to this file, except the named ones."""
+    found = sorted(Path("csrc", folder).glob("*.c"))
+    return [str(path) for path in found if path.name not in but]
+
+
+def torch_dir() -> Path | None:
+    """The torch package to build the shim for. Under build isolation, sysconfig still names the
+    environment that memtools is being installed into."""
+    named = os.environ.get("MEMTOOLS_TORCH_DIR")
+    if named is not None:
+        if named and not (Path(named) / "include/ATen").is_dir():
+            raise SystemExit(f"MEMTOOLS_TORCH_DIR={named} holds no include/ATen")
+        return Path(named) if named else None
+    found = Path(sysconfig.get_path("purelib")) / "torch"
+    return found if (found / "include/ATen").is_dir() else None
+
+
+def torch_fact(torch: Path, name: str) -> str:
+    """__version__ or git_version, read from the package's version.py without importing it."""
+    text = (torch / "version.py").read_text()
+    return re.search(rf"^{name}\s*(?::.*)?=\s*'(.+)'", text, re.M).group(1)
+
+
+def cuda_include() -> Path | None:
+    """The CUDA Toolkit's headers: types only, nothing of it is linked."""
+    named = os.environ.get("MEMTOOLS_CUDA_HOME")
+    if named == "":
+        return None
+    purelib = Path(sysconfig.get_path("purelib"))
+    homes = [named] if named else [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
+    homes += [] if named else [str(p) for p in sorted(purelib.glob("nvidia/*"))]
+    for home in filter(None, homes):
+        if (Path(home) / "include/cuda_runtime_api.h").is_file():
+            return Path(home) / "include"
+    if named:
+        raise SystemExit(f"MEMTOOLS_CUDA_HOME={named} holds no include/cuda_runtime_api.h")
+    return None
+
+
+def cuda_version(include: Path) -> str:
+    text = (include / "cuda_runtime_api.h").read_text(errors="replace")
+    number = int(re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text).group(1))
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def compile_flags() -> list[str]:
+    # -g0 undoes the interpreter's own -g: it only makes the wheel eight times larger.
+    flags = ["-O0", "-g", "-UNDEBUG"] if DEBUG else ["-O3", "-g0"]
+    if SANITIZE:
+        flags += [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer", "-g", "-O1", "-UNDEBUG"]
+    return flags + ["-fvisibility=hidden"]
+
+
+def link_flags() -> list[str]:
+    return [f"-fsanitize={SANITIZE}"] if SANITIZE else []
+
+
+def core_extension() -> Extension:
+    cuda = cuda_include()
+    backend = ["cudart_absent.c"] if cuda else ["cudart.c"]  # what is left out
+    return Extension(
+        "memtools._core",
+        sources("core") + sources("os") + sources("cuda", *backend) + sources("py"),
+        include_dirs=["csrc"],
+        define_macros=[("MEMTOOLS_VERSION", f'"{VERSION}"')],
+        extra_compile_args=["-std=c11", *WARNINGS, *compile_flags()]
+        + (["-isystem", str(cuda)] if cuda else []),
+        extra_link_args=link_flags(),
+        libraries=["m", "dl"],
+        depends=[str(path) for path in sorted(Path("csrc").glob("*/*.h"))],
+    )
+
+
+def shim_extension(torch: Path) -> Extension:
+    major, minor = (int(part) for part in torch_fact(torch, "__version__").split(".")[:2])
+    standard = "-std=c++20" if (major, minor) >= (2, 12) else "-std=c++17"
+    return Extension(
+        "memtools._torch",
+        ["csrc/torch/torch_shim.cpp"],
+        language="c++",
+        include_dirs=["csrc"],
+        extra_compile_args=[standard, *WARNINGS, *compile_flags(),
+                            "-isystem", str(torch / "include"),
+                            "-isystem", str(torch / "include/torch/csrc/api/include")],
+        # torch is loaded before the shim, so its libraries are found without an rpath.
+        library_dirs=[str(torch / "lib")],
+        libraries=["c10", "torch_cpu", "torch_python"],
+        extra_link_args=link_flags(),
+        depends=["csrc/torch/torch_shim.h"],
+    )
+
+
+def build_info() -> str:
+    torch, cuda = torch_dir(), cuda_include()
+    facts = {
+        "TORCH_VERSION": torch and torch_fact(torch, "__version__"),
+        "TORCH_GIT_VERSION": torch and torch_fact(torch, "git_version"),
+        "CUDA_HEADERS": cuda and cuda_version(cuda),
+        "COMPILER": sysconfig.get_config_var("CC") or "",
+        "DEBUG": DEBUG,
+        "SANITIZE": SANITIZE,
+    }
+    kinds = {"DEBUG": "bool", "COMPILER": "str", "SANITIZE": "str"}
+    lines = [f"{name}: {kinds.get(name, 'str | None')} = {value!r}" for name, value in facts.items()]
+    return '"""What this copy was built with; written by setup.py."""\n\n' + "\n".join(lines) + "\n"
+
+
+class BuildPy(build_py):
+    """Adds the generated _build_info.py, which setuptools cannot know as a source file."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            Path(self.build_lib, "memtools/_build_info.py").write_text(build_info())
+
+
+class BuildExt(build_ext):
+    """Writes _build_info.py beside the extension modules of an editable install."""
+
+    def run(self) -> None:
+        super().run()
+        if self.inplace:
+            (HERE / "memtools/_build_info.py").write_text(build_info())
+
+
+TORCH = torch_dir()
+setup(
+    ext_modules=[core_extension()] + ([shim_extension(TORCH)] if TORCH else []),
+    cmdclass={"build_py": BuildPy, "build_ext": BuildExt},
+)

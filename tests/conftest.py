@@ -1,0 +1,98 @@
+"""Fixtures for all tests: gates, and what the process holds."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from memtools import _bridge, _core
+from tests.fakecuda import FakeRuntime
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_seed() -> Iterator[None]:
+    torch.manual_seed(0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+Gates = Callable[..., torch.Tensor]
+
+
+@pytest.fixture
+def gates() -> Gates:
+    """gates(rows, experts, dtype): softmax rows."""
+
+    def make(rows: int = 16, experts: int = 8, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.softmax(torch.randn(rows, experts), -1).to(dtype)
+
+    return make
+
+
+@pytest.fixture
+def rss() -> Callable[[], int]:
+    """Resident bytes of this process."""
+
+    def read() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    return read
+
+
+@pytest.fixture
+def without_shim() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """A context in which memtools._core works by public torch calls alone."""
+
+    @contextlib.contextmanager
+    def context() -> Iterator[None]:
+        bridge = _bridge.connect()
+        parts = (
+            torch.Tensor.__dlpack_c_exchange_api__,
+            torch.Tensor,
+            torch.nn.Parameter,
+            torch._C._current_graph_task_id,
+            torch.Tensor.is_neg,
+            _bridge.plain,
+        )
+        _core._connect(*parts, None)
+        try:
+            yield
+        finally:
+            _core._connect(*parts, bridge.shim.ops if bridge.shim else None)
+
+    return context
+
+
+@pytest.fixture(scope="session")
+def _fake_library() -> FakeRuntime:
+    """Loads the fake CUDA runtime and points this process's memtools at it."""
+    path = ROOT / "build/c/libfakecudart.so"
+    subprocess.run(["make", "-s", str(path.relative_to(ROOT))], cwd=ROOT, check=True)
+    os.environ["MEMTOOLS_CUDART"] = str(path)
+    runtime = FakeRuntime(path)
+    assert _core.cuda_info()["devices"] == 2, "another CUDA runtime was opened before"
+    return runtime
+
+
+@pytest.fixture
+def fake_cuda(_fake_library: FakeRuntime) -> Iterator[FakeRuntime]:
+    """The fake CUDA runtime, lazy: copies run when the test says so. Nothing may be left over."""
+    _fake_library.reset()
+    before = _fake_library.live()
+    yield _fake_library
+    _fake_library.reset()
+    gc.collect()
+    _fake_library.run_all()
+    assert _fake_library.live() == before
+    assert _fake_library.busy_frees() == 0

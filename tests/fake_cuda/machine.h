@@ -1,0 +1,107 @@
+/* machine.h -- the fake GPU behind libfakecudart.so: streams, events, memory, and one lock.
+ *
+ *   stream --> op --> op --> op        copy, write, free, record (reaches a mark), wait (for one)
+ *                     |
+ *   event ----------> mark <-- wait    a mark is one record of an event, and outlives both
+ *
+ * Every function here expects gpu.lock to be held. */
+#ifndef MT_TESTS_MACHINE_H
+#define MT_TESTS_MACHINE_H
+
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "fakecudart.h"
+
+enum { MAX_DEVICES = 8 };
+
+typedef struct mark {
+    int refs; /* the record operation, the event, each wait */
+    bool reached;
+    struct CUstream_st *stream; /* where the record stands while it is not reached */
+} mark;
+
+typedef enum op_kind { OP_COPY, OP_WRITE, OP_FREE, OP_RECORD, OP_WAIT } op_kind;
+
+typedef struct op {
+    struct op *next;
+    unsigned long number; /* in the order of enqueuing */
+    op_kind kind;
+    void *dst;
+    const void *src; /* OP_WRITE owns it */
+    size_t bytes;
+    mark *mark;
+} op;
+
+typedef struct CUstream_st { /* the toolkit's name for *cudaStream_t */
+    struct CUstream_st *next;
+    int device;
+    bool counted; /* made by an entry point, so the test wants it destroyed */
+    bool destroyed;
+    bool capturing;
+    op *first, *last;
+} stream;
+
+typedef struct CUevent_st { /* the toolkit's name for *cudaEvent_t */
+    struct CUevent_st *next;
+    int device;
+    mark *mark; /* the latest record; NULL before the first */
+} event;
+
+typedef struct block {
+    struct block *next;
+    void *base;
+    size_t bytes;
+    bool pinned;
+} block;
+
+typedef struct machine {
+    pthread_mutex_t lock;
+    stream defaults[MAX_DEVICES];
+    stream *streams; /* all others */
+    event *events;
+    block *blocks;
+    unsigned long enqueued;
+    int devices;
+    bool eager;
+    uint32_t dice; /* 0: oldest first */
+    long fail_at;
+    int fail_code;
+    long calls, faults, host_syncs, busy_frees, spoiled_captures;
+    long live_streams, queued;
+} machine;
+
+extern machine gpu;
+extern _Thread_local int current_device;
+
+/* NULL is the current device's default stream. */
+stream *stream_of(void *handle);
+/* Walks the default streams, then the others; starts with NULL. */
+stream *next_stream(const stream *at);
+stream *make_stream(bool counted);
+void destroy_stream(stream *s);
+
+/* Appends an operation; an eager machine runs it, and all else that can run. */
+void enqueue(stream *to, op what);
+size_t run_some(size_t n);
+size_t run_stream(stream *s, size_t n);
+
+event *make_event(void);
+cudaError_t record(event *e, stream *on);
+void wait_for(event *e, stream *on);
+/* Runs just what the event's latest record needs. */
+void reach_event(event *e);
+void free_event(event *e);
+long count_events(void);
+
+cudaError_t take_block(void **out, size_t bytes, bool pinned);
+cudaError_t drop_block(void *base, bool pinned);
+/* Whether the whole range is pinned memory; to other host memory CUDA copies synchronously. */
+bool is_pinned(const void *at, size_t bytes);
+/* Live blocks of these kinds, or their bytes. */
+long sum_blocks(bool device, bool pinned, bool in_bytes);
+
+#endif

@@ -1,0 +1,96 @@
+"""AuxLoss: the graph is kept until reset, and no longer."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+
+import pytest
+import torch
+
+from memtools import AuxLoss
+
+
+def test_total_is_the_sum_with_its_graph():
+    weight = torch.ones(3, requires_grad=True)
+    aux = AuxLoss()
+    for scale in (1.0, 2.0, 3.0):
+        aux.add((weight * scale).sum())
+    assert len(aux) == 3
+    (0.5 * aux.total()).backward()
+    assert weight.grad.tolist() == [3.0, 3.0, 3.0]
+
+
+def test_total_of_nothing_adds_nothing():
+    aux = AuxLoss()
+    assert aux.total().item() == 0.0
+    assert (torch.tensor(2.0) + 0.01 * aux.total()).item() == 2.0
+    assert aux
+
+
+def test_reset_lets_the_graph_go():
+    aux = AuxLoss()
+    weight = torch.ones(2, requires_grad=True)
+    activation = weight.exp()
+    probe = set[int]()  # lives as long as the graph: its hook refers to it
+    activation.register_hook(lambda grad, probe=probe: None)
+    aux.add(activation.sum())
+    held = weakref.ref(probe)
+    del activation, probe
+    gc.collect()
+    assert held() is not None
+    aux.reset()
+    gc.collect()
+    assert held() is None
+    assert len(aux) == 0
+
+
+def test_one_element_losses_of_any_shape_are_scalars():
+    aux = AuxLoss()
+    aux.add(torch.tensor([[2.0]]))
+    assert aux.total().shape == ()
+
+
+@pytest.mark.parametrize("bad", [1.0, None, torch.tensor(1), torch.tensor(1j)])
+def test_what_is_no_floating_point_tensor_is_refused(bad):
+    aux = AuxLoss()
+    with pytest.raises(TypeError, match="floating-point scalar"):
+        aux.add(bad)
+    assert len(aux) == 0
+
+
+def test_an_unreduced_loss_is_refused_and_nothing_is_added():
+    aux = AuxLoss()
+    with pytest.raises(ValueError, match=r"shape \[2\]; reduce it"):
+        aux.add(torch.ones(2))
+    assert len(aux) == 0
+    with pytest.raises(ValueError, match="at least 1"):
+        AuxLoss(warn_after=0)
+
+
+def update(aux: AuxLoss) -> None:
+    aux.add(torch.ones(1, requires_grad=True).sum())
+    aux.total().backward(retain_graph=True)
+
+
+def test_warns_once_when_it_is_never_reset():
+    aux = AuxLoss(warn_after=3)
+    for _ in range(3):
+        update(aux)
+    with pytest.warns(RuntimeWarning, match="not reset for 3 updates"):
+        update(aux)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        update(aux)
+
+
+def test_does_not_warn_when_it_is_reset_every_update_or_adds_a_lot_in_one():
+    aux = AuxLoss(warn_after=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(20):
+            update(aux)
+            aux.reset()
+        for _ in range(100):
+            aux.add(torch.ones(()))

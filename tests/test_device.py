@@ -1,0 +1,243 @@
+"""Recording from a CUDA device, driven by the fake runtime: nothing waits, nothing is lost."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import pytest
+import torch
+
+from memtools import DeviceError, GateHistory
+from tests.fakecuda import FakeRuntime, as_cuda
+
+
+def make(rows: int = 16, experts: int = 8, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.softmax(torch.randn(rows, experts), -1).to(dtype)
+
+
+def test_append_returns_before_the_device_has_done_anything(fake_cuda: FakeRuntime):
+    history = GateHistory()
+    tensors = [make() for _ in range(5)]
+    for tensor in tensors:
+        history.append(as_cuda(tensor))
+    assert fake_cuda.host_syncs() == 0
+    assert (len(history), history.pending, bool(history)) == (5, 5, True)
+    assert history.nbytes == 5 * 16 * 8 * 4
+    assert torch.equal(torch.cat(history), torch.cat(tensors))
+    assert history.pending == 0
+
+
+def test_reading_waits_for_just_what_it_reads(fake_cuda: FakeRuntime):
+    history = GateHistory()
+    tensors = [make() for _ in range(5)]
+    for tensor in tensors:
+        history.append(as_cuda(tensor))
+    assert torch.equal(history[1], tensors[1])
+    assert (history.pending, fake_cuda.host_syncs()) == (3, 2)
+    assert history.stats().tokens == 5 * 16
+    assert history.pending == 0
+
+
+def test_what_has_arrived_is_taken_by_the_next_append_without_waiting(fake_cuda: FakeRuntime):
+    history = GateHistory()
+    for _ in range(4):
+        history.append(as_cuda(make()))
+        fake_cuda.run_all()
+    assert (history.pending, fake_cuda.host_syncs()) == (1, 0)
+
+
+def test_a_later_write_on_the_stream_does_not_change_the_entry(fake_cuda: FakeRuntime):
+    history = GateHistory()
+    tensor = make()
+    wanted, zeros = tensor.clone(), torch.zeros_like(tensor)
+    history.append(as_cuda(tensor))
+    fake_cuda.write(tensor.data_ptr(), zeros.data_ptr(), tensor.nbytes, None)
+    fake_cuda.run_all()
+    assert torch.equal(tensor, zeros)
+    assert torch.equal(history[0], wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("options", [{}, {"dtype": "float32"}, {"keep": "topk", "top_k": 2}])
+def test_records_and_statistics_are_those_of_the_host_tensor(fake_cuda, dtype, options):
+    ours, theirs = GateHistory(**options), GateHistory(**options)
+    for n in range(1, 6):
+        tensor = make(n, 8, dtype)
+        ours.append(as_cuda(tensor))
+        theirs.append(tensor)
+    assert ours.stats() == theirs.stats()
+    assert ours.windows() == theirs.windows()
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_evicted_before_it_arrived_it_still_counts(fake_cuda: FakeRuntime):
+    history = GateHistory(max_entries=2, trim="oldest")
+    tensors = [make() for _ in range(9)]
+    for tensor in tensors:
+        history.append(as_cuda(tensor))
+    assert history.pending == 9
+    assert history.stats().tokens == 9 * 16
+    assert torch.equal(torch.cat(history), torch.cat(tensors[-2:]))
+
+
+def test_host_and_device_entries_mix_in_order(fake_cuda: FakeRuntime):
+    history = GateHistory()
+    tensors = [make() for _ in range(6)]
+    for n, tensor in enumerate(tensors):
+        history.append(as_cuda(tensor) if n % 2 else tensor)
+    assert torch.equal(history[4], tensors[4])
+    assert [torch.equal(a, b) for a, b in zip(history, tensors, strict=True)] == [True] * 6
+    assert history.stats().entries == 6
+
+
+def test_slices_copies_and_clear_see_what_was_in_flight(fake_cuda: FakeRuntime):
+    history = GateHistory()
+    tensors = [make() for _ in range(4)]
+    for tensor in tensors:
+        history.append(as_cuda(tensor))
+    part = history[1:3]
+    assert torch.equal(torch.cat(part), torch.cat(tensors[1:3]))
+    history.append(as_cuda(tensors[0]))
+    history.clear()
+    assert (len(history), history.stats().entries) == (0, 5)
+
+
+def test_two_devices_one_history(fake_cuda: FakeRuntime):
+    history = GateHistory()
+    tensors = [make() for _ in range(4)]
+    for n, tensor in enumerate(tensors):
+        history.append(as_cuda(tensor, device=n % 2))
+    assert fake_cuda.device() == 0
+    assert torch.equal(torch.cat(history), torch.cat(tensors))
+
+
+def test_an_entry_larger_than_the_stage_gets_a_larger_stage(fake_cuda: FakeRuntime):
+    history = GateHistory(max_bytes="64 MiB")
+    small, large = make(), make(300_000, 8)
+    history.append(as_cuda(small))
+    history.append(as_cuda(large))
+    assert torch.equal(history[1], large)
+    assert torch.equal(history[0], small)
+
+
+def test_a_device_far_behind_makes_append_wait_and_is_counted(fake_cuda: FakeRuntime):
+    history = GateHistory(max_entries=10)
+    tensor = as_cuda(make())
+    for _ in range(1100):
+        history.append(tensor)
+    assert history.device_waits == 1100 - 1024
+    assert history.stats().entries == 1100
+
+
+def test_pinned_memory_stays_flat(fake_cuda: FakeRuntime):
+    fake_cuda.set_eager(True)
+    history = GateHistory(max_entries=10)
+    tensor = as_cuda(make())
+    history.append(tensor)
+    held = fake_cuda.pinned_bytes()
+    for _ in range(3000):
+        history.append(tensor)
+    assert fake_cuda.pinned_bytes() == held
+    assert history.device_waits == 0
+
+
+def test_zero_rows_on_the_device_need_no_copy(fake_cuda: FakeRuntime):
+    history = GateHistory()
+    history.append(as_cuda(make(0)))
+    assert (len(history), history.pending, history[0].shape) == (1, 0, (0, 8))
+
+
+@pytest.mark.parametrize("first", ["first", "later"])
+def test_a_failure_at_any_runtime_call_records_nothing(fake_cuda: FakeRuntime, first):
+    tensors = [make(), make()]
+    failures, n = 0, 0
+    while True:
+        history = GateHistory()
+        if first == "later":
+            history.append(as_cuda(tensors[0]))
+        before = (len(history), history.nbytes, history.appended)
+        fake_cuda.reset()
+        fake_cuda.fail_at(n, 719)
+        try:
+            history.append(as_cuda(tensors[1]))
+        except (DeviceError, MemoryError) as error:
+            assert "\n" not in str(error)
+            failures += 1
+            assert (len(history), history.nbytes, history.appended) == before
+        fired = fake_cuda.faults()
+        fake_cuda.fail_at(-1, 0)
+        history.append(as_cuda(tensors[1]))
+        assert torch.equal(history[-1], tensors[1])
+        history.close()
+        if not fired:
+            break
+        n += 1 if n < 40 else 50  # a new stage makes a thousand events, all alike
+    assert failures >= (40 if first == "first" else 6)
+
+
+def test_a_failed_first_append_does_not_fix_the_number_of_experts(fake_cuda: FakeRuntime):
+    history = GateHistory()
+    fake_cuda.fail_at(0, 2)
+    with pytest.raises((DeviceError, MemoryError)):
+        history.append(as_cuda(make(4, 8)))
+    fake_cuda.fail_at(-1, 0)
+    history.append(as_cuda(make(4, 5)))
+    assert history.n_experts == 5
+
+
+def test_refused_during_graph_capture(fake_cuda: FakeRuntime):
+    history = GateHistory()
+    history.append(as_cuda(make()))
+    fake_cuda.set_capturing(None, True)
+    with pytest.raises(DeviceError, match="CUDA graph capture"):
+        history.append(as_cuda(make()))
+    fake_cuda.set_capturing(None, False)
+    assert len(history) == 1
+
+
+@pytest.mark.parametrize("bad", ["experts", "rank", "size"])
+def test_what_is_refused_on_the_host_is_refused_on_the_device(fake_cuda: FakeRuntime, bad):
+    history = GateHistory(max_bytes=4096)
+    history.append(as_cuda(make()))
+    tensor = {"experts": make(4, 9), "rank": torch.rand(3), "size": make(4096, 8)}[bad]
+    calls = fake_cuda.calls()
+    with pytest.raises((ValueError, MemoryError)):
+        history.append(as_cuda(tensor))
+    assert (len(history), fake_cuda.calls()) == (1, calls)
+
+
+def test_closing_and_dropping_with_copies_in_flight(fake_cuda: FakeRuntime):
+    history = GateHistory()
+    history.append(as_cuda(make()))
+    history.close()
+    dropped = GateHistory()
+    dropped.append(as_cuda(make()))
+    del dropped
+    gc.collect()
+    assert fake_cuda.queued() == 0
+
+
+def test_a_forked_child_loses_what_was_in_flight_and_says_so(fake_cuda: FakeRuntime):
+    history = GateHistory()
+    history.append(make())
+    history.append(as_cuda(make()))
+    calls = fake_cuda.calls()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            assert len(history) == 2
+            assert history[0].shape == (16, 8)
+            for use in (lambda: history[1], lambda: torch.cat(history)):
+                with pytest.raises(DeviceError, match="forked"):
+                    use()
+            history.append(make())
+            assert history[2].shape == (16, 8)
+            del history
+            assert fake_cuda.calls() == calls
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert history[1].shape == (16, 8)

@@ -1,0 +1,157 @@
+"""Nothing leaks: every callable and attribute of memtools._core is called many times, with good and
+with bad arguments. A name without a case here fails the suite."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from memtools import GateHistory, _bridge, _core
+
+ROUNDS = 400
+GATES = torch.softmax(torch.randn(64, 8), -1)
+DUMP = GateHistory()
+DUMP.append(GATES)
+BYTES = DUMP._dump()
+
+
+def filled() -> GateHistory:
+    history = GateHistory(max_entries=4)
+    history.append(GATES)
+    return history
+
+
+SHARED = filled()
+
+
+def refused(call: Callable[[], object]) -> None:
+    with pytest.raises(Exception):  # noqa: B017, PT011 - any refusal; which one, other tests say
+        call()
+
+
+def reconnect(*changed: object) -> None:
+    bridge = _bridge.connect()
+    parts = [
+        torch.Tensor.__dlpack_c_exchange_api__,
+        torch.Tensor,
+        torch.nn.Parameter,
+        torch._C._current_graph_task_id,
+        torch.Tensor.is_neg,
+        _bridge.plain,
+        bridge.shim.ops if bridge.shim else None,
+    ]
+    parts[: len(changed)] = changed
+    _core._connect(*parts)
+
+
+CASES: dict[str, list[Callable[[], object]]] = {
+    "_connect": [
+        reconnect,
+        lambda: refused(lambda: reconnect(object())),
+        lambda: refused(lambda: _core._connect()),  # type: ignore[call-arg]
+    ],
+    "cuda_info": [_core.cuda_info, lambda: refused(lambda: _core.cuda_info(1))],  # type: ignore[call-arg]
+    "GateHistory": [
+        filled,
+        lambda: GateHistory(max_entries=3, trim="oldest", dtype="float16", keep="topk"),
+        lambda: refused(lambda: GateHistory(max_entries=0)),
+        lambda: refused(lambda: GateHistory(trim="x")),  # type: ignore[arg-type]
+        lambda: refused(lambda: GateHistory(max_bytes=2**62)),
+        lambda: refused(lambda: _core.GateHistory()),  # type: ignore[call-arg]
+    ],
+    "GateHistory.append": [
+        lambda: SHARED.append(GATES),
+        lambda: SHARED.append(GATES.t().contiguous().t()),
+        lambda: refused(lambda: SHARED.append(GATES[0])),
+        lambda: refused(lambda: SHARED.append(None)),  # type: ignore[arg-type]
+        lambda: refused(lambda: SHARED.append(torch.empty(1, 8, device="meta"))),
+        lambda: refused(lambda: SHARED.append(torch.rand(2, 9))),
+    ],
+    "GateHistory.clear": [lambda: filled().clear()],
+    "GateHistory.reset_stats": [lambda: filled().reset_stats()],
+    "GateHistory.close": [lambda: filled().close()],
+    "GateHistory._sums": [
+        lambda: SHARED._sums(None),
+        lambda: SHARED._sums(1),
+        lambda: refused(lambda: SHARED._sums(99)),
+        lambda: refused(lambda: SHARED._sums("x")),  # type: ignore[arg-type]
+    ],
+    "GateHistory._windows": [SHARED._windows],
+    "GateHistory._cat": [SHARED._cat, lambda: GateHistory()._cat()],
+    "GateHistory._dump": [SHARED._dump],
+    "GateHistory._parse": [
+        lambda: GateHistory._parse(BYTES),
+        lambda: refused(lambda: GateHistory._parse(BYTES[:-1])),
+        lambda: refused(lambda: GateHistory._parse(b"")),
+        lambda: refused(lambda: GateHistory._parse(None)),  # type: ignore[arg-type]
+    ],
+    "GateHistory.__new__": [filled],
+    "GateHistory.__len__": [lambda: len(SHARED)],
+    "GateHistory.__iter__": [lambda: list(SHARED), lambda: iter(SHARED)],
+    "GateHistory.__getitem__": [
+        lambda: SHARED[0],
+        lambda: SHARED[-1:],
+        lambda: list(SHARED),
+        lambda: refused(lambda: SHARED[99]),
+        lambda: refused(lambda: SHARED["x"]),
+    ],
+}
+for _name in (
+    "nbytes arena_bytes n_experts appended max_entries max_bytes top_k recomputed device_waits "
+    "pending closed statistics trim keep dtype"
+).split():
+    CASES[f"GateHistory.{_name}"] = [lambda name=_name: getattr(SHARED, name)]  # type: ignore[misc]
+
+
+def names_of_core() -> set[str]:
+    """Everything that can be called or read: functions, types and their own attributes."""
+    found = {name for name in vars(_core) if not name.startswith("__")}
+    for name, value in list(vars(_core).items()):
+        if isinstance(value, type):
+            own = set(vars(value)) - {"__doc__", "__module__"}
+            found |= {f"{name}.{attribute}" for attribute in own}
+    return found
+
+
+def test_every_name_of_core_has_a_leak_test():
+    assert names_of_core() == set(CASES)
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_does_not_leak(name, _fake_library):
+    def run(rounds: int) -> None:
+        for _ in range(rounds):
+            for case in CASES[name]:
+                case()
+
+    run(20)  # caches of interpreter and torch fill
+    gc.collect()
+    tracemalloc.start()
+    try:
+        blocks, before, rss = sys.getallocatedblocks(), tracemalloc.get_traced_memory()[0], resident()
+        run(ROUNDS)
+        gc.collect()
+        growth = tracemalloc.get_traced_memory()[0] - before
+        grown_blocks = sys.getallocatedblocks() - blocks
+    finally:
+        tracemalloc.stop()
+    assert grown_blocks < ROUNDS / 2, f"{grown_blocks} more Python blocks after {ROUNDS} rounds"
+    assert growth < 64 * ROUNDS, f"{growth} more bytes after {ROUNDS} rounds"
+    assert resident() - rss < 4 << 20
+
+
+def test_a_planted_leak_is_found(monkeypatch):
+    kept: list[object] = []
+    monkeypatch.setitem(CASES, "GateHistory.clear", [lambda: kept.append(bytearray(100))])
+    with pytest.raises(AssertionError, match="more Python blocks"):
+        test_does_not_leak("GateHistory.clear", None)
