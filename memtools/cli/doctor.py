@@ -1,0 +1,384 @@
+"""`memtools doctor`: what is installed, what the host allows, what works here and why not."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+from memtools import MemtoolsError, __version__
+from memtools._install import rebuild_command
+from memtools.cli._system import (
+    ROOT,
+    Fact,
+    Section,
+    guarded,
+    host_memory,
+    kernel,
+    known,
+    no,
+    unknown,
+    yes,
+)
+
+TITLES = {
+    "versions": "Versions",
+    "extensions": "Extension modules",
+    "cuda": "CUDA",
+    "host_memory": "Host memory",
+    "kernel": "Kernel settings and limits",
+    "threads": "Threads",
+}
+INSTALL_TORCH = "install torch 2.11 or later: run python -m pip install 'torch>=2.11'"
+PLOT_REMEDY = "matplotlib is not installed; run python -m pip install 'matplotlib>=3.8'"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One line of "what works here": for a no, the remark says why and what to do."""
+
+    title: str
+    works: bool
+    remark: str
+
+
+@dataclass
+class Report:
+    sections: dict[str, Section] = field(default_factory=dict)
+    parts: dict[str, Part] = field(default_factory=dict)
+    # What should work on this machine and does not: the reason for exit code 1. A machine without
+    # a GPU or without torch lacks something, but nothing is broken there.
+    broken: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Torch:
+    """What torch's version.py says, read without importing torch."""
+
+    version: str
+    git: str | None = None
+    cuda: str | None = None
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Why torch cannot be reached and why the shim is not used; "" where it can and is."""
+
+    torch_error: str
+    shim_error: str
+
+
+def one_line(error: BaseException | str) -> str:
+    """The first line: errors out of torch carry a C++ backtrace behind it."""
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__
+
+
+def find_package(name: str) -> Path | None:
+    """Where `import name` would find it, without importing it."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # ValueError: a half-imported module has no spec
+        return None
+    # A directory that an uninstalled package left behind is found as a namespace, with no origin.
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def installed_version(name: str) -> Fact:
+    try:
+        return known(importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Fact(None, "not installed")
+
+
+def read_torch(package: Path | None) -> Torch | None:
+    if package is None:
+        return None
+    try:
+        text = (package / "version.py").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        text = ""
+
+    def constant(name: str) -> str | None:
+        match = re.search(rf"^{name}\s*(?::[^=]*)?=\s*['\"](.+?)['\"]", text, re.M)
+        return match[1] if match else None
+
+    version = constant("__version__") or installed_version("torch").value
+    return Torch(str(version or "unknown"), constant("git_version"), constant("cuda"))
+
+
+def version_facts(torch: Torch | None) -> Section:
+    absent = Fact(None, "not installed")
+    cpu_only = Fact(None, "none (a build for the CPU)") if torch else absent
+    return {
+        "memtools": known(__version__),
+        "python": known(platform.python_version()),
+        "platform": known(f"{platform.system()} {platform.machine()}"),
+        "kernel": known(platform.release()),
+        "libc": guarded(_libc),
+        "torch": known(torch.version) if torch else absent,
+        "torch_git_version": _git_version(torch) if torch else absent,
+        "torch_cuda": known(torch.cuda) if torch and torch.cuda else cpu_only,
+        "numpy": installed_version("numpy"),
+    }
+
+
+def _git_version(torch: Torch) -> Fact:
+    return known(torch.git) if torch.git else unknown("torch's version.py names none")
+
+
+def _libc() -> Fact:
+    # Another C library does not know the name, and Python then raises ValueError.
+    return known(os.confstr("CS_GNU_LIBC_VERSION") or "unknown")
+
+
+def load(name: str) -> ModuleType | str:
+    """The module, or one line that says why it does not import."""
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # a broken module may raise anything, and that is the finding
+        return one_line(error)
+
+
+def connect(torch: Torch | None, core: ModuleType | str) -> Connection:
+    """Imports torch and loads the shim, as the first use of a tensor would."""
+    if torch is None or isinstance(core, str):
+        reason = "memtools._core does not load" if torch else "torch is not installed"
+        return Connection(reason, reason)
+    try:
+        bridge = importlib.import_module("memtools._bridge")
+        # What the bridge or torch would warn of is what this report says by itself.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            bridge.connect()
+        loaded, reason = bridge.shim_status()
+    except Exception as error:  # importing torch can fail in any way
+        return Connection(one_line(error), "torch is not connected")
+    return Connection("", "" if loaded else one_line(reason or "it gives no reason"))
+
+
+def built(info: ModuleType | str, name: str, absent: str) -> Fact:
+    """One constant of _build_info; `absent` is the text for None."""
+    if isinstance(info, str):
+        return unknown(info)
+    value = getattr(info, name)
+    return known(value) if value else Fact(None, absent)
+
+
+def extension_facts(
+    core: ModuleType | str, info: ModuleType | str, connection: Connection
+) -> Section:
+    torch, shim = connection.torch_error, connection.shim_error
+    return {
+        "core": no(core) if isinstance(core, str) else yes(),
+        "core_path": unknown(core) if isinstance(core, str) else known(str(core.__file__)),
+        "compiler": built(info, "COMPILER", "not recorded"),
+        "build": _build_mode(info),
+        "torch_connected": no(torch) if torch else yes(),
+        "shim": no(shim) if shim else yes(),
+        "shim_torch_version": built(info, "TORCH_VERSION", "not built"),
+        "shim_torch_git_version": built(info, "TORCH_GIT_VERSION", "not built"),
+        "shim_rebuild": known(rebuild_command()),
+    }
+
+
+def _build_mode(info: ModuleType | str) -> Fact:
+    if isinstance(info, str):
+        return unknown(info)
+    mode = "debug" if info.DEBUG else "release"
+    return known(f"{mode}, sanitizers {info.SANITIZE}" if info.SANITIZE else mode)
+
+
+def cuda_facts(
+    core: ModuleType | str, info: ModuleType | str, root: Path, broken: list[str]
+) -> Section:
+    """Call it after connect(): the CUDA runtime of a process is the one that torch loaded."""
+    facts = {
+        "headers_version": built(info, "CUDA_HEADERS", "none (the CUDA backend is left out)"),
+        "kernel_driver": guarded(lambda: _kernel_driver(root / "proc/driver/nvidia/version")),
+    }
+    keys = ("runtime_version", "driver_version", "devices")
+    if isinstance(core, str):
+        return facts | dict.fromkeys(keys, unknown(core))
+    try:
+        found = core.cuda_info()
+    except Exception as error:
+        # Our own error states a fact of this machine; anything else is a defect of ours.
+        if not isinstance(error, MemtoolsError):
+            broken.append(f"memtools._core.cuda_info() fails: {one_line(error)}")
+        return facts | dict.fromkeys(keys, Fact(None, f"none ({one_line(error)})"))
+    devices = "0 (no CUDA device answers)" if found["devices"] == 0 else str(found["devices"])
+    return facts | {
+        "runtime_version": _cuda_version(found["runtime_version"]),
+        "driver_version": _cuda_version(found["driver_version"]),
+        "devices": Fact(found["devices"], devices),
+    }
+
+
+def _kernel_driver(path: Path) -> Fact:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return Fact(None, "none (the NVIDIA kernel driver is not loaded)")
+    match = re.search(r"^NVRM version:.*?\s(\d+(?:\.\d+)+)\s", text, re.M)
+    if match is None:
+        raise ValueError(f"{path} names no version")
+    return known(match[1])
+
+
+def _cuda_version(number: int) -> Fact:
+    """CUDA writes 13.0 as 13000, and no driver at all as 0."""
+    return Fact(number, f"{number // 1000}.{number % 1000 // 10}" if number else "0 (no driver)")
+
+
+def thread_facts(environ: Mapping[str, str]) -> Section:
+    facts = {"cpus_usable": known(len(os.sched_getaffinity(0)))}
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        setting = environ.get(name)
+        facts[name.lower()] = Fact(None, "not set") if setting is None else known(setting)
+    return facts
+
+
+def works_here(report: Report, connection: Connection) -> dict[str, Part]:
+    """One line per part. For every no: why, and what to do."""
+    extensions, cuda = report.sections["extensions"], report.sections["cuda"]
+    rebuild = rebuild_command()
+    no_core, blocked = "", ""
+    if not extensions["core"].value:
+        no_core = blocked = f"memtools._core does not load; run {rebuild}"
+    elif report.sections["versions"]["torch"].value is None:
+        blocked = f"torch is not installed; {INSTALL_TORCH}"
+    elif connection.torch_error:
+        blocked = f"torch does not connect: {connection.torch_error}; {INSTALL_TORCH}"
+    no_cuda = blocked or _why_no_cuda(cuda, report.sections["versions"]["torch_cuda"], rebuild)
+    plot = installed_version("matplotlib")
+    no_plot = no_core or (PLOT_REMEDY if plot.value is None else "")
+    check = "by the shim"
+    if connection.shim_error:
+        check = f"by a torch call; for the faster shim ({connection.shim_error}) run {rebuild}"
+    return {
+        "gate_history_cpu": Part("gate history, CPU", not blocked, blocked),
+        "gate_history_cuda": Part("gate history, CUDA", not no_cuda, no_cuda),
+        "plot": Part("plots", not no_plot, no_plot or f"by matplotlib {plot.value}"),
+        "neg_bit_check": Part("negative-bit check", not blocked, blocked or check),
+    }
+
+
+def _why_no_cuda(cuda: Section, torch_cuda: Fact, rebuild: str) -> str:
+    """Everything that is missing at once: one reason at a time would cost one attempt each."""
+    devices, missing = cuda["devices"].value, []
+    if not devices and (devices == 0 or cuda["kernel_driver"].value is None):
+        missing.append("no CUDA device answers: it takes an NVIDIA GPU and its driver")
+    elif devices is None:
+        missing.append(f"no CUDA runtime, {cuda['devices'].text}: install torch's build for CUDA")
+    if torch_cuda.value is None:
+        missing.append("torch is a build for the CPU: install its build for CUDA")
+    if cuda["headers_version"].value is None:
+        missing.append(
+            "memtools was built without the CUDA Toolkit headers: set MEMTOOLS_CUDA_HOME "
+            f"to a toolkit and run {rebuild}"
+        )
+    return "; ".join(missing)
+
+
+def examine(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Report:
+    report = Report()
+    torch = read_torch(find_package("torch"))
+    core, info = load("memtools._core"), load("memtools._build_info")
+    connection = connect(torch, core)
+    rebuild = rebuild_command()
+    if isinstance(core, str):
+        report.broken.append(f"memtools._core does not load: {core}; run {rebuild}")
+    elif torch and connection.torch_error:
+        report.broken.append(f"torch {torch.version} does not connect: {connection.torch_error}")
+    elif torch and connection.shim_error and not isinstance(info, str) and info.TORCH_VERSION:
+        report.broken.append(f"the shim is not loaded: {connection.shim_error}; run {rebuild}")
+    report.sections = {
+        "versions": version_facts(torch),
+        "extensions": extension_facts(core, info, connection),
+        "cuda": cuda_facts(core, info, root, report.broken),
+        "host_memory": host_memory(root),
+        "kernel": kernel(root),
+        "threads": thread_facts(environ),
+    }
+    report.parts = works_here(report, connection)
+    return report
+
+
+def as_text(report: Report) -> str:
+    width = max(len(label(key)) for section in report.sections.values() for key in section)
+    lines = []
+    for name, section in report.sections.items():
+        lines.append(TITLES[name])
+        lines += [f"  {label(key):{width}}  {fact.text}" for key, fact in section.items()]
+        lines.append("")
+    lines.append("What works here")
+    width = max(len(part.title) for part in report.parts.values())
+    for part in report.parts.values():
+        answer = "yes" if part.works else "no"
+        lines.append(f"  {part.title:{width}}  {answer:3}  {part.remark}".rstrip())
+    return "\n".join(lines)
+
+
+def label(key: str) -> str:
+    return key.removesuffix("_bytes").replace("_", " ")
+
+
+def as_json(report: Report) -> str:
+    """The facts as raw values; "notes" says why a value is null or false."""
+    notes = {
+        f"{name}.{key}": fact.text
+        for name, section in report.sections.items()
+        for key, fact in section.items()
+        if fact.value is None or fact.value is False
+    }
+    document: dict[str, object] = {
+        name: {key: fact.value for key, fact in section.items()}
+        for name, section in report.sections.items()
+    }
+    document["works"] = {
+        key: {"works": part.works, "remark": part.remark} for key, part in report.parts.items()
+    }
+    document["broken"] = report.broken
+    document["notes"] = notes
+    return json.dumps(document, indent=2)
+
+
+class Doctor:
+    """Say what works here, what does not and what to do about it.
+
+    Prints versions, the state of the extension modules, CUDA, the memory that this process may
+    use (the lowest limit over its control group and all ancestors), kernel settings and one line
+    per part of memtools. It imports torch to see whether it connects. The exit code is 1 when
+    something that should work on this machine is broken, such as a shim built for another torch;
+    a machine without a GPU or without torch is not a failure.
+    """
+
+    name = "doctor"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--json", action="store_true", help="the same facts as JSON: raw numbers, stable keys"
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        report = examine()
+        text = as_json(report) if args.json else as_text(report)
+        # A path need not be printable in the terminal's encoding; that must not end the report.
+        encoding = sys.stdout.encoding or "ascii"
+        print(text.encode(encoding, "backslashreplace").decode(encoding))
+        if report.broken:
+            sys.stdout.flush()  # or a shared log has the error above the report
+            print(f"memtools doctor: {'; '.join(report.broken)}", file=sys.stderr)
+        return 1 if report.broken else 0

@@ -1,0 +1,400 @@
+"""`memtools doctor`: host facts on fake trees, findings on stub modules, and the real command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import pytest
+
+import memtools
+from memtools import DeviceError, MemtoolsError, cli
+from memtools.cli import doctor
+from memtools.cli._system import Fact, cgroup_facts, host_memory, kernel
+
+Patch: TypeAlias = pytest.MonkeyPatch
+Capture: TypeAlias = pytest.CaptureFixture[str]
+HUGE = "9223372036854771712"  # how v1 writes "no limit"
+OTHER = "36 31 0:33 / /cg/cpu rw - cgroup cgroup rw,cpu,cpuacct"
+LIMIT_FILE = {"v1": "memory.limit_in_bytes", "v2": "memory.max"}
+USAGE_FILE = {"v1": "memory.usage_in_bytes", "v2": "memory.current"}
+
+
+def v1(top: str = "/", point: str = "/cg/memory") -> str:
+    return f"35 31 0:32 {top} {point} rw,relatime shared:7 - cgroup cgroup rw,memory"
+
+
+def v2(top: str = "/", point: str = "/cg") -> str:
+    return f"41 31 0:38 {top} {point} rw - cgroup2 cgroup2 rw,nsdelegate"
+
+
+def plant(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, "utf-8", "surrogateescape")
+    return root
+
+
+def host(root: Path, mounts: list[str], groups: str, levels: str = "", memory: str = "v2") -> Path:
+    """A fake tree. `levels` says what each group's limit file says: "cg/a=max, cg=4096"; DIR makes
+    the file a directory, which nobody can read, and NONE makes a group without the file."""
+    lines = ["21 23 0:20 / /proc rw - proc proc rw", *mounts, "an odd line"]
+    plant(root, {"proc/self/mountinfo": "\n".join(lines)})
+    plant(root, {"proc/self/cgroup": groups.replace(" ", "\n")} if groups else {})
+    for level in filter(None, levels.split(", ")):
+        directory, _, text = level.partition("=")
+        inside = {"DIR": f"{LIMIT_FILE[memory]}/x", "NONE": "cgroup.procs"}
+        plant(root, {f"{directory}/{inside.get(text, LIMIT_FILE[memory])}": text})
+    return root
+
+
+PSI = "pressure_cgroup"
+CGROUP_KEYS = ["cgroup_version", "cgroup_memory_version", "cgroup_directory", "memory_limit_bytes",
+               "memory_limit_directory", "memory_usage_bytes", PSI]  # fmt: skip
+
+# mounts, /proc/self/cgroup, limit files -> cgroup version, version of the memory controller, limit,
+# and the group that states it (without a limit: the process's own), whose usage counts
+LIMITS = {
+    "v2, its own": ([v2()], "0::/a", "cg/a=4096", "v2", "v2", 4096, "cg/a"),
+    "v2, lower in an ancestor": (
+        [v2()], "0::/a/b/c", "cg/a/b/c=9000, cg/a/b=max, cg/a=5000", "v2", "v2", 5000, "cg/a"),
+    "v2, max everywhere": ([v2()], "0::/a/b", "cg/a/b=max, cg/a=max", "v2", "v2", None, "cg/a/b"),
+    "v2, a level without it": ([v2()], "0::/a/b", "cg/a/b=NONE, cg/a=70", "v2", "v2", 70, "cg/a"),
+    "v2, a container's own namespace": ([v2()], "0::/", "cg=800", "v2", "v2", 800, "cg"),
+    "v2, a mount from outside": ([v2("/..")], "0::/../x", "cg/x=80", "v2", "v2", 80, "cg/x"),
+    "v1, no limit anywhere": (
+        [v1(), OTHER], "4:memory:/a 3:cpu,cpuacct:/", f"cg/memory/a={HUGE}, cg/memory={HUGE}",
+        "v1", "v1", None, "cg/memory/a"),
+    "v1, lower in an ancestor": (
+        [OTHER, v1()], "4:hugetlb,memory:/a/b",
+        f"cg/memory/a/b=900, cg/memory/a=600, cg/memory={HUGE}", "v1", "v1", 600, "cg/memory/a"),
+    "v1, a subtree mounted above the group": (
+        [v1("/docker/x")], "4:memory:/docker/x/job", f"cg/memory/job={HUGE}, cg/memory=700",
+        "v1", "v1", 700, "cg/memory"),
+    "hybrid, memory on v1": (
+        [v1(), v2("/", "/u")], "4:memory:/a 0::/", "cg/memory/a=9, cg/memory=9",
+        "hybrid", "v1", 9, "cg/memory/a"),
+    "hybrid, memory on v2": (
+        [OTHER, v2("/", "/u")], "3:cpu,cpuacct:/a 0::/b", "u/b=55", "hybrid", "v2", 55, "u/b"),
+    "the mount that shows more ancestors": (
+        [v2("/a/b", "/narrow"), v2("/", "/wide"), v2("/a", "/mid")], "0::/a/b",
+        "wide/a/b=9, wide/a=8, narrow=9, mid=9", "v2", "v2", 8, "wide/a"),
+    "a later mount over it": ([v2(), v2("/a")], "0::/a/b", "cg/b=9", "v2", "v2", 9, "cg/b"),
+    "spaces, colons and bytes in the names": (
+        [v2("/", r"/c\040g")], "0::/a:b\udcff", "c g/a:b\udcff=9", "v2", "v2", 9, "c g/a:b\udcff"),
+    "no control groups in the kernel": ([], "", "", "none", None, None, None),
+    "the memory controller is off": ([OTHER], "3:cpu,cpuacct:/", "", "v1", None, None, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LIMITS)
+def test_the_limit_is_the_lowest_of_the_group_and_its_ancestors(case: str, tmp_path: Path) -> None:
+    mounts, groups, levels, version, memory, limit, group = LIMITS[case]
+    root = host(tmp_path, mounts, groups, levels, memory or "v2")
+    if memory and group:
+        plant(root, {f"{group}/{USAGE_FILE[memory]}": "17\n"})
+    facts = cgroup_facts(root)
+    assert list(facts) == CGROUP_KEYS
+    directory = str(root / group) if limit and group else None
+    values = [facts[key].value for key in CGROUP_KEYS if key not in ("cgroup_directory", PSI)]
+    assert values == [version, memory, limit, directory, 17 if group else None]
+    assert facts["memory_limit_bytes"].text.startswith("unlimited") == (limit is None)
+
+
+def test_v1_tells_a_lower_limit_above_what_is_mounted(tmp_path: Path) -> None:
+    host(tmp_path, [v1("/pod/ctr")], "4:memory:/pod/ctr", f"cg/memory={HUGE}", "v1")
+    plant(tmp_path, {"cg/memory/memory.stat": "cache 1\nhierarchical_memory_limit 300\n"})
+    facts = cgroup_facts(tmp_path)
+    assert facts["memory_limit_bytes"].value == 300
+    assert facts["memory_limit_directory"].text == f"unknown (above {tmp_path}/cg/memory)"
+
+
+# mounts, /proc/self/cgroup, limit files -> what the reason says
+HIDDEN = {
+    "outside its namespace": ([v2()], "0::/../x", "cg=9", "/../x lies outside what is mounted at"),
+    "the mount starts above the namespace": ([v2("/../..")], "0::/", "cg=9", "/ lies outside"),
+    "the group is another container's": ([v2("/docker/x")], "0::/docker/y", "cg=9", "lies outside"),
+    "the group's directory is not there": ([v2()], "0::/gone", "cg=9", "cg/gone"),
+    "the controller is mounted nowhere": ([OTHER], "4:memory:/a", "", "in no mounted hierarchy"),
+    "nothing is mounted": ([], "0::/a", "", "no control-group file system is mounted"),
+    "no membership": ([v2()], "", "", "no /proc/self/cgroup"),
+    "v1 without its file": ([v1()], "4:memory:/", "cg/memory=NONE", "memory.limit_in_bytes"),
+    "a file that cannot be read": ([v2()], "0::/a", "cg=9, cg/a=DIR", "a/memory.max: Is a"),
+    "an ancestor that cannot be read": ([v2()], "0::/a", "cg=DIR, cg/a=9", "cg/memory.max: Is a"),
+    "a file that says something else": ([v2()], "0::/", "cg=lots", "says 'lots'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+def test_a_limit_that_cannot_be_seen_is_unknown_with_its_reason(case: str, tmp_path: Path) -> None:
+    mounts, groups, levels, reason = HIDDEN[case]
+    facts = cgroup_facts(host(tmp_path, mounts, groups, levels))
+    assert list(facts) == CGROUP_KEYS
+    for fact in (facts["memory_limit_bytes"], facts["memory_limit_directory"]):
+        assert (fact.value, fact.text[:9]) == (None, "unknown (")
+        assert reason in fact.text
+
+
+def test_on_an_empty_root_everything_is_unknown_and_nothing_raises(tmp_path: Path) -> None:
+    facts = host_memory(tmp_path) | kernel(tmp_path)
+    own = {"page_size_bytes", "rlimit_as_bytes", "rlimit_memlock_bytes"}
+    for key in facts.keys() - own - {"pressure_host"}:
+        assert (facts[key].value, facts[key].text[:12]) == (None, "unknown (no ")
+    assert facts["pressure_host"] == Fact(False, f"no (no {tmp_path}/proc/pressure/memory)")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_text_in_proc_makes_the_reader_raise(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    words = ["0:", ":", "/", "..", "a", "memory", ",", " ", "\n", "\\040", " - ", "cgroup2", "\x00"]
+    for _ in range(50):
+        mounts, groups = ("".join(rng.choices(words, k=rng.randrange(40))) for _ in range(2))
+        root = host(tmp_path, [v1(), v2(), mounts], groups)
+        assert cgroup_facts(root)["cgroup_version"].value == "hybrid"
+
+
+def test_pressure_is_read_from_the_v2_side_also_where_memory_is_on_v1(tmp_path: Path) -> None:
+    host(tmp_path, [v1(), v2("/", "/cg/unified")], "4:memory:/a 0::/b")
+    pressure = tmp_path / "cg/unified/b/memory.pressure"
+    plant(tmp_path, {"cg/unified/b/memory.pressure": "some", "proc/pressure/memory": "some"})
+    facts = host_memory(tmp_path)
+    assert facts[PSI] == Fact(True, f"yes ({pressure})")
+    assert facts["pressure_host"].value is True
+    pressure.unlink()
+    assert cgroup_facts(tmp_path)[PSI] == Fact(False, f"no (no {pressure})")
+
+
+THP, RELEASE = "sys/kernel/mm/transparent_hugepage", "proc/sys/kernel/osrelease"
+MEMINFO = "MemTotal:  2048 kB\nMemFree: 5 kB\nSwapTotal: 0 kB\nHugepagesize: 1048576 kB\n"
+# file, what it says, the fact's key, its value, and what its text contains
+SETTINGS = [
+    ("proc/meminfo", MEMINFO, "total_bytes", 2 << 20, "2.00 MiB"),
+    ("proc/meminfo", MEMINFO, "swap_total_bytes", 0, "0 bytes"),
+    ("proc/meminfo", MEMINFO, "available_bytes", None, "has no MemAvailable)"),
+    ("proc/meminfo", MEMINFO, "huge_page_size_bytes", 1 << 30, "1.00 GiB"),
+    (RELEASE, "5.13.19\n", "madv_populate_read", False, "no (kernel 5.13.19 is older than 5.14)"),
+    (RELEASE, "4.20", "madv_populate_read", False, "no ("),
+    (RELEASE, "5.14.0-rc1\n", "madv_populate_read", True, "yes"),
+    (RELEASE, "6.1.0\n", "madv_populate_read", True, "yes"),
+    (RELEASE, "experimental\n", "madv_populate_read", None, "says 'experimental'"),
+    ("proc/sys/vm/max_map_count", "65530\n", "max_map_count", 65530, "65530"),
+    ("proc/sys/vm/overcommit_memory", "2\n", "overcommit_mode", 2, "2 (never past the commit"),
+    ("proc/sys/vm/overcommit_memory", "7\n", "overcommit_mode", 7, "7 (not a known mode)"),
+    (f"{THP}/enabled", "always [madvise]\n", "transparent_huge_pages", "madvise", "always [mad"),
+    (f"{THP}/shmem_enabled", "odd\n", "transparent_huge_pages_shmem", None, "says 'odd'"),
+]
+
+
+@pytest.mark.parametrize(("file", "says", "key", "value", "text"), SETTINGS)
+def test_a_setting_is_read_and_explained(
+    file: str, says: str, key: str, value: object, text: str, tmp_path: Path
+) -> None:
+    plant(tmp_path, {file: says})
+    fact = (host_memory(tmp_path) | kernel(tmp_path))[key]
+    assert fact.value == value
+    assert text in fact.text
+
+
+def test_limits_of_the_process_are_in_bytes_or_unlimited(monkeypatch: Patch) -> None:
+    soft = {resource.RLIMIT_AS: resource.RLIM_INFINITY, resource.RLIMIT_MEMLOCK: 8192}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft[which], resource.RLIM_INFINITY))
+    assert kernel()["rlimit_as_bytes"] == Fact(None, "unlimited")
+    assert kernel()["rlimit_memlock_bytes"] == Fact(8192, "8.00 KiB")
+
+
+TORCH = "__version__ = '2.13.0+cu130'\ngit_version = 'abc'\ncuda: Optional[str] = '13.0'\n"
+DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build"
+BUILD = {"TORCH_VERSION": "2.13.0+cu130", "TORCH_GIT_VERSION": "abc", "CUDA_HEADERS": "13.0",
+         "COMPILER": "gcc", "DEBUG": False, "SANITIZE": ""}  # fmt: skip
+
+
+def examine(patch: Patch, root: Path, torch: str = TORCH, core: bool = True,
+            devices: int | Exception = 2, status: tuple[bool, str] = (True, ""),
+            error: Exception | None = None, **build: object) -> doctor.Report:  # fmt: skip
+    """What doctor finds on a machine of stubs: a torch, and our modules as they answer on it."""
+
+    def connect() -> None:
+        warnings.warn("what the report says by itself", stacklevel=2)
+        if error:
+            raise error
+
+    def cuda_info() -> dict[str, int]:
+        if isinstance(devices, Exception):
+            raise devices
+        return {"runtime_version": 13000, "driver_version": 13010, "devices": devices}
+
+    def module(name: str, **contents: object) -> None:
+        patch.setitem(sys.modules, f"memtools.{name}", ModuleType(name))
+        vars(sys.modules[f"memtools.{name}"]).update(contents)
+
+    plant(root, {"torch/version.py": torch, "proc/driver/nvidia/version": DRIVER})
+    patch.setattr(doctor, "find_package", lambda name: root / name if torch else None)
+    module("_build_info", **BUILD | build)
+    module("_bridge", connect=connect, shim_status=lambda: status)
+    module("_core", __file__="core.so", cuda_info=cuda_info)
+    if not core:
+        patch.setitem(sys.modules, "memtools._core", None)
+    return doctor.examine(root, {"OMP_NUM_THREADS": "4"})
+
+
+# what is different -> number of broken things, what works, pieces of the text
+FINDINGS: dict[str, tuple[dict[str, Any], int, str, list[str]]] = {
+    "nothing": ({}, 0, "cpu cuda check", [
+        "torch cuda 13.0", "core path core.so", "build release", "kernel driver 580.95.05",
+        "driver version 13.1 devices 2", "omp num threads 4", "mkl num threads not set",
+        "shim torch git version abc", "negative-bit check yes by the shim"]),
+    "no core": ({"core": False, "error": ImportError("no _core")}, 1, "", [
+        "core no (import of memtools._core halted", "devices unknown (", "plots no memtools._core",
+        "torch connected no (memtools._core does not load)",
+        "gate history, CPU no memtools._core does not load; run python -m pip install"]),
+    "a stale shim": ({"status": (False, "built for 2.12.0\nC++ trace")}, 1, "cpu cuda check", [
+        "shim no (built for 2.12.0) shim torch version 2.13.0+cu130",
+        "yes by a torch call; for the faster shim (built for 2.12.0) run python -m pip"]),
+    "no shim": ({"status": (False, "not built"), "TORCH_VERSION": None}, 0, "cpu cuda check", [
+        "shim no (not built) shim torch version not built", "faster shim (not built) run"]),
+    "no headers": ({"CUDA_HEADERS": None, "DEBUG": True, "SANITIZE": "address"}, 0, "cpu check", [
+        "build debug, sanitizers address", "headers version none (", "set MEMTOOLS_CUDA_HOME"]),
+    "no torch": ({"torch": "", "error": AssertionError("it was imported")}, 0, "", [
+        "torch not installed", f"CPU no torch is not installed; {doctor.INSTALL_TORCH}",
+        "torch connected no (torch is not installed)"]),
+    "torch for the CPU": ({"torch": "__version__ = '2.13.0'"}, 0, "cpu check", [
+        "torch cuda none (a build for the CPU)", "CUDA no torch is a build for the CPU: install",
+        "torch git version unknown ("]),
+    "an old torch": ({"error": ImportError("too old\nmore")}, 1, "", [
+        "torch connected no (too old)", "CPU no torch does not connect: too old; install torch"]),
+    "no CUDA runtime": ({"devices": DeviceError("no runtime library")}, 0, "cpu check", [
+        "devices none (no runtime library)", "install torch's build for CUDA"]),
+    "no device": ({"devices": 0}, 0, "cpu check", [
+        "devices 0 (no CUDA device answers)", "it takes an NVIDIA GPU and its driver"]),
+    "a defect": ({"devices": KeyError("defect")}, 1, "cpu check", ["devices none ('defect')"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FINDINGS)
+def test_what_is_different_shows_and_only_what_should_work_is_broken(
+    case: str, monkeypatch: Patch, tmp_path: Path, capsys: Capture
+) -> None:
+    different, broken, works, pieces = FINDINGS[case]
+    report = examine(monkeypatch, tmp_path, **different)
+    assert len(report.broken) == broken
+    assert all("\n" not in line for line in report.broken)
+    working = [key for key, part in report.parts.items() if part.works and key != "plot"]
+    assert " ".join(key.rpartition("_")[2] for key in working) == works
+    monkeypatch.setattr(doctor, "examine", lambda: report)
+    assert cli.main(["doctor"]) == (1 if broken else 0)
+    out, err = capsys.readouterr()
+    assert [piece for piece in pieces if piece not in " ".join(out.split())] == []
+    assert err == "".join(f"memtools doctor: {line}\n" for line in report.broken)
+    notes = json.loads(doctor.as_json(report))["notes"]
+    assert ("extensions.shim" in notes) == (report.sections["extensions"]["shim"].value is not True)
+
+
+def test_torch_is_found_and_read_without_importing_it(tmp_path: Path) -> None:
+    plant(tmp_path, {"a/version.py": "__version__ = '2.11.0'\ncuda: Optional[str] = None\n"})
+    assert doctor.read_torch(tmp_path / "a") == doctor.Torch("2.11.0", None, None)
+    code = "from memtools import cli; from memtools.cli import doctor; cli.main(['--version']); "
+    code += "doctor.find_package('torch'); import sys; sys.exit('torch' in sys.modules)"
+    assert command("-c", code).returncode == 0
+
+
+def test_the_rebuild_command_names_the_source_tree_where_it_is_known(tmp_path: Path) -> None:
+    assert doctor.rebuild_command(tmp_path / "memtools").endswith("(in memtools' source tree)")
+    plant(tmp_path, {"setup.py": ""})
+    assert doctor.rebuild_command(tmp_path / "memtools").endswith(f"-e {tmp_path}")
+
+
+KEYS = {
+    "versions": "memtools python platform kernel libc torch torch_git_version torch_cuda numpy",
+    "extensions": "core core_path compiler build torch_connected shim shim_torch_version "
+    "shim_torch_git_version shim_rebuild",
+    "cuda": "headers_version kernel_driver runtime_version driver_version devices",
+    "host_memory": "total_bytes available_bytes swap_total_bytes swap_free_bytes "
+    f"{' '.join(CGROUP_KEYS)} pressure_host",
+    "kernel": "page_size_bytes huge_page_size_bytes transparent_huge_pages "
+    "transparent_huge_pages_shmem max_map_count overcommit_mode madv_populate_read "
+    "rlimit_as_bytes rlimit_memlock_bytes",
+    "threads": "cpus_usable omp_num_threads mkl_num_threads",
+    "works": "gate_history_cpu gate_history_cuda plot neg_bit_check",
+}
+
+
+def command(
+    *args: str, stdout: int = subprocess.PIPE, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs the copy of memtools that this process imported, wherever it lies."""
+    here = str(Path(memtools.__file__).parent.parent)
+    env = os.environ | {"PYTHONPATH": here, "PYTHONSAFEPATH": "1", **environ}
+    line = [sys.executable, *args]
+    return subprocess.run(line, text=True, stdout=stdout, stderr=subprocess.PIPE, env=env)
+
+
+def test_doctor_prints_the_same_facts_as_text_and_as_json() -> None:
+    # A setting that no terminal can print: one odd byte must not end the report.
+    text = command("-m", "memtools", "doctor", OMP_NUM_THREADS="\udcff")
+    raw = command("-m", "memtools", "doctor", "--json", OMP_NUM_THREADS="\udcff")
+    assert (text.returncode, raw.returncode) == (0, 0), text.stderr
+    report = json.loads(raw.stdout)
+    assert list(report) == [*KEYS, "broken", "notes"]
+    assert report["versions"]["memtools"] == memtools.__version__
+    assert report["threads"]["omp_num_threads"] == "\udcff"
+    assert r"omp num threads               \udcff" in text.stdout
+    assert report["works"]["gate_history_cpu"]["works"] is True
+    assert {name: list(report[name]) for name in KEYS} == {k: v.split() for k, v in KEYS.items()}
+    for name, title in doctor.TITLES.items():
+        assert f"{title}\n" in text.stdout
+        for key, value in report[name].items():
+            assert f"\n  {doctor.label(key)} " in text.stdout
+            assert (f"{name}.{key}" in report["notes"]) == (value is None or value is False)
+
+
+def test_a_reader_that_has_gone_is_no_traceback() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = command("-m", "memtools", "doctor", stdout=writer, PYTHONUNBUFFERED="")
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("args", [[], ["nonsense"], ["doctor", "--nonsense"], ["doctor", "extra"]])
+def test_wrong_usage_is_one_line_and_exit_code_2(args: list[str]) -> None:
+    done = command("-m", "memtools", *args)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("memtools")
+
+
+ERRORS = {"ours": MemtoolsError("two\nlines"), "os": OSError("two lines"),
+          "user": KeyboardInterrupt(), "defect": KeyError("x")}  # fmt: skip
+
+
+class Fail:
+    """Fail in some way."""
+
+    name = "fail"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("how", choices=ERRORS)
+
+    def run(self, args: argparse.Namespace) -> int:
+        raise ERRORS[args.how]
+
+
+def test_a_command_is_one_class_whose_docstring_is_its_help(
+    capsys: Capture, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(cli, "COMMANDS", (*cli.COMMANDS, Fail))
+    assert [cli.main(["--help"]), cli.main(["fail", "--help"])] == [0, 0]
+    assert capsys.readouterr().out.count("Fail in some way.") == 2
+    assert [cli.main(["fail", how]) for how in ("ours", "os", "user")] == [1, 1, 1]
+    lines = ["memtools fail: two lines"] * 2 + ["memtools fail: interrupted"]
+    assert capsys.readouterr().err.splitlines() == lines
+    with pytest.raises(KeyError):
+        cli.main(["fail", "defect"])
