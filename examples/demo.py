@@ -1,0 +1,180 @@
+"""What `make demo` runs: every example twice, once as people write it and once with memtools.
+
+Each variant trains in its own process from the same seed. The table at the end says what each cost
+and whether the losses are the same, compared bit for bit; if they are not, the exit status is 1.
+
+    python examples/demo.py
+    python examples/demo.py --updates 100 -- --env Pendulum-v1    # the rest goes to the examples
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MIB = 2**20
+UPDATE = re.compile(r"update (\d+) of (\d+), (.*)")
+HEADER = (
+    "variant",
+    "peak RSS MiB",
+    "growth MiB/1,000 updates",
+    "seconds",
+    "final loss",
+    "same losses?",
+)
+Result = dict[str, Any]
+Show = Callable[[str], None]  # takes each line that a running example prints
+
+
+@dataclass(frozen=True)
+class Case:
+    """An example and its variants; the first is what the others are compared with."""
+
+    script: str
+    variants: dict[str, list[str]]
+
+
+CASES = [
+    Case(
+        "moe_world_model.py",
+        {"list": ["--history", "list"], "memtools": ["--history", "memtools"]},
+    ),
+]
+
+
+def run(case: Case, variant: str, arguments: list[str], show: Show) -> Result:
+    """Runs one variant to its end in a process of its own."""
+    script = Path(__file__).with_name(case.script)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "result.json")
+        options = [*case.variants[variant], "--progress", "--json", str(out), *arguments]
+        environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+        with subprocess.Popen(
+            [sys.executable, str(script), *options],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        ) as process:
+            for line in process.stdout or ():
+                show(line.rstrip())
+        if process.returncode != 0:
+            sys.exit(f"{case.script} ({variant}) failed with exit status {process.returncode}")
+        result: Result = json.loads(out.read_text())
+    return result
+
+
+@contextmanager
+def progress(variant: str) -> Iterator[Show]:
+    """A live bar on a terminal where rich is installed, otherwise plain lines."""
+    try:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    except ImportError:
+        plain = True
+    else:
+        plain = not sys.stdout.isatty()
+    if plain:
+        yield plain_lines(variant)
+        return
+    columns = (TextColumn("{task.fields[variant]:<10}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.description}")) as bar:
+        task = bar.add_task("starting", total=None, variant=variant)
+
+        def show(line: str) -> None:
+            if match := UPDATE.fullmatch(line):
+                done, total, state = match.groups()
+                bar.update(task, completed=int(done), total=int(total), description=state)
+            else:
+                bar.console.print(f"  {line}", markup=False, highlight=False)
+
+        yield show
+
+
+def plain_lines(variant: str) -> Show:
+    """Passes every line on, except the updates that do not reach another sixth of the run."""
+    shown = 0
+
+    def show(line: str) -> None:
+        nonlocal shown
+        if match := UPDATE.fullmatch(line):
+            sixth = 6 * int(match[1]) // int(match[2])
+            if sixth == shown:
+                return
+            shown = sixth
+        print(f"  {variant:<10} {line}", flush=True)
+
+    return show
+
+
+def first_difference(one: Result, other: Result) -> int | None:
+    """The first update, from 1, whose losses differ in any bit."""
+    pairs = zip(one["losses"], other["losses"], strict=False)
+    for update, (a, b) in enumerate(pairs, start=1):
+        if a != b:
+            return update
+    lengths = len(one["losses"]), len(other["losses"])
+    return None if lengths[0] == lengths[1] else min(lengths) + 1
+
+
+def table(results: dict[str, Result]) -> str:
+    reference = next(iter(results.values()))
+    rows = [HEADER]
+    for variant, result in results.items():
+        differs = first_difference(reference, result)
+        same = "yes" if differs is None else f"NO, from update {differs}"
+        rows.append(
+            (
+                variant,
+                f"{result['peak_rss_bytes'] / MIB:.1f}",
+                f"{result['growth_bytes_per_1000_updates'] / MIB:+.1f}",
+                f"{result['seconds']:.1f}",
+                f"{result['final_loss']:.6f}",
+                "(reference)" if result is reference else same,
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
+
+
+def all_same(results: dict[str, Result]) -> bool:
+    reference, *others = results.values()
+    return all(first_difference(reference, other) is None for other in others)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--updates", type=int, help="default: each example's own")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", metavar="PATH", help="write all results there")
+    parser.add_argument("extra", nargs="*", help="after --: options for the examples")
+    options = parser.parse_args()
+    arguments = ["--seed", str(options.seed), *options.extra]
+    if options.updates is not None:
+        arguments += ["--updates", str(options.updates)]
+
+    everything: dict[str, dict[str, Result]] = {}
+    for case in CASES:
+        name = case.script.removesuffix(".py")
+        print(f"{name}, seed {options.seed}:", flush=True)
+        results = everything[name] = {}
+        for variant in case.variants:
+            with progress(variant) as show:
+                results[variant] = run(case, variant, arguments, show)
+        print(f"\n{table(results)}\n", flush=True)
+    if options.json:
+        Path(options.json).write_text(json.dumps(everything))
+    return 0 if all(map(all_same, everything.values())) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
