@@ -21,10 +21,20 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
-VERSION = re.search(r'__version__ = "(.+)"', (HERE / "memtools/_version.py").read_text()).group(1)
 DEBUG = os.environ.get("MEMTOOLS_DEBUG") == "1"
 SANITIZE = os.environ.get("MEMTOOLS_SANITIZE", "")
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
+
+
+def find(pattern: str, path: Path) -> str:
+    """The first group of the first match in a text file."""
+    match = re.search(pattern, path.read_text(errors="replace"), re.M)
+    if match is None:
+        raise SystemExit(f"{path} has nothing like {pattern}")
+    return match[1]
+
+
+VERSION = find(r'__version__ = "(.+)"', HERE / "memtools/_version.py")
 
 
 def sources(folder: str, *but: str) -> list[str]:
@@ -47,8 +57,7 @@ def torch_dir() -> Path | None:
 
 def torch_fact(torch: Path, name: str) -> str:
     """__version__ or git_version, read from the package's version.py without importing it."""
-    text = (torch / "version.py").read_text()
-    return re.search(rf"^{name}\s*(?::.*)?=\s*'(.+)'", text, re.M).group(1)
+    return find(rf"^{name}\s*(?::.*)?=\s*'(.+)'", torch / "version.py")
 
 
 def cuda_include() -> Path | None:
@@ -68,8 +77,7 @@ def cuda_include() -> Path | None:
 
 
 def cuda_version(include: Path) -> str:
-    text = (include / "cuda_runtime_api.h").read_text(errors="replace")
-    number = int(re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text).group(1))
+    number = int(find(r"#define\s+CUDART_VERSION\s+(\d+)", include / "cuda_runtime_api.h"))
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
@@ -109,9 +117,15 @@ def shim_extension(torch: Path) -> Extension:
         ["csrc/torch/torch_shim.cpp"],
         language="c++",
         include_dirs=["csrc"],
-        extra_compile_args=[standard, *WARNINGS, *compile_flags(),
-                            "-isystem", str(torch / "include"),
-                            "-isystem", str(torch / "include/torch/csrc/api/include")],
+        extra_compile_args=[
+            standard,
+            *WARNINGS,
+            *compile_flags(),
+            "-isystem",
+            str(torch / "include"),
+            "-isystem",
+            str(torch / "include/torch/csrc/api/include"),
+        ],
         # torch is loaded before the shim, so its libraries are found without an rpath.
         library_dirs=[str(torch / "lib")],
         libraries=["c10", "torch_cpu", "torch_python"],
@@ -131,7 +145,9 @@ def build_info() -> str:
         "SANITIZE": SANITIZE,
     }
     kinds = {"DEBUG": "bool", "COMPILER": "str", "SANITIZE": "str"}
-    lines = [f"{name}: {kinds.get(name, 'str | None')} = {value!r}" for name, value in facts.items()]
+    lines = [
+        f"{name}: {kinds.get(name, 'str | None')} = {value!r}" for name, value in facts.items()
+    ]
     return '"""What this copy was built with; written by setup.py."""\n\n' + "\n".join(lines) + "\n"
 
 

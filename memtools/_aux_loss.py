@@ -29,7 +29,16 @@ class AuxLoss:
     the recomputation notices that and warns, once.
     """
 
-    __slots__ = ("_count", "_lock", "_lost_graph", "_stale", "_sum", "_used", "_warn_after", "_warned")
+    __slots__ = (
+        "_count",
+        "_lock",
+        "_lost_graph",
+        "_stale",
+        "_sum",
+        "_used",
+        "_warn_after",
+        "_warned",
+    )
 
     def __init__(self, warn_after: int = 3) -> None:
         if warn_after < 1:
@@ -82,8 +91,8 @@ class AuxLoss:
             self._warn_once(
                 "reentrant",
                 "an aux loss was added inside a reentrant checkpoint, where it has no graph: the "
-                "gate gets no gradient from it; use checkpoint(..., use_reentrant=False), or return "
-                "the loss from the checkpointed function and add it outside",
+                "gate gets no gradient from it; use checkpoint(..., use_reentrant=False), or "
+                "return the loss from the checkpointed function and add it outside",
             )
 
     def _warn_once(self, kind: str, message: str) -> None:

@@ -2,7 +2,7 @@
 
 `connect()` runs once, when the first tensor comes. It hands `memtools._core` the exchange API by
 which C reads tensors, and the optional shim `memtools._torch`, which is built for one exact torch:
-versions are compared before it is loaded, and on a mismatch memtools warns once and goes on without.
+versions are compared before it is loaded; on a mismatch memtools warns once and goes on without.
 """
 
 from __future__ import annotations
@@ -85,20 +85,21 @@ def _load_shim(version: str, git_version: str) -> tuple[Any, str]:
 
     if built.TORCH_VERSION is None:
         return None, "memtools._torch was not built: there was no torch when memtools was installed"
-    if (built.TORCH_VERSION, built.TORCH_GIT_VERSION) != (version, git_version):
+    if (version, git_version) != (built.TORCH_VERSION, built.TORCH_GIT_VERSION):
         reason = f"memtools._torch was built for torch {built.TORCH_VERSION}, this is {version}"
-        warnings.warn(
-            f"{reason}; memtools goes on without it, a little slower; to rebuild, run {rebuild_command()}",
-            RuntimeWarning,
-            stacklevel=4,
-        )
+        _warn(f"{reason}; memtools goes on without it, a little slower")
         return None, reason
     try:
         return importlib.import_module("memtools._torch"), ""
     except ImportError as error:
         reason = f"memtools._torch does not load: {error}"
-        warnings.warn(f"{reason}; to rebuild, run {rebuild_command()}", RuntimeWarning, stacklevel=4)
+        _warn(reason)
         return None, reason
+
+
+def _warn(message: str) -> None:
+    message = f"{message}; to rebuild, run {rebuild_command()}"
+    warnings.warn(message, RuntimeWarning, stacklevel=5)
 
 
 def in_backward() -> bool:

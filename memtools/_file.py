@@ -1,6 +1,6 @@
 """The frame around a saved history: magic, version, length and checksum.
 
-    b"MTGATES\\x01"   u64 length of the body   u32 CRC-32 of the body   body (csrc/core/gatefile.h)
+b"MTGATES\\x01"   u64 length of the body   u32 CRC-32 of the body   body (csrc/core/gatefile.h)
 """
 
 from __future__ import annotations
@@ -41,5 +41,7 @@ def read(path: str | os.PathLike[str]) -> bytes:
         )
     body = data[_FRAME.size :]
     if len(body) != length or zlib.crc32(body) != checksum:
-        raise ValueError(f"{os.fspath(path)!r} is damaged: {len(body)} of {length} bytes, or changed")
+        raise ValueError(
+            f"{os.fspath(path)!r} is damaged: {len(body)} of {length} bytes, or changed"
+        )
     return body

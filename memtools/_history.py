@@ -126,7 +126,7 @@ class GateHistory(_core.GateHistory):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Torch functions of a list of tensors (`cat`, `stack`, ...) take a history as that list."""
+        """Torch functions of a list of tensors (`cat`, `stack`, ...) take a history as one."""
         kwargs = dict(kwargs or {})
         tensors = args[0] if args else kwargs.pop("tensors", None)
         if not isinstance(tensors, GateHistory):

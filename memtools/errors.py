@@ -23,5 +23,5 @@ class DeviceError(MemtoolsError, RuntimeError):
     """A device call failed, or there is no device runtime."""
 
 
-class ShimUnavailable(MemtoolsError, RuntimeError):
+class ShimUnavailable(MemtoolsError, RuntimeError):  # noqa: N818 - the public name
     """Only memtools._torch can do this, and it is not there or was built for another torch."""

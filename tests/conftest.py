@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from memtools import _bridge, _core
+from memtools import _bridge, _build_info, _core
 from tests.fakecuda import FakeRuntime
 
 ROOT = Path(__file__).resolve().parent.parent
+assert os.environ.get("MEMTOOLS_EXPECT_SANITIZE", "") in ("", _build_info.SANITIZE), "not sanitised"
 
 
 @pytest.fixture(autouse=True)

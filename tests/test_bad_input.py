@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 
@@ -80,14 +81,14 @@ def test_is_refused_and_changes_nothing(name, shim, gates, without_shim):
     history.append(gates())
     before = observed(history)
     bad = make()
-    with without_shim() if shim == "without" else warnings.catch_warnings():
-        with pytest.raises(error, match=sentence) as caught:
-            history.append(bad)
+    mode = without_shim() if shim == "without" else contextlib.nullcontext()
+    with mode, pytest.raises(error, match=sentence) as caught:
+        history.append(bad)
     assert "\n" not in str(caught.value)
     assert observed(history) == before
 
 
-@pytest.mark.parametrize("name", set(REFUSED) - {"more experts", "fewer experts"})
+@pytest.mark.parametrize("name", sorted(set(REFUSED) - {"more experts", "fewer experts"}))
 def test_refused_as_the_first_entry_leaves_the_history_new(name, gates):
     make, error, sentence = REFUSED[name]
     history = GateHistory(max_bytes=32_000)

@@ -48,10 +48,10 @@ def test_one_version_everywhere():
 
 
 def test_the_shim_is_loaded_here_and_was_built_for_this_torch():
-    assert (_build_info.TORCH_VERSION, _build_info.TORCH_GIT_VERSION) == (
+    assert (
         torch.__version__,
         torch.version.git_version,
-    )
+    ) == (_build_info.TORCH_VERSION, _build_info.TORCH_GIT_VERSION)
     assert _bridge.shim_status() == (True, "")
     assert _bridge.require_shim().ops is not None
 

@@ -113,7 +113,9 @@ def test_in_backward_is_only_true_inside(gates):
     assert not _bridge.in_backward()
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's own, while it traces
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute:UserWarning"
+)  # torch's own, while it traces
 def test_a_compiled_model_records_once(gates):
     layer = Layer()
     compiled = torch.compile(layer, backend="eager")

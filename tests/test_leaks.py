@@ -102,10 +102,10 @@ CASES: dict[str, list[Callable[[], object]]] = {
         lambda: refused(lambda: SHARED["x"]),
     ],
 }
-for _name in (
-    "nbytes arena_bytes n_experts appended max_entries max_bytes top_k recomputed device_waits "
-    "pending closed statistics trim keep dtype"
-).split():
+for _name in [
+    *["nbytes", "arena_bytes", "n_experts", "appended", "max_entries", "max_bytes", "top_k"],
+    *["recomputed", "device_waits", "pending", "closed", "statistics", "trim", "keep", "dtype"],
+]:
     CASES[f"GateHistory.{_name}"] = [lambda name=_name: getattr(SHARED, name)]  # type: ignore[misc]
 
 
@@ -123,12 +123,20 @@ def test_every_name_of_core_has_a_leak_test():
     assert names_of_core() == set(CASES)
 
 
+@pytest.mark.usefixtures("_fake_library")
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_every_case_runs(name):
+    for case in CASES[name]:
+        case()
+
+
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_does_not_leak(name, _fake_library):
+@pytest.mark.usefixtures("_fake_library")
+def test_does_not_leak(name):
     def run(rounds: int) -> None:
         for _ in range(rounds):
             for case in CASES[name]:
@@ -138,7 +146,11 @@ def test_does_not_leak(name, _fake_library):
     gc.collect()
     tracemalloc.start()
     try:
-        blocks, before, rss = sys.getallocatedblocks(), tracemalloc.get_traced_memory()[0], resident()
+        blocks, before, rss = (
+            sys.getallocatedblocks(),
+            tracemalloc.get_traced_memory()[0],
+            resident(),
+        )
         run(ROUNDS)
         gc.collect()
         growth = tracemalloc.get_traced_memory()[0] - before
@@ -154,4 +166,4 @@ def test_a_planted_leak_is_found(monkeypatch):
     kept: list[object] = []
     monkeypatch.setitem(CASES, "GateHistory.clear", [lambda: kept.append(bytearray(100))])
     with pytest.raises(AssertionError, match="more Python blocks"):
-        test_does_not_leak("GateHistory.clear", None)
+        test_does_not_leak("GateHistory.clear")

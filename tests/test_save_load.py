@@ -34,9 +34,8 @@ def test_what_is_loaded_is_what_was_saved(tmp_path, options, entries):
     history = filled(**options) if entries == "some" else GateHistory(**options)
     history.save(tmp_path / "gates.mtg")
     loaded = GateHistory.load(tmp_path / "gates.mtg")
-    names = (
-        "max_entries max_bytes trim keep dtype top_k statistics nbytes n_experts appended".split()
-    )
+    names = ["max_entries", "max_bytes", "trim", "keep", "dtype", "top_k", "statistics"]
+    names += ["nbytes", "n_experts", "appended"]
     assert [getattr(loaded, n) for n in names] == [getattr(history, n) for n in names]
     assert [entry.tolist() for entry in loaded] == [entry.tolist() for entry in history]
     if history.statistics:

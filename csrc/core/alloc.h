@@ -8,7 +8,7 @@
 #include <stddef.h>
 
 typedef struct mt_alloc {
-    void *(*get)(void *ctx, size_t bytes);            /* NULL when there is no memory; bytes > 0 */
+    void *(*get)(void *ctx, size_t bytes);             /* NULL when there is no memory; bytes > 0 */
     void (*put)(void *ctx, void *block, size_t bytes); /* bytes as asked for; NULL is ignored */
     void *ctx;
 } mt_alloc;

@@ -57,15 +57,17 @@ float_of(uint32_t bits)
     return x;
 }
 
-/* Exponent and mantissa move up 13 bits; one multiply by 2^112 corrects the bias, subnormals
- * included. Infinity and NaN then still need the full float exponent. */
+/* Exponent and mantissa move up 13 bits; one multiply by 2^112 corrects the bias. Subnormals are
+ * counted in their unit instead: moved up they would be subnormal floats, which a process may flush
+ * to zero (torch.set_flush_denormal). Infinity and NaN need the full float exponent. */
 static inline float
 half_to_float(uint16_t half)
 {
     uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
     uint32_t magnitude = half & 0x7FFFu;
     uint32_t special = magnitude >= 0x7C00u ? 0x7F800000u : 0u;
-    float scaled = float_of(magnitude << 13) * 0x1p112f;
+    float normal = float_of(magnitude << 13) * 0x1p112f;
+    float scaled = magnitude < 0x400u ? (float)magnitude * 0x1p-24f : normal;
 
     return float_of(bits_of(scaled) | special | sign);
 }
@@ -108,7 +110,8 @@ byte_to_float(unsigned byte, unsigned mantissa, int bias, bool fnuz)
 
     if (fnuz && byte == 0x80u) return float_of(0x7FC00000u);
     if (!fnuz && !ieee && (byte & 0x7Fu) == 0x7Fu) return float_of(0x7FC00000u);
-    if (ieee && exponent == 31) return float_of(fraction ? 0x7FC00000u : 0x7F800000u | (byte & 0x80u) << 24);
+    if (ieee && exponent == 31)
+        return float_of(fraction ? 0x7FC00000u : 0x7F800000u | (byte & 0x80u) << 24);
     /* (1 + fraction / unit) * 2^(exponent - bias); a subnormal has no leading 1 and exponent 1. The
      * power of two is built as a float's exponent field. */
     value = (float)(exponent ? unit + fraction : fraction);
@@ -158,11 +161,21 @@ void
 mt_widen_f32(mt_dtype dtype, const void *src, float *dst, size_t n)
 {
     switch (dtype) {
-    case MT_F32: memcpy(dst, src, n * sizeof *dst); break;
-    case MT_F64: widen_double(src, dst, n); break;
-    case MT_F16: widen_half(src, dst, n); break;
-    case MT_BF16: widen_bfloat(src, dst, n); break;
-    default: widen_byte(dtype, src, dst, n); break;
+    case MT_F32:
+        memcpy(dst, src, n * sizeof *dst);
+        break;
+    case MT_F64:
+        widen_double(src, dst, n);
+        break;
+    case MT_F16:
+        widen_half(src, dst, n);
+        break;
+    case MT_BF16:
+        widen_bfloat(src, dst, n);
+        break;
+    default:
+        widen_byte(dtype, src, dst, n);
+        break;
     }
 }
 
@@ -192,9 +205,17 @@ mt_narrow_f32(mt_dtype dtype, const float *src, void *dst, size_t n)
 {
     assert(mt_dtype_writable(dtype));
     switch (dtype) {
-    case MT_F64: narrow_double(src, dst, n); break;
-    case MT_F16: narrow_half(src, dst, n); break;
-    case MT_BF16: narrow_bfloat(src, dst, n); break;
-    default: memcpy(dst, src, n * sizeof *src); break;
+    case MT_F64:
+        narrow_double(src, dst, n);
+        break;
+    case MT_F16:
+        narrow_half(src, dst, n);
+        break;
+    case MT_BF16:
+        narrow_bfloat(src, dst, n);
+        break;
+    default:
+        memcpy(dst, src, n * sizeof *src);
+        break;
     }
 }

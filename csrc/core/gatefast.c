@@ -36,7 +36,8 @@ largest_below(const float *row, size_t experts, float limit)
     return best;
 }
 
-/* The top_k-th largest gate, equal gates taken as one: too many pass it then, and the counts tell. */
+/* The top_k-th largest gate, equal gates taken as one: too many pass it then, and the counts tell.
+ */
 INLINE float
 threshold(const float *row, size_t experts, unsigned top_k)
 {
@@ -92,18 +93,30 @@ MT_CLONES static void
 add_block(const float *x, size_t rows, size_t experts, unsigned top_k, double *sum, uint32_t *count)
 {
     switch (top_k == 1 ? experts : 0) {
-    case 8: add_rows(x, rows, 8, 1, sum, count); break;
-    case 16: add_rows(x, rows, 16, 1, sum, count); break;
-    case 32: add_rows(x, rows, 32, 1, sum, count); break;
-    case 64: add_rows(x, rows, 64, 1, sum, count); break;
-    case 128: add_rows(x, rows, 128, 1, sum, count); break;
-    default: add_rows(x, rows, experts, top_k, sum, count); break;
+    case 8:
+        add_rows(x, rows, 8, 1, sum, count);
+        break;
+    case 16:
+        add_rows(x, rows, 16, 1, sum, count);
+        break;
+    case 32:
+        add_rows(x, rows, 32, 1, sum, count);
+        break;
+    case 64:
+        add_rows(x, rows, 64, 1, sum, count);
+        break;
+    case 128:
+        add_rows(x, rows, 128, 1, sum, count);
+        break;
+    default:
+        add_rows(x, rows, experts, top_k, sum, count);
+        break;
     }
 }
 
-/* Whether all sums are finite and the counts add up to `expected`. A double holds the sum of a block
- * of floats without overflow: a sum that is not finite means that a gate was not. Its exponent field,
- * all ones, then carries into bit 11. */
+/* Whether all sums are finite and the counts add up to `expected`. A double holds the sum of a
+ * block of floats without overflow: a sum that is not finite means that a gate was not. Its
+ * exponent field, all ones, then carries into bit 11. */
 MT_CLONES static bool
 adds_up(const double *sum, const uint32_t *count, size_t experts, uint64_t expected)
 {

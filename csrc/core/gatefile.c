@@ -147,8 +147,8 @@ static const char *
 config_fault(const mt_gatehist_config *c, uint32_t trim, uint32_t keep, uint32_t flag,
              uint32_t zero)
 {
-    bool dtype = c->dtype == MT_DTYPE_SAME ||
-                 (c->dtype >= 0 && c->dtype < MT_DTYPE_COUNT && mt_dtype_writable((mt_dtype)c->dtype));
+    bool dtype = c->dtype == MT_DTYPE_SAME || (c->dtype >= 0 && c->dtype < MT_DTYPE_COUNT &&
+                                               mt_dtype_writable((mt_dtype)c->dtype));
 
     if (c->max_entries == 0 || c->max_bytes == 0) return "a limit of zero";
     if (trim > MT_TRIM_OLDEST || keep > MT_KEEP_TOPK || flag > 1 || zero != 0)
@@ -161,7 +161,7 @@ config_fault(const mt_gatehist_config *c, uint32_t trim, uint32_t keep, uint32_t
 static const char *
 header_fault(const header *h)
 {
-    if (h->experts > UINT32_MAX) return "more experts than possible";
+    if (h->experts > MT_EXPERTS_MAX) return "more experts than possible";
     if (h->appended > UINT64_MAX / 2) return "more entries than possible"; /* it must not wrap */
     if (h->experts == 0 && h->appended > 0) return "entries without experts";
     if (h->experts > 0 && h->experts < h->config.top_k) return "fewer experts than top_k";
@@ -236,7 +236,8 @@ claim_entry(mt_gatehist *h, uint32_t rows, uint32_t dtype, size_t left, mt_error
     mt_record_format f = mt_gatehist_format(h, h->experts, (mt_dtype)dtype);
     size_t bytes;
 
-    if (dtype >= MT_DTYPE_COUNT || (h->config.dtype != MT_DTYPE_SAME && (int)dtype != h->config.dtype))
+    if (dtype >= MT_DTYPE_COUNT ||
+        (h->config.dtype != MT_DTYPE_SAME && (int)dtype != h->config.dtype))
         return mt_fail_format(err, "an entry of another dtype");
     if (!mt_size_mul(rows, mt_record_row_bytes(&f), &bytes) || bytes > left - h->ring.bytes)
         return mt_fail_format(err, "an entry longer than the file");
@@ -281,8 +282,9 @@ fill_from(cursor *in, mt_gatehist *h, const header *head, mt_error *err)
 {
     mt_status st;
 
-    if (head->experts == 0) return in->left > 0 ? mt_fail_format(err, "bytes without experts") : MT_OK;
-    /* The statistics alone take 16 bytes an expert; without them a row does. */
+    if (head->experts == 0)
+        return in->left > 0 ? mt_fail_format(err, "bytes without experts") : MT_OK;
+    /* 16 bytes an expert in the file before 2 KiB an expert are taken. */
     if (h->config.statistics && head->experts > in->left / 16)
         return mt_fail_format(err, "it ends inside the statistics");
     if ((st = mt_gatehist_fix_experts(h, head->experts, err)) != MT_OK) return st;

@@ -9,7 +9,8 @@
  *   the records, oldest first, one after another
  *
  * Little-endian. The caller adds what frames it: magic, version, checksum. Parsing trusts nothing:
- * every count is held against the bytes that are there before memory is taken for it. */
+ * a count is held against its maximum or the bytes that are there before memory is taken for it;
+ * the limits cost address space only. */
 #ifndef MT_GATEFILE_H
 #define MT_GATEFILE_H
 
@@ -17,7 +18,7 @@
 
 #include "gatehist.h"
 
-/* Exact size of what dump() writes. */
+/* Exact size of what dump() writes. pre for both: all entries are filled. */
 size_t mt_gatehist_dump_bytes(const mt_gatehist *h);
 void mt_gatehist_dump(const mt_gatehist *h, void *dst);
 

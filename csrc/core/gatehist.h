@@ -8,7 +8,8 @@
  * push() does the three at once. A tensor that is still on its way from a device is admitted and
  * claimed at append time, so that length and eviction are exact, and filled when it arrives.
  *
- * What a record's bytes are, gaterecord.h says. No lock: the caller serialises. No Python, torch or CUDA. */
+ * What a record's bytes are, gaterecord.h says. No lock: the caller serialises. No Python, torch or
+ * CUDA. */
 #ifndef MT_GATEHIST_H
 #define MT_GATEHIST_H
 
@@ -49,7 +50,7 @@ void mt_gatehist_free(mt_gatehist *h);
 
 /* Says whether rows of this shape and dtype can be recorded, and makes ready for them; data is not
  * looked at. After MT_OK, claim() cannot fail for them.
- *   MT_ESHAPE  cols is 0, is not the number of experts so far, or is below top_k
+ *   MT_ESHAPE  cols is 0, above MT_EXPERTS_MAX, not the number of experts so far, or below top_k
  *   MT_ELIMIT  one record is larger than max_bytes
  *   MT_ENOMEM, MT_EOVERFLOW */
 mt_status mt_gatehist_admit(mt_gatehist *h, const mt_rows *shape, mt_error *err);
@@ -66,22 +67,23 @@ mt_status mt_gatehist_push(mt_gatehist *h, const mt_rows *rows, mt_error *err);
 
 const mt_gatehist_config *mt_gatehist_configuration(const mt_gatehist *h);
 size_t mt_gatehist_len(const mt_gatehist *h);
-size_t mt_gatehist_bytes(const mt_gatehist *h);     /* live record bytes, <= max_bytes */
-size_t mt_gatehist_extent(const mt_gatehist *h);    /* bytes of the arena in use so far */
-size_t mt_gatehist_experts(const mt_gatehist *h);   /* 0 until the first entry */
+size_t mt_gatehist_bytes(const mt_gatehist *h);      /* live record bytes, <= max_bytes */
+size_t mt_gatehist_extent(const mt_gatehist *h);     /* bytes of the arena in use so far */
+size_t mt_gatehist_experts(const mt_gatehist *h);    /* 0 until the first is admitted */
 uint64_t mt_gatehist_appended(const mt_gatehist *h); /* entries ever claimed */
 
 /* Shape and dtype of entry i (0 is the oldest) with data NULL. pre: i < len. */
 mt_rows mt_gatehist_shape(const mt_gatehist *h, size_t i);
 
-/* Writes entry i as packed rows of its dtype; gates that were not kept are zero. pre: i < len. */
+/* Writes entry i as packed rows of its dtype; gates that were not kept are zero.
+ * pre: i < len, entry i is filled. */
 void mt_gatehist_copy(const mt_gatehist *h, size_t i, void *dst);
 
 /* Drops all records. The statistics stay. */
 void mt_gatehist_clear(mt_gatehist *h);
 
 /* A history of `count` entries start, start + step, ... with the same limits, its own memory, and
- * statistics of just these. pre: all of them exist. MT_ENOMEM. */
+ * statistics of just these. pre: step != 0; all of them exist and are filled. MT_ENOMEM. */
 mt_status mt_gatehist_slice(const mt_gatehist *h, size_t start, ptrdiff_t step, size_t count,
                             mt_gatehist **out, mt_error *err);
 
@@ -90,7 +92,7 @@ const mt_gatestats *mt_gatehist_stats(const mt_gatehist *h);
 void mt_gatehist_reset_stats(mt_gatehist *h);
 
 /* Statistics of the last n records as they were kept, into s, which the caller has initialised and
- * reserved. pre: n <= len. */
+ * reserved. pre: n <= len, all of them are filled. */
 void mt_gatehist_recount(const mt_gatehist *h, size_t n, mt_gatestats *s);
 
 /* True while every invariant holds; for tests. */

@@ -8,7 +8,8 @@
 #include "size.h"
 
 /* Elements handled at a time: small enough that a block is still in the second-level cache when the
- * statistics read what the copy has just read, large enough that folding block sums costs nothing. */
+ * statistics read what the copy has just read, large enough that folding block sums costs nothing.
+ */
 enum { MT_CHUNK = 32768 };
 
 struct mt_gatehist {
@@ -38,8 +39,8 @@ mt_gatehist_format(const mt_gatehist *h, size_t experts, mt_dtype dtype)
     return (mt_record_format){h->config.keep, h->config.top_k, experts, dtype};
 }
 
-/* Allocates scratch and statistics for this many experts and fixes their number. On failure *h is
- * as it was. MT_ENOMEM, MT_EOVERFLOW. */
+/* Allocates scratch and statistics for this many experts and fixes their number, in place of an
+ * earlier one. pre: nothing was claimed yet. On failure no number is fixed. MT_ENOMEM. */
 mt_status mt_gatehist_fix_experts(mt_gatehist *h, size_t experts, mt_error *err);
 
 #endif

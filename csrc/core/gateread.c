@@ -96,8 +96,32 @@ mt_gatehist_copy(const mt_gatehist *h, size_t i, void *dst)
                      (unsigned char *)dst + first * row);
 }
 
+/* What was kept of each row, as it was kept: the zeros that a reader sees for the other gates would
+ * be among the largest where gates are negative. */
 static void
-recount_chunk(const mt_gatehist *h, const mt_slot *slot, size_t first, size_t rows, mt_gatestats *s)
+recount_kept(const mt_gatehist *h, const mt_slot *slot, size_t first, size_t rows, mt_gatestats *s)
+{
+    mt_record_format f = mt_gatehist_format(h, h->experts, (mt_dtype)slot->dtype);
+    size_t row = mt_record_row_bytes(&f);
+    uint32_t experts[MT_TOP_K_MAX];
+    double gates[MT_TOP_K_MAX];
+
+    mt_ring_read(&h->ring, slot, first * row, h->coded, rows * row);
+    for (size_t r = 0; r < rows; r++) {
+        const void *kept = mt_record_kept(&f, h->coded, r, experts);
+        memcpy(h->raw, kept, f.top_k * mt_dtype_size(f.dtype)); /* aligned from here on */
+        if (f.dtype == MT_F64) {
+            memcpy(gates, h->raw, f.top_k * sizeof *gates);
+        } else {
+            mt_widen_f32(f.dtype, h->raw, h->wide, f.top_k);
+            mt_narrow_f32(MT_F64, h->wide, gates, f.top_k);
+        }
+        mt_gatescan_kept(gates, experts, f.top_k, &s->total);
+    }
+}
+
+static void
+recount_all(const mt_gatehist *h, const mt_slot *slot, size_t first, size_t rows, mt_gatestats *s)
 {
     mt_dtype dtype = (mt_dtype)slot->dtype;
 
@@ -116,8 +140,13 @@ recount_entry(const mt_gatehist *h, size_t i, mt_gatestats *s)
     const mt_slot *slot = mt_ring_slot(&h->ring, i);
     size_t step = mt_gatehist_chunk_rows(h);
 
-    for (size_t first = 0; first < slot->rows; first += step)
-        recount_chunk(h, slot, first, mt_size_min(step, slot->rows - first), s);
+    for (size_t first = 0; first < slot->rows; first += step) {
+        size_t rows = mt_size_min(step, slot->rows - first);
+        if (h->config.keep == MT_KEEP_TOPK)
+            recount_kept(h, slot, first, rows, s);
+        else
+            recount_all(h, slot, first, rows, s);
+    }
     mt_gatestats_end_entry(s);
 }
 

@@ -1,6 +1,6 @@
 #include "gaterecord.h"
 
-#include <stdint.h>
+#include <assert.h>
 #include <string.h>
 
 #include "gatescan.h"
@@ -60,7 +60,8 @@ mt_record_encode(const mt_record_format *f, const void *values, const void *orde
             mt_gatescan_top_f64((const double *)order + r * f->experts, f->experts, f->top_k, top);
         else
             mt_gatescan_top_f32((const float *)order + r * f->experts, f->experts, f->top_k, top);
-        encode_row(f, (const unsigned char *)values + r * row, top, (unsigned char *)dst + r * coded);
+        encode_row(f, (const unsigned char *)values + r * row, top,
+                   (unsigned char *)dst + r * coded);
     }
 }
 
@@ -80,12 +81,20 @@ mt_record_decode(const mt_record_format *f, const void *record, size_t rows, voi
 {
     size_t row = f->experts * mt_dtype_size(f->dtype), coded = mt_record_row_bytes(f);
 
-    if (f->keep == MT_KEEP_ALL) {
-        memcpy(dst, record, rows * row);
-        return;
-    }
+    assert(f->keep == MT_KEEP_TOPK);
     for (size_t r = 0; r < rows; r++)
         decode_row(f, (const unsigned char *)record + r * coded, (unsigned char *)dst + r * row);
+}
+
+const void *
+mt_record_kept(const mt_record_format *f, const void *record, size_t row, uint32_t *experts)
+{
+    size_t width = index_bytes(f);
+    const unsigned char *at = (const unsigned char *)record + row * mt_record_row_bytes(f);
+
+    for (unsigned k = 0; k < f->top_k; k++)
+        experts[k] = get_index(at + k * width, width);
+    return at + f->top_k * width;
 }
 
 bool
@@ -96,7 +105,8 @@ mt_record_valid(const mt_record_format *f, const void *record, size_t rows)
     if (f->keep == MT_KEEP_ALL) return true;
     for (size_t r = 0; r < rows; r++)
         for (unsigned k = 0; k < f->top_k; k++)
-            if (get_index((const unsigned char *)record + r * coded + k * width, width) >= f->experts)
+            if (get_index((const unsigned char *)record + r * coded + k * width, width) >=
+                f->experts)
                 return false;
     return true;
 }

@@ -10,6 +10,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "dtype.h"
 
@@ -25,13 +26,19 @@ typedef struct mt_record_format {
 /* Bytes of one row's record. */
 size_t mt_record_row_bytes(const mt_record_format *f);
 
-/* Encodes packed rows for MT_KEEP_TOPK. `values` holds the rows in f->dtype, `order` the same rows as
- * float32, or float64 when order_f64, by which the largest are chosen. */
+/* Encodes packed rows for MT_KEEP_TOPK. `values` holds the rows in f->dtype, `order` the same rows
+ * as float32, or float64 when order_f64, by which the largest are chosen. */
 void mt_record_encode(const mt_record_format *f, const void *values, const void *order,
                       bool order_f64, size_t rows, void *dst);
 
-/* Decodes rows to packed [rows, experts] of f->dtype; gates that were not kept are zero. */
+/* Decodes rows of an MT_KEEP_TOPK record to packed [rows, experts] of f->dtype; gates that were not
+ * kept are zero. pre: valid. */
 void mt_record_decode(const mt_record_format *f, const void *record, size_t rows, void *dst);
+
+/* The experts that row `row` of an MT_KEEP_TOPK record kept, largest gate first, to experts[top_k],
+ * and their gates, packed in f->dtype but not aligned. */
+const void *mt_record_kept(const mt_record_format *f, const void *record, size_t row,
+                           uint32_t *experts);
 
 /* True when decoding stays inside a row: for records that came from a file. */
 bool mt_record_valid(const mt_record_format *f, const void *record, size_t rows);

@@ -131,3 +131,20 @@ mt_gatescan_f64(const double *x, size_t rows, size_t experts, unsigned top_k, mt
         exact_row_f64(x + r * experts, experts, top_k, sums);
     sums->tokens += rows;
 }
+
+void
+mt_gatescan_kept(const double *gates, const uint32_t *experts, unsigned top_k, mt_gatesums *sums)
+{
+    bool finite = true;
+
+    sums->tokens++;
+    for (unsigned k = 0; k < top_k; k++)
+        finite &= isfinite(gates[k]) != 0;
+    if (!finite) {
+        sums->nonfinite++;
+        return;
+    }
+    for (unsigned k = 0; k < top_k; k++)
+        sums->importance[experts[k]] += gates[k];
+    count_top(experts, top_k, sums->load);
+}

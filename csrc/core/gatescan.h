@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { MT_TOP_K_MAX = 64 };
+enum { MT_TOP_K_MAX = 64, MT_EXPERTS_MAX = 1 << 20 };
 
 typedef struct mt_gatesums {
     double *importance; /* [experts], sum of gates */
@@ -26,6 +26,10 @@ void mt_gatescan_f32(const float *x, size_t rows, size_t experts, unsigned top_k
                      mt_gatesums *sums);
 void mt_gatescan_f64(const double *x, size_t rows, size_t experts, unsigned top_k,
                      mt_gatesums *sums);
+
+/* Adds one row of which only the top_k largest gates are known, with their experts. */
+void mt_gatescan_kept(const double *gates, const uint32_t *experts, unsigned top_k,
+                      mt_gatesums *sums);
 
 /* The experts of one packed finite row's k largest gates, largest first, ties to the lower expert;
  * NaN sorts as largest. pre: 0 < k <= min(experts, MT_TOP_K_MAX). */

@@ -37,21 +37,23 @@ deal(mt_gatestats *s, size_t experts)
 mt_status
 mt_gatestats_reserve(mt_gatestats *s, size_t experts, mt_error *err)
 {
-    size_t cells;
+    size_t bytes;
 
     assert(experts > 0 && (s->experts == 0 || s->experts == experts));
     if (s->experts == experts) return MT_OK;
-    if (!mt_size_mul(experts, MT_MARKS + 1, &cells))
+    if (!mt_size_mul(experts, (MT_MARKS + 1) * sizeof *s->doubles, &bytes))
         return mt_fail(err, MT_EOVERFLOW, "mt_gatestats_reserve", 0);
-    s->doubles = mt_alloc_zeroed(s->mem, cells, sizeof *s->doubles);
-    s->counts = mt_alloc_zeroed(s->mem, cells, sizeof *s->counts);
+    s->doubles = s->mem->get(s->mem->ctx, bytes);
+    s->counts = s->mem->get(s->mem->ctx, bytes);
     if (s->doubles == NULL || s->counts == NULL) {
-        s->mem->put(s->mem->ctx, s->doubles, cells * sizeof *s->doubles);
-        s->mem->put(s->mem->ctx, s->counts, cells * sizeof *s->counts);
+        s->mem->put(s->mem->ctx, s->doubles, bytes);
+        s->mem->put(s->mem->ctx, s->counts, bytes);
         return mt_fail(err, MT_ENOMEM, "mt_gatestats_reserve", 0);
     }
     s->experts = experts;
     deal(s, experts);
+    memset(s->doubles, 0, experts * sizeof *s->doubles); /* the totals: a mark is written whole */
+    memset(s->counts, 0, experts * sizeof *s->counts);
     return MT_OK;
 }
 
@@ -92,8 +94,8 @@ mt_gatestats_end_entry(mt_gatestats *s)
     s->entries++;
     if (s->entries % s->span != 0) return;
     if (s->marks == MT_MARKS) {
-        halve_marks(s);
-        if (s->entries % s->span != 0) return;
+        halve_marks(s); /* entries is now 64 whole spans and a half */
+        return;
     }
     copy_sums(&s->mark[s->marks++], &s->total, s->experts);
 }

@@ -7,7 +7,7 @@
  *                      m0         m1          m2       total
  *
  * The statistics of a window are the difference of two marks. When the marks are full, every other
- * one is dropped and the span doubles: a run of any length keeps 64 to 128 windows.
+ * one is dropped and the span doubles: a long run has 64 to 129 windows.
  *
  * Storage is allocated by the first reserve() and never again. No lock: the caller serialises. */
 #ifndef MT_GATESTATS_H

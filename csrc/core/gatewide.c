@@ -21,7 +21,8 @@ four_maxima(const float *x, size_t vectors, __m512 top[4])
                               _mm512_shuffle_f32x4(top[0], top[1], 0xEE));
     __m512 cd = _mm512_max_ps(_mm512_shuffle_f32x4(top[2], top[3], 0x44),
                               _mm512_shuffle_f32x4(top[2], top[3], 0xEE));
-    __m512 all = _mm512_max_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xDD));
+    __m512 all =
+        _mm512_max_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xDD));
     all = _mm512_max_ps(all, _mm512_permute_ps(all, 0x4E));
     all = _mm512_max_ps(all, _mm512_permute_ps(all, 0xB1));
     top[0] = _mm512_shuffle_f32x4(all, all, 0x00);
@@ -58,12 +59,14 @@ add_fours(const float *x, size_t rows, size_t vectors, double *sum, uint32_t *co
         four_maxima(x, vectors, top);
         for (size_t i = 0; i < 4; i++)
             for (size_t v = 0; v < vectors; v++)
-                add_vector(x + (i * vectors + v) * 16, top[i], &part[2 * v], &part[2 * v + 1], &hits[v]);
+                add_vector(x + (i * vectors + v) * 16, top[i], &part[2 * v], &part[2 * v + 1],
+                           &hits[v]);
     }
     for (size_t v = 0; v < 2 * vectors; v++)
         _mm512_storeu_pd(sum + 8 * v, _mm512_add_pd(_mm512_loadu_pd(sum + 8 * v), part[v]));
     for (size_t v = 0; v < vectors; v++)
-        _mm512_storeu_si512(count + 16 * v, _mm512_add_epi32(_mm512_loadu_si512(count + 16 * v), hits[v]));
+        _mm512_storeu_si512(count + 16 * v,
+                            _mm512_add_epi32(_mm512_loadu_si512(count + 16 * v), hits[v]));
     return r;
 }
 
@@ -71,11 +74,16 @@ WIDE static size_t
 add_width(const float *x, size_t rows, size_t experts, double *sum, uint32_t *count)
 {
     switch (experts) {
-    case 16: return add_fours(x, rows, 1, sum, count);
-    case 32: return add_fours(x, rows, 2, sum, count);
-    case 48: return add_fours(x, rows, 3, sum, count);
-    case 64: return add_fours(x, rows, 4, sum, count);
-    default: return 0;
+    case 16:
+        return add_fours(x, rows, 1, sum, count);
+    case 32:
+        return add_fours(x, rows, 2, sum, count);
+    case 48:
+        return add_fours(x, rows, 3, sum, count);
+    case 64:
+        return add_fours(x, rows, 4, sum, count);
+    default:
+        return 0;
     }
 }
 

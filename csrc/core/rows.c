@@ -38,10 +38,18 @@ pack_row(const unsigned char *src, const mt_rows *t, unsigned char *dst, size_t 
         return;
     }
     switch (size) {
-    case 8: gather(src, t->cols, t->col_stride, dst, 8); break;
-    case 4: gather(src, t->cols, t->col_stride, dst, 4); break;
-    case 2: gather(src, t->cols, t->col_stride, dst, 2); break;
-    default: gather(src, t->cols, t->col_stride, dst, 1); break;
+    case 8:
+        gather(src, t->cols, t->col_stride, dst, 8);
+        break;
+    case 4:
+        gather(src, t->cols, t->col_stride, dst, 4);
+        break;
+    case 2:
+        gather(src, t->cols, t->col_stride, dst, 2);
+        break;
+    default:
+        gather(src, t->cols, t->col_stride, dst, 1);
+        break;
     }
 }
 
@@ -59,5 +67,6 @@ mt_rows_pack(const mt_rows *t, size_t first, size_t count, void *dst)
         return;
     }
     for (size_t r = 0; r < count; r++)
-        pack_row(src + (ptrdiff_t)r * t->row_stride * (ptrdiff_t)size, t, out + r * row_bytes, size);
+        pack_row(src + (ptrdiff_t)r * t->row_stride * (ptrdiff_t)size, t, out + r * row_bytes,
+                 size);
 }

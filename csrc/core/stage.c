@@ -341,9 +341,8 @@ mt_stage_check(const mt_stage *s)
         const slot *at = slot_at(s, age);
 
         if (!slot_ok(s, at)) return false;
-        if (age > 0 && at->offset != end) { /* in ring order, or at the start again, once */
-            if (at->offset != 0 || ++wraps > 1) return false;
-        }
+        /* in ring order, or at the start again, once */
+        if (age > 0 && at->offset != end && (at->offset != 0 || ++wraps > 1)) return false;
         if (wraps > 0 && at->offset + at->span > slot_at(s, 0)->offset) return false;
         end = at->offset + at->span;
     }

@@ -34,14 +34,22 @@ const char *
 mt_status_name(mt_status st)
 {
     switch (st) {
-    case MT_OK: return "MT_OK";
-    case MT_ENOMEM: return "MT_ENOMEM";
-    case MT_EOVERFLOW: return "MT_EOVERFLOW";
-    case MT_ELIMIT: return "MT_ELIMIT";
-    case MT_EDEVICE: return "MT_EDEVICE";
-    case MT_EFORMAT: return "MT_EFORMAT";
-    case MT_ESHAPE: return "MT_ESHAPE";
-    case MT_EAGAIN: return "MT_EAGAIN";
+    case MT_OK:
+        return "MT_OK";
+    case MT_ENOMEM:
+        return "MT_ENOMEM";
+    case MT_EOVERFLOW:
+        return "MT_EOVERFLOW";
+    case MT_ELIMIT:
+        return "MT_ELIMIT";
+    case MT_EDEVICE:
+        return "MT_EDEVICE";
+    case MT_EFORMAT:
+        return "MT_EFORMAT";
+    case MT_ESHAPE:
+        return "MT_ESHAPE";
+    case MT_EAGAIN:
+        return "MT_EAGAIN";
     }
     return "unknown status";
 }

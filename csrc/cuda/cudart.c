@@ -33,7 +33,7 @@
     X(cudaEventSynchronize)                                                                        \
     X(cudaMemcpyAsync)
 
-#define AS_MEMBER(name) __typeof__(name) *name;
+#define AS_MEMBER(name) __typeof__(name) *name; /* NOLINT(bugprone-macro-parentheses) */
 #define AS_SYMBOL(name) {"dlsym " #name, offsetof(entry_points, name)},
 
 typedef struct entry_points {
@@ -353,7 +353,7 @@ take_symbols(mt_cudart *rt, mt_error *err)
         void *entry = dlsym(rt->lib, symbols[i].call + strlen("dlsym "));
 
         if (entry == NULL) return mt_fail(err, MT_EDEVICE, symbols[i].call, 0);
-        memcpy((char *)&rt->fn + symbols[i].offset, &entry, sizeof entry);
+        memcpy((char *)&rt->fn + symbols[i].offset, (const void *)&entry, sizeof entry);
     }
     return MT_OK;
 }

@@ -30,10 +30,11 @@ static PyObject *
 raise_no_memory(const mt_error *err, const char *doing)
 {
     if (err->asked > 0)
-        return PyErr_Format(PyExc_MemoryError,
-                            "%s: the system refused %zu bytes of address space (%s, errno %d); lower "
-                            "max_bytes or max_entries, or raise the process's limit (ulimit -v)",
-                            doing, err->asked, err->call, err->native);
+        return PyErr_Format(
+            PyExc_MemoryError,
+            "%s: the system refused %zu bytes of address space (%s, errno %d); lower "
+            "max_bytes or max_entries, or raise the process's limit (ulimit -v)",
+            doing, err->asked, err->call, err->native);
     return PyErr_Format(PyExc_MemoryError, "%s: out of host memory in %s", doing, err->call);
 }
 
@@ -41,14 +42,15 @@ static PyObject *
 raise_shape(const mt_error *err, const char *doing)
 {
     if (strcmp(err->detail, "experts") == 0)
-        return PyErr_Format(PyExc_ValueError,
-                            "%s: got %zu experts, this history records %zu; use one history per gate",
-                            doing, err->asked, err->limit);
+        return PyErr_Format(
+            PyExc_ValueError,
+            "%s: got %zu experts, this history records %zu; use one history per gate", doing,
+            err->asked, err->limit);
     if (strcmp(err->detail, "top_k") == 0)
         return PyErr_Format(PyExc_ValueError,
-                            "%s: got %zu experts, fewer than top_k=%zu; pass a smaller top_k", doing,
-                            err->asked, err->limit);
-    return PyErr_Format(PyExc_ValueError, "%s: %zu %s, at most %zu are possible; append in parts",
+                            "%s: got %zu experts, fewer than top_k=%zu; pass a smaller top_k",
+                            doing, err->asked, err->limit);
+    return PyErr_Format(PyExc_ValueError, "%s: got %zu %s, at most %zu are possible; append parts",
                         doing, err->asked, err->detail, err->limit);
 }
 
@@ -65,9 +67,12 @@ PyObject *
 mt_py_raise(mt_state *st, const mt_error *err, const char *doing)
 {
     switch (err->status) {
-    case MT_ENOMEM: return raise_no_memory(err, doing);
-    case MT_ESHAPE: return raise_shape(err, doing);
-    case MT_EDEVICE: return raise_device(st, err, doing);
+    case MT_ENOMEM:
+        return raise_no_memory(err, doing);
+    case MT_ESHAPE:
+        return raise_shape(err, doing);
+    case MT_EDEVICE:
+        return raise_device(st, err, doing);
     case MT_ELIMIT:
         return mt_py_raise_own(st, "BudgetError",
                                "%s: one record takes %zu bytes, max_bytes is %zu; raise max_bytes, "

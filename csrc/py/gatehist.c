@@ -36,8 +36,8 @@ choice(const char *option, const char *word, const char *const *choices)
 {
     for (int i = 0; choices[i] != NULL; i++)
         if (strcmp(word, choices[i]) == 0) return i;
-    PyErr_Format(PyExc_ValueError, "%s is \"%s\" or \"%s\", got \"%s\"", option, choices[0], choices[1],
-                 word);
+    PyErr_Format(PyExc_ValueError, "%s is \"%s\" or \"%s\", got \"%s\"", option, choices[0],
+                 choices[1], word);
     return -1;
 }
 
@@ -48,10 +48,11 @@ dtype_choice(const char *name)
     for (int dtype = 0; dtype < MT_DTYPE_COUNT; dtype++)
         if (mt_dtype_writable((mt_dtype)dtype) && strcmp(name, mt_dtype_name((mt_dtype)dtype)) == 0)
             return dtype;
-    PyErr_Format(PyExc_ValueError,
-                 "dtype is \"float64\", \"float32\", \"float16\", \"bfloat16\" or None for what comes, "
-                 "got \"%s\"",
-                 name);
+    PyErr_Format(
+        PyExc_ValueError,
+        "dtype is \"float64\", \"float32\", \"float16\", \"bfloat16\" or None for what comes, "
+        "got \"%s\"",
+        name);
     return MT_DTYPE_COUNT;
 }
 
@@ -72,8 +73,8 @@ parse_config(PyObject *args, PyObject *kwargs, mt_gatehist_config *c)
 {
     static const char *const trims[] = {"half", "oldest", NULL};
     static const char *const keeps[] = {"all", "topk", NULL};
-    static char *names[] = {"max_entries", "max_bytes", "trim", "keep", "dtype", "top_k",
-                            "statistics", NULL};
+    static char *names[] = {"max_entries", "max_bytes", "trim",       "keep",
+                            "dtype",       "top_k",     "statistics", NULL};
     const char *trim = "half", *keep = "all", *dtype = NULL;
     Py_ssize_t max_entries, max_bytes;
     int top_k = 1, statistics = 1, trim_choice, keep_choice;
@@ -191,7 +192,8 @@ entry_tensor(GateHistory *self, size_t i)
     PyObject *tensor;
     void *data;
 
-    if (mt_state_connect(self->state) < 0 || mt_py_gatehist_arrive(self, oldest + i) < 0) return NULL;
+    if (mt_state_connect(self->state) < 0 || mt_py_gatehist_arrive(self, oldest + i) < 0)
+        return NULL;
     if ((tensor = mt_py_tensor_new(self->state, &shape, &data)) == NULL) return NULL;
     mt_gatehist_copy(self->core, i, data);
     return tensor;
@@ -251,7 +253,18 @@ gatehist_clear(PyObject *op, PyObject *Py_UNUSED(none))
 }
 
 /* One getter for all numbers of the core; the closure says which. */
-enum { NBYTES, ARENA, EXPERTS, APPENDED, MAX_ENTRIES, MAX_BYTES, TOP_K, RECOMPUTED, WAITS, PENDING };
+enum {
+    NBYTES,
+    ARENA,
+    EXPERTS,
+    APPENDED,
+    MAX_ENTRIES,
+    MAX_BYTES,
+    TOP_K,
+    RECOMPUTED,
+    WAITS,
+    PENDING
+};
 
 static uint64_t
 number_of(const GateHistory *self, intptr_t which)
@@ -259,16 +272,26 @@ number_of(const GateHistory *self, intptr_t which)
     const mt_gatehist_config *c = mt_gatehist_configuration(self->core);
 
     switch (which) {
-    case NBYTES: return mt_gatehist_bytes(self->core);
-    case ARENA: return mt_gatehist_extent(self->core);
-    case EXPERTS: return mt_gatehist_experts(self->core);
-    case APPENDED: return mt_gatehist_appended(self->core);
-    case MAX_ENTRIES: return c->max_entries;
-    case MAX_BYTES: return c->max_bytes;
-    case TOP_K: return c->top_k;
-    case RECOMPUTED: return self->recomputed;
-    case WAITS: return self->device_waits;
-    default: return self->stage == NULL ? 0 : mt_stage_len(self->stage);
+    case NBYTES:
+        return mt_gatehist_bytes(self->core);
+    case ARENA:
+        return mt_gatehist_extent(self->core);
+    case EXPERTS:
+        return mt_gatehist_experts(self->core);
+    case APPENDED:
+        return mt_gatehist_appended(self->core);
+    case MAX_ENTRIES:
+        return c->max_entries;
+    case MAX_BYTES:
+        return c->max_bytes;
+    case TOP_K:
+        return c->top_k;
+    case RECOMPUTED:
+        return self->recomputed;
+    case WAITS:
+        return self->device_waits;
+    default:
+        return self->stage == NULL ? 0 : mt_stage_len(self->stage);
     }
 }
 
@@ -337,10 +360,12 @@ static PyMethodDef methods[] = {
      "append($self, gates, /)\n--\n\n"
      "Record a copy of gates, a floating-point tensor [n, n_experts], as the newest entry.\n\n"
      "Any device and memory layout, with or without a graph; the entry holds the values of this\n"
-     "moment. A CUDA tensor is copied behind the scenes: append does not wait. While autograd runs\n"
+     "moment. A CUDA tensor is copied behind the scenes: append does not wait. While autograd "
+     "runs\n"
      "backward (activation checkpointing recomputes the forward) nothing is recorded.\n"
      "Raises TypeError for what is no plain floating-point tensor, ValueError for a wrong rank or\n"
-     "number of experts, BudgetError for an entry larger than max_bytes; then nothing has changed."},
+     "number of experts, BudgetError for an entry larger than max_bytes; then nothing has "
+     "changed."},
     {"clear", gatehist_clear, METH_NOARGS,
      "clear($self, /)\n--\n\nDrop all records and keep the statistics; see reset_stats()."},
     {"reset_stats", mt_py_gatehist_reset_statistics, METH_NOARGS,
@@ -375,8 +400,8 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 
-/* No Py_TPFLAGS_HAVE_GC: it holds no PyObject but weak references, so it cannot be in a cycle. Python
- * subclasses it once, in memtools/_history.py. */
+/* No Py_TPFLAGS_HAVE_GC: it holds no PyObject but weak references, so it cannot be in a cycle.
+ * Python subclasses it once, in memtools/_history.py. */
 static PyType_Spec spec = {
     .name = "memtools._core.GateHistory",
     .basicsize = sizeof(GateHistory),

@@ -18,8 +18,7 @@ static void
 lock_stage(GateHistory *self)
 {
     if (PyThread_acquire_lock(self->lock, NOWAIT_LOCK)) return;
-    Py_BEGIN_ALLOW_THREADS
-    PyThread_acquire_lock(self->lock, WAIT_LOCK);
+    Py_BEGIN_ALLOW_THREADS PyThread_acquire_lock(self->lock, WAIT_LOCK);
     Py_END_ALLOW_THREADS
 }
 
@@ -43,8 +42,7 @@ free_stage(GateHistory *self)
     mt_stage *stage = self->stage;
 
     self->stage = NULL;
-    Py_BEGIN_ALLOW_THREADS
-    mt_stage_free(stage);
+    Py_BEGIN_ALLOW_THREADS mt_stage_free(stage);
     Py_END_ALLOW_THREADS
 }
 
@@ -96,10 +94,8 @@ fill_oldest(GateHistory *self, mt_error *err)
     mt_status st;
     bool ready;
 
-    Py_BEGIN_ALLOW_THREADS
-    st = mt_stage_peek(self->stage, true, &item, &ready, err);
-    Py_END_ALLOW_THREADS
-    if (st == MT_OK && self->core != NULL) fill_one(self, &item);
+    Py_BEGIN_ALLOW_THREADS st = mt_stage_peek(self->stage, true, &item, &ready, err);
+    Py_END_ALLOW_THREADS if (st == MT_OK && self->core != NULL) fill_one(self, &item);
     return st;
 }
 

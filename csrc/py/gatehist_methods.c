@@ -12,8 +12,10 @@ list_of_doubles(const double *x, size_t n)
 
     for (size_t i = 0; list != NULL && i < n; i++) {
         PyObject *value = PyFloat_FromDouble(x[i]);
-        if (value == NULL) Py_CLEAR(list);
-        else PyList_SET_ITEM(list, (Py_ssize_t)i, value);
+        if (value == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, (Py_ssize_t)i, value);
     }
     return list;
 }
@@ -25,8 +27,10 @@ list_of_counts(const uint64_t *x, size_t n)
 
     for (size_t i = 0; list != NULL && i < n; i++) {
         PyObject *value = PyLong_FromUnsignedLongLong(x[i]);
-        if (value == NULL) Py_CLEAR(list);
-        else PyList_SET_ITEM(list, (Py_ssize_t)i, value);
+        if (value == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, (Py_ssize_t)i, value);
     }
     return list;
 }
@@ -120,8 +124,10 @@ mt_py_gatehist_windows(PyObject *op, PyObject *Py_UNUSED(none))
     list = PyList_New((Py_ssize_t)mt_gatestats_windows(stats));
     for (Py_ssize_t i = 0; list != NULL && i < PyList_GET_SIZE(list); i++) {
         PyObject *window = window_tuple(stats, (size_t)i);
-        if (window == NULL) Py_CLEAR(list);
-        else PyList_SET_ITEM(list, i, window);
+        if (window == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, i, window);
     }
     return list;
 }
@@ -195,7 +201,8 @@ mt_py_gatehist_bytes_in(PyObject *type, PyObject *data)
     mt_status status;
 
     if (st == NULL || PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0) return NULL;
-    status = mt_gatehist_parse(&mt_alloc_libc, &mt_vmem_linux, view.buf, (size_t)view.len, &core, &err);
+    status =
+        mt_gatehist_parse(&mt_alloc_libc, &mt_vmem_linux, view.buf, (size_t)view.len, &core, &err);
     PyBuffer_Release(&view);
     if (status != MT_OK) return mt_py_raise(st, &err, "GateHistory.load()");
     return mt_py_gatehist_wrap((PyTypeObject *)type, st, core);

@@ -53,8 +53,9 @@ usable_shim(PyObject *capsule, const mt_torch_ops **out)
     if (capsule != Py_None) {
         if ((ops = PyCapsule_GetPointer(capsule, MT_TORCH_CAPSULE)) == NULL) return -1;
         if (ops->version != MT_TORCH_OPS_VERSION) {
-            PyErr_SetString(PyExc_ImportError, "memtools._torch and memtools._core are of different "
-                                               "builds; reinstall memtools");
+            PyErr_SetString(PyExc_ImportError,
+                            "memtools._torch and memtools._core are of different "
+                            "builds; reinstall memtools");
             return -1;
         }
     }
@@ -118,7 +119,8 @@ static PyMethodDef methods[] = {
      "Take torch's parts; memtools._bridge calls it."},
     {"cuda_info", cuda_info, METH_NOARGS,
      "cuda_info()\n--\n\n"
-     "runtime_version, driver_version and devices of the CUDA runtime as a dict of int; DeviceError "
+     "runtime_version, driver_version and devices of the CUDA runtime as a dict of int; "
+     "DeviceError "
      "when there is none."},
     {NULL, NULL, 0, NULL},
 };
@@ -173,7 +175,8 @@ module_free(void *module)
     mt_state *st = PyModule_GetState(module);
 
     module_clear(module);
-    mt_cudart_close(st->cudart); /* no history is left: each holds its type, each type this module */
+    mt_cudart_close(
+        st->cudart); /* no history is left: each holds its type, each type this module */
 }
 
 static PyModuleDef_Slot slots[] = {

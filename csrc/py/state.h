@@ -15,18 +15,18 @@
 #include "../torch/torch_shim.h"
 
 typedef struct mt_state {
-    PyObject *errors;    /* module memtools.errors */
+    PyObject *errors; /* module memtools.errors */
     PyTypeObject *GateHistory;
-    mt_cudart *cudart;   /* opened by the first CUDA tensor */
+    mt_cudart *cudart; /* opened by the first CUDA tensor */
     /* From here on: NULL until connected. */
     const DLPackExchangeAPI *dlpack; /* static in torch */
     PyTypeObject *tensor;            /* torch.Tensor */
     PyTypeObject *parameter;         /* torch.nn.Parameter */
     PyObject *graph_task_id;         /* callable: -1 outside of a backward pass */
     PyObject *is_neg;                /* torch.Tensor.is_neg, for use without the shim */
-    PyObject *plain;                 /* callable: any tensor to one that can be read, or TypeError */
-    const mt_torch_ops *shim;        /* NULL: not built, or for another torch */
-    PyObject *keep_alive;            /* the capsules behind dlpack and shim */
+    PyObject *plain;          /* callable: any tensor to one that can be read, or TypeError */
+    const mt_torch_ops *shim; /* NULL: not built, or for another torch */
+    PyObject *keep_alive;     /* the capsules behind dlpack and shim */
 } mt_state;
 
 extern PyModuleDef mt_module;

@@ -52,7 +52,8 @@ dtype_to_dlpack(mt_dtype dtype)
         [MT_F8_E5M2FNUZ] = kDLFloat8_e5m2fnuz,
     };
 
-    return (DLDataType){.code = code[dtype], .bits = (uint8_t)(8 * mt_dtype_size(dtype)), .lanes = 1};
+    return (DLDataType){
+        .code = code[dtype], .bits = (uint8_t)(8 * mt_dtype_size(dtype)), .lanes = 1};
 }
 
 int
@@ -89,9 +90,12 @@ is_plain(mt_state *st, PyObject *tensor)
 {
     if (!Py_IS_TYPE(tensor, st->tensor) && !Py_IS_TYPE(tensor, st->parameter)) return 0;
     switch (is_neg(st, tensor)) {
-    case 0: return 1;
-    case 1: return 0;
-    default: return -1;
+    case 0:
+        return 1;
+    case 1:
+        return 0;
+    default:
+        return -1;
     }
 }
 
@@ -108,14 +112,16 @@ wrong_rank(const DLTensor *dl)
 static int
 rows_from_dlpack(const DLTensor *dl, mt_dtype dtype, PyObject *tensor, mt_py_tensor *out)
 {
+    const char *data;
+
     if (dl->ndim != 2) return wrong_rank(dl);
     if (dl->shape[1] == 0) {
         PyErr_SetString(PyExc_ValueError, "append() takes gates of at least one expert, got 0");
         return -1;
     }
     if (dl->data == NULL && dl->shape[0] > 0) return unreadable(tensor);
-    out->rows = mt_rows_packed((const char *)dl->data + dl->byte_offset, dtype, (size_t)dl->shape[0],
-                               (size_t)dl->shape[1]);
+    data = dl->data == NULL ? NULL : (const char *)dl->data + dl->byte_offset;
+    out->rows = mt_rows_packed(data, dtype, (size_t)dl->shape[0], (size_t)dl->shape[1]);
     if (dl->strides != NULL) {
         out->rows.row_stride = (ptrdiff_t)dl->strides[0];
         out->rows.col_stride = (ptrdiff_t)dl->strides[1];
@@ -184,14 +190,13 @@ PyObject *
 mt_py_tensor_new(mt_state *st, const mt_rows *shape, void **data)
 {
     int64_t sizes[2] = {(int64_t)shape->rows, (int64_t)shape->cols};
-    DLTensor prototype = {.device = {kDLCPU, 0},
-                          .ndim = 2,
-                          .dtype = dtype_to_dlpack(shape->dtype),
-                          .shape = sizes};
+    DLTensor prototype = {
+        .device = {kDLCPU, 0}, .ndim = 2, .dtype = dtype_to_dlpack(shape->dtype), .shape = sizes};
     DLManagedTensorVersioned *managed;
     void *tensor;
 
-    if (st->dlpack->managed_tensor_allocator(&prototype, &managed, NULL, set_error) != 0) return NULL;
+    if (st->dlpack->managed_tensor_allocator(&prototype, &managed, NULL, set_error) != 0)
+        return NULL;
     *data = (char *)managed->dl_tensor.data + managed->dl_tensor.byte_offset;
     if (st->dlpack->managed_tensor_to_py_object_no_sync(managed, &tensor) != 0) {
         managed->deleter(managed); /* torch does not, on failure */

@@ -11,7 +11,7 @@
 #include "../core/rows.h"
 
 typedef struct mt_py_tensor {
-    mt_rows rows; /* rows.data is a device address when on_device */
+    mt_rows rows;    /* rows.data is a device address when on_device */
     PyObject *owner; /* a new reference to the tensor that rows points into */
     bool on_device;
     int device;

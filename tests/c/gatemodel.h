@@ -22,6 +22,7 @@ typedef struct model_entry {
     mt_dtype dtype;
     bool filled;
     unsigned char *bytes; /* packed rows of dtype */
+    bool *top;            /* [rows * experts], the top_k of each row as it came */
 } model_entry;
 
 typedef struct model_sums {
@@ -77,6 +78,7 @@ static inline void
 model_drop_oldest(model *m)
 {
     free(m->entry[0].bytes);
+    free(m->entry[0].top);
     memmove(m->entry, m->entry + 1, --m->len * sizeof *m->entry);
 }
 
@@ -163,6 +165,7 @@ model_claim(model *m, const mt_rows *t)
         m->sums = model_sums_new(t->cols);
     }
     new.bytes = model_block(t->rows * t->cols * mt_dtype_size(dtype));
+    new.top = model_block(t->rows * t->cols);
     model_make_room(m, model_record_bytes(m, t->rows, t->cols, dtype));
     m->entry[m->len++] = new;
     return m->appended++;
@@ -254,7 +257,7 @@ model_count_row(model_sums *s, const double *row, size_t experts, const bool *to
 }
 
 static inline void
-model_count(model_sums *s, const mt_rows *t, unsigned top_k)
+model_count(model_sums *s, const mt_rows *t, unsigned top_k, const bool *kept)
 {
     double *row = model_block(8 * t->cols);
     bool *top = model_block(t->cols);
@@ -262,8 +265,8 @@ model_count(model_sums *s, const mt_rows *t, unsigned top_k)
     for (size_t r = 0; r < t->rows; r++) {
         for (size_t c = 0; c < t->cols; c++)
             row[c] = model_value(model_element(t, r, c), t->dtype);
-        model_mark_top(row, t->cols, top_k, top);
-        model_count_row(s, row, t->cols, top);
+        if (kept == NULL) model_mark_top(row, t->cols, top_k, top);
+        model_count_row(s, row, t->cols, kept == NULL ? top : kept + r * t->cols);
     }
     s->entries++;
     free(row);
@@ -281,6 +284,7 @@ model_write(const model *m, model_entry *to, const mt_rows *t)
         for (size_t c = 0; c < t->cols; c++)
             row[c] = model_value(model_element(t, r, c), t->dtype);
         model_mark_top(row, t->cols, m->config.top_k, top);
+        memcpy(to->top + r * t->cols, top, t->cols);
         for (size_t c = 0; c < t->cols; c++)
             if (m->config.keep == MT_KEEP_ALL || top[c])
                 model_convert(model_element(t, r, c), t->dtype,
@@ -306,7 +310,7 @@ model_fill(model *m, uint64_t number, const mt_rows *t)
     model_entry *entry = model_find(m, number);
 
     if (entry != NULL) model_write(m, entry, t);
-    if (m->config.statistics) model_count(&m->sums, t, m->config.top_k);
+    if (m->config.statistics) model_count(&m->sums, t, m->config.top_k, NULL);
 }
 
 static inline bool
@@ -332,6 +336,13 @@ model_rows(const model *m, size_t i)
     return mt_rows_packed(e->bytes, e->dtype, e->rows, m->experts);
 }
 
+/* What a record of the top_k knows of an entry: which they were. A full record does not. */
+static inline const bool *
+model_kept(const model *m, size_t i)
+{
+    return m->config.keep == MT_KEEP_TOPK ? m->entry[i].top : NULL;
+}
+
 /* The sums of the last n entries as they were kept. */
 static inline model_sums
 model_recount(const model *m, size_t n)
@@ -340,7 +351,7 @@ model_recount(const model *m, size_t n)
 
     for (size_t i = m->len - n; i < m->len; i++) {
         mt_rows t = model_rows(m, i);
-        model_count(&s, &t, m->config.top_k);
+        model_count(&s, &t, m->config.top_k, model_kept(m, i));
     }
     return s;
 }
@@ -353,12 +364,19 @@ model_slice(const model *m, size_t start, ptrdiff_t step, size_t count, model *o
     out->experts = m->experts;
     out->sums = model_sums_new(m->experts);
     for (size_t i = 0; i < count; i++) {
-        mt_rows t = model_rows(m, (size_t)((ptrdiff_t)start + (ptrdiff_t)i * step));
+        size_t at = (size_t)((ptrdiff_t)start + (ptrdiff_t)i * step);
+        mt_rows t = model_rows(m, at);
         size_t bytes = t.rows * t.cols * mt_dtype_size(t.dtype);
         model_entry *to = &out->entry[out->len++];
-        *to = (model_entry){out->appended++, t.rows, t.dtype, true, model_block(bytes)};
+        *to = (model_entry){out->appended++,
+                            t.rows,
+                            t.dtype,
+                            true,
+                            model_block(bytes),
+                            model_block(t.rows * t.cols)};
         memcpy(to->bytes, t.data, bytes);
-        if (m->config.statistics) model_count(&out->sums, &t, m->config.top_k);
+        memcpy(to->top, m->entry[at].top, t.rows * t.cols);
+        if (m->config.statistics) model_count(&out->sums, &t, m->config.top_k, model_kept(m, at));
     }
 }
 

@@ -319,6 +319,43 @@ fields_that_make_no_sense_are_refused(void)
         CHECK(parse_edited(edits[i]) == MT_EFORMAT);
 }
 
+/* Statistics of 9 entries with a mark every third of them: consistent, but no history has them. */
+static void
+a_span_that_never_comes_about_is_refused(void)
+{
+    rig *g = begin(MT_KEEP_ALL, true, 9);
+    size_t bytes, gone = 6 * (16 + 16 * 3);
+    unsigned char *dump = dump_of(g->h, &bytes);
+    mt_gatehist *h;
+
+    dump[72] = dump[80] = 3; /* span, marks */
+    memmove(dump + INDEX - gone, dump + INDEX, bytes - INDEX);
+    CHECK(parse_exactly(g, dump, bytes - gone, &h) == MT_EFORMAT);
+    free(dump);
+    rig_end(g);
+}
+
+/* Entries without rows take no bytes, so that only the limit itself can refuse them. */
+static void
+more_entries_than_the_limit_are_refused(void)
+{
+    rig *g = begin(MT_KEEP_ALL, false, 0);
+    size_t bytes;
+    unsigned char *dump;
+    mt_gatehist *h;
+
+    for (int i = 0; i < 4; i++)
+        rig_push(g, MT_F32, 0, 3, LAYOUT_PACKED);
+    dump = dump_of(g->h, &bytes);
+    for (unsigned char limit = 1; limit < 6; limit++) {
+        dump[0] = limit;
+        CHECK(parse_exactly(g, dump, bytes, &h) == (limit < 4 ? MT_EFORMAT : MT_OK));
+        mt_gatehist_free(h);
+    }
+    free(dump);
+    rig_end(g);
+}
+
 static void
 limits_that_no_machine_has_are_no_memory_rather_than_a_crash(void)
 {
@@ -387,6 +424,8 @@ main(void)
     RUN(a_byte_after_the_end_is_refused);
     RUN(every_flipped_byte_is_sound_or_refused);
     RUN(fields_that_make_no_sense_are_refused);
+    RUN(a_span_that_never_comes_about_is_refused);
+    RUN(more_entries_than_the_limit_are_refused);
     RUN(limits_that_no_machine_has_are_no_memory_rather_than_a_crash);
     RUN(an_expert_that_does_not_exist_is_refused);
     RUN(a_failed_parse_leaves_nothing);

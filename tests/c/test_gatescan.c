@@ -358,6 +358,35 @@ every_pair_of_small_rows_agrees(void)
     }
 }
 
+/* The fast way may always say no, but then it is not fast: it must take what is not special. */
+static bool
+fast_takes(size_t rows, size_t experts, unsigned top_k)
+{
+    static double sum[MT_FAST_EXPERTS];
+    static uint32_t count[MT_FAST_EXPERTS];
+
+    return mt_gatefast_block(gates, rows, experts, top_k, sum, count);
+}
+
+static void
+distinct_gates_go_the_fast_way_and_others_do_not(void)
+{
+    rng r = rng_seeded(13);
+
+    for (size_t experts = 2; experts <= 130; experts++)
+        for (unsigned top_k = 1; top_k <= at_most(experts - 1, MT_FAST_TOP_K); top_k++) {
+            size_t rows = 9 + experts % 4;
+            for (size_t i = 0; i < rows * experts; i++) /* a permutation in every row */
+                gates[i] = (float)((i % experts * 131 + i / experts * 7 + top_k) % experts);
+            CHECK(fast_takes(rows, experts, top_k));
+            gates[rng_below(&r, rows * experts)] = rng_below(&r, 2) ? NAN : -INFINITY;
+            CHECK(!fast_takes(rows, experts, top_k));
+        }
+    gates[0] = gates[1] = 1;
+    CHECK(!fast_takes(1, 2, 1) &&
+          fast_takes(1, 2, 2)); /* a tie that decides, and one that does not */
+}
+
 static void
 doubles_are_compared_as_doubles(void)
 {
@@ -441,6 +470,7 @@ main(void)
     RUN(a_block_of_nothing_but_nan_counts_only_that);
     RUN(infinities_that_cancel_are_noticed);
     RUN(every_pair_of_small_rows_agrees);
+    RUN(distinct_gates_go_the_fast_way_and_others_do_not);
     RUN(doubles_are_compared_as_doubles);
     RUN(the_largest_come_first_and_nan_before_all);
     RUN(adding_in_parts_is_adding_at_once);

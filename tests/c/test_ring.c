@@ -162,6 +162,22 @@ one_entry_at_a_time_stays_at_the_start(void)
 }
 
 static void
+an_emptied_ring_starts_over_where_its_pages_are_warm(void)
+{
+    static pair p;
+
+    begin(&p, 8, 4, 100);
+    claim(&p, 50);
+    drop(&p, 1);
+    for (int i = 0; i < 3; i++) {
+        claim(&p, 20);
+        CHECK(mt_ring_slot(&p.ring, 0)->at == 0);
+        drop(&p, 1);
+    }
+    end(&p);
+}
+
+static void
 entries_without_bytes_take_no_bytes(void)
 {
     static pair p;
@@ -341,6 +357,8 @@ the_check_finds_what_is_wrong(void)
     sound = p.ring;
     p.ring.bytes++;
     CHECK(!mt_ring_check(&p.ring));
+    p.ring.bytes -= 2;
+    CHECK(!mt_ring_check(&p.ring));
     p.ring = sound;
     p.ring.head++;
     CHECK(!mt_ring_check(&p.ring));
@@ -393,6 +411,7 @@ main(void)
 {
     RUN(any_claims_and_drops_match_the_model);
     RUN(one_entry_at_a_time_stays_at_the_start);
+    RUN(an_emptied_ring_starts_over_where_its_pages_are_warm);
     RUN(entries_without_bytes_take_no_bytes);
     RUN(the_capacity_can_be_filled_to_the_last_byte);
     RUN(an_entry_over_the_end_is_read_in_any_two_pieces);

@@ -1,0 +1,61 @@
+"""Annotations hold: mypy --strict on the package and on users' programs; stubtest on the stub."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+USER = """
+import torch
+import memtools
+
+history = memtools.GateHistory(10, "1 MiB", trim="oldest", dtype=torch.float16)
+history.append(torch.rand(2, 2))
+part: memtools.GateHistory = history[1:]
+first: torch.Tensor = history[0]
+for entry in history:
+    entry.sum()
+load: tuple[int, ...] = history.stats().load
+aux = memtools.AuxLoss()
+aux.add(torch.ones(()))
+total: torch.Tensor = 0.01 * aux.total()
+loaded: memtools.GateHistory = memtools.GateHistory.load("x")
+reveal_type(history.windows())
+"""
+
+
+def check(*command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=PROJECT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_package_is_strictly_typed():
+    check("mypy", "memtools", "examples", "benchmarks")
+
+
+def test_a_users_program_is_understood(tmp_path):
+    program = tmp_path / "user.py"
+    program.write_text(USER)
+    assert "list[memtools._stats.GateStats]" in check("mypy", "--strict", str(program))
+
+
+def test_a_wrong_program_is_caught(tmp_path):
+    program = tmp_path / "user.py"
+    program.write_text('import memtools\nmemtools.GateHistory(trim="newest")\n')
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", str(program)],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+    )
+    assert "incompatible type \"Literal['newest']\"" in done.stdout
+
+
+def test_the_stub_says_what_the_extension_has():
+    check("mypy.stubtest", "memtools._core", "--ignore-disjoint-bases")
