@@ -40,17 +40,21 @@ def connect() -> Bridge:
     if not _connected:
         torch = _import_torch()
         shim, reason = _load_shim(torch.__version__, torch.version.git_version)
-        _core._connect(
-            torch.Tensor.__dlpack_c_exchange_api__,
-            torch.Tensor,
-            torch.nn.Parameter,
-            torch._C._current_graph_task_id,
-            torch.Tensor.is_neg,
-            plain,
-            shim.ops if shim else None,
-        )
+        _core._connect(*parts(torch), shim.ops if shim else None)
         _connected.append(Bridge(torch, shim, reason))
     return _connected[0]
+
+
+def parts(torch: Any) -> tuple[Any, ...]:
+    """What `memtools._core` takes of torch, beside the shim."""
+    return (
+        torch.Tensor.__dlpack_c_exchange_api__,
+        torch.Tensor,
+        torch.nn.Parameter,
+        torch._C._current_graph_task_id,
+        torch.Tensor.is_neg,
+        plain,
+    )
 
 
 def shim_status() -> tuple[bool, str]:

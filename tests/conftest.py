@@ -58,14 +58,7 @@ def without_shim() -> Callable[[], contextlib.AbstractContextManager[None]]:
     @contextlib.contextmanager
     def context() -> Iterator[None]:
         bridge = _bridge.connect()
-        parts = (
-            torch.Tensor.__dlpack_c_exchange_api__,
-            torch.Tensor,
-            torch.nn.Parameter,
-            torch._C._current_graph_task_id,
-            torch.Tensor.is_neg,
-            _bridge.plain,
-        )
+        parts = _bridge.parts(torch)
         _core._connect(*parts, None)
         try:
             yield

@@ -383,3 +383,15 @@ class Against(RuleBasedStateMachine):
 
 Against.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
 TestAgainstAPlainList = Against.TestCase
+
+
+def test_half_subnormals_survive_in_a_process_that_flushes_denormals():
+    tensor = torch.full((2, 2), 2.0**-24, dtype=torch.float16)
+    history = GateHistory(dtype="float32")
+    torch.set_flush_denormal(True)
+    try:
+        history.append(tensor)
+    finally:
+        torch.set_flush_denormal(False)
+    assert history[0].tolist() == [[2.0**-24] * 2] * 2
+    assert history.stats().importance == (2.0**-24, 2.0**-24)

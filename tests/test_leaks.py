@@ -37,15 +37,7 @@ def refused(call: Callable[[], object]) -> None:
 
 def reconnect(*changed: object) -> None:
     bridge = _bridge.connect()
-    parts = [
-        torch.Tensor.__dlpack_c_exchange_api__,
-        torch.Tensor,
-        torch.nn.Parameter,
-        torch._C._current_graph_task_id,
-        torch.Tensor.is_neg,
-        _bridge.plain,
-        bridge.shim.ops if bridge.shim else None,
-    ]
+    parts = [*_bridge.parts(torch), bridge.shim.ops if bridge.shim else None]
     parts[: len(changed)] = changed
     _core._connect(*parts)
 

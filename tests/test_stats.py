@@ -184,3 +184,11 @@ def test_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch, gat
     history.append(gates())
     with pytest.raises(ImportError, match=r"memtools\[plot\]"):
         history.plot(tmp_path / "gates.png")
+
+
+@pytest.mark.parametrize("dtype", [None, "float64", "float16"])
+def test_a_slice_of_topk_records_of_negative_gates_counts_what_was_kept(dtype):
+    tensor = -torch.rand(50, 8) - 1.0
+    history = GateHistory(keep="topk", top_k=2, dtype=dtype)
+    history.append(tensor)
+    assert history[:].stats().load == history.stats().load == history.stats(window=1).load

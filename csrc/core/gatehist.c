@@ -189,7 +189,8 @@ write_chunk(mt_gatehist *h, const mt_slot *slot, const void *raw, mt_dtype dtype
     const void *record = narrowed(h, raw, dtype, f.dtype, n);
 
     if (f.keep == MT_KEEP_TOPK) {
-        mt_record_encode(&f, record, widened(h, raw, dtype, n), dtype == MT_F64, rows, h->coded);
+        mt_record_encode(&f, record, widened(h, raw, dtype, n), mt_gatehist_width(dtype), rows,
+                         h->coded);
         record = h->coded;
     }
     mt_ring_write(&h->ring, slot, first * row, record, rows * row);
@@ -200,10 +201,7 @@ count_chunk(mt_gatehist *h, const void *raw, mt_dtype dtype, size_t rows)
 {
     const void *wide = widened(h, raw, dtype, rows * h->experts);
 
-    if (dtype == MT_F64)
-        mt_gatestats_add_f64(&h->stats, wide, rows);
-    else
-        mt_gatestats_add_f32(&h->stats, wide, rows);
+    mt_gatestats_add(&h->stats, wide, mt_gatehist_width(dtype), rows);
 }
 
 /* Rows [first, first + count) packed: where they lie, or gathered into scratch. */

@@ -33,6 +33,13 @@ mt_gatehist_chunk_rows(const mt_gatehist *h)
     return mt_size_max(1, MT_CHUNK / h->experts);
 }
 
+/* What a dtype is widened to before it is counted or ordered. */
+static inline mt_gate_width
+mt_gatehist_width(mt_dtype dtype)
+{
+    return dtype == MT_F64 ? MT_GATE_F64 : MT_GATE_F32;
+}
+
 static inline mt_record_format
 mt_gatehist_format(const mt_gatehist *h, size_t experts, mt_dtype dtype)
 {

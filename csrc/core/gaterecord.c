@@ -3,8 +3,6 @@
 #include <assert.h>
 #include <string.h>
 
-#include "gatescan.h"
-
 static size_t
 index_bytes(const mt_record_format *f)
 {
@@ -49,17 +47,15 @@ encode_row(const mt_record_format *f, const unsigned char *values, const uint32_
 }
 
 void
-mt_record_encode(const mt_record_format *f, const void *values, const void *order, bool order_f64,
-                 size_t rows, void *dst)
+mt_record_encode(const mt_record_format *f, const void *values, const void *order,
+                 mt_gate_width width, size_t rows, void *dst)
 {
     size_t row = f->experts * mt_dtype_size(f->dtype), coded = mt_record_row_bytes(f);
+    size_t wide = f->experts * (width == MT_GATE_F64 ? sizeof(double) : sizeof(float));
     uint32_t top[MT_TOP_K_MAX];
 
     for (size_t r = 0; r < rows; r++) {
-        if (order_f64)
-            mt_gatescan_top_f64((const double *)order + r * f->experts, f->experts, f->top_k, top);
-        else
-            mt_gatescan_top_f32((const float *)order + r * f->experts, f->experts, f->top_k, top);
+        mt_gatescan_top((const unsigned char *)order + r * wide, width, f->experts, f->top_k, top);
         encode_row(f, (const unsigned char *)values + r * row, top,
                    (unsigned char *)dst + r * coded);
     }

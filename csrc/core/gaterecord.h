@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "dtype.h"
+#include "gatescan.h"
 
 typedef enum mt_keep { MT_KEEP_ALL = 0, MT_KEEP_TOPK = 1 } mt_keep;
 
@@ -26,10 +27,10 @@ typedef struct mt_record_format {
 /* Bytes of one row's record. */
 size_t mt_record_row_bytes(const mt_record_format *f);
 
-/* Encodes packed rows for MT_KEEP_TOPK. `values` holds the rows in f->dtype, `order` the same rows
- * as float32, or float64 when order_f64, by which the largest are chosen. */
+/* Encodes packed rows for MT_KEEP_TOPK. `values` holds the rows in f->dtype; `order` holds the same
+ * rows in `width`, by which the largest are chosen. */
 void mt_record_encode(const mt_record_format *f, const void *values, const void *order,
-                      bool order_f64, size_t rows, void *dst);
+                      mt_gate_width width, size_t rows, void *dst);
 
 /* Decodes rows of an MT_KEEP_TOPK record to packed [rows, experts] of f->dtype; gates that were not
  * kept are zero. pre: valid. */

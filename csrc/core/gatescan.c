@@ -32,26 +32,21 @@ insert(double gate, uint32_t expert, unsigned *held, unsigned k, double *kept, u
     if (*held < k) ++*held;
 }
 
-void
-mt_gatescan_top_f32(const float *row, size_t experts, unsigned k, uint32_t *out)
+static inline double
+gate_at(const void *row, mt_gate_width width, size_t e)
 {
-    double kept[MT_TOP_K_MAX];
-    unsigned held = 0;
-
-    assert(k > 0 && k <= MT_TOP_K_MAX && k <= experts);
-    for (size_t e = 0; e < experts; e++)
-        insert((double)row[e], (uint32_t)e, &held, k, kept, out);
+    return width == MT_GATE_F64 ? ((const double *)row)[e] : (double)((const float *)row)[e];
 }
 
 void
-mt_gatescan_top_f64(const double *row, size_t experts, unsigned k, uint32_t *out)
+mt_gatescan_top(const void *row, mt_gate_width width, size_t experts, unsigned k, uint32_t *out)
 {
     double kept[MT_TOP_K_MAX];
     unsigned held = 0;
 
     assert(k > 0 && k <= MT_TOP_K_MAX && k <= experts);
     for (size_t e = 0; e < experts; e++)
-        insert(row[e], (uint32_t)e, &held, k, kept, out);
+        insert(gate_at(row, width, e), (uint32_t)e, &held, k, kept, out);
 }
 
 static void
@@ -63,39 +58,31 @@ count_top(const uint32_t *top, unsigned top_k, uint64_t *load)
 
 /* The definition of the statistics for one row; the vector version must agree with it. */
 static void
-exact_row_f32(const float *row, size_t experts, unsigned top_k, mt_gatesums *sums)
+exact_row(const void *row, mt_gate_width width, size_t experts, unsigned top_k, mt_gatesums *sums)
 {
     uint32_t top[MT_TOP_K_MAX];
     bool finite = true;
 
     for (size_t e = 0; e < experts; e++)
-        finite &= isfinite(row[e]) != 0;
+        finite &= isfinite(gate_at(row, width, e)) != 0;
     if (!finite) {
         sums->nonfinite++;
         return;
     }
     for (size_t e = 0; e < experts; e++)
-        sums->importance[e] += (double)row[e];
-    mt_gatescan_top_f32(row, experts, top_k, top);
+        sums->importance[e] += gate_at(row, width, e);
+    mt_gatescan_top(row, width, experts, top_k, top);
     count_top(top, top_k, sums->load);
 }
 
 static void
-exact_row_f64(const double *row, size_t experts, unsigned top_k, mt_gatesums *sums)
+exact_rows(const void *x, mt_gate_width width, size_t rows, size_t experts, unsigned top_k,
+           mt_gatesums *sums)
 {
-    uint32_t top[MT_TOP_K_MAX];
-    bool finite = true;
+    size_t row = experts * (width == MT_GATE_F64 ? sizeof(double) : sizeof(float));
 
-    for (size_t e = 0; e < experts; e++)
-        finite &= isfinite(row[e]) != 0;
-    if (!finite) {
-        sums->nonfinite++;
-        return;
-    }
-    for (size_t e = 0; e < experts; e++)
-        sums->importance[e] += row[e];
-    mt_gatescan_top_f64(row, experts, top_k, top);
-    count_top(top, top_k, sums->load);
+    for (size_t r = 0; r < rows; r++)
+        exact_row((const char *)x + r * row, width, experts, top_k, sums);
 }
 
 static void
@@ -112,24 +99,22 @@ scan_block(const float *x, size_t rows, size_t experts, unsigned top_k, mt_gates
         }
         return;
     }
-    for (size_t r = 0; r < rows; r++)
-        exact_row_f32(x + r * experts, experts, top_k, sums);
+    exact_rows(x, MT_GATE_F32, rows, experts, top_k, sums);
 }
 
 void
-mt_gatescan_f32(const float *x, size_t rows, size_t experts, unsigned top_k, mt_gatesums *sums)
+mt_gatescan(const void *x, mt_gate_width width, size_t rows, size_t experts, unsigned top_k,
+            mt_gatesums *sums)
 {
+    const float *narrow = x;
+
+    sums->tokens += rows;
+    if (width == MT_GATE_F64) {
+        exact_rows(x, width, rows, experts, top_k, sums);
+        return;
+    }
     for (size_t r = 0; r < rows; r += MT_FAST_ROWS)
-        scan_block(x + r * experts, mt_size_min(rows - r, MT_FAST_ROWS), experts, top_k, sums);
-    sums->tokens += rows;
-}
-
-void
-mt_gatescan_f64(const double *x, size_t rows, size_t experts, unsigned top_k, mt_gatesums *sums)
-{
-    for (size_t r = 0; r < rows; r++)
-        exact_row_f64(x + r * experts, experts, top_k, sums);
-    sums->tokens += rows;
+        scan_block(narrow + r * experts, mt_size_min(rows - r, MT_FAST_ROWS), experts, top_k, sums);
 }
 
 void

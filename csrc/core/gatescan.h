@@ -14,6 +14,9 @@
 
 enum { MT_TOP_K_MAX = 64, MT_EXPERTS_MAX = 1 << 20 };
 
+/* How gates are written where the statistics read them; narrower types are widened before. */
+typedef enum mt_gate_width { MT_GATE_F32, MT_GATE_F64 } mt_gate_width;
+
 typedef struct mt_gatesums {
     double *importance; /* [experts], sum of gates */
     uint64_t *load;     /* [experts], how often among the top_k */
@@ -22,18 +25,16 @@ typedef struct mt_gatesums {
 } mt_gatesums;
 
 /* Adds packed rows to the sums. pre: 0 < top_k <= min(experts, MT_TOP_K_MAX). */
-void mt_gatescan_f32(const float *x, size_t rows, size_t experts, unsigned top_k,
-                     mt_gatesums *sums);
-void mt_gatescan_f64(const double *x, size_t rows, size_t experts, unsigned top_k,
-                     mt_gatesums *sums);
+void mt_gatescan(const void *x, mt_gate_width width, size_t rows, size_t experts, unsigned top_k,
+                 mt_gatesums *sums);
 
 /* Adds one row of which only the top_k largest gates are known, with their experts. */
 void mt_gatescan_kept(const double *gates, const uint32_t *experts, unsigned top_k,
                       mt_gatesums *sums);
 
-/* The experts of one packed finite row's k largest gates, largest first, ties to the lower expert;
+/* The experts of one packed row's k largest gates, largest first, ties to the lower expert;
  * NaN sorts as largest. pre: 0 < k <= min(experts, MT_TOP_K_MAX). */
-void mt_gatescan_top_f32(const float *row, size_t experts, unsigned k, uint32_t *out);
-void mt_gatescan_top_f64(const double *row, size_t experts, unsigned k, uint32_t *out);
+void mt_gatescan_top(const void *row, mt_gate_width width, size_t experts, unsigned k,
+                     uint32_t *out);
 
 #endif

@@ -58,15 +58,9 @@ mt_gatestats_reserve(mt_gatestats *s, size_t experts, mt_error *err)
 }
 
 void
-mt_gatestats_add_f32(mt_gatestats *s, const float *x, size_t rows)
+mt_gatestats_add(mt_gatestats *s, const void *x, mt_gate_width width, size_t rows)
 {
-    mt_gatescan_f32(x, rows, s->experts, s->top_k, &s->total);
-}
-
-void
-mt_gatestats_add_f64(mt_gatestats *s, const double *x, size_t rows)
-{
-    mt_gatescan_f64(x, rows, s->experts, s->top_k, &s->total);
+    mt_gatescan(x, width, rows, s->experts, s->top_k, &s->total);
 }
 
 static void

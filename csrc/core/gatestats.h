@@ -44,8 +44,7 @@ void mt_gatestats_fini(mt_gatestats *s);
 mt_status mt_gatestats_reserve(mt_gatestats *s, size_t experts, mt_error *err);
 
 /* Adds a part of an entry: packed rows. pre: reserved, top_k <= experts. */
-void mt_gatestats_add_f32(mt_gatestats *s, const float *x, size_t rows);
-void mt_gatestats_add_f64(mt_gatestats *s, const double *x, size_t rows);
+void mt_gatestats_add(mt_gatestats *s, const void *x, mt_gate_width width, size_t rows);
 
 /* Ends an entry, which may have had no rows. */
 void mt_gatestats_end_entry(mt_gatestats *s);

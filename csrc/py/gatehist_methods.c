@@ -6,27 +6,24 @@
 #include "../os/vmem_linux.h"
 
 static PyObject *
-list_of_doubles(const double *x, size_t n)
+double_at(const void *x, size_t i)
 {
-    PyObject *list = PyList_New((Py_ssize_t)n);
-
-    for (size_t i = 0; list != NULL && i < n; i++) {
-        PyObject *value = PyFloat_FromDouble(x[i]);
-        if (value == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, (Py_ssize_t)i, value);
-    }
-    return list;
+    return PyFloat_FromDouble(((const double *)x)[i]);
 }
 
 static PyObject *
-list_of_counts(const uint64_t *x, size_t n)
+count_at(const void *x, size_t i)
+{
+    return PyLong_FromUnsignedLongLong(((const uint64_t *)x)[i]);
+}
+
+static PyObject *
+list_of(const void *x, size_t n, PyObject *(*item)(const void *x, size_t i))
 {
     PyObject *list = PyList_New((Py_ssize_t)n);
 
     for (size_t i = 0; list != NULL && i < n; i++) {
-        PyObject *value = PyLong_FromUnsignedLongLong(x[i]);
+        PyObject *value = item(x, i);
         if (value == NULL)
             Py_CLEAR(list);
         else
@@ -41,8 +38,8 @@ sums_tuple(uint64_t entries, const mt_gatesums *sums, size_t experts)
 {
     return Py_BuildValue("KKKNN", (unsigned long long)entries, (unsigned long long)sums->tokens,
                          (unsigned long long)sums->nonfinite,
-                         list_of_doubles(sums->importance, experts),
-                         list_of_counts(sums->load, experts));
+                         list_of(sums->importance, experts, double_at),
+                         list_of(sums->load, experts, count_at));
 }
 
 static bool
@@ -93,8 +90,9 @@ mt_py_gatehist_sums(PyObject *op, PyObject *window)
 }
 
 static PyObject *
-window_tuple(const mt_gatestats *stats, size_t i)
+window_at(const void *x, size_t i)
 {
+    const mt_gatestats *stats = x;
     size_t n = stats->experts;
     mt_gatesums sums = {.importance = PyMem_Calloc(n, sizeof(double)),
                         .load = PyMem_Calloc(n, sizeof(uint64_t))};
@@ -117,19 +115,10 @@ mt_py_gatehist_windows(PyObject *op, PyObject *Py_UNUSED(none))
 {
     GateHistory *self = (GateHistory *)op;
     const mt_gatestats *stats;
-    PyObject *list;
 
     if (!keeps_statistics(self)) return NULL;
     stats = mt_gatehist_stats(self->core);
-    list = PyList_New((Py_ssize_t)mt_gatestats_windows(stats));
-    for (Py_ssize_t i = 0; list != NULL && i < PyList_GET_SIZE(list); i++) {
-        PyObject *window = window_tuple(stats, (size_t)i);
-        if (window == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, i, window);
-    }
-    return list;
+    return list_of(stats, mt_gatestats_windows(stats), window_at);
 }
 
 PyObject *

@@ -105,10 +105,10 @@ scans_like_the_reference(size_t rows, size_t experts, unsigned top_k)
     for (size_t r = 0; r < rows; r++)
         naive_row(wide + r * experts, experts, top_k, &ref);
     begin(&single, experts);
-    mt_gatescan_f32(gates, rows, experts, top_k, &single.sums);
+    mt_gatescan(gates, MT_GATE_F32, rows, experts, top_k, &single.sums);
     agrees(&single, &ref, experts);
     begin(&twice, experts);
-    mt_gatescan_f64(wide, rows, experts, top_k, &twice.sums);
+    mt_gatescan(wide, MT_GATE_F64, rows, experts, top_k, &twice.sums);
     agrees(&twice, &ref, experts);
 }
 
@@ -394,7 +394,7 @@ doubles_are_compared_as_doubles(void)
     found f;
 
     begin(&f, 3);
-    mt_gatescan_f64(rows, 3, 3, 1, &f.sums);
+    mt_gatescan(rows, MT_GATE_F64, 3, 3, 1, &f.sums);
     CHECK(f.load[0] == 1000 + 1 && f.load[1] == 1001 + 2 && f.load[2] == 1002);
     CHECK(f.importance[1] == 1.1e308 && f.sums.nonfinite == 55);
 }
@@ -411,8 +411,8 @@ orders_like_the_reference(const double *row, size_t experts)
         uint32_t got[MT_TOP_K_MAX + 1], twice[MT_TOP_K_MAX + 1];
         naive_top(row, experts, k, want);
         got[k] = twice[k] = 4711;
-        mt_gatescan_top_f32(narrow, experts, k, got);
-        mt_gatescan_top_f64(row, experts, k, twice);
+        mt_gatescan_top(narrow, MT_GATE_F32, experts, k, got);
+        mt_gatescan_top(row, MT_GATE_F64, experts, k, twice);
         for (unsigned i = 0; i < k; i++)
             CHECK(got[i] == want[i] && twice[i] == want[i]);
         CHECK(got[k] == 4711 && twice[k] == 4711);
@@ -443,10 +443,10 @@ adding_in_parts_is_adding_at_once(void)
     fill(&r, anything, MANY * 6);
     begin(&whole, 6);
     begin(&parts, 6);
-    mt_gatescan_f32(gates, MANY, 6, 2, &whole.sums);
+    mt_gatescan(gates, MT_GATE_F32, MANY, 6, 2, &whole.sums);
     for (size_t at = 0, n; at < MANY; at += n) {
         n = 1 + rng_below(&r, MANY - at);
-        mt_gatescan_f32(gates + at * 6, n, 6, 2, &parts.sums);
+        mt_gatescan(gates + at * 6, MT_GATE_F32, n, 6, 2, &parts.sums);
     }
     CHECK(whole.sums.tokens == parts.sums.tokens && whole.sums.nonfinite == parts.sums.nonfinite);
     CHECK(memcmp(whole.load, parts.load, 7 * sizeof *whole.load) == 0);
