@@ -45,7 +45,7 @@ def connect() -> Bridge:
     return _connected[0]
 
 
-def parts(torch: Any) -> tuple[Any, ...]:
+def parts(torch: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
     """What `memtools._core` takes of torch, beside the shim."""
     return (
         torch.Tensor.__dlpack_c_exchange_api__,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,18 +21,16 @@ def load_heat_map(windows: list[GateStats], path: str | os.PathLike[str]) -> Non
         raise ValueError("nothing to plot: no gates were appended yet")
     columns = [[share * w.n_experts for share in w.load_fraction] for w in windows]
     image = [list(row) for row in zip(*columns, strict=True)]
-    entries = sum(window.entries for window in windows)
+    edges = [0, *accumulate(window.entries for window in windows)]
     top = max(2.0, *(max(column) for column in columns))
 
     # A Figure of its own, not pyplot's: no global state, no display, safe in any thread.
     figure = Figure(figsize=(9, 1.8 + 0.22 * min(len(image), 32)), layout="constrained")
     axes = figure.add_subplot()
-    shown = axes.imshow(
+    shown = axes.pcolormesh(
+        edges,
+        [expert - 0.5 for expert in range(len(image) + 1)],
         image,
-        aspect="auto",
-        interpolation="nearest",
-        origin="lower",
-        extent=(0, entries, -0.5, len(image) - 0.5),
         cmap="RdBu_r",
         norm=TwoSlopeNorm(vcenter=1.0, vmin=0.0, vmax=top),
     )

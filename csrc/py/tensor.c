@@ -73,30 +73,54 @@ mt_py_in_backward(mt_state *st)
 static int
 is_neg(mt_state *st, PyObject *tensor)
 {
-    PyObject *answer;
+    PyObject *answer = PyObject_CallOneArg(st->is_neg, tensor);
     int neg;
 
-    if (st->shim != NULL) return st->shim->is_neg(tensor);
-    if ((answer = PyObject_CallOneArg(st->is_neg, tensor)) == NULL) return -1;
+    if (answer == NULL) return -1;
     neg = PyObject_IsTrue(answer);
     Py_DECREF(answer);
     return neg;
 }
 
-/* True when the exchange API alone is to be trusted with this tensor. It reads a lazily negated
- * tensor with the wrong sign, and a subclass may keep its values elsewhere. */
+static bool
+is_torch_tensor(mt_state *st, PyObject *tensor)
+{
+    return Py_IS_TYPE(tensor, st->tensor) || Py_IS_TYPE(tensor, st->parameter);
+}
+
+/* 1 when the exchange API alone is to be trusted with this tensor, 0 when not, -1 with an error. It
+ * reads a lazily negated tensor with the wrong sign, and a subclass may keep its values elsewhere.
+ */
 static int
 is_plain(mt_state *st, PyObject *tensor)
 {
-    if (!Py_IS_TYPE(tensor, st->tensor) && !Py_IS_TYPE(tensor, st->parameter)) return 0;
-    switch (is_neg(st, tensor)) {
-    case 0:
-        return 1;
-    case 1:
-        return 0;
-    default:
-        return -1;
-    }
+    int neg;
+
+    if (!is_torch_tensor(st, tensor)) return 0;
+    neg = is_neg(st, tensor);
+    return neg < 0 ? -1 : !neg;
+}
+
+/* The shim's way, which makes up its own mind about what is plain. */
+static bool
+view_by_shim(mt_state *st, PyObject *tensor, mt_py_tensor *out)
+{
+    mt_torch_view view;
+    mt_dtype dtype;
+
+    if (st->shim == NULL || !is_torch_tensor(st, tensor)) return false;
+    if (st->shim->view(tensor, &view) != 1 || view.shape[1] == 0) return false;
+    if (!dtype_from_dlpack((DLDataType){view.type, view.bits, 1}, &dtype)) return false;
+    out->rows = (mt_rows){.data = view.data,
+                          .dtype = dtype,
+                          .rows = (size_t)view.shape[0],
+                          .cols = (size_t)view.shape[1],
+                          .row_stride = (ptrdiff_t)view.strides[0],
+                          .col_stride = (ptrdiff_t)view.strides[1]};
+    out->on_device = view.cuda != 0;
+    out->device = view.device;
+    out->owner = Py_NewRef(tensor);
+    return true;
 }
 
 static int
@@ -159,10 +183,11 @@ try_read(mt_state *st, PyObject *tensor, mt_py_tensor *out)
 int
 mt_py_tensor_read(mt_state *st, PyObject *tensor, mt_py_tensor *out)
 {
-    int plain = is_plain(st, tensor), read;
+    int plain, read;
     PyObject *made;
 
-    if (plain < 0) return -1;
+    if (view_by_shim(st, tensor, out)) return 0;
+    if ((plain = is_plain(st, tensor)) < 0) return -1;
     if (plain && (read = try_read(st, tensor, out)) != 0) return read < 0 ? -1 : 0;
     if ((made = PyObject_CallOneArg(st->plain, tensor)) == NULL) return -1;
     read = try_read(st, made, out);
