@@ -86,11 +86,18 @@ def compile_flags() -> list[str]:
     flags = ["-O0", "-g", "-UNDEBUG"] if DEBUG else ["-O3", "-g0"]
     if SANITIZE:
         flags += [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer", "-g", "-O1", "-UNDEBUG"]
-    return flags + ["-fvisibility=hidden"]
+    return flags + ["-fvisibility=hidden", "-fno-plt"]
 
 
 def link_flags() -> list[str]:
-    return [f"-fsanitize={SANITIZE}"] if SANITIZE else []
+    return [f"-fsanitize={SANITIZE}"] if SANITIZE else ["-Wl,-z,now"]
+
+
+def whole_program() -> list[str]:
+    """An append crosses eight small functions in six files: worth 15 ns of 70. gcc only, whose
+    plugin is always beside its linker."""
+    clang = "clang" in os.environ.get("CC", sysconfig.get_config_var("CC") or "")
+    return [] if DEBUG or SANITIZE or clang else ["-flto"]
 
 
 def core_extension() -> Extension:
@@ -101,9 +108,9 @@ def core_extension() -> Extension:
         sources("core") + sources("os") + sources("cuda", *backend) + sources("py"),
         include_dirs=["csrc"],
         define_macros=[("MEMTOOLS_VERSION", f'"{VERSION}"')],
-        extra_compile_args=["-std=c11", *WARNINGS, *compile_flags()]
+        extra_compile_args=["-std=c11", *WARNINGS, *compile_flags(), *whole_program()]
         + (["-isystem", str(cuda)] if cuda else []),
-        extra_link_args=link_flags(),
+        extra_link_args=[*link_flags(), *whole_program()],
         libraries=["m", "dl"],
         depends=[str(path) for path in sorted(Path("csrc").glob("*/*.h"))],
     )

@@ -114,21 +114,82 @@ add_block(const float *x, size_t rows, size_t experts, unsigned top_k, double *s
     }
 }
 
-/* Whether all sums are finite and the counts add up to `expected`. A double holds the sum of a
- * block of floats without overflow: a sum that is not finite means that a gate was not. Its
- * exponent field, all ones, then carries into bit 11. */
-MT_CLONES static bool
-adds_up(const double *sum, const uint32_t *count, size_t experts, uint64_t expected)
+/* The lowest expert with this gate. pre: there is one. */
+INLINE uint32_t
+first_with(const float *row, size_t experts, float gate)
 {
-    uint64_t chosen = 0, carry = 0;
+    int32_t first = INT32_MAX;
+
+    for (size_t e = 0; e < experts; e++) {
+        int32_t hit = row[e] == gate ? (int32_t)e : INT32_MAX;
+        first = hit < first ? hit : first;
+    }
+    return (uint32_t)first;
+}
+
+/* Counts the top_k one after the other, which ties need: half a router's rows have some in
+ * bfloat16, all of them when it starts from zeros. False when a gate is the number that marks those
+ * taken. */
+INLINE bool
+count_rows(const float *x, size_t rows, size_t experts, unsigned top_k, uint32_t *count)
+{
+    float rest[MT_FAST_EXPERTS];
+
+    for (size_t r = 0; r < rows; r++) {
+        memcpy(rest, x + r * experts, experts * sizeof *rest);
+        for (unsigned k = 0; k < top_k; k++) {
+            float gate = largest(rest, experts);
+            if (gate <= -FLT_MAX) return false;
+            uint32_t at = first_with(rest, experts, gate);
+            count[at]++;
+            if (k + 1 < top_k) rest[at] = -FLT_MAX;
+        }
+    }
+    return true;
+}
+
+MT_CLONES static bool
+count_in_turn(const float *x, size_t rows, size_t experts, unsigned top_k, uint32_t *count)
+{
+    switch (top_k == 1 ? experts : 0) {
+    case 8:
+        return count_rows(x, rows, 8, 1, count);
+    case 16:
+        return count_rows(x, rows, 16, 1, count);
+    case 32:
+        return count_rows(x, rows, 32, 1, count);
+    case 64:
+        return count_rows(x, rows, 64, 1, count);
+    case 128:
+        return count_rows(x, rows, 128, 1, count);
+    default:
+        return count_rows(x, rows, experts, top_k, count);
+    }
+}
+
+/* Whether no gate was NaN or infinite. A double holds the sum of a block of floats without
+ * overflow, so that its exponent field is all ones only then, and carries into bit 11. */
+MT_CLONES static bool
+all_finite(const double *sum, size_t experts)
+{
+    uint64_t carry = 0;
 
     for (size_t e = 0; e < experts; e++) {
         uint64_t bits;
         memcpy(&bits, &sum[e], sizeof bits);
         carry |= (bits >> 52 & 0x7FF) + 1;
-        chosen += count[e];
     }
-    return carry < 0x800 && chosen == expected;
+    return carry < 0x800;
+}
+
+MT_CLONES static uint64_t
+total_of(const uint32_t *count, size_t experts)
+{
+    uint64_t total = 0;
+
+    for (size_t e = 0; e < experts; e++)
+        total += count[e];
+    return total;
 }
 
 bool
@@ -141,5 +202,9 @@ mt_gatefast_block(const float *x, size_t rows, size_t experts, unsigned top_k, d
     memset(count, 0, experts * sizeof *count);
     done = top_k == 1 ? mt_gatewide_rows(x, rows, experts, sum, count) : 0;
     add_block(x + done * experts, rows - done, experts, top_k, sum, count);
-    return adds_up(sum, count, experts, (uint64_t)rows * top_k);
+    if (!all_finite(sum, experts)) return false;
+    if (total_of(count, experts) == (uint64_t)rows * top_k) return true;
+    memset(count, 0, experts * sizeof *count);
+    done = top_k == 1 ? mt_gatewide_first(x, rows, experts, count) : 0;
+    return count_in_turn(x + done * experts, rows - done, experts, top_k, count);
 }

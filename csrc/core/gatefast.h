@@ -2,8 +2,9 @@
  *
  * It counts expert e whenever gate e is not below the row's top_k-th largest gate, which the
  * compiler turns into vector compares without any index. That is right unless a row has a NaN, an
- * infinity or equal gates at the edge; then the block's sums are not finite or its counts do not
- * add up to rows * top_k, and the caller scans the block the exact way. */
+ * infinity or equal gates at the edge. Equal gates show in counts that do not add up to
+ * rows * top_k: the block is then counted again, gate by gate. NaN and infinity show in the sums,
+ * and the caller scans the block the exact way. */
 #ifndef MT_GATEFAST_H
 #define MT_GATEFAST_H
 

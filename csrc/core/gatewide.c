@@ -3,6 +3,7 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 
 #include <immintrin.h>
+#include <stdbool.h>
 
 #define WIDE   __attribute__((target("avx512f,avx512dq")))
 #define INLINE static inline WIDE __attribute__((always_inline))
@@ -70,6 +71,50 @@ add_fours(const float *x, size_t rows, size_t vectors, double *sum, uint32_t *co
     return r;
 }
 
+/* A bit for each expert whose gate is the row's maximum. */
+INLINE uint64_t
+row_mask(const float *x, size_t vectors, __m512 top)
+{
+    uint64_t mask = 0;
+
+    for (size_t v = 0; v < vectors; v++) {
+        uint64_t hit = _mm512_cmp_ps_mask(_mm512_loadu_ps(x + v * 16), top, _CMP_EQ_OQ);
+        mask |= hit << (16 * v);
+    }
+    return mask;
+}
+
+INLINE size_t
+first_fours(const float *x, size_t rows, size_t vectors, uint32_t *count)
+{
+    __m512 top[4];
+    size_t r = 0;
+
+    for (; r + 4 <= rows; r += 4, x += 64 * vectors) {
+        four_maxima(x, vectors, top);
+        for (size_t i = 0; i < 4; i++)
+            count[__builtin_ctzll(row_mask(x + i * vectors * 16, vectors, top[i]))]++;
+    }
+    return r;
+}
+
+WIDE static size_t
+first_width(const float *x, size_t rows, size_t experts, uint32_t *count)
+{
+    switch (experts) {
+    case 16:
+        return first_fours(x, rows, 1, count);
+    case 32:
+        return first_fours(x, rows, 2, count);
+    case 48:
+        return first_fours(x, rows, 3, count);
+    case 64:
+        return first_fours(x, rows, 4, count);
+    default:
+        return 0;
+    }
+}
+
 WIDE static size_t
 add_width(const float *x, size_t rows, size_t experts, double *sum, uint32_t *count)
 {
@@ -87,11 +132,22 @@ add_width(const float *x, size_t rows, size_t experts, double *sum, uint32_t *co
     }
 }
 
+static bool
+have_wide(void)
+{
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq");
+}
+
 size_t
 mt_gatewide_rows(const float *x, size_t rows, size_t experts, double *sum, uint32_t *count)
 {
-    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512dq")) return 0;
-    return add_width(x, rows, experts, sum, count);
+    return have_wide() ? add_width(x, rows, experts, sum, count) : 0;
+}
+
+size_t
+mt_gatewide_first(const float *x, size_t rows, size_t experts, uint32_t *count)
+{
+    return have_wide() ? first_width(x, rows, experts, count) : 0;
 }
 
 #else
@@ -100,6 +156,13 @@ size_t
 mt_gatewide_rows(const float *x, size_t rows, size_t experts, double *sum, uint32_t *count)
 {
     (void)x, (void)rows, (void)experts, (void)sum, (void)count;
+    return 0;
+}
+
+size_t
+mt_gatewide_first(const float *x, size_t rows, size_t experts, uint32_t *count)
+{
+    (void)x, (void)rows, (void)experts, (void)count;
     return 0;
 }
 

@@ -12,4 +12,8 @@
  * returns how many it took: 0 without AVX-512 or when experts is not 16, 32, 48 or 64. */
 size_t mt_gatewide_rows(const float *x, size_t rows, size_t experts, double *sum, uint32_t *count);
 
+/* Counts each of the first rows once, at the lowest expert that has the row's largest gate, and
+ * returns how many rows it took, as above. pre: no NaN. */
+size_t mt_gatewide_first(const float *x, size_t rows, size_t experts, uint32_t *count);
+
 #endif

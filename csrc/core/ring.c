@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "size.h"
+#include "stream.h"
 
 mt_status
 mt_ring_init(mt_ring *r, const mt_vmem_ops *vm, size_t max_entries, size_t capacity, mt_error *err)
@@ -132,8 +133,8 @@ mt_ring_write(mt_ring *r, const mt_slot *slot, size_t from, const void *src, siz
     assert(from + n <= slot->bytes);
     if (n == 0) return;
     dst = split(r, slot, from, n, &n1);
-    memcpy(dst, src, n1);
-    if (n1 < n) memcpy(r->base, (const unsigned char *)src + n1, n - n1);
+    mt_stream_copy(dst, src, n1);
+    if (n1 < n) mt_stream_copy(r->base, (const unsigned char *)src + n1, n - n1);
 }
 
 void

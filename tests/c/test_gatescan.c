@@ -382,9 +382,10 @@ distinct_gates_go_the_fast_way_and_others_do_not(void)
             gates[rng_below(&r, rows * experts)] = rng_below(&r, 2) ? NAN : -INFINITY;
             CHECK(!fast_takes(rows, experts, top_k));
         }
-    gates[0] = gates[1] = 1;
-    CHECK(!fast_takes(1, 2, 1) &&
-          fast_takes(1, 2, 2)); /* a tie that decides, and one that does not */
+    gates[0] = gates[1] = 1; /* a tie that decides, and one that does not */
+    CHECK(fast_takes(1, 2, 1) && fast_takes(1, 2, 2));
+    gates[0] = gates[1] = -FLT_MAX; /* the number that marks gates already taken */
+    CHECK(!fast_takes(1, 2, 1));
 }
 
 static void

@@ -1,0 +1,15 @@
+/* stream.h -- large copies that do not go through the cache.
+ *
+ * A record is written once and seldom read, while the model's weights and the next layer's
+ * activations are wanted again at once: writing around the cache leaves them there, and saves
+ * reading the destination's lines first. Small pieces, whose ring may well lie in the cache, and
+ * machines without such stores use memcpy. */
+#ifndef MT_STREAM_H
+#define MT_STREAM_H
+
+#include <stddef.h>
+
+/* As memcpy. When it returns, the bytes are visible as any other store's are. */
+void mt_stream_copy(void *dst, const void *src, size_t n);
+
+#endif
