@@ -192,3 +192,28 @@ def test_a_slice_of_topk_records_of_negative_gates_counts_what_was_kept(dtype):
     history = GateHistory(keep="topk", top_k=2, dtype=dtype)
     history.append(tensor)
     assert history[:].stats().load == history.stats().load == history.stats(window=1).load
+
+
+@pytest.mark.parametrize("experts", [8, 16, 32, 48, 64, 60, 128, 1100])
+@pytest.mark.parametrize("before", [0, 1, 3])
+@pytest.mark.parametrize("special", ["distinct", "ties", "nan"])
+def test_large_entries_that_are_copied_while_they_are_counted(experts, before, special):
+    tensor = torch.softmax(torch.randn(2051 if experts < 1000 else 67, experts), -1)
+    if special == "ties":
+        tensor[::3, 1] = tensor[::3, 5] = 2.0
+    if special == "nan":
+        tensor[7, 2] = math.nan
+    history = GateHistory(max_bytes="64 MiB")
+    for _ in range(before):  # 2 * experts bytes each: not every record starts on a cache line
+        history.append(torch.zeros(1, experts, dtype=torch.float16))
+    history.reset_stats()
+    history.append(tensor)
+    assert torch.equal(history[-1].nan_to_num(-1.0), tensor.nan_to_num(-1.0))
+    finite = tensor[tensor.isfinite().all(-1)].double()
+    winner = [row.index(max(row)) for row in finite.tolist()]
+    assert (
+        list(history.stats().load)
+        == torch.bincount(torch.tensor(winner), minlength=experts).tolist()
+    )
+    got = torch.tensor(history.stats().importance, dtype=torch.float64)
+    assert torch.allclose(got, finite.mean(0), rtol=1e-13, atol=0)

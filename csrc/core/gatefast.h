@@ -16,8 +16,9 @@ enum { MT_FAST_EXPERTS = 1024, MT_FAST_TOP_K = 8, MT_FAST_ROWS = 512 };
 
 /* Writes (does not add) sum[e] and count[e] of packed rows. False when the block needs the exact
  * way; the arrays then hold nothing of use. pre: experts <= MT_FAST_EXPERTS, 0 < top_k <=
- * min(experts, MT_FAST_TOP_K), rows <= MT_FAST_ROWS. */
+ * min(experts, MT_FAST_TOP_K), rows <= MT_FAST_ROWS. Unless copy is NULL, the rows are copied
+ * there on the way, whatever is returned. */
 bool mt_gatefast_block(const float *x, size_t rows, size_t experts, unsigned top_k, double *sum,
-                       uint32_t *count);
+                       uint32_t *count, float *copy);
 
 #endif

@@ -5,6 +5,7 @@
 
 #include "gatehist_private.h"
 #include "size.h"
+#include "stream.h"
 
 mt_status
 mt_gatehist_new(const mt_alloc *mem, const mt_vmem_ops *vm, const mt_gatehist_config *config,
@@ -201,7 +202,7 @@ count_chunk(mt_gatehist *h, const void *raw, mt_dtype dtype, size_t rows)
 {
     const void *wide = widened(h, raw, dtype, rows * h->experts);
 
-    mt_gatestats_add(&h->stats, wide, mt_gatehist_width(dtype), rows);
+    mt_gatestats_add(&h->stats, wide, mt_gatehist_width(dtype), rows, NULL);
 }
 
 /* Rows [first, first + count) packed: where they lie, or gathered into scratch. */
@@ -215,27 +216,49 @@ packed_chunk(mt_gatehist *h, const mt_rows *rows, size_t first, size_t count)
     return h->raw;
 }
 
-/* True when the record is the tensor's own bytes in one piece and nobody else wants to see them. */
-static bool
-plain_copy(const mt_gatehist *h, const mt_rows *rows, mt_dtype record)
+/* Where the record may be written while the rows are counted: it is the tensor's own float32 or
+ * float64 bytes, in one piece, and large enough to be written around the cache. NULL otherwise. */
+static unsigned char *
+fused_target(const mt_gatehist *h, const mt_slot *slot, const mt_rows *rows)
 {
-    return !h->config.statistics && h->config.keep == MT_KEEP_ALL && record == rows->dtype &&
-           mt_rows_is_packed(rows);
+    bool same = slot != NULL && slot->dtype == rows->dtype && h->config.keep == MT_KEEP_ALL;
+    bool counted = h->config.statistics && (rows->dtype == MT_F32 || rows->dtype == MT_F64);
+
+    if (!same || !counted || slot->bytes < MT_STREAM_BYTES) return NULL;
+    return mt_ring_direct(&h->ring, slot);
+}
+
+/* True when the record is the tensor's own bytes and nobody else wants to see them. */
+static bool
+plain_copy(const mt_gatehist *h, const mt_slot *slot, const mt_rows *rows)
+{
+    return slot != NULL && !h->config.statistics && h->config.keep == MT_KEEP_ALL &&
+           slot->dtype == rows->dtype && mt_rows_is_packed(rows);
+}
+
+static void
+fill_chunk(mt_gatehist *h, const mt_slot *slot, const mt_rows *rows, size_t first, size_t count)
+{
+    const void *raw = packed_chunk(h, rows, first, count);
+    unsigned char *fused = fused_target(h, slot, rows);
+
+    if (fused != NULL) {
+        fused += first * h->experts * mt_dtype_size(rows->dtype);
+        mt_gatestats_add(&h->stats, raw, mt_gatehist_width(rows->dtype), count, fused);
+        return;
+    }
+    if (slot != NULL) write_chunk(h, slot, raw, rows->dtype, first, count);
+    if (h->config.statistics) count_chunk(h, raw, rows->dtype, count);
 }
 
 void
 mt_gatehist_fill(mt_gatehist *h, uint64_t number, const mt_rows *rows)
 {
     const mt_slot *slot = find(&h->ring, number);
-    size_t step = mt_gatehist_chunk_rows(h);
+    size_t step = plain_copy(h, slot, rows) ? rows->rows : mt_gatehist_chunk_rows(h);
 
-    if (slot != NULL && plain_copy(h, rows, (mt_dtype)slot->dtype)) step = rows->rows;
-    for (size_t first = 0; first < rows->rows; first += step) {
-        size_t count = mt_size_min(step, rows->rows - first);
-        const void *raw = packed_chunk(h, rows, first, count);
-        if (slot != NULL) write_chunk(h, slot, raw, rows->dtype, first, count);
-        if (h->config.statistics) count_chunk(h, raw, rows->dtype, count);
-    }
+    for (size_t first = 0; first < rows->rows; first += step)
+        fill_chunk(h, slot, rows, first, mt_size_min(step, rows->rows - first));
     if (h->config.statistics) mt_gatestats_end_entry(&h->stats);
 }
 

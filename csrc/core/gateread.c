@@ -127,11 +127,11 @@ recount_all(const mt_gatehist *h, const mt_slot *slot, size_t first, size_t rows
 
     decode_chunk(h, slot, first, rows, h->raw);
     if (dtype == MT_F64) {
-        mt_gatestats_add(s, h->raw, MT_GATE_F64, rows);
+        mt_gatestats_add(s, h->raw, MT_GATE_F64, rows, NULL);
         return;
     }
     mt_widen_f32(dtype, h->raw, h->wide, rows * h->experts);
-    mt_gatestats_add(s, h->wide, MT_GATE_F32, rows);
+    mt_gatestats_add(s, h->wide, MT_GATE_F32, rows, NULL);
 }
 
 static void

@@ -7,6 +7,7 @@
 
 #include "gatefast.h"
 #include "size.h"
+#include "stream.h"
 
 /* True when gate a goes before the kept gate b: larger, or a NaN where b is none. */
 static inline bool
@@ -86,35 +87,44 @@ exact_rows(const void *x, mt_gate_width width, size_t rows, size_t experts, unsi
 }
 
 static void
-scan_block(const float *x, size_t rows, size_t experts, unsigned top_k, mt_gatesums *sums)
+scan_block(const float *x, size_t rows, size_t experts, unsigned top_k, mt_gatesums *sums,
+           float *copy)
 {
     double sum[MT_FAST_EXPERTS];
     uint32_t count[MT_FAST_EXPERTS];
-    bool small = experts <= MT_FAST_EXPERTS && top_k <= MT_FAST_TOP_K;
 
-    if (small && mt_gatefast_block(x, rows, experts, top_k, sum, count)) {
-        for (size_t e = 0; e < experts; e++) {
-            sums->importance[e] += sum[e];
-            sums->load[e] += count[e];
-        }
+    if (!mt_gatefast_block(x, rows, experts, top_k, sum, count, copy)) {
+        exact_rows(x, MT_GATE_F32, rows, experts, top_k, sums);
         return;
     }
-    exact_rows(x, MT_GATE_F32, rows, experts, top_k, sums);
+    for (size_t e = 0; e < experts; e++) {
+        sums->importance[e] += sum[e];
+        sums->load[e] += count[e];
+    }
+}
+
+static void
+scan_fast(const float *x, size_t rows, size_t experts, unsigned top_k, mt_gatesums *sums,
+          float *copy)
+{
+    for (size_t r = 0; r < rows; r += MT_FAST_ROWS)
+        scan_block(x + r * experts, mt_size_min(rows - r, MT_FAST_ROWS), experts, top_k, sums,
+                   copy == NULL ? NULL : copy + r * experts);
 }
 
 void
 mt_gatescan(const void *x, mt_gate_width width, size_t rows, size_t experts, unsigned top_k,
-            mt_gatesums *sums)
+            mt_gatesums *sums, void *copy)
 {
-    const float *narrow = x;
+    size_t row = experts * (width == MT_GATE_F64 ? sizeof(double) : sizeof(float));
 
     sums->tokens += rows;
-    if (width == MT_GATE_F64) {
-        exact_rows(x, width, rows, experts, top_k, sums);
+    if (width == MT_GATE_F32 && experts <= MT_FAST_EXPERTS && top_k <= MT_FAST_TOP_K) {
+        scan_fast(x, rows, experts, top_k, sums, copy);
         return;
     }
-    for (size_t r = 0; r < rows; r += MT_FAST_ROWS)
-        scan_block(narrow + r * experts, mt_size_min(rows - r, MT_FAST_ROWS), experts, top_k, sums);
+    if (copy != NULL) mt_stream_copy(copy, x, rows * row);
+    exact_rows(x, width, rows, experts, top_k, sums);
 }
 
 void

@@ -9,8 +9,11 @@
 #include <stdint.h>
 
 /* Adds the first rows of a packed block to sum and count, as gatefast does for top_k = 1, and
- * returns how many it took: 0 without AVX-512 or when experts is not 16, 32, 48 or 64. */
-size_t mt_gatewide_rows(const float *x, size_t rows, size_t experts, double *sum, uint32_t *count);
+ * returns how many it took: 0 without AVX-512 or when experts is not 16, 32, 48 or 64. Unless
+ * copy is NULL, writes those rows there by streaming stores: pre: 64-byte aligned. The sums hide
+ * behind the stores: both together take little longer than the copy. */
+size_t mt_gatewide_rows(const float *x, size_t rows, size_t experts, double *sum, uint32_t *count,
+                        float *copy);
 
 /* Counts each of the first rows once, at the lowest expert that has the row's largest gate, and
  * returns how many rows it took, as above. pre: no NaN. */

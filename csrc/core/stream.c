@@ -7,7 +7,7 @@
 
 #include <emmintrin.h>
 
-enum { LINE = 64, WORTH_IT = 64 << 10 };
+enum { LINE = 64 };
 
 /* pre: dst is 16-byte aligned. */
 static void
@@ -28,7 +28,7 @@ mt_stream_copy(void *dst, const void *src, size_t n)
     const unsigned char *from = src;
     size_t head = (LINE - (uintptr_t)to % LINE) % LINE;
 
-    if (n < WORTH_IT) {
+    if (n < MT_STREAM_BYTES) {
         memcpy(dst, src, n);
         return;
     }

@@ -9,6 +9,9 @@
 
 #include <stddef.h>
 
+/* From this size on a copy goes around the cache. */
+enum { MT_STREAM_BYTES = 64 << 10 };
+
 /* As memcpy. When it returns, the bytes are visible as any other store's are. */
 void mt_stream_copy(void *dst, const void *src, size_t n);
 
