@@ -217,7 +217,7 @@ packed_chunk(mt_gatehist *h, const mt_rows *rows, size_t first, size_t count)
 }
 
 /* Where the record may be written while the rows are counted: it is the tensor's own float32 or
- * float64 bytes, in one piece, and large enough to be written around the cache. NULL otherwise. */
+ * float64 bytes, in one piece, and large enough to go around the cache. NULL otherwise. */
 static unsigned char *
 fused_target(const mt_gatehist *h, const mt_slot *slot, const mt_rows *rows)
 {
