@@ -41,7 +41,7 @@ KINDS = {
     "iso": r"(assert|complex|ctype|errno|fenv|float|inttypes|iso646|limits|locale|math|setjmp"
     r"|signal|stdalign|stdarg|stdatomic|stdbool|stddef|stdint|stdio|stdlib|stdnoreturn|string|tgmath"
     r"|threads|time|uchar|wchar|wctype)\.h",
-    "simd": r"(immintrin|arm_neon)\.h",
+    "simd": r"(emmintrin|immintrin|arm_neon)\.h",
     "host": r"(dirent|dlfcn|endian|fcntl|features|link|malloc|poll|pthread|sched|semaphore|strings"
     r"|syscall|ucontext|unistd)\.h|(sys|linux|asm)/.*",
     "c++": r"[a-z_]+",
