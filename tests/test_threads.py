@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 
+import pytest
 import torch
 
 from memtools import AuxLoss, GateHistory
@@ -182,3 +184,60 @@ def test_a_hundred_thousand_appends_after_the_limit_cost_no_memory(rss):
         assert history.nbytes <= 32 << 20
     assert rss() - before < 1 << 20
     assert history.stats().tokens == 102_000 * 512
+
+
+class Meddler:
+    """A garbage cycle whose finalizer does something to a history that is just being read."""
+
+    def __init__(self, meddle: Callable[[], object]) -> None:
+        self.itself, self.meddle = self, meddle
+
+    def __del__(self) -> None:
+        self.meddle()
+
+
+MEDDLE: dict[str, Callable[[GateHistory], object]] = {
+    "close": GateHistory.close,
+    "append": lambda history: history.closed or history.append(torch.rand(2000, 8)),
+    "clear": lambda history: history.closed or history.clear(),
+}
+READ: dict[str, Callable[[GateHistory], object]] = {
+    "index": lambda history: history[1],
+    "cat": torch.cat,
+    "stats": GateHistory.stats,
+    "windows": GateHistory.windows,
+    "slice": lambda history: history[1:],
+    "window": lambda history: history.stats(window=2),
+}
+
+
+def read_while_meddled_with(reading: str, meddling: str, pause: int) -> bool:
+    """Whether the read came through when the collector ran after `pause` more allocations."""
+    history = GateHistory(max_entries=4, keep="topk", top_k=2)
+    history.extend([torch.rand(3, 8)] * 4)
+    gc.collect()
+    gc.disable()
+    Meddler(lambda: MEDDLE[meddling](history))
+    before = gc.get_threshold()
+    gc.set_threshold(gc.get_count()[0] + 1 + pause)
+    gc.enable()
+    try:
+        READ[reading](history)
+    except (RuntimeError, ValueError, IndexError):
+        return False
+    finally:
+        gc.set_threshold(*before)
+        gc.collect()
+    return True
+
+
+@pytest.mark.parametrize("meddling", MEDDLE)
+@pytest.mark.parametrize("reading", READ)
+def test_finalizers_that_change_the_history_while_it_is_read(reading, meddling):
+    gc.collect()
+    gc.freeze()  # or each of the collections goes through all of torch
+    try:
+        came_through = [read_while_meddled_with(reading, meddling, pause) for pause in range(40)]
+    finally:
+        gc.unfreeze()
+    assert any(came_through)

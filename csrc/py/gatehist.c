@@ -184,19 +184,48 @@ gatehist_len(PyObject *op)
     return mt_py_gatehist_is_open(self) ? (Py_ssize_t)mt_gatehist_len(self->core) : -1;
 }
 
-static PyObject *
-entry_tensor(GateHistory *self, size_t i)
+bool
+mt_py_gatehist_unchanged(GateHistory *self, uint64_t appended, size_t len)
 {
-    uint64_t oldest = mt_gatehist_appended(self->core) - mt_gatehist_len(self->core);
+    if (self->core != NULL && mt_gatehist_appended(self->core) == appended &&
+        mt_gatehist_len(self->core) == len)
+        return true;
+    PyErr_SetString(PyExc_RuntimeError,
+                    "a finalizer or another thread changed the history while it "
+                    "was read; read it again");
+    return false;
+}
+
+/* Copies entry i into a new tensor. */
+static PyObject *
+copied_entry(GateHistory *self, size_t i)
+{
+    uint64_t appended = mt_gatehist_appended(self->core);
+    size_t len = mt_gatehist_len(self->core);
     mt_rows shape = mt_gatehist_shape(self->core, i);
     PyObject *tensor;
     void *data;
 
-    if (mt_state_connect(self->state) < 0 || mt_py_gatehist_arrive(self, oldest + i) < 0)
-        return NULL;
     if ((tensor = mt_py_tensor_new(self->state, &shape, &data)) == NULL) return NULL;
+    if (!mt_py_gatehist_unchanged(self, appended, len)) {
+        Py_DECREF(tensor);
+        return NULL;
+    }
     mt_gatehist_copy(self->core, i, data);
     return tensor;
+}
+
+/* Waiting for the device lets other threads append: the entry is found again by its number. */
+static PyObject *
+entry_tensor(GateHistory *self, size_t i)
+{
+    uint64_t number = mt_gatehist_appended(self->core) - mt_gatehist_len(self->core) + i, oldest;
+
+    if (mt_state_connect(self->state) < 0 || mt_py_gatehist_arrive(self, number) < 0) return NULL;
+    oldest = mt_gatehist_appended(self->core) - mt_gatehist_len(self->core);
+    if (number >= oldest) return copied_entry(self, (size_t)(number - oldest));
+    PyErr_Format(PyExc_IndexError, "entry %zu was evicted while it was waited for", i);
+    return NULL;
 }
 
 /* Also what iteration uses, as a list's does: an index past the end ends it. */

@@ -24,6 +24,10 @@ typedef struct GateHistory {
 /* False with ValueError after close(). */
 bool mt_py_gatehist_is_open(GateHistory *self);
 
+/* True when the history is as it was with these numbers. Making a tensor may run the collector, and
+ * with it finalizers that append or close: then RuntimeError, and the tensor is of no use. */
+bool mt_py_gatehist_unchanged(GateHistory *self, uint64_t appended, size_t len);
+
 /* Appends a tensor that lies on a CUDA device: starts its copy and returns. -1 with an error. */
 int mt_py_gatehist_append_device(GateHistory *self, mt_py_tensor *t);
 

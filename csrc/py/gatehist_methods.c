@@ -1,6 +1,8 @@
 /* gatehist_methods.c -- statistics as tuples, concatenation, and bytes in and out. */
 #include "gatehist.h"
 
+#include <string.h>
+
 #include "errors.h"
 #include "../core/gatefile.h"
 #include "../os/vmem_linux.h"
@@ -32,14 +34,52 @@ list_of(const void *x, size_t n, PyObject *(*item)(const void *x, size_t i))
     return list;
 }
 
+/* A copy of sums, in memory that Python's collector knows nothing of. Making Python objects may run
+ * finalizers, and those may append to the very history or close it. */
+typedef struct sums_copy {
+    uint64_t entries;
+    size_t experts;
+    mt_gatesums sums;
+} sums_copy;
+
+static bool
+sums_copy_new(sums_copy *c, size_t experts)
+{
+    c->experts = experts;
+    c->sums.importance = PyMem_Calloc(experts + 1, sizeof(double));
+    c->sums.load = PyMem_Calloc(experts + 1, sizeof(uint64_t));
+    if (c->sums.importance == NULL || c->sums.load == NULL) PyErr_NoMemory();
+    return c->sums.importance != NULL && c->sums.load != NULL;
+}
+
+static void
+sums_copy_free(sums_copy *c)
+{
+    PyMem_Free(c->sums.importance);
+    PyMem_Free(c->sums.load);
+}
+
+static void
+sums_copy_take(sums_copy *c, uint64_t entries, const mt_gatesums *from)
+{
+    c->entries = entries;
+    c->sums.tokens = from->tokens;
+    c->sums.nonfinite = from->nonfinite;
+    if (c->experts == 0) return;
+    memcpy(c->sums.importance, from->importance, c->experts * sizeof(double));
+    memcpy(c->sums.load, from->load, c->experts * sizeof(uint64_t));
+}
+
 /* (entries, tokens, nonfinite, importance sums, load counts) */
 static PyObject *
-sums_tuple(uint64_t entries, const mt_gatesums *sums, size_t experts)
+sums_copy_tuple(const void *copies, size_t i)
 {
-    return Py_BuildValue("KKKNN", (unsigned long long)entries, (unsigned long long)sums->tokens,
-                         (unsigned long long)sums->nonfinite,
-                         list_of(sums->importance, experts, double_at),
-                         list_of(sums->load, experts, count_at));
+    const sums_copy *c = (const sums_copy *)copies + i;
+
+    return Py_BuildValue("KKKNN", (unsigned long long)c->entries,
+                         (unsigned long long)c->sums.tokens, (unsigned long long)c->sums.nonfinite,
+                         list_of(c->sums.importance, c->experts, double_at),
+                         list_of(c->sums.load, c->experts, count_at));
 }
 
 static bool
@@ -52,21 +92,32 @@ keeps_statistics(GateHistory *self)
     return false;
 }
 
-static PyObject *
-recounted(GateHistory *self, size_t n)
+/* The sums of the newest n records, by one pass over them. */
+static bool
+recount(GateHistory *self, size_t n, sums_copy *out)
 {
-    size_t experts = mt_gatehist_experts(self->core);
     mt_gatestats stats;
     mt_error err;
-    PyObject *result;
 
     mt_gatestats_init(&stats, &mt_alloc_libc, mt_gatehist_configuration(self->core)->top_k);
-    if (experts > 0 && mt_gatestats_reserve(&stats, experts, &err) != MT_OK)
-        return mt_py_raise(self->state, &err, "GateHistory.stats()");
+    if (out->experts > 0 && mt_gatestats_reserve(&stats, out->experts, &err) != MT_OK) {
+        mt_py_raise(self->state, &err, "GateHistory.stats()");
+        return false;
+    }
     mt_gatehist_recount(self->core, n, &stats);
-    result = sums_tuple(stats.entries, &stats.total, experts);
+    sums_copy_take(out, stats.entries, &stats.total);
     mt_gatestats_fini(&stats);
-    return result;
+    return true;
+}
+
+static bool
+valid_window(GateHistory *self, Py_ssize_t n)
+{
+    size_t len = mt_gatehist_len(self->core);
+
+    if (n >= 0 && (size_t)n <= len) return true;
+    PyErr_Format(PyExc_ValueError, "window is %zd entries, the history holds %zu", n, len);
+    return false;
 }
 
 /* Argument: None for everything ever appended, or how many of the newest records. */
@@ -76,49 +127,46 @@ mt_py_gatehist_sums(PyObject *op, PyObject *window)
     GateHistory *self = (GateHistory *)op;
     Py_ssize_t n = window == Py_None ? 0 : PyNumber_AsSsize_t(window, PyExc_OverflowError);
     const mt_gatestats *stats;
+    PyObject *result = NULL;
+    sums_copy copy;
 
     if (n == -1 && PyErr_Occurred()) return NULL;
-    if (!keeps_statistics(self)) return NULL;
-    if (window == Py_None) {
-        stats = mt_gatehist_stats(self->core);
-        return sums_tuple(stats->entries, &stats->total, stats->experts);
+    if (!keeps_statistics(self) || !valid_window(self, n)) return NULL;
+    stats = mt_gatehist_stats(self->core);
+    if (sums_copy_new(&copy, stats->experts)) {
+        if (window == Py_None) sums_copy_take(&copy, stats->entries, &stats->total);
+        if (window == Py_None || recount(self, (size_t)n, &copy))
+            result = sums_copy_tuple(&copy, 0);
     }
-    if (n < 0 || (size_t)n > mt_gatehist_len(self->core))
-        return PyErr_Format(PyExc_ValueError, "window is %zd entries, the history holds %zu", n,
-                            mt_gatehist_len(self->core));
-    return recounted(self, (size_t)n);
+    sums_copy_free(&copy);
+    return result;
 }
 
-static PyObject *
-window_at(const void *x, size_t i)
+static bool
+copy_windows(const mt_gatestats *stats, sums_copy *copies, size_t n)
 {
-    const mt_gatestats *stats = x;
-    size_t n = stats->experts;
-    mt_gatesums sums = {.importance = PyMem_Calloc(n, sizeof(double)),
-                        .load = PyMem_Calloc(n, sizeof(uint64_t))};
-    PyObject *result = NULL;
-    uint64_t entries;
-
-    if (sums.importance != NULL && sums.load != NULL) {
-        mt_gatestats_window(stats, i, &sums, &entries);
-        result = sums_tuple(entries, &sums, n);
-    } else {
-        PyErr_NoMemory();
+    for (size_t i = 0; i < n; i++) {
+        if (!sums_copy_new(&copies[i], stats->experts)) return false;
+        mt_gatestats_window(stats, i, &copies[i].sums, &copies[i].entries);
     }
-    PyMem_Free(sums.importance);
-    PyMem_Free(sums.load);
-    return result;
+    return true;
 }
 
 PyObject *
 mt_py_gatehist_windows(PyObject *op, PyObject *Py_UNUSED(none))
 {
     GateHistory *self = (GateHistory *)op;
-    const mt_gatestats *stats;
+    sums_copy copies[MT_MARKS + 1] = {0};
+    PyObject *result = NULL;
+    size_t n;
 
     if (!keeps_statistics(self)) return NULL;
-    stats = mt_gatehist_stats(self->core);
-    return list_of(stats, mt_gatestats_windows(stats), window_at);
+    n = mt_gatestats_windows(mt_gatehist_stats(self->core));
+    if (copy_windows(mt_gatehist_stats(self->core), copies, n))
+        result = list_of(copies, n, sums_copy_tuple);
+    for (size_t i = 0; i < n; i++)
+        sums_copy_free(&copies[i]);
+    return result;
 }
 
 PyObject *
@@ -151,17 +199,25 @@ mt_py_gatehist_cat(PyObject *op, PyObject *Py_UNUSED(none))
 {
     GateHistory *self = (GateHistory *)op;
     unsigned char *at;
+    uint64_t appended;
     PyObject *tensor;
     mt_rows shape;
     void *data;
+    size_t len;
 
     if (!mt_py_gatehist_is_open(self) || mt_state_connect(self->state) < 0 ||
         mt_py_gatehist_arrive_all(self) < 0)
         return NULL;
-    if (mt_gatehist_len(self->core) == 0 || !common_shape(self->core, &shape)) Py_RETURN_NONE;
+    len = mt_gatehist_len(self->core);
+    if (len == 0 || !common_shape(self->core, &shape)) Py_RETURN_NONE;
+    appended = mt_gatehist_appended(self->core);
     if ((tensor = mt_py_tensor_new(self->state, &shape, &data)) == NULL) return NULL;
+    if (!mt_py_gatehist_unchanged(self, appended, len)) {
+        Py_DECREF(tensor);
+        return NULL;
+    }
     at = data;
-    for (size_t i = 0; i < mt_gatehist_len(self->core); i++) {
+    for (size_t i = 0; i < len; i++) {
         mt_gatehist_copy(self->core, i, at);
         at += mt_gatehist_shape(self->core, i).rows * shape.cols * mt_dtype_size(shape.dtype);
     }
