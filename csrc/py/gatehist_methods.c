@@ -128,7 +128,7 @@ mt_py_gatehist_sums(PyObject *op, PyObject *window)
     Py_ssize_t n = window == Py_None ? 0 : PyNumber_AsSsize_t(window, PyExc_OverflowError);
     const mt_gatestats *stats;
     PyObject *result = NULL;
-    sums_copy copy;
+    sums_copy copy = {0};
 
     if (n == -1 && PyErr_Occurred()) return NULL;
     if (!keeps_statistics(self) || !valid_window(self, n)) return NULL;
