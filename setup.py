@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
+if sys.byteorder != "little":
+    raise SystemExit("memtools writes its records little-endian and knows no other order")
 DEBUG = os.environ.get("MEMTOOLS_DEBUG") == "1"
 SANITIZE = os.environ.get("MEMTOOLS_SANITIZE", "")
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
