@@ -113,7 +113,8 @@ def in_backward() -> bool:
 
 
 def plain(tensor: Any) -> torch.Tensor:
-    """`tensor` as a plain strided tensor on the CPU or a CUDA device, values unchanged.
+    """`tensor` as a plain strided tensor on the CPU or a packed one on a CUDA device, values
+    unchanged.
 
     `memtools._core` calls it for every tensor that it cannot read at once. Raises TypeError for
     what has no values to read, or values that are no gates.
@@ -128,8 +129,10 @@ def plain(tensor: Any) -> torch.Tensor:
         raise TypeError(f"append() cannot read gates that are {fault}")
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         values = tensor.detach().as_subclass(torch.Tensor).resolve_neg()
-        if values.device.type in ("cpu", "cuda"):
+        if values.device.type == "cpu":
             return values  # type: ignore[no-any-return]
+        if values.device.type == "cuda":
+            return values.contiguous()  # type: ignore[no-any-return]
         return values.cpu()  # type: ignore[no-any-return]
 
 

@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from memtools import DeviceError, GateHistory
+from memtools import DeviceError, GateHistory, _bridge, _core
 from tests.fakecuda import FakeRuntime, as_cuda
 
 
@@ -140,6 +140,35 @@ def test_pinned_memory_stays_flat(fake_cuda: FakeRuntime):
         history.append(tensor)
     assert fake_cuda.pinned_bytes() == held
     assert history.device_waits == 0
+
+
+@pytest.mark.parametrize("shim", ["with", "without"])
+@pytest.mark.parametrize("layout", ["transposed", "column_step", "row_step", "expanded"])
+def test_gates_with_gaps_are_packed_before_they_are_fetched(fake_cuda, layout, shim):
+    base = torch.rand(16, 16)
+    host = {
+        "transposed": base.t(),
+        "column_step": base[:, ::2],
+        "row_step": base[::2],
+        "expanded": base[:1].expand(8, 16),
+    }[layout]
+    packed = []
+
+    def contiguous(tensor: torch.Tensor) -> torch.Tensor:  # torch's CPU build cannot, for cuda
+        packed.append(tensor.stride())
+        return as_cuda(host.contiguous())
+
+    bridge = _bridge.connect()
+    parts = _bridge.parts(torch)
+    ops = bridge.shim.ops if bridge.shim else None
+    _core._connect(*parts[:5], contiguous, ops if shim == "with" else None)
+    try:
+        history = GateHistory()
+        history.append(as_cuda(host))
+    finally:
+        _core._connect(*parts, ops)
+    assert packed == [host.stride()]
+    assert torch.equal(history[0], host)
 
 
 def test_zero_rows_on_the_device_need_no_copy(fake_cuda: FakeRuntime):

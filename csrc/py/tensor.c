@@ -101,6 +101,13 @@ is_plain(mt_state *st, PyObject *tensor)
     return neg < 0 ? -1 : !neg;
 }
 
+/* What lies on a device is fetched by one copy of its bytes, so it must be packed. */
+static bool
+fetchable(const mt_py_tensor *t)
+{
+    return !t->on_device || mt_rows_is_packed(&t->rows);
+}
+
 /* The shim's way, which makes up its own mind about what is plain. */
 static bool
 view_by_shim(mt_state *st, PyObject *tensor, mt_py_tensor *out)
@@ -119,6 +126,7 @@ view_by_shim(mt_state *st, PyObject *tensor, mt_py_tensor *out)
                           .col_stride = (ptrdiff_t)view.strides[1]};
     out->on_device = view.cuda != 0;
     out->device = view.device;
+    if (!fetchable(out)) return false;
     out->owner = Py_NewRef(tensor);
     return true;
 }
@@ -176,6 +184,7 @@ try_read(mt_state *st, PyObject *tensor, mt_py_tensor *out)
     }
     if (!readable_device(&dl) || !dtype_from_dlpack(dl.dtype, &dtype)) return 0;
     if (rows_from_dlpack(&dl, dtype, tensor, out) < 0) return -1;
+    if (!fetchable(out)) return 0;
     out->owner = Py_NewRef(tensor);
     return 1;
 }

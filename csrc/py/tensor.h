@@ -23,8 +23,8 @@ int mt_py_in_backward(mt_state *st);
 
 /* Looks into a 2-D tensor of gates. What has no plain memory (meta, fake, sparse, quantised,
  * complex) is a TypeError, a wrong rank a ValueError; -1 then. Whatever can be made plain without
- * guessing (a lazily negated view, a tensor subclass, another device) is. The view lasts until
- * done(), while no Python code runs. */
+ * guessing (a lazily negated view, a tensor subclass, another device, gaps on a CUDA device) is.
+ * The view lasts until done(), while no Python code runs. */
 int mt_py_tensor_read(mt_state *st, PyObject *tensor, mt_py_tensor *out);
 void mt_py_tensor_done(mt_py_tensor *t);
 
