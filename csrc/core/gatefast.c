@@ -128,9 +128,9 @@ first_with(const float *row, size_t experts, float gate)
     return (uint32_t)first;
 }
 
-/* Counts the top_k one after the other, which ties need: half a router's rows have some in
- * bfloat16, all of them when it starts from zeros. False when a gate is the number that marks those
- * taken. */
+/* Counts the top_k one after the other, which ties need: many rows of a bfloat16 router
+ * have some, all rows of one that starts from zeros. False when a gate is the number that marks
+ * those taken. */
 INLINE bool
 count_rows(const float *x, size_t rows, size_t experts, unsigned top_k, uint32_t *count)
 {

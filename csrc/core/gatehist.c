@@ -164,7 +164,7 @@ find(const mt_ring *r, uint64_t number)
 
 /* A chunk of n elements as float32 or float64, whichever its dtype calls for. */
 static const void *
-widened(mt_gatehist *h, const void *raw, mt_dtype dtype, size_t n)
+widened(const mt_gatehist *h, const void *raw, mt_dtype dtype, size_t n)
 {
     if (dtype == MT_F32 || dtype == MT_F64) return raw;
     mt_widen_f32(dtype, raw, h->wide, n);
@@ -197,12 +197,13 @@ write_chunk(mt_gatehist *h, const mt_slot *slot, const void *raw, mt_dtype dtype
     mt_ring_write(&h->ring, slot, first * row, record, rows * row);
 }
 
-static void
-count_chunk(mt_gatehist *h, const void *raw, mt_dtype dtype, size_t rows)
+void
+mt_gatehist_count(const mt_gatehist *h, const void *raw, mt_dtype dtype, size_t rows,
+                  mt_gatestats *s)
 {
     const void *wide = widened(h, raw, dtype, rows * h->experts);
 
-    mt_gatestats_add(&h->stats, wide, mt_gatehist_width(dtype), rows, NULL);
+    mt_gatestats_add(s, wide, mt_gatehist_width(dtype), rows, NULL);
 }
 
 /* Rows [first, first + count) packed: where they lie, or gathered into scratch. */
@@ -216,24 +217,29 @@ packed_chunk(mt_gatehist *h, const mt_rows *rows, size_t first, size_t count)
     return h->raw;
 }
 
+/* True when the record is the tensor's own bytes. */
+static bool
+same_bytes(const mt_gatehist *h, const mt_slot *slot, const mt_rows *rows)
+{
+    return slot != NULL && h->config.keep == MT_KEEP_ALL && slot->dtype == rows->dtype;
+}
+
 /* Where the record may be written while the rows are counted: it is the tensor's own float32 or
  * float64 bytes, in one piece, and large enough to go around the cache. NULL otherwise. */
 static unsigned char *
 fused_target(const mt_gatehist *h, const mt_slot *slot, const mt_rows *rows)
 {
-    bool same = slot != NULL && slot->dtype == rows->dtype && h->config.keep == MT_KEEP_ALL;
     bool counted = h->config.statistics && (rows->dtype == MT_F32 || rows->dtype == MT_F64);
 
-    if (!same || !counted || slot->bytes < MT_STREAM_BYTES) return NULL;
+    if (!same_bytes(h, slot, rows) || !counted || slot->bytes < MT_STREAM_BYTES) return NULL;
     return mt_ring_direct(&h->ring, slot);
 }
 
-/* True when the record is the tensor's own bytes and nobody else wants to see them. */
+/* True when nobody but the copy wants to see the bytes, and they lie in one piece. */
 static bool
 plain_copy(const mt_gatehist *h, const mt_slot *slot, const mt_rows *rows)
 {
-    return slot != NULL && !h->config.statistics && h->config.keep == MT_KEEP_ALL &&
-           slot->dtype == rows->dtype && mt_rows_is_packed(rows);
+    return same_bytes(h, slot, rows) && !h->config.statistics && mt_rows_is_packed(rows);
 }
 
 static void
@@ -248,7 +254,7 @@ fill_chunk(mt_gatehist *h, const mt_slot *slot, const mt_rows *rows, size_t firs
         return;
     }
     if (slot != NULL) write_chunk(h, slot, raw, rows->dtype, first, count);
-    if (h->config.statistics) count_chunk(h, raw, rows->dtype, count);
+    if (h->config.statistics) mt_gatehist_count(h, raw, rows->dtype, count, &h->stats);
 }
 
 void

@@ -50,4 +50,8 @@ mt_gatehist_format(const mt_gatehist *h, size_t experts, mt_dtype dtype)
  * earlier one. pre: nothing was claimed yet. On failure no number is fixed. MT_ENOMEM. */
 mt_status mt_gatehist_fix_experts(mt_gatehist *h, size_t experts, mt_error *err);
 
+/* Adds packed rows of any dtype to s, by way of the scratch. raw is not h->wide. */
+void mt_gatehist_count(const mt_gatehist *h, const void *raw, mt_dtype dtype, size_t rows,
+                       mt_gatestats *s);
+
 #endif

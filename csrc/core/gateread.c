@@ -121,20 +121,6 @@ recount_kept(const mt_gatehist *h, const mt_slot *slot, size_t first, size_t row
 }
 
 static void
-recount_all(const mt_gatehist *h, const mt_slot *slot, size_t first, size_t rows, mt_gatestats *s)
-{
-    mt_dtype dtype = (mt_dtype)slot->dtype;
-
-    decode_chunk(h, slot, first, rows, h->raw);
-    if (dtype == MT_F64) {
-        mt_gatestats_add(s, h->raw, MT_GATE_F64, rows, NULL);
-        return;
-    }
-    mt_widen_f32(dtype, h->raw, h->wide, rows * h->experts);
-    mt_gatestats_add(s, h->wide, MT_GATE_F32, rows, NULL);
-}
-
-static void
 recount_entry(const mt_gatehist *h, size_t i, mt_gatestats *s)
 {
     const mt_slot *slot = mt_ring_slot(&h->ring, i);
@@ -142,10 +128,12 @@ recount_entry(const mt_gatehist *h, size_t i, mt_gatestats *s)
 
     for (size_t first = 0; first < slot->rows; first += step) {
         size_t rows = mt_size_min(step, slot->rows - first);
-        if (h->config.keep == MT_KEEP_TOPK)
+        if (h->config.keep == MT_KEEP_TOPK) {
             recount_kept(h, slot, first, rows, s);
-        else
-            recount_all(h, slot, first, rows, s);
+            continue;
+        }
+        decode_chunk(h, slot, first, rows, h->raw);
+        mt_gatehist_count(h, h->raw, (mt_dtype)slot->dtype, rows, s);
     }
     mt_gatestats_end_entry(s);
 }

@@ -52,10 +52,11 @@ void mt_stage_abandon(mt_stage *s);
  *   MT_EAGAIN   full, in bytes or in items: pop, then try again
  *   MT_ELIMIT   more than the capacity: will never fit
  *   MT_EDEVICE  a device call failed; or, with native 0 and call "append during CUDA graph
- * capture", the stream is being captured, and a copy would be replayed instead of made On failure
- * the length, every item and src are as before, and the stage stays usable; src's memory is free
- * for work on `stream`, as after success, and `stream` must live until a later push succeeds or the
- * stage is freed. */
+ * capture", the stream is being captured: a copy would be replayed instead of made
+ *
+ * On failure the length, every item and src are as before, and the stage stays usable; src's memory
+ * is free for work on `stream`, as after success, and `stream` must live until a later push
+ * succeeds or the stage is freed. */
 mt_status mt_stage_push(mt_stage *s, const void *src, size_t bytes, void *stream,
                         const uint64_t tag[2], mt_error *err);
 
