@@ -13,11 +13,13 @@ OUT := build
 EXTRA = $$($(PY) -c "import sys, tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \
     print(*p['project']['optional-dependencies'][sys.argv[1]])" $(1))
 
-C_FLAGS := -std=c11 -Wall -Wextra -Wconversion -Wshadow -Werror -Icsrc
+C_FLAGS := -std=c11 -pthread -Wall -Wextra -Wconversion -Wshadow -Werror -Icsrc
 C_CORE := $(wildcard csrc/core/*.c csrc/os/*.c)
-C_SOURCES := $(C_CORE) csrc/cuda/cudart.c
+C_SOURCES := $(C_CORE) $(filter-out %_absent.c,$(wildcard csrc/cuda/*.c))
 C_HEADERS := $(wildcard csrc/*/*.h tests/c/*.h tests/fake_cuda/*.h)
 C_TESTS := $(patsubst tests/c/%.c,%,$(wildcard tests/c/test_*.c))
+# Those that start threads are run under the thread sanitiser as well.
+THREAD_TESTS := $(patsubst tests/c/%.c,%,$(shell grep -l '<pthread.h>' tests/c/test_*.c))
 FUZZERS := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
 EXT_SOURCES := $(wildcard csrc/*/*.c csrc/*/*.h csrc/*/*.cpp)
 SAN := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g
@@ -59,10 +61,10 @@ $(VENV)/.lint: $(VENV)/.deps
 	@touch $@
 
 # --- C, without an interpreter -------------------------------------------------------------------
-# Twice the same: plain in build/c, under ASan and UBSan in build/c-san.
+# Three times the same: plain in build/c, under ASan and UBSan in build/c-san, under TSan in build/c-tsan.
 C_OBJECTS = $(C_SOURCES:csrc/%.c=$(OUT)/$(1)/obj/%.o)
 FAKE = -fPIC -shared -pthread -Wl,-soname,libcudart.so.13 -Wl,-Bsymbolic $(wildcard tests/fake_cuda/*.c)
-RUN_C_TESTS = for t in $(C_TESTS); do \
+RUN_C_TESTS = for t in $(or $(2),$(C_TESTS)); do \
     MT_FAKE_CUDART=$(CURDIR)/$(OUT)/$(1)/libfakecudart.so $(OUT)/$(1)/$$t || exit 1; done
 
 define c-build
@@ -79,6 +81,7 @@ $(OUT)/$(1)/libfakecudart.so: $(wildcard tests/fake_cuda/*) | $(VENV)/.deps
 endef
 $(eval $(call c-build,c,-O2 -g))
 $(eval $(call c-build,c-san,-O1 $(SAN)))
+$(eval $(call c-build,c-tsan,-O1 -g -fsanitize=thread))
 .SECONDARY:
 
 test-c: $(C_TESTS:%=$(OUT)/c/%) $(OUT)/c/libfakecudart.so  ## C tests of csrc/core, csrc/os and csrc/cuda
@@ -87,19 +90,24 @@ test-c: $(C_TESTS:%=$(OUT)/c/%) $(OUT)/c/libfakecudart.so  ## C tests of csrc/co
 sanitize-c: $(C_TESTS:%=$(OUT)/c-san/%) $(OUT)/c-san/libfakecudart.so
 	@$(call RUN_C_TESTS,c-san)
 
-sanitize: sanitize-c sanitize-py  ## C tests and the extension under ASan and UBSan
+tsan: $(THREAD_TESTS:%=$(OUT)/c-tsan/%) $(OUT)/c-tsan/libfakecudart.so
+	@$(call RUN_C_TESTS,c-tsan,$(THREAD_TESTS))
+
+sanitize: sanitize-c tsan sanitize-py  ## C tests and the extension under ASan and UBSan, threads under TSan
 
 # libstdc++ beside libasan, or the first C++ exception in torch ends the process.
 SAN_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONMALLOC=malloc \
     PYTHONPATH=$(OUT)/py-san:. MEMTOOLS_EXPECT_SANITIZE=address,undefined
 SAN_TESTS := tests/test_history.py tests/test_stats.py tests/test_bad_input.py tests/test_save_load.py \
-    tests/test_checkpoint.py tests/test_device.py tests/test_leaks.py tests/test_threads.py
+    tests/test_checkpoint.py tests/test_device.py tests/test_leaks.py tests/test_threads.py \
+    tests/test_budget.py tests/test_history_budget.py \
+    $(wildcard tests/test_kvpool*.py)
 
 # What a sanitiser's own memory makes meaningless: resident bytes (its quarantine), and fork() beside
 # a thread that allocates (its locks do not survive that).
 SAN_SKIP := not test_does_not_leak and not planted_leak and not gives_its_memory and not fork_while \
-    and not cost_no_memory
+    and not cost_no_memory and not page_fault and not goes_back_to_the_system
 
 $(OUT)/py-san/.built: $(VENV)/.deps setup.py $(EXT_SOURCES) $(wildcard memtools/*.py)
 	MEMTOOLS_SANITIZE=address,undefined $(PIP) --no-build-isolation --no-deps --upgrade --target $(@D) .
@@ -121,13 +129,15 @@ $(OUT)/fuzz/%: tests/fuzz/%.c $(C_CORE) $(C_HEADERS) $(wildcard tests/fuzz/*.h) 
 	$(FUZZ_BUILD) $(C_FLAGS) -O1 -UNDEBUG $(SAN) $< $(C_CORE) -lm -o $@
 
 # --- the rest --------------------------------------------------------------------------------------
+BENCHES := gate_history kv_cache
+
 bench: $(VENV)/.built  ## benchmarks against the peers; JSON in benchmarks/results
-	$(PY) benchmarks/gate_history.py $(ARGS)
+	@for b in $(BENCHES); do $(PY) benchmarks/$$b.py $(ARGS) || exit 1; done
 
 # On a machine with a GPU and its own torch: nothing is downloaded, .venv is not used.
 test-gpu:  ## tests/gpu with the machine's own torch
 	$(PYTHON) -m pip install -q --no-build-isolation --no-deps --no-index --upgrade --target $(OUT)/gpu .
-	PYTHONPATH=$(OUT)/gpu $(PYTHON) -m pytest -q -p no:cacheprovider tests/gpu
+	PYTHONPATH=$(OUT)/gpu:. $(PYTHON) -P -m pytest -q -p no:cacheprovider --import-mode=importlib tests/gpu
 
 lint: $(VENV)/.built $(VENV)/.lint  ## formatters, static analysis, strict typing
 	$(VENV)/bin/clang-format --dry-run -Werror $$(git ls-files 'csrc/*.[ch]' 'csrc/*.cpp' 'tests/*.[ch]' | grep -v third_party)
@@ -140,4 +150,4 @@ lint: $(VENV)/.built $(VENV)/.lint  ## formatters, static analysis, strict typin
 clean:  ## remove what the build made, not .venv
 	rm -rf $(OUT) *.egg-info memtools/*.so memtools/_build_info.py
 
-.PHONY: help demo test test-c sanitize sanitize-c sanitize-py fuzz bench test-gpu lint clean
+.PHONY: help demo test test-c sanitize sanitize-c tsan sanitize-py fuzz bench test-gpu lint clean

@@ -40,10 +40,9 @@ def find(pattern: str, path: Path) -> str:
 VERSION = find(r'__version__ = "(.+)"', HERE / "memtools/_version.py")
 
 
-def sources(folder: str, *but: str) -> list[str]:
-    """All C files of a layer, relative to this file, except the named ones."""
-    found = sorted(Path("csrc", folder).glob("*.c"))
-    return [str(path) for path in found if path.name not in but]
+def sources(folder: str) -> list[str]:
+    """All C files of a layer, relative to this file."""
+    return [str(path) for path in sorted(Path("csrc", folder).glob("*.c"))]
 
 
 def torch_dir() -> Path | None:
@@ -105,15 +104,16 @@ def whole_program() -> list[str]:
 
 def core_extension() -> Extension:
     cuda = cuda_include()
-    backend = ["cudart_absent.c"] if cuda else ["cudart.c"]  # what is left out
+    # The backend, or what stands in for it and says that it is missing.
+    backend = [path for path in sources("cuda") if path.endswith("_absent.c") == (cuda is None)]
     return Extension(
         "memtools._core",
-        sources("core") + sources("os") + sources("cuda", *backend) + sources("py"),
+        sources("core") + sources("os") + backend + sources("py"),
         include_dirs=["csrc"],
         define_macros=[("MEMTOOLS_VERSION", f'"{VERSION}"')],
-        extra_compile_args=["-std=c11", *WARNINGS, *compile_flags(), *whole_program()]
+        extra_compile_args=["-std=c11", "-pthread", *WARNINGS, *compile_flags(), *whole_program()]
         + (["-isystem", str(cuda)] if cuda else []),
-        extra_link_args=[*link_flags(), *whole_program()],
+        extra_link_args=["-pthread", *link_flags(), *whole_program()],
         libraries=["m", "dl"],
         depends=[str(path) for path in sorted(Path("csrc").glob("*/*.h"))],
     )

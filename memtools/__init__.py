@@ -11,22 +11,38 @@ from memtools.errors import BudgetError, DeviceError, MemtoolsError, ShimUnavail
 
 if TYPE_CHECKING:
     from memtools._aux_loss import AuxLoss
+    from memtools._budget import Budget, BudgetReport
     from memtools._history import GateHistory
+    from memtools._kvpool import KVLease, KVPool, KVStats
     from memtools._stats import GateStats
 
 __all__ = [
     "AuxLoss",
+    "Budget",
     "BudgetError",
+    "BudgetReport",
     "DeviceError",
     "GateHistory",
     "GateStats",
+    "KVLease",
+    "KVPool",
+    "KVStats",
     "MemtoolsError",
     "ShimUnavailable",
     "__version__",
 ]
 
 # Loaded at first use: where memtools._core does not load, `memtools doctor` must still say so.
-_LATER = {"AuxLoss": "_aux_loss", "GateHistory": "_history", "GateStats": "_stats"}
+_LATER = {
+    "AuxLoss": "_aux_loss",
+    "Budget": "_budget",
+    "BudgetReport": "_budget",
+    "GateHistory": "_history",
+    "GateStats": "_stats",
+    "KVLease": "_kvpool",
+    "KVPool": "_kvpool",
+    "KVStats": "_kvpool",
+}
 
 
 def __getattr__(name: str) -> object:

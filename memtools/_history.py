@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from memtools import _core, _file
+from memtools._budget import Budget, check_device
 from memtools._size import format_bytes, parse_bytes
 from memtools._stats import GateStats
 
@@ -27,7 +28,12 @@ class GateHistory(_core.GateHistory):
     Args:
         max_entries: entries kept at most.
         max_bytes: bytes of all records at most, as an int or like `"64 MiB"`. Beside them a
-            history takes 24 bytes an entry, and `2,064 * n_experts` bytes for its statistics.
+            history takes 24 bytes an entry, and `2,064 * n_experts` bytes for its statistics. Or a
+            `Budget` that other parts count in as well: records take at most its limit, and their
+            memory is reserved in it, 64 KiB or an eighth at a time, before it is used. Where the
+            budget refuses more the history trims and stays within what it holds. `clear()`,
+            `close()` and the end of the object release it; slices and copies count as well, what
+            was loaded or unpickled does not.
         trim: what happens to an entry that does not fit: `"half"` leaves half of the limit that was
             hit occupied, as `if len(h) > limit: h = h[-limit // 2:]` does; `"oldest"` drops as many
             of the oldest as it takes. Both are O(1) amortised.
@@ -39,7 +45,8 @@ class GateHistory(_core.GateHistory):
         statistics: keep `stats()` and `windows()` up to date; False only records.
 
     Raises:
-        ValueError: a limit below 1, an unknown option.
+        ValueError: a limit below 1, an unknown option, a Budget that has no limit or counts the
+            memory of a device.
         MemoryError: the address space for the limits cannot be had.
     """
 
@@ -48,7 +55,7 @@ class GateHistory(_core.GateHistory):
     def __new__(
         cls,
         max_entries: int = 1000,
-        max_bytes: int | str = "64 MiB",
+        max_bytes: int | str | Budget = "64 MiB",
         *,
         trim: Literal["half", "oldest"] = "half",
         dtype: str | torch.dtype | None = None,
@@ -57,8 +64,8 @@ class GateHistory(_core.GateHistory):
         statistics: bool = True,
     ) -> GateHistory:
         name = None if dtype is None else str(dtype).removeprefix("torch.")
-        size = parse_bytes(max_bytes, "max_bytes")
-        return super().__new__(cls, max_entries, size, trim, keep, name, top_k, statistics)
+        budget, size = _limits(max_bytes)
+        return super().__new__(cls, max_entries, size, trim, keep, name, top_k, statistics, budget)
 
     def extend(self, tensors: Iterable[torch.Tensor]) -> None:
         """Append each tensor in turn; those before one that is refused stay."""
@@ -105,8 +112,14 @@ class GateHistory(_core.GateHistory):
         """
         return cls._parse(_file.read(path))
 
+    def __copy__(self) -> GateHistory:
+        return self._copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GateHistory:
+        return self._copy()
+
     def __reduce__(self) -> tuple[Callable[[bytes], GateHistory], tuple[bytes]]:
-        # copy.deepcopy(model), torch.save(model) and DataLoader workers come this way.
+        # torch.save(model) and DataLoader workers come this way.
         return type(self)._parse, (self._dump(),)
 
     def __repr__(self) -> str:
@@ -136,6 +149,18 @@ class GateHistory(_core.GateHistory):
             if whole is not None:
                 return whole
         return func(list(tensors), *args[1:], **kwargs)
+
+
+def _limits(max_bytes: int | str | Budget) -> tuple[Budget | None, int]:
+    if not isinstance(max_bytes, Budget):
+        return None, parse_bytes(max_bytes, "max_bytes")
+    check_device(max_bytes, "cpu", "GateHistory")
+    if max_bytes.limit is None:
+        raise ValueError(
+            "max_bytes is a Budget without a limit, and a history needs one for its addresses; "
+            'pass budget.suballocate("gates", "64 MiB"), or make the Budget with a limit'
+        )
+    return max_bytes, max_bytes.limit
 
 
 def _concatenates_rows(

@@ -265,14 +265,16 @@ static mt_status
 take_entries(cursor *in, mt_gatehist *h, uint64_t len, mt_error *err)
 {
     cursor index = *in;
+    mt_status st;
 
     if (len > in->left / 8) return mt_fail_format(err, "it ends inside the index");
     in->at += 8 * len;
     in->left -= 8 * len;
+    if ((st = mt_gatehist_hold(h, mt_size_min(in->left, h->config.max_bytes), err)) != MT_OK)
+        return st;
     for (uint64_t i = 0; i < len; i++) {
         uint32_t rows = take_u32(&index), dtype = take_u32(&index);
-        mt_status st = claim_entry(h, rows, dtype, in->left, err);
-        if (st != MT_OK) return st;
+        if ((st = claim_entry(h, rows, dtype, in->left, err)) != MT_OK) return st;
     }
     return take_records(in, h, err);
 }
@@ -295,8 +297,8 @@ fill_from(cursor *in, mt_gatehist *h, const header *head, mt_error *err)
 }
 
 mt_status
-mt_gatehist_parse(const mt_alloc *mem, const mt_vmem_ops *vm, const void *src, size_t bytes,
-                  mt_gatehist **out, mt_error *err)
+mt_gatehist_parse(const mt_alloc *mem, const mt_vmem_ops *vm, mt_ledger *ledger, const void *src,
+                  size_t bytes, mt_gatehist **out, mt_error *err)
 {
     cursor in = {.at = src, .left = bytes};
     header head = {0};
@@ -304,6 +306,7 @@ mt_gatehist_parse(const mt_alloc *mem, const mt_vmem_ops *vm, const void *src, s
     mt_status st;
 
     if ((st = take_header(&in, &head, err)) != MT_OK) return st;
+    head.config.ledger = ledger;
     if ((st = mt_gatehist_new(mem, vm, &head.config, &h, err)) != MT_OK) return st;
     if ((st = fill_from(&in, h, &head, err)) != MT_OK) {
         mt_gatehist_free(h);

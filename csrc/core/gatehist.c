@@ -7,9 +7,23 @@
 #include "size.h"
 #include "stream.h"
 
+/* At least so much is reserved at a time, where there is so much. */
+enum { LEDGER_STEP = 64 << 10 };
+
+/* Has reserved nothing, so not a byte may be touched. It never gives back what others ask for: its
+ * records are what it is for. */
+static mt_status
+join_ledger(mt_gatehist *h, const char *name, mt_error *err)
+{
+    if (h->config.ledger == NULL) return MT_OK;
+    h->ring.bound = 0;
+    h->refused_more = SIZE_MAX; /* nothing was yet */
+    return mt_ledger_join(h->config.ledger, name, 0, NULL, &h->member, err);
+}
+
 mt_status
-mt_gatehist_new(const mt_alloc *mem, const mt_vmem_ops *vm, const mt_gatehist_config *config,
-                mt_gatehist **out, mt_error *err)
+mt_gatehist_new_named(const mt_alloc *mem, const mt_vmem_ops *vm, const mt_gatehist_config *config,
+                      const char *name, mt_gatehist **out, mt_error *err)
 {
     mt_gatehist *h = mt_alloc_zeroed(mem, 1, sizeof *h);
     mt_status st;
@@ -20,12 +34,20 @@ mt_gatehist_new(const mt_alloc *mem, const mt_vmem_ops *vm, const mt_gatehist_co
     h->config = *config;
     mt_gatestats_init(&h->stats, mem, config->top_k);
     st = mt_ring_init(&h->ring, vm, config->max_entries, config->max_bytes, err);
+    if (st == MT_OK) st = join_ledger(h, name, err);
     if (st != MT_OK) {
-        mem->put(mem->ctx, h, sizeof *h);
+        mt_gatehist_free(h);
         return st;
     }
     *out = h;
     return MT_OK;
+}
+
+mt_status
+mt_gatehist_new(const mt_alloc *mem, const mt_vmem_ops *vm, const mt_gatehist_config *config,
+                mt_gatehist **out, mt_error *err)
+{
+    return mt_gatehist_new_named(mem, vm, config, "GateHistory", out, err);
 }
 
 /* Gives the scratch and the statistics' storage back: both are sized for the experts. */
@@ -44,6 +66,7 @@ mt_gatehist_free(mt_gatehist *h)
     if (h == NULL) return;
     forget_experts(h);
     mt_ring_fini(&h->ring);
+    mt_ledger_leave(h->member); /* last: it releases what was given back just now */
     h->mem->put(h->mem->ctx, h, sizeof *h);
 }
 
@@ -93,10 +116,58 @@ record_bytes(const mt_gatehist *h, const mt_rows *shape, size_t *out)
     return mt_size_mul(shape->rows, mt_record_row_bytes(&f), out);
 }
 
+/* Reserves so many more bytes, and more than that where they are to be had. */
+static mt_status
+reserve_more(mt_gatehist *h, size_t least, mt_error *err)
+{
+    size_t step = mt_size_max(LEDGER_STEP, h->ring.bound / 8 / LEDGER_STEP * LEDGER_STEP);
+    size_t more = mt_size_min(mt_size_max(least, step), h->ring.capacity - h->ring.bound);
+    mt_status st = mt_member_reserve(h->member, more, err);
+
+    if (st != MT_OK) st = mt_member_reserve(h->member, more = least, err);
+    if (st != MT_OK && mt_ledger_reclaim(h->config.ledger, h->member, least) > 0)
+        st = mt_member_reserve(h->member, least, err);
+    if (st == MT_OK) h->ring.bound += more;
+    return st;
+}
+
+mt_status
+mt_gatehist_hold(mt_gatehist *h, size_t bytes, mt_error *err)
+{
+    assert(bytes <= h->ring.capacity);
+    return bytes <= h->ring.bound ? MT_OK : reserve_more(h, bytes - h->ring.bound, err);
+}
+
+/* True while asking for so many bytes more would be in vain: nothing has changed since no. */
+static bool
+is_refused(const mt_gatehist *h, size_t more)
+{
+    return more >= h->refused_more && mt_ledger_changes(h->config.ledger) == h->refused;
+}
+
+/* Holds a record of so many bytes beside what is there, where the ledger allows that. Otherwise
+ * entries are evicted for it. */
+static mt_status
+hold_record(mt_gatehist *h, size_t bytes, mt_error *err)
+{
+    bool fits_alone = bytes <= h->ring.bound;
+    size_t need = mt_size_min(h->ring.bytes + bytes, h->ring.capacity);
+    uint64_t seen;
+
+    if (need <= h->ring.bound) return MT_OK;
+    if (fits_alone && is_refused(h, need - h->ring.bound)) return MT_OK;
+    seen = mt_ledger_changes(h->config.ledger);
+    if (mt_gatehist_hold(h, need, err) == MT_OK) return MT_OK;
+    h->refused = seen;
+    h->refused_more = need - h->ring.bound;
+    return fits_alone ? MT_OK : MT_ELIMIT;
+}
+
 mt_status
 mt_gatehist_admit(mt_gatehist *h, const mt_rows *shape, mt_error *err)
 {
     size_t bytes;
+    mt_status st;
 
     if (h->ring.seq > 0 && shape->cols != h->experts)
         return mt_fail_shape(err, "experts", shape->cols, h->experts);
@@ -108,6 +179,7 @@ mt_gatehist_admit(mt_gatehist *h, const mt_rows *shape, mt_error *err)
     if (!record_bytes(h, shape, &bytes)) return mt_fail(err, MT_EOVERFLOW, "mt_gatehist_admit", 0);
     if (bytes > h->config.max_bytes)
         return mt_fail_limit(err, bytes, h->ring.bytes, h->config.max_bytes);
+    if (h->member != NULL && (st = hold_record(h, bytes, err)) != MT_OK) return st;
     return h->experts == shape->cols ? MT_OK : mt_gatehist_fix_experts(h, shape->cols, err);
 }
 
@@ -123,14 +195,15 @@ surplus(const mt_ring *r, size_t bytes, size_t entries, size_t limit)
 }
 
 /* MT_TRIM_HALF does what people write by hand, `if len(h) > limit: h = h[-limit // 2:]`: after the
- * append, half of the limit that was hit is occupied, the new entry included. */
+ * append, half of the limit that was hit is occupied, the new entry included. Where a ledger has
+ * refused more, what is held there is the limit. */
 static void
 evict(mt_gatehist *h, size_t bytes)
 {
     mt_ring *r = &h->ring;
     bool by_count = r->len == h->config.max_entries;
-    bool by_bytes = bytes > h->config.max_bytes - r->bytes;
-    size_t entries = h->config.max_entries, limit = h->config.max_bytes;
+    bool by_bytes = bytes > r->bound - r->bytes;
+    size_t entries = h->config.max_entries, limit = r->bound;
 
     if (!by_count && !by_bytes) return;
     if (h->config.trim == MT_TRIM_HALF && by_count) entries = mt_size_max(1, entries / 2);

@@ -8,6 +8,9 @@
  * push() does the three at once. A tensor that is still on its way from a device is admitted and
  * claimed at append time, so that length and eviction are exact, and filled when it arrives.
  *
+ * With a ledger, memory of the arena is reserved there before it is touched, in steps, so that most
+ * entries cost no call. When the ledger refuses, the history evicts and stays within what it holds.
+ *
  * What a record's bytes are, gaterecord.h says. No lock: the caller serialises. No Python, torch or
  * CUDA. */
 #ifndef MT_GATEHIST_H
@@ -20,6 +23,7 @@
 #include "alloc.h"
 #include "gaterecord.h"
 #include "gatestats.h"
+#include "ledger.h"
 #include "rows.h"
 #include "status.h"
 #include "vmem.h"
@@ -39,6 +43,8 @@ typedef struct mt_gatehist_config {
     int dtype;      /* a writable mt_dtype, or MT_DTYPE_SAME */
     unsigned top_k; /* 1 to MT_TOP_K_MAX */
     bool statistics;
+    mt_ledger *ledger; /* where the bytes of the arena are reserved; NULL: nowhere. Borrowed: every
+                        * history made with it holds it */
 } mt_gatehist_config;
 
 typedef struct mt_gatehist mt_gatehist;
@@ -51,7 +57,8 @@ void mt_gatehist_free(mt_gatehist *h);
 /* Says whether rows of this shape and dtype can be recorded, and makes ready for them; data is not
  * looked at. After MT_OK, claim() cannot fail for them.
  *   MT_ESHAPE  cols is 0, above MT_EXPERTS_MAX, not the number of experts so far, or below top_k
- *   MT_ELIMIT  one record is larger than max_bytes
+ *   MT_ELIMIT  one record is larger than max_bytes (asked > limit == max_bytes), or than what is
+ *              held in the ledger, which refuses more (asked <= max_bytes); the others were asked
  *   MT_ENOMEM, MT_EOVERFLOW */
 mt_status mt_gatehist_admit(mt_gatehist *h, const mt_rows *shape, mt_error *err);
 
@@ -79,11 +86,13 @@ mt_rows mt_gatehist_shape(const mt_gatehist *h, size_t i);
  * pre: i < len, entry i is filled. */
 void mt_gatehist_copy(const mt_gatehist *h, size_t i, void *dst);
 
-/* Drops all records. The statistics stay. */
+/* Drops all records. The statistics stay. With a ledger the arena's memory is given back. pre: no
+ * admitted shape waits for its claim, if there is a ledger. */
 void mt_gatehist_clear(mt_gatehist *h);
 
 /* A history of `count` entries start, start + step, ... with the same limits, its own memory, and
- * statistics of just these. pre: step != 0; all of them exist and are filled. MT_ENOMEM. */
+ * statistics of just these. pre: step != 0; all of them exist and are filled. MT_ENOMEM; MT_ELIMIT
+ * where the ledger refuses their bytes. */
 mt_status mt_gatehist_slice(const mt_gatehist *h, size_t start, ptrdiff_t step, size_t count,
                             mt_gatehist **out, mt_error *err);
 

@@ -17,6 +17,9 @@ struct mt_gatehist {
     const mt_vmem_ops *vm;
     mt_gatehist_config config;
     mt_ring ring;
+    mt_member *member;   /* has reserved ring.bound; NULL without a ledger */
+    uint64_t refused;    /* the ledger's changes when it refused last, */
+    size_t refused_more; /* and how many bytes more, although others were asked */
     mt_gatestats stats;
     size_t experts;
     size_t scratch_bytes; /* 0 until the first admit */
@@ -49,6 +52,15 @@ mt_gatehist_format(const mt_gatehist *h, size_t experts, mt_dtype dtype)
 /* Allocates scratch and statistics for this many experts and fixes their number, in place of an
  * earlier one. pre: nothing was claimed yet. On failure no number is fixed. MT_ENOMEM. */
 mt_status mt_gatehist_fix_experts(mt_gatehist *h, size_t experts, mt_error *err);
+
+/* Makes an empty history that its ledger's reports call so. */
+mt_status mt_gatehist_new_named(const mt_alloc *mem, const mt_vmem_ops *vm,
+                                const mt_gatehist_config *config, const char *name,
+                                mt_gatehist **out, mt_error *err);
+
+/* Reserves room for `bytes` of records in all, where there is a ledger. pre: bytes <= max_bytes.
+ * MT_ELIMIT, and nothing has changed. */
+mt_status mt_gatehist_hold(mt_gatehist *h, size_t bytes, mt_error *err);
 
 /* Adds packed rows of any dtype to s, by way of the scratch. raw is not h->wide. */
 void mt_gatehist_count(const mt_gatehist *h, const void *raw, mt_dtype dtype, size_t rows,

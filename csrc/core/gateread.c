@@ -57,7 +57,13 @@ mt_gatehist_reset_stats(mt_gatehist *h)
 void
 mt_gatehist_clear(mt_gatehist *h)
 {
-    mt_ring_drop(&h->ring, h->ring.len);
+    if (h->member == NULL) {
+        mt_ring_drop(&h->ring, h->ring.len);
+        return;
+    }
+    mt_ring_vacate(&h->ring);
+    mt_member_release(h->member, h->ring.bound);
+    h->ring.bound = 0;
 }
 
 mt_rows
@@ -159,15 +165,30 @@ adopt_entry(mt_gatehist *to, const mt_gatehist *from, size_t i)
                  mt_ring_direct(&to->ring, mt_ring_slot(&to->ring, to->ring.len - 1)), slot.bytes);
 }
 
+/* Makes room for these entries of another history. */
+static mt_status
+prepare_slice(mt_gatehist *slice, const mt_gatehist *h, size_t start, ptrdiff_t step, size_t count,
+              mt_error *err)
+{
+    size_t bytes = 0;
+    mt_status st;
+
+    for (size_t i = 0; i < count; i++)
+        bytes += mt_ring_slot(&h->ring, start + (size_t)((ptrdiff_t)i * step))->bytes;
+    if ((st = mt_gatehist_hold(slice, bytes, err)) != MT_OK || h->experts == 0) return st;
+    return mt_gatehist_fix_experts(slice, h->experts, err);
+}
+
 mt_status
 mt_gatehist_slice(const mt_gatehist *h, size_t start, ptrdiff_t step, size_t count,
                   mt_gatehist **out, mt_error *err)
 {
     mt_gatehist *slice;
-    mt_status st = mt_gatehist_new(h->mem, h->vm, &h->config, &slice, err);
+    mt_status st =
+        mt_gatehist_new_named(h->mem, h->vm, &h->config, "GateHistory slice", &slice, err);
 
     if (st != MT_OK) return st;
-    if (h->experts != 0 && (st = mt_gatehist_fix_experts(slice, h->experts, err)) != MT_OK) {
+    if ((st = prepare_slice(slice, h, start, step, count, err)) != MT_OK) {
         mt_gatehist_free(slice);
         return st;
     }
@@ -191,6 +212,9 @@ mt_gatehist_check(const mt_gatehist *h)
 {
     if (!mt_ring_check(&h->ring) || h->ring.len > h->ring.seq) return false;
     if (h->ring.bytes > h->config.max_bytes || h->ring.len > h->config.max_entries) return false;
+    if (h->member == NULL ? h->ring.bound != h->ring.capacity
+                          : h->ring.bound != mt_member_reserved(h->member))
+        return false;
     for (size_t i = 0; i < h->ring.len; i++)
         if (!slot_is_sound(h, mt_ring_slot(&h->ring, i))) return false;
     return true;

@@ -24,6 +24,7 @@ mt_ring_init(mt_ring *r, const mt_vmem_ops *vm, size_t max_entries, size_t capac
                    .base = (unsigned char *)block + slot_bytes,
                    .reserved = total,
                    .capacity = capacity,
+                   .bound = capacity,
                    .max_entries = max_entries};
     return MT_OK;
 }
@@ -61,7 +62,7 @@ static void
 grow_wrapped(mt_ring *r, size_t need)
 {
     size_t roomy = r->extent + r->extent / 2;
-    size_t grown = mt_size_min(r->capacity, mt_size_max(need, roomy)), up = grown - r->extent;
+    size_t grown = mt_size_min(r->bound, mt_size_max(need, roomy)), up = grown - r->extent;
 
     memmove(r->base + r->head + up, r->base + r->head, r->extent - r->head);
     for (size_t i = 0; i < r->len; i++) {
@@ -82,13 +83,13 @@ make_room(mt_ring *r, size_t bytes)
     if (wrapped(r))
         grow_wrapped(r, need);
     else
-        r->extent = mt_size_min(r->capacity, r->head + need);
+        r->extent = mt_size_min(r->bound, r->head + need);
 }
 
 uint64_t
 mt_ring_claim(mt_ring *r, mt_slot slot)
 {
-    assert(r->len < r->max_entries && slot.bytes <= r->capacity - r->bytes);
+    assert(r->len < r->max_entries && slot.bytes <= r->bound - r->bytes);
     make_room(r, slot.bytes);
     slot.at = r->head + r->bytes;
     if (slot.at >= r->extent) slot.at -= r->extent;
@@ -110,6 +111,15 @@ mt_ring_drop(mt_ring *r, size_t n)
     }
     r->first = slot_index(r, n);
     r->len -= n;
+}
+
+void
+mt_ring_vacate(mt_ring *r)
+{
+    mt_ring_drop(r, r->len);
+    if (r->extent > 0) r->vm->forget(r->vm->ctx, r->base, r->extent);
+    r->extent = 0;
+    r->head = 0;
 }
 
 /* Splits [from, from + n) of an entry at the end of the circle: *n1 bytes at the result, the rest
@@ -162,7 +172,8 @@ mt_ring_check(const mt_ring *r)
     size_t at = r->head, sum = 0;
 
     if (r->len > r->max_entries || r->bytes > r->capacity) return false;
-    if (r->extent > r->capacity || r->bytes > r->extent || r->head > r->extent) return false;
+    if (r->bound > r->capacity || r->extent > r->bound) return false;
+    if (r->bytes > r->extent || r->head > r->extent) return false;
     for (size_t i = 0; i < r->len; i++) {
         const mt_slot *slot = mt_ring_slot(r, i);
         if (slot->bytes > 0 && slot->at != at) return false;

@@ -6,7 +6,8 @@
  * The records form a circle over [0, extent); one that reaches the end goes on at base. `extent`
  * starts at 0 and grows only when the live bytes do not fit it, so a history that holds 16 MiB of
  * a 64 MiB budget touches 16 MiB. Growing while the circle is wrapped moves the oldest part up;
- * it then grows by half, which keeps the moves O(1) amortised.
+ * it then grows by half, which keeps the moves O(1) amortised. The owner may set a `bound` below
+ * the capacity, for memory that it is not allowed to touch yet; no extent passes it.
  *
  *    slots: [ 7 | 8 | 3 | 4 | 5 | 6 ]       an array of max_entries slots, circular too:
  *                     ^ first               slot i is entry number first + i
@@ -36,6 +37,7 @@ typedef struct mt_ring {
     mt_slot *slots;
     size_t reserved; /* bytes of the one reservation that holds both */
     size_t capacity;
+    size_t bound; /* what extent may grow to: the capacity, unless the owner says otherwise */
     size_t extent;
     size_t head;
     size_t bytes; /* live */
@@ -51,12 +53,15 @@ mt_status mt_ring_init(mt_ring *r, const mt_vmem_ops *vm, size_t max_entries, si
                        mt_error *err);
 void mt_ring_fini(mt_ring *r);
 
-/* Adds an entry of undefined content. pre: len < max_entries, slot.bytes <= capacity - bytes.
+/* Adds an entry of undefined content. pre: len < max_entries, slot.bytes <= bound - bytes.
  * slot.at is ignored. Returns its number. Cannot fail. */
 uint64_t mt_ring_claim(mt_ring *r, mt_slot slot);
 
 /* Drops the n oldest entries. pre: n <= len. */
 void mt_ring_drop(mt_ring *r, size_t n);
+
+/* Drops all entries and gives the memory behind them back; extent is 0 then. */
+void mt_ring_vacate(mt_ring *r);
 
 /* The i-th oldest entry's slot, borrowed until the next claim. pre: i < len. */
 const mt_slot *mt_ring_slot(const mt_ring *r, size_t i);

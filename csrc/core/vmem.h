@@ -1,11 +1,11 @@
 /* vmem.h -- address space and the pages behind it, as core sees them.
  *
- *     reserve                     touch                       release
- *   [ . . . . . . . . ]   ->   [ # # # . . . . . ]   ->   (gone)
- *     addresses only              pages appear zeroed
+ *     reserve                     touch                       forget                release
+ *   [ . . . . . . . . ]   ->   [ # # # . . . . . ]   ->   [ . . . . . . . . ]   ->   (gone)
+ *     addresses only              pages appear zeroed        addresses only
  *
- * A table that csrc/os fills (and tests, with faults). The KV-cache pool will add its own calls
- * for mapping and sharing pages; the gate history needs just these. */
+ * A table that csrc/os fills (and tests, with faults). What the KV-cache pool needs beyond that,
+ * pages that are mapped and shared, is in store.h. */
 #ifndef MT_VMEM_H
 #define MT_VMEM_H
 
@@ -19,6 +19,9 @@ typedef struct mt_vmem_ops {
     mt_status (*reserve)(void *ctx, size_t bytes, void **out, mt_error *err);
     /* Gives the whole range back. base and bytes as reserved; NULL is ignored; cannot fail. */
     void (*release)(void *ctx, void *base, size_t bytes);
+    /* Gives the pages that lie wholly in [at, at + bytes) back; the range stays reserved, and what
+     * it held is undefined. Cannot fail. */
+    void (*forget)(void *ctx, void *at, size_t bytes);
     void *ctx;
 } mt_vmem_ops;
 

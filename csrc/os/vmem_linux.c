@@ -2,7 +2,9 @@
 #include "vmem_linux.h"
 
 #include <errno.h>
+#include <stdint.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 static mt_status
 linux_reserve(void *ctx, size_t bytes, void **out, mt_error *err)
@@ -27,4 +29,16 @@ linux_release(void *ctx, void *base, size_t bytes)
     if (base != NULL) munmap(base, bytes);
 }
 
-const mt_vmem_ops mt_vmem_linux = {.reserve = linux_reserve, .release = linux_release, .ctx = NULL};
+static void
+linux_forget(void *ctx, void *at, size_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t skip = (page - (uintptr_t)at % page) % page; /* to the first whole page */
+
+    (void)ctx;
+    if (bytes < skip + page) return;
+    madvise((char *)at + skip, (bytes - skip) / page * page, MADV_DONTNEED);
+}
+
+const mt_vmem_ops mt_vmem_linux = {
+    .reserve = linux_reserve, .release = linux_release, .forget = linux_forget, .ctx = NULL};

@@ -5,6 +5,7 @@
 #include <structmember.h>
 #include <string.h>
 
+#include "budget.h"
 #include "errors.h"
 #include "../os/vmem_linux.h"
 
@@ -28,6 +29,18 @@ mt_py_gatehist_wrap(PyTypeObject *type, mt_state *st, mt_gatehist *core)
     self->state = st;
     self->core = core;
     return (PyObject *)self;
+}
+
+PyObject *
+mt_py_gatehist_raise(GateHistory *self, const mt_error *err, const char *doing)
+{
+    const mt_gatehist_config *c = self->core == NULL ? NULL : mt_gatehist_configuration(self->core);
+
+    if (err->status != MT_ELIMIT || c == NULL || c->ledger == NULL || err->asked > c->max_bytes)
+        return mt_py_raise(self->state, err, doing);
+    return mt_py_raise_budget(self->state, c->ledger, err, doing,
+                              "clear() or close() what holds it, raise the budget's limit, or "
+                              "record less (dtype=\"float16\", keep=\"topk\")");
 }
 
 /* Finds a word in a NULL-terminated list; -1 with a ValueError that names the choices. */
@@ -69,19 +82,23 @@ valid_limits(Py_ssize_t max_entries, Py_ssize_t max_bytes, int top_k)
 }
 
 static bool
-parse_config(PyObject *args, PyObject *kwargs, mt_gatehist_config *c)
+parse_config(mt_state *st, PyObject *args, PyObject *kwargs, mt_gatehist_config *c)
 {
     static const char *const trims[] = {"half", "oldest", NULL};
     static const char *const keeps[] = {"all", "topk", NULL};
-    static char *names[] = {"max_entries", "max_bytes", "trim",       "keep",
-                            "dtype",       "top_k",     "statistics", NULL};
+    static char *names[] = {"max_entries", "max_bytes",  "trim",   "keep", "dtype",
+                            "top_k",       "statistics", "budget", NULL};
     const char *trim = "half", *keep = "all", *dtype = NULL;
+    PyObject *budget = Py_None;
     Py_ssize_t max_entries, max_bytes;
+    mt_ledger *ledger = NULL;
     int top_k = 1, statistics = 1, trim_choice, keep_choice;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nn|sszip:GateHistory", names, &max_entries,
-                                     &max_bytes, &trim, &keep, &dtype, &top_k, &statistics))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nn|sszipO:GateHistory", names, &max_entries,
+                                     &max_bytes, &trim, &keep, &dtype, &top_k, &statistics,
+                                     &budget))
         return false;
+    if (budget != Py_None && (ledger = mt_py_budget_ledger(st, budget)) == NULL) return false;
     if (!valid_limits(max_entries, max_bytes, top_k)) return false;
     if ((trim_choice = choice("trim", trim, trims)) < 0) return false;
     if ((keep_choice = choice("keep", keep, keeps)) < 0) return false;
@@ -91,7 +108,8 @@ parse_config(PyObject *args, PyObject *kwargs, mt_gatehist_config *c)
                               .keep = (mt_keep)keep_choice,
                               .dtype = dtype_choice(dtype),
                               .top_k = (unsigned)top_k,
-                              .statistics = statistics != 0};
+                              .statistics = statistics != 0,
+                              .ledger = ledger};
     return c->dtype != MT_DTYPE_COUNT;
 }
 
@@ -103,7 +121,7 @@ gatehist_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     mt_gatehist *core;
     mt_error err;
 
-    if (st == NULL || !parse_config(args, kwargs, &config)) return NULL;
+    if (st == NULL || !parse_config(st, args, kwargs, &config)) return NULL;
     if (mt_gatehist_new(&mt_alloc_libc, &mt_vmem_linux, &config, &core, &err) != MT_OK)
         return mt_py_raise(st, &err, "GateHistory()");
     return mt_py_gatehist_wrap(type, st, core);
@@ -153,7 +171,7 @@ append_tensor(GateHistory *self, PyObject *tensor)
     } else if (t.on_device) {
         failed = mt_py_gatehist_append_device(self, &t);
     } else if (mt_gatehist_push(self->core, &t.rows, &err) != MT_OK) {
-        mt_py_raise(self->state, &err, "GateHistory.append()");
+        mt_py_gatehist_raise(self, &err, "GateHistory.append()");
         failed = -1;
     }
     mt_py_tensor_done(&t);
@@ -252,7 +270,7 @@ gatehist_slice(GateHistory *self, PyObject *slice)
         return NULL;
     count = PySlice_AdjustIndices((Py_ssize_t)mt_gatehist_len(self->core), &start, &stop, step);
     if (mt_gatehist_slice(self->core, (size_t)start, step, (size_t)count, &core, &err) != MT_OK)
-        return mt_py_raise(self->state, &err, "GateHistory[slice]");
+        return mt_py_gatehist_raise(self, &err, "GateHistory[slice]");
     return mt_py_gatehist_wrap(Py_TYPE(self), self->state, core);
 }
 
@@ -277,7 +295,7 @@ gatehist_clear(PyObject *op, PyObject *Py_UNUSED(none))
     GateHistory *self = (GateHistory *)op;
 
     if (!mt_py_gatehist_is_open(self)) return NULL;
-    mt_gatehist_clear(self->core);
+    mt_py_gatehist_clear(self);
     Py_RETURN_NONE;
 }
 
@@ -393,10 +411,14 @@ static PyMethodDef methods[] = {
      "runs\n"
      "backward (activation checkpointing recomputes the forward) nothing is recorded.\n"
      "Raises TypeError for what is no plain floating-point tensor, ValueError for a wrong rank or\n"
-     "number of experts, BudgetError for an entry larger than max_bytes; then nothing has "
-     "changed."},
+     "number of experts, BudgetError for an entry larger than max_bytes, or than a Budget leaves "
+     "room\n"
+     "for; then nothing has changed."},
     {"clear", gatehist_clear, METH_NOARGS,
-     "clear($self, /)\n--\n\nDrop all records and keep the statistics; see reset_stats()."},
+     "clear($self, /)\n--\n\n"
+     "Drop all records and keep the statistics; see reset_stats(). Under a Budget the memory goes "
+     "back\n"
+     "at once."},
     {"reset_stats", mt_py_gatehist_reset_statistics, METH_NOARGS,
      "reset_stats($self, /)\n--\n\nForget the statistics and keep the records."},
     {"close", gatehist_close, METH_NOARGS,
@@ -405,6 +427,7 @@ static PyMethodDef methods[] = {
     {"_windows", mt_py_gatehist_windows, METH_NOARGS, "_windows($self, /)\n--\n\n"},
     {"_cat", mt_py_gatehist_cat, METH_NOARGS, "_cat($self, /)\n--\n\n"},
     {"_dump", mt_py_gatehist_bytes_out, METH_NOARGS, "_dump($self, /)\n--\n\n"},
+    {"_copy", mt_py_gatehist_copy, METH_NOARGS, "_copy($self, /)\n--\n\n"},
     {"_parse", mt_py_gatehist_bytes_in, METH_O | METH_CLASS, "_parse($type, data, /)\n--\n\n"},
     {NULL, NULL, 0, NULL},
 };

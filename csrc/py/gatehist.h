@@ -46,8 +46,15 @@ PyObject *mt_py_gatehist_sums(PyObject *op, PyObject *window);
 PyObject *mt_py_gatehist_windows(PyObject *op, PyObject *none);
 PyObject *mt_py_gatehist_bytes_out(PyObject *op, PyObject *none);
 PyObject *mt_py_gatehist_bytes_in(PyObject *type, PyObject *data);
+PyObject *mt_py_gatehist_copy(PyObject *op, PyObject *none);
 PyObject *mt_py_gatehist_cat(PyObject *op, PyObject *none);
 PyObject *mt_py_gatehist_reset_statistics(PyObject *op, PyObject *none);
+
+/* Raises what err says of the core, and for a budget that refuses who holds what in it; NULL. */
+PyObject *mt_py_gatehist_raise(GateHistory *self, const mt_error *err, const char *doing);
+
+/* Drops all records, but not between the admission of a copy and its claim. pre: open. */
+void mt_py_gatehist_clear(GateHistory *self);
 
 /* An object of this type around core, which it takes over, also on failure. */
 PyObject *mt_py_gatehist_wrap(PyTypeObject *type, mt_state *st, mt_gatehist *core);

@@ -74,6 +74,20 @@ mt_py_gatehist_drop_stage(GateHistory *self)
     unlock_stage(self);
 }
 
+/* What a budget's history holds must stay while a copy that was admitted waits for its claim. */
+void
+mt_py_gatehist_clear(GateHistory *self)
+{
+    notice_fork(self);
+    if (self->lock == NULL || mt_gatehist_configuration(self->core)->ledger == NULL) {
+        mt_gatehist_clear(self->core);
+        return;
+    }
+    lock_stage(self);
+    if (self->core != NULL) mt_gatehist_clear(self->core);
+    unlock_stage(self);
+}
+
 /* The tag that travels with a copy: the entry's number, and its rows and dtype. */
 static void
 fill_one(GateHistory *self, const mt_stage_item *item)
@@ -231,6 +245,6 @@ mt_py_gatehist_append_device(GateHistory *self, mt_py_tensor *t)
     st = self->core != NULL ? record(self, t, stream, &err) : MT_OK;
     unlock_stage(self);
     if (st == MT_OK) return mt_py_gatehist_is_open(self) ? 0 : -1;
-    mt_py_raise(self->state, &err, "GateHistory.append()");
+    mt_py_gatehist_raise(self, &err, "GateHistory.append()");
     return -1;
 }

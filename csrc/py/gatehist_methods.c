@@ -236,6 +236,29 @@ mt_py_gatehist_bytes_out(PyObject *op, PyObject *Py_UNUSED(none))
     return bytes;
 }
 
+/* An equal history of its own that counts in the same budget, which a file could not say. */
+PyObject *
+mt_py_gatehist_copy(PyObject *op, PyObject *none)
+{
+    GateHistory *self = (GateHistory *)op;
+    PyObject *bytes = mt_py_gatehist_bytes_out(op, none);
+    mt_gatehist *core;
+    mt_status status;
+    mt_error err;
+
+    if (bytes == NULL) return NULL;
+    if (!mt_py_gatehist_is_open(self)) { /* closed by what making bytes may have run */
+        Py_DECREF(bytes);
+        return NULL;
+    }
+    status = mt_gatehist_parse(
+        &mt_alloc_libc, &mt_vmem_linux, mt_gatehist_configuration(self->core)->ledger,
+        PyBytes_AS_STRING(bytes), (size_t)PyBytes_GET_SIZE(bytes), &core, &err);
+    Py_DECREF(bytes);
+    if (status != MT_OK) return mt_py_gatehist_raise(self, &err, "copying a GateHistory");
+    return mt_py_gatehist_wrap(Py_TYPE(op), self->state, core);
+}
+
 PyObject *
 mt_py_gatehist_bytes_in(PyObject *type, PyObject *data)
 {
@@ -246,8 +269,8 @@ mt_py_gatehist_bytes_in(PyObject *type, PyObject *data)
     mt_status status;
 
     if (st == NULL || PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0) return NULL;
-    status =
-        mt_gatehist_parse(&mt_alloc_libc, &mt_vmem_linux, view.buf, (size_t)view.len, &core, &err);
+    status = mt_gatehist_parse(&mt_alloc_libc, &mt_vmem_linux, NULL, view.buf, (size_t)view.len,
+                               &core, &err);
     PyBuffer_Release(&view);
     if (status != MT_OK) return mt_py_raise(st, &err, "GateHistory.load()");
     return mt_py_gatehist_wrap((PyTypeObject *)type, st, core);

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "budget.h"
 #include "errors.h"
 
 mt_state *
@@ -132,7 +133,9 @@ module_exec(PyObject *module)
 
     if ((st->errors = PyImport_ImportModule("memtools.errors")) == NULL) return -1;
     if (PyModule_AddStringConstant(module, "__version__", MEMTOOLS_VERSION) < 0) return -1;
-    return mt_py_gatehist_register(module, st);
+    if (mt_py_gatehist_register(module, st) < 0 || mt_py_kvpool_register(module, st) < 0) return -1;
+    if (mt_py_budget_register(module, st) < 0) return -1;
+    return mt_py_kvlease_register(module, st);
 }
 
 static int
@@ -142,6 +145,9 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
 
     Py_VISIT(st->errors);
     Py_VISIT(st->GateHistory);
+    Py_VISIT(st->KVPool);
+    Py_VISIT(st->KVLease);
+    Py_VISIT(st->Budget);
     Py_VISIT(st->tensor);
     Py_VISIT(st->parameter);
     Py_VISIT(st->graph_task_id);
@@ -160,6 +166,9 @@ module_clear(PyObject *module)
     st->shim = NULL;
     Py_CLEAR(st->errors);
     Py_CLEAR(st->GateHistory);
+    Py_CLEAR(st->KVPool);
+    Py_CLEAR(st->KVLease);
+    Py_CLEAR(st->Budget);
     Py_CLEAR(st->tensor);
     Py_CLEAR(st->parameter);
     Py_CLEAR(st->graph_task_id);

@@ -17,6 +17,8 @@
 typedef struct mt_state {
     PyObject *errors; /* module memtools.errors */
     PyTypeObject *GateHistory;
+    PyTypeObject *KVPool, *KVLease;
+    PyTypeObject *Budget;
     mt_cudart *cudart; /* opened by the first CUDA tensor */
     /* From here on: NULL until connected. */
     const DLPackExchangeAPI *dlpack; /* static in torch */
@@ -40,8 +42,10 @@ int mt_state_connect(mt_state *st);
 /* Takes the connection's parts from Python: see memtools/_bridge.py. */
 PyObject *mt_state_take_connection(PyObject *module, PyObject *args);
 
-/* Registers GateHistory in the module. */
+/* Each registers its type in the module. */
 int mt_py_gatehist_register(PyObject *module, mt_state *st);
+int mt_py_kvpool_register(PyObject *module, mt_state *st);
+int mt_py_kvlease_register(PyObject *module, mt_state *st);
 
 /* The CUDA runtime, opened at the first call; NULL with a DeviceError. */
 mt_cudart *mt_state_cudart(mt_state *st);

@@ -14,9 +14,10 @@
 #include "../../csrc/core/vmem.h"
 
 typedef struct faulty {
-    long calls;   /* made so far */
-    long fail_at; /* the call that fails; -1 for none */
-    long live;    /* blocks not given back */
+    long calls;       /* made so far */
+    long fail_at;     /* the call that fails; -1 for none */
+    long live;        /* blocks not given back */
+    size_t forgotten; /* bytes, ever */
 } faulty;
 
 static inline int
@@ -70,6 +71,13 @@ faulty_release(void *ctx, void *base, size_t bytes)
     free(base);
 }
 
+static inline void
+faulty_forget(void *ctx, void *at, size_t bytes)
+{
+    ((faulty *)ctx)->forgotten += bytes;
+    memset(at, 0x5A, bytes);
+}
+
 static inline mt_alloc
 faulty_alloc(faulty *f)
 {
@@ -79,7 +87,8 @@ faulty_alloc(faulty *f)
 static inline mt_vmem_ops
 faulty_vmem(faulty *f)
 {
-    return (mt_vmem_ops){.reserve = faulty_reserve, .release = faulty_release, .ctx = f};
+    return (mt_vmem_ops){
+        .reserve = faulty_reserve, .release = faulty_release, .forget = faulty_forget, .ctx = f};
 }
 
 #endif

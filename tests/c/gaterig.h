@@ -245,7 +245,7 @@ parse_exactly(rig *g, const void *src, size_t bytes, mt_gatehist **out)
     if (block == NULL && bytes > 0) abort();
     if (bytes > 0) memcpy(block, src, bytes);
     *out = NULL;
-    st = mt_gatehist_parse(&g->mem, &g->vm, block, bytes, out, &err);
+    st = mt_gatehist_parse(&g->mem, &g->vm, NULL, block, bytes, out, &err);
     free(block);
     CHECK(err.status == st && (st != MT_EFORMAT || err.detail != NULL));
     CHECK(st == MT_OK || (*out == NULL && g->fault.live == live));

@@ -115,13 +115,15 @@ drop(pair *p, size_t n)
     agrees(p);
 }
 
-/* A claim of at most `longest` bytes if there is room, otherwise drops. */
+/* A claim of at most `longest` bytes if there is room, otherwise drops. Now and then the owner
+ * allows more. */
 static void
 random_step(pair *p, size_t longest)
 {
-    size_t room = p->ring.capacity - p->bytes;
+    size_t more = p->ring.capacity - p->ring.bound, room = p->ring.bound - p->bytes;
     size_t n = rng_below(&p->r, 4) == 0 ? 0 : rng_below(&p->r, longest + 1);
 
+    if (more > 0 && rng_below(&p->r, 20) == 0) p->ring.bound += rng_below(&p->r, more + 1);
     if (rng_below(&p->r, 16) == 0) n = mt_size_min(room, MODEL_BYTES); /* exactly full */
     if (rng_below(&p->r, 3) != 0 && p->len < p->ring.max_entries && n <= room)
         claim(p, n);
@@ -141,6 +143,7 @@ any_claims_and_drops_match_the_model(void)
         size_t capacity = 1 + rng_below(&r, seed % 2 ? 40 : MODEL_BYTES);
         size_t longest = 1 + rng_below(&r, mt_size_min(capacity, seed % 3 ? 24 : MODEL_BYTES));
         begin(&p, seed, 1 + rng_below(&r, seed % 5 ? MODEL_ENTRIES : 3), capacity);
+        if (seed % 7 < 3) p.ring.bound = rng_below(&r, capacity + 1);
         for (int step = 0; step < 250; step++)
             random_step(&p, longest);
         end(&p);
@@ -369,6 +372,11 @@ the_check_finds_what_is_wrong(void)
     p.ring.extent = 65;
     CHECK(!mt_ring_check(&p.ring));
     p.ring = sound;
+    p.ring.bound = p.ring.extent - 1;
+    CHECK(!mt_ring_check(&p.ring));
+    p.ring.bound = p.ring.capacity + 1;
+    CHECK(!mt_ring_check(&p.ring));
+    p.ring = sound;
     p.ring.slots[1].at--;
     CHECK(!mt_ring_check(&p.ring));
     p.ring.slots[1].at++;
@@ -392,6 +400,30 @@ real_address_space_is_zero_aligned_and_only_paid_for_where_touched(void)
     mt_ring_write(&ring, slot, 0, "gates", 5);
     mt_ring_read(&ring, slot, 0, got, 5);
     CHECK(memcmp(got, "gates", 5) == 0 && mt_ring_check(&ring));
+    mt_ring_fini(&ring);
+}
+
+static void
+a_vacated_ring_gives_its_pages_back_and_goes_on(void)
+{
+    unsigned char in[40000], out[40000];
+    mt_ring ring;
+
+    memset(in, 7, sizeof in);
+    CHECK(mt_ring_init(&ring, &mt_vmem_linux, 3, 3 * sizeof in, NULL) == MT_OK);
+    ring.bound = sizeof in + 10;
+    for (int round = 0; round < 5; round++) { /* slot after slot, so the array of them goes round */
+        mt_ring_claim(&ring, (mt_slot){.bytes = sizeof in});
+        mt_ring_read(&ring, mt_ring_slot(&ring, 0), 0, out, sizeof out);
+        CHECK(memchr(out + 4096, 7, sizeof out - 2 * 4096) ==
+              NULL); /* new pages between the ends */
+        mt_ring_write(&ring, mt_ring_slot(&ring, 0), 0, in, sizeof in);
+        mt_ring_claim(&ring, (mt_slot){.bytes = 10});
+        CHECK(mt_ring_check(&ring) && ring.extent == ring.bound);
+        mt_ring_vacate(&ring);
+        CHECK(mt_ring_check(&ring) && ring.len == 0 && ring.extent == 0);
+    }
+    mt_ring_vacate(&ring); /* of nothing */
     mt_ring_fini(&ring);
 }
 
@@ -422,6 +454,7 @@ main(void)
     RUN(a_failed_reservation_leaves_nothing);
     RUN(the_check_finds_what_is_wrong);
     RUN(real_address_space_is_zero_aligned_and_only_paid_for_where_touched);
+    RUN(a_vacated_ring_gives_its_pages_back_and_goes_on);
     RUN(address_space_that_is_not_there_is_refused);
     CHECK_DONE();
 }

@@ -1,0 +1,78 @@
+/* ledger_private.h -- what the files of the ledger share: ledger.c reserves, ledgerask.c asks and
+ * reports, ledgerwait.c waits. */
+#ifndef MT_LEDGER_PRIVATE_H
+#define MT_LEDGER_PRIVATE_H
+
+#include <stdatomic.h>
+
+#include "ledger.h"
+#include "lock.h"
+
+/* What a ledger and all its suballocations share: one lock for every figure, so that a reservation
+ * that counts in several of them is one step for whoever looks.
+ *
+ * Lists change with turn and lock held, in this order: either is enough to walk them. Members are
+ * called with turn alone. */
+typedef struct mt_tree {
+    const mt_alloc *mem;
+    mt_lock lock;
+    mt_lock turn; /* reclaims, reports, joining and leaving: one at a time */
+    pthread_cond_t changed;
+    _Atomic uint64_t changes; /* written under lock */
+    uint64_t tickets;         /* given so far */
+    size_t ledgers;
+} mt_tree;
+
+typedef struct mt_place { /* in the queue of those who wait */
+    uint64_t ticket;
+    struct mt_place *next;
+} mt_place;
+
+struct mt_member {
+    mt_ledger *ledger; /* that it is a member of; NULL for the line of a root */
+    mt_ledger *sub;    /* the ledger whose line this is; NULL for a part */
+    mt_member_ops ops;
+    int rank;
+    size_t reserved, peak;
+    mt_member *next; /* by rank, then by age */
+    char name[MT_NAME_BYTES];
+};
+
+struct mt_ledger {
+    mt_tree *tree;
+    mt_member line; /* of the whole: what it has reserved is what is used; a member of the parent */
+    size_t limit;
+    size_t references;
+    mt_member *members;
+    mt_place *queue; /* oldest first */
+};
+
+static inline size_t
+mt_ledger_room(const mt_ledger *ledger)
+{
+    return ledger->limit - ledger->line.reserved;
+}
+
+/* One figure, read under the lock. */
+static inline size_t
+mt_tree_figure(mt_tree *t, const size_t *at)
+{
+    size_t value;
+
+    mt_lock_take(&t->lock);
+    value = *at;
+    mt_lock_give(&t->lock);
+    return value;
+}
+
+/* True when from this member's ledger up to the root the sum of the members is what is used, and
+ * within the limit: asserted after every change. pre: lock is held. */
+bool mt_member_balances(const mt_member *m);
+
+/* Wakes all who wait. pre: lock is held. */
+void mt_tree_announce(mt_tree *t);
+
+/* The condition that the tree waits on. */
+void mt_tree_init_condition(mt_tree *t);
+
+#endif
