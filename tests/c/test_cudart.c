@@ -136,6 +136,7 @@ make_one_of_each(const mt_dev_ops *dev, int device, mt_error *err)
     if ((st = dev->stream_capturing(dev->ctx, device, stream, &yes, err)) != MT_OK) goto done;
     CHECK(!yes);
     if ((st = dev->copy_d2d(dev->ctx, device, block, block, 8, stream, err)) != MT_OK) goto done;
+    if ((st = dev->zero(dev->ctx, device, block, 8, stream, err)) != MT_OK) goto done;
     if ((st = dev->copy_d2h(dev->ctx, device, host, block, 8, stream, err)) != MT_OK) goto done;
     if ((st = dev->event_record(dev->ctx, device, event, stream, err)) != MT_OK) goto done;
     if ((st = dev->stream_wait(dev->ctx, device, stream, event, err)) != MT_OK) goto done;
@@ -186,9 +187,9 @@ each_failed_call_is_named_and_keeps_nothing(void)
     mt_cudart *rt = open_fake();
     const mt_dev_ops *dev = mt_cudart_dev_ops(rt);
 
-    /* Twelve functions: get the device (and set it), relax the capture mode (seven), the call. */
-    CHECK(count_failures(dev, 0, OUT_OF_MEMORY) == 12 + 7 + 12);
-    CHECK(count_failures(dev, 1, LAUNCH_FAILURE) == 12 + 12 + 7 + 12);
+    /* Thirteen functions: get the device (and set it), relax the capture mode (seven), the call. */
+    CHECK(count_failures(dev, 0, OUT_OF_MEMORY) == 13 + 7 + 13);
+    CHECK(count_failures(dev, 1, LAUNCH_FAILURE) == 13 + 13 + 7 + 13);
     mt_cudart_close(rt);
     CHECK(heap.live == 0);
 }

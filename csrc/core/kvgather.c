@@ -1,0 +1,355 @@
+/* Rows become copies of other rows: beams reorder, finished samples leave. */
+#include <assert.h>
+#include <string.h>
+
+#include "kvgrow.h"
+#include "size.h"
+
+/*   before   row 0: A A a     row 1: A B b          index = [1, 1]
+ *   after    row 0: A B b'    row 1: A B b          b' is a copy of b in row 0's block of that
+ * place
+ *
+ * Full blocks are shared by naming. The last, partial block of a row is written to next, so it is
+ * copied at once, into the block that the row has at that place: its own content is wanted by
+ * nobody else, or it is copied first; a ring of rows that want each other's needs one block more.
+ * All blocks are taken before the first copy: after it, on a host, nothing can fail. */
+typedef struct move { /* the partial block of one new row */
+    size_t row, source, tb, tokens;
+    uint32_t to, from; /* homes; `to` is named by this move already */
+    bool waits;        /* not copied yet */
+} move;
+
+typedef struct plan {
+    mt_kvlease *lease;
+    const size_t *index;
+    size_t n;
+    uint32_t *table; /* [n x blocks] as it will be */
+    size_t *taken;   /* [n] */
+    move *moves;     /* [2 n] the moves, then a spare block for each place that has rings */
+    size_t move_count, spare_count;
+    uint32_t *fresh; /* [2 n] of them: those whose block was taken now */
+    size_t promised, fresh_count;
+} plan;
+
+static size_t
+partial_tokens(const mt_kvlease *lease, size_t row)
+{
+    return mt_kvlease_row_tokens(lease, row) % lease->pool->geom.block_tokens;
+}
+
+/* The block that the row has for itself at the place of its last, partial one. */
+static bool
+has_own_partial(const mt_kvlease *lease, size_t row, size_t tb)
+{
+    const mt_kvslot *s = mt_kvlease_slot(lease, row);
+
+    if (row >= lease->rows || partial_tokens(lease, row) == 0) return false;
+    if (mt_kvlease_blocks(lease, row) != tb + 1 || s->table[tb] == MT_KV_ZERO) return false;
+    return lease->pool->slots[s->table[tb]].refs[tb] == 1;
+}
+
+/* The new row's table; its last block, when it is partial and somebody else's, as a move. */
+static void
+plan_row(plan *p, size_t row)
+{
+    const mt_kvlease *lease = p->lease;
+    size_t source = p->index[row], tokens = partial_tokens(lease, source);
+    size_t n = lease->pool->geom.blocks, taken = mt_kvlease_blocks(lease, source);
+    uint32_t *table = p->table + row * n;
+
+    memcpy(table, mt_kvlease_slot(lease, source)->table, taken * sizeof *table);
+    p->taken[row] = taken;
+    if (source == row || tokens == 0 || table[taken - 1] == MT_KV_ZERO) return;
+    p->moves[p->move_count++] = (move){.row = row,
+                                       .source = source,
+                                       .tb = taken - 1,
+                                       .tokens = tokens,
+                                       .from = table[taken - 1],
+                                       .waits = true};
+}
+
+/* Whether another move still has to read the block that this one writes. */
+static bool
+is_wanted(const plan *p, const move *by)
+{
+    for (size_t i = 0; i < p->move_count; i++) {
+        const move *m = &p->moves[i];
+
+        if (m != by && m->waits && m->from == by->to && m->tb == by->tb) return true;
+    }
+    return false;
+}
+
+/* The spare of the place; NULL when there is none. */
+static const move *
+spare_of(const plan *p, size_t tb)
+{
+    for (size_t i = p->move_count; i < p->move_count + p->spare_count; i++)
+        if (p->moves[i].tb == tb) return &p->moves[i];
+    return NULL;
+}
+
+/* Goes through the moves as copy_all will, copying nothing: where some keep waiting are rings. */
+static void
+find_rings(plan *p)
+{
+    size_t waiting = p->move_count, before;
+
+    do {
+        before = waiting;
+        for (size_t i = 0; i < p->move_count; i++) {
+            if (!p->moves[i].waits || is_wanted(p, &p->moves[i])) continue;
+            p->moves[i].waits = false;
+            waiting--;
+        }
+    } while (waiting < before);
+    for (size_t i = 0; i < p->move_count; i++) {
+        const move *m = &p->moves[i];
+
+        if (m->waits && spare_of(p, m->tb) == NULL)
+            p->moves[p->move_count + p->spare_count++] =
+                (move){.row = m->row, .tb = m->tb, .to = MT_KV_ZERO};
+    }
+    for (size_t i = 0; i < p->move_count; i++)
+        p->moves[i].waits = true;
+}
+
+static mt_status
+take_places(plan *p, mt_error *err)
+{
+    mt_status st = MT_OK;
+
+    for (size_t i = 0; st == MT_OK && i < p->move_count + p->spare_count; i++) {
+        move *m = &p->moves[i];
+
+        if (m->to != MT_KV_ZERO) continue;
+        st = mt_kvblock_take(p->lease, p->lease->first + m->row, m->tb, &m->to, err);
+        if (st == MT_OK) p->fresh[p->fresh_count++] = (uint32_t)i;
+    }
+    return st;
+}
+
+/* Where each move goes: over the row's own partial block, or into a new one. */
+static mt_status
+find_places(plan *p, mt_error *err)
+{
+    mt_kvlease *lease = p->lease;
+    size_t more = 0;
+    mt_status st;
+
+    for (size_t i = 0; i < p->move_count; i++) {
+        move *m = &p->moves[i];
+
+        m->to = MT_KV_ZERO;
+        if (has_own_partial(lease, m->row, m->tb))
+            m->to = mt_kvlease_slot(lease, m->row)->table[m->tb];
+        more += m->to == MT_KV_ZERO;
+    }
+    find_rings(p);
+    more += p->spare_count;
+    more = more > lease->promised ? more - lease->promised : 0;
+    if ((st = mt_kvblock_promise(lease, more, err)) != MT_OK) return st;
+    p->promised = more;
+    return take_places(p, err);
+}
+
+static mt_status
+copy_move(plan *p, move *m, mt_error *err)
+{
+    m->waits = false;
+    p->lease->pool->copied++;
+    return mt_kvblock_copy(p->lease->pool, m->to, m->from, m->tb, m->tokens, err);
+}
+
+/* Saves the content that keeps a ring waiting in the spare block of the place. */
+static mt_status
+break_ring(plan *p, const move *m, mt_error *err)
+{
+    uint32_t spare = spare_of(p, m->tb)->to;
+    mt_status st = mt_kvblock_copy(p->lease->pool, spare, m->to, m->tb,
+                                   p->lease->pool->geom.block_tokens, err);
+
+    for (size_t i = 0; st == MT_OK && i < p->move_count; i++)
+        if (p->moves[i].waits && p->moves[i].from == m->to && p->moves[i].tb == m->tb)
+            p->moves[i].from = spare;
+    return st;
+}
+
+/* One round: whatever can be copied without losing what a waiting move wants. */
+static mt_status
+copy_free_ones(plan *p, bool *progress, mt_error *err)
+{
+    mt_status st = MT_OK;
+
+    *progress = false;
+    for (size_t i = 0; st == MT_OK && i < p->move_count; i++) {
+        move *m = &p->moves[i];
+
+        if (!m->waits || is_wanted(p, m)) continue;
+        st = copy_move(p, m, err);
+        *progress = true;
+    }
+    return st;
+}
+
+static const move *
+first_waiting(const plan *p)
+{
+    for (size_t i = 0; i < p->move_count; i++)
+        if (p->moves[i].waits) return &p->moves[i];
+    return NULL;
+}
+
+static mt_status
+copy_all(plan *p, mt_error *err)
+{
+    mt_status st = MT_OK;
+    bool progress;
+    const move *m;
+
+    while (st == MT_OK && (m = first_waiting(p)) != NULL) {
+        st = copy_free_ones(p, &progress, err);
+        if (st == MT_OK && !progress) st = break_ring(p, m, err);
+    }
+    return st;
+}
+
+/* --- the change ----------------------------------------------------------------------------------
+ */
+
+static void
+copy_lengths(plan *p)
+{
+    mt_kvlease *lease = p->lease;
+    size_t layers = lease->pool->geom.config.layers;
+    uint32_t *old = lease->ready_lo; /* free to use: nothing stays ready */
+
+    for (size_t layer = 0; layer < layers; layer++) {
+        for (size_t row = 0; row < lease->rows; row++)
+            old[row] = *mt_kvlease_len(lease, layer, row);
+        for (size_t row = 0; row < p->n; row++) {
+            *mt_kvlease_len(lease, layer, row) = old[p->index[row]];
+            lease->clean[row * layers + layer] = old[p->index[row]];
+            lease->roomed[row * layers + layer] = old[p->index[row]];
+        }
+        for (size_t row = p->n; row < lease->rows; row++) {
+            *mt_kvlease_len(lease, layer, row) = 0;
+            lease->clean[row * layers + layer] = lease->roomed[row * layers + layer] = 0;
+        }
+    }
+}
+
+/* Names the new before it lets go of the old: what both have stays. */
+static void
+commit(plan *p)
+{
+    mt_kvlease *lease = p->lease;
+    mt_kvpool *pool = lease->pool;
+    size_t n = pool->geom.blocks;
+
+    for (size_t i = 0; i < p->move_count; i++)
+        p->table[p->moves[i].row * n + p->moves[i].tb] = p->moves[i].to;
+    for (size_t row = 0; row < p->n; row++)
+        for (size_t tb = 0; tb < p->taken[row]; tb++)
+            mt_kvblock_name(pool, p->table[row * n + tb], tb);
+    for (size_t i = 0; i < p->fresh_count; i++) { /* named once by the take; spares are done with */
+        const move *m = &p->moves[p->fresh[i]];
+
+        if (p->fresh[i] < p->move_count)
+            mt_kvblock_unname(pool, m->to, m->tb);
+        else
+            mt_kvblock_untake(lease, m->to, m->tb);
+    }
+    for (size_t row = 0; row < lease->rows; row++) {
+        mt_kvslot *s = mt_kvlease_slot(lease, row);
+
+        for (size_t tb = 0; tb < s->taken; tb++)
+            mt_kvblock_unname(pool, s->table[tb], tb);
+        s->taken = 0;
+    }
+    for (size_t row = 0; row < p->n; row++) {
+        mt_kvslot *s = mt_kvlease_slot(lease, row);
+
+        s->taken = p->taken[row];
+        memcpy(s->table, p->table + row * n, s->taken * sizeof *s->table);
+    }
+    copy_lengths(p);
+    lease->rows = p->n;
+    for (size_t row = 0; row < lease->max_rows; row++)
+        mt_kvlease_unready(lease, row);
+}
+
+static void
+undo(plan *p)
+{
+    for (size_t i = 0; i < p->fresh_count; i++)
+        mt_kvblock_untake(p->lease, p->moves[p->fresh[i]].to, p->moves[p->fresh[i]].tb);
+}
+
+static mt_status
+gather_locked(plan *p, mt_error *err)
+{
+    mt_status st;
+
+    p->move_count = p->spare_count = p->fresh_count = p->promised = 0;
+    for (size_t row = 0; row < p->n; row++)
+        plan_row(p, row);
+    st = find_places(p, err);
+    if (st == MT_OK) st = copy_all(p, err);
+    if (st == MT_OK)
+        commit(p);
+    else
+        undo(p);
+    mt_kvblock_unpromise(p->lease, mt_size_min(p->promised, p->lease->promised));
+    return st;
+}
+
+/* --- memory --------------------------------------------------------------------------------------
+ */
+
+static void
+free_plan(plan *p)
+{
+    const mt_alloc *mem = &p->lease->pool->mem;
+    size_t n = p->n;
+
+    mem->put(mem->ctx, p->table, n * p->lease->pool->geom.blocks * sizeof *p->table);
+    mem->put(mem->ctx, p->taken, n * sizeof *p->taken);
+    mem->put(mem->ctx, p->moves, 2 * n * sizeof *p->moves);
+    mem->put(mem->ctx, p->fresh, 2 * n * sizeof *p->fresh);
+}
+
+static bool
+new_plan(plan *p)
+{
+    const mt_alloc *mem = &p->lease->pool->mem;
+    size_t blocks = p->lease->pool->geom.blocks;
+
+    p->table = mt_alloc_zeroed(mem, p->n * blocks, sizeof *p->table);
+    p->taken = mt_alloc_zeroed(mem, p->n, sizeof *p->taken);
+    p->moves = mt_alloc_zeroed(mem, 2 * p->n, sizeof *p->moves);
+    p->fresh = mt_alloc_zeroed(mem, 2 * p->n, sizeof *p->fresh);
+    return p->table != NULL && p->taken != NULL && p->moves != NULL && p->fresh != NULL;
+}
+
+mt_status
+mt_kvlease_gather(mt_kvlease *lease, const size_t *index, size_t n, mt_error *err)
+{
+    mt_kvpool *pool = lease->pool;
+    plan p = {.lease = lease, .index = index, .n = n};
+    mt_status st = MT_OK;
+    mt_error why;
+
+    assert(n > 0 && n <= lease->max_rows);
+    if (!new_plan(&p)) st = mt_fail(&why, MT_ENOMEM, "kvpool", 0);
+    while (st == MT_OK) {
+        mt_lock_take(&pool->lock);
+        st = gather_locked(&p, &why);
+        mt_kvpool_unlock_or_free(pool); /* not freed: the lease is alive; others may get room */
+        if (st != MT_ELIMIT || !mt_kvpool_ask_others(pool, &why)) break;
+        st = MT_OK;
+    }
+    free_plan(&p);
+    if (st != MT_OK && err != NULL) *err = why;
+    return st;
+}

@@ -1,0 +1,48 @@
+/* kvgrow.h -- making a stretch of a lease's rows its own, mapped and clean; for kv*.c only.
+ *
+ *   prepare:  1. own     every block to be written gets a name nobody else has: new at the end,
+ *                        a copy where it was shared            (journal: undone on failure)
+ *             2. map     the layer's addresses follow the table
+ *             3. clean   what a view will show past a row's length becomes zeros
+ *             4. commit  the names given up are unnamed
+ *
+ * Only tables and references change what a row *is*; they change in 1 and are put back by undo. A
+ * mapping that was changed on the way is found changed and followed anew. */
+#ifndef MT_KVGROW_H
+#define MT_KVGROW_H
+
+#include "kvpool_private.h"
+
+typedef struct mt_kventry { /* one name given in a table */
+    size_t row, tb;
+    uint32_t was; /* MT_KV_NEW: the table ended here */
+} mt_kventry;
+
+#define MT_KV_NEW UINT32_MAX
+
+typedef struct mt_kvjournal {
+    mt_kvlease *lease;
+    mt_kventry *entry;
+    size_t count, room;
+    size_t promised; /* blocks that this change added to the lease's promise */
+} mt_kvjournal;
+
+void mt_kvjournal_begin(mt_kvjournal *j, mt_kvlease *lease);
+/* Makes `more` blocks and entries certain: after it only the store can fail. */
+mt_status mt_kvjournal_promise(mt_kvjournal *j, size_t more, mt_error *err);
+/* Gives block tb of the row's table a new name; copies the first `keep` tokens of the old. */
+mt_status mt_kvjournal_renew(mt_kvjournal *j, size_t row, size_t tb, size_t keep, mt_error *err);
+/* What it had reserved and lets go of counts as asked in a refusal by the ledger. */
+void mt_kvjournal_undo(mt_kvjournal *j, mt_error *why);
+void mt_kvjournal_commit(mt_kvjournal *j);
+
+/* Rows' blocks [lo, hi) become theirs alone; those past the table's end are added. With `home` they
+ * also lie in the row's own home, which needs no mapping beside the arena's. */
+mt_status mt_kvgrow_own(mt_kvjournal *j, size_t row, size_t lo, size_t hi, bool home,
+                        mt_error *err);
+
+/* Tokens [from, to) of each row (lease->from, lease->to) can be written, [0, view) read, with zeros
+ * past `to`. Takes the lock; asks other members of the ledger when ours does not suffice. */
+mt_status mt_kvgrow_prepare(mt_kvlease *lease, size_t layer, size_t view, mt_error *err);
+
+#endif

@@ -1,0 +1,247 @@
+/* Rows that code writes into by itself: opened ahead, exposed whole, and announced. */
+#include <assert.h>
+#include <string.h>
+
+#include "kvgrow.h"
+#include "size.h"
+
+/* --- open ---------------------------------------------------------------------------------------- */
+
+static void
+set_rows(mt_kvlease *lease, size_t layer, size_t tokens)
+{
+    for (size_t row = 0; row < lease->rows; row++) {
+        lease->from[row] = *mt_kvlease_len(lease, layer, row);
+        lease->to[row] = mt_size_max(lease->from[row], tokens);
+    }
+}
+
+/* Twice: first the blocks are owned, then what lies in them past the lengths is zeros. */
+static mt_status
+open_layer(mt_kvlease *lease, size_t layer, size_t tokens, mt_error *err)
+{
+    mt_status st;
+
+    set_rows(lease, layer, tokens);
+    st = mt_kvgrow_prepare(lease, layer, tokens, err);
+    if (st != MT_OK) return st;
+    set_rows(lease, layer, 0);
+    return mt_kvgrow_prepare(lease, layer, tokens, err);
+}
+
+/* The rows' tables end where they did, and what was promised then is promised again. */
+static void
+close_rows(mt_kvlease *lease, const size_t *taken, size_t promised)
+{
+    for (size_t row = 0; row < lease->rows; row++) {
+        mt_kvslot *s = mt_kvlease_slot(lease, row);
+
+        for (; s->taken > taken[row]; s->taken--)
+            mt_kvblock_untake(lease, s->table[s->taken - 1], s->taken - 1);
+        mt_kvlease_unclean(lease, row);
+        mt_kvlease_unready(lease, row);
+    }
+    mt_kvblock_unpromise(lease, mt_size_max(lease->promised, promised) - promised);
+}
+
+static mt_status
+open_all(mt_kvlease *lease, size_t tokens, size_t *taken, mt_error *err)
+{
+    mt_kvpool *pool = lease->pool;
+    size_t promised = lease->promised, layers = pool->geom.config.layers;
+    mt_status st = MT_OK;
+
+    mt_lock_take(&pool->lock);
+    for (size_t row = 0; row < lease->rows; row++)
+        taken[row] = mt_kvlease_slot(lease, row)->taken;
+    mt_lock_give(&pool->lock);
+    for (size_t i = 0; st == MT_OK && i < 2 * layers; i++) /* again: a later layer may move rows */
+        st = open_layer(lease, i % layers, tokens, err);
+    if (st == MT_OK) return st;
+    mt_lock_take(&pool->lock);
+    close_rows(lease, taken, promised);
+    mt_lock_give(&pool->lock);
+    return st;
+}
+
+mt_status
+mt_kvlease_open(mt_kvlease *lease, size_t tokens, mt_error *err)
+{
+    const mt_alloc *mem = &lease->pool->mem;
+    size_t *taken, n = lease->rows;
+    mt_status st;
+
+    assert(tokens <= lease->pool->geom.config.max_tokens);
+    if ((taken = mt_alloc_zeroed(mem, n, sizeof *taken)) == NULL)
+        return mt_fail(err, MT_ENOMEM, "kvpool", 0);
+    st = open_all(lease, tokens, taken, err);
+    mem->put(mem->ctx, taken, n * sizeof *taken);
+    return st;
+}
+
+/* --- expose -------------------------------------------------------------------------------------- */
+
+/* Whether the row's own home is free past its table, but for what others have named there: then
+ * the row has to have blocks of its own up to that. */
+static size_t
+named_by_others(const mt_kvpool *pool, const mt_kvslot *s)
+{
+    size_t tb = pool->geom.blocks;
+
+    while (tb > s->taken && s->refs[tb - 1] == 0)
+        tb--;
+    return tb > s->taken ? tb : 0;
+}
+
+static mt_status
+expose_row(mt_kvlease *lease, size_t row, mt_error *err)
+{
+    mt_kvpool *pool = lease->pool;
+    mt_kvslot *s = mt_kvlease_slot(lease, row);
+    mt_status st = MT_OK;
+
+    for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++)
+        st = mt_kvmap_home(pool, lease->first + row, unit, err);
+    for (size_t tb = s->taken; st == MT_OK && !s->exposed && tb < pool->geom.blocks; tb++)
+        if (s->resident[tb]) st = mt_kvblock_zero(pool, (uint32_t)(s - pool->slots), tb, 0, err);
+    if (st == MT_OK) s->exposed = true;
+    return st == MT_EAGAIN ? mt_fail(err, MT_ENOMEM, "max_map_count", 0) : st;
+}
+
+static void
+note_exposed(mt_kvlease *lease)
+{
+    const mt_kvgeom *g = &lease->pool->geom;
+
+    lease->exposed = true;
+    for (size_t i = 0; i < lease->rows * g->config.layers; i++)
+        lease->clean[i] = (uint32_t)(g->blocks * g->block_tokens);
+}
+
+static size_t
+open_to(mt_kvlease *lease)
+{
+    const mt_kvgeom *g = &lease->pool->geom;
+    size_t blocks = 0;
+
+    mt_lock_take(&lease->pool->lock);
+    for (size_t row = 0; row < lease->rows; row++) {
+        const mt_kvslot *s = mt_kvlease_slot(lease, row);
+
+        blocks = mt_size_max(blocks, mt_size_max(s->taken, named_by_others(lease->pool, s)));
+    }
+    mt_lock_give(&lease->pool->lock);
+    return mt_size_min(blocks * g->block_tokens, g->config.max_tokens);
+}
+
+mt_status
+mt_kvlease_expose(mt_kvlease *lease, mt_error *err)
+{
+    mt_kvpool *pool = lease->pool;
+    mt_status st;
+
+    assert(pool->store.lazy);
+    if ((st = mt_kvlease_open(lease, open_to(lease), err)) != MT_OK) return st;
+    mt_lock_take(&pool->lock);
+    for (size_t row = 0; st == MT_OK && row < lease->rows; row++)
+        st = expose_row(lease, row, err);
+    for (size_t row = 0; st != MT_OK && row < lease->rows; row++) {
+        if (!lease->exposed) mt_kvlease_slot(lease, row)->exposed = false;
+        mt_kvlease_unready(lease, row); /* a mapping may have failed half-way */
+    }
+    mt_lock_give(&pool->lock);
+    if (st == MT_OK) note_exposed(lease);
+    return st;
+}
+
+/* --- announce ------------------------------------------------------------------------------------ */
+
+static inline size_t
+count_of(const mt_kvstep *step, size_t row)
+{
+    return step->counts != NULL ? step->counts[row] : step->count;
+}
+
+/* Where code may have written, the row's own home holds it: name its blocks. */
+static mt_status
+name_touched(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
+{
+    mt_kvpool *pool = lease->pool;
+    mt_status st = MT_OK;
+    mt_kvjournal j;
+
+    mt_kvjournal_begin(&j, lease);
+    for (size_t row = 0; st == MT_OK && row < lease->rows; row++) {
+        size_t to = mt_kvlease_row_tokens(lease, row) + count_of(step, row);
+        size_t taken = mt_kvlease_slot(lease, row)->taken;
+
+        st = mt_kvgrow_own(&j, row, taken, mt_kvgeom_blocks(&pool->geom, to), false, err);
+    }
+    if (st == MT_OK)
+        mt_kvjournal_commit(&j);
+    else
+        mt_kvjournal_undo(&j, err);
+    return st;
+}
+
+static mt_status
+announce_exposed(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
+{
+    mt_kvpool *pool = lease->pool;
+    mt_status st;
+    mt_error why;
+
+    do {
+        mt_lock_take(&pool->lock);
+        st = name_touched(lease, step, &why);
+        mt_lock_give(&pool->lock);
+    } while (st == MT_ELIMIT && mt_kvpool_ask_others(pool, &why));
+    if (st != MT_OK && err != NULL) *err = why;
+    return st;
+}
+
+/* Zeros in what the rows have, and the name of zeros past that. */
+static mt_status
+announce_zeros(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
+{
+    mt_kvpool *pool = lease->pool;
+    mt_status st = MT_OK;
+
+    for (size_t layer = 0; st == MT_OK && layer < pool->geom.config.layers; layer++) {
+        size_t view = 0;
+
+        for (size_t row = 0; row < lease->rows; row++)
+            view = mt_size_max(view, *mt_kvlease_len(lease, layer, row) + count_of(step, row));
+        st = mt_kvlease_show(lease, layer, view, err);
+    }
+    if (st != MT_OK) return st;
+    mt_lock_take(&pool->lock);
+    for (size_t row = 0; row < lease->rows; row++) {
+        mt_kvslot *s = mt_kvlease_slot(lease, row);
+        size_t to = mt_kvlease_row_tokens(lease, row) + count_of(step, row);
+
+        while (s->taken < mt_kvgeom_blocks(&pool->geom, to))
+            s->table[s->taken++] = MT_KV_ZERO;
+    }
+    mt_lock_give(&pool->lock);
+    return MT_OK;
+}
+
+mt_status
+mt_kvlease_announce(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
+{
+    const mt_kvconfig *c = &lease->pool->geom.config;
+    mt_status st;
+
+    for (size_t row = 0; row < lease->rows; row++) {
+        size_t has = mt_kvlease_row_tokens(lease, row), count = count_of(step, row);
+
+        if (count > c->max_tokens - has)
+            return mt_fail_shape(err, "tokens", count > SIZE_MAX - has ? SIZE_MAX : has + count,
+                                 c->max_tokens);
+    }
+    st = lease->exposed ? announce_exposed(lease, step, err) : announce_zeros(lease, step, err);
+    for (size_t layer = 0; st == MT_OK && layer < c->layers; layer++)
+        mt_kvlease_advance(lease, layer, step);
+    return st;
+}

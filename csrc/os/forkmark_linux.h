@@ -1,0 +1,28 @@
+/* forkmark_linux.h -- a byte that tells a process from the children that it forks.
+ *
+ *   parent   mark ──► [1]        one page, which the kernel gives to a forked child as zeros
+ *   child    mark ──► [0]
+ *
+ * What maps memory that parent and child share must leave it alone in the child: the parent still
+ * uses it. Reading the byte costs a load, getpid() a system call. */
+#ifndef MT_FORKMARK_LINUX_H
+#define MT_FORKMARK_LINUX_H
+
+#include <stdbool.h>
+
+#include "../core/status.h"
+
+typedef const volatile unsigned char mt_forkmark;
+
+/* *out is written on MT_OK only. MT_ENOMEM. */
+mt_status mt_forkmark_new(mt_forkmark **out, mt_error *err);
+void mt_forkmark_free(mt_forkmark *mark); /* NULL is ignored */
+
+/* False in every child forked since the mark was made. */
+static inline bool
+mt_forkmark_is_home(mt_forkmark *mark)
+{
+    return *mark != 0;
+}
+
+#endif

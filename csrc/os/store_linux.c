@@ -1,0 +1,435 @@
+#define _GNU_SOURCE /* memfd_create, fallocate, MAP_FIXED_NOREPLACE */
+#include "store_linux.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../core/size.h"
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
+/* linux/fs.h from 6.7 on, under our own names: the headers may be older than the kernel. */
+typedef struct scan_arg {
+    uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
+    uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
+} scan_arg;
+
+typedef struct scan_region {
+    uint64_t start, end, categories;
+} scan_region;
+
+#define SCAN_REQUEST _IOWR('f', 16, scan_arg)
+enum { SCAN_FILE = 1 << 2, SCAN_PRESENT = 1 << 3, SCAN_SWAPPED = 1 << 4, SCAN_REGIONS = 64 };
+
+enum { READ_WRITE = PROT_READ | PROT_WRITE, USUAL_MAX_MAPS = 65530 };
+
+typedef struct arena {
+    size_t offset, bytes;
+    unsigned char *home, *window;
+} arena;
+
+typedef struct store {
+    mt_alloc mem;
+    const mt_linux_sys *sys;
+    int fd;
+    size_t end; /* bytes of all arenas */
+    arena *arenas;
+    size_t len, room; /* arenas, and places in the array */
+} store;
+
+/* ---- the calls as a table ---- */
+
+static int
+libc_open(const char *path, int flags)
+{
+    return open(path, flags);
+}
+
+static int
+libc_scan(int pagemap, void *pm_scan_arg)
+{
+    return ioctl(pagemap, SCAN_REQUEST, pm_scan_arg);
+}
+
+const mt_linux_sys mt_linux_sys_libc = {.memfd_create = memfd_create,
+                                        .ftruncate = ftruncate,
+                                        .fallocate = fallocate,
+                                        .open = libc_open,
+                                        .read = read,
+                                        .close = close,
+                                        .mmap = mmap,
+                                        .munmap = munmap,
+                                        .madvise = madvise,
+                                        .scan = libc_scan};
+
+static mt_status
+fail(mt_error *err, const char *call, size_t bytes)
+{
+    mt_fail(err, MT_ENOMEM, call, errno);
+    if (err != NULL) err->asked = bytes;
+    return MT_ENOMEM;
+}
+
+/* ---- growing ---- */
+
+static bool
+room_for_arena(store *s)
+{
+    size_t room = s->room == 0 ? 8 : 2 * s->room;
+    arena *grown;
+
+    if (s->len < s->room) return true;
+    if ((grown = mt_alloc_zeroed(&s->mem, room, sizeof *grown)) == NULL) return false;
+    if (s->len > 0) memcpy(grown, s->arenas, s->len * sizeof *grown);
+    s->mem.put(s->mem.ctx, s->arenas, s->room * sizeof *grown);
+    s->arenas = grown;
+    s->room = room;
+    return true;
+}
+
+/* The file's bytes from `offset` on, wherever there is room for them. */
+static void *
+map_file(const store *s, size_t offset, size_t bytes)
+{
+    void *at =
+        s->sys->mmap(NULL, bytes, READ_WRITE, MAP_SHARED | MAP_NORESERVE, s->fd, (off_t)offset);
+
+    return at == MAP_FAILED ? NULL : at;
+}
+
+static mt_status
+linux_extend(void *ctx, size_t bytes, void **base, mt_error *err)
+{
+    store *s = ctx;
+    arena next = {.offset = s->end, .bytes = bytes};
+
+    if (bytes > (size_t)INT64_MAX - s->end || !room_for_arena(s)) {
+        errno = ENOMEM;
+        return fail(err, "mt_store_linux extend", bytes);
+    }
+    if (s->sys->ftruncate(s->fd, (off_t)(s->end + bytes)) != 0)
+        return fail(err, "ftruncate", bytes);
+    /* A file that stays longer after a failure costs nothing: its pages are not there, and the next
+     * extend sets its length anew. */
+    if ((next.home = map_file(s, next.offset, bytes)) == NULL) return fail(err, "mmap", bytes);
+    if ((next.window = map_file(s, next.offset, bytes)) == NULL) {
+        mt_status st = fail(err, "mmap", bytes);
+
+        s->sys->munmap(next.home, bytes);
+        return st;
+    }
+    s->arenas[s->len++] = next;
+    s->end += bytes;
+    *base = next.home;
+    return MT_OK;
+}
+
+static const arena *
+arena_of(const store *s, size_t offset)
+{
+    size_t i = 0;
+
+    while (i < s->len && offset - s->arenas[i].offset >= s->arenas[i].bytes)
+        i++;
+    assert(i < s->len);
+    return &s->arenas[i];
+}
+
+/* ---- pages ---- */
+
+static mt_status
+linux_take(void *ctx, size_t offset, size_t bytes, mt_error *err)
+{
+    (void)ctx; /* a page comes when it is touched */
+    (void)offset;
+    (void)bytes;
+    (void)err;
+    return MT_OK;
+}
+
+static mt_status
+linux_window(void *ctx, size_t offset, size_t bytes, void **out, mt_error *err)
+{
+    const arena *a = arena_of(ctx, offset);
+
+    (void)err;
+    (void)bytes;
+    assert(bytes <= a->bytes - (offset - a->offset));
+    *out = a->window + (offset - a->offset);
+    return MT_OK;
+}
+
+/* What drop promises of the content, where the system cannot take the pages. */
+static void
+wipe(store *s, size_t offset, size_t bytes)
+{
+    while (bytes > 0) {
+        const arena *a = arena_of(s, offset);
+        size_t from = offset - a->offset, n = mt_size_min(bytes, a->bytes - from);
+
+        memset(a->window + from, 0, n);
+        offset += n;
+        bytes -= n;
+    }
+}
+
+static void
+linux_drop(void *ctx, size_t offset, size_t bytes)
+{
+    store *s = ctx;
+    int failed;
+
+    do
+        failed = s->sys->fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
+                                   (off_t)bytes);
+    while (failed && errno == EINTR);
+    if (failed) wipe(s, offset, bytes);
+}
+
+static size_t
+linux_physical(void *ctx)
+{
+    struct stat is;
+
+    if (fstat(((store *)ctx)->fd, &is) != 0) return 0; /* impossible: the descriptor is ours */
+    return (size_t)is.st_blocks * 512;
+}
+
+/* ---- addresses ---- */
+
+/* mmap over addresses that are ours. The kernel may have taken the old mapping away before it
+ * fails; then something foreign could settle there, and a later map of ours would tear it down. So
+ * the hole is filled at once, if there is one. */
+static mt_status
+map_over(const store *s, void *at, size_t bytes, int flags, int fd, size_t offset, mt_error *err)
+{
+    mt_status st;
+
+    flags |= MAP_FIXED | MAP_NORESERVE;
+    if (s->sys->mmap(at, bytes, READ_WRITE, flags, fd, (off_t)offset) != MAP_FAILED) return MT_OK;
+    st = fail(err, "mmap", bytes);
+    flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+    s->sys->mmap(at, bytes, PROT_NONE, flags, -1, 0);
+    return st;
+}
+
+static mt_status
+linux_map(void *ctx, void *at, size_t bytes, size_t offset, mt_map_kind kind, mt_error *err)
+{
+    const store *s = ctx;
+    int flags = kind == MT_MAP_PRIVATE ? MAP_PRIVATE : MAP_SHARED;
+
+    assert(offset <= s->end && bytes <= s->end - offset);
+    return map_over(s, at, bytes, flags, s->fd, offset, err);
+}
+
+static mt_status
+linux_map_zero(void *ctx, void *at, size_t bytes, mt_error *err)
+{
+    return map_over(ctx, at, bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0, err);
+}
+
+static mt_status
+forget(const store *s, uint64_t start, uint64_t end, mt_error *err)
+{
+    void *at = (void *)(uintptr_t)start; // NOLINT(performance-no-int-to-ptr)
+
+    if (s->sys->madvise(at, (size_t)(end - start), MADV_DONTNEED) != 0)
+        return fail(err, "madvise", (size_t)(end - start));
+    return MT_OK;
+}
+
+/* Forgets the pages of [*start, end) that are no page of a file, and moves *start on as far as that
+ * is done. MT_EAGAIN: the page table cannot be asked. */
+static mt_status
+forget_copies(const store *s, int pagemap, uint64_t *start, uint64_t end, mt_error *err)
+{
+    scan_region found[SCAN_REGIONS];
+    mt_status st = MT_OK;
+
+    while (st == MT_OK && *start < end) {
+        scan_arg arg = {.size = sizeof arg,
+                        .start = *start,
+                        .end = end,
+                        .vec = (uintptr_t)found,
+                        .vec_len = SCAN_REGIONS,
+                        .category_inverted = SCAN_FILE, /* FILE must be 0 */
+                        .category_mask = SCAN_FILE,
+                        .category_anyof_mask = SCAN_PRESENT | SCAN_SWAPPED,
+                        .return_mask = SCAN_PRESENT | SCAN_SWAPPED};
+        int n = s->sys->scan(pagemap, &arg);
+
+        if (n < 0 || arg.walk_end <= *start) return MT_EAGAIN;
+        for (int i = 0; i < n && st == MT_OK; i++)
+            st = forget(s, found[i].start, found[i].end, err);
+        *start = arg.walk_end;
+    }
+    return st;
+}
+
+static mt_status
+linux_settle(void *ctx, void *at, size_t bytes, mt_error *err)
+{
+    const store *s = ctx;
+    uint64_t start = (uintptr_t)at, end = start + bytes;
+    mt_status st = MT_EAGAIN;
+    /* Opened anew each time: in the child of a fork an older one would show the parent's pages. */
+    int pagemap = s->sys->open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+
+    if (pagemap >= 0) {
+        st = forget_copies(s, pagemap, &start, end, err);
+        s->sys->close(pagemap);
+    }
+    return st == MT_EAGAIN ? forget(s, start, end, err) : st;
+}
+
+/* ---- copies: the host has no streams ---- */
+
+static mt_status
+linux_copy(void *ctx, void *dst, const void *src, size_t bytes, mt_error *err)
+{
+    (void)ctx;
+    (void)err;
+    memcpy(dst, src, bytes);
+    return MT_OK;
+}
+
+static mt_status
+linux_zero(void *ctx, void *dst, size_t bytes, mt_error *err)
+{
+    (void)ctx;
+    (void)err;
+    memset(dst, 0, bytes);
+    return MT_OK;
+}
+
+static mt_status
+linux_use_stream(void *ctx, void *stream, mt_error *err)
+{
+    (void)ctx;
+    (void)stream;
+    (void)err;
+    return MT_OK;
+}
+
+/* ---- from new to close ---- */
+
+/* The number at the start of a file; `otherwise` where it cannot be read. */
+static size_t
+read_number(const mt_linux_sys *sys, const char *path, size_t otherwise)
+{
+    char text[32];
+    ssize_t n = -1;
+    int fd = sys->open(path, O_RDONLY | O_CLOEXEC);
+
+    if (fd >= 0) {
+        n = sys->read(fd, text, sizeof text - 1);
+        sys->close(fd);
+    }
+    if (n <= 0) return otherwise;
+    text[n] = 0;
+    return (size_t)strtoull(text, NULL, 10);
+}
+
+/* Lines of the file; 0 where it cannot be read. */
+static size_t
+count_lines(const mt_linux_sys *sys, const char *path)
+{
+    char text[4096];
+    size_t lines = 0;
+    ssize_t n;
+    int fd = sys->open(path, O_RDONLY | O_CLOEXEC);
+
+    if (fd < 0) return 0;
+    while ((n = sys->read(fd, text, sizeof text)) > 0)
+        for (ssize_t i = 0; i < n; i++)
+            lines += text[i] == '\n';
+    sys->close(fd);
+    return lines;
+}
+
+static size_t
+maps_left(const mt_linux_sys *sys)
+{
+    size_t most = read_number(sys, "/proc/sys/vm/max_map_count", USUAL_MAX_MAPS);
+    size_t used = count_lines(sys, "/proc/self/maps") + most / 10;
+
+    return used < most ? most - used : 0;
+}
+
+static void
+linux_close(void *ctx)
+{
+    store *s = ctx;
+    mt_alloc mem;
+
+    if (s == NULL) return;
+    mem = s->mem;
+    for (size_t i = 0; i < s->len; i++) {
+        s->sys->munmap(s->arenas[i].home, s->arenas[i].bytes);
+        s->sys->munmap(s->arenas[i].window, s->arenas[i].bytes);
+    }
+    s->sys->close(s->fd);
+    mem.put(mem.ctx, s->arenas, s->room * sizeof *s->arenas);
+    mem.put(mem.ctx, s, sizeof *s);
+}
+
+/* Not executable, as hosts with vm.memfd_noexec=2 demand; kernels before 6.3 do not know the flag.
+ */
+static int
+open_memfd(const mt_linux_sys *sys)
+{
+    int fd = sys->memfd_create("memtools", MFD_CLOEXEC | MFD_NOEXEC_SEAL);
+
+    return fd >= 0 || errno != EINVAL ? fd : sys->memfd_create("memtools", MFD_CLOEXEC);
+}
+
+mt_status
+mt_store_linux_new_with(const mt_alloc *mem, const mt_linux_sys *sys, mt_store_ops *out,
+                        mt_error *err)
+{
+    store *s = mt_alloc_zeroed(mem, 1, sizeof *s);
+
+    if (s == NULL) return mt_fail(err, MT_ENOMEM, "mt_store_linux_new", 0);
+    s->mem = *mem;
+    s->sys = sys;
+    if ((s->fd = open_memfd(sys)) < 0) {
+        mt_status st = fail(err, "memfd_create", 0);
+
+        mem->put(mem->ctx, s, sizeof *s);
+        return st;
+    }
+    *out = (mt_store_ops){.page_bytes = (size_t)sysconf(_SC_PAGESIZE),
+                          .max_maps = maps_left(sys),
+                          .lazy = true,
+                          .private_writes = true,
+                          .extend = linux_extend,
+                          .take = linux_take,
+                          .drop = linux_drop,
+                          .map = linux_map,
+                          .map_zero = linux_map_zero,
+                          .settle = linux_settle,
+                          .window = linux_window,
+                          .copy = linux_copy,
+                          .zero = linux_zero,
+                          .use_stream = linux_use_stream,
+                          .physical = linux_physical,
+                          .close = linux_close,
+                          .ctx = s};
+    return MT_OK;
+}
+
+mt_status
+mt_store_linux_new(const mt_alloc *mem, mt_store_ops *out, mt_error *err)
+{
+    return mt_store_linux_new_with(mem, &mt_linux_sys_libc, out, err);
+}

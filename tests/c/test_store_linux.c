@@ -1,0 +1,335 @@
+/* The Linux store: the suite that every store passes, on this kernel and as on one that has no
+ * PAGEMAP_SCAN; and what only Linux has. The strict store of the tests stands on it: the suite on
+ * that one too. */
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "faulty_sys.h"
+#include "memstore.h"
+#include "store_suite.h"
+
+static const mt_linux_sys *sys = &faulty_sys;
+static size_t strict_page_bytes;
+
+static mt_status
+make(void *ctx, mt_store_ops *out)
+{
+    mt_alloc mem = faulty_alloc(ctx);
+
+    return mt_store_linux_new_with(&mem, sys, out, NULL);
+}
+
+static mt_status
+make_strict(void *ctx, mt_store_ops *out)
+{
+    mt_alloc mem = faulty_alloc(ctx);
+
+    return memstore_new(&mem, &faulty_sys, strict_page_bytes, out, NULL);
+}
+
+static void
+peek(void *ctx, void *to, const void *at, size_t bytes)
+{
+    (void)ctx;
+    memcpy(to, at, bytes);
+}
+
+static void
+poke(void *ctx, void *at, const void *from, size_t bytes)
+{
+    (void)ctx;
+    memcpy(at, from, bytes);
+}
+
+/* The allocator and the system count together: ctx is sys_faults. */
+static long
+fired_now(const faulty *f)
+{
+    return f->fail_at >= 0 && f->calls > f->fail_at;
+}
+
+static long fired_before; /* under what was armed before */
+
+static void
+fail_at(void *ctx, long n)
+{
+    faulty *f = ctx;
+
+    fired_before += fired_now(f);
+    f->fail_at = n < 0 ? -1 : f->calls + n;
+}
+
+static long
+fired(void *ctx)
+{
+    return fired_before + fired_now(ctx);
+}
+
+static long
+live(void *ctx)
+{
+    return ((faulty *)ctx)->live;
+}
+
+/* ---- kernels without PAGEMAP_SCAN, and processes without /proc ---- */
+
+static int
+no_scan(int pagemap, void *arg)
+{
+    (void)pagemap;
+    (void)arg;
+    errno = ENOTTY;
+    return -1;
+}
+
+static int
+no_open(const char *path, int flags)
+{
+    (void)path;
+    (void)flags;
+    errno = ENOENT;
+    return -1;
+}
+
+static const mt_linux_sys *
+without(bool proc)
+{
+    static mt_linux_sys older;
+
+    older = faulty_sys;
+    older.scan = no_scan;
+    if (!proc) older.open = no_open;
+    return &older;
+}
+
+/* ---- Linux alone ---- */
+
+/* Whether all of it is mapped, by whatever. */
+static bool
+is_reserved(const sim *m, size_t at, size_t n)
+{
+    return msync(sim_at(m, at), n * m->ops.page_bytes, MS_ASYNC) == 0;
+}
+
+static void
+an_untouched_arena_of_64_gib_costs_nothing(void)
+{
+    sim m = sim_new(bench);
+    void *base;
+
+    CHECK(m.ops.extend(m.ops.ctx, (size_t)64 << 30, &base, NULL) == MT_OK);
+    CHECK(m.ops.physical(m.ops.ctx) == 0);
+    ((volatile char *)base)[(size_t)63 << 30] = 1;
+    CHECK(m.ops.physical(m.ops.ctx) == m.ops.page_bytes);
+    sim_close(&m);
+}
+
+static void
+a_size_that_no_file_has_is_refused(void)
+{
+    sim m = sim_new(bench);
+    mt_error err = {0};
+    void *base;
+
+    CHECK(m.ops.extend(m.ops.ctx, (size_t)1 << 63, &base, &err) == MT_ENOMEM);
+    CHECK(err.asked == (size_t)1 << 63 && err.native == ENOMEM);
+    CHECK(sim_extend(&m, 2) == MT_OK);
+    sim_check(&m);
+    sim_close(&m);
+}
+
+static void
+addresses_stay_ours_when_mmap_fails_over_them(void)
+{
+    sim m = sim_mapped_store(8);
+    mt_error err = {0};
+
+    fail_at(bench->ctx, 0);
+    CHECK(m.ops.map(m.ops.ctx, sim_at(&m, 2), 3 * m.ops.page_bytes, 0, MT_MAP_SHARED, &err) ==
+          MT_ENOMEM);
+    CHECK(err.native == ENOMEM && err.asked == 3 * m.ops.page_bytes);
+    CHECK(is_reserved(&m, 0, 8));
+    fail_at(bench->ctx, 0);
+    CHECK(m.ops.map_zero(m.ops.ctx, sim_at(&m, 1), m.ops.page_bytes, NULL) == MT_ENOMEM);
+    fail_at(bench->ctx, -1);
+    CHECK(is_reserved(&m, 0, 8));
+    CHECK(sim_map(&m, 1, 1, 4, MT_MAP_SHARED) == MT_OK);
+    sim_check(&m);
+    sim_close(&m);
+}
+
+static void
+what_the_system_does_not_take_back_reads_zeros_all_the_same(void)
+{
+    sim m = sim_new(bench);
+
+    CHECK(sim_extend(&m, 3) == MT_OK);
+    CHECK(sim_extend(&m, 3) == MT_OK);
+    for (size_t i = 0; i < 6; i++)
+        sim_poke(&m, i, 81 + i);
+    fail_at(bench->ctx, 0);
+    m.ops.drop(m.ops.ctx, m.ops.page_bytes, 4 * m.ops.page_bytes); /* over two arenas */
+    fail_at(bench->ctx, -1);
+    for (size_t i = 1; i < 5; i++) {
+        whole_page_reads_zeros(&m, sim_at(&m, i));
+        m.value[i] = 0;
+    }
+    sim_check(&m);
+    sim_close(&m);
+}
+
+static void
+an_interrupted_drop_goes_on(void)
+{
+    sim m = sim_mapped_store(4);
+
+    sim_poke(&m, 1, 91);
+    sys_errno = EINTR;
+    fail_at(bench->ctx, 0);
+    sim_drop(&m, 1, 1);
+    fail_at(bench->ctx, -1);
+    sys_errno = ENOMEM;
+    sim_check_physical(&m);
+    sim_check(&m);
+    sim_close(&m);
+}
+
+static void
+a_kernel_that_does_not_know_noexec_gets_a_memfd(void)
+{
+    mt_store_ops ops;
+
+    sys_errno = EINVAL;
+    fail_at(bench->ctx, 1); /* 0 is the allocation */
+    CHECK(make(bench->ctx, &ops) == MT_OK);
+    ops.close(ops.ctx);
+    sys_errno = EPERM;
+    fail_at(bench->ctx, 1);
+    CHECK(make(bench->ctx, &ops) == MT_ENOMEM);
+    fail_at(bench->ctx, -1);
+    sys_errno = ENOMEM;
+}
+
+/* More stretches than one call of PAGEMAP_SCAN hands over. */
+static void
+settling_forgets_more_copies_than_one_scan_finds(void)
+{
+    enum { PAGES = 1000 };
+    sim m = sim_new(bench);
+    size_t unit = m.ops.page_bytes;
+    unsigned char *base;
+    void *at;
+
+    CHECK(m.ops.extend(m.ops.ctx, PAGES * unit, &at, NULL) == MT_OK);
+    base = at;
+    CHECK(m.ops.map(m.ops.ctx, base, PAGES * unit, 0, MT_MAP_PRIVATE, NULL) == MT_OK);
+    for (size_t i = 0; i < PAGES; i += 2)
+        base[i * unit] = 7;
+    CHECK(m.ops.settle(m.ops.ctx, base + unit, (PAGES - 2) * unit, NULL) == MT_OK);
+    CHECK(base[0] == 7); /* before the stretch */
+    for (size_t i = 1; i < PAGES; i++)
+        CHECK(base[i * unit] == 0);
+    sim_close(&m);
+}
+
+/* Also: with the scan, pages of the file keep their places in the page table. */
+static void
+settling_leaves_a_file_s_pages_mapped(void)
+{
+    sim m = sim_mapped_store(8);
+    long calls;
+
+    for (size_t i = 0; i < 8; i++)
+        sim_poke(&m, i, i);
+    calls = sys_faults.calls;
+    CHECK(sim_settle(&m, 0, 8) == MT_OK);
+    calls = sys_faults.calls - calls;
+    CHECK(calls == (sys_scanned ? 2 : 3)); /* open and scan, and madvise only on an older kernel */
+    sim_close(&m);
+}
+
+static void
+a_child_of_fork_settles_its_own_copies(void)
+{
+    sim m = sim_mapped_store(4);
+    int status = 0;
+    pid_t child;
+
+    sim_poke(&m, 0, 5);
+    CHECK(sim_map(&m, 1, 0, 1, MT_MAP_PRIVATE) == MT_OK);
+    if ((child = fork()) == 0) {
+        sim_poke(&m, 1, 6);
+        if (sim_settle(&m, 1, 1) != MT_OK || !sim_reads(&m, sim_at(&m, 1), 5)) _exit(1);
+        _exit(0);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    sim_close(&m);
+}
+
+static void
+mappings_that_exist_leave_room_for_fewer(void)
+{
+    sim m = sim_mapped_store(SIM_PAGES);
+    mt_store_ops more;
+
+    for (size_t i = 0; i < SIM_PAGES; i += 2)
+        CHECK(sim_map_zero(&m, i, 1) == MT_OK);
+    CHECK(make(bench->ctx, &more) == MT_OK);
+    CHECK(more.max_maps + SIM_PAGES / 2 <= m.ops.max_maps);
+    CHECK(more.max_maps > m.ops.max_maps / 2);
+    more.close(more.ctx);
+    sys = without(false);
+    CHECK(make(bench->ctx, &more) == MT_OK);
+    CHECK(more.max_maps == 65530 - 6553);
+    more.close(more.ctx);
+    sys = &faulty_sys;
+    sim_close(&m);
+}
+
+/* Huge pages in shared memory would make more physical than was touched. */
+static bool
+shared_memory_comes_in_pages(void)
+{
+    char text[128] = "";
+    FILE *f = fopen("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "r");
+    bool got = f != NULL && fgets(text, sizeof text, f) != NULL;
+
+    if (f != NULL) fclose(f);
+    return !got || strstr(text, "[never]") != NULL || strstr(text, "[advise]") != NULL;
+}
+
+int
+main(void)
+{
+    store_bench host = {.make = make,
+                        .peek = peek,
+                        .poke = poke,
+                        .fail_at = fail_at,
+                        .fired = fired,
+                        .live = live,
+                        .exact = shared_memory_comes_in_pages(),
+                        .ctx = &sys_faults};
+
+    store_suite(&host);
+    RUN(an_untouched_arena_of_64_gib_costs_nothing);
+    RUN(a_size_that_no_file_has_is_refused);
+    RUN(addresses_stay_ours_when_mmap_fails_over_them);
+    RUN(what_the_system_does_not_take_back_reads_zeros_all_the_same);
+    RUN(an_interrupted_drop_goes_on);
+    RUN(a_kernel_that_does_not_know_noexec_gets_a_memfd);
+    RUN(settling_forgets_more_copies_than_one_scan_finds);
+    RUN(settling_leaves_a_file_s_pages_mapped);
+    RUN(a_child_of_fork_settles_its_own_copies);
+    RUN(mappings_that_exist_leave_room_for_fewer);
+    sys = without(true);
+    store_suite(&host);
+    RUN(settling_forgets_more_copies_than_one_scan_finds);
+    sys = without(false);
+    store_suite(&host);
+    host.make = make_strict;
+    host.exact = true;
+    for (strict_page_bytes = 4096; strict_page_bytes <= 1 << 16; strict_page_bytes <<= 4)
+        store_suite(&host);
+    CHECK(live(&sys_faults) == 0);
+    CHECK_DONE();
+}
