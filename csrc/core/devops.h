@@ -35,6 +35,8 @@ typedef struct mt_dev_ops {
                           void *stream, mt_error *err);
     mt_status (*copy_d2h)(void *ctx, int device, void *dst, const void *src, size_t bytes,
                           void *stream, mt_error *err);
+    mt_status (*zero)(void *ctx, int device, void *dst, size_t bytes, void *stream,
+                      mt_error *err); /* memset(0) of device memory */
     void *ctx;
 } mt_dev_ops;
 

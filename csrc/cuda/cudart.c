@@ -1,98 +1,20 @@
 #define _GNU_SOURCE /* RTLD_NOLOAD */
-/* Entry points without a suffix: to them NULL is the legacy default stream, as it is to torch. */
-#undef CUDA_API_PER_THREAD_DEFAULT_STREAM
 
 #include "cudart.h"
 
-#include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <string.h>
 
-/* All of these exist, with these signatures, in CUDA 11 to 13 and are not versioned by macros. */
-#define ENTRY_POINTS(X)                                                                            \
-    X(cudaRuntimeGetVersion)                                                                       \
-    X(cudaDriverGetVersion)                                                                        \
-    X(cudaGetDeviceCount)                                                                          \
-    X(cudaGetDevice)                                                                               \
-    X(cudaSetDevice)                                                                               \
-    X(cudaGetErrorString)                                                                          \
-    X(cudaGetLastError)                                                                            \
-    X(cudaThreadExchangeStreamCaptureMode)                                                         \
-    X(cudaHostAlloc)                                                                               \
-    X(cudaFreeHost)                                                                                \
-    X(cudaMalloc)                                                                                  \
-    X(cudaFree)                                                                                    \
-    X(cudaStreamCreateWithFlags)                                                                   \
-    X(cudaStreamDestroy)                                                                           \
-    X(cudaStreamWaitEvent)                                                                         \
-    X(cudaStreamIsCapturing)                                                                       \
-    X(cudaEventCreateWithFlags)                                                                    \
-    X(cudaEventDestroy)                                                                            \
-    X(cudaEventRecord)                                                                             \
-    X(cudaEventQuery)                                                                              \
-    X(cudaEventSynchronize)                                                                        \
-    X(cudaMemcpyAsync)
+#include "cuscope.h"
 
-#define AS_MEMBER(name) __typeof__(name) *name; /* NOLINT(bugprone-macro-parentheses) */
 #define AS_SYMBOL(name) {"dlsym " #name, offsetof(entry_points, name)},
-
-typedef struct entry_points {
-    ENTRY_POINTS(AS_MEMBER)
-} entry_points;
 
 static const struct symbol {
     const char *call; /* for mt_error; the name begins after "dlsym " */
     size_t offset;
 } symbols[] = {ENTRY_POINTS(AS_SYMBOL)};
 
-struct mt_cudart {
-    mt_alloc mem;
-    void *lib;
-    entry_points fn;
-    mt_dev_ops ops;
-};
-
-/* What a call changed in its thread and puts back. */
-typedef struct scope {
-    int device;
-    bool moved;
-    enum cudaStreamCaptureMode mode;
-    bool relaxed;
-} scope;
-
-static mt_status
-report(mt_cudart *rt, cudaError_t rc, const char *call, mt_error *err)
-{
-    if (rc == cudaSuccess) return MT_OK;
-    (void)rt->fn.cudaGetLastError(); /* or torch would blame its next kernel launch for it */
-    return mt_fail(err, rc == cudaErrorMemoryAllocation ? MT_ENOMEM : MT_EDEVICE, call, (int)rc);
-}
-
-static mt_status
-enter(mt_cudart *rt, int device, scope *at, mt_error *err)
-{
-    mt_status st;
-
-    *at = (scope){.device = device};
-    st = report(rt, rt->fn.cudaGetDevice(&at->device), "cudaGetDevice", err);
-    if (st != MT_OK || at->device == device) return st;
-    st = report(rt, rt->fn.cudaSetDevice(device), "cudaSetDevice", err);
-    at->moved = st == MT_OK;
-    return st;
-}
-
-/* Puts the thread back as it was, which was valid a moment ago: what fails here is not reported. */
-static mt_status
-leave(mt_cudart *rt, scope *at, cudaError_t rc, const char *call, mt_error *err)
-{
-    mt_status st = report(rt, rc, call, err);
-
-    if (at->relaxed) report(rt, rt->fn.cudaThreadExchangeStreamCaptureMode(&at->mode), "", NULL);
-    if (at->moved) report(rt, rt->fn.cudaSetDevice(at->device), "", NULL);
-    return st;
-}
-
-/* The same where the code `answer` is one of the call's answers, not a failure. */
+/* leave, where the code `answer` is one of the call's answers, not a failure. */
 static mt_status
 leave_unless(mt_cudart *rt, scope *at, cudaError_t rc, cudaError_t answer, const char *call,
              mt_error *err)
@@ -100,22 +22,6 @@ leave_unless(mt_cudart *rt, scope *at, cudaError_t rc, cudaError_t answer, const
     mt_status st = leave(rt, at, rc, call, rc == answer ? NULL : err);
 
     return rc == answer ? MT_OK : st;
-}
-
-/* For calls that CUDA forbids while any thread captures a graph in the global mode (torch's), on
- * pain of spoiling that capture: allocations and looking at events. They concern our memory and
- * events alone, which is what the relaxed mode is for. */
-static mt_status
-enter_relaxed(mt_cudart *rt, int device, scope *at, mt_error *err)
-{
-    mt_status st = enter(rt, device, at, err);
-    cudaError_t rc;
-
-    if (st != MT_OK) return st;
-    at->mode = cudaStreamCaptureModeRelaxed;
-    rc = rt->fn.cudaThreadExchangeStreamCaptureMode(&at->mode);
-    at->relaxed = rc == cudaSuccess;
-    return at->relaxed ? MT_OK : leave(rt, at, rc, "cudaThreadExchangeStreamCaptureMode", err);
 }
 
 static mt_status
@@ -309,6 +215,17 @@ copy_d2h(void *ctx, int device, void *dst, const void *src, size_t bytes, void *
     return copy(ctx, device, dst, src, bytes, cudaMemcpyDeviceToHost, stream, err);
 }
 
+static mt_status
+zero(void *ctx, int device, void *dst, size_t bytes, void *stream, mt_error *err)
+{
+    mt_cudart *rt = ctx;
+    scope at;
+    mt_status st = enter(rt, device, &at, err);
+
+    if (st != MT_OK) return st;
+    return leave(rt, &at, rt->fn.cudaMemsetAsync(dst, 0, bytes, stream), "cudaMemsetAsync", err);
+}
+
 static mt_dev_ops
 dev_ops(mt_cudart *rt)
 {
@@ -328,6 +245,7 @@ dev_ops(mt_cudart *rt)
         .event_wait = event_wait,
         .copy_d2d = copy_d2d,
         .copy_d2h = copy_d2h,
+        .zero = zero,
         .ctx = rt,
     };
 }

@@ -14,8 +14,7 @@ unlock_with(cudaError_t rc)
     return rc;
 }
 
-/* Every entry point begins here: takes the lock, and says whether this call is the one to fail. */
-static cudaError_t
+cudaError_t
 arrive(void)
 {
     pthread_mutex_lock(&gpu.lock);
@@ -25,8 +24,7 @@ arrive(void)
     return (cudaError_t)gpu.fail_code;
 }
 
-/* The same for calls that CUDA forbids while a capture is under way, unless the thread relaxes. */
-static cudaError_t
+cudaError_t
 arrive_unsafe(void)
 {
     cudaError_t rc = arrive();
@@ -38,6 +36,18 @@ arrive_unsafe(void)
         return cudaErrorStreamCaptureUnsupported;
     }
     return cudaSuccess;
+}
+
+/* The same for calls that enqueue: on a captured stream they would become part of somebody's graph,
+ * which nobody here wants. */
+static cudaError_t
+arrive_on(cudaStream_t on)
+{
+    cudaError_t rc = arrive();
+
+    if (rc != cudaSuccess || !stream_of(on)->capturing) return rc;
+    gpu.spoiled_captures++;
+    return cudaErrorStreamCaptureIsolation;
 }
 
 cudaError_t
@@ -83,7 +93,7 @@ cudaSetDevice(int device)
     cudaError_t rc = arrive();
 
     if (rc == cudaSuccess && (device < 0 || device >= gpu.devices)) rc = cudaErrorInvalidDevice;
-    if (rc == cudaSuccess) current_device = device;
+    if (rc == cudaSuccess) current_context = current_device = device;
     return unlock_with(rc);
 }
 
@@ -194,7 +204,7 @@ cudaStreamIsCapturing(cudaStream_t s, enum cudaStreamCaptureStatus *out)
 cudaError_t
 cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
 {
-    cudaError_t rc = arrive();
+    cudaError_t rc = arrive_on(s);
 
     (void)flags;
     if (rc == cudaSuccess) wait_for(e, stream_of(s));
@@ -223,7 +233,7 @@ cudaEventDestroy(cudaEvent_t e)
 cudaError_t
 cudaEventRecord(cudaEvent_t e, cudaStream_t on)
 {
-    cudaError_t rc = arrive();
+    cudaError_t rc = arrive_on(on);
 
     return unlock_with(rc == cudaSuccess ? record(e, stream_of(on)) : rc);
 }
@@ -249,16 +259,41 @@ cudaEventSynchronize(cudaEvent_t e)
     return unlock_with(rc);
 }
 
+static void
+enqueue_write(void *dst, const void *src, size_t bytes, cudaStream_t on)
+{
+    void *copy = malloc(bytes);
+
+    if (copy == NULL) abort();
+    memcpy(copy, src, bytes);
+    enqueue(stream_of(on), (op){.kind = OP_WRITE, .dst = dst, .src = copy, .bytes = bytes});
+}
+
 cudaError_t
 cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t on)
 {
-    cudaError_t rc = arrive();
+    cudaError_t rc = arrive_on(on);
 
     if (rc != cudaSuccess || bytes == 0) return unlock_with(rc);
+    if (kind == cudaMemcpyHostToDevice) { /* from memory that is not pinned: read at once */
+        enqueue_write(dst, src, bytes, on);
+        return unlock_with(cudaSuccess);
+    }
     if (kind != cudaMemcpyDeviceToDevice && kind != cudaMemcpyDeviceToHost)
         return unlock_with(cudaErrorInvalidMemcpyDirection);
     if (kind == cudaMemcpyDeviceToHost && !is_pinned(dst, bytes)) gpu.host_syncs++;
     enqueue(stream_of(on), (op){.kind = OP_COPY, .dst = dst, .src = src, .bytes = bytes});
+    return unlock_with(cudaSuccess);
+}
+
+cudaError_t
+cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t on)
+{
+    cudaError_t rc = arrive_on(on);
+
+    if (rc != cudaSuccess || bytes == 0) return unlock_with(rc);
+    if (value != 0) return unlock_with(cudaErrorNotSupported);
+    enqueue(stream_of(on), (op){.kind = OP_ZERO, .dst = dst, .bytes = bytes});
     return unlock_with(cudaSuccess);
 }
 
@@ -273,9 +308,14 @@ fake_cuda_reset(void)
     gpu.dice = 0;
     gpu.fail_at = -1;
     gpu.calls = gpu.faults = gpu.host_syncs = gpu.busy_frees = gpu.spoiled_captures = 0;
+    gpu.misuses = 0;
+    gpu.granularity = FAKE_GRANULARITY;
+    gpu.capacity = SIZE_MAX;
+    reset_driver();
     for (stream *s = next_stream(NULL); s != NULL; s = next_stream(s))
         s->capturing = false;
     current_device = 0;
+    current_context = -1;
     last_error = cudaSuccess;
     capture_mode = cudaStreamCaptureModeGlobal;
     pthread_mutex_unlock(&gpu.lock);
@@ -312,12 +352,8 @@ fake_cuda_run_stream(void *handle, size_t n)
 void
 fake_cuda_write(void *dst, const void *src, size_t bytes, void *on)
 {
-    void *copy = malloc(bytes);
-
-    if (copy == NULL) abort();
-    memcpy(copy, src, bytes);
     pthread_mutex_lock(&gpu.lock);
-    enqueue(stream_of(on), (op){.kind = OP_WRITE, .dst = dst, .src = copy, .bytes = bytes});
+    enqueue_write(dst, src, bytes, on);
     pthread_mutex_unlock(&gpu.lock);
 }
 
@@ -360,6 +396,29 @@ void
 fake_cuda_set_devices(int count)
 {
     gpu.devices = count < MAX_DEVICES ? count : MAX_DEVICES;
+}
+
+void
+fake_cuda_set_granularity(size_t bytes)
+{
+    gpu.granularity = bytes;
+}
+
+void
+fake_cuda_set_capacity(size_t bytes)
+{
+    gpu.capacity = bytes;
+}
+
+long
+fake_cuda_called(const char *name)
+{
+    long n;
+
+    pthread_mutex_lock(&gpu.lock);
+    n = count_calls(name);
+    pthread_mutex_unlock(&gpu.lock);
+    return n;
 }
 
 void
@@ -410,10 +469,16 @@ fake_cuda_drop_stream(void *handle)
         return now;                                                                                \
     }
 
-GETTER(long, fake_cuda_live, sum_blocks(true, true, false) + gpu.live_streams + count_events())
+GETTER(long, fake_cuda_live,
+       sum_blocks(true, true, false) + gpu.live_streams + count_events() + count_pages() +
+           count_maps() + count_ranges())
 GETTER(long, fake_cuda_live_blocks, sum_blocks(true, true, false))
 GETTER(long, fake_cuda_live_streams, gpu.live_streams)
 GETTER(long, fake_cuda_live_events, count_events())
+GETTER(long, fake_cuda_live_pages, count_pages())
+GETTER(long, fake_cuda_live_maps, count_maps())
+GETTER(long, fake_cuda_live_ranges, count_ranges())
+GETTER(long, fake_cuda_page_bytes, count_page_bytes())
 GETTER(long, fake_cuda_pinned_bytes, sum_blocks(false, true, true))
 GETTER(long, fake_cuda_device_bytes, sum_blocks(true, false, true))
 GETTER(long, fake_cuda_queued, gpu.queued)
@@ -423,3 +488,4 @@ GETTER(long, fake_cuda_faults, gpu.faults)
 GETTER(long, fake_cuda_host_syncs, gpu.host_syncs)
 GETTER(long, fake_cuda_busy_frees, gpu.busy_frees)
 GETTER(long, fake_cuda_spoiled_captures, gpu.spoiled_captures)
+GETTER(long, fake_cuda_misuses, gpu.misuses)

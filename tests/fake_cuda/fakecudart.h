@@ -1,4 +1,5 @@
-/* fakecudart.h -- a CUDA runtime over host memory, whose streams run when the test says so.
+/* fakecudart.h -- a CUDA runtime and driver over host memory, whose streams run when the test says
+ * so.
  *
  *   stream A   [copy][record e]              queues; an operation runs only by fake_cuda_run*(), or
  *   stream B   [wait e][copy][record f]      as far as cudaEventSynchronize(f) needs it to
@@ -7,6 +8,10 @@
  * C test opens it by path (fake_cuda_load below); a Python test may ctypes.CDLL the same file.
  * "Device memory" is any host memory, so a test may call a CPU tensor a CUDA one. Events mean what
  * CUDA's do: a wait is for the record before it, whatever is recorded later.
+ *
+ * The driver's virtual memory is real: a page is a piece of one memfd per device, filled with 0xFF
+ * (a NaN) when it is made, and mapping it is mmap, so aliases are aliases and what is not mapped,
+ * or not made accessible, ends the process when it is touched. Driver calls want a context.
  *
  * Stream NULL is the current device's default stream: a queue like the others, lazy too. Only
  * non-blocking streams exist, so it synchronises with none. One lock around everything. */
@@ -38,6 +43,10 @@
     X(void, fake_cuda_fail_at, (long n, int code))                                                 \
     X(void, fake_cuda_set_capturing, (void *stream, bool capturing))                               \
     X(void, fake_cuda_set_devices, (int count))                                                    \
+    /* Of pages: FAKE_GRANULARITY and without end, at load. */                                     \
+    X(void, fake_cuda_set_granularity, (size_t bytes))                                             \
+    X(void, fake_cuda_set_capacity, (size_t bytes_per_device))                                     \
+    X(void, fake_cuda_hide, (const char *driver_call)) /* is not found by entry point */           \
     /* The calling thread's current device, and a new stream on it, not counted as calls. */       \
     X(void, fake_cuda_set_device, (int device))                                                    \
     X(int, fake_cuda_device, (void))                                                               \
@@ -45,10 +54,14 @@
     X(void *, fake_cuda_stream, (void))                                                            \
     X(void, fake_cuda_drop_stream, (void *stream))                                                 \
     /* Now */                                                                                      \
-    X(long, fake_cuda_live, (void)) /* the sum of the next three */                                \
+    X(long, fake_cuda_live, (void)) /* the sum of the next six */                                  \
     X(long, fake_cuda_live_blocks, (void))                                                         \
     X(long, fake_cuda_live_streams, (void)) /* made by cudaStreamCreateWithFlags */                \
     X(long, fake_cuda_live_events, (void))                                                         \
+    X(long, fake_cuda_live_pages, (void)) /* released ones too while they are mapped */            \
+    X(long, fake_cuda_live_maps, (void))                                                           \
+    X(long, fake_cuda_live_ranges, (void)) /* of reserved addresses */                             \
+    X(long, fake_cuda_page_bytes, (void))                                                          \
     X(long, fake_cuda_pinned_bytes, (void))                                                        \
     X(long, fake_cuda_device_bytes, (void))                                                        \
     X(long, fake_cuda_queued, (void))                                                              \
@@ -58,7 +71,11 @@
     X(long, fake_cuda_faults, (void))                                                              \
     X(long, fake_cuda_host_syncs, (void))                                                          \
     X(long, fake_cuda_busy_frees, (void))       /* memory, stream freed with work in flight */     \
-    X(long, fake_cuda_spoiled_captures, (void)) /* by a call that CUDA forbids during capture */
+    X(long, fake_cuda_spoiled_captures, (void)) /* by a call that CUDA forbids during capture */   \
+    X(long, fake_cuda_misuses, (void))          /* driver calls that CUDA calls invalid */         \
+    X(long, fake_cuda_called, (const char *driver_call))
+
+enum { FAKE_GRANULARITY = 2 << 20 };
 
 #define FAKE_CUDA_DECLARE(type, name, args) type name args;
 #define FAKE_CUDA_MEMBER(type, name, args)  type(*name) args;

@@ -5,8 +5,13 @@
 
 enum { UNTOUCHED = 0xA5, FREED = 0x5A };
 
-machine gpu = {.lock = PTHREAD_MUTEX_INITIALIZER, .devices = 2, .fail_at = -1};
+machine gpu = {.lock = PTHREAD_MUTEX_INITIALIZER,
+               .devices = 2,
+               .fail_at = -1,
+               .granularity = FAKE_GRANULARITY,
+               .capacity = SIZE_MAX};
 _Thread_local int current_device;
+_Thread_local int current_context = -1;
 
 stream *
 stream_of(void *handle)
@@ -52,6 +57,9 @@ run_first(stream *s)
     switch (o->kind) {
     case OP_COPY:
         memmove(o->dst, o->src, o->bytes);
+        break;
+    case OP_ZERO:
+        memset(o->dst, 0, o->bytes);
         break;
     case OP_WRITE:
         memcpy(o->dst, o->src, o->bytes);
@@ -273,14 +281,28 @@ inside(const block *b, const void *at)
     return (uintptr_t)at - (uintptr_t)b->base < b->bytes;
 }
 
-/* Whether queued work touches the block. */
 static bool
-busy(const block *b)
+overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes)
+{
+    return (uintptr_t)a < (uintptr_t)b + b_bytes && (uintptr_t)b < (uintptr_t)a + a_bytes;
+}
+
+bool
+is_busy(const void *at, size_t bytes)
 {
     for (stream *s = next_stream(NULL); s != NULL; s = next_stream(s))
         for (op *o = s->first; o != NULL; o = o->next)
-            if (inside(b, o->dst) || inside(b, o->src)) return true;
+            if (overlap(o->dst, o->bytes, at, bytes) || overlap(o->src, o->bytes, at, bytes))
+                return true;
     return false;
+}
+
+void
+finish_busy(void)
+{
+    gpu.busy_frees++;
+    gpu.host_syncs++;
+    run_some(SIZE_MAX);
 }
 
 cudaError_t
@@ -290,11 +312,7 @@ drop_block(void *base, bool pinned)
         block *b = *at;
 
         if (b->base != base || b->pinned != pinned) continue;
-        if (busy(b)) { /* CUDA waits here; whoever relies on that has lost count of its work */
-            gpu.busy_frees++;
-            gpu.host_syncs++;
-            run_some(SIZE_MAX);
-        }
+        if (is_busy(b->base, b->bytes)) finish_busy();
         *at = b->next;
         free(b->base);
         free(b);

@@ -1,6 +1,7 @@
 /* machine.h -- the fake GPU behind libfakecudart.so: streams, events, memory, and one lock.
  *
- *   stream --> op --> op --> op        copy, write, free, record (reaches a mark), wait (for one)
+ *   stream --> op --> op --> op        copy, zero, write, free, record (reaches a mark), wait (for
+ * one)
  *                     |
  *   event ----------> mark <-- wait    a mark is one record of an event, and outlives both
  *
@@ -24,7 +25,7 @@ typedef struct mark {
     struct CUstream_st *stream; /* where the record stands while it is not reached */
 } mark;
 
-typedef enum op_kind { OP_COPY, OP_WRITE, OP_FREE, OP_RECORD, OP_WAIT } op_kind;
+typedef enum op_kind { OP_COPY, OP_ZERO, OP_WRITE, OP_FREE, OP_RECORD, OP_WAIT } op_kind;
 
 typedef struct op {
     struct op *next;
@@ -70,12 +71,20 @@ typedef struct machine {
     uint32_t dice; /* 0: oldest first */
     long fail_at;
     int fail_code;
-    long calls, faults, host_syncs, busy_frees, spoiled_captures;
+    long calls, faults, host_syncs, busy_frees, spoiled_captures, misuses;
     long live_streams, queued;
+    size_t granularity, capacity; /* of the driver's memory; capacity: bytes of each device */
 } machine;
 
 extern machine gpu;
 extern _Thread_local int current_device;
+extern _Thread_local int current_context; /* the device of the thread's context; -1: it has none */
+
+/* Every entry point begins with one of these: takes the lock, and says whether this call is the one
+ * to fail. The second is for calls that CUDA forbids while a capture is under way, unless the
+ * thread relaxes. */
+cudaError_t arrive(void);
+cudaError_t arrive_unsafe(void);
 
 /* NULL is the current device's default stream. */
 stream *stream_of(void *handle);
@@ -97,11 +106,25 @@ void reach_event(event *e);
 void free_event(event *e);
 long count_events(void);
 
+/* Whether queued work touches any of these bytes. */
+bool is_busy(const void *at, size_t bytes);
+/* For memory that goes while it is: CUDA waits, or the device faults; whoever relies on that has
+ * lost count of its work. Runs everything, and counts. */
+void finish_busy(void);
+
 cudaError_t take_block(void **out, size_t bytes, bool pinned);
 cudaError_t drop_block(void *base, bool pinned);
 /* Whether the whole range is pinned memory; to other host memory CUDA copies synchronously. */
 bool is_pinned(const void *at, size_t bytes);
 /* Live blocks of these kinds, or their bytes. */
 long sum_blocks(bool device, bool pinned, bool in_bytes);
+
+/* ---- fakedriver.c ---- */
+void reset_driver(void);
+long count_pages(void);
+long count_maps(void);
+long count_ranges(void);
+long count_page_bytes(void);
+long count_calls(const char *name);
 
 #endif
