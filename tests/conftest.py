@@ -68,6 +68,16 @@ def without_shim() -> Callable[[], contextlib.AbstractContextManager[None]]:
     return context
 
 
+@pytest.fixture(params=["shim", "without shim"])
+def either_way(
+    request: pytest.FixtureRequest,
+    without_shim: Callable[[], contextlib.AbstractContextManager[None]],
+) -> Iterator[None]:
+    """Runs the test by the shim, and again by public torch calls alone."""
+    with contextlib.nullcontext() if request.param == "shim" else without_shim():
+        yield
+
+
 @pytest.fixture(scope="session")
 def _fake_library() -> FakeRuntime:
     """Loads the fake CUDA runtime and points this process's memtools at it."""
@@ -85,8 +95,10 @@ def fake_cuda(_fake_library: FakeRuntime) -> Iterator[FakeRuntime]:
     _fake_library.reset()
     before = _fake_library.live()
     yield _fake_library
+    busy, misuses = _fake_library.busy_frees(), _fake_library.misuses()
     _fake_library.reset()
     gc.collect()
     _fake_library.run_all()
     assert _fake_library.live() == before
-    assert _fake_library.busy_frees() == 0
+    assert _fake_library.busy_frees() == busy == 0
+    assert _fake_library.misuses() == misuses == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-KDL_CUDA = 2
+KDL_CPU, KDL_CUDA = 1, 2
 CODES = {torch.float32: (2, 32), torch.float16: (2, 16), torch.bfloat16: (4, 16)}
 
 
@@ -53,27 +53,41 @@ class _Exchange(Structure):
 
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype, _pointer_of.argtypes = ptr, (ctypes.py_object, ctypes.c_char_p)
-_kept: list[object] = []  # torch frees a managed tensor late or never: keep what it points to
+_kept: list[object] = []  # what tensors and enqueued copies point to
 
 
 def as_cuda(host: torch.Tensor, device: int = 0) -> torch.Tensor:
     """A tensor that says it lies on cuda:<device> and has host's memory, shape and strides."""
+    made = _same_memory(host, KDL_CUDA, device)
+    assert made.is_cuda
+    _kept.append(host)
+    return made
+
+
+def as_host(cuda: torch.Tensor) -> torch.Tensor:
+    """The opposite: a host tensor over the memory of one that says it lies on a CUDA device."""
+    return _same_memory(cuda, KDL_CPU, 0)
+
+
+def _same_memory(tensor: torch.Tensor, device_type: int, device: int) -> torch.Tensor:
     api = _Exchange.from_address(
         _pointer_of(torch.Tensor.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
     )
-    shape = (c_int64 * host.ndim)(*host.shape)
-    strides = (c_int64 * host.ndim)(*host.stride())
-    code, bits = CODES[host.dtype]
+    shape = (c_int64 * tensor.ndim)(*tensor.shape)
+    strides = (c_int64 * tensor.ndim)(*tensor.stride())
+    code, bits = CODES[tensor.dtype]
+    where = tensor.data_ptr(), device_type, device
     managed = _Managed(
-        1, 3, None, None, 0,
-        _Tensor(host.data_ptr(), KDL_CUDA, device, host.ndim, code, bits, 1, shape, strides, 0),
-    )  # fmt: skip
-    _kept.append((managed, shape, strides, host))
+        1, 3, None, None, 0, _Tensor(*where, tensor.ndim, code, bits, 1, shape, strides, 0)
+    )
+    _kept.append((managed, shape, strides))
     made = ctypes.py_object()
     to_object = ctypes.PYFUNCTYPE(ctypes.c_int, ptr, POINTER(ctypes.py_object))(api.to_object)
     assert to_object(ctypes.addressof(managed), ctypes.byref(made)) == 0
-    assert made.value.is_cuda
-    return made.value  # type: ignore[no-any-return]
+    same = made.value
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(same))  # the reference that to_object gave
+    same.lender = tensor
+    return same  # type: ignore[no-any-return]
 
 
 class FakeRuntime:
@@ -86,8 +100,13 @@ class FakeRuntime:
         self._lib.fake_cuda_write.argtypes = (ptr, ptr, ctypes.c_size_t, ptr)
         for name in ("run", "run_all"):
             getattr(self._lib, f"fake_cuda_{name}").restype = ctypes.c_size_t
-        for name in ("live", "queued", "host_syncs", "calls", "busy_frees", "pinned_bytes"):
+        for name in ("set_granularity", "set_capacity"):
+            getattr(self._lib, f"fake_cuda_{name}").argtypes = (ctypes.c_size_t,)
+        for name in ("live", "queued", "host_syncs", "calls", "busy_frees", "pinned_bytes",
+                     "page_bytes", "misuses", "spoiled_captures"):  # fmt: skip
             getattr(self._lib, f"fake_cuda_{name}").restype = ctypes.c_long
+        self._lib.fake_cuda_called.restype = ctypes.c_long
+        self._lib.fake_cuda_called.argtypes = (ctypes.c_char_p,)
 
     def __getattr__(self, name: str) -> ctypes._NamedFuncPointer:
         return getattr(self._lib, f"fake_cuda_{name}")  # type: ignore[no-any-return]

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from memtools import GateHistory, _bridge, _core
+from memtools import Budget, BudgetError, GateHistory, _bridge, _core
+from tests import leakcases
 
 ROUNDS = 400
 GATES = torch.softmax(torch.randn(64, 8), -1)
@@ -28,6 +29,20 @@ def filled() -> GateHistory:
 
 
 SHARED = filled()
+BUDGET = Budget("1 MiB")
+COUNTED = GateHistory(max_bytes=BUDGET.suballocate("gates"))
+COUNTED.append(GATES)
+TOO_LARGE = torch.rand(2**15, 8)
+
+
+def use_budget() -> None:
+    """What needs no room, what gets it, and what does not."""
+    history = GateHistory(max_bytes=BUDGET)
+    history.append(GATES)
+    history.clear()
+    _ = COUNTED[:]
+    with pytest.raises(BudgetError, match="gates"):
+        history.append(TOO_LARGE)
 
 
 def refused(call: Callable[[], object]) -> None:
@@ -56,6 +71,24 @@ CASES: dict[str, list[Callable[[], object]]] = {
         lambda: refused(lambda: GateHistory(trim="x")),  # type: ignore[arg-type]
         lambda: refused(lambda: GateHistory(max_bytes=2**62)),
         lambda: refused(lambda: _core.GateHistory()),  # type: ignore[call-arg]
+        use_budget,
+        lambda: refused(lambda: GateHistory(max_bytes=Budget(None))),
+        lambda: refused(lambda: _core.GateHistory(1, 1, budget=1)),  # type: ignore[arg-type]
+    ],
+    "Budget": [
+        lambda: Budget("1 MiB", device="cpu", name="x").suballocate("y"),
+        lambda: refused(lambda: Budget(0)),
+        lambda: refused(lambda: Budget("x")),
+        lambda: refused(lambda: _core.Budget(None, "x", 1)),  # type: ignore[arg-type]
+        lambda: refused(lambda: _core.Budget(None, "x", None, 1)),  # type: ignore[arg-type]
+        lambda: refused(lambda: _core.Budget(None, "\0")),
+    ],
+    "Budget.__new__": [lambda: Budget(None)],
+    "Budget._report": [
+        BUDGET._report,
+        BUDGET.report,
+        lambda: str(BUDGET.report()),
+        lambda: repr(BUDGET),
     ],
     "GateHistory.append": [
         lambda: SHARED.append(GATES),
@@ -77,6 +110,7 @@ CASES: dict[str, list[Callable[[], object]]] = {
     "GateHistory._windows": [SHARED._windows],
     "GateHistory._cat": [SHARED._cat, lambda: GateHistory()._cat()],
     "GateHistory._dump": [SHARED._dump],
+    "GateHistory._copy": [SHARED._copy, COUNTED._copy],
     "GateHistory._parse": [
         lambda: GateHistory._parse(BYTES),
         lambda: refused(lambda: GateHistory._parse(BYTES[:-1])),
@@ -99,6 +133,9 @@ for _name in [
     *["recomputed", "device_waits", "pending", "closed", "statistics", "trim", "keep", "dtype"],
 ]:
     CASES[f"GateHistory.{_name}"] = [lambda name=_name: getattr(SHARED, name)]  # type: ignore[misc]
+for _name in ["limit", "used", "peak", "available", "name", "device"]:
+    CASES[f"Budget.{_name}"] = [lambda name=_name: getattr(BUDGET, name)]  # type: ignore[misc]
+CASES |= leakcases.CASES
 
 
 def names_of_core() -> set[str]:

@@ -23,6 +23,10 @@ aux = memtools.AuxLoss()
 aux.add(torch.ones(()))
 total: torch.Tensor = 0.01 * aux.total()
 loaded: memtools.GateHistory = memtools.GateHistory.load("x")
+budget = memtools.Budget("1 GiB", device=torch.device("cpu"))
+counted = memtools.GateHistory(max_bytes=budget.suballocate("gates"))
+limit: int | None = budget.limit
+names: list[str] = [line.name for line in budget.report()]
 reveal_type(history.windows())
 """
 

@@ -3,8 +3,13 @@
 
 #include "../third_party/dlpack/dlpack.h"
 
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
 
 namespace
 {
@@ -41,7 +46,7 @@ is_plain(const at::Tensor &t)
          c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched,
          c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize});
 
-    return t.dim() == 2 && t.layout() == c10::kStrided && (t.is_cpu() || t.is_cuda()) &&
+    return t.layout() == c10::kStrided && (t.is_cpu() || t.is_cuda()) &&
            !t.key_set().has_any(lazy) && t.has_storage();
 }
 
@@ -51,7 +56,7 @@ view(void *tensor, mt_torch_view *out) noexcept
     try {
         const at::Tensor &t = THPVariable_Unpack(static_cast<PyObject *>(tensor));
         unsigned char type = type_code(t.scalar_type());
-        if (type == 0 || !is_plain(t)) return 0;
+        if (type == 0 || t.dim() != 2 || !is_plain(t)) return 0;
         const void *data = t.const_data_ptr();
         if (data == nullptr && t.numel() > 0) return 0;
         *out = {data,
@@ -67,7 +72,103 @@ view(void *tensor, mt_torch_view *out) noexcept
     }
 }
 
-const mt_torch_ops ops = {MT_TORCH_OPS_VERSION, in_backward, view};
+int
+view4(void *tensor, mt_torch_view4 *out) noexcept
+{
+    try {
+        const at::Tensor &t = THPVariable_Unpack(static_cast<PyObject *>(tensor));
+        if (t.dim() != 4 || !is_plain(t) || t.is_quantized()) return 0;
+        const void *data = t.const_data_ptr();
+        if (data == nullptr && t.numel() > 0) return 0;
+        out->data = data;
+        std::copy_n(t.sizes().data(), 4, out->shape);
+        std::copy_n(t.strides().data(), 4, out->strides);
+        out->dtype = static_cast<int>(t.scalar_type());
+        out->cuda = t.is_cuda();
+        out->device = t.is_cuda() ? t.get_device() : 0;
+        out->keeps_graph = at::GradMode::is_enabled() && t.requires_grad();
+        return 1;
+    } catch (...) {
+        return 0;
+    }
+}
+
+int
+dtype_number(void *dtype) noexcept
+{
+    PyObject *object = static_cast<PyObject *>(dtype);
+
+    if (!THPDtype_Check(object)) return -1;
+    return static_cast<int>(reinterpret_cast<THPDtype *>(object)->scalar_type);
+}
+
+void *
+storage_new(void *data, size_t bytes, int cuda_device, void (*done)(void *), void *ctx) noexcept
+{
+    try {
+        c10::Device device =
+            cuda_device < 0 ? c10::Device(c10::kCPU)
+                            : c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(cuda_device));
+        // The deleter comes last: what throws before it leaves ctx to the caller.
+        auto storage = c10::make_intrusive<c10::StorageImpl>(
+            c10::StorageImpl::use_byte_size_t(), c10::SymInt(static_cast<int64_t>(bytes)),
+            c10::DataPtr(data, device), nullptr, false);
+        storage->set_data_ptr_noswap(c10::DataPtr(data, ctx, done, device));
+        return storage.release();
+    } catch (...) {
+        return nullptr;
+    }
+}
+
+void
+storage_drop(void *storage) noexcept
+{
+    c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl *>(storage));
+}
+
+size_t
+storage_uses(const void *storage) noexcept
+{
+    return c10::raw::intrusive_ptr::use_count(
+        const_cast<c10::StorageImpl *>(static_cast<const c10::StorageImpl *>(storage)));
+}
+
+at::Tensor
+tensor_over(const c10::Storage &storage, const mt_torch_shape *shape, int64_t first)
+{
+    const c10::InferenceMode normal(false);
+    c10::DispatchKey key =
+        storage.device().is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
+    auto type = c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(shape->dtype));
+    auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage),
+                                                           c10::DispatchKeySet(key), type);
+    size_t dims = static_cast<size_t>(shape->dims);
+
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides({shape->shape, dims},
+                                                        {shape->strides, dims}, first);
+    return tensor;
+}
+
+int
+tensors(void *storage, const mt_torch_shape *shape, const int64_t first[2], void *out[2]) noexcept
+{
+    out[0] = nullptr;
+    try {
+        // Making objects may run finalizers, and they may drop the caller's reference.
+        auto *impl = static_cast<c10::StorageImpl *>(storage);
+        c10::Storage kept(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl));
+        out[0] = THPVariable_Wrap(tensor_over(kept, shape, first[0]));
+        out[1] = out[0] ? THPVariable_Wrap(tensor_over(kept, shape, first[1])) : nullptr;
+        if (out[1] != nullptr) return 0;
+    } catch (const std::exception &error) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_MemoryError, error.what());
+    }
+    Py_XDECREF(static_cast<PyObject *>(out[0]));
+    return -1;
+}
+
+const mt_torch_ops ops = {MT_TORCH_OPS_VERSION, in_backward,  view,         view4,  dtype_number,
+                          storage_new,          storage_drop, storage_uses, tensors};
 
 // Attribute "ops" holds the capsule. The table is constant, so nothing needs freeing.
 int

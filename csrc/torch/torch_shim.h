@@ -7,11 +7,12 @@
 #ifndef MT_TORCH_SHIM_H
 #define MT_TORCH_SHIM_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #define MT_TORCH_CAPSULE "memtools._torch.ops"
 
-enum { MT_TORCH_OPS_VERSION = 1 };
+enum { MT_TORCH_OPS_VERSION = 2 };
 
 /* A 2-D tensor's memory, borrowed. type and bits are DLPack's. */
 typedef struct mt_torch_view {
@@ -24,6 +25,25 @@ typedef struct mt_torch_view {
     int device;
 } mt_torch_view;
 
+/* A 4-D tensor's memory, borrowed, of any dtype. */
+typedef struct mt_torch_view4 {
+    const void *data;
+    int64_t shape[4];
+    int64_t strides[4]; /* in elements */
+    int dtype;          /* as `dtype` below numbers them */
+    int cuda;
+    int device;
+    int keeps_graph; /* requires grad, while grad mode is on */
+} mt_torch_view4;
+
+/* The shape that two tensors over one storage have in common. */
+typedef struct mt_torch_shape {
+    int dtype;
+    int dims; /* at most 5 */
+    int64_t shape[5];
+    int64_t strides[5]; /* in elements */
+} mt_torch_shape;
+
 typedef struct mt_torch_ops {
     int version; /* MT_TORCH_OPS_VERSION of the header it was built with */
     /* 1 while autograd runs a backward pass on this thread, else 0. */
@@ -32,6 +52,22 @@ typedef struct mt_torch_ops {
      * in strided memory that holds its very values, on the host or a CUDA device. 0 for all others:
      * the caller finds out by Python what they are. A tenth of what DLPack's exchange costs. */
     int (*view)(void *tensor, mt_torch_view *out);
+    /* The same for four dimensions and any dtype that is not quantised. */
+    int (*view4)(void *tensor, mt_torch_view4 *out);
+    /* The number of a torch.dtype object, or -1 for another object. */
+    int (*dtype)(void *dtype);
+    /* A storage over memory that is not torch's, with one reference; cuda_device -1 is the host.
+     * done(ctx) runs once, when the last tensor over it has died and the reference is dropped: on
+     * any thread, without the GIL, perhaps inside drop. NULL without memory; done does not run. */
+    void *(*storage_new)(void *data, size_t bytes, int cuda_device, void (*done)(void *ctx),
+                         void *ctx);
+    void (*storage_drop)(void *storage);
+    /* References, the one that storage_new gave included. */
+    size_t (*storage_uses)(const void *storage);
+    /* Two new normal tensors over the storage, whatever mode is on, which start at these elements.
+     * -1 with a Python error. */
+    int (*tensors)(void *storage, const mt_torch_shape *shape, const int64_t first[2],
+                   void *out[2]);
 } mt_torch_ops;
 
 #endif

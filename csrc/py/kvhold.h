@@ -1,0 +1,50 @@
+/* kvhold.h -- what keeps a lease's pages while tensors over them live.
+ *
+ *   KVPool ──► guests (one per pool) ──► hold ──► hold         one per lease that ever made views
+ *                                          │ lease: held
+ *                                          ▲
+ *             storage of the views ────────┘ its deleter's ctx
+ *
+ * The deleter runs on any thread and without the GIL, perhaps long after lease and pool are gone
+ * from Python, perhaps in a forked child, which must leave the parent's pages alone. So a hold has
+ * no Python object in it, and guests count their own references. Thread-safe. */
+#ifndef MT_PY_KVHOLD_H
+#define MT_PY_KVHOLD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "../core/kvpool.h"
+#include "../os/forkmark_linux.h"
+#include "../torch/torch_shim.h"
+
+typedef struct mt_kvguests mt_kvguests;
+typedef struct mt_kvhold mt_kvhold;
+
+/* A released lease whose views live. */
+typedef struct mt_kvlinger {
+    uint64_t number; /* of the lease */
+    size_t rows, tokens;
+    size_t views; /* references to the storage; 0 where that is not known */
+} mt_kvlinger;
+
+/* *out is written on MT_OK only. MT_ENOMEM. */
+mt_status mt_kvguests_new(mt_kvguests **out, mt_error *err);
+void mt_kvguests_drop(mt_kvguests *guests); /* NULL is ignored */
+
+/* False in a forked child: nothing of the pool may be touched there. */
+bool mt_kvguests_at_home(const mt_kvguests *guests);
+
+/* Fills at most cap lines and returns how many there are. */
+size_t mt_kvguests_lingering(mt_kvguests *guests, mt_kvlinger *out, size_t cap);
+
+/* Holds the lease until done. NULL without memory. */
+mt_kvhold *mt_kvhold_new(mt_kvguests *guests, mt_kvlease *lease, uint64_t number);
+/* A storage's deleter: gives the lease back what was held, and frees the hold. */
+void mt_kvhold_done(void *hold);
+/* The storage that calls done, so that its views can be counted. */
+void mt_kvhold_watch(mt_kvhold *hold, const mt_torch_ops *shim, const void *storage);
+/* The lease is about to be released: if the hold is not done by then, its views linger. */
+void mt_kvhold_linger(mt_kvhold *hold, size_t rows, size_t tokens);
+
+#endif

@@ -1,0 +1,205 @@
+/* kvpool_acquire.c -- KVPool._acquire: a lease now, or by the ledger's queue.
+ *
+ *   enter ─► first in the queue? ─► acquire ─► fits: done
+ *     ▲            │ no               │ does not: wait for a change, GIL released, 50 ms at most
+ *     └────────────┴──────────────────┘ signals, close() and the timeout are looked at in between
+ */
+#include "kvpool.h"
+
+#include <time.h>
+
+#include "budget.h"
+#include "errors.h"
+#include "../core/size.h"
+
+#define SLICE_NS UINT64_C(50000000)
+
+typedef struct request {
+    size_t rows, tokens;
+    PyTypeObject *type;
+    bool wait;
+    double timeout; /* seconds; negative: none */
+    uint64_t began;
+} request;
+
+static uint64_t
+now_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* --- the argument tuple ---------------------------------------------------------------------- */
+
+static bool
+read_timeout(PyObject *timeout, double *out)
+{
+    *out = -1;
+    if (timeout == Py_None) return true;
+    *out = PyFloat_AsDouble(timeout);
+    if (*out == -1 && PyErr_Occurred()) return false;
+    if (*out >= 0) return true; /* not a NaN either */
+    PyErr_Format(PyExc_ValueError, "timeout is in seconds, 0 or more, or None; got %R", timeout);
+    return false;
+}
+
+/* (lease type, batch_size, num_tokens, wait, timeout) */
+static bool
+parse_request(KVPool *self, PyObject *args, request *r)
+{
+    Py_ssize_t rows, tokens;
+    PyObject *timeout;
+    int wait;
+
+    if (!PyArg_ParseTuple(args, "O!nnpO:_acquire", &PyType_Type, &r->type, &rows, &tokens, &wait,
+                          &timeout))
+        return false;
+    if (!PyType_IsSubtype(r->type, self->state->KVLease)) {
+        PyErr_SetString(PyExc_TypeError, "the lease's type is KVLease or a subclass of it");
+        return false;
+    }
+    if (rows < 1 || tokens < 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "acquire() takes batch_size of at least 1 and num_tokens of 0 or more, got "
+                     "%zd and %zd",
+                     rows, tokens);
+        return false;
+    }
+    r->rows = (size_t)rows;
+    r->tokens = (size_t)tokens;
+    r->wait = wait != 0;
+    r->began = now_ns();
+    return read_timeout(timeout, &r->timeout);
+}
+
+/* --- once ------------------------------------------------------------------------------------ */
+
+/* 1: *out is written; 0: it does not fit, see err; -1 with an exception. */
+static int
+acquire_once(KVPool *self, const request *r, mt_kvlease **out, mt_error *err)
+{
+    mt_status st;
+
+    if (mt_py_kvpool_follow_stream(self, self->core) < 0) return -1;
+    st = mt_kvpool_acquire(self->core, r->rows, r->tokens, out, err);
+    if (st != MT_OK && mt_py_kvpool_freed_some(self, err))
+        st = mt_kvpool_acquire(self->core, r->rows, r->tokens, out, err);
+    if (st == MT_OK) return 1;
+    if (PyErr_Occurred()) return -1;
+    if (st == MT_ELIMIT) return 0;
+    mt_py_kvpool_raise(self, err, "acquire()");
+    return -1;
+}
+
+/* --- waiting --------------------------------------------------------------------------------- */
+
+static int
+raise_timeout(KVPool *self, const request *r, const mt_error *err)
+{
+    mt_kvstats s;
+
+    mt_kvpool_stats(self->core, &s);
+    PyErr_Format(PyExc_TimeoutError,
+                 "acquire(): no room for %zu rows of %zu tokens in %llu ms: %zu bytes asked, %zu "
+                 "used, limit %zu; %zu leases are alive, %zu bytes promised and not taken; release "
+                 "leases, or wait longer",
+                 r->rows, r->tokens, (unsigned long long)((now_ns() - r->began) / 1000000),
+                 err->asked, err->used, err->limit, s.leases, s.promised_bytes);
+    return -1;
+}
+
+/* Nanoseconds to wait now; 0: the time is over. */
+static uint64_t
+slice_of(const request *r)
+{
+    double spent = (double)(now_ns() - r->began), left = r->timeout * 1e9 - spent;
+
+    if (r->timeout < 0 || left > (double)SLICE_NS) return SLICE_NS;
+    return left > 0 ? (uint64_t)left + 1 : 0;
+}
+
+/* 0: look again; -1 with an exception. */
+static int
+wait_for_change(KVPool *self, const request *r, uint64_t seen, const mt_error *err)
+{
+    uint64_t ns = slice_of(r);
+
+    if (ns == 0) return raise_timeout(self, r, err);
+    Py_BEGIN_ALLOW_THREADS;
+    mt_ledger_wait(self->ledger, seen, ns);
+    Py_END_ALLOW_THREADS;
+    if (PyErr_CheckSignals() < 0) return -1;
+    return mt_py_kvpool_is_open(self) ? 0 : -1;
+}
+
+/* What alone is more than the limit never fits: waiting for it would not end. */
+static bool
+can_ever_fit(const KVPool *self, const request *r, size_t limit)
+{
+    const mt_kvgeom *g = mt_kvpool_geom(self->core);
+    size_t tokens = mt_size_min(r->tokens, self->config.max_tokens), need;
+
+    if (!mt_size_mul(mt_kvgeom_blocks(g, tokens), g->block_bytes, &need)) return false;
+    return mt_size_mul(need, r->rows, &need) && need <= limit;
+}
+
+static int
+acquire_in_turn(KVPool *self, const request *r, uint64_t ticket, mt_kvlease **out)
+{
+    mt_error err = {.status = MT_ELIMIT};
+    uint64_t seen;
+    int got = 0;
+
+    for (;;) {
+        seen = mt_ledger_changes(self->ledger);
+        if (mt_ledger_is_first(self->ledger, ticket)) {
+            if ((got = acquire_once(self, r, out, &err)) != 0) return got;
+            if (!can_ever_fit(self, r, err.limit)) break;
+        }
+        if (wait_for_change(self, r, seen, &err) < 0) return -1;
+    }
+    mt_py_kvpool_raise(self, &err, "acquire()");
+    return -1;
+}
+
+static int
+acquire_waiting(KVPool *self, const request *r, mt_kvlease **out)
+{
+    uint64_t ticket;
+    int got;
+
+    if ((ticket = mt_ledger_enter(self->ledger)) == 0) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    got = acquire_in_turn(self, r, ticket, out);
+    mt_ledger_quit(self->ledger, ticket);
+    return got;
+}
+
+static int
+acquire_now(KVPool *self, const request *r, mt_kvlease **out)
+{
+    mt_error err;
+    int got = acquire_once(self, r, out, &err);
+
+    if (got == 0) mt_py_kvpool_raise(self, &err, "acquire()");
+    return got == 1 ? 1 : -1;
+}
+
+PyObject *
+mt_py_kvpool_acquire(PyObject *op, PyObject *args)
+{
+    KVPool *self = (KVPool *)op;
+    mt_kvlease *core = NULL;
+    request r;
+    int got;
+
+    if (!parse_request(self, args, &r) || !mt_py_kvpool_is_open(self)) return NULL;
+    mt_py_kvpool_enter(self);
+    got = r.wait ? acquire_waiting(self, &r, &core) : acquire_now(self, &r, &core);
+    mt_py_kvpool_leave(self);
+    return got == 1 ? mt_py_kvlease_wrap(r.type, self, core) : NULL;
+}

@@ -1,0 +1,337 @@
+"""However a lease ends, its pages come back then, and once; and views never lose theirs."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from memtools import KVLease, KVPool
+from tests.kvmodel import BLOCK, Plain, fill, same, small_pool, some, step
+
+pytestmark = pytest.mark.usefixtures("either_way")
+
+
+def live(pool: KVPool) -> tuple[int, int, int]:
+    stats = pool.stats()
+    assert pool._check()
+    return stats.leases, stats.live_bytes, stats.lingering
+
+
+def update_and_fail(lease: KVLease) -> None:
+    fill(lease, 20)
+    lease.update(0, some(lease.batch_size, 999), some(lease.batch_size, 999))
+
+
+def generation(lease: KVLease) -> Iterator[int]:
+    with lease:
+        while True:
+            fill(lease, 1)
+            yield lease.num_tokens
+
+
+def test_leaving_the_block_by_its_end():
+    with small_pool() as pool:
+        with pool.acquire(2) as lease:
+            fill(lease, 20)
+            assert live(pool) == (1, 4 * BLOCK, 0)
+        assert live(pool) == (0, 0, 0)
+        assert pool.stats().idle_bytes == 4 * BLOCK
+        assert lease.released
+
+
+def test_leaving_the_block_by_an_exception():
+    with small_pool() as pool:
+        with pytest.raises(IndexError) as caught, pool.acquire(2) as lease:
+            update_and_fail(lease)
+        assert live(pool) == (0, 0, 0)
+        assert (
+            caught.value.__traceback__ is not None
+        )  # frames that hold lease and tensors are alive
+
+
+def test_an_exception_in_one_of_nested_leases_ends_them_all():
+    with small_pool() as pool:
+        with pytest.raises(IndexError), pool.acquire(1) as lease, lease.fork(4) as child:
+            update_and_fail(child)
+        assert live(pool) == (0, 0, 0)
+
+
+def test_a_generator_that_is_closed_or_dropped():
+    with small_pool() as pool:
+        tokens = generation(pool.acquire(2))
+        assert [next(tokens) for _ in range(3)] == [1, 2, 3]
+        tokens.close()  # type: ignore[attr-defined]
+        assert live(pool) == (0, 0, 0)
+        tokens = generation(pool.acquire(2))
+        next(tokens)
+        del tokens
+        assert live(pool) == (0, 0, 0)
+
+
+def test_the_last_reference_and_the_garbage_collector():
+    with small_pool() as pool:
+        lease = pool.acquire(1)
+        fill(lease, 5)
+        gone = weakref.ref(lease)
+        del lease
+        assert gone() is None
+        assert live(pool) == (0, 0, 0)
+
+        class Holder:
+            pass
+
+        holder = Holder()
+        holder.itself, holder.lease = holder, pool.acquire(3)  # type: ignore[attr-defined]
+        fill(holder.lease, 5)  # type: ignore[attr-defined]
+        del holder
+        assert live(pool)[0] == 1
+        gc.collect()
+        assert live(pool) == (0, 0, 0)
+
+
+def test_a_cycle_through_the_pool_itself_is_collected():
+    class Pool(KVPool):
+        last: KVLease
+
+    pool = Pool(2, 2, 64, max_tokens=100, max_sequences=8, dtype=torch.float32)
+    pool.last = pool.acquire(1)
+    fill(pool.last, 5)
+    gone = weakref.ref(pool)
+    del pool
+    gc.collect()
+    assert gone() is None
+
+
+def test_releasing_twice_gives_back_once():
+    with small_pool() as pool:
+        lease, other = pool.acquire(2), pool.acquire(2)
+        fill(lease, 20)
+        fill(other, 20)
+        with lease:
+            lease.release()
+            lease.release()
+            assert live(pool) == (1, 4 * BLOCK, 0)
+        again = pool.acquire(2)
+        fill(again, 20)
+        lease.release()
+        assert live(pool) == (2, 8 * BLOCK, 0)
+        assert pool.stats().released == 1
+
+
+def test_views_keep_their_pages_until_the_last_dies():
+    with small_pool() as pool:
+        with pool.acquire(2) as lease:
+            k, v = some(2, 40), some(2, 40)
+            views = lease.update(0, k, v)
+            part = views[0][1:, :, 3:5]
+        assert live(pool) == (1, 6 * BLOCK, 1)
+        for _ in range(3):
+            with pool.acquire(2) as other:
+                fill(other, 40)
+        assert torch.equal(views[0], k)
+        assert torch.equal(views[1], v)
+        del views
+        assert torch.equal(part, k[1:, :, 3:5])
+        assert pool.stats().lingering_bytes == 6 * BLOCK
+        del part
+        assert live(pool) == (0, 0, 0)
+
+
+def test_lingering_views_are_counted_and_named():
+    with small_pool() as pool:
+        with pool.acquire(2) as lease:
+            kept = lease.update(0, some(2, 40), some(2, 40))
+            with lease.fork(2) as child:
+                more = child.layer(0)[0]
+        stats = pool.stats()
+        assert stats.lingering == 2
+        names = sorted(stats.lingering_names)
+        assert names[0].startswith("lease 1 (2 rows x 40 tokens), ")
+        assert names[1].startswith("lease 2 (4 rows x 40 tokens), ")
+        if "2 views" in names[0]:  # only the shim can count them
+            assert names[1].endswith("1 view")
+        del kept, more
+        assert pool.stats().lingering_names == ()
+
+
+def test_what_autograd_saved_is_a_view_like_any_other():
+    with small_pool() as pool:
+        q = some(1, 1).requires_grad_()
+        with pool.acquire(1) as lease:
+            k, v = lease.update(0, some(1, 20), some(1, 20))
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+            del k, v
+        assert live(pool)[2] == 1
+        out.sum().backward()
+        assert q.grad is not None
+        del out
+        assert live(pool) == (0, 0, 0)
+
+
+def test_views_may_die_on_any_thread():
+    with small_pool() as pool:
+        for _ in range(20):
+            lease = pool.acquire(1)
+            box = [lease.update(0, some(1, 20), some(1, 20))]
+            lease.release()
+            del lease
+            threads = [threading.Thread(target=box.clear) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert live(pool) == (0, 0, 0)
+
+
+def test_closing_lends_no_more_and_lets_leases_go_on():
+    pool = small_pool()
+    lease, model = pool.acquire(1), Plain(1)
+    step(lease, model, 20)
+    pool.close()
+    step(lease, model, 40)
+    with lease.fork(2) as child:
+        assert same(child, model.fork(2))
+    kept = lease.layer(0)
+    wanted = model.layer(0)
+    lease.release()
+    del pool, lease, child
+    gc.collect()
+    assert torch.equal(kept[0], wanted[0])  # the views still hold their pages, and nobody else does
+
+
+def test_a_pool_that_nobody_refers_to_lives_as_long_as_its_leases():
+    lease = small_pool().acquire(1)
+    gc.collect()
+    fill(lease, 3)
+    assert lease.pool.stats().leases == 1
+
+
+def test_leaving_the_pools_own_block_closes_it():
+    with small_pool() as pool:
+        lease = pool.acquire(1)
+    assert pool.closed
+    assert not lease.released
+
+
+# --- processes --------------------------------------------------------------------------------
+
+
+def in_child(body: object) -> int:
+    """Runs body in a forked child; 0 when it came through."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            body()  # type: ignore[operator]
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1]
+
+
+POOL_USES: list[Callable[[Any], object]] = [
+    KVPool.acquire,
+    KVPool.stats,
+    KVPool.trim,
+    lambda pool: pool.would_fit(1, 1),
+]
+LEASE_USES: list[Callable[[Any], object]] = [
+    KVLease.release,
+    KVLease.fork,
+    KVLease.buffers,
+    lambda lease: lease.update(0, some(2, 1), some(2, 1)),
+    lambda lease: lease.lengths,
+    lambda lease: lease.layer(0),
+    lambda lease: lease.crop(0),
+    lambda lease: lease.reorder([0, 1]),
+]
+
+
+def test_a_forked_child_can_neither_use_nor_spoil_the_parents_pool():
+    pool = small_pool(limit="1 MiB")
+    box = [pool.acquire(2)]
+    model = Plain(2)
+    step(box[0], model, 40)
+    views = [box[0].layer(0)]
+    lingering = pool.acquire(1)
+    kept = [lingering.update(0, some(1, 20), some(1, 20))]
+    wanted = kept[0][0].clone()
+    lingering.release()
+
+    def child() -> None:
+        lease = box.pop()
+        for use in (*POOL_USES, *LEASE_USES):
+            with pytest.raises(RuntimeError, match=rf"belongs to process {os.getppid()}.*new pool"):
+                use(pool if use in POOL_USES else lease)
+        assert "of another process" in repr(pool)
+        assert "in use elsewhere" in repr(lease)
+        del lease
+        views.clear()
+        kept.clear()
+        pool.close()
+        gc.collect()
+        mine, twin = small_pool().acquire(1), Plain(1)
+        step(mine, twin, 30)
+        assert same(mine, twin)
+
+    for _ in range(3):
+        assert in_child(child) == 0
+    assert same(box[0], model)
+    assert torch.equal(kept[0][0], wanted)
+    step(box[0], model, 20)
+    assert same(box[0], model)
+    assert pool._check()
+
+
+def test_a_child_that_drops_everything_leaves_a_closed_pools_pages_alone():
+    pool = small_pool()
+    model = Plain(1)
+    with pool.acquire(1) as lease:
+        step(lease, model, 40)
+        leases = [lease.fork()]  # without views of its own
+    twin = [pool.acquire(1)]
+    views = [twin[0].update(0, some(1, 40), some(1, 40))]
+    wanted = views[0][0].clone()
+    twin[0].release()
+    pool.close()  # from now on, what is given back goes to the system
+
+    def child() -> None:
+        leases.clear()
+        twin.clear()
+        views.clear()
+
+    assert in_child(child) == 0
+    assert same(leases[0], model)
+    assert torch.equal(views[0][0], wanted)
+
+
+AT_EXIT = """
+import atexit, sys, torch, memtools
+pool = memtools.KVPool(2, 2, 64, max_tokens=64, max_sequences=4, dtype="float32")
+lease = pool.acquire(2)
+kept = lease.update(0, torch.rand(2, 2, 9, 64), torch.rand(2, 2, 9, 64))
+sys.modules["somewhere"] = lease
+class Node: pass
+node = Node(); node.self = node; node.lease = lease.fork(2); node.views = node.lease.layer(0)
+atexit.register(lambda: lease.update(0, torch.rand(2, 2, 1, 64), torch.rand(2, 2, 1, 64)))
+class AtDel:
+    def __del__(self): lease.layer(0)
+at_del = AtDel()
+print("done")
+"""
+
+
+def test_interpreter_shutdown_with_leases_and_views_everywhere():
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", AT_EXIT], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -1,0 +1,155 @@
+"""Leases against the torch.cat model, by whatever hypothesis thinks of."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from memtools import BudgetError
+from tests.kvmodel import BLOCK, LAYERS, MAX_TOKENS, Plain, same, small_pool, some
+
+LIMIT = 60 * BLOCK
+
+
+class Machine(RuleBasedStateMachine):
+    """Up to six leases of one pool, each beside its model, and views that outlived theirs."""
+
+    @initialize(
+        layout=st.sampled_from([("head", 1), ("token", 1), ("token", 2)]),
+        limit=st.sampled_from([None, LIMIT]),
+    )
+    def start(self, layout: tuple[str, int], limit: int | None) -> None:
+        torch.manual_seed(0)
+        self.pool = small_pool(layout=layout[0], layer_group=layout[1], limit=limit)
+        self.limit = limit
+        self.pairs: list[tuple[object, Plain]] = []
+        self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def pick(self, n: int):  # type: ignore[no-untyped-def]
+        return self.pairs[n % len(self.pairs)]
+
+    def leases(self) -> bool:
+        return bool(self.pairs)
+
+    @precondition(lambda self: len(self.pairs) < 6)
+    @rule(rows=st.integers(1, 4), tokens=st.sampled_from([0, 0, 20, 100]))
+    def acquire(self, rows: int, tokens: int) -> None:
+        try:
+            self.pairs.append((self.pool.acquire(rows, tokens), Plain(rows)))
+        except BudgetError:
+            assert self.limit is not None
+
+    @precondition(leases)
+    @rule(n=st.integers(0), tokens=st.integers(0, 40), data=st.data(), ragged=st.booleans())
+    def update(self, n: int, tokens: int, data: st.DataObject, ragged: bool) -> None:
+        lease, model = self.pick(n)
+        rows = lease.batch_size
+        counts = data.draw(st.lists(st.integers(0, tokens), min_size=rows, max_size=rows))
+        chosen = counts if ragged else None
+        layers = data.draw(st.sampled_from([range(LAYERS), [0], [1]]))
+        for layer in layers:
+            k, v = some(rows, tokens), some(rows, tokens)
+            try:
+                lease.update(layer, k, v, chosen)
+            except IndexError:
+                lengths = [row[layer][0].shape[1] for row in model.rows]
+                added = chosen or [tokens] * rows
+                assert max(a + b for a, b in zip(lengths, added, strict=True)) > MAX_TOKENS
+            except BudgetError:
+                assert self.limit is not None
+            else:
+                model.update(layer, k, v, chosen)
+
+    @precondition(lambda self: self.pairs and len(self.pairs) < 6)
+    @rule(n=st.integers(0), times=st.integers(1, 4), tokens=st.sampled_from([None, 50]))
+    def fork(self, n: int, times: int, tokens: int | None) -> None:
+        lease, model = self.pick(n)
+        if lease.batch_size * times > 8:
+            return
+        try:
+            self.pairs.append((lease.fork(times, tokens), model.fork(times)))
+        except BudgetError:
+            assert self.limit is not None
+
+    @precondition(leases)
+    @rule(n=st.integers(0), data=st.data())
+    def reorder(self, n: int, data: st.DataObject) -> None:
+        lease, model = self.pick(n)
+        rows = lease.batch_size
+        index = data.draw(st.lists(st.integers(0, rows - 1), min_size=rows, max_size=rows))
+        try:
+            lease.reorder(index)
+        except BudgetError:
+            assert self.limit is not None
+        else:
+            model.select(index)
+
+    @precondition(leases)
+    @rule(n=st.integers(0), data=st.data())
+    def select(self, n: int, data: st.DataObject) -> None:
+        lease, model = self.pick(n)
+        rows = lease.batch_size
+        index = data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=rows))
+        try:
+            lease.select(index)
+        except BudgetError:
+            assert self.limit is not None
+        else:
+            model.select(index)
+
+    @precondition(leases)
+    @rule(n=st.integers(0), to=st.integers(-30, 100))
+    def crop(self, n: int, to: int) -> None:
+        lease, model = self.pick(n)
+        lease.crop(to)
+        model.crop(to)
+
+    @precondition(leases)
+    @rule(n=st.integers(0), keep=st.booleans())
+    def release(self, n: int, keep: bool) -> None:
+        lease, model = self.pick(n)
+        self.pairs.remove((lease, model))
+        if keep:
+            self.kept.append((lease.layer(0)[0], model.layer(0)[0]))
+        lease.release()
+
+    @precondition(lambda self: self.kept)
+    @rule()
+    def drop_views(self) -> None:
+        self.kept.pop(0)
+
+    @rule(down_to=st.sampled_from([0, 10 * BLOCK]))
+    def trim(self, down_to: int) -> None:
+        self.pool.trim(down_to)
+
+    @invariant()
+    def everything_is_as_the_model_says(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        assert all(same(lease, model) for lease, model in self.pairs)
+        assert all(torch.equal(view, wanted) for view, wanted in self.kept)
+        stats = self.pool.stats()
+        assert stats.leases == len(self.pairs) + len(self.kept)
+        assert self.limit is None or stats.reserved_bytes <= self.limit
+        assert stats.physical_bytes <= stats.live_bytes + stats.idle_bytes
+        assert self.pool._check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        self.kept.clear()
+        for lease, _ in self.pairs:
+            lease.release()
+        assert self.pool.stats().live_bytes == 0
+        self.pool.close()
+
+
+Machine.TestCase.settings = settings(
+    deadline=None,
+    max_examples=60,
+    stateful_step_count=30,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestAgainstTorchCat = Machine.TestCase
