@@ -1,10 +1,11 @@
 """What `make demo` runs: every example twice, once as people write it and once with memtools.
 
-Each variant trains in its own process from the same seed. The table at the end says what each cost
-and whether the losses are the same, compared bit for bit; if they are not, the exit status is 1.
+Each variant trains in its own process from the same seed. A table for each example says what its
+variants cost and whether the losses (and what a model sampled) are the same, compared bit for bit;
+if they are not, the exit status is 1.
 
     python examples/demo.py
-    python examples/demo.py --updates 100 -- --env Pendulum-v1    # the rest goes to the examples
+    python examples/demo.py --only moe_world_model --updates 100 -- --env Pendulum-v1
 """
 
 from __future__ import annotations
@@ -24,14 +25,6 @@ from typing import Any
 
 MIB = 2**20
 UPDATE = re.compile(r"update (\d+) of (\d+), (.*)")
-HEADER = (
-    "variant",
-    "peak RSS MiB",
-    "growth MiB/1,000 updates",
-    "seconds",
-    "final loss",
-    "same losses?",
-)
 Result = dict[str, Any]
 Show = Callable[[str], None]  # takes each line that a running example prints
 
@@ -40,14 +33,25 @@ Show = Callable[[str], None]  # takes each line that a running example prints
 class Case:
     """An example and its variants; the first is what the others are compared with."""
 
-    script: str
+    name: str
+    holds: str  # what its result's held_bytes are of
     variants: dict[str, list[str]]
+
+    @property
+    def script(self) -> str:
+        return f"{self.name}.py"
 
 
 CASES = [
     Case(
-        "moe_world_model.py",
+        "moe_world_model",
+        "gates",
         {"list": ["--history", "list"], "memtools": ["--history", "memtools"]},
+    ),
+    Case(
+        "rl_generation",
+        "cache",
+        {"naive": ["--cache", "naive"], "memtools": ["--cache", "pool"]},
     ),
 ]
 
@@ -125,20 +129,28 @@ def first_difference(one: Result, other: Result) -> int | None:
     return None if lengths[0] == lengths[1] else min(lengths) + 1
 
 
-def table(results: dict[str, Result]) -> str:
+def same(one: Result, other: Result) -> str:
+    """Says yes, or where the two went apart; only models that sample have "tokens"."""
+    update = first_difference(one, other)
+    if update is not None:
+        return f"NO, from update {update}"
+    return "yes" if one.get("tokens") == other.get("tokens") else "NO, other samples"
+
+
+def table(results: dict[str, Result], holds: str) -> str:
+    costs = ("peak RSS MiB", f"{holds} MiB", "growth MiB/1,000 updates", "seconds")
     reference = next(iter(results.values()))
-    rows = [HEADER]
+    rows = [("variant", *costs, "final loss", "same losses?")]
     for variant, result in results.items():
-        differs = first_difference(reference, result)
-        same = "yes" if differs is None else f"NO, from update {differs}"
         rows.append(
             (
                 variant,
                 f"{result['peak_rss_bytes'] / MIB:.1f}",
+                f"{max(result['samples']['held_bytes']) / MIB:.1f}",
                 f"{result['growth_bytes_per_1000_updates'] / MIB:+.1f}",
                 f"{result['seconds']:.1f}",
                 f"{result['final_loss']:.6f}",
-                "(reference)" if result is reference else same,
+                "(reference)" if result is reference else same(reference, result),
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -148,29 +160,34 @@ def table(results: dict[str, Result]) -> str:
 
 def all_same(results: dict[str, Result]) -> bool:
     reference, *others = results.values()
-    return all(first_difference(reference, other) is None for other in others)
+    return all(same(reference, other) == "yes" for other in others)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    names = [case.name for case in CASES]
+    parser.add_argument("--only", choices=names, help="run this example alone")
     parser.add_argument("--updates", type=int, help="default: each example's own")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="PATH", help="write all results there")
-    parser.add_argument("extra", nargs="*", help="after --: options for the examples")
+    parser.add_argument("extra", nargs="*", help="after --: options for the example")
     options = parser.parse_args()
+    if options.extra and options.only is None:
+        parser.error("options after -- are those of one example: say which by --only")
     arguments = ["--seed", str(options.seed), *options.extra]
     if options.updates is not None:
         arguments += ["--updates", str(options.updates)]
 
     everything: dict[str, dict[str, Result]] = {}
     for case in CASES:
-        name = case.script.removesuffix(".py")
-        print(f"{name}, seed {options.seed}:", flush=True)
-        results = everything[name] = {}
+        if options.only not in (None, case.name):
+            continue
+        print(f"{case.name}, seed {options.seed}:", flush=True)
+        results = everything[case.name] = {}
         for variant in case.variants:
             with progress(variant) as show:
                 results[variant] = run(case, variant, arguments, show)
-        print(f"\n{table(results)}\n", flush=True)
+        print(f"\n{table(results, case.holds)}\n", flush=True)
     if options.json:
         Path(options.json).write_text(json.dumps(everything))
     return 0 if all(map(all_same, everything.values())) else 1

@@ -1,0 +1,134 @@
+"""The limits that the pool's figures are held against."""
+
+from __future__ import annotations
+
+from _gate_limits import Limit, number_limit
+from _harness import Json
+from _kv_attention import OURS as VIEWS
+from _kv_common import MIB, NANO, PAGE
+from _kv_rollout import OURS as GROUP
+from _kv_rollout import PLAIN
+from _kv_update import COPY, OURS, SLICE
+
+
+def limits(sections: Json) -> list[Limit]:
+    """Every limit of the plan whose sections have run."""
+    return [
+        *update_limits(sections),
+        *attention_limits(sections),
+        *fork_limits(sections),
+        *page_limits(sections),
+        *cycle_limits(sections),
+        *rollout_limits(sections),
+    ]
+
+
+def named(rows: list[Json]) -> dict[str, Json]:
+    return {row["name"]: row for row in rows}
+
+
+def ratio_limit(what: str, allowed: float, row: Json) -> Limit:
+    return number_limit(what, allowed, "x", row["ratio_of_mins"], row["median_ratio"])
+
+
+def update_limits(sections: Json) -> list[Limit]:
+    result = []
+    for name, content in sections.items():
+        if not name.startswith("update"):
+            continue
+        rows = named(content)
+        ours, copy = rows[OURS], rows[COPY]
+        result.append(ratio_limit(f"{name}: beside a {SLICE}", 1.0, ours))
+        over_us = [(ours[key] - copy[key]) / 1e3 for key in ("min_ns", "median_ns")]
+        result.append(number_limit(f"{name}: beyond the rows alone (goal)", 60.0, "us", *over_us))
+    return result
+
+
+def attention_limits(sections: Json) -> list[Limit]:
+    result = []
+    for name, content in sections.items():
+        if name.endswith(("by matmul", "only read")):  # no limit: they explain the others
+            continue
+        if name.startswith("attention"):
+            result.append(ratio_limit(f"{name}: beside contiguous", 1.05, named(content)[VIEWS]))
+        if name.startswith("fork attention"):
+            row = named(content)["fork(8)"]
+            result.append(ratio_limit(f"{name}: beside 8 copies", 0.6, row))
+    return result
+
+
+def fork_limits(sections: Json) -> list[Limit]:
+    if "forks" not in sections:
+        return []
+    rows = named(sections["forks"]["rows"])
+    return [
+        number_limit(
+            f"fork(8) of 2,048 tokens{again}",
+            5.0,
+            "ms",
+            *(rows[f"fork(8){again}"][key] / 1e6 for key in ("min_ns", "median_ns")),
+        )
+        for again in ("", ", again", ", other prompt before")
+    ]
+
+
+def page_limits(sections: Json) -> list[Limit]:
+    result = []
+    if held := sections.get("footprint: KVPool, fork(16)"):
+        after = {row["new_tokens"]: row for row in held["at"]}
+        for new, row in after.items():
+            # the prompt once, every sample's tokens, and a page of each range of each sample
+            payload = held["prompt_bytes"] + 16 * new * NANO.token_bytes
+            allowed = (payload + 16 * NANO.ranges * PAGE) / MIB
+            both = row["own_count_bytes"] / MIB, row["physical_bytes"] / MIB
+            what = f"physical, 128 + {new} tokens x 16 (stats(), then the system's count)"
+            result.append(number_limit(what, allowed, "MiB", *both))
+    for kind in ("plain", "fork"):
+        if run := sections.get(f"generations: {kind}"):
+            what = "later generations take pages" + (", forked" if kind == "fork" else "")
+            both = run["later_blocks_taken"], run["later_most_blocks_taken"]
+            result.append(number_limit(what, 0, "blocks", *both))
+    if run := sections.get("generations: plain"):
+        both = run["later_map_calls"], run["later_most_map_calls"]
+        result.append(number_limit("later generations map", 0, "calls", *both))
+        both = run["later_minor_faults"], run["later_most_minor_faults"]
+        result.append(number_limit("later generations fault", 100, "faults", *both))
+    return result
+
+
+def cycle_limits(sections: Json) -> list[Limit]:
+    if not (run := sections.get("cycles")):
+        return []
+    marks = run["marks"]
+    first, later = marks[1], marks[2:]
+    resident = max(m["resident_bytes"] for m in later) - first["resident_bytes"]
+    anonymous = max(m["anonymous_bytes"] for m in later) - first["anonymous_bytes"]
+    over = run["most_physical_bytes"] / run["most_live_bytes"]
+    peak = run["peak_by_stats_bytes"] / run["most_live_bytes"]
+    lines = max(m["map_lines"] for m in later) / first["map_lines"]
+    return [
+        number_limit("cycles: physical beside the largest live blocks", 1.05, "x", over, peak),
+        number_limit("cycles: resident growth since 1,000", 4, "MiB", *[resident / MIB] * 2),
+        number_limit("cycles: anonymous growth since 1,000", 1, "MiB", *[anonymous / MIB] * 2),
+        number_limit("cycles: most lines of maps, beside those at 1,000", 1.05, "x", lines, lines),
+    ]
+
+
+def rollout_limits(sections: Json) -> list[Limit]:
+    if not (rows := named(sections.get("rollout", []))):
+        return []
+    plain, ours = rows[PLAIN], rows[GROUP]
+    times = [plain[key] / ours[key] for key in ("min_ns", "median_ns")]
+    smaller = plain["above_bytes"] / ours["above_bytes"]
+    alike = ours["answers"] == plain["answers"]
+    same = "the same" if alike else "others"
+    return [
+        at_least("rollout: CPU time, times less", 3, *times),
+        at_least("rollout: peak memory, times less", 6, smaller, smaller),
+        Limit("rollout: answers, float32", "the same", same, same, alike, alike),
+    ]
+
+
+def at_least(what: str, allowed: float, least: float, median: float) -> Limit:
+    text = [f"{value:.3g} x" for value in (least, median)]
+    return Limit(what, f">= {allowed} x", text[0], text[1], least >= allowed, median >= allowed)

@@ -1,0 +1,185 @@
+"""What the KV-cache pool costs and saves, beside caches people write and those of transformers.
+
+    python benchmarks/kv_cache.py              # some minutes; writes results/kv_cache.json
+    python benchmarks/kv_cache.py --quick      # a minute or two, to look at
+    python benchmarks/kv_cache.py --only update
+
+docs/performance.md says what the figures mean and which limits they are held against. Needs
+transformers, and 10 GiB of memory.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: idle threads must not spin
+import torch
+import transformers
+from _gate_limits import limits_table
+from _harness import (
+    RESULTS,
+    Json,
+    Samples,
+    arguments,
+    environment,
+    repeated,
+    table,
+    timing_table,
+    write_json,
+)
+from _kv_attention import KINDS, forks, over_a_fork, over_views
+from _kv_limits import limits
+from _kv_pages import HOLDERS, cycles, footprint, generations
+from _kv_rollout import OURS as GROUP
+from _kv_rollout import PLAIN, WAYS, rollout
+from _kv_update import fresh, update, update_rows
+
+MS = 1e6
+ROLLOUTS = 3  # processes of each way
+
+
+class Section(NamedTuple):
+    """A part of the benchmark; `run` is given seconds and returns what one process found."""
+
+    run: Callable[[float], Json]
+    seconds: float = 0
+    quick: bool = True  # part of a quick run
+
+
+SECTIONS = {
+    **{
+        f"update, {rows} rows at {at}": Section(partial(update, rows, at), 8, quick=rows == 4)
+        for rows in (4, 16)
+        for at in (1024, 4000)
+    },
+    "fresh pages, 512 tokens after 16": Section(partial(fresh, 16, 512)),
+    "fresh pages, a prompt of 1,024": Section(partial(fresh, 1024, 0)),
+    **{
+        f"attention, {tokens} tokens, {kind}": Section(
+            partial(over_views, tokens, kind), 8, quick=tokens == 512 and "float32" not in kind
+        )
+        for kind in KINDS
+        for tokens in ((2048,) if KINDS[kind].eager or KINDS[kind].read else (512, 2048, 4096))
+    },
+    **{
+        f"fork attention, {kind}": Section(partial(over_a_fork, kind), 8, quick="GQA" not in kind)
+        for kind in KINDS
+    },
+    "forks": Section(forks, 10),
+    **{f"footprint: {name}": Section(partial(footprint, name)) for name in HOLDERS},
+    **{
+        f"generations: {kind}": Section(partial(generations, kind))
+        for kind in ("plain", "fork", "fork, 512 to 1,024 tokens", "torch.empty")
+    },
+    "cycles": Section(partial(cycles, 10_000), quick=False),
+    **{
+        f"{what}: {name}": Section(
+            partial(rollout, name, what == "peak"), quick=name in (PLAIN, GROUP)
+        )
+        for what in ("peak", "rollout")
+        for name in WAYS
+    },
+}
+
+
+def chosen(only: str, quick: bool) -> list[str]:
+    """The sections to run; the ways of a rollout take turns ROLLOUTS times."""
+    names = [n for n, s in SECTIONS.items() if n.startswith(only) and (s.quick or not quick)]
+    turns = [n for n in names if n.startswith("rollout")]
+    rest = [n for n in names if n not in turns]
+    return rest + turns * (1 if quick else ROLLOUTS)
+
+
+def found(name: str, threads: int, quick: bool) -> Json:
+    """What a process of its own found."""
+    seconds = SECTIONS[name].seconds / (6 if quick else 1)
+    options = ["--threads", str(threads), "--seconds", str(seconds)]
+    return repeated(__file__, name, options, 1)[0]
+
+
+def summary(name: str, result: Json) -> Any:
+    """A section's content of the JSON file."""
+    if name.startswith("update"):
+        return update_rows([result])
+    if "turns" not in result:
+        return result
+    samples = Samples(result.pop("turns"))
+    rows = samples.summary(next(iter(samples.turns)))
+    return {**result, "rows": rows} if result else rows
+
+
+def rollout_rows(results: dict[str, list[Json]]) -> list[Json]:
+    """The processes of each way pooled: CPU time, elapsed time and peak."""
+    rows = []
+    for name in WAYS:
+        times, peaks = results.get(f"rollout: {name}", []), results.get(f"peak: {name}", [])
+        if times and peaks:
+            cpu = [run["cpu_ns"] for run in times]
+            answers = {run["answers"] for run in times + peaks}
+            row = {
+                "name": name,
+                "turns": len(cpu),
+                "min_ns": min(cpu),
+                "median_ns": statistics.median(cpu),
+                "wall_min_ns": min(run["wall_ns"] for run in times),
+                "above_bytes": peaks[0]["above_bytes"],
+                "peak_samples": peaks[0]["samples"],
+                "answers": " ".join(sorted(answers)),
+            }
+            rows.append(row)
+    return rows
+
+
+def shown(content: Any) -> str:
+    """A section as a table: timings beside the first, or a line for each figure."""
+    if isinstance(content, list) and "median_ratio" in content[0]:
+        return timing_table(content, content[0]["name"])
+    if isinstance(content, list):
+        return table([*content[0]], ([readable(v) for v in row.values()] for row in content))
+    parts = [shown(v) for v in content.values() if isinstance(v, list) and v]
+    cells = [(k, readable(v)) for k, v in content.items() if not isinstance(v, list)]
+    return "\n".join([*parts, *([table(("", ""), cells)] if cells else [])])
+
+
+def readable(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.3f}"
+    return f"{value:,}" if type(value) is int else str(value)
+
+
+def main() -> int:
+    options = arguments(__doc__).parse_args()
+    torch.set_num_threads(options.threads)
+    if options.child:
+        write_json(options.out, SECTIONS[options.child].run(options.seconds))
+        return 0
+    facts = {**environment(options.threads), "transformers": transformers.__version__}
+    sections: Json = {}
+    rollouts: dict[str, list[Json]] = {}
+    for name in chosen(options.only or "", options.quick):
+        result = found(name, options.threads, options.quick)
+        if name.startswith(("rollout", "peak")):
+            rollouts.setdefault(name, []).append(result)
+            print(f"{name}: {result}\n", flush=True)
+            continue
+        sections[name] = summary(name, result)
+        print(f"{name}\n{shown(sections[name])}\n", flush=True)
+    if rows := rollout_rows(rollouts):
+        sections["rollout"] = rows
+        print(f"rollout\n{shown(rows)}\n")
+    found_limits = limits(sections)
+    facts["load_average_after"] = os.getloadavg()
+    print(f"{facts['cpu']}, torch {facts['torch']}\n{limits_table(found_limits)}")
+    if out := options.out or (None if options.only else RESULTS / "kv_cache.json"):
+        content = {"environment": facts, "quick": options.quick, "sections": sections}
+        write_json(out, {**content, "limits": [row._asdict() for row in found_limits]})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""What a KV cache of a transformers model looks like, read from its config."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import memtools
+
+if TYPE_CHECKING:
+    import torch
+
+    from memtools import KVPool
+
+# Layers that keep K and V of every token. Where a window is smaller, the mask sees to it.
+_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+class Geometry(NamedTuple):
+    """Of one model's cache; the names are KVPool's."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+def geometry(model: Any) -> Geometry:
+    """Raises ValueError for a model whose cache is not K and V of one shape in every layer."""
+    if model.config.is_encoder_decoder:
+        raise ValueError(_unfit(model, "it is an encoder-decoder model, with two caches"))
+    config = model.config.get_text_config(decoder=True)
+    fault = _why_unfit(config)
+    if fault is not None:
+        raise ValueError(_unfit(model, fault))
+    heads = config.num_attention_heads
+    return Geometry(
+        config.num_hidden_layers,
+        getattr(config, "num_key_value_heads", None) or heads,
+        getattr(config, "head_dim", None) or config.hidden_size // heads,
+        model.dtype,
+        model.device,
+    )
+
+
+def _unfit(model: Any, fault: str) -> str:
+    name = type(model).__name__
+    return f"a KVPool cannot hold the cache of {name}: {fault}; use transformers' own cache"
+
+
+def _why_unfit(config: Any) -> str | None:
+    others = set(getattr(config, "layer_types", None) or ()) - _ATTENTION
+    if others:
+        return f"it has layers of type {', '.join(sorted(others))}"
+    if getattr(config, "kv_lora_rank", None) or getattr(config, "qk_head_dim", None):
+        return "its keys and values differ in size (multi-head latent attention)"
+    if getattr(config, "num_kv_shared_layers", None) or getattr(config, "is_heterogeneous", False):
+        return "its layers differ in what they keep"
+    if getattr(config, "num_attention_heads", None) is None:
+        return f"{type(config).__name__} has no num_attention_heads"
+    return None
+
+
+def pool_for(
+    model: Any,
+    max_tokens: int,
+    max_sequences: int,
+    limit: int | str | None = None,
+    **options: Any,
+) -> KVPool:
+    """A KVPool with the layers, heads, dtype and device of a transformers model.
+
+    Args:
+        model: any decoder-only model of transformers.
+        max_tokens: of one sequence, prompt and answer together; the last token of an answer needs
+            no room. Only addresses: pages are taken as tokens come.
+        max_sequences: rows of one batch, `prompts * num_samples` for groups.
+        limit: physical bytes at most, an int or like `"2 GiB"`; None is unlimited.
+        options: passed on to KVPool.
+
+    Raises ValueError for a model that keeps something else than K and V of one shape in all layers.
+    """
+    return memtools.KVPool(
+        **geometry(model)._asdict(),
+        max_tokens=max_tokens,
+        max_sequences=max_sequences,
+        limit=limit,
+        **options,
+    )
+
+
+def check_pool(model: Any, pool: KVPool) -> None:
+    """Raises ValueError that names every difference between the pool and the model."""
+    differ = [
+        f"{name} {getattr(pool, name)} (the model has {wanted})"
+        for name, wanted in geometry(model)._asdict().items()
+        if getattr(pool, name) != wanted
+    ]
+    if differ:
+        raise ValueError(
+            f"the pool does not fit {type(model).__name__}: {', '.join(differ)}; "
+            f"make one by pool_for(model, max_tokens={pool.max_tokens}, "
+            f"max_sequences={pool.max_sequences})"
+        )
