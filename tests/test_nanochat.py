@@ -202,6 +202,9 @@ def test_a_cache_goes_on_after_others_took_its_tokens(pool: memtools.KVPool) -> 
     caches[1][1].prefill(caches[0][1])
     for number, (c, twin) in enumerate(caches):
         assert torch.equal(forward(c, 5, number), forward(twin, 5, number))
+    caches[0][0].pos = 20
+    caches[0][1].cache_seqlens.fill_(20)
+    assert torch.equal(*(forward(x, 5, 7) for x in caches[0]))
     caches[0][0].reset()
     caches[0][1].reset()
     for x in caches[0]:
@@ -209,11 +212,13 @@ def test_a_cache_goes_on_after_others_took_its_tokens(pool: memtools.KVPool) -> 
     assert all(same(c, twin) for c, twin in caches)
 
 
-def test_lengths_that_were_set_by_hand_count(pool: memtools.KVPool) -> None:
+@pytest.mark.parametrize("length", [20, 57])
+def test_lengths_that_were_set_by_hand_count(pool: memtools.KVPool, length: int) -> None:
     prompt, twin = cache(1, 64, pool=pool), Twin(1, 64)
     for x in (prompt, twin):
         forward(x, 50, 1)
-        x.cache_seqlens.fill_(20)
+        x.k_cache[:, :, 50:length] = x.v_cache[:, :, 50:length] = 5
+        x.cache_seqlens.fill_(length)
     rows, rows_twin = cache(2, 64, pool=pool), Twin(2, 64)
     rows.prefill(prompt)
     rows_twin.prefill(twin)

@@ -65,7 +65,7 @@ def test_insert_kv_grows_past_seq_len_as_nanochat_does(pool: memtools.KVPool, gi
     assert c.kv_cache.shape[4] == 4
     more = insert(c, 1, 5)
     assert c.pos == 5
-    assert c.kv_cache.shape[4] == c.kv_shape[4] == c.max_seq_len == 2048
+    assert c.kv_cache.shape[4] == c.kv_shape[4] == c.k_cache.shape[2] == c.max_seq_len == 2048
     assert all(torch.equal(new[:, :, :4], old) for new, old in zip(more, first, strict=True))
     assert torch.equal(c.kv_cache[0, 0, :, :, :4], first[0])
 
@@ -85,6 +85,8 @@ def test_growth_ends_with_the_pool_or_moves_to_a_larger_one(pool: memtools.KVPoo
     assert (c.pos, c.max_seq_len) == (9090, 10240)
     assert all(torch.equal(a[:, :, :4090], b) for a, b in zip(new, old, strict=True))
     assert before.stats().leases == 0
+    c.reset()
+    assert insert(c, 9090, 3)[0].shape[2] == 9090
 
 
 def test_the_older_style_prefills_too(pool: memtools.KVPool) -> None:
@@ -100,7 +102,8 @@ def test_the_older_style_prefills_too(pool: memtools.KVPool) -> None:
     with pytest.raises(AssertionError, match="non-empty"):
         rows.prefill(prompt)
     bare = older(2, 64)
-    bare.prefill(prompt)  # copied, with dtype and device
+    insert(bare, 3, 4, range(1))  # and no further
+    bare.prefill(prompt)  # copied
     assert torch.equal(insert(bare, 1, 3)[0][:, :, :50], held[0].expand(2, -1, -1, -1))
 
 
@@ -121,11 +124,14 @@ def test_a_forward_that_failed_half_way_may_be_run_again(pool: memtools.KVPool) 
 
 def test_pos_may_be_set(pool: memtools.KVPool) -> None:
     c = older(2, 64, pool)
-    held = insert(c, 10, 1)
+    held, child = insert(c, 10, 1), older(2, 64, pool)
+    child.prefill(c)
     c.pos = 6
     new = insert(c, 2, 2)
+    assert torch.equal(insert(child, 1, 3)[5][:, :, :10], held[5])
     assert (c.pos, new[0].shape[2]) == (8, 8)
     assert torch.equal(new[5][:, :, :6], held[5][:, :, :6])
+    del child
     c.reset()
     assert (c.pos, pool.stats().live_bytes) == (0, 0)
     c.pos = 3

@@ -27,6 +27,14 @@ budget = memtools.Budget("1 GiB", device=torch.device("cpu"))
 counted = memtools.GateHistory(max_bytes=budget.suballocate("gates"))
 limit: int | None = budget.limit
 names: list[str] = [line.name for line in budget.report()]
+pool = memtools.KVPool(2, 2, 64, max_tokens=9, max_sequences=4, dtype=torch.float32, limit="1 MiB")
+with pool, pool.acquire(1, num_tokens=5) as lease, lease.fork(2) as child:
+    k, v = child.update(0, torch.rand(2, 2, 1, 64), torch.rand(2, 2, 1, 64), counts=[1, 0])
+    k.sum()
+    kind: memtools.KVLease = child
+    lengths: list[int] = child.lengths
+    names: tuple[str, ...] = pool.stats().lingering_names
+    child.reorder(torch.tensor([1, 0]))
 reveal_type(history.windows())
 """
 

@@ -48,7 +48,8 @@ mt_kvblock_fit(mt_kvpool *pool)
     pool->reserved = wanted;
 }
 
-/* --- dropping ------------------------------------------------------------------------------------ */
+/* --- dropping ------------------------------------------------------------------------------------
+ */
 
 static bool
 is_idle(const mt_kvslot *s, size_t tb)
@@ -146,7 +147,8 @@ mt_kvblock_drop(mt_kvpool *pool, size_t keep)
         drop_idle_of(pool, (size_t)(s - pool->slots));
 }
 
-/* --- taking -------------------------------------------------------------------------------------- */
+/* --- taking --------------------------------------------------------------------------------------
+ */
 
 /* A slot whose home has this block free; the row's own keeps addresses and store in step, another
  * resident one at least saves the page. slot_count when there is none. */
@@ -184,8 +186,8 @@ take_pages(mt_kvpool *pool, const mt_kvslot *s, size_t tb, mt_error *err)
     return st;
 }
 
-/* Where nothing could be dropped, because the idle blocks are exposed rows', one more page is one more
- * reserved, whatever was promised. */
+/* Where nothing could be dropped, because the idle blocks are exposed rows', one more page is one
+ * more reserved, whatever was promised. */
 static mt_status
 reserve_for_one(mt_kvpool *pool, mt_error *err)
 {
@@ -250,7 +252,8 @@ mt_kvblock_untake(mt_kvlease *lease, uint32_t home, size_t tb)
     lease->pool->promised++;
 }
 
-/* --- naming -------------------------------------------------------------------------------------- */
+/* --- naming --------------------------------------------------------------------------------------
+ */
 
 void
 mt_kvblock_name(mt_kvpool *pool, uint32_t home, size_t tb)
@@ -276,13 +279,14 @@ mt_kvblock_unname(mt_kvpool *pool, uint32_t home, size_t tb)
     if (s->exposed) drop_block(pool, home, tb);
 }
 
-/* --- content ------------------------------------------------------------------------------------- */
+/* --- content -------------------------------------------------------------------------------------
+ */
 
 static mt_status
 part_window(mt_kvpool *pool, uint32_t home, size_t at, void **out, mt_error *err)
 {
-    return pool->store.window(pool->store.ctx, pool->slots[home].offset + at,
-                              pool->geom.part_bytes, out, err);
+    return pool->store.window(pool->store.ctx, pool->slots[home].offset + at, pool->geom.part_bytes,
+                              out, err);
 }
 
 mt_status

@@ -32,14 +32,14 @@ typedef struct mt_kvconfig {
 
 typedef struct mt_kvgeom {
     mt_kvconfig config;
-    size_t units, unit_ranges;  /* ranges = units x unit_ranges */
-    size_t token_bytes;         /* of one token in one range */
+    size_t units, unit_ranges; /* ranges = units x unit_ranges */
+    size_t token_bytes;        /* of one token in one range */
     size_t block_tokens, part_bytes;
-    size_t blocks;              /* of one slot: covers max_tokens */
+    size_t blocks; /* of one slot: covers max_tokens */
     size_t range_bytes, unit_bytes, slot_bytes;
-    size_t block_bytes;         /* a block's parts in all ranges */
-    size_t head_stride;         /* bytes from head to head */
-    size_t row_bytes;           /* one token of one head: head_dim x elem_bytes */
+    size_t block_bytes; /* a block's parts in all ranges */
+    size_t head_stride; /* bytes from head to head */
+    size_t row_bytes;   /* one token of one head: head_dim x elem_bytes */
 } mt_kvgeom;
 
 /* pre: page_bytes is a power of two. MT_EOVERFLOW when a slot does not fit a size_t. */

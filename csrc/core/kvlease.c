@@ -4,7 +4,8 @@
 #include "kvgrow.h"
 #include "size.h"
 
-/* --- looking ------------------------------------------------------------------------------------- */
+/* --- looking -------------------------------------------------------------------------------------
+ */
 
 size_t
 mt_kvlease_rows(const mt_kvlease *lease)
@@ -71,7 +72,8 @@ mt_kvlease_unready(mt_kvlease *lease, size_t row)
         lease->ready_lo[at] = lease->ready_hi[at] = lease->shown[at] = 0;
 }
 
-/* --- prepare ------------------------------------------------------------------------------------- */
+/* --- prepare -------------------------------------------------------------------------------------
+ */
 
 static uint32_t *
 clean_of(const mt_kvlease *lease, size_t layer, size_t row)
@@ -91,11 +93,10 @@ static mt_kvspan
 dirt(const mt_kvlease *lease, size_t layer, size_t row, size_t to, size_t view)
 {
     size_t step = lease->pool->geom.block_tokens;
-    size_t taken = mt_size_max(mt_kvlease_slot(lease, row)->taken,
-                               mt_kvgeom_blocks(&lease->pool->geom, to));
-    size_t lo = to < *roomed_of(lease, layer, row)
-                    ? to
-                    : mt_size_max(*clean_of(lease, layer, row), to);
+    size_t taken =
+        mt_size_max(mt_kvlease_slot(lease, row)->taken, mt_kvgeom_blocks(&lease->pool->geom, to));
+    size_t lo =
+        to < *roomed_of(lease, layer, row) ? to : mt_size_max(*clean_of(lease, layer, row), to);
 
     return (mt_kvspan){lo, mt_size_max(lo, mt_size_min(view, taken * step))};
 }
@@ -248,7 +249,8 @@ note_ready(mt_kvlease *lease, size_t layer, size_t row, size_t view)
 }
 
 /* The other layers of a row whose block was copied show the old one, which may be anybody's soon:
- * they follow at once. Where there are no mappings left for that, they follow when they are used. */
+ * they follow at once. Where there are no mappings left for that, they follow when they are used.
+ */
 static mt_status
 follow_copy(mt_kvjournal *j, const mt_kventry *e, size_t unit, mt_error *err)
 {
@@ -330,7 +332,8 @@ mt_kvgrow_prepare(mt_kvlease *lease, size_t layer, size_t view, mt_error *err)
     return st;
 }
 
-/* --- appending ----------------------------------------------------------------------------------- */
+/* --- appending -----------------------------------------------------------------------------------
+ */
 
 static inline size_t
 count_of(const mt_kvstep *step, size_t row)
@@ -434,7 +437,8 @@ mt_kvlease_unclean(mt_kvlease *lease, size_t row)
     }
 }
 
-/* --- shrinking ----------------------------------------------------------------------------------- */
+/* --- shrinking -----------------------------------------------------------------------------------
+ */
 
 static void
 crop_row(mt_kvlease *lease, size_t row, size_t length)

@@ -56,8 +56,8 @@ map_run(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t lo, size_t hi, uint32
         if (to == MT_HAVE_ZERO)
             st = store->map_zero(store->ctx, s->base + at, bytes, err);
         else
-            st = store->map(store->ctx, s->base + at, bytes, pool->slots[to >> 1].offset + at,
-                            kind, err);
+            st = store->map(store->ctx, s->base + at, bytes, pool->slots[to >> 1].offset + at, kind,
+                            err);
     }
     return st;
 }
@@ -147,7 +147,8 @@ mt_kvmap_home(mt_kvpool *pool, size_t slot, size_t unit, mt_error *err)
     return change(pool, s, unit, want, err);
 }
 
-/* --- a whole home at once ------------------------------------------------------------------------ */
+/* --- a whole home at once ------------------------------------------------------------------------
+ */
 
 static size_t
 times_named(const mt_kvslot *s, uint32_t home)
@@ -232,7 +233,8 @@ mt_kvmap_relax(mt_kvpool *pool)
     return pool->maps < before;
 }
 
-/* --- the end of a row, the end of a block -------------------------------------------------------- */
+/* --- the end of a row, the end of a block --------------------------------------------------------
+ */
 
 static bool
 is_private(uint32_t have)

@@ -5,7 +5,8 @@
 #include "kvgrow.h"
 #include "size.h"
 
-/* --- open ---------------------------------------------------------------------------------------- */
+/* --- open ----------------------------------------------------------------------------------------
+ */
 
 static void
 set_rows(mt_kvlease *lease, size_t layer, size_t tokens)
@@ -79,7 +80,8 @@ mt_kvlease_open(mt_kvlease *lease, size_t tokens, mt_error *err)
     return st;
 }
 
-/* --- expose -------------------------------------------------------------------------------------- */
+/* --- expose --------------------------------------------------------------------------------------
+ */
 
 /* Whether the row's own home is free past its table, but for what others have named there: then
  * the row has to have blocks of its own up to that. */
@@ -154,7 +156,8 @@ mt_kvlease_expose(mt_kvlease *lease, mt_error *err)
     return st;
 }
 
-/* --- announce ------------------------------------------------------------------------------------ */
+/* --- announce ------------------------------------------------------------------------------------
+ */
 
 static inline size_t
 count_of(const mt_kvstep *step, size_t row)

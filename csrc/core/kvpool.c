@@ -5,7 +5,8 @@
 
 #include "size.h"
 
-/* --- arenas -------------------------------------------------------------------------------------- */
+/* --- arenas --------------------------------------------------------------------------------------
+ */
 
 /* refs, table and have, then resident: one block of memory per slot. */
 static bool
@@ -91,7 +92,8 @@ mt_kvpool_extend(mt_kvpool *pool, mt_error *err)
     return MT_OK;
 }
 
-/* --- the pool ------------------------------------------------------------------------------------ */
+/* --- the pool ------------------------------------------------------------------------------------
+ */
 
 static size_t
 idle_bytes(void *ctx)
@@ -113,7 +115,8 @@ give_back(void *ctx, size_t bytes)
 
     mt_lock_take(&pool->lock);
     before = pool->reserved;
-    mt_kvblock_drop(pool, mt_size_max(pool->promised, pool->idle - mt_size_min(blocks, pool->idle)));
+    mt_kvblock_drop(pool,
+                    mt_size_max(pool->promised, pool->idle - mt_size_min(blocks, pool->idle)));
     mt_kvblock_fit(pool);
     before -= pool->reserved;
     mt_lock_give(&pool->lock);
@@ -238,8 +241,7 @@ mt_kvpool_would_fit(mt_kvpool *pool, size_t rows, size_t tokens, size_t shared)
     mt_lock_give(&pool->lock);
     if (!mt_size_mul(wanted, g->block_bytes, &wanted)) return false;
     more = mt_ledger_idle(ledger, pool->member); /* asks the others: not under our lock */
-    return wanted <= mt_ledger_available(ledger) ||
-           wanted - mt_ledger_available(ledger) <= more;
+    return wanted <= mt_ledger_available(ledger) || wanted - mt_ledger_available(ledger) <= more;
 }
 
 mt_status
@@ -263,7 +265,8 @@ mt_kvpool_ask_others(mt_kvpool *pool, const mt_error *err)
     return mt_ledger_reclaim(ledger, pool->member, err->asked - free) > 0;
 }
 
-/* --- statistics ---------------------------------------------------------------------------------- */
+/* --- statistics ----------------------------------------------------------------------------------
+ */
 
 static size_t
 blocks_of(const mt_kvlease *lease)

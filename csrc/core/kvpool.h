@@ -1,4 +1,5 @@
-/* kvpool.h -- KV caches of many sequences in pages that are taken as tokens come, shared and recycled.
+/* kvpool.h -- KV caches of many sequences in pages that are taken as tokens come, shared and
+ * recycled.
  *
  *   lease of 3 rows            row 0        row 1        row 2       slots side by side: one stride
  *   addresses              | A A a . . . | A A b . . . | A A c . . . |
@@ -51,11 +52,11 @@ typedef struct mt_kvstats {
     size_t lingering;       /* leases released while views of them live */
     size_t lingering_bytes; /* blocks of such leases */
     uint64_t acquired, forked, released; /* leases, ever */
-    uint64_t taken;         /* blocks taken from the system, ever */
-    uint64_t recycled;      /* blocks used again without that */
-    uint64_t dropped;       /* blocks given back to the system, ever */
-    uint64_t copied;        /* blocks copied on write */
-    uint64_t map_calls;     /* stretches mapped, ever */
+    uint64_t taken;                      /* blocks taken from the system, ever */
+    uint64_t recycled;                   /* blocks used again without that */
+    uint64_t dropped;                    /* blocks given back to the system, ever */
+    uint64_t copied;                     /* blocks copied on write */
+    uint64_t map_calls;                  /* stretches mapped, ever */
 } mt_kvstats;
 
 /* Takes over the store, also on failure; joins the ledger as `name` (rank 0). MT_ENOMEM,
@@ -104,10 +105,10 @@ void mt_kvlease_unhold(mt_kvlease *lease); /* from any thread */
 
 size_t mt_kvlease_rows(const mt_kvlease *lease);
 mt_kvpool *mt_kvlease_pool(const mt_kvlease *lease);
-void *mt_kvlease_base(const mt_kvlease *lease); /* of row 0; row r at r * slot_bytes */
+void *mt_kvlease_base(const mt_kvlease *lease);      /* of row 0; row r at r * slot_bytes */
 size_t mt_kvlease_max_rows(const mt_kvlease *lease); /* rows at acquire: slots behind base */
 size_t mt_kvlease_length(const mt_kvlease *lease, size_t layer, size_t row);
-size_t mt_kvlease_longest(const mt_kvlease *lease, size_t layer); /* over rows */
+size_t mt_kvlease_longest(const mt_kvlease *lease, size_t layer);  /* over rows */
 size_t mt_kvlease_row_tokens(const mt_kvlease *lease, size_t row); /* over layers */
 
 /* Rows to append: counts[row] tokens each, or `count` for all where counts is NULL. */
@@ -136,7 +137,8 @@ void mt_kvlease_write(mt_kvlease *lease, size_t layer, const mt_kvstep *step, co
  * or enqueued. */
 void mt_kvlease_advance(mt_kvlease *lease, size_t layer, const mt_kvstep *step);
 
-/* Makes tokens [0, tokens) of every row readable in this layer, with zeros past lengths. pre: tokens
+/* Makes tokens [0, tokens) of every row readable in this layer, with zeros past lengths. pre:
+ * tokens
  * <= max_tokens. MT_ELIMIT; MT_ENOMEM. */
 mt_status mt_kvlease_show(mt_kvlease *lease, size_t layer, size_t tokens, mt_error *err);
 
@@ -147,13 +149,13 @@ mt_status mt_kvlease_open(mt_kvlease *lease, size_t tokens, mt_error *err);
 
 /* The same without taking the blocks ahead, for lazy stores only: every address up to max_tokens is
  * writable, pages appear on touch and count in physical_bytes; what was not announced by advance is
- * dropped at the end of the lease. Again after a crop, gather or fork, before code writes on; it may
- * be called at any time. MT_ELIMIT; MT_ENOMEM. */
+ * dropped at the end of the lease. Again after a crop, gather or fork, before code writes on; it
+ * may be called at any time. MT_ELIMIT; MT_ENOMEM. */
 mt_status mt_kvlease_expose(mt_kvlease *lease, mt_error *err);
 
-/* For tokens that code wrote into the views itself: all layers' rows are that much longer. Past what
- * was opened or exposed the new tokens are zeros, which take no page until they are written to.
- * MT_ESHAPE ("tokens"); MT_ELIMIT; MT_ENOMEM. */
+/* For tokens that code wrote into the views itself: all layers' rows are that much longer. Past
+ * what was opened or exposed the new tokens are zeros, which take no page until they are written
+ * to. MT_ESHAPE ("tokens"); MT_ELIMIT; MT_ENOMEM. */
 mt_status mt_kvlease_announce(mt_kvlease *lease, const mt_kvstep *step, mt_error *err);
 
 /* Cuts row r to lengths[r] tokens, in every layer that has more; frees blocks past that. */

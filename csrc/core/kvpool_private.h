@@ -1,12 +1,13 @@
 /* kvpool_private.h -- the structures behind kvpool.h, for its own files only.
  *
  *   pool ── slot 0: addresses | table (row) | home blocks (store)      table[tb] = the slot whose
- *        └─ slot 1: addresses | table (row) | home blocks (store)                  home block is named
+ *        └─ slot 1: addresses | table (row) | home blocks (store)                  home block is
+ * named
  *
- * A slot is two things at one index: an address range with the row that lives there, and a *home*: a
- * place in the store for one block per tb. A fresh row names its own home's blocks, so its addresses
- * and its place in the store run in parallel: one mapping for a whole arena. A forked row names its
- * parent's. Block (h, tb) is only ever named at position tb.
+ * A slot is two things at one index: an address range with the row that lives there, and a *home*:
+ * a place in the store for one block per tb. A fresh row names its own home's blocks, so its
+ * addresses and its place in the store run in parallel: one mapping for a whole arena. A forked row
+ * names its parent's. Block (h, tb) is only ever named at position tb.
  *
  *   block (h, tb):   refs > 0            live: named by that many rows
  *                    refs = 0, resident  idle: physical, content meaningless
@@ -79,7 +80,7 @@ struct mt_kvlease {
     uint32_t *roomed;   /* those before it may be written to since the last room */
     uint32_t *ready_lo; /* [row x units + unit] tokens [lo, hi) are owned, mapped and writable */
     uint32_t *ready_hi;
-    uint32_t *shown; /* [row x units + unit] tokens [0, shown) are mapped as the table says */
+    uint32_t *shown;   /* [row x units + unit] tokens [0, shown) are mapped as the table says */
     size_t *from, *to; /* [row] tokens to write, for prepare */
 };
 
@@ -124,16 +125,16 @@ void mt_kvblock_fit(mt_kvpool *pool);
 
 /* --- kvmap.c: what addresses map. All expect the lock. --- */
 
-/* Makes the blocks `see` of the slot's unit follow its table (past `taken`: zeros), those of `write`
- * writable. MT_EAGAIN when that would take more stretches than there may be. */
+/* Makes the blocks `see` of the slot's unit follow its table (past `taken`: zeros), those of
+ * `write` writable. MT_EAGAIN when that would take more stretches than there may be. */
 mt_status mt_kvmap_follow(mt_kvpool *pool, size_t slot, size_t unit, const mt_kvspan *see,
                           const mt_kvspan *write, mt_error *err);
 /* Maps the slot's own home at blocks [taken, end) of the unit, for writing. Lazy stores. */
 mt_status mt_kvmap_home(mt_kvpool *pool, size_t slot, size_t unit, mt_error *err);
 /* One mapping of a whole home, where that is what most of the table names and not mapped yet. */
 mt_status mt_kvmap_alias(mt_kvpool *pool, size_t slot, mt_error *err);
-/* One mapping of the slot's own home, where what a fork left there is still mapped. Lazy stores. What
- * fails is mapped later, block by block. */
+/* One mapping of the slot's own home, where what a fork left there is still mapped. Lazy stores.
+ * What fails is mapped later, block by block. */
 void mt_kvmap_reset(mt_kvpool *pool, size_t slot);
 /* The same for all free slots; false: none had anything to give. */
 bool mt_kvmap_relax(mt_kvpool *pool);

@@ -1,23 +1,25 @@
-/* store.h -- physical pages with offsets, and address space into which stretches of them are mapped.
+/* store.h -- physical pages with offsets, and address space into which stretches of them are
+ * mapped.
  *
  *   store (pages)      [ 0 ][ 1 ][ 2 ][ 3 ][ 4 ] ...        offset = page number x page_bytes
  *                        |    \      /   |
  *                        |     \    /    |    map(at, bytes, offset, kind)
  *   addresses   |...home..|..alias..|zero|...               one stretch replaces what was there
  *
- * What the KV-cache pool needs of an operating system or a driver, as a table. csrc/os fills it with
- * one sparse memfd and mmap, csrc/cuda with the driver's virtual-memory calls; tests with faults.
+ * What the KV-cache pool needs of an operating system or a driver, as a table. csrc/os fills it
+ * with one sparse memfd and mmap, csrc/cuda with the driver's virtual-memory calls; tests with
+ * faults.
  *
  * A store grows by arenas: extend(n) appends n bytes of store (no page is physical yet) and n bytes
- * of address space. Where `lazy` is true, the new addresses are mapped to the new offsets one to one
- * (kind SHARED) from the start, a page becomes physical when it is touched, and take() only
+ * of address space. Where `lazy` is true, the new addresses are mapped to the new offsets one to
+ * one (kind SHARED) from the start, a page becomes physical when it is touched, and take() only
  * announces. Where it is false, nothing is mapped, an unmapped address must not be touched, and a
  * page must be taken before it is mapped.
  *
  * All offsets, addresses and sizes are multiples of page_bytes. A page that becomes physical reads
- * as zeros. Every call is all-or-nothing, unless it says otherwise. Functions return MT_OK, MT_ENOMEM
- * (with the call, errno or driver's code, and bytes in `asked`) or MT_EDEVICE. Not thread-safe: the
- * pool serialises. */
+ * as zeros. Every call is all-or-nothing, unless it says otherwise. Functions return MT_OK,
+ * MT_ENOMEM (with the call, errno or driver's code, and bytes in `asked`) or MT_EDEVICE. Not
+ * thread-safe: the pool serialises. */
 #ifndef MT_STORE_H
 #define MT_STORE_H
 
@@ -44,8 +46,8 @@ typedef struct mt_store_ops {
     /* Makes the pages of [offset, offset + bytes) physical; those that are stay as they are. */
     mt_status (*take)(void *ctx, size_t offset, size_t bytes, mt_error *err);
     /* Gives the pages back to the system; they may be physical or not. pre, unless lazy: nothing
-     * maps them. Where lazy, addresses that map them read zeros from now on, but for what was written
-     * privately there: settle first. Cannot fail. */
+     * maps them. Where lazy, addresses that map them read zeros from now on, but for what was
+     * written privately there: settle first. Cannot fail. */
     void (*drop)(void *ctx, size_t offset, size_t bytes);
     /* Maps [offset, offset + bytes) at `at`, within arenas. Waits for device work that was enqueued
      * on addresses it replaces. On failure a part of the stretch may be mapped already: its content

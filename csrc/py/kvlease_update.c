@@ -7,8 +7,6 @@
  * Python, which makes it right where that loses nothing, or raises the sentence. */
 #include "kvpool.h"
 
-#include <string.h>
-
 enum { LET_GO_BYTES = 256 << 10 }; /* longer copies let other threads run */
 
 typedef struct input {
@@ -254,7 +252,6 @@ take_arguments(PyObject *const *args, Py_ssize_t nargs, PyObject *names, PyObjec
 {
     Py_ssize_t named = names == NULL ? 0 : PyTuple_GET_SIZE(names);
 
-    memset(given, 0, 4 * sizeof given[0]);
     for (Py_ssize_t i = 0; i < nargs && i < 4; i++)
         given[i] = args[i];
     for (Py_ssize_t i = 0; i < named; i++)
@@ -270,7 +267,7 @@ mt_py_kvlease_update(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyOb
 {
     KVLease *self = (KVLease *)op;
     mt_py_sizes counts = {0};
-    PyObject *given[4], *views;
+    PyObject *given[4] = {NULL}, *views;
     bool ragged;
     size_t layer;
 
@@ -283,18 +280,19 @@ mt_py_kvlease_update(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyOb
     return views;
 }
 
-/* Room in all layers first: then nothing can fail. */
+static mt_status
+announce(KVLease *self, const void *args, mt_error *err)
+{
+    return mt_kvlease_announce(self->core, args, err);
+}
+
 static int
 advance_all(KVLease *self, const mt_py_sizes *counts)
 {
-    plan p;
+    mt_kvstep step;
 
-    if (step_of(self, counts, SIZE_MAX, "advance()", &p.step) < 0) return -1;
-    for (p.layer = 0; p.layer < self->pool->config.layers; p.layer++)
-        if (mt_py_kvlease_try(self, make_room, &p, "advance()") < 0) return -1;
-    for (p.layer = 0; p.layer < self->pool->config.layers; p.layer++)
-        mt_kvlease_advance(self->core, p.layer, &p.step);
-    return 0;
+    if (step_of(self, counts, SIZE_MAX, "advance()", &step) < 0) return -1;
+    return mt_py_kvlease_try(self, announce, &step, "advance()");
 }
 
 PyObject *

@@ -73,10 +73,9 @@ class KVCache:
         self.head_dim, self.n_layers = head_dim, num_layers
         self._pool, self._is_own_pool = pool, pool is None
         self._lease: KVLease | None = None
-        self._views: tuple[torch.Tensor, torch.Tensor] | None = None  # as handed out
-        # Whether the lease's tokens are written in place. Where its pages are shared after that, by
-        # prefill() from it, or cut off, a fork takes its place: writes go to pages of its own.
-        self._is_open = False
+        # As handed out. None where the lease has to make its buffers writable first: also after a
+        # crop, and after a fork of it.
+        self._views: tuple[torch.Tensor, torch.Tensor] | None = None
         self._pos = 0
         if pool is not None:
             device, dtype = self._check_pool(pool, device, dtype)
@@ -134,7 +133,7 @@ class KVCache:
 
     def _hold(self, lease: KVLease | None) -> None:
         """Goes on with this lease in place of the one before, whose views are no longer ours."""
-        before, self._lease, self._views, self._is_open = self._lease, lease, None, False
+        before, self._lease, self._views = self._lease, lease, None
         if before is not None:
             before.release()
 
@@ -146,10 +145,8 @@ class KVCache:
         """The lease's lengths become those of cache_seqlens, which anybody may have changed."""
         lengths, lease = self.cache_seqlens.tolist(), self._rows()
         if any(has > wanted for has, wanted in zip(lease.lengths, lengths, strict=True)):
-            if self._is_open:
-                lease = lease.fork()
-                self._hold(lease)
             lease.crop(lengths)
+            self._views = None
         more = [wanted - has for has, wanted in zip(lease.lengths, lengths, strict=True)]
         if any(more):
             lease.advance(more)
@@ -238,9 +235,7 @@ class KVCache:
 
     def _full(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self._views is None:
-            if self._is_open:
-                self._hold(self._rows().fork())
-            lease, self._is_open = self._rows(), True
+            lease = self._rows()
             if lease.pool.device.type != "cpu":
                 lease.reserve(self.max_seq_len)
             k, v = (x[:, :, :, : self.max_seq_len].transpose(2, 3) for x in lease.buffers())

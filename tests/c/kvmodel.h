@@ -157,7 +157,7 @@ mlease_append(mlease *m, size_t layers)
 static inline void
 mlease_gather(mlease *m, const size_t *index, size_t n)
 {
-    static mrow old[MODEL_ROWS];
+    mrow old[MODEL_ROWS];
 
     memcpy(old, m->row, sizeof old);
     for (size_t row = 0; row < n; row++) {

@@ -36,6 +36,7 @@ typedef struct rig {
     faulty_store store;
     mt_alloc mem;
     mt_ledger *ledger;
+    bool alone; /* no other pool reserves in the ledger */
     mt_kvpool *pool;
     mlease lease[RIG_LEASES];
     uint32_t next_id;
@@ -46,11 +47,17 @@ typedef struct rig {
 
 /* ---- setting up ---- */
 
+static inline size_t
+rig_page(rig_store store)
+{
+    return store == RIG_STRICT_8K ? 8192 : 4096;
+}
+
 static inline mt_store_ops
 rig_open_store(rig *g, const mt_linux_sys *sys)
 {
     mt_store_ops ops;
-    size_t page = g->setup.store == RIG_STRICT_8K ? 8192 : 4096;
+    size_t page = rig_page(g->setup.store);
 
     if (g->setup.store == RIG_LINUX || g->setup.store == RIG_FEW_MAPS)
         CHECK(mt_store_linux_new_with(&mt_alloc_libc, sys, &ops, NULL) == MT_OK);
@@ -71,8 +78,10 @@ rig_limit(const rig_setup *setup, size_t page_bytes)
     return setup->limit_blocks == SIZE_MAX ? SIZE_MAX : setup->limit_blocks * g.block_bytes;
 }
 
+/* A pool beside others under one ledger; the limit is the ledger's. */
 static inline void
-rig_begin(rig *g, const rig_setup *setup, size_t (*roll)(void *ctx, size_t n), void *roll_ctx)
+rig_join(rig *g, const rig_setup *setup, mt_ledger *ledger, size_t (*roll)(void *ctx, size_t n),
+         void *roll_ctx)
 {
     mt_store_ops ops;
 
@@ -83,10 +92,21 @@ rig_begin(rig *g, const rig_setup *setup, size_t (*roll)(void *ctx, size_t n), v
     g->roll = roll;
     g->roll_ctx = roll_ctx;
     g->next_id = 1;
+    g->ledger = mt_ledger_hold(ledger);
     ops = rig_open_store(g, &mt_linux_sys_libc);
-    CHECK(mt_ledger_new(&g->mem, rig_limit(setup, ops.page_bytes), "test", NULL, &g->ledger,
-                        NULL) == MT_OK);
-    CHECK(mt_kvpool_new(&g->mem, &ops, g->ledger, "pool", &setup->config, &g->pool, NULL) == MT_OK);
+    CHECK(mt_kvpool_new(&g->mem, &ops, ledger, "pool", &setup->config, &g->pool, NULL) == MT_OK);
+}
+
+static inline void
+rig_begin(rig *g, const rig_setup *setup, size_t (*roll)(void *ctx, size_t n), void *roll_ctx)
+{
+    size_t limit = rig_limit(setup, rig_page(setup->store));
+    mt_ledger *ledger;
+
+    CHECK(mt_ledger_new(&mt_alloc_libc, limit, "test", NULL, &ledger, NULL) == MT_OK);
+    rig_join(g, setup, ledger, roll, roll_ctx);
+    mt_ledger_drop(ledger);
+    g->alone = true;
 }
 
 static inline size_t
@@ -130,7 +150,8 @@ sums_agree(rig *g, const mt_kvstats *s)
     CHECK(s->leases == leases && s->rows == rows && s->lingering == lingering);
     CHECK(s->shared_bytes <= s->live_bytes && s->lingering_bytes <= s->live_bytes * rows);
     CHECK(s->reserved_bytes == s->live_bytes + mt_size_max(s->idle_bytes, s->promised_bytes));
-    CHECK(s->reserved_bytes == mt_ledger_used(g->ledger));
+    CHECK(s->reserved_bytes == mt_member_reserved(mt_kvpool_member(g->pool)));
+    CHECK(!g->alone || s->reserved_bytes == mt_ledger_used(g->ledger));
     CHECK(s->reserved_bytes <= mt_ledger_limit(g->ledger));
     CHECK(s->peak_bytes >= s->live_bytes + s->idle_bytes);
     CHECK(s->acquired + s->forked == s->released + leases - lingering);
@@ -175,6 +196,7 @@ rig_must_fit(rig *g, size_t blocks)
     mt_kvstats s;
 
     if (g->setup.limit_blocks == SIZE_MAX) return true;
+    if (!g->alone) return false;
     mt_kvpool_stats(g->pool, &s);
     for (size_t i = 0; i < RIG_LEASES; i++)
         if (g->lease[i].exposed) return false; /* its idle blocks cannot be dropped */
@@ -543,7 +565,7 @@ rig_end(rig *g)
         rig_end_of(g, &g->lease[i]);
     rig_agree(g);
     mt_kvpool_close(g->pool);
-    CHECK(!g->store.open && mt_ledger_used(g->ledger) == 0);
+    CHECK(!g->store.open && (!g->alone || mt_ledger_used(g->ledger) == 0));
     mt_ledger_drop(g->ledger);
     CHECK(g->faults.live == 0);
 }

@@ -7,7 +7,7 @@
 #include "kvmodel.h"
 #include "os/store_linux.h"
 
-enum { WORKERS = 4, ROUNDS = 25, HELD = 64 };
+enum { WORKERS = 4, POOLS = 10, ROUNDS = 3, HELD = 64 };
 
 typedef struct crowd {
     mt_ledger *ledger;
@@ -149,7 +149,8 @@ one_group(worker *w)
         }
         let_go(w, group.lease);
     }
-    look(w, &prompt);
+    for (int i = 0; i < 3; i++)
+        look(w, &prompt); /* from the second on, all is ready */
     mt_kvlease_crop(prompt.lease, (const size_t[MODEL_ROWS]){one, one});
     let_go(w, prompt.lease);
 }
@@ -199,7 +200,8 @@ watch(crowd *c)
     unhold_all(c);
 }
 
-static void
+/* How often the budget refused. */
+static size_t
 a_crowd_works(size_t limit)
 {
     static crowd c;
@@ -215,14 +217,15 @@ a_crowd_works(size_t limit)
     watch(&c);
     for (size_t i = 0; i < WORKERS; i++)
         CHECK(pthread_join(thread[i], NULL) == 0);
-    CHECK((atomic_load(&c.refused) > 0) == (limit < SIZE_MAX));
     crowd_end(&c);
+    return atomic_load(&c.refused);
 }
 
 static void
 threads_with_leases_of_their_own_do_not_meet(void)
 {
-    a_crowd_works(SIZE_MAX);
+    for (int i = 0; i < POOLS; i++) /* each grows while it is used */
+        CHECK(a_crowd_works(SIZE_MAX) == 0);
 }
 
 static void
