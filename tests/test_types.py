@@ -33,7 +33,7 @@ with pool, pool.acquire(1, num_tokens=5) as lease, lease.fork(2) as child:
     k.sum()
     kind: memtools.KVLease = child
     lengths: list[int] = child.lengths
-    names: tuple[str, ...] = pool.stats().lingering_names
+    lingering: tuple[str, ...] = pool.stats().lingering_names
     child.reorder(torch.tensor([1, 0]))
 reveal_type(history.windows())
 """

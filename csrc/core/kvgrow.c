@@ -66,21 +66,21 @@ fill(mt_kvpool *pool, uint32_t home, uint32_t was, size_t tb, size_t keep, mt_er
 }
 
 mt_status
-mt_kvjournal_renew(mt_kvjournal *j, size_t row, size_t tb, size_t keep, mt_error *err)
+mt_kvjournal_renew(mt_kvjournal *j, size_t row, size_t tb, size_t home, size_t keep, mt_error *err)
 {
     mt_kvlease *lease = j->lease;
     bool added = tb == mt_kvlease_slot(lease, row)->taken;
-    uint32_t home, was = added ? MT_KV_NEW : mt_kvlease_slot(lease, row)->table[tb];
-    mt_status st = mt_kvblock_take(lease, lease->first + row, tb, &home, err);
+    uint32_t got, was = added ? MT_KV_NEW : mt_kvlease_slot(lease, row)->table[tb];
+    mt_status st = mt_kvblock_take(lease, home, tb, &got, err);
 
     if (st != MT_OK) return st;
-    if ((st = fill(lease->pool, home, was, tb, keep, err)) != MT_OK) {
-        mt_kvblock_untake(lease, home, tb);
+    if ((st = fill(lease->pool, got, was, tb, keep, err)) != MT_OK) {
+        mt_kvblock_untake(lease, got, tb);
         return st;
     }
     assert(j->count < j->room && tb <= mt_kvlease_slot(lease, row)->taken);
     j->entry[j->count++] = (mt_kventry){.row = row, .tb = tb, .was = was};
-    mt_kvlease_slot(lease, row)->table[tb] = home;
+    mt_kvlease_slot(lease, row)->table[tb] = got;
     mt_kvlease_slot(lease, row)->taken += added;
     return MT_OK;
 }
@@ -124,13 +124,11 @@ mt_kvjournal_commit(mt_kvjournal *j)
  */
 
 static bool
-is_own(const mt_kvlease *lease, size_t row, size_t tb, bool home)
+is_own(const mt_kvlease *lease, size_t row, size_t tb)
 {
-    const mt_kvslot *s = mt_kvlease_slot(lease, row);
-    uint32_t named = s->table[tb];
+    uint32_t named = mt_kvlease_slot(lease, row)->table[tb];
 
-    if (named == MT_KV_ZERO || (home && named != lease->first + row)) return false;
-    return lease->pool->slots[named].refs[tb] == 1;
+    return named != MT_KV_ZERO && lease->pool->slots[named].refs[tb] == 1;
 }
 
 /* Tokens of block tb that the row holds in some layer. */
@@ -142,39 +140,84 @@ held_in(const mt_kvlease *lease, size_t row, size_t tb)
     return held > first ? mt_size_min(held - first, lease->pool->geom.block_tokens) : 0;
 }
 
-/* With `home`, a name that only we use but that is not our own home's block needs our own to be
- * free, or the table would not get simpler. */
-static bool
-home_is_free(const mt_kvlease *lease, size_t row, size_t lo, size_t hi)
+size_t
+mt_kvgrow_missing(const mt_kvlease *lease, size_t row, size_t lo, size_t hi)
 {
-    const mt_kvslot *s = mt_kvlease_slot(lease, row);
+    size_t taken = mt_kvlease_slot(lease, row)->taken, more = hi > taken ? hi - taken : 0;
 
-    for (size_t tb = lo; tb < hi; tb++)
-        if (s->refs[tb] > 0 && (tb >= s->taken || s->table[tb] != lease->first + row)) return false;
-    return true;
+    for (size_t tb = lo; tb < mt_size_min(hi, taken); tb++)
+        more += !is_own(lease, row, tb);
+    return more;
 }
 
 mt_status
-mt_kvgrow_own(mt_kvjournal *j, size_t row, size_t lo, size_t hi, bool home, mt_error *err)
+mt_kvgrow_own(mt_kvjournal *j, size_t row, size_t lo, size_t hi, mt_error *err)
 {
     mt_kvlease *lease = j->lease;
-    size_t taken = mt_kvlease_slot(lease, row)->taken, more = hi > taken ? hi - taken : 0;
-    size_t all = lease->pool->geom.block_tokens; /* a move: code may have written past lengths */
+    size_t taken = mt_kvlease_slot(lease, row)->taken;
+    size_t more = mt_kvgrow_missing(lease, row, lo, hi);
     mt_status st;
 
     assert(lo <= taken);
-    if (home && !home_is_free(lease, row, lo, hi))
-        return mt_fail(err, MT_ENOMEM, "max_map_count", 0);
-    for (size_t tb = lo; tb < mt_size_min(hi, taken); tb++)
-        more += !is_own(lease, row, tb, home);
     if (more == 0) return MT_OK;
     st = mt_kvjournal_promise(j, more, err);
-    for (size_t tb = lo; st == MT_OK && tb < hi; tb++) {
-        if (tb >= taken || !is_own(lease, row, tb, home))
-            st = mt_kvjournal_renew(j, row, tb, home ? all : held_in(lease, row, tb), err);
-        /* a move adds blocks that no layer writes: all show zeros there */
-        if (st == MT_OK && home && tb >= taken)
-            st = mt_kvblock_zero(lease->pool, (uint32_t)(lease->first + row), tb, 0, err);
+    for (size_t tb = lo; st == MT_OK && tb < hi; tb++)
+        if (tb >= taken || !is_own(lease, row, tb))
+            st = mt_kvjournal_renew(j, row, tb, lease->first + row, held_in(lease, row, tb), err);
+    return st;
+}
+
+/* --- moving --- */
+
+/* Nobody but the row itself, alone, names a block of this home. */
+static bool
+is_free_for(const mt_kvlease *lease, size_t row, size_t home, size_t hi)
+{
+    const mt_kvslot *s = mt_kvlease_slot(lease, row), *h = &lease->pool->slots[home];
+
+    for (size_t tb = 0; tb < hi; tb++)
+        if (h->refs[tb] > 1 || (h->refs[tb] == 1 && (tb >= s->taken || s->table[tb] != home)))
+            return false;
+    return true;
+}
+
+/* The row's own home, or that of a slot that nobody uses, which is not lent while it is named; the
+ * one that the row moved to before, if it did. */
+static mt_status
+find_home(mt_kvlease *lease, size_t row, size_t hi, size_t *home, mt_error *err)
+{
+    mt_kvpool *pool = lease->pool;
+    const mt_kvslot *s = mt_kvlease_slot(lease, row);
+
+    *home = s->taken > 0 ? s->table[0] : MT_KV_ZERO;
+    if (*home != MT_KV_ZERO && pool->slots[*home].lease == NULL &&
+        is_free_for(lease, row, *home, hi))
+        return MT_OK;
+    *home = lease->first + row;
+    if (is_free_for(lease, row, *home, hi)) return MT_OK;
+    for (*home = 0; *home < pool->slot_count; ++*home)
+        if (pool->slots[*home].lease == NULL && is_free_for(lease, row, *home, hi)) return MT_OK;
+    return mt_kvpool_extend(pool, err); /* then it is the first of the new ones */
+}
+
+/* Whole blocks: code may have written past lengths. */
+mt_status
+mt_kvgrow_move(mt_kvjournal *j, size_t row, size_t hi, mt_error *err)
+{
+    mt_kvlease *lease = j->lease;
+    size_t taken = mt_kvlease_slot(lease, row)->taken, home, more = hi;
+    mt_status st = find_home(lease, row, hi, &home, err);
+
+    assert(hi >= taken);
+    if (st != MT_OK) return st;
+    for (size_t tb = 0; tb < taken; tb++)
+        more -= mt_kvlease_slot(lease, row)->table[tb] == home;
+    st = mt_kvjournal_promise(j, more, err);
+    for (size_t tb = 0; st == MT_OK && tb < hi; tb++) {
+        if (tb < taken && mt_kvlease_slot(lease, row)->table[tb] == home) continue;
+        st = mt_kvjournal_renew(j, row, tb, home, lease->pool->geom.block_tokens, err);
+        if (st == MT_OK && tb >= taken)
+            st = mt_kvblock_zero(lease->pool, (uint32_t)home, tb, 0, err);
     }
     return st;
 }

@@ -30,16 +30,23 @@ typedef struct mt_kvjournal {
 void mt_kvjournal_begin(mt_kvjournal *j, mt_kvlease *lease);
 /* Makes `more` blocks and entries certain: after it only the store can fail. */
 mt_status mt_kvjournal_promise(mt_kvjournal *j, size_t more, mt_error *err);
-/* Gives block tb of the row's table a new name; copies the first `keep` tokens of the old. */
-mt_status mt_kvjournal_renew(mt_kvjournal *j, size_t row, size_t tb, size_t keep, mt_error *err);
+/* Gives block tb of the row's table a new name, in `home` if it is free there; copies the first
+ * `keep` tokens of the old. */
+mt_status mt_kvjournal_renew(mt_kvjournal *j, size_t row, size_t tb, size_t home, size_t keep,
+                             mt_error *err);
 /* What it had reserved and lets go of counts as asked in a refusal by the ledger. */
 void mt_kvjournal_undo(mt_kvjournal *j, mt_error *why);
 void mt_kvjournal_commit(mt_kvjournal *j);
 
-/* Rows' blocks [lo, hi) become theirs alone; those past the table's end are added. With `home` they
- * also lie in the row's own home, which needs no mapping beside the arena's. */
-mt_status mt_kvgrow_own(mt_kvjournal *j, size_t row, size_t lo, size_t hi, bool home,
-                        mt_error *err);
+/* How many of the row's blocks [lo, hi) own would take. */
+size_t mt_kvgrow_missing(const mt_kvlease *lease, size_t row, size_t lo, size_t hi);
+
+/* Rows' blocks [lo, hi) become theirs alone; those past the table's end are added. */
+mt_status mt_kvgrow_own(mt_kvjournal *j, size_t row, size_t lo, size_t hi, mt_error *err);
+
+/* The row's blocks [0, hi) become copies of its own in one home, its own where nobody else names a
+ * block there: one stretch a layer. Those past the table's end are added and are zeros. */
+mt_status mt_kvgrow_move(mt_kvjournal *j, size_t row, size_t hi, mt_error *err);
 
 /* Tokens [from, to) of each row (lease->from, lease->to) can be written, [0, view) read, with zeros
  * past `to`. Takes the lock; asks other members of the ledger when ours does not suffice. */

@@ -191,7 +191,7 @@ follow(mt_kvlease *lease, size_t layer, size_t row, size_t view, mt_kvspan write
     return mt_kvmap_follow(lease->pool, lease->first + row, unit, &see, &write, err);
 }
 
-/* Where the system allows no more stretches, the row's blocks move to its own home. */
+/* Where the system allows no more stretches, the row's blocks move to one home. */
 static mt_status
 follow_or_move(mt_kvjournal *j, size_t layer, size_t row, size_t view, mt_kvspan write,
                mt_error *err)
@@ -204,17 +204,17 @@ follow_or_move(mt_kvjournal *j, size_t layer, size_t row, size_t view, mt_kvspan
         st = follow(lease, layer, row, view, write, err);
     if (st != MT_EAGAIN) return st;
     blocks = mt_size_max(blocks, mt_kvlease_slot(lease, row)->taken);
-    if ((st = mt_kvgrow_own(j, row, 0, blocks, true, err)) != MT_OK) return st;
+    if ((st = mt_kvgrow_move(j, row, blocks, err)) != MT_OK) return st;
     mt_kvlease_unready(lease, row);
-    st = follow(lease, layer, row, view, (mt_kvspan){0, blocks}, err);
-    return st == MT_EAGAIN ? mt_fail(err, MT_ENOMEM, "max_map_count", 0) : st;
+    return mt_kvmap_unit(lease->pool, lease->first + row, mt_kvgeom_unit(&lease->pool->geom, layer),
+                         mt_kvlease_slot(lease, row)->table[0], err);
 }
 
 static mt_status
 prepare_row(mt_kvjournal *j, size_t layer, size_t row, size_t view, mt_error *err)
 {
     mt_kvspan write = written(j->lease, layer, row, view), left;
-    mt_status st = mt_kvgrow_own(j, row, write.lo, write.hi, false, err);
+    mt_status st = mt_kvgrow_own(j, row, write.lo, write.hi, err);
 
     if (st == MT_OK) st = follow_or_move(j, layer, row, view, write, err);
     if (st != MT_OK) return st;
@@ -280,13 +280,28 @@ follow_copies(mt_kvjournal *j, size_t unit, mt_error *err)
     return st;
 }
 
+/* For all rows at once, so that a refusal takes nothing and says what the whole call lacks. */
+static mt_status
+promise_rows(mt_kvjournal *j, size_t layer, size_t view, mt_error *err)
+{
+    size_t blocks = 0;
+
+    for (size_t row = 0; row < j->lease->rows; row++) {
+        mt_kvspan write = written(j->lease, layer, row, view);
+
+        blocks += mt_kvgrow_missing(j->lease, row, write.lo, write.hi);
+    }
+    return blocks > 0 ? mt_kvjournal_promise(j, blocks, err) : MT_OK;
+}
+
 static mt_status
 prepare_locked(mt_kvlease *lease, size_t layer, size_t view, mt_error *err)
 {
-    mt_status st = MT_OK;
+    mt_status st;
     mt_kvjournal j;
 
     mt_kvjournal_begin(&j, lease);
+    st = promise_rows(&j, layer, view, err);
     for (size_t row = 0; st == MT_OK && row < lease->rows; row++)
         st = prepare_row(&j, layer, row, view, err);
     if (st == MT_OK) st = follow_copies(&j, mt_kvgeom_unit(&lease->pool->geom, layer), err);

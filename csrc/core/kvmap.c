@@ -80,7 +80,9 @@ map_changes(mt_kvpool *pool, mt_kvslot *s, size_t unit, const uint32_t *want, mt
     return st;
 }
 
-/* Brings the unit from `have` to `want`, unless that would be too many stretches. */
+/* Brings the unit from `have` to `want`, unless that would be too many stretches. One stretch
+ * always passes: to it a row moves when there are too many, and max_maps leaves the system a tenth.
+ */
 static mt_status
 change(mt_kvpool *pool, mt_kvslot *s, size_t unit, const uint32_t *want, mt_error *err)
 {
@@ -88,7 +90,7 @@ change(mt_kvpool *pool, mt_kvslot *s, size_t unit, const uint32_t *want, mt_erro
     size_t after = unit_maps(pool, want, own_home(pool, s));
     mt_status st;
 
-    if (after > before && pool->maps - before + after > pool->store.max_maps)
+    if (after > before && after > 1 && pool->maps - before + after > pool->store.max_maps)
         return mt_fail(err, MT_EAGAIN, "max_map_count", 0);
     st = map_changes(pool, s, unit, want, err);
     after = unit_maps(pool, have_of(pool, s, unit), own_home(pool, s));
@@ -132,6 +134,15 @@ mt_kvmap_follow(mt_kvpool *pool, size_t slot, size_t unit, const mt_kvspan *see,
         for (size_t tb = see->hi; tb < pool->geom.blocks; tb++)
             want[tb] = last;
     return change(pool, s, unit, want, err);
+}
+
+mt_status
+mt_kvmap_unit(mt_kvpool *pool, size_t slot, size_t unit, uint32_t home, mt_error *err)
+{
+    assert(pool->store.lazy);
+    for (size_t tb = 0; tb < pool->geom.blocks; tb++)
+        pool->scratch[tb] = home << 1;
+    return change(pool, &pool->slots[slot], unit, pool->scratch, err);
 }
 
 mt_status

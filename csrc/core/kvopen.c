@@ -165,20 +165,35 @@ count_of(const mt_kvstep *step, size_t row)
     return step->counts != NULL ? step->counts[row] : step->count;
 }
 
+/* Blocks past the row's table that the announced tokens lie in. */
+static mt_kvspan
+announced(const mt_kvlease *lease, const mt_kvstep *step, size_t row)
+{
+    size_t to = mt_kvlease_row_tokens(lease, row) + count_of(step, row);
+    size_t taken = mt_kvlease_slot(lease, row)->taken;
+
+    return (mt_kvspan){taken, mt_size_max(taken, mt_kvgeom_blocks(&lease->pool->geom, to))};
+}
+
 /* Where code may have written, the row's own home holds it: name its blocks. */
 static mt_status
 name_touched(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
 {
-    mt_kvpool *pool = lease->pool;
     mt_status st = MT_OK;
     mt_kvjournal j;
+    size_t more = 0;
 
+    for (size_t row = 0; row < lease->rows; row++) {
+        mt_kvspan w = announced(lease, step, row);
+
+        more += mt_kvgrow_missing(lease, row, w.lo, w.hi);
+    }
     mt_kvjournal_begin(&j, lease);
+    if (more > 0) st = mt_kvjournal_promise(&j, more, err);
     for (size_t row = 0; st == MT_OK && row < lease->rows; row++) {
-        size_t to = mt_kvlease_row_tokens(lease, row) + count_of(step, row);
-        size_t taken = mt_kvlease_slot(lease, row)->taken;
+        mt_kvspan w = announced(lease, step, row);
 
-        st = mt_kvgrow_own(&j, row, taken, mt_kvgeom_blocks(&pool->geom, to), false, err);
+        st = mt_kvgrow_own(&j, row, w.lo, w.hi, err);
     }
     if (st == MT_OK)
         mt_kvjournal_commit(&j);

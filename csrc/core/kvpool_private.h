@@ -129,6 +129,8 @@ void mt_kvblock_fit(mt_kvpool *pool);
  * `write` writable. MT_EAGAIN when that would take more stretches than there may be. */
 mt_status mt_kvmap_follow(mt_kvpool *pool, size_t slot, size_t unit, const mt_kvspan *see,
                           const mt_kvspan *write, mt_error *err);
+/* Maps one home at all of the unit: one stretch. Lazy stores. */
+mt_status mt_kvmap_unit(mt_kvpool *pool, size_t slot, size_t unit, uint32_t home, mt_error *err);
 /* Maps the slot's own home at blocks [taken, end) of the unit, for writing. Lazy stores. */
 mt_status mt_kvmap_home(mt_kvpool *pool, size_t slot, size_t unit, mt_error *err);
 /* One mapping of a whole home, where that is what most of the table names and not mapped yet. */

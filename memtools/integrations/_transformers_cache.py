@@ -338,4 +338,4 @@ class PooledCache(Cache):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         size = f"{self.batch_size} rows of {self.get_seq_length()} tokens"
-        return f"PooledCache({size if self._rows.lease is not None else 'no rows yet'})"
+        return f"PooledCache({size if self._rows.lease is not None else 'no rows'})"

@@ -183,6 +183,7 @@ def _prefill(
     tokens = ids.shape[1]
     if tokens == 0:
         return
+    ids, mask = ids.to(lease.pool.device), mask.to(lease.pool.device)  # as generate() does
     if offsets is None:
         padding = None if bool(mask.all()) else mask
         _forward(model, PooledCache.from_lease(lease), ids, padding, chunk)

@@ -5,7 +5,7 @@
         model.generate(input_ids, past_key_values=cache, max_new_tokens=64)
     generate_group(model, input_ids, 16, pool, max_new_tokens=64, do_sample=True)
 
-Needs transformers 5.20 or newer.
+Needs transformers 5.21 or newer.
 """
 
 from memtools.integrations._transformers_cache import PooledCache

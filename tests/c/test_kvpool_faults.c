@@ -38,6 +38,7 @@ set_up(rig *g, const rig_setup *setup)
     CHECK(rig_acquire(g, &g->lease[2], 1, 0) == MT_OK);
     append(g, &g->lease[2], 9);
     rig_end_of(g, &g->lease[2]);
+    rig_look(g, &g->lease[0], 0, 20, false); /* zeros are mapped past the rows */
 }
 
 /* ---- the operations; the model follows where they succeed ---- */
@@ -66,9 +67,9 @@ op_room(rig *g)
 static mt_status
 op_show(rig *g)
 {
-    mt_status st = mt_kvlease_show(g->lease[0].lease, 0, 20, NULL);
+    mt_status st = mt_kvlease_show(g->lease[0].lease, 1, 20, NULL);
 
-    if (st == MT_OK) layer_agrees(&g->lease[0], 0, 20, true);
+    if (st == MT_OK) layer_agrees(&g->lease[0], 1, 20, true);
     return st;
 }
 

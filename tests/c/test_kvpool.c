@@ -1,0 +1,587 @@
+/* A KV pool's promises as numbers: pages, mappings, copies, and what errors say. What random
+ * operations show is in test_kvpool_model.c. */
+#include <pthread.h>
+
+#include "kvsteps.h"
+
+/* steps_config(0): 2 layers of 2 heads of 1 KiB, 22 tokens, 4 rows; 4 tokens and 32 KiB a block. */
+enum { BLOCK = 4, BLOCK_BYTES = 2 * 2 * 2 * 4096, RANGES = 2 * 2 * 2 };
+
+static rng dice;
+
+static size_t
+roll(void *ctx, size_t n)
+{
+    return rng_below(ctx, n);
+}
+
+static void
+begin(rig *g, rig_store store, size_t limit_blocks)
+{
+    rig_setup setup = {.config = steps_config(0), .store = store, .limit_blocks = limit_blocks};
+
+    dice = rng_seeded(7);
+    rig_begin(g, &setup, roll, &dice);
+    CHECK(rig_geom(g)->block_bytes == (store == RIG_STRICT_8K ? 2 : 1) * BLOCK_BYTES);
+}
+
+static mt_kvstats
+stats_of(rig *g)
+{
+    mt_kvstats s;
+
+    mt_kvpool_stats(g->pool, &s);
+    return s;
+}
+
+static void
+append(rig *g, mlease *m, size_t tokens)
+{
+    size_t counts[MODEL_ROWS];
+
+    for (size_t row = 0; row < m->rows; row++)
+        counts[row] = tokens;
+    for (size_t layer = 0; layer < rig_layers(g); layer++)
+        CHECK(rig_update(g, m, layer, counts, true) == MT_OK);
+    rig_agree(g);
+}
+
+static mlease *
+lend(rig *g, size_t place, size_t rows, size_t hint)
+{
+    CHECK(rig_acquire(g, &g->lease[place], rows, hint) == MT_OK);
+    return &g->lease[place];
+}
+
+/* ---- pages ---- */
+
+static void
+physical_bytes_are_the_tokens_in_whole_blocks(void)
+{
+    static rig g;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    m = lend(&g, 0, 3, 0);
+    CHECK(stats_of(&g).physical_bytes == 0 && stats_of(&g).reserved_bytes == 0);
+    append(&g, m, 1);
+    CHECK(stats_of(&g).physical_bytes == 3 * BLOCK_BYTES);
+    append(&g, m, BLOCK - 1);
+    CHECK(stats_of(&g).physical_bytes == 3 * BLOCK_BYTES);
+    append(&g, m, 2 * BLOCK + 1);
+    CHECK(stats_of(&g).physical_bytes == 12 * BLOCK_BYTES);
+    CHECK(stats_of(&g).payload_bytes == (size_t)3 * 13 * RANGES * 1024);
+    rig_end(&g);
+}
+
+static void
+a_hint_is_reserved_and_not_physical(void)
+{
+    static rig g;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, 12);
+    m = lend(&g, 0, 2, 4 * BLOCK + 1);
+    CHECK(stats_of(&g).promised_bytes == 10 * BLOCK_BYTES);
+    CHECK(stats_of(&g).reserved_bytes == 10 * BLOCK_BYTES && stats_of(&g).physical_bytes == 0);
+    CHECK(rig_acquire(&g, &g.lease[1], 1, 3 * BLOCK) == MT_ELIMIT);
+    append(&g, m, 4 * BLOCK + 1);
+    CHECK(stats_of(&g).promised_bytes == 0);
+    CHECK(stats_of(&g).reserved_bytes == 10 * BLOCK_BYTES);
+    rig_end(&g);
+}
+
+static void
+a_second_generation_takes_nothing_and_maps_nothing(rig_store store)
+{
+    static rig g;
+    faulty_store first;
+    mt_kvstats was, is;
+
+    begin(&g, store, SIZE_MAX);
+    for (int round = 0; round < 3; round++) {
+        mlease *m = lend(&g, 0, 3, 18);
+
+        for (int t = 0; t < 18; t++)
+            append(&g, m, 1);
+        rig_end_of(&g, m);
+        is = stats_of(&g);
+        if (round > 0) {
+            CHECK(is.taken == was.taken && is.map_calls == was.map_calls && is.dropped == 0);
+            CHECK(is.recycled == was.recycled + 15 && is.physical_bytes == was.physical_bytes);
+            CHECK(g.store.takes == first.takes && g.store.extends == first.extends);
+        }
+        was = is;
+        first = g.store;
+    }
+    CHECK(was.idle_bytes == 15 * BLOCK_BYTES);
+    rig_end(&g);
+}
+
+static void
+a_second_generation_costs_no_page(void)
+{
+    a_second_generation_takes_nothing_and_maps_nothing(RIG_LINUX);
+    a_second_generation_takes_nothing_and_maps_nothing(RIG_STRICT);
+}
+
+/* However shapes follow each other. */
+static void
+physical_bytes_never_exceed_the_largest_need(void)
+{
+    static const struct shape {
+        size_t rows, tokens;
+    } shapes[] = {{4, 12}, {1, 22}, {2, 21}, {4, 5}, {3, 13}, {4, 12}, {2, 22}};
+
+    for (rig_store store = RIG_LINUX; store <= RIG_STRICT; store += RIG_STRICT) {
+        static rig g;
+        size_t most = 0;
+
+        begin(&g, store, SIZE_MAX);
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+            mlease *m = lend(&g, 0, shapes[i].rows, i % 2 ? shapes[i].tokens : 0);
+
+            append(&g, m, shapes[i].tokens);
+            most = mt_size_max(most, stats_of(&g).live_bytes);
+            CHECK(stats_of(&g).peak_bytes == most);
+            CHECK(stats_of(&g).physical_bytes <= most);
+            rig_end_of(&g, m);
+        }
+        rig_end(&g);
+    }
+}
+
+/* 0xFF in every byte is a NaN in every float type. */
+static void
+poison(rig *g, const mlease *m, size_t tokens)
+{
+    const mt_kvgeom *geom = rig_geom(g);
+
+    for (size_t i = 0; i < m->rows * rig_layers(g) * 2 * geom->config.heads * tokens; i++) {
+        size_t row = i % m->rows, layer = i / m->rows % rig_layers(g);
+        size_t piece = i / m->rows / rig_layers(g);
+
+        memset(token_at(m->lease, row, layer, piece % 2, piece / 2 % geom->config.heads,
+                        piece / 2 / geom->config.heads),
+               0xFF, geom->row_bytes);
+    }
+}
+
+static void
+recycled_pages_show_nothing_of_their_past(void)
+{
+    for (rig_store store = RIG_LINUX; store < RIG_STORES; store++) {
+        static rig g;
+        static const size_t ragged[MODEL_ROWS] = {1, 9, 3};
+        mlease *m;
+
+        begin(&g, store, SIZE_MAX);
+        append(&g, lend(&g, 0, 3, 22), 22);
+        poison(&g, &g.lease[0], 22);
+        rig_end_of(&g, &g.lease[0]);
+        m = lend(&g, 0, 3, 0);
+        for (size_t layer = 0; layer < 2; layer++)
+            CHECK(rig_update(&g, m, layer, ragged, false) == MT_OK);
+        for (size_t layer = 0; layer < 2; layer++)
+            rig_look(&g, m, layer, 22, true);
+        CHECK(stats_of(&g).recycled > 0);
+        rig_end(&g);
+    }
+}
+
+static void
+a_crop_gives_blocks_back_to_the_pool(void)
+{
+    static const size_t lengths[MODEL_ROWS] = {BLOCK + 1, 22, 0};
+    static rig g;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    m = lend(&g, 0, 3, 0);
+    append(&g, m, 4 * BLOCK);
+    rig_crop(&g, m, lengths);
+    rig_agree(&g);
+    CHECK(stats_of(&g).live_bytes == (2 + 4) * BLOCK_BYTES);
+    CHECK(stats_of(&g).idle_bytes == 6 * BLOCK_BYTES);
+    rig_look_at_all(&g, true);
+    append(&g, m, 2);
+    CHECK(stats_of(&g).recycled == 1); /* row 2's first; row 1's fifth there never was */
+    CHECK(stats_of(&g).physical_bytes <= 12 * BLOCK_BYTES && stats_of(&g).dropped > 0);
+    rig_end(&g);
+}
+
+/* ---- trim ---- */
+
+static void
+trim_drops_what_was_used_longest_ago(void)
+{
+    static rig g;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    append(&g, lend(&g, 0, 1, 0), 2 * BLOCK);
+    append(&g, lend(&g, 1, 1, 0), 3 * BLOCK);
+    append(&g, lend(&g, 2, 1, 0), 4 * BLOCK);
+    rig_end_of(&g, &g.lease[1]);
+    rig_end_of(&g, &g.lease[0]);
+    CHECK(mt_kvpool_trim(g.pool, 9 * BLOCK_BYTES) == 0);
+    CHECK(mt_kvpool_trim(g.pool, 8 * BLOCK_BYTES) == 3 * BLOCK_BYTES);
+    CHECK(stats_of(&g).idle_bytes == 2 * BLOCK_BYTES);
+    CHECK(stats_of(&g).physical_bytes == 6 * BLOCK_BYTES);
+    CHECK(mt_kvpool_trim(g.pool, 0) == 2 * BLOCK_BYTES); /* what lives stays */
+    CHECK(stats_of(&g).physical_bytes == 4 * BLOCK_BYTES && stats_of(&g).dropped == 5);
+    rig_look_at_all(&g, true);
+    rig_end(&g);
+}
+
+static void
+trim_keeps_addresses(void)
+{
+    static rig g;
+    size_t address_bytes;
+    void *base;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    base = mt_kvlease_base(lend(&g, 0, 2, 22)->lease);
+    append(&g, &g.lease[0], 22);
+    rig_end_of(&g, &g.lease[0]);
+    address_bytes = stats_of(&g).address_bytes;
+    CHECK(mt_kvpool_trim(g.pool, 0) == 12 * BLOCK_BYTES && stats_of(&g).reserved_bytes == 0);
+    CHECK(mt_kvlease_base(lend(&g, 0, 2, 22)->lease) == base);
+    append(&g, &g.lease[0], 22);
+    CHECK(stats_of(&g).address_bytes == address_bytes && g.store.extends == 1);
+    rig_end(&g);
+}
+
+/* ---- fork ---- */
+
+static void
+a_fork_stores_the_prompt_once(void)
+{
+    static rig g;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    append(&g, lend(&g, 0, 1, 0), 3 * BLOCK);
+    CHECK(rig_fork(&g, &g.lease[1], &g.lease[0], 4, 0) == MT_OK);
+    CHECK(stats_of(&g).live_bytes == 3 * BLOCK_BYTES);
+    CHECK(stats_of(&g).shared_bytes == 3 * BLOCK_BYTES && stats_of(&g).rows == 5);
+    rig_look_at_all(&g, true);
+    append(&g, &g.lease[1], 1); /* a block of its own for each; none is copied */
+    CHECK(stats_of(&g).live_bytes == 7 * BLOCK_BYTES && stats_of(&g).copied == 0);
+    CHECK(stats_of(&g).physical_bytes == 7 * BLOCK_BYTES);
+    rig_end_of(&g, &g.lease[0]);
+    CHECK(stats_of(&g).live_bytes == 7 * BLOCK_BYTES); /* the children have it still */
+    rig_look_at_all(&g, true);
+    rig_end_of(&g, &g.lease[1]);
+    CHECK(stats_of(&g).live_bytes == 0);
+    rig_end(&g);
+}
+
+static void
+a_write_copies_just_the_block_that_is_shared(void)
+{
+    static rig g;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    append(&g, lend(&g, 0, 1, 0), 3 * BLOCK + 1);
+    CHECK(rig_fork(&g, &g.lease[1], &g.lease[0], 4, 0) == MT_OK);
+    append(&g, &g.lease[1], 1);
+    CHECK(stats_of(&g).copied == 4 && stats_of(&g).live_bytes == (4 + 4) * BLOCK_BYTES);
+    append(&g, &g.lease[0], 1); /* the last one to name it writes in place */
+    CHECK(stats_of(&g).copied == 4);
+    rig_look_at_all(&g, true);
+    rig_end(&g);
+}
+
+static void
+a_fork_takes_one_mapping_a_row(void)
+{
+    static rig g;
+    size_t before;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    append(&g, lend(&g, 0, 1, 0), 3 * BLOCK);
+    before = faulty_store_maps(&g.store);
+    CHECK(rig_fork(&g, &g.lease[1], &g.lease[0], 4, 0) == MT_OK);
+    rig_look_at_all(&g, true);
+    CHECK(faulty_store_maps(&g.store) - before == 4);
+    before = g.store.settles;
+    rig_end_of(&g, &g.lease[1]);
+    CHECK(g.store.settles - before == 4);
+    rig_end(&g);
+}
+
+/* Rows of a group on slots that the group before it left: the second fork maps nothing. */
+static void
+would_fit_counts_a_shared_prompt_once(void)
+{
+    static rig g;
+
+    begin(&g, RIG_LINUX, 10);
+    CHECK(mt_kvpool_would_fit(g.pool, 4, 3 * BLOCK, 2 * BLOCK)); /* 2 + 4 x 1 */
+    CHECK(!mt_kvpool_would_fit(g.pool, 4, 3 * BLOCK, 0));        /* 12 */
+    CHECK(mt_kvpool_would_fit(g.pool, 4, 4 * BLOCK, 2 * BLOCK)); /* 2 + 4 x 2 */
+    CHECK(!mt_kvpool_would_fit(g.pool, 4, 4 * BLOCK, 2 * BLOCK - 1));
+    append(&g, lend(&g, 0, 1, 0), BLOCK);
+    CHECK(!mt_kvpool_would_fit(g.pool, 4, 4 * BLOCK, 2 * BLOCK));
+    CHECK(!mt_kvpool_would_fit(g.pool, 0, 1, 0) && !mt_kvpool_would_fit(g.pool, 5, 1, 0));
+    CHECK(!mt_kvpool_would_fit(g.pool, 1, 23, 0));
+    rig_end(&g);
+}
+
+/* ---- gather ---- */
+
+static void
+a_gather_shares_full_blocks_and_copies_the_last(void)
+{
+    static const size_t all_of_one[MODEL_ROWS] = {1, 1, 1, 1};
+    static rig g;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    append(&g, lend(&g, 0, 4, 0), 2 * BLOCK + 1);
+    CHECK(rig_gather(&g, &g.lease[0], all_of_one, 4) == MT_OK);
+    CHECK(stats_of(&g).copied == 3 && stats_of(&g).taken == 12); /* over their own last blocks */
+    CHECK(stats_of(&g).live_bytes == (2 + 4) * BLOCK_BYTES);
+    CHECK(stats_of(&g).shared_bytes == 2 * BLOCK_BYTES);
+    rig_look_at_all(&g, true);
+    append(&g, &g.lease[0], 1);
+    CHECK(stats_of(&g).copied == 3);
+    rig_end(&g);
+}
+
+static void
+rows_that_change_places_need_one_block_more(void)
+{
+    static const size_t swap[] = {1, 0, 3, 2};
+    static rig g;
+
+    begin(&g, RIG_LINUX, 13);
+    append(&g, lend(&g, 0, 4, 0), 2 * BLOCK + 1);
+    CHECK(rig_gather(&g, &g.lease[0], swap, 4) == MT_OK);
+    CHECK(stats_of(&g).copied == 4 && stats_of(&g).live_bytes == 12 * BLOCK_BYTES);
+    CHECK(stats_of(&g).idle_bytes == BLOCK_BYTES && stats_of(&g).peak_bytes == 13 * BLOCK_BYTES);
+    rig_look_at_all(&g, true);
+    rig_end(&g);
+    begin(&g, RIG_LINUX, 12);
+    append(&g, lend(&g, 0, 4, 0), 2 * BLOCK + 1);
+    CHECK(rig_gather(&g, &g.lease[0], swap, 4) == MT_ELIMIT);
+    rig_look_at_all(&g, true);
+    rig_end(&g);
+}
+
+/* ---- code that writes into the views ---- */
+
+static void
+an_exposed_row_costs_what_is_touched(void)
+{
+    static uint32_t ids[MODEL_ROWS][MODEL_LAYERS];
+    static const size_t counts[MODEL_ROWS] = {BLOCK};
+    static rig g;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, 3);
+    m = lend(&g, 0, 1, 0);
+    CHECK(mt_kvlease_expose(m->lease, NULL) == MT_OK);
+    m->exposed = true;
+    m->writable = 22;
+    CHECK(stats_of(&g).physical_bytes == 0);
+    for (size_t layer = 0; layer < 2; layer++)
+        ids[0][layer] = rig_scribble(&g, m, 0, layer, BLOCK, BLOCK);
+    CHECK(stats_of(&g).physical_bytes == 2 * BLOCK_BYTES && stats_of(&g).live_bytes == 0);
+    CHECK(rig_announce(&g, m, counts, ids) == MT_OK);
+    CHECK(stats_of(&g).live_bytes == BLOCK_BYTES && stats_of(&g).copied == 0);
+    rig_look(&g, m, 0, BLOCK, true);
+    rig_look(&g, m, 1, BLOCK, true);
+    rig_end_of(&g, m);
+    CHECK(stats_of(&g).physical_bytes == BLOCK_BYTES); /* the rest was announced by nobody */
+    rig_end(&g);
+}
+
+static void
+opened_rows_are_taken_ahead(void)
+{
+    static rig g;
+    mlease *m;
+
+    begin(&g, RIG_STRICT, SIZE_MAX);
+    m = lend(&g, 0, 2, 0);
+    append(&g, m, 3);
+    CHECK(rig_open(&g, m, 2 * BLOCK + 1) == MT_OK);
+    CHECK(stats_of(&g).live_bytes == 6 * BLOCK_BYTES);
+    CHECK(mt_kvlease_length(m->lease, 0, 0) == 3);
+    rig_end(&g);
+}
+
+static void
+announced_zeros_take_no_page(void)
+{
+    static uint32_t none[MODEL_ROWS][MODEL_LAYERS];
+    static const size_t counts[MODEL_ROWS] = {15, 15};
+    static rig g;
+    mlease *m;
+
+    for (rig_store store = RIG_LINUX; store <= RIG_STRICT; store += RIG_STRICT) {
+        begin(&g, store, SIZE_MAX);
+        m = lend(&g, 0, 2, 0);
+        append(&g, m, 1);
+        CHECK(rig_announce(&g, m, counts, none) == MT_OK);
+        CHECK(stats_of(&g).live_bytes == 2 * BLOCK_BYTES);
+        rig_look_at_all(&g, true);
+        CHECK(stats_of(&g).physical_bytes == 2 * BLOCK_BYTES);
+        append(&g, m, 1); /* into a block of zeros; those before it stay without one */
+        CHECK(stats_of(&g).live_bytes == 4 * BLOCK_BYTES);
+        rig_look_at_all(&g, true);
+        rig_end(&g);
+    }
+}
+
+/* ---- the end of a lease ---- */
+
+static void *
+unhold(void *lease)
+{
+    mt_kvlease_unhold(lease);
+    return NULL;
+}
+
+static void
+a_held_lease_lingers_until_the_last_view_dies(void)
+{
+    static rig g;
+    pthread_t thread;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    m = lend(&g, 0, 2, 22);
+    append(&g, m, BLOCK);
+    mt_kvlease_hold(m->lease);
+    mt_kvlease_hold(m->lease);
+    mt_kvlease_release(m->lease);
+    m->released = true;
+    CHECK(stats_of(&g).lingering == 1 && stats_of(&g).lingering_bytes == 2 * BLOCK_BYTES);
+    append(&g, lend(&g, 1, 4, 0), 22); /* elsewhere */
+    rig_glance(&g);
+    mt_kvlease_unhold(m->lease);
+    rig_glance(&g);
+    CHECK(stats_of(&g).lingering == 1);
+    CHECK(pthread_create(&thread, NULL, unhold, m->lease) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    *m = (mlease){.lease = NULL};
+    CHECK(stats_of(&g).lingering == 0 && stats_of(&g).idle_bytes == 2 * BLOCK_BYTES);
+    CHECK(stats_of(&g).promised_bytes == 0);
+    rig_end(&g);
+}
+
+static void
+a_closed_pool_goes_with_its_last_lease(void)
+{
+    static rig g;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    append(&g, lend(&g, 1, 1, 0), 22);
+    m = lend(&g, 0, 1, 0);
+    append(&g, m, BLOCK);
+    rig_end_of(&g, &g.lease[1]);
+    mt_kvlease_hold(m->lease);
+    mt_kvpool_close(g.pool);
+    CHECK(g.store.open && mt_ledger_used(g.ledger) == BLOCK_BYTES); /* what was idle is dropped */
+    layer_agrees(m, 0, BLOCK, true);
+    mt_kvlease_release(m->lease);
+    layer_agrees(m, 1, BLOCK, true);
+    CHECK(g.store.open);
+    mt_kvlease_unhold(m->lease);
+    CHECK(!g.store.open && mt_ledger_used(g.ledger) == 0);
+    mt_ledger_drop(g.ledger);
+    CHECK(g.faults.live == 0);
+    mt_kvpool_close(NULL);
+}
+
+/* ---- what errors say ---- */
+
+static void
+errors_give_the_numbers(void)
+{
+    static rig g;
+    mt_kvlease *lease = NULL;
+    mt_error err = {0};
+    mlease *m;
+
+    begin(&g, RIG_LINUX, 8);
+    CHECK(mt_kvpool_acquire(g.pool, 5, 0, &lease, &err) == MT_ESHAPE);
+    CHECK(err.asked == 5 && err.limit == 4 && strcmp(err.detail, "rows") == 0);
+    m = lend(&g, 0, 2, 12);
+    CHECK(mt_kvpool_acquire(g.pool, 2, 8, &lease, &err) == MT_ELIMIT && lease == NULL);
+    CHECK(err.limit == 8 * BLOCK_BYTES && err.used == 6 * BLOCK_BYTES);
+    CHECK(err.asked == 4 * BLOCK_BYTES);
+    append(&g, m, 3 * BLOCK);
+    CHECK(mt_kvlease_room(m->lease, 0, &(mt_kvstep){.count = 11}, &err) == MT_ESHAPE);
+    CHECK(err.asked == 23 && err.limit == 22 && strcmp(err.detail, "tokens") == 0);
+    CHECK(mt_kvlease_room(m->lease, 0, &(mt_kvstep){.count = SIZE_MAX}, &err) == MT_ESHAPE);
+    CHECK(mt_kvlease_announce(m->lease, &(mt_kvstep){.count = 11}, &err) == MT_ESHAPE);
+    /* both rows' new blocks count, though the first alone would fit */
+    CHECK(mt_kvlease_room(m->lease, 0, &(mt_kvstep){.count = 5}, &err) == MT_ELIMIT);
+    CHECK(err.limit == 8 * BLOCK_BYTES && err.used == 6 * BLOCK_BYTES);
+    CHECK(err.asked == 4 * BLOCK_BYTES);
+    rig_agree(&g);
+    append(&g, m, 4);
+    rig_end(&g);
+}
+
+static void
+a_stream_is_handed_to_the_store(void)
+{
+    static rig g;
+
+    begin(&g, RIG_STRICT, SIZE_MAX);
+    rig_fail(&g, 0);
+    CHECK(mt_kvpool_use_stream(g.pool, &g, NULL) == MT_EDEVICE);
+    rig_fail(&g, -1);
+    CHECK(mt_kvpool_use_stream(g.pool, NULL, NULL) == MT_OK);
+    rig_end(&g);
+}
+
+/* 40 stretches are all there may be: rows that share much are copied instead, and correct. */
+static void
+a_pool_with_few_mappings_copies(void)
+{
+    static const size_t beams[MODEL_ROWS] = {3, 0, 0, 1};
+    static rig g;
+
+    begin(&g, RIG_FEW_MAPS, SIZE_MAX);
+    append(&g, lend(&g, 0, 4, 0), BLOCK + 1);
+    for (int i = 0; i < 6; i++) {
+        CHECK(rig_gather(&g, &g.lease[0], beams, 4) == MT_OK);
+        append(&g, &g.lease[0], 2);
+        CHECK(stats_of(&g).maps <= 40 + 4 * 2); /* a moved row has one stretch a layer */
+        rig_look_at_all(&g, true);
+    }
+    rig_end(&g);
+}
+
+int
+main(void)
+{
+    RUN(physical_bytes_are_the_tokens_in_whole_blocks);
+    RUN(a_hint_is_reserved_and_not_physical);
+    RUN(a_second_generation_costs_no_page);
+    RUN(physical_bytes_never_exceed_the_largest_need);
+    RUN(recycled_pages_show_nothing_of_their_past);
+    RUN(a_crop_gives_blocks_back_to_the_pool);
+    RUN(trim_drops_what_was_used_longest_ago);
+    RUN(trim_keeps_addresses);
+    RUN(a_fork_stores_the_prompt_once);
+    RUN(a_write_copies_just_the_block_that_is_shared);
+    RUN(a_fork_takes_one_mapping_a_row);
+    RUN(would_fit_counts_a_shared_prompt_once);
+    RUN(a_gather_shares_full_blocks_and_copies_the_last);
+    RUN(rows_that_change_places_need_one_block_more);
+    RUN(an_exposed_row_costs_what_is_touched);
+    RUN(opened_rows_are_taken_ahead);
+    RUN(announced_zeros_take_no_page);
+    RUN(a_held_lease_lingers_until_the_last_view_dies);
+    RUN(a_closed_pool_goes_with_its_last_lease);
+    RUN(errors_give_the_numbers);
+    RUN(a_stream_is_handed_to_the_store);
+    RUN(a_pool_with_few_mappings_copies);
+    CHECK_DONE();
+}
