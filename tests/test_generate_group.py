@@ -83,6 +83,17 @@ def test_bfloat16_with_a_padded_prefill_is_the_same_too(
     assert torch.equal(group(model, ids, 4, attention_mask=mask, prefill="padded"), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_gives_the_same_samples_too(dtype: torch.dtype) -> None:
+    model, (ids, mask) = tiny("llama"), ragged(11, 4)
+    with torch.autocast("cpu", torch.bfloat16), pool_for(model, 64, 6, dtype=dtype) as pool:
+        expected = plain(model, ids, 3, attention_mask=mask)
+        got = group(model, ids, 3, pool=pool, attention_mask=mask, prefill="padded")
+        assert torch.equal(got, expected)
+        got = group(model, ids, 3, pool=pool, attention_mask=mask)  # rounds differently
+        assert got.shape == expected.shape
+
+
 @pytest.mark.parametrize("keywords", [{}, {"do_sample": False}, {"min_new_tokens": 5}])
 def test_rows_that_end_early(pool: memtools.KVPool, keywords: dict[str, Any]) -> None:
     ids, model = prompt(8, rows=2), tiny("llama")

@@ -78,6 +78,23 @@ def test_generate_gives_the_same_tokens_in_bfloat16(name: str, mode: str) -> Non
     assert torch.equal(expected, got)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_under_autocast_the_pool_has_the_dtype_of_the_model_or_of_autocast(
+    dtype: torch.dtype,
+) -> None:
+    model, ids = tiny("llama"), prompt(11, rows=2)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model.generate(ids, max_new_tokens=NEW)
+        with pool_for(model, 64, 2, dtype=dtype) as pool, PooledCache(pool) as cache:
+            got = model.generate(ids, past_key_values=cache, max_new_tokens=NEW)
+            assert torch.equal(expected, got)
+            assert cache.layers[0].keys.dtype is dtype
+            assert PooledCache.for_model(model, pool).pool is pool
+    half = pool_for(model, 64, 2, dtype=torch.float16)
+    with half as pool, pytest.raises(ValueError, match="dtype torch.float16"):
+        PooledCache.for_model(model, pool)
+
+
 @pytest.mark.parametrize("sample", [False, True])
 def test_assisted_decoding_crops_what_was_not_accepted(sample: bool) -> None:
     expected, got = both(

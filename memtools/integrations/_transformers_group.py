@@ -17,8 +17,9 @@ from transformers import GenerationConfig
 from transformers.cache_utils import Cache
 
 from memtools._bridge import connect
-from memtools.integrations._transformers_cache import PooledCache, PooledLayer, View
+from memtools.integrations._transformers_cache import PooledCache, PooledLayer
 from memtools.integrations._transformers_model import check_pool, pool_for
+from memtools.integrations._transformers_rows import View, as_held
 from memtools.integrations._transformers_settings import Settings, accepts
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class _OneRow:
     def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> View:
         rows, counts = self._lease.batch_size, [0] * self._lease.batch_size
         counts[self._row] = k.shape[2]
+        k, v = as_held(self.pool, k, v)
         self._lease.update(layer, k.expand(rows, -1, -1, -1), v.expand(rows, -1, -1, -1), counts)
         self._seen[layer] += k.shape[2]
         return self.views(layer)

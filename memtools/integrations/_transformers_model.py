@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import memtools
+from memtools._bridge import connect
 
 if TYPE_CHECKING:
     import torch
 
-    from memtools import KVPool
+    from memtools import Budget, KVPool
+else:
+    torch = connect().torch
 
 # Layers that keep K and V of every token. Where a window is smaller, the mask sees to it.
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -65,7 +68,7 @@ def pool_for(
     model: Any,
     max_tokens: int,
     max_sequences: int,
-    limit: int | str | None = None,
+    limit: int | str | Budget | None = None,
     **options: Any,
 ) -> KVPool:
     """A KVPool with the layers, heads, dtype and device of a transformers model.
@@ -75,26 +78,27 @@ def pool_for(
         max_tokens: of one sequence, prompt and answer together; the last token of an answer needs
             no room. Only addresses: pages are taken as tokens come.
         max_sequences: rows of one batch, `prompts * num_samples` for groups.
-        limit: physical bytes at most, an int or like `"2 GiB"`; None is unlimited.
-        options: passed on to KVPool.
+        limit: physical bytes at most, an int or like `"2 GiB"`, or a Budget; None is unlimited.
+        options: passed on to KVPool. `dtype=torch.bfloat16` serves a float32 model that generates
+            under autocast, in half the memory.
 
     Raises ValueError for a model that keeps something else than K and V of one shape in all layers.
     """
-    return memtools.KVPool(
-        **geometry(model)._asdict(),
-        max_tokens=max_tokens,
-        max_sequences=max_sequences,
-        limit=limit,
-        **options,
-    )
+    sizes = {"max_tokens": max_tokens, "max_sequences": max_sequences, "limit": limit}
+    return memtools.KVPool(**{**geometry(model)._asdict(), **sizes, **options})
 
 
 def check_pool(model: Any, pool: KVPool) -> None:
-    """Raises ValueError that names every difference between the pool and the model."""
+    """Raises ValueError that names every difference between the pool and the model. Under autocast
+    a pool of its dtype fits too."""
+    wanted = geometry(model)
+    device = wanted.device.type
+    if torch.is_autocast_enabled(device) and pool.dtype is torch.get_autocast_dtype(device):
+        wanted = wanted._replace(dtype=pool.dtype)
     differ = [
-        f"{name} {getattr(pool, name)} (the model has {wanted})"
-        for name, wanted in geometry(model)._asdict().items()
-        if getattr(pool, name) != wanted
+        f"{name} {getattr(pool, name)} (the model has {value})"
+        for name, value in wanted._asdict().items()
+        if getattr(pool, name) != value
     ]
     if differ:
         raise ValueError(

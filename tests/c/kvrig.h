@@ -278,7 +278,8 @@ rig_look_at_all(rig *g, bool whole)
         mlease *m = &g->lease[i];
 
         for (size_t layer = 0; m->lease != NULL && !m->released && layer < rig_layers(g); layer++)
-            rig_look(g, m, layer, mlease_longest(m, layer), whole);
+            rig_look(g, m, layer,
+                     whole ? mlease_tokens(m, rig_layers(g)) : mlease_longest(m, layer), whole);
     }
     rig_agree(g);
 }
@@ -386,6 +387,25 @@ rig_write(rig *g, const mlease *m, size_t layer, const mt_kvstep *step, const si
     mt_kvlease_write(m->lease, layer, step, &from[0], &from[1]);
     free(k);
     free(v);
+}
+
+/* room and write, and then the caller gives up: nothing of it may ever show. pre: it fits. */
+static inline mt_status
+rig_abandon(rig *g, mlease *m, size_t layer, const size_t *counts)
+{
+    mt_kvstep step = {.counts = counts};
+    size_t most = 1;
+    mt_error err = {0};
+    mt_status st = mt_kvlease_room(m->lease, layer, &step, &err);
+
+    rig_reason(g, st, &err, false);
+    memset(m->seen, 0, sizeof m->seen);
+    if (st != MT_OK) return st;
+    for (size_t row = 0; row < m->rows; row++)
+        most = mt_size_max(most, counts[row]);
+    rig_write(g, m, layer, &step, counts, most, g->next_id);
+    g->next_id += MODEL_ROWS * MODEL_TOKENS;
+    return MT_OK;
 }
 
 /* room, write, advance. `uniform`: the step is given as one count. */

@@ -72,6 +72,17 @@ steps_update(rig *g, mlease *m)
 }
 
 static inline mt_status
+steps_abandon(rig *g, mlease *m)
+{
+    size_t counts[MODEL_ROWS] = {0};
+
+    for (size_t row = 0; row < m->rows; row++)
+        counts[row] = mt_size_min(rig_roll(g, 7), g->setup.config.max_tokens -
+                                                      mrow_tokens(&m->row[row], rig_layers(g)));
+    return rig_abandon(g, m, rig_roll(g, rig_layers(g)), counts);
+}
+
+static inline mt_status
 steps_crop(rig *g, mlease *m)
 {
     size_t lengths[MODEL_ROWS], all = rig_roll(g, g->setup.config.max_tokens + 1);
@@ -165,7 +176,7 @@ steps_trim(rig *g)
 static inline mt_status
 steps_other(rig *g, mlease *m)
 {
-    switch (rig_roll(g, 12)) {
+    switch (rig_roll(g, 14)) {
     case 0:
     case 1:
         return steps_crop(g, m);
@@ -176,7 +187,10 @@ steps_other(rig *g, mlease *m)
     case 5:
         return steps_fork(g, m);
     case 6:
+    case 11:
         return steps_in_place(g, m);
+    case 12:
+        return steps_abandon(g, m);
     case 7:
         return steps_trim(g);
     case 8:

@@ -310,7 +310,32 @@ a_fork_takes_one_mapping_a_row(void)
     rig_end(&g);
 }
 
-/* Rows of a group on slots that the group before it left: the second fork maps nothing. */
+/* Past what update writes nobody is to write, but code does; the others must not see it. */
+static void
+a_stray_write_stays_with_its_row(void)
+{
+    static rig g;
+    mlease *prompt, *group;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    prompt = lend(&g, 0, 1, 0);
+    append(&g, prompt, 2 * BLOCK);
+    for (int round = 0; round < 3; round++) {
+        group = &g.lease[1];
+        CHECK(rig_fork(&g, group, prompt, 2, 0) == MT_OK);
+        rig_look(&g, group, 0, 2 * BLOCK, true); /* nothing is left of the round before */
+        token_write(group->lease, 0, 0, 3, 999);
+        CHECK(token_shows(group->lease, 0, 0, 3, 999, true));
+        CHECK(token_shows(group->lease, 1, 0, 3, prompt->row[0].id[0][3], true));
+        rig_look(&g, prompt, 0, 2 * BLOCK, true);
+        if (round == 1) rig_fail(&g, 0); /* what cannot be forgotten is mapped anew */
+        rig_end_of(&g, group);
+        rig_fail(&g, -1);
+    }
+    CHECK(stats_of(&g).physical_bytes == 2 * BLOCK_BYTES);
+    rig_end(&g);
+}
+
 static void
 would_fit_counts_a_shared_prompt_once(void)
 {
@@ -368,6 +393,23 @@ rows_that_change_places_need_one_block_more(void)
     rig_end(&g);
 }
 
+static void
+rings_at_several_places_need_a_block_at_each(void)
+{
+    static const size_t swap[] = {1, 0, 3, 2}, ragged[MODEL_ROWS] = {9, 9, 1, 1};
+    static rig g;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, 10);
+    m = lend(&g, 0, 4, 0);
+    for (size_t layer = 0; layer < 2; layer++)
+        CHECK(rig_update(&g, m, layer, ragged, false) == MT_OK);
+    CHECK(rig_gather(&g, m, swap, 4) == MT_OK); /* 2 x 3 + 2 x 1 blocks, and 2 */
+    rig_look_at_all(&g, true);
+    CHECK(stats_of(&g).peak_bytes == 10 * BLOCK_BYTES);
+    rig_end(&g);
+}
+
 /* ---- code that writes into the views ---- */
 
 static void
@@ -393,6 +435,33 @@ an_exposed_row_costs_what_is_touched(void)
     rig_look(&g, m, 1, BLOCK, true);
     rig_end_of(&g, m);
     CHECK(stats_of(&g).physical_bytes == BLOCK_BYTES); /* the rest was announced by nobody */
+    rig_end(&g);
+}
+
+/* Looking beyond the rows' ends, and asking for it again, take nothing away. */
+static void
+exposed_rows_stay_exposed(void)
+{
+    static uint32_t ids[MODEL_ROWS][MODEL_LAYERS];
+    static const size_t counts[MODEL_ROWS] = {13, 6};
+    static rig g;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    m = lend(&g, 0, 2, 0);
+    append(&g, m, 2);
+    rig_look(&g, m, 0, 22, true); /* zeros are mapped there before */
+    CHECK(rig_expose(&g, m) == MT_OK);
+    for (size_t layer = 0; layer < 2; layer++)
+        rig_look(&g, m, layer, 22, true); /* and might be again */
+    for (size_t row = 0; row < 2; row++)
+        for (size_t layer = 0; layer < 2; layer++)
+            ids[row][layer] = rig_scribble(&g, m, row, layer, counts[row], 0);
+    CHECK(mt_kvlease_expose(m->lease, NULL) == MT_OK);
+    CHECK(rig_announce(&g, m, counts, ids) == MT_OK);
+    rig_look(&g, m, 0, 22, true);
+    rig_look(&g, m, 1, 22, true);
+    CHECK(stats_of(&g).copied == 0);
     rig_end(&g);
 }
 
@@ -572,10 +641,13 @@ main(void)
     RUN(a_fork_stores_the_prompt_once);
     RUN(a_write_copies_just_the_block_that_is_shared);
     RUN(a_fork_takes_one_mapping_a_row);
+    RUN(a_stray_write_stays_with_its_row);
     RUN(would_fit_counts_a_shared_prompt_once);
     RUN(a_gather_shares_full_blocks_and_copies_the_last);
     RUN(rows_that_change_places_need_one_block_more);
+    RUN(rings_at_several_places_need_a_block_at_each);
     RUN(an_exposed_row_costs_what_is_touched);
+    RUN(exposed_rows_stay_exposed);
     RUN(opened_rows_are_taken_ahead);
     RUN(announced_zeros_take_no_page);
     RUN(a_held_lease_lingers_until_the_last_view_dies);
