@@ -242,7 +242,7 @@ note_ready(mt_kvlease *lease, size_t layer, size_t row, size_t view)
     size_t blocks = mt_size_max(mt_kvgeom_blocks(g, view), lease->shown[at] / step);
 
     lease->shown[at] = (uint32_t)(blocks * step);
-    note_clean(lease, layer, row, view);
+    if (!lease->opening) note_clean(lease, layer, row, view);
     if (lease->to[row] == lease->from[row]) return;
     lease->ready_lo[at] = (uint32_t)(lease->from[row] / step * step);
     lease->ready_hi[at] = (uint32_t)(mt_kvgeom_blocks(g, lease->to[row]) * step);
@@ -335,7 +335,7 @@ mt_kvgrow_prepare(mt_kvlease *lease, size_t layer, size_t view, mt_error *err)
     mt_error why;
 
     if (is_ready(lease, layer, view)) {
-        note_roomed(lease, layer);
+        if (!lease->opening) note_roomed(lease, layer);
         return MT_OK;
     }
     do {
@@ -381,6 +381,7 @@ static void
 write_head(char *dst, const char *src, size_t tokens, size_t bytes, size_t dst_stride,
            ptrdiff_t src_stride)
 {
+    if (tokens == 0) return; /* an empty tensor may have no address */
     if (dst_stride == bytes && src_stride == (ptrdiff_t)bytes) {
         memcpy(dst, src, tokens * bytes);
         return;

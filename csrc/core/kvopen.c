@@ -24,7 +24,9 @@ open_layer(mt_kvlease *lease, size_t layer, size_t tokens, mt_error *err)
     mt_status st;
 
     set_rows(lease, layer, tokens);
+    lease->opening = true;
     st = mt_kvgrow_prepare(lease, layer, tokens, err);
+    lease->opening = false;
     if (st != MT_OK) return st;
     set_rows(lease, layer, 0);
     return mt_kvgrow_prepare(lease, layer, tokens, err);
@@ -104,8 +106,9 @@ expose_row(mt_kvlease *lease, size_t row, mt_error *err)
 
     for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++)
         st = mt_kvmap_home(pool, lease->first + row, unit, err);
-    for (size_t tb = s->taken; st == MT_OK && !s->exposed && tb < pool->geom.blocks; tb++)
-        if (s->resident[tb]) st = mt_kvblock_zero(pool, (uint32_t)(s - pool->slots), tb, 0, err);
+    for (size_t tb = 0; st == MT_OK && !s->exposed && tb < pool->geom.blocks; tb++)
+        if (s->resident[tb] && s->refs[tb] == 0)
+            st = mt_kvblock_zero(pool, (uint32_t)(s - pool->slots), tb, 0, err);
     if (st == MT_OK) s->exposed = true;
     return st == MT_EAGAIN ? mt_fail(err, MT_ENOMEM, "max_map_count", 0) : st;
 }

@@ -65,7 +65,8 @@ mt_status mt_kvpool_new(const mt_alloc *mem, const mt_store_ops *store, mt_ledge
                         const char *name, const mt_kvconfig *config, mt_kvpool **out,
                         mt_error *err);
 /* The pool lends no more and drops what is idle; it is freed when its last lease is. pre: called
- * once, and no other call of the pool itself runs or follows. NULL is ignored. */
+ * once, and no other call of the pool itself runs or follows, but use_stream while a lease is
+ * alive. NULL is ignored. */
 void mt_kvpool_close(mt_kvpool *pool);
 
 const mt_kvgeom *mt_kvpool_geom(const mt_kvpool *pool);

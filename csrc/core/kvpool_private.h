@@ -73,6 +73,7 @@ struct mt_kvlease {
     size_t holds;                 /* the owner's, and hold()'s; guarded by the pool's lock */
     bool released;
     bool exposed;
+    bool opening; /* prepare makes blocks ready, and is asked for what they hold after that */
     char *base;
     /* Of this lease's one thread, [row x layers + layer]: */
     uint32_t *lengths;

@@ -401,6 +401,7 @@ rig_abandon(rig *g, mlease *m, size_t layer, const size_t *counts)
     rig_reason(g, st, &err, false);
     memset(m->seen, 0, sizeof m->seen);
     if (st != MT_OK) return st;
+    m->writable = 0;
     for (size_t row = 0; row < m->rows; row++)
         most = mt_size_max(most, counts[row]);
     rig_write(g, m, layer, &step, counts, most, g->next_id);

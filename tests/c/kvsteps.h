@@ -129,9 +129,9 @@ steps_acquire(rig *g)
 
 /* Whether what announce would add is known: written just now, or zeros. */
 static inline bool
-steps_may_announce(const mlease *m, size_t layers)
+steps_may_announce(const rig *g, const mlease *m, size_t layers)
 {
-    if (m->exposed && m->writable == 0) return false;
+    if (m->exposed && m->writable < g->setup.config.max_tokens) return false;
     for (size_t row = 0; row < m->rows; row++)
         for (size_t layer = 0; layer < layers; layer++)
             if (m->row[row].scribbled > m->writable &&
@@ -150,7 +150,7 @@ steps_in_place(rig *g, mlease *m)
 
     if (how < 3) st = rig_open(g, m, rig_roll(g, g->setup.config.max_tokens + 1));
     if (how == 3 && g->store.under.lazy) st = rig_expose(g, m);
-    if (st != MT_OK || !steps_may_announce(m, rig_layers(g))) return st;
+    if (st != MT_OK || !steps_may_announce(g, m, rig_layers(g))) return st;
     steps_counts(g, m, counts, rig_roll(g, 2) != 0);
     for (size_t row = 0; row < m->rows; row++)
         for (size_t layer = 0; layer < rig_layers(g); layer++)
