@@ -56,7 +56,6 @@ a_strict_pool_does_as_the_model(void)
 int
 main(void)
 {
-    
     RUN(a_linux_pool_does_as_the_model);
     RUN(a_strict_pool_does_as_the_model);
     RUN(a_pool_with_few_mappings_does_as_the_model);

@@ -1,0 +1,249 @@
+/* A KV pool and code that writes into the views itself; how leases and pools end; what errors say.
+ */
+#include <pthread.h>
+
+#include "kvplain.h"
+
+/* ---- code that writes into the views ---- */
+
+static void
+an_exposed_row_costs_what_is_touched(void)
+{
+    static uint32_t ids[MODEL_ROWS][MODEL_LAYERS];
+    static const size_t counts[MODEL_ROWS] = {BLOCK};
+    static rig g;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, 3);
+    m = lend(&g, 0, 1, 0);
+    CHECK(mt_kvlease_expose(m->lease, NULL) == MT_OK);
+    m->exposed = true;
+    m->writable = 22;
+    CHECK(stats_of(&g).physical_bytes == 0);
+    for (size_t layer = 0; layer < 2; layer++)
+        ids[0][layer] = rig_scribble(&g, m, 0, layer, BLOCK, BLOCK);
+    CHECK(stats_of(&g).physical_bytes == 2 * BLOCK_BYTES && stats_of(&g).live_bytes == 0);
+    CHECK(rig_announce(&g, m, counts, ids) == MT_OK);
+    CHECK(stats_of(&g).live_bytes == BLOCK_BYTES && stats_of(&g).copied == 0);
+    rig_look(&g, m, 0, BLOCK, true);
+    rig_look(&g, m, 1, BLOCK, true);
+    rig_end_of(&g, m);
+    CHECK(stats_of(&g).physical_bytes == BLOCK_BYTES); /* the rest was announced by nobody */
+    rig_end(&g);
+}
+
+/* Looking beyond the rows' ends, and asking for it again, take nothing away. */
+static void
+exposed_rows_stay_exposed(void)
+{
+    static uint32_t ids[MODEL_ROWS][MODEL_LAYERS];
+    static const size_t counts[MODEL_ROWS] = {13, 6};
+    static rig g;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    append(&g, lend(&g, 0, 2, 0), 22); /* its pages are kept, with what they hold */
+    rig_end_of(&g, &g.lease[0]);
+    m = lend(&g, 0, 2, 0);
+    append(&g, m, 2);
+    rig_look(&g, m, 0, 22, true); /* zeros are mapped there before */
+    CHECK(rig_expose(&g, m) == MT_OK);
+    for (size_t layer = 0; layer < 2; layer++)
+        rig_look(&g, m, layer, 22, true); /* and might be again */
+    for (size_t row = 0; row < 2; row++)
+        for (size_t layer = 0; layer < 2; layer++)
+            ids[row][layer] = rig_scribble(&g, m, row, layer, counts[row], 0);
+    CHECK(mt_kvlease_expose(m->lease, NULL) == MT_OK);
+    CHECK(rig_announce(&g, m, counts, ids) == MT_OK);
+    rig_look(&g, m, 0, 22, true);
+    rig_look(&g, m, 1, 22, true);
+    CHECK(stats_of(&g).copied == 0);
+    rig_end(&g);
+}
+
+static void
+opened_rows_are_taken_ahead(void)
+{
+    static rig g;
+    mlease *m;
+
+    begin(&g, RIG_STRICT, SIZE_MAX);
+    m = lend(&g, 0, 2, 0);
+    append(&g, m, 3);
+    CHECK(rig_open(&g, m, 2 * BLOCK + 1) == MT_OK);
+    CHECK(stats_of(&g).live_bytes == 6 * BLOCK_BYTES);
+    CHECK(mt_kvlease_length(m->lease, 0, 0) == 3);
+    rig_end(&g);
+}
+
+/* Code asks for more room before it says what it wrote. */
+static void
+opening_further_keeps_what_was_written(void)
+{
+    static uint32_t ids[MODEL_ROWS][MODEL_LAYERS];
+    static const size_t counts[MODEL_ROWS] = {6, 1};
+
+    for (rig_store store = RIG_LINUX; store <= RIG_STRICT; store += RIG_STRICT) {
+        static rig g;
+        mlease *m;
+
+        begin(&g, store, SIZE_MAX);
+        append(&g, lend(&g, 0, 2, 0), 22);
+        rig_end_of(&g, &g.lease[0]);
+        m = lend(&g, 0, 2, 0);
+        append(&g, m, 1);
+        CHECK(rig_open(&g, m, 7) == MT_OK);
+        for (size_t row = 0; row < 2; row++)
+            for (size_t layer = 0; layer < 2; layer++)
+                ids[row][layer] = rig_scribble(&g, m, row, layer, counts[row], 0);
+        CHECK(mt_kvlease_open(m->lease, 17, NULL) == MT_OK);
+        CHECK(rig_announce(&g, m, counts, ids) == MT_OK);
+        rig_look(&g, m, 0, 17, true);
+        rig_look(&g, m, 1, 17, true);
+        rig_end(&g);
+    }
+}
+
+static void
+announced_zeros_take_no_page(void)
+{
+    static uint32_t none[MODEL_ROWS][MODEL_LAYERS];
+    static const size_t counts[MODEL_ROWS] = {15, 15};
+    static rig g;
+    mlease *m;
+
+    for (rig_store store = RIG_LINUX; store <= RIG_STRICT; store += RIG_STRICT) {
+        begin(&g, store, SIZE_MAX);
+        m = lend(&g, 0, 2, 0);
+        append(&g, m, 1);
+        CHECK(rig_announce(&g, m, counts, none) == MT_OK);
+        CHECK(stats_of(&g).live_bytes == 2 * BLOCK_BYTES);
+        rig_look_at_all(&g, true);
+        CHECK(stats_of(&g).physical_bytes == 2 * BLOCK_BYTES);
+        append(&g, m, 1); /* into a block of zeros; those before it stay without one */
+        CHECK(stats_of(&g).live_bytes == 4 * BLOCK_BYTES);
+        rig_look_at_all(&g, true);
+        rig_end(&g);
+    }
+}
+
+/* ---- the end of a lease ---- */
+
+static void *
+unhold(void *lease)
+{
+    mt_kvlease_unhold(lease);
+    return NULL;
+}
+
+static void
+a_held_lease_lingers_until_the_last_view_dies(void)
+{
+    static rig g;
+    pthread_t thread;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    m = lend(&g, 0, 2, 22);
+    append(&g, m, BLOCK);
+    mt_kvlease_hold(m->lease);
+    mt_kvlease_hold(m->lease);
+    mt_kvlease_release(m->lease);
+    m->released = true;
+    CHECK(stats_of(&g).lingering == 1 && stats_of(&g).lingering_bytes == 2 * BLOCK_BYTES);
+    append(&g, lend(&g, 1, 4, 0), 22); /* elsewhere */
+    rig_glance(&g);
+    mt_kvlease_unhold(m->lease);
+    rig_glance(&g);
+    CHECK(stats_of(&g).lingering == 1);
+    CHECK(pthread_create(&thread, NULL, unhold, m->lease) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    *m = (mlease){.lease = NULL};
+    CHECK(stats_of(&g).lingering == 0 && stats_of(&g).idle_bytes == 2 * BLOCK_BYTES);
+    CHECK(stats_of(&g).promised_bytes == 0);
+    rig_end(&g);
+}
+
+static void
+a_closed_pool_goes_with_its_last_lease(void)
+{
+    static rig g;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    append(&g, lend(&g, 1, 1, 0), 22);
+    m = lend(&g, 0, 1, 0);
+    append(&g, m, BLOCK);
+    rig_end_of(&g, &g.lease[1]);
+    mt_kvlease_hold(m->lease);
+    mt_kvpool_close(g.pool);
+    CHECK(g.store.open && mt_ledger_used(g.ledger) == BLOCK_BYTES); /* what was idle is dropped */
+    layer_agrees(m, 0, BLOCK, true);
+    mt_kvlease_release(m->lease);
+    layer_agrees(m, 1, BLOCK, true);
+    CHECK(g.store.open);
+    mt_kvlease_unhold(m->lease);
+    CHECK(!g.store.open && mt_ledger_used(g.ledger) == 0);
+    mt_ledger_drop(g.ledger);
+    CHECK(g.faults.live == 0);
+    mt_kvpool_close(NULL);
+}
+
+/* ---- what errors say ---- */
+
+static void
+errors_give_the_numbers(void)
+{
+    static rig g;
+    mt_kvlease *lease = NULL;
+    mt_error err = {0};
+    mlease *m;
+
+    begin(&g, RIG_LINUX, 8);
+    CHECK(mt_kvpool_acquire(g.pool, 5, 0, &lease, &err) == MT_ESHAPE);
+    CHECK(err.asked == 5 && err.limit == 4 && strcmp(err.detail, "rows") == 0);
+    m = lend(&g, 0, 2, 12);
+    CHECK(mt_kvpool_acquire(g.pool, 2, 8, &lease, &err) == MT_ELIMIT && lease == NULL);
+    CHECK(err.limit == 8 * BLOCK_BYTES && err.used == 6 * BLOCK_BYTES);
+    CHECK(err.asked == 4 * BLOCK_BYTES);
+    append(&g, m, 3 * BLOCK);
+    CHECK(mt_kvlease_room(m->lease, 0, &(mt_kvstep){.count = 11}, &err) == MT_ESHAPE);
+    CHECK(err.asked == 23 && err.limit == 22 && strcmp(err.detail, "tokens") == 0);
+    CHECK(mt_kvlease_room(m->lease, 0, &(mt_kvstep){.count = SIZE_MAX}, &err) == MT_ESHAPE);
+    CHECK(mt_kvlease_announce(m->lease, &(mt_kvstep){.count = 11}, &err) == MT_ESHAPE);
+    /* both rows' new blocks count, though the first alone would fit */
+    CHECK(mt_kvlease_room(m->lease, 0, &(mt_kvstep){.count = 5}, &err) == MT_ELIMIT);
+    CHECK(err.limit == 8 * BLOCK_BYTES && err.used == 6 * BLOCK_BYTES);
+    CHECK(err.asked == 4 * BLOCK_BYTES);
+    rig_agree(&g);
+    append(&g, m, 4);
+    rig_end(&g);
+}
+
+static void
+a_stream_is_handed_to_the_store(void)
+{
+    static rig g;
+
+    begin(&g, RIG_STRICT, SIZE_MAX);
+    rig_fail(&g, 0);
+    CHECK(mt_kvpool_use_stream(g.pool, &g, NULL) == MT_EDEVICE);
+    rig_fail(&g, -1);
+    CHECK(mt_kvpool_use_stream(g.pool, NULL, NULL) == MT_OK);
+    rig_end(&g);
+}
+
+int
+main(void)
+{
+    RUN(an_exposed_row_costs_what_is_touched);
+    RUN(exposed_rows_stay_exposed);
+    RUN(opened_rows_are_taken_ahead);
+    RUN(opening_further_keeps_what_was_written);
+    RUN(announced_zeros_take_no_page);
+    RUN(a_held_lease_lingers_until_the_last_view_dies);
+    RUN(a_closed_pool_goes_with_its_last_lease);
+    RUN(errors_give_the_numbers);
+    RUN(a_stream_is_handed_to_the_store);
+    CHECK_DONE();
+}
