@@ -44,7 +44,7 @@ exposed_rows_stay_exposed(void)
     begin(&g, RIG_LINUX, SIZE_MAX);
     append(&g, lend(&g, 0, 2, 0), 22); /* its pages are kept, with what they hold */
     rig_end_of(&g, &g.lease[0]);
-    m = lend(&g, 0, 2, 0);
+    m = lend(&g, 0, 2, 22);
     append(&g, m, 2);
     rig_look(&g, m, 0, 22, true); /* zeros are mapped there before */
     CHECK(rig_expose(&g, m) == MT_OK);
@@ -90,7 +90,7 @@ opening_further_keeps_what_was_written(void)
         begin(&g, store, SIZE_MAX);
         append(&g, lend(&g, 0, 2, 0), 22);
         rig_end_of(&g, &g.lease[0]);
-        m = lend(&g, 0, 2, 0);
+        m = lend(&g, 0, 2, 22);
         append(&g, m, 1);
         CHECK(rig_open(&g, m, 7) == MT_OK);
         for (size_t row = 0; row < 2; row++)
