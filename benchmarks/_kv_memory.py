@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-INTERVAL_S = 0.002
+INTERVAL_S = 0.001
 
 
 class Memory(NamedTuple):
@@ -78,7 +78,7 @@ def mapped_stretches() -> int:
 
 @contextlib.contextmanager
 def peak_memory() -> Iterator[dict[str, int]]:
-    """The largest `Memory.physical` within the block, sampled by another process every 2 ms.
+    """The largest `Memory.physical` within the block, sampled by another process every ms.
 
     The dictionary is filled when the block ends: physical bytes before, at the peak, and samples.
     """
@@ -95,11 +95,17 @@ def peak_memory() -> Iterator[dict[str, int]]:
 
 def watch(process: int) -> None:
     """Writes the first sample, then the largest, once the standard input is closed."""
-    most, samples = memory(process).physical, 1
+    folder = Path("/proc", str(process))
+    most, samples = physical(folder), 1
     print(json.dumps({"physical": most}), flush=True)
     while not select.select([sys.stdin], [], [], INTERVAL_S)[0]:
-        most, samples = max(most, memory(process).physical), samples + 1
+        most, samples = max(most, physical(folder)), samples + 1
     print(json.dumps({"physical": most, "samples": samples}))
+
+
+def physical(folder: Path) -> int:
+    """As Memory.physical where no process shares anonymous pages, and a hundred times as fast."""
+    return _kib(folder / "status")["RssAnon"] + _memory_files(folder)
 
 
 if __name__ == "__main__":
