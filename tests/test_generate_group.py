@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("transformers")
-
 from transformers import GenerationConfig
 
 import memtools

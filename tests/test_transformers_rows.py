@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("transformers")
-
 import memtools
 from memtools.integrations.transformers import PooledCache, pool_for
 from tests.poolback import everything_is_back

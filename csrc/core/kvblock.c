@@ -48,8 +48,7 @@ mt_kvblock_fit(mt_kvpool *pool)
     pool->reserved = wanted;
 }
 
-/* --- dropping ------------------------------------------------------------------------------------
- */
+/* --- dropping --- */
 
 static bool
 is_idle(const mt_kvslot *s, size_t tb)
@@ -147,8 +146,7 @@ mt_kvblock_drop(mt_kvpool *pool, size_t keep)
         drop_idle_of(pool, (size_t)(s - pool->slots));
 }
 
-/* --- taking --------------------------------------------------------------------------------------
- */
+/* --- taking --- */
 
 /* A slot whose home has this block free; the row's own keeps addresses and store in step, another
  * resident one at least saves the page. slot_count when there is none. */
@@ -252,8 +250,7 @@ mt_kvblock_untake(mt_kvlease *lease, uint32_t home, size_t tb)
     lease->pool->promised++;
 }
 
-/* --- naming --------------------------------------------------------------------------------------
- */
+/* --- naming --- */
 
 void
 mt_kvblock_name(mt_kvpool *pool, uint32_t home, size_t tb)
@@ -279,8 +276,7 @@ mt_kvblock_unname(mt_kvpool *pool, uint32_t home, size_t tb)
     if (s->exposed) drop_block(pool, home, tb);
 }
 
-/* --- content -------------------------------------------------------------------------------------
- */
+/* --- content --- */
 
 static mt_status
 part_window(mt_kvpool *pool, uint32_t home, size_t at, void **out, mt_error *err)

@@ -214,8 +214,7 @@ copy_all(plan *p, mt_error *err)
     return st;
 }
 
-/* --- the change ----------------------------------------------------------------------------------
- */
+/* --- the change --- */
 
 static void
 copy_lengths(plan *p)
@@ -304,8 +303,7 @@ gather_locked(plan *p, mt_error *err)
     return st;
 }
 
-/* --- memory --------------------------------------------------------------------------------------
- */
+/* --- memory --- */
 
 static void
 free_plan(plan *p)

@@ -5,8 +5,7 @@
 
 #include "size.h"
 
-/* --- the journal ---------------------------------------------------------------------------------
- */
+/* --- the journal --- */
 
 void
 mt_kvjournal_begin(mt_kvjournal *j, mt_kvlease *lease)
@@ -120,8 +119,7 @@ mt_kvjournal_commit(mt_kvjournal *j)
     free_entries(j);
 }
 
-/* --- owning --------------------------------------------------------------------------------------
- */
+/* --- owning --- */
 
 static bool
 is_own(const mt_kvlease *lease, size_t row, size_t tb)

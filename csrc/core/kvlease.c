@@ -4,8 +4,7 @@
 #include "kvgrow.h"
 #include "size.h"
 
-/* --- looking -------------------------------------------------------------------------------------
- */
+/* --- looking --- */
 
 size_t
 mt_kvlease_rows(const mt_kvlease *lease)
@@ -72,8 +71,7 @@ mt_kvlease_unready(mt_kvlease *lease, size_t row)
         lease->ready_lo[at] = lease->ready_hi[at] = lease->shown[at] = 0;
 }
 
-/* --- prepare -------------------------------------------------------------------------------------
- */
+/* --- prepare --- */
 
 static uint32_t *
 clean_of(const mt_kvlease *lease, size_t layer, size_t row)
@@ -347,14 +345,7 @@ mt_kvgrow_prepare(mt_kvlease *lease, size_t layer, size_t view, mt_error *err)
     return st;
 }
 
-/* --- appending -----------------------------------------------------------------------------------
- */
-
-static inline size_t
-count_of(const mt_kvstep *step, size_t row)
-{
-    return step->counts != NULL ? step->counts[row] : step->count;
-}
+/* --- appending --- */
 
 mt_status
 mt_kvlease_room(mt_kvlease *lease, size_t layer, const mt_kvstep *step, mt_error *err)
@@ -362,7 +353,7 @@ mt_kvlease_room(mt_kvlease *lease, size_t layer, const mt_kvstep *step, mt_error
     size_t view = 0, most = lease->pool->geom.config.max_tokens;
 
     for (size_t row = 0; row < lease->rows; row++) {
-        size_t from = *mt_kvlease_len(lease, layer, row), count = count_of(step, row);
+        size_t from = *mt_kvlease_len(lease, layer, row), count = mt_kvstep_count(step, row);
 
         if (count > most - from) {
             size_t asked = count > SIZE_MAX - from ? SIZE_MAX : from + count;
@@ -411,8 +402,8 @@ mt_kvlease_write(mt_kvlease *lease, size_t layer, const mt_kvstep *step, const m
                  const mt_kvsource *v)
 {
     for (size_t row = 0; row < lease->rows; row++) {
-        write_row(lease, layer, row, count_of(step, row), 0, k);
-        write_row(lease, layer, row, count_of(step, row), 1, v);
+        write_row(lease, layer, row, mt_kvstep_count(step, row), 0, k);
+        write_row(lease, layer, row, mt_kvstep_count(step, row), 1, v);
     }
 }
 
@@ -424,7 +415,7 @@ mt_kvlease_advance(mt_kvlease *lease, size_t layer, const mt_kvstep *step)
         uint32_t *length = mt_kvlease_len(lease, layer, row), *clean = clean_of(lease, layer, row);
         uint32_t *roomed = roomed_of(lease, layer, row);
 
-        *length += (uint32_t)count_of(step, row);
+        *length += (uint32_t)mt_kvstep_count(step, row);
         if (*clean < *length) *clean = *length;
         if (*roomed < *length) *roomed = *length;
     }
@@ -453,8 +444,7 @@ mt_kvlease_unclean(mt_kvlease *lease, size_t row)
     }
 }
 
-/* --- shrinking -----------------------------------------------------------------------------------
- */
+/* --- shrinking --- */
 
 static void
 crop_row(mt_kvlease *lease, size_t row, size_t length)

@@ -4,8 +4,7 @@
 
 #include "size.h"
 
-/* --- which slots ---------------------------------------------------------------------------------
- */
+/* --- which slots --- */
 
 typedef struct mt_score { /* of a run of slots: more is better, then less */
     size_t wanted;        /* resident blocks where the lease will need them */
@@ -64,8 +63,7 @@ find_run(const mt_kvpool *pool, size_t rows, size_t lo, size_t hi)
     return best;
 }
 
-/* --- the struct ----------------------------------------------------------------------------------
- */
+/* --- the struct --- */
 
 static size_t
 array_words(const mt_kvgeom *g, size_t rows)
@@ -111,8 +109,7 @@ new_lease(mt_kvpool *pool, size_t rows)
     return lease;
 }
 
-/* --- lending -------------------------------------------------------------------------------------
- */
+/* --- lending --- */
 
 static void
 settle_in(mt_kvlease *lease, size_t first)
@@ -188,8 +185,7 @@ mt_kvpool_acquire(mt_kvpool *pool, size_t rows, size_t tokens, mt_kvlease **out,
     return st;
 }
 
-/* --- forking -------------------------------------------------------------------------------------
- */
+/* --- forking --- */
 
 static void
 copy_row(mt_kvlease *child, size_t row, const mt_kvlease *parent, size_t from)
@@ -273,8 +269,7 @@ mt_kvlease_fork(mt_kvlease *parent, size_t n, size_t tokens, mt_kvlease **out, m
     return st;
 }
 
-/* --- giving back ---------------------------------------------------------------------------------
- */
+/* --- giving back --- */
 
 /* Pages of its home beside what was announced, which code may have touched: nobody counted them. */
 static void

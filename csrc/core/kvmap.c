@@ -158,8 +158,7 @@ mt_kvmap_home(mt_kvpool *pool, size_t slot, size_t unit, mt_error *err)
     return change(pool, s, unit, want, err);
 }
 
-/* --- a whole home at once ------------------------------------------------------------------------
- */
+/* --- a whole home at once --- */
 
 static size_t
 times_named(const mt_kvslot *s, uint32_t home)
@@ -244,8 +243,7 @@ mt_kvmap_relax(mt_kvpool *pool)
     return pool->maps < before;
 }
 
-/* --- the end of a row, the end of a block --------------------------------------------------------
- */
+/* --- the end of a row, the end of a block --- */
 
 static bool
 is_private(uint32_t have)

@@ -5,8 +5,7 @@
 #include "kvgrow.h"
 #include "size.h"
 
-/* --- open ----------------------------------------------------------------------------------------
- */
+/* --- open --- */
 
 static void
 set_rows(mt_kvlease *lease, size_t layer, size_t tokens)
@@ -82,8 +81,7 @@ mt_kvlease_open(mt_kvlease *lease, size_t tokens, mt_error *err)
     return st;
 }
 
-/* --- expose --------------------------------------------------------------------------------------
- */
+/* --- expose --- */
 
 /* Whether the row's own home is free past its table, but for what others have named there: then
  * the row has to have blocks of its own up to that. */
@@ -159,20 +157,13 @@ mt_kvlease_expose(mt_kvlease *lease, mt_error *err)
     return st;
 }
 
-/* --- announce ------------------------------------------------------------------------------------
- */
-
-static inline size_t
-count_of(const mt_kvstep *step, size_t row)
-{
-    return step->counts != NULL ? step->counts[row] : step->count;
-}
+/* --- announce --- */
 
 /* Blocks past the row's table that the announced tokens lie in. */
 static mt_kvspan
 announced(const mt_kvlease *lease, const mt_kvstep *step, size_t row)
 {
-    size_t to = mt_kvlease_row_tokens(lease, row) + count_of(step, row);
+    size_t to = mt_kvlease_row_tokens(lease, row) + mt_kvstep_count(step, row);
     size_t taken = mt_kvlease_slot(lease, row)->taken;
 
     return (mt_kvspan){taken, mt_size_max(taken, mt_kvgeom_blocks(&lease->pool->geom, to))};
@@ -232,14 +223,15 @@ announce_zeros(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
         size_t view = 0;
 
         for (size_t row = 0; row < lease->rows; row++)
-            view = mt_size_max(view, *mt_kvlease_len(lease, layer, row) + count_of(step, row));
+            view =
+                mt_size_max(view, *mt_kvlease_len(lease, layer, row) + mt_kvstep_count(step, row));
         st = mt_kvlease_show(lease, layer, view, err);
     }
     if (st != MT_OK) return st;
     mt_lock_take(&pool->lock);
     for (size_t row = 0; row < lease->rows; row++) {
         mt_kvslot *s = mt_kvlease_slot(lease, row);
-        size_t to = mt_kvlease_row_tokens(lease, row) + count_of(step, row);
+        size_t to = mt_kvlease_row_tokens(lease, row) + mt_kvstep_count(step, row);
 
         while (s->taken < mt_kvgeom_blocks(&pool->geom, to))
             s->table[s->taken++] = MT_KV_ZERO;
@@ -255,7 +247,7 @@ mt_kvlease_announce(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
     mt_status st;
 
     for (size_t row = 0; row < lease->rows; row++) {
-        size_t has = mt_kvlease_row_tokens(lease, row), count = count_of(step, row);
+        size_t has = mt_kvlease_row_tokens(lease, row), count = mt_kvstep_count(step, row);
 
         if (count > c->max_tokens - has)
             return mt_fail_shape(err, "tokens", count > SIZE_MAX - has ? SIZE_MAX : has + count,

@@ -5,8 +5,7 @@
 
 #include "size.h"
 
-/* --- arenas --------------------------------------------------------------------------------------
- */
+/* --- arenas --- */
 
 /* refs, table and have, then resident: one block of memory per slot. */
 static bool
@@ -92,8 +91,7 @@ mt_kvpool_extend(mt_kvpool *pool, mt_error *err)
     return MT_OK;
 }
 
-/* --- the pool ------------------------------------------------------------------------------------
- */
+/* --- the pool --- */
 
 static size_t
 idle_bytes(void *ctx)
@@ -265,8 +263,7 @@ mt_kvpool_ask_others(mt_kvpool *pool, const mt_error *err)
     return mt_ledger_reclaim(ledger, pool->member, err->asked - free) > 0;
 }
 
-/* --- statistics ----------------------------------------------------------------------------------
- */
+/* --- statistics --- */
 
 static size_t
 blocks_of(const mt_kvlease *lease)
