@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -285,3 +287,25 @@ def test_limits_hold_for_every_dtype_and_row_count():
                 fill_up(lease)
             assert pool.stats().reserved_bytes <= 64 << 10
             assert pool.stats().reserved_bytes > (64 << 10) - 4 * per_block - 1
+
+
+def test_more_tokens_than_there_are_addresses_are_refused_with_the_numbers():
+    with KVPool(80, 8, 128, dtype="bfloat16", max_tokens=10**9, max_sequences=64) as pool:
+        with pytest.raises(MemoryError, match="max_tokens 1000000000 for max_sequences 64 rows"):
+            pool.acquire(1)
+        assert pool.stats().leases == 0
+
+
+def test_tokens_and_rows_that_nobody_uses_cost_no_memory():
+    code = """if True:
+        from memtools import KVPool
+        def resident():  # bytes
+            return int(open("/proc/self/statm").read().split()[1]) * 4096
+        pool = KVPool(80, 8, 128, dtype="bfloat16", max_tokens=131_072, max_sequences=64)
+        pool.acquire(1).release()  # the libraries' own first use
+        other = KVPool(80, 8, 128, dtype="bfloat16", max_tokens=131_072, max_sequences=64)
+        before = resident()
+        lease = other.acquire(1)
+        print(resident() - before)"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(said.stdout) < 8 << 20  # the tables alone are 168 MiB

@@ -12,6 +12,13 @@ libc_get(void *ctx, size_t bytes)
     return malloc(bytes);
 }
 
+static void *
+libc_zeroed(void *ctx, size_t bytes)
+{
+    (void)ctx;
+    return calloc(1, bytes);
+}
+
 static void
 libc_put(void *ctx, void *block, size_t bytes)
 {
@@ -20,7 +27,8 @@ libc_put(void *ctx, void *block, size_t bytes)
     free(block);
 }
 
-const mt_alloc mt_alloc_libc = {.get = libc_get, .put = libc_put, .ctx = NULL};
+const mt_alloc mt_alloc_libc = {
+    .get = libc_get, .zeroed = libc_zeroed, .put = libc_put, .ctx = NULL};
 
 void *
 mt_alloc_zeroed(const mt_alloc *mem, size_t count, size_t size)
@@ -29,6 +37,7 @@ mt_alloc_zeroed(const mt_alloc *mem, size_t count, size_t size)
     void *block;
 
     if (!mt_size_mul(count, size, &bytes) || bytes == 0) return NULL;
+    if (mem->zeroed != NULL) return mem->zeroed(mem->ctx, bytes);
     block = mem->get(mem->ctx, bytes);
     if (block != NULL) memset(block, 0, bytes);
     return block;

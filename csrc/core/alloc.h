@@ -9,6 +9,7 @@
 
 typedef struct mt_alloc {
     void *(*get)(void *ctx, size_t bytes);             /* NULL when there is no memory; bytes > 0 */
+    void *(*zeroed)(void *ctx, size_t bytes);          /* the same, zeros; may be NULL */
     void (*put)(void *ctx, void *block, size_t bytes); /* bytes as asked for; NULL is ignored */
     void *ctx;
 } mt_alloc;
@@ -16,7 +17,9 @@ typedef struct mt_alloc {
 /* malloc and free. */
 extern const mt_alloc mt_alloc_libc;
 
-/* A block of count * size zero bytes; NULL when there is no memory or the product overflows. */
+/* A block of count * size zero bytes, of which a large one takes no memory where nobody writes
+ * (with libc's, and others that have `zeroed`); NULL when there is no memory or the product
+ * overflows. */
 void *mt_alloc_zeroed(const mt_alloc *mem, size_t count, size_t size);
 
 #endif

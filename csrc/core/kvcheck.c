@@ -35,8 +35,11 @@ lease_holds(const mt_kvlease *lease)
     const mt_kvgeom *g = &lease->pool->geom;
 
     if (lease->rows > lease->max_rows || lease->holds == 0) return false;
-    for (size_t row = 0; row < lease->max_rows; row++)
-        if (mt_kvlease_slot(lease, row)->lease != lease) return false;
+    for (size_t row = 0; row < lease->max_rows; row++) {
+        const mt_kvslot *s = mt_kvlease_slot(lease, row);
+
+        if (s->lease != lease || (s->exposed && !lease->exposed)) return false;
+    }
     for (size_t row = 0; row < lease->rows; row++) {
         if (mt_kvlease_slot(lease, row)->taken < mt_kvlease_blocks(lease, row)) return false;
         if (mt_kvlease_row_tokens(lease, row) > g->config.max_tokens) return false;

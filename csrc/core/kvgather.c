@@ -335,19 +335,18 @@ mt_kvlease_gather(mt_kvlease *lease, const size_t *index, size_t n, mt_error *er
 {
     mt_kvpool *pool = lease->pool;
     plan p = {.lease = lease, .index = index, .n = n};
-    mt_status st = MT_OK;
+    mt_status st;
     mt_error why;
 
     assert(n > 0 && n <= lease->max_rows);
-    if (!new_plan(&p)) st = mt_fail(&why, MT_ENOMEM, "kvpool", 0);
-    while (st == MT_OK) {
+    if (!new_plan(&p)) {
+        free_plan(&p);
+        return mt_fail(err, MT_ENOMEM, "kvpool", 0);
+    }
+    do {
         mt_lock_take(&pool->lock);
         st = gather_locked(&p, &why);
-        mt_kvpool_unlock_or_free(pool); /* not freed: the lease is alive; others may get room */
-        if (st != MT_ELIMIT || !mt_kvpool_ask_others(pool, &why)) break;
-        st = MT_OK;
-    }
+    } while (mt_kvpool_again(pool, st, &why, err));
     free_plan(&p);
-    if (st != MT_OK && err != NULL) *err = why;
     return st;
 }

@@ -176,10 +176,10 @@ zero_tokens(mt_kvlease *lease, size_t layer, size_t row, mt_kvspan t, mt_error *
 }
 
 static mt_status
-follow(mt_kvlease *lease, size_t layer, size_t row, size_t view, mt_kvspan write, mt_error *err)
+follow(mt_kvlease *lease, size_t unit, size_t row, size_t view, mt_kvspan write, mt_error *err)
 {
     const mt_kvgeom *g = &lease->pool->geom;
-    size_t unit = mt_kvgeom_unit(g, layer), shown = lease->shown[row * g->units + unit];
+    size_t shown = lease->shown[row * g->units + unit];
     mt_kvspan see = {shown / g->block_tokens, mt_kvgeom_blocks(g, view)};
 
     if (write.hi > write.lo) see.lo = mt_size_min(see.lo, write.lo);
@@ -191,20 +191,20 @@ follow(mt_kvlease *lease, size_t layer, size_t row, size_t view, mt_kvspan write
 
 /* Where the system allows no more stretches, the row's blocks move to one home. */
 static mt_status
-follow_or_move(mt_kvjournal *j, size_t layer, size_t row, size_t view, mt_kvspan write,
+follow_or_move(mt_kvjournal *j, size_t unit, size_t row, size_t view, mt_kvspan write,
                mt_error *err)
 {
     mt_kvlease *lease = j->lease;
-    mt_status st = follow(lease, layer, row, view, write, err);
+    mt_status st = follow(lease, unit, row, view, write, err);
     size_t blocks = mt_kvgeom_blocks(&lease->pool->geom, view);
 
     if (st == MT_EAGAIN && mt_kvmap_relax(lease->pool))
-        st = follow(lease, layer, row, view, write, err);
+        st = follow(lease, unit, row, view, write, err);
     if (st != MT_EAGAIN) return st;
     blocks = mt_size_max(blocks, mt_kvlease_slot(lease, row)->taken);
     if ((st = mt_kvgrow_move(j, row, blocks, err)) != MT_OK) return st;
     mt_kvlease_unready(lease, row);
-    return mt_kvmap_unit(lease->pool, lease->first + row, mt_kvgeom_unit(&lease->pool->geom, layer),
+    return mt_kvmap_unit(lease->pool, lease->first + row, unit,
                          mt_kvlease_slot(lease, row)->table[0], err);
 }
 
@@ -214,7 +214,8 @@ prepare_row(mt_kvjournal *j, size_t layer, size_t row, size_t view, mt_error *er
     mt_kvspan write = written(j->lease, layer, row, view), left;
     mt_status st = mt_kvgrow_own(j, row, write.lo, write.hi, err);
 
-    if (st == MT_OK) st = follow_or_move(j, layer, row, view, write, err);
+    if (st == MT_OK)
+        st = follow_or_move(j, mt_kvgeom_unit(&j->lease->pool->geom, layer), row, view, write, err);
     if (st != MT_OK) return st;
     left = dirt(j->lease, layer, row, j->lease->to[row], view);
     return left.lo < left.hi ? zero_tokens(j->lease, layer, row, left, err) : MT_OK;
@@ -253,13 +254,15 @@ static mt_status
 follow_copy(mt_kvjournal *j, const mt_kventry *e, size_t unit, mt_error *err)
 {
     mt_kvlease *lease = j->lease;
+    const mt_kvgeom *g = &lease->pool->geom;
     const mt_kvslot *s = mt_kvlease_slot(lease, e->row);
-    mt_kvspan see = {e->tb, e->tb + 1}, none = {0, 0};
+    mt_kvspan write = {e->tb, e->tb + 1};
+    size_t at = e->tb;
     mt_status st = MT_OK;
 
-    for (size_t u = 0; st == MT_OK && u < lease->pool->geom.units; u++) {
-        if (u == unit || s->have[u * lease->pool->geom.blocks + e->tb] >> 1 != e->was) continue;
-        st = mt_kvmap_follow(lease->pool, lease->first + e->row, u, &see, &none, err);
+    for (size_t u = 0; st == MT_OK && u < lease->pool->geom.units; u++, at += g->blocks) {
+        if (u == unit || mt_kvslot_have(s, at) >> 1 != e->was) continue;
+        st = follow(lease, u, e->row, 0, write, err);
         if (st != MT_EAGAIN) continue;
         mt_kvlease_unready(lease, e->row);
         st = MT_OK;
@@ -339,9 +342,7 @@ mt_kvgrow_prepare(mt_kvlease *lease, size_t layer, size_t view, mt_error *err)
     do {
         mt_lock_take(&pool->lock);
         st = prepare_locked(lease, layer, view, &why);
-        mt_lock_give(&pool->lock);
-    } while (st == MT_ELIMIT && mt_kvpool_ask_others(pool, &why));
-    if (st != MT_OK && err != NULL) *err = why;
+    } while (mt_kvpool_again(pool, st, &why, err));
     return st;
 }
 

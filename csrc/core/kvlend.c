@@ -179,9 +179,7 @@ mt_kvpool_acquire(mt_kvpool *pool, size_t rows, size_t tokens, mt_kvlease **out,
     do {
         mt_lock_take(&pool->lock);
         st = acquire(pool, rows, tokens, out, &why);
-        mt_lock_give(&pool->lock);
-    } while (st == MT_ELIMIT && mt_kvpool_ask_others(pool, &why));
-    if (st != MT_OK && err != NULL) *err = why;
+    } while (mt_kvpool_again(pool, st, &why, err));
     return st;
 }
 
@@ -263,9 +261,7 @@ mt_kvlease_fork(mt_kvlease *parent, size_t n, size_t tokens, mt_kvlease **out, m
     do {
         mt_lock_take(&pool->lock);
         st = fork_locked(parent, n, tokens, out, &why);
-        mt_lock_give(&pool->lock);
-    } while (st == MT_ELIMIT && mt_kvpool_ask_others(pool, &why));
-    if (st != MT_OK && err != NULL) *err = why;
+    } while (mt_kvpool_again(pool, st, &why, err));
     return st;
 }
 

@@ -1,27 +1,49 @@
 #include "kvpool_private.h"
 
 #include <assert.h>
-#include <string.h>
 
 #include "size.h"
 
-static uint32_t *
-have_of(const mt_kvpool *pool, const mt_kvslot *s, size_t unit)
+/* Mappings of one unit, each xor `key`: a slot's own, or with key 0 those it should have. */
+typedef struct mt_unitmaps {
+    const uint32_t *value; /* [blocks] */
+    uint32_t key;
+} mt_unitmaps;
+
+static mt_unitmaps
+maps_of(const mt_kvpool *pool, const mt_kvslot *s, size_t unit)
 {
-    return s->have + unit * pool->geom.blocks;
+    return (mt_unitmaps){s->changed + unit * pool->geom.blocks, s->fresh};
+}
+
+static void
+copy_maps(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, uint32_t *out)
+{
+    mt_unitmaps from = maps_of(pool, s, unit);
+
+    for (size_t tb = 0; tb < pool->geom.blocks; tb++)
+        out[tb] = from.value[tb] ^ from.key;
+}
+
+static void
+set_maps(mt_kvslot *s, size_t lo, size_t hi, uint32_t have)
+{
+    for (size_t i = lo; i < hi; i++)
+        s->changed[i] = have ^ s->fresh;
 }
 
 /* Stretches of one unit. One that is mapped to a single home throughout is contiguous over its
  * ranges, in addresses and in the store; its own home is the arena's own stretch. */
 static size_t
-unit_maps(const mt_kvpool *pool, const uint32_t *have, uint32_t own)
+unit_maps(const mt_kvpool *pool, mt_unitmaps maps, uint32_t own)
 {
     size_t runs = 1, n = pool->geom.blocks;
+    uint32_t first = maps.value[0] ^ maps.key;
 
     for (size_t tb = 1; tb < n; tb++)
-        runs += have[tb] != have[tb - 1];
+        runs += maps.value[tb] != maps.value[tb - 1];
     if (runs > 1) return runs * pool->geom.unit_ranges;
-    return have[0] != own && have[0] != MT_HAVE_NONE;
+    return first != own && first != MT_HAVE_NONE;
 }
 
 static uint32_t
@@ -36,7 +58,7 @@ mt_kvmap_count(const mt_kvpool *pool, const mt_kvslot *s)
     size_t maps = 0;
 
     for (size_t unit = 0; unit < pool->geom.units; unit++)
-        maps += unit_maps(pool, have_of(pool, s, unit), own_home(pool, s));
+        maps += unit_maps(pool, maps_of(pool, s, unit), own_home(pool, s));
     return maps;
 }
 
@@ -65,17 +87,18 @@ map_run(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t lo, size_t hi, uint32
 static mt_status
 map_changes(mt_kvpool *pool, mt_kvslot *s, size_t unit, const uint32_t *want, mt_error *err)
 {
-    uint32_t *have = have_of(pool, s, unit);
+    size_t first = unit * pool->geom.blocks;
     mt_status st = MT_OK;
 
     for (size_t lo = 0, hi; st == MT_OK && lo < pool->geom.blocks; lo = hi) {
+        bool same = mt_kvslot_have(s, first + lo) == want[lo];
+
         for (hi = lo + 1; hi < pool->geom.blocks && want[hi] == want[lo] &&
-                          (have[hi] != want[hi]) == (have[lo] != want[lo]);)
+                          (mt_kvslot_have(s, first + hi) == want[hi]) == same;)
             hi++;
-        if (have[lo] == want[lo]) continue;
+        if (same) continue;
         st = map_run(pool, s, unit, lo, hi, want[lo], err);
-        for (size_t tb = lo; tb < hi; tb++)
-            have[tb] = st == MT_OK ? want[tb] : MT_HAVE_UNKNOWN;
+        set_maps(s, first + lo, first + hi, st == MT_OK ? want[lo] : MT_HAVE_UNKNOWN);
     }
     return st;
 }
@@ -86,14 +109,14 @@ map_changes(mt_kvpool *pool, mt_kvslot *s, size_t unit, const uint32_t *want, mt
 static mt_status
 change(mt_kvpool *pool, mt_kvslot *s, size_t unit, const uint32_t *want, mt_error *err)
 {
-    size_t before = unit_maps(pool, have_of(pool, s, unit), own_home(pool, s));
-    size_t after = unit_maps(pool, want, own_home(pool, s));
+    size_t before = unit_maps(pool, maps_of(pool, s, unit), own_home(pool, s));
+    size_t after = unit_maps(pool, (mt_unitmaps){want, 0}, own_home(pool, s));
     mt_status st;
 
     if (after > before && after > 1 && pool->maps - before + after > pool->store.max_maps)
         return mt_fail(err, MT_EAGAIN, "max_map_count", 0);
     st = map_changes(pool, s, unit, want, err);
-    after = unit_maps(pool, have_of(pool, s, unit), own_home(pool, s));
+    after = unit_maps(pool, maps_of(pool, s, unit), own_home(pool, s));
     pool->maps = pool->maps - before + after;
     s->maps = s->maps - before + after;
     return st;
@@ -118,18 +141,19 @@ mt_kvmap_follow(mt_kvpool *pool, size_t slot, size_t unit, const mt_kvspan *see,
                 const mt_kvspan *write, mt_error *err)
 {
     mt_kvslot *s = &pool->slots[slot];
-    uint32_t *have = have_of(pool, s, unit), *want = pool->scratch, last;
+    uint32_t *want = pool->scratch, last, had = 0;
     bool changed = false;
 
-    memcpy(want, have, pool->geom.blocks * sizeof *want);
+    copy_maps(pool, s, unit, want);
     for (size_t tb = see->lo; tb < see->hi; tb++) {
-        want[tb] = wanted(pool, s, tb, tb >= write->lo && tb < write->hi, have[tb]);
-        changed |= want[tb] != have[tb];
+        had = want[tb];
+        want[tb] = wanted(pool, s, tb, tb >= write->lo && tb < write->hi, had);
+        changed |= want[tb] != had;
     }
     if (!changed) return MT_OK;
     /* The same for what lies ahead costs nothing now and a call per range later. */
     last = want[see->hi - 1];
-    if (pool->store.lazy && see->hi >= s->taken && last != have[see->hi - 1] &&
+    if (pool->store.lazy && see->hi >= s->taken && last != had &&
         (last == MT_HAVE_ZERO || (last == own_home(pool, s) && write->hi > write->lo)))
         for (size_t tb = see->hi; tb < pool->geom.blocks; tb++)
             want[tb] = last;
@@ -152,7 +176,7 @@ mt_kvmap_home(mt_kvpool *pool, size_t slot, size_t unit, mt_error *err)
     uint32_t *want = pool->scratch;
 
     assert(pool->store.lazy);
-    memcpy(want, have_of(pool, s, unit), pool->geom.blocks * sizeof *want);
+    copy_maps(pool, s, unit, want);
     for (size_t tb = s->taken; tb < pool->geom.blocks; tb++)
         want[tb] = own_home(pool, s);
     return change(pool, s, unit, want, err);
@@ -182,13 +206,12 @@ main_home(const mt_kvslot *s)
 
 /* Whether following the table block by block touches less than half of it. */
 static bool
-mostly_mapped(const mt_kvpool *pool, const mt_kvslot *s)
+mostly_mapped(const mt_kvslot *s)
 {
-    const uint32_t *have = have_of(pool, s, 0);
     size_t same = 0;
 
     for (size_t tb = 0; tb < s->taken; tb++)
-        same += have[tb] >> 1 == s->table[tb];
+        same += mt_kvslot_have(s, tb) >> 1 == s->table[tb];
     return 2 * same >= s->taken;
 }
 
@@ -208,8 +231,7 @@ map_whole(mt_kvpool *pool, mt_kvslot *s, uint32_t to, mt_error *err)
                                    pool->slots[to >> 1].offset, kind, err);
 
     pool->map_calls++;
-    for (size_t i = 0; i < pool->geom.units * pool->geom.blocks; i++)
-        s->have[i] = st == MT_OK ? to : MT_HAVE_UNKNOWN;
+    set_maps(s, 0, pool->geom.units * pool->geom.blocks, st == MT_OK ? to : MT_HAVE_UNKNOWN);
     recount(pool, s);
     return st;
 }
@@ -220,7 +242,7 @@ mt_kvmap_alias(mt_kvpool *pool, size_t slot, mt_error *err)
     mt_kvslot *s = &pool->slots[slot];
     uint32_t home;
 
-    if (!pool->store.lazy || s->taken == 0 || mostly_mapped(pool, s)) return MT_OK;
+    if (!pool->store.lazy || s->taken == 0 || mostly_mapped(s)) return MT_OK;
     if ((home = main_home(s)) == MT_KV_ZERO || home == slot) return MT_OK;
     return map_whole(pool, s, home << 1 | MT_HAVE_PRIVATE, err);
 }
@@ -259,11 +281,11 @@ mt_kvmap_settle(mt_kvpool *pool, size_t slot)
 
     if (!pool->store.private_writes) return;
     for (size_t i = 0; i < n; i++)
-        any += is_private(s->have[i]);
+        any += is_private(mt_kvslot_have(s, i));
     if (any == 0) return;
     if (pool->store.settle(pool->store.ctx, s->base, pool->geom.slot_bytes, NULL) == MT_OK) return;
     for (size_t i = 0; i < n; i++)
-        if (is_private(s->have[i])) s->have[i] = MT_HAVE_UNKNOWN;
+        if (is_private(mt_kvslot_have(s, i))) set_maps(s, i, i + 1, MT_HAVE_UNKNOWN);
     recount(pool, s);
 }
 
@@ -281,18 +303,21 @@ clear_run(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t lo, size_t hi)
     return MT_HAVE_NONE;
 }
 
+static bool
+may_map(uint32_t have, size_t home)
+{
+    return have >> 1 == home || have == MT_HAVE_UNKNOWN;
+}
+
 static void
 forget_in(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t home, size_t from, size_t end)
 {
-    uint32_t *have = have_of(pool, s, unit);
+    size_t first = unit * pool->geom.blocks;
 
     for (size_t lo = from, hi; lo < end; lo = hi + 1) {
-        for (hi = lo; hi < end && (have[hi] >> 1 == home || have[hi] == MT_HAVE_UNKNOWN);)
+        for (hi = lo; hi < end && may_map(mt_kvslot_have(s, first + hi), home);)
             hi++;
-        if (hi == lo) continue;
-        have[lo] = clear_run(pool, s, unit, lo, hi);
-        for (size_t tb = lo + 1; tb < hi; tb++)
-            have[tb] = have[lo];
+        if (hi > lo) set_maps(s, first + lo, first + hi, clear_run(pool, s, unit, lo, hi));
     }
 }
 

@@ -206,9 +206,7 @@ announce_exposed(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
     do {
         mt_lock_take(&pool->lock);
         st = name_touched(lease, step, &why);
-        mt_lock_give(&pool->lock);
-    } while (st == MT_ELIMIT && mt_kvpool_ask_others(pool, &why));
-    if (st != MT_OK && err != NULL) *err = why;
+    } while (mt_kvpool_again(pool, st, &why, err));
     return st;
 }
 

@@ -7,7 +7,7 @@
 
 /* --- arenas --- */
 
-/* refs, table and have, then resident: one block of memory per slot. */
+/* refs, table and maps, then resident: one block of memory per slot. */
 static bool
 slot_array_bytes(const mt_kvgeom *g, size_t *words, size_t *bytes)
 {
@@ -29,10 +29,9 @@ slot_init(mt_kvpool *pool, mt_kvslot *s, size_t index)
     if ((array = mt_alloc_zeroed(&pool->mem, 1, bytes)) == NULL) return false;
     s->refs = array;
     s->table = array + n;
-    s->have = array + 2 * n;
+    s->changed = array + 2 * n;
     s->resident = (bool *)(array + words);
-    for (size_t i = 0; i < pool->geom.units * n; i++)
-        s->have[i] = pool->store.lazy ? (uint32_t)index << 1 : MT_HAVE_NONE;
+    s->fresh = pool->store.lazy ? (uint32_t)index << 1 : MT_HAVE_NONE;
     return true;
 }
 
@@ -253,26 +252,61 @@ mt_kvpool_use_stream(mt_kvpool *pool, void *stream, mt_error *err)
     return st;
 }
 
-bool
-mt_kvpool_ask_others(mt_kvpool *pool, const mt_error *err)
+static bool
+ask_others(mt_kvpool *pool, size_t bytes)
 {
     mt_ledger *ledger = mt_member_ledger(pool->member);
     size_t free = mt_ledger_available(ledger);
 
-    if (free >= err->asked) return true; /* somebody gave back in between */
-    return mt_ledger_reclaim(ledger, pool->member, err->asked - free) > 0;
+    if (free >= bytes) return true; /* somebody gave back in between */
+    return mt_ledger_reclaim(ledger, pool->member, bytes - free) > 0;
+}
+
+bool
+mt_kvpool_again(mt_kvpool *pool, mt_status st, const mt_error *why, mt_error *err)
+{
+    mt_lock_give(&pool->lock);
+    mt_ledger_stir(mt_member_ledger(pool->member)); /* what it let go of may be room for others */
+    if (st == MT_ELIMIT && ask_others(pool, why->asked)) return true;
+    if (st != MT_OK && err != NULL) *err = *why;
+    return false;
 }
 
 /* --- statistics --- */
 
+enum { SEEN = 1 << 30 }; /* in refs, while blocks are counted; there are fewer rows than that */
+
+/* Blocks of the lease without the mark, which is put there; or takes the marks away again. */
 static size_t
-blocks_of(const mt_kvlease *lease)
+mark_blocks(mt_kvlease *lease, bool mark)
+{
+    size_t changed = 0;
+
+    for (size_t row = 0; row < lease->rows; row++) {
+        const mt_kvslot *s = mt_kvlease_slot(lease, row);
+
+        for (size_t tb = 0; tb < s->taken; tb++) {
+            uint32_t *refs;
+
+            if (s->table[tb] == MT_KV_ZERO) continue;
+            refs = &lease->pool->slots[s->table[tb]].refs[tb];
+            changed += ((*refs & SEEN) != 0) != mark;
+            *refs = mark ? *refs | SEEN : *refs & ~(uint32_t)SEEN;
+        }
+    }
+    return changed;
+}
+
+/* Blocks that released leases hold, each once, whoever else has them. */
+static size_t
+lingering_blocks(mt_kvpool *pool)
 {
     size_t blocks = 0;
 
-    for (size_t row = 0; row < lease->rows; row++)
-        for (size_t tb = 0; tb < mt_kvlease_slot(lease, row)->taken; tb++)
-            blocks += mt_kvlease_slot(lease, row)->table[tb] != MT_KV_ZERO;
+    for (mt_kvlease *lease = pool->leases; lease != NULL; lease = lease->next)
+        if (lease->released) blocks += mark_blocks(lease, true);
+    for (mt_kvlease *lease = pool->leases; lease != NULL; lease = lease->next)
+        if (lease->released) (void)mark_blocks(lease, false);
     return blocks;
 }
 
@@ -288,9 +322,7 @@ add_lease(const mt_kvlease *lease, mt_kvstats *out)
     out->payload_bytes += tokens * 2 * c->layers * c->heads * g->row_bytes;
     out->leases++;
     out->rows += lease->rows;
-    if (!lease->released) return;
-    out->lingering++;
-    out->lingering_bytes += blocks_of(lease) * g->block_bytes;
+    out->lingering += lease->released;
 }
 
 static size_t
@@ -331,5 +363,6 @@ mt_kvpool_stats(mt_kvpool *pool, mt_kvstats *out)
     };
     for (const mt_kvlease *lease = pool->leases; lease != NULL; lease = lease->next)
         add_lease(lease, out);
+    out->lingering_bytes = lingering_blocks(pool) * unit;
     mt_lock_give(&pool->lock);
 }

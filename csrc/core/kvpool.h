@@ -50,7 +50,7 @@ typedef struct mt_kvstats {
     size_t maps;            /* stretches mapped, an upper bound */
     size_t leases, rows;    /* alive, those below too */
     size_t lingering;       /* leases released while views of them live */
-    size_t lingering_bytes; /* blocks of such leases */
+    size_t lingering_bytes; /* blocks of such leases, each once */
     uint64_t acquired, forked, released; /* leases, ever */
     uint64_t taken;                      /* blocks taken from the system, ever */
     uint64_t recycled;                   /* blocks used again without that */

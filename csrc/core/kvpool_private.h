@@ -13,7 +13,9 @@
  *                    refs = 0, resident  idle: physical, content meaningless
  *                    refs = 0            nothing
  *
- * `have` says what a slot's addresses map now, per unit and tb; it follows the table late. */
+ * A slot's maps say what its addresses map now, per unit and tb; they follow the table late. They
+ * are kept as differences from what a new arena maps, so that rows and tokens that are never used
+ * cost no memory: the arrays come as zeros, and pages of zeros that nobody writes to are free. */
 #ifndef MT_KVPOOL_PRIVATE_H
 #define MT_KVPOOL_PRIVATE_H
 
@@ -41,7 +43,8 @@ typedef struct mt_kvslot {
     size_t idle;       /* home blocks that are resident with refs = 0 */
     uint32_t *table;   /* [blocks] of the row: home, or MT_KV_ZERO */
     size_t taken;      /* table[0 .. taken) is valid: covers the row's tokens */
-    uint32_t *have;    /* [units x blocks] */
+    uint32_t *changed; /* [units x blocks] mappings, each xor `fresh` */
+    uint32_t fresh;    /* what a new arena maps here */
     size_t maps;       /* stretches its addresses are mapped in, beyond the arena's one */
     bool exposed;      /* pages may appear on touch past `taken` */
 } mt_kvslot;
@@ -84,6 +87,12 @@ struct mt_kvlease {
     uint32_t *shown;   /* [row x units + unit] tokens [0, shown) are mapped as the table says */
     size_t *from, *to; /* [row] tokens to write, for prepare */
 };
+
+static inline uint32_t
+mt_kvslot_have(const mt_kvslot *s, size_t at)
+{
+    return s->changed[at] ^ s->fresh;
+}
 
 static inline mt_kvslot *
 mt_kvlease_slot(const mt_kvlease *lease, size_t row)
@@ -167,8 +176,9 @@ mt_status mt_kvpool_extend(mt_kvpool *pool, mt_error *err);
 void mt_kvpool_take_back(mt_kvlease *lease);
 /* Frees the pool when it is closed and nothing is lent. pre: the lock is held; it is given. */
 void mt_kvpool_unlock_or_free(mt_kvpool *pool);
-/* Asks the ledger's other members for what a failed call lacked; false: nobody gave anything. */
-bool mt_kvpool_ask_others(mt_kvpool *pool, const mt_error *err);
+/* The end of a try under the lock, which it gives: whether to try again, because the ledger's other
+ * members gave something of what it lacked. Else *why goes to err. */
+bool mt_kvpool_again(mt_kvpool *pool, mt_status st, const mt_error *why, mt_error *err);
 
 /* The row's longest layer, and the blocks that hold it. */
 size_t mt_kvlease_blocks(const mt_kvlease *lease, size_t row);

@@ -29,6 +29,10 @@
 
 #include "status.h"
 
+/* What extend() names as the failed call where there are no addresses to be had: pages would help
+ * nobody then. */
+#define MT_STORE_ADDRESSES "mmap of addresses"
+
 typedef enum mt_map_kind {
     MT_MAP_SHARED,  /* writes reach the page, and everybody who maps it */
     MT_MAP_PRIVATE, /* where private_writes is true, a write through it is kept for this address

@@ -114,15 +114,16 @@ linux_extend(void *ctx, size_t bytes, void **base, mt_error *err)
 
     if (bytes > (size_t)INT64_MAX - s->end || !room_for_arena(s)) {
         errno = ENOMEM;
-        return fail(err, "mt_store_linux extend", bytes);
+        return fail(err, MT_STORE_ADDRESSES, bytes);
     }
     if (s->sys->ftruncate(s->fd, (off_t)(s->end + bytes)) != 0)
         return fail(err, "ftruncate", bytes);
     /* A file that stays longer after a failure costs nothing: its pages are not there, and the next
      * extend sets its length anew. */
-    if ((next.home = map_file(s, next.offset, bytes)) == NULL) return fail(err, "mmap", bytes);
+    if ((next.home = map_file(s, next.offset, bytes)) == NULL)
+        return fail(err, MT_STORE_ADDRESSES, bytes);
     if ((next.window = map_file(s, next.offset, bytes)) == NULL) {
-        mt_status st = fail(err, "mmap", bytes);
+        mt_status st = fail(err, MT_STORE_ADDRESSES, bytes);
 
         s->sys->munmap(next.home, bytes);
         return st;

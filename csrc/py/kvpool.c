@@ -264,8 +264,22 @@ raise_shape(const KVPool *self, const mt_error *err, const char *doing)
 }
 
 static PyObject *
-raise_no_memory(const mt_error *err, const char *doing)
+raise_no_addresses(const KVPool *self, const mt_error *err, const char *doing)
 {
+    enum { SIZE = 24 };
+    char tib[SIZE];
+
+    snprintf(tib, sizeof tib, "%.1f", (double)err->asked / ((uint64_t)1 << 40));
+    return PyErr_Format(PyExc_MemoryError,
+                        "%s: max_tokens %zu for max_sequences %zu rows takes %s TiB of addresses, "
+                        "twice, and the system gave none; lower one of them",
+                        doing, self->config.max_tokens, self->config.max_rows, tib);
+}
+
+static PyObject *
+raise_no_memory(const KVPool *self, const mt_error *err, const char *doing)
+{
+    if (strcmp(err->call, MT_STORE_ADDRESSES) == 0) return raise_no_addresses(self, err, doing);
     return PyErr_Format(PyExc_MemoryError,
                         "%s: %s failed with code %d for %zu bytes; make room on the machine, or "
                         "set a limit that it can hold",
@@ -293,7 +307,7 @@ mt_py_kvpool_raise(KVPool *self, const mt_error *err, const char *doing)
 {
     if (err->status == MT_ELIMIT) return raise_limit(self, err, doing);
     if (err->status == MT_ESHAPE) return raise_shape(self, err, doing);
-    if (err->status == MT_ENOMEM) return raise_no_memory(err, doing);
+    if (err->status == MT_ENOMEM) return raise_no_memory(self, err, doing);
     return mt_py_raise(self->state, err, doing);
 }
 
