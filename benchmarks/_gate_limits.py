@@ -2,31 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from _gate_common import MEMCPY, MIB, OURS, OURS_BARE
 from _gate_process import LAYERS, MEMORY
-from _harness import (
-    Json,
-    table,
-)
-
-
-class Limit(NamedTuple):
-    """A limit, and whether it is reached by the least times and by the median ones."""
-
-    limit: str
-    allowed: str
-    by_min: str
-    by_median: str
-    reached_by_min: bool
-    reached_by_median: bool
-
-
-def number_limit(what: str, allowed: float, unit: str, least: float, median: float) -> Limit:
-    """A figure that is to be no larger than `allowed`."""
-    text = [f"{value:.3g} {unit}" for value in (allowed, least, median)]
-    return Limit(what, f"<= {text[0]}", text[1], text[2], least <= allowed, median <= allowed)
+from _harness import Json
+from _limits import Limit, number_limit
 
 
 def record_limit(sections: Json, shape: str, name: str, extra: float) -> Limit:
@@ -94,12 +73,3 @@ def share_limits(sections: Json) -> list[Limit]:
         clean = not took["pulls_in"]
         result.append(Limit("it pulls in torch, numpy", "neither", pulled, pulled, clean, clean))
     return result
-
-
-def limits_table(rows: list[Limit]) -> str:
-    header = ("limit", "allowed", "by min", "by median", "reached?")
-    verdicts = {(True, True): "yes", (False, False): "NO", (True, False): "by min only"}
-    return table(
-        header,
-        ((*row[:4], verdicts.get((row[4], row[5]), "by median only")) for row in rows),
-    )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from statistics import mean
 
-from _gate_limits import Limit, number_limit
 from _harness import Json
 from _kv_attention import OURS as VIEWS
 from _kv_common import MIB, NANO, PAGE
 from _kv_rollout import OURS as GROUP
 from _kv_rollout import PLAIN
 from _kv_update import COPY, OURS, SLICE
+from _limits import Limit, at_least, number_limit
 
 
 def limits(sections: Json) -> list[Limit]:
@@ -136,8 +136,3 @@ def rollout_limits(sections: Json) -> list[Limit]:
         at_least("rollout: peak memory, times less", 6, *smaller),
         Limit("rollout: answers, float32", "the same", same, same, alike, alike),
     ]
-
-
-def at_least(what: str, allowed: float, least: float, median: float) -> Limit:
-    text = [f"{value:.3g} x" for value in (least, median)]
-    return Limit(what, f">= {allowed} x", text[0], text[1], least >= allowed, median >= allowed)

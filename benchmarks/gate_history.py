@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: idle threads must not spin
 import torch
 from _gate_common import LARGE, MEMCPY, SMALL
-from _gate_limits import limits, limits_table
+from _gate_limits import limits
 from _gate_process import LAYERS, MEMORY, import_time, memory, update, update_summary
 from _gate_timing import added, added_summary, reading, record, trims
 from _harness import (
-    RESULTS,
     Json,
     Samples,
     arguments,
@@ -34,6 +33,7 @@ from _harness import (
     timing_table,
     write_json,
 )
+from _limits import finish
 
 # --- the whole -----------------------------------------------------------------------------------
 
@@ -131,12 +131,7 @@ def main() -> int:
     for name in chosen(options.only or "", options.quick):
         sections[name] = summary(name, found(name, options.threads, options.quick))
         print(f"{name}\n{shown(sections[name])}\n", flush=True)
-    rows = limits(sections)
-    facts["load_average_after"] = os.getloadavg()
-    print(f"{facts['cpu']}, torch {facts['torch']}\n{limits_table(rows)}")
-    if out := options.out or (None if options.only else RESULTS / "gate_history.json"):
-        content = {"environment": facts, "quick": options.quick, "sections": sections}
-        write_json(out, {**content, "limits": [row._asdict() for row in rows]})
+    finish("gate_history", options, facts, sections, limits(sections))
     return 0
 
 

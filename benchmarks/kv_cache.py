@@ -20,9 +20,7 @@ from typing import Any, NamedTuple
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: idle threads must not spin
 import torch
 import transformers
-from _gate_limits import limits_table
 from _harness import (
-    RESULTS,
     Json,
     Samples,
     arguments,
@@ -38,6 +36,7 @@ from _kv_pages import HOLDERS, cycles, footprint, generations
 from _kv_rollout import OURS as GROUP
 from _kv_rollout import PLAIN, WAYS, rollout
 from _kv_update import fresh, update, update_rows
+from _limits import finish
 
 MS = 1e6
 ROLLOUTS = 2  # processes of each way
@@ -166,12 +165,7 @@ def main() -> int:
     if rows := rollout_rows(rollouts):
         sections["rollout"] = rows
         print(f"rollout\n{shown(rows)}\n")
-    found_limits = limits(sections)
-    facts["load_average_after"] = os.getloadavg()
-    print(f"{facts['cpu']}, torch {facts['torch']}\n{limits_table(found_limits)}")
-    if out := options.out or (None if options.only else RESULTS / "kv_cache.json"):
-        content = {"environment": facts, "quick": options.quick, "sections": sections}
-        write_json(out, {**content, "limits": [row._asdict() for row in found_limits]})
+    finish("kv_cache", options, facts, sections, limits(sections))
     return 0
 
 
