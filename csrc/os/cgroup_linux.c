@@ -199,18 +199,20 @@ limit_at(const mt_cgroup *cg, size_t len, uint64_t *out)
 }
 
 /* v1 states the minimum over all ancestors, those above the mount included. */
-static uint64_t
-limit_above(const mt_cgroup *cg)
+static bool
+limit_above(const mt_cgroup *cg, uint64_t *out)
 {
     char path[MT_PATH_ROOM + 32], buf[STAT_ROOM];
-    uint64_t limit;
     ssize_t n;
 
-    if (cg->version != 1) return MT_UNLIMITED;
+    *out = MT_UNLIMITED;
+    if (cg->version != 1) return true;
     n = mt_proc_slurp(cg->sys, file_in(cg, strlen(cg->dir), "memory.stat", path), buf, sizeof buf);
-    if (n < 0 || !mt_text_field((mt_text){buf, (size_t)n}, "hierarchical_memory_limit ", &limit))
-        return MT_UNLIMITED;
-    return limit >= (uint64_t)1 << 62 ? MT_UNLIMITED : limit;
+    if (n < 0) return errno == ENOENT;
+    if (!mt_text_field((mt_text){buf, (size_t)n}, "hierarchical_memory_limit ", out) ||
+        *out >= (uint64_t)1 << 62)
+        *out = MT_UNLIMITED;
+    return true;
 }
 
 /* The parent's length, or 0 above the mount point. */
@@ -242,7 +244,7 @@ find_limit(mt_cgroup *cg)
         if (len == cg->top) break;
         len = parent_of(cg, len - 1);
     }
-    limit = limit_above(cg);
+    if (!limit_above(cg, &limit)) return false;
     cg->above = limit < cg->limit;
     if (cg->above) {
         cg->limit = limit;

@@ -143,7 +143,8 @@ read_cgroup(mt_probe_linux *p, uint64_t now, mt_sample *out)
 {
     uint64_t usage;
 
-    if ((usage = mt_cgroup_usage(&p->cgroup)) != MT_UNKNOWN) {
+    /* Without the limit it is not known whose usage counts. */
+    if (p->cgroup.limit != MT_UNKNOWN && (usage = mt_cgroup_usage(&p->cgroup)) != MT_UNKNOWN) {
         if (has_aged(&p->inactive_at, p->ages.slow_ns, now))
             p->inactive = mt_cgroup_inactive(&p->cgroup);
         if (p->inactive != MT_UNKNOWN)
