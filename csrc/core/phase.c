@@ -203,7 +203,7 @@ mt_phases_rows(mt_phases *ph, mt_phase_row *out, size_t n)
 
     mt_lock_take(&ph->lock);
     len = ph->len;
-    memcpy(out, ph->rows, mt_size_min(n, len) * sizeof *out);
+    if (n > 0) memcpy(out, ph->rows, mt_size_min(n, len) * sizeof *out);
     mt_lock_give(&ph->lock);
     return len;
 }

@@ -287,6 +287,7 @@ read_all(mt_children *ch, process_list *all)
         if (all->len < MOST_PROCESSES)
             all->at[all->len++] = (process){(uint32_t)pid, (uint32_t)parent};
     }
+    ok = ok && errno == 0;
     ch->sys->closedir(dir);
     return ok;
 }
