@@ -233,30 +233,34 @@ a_thousand_short_lives_leave_nothing_open(void)
     mt_children *ch = children_on("");
     size_t before = open_descriptors();
     uint64_t count, priv;
-    int wait_for[2];
+    int wait_for[2], ready[2];
+    char byte;
     pid_t child;
 
-    CHECK(pipe(wait_for) == 0);
+    CHECK(pipe(wait_for) == 0 && pipe(ready) == 0);
     if ((child = fork()) == 0) { /* one that stays, with a child of its own */
-        char byte;
         close(wait_for[1]);
         if (fork() == 0) _exit(read(wait_for[0], &byte, 1) == 0 ? 0 : 1);
+        if (write(ready[1], "", 1) != 1) _exit(2);
         _exit(read(wait_for[0], &byte, 1) == 0 ? 0 : 1);
     }
+    CHECK(read(ready[0], &byte, 1) == 1);
     for (int i = 0; i < 1000; i++) {
         pid_t brief = fork();
         if (brief == 0) _exit(0);
         CHECK(mt_children_scan(ch));
         mt_children_read(ch, &count, &priv);
-        CHECK(count >= 1 && count <= 3 && open_descriptors() <= before + 2 + 3);
+        CHECK(count >= 2 && count <= 3 && open_descriptors() <= before + 4 + 3);
         CHECK(waitpid(brief, NULL, 0) == brief);
     }
     CHECK(mt_children_scan(ch));
     mt_children_read(ch, &count, &priv);
-    CHECK(count == 2 && priv > 0 && priv < 64 << 20);
+    CHECK(count == 2 && priv > 0 && priv != MT_UNKNOWN);
     close(wait_for[1]);
     CHECK(waitpid(child, NULL, 0) == child);
     close(wait_for[0]);
+    close(ready[0]);
+    close(ready[1]);
     CHECK(mt_children_scan(ch));
     mt_children_read(ch, &count, &priv);
     CHECK(count == 0 && priv == 0 && open_descriptors() == before);
