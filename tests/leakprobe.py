@@ -59,3 +59,7 @@ CASES: dict[str, list[Case]] = {
     "Probe.phases": [PROBE.phases],
     "Probe.current": [PROBE.current],
 }
+CASES["Probe.__new__"] = [_core.Probe]
+SAMPLE = PROBE.read()
+for _name in set(vars(_core.Sample)) - {"__doc__", "__module__"}:
+    CASES[f"Sample.{_name}"] = [lambda name=_name: getattr(SAMPLE, name)]  # type: ignore[misc]
