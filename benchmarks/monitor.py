@@ -1,10 +1,10 @@
 """Costs of the memory monitor's readings and phases, beside the usual ways of taking them.
 
-`rss` is resident bytes alone, `sample` what a monitor reads each step, `phase` a stretch of code with
-its peak. `bare` ways are the same kernel files by a plain loop in C, with no parsing and no Python:
-what cannot be beaten. `cold` is a sample after 12 ms of pause, when what is kept for 10 ms is read
-anew. `slowdown` is what a Python loop costs while a peak is taken, also as transformers' Trainer does
-it: by a thread that never sleeps.
+`rss` is resident bytes alone, `sample` what a monitor reads each step, `phase` a stretch of code
+with its peak. `bare` ways are the same kernel files by a plain loop in C, with no parsing and no
+Python: what cannot be beaten. `cold` is a sample after 12 ms of pause, when what is kept for 10 ms
+is read anew. `slowdown` is what a Python loop costs while a peak is taken, also as transformers'
+Trainer does it: by a thread that never sleeps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 from collections.abc import Iterator, Sequence
-from typing import Any, Self, SupportsIndex, TypeVar, overload
+from typing import Any, Final, Self, SupportsIndex, TypeVar, final, overload
 
 import torch
+from _typeshed import structseq
 
 __version__: str
 
@@ -38,32 +39,64 @@ class Budget:
     ) -> Self: ...
     def _report(self, /) -> list[tuple[str, int, int, int, int | None, int, bool]]: ...
 
-class Sample(tuple[int | None, ...]):
-    time_ns: int
-    rss: int | None
-    private: int | None
-    swap: int | None
-    heap_used: int | None
-    heap_free: int | None
-    cgroup_used: int | None
-    cgroup_limit: int | None
-    pressure: int | None
-    pressure_us: int | None
-    available: int | None
-    total: int | None
-    swap_free: int | None
-    children: int | None
-    children_private: int | None
+@final
+class Sample(structseq[int | None], tuple[int | None, ...]):
+    __match_args__: Final = (
+        "time_ns",
+        "rss",
+        "private",
+        "swap",
+        "heap_used",
+        "heap_free",
+        "cgroup_used",
+        "cgroup_limit",
+        "pressure",
+        "pressure_us",
+        "available",
+        "total",
+        "swap_free",
+        "children",
+        "children_private",
+    )
+    @property
+    def time_ns(self) -> int: ...
+    @property
+    def rss(self) -> int | None: ...
+    @property
+    def private(self) -> int | None: ...
+    @property
+    def swap(self) -> int | None: ...
+    @property
+    def heap_used(self) -> int | None: ...
+    @property
+    def heap_free(self) -> int | None: ...
+    @property
+    def cgroup_used(self) -> int | None: ...
+    @property
+    def cgroup_limit(self) -> int | None: ...
+    @property
+    def pressure(self) -> int | None: ...
+    @property
+    def pressure_us(self) -> int | None: ...
+    @property
+    def available(self) -> int | None: ...
+    @property
+    def total(self) -> int | None: ...
+    @property
+    def swap_free(self) -> int | None: ...
+    @property
+    def children(self) -> int | None: ...
+    @property
+    def children_private(self) -> int | None: ...
 
 _Seen = tuple[int | None, int | None, int | None, int, bool]
 
+@final
 class Probe:
     def __new__(cls, root: str = "/", fresh: bool = False) -> Self: ...
     def rss(self, /) -> int | None: ...
     def read(self, fields: int = 31, /) -> Sample: ...
-    def smaps(
-        self, /
-    ) -> tuple[int | None, int | None, int | None, int | None, int | None]: ...
+    def smaps(self, /) -> tuple[int | None, int | None, int | None, int | None, int | None]: ...
     def source(
         self, /
     ) -> tuple[int, int | None, str | None, bool, str | None, str | None, bool]: ...
