@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from memtools._aux_loss import AuxLoss
     from memtools._budget import Budget, BudgetReport
     from memtools._history import GateHistory
+    from memtools._hostmem import HostMemory, host_memory
     from memtools._kvpool import KVLease, KVPool, KVStats
     from memtools._stats import GateStats
 
@@ -24,12 +25,14 @@ __all__ = [
     "DeviceError",
     "GateHistory",
     "GateStats",
+    "HostMemory",
     "KVLease",
     "KVPool",
     "KVStats",
     "MemtoolsError",
     "ShimUnavailable",
     "__version__",
+    "host_memory",
 ]
 
 # Loaded at first use: where memtools._core does not load, `memtools doctor` must still say so.
@@ -39,9 +42,11 @@ _LATER = {
     "BudgetReport": "_budget",
     "GateHistory": "_history",
     "GateStats": "_stats",
+    "HostMemory": "_hostmem",
     "KVLease": "_kvpool",
     "KVPool": "_kvpool",
     "KVStats": "_kvpool",
+    "host_memory": "_hostmem",
 }
 
 

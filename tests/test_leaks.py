@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from memtools import Budget, BudgetError, GateHistory, _bridge, _core
-from tests import leakcases
+from tests import leakcases, leakprobe
 
 ROUNDS = 400
 GATES = torch.softmax(torch.randn(64, 8), -1)
@@ -135,7 +135,7 @@ for _name in [
     CASES[f"GateHistory.{_name}"] = [lambda name=_name: getattr(SHARED, name)]  # type: ignore[misc]
 for _name in ["limit", "used", "peak", "available", "name", "device"]:
     CASES[f"Budget.{_name}"] = [lambda name=_name: getattr(BUDGET, name)]  # type: ignore[misc]
-CASES |= leakcases.CASES
+CASES |= leakcases.CASES | leakprobe.CASES
 
 
 def names_of_core() -> set[str]:

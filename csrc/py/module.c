@@ -5,6 +5,7 @@
 
 #include "budget.h"
 #include "errors.h"
+#include "probe.h"
 
 mt_state *
 mt_state_of_type(PyTypeObject *type)
@@ -135,6 +136,7 @@ module_exec(PyObject *module)
     if (PyModule_AddStringConstant(module, "__version__", MEMTOOLS_VERSION) < 0) return -1;
     if (mt_py_gatehist_register(module, st) < 0 || mt_py_kvpool_register(module, st) < 0) return -1;
     if (mt_py_budget_register(module, st) < 0) return -1;
+    if (mt_py_probe_register(module, st) < 0) return -1;
     return mt_py_kvlease_register(module, st);
 }
 
@@ -148,6 +150,8 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(st->KVPool);
     Py_VISIT(st->KVLease);
     Py_VISIT(st->Budget);
+    Py_VISIT(st->Probe);
+    Py_VISIT(st->Sample);
     Py_VISIT(st->tensor);
     Py_VISIT(st->parameter);
     Py_VISIT(st->graph_task_id);
@@ -169,6 +173,8 @@ module_clear(PyObject *module)
     Py_CLEAR(st->KVPool);
     Py_CLEAR(st->KVLease);
     Py_CLEAR(st->Budget);
+    Py_CLEAR(st->Probe);
+    Py_CLEAR(st->Sample);
     Py_CLEAR(st->tensor);
     Py_CLEAR(st->parameter);
     Py_CLEAR(st->graph_task_id);
@@ -184,6 +190,7 @@ module_free(void *module)
     mt_state *st = PyModule_GetState(module);
 
     module_clear(module);
+    mt_peaks_drop(st->peaks);
     mt_cudart_close(
         st->cudart); /* no history is left: each holds its type, each type this module */
 }

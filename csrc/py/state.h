@@ -10,6 +10,7 @@
 
 #include <stdbool.h>
 
+#include "../core/peaks.h"
 #include "../cuda/cudart.h"
 #include "../third_party/dlpack/dlpack.h"
 #include "../torch/torch_shim.h"
@@ -19,6 +20,8 @@ typedef struct mt_state {
     PyTypeObject *GateHistory;
     PyTypeObject *KVPool, *KVLease;
     PyTypeObject *Budget;
+    PyTypeObject *Probe, *Sample;
+    mt_peaks *peaks;   /* of this process, opened by the first Probe */
     mt_cudart *cudart; /* opened by the first CUDA tensor */
     /* From here on: NULL until connected. */
     const DLPackExchangeAPI *dlpack; /* static in torch */

@@ -19,6 +19,7 @@ from types import ModuleType
 
 from memtools import MemtoolsError, __version__
 from memtools._install import rebuild_command
+from memtools.cli._monitor import monitor_facts
 from memtools.cli._system import (
     ROOT,
     Fact,
@@ -310,7 +311,7 @@ def examine(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Repor
         "versions": version_facts(torch),
         "extensions": extension_facts(core, info, connection),
         "cuda": cuda_facts(core, info, root, report.broken),
-        "host_memory": host_memory(root),
+        "host_memory": {**host_memory(root), **monitor_facts(root)},
         "kernel": kernel(root),
         "threads": thread_facts(environ),
     }

@@ -1,0 +1,137 @@
+#include "peaks.h"
+
+#include <assert.h>
+#include <stddef.h>
+
+#include "lock.h"
+#include "probe.h"
+
+struct mt_peaks {
+    mt_alloc mem;
+    mt_mark_ops mark;
+    mt_lock lock;
+    size_t refs;
+    mt_interval *open;
+};
+
+mt_status
+mt_peaks_new(const mt_alloc *mem, const mt_mark_ops *mark, mt_peaks **out, mt_error *err)
+{
+    mt_peaks *p = mt_alloc_zeroed(mem, 1, sizeof *p);
+
+    if (p == NULL) {
+        mark->close(mark->ctx);
+        return mt_fail(err, MT_ENOMEM, "malloc", 0);
+    }
+    p->mem = *mem;
+    p->mark = *mark;
+    p->refs = 1;
+    mt_lock_init(&p->lock);
+    *out = p;
+    return MT_OK;
+}
+
+mt_peaks *
+mt_peaks_hold(mt_peaks *p)
+{
+    mt_lock_take(&p->lock);
+    p->refs++;
+    mt_lock_give(&p->lock);
+    return p;
+}
+
+void
+mt_peaks_drop(mt_peaks *p)
+{
+    mt_alloc mem;
+    size_t left;
+
+    if (p == NULL) return;
+    mt_lock_take(&p->lock);
+    left = --p->refs;
+    mt_lock_give(&p->lock);
+    if (left > 0) return;
+    assert(p->open == NULL);
+    p->mark.close(p->mark.ctx);
+    mt_lock_fini(&p->lock);
+    mem = p->mem;
+    mem.put(mem.ctx, p, sizeof *p);
+}
+
+static void
+raise_to(mt_interval *in, uint64_t bytes)
+{
+    if (bytes == MT_UNKNOWN)
+        in->exact = false;
+    else if (in->peak == MT_UNKNOWN || in->peak < bytes)
+        in->peak = bytes;
+}
+
+/* An interval that the mark is too old for has to do with what is in use now. */
+static void
+look(mt_peaks *p)
+{
+    uint64_t high = MT_UNKNOWN, now = MT_UNKNOWN;
+    bool any_marked = false, any_not = false;
+
+    for (mt_interval *in = p->open; in != NULL; in = in->next)
+        *(in->marked ? &any_marked : &any_not) = true;
+    if (any_marked) high = p->mark.high(p->mark.ctx);
+    if (any_not) now = p->mark.now(p->mark.ctx);
+    for (mt_interval *in = p->open; in != NULL; in = in->next)
+        raise_to(in, in->marked ? high : now);
+}
+
+void
+mt_peaks_look(mt_peaks *p)
+{
+    mt_lock_take(&p->lock);
+    look(p);
+    mt_lock_give(&p->lock);
+}
+
+void
+mt_peaks_begin(mt_peaks *p, mt_interval *in)
+{
+    mt_lock_take(&p->lock);
+    look(p);
+    *in = (mt_interval){.next = p->open, .peak = MT_UNKNOWN};
+    if (p->open != NULL) p->open->prev = in;
+    p->open = in;
+    if (p->mark.reset(p->mark.ctx)) {
+        in->exact = true;
+        for (mt_interval *each = in; each != NULL; each = each->next)
+            each->marked = true;
+    } else {
+        raise_to(in, p->mark.now(p->mark.ctx));
+    }
+    mt_lock_give(&p->lock);
+}
+
+void
+mt_peaks_end(mt_peaks *p, mt_interval *in)
+{
+    mt_lock_take(&p->lock);
+    look(p);
+    if (in->next != NULL) in->next->prev = in->prev;
+    *(in->prev != NULL ? &in->prev->next : &p->open) = in->next;
+    in->prev = in->next = NULL;
+    mt_lock_give(&p->lock);
+}
+
+uint64_t
+mt_peaks_now(mt_peaks *p)
+{
+    uint64_t now;
+
+    mt_lock_take(&p->lock);
+    now = p->mark.now(p->mark.ctx);
+    mt_lock_give(&p->lock);
+    return now;
+}
+
+uint64_t
+mt_peaks_time_ns(mt_peaks *p)
+{
+    return p->mark.time_ns(p->mark.ctx);
+}

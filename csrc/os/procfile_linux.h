@@ -1,0 +1,49 @@
+/* procfile_linux.h -- small files of the kernel, opened once and read again and again.
+ *
+ *   root "/"            root "/tmp/fake"
+ *     proc/self/statm     proc/self/statm      tests build a tree of plain files
+ *
+ * pread at 0 makes the kernel write the file's text anew, so a kept descriptor costs one call a
+ * reading. A descriptor under /proc/self goes on meaning the process that opened it: after fork()
+ * the owner closes what it kept and opens it again. */
+#ifndef MT_PROCFILE_LINUX_H
+#define MT_PROCFILE_LINUX_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/resource.h>
+#include <sys/types.h>
+
+#include "proctext_linux.h"
+
+enum { MT_PATH_ROOM = 4096 };
+
+/* The system calls used, as libc has them: -1 and errno. A table, so that tests make them fail. */
+typedef struct mt_proc_sys {
+    int (*open)(const char *path, int flags);
+    ssize_t (*pread)(int fd, void *to, size_t bytes, off_t at);
+    ssize_t (*pwrite)(int fd, const void *from, size_t bytes, off_t at);
+    int (*close)(int fd);
+    int (*getrusage)(int who, struct rusage *out);
+    /* A folder's names from its start; NULL ends it, with errno 0 unless it failed. */
+    void *(*opendir)(const char *path);
+    const char *(*readdir)(void *folder);
+    void (*closedir)(void *folder);
+} mt_proc_sys;
+
+extern const mt_proc_sys mt_proc_sys_libc;
+
+/* root + path into out[MT_PATH_ROOM]; false when it does not fit. */
+bool mt_path_join(char *out, const char *root, const char *path);
+
+/* Opens, reads at most `room` bytes, closes. -1 and errno; what is longer is cut. */
+ssize_t mt_proc_slurp(const mt_proc_sys *sys, const char *path, char *to, size_t room);
+
+/* The same over a descriptor that is kept: *fd is -1 at first. When reading fails the descriptor is
+ * closed, so that the next call opens it again. */
+ssize_t mt_proc_read(const mt_proc_sys *sys, int *fd, const char *path, char *to, size_t room);
+
+/* Closes it if it is open, and sets it to -1. */
+void mt_proc_close(const mt_proc_sys *sys, int *fd);
+
+#endif

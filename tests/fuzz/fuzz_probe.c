@@ -1,0 +1,58 @@
+/* Any bytes as any of the kernel's files: no reader goes out of bounds, numbers are never those
+ * that mean unknown or unlimited, and an unescaped text fits.
+ *
+ * The text is a copy of its exact size, so that a byte read beyond it is found. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "../c/check.h"
+#include "core/probe.h"
+#include "os/proctext_linux.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void
+read_numbers(mt_text text)
+{
+    uint64_t a = 0, b = 0;
+
+    if (mt_statm_parse(text, &a, &b)) CHECK(b <= a && a < MT_UNLIMITED);
+    if (mt_pressure_parse(text, &a, &b)) CHECK(a <= 100000099 && b < MT_UNLIMITED);
+    if (mt_limit_parse(text, &a)) CHECK(a < (uint64_t)1 << 62 || a == MT_UNLIMITED);
+    if (mt_stat_parent(text, &a)) CHECK(a < MT_UNLIMITED);
+    if (mt_text_field(text, "MemTotal:", &a)) CHECK(a < MT_UNLIMITED);
+}
+
+static void
+read_groups(mt_text text)
+{
+    mt_text line, path, rest = text;
+    mt_cgroup_mount mount;
+    char out[32];
+
+    if (mt_cgroup_path(text, "memory", &path)) CHECK(path.len < text.len);
+    if (mt_cgroup_path(text, "", &path)) CHECK(path.len < text.len);
+    while (mt_text_line(&rest, &line)) {
+        CHECK(line.at >= text.at && line.at + line.len <= text.at + text.len);
+        if (mt_cgroup_mount_parse(line, &mount)) CHECK(mount.point.len > 0);
+        if (mt_text_unescape(line, out, sizeof out)) CHECK(strlen(out) < sizeof out);
+    }
+}
+
+int
+LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static const char *const starts[] = {
+        "", "some avg10=", "MemTotal:", "0::", "4:memory:", "1 2 3 / /p x - cgroup", "1 (a) S "};
+    const char *start = size == 0 ? "" : starts[data[0] % 7];
+    size_t head = strlen(start), len = head + (size > 0 ? size - 1 : 0);
+    char *copy = malloc(len + (len == 0));
+
+    CHECK(copy != NULL);
+    memcpy(copy, start, head);
+    if (size > 1) memcpy(copy + head, data + 1, size - 1);
+    read_numbers((mt_text){copy, len});
+    read_groups((mt_text){copy, len});
+    free(copy);
+    return 0;
+}

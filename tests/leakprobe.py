@@ -1,0 +1,65 @@
+"""Calls of memtools._core's Probe, good and bad, for test_leaks.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from memtools import _core
+
+Case = Callable[[], object]
+PROBE = _core.Probe()
+
+
+def refused(call: Case) -> None:
+    with pytest.raises(Exception):  # noqa: B017, PT011 - any refusal; which one, other tests say
+        call()
+
+
+def dropped_open() -> None:
+    probe = _core.Probe()
+    probe.enter("never left")
+    probe.reset_peak()
+
+
+CASES: dict[str, list[Case]] = {
+    "Sample": [lambda: PROBE.read(), lambda: refused(lambda: _core.Sample([1]))],
+    "Probe": [
+        lambda: _core.Probe("/nowhere", True).read(127),
+        lambda: refused(lambda: _core.Probe("/" + "x" * 5000)),
+        lambda: refused(lambda: _core.Probe(1)),  # type: ignore[arg-type]
+        dropped_open,
+    ],
+    "Probe.rss": [PROBE.rss],
+    "Probe.read": [
+        lambda: PROBE.read(127),
+        lambda: refused(lambda: PROBE.read(-1)),
+        lambda: refused(lambda: PROBE.read("x")),  # type: ignore[arg-type]
+        lambda: refused(lambda: PROBE.read(1, 2)),  # type: ignore[call-arg]
+    ],
+    "Probe.smaps": [PROBE.smaps],
+    "Probe.source": [PROBE.source, lambda: _core.Probe("/nowhere").source()],
+    "Probe.reset_peak": [PROBE.reset_peak],
+    "Probe.peak": [
+        lambda: (PROBE.reset_peak(), PROBE.peak()),
+        lambda: refused(lambda: _core.Probe().peak()),
+    ],
+    "Probe.enter": [
+        lambda: PROBE.leave(PROBE.enter("a", True)),
+        lambda: refused(lambda: PROBE.enter(1)),  # type: ignore[arg-type]
+        lambda: refused(lambda: PROBE.enter("\0")),
+        lambda: refused(lambda: PROBE.enter()),  # type: ignore[call-arg]
+    ],
+    "Probe.leave": [
+        lambda: refused(lambda: PROBE.leave(0)),
+        lambda: refused(lambda: PROBE.leave(-1)),
+        lambda: refused(lambda: PROBE.leave("x")),  # type: ignore[arg-type]
+    ],
+    "Probe.phases": [PROBE.phases],
+    "Probe.current": [PROBE.current],
+}
+CASES["Probe.__new__"] = [_core.Probe]
+SAMPLE = PROBE.read()
+for _name in set(vars(_core.Sample)) - {"__doc__", "__module__"}:
+    CASES[f"Sample.{_name}"] = [lambda name=_name: getattr(SAMPLE, name)]  # type: ignore[misc]
