@@ -19,6 +19,7 @@ typedef struct mt_state {
     PyTypeObject *GateHistory;
     PyTypeObject *KVPool, *KVLease;
     PyTypeObject *Budget;
+    PyTypeObject *RecordWriter;
     mt_cudart *cudart; /* opened by the first CUDA tensor */
     /* From here on: NULL until connected. */
     const DLPackExchangeAPI *dlpack; /* static in torch */
