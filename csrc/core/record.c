@@ -37,8 +37,6 @@ mt_record_init(mt_record *r, void *region, const mt_record_size *size,
                const mt_record_column *columns, const mt_record_start *start,
                const volatile unsigned char *home)
 {
-    uint64_t magic;
-
     *r = (mt_record){.home = home, .at = region, .size = *size};
     mt_lock_init(&r->lock);
     r->parts = mt_record_parts_of(size);
@@ -47,12 +45,8 @@ mt_record_init(mt_record *r, void *region, const mt_record_size *size,
     assert(mt_record_columns_fault(columns, size->series.columns) == NULL);
     memcpy(r->at + r->parts.columns, columns, size->series.columns * sizeof *columns);
     mt_series_init(&r->series, r->at + r->parts.series, &size->series);
-    /* The CRC is that of a record with its magic. */
-    memcpy(&magic, MT_RECORD_MAGIC, sizeof magic);
-    *word_at(r, 0) = magic;
-    *word_at(r, MT_RECORD_AT_CRC) = mt_record_crc(region, size->series.columns);
-    *word_at(r, 0) = 0;
-    mt_word_put(word_at(r, 0), magic);
+    memcpy(region, MT_RECORD_MAGIC, 8);
+    mt_word_put(word_at(r, MT_RECORD_AT_CRC), mt_record_crc(region, size->series.columns));
 }
 
 /* Takes the lock when the record may be written. */
@@ -119,18 +113,18 @@ phase_at(const mt_record *r, size_t i)
 
 /* The phase of that name, a new one, or the last one where there is no room for a new one. */
 static uint64_t *
-find_phase(mt_record *r, const char name[MT_RECORD_PHASE])
+find_phase(mt_record *r, const uint64_t name[MT_PHASE_NAME_WORDS])
 {
-    uint64_t *to;
+    uint64_t others[MT_PHASE_NAME_WORDS] = {0}, *to;
 
     for (size_t i = 0; i < r->phases; i++)
         if (memcmp(phase_at(r, i), name, MT_RECORD_PHASE) == 0) return phase_at(r, i);
     if (r->phases == r->size.phases) return phase_at(r, r->phases - 1);
+    memcpy(others, MT_RECORD_OTHERS, sizeof MT_RECORD_OTHERS);
+    if (r->phases + 1 == r->size.phases) name = others;
     to = phase_at(r, r->phases);
-    if (r->phases + 1 == r->size.phases)
-        memcpy(to, MT_RECORD_OTHERS, sizeof MT_RECORD_OTHERS);
-    else
-        memcpy(to, name, MT_RECORD_PHASE);
+    for (size_t i = 0; i < MT_PHASE_NAME_WORDS; i++)
+        mt_word_put(to + i, name[i]);
     mt_word_put(word_at(r, MT_RECORD_AT_PHASES_USED), ++r->phases);
     return to;
 }
@@ -152,7 +146,7 @@ count_passage(uint64_t *phase, uint64_t ns, uint64_t peak)
 bool
 mt_record_phase(mt_record *r, const char *name, size_t name_bytes, uint64_t ns, uint64_t peak)
 {
-    char field[MT_RECORD_PHASE] = {0};
+    uint64_t field[MT_PHASE_NAME_WORDS] = {0};
 
     memcpy(field, name, mt_utf8_cut(name, name_bytes, MT_RECORD_PHASE));
     if (!begin(r)) return false;

@@ -47,9 +47,9 @@ typedef struct mt_record {
     size_t phases;   /* in use */
 } mt_record;
 
-/* Makes an empty record of a region of parts.end bytes, aligned to 8; writes all of it, the magic
- * last. `home` points to a byte that is not 0 in this process and 0 in forked children, for the
- * life of the record. pre: the counts and the columns have no fault. */
+/* Makes an empty record of a region of parts.end bytes, aligned to 8; writes all of it, what makes
+ * it valid last. `home` points to a byte that is not 0 in this process and 0 in forked children,
+ * for the life of the record. pre: the counts and the columns have no fault. */
 void mt_record_init(mt_record *r, void *region, const mt_record_size *size,
                     const mt_record_column *columns, const mt_record_start *start,
                     const volatile unsigned char *home);
