@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from memtools._budget import Budget, BudgetReport
     from memtools._history import GateHistory
     from memtools._kvpool import KVLease, KVPool, KVStats
+    from memtools._record import Record, read_record
     from memtools._stats import GateStats
 
 __all__ = [
@@ -28,8 +29,10 @@ __all__ = [
     "KVPool",
     "KVStats",
     "MemtoolsError",
+    "Record",
     "ShimUnavailable",
     "__version__",
+    "read_record",
 ]
 
 # Loaded at first use: where memtools._core does not load, `memtools doctor` must still say so.
@@ -42,6 +45,8 @@ _LATER = {
     "KVLease": "_kvpool",
     "KVPool": "_kvpool",
     "KVStats": "_kvpool",
+    "Record": "_record",
+    "read_record": "_record",
 }
 
 
