@@ -5,7 +5,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { WRITERS = 2, ROUNDS = 4000 };
+enum { WRITERS = 2, ROUNDS = 40000 };
 
 typedef struct shared {
     mt_record r;

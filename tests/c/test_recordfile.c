@@ -18,6 +18,8 @@
 
 /* --- a folder of its own, and what is in it --- */
 
+enum { CONTESTS = 60 };
+
 static char folder[] = "/tmp/mt_recordfile_XXXXXX", path[64];
 
 static int
@@ -340,7 +342,7 @@ what_is_no_record_is_left_alone(void)
 static void
 of_many_that_want_a_name_one_gets_it(void)
 {
-    for (int old = 0; old < 2; old++) {
+    for (int round = 0; round < CONTESTS; round++) { /* the first makes it, the others replace it */
         int got = 0, go[2], hold[2];
         CHECK(pipe(go) == 0 && pipe(hold) == 0);
         for (int i = 0; i < 8; i++)
@@ -370,6 +372,40 @@ of_many_that_want_a_name_one_gets_it(void)
         close(go[0]);
         close(hold[0]);
     }
+    CHECK(unlink(path) == 0);
+}
+
+/* The worst moment: another one replaces the old record between its opening and its lock. */
+static mt_record other_record;
+static mt_recordfile other_file;
+static int locks;
+
+static int
+flock_too_late(int fd, int how)
+{
+    if (locks++ == 1) /* the first is that of the new file */
+        CHECK(create(&mt_recordfile_sys_libc, &other_record, &other_file, NULL) == MT_OK);
+    return flock(fd, how);
+}
+
+static void
+who_locks_too_late_sees_it(void)
+{
+    mt_recordfile_sys late = mt_recordfile_sys_libc;
+    mt_recordfile file;
+    mt_record r;
+    mt_error err;
+    bool written;
+
+    CHECK(create(&mt_recordfile_sys_libc, &r, &file, NULL) == MT_OK);
+    finish(&r, &file);
+    late.flock = flock_too_late;
+    CHECK(create(&late, &r, &file, &err) == MT_EFILE && err.native == EBUSY);
+    CHECK(other_file.at != NULL && names_in_folder() == 1);
+    rig_append(&other_record, 0);
+    CHECK(rows_at_path(&written) == 1 && written);
+    finish(&other_record, &other_file);
+    mt_record_fini(&r);
     CHECK(unlink(path) == 0);
 }
 
@@ -501,11 +537,11 @@ a_child_has_nothing_of_it(void)
         CHECK(other == at);
         mt_recordfile_free(&file);
         *(volatile char *)other = 1;
-        close(ready[1]);
+        CHECK(write(ready[1], "x", 1) == 1);
         pause();
     }
     close(ready[1]);
-    CHECK(read(ready[0], &c, 1) == 0); /* the child is done */
+    CHECK(read(ready[0], &c, 1) == 1); /* the child came so far */
     rig_append(&r, 1);
     CHECK(rows_at_path(&written) == 2 && written);
     mt_recordfile_unmap(&file);
@@ -548,6 +584,7 @@ main(void)
     RUN(a_living_record_is_not_replaced_and_a_dead_one_is);
     RUN(what_is_no_record_is_left_alone);
     RUN(of_many_that_want_a_name_one_gets_it);
+    RUN(who_locks_too_late_sees_it);
     RUN(leftovers_of_a_killed_creation_are_passed_over);
     RUN(limits_of_the_process_are_errors);
     RUN(on_a_full_disk);
