@@ -29,7 +29,7 @@ put_start(mt_record *r, const mt_record_start *start)
     };
 
     memcpy(r->at, words, sizeof words);
-    if (command > 0) memcpy(r->at + 8 * MT_RECORD_AT_COMMAND, start->command, command);
+    if (command > 0) memcpy(r->at + MT_RECORD_COMMAND_FROM, start->command, command);
 }
 
 void

@@ -5,6 +5,9 @@
 
 #include "utf8.h"
 
+_Static_assert(MT_RECORD_CRC_FROM == 8 * MT_RECORD_AT_CRC, "the CRC's own word does not count");
+_Static_assert(MT_RECORD_COMMAND_FROM + MT_RECORD_COMMAND == MT_RECORD_HEADER, "nothing behind it");
+
 const char *
 mt_record_size_fault(const mt_record_size *size)
 {
@@ -75,8 +78,8 @@ uint32_t
 mt_record_crc(const void *record, size_t columns)
 {
     const unsigned char *at = record;
-    uint32_t crc = crc_of(0xFFFFFFFFu, at, 8 * MT_RECORD_AT_CRC);
+    uint32_t crc = crc_of(0xFFFFFFFFu, at, MT_RECORD_CRC_FROM);
 
-    crc = crc_of(crc, at + 8 * MT_RECORD_AT_COMMAND, MT_RECORD_COMMAND);
+    crc = crc_of(crc, at + MT_RECORD_COMMAND_FROM, MT_RECORD_COMMAND);
     return ~crc_of(crc, at + MT_RECORD_HEADER, columns * sizeof(mt_record_column));
 }

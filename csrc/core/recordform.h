@@ -37,6 +37,8 @@ enum {
     MT_RECORD_PHASE = 40,
     MT_RECORD_COMMAND = 1792,
     MT_RECORD_HEADER = 2048,
+    MT_RECORD_CRC_FROM = 104,     /* bytes up to here count in the CRC, */
+    MT_RECORD_COMMAND_FROM = 256, /* those of the command, and the columns */
     MT_RECORD_EVENTS_MAX = 1 << 16,
     MT_RECORD_PHASES_MAX = 1 << 12,
 };
@@ -57,7 +59,6 @@ enum { /* words of the header */
        MT_RECORD_AT_CRC,
        MT_RECORD_AT_CLOSED = 16,
        MT_RECORD_AT_PHASES_USED,
-       MT_RECORD_AT_COMMAND = 32, /* 1,792 bytes */
 };
 
 enum { /* words of a slot, without and with its check */

@@ -85,7 +85,7 @@ take_fixed(mt_recordview *v, mt_error *err)
     v->start_clock_ns = word_of(v->at, MT_RECORD_AT_CLOCK);
     v->pid = word_of(v->at, MT_RECORD_AT_PID);
     v->page_bytes = word_of(v->at, MT_RECORD_AT_PAGE);
-    v->command = (const char *)v->at + 8 * MT_RECORD_AT_COMMAND;
+    v->command = (const char *)v->at + MT_RECORD_COMMAND_FROM;
     v->command_bytes = word_of(v->at, MT_RECORD_AT_COMMAND_BYTES);
     return MT_OK;
 }

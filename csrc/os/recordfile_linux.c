@@ -331,7 +331,7 @@ static mt_status
 read_open(const mt_recordfile_sys *sys, const mt_alloc *mem, int fd, void **copy, size_t *bytes,
           mt_error *err)
 {
-    mt_record_parts parts;
+    mt_record_parts parts = {0};
     mt_status st;
     void *block;
 

@@ -250,7 +250,7 @@ mt_py_record_read(PyObject *module, PyObject *path)
     mt_error err;
     mt_status status;
 
-    if (!PyUnicode_FSConverter(path, &encoded)) return NULL;
+    if (!PyUnicode_FSConverter(path, (void *)&encoded)) return NULL;
     Py_BEGIN_ALLOW_THREADS;
     status = mt_recordfile_read(&mt_recordfile_sys_libc, &mt_alloc_libc, PyBytes_AS_STRING(encoded),
                                 &copy, &bytes, &written, &err);

@@ -247,6 +247,7 @@ every_call_of_a_creation_can_fail(void)
     each_call_fails(false, EIO);
     each_call_fails(false, ENOMEM);
     each_call_fails(false, EMFILE);
+    each_call_fails(false, EPERM); /* of link(): a file system that has none */
     CHECK(create(&mt_recordfile_sys_libc, &r, &file, NULL) == MT_OK);
     finish(&r, &file);
     each_call_fails(true, EIO);
@@ -574,6 +575,52 @@ other_files_are_told_apart(void)
     CHECK(unlink(path) == 0);
 }
 
+static int preads;
+
+static ssize_t
+pread_of_what_shrinks(int fd, void *to, size_t bytes, off_t at)
+{
+    return preads++ < 1 ? pread(fd, to, bytes, at) : 0;
+}
+
+/* Whoever looks at the state alone finds another bank than whoever copied all. */
+static ssize_t
+pread_of_what_never_rests(int fd, void *to, size_t bytes, off_t at)
+{
+    ssize_t n = pread(fd, to, bytes, at);
+
+    if (bytes == 8) ((unsigned char *)to)[7] ^= 1;
+    return n;
+}
+
+static ssize_t
+pread_of_what_rests_later(int fd, void *to, size_t bytes, off_t at)
+{
+    return preads++ < 10 ? pread_of_what_never_rests(fd, to, bytes, at) : pread(fd, to, bytes, at);
+}
+
+static void
+what_changes_while_it_is_read_is_read_again_or_refused(void)
+{
+    mt_recordfile_sys sys = mt_recordfile_sys_libc;
+    mt_recordfile file;
+    mt_record r;
+    uint64_t rows;
+    bool written;
+
+    CHECK(create(&sys, &r, &file, NULL) == MT_OK);
+    rig_append(&r, 0);
+    sys.pread = pread_of_what_shrinks;
+    CHECK(read_record(&sys, &mt_alloc_libc, &rows, &written, NULL) == MT_EFORMAT);
+    sys.pread = pread_of_what_never_rests;
+    CHECK(read_record(&sys, &mt_alloc_libc, &rows, &written, NULL) == MT_EFORMAT);
+    preads = 0;
+    sys.pread = pread_of_what_rests_later;
+    CHECK(read_record(&sys, &mt_alloc_libc, &rows, &written, NULL) == MT_OK && rows == 1);
+    finish(&r, &file);
+    CHECK(unlink(path) == 0);
+}
+
 int
 main(void)
 {
@@ -589,6 +636,7 @@ main(void)
     RUN(limits_of_the_process_are_errors);
     RUN(on_a_full_disk);
     RUN(a_child_has_nothing_of_it);
+    RUN(what_changes_while_it_is_read_is_read_again_or_refused);
     RUN(other_files_are_told_apart);
     CHECK(rmdir(folder) == 0);
     CHECK_DONE();
