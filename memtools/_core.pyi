@@ -1,6 +1,6 @@
 from collections.abc import Iterator, Sequence
 from os import PathLike
-from typing import Any, Self, SupportsIndex, TypeVar, overload
+from typing import Any, Self, SupportsIndex, TypeVar, final, overload
 
 import torch
 
@@ -202,6 +202,7 @@ class KVPool:
     def __enter__(self, /) -> Self: ...
     def __exit__(self, /, *exception: object) -> None: ...
 
+@final
 class RecordWriter:
     @property
     def closed(self) -> bool: ...
