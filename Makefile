@@ -101,7 +101,7 @@ SAN_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file
     PYTHONPATH=$(OUT)/py-san:. MEMTOOLS_EXPECT_SANITIZE=address,undefined
 SAN_TESTS := tests/test_history.py tests/test_stats.py tests/test_bad_input.py tests/test_save_load.py \
     tests/test_checkpoint.py tests/test_device.py tests/test_leaks.py tests/test_threads.py \
-    tests/test_budget.py tests/test_history_budget.py \
+    tests/test_budget.py tests/test_history_budget.py tests/test_record.py \
     $(wildcard tests/test_kvpool*.py)
 
 # What a sanitiser's own memory makes meaningless: resident bytes (its quarantine), and fork() beside
@@ -129,7 +129,7 @@ $(OUT)/fuzz/%: tests/fuzz/%.c $(C_CORE) $(C_HEADERS) $(wildcard tests/fuzz/*.h) 
 	$(FUZZ_BUILD) $(C_FLAGS) -O1 -UNDEBUG $(SAN) $< $(C_CORE) -lm -o $@
 
 # --- the rest --------------------------------------------------------------------------------------
-BENCHES := gate_history kv_cache monitor
+BENCHES := gate_history kv_cache monitor record
 
 bench: $(VENV)/.built  ## benchmarks against the peers; JSON in benchmarks/results
 	@for b in $(BENCHES); do $(PY) benchmarks/$$b.py $(ARGS) || exit 1; done

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from memtools._history import GateHistory
     from memtools._hostmem import HostMemory, host_memory
     from memtools._kvpool import KVLease, KVPool, KVStats
+    from memtools._record import Record, read_record
     from memtools._stats import GateStats
 
 __all__ = [
@@ -30,9 +31,11 @@ __all__ = [
     "KVPool",
     "KVStats",
     "MemtoolsError",
+    "Record",
     "ShimUnavailable",
     "__version__",
     "host_memory",
+    "read_record",
 ]
 
 # Loaded at first use: where memtools._core does not load, `memtools doctor` must still say so.
@@ -47,6 +50,8 @@ _LATER = {
     "KVPool": "_kvpool",
     "KVStats": "_kvpool",
     "host_memory": "_hostmem",
+    "Record": "_record",
+    "read_record": "_record",
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from memtools import Budget, BudgetError, GateHistory, _bridge, _core
-from tests import leakcases, leakprobe
+from tests import leakcases, leakprobe, recordcases
 
 ROUNDS = 400
 GATES = torch.softmax(torch.randn(64, 8), -1)
@@ -136,6 +136,7 @@ for _name in [
 for _name in ["limit", "used", "peak", "available", "name", "device"]:
     CASES[f"Budget.{_name}"] = [lambda name=_name: getattr(BUDGET, name)]  # type: ignore[misc]
 CASES |= leakcases.CASES | leakprobe.CASES
+CASES |= recordcases.CASES
 
 
 def names_of_core() -> set[str]:

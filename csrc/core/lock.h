@@ -1,7 +1,8 @@
 /* lock.h -- a mutex, as a thin name over POSIX threads.
  *
- * Core has few locks, each inside one object: the ledger's and the pool's. The order is pool, then
- * ledger. No call back into a caller is made while one is held. */
+ * Core has few locks, each inside one object: the ledger's, the pool's and the record's. The order
+ * is pool, then ledger; the record's is taken alone. No call back into a caller is made while one
+ * is held. */
 #ifndef MT_LOCK_H
 #define MT_LOCK_H
 

@@ -50,6 +50,8 @@ mt_status_name(mt_status st)
         return "MT_ESHAPE";
     case MT_EAGAIN:
         return "MT_EAGAIN";
+    case MT_EFILE:
+        return "MT_EFILE";
     }
     return "unknown status";
 }

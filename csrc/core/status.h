@@ -17,6 +17,7 @@ typedef enum mt_status {
     MT_EFORMAT,   /* bytes that are not what they claim to be */
     MT_ESHAPE,    /* a tensor of another shape than the ones before */
     MT_EAGAIN,    /* nothing is wrong, but not now */
+    MT_EFILE,     /* a file cannot be made, read or mapped; `native` is the errno of `call` */
 } mt_status;
 
 /* Filled on failure only; `call` and `detail` point to static text. */

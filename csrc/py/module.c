@@ -6,6 +6,7 @@
 #include "budget.h"
 #include "errors.h"
 #include "probe.h"
+#include "record.h"
 
 mt_state *
 mt_state_of_type(PyTypeObject *type)
@@ -124,6 +125,9 @@ static PyMethodDef methods[] = {
      "runtime_version, driver_version and devices of the CUDA runtime as a dict of int; "
      "DeviceError "
      "when there is none."},
+    {"record_read", mt_py_record_read, METH_O,
+     "record_read(path, /)\n--\n\n"
+     "A run.mem as plain data; memtools.read_record makes a Record of it."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -137,6 +141,7 @@ module_exec(PyObject *module)
     if (mt_py_gatehist_register(module, st) < 0 || mt_py_kvpool_register(module, st) < 0) return -1;
     if (mt_py_budget_register(module, st) < 0) return -1;
     if (mt_py_probe_register(module, st) < 0) return -1;
+    if (mt_py_recordwriter_register(module, st) < 0) return -1;
     return mt_py_kvlease_register(module, st);
 }
 
@@ -152,6 +157,7 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(st->Budget);
     Py_VISIT(st->Probe);
     Py_VISIT(st->Sample);
+    Py_VISIT(st->RecordWriter);
     Py_VISIT(st->tensor);
     Py_VISIT(st->parameter);
     Py_VISIT(st->graph_task_id);
@@ -175,6 +181,7 @@ module_clear(PyObject *module)
     Py_CLEAR(st->Budget);
     Py_CLEAR(st->Probe);
     Py_CLEAR(st->Sample);
+    Py_CLEAR(st->RecordWriter);
     Py_CLEAR(st->tensor);
     Py_CLEAR(st->parameter);
     Py_CLEAR(st->graph_task_id);

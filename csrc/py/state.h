@@ -22,6 +22,7 @@ typedef struct mt_state {
     PyTypeObject *Budget;
     PyTypeObject *Probe, *Sample;
     mt_peaks *peaks;   /* of this process, opened by the first Probe */
+    PyTypeObject *RecordWriter;
     mt_cudart *cudart; /* opened by the first CUDA tensor */
     /* From here on: NULL until connected. */
     const DLPackExchangeAPI *dlpack; /* static in torch */

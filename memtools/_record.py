@@ -1,0 +1,240 @@
+"""Record: what a run.mem holds, read while it is written, after its end, or after a SIGKILL."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from memtools import _core
+from memtools._size import format_bytes
+
+UNKNOWN = 2**64 - 1  # "no reading" in a memoryview
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's name and unit ("B" for bytes; "" for none)."""
+
+    name: str
+    unit: str
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The newest samples, one by one: memoryviews of format "Q" and of one length.
+
+    `numbers` counts from 0 at the start of the run; `time_ns` is of the run's monotonic clock; a
+    value of `UNKNOWN` (2**64 - 1) is no reading.
+    """
+
+    numbers: memoryview
+    time_ns: memoryview
+    values: dict[str, memoryview]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The whole run in buckets of `width` samples (the last may hold fewer), oldest first.
+
+    All are memoryviews of format "Q" and of one length. `least`, `most` and `last` are of a
+    column's readings in the bucket, `UNKNOWN` where it has none.
+    """
+
+    width: int
+    first_ns: memoryview
+    last_ns: memoryview
+    counts: memoryview
+    least: dict[str, memoryview]
+    most: dict[str, memoryview]
+    last: dict[str, memoryview]
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+
+@dataclass(frozen=True)
+class RecordEvent:
+    """Something that happened; with a duration, a span that began at `time_ns`."""
+
+    number: int
+    time_ns: int
+    duration_ns: int
+    step: int | None
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class RecordPhase:
+    """All passages of a phase: how many, their time in seconds, the largest peak in bytes."""
+
+    name: str
+    count: int
+    seconds: float
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a `run.mem` holds. Made by `memtools.read_record`.
+
+    `complete`: it was closed properly; otherwise it is still `written` by a living process, or
+    that was killed. `total` samples were taken ever: `samples` has the newest, `buckets` all.
+    `unreadable` rows and events were in flight when the writer was killed or the copy was taken
+    (none of a complete record), or were damaged.
+    """
+
+    path: str
+    nbytes: int
+    start_ns: int
+    clock_ns: int
+    closed_ns: int | None
+    written: bool
+    pid: int
+    page_bytes: int
+    command: tuple[str, ...]
+    columns: tuple[Column, ...]
+    total: int
+    unreadable: int
+    samples: Samples = field(repr=False)
+    buckets: Buckets = field(repr=False)
+    events: tuple[RecordEvent, ...] = field(repr=False)
+    events_total: int
+    phases: tuple[RecordPhase, ...]
+
+    @property
+    def complete(self) -> bool:
+        """True when the writer closed it; False when it was cut off, or goes on."""
+        return self.closed_ns is not None
+
+    @property
+    def seconds(self) -> float:
+        """From the start to the last thing recorded."""
+        ends = [self.clock_ns, self.closed_ns or 0]
+        ends += [self.buckets.last_ns[-1]] if len(self.buckets) else []
+        ends += [event.time_ns + event.duration_ns for event in self.events]
+        return (max(ends) - self.clock_ns) / 1e9
+
+    def wall_time(self, time_ns: int) -> float:
+        """Seconds since 1970 at `time_ns` of the run's clock."""
+        return (self.start_ns + time_ns - self.clock_ns) / 1e9
+
+    def to_jsonl(self, file: IO[str]) -> None:
+        """Write a line of JSON for the header, each bucket, sample, event and phase."""
+        from memtools import _record_export
+
+        _record_export.to_jsonl(self, file)
+
+    def to_chrome_trace(self, file: IO[str]) -> None:
+        """Write a trace that Perfetto and chrome://tracing load: columns as counters, spans."""
+        from memtools import _record_export
+
+        _record_export.to_chrome_trace(self, file)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.path}: {format_bytes(self.nbytes)}, process {self.pid}, {_ending(self)}",
+            f"  command  {' '.join(self.command)}",
+            f"  {self.total:,} samples in {self.seconds:,.1f} s: the newest {len(self.samples):,} "
+            f"one by one, all in {len(self.buckets):,} buckets of {self.buckets.width:,}",
+        ]
+        lines += [f"  {_column_line(self, column)}" for column in self.columns]
+        lines += [f"  phase {_phase_line(phase)}" for phase in self.phases]
+        if self.events_total:
+            event = self.events[-1].text if self.events else "unreadable"
+            lines.append(f"  {self.events_total:,} events, the last: {event}")
+        return "\n".join(lines)
+
+
+def read_record(path: str | os.PathLike[str]) -> Record:
+    """Read a `run.mem`: one that is complete, was cut off by a kill, or is being written now.
+
+    Takes about 10 ms for the default size; memory of twice the file meanwhile. Nothing in the
+    file is trusted.
+
+    Raises:
+        OSError: the file cannot be opened or read.
+        ValueError: it is no record, was truncated or changed, or is of a later version.
+    """
+    return _record(os.fspath(path), _core.record_read(path))
+
+
+def _numbers(data: bytes) -> memoryview:
+    return memoryview(data).cast("Q")
+
+
+def _record(path: str, data: dict[str, Any]) -> Record:
+    columns = tuple(Column(*column) for column in data["columns"])
+    names = [column.name for column in columns]
+    numbers, time_ns, *values = map(_numbers, data["samples"])
+    events = tuple(RecordEvent(*event) for event in data["events"])
+    lost = data["total"] - data["first"] - len(numbers)
+    lost += data["events_total"] - data["events_first"] - len(events)
+    return Record(
+        path=path,
+        nbytes=data["bytes"],
+        start_ns=data["start_ns"],
+        clock_ns=data["clock_ns"],
+        closed_ns=data["closed_ns"],
+        written=data["written"],
+        pid=data["pid"],
+        page_bytes=data["page_bytes"],
+        command=_command(data["command"]),
+        columns=columns,
+        total=data["total"],
+        unreadable=lost,
+        samples=Samples(numbers, time_ns, dict(zip(names, values, strict=True))),
+        buckets=_buckets(names, data["width"], list(map(_numbers, data["buckets"]))),
+        events=events,
+        events_total=data["events_total"],
+        phases=tuple(
+            RecordPhase(name, count, ns / 1e9, peak) for name, count, ns, peak in data["phases"]
+        ),
+    )
+
+
+def _buckets(names: list[str], width: int, parts: list[memoryview]) -> Buckets:
+    def of(which: int) -> dict[str, memoryview]:
+        return dict(zip(names, parts[3 + which :: 3], strict=True))
+
+    first_ns, last_ns, counts = parts[:3]
+    return Buckets(width, first_ns, last_ns, counts, of(0), of(1), of(2))
+
+
+def _command(data: bytes) -> tuple[str, ...]:
+    """The arguments; what was no text in the run's encoding is shown escaped."""
+    arguments = data.decode("utf-8", "backslashreplace").split("\0")
+    return tuple(arguments[:-1] if data.endswith(b"\0") else arguments if data else ())
+
+
+def _ending(record: Record) -> str:
+    if record.complete:
+        return "complete"
+    return "being written" if record.written else "cut off: the process ended without closing it"
+
+
+def _shown(value: int | None, unit: str) -> str:
+    if value is None or value == UNKNOWN:
+        return "no reading"
+    return format_bytes(value) if unit == "B" else f"{value:,} {unit}".rstrip()
+
+
+def _column_line(record: Record, column: Column) -> str:
+    most = [v for v in record.buckets.most[column.name] if v != UNKNOWN]
+    last = [v for v in record.buckets.last[column.name] if v != UNKNOWN]
+    if not most:
+        return f"{column.name}: no reading"
+    least = min(record.buckets.least[column.name])
+    return (
+        f"{column.name}: {_shown(least, column.unit)} to {_shown(max(most), column.unit)}, "
+        f"last {_shown(last[-1], column.unit)}"
+    )
+
+
+def _phase_line(phase: RecordPhase) -> str:
+    peak = f", peak {format_bytes(phase.peak_bytes)}" if phase.peak_bytes is not None else ""
+    return f"{phase.name}: {phase.count:,} times, {phase.seconds:,.3f} s{peak}"
