@@ -135,6 +135,7 @@ module_exec(PyObject *module)
     if (PyModule_AddStringConstant(module, "__version__", MEMTOOLS_VERSION) < 0) return -1;
     if (mt_py_gatehist_register(module, st) < 0 || mt_py_kvpool_register(module, st) < 0) return -1;
     if (mt_py_budget_register(module, st) < 0) return -1;
+    if (mt_py_leakdetector_register(module, st) < 0) return -1;
     return mt_py_kvlease_register(module, st);
 }
 
@@ -148,6 +149,7 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(st->KVPool);
     Py_VISIT(st->KVLease);
     Py_VISIT(st->Budget);
+    Py_VISIT(st->LeakDetector);
     Py_VISIT(st->tensor);
     Py_VISIT(st->parameter);
     Py_VISIT(st->graph_task_id);
@@ -169,6 +171,7 @@ module_clear(PyObject *module)
     Py_CLEAR(st->KVPool);
     Py_CLEAR(st->KVLease);
     Py_CLEAR(st->Budget);
+    Py_CLEAR(st->LeakDetector);
     Py_CLEAR(st->tensor);
     Py_CLEAR(st->parameter);
     Py_CLEAR(st->graph_task_id);

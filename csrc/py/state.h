@@ -19,6 +19,7 @@ typedef struct mt_state {
     PyTypeObject *GateHistory;
     PyTypeObject *KVPool, *KVLease;
     PyTypeObject *Budget;
+    PyTypeObject *LeakDetector;
     mt_cudart *cudart; /* opened by the first CUDA tensor */
     /* From here on: NULL until connected. */
     const DLPackExchangeAPI *dlpack; /* static in torch */
@@ -46,6 +47,7 @@ PyObject *mt_state_take_connection(PyObject *module, PyObject *args);
 int mt_py_gatehist_register(PyObject *module, mt_state *st);
 int mt_py_kvpool_register(PyObject *module, mt_state *st);
 int mt_py_kvlease_register(PyObject *module, mt_state *st);
+int mt_py_leakdetector_register(PyObject *module, mt_state *st);
 
 /* The CUDA runtime, opened at the first call; NULL with a DeviceError. */
 mt_cudart *mt_state_cudart(mt_state *st);
