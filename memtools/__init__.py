@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from memtools._budget import Budget, BudgetReport
     from memtools._history import GateHistory
     from memtools._kvpool import KVLease, KVPool, KVStats
+    from memtools._leaks import LeakDetector, LeakVerdict, StepsLeft
     from memtools._stats import GateStats
 
 __all__ = [
@@ -27,8 +28,11 @@ __all__ = [
     "KVLease",
     "KVPool",
     "KVStats",
+    "LeakDetector",
+    "LeakVerdict",
     "MemtoolsError",
     "ShimUnavailable",
+    "StepsLeft",
     "__version__",
 ]
 
@@ -42,6 +46,9 @@ _LATER = {
     "KVLease": "_kvpool",
     "KVPool": "_kvpool",
     "KVStats": "_kvpool",
+    "LeakDetector": "_leaks",
+    "LeakVerdict": "_leaks",
+    "StepsLeft": "_leaks",
 }
 
 
