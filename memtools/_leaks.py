@@ -76,7 +76,10 @@ class LeakVerdict:
 
     def _growing(self, rate: str, left: str) -> str:
         shape = "straight line" if 0.8 <= self.shape <= 1.25 else "not a straight line"
-        line = f"growing: {rate}/step in {self.signal} since step {self.since_step:,}, {shape}"
+        since = f"in {self.signal} since step {self.since_step:,}"
+        if self.rate_bytes_per_step < 0.5:
+            return f"growing: {since}, but no longer at the end"
+        line = f"growing: +{rate}/step {since}, {shape}"
         if left:
             line = f"{line}; {left} if it goes on"
         return f'{line}; if a buffer fills, declare it: expect_growth("its name", bytes=...)'

@@ -68,12 +68,15 @@ def windows(lows: Array) -> list[Window]:
 def rule(w: list[Window], bar: float, span: float, length: float, slack: float) -> bool:
     a, b, c = w
     long = [x.rise > bar and x.blocks * length >= span for x in w]
-    straight = 0.88 - slack
-    if long[0] and a.z >= 4 and a.r >= straight and a.neff >= 5 and a.even >= -0.2:
+    goes_on = c.slope >= (0.5 - slack) * a.slope
+    even = a.neff >= 5 and a.even >= -0.2
+    front = b.snr >= 8 and b.front >= 0.6
+    late = c.z >= 4 and c.snr >= 6.5 and c.even >= -0.8
+    if long[0] and a.z >= 4 and a.r >= 0.88 - slack and even and goes_on:
         return True
-    if long[1] and b.snr >= 8 and b.r >= straight and b.front >= 0.6 and a.r >= 0.68 - slack:
+    if long[1] and b.r >= 0.90 - slack and a.r >= 0.76 - slack and front and goes_on:
         return True
-    return long[2] and c.z >= 4 and c.snr >= 6.5 and c.even >= -0.8 and a.r >= 0.78 - slack
+    return long[2] and c.r >= 0.60 - slack and a.r >= 0.80 - slack and late
 
 
 def blocks(y: Array) -> tuple[Array, Array, int]:
@@ -87,17 +90,17 @@ def blocks(y: Array) -> tuple[Array, Array, int]:
 
 def changes(y: Array, bar: float, span: float = 1500) -> list[tuple[int, str]]:
     """(step, kind) wherever the kind changes; one signal, one reading a step from 0 on."""
-    kind, found, held = "quiet", list[tuple[int, str]](), (False, False)
+    kind, found, lasting, nearly = "quiet", list[tuple[int, str]](), 0, 0
     for end in range(256, len(y) + 1):
         _, _, length = blocks(y[:end]) if end % 4 == 0 else (0, 0, 0)
         if length == 0 or end % (8 * length):
             continue
         w = windows(blocks(y[:end])[0])
-        now = rule(w, bar, span, length, 0), rule(w, bar, span * 2 / 3, length, 0.25)
-        leak, likely = (before and after for before, after in zip(held, now, strict=True))
+        lasting = lasting + 1 if rule(w, bar, span, length, 0) else 0
+        nearly = nearly + 1 if rule(w, bar, span * 2 / 3, length, 0.25) else 0
         growing = any(x.rise > bar and x.z > 5 and x.snr > 2 for x in w)
-        new = "leak" if leak else "likely" if likely else "growing" if growing else "quiet"
-        held = now
+        slow = "likely" if nearly >= 2 else "growing" if growing else "quiet"
+        new = "leak" if lasting >= 3 else slow
         if new != kind:
             kind = new
             found.append((end - 1, kind))

@@ -23,9 +23,9 @@ typedef struct series {
     int64_t first, last; /* steps */
     double reading;      /* the newest */
     mt_leak_kind grade;
-    bool known;           /* it was evaluated */
-    bool lasting, nearly; /* what the last evaluation found by itself */
-    int64_t since;        /* the step at which the grade left quiet */
+    bool known;               /* it was evaluated */
+    unsigned lasting, nearly; /* at how many evaluations in a row */
+    int64_t since;            /* the step at which the grade left quiet */
 } series;
 
 struct mt_leak {
@@ -73,7 +73,8 @@ mt_leak_reset(mt_leak *leak)
         mt_floor_reset(&s->floor);
         s->samples = 0;
         s->grade = MT_LEAK_QUIET;
-        s->known = s->lasting = s->nearly = false;
+        s->known = false;
+        s->lasting = s->nearly = 0;
     }
 }
 
@@ -150,17 +151,19 @@ fit_all(const series *s, mt_leakfit fit[MT_WINDOWS])
         mt_leakfit_window(&s->floor, w, &fit[w]);
 }
 
-/* A grade that needs two evaluations in a row: `before` and now. */
+/* Three evaluations in a row make a leak, two what is likely one: a look at each of them alone
+ * would find something sooner or later. */
 static mt_leak_kind
 grade_of(series *s, const mt_leakfit fit[MT_WINDOWS], double bar, double span)
 {
     double length = (double)s->floor.length * stride(s);
-    bool was_lasting = s->lasting, was_nearly = s->nearly;
+    bool lasting = mt_leakfit_lasting(fit, (mt_leakbar){bar, span}, length, 0);
+    bool nearly = mt_leakfit_lasting(fit, (mt_leakbar){bar, span * 2 / 3}, length, .25);
 
-    s->lasting = mt_leakfit_lasting(fit, (mt_leakbar){bar, span}, length, 0);
-    s->nearly = mt_leakfit_lasting(fit, (mt_leakbar){bar, span * 2 / 3}, length, .25);
-    if (s->lasting && was_lasting) return MT_LEAK_LEAK;
-    if (s->nearly && was_nearly) return MT_LEAK_LIKELY;
+    s->lasting = lasting ? s->lasting + 1 : 0;
+    s->nearly = nearly ? s->nearly + 1 : 0;
+    if (s->lasting >= 3) return MT_LEAK_LEAK;
+    if (s->nearly >= 2) return MT_LEAK_LIKELY;
     return mt_leakfit_growing(fit, (mt_leakbar){bar, span}) ? MT_LEAK_GROWING : MT_LEAK_QUIET;
 }
 
@@ -176,7 +179,7 @@ evaluate(series *s, double bar, double span)
         s->grade = grade_of(s, fit, bar, span);
     } else {
         s->grade = MT_LEAK_QUIET;
-        s->lasting = s->nearly = false;
+        s->lasting = s->nearly = 0;
     }
     if (before == MT_LEAK_QUIET) s->since = s->last;
 }

@@ -5,7 +5,7 @@
  *   heap ─┐ bytes in use: exact              quiet    it does not grow
  *   python│                                  growing  it grows now; a warm-up may do so, too
  *   tensors  ─► the highest grade decides    likely   and has not clearly slowed down
- *   children│                                leak     and does not slow down, twice in a row
+ *   children│                                leak     and does not slow down, 3 times in a row
  *   device ─┘                                fragmentation   only rss does, what is in use does not
  *   rss ───────► bytes resident: noisy, may grow without a leak and faster than one
  *

@@ -214,19 +214,27 @@ counts(const mt_leakfit *fit, mt_leakbar bar, double length)
     return fit->rise > bar.bytes && (double)fit->blocks * length >= bar.span;
 }
 
+/* The last quarter rises too: what fell asleep is a warm-up or a run of jumps that is over. */
+static bool
+goes_on(const mt_leakfit fit[MT_WINDOWS], double slack)
+{
+    return fit[2].slope >= (.5 - slack) * fit[0].slope;
+}
+
 bool
 mt_leakfit_lasting(const mt_leakfit fit[MT_WINDOWS], mt_leakbar bar, double length, double slack)
 {
     const mt_leakfit *a = &fit[0], *b = &fit[1], *c = &fit[2];
 
     if (counts(a, bar, length) && a->z >= 4 && a->shape >= .88 - slack && a->jumps >= 5 &&
-        a->even >= -.2)
+        a->even >= -.2 && goes_on(fit, slack))
         return true;
-    if (counts(b, bar, length) && b->snr >= 8 && b->shape >= .88 - slack && b->front >= .6 &&
-        a->shape >= .68 - slack)
+    if (counts(b, bar, length) && b->snr >= 8 && b->shape >= .90 - slack && b->front >= .6 &&
+        a->shape >= .76 - slack && goes_on(fit, slack))
         return true;
+    /* A late onset: the long window must not slow down. */
     return counts(c, bar, length) && c->z >= 4 && c->snr >= 6.5 && c->even >= -.8 &&
-           a->shape >= .78 - slack; /* a late onset: the long window must not slow down */
+           c->shape >= .60 - slack && a->shape >= .80 - slack;
 }
 
 static bool

@@ -148,7 +148,7 @@ a_leak_is_seen_growing_then_likely_then_called_one(void)
 {
     CHECK(first_step(ramp, 8000, MT_LEAK_GROWING) == 255);
     CHECK(first_step(ramp, 8000, MT_LEAK_LIKELY) == 1535); /* the second after 1000 / .75 */
-    CHECK(first_step(ramp, 8000, MT_LEAK_LEAK) == 2303);   /* the second after 1500 / .75 */
+    CHECK(first_step(ramp, 8000, MT_LEAK_LEAK) == 2559);   /* the third after 1500 / .75 */
     CHECK(first_step(late, 8000, MT_LEAK_LEAK) > 3500);
     CHECK(first_step(late, 8000, MT_LEAK_LEAK) < 8000);
 }
