@@ -184,18 +184,26 @@ mt_leakfit_window(const mt_floor *f, size_t w, mt_leakfit *out)
     out->front = out->slope == 0 ? 0 : slope_of(b + n - n / 2, n / 2, &mid) / out->slope;
 }
 
+static double
+least(const double *b, size_t n)
+{
+    double low = b[0];
+
+    for (size_t i = 1; i < n; i++)
+        low = fmin(low, b[i]);
+    return low;
+}
+
 bool
 mt_leakfit_may_rise(const mt_floor *f, double bar)
 {
-    size_t n = mt_leakfit_blocks(f, 0);
-    const double *b = f->lows + f->n - n;
-    double low = b[0], high = b[0];
+    const double *end = f->lows + f->n;
 
-    for (size_t i = 1; i < n; i++) {
-        low = fmin(low, b[i]);
-        high = fmax(high, b[i]);
+    for (size_t w = 0; w < MT_WINDOWS; w++) {
+        size_t size = mt_leakfit_blocks(f, w) / MT_GROUPS;
+        if (least(end - size, size) - least(end - MT_GROUPS * size, size) > bar) return true;
     }
-    return high - low > bar;
+    return false;
 }
 
 /* --- the rules ------------------------------------------------------------------------------- */

@@ -42,8 +42,8 @@ void mt_leakfit_window(const mt_floor *f, size_t w, mt_leakfit *out);
 /* How many blocks that window has. */
 size_t mt_leakfit_blocks(const mt_floor *f, size_t w);
 
-/* Where the last 3/4 of the lows stay within `bar` bytes, no window rises by more: false, and the
- * fits need not be made. */
+/* False where no window rises by more than `bar` bytes, by its groups' minima: the fits need not be
+ * made. */
 bool mt_leakfit_may_rise(const mt_floor *f, double bar);
 
 /* What counts as a rise (bytes), and how many samples a window must cover before its shape says

@@ -146,8 +146,10 @@ typedef struct column {
 } column;
 
 typedef struct table {
-    column of[MT_LEAK_SIGNALS]; /* view.obj is NULL where there is none */
-    Py_ssize_t rows;            /* -1 while there is no column */
+    column of[MT_LEAK_SIGNALS];           /* view.obj is NULL where there is none */
+    mt_leak_signal used[MT_LEAK_SIGNALS]; /* those there are */
+    size_t n;
+    Py_ssize_t rows; /* 0 without a column */
 } table;
 
 static void
@@ -221,7 +223,7 @@ take_column(table *t, mt_leak_signal signal, PyObject *array)
                      SIGNALS[signal]);
         return false;
     }
-    if (t->rows >= 0 && c->view.shape[0] != t->rows) {
+    if (t->n > 0 && c->view.shape[0] != t->rows) {
         PyErr_Format(PyExc_ValueError,
                      "update_many(): %s has %zd readings, another signal has %zd; pass arrays of "
                      "the same length",
@@ -229,6 +231,7 @@ take_column(table *t, mt_leak_signal signal, PyObject *array)
         return false;
     }
     t->rows = c->view.shape[0];
+    t->used[t->n++] = signal;
     return all_valid(c, signal, t->rows);
 }
 
@@ -238,9 +241,8 @@ add_row(LeakDetector *self, const table *t, int64_t step, Py_ssize_t i)
 {
     bool evaluated = false, valid = true;
 
-    for (mt_leak_signal k = MT_LEAK_HEAP; k < MT_LEAK_NONE; k++)
-        if (t->of[k].view.obj != NULL)
-            evaluated |= mt_leak_add(self->core, k, step, cell(&t->of[k], i, &valid));
+    for (size_t k = 0; k < t->n; k++)
+        evaluated |= mt_leak_add(self->core, t->used[k], step, cell(&t->of[t->used[k]], i, &valid));
     return evaluated;
 }
 
@@ -274,7 +276,7 @@ static PyObject *
 detector_update_many(PyObject *op, PyObject *const *args, Py_ssize_t n, PyObject *names)
 {
     LeakDetector *self = (LeakDetector *)op;
-    table t = {.rows = -1};
+    table t = {.n = 0};
     PyObject *number, *changes = NULL;
     Py_ssize_t skip;
     int64_t step;

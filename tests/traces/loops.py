@@ -26,8 +26,8 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(self.net.parameters())
 
     def update(self, x: Tensor) -> Tensor:
-        loss = (self.net(x) - x).square().mean()
-        loss.backward()
+        loss: Tensor = (self.net(x) - x).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss

@@ -54,7 +54,8 @@ def autoregressive(rng: Rng, n: int, phi: float) -> Array:
     size = 2 * (n + past)
     product = np.fft.rfft(white, size) * np.fft.rfft(kernel, size)
     whole: Array = np.fft.irfft(product, size)[past : past + n]
-    return whole * np.sqrt(1 - phi**2)
+    scaled: Array = whole * np.sqrt(1 - phi**2)
+    return scaled
 
 
 def noise(rng: Rng, n: int, kind: str, sd: float) -> Array:
@@ -63,10 +64,12 @@ def noise(rng: Rng, n: int, kind: str, sd: float) -> Array:
         return sd * autoregressive(rng, n, rng.uniform(0.5, 0.98))
     if kind == "spikes":
         high = rng.exponential(5 * sd, n) * (rng.random(n) < 0.03)
-        return 0.3 * sd * rng.standard_normal(n) + high
+        spiky: Array = 0.3 * sd * rng.standard_normal(n) + high
+        return spiky
     if kind == "skewed":
         shape = rng.uniform(0.5, 3)
-        return sd / np.sqrt(shape) * (rng.gamma(shape, size=n) - shape)
+        skewed: Array = sd / np.sqrt(shape) * (rng.gamma(shape, size=n) - shape)
+        return skewed
     return sd * rng.standard_normal(n)
 
 
@@ -105,7 +108,8 @@ def warm(rng: Rng, n: int) -> Array:
 
 def saw(rng: Rng, n: int) -> Array:
     period, high = loguniform(rng, 5, n / 4), loguniform(rng, 5, 200)
-    return high * ((np.arange(n) + rng.uniform(0, period)) / period % 1)
+    y: Array = high * ((np.arange(n, dtype=np.float64) + rng.uniform(0, period)) / period % 1)
+    return y
 
 
 def spikes(rng: Rng, n: int) -> Array:
@@ -132,7 +136,8 @@ def walk(rng: Rng, n: int) -> Array:
     if rng.random() < 0.5:
         return high * autoregressive(rng, n, float(np.exp(-1 / memory)))
     free = np.cumsum(rng.standard_normal(n)) / np.sqrt(memory) + rng.uniform(0, 2)
-    return high * np.abs((free + 1) % 4 - 2)
+    folded: Array = high * np.abs((free + 1) % 4 - 2)
+    return folded
 
 
 def filling(rng: Rng, n: int) -> tuple[Array, int]:
