@@ -54,18 +54,36 @@ samples_until(const mt_floor *f, double room, double slope)
     return fmax(0, room / slope * (double)f->length - (double)f->count);
 }
 
-mt_forecast
-mt_forecast_samples(const mt_floor *f, const mt_leakfit fit[MT_WINDOWS], const mt_outlook *outlook)
+/* With `coming` bytes that are as good as there, and `rate` bytes a block beside the series. */
+static mt_forecast
+foretell(const mt_floor *f, const mt_leakfit fit[MT_WINDOWS], double limit, double coming,
+         double rate)
 {
     const mt_leakfit *w = &fit[mt_leakfit_straight(fit)];
-    double s = w->slope + outlook->rate, u = mt_forecast_error(w);
+    double s = w->slope + rate, u = mt_forecast_error(w);
     double last = fmax(fit[0].end, fmax(fit[1].end, fit[2].end));
-    double ex[MT_FLOOR_BLOCKS], room = outlook->limit - outlook->coming;
+    double ex[MT_FLOOR_BLOCKS], room = limit - coming;
     size_t n = excursions(f, ex);
 
     return (mt_forecast){
         .lo = samples_until(f, room - last - ex[n - 1] - largest_jump(f, w->slope), s + u),
         .mid = samples_until(f, room - w->end - quantile(ex, n, .9), s),
-        .hi = samples_until(f, outlook->limit - w->end - quantile(ex, n, .5) / 2, s - u),
+        .hi = samples_until(f, limit - w->end - quantile(ex, n, .5) / 2, s - u),
+    };
+}
+
+mt_forecast
+mt_forecast_samples(const mt_floor *f, const mt_leakfit fit[MT_WINDOWS], const mt_outlook *outlook)
+{
+    double coming = outlook->coming, rate = outlook->rate, limit = outlook->limit, ends;
+    mt_forecast soon = foretell(f, fit, limit, coming, rate), later;
+
+    if (rate <= 0 || outlook->rated == HUGE_VAL) return soon;
+    ends = outlook->rated / rate * (double)f->length; /* then all of it is there */
+    later = foretell(f, fit, limit - outlook->rated, coming, 0);
+    return (mt_forecast){
+        .lo = soon.lo <= ends ? soon.lo : later.lo,
+        .mid = soon.mid <= ends ? soon.mid : later.mid,
+        .hi = soon.hi <= ends ? soon.hi : later.hi,
     };
 }

@@ -21,8 +21,9 @@ typedef struct mt_forecast {
 
 typedef struct mt_outlook {
     double limit;  /* bytes, of the series as it was added */
-    double coming; /* bytes that will be added for certain, as far as lo and mid go */
-    double rate;   /* bytes a block that grow beside the series */
+    double coming; /* bytes that will be added at any moment: lo and mid expect them */
+    double rate;   /* bytes a block that grow beside the series, */
+    double rated;  /* until they are so many; HUGE_VAL: for ever */
 } mt_outlook;
 
 /* The uncertainty u of a fit's slope, bytes a block. */

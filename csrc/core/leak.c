@@ -342,18 +342,19 @@ static void
 foresee(const growth *g, mt_leak_signal signal, const series *s, mt_outlook *outlook)
 {
     const share *in = &g->in[signal];
-    double all;
+    double left = g->says.bytes - in->used, block = (double)s->floor.length * stride(s);
 
     if (!concerns(g, signal) || !in->begun) return;
     outlook->limit -= in->used;
-    if (s->last > g->says.until) return;
-    all = allowed(g, in, g->says.until);
-    if (all < HUGE_VAL && g->says.until < INT64_MAX)
-        outlook->coming += fmax(0, all - in->used);
-    else if (g->says.bytes < HUGE_VAL)
-        outlook->coming += fmax(0, g->says.bytes - in->used);
-    else
-        outlook->rate += g->says.rate * (double)s->floor.length * stride(s);
+    if (s->last > g->says.until || left <= 0) return;
+    if (g->says.rate == HUGE_VAL) {
+        outlook->coming += left;
+        return;
+    }
+    if (g->says.until < INT64_MAX)
+        left = fmin(left, g->says.rate * (double)(g->says.until - s->last));
+    outlook->rate += g->says.rate * block;
+    outlook->rated += left;
 }
 
 bool

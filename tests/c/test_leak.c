@@ -97,6 +97,12 @@ late(rng *r, int64_t t)
 }
 
 static double
+sinks_then_fills(rng *r, int64_t t)
+{
+    return 400. * MIB - 100. * MIB * (t > 500) + ramp(r, t > 500 ? t - 500 : 0);
+}
+
+static double
 logarithm(rng *r, int64_t t)
 {
     return 50. * MIB * log1p((double)t / 100) + noise(r, 64 * KIB);
@@ -252,6 +258,17 @@ a_reset_forgets_the_readings(void)
     mt_leak_free(leak);
 }
 
+static void
+a_reset_forgets_how_often_in_a_row(void)
+{
+    mt_leak *leak = detector(100, 0);
+
+    CHECK(feed(leak, MT_LEAK_HEAP, ramp, 0, 4000) == MT_LEAK_LEAK);
+    mt_leak_reset(leak);
+    CHECK(feed(leak, MT_LEAK_HEAP, ramp, 0, 256) == MT_LEAK_GROWING); /* one evaluation */
+    mt_leak_free(leak);
+}
+
 /* --- several signals ------------------------------------------------------------------------- */
 
 static mt_leak_verdict
@@ -296,6 +313,12 @@ rss_decides_where_nobody_watches_the_heap(void)
     CHECK(v.kind == MT_LEAK_LEAK && v.signal == MT_LEAK_RSS);
     v = fused(NULL, flat, steep, 8000); /* tensors alone do not clear the heap */
     CHECK(v.kind == MT_LEAK_LEAK && v.signal == MT_LEAK_RSS);
+    v = fused(NULL, logarithm, steep, 1200); /* nor do they when they grow */
+    CHECK(v.kind == MT_LEAK_GROWING && v.signal == MT_LEAK_TENSORS);
+    v = fused(NULL, warm, NULL, 4000);
+    CHECK(v.kind == MT_LEAK_GROWING && v.signal == MT_LEAK_TENSORS);
+    v = fused(NULL, warm, steep, 4000);
+    CHECK(v.kind == MT_LEAK_LEAK && v.signal == MT_LEAK_RSS);
 }
 
 /* --- declared growth ------------------------------------------------------------------------- */
@@ -326,6 +349,16 @@ declared_bytes_are_no_leak_until_they_are_passed(void)
 
     CHECK(feed(leak, MT_LEAK_HEAP, ramp, 0, 4000) == MT_LEAK_QUIET);   /* 62.5 MiB */
     CHECK(feed(leak, MT_LEAK_HEAP, ramp, 4000, 9000) == MT_LEAK_LEAK); /* 140 MiB */
+    mt_leak_free(leak);
+}
+
+static void
+declared_growth_counts_from_the_lowest_level(void)
+{
+    mt_leak *leak = expecting(64. * MIB, HUGE_VAL, INT64_MAX, MT_LEAK_NONE);
+
+    CHECK(feed(leak, MT_LEAK_HEAP, sinks_then_fills, 0, 4000) == MT_LEAK_QUIET);
+    CHECK(feed(leak, MT_LEAK_HEAP, sinks_then_fills, 4000, 9000) == MT_LEAK_LEAK); /* 133 MiB */
     mt_leak_free(leak);
 }
 
@@ -450,6 +483,10 @@ forecasts_count_what_was_declared(void)
     CHECK(f.lo == 0 && f.mid == 0 && f.hi == HUGE_VAL);
     f = foretold(HUGE_VAL, 1e4, 9000);
     CHECK(f.mid == HUGE_VAL);
+    f = foretold(HUGE_VAL, 1e4, 30000); /* the limit comes before the end */
+    CHECK(f.mid > 15900 && f.mid < 16100);
+    f = foretold(1e9, 1e4, INT64_MAX);
+    CHECK(f.mid > 15900 && f.mid < 16100);
 }
 
 /* --- creation -------------------------------------------------------------------------------- */
@@ -484,9 +521,11 @@ main(void)
     RUN(span_counts_steps_and_the_rate_is_per_step);
     RUN(bar_and_span_are_what_the_caller_says);
     RUN(a_reset_forgets_the_readings);
+    RUN(a_reset_forgets_how_often_in_a_row);
     RUN(exact_signals_decide);
     RUN(rss_decides_where_nobody_watches_the_heap);
     RUN(declared_bytes_are_no_leak_until_they_are_passed);
+    RUN(declared_growth_counts_from_the_lowest_level);
     RUN(a_leak_beside_declared_growth_is_seen_at_its_own_rate);
     RUN(what_grows_less_than_declared_does_not_sink);
     RUN(declared_growth_ends_where_it_says);
