@@ -90,7 +90,7 @@ slope_of(const double *b, size_t n, double *mid)
 static double
 fit_line(const double *b, size_t n, mt_leakfit *out)
 {
-    double mid, res[MT_FLOOR_BLOCKS], squares = 0, lagged = 0, rho, count = (double)n;
+    double mid, res[MT_FLOOR_BLOCKS] = {0}, squares = 0, lagged = 0, rho, count = (double)n;
     double sxx = count * (count * count - 1) / 12;
 
     out->slope = slope_of(b, n, &mid);
@@ -132,9 +132,10 @@ static void
 fit_shape(const double *b, size_t n, mt_leakfit *out)
 {
     size_t size = n / MT_GROUPS;
-    double least[MT_GROUPS], middle[MT_GROUPS], group[MT_FLOOR_BLOCKS / MT_GROUPS];
+    double least[MT_GROUPS], middle[MT_GROUPS], group[MT_FLOOR_BLOCKS / MT_GROUPS] = {0};
     shape low, mid;
 
+    assert(size > 0);
     b += n - size * MT_GROUPS;
     for (size_t i = 0; i < MT_GROUPS; i++) {
         memcpy(group, b + i * size, size * sizeof *group);

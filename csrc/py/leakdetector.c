@@ -416,7 +416,7 @@ detector_dealloc(PyObject *op)
     Py_DECREF(type);
 }
 
-#define KEYWORDS(f) (PyCFunction)(void (*)(void)) f, METH_FASTCALL | METH_KEYWORDS
+#define KEYWORDS(f) (PyCFunction)(void (*)(void))(f), METH_FASTCALL | METH_KEYWORDS
 static PyMethodDef methods[] = {
     {"update", KEYWORDS(detector_update),
      "update($self, step, **bytes_by_signal)\n--\n\n"
