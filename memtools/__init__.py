@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memtools._hostmem import HostMemory, host_memory
     from memtools._kvpool import KVLease, KVPool, KVStats
     from memtools._record import Record, read_record
+    from memtools._leaks import LeakDetector, LeakVerdict, StepsLeft
     from memtools._stats import GateStats
 
 __all__ = [
@@ -30,9 +31,12 @@ __all__ = [
     "KVLease",
     "KVPool",
     "KVStats",
+    "LeakDetector",
+    "LeakVerdict",
     "MemtoolsError",
     "Record",
     "ShimUnavailable",
+    "StepsLeft",
     "__version__",
     "host_memory",
     "read_record",
@@ -52,6 +56,9 @@ _LATER = {
     "host_memory": "_hostmem",
     "Record": "_record",
     "read_record": "_record",
+    "LeakDetector": "_leaks",
+    "LeakVerdict": "_leaks",
+    "StepsLeft": "_leaks",
 }
 
 
