@@ -12,7 +12,9 @@ from memtools.errors import BudgetError, DeviceError, MemtoolsError, ShimUnavail
 if TYPE_CHECKING:
     from memtools._aux_loss import AuxLoss
     from memtools._budget import Budget, BudgetReport
+    from memtools._census import Census, Growth, census
     from memtools._history import GateHistory
+    from memtools._holders import Holder, holder_of
     from memtools._kvpool import KVLease, KVPool, KVStats
     from memtools._stats import GateStats
 
@@ -21,15 +23,20 @@ __all__ = [
     "Budget",
     "BudgetError",
     "BudgetReport",
+    "Census",
     "DeviceError",
     "GateHistory",
     "GateStats",
+    "Growth",
+    "Holder",
     "KVLease",
     "KVPool",
     "KVStats",
     "MemtoolsError",
     "ShimUnavailable",
     "__version__",
+    "census",
+    "holder_of",
 ]
 
 # Loaded at first use: where memtools._core does not load, `memtools doctor` must still say so.
@@ -37,11 +44,16 @@ _LATER = {
     "AuxLoss": "_aux_loss",
     "Budget": "_budget",
     "BudgetReport": "_budget",
+    "Census": "_census",
     "GateHistory": "_history",
     "GateStats": "_stats",
+    "Growth": "_census",
+    "Holder": "_holders",
     "KVLease": "_kvpool",
     "KVPool": "_kvpool",
     "KVStats": "_kvpool",
+    "census": "_census",
+    "holder_of": "_holders",
 }
 
 
