@@ -163,8 +163,9 @@ class Growth:
         """Who holds the new objects of a group, by default of the one that grew most: the most
         objects first. `steps` is how many steps lie between the two looks.
 
-        Where no tensors grew, but an autograd graph is kept, its keeper is named. Takes three to
-        eight passes over the heap, some 40 ms each with 450,000 objects.
+        Without `of`, a large autograd graph that somebody keeps comes last in the list: its memory
+        is not in any group. Takes three to ten passes over the heap, some 50 ms each with 450,000
+        objects. Raises ValueError for `steps` below 1.
         """
         from memtools import _holders
 

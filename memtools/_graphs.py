@@ -20,9 +20,9 @@ _ROOTS = 256  # tensors that graphs are walked from, the newest first
 
 
 class Graph(NamedTuple):
-    """A graph, and the tensor that keeps it."""
+    """A graph, and the tensor that keeps it; or several, and theirs."""
 
-    root: Own
+    roots: Own
     nodes: int
 
 
@@ -34,16 +34,18 @@ def largest() -> Graph | None:
 
 
 def keeper(orphans: Sequence[Any]) -> Graph | None:
-    """The graph that these tensors hang on, if they do."""
+    """The graphs that these tensors hang on, if they do, as one."""
     torch = _bridge.loaded()
     if torch is None or not issubclass(type(orphans[0]), torch.Tensor):
         return None
     wanted = {id(t) for t in orphans}
     nodes = {id(t.grad_fn): t.grad_fn for t in orphans if has_graph(torch, t)}
+    roots, total = Own(), 0
     for graph, reached in _walk([t for t in _roots() if id(t) not in wanted]):
         if not nodes.keys().isdisjoint(map(id, reached)) or _saves(reached, wanted):
-            return graph
-    return None
+            roots += graph.roots
+            total += graph.nodes
+    return Graph(roots, total) if roots else None
 
 
 def _roots() -> Own:
@@ -79,10 +81,13 @@ def _walk(roots: Sequence[Any]) -> list[tuple[Graph, Own]]:
 
 def _saves(nodes: Sequence[Any], wanted: set[int]) -> bool:
     """Whether one of the nodes saved one of the tensors."""
+    names: dict[type, list[str]] = {}
     for node in nodes[:_SAVED]:
-        for name in dir(type(node)):
-            if name.startswith("_saved_") and _saved(node, name) & wanted:
-                return True
+        kind = type(node)
+        if kind not in names:
+            names[kind] = [name for name in dir(kind) if name.startswith("_saved_")]
+        if any(_saved(node, name) & wanted for name in names[kind]):
+            return True
     return False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -64,9 +65,14 @@ class Holder:
         return self.capacity * self.containers * self.new_bytes // self.new_objects
 
     def __str__(self) -> str:
+        if self.new_objects == 0:
+            return self.path
         size, each = self.new_bytes / self.steps, self.new_objects / self.steps
-        parts = [f"+{format_bytes(size)}/step: " if self.new_bytes else ""]
-        parts.append(f"{each:.3g} new {self.what} a step, {self._verb()} {self.path}")
+        rate = ("/step", " a step") if self.steps > 1 else ("", "")
+        what = self.what.removesuffix("s") if each == 1 else self.what
+        number = f"{each:,.0f}" if each >= 100 or each == int(each) else f"{each:.2g}"
+        parts = [f"+{format_bytes(size)}{rate[0]}: " if self.new_bytes else ""]
+        parts.append(f"{number} new {what}{rate[1]}, {self._verb()} {self.path}")
         if self.containers > 1:
             parts.append(f" ({self.containers} of them)")
         if self.capacity is not None:
@@ -92,12 +98,17 @@ def of_growth(growth: Growth, of: GroupGrowth | TypeGrowth | None, steps: int) -
     """What `Growth.holders` returns."""
     if steps < 1:
         raise ValueError(f"steps is at least 1, got {steps}; pass how many lie between the looks")
-    if of is None:
-        if not growth.groups and (graph := _graphs.largest()) is not None:
-            return [_graph_holder(graph, 0, 0, "objects", steps)]
-        if not growth:
-            return []
-        of = growth.groups[0] if growth.groups else growth.types[0]
+    if of is not None:
+        return _of_one(growth, of, steps)
+    grown: list[GroupGrowth | TypeGrowth] = [*growth.groups, *growth.types]
+    found = _of_one(growth, grown[0], steps) if grown else []
+    if all(holder.kind != "autograd graph" for holder in found):
+        graph = _graphs.largest()
+        found += [] if graph is None else [_graph_holder(graph, 0, 0, "objects", steps)]
+    return found
+
+
+def _of_one(growth: Growth, of: GroupGrowth | TypeGrowth, steps: int) -> list[Holder]:
     sample = Own(growth.sample(of))
     size = of.bytes if isinstance(of, GroupGrowth) else 0
     return _named(sample, None, max(of.count, len(sample)), size, steps)
@@ -107,9 +118,10 @@ def of_growth(growth: Growth, of: GroupGrowth | TypeGrowth | None, steps: int) -
 class _Place:
     """A container of some of the sample, and how it gets from there to an object."""
 
-    container: Any
+    container: Own  # the one, or a Local
     inner: str
     members: set[int]
+    one: Own | None = None  # the sample, when it is one object
 
 
 def _named(sample: Own, ignored: Any, count: int, size: int | None, steps: int) -> list[Holder]:
@@ -142,6 +154,9 @@ def _collect(sample: Own, ignored: Any) -> tuple[list[_Place], dict[int, int]]:
         heads, members, inner = _climb(heads, seen, members, inner, done)
         if not heads:
             break
+    if len(sample) == 1:
+        for place in places:
+            place.one = sample
     if not places or heads:
         for head, who, how in list(zip(heads, members, inner, strict=True))[:_NAMED]:
             places.append(_Place(Own([head]), how, who))
@@ -202,6 +217,9 @@ def _holder(namer: Namer, place: _Place, ignored: Any, scale: tuple[Any, ...]) -
         path = f"local {container.name!r} of {code}()" if container.name else f"values of {code}()"
         return Holder(path, "variable", None, None, *more)
     kind, capacity = short_name(type(container)), capacity_of(container)
+    if place.one is not None and type(container) not in (list, set, collections.deque):
+        path = namer.path(place.one[0], ignored)
+        return Holder(path, kind, length_of(container), capacity, *more)
     text = namer.path(container, ignored) or "that only C code refers to"
     if not text.startswith("lru_cache"):
         text = f"{kind}{'' if capacity is None else f'(maxlen={capacity})'} {text}"
@@ -219,14 +237,23 @@ def _orphans(
     if graph is not None:
         return _graph_holder(graph, new, size, what, steps)
     references = sum(orphans.values())
+    if references == 0:
+        path = "nobody but who asks: they are free when that list goes"
+        return Holder(path, "nobody", None, None, new, size, 1, what, steps)
     noun = "reference" if references == 1 else "references"
     path = f"C code ({references:,} {noun} nobody on the Python heap holds)"
     return Holder(path, "C code", None, None, new, size, 1, what, steps)
 
 
 def _graph_holder(graph: _graphs.Graph, new: int, size: int, what: str, steps: int) -> Holder:
-    kept = Namer().path(graph.root[0]) or "C code"
-    path = f"autograd graph of {graph.nodes:,} nodes kept by {kept}"
+    places, many = _collect(graph.roots, None)[0], len(graph.roots)
+    if many > 1 and places:
+        best = max(places, key=lambda place: len(place.members))
+        kept = _holder(Namer(), best, None, (1, 0, 0, what, 1)).path
+        path = f"autograd graphs of some {graph.nodes // many:,} nodes each kept by {kept}"
+    else:
+        kept = Namer().path(graph.roots[0]) or "C code"
+        path = f"autograd graph of {graph.nodes:,} nodes kept by {kept}"
     return Holder(path, "autograd graph", graph.nodes, None, new, size, 1, what, steps)
 
 

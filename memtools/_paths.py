@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import functools
 import sys
+import threading
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,7 +84,7 @@ class Namer:
             if issubclass(type(module), types.ModuleType):
                 space = _core._instance_dict(module)
                 self.modules.append(space)
-                self._names[id(space)] = name
+                self._names.setdefault(id(space), name)  # __main__ may have a second one
 
     def path(self, obj: Any, ignored: Any = None) -> str:
         """`Trainer.metrics['loss']`; "" when nobody on the Python heap refers to the object."""
@@ -270,6 +271,9 @@ def _of_instance(obj: Any, holder: Any, steps: list[Step], rest: str) -> str | N
     """`MoEBlock.gate_history`. None for wrappers and for C objects without attributes."""
     if _is_wrapper(holder) or type(holder) is types.CellType:
         return None
+    if issubclass(type(holder), threading.local):
+        names = [step.key for step in steps if type(step.key) is str]
+        return f"thread-local attribute {names[-1]}" if names else "thread-local attributes"
     name = _attribute(holder, obj)
     if name is None:
         return None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
 import queue
-import re
-import sys
 import threading
 import types
 import weakref
@@ -306,13 +305,14 @@ PLACES: dict[Place, str] = {
     attributes_of_an_instance: "dict attributes of Bag",
     buffers_of_a_module: "dict MoEBlock._buffers",
     a_traceback: "list local 'batch' of failing(), kept by a traceback",
-    a_thread_local: "list local.kept",
+    a_thread_local: "list thread-local attribute kept",
     optimizer_state: "defaultdict SGD.state, as ['momentum_buffer'] of each entry",
 }
 
 
 @pytest.fixture(autouse=True)
 def _empty() -> Iterator[None]:
+    gc.collect()  # a traceback of the test before is a cycle
     yield
     CACHE.clear(), TABLE.clear(), MoEBlock.seen.clear()
 
