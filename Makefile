@@ -56,6 +56,10 @@ $(VENV)/.examples: $(VENV)/.deps
 	$(PIP) $(call EXTRA,examples)
 	@touch $@
 
+$(VENV)/.bench: $(VENV)/.deps
+	$(PIP) $(call EXTRA,bench)
+	@touch $@
+
 $(VENV)/.lint: $(VENV)/.deps
 	$(PIP) $(call EXTRA,lint)
 	@touch $@
@@ -129,9 +133,9 @@ $(OUT)/fuzz/%: tests/fuzz/%.c $(C_CORE) $(C_HEADERS) $(wildcard tests/fuzz/*.h) 
 	$(FUZZ_BUILD) $(C_FLAGS) -O1 -UNDEBUG $(SAN) $< $(C_CORE) -lm -o $@
 
 # --- the rest --------------------------------------------------------------------------------------
-BENCHES := gate_history kv_cache
+BENCHES := gate_history kv_cache census
 
-bench: $(VENV)/.built  ## benchmarks against the peers; JSON in benchmarks/results
+bench: $(VENV)/.built $(VENV)/.bench  ## benchmarks against the peers; JSON in benchmarks/results
 	@for b in $(BENCHES); do $(PY) benchmarks/$$b.py $(ARGS) || exit 1; done
 
 # On a machine with a GPU and its own torch: nothing is downloaded, .venv is not used.

@@ -5,7 +5,7 @@
 
 #include "size.h"
 
-enum { FIRST = 64 }; /* lines, and words */
+enum { FIRST = 64, FIRST_SLOTS = 128 }; /* lines, and words */
 
 void
 mt_tally_init(mt_tally *t, const mt_alloc *mem)
@@ -95,7 +95,7 @@ enter(mt_tally *t, size_t line)
 static mt_status
 room_in_the_table(mt_tally *t, mt_error *err)
 {
-    size_t cap = t->slots_cap == 0 ? 2 * FIRST : 2 * t->slots_cap;
+    size_t cap = t->slots_cap == 0 ? FIRST_SLOTS : 2 * t->slots_cap;
     uint32_t *larger;
 
     if (2 * (t->n + 1) <= t->slots_cap) return MT_OK;

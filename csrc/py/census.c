@@ -6,7 +6,7 @@
 #include "heap.h"
 #include "../core/tally.h"
 
-enum { KEY_WORDS = 64, BITS_PER_OBJECT = 16 };
+enum { KEY_WORDS = 64, BITS_PER_OBJECT = 16, AHEAD = 12 };
 
 /* --- a filter of addresses: one bit each, in a table of 16 to 32 bits an object ----------------
  */
@@ -147,8 +147,11 @@ count(census *c, PyObject *op)
 static int
 count_all(census *c, const mt_heap *heap, const seen *s)
 {
-    for (size_t i = 0; i < mt_py_heap_len(heap); i++) {
+    size_t n = mt_py_heap_len(heap);
+
+    for (size_t i = 0; i < n; i++) {
         PyObject *op = mt_py_heap_at(heap, i);
+        if (i + AHEAD < n) __builtin_prefetch(mt_py_heap_at(heap, i + AHEAD));
         see(s, op);
         if (count(c, op) < 0) return -1;
     }

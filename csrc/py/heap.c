@@ -48,10 +48,10 @@ set_room(reach *r)
     if (2 * (r->n + 1) <= cap) return true;
     while (2 * (r->n + 1) > cap)
         cap *= 2;
-    if ((larger = PyMem_Calloc(cap, sizeof *larger)) == NULL) return false;
+    if ((larger = (PyObject **)PyMem_Calloc(cap, sizeof *larger)) == NULL) return false;
     for (size_t i = 0; i < r->cap; i++)
         if (r->slots[i] != NULL) larger[slot_of(larger, cap, r->slots[i])] = r->slots[i];
-    PyMem_Free(r->slots);
+    PyMem_Free((void *)r->slots);
     r->slots = larger;
     r->cap = cap;
     return true;
@@ -79,7 +79,7 @@ keep_frozen(mt_heap *heap, PyObject *op)
 {
     if (heap->frozen_n == heap->frozen_cap) {
         size_t cap = heap->frozen_cap == 0 ? 1024 : 2 * heap->frozen_cap;
-        PyObject **larger = PyMem_Realloc(heap->frozen, cap * sizeof *larger);
+        PyObject **larger = (PyObject **)PyMem_Realloc((void *)heap->frozen, cap * sizeof *larger);
         if (larger == NULL) return false;
         heap->frozen = larger;
         heap->frozen_cap = cap;
@@ -137,9 +137,9 @@ add_frozen(mt_heap *heap)
     reach r = {.heap = heap, .cap = 1024};
     int failed = -1;
 
-    r.slots = PyMem_Calloc(r.cap, sizeof(PyObject *));
+    r.slots = (PyObject **)PyMem_Calloc(r.cap, sizeof(PyObject *));
     if (r.slots != NULL) failed = find_frozen(&r);
-    PyMem_Free(r.slots);
+    PyMem_Free((void *)r.slots);
     if (failed && !PyErr_Occurred()) PyErr_NoMemory();
     return failed;
 }
@@ -181,7 +181,7 @@ void
 mt_py_heap_close(mt_heap *heap)
 {
     Py_CLEAR(heap->list);
-    PyMem_Free(heap->frozen);
+    PyMem_Free((void *)heap->frozen);
     heap->frozen = NULL;
     heap->tracked = heap->frozen_n = heap->frozen_cap = 0;
     if (heap->collecting) PyGC_Enable();
