@@ -106,7 +106,7 @@ SAN_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file
 SAN_TESTS := tests/test_history.py tests/test_stats.py tests/test_bad_input.py tests/test_save_load.py \
     tests/test_checkpoint.py tests/test_device.py tests/test_leaks.py tests/test_threads.py \
     tests/test_budget.py tests/test_history_budget.py \
-    $(wildcard tests/test_kvpool*.py)
+    tests/test_census.py tests/test_holders.py tests/test_graphs.py $(wildcard tests/test_kvpool*.py)
 
 # What a sanitiser's own memory makes meaningless: resident bytes (its quarantine), and fork() beside
 # a thread that allocates (its locks do not survive that).
