@@ -108,9 +108,9 @@ def tensor_facts(torch: Any, tensor: torch.Tensor) -> TensorFacts:
     return TensorFacts((id(type(tensor)), *dims, id(dtype)), kind, where, whole, own)
 
 
-def has_graph(torch: Any, tensor: torch.Tensor) -> bool:
-    """Whether autograd recorded how the tensor came to be."""
+def graph_of(torch: Any, tensor: torch.Tensor) -> Any:
+    """The node of autograd's graph that the tensor came from, or None."""
     if defines(type(tensor), "__torch_dispatch__", torch.Tensor):
-        return False
+        return None
     with torch._C.DisableTorchFunctionSubclass():
-        return torch._C.TensorBase.grad_fn.__get__(tensor) is not None
+        return torch._C.TensorBase.grad_fn.__get__(tensor)

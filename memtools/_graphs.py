@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from memtools import _bridge, _core
-from memtools._facts import has_graph
+from memtools._facts import graph_of
 from memtools._paths import Own, referrers
 
 MOST_NODES = 200_000  # that are walked in one search
@@ -39,10 +39,11 @@ def keeper(orphans: Sequence[Any]) -> Graph | None:
     if torch is None or not issubclass(type(orphans[0]), torch.Tensor):
         return None
     wanted = {id(t) for t in orphans}
-    nodes = {id(t.grad_fn): t.grad_fn for t in orphans if has_graph(torch, t)}
+    own = [graph_of(torch, t) for t in orphans]
+    nodes = {id(node) for node in own if node is not None}  # which stay as long as `own`
     roots, total = Own(), 0
     for graph, reached in _walk([t for t in _roots() if id(t) not in wanted]):
-        if not nodes.keys().isdisjoint(map(id, reached)) or _saves(reached, wanted):
+        if not nodes.isdisjoint(map(id, reached)) or _saves(reached, wanted):
             roots += graph.roots
             total += graph.nodes
     return Graph(roots, total) if roots else None
@@ -54,8 +55,8 @@ def _roots() -> Own:
     if torch is None:
         return Own()
     tensors = Own(_core._census(torch.Tensor, False)[2])
-    tensors = Own(t for t in tensors if has_graph(torch, t))
-    tensors.sort(key=lambda t: -t.grad_fn._sequence_nr())
+    tensors = Own(t for t in tensors if graph_of(torch, t) is not None)
+    tensors.sort(key=lambda t: -graph_of(torch, t)._sequence_nr())
     del tensors[_ROOTS:]
     held = referrers(tensors).holders
     return Own(t for t, holders in zip(tensors, held, strict=True) if holders)
@@ -63,10 +64,10 @@ def _roots() -> Own:
 
 def _walk(roots: Sequence[Any]) -> list[tuple[Graph, Own]]:
     """Each root's nodes that no root before it reaches."""
-    seen: set[Any] = set()
+    torch, seen = _bridge.loaded(), set[Any]()
     found = []
     for root in roots:
-        reached, todo = Own(), [root.grad_fn]
+        reached, todo = Own(), [graph_of(torch, root)]
         while todo and len(seen) < MOST_NODES:
             node = todo.pop()
             if node is None or node in seen:
