@@ -56,6 +56,10 @@ $(VENV)/.examples: $(VENV)/.deps
 	$(PIP) $(call EXTRA,examples)
 	@touch $@
 
+$(VENV)/.bench: $(VENV)/.deps
+	$(PIP) $(call EXTRA,bench)
+	@touch $@
+
 $(VENV)/.lint: $(VENV)/.deps
 	$(PIP) $(call EXTRA,lint)
 	@touch $@
@@ -101,8 +105,9 @@ SAN_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file
     PYTHONPATH=$(OUT)/py-san:. MEMTOOLS_EXPECT_SANITIZE=address,undefined
 SAN_TESTS := tests/test_history.py tests/test_stats.py tests/test_bad_input.py tests/test_save_load.py \
     tests/test_checkpoint.py tests/test_device.py tests/test_leaks.py tests/test_threads.py \
-    tests/test_budget.py tests/test_history_budget.py tests/test_record.py \
-    $(wildcard tests/test_kvpool*.py)
+    tests/test_budget.py tests/test_history_budget.py tests/test_record.py tests/test_probe.py \
+    tests/test_census.py tests/test_holders.py tests/test_graphs.py \
+    $(wildcard tests/test_leakdetector*.py tests/test_kvpool*.py)
 
 # What a sanitiser's own memory makes meaningless: resident bytes (its quarantine), and fork() beside
 # a thread that allocates (its locks do not survive that).
@@ -129,9 +134,9 @@ $(OUT)/fuzz/%: tests/fuzz/%.c $(C_CORE) $(C_HEADERS) $(wildcard tests/fuzz/*.h) 
 	$(FUZZ_BUILD) $(C_FLAGS) -O1 -UNDEBUG $(SAN) $< $(C_CORE) -lm -o $@
 
 # --- the rest --------------------------------------------------------------------------------------
-BENCHES := gate_history kv_cache monitor record leaks
+BENCHES := gate_history kv_cache monitor record leaks census
 
-bench: $(VENV)/.built  ## benchmarks against the peers; JSON in benchmarks/results
+bench: $(VENV)/.built $(VENV)/.bench  ## benchmarks against the peers; JSON in benchmarks/results
 	@for b in $(BENCHES); do $(PY) benchmarks/$$b.py $(ARGS) || exit 1; done
 
 # On a machine with a GPU and its own torch: nothing is downloaded, .venv is not used.

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from _gate_limits import Limit, limits_table
 from _harness import (
     RESULTS,
     Json,
@@ -29,6 +28,7 @@ from _harness import (
     write_json,
 )
 from _leak_rules import BAR, GRADES, PEERS, Array, all_rules, moments
+from _limits import Limit, limits_table
 
 from memtools import LeakDetector
 

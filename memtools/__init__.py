@@ -12,11 +12,13 @@ from memtools.errors import BudgetError, DeviceError, MemtoolsError, ShimUnavail
 if TYPE_CHECKING:
     from memtools._aux_loss import AuxLoss
     from memtools._budget import Budget, BudgetReport
+    from memtools._census import Census, Growth, census
     from memtools._history import GateHistory
+    from memtools._holders import Holder, holder_of
     from memtools._hostmem import HostMemory, host_memory
     from memtools._kvpool import KVLease, KVPool, KVStats
-    from memtools._record import Record, read_record
     from memtools._leaks import LeakDetector, LeakVerdict, StepsLeft
+    from memtools._record import Record, read_record
     from memtools._stats import GateStats
 
 __all__ = [
@@ -24,9 +26,12 @@ __all__ = [
     "Budget",
     "BudgetError",
     "BudgetReport",
+    "Census",
     "DeviceError",
     "GateHistory",
     "GateStats",
+    "Growth",
+    "Holder",
     "HostMemory",
     "KVLease",
     "KVPool",
@@ -38,6 +43,8 @@ __all__ = [
     "ShimUnavailable",
     "StepsLeft",
     "__version__",
+    "census",
+    "holder_of",
     "host_memory",
     "read_record",
 ]
@@ -47,18 +54,23 @@ _LATER = {
     "AuxLoss": "_aux_loss",
     "Budget": "_budget",
     "BudgetReport": "_budget",
+    "Census": "_census",
     "GateHistory": "_history",
     "GateStats": "_stats",
+    "Growth": "_census",
+    "Holder": "_holders",
     "HostMemory": "_hostmem",
     "KVLease": "_kvpool",
     "KVPool": "_kvpool",
     "KVStats": "_kvpool",
-    "host_memory": "_hostmem",
-    "Record": "_record",
-    "read_record": "_record",
     "LeakDetector": "_leaks",
     "LeakVerdict": "_leaks",
+    "Record": "_record",
     "StepsLeft": "_leaks",
+    "census": "_census",
+    "holder_of": "_holders",
+    "host_memory": "_hostmem",
+    "read_record": "_record",
 }
 
 

@@ -8,6 +8,7 @@ versions are compared before it is loaded; on a mismatch memtools warns once and
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,6 +44,12 @@ def connect() -> Bridge:
         _core._connect(*parts(torch), shim.ops if shim else None)
         _connected.append(Bridge(torch, shim, reason))
     return _connected[0]
+
+
+def loaded() -> Any:
+    """torch, when the program has imported it; None otherwise, and nothing is imported."""
+    torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "Tensor") else None  # without one: still being imported
 
 
 def parts(torch: Any) -> tuple[Any, Any, Any, Any, Any, Any]:

@@ -37,7 +37,7 @@ MAY_USE = {
 KINDS = {
     "torch": r"(torch|ATen|c10|caffe2)/.*",
     "cuda": r"(cu|nvml|nvrtc|nvtx)[\w/]*\.h|(driver|vector|host)_(types|defines)\.h",
-    "python": r"(Python|structmember)\.h|cpython/.*",
+    "python": r"(Python|structmember)\.h|(cpython|internal)/.*",
     "iso": r"(assert|complex|ctype|errno|fenv|float|inttypes|iso646|limits|locale|math|setjmp"
     r"|signal|stdalign|stdarg|stdatomic|stdbool|stddef|stdint|stdio|stdlib|stdnoreturn|string|tgmath"
     r"|threads|time|uchar|wchar|wctype)\.h",

@@ -57,6 +57,18 @@ def reconnect(*changed: object) -> None:
     _core._connect(*parts)
 
 
+LOOKS: list[bool] = []
+
+
+def small_heap(look: Callable[[], object]) -> None:
+    """A pass takes as long as the heap is large, so of 400 rounds only every tenth is made."""
+    LOOKS.append(True)
+    if len(LOOKS) % 10 == 0:
+        look()
+    if len(LOOKS) == 1000:
+        LOOKS.clear()
+
+
 CASES: dict[str, list[Callable[[], object]]] = {
     "_connect": [
         reconnect,
@@ -64,6 +76,33 @@ CASES: dict[str, list[Callable[[], object]]] = {
         lambda: refused(lambda: _core._connect()),  # type: ignore[call-arg]
     ],
     "cuda_info": [_core.cuda_info, lambda: refused(lambda: _core.cuda_info(1))],  # type: ignore[call-arg]
+    "_census": [
+        lambda: small_heap(lambda: _core._census(torch.Tensor, True)),
+        lambda: small_heap(lambda: _core._census(torch.Tensor, False)),
+        lambda: small_heap(lambda: _core._census(None, False)),
+        lambda: refused(lambda: _core._census(1, False)),  # type: ignore[arg-type]
+    ],
+    "_fresh": [
+        lambda: small_heap(lambda: _core._fresh(list, bytes(1024), 9)),
+        lambda: refused(lambda: _core._fresh(list, b"", 9)),
+        lambda: refused(lambda: _core._fresh(1, bytes(1024), 9)),  # type: ignore[arg-type]
+    ],
+    "_referrers": [
+        lambda: small_heap(lambda: _core._referrers([GATES, SHARED, CASES])),
+        lambda: refused(lambda: _core._referrers([None] * 5000)),
+        lambda: refused(lambda: _core._referrers(())),  # type: ignore[arg-type]
+    ],
+    "_place": [
+        lambda: _core._place({"a": GATES}, GATES),
+        lambda: _core._place([1, GATES], GATES),
+        lambda: _core._place(GATES, GATES),
+        lambda: refused(lambda: _core._place(1)),  # type: ignore[call-arg]
+    ],
+    "_frame_place": [
+        lambda: _core._frame_place(sys._getframe(), CASES),
+        lambda: refused(lambda: _core._frame_place(1, 1)),
+    ],
+    "_instance_dict": [lambda: _core._instance_dict(sys), lambda: _core._instance_dict(1)],
     "GateHistory": [
         filled,
         lambda: GateHistory(max_entries=3, trim="oldest", dtype="float16", keep="topk"),

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "budget.h"
+#include "census.h"
 #include "errors.h"
 #include "probe.h"
 #include "record.h"
@@ -128,6 +129,12 @@ static PyMethodDef methods[] = {
     {"record_read", mt_py_record_read, METH_O,
      "record_read(path, /)\n--\n\n"
      "A run.mem as plain data; memtools.read_record makes a Record of it."},
+    {"_census", mt_py_census, METH_VARARGS, "_census(tensor, shim, /)\n--\n\n"},
+    {"_fresh", mt_py_fresh, METH_VARARGS, "_fresh(type, seen, limit, /)\n--\n\n"},
+    {"_referrers", mt_py_referrers, METH_VARARGS, "_referrers(targets, /)\n--\n\n"},
+    {"_place", mt_py_place, METH_VARARGS, "_place(container, value, /)\n--\n\n"},
+    {"_frame_place", mt_py_frame_place, METH_VARARGS, "_frame_place(frame, value, /)\n--\n\n"},
+    {"_instance_dict", mt_py_instance_dict, METH_O, "_instance_dict(object, /)\n--\n\n"},
     {NULL, NULL, 0, NULL},
 };
 

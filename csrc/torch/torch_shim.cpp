@@ -6,6 +6,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -167,8 +168,47 @@ tensors(void *storage, const mt_torch_shape *shape, const int64_t first[2], void
     return -1;
 }
 
-const mt_torch_ops ops = {MT_TORCH_OPS_VERSION, in_backward,  view,         view4,  dtype_number,
-                          storage_new,          storage_drop, storage_uses, tensors};
+/* A wrapper made in Python answers for its shape and device by Python code, a nested tensor has no
+ * one shape, a traced one has symbols for numbers. */
+void
+place_facts(const at::TensorImpl *impl, mt_torch_facts *out)
+{
+    if (impl->is_python_dispatch()) return;
+    c10::Device device = impl->device();
+    out->device = static_cast<int64_t>(device.type()) << 16 | static_cast<uint16_t>(device.index());
+    if (impl->is_nested() || impl->has_symbolic_sizes_strides()) return;
+    c10::IntArrayRef sizes = impl->sizes();
+    out->shape = sizes.data();
+    out->dims = static_cast<int>(sizes.size());
+    out->bytes = impl->dtype().itemsize();
+    for (int64_t size : sizes) {
+        out->bytes *= static_cast<size_t>(size);
+    }
+}
+
+int
+facts(void *tensor, mt_torch_facts *out) noexcept
+{
+    try {
+        const at::Tensor &t = THPVariable_Unpack(static_cast<PyObject *>(tensor));
+        if (!t.defined()) return 0;
+        const at::TensorImpl *impl = t.unsafeGetTensorImpl();
+        *out = {nullptr, -1, torch::getTHPDtype(t.scalar_type()), -1, nullptr, 0, 0};
+        place_facts(impl, out);
+        if (!impl->unsafe_storage()) return 1;
+        const c10::StorageImpl *storage = impl->unsafe_storage().unsafeGetStorageImpl();
+        c10::SymInt bytes = storage->sym_nbytes();
+        if (bytes.is_heap_allocated()) return 1;
+        out->storage = storage->data_ptr().get();
+        out->storage_bytes = static_cast<size_t>(bytes.as_int_unchecked());
+        return 1;
+    } catch (...) {
+        return 0;
+    }
+}
+
+const mt_torch_ops ops = {MT_TORCH_OPS_VERSION, in_backward,  view,         view4,   dtype_number,
+                          storage_new,          storage_drop, storage_uses, tensors, facts};
 
 // Attribute "ops" holds the capsule. The table is constant, so nothing needs freeing.
 int

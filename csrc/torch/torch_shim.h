@@ -12,7 +12,7 @@
 
 #define MT_TORCH_CAPSULE "memtools._torch.ops"
 
-enum { MT_TORCH_OPS_VERSION = 2 };
+enum { MT_TORCH_OPS_VERSION = 3 };
 
 /* A 2-D tensor's memory, borrowed. type and bits are DLPack's. */
 typedef struct mt_torch_view {
@@ -44,6 +44,17 @@ typedef struct mt_torch_shape {
     int64_t strides[5]; /* in elements */
 } mt_torch_shape;
 
+/* What a census wants to know of a tensor, borrowed. */
+typedef struct mt_torch_facts {
+    const int64_t *shape; /* `dims` of them */
+    int dims;             /* -1: telling would run Python code, or there is no such thing */
+    const void *dtype;    /* the torch.dtype object */
+    int64_t device;       /* a number for each device; -1 where telling would run Python code */
+    const void *storage;  /* where its memory begins; NULL for none (meta, sparse, empty) */
+    size_t storage_bytes;
+    size_t bytes; /* of its elements */
+} mt_torch_facts;
+
 typedef struct mt_torch_ops {
     int version; /* MT_TORCH_OPS_VERSION of the header it was built with */
     /* 1 while autograd runs a backward pass on this thread, else 0. */
@@ -68,6 +79,9 @@ typedef struct mt_torch_ops {
      * -1 with a Python error. */
     int (*tensors)(void *storage, const mt_torch_shape *shape, const int64_t first[2],
                    void *out[2]);
+    /* 1 and *out, for a tensor of any kind; runs no Python code. 0 for one without an
+     * implementation behind it. */
+    int (*facts)(void *tensor, mt_torch_facts *out);
 } mt_torch_ops;
 
 #endif

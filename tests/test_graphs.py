@@ -1,0 +1,115 @@
+"""Memory that no Python object holds: autograd graphs, and references of C code."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+import memtools
+
+N = 300
+WEIGHT = torch.nn.Parameter(torch.randn(16, 16))
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.total: torch.Tensor = torch.zeros(())
+        self.losses: list[torch.Tensor] = []
+
+
+def loss() -> torch.Tensor:
+    hidden = (torch.randn(4, 16) @ WEIGHT).relu()
+    return (hidden * hidden).sum()
+
+
+def test_a_total_without_detach_is_a_kept_graph():
+    trainer = Trainer()
+    trainer.total = trainer.total + loss()
+    before = memtools.census()
+    for _ in range(N):
+        trainer.total = trainer.total + loss()
+    growth = memtools.census().diff(before)
+    (holder,) = growth.holders(steps=N)
+    assert holder.kind == "autograd graph"
+    assert holder.path.endswith("nodes kept by Trainer.total")
+    assert holder.length is not None
+    assert 4 * N <= holder.length <= 8 * N
+    assert holder.new_objects > N
+    assert f"kept by autograd graph of {holder.length:,} nodes" in str(holder)
+
+
+def test_a_graph_that_saved_no_python_tensor_is_found_when_large():
+    """Sums save nothing: only nodes grow, and no group of tensors does."""
+    trainer, one = Trainer(), torch.ones((), requires_grad=True)
+    trainer.total = one + one
+    before = memtools.census()
+    for _ in range(N):
+        trainer.total = trainer.total + 1.0
+    growth = memtools.census().diff(before)
+    assert growth.groups == ()
+    holder = growth.holders(steps=N)[-1]
+    assert (holder.kind, holder.new_objects) == ("autograd graph", 0)
+    assert str(holder) == f"autograd graph of {N + 2} nodes kept by Trainer.total"
+
+
+def test_a_small_graph_is_no_news():
+    trainer = Trainer()
+    look = memtools.census()
+    trainer.total = loss()
+    kinds = [holder.kind for holder in look.diff(look).holders()]
+    assert kinds == []
+
+
+def test_losses_in_a_list_keep_a_graph_each():
+    trainer = Trainer()
+    before = memtools.census()
+    for _ in range(N):
+        trainer.losses.append(loss())
+    growth = memtools.census().diff(before)
+    saved, scalars = growth.groups
+    assert (saved.kind.shape, scalars.kind.shape) == ((4, 16), ())
+    assert growth.holders(scalars)[0].path == "list Trainer.losses"
+    path = growth.holders(saved)[0].path
+    assert path.startswith("autograd graphs of some ")
+    assert path.endswith("nodes each kept by list Trainer.losses")
+
+
+def test_references_of_c_code_are_said_as_such():
+    before = memtools.census()
+    tensors = [torch.empty(3, 7) for _ in range(N)]
+    for tensor in tensors:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(tensor))
+    addresses = [id(t) for t in tensors]
+    del tensors, tensor
+    growth = memtools.census().diff(before)
+    (group,) = [g for g in growth.groups if g.kind.shape == (3, 7)]
+    (holder,) = growth.holders(group)
+    assert holder.kind == "C code"
+    assert holder.path == "C code (64 references nobody on the Python heap holds)"
+    assert holder.new_objects == N
+    for address in addresses:
+        ctypes.pythonapi.Py_DecRef(ctypes.cast(address, ctypes.py_object))
+    assert [g for g in memtools.census().diff(before).groups if g.kind.shape == (3, 7)] == []
+
+
+def test_what_only_the_caller_holds_is_held_by_nobody():
+    holders = memtools.holder_of([torch.empty(3, 8) for _ in range(5)])
+    assert [holder.kind for holder in holders] == ["nobody"]
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_a_graph_that_backward_freed_does_no_harm(backward):
+    trainer = Trainer()
+    before = memtools.census()
+    for _ in range(N):
+        trainer.losses.append(loss())
+        if backward:
+            trainer.losses[-1].backward()
+    growth = memtools.census().diff(before)
+    shapes = {group.kind.shape for group in growth.groups if group.count >= N}
+    assert ((4, 16) in shapes) is not backward
+    paths = [holder.path for group in growth.groups for holder in growth.holders(group)]
+    assert "list Trainer.losses" in paths
+    WEIGHT.grad = None

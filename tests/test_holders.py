@@ -1,0 +1,341 @@
+"""Where 300 tensors were put, the holder says; one case for each kind of place."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import queue
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import memtools
+
+N = 300
+CACHE: list[Any] = []
+TABLE: dict[int, Any] = {}
+
+
+def new() -> torch.Tensor:
+    return torch.empty(3, 5)
+
+
+class MoEBlock(torch.nn.Module):
+    seen: list[Any] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_history: list[Any] = []
+
+
+class Slotted:
+    __slots__ = ("__weakref__", "other", "things")
+
+    def __init__(self) -> None:
+        self.things: list[Any] = []
+
+
+class Transition:
+    def __init__(self, obs: Any) -> None:
+        self.obs, self.reward = obs, 1.0
+
+
+class Bag:
+    """An object with attributes, whatever they are."""
+
+
+Place = Callable[[], Any]  # puts the tensors somewhere and returns what keeps the place alive
+
+
+def fill(store: Any) -> Any:
+    for _ in range(N):
+        store.append(new())
+    return store
+
+
+def a_list_of_a_module() -> object:
+    block = MoEBlock()
+    fill(block.gate_history)
+    return block
+
+
+def twelve_layers() -> object:
+    layers = torch.nn.ModuleList(MoEBlock() for _ in range(3))
+    for i in range(N):
+        layers[i % 3].gate_history.append(new())
+    return layers
+
+
+def a_dict_under_a_key() -> object:
+    bag = Bag()
+    bag.metrics = {"loss": fill([]), "other": [1]}
+    return bag
+
+
+def a_dict_of_values() -> object:
+    bag = Bag()
+    bag.cache = {i: new() for i in range(N)}
+    return bag
+
+
+def a_deque_with_a_cap() -> object:
+    bag = Bag()
+    bag.items = fill(collections.deque(maxlen=1800))
+    return bag
+
+
+def a_closure() -> object:
+    history: list[Any] = []
+
+    def train() -> None:
+        history.append(new())
+
+    for _ in range(N):
+        train()
+    return train
+
+
+def a_default_argument() -> object:
+    def step(seen: list[Any] = []) -> None:  # noqa: B006
+        seen.append(new())
+
+    for _ in range(N):
+        step()
+    return step
+
+
+def a_keyword_default() -> object:
+    def step(*, seen: list[Any] = []) -> None:  # noqa: B006
+        seen.append(new())
+
+    for _ in range(N):
+        step()
+    return step
+
+
+def a_function_attribute() -> object:
+    def step() -> None: ...
+
+    step.calls = fill([])  # type: ignore[attr-defined]
+    return step
+
+
+def a_module_attribute() -> object:
+    return fill(CACHE)
+
+
+def a_module_dict() -> object:
+    TABLE.update((i, new()) for i in range(N))
+    return TABLE
+
+
+def a_class_attribute() -> object:
+    fill(MoEBlock.seen)
+    return None
+
+
+def slots() -> object:
+    return fill_slot(Slotted())
+
+
+def fill_slot(slotted: Slotted) -> object:
+    fill(slotted.things)
+    return slotted
+
+
+def a_generator() -> object:
+    def samples() -> Iterator[int]:
+        kept = fill([])
+        yield len(kept)
+        yield len(kept)
+
+    running = samples()
+    next(running)
+    return running
+
+
+def a_coroutine() -> object:
+    @types.coroutine
+    def pause() -> Iterator[None]:
+        yield
+
+    async def rollout() -> None:
+        kept = fill([])
+        await pause()
+        kept.clear()
+
+    task = rollout()
+    task.send(None)
+    return task
+
+
+def tuples_in_a_list() -> object:
+    bag = Bag()
+    bag.buffer = [(i, new()) for i in range(N)]
+    return bag
+
+
+def instances_in_a_list() -> object:
+    bag = Bag()
+    bag.replay = [Transition(new()) for _ in range(N)]
+    return bag
+
+
+def dicts_in_a_list() -> object:
+    bag = Bag()
+    bag.records = [{"state": new(), "at": i} for i in range(N)]
+    return bag
+
+
+def a_set() -> object:
+    bag = Bag()
+    bag.pending = {new() for _ in range(N)}
+    return bag
+
+
+def a_weak_key_dictionary() -> object:
+    bag = Bag()
+    bag.keys, bag.per_object = [Bag() for _ in range(N)], weakref.WeakKeyDictionary()
+    for key in bag.keys:
+        bag.per_object[key] = new()
+    return bag
+
+
+def a_default_dict() -> object:
+    bag = Bag()
+    bag.by_step = collections.defaultdict(list)
+    fill(bag.by_step["train"])
+    return bag
+
+
+def a_user_list() -> object:
+    bag = Bag()
+    bag.log = collections.UserList(new() for _ in range(N))
+    return bag
+
+
+def a_queue() -> object:
+    bag = Bag()
+    bag.inbox = queue.Queue()
+    for _ in range(N):
+        bag.inbox.put(new())
+    return bag
+
+
+def an_lru_cache() -> object:
+    @functools.lru_cache(maxsize=1000)
+    def embed(i: int) -> torch.Tensor:
+        return new()
+
+    for i in range(N):
+        embed(i)
+    return embed
+
+
+def attributes_of_an_instance() -> object:
+    bag = Bag()
+    for i in range(N):
+        setattr(bag, f"t{i}", new())
+    return bag
+
+
+def buffers_of_a_module() -> object:
+    block = MoEBlock()
+    for i in range(N):
+        block.register_buffer(f"b{i}", new())
+    return block
+
+
+def a_traceback() -> object:
+    def failing() -> None:
+        batch = fill([])
+        raise ValueError(len(batch))
+
+    try:
+        failing()
+    except ValueError as error:
+        return error
+
+
+def a_thread_local() -> object:
+    local = threading.local()
+    local.kept = fill([])
+    return local
+
+
+def optimizer_state() -> object:
+    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(N)]
+    sgd = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
+    for weight in weights:
+        sgd.state[weight]["momentum_buffer"] = new()
+    return sgd
+
+
+PLACES: dict[Place, str] = {
+    a_list_of_a_module: "list MoEBlock.gate_history",
+    twelve_layers: "list MoEBlock.gate_history",
+    a_dict_under_a_key: "list Bag.metrics['loss']",
+    a_dict_of_values: "dict Bag.cache",
+    a_deque_with_a_cap: "deque(maxlen=1800) Bag.items",
+    a_closure: "list 'history' in closure of train()",
+    a_default_argument: "list default argument 'seen' of step()",
+    a_keyword_default: "list default argument 'seen' of step()",
+    a_function_attribute: "list attribute step.calls",
+    a_module_attribute: f"list module attribute {__name__}.CACHE",
+    a_module_dict: f"dict module attribute {__name__}.TABLE",
+    a_class_attribute: "list class attribute MoEBlock.seen",
+    slots: "list Slotted.things",
+    a_generator: "list local 'kept' of generator samples()",
+    a_coroutine: "list local 'kept' of coroutine rollout()",
+    tuples_in_a_list: "list Bag.buffer, as [1] of each entry",
+    instances_in_a_list: "list Bag.replay, as .obs of each entry",
+    dicts_in_a_list: "list Bag.records, as ['state'] of each entry",
+    a_set: "set Bag.pending",
+    a_weak_key_dictionary: "dict Bag.per_object",
+    a_default_dict: "list Bag.by_step['train']",
+    a_user_list: "list Bag.log",
+    a_queue: "deque Bag.inbox",
+    an_lru_cache: "lru_cache of embed()",
+    attributes_of_an_instance: "dict attributes of Bag",
+    buffers_of_a_module: "dict MoEBlock._buffers",
+    a_traceback: "list local 'batch' of failing(), kept by a traceback",
+    a_thread_local: "list thread-local attribute kept",
+    optimizer_state: "defaultdict SGD.state, as ['momentum_buffer'] of each entry",
+}
+
+
+@pytest.fixture(autouse=True)
+def _empty() -> Iterator[None]:
+    gc.collect()  # a traceback of the test before is a cycle
+    yield
+    CACHE.clear(), TABLE.clear(), MoEBlock.seen.clear()
+
+
+@pytest.mark.parametrize("put", PLACES, ids=lambda put: put.__name__)
+def test_the_holder_is_named(put: Place) -> None:
+    before = memtools.census()
+    kept = put()
+    growth = memtools.census().diff(before)
+    (group,) = [g for g in growth.groups if g.kind.shape == (3, 5)]
+    assert (group.count, group.bytes) == (N, N * 60)
+    holder = growth.holders(group, steps=N)[0]
+    assert holder.path == PLACES[put]
+    assert holder.new_objects >= 0.9 * N
+    assert kept is None or kept is not holder
+
+
+def test_a_variable_of_a_running_function_is_named() -> None:
+    def train() -> None:
+        before = memtools.census()
+        history = fill([])
+        (holder,) = memtools.census().diff(before).holders(steps=N)
+        assert holder.path == "list local 'history' of train()"
+        assert holder.length == len(history)
+
+    train()
