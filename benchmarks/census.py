@@ -33,7 +33,7 @@ from _harness import (
     timing_table,
     write_json,
 )
-from _limits import Limit, limits_table
+from _limits import Limit, limits_table, number_limit
 from pympler import muppy, summary
 
 import memtools
