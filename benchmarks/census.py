@@ -90,7 +90,9 @@ def by_objgraph() -> None:
 
 
 def by_pympler() -> None:
-    summary.summarize(muppy.get_objects())  # type: ignore[no-untyped-call]
+    summarize: Callable[[object], object] = summary.summarize
+    get_objects: Callable[[], object] = muppy.get_objects
+    summarize(get_objects())
 
 
 def without_shim() -> memtools.Census:
