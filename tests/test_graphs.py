@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 
 import pytest
 import torch
@@ -22,6 +23,11 @@ class Trainer:
 def loss() -> torch.Tensor:
     hidden = (torch.randn(4, 16) @ WEIGHT).relu()
     return (hidden * hidden).sum()
+
+
+@pytest.fixture(autouse=True)
+def _without_garbage():
+    gc.collect()  # graphs that another test left in a cycle are found as well
 
 
 def test_a_total_without_detach_is_a_kept_graph():
