@@ -102,7 +102,7 @@ def allocated(indexes: Sequence[int]) -> int | None:
     if not indexes or not initialised(torch):
         return None
     found = (torch.cuda.memory_stats_as_nested_dict(i)["allocated_bytes"]["all"] for i in indexes)
-    return sum(stat["current"] for stat in found)
+    return sum(int(stat["current"]) for stat in found)
 
 
 class DevicePeaks:

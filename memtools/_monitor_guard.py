@@ -218,7 +218,7 @@ def accepted(callback: Any, what: str) -> Callback:
     try:
         signature = inspect.signature(callback)
     except (TypeError, ValueError):  # some built-in functions tell none
-        return callback
+        return callback  # type: ignore[no-any-return]
     for arguments in ((None,), ()):
         try:
             signature.bind(*arguments)

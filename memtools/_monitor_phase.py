@@ -92,8 +92,8 @@ class HasBook(Protocol):
 class Phase:
     """A part of a training program whose time and exact peaks are kept under a name.
 
-    Made by `MemoryMonitor.phase`. As a context manager it belongs to one thread at a time and may be
-    entered anew, also inside itself. As a decorator it serves functions, methods, coroutines and
+    Made by `MemoryMonitor.phase`. As a context manager it belongs to one thread at a time, and may
+    be entered anew, also inside itself. As a decorator it serves functions, methods, coroutines and
     generators (from their first value to their end), on any thread. Does nothing while the monitor
     is not running; swallows no exception.
     """
@@ -117,7 +117,7 @@ class Phase:
     def __call__(self, function: _F) -> _F:
         """`function` as a phase; keeps its name, signature and documentation."""
         if isinstance(function, (staticmethod, classmethod)):
-            return type(function)(self(function.__func__))  # type: ignore[return-value]
+            return type(function)(self(function.__func__))
         if not callable(function) or isinstance(function, type):
             raise TypeError(
                 f"phase({self._name!r}) decorates a function or a method, got "

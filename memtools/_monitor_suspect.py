@@ -6,10 +6,10 @@ import gc
 import time
 from typing import NamedTuple
 
-from memtools import _graphs
+from memtools import _graphs, _holders
 from memtools._census import Census, GroupGrowth, Growth, TypeGrowth
 from memtools._history import GateHistory
-from memtools._holders import Holder, graph_holder
+from memtools._holders import Holder
 from memtools._leaks import LeakVerdict
 from memtools._size import format_bytes
 
@@ -172,7 +172,7 @@ def suspects(growth: Growth, verdict: LeakVerdict, steps: int) -> list[Holder]:
             found += growth.holders(kind, steps=steps)
         graph = None if any(h.kind == "autograd graph" for h in found) else _graphs.largest()
         if graph is not None:
-            found.append(graph_holder(graph, 0, 0, "objects", steps))
+            found.append(_holders._graph_holder(graph, 0, 0, "objects", steps))
     return sorted(_distinct(found), key=lambda h: (-h.new_bytes, -h.new_objects))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from memtools._size import format_bytes
 
@@ -11,7 +11,8 @@ GB = 2**30  # as people print it: a card of 24 GiB shows 23.63 GB
 SHOWN_PHASES = 8
 
 
-class DeviceTiers(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DeviceTiers:
     """A device's memory in bytes; None where it is not known (yet)."""
 
     index: int
@@ -26,7 +27,8 @@ class DeviceTiers(NamedTuple):
     inactive: int | None
 
 
-class HostTiers(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class HostTiers:
     """The host's memory in bytes; None where it is not known."""
 
     #: resident in this process
@@ -41,7 +43,8 @@ class HostTiers(NamedTuple):
     pressure: float | None
 
 
-class PhaseTotals(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PhaseTotals:
     """All passages of a phase by now."""
 
     name: str

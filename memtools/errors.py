@@ -27,8 +27,8 @@ class DeviceError(MemtoolsError, RuntimeError):
 class HostMemoryPressure(MemtoolsError):  # noqa: N818 - the public name
     """A guard of a MemoryMonitor: host memory is about to run out.
 
-    Raised out of `monitor.step()` on the main thread, between two steps, so that a checkpoint can be
-    saved before the system kills the process.
+    Raised out of `monitor.step()` on the main thread, between two steps, so that a checkpoint can
+    be saved before the system kills the process.
     """
 
 
