@@ -5,7 +5,7 @@
 
 Each loop runs in a process of its own, forked from one that has imported torch. The true rate is
 that of the same loop without a monitor, in another process: the signal that tells, read at the
-beginning and at the end of its last 1,000 steps. docs/monitor.md says what the figures mean.
+beginning and at the end of its last 1,200 steps. docs/monitor.md says what the figures mean.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from _leak_loops import CLEAN, LEAKS
 from memtools import MemoryMonitor, _core
 
 STEPS = 3600
-WARM, TRUTH = 750, 1000  # steps before, and of, the measurement of the true rate
+WARM, TRUTH = 600, 1200  # steps before, and of, the measurement of the true rate
 AROUND = 25  # readings at each end of it
 
 
