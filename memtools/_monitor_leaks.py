@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from typing import Protocol
 
 from memtools._holders import Holder
 from memtools._leaks import LeakDetector, LeakVerdict, StepsLeft
@@ -31,17 +31,14 @@ class FillVerdict(LeakVerdict):
         return f"{line}: a buffer fills, {self.filling}"
 
 
-class Limits:
-    """What is left for this process: of the host's memory, and of the devices'."""
+class Limits(Protocol):
+    """What is left for this process."""
 
-    __slots__ = ("device", "host")
+    def host(self) -> int | None:
+        """Bytes at which this process with its children reaches the limit; None when unknown."""
 
-    def __init__(
-        self, host: Callable[[], int | None], device: Callable[[], int | None] = lambda: None
-    ) -> None:
-        #: bytes at which this process with its children reaches the limit; None when unknown
-        self.host = host
-        self.device = device
+    def device(self) -> int | None:
+        """Bytes at which all watched devices are full; None when unknown."""
 
 
 class LeakWatch:

@@ -11,7 +11,7 @@ import torch
 
 from memtools import GateHistory, LeakVerdict, MemoryMonitor, _monitor_suspect, read_record
 from memtools._holders import Holder
-from memtools._monitor_leaks import FillVerdict, LeakWatch, Limits
+from memtools._monitor_leaks import FillVerdict, LeakWatch
 from memtools._monitor_log import Log
 from memtools._monitor_signals import Signal
 from memtools._monitor_suspect import Suspicion, suspects
@@ -45,6 +45,17 @@ class Events:
         self.told.append((kind, text))
 
 
+class Limits:
+    def __init__(self, host: int | None) -> None:
+        self._host = host
+
+    def host(self) -> int | None:
+        return self._host
+
+    def device(self) -> int | None:
+        return None
+
+
 class Program:
     """A series that depends on the step, read at a cost that does too."""
 
@@ -63,7 +74,7 @@ class Program:
 
     def watch(self, suspicion: Suspicion | None = None, limit: int | None = None) -> LeakWatch:
         signals = [Signal("heap", self.read, 200)]
-        return LeakWatch(signals, Limits(lambda: limit), self.log, suspicion)
+        return LeakWatch(signals, Limits(limit), self.log, suspicion)
 
     def run(self, watch: LeakWatch, steps: int, grow: int = 0) -> None:
         """As step() of the monitor does it."""

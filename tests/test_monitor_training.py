@@ -1,4 +1,4 @@
-"""A training loop that keeps its gates is reported as a leak, with its holder; a clean one is not."""
+"""A training loop that keeps its gates is called a leak, with its holder; a clean one is not."""
 
 from __future__ import annotations
 
