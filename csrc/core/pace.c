@@ -4,8 +4,8 @@
 
 enum {
     MS = 1000000,
-    SAMPLE_SHARE = 50,  /* of a core: one part in so many */
-    SELDOM_SHARE = 100, /* for each of the three */
+    SAMPLE_SHARE = 30,  /* of a core: one part in so many */
+    SELDOM_SHARE = 200, /* for each of the three */
     LOOKS_BEFORE = 16,  /* samples in the time that is left at the rate of the last interval */
 };
 
@@ -30,7 +30,8 @@ greater(uint64_t a, uint64_t b)
 void
 mt_pace_init(mt_pace *p, uint64_t interval_ns, uint64_t now)
 {
-    *p = (mt_pace){.interval_ns = interval_ns, .next_ns = now, .used = MT_UNKNOWN};
+    *p = (mt_pace){
+        .interval_ns = interval_ns, .wait_ns = interval_ns, .next_ns = now, .used = MT_UNKNOWN};
 }
 
 unsigned
@@ -90,11 +91,9 @@ interval_at(mt_pace *p, uint64_t now, uint64_t used, uint64_t limit)
 uint64_t
 mt_pace_next(mt_pace *p, uint64_t now, uint64_t cost_ns, uint64_t used, uint64_t limit)
 {
-    uint64_t wait;
-
     p->cost_ns = p->cost_ns == 0 ? cost_ns : (7 * p->cost_ns + cost_ns) / 8;
-    wait = greater(interval_at(p, now, used, limit), SAMPLE_SHARE * p->cost_ns);
-    p->next_ns += wait;
-    if (p->next_ns <= now) p->next_ns = now + wait;
+    p->wait_ns = greater(interval_at(p, now, used, limit), SAMPLE_SHARE * p->cost_ns);
+    p->next_ns += p->wait_ns;
+    if (p->next_ns <= now) p->next_ns = now + p->wait_ns;
     return p->next_ns;
 }
