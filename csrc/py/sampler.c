@@ -31,8 +31,8 @@ typedef struct wish {
     char root[MT_PATH_ROOM];
 } wish;
 
-/* How old the children may be is the sampler's own business: it asks seldom. */
-static const mt_probe_ages ages = {.slow_ns = 10000000, .limit_ns = 1000000000, .children_ns = 0};
+/* The children are as old as the sampler lets them be: it asks seldom. */
+static const mt_probe_ages ages = {.slow_ns = 20000000, .limit_ns = 1000000000, .children_ns = 0};
 
 /* What was opened is closed again on failure. */
 static mt_status
