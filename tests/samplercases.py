@@ -65,6 +65,11 @@ SAMPLER.start()
 SAMPLER.stop()
 
 CASES: dict[str, list[Case]] = {
+    "device_memory": [
+        lambda: _core.device_memory(0),
+        lambda: refused(lambda: _core.device_memory(-1)),
+        lambda: refused(lambda: _core.device_memory("x")),  # type: ignore[arg-type]
+    ],
     "Sampler": [
         recorded,
         forgotten,

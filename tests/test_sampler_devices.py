@@ -41,6 +41,7 @@ def wait():
 sampler.start()
 wait()
 assert sampler.devices() == [NOTHING] * 2, sampler.devices()
+assert _core.device_memory(0) is None
 assert cuda.calls() == 0, "the driver was asked before the program used CUDA"
 put(0, 10, 20, 30)
 put(1, 2**40, 2**41, 3)
@@ -92,6 +93,9 @@ assert not cuda.has_context(0) and cuda.contexts_made() == 0 and cuda.retained()
 put(1, 5, 6, 7)
 wait()
 assert sampler.devices()[1] == (5, 6, 1000, 1000, 7)
+assert _core.device_memory(1) == (5, 6, 1000, 1000, 7)
+assert _core.device_memory(0) == (10, 20, None, None, 30)
+assert _core.device_memory(2) is None
 sampler.stop()
 values = read_record(sys.argv[3]).samples.values
 assert [values[f"cuda0_{name}"][-1] for name in ("allocated", "reserved")] == [10, 20]
@@ -147,3 +151,9 @@ def test_without_the_shim_devices_are_unknown(without_shim: Callable[..., object
         wait_for(lambda: sampler.samples > 3)
         sampler.stop()
         assert sampler.devices() == [(None,) * 5]
+
+
+def test_a_device_that_cannot_be_is_refused() -> None:
+    for device in (-1, 128, 2**40):
+        with pytest.raises(ValueError, match=f"a device is 0 to 127, got {device}"):
+            _core.device_memory(device)

@@ -2,8 +2,8 @@
 
 #include <stdlib.h>
 
+#include "probe.h"
 #include "../core/devprobe.h"
-#include "../cuda/devmem.h"
 
 typedef struct sources {
     const mt_torch_ops *shim; /* or NULL */
@@ -64,4 +64,43 @@ mt_py_devices(mt_state *st, const mt_probe_ops *inner, size_t devices, mt_probe_
     if (status == MT_OK) status = mt_devprobe_new(&mt_alloc_libc, inner, &from, devices, out, err);
     if (status != MT_OK) close_sources(s);
     return status;
+}
+
+/* --- one reading now ---------------------------------------------------------------------------
+ */
+
+PyObject *
+mt_py_device_tuple(const mt_device_sample *d)
+{
+    return Py_BuildValue("(NNNNN)", mt_py_number(d->allocated), mt_py_number(d->reserved),
+                         mt_py_number(d->free), mt_py_number(d->total),
+                         mt_py_number(d->inactive_split));
+}
+
+static bool
+read_now(mt_state *st, int device, mt_device_sample *out)
+{
+    sources s = {st->shim, NULL};
+
+    if (!ask_allocator(&s, device, out)) return false;
+    if (st->devmem == NULL) (void)open_driver(st, &st->devmem, NULL);
+    s.driver = st->devmem;
+    (void)ask_driver(&s, device, &out->free, &out->total);
+    return true;
+}
+
+PyObject *
+mt_py_device_memory(PyObject *module, PyObject *arg)
+{
+    mt_state *st = PyModule_GetState(module);
+    mt_device_sample d = {MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN};
+    long device = PyLong_AsLong(arg);
+
+    if (device == -1 && PyErr_Occurred()) return NULL;
+    if (device < 0 || device > 127)
+        return PyErr_Format(PyExc_ValueError, "device_memory(): a device is 0 to 127, got %ld",
+                            device);
+    if (mt_state_connect(st) < 0) return NULL;
+    if (!read_now(st, (int)device, &d)) Py_RETURN_NONE;
+    return mt_py_device_tuple(&d);
 }

@@ -11,4 +11,10 @@
 mt_status mt_py_devices(mt_state *st, const mt_probe_ops *inner, size_t devices, mt_probe_ops *out,
                         mt_error *err);
 
+/* (allocated, reserved, free, total, inactive_split), None where it is unknown. */
+PyObject *mt_py_device_tuple(const mt_device_sample *device);
+
+/* memtools._core.device_memory(device). */
+PyObject *mt_py_device_memory(PyObject *module, PyObject *device);
+
 #endif

@@ -276,14 +276,6 @@ sampler_latest(PyObject *op, PyObject *Py_UNUSED(none))
 }
 
 static PyObject *
-device_tuple(const mt_device_sample *d)
-{
-    return Py_BuildValue("(NNNNN)", mt_py_number(d->allocated), mt_py_number(d->reserved),
-                         mt_py_number(d->free), mt_py_number(d->total),
-                         mt_py_number(d->inactive_split));
-}
-
-static PyObject *
 sampler_devices(PyObject *op, PyObject *Py_UNUSED(none))
 {
     mt_sample sample;
@@ -292,7 +284,7 @@ sampler_devices(PyObject *op, PyObject *Py_UNUSED(none))
     if (!mt_sampler_latest(((Sampler *)op)->sampler, &sample)) return PyList_New(0);
     list = PyList_New((Py_ssize_t)sample.devices);
     for (size_t i = 0; list != NULL && i < sample.devices; i++) {
-        PyObject *device = device_tuple(&sample.device[i]);
+        PyObject *device = mt_py_device_tuple(&sample.device[i]);
         if (device == NULL)
             Py_CLEAR(list);
         else
