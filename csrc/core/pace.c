@@ -4,6 +4,8 @@
 
 enum {
     MS = 1000000,
+    OFTEN_NS = 100000000,
+    CHILDREN_NS = 200000000,
     SAMPLE_SHARE = 30,  /* of a core: one part in so many */
     SELDOM_SHARE = 200, /* for each of the three */
     LOOKS_BEFORE = 16,  /* samples in the time that is left at the rate of the last interval */
@@ -13,7 +15,7 @@ static const struct seldom {
     unsigned what;
     uint64_t interval_ns;
 } seldom[MT_PACE_SELDOM] = {
-    {MT_READ_SWAP, 100 * MS}, {MT_READ_HEAP, 100 * MS}, {MT_READ_CHILDREN, 200 * MS}};
+    {MT_READ_SWAP, OFTEN_NS}, {MT_READ_HEAP, OFTEN_NS}, {MT_READ_CHILDREN, CHILDREN_NS}};
 
 static uint64_t
 lesser(uint64_t a, uint64_t b)
@@ -66,7 +68,8 @@ by_rise(const mt_pace *p, uint64_t now, uint64_t used, uint64_t limit)
 {
     double rate, left;
 
-    if (p->used == MT_UNKNOWN || used <= p->used || now <= p->used_at) return p->interval_ns;
+    /* MT_UNKNOWN is more than anything. */
+    if (used <= p->used || now <= p->used_at) return p->interval_ns;
     rate = (double)(used - p->used) / (double)(now - p->used_at);
     left = used < limit ? (double)(limit - used) / rate / LOOKS_BEFORE : 0;
     return left < (double)p->interval_ns ? (uint64_t)left : p->interval_ns;

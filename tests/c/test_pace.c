@@ -75,7 +75,7 @@ samples_take_a_thirtieth_of_a_processor_at_most(void)
 static void
 what_was_missed_is_left_out(void)
 {
-    uint64_t hour = 3600000ull * MS;
+    uint64_t hour = 3600003ull * MS; /* and a little, so that it is no multiple of the interval */
     mt_pace p;
 
     mt_pace_init(&p, 10 * MS, 100 * MS);

@@ -78,6 +78,20 @@ it_never_takes_more_than_a_twentieth_of_a_processor(void)
 }
 
 static void
+what_is_dear_does_not_slow_the_samples(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
+
+    r.cost[bit(MT_READ_HEAP)] = r.cost[bit(MT_READ_CHILDREN)] = 5 * RIG_MS;
+    rig_open(&r, &setup);
+    rig_run(&r, 60);
+    for (int i = 1; i < 60; i++)
+        CHECK(r.asked[i] - r.asked[i - 1] == 10 * RIG_MS);
+    rig_free(&r);
+}
+
+static void
 costs_add_up_over_threads(void)
 {
     rig r = rig_new();
@@ -249,12 +263,13 @@ a_mark_reaches_the_next_step_once(void)
     rig_run(&r, 0);
     CHECK(mt_sampler_unwatch(r.s, 2) && !mt_sampler_unwatch(r.s, 2));
     CHECK(mt_sampler_step(r.s, 1) == 0); /* nobody waits for it any more */
-    r.now.cgroup_limit = 0;              /* nothing to be a part of */
+    CHECK(mt_sampler_watch(r.s, 0.1) == 2);
+    r.now.cgroup_limit = 0; /* nothing to be a part of */
     rig_run(&r, 0);
     r.now.cgroup_limit = MT_UNKNOWN;
     rig_run(&r, 0);
     CHECK(mt_sampler_step(r.s, 1) == 0);
-    for (int i = 2; i < 32; i++)
+    for (int i = 3; i < 32; i++)
         CHECK(mt_sampler_watch(r.s, 0.1) == i);
     CHECK(mt_sampler_watch(r.s, 0.1) == -1);
     rig_free(&r);
@@ -462,6 +477,7 @@ main(void)
     RUN(samples_keep_the_interval_and_the_dear_is_read_seldom);
     RUN(devices_are_read_only_where_there_are_any);
     RUN(it_never_takes_more_than_a_twentieth_of_a_processor);
+    RUN(what_is_dear_does_not_slow_the_samples);
     RUN(costs_add_up_over_threads);
     RUN(it_looks_more_often_near_the_limit);
     RUN(a_stopped_process_owes_no_samples);
