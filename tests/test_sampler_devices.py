@@ -16,8 +16,8 @@ from memtools import _core
 from tests.fakecuda import FakeRuntime
 from tests.samplercases import columns
 from tests.test_sampler import MS, wait_for
+from tests.test_sampler_life import ENV, PROJECT
 
-PROJECT = Path(__file__).resolve().parent.parent
 TORCH = Path(torch.__file__).parent
 BEGIN = f"""
 import ctypes, sys, time
@@ -74,7 +74,7 @@ def program(allocator: Path, _fake_library: FakeRuntime, tmp_path: Path) -> Prog
         done = subprocess.run(
             [sys.executable, path, allocator, library, tmp_path / "run.mem"],
             capture_output=True, text=True, timeout=120, cwd=PROJECT,
-            env=os.environ | {"PYTHONPATH": str(PROJECT), "MEMTOOLS_CUDART": str(library)},
+            env=ENV | {"MEMTOOLS_CUDART": str(library)},
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")
 

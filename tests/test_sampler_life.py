@@ -21,6 +21,8 @@ from tests.samplercases import columns
 from tests.test_sampler import MS, threads, wait_for
 
 PROJECT = Path(__file__).resolve().parent.parent
+PATHS = [os.environ.get("PYTHONPATH", str(PROJECT)), str(PROJECT)]
+ENV = os.environ | {"PYTHONPATH": os.pathsep.join(PATHS)}
 WRITER = f"""
 import os, signal, sys, threading, time
 from memtools import _core
@@ -42,7 +44,7 @@ def script(tmp_path: Path, code: str) -> subprocess.CompletedProcess[str]:
     record = tmp_path / "run.mem"
     return subprocess.run(
         [sys.executable, path, record], cwd=PROJECT, capture_output=True, text=True, timeout=120,
-        env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        env=ENV,
     )  # fmt: skip
 
 
@@ -86,7 +88,7 @@ def test_no_burst_follows_a_stop_of_the_process(tmp_path: Path) -> None:
     record = tmp_path / "run.mem"
     process = subprocess.Popen(
         [sys.executable, path, record], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        env=ENV,
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == "go\n"
@@ -232,7 +234,7 @@ if __name__ == "__main__":
 """)
     done = subprocess.run(
         [sys.executable, program, tmp_path / "run"], timeout=120, capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        env=ENV,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     for name in "ab":
@@ -291,7 +293,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def test_many_starts_and_stops_leave_nothing_behind(tmp_path: Path) -> None:
+def test_many_starts_and_stops_cost_no_memory(tmp_path: Path) -> None:
     writer = _core.RecordWriter(tmp_path / "run.mem", columns())
 
     def rounds(n: int) -> None:

@@ -92,6 +92,12 @@ a_thread_waits_by_the_clock_and_stops_at_once(void)
     CHECK(sigismember(&s.signals, SIGALRM) && sigismember(&s.signals, SIGPROF));
     CHECK(!sigismember(&s.signals, SIGSEGV) && !sigismember(&s.signals, SIGBUS));
     t->stop(t->ctx);
+    s.rounds = 0; /* and once more: it is not stopped from the first time */
+    CHECK(t->start(t->ctx, wait_twice, &s, NULL) == MT_OK);
+    while (s.rounds == 0)
+        continue;
+    t->stop(t->ctx);
+    CHECK(s.rounds == 2 && s.early && !s.late);
     t->close(t->ctx);
     CHECK(heap.live == 0);
 }
