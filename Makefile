@@ -112,7 +112,7 @@ SAN_TESTS := tests/test_history.py tests/test_stats.py tests/test_bad_input.py t
 # What a sanitiser's own memory makes meaningless: resident bytes (its quarantine), and fork() beside
 # a thread that allocates (its locks do not survive that).
 SAN_SKIP := not test_does_not_leak and not planted_leak and not gives_its_memory and not fork_while \
-    and not cost_no_memory and not page_fault and not goes_back_to_the_system
+    and not cost_no_memory and not page_fault and not goes_back_to_the_system and not without_a_thread
 
 $(OUT)/py-san/.built: $(VENV)/.deps setup.py $(EXT_SOURCES) $(wildcard memtools/*.py)
 	MEMTOOLS_SANITIZE=address,undefined $(PIP) --no-build-isolation --no-deps --upgrade --target $(@D) .

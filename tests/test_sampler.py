@@ -54,7 +54,7 @@ def test_it_samples_on_a_thread_of_its_own_until_it_is_stopped() -> None:
     assert latest is not None
     assert latest.rss is not None
     assert abs(latest.rss - (_core.Probe().rss() or 0)) < 16 * MIB
-    assert latest.heap_used
+    assert latest.heap_used is not None
     assert latest.children == 0
     assert sampler.samples == taken
 
