@@ -32,18 +32,18 @@ class Report:
         from memtools import report
         from memtools.report._advice import advise
         from memtools.report._facts import as_json, gather
-        from memtools.report._words import format_bytes, shown
+        from memtools.report._words import shown, size
 
         try:
             records = [read(path) for path in args.records]
         except UnreadableError as error:
             return complain(args.prog, error)
         output = args.output or str(Path(args.records[0]).with_suffix(".html"))
-        size = report.write_report(records, output, title=args.title)
+        written = report.write_report(records, output, title=args.title)
         if args.json:
             facts = [gather(record) for record in records]
             found = [{**as_json(one), "advice": advise(one)} for one in facts]
-            printed(json.dumps({"path": output, "bytes": size, "records": found}, indent=2))
+            printed(json.dumps({"path": output, "bytes": written, "records": found}, indent=2))
         else:
-            printed(f"Wrote {shown(output)} ({format_bytes(size)})")
+            printed(f"Wrote {shown(output)} ({size(written)})")
         return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memtools.report._words import duration, format_bytes, percent
+from memtools.report._words import duration, percent, size
 
 if TYPE_CHECKING:
     from memtools.report._facts import Facts
@@ -40,7 +40,7 @@ def _about_the_end(facts: Facts) -> list[str]:
             return [
                 "no limit is recorded: ask the kernel's log (dmesg) or the scheduler who killed it"
             ]
-        room = format_bytes(max(0, used.limit_bytes - used.last_bytes))
+        room = size(max(0, used.limit_bytes - used.last_bytes))
         return [
             f"memory does not explain the kill, {room} were free at the last sample: ask the "
             "kernel's log (dmesg) or the scheduler, and look for one allocation larger than that"
@@ -118,7 +118,7 @@ def _about_device(line: Timeline, device: int) -> list[str]:
         return []
     idle = reserved - allocated
     return [
-        f"cuda:{device} keeps {format_bytes(idle)} reserved and unused ({percent(idle, reserved)} "
+        f"cuda:{device} keeps {size(idle)} reserved and unused ({percent(idle, reserved)} "
         "of what is reserved): PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True packs it better"
     ]
 
@@ -128,10 +128,10 @@ def _about_cleanups(facts: Facts) -> list[str]:
     for cleanup in facts.cleanups:
         share = cleanup.seconds / facts.seconds if facts.seconds else 0.0
         if share > 0.01:
-            freed = "" if cleanup.freed_bytes is None else format_bytes(cleanup.freed_bytes)
+            freed = "" if cleanup.freed_bytes is None else size(cleanup.freed_bytes)
             gain = f" and freed {freed}" if freed else ""
             lines.append(
-                f"{cleanup.what} took {duration(cleanup.seconds)}, {percent(share, 1)} of the "
-                f"run,{gain} in {cleanup.count:,} times: do it more seldom"
+                f"{cleanup.what} took {duration(cleanup.seconds)} in {cleanup.count:,} times, "
+                f"{percent(share, 1)} of the run,{gain}: do it more seldom"
             )
     return lines

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from memtools.report._advice import advise
 from memtools.report._facts import headline, is_bytes
-from memtools.report._words import count, duration, format_bytes, percent, shown
+from memtools.report._words import count, duration, percent, shown, size
 
 if TYPE_CHECKING:
     from memtools.report._facts import Facts, Said, Tier, Used
@@ -39,12 +39,12 @@ def _section(title: str, lines: list[str]) -> list[str]:
 
 def _about(facts: Facts) -> list[str]:
     run = f"{facts.path}: {facts.command or 'no command recorded'}, process {facts.pid}"
-    size = f"{duration(facts.seconds)}, {count(facts.samples, 'sample')}"
+    length = f"{duration(facts.seconds)}, {count(facts.samples, 'sample')}"
     if facts.steps:
-        size += f", {count(facts.steps, 'step')}"
+        length += f", {count(facts.steps, 'step')}"
     if facts.unreadable:
-        size += f"; {count(facts.unreadable, 'row')} in flight or damaged, left out"
-    return [run, size]
+        length += f"; {count(facts.unreadable, 'row')} in flight or damaged, left out"
+    return [run, length]
 
 
 def _memory(facts: Facts) -> list[str]:
@@ -57,16 +57,16 @@ def _memory(facts: Facts) -> list[str]:
 
 
 def _used(used: Used) -> str:
-    peak = format_bytes(used.peak_bytes)
+    peak = size(used.peak_bytes)
     if used.limit_bytes is None:
         return f"peak of the {used.of}: {peak} at {duration(used.peak_seconds)}; no limit recorded"
     share = percent(used.peak_bytes, used.limit_bytes)
-    limit = f"{format_bytes(used.limit_bytes)} ({used.source} limit)"
+    limit = f"{size(used.limit_bytes)} ({used.source} limit)"
     return f"peak of the {used.of}: {peak}, {share} of {limit}, at {duration(used.peak_seconds)}"
 
 
 def _tier(tier: Tier) -> str:
-    sizes = " ".join(f"{format_bytes(n):>10}" for n in (tier.first, tier.peak, tier.last))
+    sizes = " ".join(f"{size(n):>10}" for n in (tier.first, tier.peak, tier.last))
     return f"{tier.name:22} {sizes}   {duration(tier.peak_seconds)}"
 
 
@@ -91,7 +91,7 @@ def _said(said: Said) -> str:
 def _phases(facts: Facts) -> list[str]:
     lines = [
         f"{shown(phase.name):22} "
-        f"{'' if phase.peak_bytes is None else format_bytes(phase.peak_bytes):>10}"
+        f"{'' if phase.peak_bytes is None else size(phase.peak_bytes):>10}"
         f"   {phase.count:,} x, {duration(phase.seconds)}"
         for phase in facts.phases[:PHASES]
     ]
@@ -102,6 +102,6 @@ def _phases(facts: Facts) -> list[str]:
 def _cleanups(facts: Facts) -> list[str]:
     return [
         f"{one.what}: {one.count:,} x, {duration(one.seconds)}"
-        + ("" if one.freed_bytes is None else f", freed {format_bytes(one.freed_bytes)}")
+        + ("" if one.freed_bytes is None else f", freed {size(one.freed_bytes)}")
         for one in facts.cleanups
     ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from memtools._size import parse_bytes
 from memtools.report._growth import Growth, judge
 from memtools.report._timeline import UNKNOWN, Timeline, timeline
-from memtools.report._words import duration, format_bytes, percent, shown
+from memtools.report._words import duration, percent, shown, size
 
 if TYPE_CHECKING:
     from memtools._record import Record, RecordEvent, RecordPhase
@@ -266,20 +266,20 @@ def _cleanups(record: Record) -> tuple[Cleanup, ...]:
             continue
         what = shown(re.split(r"[:,;(]|\s-?\d", event.text, maxsplit=1)[0].strip()) or "cleanup"
         count, seconds, freed = sums.get(what, (0, 0.0, None))
-        size = freed_bytes(event.text)
-        freed = freed if size is None else (freed or 0) + size
+        more = freed_bytes(event.text)
+        freed = freed if more is None else (freed or 0) + more
         sums[what] = (count + 1, seconds + cleanup_seconds(event), freed)
     return tuple(Cleanup(what, *rest) for what, rest in sorted(sums.items()))
 
 
 def freed_bytes(text: str) -> int | None:
     """The one size in a cleanup's text, as in "gc: 12.3 ms, freed 4.0 MiB"."""
-    size = re.search(r"(?<![\w.])(-?)(\d{1,18}(?:\.\d{1,9})?) ?(B|bytes|[KMGT]i?B)\b", text)
-    if size is None:
+    found = re.search(r"(?<![\w.])(-?)(\d{1,18}(?:\.\d{1,9})?) ?(B|bytes|[KMGT]i?B)\b", text)
+    if found is None:
         return None
-    unit = size[3].replace("bytes", "B")
-    whole = parse_bytes(f"{size[2]} {unit}") if float(size[2]) >= 1 else 0
-    return -whole if size[1] else whole
+    unit = found[3].replace("bytes", "B")
+    whole = parse_bytes(f"{found[2]} {unit}") if float(found[2]) >= 1 else 0
+    return -whole if found[1] else whole
 
 
 def cleanup_seconds(event: RecordEvent) -> float:
@@ -291,17 +291,21 @@ def cleanup_seconds(event: RecordEvent) -> float:
 
 def headline(facts: Facts) -> str:
     """One sentence: what ended the run, and where memory stood."""
-    line = facts.ending.text
-    used = facts.used
+    return facts.ending.text + (f"; {standing(facts)}" if facts.used is not None else "")
+
+
+def standing(facts: Facts) -> str:
+    """Where memory stood at the end, as one clause; "" where it is not known."""
+    used, line = facts.used, ""
     if used is not None and used.limit_bytes is not None:
-        size, limit = format_bytes(used.last_bytes), format_bytes(used.limit_bytes)
-        line += f"; at the last sample it used {size} of {limit} ({used.source} limit"
+        last, limit = size(used.last_bytes), size(used.limit_bytes)
+        line = f"at the last sample it used {last} of {limit} ({used.source} limit"
         line += f", {percent(used.last_bytes, used.limit_bytes)})"
         if used.near_since_seconds is not None and facts.ending.kind != "running":
             passed = percent(NEAR, 1)
             line += f", {duration(used.near_since_seconds)} after passing {passed}"
     elif used is not None:
-        line += f"; at the last sample the {used.of} used {format_bytes(used.last_bytes)}"
+        line = f"at the last sample the {used.of} used {size(used.last_bytes)}"
         line += ", no limit is recorded"
     return line
 

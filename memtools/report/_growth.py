@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memtools.report._timeline import UNKNOWN
-from memtools.report._words import count, duration, format_bytes
+from memtools.report._words import count, duration, size
 
 if TYPE_CHECKING:
     from memtools._leaks import LeakVerdict
@@ -22,12 +22,13 @@ _HOST = {"heap": "heap_used", "children": "children_private", "rss": "rss"}
 @dataclass(frozen=True)
 class Growth:
     """What one detector says of a record. Rates are bytes per `per`: "step", or "s" where the
-    record has too few steps; `steps_left` likewise. `seconds_left` is at the run's own pace."""
+    record has too few steps; `left` likewise. `rss_bytes`: what it costs of resident memory. `seconds_left` is at the run's own pace."""
 
     kind: str
     signal: str
     per: str
     rate_bytes: float
+    rss_bytes: float | None
     confidence: str
     since: int | None
     since_seconds: float | None
@@ -40,8 +41,14 @@ class Growth:
         since = "" if self.since_seconds is None else f" since {duration(self.since_seconds)}"
         if self.per == "step" and self.since is not None:
             since = f" since step {self.since:,}"
-        line = f"{self.kind}: +{format_bytes(self.rate_bytes)}/{self.per} in {self.signal}{since}"
-        return f"{line}, confidence {self.confidence}"
+        line = f"{self.kind}: +{size(self.rate_bytes)}/{self.per} in {self.signal}{since}"
+        return f"{line}{self.cost()}, confidence {self.confidence}"
+
+    def cost(self) -> str:
+        """What it costs of resident memory, where that is clearly more; else ""."""
+        if self.signal == "rss" or (self.rss_bytes or 0) < 1.5 * self.rate_bytes:
+            return ""
+        return f", costs {size(self.rss_bytes or 0)}/{self.per} of rss"
 
     def forecast(self) -> str | None:
         """When the limit is reached, as one clause; None where that is not known."""
@@ -132,7 +139,7 @@ def _judged(readings: _Readings, limit: int | None, per: str, where: str) -> Gro
 def _growth(verdict: LeakVerdict, readings: _Readings, per: str, where: str) -> Growth:
     pace = _pace(readings)  # seconds a step, or a sample
     unit = 1.0 if per == "step" else pace
-    since = verdict.since_step
+    since, cost = verdict.since_step, verdict.rss_bytes_per_step
     at = None if since is None else bisect_left(readings.steps, since)
     left = verdict.steps_left
     rough = None if left is None else (left.lo, left.hi)
@@ -141,6 +148,7 @@ def _growth(verdict: LeakVerdict, readings: _Readings, per: str, where: str) -> 
         signal=where or verdict.signal or "none",
         per=per,
         rate_bytes=verdict.rate_bytes_per_step / unit,
+        rss_bytes=None if cost is None else cost / unit,
         confidence=verdict.confidence,
         since=since if per == "step" else None,
         since_seconds=None if at is None else readings.seconds[min(at, len(readings.steps) - 1)],

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from memtools.report._advice import advise
 from memtools.report._explain import sentence
-from memtools.report._facts import cleanup_seconds, headline, is_bytes, seconds_of
+from memtools.report._facts import cleanup_seconds, headline, is_bytes, seconds_of, standing
 from memtools.report._payload import slug
-from memtools.report._words import count, duration, format_bytes, percent, shown
+from memtools.report._words import count, duration, percent, shown, size
 
 if TYPE_CHECKING:
     from memtools._record import Record, RecordEvent
@@ -54,7 +54,7 @@ class View:
     ending: str = ""
     headline: str = ""
     started: str = ""
-    size: str = ""
+    samples: str = ""
     lanes_note: str = ""
     no_leaks: str = ""
     more_events: str = ""
@@ -79,13 +79,13 @@ def view(number: int, name: str, record: Record, facts: Facts, data: dict[str, A
         facts=facts,
         charts=[pair for pair in places if pair[0].startswith(f"r{number}-")],
         ending=ENDINGS[facts.ending.kind],
-        headline=sentence(headline(facts)),
+        headline=_headline(facts),
         started=_started(facts.start),
-        size=count(facts.samples, "sample"),
+        samples=count(facts.samples, "sample"),
         lanes_note=_lanes_note(data["records"][number]),
         no_leaks=sentence(facts.not_judged or "nothing grows"),
         more_events=f"{hidden:,} more events between these are not shown." if hidden > 0 else "",
-        advice=advise(facts),
+        advice=[sentence(line) for line in advise(facts)],
         tiles=_tiles(facts),
         leaks=_leaks(facts),
         phases=_phases(facts),
@@ -93,6 +93,13 @@ def view(number: int, name: str, record: Record, facts: Facts, data: dict[str, A
         events=[_event(record, event) for event in first + last],
         columns=[_column(tier) for tier in facts.tiers],
     )
+
+
+def _headline(facts: Facts) -> str:
+    """Without what the badge beside it says already."""
+    if facts.ending.kind == "clean":
+        return sentence(standing(facts)) if facts.used else ""
+    return sentence(headline(facts))
 
 
 def _started(seconds: float) -> str:
@@ -127,8 +134,8 @@ def _tiles(facts: Facts) -> list[Tile]:
         allocated = tiers.get(f"cuda{device}_allocated")
         reserved = tiers.get(f"cuda{device}_reserved")
         if allocated is not None:
-            remark = f"reserved {format_bytes(reserved.peak)}" if reserved else ""
-            tiles.append(Tile(f"Peak of cuda:{device}", format_bytes(allocated.peak), remark))
+            remark = f"reserved {size(reserved.peak)}" if reserved else ""
+            tiles.append(Tile(f"Peak of cuda:{device}", size(allocated.peak), remark))
     if facts.steps:
         each = duration(facts.seconds / facts.steps)
         tiles.append(Tile("Steps", f"{facts.steps:,}", f"{each} each"))
@@ -145,13 +152,13 @@ def _used_tiles(facts: Facts) -> list[Tile]:
     if used.limit_bytes is None:
         remarks = [f"{at}, no limit recorded", used.of]
     else:
-        limit = f"of {format_bytes(used.limit_bytes)} ({used.source} limit)"
+        limit = f"of {size(used.limit_bytes)} ({used.source} limit)"
         parts = [percent(n, used.limit_bytes) for n in (used.peak_bytes, used.last_bytes)]
         remarks = [f"{parts[0]} {limit}, {at}", f"{parts[1]} of the limit"]
         shares = [_share(n, used.limit_bytes) for n in (used.peak_bytes, used.last_bytes)]
     return [
-        Tile("Peak", format_bytes(used.peak_bytes), remarks[0], shares[0]),
-        Tile("At the end", format_bytes(used.last_bytes), remarks[1], shares[1]),
+        Tile("Peak", size(used.peak_bytes), remarks[0], shares[0]),
+        Tile("At the end", size(used.last_bytes), remarks[1], shares[1]),
     ]
 
 
@@ -163,8 +170,10 @@ def _growth_tiles(facts: Facts) -> list[Tile]:
     tiles = []
     if facts.growth:
         growth = max(facts.growth, key=lambda g: (g.kind in ("leak", "likely"), g.rate_bytes))
-        rate = f"+{format_bytes(growth.rate_bytes)}/{growth.per}"
-        tiles.append(Tile("Growth at the end", rate, f"{growth.kind}, in {growth.signal}"))
+        rate = f"+{size(growth.rate_bytes)}/{growth.per}"
+        tiles.append(
+            Tile("Growth at the end", rate, f"{growth.kind}, in {growth.signal}{growth.cost()}")
+        )
     else:
         tiles.append(Tile("Growth at the end", "none" if facts.not_judged is None else "unknown"))
     return tiles
@@ -196,7 +205,7 @@ def _phases(facts: Facts) -> list[list[str]]:
     return [
         [
             shown(phase.name),
-            "" if phase.peak_bytes is None else format_bytes(phase.peak_bytes),
+            "" if phase.peak_bytes is None else size(phase.peak_bytes),
             f"{phase.count:,}",
             duration(phase.seconds),
             duration(phase.seconds / phase.count) if phase.count else "",
@@ -216,8 +225,8 @@ def _cleanups(facts: Facts) -> list[list[str]]:
                 f"{one.count:,}",
                 duration(one.seconds),
                 percent(one.seconds, facts.seconds),
-                "unknown" if freed is None else format_bytes(freed),
-                "" if freed is None or not one.seconds else format_bytes(freed / one.seconds / 1e3),
+                "unknown" if freed is None else size(freed),
+                "" if freed is None or not one.seconds else size(freed / one.seconds / 1e3),
             ]
         )
     return rows
@@ -239,7 +248,7 @@ def _event(record: Record, event: RecordEvent) -> dict[str, Any]:
 def _column(tier: Tier) -> list[str]:
     sizes = (tier.first, tier.least, tier.peak, tier.last)
     if is_bytes(tier.unit):
-        return [tier.name, *map(format_bytes, sizes)]
+        return [tier.name, *map(size, sizes)]
     unit = "" if tier.unit == "count" else f" {tier.unit}".rstrip()
     if tier.unit == "1/100 percent":
         return [tier.name, *(f"{size / 100:,.2f} %" for size in sizes)]
@@ -268,9 +277,9 @@ def compare(views: list[View], data: dict[str, Any]) -> dict[str, Any]:
 def _cells(facts: Facts, devices: list[int]) -> list[str]:
     used, growth = facts.used, _growth_tiles(facts)[0].value
     limit = used.limit_bytes if used else None
-    peaks = {tier.name: format_bytes(tier.peak) for tier in facts.tiers}
+    peaks = {tier.name: size(tier.peak) for tier in facts.tiers}
     return [
-        format_bytes(used.peak_bytes) if used else "",
+        size(used.peak_bytes) if used else "",
         percent(used.peak_bytes, limit) if used and limit else "no limit",
         growth,
         f"{facts.steps:,}" if facts.steps else "",

@@ -6,8 +6,6 @@ import unicodedata
 
 from memtools._size import format_bytes
 
-__all__ = ["count", "duration", "format_bytes", "percent", "shown"]
-
 
 def shown(text: str) -> str:
     """The text with control, direction and other invisible characters escaped: a record is
@@ -25,6 +23,14 @@ def _escaped(char: str) -> str:
     if code < 256:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+
+
+def size(count: float) -> str:
+    """`"64.0 MiB"`, `"1.46 GiB"`: a second decimal below 10 GiB and 10 TiB, where it counts."""
+    for unit, shift in (("GiB", 30), ("TiB", 40)):
+        if 1 << shift <= abs(count) < 10 << shift:
+            return f"{count / (1 << shift):.2f} {unit}"
+    return format_bytes(count)
 
 
 def duration(seconds: float) -> str:

@@ -58,10 +58,8 @@ class Recorder:
     def _run(self) -> None:
         while not self.stopped.wait(0.01):
             now = self.probe.read(127)
-            limit = now.cgroup_limit if self.limit is None else self.limit
-            used = now.rss if self.limit is not None else now.cgroup_used
-            values = [self.step, now.rss, now.private, now.swap, used, limit, now.available,
-                      now.pressure, now.heap_used, now.children, now.children_private]  # fmt: skip
+            values = [self.step, now.rss, now.private, now.swap, now.cgroup_used,
+                      now.cgroup_limit, now.available, now.pressure, now.heap_used, now.children, now.children_private]  # fmt: skip
             self.writer.append(None, [None if v is None or v < 0 else v for v in values])
             if self.kill and self.limit and (now.rss or 0) > self.limit:
                 os.kill(os.getpid(), signal.SIGKILL)
