@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memtools.report._words import duration, percent, size
+from memtools.report._words import count, duration, percent, size
 
 if TYPE_CHECKING:
     from memtools.report._facts import Facts
@@ -17,6 +17,11 @@ IDLE = 0.25
 def advise(facts: Facts) -> list[str]:
     """The lines; empty when nothing is to be done."""
     lines = _about_the_end(facts) + _about_growth(facts)
+    if facts.ending.kind == "killed" and near_limit(facts) and "guard" not in facts.kinds:
+        lines.append(
+            'to save a checkpoint before the limit, set monitor.guard(0.90, action="raise") and '
+            "catch memtools.HostMemoryPressure"
+        )
     for device in facts.devices:
         lines += _about_device(facts.line, device)
     return lines + _about_cleanups(facts)
@@ -28,7 +33,11 @@ def near_limit(facts: Facts) -> bool:
 
 
 def leaking(facts: Facts) -> bool:
-    return bool(facts.leaks) or any(g.kind in ("leak", "likely") for g in facts.growth)
+    """By the record's newest verdict, or where it has none, by the one made here."""
+    if facts.leaks:
+        newest = max(facts.leaks, key=lambda said: said.seconds)
+        return newest.text.startswith(("leak", "likely"))
+    return any(growth.kind in ("leak", "likely") for growth in facts.growth)
 
 
 def _about_the_end(facts: Facts) -> list[str]:
@@ -46,11 +55,6 @@ def _about_the_end(facts: Facts) -> list[str]:
             "kernel's log (dmesg) or the scheduler, and look for one allocation larger than that"
         ]
     lines = ["the out-of-memory killer is the likely end: the kernel's log (dmesg) names it"]
-    if "guard" not in facts.kinds:
-        lines.append(
-            'to save a checkpoint before that, set monitor.guard(0.90, action="raise") and catch '
-            "memtools.HostMemoryPressure"
-        )
     if not leaking(facts) and not facts.growth:
         lines.append(_about_peak(facts))
     return lines
@@ -72,14 +76,14 @@ def _name(text: str) -> str:
 
 
 def _about_growth(facts: Facts) -> list[str]:
-    if facts.holders:
+    if facts.holders and (leaking(facts) or facts.growth):
         held = facts.holders[-1].text
         path = held.partition("held by ")[2] or held
         return [
             f"stop {path} from growing: keep numbers instead of tensors (loss.item(), detach), "
             "clear it each epoch, or bound it, as memtools.GateHistory does with gate records"
         ]
-    if facts.leaks:
+    if leaking(facts) and facts.leaks:
         return [_census_advice()]
     return [line for growth in facts.growth for line in _about_one(growth.kind, growth.signal)]
 
@@ -131,7 +135,7 @@ def _about_cleanups(facts: Facts) -> list[str]:
             freed = "" if cleanup.freed_bytes is None else size(cleanup.freed_bytes)
             gain = f" and freed {freed}" if freed else ""
             lines.append(
-                f"{cleanup.what} took {duration(cleanup.seconds)} in {cleanup.count:,} times, "
+                f"{cleanup.what} took {duration(cleanup.seconds)} in {count(cleanup.count, 'run')}, "
                 f"{percent(share, 1)} of the run,{gain}: do it more seldom"
             )
     return lines

@@ -71,7 +71,8 @@ def _tier(tier: Tier) -> str:
 
 
 def _growth(facts: Facts) -> list[str]:
-    lines = [_said(said) for said in facts.leaks[-SAID:] + facts.holders[-SAID:]]
+    said = sorted(facts.leaks[-SAID:] + facts.holders[-SAID:], key=lambda one: one.seconds)
+    lines = [_said(one) for one in said]
     if not facts.leaks:
         lines += [f"{growth} (judged from the record)" for growth in facts.growth]
         if not facts.growth:

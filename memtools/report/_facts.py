@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from memtools._size import parse_bytes
+from memtools.report._events import Ending, cleanup, ending, started_with
 from memtools.report._growth import Growth, judge
 from memtools.report._timeline import UNKNOWN, Timeline, timeline
 from memtools.report._words import duration, percent, shown, size
@@ -19,15 +19,6 @@ if TYPE_CHECKING:
 NEAR = 0.95
 #: how control groups write "no limit"; no machine has as much
 UNLIMITED = 2**62
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How the run ended: `kind` is "clean", "failed" (an exception or another exit code),
-    "killed" (no end mark) or "running"; `text` is one clause about it."""
-
-    kind: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -124,7 +115,7 @@ def gather(record: Record) -> Facts:
         samples=record.total,
         unreadable=record.unreadable,
         steps=steps,
-        ending=_ending(record),
+        ending=ending(record),
         used=used,
         tiers=tuple(_tiers(record, line)),
         phases=tuple(sorted(record.phases, key=lambda p: (-(p.peak_bytes or -1), p.name))),
@@ -155,26 +146,13 @@ def seconds_of(record: Record, time_ns: int) -> float:
     return max(0, time_ns - record.clock_ns) / 1e9
 
 
-def _ending(record: Record) -> Ending:
-    said = next((e.text for e in reversed(record.events) if e.kind == "end"), None)
-    if said is None and not record.complete:
-        if record.written:
-            return Ending("running", "the process is alive and still writes it")
-        return Ending("killed", "no end mark: the process was killed")
-    text = shown(said or "").strip()
-    code = re.search(r"\b(?:exit|code|status)\w*\W{0,3}(-?\d{1,9})\b", text, re.I)
-    if re.search(r"\bSIG[A-Z]+\b|\bsignal\b|\bkilled\b", text):
-        return Ending("killed", text)
-    if (code and int(code[1]) != 0) or re.search(r"\w(Error|Exception|Interrupt|Pressure)\b", text):
-        return Ending("failed", text)
-    if code is None and text and not re.fullmatch(r"(?i)(ok|clean|done|exit|stopped|closed)", text):
-        return Ending("clean" if record.complete else "killed", text)
-    return Ending("clean", "it ended properly" + (f" ({text})" if text else ""))
-
-
-def used_cells(line: Timeline, source: str) -> tuple[str, list[int]] | None:
+def used_cells(line: Timeline, source: str, limit: int | None) -> tuple[str, list[int]] | None:
     """(what is counted, the most of each cell): what counts against the limit is the control
-    group's use where it is the group's limit, else resident memory with the children's."""
+    group's use where it is the group's limit, what the machine has not available where it is the
+    machine's, else resident memory with the children's."""
+    if source == "machine" and limit is not None and line.known("available"):
+        left = line.least["available"]
+        return "machine", [UNKNOWN if n == UNKNOWN else max(0, limit - n) for n in left]
     if line.known("cgroup_used") and (source == "cgroup" or not line.known("rss")):
         return "control group", line.most["cgroup_used"]
     if not line.known("rss"):
@@ -187,11 +165,13 @@ def used_cells(line: Timeline, source: str) -> tuple[str, list[int]] | None:
 
 def _used(record: Record, line: Timeline) -> Used | None:
     limit, source = _limit(record, line)
-    counted = used_cells(line, source)
+    counted = used_cells(line, source, limit)
     if counted is None:
         return None
     of, most = counted
     known = [(value, -i) for i, value in enumerate(most) if value != UNKNOWN]
+    if not known:
+        return None
     peak, at = max(known)
     near = None if limit is None else _near(line, most, limit)
     return Used(of, known[-1][0], peak, line.first_ns[-at] / 1e9, limit, source, near)
@@ -204,21 +184,15 @@ def _sum(one: int, other: int) -> int:
 
 
 def _limit(record: Record, line: Timeline) -> tuple[int | None, str]:
-    """A limit that was given stands in the start event; the control group's has a column."""
+    """The control group's limit has a column; the start event tells of one that was given, and of
+    the machine's, which counts where there is no other."""
     group = line.last("cgroup_limit") if "cgroup_limit" in line.most else None
-    if group is not None and not 0 < group < UNLIMITED:
-        group = None
+    known = [(group, "cgroup")] if group is not None and 0 < group < UNLIMITED else []
     start = next((event.text for event in record.events if event.kind == "start"), "")
-    named = re.search(r"limit\D{0,20}?(\d[\d.]*) ?([KMGT]i?B|B)\b[^,;]{0,40}\bgiven\b", start)
-    given = None
-    if named:
-        try:
-            given = parse_bytes(f"{named[1]} {named[2]}")
-        except ValueError:
-            given = None
-    if given is not None and (group is None or given <= group):
-        return given, "given"
-    return group, "none" if group is None else "cgroup"
+    given, machine = started_with(start)
+    known += [(given, "given")] if given else []
+    known += [(machine, "machine")] if machine and not known else []
+    return min(known, default=(None, "none"))
 
 
 def _near(line: Timeline, most: list[int], limit: int) -> float | None:
@@ -259,34 +233,15 @@ def _said(record: Record, kind: str) -> tuple[Said, ...]:
 
 
 def _cleanups(record: Record) -> tuple[Cleanup, ...]:
-    """Added up by what was done: the text up to the first colon, comma or figure."""
+    """Added up by what was done."""
     sums: dict[str, tuple[int, float, int | None]] = {}
     for event in record.events:
-        if event.kind != "cleanup":
-            continue
-        what = shown(re.split(r"[:,;(]|\s-?\d", event.text, maxsplit=1)[0].strip()) or "cleanup"
-        count, seconds, freed = sums.get(what, (0, 0.0, None))
-        more = freed_bytes(event.text)
-        freed = freed if more is None else (freed or 0) + more
-        sums[what] = (count + 1, seconds + cleanup_seconds(event), freed)
+        if event.kind == "cleanup":
+            what, took, freed = cleanup(event)
+            count, seconds, sum_freed = sums.get(what, (0, 0.0, None))
+            sum_freed = sum_freed if freed is None else (sum_freed or 0) + freed
+            sums[what] = (count + 1, seconds + took, sum_freed)
     return tuple(Cleanup(what, *rest) for what, rest in sorted(sums.items()))
-
-
-def freed_bytes(text: str) -> int | None:
-    """The one size in a cleanup's text, as in "gc: 12.3 ms, freed 4.0 MiB"."""
-    found = re.search(r"(?<![\w.])(-?)(\d{1,18}(?:\.\d{1,9})?) ?(B|bytes|[KMGT]i?B)\b", text)
-    if found is None:
-        return None
-    unit = found[3].replace("bytes", "B")
-    whole = parse_bytes(f"{found[2]} {unit}") if float(found[2]) >= 1 else 0
-    return -whole if found[1] else whole
-
-
-def cleanup_seconds(event: RecordEvent) -> float:
-    if event.duration_ns:
-        return event.duration_ns / 1e9
-    took = re.search(r"(?<![\w.])(\d{1,12}(?:\.\d{1,9})?) ?(us|ms|s)\b", event.text)
-    return float(took[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[took[2]] if took else 0.0
 
 
 def headline(facts: Facts) -> str:

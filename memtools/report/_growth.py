@@ -22,7 +22,9 @@ _HOST = {"heap": "heap_used", "children": "children_private", "rss": "rss"}
 @dataclass(frozen=True)
 class Growth:
     """What one detector says of a record. Rates are bytes per `per`: "step", or "s" where the
-    record has too few steps; `left` likewise. `rss_bytes`: what it costs of resident memory. `seconds_left` is at the run's own pace."""
+    record has too few steps; `left` is in the same. `rss_bytes`: what the growth costs of resident
+    memory. `seconds_left` is at the run's own pace.
+    """
 
     kind: str
     signal: str

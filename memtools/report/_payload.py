@@ -89,7 +89,7 @@ def _use(line: Timeline, facts: Facts) -> dict[str, Json]:
     """What counts against the limit, to compare records by, and a limit that has no column."""
     assert facts.used is not None
     found = {}
-    counted = used_cells(line, facts.used.source)
+    counted = used_cells(line, facts.used.source, facts.used.limit_bytes)
     if counted is not None:
         found["= used"] = _line(counted[1], counted[1])
     if facts.used.limit_bytes is not None:

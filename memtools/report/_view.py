@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memtools.report._advice import advise
 from memtools.report._explain import sentence
-from memtools.report._facts import cleanup_seconds, headline, is_bytes, seconds_of, standing
+from memtools.report._facts import headline, is_bytes, seconds_of, standing
 from memtools.report._payload import slug
 from memtools.report._words import count, duration, percent, shown, size
 
@@ -234,7 +234,7 @@ def _cleanups(facts: Facts) -> list[list[str]]:
 
 def _event(record: Record, event: RecordEvent) -> dict[str, Any]:
     seconds = seconds_of(record, event.time_ns)
-    took = cleanup_seconds(event) if event.duration_ns else 0.0
+    took = event.duration_ns / 1e9
     return {
         "at": round(seconds * 1000),
         "when": duration(seconds),
@@ -249,10 +249,10 @@ def _column(tier: Tier) -> list[str]:
     sizes = (tier.first, tier.least, tier.peak, tier.last)
     if is_bytes(tier.unit):
         return [tier.name, *map(size, sizes)]
+    if tier.unit in ("0.01%", "1/100 percent"):
+        return [tier.name, *(f"{value / 100:,.2f} %" for value in sizes)]
     unit = "" if tier.unit == "count" else f" {tier.unit}".rstrip()
-    if tier.unit == "1/100 percent":
-        return [tier.name, *(f"{size / 100:,.2f} %" for size in sizes)]
-    return [tier.name, *(f"{size:,}{unit}" for size in sizes)]
+    return [tier.name, *(f"{value:,}{unit}" for value in sizes)]
 
 
 # --- side by side ---------------------------------------------------------------------------------

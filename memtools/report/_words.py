@@ -35,6 +35,8 @@ def size(count: float) -> str:
 
 def duration(seconds: float) -> str:
     """`"0.42 s"`, `"12.3 s"`, `"3 min 20 s"`, `"4 h 05 min"`, `"2 d 03 h"`."""
+    if seconds <= 0:
+        return "0 s"
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} us"
     if seconds < 0.1:

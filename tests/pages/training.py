@@ -59,7 +59,8 @@ class Recorder:
         while not self.stopped.wait(0.01):
             now = self.probe.read(127)
             values = [self.step, now.rss, now.private, now.swap, now.cgroup_used,
-                      now.cgroup_limit, now.available, now.pressure, now.heap_used, now.children, now.children_private]  # fmt: skip
+                      now.cgroup_limit, now.available, now.pressure, now.heap_used, now.children,
+                      now.children_private]  # fmt: skip
             self.writer.append(None, [None if v is None or v < 0 else v for v in values])
             if self.kill and self.limit and (now.rss or 0) > self.limit:
                 os.kill(os.getpid(), signal.SIGKILL)
