@@ -75,8 +75,10 @@ def _first_size(found: re.Match[str] | None) -> int | None:
 
 
 def _bytes(number: str, unit: str) -> int:
-    unit = unit.replace("bytes", "B")
-    return parse_bytes(f"{number} {unit}") if float(number) >= 1 else 0
+    try:
+        return parse_bytes(f"{number} {unit.replace('bytes', 'B')}")
+    except ValueError:  # less than one byte
+        return 0
 
 
 def cleanup(event: RecordEvent) -> tuple[str, float, int | None]:

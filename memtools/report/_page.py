@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -54,14 +55,17 @@ def policy(style: str, scripts: list[str]) -> str:
     )
 
 
+@functools.cache
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
+@functools.cache
 def _static(name: str) -> str:
     return (resources.files("memtools.report") / "static" / name).read_text(encoding="utf-8")
 
 
+@functools.cache
 def _template() -> jinja2.Template:
     try:
         import jinja2

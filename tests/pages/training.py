@@ -52,8 +52,8 @@ class Recorder:
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.said: dict[str, float] = {}
-        source = f"limit {limit / 2**30:.2f} GiB (given)" if limit else "no limit"
-        self.writer.event("start", f"process {os.getpid()}, {source}")
+        source = f"limit given, {limit >> 20} MiB" if limit else "no limit"
+        self.writer.event("start", f"host every 10 ms; {source}")
 
     def _run(self) -> None:
         while not self.stopped.wait(0.01):
