@@ -135,7 +135,8 @@ def _about_cleanups(facts: Facts) -> list[str]:
             freed = "" if cleanup.freed_bytes is None else size(cleanup.freed_bytes)
             gain = f" and freed {freed}" if freed else ""
             lines.append(
-                f"{cleanup.what} took {duration(cleanup.seconds)} in {count(cleanup.count, 'run')}, "
-                f"{percent(share, 1)} of the run,{gain}: do it more seldom"
+                f"cleanup by {cleanup.what} took {percent(share, 1)} of the run, "
+                f"{duration(cleanup.seconds)} in {count(cleanup.count, 'call')},{gain}: "
+                "do it more seldom"
             )
     return lines

@@ -47,10 +47,12 @@ DEVICE = {
 KINDS = ("start", "end", "leak", "holder", "pressure", "guard", "oom", "cleanup", "mark", "fork")
 
 
-def payload(records: list[Record], facts: list[Facts]) -> Json:
-    """All of it; `facts[i]` is of `records[i]`."""
+def payload(records: list[Record], facts: list[Facts], names: list[str]) -> Json:
+    """All of it; `facts[i]` and `names[i]` are of `records[i]`."""
     several = len(records) > 1
     found = [_record(record, one, len(records)) for record, one in zip(records, facts, strict=True)]
+    for one, name in zip(found, names, strict=True):
+        one["name"] = name
     charts: list[Json] = _compared(found, facts) if several else []
     for i, (record, one) in enumerate(zip(records, facts, strict=True)):
         charts += _charts(i, record, one, found[i]["lines"])
@@ -74,7 +76,6 @@ def _record(record: Record, facts: Facts, records: int) -> Json:
         lines |= _use(line, facts)
     lanes, left_out = _lanes(record, SPANS // records)
     return {
-        "name": facts.path,
         "ms": [ns // 10**6 for ns in line.first_ns],
         "end": line.last_ns[-1] // 10**6 if len(line) else 0,
         "step": _steps(line),

@@ -214,7 +214,7 @@
           y: { range: (u, min, max) => this.yRange(min, max) },
         },
         axes: [
-          { ...axis, size: 30, space: 80, values: steps ? stepTicks : timeTicks, ...(steps ? {} : { incrs: TIME_STEPS }) },
+          { ...axis, size: 30, space: 64, values: steps ? stepTicks : timeTicks, ...(steps ? {} : { incrs: TIME_STEPS }) },
           { ...axis, size: 76, space: 44, values: TICKS[this.unit], ...(this.unit === "bytes" ? { incrs: BYTE_STEPS } : {}) },
         ],
         hooks: {
@@ -475,12 +475,12 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", rebuild);
   addEventListener("beforeprint", () => {
     root.classList.add("paper");
-    everyChart((chart) => { chart.width = () => 660; });
+    everyChart((chart) => { chart.width = () => 660; chart.screenHeight = chart.height; chart.height = Math.min(chart.height, 220); });
     rebuild();
   });
   addEventListener("afterprint", () => {
     root.classList.remove("paper");
-    everyChart((chart) => { delete chart.width; });
+    everyChart((chart) => { delete chart.width; chart.height = chart.screenHeight; });
     rebuild();
   });
   requestAnimationFrame(() => { root.dataset.ready = String(Math.round(performance.now())); });
