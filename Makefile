@@ -144,6 +144,9 @@ test-gpu:  ## tests/gpu with the machine's own torch
 	$(PYTHON) -m pip install -q --no-build-isolation --no-deps --no-index --upgrade --target $(OUT)/gpu .
 	PYTHONPATH=$(OUT)/gpu:. $(PYTHON) -P -m pytest -q -p no:cacheprovider --import-mode=importlib tests/gpu
 
+test-pages: $(VENV)/.built  ## the HTML report in a headless chromium, which must be installed
+	@$(PY) -m pytest -q $(or $(ARGS),tests/pages)
+
 lint: $(VENV)/.built $(VENV)/.lint  ## formatters, static analysis, strict typing
 	$(VENV)/bin/clang-format --dry-run -Werror $$(git ls-files 'csrc/*.[ch]' 'csrc/*.cpp' 'tests/*.[ch]' | grep -v third_party)
 	$(VENV)/bin/clang-tidy --quiet $(C_SOURCES) $(wildcard csrc/py/*.c) -- -std=c11 -Icsrc $(CUDA_FLAGS) \
@@ -155,4 +158,4 @@ lint: $(VENV)/.built $(VENV)/.lint  ## formatters, static analysis, strict typin
 clean:  ## remove what the build made, not .venv
 	rm -rf $(OUT) *.egg-info memtools/*.so memtools/_build_info.py
 
-.PHONY: help demo test test-c sanitize sanitize-c tsan sanitize-py fuzz bench test-gpu lint clean
+.PHONY: help demo test test-c sanitize sanitize-c tsan sanitize-py fuzz bench test-gpu test-pages lint clean
