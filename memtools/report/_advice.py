@@ -128,15 +128,17 @@ def _about_device(line: Timeline, device: int) -> list[str]:
 
 
 def _about_cleanups(facts: Facts) -> list[str]:
+    """Those that cost more than 1 % of the run and gave back less than 1 % of the peak a call."""
     lines = []
+    worth = (facts.used.peak_bytes if facts.used else 0) / 100
     for cleanup in facts.cleanups:
         share = cleanup.seconds / facts.seconds if facts.seconds else 0.0
-        if share > 0.01:
-            freed = "" if cleanup.freed_bytes is None else size(cleanup.freed_bytes)
-            gain = f" and freed {freed}" if freed else ""
+        freed = cleanup.freed_bytes
+        if share > 0.01 and (freed is None or freed < worth * cleanup.count):
+            gain = "" if freed is None else f" and freed {size(freed)}"
             lines.append(
                 f"cleanup by {cleanup.what} took {percent(share, 1)} of the run, "
-                f"{duration(cleanup.seconds)} in {count(cleanup.count, 'call')},{gain}: "
+                f"{duration(cleanup.seconds)} in {count(cleanup.count, 'call')}{gain}: "
                 "do it more seldom"
             )
     return lines

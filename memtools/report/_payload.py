@@ -51,8 +51,8 @@ def payload(records: list[Record], facts: list[Facts], names: list[str]) -> Json
     """All of it; `facts[i]` and `names[i]` are of `records[i]`."""
     several = len(records) > 1
     found = [_record(record, one, len(records)) for record, one in zip(records, facts, strict=True)]
-    for one, name in zip(found, names, strict=True):
-        one["name"] = name
+    for drawn, name in zip(found, names, strict=True):
+        drawn["name"] = name
     charts: list[Json] = _compared(found, facts) if several else []
     for i, (record, one) in enumerate(zip(records, facts, strict=True)):
         charts += _charts(i, record, one, found[i]["lines"])
