@@ -41,6 +41,11 @@ def leaking(facts: Facts) -> bool:
 
 
 def _about_the_end(facts: Facts) -> list[str]:
+    if "oom" in facts.kinds or "OutOfMemoryError" in facts.ending.text:
+        return [
+            "the device ran out of memory: the oom event has the three tiers and who held most; "
+            "take smaller micro-batches, or let go of what grows"
+        ]
     if facts.ending.kind != "killed":
         return []
     if not near_limit(facts):
@@ -55,6 +60,8 @@ def _about_the_end(facts: Facts) -> list[str]:
             "kernel's log (dmesg) or the scheduler, and look for one allocation larger than that"
         ]
     lines = ["the out-of-memory killer is the likely end: the kernel's log (dmesg) names it"]
+    if facts.used is not None and facts.used.source == "given":
+        lines = ["it was killed at the limit that was given: by whoever holds it to that"]
     if not leaking(facts) and not facts.growth:
         lines.append(_about_peak(facts))
     return lines

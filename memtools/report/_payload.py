@@ -128,11 +128,12 @@ def _lanes(record: Record, room: int) -> tuple[list[Json], int]:
 
 def _marks(record: Record, room: int) -> list[list[Any]]:
     """[milliseconds, kind, text] of what is not a phase; the newest where there are too many."""
-    return [
+    marks: list[list[Any]] = [
         [round(seconds_of(record, e.time_ns) * 1000), slug(e.kind), shown(e.text)]
         for e in record.events
         if e.kind != "phase"
-    ][-room:]
+    ]
+    return sorted(marks, key=lambda mark: mark[0])[-room:]
 
 
 def slug(kind: str) -> str:
