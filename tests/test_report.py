@@ -159,6 +159,7 @@ def test_hostile_texts_are_shown_and_do_nothing(path, tmp_path):
         assert HOSTILE[0] in page.parts["title"][0]
         assert all(char in "\n\t\xa0" or char.isprintable() for char in text)
         assert "{{ 7*7 }}" in page.text()
+        assert not set("<>&") & set(page.parts["script"][0])
         marks = [mark[2] for mark in page.data["records"][0]["marks"]]
         assert HOSTILE[0] in marks
         assert all(mark.isprintable() for mark in marks)
@@ -182,6 +183,17 @@ def test_several_records_lie_side_by_side(tmp_path, capsys):
     places = [attrs["data-chart"] for _, attrs in page.tags if "data-chart" in attrs]
     assert places == ["all-0", "r0-host", "r1-host"]
     assert "Side by side" in page.text()
+
+
+def test_a_process_without_a_limit_of_its_own_is_told_from_its_machine(path):
+    start = [("start", "host every 10 ms; no cgroup limit; machine 10.0 GiB")]
+    write(path, steps=500, limit=None, events=start)
+    record = memtools.read_record(path)
+    text = Page(render(record)).text()
+    assert "Peak300.2 MiB at" in text
+    assert "Peak of the machine1.21 GiB 12 % of 10.0 GiB (machine limit)" in text
+    both = Page(render([record, record]))
+    assert max(both.data["records"][0]["lines"]["= used"]["most"]) < 330 * MIB
 
 
 def test_records_of_one_name_are_told_apart_by_their_paths(tmp_path):

@@ -73,7 +73,7 @@ def test_whatever_the_ring_kept_the_peak_and_the_floor_are_those_of_all_samples(
 
 def test_a_single_spike_is_kept_wherever_it_was(tmp_path):
     """Also in the bucket that is half overwritten: only the older part of it is not a sample."""
-    for at in range(105):
+    for at in (0, 31, 32, 63, 64, 80, 94, 95, 96, 104):
         path = str(tmp_path / f"{at}.mem")
         with _core.RecordWriter(path, [("x", "B")], rows=10, buckets=4) as writer:
             for i in range(105):

@@ -46,6 +46,8 @@ def _about_the_end(facts: Facts) -> list[str]:
             "the device ran out of memory: the oom event has the three tiers and who held most; "
             "take smaller micro-batches, or let go of what grows"
         ]
+    if facts.guards and facts.ending.kind in ("killed", "failed"):
+        return [f"the guard acted before the limit did: {facts.guards[-1].text}"]
     if facts.ending.kind != "killed":
         return []
     if not near_limit(facts):
@@ -61,7 +63,7 @@ def _about_the_end(facts: Facts) -> list[str]:
         ]
     lines = ["the out-of-memory killer is the likely end: the kernel's log (dmesg) names it"]
     if facts.used is not None and facts.used.source == "given":
-        lines = ["it was killed at the limit that was given: by whoever holds it to that"]
+        lines = ["it was killed at the limit that was given: what enforces that limit ended it"]
     if not leaking(facts) and not facts.growth:
         lines.append(_about_peak(facts))
     return lines

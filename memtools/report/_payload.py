@@ -91,6 +91,8 @@ def _use(line: Timeline, facts: Facts) -> dict[str, Json]:
     assert facts.used is not None
     found = {}
     counted = used_cells(line, facts.used.source, facts.used.limit_bytes)
+    if facts.used.of == "machine":  # its other processes are no concern of a comparison
+        counted = used_cells(line, "given", None)
     if counted is not None:
         found["= used"] = _line(counted[1], counted[1])
     if facts.used.limit_bytes is not None:

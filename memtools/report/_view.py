@@ -157,10 +157,18 @@ def _used_tiles(facts: Facts) -> list[Tile]:
         parts = [percent(n, used.limit_bytes) for n in (used.peak_bytes, used.last_bytes)]
         remarks = [tight(f"{parts[0]} {limit}, {at}"), f"{parts[1]} of the limit"]
         shares = [_share(n, used.limit_bytes) for n in (used.peak_bytes, used.last_bytes)]
-    return [
-        Tile("Peak", size(used.peak_bytes), remarks[0], shares[0]),
+    whose, own = ("", []) if used.of != "machine" else (" of the machine", _own_peak(facts))
+    return own + [
+        Tile(f"Peak{whose}", size(used.peak_bytes), remarks[0], shares[0]),
         Tile("At the end", size(used.last_bytes), remarks[1], shares[1]),
     ]
+
+
+def _own_peak(facts: Facts) -> list[Tile]:
+    """Of the process, beside a machine that it shares with others."""
+    peaks = {tier.name: tier for tier in facts.tiers}
+    own = peaks.get("rss")
+    return [Tile("Peak", size(own.peak), f"at {duration(own.peak_seconds)}")] if own else []
 
 
 def _share(part: int, whole: int) -> float:
@@ -280,7 +288,7 @@ def _cells(facts: Facts, devices: list[int]) -> list[str]:
     limit = used.limit_bytes if used else None
     peaks = {tier.name: size(tier.peak) for tier in facts.tiers}
     return [
-        size(used.peak_bytes) if used else "",
+        next((tile.value for tile in _used_tiles(facts)), ""),
         percent(used.peak_bytes, limit) if used and limit else "no limit",
         growth,
         f"{facts.steps:,}" if facts.steps else "",
