@@ -15,6 +15,8 @@ from typing import NoReturn, Protocol
 
 from memtools import MemtoolsError, __version__
 from memtools.cli.doctor import Doctor
+from memtools.cli.explain import Explain
+from memtools.cli.report import Report
 
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 
@@ -30,7 +32,7 @@ class Command(Protocol):
     def run(self, args: argparse.Namespace) -> int: ...
 
 
-COMMANDS: tuple[type[Command], ...] = (Doctor,)
+COMMANDS: tuple[type[Command], ...] = (Doctor, Explain, Report)
 
 
 class Parser(argparse.ArgumentParser):
