@@ -79,12 +79,13 @@ class _Loader:
         self._counter = counter
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        spec.loader = self._inner
         module: ModuleType | None = self._inner.create_module(spec)
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         module.__loader__ = self._inner
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._inner
         self._inner.exec_module(module)
         # An older torch has no such hook: its steps are then not counted.
         register = getattr(module, "register_optimizer_step_post_hook", None)

@@ -18,6 +18,7 @@ import argparse
 import ctypes
 import errno
 import os
+import re
 import resource
 import shutil
 import signal
@@ -122,8 +123,16 @@ class Tree:
         row = [None, total, private + (others or 0), None, now.cgroup_used, limit, now.available]
         self.writer.append(None, [*row, now.pressure, None, count, others])
         self.limit, self.source = self._limit(now)
-        from_group = self.source == "cgroup" and now.cgroup_used is not None
-        self.used = now.cgroup_used if from_group and now.cgroup_used is not None else total
+        self.used = self._used(now, total)
+
+    def _used(self, now: _core.Sample, tree: int) -> int:
+        """What counts against the limit: the tree's memory against one that was given, the control
+        group's against that of the group, and all that is not available against the machine's."""
+        if self.source == "cgroup" and now.cgroup_used is not None:
+            return now.cgroup_used
+        if self.source == "machine" and now.total is not None and now.available is not None:
+            return now.total - now.available
+        return tree
 
     def share(self) -> float:
         return self.used / self.limit if self.limit else 0.0
@@ -146,6 +155,14 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def own_peak() -> int:
+    """The most that was ever resident in this process. The kernel carries it over into the peak of
+    what this process spawns, for a moment of which the two share their memory."""
+    with open("/proc/self/status") as file:
+        found = re.search(r"VmHWM:\s*(\d+) kB", file.read())
+    return int(found[1]) * 1024 if found else 0
+
+
 def reap(command: int) -> Ended | None:
     """Takes all that has ended; how the command did, once it has."""
     ended = None
@@ -157,9 +174,8 @@ def reap(command: int) -> Ended | None:
         if pid == 0:
             return ended
         if pid == command:
-            # exec carries the peak of the process that spawned over, which is ours.
-            own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            ended = Ended(status, usage.ru_maxrss * 1024 if usage.ru_maxrss > own else None)
+            peak = usage.ru_maxrss * 1024
+            ended = Ended(status, peak if peak > own_peak() else None)
 
 
 def pass_on(info: signal.struct_siginfo, command: int) -> None:
