@@ -17,6 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from memtools._monitor_run import exception_words
 from memtools._runsummary import Summary, write_summary
 
 if TYPE_CHECKING:
@@ -129,23 +130,22 @@ def _started(options: dict[str, Any]) -> MemoryMonitor:
     raise AssertionError("there is at least one name")
 
 
-def _ending() -> str | None:
-    """The exception that the interpreter has printed, in one line; None when the program ended by
-    itself or by SystemExit, whose code is not known yet."""
+def _ending() -> str:
+    """How the program ended, as far as it shows here: the exception that the interpreter printed.
+    What code it ends with otherwise is known to the interpreter alone."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    if error is None:
-        return None
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}"[:TEXT].removesuffix(": ")
+    return "the program's end" if error is None else exception_words(error)[:TEXT]
 
 
 def _end(monitor: MemoryMonitor, options: dict[str, Any], pid: int) -> None:
     if os.getpid() != pid:  # a forked child that ends as Python programs do
         return
     path = str(monitor.record_path)
-    monitor.stop()
+    limit = monitor.metrics().get("memory/host_limit_bytes")
+    monitor._end(_ending(), last_look=True)
     if not options["quiet"]:
-        write_summary(Summary.of_record(path, ended=_ending()), options["json"])
+        summary = Summary.of_record(path, None if limit is None else int(limit))
+        write_summary(summary, options["json"])
 
 
 def begin(options: dict[str, Any]) -> None:

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
 from memtools._record import UNKNOWN, Record, read_record
-from memtools._size import format_bytes
+from memtools._size import format_bytes, parse_bytes
 
-_LIMIT = re.compile(r"\blimit (\d+) bytes")
+_SIZE = r"(\d[\d.]* ?[KMGT]?i?B)\b"
+_GIVEN = re.compile(rf"\blimit (?:given, {_SIZE}|{_SIZE} \(given\))")
 _DEVICE = re.compile(r"cuda\d+_reserved")
 
 
@@ -35,12 +36,27 @@ def event_texts(record: Record, *kinds: str) -> list[str]:
     return [event.text for event in record.events if event.kind in kinds]
 
 
-def limit_of(record: Record) -> int | None:
-    """What counts as full: the limit that the start event states, else the control group's."""
+def given_limit(record: Record) -> int | None:
+    """The limit that the run was told, as its start event says it."""
     for text in event_texts(record, "start"):
-        if stated := _LIMIT.search(text):
-            return int(stated[1])
-    return last(record, "cgroup_limit")
+        if stated := _GIVEN.search(text):
+            return parse_bytes(stated[1] or stated[2])
+    return None
+
+
+def leak_lines(record: Record) -> list[str]:
+    """The newest verdict and its holders, unless it was taken back, and the newest forecast."""
+    verdict: list[str] = []
+    forecast: list[str] = []
+    for event in record.events:
+        if event.kind == "leak":
+            verdict = [] if event.text.startswith("no longer") else [event.text]
+            forecast = forecast if verdict else []
+        elif event.kind == "holder" and verdict:
+            verdict.append(event.text)
+        elif event.kind == "pressure" and event.text.startswith("forecast: "):
+            forecast = [event.text]
+    return verdict + forecast
 
 
 @dataclass(frozen=True)
@@ -62,8 +78,8 @@ class Summary:
     acts: list[str] = field(default_factory=list)
 
     @classmethod
-    def of_record(cls, path: str, ended: str | None) -> Summary:
-        """Reads the record at `path`, complete or not.
+    def of_record(cls, path: str, limit: int | None) -> Summary:
+        """Reads the record at `path`, complete or not. `limit` is what counts as full.
 
         Raises:
             OSError, ValueError: it cannot be read.
@@ -78,13 +94,13 @@ class Summary:
             seconds=record.seconds,
             samples=record.total,
             steps=last(record, "step"),
-            ended=ended or next(reversed(event_texts(record, "end")), None),
+            ended=next(reversed(event_texts(record, "end")), None),
             peak_bytes=max((peak for peak in peaks if peak is not None), default=None),
-            limit_bytes=limit_of(record),
+            limit_bytes=limit,
             children_most=most(record, "children"),
             children_peak_bytes=most(record, "children_private"),
             devices_peak_bytes={name: peak for name, peak in devices.items() if peak is not None},
-            leaks=event_texts(record, "leak", "holder")[-2:],
+            leaks=leak_lines(record)[:2],
             acts=event_texts(record, "guard", "oom")[-3:],
         )
 
@@ -99,7 +115,7 @@ class Summary:
         yield from self.leaks
         yield from self.acts
         if self.ended is not None:
-            yield f"ended: {self.ended}"
+            yield f"ended: {self.ended.removeprefix('exit: ')}"
 
 
 def _known(count: int | None) -> str:

@@ -64,8 +64,8 @@ def test_a_command_ends_as_it_does_alone(case: str, tmp_path: Path) -> None:
     record = memtools.read_record(tmp_path / "run.mem")
     assert record.complete
     code = expected.returncode
-    end = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
-    assert [(e.kind, e.text) for e in record.events][-1] == ("end", end)
+    end = f"killed by {signal.Signals(-code).name}" if code < 0 else f"code {code}"
+    assert [(e.kind, e.text) for e in record.events][-1] == ("end", f"exit: {end}")
     assert record.command == tuple(ENDINGS[case])
 
 
@@ -259,7 +259,7 @@ def test_a_guard_asks_the_command_to_end_and_says_so(tmp_path: Path) -> None:
     assert "of 300.0 MiB (given) used" in guard
     assert guard.endswith("(guard: 50 %): sent SIGTERM")
     assert found.stderr.decode().splitlines()[0] == f"memtools: {guard}"
-    assert record.events[0].text.endswith(f"limit {300 * MIB} bytes (given)")
+    assert record.events[0].text.endswith("every 1 ms; limit 300 MiB (given)")
 
 
 def test_a_guard_acts_once_and_not_below_its_share(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import NoReturn, Protocol
 from memtools import MemtoolsError, __version__
 from memtools.cli.doctor import Doctor
 from memtools.cli.run import Run
+from memtools.cli.watch import Watch
 
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 
@@ -31,7 +32,7 @@ class Command(Protocol):
     def run(self, args: argparse.Namespace) -> int: ...
 
 
-COMMANDS: tuple[type[Command], ...] = (Doctor, Run)
+COMMANDS: tuple[type[Command], ...] = (Doctor, Run, Watch)
 
 
 class Parser(argparse.ArgumentParser):

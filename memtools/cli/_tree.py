@@ -47,7 +47,7 @@ COLUMNS = [
     ("step", ""),
     *((name, "B") for name in ("rss", "private", "swap", "cgroup_used", "cgroup_limit")),
     ("available", "B"),
-    ("pressure", "%/100"),
+    ("pressure", "0.01%"),
     ("heap_used", "B"),
     ("children", ""),
     ("children_private", "B"),
@@ -67,7 +67,7 @@ class Ended:
 
     def __str__(self) -> str:
         if self.signal is None:
-            return f"exit {os.WEXITSTATUS(self.status)}"
+            return f"code {os.WEXITSTATUS(self.status)}"
         return f"killed by {signal.Signals(self.signal).name}"
 
 
@@ -147,6 +147,14 @@ def new_record(log: str | None, command: Sequence[str]) -> _core.RecordWriter:
             if error.errno != errno.EBUSY or name == names[-1]:
                 raise
     raise AssertionError("there is at least one name")
+
+
+def exact(size: int) -> str:
+    """Like 12 GiB where that is all of it, else bytes."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
+        if size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} B"
 
 
 def adopt_orphans() -> None:
@@ -253,34 +261,34 @@ def run_command(words: Sequence[str], args: argparse.Namespace) -> int:
         print(f"memtools run: the command {words[0]} {reason}", file=sys.stderr)
         return NOT_EXECUTABLE if there else NOT_FOUND
     with new_record(args.log, words) as writer:
-        ended = run_recorded(words, args, writer)
+        tree = Tree(writer, args.limit)
+        ended = run_recorded(words, args, tree)
     if isinstance(ended, int):
         return ended
+    limit = tree.limit
     if not args.quiet:
-        write_summary(Summary.of_record(writer.path, ended=str(ended)), args.json)
+        write_summary(Summary.of_record(writer.path, limit), args.json)
     return end_like(ended)
 
 
-def run_recorded(
-    words: Sequence[str], args: argparse.Namespace, writer: _core.RecordWriter
-) -> Ended | int:
+def run_recorded(words: Sequence[str], args: argparse.Namespace, tree: Tree) -> Ended | int:
+    writer = tree.writer
     signal.signal(
         signal.SIGCHLD, signal.SIG_DFL
     )  # ignored by the caller, nothing could be waited for
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     adopt_orphans()
-    tree = Tree(writer, args.limit)
-    limit = f"limit {tree.limit} bytes ({tree.source})" if tree.limit else "limit unknown"
-    writer.event("start", f"process tree of {words[0]}; {limit}")
+    limit = f"limit {exact(tree.limit)} ({tree.source})" if tree.limit else "limit unknown"
+    writer.event("start", f"process tree of {words[0]} every {args.interval_ms} ms; {limit}")
     begun = time.monotonic_ns()
     try:
         pid = start(words, mask)
     except OSError as error:
-        writer.event("end", f"not started: {error.strerror}")
+        writer.event("end", f"exit: not started, {error.strerror}")
         print(f"memtools run: {words[0]}: {error.strerror}", file=sys.stderr)
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
     tree.begin(pid)
     ended = watch(pid, tree, Guard(args.guard), args.interval_ms / 1000)
     writer.phase("command", time.monotonic_ns() - begun, ended.peak_bytes)
-    writer.event("end", str(ended))
+    writer.event("end", f"exit: {ended}")
     return ended
