@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from memtools.cli._frame import Frame
 
 DEFAULT = "run.mem"
 MAGIC = b"MTRECORD"
+_MADE = re.compile(r"(.*/)\.(.+)\.\d+\.\d+\.new(?: \(deleted\))?", re.S)
 NO_RICH = (
     "the live view on a terminal is drawn by rich, which is not installed: run python -m pip "
     "install 'memtools[cli]', or use --json or memtools watch | cat"
@@ -84,19 +86,27 @@ def find_record(target: str) -> str:
         ) from None
     except FileNotFoundError:
         raise MemtoolsError(f"there is no process {target}") from None
-    mapped = dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if " /" in line)
-    for path in mapped:
-        if is_record(path):
+    for line in lines:
+        path = record_in(line)
+        if path is not None:
             return path
     raise MemtoolsError(f"process {target} writes no record; start it by memtools run")
 
 
-def is_record(path: str) -> bool:
+def record_in(line: str) -> str | None:
+    """The record that a line of /proc/<pid>/maps is of. It was made under a name beside its own,
+    which the kernel goes on to show."""
+    parts = line.split(maxsplit=5)
+    if len(parts) < 6:
+        return None
+    made = _MADE.fullmatch(parts[5])
+    path = f"{made[1]}{made[2]}" if made else parts[5]
     try:
         with open(path, "rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
+            same = os.fstat(file.fileno()).st_ino == int(parts[4])
+            return path if same and file.read(len(MAGIC)) == MAGIC else None
     except OSError:
-        return False
+        return None
 
 
 def read(path: str) -> Record:
