@@ -14,9 +14,10 @@ from typing import Protocol
 from memtools import _core, _monitor_device
 from memtools._hostmem import limit_source
 from memtools._monitor_device import DevicePeaks
-from memtools._monitor_leaks import LeakWatch, Limits, signals_of
+from memtools._monitor_leaks import LeakWatch, Limits
 from memtools._monitor_log import Log, open_record
 from memtools._monitor_phase import PhaseBook
+from memtools._monitor_signals import signals_of
 from memtools._monitor_suspect import Suspicion
 from memtools._monitor_text import DeviceTiers, HostTiers
 from memtools._size import format_bytes
