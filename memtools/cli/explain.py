@@ -1,0 +1,44 @@
+"""`memtools explain`: what a record says about how a run used memory, and how it ended."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from memtools.cli._records import UnreadableError, complain, printed, read
+
+
+class Explain:
+    """Say what happened in a run, from its run.mem.
+
+    How it ended (properly, by an exception, or killed), how near to the limit memory was, what
+    grew and since when, the phases by peak, the leak and its holder, the forecast at the end, and
+    what to do next. Where the record has no verdict about a leak, its series is judged here. A
+    record is read during the run, after it, or after a kill. The exit code is 2 for a file that
+    is no record.
+    """
+
+    name = "explain"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("record", help="a run.mem")
+        parser.add_argument(
+            "--json",
+            action="store_true",
+            help="the same facts as JSON: bytes, seconds, stable keys",
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        from memtools.report._advice import advise
+        from memtools.report._explain import explain
+        from memtools.report._facts import as_json, gather
+
+        try:
+            facts = gather(read(args.record))
+        except UnreadableError as error:
+            return complain(args.prog, error)
+        if args.json:
+            printed(json.dumps({**as_json(facts), "advice": advise(facts)}, indent=2))
+        else:
+            printed(explain(facts))
+        return 0

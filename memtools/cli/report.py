@@ -1,0 +1,49 @@
+"""`memtools report`: one self-contained HTML page out of one or several records."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from memtools.cli._records import UnreadableError, complain, printed, read
+
+
+class Report:
+    """Make one HTML page of a run.mem, or of several side by side.
+
+    The page needs no network: a time line by tier with phases and events, the phases, leaks with
+    their holders, what the cleanups brought, and a table that compares the records. It is written
+    beside the first record as run.html unless -o names another file. The exit code is 2 for a file
+    that is no record; nothing is written then. Needs the extra: pip install 'memtools[report]'.
+    """
+
+    name = "report"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("records", nargs="+", metavar="record", help="a run.mem")
+        parser.add_argument("-o", "--output", help="the page; by default run.html beside run.mem")
+        parser.add_argument("--title", help="the head line of the page")
+        parser.add_argument(
+            "--json", action="store_true", help="print the facts and the page's path as JSON"
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        from memtools import report
+        from memtools.report._advice import advise
+        from memtools.report._facts import as_json, gather
+        from memtools.report._words import shown, size
+
+        try:
+            records = [read(path) for path in args.records]
+        except UnreadableError as error:
+            return complain(args.prog, error)
+        output = args.output or str(Path(args.records[0]).with_suffix(".html"))
+        written = report.write_report(records, output, title=args.title)
+        if args.json:
+            facts = [gather(record) for record in records]
+            found = [{**as_json(one), "advice": advise(one)} for one in facts]
+            printed(json.dumps({"path": output, "bytes": written, "records": found}, indent=2))
+        else:
+            printed(f"Wrote {shown(output)} ({size(written)})")
+        return 0

@@ -1,0 +1,92 @@
+"""One self-contained HTML page out of one or several records, and plain facts about a record.
+
+    memtools.report.write_report(memtools.read_record("run.mem"), "run.html")
+
+The page needs the extra `report` (jinja2); the facts that `memtools explain` prints need nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memtools._record import Record
+
+__all__ = ["render", "write_report"]
+
+
+def render(records: Record | Sequence[Record], *, title: str | None = None) -> str:
+    """The page as text. Takes about 0.3 s for a record of the usual size, and at most 2 MiB.
+
+    Args:
+        records: one, or several to be laid side by side.
+        title: the head line; by default it names the script.
+
+    Raises:
+        MemtoolsError: jinja2 is not installed.
+        ValueError: there is no record.
+    """
+    from memtools._record import Record
+    from memtools.report._page import page
+
+    several = [records] if isinstance(records, Record) else list(records)
+    if not several:
+        raise ValueError("a report needs at least one record")
+    return page(several, title)
+
+
+def write_report(
+    records: Record | Sequence[Record],
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+) -> int:
+    """Write the page to `path` and return its size in bytes. The file is there in one step.
+
+    An earlier report is replaced, any other file is not.
+
+    Raises:
+        FileExistsError: `path` is a file that no report was written to.
+        OSError: it cannot be written.
+        MemtoolsError, ValueError: as `render`.
+    """
+    text = render(records, title=title).encode("utf-8")
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        target.write_bytes(text)  # a pipe, a device; a directory refuses by itself
+        return len(text)
+    _refuse_other_files(target)
+    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.name, delete=False) as file:
+        try:
+            file.write(text)
+            os.fchmod(file.fileno(), 0o666 & ~_umask())
+            os.replace(file.name, target)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    return len(text)
+
+
+def _refuse_other_files(target: Path) -> None:
+    from memtools.report._page import GENERATOR
+
+    if not target.exists():
+        return
+    with target.open("rb") as file:
+        head = file.read(4096)
+    if head and GENERATOR not in head:
+        raise FileExistsError(
+            f"{target} is no report of memtools and is left as it is; name another file"
+        )
+
+
+def _umask() -> int:
+    """Of this thread's process; /proc has it without setting it."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("Umask:"):
+            return int(line.split()[1], 8)
+    return 0o022

@@ -1,0 +1,121 @@
+"""Records for the tests of the report and of explain, and the page taken apart."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from typing import Any
+
+import memtools
+from memtools import _core
+
+MIB = 2**20
+COLUMNS = [("step", ""), *((name, "B") for name in (
+    "rss", "private", "swap", "cgroup_used", "cgroup_limit", "available")), ("pressure", "0.01%"),
+    ("heap_used", "B"), ("children", ""), ("children_private", "B")]  # fmt: skip
+DEVICE = [(f"cuda0_{tier}", "B") for tier in ("allocated", "reserved", "free", "total")]
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "\"'><b>&amp;{{ 7*7 }}{% raw %}",
+    "a\x1b[2J\x07b\x9b31m",
+    "\u202egnp.exe\u2066 \u200b\ufeff\u2028\u2029",
+    "<!--<script>",
+    "]]> --> \\u003c/script",
+]
+START = 10**12
+
+
+def write(
+    path: str,
+    *,
+    steps: int = 3000,
+    grows: int = 0,
+    base: int = 300 * MIB,
+    limit: int | None = 1024 * MIB,
+    events: list[tuple[str, str]] = (),  # type: ignore[assignment]
+    device: bool = False,
+    counted: bool = True,
+    close: bool = True,
+    sizes: dict[str, int] | None = None,
+    command: tuple[str, ...] = ("python", "train.py", "--lr", "1"),
+) -> str:
+    """A run of one sample a step, 10 ms each, that grows by `grows` bytes a step."""
+    columns = COLUMNS + (DEVICE if device else [])
+    writer = _core.RecordWriter(path, columns, **(sizes or {}), command=list(command))
+    origin = _origin(path)
+    for step in range(steps):
+        used = base + grows * step + (step * 7919 % 64) * 4096
+        row = [step if counted else None, used, used - 50 * MIB, 0, used, limit, 9000 * MIB, 0]
+        row += [used - 100 * MIB if step % 10 == 0 else None, 2, 20 * MIB]
+        row += [used // 2, used, 2**34 - used, 2**34] if device else []
+        writer.append(origin + step * 10_000_000, row)
+    for i, (kind, text) in enumerate(events):
+        writer.event(kind, text, step=i, time_ns=origin + i * 10**9)
+    for start in range(3):
+        begun = origin + start * 8 * 10**9
+        writer.event("phase", "train", time_ns=begun, duration_ns=5 * 10**9)
+        writer.phase("train", 5 * 10**9, base + MIB * start)
+    writer.phase("eval", 10**9, base - MIB)
+    if close:
+        writer.close()
+    else:
+        abandon(writer, path)
+    return path
+
+
+def _origin(path: str) -> int:
+    return memtools.read_record(path).clock_ns
+
+
+def abandon(writer: _core.RecordWriter, path: str) -> None:
+    """Leaves the file as a SIGKILL would: no end mark, and nobody who writes it."""
+    with open(path, "rb") as file:
+        left = file.read()
+    writer.close()
+    with open(path, "wb") as file:
+        file.write(left)
+
+
+class Page(HTMLParser):
+    """A page taken apart: tags with attributes, texts by element, what was left open."""
+
+    VOID = {"meta", "br", "link", "img", "rect", "input", "hr"}
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+        self.parts: dict[str, list[str]] = {}
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+            self.parts.setdefault(tag, []).append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open[-1] != tag:
+            self.wrong.append(tag)
+        else:
+            self.open.pop()
+
+    def handle_data(self, text: str) -> None:
+        for tag in set(self.open):
+            self.parts[tag][-1] += text
+
+    def text(self) -> str:
+        """What a reader sees."""
+        return " ".join(" ".join(self.parts.get("body", [])).split())
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The JSON that the charts are drawn from."""
+        found: dict[str, Any] = json.loads(self.parts["script"][0])
+        return found

@@ -1,0 +1,113 @@
+"""The report's table of cells: shorter, and not a peak or a floor less."""
+
+from __future__ import annotations
+
+import array
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memtools
+from memtools import _core
+from memtools.report._timeline import UNKNOWN, _reduce, cuts, timeline
+
+TEN_MILLION = 10_000_000
+
+
+def view(numbers: list[int]) -> memoryview:
+    return memoryview(array.array("Q", numbers)).cast("B").cast("Q")
+
+
+@given(
+    st.lists(st.integers(0, 2**64 - 1), max_size=300),
+    st.integers(1, 80),
+    st.booleans(),
+)
+def test_cuts_cover_every_index_once_in_at_most_so_many_cells(times, cells, in_order):
+    times = sorted(times) if in_order else times
+    ends = cuts(times, cells)
+    assert len(ends) <= max(cells, 0) if times else ends == []
+    assert ends == sorted(set(ends))
+    assert not times or (ends[-1] == len(times) and ends[0] > 0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 2**64 - 1)), max_size=200),
+    st.integers(1, 50),
+)
+def test_each_cell_has_the_least_and_the_most_of_its_samples(rows, cells):
+    times, values = view([t for t, _ in rows]), view([v if v % 5 else UNKNOWN for _, v in rows])
+    line = _reduce(times, times, None, {"x": values}, {"x": values}, cells)
+    assert sum(line.counts) == len(rows)
+    at = 0
+    for i, count in enumerate(line.counts):
+        part = [value for value in values[at : at + count] if value != UNKNOWN]
+        at += count
+        assert line.least["x"][i] == min(part, default=UNKNOWN)
+        assert line.most["x"][i] == max(part, default=UNKNOWN)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(0, 2**62), min_size=1, max_size=400),
+    st.integers(1, 40),
+    st.integers(1, 20),
+    st.integers(2, 200),
+)
+def test_whatever_the_ring_kept_the_peak_and_the_floor_are_those_of_all_samples(
+    tmp_path_factory, values, rows, buckets, cells
+):
+    path = str(tmp_path_factory.mktemp("ring") / "run.mem")
+    with _core.RecordWriter(path, [("x", "B")], rows=rows, buckets=2 * buckets) as writer:
+        for i, value in enumerate(values):
+            writer.append(1000 * i + 10**15, [value])
+    line = timeline(memtools.read_record(path), cells)
+    assert len(line) <= cells
+    assert max(line.most["x"]) == max(values)
+    assert min(line.least["x"]) == min(values)
+    assert line.first_ns == sorted(line.first_ns)
+    assert line.last("x") == values[-1] or cells < rows
+
+
+def test_the_newest_samples_keep_their_detail_after_a_long_run(tmp_path):
+    path = str(tmp_path / "run.mem")
+    with _core.RecordWriter(path, [("x", "B")], rows=100, buckets=16) as writer:
+        for i in range(5000):
+            writer.append(1000 * i + 10**15, [i])
+    line = timeline(memtools.read_record(path))
+    assert line.most["x"][-100:] == list(range(4900, 5000))
+    assert line.counts[-1] == 1
+    assert line.counts[0] == 512
+
+
+def test_ten_million_samples_become_cells_and_no_single_spike_is_lost():
+    spikes = random.Random(3).sample(range(TEN_MILLION), 5)
+    values = array.array("Q", bytes(8 * TEN_MILLION))
+    values[:] = array.array("Q", [2**30]) * TEN_MILLION
+    for i, at in enumerate(spikes):
+        values[at] = 2**31 + i
+        values[(at + TEN_MILLION // 3) % TEN_MILLION] = i
+    times = memoryview(array.array("Q", range(0, 10 * TEN_MILLION, 10)))
+    mem = memoryview(values)
+    line = _reduce(times, times, None, {"x": mem}, {"x": mem}, 2400)
+    assert len(line) == 2400
+    assert sum(line.counts) == TEN_MILLION
+    for i, at in enumerate(spikes):
+        cell = next(k for k, last in enumerate(line.last_ns) if last >= 10 * at)
+        assert line.most["x"][cell] >= 2**31
+        assert 2**31 + i in line.most["x"]
+        assert i in line.least["x"]
+
+
+def test_a_column_without_readings_has_no_peak(tmp_path):
+    path = str(tmp_path / "run.mem")
+    with _core.RecordWriter(path, [("x", "B"), ("y", "B")]) as writer:
+        writer.append(10**15, [None, 5])
+    line = timeline(memtools.read_record(path))
+    assert not line.known("x")
+    assert line.peak("x") is None
+    assert line.peak("y") == (5, pytest.approx(line.first_ns[0]))
+    assert line.last("x") is None
+    assert line.first("y") == 5
