@@ -130,11 +130,11 @@ def _started(options: dict[str, Any]) -> MemoryMonitor:
     raise AssertionError("there is at least one name")
 
 
-def _ending() -> str:
-    """How the program ended, as far as it shows here: the exception that the interpreter printed.
-    What code it ends with otherwise is known to the interpreter alone."""
+def _ending() -> str | None:
+    """The exception that the interpreter has printed, in words. Without one, nobody knows yet by
+    what code the process ends: SystemExit has gone from sight."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    return "the program's end" if error is None else exception_words(error)[:TEXT]
+    return None if error is None else exception_words(error)[:TEXT]
 
 
 def _end(monitor: MemoryMonitor, options: dict[str, Any], pid: int) -> None:

@@ -73,7 +73,9 @@ def test_growth_is_judged_from_the_series_where_the_record_has_no_verdict(path, 
     write(path, grows=65536, limit=1024 * MIB, steps=6000, counted=counted)
     out = explain(capsys, path)
     rate, per = (65536, "step") if counted else (65536 * 100, "s")
-    assert re.search(rf"leak: \+[\d.]+ [KM]iB/{per} in heap since .*\(judged from the record\)", out)
+    assert re.search(
+        rf"leak: \+[\d.]+ [KM]iB/{per} in heap since .*\(judged from the record\)", out
+    )
     left = (1024 - 300 - 375) * MIB / 65536 / 100
     growth = gather(memtools.read_record(path)).growth[0]
     assert growth.seconds_left is not None
@@ -291,7 +293,12 @@ VALUE = st.one_of(st.none(), st.integers(0, 2**64 - 2), st.sampled_from([0, 1, 2
 NAMES = [name for name, _ in COLUMNS] + ["cuda0_allocated", "cuda0_total", "cuda999_x", "other"]
 EVENT = st.tuples(
     st.sampled_from(["start", "end", "leak", "holder", "cleanup", "phase", "fork", "what"]),
-    st.one_of(TEXT, st.from_regex(r"(exit|limit|gc|freed)[ :,]{1,2}[0-9]{1,30}[.0-9]* (GiB|ms|B)", fullmatch=True)),
+    st.one_of(
+        TEXT,
+        st.from_regex(
+            r"(exit|limit|gc|freed)[ :,]{1,2}[0-9]{1,30}[.0-9]* (GiB|ms|B)", fullmatch=True
+        ),
+    ),
     st.one_of(st.none(), st.integers(0, 2**64 - 2)),
     st.integers(0, 2**64 - 2),
     st.integers(0, 2**64 - 2),

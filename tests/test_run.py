@@ -239,6 +239,39 @@ def test_the_record_tells_what_ran_and_how_it_ended(tmp_path: Path) -> None:
     assert " of 1.0 GiB (1" in found.stderr.decode()
 
 
+CODES = {
+    "pass": "code 0",
+    "import sys; sys.exit()": "code 0",
+    "import sys; sys.exit(3)": "code 3",
+    "import sys; sys.exit('no')": "code 1",
+    "raise SystemExit(256 + 7)": "code 7",
+    "1 / 0": "exception ZeroDivisionError: division by zero",
+    "raise KeyboardInterrupt": "exception KeyboardInterrupt",
+    "import os; os.fork() or exit(9); os.wait(); exit(4)": "code 4",
+    "import atexit, os; atexit.register(os.closerange, 0, 9); exit(5)": "code 5",
+}
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_the_record_has_the_code_that_the_process_ends_with(code: str, tmp_path: Path) -> None:
+    run(tmp_path, "-c", code)
+    record = memtools.read_record(tmp_path / "run.mem")
+    assert record.events[-1].kind == "end"
+    assert record.events[-1].text == f"exit: {CODES[code]}"
+    assert record.complete
+
+
+@pytest.mark.parametrize("code", ["import os; os._exit(3)", "import os; os.abort()"])
+def test_a_process_that_just_stops_leaves_a_record_without_an_end(
+    code: str, tmp_path: Path
+) -> None:
+    assert run(tmp_path, "-c", code).returncode in (3, -6)
+    record = memtools.read_record(tmp_path / "run.mem")
+    assert not record.complete
+    assert not record.written
+    assert [event.kind for event in record.events] == ["start"]
+
+
 def test_json_is_the_last_line_of_stderr(tmp_path: Path) -> None:
     write(tmp_path, "import sys; print('out'); sys.stderr.write('err\\n')")
     found = run(tmp_path, "--json", "--log", "other.mem", "--limit", "2 GiB", "train.py")

@@ -118,8 +118,9 @@ def read(path: str) -> Record:
 
 def follow(path: str, interval: float, once: bool) -> Iterator[Frame]:
     """A frame now and after each interval, to the end of the run."""
+    judge = _frame.Judge()
     while True:
-        frame = _frame.look(read(path))
+        frame = _frame.look(read(path), judge)
         yield frame
         if once or frame.state != "running":
             return
