@@ -18,7 +18,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from memtools._monitor_run import exception_words
-from memtools._runsummary import Summary, write_summary
 
 if TYPE_CHECKING:
     from memtools import MemoryMonitor
@@ -144,6 +143,8 @@ def _end(monitor: MemoryMonitor, options: dict[str, Any], pid: int) -> None:
     limit = monitor.metrics().get("memory/host_limit_bytes")
     monitor._end(_ending(), last_look=True)
     if not options["quiet"]:
+        from memtools._runsummary import Summary, write_summary
+
         summary = Summary.of_record(path, None if limit is None else int(limit))
         write_summary(summary, options["json"])
 

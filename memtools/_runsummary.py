@@ -10,10 +10,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
 from memtools._record import UNKNOWN, Record, read_record
-from memtools._size import format_bytes, parse_bytes
+from memtools._size import format_bytes
 
-_SIZE = r"(\d[\d.]* ?[KMGT]?i?B)\b"
-_GIVEN = re.compile(rf"\blimit (?:given, {_SIZE}|{_SIZE} \(given\))")
 _DEVICE = re.compile(r"cuda\d+_reserved")
 
 
@@ -34,14 +32,6 @@ def last(record: Record, column: str) -> int | None:
 
 def event_texts(record: Record, *kinds: str) -> list[str]:
     return [event.text for event in record.events if event.kind in kinds]
-
-
-def given_limit(record: Record) -> int | None:
-    """The limit that the run was told, as its start event says it."""
-    for text in event_texts(record, "start"):
-        if stated := _GIVEN.search(text):
-            return parse_bytes(stated[1] or stated[2])
-    return None
 
 
 def leak_lines(record: Record) -> list[str]:

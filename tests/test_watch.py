@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ def frame_of(path: Path, *rows: list[int | None], start: str = "host") -> Frame:
 
 LIMITS = [
     ("host; limit given, 2.0 GiB", {}, 700, (2 * GIB, "given")),
-    ("process tree of x every 1 ms; limit 1500 MiB (given)", {}, 400, (1500 * MIB, "given")),
-    ("process tree of x every 1 ms; limit 12345678 B (given)", {}, 400, (12345678, "given")),
+    ("process tree of x every 1 ms; limit 1500 MiB (given)", {}, 700, (1500 * MIB, "given")),
+    ("process tree of x every 1 ms; limit 12345678 B (given)", {}, 700, (12345678, "given")),
     ("cgroup v2 limit 1.0 GiB", {"cgroup_limit": GIB, "cgroup_used": 5 * MIB}, 5, (GIB, "cgroup")),
     ("limit given, 2.0 GiB", {"cgroup_limit": GIB, "cgroup_used": 5 * MIB}, 5, (GIB, "cgroup")),
     ("limit given, 1.0 GiB", {"cgroup_limit": 2 * GIB, "cgroup_used": 5}, 700, (GIB, "given")),
@@ -89,6 +90,29 @@ def test_a_record_without_a_sample_has_no_figures(tmp_path: Path) -> None:
     frame = frame_of(tmp_path / "run.mem")
     assert (frame.rss, frame.used, frame.limit, frame.share, frame.series) == (None,) * 4 + ([],)
     assert "unknown used, peak unknown" in _frame.block(frame)
+
+
+def test_a_record_of_something_else_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
+    with _core.RecordWriter(tmp_path / "run.mem", ["loss"]) as writer:
+        writer.append(None, [5])
+        writer.event("mark", "begun")
+    frame = look(memtools.read_record(tmp_path / "run.mem"), _frame.Judge())
+    assert (frame.rss, frame.series, frame.samples) == (None, [], 1)
+    assert "mark: begun" in _frame.block(frame)
+
+
+def test_growth_of_a_run_without_steps_is_judged_by_its_series(tmp_path: Path) -> None:
+    names = [name for name, _ in TREE_COLUMNS]
+    with _core.RecordWriter(tmp_path / "run.mem", TREE_COLUMNS) as writer:
+        writer.event("start", "process tree of sh every 10 ms; limit 9 GiB (given)")
+        start = time.monotonic_ns()
+        for k in range(6000):
+            values: dict[str, Any] = {"rss": (100 + k) * MIB, "private": k * MIB}
+            writer.append(start + k * 10_000_000, [values.get(name) for name in names])
+        frame = look(memtools.read_record(tmp_path / "run.mem"), _frame.Judge())
+    growth, forecast = frame.leak
+    assert "/s in rss since" in growth
+    assert forecast.startswith("limit in ")
 
 
 def test_a_leak_is_shown_with_its_holder_until_it_is_taken_back(tmp_path: Path) -> None:
@@ -186,14 +210,16 @@ def test_a_writer_is_found_by_its_process_and_its_death_is_told(tmp_path: Path) 
     assert watch.returncode == 0
 
 
-@pytest.mark.parametrize("target", ["nosuch.mem", "999999999", "self", "plain", "."])
+@pytest.mark.parametrize("target", ["nosuch.mem", "999999999", "pid", "plain", "."])
 def test_what_is_no_record_is_refused_in_one_line(
     target: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plain").write_text("no record")
-    name = str(os.getpid()) if target == "self" else target
-    assert cli.main(["watch", "--once", name]) == 1
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        name = str(process.pid) if target == "pid" else target
+        assert cli.main(["watch", "--once", name]) == 1
+        process.communicate()
     out, errors = capsys.readouterr()
     assert out == ""
     assert errors.startswith("memtools watch: ")
@@ -326,7 +352,7 @@ def test_a_drawing_is_no_wider_than_the_terminal(width: int, tmp_path: Path) -> 
 
 def test_a_tree_counts_its_children_once(tmp_path: Path) -> None:
     names = [name for name, _ in TREE_COLUMNS]
-    values: dict[str, Any] = {"rss": 900 * MIB, "children": 3, "children_private": 500 * MIB}
+    values: dict[str, Any] = {"rss": 900 * MIB, "children": 3}
     with _core.RecordWriter(tmp_path / "run.mem", TREE_COLUMNS) as writer:
         writer.event("start", "process tree of sh every 10 ms; limit 1 GiB (given)")
         writer.append(None, [values.get(name) for name in names])

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from memtools._record import UNKNOWN, Record
-from memtools._runsummary import event_texts, given_limit, last, leak_lines, most
+from memtools._runsummary import event_texts, last, leak_lines, most
 from memtools._size import format_bytes
+from memtools.report._events import started_with
 from memtools.report._facts import gather
 
 POINTS = 512  # of the series, at most
@@ -139,9 +140,10 @@ def look(record: Record, judge: Judge | None = None) -> Frame:
 def _use(record: Record) -> tuple[int | None, int | None, str, list[int]]:
     """(used, limit, whose limit, series of used)."""
     rss, children = last(record, "rss"), last(record, "children_private") or 0
-    tree = None if rss is None else rss + _beside(record, children)
+    tree = None if rss is None else rss + children
     group, group_limit = last(record, "cgroup_used"), last(record, "cgroup_limit")
-    given, available = given_limit(record), last(record, "available")
+    given, _ = started_with(next(iter(event_texts(record, "start")), ""))
+    available = last(record, "available")
     if given is not None and (group_limit is None or given <= group_limit):
         return tree, given, "given", _series(record, tree=True)
     if group is not None and group_limit is not None:
@@ -150,19 +152,10 @@ def _use(record: Record) -> tuple[int | None, int | None, str, list[int]]:
     return tree, limit, "machine", _series(record, tree=True)
 
 
-def _beside(record: Record, children: int) -> int:
-    """A record of a tree, which has no steps of its own, counts children in its rss."""
-    return 0 if is_tree(record) else children
-
-
-def is_tree(record: Record) -> bool:
-    """Written by `memtools run -- command`."""
-    return any(text.startswith("process tree of ") for text in event_texts(record, "start"))
-
-
 def _series(record: Record, tree: bool) -> list[int]:
-    names = ["rss"] if is_tree(record) else ["rss", "children_private"]
-    columns = [record.buckets.most[name] for name in (names if tree else ["cgroup_used"])]
+    names = ["rss", "children_private"]
+    found = record.buckets.most
+    columns = [found[n] for n in (names if tree else ["cgroup_used"]) if n in found]
     points = [
         sum(value for value in row if value != UNKNOWN)
         for row in zip(*columns, strict=True)

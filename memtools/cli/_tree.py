@@ -110,18 +110,18 @@ class Tree:
         self._process = Process(pid)
 
     def sample(self) -> None:
-        """One row. The command's resident bytes in full, of all others what is theirs alone: what
-        they share with it or with each other counts once."""
+        """One row, whose rss and private are the tree's: the command's resident bytes in full, of
+        all others what is theirs alone, so that what they share counts once. A reader that adds
+        children_private to rss must find none there."""
         now = self._probe.read(FIELDS)
         rss, private = self._process.read() if self._process else (0, 0)
-        others = count = None
-        if now.children is not None and now.children_private is not None:
-            others = max(0, now.children_private - private)
-            count = max(0, now.children - 1)
-        total = rss + (others or 0)
+        # The command is one of the children, and its private memory part of theirs.
+        others = max(0, (now.children_private or 0) - private)
+        count = None if now.children is None else max(0, now.children - 1)
+        total = rss + others
         limit = now.cgroup_limit if now.cgroup_limit is not None and now.cgroup_limit >= 0 else None
-        row = [None, total, private + (others or 0), None, now.cgroup_used, limit, now.available]
-        self.writer.append(None, [*row, now.pressure, None, count, others])
+        row = [None, total, private + others, None, now.cgroup_used, limit, now.available]
+        self.writer.append(None, [*row, now.pressure, None, count, None])
         self.limit, self.source = self._limit(now)
         self.used = self._used(now, total)
 
