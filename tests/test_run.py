@@ -219,7 +219,8 @@ def test_a_signal_ends_it_as_it_ends_python(name: str, tmp_path: Path) -> None:
             assert process.stdout.readline() == b"ready\n"
             process.send_signal(number)
             _, errors = process.communicate(timeout=60)
-        ends.append((process.returncode, errors))
+        # Where in the loop it was interrupted, no two runs agree.
+        ends.append((process.returncode, errors.splitlines()[:1], errors.splitlines()[-1:]))
     assert ends[0] == ends[1]
     assert ends[1][0] == -number
     record = memtools.read_record(tmp_path / "run.mem")
