@@ -87,9 +87,10 @@ def limits(wall: list[Json], cpu: list[Json]) -> list[Limit]:
             if row["name"] == "python":
                 continue
             least, median = row["ratio_of_mins"] - 1, row["median_ratio"] - 1
-            text = [f"{100 * share:+.2f} %" for share in (least, median)]
+            by_min, by_median = (f"{100 * share:+.2f} %" for share in (least, median))
+            name = f"{row['name']}: {what}"
             reached = least <= 0.01, median <= 0.01
-            rows.append(Limit(f"{row['name']}: {what}", "<= +1 %", *text, *reached))
+            rows.append(Limit(name, "<= +1 %", by_min, by_median, reached[0], reached[1]))
     return rows
 
 
