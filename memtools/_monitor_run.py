@@ -7,14 +7,13 @@ import os
 import sys
 import threading
 import time
-import weakref
 from dataclasses import dataclass
 from typing import Protocol
 
 from memtools import _core, _monitor_device
 from memtools._hostmem import limit_source
 from memtools._monitor_device import DevicePeaks
-from memtools._monitor_leaks import LeakWatch, Limits
+from memtools._monitor_leaks import LeakWatch
 from memtools._monitor_log import Log, open_record
 from memtools._monitor_phase import PhaseBook
 from memtools._monitor_signals import signals_of
@@ -55,11 +54,50 @@ class Settings:
     name: str | None
 
 
+class Limits:
+    """How much there is, and how much of it is left for this process."""
+
+    __slots__ = ("_devices", "_probe", "_sampler")
+
+    def __init__(
+        self, sampler: _core.Sampler, probe: _core.Probe, devices: tuple[int, ...]
+    ) -> None:
+        self._sampler, self._probe, self._devices = sampler, probe, devices
+
+    def tiers(self) -> HostTiers:
+        sample, limit = self._sampler.latest() or self._probe.read(), self._sampler.limit()
+        return HostTiers(
+            sample.rss,
+            self._sampler.used(),
+            None if limit is None else limit[0],
+            sample.available,
+            sample.children_private,
+            None if sample.pressure is None else sample.pressure / 100,
+        )
+
+    def device_tiers(self) -> list[DeviceTiers]:
+        """By torch, now; unknown as long as there is no context."""
+        return [_monitor_device.tiers(index) for index in self._devices]
+
+    def host(self) -> int | None:
+        """Bytes at which this process with its children reaches the limit, by the last sample."""
+        host = self.tiers()
+        if host.rss is None or host.used is None or host.limit is None:
+            return None
+        return host.rss + (host.children or 0) + max(0, host.limit - host.used)
+
+    def device(self) -> int | None:
+        """Bytes at which all watched devices are full."""
+        found = [(t.reserved, t.free) for t in self.device_tiers()]
+        if not found or any(a is None or b is None for a, b in found):
+            return None
+        return sum((a or 0) + (b or 0) for a, b in found)
+
+
 class Run:
     """What lives from start to stop; figures can be read from it afterwards."""
 
     __slots__ = (
-        "__weakref__",
         "_forks",
         "_next_fork",
         "_open",
@@ -69,6 +107,7 @@ class Run:
         "devices",
         "due",
         "ended_ns",
+        "limits",
         "log",
         "looks",
         "main",
@@ -96,16 +135,16 @@ class Run:
                 writer.close()
             raise
         sampler = self.sampler
+        self.limits = Limits(sampler, self.probe, self.devices)
         self.log = Log(writer, lambda: sampler.step_count)
         peaks = DevicePeaks(self.devices) if self.devices else None
         self.book = PhaseBook(self.probe, self.log, peaks)
         self.source = self._limit_words()
         self.watch: LeakWatch | None = None
         if settings.leaks:
-            limits = Limits(self.host_limit, self.device_limit)
             suspicion = Suspicion() if settings.census else None
             signals = signals_of(self.probe, self.devices)
-            self.watch = LeakWatch(signals, limits, self.log, suspicion)
+            self.watch = LeakWatch(signals, self.limits, self.log, suspicion)
         #: False once the leak test has failed, and without one
         self.looks = settings.leaks
         self.main = threading.main_thread().ident
@@ -182,36 +221,11 @@ class Run:
         return ((self.ended_ns or time.monotonic_ns()) - self.clock_ns) / 1e9
 
     def host(self) -> HostTiers:
-        """By the sampler's last sample."""
-        sample, limit = self.sampler.latest(), self.sampler.limit()
-        if sample is None:
-            return HostTiers(None, None, None, None, None, None)
-        return HostTiers(
-            sample.rss,
-            self.sampler.used(),
-            None if limit is None else limit[0],
-            sample.available,
-            sample.children_private,
-            None if sample.pressure is None else sample.pressure / 100,
-        )
+        """By the sampler's last sample; before the first by a reading of its own."""
+        return self.limits.tiers()
 
     def tiers(self) -> list[DeviceTiers]:
-        """By torch, now; unknown as long as there is no context."""
-        return [_monitor_device.tiers(index) for index in self.devices]
-
-    def host_limit(self) -> int | None:
-        """Bytes at which this process with its children reaches the limit, by the last sample."""
-        host = self.host()
-        if host.rss is None or host.used is None or host.limit is None:
-            return None
-        return host.rss + (host.children or 0) + max(0, host.limit - host.used)
-
-    def device_limit(self) -> int | None:
-        """Bytes at which all watched devices are full."""
-        found = [(t.reserved, t.free) for t in self.tiers()]
-        if not found or any(a is None or b is None for a, b in found):
-            return None
-        return sum((a or 0) + (b or 0) for a, b in found)
+        return self.limits.device_tiers()
 
     def peak_now(self) -> tuple[int | None, bool]:
         """The highest resident memory since the start, and whether that is exact."""
@@ -251,7 +265,7 @@ class Owner(Protocol):
     def _end(self, how: str | None, *, last_look: bool = False) -> None: ...
 
 
-_owners: weakref.WeakSet[Owner] = weakref.WeakSet()
+_owners: set[Owner] = set()  # those that run: a program may lose sight of one, as of a thread
 _hooked: list[bool] = []
 
 
@@ -262,6 +276,11 @@ def follow(owner: Owner) -> None:
         atexit.register(_at_exit)
         os.register_at_fork(after_in_parent=_in_parent, after_in_child=_in_child)
     _owners.add(owner)
+
+
+def leave(owner: Owner) -> None:
+    """It has ended."""
+    _owners.discard(owner)
 
 
 def _at_exit() -> None:
@@ -284,6 +303,7 @@ def _in_child() -> None:
         run, owner._live, owner._book = owner._live, None, None
         if run is not None:
             run.log.abandon()
+    _owners.clear()
 
 
 def exception_words(error: BaseException) -> str:
