@@ -134,7 +134,7 @@ $(OUT)/fuzz/%: tests/fuzz/%.c $(C_CORE) $(C_HEADERS) $(wildcard tests/fuzz/*.h) 
 	$(FUZZ_BUILD) $(C_FLAGS) -O1 -UNDEBUG $(SAN) $< $(C_CORE) -lm -o $@
 
 # --- the rest --------------------------------------------------------------------------------------
-BENCHES := gate_history kv_cache monitor record leaks census
+BENCHES := gate_history kv_cache monitor record leaks census report
 
 bench: $(VENV)/.built $(VENV)/.bench  ## benchmarks against the peers; JSON in benchmarks/results
 	@for b in $(BENCHES); do $(PY) benchmarks/$$b.py $(ARGS) || exit 1; done
@@ -143,6 +143,9 @@ bench: $(VENV)/.built $(VENV)/.bench  ## benchmarks against the peers; JSON in b
 test-gpu:  ## tests/gpu with the machine's own torch
 	$(PYTHON) -m pip install -q --no-build-isolation --no-deps --no-index --upgrade --target $(OUT)/gpu .
 	PYTHONPATH=$(OUT)/gpu:. $(PYTHON) -P -m pytest -q -p no:cacheprovider --import-mode=importlib tests/gpu
+
+test-pages: $(VENV)/.built  ## the HTML report in a headless chromium, which must be installed
+	@$(PY) -m pytest -q $(or $(ARGS),tests/pages)
 
 lint: $(VENV)/.built $(VENV)/.lint  ## formatters, static analysis, strict typing
 	$(VENV)/bin/clang-format --dry-run -Werror $$(git ls-files 'csrc/*.[ch]' 'csrc/*.cpp' 'tests/*.[ch]' | grep -v third_party)
@@ -155,4 +158,4 @@ lint: $(VENV)/.built $(VENV)/.lint  ## formatters, static analysis, strict typin
 clean:  ## remove what the build made, not .venv
 	rm -rf $(OUT) *.egg-info memtools/*.so memtools/_build_info.py
 
-.PHONY: help demo test test-c sanitize sanitize-c tsan sanitize-py fuzz bench test-gpu lint clean
+.PHONY: help demo test test-c sanitize sanitize-c tsan sanitize-py fuzz bench test-gpu test-pages lint clean

@@ -156,6 +156,34 @@ def test_the_lower_of_two_limits_counts_and_what_is_counted_fits_it(path):
     assert used.last_bytes == 10 * 2**30 - 9000 * MIB
 
 
+def falling(path: str, end: str, *events: tuple[str, str]) -> str:
+    """A command watched from outside: 2 s at 297 MiB of 300, then it ends in 0.2 s."""
+    with _core.RecordWriter(path, [("rss", "B"), ("cgroup_used", "B")]) as writer:
+        writer.event("start", "process tree of x every 10 ms; limit 300 MiB (given)")
+        for i in range(220):
+            writer.append(10**15 + i * 10**7, [297 * MIB if i < 200 else 5 * MIB * (219 - i), 7])
+        for event in (*events, ("end", end)):
+            writer.event(*event)
+    return path
+
+
+def test_memory_that_falls_while_a_command_ends_does_not_hide_the_limit(path, capsys):
+    falling(path, "exit: killed by SIGKILL")
+    out = explain(capsys, path)
+    assert out.startswith(
+        "It was killed by SIGKILL; in its last second it used 297.0 MiB of 300.0 MiB (given "
+        "limit, 99 %), 1.99 s after passing 95 %.\n"
+    )
+    assert "what enforces that limit ended it" in out
+
+
+def test_what_the_guard_did_is_the_reason_of_the_end(path, capsys):
+    falling(path, "exit: killed by SIGTERM", ("guard", "297.0 MiB used: sent SIGTERM"))
+    out = explain(capsys, path)
+    assert "- the guard acted before the limit did: 297.0 MiB used: sent SIGTERM\n" in out
+    assert "set monitor.guard" not in out
+
+
 def test_cleanups_are_added_up_by_what_was_done(path):
     texts = ["gc (12 objects) 3.0 ms, malloc_trim 0.5 ms: freed 4.0 MiB on the host"] * 2
     texts += ["gc (0 objects) 3.0 ms: freed 0 B on the host, 1.0 GiB on the devices"]

@@ -71,6 +71,16 @@ def test_whatever_the_ring_kept_the_peak_and_the_floor_are_those_of_all_samples(
     assert line.last("x") == values[-1] or cells < rows
 
 
+def test_a_single_spike_is_kept_wherever_it_was(tmp_path):
+    """Also in the bucket that is half overwritten: only the older part of it is not a sample."""
+    for at in (0, 31, 32, 63, 64, 80, 94, 95, 96, 104):
+        path = str(tmp_path / f"{at}.mem")
+        with _core.RecordWriter(path, [("x", "B")], rows=10, buckets=4) as writer:
+            for i in range(105):
+                writer.append(1000 * i + 10**15, [2**30 if i == at else 2**20])
+        assert max(timeline(memtools.read_record(path)).most["x"]) == 2**30, at
+
+
 def test_the_newest_samples_keep_their_detail_after_a_long_run(tmp_path):
     path = str(tmp_path / "run.mem")
     with _core.RecordWriter(path, [("x", "B")], rows=100, buckets=16) as writer:

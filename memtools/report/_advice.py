@@ -41,6 +41,13 @@ def leaking(facts: Facts) -> bool:
 
 
 def _about_the_end(facts: Facts) -> list[str]:
+    if "oom" in facts.kinds or "OutOfMemoryError" in facts.ending.text:
+        return [
+            "the device ran out of memory: the oom event has the three tiers and who held most; "
+            "take smaller micro-batches, or let go of what grows"
+        ]
+    if facts.guards and facts.ending.kind in ("killed", "failed"):
+        return [f"the guard acted before the limit did: {facts.guards[-1].text}"]
     if facts.ending.kind != "killed":
         return []
     if not near_limit(facts):
@@ -55,6 +62,8 @@ def _about_the_end(facts: Facts) -> list[str]:
             "kernel's log (dmesg) or the scheduler, and look for one allocation larger than that"
         ]
     lines = ["the out-of-memory killer is the likely end: the kernel's log (dmesg) names it"]
+    if facts.used is not None and facts.used.source == "given":
+        lines = ["it was killed at the limit that was given: what enforces that limit ended it"]
     if not leaking(facts) and not facts.growth:
         lines.append(_about_peak(facts))
     return lines
@@ -128,14 +137,17 @@ def _about_device(line: Timeline, device: int) -> list[str]:
 
 
 def _about_cleanups(facts: Facts) -> list[str]:
+    """Those that cost more than 1 % of the run and gave back less than 1 % of the peak a call."""
     lines = []
+    worth = (facts.used.peak_bytes if facts.used else 0) / 100
     for cleanup in facts.cleanups:
         share = cleanup.seconds / facts.seconds if facts.seconds else 0.0
-        if share > 0.01:
-            freed = "" if cleanup.freed_bytes is None else size(cleanup.freed_bytes)
-            gain = f" and freed {freed}" if freed else ""
+        freed = cleanup.freed_bytes
+        if share > 0.01 and (freed is None or freed < worth * cleanup.count):
+            gain = "" if freed is None else f" and freed {size(freed)}"
             lines.append(
-                f"{cleanup.what} took {duration(cleanup.seconds)} in {count(cleanup.count, 'run')}, "
-                f"{percent(share, 1)} of the run,{gain}: do it more seldom"
+                f"cleanup by {cleanup.what} took {percent(share, 1)} of the run, "
+                f"{duration(cleanup.seconds)} in {count(cleanup.count, 'call')}{gain}: "
+                "do it more seldom"
             )
     return lines

@@ -62,6 +62,12 @@ def _by_code(code: int) -> Ending:
     return Ending("failed", f"it ended with exit code {code}")
 
 
+def watched_from_outside(record: Record) -> bool:
+    """By `memtools run -- command`, which goes on writing while the command ends."""
+    start = next((event.text for event in record.events if event.kind == "start"), "")
+    return start.startswith("process tree")
+
+
 def started_with(text: str) -> tuple[int | None, int | None]:
     """(the limit that was given, the machine's memory) of a start event, each None without one."""
     given = re.search(rf"limit given,? {_SIZE}|limit {_SIZE} \(given\)", text)

@@ -7,7 +7,13 @@ import re
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from memtools.report._events import Ending, cleanup, ending, started_with
+from memtools.report._events import (
+    Ending,
+    cleanup,
+    ending,
+    started_with,
+    watched_from_outside,
+)
 from memtools.report._growth import Growth, judge
 from memtools.report._timeline import UNKNOWN, Timeline, timeline
 from memtools.report._words import duration, percent, shown, size
@@ -19,12 +25,15 @@ if TYPE_CHECKING:
 NEAR = 0.95
 #: how control groups write "no limit"; no machine has as much
 UNLIMITED = 2**62
+#: the memory of a process that is watched from outside is seen falling while it ends
+LAST_NS = 10**9
 
 
 @dataclass(frozen=True)
 class Used:
     """Memory in use against the limit. `of` says what is counted, `source` whose limit it is.
-    `near_since_seconds`: how long before the last sample it passed 95 % for good."""
+    `near_since_seconds`: how long before the last sample it passed 95 % for good. `at_last` says
+    when `last_bytes` was in use."""
 
     of: str
     last_bytes: int
@@ -33,6 +42,7 @@ class Used:
     limit_bytes: int | None
     source: str
     near_since_seconds: float | None
+    at_last: str
 
 
 @dataclass(frozen=True)
@@ -86,6 +96,7 @@ class Facts:
     phases: tuple[RecordPhase, ...]
     leaks: tuple[Said, ...]
     holders: tuple[Said, ...]
+    guards: tuple[Said, ...]
     growth: tuple[Growth, ...]
     not_judged: str | None
     forecast: str | None
@@ -121,6 +132,7 @@ def gather(record: Record) -> Facts:
         phases=tuple(sorted(record.phases, key=lambda p: (-(p.peak_bytes or -1), p.name))),
         leaks=_said(record, "leak"),
         holders=_said(record, "holder"),
+        guards=_said(record, "guard"),
         growth=tuple(growth),
         not_judged=why,
         forecast=lines[0] if lines else None,
@@ -173,8 +185,13 @@ def _used(record: Record, line: Timeline) -> Used | None:
     if not known:
         return None
     peak, at = max(known)
-    near = None if limit is None else _near(line, most, limit)
-    return Used(of, known[-1][0], peak, line.first_ns[-at] / 1e9, limit, source, near)
+    last, when = known[-1], "at the last sample"
+    if watched_from_outside(record):
+        late = [p for p in known if line.last_ns[-p[1]] >= line.last_ns[-1] - LAST_NS]
+        last = max(late, key=lambda pair: (pair[0], -pair[1]))
+        when = "in its last second"
+    near = None if limit is None else _near(line, most[: 1 - last[1]], limit)
+    return Used(of, last[0], peak, line.first_ns[-at] / 1e9, limit, source, near, when)
 
 
 def _sum(one: int, other: int) -> int:
@@ -198,12 +215,12 @@ def _limit(record: Record, line: Timeline) -> tuple[int | None, str]:
 def _near(line: Timeline, most: list[int], limit: int) -> float | None:
     """Seconds from when it passed 95 % of the limit, for good, to the last sample."""
     since = None
-    for i in range(len(line) - 1, -1, -1):
+    for i in range(len(most) - 1, -1, -1):
         if most[i] != UNKNOWN and most[i] < NEAR * limit:
             break
         if most[i] != UNKNOWN:
             since = line.first_ns[i]
-    return None if since is None else (line.last_ns[-1] - since) / 1e9
+    return None if since is None else (line.last_ns[len(most) - 1] - since) / 1e9
 
 
 def _tiers(record: Record, line: Timeline) -> list[Tier]:
@@ -254,13 +271,13 @@ def standing(facts: Facts) -> str:
     used, line = facts.used, ""
     if used is not None and used.limit_bytes is not None:
         last, limit = size(used.last_bytes), size(used.limit_bytes)
-        line = f"at the last sample it used {last} of {limit} ({used.source} limit"
+        line = f"{used.at_last} it used {last} of {limit} ({used.source} limit"
         line += f", {percent(used.last_bytes, used.limit_bytes)})"
         if used.near_since_seconds is not None and facts.ending.kind != "running":
             passed = percent(NEAR, 1)
             line += f", {duration(used.near_since_seconds)} after passing {passed}"
     elif used is not None:
-        line = f"at the last sample the {used.of} used {size(used.last_bytes)}"
+        line = f"{used.at_last} the {used.of} used {size(used.last_bytes)}"
         line += ", no limit is recorded"
     return line
 

@@ -30,8 +30,9 @@ def page(records: list[Record], head: str | None) -> str:
     style = _static("uplot.css") + _static("page.css")
     library, script = _static("uplot.js"), _static("page.js")
     facts = [gather(record) for record in records]
-    data = payload(records, facts)
-    parts = zip(names(records), records, facts, strict=True)
+    short = names(records)
+    data = payload(records, facts, short)
+    parts = zip(short, records, facts, strict=True)
     views = [view(i, *part, data) for i, part in enumerate(parts)]
     return template.render(
         title=shown(head) if head else title(records),

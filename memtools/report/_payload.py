@@ -47,10 +47,12 @@ DEVICE = {
 KINDS = ("start", "end", "leak", "holder", "pressure", "guard", "oom", "cleanup", "mark", "fork")
 
 
-def payload(records: list[Record], facts: list[Facts]) -> Json:
-    """All of it; `facts[i]` is of `records[i]`."""
+def payload(records: list[Record], facts: list[Facts], names: list[str]) -> Json:
+    """All of it; `facts[i]` and `names[i]` are of `records[i]`."""
     several = len(records) > 1
     found = [_record(record, one, len(records)) for record, one in zip(records, facts, strict=True)]
+    for drawn, name in zip(found, names, strict=True):
+        drawn["name"] = name
     charts: list[Json] = _compared(found, facts) if several else []
     for i, (record, one) in enumerate(zip(records, facts, strict=True)):
         charts += _charts(i, record, one, found[i]["lines"])
@@ -74,7 +76,6 @@ def _record(record: Record, facts: Facts, records: int) -> Json:
         lines |= _use(line, facts)
     lanes, left_out = _lanes(record, SPANS // records)
     return {
-        "name": facts.path,
         "ms": [ns // 10**6 for ns in line.first_ns],
         "end": line.last_ns[-1] // 10**6 if len(line) else 0,
         "step": _steps(line),
@@ -90,6 +91,8 @@ def _use(line: Timeline, facts: Facts) -> dict[str, Json]:
     assert facts.used is not None
     found = {}
     counted = used_cells(line, facts.used.source, facts.used.limit_bytes)
+    if facts.used.of == "machine":  # its other processes are no concern of a comparison
+        counted = used_cells(line, "given", None)
     if counted is not None:
         found["= used"] = _line(counted[1], counted[1])
     if facts.used.limit_bytes is not None:
@@ -127,11 +130,12 @@ def _lanes(record: Record, room: int) -> tuple[list[Json], int]:
 
 def _marks(record: Record, room: int) -> list[list[Any]]:
     """[milliseconds, kind, text] of what is not a phase; the newest where there are too many."""
-    return [
+    marks: list[list[Any]] = [
         [round(seconds_of(record, e.time_ns) * 1000), slug(e.kind), shown(e.text)]
         for e in record.events
         if e.kind != "phase"
-    ][-room:]
+    ]
+    return sorted(marks, key=lambda mark: mark[0])[-room:]
 
 
 def slug(kind: str) -> str:

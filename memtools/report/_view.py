@@ -11,7 +11,7 @@ from memtools.report._advice import advise
 from memtools.report._explain import sentence
 from memtools.report._facts import headline, is_bytes, seconds_of, standing
 from memtools.report._payload import slug
-from memtools.report._words import count, duration, percent, shown, size
+from memtools.report._words import count, duration, percent, shown, size, tight
 
 if TYPE_CHECKING:
     from memtools._record import Record, RecordEvent
@@ -70,6 +70,7 @@ class View:
 def view(number: int, name: str, record: Record, facts: Facts, data: dict[str, Any]) -> View:
     rows = max(20, EVENTS // len(data["records"]))
     events = [event for event in record.events if event.kind != "phase"]
+    events.sort(key=lambda event: event.time_ns)
     first, last = events[: rows // 4], events[rows // 4 :][-(rows - rows // 4) :]
     hidden = len(events) - len(first) - len(last)
     places = [(c["place"], c["title"]) for c in data["charts"]]
@@ -85,7 +86,7 @@ def view(number: int, name: str, record: Record, facts: Facts, data: dict[str, A
         lanes_note=_lanes_note(data["records"][number]),
         no_leaks=sentence(facts.not_judged or "nothing grows"),
         more_events=f"{hidden:,} more events between these are not shown." if hidden > 0 else "",
-        advice=[sentence(line) for line in advise(facts)],
+        advice=[tight(sentence(line)) for line in advise(facts)],
         tiles=_tiles(facts),
         leaks=_leaks(facts),
         phases=_phases(facts),
@@ -98,8 +99,8 @@ def view(number: int, name: str, record: Record, facts: Facts, data: dict[str, A
 def _headline(facts: Facts) -> str:
     """Without what the badge beside it says already."""
     if facts.ending.kind == "clean":
-        return sentence(standing(facts)) if facts.used else ""
-    return sentence(headline(facts))
+        return tight(sentence(standing(facts))) if facts.used else ""
+    return tight(sentence(headline(facts)))
 
 
 def _started(seconds: float) -> str:
@@ -154,12 +155,20 @@ def _used_tiles(facts: Facts) -> list[Tile]:
     else:
         limit = f"of {size(used.limit_bytes)} ({used.source} limit)"
         parts = [percent(n, used.limit_bytes) for n in (used.peak_bytes, used.last_bytes)]
-        remarks = [f"{parts[0]} {limit}, {at}", f"{parts[1]} of the limit"]
+        remarks = [tight(f"{parts[0]} {limit}, {at}"), f"{parts[1]} of the limit"]
         shares = [_share(n, used.limit_bytes) for n in (used.peak_bytes, used.last_bytes)]
-    return [
-        Tile("Peak", size(used.peak_bytes), remarks[0], shares[0]),
+    whose, own = ("", []) if used.of != "machine" else (" of the machine", _own_peak(facts))
+    return own + [
+        Tile(f"Peak{whose}", size(used.peak_bytes), remarks[0], shares[0]),
         Tile("At the end", size(used.last_bytes), remarks[1], shares[1]),
     ]
+
+
+def _own_peak(facts: Facts) -> list[Tile]:
+    """Of the process, beside a machine that it shares with others."""
+    peaks = {tier.name: tier for tier in facts.tiers}
+    own = peaks.get("rss")
+    return [Tile("Peak", size(own.peak), f"at {duration(own.peak_seconds)}")] if own else []
 
 
 def _share(part: int, whole: int) -> float:
@@ -279,7 +288,7 @@ def _cells(facts: Facts, devices: list[int]) -> list[str]:
     limit = used.limit_bytes if used else None
     peaks = {tier.name: size(tier.peak) for tier in facts.tiers}
     return [
-        size(used.peak_bytes) if used else "",
+        next((tile.value for tile in _used_tiles(facts)), ""),
         percent(used.peak_bytes, limit) if used and limit else "no limit",
         growth,
         f"{facts.steps:,}" if facts.steps else "",

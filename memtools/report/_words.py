@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 from memtools._size import format_bytes
@@ -53,9 +54,16 @@ def duration(seconds: float) -> str:
     return f"{hours // 24:,} d {hours % 24:02} h"
 
 
+def tight(text: str) -> str:
+    """The text with each figure kept on one line with its unit."""
+    return re.sub(r"(?<=\d) (?=(?:%|B|[KMGT]iB|us|ms|s|min|h|d)(?![\w]))", "\u00a0", text)
+
+
 def percent(part: float, whole: float) -> str:
     """`"95 %"`; `"99.6 %"` near the end, where a whole number would say that nothing is left."""
     share = 100 * part / whole if whole else 0.0
+    if 0 < share < 0.1:
+        return "< 0.1 %"
     return f"{share:.1f} %" if 99 < share < 100 or 0 < share < 1 else f"{share:.0f} %"
 
 

@@ -6,6 +6,7 @@
   const number = new Intl.NumberFormat("en");
   const LANE = 15, MARK_COLOURS = { leak: "--bad", oom: "--bad", guard: "--bad", holder: "--warn",
     pressure: "--warn", cleanup: "--good", mark: "--accent" };
+  const RANK = { oom: 0, guard: 1, leak: 2, holder: 3, pressure: 4, end: 5, start: 6, mark: 7, cleanup: 8 };
   const groups = new Map(); // charts that share the x axis: "r0", "r1", "all"
 
   const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
@@ -214,7 +215,7 @@
           y: { range: (u, min, max) => this.yRange(min, max) },
         },
         axes: [
-          { ...axis, size: 30, space: 80, values: steps ? stepTicks : timeTicks, ...(steps ? {} : { incrs: TIME_STEPS }) },
+          { ...axis, size: 30, space: 64, values: steps ? stepTicks : timeTicks, ...(steps ? {} : { incrs: TIME_STEPS }) },
           { ...axis, size: 76, space: 44, values: TICKS[this.unit], ...(this.unit === "bytes" ? { incrs: BYTE_STEPS } : {}) },
         ],
         hooks: {
@@ -261,22 +262,25 @@
       ctx.font = `bold ${11 * ratio}px system-ui, sans-serif`;
       ctx.textAlign = "center";
       ctx.textBaseline = "middle";
-      let taken = -Infinity;
       this.marked = [];
       for (const [ms, kind, text] of this.record.marks) {
         const x = u.valToPos(xAt(this.record, ms, this.group.mode), "x", true);
         if (!(x >= left - 1 && x <= left + width + 1)) continue;
-        this.marked.push([(x - left) / ratio, kind, text]);
-        ctx.fillStyle = ctx.strokeStyle = colour(MARK_COLOURS[kind] || "--soft");
+        this.marked.push([(x - left) / ratio, kind, text, x]);
+        ctx.strokeStyle = colour(MARK_COLOURS[kind] || "--soft");
         ctx.globalAlpha = 0.6;
         ctx.lineWidth = ratio;
         ctx.beginPath();
         ctx.moveTo(x, top);
         ctx.lineTo(x, top + height);
         ctx.stroke();
-        ctx.globalAlpha = 1;
-        if (x - taken < 17 * ratio) continue;
-        taken = x;
+      }
+      ctx.globalAlpha = 1;
+      const taken = [], rank = (kind) => (kind in RANK ? RANK[kind] : 9);
+      for (const [, kind, , x] of [...this.marked].sort((a, b) => rank(a[1]) - rank(b[1]))) {
+        if (taken.some((other) => Math.abs(x - other) < 17 * ratio)) continue;
+        taken.push(x);
+        ctx.fillStyle = colour(MARK_COLOURS[kind] || "--soft");
         ctx.beginPath();
         ctx.roundRect(x - 8 * ratio, top - 19 * ratio, 16 * ratio, 16 * ratio, 4 * ratio);
         ctx.fill();
@@ -475,12 +479,12 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", rebuild);
   addEventListener("beforeprint", () => {
     root.classList.add("paper");
-    everyChart((chart) => { chart.width = () => 660; });
+    everyChart((chart) => { chart.width = () => 660; chart.screenHeight = chart.height; chart.height = Math.min(chart.height, 220); });
     rebuild();
   });
   addEventListener("afterprint", () => {
     root.classList.remove("paper");
-    everyChart((chart) => { delete chart.width; });
+    everyChart((chart) => { delete chart.width; chart.height = chart.screenHeight; });
     rebuild();
   });
   requestAnimationFrame(() => { root.dataset.ready = String(Math.round(performance.now())); });

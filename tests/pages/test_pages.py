@@ -1,0 +1,169 @@
+"""The report opened in a headless chromium: `make test-pages`. Not part of `make test`, which has
+no browser; tests/test_report.py takes the same page apart without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import memtools
+from memtools import _core
+from memtools.report import write_report
+from memtools.report._words import size
+from tests.pages.chromium import Browser, browser
+from tests.reportcases import HOSTILE, MIB, write
+
+EVENTS = [("start", "host"), ("leak", "leak: +1.0 KiB/step in heap since step 3"),
+          *(("mark", text) for text in HOSTILE), ("cleanup", "gc 3 ms: freed 1.0 MiB"),
+          ("end", "exit 0")]  # fmt: skip
+SIZES = [(1400, False), (1400, True), (400, False), (400, True)]
+
+
+@pytest.fixture(scope="module")
+def chrome() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory) -> memtools.Record:
+    path = str(tmp_path_factory.mktemp("record") / "run.mem")
+    return memtools.read_record(write(path, grows=65536, device=True, events=EVENTS))
+
+
+@pytest.fixture(scope="module")
+def page(record, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "run.html"
+    write_report(record, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def several(record, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "several.html"
+    write_report([record, record, record], path)
+    return path
+
+
+def scale(chrome: Browser) -> float:
+    """The peak of what is in view, of the first line, in MiB."""
+    found = chrome.value("document.querySelector('.legend output').textContent")
+    assert found.endswith(" MiB")
+    return float(found.removesuffix(" MiB"))
+
+
+def readout(chrome: Browser) -> str:
+    chrome.value("new Promise(done => setTimeout(done, 60))")
+    found = chrome.value("document.querySelector('.at').textContent")
+    assert isinstance(found, str)
+    return found
+
+
+def pixels(chrome: Browser, name: str) -> int:
+    """How many pixels of the first chart have a colour of the page's, or nearly."""
+    script = """(() => {
+        const probe = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+        probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue('%s');
+        probe.fillRect(0, 0, 1, 1);
+        const want = probe.getImageData(0, 0, 1, 1).data;
+        const canvas = document.querySelector('.plot canvas'), ctx = canvas.getContext('2d');
+        const all = ctx.getImageData(0, 0, canvas.width, canvas.height).data;
+        let count = 0;
+        for (let i = 0; i < all.length; i += 4) {
+            const near = [0, 1, 2].every((k) => Math.abs(all[i + k] - want[k]) < 12);
+            if (all[i + 3] > 200 && near) count++;
+        }
+        return count;
+    })()"""
+    return int(chrome.value(script % name))
+
+
+@pytest.mark.parametrize(("width", "dark"), SIZES)
+def test_it_draws_loads_nothing_and_fits(chrome, page, several, width, dark):
+    for path, top in ((page, "--s3"), (several, "--s2")):
+        chrome.open(path, width, dark=dark)
+        assert chrome.complaints() == []
+        assert chrome.requests() == [path.as_uri()]
+        assert not any(e.get("method") == "Page.javascriptDialogOpening" for e in chrome.happened)
+        assert chrome.value("document.documentElement.scrollWidth") <= width
+        assert pixels(chrome, top) > width / 3
+        assert pixels(chrome, "--limit") > width / 8
+
+
+def test_the_figures_below_the_chart_are_the_peaks(chrome, page, record):
+    chrome.open(page, 1400)
+    keys = "[...document.querySelector('.legend').children].map(b => b.innerText.split('\\n'))"
+    found = dict(chrome.value(keys))
+    values = {name: size(max(record.samples.values[name])) for name in ("rss", "cgroup_used")}
+    assert found["Resident"] == values["rss"]
+    assert found["Control group"] == values["cgroup_used"]
+
+
+def test_the_keyboard_moves_zooms_and_resets(chrome, page):
+    chrome.open(page, 1400)
+    chrome.value("document.querySelector('.plot').focus()")
+    assert readout(chrome) == "Figures below: peaks of what is in view"
+    chrome.press("ArrowRight")
+    first = readout(chrome)
+    assert "step 1,5" in first
+    chrome.press("ArrowRight")
+    assert readout(chrome) != first
+    chrome.press("Escape")
+    whole = scale(chrome)
+    chrome.press("+")
+    for _ in range(9):
+        chrome.press("PageUp")
+    readout(chrome)
+    assert scale(chrome) < whole  # the peak of the first half of a run that grows
+    chrome.press("0")
+    readout(chrome)
+    assert scale(chrome) == whole
+
+
+def test_lines_can_be_switched_and_steps_shown(chrome, page):
+    chrome.open(page, 1400)
+    before = pixels(chrome, "--s1")
+    chrome.value("document.querySelectorAll('.legend button')[1].click()")
+    readout(chrome)
+    assert pixels(chrome, "--s1") < before / 4
+    pressed = "document.querySelectorAll('.legend button')[1].getAttribute('aria-pressed')"
+    assert chrome.value(pressed) == "false"
+    chrome.value("[...document.querySelectorAll('.bar button')][1].click()")
+    readout(chrome)
+    assert chrome.complaints() == []
+    assert chrome.value("document.querySelectorAll('.bar button')[1].ariaPressed") == "true"
+
+
+def test_an_event_of_the_table_is_shown_on_the_time_line(chrome, page):
+    chrome.open(page, 1400)
+    chrome.value("document.querySelectorAll('.jump')[1].click()")
+    assert "leak: leak: +1.0 KiB/step in heap since step 3" in readout(chrome)
+
+
+def test_paper_is_light_and_the_screen_is_as_before_afterwards(chrome, page, tmp_path):
+    chrome.open(page, 1400, dark=True)
+    chrome.pdf(tmp_path / "run.pdf")
+    assert (tmp_path / "run.pdf").read_bytes().startswith(b"%PDF")
+    assert chrome.value("document.documentElement.className") == ""
+    assert chrome.complaints() == []
+    assert pixels(chrome, "--s3") > 400
+
+
+def test_ten_million_samples_fit_into_two_mebibytes(chrome, tmp_path, capsys):
+    path, out = str(tmp_path / "long.mem"), tmp_path / "long.html"
+    with _core.RecordWriter(path, [("step", ""), ("rss", "B"), ("heap_used", "B")]) as writer:
+        append = writer.append
+        for i in range(10_000_000):
+            append(10**15 + i * 10**6, [i >> 4, (i & 1023) << 20 | 5, 1 << 28])
+        append(10**15 + 10**13, [10**6, 3 << 30, 1 << 28])
+        for i in range(200_000):
+            append(10**15 + 10**13 + i * 10**6, [10**6, 1 << 30, 1 << 28])
+    write_report(memtools.read_record(path), out)
+    assert out.stat().st_size < 2 * MIB
+    chrome.open(out, 1400)
+    assert "3.00 GiB" in chrome.value("document.querySelector('.legend').innerText")
+    ready = chrome.value("document.documentElement.dataset.ready")
+    with capsys.disabled():
+        print(f"\n10,200,001 samples: {size(out.stat().st_size)}, drawn {ready} ms after opening")
