@@ -1,8 +1,9 @@
 """What `make demo` runs: every example twice, once as people write it and once with memtools.
 
-Each variant trains in its own process from the same seed. A table for each example says what its
-variants cost and whether the losses (and what a model sampled) are the same, compared bit for bit;
-if they are not, the exit status is 1.
+Each variant trains in its own process from the same seed, under `memtools run` with the same stated
+limit, which leaves a record of its memory. A table for each example says what its variants cost and
+whether the losses (and what a model sampled) are the same, compared bit for bit; if they are not,
+the exit status is 1. At the end one page, report.html, shows all records.
 
     python examples/demo.py
     python examples/demo.py --only moe_world_model --updates 100 -- --env Pendulum-v1
@@ -35,6 +36,7 @@ class Case:
 
     name: str
     holds: str  # what its result's held_bytes are of
+    limit: str  # what counts as full: the monitor's percent and forecasts are of it
     variants: dict[str, list[str]]
 
     @property
@@ -46,25 +48,28 @@ CASES = [
     Case(
         "moe_world_model",
         "gates",
+        "768 MiB",
         {"list": ["--history", "list"], "memtools": ["--history", "memtools"]},
     ),
     Case(
         "rl_generation",
         "cache",
+        "768 MiB",
         {"naive": ["--cache", "naive"], "memtools": ["--cache", "pool"]},
     ),
 ]
 
 
-def run(case: Case, variant: str, arguments: list[str], show: Show) -> Result:
-    """Runs one variant to its end in a process of its own."""
+def run(case: Case, variant: str, arguments: list[str], show: Show, record: Path) -> Result:
+    """Runs one variant to its end in a process of its own, which writes a record."""
     script = Path(__file__).with_name(case.script)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "result.json")
         options = [*case.variants[variant], "--progress", "--json", str(out), *arguments]
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+        monitor = ["-m", "memtools", "run", "--quiet", "--log", str(record), "--limit", case.limit]
         with subprocess.Popen(
-            [sys.executable, str(script), *options],
+            [sys.executable, *monitor, str(script), *options],
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
@@ -163,6 +168,13 @@ def all_same(results: dict[str, Result]) -> bool:
     return all(same(reference, other) == "yes" for other in others)
 
 
+def write_report(records: list[Path], page: Path) -> None:
+    """One page of all records, by `memtools report`; its last line says what it wrote."""
+    command = [sys.executable, "-m", "memtools", "report", *map(str, records), "-o", str(page)]
+    if subprocess.run(command).returncode != 0:
+        sys.exit(f"{page} could not be written")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     names = [case.name for case in CASES]
@@ -170,6 +182,8 @@ def main() -> int:
     parser.add_argument("--updates", type=int, help="default: each example's own")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="PATH", help="write all results there")
+    parser.add_argument("--report", metavar="PATH", default="report.html", type=Path)
+    parser.add_argument("--records", metavar="FOLDER", type=Path, help="keep the records there")
     parser.add_argument("extra", nargs="*", help="after --: options for the example")
     options = parser.parse_args()
     if options.extra and options.only is None:
@@ -179,15 +193,21 @@ def main() -> int:
         arguments += ["--updates", str(options.updates)]
 
     everything: dict[str, dict[str, Result]] = {}
-    for case in CASES:
-        if options.only not in (None, case.name):
-            continue
-        print(f"{case.name}, seed {options.seed}:", flush=True)
-        results = everything[case.name] = {}
-        for variant in case.variants:
-            with progress(variant) as show:
-                results[variant] = run(case, variant, arguments, show)
-        print(f"\n{table(results, case.holds)}\n", flush=True)
+    records: list[Path] = []
+    with tempfile.TemporaryDirectory() as folder:
+        kept = options.records or Path(folder)
+        kept.mkdir(parents=True, exist_ok=True)
+        for case in CASES:
+            if options.only not in (None, case.name):
+                continue
+            print(f"{case.name}, seed {options.seed}, limit {case.limit}:", flush=True)
+            results = everything[case.name] = {}
+            for variant in case.variants:
+                records.append(kept / f"{case.name}-{variant}.mem")
+                with progress(variant) as show:
+                    results[variant] = run(case, variant, arguments, show, records[-1])
+            print(f"\n{table(results, case.holds)}\n", flush=True)
+        write_report(records, options.report)
     if options.json:
         Path(options.json).write_text(json.dumps(everything))
     return 0 if all(map(all_same, everything.values())) else 1

@@ -107,7 +107,7 @@ class MemoryMonitor(Readings):
         """Stop, and complete the record. Twice is fine, in a signal handler too."""
         self._end("stop()", last_look=True)
 
-    def _end(self, how: str, *, last_look: bool = False) -> None:
+    def _end(self, how: str | None, *, last_look: bool = False) -> None:
         run = self._live
         if run is not None and run.end(how, last_look=last_look):
             self._live = self._book = None

@@ -84,6 +84,12 @@ class Log:
             self._try(lambda writer: writer.close())
         self.writes = False
 
+    def close_at_exit(self) -> None:
+        """The end event, with the exit code, and the close are left to the end of the process."""
+        if self._writer is not None:
+            self._try(lambda writer: writer._close_at_exit())
+        self.writes = False
+
     def abandon(self) -> None:
         """In a forked child: the record is the parent's."""
         self._writer, self.writes = None, False

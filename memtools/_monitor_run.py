@@ -174,9 +174,10 @@ class Run:
         name = "" if settings.name is None else f"{settings.name}: "
         return f"{name}{watched} every {settings.interval_ns / 1e6:g} ms; {self.source}"
 
-    def end(self, how: str, *, last_look: bool) -> bool:
+    def end(self, how: str | None, *, last_look: bool) -> bool:
         """Stops the thread and closes the record; False where that was done already. Raises
-        nothing: the program goes on or ends as it would."""
+        nothing: the program goes on or ends as it would. Without `how`, the process is about to
+        end, and its exit code, which nobody knows yet, is to be recorded."""
         try:
             self._open.pop()
         except IndexError:
@@ -194,8 +195,11 @@ class Run:
             self.sampler.stop()
         except Exception as error:
             self.log.complain("stop", f"stop() failed: {error}")
-        self.log.event("end", f"exit: {how}")
-        self.log.close()
+        if how is None:
+            self.log.close_at_exit()
+        else:
+            self.log.event("end", f"exit: {how}")
+            self.log.close()
         return True
 
     def look(self) -> int:
@@ -258,7 +262,7 @@ class Owner(Protocol):
     _live: Run | None
     _book: PhaseBook | None
 
-    def _end(self, how: str, *, last_look: bool = False) -> None: ...
+    def _end(self, how: str | None, *, last_look: bool = False) -> None: ...
 
 
 _owners: set[Owner] = set()  # those that run: a program may lose sight of one, as of a thread

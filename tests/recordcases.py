@@ -22,6 +22,7 @@ def make(path: str = PATH) -> _core.RecordWriter:
 
 
 WRITER = make(os.path.join(FOLDER.name, "open.mem"))
+LEFT = make(os.path.join(FOLDER.name, "left.mem"))  # to the end of the process
 
 
 def refused(call: Case) -> None:
@@ -77,6 +78,7 @@ CASES: dict[str, list[Case]] = {
         lambda: refused(lambda: WRITER.phase("x", "1")),  # type: ignore[arg-type]
     ],
     "RecordWriter.flush": [WRITER.flush],
+    "RecordWriter._close_at_exit": [LEFT._close_at_exit],
     "RecordWriter.close": [lambda: make().close()],
     "RecordWriter.__enter__": [WRITER.__enter__],
     "RecordWriter.__exit__": [lambda: make().__exit__(None, None, None)],

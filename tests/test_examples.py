@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+import memtools
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 TINY = ["--updates", "16", "--batch", "64"]
 BLOCKS, LIMIT_KIB = 3, 64
@@ -78,9 +80,17 @@ def test_the_summary_counts_entries_that_were_evicted(trained: dict[str, Any]) -
 
 def test_the_demo_prints_a_table_and_finds_the_losses_the_same(tmp_path: Path) -> None:
     out = tmp_path / "demo.json"
-    options = ["--only", "moe_world_model", "--updates", "8", "--json", str(out)]
+    page = tmp_path / "report.html"
+    kept = ["--report", str(page), "--records", str(tmp_path / "records")]
+    options = ["--only", "moe_world_model", "--updates", "8", "--json", str(out), *kept]
     done = execute("demo.py", *options, "--", "--batch", "32")
     assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith(f"Wrote {page} (")
+    for variant in ("list", "memtools"):
+        record = memtools.read_record(tmp_path / "records" / f"moe_world_model-{variant}.mem")
+        assert record.samples.values["step"][-1] == 8
+        assert record.events[-1].text == "exit: code 0"
+        assert f"moe_world_model-{variant}.mem" in page.read_text()
     lines = [line.split() for line in done.stdout.splitlines()]
     rule = next(i for i, line in enumerate(lines) if line and set("".join(line)) == {"-"})
     before, after = lines[rule + 1 : rule + 3]
@@ -151,7 +161,8 @@ RL_TINY = ["--updates", "4", "--pretrain-steps", "40", "--new-tokens", "32", "--
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """rl_generation.py in both variants, run by the demo: what it printed, and the results."""
     out = tmp_path_factory.mktemp("rl") / "demo.json"
-    done = execute("demo.py", "--only", "rl_generation", "--json", str(out), "--", *RL_TINY)
+    options = ["--json", str(out), "--report", str(out.with_suffix(".html"))]
+    done = execute("demo.py", "--only", "rl_generation", *options, "--", *RL_TINY)
     assert done.returncode == 0, done.stderr
     return {**json.loads(out.read_text())["rl_generation"], "printed": done.stdout}
 

@@ -3,6 +3,8 @@
 
 #include <errno.h>
 #include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <structmember.h>
 #include <time.h>
@@ -15,6 +17,7 @@ typedef struct RecordWriter {
     PyObject_HEAD mt_state *state; /* kept alive by the type */
     PyObject *path;                /* a str */
     bool begun;                    /* record is initialised */
+    bool at_exit;                  /* end_with_status is registered */
     mt_record record;
     mt_recordfile file;
 } RecordWriter;
@@ -260,6 +263,38 @@ recordwriter_close(PyObject *op, PyObject *Py_UNUSED(none))
     Py_RETURN_NONE;
 }
 
+/* Within exit(), when the interpreter has gone: of the object, only what is not Python's is used.
+ */
+static void
+end_with_status(int status, void *op)
+{
+    RecordWriter *self = op;
+    char text[32];
+    int n = snprintf(text, sizeof text, "exit: code %d", status & 0xFF);
+    mt_record_event e = {.time_ns = clock_ns(CLOCK_MONOTONIC),
+                         .step = MT_UNKNOWN,
+                         .kind = "end",
+                         .kind_bytes = 3,
+                         .text = text,
+                         .text_bytes = (size_t)n};
+
+    mt_record_write_event(&self->record, &e);
+    end(self);
+}
+
+/* The object is never freed then: its memory is that of the process. */
+static PyObject *
+recordwriter_close_at_exit(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    RecordWriter *self = (RecordWriter *)op;
+
+    if (self->at_exit) Py_RETURN_NONE;
+    if (on_exit(end_with_status, op) != 0) return PyErr_NoMemory();
+    Py_INCREF(op);
+    self->at_exit = true;
+    Py_RETURN_NONE;
+}
+
 static PyObject *
 recordwriter_exit(PyObject *op, PyObject *Py_UNUSED(exception))
 {
@@ -440,6 +475,10 @@ static PyMethodDef methods[] = {
     METHOD(flush, METH_NOARGS,
            "flush($self, /)\n--\n\n"
            "Wait until it is on the disk; only a power failure makes that necessary. OSError."),
+    {"_close_at_exit", recordwriter_close_at_exit, METH_NOARGS,
+     "_close_at_exit($self, /)\n--\n\n"
+     "When the process ends, as the last of all, write the exit code as an event and close. Not "
+     "where a signal or os._exit ends it."},
     METHOD(close, METH_NOARGS, "close($self, /)\n--\n\nMark the record as complete; idempotent."),
     {"__enter__", recordwriter_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
     {"__exit__", recordwriter_exit, METH_VARARGS, "__exit__($self, /, *exception)\n--\n\n"},

@@ -17,6 +17,8 @@ from memtools import MemtoolsError, __version__
 from memtools.cli.doctor import Doctor
 from memtools.cli.explain import Explain
 from memtools.cli.report import Report
+from memtools.cli.run import Run
+from memtools.cli.watch import Watch
 
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 
@@ -32,7 +34,7 @@ class Command(Protocol):
     def run(self, args: argparse.Namespace) -> int: ...
 
 
-COMMANDS: tuple[type[Command], ...] = (Doctor, Explain, Report)
+COMMANDS: tuple[type[Command], ...] = (Doctor, Run, Watch, Report, Explain)
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,0 +1,162 @@
+"""The inside of `memtools run train.py`: starts the monitor before the program, ends it after.
+
+    cli/boot/sitecustomize.py ──► begin(options) ──► the program ──► atexit, last of all: summary
+
+Nothing here may change what the program does. Steps are those of torch's optimizers, counted by a
+hook that torch offers for it and that is set when the program imports torch; an unchanged program
+gets its leak test and guard there, at the end of an optimizer's step on its own thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from memtools._monitor_run import exception_words
+
+if TYPE_CHECKING:
+    from memtools import MemoryMonitor
+
+OPTIMIZER = "torch.optim.optimizer"
+PATIENCE = 16  # steps of other optimizers after which the first is taken to be out of use
+NAMES = 99
+TEXT = 150
+
+
+class StepCounter:
+    """Counts the steps of one optimizer; with several in turn, those of the first one alone.
+
+    A generator and a discriminator that step in turn make one step of training. When the optimizer
+    that counts is gone, or silent while others step 16 times, the next takes its place.
+    """
+
+    # torch.compile leaves calls of it to Python.
+    _torchdynamo_disable = True
+
+    def __init__(self, monitor: MemoryMonitor) -> None:
+        self._monitor = monitor
+        self._first: int | None = None
+        self._others = 0
+
+    def __call__(self, optimizer: object, args: object, kwargs: object) -> None:
+        self._others += 1
+        if self._first is None or self._others > PATIENCE:
+            self._first = id(optimizer)
+        if id(optimizer) == self._first:
+            self._others = 0
+            self._monitor.step()
+
+
+class _Imported:
+    """Hears of the import of torch's optimizers, once; before and after it nothing is different."""
+
+    def __init__(self, counter: StepCounter) -> None:
+        self._counter = counter
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name != OPTIMIZER:
+            return None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        for finder in sys.meta_path:
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    loader: Any = _Loader(spec.loader, self._counter)
+                    spec.loader = loader
+                return spec
+        return None
+
+
+class _Loader:
+    def __init__(self, inner: Any, counter: StepCounter) -> None:
+        self._inner = inner
+        self._counter = counter
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._inner.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._inner
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._inner
+        self._inner.exec_module(module)
+        # An older torch has no such hook: its steps are then not counted.
+        register = getattr(module, "register_optimizer_step_post_hook", None)
+        if register is not None:
+            register(self._counter)
+
+
+def count_steps(monitor: MemoryMonitor) -> None:
+    """Calls monitor.step() after each step of the first optimizer that the program steps."""
+    sys.meta_path.insert(0, _Imported(StepCounter(monitor)))
+
+
+def _stop(reason: str) -> NoReturn:
+    """Before the program has begun. SystemExit would be reported as a fault of site."""
+    os.write(2, f"memtools run: {reason}\n".encode(errors="backslashreplace"))
+    os._exit(1)
+
+
+def log_names(log: str | None, environment: Any = os.environ) -> list[str]:
+    """The path that was asked for; else run.mem and, while another run writes that, run-2.mem and
+    so on. Ranks of one job get a name each."""
+    if log is not None:
+        return [log]
+    rank = environment.get("RANK", "")
+    stem = f"run.rank{rank}" if rank.isdigit() and environment.get("WORLD_SIZE") != "1" else "run"
+    return [f"{stem}.mem", *(f"{stem}-{n}.mem" for n in range(2, NAMES + 1))]
+
+
+def _started(options: dict[str, Any]) -> MemoryMonitor:
+    from memtools import MemoryMonitor
+
+    for path in (names := log_names(options["log"])):
+        monitor = MemoryMonitor(path, options["interval_ms"], limit=options["limit"])
+        try:
+            monitor.start()
+        except OSError as error:
+            if error.errno != errno.EBUSY or path == names[-1]:
+                raise
+            continue
+        return monitor
+    raise AssertionError("there is at least one name")
+
+
+def _ending() -> str | None:
+    """The exception that the interpreter has printed, in words. Without one, nobody knows yet by
+    what code the process ends: SystemExit has gone from sight."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return None if error is None else exception_words(error)[:TEXT]
+
+
+def _end(monitor: MemoryMonitor, options: dict[str, Any], pid: int) -> None:
+    if os.getpid() != pid:  # a forked child that ends as Python programs do
+        return
+    path = str(monitor.record_path)
+    limit = monitor.metrics().get("memory/host_limit_bytes")
+    monitor._end(_ending(), last_look=True)
+    if not options["quiet"]:
+        from memtools._runsummary import Summary, write_summary
+
+        summary = Summary.of_record(path, None if limit is None else int(limit))
+        write_summary(summary, options["json"])
+
+
+def begin(options: dict[str, Any]) -> None:
+    """Called by sitecustomize.py with what `memtools run` was told."""
+    try:
+        monitor = _started(options)
+        if options["guard"] is not None:
+            monitor.guard(options["guard"], action="raise")
+    except Exception as error:
+        _stop(" ".join(str(error).split()) or type(error).__name__)
+    count_steps(monitor)
+    # Registered first, so called last: after the program's own, and after its threads have ended.
+    atexit.register(_end, monitor, options, os.getpid())

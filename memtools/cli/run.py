@@ -1,0 +1,145 @@
+"""`memtools run`: a script in an interpreter of its own, or any command as a child."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from memtools import MemtoolsError
+from memtools._size import parse_bytes
+
+PACKAGE = Path(__file__).resolve().parent.parent
+BOOT = PACKAGE / "cli" / "boot"
+
+
+def size(text: str) -> int:
+    try:
+        return parse_bytes(text, "the limit")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def fraction(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if 0 < value <= 1:
+        return value
+    raise argparse.ArgumentTypeError(f"a share of the limit is above 0 and at most 1, got {text}")
+
+
+def milliseconds(text: str) -> int:
+    if text.isdecimal() and 1 <= int(text) <= 60_000:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"an interval is 1 to 60000 ms, got {text}")
+
+
+class Run:
+    """Run a training script, or any command, under the monitor.
+
+    memtools run train.py --lr 0.1      the script, as `python train.py --lr 0.1` would run it
+    memtools run -m package.train       a module; -c CODE and - (standard input) work as well
+    memtools run -- torchrun train.py   any command, watched from outside with all its descendants
+
+    The record, run.mem, survives whatever ends the run. A summary goes to stderr at the end; stdout
+    is the program's own. The exit code is the program's: 1 for a record that cannot be made, 2 for
+    wrong usage and a script that is not there, 126 and 127 for a command that cannot be executed or
+    found, 128 + n where signal n ended it, which ends this command too.
+    """
+
+    name = "run"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--log", metavar="PATH", help="the record (default: run.mem, or run-2.mem if in use)")
+        add("--interval-ms", type=milliseconds, default=10, metavar="N", help="default: 10")
+        add("--limit", type=size, metavar="SIZE", help='what counts as full, for example "12 GiB"')
+        add(
+            "--guard",
+            type=fraction,
+            metavar="FRACTION",
+            help="of the limit: there, raise HostMemoryPressure at the end of a step; "
+            "a command after -- gets SIGTERM",
+        )
+        add("--quiet", action="store_true", help="no summary at the end")
+        add("--json", action="store_true", help="the summary as one line of JSON, on stderr")
+        rest = argparse.REMAINDER
+        add("-m", nargs=rest, dest="module", metavar="MODULE", help="a module and its arguments")
+        add("-c", nargs=rest, dest="code", metavar="CODE", help="a program and its arguments")
+        add("command", nargs=rest, metavar="script ... | -- command ...", help="what to run")
+
+    def run(self, args: argparse.Namespace) -> int:
+        words: list[str] = args.command
+        if args.module is not None or args.code is not None:
+            flag, first = ("-m", args.module) if args.module is not None else ("-c", args.code)
+            if not first:
+                return wrong(f"{flag} needs an argument")
+            return exec_python(args, [flag, *first, *words])
+        if not words or words == ["--"]:
+            return wrong("nothing to run: give a script, or -- and a command")
+        if words[0] == "--":
+            from memtools.cli._tree import run_command
+
+            return run_command(words[1:], args)
+        if words[0] != "-" and not os.path.exists(words[0]):
+            return wrong(f"there is no script {words[0]}")
+        return exec_python(args, words)
+
+
+def wrong(reason: str) -> int:
+    print(f"memtools run: {reason} (see memtools run --help)", file=sys.stderr)
+    return 2
+
+
+def interpreter() -> list[str]:
+    """This Python with its own flags. What starts the monitor in it comes by PYTHONPATH."""
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        raise MemtoolsError(
+            "a script cannot be run under Python's -E, -I or -S, which ignore what starts the "
+            "monitor; leave them out, or watch from outside: memtools run -- python -I ..."
+        )
+    if not sys.executable or os.pathsep in str(BOOT):
+        raise MemtoolsError(
+            f"Python cannot be started with {BOOT} on PYTHONPATH; "
+            "watch from outside: memtools run -- python ..."
+        )
+    return [sys.executable, *own_flags(sys.orig_argv, len(sys.argv) - 1)]
+
+
+def own_flags(command: Sequence[str], arguments: int) -> list[str]:
+    """What stands between `python` and `-m memtools`, or its script, with so many arguments."""
+    flags = list(command[1 : max(1, len(command) - arguments - 1)])
+    if flags and re.fullmatch("-[A-Za-z]*[mc]", flags[-1]):
+        others = flags.pop()[:-1]
+        flags += [others] if others != "-" else []
+    return flags
+
+
+def environment(args: argparse.Namespace) -> dict[str, str]:
+    before = os.environ.get("PYTHONPATH")
+    options = {
+        "log": args.log,
+        "interval_ms": args.interval_ms,
+        "limit": args.limit,
+        "guard": args.guard,
+        "quiet": args.quiet,
+        "json": args.json,
+        "pythonpath": before,
+        "root": str(PACKAGE.parent),
+    }
+    path = os.pathsep.join([str(BOOT), *([before] if before else [])])
+    return {**os.environ, "PYTHONPATH": path, "MEMTOOLS_RUN": json.dumps(options)}
+
+
+def exec_python(args: argparse.Namespace, words: Sequence[str]) -> NoReturn:
+    command = [*interpreter(), *words]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], command, environment(args))
