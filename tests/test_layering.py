@@ -15,7 +15,9 @@ PROJECT = Path(__file__).resolve().parent.parent
 LAYERS = {"core", "os", "cuda", "py", "torch"}
 THE_CPP_FILE = "csrc/torch/torch_shim.cpp"
 IMPORTED_IN = {"torch": "memtools/_bridge.py", "matplotlib": "memtools/_plot.py", "numpy": "-",
-               "transformers": "memtools/integrations/"}  # fmt: skip
+               "prometheus_client": "memtools/export/",
+               **dict.fromkeys(["transformers", "lightning", "pytorch_lightning"],
+                               "memtools/integrations/")}  # fmt: skip
 C_LINES, PYTHON_LINES = 600, 400
 
 # Our own headers: which layer may include which.
@@ -327,6 +329,7 @@ WRONG_IMPORTS = [
     ("memtools/_plot.py", "def f():\n    import numpy"),
     ("memtools/_bridge.py", "import matplotlib.pyplot"),
     ("memtools/_kvpool.py", "from transformers import Cache"),
+    ("memtools/export/x.py", "import lightning.pytorch"),
 ]
 RIGHT_IMPORTS = [
     ("memtools/_bridge.py", "def f():\n    import torch"),

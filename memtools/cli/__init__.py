@@ -15,6 +15,7 @@ from typing import NoReturn, Protocol
 
 from memtools import MemtoolsError, __version__
 from memtools.cli.doctor import Doctor
+from memtools.cli.export import Export
 
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 
@@ -30,7 +31,7 @@ class Command(Protocol):
     def run(self, args: argparse.Namespace) -> int: ...
 
 
-COMMANDS: tuple[type[Command], ...] = (Doctor,)
+COMMANDS: tuple[type[Command], ...] = (Doctor, Export)
 
 
 class Parser(argparse.ArgumentParser):
