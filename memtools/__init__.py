@@ -7,7 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from memtools._version import __version__
-from memtools.errors import BudgetError, DeviceError, MemtoolsError, ShimUnavailable
+from memtools.errors import (
+    BudgetError,
+    DeviceError,
+    HostMemoryPressure,
+    MemtoolsError,
+    ShimUnavailable,
+)
 
 if TYPE_CHECKING:
     from memtools._aux_loss import AuxLoss
@@ -18,6 +24,7 @@ if TYPE_CHECKING:
     from memtools._hostmem import HostMemory, host_memory
     from memtools._kvpool import KVLease, KVPool, KVStats
     from memtools._leaks import LeakDetector, LeakVerdict, StepsLeft
+    from memtools._monitor import MemoryMonitor
     from memtools._record import Record, read_record
     from memtools._stats import GateStats
 
@@ -33,11 +40,13 @@ __all__ = [
     "Growth",
     "Holder",
     "HostMemory",
+    "HostMemoryPressure",
     "KVLease",
     "KVPool",
     "KVStats",
     "LeakDetector",
     "LeakVerdict",
+    "MemoryMonitor",
     "MemtoolsError",
     "Record",
     "ShimUnavailable",
@@ -65,6 +74,7 @@ _LATER = {
     "KVStats": "_kvpool",
     "LeakDetector": "_leaks",
     "LeakVerdict": "_leaks",
+    "MemoryMonitor": "_monitor",
     "Record": "_record",
     "StepsLeft": "_leaks",
     "census": "_census",

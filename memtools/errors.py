@@ -6,6 +6,7 @@ from __future__ import annotations
 __all__ = [
     "BudgetError",
     "DeviceError",
+    "HostMemoryPressure",
     "MemtoolsError",
     "ShimUnavailable",
 ]
@@ -21,6 +22,14 @@ class BudgetError(MemtoolsError, MemoryError):
 
 class DeviceError(MemtoolsError, RuntimeError):
     """A device call failed, or there is no device runtime."""
+
+
+class HostMemoryPressure(MemtoolsError):  # noqa: N818 - the public name
+    """A guard of a MemoryMonitor: host memory is about to run out.
+
+    Raised out of `monitor.step()` on the main thread, between two steps, so that a checkpoint can
+    be saved before the system kills the process.
+    """
 
 
 class ShimUnavailable(MemtoolsError, RuntimeError):  # noqa: N818 - the public name

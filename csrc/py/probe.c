@@ -22,9 +22,8 @@ typedef struct Probe {
     bool is_open;      /* there was one */
 } Probe;
 
-/* Unknown is None, no limit is -1. */
-static PyObject *
-number(uint64_t value)
+PyObject *
+mt_py_number(uint64_t value)
 {
     if (value == MT_UNKNOWN) Py_RETURN_NONE;
     if (value == MT_UNLIMITED) return PyLong_FromLong(-1);
@@ -61,17 +60,16 @@ open_probe(Probe *self, const char *root, const mt_probe_ages *ages, mt_error *e
     return mt_phases_new(&mt_alloc_libc, self->peaks, ROWS, &self->phases, err);
 }
 
-/* "/" and "/x/" are "" and "/x", to which paths are appended. */
-static bool
-set_root(const char *given, char out[MT_PATH_ROOM])
+bool
+mt_py_root(const char *given, const char *who, char out[MT_PATH_ROOM])
 {
     size_t len = strlen(given);
 
     while (len > 0 && given[len - 1] == '/')
         len--;
     if (len > MT_PATH_ROOM / 2) {
-        PyErr_Format(PyExc_ValueError, "Probe(): root has %zu bytes, at most %d are possible", len,
-                     MT_PATH_ROOM / 2);
+        PyErr_Format(PyExc_ValueError, "%s(): root has %zu bytes, at most %d are possible", who,
+                     len, MT_PATH_ROOM / 2);
         return false;
     }
     memcpy(out, given, len);
@@ -95,7 +93,8 @@ probe_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (st == NULL ||
         !PyArg_ParseTupleAndKeywords(args, kwargs, "|sp:Probe", names, &given, &fresh))
         return NULL;
-    if (!set_root(given, root) || (self = (Probe *)type->tp_alloc(type, 0)) == NULL) return NULL;
+    if (!mt_py_root(given, "Probe", root) || (self = (Probe *)type->tp_alloc(type, 0)) == NULL)
+        return NULL;
     self->state = st;
     if (open_probe(self, root, fresh ? &never_old : &mt_probe_ages_usual, &err) == MT_OK)
         return (PyObject *)self;
@@ -123,14 +122,14 @@ probe_dealloc(PyObject *op)
 static PyObject *
 probe_rss(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    return number(mt_probe_linux_rss(((Probe *)op)->probe));
+    return mt_py_number(mt_probe_linux_rss(((Probe *)op)->probe));
 }
 
 static PyObject *
 as_tuple(PyObject *tuple, const uint64_t *values, Py_ssize_t n)
 {
     for (Py_ssize_t i = 0; tuple != NULL && i < n; i++) {
-        PyObject *value = number(values[i]);
+        PyObject *value = mt_py_number(values[i]);
         if (value == NULL)
             Py_CLEAR(tuple);
         else if (Py_TYPE(tuple) == &PyTuple_Type)
@@ -139,6 +138,12 @@ as_tuple(PyObject *tuple, const uint64_t *values, Py_ssize_t n)
             PyStructSequence_SET_ITEM(tuple, i, value);
     }
     return tuple;
+}
+
+PyObject *
+mt_py_sample(mt_state *st, const mt_sample *sample)
+{
+    return as_tuple(PyStructSequence_New(st->Sample), &sample->time_ns, FIELDS);
 }
 
 /* read(fields=HOST) */
@@ -154,7 +159,7 @@ probe_read(PyObject *op, PyObject *const *args, Py_ssize_t n)
     if (mask < 0 || mask > 2 * MT_READ_DEVICES - 1)
         return PyErr_Format(PyExc_ValueError, "fields is a sum of READ_ constants, got %ld", mask);
     mt_probe_linux_read(self->probe, (unsigned)mask, &sample);
-    return as_tuple(PyStructSequence_New(self->state->Sample), &sample.time_ns, FIELDS);
+    return mt_py_sample(self->state, &sample);
 }
 
 /* The walk takes milliseconds, and nothing of the probe that changes. */
@@ -184,7 +189,7 @@ probe_source(PyObject *op, PyObject *Py_UNUSED(none))
 
     memcpy(stated_by, cg->dir, cg->stated_by);
     stated_by[cg->stated_by] = 0;
-    return Py_BuildValue("(iNNNzNN)", cg->version, number(cg->limit), path_or_none(stated_by),
+    return Py_BuildValue("(iNNNzNN)", cg->version, mt_py_number(cg->limit), path_or_none(stated_by),
                          PyBool_FromLong(cg->above), cg->why, path_or_none(cg->pressure_path),
                          PyBool_FromLong(cg->pressure_of_host));
 }
@@ -212,7 +217,8 @@ probe_peak(PyObject *op, PyObject *Py_UNUSED(none))
         return PyErr_Format(PyExc_RuntimeError, "peak() tells the peak since reset_peak(), which "
                                                 "was not called; call it where you start to count");
     mt_peaks_look(self->peaks);
-    return Py_BuildValue("(NN)", number(self->since.peak), PyBool_FromLong(self->since.exact));
+    return Py_BuildValue("(NN)", mt_py_number(self->since.peak),
+                         PyBool_FromLong(self->since.exact));
 }
 
 /* enter(name, ends=False) */
@@ -245,8 +251,9 @@ probe_enter(PyObject *op, PyObject *const *args, Py_ssize_t n)
 static PyObject *
 seen_tuple(const mt_phase_seen *seen)
 {
-    return Py_BuildValue("(NNNNN)", number(seen->peak), number(seen->entry), number(seen->exit),
-                         number(seen->ns), PyBool_FromLong(seen->exact));
+    return Py_BuildValue("(NNNNN)", mt_py_number(seen->peak), mt_py_number(seen->entry),
+                         mt_py_number(seen->exit), mt_py_number(seen->ns),
+                         PyBool_FromLong(seen->exact));
 }
 
 static PyObject *
@@ -268,7 +275,7 @@ row_tuple(const mt_phase_row *r)
     return Py_BuildValue(
         "(NKKKKNNKN)", PyUnicode_DecodeUTF8(r->name, (Py_ssize_t)strlen(r->name), "replace"),
         (unsigned long long)r->count, (unsigned long long)r->open, (unsigned long long)r->total_ns,
-        (unsigned long long)r->most_ns, number(r->peak), number(r->most_rise),
+        (unsigned long long)r->most_ns, mt_py_number(r->peak), mt_py_number(r->most_rise),
         (unsigned long long)r->inexact, seen_tuple(&r->last));
 }
 

@@ -4,6 +4,19 @@
 
 #include "state.h"
 
+#include "../core/probe.h"
+#include "../os/procfile_linux.h"
+
+/* Unknown is None, no limit is -1. */
+PyObject *mt_py_number(uint64_t value);
+
+/* A Sample, which has no device columns. */
+PyObject *mt_py_sample(mt_state *st, const mt_sample *sample);
+
+/* "/" and "/x/" are "" and "/x", to which paths are appended. False with a ValueError that begins
+ * with `who`, for one that is too long. */
+bool mt_py_root(const char *given, const char *who, char out[MT_PATH_ROOM]);
+
 /* Registers Probe and Sample in the module. */
 int mt_py_probe_register(PyObject *module, mt_state *st);
 

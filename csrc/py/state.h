@@ -24,6 +24,7 @@ typedef struct mt_state {
     mt_peaks *peaks;   /* of this process, opened by the first Probe */
     PyTypeObject *RecordWriter;
     PyTypeObject *LeakDetector;
+    PyTypeObject *Sampler;
     mt_cudart *cudart; /* opened by the first CUDA tensor */
     /* From here on: NULL until connected. */
     const DLPackExchangeAPI *dlpack; /* static in torch */
@@ -52,6 +53,7 @@ int mt_py_gatehist_register(PyObject *module, mt_state *st);
 int mt_py_kvpool_register(PyObject *module, mt_state *st);
 int mt_py_kvlease_register(PyObject *module, mt_state *st);
 int mt_py_leakdetector_register(PyObject *module, mt_state *st);
+int mt_py_sampler_register(PyObject *module, mt_state *st);
 
 /* The CUDA runtime, opened at the first call; NULL with a DeviceError. */
 mt_cudart *mt_state_cudart(mt_state *st);

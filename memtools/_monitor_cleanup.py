@@ -1,0 +1,83 @@
+"""Giving memory back: Python's cycles, torch's cached blocks, malloc's idle pages."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from memtools import _bridge, _core
+from memtools._monitor_device import initialised
+from memtools._monitor_leaks import READ_HEAP
+from memtools._size import format_bytes
+
+WORTH = 64 << 20  # idle bytes of malloc that are worth a walk through its free lists
+
+
+def cleanup(probe: _core.Probe, devices: Sequence[int], aggressive: bool) -> dict[str, float]:
+    """What MemoryMonitor.cleanup_memory returns."""
+    rss, reserved = probe.rss(), _reserved(devices)
+    collected, gc_ms = _timed(lambda: gc.collect() + (gc.collect() if aggressive else 0))
+    emptied, cache_ms = _timed(_empty_cache)
+    idle = probe.read(READ_HEAP).heap_free
+    trims = aggressive or (idle is not None and idle >= WORTH)
+    trimmed, trim_ms = _timed(_trim) if trims else (False, 0.0)
+    host, device = _fallen(rss, probe.rss()), _fallen(reserved, _reserved(devices))
+    return {
+        "freed_bytes": host + device,
+        "host_freed_bytes": host,
+        "device_freed_bytes": device,
+        "collected_objects": collected,
+        "ms": gc_ms + cache_ms + trim_ms,
+        "gc_ms": gc_ms,
+        "empty_cache_ms": cache_ms if emptied else 0.0,
+        "trim_ms": trim_ms if trimmed else 0.0,
+    }
+
+
+def in_words(done: dict[str, float]) -> str:
+    parts = [f"gc ({done['collected_objects']:.0f} objects) {done['gc_ms']:.1f} ms"]
+    for key, name in (("empty_cache_ms", "empty_cache"), ("trim_ms", "malloc_trim")):
+        parts += [f"{name} {done[key]:.1f} ms"] if done[key] else []
+    freed = f"freed {format_bytes(done['host_freed_bytes'])} on the host"
+    if done["device_freed_bytes"]:
+        freed += f", {format_bytes(done['device_freed_bytes'])} on the devices"
+    return f"{', '.join(parts)}: {freed}"
+
+
+def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    begin = time.perf_counter()
+    result = call()
+    return result, 1e3 * (time.perf_counter() - begin)
+
+
+def _reserved(devices: Sequence[int]) -> int | None:
+    torch = _bridge.loaded()
+    if not devices or not initialised(torch):
+        return None
+    stats = (torch.cuda.memory_stats_as_nested_dict(i)["reserved_bytes"]["all"] for i in devices)
+    return sum(int(stat["current"]) for stat in stats)
+
+
+def _empty_cache() -> bool:
+    torch = _bridge.loaded()
+    if not initialised(torch):
+        return False
+    torch.cuda.empty_cache()
+    return True
+
+
+def _trim() -> bool:
+    """False on a C library that cannot."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError):
+        return False
+    trim(ctypes.c_size_t(0))
+    return True
+
+
+def _fallen(before: int | None, after: int | None) -> int:
+    return 0 if before is None or after is None else max(0, before - after)

@@ -1,0 +1,152 @@
+"""CUDA devices as a monitor sees them: torch's own counters, and exact peaks of nested phases.
+
+Nothing here makes a CUDA context: as long as the program has not, all figures are unknown.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from memtools import _bridge
+from memtools._monitor_text import DeviceTiers
+from memtools.errors import DeviceError
+
+MOST_DEVICES = 8  # that a sample has room for
+
+
+def parse_device(device: object) -> tuple[str, int | None]:
+    """("auto", None), ("cpu", None), ("cuda", None for all or the index)."""
+    text = str(device)  # a torch.device shows itself so
+    match = re.fullmatch(r"(auto|cpu|cuda)(?::(\d+))?", text)
+    if match is None or (match[2] and match[1] != "cuda"):
+        raise ValueError(f'device is "auto", "cpu", "cuda" or like "cuda:1", got {text!r}')
+    index = None if match[2] is None else int(match[2])
+    if index is not None and index >= MOST_DEVICES:
+        raise ValueError(f"device: cuda:0 to cuda:{MOST_DEVICES - 1} can be watched, got {text!r}")
+    return match[1], index
+
+
+def find_devices(device: object, root: str = "/") -> tuple[int, ...]:
+    """Indexes of the devices to watch. Imports torch only for "cuda" and "cuda:1".
+
+    Raises DeviceError where a device was asked for by name and is not there.
+    """
+    kind, index = parse_device(device)
+    if kind == "cpu":
+        return ()
+    if kind == "auto":
+        torch = _bridge.loaded()
+        count = _count_files(root) if torch is None else _count(torch)
+        return tuple(range(min(count, MOST_DEVICES)))
+    try:
+        count = _count(_bridge.connect().torch)
+    except ImportError as error:
+        raise DeviceError(f"device={str(device)!r}: {error}") from error
+    if count <= (index or 0):
+        raise DeviceError(
+            f"device={str(device)!r}: torch sees {count} CUDA devices; pass device='auto', "
+            "which watches what is there"
+        )
+    return tuple(range(min(count, MOST_DEVICES))) if index is None else (index,)
+
+
+def _count(torch: Any) -> int:
+    """That torch would see. Asks NVML where it can, and makes no context."""
+    if torch.version.cuda is None:
+        return 0
+    return int(torch.cuda.device_count())
+
+
+def _count_files(root: str) -> int:
+    """Before torch is imported: what the kernel's driver lists, less what is hidden."""
+    try:
+        count = len(os.listdir(Path(root, "proc/driver/nvidia/gpus")))
+    except OSError:
+        return 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return count
+    return min(count, len([part for part in visible.split(",") if part.strip()]))
+
+
+def initialised(torch: Any) -> bool:
+    """Whether the program has made a CUDA context in this process."""
+    return torch is not None and torch.version.cuda is not None and torch.cuda.is_initialized()
+
+
+def tiers(index: int) -> DeviceTiers:
+    """As torch and the driver count now; some 10 us of torch and one call of the driver."""
+    torch = _bridge.loaded()
+    if not initialised(torch):
+        return DeviceTiers(index, None, None, None, None, None)
+    stats = torch.cuda.memory_stats_as_nested_dict(index)
+    free, total = torch.cuda.mem_get_info(index)
+    return DeviceTiers(
+        index,
+        stats["allocated_bytes"]["all"]["current"],
+        stats["reserved_bytes"]["all"]["current"],
+        free,
+        total,
+        stats["inactive_split_bytes"]["all"]["current"],
+    )
+
+
+def allocated(indexes: Sequence[int]) -> int | None:
+    """Bytes in tensors on all these devices; None before there is a context."""
+    torch = _bridge.loaded()
+    if not indexes or not initialised(torch):
+        return None
+    found = (torch.cuda.memory_stats_as_nested_dict(i)["allocated_bytes"]["all"] for i in indexes)
+    return sum(int(stat["current"]) for stat in found)
+
+
+class DevicePeaks:
+    """The exact peak of each of several intervals that overlap, by torch's one mark a device.
+
+    As csrc/core/peaks.h does it for the host: whoever begins reads the mark for all that are open
+    and sets it back, whoever ends reads it. So the phases of this monitor may nest; what else in
+    the program calls `torch.cuda.reset_peak_memory_stats` makes peaks too low.
+    """
+
+    __slots__ = ("_indexes", "_lock", "_open", "run")
+
+    def __init__(self, indexes: Sequence[int]) -> None:
+        self._indexes = tuple(indexes)
+        self._open: dict[int, dict[int, int]] = {}
+        #: of the whole run, by device
+        self.run: dict[int, int] = {}
+        self._lock = threading.RLock()  # a signal handler may leave a phase while another begins
+        self._look(reset=True)
+        self.run.clear()  # what was before is not of this run
+
+    def enter(self, token: int) -> None:
+        with self._lock:
+            self._look(reset=True)
+            self._open[token] = {}
+
+    def leave(self, token: int) -> dict[int, int]:
+        """Bytes by device; empty where nothing is known."""
+        with self._lock:
+            self._look(reset=False)
+            return self._open.pop(token, {})
+
+    def look(self) -> None:
+        """Brings the peaks of everything that is open, and of the run, up to date."""
+        with self._lock:
+            self._look(reset=False)
+
+    def _look(self, reset: bool) -> None:
+        torch = _bridge.loaded()
+        if not initialised(torch):
+            return
+        for index in self._indexes:
+            stat = torch.cuda.memory_stats_as_nested_dict(index)["allocated_bytes"]["all"]
+            for peaks in (self.run, *self._open.values()):
+                peaks[index] = max(peaks.get(index, 0), stat["peak"])
+            if reset and stat["peak"] > stat["current"]:
+                torch.cuda.reset_peak_memory_stats(index)

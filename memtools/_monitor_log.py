@@ -1,0 +1,114 @@
+"""The record and the complaints of a monitor: nothing in here ends a training run."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from memtools import _core
+
+logger = logging.getLogger("memtools")
+
+_REMEDIES = {
+    errno.ENOSPC: "free space there, or name another place, such as one in /dev/shm",
+    errno.EDQUOT: "free space there, or name another place, such as one in /dev/shm",
+    errno.EROFS: "the file system is read-only; name another place, such as one in /tmp",
+    errno.EACCES: "name a place where this user may write, such as one in /tmp",
+    errno.EPERM: "name a place where this user may write, such as one in /tmp",
+    errno.ENOENT: "make its directory first, or name another place",
+    errno.ENOTDIR: "make its directory first, or name another place",
+    errno.EMFILE: "close files, or raise the limit by ulimit -n",
+    errno.ENFILE: "the machine has no file descriptors left; close files",
+    errno.EBUSY: "give each process a record of its own",
+    errno.EEXIST: "it is not a record, and is left as it is; name another place",
+}
+
+
+def open_record(
+    path: str | os.PathLike[str], columns: Sequence[tuple[str, str]]
+) -> _core.RecordWriter:
+    """The writer of a new record. Raises OSError with the path, why, and what to do."""
+    try:
+        return _core.RecordWriter(path, columns)
+    except OSError as error:
+        number = error.errno or 0
+        remedy = _REMEDIES.get(number, "name another place")
+        why = os.strerror(number) if number else str(error)
+        text = f"the record cannot be made: {why}; {remedy}, or pass log=None"
+        raise type(error)(number, text, os.fspath(path)) from error
+
+
+class Log:
+    """Where events and phases go. What goes wrong is said once, as a RuntimeWarning."""
+
+    __slots__ = ("_said", "_step", "_writer", "writes")
+
+    def __init__(self, writer: _core.RecordWriter | None, step: Callable[[], int]) -> None:
+        self._writer, self._step = writer, step
+        #: False where there is no record: callers may save themselves the work
+        self.writes = writer is not None
+        self._said: set[str] = set()
+
+    @property
+    def path(self) -> str | None:
+        return None if self._writer is None else self._writer.path
+
+    def event(
+        self, kind: str, text: str, *, time_ns: int | None = None, duration_ns: int = 0
+    ) -> None:
+        """An event at the present step. A zero byte in the text is shown as one."""
+        if self._writer is None or not self.writes:
+            return
+        text = text.replace("\0", "\\0").encode("utf-8", "replace").decode()
+        step = self._step()
+        self._try(
+            lambda writer: writer.event(
+                kind, text, step=step, time_ns=time_ns, duration_ns=duration_ns
+            )
+        )
+
+    def phase(self, name: str, ns: int, peak: int | None) -> None:
+        if self._writer is None or not self.writes:
+            return
+        try:
+            self._writer.phase(name, ns, peak)
+        except Exception as error:
+            self._broken(error)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._try(lambda writer: writer.close())
+        self.writes = False
+
+    def abandon(self) -> None:
+        """In a forked child: the record is the parent's."""
+        self._writer, self.writes = None, False
+
+    def _try(self, what: Callable[[Any], None]) -> None:
+        try:
+            what(self._writer)
+        except Exception as error:
+            self._broken(error)
+
+    def _broken(self, error: Exception) -> None:
+        """A record that fails once is left alone: one of which parts are missing would mislead.
+
+        A closed one is no fault: another thread, or a signal handler, has stopped the monitor."""
+        self.writes = False
+        if self._writer is None or not self._writer.closed:
+            self.complain("record", f"nothing more is recorded: {error}")
+
+    def complain(self, key: str, text: str, *, stacklevel: int = 4) -> None:
+        """A warning, once for each key. Where warnings are errors it goes to the log instead: a
+        monitor must not end what it watches."""
+        if key in self._said:
+            return
+        self._said.add(key)
+        try:
+            warnings.warn(f"memtools: {text}", RuntimeWarning, stacklevel=stacklevel)
+        except RuntimeWarning:
+            logger.warning("%s", text)

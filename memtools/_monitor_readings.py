@@ -1,0 +1,224 @@
+"""What can be read from a monitor: figures, texts, verdicts, and the surface of hand-made ones."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+
+from memtools import _monitor_cleanup, _monitor_device, _monitor_text
+from memtools._core import Probe
+from memtools._holders import Holder
+from memtools._leaks import LeakVerdict, StepsLeft
+from memtools._monitor_leaks import LeakWatch
+from memtools._monitor_log import logger
+from memtools._monitor_run import Run, Settings
+from memtools._monitor_text import GB, HostTiers, PhaseTotals, known
+
+LOG_EVERY = 10.0  # seconds between two lines of log_memory
+_UNKNOWN = HostTiers(None, None, None, None, None, None)
+
+
+class Readings:
+    """The reading half of MemoryMonitor. Figures are of the running run, or of the last one; before
+    the first they are unknown."""
+
+    _root: str
+    _settings: Settings
+    _live: Run | None
+    _last: Run | None
+    _next_line = 0.0
+
+    # --- leaks ---
+
+    def leaks(self) -> LeakVerdict:
+        """What the leak test says so far; docs/leaks.md explains it. Growth that a census has found
+        to be a container with a bound is `growing`, and its text says what fills. Takes 20 us.
+
+        Raises RuntimeError where the monitor was made with leaks=False.
+        """
+        watch = self._watch()
+        return LeakVerdict("quiet", 0.0, "none") if watch is None else watch.verdict()
+
+    def holders(self) -> tuple[Holder, ...]:
+        """Who holds what grows, those that hold most first; found by a census on suspicion, and so
+        empty as long as nothing grows or nobody was found."""
+        watch = self._watch()
+        return () if watch is None else watch.holders()
+
+    def forecast(self) -> StepsLeft | None:
+        """Steps until the limit of the host or of a device is reached, the sooner of the two, as an
+        interval. None before 256 readings and without a limit. Takes 20 us.
+
+        Raises RuntimeError where the monitor was made with leaks=False.
+        """
+        watch = self._watch()
+        return None if watch is None else watch.forecast()
+
+    def _watch(self) -> LeakWatch | None:
+        if not self._settings.leaks:
+            raise RuntimeError("this MemoryMonitor was made with leaks=False; leave that out")
+        return None if self._last is None else self._last.watch
+
+    # --- figures ---
+
+    def phases(self) -> list[PhaseTotals]:
+        """Totals of each phase that was left, in the order in which their names came."""
+        return [] if self._last is None else self._last.book.totals()
+
+    @property
+    def record_path(self) -> str | None:
+        """Where the record is, or will be; None without one."""
+        path = self._settings.log
+        return None if path is None else str(path)
+
+    @property
+    def step_count(self) -> int:
+        """Steps of this run."""
+        return 0 if self._last is None else self._last.sampler.step_count
+
+    @property
+    def samples_taken(self) -> int:
+        """By the thread, in this run."""
+        return 0 if self._last is None else self._last.sampler.samples
+
+    @property
+    def overhead(self) -> tuple[float, float]:
+        """Seconds of a processor that the sampling thread has used, and their share of a core."""
+        run = self._last
+        if run is None:
+            return 0.0, 0.0
+        used = run.sampler.cpu_ns / 1e9
+        return used, used / run.seconds if run.seconds > 0 else 0.0
+
+    def metrics(self, expert: bool = False) -> dict[str, float]:
+        """Figures for a logger, `memory/...` with the unit in the name: 12 at most, of the host and
+        of the first device; `expert` for all there are. What is not known is left out."""
+        run = self._last
+        if run is None:
+            return {}
+        host, tiers = run.host(), run.tiers()
+        values = _monitor_text.host_metrics(host, run.peak_now()[0])
+        values |= self._leak_metrics(run)
+        for device in tiers[: None if expert else 1]:
+            values |= _monitor_text.device_metrics(device)
+        if expert:
+            values |= self._all_metrics(run)
+        return known(values)
+
+    def _leak_metrics(self, run: Run) -> dict[str, float | None]:
+        if run.watch is None:
+            return {}
+        verdict, left = run.watch.verdict(), run.watch.forecast()
+        leaks = verdict.kind in ("likely", "leak")
+        ends = left is not None and not math.isinf(left.lo) and verdict.kind != "quiet"
+        return {
+            "memory/leak_bytes_per_step": verdict.rate_bytes_per_step if leaks else 0.0,
+            "memory/steps_left": left.lo if left is not None and ends else None,
+        }
+
+    def _all_metrics(self, run: Run) -> dict[str, float | None]:
+        sample = run.sampler.latest()
+        values: dict[str, float | None] = {"memory/steps": run.sampler.step_count}
+        if sample is not None:
+            names = ("private", "swap", "heap_used", "heap_free", "cgroup_used", "total")
+            values |= {f"memory/host_{name}_bytes": getattr(sample, name) for name in names}
+            values["memory/children"] = sample.children
+        for tiers in run.tiers():
+            values[f"memory/cuda{tiers.index}_total_bytes"] = tiers.total
+            values[f"memory/cuda{tiers.index}_inactive_bytes"] = tiers.inactive
+        for index, peak in run.device_peaks().items():
+            values[f"memory/cuda{index}_peak_bytes"] = peak
+        for phase in self.phases():
+            values[f"memory/phase/{phase.name}/peak_bytes"] = phase.peak_bytes
+            values[f"memory/phase/{phase.name}/seconds"] = phase.seconds
+        values["memory/samples"] = run.sampler.samples
+        values["memory/sampler_cpu_seconds"], values["memory/sampler_share"] = self.overhead
+        return values
+
+    # --- texts, and what hand-made monitors have ---
+
+    def summary(self) -> str:
+        """Memory in use, phases, leaks with their holders, and the forecast, as text. The percent
+        behind `System:` is of the limit: the container's, when there is one."""
+        lines = [_monitor_text.format_stats(self._stats())]
+        lines += _monitor_text.phase_lines(self.phases())
+        if self._last is not None and self._last.watch is not None:
+            lines += _leak_lines(self._last.watch)
+        return "\n".join(lines)
+
+    def log_memory(self, step: int, force: bool = False) -> dict[str, float | None]:
+        """Memory in use now, as a dict: `step`, `seconds`, `cpu_rss_gb`, `cpu_percent`,
+        `gpu_allocated_gb` and so on, in units of 2**30 bytes; None for what is not known. At most
+        every 10 s, or with `force`, it goes to the logger "memtools" as a line too.
+        """
+        run = self._last
+        stats: dict[str, float | None] = {"step": step, "seconds": run.seconds if run else 0.0}
+        stats |= self._stats()
+        now = time.monotonic()
+        if force or now >= self._next_line:
+            self._next_line = now + LOG_EVERY
+            logger.info("step %d: %s", step, " ".join(self.format_memory_stats(stats).split()))
+        return stats
+
+    def format_memory_stats(self, stats: Mapping[str, float | None]) -> str:
+        """The lines that summary() begins with, from what log_memory() returned."""
+        return _monitor_text.format_stats(stats)
+
+    def _stats(self) -> dict[str, float | None]:
+        run = self._last
+        if run is None:
+            return _monitor_text.memory_stats(_UNKNOWN, [])
+        return _monitor_text.memory_stats(run.host(), run.tiers())
+
+    def get_peak_memory(self) -> dict[str, float | None]:
+        """The highest of this run, in units of 2**30 bytes: `cpu_peak_gb`, exact where the kernel
+        allows (`memtools doctor` says), and `gpu_peak_gb` or `gpu1_peak_gb` of each device."""
+        run = self._last
+        if run is None:
+            return {"cpu_peak_gb": None}
+        peak = run.peak_now()[0]
+        peaks: dict[str, float | None] = {"cpu_peak_gb": None if peak is None else peak / GB}
+        for n, (index, size) in enumerate(sorted(run.device_peaks().items())):
+            peaks["gpu_peak_gb" if n == 0 else f"gpu{index}_peak_gb"] = size / GB
+        return peaks
+
+    def check_memory_leak(self, threshold_increase_gb: float = 1.0) -> bool:
+        """Whether the leak test says `likely` or `leak`, and so much was leaked since then. Unlike
+        two readings that are compared, a warm-up or a buffer that fills does not count.
+
+        Raises RuntimeError where the monitor was made with leaks=False.
+        """
+        verdict = self.leaks()
+        if verdict.kind not in ("likely", "leak"):
+            return False
+        steps = self.step_count - (verdict.since_step or 0)
+        return verdict.rate_bytes_per_step * steps >= threshold_increase_gb * GB
+
+    def cleanup_memory(self, aggressive: bool = False) -> dict[str, float]:
+        """Collect Python's cycles, empty torch's cache of free device blocks, and give malloc's
+        idle pages back where there are 64 MiB of them; with `aggressive` in any case, and cycles
+        twice.
+
+        Returns `freed_bytes` (`host_...` and `device_...` too), `collected_objects`, and `ms` (also
+        of each part). Takes 50 to 600 ms, most of it for the cycles: no habit for each step.
+        """
+        run = self._last
+        devices = _monitor_device.find_devices("auto", self._root) if run is None else run.devices
+        probe = Probe(self._root) if run is None else run.probe
+        done = _monitor_cleanup.cleanup(probe, devices, aggressive)
+        if self._live is not None:
+            self._live.log.event("cleanup", _monitor_cleanup.in_words(done))
+        return done
+
+
+def _leak_lines(watch: LeakWatch) -> list[str]:
+    verdict = watch.verdict()
+    if verdict.kind == "quiet":
+        return []
+    lines = [f"Leak test: {verdict}"]
+    lines += [f"  {holder}" for holder in watch.holders()]
+    left = watch.forecast()
+    if left is not None and not math.isinf(left.lo):
+        lines.append(f"Forecast: {left}, if nothing else is loaded")
+    return lines

@@ -1,0 +1,298 @@
+"""One run of a monitor, from start to stop: its parts, how it ends, and what a fork does to it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from typing import Protocol
+
+from memtools import _core, _monitor_device
+from memtools._hostmem import limit_source
+from memtools._monitor_device import DevicePeaks
+from memtools._monitor_leaks import LeakWatch, Limits, signals_of
+from memtools._monitor_log import Log, open_record
+from memtools._monitor_phase import PhaseBook
+from memtools._monitor_suspect import Suspicion
+from memtools._monitor_text import DeviceTiers, HostTiers
+from memtools._size import format_bytes
+
+FORK_EVENT_NS = 1_000_000_000
+_HOST_COLUMNS = (
+    ("step", ""),
+    *((name, "B") for name in ("rss", "private", "swap", "cgroup_used", "cgroup_limit")),
+    ("available", "B"),
+    ("pressure", "0.01%"),
+    ("heap_used", "B"),
+    ("children", ""),
+    ("children_private", "B"),
+)
+
+
+def columns(devices: int) -> list[tuple[str, str]]:
+    """Of a record whose sampler watches so many devices: names and units."""
+    found = list(_HOST_COLUMNS)
+    for i in range(devices):
+        found += [(f"cuda{i}_{tier}", "B") for tier in ("allocated", "reserved", "free", "total")]
+    return found
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a monitor was asked for."""
+
+    log: str | os.PathLike[str] | None
+    interval_ns: int
+    device: object
+    limit: int | None
+    leaks: bool
+    census: bool
+    name: str | None
+
+
+class Run:
+    """What lives from start to stop; figures can be read from it afterwards."""
+
+    __slots__ = (
+        "__weakref__",
+        "_forks",
+        "_next_fork",
+        "_open",
+        "book",
+        "busy",
+        "clock_ns",
+        "devices",
+        "due",
+        "ended_ns",
+        "log",
+        "looks",
+        "main",
+        "peak",
+        "probe",
+        "sampler",
+        "source",
+        "waiting",
+        "watch",
+    )
+
+    def __init__(self, settings: Settings, root: str) -> None:
+        self.devices = _monitor_device.find_devices(settings.device, root)
+        self.probe = _core.Probe(root)
+        count = max(self.devices, default=-1) + 1
+        writer = None
+        if settings.log is not None:
+            writer = open_record(settings.log, columns(count))
+        try:
+            self.sampler = _core.Sampler(
+                settings.interval_ns, writer, root, devices=count, limit=settings.limit
+            )
+        except BaseException:
+            if writer is not None:
+                writer.close()
+            raise
+        sampler = self.sampler
+        self.log = Log(writer, lambda: sampler.step_count)
+        peaks = DevicePeaks(self.devices) if self.devices else None
+        self.book = PhaseBook(self.probe, self.log, peaks)
+        self.source = self._limit_words()
+        self.watch: LeakWatch | None = None
+        if settings.leaks:
+            limits = Limits(self.host_limit, self.device_limit)
+            suspicion = Suspicion() if settings.census else None
+            signals = signals_of(self.probe, self.devices)
+            self.watch = LeakWatch(signals, limits, self.log, suspicion)
+        #: False once the leak test has failed, and without one
+        self.looks = settings.leaks
+        self.main = threading.main_thread().ident
+        self.clock_ns = time.monotonic_ns()
+        self.ended_ns: int | None = None
+        self.peak: tuple[int | None, bool] = (None, False)
+        #: when step() is to do more than to count, on the monotonic clock
+        self.due = 0
+        #: watermarks that were passed, until the main thread comes
+        self.waiting = 0
+        self.busy = False
+        self._forks = self._next_fork = 0
+        self._open = [True]  # popped by the one who ends the run
+
+    def go(self, settings: Settings) -> None:
+        """Starts the thread. What fails leaves a record that was closed."""
+        self.probe.reset_peak()
+        try:
+            self.sampler.start()
+        except BaseException:
+            self.log.close()
+            raise
+        self.log.event("start", self._start_words(settings))
+
+    def _start_words(self, settings: Settings) -> str:
+        watched = ", ".join(["host", *(f"cuda{i}" for i in self.devices)])
+        name = "" if settings.name is None else f"{settings.name}: "
+        return f"{name}{watched} every {settings.interval_ns / 1e6:g} ms; {self.source}"
+
+    def end(self, how: str, *, last_look: bool) -> bool:
+        """Stops the thread and closes the record; False where that was done already. Raises
+        nothing: the program goes on or ends as it would."""
+        try:
+            self._open.pop()
+        except IndexError:
+            return False
+        try:
+            if last_look and self.watch is not None and threading.get_ident() == self.main:
+                self.watch.last_look(self.sampler.step_count)
+        except Exception as error:
+            self.log.complain("leaks", f"the last census failed: {error}")
+        try:
+            self.peak = self.probe.peak()
+            if self.book.devices is not None:
+                self.book.devices.look()
+            self.ended_ns = time.monotonic_ns()
+            self.sampler.stop()
+        except Exception as error:
+            self.log.complain("stop", f"stop() failed: {error}")
+        self.log.event("end", f"exit: {how}")
+        self.log.close()
+        return True
+
+    def look(self) -> int:
+        """The leak test at a safe point; when it wants the next, on the monotonic clock."""
+        assert self.watch is not None
+        try:
+            return self.watch.look(self.sampler.step_count)
+        except Exception as error:
+            self.looks = False
+            self.log.complain(
+                "leaks", f"the leak test is off from here on: {type(error).__name__}: {error}"
+            )
+            return self.due
+
+    # --- figures ---
+
+    @property
+    def seconds(self) -> float:
+        return ((self.ended_ns or time.monotonic_ns()) - self.clock_ns) / 1e9
+
+    def host(self) -> HostTiers:
+        """By the sampler's last sample."""
+        sample, limit = self.sampler.latest(), self.sampler.limit()
+        if sample is None:
+            return HostTiers(None, None, None, None, None, None)
+        return HostTiers(
+            sample.rss,
+            self.sampler.used(),
+            None if limit is None else limit[0],
+            sample.available,
+            sample.children_private,
+            None if sample.pressure is None else sample.pressure / 100,
+        )
+
+    def tiers(self) -> list[DeviceTiers]:
+        """By torch, now; unknown as long as there is no context."""
+        return [_monitor_device.tiers(index) for index in self.devices]
+
+    def host_limit(self) -> int | None:
+        """Bytes at which this process with its children reaches the limit, by the last sample."""
+        host = self.host()
+        if host.rss is None or host.used is None or host.limit is None:
+            return None
+        return host.rss + (host.children or 0) + max(0, host.limit - host.used)
+
+    def device_limit(self) -> int | None:
+        """Bytes at which all watched devices are full."""
+        found = [(t.reserved, t.free) for t in self.tiers()]
+        if not found or any(a is None or b is None for a, b in found):
+            return None
+        return sum((a or 0) + (b or 0) for a, b in found)
+
+    def peak_now(self) -> tuple[int | None, bool]:
+        """The highest resident memory since the start, and whether that is exact."""
+        return self.peak if self.ended_ns is not None else self.probe.peak()
+
+    def device_peaks(self) -> dict[int, int]:
+        if self.book.devices is None:
+            return {}
+        if self.ended_ns is None:
+            self.book.devices.look()
+        return self.book.devices.run
+
+    def _limit_words(self) -> str:
+        limit = self.sampler.limit()
+        if limit is not None and limit[1] == "given":
+            return f"limit given, {format_bytes(limit[0])}"
+        return limit_source(self.probe, self.probe.read().total)
+
+    # --- forks ---
+
+    def forked(self) -> None:
+        """In the parent, after a fork: an event, at most one a second."""
+        self._forks += 1
+        now = time.monotonic_ns()
+        if now >= self._next_fork:
+            many = "a child process" if self._forks == 1 else f"{self._forks:,} child processes"
+            self.log.event("fork", f"{many} forked")
+            self._forks, self._next_fork = 0, now + FORK_EVENT_NS
+
+
+class Owner(Protocol):
+    """A monitor, as far as the end of a process and a fork go."""
+
+    _live: Run | None
+    _book: PhaseBook | None
+
+    def _end(self, how: str, *, last_look: bool = False) -> None: ...
+
+
+_owners: weakref.WeakSet[Owner] = weakref.WeakSet()
+_hooked: list[bool] = []
+
+
+def follow(owner: Owner) -> None:
+    """Ends the monitor's run when the interpreter ends, and keeps it out of forked children."""
+    if not _hooked:
+        _hooked.append(True)
+        atexit.register(_at_exit)
+        os.register_at_fork(after_in_parent=_in_parent, after_in_child=_in_child)
+    _owners.add(owner)
+
+
+def _at_exit() -> None:
+    error = getattr(sys, "last_value", None)
+    how = "the program ended without stop()"
+    if error is not None:
+        how = exception_words(error)
+    for owner in list(_owners):
+        owner._end(how)
+
+
+def _in_parent() -> None:
+    for owner in list(_owners):
+        if owner._live is not None:
+            owner._live.forked()
+
+
+def _in_child() -> None:
+    for owner in list(_owners):
+        run, owner._live, owner._book = owner._live, None, None
+        if run is not None:
+            run.log.abandon()
+
+
+def exception_words(error: BaseException) -> str:
+    """`exception ValueError: no such file`, or the code of a sys.exit()."""
+    if isinstance(error, SystemExit):
+        code = error.code
+        return f"code {0 if code is None else code if isinstance(code, int) else 1}"
+    lines = str(error).strip().splitlines()
+    text = f": {lines[0]}" if lines else ""
+    return f"exception {type(error).__name__}{text}"
+
+
+def begin(settings: Settings, root: str) -> Run:
+    """A run that goes. Raises OSError where the record cannot be made, DeviceError."""
+    run = Run(settings, root)
+    run.go(settings)
+    return run

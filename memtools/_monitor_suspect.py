@@ -1,0 +1,197 @@
+"""The census of a monitor: two looks when something grows, and who holds what is new."""
+
+from __future__ import annotations
+
+import gc
+import time
+from typing import NamedTuple
+
+from memtools import _graphs, _holders
+from memtools._census import Census, GroupGrowth, Growth, TypeGrowth
+from memtools._history import GateHistory
+from memtools._holders import Holder
+from memtools._leaks import LeakVerdict
+from memtools._size import format_bytes
+
+FIRST_GAP = 100  # steps between the two looks, at first; doubles with each look
+HURRIED_GAP = 25
+GRACE_NS = 1_500_000_000  # that censuses may take in any run
+SHARE = 0.01  # of a run that they may take beyond that
+MOST_GROUPS = 3  # of tensors whose holders are looked for
+MOST_TOLD = 64  # holders of which events are written
+_TENSORS = ("heap", "tensors", "device", "rss")
+
+
+class Fill(NamedTuple):
+    """Containers with a bound that take what grows."""
+
+    text: str
+    remaining_bytes: int
+
+
+class Suspicion:
+    """Looks at the heap twice, some hundred steps apart, while the leak test sees growth.
+
+    Each later look is twice as far from the first. All looks together take at most 1.5 s and 1 % of
+    the run, so that a program with a very large heap gets fewer.
+    """
+
+    __slots__ = (
+        "_base",
+        "_base_native",
+        "_base_step",
+        "_began",
+        "_gap",
+        "_next",
+        "_spent",
+        "_told",
+        "fills",
+        "holders",
+        "looks",
+        "rate",
+        "tensor_bytes",
+    )
+
+    def __init__(self) -> None:
+        self._base: Census | None = None
+        self._base_step = self._base_native = 0
+        self._began = time.monotonic_ns()
+        self._spent = 0
+        self._gap = FIRST_GAP
+        self._next = 0
+        self._told: set[str] = set()
+        #: of the newest pair of looks, those that hold most first
+        self.holders: tuple[Holder, ...] = ()
+        #: containers with a bound among them
+        self.fills: tuple[Fill, ...] = ()
+        #: bytes a step that the holders with a bound took
+        self.rate = 0.0
+        self.looks = 0
+        #: bytes of all tensors at the newest look
+        self.tensor_bytes: int | None = None
+
+    def due(self, step: int, now: int) -> bool:
+        if step < self._next:
+            return False
+        return self._spent <= GRACE_NS + SHARE * (now - self._began)
+
+    def pending(self, step: int) -> bool:
+        """Whether the first look waits for a second that would tell something."""
+        return self._base is not None and step - self._base_step >= HURRIED_GAP and self.looks == 1
+
+    def hurry(self, step: int, *, urgent: bool) -> None:
+        """The grade has risen: what is said with it is to be fresh."""
+        if self._base is not None and urgent:
+            self._gap = FIRST_GAP
+            self._next = min(self._next, max(step, self._base_step + HURRIED_GAP))
+
+    def end(self) -> None:
+        """Nothing grows any more: the next suspicion begins with a new first look."""
+        self._base = None
+        self._gap, self._next = FIRST_GAP, 0
+        self.holders, self.fills, self.rate = (), (), 0.0
+        self.looks = 0
+
+    def look(self, step: int, verdict: LeakVerdict) -> list[Holder]:
+        """One look; from the second on, the holders of which nothing has been said before."""
+        begin = time.monotonic_ns()
+        try:
+            return self._look(step, verdict)
+        finally:
+            self._spent += time.monotonic_ns() - begin
+
+    def _look(self, step: int, verdict: LeakVerdict) -> list[Holder]:
+        census = Census()
+        self.looks += 1
+        self.tensor_bytes = census.bytes
+        if self._base is None:
+            self._base, self._base_step, self._base_native = census, step, _native()[0]
+            self._next = step + self._gap
+            return []
+        self._gap *= 2
+        self._next = step + self._gap
+        steps = max(1, step - self._base_step)
+        found = suspects(census.diff(self._base), verdict, steps)
+        fills = [_fill(h) for h in found if h.capacity is not None]
+        bounded = sum(h.new_bytes for h in found if h.capacity is not None)
+        native = self._native_fill()
+        if native is not None:
+            fills.append(native[0])
+            bounded += native[1]
+        self.holders, self.fills, self.rate = tuple(found), tuple(fills), bounded / steps
+        fresh = [h for h in found if h.path not in self._told and len(self._told) < MOST_TOLD]
+        self._told |= {h.path for h in fresh}
+        return fresh
+
+    def _native_fill(self) -> tuple[Fill, int] | None:
+        """Gate histories keep their bytes outside of what a census or malloc counts."""
+        size, most, count = _native()
+        grown = size - self._base_native
+        if grown <= 0 or size >= most:
+            return None
+        who = "GateHistory" if count == 1 else f"{count} GateHistory objects"
+        text = f"{who} with {format_bytes(size)} of at most {format_bytes(most)}"
+        return Fill(text, most - size), grown
+
+    def fill(self, verdict: LeakVerdict) -> Fill | None:
+        """Where containers with a bound account for most of what the leak test sees."""
+        told = verdict.kind in ("growing", "likely", "leak", "fragmentation")
+        if not (self.fills and told and verdict.signal in (*_TENSORS, "python")):
+            return None
+        if self.rate < 0.7 * verdict.rate_bytes_per_step:
+            return None
+        text = " and ".join(fill.text for fill in self.fills)
+        return Fill(text, sum(fill.remaining_bytes for fill in self.fills))
+
+
+def _native() -> tuple[int, int, int]:
+    """Bytes of all gate histories, the most that they may take, and how many there are."""
+    found = [obj for obj in gc.get_objects() if type(obj) is GateHistory and not obj.closed]
+    return sum(h.arena_bytes for h in found), sum(h.max_bytes for h in found), len(found)
+
+
+def _fill(holder: Holder) -> Fill:
+    final, length, capacity = holder.final_bytes, holder.length or 0, holder.capacity or 1
+    if final is None:
+        return Fill(f"{holder.path} with {length:,} of at most {capacity:,}", 0)
+    remaining = final * max(0, capacity - length) // capacity
+    text = f"{holder.path} with {length:,} of at most {capacity:,}, {format_bytes(final)} when full"
+    return Fill(text, remaining)
+
+
+def suspects(growth: Growth, verdict: LeakVerdict, steps: int) -> list[Holder]:
+    """Who holds what is new and could be what the leak test sees, the most bytes first."""
+    wanted = verdict.rate_bytes_per_step * steps
+    found: list[Holder] = []
+    if verdict.signal in _TENSORS:
+        for group in _grown(growth, wanted, steps):
+            found += growth.holders(group, steps=steps)
+    explained = sum(holder.new_bytes for holder in found)
+    if verdict.signal != "children" and explained < 0.5 * wanted:
+        for kind in _many(growth, steps):
+            found += growth.holders(kind, steps=steps)
+        graph = None if any(h.kind == "autograd graph" for h in found) else _graphs.largest()
+        if graph is not None:
+            found.append(_holders._graph_holder(graph, 0, 0, "objects", steps))
+    return sorted(_distinct(found), key=lambda h: (-h.new_bytes, -h.new_objects))
+
+
+def _grown(growth: Growth, wanted: float, steps: int) -> list[GroupGrowth]:
+    """Groups of tensors that came again and again and weigh something."""
+    often = max(2, steps // 500)
+    heavy = [g for g in growth.groups if g.count >= often and g.bytes >= 0.1 * wanted]
+    return heavy[:MOST_GROUPS]
+
+
+def _many(growth: Growth, steps: int) -> list[TypeGrowth]:
+    """Types of which every few steps leave an object."""
+    return [t for t in growth.types if t.count >= max(2, steps // 4)][:2]
+
+
+def _distinct(holders: list[Holder]) -> list[Holder]:
+    seen: dict[str, Holder] = {}
+    for holder in holders:
+        old = seen.get(holder.path)
+        if old is None or holder.new_bytes > old.new_bytes:
+            seen[holder.path] = holder
+    return list(seen.values())

@@ -1,0 +1,101 @@
+"""Calls of memtools._core's Sampler, good and bad, for test_leaks.py."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+
+import pytest
+
+from memtools import _core
+
+Case = Callable[[], object]
+FOLDER = tempfile.TemporaryDirectory()
+SMALL = {"rows": 4, "buckets": 2, "events": 2, "phases": 2}
+COLUMNS = [
+    *[("step", "count"), ("rss", "B"), ("private", "B"), ("swap", "B"), ("cgroup_used", "B")],
+    *[("cgroup_limit", "B"), ("available", "B"), ("pressure", "1/100 %"), ("heap_used", "B")],
+    *[("children", "count"), ("children_private", "B")],
+]
+
+
+def columns(devices: int = 0) -> list[tuple[str, str]]:
+    """What a sampler writes, in its order."""
+    parts = ("allocated", "reserved", "free", "total")
+    return COLUMNS + [(f"cuda{i}_{part}", "B") for i in range(devices) for part in parts]
+
+
+def refused(call: Case) -> None:
+    with pytest.raises(Exception):  # noqa: B017, PT011 - any refusal; which one, other tests say
+        call()
+
+
+def recorded() -> None:
+    path = os.path.join(FOLDER.name, "case.mem")
+    with _core.RecordWriter(path, columns(2), **SMALL) as writer:
+        sampler = _core.Sampler(10**7, writer, devices=2, limit=1)
+        sampler.watch(1)
+        sampler.start()
+        sampler.stop()
+
+
+def forgotten() -> None:
+    sampler = _core.Sampler(10**7)
+    sampler.start()
+    refused(sampler.start)
+
+
+def full() -> None:
+    sampler = _core.Sampler(10**7)
+    for _ in range(32):
+        sampler.watch(0.5)
+    refused(lambda: sampler.watch(0.5))
+
+
+SAMPLER = _core.Sampler(10**7, devices=1)
+SAMPLER.start()
+SAMPLER.stop()
+
+CASES: dict[str, list[Case]] = {
+    "Sampler": [
+        recorded,
+        forgotten,
+        lambda: _core.Sampler(10**7, None, "/nowhere", 8, 2**40),
+        lambda: refused(lambda: _core.Sampler(0)),
+        lambda: refused(lambda: _core.Sampler("x")),  # type: ignore[arg-type]
+        lambda: refused(lambda: _core.Sampler(10**7, 1)),  # type: ignore[arg-type]
+        lambda: refused(lambda: _core.Sampler(10**7, None, "/" + "x" * 5000)),
+        lambda: refused(lambda: _core.Sampler(10**7, devices=9)),
+        lambda: refused(lambda: _core.Sampler(10**7, limit=0)),
+        lambda: refused(lambda: _core.Sampler(10**7, limit=2**64)),
+        lambda: refused(lambda: _core.Sampler(10**7, limit="x")),  # type: ignore[arg-type]
+    ],
+    "Sampler.__new__": [lambda: _core.Sampler(10**7)],
+    "Sampler.start": [forgotten],
+    "Sampler.stop": [lambda: (SAMPLER.start(), SAMPLER.stop(), SAMPLER.stop())],
+    "Sampler.step": [
+        SAMPLER.step,
+        lambda: SAMPLER.step(3),
+        lambda: refused(lambda: SAMPLER.step(-1)),
+        lambda: refused(lambda: SAMPLER.step("x")),  # type: ignore[arg-type]
+        lambda: refused(lambda: SAMPLER.step(1, 2)),  # type: ignore[call-arg]
+    ],
+    "Sampler.watch": [
+        lambda: SAMPLER.unwatch(SAMPLER.watch(0.5)),
+        full,
+        lambda: refused(lambda: SAMPLER.watch(0)),
+        lambda: refused(lambda: SAMPLER.watch("x")),  # type: ignore[arg-type]
+    ],
+    "Sampler.unwatch": [
+        lambda: refused(lambda: SAMPLER.unwatch(31)),
+        lambda: refused(lambda: SAMPLER.unwatch("x")),  # type: ignore[arg-type]
+    ],
+    "Sampler.latest": [SAMPLER.latest, lambda: _core.Sampler(10**7).latest()],
+    "Sampler.devices": [SAMPLER.devices, lambda: _core.Sampler(10**7).devices()],
+    "Sampler.limit": [SAMPLER.limit, lambda: _core.Sampler(10**7, root="/nowhere").limit()],
+    "Sampler.used": [SAMPLER.used],
+    "Sampler.peak": [SAMPLER.peak],
+}
+for _name in ["running", "step_count", "samples", "cpu_ns", "interval_ns"]:
+    CASES[f"Sampler.{_name}"] = [lambda name=_name: getattr(SAMPLER, name)]  # type: ignore[misc]
