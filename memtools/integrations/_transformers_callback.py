@@ -1,9 +1,10 @@
 """MemoryCallback: a MemoryMonitor for transformers.Trainer.
 
 on_train_begin   start, phase "train"
-on_step_end      step: one update of the optimizer      '--> the Trainer evaluates or saves next:
-on_log           the figures join the loss                   phase "evaluate", phase "save"
-on_train_end     stop       any exception out of train() stops it too
+on_step_end      step: one update of the optimizer; phase "evaluate" or "save" if that is next
+on_substep_end   no step, but guards may act
+on_log           the figures join the loss
+on_train_end     stop; any exception out of train() stops it too
 """
 
 from __future__ import annotations
@@ -89,6 +90,9 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.monitor.step()
         self._begin_next(control)
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.monitor.step(0)  # a safe point, and no step: the optimizer has not moved
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._begin_next(control)
