@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import memtools
 from memtools.export import JsonlWriter
 from tests.metricsource import Figures, usual
 
@@ -201,3 +202,15 @@ def test_bad_arguments_are_refused_and_no_file_is_made(
     with pytest.raises(error, match=text):
         JsonlWriter(**{"path": "a", "source": usual(), **arguments})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_real_monitor_is_written_and_what_it_says_is_there(tmp_path):
+    path = tmp_path / "memory.jsonl"
+    with memtools.MemoryMonitor() as monitor, JsonlWriter(path, monitor, every=2) as lines:
+        for _ in range(6):
+            monitor.step()
+            lines.step()
+    found = read(path)
+    assert [line["step"] for line in found] == [2, 4, 6]
+    assert set(found[0]) - {"time", "step"} <= set(monitor.metrics())
+    assert found[-1]["memory/host_rss_bytes"] > 2**20

@@ -15,6 +15,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+import memtools
 from memtools.export import PrometheusExporter
 from tests.metricsource import Figures, usual
 
@@ -85,7 +86,7 @@ def test_labels_of_the_run_are_on_every_value_and_counters_are_counters():
     [
         ("memory/cleanup_ms", "memtools_cleanup_seconds", 0.25),
         ("memory/overhead_ns", "memtools_overhead_seconds", 2.5e-7),
-        ("memory/phase/train step_bytes", "memtools_phase_train_step_bytes", 250.0),
+        ("memory/train step/two_bytes", "memtools_train_step_two_bytes", 250.0),
         ("loss", "memtools_loss", 250.0),
         ("memory/é", "memtools_value", 250.0),
         ("memory/percent", "memtools_ratio", 2.5),
@@ -96,6 +97,15 @@ def test_any_key_becomes_a_valid_name(key, name, value):
     figures.values[key] = 250.0
     with PrometheusExporter(figures) as exporter:
         assert values(parsed(exporter)[name]) == {(): pytest.approx(value)}
+
+
+def test_phases_are_a_label():
+    figures = Figures()
+    figures.values = {"memory/phase/a/b c/seconds": 1.5, "memory/phase/d/seconds": 2.5}
+    with PrometheusExporter(figures) as exporter:
+        (family,) = [f for name, f in parsed(exporter).items() if name != "memtools_up"]
+    assert family.name == "memtools_phase_seconds"
+    assert values(family) == {("a/b c",): 1.5, ("d",): 2.5}
 
 
 def test_keys_that_come_to_one_name_give_one_value():
@@ -171,6 +181,7 @@ def test_a_forked_worker_does_not_hold_the_port():
 
 def test_a_program_that_forgets_it_ends():
     code = """
+import memtools
 from memtools.export import PrometheusExporter
 class Figures:
     def metrics(self, expert=False): return {}
@@ -197,6 +208,7 @@ memtools.export.PrometheusExporter(Figures()).start()
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"port": 70000}, ValueError, "port is 0 to 65535, got 70000"),
     ({"labels": {"device": "0"}}, ValueError, "'device' is no name for a label"),
+    ({"labels": {"phase": "0"}}, ValueError, "neither device nor phase"),
     ({"labels": {"9a": "0"}}, ValueError, "'9a' is no name"),
     ({"labels": {"__a": "0"}}, ValueError, "'__a' is no name"),
     ({"source": 3}, TypeError, "PrometheusExporter takes an object with metrics.*got a int"),
@@ -212,3 +224,20 @@ def test_bad_arguments_are_refused(arguments, error, text):
 def test_an_address_of_another_machine_is_refused():
     with pytest.raises(OSError, match="cannot listen at port 0 of 192.0.2.1"):
         PrometheusExporter(usual(), host="192.0.2.1").start()
+
+
+def test_a_real_monitor_is_read_by_the_server_while_it_steps(tmp_path):
+    with (
+        memtools.MemoryMonitor(interval_ms=1) as monitor,
+        PrometheusExporter(monitor, expert=True, labels={"rank": "0"}) as exporter,
+    ):
+        for _ in range(20):
+            with monitor.phase("step"):
+                monitor.step()
+        found = parsed(exporter)
+    rss = values(found["memtools_host_rss_bytes"])[("0",)]
+    assert 2**20 < rss <= values(found["memtools_host_peak_bytes"])[("0",)] * 1.1
+    assert values(found["memtools_phase_peak_bytes"])[("step", "0")] > 2**20
+    assert values(found["memtools_steps"]) == {("0",): 20.0}
+    assert 0 < values(found["memtools_host_ratio"])[("0",)] < 1
+    assert values(found["memtools_up"]) == {("0",): 1.0}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import memtools
 from memtools.export import write_scalars
 from tests.metricsource import usual
 
@@ -82,3 +83,14 @@ def test_other_targets_are_refused_before_anything_is_read(target, name):
 def test_a_source_without_metrics_is_refused():
     with pytest.raises(TypeError, match=r"write_scalars\(\) takes an object with metrics"):
         write_scalars(Run(), Run(), 1)  # type: ignore[arg-type]
+
+
+def test_a_real_monitors_figures():
+    run = Run()
+    with memtools.MemoryMonitor() as monitor:
+        monitor.step()
+        write_scalars(run, monitor, 1)
+    ((step, row),) = run.rows
+    assert step == 1
+    assert row["memory/host_rss_bytes"] > 2**20
+    assert len(row) <= 12

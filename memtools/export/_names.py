@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_PHASE = re.compile(r"phase/(?P<phase>.+)/(?P<after>\w+)")
 _DEVICE = re.compile(r"(?P<before>.*?)cuda(?P<index>\d+)_(?P<after>.+)")
 # The base unit for a unit at the end of a key, and what to divide by.
 _UNITS = {"percent": ("ratio", 100.0), "ms": ("seconds", 1e3), "us": ("seconds", 1e6),
@@ -26,6 +27,8 @@ _HELP = {
     "cuda_reserved_bytes": "Device memory that torch's allocator holds.",
     "cuda_free_bytes": "Device memory that nobody holds.",
     "cuda_total_bytes": "Memory of the device.",
+    "phase_peak_bytes": "The most that was resident during a passage of the phase.",
+    "phase_seconds": "Time in all passages of the phase.",
 }
 
 
@@ -55,9 +58,10 @@ def samples_of(metrics: Mapping[str, float]) -> Iterator[Sample]:
 
 def sample_of(key: str, value: float) -> Sample:
     stem, labels = key.removeprefix("memory/"), {}
-    match = _DEVICE.fullmatch(stem)
-    if match is not None:
-        stem, labels = f"{match['before']}cuda_{match['after']}", {"device": match["index"]}
+    if phase := _PHASE.fullmatch(stem):
+        stem, labels = f"phase_{phase['after']}", {"phase": phase["phase"]}
+    elif device := _DEVICE.fullmatch(stem):
+        stem, labels = f"{device['before']}cuda_{device['after']}", {"device": device["index"]}
     body, _, unit = stem.rpartition("_")
     if unit in _UNITS:
         word, divisor = _UNITS[unit]
@@ -70,9 +74,9 @@ def sample_of(key: str, value: float) -> Sample:
 def check_labels(labels: Mapping[str, str]) -> dict[str, str]:
     """ValueError for a name that Prometheus does not take, or that is used here."""
     for name in labels:
-        if not _LABEL.fullmatch(name) or name.startswith("__") or name == "device":
+        if not _LABEL.fullmatch(name) or name.startswith("__") or name in ("device", "phase"):
             raise ValueError(
                 f"{name!r} is no name for a label: letters, digits and _, not first a digit or __, "
-                "and not 'device', which is taken"
+                "and neither device nor phase, which are taken"
             )
     return {name: str(value) for name, value in labels.items()}
