@@ -205,6 +205,7 @@ def test_a_failure_within_it_does_not_begin_it_again(cuda, observer, monitor, mo
             cuda.fail()
         return cuda.stats(device)
 
+    monkeypatch.setattr(_oom, "EVENT_EVERY", 0.0)
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", fails_too)
     observer.follow(monitor)
     with pytest.raises(torch.OutOfMemoryError):

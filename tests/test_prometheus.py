@@ -167,8 +167,8 @@ def test_a_forked_worker_does_not_hold_the_port():
     port = exporter.port
     if (pid := os.fork()) == 0:
         os.close(tell)
-        exporter.stop()  # of a thread that is not there: at once
         os.read(told, 1)
+        exporter.stop()  # of a thread that is not there: at once
         os._exit(0)
     assert "memtools_up" in parsed(exporter)
     exporter.stop()
