@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from memtools import _bridge, _core
 from memtools._facts import TensorFacts, TensorKind, tensor_facts, tensor_kind, type_name
+from memtools._paths import Own
 from memtools._size import format_bytes
 
 if TYPE_CHECKING:
@@ -140,8 +141,8 @@ class Growth:
                 return []
             of = self.groups[0] if self.groups else self.types[0]
         name = of.type if isinstance(of, TypeGrowth) else of.kind.type
-        found: list[Any] = []
-        for kind in [ref() for named, ref in zip(*self._later, strict=True) if named == name]:
+        found: list[Any] = Own()  # no plain list: it would be found among the new lists itself
+        for kind in (ref() for named, ref in zip(*self._later, strict=True) if named == name):
             if kind is not None and len(found) < limit:
                 found += self._fresh(kind, of, limit - len(found))
         return found

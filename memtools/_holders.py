@@ -76,7 +76,8 @@ class Holder:
         if self.containers > 1:
             parts.append(f" ({self.containers} of them)")
         if self.capacity is not None:
-            parts.append(f", which holds {self.length:,} of at most {self.capacity:,}")
+            now = "" if self.length is None else f"{self.length:,} of "
+            parts.append(f", which holds {now}at most {self.capacity:,}")
             if self.final_bytes:
                 parts.append(f" and then {format_bytes(self.final_bytes)}")
         return "".join(parts)

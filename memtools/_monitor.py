@@ -114,6 +114,7 @@ class MemoryMonitor(Readings):
         if run is not None and run.end(how, last_look=last_look):
             self._live = self._book = None
             self._marks.end()
+            _monitor_run.leave(self)
 
     def __enter__(self) -> MemoryMonitor:
         self.start()

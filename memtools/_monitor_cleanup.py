@@ -10,7 +10,7 @@ from typing import Any
 
 from memtools import _bridge, _core
 from memtools._monitor_device import initialised
-from memtools._monitor_leaks import READ_HEAP
+from memtools._monitor_signals import READ_HEAP
 from memtools._size import format_bytes
 
 WORTH = 64 << 20  # idle bytes of malloc that are worth a walk through its free lists

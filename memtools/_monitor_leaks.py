@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from memtools import _core, _monitor_device
 from memtools._holders import Holder
 from memtools._leaks import LeakDetector, LeakVerdict, StepsLeft
 from memtools._monitor_log import Log
+from memtools._monitor_signals import FIRST_LOOKS, FIRST_STEPS, Signal
 from memtools._monitor_suspect import Suspicion
 from memtools._size import format_bytes
 
-READ_HEAP, READ_CHILDREN = 32, 64  # of _core.Probe.read
 VERDICT_EVERY_NS = 1_000_000_000
-_TOLD = ("likely", "leak", "fragmentation")  # kinds that are worth an event by themselves
+HASTE = 4  # how much more of the time readings may take while something grows
+_RANK = {"quiet": 0, "growing": 0, "fragmentation": 1, "likely": 2, "leak": 3}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,44 +29,6 @@ class FillVerdict(LeakVerdict):
         rate = format_bytes(self.rate_bytes_per_step)
         line = f"growing: +{rate}/step in {self.signal} since step {self.since_step:,}, but no leak"
         return f"{line}: a buffer fills, {self.filling}"
-
-
-class Signal:
-    """One series that the detector is fed with, read as often as it is cheap."""
-
-    __slots__ = ("due", "name", "pause", "read")
-
-    def __init__(self, name: str, read: Callable[[], int | None], pause: int) -> None:
-        self.name, self.read = name, read
-        #: after a reading it rests for so many times what the reading took
-        self.pause = pause
-        self.due = 0
-
-
-def _heap(probe: _core.Probe) -> Callable[[], int | None]:
-    return lambda: probe.read(READ_HEAP).heap_used
-
-
-def _children(probe: _core.Probe) -> Callable[[], int | None]:
-    return lambda: probe.read(READ_CHILDREN).children_private
-
-
-def _python() -> int:
-    """Bytes of the interpreter's own blocks, about; 20 to 60 us."""
-    return 64 * sys.getallocatedblocks()
-
-
-def signals_of(probe: _core.Probe, devices: Sequence[int]) -> list[Signal]:
-    """Each takes at most 0.2 % of the time, the interpreter's blocks 0.5 %."""
-    found = [
-        Signal("rss", probe.rss, 500),
-        Signal("heap", _heap(probe), 500),
-        Signal("children", _children(probe), 500),
-        Signal("python", _python, 200),
-    ]
-    if devices:
-        found.append(Signal("device", lambda: _monitor_device.allocated(devices), 500))
-    return found
 
 
 class Limits:
@@ -90,10 +51,13 @@ class LeakWatch:
     """
 
     __slots__ = (
+        "_begun_ns",
         "_checked",
+        "_first_step",
         "_last_step",
         "_limits",
         "_log",
+        "_looks",
         "_pressing",
         "_signals",
         "_told",
@@ -109,30 +73,54 @@ class LeakWatch:
         self.suspicion = suspicion
         self.kind = "quiet"
         self._signals, self._limits, self._log = signals, limits, log
-        self._last_step = -1
+        self._first_step = self._last_step = self._begun_ns = 0
+        self._looks = -1  # taken while steps and readings are timed; None: that is over
         self._checked = 0
-        self._told = "quiet"  # the kind of the newest event
+        self._told = "quiet"  # the highest kind of which an event was written
         self._pressing = False
 
     def look(self, step: int) -> int:
         """Reads what is due; when to look again, in ns of the monotonic clock."""
         now = time.monotonic_ns()
-        if step > self._last_step:
+        if self._looks < 0:
+            self._first_step, self._begun_ns, self._looks = step, now, 0
+        elif step > self._last_step:
             self._last_step = step
-            readings: dict[str, int | None] = {}
-            for signal in self._signals:
-                if now >= signal.due:
-                    readings[signal.name] = signal.read()
-                    then = time.monotonic_ns()
-                    signal.due = then + signal.pause * (then - now)
-                    now = then
-            self.detector.update(step, **readings)
+            read = self._read if self._looks == FIRST_LOOKS else self._time
+            now = read(step, now)
         kind = self.detector.kind
         if kind != self.kind or (kind != "quiet" and now >= self._checked):
             self._check(kind, step, now)
         if kind != "quiet" and self.suspicion is not None and self.suspicion.due(step, now):
             self._census(step)
         return min(signal.due for signal in self._signals)
+
+    def _time(self, step: int, now: int) -> int:
+        """The first steps: how long they are, and what a reading costs."""
+        begin = now
+        self._looks += 1
+        for signal in self._signals:
+            signal.read()
+            then = time.monotonic_ns()
+            signal.cost_ns, now = min(signal.cost_ns, then - now), then
+        steps = step - self._first_step
+        if self._looks == FIRST_LOOKS and steps < FIRST_STEPS:
+            self._looks -= 1
+        if self._looks == FIRST_LOOKS:
+            for signal in self._signals:
+                signal.begin(step, steps, self._looks, begin - self._begun_ns)
+        return now
+
+    def _read(self, step: int, now: int) -> int:
+        haste = 1 if self.kind == "quiet" else HASTE
+        for signal in self._signals:
+            if now >= signal.due:
+                for at, size in signal.feed(step):
+                    self.detector.update(at, **{signal.name: size})
+                then = time.monotonic_ns()
+                signal.due = then + signal.pause * (then - now) // haste
+                now = then
+        return now
 
     def _check(self, kind: str, step: int, now: int) -> None:
         """At each change of the grade, and every second while something grows."""
@@ -142,7 +130,7 @@ class LeakWatch:
             if kind == "quiet":
                 self.suspicion.end()
             elif escalated:
-                self.suspicion.hurry(step, urgent=kind in _TOLD)
+                self.suspicion.hurry(step, urgent=_RANK[kind] > 0)
         verdict = self.verdict()
         self._tell(verdict)
         if verdict.pressure and not self._pressing:
@@ -150,16 +138,22 @@ class LeakWatch:
         self._pressing = verdict.pressure
 
     def _tell(self, verdict: LeakVerdict) -> None:
-        if verdict.kind in _TOLD and verdict.kind != self._told:
+        """An event when the grade rises, and when nothing is left of it."""
+        rank, told = _RANK[verdict.kind], _RANK[self._told]
+        if rank > told:
             self._log.event("leak", str(verdict))
             self._told = verdict.kind
-        elif verdict.kind not in _TOLD and self._told in _TOLD:
+        elif rank == 0 and told > 0:
             self._log.event("leak", f"no longer: {verdict}")
-            self._told = verdict.kind
+            self._told = "quiet"
 
     def _census(self, step: int) -> None:
+        """A look. What it takes and keeps itself is no growth of the program's."""
         assert self.suspicion is not None
+        before = [signal.read() for signal in self._signals]
         fresh = self.suspicion.look(step, self._judged())
+        for signal, size in zip(self._signals, before, strict=True):
+            signal.leave_out(size, signal.read())
         if self.suspicion.tensor_bytes is not None:
             self.detector.update(step, tensors=self.suspicion.tensor_bytes)
         if not fresh:

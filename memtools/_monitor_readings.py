@@ -10,7 +10,7 @@ from memtools import _monitor_cleanup, _monitor_device, _monitor_text
 from memtools._core import Probe
 from memtools._holders import Holder
 from memtools._leaks import LeakVerdict, StepsLeft
-from memtools._monitor_leaks import LeakWatch
+from memtools._monitor_leaks import FillVerdict, LeakWatch
 from memtools._monitor_log import logger
 from memtools._monitor_run import Run, Settings
 from memtools._monitor_text import GB, HostTiers, PhaseTotals, known
@@ -219,6 +219,7 @@ def _leak_lines(watch: LeakWatch) -> list[str]:
     lines = [f"Leak test: {verdict}"]
     lines += [f"  {holder}" for holder in watch.holders()]
     left = watch.forecast()
-    if left is not None and not math.isinf(left.lo):
+    fills = isinstance(verdict, FillVerdict) and verdict.steps_left is None
+    if left is not None and not math.isinf(left.lo) and not fills:
         lines.append(f"Forecast: {left}, if nothing else is loaded")
     return lines

@@ -7,16 +7,16 @@ import os
 import sys
 import threading
 import time
-import weakref
 from dataclasses import dataclass
 from typing import Protocol
 
 from memtools import _core, _monitor_device
 from memtools._hostmem import limit_source
 from memtools._monitor_device import DevicePeaks
-from memtools._monitor_leaks import LeakWatch, Limits, signals_of
+from memtools._monitor_leaks import LeakWatch, Limits
 from memtools._monitor_log import Log, open_record
 from memtools._monitor_phase import PhaseBook
+from memtools._monitor_signals import signals_of
 from memtools._monitor_suspect import Suspicion
 from memtools._monitor_text import DeviceTiers, HostTiers
 from memtools._size import format_bytes
@@ -58,7 +58,6 @@ class Run:
     """What lives from start to stop; figures can be read from it afterwards."""
 
     __slots__ = (
-        "__weakref__",
         "_forks",
         "_next_fork",
         "_open",
@@ -177,10 +176,8 @@ class Run:
         return ((self.ended_ns or time.monotonic_ns()) - self.clock_ns) / 1e9
 
     def host(self) -> HostTiers:
-        """By the sampler's last sample."""
-        sample, limit = self.sampler.latest(), self.sampler.limit()
-        if sample is None:
-            return HostTiers(None, None, None, None, None, None)
+        """By the sampler's last sample; before the first by a reading of its own."""
+        sample, limit = self.sampler.latest() or self.probe.read(), self.sampler.limit()
         return HostTiers(
             sample.rss,
             self.sampler.used(),
@@ -246,7 +243,7 @@ class Owner(Protocol):
     def _end(self, how: str, *, last_look: bool = False) -> None: ...
 
 
-_owners: weakref.WeakSet[Owner] = weakref.WeakSet()
+_owners: set[Owner] = set()  # those that run: a program may lose sight of one, as of a thread
 _hooked: list[bool] = []
 
 
@@ -257,6 +254,11 @@ def follow(owner: Owner) -> None:
         atexit.register(_at_exit)
         os.register_at_fork(after_in_parent=_in_parent, after_in_child=_in_child)
     _owners.add(owner)
+
+
+def leave(owner: Owner) -> None:
+    """It has ended."""
+    _owners.discard(owner)
 
 
 def _at_exit() -> None:
@@ -279,6 +281,7 @@ def _in_child() -> None:
         run, owner._live, owner._book = owner._live, None, None
         if run is not None:
             run.log.abandon()
+    _owners.clear()
 
 
 def exception_words(error: BaseException) -> str:

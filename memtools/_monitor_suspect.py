@@ -151,12 +151,12 @@ def _native() -> tuple[int, int, int]:
 
 
 def _fill(holder: Holder) -> Fill:
-    final, length, capacity = holder.final_bytes, holder.length or 0, holder.capacity or 1
-    if final is None:
-        return Fill(f"{holder.path} with {length:,} of at most {capacity:,}", 0)
-    remaining = final * max(0, capacity - length) // capacity
-    text = f"{holder.path} with {length:,} of at most {capacity:,}, {format_bytes(final)} when full"
-    return Fill(text, remaining)
+    """Of a holder with a bound. Where nobody knows how full it is, it may be empty."""
+    capacity, length, final = holder.capacity or 1, holder.length, holder.final_bytes or 0
+    now = "" if length is None else f"{length:,} of "
+    when_full = f", {format_bytes(final)} when full" if final else ""
+    text = f"{holder.path} with {now}at most {capacity:,}{when_full}"
+    return Fill(text, final * max(0, capacity - (length or 0)) // capacity)
 
 
 def suspects(growth: Growth, verdict: LeakVerdict, steps: int) -> list[Holder]:

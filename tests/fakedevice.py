@@ -1,0 +1,67 @@
+"""A made-up torch.cuda for MemoryMonitor's tests: counters like the caching allocator's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from memtools import _bridge
+
+TOTAL = 24 << 30
+
+
+class FakeCuda:
+    """Devices whose allocations a test makes; refuses what would make a context."""
+
+    def __init__(self, count: int = 2) -> None:
+        self.count, self.ready, self.calls = count, True, 0
+        self.now, self.high = [0] * count, [0] * count
+        self.cached = [0] * count
+
+    def allocate(self, device: int, size: int) -> None:
+        self.now[device] += size
+        self.high[device] = max(self.high[device], self.now[device])
+
+    def device_count(self) -> int:
+        return self.count
+
+    def is_initialized(self) -> bool:
+        return self.ready
+
+    def _check(self) -> None:
+        assert self.ready, "this would have made a CUDA context"
+        self.calls += 1
+
+    def memory_stats_as_nested_dict(self, device: int) -> dict[str, Any]:
+        self._check()
+        now, high = self.now[device], self.high[device]
+        held = {"current": now + self.cached[device], "peak": high}
+        return {
+            "allocated_bytes": {"all": {"current": now, "peak": high}},
+            "reserved_bytes": {"all": held},
+            "inactive_split_bytes": {"all": {"current": 5, "peak": 5}},
+        }
+
+    def reset_peak_memory_stats(self, device: int) -> None:
+        self._check()
+        self.high[device] = self.now[device]
+
+    def mem_get_info(self, device: int) -> tuple[int, int]:
+        self._check()
+        return TOTAL - self.now[device] - self.cached[device], TOTAL
+
+    def empty_cache(self) -> None:
+        self._check()
+        self.cached = [0] * self.count
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """Where memtools finds torch, there is this and nothing else."""
+    fake = FakeCuda()
+    torch = SimpleNamespace(cuda=fake, version=SimpleNamespace(cuda="13.0"))
+    monkeypatch.setattr(_bridge, "loaded", lambda: torch)
+    monkeypatch.setattr(_bridge, "connect", lambda: SimpleNamespace(torch=torch))
+    return fake
