@@ -142,10 +142,15 @@ def test_tensorboard_sees_them(tmp_path):
 
 
 def test_evaluation_and_saving_are_phases_inside_of_the_training(tmp_path):
+    class Look(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            assert list(callback._run._open) == ["train", "evaluate"]
+
     monitor = memtools.MemoryMonitor(tmp_path / "run.mem")
+    callback = MemoryCallback(monitor)
     options = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 4,
                "eval_on_start": True}  # fmt: skip
-    trainer(tmp_path / "out", [MemoryCallback(monitor)], **options).train()
+    trainer(tmp_path / "out", [callback, Look()], **options).train()
     assert phases(monitor) == {"train": 1, "evaluate": 3, "save": 1}
     totals = {phase.name: phase for phase in monitor.phases()}
     inner = totals["evaluate"].seconds + totals["save"].seconds
@@ -251,6 +256,7 @@ def test_added_later_it_goes_before_the_reporters_by_add_to(tmp_path):
     callback.add_to(made)
     kinds = [type(one).__name__ for one in made.callback_handler.callbacks]
     assert kinds == ["DefaultFlowCallback", "MemoryCallback", "Listener", "PrinterCallback"]
+    assert made.train.__wrapped__.__func__ is Trainer.train  # watched once
     with pytest.raises(RuntimeError):
         made.train()
     assert not callback.monitor.running
