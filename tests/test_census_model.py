@@ -49,6 +49,7 @@ ops = st.one_of(
     st.tuples(st.just("container"), places, st.sampled_from(sorted(MAKERS))),
     st.tuples(st.just("share"), places, places),
     st.tuples(st.just("drop"), places),
+    st.tuples(st.just("rest"), places, sizes),
 )
 
 
@@ -100,7 +101,16 @@ class Program:
     def drop(self, which: int) -> None:
         if not self.alive:
             return
-        number = sorted(self.alive)[which % len(self.alive)]
+        self._drop(sorted(self.alive)[which % len(self.alive)])
+
+    def rest(self, place: int, size: tuple[int, int]) -> None:
+        """Of a tensor only a part of one row stays, and keeps all of its storage alive."""
+        self.tensor(place, size, "float32")
+        number = self.made
+        self.part(place, sorted(self.alive).index(number), 1)
+        self._drop(number)
+
+    def _drop(self, number: int) -> None:
         tensor = self.alive.pop(number)
         for cell in gc.get_referrers(tensor):  # the list of one in which it was put
             if type(cell) is list and len(cell) == 1 and cell[0] is tensor:
