@@ -13,7 +13,7 @@ from memtools._monitor_signals import FIRST_LOOKS, FIRST_STEPS, Signal
 from memtools._monitor_suspect import Suspicion
 from memtools._size import format_bytes
 
-VERDICT_EVERY_NS = 1_000_000_000
+VERDICT_EVERY_NS = 100_000_000
 HASTE = 4  # how much more of the time readings may take while something grows
 _RANK = {"quiet": 0, "growing": 0, "fragmentation": 1, "likely": 2, "leak": 3}
 
@@ -60,6 +60,7 @@ class LeakWatch:
         "_looks",
         "_pressing",
         "_signals",
+        "_timed",
         "_told",
         "detector",
         "kind",
@@ -74,7 +75,8 @@ class LeakWatch:
         self.kind = "quiet"
         self._signals, self._limits, self._log = signals, limits, log
         self._first_step = self._last_step = self._begun_ns = 0
-        self._looks = -1  # taken while steps and readings are timed; None: that is over
+        self._looks = -1  # taken while steps and readings are timed
+        self._timed = False
         self._checked = 0
         self._told = "quiet"  # the highest kind of which an event was written
         self._pressing = False
@@ -86,7 +88,7 @@ class LeakWatch:
             self._first_step, self._begun_ns, self._looks = step, now, 0
         elif step > self._last_step:
             self._last_step = step
-            read = self._read if self._looks == FIRST_LOOKS else self._time
+            read = self._read if self._timed else self._time
             now = read(step, now)
         kind = self.detector.kind
         if kind != self.kind or (kind != "quiet" and now >= self._checked):
@@ -96,19 +98,19 @@ class LeakWatch:
         return min(signal.due for signal in self._signals)
 
     def _time(self, step: int, now: int) -> int:
-        """The first steps: how long they are, and what a reading costs."""
+        """The first steps: how long they are without readings, and what a reading costs."""
         begin = now
-        self._looks += 1
         for signal in self._signals:
             signal.read()
             then = time.monotonic_ns()
             signal.cost_ns, now = min(signal.cost_ns, then - now), then
+        self._looks += 1
+        self._begun_ns += now - begin
         steps = step - self._first_step
-        if self._looks == FIRST_LOOKS and steps < FIRST_STEPS:
-            self._looks -= 1
-        if self._looks == FIRST_LOOKS:
+        if steps >= FIRST_STEPS and self._looks >= FIRST_LOOKS:
             for signal in self._signals:
-                signal.begin(step, steps, self._looks, begin - self._begun_ns)
+                signal.begin(step, steps, self._looks, now - self._begun_ns)
+            self._timed = True
         return now
 
     def _read(self, step: int, now: int) -> int:
@@ -123,7 +125,7 @@ class LeakWatch:
         return now
 
     def _check(self, kind: str, step: int, now: int) -> None:
-        """At each change of the grade, and every second while something grows."""
+        """At each change of the grade, and ten times a second while something grows."""
         escalated, self.kind = kind != self.kind, kind
         self._checked = now + VERDICT_EVERY_NS
         if self.suspicion is not None:

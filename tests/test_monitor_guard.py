@@ -119,7 +119,7 @@ def test_stalls_bring_a_guard_forward(root: Root) -> None:
         assert acted == []
         root.stall(55)
         settle(m, root)
-        m._last.due = 0  # type: ignore[union-attr] - the next look, a tenth of a second early
+        m._last.due = 0  # type: ignore[union-attr]
         m.step()
         assert [p.stalled_percent for p in acted] == [55.0]
         m._last.due = 0  # type: ignore[union-attr]
@@ -227,7 +227,12 @@ def test_steps_of_other_threads_count_and_the_guard_waits_for_the_main_one(root:
         m.on_pressure(0.9, lambda: threads.append(threading.get_ident()))
         root.use(0.95)
         settle(m, root)
-        worker = threading.Thread(target=lambda: [m.step() for _ in range(10)])
+
+        def work() -> None:
+            for _ in range(10):
+                m.step()
+
+        worker = threading.Thread(target=work)
         worker.start()
         worker.join()
         assert (m.step_count, threads) == (10, [])

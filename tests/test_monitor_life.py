@@ -314,7 +314,9 @@ def test_no_file_descriptors_left(path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert (0 < refused < 24, threads()) == (True, 0)
-    assert last(path) == "exit: stop()"
+    with monitor(path) as m:
+        m.step()
+    assert last(path) == "exit: normal"
 
 
 def test_no_thread_to_be_had(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,7 @@ def test_recursion_and_generators() -> None:
         assert down(5) == 5
         running = values(2)
         assert totals(m)["down"].count == 6
-        assert (next(running), running.send("a")) == (0, 1)
+        assert [next(running), running.send("a")] == [0, 1]
         assert "values" not in totals(m)
         with pytest.raises(StopIteration) as end:
             running.send("b")
@@ -176,7 +176,7 @@ def test_coroutines_and_asynchronous_generators() -> None:
             log.append("closed")
 
     async def main() -> None:
-        assert await asyncio.gather(waits(1), waits(2)) == [1, 2]
+        assert list(await asyncio.gather(waits(1), waits(2))) == [1, 2]
         stream = streams()
         assert [await anext(stream), await stream.asend("sent")] == [1, 2]
         assert await stream.athrow(KeyError("thrown")) == 3
@@ -267,10 +267,8 @@ def test_phases_in_the_record(tmp_path: Path) -> None:
 
 
 def test_events_come_again_after_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from memtools import _monitor_phase
-
     clock = 0
-    monkeypatch.setattr(_monitor_phase.time, "monotonic_ns", lambda: clock)
+    monkeypatch.setattr("memtools._monitor_phase.time.monotonic_ns", lambda: clock)
     path = tmp_path / "run.mem"
     with monitor(log=path) as m:
         for clock in (10**9, 10**9 + 5, 2 * 10**9 - 1, 2 * 10**9, 2 * 10**9 + 1, 5 * 10**9):  # noqa: B007
