@@ -33,7 +33,7 @@ from _harness import (
     timing_table,
     write_json,
 )
-from _limits import Limit, limits_table
+from _limits import Limit, limits_table, number_limit
 from pympler import muppy, summary
 
 import memtools
@@ -90,7 +90,9 @@ def by_objgraph() -> None:
 
 
 def by_pympler() -> None:
-    summary.summarize(muppy.get_objects())  # type: ignore[no-untyped-call]
+    summarize: Callable[[object], object] = summary.summarize
+    get_objects: Callable[[], object] = muppy.get_objects
+    summarize(get_objects())
 
 
 def without_shim() -> memtools.Census:

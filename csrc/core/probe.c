@@ -1,11 +1,10 @@
 #include "probe.h"
 
+#include <string.h>
+
 void
 mt_sample_clear(mt_sample *out)
 {
-    uint64_t *field = &out->time_ns;
-
-    while (field != &out->devices)
-        *field++ = MT_UNKNOWN;
+    memset(out, 0xff, offsetof(mt_sample, devices)); /* MT_UNKNOWN is all ones */
     out->devices = 0;
 }

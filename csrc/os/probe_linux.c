@@ -12,7 +12,7 @@
 enum { STATUS_ROOM = 4096, MEMINFO_ROOM = 1024, MS = 1000000 };
 
 const mt_probe_ages mt_probe_ages_usual = {
-    .slow_ns = 10 * MS, .limit_ns = 1000ull * MS, .children_ns = 100 * MS};
+    .slow_ns = 10ull * MS, .limit_ns = 1000ull * MS, .children_ns = 100ull * MS};
 
 typedef struct machine {
     uint64_t available, total, swap_total, swap_free;

@@ -57,7 +57,8 @@ mt_path_join(char *out, const char *root, const char *path)
 
     if (a + b + 1 > MT_PATH_ROOM) return false;
     memcpy(out, root, a);
-    memcpy(out + a, path, b + 1);
+    memcpy(out + a, path, b);
+    out[a + b] = 0;
     return true;
 }
 

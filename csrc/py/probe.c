@@ -135,7 +135,7 @@ as_tuple(PyObject *tuple, const uint64_t *values, Py_ssize_t n)
         else if (Py_TYPE(tuple) == &PyTuple_Type)
             PyTuple_SET_ITEM(tuple, i, value);
         else
-            PyStructSequence_SET_ITEM(tuple, i, value);
+            PyStructSequence_SetItem(tuple, i, value);
     }
     return tuple;
 }

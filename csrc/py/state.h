@@ -21,7 +21,7 @@ typedef struct mt_state {
     PyTypeObject *KVPool, *KVLease;
     PyTypeObject *Budget;
     PyTypeObject *Probe, *Sample;
-    mt_peaks *peaks;   /* of this process, opened by the first Probe */
+    mt_peaks *peaks; /* of this process, opened by the first Probe */
     PyTypeObject *RecordWriter;
     PyTypeObject *LeakDetector;
     PyTypeObject *Sampler;
