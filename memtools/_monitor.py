@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from memtools import _monitor_run
+from memtools import _monitor_run, _oom
 from memtools._leaks import LeakDetector
 from memtools._monitor_device import parse_device
 from memtools._monitor_guard import Callback, Handle, Pressure, Watermarks, accepted
@@ -102,6 +102,8 @@ class MemoryMonitor(Readings):
         self._marks.begin(run.sampler)
         self._last, self._book, self._live = run, run.book, run
         _monitor_run.follow(self)
+        if run.devices:
+            _oom.observer.follow(self)
 
     def stop(self) -> None:
         """Stop, and complete the record. Twice is fine, in a signal handler too."""
@@ -187,6 +189,8 @@ class MemoryMonitor(Readings):
             run.due = time.monotonic_ns() + (STALL_NS if self._marks.watchful else IDLE_NS)
             if run.looks:
                 run.due = min(run.due, run.look())
+            if run.devices:
+                _oom.observer.attach()  # once the program has a context
             if fired or self._marks.watchful:
                 self._act(run, fired)
         finally:

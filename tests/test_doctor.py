@@ -45,8 +45,7 @@ def plant(root: Path, files: dict[str, str]) -> Path:
 
 
 def host(root: Path, mounts: list[str], groups: str, levels: str = "", memory: str = "v2") -> Path:
-    """A fake tree. `levels` says what each group's limit file says: "cg/a=max, cg=4096"; DIR makes
-    the file a directory, which nobody can read, and NONE makes a group without the file."""
+    """A fake tree; `levels`: each limit, as "cg/a=max, cg=4096"; DIR: unreadable; NONE: no file."""
     lines = ["21 23 0:20 / /proc rw - proc proc rw", *mounts, "an odd line"]
     plant(root, {"proc/self/mountinfo": "\n".join(lines)})
     plant(root, {"proc/self/cgroup": groups.replace(" ", "\n")} if groups else {})
@@ -323,6 +322,7 @@ KEYS = {
     "transparent_huge_pages_shmem max_map_count overcommit_mode madv_populate_read "
     "rlimit_as_bytes rlimit_memlock_bytes",
     "threads": "cpus_usable omp_num_threads mkl_num_threads",
+    "exporters": "prometheus_client tensorboard wandb transformers lightning",
     "works": "gate_history_cpu gate_history_cuda kv_pool plot neg_bit_check",
 }
 

@@ -1,5 +1,4 @@
-"""Which file may reach what. Every rule is a function over paths and texts, so that it can be shown
-to fail on a bad snippet; the last part of this file holds the project to all of them."""
+"""Which file may reach what. Each rule is a function, so that it can be shown to fail."""
 
 from __future__ import annotations
 
@@ -15,7 +14,8 @@ PROJECT = Path(__file__).resolve().parent.parent
 LAYERS = {"core", "os", "cuda", "py", "torch"}
 THE_CPP_FILE = "csrc/torch/torch_shim.cpp"
 IMPORTED_IN = {"torch": "memtools/_bridge.py", "matplotlib": "memtools/_plot.py", "numpy": "-",
-               "transformers": "memtools/integrations/"}  # fmt: skip
+               "transformers": "memtools/integrations/", "lightning": "memtools/integrations/",
+               "prometheus_client": "memtools/export/"}  # fmt: skip
 C_LINES, PYTHON_LINES = 600, 400
 
 # Our own headers: which layer may include which.

@@ -62,6 +62,11 @@ def tiny(name: str, dtype: torch.dtype = torch.float32) -> Any:
     return model.to(dtype)
 
 
+def fresh(name: str) -> Any:
+    """A new model of the kind, to be trained; the caller seeds its weights."""
+    return _MAKERS[name]()
+
+
 def prompt(tokens: int, rows: int = 1, seed: int = 0) -> torch.Tensor:
     """Token ids `[rows, tokens]` without the ids 0 to 2."""
     return torch.randint(3, VOCAB, (rows, tokens), generator=torch.Generator().manual_seed(seed))

@@ -16,6 +16,7 @@ from typing import NoReturn, Protocol
 from memtools import MemtoolsError, __version__
 from memtools.cli.doctor import Doctor
 from memtools.cli.explain import Explain
+from memtools.cli.export import Export
 from memtools.cli.report import Report
 from memtools.cli.run import Run
 from memtools.cli.watch import Watch
@@ -34,7 +35,7 @@ class Command(Protocol):
     def run(self, args: argparse.Namespace) -> int: ...
 
 
-COMMANDS: tuple[type[Command], ...] = (Doctor, Run, Watch, Report, Explain)
+COMMANDS: tuple[type[Command], ...] = (Doctor, Run, Watch, Report, Explain, Export)
 
 
 class Parser(argparse.ArgumentParser):

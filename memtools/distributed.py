@@ -1,0 +1,160 @@
+"""The figures of all ranks: least, mean and most of each, and which rank has them.
+
+rank 0  {"memory/host_rss_bytes": 3.1e9, ...} --.  one all_gather of 4 KiB a rank
+rank 1  {"memory/host_rss_bytes": 9.8e9, ...} --+--> RankMetrics, the same on every rank
+rank 2  {"memory/host_rss_bytes": 3.0e9, ...} --'
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from memtools import _bridge
+from memtools.export._source import MetricsSource
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["RankMetrics", "RankStat", "monitor_ranks"]
+
+_LENGTH = 4  # bytes of the length before the text
+
+
+@dataclass(frozen=True, slots=True)
+class RankStat:
+    """One figure over the ranks that have it.
+
+    Ranks are those of the whole job, not of a group; of several with the same reading, the lowest.
+    `ranks` is how many have a reading.
+    """
+
+    min: float
+    mean: float
+    max: float
+    min_rank: int
+    max_rank: int
+    ranks: int
+
+
+class RankMetrics(dict[str, RankStat]):
+    """Figures by key, as `monitor_ranks` returns them. Can be written like a monitor's own."""
+
+    def metrics(self, expert: bool = False) -> dict[str, float]:
+        """Flat: `memory/host_rss_bytes/max` and `/max_rank`; for experts `/min`, `/mean`,
+        `/min_rank` and `/ranks` too."""
+        parts = ("min", "mean", "max", "min_rank", "max_rank", "ranks") if expert else _USUAL
+        return {f"{key}/{part}": getattr(s, part) for key, s in self.items() for part in parts}
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{key}: {s.min:,.6g} (rank {s.min_rank}) to {s.max:,.6g} (rank {s.max_rank}), "
+            f"mean {s.mean:,.6g} of {s.ranks}"
+            for key, s in self.items()
+        )
+
+
+_USUAL = ("mean", "max", "max_rank")
+
+
+def monitor_ranks(
+    source: MetricsSource | Mapping[str, float],
+    group: ProcessGroup | None = None,
+    *,
+    max_bytes: int = 4096,
+) -> RankMetrics:
+    """What `source.metrics()` says on every rank of the group, put together on each of them.
+
+    A collective: every rank of the group calls it at the same point of the program, or those that
+    do wait. It is one all_gather of `max_bytes` a rank, of host memory where the group can do that
+    (gloo), else of the current device (nccl: the device is waited for). Ranks may have different
+    keys, for example of other devices; NaN counts as no reading. Without a process group the
+    result is this process's own, as rank 0.
+
+    **Where a rank has died, the others wait in the collective until the group's timeout and then
+    get torch's error**: memtools adds no timeout of its own. To have another than the training's,
+    pass a group made for it: `dist.new_group(backend="gloo", timeout=timedelta(seconds=30))`.
+
+    Args:
+        source: the monitor, or the figures themselves.
+        group: None for all ranks.
+        max_bytes: room for a rank's figures as text, the same on every rank.
+
+    Raises:
+        ValueError: on every rank alike, when the figures of one take more than `max_bytes`; on
+            this rank, when it is not in the group, or `max_bytes` is below 64.
+    """
+    if max_bytes < 64:
+        raise ValueError(f"max_bytes is at least 64, got {max_bytes}")
+    figures = source if isinstance(source, Mapping) else source.metrics()
+    values = {key: float(value) for key, value in figures.items()}
+    dist = _initialised()
+    if dist is None:
+        return _merged([(0, values)])
+    group = dist.group.WORLD if group is None else group
+    if dist.get_rank(group) < 0:
+        raise ValueError("this rank is not in the group; call monitor_ranks() on its members only")
+    rows = _gathered(dist, group, _packed(values, max_bytes))
+    ranks = [dist.get_global_rank(group, i) for i in range(len(rows))]
+    lengths = [int.from_bytes(row[:_LENGTH], "little") for row in rows]
+    over = [f"rank {r} has {n:,}" for r, n in zip(ranks, lengths, strict=True) if n > max_bytes]
+    if over:
+        raise ValueError(
+            f"the figures take more than max_bytes={max_bytes:,} bytes: {', '.join(over)}; "
+            "pass more on every rank, or fewer figures"
+        )
+    texts = [row[_LENGTH : _LENGTH + n] for row, n in zip(rows, lengths, strict=True)]
+    return _merged([(rank, json.loads(text)) for rank, text in zip(ranks, texts, strict=True)])
+
+
+def _initialised() -> Any:
+    """torch.distributed when the program has a process group, else None; imports nothing."""
+    torch = _bridge.loaded()
+    dist = getattr(torch, "distributed", None)
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
+
+
+def _packed(values: dict[str, float], most: int) -> bytearray:
+    """Length, then JSON. What is too long sends its length alone: to raise here would leave the
+    other ranks waiting."""
+    text = json.dumps(values).encode()
+    row = bytearray(_LENGTH + most)
+    row[:_LENGTH] = len(text).to_bytes(_LENGTH, "little")
+    if len(text) <= most:
+        row[_LENGTH : _LENGTH + len(text)] = text
+    return row
+
+
+def _gathered(dist: Any, group: Any, row: bytearray) -> list[bytes]:
+    """Every rank's row, by one collective."""
+    torch = _bridge.connect().torch
+    kinds = {device.type for device in group._device_types}
+    device = "cpu" if "cpu" in kinds or not kinds else sorted(kinds)[0]
+    count = dist.get_world_size(group)
+    data = bytearray(count * len(row))
+    host = torch.frombuffer(data, dtype=torch.uint8)
+    every = host if device == "cpu" else torch.empty_like(host, device=device)
+    mine = torch.frombuffer(row, dtype=torch.uint8).to(device)
+    dist.all_gather(list(every.split(len(row))), mine, group=group)
+    if every is not host:
+        host.copy_(every)
+    return [bytes(data[i * len(row) : (i + 1) * len(row)]) for i in range(count)]
+
+
+def _merged(rows: list[tuple[int, dict[str, float]]]) -> RankMetrics:
+    readings: dict[str, list[tuple[float, int]]] = {}
+    for rank, values in rows:
+        for key, value in values.items():
+            if not math.isnan(value):
+                readings.setdefault(key, []).append((value, rank))
+    return RankMetrics({key: _stat(found) for key, found in readings.items()})
+
+
+def _stat(found: list[tuple[float, int]]) -> RankStat:
+    least = min(found)
+    most = max(found, key=lambda reading: (reading[0], -reading[1]))
+    mean = sum(value for value, _ in found) / len(found)
+    return RankStat(least[0], mean, most[0], least[1], most[1], len(found))

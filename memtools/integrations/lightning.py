@@ -1,0 +1,126 @@
+"""A MemoryMonitor for Lightning: `from memtools.integrations.lightning import MemoryCallback`.
+
+setup              start                       each of fit, validate, test and predict
+on_train_start     phase "train"               "sanity_check", "validate", "test", "predict" are
+on_train_batch_end step, log_dict(figures)     phases as well, inside of "train" or alone
+teardown           stop                        on_exception stops too
+
+Works with `lightning` and with `pytorch_lightning`, whichever the program has imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Self
+
+from memtools import MemoryMonitor
+from memtools.integrations._run import MonitoredRun
+
+if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import Callback
+elif "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
+    from pytorch_lightning.callbacks import Callback
+else:
+    try:
+        from lightning.pytorch.callbacks import Callback
+    except ImportError:
+        from pytorch_lightning.callbacks import Callback
+
+__all__ = ["MemoryCallback"]
+
+
+class MemoryCallback(Callback):  # type: ignore[misc]
+    """Watches the memory of `Trainer.fit`, `validate`, `test` and `predict`.
+
+        trainer = Trainer(callbacks=[MemoryCallback()])
+        trainer.fit(model, data)
+
+    The monitor starts with each of them and stops with it, also by an exception. A step is what
+    `trainer.global_step` counts: an update of an optimizer, however many batches it accumulates.
+    Every `log_every_n_steps` the monitor's `memory/...` figures go to the loggers through
+    `log_dict`; after the end the summary goes to the log `memtools` at level INFO. Losses are not
+    changed by a bit.
+
+    Args:
+        monitor: None for `MemoryMonitor()`; pass `MemoryMonitor(log="run.mem")` for a record. One
+            that runs already is not stopped here.
+        expert: all figures there are in each log.
+    """
+
+    def __init__(self, monitor: MemoryMonitor | None = None, *, expert: bool = False) -> None:
+        self._run = MonitoredRun(monitor, expert)
+        self._steps = 0
+
+    @property
+    def monitor(self) -> MemoryMonitor:
+        """The one that watches, or has watched."""
+        return self._run.monitor
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Stop the monitor if the callback started it. May be called again."""
+        self._run.stop(error)
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self._run.start()
+        self._steps = trainer.global_step  # not 0 when a checkpoint goes on
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.stop()
+        self._run.say()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self.stop(exception)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._steps = trainer.global_step
+        self._run.enter("train")
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._run.leave_all()
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        steps = trainer.global_step - self._steps
+        if steps > 0:
+            self._steps += steps
+            self.monitor.step(steps)
+        if trainer.loggers and _logs_now(trainer):
+            self.log_dict(self._run.figures(), on_step=True, on_epoch=False, rank_zero_only=True)
+
+    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
+        self._run.enter("sanity_check")
+
+    def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
+        self._run.leave("sanity_check")
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.sanity_checking:
+            self._run.enter("validate")
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self._run.leave("validate")
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        self._run.enter("test")
+
+    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+        self._run.leave("test")
+
+    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
+        self._run.enter("predict")
+
+    def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
+        self._run.leave("predict")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.stop(error)
+
+
+def _logs_now(trainer: Any) -> bool:
+    """Whether Lightning hands this batch's figures to the loggers; reading them for nothing would
+    cost every step."""
+    return bool(trainer._logger_connector.should_update_logs)
