@@ -128,9 +128,9 @@ class _Place:
 def _named(sample: Own, ignored: Any, count: int, size: int | None, steps: int) -> list[Holder]:
     if not sample:
         return []
-    places, orphans = _collect(sample, ignored)
-    what, total = _in_words(sample), _bytes(sample, count) if size is None else size
     namer, found = Namer(), []
+    places, orphans = _collect(sample, namer, ignored)
+    what, total = _in_words(sample), _bytes(sample, count) if size is None else size
     for place in sorted(places, key=lambda p: -len(p.members))[:_NAMED]:
         share = len(place.members) / len(sample)
         found.append(_holder(namer, place, ignored, (share, count, total, what, steps)))
@@ -139,12 +139,15 @@ def _named(sample: Own, ignored: Any, count: int, size: int | None, steps: int) 
     return _joined(sorted(found, key=lambda h: -h.new_objects))
 
 
-def _collect(sample: Own, ignored: Any) -> tuple[list[_Place], dict[int, int]]:
-    """Climbs from the objects until they meet: containers, {object without holder: references}."""
+def _collect(sample: Own, namer: Namer, ignored: Any) -> tuple[list[_Place], dict[int, int]]:
+    """Climbs from the objects until they meet: containers, {object without holder: references}.
+
+    Those that meet in nothing are named only where nothing else is, or where they are many.
+    """
     heads, inner = Own(sample), [""] * len(sample)
     members = [{i} for i in range(len(sample))]
     orphans: dict[int, int] = {}
-    places: list[_Place] = []
+    places, alone = list[_Place](), list[_Place]()
     for level in range(LEVELS):
         seen = referrers(heads, ignored)
         if level == 0:
@@ -152,16 +155,26 @@ def _collect(sample: Own, ignored: Any) -> tuple[list[_Place], dict[int, int]]:
         common = _common(heads, seen, members, inner, len(sample))
         places += common
         done = set().union(*(p.members for p in common)) if common else set()
-        heads, members, inner = _climb(heads, seen, members, inner, done)
+        climbed = _climb(heads, seen, members, inner, done)
+        alone += _tops(namer, *climbed)
+        heads, members, inner = climbed
         if not heads:
             break
     if len(sample) == 1:
         for place in places:
             place.one = sample
-    if not places or heads:
-        for head, who, how in list(zip(heads, members, inner, strict=True))[:_NAMED]:
-            places.append(_Place(Own([head]), how, who))
-    return places, orphans
+    alone += [_Place(Own([h]), how, who) for h, how, who in zip(heads, inner, members, strict=True)]
+    least = 1 if not places else max(2, len(sample) * _COMMON)
+    return places + [p for p in alone if len(p.members) >= least][:_NAMED], orphans
+
+
+def _tops(namer: Namer, heads: Own, members: list[set[int]], inner: list[str]) -> list[_Place]:
+    """Takes out the namespaces of modules: nothing above them says more."""
+    found = []
+    for i in reversed(range(len(heads))):
+        if namer.is_namespace(heads[i]):
+            found.append(_Place(Own([heads.pop(i)]), inner.pop(i), members.pop(i)))
+    return found
 
 
 def _common(
@@ -247,7 +260,7 @@ def _orphans(
 
 
 def _graph_holder(graph: _graphs.Graph, new: int, size: int, what: str, steps: int) -> Holder:
-    places, many = _collect(graph.roots, None)[0], len(graph.roots)
+    places, many = _collect(graph.roots, Namer(), None)[0], len(graph.roots)
     if many > 1 and places:
         best = max(places, key=lambda place: len(place.members))
         kept = _holder(Namer(), best, None, (1, 0, 0, what, 1)).path

@@ -86,6 +86,10 @@ class Namer:
                 self.modules.append(space)
                 self._names.setdefault(id(space), name)  # __main__ may have a second one
 
+    def is_namespace(self, obj: Any) -> bool:
+        """Whether the object is the namespace of a module."""
+        return type(obj) is dict and id(obj) in self._names
+
     def path(self, obj: Any, ignored: Any = None) -> str:
         """`Trainer.metrics['loss']`; "" when nobody on the Python heap refers to the object."""
         if type(obj) is _LRU:
@@ -103,9 +107,9 @@ class Namer:
 
     def _namespace(self, obj: Any, steps: list[Step]) -> str | None:
         """The name, when the object is the namespace of a module."""
-        module = self._names.get(id(obj)) if type(obj) is dict else None
-        if module is None:
+        if not self.is_namespace(obj):
             return None
+        module = self._names[id(obj)]
         if not steps or type(steps[0].key) is not str:
             return f"attributes of module {module}"
         return f"module attribute {module}.{_dotted(steps)}"

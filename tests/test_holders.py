@@ -6,6 +6,7 @@ import collections
 import functools
 import gc
 import queue
+import sys
 import threading
 import types
 import weakref
@@ -339,3 +340,16 @@ def test_a_variable_of_a_running_function_is_named() -> None:
         assert holder.length == len(history)
 
     train()
+
+
+def test_single_objects_in_variables_of_a_module_are_not_told_beside_the_list(monkeypatch):
+    loop = types.ModuleType("loop")
+    monkeypatch.setitem(sys.modules, "loop", loop)
+    before = memtools.census()
+    loop.history = fill([])
+    loop.__dict__.update({f"x{i}": new() for i in range(6)})
+    found = memtools.census().diff(before).holders(steps=N)
+    assert [holder.path for holder in found] == ["list module attribute loop.history"]
+    del loop.history, found
+    (holder,) = memtools.census().diff(before).holders(steps=N)
+    assert (holder.path, holder.new_objects) == ("dict attributes of module loop", 6)
