@@ -156,11 +156,12 @@ def test_the_lower_of_two_limits_counts_and_what_is_counted_fits_it(path):
 
 
 def falling(path: str, end: str, *events: tuple[str, str]) -> str:
-    """A command watched from outside: 2 s at 297 MiB of 300, then it ends in 0.2 s."""
+    """A command watched from outside: 2 s at 297 MiB of 300 (once 299), then it ends in 0.2 s."""
     with _core.RecordWriter(path, [("rss", "B"), ("cgroup_used", "B")]) as writer:
         writer.event("start", "process tree of x every 10 ms; limit 300 MiB (given)")
         for i in range(220):
-            writer.append(10**15 + i * 10**7, [297 * MIB if i < 200 else 5 * MIB * (219 - i), 7])
+            used = 5 * (219 - i) if i >= 200 else 299 if i == 5 else 297
+            writer.append(10**15 + i * 10**7, [used * MIB, 7])
         for event in (*events, ("end", end)):
             writer.event(*event)
     return path
