@@ -83,6 +83,18 @@ def test_a_leak_that_is_no_longer_one_is_not_blamed(path):
     assert any("nothing leaks, the peak in phase train is too high" in line for line in lines)
 
 
+def test_the_holder_that_takes_most_is_the_one_to_stop(path):
+    rates = ("+900 B/step", "+1,023.5 KiB/step", "+1.5 MiB/step", "+4.0 KiB/step", "+0 B/step")
+    held = [
+        ("holder", f"{r}: 1 new tensor a step, held by list Net.{'abcde'[i]}")
+        for i, r in enumerate(rates)
+    ]
+    write(path, steps=600, events=[("leak", "leak: +1 KiB/step in heap since step 3"), *held])
+    assert any(
+        "stop list Net.c from" in line for line in advise(gather(memtools.read_record(path)))
+    )
+
+
 def test_the_name_of_a_damaged_file_cannot_lead_the_terminal(tmp_path, capsys):
     odd = tmp_path / "a\x1b[31m\n\u202e.mem"
     odd.write_bytes(b"x" * 5000)

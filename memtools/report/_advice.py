@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from memtools.report._words import count, duration, percent, size
@@ -86,7 +87,7 @@ def _name(text: str) -> str:
 
 def _about_growth(facts: Facts) -> list[str]:
     if facts.holders and (leaking(facts) or facts.growth):
-        held = facts.holders[-1].text
+        held = max((one.text for one in facts.holders), key=_rate)
         path = held.partition("held by ")[2] or held
         return [
             f"stop {path} from growing: keep numbers instead of tensors (loss.item(), detach), "
@@ -95,6 +96,12 @@ def _about_growth(facts: Facts) -> list[str]:
     if leaking(facts) and facts.leaks:
         return [_census_advice()]
     return [line for growth in facts.growth for line in _about_one(growth.kind, growth.signal)]
+
+
+def _rate(holder: str) -> float:
+    """Bytes a step of a line like `+64.0 KiB/step: ...`; 0 of one that says none."""
+    match = re.match(r"\+(\d[\d,]{0,8}(?:\.\d)?) ([KMGT]?)i?B/step: ", holder)
+    return 0 if match is None else float(match[1].replace(",", "")) * 1024 ** "_KMGT".find(match[2])
 
 
 def _census_advice() -> str:
