@@ -33,7 +33,7 @@ struct mt_sampler {
     _Atomic uint64_t steps, samples, cpu_ns, interval_ns;
     /* The thread's own. */
     mt_pace pace;
-    uint64_t pressure_at; /* when it was read; 0: never */
+    uint64_t pressure_at; /* when it was read */
     uint64_t cpu_before;  /* of the threads before this one */
     uint64_t cpu_seen;    /* of this one, at the end of its last sample */
 };
@@ -209,7 +209,7 @@ mask_now(mt_sampler *s, uint64_t now)
 {
     unsigned mask = ALWAYS | (s->with.devices > 0 ? MT_READ_DEVICES : 0u);
 
-    if (s->pressure_at != 0 && now - s->pressure_at < PRESSURE_AGE_NS) return mask;
+    if (now - s->pressure_at < PRESSURE_AGE_NS) return mask;
     s->pressure_at = now;
     return mask | MT_READ_PRESSURE;
 }
