@@ -11,7 +11,9 @@
 #include "pace.h"
 
 enum {
-    ALWAYS = MT_READ_RSS | MT_READ_CGROUP | MT_READ_PRESSURE | MT_READ_SYSTEM,
+    ALWAYS = MT_READ_RSS | MT_READ_CGROUP | MT_READ_SYSTEM,
+    DEAR = MT_READ_SWAP | MT_READ_HEAP | MT_READ_CHILDREN,
+    PRESSURE_AGE_NS = 20000000, /* an average over 10 s; its file is the dearest of a sample */
     ROW_MOST = MT_SAMPLER_HOST + MT_SAMPLER_DEVICE * MT_SAMPLE_DEVICES,
     MIB = 1 << 20,
 };
@@ -31,8 +33,9 @@ struct mt_sampler {
     _Atomic uint64_t steps, samples, cpu_ns, interval_ns;
     /* The thread's own. */
     mt_pace pace;
-    uint64_t cpu_before; /* of the threads before this one */
-    uint64_t cpu_seen;   /* of this one, at the end of its last sample */
+    uint64_t pressure_at; /* when it was read */
+    uint64_t cpu_before;  /* of the threads before this one */
+    uint64_t cpu_seen;    /* of this one, at the end of its last sample */
 };
 
 static bool
@@ -91,6 +94,10 @@ static void
 take_over(mt_sample *to, const mt_sample *from, unsigned what)
 {
     if (what == MT_READ_SWAP) to->swap = from->swap;
+    if (what == MT_READ_PRESSURE) {
+        to->pressure = from->pressure;
+        to->pressure_us = from->pressure_us;
+    }
     if (what == MT_READ_HEAP) {
         to->heap_used = from->heap_used;
         to->heap_free = from->heap_free;
@@ -196,13 +203,25 @@ tell(mt_sampler *s, uint32_t passed, const mt_marks *marks, const mt_limit *limi
         if (passed & 1) write_event(s, s->latest.time_ns, marks->at[i], limit);
 }
 
-/* What is dear, as it was read last. */
+/* What every sample reads, and the pressure when it is old. */
+static unsigned
+mask_now(mt_sampler *s, uint64_t now)
+{
+    unsigned mask = ALWAYS | (s->with.devices > 0 ? MT_READ_DEVICES : 0u);
+
+    if (now - s->pressure_at < PRESSURE_AGE_NS) return mask;
+    s->pressure_at = now;
+    return mask | MT_READ_PRESSURE;
+}
+
+/* What was not read now, as it was read last. */
 static void
-carry(mt_sample *x, const mt_sample *last)
+carry(mt_sample *x, unsigned mask, const mt_sample *last)
 {
     take_over(x, last, MT_READ_SWAP);
     take_over(x, last, MT_READ_HEAP);
     take_over(x, last, MT_READ_CHILDREN);
+    if (!(mask & MT_READ_PRESSURE)) take_over(x, last, MT_READ_PRESSURE);
 }
 
 /* The cost of a sample is all that the thread used since the last one, waking up included, but for
@@ -225,15 +244,15 @@ static uint64_t
 sample(mt_sampler *s)
 {
     const mt_ticker_ops *t = &s->with.ticker;
-    unsigned mask = ALWAYS | (s->with.devices > 0 ? MT_READ_DEVICES : 0u), fresh;
-    uint64_t cost;
+    uint64_t now = t->now_ns(t->ctx), cost;
+    unsigned mask = mask_now(s, now), fresh;
     mt_sample x;
     mt_limit limit;
     mt_marks marks;
 
     s->with.probe.read(s->with.probe.ctx, mask, &x);
-    carry(&x, &s->latest);
-    fresh = read_seldom(s, &x, t->now_ns(t->ctx), &cost);
+    carry(&x, mask, &s->latest);
+    fresh = read_seldom(s, &x, now, &cost);
     limit = limit_of(&x, s->with.limit);
     tell(s, publish(s, &x, &limit, &marks), &marks, &limit);
     write_row(s, &x, fresh);
@@ -272,8 +291,7 @@ mt_sampler_new(const mt_alloc *mem, const mt_sampler_setup *setup, mt_sampler **
     s->interval_ns = setup->interval_ns;
     /* With what is dear, so that whatever the probe needs memory for, it has when the thread runs.
      */
-    setup->probe.read(setup->probe.ctx, ALWAYS | MT_READ_SWAP | MT_READ_HEAP | MT_READ_CHILDREN,
-                      &s->latest);
+    setup->probe.read(setup->probe.ctx, ALWAYS | MT_READ_PRESSURE | DEAR, &s->latest);
     s->limit = limit_of(&s->latest, setup->limit);
     *out = s;
     return MT_OK;

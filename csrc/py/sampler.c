@@ -320,16 +320,20 @@ get_running(PyObject *op, void *Py_UNUSED(which))
     return PyBool_FromLong(mt_sampler_runs(((Sampler *)op)->sampler));
 }
 
+typedef struct count {
+    uint64_t (*of)(mt_sampler *s);
+} count;
+
 static PyObject *
 get_count(PyObject *op, void *ask)
 {
-    uint64_t (*const *of)(mt_sampler *) = ask;
+    const count *c = ask;
 
-    return PyLong_FromUnsignedLongLong((*of)(((Sampler *)op)->sampler));
+    return PyLong_FromUnsignedLongLong(c->of(((Sampler *)op)->sampler));
 }
 
-static uint64_t (*const counts[])(mt_sampler *) = {mt_sampler_steps, mt_sampler_samples,
-                                                   mt_sampler_cpu_ns, mt_sampler_interval_ns};
+static const count counts[] = {
+    {mt_sampler_steps}, {mt_sampler_samples}, {mt_sampler_cpu_ns}, {mt_sampler_interval_ns}};
 
 static PyGetSetDef getters[] = {
     {"running", get_running, NULL, "Whether its thread runs; False in a forked child.", NULL},

@@ -32,7 +32,8 @@ samples_keep_the_interval_and_the_dear_is_read_seldom(void)
     CHECK(!mt_sampler_runs(r.s) && mt_sampler_samples(r.s) == 0);
     rig_run(&r, 100);
     CHECK(mt_sampler_samples(r.s) == 102 && r.reads[0] == 103 && r.reads[1] == 103);
-    CHECK(r.reads[2] == 103 && r.reads[3] == 103 && r.reads[bit(MT_READ_DEVICES)] == 102);
+    CHECK(r.reads[3] == 103 && r.reads[bit(MT_READ_DEVICES)] == 102);
+    CHECK(r.reads[bit(MT_READ_PRESSURE)] == 1 + 51); /* every 20 ms */
     for (int i = 0; i < 60; i++)
         CHECK(r.asked[i] == (uint64_t)(1010 + 10 * i) * RIG_MS);
     CHECK(r.reads[bit(MT_READ_SWAP)] == 12 && r.reads[bit(MT_READ_HEAP)] == 12);
@@ -221,6 +222,7 @@ the_latest_sample_keeps_what_was_read_seldom(void)
     mt_sample x;
 
     r.now.rss = 1;
+    r.now.pressure = 7;
     r.now.swap = 2;
     r.now.heap_used = 3;
     r.now.heap_free = 4;
@@ -231,7 +233,12 @@ the_latest_sample_keeps_what_was_read_seldom(void)
     rig_run(&r, 9);
     CHECK(mt_sampler_latest(r.s, &x));
     CHECK(x.rss == 1 && x.swap == 2 && x.heap_used == 3 && x.heap_free == 4);
-    CHECK(x.children == 5 && x.children_priv == 6 && x.time_ns == r.ns);
+    CHECK(x.children == 5 && x.children_priv == 6 && x.time_ns == r.ns && x.pressure == 7);
+    r.now.pressure = 8;
+    rig_run(&r, 5);
+    CHECK(mt_sampler_latest(r.s, &x) && x.pressure == 7);
+    rig_run(&r, 5);
+    CHECK(mt_sampler_latest(r.s, &x) && x.pressure == 8);
     r.now.heap_used = MT_UNKNOWN; /* cannot be read any more: not an old value for ever */
     rig_run(&r, 200);
     CHECK(mt_sampler_latest(r.s, &x) && x.heap_used == MT_UNKNOWN && x.heap_free == 4);
