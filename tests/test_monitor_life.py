@@ -75,9 +75,12 @@ def test_a_second_start_is_refused_and_a_second_stop_is_not(path: Path) -> None:
         m.start()
     assert m.running
     wait_for(lambda: threads() == 1)  # it takes its name itself
+    run = m._last
     m.stop()
     m.stop()
     assert (m.running, threads()) == (False, 0)
+    assert run is not None
+    assert not run.end("once more", last_look=False), "as two that stop it at one time"
     assert last(path) == "exit: stop()"
 
 
