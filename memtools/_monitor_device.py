@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memtools import _bridge
+from memtools import _bridge, _core
 from memtools._monitor_text import DeviceTiers
 from memtools.errors import DeviceError
 
@@ -32,7 +32,7 @@ def parse_device(device: object) -> tuple[str, int | None]:
 
 
 def find_devices(device: object, root: str = "/") -> tuple[int, ...]:
-    """Indexes of the devices to watch. Imports torch only for "cuda" and "cuda:1".
+    """Indexes of the devices to watch. Imports torch where there are any.
 
     Raises DeviceError where a device was asked for by name and is not there.
     """
@@ -40,9 +40,7 @@ def find_devices(device: object, root: str = "/") -> tuple[int, ...]:
     if kind == "cpu":
         return ()
     if kind == "auto":
-        torch = _bridge.loaded()
-        count = _count_files(root) if torch is None else _count(torch)
-        return tuple(range(min(count, MOST_DEVICES)))
+        return tuple(range(min(_count_any(root), MOST_DEVICES)))
     try:
         count = _count(_bridge.connect().torch)
     except ImportError as error:
@@ -62,16 +60,23 @@ def _count(torch: Any) -> int:
     return int(torch.cuda.device_count())
 
 
+def _count_any(root: str) -> int:
+    """By torch, which is imported only where the kernel's driver lists devices."""
+    torch = _bridge.loaded()
+    if torch is None and _count_files(root) > 0:
+        try:
+            torch = _bridge.connect().torch
+        except ImportError:  # then nobody here will use them
+            return 0
+    return 0 if torch is None else _count(torch)
+
+
 def _count_files(root: str) -> int:
-    """Before torch is imported: what the kernel's driver lists, less what is hidden."""
+    """Devices that the kernel's driver lists."""
     try:
-        count = len(os.listdir(Path(root, "proc/driver/nvidia/gpus")))
+        return len(os.listdir(Path(root, "proc/driver/nvidia/gpus")))
     except OSError:
         return 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return count
-    return min(count, len([part for part in visible.split(",") if part.strip()]))
 
 
 def initialised(torch: Any) -> bool:
@@ -80,10 +85,13 @@ def initialised(torch: Any) -> bool:
 
 
 def tiers(index: int) -> DeviceTiers:
-    """As torch and the driver count now; some 10 us of torch and one call of the driver."""
+    """As torch and the driver count now: one call of the shim, without it some 10 us of torch."""
     torch = _bridge.loaded()
     if not initialised(torch):
         return DeviceTiers(index, None, None, None, None, None)
+    native = _core.device_memory(index)
+    if native is not None:
+        return DeviceTiers(index, *native)
     stats = torch.cuda.memory_stats_as_nested_dict(index)
     free, total = torch.cuda.mem_get_info(index)
     return DeviceTiers(
@@ -101,8 +109,14 @@ def allocated(indexes: Sequence[int]) -> int | None:
     torch = _bridge.loaded()
     if not indexes or not initialised(torch):
         return None
-    found = (torch.cuda.memory_stats_as_nested_dict(i)["allocated_bytes"]["all"] for i in indexes)
-    return sum(int(stat["current"]) for stat in found)
+    return sum(_allocated(torch, index) for index in indexes)
+
+
+def _allocated(torch: Any, index: int) -> int:
+    native = _core.device_memory(index)
+    if native is not None and native[0] is not None:
+        return native[0]
+    return int(torch.cuda.memory_stats_as_nested_dict(index)["allocated_bytes"]["all"]["current"])
 
 
 class DevicePeaks:

@@ -25,27 +25,28 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 class PhaseBook:
     """The phases of one run: exact host peaks by the probe, device peaks, and the record's rows."""
 
-    __slots__ = ("_log", "_next_event", "_probe", "_tops", "devices")
+    __slots__ = ("_log", "_next_event", "_probe", "_tops", "begin", "devices", "finish")
 
     def __init__(self, probe: _core.Probe, log: Log, devices: DevicePeaks | None) -> None:
         self._probe, self._log, self.devices = probe, log, devices
+        #: the probe's own, where nothing else is to be done: without a record and without devices
+        self.begin: Callable[[str], int] = probe.enter if devices is None else self.enter
+        self.finish = None if log.writes or devices is not None else probe.leave
         self._next_event: dict[str, int] = {}
         self._tops: dict[str, dict[int, int]] = {}  # largest device peaks by name
 
     def enter(self, name: str) -> int:
-        """A token; NO_PHASE where no more phases can be open."""
-        try:
-            token = self._probe.enter(name)
-        except RuntimeError as error:
-            self._log.complain("phase", f"phase {name!r} is not measured: {error}")
-            return NO_PHASE
+        """A token. RuntimeError where no more phases can be open."""
+        token = self._probe.enter(name)
         if self.devices is not None:
             self.devices.enter(token)
         return token
 
+    def refused(self, name: str, error: RuntimeError) -> int:
+        self._log.complain("phase", f"phase {name!r} is not measured: {error}")
+        return NO_PHASE
+
     def leave(self, token: int, name: str) -> None:
-        if token == NO_PHASE:
-            return
         peak, _, _, ns, _ = self._probe.leave(token)
         if self.devices is not None:
             self._leave_devices(token, name, ns)
@@ -105,14 +106,22 @@ class Phase:
         self._entered: list[tuple[PhaseBook | None, int]] = []
 
     def __enter__(self) -> Phase:
-        book = self._monitor._book
-        self._entered.append((book, NO_PHASE if book is None else book.enter(self._name)))
+        book, token = self._monitor._book, NO_PHASE
+        if book is not None:
+            try:
+                token = book.begin(self._name)
+            except RuntimeError as error:
+                token = book.refused(self._name, error)
+        self._entered.append((book, token))
         return self
 
     def __exit__(self, *exception: object) -> None:
         book, token = self._entered.pop()
-        if book is not None:
-            book.leave(token, self._name)
+        if token and book is not None:
+            if book.finish is not None:
+                book.finish(token)
+            else:
+                book.leave(token, self._name)
 
     def __call__(self, function: _F) -> _F:
         """`function` as a phase; keeps its name, signature and documentation."""

@@ -60,6 +60,7 @@ class FakeCuda:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """Where memtools finds torch, there is this and nothing else."""
+    _bridge.connect()  # the native side is connected to the real one, which has no devices
     fake = FakeCuda()
     torch = SimpleNamespace(cuda=fake, version=SimpleNamespace(cuda="13.0"))
     monkeypatch.setattr(_bridge, "loaded", lambda: torch)

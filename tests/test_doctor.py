@@ -18,7 +18,7 @@ import pytest
 
 import memtools
 from memtools import DeviceError, MemtoolsError, cli
-from memtools.cli import doctor
+from memtools.cli import _monitor, doctor
 from memtools.cli._system import Fact, cgroup_facts, host_memory, kernel
 
 Patch: TypeAlias = pytest.MonkeyPatch
@@ -317,7 +317,7 @@ KEYS = {
     "shim_torch_git_version shim_rebuild",
     "cuda": "headers_version kernel_driver runtime_version driver_version devices",
     "host_memory": "total_bytes available_bytes swap_total_bytes swap_free_bytes "
-    f"{' '.join(CGROUP_KEYS)} pressure_host limit_source pressure_readings peak_reset",
+    f"{' '.join([*CGROUP_KEYS, 'pressure_host', *_monitor.KEYS])}",
     "kernel": "page_size_bytes huge_page_size_bytes transparent_huge_pages "
     "transparent_huge_pages_shmem max_map_count overcommit_mode madv_populate_read "
     "rlimit_as_bytes rlimit_memlock_bytes",

@@ -165,9 +165,9 @@ def test_a_flat_program_says_nothing(clock: Clock) -> None:
 
 
 def test_a_forecast_that_presses_is_an_event_once(clock: Clock) -> None:
-    program = Program(clock)
+    program = Program(clock, step_ns=10**7)
     watch = program.watch(limit=130 * MIB)
-    program.run(watch, 1850, grow=16384)
+    program.run(watch, 1880, grow=16384)
     texts = [text for kind, text in program.events.told if kind == "pressure"]
     assert len(texts) == 1
     assert texts[0].startswith("forecast: limit in ")

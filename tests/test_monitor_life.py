@@ -75,9 +75,12 @@ def test_a_second_start_is_refused_and_a_second_stop_is_not(path: Path) -> None:
         m.start()
     assert m.running
     wait_for(lambda: threads() == 1)  # it takes its name itself
+    run = m._last
     m.stop()
     m.stop()
     assert (m.running, threads()) == (False, 0)
+    assert run is not None
+    assert not run.end("once more", last_look=False), "as two that stop it at one time"
     assert last(path) == "exit: stop()"
 
 
@@ -297,7 +300,7 @@ def test_no_file_descriptors_left(path: Path) -> None:
     open_now = len(os.listdir("/proc/self/fd"))
     refused = 0
     try:
-        for room in range(24):
+        for room in range(-8, 40):
             resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + room, hard))
             path.unlink(missing_ok=True)
             m = monitor(path)
@@ -313,7 +316,7 @@ def test_no_file_descriptors_left(path: Path) -> None:
             assert not m.running
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert (0 < refused < 24, threads()) == (True, 0)
+    assert (0 < refused < 48, threads()) == (True, 0)
     with monitor(path) as m:
         m.step()
     assert last(path) == "exit: normal"

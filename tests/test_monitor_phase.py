@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from memtools import MemoryMonitor, read_record
+from memtools import DeviceError, MemoryMonitor, _bridge, read_record
+from memtools._monitor_device import find_devices
 from memtools._monitor_text import PhaseTotals
 from tests.fakedevice import FakeCuda, cuda
 
@@ -350,3 +351,24 @@ def test_device_peaks_in_the_record(cuda: FakeCuda, tmp_path: Path) -> None:
         cuda.allocate(0, 4096)
     found = {p.name: p.peak_bytes for p in read_record(path).phases}
     assert found["train (cuda0)"] == 4096
+
+
+def test_devices_before_torch_is_imported(
+    cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connected: list[int] = []
+
+    def connect() -> Any:
+        connected.append(1)
+        raise ImportError("no torch here")
+
+    monkeypatch.setattr(_bridge, "loaded", lambda: None)
+    monkeypatch.setattr(_bridge, "connect", connect)
+    assert find_devices("auto", str(tmp_path)) == ()
+    assert connected == [], "nothing is imported where there is no device"
+    (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
+    assert find_devices("auto", str(tmp_path)) == ()
+    assert connected == [1]
+    with pytest.raises(DeviceError, match="no torch here"):
+        find_devices("cuda", str(tmp_path))
+    assert find_devices("cpu", str(tmp_path)) == ()
