@@ -107,12 +107,12 @@ SAN_TESTS := tests/test_history.py tests/test_stats.py tests/test_bad_input.py t
     tests/test_checkpoint.py tests/test_device.py tests/test_leaks.py tests/test_threads.py \
     tests/test_budget.py tests/test_history_budget.py tests/test_record.py tests/test_probe.py \
     tests/test_census.py tests/test_holders.py tests/test_graphs.py \
-    $(wildcard tests/test_leakdetector*.py tests/test_kvpool*.py)
+    $(wildcard tests/test_leakdetector*.py tests/test_kvpool*.py tests/test_sampler*.py)
 
 # What a sanitiser's own memory makes meaningless: resident bytes (its quarantine), and fork() beside
 # a thread that allocates (its locks do not survive that).
 SAN_SKIP := not test_does_not_leak and not planted_leak and not gives_its_memory and not fork_while \
-    and not cost_no_memory and not page_fault and not goes_back_to_the_system
+    and not cost_no_memory and not page_fault and not goes_back_to_the_system and not without_a_thread
 
 $(OUT)/py-san/.built: $(VENV)/.deps setup.py $(EXT_SOURCES) $(wildcard memtools/*.py)
 	MEMTOOLS_SANITIZE=address,undefined $(PIP) --no-build-isolation --no-deps --upgrade --target $(@D) .
@@ -134,7 +134,7 @@ $(OUT)/fuzz/%: tests/fuzz/%.c $(C_CORE) $(C_HEADERS) $(wildcard tests/fuzz/*.h) 
 	$(FUZZ_BUILD) $(C_FLAGS) -O1 -UNDEBUG $(SAN) $< $(C_CORE) -lm -o $@
 
 # --- the rest --------------------------------------------------------------------------------------
-BENCHES := gate_history kv_cache monitor record leaks census report
+BENCHES := gate_history kv_cache monitor record leaks census report sampler run
 
 bench: $(VENV)/.built $(VENV)/.bench  ## benchmarks against the peers; JSON in benchmarks/results
 	@for b in $(BENCHES); do $(PY) benchmarks/$$b.py $(ARGS) || exit 1; done

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from memtools import _core, _monitor_device
 
-READ_HEAP, READ_CHILDREN = 32, 64  # of _core.Probe.read
+READ_RSS, READ_HEAP, READ_CHILDREN = 1, 32, 64  # of _core.Probe.read
 FIRST_STEPS = 32  # in which steps and readings are timed; they are not fed
 FIRST_LOOKS = 4
 EACH_READING = 16  # units from one reading to the next, as long as costs stay what they were

@@ -53,11 +53,23 @@ def full() -> None:
     refused(lambda: sampler.watch(0.5))
 
 
-SAMPLER = _core.Sampler(10**7, devices=1)
+def with_devices() -> None:
+    sampler = _core.Sampler(10**7, devices=1)
+    sampler.start()
+    sampler.stop()
+    assert sampler.devices() == [(None,) * 5]
+
+
+SAMPLER = _core.Sampler(10**7)  # without devices: which CUDA runtime they use is a fixture's choice
 SAMPLER.start()
 SAMPLER.stop()
 
 CASES: dict[str, list[Case]] = {
+    "device_memory": [
+        lambda: _core.device_memory(0),
+        lambda: refused(lambda: _core.device_memory(-1)),
+        lambda: refused(lambda: _core.device_memory("x")),  # type: ignore[arg-type]
+    ],
     "Sampler": [
         recorded,
         forgotten,
@@ -92,7 +104,7 @@ CASES: dict[str, list[Case]] = {
         lambda: refused(lambda: SAMPLER.unwatch("x")),  # type: ignore[arg-type]
     ],
     "Sampler.latest": [SAMPLER.latest, lambda: _core.Sampler(10**7).latest()],
-    "Sampler.devices": [SAMPLER.devices, lambda: _core.Sampler(10**7).devices()],
+    "Sampler.devices": [with_devices, SAMPLER.devices, lambda: _core.Sampler(10**7).devices()],
     "Sampler.limit": [SAMPLER.limit, lambda: _core.Sampler(10**7, root="/nowhere").limit()],
     "Sampler.used": [SAMPLER.used],
     "Sampler.peak": [SAMPLER.peak],

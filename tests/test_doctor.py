@@ -318,7 +318,8 @@ KEYS = {
     "shim_torch_git_version shim_rebuild",
     "cuda": "headers_version kernel_driver runtime_version driver_version devices",
     "host_memory": "total_bytes available_bytes swap_total_bytes swap_free_bytes "
-    f"{' '.join(CGROUP_KEYS)} pressure_host limit_source pressure_readings peak_reset",
+    f"{' '.join(CGROUP_KEYS)} pressure_host limit_source pressure_readings peak_reset sampler "
+    "record leak_test census",
     "kernel": "page_size_bytes huge_page_size_bytes transparent_huge_pages "
     "transparent_huge_pages_shmem max_map_count overcommit_mode madv_populate_read "
     "rlimit_as_bytes rlimit_memlock_bytes",

@@ -12,7 +12,7 @@ import pytest
 
 from memtools import MemoryMonitor, _core
 
-ROUNDS, WARM = 10_000, 50
+ROUNDS, WARM = 10_000, 200
 
 
 def in_use() -> int:

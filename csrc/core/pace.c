@@ -4,8 +4,10 @@
 
 enum {
     MS = 1000000,
-    SAMPLE_SHARE = 50,  /* of a core: one part in so many */
-    SELDOM_SHARE = 100, /* for each of the three */
+    OFTEN_NS = 100000000,
+    CHILDREN_NS = 200000000,
+    SAMPLE_SHARE = 30,  /* of a core: one part in so many */
+    SELDOM_SHARE = 200, /* for each of the three */
     LOOKS_BEFORE = 16,  /* samples in the time that is left at the rate of the last interval */
 };
 
@@ -13,7 +15,7 @@ static const struct seldom {
     unsigned what;
     uint64_t interval_ns;
 } seldom[MT_PACE_SELDOM] = {
-    {MT_READ_SWAP, 100 * MS}, {MT_READ_HEAP, 100 * MS}, {MT_READ_CHILDREN, 200 * MS}};
+    {MT_READ_SWAP, OFTEN_NS}, {MT_READ_HEAP, OFTEN_NS}, {MT_READ_CHILDREN, CHILDREN_NS}};
 
 static uint64_t
 lesser(uint64_t a, uint64_t b)
@@ -30,7 +32,8 @@ greater(uint64_t a, uint64_t b)
 void
 mt_pace_init(mt_pace *p, uint64_t interval_ns, uint64_t now)
 {
-    *p = (mt_pace){.interval_ns = interval_ns, .next_ns = now, .used = MT_UNKNOWN};
+    *p = (mt_pace){
+        .interval_ns = interval_ns, .wait_ns = interval_ns, .next_ns = now, .used = MT_UNKNOWN};
 }
 
 unsigned
@@ -65,7 +68,8 @@ by_rise(const mt_pace *p, uint64_t now, uint64_t used, uint64_t limit)
 {
     double rate, left;
 
-    if (p->used == MT_UNKNOWN || used <= p->used || now <= p->used_at) return p->interval_ns;
+    /* MT_UNKNOWN is more than anything. */
+    if (used <= p->used || now <= p->used_at) return p->interval_ns;
     rate = (double)(used - p->used) / (double)(now - p->used_at);
     left = used < limit ? (double)(limit - used) / rate / LOOKS_BEFORE : 0;
     return left < (double)p->interval_ns ? (uint64_t)left : p->interval_ns;
@@ -90,11 +94,9 @@ interval_at(mt_pace *p, uint64_t now, uint64_t used, uint64_t limit)
 uint64_t
 mt_pace_next(mt_pace *p, uint64_t now, uint64_t cost_ns, uint64_t used, uint64_t limit)
 {
-    uint64_t wait;
-
     p->cost_ns = p->cost_ns == 0 ? cost_ns : (7 * p->cost_ns + cost_ns) / 8;
-    wait = greater(interval_at(p, now, used, limit), SAMPLE_SHARE * p->cost_ns);
-    p->next_ns += wait;
-    if (p->next_ns <= now) p->next_ns = now + wait;
+    p->wait_ns = greater(interval_at(p, now, used, limit), SAMPLE_SHARE * p->cost_ns);
+    p->next_ns += p->wait_ns;
+    if (p->next_ns <= now) p->next_ns = now + p->wait_ns;
     return p->next_ns;
 }

@@ -5,9 +5,9 @@
  *                  and shorter anywhere while memory rises so fast that the limit is near in time
  *
  * What is dear is read seldom, one at a time: swap, the heap's counters and the children. Each of
- * these waits a hundred times as long as its last reading took (1 % of a core), and an ordinary
- * sample fifty times as long as samples take (2 %): 5 % of a core together, whatever they cost and
- * however near the limit is.
+ * these waits 200 times as long as its last reading took (0.5 % of a core), and an ordinary sample
+ * 30 times as long as samples take (3.3 %): less than 5 % of a core together, whatever they cost
+ * and however near the limit is.
  *
  * Plain data, no lock: the sampling thread's. Times are those of one monotonic clock. */
 #ifndef MT_PACE_H
@@ -19,6 +19,7 @@ enum { MT_PACE_SELDOM = 3 };
 
 typedef struct mt_pace {
     uint64_t interval_ns; /* asked for */
+    uint64_t wait_ns;     /* kept now */
     uint64_t cost_ns;     /* processor time of a sample, smoothed */
     uint64_t next_ns;
     uint64_t used, used_at; /* at the last sample; MT_UNKNOWN: none yet */

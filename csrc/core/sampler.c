@@ -32,6 +32,7 @@ struct mt_sampler {
     /* The thread's own. */
     mt_pace pace;
     uint64_t cpu_before; /* of the threads before this one */
+    uint64_t cpu_seen;   /* of this one, at the end of its last sample */
 };
 
 static bool
@@ -106,11 +107,12 @@ read_seldom(mt_sampler *s, mt_sample *x, uint64_t now, uint64_t *cost)
 {
     const mt_ticker_ops *t = &s->with.ticker;
     unsigned what = mt_pace_due(&s->pace, now);
-    uint64_t before = t->cpu_ns(t->ctx);
+    uint64_t before;
     mt_sample one;
 
     *cost = 0;
     if (what == 0) return 0;
+    before = t->cpu_ns(t->ctx);
     s->with.probe.read(s->with.probe.ctx, what, &one);
     take_over(x, &one, what);
     *cost = t->cpu_ns(t->ctx) - before;
@@ -194,31 +196,48 @@ tell(mt_sampler *s, uint32_t passed, const mt_marks *marks, const mt_limit *limi
         if (passed & 1) write_event(s, s->latest.time_ns, marks->at[i], limit);
 }
 
+/* What is dear, as it was read last. */
+static void
+carry(mt_sample *x, const mt_sample *last)
+{
+    take_over(x, last, MT_READ_SWAP);
+    take_over(x, last, MT_READ_HEAP);
+    take_over(x, last, MT_READ_CHILDREN);
+}
+
+/* The cost of a sample is all that the thread used since the last one, waking up included, but for
+ * what is dear. */
+static uint64_t
+next_time(mt_sampler *s, const mt_limit *limit, uint64_t seldom)
+{
+    const mt_ticker_ops *t = &s->with.ticker;
+    uint64_t cpu = t->cpu_ns(t->ctx), now = t->now_ns(t->ctx), next;
+
+    next = mt_pace_next(&s->pace, now, cpu - s->cpu_seen - seldom, limit->used, limit->bytes);
+    s->cpu_seen = cpu;
+    s->cpu_ns = s->cpu_before + cpu;
+    s->interval_ns = s->pace.wait_ns;
+    return next;
+}
+
 /* Samples and returns when to do it again. */
 static uint64_t
 sample(mt_sampler *s)
 {
     const mt_ticker_ops *t = &s->with.ticker;
     unsigned mask = ALWAYS | (s->with.devices > 0 ? MT_READ_DEVICES : 0u), fresh;
-    uint64_t before = t->cpu_ns(t->ctx), seldom, spent, now = t->now_ns(t->ctx), next;
+    uint64_t cost;
     mt_sample x;
     mt_limit limit;
     mt_marks marks;
 
     s->with.probe.read(s->with.probe.ctx, mask, &x);
-    x.swap = s->latest.swap;
-    take_over(&x, &s->latest, MT_READ_HEAP);
-    take_over(&x, &s->latest, MT_READ_CHILDREN);
-    fresh = read_seldom(s, &x, now, &seldom);
+    carry(&x, &s->latest);
+    fresh = read_seldom(s, &x, t->now_ns(t->ctx), &cost);
     limit = limit_of(&x, s->with.limit);
     tell(s, publish(s, &x, &limit, &marks), &marks, &limit);
     write_row(s, &x, fresh);
-    now = t->now_ns(t->ctx);
-    spent = t->cpu_ns(t->ctx);
-    next = mt_pace_next(&s->pace, now, spent - before - seldom, limit.used, limit.bytes);
-    s->cpu_ns = s->cpu_before + spent;
-    s->interval_ns = next > now ? next - now : 0;
-    return next;
+    return next_time(s, &limit, cost);
 }
 
 static void
@@ -228,6 +247,7 @@ run(void *arg)
     const mt_ticker_ops *t = &s->with.ticker;
 
     s->cpu_before = s->cpu_ns;
+    s->cpu_seen = t->cpu_ns(t->ctx);
     mt_pace_init(&s->pace, s->with.interval_ns, t->now_ns(t->ctx));
     while (t->wait(t->ctx, sample(s)))
         continue;

@@ -207,13 +207,13 @@ list_children_of(mt_children *ch, const char *pid, seen_threads *threads)
     char name[64], folder[MT_PATH_ROOM], path[MT_PATH_ROOM + 64];
     const char *thread;
     bool ok = true;
-    void *dir;
+    mt_folder dir;
 
     *threads = (seen_threads){0, 0};
     snprintf(name, sizeof name, "/proc/%s/task", pid);
     if (!mt_path_join(folder, ch->root, name)) return false;
-    if ((dir = ch->sys->opendir(folder)) == NULL) return has_gone();
-    while ((thread = ch->sys->readdir(dir)) != NULL) {
+    if (!ch->sys->opendir(folder, &dir)) return has_gone();
+    while ((thread = ch->sys->readdir(&dir)) != NULL) {
         if (!is_number(thread)) continue;
         snprintf(path, sizeof path, "%s/%s/children", folder, thread);
         threads->all++;
@@ -222,7 +222,7 @@ list_children_of(mt_children *ch, const char *pid, seen_threads *threads)
         ok = ok && has_gone();
     }
     ok = ok && (errno == 0 || has_gone());
-    ch->sys->closedir(dir);
+    ch->sys->closedir(&dir);
     return ok;
 }
 
@@ -272,11 +272,11 @@ read_all(mt_children *ch, process_list *all)
     uint64_t pid, parent;
     const char *name;
     bool ok = true;
-    void *dir;
+    mt_folder dir;
 
     if (!mt_path_join(folder, ch->root, "/proc")) return false;
-    if ((dir = ch->sys->opendir(folder)) == NULL) return false;
-    while ((name = ch->sys->readdir(dir)) != NULL) {
+    if (!ch->sys->opendir(folder, &dir)) return false;
+    while ((name = ch->sys->readdir(&dir)) != NULL) {
         if (!is_number(name)) continue;
         snprintf(path, sizeof path, "%s/%s/stat", folder, name);
         if (!read_stat(ch, path, &pid, &parent)) {
@@ -288,7 +288,7 @@ read_all(mt_children *ch, process_list *all)
             all->at[all->len++] = (process){(uint32_t)pid, (uint32_t)parent};
     }
     ok = ok && errno == 0;
-    ch->sys->closedir(dir);
+    ch->sys->closedir(&dir);
     return ok;
 }
 

@@ -18,6 +18,14 @@
 
 enum { MT_PATH_ROOM = 4096 };
 
+/* A folder that is being listed. The C library's opendir() would allocate, on a thread that must
+ * not: whoever lists has the room. */
+typedef struct mt_folder {
+    int fd;
+    size_t at, len;
+    _Alignas(8) char entries[4096];
+} mt_folder;
+
 /* The system calls used, as libc has them: -1 and errno. A table, so that tests make them fail. */
 typedef struct mt_proc_sys {
     int (*open)(const char *path, int flags);
@@ -26,9 +34,9 @@ typedef struct mt_proc_sys {
     int (*close)(int fd);
     int (*getrusage)(int who, struct rusage *out);
     /* A folder's names from its start; NULL ends it, with errno 0 unless it failed. */
-    void *(*opendir)(const char *path);
-    const char *(*readdir)(void *folder);
-    void (*closedir)(void *folder);
+    bool (*opendir)(const char *path, mt_folder *out);
+    const char *(*readdir)(mt_folder *folder);
+    void (*closedir)(mt_folder *folder);
 } mt_proc_sys;
 
 extern const mt_proc_sys mt_proc_sys_libc;

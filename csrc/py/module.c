@@ -5,6 +5,7 @@
 
 #include "budget.h"
 #include "census.h"
+#include "devices.h"
 #include "errors.h"
 #include "probe.h"
 #include "record.h"
@@ -126,6 +127,11 @@ static PyMethodDef methods[] = {
      "runtime_version, driver_version and devices of the CUDA runtime as a dict of int; "
      "DeviceError "
      "when there is none."},
+    {"device_memory", mt_py_device_memory, METH_O,
+     "device_memory(device, /)\n--\n\n"
+     "(allocated, reserved, free, total, inactive_split) bytes of a CUDA device now, each None "
+     "where it cannot be known; None where torch does not use CUDA in this process. Imports "
+     "torch."},
     {"record_read", mt_py_record_read, METH_O,
      "record_read(path, /)\n--\n\n"
      "A run.mem as plain data; memtools.read_record makes a Record of it."},
@@ -211,6 +217,7 @@ module_free(void *module)
 
     module_clear(module);
     mt_peaks_drop(st->peaks);
+    mt_devmem_free(st->devmem);
     mt_cudart_close(
         st->cudart); /* no history is left: each holds its type, each type this module */
 }

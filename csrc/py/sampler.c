@@ -1,6 +1,7 @@
 /* sampler.c -- memtools._core.Sampler: see csrc/core/sampler.h. */
 #include "state.h"
 
+#include "devices.h"
 #include "errors.h"
 #include "probe.h"
 #include "record.h"
@@ -31,24 +32,35 @@ typedef struct wish {
     char root[MT_PATH_ROOM];
 } wish;
 
-/* How old the children may be is the sampler's own business: it asks seldom. */
-static const mt_probe_ages ages = {.slow_ns = 10000000, .limit_ns = 1000000000, .children_ns = 0};
+/* The children are as old as the sampler lets them be: it asks seldom. */
+static const mt_probe_ages ages = {.slow_ns = 20000000, .limit_ns = 1000000000, .children_ns = 0};
+
+static mt_status
+open_probe(mt_state *st, const wish *w, mt_probe_ops *out, mt_error *err)
+{
+    mt_probe_linux *probe;
+    mt_probe_ops host;
+    mt_status status;
+
+    status = mt_probe_linux_new(&mt_alloc_libc, &mt_proc_sys_libc, w->root, &ages, &probe, err);
+    if (status != MT_OK) return status;
+    *out = host = mt_probe_linux_ops(probe);
+    if (w->devices > 0) status = mt_py_devices(st, &host, (size_t)w->devices, out, err);
+    if (status != MT_OK) host.close(host.ctx);
+    return status;
+}
 
 /* What was opened is closed again on failure. */
 static mt_status
-open_parts(const wish *w, mt_sampler_setup *with, mt_error *err)
+open_parts(mt_state *st, const wish *w, mt_sampler_setup *with, mt_error *err)
 {
-    mt_probe_linux *probe;
-    mt_status st;
+    mt_status status = open_probe(st, w, &with->probe, err);
 
-    st = mt_probe_linux_new(&mt_alloc_libc, &mt_proc_sys_libc, w->root, &ages, &probe, err);
-    if (st != MT_OK) return st;
-    st = mt_ticker_new(&mt_alloc_libc, &mt_thread_sys_posix, mt_threadname_set, &with->ticker, err);
-    if (st == MT_OK)
-        with->probe = mt_probe_linux_ops(probe);
-    else
-        mt_probe_linux_free(probe);
-    return st;
+    if (status != MT_OK) return status;
+    status =
+        mt_ticker_new(&mt_alloc_libc, &mt_thread_sys_posix, mt_threadname_set, &with->ticker, err);
+    if (status != MT_OK) with->probe.close(with->probe.ctx);
+    return status;
 }
 
 static mt_status
@@ -60,7 +72,7 @@ open_sampler(Sampler *self, const wish *w, mt_record *record, mt_error *err)
                              .devices = (size_t)w->devices};
     mt_status st = mt_forkmark_new(&self->home, err);
 
-    if (st != MT_OK || (st = open_parts(w, &with, err)) != MT_OK) return st;
+    if (st != MT_OK || (st = open_parts(self->state, w, &with, err)) != MT_OK) return st;
     with.home = self->home;
     st = mt_sampler_new(&mt_alloc_libc, &with, &self->sampler, err);
     if (st != MT_OK) {
@@ -144,6 +156,7 @@ sampler_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     bool ok;
 
     if (st == NULL || take_arguments(args, kwargs, &w) < 0) return NULL;
+    if (w.devices > 0 && mt_state_connect(st) < 0) return NULL;
     record = take_writer(st, &w, &ok);
     if (!ok || (self = (Sampler *)type->tp_alloc(type, 0)) == NULL) return NULL;
     self->state = st;
@@ -263,14 +276,6 @@ sampler_latest(PyObject *op, PyObject *Py_UNUSED(none))
 }
 
 static PyObject *
-device_tuple(const mt_device_sample *d)
-{
-    return Py_BuildValue("(NNNNN)", mt_py_number(d->allocated), mt_py_number(d->reserved),
-                         mt_py_number(d->free), mt_py_number(d->total),
-                         mt_py_number(d->inactive_split));
-}
-
-static PyObject *
 sampler_devices(PyObject *op, PyObject *Py_UNUSED(none))
 {
     mt_sample sample;
@@ -279,7 +284,7 @@ sampler_devices(PyObject *op, PyObject *Py_UNUSED(none))
     if (!mt_sampler_latest(((Sampler *)op)->sampler, &sample)) return PyList_New(0);
     list = PyList_New((Py_ssize_t)sample.devices);
     for (size_t i = 0; list != NULL && i < sample.devices; i++) {
-        PyObject *device = device_tuple(&sample.device[i]);
+        PyObject *device = mt_py_device_tuple(&sample.device[i]);
         if (device == NULL)
             Py_CLEAR(list);
         else

@@ -12,6 +12,7 @@
 
 #include "../core/peaks.h"
 #include "../cuda/cudart.h"
+#include "../cuda/devmem.h"
 #include "../third_party/dlpack/dlpack.h"
 #include "../torch/torch_shim.h"
 
@@ -21,11 +22,12 @@ typedef struct mt_state {
     PyTypeObject *KVPool, *KVLease;
     PyTypeObject *Budget;
     PyTypeObject *Probe, *Sample;
-    mt_peaks *peaks;   /* of this process, opened by the first Probe */
+    mt_peaks *peaks; /* of this process, opened by the first Probe */
     PyTypeObject *RecordWriter;
     PyTypeObject *LeakDetector;
     PyTypeObject *Sampler;
     mt_cudart *cudart; /* opened by the first CUDA tensor */
+    mt_devmem *devmem; /* by the first device_memory() */
     /* From here on: NULL until connected. */
     const DLPackExchangeAPI *dlpack; /* static in torch */
     PyTypeObject *tensor;            /* torch.Tensor */

@@ -4,6 +4,7 @@
 #include "../third_party/dlpack/dlpack.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
@@ -207,8 +208,28 @@ facts(void *tensor, mt_torch_facts *out) noexcept
     }
 }
 
-const mt_torch_ops ops = {MT_TORCH_OPS_VERSION, in_backward,  view,         view4,   dtype_number,
-                          storage_new,          storage_drop, storage_uses, tensors, facts};
+/* The allocator is the one that libc10_cuda registers where it is loaded, or none: nothing of CUDA
+ * is linked. Before torch has begun to use CUDA it is there, but not initialised. */
+int
+memory(int device, mt_torch_memory *out) noexcept
+{
+    try {
+        auto *allocator = dynamic_cast<c10::DeviceAllocator *>(c10::GetAllocator(c10::kCUDA));
+        if (allocator == nullptr || !allocator->initialized()) return 0;
+        const auto stats = allocator->getDeviceStats(static_cast<c10::DeviceIndex>(device));
+        constexpr size_t all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+        *out = {static_cast<uint64_t>(stats.allocated_bytes[all].current),
+                static_cast<uint64_t>(stats.reserved_bytes[all].current),
+                static_cast<uint64_t>(stats.inactive_split_bytes[all].current)};
+        return 1;
+    } catch (...) {
+        return 0;
+    }
+}
+
+const mt_torch_ops ops = {
+    MT_TORCH_OPS_VERSION, in_backward,  view,    view4, dtype_number, storage_new,
+    storage_drop,         storage_uses, tensors, facts, memory};
 
 // Attribute "ops" holds the capsule. The table is constant, so nothing needs freeing.
 int

@@ -2,8 +2,8 @@
  *
  * memtools._torch fills it and hands it over in a capsule; memtools._core uses it where it is there
  * and asks slower public Python calls where it is not. The C++ side is built for one exact torch:
- * Python compares versions before loading it. Functions hold the GIL, never throw, and take objects
- * that the caller has checked to be torch.Tensor. */
+ * Python compares versions before loading it. Functions hold the GIL unless they say otherwise,
+ * never throw, and take objects that the caller has checked to be torch.Tensor. */
 #ifndef MT_TORCH_SHIM_H
 #define MT_TORCH_SHIM_H
 
@@ -12,7 +12,7 @@
 
 #define MT_TORCH_CAPSULE "memtools._torch.ops"
 
-enum { MT_TORCH_OPS_VERSION = 3 };
+enum { MT_TORCH_OPS_VERSION = 4 };
 
 /* A 2-D tensor's memory, borrowed. type and bits are DLPack's. */
 typedef struct mt_torch_view {
@@ -55,6 +55,13 @@ typedef struct mt_torch_facts {
     size_t bytes; /* of its elements */
 } mt_torch_facts;
 
+/* What torch's allocator has of one CUDA device, in bytes. */
+typedef struct mt_torch_memory {
+    uint64_t allocated;      /* in tensors */
+    uint64_t reserved;       /* from the driver */
+    uint64_t inactive_split; /* reserved, not allocated, in segments that are partly in use */
+} mt_torch_memory;
+
 typedef struct mt_torch_ops {
     int version; /* MT_TORCH_OPS_VERSION of the header it was built with */
     /* 1 while autograd runs a backward pass on this thread, else 0. */
@@ -82,6 +89,11 @@ typedef struct mt_torch_ops {
     /* 1 and *out, for a tensor of any kind; runs no Python code. 0 for one without an
      * implementation behind it. */
     int (*facts)(void *tensor, mt_torch_facts *out);
+    /* 1 and *out; 0 where this process's torch has not begun to use CUDA, or has no such device, or
+     * an allocator that does not count. The one function that wants no GIL: it takes the
+     * allocator's own lock, and makes no context. Where CUDA graphs have pools of their own, torch
+     * copies a table of them, which allocates. */
+    int (*memory)(int device, mt_torch_memory *out);
 } mt_torch_ops;
 
 #endif

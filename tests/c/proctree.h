@@ -102,23 +102,23 @@ proc_getrusage(int who, struct rusage *out)
     return proc_fails() ? -1 : mt_proc_sys_libc.getrusage(who, out);
 }
 
-static inline void *
-proc_opendir(const char *path)
+static inline bool
+proc_opendir(const char *path, mt_folder *out)
 {
-    void *dir = proc_fails() ? NULL : mt_proc_sys_libc.opendir(path);
+    bool ok = !proc_fails() && mt_proc_sys_libc.opendir(path, out);
 
-    proc_faults.live += dir != NULL;
-    return dir;
+    proc_faults.live += ok;
+    return ok;
 }
 
 static inline const char *
-proc_readdir(void *dir)
+proc_readdir(mt_folder *dir)
 {
     return proc_fails() ? NULL : mt_proc_sys_libc.readdir(dir);
 }
 
 static inline void
-proc_closedir(void *dir)
+proc_closedir(mt_folder *dir)
 {
     proc_faults.live--;
     mt_proc_sys_libc.closedir(dir);

@@ -4,7 +4,7 @@
 #include <string.h>
 
 static _Thread_local cudaError_t last_error;
-static _Thread_local enum cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+_Thread_local enum cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 
 static cudaError_t
 unlock_with(cudaError_t rc)
@@ -93,7 +93,7 @@ cudaSetDevice(int device)
     cudaError_t rc = arrive();
 
     if (rc == cudaSuccess && (device < 0 || device >= gpu.devices)) rc = cudaErrorInvalidDevice;
-    if (rc == cudaSuccess) current_context = current_device = device;
+    if (rc == cudaSuccess) use_device(current_context = current_device = device);
     return unlock_with(rc);
 }
 
@@ -312,6 +312,7 @@ fake_cuda_reset(void)
     gpu.granularity = FAKE_GRANULARITY;
     gpu.capacity = SIZE_MAX;
     reset_driver();
+    reset_contexts();
     for (stream *s = next_stream(NULL); s != NULL; s = next_stream(s))
         s->capturing = false;
     current_device = 0;

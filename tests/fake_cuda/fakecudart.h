@@ -65,6 +65,8 @@
     X(long, fake_cuda_pinned_bytes, (void))                                                        \
     X(long, fake_cuda_device_bytes, (void))                                                        \
     X(long, fake_cuda_queued, (void))                                                              \
+    X(bool, fake_cuda_has_context, (int device))                                                   \
+    X(long, fake_cuda_retained, (void))  /* contexts, by driver calls, or pushed on this thread */ \
     X(int, fake_cuda_last_error, (void)) /* what cudaGetLastError would say, left there */         \
     /* Since load or reset */                                                                      \
     X(long, fake_cuda_calls, (void))                                                               \
@@ -73,6 +75,7 @@
     X(long, fake_cuda_busy_frees, (void))       /* memory, stream freed with work in flight */     \
     X(long, fake_cuda_spoiled_captures, (void)) /* by a call that CUDA forbids during capture */   \
     X(long, fake_cuda_misuses, (void))          /* driver calls that CUDA calls invalid */         \
+    X(long, fake_cuda_contexts_made, (void))    /* by a driver call, on a device without one */    \
     X(long, fake_cuda_called, (const char *driver_call))
 
 enum { FAKE_GRANULARITY = 2 << 20 };

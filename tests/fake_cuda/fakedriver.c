@@ -393,14 +393,16 @@ cudaGetDriverEntryPointByVersion(const char *symbol, void **out, unsigned versio
 {
     cudaError_t rc = arrive();
     const struct entry *found = find_entry(symbol);
+    void (*other)(void) = context_entry(symbol);
 
     if (rc == cudaSuccess && (version < 10020 || flags != 0)) rc = cudaErrorInvalidValue;
     if (rc == cudaSuccess) {
         *out = NULL;
-        if (vm.hidden != NULL && strcmp(symbol, vm.hidden) == 0) found = NULL;
-        if (found != NULL) memcpy(out, &found->function, sizeof *out);
+        if (found != NULL) other = found->function;
+        if (vm.hidden != NULL && strcmp(symbol, vm.hidden) == 0) other = NULL;
+        if (other != NULL) memcpy(out, &other, sizeof *out);
         if (status != NULL)
-            *status = found ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+            *status = other ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
     }
     pthread_mutex_unlock(&gpu.lock);
     return rc;
@@ -436,6 +438,12 @@ count_pages(void)
         for (page *p = vm.pages[d]; p != NULL; p = p->next)
             n++;
     return n;
+}
+
+long
+count_device_page_bytes(int device)
+{
+    return (long)used_bytes(device);
 }
 
 long

@@ -180,6 +180,7 @@ make_stream(bool counted)
     stream *s = calloc(1, sizeof *s);
 
     if (s == NULL) return NULL;
+    use_device(current_device);
     s->device = current_device;
     s->counted = counted;
     s->next = gpu.streams;
@@ -203,6 +204,7 @@ make_event(void)
     event *e = calloc(1, sizeof *e);
 
     if (e == NULL) return NULL;
+    use_device(current_device);
     e->device = current_device;
     e->next = gpu.events;
     return gpu.events = e;
@@ -266,6 +268,7 @@ take_block(void **out, size_t bytes, bool pinned)
         free(b);
         return cudaErrorMemoryAllocation;
     }
+    use_device(current_device);
     memset(b->base, UNTOUCHED, bytes);
     b->bytes = bytes;
     b->pinned = pinned;

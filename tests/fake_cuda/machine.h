@@ -79,6 +79,7 @@ typedef struct machine {
 extern machine gpu;
 extern _Thread_local int current_device;
 extern _Thread_local int current_context; /* the device of the thread's context; -1: it has none */
+extern _Thread_local enum cudaStreamCaptureMode capture_mode;
 
 /* Every entry point begins with one of these: takes the lock, and says whether this call is the one
  * to fail. The second is for calls that CUDA forbids while a capture is under way, unless the
@@ -125,6 +126,13 @@ long count_pages(void);
 long count_maps(void);
 long count_ranges(void);
 long count_page_bytes(void);
+long count_device_page_bytes(int device);
 long count_calls(const char *name);
+
+/* ---- fakecontext.c ---- */
+/* A driver call by its name, or NULL. */
+void (*context_entry(const char *name))(void);
+void use_device(int device); /* it has a context from now on */
+void reset_contexts(void);
 
 #endif
