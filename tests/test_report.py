@@ -190,7 +190,7 @@ def test_a_process_without_a_limit_of_its_own_is_told_from_its_machine(path):
     write(path, steps=500, limit=None, events=start)
     record = memtools.read_record(path)
     text = Page(render(record)).text()
-    assert "Peak300.2 MiB at" in text
+    assert "Peak300.2 MiB" in text
     assert "Peak of the machine1.21 GiB 12 % of 10.0 GiB (machine limit)" in text
     both = Page(render([record, record]))
     assert max(both.data["records"][0]["lines"]["= used"]["most"]) < 330 * MIB

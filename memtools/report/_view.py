@@ -285,7 +285,7 @@ def compare(views: list[View], data: dict[str, Any]) -> dict[str, Any]:
 
 def _cells(facts: Facts, devices: list[int]) -> list[str]:
     used, growth = facts.used, _growth_tiles(facts)[0].value
-    limit = used.limit_bytes if used else None
+    limit = used.limit_bytes if used and used.source != "machine" else None
     peaks = {tier.name: size(tier.peak) for tier in facts.tiers}
     return [
         next((tile.value for tile in _used_tiles(facts)), ""),

@@ -42,9 +42,9 @@
   };
 
   function byteTicks(u, ticks) {
-    const step = ticks.length > 1 ? ticks[1] - ticks[0] : 1;
+    const step = ticks.length > 1 ? ticks[1] - ticks[0] : 1, top = ticks[ticks.length - 1] || 0;
     let unit = 0;
-    while (unit < 6 && step >= 1024 ** (unit + 1) / 8) unit++;
+    while (unit < 6 && step >= 1024 ** (unit + 1) / 8 && top >= 1024 ** (unit + 1)) unit++;
     return ticks.map((tick) => (tick === 0 ? "0" : `${+(tick / 1024 ** unit).toFixed(3)} ${UNITS[unit]}`));
   }
 
