@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -165,11 +167,16 @@ def test_pythons_own_flags_are_handed_on(
 
 
 class Steps:
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, takes: float = 0.0) -> None:
+        self.count = self.calls = 0
+        self._takes = takes
 
-    def step(self) -> None:
-        self.count += 1
+    def step(self, n: int) -> None:
+        self.calls += 1
+        self.count += n
+        end = time.perf_counter() + self._takes
+        while time.perf_counter() < end:
+            pass
 
 
 def test_of_several_optimizers_the_first_counts_until_it_is_out_of_use() -> None:
@@ -179,10 +186,37 @@ def test_of_several_optimizers_the_first_counts_until_it_is_out_of_use() -> None
     for _ in range(10):
         for optimizer in (first, second, second, third):
             counter(optimizer, (), {})
+    counter.tell()
     assert steps.count == 10
     for _ in range(100):
         counter(third, (), {})
+    counter.tell()
     assert steps.count == 10 + 100 - 13  # 3 steps of others had come since the first's last
+
+
+def test_short_steps_are_told_several_at_once() -> None:
+    steps = Steps(takes=0.001)
+    counter, optimizer = StepCounter(steps), object()  # type: ignore[arg-type,unused-ignore]
+    end, made = time.monotonic() + 0.5, 0
+    while time.monotonic() < end:
+        counter(optimizer, (), {})
+        made += 1
+    assert 1 <= steps.calls <= 3  # 0.5 s are 2.5 times 200 ms
+    counter.tell()
+    assert steps.count == made
+
+
+def test_a_guard_stops_an_unchanged_script_at_the_end_of_a_step(tmp_path: Path) -> None:
+    leaking = TRAINING.replace("optimizer.step()", "optimizer.step(); held.append(b'x' * 2**20)")
+    write(tmp_path, "held = []\n" + textwrap.dedent(leaking.replace("STEPS", "5000")))
+    found = run(tmp_path, "--limit", "1 GiB", "--guard", "0.6", "train.py")
+    assert found.returncode == 1
+    errors = found.stderr.decode()
+    assert "memtools.errors.HostMemoryPressure: host memory runs out at step" in errors
+    assert "ended: exception HostMemoryPressure: host memory runs out" in errors
+    record = memtools.read_record(tmp_path / "run.mem")
+    assert "guard" in [event.kind for event in record.events]
+    assert max(record.buckets.most["rss"]) < 1 << 30
 
 
 TRAINING = """
