@@ -98,8 +98,9 @@ class Summary:
         took = f"{self.seconds:,.1f} s" + (f", {self.steps:,} steps" if self.steps else "")
         yield f"{took}, {_peak(self.peak_bytes, self.limit_bytes)}"
         if self.children_most:
-            private = _known(self.children_peak_bytes)
-            yield f"children: {self.children_most:,} at most, {private} of their own"
+            private = self.children_peak_bytes
+            own = "" if private is None else f", {format_bytes(private)} of their own"
+            yield f"children: {self.children_most:,} at most{own}"
         for device, peak in self.devices_peak_bytes.items():
             yield f"{device}: peak {format_bytes(peak)} reserved"
         yield from self.leaks

@@ -89,7 +89,7 @@ def test_a_series_is_as_long_as_it_may_be_and_keeps_its_peaks(tmp_path: Path) ->
 def test_a_record_without_a_sample_has_no_figures(tmp_path: Path) -> None:
     frame = frame_of(tmp_path / "run.mem")
     assert (frame.rss, frame.used, frame.limit, frame.share, frame.series) == (None,) * 4 + ([],)
-    assert "unknown used, peak unknown" in _frame.block(frame)
+    assert "unknown used, peak unknown" in frame.block()
 
 
 def test_a_record_of_something_else_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_record_of_something_else_is_shown_as_far_as_it_goes(tmp_path: Path) -
         writer.event("mark", "begun")
     frame = look(memtools.read_record(tmp_path / "run.mem"), _frame.Judge())
     assert (frame.rss, frame.series, frame.samples) == (None, [], 1)
-    assert "mark: begun" in _frame.block(frame)
+    assert "mark: begun" in frame.block()
 
 
 def test_growth_of_a_run_without_steps_is_judged_by_its_series(tmp_path: Path) -> None:

@@ -41,6 +41,9 @@ class Happening:
     kind: str
     text: str
 
+    def line(self) -> str:
+        return f"  {self.seconds:,.1f} s {self.kind}: {self.text}"
+
 
 @dataclass(frozen=True)
 class Passages:
@@ -83,6 +86,47 @@ class Frame:
     def share(self) -> float | None:
         """Of the limit, 0 to 1 or above."""
         return None if self.used is None or not self.limit else self.used / self.limit
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"share": self.share}
+
+    def state_words(self) -> str:
+        return STATES[self.state]
+
+    def used_words(self) -> str:
+        if self.limit is None or self.share is None:
+            return f"{known(self.used)} used"
+        share = f"{100 * self.share:.1f}%"
+        return f"{known(self.used)} of {known(self.limit)} ({share}; {self.limit_source})"
+
+    def line(self) -> str:
+        """One line, as it goes into a log."""
+        parts = [f"{self.seconds:,.1f} s"]
+        parts += [f"step {self.steps:,}"] if self.steps else []
+        parts += [self.used_words(), f"peak {known(self.peak)}"]
+        if self.children:
+            private = "" if self.children_private is None else f" {known(self.children_private)}"
+            parts.append(f"{self.children:,} children{private}")
+        for device in self.devices:
+            parts.append(f"{device.name} {known(device.allocated)} in {known(device.reserved)}")
+        return ", ".join(parts)
+
+    def block(self) -> str:
+        """All of it, on several lines."""
+        lines = [f"{self.record}: {self.command} (process {self.pid}), {self.state_words()}"]
+        lines.append(f"  {self.line()}")
+        for phase in self.phases:
+            lines.append(
+                f"  phase {phase.name}: {phase.count:,} times, {phase.seconds:,.3f} s, "
+                f"peak {known(phase.peak_bytes)}"
+            )
+        lines += [f"  {text}" for text in self.leak]
+        lines += [event.line() for event in self.events]
+        return "\n".join(lines)
+
+
+def known(count: int | None) -> str:
+    return "unknown" if count is None else format_bytes(count)
 
 
 class Judge:
@@ -177,51 +221,3 @@ def _device(record: Record, i: int) -> Device:
 def _events(record: Record) -> list[Happening]:
     shown = [event for event in record.events if event.kind != "phase"][-EVENTS:]
     return [Happening((e.time_ns - record.clock_ns) / 1e9, e.kind, e.text) for e in shown]
-
-
-def as_json(frame: Frame) -> dict[str, Any]:
-    return asdict(frame) | {"share": frame.share}
-
-
-# --- plain text -----------------------------------------------------------------------------------
-
-
-def known(count: int | None) -> str:
-    return "unknown" if count is None else format_bytes(count)
-
-
-def used_words(frame: Frame) -> str:
-    if frame.limit is None or frame.share is None:
-        return f"{known(frame.used)} used"
-    share = f"{100 * frame.share:.1f}%"
-    return f"{known(frame.used)} of {known(frame.limit)} ({share}; {frame.limit_source})"
-
-
-def line(frame: Frame) -> str:
-    """One line, as it goes into a log."""
-    parts = [f"{frame.seconds:,.1f} s"]
-    parts += [f"step {frame.steps:,}"] if frame.steps else []
-    parts += [used_words(frame), f"peak {known(frame.peak)}"]
-    if frame.children:
-        parts.append(f"{frame.children:,} children {known(frame.children_private)}")
-    for device in frame.devices:
-        parts.append(f"{device.name} {known(device.allocated)} in {known(device.reserved)}")
-    return ", ".join(parts)
-
-
-def block(frame: Frame) -> str:
-    """All of it, on several lines."""
-    lines = [f"{frame.record}: {frame.command} (process {frame.pid}), {STATES[frame.state]}"]
-    lines.append(f"  {line(frame)}")
-    for phase in frame.phases:
-        lines.append(
-            f"  phase {phase.name}: {phase.count:,} times, {phase.seconds:,.3f} s, "
-            f"peak {known(phase.peak_bytes)}"
-        )
-    lines += [f"  {text}" for text in frame.leak]
-    lines += [event_line(event) for event in frame.events]
-    return "\n".join(lines)
-
-
-def event_line(event: Happening) -> str:
-    return f"  {event.seconds:,.1f} s {event.kind}: {event.text}"

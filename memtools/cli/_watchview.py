@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from memtools.cli._frame import STATES, Device, Frame, known, used_words
+from memtools.cli._frame import Device, Frame, known
 
 LEVELS = " ▁▂▃▄▅▆▇█"
 STEPS, ROWS = len(LEVELS) - 1, 3  # of a character, and characters above each other
@@ -74,7 +74,7 @@ def bars(frame: Frame) -> Table:
     grid.add_column(ratio=1, min_width=LEAST_BAR)
     grid.add_column(no_wrap=True, overflow="ellipsis")
     share = frame.share or 0.0
-    grid.add_row("host", Bar((share, colour(share))), used_words(frame))
+    grid.add_row("host", Bar((share, colour(share))), frame.used_words())
     for device in frame.devices:
         grid.add_row(device.name, device_bar(device), device_words(device))
     if frame.series:
@@ -107,7 +107,8 @@ def facts(frame: Frame) -> Text:
         parts.append(f"{frame.steps:,} steps ({pace:,.1f}/s)")
     parts.append(f"resident {known(frame.rss)}")
     if frame.children:
-        parts.append(f"{frame.children:,} children {known(frame.children_private)}")
+        private = "" if frame.children_private is None else f" {known(frame.children_private)}"
+        parts.append(f"{frame.children:,} children{private}")
     if frame.pressure_percent:
         parts.append(f"stalled {frame.pressure_percent:.0f}%")
     return Text("   ".join(parts), overflow="ellipsis", no_wrap=True)
@@ -151,7 +152,7 @@ def drawn(frame: Frame) -> RenderableType:
     title = Text.assemble((frame.record, "bold"), f"  {frame.command}  (process {frame.pid})")
     title.truncate(100, overflow="ellipsis")
     return Panel(
-        Group(*parts), title=title, title_align="left", subtitle=Text(STATES[frame.state], style)
+        Group(*parts), title=title, title_align="left", subtitle=Text(frame.state_words(), style)
     )
 
 

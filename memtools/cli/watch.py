@@ -12,12 +12,13 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from memtools import MemtoolsError
-from memtools._record import Record, read_record
-from memtools.cli import _frame
-from memtools.cli._frame import Frame
+
+if TYPE_CHECKING:
+    from memtools._record import Record
+    from memtools.cli._frame import Frame
 
 DEFAULT = "run.mem"
 MAGIC = b"MTRECORD"
@@ -110,6 +111,8 @@ def record_in(line: str) -> str | None:
 
 
 def read(path: str) -> Record:
+    from memtools._record import read_record
+
     try:
         return read_record(path)
     except ValueError as error:
@@ -118,9 +121,11 @@ def read(path: str) -> Record:
 
 def follow(path: str, interval: float, once: bool) -> Iterator[Frame]:
     """A frame now and after each interval, to the end of the run."""
-    judge = _frame.Judge()
+    from memtools.cli._frame import Judge, look
+
+    judge = Judge()
     while True:
-        frame = _frame.look(read(path), judge)
+        frame = look(read(path), judge)
         yield frame
         if once or frame.state != "running":
             return
@@ -136,12 +141,12 @@ class View(Protocol):
 
 class JsonLines:
     def show(self, frame: Frame) -> None:
-        print(json.dumps(_frame.as_json(frame)), flush=True)
+        print(json.dumps(frame.as_json()), flush=True)
 
 
 class Block:
     def show(self, frame: Frame) -> None:
-        print(printable(_frame.block(frame)), flush=True)
+        print(printable(frame.block()), flush=True)
 
 
 class Lines:
@@ -153,11 +158,11 @@ class Lines:
     def show(self, frame: Frame) -> None:
         new = frame.events_total - self._seen
         self._seen = frame.events_total
-        print(printable(_frame.line(frame)))
+        print(printable(frame.line()))
         for event in frame.events[-new:] if new > 0 else []:
-            print(printable(_frame.event_line(event)))
+            print(printable(event.line()))
         if frame.state != "running":
-            print(printable(f"{frame.record}: {_frame.STATES[frame.state]}"))
+            print(printable(f"{frame.record}: {frame.state_words()}"))
         sys.stdout.flush()
 
 
