@@ -10,13 +10,15 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import memtools
 from memtools import _core
 from memtools._record import UNKNOWN
-from memtools.cli._tree import COLUMNS, Guard, Tree
+from memtools.cli._tree import COLUMNS, Guard, Tree, pass_on
 
 RUN = [sys.executable, "-m", "memtools", "run"]
 MIB = 2**20
@@ -164,6 +166,15 @@ def test_signals_are_passed_on_once_each(tmp_path: Path) -> None:
         os.kill(int(command_pid), signal.SIGKILL)
         assert process.stdout.read() == ""
     assert process.returncode == -signal.SIGKILL
+
+
+def test_what_the_kernel_sent_to_both_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
+    for code in (128, 0, -1, -6):  # SI_KERNEL, SI_USER, SI_QUEUE, SI_TKILL
+        info: Any = SimpleNamespace(si_code=code, si_signo=signal.SIGINT)
+        pass_on(info, 17)
+    assert sent == [(17, signal.SIGINT)] * 3
 
 
 def state_of(pid: int) -> str:

@@ -63,6 +63,13 @@ def test_a_process_that_just_stops_leaves_a_record_without_an_end(
     assert [event.kind for event in record.events] == ["start"]
 
 
+def test_a_forked_child_that_ends_as_python_does_says_nothing(tmp_path: Path) -> None:
+    found = run(tmp_path, "-c", "import os; os.fork() or exit(9); os.wait()")
+    assert found.returncode == 0
+    assert found.stderr.count(b"Wrote run.mem") == 1
+    assert b"Traceback" not in found.stderr
+
+
 def test_json_is_the_last_line_of_stderr(tmp_path: Path) -> None:
     write(tmp_path, "import sys; print('out'); sys.stderr.write('err\\n')")
     found = run(tmp_path, "--json", "--log", "other.mem", "--limit", "2 GiB", "train.py")
