@@ -100,10 +100,10 @@ def signals_of(probe: _core.Probe, devices: Sequence[int]) -> list[Signal]:
     """Each takes 0.25 to 0.5 % of the time at most, four times as much while something grows."""
     found = [
         Signal("rss", probe.rss, 200),
-        Signal("heap", _heap(probe), 400),
-        Signal("children", _children(probe), 400),
-        Signal("python", _python, 400),
+        Signal("heap", _heap(probe), 800),
+        Signal("children", _children(probe), 800),
+        Signal("python", _python, 800),
     ]
     if devices:
-        found.append(Signal("device", lambda: _monitor_device.allocated(devices), 400))
+        found.append(Signal("device", lambda: _monitor_device.allocated(devices), 800))
     return found
