@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,18 +29,48 @@ _REMEDIES = {
 }
 
 
+MOST_RECORDS = 99  # of one name, in a folder
+
+
 def open_record(
     path: str | os.PathLike[str], columns: Sequence[tuple[str, str]]
 ) -> _core.RecordWriter:
-    """The writer of a new record. Raises OSError with the path, why, and what to do."""
-    try:
-        return _core.RecordWriter(path, columns)
-    except OSError as error:
-        number = error.errno or 0
-        remedy = _REMEDIES.get(number, "name another place")
-        why = os.strerror(number) if number else str(error)
-        text = f"the record cannot be made: {why}; {remedy}, or pass log=None"
-        raise type(error)(number, text, os.fspath(path)) from error
+    """The writer of a new record. Raises OSError with the path, why, and what to do.
+
+    Where `memtools run` around this very program writes a record of that name, this one gets the
+    next name that is free, and a RuntimeWarning says which.
+    """
+    path = os.fspath(path)
+    stem, ending = os.path.splitext(path)
+    for name in (path, *(f"{stem}-{n}{ending}" for n in range(2, MOST_RECORDS + 1))):
+        try:
+            writer = _core.RecordWriter(name, columns)
+        except OSError as error:
+            if error.errno == errno.EBUSY and _is_of_the_run(path):
+                continue
+            raise _explained(error, name) from error
+        if name != path:
+            warnings.warn(
+                f"memtools run writes {path} already; the record of this monitor is {name}",
+                RuntimeWarning,
+                stacklevel=6,  # the line of the `with`
+            )
+        return writer
+    raise OSError(errno.EBUSY, f"{MOST_RECORDS} records are being written", path)
+
+
+def _is_of_the_run(path: str) -> bool:
+    run = sys.modules.get("memtools._run")
+    held = None if run is None else run.record_path()
+    return held is not None and os.path.realpath(path) == os.path.realpath(held)
+
+
+def _explained(error: OSError, path: str) -> OSError:
+    number = error.errno or 0
+    remedy = _REMEDIES.get(number, "name another place")
+    why = os.strerror(number) if number else str(error)
+    text = f"the record cannot be made: {why}; {remedy}, or pass log=None"
+    return type(error)(number, text, path)
 
 
 class Log:

@@ -174,6 +174,15 @@ def _end(monitor: MemoryMonitor, counter: StepCounter, options: dict[str, Any], 
         write_summary(summary, options["json"])
 
 
+_running: list[MemoryMonitor] = []
+
+
+def record_path() -> str | None:
+    """Of the record that `memtools run` has written for this process since it began."""
+    path = _running[0].record_path if _running else None
+    return None if path is None else os.fspath(path)
+
+
 def begin(options: dict[str, Any]) -> None:
     """Called by sitecustomize.py with what `memtools run` was told."""
     try:
@@ -182,6 +191,7 @@ def begin(options: dict[str, Any]) -> None:
             monitor.guard(options["guard"], action="raise")
     except Exception as error:
         _stop(" ".join(str(error).split()) or type(error).__name__)
+    _running.append(monitor)
     counter = count_steps(monitor)
     # Registered first, so called last: after the program's own, and after its threads have ended.
     atexit.register(_end, monitor, counter, options, os.getpid())

@@ -247,3 +247,22 @@ def test_steps_of_an_unchanged_script_are_those_of_its_optimizer(tmp_path: Path)
     assert found.returncode == 0, found.stderr
     assert found.stdout == b"36 True\n"
     assert json.loads(found.stderr)["steps"] == 37
+
+
+def test_a_monitor_of_the_programs_own_gets_the_next_name(tmp_path: Path) -> None:
+    code = """
+    import memtools
+    with memtools.MemoryMonitor("run.mem") as monitor:
+        monitor.mark("mine")
+    print(monitor.record_path)
+    memtools.MemoryMonitor("other.mem").start()
+    """
+    write(tmp_path, textwrap.dedent(code))
+    found = run(tmp_path, "train.py")
+    assert (found.returncode, found.stdout) == (0, b"run-2.mem\n")
+    assert b"RuntimeWarning: memtools run writes run.mem already" in found.stderr
+    assert b"train.py:3: " in found.stderr
+    own = memtools.read_record(tmp_path / "run-2.mem")
+    assert "mine" in [event.text for event in own.events]
+    assert memtools.read_record(tmp_path / "run.mem").complete
+    assert memtools.read_record(tmp_path / "other.mem").complete
