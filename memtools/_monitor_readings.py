@@ -69,8 +69,9 @@ class Readings:
     @property
     def record_path(self) -> str | None:
         """Where the record is, or will be; None without one."""
-        path = self._settings.log
-        return None if path is None else str(path)
+        run, path = self._last, self._settings.log
+        written = None if run is None else run.log.path
+        return written if path is None or written is not None else str(path)
 
     @property
     def step_count(self) -> int:
