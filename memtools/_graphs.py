@@ -15,7 +15,6 @@ from memtools._paths import Own, referrers
 
 MOST_NODES = 200_000  # that are walked in one search
 _LEAST = 256  # nodes of a graph that is worth a word when nothing else grew
-_SAVED = 4_000  # nodes whose saved tensors are compared
 _ROOTS = 256  # tensors that graphs are walked from, the newest first
 
 
@@ -83,7 +82,7 @@ def _walk(roots: Sequence[Any]) -> list[tuple[Graph, Own]]:
 def _saves(nodes: Sequence[Any], wanted: set[int]) -> bool:
     """Whether one of the nodes saved one of the tensors."""
     names: dict[type, list[str]] = {}
-    for node in nodes[:_SAVED]:
+    for node in nodes:
         kind = type(node)
         if kind not in names:
             names[kind] = [name for name in dir(kind) if name.startswith("_saved_")]

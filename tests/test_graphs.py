@@ -46,6 +46,19 @@ def test_a_total_without_detach_is_a_kept_graph():
     assert f"kept by autograd graph of {holder.length:,} nodes" in str(holder)
 
 
+def test_what_lies_deep_in_a_graph_is_of_it():
+    trainer, one = Trainer(), torch.ones((), requires_grad=True)
+    before = memtools.census()
+    for _ in range(N):
+        trainer.total = trainer.total + loss()
+    growth = memtools.census().diff(before)
+    for _ in range(5000):
+        trainer.total = trainer.total + one
+    (holder,) = growth.holders(growth.groups[0], steps=N)
+    assert holder.kind == "autograd graph"
+    assert holder.path.endswith("nodes kept by Trainer.total")
+
+
 def test_a_graph_that_saved_no_python_tensor_is_found_when_large():
     """Sums save nothing: only nodes grow, and no group of tensors does."""
     trainer, one = Trainer(), torch.ones((), requires_grad=True)
