@@ -97,7 +97,7 @@ def _python() -> int:
 
 
 def signals_of(probe: _core.Probe, devices: Sequence[int]) -> list[Signal]:
-    """Each takes 0.25 to 0.5 % of the time at most, four times as much while something grows."""
+    """Each takes 0.13 to 0.5 % of the time at most, four times as much while something grows."""
     found = [
         Signal("rss", probe.rss, 200),
         Signal("heap", _heap(probe), 800),
