@@ -77,6 +77,7 @@ class MemoryMonitor(Readings):
         interval_ns = round(interval_ms * 1e6)
         self._settings = Settings(path, interval_ns, device, bound, leaks, census, name)
         self._marks = Watermarks()
+        self._starting = threading.Lock()  # only ever tried
         self._growths: dict[str, dict[str, Any]] = {}
         self._live: Run | None = None  # while it runs
         self._book: PhaseBook | None = None  # of _live
@@ -93,6 +94,14 @@ class MemoryMonitor(Readings):
             OSError: the record cannot be made; says why and what to do.
             DeviceError: the device asked for is not there.
         """
+        if not self._starting.acquire(blocking=False):
+            raise RuntimeError("this MemoryMonitor is being started already, by another thread")
+        try:
+            self._start()
+        finally:
+            self._starting.release()
+
+    def _start(self) -> None:
         if self._live is not None:
             raise RuntimeError("this MemoryMonitor is running already; stop() it first")
         run = _monitor_run.begin(self._settings, self._root)
@@ -110,11 +119,16 @@ class MemoryMonitor(Readings):
         self._end("stop()", last_look=True)
 
     def _end(self, how: str | None, *, last_look: bool = False) -> None:
-        run = self._live
-        if run is not None and run.end(how, last_look=last_look):
-            self._live = self._book = None
-            self._marks.end()
-            _monitor_run.leave(self)
+        run, mine = self._live, True
+        if run is None:
+            return
+        try:
+            mine = run.end(how, last_look=last_look)
+        finally:
+            if mine:
+                self._live = self._book = None
+                self._marks.end()
+                _monitor_run.leave(self)
 
     def __enter__(self) -> MemoryMonitor:
         self.start()
@@ -159,6 +173,8 @@ class MemoryMonitor(Readings):
             raise TypeError(f"a phase's name is a str, got {type(name).__name__}")
         if not name or "\0" in name:
             raise ValueError(f"a phase's name has characters, none of them zero, got {name!r}")
+        if not name.isascii():  # a file's name, for one, may have what is no text
+            name = name.encode("utf-8", "replace").decode()
         return Phase(self, name)
 
     def step(self, n: int = 1) -> None:

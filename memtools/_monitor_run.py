@@ -13,6 +13,7 @@ from typing import Protocol
 from memtools import _core, _monitor_device
 from memtools._hostmem import limit_source
 from memtools._monitor_device import DevicePeaks
+from memtools._monitor_guard import Watermarks
 from memtools._monitor_leaks import LeakWatch
 from memtools._monitor_log import Log, open_record
 from memtools._monitor_phase import PhaseBook
@@ -176,17 +177,30 @@ class Run:
 
     def end(self, how: str | None, *, last_look: bool) -> bool:
         """Stops the thread and closes the record; False where that was done already. Raises
-        nothing: the program goes on or ends as it would. Without `how`, the process is about to
-        end, and its exit code, which nobody knows yet, is to be recorded."""
+        nothing: the program goes on or ends as it would. What a signal handler raises meanwhile
+        comes out when all is done. Without `how`, the process is about to end, and its exit code,
+        which nobody knows yet, is to be recorded."""
         try:
             self._open.pop()
         except IndexError:
             return False
         try:
-            if last_look and self.watch is not None and threading.get_ident() == self.main:
+            self._last_look(last_look)
+        finally:
+            try:
+                self._halt()
+            finally:
+                self._finish(how)
+        return True
+
+    def _last_look(self, wanted: bool) -> None:
+        try:
+            if wanted and self.watch is not None and threading.get_ident() == self.main:
                 self.watch.last_look(self.sampler.step_count)
         except Exception as error:
             self.log.complain("leaks", f"the last census failed: {error}")
+
+    def _halt(self) -> None:
         try:
             self.peak = self.probe.peak()
             if self.book.devices is not None:
@@ -195,12 +209,13 @@ class Run:
             self.sampler.stop()
         except Exception as error:
             self.log.complain("stop", f"stop() failed: {error}")
+
+    def _finish(self, how: str | None) -> None:
         if how is None:
             self.log.close_at_exit()
         else:
             self.log.event("end", f"exit: {how}")
             self.log.close()
-        return True
 
     def look(self) -> int:
         """The leak test at a safe point; when it wants the next, on the monotonic clock."""
@@ -261,6 +276,7 @@ class Owner(Protocol):
 
     _live: Run | None
     _book: PhaseBook | None
+    _marks: Watermarks
 
     def _end(self, how: str | None, *, last_look: bool = False) -> None: ...
 
@@ -301,6 +317,7 @@ def _in_parent() -> None:
 def _in_child() -> None:
     for owner in list(_owners):
         run, owner._live, owner._book = owner._live, None, None
+        owner._marks.end()
         if run is not None:
             run.log.abandon()
     _owners.clear()
