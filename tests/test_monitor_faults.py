@@ -50,6 +50,13 @@ def test_a_thousand_sigkills_of_a_monitored_loop(tmp_path: Path) -> None:
     assert without <= 250  # before there was a record: of the kills that do not wait for one
 
 
+def test_records_are_read_while_they_are_written(path: Path) -> None:
+    with monitor(path) as m:
+        m.step()
+        record = read_record(path)
+        assert (record.complete, record.written, record.events[0].kind) == (False, True, "start")
+
+
 # --- what it reads ---
 
 

@@ -136,6 +136,32 @@ def test_marks_that_come_and_go_on_other_threads(root: Root) -> None:
     assert faults == []
 
 
+def test_a_mark_cancelled_between_two_looks_at_it(root: Root) -> None:
+    """As by another thread, at the worst moment."""
+
+    class Bits(dict[int, Any]):
+        def __contains__(self, bit: object) -> bool:
+            found = super().__contains__(bit)
+            self.pop(bit, None)  # type: ignore[call-overload]
+            return found
+
+    class Handles(list[Any]):
+        def __contains__(self, handle: object) -> bool:
+            found = super().__contains__(handle)
+            self.clear()
+            return found
+
+    with monitor(leaks=False) as m:
+        handle = m.on_pressure(0.9, print)
+        marks = m._marks
+        marks._of_bit = Bits(marks._of_bit)
+        root.use(0.95)
+        settle(m, root)
+        m.step()
+        marks._handles = Handles(marks._handles)
+        handle.cancel()
+
+
 def test_phases_that_overlap_on_threads_and_tasks(path: Path) -> None:
     async def task(name: str, m: MemoryMonitor) -> None:
         for _ in range(20):

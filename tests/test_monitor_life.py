@@ -18,7 +18,6 @@ import pytest
 
 from memtools import MemoryMonitor, _core, read_record
 from memtools._monitor_log import Log
-from memtools._record import Record
 from tests.monitorroot import wait_for
 
 
@@ -393,10 +392,3 @@ def test_training_goes_on_without_its_record(path: Path) -> None:
             train()
         assert m.step_count == 5
     assert not m.running
-
-
-def test_records_are_read_while_they_are_written(path: Path) -> None:
-    with monitor(path) as m:
-        m.step()
-        record: Record = read_record(path)
-        assert (record.complete, record.written, record.events[0].kind) == (False, True, "start")
