@@ -77,7 +77,7 @@ class MemoryMonitor(Readings):
         interval_ns = round(interval_ms * 1e6)
         self._settings = Settings(path, interval_ns, device, bound, leaks, census, name)
         self._marks = Watermarks()
-        self._starting = threading.Lock()  # only ever tried
+        self._claims: dict[str, list[int]] = {}  # of the thread that is in start()
         self._growths: dict[str, dict[str, Any]] = {}
         self._live: Run | None = None  # while it runs
         self._book: PhaseBook | None = None  # of _live
@@ -94,23 +94,33 @@ class MemoryMonitor(Readings):
             OSError: the record cannot be made; says why and what to do.
             DeviceError: the device asked for is not there.
         """
-        if not self._starting.acquire(blocking=False):
-            raise RuntimeError("this MemoryMonitor is being started already, by another thread")
+        claim = [os.getpid()]
         try:
+            # One call, within the try: an interrupt leaves no claim behind that nobody takes back.
+            found = self._claims.setdefault("start", claim)
+            if found is not claim and found == claim:  # else it was left over by a fork
+                raise RuntimeError("this MemoryMonitor is being started already, by another thread")
+            self._claims["start"] = claim
             self._start()
         finally:
-            self._starting.release()
+            if "start" in self._claims and self._claims["start"] is claim:
+                del self._claims["start"]
 
     def _start(self) -> None:
         if self._live is not None:
             raise RuntimeError("this MemoryMonitor is running already; stop() it first")
         run = _monitor_run.begin(self._settings, self._root)
-        if run.watch is not None:
-            for name, growth in self._growths.items():
-                run.watch.detector.expect_growth(name, **growth)
-        self._marks.begin(run.sampler)
-        self._last, self._book, self._live = run, run.book, run
-        _monitor_run.follow(self)
+        try:
+            if run.watch is not None:
+                for name, growth in self._growths.items():
+                    run.watch.detector.expect_growth(name, **growth)
+            self._marks.begin(run.sampler)
+            self._last, self._book, self._live = run, run.book, run
+            _monitor_run.follow(self)
+        except BaseException:
+            self._live = self._book = None
+            run.close("start() was interrupted")
+            raise
         if run.devices:
             _oom.observer.follow(self)
 
@@ -119,13 +129,16 @@ class MemoryMonitor(Readings):
         self._end("stop()", last_look=True)
 
     def _end(self, how: str | None, *, last_look: bool = False) -> None:
-        run, mine = self._live, True
+        run = self._live
         if run is None:
             return
         try:
-            mine = run.end(how, last_look=last_look)
+            run.end(how, last_look=last_look)
+        except BaseException:
+            run.close(how)
+            raise
         finally:
-            if mine:
+            if run.over:  # else another thread is at it
                 self._live = self._book = None
                 self._marks.end()
                 _monitor_run.leave(self)

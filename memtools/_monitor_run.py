@@ -102,6 +102,7 @@ class Run:
         "_forks",
         "_next_fork",
         "_open",
+        "_untold",
         "book",
         "busy",
         "clock_ns",
@@ -112,6 +113,7 @@ class Run:
         "log",
         "looks",
         "main",
+        "over",
         "peak",
         "probe",
         "sampler",
@@ -157,7 +159,10 @@ class Run:
         #: watermarks that were passed, until the main thread comes
         self.waiting = 0
         self.busy = False
+        #: its thread and its record have ended
+        self.over = False
         self._forks = self._next_fork = 0
+        self._untold = [True]  # popped by the one who writes the end event
         self._open = [True]  # popped by the one who ends the run
 
     def go(self, settings: Settings) -> None:
@@ -177,21 +182,24 @@ class Run:
 
     def end(self, how: str | None, *, last_look: bool) -> bool:
         """Stops the thread and closes the record; False where that was done already. Raises
-        nothing: the program goes on or ends as it would. What a signal handler raises meanwhile
-        comes out when all is done. Without `how`, the process is about to end, and its exit code,
-        which nobody knows yet, is to be recorded."""
+        nothing: the program goes on or ends as it would. After what a signal handler raises
+        meanwhile, close() is to be called. Without `how`, the process is about to end, and its
+        exit code, which nobody knows yet, is to be recorded."""
         try:
             self._open.pop()
         except IndexError:
             return False
-        try:
-            self._last_look(last_look)
-        finally:
-            try:
-                self._halt()
-            finally:
-                self._finish(how)
+        self._last_look(last_look)
+        self._halt()
+        self._finish(how)
+        self.over = True
         return True
+
+    def close(self, how: str | None) -> None:
+        """After an interrupt within start() or end(): what matters, in any state."""
+        self.over = True
+        self.sampler.stop()
+        self._finish(how)
 
     def _last_look(self, wanted: bool) -> None:
         try:
@@ -214,7 +222,9 @@ class Run:
         if how is None:
             self.log.close_at_exit()
         else:
-            self.log.event("end", f"exit: {how}")
+            while self._untold:  # once, also when this is interrupted and done again
+                self._untold.pop()
+                self.log.event("end", f"exit: {how}")
             self.log.close()
 
     def look(self) -> int:
@@ -283,6 +293,7 @@ class Owner(Protocol):
 
 _owners: set[Owner] = set()  # those that run: a program may lose sight of one, as of a thread
 _hooked: list[bool] = []
+_workers: list[int] = []  # the process that _hook_worker has served
 
 
 def follow(owner: Owner) -> None:
@@ -291,7 +302,19 @@ def follow(owner: Owner) -> None:
         _hooked.append(True)
         atexit.register(_at_exit)
         os.register_at_fork(after_in_parent=_in_parent, after_in_child=_in_child)
+    _hook_worker()
     _owners.add(owner)
+
+
+def _hook_worker() -> None:
+    """Workers of multiprocessing end by os._exit, past all of atexit."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is None or process.parent_process() is None or os.getpid() in _workers:
+        return
+    from multiprocessing import util
+
+    _workers[:] = [os.getpid()]
+    util.Finalize(None, _at_exit, exitpriority=100)
 
 
 def leave(owner: Owner) -> None:
