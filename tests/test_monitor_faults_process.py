@@ -190,7 +190,7 @@ with memtools.MemoryMonitor(sys.argv[1], 1, device="cpu") as m:
     while m.samples_taken < 100:
         with m.phase("x"):
             m.step()
-assert 0 < m.log_memory(1)["seconds"] < 60 and 0 < m.overhead[1] < 1
+    assert 0 < m.log_memory(1)["seconds"] < 60 and 0 < m.overhead[1] < 1
 assert m.leaks().kind == "quiet"
 assert 0 < m.phases()[0].seconds < 60
 """
