@@ -213,3 +213,39 @@ def test_a_daemon_thread_that_steps_while_the_interpreter_ends(path: Path) -> No
     )
     assert (done.returncode, done.stderr) == (3, "")
     assert read_record(path).complete
+
+
+HIDDEN = """
+import subprocess
+with memtools.MemoryMonitor(sys.argv[1], 1, device="cpu", limit="1 TiB") as m:
+    m.guard(0.99)
+    if sys.argv[3] == "later":
+        subprocess.run(["mount", "-t", "tmpfs", "none", sys.argv[2]], check=True)
+    child = subprocess.Popen(["sleep", "60"])
+    while m.samples_taken < 100:
+        with m.phase("x"):
+            m.step()
+    child.kill()
+    child.wait()
+    m.summary()
+    m.metrics(expert=True)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "later"])
+@pytest.mark.parametrize("place", ["/proc", "/sys", "/sys/fs/cgroup", "hidepid"])
+def test_system_files_that_are_really_hidden(path: Path, place: str, when: str) -> None:
+    mount = {"before": f"mount -t tmpfs none {place} &&", "later": ""}[when]
+    if place == "hidepid":
+        mount, when = "mount -t proc -o hidepid=2 none /proc &&", "before"
+    if subprocess.run(["unshare", "-m", "true"], check=False).returncode:
+        pytest.skip("mounting takes root")
+    script = path.with_suffix(".py")
+    script.write_text("import os, sys, memtools\n" + HIDDEN)
+    command = f'{mount} exec "$0" "$@"'
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", command, sys.executable, script, path, place, when],
+        capture_output=True, text=True, timeout=120, check=False, cwd=PROJECT,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert last(path) == "exit: normal"
