@@ -77,6 +77,7 @@ class MemoryMonitor(Readings):
         interval_ns = round(interval_ms * 1e6)
         self._settings = Settings(path, interval_ns, device, bound, leaks, census, name)
         self._marks = Watermarks()
+        self._claims: dict[str, list[int]] = {}  # of the thread that is in start()
         self._growths: dict[str, dict[str, Any]] = {}
         self._live: Run | None = None  # while it runs
         self._book: PhaseBook | None = None  # of _live
@@ -93,15 +94,33 @@ class MemoryMonitor(Readings):
             OSError: the record cannot be made; says why and what to do.
             DeviceError: the device asked for is not there.
         """
+        claim = [os.getpid()]
+        try:
+            # One call, within the try: an interrupt leaves no claim behind that nobody takes back.
+            found = self._claims.setdefault("start", claim)
+            if found is not claim and found == claim:  # else it was left over by a fork
+                raise RuntimeError("this MemoryMonitor is being started already, by another thread")
+            self._claims["start"] = claim
+            self._start()
+        finally:
+            if "start" in self._claims and self._claims["start"] is claim:
+                del self._claims["start"]
+
+    def _start(self) -> None:
         if self._live is not None:
             raise RuntimeError("this MemoryMonitor is running already; stop() it first")
         run = _monitor_run.begin(self._settings, self._root)
-        if run.watch is not None:
-            for name, growth in self._growths.items():
-                run.watch.detector.expect_growth(name, **growth)
-        self._marks.begin(run.sampler)
-        self._last, self._book, self._live = run, run.book, run
-        _monitor_run.follow(self)
+        try:
+            if run.watch is not None:
+                for name, growth in self._growths.items():
+                    run.watch.detector.expect_growth(name, **growth)
+            self._marks.begin(run.sampler)
+            self._last, self._book, self._live = run, run.book, run
+            _monitor_run.follow(self)
+        except BaseException:
+            self._live = self._book = None
+            run.close("start() was interrupted")
+            raise
         if run.devices:
             _oom.observer.follow(self)
 
@@ -111,10 +130,18 @@ class MemoryMonitor(Readings):
 
     def _end(self, how: str | None, *, last_look: bool = False) -> None:
         run = self._live
-        if run is not None and run.end(how, last_look=last_look):
-            self._live = self._book = None
-            self._marks.end()
-            _monitor_run.leave(self)
+        if run is None:
+            return
+        try:
+            run.end(how, last_look=last_look)
+        except BaseException:
+            run.close(how)
+            raise
+        finally:
+            if run.over:  # else another thread is at it
+                self._live = self._book = None
+                self._marks.end()
+                _monitor_run.leave(self)
 
     def __enter__(self) -> MemoryMonitor:
         self.start()
@@ -159,6 +186,8 @@ class MemoryMonitor(Readings):
             raise TypeError(f"a phase's name is a str, got {type(name).__name__}")
         if not name or "\0" in name:
             raise ValueError(f"a phase's name has characters, none of them zero, got {name!r}")
+        if not name.isascii():  # a file's name, for one, may have what is no text
+            name = name.encode("utf-8", "replace").decode()
         return Phase(self, name)
 
     def step(self, n: int = 1) -> None:

@@ -125,9 +125,10 @@ class Watermarks:
         self._of_bit[bit] = handle, near
 
     def _drop(self, handle: Handle) -> None:
-        if handle not in self._handles:
+        try:
+            self._handles.remove(handle)
+        except ValueError:
             return
-        self._handles.remove(handle)
         for bit in handle._bits:
             self._of_bit.pop(bit, None)
             if self._sampler is not None:
@@ -141,8 +142,9 @@ class Watermarks:
         while fired:
             bit = (fired & -fired).bit_length() - 1
             fired &= fired - 1
-            if bit in self._of_bit:
-                handle, near = self._of_bit[bit]
+            found = self._of_bit.get(bit)  # another thread may cancel it now
+            if found is not None:
+                handle, near = found
                 if near:
                     handle.near = True
                 else:

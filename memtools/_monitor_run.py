@@ -13,6 +13,7 @@ from typing import Protocol
 from memtools import _core, _monitor_device
 from memtools._hostmem import limit_source
 from memtools._monitor_device import DevicePeaks
+from memtools._monitor_guard import Watermarks
 from memtools._monitor_leaks import LeakWatch
 from memtools._monitor_log import Log, open_record
 from memtools._monitor_phase import PhaseBook
@@ -101,6 +102,7 @@ class Run:
         "_forks",
         "_next_fork",
         "_open",
+        "_untold",
         "book",
         "busy",
         "clock_ns",
@@ -111,6 +113,7 @@ class Run:
         "log",
         "looks",
         "main",
+        "over",
         "peak",
         "probe",
         "sampler",
@@ -156,7 +159,10 @@ class Run:
         #: watermarks that were passed, until the main thread comes
         self.waiting = 0
         self.busy = False
+        #: its thread and its record have ended
+        self.over = False
         self._forks = self._next_fork = 0
+        self._untold = [True]  # popped by the one who writes the end event
         self._open = [True]  # popped by the one who ends the run
 
     def go(self, settings: Settings) -> None:
@@ -176,17 +182,33 @@ class Run:
 
     def end(self, how: str | None, *, last_look: bool) -> bool:
         """Stops the thread and closes the record; False where that was done already. Raises
-        nothing: the program goes on or ends as it would. Without `how`, the process is about to
-        end, and its exit code, which nobody knows yet, is to be recorded."""
+        nothing: the program goes on or ends as it would. After what a signal handler raises
+        meanwhile, close() is to be called. Without `how`, the process is about to end, and its
+        exit code, which nobody knows yet, is to be recorded."""
         try:
             self._open.pop()
         except IndexError:
             return False
+        self._last_look(last_look)
+        self._halt()
+        self._finish(how)
+        self.over = True
+        return True
+
+    def close(self, how: str | None) -> None:
+        """After an interrupt within start() or end(): what matters, in any state."""
+        self.over = True
+        self.sampler.stop()
+        self._finish(how)
+
+    def _last_look(self, wanted: bool) -> None:
         try:
-            if last_look and self.watch is not None and threading.get_ident() == self.main:
+            if wanted and self.watch is not None and threading.get_ident() == self.main:
                 self.watch.last_look(self.sampler.step_count)
         except Exception as error:
             self.log.complain("leaks", f"the last census failed: {error}")
+
+    def _halt(self) -> None:
         try:
             self.peak = self.probe.peak()
             if self.book.devices is not None:
@@ -195,12 +217,15 @@ class Run:
             self.sampler.stop()
         except Exception as error:
             self.log.complain("stop", f"stop() failed: {error}")
+
+    def _finish(self, how: str | None) -> None:
         if how is None:
             self.log.close_at_exit()
         else:
-            self.log.event("end", f"exit: {how}")
+            while self._untold:  # once, also when this is interrupted and done again
+                self._untold.pop()
+                self.log.event("end", f"exit: {how}")
             self.log.close()
-        return True
 
     def look(self) -> int:
         """The leak test at a safe point; when it wants the next, on the monotonic clock."""
@@ -261,12 +286,14 @@ class Owner(Protocol):
 
     _live: Run | None
     _book: PhaseBook | None
+    _marks: Watermarks
 
     def _end(self, how: str | None, *, last_look: bool = False) -> None: ...
 
 
 _owners: set[Owner] = set()  # those that run: a program may lose sight of one, as of a thread
 _hooked: list[bool] = []
+_workers: list[int] = []  # the process that _hook_worker has served
 
 
 def follow(owner: Owner) -> None:
@@ -275,7 +302,19 @@ def follow(owner: Owner) -> None:
         _hooked.append(True)
         atexit.register(_at_exit)
         os.register_at_fork(after_in_parent=_in_parent, after_in_child=_in_child)
+    _hook_worker()
     _owners.add(owner)
+
+
+def _hook_worker() -> None:
+    """Workers of multiprocessing end by os._exit, past all of atexit."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is None or process.parent_process() is None or os.getpid() in _workers:
+        return
+    from multiprocessing import util
+
+    _workers[:] = [os.getpid()]
+    util.Finalize(None, _at_exit, exitpriority=100)
 
 
 def leave(owner: Owner) -> None:
@@ -301,6 +340,7 @@ def _in_parent() -> None:
 def _in_child() -> None:
     for owner in list(_owners):
         run, owner._live, owner._book = owner._live, None, None
+        owner._marks.end()
         if run is not None:
             run.log.abandon()
     _owners.clear()

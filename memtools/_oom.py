@@ -59,7 +59,8 @@ class Observer:
         if self._is_attached:
             return True
         torch = _bridge.loaded()
-        hook = getattr(torch._C, _HOOK, None) if initialised(torch) else None
+        inner = getattr(torch, "_C", None) if initialised(torch) else None
+        hook = getattr(inner, _HOOK, None)
         if hook is None:
             return False
         self._is_attached = True

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "../core/recordread.h"
+#include "busguard_linux.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -119,6 +120,7 @@ map(const mt_recordfile_sys *sys, int fd, size_t bytes, void **at, mt_error *err
     if (sys->madvise(*at, bytes, MADV_DONTFORK) != 0)
         return mt_fail(err, MT_ENOMEM, "madvise(MADV_DONTFORK)", errno);
     (void)sys->madvise(*at, bytes, MADV_POPULATE_WRITE);
+    (void)mt_busguard_add(*at, bytes); /* what has none is as it would be without */
     return MT_OK;
 }
 
@@ -245,9 +247,18 @@ mt_recordfile_create(const mt_recordfile_sys *sys, const char *path, size_t byte
 }
 
 mt_status
+mt_recordfile_check(const mt_recordfile *file, mt_error *err)
+{
+    if (!mt_busguard_hit(file->at)) return MT_OK;
+    return refuse(err, "mmap", EIO,
+                  "the file was cut off, or its disk is full or gone; what is recorded is lost");
+}
+
+mt_status
 mt_recordfile_flush(const mt_recordfile *file, mt_error *err)
 {
     if (!mt_forkmark_is_home(file->mark)) return MT_OK;
+    if (mt_busguard_hit(file->at)) return mt_recordfile_check(file, err);
     if (file->sys->msync(file->at, file->bytes) == 0) return MT_OK;
     return refuse(err, "msync", errno, NULL);
 }
@@ -256,8 +267,10 @@ void
 mt_recordfile_unmap(mt_recordfile *f)
 {
     /* A child's addresses may hold something else by now. */
-    if (f->at != NULL && (f->mark == NULL || mt_forkmark_is_home(f->mark)))
+    if (f->at != NULL && (f->mark == NULL || mt_forkmark_is_home(f->mark))) {
+        mt_busguard_remove(f->at);
         f->sys->munmap(f->at, f->bytes);
+    }
     f->at = NULL;
 }
 

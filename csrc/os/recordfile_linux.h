@@ -10,8 +10,9 @@
  * mapping, of which forked children get nothing, so it ends with the process that made it, however
  * that ends.
  *
- * Nothing can be done about a process that truncates the file while it is mapped: the next store
- * there is a SIGBUS. */
+ * A process that truncates the file while it is mapped, and a disk that copies on write and is
+ * full, take the pages away: see busguard_linux.h. What is stored from then on is lost, which
+ * mt_recordfile_check tells. */
 #ifndef MT_RECORDFILE_LINUX_H
 #define MT_RECORDFILE_LINUX_H
 
@@ -62,6 +63,9 @@ typedef struct mt_recordfile {
 mt_status mt_recordfile_create(const mt_recordfile_sys *sys, const char *path, size_t bytes,
                                void (*format)(void *region, mt_forkmark *home, void *ctx),
                                void *ctx, mt_recordfile *out, mt_error *err);
+
+/* MT_EFILE with EIO once a page of the file was gone when it was written. A look at memory. */
+mt_status mt_recordfile_check(const mt_recordfile *file, mt_error *err);
 
 /* Asks the system to write everything to the disk, and waits. MT_EFILE. pre: it is mapped. */
 mt_status mt_recordfile_flush(const mt_recordfile *file, mt_error *err);

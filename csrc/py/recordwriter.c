@@ -393,11 +393,14 @@ recordwriter_event(PyObject *op, PyObject *args, PyObject *kwargs)
     RecordWriter *self = (RecordWriter *)op;
     Py_ssize_t kind_bytes, text_bytes;
     mt_record_event e = {.duration_ns = 0};
+    mt_error err;
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOO:event", names, &kind, &text, &step,
                                      &time, &duration))
         return NULL;
     if (!is_open(self, "event")) return NULL;
+    if (mt_recordfile_check(&self->file, &err) != MT_OK)
+        return mt_py_raise_record(self->state, &err, self->path);
     if ((e.kind = text_of(kind, "kind", &kind_bytes)) == NULL) return NULL;
     if ((e.text = text_of(text, "text", &text_bytes)) == NULL) return NULL;
     if (take_number(step, "step", &e.step) < 0 || take_time(time, &e.time_ns) < 0) return NULL;

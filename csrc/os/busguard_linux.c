@@ -1,0 +1,130 @@
+#define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
+#include "busguard_linux.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+typedef struct region {
+    _Atomic uintptr_t from; /* 0: free */
+    _Atomic size_t bytes;   /* 0: not in use yet */
+    _Atomic long pid;       /* a child has something else at these addresses */
+    _Atomic bool hit;
+} region;
+
+static region regions[MT_BUSGUARD_REGIONS];
+static struct sigaction before; /* written before the handler is there, constant afterwards */
+static uintptr_t page_bytes;    /* as well */
+static _Atomic int installed;   /* 1: somebody is at it or has done it */
+
+static region *
+region_of(uintptr_t at)
+{
+    for (int i = 0; i < MT_BUSGUARD_REGIONS; i++)
+        if (regions[i].from <= at && at - regions[i].from < regions[i].bytes) return &regions[i];
+    return NULL;
+}
+
+/* --- in the handler: only what is safe there --- */
+
+static bool
+replace_page(uintptr_t at)
+{
+    region *r = region_of(at);
+    void *page = (void *)(at & ~(page_bytes - 1));
+
+    if (r == NULL || r->pid != (long)getpid()) return false;
+    if (mmap(page, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
+             0) == MAP_FAILED)
+        return false;
+    r->hit = true;
+    return true;
+}
+
+/* Under the default handler a fault comes again when it is returned from; what was sent does not.
+ */
+static void
+pass_on(int number, siginfo_t *info, void *context)
+{
+    if (before.sa_flags & SA_SIGINFO) {
+        before.sa_sigaction(number, info, context);
+    } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
+        before.sa_handler(number);
+    } else if (info->si_code > 0 || before.sa_handler == SIG_DFL) {
+        sigaction(number, &before, NULL);
+        if (info->si_code <= 0) raise(number);
+    }
+}
+
+static void
+on_bus(int number, siginfo_t *info, void *context)
+{
+    int kept = errno;
+
+    if (info->si_code <= 0 || !replace_page((uintptr_t)info->si_addr))
+        pass_on(number, info, context);
+    errno = kept;
+}
+
+/* --- outside of it --- */
+
+static bool
+install(void)
+{
+    struct sigaction mine = {.sa_sigaction = on_bus,
+                             .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART};
+
+    if (atomic_exchange(&installed, 1) != 0) return true;
+    page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
+    sigemptyset(&mine.sa_mask);
+    if (sigaction(SIGBUS, NULL, &before) == 0 && sigaction(SIGBUS, &mine, NULL) == 0) return true;
+    installed = 0;
+    return false;
+}
+
+bool
+mt_busguard_add(void *at, size_t bytes)
+{
+    if (!install()) return false;
+    for (int i = 0; i < MT_BUSGUARD_REGIONS; i++) {
+        uintptr_t none = 0;
+        region *r = &regions[i];
+        if (!atomic_compare_exchange_strong(&r->from, &none, (uintptr_t)at)) continue;
+        r->hit = false;
+        r->pid = (long)getpid();
+        r->bytes = bytes;
+        return true;
+    }
+    return false;
+}
+
+/* A child may find a region of its parent's at an address of its own. */
+static region *
+own(const void *at)
+{
+    for (int i = 0; i < MT_BUSGUARD_REGIONS; i++)
+        if (regions[i].from == (uintptr_t)at && regions[i].pid == (long)getpid())
+            return &regions[i];
+    return NULL;
+}
+
+void
+mt_busguard_remove(const void *at)
+{
+    region *r = own(at);
+
+    if (r == NULL) return;
+    r->bytes = 0;
+    r->from = 0;
+}
+
+bool
+mt_busguard_hit(const void *at)
+{
+    region *r = own(at);
+
+    return r != NULL && r->hit;
+}
