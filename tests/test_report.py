@@ -192,6 +192,7 @@ def test_a_process_without_a_limit_of_its_own_is_told_from_its_machine(path):
     text = Page(render(record)).text()
     assert "Peak300.2 MiB" in text
     assert "Peak of the machine1.21 GiB 12 % of 10.0 GiB (machine limit)" in text
+    assert "Machine at the end" in text
     both = Page(render([record, record]))
     assert max(both.data["records"][0]["lines"]["= used"]["most"]) < 330 * MIB
 

@@ -107,7 +107,8 @@ class Frame:
         parts += [self.used_words(), f"peak {known(self.peak)}"]
         if self.children:
             private = "" if self.children_private is None else f" {known(self.children_private)}"
-            parts.append(f"{self.children:,} children{private}")
+            children = "1 child" if self.children == 1 else f"{self.children:,} children"
+            parts.append(f"{children}{private}")
         for device in self.devices:
             parts.append(f"{device.name} {known(device.allocated)} in {known(device.reserved)}")
         return ", ".join(parts)

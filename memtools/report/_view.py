@@ -157,10 +157,21 @@ def _used_tiles(facts: Facts) -> list[Tile]:
         parts = [percent(n, used.limit_bytes) for n in (used.peak_bytes, used.last_bytes)]
         remarks = [tight(f"{parts[0]} {limit}, {at}"), f"{parts[1]} of the limit"]
         shares = [_share(n, used.limit_bytes) for n in (used.peak_bytes, used.last_bytes)]
-    whose, own = ("", []) if used.of != "machine" else (" of the machine", _own_peak(facts))
+    machine = used.of == "machine"
+    own = _own_peak(facts) if machine else []
     return own + [
-        Tile(f"Peak{whose}", size(used.peak_bytes), remarks[0], shares[0]),
-        Tile("At the end", size(used.last_bytes), remarks[1], shares[1]),
+        Tile(
+            "Peak of the machine" if machine else "Peak",
+            size(used.peak_bytes),
+            remarks[0],
+            shares[0],
+        ),
+        Tile(
+            "Machine at the end" if machine else "At the end",
+            size(used.last_bytes),
+            remarks[1],
+            shares[1],
+        ),
     ]
 
 
