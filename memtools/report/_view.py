@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from memtools.report._advice import advise
+from memtools.report._advice import advise, leaking, newest_leak
 from memtools.report._explain import sentence
 from memtools.report._facts import headline, is_bytes, seconds_of, standing
 from memtools.report._payload import slug
@@ -188,7 +189,10 @@ def _share(part: int, whole: int) -> float:
 
 def _growth_tiles(facts: Facts) -> list[Tile]:
     tiles = []
-    if facts.growth:
+    said = re.match(r"(\w+): (\+\S+ \S+/step) in (\w+)", newest_leak(facts))
+    if said and leaking(facts) and not any(g.kind in ("leak", "likely") for g in facts.growth):
+        tiles.append(Tile("Growth at the end", said[2], f"{said[1]}, in {said[3]}"))
+    elif facts.growth:
         growth = max(facts.growth, key=lambda g: (g.kind in ("leak", "likely"), g.rate_bytes))
         rate = f"+{size(growth.rate_bytes)}/{growth.per}"
         tiles.append(
