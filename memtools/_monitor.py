@@ -205,6 +205,14 @@ class MemoryMonitor(Readings):
         if fired or time.monotonic_ns() >= run.due:
             self._pause(run, fired)
 
+    def _count(self) -> bool:
+        """The end of a step that is no safe point; whether there should be one at once."""
+        run = self._live
+        if run is None:
+            return False
+        run.waiting |= run.sampler.step(1)
+        return run.waiting != 0
+
     def _pause(self, run: Run, fired: int) -> None:
         """What is due at a safe point. Not entered anew by a callback that calls step()."""
         run.waiting |= fired

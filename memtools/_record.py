@@ -220,6 +220,8 @@ def _ending(record: Record) -> str:
 def _shown(value: int | None, unit: str) -> str:
     if value is None or value == UNKNOWN:
         return "no reading"
+    if unit == "0.01%":
+        return f"{value / 100:g} %"
     return format_bytes(value) if unit == "B" else f"{value:,} {unit}".rstrip()
 
 
@@ -237,4 +239,5 @@ def _column_line(record: Record, column: Column) -> str:
 
 def _phase_line(phase: RecordPhase) -> str:
     peak = f", peak {format_bytes(phase.peak_bytes)}" if phase.peak_bytes is not None else ""
-    return f"{phase.name}: {phase.count:,} times, {phase.seconds:,.3f} s{peak}"
+    times = "1 time" if phase.count == 1 else f"{phase.count:,} times"
+    return f"{phase.name}: {times}, {phase.seconds:,.3f} s{peak}"

@@ -10,7 +10,6 @@ gets its leak test and guard there, at the end of an optimizer's step on its own
 from __future__ import annotations
 
 import atexit
-import contextlib
 import errno
 import os
 import sys
@@ -20,14 +19,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from memtools._monitor_run import exception_words
-from memtools.errors import HostMemoryPressure
 
 if TYPE_CHECKING:
     from memtools import MemoryMonitor
 
 OPTIMIZER = "torch.optim.optimizer"
 PATIENCE = 16  # steps of other optimizers after which the first is taken to be out of use
-REST = 200  # times as long as the monitor took
+REST = 200  # times as long as a safe point took
+LONGEST_REST_NS = 100_000_000  # a census may take a second: 200 of them would hide a run's growth
 NAMES = 99
 TEXT = 150
 
@@ -38,8 +37,9 @@ class StepCounter:
     A generator and a discriminator that step in turn make one step of training. When the optimizer
     that counts is gone, or silent while others step 16 times, the next takes its place.
 
-    Where steps are short, the monitor is told of several at once: what it does at the end of a step
-    (0.1 ms for the readings of the leak test) is then 0.5 % of the time.
+    Each step is counted when it ends. Where steps are short, not each is a safe point: what the
+    monitor does there (0.1 ms for the readings of the leak test) is then 0.5 % of the time. A
+    watermark that was passed makes one at once.
     """
 
     # torch.compile leaves calls of it to Python.
@@ -49,7 +49,6 @@ class StepCounter:
         self._monitor = monitor
         self._first: int | None = None
         self._others = 0
-        self._untold = 0
         self._due = 0
 
     def __call__(self, optimizer: object, args: object, kwargs: object) -> None:
@@ -58,19 +57,17 @@ class StepCounter:
             self._first = id(optimizer)
         if id(optimizer) == self._first:
             self._others = 0
-            self._untold += 1
-            if time.monotonic_ns() >= self._due:
-                self.tell()
+            if self._monitor._count() or time.monotonic_ns() >= self._due:
+                self._safe_point()
 
-    def tell(self) -> None:
-        """Hands the steps over. Raises HostMemoryPressure where a guard wants it."""
-        steps, self._untold = self._untold, 0
+    def _safe_point(self) -> None:
+        """Raises HostMemoryPressure where a guard wants it."""
         begun = time.monotonic_ns()
         try:
-            self._monitor.step(steps)
+            self._monitor.step(0)
         finally:
             now = time.monotonic_ns()
-            self._due = now + REST * (now - begun)
+            self._due = now + min(REST * (now - begun), LONGEST_REST_NS)
 
 
 class _Imported:
@@ -114,11 +111,9 @@ class _Loader:
             register(self._counter)
 
 
-def count_steps(monitor: MemoryMonitor) -> StepCounter:
-    """Calls monitor.step() after steps of the first optimizer that the program steps."""
-    counter = StepCounter(monitor)
-    sys.meta_path.insert(0, _Imported(counter))
-    return counter
+def count_steps(monitor: MemoryMonitor) -> None:
+    """Tells the monitor of the steps of the first optimizer that the program steps."""
+    sys.meta_path.insert(0, _Imported(StepCounter(monitor)))
 
 
 def _stop(reason: str) -> NoReturn:
@@ -159,11 +154,9 @@ def _ending() -> str | None:
     return None if error is None else exception_words(error)[:TEXT]
 
 
-def _end(monitor: MemoryMonitor, counter: StepCounter, options: dict[str, Any], pid: int) -> None:
+def _end(monitor: MemoryMonitor, options: dict[str, Any], pid: int) -> None:
     if os.getpid() != pid:  # a forked child that ends as Python programs do
         return
-    with contextlib.suppress(HostMemoryPressure):  # too late for a checkpoint
-        counter.tell()
     path = str(monitor.record_path)
     limit = monitor.metrics().get("memory/host_limit_bytes")
     monitor._end(_ending(), last_look=True)
@@ -192,6 +185,6 @@ def begin(options: dict[str, Any]) -> None:
     except Exception as error:
         _stop(" ".join(str(error).split()) or type(error).__name__)
     _running.append(monitor)
-    counter = count_steps(monitor)
+    count_steps(monitor)
     # Registered first, so called last: after the program's own, and after its threads have ended.
-    atexit.register(_end, monitor, counter, options, os.getpid())
+    atexit.register(_end, monitor, options, os.getpid())

@@ -35,18 +35,21 @@ def event_texts(record: Record, *kinds: str) -> list[str]:
 
 
 def leak_lines(record: Record) -> list[str]:
-    """The newest verdict and its holders, unless it was taken back, and the newest forecast."""
+    """The newest verdict and its holders, unless it was taken back, and the newest forecast. A
+    holder is told once, maybe with an earlier, lower grade than the newest."""
     verdict: list[str] = []
+    holders: list[str] = []
     forecast: list[str] = []
     for event in record.events:
-        if event.kind == "leak":
-            verdict = [] if event.text.startswith("no longer") else [event.text]
-            forecast = forecast if verdict else []
+        if event.kind == "leak" and event.text.startswith("no longer"):
+            verdict, holders, forecast = [], [], []
+        elif event.kind == "leak":
+            verdict = [event.text]
         elif event.kind == "holder" and verdict:
-            verdict.append(event.text)
+            holders.append(event.text)
         elif event.kind == "pressure" and event.text.startswith("forecast: "):
             forecast = [event.text]
-    return verdict + forecast
+    return verdict + holders + forecast
 
 
 @dataclass(frozen=True)

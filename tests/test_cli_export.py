@@ -73,7 +73,7 @@ def test_what_is_no_record_is_one_line_and_no_file(tmp_path, capsys):
     assert cli.main(["export", str(bad), "--to", "jsonl"]) == 1
     assert capsys.readouterr().err.startswith("memtools export: ")
     assert cli.main(["export", str(tmp_path / "none"), "--to", "trace"]) == 1
-    assert "No such file" in capsys.readouterr().err
+    assert "none; memtools run writes one" in capsys.readouterr().err
     assert cli.main(["export", str(bad)]) == 2
     assert list(tmp_path.iterdir()) == [bad]
 

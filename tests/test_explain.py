@@ -272,7 +272,8 @@ def test_a_file_that_is_no_record_gets_one_sentence_and_code_2(fault, command, p
 
 @pytest.mark.parametrize("command", ["explain", "report"])
 def test_no_file_and_a_folder_get_one_sentence_too(command, tmp_path, capsys):
-    assert "No such file" in refused(capsys, command, str(tmp_path / "none.mem"))
+    error = refused(capsys, command, str(tmp_path / "none.mem"))
+    assert f"there is no record {tmp_path / 'none.mem'}; memtools run writes one" in error
     assert "is a directory; give the run.mem file" in refused(capsys, command, str(tmp_path))
     odd = str(tmp_path / "a\x1b[31m\n.mem")
     assert "\x1b" not in refused(capsys, command, odd)

@@ -83,6 +83,15 @@ def test_a_leak_that_is_no_longer_one_is_not_blamed(path):
     assert any("nothing leaks, the peak in phase train is too high" in line for line in lines)
 
 
+def test_what_leaks_in_workers_is_not_looked_for_by_a_census(path):
+    write(path, steps=600, events=[("leak", "leak: +39.3 KiB/step in children since step 9")])
+    lines = advise(gather(memtools.read_record(path)))
+    assert any(
+        line.startswith("the workers grow: look for what the dataset keeps") for line in lines
+    )
+    assert not any("census" in line for line in lines)
+
+
 def test_the_holder_that_takes_most_is_the_one_to_stop(path):
     rates = ("+900 B/step", "+1,023.5 KiB/step", "+1.5 MiB/step", "+4.0 KiB/step", "+0 B/step")
     held = [

@@ -56,14 +56,12 @@ def test_what_a_record_holds(path: Path) -> None:
     assert [c.name for c in record.columns][:5] == ["step", "rss", "private", "swap", "cgroup_used"]
     assert [c.name for c in record.columns][-2:] == ["children", "children_private"]
     assert {c.name: c.unit for c in record.columns}["pressure"] == "0.01%"
-    assert record.total == m.samples_taken
-    assert record.samples.values["step"][-1] == 10 == m.step_count
+    assert (record.total, record.samples.values["step"][-1]) == (m.samples_taken, 10)
     assert record.samples.values["rss"][-1] > 2**20
-    kinds = [e.kind for e in record.events]
-    assert kinds == ["start", "mark", "end"]
-    assert record.events[0].text.startswith("rank 3: host every 1 ms; ")
-    assert (record.events[1].text, record.events[1].step) == ("half\\0way", 10)
-    assert record.events[2].text == "exit: normal"
+    start, mark, end = record.events
+    assert [start.kind, mark.kind, end.kind] == ["start", "mark", "end"]
+    assert start.text.startswith("rank 3: host every 1 ms; ")
+    assert (mark.text, mark.step, m.step_count, end.text) == ("half\\0way", 10, 10, "exit: normal")
 
 
 def test_a_second_start_is_refused_and_a_second_stop_is_not(path: Path) -> None:

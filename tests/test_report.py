@@ -185,6 +185,12 @@ def test_several_records_lie_side_by_side(tmp_path, capsys):
     assert "Side by side" in page.text()
 
 
+def test_growth_that_the_run_itself_saw_is_not_called_none(path):
+    write(path, steps=500, events=[("leak", "leak: +39.3 KiB/step in children since step 9")])
+    text = Page(render(memtools.read_record(path))).text()
+    assert "Growth at the end+39.3 KiB/stepleak, in children" in text
+
+
 def test_a_process_without_a_limit_of_its_own_is_told_from_its_machine(path):
     start = [("start", "host every 10 ms; no cgroup limit; machine 10.0 GiB")]
     write(path, steps=500, limit=None, events=start)
@@ -192,6 +198,7 @@ def test_a_process_without_a_limit_of_its_own_is_told_from_its_machine(path):
     text = Page(render(record)).text()
     assert "Peak300.2 MiB" in text
     assert "Peak of the machine1.21 GiB 12 % of 10.0 GiB (machine limit)" in text
+    assert "Machine at the end" in text
     both = Page(render([record, record]))
     assert max(both.data["records"][0]["lines"]["= used"]["most"]) < 330 * MIB
 

@@ -174,13 +174,20 @@ def test_pythons_own_flags_are_handed_on(
 
 
 class Steps:
+    """A monitor whose safe points take so many seconds."""
+
     def __init__(self, takes: float = 0.0) -> None:
         self.count = self.calls = 0
+        self.passed = False
         self._takes = takes
 
+    def _count(self) -> bool:
+        self.count += 1
+        return self.passed
+
     def step(self, n: int) -> None:
+        assert n == 0
         self.calls += 1
-        self.count += n
         end = time.perf_counter() + self._takes
         while time.perf_counter() < end:
             pass
@@ -193,24 +200,53 @@ def test_of_several_optimizers_the_first_counts_until_it_is_out_of_use() -> None
     for _ in range(10):
         for optimizer in (first, second, second, third):
             counter(optimizer, (), {})
-    counter.tell()
     assert steps.count == 10
     for _ in range(100):
         counter(third, (), {})
-    counter.tell()
     assert steps.count == 10 + 100 - 13  # 3 steps of others had come since the first's last
 
 
-def test_short_steps_are_told_several_at_once() -> None:
+def test_of_short_steps_some_are_safe_points_and_all_are_counted() -> None:
     steps = Steps(takes=0.001)
     counter, optimizer = StepCounter(steps), object()  # type: ignore[arg-type,unused-ignore]
     end, made = time.monotonic() + 0.5, 0
     while time.monotonic() < end:
         counter(optimizer, (), {})
         made += 1
-    assert 1 <= steps.calls <= 3  # 0.5 s are 2.5 times 200 ms
-    counter.tell()
+    assert 1 <= steps.calls <= 6  # 0.5 s are 5 times 100 ms
     assert steps.count == made
+
+
+def test_a_safe_point_that_took_long_does_not_hide_what_comes_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A census takes a second now and then; 200 s without another look would miss a whole run."""
+    now = 0
+    monkeypatch.setattr("memtools._run.time.monotonic_ns", lambda: now)
+    steps = Steps()
+    counter, optimizer = StepCounter(steps), object()  # type: ignore[arg-type,unused-ignore]
+
+    def census(n: int) -> None:
+        nonlocal now
+        steps.calls += 1
+        now += 10**9
+
+    steps.step = census  # type: ignore[method-assign,unused-ignore]
+    counter(optimizer, (), {})
+    counter(optimizer, (), {})
+    assert steps.calls == 1
+    now += 10**8
+    counter(optimizer, (), {})
+    assert steps.calls == 2
+
+
+def test_a_watermark_makes_the_next_step_a_safe_point() -> None:
+    steps = Steps(takes=0.001)
+    counter, optimizer = StepCounter(steps), object()  # type: ignore[arg-type,unused-ignore]
+    counter(optimizer, (), {})
+    steps.passed = True
+    counter(optimizer, (), {})
+    assert steps.calls == 2
 
 
 def test_a_guard_stops_an_unchanged_script_at_the_end_of_a_step(tmp_path: Path) -> None:

@@ -122,7 +122,13 @@ def test_a_leak_is_shown_with_its_holder_until_it_is_taken_back(tmp_path: Path) 
             ("leak", LEAK, [LEAK]),
             ("pressure", "forecast: limit in 9 steps", [LEAK, "forecast: limit in 9 steps"]),
             ("holder", HOLDER, [LEAK, HOLDER, "forecast: limit in 9 steps"]),
+            (
+                "leak",
+                LEAK.replace("leak", "worse", 1),
+                [LEAK.replace("leak", "worse", 1), HOLDER, "forecast: limit in 9 steps"],
+            ),
             ("leak", "no longer: quiet", []),
+            ("leak", LEAK, [LEAK]),
         ]:
             writer.event(kind, text)
             assert look(memtools.read_record(tmp_path / "run.mem")).leak == expected
@@ -140,7 +146,7 @@ def test_once_is_all_of_it_as_text(tmp_path: Path, capsys: Capture) -> None:
     assert head == f"{path}: python train.py (process {os.getpid()}), running"
     assert "step 7, 401.0 MiB of 1.0 GiB (39.2%; given), peak 410.0 MiB" in line
     assert "2 children 1.0 MiB, cuda0 5.0 MiB in 6.0 MiB, cuda1 unknown in unknown" in line
-    assert rest[:2] == ["  phase forward: 1 times, 2.500 s, peak 410.0 MiB", f"  {LEAK}"]
+    assert rest[:2] == ["  phase forward: 1 time, 2.500 s, peak 410.0 MiB", f"  {LEAK}"]
     assert rest[-1].endswith(f" s leak: {LEAK}")
 
 

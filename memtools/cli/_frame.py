@@ -12,6 +12,7 @@ from memtools._runsummary import event_texts, last, leak_lines, most
 from memtools._size import format_bytes
 from memtools.report._events import started_with
 from memtools.report._facts import gather
+from memtools.report._words import count
 
 POINTS = 512  # of the series, at most
 EVENTS = 8
@@ -106,7 +107,8 @@ class Frame:
         parts += [self.used_words(), f"peak {known(self.peak)}"]
         if self.children:
             private = "" if self.children_private is None else f" {known(self.children_private)}"
-            parts.append(f"{self.children:,} children{private}")
+            children = "1 child" if self.children == 1 else f"{self.children:,} children"
+            parts.append(f"{children}{private}")
         for device in self.devices:
             parts.append(f"{device.name} {known(device.allocated)} in {known(device.reserved)}")
         return ", ".join(parts)
@@ -117,7 +119,7 @@ class Frame:
         lines.append(f"  {self.line()}")
         for phase in self.phases:
             lines.append(
-                f"  phase {phase.name}: {phase.count:,} times, {phase.seconds:,.3f} s, "
+                f"  phase {phase.name}: {count(phase.count, 'time')}, {phase.seconds:,.3f} s, "
                 f"peak {known(phase.peak_bytes)}"
             )
         lines += [f"  {text}" for text in self.leak]

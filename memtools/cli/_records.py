@@ -25,6 +25,10 @@ def read(path: str) -> Record:
         if Path(path).is_dir():
             raise UnreadableError(f"{shown(path)} is a directory; give the run.mem file in it")
         return read_record(path)
+    except FileNotFoundError:
+        raise UnreadableError(
+            f"there is no record {shown(path)}; memtools run writes one"
+        ) from None
     except (OSError, ValueError) as error:
         raise UnreadableError(shown(" ".join(str(error).split()))) from None
 

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memtools import _core
+from memtools._monitor_run import columns
 from memtools._run import log_names
 from memtools._runsummary import Summary, write_summary
 from memtools._size import format_bytes
@@ -43,15 +44,7 @@ UNLIMITED = 2**64 - 2
 FROM_KERNEL = 128  # si_code of a key typed at the terminal; what a process sends has 0 or less
 PAGE = resource.getpagesize()
 PR_SET_CHILD_SUBREAPER = 36
-COLUMNS = [
-    ("step", ""),
-    *((name, "B") for name in ("rss", "private", "swap", "cgroup_used", "cgroup_limit")),
-    ("available", "B"),
-    ("pressure", "0.01%"),
-    ("heap_used", "B"),
-    ("children", ""),
-    ("children_private", "B"),
-]
+COLUMNS = columns(devices=0)
 
 
 @dataclass

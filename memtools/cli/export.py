@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import IO
 
 from memtools import MemtoolsError
+from memtools.cli._records import UnreadableError, read
 
 FORMATS = {"jsonl": ".jsonl", "trace": ".trace.json"}
 
@@ -42,11 +43,9 @@ class Export:
         parser.add_argument("--json", action="store_true", help="say what was written as JSON")
 
     def run(self, args: argparse.Namespace) -> int:
-        from memtools import read_record
-
         try:
-            record = read_record(args.record)
-        except ValueError as error:
+            record = read(args.record)
+        except UnreadableError as error:
             raise MemtoolsError(str(error)) from error
         write = record.to_jsonl if args.to == "jsonl" else record.to_chrome_trace
         if args.output == "-":

@@ -33,11 +33,15 @@ def near_limit(facts: Facts) -> bool:
     return used is not None and used.near_since_seconds is not None
 
 
+def newest_leak(facts: Facts) -> str:
+    """The newest verdict that the run itself wrote; "" without one."""
+    return max(facts.leaks, key=lambda said: said.seconds).text if facts.leaks else ""
+
+
 def leaking(facts: Facts) -> bool:
     """By the record's newest verdict, or where it has none, by the one made here."""
     if facts.leaks:
-        newest = max(facts.leaks, key=lambda said: said.seconds)
-        return newest.text.startswith(("leak", "likely"))
+        return newest_leak(facts).startswith(("leak", "likely"))
     return any(growth.kind in ("leak", "likely") for growth in facts.growth)
 
 
@@ -94,7 +98,8 @@ def _about_growth(facts: Facts) -> list[str]:
             "clear it each epoch, or bound it, as memtools.GateHistory does with gate records"
         ]
     if leaking(facts) and facts.leaks:
-        return [_census_advice()]
+        said = re.match(r"(\w+): \+\S+ \S+ in (\w+)", newest_leak(facts))
+        return _about_one(said[1], said[2]) if said else [_census_advice()]
     return [line for growth in facts.growth for line in _about_one(growth.kind, growth.signal)]
 
 
@@ -119,8 +124,8 @@ def _about_one(kind: str, signal: str) -> list[str]:
         ]
     if signal == "children" and kind in ("leak", "likely", "growing"):
         return [
-            "the workers grow: keep the dataset's records in one array, so that reading them "
-            "copies no pages, or take fewer workers"
+            "the workers grow: look for what the dataset keeps from one item to the next, keep its "
+            "records in one array, so that reading them copies no pages, or take fewer workers"
         ]
     if kind in ("leak", "likely"):
         return [_census_advice()]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from memtools.report._advice import advise
+from memtools.report._advice import advise, leaking, newest_leak
 from memtools.report._explain import sentence
 from memtools.report._facts import headline, is_bytes, seconds_of, standing
 from memtools.report._payload import slug
@@ -157,10 +158,21 @@ def _used_tiles(facts: Facts) -> list[Tile]:
         parts = [percent(n, used.limit_bytes) for n in (used.peak_bytes, used.last_bytes)]
         remarks = [tight(f"{parts[0]} {limit}, {at}"), f"{parts[1]} of the limit"]
         shares = [_share(n, used.limit_bytes) for n in (used.peak_bytes, used.last_bytes)]
-    whose, own = ("", []) if used.of != "machine" else (" of the machine", _own_peak(facts))
+    machine = used.of == "machine"
+    own = _own_peak(facts) if machine else []
     return own + [
-        Tile(f"Peak{whose}", size(used.peak_bytes), remarks[0], shares[0]),
-        Tile("At the end", size(used.last_bytes), remarks[1], shares[1]),
+        Tile(
+            "Peak of the machine" if machine else "Peak",
+            size(used.peak_bytes),
+            remarks[0],
+            shares[0],
+        ),
+        Tile(
+            "Machine at the end" if machine else "At the end",
+            size(used.last_bytes),
+            remarks[1],
+            shares[1],
+        ),
     ]
 
 
@@ -177,7 +189,10 @@ def _share(part: int, whole: int) -> float:
 
 def _growth_tiles(facts: Facts) -> list[Tile]:
     tiles = []
-    if facts.growth:
+    said = re.match(r"(\w+): (\+\S+ \S+/step) in (\w+)", newest_leak(facts))
+    if said and leaking(facts) and not any(g.kind in ("leak", "likely") for g in facts.growth):
+        tiles.append(Tile("Growth at the end", said[2], f"{said[1]}, in {said[3]}"))
+    elif facts.growth:
         growth = max(facts.growth, key=lambda g: (g.kind in ("leak", "likely"), g.rate_bytes))
         rate = f"+{size(growth.rate_bytes)}/{growth.per}"
         tiles.append(
