@@ -53,10 +53,18 @@ def open_record(
             warnings.warn(
                 f"memtools run writes {path} already; the record of this monitor is {name}",
                 RuntimeWarning,
-                stacklevel=6,  # the line of the `with`
+                stacklevel=_callers(),
             )
         return writer
     raise OSError(errno.EBUSY, f"{MOST_RECORDS} records are being written", path)
+
+
+def _callers() -> int:
+    """The level of the line that called this package, as its caller's warnings.warn counts."""
+    frame, level, here = sys._getframe(1), 1, os.path.dirname(__file__)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(here):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _is_of_the_run(path: str) -> bool:

@@ -54,7 +54,8 @@ class Suspicion:
 
     def __init__(self) -> None:
         self._base: Census | None = None
-        self._base_step = self._base_native = 0
+        self._base_step = 0
+        self._base_native: dict[int, tuple[int, int]] = {}
         self._began = time.monotonic_ns()
         self._spent = 0
         self._gap = FIRST_GAP
@@ -105,7 +106,7 @@ class Suspicion:
         self.looks += 1
         self.tensor_bytes = census.bytes
         if self._base is None:
-            self._base, self._base_step, self._base_native = census, step, _native()[0]
+            self._base, self._base_step, self._base_native = census, step, _native()
             self._next = step + self._gap
             return []
         self._gap *= 2
@@ -125,12 +126,16 @@ class Suspicion:
 
     def _native_fill(self) -> tuple[Fill, int] | None:
         """Gate histories keep their bytes outside of what a census or malloc counts."""
-        size, most, count = _native()
-        grown = size - self._base_native
-        if grown <= 0 or size >= most:
+        was, grown = self._base_native, 0
+        size = most = count = 0
+        for who, (now, bound) in _native().items():
+            more = now - was.get(who, (0, 0))[0]
+            if more > 0 and now < bound:
+                size, most, grown, count = size + now, most + bound, grown + more, count + 1
+        if count == 0:
             return None
-        who = "GateHistory" if count == 1 else f"{count} GateHistory objects"
-        text = f"{who} with {format_bytes(size)} of at most {format_bytes(most)}"
+        name = "GateHistory" if count == 1 else f"{count} GateHistory objects"
+        text = f"{name} with {format_bytes(size)} of at most {format_bytes(most)}"
         return Fill(text, most - size), grown
 
     def fill(self, verdict: LeakVerdict) -> Fill | None:
@@ -144,10 +149,10 @@ class Suspicion:
         return Fill(text, sum(fill.remaining_bytes for fill in self.fills))
 
 
-def _native() -> tuple[int, int, int]:
-    """Bytes of all gate histories, the most that they may take, and how many there are."""
+def _native() -> dict[int, tuple[int, int]]:
+    """Bytes of each gate history, and the most that it may take."""
     found = [obj for obj in gc.get_objects() if type(obj) is GateHistory and not obj.closed]
-    return sum(h.arena_bytes for h in found), sum(h.max_bytes for h in found), len(found)
+    return {id(h): (h.arena_bytes, h.max_bytes) for h in found}
 
 
 def _fill(holder: Holder) -> Fill:

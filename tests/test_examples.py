@@ -173,7 +173,9 @@ def test_the_pool_samples_and_trains_as_the_naive_cache_does(sampled: dict[str, 
     assert len(naive["losses"]) == 4
     for what in ("losses", "tokens", "rewards", "pretrain_loss"):
         assert naive[what] == pool[what], what
-    assert sampled["printed"].rstrip().endswith("yes")
+    table, _, wrote = sampled["printed"].rstrip().rpartition("\n\n")
+    assert table.endswith("yes")
+    assert wrote.startswith("Wrote ")
 
 
 def test_the_rewards_tell_samples_apart(sampled: dict[str, Any]) -> None:

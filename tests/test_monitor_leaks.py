@@ -295,7 +295,8 @@ def test_growth_beyond_the_buffer_stays_a_leak(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_gate_history_that_fills_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    history = GateHistory(max_bytes="1 MiB")
+    other, history = GateHistory(max_bytes="2 MiB"), GateHistory(max_bytes="1 MiB")
+    other.append(torch.rand(64, 16))
     suspicion = Suspicion()
     verdict = LeakVerdict("fragmentation", 4096.0, "none", signal="rss", since_step=1)
     suspicion.look(0, verdict)
