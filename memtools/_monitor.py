@@ -205,12 +205,12 @@ class MemoryMonitor(Readings):
         if fired or time.monotonic_ns() >= run.due:
             self._pause(run, fired)
 
-    def _count(self) -> bool:
-        """The end of a step that is no safe point; whether there should be one at once."""
+    def _count(self, steps: int) -> bool:
+        """The end of steps that is no safe point; whether there should be one at once."""
         run = self._live
         if run is None:
             return False
-        run.waiting |= run.sampler.step(1)
+        run.waiting |= run.sampler.step(steps)
         return run.waiting != 0
 
     def _pause(self, run: Run, fired: int) -> None:

@@ -48,17 +48,26 @@ class StepCounter:
     def __init__(self, monitor: MemoryMonitor) -> None:
         self._monitor = monitor
         self._first: int | None = None
-        self._others = 0
+        self._others: dict[int, int] = {}  # their steps since the last of the first
         self._due = 0
 
     def __call__(self, optimizer: object, args: object, kwargs: object) -> None:
-        self._others += 1
-        if self._first is None or self._others > PATIENCE:
-            self._first = id(optimizer)
-        if id(optimizer) == self._first:
-            self._others = 0
-            if self._monitor._count() or time.monotonic_ns() >= self._due:
-                self._safe_point()
+        steps = self._counted(id(optimizer))
+        if steps and (self._monitor._count(steps) or time.monotonic_ns() >= self._due):
+            self._safe_point()
+
+    def _counted(self, who: int) -> int:
+        """How many steps this one is: none of another's, those not counted so far when it is seen
+        that another has taken the place of the first."""
+        others = self._others
+        if who != self._first:
+            others[who] = others.get(who, 0) + 1
+            if self._first is not None and sum(others.values()) <= PATIENCE:
+                return 0
+            self._first = next(iter(others))
+        steps = others.get(self._first, 1)
+        others.clear()
+        return steps
 
     def _safe_point(self) -> None:
         """Raises HostMemoryPressure where a guard wants it."""

@@ -181,8 +181,8 @@ class Steps:
         self.passed = False
         self._takes = takes
 
-    def _count(self) -> bool:
-        self.count += 1
+    def _count(self, steps: int) -> bool:
+        self.count += steps
         return self.passed
 
     def step(self, n: int) -> None:
@@ -203,7 +203,11 @@ def test_of_several_optimizers_the_first_counts_until_it_is_out_of_use() -> None
     assert steps.count == 10
     for _ in range(100):
         counter(third, (), {})
-    assert steps.count == 10 + 100 - 13  # 3 steps of others had come since the first's last
+    assert steps.count == 10 + 2 + 86  # the second's two; 14 of the third while it was waited for
+    fourth = object()
+    for _ in range(100):
+        counter(fourth, (), {})
+    assert steps.count == 98 + 100  # the steps before it took the third's place are made up for
 
 
 def test_of_short_steps_some_are_safe_points_and_all_are_counted() -> None:
