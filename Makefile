@@ -103,10 +103,11 @@ sanitize: sanitize-c tsan sanitize-py  ## C tests and the extension under ASan a
 SAN_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONMALLOC=malloc \
     PYTHONPATH=$(OUT)/py-san:. MEMTOOLS_EXPECT_SANITIZE=address,undefined
-SAN_TESTS := tests/test_history.py tests/test_stats.py tests/test_bad_input.py tests/test_save_load.py \
+# Those of the census first: what other tests leave alive would be found as well.
+SAN_TESTS := tests/test_census.py tests/test_holders.py tests/test_graphs.py \
+    tests/test_history.py tests/test_stats.py tests/test_bad_input.py tests/test_save_load.py \
     tests/test_checkpoint.py tests/test_device.py tests/test_leaks.py tests/test_threads.py \
     tests/test_budget.py tests/test_history_budget.py tests/test_record.py tests/test_probe.py \
-    tests/test_census.py tests/test_holders.py tests/test_graphs.py \
     $(wildcard tests/test_leakdetector*.py tests/test_kvpool*.py tests/test_sampler*.py)
 
 # What a sanitiser's own memory makes meaningless: resident bytes (its quarantine), what malloc
