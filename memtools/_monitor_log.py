@@ -8,11 +8,13 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from memtools import _core
 
 logger = logging.getLogger("memtools")
+
+_Made = TypeVar("_Made")
 
 _REMEDIES = {
     errno.ENOSPC: "free space there, or name another place, such as one in /dev/shm",
@@ -32,6 +34,23 @@ _REMEDIES = {
 MOST_RECORDS = 99  # of one name, in a folder
 
 
+def record_names(path: str) -> list[str]:
+    """The path; then, for as long as others write those before, run-2.mem and so on."""
+    stem, ending = os.path.splitext(path)
+    return [path, *(f"{stem}-{n}{ending}" for n in range(2, MOST_RECORDS + 1))]
+
+
+def first_free(names: Sequence[str], make: Callable[[str], _Made]) -> _Made:
+    """What `make` makes of the first name that nobody else writes. Raises what it raises."""
+    for name in names[:-1]:
+        try:
+            return make(name)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+    return make(names[-1])
+
+
 def open_record(
     path: str | os.PathLike[str], columns: Sequence[tuple[str, str]]
 ) -> _core.RecordWriter:
@@ -41,22 +60,18 @@ def open_record(
     next name that is free, and a RuntimeWarning says which.
     """
     path = os.fspath(path)
-    stem, ending = os.path.splitext(path)
-    for name in (path, *(f"{stem}-{n}{ending}" for n in range(2, MOST_RECORDS + 1))):
-        try:
-            writer = _core.RecordWriter(name, columns)
-        except OSError as error:
-            if error.errno == errno.EBUSY and _is_of_the_run(path):
-                continue
-            raise _explained(error, name) from error
-        if name != path:
-            warnings.warn(
-                f"memtools run writes {path} already; the record of this monitor is {name}",
-                RuntimeWarning,
-                stacklevel=_callers(),
-            )
-        return writer
-    raise OSError(errno.EBUSY, f"{MOST_RECORDS} records are being written", path)
+    names = record_names(path) if _is_of_the_run(path) else [path]
+    try:
+        writer = first_free(names, lambda name: _core.RecordWriter(name, columns))
+    except OSError as error:
+        raise _explained(error, path) from error
+    if len(names) > 1 and writer.path != path:
+        warnings.warn(
+            f"memtools run writes {path} already; the record of this monitor is {writer.path}",
+            RuntimeWarning,
+            stacklevel=_callers(),
+        )
+    return writer
 
 
 def _callers() -> int:

@@ -10,7 +10,6 @@ gets its leak test and guard there, at the end of an optimizer's step on its own
 from __future__ import annotations
 
 import atexit
-import errno
 import os
 import sys
 import time
@@ -18,6 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from memtools._monitor_log import first_free, record_names
 from memtools._monitor_run import exception_words
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ OPTIMIZER = "torch.optim.optimizer"
 PATIENCE = 16  # steps of other optimizers after which the first is taken to be out of use
 REST = 200  # times as long as a safe point took
 LONGEST_REST_NS = 100_000_000  # a census may take a second: 200 of them would hide a run's growth
-NAMES = 99
 TEXT = 150
 
 
@@ -138,22 +137,18 @@ def log_names(log: str | None, environment: Any = os.environ) -> list[str]:
         return [log]
     rank = environment.get("RANK", "")
     stem = f"run.rank{rank}" if rank.isdigit() and environment.get("WORLD_SIZE") != "1" else "run"
-    return [f"{stem}.mem", *(f"{stem}-{n}.mem" for n in range(2, NAMES + 1))]
+    return record_names(f"{stem}.mem")
 
 
 def _started(options: dict[str, Any]) -> MemoryMonitor:
     from memtools import MemoryMonitor
 
-    for path in (names := log_names(options["log"])):
+    def start(path: str) -> MemoryMonitor:
         monitor = MemoryMonitor(path, options["interval_ms"], limit=options["limit"])
-        try:
-            monitor.start()
-        except OSError as error:
-            if error.errno != errno.EBUSY or path == names[-1]:
-                raise
-            continue
+        monitor.start()
         return monitor
-    raise AssertionError("there is at least one name")
+
+    return first_free(log_names(options["log"]), start)
 
 
 def _ending() -> str | None:

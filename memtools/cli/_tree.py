@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import errno
 import os
 import re
 import resource
@@ -28,6 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memtools import _core
+from memtools._monitor_log import first_free
 from memtools._monitor_run import columns
 from memtools._run import log_names
 from memtools._runsummary import Summary, write_summary
@@ -132,14 +132,9 @@ class Tree:
 
 
 def new_record(log: str | None, command: Sequence[str]) -> _core.RecordWriter:
-    names = log_names(log)
-    for name in names:
-        try:
-            return _core.RecordWriter(name, COLUMNS, command=command)
-        except OSError as error:
-            if error.errno != errno.EBUSY or name == names[-1]:
-                raise
-    raise AssertionError("there is at least one name")
+    return first_free(
+        log_names(log), lambda name: _core.RecordWriter(name, COLUMNS, command=command)
+    )
 
 
 def exact(size: int) -> str:
