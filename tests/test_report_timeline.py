@@ -68,7 +68,15 @@ def test_whatever_the_ring_kept_the_peak_and_the_floor_are_those_of_all_samples(
     assert max(line.most["x"]) == max(values)
     assert min(line.least["x"]) == min(values)
     assert line.first_ns == sorted(line.first_ns)
-    assert line.last("x") == values[-1] or cells < rows
+    assert line.last("x") == values[-1]
+
+
+@given(st.lists(st.sampled_from([0, 1, 7, UNKNOWN]), max_size=30), st.integers(1, 9))
+def test_the_newest_reading_is_that_of_the_last_sample_that_has_one(values, cells):
+    mem, times = view(values), view(list(range(len(values))))
+    line = _reduce(times, times, None, {"x": mem}, {"x": mem}, cells)
+    known = [value for value in values if value != UNKNOWN]
+    assert line.last("x") == (known[-1] if known else None)
 
 
 def test_a_single_spike_is_kept_wherever_it_was(tmp_path):

@@ -35,6 +35,8 @@ class Timeline:
     counts: list[int]
     least: dict[str, list[int]]
     most: dict[str, list[int]]
+    #: the newest reading of each column that has one: a cell only knows its least and most
+    newest: dict[str, int]
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -51,7 +53,7 @@ class Timeline:
 
     def last(self, name: str) -> int | None:
         """The newest reading of a column."""
-        return next((value for value in reversed(self.most[name]) if value != UNKNOWN), None)
+        return self.newest.get(name)
 
     def first(self, name: str) -> int | None:
         """The oldest reading of a column: the least of its cell."""
@@ -104,7 +106,12 @@ def _reduce(
         [b - a if counts is None else sum(counts[a:b]) for a, b in spans],
         {name: _each(values, spans, min) for name, values in least.items()},
         {name: _each(values, spans, _most) for name, values in most.items()},
+        {name: value for name, values in most.items() if (value := _newest(values)) != UNKNOWN},
     )
+
+
+def _newest(values: Numbers | memoryview) -> int:
+    return next((value for value in reversed(values) if value != UNKNOWN), UNKNOWN)
 
 
 def _each(
@@ -151,6 +158,7 @@ def _joined(old: Timeline, new: Timeline) -> Timeline:
         old.counts + new.counts,
         {name: old.least[name] + new.least[name] for name in new.least},
         {name: old.most[name] + new.most[name] for name in new.most},
+        old.newest | new.newest,
     )
 
 
