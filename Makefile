@@ -127,7 +127,8 @@ sanitize-py: $(OUT)/py-san/.built
 FUZZ_BUILD = $(if $(CLANG),$(CLANG) -fsanitize=fuzzer,$(CC) tests/fuzz/driver.c)
 FUZZ_ARGS = $(if $(CLANG),-max_total_time=$(FUZZ_SECONDS) -max_len=600 corpus/$(1),-runs=20000 -seed=1)
 
-fuzz: $(FUZZERS:%=$(OUT)/fuzz/%)  ## run every fuzz target for FUZZ_SECONDS (60)
+fuzz: $(FUZZERS:%=$(OUT)/fuzz/%) $(VENV)/.built  ## run every fuzz target for FUZZ_SECONDS (60), and tests of random input
+	@$(PY) -m pytest -q --hypothesis-profile=random $$(grep -l hypothesis tests/test_*.py)
 	@for f in $(FUZZERS); do mkdir -p $(OUT)/fuzz/corpus/$$f; \
 	    (cd $(OUT)/fuzz && ./$$f $(call FUZZ_ARGS,$$f)) || exit 1; done
 
