@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from memtools import _bridge, _build_info, _core
 from tests.fakecuda import FakeRuntime
 
 ROOT = Path(__file__).resolve().parent.parent
+# Started in the background by a shell, this process ignores SIGINT, and so would all it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # The same inputs in every run of the suite; `make fuzz` takes new ones.
 settings.register_profile("steady", derandomize=True)
 settings.register_profile("random", derandomize=False, print_blob=True)
