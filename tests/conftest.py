@@ -18,8 +18,9 @@ from memtools import _bridge, _build_info, _core
 from tests.fakecuda import FakeRuntime
 
 ROOT = Path(__file__).resolve().parent.parent
-# Started in the background by a shell, this process ignores SIGINT, and so would all it starts.
+# In a shell's background or under nohup this process ignores them, and so would all it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # The same inputs in every run of the suite; `make fuzz` takes new ones.
 settings.register_profile("steady", derandomize=True)
 settings.register_profile("random", derandomize=False, print_blob=True)
