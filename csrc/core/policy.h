@@ -84,7 +84,6 @@ typedef struct mt_policy_level {
 } mt_policy_level;
 
 typedef struct mt_policy_pending {
-    bool waits;
     unsigned clock;
     uint64_t tick; /* of that clock, at which it is judged */
     uint64_t ns, host_freed, host_total, device_freed, device_total;
@@ -98,7 +97,7 @@ typedef struct mt_policy_action {
     bool tried, paid_last;
     unsigned unpaid_row; /* times in a row */
     unsigned fell;       /* pressure triggers that went 5 % below their mark since it was done */
-    uint64_t ended_ns;   /* when it was done last; 0: never */
+    uint64_t ended_ns;   /* when it was done last, if it was tried */
     mt_policy_pending pending;
     /* What it did. */
     uint64_t count, ns, last_ns, unpaid_ns;
@@ -120,12 +119,15 @@ typedef struct mt_policy {
     uint64_t next[MT_POLICY_CLOCKS]; /* the tick from which there is something to decide */
     mt_policy_setup with;
     uint64_t start_ns, unpaid_ns; /* since then */
-    uint64_t looked_ns, heap_ns;  /* when a look was taken last, when the heap may be read again */
-    uint64_t looks;
-    unsigned asked;                     /* a bit for each action that is to be done */
-    unsigned clock;                     /* of the last decision */
-    uint64_t heap_free, allocated_most; /* as read last; MT_UNKNOWN */
-    uint64_t cadence[MT_POLICY_CLOCKS]; /* the first tick at which any is due */
+    uint64_t looks, looked_ns;    /* how many, and when the last one was; MT_UNKNOWN: none yet */
+    uint64_t heap_ns;             /* from when the heap may be read again */
+    unsigned asked;               /* a bit for each action that is to be done */
+    unsigned waiting;             /* a bit for each that is to be judged yet */
+    unsigned triggers;            /* of all rules */
+    unsigned clock;               /* of the last decision */
+    uint64_t heap_free;           /* as read last, nothing was done since then; MT_UNKNOWN */
+    uint64_t allocated_most[MT_SAMPLE_DEVICES]; /* of all looks */
+    uint64_t cadence[MT_POLICY_CLOCKS];         /* the first tick at which any is due */
     mt_policy_pace pace[MT_POLICY_CLOCKS];
     mt_policy_action action[MT_POLICY_ACTIONS];
 } mt_policy;
