@@ -1,8 +1,4 @@
-"""What `managed(policy, clear=...)` names, found at the end of a call and cleared.
-
-    "model.blocks.*.gate_history"      of the parameter `model`, else of the first argument
-     └ start  └ each item  └ asked to clear(), else to reset(); a tensor or number becomes None
-"""
+"""What `managed(policy, clear=...)` names, found at the end of a call, and cleared."""
 
 from __future__ import annotations
 
@@ -11,12 +7,15 @@ import inspect
 import keyword
 import numbers
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 from memtools import _bridge
 
+#     "model.blocks.*.gate_history"      of the parameter `model`, else of the first argument
+#      └ start  └ each item  └ asked to clear(), else to reset(); a tensor or number becomes None
+
 #: A name, an object with clear() or reset(), (object, name), or several of them in a tuple or list.
-Clear = Union[str, Iterable[Any], Any]
+Clear = Any
 
 _MISSING: Any = object()
 

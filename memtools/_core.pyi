@@ -399,6 +399,7 @@ class Policy:
 @final
 class Managed:
     __dict__: dict[str, Any]
+    _traced: Any
     _updated: bool
     def __new__(
         cls,

@@ -88,7 +88,7 @@ def _close(call: Scope, inner: Any) -> None:
 
 
 class _Steps:
-    """What `await` takes: the steps of a coroutine, or of one value of an asynchronous generator."""
+    """What `await` takes: the steps of a coroutine, or those to an asynchronous generator's value."""
 
     __slots__ = ("_call", "_inner")
 
@@ -150,10 +150,10 @@ def _kind(value: object) -> str:
     return f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"
 
 
-def named_after(wrapped: _T, function: Callable[..., Any]) -> _T:
+def named_after(wrapped: Any, function: Callable[..., Any]) -> Any:
     """functools.update_wrapper, also for what has no name of its own; without the marks by which
     torch.compile finds the function under a compiled one, since it would find past the wrapper."""
-    functools.update_wrapper(wrapped, function)  # type: ignore[type-var]
+    functools.update_wrapper(wrapped, function)
     marks: Mapping[str, Any] = vars(wrapped)
     for mark in [name for name in marks if name.startswith("_torchdynamo")]:
         delattr(wrapped, mark)

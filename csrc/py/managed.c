@@ -146,11 +146,11 @@ clear_after_error(const Managed *self, PyObject *const *args, Py_ssize_t n, PyOb
     PyObject *type, *error, *traceback, *new_type, *new_error, *new_traceback;
 
     PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
     if (call_clear(self, args, n, names) == 0) {
         PyErr_Restore(type, error, traceback);
         return;
     }
-    PyErr_NormalizeException(&type, &error, &traceback);
     PyErr_Fetch(&new_type, &new_error, &new_traceback);
     PyErr_NormalizeException(&new_type, &new_error, &new_traceback);
     if (traceback != NULL) PyException_SetTraceback(error, traceback);
