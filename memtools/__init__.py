@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from memtools._leaks import LeakDetector, LeakVerdict, StepsLeft
     from memtools._managed import managed
     from memtools._monitor import MemoryMonitor
+    from memtools._policy import CleanupPolicy
+    from memtools._policy_report import PolicyReport
     from memtools._record import Record, read_record
     from memtools._stats import GateStats
 
@@ -36,6 +38,7 @@ __all__ = [
     "BudgetError",
     "BudgetReport",
     "Census",
+    "CleanupPolicy",
     "DeviceError",
     "GateHistory",
     "GateStats",
@@ -50,6 +53,7 @@ __all__ = [
     "LeakVerdict",
     "MemoryMonitor",
     "MemtoolsError",
+    "PolicyReport",
     "Record",
     "ShimUnavailable",
     "StepsLeft",
@@ -68,6 +72,7 @@ _LATER = {
     "Budget": "_budget",
     "BudgetReport": "_budget",
     "Census": "_census",
+    "CleanupPolicy": "_policy",
     "GateHistory": "_history",
     "GateStats": "_stats",
     "Growth": "_census",
@@ -79,6 +84,7 @@ _LATER = {
     "LeakDetector": "_leaks",
     "LeakVerdict": "_leaks",
     "MemoryMonitor": "_monitor",
+    "PolicyReport": "_policy_report",
     "Record": "_record",
     "StepsLeft": "_leaks",
     "census": "_census",
