@@ -88,7 +88,7 @@ def _close(call: Scope, inner: Any) -> None:
 
 
 class _Steps:
-    """What `await` takes: the steps of a coroutine, or those to an asynchronous generator's value."""
+    """What `await` takes: the steps of a coroutine, or those to one value of an async generator."""
 
     __slots__ = ("_call", "_inner")
 
