@@ -304,13 +304,13 @@ def test_partials_and_objects_with_a_call_are_functions_too():
 
 
 def test_references_are_right():
-    agent, big, error = Agent(), object(), ValueError()
+    agent, big, error = Agent(), object(), LookupError()
     agent.seen = []
     update, kept = memtools.managed(P)(lambda *a, **k: big), sys.getrefcount(big)
     held = sys.getrefcount(error)
     for _ in range(100):
         assert update(big, x=big) is big
-        with pytest.raises(ValueError):
+        with pytest.raises(LookupError):
             agent.broken(error)
         error.__traceback__ = None
     assert sys.getrefcount(big) == kept
