@@ -19,12 +19,16 @@ if TYPE_CHECKING:
     from memtools._aux_loss import AuxLoss
     from memtools._budget import Budget, BudgetReport
     from memtools._census import Census, Growth, census
+    from memtools._generation import generation
     from memtools._history import GateHistory
     from memtools._holders import Holder, holder_of
     from memtools._hostmem import HostMemory, host_memory
     from memtools._kvpool import KVLease, KVPool, KVStats
     from memtools._leaks import LeakDetector, LeakVerdict, StepsLeft
+    from memtools._managed import managed
     from memtools._monitor import MemoryMonitor
+    from memtools._policy import CleanupPolicy
+    from memtools._policy_report import PolicyReport
     from memtools._record import Record, read_record
     from memtools._stats import GateStats
 
@@ -34,6 +38,7 @@ __all__ = [
     "BudgetError",
     "BudgetReport",
     "Census",
+    "CleanupPolicy",
     "DeviceError",
     "GateHistory",
     "GateStats",
@@ -48,13 +53,16 @@ __all__ = [
     "LeakVerdict",
     "MemoryMonitor",
     "MemtoolsError",
+    "PolicyReport",
     "Record",
     "ShimUnavailable",
     "StepsLeft",
     "__version__",
     "census",
+    "generation",
     "holder_of",
     "host_memory",
+    "managed",
     "read_record",
 ]
 
@@ -64,6 +72,7 @@ _LATER = {
     "Budget": "_budget",
     "BudgetReport": "_budget",
     "Census": "_census",
+    "CleanupPolicy": "_policy",
     "GateHistory": "_history",
     "GateStats": "_stats",
     "Growth": "_census",
@@ -75,11 +84,14 @@ _LATER = {
     "LeakDetector": "_leaks",
     "LeakVerdict": "_leaks",
     "MemoryMonitor": "_monitor",
+    "PolicyReport": "_policy_report",
     "Record": "_record",
     "StepsLeft": "_leaks",
     "census": "_census",
+    "generation": "_generation",
     "holder_of": "_holders",
     "host_memory": "_hostmem",
+    "managed": "_managed",
     "read_record": "_record",
 }
 

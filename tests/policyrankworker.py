@@ -1,0 +1,119 @@
+"""One rank of a small job whose cleanups are agreed: runs a case and writes down what it got.
+
+python -m tests.policyrankworker CASE RANK WORLD RENDEZVOUS OUT
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from memtools._policy_ranks import agree
+
+
+def says(call: Callable[[], Any]) -> str:
+    """What the call raises, in words."""
+    try:
+        return str(call())
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def alone(rank: int) -> Any:
+    """agree() itself: every rank's answers."""
+    agreed = agree()
+    asked = 1 << rank
+    return {
+        "or": agreed(asked, step=10),
+        "none": agreed(0, step=20),
+        "highest": agreed(asked << 13, step=30),
+        "one cannot": agreed(asked, can=rank != 1, step=40),
+        "again": agreed(asked, step=50),
+        "other steps": says(lambda: agreed(asked, step=60 + rank)),
+        "goes on": agreed(asked, step=70),
+    }
+
+
+def modes(rank: int) -> Any:
+    """Made and asked where tensors are made otherwise than usual."""
+    torch.set_default_dtype(torch.float16)
+    with torch.inference_mode(), torch.device("meta"):
+        agreed = agree()
+        inside = agreed(1 << rank)
+    return [inside, agreed(2 << rank)]
+
+
+def one_collective(rank: int) -> Any:
+    """What an agreement sends: (bytes, device) of every collective."""
+    agreed, calls = agree(), []
+    reduce = dist.all_reduce
+
+    def counted(tensor: Any, *arguments: Any, **options: Any) -> Any:
+        calls.append([tensor.nbytes, tensor.device.type])
+        return reduce(tensor, *arguments, **options)
+
+    dist.all_reduce = counted
+    agreed(1)
+    return calls
+
+
+def no_cpu(rank: int) -> Any:
+    """A default group that takes CUDA tensors only, as nccl does: one gloo group is made for it."""
+    made = len(dist.distributed_c10d._world.pg_map)
+    agreed = agree()
+    answers = [agreed(1 << rank), agreed(0), len(dist.distributed_c10d._world.pg_map) - made]
+    some = dist.new_group([0, 1], backend="cuda:gloo")
+    return [*answers, says(lambda: agree(some))]
+
+
+def subset(rank: int) -> Any:
+    """Of three ranks the last two agree; the first is told that it is none of them."""
+    group = dist.new_group([1, 2])
+    return says(lambda: agree(group)(1 << rank, step=5))
+
+
+def destroyed(rank: int) -> Any:
+    agreed = agree()
+    answers = [agreed(1 << rank)]
+    dist.destroy_process_group()
+    return [*answers, says(lambda: agreed(1)), says(agree)]
+
+
+def dead(rank: int) -> Any:
+    """Rank 1 ends without a word; rank 0 gets torch's error."""
+    agreed = agree()
+    agreed(0)
+    if rank == 1:
+        os._exit(0)
+    return says(lambda: agreed(1))
+
+
+CASES: dict[str, Callable[[int], Any]] = {
+    case.__name__: case for case in (alone, modes, one_collective, no_cpu, subset, destroyed, dead)
+}
+
+
+def main(case: str, rank: str, world: str, rendezvous: str, out: str) -> None:
+    dist.init_process_group(
+        "cuda:gloo" if case == "no_cpu" else "gloo",
+        init_method=f"file://{rendezvous}",
+        rank=int(rank),
+        world_size=int(world),
+        timeout=datetime.timedelta(seconds=120),
+    )
+    result = CASES[case](int(rank))
+    with open(out, "w") as file:
+        json.dump(result, file)
+    if case != "dead" and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,100 @@
+"""Cleanups on all ranks at the same step: by real processes on gloo."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parent.parent
+STEPS_DIFFER = (
+    "RuntimeError: the ranks are at different steps: this one is at {}, another is not; give every "
+    "rank the same CleanupPolicy, and start and step it at the same points"
+)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Any:
+    """job(case, world): what each rank wrote down."""
+
+    def run(case: str, world: int = 2) -> list[Any]:
+        outs = [tmp_path / f"{case}.{rank}" for rank in range(world)]
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-W", "error", "-m", "tests.policyrankworker", case, str(rank),
+                 str(world), str(tmp_path / "rendezvous"), str(out)],
+                cwd=PROJECT, stderr=subprocess.PIPE, text=True,
+            )
+            for rank, out in enumerate(outs)
+        ]  # fmt: skip
+        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0] * world, errors
+        return [json.loads(out.read_text()) if out.exists() else None for out in outs]
+
+    return run
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_what_one_rank_asks_for_all_do_and_where_one_cannot_nobody(job, world):
+    every = (1 << world) - 1
+    answers = job("alone", world)
+    for rank, answer in enumerate(answers):
+        assert answer == {
+            "or": every,
+            "none": 0,
+            "highest": every << 13,
+            "one cannot": 0,
+            "again": every,
+            "other steps": STEPS_DIFFER.format(60 + rank),
+            "goes on": every,
+        }
+
+
+def test_inference_mode_and_a_default_device_change_nothing(job):
+    assert job("modes") == [[3, 6]] * 2
+
+
+def test_it_is_one_small_collective_of_host_memory(job):
+    assert job("one_collective") == [[[24, "cpu"]]] * 2
+
+
+def test_a_group_without_a_cpu_backend_gets_one_gloo_group_or_is_refused(job):
+    first, second = job("no_cpu")
+    assert first == second
+    assert first[:3] == [3, 0, 1]
+    assert first[3].startswith("ValueError: the group's ranks cannot agree on the CPU: its backend")
+    assert 'dist.new_group(ranks, backend="gloo")' in first[3]
+
+
+def test_a_group_of_some_ranks_agrees_without_the_others(job):
+    outside, *inside = job("subset", 3)
+    assert outside.startswith("ValueError: this rank is not in the group that is to agree")
+    assert inside == ["6", "6"]
+
+
+def test_a_destroyed_process_group_and_none_are_said_in_words(job):
+    for answer in job("destroyed"):
+        assert answer[0] == 3
+        assert answer[1].startswith("RuntimeError: the ranks cannot agree: their process group was")
+        assert answer[2].startswith("RuntimeError: the ranks cannot agree: torch.distributed has")
+
+
+def test_where_a_rank_is_dead_torch_says_so(job):
+    first, second = job("dead")
+    assert "Error" in first
+    assert "ranks" not in first  # torch's own words
+    assert second is None
+
+
+def test_without_torch_imported_it_refuses_and_imports_nothing():
+    code = "import sys; from memtools._policy_ranks import agree\ntry: agree()\n"
+    code += "except RuntimeError as error: print(error, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == (
+        "the ranks cannot agree: torch.distributed has no process group; call "
+        "torch.distributed.init_process_group() first, or leave ranks=None False\n"
+    )
