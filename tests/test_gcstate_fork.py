@@ -11,6 +11,8 @@ import pytest
 
 from tests.conftest import ROOT
 
+_FORKS = "ignore:This process:DeprecationWarning"  # from 3.12 on, with threads: that is meant
+
 CHILD = """
 import gc, os, sys
 from memtools._gcstate import ManagedGc, worker_setup
@@ -30,7 +32,7 @@ def in_child(check):
 def child(source: str) -> str:
     """What a program of its own prints: forks and exits are no test's business."""
     run = subprocess.run(
-        [sys.executable, "-c", CHILD + textwrap.dedent(source)],
+        [sys.executable, "-W", _FORKS, "-c", CHILD + textwrap.dedent(source)],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
