@@ -51,8 +51,6 @@ class _Shared:
 
     def begin(self, member: weakref.ref[ManagedGc]) -> None:
         with self.lock:
-            if not self.members:
-                self.found = None
             self.members[member] = self.members.get(member, 0) + 1
             if self.found is None:
                 self.found = _Found(gc.isenabled(), gc.get_threshold())
