@@ -123,6 +123,7 @@ class ManagedGc:
     def __init__(self) -> None:
         self._shared = _shared
         self._member = weakref.ref(self, _gone)
+        hash(self._member)  # kept by it: of a manager that is gone there is none any more
 
     def begin(self) -> None:
         """Take part: how the collector is now is remembered, unless another manager has done so.

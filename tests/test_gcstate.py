@@ -236,3 +236,8 @@ def test_an_interrupt_anywhere_leaves_a_state_that_end_completes(name, company):
             break
         places += 1
     assert places >= 3  # the function itself, and what it calls
+
+
+def test_a_manager_that_dies_before_it_has_begun_is_no_fault():
+    """What goes wrong in a weak reference's callback is an unraisable error, which fails a test."""
+    ManagedGc()
