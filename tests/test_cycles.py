@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ import torch
 
 from memtools import _cycles
 from memtools._cycles import Collected, Inspector, collect
+from tests.interrupts import interrupted
 
 
 @pytest.fixture(autouse=True)
@@ -139,12 +140,27 @@ def test_the_examples_are_paths_from_a_cycle_to_the_largest_kinds():
         )
         garbage(torch.empty(1, dtype=torch.int8))
     assert collect(inspect=True).examples == (
-        "Trainer -> list 'metrics' -> Tensor [256, 256] float32 (2 of them, 512.0 KiB), "
+        "Trainer -> list 'metrics' -> Tensor [256, 256] float32, "
         "cycle Trainer -> Hook 'hook' -> Trainer 'trainer'",
-        "Trainer -> dict 'logs' -> Tensor 'loss' [3] float32 (2 of them, 24 B), "
+        "Trainer -> dict 'logs' -> Tensor 'loss' [3] float32, "
         "cycle Trainer -> Hook 'hook' -> Trainer 'trainer'",
-        "Trainer -> Parameter 'w' [2] float32 (2 of them, 16 B), "
-        "cycle Trainer -> Hook 'hook' -> Trainer 'trainer'",
+        "Trainer -> Parameter 'w' [2] float32, cycle Trainer -> Hook 'hook' -> Trainer 'trainer'",
+    )
+
+
+def test_of_much_garbage_the_paths_are_searched_near_the_tensors(monkeypatch):
+    monkeypatch.setattr(_cycles, "_NEAR", 12)
+    for i in range(20):
+        garbage(torch.empty(i % 3 + 1))
+    far = [torch.empty(9), *([] for _ in range(50))]
+    far[-1].append(far)  # type: ignore[union-attr]
+    del far
+    examples = collect(inspect=True).examples
+    cycle = ", cycle Trainer -> Hook 'hook' -> Trainer 'trainer'"
+    assert examples == (
+        f"Trainer -> list 'metrics' -> Tensor [3] float32{cycle}",
+        f"Trainer -> list 'metrics' -> Tensor [2] float32{cycle}",
+        "list -> Tensor [9] float32",  # the rest of its cycle lies too far away
     )
 
 
@@ -181,14 +197,14 @@ def by_ring() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (by_exception, "frame of by_exception() -> Tensor 'batch' [3, 5] float32 (60 B), cycle "
+        (by_exception, "frame of by_exception() -> Tensor 'batch' [3, 5] float32, cycle "
          "frame of by_exception() -> ValueError 'kept' -> traceback -> frame of by_exception()"),
-        (by_closure, "Tensor [9] float32 (36 B), cycle "
+        (by_closure, "Tensor [9] float32, cycle "
          "Tensor -> function <lambda>() 'log' -> tuple -> Tensor"),
-        (by_list, "list -> Tensor [4] float32 (16 B), cycle list -> list"),
-        (by_class, "class Config -> Tensor 'table' [2] float32 (8 B), cycle "
+        (by_list, "list -> Tensor [4] float32, cycle list -> list"),
+        (by_class, "class Config -> Tensor 'table' [2] float32, cycle "
          "class Config -> getset_descriptor -> class Config"),
-        (by_ring, "Hook -> Tensor 'out' [7] float32 (28 B), cycle Hook -> Hook 'trainer' -> Hook "
+        (by_ring, "Hook -> Tensor 'out' [7] float32, cycle Hook -> Hook 'trainer' -> Hook "
          "'trainer' -> Hook 'trainer' -> (93 more) -> Hook 'trainer' -> Hook 'trainer' -> Hook "
          "'trainer' -> Hook 'trainer'"),
     ],
@@ -314,36 +330,11 @@ def test_other_threads_make_and_collect_garbage_meanwhile():
     assert not [ref for ref in refs if ref() is not None]
 
 
-class Interrupt:
-    """KeyboardInterrupt at the n-th place in _cycles where Python may deliver it."""
-
-    def __init__(self, n: int) -> None:
-        self.left = n
-
-    def __call__(self, frame: Any, event: str, arg: Any) -> None:
-        if event in ("call", "c_return") and frame.f_code.co_filename == _cycles.__file__:
-            self.left -= 1
-            if self.left < 0:
-                sys.setprofile(None)
-                raise KeyboardInterrupt
-
-
-def interrupted(n: int, call: Callable[[], Any]) -> bool:
-    sys.setprofile(Interrupt(n))
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.setprofile(None)
-    return False
-
-
 def test_an_interrupt_anywhere_leaves_flags_and_garbage_as_they_were():
     struck, places = True, 0
     while struck:
         ref = garbage(torch.empty(4))
-        struck = interrupted(places, lambda: collect(inspect=True))
+        struck = interrupted(_cycles, places, lambda: collect(inspect=True))
         assert (gc.get_debug(), gc.garbage, _cycles._inspectors) == (0, [], {}), places
         gc.collect()
         assert ref() is None, places
