@@ -320,7 +320,7 @@ class RecordWriter:
     def __enter__(self, /) -> Self: ...
     def __exit__(self, /, *exception: object) -> None: ...
 
-_Device = tuple[int | None, int | None, int | None, int | None, int | None]
+_Device = tuple[int | None, int | None, int | None, int | None, int | None, int | None]
 
 @final
 class Sampler:

@@ -129,7 +129,8 @@ static PyMethodDef methods[] = {
      "when there is none."},
     {"device_memory", mt_py_device_memory, METH_O,
      "device_memory(device, /)\n--\n\n"
-     "(allocated, reserved, free, total, inactive_split) bytes of a CUDA device now, each None "
+     "(allocated, reserved, free, total, inactive_split, allocated_peak) bytes of a CUDA device "
+     "now, each None "
      "where it cannot be known; None where torch does not use CUDA in this process. Imports "
      "torch."},
     {"record_read", mt_py_record_read, METH_O,
