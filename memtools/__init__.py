@@ -16,6 +16,7 @@ from memtools.errors import (
 )
 
 if TYPE_CHECKING:
+    from memtools._allocator import AllocatorSettings, allocator_settings
     from memtools._aux_loss import AuxLoss
     from memtools._budget import Budget, BudgetReport
     from memtools._census import Census, Growth, census
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from memtools._stats import GateStats
 
 __all__ = [
+    "AllocatorSettings",
     "AuxLoss",
     "Budget",
     "BudgetError",
@@ -52,6 +54,7 @@ __all__ = [
     "ShimUnavailable",
     "StepsLeft",
     "__version__",
+    "allocator_settings",
     "census",
     "holder_of",
     "host_memory",
@@ -60,6 +63,7 @@ __all__ = [
 
 # Loaded at first use: where memtools._core does not load, `memtools doctor` must still say so.
 _LATER = {
+    "AllocatorSettings": "_allocator",
     "AuxLoss": "_aux_loss",
     "Budget": "_budget",
     "BudgetReport": "_budget",
@@ -77,6 +81,7 @@ _LATER = {
     "MemoryMonitor": "_monitor",
     "Record": "_record",
     "StepsLeft": "_leaks",
+    "allocator_settings": "_allocator",
     "census": "_census",
     "holder_of": "_holders",
     "host_memory": "_hostmem",
