@@ -105,10 +105,11 @@ def _idle(host: HostAllocator, seen: Seen) -> Iterator[str]:
     if host.dynamic:
         yield (
             f"{idle}: freeing large blocks has raised its thresholds, up to 32 MiB for mapping and "
-            "64 MiB for trimming, so what is freed stays; set(mmap_threshold='1 MiB', "
-            "trim_threshold='16 MiB') or MALLOC_MMAP_THRESHOLD_=1048576 "
-            "MALLOC_TRIM_THRESHOLD_=16777216 gives such blocks back at once and costs their page "
-            "faults; malloc_trim (CleanupPolicy's trim) gives back what is idle now."
+            "64 MiB for trimming, so what is freed stays. malloc_trim at a safe point "
+            "(CleanupPolicy's trim) gives it back at the least price; set(mmap_threshold='1 MiB', "
+            "trim_threshold='16 MiB'), or MALLOC_MMAP_THRESHOLD_=1048576 "
+            "MALLOC_TRIM_THRESHOLD_=16777216 before the program in the shell, gives back each "
+            "block when it is freed, and each then costs its page faults anew."
         )
     else:
         yield (

@@ -6,6 +6,7 @@ import os
 import random
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,7 +80,7 @@ def random_text(dice: random.Random) -> str:
 
 
 def test_what_has_no_fault_is_taken_by_torch() -> None:
-    setter: Any = torch._C._accelerator_setAllocatorSettings  # type: ignore[attr-defined]
+    setter: Any = torch._C._accelerator_setAllocatorSettings
     dice, faultless = random.Random(7), 0
     try:
         for _ in range(20_000):
@@ -364,5 +365,5 @@ def test_a_torch_that_uses_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_environment_that_a_title_was_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(malloc.Path, "read_bytes", lambda self: b"my title=1\0\0\0")
+    monkeypatch.setattr(Path, "read_bytes", lambda self: b"my title=1\0\0\0")
     assert malloc.environment_at_start() == dict(os.environ)
