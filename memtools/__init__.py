@@ -16,6 +16,7 @@ from memtools.errors import (
 )
 
 if TYPE_CHECKING:
+    from memtools._allocator import AllocatorSettings, allocator_settings
     from memtools._aux_loss import AuxLoss
     from memtools._budget import Budget, BudgetReport
     from memtools._census import Census, Growth, census
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from memtools._stats import GateStats
 
 __all__ = [
+    "AllocatorSettings",
     "AuxLoss",
     "Budget",
     "BudgetError",
@@ -58,6 +60,7 @@ __all__ = [
     "ShimUnavailable",
     "StepsLeft",
     "__version__",
+    "allocator_settings",
     "census",
     "generation",
     "holder_of",
@@ -68,6 +71,7 @@ __all__ = [
 
 # Loaded at first use: where memtools._core does not load, `memtools doctor` must still say so.
 _LATER = {
+    "AllocatorSettings": "_allocator",
     "AuxLoss": "_aux_loss",
     "Budget": "_budget",
     "BudgetReport": "_budget",
@@ -87,6 +91,7 @@ _LATER = {
     "PolicyReport": "_policy_report",
     "Record": "_record",
     "StepsLeft": "_leaks",
+    "allocator_settings": "_allocator",
     "census": "_census",
     "generation": "_generation",
     "holder_of": "_holders",

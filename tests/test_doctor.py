@@ -7,10 +7,10 @@ import json
 import os
 import random
 import resource
-import subprocess
 import sys
 import warnings
 from pathlib import Path
+from subprocess import PIPE, CompletedProcess, run
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ import pytest
 
 import memtools
 from memtools import DeviceError, MemtoolsError, cli
-from memtools.cli import _monitor, doctor
+from memtools.cli import _allocators, _monitor, doctor
 from memtools.cli._system import Fact, cgroup_facts, host_memory, kernel
 
 Patch: TypeAlias = pytest.MonkeyPatch
@@ -322,19 +322,18 @@ KEYS = {
     "transparent_huge_pages_shmem max_map_count overcommit_mode madv_populate_read "
     "rlimit_as_bytes rlimit_memlock_bytes",
     "threads": "cpus_usable omp_num_threads mkl_num_threads",
+    "allocators": " ".join(_allocators.KEYS),
     "exporters": "prometheus_client tensorboard wandb transformers lightning",
     "works": "gate_history_cpu gate_history_cuda kv_pool plot neg_bit_check",
 }
 
 
-def command(
-    *args: str, stdout: int = subprocess.PIPE, **environ: str
-) -> subprocess.CompletedProcess[str]:
+def command(*args: str, stdout: int = PIPE, **environ: str) -> CompletedProcess[str]:
     """Runs the copy of memtools that this process imported, wherever it lies."""
     here = str(Path(memtools.__file__).parent.parent)
     env = os.environ | {"PYTHONPATH": here, "PYTHONSAFEPATH": "1", **environ}
     line = [sys.executable, *args]
-    return subprocess.run(line, text=True, stdout=stdout, stderr=subprocess.PIPE, env=env)
+    return run(line, text=True, stdout=stdout, stderr=PIPE, env=env)
 
 
 def test_doctor_prints_the_same_facts_as_text_and_as_json() -> None:

@@ -19,6 +19,7 @@ from types import ModuleType
 
 from memtools import MemtoolsError, __version__
 from memtools._install import rebuild_command
+from memtools.cli._allocators import allocator_facts
 from memtools.cli._exporters import exporter_facts
 from memtools.cli._monitor import monitor_facts
 from memtools.cli._system import (
@@ -41,6 +42,7 @@ TITLES = {
     "host_memory": "Host memory",
     "kernel": "Kernel settings and limits",
     "threads": "Threads",
+    "allocators": "Allocators",
     "exporters": "Where a monitor's figures can go",
 }
 INSTALL_TORCH = "install torch 2.11 or later: run python -m pip install 'torch>=2.11'"
@@ -316,6 +318,7 @@ def examine(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Repor
         "host_memory": {**host_memory(root), **monitor_facts(root)},
         "kernel": kernel(root),
         "threads": thread_facts(environ),
+        "allocators": allocator_facts(),
         "exporters": exporter_facts(),
     }
     report.parts = works_here(report, connection)
