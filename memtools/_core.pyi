@@ -1,4 +1,4 @@
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from typing import Any, Final, Self, SupportsIndex, TypeVar, final, overload
 
@@ -320,7 +320,7 @@ class RecordWriter:
     def __enter__(self, /) -> Self: ...
     def __exit__(self, /, *exception: object) -> None: ...
 
-_Device = tuple[int | None, int | None, int | None, int | None, int | None]
+_Device = tuple[int | None, int | None, int | None, int | None, int | None, int | None]
 
 @final
 class Sampler:
@@ -352,6 +352,49 @@ class Sampler:
     def limit(self, /) -> tuple[int, str] | None: ...
     def used(self, /) -> int | None: ...
     def peak(self, /) -> int | None: ...
+
+@final
+class Policy:
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def looks(self) -> int: ...
+    @property
+    def look_ns(self) -> int: ...
+    def __new__(
+        cls,
+        act: Callable[[int, int], object],
+        rules: Sequence[tuple[tuple[int, ...], int, bool]],
+        *,
+        pressure: float = 0.85,
+        max_cost: float = 0.003,
+        strict: bool = False,
+        sync_every: int = 0,
+        limit: int | None = None,
+        devices: int = 0,
+        root: str = "/",
+    ) -> Self: ...
+    def tick(self, clock: int = 0, n: int = 1, /) -> None: ...
+    def set_rule(
+        self, action: int, every: tuple[int, ...], triggers: int, later: bool, /
+    ) -> None: ...
+    def done(
+        self,
+        action: int,
+        ns: int,
+        host_before: int | None,
+        host_after: int | None,
+        host_total: int | None,
+        device_before: int | None,
+        device_after: int | None,
+        device_total: int | None,
+        /,
+    ) -> None: ...
+    def look(self, /) -> int: ...
+    def why(self, action: int, /) -> int: ...
+    def ticks(self, clock: int, /) -> int: ...
+    def figures(self, action: int, /) -> tuple[int, int, int, int, int, int, int, int, int]: ...
+    def forget(self, /) -> None: ...
 
 class LeakDetector:
     @property

@@ -94,13 +94,15 @@ def tiers(index: int) -> DeviceTiers:
         return DeviceTiers(index, *native)
     stats = torch.cuda.memory_stats_as_nested_dict(index)
     free, total = torch.cuda.mem_get_info(index)
+    allocated = stats["allocated_bytes"]["all"]
     return DeviceTiers(
         index,
-        stats["allocated_bytes"]["all"]["current"],
+        allocated["current"],
         stats["reserved_bytes"]["all"]["current"],
         free,
         total,
         stats["inactive_split_bytes"]["all"]["current"],
+        allocated["peak"],
     )
 
 

@@ -25,6 +25,8 @@ class DeviceTiers:
     total: int | None
     #: reserved, not allocated, and in blocks that are partly in use
     inactive: int | None
+    #: the most in tensors since the program last reset torch's peak
+    allocated_peak: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def with_devices() -> None:
     sampler = _core.Sampler(10**7, devices=1)
     sampler.start()
     sampler.stop()
-    assert sampler.devices() == [(None,) * 5]
+    assert sampler.devices() == [(None,) * 6]
 
 
 SAMPLER = _core.Sampler(10**7)  # without devices: which CUDA runtime they use is a fixture's choice

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from memtools import DeviceError, MemoryMonitor, _bridge, read_record
-from memtools._monitor_device import find_devices
+from memtools._monitor_device import find_devices, tiers
 from memtools._monitor_text import PhaseTotals
 from tests.fakedevice import FakeCuda, cuda
 
@@ -326,6 +326,17 @@ def test_device_peaks_of_overlapping_phases(cuda: FakeCuda) -> None:
         b.__exit__(None, None, None)
     found = {name: phase.device_peak_bytes for name, phase in totals(m).items()}
     assert found == {"a": {1: 20}, "b": {1: 30}}
+
+
+def test_the_peak_by_torchs_public_counters(cuda: FakeCuda) -> None:
+    cuda.allocate(1, 9 * MIB)
+    cuda.allocate(1, -4 * MIB)
+    now = tiers(1)
+    assert (now.allocated, now.allocated_peak, now.inactive) == (5 * MIB, 9 * MIB, 5)
+    cuda.reset_peak_memory_stats(1)
+    assert [tiers(i).allocated_peak for i in (0, 1)] == [0, 5 * MIB]
+    cuda.ready = False
+    assert tiers(1).allocated_peak is None
 
 
 def test_no_context_is_made_and_figures_begin_with_one(cuda: FakeCuda) -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from memtools import _core, read_record
 from tests.fakecuda import FakeRuntime
 UNKNOWN, MS = 2**64 - 1, 10**6
-NOTHING = (None,) * 5
+NOTHING = (None,) * 6
 allocator, cuda = ctypes.CDLL(sys.argv[1]), FakeRuntime(Path(sys.argv[2]))
 put = lambda device, *bytes: allocator.fake_allocator_set(device, *map(ctypes.c_int64, bytes))
 cuda.reset()
@@ -43,8 +43,8 @@ wait()
 assert sampler.devices() == [NOTHING] * 2, sampler.devices()
 assert _core.device_memory(0) is None
 assert cuda.calls() == 0, "the driver was asked before the program used CUDA"
-put(0, 10, 20, 30)
-put(1, 2**40, 2**41, 3)
+put(0, 10, 20, 30, 15)
+put(1, 2**40, 2**41, 3, 2**42)
 allocator.fake_allocator_begin()
 wait()
 """
@@ -83,18 +83,18 @@ def program(allocator: Path, _fake_library: FakeRuntime, tmp_path: Path) -> Prog
 
 def test_the_allocators_bytes_and_the_drivers_where_there_is_a_context(program: Program) -> None:
     program("""
-assert sampler.devices() == [(10, 20, None, None, 30), (2**40, 2**41, None, None, 3)]
+assert sampler.devices() == [(10, 20, None, None, 30, 15), (2**40, 2**41, None, None, 3, 2**42)]
 assert not cuda.has_context(0) and not cuda.has_context(1) and cuda.contexts_made() == 0
 cuda.set_device(1)
 stream = cuda.stream()
 wait()
-assert sampler.devices() == [(10, 20, None, None, 30), (2**40, 2**41, 1000, 1000, 3)]
+assert sampler.devices() == [(10, 20, None, None, 30, 15), (2**40, 2**41, 1000, 1000, 3, 2**42)]
 assert not cuda.has_context(0) and cuda.contexts_made() == 0 and cuda.retained() == 0
-put(1, 5, 6, 7)
+put(1, 5, 6, 7, 8)
 wait()
-assert sampler.devices()[1] == (5, 6, 1000, 1000, 7)
-assert _core.device_memory(1) == (5, 6, 1000, 1000, 7)
-assert _core.device_memory(0) == (10, 20, None, None, 30)
+assert sampler.devices()[1] == (5, 6, 1000, 1000, 7, 8)
+assert _core.device_memory(1) == (5, 6, 1000, 1000, 7, 8)
+assert _core.device_memory(0) == (10, 20, None, None, 30, 15)
 assert _core.device_memory(2) is None
 sampler.stop()
 values = read_record(sys.argv[3]).samples.values
@@ -114,7 +114,8 @@ wide = _core.Sampler(MS, devices=3)
 wide.start()
 while wide.samples < 3:
     time.sleep(0.001)
-assert wide.devices() == [(10, 20, None, None, 30), (2**40, 2**41, None, None, 3), NOTHING]
+first, second = (10, 20, None, None, 30, 15), (2**40, 2**41, None, None, 3, 2**42)
+assert wide.devices() == [first, second, NOTHING]
 """)
 
 
@@ -123,13 +124,13 @@ def test_a_driver_that_fails_leaves_free_and_total_unknown(program: Program) -> 
 cuda.set_device(0)
 stream = cuda.stream()
 wait()
-assert sampler.devices()[0] == (10, 20, 1000, 1000, 30)
+assert sampler.devices()[0] == (10, 20, 1000, 1000, 30, 15)
 cuda.set_capturing(ctypes.c_void_p(stream), True)  # a graph is being captured, which goes on
 wait()
-assert sampler.devices()[0] == (10, 20, 1000, 1000, 30) and cuda.spoiled_captures() == 0
+assert sampler.devices()[0] == (10, 20, 1000, 1000, 30, 15) and cuda.spoiled_captures() == 0
 cuda.set_devices(0)
 wait()
-assert sampler.devices()[0] == (10, 20, None, None, 30)
+assert sampler.devices()[0] == (10, 20, None, None, 30, 15)
 """)
 
 
@@ -150,7 +151,7 @@ def test_without_the_shim_devices_are_unknown(without_shim: Callable[..., object
         sampler.start()
         wait_for(lambda: sampler.samples > 3)
         sampler.stop()
-        assert sampler.devices() == [(None,) * 5]
+        assert sampler.devices() == [(None,) * 6]
 
 
 def test_a_device_that_cannot_be_is_refused() -> None:

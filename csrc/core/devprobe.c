@@ -31,7 +31,8 @@ add_driver(devprobe *p, size_t i, uint64_t now, mt_device_sample *out)
 static void
 read_device(devprobe *p, size_t i, uint64_t now, mt_device_sample *out)
 {
-    *out = (mt_device_sample){MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN};
+    *out =
+        (mt_device_sample){MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN};
     if (p->sources.allocator(p->sources.ctx, (int)i, out)) add_driver(p, i, now, out);
 }
 

@@ -2,8 +2,8 @@
  * each device.
  *
  *   inner.read ──────────────► host columns
- *   allocator(device) ───────► allocated, reserved, inactive_split      each time
- *        │ yes
+ *   allocator(device) ───────► allocated and its peak, reserved,
+ *        │ yes                 inactive_split                         each time
  *        └─► driver(device) ─► free, total                              at most 20 ms old
  *
  * A device counts only once its allocator answers, which it does where the program itself uses
@@ -20,7 +20,8 @@
 #include "status.h"
 
 typedef struct mt_devprobe_sources {
-    /* Fills allocated, reserved and inactive_split; false where there is nothing to tell. */
+    /* Fills allocated, allocated_peak, reserved and inactive_split; false where there is nothing to
+     * tell. */
     bool (*allocator)(void *ctx, int device, mt_device_sample *out);
     /* False where it cannot be known. */
     bool (*driver)(void *ctx, int device, uint64_t *free, uint64_t *total);

@@ -44,49 +44,6 @@ is_home(const mt_sampler *s)
     return *s->with.home != 0;
 }
 
-/* --- limits ------------------------------------------------------------------------------------
- */
-
-static bool
-is_number(uint64_t bytes)
-{
-    return bytes < MT_UNLIMITED;
-}
-
-/* Of this process and its children, as far as it is known. */
-static uint64_t
-own_bytes(const mt_sample *x)
-{
-    if (!is_number(x->rss) || !is_number(x->children_priv)) return x->rss;
-    return x->rss + x->children_priv;
-}
-
-static uint64_t
-group_bytes(const mt_sample *x)
-{
-    return is_number(x->cgroup_used) ? x->cgroup_used : own_bytes(x);
-}
-
-static uint64_t
-machine_bytes(const mt_sample *x)
-{
-    return is_number(x->available) && x->available <= x->total ? x->total - x->available
-                                                               : MT_UNKNOWN;
-}
-
-static mt_limit
-limit_of(const mt_sample *x, uint64_t given)
-{
-    mt_limit low = {MT_UNKNOWN, MT_UNKNOWN, ""};
-
-    if (is_number(given)) low = (mt_limit){given, own_bytes(x), "given"};
-    if (is_number(x->cgroup_limit) && x->cgroup_limit < low.bytes)
-        low = (mt_limit){x->cgroup_limit, group_bytes(x), "cgroup"};
-    if (is_number(x->total) && x->total < low.bytes)
-        low = (mt_limit){x->total, machine_bytes(x), "machine"};
-    return low;
-}
-
 /* --- one sample --------------------------------------------------------------------------------
  */
 
@@ -149,7 +106,7 @@ write_row(mt_sampler *s, const mt_sample *x, unsigned fresh)
     take_over(&sparse, x, fresh);
     row[3] = sparse.swap;
     row[4] = x->cgroup_used;
-    row[5] = is_number(x->cgroup_limit) ? x->cgroup_limit : MT_UNKNOWN;
+    row[5] = mt_is_number(x->cgroup_limit) ? x->cgroup_limit : MT_UNKNOWN;
     row[6] = x->available;
     row[7] = x->pressure;
     row[8] = sparse.heap_used;
@@ -164,13 +121,13 @@ write_row(mt_sampler *s, const mt_sample *x, unsigned fresh)
 static uint32_t
 publish(mt_sampler *s, const mt_sample *x, const mt_limit *limit, mt_marks *marks)
 {
-    bool known = is_number(limit->bytes) && is_number(limit->used) && limit->bytes > 0;
+    bool known = mt_is_number(limit->bytes) && mt_is_number(limit->used) && limit->bytes > 0;
     uint32_t passed = 0;
 
     mt_lock_take(&s->lock);
     s->latest = *x;
     s->limit = *limit;
-    if (is_number(limit->used) && (!is_number(s->peak) || s->peak < limit->used))
+    if (mt_is_number(limit->used) && (!mt_is_number(s->peak) || s->peak < limit->used))
         s->peak = limit->used;
     if (known) passed = mt_marks_look(&s->marks, limit->used, limit->bytes);
     atomic_fetch_or(&s->passed, passed);
@@ -253,7 +210,7 @@ sample(mt_sampler *s)
     s->with.probe.read(s->with.probe.ctx, mask, &x);
     carry(&x, mask, &s->latest);
     fresh = read_seldom(s, &x, now, &cost);
-    limit = limit_of(&x, s->with.limit);
+    limit = mt_limit_of(&x, s->with.limit);
     tell(s, publish(s, &x, &limit, &marks), &marks, &limit);
     write_row(s, &x, fresh);
     return next_time(s, &limit, cost);
@@ -292,7 +249,7 @@ mt_sampler_new(const mt_alloc *mem, const mt_sampler_setup *setup, mt_sampler **
     /* With what is dear, so that whatever the probe needs memory for, it has when the thread runs.
      */
     setup->probe.read(setup->probe.ctx, ALWAYS | MT_READ_PRESSURE | DEAR, &s->latest);
-    s->limit = limit_of(&s->latest, setup->limit);
+    s->limit = mt_limit_of(&s->latest, setup->limit);
     *out = s;
     return MT_OK;
 }

@@ -5,9 +5,7 @@
  *                            └─► marks ──► passed ─────► step(): a bit each, and an event
  *   step() ──► steps ────────────────► row
  *
- * What limits memory is the lowest of the limit that was given, that of the control group and what
- * the machine has. What counts as used follows from it: the memory of this process and its children
- * for a given limit, the group's for the group's, all that is not available for the machine.
+ * What limits memory, and what counts as used, is limit.h's to say.
  *
  * Once started, nothing is allocated. A probe reading that fails leaves its columns unknown; the
  * thread itself cannot fail. In a forked child there is no thread: `home` is 0 there, and all calls
@@ -21,6 +19,7 @@
 #include <stdint.h>
 
 #include "alloc.h"
+#include "limit.h"
 #include "probe.h"
 #include "record.h"
 #include "status.h"
@@ -38,12 +37,6 @@ typedef struct mt_sampler_setup {
     uint64_t limit;                     /* bytes; MT_UNLIMITED: none is given */
     size_t devices;                     /* at most MT_SAMPLE_DEVICES */
 } mt_sampler_setup;
-
-typedef struct mt_limit {
-    uint64_t bytes;   /* MT_UNKNOWN: nothing limits memory that could be found */
-    uint64_t used;    /* MT_UNKNOWN where that could not be read */
-    const char *from; /* "given", "cgroup", "machine"; "" for none */
-} mt_limit;
 
 typedef struct mt_sampler mt_sampler;
 

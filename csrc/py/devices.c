@@ -18,6 +18,7 @@ ask_allocator(void *ctx, int device, mt_device_sample *out)
 
     if (s->shim == NULL || !s->shim->memory(device, &memory)) return false;
     out->allocated = memory.allocated;
+    out->allocated_peak = memory.allocated_peak;
     out->reserved = memory.reserved;
     out->inactive_split = memory.inactive_split;
     return true;
@@ -72,9 +73,9 @@ mt_py_devices(mt_state *st, const mt_probe_ops *inner, size_t devices, mt_probe_
 PyObject *
 mt_py_device_tuple(const mt_device_sample *d)
 {
-    return Py_BuildValue("(NNNNN)", mt_py_number(d->allocated), mt_py_number(d->reserved),
+    return Py_BuildValue("(NNNNNN)", mt_py_number(d->allocated), mt_py_number(d->reserved),
                          mt_py_number(d->free), mt_py_number(d->total),
-                         mt_py_number(d->inactive_split));
+                         mt_py_number(d->inactive_split), mt_py_number(d->allocated_peak));
 }
 
 static bool
@@ -93,7 +94,7 @@ PyObject *
 mt_py_device_memory(PyObject *module, PyObject *arg)
 {
     mt_state *st = PyModule_GetState(module);
-    mt_device_sample d = {MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN};
+    mt_device_sample d = {MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN};
     long device = PyLong_AsLong(arg);
 
     if (device == -1 && PyErr_Occurred()) return NULL;

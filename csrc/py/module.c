@@ -7,6 +7,7 @@
 #include "census.h"
 #include "devices.h"
 #include "errors.h"
+#include "policy.h"
 #include "probe.h"
 #include "record.h"
 
@@ -129,7 +130,8 @@ static PyMethodDef methods[] = {
      "when there is none."},
     {"device_memory", mt_py_device_memory, METH_O,
      "device_memory(device, /)\n--\n\n"
-     "(allocated, reserved, free, total, inactive_split) bytes of a CUDA device now, each None "
+     "(allocated, reserved, free, total, inactive_split, allocated_peak) bytes of a CUDA device "
+     "now, each None "
      "where it cannot be known; None where torch does not use CUDA in this process. Imports "
      "torch."},
     {"record_read", mt_py_record_read, METH_O,
@@ -157,6 +159,7 @@ module_exec(PyObject *module)
     if (mt_py_recordwriter_register(module, st) < 0) return -1;
     if (mt_py_leakdetector_register(module, st) < 0) return -1;
     if (mt_py_sampler_register(module, st) < 0) return -1;
+    if (mt_py_policy_register(module, st) < 0) return -1;
     return mt_py_kvlease_register(module, st);
 }
 
@@ -175,6 +178,7 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(st->RecordWriter);
     Py_VISIT(st->LeakDetector);
     Py_VISIT(st->Sampler);
+    Py_VISIT(st->Policy);
     Py_VISIT(st->tensor);
     Py_VISIT(st->parameter);
     Py_VISIT(st->graph_task_id);
@@ -201,6 +205,7 @@ module_clear(PyObject *module)
     Py_CLEAR(st->RecordWriter);
     Py_CLEAR(st->LeakDetector);
     Py_CLEAR(st->Sampler);
+    Py_CLEAR(st->Policy);
     Py_CLEAR(st->tensor);
     Py_CLEAR(st->parameter);
     Py_CLEAR(st->graph_task_id);

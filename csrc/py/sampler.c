@@ -365,7 +365,8 @@ static PyMethodDef methods[] = {
            "The last Sample, with what is read seldom as it was read last; None before the first."),
     METHOD(devices, METH_NOARGS,
            "devices($self, /)\n--\n\n"
-           "(allocated, reserved, free, total, inactive_split) bytes of each device, by the last "
+           "(allocated, reserved, free, total, inactive_split, allocated_peak) bytes of each "
+           "device, by the last "
            "sample."),
     METHOD(limit, METH_NOARGS,
            "limit($self, /)\n--\n\n"

@@ -26,6 +26,7 @@ typedef struct mt_state {
     PyTypeObject *RecordWriter;
     PyTypeObject *LeakDetector;
     PyTypeObject *Sampler;
+    PyTypeObject *Policy;
     mt_cudart *cudart; /* opened by the first CUDA tensor */
     mt_devmem *devmem; /* by the first device_memory() */
     /* From here on: NULL until connected. */

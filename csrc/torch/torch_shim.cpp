@@ -219,6 +219,7 @@ memory(int device, mt_torch_memory *out) noexcept
         const auto stats = allocator->getDeviceStats(static_cast<c10::DeviceIndex>(device));
         constexpr size_t all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
         *out = {static_cast<uint64_t>(stats.allocated_bytes[all].current),
+                static_cast<uint64_t>(stats.allocated_bytes[all].peak),
                 static_cast<uint64_t>(stats.reserved_bytes[all].current),
                 static_cast<uint64_t>(stats.inactive_split_bytes[all].current)};
         return 1;

@@ -12,7 +12,7 @@
 
 #define MT_TORCH_CAPSULE "memtools._torch.ops"
 
-enum { MT_TORCH_OPS_VERSION = 4 };
+enum { MT_TORCH_OPS_VERSION = 5 };
 
 /* A 2-D tensor's memory, borrowed. type and bits are DLPack's. */
 typedef struct mt_torch_view {
@@ -58,6 +58,7 @@ typedef struct mt_torch_facts {
 /* What torch's allocator has of one CUDA device, in bytes. */
 typedef struct mt_torch_memory {
     uint64_t allocated;      /* in tensors */
+    uint64_t allocated_peak; /* the most of it since the program last reset torch's peak */
     uint64_t reserved;       /* from the driver */
     uint64_t inactive_split; /* reserved, not allocated, in segments that are partly in use */
 } mt_torch_memory;

@@ -35,6 +35,7 @@ allocator(void *ctx, int device, mt_device_sample *out)
 
     if (!r->used[device]) return false;
     out->allocated = 10 + (uint64_t)device;
+    out->allocated_peak = 15 + (uint64_t)device;
     out->reserved = 20 + (uint64_t)device;
     out->inactive_split = 30 + (uint64_t)device;
     return true;
@@ -73,8 +74,10 @@ static bool
 is(const mt_device_sample *d, uint64_t allocated, uint64_t reserved, uint64_t split, uint64_t free,
    uint64_t total)
 {
-    return d->allocated == allocated && d->reserved == reserved && d->inactive_split == split &&
-           d->free == free && d->total == total;
+    uint64_t peak = allocated == MT_UNKNOWN ? MT_UNKNOWN : allocated + 5;
+
+    return d->allocated == allocated && d->allocated_peak == peak && d->reserved == reserved &&
+           d->inactive_split == split && d->free == free && d->total == total;
 }
 
 static void

@@ -339,8 +339,8 @@ a_row_has_the_columns_in_their_order(void)
     r.now.cgroup_limit = MT_UNLIMITED, r.now.available = 16, r.now.pressure = 17;
     r.now.heap_used = 18, r.now.children = 19, r.now.children_priv = 20;
     r.now.devices = 1; /* of two: the other one is not there yet */
-    r.now.device[0] = (mt_device_sample){21, 22, 23, 24, 25};
-    r.now.device[1] = (mt_device_sample){1, 1, 1, 1, 1};
+    r.now.device[0] = (mt_device_sample){21, 99, 22, 23, 24, 25};
+    r.now.device[1] = (mt_device_sample){1, 1, 1, 1, 1, 1};
     r.each = count_step;
     rig_open(&r, &setup);
     rig_run(&r, 3);

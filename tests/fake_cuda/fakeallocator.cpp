@@ -7,7 +7,7 @@ namespace
 
 struct Fake final : c10::DeviceAllocator {
     bool begun = false;
-    int64_t bytes[8][3] = {};
+    int64_t bytes[8][4] = {};
 
     bool initialized() override { return begun; }
 
@@ -16,6 +16,7 @@ struct Fake final : c10::DeviceAllocator {
         TORCH_CHECK(begun && device >= 0 && device < 2, "no such device");
         c10::CachingDeviceAllocator::DeviceStats stats;
         stats.allocated_bytes[0].current = bytes[device][0];
+        stats.allocated_bytes[0].peak = bytes[device][3];
         stats.reserved_bytes[0].current = bytes[device][1];
         stats.inactive_split_bytes[0].current = bytes[device][2];
         return stats;
@@ -51,9 +52,10 @@ fake_allocator_begin()
 }
 
 extern "C" void
-fake_allocator_set(int device, int64_t allocated, int64_t reserved, int64_t split)
+fake_allocator_set(int device, int64_t allocated, int64_t reserved, int64_t split, int64_t peak)
 {
     fake.bytes[device][0] = allocated;
     fake.bytes[device][1] = reserved;
     fake.bytes[device][2] = split;
+    fake.bytes[device][3] = peak;
 }

@@ -19,7 +19,7 @@ sampler = _core.Sampler(10**6, devices=torch.cuda.device_count())
 sampler.start()
 while sampler.samples < 50:
     time.sleep(0.001)
-assert sampler.devices() == [(None,) * 5] * torch.cuda.device_count()
+assert sampler.devices() == [(None,) * 6] * torch.cuda.device_count()
 assert _core.device_memory(0) is None
 assert not torch.cuda.is_initialized()
 pid = os.fork()  # a process whose driver was started cannot use CUDA in its children
@@ -49,8 +49,9 @@ def test_the_three_tiers_are_torchs() -> None:
     torch.cuda.synchronize()
     got = _core.device_memory(0)
     assert got is not None
-    allocated, reserved, free, total, split = got
+    allocated, reserved, free, total, split, peak = got
     assert allocated == torch.cuda.memory_allocated()
+    assert peak == torch.cuda.max_memory_allocated() >= allocated + 7 * MIB
     assert reserved == torch.cuda.memory_reserved()
     assert split == torch.cuda.memory_stats()["inactive_split_bytes.all.current"]
     assert (free, total) == torch.cuda.mem_get_info()
