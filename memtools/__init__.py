@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from memtools._kvpool import KVLease, KVPool, KVStats
     from memtools._leaks import LeakDetector, LeakVerdict, StepsLeft
     from memtools._monitor import MemoryMonitor
+    from memtools._policy import CleanupPolicy
+    from memtools._policy_report import PolicyReport
     from memtools._record import Record, read_record
     from memtools._stats import GateStats
 
@@ -34,6 +36,7 @@ __all__ = [
     "BudgetError",
     "BudgetReport",
     "Census",
+    "CleanupPolicy",
     "DeviceError",
     "GateHistory",
     "GateStats",
@@ -48,6 +51,7 @@ __all__ = [
     "LeakVerdict",
     "MemoryMonitor",
     "MemtoolsError",
+    "PolicyReport",
     "Record",
     "ShimUnavailable",
     "StepsLeft",
@@ -64,6 +68,7 @@ _LATER = {
     "Budget": "_budget",
     "BudgetReport": "_budget",
     "Census": "_census",
+    "CleanupPolicy": "_policy",
     "GateHistory": "_history",
     "GateStats": "_stats",
     "Growth": "_census",
@@ -75,6 +80,7 @@ _LATER = {
     "LeakDetector": "_leaks",
     "LeakVerdict": "_leaks",
     "MemoryMonitor": "_monitor",
+    "PolicyReport": "_policy_report",
     "Record": "_record",
     "StepsLeft": "_leaks",
     "census": "_census",

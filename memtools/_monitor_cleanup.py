@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from memtools import _bridge, _core
+from memtools import _bridge, _core, _monitor_device
 from memtools._monitor_device import initialised
 from memtools._monitor_signals import READ_HEAP
 from memtools._size import format_bytes
@@ -20,11 +20,11 @@ def cleanup(probe: _core.Probe, devices: Sequence[int], aggressive: bool) -> dic
     """What MemoryMonitor.cleanup_memory returns."""
     rss, reserved = probe.rss(), _reserved(devices)
     collected, gc_ms = _timed(lambda: gc.collect() + (gc.collect() if aggressive else 0))
-    emptied, cache_ms = _timed(_empty_cache)
+    emptied, cache_ms = _timed(empty_cache)
     idle = probe.read(READ_HEAP).heap_free
     trims = aggressive or (idle is not None and idle >= WORTH)
-    trimmed, trim_ms = _timed(_trim) if trims else (False, 0.0)
-    host, device = _fallen(rss, probe.rss()), _fallen(reserved, _reserved(devices))
+    trimmed, trim_ms = _timed(trim) if trims else (False, 0.0)
+    host, device = fallen(rss, probe.rss()), fallen(reserved, _reserved(devices))
     return {
         "freed_bytes": host + device,
         "host_freed_bytes": host,
@@ -41,10 +41,13 @@ def in_words(done: dict[str, float]) -> str:
     parts = [f"gc ({done['collected_objects']:.0f} objects) {done['gc_ms']:.1f} ms"]
     for key, name in (("empty_cache_ms", "empty_cache"), ("trim_ms", "malloc_trim")):
         parts += [f"{name} {done[key]:.1f} ms"] if done[key] else []
-    freed = f"freed {format_bytes(done['host_freed_bytes'])} on the host"
-    if done["device_freed_bytes"]:
-        freed += f", {format_bytes(done['device_freed_bytes'])} on the devices"
-    return f"{', '.join(parts)}: {freed}"
+    return f"{', '.join(parts)}: {freed(done['host_freed_bytes'], done['device_freed_bytes'])}"
+
+
+def freed(host: float, device: float) -> str:
+    """As the text of a cleanup event ends, of which reports read the bytes."""
+    text = f"freed {format_bytes(host)} on the host"
+    return f"{text}, {format_bytes(device)} on the devices" if device else text
 
 
 def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
@@ -54,14 +57,11 @@ def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def _reserved(devices: Sequence[int]) -> int | None:
-    torch = _bridge.loaded()
-    if not devices or not initialised(torch):
-        return None
-    stats = (torch.cuda.memory_stats_as_nested_dict(i)["reserved_bytes"]["all"] for i in devices)
-    return sum(int(stat["current"]) for stat in stats)
+    held = _monitor_device.held(devices)
+    return None if held is None else held[1]
 
 
-def _empty_cache() -> bool:
+def empty_cache() -> bool:
     torch = _bridge.loaded()
     if not initialised(torch):
         return False
@@ -69,15 +69,15 @@ def _empty_cache() -> bool:
     return True
 
 
-def _trim() -> bool:
+def trim() -> bool:
     """False on a C library that cannot."""
     try:
-        trim = ctypes.CDLL(None).malloc_trim
+        give_back = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError):
         return False
-    trim(ctypes.c_size_t(0))
+    give_back(ctypes.c_size_t(0))
     return True
 
 
-def _fallen(before: int | None, after: int | None) -> int:
+def fallen(before: int | None, after: int | None) -> int:
     return 0 if before is None or after is None else max(0, before - after)

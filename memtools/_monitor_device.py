@@ -53,6 +53,11 @@ def find_devices(device: object, root: str = "/") -> tuple[int, ...]:
     return tuple(range(min(count, MOST_DEVICES))) if index is None else (index,)
 
 
+def seen_devices(root: str = "/") -> tuple[int, ...]:
+    """As find_devices("auto"), but without importing torch: none as long as nobody has."""
+    return () if _bridge.loaded() is None else find_devices("auto", root)
+
+
 def _count(torch: Any) -> int:
     """That torch would see. Asks NVML where it can, and makes no context."""
     if torch.version.cuda is None:
@@ -108,17 +113,27 @@ def tiers(index: int) -> DeviceTiers:
 
 def allocated(indexes: Sequence[int]) -> int | None:
     """Bytes in tensors on all these devices; None before there is a context."""
+    both = held(indexes)
+    return None if both is None else both[0]
+
+
+def held(indexes: Sequence[int]) -> tuple[int, int] | None:
+    """Bytes (in tensors, reserved by torch) on all these devices; None before there is a context.
+    One call of the shim for each, without it some 10 us of torch."""
     torch = _bridge.loaded()
     if not indexes or not initialised(torch):
         return None
-    return sum(_allocated(torch, index) for index in indexes)
+    both = [_held(torch, index) for index in indexes]
+    return sum(one[0] for one in both), sum(one[1] for one in both)
 
 
-def _allocated(torch: Any, index: int) -> int:
+def _held(torch: Any, index: int) -> tuple[int, int]:
     native = _core.device_memory(index)
-    if native is not None and native[0] is not None:
-        return native[0]
-    return int(torch.cuda.memory_stats_as_nested_dict(index)["allocated_bytes"]["all"]["current"])
+    if native is not None and native[0] is not None and native[1] is not None:
+        return native[0], native[1]
+    stats = torch.cuda.memory_stats_as_nested_dict(index)
+    now = [stats[key]["all"]["current"] for key in ("allocated_bytes", "reserved_bytes")]
+    return int(now[0]), int(now[1])
 
 
 class DevicePeaks:

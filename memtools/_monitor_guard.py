@@ -210,8 +210,8 @@ def _name(callback: Any) -> str:
     return str(getattr(callback, "__qualname__", None) or type(callback).__name__)
 
 
-def accepted(callback: Any, what: str) -> Callback:
-    """`callback`, to be called with a Pressure; one that takes no argument is wrapped.
+def accepted(callback: Any, what: str, told: str = "a Pressure") -> Callback:
+    """`callback`, to be called with what it is told; one that takes no argument is wrapped.
 
     Raises TypeError for what cannot be called with one argument or none.
     """
@@ -227,11 +227,11 @@ def accepted(callback: Any, what: str) -> Callback:
         except TypeError:
             continue
         return callback if arguments else _without(callback)
-    raise TypeError(f"{what}: {_name(callback)}{signature} takes neither a Pressure nor nothing")
+    raise TypeError(f"{what}: {_name(callback)}{signature} takes neither {told} nor nothing")
 
 
 def _without(callback: Callable[[], object]) -> Callback:
-    def call(_: Pressure) -> object:
+    def call(_: object) -> object:
         return callback()
 
     call.__qualname__ = _name(callback)

@@ -69,12 +69,12 @@ def open_record(
         warnings.warn(
             f"memtools run writes {path} already; the record of this monitor is {writer.path}",
             RuntimeWarning,
-            stacklevel=_callers(),
+            stacklevel=callers(),
         )
     return writer
 
 
-def _callers() -> int:
+def callers() -> int:
     """The level of the line that called this package, as its caller's warnings.warn counts."""
     frame, level, here = sys._getframe(1), 1, os.path.dirname(__file__)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(here):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from memtools import _core
 from memtools._monitor_device import DevicePeaks
 from memtools._monitor_text import PhaseTotals
+from memtools._span import spanned
 
 if TYPE_CHECKING:
     from memtools._monitor_log import Log
@@ -125,64 +124,5 @@ class Phase:
 
     def __call__(self, function: _F) -> _F:
         """`function` as a phase; keeps its name, signature and documentation."""
-        if isinstance(function, (staticmethod, classmethod)):
-            return type(function)(self(function.__func__))
-        if not callable(function) or isinstance(function, type):
-            raise TypeError(
-                f"phase({self._name!r}) decorates a function or a method, got "
-                f"{getattr(function, '__name__', type(function).__name__)!r}"
-            )
-        return functools.wraps(function)(self._wrapper(function))  # type: ignore[return-value]
-
-    def _wrapper(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Each call is a phase of its own: calls may overlap on several threads."""
         monitor, name = self._monitor, self._name
-        if inspect.isasyncgenfunction(function):
-            return _async_values(function, monitor, name)
-        if inspect.iscoroutinefunction(function):
-
-            async def awaited(*args: Any, **kwargs: Any) -> Any:
-                with Phase(monitor, name):
-                    return await function(*args, **kwargs)
-
-            return awaited
-        if inspect.isgeneratorfunction(function):
-
-            def generated(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-                with Phase(monitor, name):
-                    return (yield from function(*args, **kwargs))
-
-            return generated
-
-        def called(*args: Any, **kwargs: Any) -> Any:
-            with Phase(monitor, name):
-                return function(*args, **kwargs)
-
-        return called
-
-
-def _async_values(
-    function: Callable[..., Any], monitor: HasBook, name: str
-) -> Callable[..., AsyncGenerator[Any, Any]]:
-    """What `yield from` would be, had asynchronous generators one: values, exceptions and the end
-    go both ways."""
-
-    async def values(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        with Phase(monitor, name):
-            inner: AsyncGenerator[Any, Any] = function(*args, **kwargs)
-            try:
-                value = await anext(inner)
-                while True:
-                    try:
-                        sent = yield value
-                    except GeneratorExit:
-                        await inner.aclose()
-                        raise
-                    except BaseException as error:
-                        value = await inner.athrow(error)
-                    else:
-                        value = await inner.asend(sent)
-            except StopAsyncIteration:
-                return
-
-    return values
+        return spanned(function, lambda: Phase(monitor, name), f"phase({name!r})")

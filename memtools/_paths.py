@@ -201,7 +201,7 @@ def _final(obj: Any, holder: Any, steps: list[Step]) -> str | None:
     kind, rest = type(holder), "".join(step.text for step in steps)
     if kind is Local:
         name = f"local {holder.name!r}" if holder.name else "a value in use"
-        return f"{name}{rest} of {_function(holder.code)}"
+        return f"{name}{rest} of {function_name(holder.code)}"
     if kind is types.FunctionType:
         return _of_function(obj, holder, steps)
     if kind is _LRU:
@@ -210,10 +210,10 @@ def _final(obj: Any, holder: Any, steps: list[Step]) -> str | None:
         attribute, what = _FRAMES[kind]
         frame = getattr(holder, attribute)
         variable = None if frame is None else _core._frame_place(frame, obj)
-        return f"{_variable(variable)}{rest} of {what} {_function(holder)}"
+        return f"{_variable(variable)}{rest} of {what} {function_name(holder)}"
     if kind is types.FrameType:
         variable = _core._frame_place(holder, obj)
-        return f"{_variable(variable)}{rest} of {_function(holder.f_code)}, kept by a traceback"
+        return f"{_variable(variable)}{rest} of {function_name(holder.f_code)}, kept by a traceback"
     if issubclass(kind, type):
         return _of_namespace(f"class attribute {short_name(holder)}", obj, steps)
     if issubclass(kind, (dict, list, tuple, set, frozenset, collections.deque)):
@@ -222,14 +222,14 @@ def _final(obj: Any, holder: Any, steps: list[Step]) -> str | None:
 
 
 def _cached(cache: Any) -> str:
-    return f"lru_cache of {_function(cache.__wrapped__)}"
+    return f"lru_cache of {function_name(cache.__wrapped__)}"
 
 
 def _variable(name: str | None) -> str:
     return f"local {name!r}" if name else "a value in use"
 
 
-def _function(owner: Any) -> str:
+def function_name(owner: Any) -> str:
     """`train()`, of a function, a code object or a generator; whatever it has."""
     code = owner if type(owner) is types.CodeType else getattr(owner, "__code__", owner)
     name = getattr(code, "co_qualname", None) or getattr(owner, "__qualname__", "a function")
@@ -245,7 +245,7 @@ def _of_namespace(owner: str, obj: Any, steps: list[Step]) -> str | None:
 
 
 def _of_function(obj: Any, function: types.FunctionType, steps: list[Step]) -> str:
-    name, rest = _function(function), "".join(step.text for step in steps)
+    name, rest = function_name(function), "".join(step.text for step in steps)
     if obj is _core._instance_dict(function):
         return f"attribute {name[:-2]}.{_dotted(steps)}" if steps else f"attributes of {name}"
     if (argument := _defaulted(function, obj, steps)) is not None:

@@ -19,6 +19,9 @@ class FakeCuda:
         self.count, self.ready, self.calls = count, True, 0
         self.now, self.high = [0] * count, [0] * count
         self.cached = [0] * count
+        self.capturing = False
+        #: what was asked of it that is to come in order
+        self.order: list[str] = []
 
     def allocate(self, device: int, size: int) -> None:
         self.now[device] += size
@@ -54,7 +57,18 @@ class FakeCuda:
 
     def empty_cache(self) -> None:
         self._check()
+        assert not self.capturing, "this would have spoiled a graph"
+        self.order.append("empty_cache")
         self.cached = [0] * self.count
+
+    def synchronize(self, device: int) -> None:
+        self._check()
+        assert not self.capturing, "this would have spoiled a graph"
+        self.order.append(f"synchronize {device}")
+
+    def is_current_stream_capturing(self) -> bool:
+        self._check()
+        return self.capturing
 
 
 @pytest.fixture

@@ -1,0 +1,401 @@
+"""collect(): a collection that can say which tensors hung on the cycles that it freed."""
+
+from __future__ import annotations
+
+import _testcapi
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from memtools import _cycles
+from memtools._cycles import Collected, Inspector, collect
+
+
+@pytest.fixture(autouse=True)
+def _only_garbage_of_ours() -> Iterator[None]:
+    """No automatic collection comes between, what pytest drops is no garbage of ours (and full
+    collections are short), and the collector is left as it was."""
+    enabled, flags, garbage = gc.isenabled(), gc.get_debug(), list(gc.garbage)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    yield
+    gc.unfreeze()
+    assert not _cycles._inspectors
+    assert (gc.get_debug(), gc.garbage) == (flags, garbage)
+    (gc.enable if enabled else gc.disable)()
+
+
+class Hook:
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+
+class Trainer:
+    """The usual cycle: what it made refers to it."""
+
+    def __init__(self, *tensors: torch.Tensor, **more: Any) -> None:
+        self.hook = Hook(self)
+        self.metrics = list(tensors)
+        vars(self).update(more)
+
+
+class Mine(torch.Tensor):
+    pass
+
+
+def garbage(*tensors: torch.Tensor, **more: Any) -> weakref.ref[Trainer]:
+    return weakref.ref(Trainer(*tensors, **more))
+
+
+def test_an_ordinary_collection_looks_at_nothing():
+    ref = garbage(torch.empty(3))
+    found = collect()
+    assert (found.tensors, found.tensor_bytes, found.examples) == (None, None, ())
+    assert found.objects >= 4
+    assert found.ms > 0
+    assert ref() is None
+
+
+def test_objects_are_what_a_bare_collection_says():
+    counts = []
+    for call in (gc.collect, lambda: collect(inspect=True).objects, lambda: collect().objects):
+        refs = [garbage(torch.empty(3)) for _ in range(50)]
+        counts.append(call())
+        assert all(ref() is None for ref in refs)
+    assert counts[0] == counts[1] == counts[2]
+
+
+def test_tensors_of_every_class_are_counted_and_a_shared_storage_once():
+    base = torch.empty(64, 10)
+    int8 = torch.empty(6, dtype=torch.int8)
+    garbage(*base[:8], torch.nn.Parameter(torch.empty(5)), int8.as_subclass(Mine))
+    found = collect(inspect=True)
+    assert found.tensors == 10
+    assert found.tensor_bytes == 64 * 10 * 4 + 5 * 4 + 6
+
+
+def test_living_tensors_are_not_counted():
+    kept, ref = [torch.empty(9)], garbage()
+    assert collect(inspect=True).tensors == 0
+    assert ref() is None
+    assert len(kept) == 1
+
+
+class Touchy:
+    """A proxy that raises, or loads things, as it is touched."""
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        raise RuntimeError("touched")
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("touched")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("touched")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Meta(type):
+    def __getattribute__(cls, name: str) -> Any:
+        raise RuntimeError("touched")
+
+    def __eq__(cls, other: object) -> bool:
+        raise RuntimeError("touched")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Odd(metaclass=Meta):
+    pass
+
+
+def test_nothing_of_the_programs_code_runs():
+    touchy = Touchy()
+    object.__setattr__(touchy, "me", [touchy, torch.empty(2), Odd()])
+    tensors = torch.empty(3).as_subclass(Mine)
+    tensors.odd = [touchy, tensors]
+    del touchy, tensors
+    found = collect(inspect=True)
+    assert found.tensors == 2
+    assert any("Touchy" in example for example in found.examples)
+
+
+def test_the_examples_are_paths_from_a_cycle_to_the_largest_kinds():
+    for _ in range(2):
+        garbage(
+            torch.empty(256, 256),
+            logs={"loss": torch.empty(3)},
+            w=torch.nn.Parameter(torch.ones(2)),
+        )
+        garbage(torch.empty(1, dtype=torch.int8))
+    assert collect(inspect=True).examples == (
+        "Trainer -> list 'metrics' -> Tensor [256, 256] float32 (2 of them, 512.0 KiB), "
+        "cycle Trainer -> Hook 'hook' -> Trainer 'trainer'",
+        "Trainer -> dict 'logs' -> Tensor 'loss' [3] float32 (2 of them, 24 B), "
+        "cycle Trainer -> Hook 'hook' -> Trainer 'trainer'",
+        "Trainer -> Parameter 'w' [2] float32 (2 of them, 16 B), "
+        "cycle Trainer -> Hook 'hook' -> Trainer 'trainer'",
+    )
+
+
+def by_exception() -> None:
+    batch = torch.ones(3, 5)
+    try:
+        raise ValueError(batch.shape)
+    except ValueError as error:
+        kept = error  # noqa: F841
+
+
+def by_closure() -> None:
+    loss = torch.ones(9)
+    loss.log = lambda: loss
+
+
+def by_list() -> None:
+    rows: list[Any] = [torch.ones(4)]
+    rows.append(rows)
+
+
+def by_class() -> None:
+    class Config:
+        table = torch.ones(2)
+
+
+def by_ring() -> None:
+    ring = [Hook(None) for _ in range(100)]
+    for a, b in zip(ring, ring[1:] + ring[:1], strict=True):
+        a.trainer = b
+    ring[0].out = torch.ones(7)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (by_exception, "frame of by_exception() -> Tensor 'batch' [3, 5] float32 (60 B), cycle "
+         "frame of by_exception() -> ValueError 'kept' -> traceback -> frame of by_exception()"),
+        (by_closure, "Tensor [9] float32 (36 B), cycle "
+         "Tensor -> function <lambda>() 'log' -> tuple -> Tensor"),
+        (by_list, "list -> Tensor [4] float32 (16 B), cycle list -> list"),
+        (by_class, "class Config -> Tensor 'table' [2] float32 (8 B), cycle "
+         "class Config -> getset_descriptor -> class Config"),
+        (by_ring, "Hook -> Tensor 'out' [7] float32 (28 B), cycle Hook -> Hook 'trainer' -> Hook "
+         "'trainer' -> Hook 'trainer' -> (93 more) -> Hook 'trainer' -> Hook 'trainer' -> Hook "
+         "'trainer' -> Hook 'trainer'"),
+    ],
+)  # fmt: skip
+def test_an_example_of_each_usual_cycle(make, text):
+    make()
+    assert collect(inspect=True).examples == (text,)
+
+
+def test_a_finalizer_runs_once_and_weak_references_die():
+    class Final:
+        def __del__(self) -> None:
+            ran.append(ref())
+
+    ran, called = list[Any](), list[Any]()
+    obj: Any = Final()
+    obj.me, obj.tensor = obj, torch.empty(2)
+    ref, tensor = weakref.ref(obj, called.append), weakref.ref(obj.tensor)
+    del obj
+    assert collect(inspect=True).tensors == 1
+    assert len(ran) == 1
+    assert called == [ref]
+    assert (ref(), tensor()) == (None, None)
+    assert collect(inspect=True).objects == 0
+    assert len(ran) == 1
+
+
+def test_what_a_finalizer_brings_back_lives_and_is_not_counted():
+    class Lazarus:
+        def __del__(self) -> None:
+            back.append(self)
+
+    back = list[Any]()
+    obj: Any = Lazarus()
+    obj.me, obj.tensor = obj, torch.full((2,), 7.0)
+    del obj
+    assert collect(inspect=True).tensors == 0
+    assert back[0].tensor.tolist() == [7, 7]
+
+
+def test_what_cannot_be_freed_stays_in_gc_garbage_as_ever():
+    kind: Any = _testcapi.with_tp_del(type("Old", (), {"__tp_del__": lambda self: None}))
+    old = kind()
+    old.me, old.tensor = old, torch.empty(2)
+    try:
+        del old
+        assert collect(inspect=True).tensors == 1
+        assert [type(obj) for obj in gc.garbage] == [kind]
+    finally:
+        vars(gc.garbage.pop()).clear()
+
+
+def test_the_programs_own_debug_flags_and_garbage_are_left():
+    mine = object()
+    gc.garbage.append(mine)
+    try:
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        garbage(torch.empty(2))
+        assert collect(inspect=True).tensors == 1
+        assert gc.get_debug() == gc.DEBUG_SAVEALL
+        assert gc.garbage[0] is mine
+        assert len(gc.garbage) > 3  # it asked for that
+        gc.set_debug(0)
+        del gc.garbage[1:]
+        assert collect(inspect=True).tensors == 1  # it is garbage yet
+        assert gc.garbage == [mine]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+
+
+def test_a_young_collection_counts_the_young():
+    old = Trainer(torch.empty(2))
+    gc.collect()
+    ref, young = weakref.ref(old), garbage(torch.empty(3), torch.empty(3))
+    del old
+    found = collect(0, inspect=True)
+    assert found.tensors == 2
+    assert (ref(), young()) == (None, None)  # freed by the full one that comes after
+
+
+@pytest.mark.parametrize("bad", [-1, 3, True, 1.0, "2", None])
+def test_a_wrong_generation_says_so(bad):
+    with pytest.raises(ValueError, match="generation is 0, 1 or 2, got"):
+        collect(bad)
+
+
+def test_an_inspection_within_an_inspection_is_an_ordinary_collection():
+    class Final:
+        def __del__(self) -> None:
+            inner.append(collect(inspect=True))
+
+    inner = list[Collected]()
+    obj: Any = Final()
+    obj.me, obj.tensor = obj, torch.empty(2)
+    del obj
+    assert collect(inspect=True).tensors == 1
+    assert [found.tensors for found in inner] == [None]
+
+
+def test_other_threads_make_and_collect_garbage_meanwhile():
+    stop, refs, seen = threading.Event(), list[Any](), list[Collected]()
+    interval = sys.getswitchinterval()
+
+    def work() -> None:
+        while not stop.is_set():
+            refs.append(garbage(torch.empty(4)))
+            gc.collect(0)
+
+    gc.enable()
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    sys.setswitchinterval(1e-6)  # they come between wherever they can
+    while len(refs) < 1_000:
+        seen.append(collect(inspect=True))
+    sys.setswitchinterval(interval)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    collect(inspect=True)
+    assert all(found.tensors is not None for found in seen)
+    assert not [ref for ref in refs if ref() is not None]
+
+
+class Interrupt:
+    """KeyboardInterrupt at the n-th place in _cycles where Python may deliver it."""
+
+    def __init__(self, n: int) -> None:
+        self.left = n
+
+    def __call__(self, frame: Any, event: str, arg: Any) -> None:
+        if event in ("call", "c_return") and frame.f_code.co_filename == _cycles.__file__:
+            self.left -= 1
+            if self.left < 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+
+def interrupted(n: int, call: Callable[[], Any]) -> bool:
+    sys.setprofile(Interrupt(n))
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+def test_an_interrupt_anywhere_leaves_flags_and_garbage_as_they_were():
+    struck, places = True, 0
+    while struck:
+        ref = garbage(torch.empty(4))
+        struck = interrupted(places, lambda: collect(inspect=True))
+        assert (gc.get_debug(), gc.garbage, _cycles._inspectors) == (0, [], {}), places
+        gc.collect()
+        assert ref() is None, places
+        places += 1
+    assert places > 60
+
+
+def test_a_fault_in_the_look_leaves_nothing_behind(monkeypatch):
+    def fail(*args: Any) -> None:
+        raise MemoryError
+
+    ref = garbage(torch.empty(4))
+    monkeypatch.setattr("memtools._cycles._merged", fail)
+    with pytest.raises(MemoryError):
+        collect(inspect=True)
+    assert ref() is None
+
+
+def test_without_torch_there_are_no_tensors():
+    program = (
+        "import sys; from memtools._cycles import collect\n"
+        "l = []; l.append(l); del l\n"
+        "found = collect(inspect=True)\n"
+        "assert found.objects >= 1 and (found.tensors, found.tensor_bytes) == (0, 0), found\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_inspections_are_advised_after_collections_that_found_much():
+    def run(inspector: Inspector, much: str) -> str:
+        said = ""
+        for found in much:
+            due = inspector.due()
+            said += "I" if due else "."
+            objects = 1_000 if found == "m" else 999
+            inspector.saw(Collected(objects, 0 if due else None, None, (), 1.0))
+        return said
+
+    assert run(Inspector(), "." * 30) == "." * 30
+    assert run(Inspector(), "m" * 26) == ".III" + 2 * ".........I" + ".."
+    assert run(Inspector(), "m.m.m.m.m.m.") == ".I.I.I......"
+    quiet = Inspector()
+    assert run(quiet, "mmmm") == ".III"
+    assert run(quiet, "..........") == "." * 10
+    assert run(quiet, "mmmm") == ".III"
+
+
+@pytest.mark.parametrize(
+    ("gain", "device", "due"), [(0.0099, 0, False), (0.01, 0, True), (0.0, 1, True)]
+)
+def test_an_inspection_is_due_after_a_gain_of_memory_too(gain, device, due):
+    inspector = Inspector()
+    inspector.saw(Collected(5, None, None, (), 1.0), gain, device)
+    assert inspector.due() is due
