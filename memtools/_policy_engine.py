@@ -186,17 +186,12 @@ class Engine:
         """Nanoseconds that the work itself took."""
         why = self.core.why(action)
         reasons = tuple(text for bit, text in REASONS.items() if why & bit)
-        if action == WARM_UP and self._too_early():
-            return 0
         call = CleanupCall(self.clocks.names[clock], self.core.ticks(clock), reasons)
         work = None if self._is_double(action, why) else self._work(action, call)
         if work is None:
             self._decline(action)
             return 0
         return self._do(action, work, ", ".join(reasons)).ns
-
-    def _too_early(self) -> bool:
-        return self.freeze_at is not None and self.core.ticks(UPDATE) < self.freeze_at
 
     def _is_double(self, action: int, why: int) -> bool:
         """Warm-up ends by a full collect: the first epoch's, two updates before, is left to it."""
