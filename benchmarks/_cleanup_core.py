@@ -167,7 +167,12 @@ def hour(seconds: float) -> Json:
 
 
 def show_hour(section: Json) -> None:
-    header = ("an hour of 10 ms updates, gc frees nothing", "full collects", "of the time", "by hand")
+    header = (
+        "an hour of 10 ms updates, gc frees nothing",
+        "full collects",
+        "of the time",
+        "by hand",
+    )
     rows = [
         (
             f"a collect takes {1e3 * row['cost']:.0f} ms",

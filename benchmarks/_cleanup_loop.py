@@ -38,9 +38,9 @@ class Trainer:
         self.batch = torch.randn(112, 512)
 
     def update(self) -> Tensor:
-        loss = (self.model(self.batch) - self.batch).square().mean()
+        loss: Tensor = (self.model(self.batch) - self.batch).square().mean()
         self.optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         self.optimizer.step()
         return loss.detach()
 
@@ -64,7 +64,7 @@ class Leaker:
         return self.weight.sum() + Cycle().kept[0]
 
 
-def by_hand(method: Update) -> Update:
+def by_hand(method: Callable[..., Any], every: int = EVERY) -> Update:
     """The decorator that people write."""
 
     @functools.wraps(method)
@@ -73,7 +73,7 @@ def by_hand(method: Update) -> Update:
             return method(self, *arguments, **named)
         finally:
             self.calls = getattr(self, "calls", 0) + 1
-            if self.calls % EVERY == 0:
+            if self.calls % every == 0:
                 gc.collect()
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()
@@ -168,7 +168,7 @@ def main(way: str, kind: str) -> None:
             wall, cpu = time.perf_counter_ns(), time.process_time_ns()
             for _ in range(int(line)):
                 digest.update(str(float(trainer.update())).encode())
-            answer = {
+            answer: dict[str, Any] = {
                 "wall_ns": time.perf_counter_ns() - wall,
                 "cpu_ns": time.process_time_ns() - cpu,
                 "gc_ns": told.ns - before,

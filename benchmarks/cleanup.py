@@ -160,7 +160,7 @@ def update_limits(section: Json) -> list[Limit]:
             rows.append(number_limit(f"{row['name']}: an update loses", 0.5, "%", *loss))
         if row["name"] == "every 100":
             least, median = loss
-            text = [f"{value:.3g} %" for value in loss]
+            text = f"{least:.3g} %", f"{median:.3g} %"
             rows.append(Limit("every 100: loses", "> 5 %", *text, least > 5, median > 5))
     named = {way["name"]: way for way in section["ways"]}
     for name in POLICY:

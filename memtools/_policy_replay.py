@@ -15,30 +15,33 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memtools import _core
+from memtools._policy_actions import (
+    EMPTY_CACHE,
+    GC_YOUNG,
+    LATER,
+    LEAST_TOTAL,
+    ORDER,
+    POOL_TRIM,
+    REASONS,
+    WARM_UP,
+)
+from memtools._policy_clocks import UPDATE
+from memtools._policy_engine import NEVER
 from memtools._record import UNKNOWN
 from memtools._size import parse_bytes
 
 if TYPE_CHECKING:
+    from memtools._policy_engine import Engine
     from memtools._record import Record
 
-UPDATE = 0
 #: Seconds that an action takes where neither the record nor the caller says: measured figures of
 #: a torch process with a million objects; what an action not named here takes is 1 ms.
 COSTS = {"gc": 0.1, "gc_young": 0.001, "empty_cache": 0.005, "trim": 0.005, "pool_trim": 0.001}
-WHY = {
-    1: "host pressure",
-    2: "device pressure",
-    4: "fragmented",
-    8: "idle cache",
-    16: "idle heap",
-    32: "cadence",
-}
 #: A record that counts more was damaged: 100 million updates of 1 ms are a day.
 MOST_STEPS = 10**8
-_LEAST_TOTAL = 256 << 20  # a smaller process counts as one of this size
 _IN_EVENTS = {"gc": "gc", "gc_young": "gc_young", "trim": "malloc_trim"}  # else as they are called
 _NUMBER = r"(\d{1,12}(?:\.\d{1,9})?)"
 _SIZE = r"(\d{1,18}(?:\.\d{1,9})? ?(?:bytes|B|[KMGT]i?B))"
@@ -74,6 +77,30 @@ class Settings(NamedTuple):
     strict: bool = False
     together: int = 0
     limit: int | None = None
+
+
+def settings_of(engine: Engine, given: Mapping[str, Any], record: Record) -> Settings:
+    """Those of a policy, used by `with policy:`, for this record. What has nothing to work on is
+    left out, and cleanups are not agreed with other ranks, whose records these are not."""
+    rules: dict[int, tuple[tuple[int, ...], int]] = dict(engine.rules)
+    for action, handle in engine.callbacks.by_action.items():
+        rules[action] = handle.every, handle.triggers
+    if engine.young is not None:
+        rules[GC_YOUNG] = engine.young, 0
+    if not _known(record, "cuda0_reserved"):
+        rules.pop(EMPTY_CACHE, None)
+    if not engine.pools.alive():
+        rules.pop(POOL_TRIM, None)
+    return Settings(
+        rules=[(*rules.get(action, (NEVER, 0)), action in LATER) for action in range(WARM_UP)],
+        actions={action: engine.name(action) for action in rules},
+        clocks=engine.clocks.names,
+        order=ORDER,
+        pressure=float(given["pressure"]),
+        max_cost=float(given["max_cost"]),
+        strict=given["strict"],
+        limit=None if given["limit"] is None else parse_bytes(given["limit"]),
+    )
 
 
 class Replayed(list[Decision]):
@@ -228,7 +255,7 @@ class _Run:
         done = told or _Done(round(1e9 * self.costs.get(name, 0.001)), 0, 0)
         why = core.figures(action)[0]
         rss = 0 if point.rss == UNKNOWN else point.rss
-        total = max(rss, _LEAST_TOTAL)
+        total = max(rss, LEAST_TOTAL)
         device = _devices(point.reading)
         core.done(action, now, done.ns, *_change(done.host, total), *_change(done.device, device))
         self.out.append(
@@ -236,7 +263,7 @@ class _Run:
                 step=step,
                 seconds=(now - self.record.clock_ns) / 1e9,
                 action=name,
-                why=", ".join(word for bit, word in WHY.items() if why & bit),
+                why=", ".join(word for bit, word in REASONS.items() if why & bit),
                 ms=done.ns / 1e6,
                 freed_bytes=done.host + done.device,
                 recorded=told is not None,
@@ -340,7 +367,7 @@ def _reading(values: Mapping[str, int], machine: int | None) -> tuple[tuple[int,
 def _devices(reading: Sequence[int]) -> int:
     """Bytes that torch has reserved on all devices, and at least what counts as a process."""
     reserved = [value for value in reading[9::5] if value != UNKNOWN]
-    return max(sum(reserved), _LEAST_TOTAL)
+    return max(sum(reserved), LEAST_TOTAL)
 
 
 def _change(freed: int, total: int) -> tuple[int, int, int]:
