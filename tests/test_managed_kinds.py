@@ -6,8 +6,6 @@ import asyncio
 import gc
 import inspect
 import pickle
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -16,7 +14,6 @@ from typing import Any
 import pytest
 
 import memtools
-from tests.managedcases import policy
 from tests.test_managed import P, counted, function
 
 CLEARED: list[str] = []
