@@ -162,6 +162,38 @@ def test_a_generator_closed_early_is_no_update_but_cleared():
     assert CLEARED == ["cleared"] * 2
 
 
+def test_a_generator_that_is_closed_ends_first_and_inside_its_call():
+    order: list[int] = []
+
+    @manage
+    def values() -> Iterator[int]:
+        try:
+            yield 1
+        finally:
+            order.append(len(CLEARED))
+            order.append(counted(lambda: function(1)))
+
+    @manage
+    async def avalues() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            order.append(len(CLEARED))
+            order.append(counted(lambda: function(1)))
+
+    async def close() -> None:
+        started = avalues()
+        await anext(started)
+        await started.aclose()
+
+    started = values()
+    next(started)
+    assert counted(started.close) == 0
+    assert order == [0, 0]
+    assert counted(run(close)) == 0
+    assert order == [0, 0, 1, 0]
+
+
 def test_exceptions_go_both_ways_through_a_generator():
     @manage
     def catching() -> Iterator[str]:
