@@ -353,6 +353,20 @@ def test_an_asynchronous_generator_is_one_update():
     assert CLEARED == ["cleared"] * 3
 
 
+def test_what_an_asynchronous_generator_calls_is_part_of_it():
+    @memtools.managed(P)
+    async def values() -> AsyncIterator[int]:
+        for i in range(3):
+            assert counted(lambda: function(1)) == 0
+            yield i
+
+    async def read() -> None:
+        async for _ in values():
+            function(1)
+
+    assert counted(run(read)) == 4
+
+
 def test_values_and_exceptions_go_into_an_asynchronous_generator():
     @manage
     async def echo() -> AsyncIterator[object]:
