@@ -69,10 +69,12 @@ class _Shared:
                 if self.found is None or len(self.members) > 1:
                     self.members.pop(member, None)
 
-    def freeze(self) -> None:
+    def freeze(self, member: weakref.ref[ManagedGc]) -> None:
         """Puts all objects aside, unless others have done so before: theirs could not be told from
-        ours afterwards."""
+        ours afterwards. Nothing for a member that has ended while it collected."""
         with self.lock:
+            if member not in self.members:
+                return
             if self.found is None:  # begin() was interrupted
                 self.found = _Found(gc.isenabled(), gc.get_threshold())
             if self.frozen or gc.get_freeze_count() <= _IMMORTAL:
@@ -148,7 +150,7 @@ class ManagedGc:
             raise RuntimeError("freeze() comes between begin() and end(); call begin() first")
         start = time.perf_counter()
         gc.collect()
-        self._shared.freeze()
+        self._shared.freeze(self._member)
         return self.frozen, 1e3 * (time.perf_counter() - start)
 
     def end(self) -> None:

@@ -143,6 +143,14 @@ def test_what_others_freeze_between_begin_and_freeze_is_theirs_too():
     assert gc.get_freeze_count() > 0
 
 
+def test_an_end_while_freeze_collects_is_the_end(monkeypatch):
+    before, manager = state(), begun()
+    with monkeypatch.context() as patched:  # as a finalizer does it, or another thread
+        patched.setattr(gc, "collect", manager.end)
+        assert manager.freeze()[0] == 0
+    assert state() == before
+
+
 def test_another_freeze_puts_aside_what_is_new():
     first, second = begun(), begun()
     before = first.freeze()[0]
@@ -180,7 +188,7 @@ def test_threads_that_begin_and_end_at_the_same_time():
         for _ in range(25):
             manager = begun()
             with _gcstate._shared.lock:  # collecting 100 times would take a minute
-                _gcstate._shared.freeze()
+                _gcstate._shared.freeze(manager._member)
                 if gc.isenabled():
                     faults.append("enabled")
             manager.end()
