@@ -258,7 +258,7 @@ def test_what_cannot_be_freed_stays_in_gc_garbage_as_ever():
 
 
 def test_the_programs_own_debug_flags_and_garbage_are_left():
-    mine = object()
+    mine = torch.empty(5)
     gc.garbage.append(mine)
     try:
         gc.set_debug(gc.DEBUG_SAVEALL)
