@@ -83,6 +83,7 @@ def test_the_last_one_out_restores_in_whatever_order(order):
     managers["b"].freeze()
     for name in order[:2]:
         managers[name].end()
+        assert (managers[name].managed, managers[name].frozen) == (False, 0)
         assert (gc.isenabled(), managers[order[2]].managed) == (False, True)
         assert managers[order[2]].frozen >= gc.get_freeze_count() > 0
     managers[order[2]].end()
