@@ -51,8 +51,6 @@ class _Shared:
 
     def begin(self, member: weakref.ref[ManagedGc]) -> None:
         with self.lock:
-            if not self.members:
-                self.found = None
             self.members[member] = self.members.get(member, 0) + 1
             if self.found is None:
                 self.found = _Found(gc.isenabled(), gc.get_threshold())
@@ -125,6 +123,7 @@ class ManagedGc:
     def __init__(self) -> None:
         self._shared = _shared
         self._member = weakref.ref(self, _gone)
+        hash(self._member)  # kept by it: of a manager that is gone there is none any more
 
     def begin(self) -> None:
         """Take part: how the collector is now is remembered, unless another manager has done so.

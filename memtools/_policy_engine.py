@@ -195,7 +195,13 @@ class Engine:
 
     def _is_double(self, action: int, why: int) -> bool:
         """Warm-up ends by a full collect: the first epoch's, two updates before, is left to it."""
-        if action != GC or why != CADENCE or self.freeze_at is None or self._postponed:
+        if (
+            action != GC
+            or why != CADENCE
+            or self.freeze_at is None
+            or self._postponed
+            or self.strict
+        ):
             return False
         self._postponed = True
         return True

@@ -51,5 +51,13 @@ def times(policy: CleanupPolicy, name: str) -> int:
 def calls(policy: CleanupPolicy, every: object = None, **options: object) -> list[int]:
     """A callback that notes the update at which it was called."""
     seen: list[int] = []
-    policy.add("seen", lambda: seen.append(policy.report().updates), every, **options)  # type: ignore[arg-type]
+    core = policy._core
+    policy.add("seen", lambda: seen.append(core.ticks(0)), every, **options)  # type: ignore[arg-type]
     return seen
+
+
+def aged(policy: CleanupPolicy, seconds: float = 0.5) -> None:
+    """Until the policy has run so long: what a moment without the processor costs is little then,
+    as a share of the time."""
+    while policy._core.seconds < seconds:
+        pass

@@ -17,6 +17,7 @@ from memtools import CleanupPolicy
 from memtools._policy_callbacks import CleanupCall
 from tests.monitorroot import MIB, Root
 from tests.policycases import (  # noqa: F401 - fixtures
+    aged,
     calls,
     gc_as_found,
     memory,
@@ -179,6 +180,7 @@ def test_as_decorators(kind):
 def test_what_frees_nothing_rests_longer_and_longer(memory: Root):  # noqa: F811
     policy = quiet(strict=False, max_cost=1.0)
     seen = calls(policy, 1)
+    aged(policy)
     for _ in range(200):
         policy.step()
     assert seen[:2] == [1, 2]
@@ -192,7 +194,8 @@ def test_what_frees_nothing_rests_longer_and_longer(memory: Root):  # noqa: F811
 def test_one_that_pays_ends_the_rest(memory: Root):  # noqa: F811
     policy = quiet(strict=False, max_cost=1.0)
     memory.use(0.5)
-    policy.add("drop", lambda: memory.use(0.5 if policy.report().updates < 30 else 0.4), 1)
+    policy.add("drop", lambda: memory.use(0.5 if policy._core.ticks(0) < 30 else 0.4), 1)
+    aged(policy)
     for _ in range(29):
         policy.step()
     assert policy.report()["drop"].backoff > 4
@@ -343,6 +346,7 @@ def test_cleanup_by_hand():
 def test_the_report_begins_anew_and_what_was_learnt_stays(memory: Root):  # noqa: F811
     policy = quiet(strict=False, max_cost=1.0)
     seen = calls(policy, 1)
+    aged(policy)
     for _ in range(20):
         policy.step()
     before = policy.report()
@@ -352,7 +356,7 @@ def test_the_report_begins_anew_and_what_was_learnt_stays(memory: Root):  # noqa
     assert after["seen"].backoff == before["seen"].backoff > 1
     assert 0 <= after.seconds < before.seconds
     policy.step(64)
-    assert (policy.report().updates, times(policy, "seen"), seen[-1]) == (64, 1, 64)
+    assert (policy.report().updates, times(policy, "seen"), seen[-1]) == (64, 1, 84)
 
 
 def test_cycles_that_held_tensors_are_shown(no_gc: None):  # noqa: F811
