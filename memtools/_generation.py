@@ -143,11 +143,12 @@ class _Generation:
 
     def _begin(self) -> None:
         with ExitStack() as opened:
+            # The first to begin is the last to end: a cleanup is no part of what monitors measure.
+            if self._policy is not None and id(self._policy) in self._mine:
+                opened.enter_context(self._policy.phase(_PHASE))
             if _MONITORS in self._mine:
                 for phase in _monitors_phases():
                     opened.enter_context(phase)
-            if self._policy is not None and id(self._policy) in self._mine:
-                opened.enter_context(self._policy.phase(_PHASE))
             self._phases = opened.pop_all()
 
     def leave(self) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from memtools import _bridge
 
 _T = TypeVar("_T")
+_OF_COMPILED = ("get_compiler_config", "_is_torch_compile")  # beside what is called _torchdynamo...
 
 
 class Scope(AbstractContextManager[Any], Protocol):
@@ -88,7 +89,7 @@ def _close(call: Scope, inner: Any) -> None:
 
 
 class _Steps:
-    """What `await` takes: the steps of a coroutine, or those to an asynchronous generator's value."""
+    """What `await` takes: the steps of a coroutine, or those to one value of an async generator."""
 
     __slots__ = ("_call", "_inner")
 
@@ -155,7 +156,7 @@ def named_after(wrapped: Any, function: Callable[..., Any]) -> Any:
     torch.compile finds the function under a compiled one, since it would find past the wrapper."""
     functools.update_wrapper(wrapped, function)
     marks: Mapping[str, Any] = vars(wrapped)
-    for mark in [name for name in marks if name.startswith("_torchdynamo")]:
+    for mark in [name for name in marks if name.startswith("_torchdynamo") or name in _OF_COMPILED]:
         delattr(wrapped, mark)
     for name in ("__name__", "__qualname__"):
         if not hasattr(function, name):  # a partial, an object with __call__

@@ -333,12 +333,9 @@ managed_get(PyObject *op, PyObject *obj, PyObject *Py_UNUSED(type))
 static PyObject *
 managed_repr(PyObject *op)
 {
-    PyObject *name = PyObject_GetAttrString(op, "__qualname__"), *text;
+    PyObject *function = ((Managed *)op)->function;
 
-    if (name == NULL) return NULL;
-    text = PyUnicode_FromFormat("<managed function %S at %p>", name, op);
-    Py_DECREF(name);
-    return text;
+    return function == NULL ? after_gc() : PyUnicode_FromFormat("<managed %R>", function);
 }
 
 /* By its name, as functions are pickled; copies are itself. */
