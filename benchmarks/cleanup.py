@@ -194,7 +194,9 @@ def decorator_limits(rows: list[Json]) -> list[Limit]:
 def main() -> int:
     options = arguments(__doc__).parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    info, sections, held = environment(options.threads), {}, []
+    info = environment(options.threads)
+    sections: Json = {}
+    held: list[Limit] = []
     quick, wanted = options.quick, options.only or ""
 
     def asked(name: str) -> bool:
