@@ -217,7 +217,7 @@ def main() -> int:
         show_leak(sections["leak"])
         held += leak_limits(sections["leak"])
     if asked("update"):
-        sections["update"] = update(3 if quick else 16)
+        sections["update"] = update(3 if quick else 12)
         show_update(sections["update"])
         held += update_limits(sections["update"])
     finish("cleanup", options, info, sections, held)
