@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from memtools._aux_loss import AuxLoss
     from memtools._budget import Budget, BudgetReport
     from memtools._census import Census, Growth, census
+    from memtools._generation import generation
     from memtools._history import GateHistory
     from memtools._holders import Holder, holder_of
     from memtools._hostmem import HostMemory, host_memory
     from memtools._kvpool import KVLease, KVPool, KVStats
     from memtools._leaks import LeakDetector, LeakVerdict, StepsLeft
+    from memtools._managed import managed
     from memtools._monitor import MemoryMonitor
     from memtools._policy import CleanupPolicy
     from memtools._policy_report import PolicyReport
@@ -57,8 +59,10 @@ __all__ = [
     "StepsLeft",
     "__version__",
     "census",
+    "generation",
     "holder_of",
     "host_memory",
+    "managed",
     "read_record",
 ]
 
@@ -84,8 +88,10 @@ _LATER = {
     "Record": "_record",
     "StepsLeft": "_leaks",
     "census": "_census",
+    "generation": "_generation",
     "holder_of": "_holders",
     "host_memory": "_hostmem",
+    "managed": "_managed",
     "read_record": "_record",
 }
 

@@ -396,6 +396,54 @@ class Policy:
     def figures(self, action: int, /) -> tuple[int, int, int, int, int, int, int, int, int]: ...
     def forget(self, /) -> None: ...
 
+@final
+class PolicyReplay:
+    def __new__(
+        cls,
+        rules: Sequence[tuple[tuple[int, ...], int, bool]],
+        *,
+        pressure: float = 0.85,
+        max_cost: float = 0.003,
+        strict: bool = False,
+        together: int = 0,
+        limit: int = ...,
+        start_ns: int = 0,
+    ) -> Self: ...
+    def advance(
+        self, clock: int, ticks: int, from_ns: int, to_ns: int, reading: tuple[int, ...], /
+    ) -> tuple[int, int, int]: ...
+    def done(
+        self,
+        action: int,
+        now_ns: int,
+        ns: int,
+        host_before: int,
+        host_after: int,
+        host_total: int,
+        device_before: int,
+        device_after: int,
+        device_total: int,
+        /,
+    ) -> None: ...
+    def figures(self, action: int, /) -> tuple[int, int, int, int, int, int]: ...
+
+@final
+class Managed:
+    __dict__: dict[str, Any]
+    _traced: Any
+    _updated: bool
+    def __new__(
+        cls,
+        function: Callable[..., Any],
+        policy: Policy | None,
+        clear: Callable[[tuple[Any, ...], dict[str, Any] | None], object] | None = None,
+    ) -> Self: ...
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Any: ...
+    def __reduce__(self, /) -> str: ...
+    def _begin(self, /) -> int: ...
+    def _end(self, number: int, /) -> bool: ...
+
 class LeakDetector:
     @property
     def kind(self) -> str: ...

@@ -7,6 +7,7 @@
 #include "census.h"
 #include "devices.h"
 #include "errors.h"
+#include "managed.h"
 #include "policy.h"
 #include "probe.h"
 #include "record.h"
@@ -159,7 +160,9 @@ module_exec(PyObject *module)
     if (mt_py_recordwriter_register(module, st) < 0) return -1;
     if (mt_py_leakdetector_register(module, st) < 0) return -1;
     if (mt_py_sampler_register(module, st) < 0) return -1;
+    if (mt_py_managed_register(module, st) < 0) return -1;
     if (mt_py_policy_register(module, st) < 0) return -1;
+    if (mt_py_policyreplay_register(module) < 0) return -1;
     return mt_py_kvlease_register(module, st);
 }
 
@@ -178,6 +181,7 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(st->RecordWriter);
     Py_VISIT(st->LeakDetector);
     Py_VISIT(st->Sampler);
+    Py_VISIT(st->Managed);
     Py_VISIT(st->Policy);
     Py_VISIT(st->tensor);
     Py_VISIT(st->parameter);
@@ -205,6 +209,7 @@ module_clear(PyObject *module)
     Py_CLEAR(st->RecordWriter);
     Py_CLEAR(st->LeakDetector);
     Py_CLEAR(st->Sampler);
+    Py_CLEAR(st->Managed);
     Py_CLEAR(st->Policy);
     Py_CLEAR(st->tensor);
     Py_CLEAR(st->parameter);
@@ -221,6 +226,7 @@ module_free(void *module)
     mt_state *st = PyModule_GetState(module);
 
     module_clear(module);
+    mt_py_managed_free(st);
     mt_peaks_drop(st->peaks);
     mt_devmem_free(st->devmem);
     mt_cudart_close(

@@ -16,6 +16,8 @@
 #include "../third_party/dlpack/dlpack.h"
 #include "../torch/torch_shim.h"
 
+typedef struct mt_managed_call mt_managed_call; /* see managed.h */
+
 typedef struct mt_state {
     PyObject *errors; /* module memtools.errors */
     PyTypeObject *GateHistory;
@@ -27,8 +29,11 @@ typedef struct mt_state {
     PyTypeObject *LeakDetector;
     PyTypeObject *Sampler;
     PyTypeObject *Policy;
-    mt_cudart *cudart; /* opened by the first CUDA tensor */
-    mt_devmem *devmem; /* by the first device_memory() */
+    PyTypeObject *Managed;
+    mt_managed_call *calls, *idle_calls; /* of managed functions: those that run, and spare ones */
+    uint64_t call_tokens;                /* numbers that were given to them */
+    mt_cudart *cudart;                   /* opened by the first CUDA tensor */
+    mt_devmem *devmem;                   /* by the first device_memory() */
     /* From here on: NULL until connected. */
     const DLPackExchangeAPI *dlpack; /* static in torch */
     PyTypeObject *tensor;            /* torch.Tensor */
@@ -57,6 +62,7 @@ int mt_py_kvpool_register(PyObject *module, mt_state *st);
 int mt_py_kvlease_register(PyObject *module, mt_state *st);
 int mt_py_leakdetector_register(PyObject *module, mt_state *st);
 int mt_py_sampler_register(PyObject *module, mt_state *st);
+int mt_py_policyreplay_register(PyObject *module);
 
 /* The CUDA runtime, opened at the first call; NULL with a DeviceError. */
 mt_cudart *mt_state_cudart(mt_state *st);
