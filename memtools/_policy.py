@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -21,23 +19,23 @@ from memtools._policy_actions import (
     POOL_TRIM,
     TRIGGERS,
     TRIM,
-    WARM_UP,
 )
 from memtools._policy_clocks import EPOCH, MICRO_BATCH, UPDATE, VALIDATION, Cadence
-from memtools._policy_engine import NEVER, Cleaned, Engine
+from memtools._policy_engine import Cleaned, Engine
 from memtools._policy_figures import Figures
-from memtools._policy_ranks import agree
+from memtools._policy_life import Life
 from memtools._policy_settings import check, together
 from memtools._policy_spans import Span
 from memtools._size import parse_bytes
-from memtools.distributed import _initialised
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from memtools._kvpool import KVPool
     from memtools._policy_callbacks import CleanupHandle
+    from memtools._policy_replay import Replayed
     from memtools._policy_report import PolicyReport
+    from memtools._record import Record
 
 YOUNG_EVERY: Final = 10  # updates between young collects while gc is managed
 _NOTHING: Final[AbstractContextManager[None]] = nullcontext()
@@ -99,17 +97,12 @@ class CleanupPolicy:
 
     __slots__ = (
         "__weakref__",
-        "_agreement",
-        "_at_epoch",
         "_core",
-        "_depth",
         "_engine",
         "_figures",
         "_life",
         "_manage_gc",
-        "_ranks",
         "_settings",
-        "_warmup",
         "name",
     )
 
@@ -154,11 +147,7 @@ class CleanupPolicy:
         }
         if manage_gc and young_every is None:
             engine.young = every(YOUNG_EVERY, "young_every")
-        self.name, self._warmup, self._manage_gc = name, warmup, manage_gc
-        self._ranks = ranks
-        self._agreement: Any = None
-        self._depth = 0
-        self._life = threading.RLock()
+        self.name, self._manage_gc = name, manage_gc
         every_together = together([*cadences.values(), engine.young]) if ranks else 0
         rules = {action: (found, TRIGGERS[action]) for action, found in cadences.items()}
         self._core = _core.Policy(
@@ -173,12 +162,11 @@ class CleanupPolicy:
             root=self._root,
         )
         engine.begin(self._core, rules)
-        engine.agree = self._agree
         self._figures = Figures(engine)
         for pool in pools:
             engine.pools.add(pool)
-        _policies.add(self)
-        _install()
+        self._life = Life(engine, self._figures, manage_gc, warmup, ranks)
+        weakref.finalize(self, self._life.close)  # the native half may live on in functions
 
     # --- in the loop ---
 
@@ -254,46 +242,11 @@ class CleanupPolicy:
 
         Raises what `ranks` does: RuntimeError where there is no process group.
         """
-        with self._life:
-            self._depth += 1
-            if self._depth > 1:
-                return
-            try:
-                self._begin()
-            except BaseException:
-                self._depth = 0
-                self._engine.gc.end()
-                raise
-
-    def _begin(self) -> None:
-        self._agree()
-        self._figures.begin()
-        if self._manage_gc:
-            engine = self._engine
-            engine.gc.begin()
-            engine.freeze_at = self._core.ticks(UPDATE) + self._warmup
-            if self._warmup:
-                self._core.set_rule(WARM_UP, (1, *NEVER[1:]), 0, False)
-            else:
-                engine.freeze()
+        self._life.start()
 
     def stop(self) -> None:
         """End: gc is as it was found. Without a start() nothing happens."""
-        with self._life:
-            if self._depth == 0:
-                return
-            self._depth -= 1
-            if self._depth == 0:
-                self._end()
-
-    def _end(self) -> None:
-        engine = self._engine
-        try:
-            engine.end()
-            self._figures.end()
-            engine.events.flush()
-        finally:
-            engine.gc.end()
+        self._life.stop()
 
     def __enter__(self) -> CleanupPolicy:
         self.start()
@@ -305,7 +258,7 @@ class CleanupPolicy:
     @property
     def running(self) -> bool:
         """Between start and stop."""
-        return self._depth > 0
+        return self._life.running
 
     def worker_init(self, worker_id: int) -> None:
         """For `DataLoader(worker_init_fn=policy.worker_init)`: in the worker gc is on if it was
@@ -333,42 +286,22 @@ class CleanupPolicy:
         """Report from here on. What was learnt, such as back-off, stays."""
         self._figures.reset()
 
-    # --- ranks ---
+    def replay(self, record: Record, *, costs: Mapping[str, float] | None = None) -> Replayed:
+        """What a policy of these settings would have asked for in the run of a record, and why: a
+        list of `Decision(step, seconds, action, why, ms, freed_bytes, recorded)`; as a string,
+        what they come to. Same record, same decisions; nothing is done.
 
-    def _agree(self) -> Any:
-        """How the ranks agree; None where this one decides alone."""
-        if self._ranks is False:
-            return None
-        if self._ranks is None:
-            dist = _initialised()
-            if dist is not None and dist.get_world_size() > 1:
-                self._engine.complain(
-                    "ranks",
-                    f"each of {dist.get_world_size()} ranks decides alone when to clean up, and "
-                    "the others wait for it; pass ranks=True, or ranks=False if that is meant",
-                )
-            return None
-        if self._agreement is None:
-            self._agreement = agree(None if self._ranks is True else self._ranks)
-        return self._agreement
+        A cleanup frees and costs what the record's own nearest one of its kind did; where there is
+        none, nothing, and `costs`: seconds by the action's name (gc: 0.1). A record has updates
+        only, no phases. Takes some 100 ms an hour of updates of 10 ms.
+
+        Raises ValueError where the record has no steps, or a cost is none.
+        """
+        from memtools import _policy_replay
+
+        settings = _policy_replay.settings_of(self._engine, self._settings, record)
+        return _policy_replay.replay(record, settings, costs)
 
 
 def _remade(settings: Mapping[str, Any]) -> CleanupPolicy:
     return CleanupPolicy(**settings, ranks=False)
-
-
-_policies: weakref.WeakSet[CleanupPolicy] = weakref.WeakSet()
-_installed: list[bool] = []
-
-
-def _install() -> None:
-    """Once in a process and its forks."""
-    if not _installed:
-        _installed.append(True)
-        os.register_at_fork(after_in_child=_forked)
-
-
-def _forked() -> None:
-    for policy in list(_policies):
-        policy._life = threading.RLock()
-        policy._engine.after_fork()

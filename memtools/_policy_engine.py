@@ -164,7 +164,7 @@ class Engine:
         agree = self.agree()
         if agree is not None:
             mask = agree(mask, not mine and not capturing(), self.core.ticks(UPDATE))
-        if not mask or mine or (agree is None and capturing()):
+        if not mask or (agree is None and capturing()):
             return
         if not self._lock.acquire(blocking=agree is not None):
             return
@@ -186,8 +186,6 @@ class Engine:
         """Nanoseconds that the work itself took."""
         why = self.core.why(action)
         reasons = tuple(text for bit, text in REASONS.items() if why & bit)
-        if action == WARM_UP and self._too_early():
-            return 0
         call = CleanupCall(self.clocks.names[clock], self.core.ticks(clock), reasons)
         work = None if self._is_double(action, why) else self._work(action, call)
         if work is None:
@@ -195,12 +193,10 @@ class Engine:
             return 0
         return self._do(action, work, ", ".join(reasons)).ns
 
-    def _too_early(self) -> bool:
-        return self.freeze_at is not None and self.core.ticks(UPDATE) < self.freeze_at
-
     def _is_double(self, action: int, why: int) -> bool:
         """Warm-up ends by a full collect: the first epoch's, two updates before, is left to it."""
-        if action != GC or why != CADENCE or self.freeze_at is None or self._postponed:
+        double = action == GC and why == CADENCE and self.freeze_at is not None
+        if not double or self._postponed or self.strict:
             return False
         self._postponed = True
         return True

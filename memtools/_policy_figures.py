@@ -129,5 +129,6 @@ class Figures:
             applies=engine.why_not(action) if action in NAMES else "",
             per_update_ms=1e3 * seconds / updates if updates else 0.0,
             max_cost=engine.max_cost,
+            strict=engine.strict,
         )
         return replace(found, verdict=words)

@@ -70,8 +70,7 @@ class Agreement:
         self._dist = dist  # weakly: destroy_process_group() is to end its threads
         self._world, self._group = weakref.ref(world), weakref.ref(group)
         self._words = array("q", (0, 0, 0))
-        with torch.inference_mode(False):  # it is written to in and out of inference mode
-            self._tensor = torch.frombuffer(self._words, dtype=torch.int64)
+        self._tensor = torch.frombuffer(self._words, dtype=torch.int64)
 
     def __call__(self, mask: int, can: bool = True, step: int = 0) -> int:
         """What any rank asks for; 0 where a rank cannot act now.

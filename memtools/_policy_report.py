@@ -149,16 +149,31 @@ def table(rows: list[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def verdict(action: ActionReport, *, applies: str, per_update_ms: float, max_cost: float) -> str:
-    """In words, the worst first. `applies` says why it cannot run, "" where it can."""
+def verdict(
+    action: ActionReport, *, applies: str, per_update_ms: float, max_cost: float, strict: bool
+) -> str:
+    """In words. `applies` says why it cannot run, "" where it can; `strict`: its cadence stays
+    whatever it frees."""
     if action.error:
         return f"failed: {action.error}"
     if not action.count:
         return applies or "not run yet"
-    words = [_costs(action, per_update_ms, max_cost)] if action.share > MUCH else [_pays(action)]
+    if action.backoff > 1 and not strict:
+        words = f"{_frees(action)}: rests {action.backoff}x longer"
+    elif action.share > MUCH:
+        words = _costs(action, per_update_ms, max_cost)
+    else:
+        words = _pays(action)
     if action.skipped:
-        words.append(f"{action.skipped:,} skipped, over the limit of {_percent(max_cost)}")
-    return "; ".join(words)
+        words += f"; {action.skipped:,} skipped, over the limit of {_percent(max_cost)}"
+    return words
+
+
+def _frees(action: ActionReport) -> str:
+    if action.paid:
+        return "frees little now"
+    freed = action.host_freed_bytes + action.device_freed_bytes
+    return "frees little" if freed else "frees nothing"
 
 
 def _costs(action: ActionReport, per_update_ms: float, max_cost: float) -> str:
@@ -172,12 +187,8 @@ def _costs(action: ActionReport, per_update_ms: float, max_cost: float) -> str:
 
 
 def _pays(action: ActionReport) -> str:
-    if action.backoff > 1:
-        freed = action.host_freed_bytes + action.device_freed_bytes
-        what = "frees little now" if action.paid else "frees little" if freed else "frees nothing"
-        return f"{what}: rests {action.backoff}x longer"
     if not action.paid:
-        return "freed little so far" if action.count < 3 else "frees little"
+        return f"{_frees(action)}{' so far' if action.count < 3 else ''}"
     return "pays" if action.paid * 2 >= action.count else "pays now and then"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from memtools._policy_clocks import UPDATE, Every
+from memtools._policy_clocks import MOST_EVERY, UPDATE, Every
 
 MOST_TOGETHER: Final = 10  # updates between agreements of the ranks
 
@@ -21,8 +21,8 @@ def check(settings: Mapping[str, Any], ranks: object) -> None:
     warmup = settings["warmup"]
     if isinstance(warmup, bool) or not isinstance(warmup, int):
         raise TypeError(f"warmup is an int, got {type(warmup).__name__}")
-    if warmup < 0:
-        raise ValueError(f"warmup is 0 or more updates, got {warmup:,}")
+    if not 0 <= warmup <= MOST_EVERY:
+        raise ValueError(f"warmup is 0 to {MOST_EVERY:,} updates, got {warmup:,}")
     if isinstance(ranks, (str, int)) and not isinstance(ranks, bool):
         raise TypeError(f"ranks is a bool, a process group or None, got {type(ranks).__name__}")
     name = settings["name"]

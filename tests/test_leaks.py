@@ -13,7 +13,15 @@ import pytest
 import torch
 
 from memtools import Budget, BudgetError, GateHistory, _bridge, _core
-from tests import leakcases, leakprobe, managedcases, policycases, recordcases, samplercases
+from tests import (
+    leakcases,
+    leakprobe,
+    managedcases,
+    policycases,
+    recordcases,
+    replaycases,
+    samplercases,
+)
 
 ROUNDS = 400
 GATES = torch.softmax(torch.randn(64, 8), -1)
@@ -176,7 +184,7 @@ for _name in ["limit", "used", "peak", "available", "name", "device"]:
     CASES[f"Budget.{_name}"] = [lambda name=_name: getattr(BUDGET, name)]  # type: ignore[misc]
 CASES |= leakcases.CASES | leakprobe.CASES
 CASES |= recordcases.CASES | samplercases.CASES | policycases.CASES
-CASES |= managedcases.CASES
+CASES |= managedcases.CASES | replaycases.CASES
 
 
 def names_of_core() -> set[str]:

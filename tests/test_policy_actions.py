@@ -36,6 +36,7 @@ from memtools._policy_actions import (
     trigger_words,
 )
 from tests.fakedevice import FakeCuda, cuda  # noqa: F401 - a fixture
+from tests.policycases import no_gc  # noqa: F401 - a fixture
 
 MIB = 2**20
 
@@ -51,16 +52,8 @@ def cycle(elements: int) -> weakref.ref[torch.Tensor]:
     return weakref.ref(holder.tensor)
 
 
-@pytest.fixture
-def no_gc():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 @pytest.mark.parametrize("action", [GC, GC_YOUNG])
-def test_a_collect_frees_what_hangs_on_cycles(no_gc, action):
+def test_a_collect_frees_what_hangs_on_cycles(no_gc: None, action):  # noqa: F811
     kept = cycle(16 * MIB)
     outcome = run(action)
     assert kept() is None
@@ -74,7 +67,7 @@ def test_a_collect_frees_what_hangs_on_cycles(no_gc, action):
     assert not any(outcome.device)
 
 
-def test_a_young_collect_leaves_the_old_alone(no_gc):
+def test_a_young_collect_leaves_the_old_alone(no_gc: None):  # noqa: F811
     holder = SimpleNamespace(tensor=torch.ones(10))
     kept = weakref.ref(holder.tensor)
     gc.collect()  # it is old now
@@ -86,7 +79,7 @@ def test_a_young_collect_leaves_the_old_alone(no_gc):
     assert kept() is None
 
 
-def test_small_blocks_count_as_freed_where_malloc_keeps_their_pages(no_gc):
+def test_small_blocks_count_as_freed_where_malloc_keeps_their_pages(no_gc: None):  # noqa: F811
     """They stay resident: a block above them holds the top of the heap."""
     holder = SimpleNamespace(tensors=[torch.ones(4096) for _ in range(3000)])
     top = [torch.ones(2048) for _ in range(400)]
@@ -97,7 +90,7 @@ def test_small_blocks_count_as_freed_where_malloc_keeps_their_pages(no_gc):
     assert len(top) == 400
 
 
-def test_tensors_in_cycles_are_shown_when_asked_for(no_gc):
+def test_tensors_in_cycles_are_shown_when_asked_for(no_gc: None):  # noqa: F811
     cycle(256)
     found = run(GC, inspect=True).collected
     assert (found.tensors, found.tensor_bytes) == (1, 1024)

@@ -18,8 +18,9 @@ RAN = ActionReport(
 
 
 def words(**changes: object) -> str:
-    action = replace(RAN, **changes)  # type: ignore[arg-type]
-    return verdict(action, applies="", per_update_ms=10.0, max_cost=0.003)
+    usual = {"applies": "", "per_update_ms": 10.0, "max_cost": 0.003, "strict": False}
+    mine = {key: changes.pop(key, value) for key, value in usual.items()}
+    return verdict(replace(RAN, **changes), **mine)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -30,8 +31,11 @@ def words(**changes: object) -> str:
         ({"paid": 40}, "pays"),
         ({"paid": 20}, "pays"),
         ({"paid": 3}, "pays now and then"),
-        ({"count": 1}, "freed little so far"),
-        ({}, "frees little"),
+        ({"count": 1}, "frees nothing so far"),
+        ({}, "frees nothing"),
+        ({"host_freed_bytes": 5}, "frees little"),
+        ({"backoff": 16, "strict": True}, "frees nothing"),
+        ({"backoff": 16, "share": 0.5}, "frees nothing: rests 16x longer"),
         ({"backoff": 16}, "frees nothing: rests 16x longer"),
         ({"backoff": 2, "host_freed_bytes": 5}, "frees little: rests 2x longer"),
         ({"backoff": 2, "device_freed_bytes": 5}, "frees little: rests 2x longer"),
@@ -45,23 +49,18 @@ def test_a_verdict(changes, said):
 
 
 def test_what_costs_too_much_says_the_cadence_that_would_not():
-    """60 ms each; 0.3 % of 10 ms is 0.03 ms an update: every 2,000."""
+    """61 ms each; 0.3 % of 10 ms is 0.03 ms an update: every 2,033, in round figures."""
     said = words(share=0.061, count=10, total_ms=610.0, backoff=1)
-    assert said == (
-        "costs 6.1 % of the time: too often; every 2,100 updates would cost 0.3 %"
-    )  # 61 / 0.03 is 2,033
+    assert said == "costs 6.1 % of the time: too often; every 2,100 updates would cost 0.3 %"
     assert words(share=0.061, count=10, total_ms=610.0, paid=10).startswith("pays, but costs 6.1 %")
-    dear = replace(RAN, share=0.5)
-    assert verdict(dear, applies="", per_update_ms=0.0, max_cost=0.003).endswith(": too often")
-    assert verdict(dear, applies="", per_update_ms=1.0, max_cost=0.0).endswith(": too often")
+    assert words(share=0.5, per_update_ms=0.0).endswith(": too often")
+    assert words(share=0.5, max_cost=0.0).endswith(": too often")
+    assert words(share=0.5, backoff=64, strict=True).startswith("costs 50.0 % of the time")
 
 
 def test_why_it_cannot_run_is_said_where_it_did_not():
-    none = replace(RAN, count=0)
-    assert verdict(none, applies="no CUDA in this process", per_update_ms=1, max_cost=0.1) == (
-        "no CUDA in this process"
-    )
-    assert "CUDA" not in verdict(RAN, applies="no CUDA", per_update_ms=1, max_cost=0.1)
+    assert words(count=0, applies="no CUDA in this process") == "no CUDA in this process"
+    assert words(applies="no CUDA in this process") == "frees nothing"
 
 
 def report(*actions: ActionReport, **changes: object) -> PolicyReport:

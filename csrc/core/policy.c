@@ -9,10 +9,7 @@
 
 enum {
     LOOK_MOST = 256, /* ticks from one look to the next */
-    HEAP_SHARE = 200,
-    LATER = 4, /* ticks after which what may grow back is judged */
-    UNPAID_ROW = 2,
-    PAYS = 100, /* one part in so many */
+    HEAP_SHARE = 1000,
     LOOK = MT_READ_RSS | MT_READ_CGROUP | MT_READ_SYSTEM | MT_READ_DEVICES,
 };
 
@@ -29,17 +26,7 @@ lesser(uint64_t a, uint64_t b)
 static uint64_t
 multiple(uint64_t from, uint64_t of)
 {
-    uint64_t n;
-
-    if (of == 0) return MT_UNKNOWN;
-    n = from / of + (from % of != 0);
-    return n > MT_UNKNOWN / of ? MT_UNKNOWN : n * of;
-}
-
-static uint64_t
-after(uint64_t tick)
-{
-    return tick + (tick < MT_UNKNOWN);
+    return of == 0 ? MT_UNKNOWN : (from / of + (from % of != 0)) * of;
 }
 
 static uint64_t
@@ -78,24 +65,23 @@ aim(mt_policy *p, unsigned clock)
 
     if (p->with.together > 0) return;
     if (p->waiting != 0) next = lesser(next, judged_at(p, clock));
-    if (p->asked != 0) next = lesser(next, after(p->ticks[clock]));
+    if (p->asked != 0) next = lesser(next, p->ticks[clock] + 1);
     p->next[clock] = next;
 }
 
-static void
-aim_all(mt_policy *p)
+void
+mt_policy_aim_all(mt_policy *p)
 {
     for (unsigned c = 0; c < MT_POLICY_CLOCKS; c++)
         aim(p, c);
 }
 
-/* From another back-off on: what is due stays due if it is at a multiple of the new step. */
-static void
-move_due(mt_policy *p, mt_policy_action *a)
+void
+mt_policy_move_due(mt_policy *p, mt_policy_action *a)
 {
     for (unsigned c = 0; c < MT_POLICY_CLOCKS; c++) {
         if (a->rule.every[c] == 0) continue;
-        a->due[c] = multiple(lesser(a->due[c], after(p->ticks[c])), step_of(p, a, c));
+        a->due[c] = multiple(lesser(a->due[c], p->ticks[c] + 1), step_of(p, a, c));
         find_cadence(p, c);
     }
 }
@@ -107,19 +93,19 @@ set_pace(mt_policy *p, unsigned clock, uint64_t now)
     mt_policy_pace *w = &p->pace[clock];
     double ns = (double)mt_policy_since(w->at_ns, now), ticks = (double)(p->ticks[clock] - w->tick);
     uint64_t most = lesser(LOOK_MOST, 2 * w->gap);
-    double gap = ns > 0 ? (double)LOOK_NS / ns * ticks : LOOK_MOST;
+    double gap = ns > 0 ? (double)LOOK_NS * ticks / ns : LOOK_MOST;
 
     w->gap = gap<1 ? 1 : gap>(double) most ? most : (uint64_t)gap;
     w->tick = p->ticks[clock];
     w->at_ns = now;
-    w->at = w->tick > MT_UNKNOWN - w->gap ? MT_UNKNOWN : w->tick + w->gap;
+    w->at = w->tick + w->gap;
 }
 
 static void
 start_looks(mt_policy *p, uint64_t now)
 {
     for (unsigned c = 0; c < MT_POLICY_CLOCKS; c++) {
-        uint64_t at = p->triggers == 0 ? MT_UNKNOWN : after(p->ticks[c]);
+        uint64_t at = p->triggers == 0 ? MT_UNKNOWN : p->ticks[c] + 1;
 
         p->pace[c] = (mt_policy_pace){.at = at, .gap = 1, .tick = p->ticks[c], .at_ns = now};
     }
@@ -155,10 +141,10 @@ mt_policy_forget(mt_policy *p, uint64_t now)
         a->tried = a->paid_last = false;
         a->unpaid_row = a->fell = 0;
         a->backoff = 1;
-        move_due(p, a);
+        mt_policy_move_due(p, a);
     }
     start_looks(p, now);
-    aim_all(p);
+    mt_policy_aim_all(p);
 }
 
 static unsigned
@@ -189,7 +175,7 @@ mt_policy_rule_set(mt_policy *p, unsigned action, const mt_policy_rule *rule)
     a->rule = *rule;
     for (unsigned c = 0; c < MT_POLICY_CLOCKS; c++) {
         assert(rule->every[c] <= MT_POLICY_EVERY);
-        a->due[c] = multiple(after(p->ticks[c]), step_of(p, a, c));
+        a->due[c] = multiple(p->ticks[c] + 1, step_of(p, a, c));
         find_cadence(p, c);
     }
     if (is_empty(rule)) {
@@ -198,7 +184,7 @@ mt_policy_rule_set(mt_policy *p, unsigned action, const mt_policy_rule *rule)
     }
     p->triggers = all_triggers(p);
     if (looked != (p->triggers != 0)) start_looks(p, p->start_ns);
-    aim_all(p);
+    mt_policy_aim_all(p);
 }
 
 /* --- what to read ------------------------------------------------------------------------------
@@ -257,120 +243,6 @@ mt_policy_heap_read(mt_policy *p, uint64_t now, uint64_t cost)
     p->heap_ns = now + HEAP_SHARE * cost;
 }
 
-/* --- paying ------------------------------------------------------------------------------------
- */
-
-static bool
-pays(uint64_t freed, uint64_t total)
-{
-    return mt_is_number(total) && total > 0 && freed > 0 && (double)freed * PAYS >= (double)total;
-}
-
-static void
-set_backoff(mt_policy *p, mt_policy_action *a, uint64_t to)
-{
-    if (a->backoff == to) return;
-    a->backoff = to;
-    move_due(p, a);
-}
-
-static void
-judge(mt_policy *p, mt_policy_action *a, bool paid, uint64_t ns)
-{
-    a->paid_last = paid;
-    if (paid) {
-        a->paid++;
-        a->unpaid_row = 0;
-        set_backoff(p, a, 1);
-        return;
-    }
-    a->unpaid_ns += ns;
-    p->unpaid_ns += ns;
-    if (++a->unpaid_row >= UNPAID_ROW) set_backoff(p, a, lesser(2 * a->backoff, MT_POLICY_BACKOFF));
-}
-
-/* Of what was freed, what has not been taken again; all where that is unknown. */
-static uint64_t
-still_away(uint64_t freed, uint64_t then, uint64_t now)
-{
-    uint64_t again = mt_is_number(then) && mt_is_number(now) && now > then ? now - then : 0;
-
-    return freed > again ? freed - again : 0;
-}
-
-static void
-judge_later(mt_policy *p, unsigned i, mt_policy_level now)
-{
-    mt_policy_action *a = &p->action[i];
-    const mt_policy_pending *was = &a->pending;
-    uint64_t host = still_away(was->host_freed, was->after.host, now.host);
-    uint64_t device = still_away(was->device_freed, was->after.device, now.device);
-
-    p->waiting &= ~(1u << i);
-    judge(p, a, pays(host, was->host_total) || pays(device, was->device_total), was->ns);
-}
-
-static uint64_t
-freed(uint64_t before, uint64_t now)
-{
-    return mt_is_number(before) && mt_is_number(now) && before > now ? before - now : 0;
-}
-
-static mt_policy_pending
-pending_of(const mt_policy *p, const mt_policy_result *r, const mt_policy_level *level)
-{
-    uint64_t tick = p->ticks[p->clock];
-
-    return (mt_policy_pending){.clock = p->clock,
-                               .tick = tick > MT_UNKNOWN - LATER ? MT_UNKNOWN : tick + LATER,
-                               .ns = r->ns,
-                               .host_freed = freed(r->host_before, r->host_after),
-                               .host_total = r->host_total,
-                               .device_freed = freed(r->device_before, r->device_after),
-                               .device_total = r->device_total,
-                               .after = *level};
-}
-
-static void
-add_up(mt_policy_action *a, uint64_t now, const mt_policy_result *r)
-{
-    a->tried = true;
-    a->ended_ns = now;
-    a->fell = 0;
-    a->count++;
-    a->ns += r->ns;
-    a->last_ns = r->ns;
-    a->host_freed += freed(r->host_before, r->host_after);
-    a->device_freed += freed(r->device_before, r->device_after);
-}
-
-/* One that still waits from the last time is judged by where this one began: nothing may have been
- * decided in between. */
-void
-mt_policy_done(mt_policy *p, unsigned action, uint64_t now, const mt_policy_result *r,
-               const mt_policy_level *level)
-{
-    mt_policy_action *a = &p->action[action];
-    mt_policy_level none = {MT_UNKNOWN, MT_UNKNOWN};
-    mt_policy_pending this = pending_of(p, r, level != NULL ? level : &none);
-
-    assert(action < MT_POLICY_ACTIONS);
-    if (p->waiting >> action & 1) {
-        mt_policy_level before = this.after;
-
-        if (mt_is_number(before.host)) before.host += this.host_freed;
-        if (mt_is_number(before.device)) before.device += this.device_freed;
-        judge_later(p, action, before);
-    }
-    add_up(a, now, r);
-    p->asked &= ~(1u << action);
-    p->heap_free = MT_UNKNOWN;
-    a->pending = this;
-    p->waiting |= 1u << action;
-    if (!a->rule.later || level == NULL) judge_later(p, action, none);
-    aim_all(p);
-}
-
 /* --- decisions ---------------------------------------------------------------------------------
  */
 
@@ -398,7 +270,7 @@ look_at_cadence(mt_policy *p, unsigned clock, uint64_t now)
         mt_policy_action *a = &p->action[i];
 
         if (a->due[clock] > p->ticks[clock]) continue;
-        a->due[clock] = multiple(after(p->ticks[clock]), step_of(p, a, clock));
+        a->due[clock] = multiple(p->ticks[clock] + 1, step_of(p, a, clock));
         if (p->asked >> i & 1 || is_affordable(p, a, now))
             ask(p, i, MT_WHEN_DUE);
         else
@@ -418,7 +290,7 @@ look_at_triggers(mt_policy *p, const mt_sample *x, const mt_policy_signals *s, u
         a->fell |= s->fell;
         reasons = mt_policy_rested(a, mt_policy_reasons(a, s), now);
         if (reasons != 0 && p->waiting >> i & 1) {
-            judge_later(p, i, mt_policy_level_of(x));
+            mt_policy_judge(p, i, mt_policy_level_of(x));
             reasons = mt_policy_rested(a, reasons, now);
         }
         if (reasons != 0) ask(p, i, reasons);
@@ -433,7 +305,7 @@ look(mt_policy *p, unsigned clock, uint64_t now, const mt_sample *x, mt_limit li
     p->looks++;
     p->looked_ns = now;
     for (unsigned i = 0; p->waiting >> i != 0; i++)
-        if (is_judged_now(p, i, clock)) judge_later(p, i, mt_policy_level_of(x));
+        if (is_judged_now(p, i, clock)) mt_policy_judge(p, i, mt_policy_level_of(x));
     look_at_triggers(p, x, &signals, now);
 }
 
@@ -443,7 +315,7 @@ decide_together(mt_policy *p, uint64_t now)
 {
     for (unsigned c = 0; c < MT_POLICY_CLOCKS; c++)
         if (p->cadence[c] <= p->ticks[c]) look_at_cadence(p, c, now);
-    p->next[0] = multiple(after(p->ticks[0]), p->with.together);
+    p->next[0] = multiple(p->ticks[0] + 1, p->with.together);
 }
 
 unsigned
@@ -461,7 +333,7 @@ mt_policy_decide(mt_policy *p, unsigned clock, uint64_t now, const mt_sample *re
     if (p->cadence[clock] <= p->ticks[clock]) look_at_cadence(p, clock, now);
     if (p->pace[clock].at <= p->ticks[clock]) set_pace(p, clock, now);
     if (asked != p->asked || waiting != p->waiting)
-        aim_all(p);
+        mt_policy_aim_all(p);
     else
         aim(p, clock);
     return p->asked;

@@ -45,7 +45,7 @@
 
 enum { MT_POLICY_CLOCKS = 16, MT_POLICY_ACTIONS = 16, MT_POLICY_BACKOFF = 64 };
 
-/* No cadence is longer. */
+/* No cadence is longer, and no more ticks come at once; no clock ticks 2^62 times. */
 #define MT_POLICY_EVERY ((uint64_t)1 << 48)
 
 typedef enum mt_trigger {
@@ -147,7 +147,8 @@ mt_policy_tick(mt_policy *p, unsigned clock)
     return ++p->ticks[clock] >= p->next[clock];
 }
 
-/* The same for n ticks at once; what became due several times is due once. */
+/* The same for n ticks at once; what became due several times is due once.
+ * pre: n <= MT_POLICY_EVERY. */
 static inline bool
 mt_policy_tick_many(mt_policy *p, unsigned clock, uint64_t n)
 {
@@ -159,7 +160,8 @@ mt_policy_tick_many(mt_policy *p, unsigned clock, uint64_t n)
 unsigned mt_policy_reads(const mt_policy *p, unsigned clock, uint64_t now_ns);
 /* The same whatever the pace is: for a look that somebody wants now. */
 unsigned mt_policy_reads_now(const mt_policy *p, uint64_t now_ns);
-/* The heap was read, which took so long: it rests 200 times as long. */
+/* The heap was read, which took so long: it rests 1000 times as long, because it is the program
+ * that waits, and all looks together are to cost it less than 0.2 %. */
 void mt_policy_heap_read(mt_policy *p, uint64_t now_ns, uint64_t cost_ns);
 
 /* The actions asked for, those included that were before and are not done. `reading` is NULL where

@@ -1,4 +1,8 @@
-/* policy_private.h -- what policy.c and policywhen.c share: the memory part of a decision. */
+/* policy_private.h -- what the parts of a policy share.
+ *
+ *   policy.c       ticks, cadences and decisions
+ *   policywhen.c   what a reading says: triggers, and rests
+ *   policypay.c    what was done: verdicts and back-off */
 #ifndef MT_POLICY_PRIVATE_H
 #define MT_POLICY_PRIVATE_H
 
@@ -18,6 +22,16 @@ unsigned mt_policy_reasons(const mt_policy_action *a, const mt_policy_signals *s
 
 /* Those of `reasons` whose rest is over. */
 unsigned mt_policy_rested(const mt_policy_action *a, unsigned reasons, uint64_t now_ns);
+
+/* Judges what waits for it, by what a process has now. Each of its bytes may be unknown: then all
+ * that was freed on that side is still away. */
+void mt_policy_judge(mt_policy *p, unsigned action, mt_policy_level now);
+
+/* From another back-off on: what is due stays due if it is at a multiple of the new step. */
+void mt_policy_move_due(mt_policy *p, mt_policy_action *a);
+
+/* Finds for each clock the tick from which there is something to decide. */
+void mt_policy_aim_all(mt_policy *p);
 
 /* Since then, or 0 where that is not past. */
 static inline uint64_t

@@ -44,7 +44,7 @@ idle_cache(uint64_t reserved, uint64_t peak)
     return reserved > peak ? reserved - peak : 0;
 }
 
-/* The most that was allocated in any look. */
+/* What the next peak will need: the last one, as torch counts it, or else the most of all looks. */
 static uint64_t
 peak_of(mt_policy *p, size_t i, const mt_device_sample *d)
 {
@@ -52,7 +52,7 @@ peak_of(mt_policy *p, size_t i, const mt_device_sample *d)
 
     if (mt_is_number(d->allocated) && (!mt_is_number(*most) || *most < d->allocated))
         *most = d->allocated;
-    return *most;
+    return mt_is_number(d->allocated_peak) ? d->allocated_peak : *most;
 }
 
 static unsigned

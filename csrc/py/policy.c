@@ -1,12 +1,11 @@
 /* policy.c -- memtools._core.Policy: see csrc/core/policy.h.
  *
  *   tick ──► due? ──► read memory ──► decide ──► act(mask, clock)        Python: does what is asked
- *                                                     └─► done(action, ...)         for, and says
- * so
+ *                                                     └─► done(action, ...)
  *
- * Used with the GIL held, which is its lock; a reading of devices or of the heap gives it up, and
- * so may act, so that `busy` keeps others out meanwhile. In a forked child it goes on; devices are
- * the parent's alone. */
+ * The GIL is its lock. It is held while memory is read, as torch holds it for its own statistics:
+ * whoever gives it up may wait 5 ms to have it again. act gives it up, so that `acts` keeps others
+ * out meanwhile. In a forked child all goes on, but for the devices, which are the parent's. */
 #include "policy.h"
 
 #include <time.h>
@@ -22,12 +21,12 @@ typedef struct Policy {
     PyObject_HEAD mt_state *state; /* kept alive by the type */
     mt_policy policy;
     PyObject *act;
-    mt_forkmark *home;
+    mt_forkmark *home; /* of the process that ticked last */
     mt_probe_ops probe;
     uint64_t limit; /* MT_UNLIMITED: none is given */
-    int devices;
-    bool busy;
-    unsigned long busy_thread;
+    int devices;    /* 0 in a forked child */
+    bool acts;
+    unsigned long thread; /* that acts, or did */
     uint64_t look_ns;
 } Policy;
 
@@ -146,24 +145,13 @@ policy_dealloc(PyObject *op)
 /* --- readings ----------------------------------------------------------------------------------
  */
 
-/* Of what a child has forked, the devices are not; its own children count where they are limited.
- */
-static unsigned
-possible(const Policy *self, unsigned mask)
+/* Children count where the limit is given, see limit.h. */
+static void
+read_memory(Policy *self, unsigned mask, mt_sample *out)
 {
     if (self->devices == 0 || !mt_forkmark_is_home(self->home)) mask &= ~(unsigned)MT_READ_DEVICES;
     if (self->limit != MT_UNLIMITED && mask & MT_READ_CGROUP) mask |= MT_READ_CHILDREN;
-    return mask;
-}
-
-/* torch's allocator has a lock whose holder may wait for the GIL. */
-static void
-read_usual(Policy *self, unsigned mask, mt_sample *out)
-{
-    PyThreadState *state = mask & MT_READ_DEVICES ? PyEval_SaveThread() : NULL;
-
-    self->probe.read(self->probe.ctx, mask, out);
-    if (state != NULL) PyEval_RestoreThread(state);
+    self->probe.read(self->probe.ctx, mask & ~(unsigned)MT_READ_HEAP, out);
 }
 
 /* Apart, because it may take milliseconds, and how long is to be known. */
@@ -173,35 +161,39 @@ read_heap(Policy *self, mt_sample *out)
     uint64_t start = time_ns(), end;
     mt_sample heap;
 
-    Py_BEGIN_ALLOW_THREADS;
     self->probe.read(self->probe.ctx, MT_READ_HEAP, &heap);
     end = time_ns();
-    Py_END_ALLOW_THREADS;
     out->heap_used = heap.heap_used;
     out->heap_free = heap.heap_free;
     mt_policy_heap_read(&self->policy, end, end - start);
 }
 
-static void
-read_memory(Policy *self, unsigned mask, mt_sample *out)
-{
-    read_usual(self, possible(self, mask & ~(unsigned)MT_READ_HEAP), out);
-    if (mask & MT_READ_HEAP) read_heap(self, out);
-}
-
 /* --- ticks -------------------------------------------------------------------------------------
  */
 
-/* False where a thread is at it, this one included. A thread that was when this process was forked
- * is not in it. */
+/* After a fork: another thread that acted is not in this process. False where there is no memory
+ * for a new mark: then the next tick tries again. */
+static bool
+settle(Policy *self)
+{
+    mt_forkmark *home;
+
+    if (mt_forkmark_is_home(self->home)) return true;
+    if (mt_forkmark_new(&home, NULL) != MT_OK) return false;
+    mt_forkmark_free(self->home);
+    self->home = home;
+    self->devices = 0;
+    if (self->thread != PyThread_get_thread_ident()) self->acts = false;
+    return true;
+}
+
+/* False where a thread acts, this one included. */
 static bool
 enter(Policy *self)
 {
-    unsigned long me = PyThread_get_thread_ident();
-
-    if (self->busy && (mt_forkmark_is_home(self->home) || self->busy_thread == me)) return false;
-    self->busy = true;
-    self->busy_thread = me;
+    if (!settle(self) || self->acts) return false;
+    self->acts = true;
+    self->thread = PyThread_get_thread_ident();
     return true;
 }
 
@@ -217,6 +209,7 @@ decide(Policy *self, unsigned clock, bool now)
 
     if (reads != 0) {
         read_memory(self, reads, &sample);
+        if (reads & MT_READ_HEAP) read_heap(self, &sample);
         limit = mt_limit_of(&sample, self->limit);
     }
     mask = mt_policy_decide(p, clock, start, reads != 0 ? &sample : NULL, limit);
@@ -245,7 +238,7 @@ decide_and_act(Policy *self, unsigned clock)
     Py_INCREF(self);
     mask = decide(self, clock, false);
     if (mask != 0 || self->policy.with.together > 0) status = call(act, mask, clock);
-    self->busy = false;
+    self->acts = false;
     Py_DECREF(self);
     Py_DECREF(act);
     return status;
@@ -276,7 +269,8 @@ policy_tick(PyObject *op, PyObject *const *args, Py_ssize_t n)
     if (n > 2) return PyErr_Format(PyExc_TypeError, "tick() takes two arguments, got %zd", n);
     if (n > 0 && (clock = mt_py_policy_clock(args[0], "tick")) < 0) return NULL;
     if (n > 1 && (times = PyLong_AsLongLong(args[1])) == -1 && PyErr_Occurred()) return NULL;
-    if (times < 0) return PyErr_Format(PyExc_ValueError, "tick(): n is 0 or more, got %lld", times);
+    if (times < 0 || times > (long long)MT_POLICY_EVERY)
+        return PyErr_Format(PyExc_ValueError, "tick(): n is 0 to 2**48, got %R", args[1]);
     if (times > 0 && mt_policy_tick_many(&self->policy, (unsigned)clock, (uint64_t)times) &&
         decide_and_act(self, (unsigned)clock) < 0)
         return NULL;
@@ -320,7 +314,7 @@ policy_done(PyObject *op, PyObject *const *args, Py_ssize_t n)
     later = self->policy.action[action].rule.later;
     if (later) {
         mt_sample sample;
-        read_usual(self, possible(self, MT_READ_RSS | MT_READ_DEVICES), &sample);
+        read_memory(self, MT_READ_RSS | MT_READ_DEVICES, &sample);
         level = mt_policy_level_of(&sample);
     }
     mt_policy_done(&self->policy, (unsigned)action, time_ns(), &result, later ? &level : NULL);
@@ -336,7 +330,7 @@ policy_look(PyObject *op, PyObject *Py_UNUSED(none))
 
     if (!enter(self)) return PyLong_FromUnsignedLong(self->policy.asked);
     mask = decide(self, self->policy.clock, true);
-    self->busy = false;
+    self->acts = false;
     return PyLong_FromUnsignedLong(mask);
 }
 

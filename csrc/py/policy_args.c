@@ -62,15 +62,26 @@ mt_py_policy_rule_of(PyObject *rule, Py_ssize_t action, mt_policy_rule *out)
 /* --- a new policy ------------------------------------------------------------------------------
  */
 
+/* PyErr_Format knows no doubles. */
+static int
+refuse_number(const char *what, double got)
+{
+    PyObject *number = PyFloat_FromDouble(got);
+
+    if (number != NULL) PyErr_Format(PyExc_ValueError, "Policy(): %s, got %R", what, number);
+    Py_XDECREF(number);
+    return -1;
+}
+
 static int
 check_numbers(const mt_policy_wish *w)
 {
     if (!(w->with.pressure > 0 && w->with.pressure <= 1))
-        PyErr_SetString(PyExc_ValueError,
-                        "Policy(): pressure is a part of the limit, above 0 and at most 1");
-    else if (!(w->with.max_cost >= 0 && w->with.max_cost <= 1))
-        PyErr_SetString(PyExc_ValueError, "Policy(): max_cost is a part of the time, 0 to 1");
-    else if (w->together < 0 || w->together > (long long)MT_POLICY_EVERY)
+        return refuse_number("pressure is a part of the limit, above 0 and at most 1",
+                             w->with.pressure);
+    if (!(w->with.max_cost >= 0 && w->with.max_cost <= 1))
+        return refuse_number("max_cost is a part of the time, 0 to 1", w->with.max_cost);
+    if (w->together < 0 || w->together > (long long)MT_POLICY_EVERY)
         PyErr_Format(PyExc_ValueError, "Policy(): sync_every is 0 to 2**48 updates, got %lld",
                      w->together);
     else if (w->devices < 0 || w->devices > MT_SAMPLE_DEVICES)

@@ -62,6 +62,7 @@ int mt_py_kvpool_register(PyObject *module, mt_state *st);
 int mt_py_kvlease_register(PyObject *module, mt_state *st);
 int mt_py_leakdetector_register(PyObject *module, mt_state *st);
 int mt_py_sampler_register(PyObject *module, mt_state *st);
+int mt_py_policyreplay_register(PyObject *module);
 
 /* The CUDA runtime, opened at the first call; NULL with a DeviceError. */
 mt_cudart *mt_state_cudart(mt_state *st);
