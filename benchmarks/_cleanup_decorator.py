@@ -1,62 +1,64 @@
-"""A call of a method, plain and decorated, when nothing is due."""
+"""What a decorator costs on `agent.update(buffer)` when nothing is due: ours, and one by hand."""
 
 from __future__ import annotations
 
+import functools
+import gc
+from collections.abc import Callable
 from typing import Any
 
-from _cleanup_loop import by_hand
-from _harness import Json, interleave, statement, timing_table
-from _limits import Limit, number_limit
+from _harness import Samples, interleave, statement
 
 import memtools
 
-CALLS = 20_000
-NEVER = 2**40  # updates
+EVERY = 10**9  # updates: nothing is due
+CALLS = 5000  # in a turn
+
+
+def by_hand(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As people write it: counts, and collects each so many updates, after an exception too."""
+
+    @functools.wraps(function)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(self, *args, **kwargs)
+        finally:
+            self.updates += 1
+            if self.updates % EVERY == 0:
+                gc.collect()
+
+    return wrapper
+
+
+POLICY = memtools.CleanupPolicy(EVERY, manage_gc=False, at_epoch=False)
 
 
 class Agent:
+    """The same method four times."""
+
     def __init__(self) -> None:
-        self.history: list[Any] = []
+        self.updates = 0
+        self.kept: list[int] = []
 
-    def update(self, batch: object) -> None:
-        pass
+    def bare(self, buffer: object) -> object:
+        return buffer
 
-
-def decorated(method: Any) -> Any:
-    """An agent whose update is that."""
-    return type("Agent", (Agent,), {"update": method})()
-
-
-def measure(seconds: float) -> Json:
-    policy = memtools.CleanupPolicy(gc_every=None, at_epoch=False, pressure=1.0)
-    agents = {
-        "undecorated": Agent(),
-        "by hand": decorated(by_hand(Agent.update, NEVER)),
-        "managed": decorated(memtools.managed(policy)(Agent.update)),
-        "managed, clear=": decorated(memtools.managed(policy, clear="history")(Agent.update)),
-        "managed, no policy": decorated(memtools.managed(None, clear="history")(Agent.update)),
-    }
-    runners = {name: statement("a.update(b)", a=agent, b=None) for name, agent in agents.items()}
-    runners["step() beside it"] = statement(
-        "a.update(b); step()", a=Agent(), b=None, step=policy.step
-    )
-    samples = interleave(runners, CALLS, seconds=seconds, warm=500, first=1_000)
-    return {"rows": samples.summary("undecorated")}
+    ours = memtools.managed(POLICY)(bare)
+    clear = memtools.managed(POLICY, clear="kept")(bare)
+    hand = by_hand(bare)
 
 
-def show(section: Json) -> None:
-    print(f"decorator\n{timing_table(section['rows'], 'undecorated')}\n", flush=True)
+def costs(seconds: float = 5) -> Samples:
+    """Nanoseconds a call, by turns: `bare`; `ours`, of a policy that watches memory as it does by
+    default; `clear`, with a list to be cleared too; `hand`. `least(name)`, `median(name)` and
+    `ratios("hand", "ours")` read them."""
+    agent = Agent()
+    names = ("bare", "ours", "clear", "hand")
+    runners = {name: statement(f"agent.{name}(None)", agent=agent) for name in names}
+    return interleave(runners, CALLS, seconds=seconds, first=CALLS)
 
 
-def limits(section: Json) -> list[Limit]:
-    return [
-        number_limit(
-            "managed adds to a call",
-            40,
-            "ns",
-            row["difference_of_mins_ns"],
-            row["median_difference_ns"],
-        )
-        for row in section["rows"]
-        if row["name"] == "managed"
-    ]
+if __name__ == "__main__":
+    found = costs()
+    for name in found.turns:
+        print(f"{name:6s} {found.least(name):7.1f} / {found.median(name):7.1f} ns")

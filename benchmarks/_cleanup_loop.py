@@ -64,7 +64,7 @@ class Leaker:
         return self.weight.sum() + Cycle().kept[0]
 
 
-def by_hand(method: Callable[..., Any], every: int = EVERY) -> Update:
+def by_hand(method: Update) -> Update:
     """The decorator that people write."""
 
     @functools.wraps(method)
@@ -73,7 +73,7 @@ def by_hand(method: Callable[..., Any], every: int = EVERY) -> Update:
             return method(self, *arguments, **named)
         finally:
             self.calls = getattr(self, "calls", 0) + 1
-            if self.calls % every == 0:
+            if self.calls % EVERY == 0:
                 gc.collect()
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()

@@ -6,10 +6,10 @@ continued 16 times with a KV cache, a program rewards the correctly spelled word
 and the samples train the model by their advantages within the group.
 
 As it is usually written, every rollout allocates a cache of maximum length for all 16 samples,
-copies the prompt into each of them and uses a small part of it. memtools changes the lines marked
-`memtools 1` to `4`: pages come as tokens do, the samples share those of the prompt, and none is
-held while the model trains. With the same seed both variants sample the same bytes and train to the
-same losses, to the last digit:
+copies the prompt into each of them and uses a small part of it; and every rollout is followed by a
+collect. memtools changes the lines marked `memtools 1` to `5`: pages come as tokens do, the samples
+share those of the prompt, and none is held while the model trains. With the same seed both variants
+sample the same bytes and train to the same losses, to the last digit:
 
     python examples/rl_generation.py --cache naive        # and again with: --cache pool
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import hashlib
 import json
 import os
@@ -27,7 +28,8 @@ import statistics
 import sys
 import time
 from collections import Counter
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -218,12 +220,13 @@ def pool_rollout(model: LanguageModel, prompt: Tensor, meter: Meter, pool: Any) 
     return samples
 
 
-def new_pool(options: argparse.Namespace) -> Any:
+def equip(options: argparse.Namespace, trainer: Trainer) -> tuple[Any, Any, Any, Any]:
+    """The pool, what to train and what to roll out within, and the update."""
     if options.cache == "naive":
-        return nullcontext()
+        return None, nullcontext(), hand_written, trainer.update
     import memtools
 
-    return memtools.KVPool(  # memtools 1: once, for all rollouts
+    pool = memtools.KVPool(  # memtools 1: once, for all rollouts
         num_layers=LAYERS,
         num_kv_heads=HEADS,
         head_dim=HEAD_DIM,
@@ -232,6 +235,18 @@ def new_pool(options: argparse.Namespace) -> Any:
         dtype=torch.float32,
         limit=options.limit,
     )
+    # memtools 4: training has the pages in the meantime. "strict", as rollouts take them again.
+    policy = memtools.CleanupPolicy(pool_trim_every={"generation": 1}, strict=True)
+    generating = memtools.generation(pool=pool, policy=policy)
+    return pool, policy, lambda: generating, memtools.managed(policy)(trainer.update)  # memtools 5
+
+
+@contextmanager
+def hand_written() -> Iterator[None]:
+    """The usual end of a rollout: collects, whatever it left."""
+    yield
+    gc.collect()
+    torch.cuda.empty_cache()  # nothing, where there is no CUDA
 
 
 class Trainer:
@@ -327,20 +342,21 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     pretrain_loss = pretrain(model, prose, options.pretrain_steps)
     return_free_heap()
     trainer = Trainer(model)
-    with new_pool(options) as pool:
+    pool, policy, generating, update = equip(options, trainer)
+    with policy, nullcontext() if pool is None else pool:
         for _ in range(options.updates):
             groups = []
-            for prompt in [prose.prompt() for _ in range(PROMPTS)]:
-                if pool is None:
-                    samples = naive_rollout(model, prompt, meter)
-                else:
-                    samples = pool_rollout(model, prompt, meter, pool)
-                rewards = torch.tensor([prose.reward(sample) for sample in samples])
-                groups.append((prompt, samples, rewards))
-            if pool is not None:
-                pool.trim()  # memtools 4: training has the pages in the meantime
-            meter.after_update(trainer.update(groups), groups)
-    return {**meter.result(), "pretrain_loss": pretrain_loss}
+            with generating():
+                for prompt in [prose.prompt() for _ in range(PROMPTS)]:
+                    if pool is None:
+                        samples = naive_rollout(model, prompt, meter)
+                    else:
+                        samples = pool_rollout(model, prompt, meter, pool)
+                    rewards = torch.tensor([prose.reward(sample) for sample in samples])
+                    groups.append((prompt, samples, rewards))
+            meter.after_update(update(groups), groups)
+    report = "" if pool is None else str(policy.report())
+    return {**meter.result(), "pretrain_loss": pretrain_loss, "report": report}
 
 
 def summarise(result: dict[str, Any]) -> None:
@@ -353,6 +369,8 @@ def summarise(result: dict[str, Any]) -> None:
     print(f"mean reward {first:.3f} in the first {few} updates, {last:.3f} in the last {few}")
     print(f"caches of {result['cache_bytes'] / MIB:.1f} MiB, ", end="")
     print(f"SHA-256 of the samples {result['tokens'][:16]}...")
+    if result["report"]:
+        print(result["report"])
 
 
 def main() -> None:

@@ -18,6 +18,8 @@ from memtools import _bridge
 Clear = Any
 
 _MISSING: Any = object()
+_DROP = ""  # the way of what is replaced by None
+_MOST_TYPES = 64
 
 
 class Target(NamedTuple):
@@ -72,7 +74,7 @@ def _path(text: str, said: str) -> tuple[str, ...]:
 class Names:
     """The targets of one function: called with its arguments, clears them."""
 
-    __slots__ = ("_first", "_owner", "_parameters", "_targets")
+    __slots__ = ("_first", "_owner", "_parameters", "_plans", "_targets", "_ways")
 
     def __init__(self, function: Callable[..., Any] | None, targets: list[Target]) -> None:
         self._owner = getattr(function, "__self__", _MISSING)  # of a bound method
@@ -83,6 +85,8 @@ class Names:
         self._targets = targets
         for target in targets:
             self._check(target, function)
+        self._plans = [self._plan(target) for target in targets]
+        self._ways: dict[type, str] = {}  # by the type of what was cleared
 
     def _check(self, target: Target, function: Callable[..., Any] | None) -> None:
         if target.owner is not _MISSING or target.path[0] in self._parameters:
@@ -96,9 +100,10 @@ class Names:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """Clears all; then raises what failed first, with notes of the others."""
         failed: Exception | None = None
-        for target in self._targets:
+        for target, plan in zip(self._targets, self._plans, strict=True):
             try:
-                self._clear(target, args, kwargs or {})
+                if plan is None or not self._usual(plan, args, kwargs):
+                    self._clear(target, args, kwargs or {})
             except Exception as error:
                 if failed is None:
                     failed = error
@@ -110,13 +115,58 @@ class Names:
             finally:
                 failed = None  # it holds this frame
 
+    def _plan(self, target: Target) -> tuple[int, str, tuple[str, ...]] | None:
+        """For the usual case, a chain of attributes: position and name of the argument that it
+        begins at."""
+        owner, path = target.owner, target.path
+        if owner is not _MISSING or self._owner is not _MISSING:
+            return None
+        name = path[0] if path[0] in self._parameters else self._first
+        path = path[1:] if path[0] in self._parameters else path
+        if name is None or not path or not all(part.isidentifier() for part in path):
+            return None
+        return self._parameters[name][0], name, path
+
+    def _usual(
+        self,
+        plan: tuple[int, str, tuple[str, ...]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+    ) -> bool:
+        """Clears what is of a type that was cleared before; False where there is more to find."""
+        position, name, path = plan
+        if not 0 <= position < len(args) or (kwargs and name in kwargs):
+            return False
+        owner = value = args[position]
+        try:
+            for part in path:
+                owner, value = value, getattr(value, part)
+        except AttributeError:
+            return False
+        if value is None:
+            return True
+        way = self._ways.get(type(value))
+        if way is None:
+            return False
+        if way == _DROP:
+            setattr(owner, part, None)
+        else:
+            getattr(value, way)()
+        return True
+
     def _clear(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         owner, path = target.owner, target.path
         if owner is _MISSING:
             owner, path = self._start(path, args, kwargs)
             if owner is _MISSING:  # a call that does not fit the function, which said so
                 return
-        _clear_path(owner, path, target.text)
+        places = [_Place(owner, lambda _: _refuse_argument(target.text))]
+        for part in path:
+            places = [new for place in places for new in _places(place.value, part, target.text)]
+        for place in places:
+            way = _empty(place, target.text)
+            if way is not None and len(self._ways) < _MOST_TYPES:
+                self._ways[type(place.value)] = way
 
     def _start(
         self, path: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -156,14 +206,6 @@ def _parameters(function: Callable[..., Any]) -> dict[str, tuple[int, Any]]:
 class _Place(NamedTuple):
     value: Any
     put: Callable[[Any], object]  # something else in its place
-
-
-def _clear_path(owner: Any, path: tuple[str, ...], text: str) -> None:
-    places = [_Place(owner, lambda _: _refuse_argument(text))]
-    for part in path:
-        places = [found for place in places for found in _places(place.value, part, text)]
-    for place in places:
-        _empty(place, text)
 
 
 def _refuse_argument(text: str) -> None:
@@ -211,13 +253,14 @@ def _unknown(owner: Any, part: str, text: str) -> str:
 # --- clearing -------------------------------------------------------------------------------------
 
 
-def _empty(place: _Place, text: str) -> None:
+def _empty(place: _Place, text: str) -> str | None:
+    """Clears it; returns how, where the next of its type can be cleared alike unseen."""
     value = place.value
     if value is None:
-        return
+        return None
     if _is_tensor(value) or isinstance(value, numbers.Number):
         place.put(None)
-        return
+        return _DROP if type(value) in _dropped() else None
     way = _way(value)
     if way is None:
         what = "a parameter of the model" if _is_parameter(value) else _name_of(value)
@@ -225,17 +268,21 @@ def _empty(place: _Place, text: str) -> None:
             f"{text} is {what}, which has neither clear() nor reset() and is no tensor or number "
             "that could be dropped"
         )
-    way()
+    getattr(value, way)()
+    return way if hasattr(type(value), way) else None
 
 
-def _way(value: Any) -> Callable[[], object] | None:
+def _way(value: Any) -> str | None:
+    """The name of what clears it."""
     if isinstance(value, type):
         return None
-    for name in ("clear", "reset"):
-        found = getattr(value, name, None)
-        if callable(found):
-            return found  # type: ignore[no-any-return]
-    return None
+    return next((name for name in ("clear", "reset") if callable(getattr(value, name, None))), None)
+
+
+def _dropped() -> tuple[type, ...]:
+    """Types of which everything can be dropped; of other tensors some are parameters."""
+    torch = _bridge.loaded()
+    return (int, float) if torch is None else (int, float, torch.Tensor)
 
 
 def _is_tensor(value: Any) -> bool:

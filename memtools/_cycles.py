@@ -107,7 +107,7 @@ def _alone(generation: int) -> tuple[int, _Look] | None:
 def _inspected(generation: int) -> tuple[int, _Look]:
     """An interrupt may come after any call: `finally` sees to the flags, then to the garbage."""
     flags, garbage = gc.get_debug(), gc.garbage
-    theirs, mark = flags & gc.DEBUG_SAVEALL, len(garbage)
+    mark = len(garbage)
     try:
         try:
             gc.set_debug(flags | gc.DEBUG_SAVEALL)
@@ -117,9 +117,9 @@ def _inspected(generation: int) -> tuple[int, _Look]:
         return objects, _look(Own(garbage[mark:]))
     finally:
         # What other threads' collections put there while the flag was set is there too.
-        if not theirs:
-            del garbage[mark:]
-            gc.collect()
+        # Where the program has set the flag itself, the second collection puts it there again.
+        del garbage[mark:]
+        gc.collect()
 
 
 def _look(garbage: Own) -> _Look:
@@ -130,9 +130,9 @@ def _look(garbage: Own) -> _Look:
         if not wanted:
             return _Look()
         facts = list[TensorFacts]()
-        for i, obj in enumerate(garbage):
-            if id(type(obj)) in wanted:
-                facts.append(tensor_facts(torch, obj))
+        for i in range(len(garbage)):
+            if id(type(garbage[i])) in wanted:
+                facts.append(tensor_facts(torch, garbage[i]))
                 first.setdefault(facts[-1].kind, i)
         groups = _merged(_grouped(facts))
         examples = _examples(garbage, [(first[g.kind], g.kind) for g in groups[:_EXAMPLES]])

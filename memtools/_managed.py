@@ -53,9 +53,9 @@ def managed(policy: _POLICY, *, clear: Clear = ()) -> Managing:
     for something that cannot be cleared; where the function itself raised, that exception passes,
     with a note. What is raised by actions of the policy passes, such as HostMemoryPressure.
 
-    Costs some 20 ns a call on a method, where nothing is due and nothing is to be cleared; about
-    300 ns for `bound = agent.update; bound(buffer)` and for classmethods, 1 us for coroutines and
-    generators, and each step of them.
+    Costs some 20 ns a call on a method, where nothing is due and nothing is to be cleared; 1 us for
+    each name to clear, 0.3 us for `bound = agent.update; bound(buffer)` and for classmethods, 4 us
+    for coroutines and generators, and 0.6 us for each step of them.
     """
     return Managing(core_of(policy), _clearing.parsed(clear))
 

@@ -9,12 +9,17 @@ import datetime
 import json
 import os
 import sys
+import time
+import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
+from memtools import CleanupPolicy, _policy_engine
+from memtools._policy_actions import FIRST_CALLBACK
 from memtools._policy_ranks import agree
 
 
@@ -43,7 +48,6 @@ def alone(rank: int) -> Any:
 
 def modes(rank: int) -> Any:
     """Made and asked where tensors are made otherwise than usual."""
-    torch.set_default_dtype(torch.float16)
     with torch.inference_mode(), torch.device("meta"):
         agreed = agree()
         inside = agreed(1 << rank)
@@ -59,8 +63,8 @@ def one_collective(rank: int) -> Any:
         calls.append([tensor.nbytes, tensor.device.type])
         return reduce(tensor, *arguments, **options)
 
-    dist.all_reduce = counted
-    agreed(1)
+    with mock.patch.object(dist, "all_reduce", counted):
+        agreed(1)
     return calls
 
 
@@ -95,8 +99,82 @@ def dead(rank: int) -> Any:
     return says(lambda: agreed(1))
 
 
+# --- of a CleanupPolicy: at which updates its callback was called, by the rank's own count ---
+
+
+def updates(policy: CleanupPolicy, many: int, *, add: bool = True, **how: Any) -> list[int]:
+    """Runs that many, and says at which the policy acted."""
+    seen: list[int] = []
+    if add:
+        policy.add("noted", lambda call: seen.append(policy._core.ticks(0)), **how)
+    with policy:
+        for _ in range(many):
+            policy.step()
+    return seen
+
+
+def quiet(**settings: Any) -> CleanupPolicy:
+    return CleanupPolicy(None, at_epoch=False, manage_gc=False, ranks=True, **settings)
+
+
+def pressure(rank: int) -> Any:
+    """Rank 1 may use 1 MiB, rank 0 what there is."""
+    policy = quiet(limit="1 MiB") if rank else quiet()
+    seen = updates(policy, 200, pressure=True)
+    return [seen, bool(policy._core.look())]
+
+
+def costs(rank: int) -> Any:
+    """What frees nothing is dear on rank 1, so that its budget allows it seldom."""
+    policy, seen = quiet(), []
+
+    def work() -> None:
+        seen.append(policy._core.ticks(0))
+        end = time.perf_counter() + 0.004 * rank
+        while time.perf_counter() < end:
+            pass
+
+    policy.add("work", work, 10)
+    updates(policy, 2_000, add=False)
+    _, _, _, _, _, skipped, backoff, *_ = policy._core.figures(FIRST_CALLBACK)
+    return [seen, skipped, backoff]
+
+
+def capture(rank: int) -> Any:
+    """Rank 1 records a CUDA graph in the updates 15 to 44."""
+    policy = quiet(strict=True)
+
+    def capturing() -> bool:
+        return rank == 1 and 15 <= policy._core.ticks(0) < 45
+
+    with mock.patch.object(_policy_engine, "capturing", capturing):
+        return updates(policy, 80, every=20)
+
+
+def unlike(rank: int) -> Any:
+    """Policies that agree at other steps are told, both."""
+    policy = CleanupPolicy(5 if rank else 10, manage_gc=False, ranks=True)
+    return says(lambda: updates(policy, 20))
+
+
+def alone_warns(rank: int) -> Any:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        updates(CleanupPolicy(manage_gc=False), 10)
+        updates(CleanupPolicy(manage_gc=False, ranks=False), 10)
+    return [str(warning.message) for warning in caught]
+
+
+HEALTHY = (alone, modes, one_collective, pressure, costs, capture, unlike, alone_warns)
+
+
+def healthy(rank: int) -> Any:
+    """One after the other: a process that imports torch is dear."""
+    return {case.__name__: case(rank) for case in HEALTHY}
+
+
 CASES: dict[str, Callable[[int], Any]] = {
-    case.__name__: case for case in (alone, modes, one_collective, no_cpu, subset, destroyed, dead)
+    case.__name__: case for case in (healthy, no_cpu, subset, destroyed, dead)
 }
 
 
@@ -111,7 +189,9 @@ def main(case: str, rank: str, world: str, rendezvous: str, out: str) -> None:
     result = CASES[case](int(rank))
     with open(out, "w") as file:
         json.dump(result, file)
-    if case != "dead" and dist.is_initialized():
+    if case == "dead":
+        os._exit(0)  # torch cannot take a broken group apart
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 

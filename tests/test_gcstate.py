@@ -83,6 +83,7 @@ def test_the_last_one_out_restores_in_whatever_order(order):
     managers["b"].freeze()
     for name in order[:2]:
         managers[name].end()
+        assert (managers[name].managed, managers[name].frozen) == (False, 0)
         assert (gc.isenabled(), managers[order[2]].managed) == (False, True)
         assert managers[order[2]].frozen >= gc.get_freeze_count() > 0
     managers[order[2]].end()
@@ -143,6 +144,14 @@ def test_what_others_freeze_between_begin_and_freeze_is_theirs_too():
     assert gc.get_freeze_count() > 0
 
 
+def test_an_end_while_freeze_collects_is_the_end(monkeypatch):
+    before, manager = state(), begun()
+    with monkeypatch.context() as patched:  # as a finalizer does it, or another thread
+        patched.setattr(gc, "collect", manager.end)
+        assert manager.freeze()[0] == 0
+    assert state() == before
+
+
 def test_another_freeze_puts_aside_what_is_new():
     first, second = begun(), begun()
     before = first.freeze()[0]
@@ -180,7 +189,7 @@ def test_threads_that_begin_and_end_at_the_same_time():
         for _ in range(25):
             manager = begun()
             with _gcstate._shared.lock:  # collecting 100 times would take a minute
-                _gcstate._shared.freeze()
+                _gcstate._shared.freeze(manager._member)
                 if gc.isenabled():
                     faults.append("enabled")
             manager.end()

@@ -6,8 +6,6 @@ import asyncio
 import gc
 import inspect
 import pickle
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -16,7 +14,6 @@ from typing import Any
 import pytest
 
 import memtools
-from tests.managedcases import policy
 from tests.test_managed import P, counted, function
 
 CLEARED: list[str] = []
@@ -163,6 +160,38 @@ def test_a_generator_closed_early_is_no_update_but_cleared():
 
     assert counted(drop) == 0
     assert CLEARED == ["cleared"] * 2
+
+
+def test_a_generator_that_is_closed_ends_first_and_inside_its_call():
+    order: list[int] = []
+
+    @manage
+    def values() -> Iterator[int]:
+        try:
+            yield 1
+        finally:
+            order.append(len(CLEARED))
+            order.append(counted(lambda: function(1)))
+
+    @manage
+    async def avalues() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            order.append(len(CLEARED))
+            order.append(counted(lambda: function(1)))
+
+    async def close() -> None:
+        started = avalues()
+        await anext(started)
+        await started.aclose()
+
+    started = values()
+    next(started)
+    assert counted(started.close) == 0
+    assert order == [0, 0]
+    assert counted(run(close)) == 0
+    assert order == [0, 0, 1, 0]
 
 
 def test_exceptions_go_both_ways_through_a_generator():
@@ -324,6 +353,20 @@ def test_an_asynchronous_generator_is_one_update():
     assert CLEARED == ["cleared"] * 3
 
 
+def test_what_an_asynchronous_generator_calls_is_part_of_it():
+    @memtools.managed(P)
+    async def values() -> AsyncIterator[int]:
+        for i in range(3):
+            assert counted(lambda: function(1)) == 0
+            yield i
+
+    async def read() -> None:
+        async for _ in values():
+            function(1)
+
+    assert counted(run(read)) == 4
+
+
 def test_values_and_exceptions_go_into_an_asynchronous_generator():
     @manage
     async def echo() -> AsyncIterator[object]:
@@ -343,75 +386,3 @@ def test_values_and_exceptions_go_into_an_asynchronous_generator():
             await values.asend("end")
 
     assert counted(run(talk)) == 1
-
-
-# --- blocks ---------------------------------------------------------------------------------------
-
-
-def test_a_block_is_one_update():
-    def block() -> None:
-        with memtools.managed(P, clear=[NOTE]):
-            function(1)
-            with memtools.managed(P):
-                function(1)
-
-    assert counted(block) == 1
-    assert CLEARED == ["cleared"]
-
-    def raising() -> None:
-        with pytest.raises(LookupError, match="x"), manage:
-            raise LookupError("x")
-
-    assert counted(raising) == 0
-    assert CLEARED == ["cleared"] * 2
-    assert counted(lambda: function(1)) == 1
-
-
-def test_one_object_may_be_entered_inside_itself_and_on_threads():
-    inside, go_on = threading.Barrier(2), threading.Event()
-
-    def other() -> None:
-        with manage:
-            inside.wait(20)
-            go_on.wait(20)
-
-    thread = threading.Thread(target=other)
-
-    def both() -> None:
-        with manage:
-            thread.start()
-            inside.wait(20)
-            with manage:
-                function(1)
-        go_on.set()
-        thread.join(20)
-
-    assert counted(both) == 2
-    assert counted(lambda: function(1)) == 1
-
-
-def test_what_an_action_raises_leaves_the_block():
-    def act(mask: int, clock: int) -> None:
-        raise memtools.HostMemoryPressure("full")
-
-    with pytest.raises(memtools.HostMemoryPressure), memtools.managed(policy(act)):
-        pass
-    with pytest.raises(LookupError), memtools.managed(policy(act)):
-        raise LookupError
-
-
-def test_a_block_has_no_arguments_to_find_names_at():
-    with pytest.raises(TypeError, match=r"clear='x': a `with` block has no arguments"):
-        memtools.managed(P, clear="x").__enter__()
-    assert counted(lambda: function(1)) == 1, "nothing is open"
-
-
-def test_it_needs_no_torch():
-    code = (
-        "import sys, memtools\n"
-        "managed = memtools.managed(None, clear='x.clear_me')\n"
-        "class X: clear_me = 3\n"
-        "managed(lambda x: None)(X)\n"
-        "assert X.clear_me is None and 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,11 +17,12 @@ STEPS_DIFFER = (
 )
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Any:
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """job(case, world): what each rank wrote down."""
 
     def run(case: str, world: int = 2) -> list[Any]:
+        tmp_path = tmp_path_factory.mktemp(case)
         outs = [tmp_path / f"{case}.{rank}" for rank in range(world)]
         ranks = [
             subprocess.Popen(
@@ -38,10 +39,16 @@ def job(tmp_path: Path) -> Any:
     return run
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_what_one_rank_asks_for_all_do_and_where_one_cannot_nobody(job, world):
-    every = (1 << world) - 1
-    answers = job("alone", world)
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request: pytest.FixtureRequest, job: Any) -> Any:
+    """ranks(case): what each of two, and of three, wrote down."""
+    results = job("healthy", request.param)
+    return lambda case: [result[case] for result in results]
+
+
+def test_what_one_rank_asks_for_all_do_and_where_one_cannot_nobody(ranks):
+    answers = ranks("alone")
+    every = (1 << len(answers)) - 1
     for rank, answer in enumerate(answers):
         assert answer == {
             "or": every,
@@ -54,12 +61,14 @@ def test_what_one_rank_asks_for_all_do_and_where_one_cannot_nobody(job, world):
         }
 
 
-def test_inference_mode_and_a_default_device_change_nothing(job):
-    assert job("modes") == [[3, 6]] * 2
+def test_inference_mode_and_a_default_device_change_nothing(ranks):
+    answers = ranks("modes")
+    every = (1 << len(answers)) - 1
+    assert answers == [[every, 2 * every]] * len(answers)
 
 
-def test_it_is_one_small_collective_of_host_memory(job):
-    assert job("one_collective") == [[[24, "cpu"]]] * 2
+def test_it_is_one_small_collective_of_host_memory(ranks):
+    assert all(calls == [[24, "cpu"]] for calls in ranks("one_collective"))
 
 
 def test_a_group_without_a_cpu_backend_gets_one_gloo_group_or_is_refused(job):
@@ -88,6 +97,40 @@ def test_where_a_rank_is_dead_torch_says_so(job):
     assert "Error" in first
     assert "ranks" not in first  # torch's own words
     assert second is None
+
+
+# --- of a CleanupPolicy ---
+
+
+def test_pressure_on_one_rank_is_answered_by_all_at_the_same_update(ranks):
+    (first, calm), (_, pressed), *_ = answers = ranks("pressure")
+    assert [seen for seen, _ in answers] == [first] * len(answers)
+    assert first
+    assert first[0] % 10 == 0
+    assert (calm, pressed) == (False, True)
+
+
+def test_ranks_of_other_costs_act_at_the_same_updates(ranks):
+    (seen, *light), *others = ranks("costs")
+    assert len(seen) > 5
+    assert all(other[0] == seen for other in others)
+    assert light != others[-1][1:]  # each has its own budget and back-off
+
+
+def test_where_one_rank_captures_a_graph_all_wait(ranks):
+    assert all(seen == [50, 60, 80] for seen in ranks("capture"))
+
+
+def test_policies_that_are_not_alike_are_told_on_all_ranks(ranks):
+    first, *others = ranks("unlike")
+    assert first == STEPS_DIFFER.format(10)
+    assert all(other == STEPS_DIFFER.format(5) for other in others)
+
+
+def test_ranks_that_decide_alone_are_told_once(ranks):
+    for warned in ranks("alone_warns"):
+        assert len(warned) == 1
+        assert "ranks decides alone when to clean up" in warned[0]
 
 
 def test_without_torch_imported_it_refuses_and_imports_nothing():

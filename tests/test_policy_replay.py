@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from memtools import _core, read_record
+from memtools import CleanupPolicy, MemoryMonitor, _core, read_record
 from memtools._monitor_run import columns
 from memtools._policy_replay import Replayed, Settings, replay
 
@@ -197,6 +197,48 @@ def test_the_text_says_what_it_comes_to_and_what_the_record_does_not_tell(record
     notes = replay(recorded(100), policy(other)).notes
     assert notes[0].startswith("a record has no idle bytes of malloc")
     assert notes[1] == "cadences by generation are not in a record"
+
+
+# --- a CleanupPolicy's own ---
+
+
+def test_a_policy_replays_by_its_own_settings(recorded):
+    def reading(step: int) -> dict[str, int]:
+        return {"rss": (900 if step > 800 else 500) * MIB}
+
+    cleaned = CleanupPolicy(gc_every=300, young_every=100, limit="1000 MiB", strict=True)
+    cleaned.add("mine", lambda: None, 400)
+    decisions = cleaned.replay(recorded(1_000, reading), costs={"gc": 0.01, "mine": 0.002})
+    by_name = {
+        name: [d.step for d in decisions if d.action == name] for name in ("gc_young", "mine")
+    }
+    assert by_name == {"gc_young": list(range(100, 1_001, 100)), "mine": [400, 800]}
+    gc = [(one.step, one.why) for one in decisions if one.action == "gc"]
+    assert gc[:2] == [(300, "cadence"), (600, "cadence")]
+    assert "host pressure" in gc[2][1]
+    assert {one.action for one in decisions} == {"gc", "gc_young", "mine"}  # no trim: no idle heap
+    assert cleaned.report().updates == 0  # nothing was done
+
+
+def test_a_policy_leaves_out_what_has_nothing_to_work_on(recorded):
+    cleaned = CleanupPolicy(gc_every=None, empty_cache_every=100, pool_trim_every=100, strict=True)
+    assert {one.action for one in cleaned.replay(recorded(500))} == {"gc_young"}
+    tiers = {f"cuda0_{name}": GIB for name in ("allocated", "reserved", "free", "total")}
+    record = recorded(500, lambda step: {"rss": GIB, **tiers}, devices=1)
+    assert {one.action for one in cleaned.replay(record)} == {"gc_young", "empty_cache"}
+
+
+def test_a_monitors_own_record_can_be_replayed(tmp_path):
+    with MemoryMonitor(tmp_path / "run.mem", interval_ms=1) as monitor:
+        for _ in range(250):
+            monitor.step()
+        monitor.cleanup_memory()
+    record = read_record(tmp_path / "run.mem")
+    decisions = CleanupPolicy(100, manage_gc=False, strict=True).replay(record)
+    assert [one.step for one in decisions if one.why == "cadence"] == [100, 200]
+    assert decisions[0].recorded
+    words = [event.text for event in record.events if event.kind == "cleanup"]
+    assert f"objects) {decisions[0].ms:.1f} ms" in words[0]
 
 
 def test_records_and_costs_that_are_none_are_refused(recorded, tmp_path):

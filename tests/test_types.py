@@ -35,6 +35,22 @@ with pool, pool.acquire(1, num_tokens=5) as lease, lease.fork(2) as child:
     lengths: list[int] = child.lengths
     lingering: tuple[str, ...] = pool.stats().lingering_names
     child.reorder(torch.tensor([1, 0]))
+class Agent:
+    @memtools.managed(memtools.CleanupPolicy(), clear=("model.gate_history", history))
+    def update(self, buffer: list[int], lr: float = 0.1) -> str:
+        return ""
+    @memtools.managed(None)
+    @classmethod
+    def make(cls, n: int) -> int:
+        return n
+    @memtools.generation(pool=pool)
+    async def serve(self, n: int) -> bytes:
+        return b""
+reveal_type(Agent().update)
+reveal_type(Agent().serve)
+with memtools.managed(None, clear=[history]), memtools.generation():
+    updated: str = Agent().update([1], lr=0.5)
+    made: int = Agent.make(3)
 reveal_type(history.windows())
 """
 
@@ -54,7 +70,10 @@ def test_the_package_is_strictly_typed():
 def test_a_users_program_is_understood(tmp_path):
     program = tmp_path / "user.py"
     program.write_text(USER)
-    assert "list[memtools._stats.GateStats]" in check("mypy", "--strict", str(program))
+    told = check("mypy", "--strict", str(program))
+    assert "list[memtools._stats.GateStats]" in told
+    assert "def (buffer: list[int], lr: float =) -> str" in told
+    assert "def (n: int) -> typing.Coroutine[Any, Any, bytes]" in told
 
 
 def test_a_wrong_program_is_caught(tmp_path):
