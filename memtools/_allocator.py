@@ -191,7 +191,7 @@ class AllocatorSettings:
 def allocator_settings() -> AllocatorSettings:
     """Reads how malloc and torch's CUDA allocator are set now, and what glibc's arenas hold.
 
-    Takes about a millisecond, more where glibc's arenas have many free blocks. Imports no torch,
+    Takes 2 to 3 ms, more where glibc's arenas have many free blocks. Imports no torch,
     starts nothing of CUDA and changes nothing. What somebody else set by mallopt cannot be read:
     glibc does not tell.
     """
