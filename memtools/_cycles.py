@@ -34,7 +34,6 @@ from memtools._paths import Own, function_name, step_down
 _EXAMPLES = 3
 _NEAR = 20_000  # objects that paths are searched in, 2 us each
 _LOOKED_UP = 64  # objects above a tensor that are tried as members of a cycle
-_LONGEST = 10_000  # objects that are searched for the way back to one
 _SHOWN = 8  # steps of a path
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
@@ -195,7 +194,7 @@ class _Cycles:
     def _round(self, n: int) -> list[int]:
         """The shortest cycle from an object back to itself, from holder to held; [] without one."""
         below, todo = dict[int, int](), deque([n])
-        while todo and len(below) < _LONGEST:
+        while todo:
             held = todo.popleft()
             for holder in self.holders.get(held, ()):
                 if holder == n:
