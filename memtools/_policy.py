@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memtools import _core
 from memtools._gcstate import worker_setup
-from memtools._monitor_device import seen_devices
 from memtools._policy_actions import (
     EMPTY_CACHE,
     GC,
@@ -158,7 +157,7 @@ class CleanupPolicy:
             strict=strict,
             sync_every=every_together,
             limit=bound,
-            devices=len(seen_devices(self._root)),
+            devices=engine.devices,
             root=self._root,
         )
         engine.begin(self._core, rules)
