@@ -27,12 +27,12 @@ from types import CellType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
 from memtools import _bridge, _core
-from memtools._census import TensorGroup, _grouped, _merged
+from memtools._census import _grouped, _merged
 from memtools._facts import TensorFacts, TensorKind, short_name, tensor_facts
 from memtools._paths import Own, function_name, step_down
-from memtools._size import format_bytes
 
 _EXAMPLES = 3
+_NEAR = 20_000  # objects that paths are searched in, 2 us each
 _LOOKED_UP = 64  # objects above a tensor that are tried as members of a cycle
 _LONGEST = 10_000  # objects that are searched for the way back to one
 _SHOWN = 8  # steps of a path
@@ -71,9 +71,9 @@ def collect(generation: int = 2, inspect: bool = False) -> Collected:
     """Collect garbage; with `inspect` count the tensors in it and show what kept them.
 
     Without `inspect` it is gc.collect(generation). With it the garbage is collected twice, the
-    second time always in full, so it takes twice as long, and 1 us for each object of garbage when
-    tensors are among it, 5 us for each tensor. Nothing of the program's code runs but finalizers
-    and callbacks, and no reference to the garbage stays.
+    second time always in full: two to three times as long, and 5 us more for each tensor in the
+    garbage and up to 0.1 s to find the paths. Nothing of the program's code runs but finalizers and
+    callbacks, and no reference to the garbage stays.
 
     While another thread inspects, or in a finalizer that an inspection runs, nothing is inspected
     (`tensors` is None). Where the program has set gc.DEBUG_SAVEALL itself, the garbage stays in
@@ -107,7 +107,7 @@ def _alone(generation: int) -> tuple[int, _Look] | None:
 def _inspected(generation: int) -> tuple[int, _Look]:
     """An interrupt may come after any call: `finally` sees to the flags, then to the garbage."""
     flags, garbage = gc.get_debug(), gc.garbage
-    theirs, mark = flags & gc.DEBUG_SAVEALL, len(garbage)
+    mark = len(garbage)
     try:
         try:
             gc.set_debug(flags | gc.DEBUG_SAVEALL)
@@ -117,9 +117,9 @@ def _inspected(generation: int) -> tuple[int, _Look]:
         return objects, _look(Own(garbage[mark:]))
     finally:
         # What other threads' collections put there while the flag was set is there too.
-        if not theirs:
-            del garbage[mark:]
-            gc.collect()
+        # Where the program has set the flag itself, the second collection puts it there again.
+        del garbage[mark:]
+        gc.collect()
 
 
 def _look(garbage: Own) -> _Look:
@@ -130,35 +130,47 @@ def _look(garbage: Own) -> _Look:
         if not wanted:
             return _Look()
         facts = list[TensorFacts]()
-        for i, obj in enumerate(garbage):
-            if id(type(obj)) in wanted:
-                facts.append(tensor_facts(torch, obj))
+        for i in range(len(garbage)):
+            if id(type(garbage[i])) in wanted:
+                facts.append(tensor_facts(torch, garbage[i]))
                 first.setdefault(facts[-1].kind, i)
         groups = _merged(_grouped(facts))
-        cycles = _Cycles(garbage)
-        examples = [cycles.example(first[group.kind], group) for group in groups[:_EXAMPLES]]
-        return _Look(len(facts), sum(group.bytes for group in groups), tuple(examples))
+        examples = _examples(garbage, [(first[g.kind], g.kind) for g in groups[:_EXAMPLES]])
+        return _Look(len(facts), sum(group.bytes for group in groups), examples)
     finally:
         garbage.clear()  # a traceback may keep this frame
 
 
-class _Cycles:
-    """Who refers to whom among the garbage; objects are numbers here."""
+def _examples(garbage: Own, tensors: list[tuple[int, TensorKind]]) -> tuple[str, ...]:
+    """Of much garbage only what lies near: objects lie as they were made, a cycle together."""
+    found, cycles = [], None
+    for i, kind in tensors:
+        begin = max(0, min(i - _NEAR // 2, len(garbage) - _NEAR))
+        if cycles is None or cycles.begin != begin:
+            cycles = _Cycles(garbage, begin)
+        found.append(cycles.example(i, kind))
+    return tuple(found)
 
-    def __init__(self, garbage: Own) -> None:
-        self.garbage = garbage
+
+class _Cycles:
+    """Who refers to whom among the garbage, _NEAR objects of it; they are numbers here."""
+
+    def __init__(self, garbage: Own, begin: int) -> None:
+        self.garbage, self.begin = garbage, begin
         self.holders: dict[int, list[int]] = {}
-        number = {id(obj): i for i, obj in enumerate(garbage)}
-        for i, holder in enumerate(garbage):
-            for held in gc.get_referents(holder):
+        near = range(begin, min(begin + _NEAR, len(garbage)))
+        number = {id(garbage[i]): i for i in near}
+        for i in near:
+            for held in gc.get_referents(garbage[i]):
                 if (n := number.get(id(held))) is not None:
                     self.holders.setdefault(n, []).append(i)
 
-    def example(self, tensor: int, group: TensorGroup) -> str:
-        """`Trainer -> dict 'metrics' -> list -> Tensor [256, 256] float32 (2 of them, ...)`."""
+    def example(self, tensor: int, kind: TensorKind) -> str:
+        """`Trainer -> dict 'metrics' -> list -> Tensor [256, 256] float32, cycle Trainer -> ...`.
+
+        No counts: a loop that leaks says the same each time."""
         path, cycle = self._to(tensor)
-        many = "" if group.count == 1 else f"{group.count:,} of them, "
-        text = f"{self._in_words(path)} {_rest(group.kind)} ({many}{format_bytes(group.bytes)})"
+        text = f"{self._in_words(path)} {_rest(kind)}"
         return f"{text}, cycle {self._in_words(cycle)}" if cycle else text
 
     def _to(self, tensor: int) -> tuple[list[int], list[int]]:

@@ -164,7 +164,7 @@ class Engine:
         agree = self.agree()
         if agree is not None:
             mask = agree(mask, not mine and not capturing(), self.core.ticks(UPDATE))
-        if not mask or mine or (agree is None and capturing()):
+        if not mask or (agree is None and capturing()):
             return
         if not self._lock.acquire(blocking=agree is not None):
             return
@@ -195,13 +195,8 @@ class Engine:
 
     def _is_double(self, action: int, why: int) -> bool:
         """Warm-up ends by a full collect: the first epoch's, two updates before, is left to it."""
-        if (
-            action != GC
-            or why != CADENCE
-            or self.freeze_at is None
-            or self._postponed
-            or self.strict
-        ):
+        double = action == GC and why == CADENCE and self.freeze_at is not None
+        if not double or self._postponed or self.strict:
             return False
         self._postponed = True
         return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from memtools import _gcstate
 from memtools._gcstate import ManagedGc
+from tests.interrupts import interrupted
 
 
 def state() -> tuple[bool, tuple[int, ...], bool]:
@@ -83,6 +83,7 @@ def test_the_last_one_out_restores_in_whatever_order(order):
     managers["b"].freeze()
     for name in order[:2]:
         managers[name].end()
+        assert (managers[name].managed, managers[name].frozen) == (False, 0)
         assert (gc.isenabled(), managers[order[2]].managed) == (False, True)
         assert managers[order[2]].frozen >= gc.get_freeze_count() > 0
     managers[order[2]].end()
@@ -143,6 +144,23 @@ def test_what_others_freeze_between_begin_and_freeze_is_theirs_too():
     assert gc.get_freeze_count() > 0
 
 
+def test_an_end_while_freeze_collects_is_the_end(monkeypatch):
+    before, manager = state(), begun()
+    with monkeypatch.context() as patched:  # as a finalizer does it, or another thread
+        patched.setattr(gc, "collect", manager.end)
+        assert manager.freeze()[0] == 0
+    assert state() == before
+
+
+def test_another_freeze_puts_aside_what_is_new():
+    first, second = begun(), begun()
+    before = first.freeze()[0]
+    kept = [[] for _ in range(10_000)]
+    assert second.freeze()[0] >= before + 0.9 * len(kept)
+    assert first.frozen == second.frozen
+    first.end(), second.end()
+
+
 def test_a_manager_that_dies_without_end_has_ended():
     before, manager, other = state(), begun(), begun()
     manager.begin()
@@ -171,7 +189,7 @@ def test_threads_that_begin_and_end_at_the_same_time():
         for _ in range(25):
             manager = begun()
             with _gcstate._shared.lock:  # collecting 100 times would take a minute
-                _gcstate._shared.freeze()
+                _gcstate._shared.freeze(manager._member)
                 if gc.isenabled():
                     faults.append("enabled")
             manager.end()
@@ -186,32 +204,6 @@ def test_threads_that_begin_and_end_at_the_same_time():
     assert _gcstate._shared.found is None
 
 
-class Interrupt:
-    """KeyboardInterrupt at the n-th place where Python may deliver it within _gcstate: as a
-    function is entered, and as a call into C returns."""
-
-    def __init__(self, n: int) -> None:
-        self.left = n
-
-    def __call__(self, frame: Any, event: str, arg: Any) -> None:
-        if event in ("call", "c_return") and frame.f_code.co_filename == _gcstate.__file__:
-            self.left -= 1
-            if self.left < 0:
-                sys.setprofile(None)
-                raise KeyboardInterrupt
-
-
-def interrupted(n: int, call: Callable[[], Any]) -> bool:
-    sys.setprofile(Interrupt(n))
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.setprofile(None)
-    return False
-
-
 @pytest.mark.parametrize("name", ["begin", "freeze", "end"])
 @pytest.mark.parametrize("company", [False, True])
 def test_an_interrupt_anywhere_leaves_a_state_that_end_completes(name, company):
@@ -223,7 +215,7 @@ def test_an_interrupt_anywhere_leaves_a_state_that_end_completes(name, company):
             manager.begin()
         if name == "end":
             manager.freeze()
-        struck = interrupted(places, getattr(manager, name))
+        struck = interrupted(_gcstate, places, getattr(manager, name))
         if manager.managed and name != "end":
             manager.freeze()
         if manager.managed:

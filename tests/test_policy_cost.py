@@ -89,7 +89,7 @@ def test_costs_of_an_earlier_run_are_not_held_against_this_one():
 def test_without_strict_what_frees_nothing_costs_what_was_allowed():
     """0.5 ms at every update of 1.5 ms would be a third of the time. Before each but the first, all
     that came before is within the part that was allowed."""
-    policy = quiet(strict=False, max_cost=0.01)
+    policy = quiet(strict=False, max_cost=0.05)
     took: list[float] = []
 
     def tidy() -> None:
@@ -98,9 +98,9 @@ def test_without_strict_what_frees_nothing_costs_what_was_allowed():
         took.append(time.perf_counter() - begin)
 
     policy.add("tidy", tidy, 1)
-    steps(policy, 400, 1.0)
-    assert len(took) >= 2
-    assert sum(took[:-1]) <= 0.01 * policy.report().seconds
+    while len(took) < 3:
+        steps(policy, 1, 1.0)
+    assert sum(took[:-1]) <= 0.05 * policy.report().seconds
     assert policy.report()["tidy"].skipped > 0
 
 

@@ -7,8 +7,10 @@ import gc
 import multiprocessing
 import os
 import pickle
+import signal
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -240,8 +242,6 @@ def test_a_forked_child_has_gc_enabled_and_the_policy_does_not_manage_it():
 
 
 def test_forked_while_another_thread_acts_the_child_can_act():
-    import threading
-
     policy = quiet()
     inside, go = threading.Event(), threading.Event()
 
@@ -255,6 +255,7 @@ def test_forked_while_another_thread_acts_the_child_can_act():
     inside.wait()
     child = os.fork()
     if child == 0:
+        signal.alarm(30)  # rather than to wait for ever
         handle.cancel()
         os._exit(0 if len(policy.cleanup("gc")) == 1 else 1)
     go.set()
