@@ -96,3 +96,30 @@ def test_it_needs_no_torch():
         "assert X.clear_me is None and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- what Python itself calls ---------------------------------------------------------------------
+
+
+class Special:
+    @memtools.managed(P)
+    def __call__(self, x: int) -> int:
+        return x + 1
+
+    @memtools.managed(P)
+    def __len__(self) -> int:
+        return 3
+
+    @memtools.managed(P)
+    def for_ever(self) -> None:
+        self.for_ever()
+
+
+def test_special_methods_are_methods_too():
+    assert counted(lambda: Special()(1) + len(Special())) == 2
+
+
+def test_recursion_without_end_is_an_error_and_leaves_nothing_open():
+    with pytest.raises(RecursionError):
+        Special().for_ever()
+    assert counted(lambda: function(1)) == 1

@@ -6,8 +6,6 @@ import asyncio
 import gc
 import inspect
 import pickle
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -16,7 +14,6 @@ from typing import Any
 import pytest
 
 import memtools
-from tests.managedcases import policy
 from tests.test_managed import P, counted, function
 
 CLEARED: list[str] = []
@@ -163,6 +160,38 @@ def test_a_generator_closed_early_is_no_update_but_cleared():
 
     assert counted(drop) == 0
     assert CLEARED == ["cleared"] * 2
+
+
+def test_a_generator_that_is_closed_ends_first_and_inside_its_call():
+    order: list[int] = []
+
+    @manage
+    def values() -> Iterator[int]:
+        try:
+            yield 1
+        finally:
+            order.append(len(CLEARED))
+            order.append(counted(lambda: function(1)))
+
+    @manage
+    async def avalues() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            order.append(len(CLEARED))
+            order.append(counted(lambda: function(1)))
+
+    async def close() -> None:
+        started = avalues()
+        await anext(started)
+        await started.aclose()
+
+    started = values()
+    next(started)
+    assert counted(started.close) == 0
+    assert order == [0, 0]
+    assert counted(run(close)) == 0
+    assert order == [0, 0, 1, 0]
 
 
 def test_exceptions_go_both_ways_through_a_generator():
@@ -322,6 +351,20 @@ def test_an_asynchronous_generator_is_one_update():
 
     assert counted(run(close)) == 0
     assert CLEARED == ["cleared"] * 3
+
+
+def test_what_an_asynchronous_generator_calls_is_part_of_it():
+    @memtools.managed(P)
+    async def values() -> AsyncIterator[int]:
+        for i in range(3):
+            assert counted(lambda: function(1)) == 0
+            yield i
+
+    async def read() -> None:
+        async for _ in values():
+            function(1)
+
+    assert counted(run(read)) == 4
 
 
 def test_values_and_exceptions_go_into_an_asynchronous_generator():
