@@ -170,7 +170,7 @@ class CleanupPolicy:
     # --- in the loop ---
 
     def step(self, n: int = 1) -> AbstractContextManager[None]:
-        """The end of an update, or of n: what is due is done here, on this thread. Takes some 100 ns
+        """The end of an update, or of n: what is due is done here, on this thread. Takes 100 ns
         where nothing is.
 
         `with policy.step():` works as well; the cleanup comes before the block.
