@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any, TypeVar
+
+from memtools import _stepwise
 
 Make = Callable[[], AbstractContextManager[Any]]
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -24,56 +26,35 @@ def spanned(function: _F, make: Make, what: str) -> _F:
     if not callable(function) or isinstance(function, type):
         name = getattr(function, "__name__", type(function).__name__)
         raise TypeError(f"{what} decorates a function or a method, got {name!r}")
-    return functools.wraps(function)(_wrapper(function, make))  # type: ignore[return-value]
-
-
-def _wrapper(function: Callable[..., Any], make: Make) -> Callable[..., Any]:
-    if inspect.isasyncgenfunction(function):
-        return _async_values(function, make)
-    if inspect.iscoroutinefunction(function):
-
-        async def awaited(*args: Any, **kwargs: Any) -> Any:
-            with make():
-                return await function(*args, **kwargs)
-
-        return awaited
-    if inspect.isgeneratorfunction(function):
-
-        def generated(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            with make():
-                return (yield from function(*args, **kwargs))
-
-        return generated
 
     def called(*args: Any, **kwargs: Any) -> Any:
         with make():
             return function(*args, **kwargs)
 
-    return called
+    stepping = _stepwise.wrapper(function, lambda args, kwargs: _Span(make()))
+    return functools.wraps(function)(stepping or called)  # type: ignore[return-value]
 
 
-def _async_values(
-    function: Callable[..., Any], make: Make
-) -> Callable[..., AsyncGenerator[Any, Any]]:
-    """What `yield from` would be, had asynchronous generators one: values, exceptions and the end
-    go both ways."""
+class _Span:
+    """A context to which it is all the same what other tasks do between two steps."""
 
-    async def values(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        with make():
-            inner: AsyncGenerator[Any, Any] = function(*args, **kwargs)
-            try:
-                value = await anext(inner)
-                while True:
-                    try:
-                        sent = yield value
-                    except GeneratorExit:
-                        await inner.aclose()
-                        raise
-                    except BaseException as error:
-                        value = await inner.athrow(error)
-                    else:
-                        value = await inner.asend(sent)
-            except StopAsyncIteration:
-                return
+    __slots__ = ("_context",)
 
-    return values
+    def __init__(self, context: AbstractContextManager[Any]) -> None:
+        self._context = context
+
+    def __enter__(self) -> _Span:
+        self._context.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        return self._context.__exit__(kind, error, traceback)
+
+    def enter(self) -> None: ...
+
+    def leave(self) -> None: ...

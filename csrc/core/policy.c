@@ -80,7 +80,6 @@ void
 mt_policy_move_due(mt_policy *p, mt_policy_action *a)
 {
     for (unsigned c = 0; c < MT_POLICY_CLOCKS; c++) {
-        if (a->rule.every[c] == 0) continue;
         a->due[c] = multiple(lesser(a->due[c], p->ticks[c] + 1), step_of(p, a, c));
         find_cadence(p, c);
     }

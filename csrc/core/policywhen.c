@@ -75,7 +75,7 @@ add_devices(mt_policy *p, const mt_sample *x, mt_policy_signals *out)
 {
     bool any = false, all = true, fell;
 
-    for (size_t i = 0; i < x->devices && i < MT_SAMPLE_DEVICES; i++) {
+    for (size_t i = 0; i < x->devices; i++) {
         out->on |= signals_of_device(p, i, &x->device[i], &fell);
         if (taken(&x->device[i]) == MT_UNKNOWN) continue;
         any = true;
@@ -87,7 +87,7 @@ add_devices(mt_policy *p, const mt_sample *x, mt_policy_signals *out)
 mt_policy_signals
 mt_policy_signals_of(mt_policy *p, const mt_sample *x, mt_limit limit)
 {
-    mt_policy_signals out = {0, 0, true};
+    mt_policy_signals out = {0};
     bool fell;
 
     if (mt_is_number(x->heap_free)) p->heap_free = x->heap_free;
@@ -104,7 +104,7 @@ mt_policy_level_of(const mt_sample *x)
 {
     mt_policy_level out = {x->rss, MT_UNKNOWN};
 
-    for (size_t i = 0; i < x->devices && i < MT_SAMPLE_DEVICES; i++) {
+    for (size_t i = 0; i < x->devices; i++) {
         uint64_t bytes = taken(&x->device[i]);
 
         if (bytes == MT_UNKNOWN) bytes = x->device[i].reserved;

@@ -2,6 +2,8 @@
 #ifndef MT_TESTS_POLICYRIG_H
 #define MT_TESTS_POLICYRIG_H
 
+#include <string.h>
+
 #include "check.h"
 #include "core/policy.h"
 
@@ -29,6 +31,7 @@ rig_of(const mt_policy_setup *with)
     rig r = {.now = 1000 * SEC, .given = 10 * GIB};
 
     mt_sample_clear(&r.x);
+    memset(r.x.device, 0x11, sizeof r.x.device); /* which there are not */
     r.x.rss = 5 * GIB;
     r.x.heap_free = 0;
     mt_policy_init(&r.p, with, r.now);

@@ -30,6 +30,7 @@ host_pressure_is_a_part_of_the_limit(void)
 {
     rig r = rig_new();
 
+    r.x.total = r.x.available = 64 * GIB; /* the machine is no lower limit */
     r.x.rss = 8 * GIB - 1;
     CHECK(!fires_alone(&r, MT_WHEN_HOST_PRESSURE));
     r.x.rss = 8 * GIB;
@@ -48,6 +49,10 @@ host_pressure_is_a_part_of_the_limit(void)
     r.x.total = 20 * GIB;
     r.x.available = 4 * GIB;
     CHECK(fires_alone(&r, MT_WHEN_HOST_PRESSURE));
+    r.x.available = 4 * GIB + 1;
+    CHECK(!fires_alone(&r, MT_WHEN_HOST_PRESSURE));
+    r.x.available = 21 * GIB; /* more than there is */
+    CHECK(!fires_alone(&r, MT_WHEN_HOST_PRESSURE));
     r.x.available = MT_UNKNOWN;
     CHECK(!fires_alone(&r, MT_WHEN_HOST_PRESSURE));
 }
