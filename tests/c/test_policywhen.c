@@ -43,6 +43,10 @@ host_pressure_is_a_part_of_the_limit(void)
     CHECK(!fires_alone(&r, MT_WHEN_HOST_PRESSURE));
     r.x.cgroup_used = 8 * GIB;
     CHECK(fires_alone(&r, MT_WHEN_HOST_PRESSURE));
+    r.x.cgroup_limit = 11 * GIB; /* the given one is lower */
+    CHECK(fires_alone(&r, MT_WHEN_HOST_PRESSURE));
+    r.x.children_priv = 0;
+    CHECK(!fires_alone(&r, MT_WHEN_HOST_PRESSURE));
     r.given = MT_UNLIMITED;
     r.x.cgroup_limit = MT_UNLIMITED;
     CHECK(!fires_alone(&r, MT_WHEN_HOST_PRESSURE)); /* nothing limits it */
