@@ -44,7 +44,8 @@ def test_policies_keep_no_hold_of_their_type() -> None:
     before = sys.getrefcount(_core.Policy)
     for _ in range(20):
         _core.Policy(print, [])
-    assert sys.getrefcount(_core.Policy) == before
+    after = sys.getrefcount(_core.Policy)
+    assert after == before
 
 
 def test_a_policy_that_act_drops_lives_until_its_end() -> None:
