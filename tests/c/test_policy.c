@@ -258,6 +258,9 @@ a_level_is_what_is_known(void)
     CHECK(mt_policy_level_of(&r.x).device == 20 * GIB);
     r.x.device[0].reserved = MT_UNKNOWN;
     CHECK(mt_policy_level_of(&r.x).device == 10 * GIB);
+    r.x.device[0] = r.x.device[1];
+    r.x.device[1].free = r.x.device[1].reserved = MT_UNKNOWN;
+    CHECK(mt_policy_level_of(&r.x).device == 10 * GIB);
     r.x.rss = MT_UNKNOWN;
     CHECK(mt_policy_level_of(&r.x).host == MT_UNKNOWN);
 }
