@@ -4,10 +4,10 @@
     python benchmarks/cleanup.py --quick      # one minute, to look at
     python benchmarks/cleanup.py --only leak
 
-`update` trains the same steps of some 10 ms in six processes that have imported torch and
-transformers, and take turns: `bare`; the usual decorator that collects and empties the cache at
-every 100th update; what torchtitan and Megatron-LM do; a default CleanupPolicy by its decorator
-alone, and within `with policy:`. `leak` is a loop that leaves a cycle with a tensor behind at every
+`update` trains the same steps of some 10 ms in processes that have imported torch and transformers:
+by the usual decorator that collects and empties the cache at every 100th update; as torchtitan and
+Megatron-LM do; by a default CleanupPolicy, its decorator alone and within `with policy:`. In each,
+turns of it alternate with turns of the bare method. `leak` is a loop that leaves a cycle with a tensor behind at every
 update. `decorator` is a call of a method when nothing is due, `deciding` what a policy's core takes
 for a decision, `trim` malloc_trim on a heap full of holes, and `hour` what a policy would have
 asked for in a recorded hour.
@@ -23,14 +23,14 @@ import sys
 
 import _cleanup_core
 import _cleanup_decorator
-from _harness import HERE, Json, Samples, arguments, environment, interleave, table, timing_table
+from _harness import HERE, Json, arguments, environment, table, timing_table
 from _limits import Limit, finish, number_limit
 
 MIB = 1 << 20
 BY_HAND = ("every 100", "torchtitan", "Megatron")
 POLICY = ("decorator", "with policy")
 WAYS = ("bare", *BY_HAND, *POLICY)
-UPDATES, LEAKS = 100, 1_000  # a turn
+FIRST, UPDATES, LEAKS = 100, 25, 1_000  # updates: with what is done once, and of a turn
 
 
 class Loop:
@@ -44,15 +44,15 @@ class Loop:
         self.way = way
         self.turns: list[Json] = []
 
-    def __call__(self, n: int) -> float:
-        """Trains n updates; nanoseconds of processor time."""
+    def __call__(self, n: int, bare: bool = False) -> Json:
+        """Trains n updates; what that took."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        print(n, file=self.process.stdin, flush=True)
+        print("bare" if bare else "", n, file=self.process.stdin, flush=True)
         if not (line := self.process.stdout.readline()):
             raise SystemExit(f"the loop {self.way!r} ended early")
         self.turns.append(json.loads(line))
-        return float(self.turns[-1]["cpu_ns"])
+        return self.turns[-1]
 
     def end(self) -> None:
         self.process.communicate()
@@ -61,47 +61,67 @@ class Loop:
 
 
 def update(rounds: int) -> Json:
-    """Rounds of one turn each; the first turn, with what is done once, counts apart."""
+    """Each way's turns beside bare ones of the same process; ways take turns with each other."""
     loops = {way: Loop(way, "update") for way in WAYS}
-    interleave(loops, UPDATES, seconds=0, first=UPDATES, least=rounds)
+    firsts = {way: loop(FIRST) for way, loop in loops.items()}
+    turns: dict[str, list[tuple[Json, Json]]] = {way: [] for way in WAYS}
+    for i in range(rounds):
+        for way, loop in loops.items():
+            pair = [loop(UPDATES, bare) for bare in ((False, True) if i % 2 else (True, False))]
+            turns[way].append((pair[0], pair[1]) if i % 2 else (pair[1], pair[0]))
     for loop in loops.values():
         loop.end()
     if len({loop.turns[-1]["losses"] for loop in loops.values()}) > 1:
         raise SystemExit("the ways of cleaning up trained to other losses")
-    section: Json = {"objects": loops["bare"].turns[0]["objects"], "losses": "the same"}
-    for clock in ("cpu_ns", "wall_ns"):
-        turns = {w: [t[clock] / UPDATES for t in loop.turns[1:]] for w, loop in loops.items()}
-        section[clock] = Samples(turns).summary("bare")
-    section["ways"] = [facts(loop) for loop in loops.values()]
-    return section
+    return {
+        "objects": firsts["bare"]["objects"],
+        "updates": FIRST + 2 * rounds * UPDATES,
+        "ways": [facts(loops[way], firsts[way], turns[way]) for way in WAYS],
+    }
 
 
-def facts(loop: Loop) -> Json:
-    first, later = loop.turns[0], loop.turns[1:]
-    wall, spent = (sum(turn[key] for turn in later) for key in ("wall_ns", "gc_ns"))
+def facts(loop: Loop, first: Json, pairs: list[tuple[Json, Json]]) -> Json:
+    """What gc takes is timed exactly, wherever it falls; all else is compared turn by turn."""
+
+    def times(which: int, key: str = "cpu_ns") -> list[float]:
+        return [(pair[which][key] - pair[which]["gc_ns"]) / UPDATES for pair in pairs]
+
+    own, bare = times(0), times(1)
+    gc = sum(pair[0]["gc_ns"] for pair in pairs) / sum(pair[1]["cpu_ns"] for pair in pairs)
+    last = loop.turns[-1]
     return {
         "name": loop.way,
-        "updates": loop.turns[-1]["updates"],
-        "peak": loop.turns[-1]["peak"],
+        "bare_ns": statistics.median(bare),
+        "gc_share": gc,
+        "loss_by_min": min(own) / min(bare) - 1 + gc,
+        "loss_by_median": statistics.median(a / b for a, b in zip(own, bare, strict=True)) - 1 + gc,
         "first_gc_ms": first["gc_ns"] / 1e6,
-        "gc_share": spent / wall,
-        "full_collects": loop.turns[-1]["full_collects"] - first["full_collects"],
-        "report": loop.turns[-1].get("report"),
+        "full_collects": last["full_collects"] - first["full_collects"],
+        "peak": last["peak"],
+        "report": last.get("report"),
     }
 
 
 def show_update(section: Json) -> None:
-    print(f"update: {section['objects']:,} objects, the same losses, processor time")
-    print(timing_table(section["cpu_ns"], "bare"))
-    print(f"\nwall clock\n{timing_table(section['wall_ns'], 'bare')}\n")
-    header = ("", "peak RSS", "gc, first 100", "gc of the time after", "full collects after")
+    print(f"update: {section['updates']:,} in each, {section['objects']:,} objects, same losses")
+    header = (
+        "processor time",
+        "bare",
+        "gc",
+        "loss by min",
+        "by median",
+        "gc, first 100",
+        "peak RSS",
+    )
     rows = [
         (
             way["name"],
-            f"{way['peak'] / MIB:.0f} MiB",
+            f"{way['bare_ns'] / 1e6:.1f} ms",
+            f"{100 * way['gc_share']:.3f} %",
+            f"{100 * way['loss_by_min']:+.2f} %",
+            f"{100 * way['loss_by_median']:+.2f} %",
             f"{way['first_gc_ms']:.0f} ms",
-            f"{100 * way['gc_share']:.2f} %",
-            str(way["full_collects"]),
+            f"{way['peak'] / MIB:.0f} MiB",
         )
         for way in section["ways"]
     ]
@@ -154,18 +174,17 @@ def show_leak(section: Json) -> None:
 
 def update_limits(section: Json) -> list[Limit]:
     rows = []
-    for row in section["cpu_ns"]:
-        loss = [100 * (row[key] - 1) for key in ("ratio_of_mins", "median_ratio")]
-        if row["name"] in POLICY:
-            rows.append(number_limit(f"{row['name']}: an update loses", 0.5, "%", *loss))
-        if row["name"] == "every 100":
-            least, median = loss
-            text = f"{least:.3g} %", f"{median:.3g} %"
-            rows.append(Limit("every 100: loses", "> 5 %", *text, least > 5, median > 5))
     named = {way["name"]: way for way in section["ways"]}
+    losses = {
+        name: (100 * way["loss_by_min"], 100 * way["loss_by_median"]) for name, way in named.items()
+    }
+    least, median = losses["every 100"]
+    text = f"{least:.3g} %", f"{median:.3g} %"
+    rows.append(Limit("every 100: an update loses", "> 5 %", *text, least > 5, median > 5))
     for name in POLICY:
+        rows.append(number_limit(f"{name}: an update loses", 0.5, "%", *losses[name]))
         share = 100 * named[name]["gc_share"]
-        rows.append(number_limit(f"{name}: gc of the time", 0.5, "%", share, share))
+        rows.append(number_limit(f"{name}: of that gc", 0.5, "%", share, share))
         for other in ("bare", "every 100"):
             over = 100 * (named[name]["peak"] / named[other]["peak"] - 1)
             rows.append(number_limit(f"{name}: peak above that of {other}", 5, "%", over, over))
@@ -217,7 +236,7 @@ def main() -> int:
         show_leak(sections["leak"])
         held += leak_limits(sections["leak"])
     if asked("update"):
-        sections["update"] = update(3 if quick else 12)
+        sections["update"] = update(6 if quick else 24)
         show_update(sections["update"])
         held += update_limits(sections["update"])
     finish("cleanup", options, info, sections, held)
