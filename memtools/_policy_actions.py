@@ -240,7 +240,8 @@ def built_in(action: int, pools: Pools, inspect: bool) -> Work:
     """The work of an action that needs nothing of the policy but its pools."""
     return {
         GC: lambda: collect(2, inspect),
-        GC_YOUNG: lambda: collect(1, inspect),
+        # to inspect takes a full collect, which is then to count for what it is
+        GC_YOUNG: lambda: collect(2 if inspect else 1, inspect),
         EMPTY_CACHE: _monitor_cleanup.empty_cache,
         TRIM: _monitor_cleanup.trim,
         POOL_TRIM: pools.trim,

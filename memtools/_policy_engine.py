@@ -116,8 +116,9 @@ class Engine:
         self._postponed = False  # a collect was left to the one after warm-up
         self.own_ns = 0
         self.errors: dict[int, str] = {}
-        self.objects = self.tensors = self.tensor_bytes = 0
-        self._inspector = Inspector()
+        self.objects = self.tensors = self.tensor_bytes = self.inspected = 0
+        #: each by itself: quiet young collects say nothing of full ones
+        self._inspectors = {GC: Inspector(), GC_YOUNG: Inspector()}
         self._examples: Counter[str] = Counter()
         self._told = Log(None, lambda: 0)
         self._lock = threading.Lock()
@@ -240,7 +241,8 @@ class Engine:
     def _built_in(self, action: int) -> Work:
         """To look into what is collected takes a full collect; that is cheap once gc is frozen."""
         frozen = self.gc.managed and self.freeze_at is None
-        return built_in(action, self.pools, self._inspector.due() and (frozen or action == GC))
+        looks = action in self._inspectors and self._inspectors[action].due()
+        return built_in(action, self.pools, looks and (frozen or action == GC))
 
     def _do(self, action: int, work: Work, why: str) -> Outcome:
         sums = self.tallies.get(action, Tally())
@@ -288,8 +290,9 @@ class Engine:
         found = outcome.collected
         if found is None:
             return
-        self._inspector.saw(found, outcome.gain, outcome.device.freed)
+        self._inspectors[outcome.action].saw(found, outcome.gain, outcome.device.freed)
         self.objects += found.objects
+        self.inspected += found.tensors is not None
         self.tensors += found.tensors or 0
         self.tensor_bytes += found.tensor_bytes or 0
         for example in found.examples:
@@ -369,10 +372,10 @@ class Engine:
 
     def cycles(self) -> CycleReport:
         examples = tuple(text for text, _ in self._examples.most_common())
-        return CycleReport(self.objects, self.tensors, self.tensor_bytes, examples)
+        return CycleReport(self.objects, self.tensors, self.tensor_bytes, self.inspected, examples)
 
     def forget_cycles(self) -> None:
-        self.objects = self.tensors = self.tensor_bytes = 0
+        self.objects = self.tensors = self.tensor_bytes = self.inspected = 0
         self._examples.clear()
 
     def after_fork(self) -> None:

@@ -49,6 +49,8 @@ class CycleReport:
     #: tensors among them, where collects looked for them
     tensors: int
     tensor_bytes: int
+    #: collects that looked for tensors: those after one that found much
+    inspected: int
     #: who held them: "Trainer -> dict -> Tensor[256, 256] float32"
     examples: tuple[str, ...]
 
@@ -114,8 +116,8 @@ class PolicyReport:
         found = self.cycles
         if found.tensors:
             lines.append(
-                f"Cycles held {found.tensors:,} tensors, {format_bytes(found.tensor_bytes)}; "
-                "without cycles they are freed at once:"
+                f"Cycles held {found.tensors:,} tensors, {format_bytes(found.tensor_bytes)}, in "
+                f"{found.inspected:,} collects that looked; without cycles they are freed at once:"
             )
             lines += [f"  {example}" for example in found.examples]
         return lines + [f"Note: {note}" for note in self.notes]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 import warnings
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from memtools import CleanupPolicy, _policy_engine
-from tests.policycases import gc_as_found, quiet  # noqa: F401 - a fixture
+from tests.policycases import gc_as_found, no_gc, quiet  # noqa: F401 - fixtures
 
 
 def busy(ms: float) -> None:
@@ -121,3 +123,20 @@ def test_looks_are_counted():
     assert policy.report().own_ms > 0
     policy.reset_report()
     assert (policy.report().looks, policy.report().own_ms) == (0, 0.0)
+
+
+def test_quiet_young_collects_do_not_keep_full_ones_from_being_looked_into(no_gc: None):  # noqa: F811
+    """What dies old is found by full collects only."""
+    policy = CleanupPolicy(gc_every=6, young_every=1, at_epoch=False, manage_gc=False, strict=True)
+    for _ in range(4):
+        old = [SimpleNamespace(tensor=torch.ones(4)) for _ in range(600)]
+        for holder in old:
+            holder.me = holder
+        policy.step(4)  # past the young generations
+        policy.step()
+        del old, holder
+        policy.step()
+    found = policy.report().cycles
+    assert policy.report()["gc"].count == 4
+    assert found.tensors >= 600
+    assert found.inspected >= 2

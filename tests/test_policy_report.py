@@ -64,7 +64,7 @@ def test_why_it_cannot_run_is_said_where_it_did_not():
 
 
 def report(*actions: ActionReport, **changes: object) -> PolicyReport:
-    cycles = CycleReport(12, 3, 5 * MIB, ("Trainer -> dict -> Tensor[2] float32",))
+    cycles = CycleReport(12, 3, 5 * MIB, 4, ("Trainer -> dict -> Tensor[2] float32",))
     whole = PolicyReport("main", 20.0, 2000, actions, cycles, True, 170_000, 390, 1.5)
     return replace(whole, **changes)  # type: ignore[arg-type]
 
@@ -81,14 +81,15 @@ def test_the_table():
         "trim    idle heap        0                                                    not run yet",
         "Looks and decisions: 390, 1.5 ms",
         "Python's gc is managed: 170,000 objects frozen",
-        "Cycles held 3 tensors, 5.0 MiB; without cycles they are freed at once:",
+        "Cycles held 3 tensors, 5.0 MiB, in 4 collects that looked; "
+        + "without cycles they are freed at once:",
         "  Trainer -> dict -> Tensor[2] float32",
     ]
 
 
 def test_the_table_leaves_out_what_nobody_has():
     none = replace(RAN, count=0, total_ms=0.0, verdict="not run yet")
-    text = str(report(none, name=None, manages_gc=False, cycles=CycleReport(0, 0, 0, ())))
+    text = str(report(none, name=None, manages_gc=False, cycles=CycleReport(0, 0, 0, 0, ())))
     assert text.splitlines() == [
         "Cleanup policy: 2,000 updates in 20.0 s, 0.01 % of it for cleanups",
         "action  when         times",

@@ -24,8 +24,9 @@
  *             After an action is a rest of max(1 s, 100 x its cost), times its back-off. Where
  *             pressure fell 5 % below its mark and came again, there is something new to find out,
  *             so that back-off does not count.
- *   paying    freeing 1 % of the host's limit or of the device. What may grow back is judged by
- *             what is still away 4 ticks later, or when the action is due again.
+ *   paying    freeing 1 % of the total that its result states, of the host's or the devices'. What
+ *             may grow back is judged by what is still away 4 ticks later, or when the action is
+ *             due again.
  *   back-off  from the second time in a row that an action does not pay, each doubles the multiples
  *             of its cadences and its rest, up to 64 times; one that pays ends it. `strict` keeps
  *             the cadences whatever they cost: no back-off and no budget for them.
