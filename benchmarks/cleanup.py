@@ -7,10 +7,10 @@
 `update` trains the same steps of some 10 ms in processes that have imported torch and transformers:
 by the usual decorator that collects and empties the cache at every 100th update; as torchtitan and
 Megatron-LM do; by a default CleanupPolicy, its decorator alone and within `with policy:`. In each,
-turns of it alternate with turns of the bare method. `leak` is a loop that leaves a cycle with a tensor behind at every
-update. `decorator` is a call of a method when nothing is due, `deciding` what a policy's core takes
-for a decision, `trim` malloc_trim on a heap full of holes, and `hour` what a policy would have
-asked for in a recorded hour.
+turns of it alternate with turns of the bare method. `leak` is a loop that leaves a cycle with a
+tensor behind at every update. `decorator` is a call of a method when nothing is due, `deciding`
+what a policy's core takes for a decision, `trim` malloc_trim on a heap full of holes, and `hour`
+what a policy would have asked for in a recorded hour.
 """
 
 from __future__ import annotations
