@@ -18,10 +18,34 @@ from tests.test_policy_core import GIB, NOTHING, Actor
 
 def test_a_policy_in_a_cycle_is_collected() -> None:
     actor = Actor(((1,), 0, False))
+    actor.tick(3)
     gone = weakref.ref(actor)
     del actor
     gc.collect()
     assert gone() is None
+
+
+def test_what_act_returns_is_let_go() -> None:
+    class Result:
+        pass
+
+    def act(mask: int, clock: int) -> Result:
+        result = Result()
+        gone.append(weakref.ref(result))
+        return result
+
+    gone: list[Any] = []
+    _core.Policy(act, [((1,), 0, False)]).tick()
+    assert gone[0]() is None
+
+
+def test_policies_keep_no_hold_of_their_type() -> None:
+    gc.collect()
+    before = sys.getrefcount(_core.Policy)
+    for _ in range(20):
+        _core.Policy(print, [])
+    after = sys.getrefcount(_core.Policy)
+    assert after == before
 
 
 def test_a_policy_that_act_drops_lives_until_its_end() -> None:

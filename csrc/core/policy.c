@@ -119,9 +119,6 @@ mt_policy_init(mt_policy *p, const mt_policy_setup *with, uint64_t now)
     assert(with->pressure > 0 && with->max_cost >= 0);
     *p = (mt_policy){.with = *with, .heap_free = MT_UNKNOWN};
     memset(p->next, 0xff, sizeof p->next); /* MT_UNKNOWN is all ones */
-    memset(p->cadence, 0xff, sizeof p->cadence);
-    for (int i = 0; i < MT_POLICY_ACTIONS; i++)
-        memset(p->action[i].due, 0xff, sizeof p->action[i].due);
     if (with->together > 0) p->next[0] = with->together;
     mt_policy_forget(p, now);
 }

@@ -2,8 +2,6 @@
 #ifndef MT_TESTS_POLICYRIG_H
 #define MT_TESTS_POLICYRIG_H
 
-#include <string.h>
-
 #include "check.h"
 #include "core/policy.h"
 
@@ -31,7 +29,8 @@ rig_of(const mt_policy_setup *with)
     rig r = {.now = 1000 * SEC, .given = 10 * GIB};
 
     mt_sample_clear(&r.x);
-    memset(r.x.device, 0x11, sizeof r.x.device); /* which there are not */
+    for (int i = 0; i < MT_SAMPLE_DEVICES; i++) /* which there are not */
+        r.x.device[i] = (mt_device_sample){7, 7, 70, 7, 700, 70};
     r.x.rss = 5 * GIB;
     r.x.heap_free = 0;
     mt_policy_init(&r.p, with, r.now);

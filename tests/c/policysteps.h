@@ -105,7 +105,7 @@ steps_tick(steps *s)
     CHECK(!wants || is);
     s->unlooked[clock] = is ? 0 : s->unlooked[clock] + n;
     CHECK(s->p.triggers == 0 || s->m.with.together > 0 || s->unlooked[clock] < 256);
-    if (!is) return;
+    if (!is || s->roll(s->ctx, 8) == 0) return; /* none where another thread is in a decision */
     CHECK(wants || (s->p.triggers != 0 && s->m.with.together == 0));
     reads = mt_policy_reads(&s->p, clock, s->now);
     for (unsigned a = 0; a < MODEL_ACTIONS; a++)

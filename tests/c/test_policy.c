@@ -245,6 +245,45 @@ a_device_that_filled_again_was_not_freed(void)
     }
 }
 
+static void
+a_level_is_what_is_known(void)
+{
+    rig r = rig_new();
+
+    CHECK(mt_policy_level_of(&r.x).host == 5 * GIB);
+    CHECK(mt_policy_level_of(&r.x).device == MT_UNKNOWN);
+    rig_device(&r)->free = MT_UNKNOWN;
+    CHECK(mt_policy_level_of(&r.x).device == 10 * GIB); /* what is reserved */
+    rig_device(&r);
+    CHECK(mt_policy_level_of(&r.x).device == 20 * GIB);
+    r.x.device[0].reserved = MT_UNKNOWN;
+    CHECK(mt_policy_level_of(&r.x).device == 10 * GIB);
+    r.x.device[0] = r.x.device[1];
+    r.x.device[1].free = r.x.device[1].reserved = MT_UNKNOWN;
+    CHECK(mt_policy_level_of(&r.x).device == 10 * GIB);
+    r.x.rss = MT_UNKNOWN;
+    CHECK(mt_policy_level_of(&r.x).host == MT_UNKNOWN);
+}
+
+/* A verdict at a tick of one clock moves what is due of another. */
+static void
+a_verdict_counts_for_all_clocks(void)
+{
+    mt_policy_rule rule = {.every = {[CLOCK] = 100, [OTHER] = 10}, .later = true};
+    rig r = rig_new();
+
+    mt_policy_rule_set(&r.p, 0, &rule);
+    for (int i = 0; i < 3; i++)
+        rig_done(&r, 0, 1, 0);
+    rig_quiet(&r, CLOCK, LATER, SEC);
+    CHECK(r.p.action[0].backoff == 4 && r.p.waiting == 0);
+    rig_done(&r, 0, 1, GIB);
+    rig_quiet(&r, OTHER, 9, SEC);
+    rig_quiet(&r, CLOCK, LATER, SEC);
+    CHECK(r.p.action[0].backoff == 1);
+    CHECK(rig_tick(&r, OTHER) == 1);
+}
+
 /* Due again after two ticks: the first is judged then, before it is asked for. */
 static void
 it_is_judged_at_the_latest_when_it_is_due_again(void)
@@ -480,6 +519,8 @@ main(void)
     RUN(what_it_freed_is_added_up);
     RUN(what_grew_back_was_not_freed);
     RUN(a_device_that_filled_again_was_not_freed);
+    RUN(a_level_is_what_is_known);
+    RUN(a_verdict_counts_for_all_clocks);
     RUN(it_is_judged_at_the_latest_when_it_is_due_again);
     RUN(a_multiple_of_both_cadences_is_kept);
     RUN(done_again_it_is_judged_by_where_that_began);

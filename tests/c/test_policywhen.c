@@ -43,6 +43,10 @@ host_pressure_is_a_part_of_the_limit(void)
     CHECK(!fires_alone(&r, MT_WHEN_HOST_PRESSURE));
     r.x.cgroup_used = 8 * GIB;
     CHECK(fires_alone(&r, MT_WHEN_HOST_PRESSURE));
+    r.x.cgroup_limit = 11 * GIB; /* the given one is lower */
+    CHECK(fires_alone(&r, MT_WHEN_HOST_PRESSURE));
+    r.x.children_priv = 0;
+    CHECK(!fires_alone(&r, MT_WHEN_HOST_PRESSURE));
     r.given = MT_UNLIMITED;
     r.x.cgroup_limit = MT_UNLIMITED;
     CHECK(!fires_alone(&r, MT_WHEN_HOST_PRESSURE)); /* nothing limits it */
@@ -408,6 +412,24 @@ nothing_is_read_without_a_trigger(void)
     CHECK(mt_policy_reads_now(&r.p, r.now) == LOOKS); /* for somebody who asks */
 }
 
+/* Whatever time it is, and again after forget. */
+static void
+the_first_tick_looks(void)
+{
+    rig r = rig_new();
+
+    r.now = 0;
+    mt_policy_init(&r.p, &rig_usual, 0);
+    rig_rule(&r, 0, CLOCK, 0, MT_WHEN_HOST_PRESSURE, false);
+    rig_quiet(&r, CLOCK, 1, 0);
+    CHECK(r.read != 0);
+    rig_quiet(&r, OTHER, 1, 0);
+    CHECK(r.read == 0);
+    mt_policy_forget(&r.p, r.now);
+    rig_quiet(&r, CLOCK, 1, 0);
+    CHECK(r.read != 0);
+}
+
 /* What is dear rests a thousand times as long as it took, and what was done makes it unknown. */
 static void
 the_heap_is_read_seldom(void)
@@ -453,6 +475,7 @@ main(void)
     RUN(the_pace_may_change);
     RUN(clocks_share_their_looks);
     RUN(nothing_is_read_without_a_trigger);
+    RUN(the_first_tick_looks);
     RUN(the_heap_is_read_seldom);
     CHECK_DONE();
 }
