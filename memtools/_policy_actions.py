@@ -54,7 +54,7 @@ TRIGGERS: Final = {
 }
 LEAST_TOTAL: Final = 256 << 20  # a smaller process counts as one of this size: 1 % is no noise
 PAYS: Final = 0.01
-HEAP_REST: Final = 1000  # after a reading of malloc's bytes it rests so many times what it took
+HEAP_REST: Final = 2000  # after a reading of malloc's bytes it rests so many times what it took
 
 
 class Change(NamedTuple):
@@ -114,15 +114,17 @@ class Meter:
         used = self._heap() if heap else None
         return Held(self.probe.rss(), used, *(devices or (None, None)))
 
-    def heap_is_cheap(self) -> bool:
-        """Whether malloc's bytes may be read again: with many free chunks that takes 0.2 ms."""
-        return time.perf_counter_ns() >= self._heap_due
+    def heap_is_cheap(self, beside_ns: int = 0) -> bool:
+        """Whether malloc's bytes may be read again, or take little beside so many ns: with many
+        free chunks that is 0.2 ms, on a busy machine 10."""
+        return 10 * self._heap_ns <= beside_ns or time.perf_counter_ns() >= self._heap_due
 
     def _heap(self) -> int | None:
         begin = time.perf_counter_ns()
         used = self.probe.read(READ_HEAP).heap_used
         end = time.perf_counter_ns()
-        self._heap_due = end + HEAP_REST * (end - begin)
+        self._heap_ns = end - begin
+        self._heap_due = end + HEAP_REST * self._heap_ns
         return used
 
 
@@ -214,10 +216,10 @@ Work = Callable[[], Any]
 _KINDS = {GC: ("allocated",), GC_YOUNG: ("allocated",), EMPTY_CACHE: ("reserved",)}
 
 
-def measured(action: int, work: Work, meter: Meter) -> Outcome:
-    """Does it. What it raises is in the outcome; what is no Exception passes."""
-    heap = action != GC_YOUNG or meter.heap_is_cheap()
-    heap = heap and action not in LATER
+def measured(action: int, work: Work, meter: Meter, last_ns: int = 0) -> Outcome:
+    """Does it; last time it took so long. What it raises is in the outcome; what is no Exception
+    passes."""
+    heap = action not in LATER and meter.heap_is_cheap(last_ns)
     before = meter.read(heap)
     begin, result, error = time.perf_counter_ns(), None, None
     try:

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 from memtools import _core
 from memtools._cycles import Inspector
 from memtools._gcstate import ManagedGc
+from memtools._monitor_device import seen_devices
 from memtools._monitor_log import Log, callers
 from memtools._policy_actions import (
     CADENCE,
@@ -93,6 +94,8 @@ class Engine:
     """The acting half of a policy."""
 
     def __init__(self, root: str, max_cost: float, strict: bool) -> None:
+        #: devices that the core watches
+        self.devices = len(seen_devices(root))
         self.core: _core.Policy
         self.callbacks: Callbacks
         self.clocks = Clocks()
@@ -172,7 +175,7 @@ class Engine:
         try:
             self._thread = threading.get_ident()
             if clock == EPOCH and mask >> EMPTY_CACHE & 1:
-                synchronize()
+                self._synchronize()
             for action in ORDER:
                 if mask >> action & 1:
                     spent += self._do_due(action, clock)
@@ -192,6 +195,13 @@ class Engine:
             self._decline(action)
             return 0
         return self._do(action, work, ", ".join(reasons)).ns
+
+    def _synchronize(self) -> None:
+        """Apart from the actions: waiting for the device's work is no cost of a cleanup."""
+        try:
+            synchronize()
+        except Exception as error:  # the device's own, of work before: the program will meet it
+            self._failed(EMPTY_CACHE, error)
 
     def _is_double(self, action: int, why: int) -> bool:
         """Warm-up ends by a full collect: the first epoch's, two updates before, is left to it."""
@@ -233,8 +243,9 @@ class Engine:
         return built_in(action, self.pools, self._inspector.due() and (frozen or action == GC))
 
     def _do(self, action: int, work: Work, why: str) -> Outcome:
-        outcome = measured(action, work, self.meter)
-        self.tallies[action] = self.tallies.get(action, Tally()).plus(outcome)
+        sums = self.tallies.get(action, Tally())
+        outcome = measured(action, work, self.meter, sums.ns // max(1, sums.times))
+        self.tallies[action] = sums.plus(outcome)
         if action == WARM_UP:
             self._frozen()
         elif self._is_insurance(outcome):
@@ -346,6 +357,15 @@ class Engine:
                 f"{self.name(most)}: print(policy.report()) says what pays; take a longer cadence"
                 f"{' or strict=False' if self.strict else ''}",
             )
+
+    def notes(self) -> tuple[str, ...]:
+        """What limits this policy, a sentence each."""
+        if len(seen_devices()) <= self.devices:
+            return ()
+        return (
+            "device pressure and idle caches are not watched: the policy was made before torch "
+            "was imported; make it after that",
+        )
 
     def cycles(self) -> CycleReport:
         examples = tuple(text for text, _ in self._examples.most_common())

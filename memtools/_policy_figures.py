@@ -83,6 +83,7 @@ class Figures:
             engine.gc.frozen,
             engine.core.looks - base.looks,
             (self._own_ns() - base.own_ns) / 1e6,
+            engine.notes(),
         )
 
     def _own_ns(self) -> int:

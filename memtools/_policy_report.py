@@ -70,6 +70,8 @@ class PolicyReport:
     looks: int
     #: time that looks, decisions and measuring took, beside the actions themselves
     own_ms: float
+    #: what limits the policy here, a sentence each
+    notes: tuple[str, ...] = ()
 
     @property
     def total_ms(self) -> float:
@@ -93,6 +95,7 @@ class PolicyReport:
         found = asdict(self) | {"total_ms": self.total_ms, "share": self.share}
         found["actions"] = [asdict(action) | {"mean_ms": action.mean_ms} for action in self.actions]
         found["cycles"]["examples"] = list(self.cycles.examples)
+        found["notes"] = list(self.notes)
         return found
 
     def __str__(self) -> str:
@@ -115,7 +118,7 @@ class PolicyReport:
                 "without cycles they are freed at once:"
             )
             lines += [f"  {example}" for example in found.examples]
-        return lines
+        return lines + [f"Note: {note}" for note in self.notes]
 
 
 _HEAD = ("action", "when", "times", "ms each", "of time", "freed, host", "device", "paid", "")

@@ -103,9 +103,22 @@ def test_the_heap_rests_after_a_reading():
     assert meter.read(heap=True).heap > 0
     assert not meter.heap_is_cheap()
     assert meter.read(heap=False).heap is None
-    meter._heap_due = 0
-    assert run(GC_YOUNG, meter).host.before > 0
-    assert not meter.heap_is_cheap()
+    assert meter.heap_is_cheap(10 * meter._heap_ns), "little beside what the action takes"
+    assert not meter.heap_is_cheap(10 * meter._heap_ns - 1)
+
+
+@pytest.mark.parametrize("action", [GC, GC_YOUNG])
+def test_a_cheap_collect_does_without_the_heap_while_that_rests(action: int):
+    meter = Meter("/")
+    read: list[bool] = []
+    plain = meter.read
+    meter = SimpleNamespace(
+        read=lambda heap: (read.append(heap), plain(heap))[1], heap_is_cheap=meter.heap_is_cheap
+    )
+    run(action, meter), run(action, meter)
+    assert read == [True, True, False, False]
+    measured(action, lambda: None, meter, last_ns=10**12)
+    assert read[4:] == [True, True]
 
 
 @pytest.mark.parametrize(

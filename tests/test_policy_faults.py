@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from memtools import CleanupPolicy, HostMemoryPressure
+from memtools import CleanupPolicy, HostMemoryPressure, _bridge
 from tests.fakedevice import FakeCuda, cuda  # noqa: F401 - a fixture
 from tests.monitorroot import Root
 from tests.policycases import calls, gc_as_found, memory, quiet, times  # noqa: F401 - fixtures
+
+# A policy opens the CUDA runtime where torch sees devices, and there is one for a process's life.
+pytestmark = pytest.mark.usefixtures("_fake_library")
 
 # --- arguments ---
 
@@ -229,6 +232,34 @@ def test_an_action_that_fails_is_said_once_and_others_are_done(cuda: FakeCuda): 
     policy.step()
     assert times(policy, "trim") == 2
     assert policy.report()["empty_cache"].verdict.startswith("failed: RuntimeError: CUDA error")
+
+
+def test_a_device_that_fails_while_it_is_waited_for_is_said_once(cuda: FakeCuda):  # noqa: F811
+    def broken(device: int) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    cuda.synchronize = broken  # type: ignore[method-assign]
+    cuda.allocate(0, 100)
+    policy = CleanupPolicy(None, manage_gc=False, strict=True)
+    with pytest.warns(
+        RuntimeWarning, match="empty_cache failed with RuntimeError: CUDA error: dev"
+    ):
+        policy.epoch().__enter__()
+    policy.epoch().__enter__()
+    assert times(policy, "gc") == 2
+
+
+def test_a_policy_older_than_torch_says_that_it_watches_no_device(
+    cuda: FakeCuda,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+):
+    with monkeypatch.context() as before:
+        before.setattr(_bridge, "loaded", lambda: None)
+        policy = quiet()
+        assert policy.report().notes == ()
+    assert "made before torch was imported; make it after that" in str(policy.report())
+    assert quiet().report().notes == ()
+    assert policy.report().as_dict()["notes"] == list(policy.report().notes)
 
 
 # --- graph capture ---
