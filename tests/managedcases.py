@@ -31,7 +31,7 @@ def stop(*args: object, **kwargs: object) -> None:
 
 POLICY = policy()
 PASSING, FAILING = _core.Managed(dict, POLICY), _core.Managed(fail, POLICY)
-CLEARING = _core.Managed(dict, POLICY, lambda args, kwargs: None)
+CLEARING = _core.Managed(dict, POLICY, lambda args, kwargs: [args, kwargs])
 NAMED = managed(POLICY)(refused)
 
 

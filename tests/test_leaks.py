@@ -17,7 +17,7 @@ from tests import (
     leakcases,
     leakprobe,
     managedcases,
-    policycases,
+    policyleaks,
     recordcases,
     replaycases,
     samplercases,
@@ -183,7 +183,7 @@ for _name in [
 for _name in ["limit", "used", "peak", "available", "name", "device"]:
     CASES[f"Budget.{_name}"] = [lambda name=_name: getattr(BUDGET, name)]  # type: ignore[misc]
 CASES |= leakcases.CASES | leakprobe.CASES
-CASES |= recordcases.CASES | samplercases.CASES | policycases.CASES
+CASES |= recordcases.CASES | samplercases.CASES | policyleaks.CASES
 CASES |= managedcases.CASES | replaycases.CASES
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -51,10 +52,13 @@ def test_a_block_is_one_update():
 def test_one_object_may_be_entered_inside_itself_and_on_threads():
     inside, go_on = threading.Barrier(2), threading.Event()
 
+    seen: list[int] = []
+
     def other() -> None:
         with manage:
             inside.wait(20)
             go_on.wait(20)
+            seen.append(counted(lambda: function(1)))
 
     thread = threading.Thread(target=other)
 
@@ -68,6 +72,7 @@ def test_one_object_may_be_entered_inside_itself_and_on_threads():
         thread.join(20)
 
     assert counted(both) == 2
+    assert seen == [0], "each thread leaves its own"
     assert counted(lambda: function(1)) == 1
 
 
@@ -79,6 +84,22 @@ def test_what_an_action_raises_leaves_the_block():
         pass
     with pytest.raises(LookupError), memtools.managed(policy(act)):
         raise LookupError
+
+
+def test_what_fails_to_clear_is_a_note_of_an_exception_that_passes():
+    class Bad:
+        def clear(self) -> None:
+            raise OSError("disk")
+
+    bad = memtools.managed(P, clear=[Bad()])
+    own = LookupError("own")
+    with pytest.raises(LookupError) as caught, bad:
+        raise own
+    assert caught.value is own
+    assert own.__notes__ == ["while it passed, clearing failed: OSError: disk"]
+    with pytest.raises(OSError, match="disk"), bad:
+        pass
+    assert counted(lambda: function(1)) == 1
 
 
 def test_a_block_has_no_arguments_to_find_names_at():
@@ -96,6 +117,19 @@ def test_it_needs_no_torch():
         "assert X.clear_me is None and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_generator_belongs_to_where_it_began():
+    def two() -> Iterator[int]:
+        yield 1
+        yield 2
+
+    begun = memtools.managed(P)(two)()
+    next(begun)
+    assert counted(lambda: memtools.managed(P)(lambda: list(begun))()) == 2, "both are updates"
+    inside = memtools.managed(P)(two)()
+    assert counted(lambda: memtools.managed(P)(lambda: next(inside))()) == 1
+    assert counted(lambda: list(inside)) == 0, "it is a part of that one"
 
 
 # --- what Python itself calls ---------------------------------------------------------------------
