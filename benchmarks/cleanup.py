@@ -7,10 +7,10 @@
 `update` trains the same steps of some 10 ms in processes that have imported torch and transformers:
 by the usual decorator that collects and empties the cache at every 100th update; as torchtitan and
 Megatron-LM do; by a default CleanupPolicy, its decorator alone and within `with policy:`. In each,
-turns of it alternate with turns of the bare method. `leak` is a loop that leaves a cycle with a tensor behind at every
-update. `decorator` is a call of a method when nothing is due, `deciding` what a policy's core takes
-for a decision, `trim` malloc_trim on a heap full of holes, and `hour` what a policy would have
-asked for in a recorded hour.
+turns of it alternate with turns of the bare method. `leak` is a loop that leaves a cycle with a
+tensor behind at every update. `decorator` is a call of a method when nothing is due, `deciding`
+what a policy's core takes for a decision, `trim` malloc_trim on a heap full of holes, and `hour`
+what a policy would have asked for in a recorded hour.
 """
 
 from __future__ import annotations
@@ -192,15 +192,15 @@ def update_limits(section: Json) -> list[Limit]:
 
 
 def leak_limits(section: Json) -> list[Limit]:
+    """Bounded: it neither grows with what is leaked nor goes on growing."""
     rows = []
     named = {way["name"]: way for way in section["ways"]}
-    by_hand = named["every 100"]["above_bytes"]
     for name in POLICY:
         above, half = named[name]["above_bytes"], named[name]["half_way_bytes"]
-        times = above / by_hand
-        rows.append(number_limit(f"{name}: leaks beside every 100", 1.05, "x", times, times))
+        share = 100 * above / section["leaked_bytes"]
+        rows.append(number_limit(f"{name}: peak, of the bytes leaked", 10, "%", share, share))
         grown = (above - half) / MIB
-        rows.append(number_limit(f"{name}: leak's second half", 8, "MiB", grown, grown))
+        rows.append(number_limit(f"{name}: the leak's second half", 8, "MiB", grown, grown))
     return rows
 
 
