@@ -197,6 +197,7 @@ class _Run:
     settings: Settings
     costs: dict[str, float]
     out: Replayed = field(default_factory=Replayed)
+    cleanups: dict[str, list[tuple[int, _Done]]] = field(default_factory=dict)
 
     def go(self) -> Replayed:
         points = list(_points(self.record, self._machine()))
@@ -205,7 +206,7 @@ class _Run:
                 f"{self.record.path} counts {points[-1].step:,} updates; at most {MOST_STEPS:,} "
                 "are replayed: it was damaged, or step() was given something else than updates"
             )
-        cleanups = self._cleanups()
+        self.cleanups = self._cleanups()
         s = self.settings
         given = self._given()
         core = _core.PolicyReplay(
@@ -220,17 +221,12 @@ class _Run:
         start = points[0]._replace(ns=self.record.clock_ns, step=0)
         for before, after in pairwise([start, *points]):
             reading = after if after.summed else before
-            self._between(core, before, after, reading, cleanups)
+            self._between(core, before, after, reading)
         self._finish(core, points)
         return self.out
 
     def _between(
-        self,
-        core: _core.PolicyReplay,
-        before: _Point,
-        after: _Point,
-        seen: _Point,
-        cleanups: Mapping[str, list[tuple[int, _Done]]],
+        self, core: _core.PolicyReplay, before: _Point, after: _Point, seen: _Point
     ) -> None:
         """The updates from one reading to the next, evenly over that time."""
         left, at, step = max(0, after.step - before.step), before.ns, before.step
@@ -239,19 +235,13 @@ class _Run:
             left, at, step = left - ticks, now, step + ticks
             for action in self.settings.order:
                 if asked >> action & 1:
-                    self._act(core, action, step, now, seen, cleanups)
+                    self._act(core, action, step, now, seen)
 
     def _act(
-        self,
-        core: _core.PolicyReplay,
-        action: int,
-        step: int,
-        now: int,
-        point: _Point,
-        cleanups: Mapping[str, list[tuple[int, _Done]]],
+        self, core: _core.PolicyReplay, action: int, step: int, now: int, point: _Point
     ) -> None:
         name = self.settings.actions[action]
-        told = _nearest(cleanups.get(name, []), now)
+        told = _nearest(self.cleanups.get(name, []), now)
         done = told or _Done(round(1e9 * self.costs.get(name, 0.001)), 0, 0)
         why = core.figures(action)[0]
         rss = 0 if point.rss == UNKNOWN else point.rss
