@@ -14,6 +14,14 @@ BUILT_IN: Final = ("update", "micro_batch", "validation", "epoch")
 MOST_CLOCKS: Final = 16
 MOST_EVERY: Final = 10**9  # counts from one time to the next
 
+_MISTAKEN: Final = {
+    "updates": "update",
+    "steps": "update",
+    "micro_batches": "micro_batch",
+    "validations": "validation",
+    "epochs": "epoch",
+}
+
 Cadence = int | Mapping[str, int] | None
 Every = tuple[int, ...]  # by clock, 0 for never
 
@@ -54,6 +62,11 @@ class Clocks:
         by_clock = {self._number(name): count for name, count in wanted.items()}
         return tuple(by_clock.get(number, 0) for number in range(MOST_CLOCKS))
 
+    def named(self, every: Every) -> list[str]:
+        """The phases of a cadence."""
+        names = self.names[len(BUILT_IN) :]
+        return [name for name, n in zip(names, every[len(BUILT_IN) :], strict=False) if n]
+
     def words(self, every: Every) -> str:
         """`100 updates, 1 generation`; "" for never."""
         names = self.names
@@ -81,6 +94,8 @@ def _by_name(cadence: Cadence, argument: str) -> Iterable[tuple[str, int]]:
     for name, count in cadence.items():
         if type(name) is not str or not name:
             raise TypeError(f'{argument}: a key is a name such as "update", got {name!r}')
+        if name in _MISTAKEN:
+            raise ValueError(f"{argument}: a key is {_MISTAKEN[name]!r}, got {name!r}")
         yield name, _count(count, f"{argument}[{name!r}]")
 
 

@@ -56,6 +56,7 @@ from memtools.errors import HostMemoryPressure
 WARN_SECONDS, WARN_UPDATES = 5.0, 100  # before which a share of the time says little
 MOST_EXAMPLES = 8
 CHEAP = 0.001  # of the time: what young collects may take without having to pay
+SOME = 0.001  # of the memory: what one frees that is needed, though it does not pay by itself
 NEVER: Final[Every] = (0,) * 16
 
 Agree = Callable[[int, bool, int], int]
@@ -281,10 +282,11 @@ class Engine:
 
     def _is_insurance(self, outcome: Outcome) -> bool:
         """As gc is off, young collects are what keeps cycles from piling up. As long as they are
-        cheap they need not pay, and so are not backed off."""
+        cheap, or free some, they need not pay, and so are neither backed off nor held back."""
         if outcome.action != GC_YOUNG or not self.gc.managed or outcome.gain >= PAYS:
             return False
-        return self.cost_ns(GC_YOUNG) <= CHEAP * 1e9 * self.core.seconds
+        cheap = self.cost_ns(GC_YOUNG) <= CHEAP * 1e9 * self.core.seconds
+        return cheap or outcome.gain >= SOME
 
     def _note(self, outcome: Outcome) -> None:
         found = outcome.collected
@@ -363,12 +365,19 @@ class Engine:
 
     def notes(self) -> tuple[str, ...]:
         """What limits this policy, a sentence each."""
-        if len(seen_devices()) <= self.devices:
-            return ()
-        return (
-            "device pressure and idle caches are not watched: the policy was made before torch "
-            "was imported; make it after that",
-        )
+        wanted = {name for every, _ in self.rules.values() for name in self.clocks.named(every)}
+        found = [
+            f"no phase {name!r} has ended yet, and something is due by it: is it in "
+            f"policy.phase({name!r})?"
+            for name in sorted(wanted)
+            if self.core.ticks(UPDATE) and not self.core.ticks(self.clocks.phase(name))
+        ]
+        if len(seen_devices()) > self.devices:
+            found.append(
+                "device pressure and idle caches are not watched: the policy was made before torch "
+                "was imported; make it after that"
+            )
+        return tuple(found)
 
     def cycles(self) -> CycleReport:
         examples = tuple(text for text, _ in self._examples.most_common())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memtools._policy_clocks import BUILT_IN, MOST_CLOCKS, MOST_EVERY, Clocks
+from tests.policycases import quiet
 
 
 def every(cadence: object, **default: int) -> dict[int, int]:
@@ -51,6 +52,8 @@ def test_a_default_counts_for_clocks_that_are_not_named():
         ({"epoch": True}, TypeError, r"gc_every\['epoch'\] is an int, got bool"),
         ({3: 1}, TypeError, 'gc_every: a key is a name such as "update", got 3'),
         ({"": 1}, TypeError, "a key is a name"),
+        ({"updates": 5}, ValueError, "gc_every: a key is 'update', got 'updates'"),
+        ({"epochs": 1}, ValueError, "gc_every: a key is 'epoch', got 'epochs'"),
     ],
 )
 def test_a_bad_cadence_is_named(cadence, error, words):
@@ -105,3 +108,14 @@ def test_words():
         "1 micro-batch, 3 rollout"
     )
     assert clocks.words(clocks.every(None, "x")) == ""
+
+
+def test_a_phase_that_never_comes_is_told():
+    policy = quiet(gc_every={"generation": 1, "update": 50})
+    assert policy.report().notes == ()
+    policy.step()
+    assert [note.split(" has")[0] for note in policy.report().notes] == ["no phase 'generation'"]
+    assert "no phase 'generation' has ended yet" in str(policy.report())
+    with policy.phase("generation"):
+        pass
+    assert policy.report().notes == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -14,12 +15,13 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from memtools import CleanupPolicy
+from memtools import CleanupPolicy, _policy_engine
 from tests.policycases import gc_as_found, quiet, times  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -92,6 +94,21 @@ def test_young_collects_are_not_backed_off_while_they_are_cheap():
     cheap = found.share < 0.001
     assert (found.backoff == 1) or not cheap
     assert found.count == 40 or not cheap
+
+
+def test_young_collects_that_free_some_are_not_backed_off(monkeypatch: pytest.MonkeyPatch):
+    """2 MiB at a time is less than what pays, and nothing else would free it."""
+    monkeypatch.setattr(_policy_engine, "CHEAP", -1.0)
+    with CleanupPolicy(gc_every=None, warmup=0) as policy:
+        for _ in range(40):
+            holder = SimpleNamespace(pages=mmap.mmap(-1, 2 << 20))
+            holder.pages.write(b"x" * (2 << 20))
+            holder.me = holder
+            del holder
+            policy.step(10)
+        found = policy.report()["gc_young"]
+    assert found.paid == 0
+    assert (found.count, found.backoff) == (40, 1)
 
 
 def test_a_second_run_begins_with_warm_up_again():
