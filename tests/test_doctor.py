@@ -252,7 +252,7 @@ FINDINGS: dict[str, tuple[dict[str, Any], int, str, list[str]]] = {
         "driver version 13.1 devices 2", "omp num threads 4", "mkl num threads not set",
         "shim torch git version abc", "negative-bit check yes by the shim", "and on CUDA"]),
     "no core": ({"core": False, "error": ImportError("no _core")}, 1, "", [
-        "core no (import of memtools._core halted", "devices unknown (", "plots no memtools._core",
+        "core no (import of memtools._core halted", "devices unknown (", "policy no memtools._core",
         "torch connected no (memtools._core does not load)",
         "gate history, CPU no memtools._core does not load; run python -m pip install"]),
     "a stale shim": ({"status": (False, "built for 2.12.0\nC++ trace")}, 1, "cpu cuda check", [
@@ -267,7 +267,7 @@ FINDINGS: dict[str, tuple[dict[str, Any], int, str, list[str]]] = {
         "torch connected no (torch is not installed)"]),
     "torch for the CPU": ({"torch": "__version__ = '2.13.0'"}, 0, "cpu check", [
         "torch cuda none (a build for the CPU)", "CUDA no torch is a build for the CPU: install",
-        "torch git version unknown (", "KV-cache pool yes on the host"]),
+        "torch git version unknown (", "pool yes on the host cleanup"]),
     "an old torch": ({"error": ImportError("too old\nmore")}, 1, "", [
         "torch connected no (too old)", "CPU no torch does not connect: too old; install torch"]),
     "no CUDA runtime": ({"devices": DeviceError("no runtime library")}, 0, "cpu check", [
@@ -286,7 +286,8 @@ def test_what_is_different_shows_and_only_what_should_work_is_broken(
     report = examine(monkeypatch, tmp_path, **different)
     assert len(report.broken) == broken
     assert all("\n" not in line for line in report.broken)
-    working = [key for key, p in report.parts.items() if p.works and key not in "plot kv_pool"]
+    known = "plot kv_pool cleanup_policy"
+    working = [key for key, p in report.parts.items() if p.works and key not in known]
     assert " ".join(key.rpartition("_")[2] for key in working) == works
     monkeypatch.setattr(doctor, "examine", lambda: report)
     assert cli.main(["doctor"]) == (1 if broken else 0)
@@ -324,7 +325,7 @@ KEYS = {
     "threads": "cpus_usable omp_num_threads mkl_num_threads",
     "allocators": " ".join(_allocators.KEYS),
     "exporters": "prometheus_client tensorboard wandb transformers lightning",
-    "works": "gate_history_cpu gate_history_cuda kv_pool plot neg_bit_check",
+    "works": "gate_history_cpu gate_history_cuda kv_pool cleanup_policy plot neg_bit_check",
 }
 
 
