@@ -19,6 +19,7 @@ import pytest
 from memtools import MemoryMonitor, _core, read_record
 from memtools._monitor_log import Log
 from tests.monitorroot import wait_for
+from tests.samplercases import thread_names
 
 
 def monitor(path: Path | None = None, **options: Any) -> MemoryMonitor:
@@ -39,8 +40,7 @@ def last(path: Path) -> str:
 
 def threads() -> int:
     """Sampling threads of this process."""
-    names = [(task / "comm") for task in Path("/proc/self/task").iterdir()]
-    return sum(name.read_text() == "memtools\n" for name in names)
+    return thread_names().count("memtools")
 
 
 def test_what_a_record_holds(path: Path) -> None:

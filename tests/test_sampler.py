@@ -13,7 +13,7 @@ import pytest
 import memtools
 from memtools import _core
 from memtools._record import UNKNOWN
-from tests.samplercases import columns
+from tests.samplercases import columns, thread_names
 from tests.test_probe import plant_limit
 
 MS, MIB = 10**6, 2**20
@@ -21,10 +21,7 @@ MS, MIB = 10**6, 2**20
 
 def threads() -> list[str]:
     """Names of this process's sampling threads."""
-    tasks = Path("/proc/self/task")
-    return [
-        n for n in ((t / "comm").read_text().strip() for t in tasks.iterdir()) if n == "memtools"
-    ]
+    return [name for name in thread_names() if name == "memtools"]
 
 
 def wait_for(done: Callable[[], bool], seconds: float = 30) -> None:
