@@ -1,9 +1,10 @@
 """A training loop with one way of cleaning up, in a process of its own.
 
 python benchmarks/_cleanup_loop.py WAY KIND: reads a number of updates from a line, trains them, and
-answers by a line of JSON; so several loops take turns. After "bare" the updates of that line are
-trained without that way, on the same model: where a model happens to lie in memory makes 20 % of a
-step, so that only turns of one process can be compared. KIND is "update", some 10 ms of training in
+answers by a line of JSON; so several loops take turns. After "pairs" that many are trained that way
+and as many without it, one by one in turn, on the same model: where a model happens to lie in
+memory makes 20 % of a step, and it changes within seconds how fast a shared machine is, so that
+only neighbours of one process can be compared. KIND is "update", some 10 ms of training in
 a process that has imported what such programs do, or "leak", a small one that leaves a cycle with a
 tensor of 256 KiB behind.
 """
@@ -127,6 +128,24 @@ class Collections:
             self.full += info["generation"] == 2
 
 
+class Times:
+    """Processor time of each update, less what gc took of it."""
+
+    def __init__(self, told: Collections) -> None:
+        self.told = told
+        self.own: list[int] = []
+        self.bare: list[int] = []
+        self.own_gc = 0
+
+    def of(self, update: Update, trainer: Any, own: bool) -> Any:
+        gc_before, begin = self.told.ns, time.thread_time_ns()
+        result = update(trainer)
+        took, by_gc = time.thread_time_ns() - begin, self.told.ns - gc_before
+        (self.own if own else self.bare).append(took - by_gc)
+        self.own_gc += by_gc if own else 0
+        return result
+
+
 def ways(way: str, method: Update) -> tuple[Update, Any, contextlib.AbstractContextManager[Any]]:
     """The method as that way has it, the policy if it is one, and what the loop runs within."""
     within: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
@@ -163,25 +182,33 @@ def main(way: str, kind: str) -> None:
     begin = resident("VmRSS")
     bare = type(trainer).update
     managed, policy, within = ways(way, bare)
+    managed = managed if managed is not bare else functools.partial(bare)  # another object
     digest, done = hashlib.sha256(), 0
     with within:
         for line in sys.stdin:
-            *plain, count = line.split()
-            before, update = told.ns, bare if plain else managed
+            *pairs, count = line.split()
+            before, times = told.ns, Times(told)
             wall, cpu = time.perf_counter_ns(), time.process_time_ns()
-            for _ in range(int(count)):
-                digest.update(str(float(update(trainer))).encode())
+            for i in range(int(count)):
+                both = (managed, bare) if i % 2 else (bare, managed)
+                for update in both if pairs else (managed,):
+                    loss = times.of(update, trainer, update is managed)
+                    digest.update(str(float(loss)).encode())
             answer: dict[str, Any] = {
+                "own_ns": times.own,
+                "bare_ns": times.bare,
+                "own_gc_ns": times.own_gc,
                 "wall_ns": time.perf_counter_ns() - wall,
                 "cpu_ns": time.process_time_ns() - cpu,
                 "gc_ns": told.ns - before,
             }
-            done += int(count)
+            done += int(count) * (2 if pairs else 1)
             answer |= {"updates": done, "rss": resident("VmRSS"), "peak": resident("VmHWM")}
             answer |= {"began": begin, "losses": digest.hexdigest(), "full_collects": told.full}
             answer |= {"objects": len(gc.get_objects())} if done == int(count) else {}
             if policy is not None:
-                answer["report"] = str(policy.report())
+                report = policy.report()
+                answer |= {"policy_ns": 1e6 * report.own_ms, "report": str(report)}
             print(json.dumps(answer), flush=True)
 
 

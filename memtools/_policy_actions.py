@@ -54,7 +54,9 @@ TRIGGERS: Final = {
 }
 LEAST_TOTAL: Final = 256 << 20  # a smaller process counts as one of this size: 1 % is no noise
 PAYS: Final = 0.01
-HEAP_REST: Final = 2000  # after a reading of malloc's bytes it rests so many times what it took
+#: After readings of malloc's bytes they rest so many times what one took: where the last collect
+#: found nothing, and where it found something, whose size is to be known.
+HEAP_REST, HEAP_REST_FOUND = 4000, 500
 
 
 class Change(NamedTuple):
@@ -103,11 +105,13 @@ class Held(NamedTuple):
 class Meter:
     """Reads what an action may change."""
 
-    __slots__ = ("_heap_due", "_heap_ns", "probe")
+    __slots__ = ("_heap_ended", "_heap_ns", "found", "probe")
 
     def __init__(self, root: str) -> None:
         self.probe = _core.Probe(root)
-        self._heap_ns = self._heap_due = 0
+        self._heap_ns = self._heap_ended = 0
+        #: whether the last collect found anything
+        self.found = False
 
     def read(self, heap: bool) -> Held:
         devices = _monitor_device.held(devices_in_use())
@@ -117,14 +121,17 @@ class Meter:
     def heap_is_cheap(self, beside_ns: int = 0) -> bool:
         """Whether malloc's bytes may be read again, or take little beside so many ns: with many
         free chunks that is 0.2 ms, on a busy machine 10."""
-        return 10 * self._heap_ns <= beside_ns or time.perf_counter_ns() >= self._heap_due
+        rest = self._heap_ns * (HEAP_REST_FOUND if self.found else HEAP_REST)
+        over = time.perf_counter_ns() >= self._heap_ended + rest
+        return over or 10 * self._heap_ns <= beside_ns
 
     def _heap(self) -> int | None:
         begin = time.perf_counter_ns()
         used = self.probe.read(READ_HEAP).heap_used
         end = time.perf_counter_ns()
-        self._heap_ns = end - begin
-        self._heap_due = end + HEAP_REST * self._heap_ns
+        # the second reading of two finds all in the cache, the next one will not
+        self._heap_ns = max(end - begin, self._heap_ns // 2)
+        self._heap_ended = end
         return used
 
 
@@ -227,11 +234,14 @@ def measured(action: int, work: Work, meter: Meter, last_ns: int = 0) -> Outcome
     except Exception as failed:
         error = failed
     ns = time.perf_counter_ns() - begin
-    after = meter.read(heap)
+    collected = result if isinstance(result, Collected) else None
+    if collected is not None:
+        meter.found = collected.objects > 0
+    nothing = collected is not None and not meter.found  # then what fell, others freed
+    after = before if nothing else meter.read(heap)
     device = device_change(before, after, *_KINDS.get(action, ("allocated", "reserved")))
     if action == POOL_TRIM and isinstance(result, int) and result:
         device = Change(result, 0, max(result, before.reserved or 0, LEAST_TOTAL))
-    collected = result if isinstance(result, Collected) else None
     note = _note(action, result)
     return Outcome(action, ns, host_change(before, after), device, note, collected, error)
 

@@ -11,6 +11,7 @@ import torch
 
 import memtools
 from memtools import _bridge, _monitor_cleanup
+from memtools._cycles import Collected
 from memtools._policy_actions import (
     DEVICE,
     EMPTY_CACHE,
@@ -109,16 +110,31 @@ def test_the_heap_rests_after_a_reading():
 
 @pytest.mark.parametrize("action", [GC, GC_YOUNG])
 def test_a_cheap_collect_does_without_the_heap_while_that_rests(action: int):
-    meter = Meter("/")
-    read: list[bool] = []
+    meter, read = Meter("/"), []
     plain = meter.read
-    meter = SimpleNamespace(
+    watched = SimpleNamespace(
         read=lambda heap: (read.append(heap), plain(heap))[1], heap_is_cheap=meter.heap_is_cheap
     )
-    run(action, meter), run(action, meter)
+    none, some = (Collected(objects, None, None, (), 0.0) for objects in (0, 3))
+    measured(action, lambda: some, watched)
+    measured(action, lambda: some, watched)
     assert read == [True, True, False, False]
-    measured(action, lambda: None, meter, last_ns=10**12)
-    assert read[4:] == [True, True]
+    measured(action, lambda: none, watched)
+    assert read[4:] == [False], "what falls while nothing is found, others have freed"
+    measured(action, lambda: some, watched, last_ns=10**12)
+    assert read[5:] == [True, True]
+
+
+def test_where_collects_find_something_the_heap_is_read_sooner():
+    meter = Meter("/")
+    meter.read(heap=True)
+    meter._heap_ended -= 1000 * meter._heap_ns
+    assert not meter.heap_is_cheap()
+    measured(GC, lambda: Collected(3, None, None, (), 0.0), meter)
+    assert meter.heap_is_cheap()
+    measured(GC, lambda: Collected(0, None, None, (), 0.0), meter)
+    meter._heap_ended -= 1000 * meter._heap_ns
+    assert not meter.heap_is_cheap()
 
 
 @pytest.mark.parametrize(

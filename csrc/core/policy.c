@@ -9,7 +9,7 @@
 
 enum {
     LOOK_MOST = 256, /* ticks from one look to the next */
-    HEAP_SHARE = 1000,
+    HEAP_SHARE = 4000,
     LOOK = MT_READ_RSS | MT_READ_CGROUP | MT_READ_SYSTEM | MT_READ_DEVICES,
 };
 

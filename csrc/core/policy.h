@@ -161,7 +161,7 @@ mt_policy_tick_many(mt_policy *p, unsigned clock, uint64_t n)
 unsigned mt_policy_reads(const mt_policy *p, unsigned clock, uint64_t now_ns);
 /* The same whatever the pace is: for a look that somebody wants now. */
 unsigned mt_policy_reads_now(const mt_policy *p, uint64_t now_ns);
-/* The heap was read, which took so long: it rests 1000 times as long, because it is the program
+/* The heap was read, which took so long: it rests 4000 times as long, because it is the program
  * that waits, and all looks together are to cost it less than 0.2 %. */
 void mt_policy_heap_read(mt_policy *p, uint64_t now_ns, uint64_t cost_ns);
 

@@ -430,7 +430,7 @@ the_first_tick_looks(void)
     CHECK(r.read != 0);
 }
 
-/* What is dear rests a thousand times as long as it took, and what was done makes it unknown. */
+/* What is dear rests four thousand times as long as it took, and what was done makes it unknown. */
 static void
 the_heap_is_read_seldom(void)
 {
@@ -439,7 +439,7 @@ the_heap_is_read_seldom(void)
     rig_rule(&r, 0, CLOCK, 0, MT_WHEN_HOST_PRESSURE | MT_WHEN_IDLE_HEAP, false);
     rig_quiet(&r, CLOCK, 1, SEC);
     CHECK(r.read == (LOOKS | MT_READ_HEAP));
-    mt_policy_heap_read(&r.p, r.now, 2 * MS);
+    mt_policy_heap_read(&r.p, r.now, MS / 2);
     CHECK(mt_policy_reads_now(&r.p, r.now) == LOOKS);
     rig_quiet(&r, CLOCK, 19, 100 * MS);
     CHECK(r.read == LOOKS);
@@ -447,7 +447,7 @@ the_heap_is_read_seldom(void)
     r.x.heap_free = 32 * MIB;
     rig_quiet(&r, CLOCK, 1, 100 * MS);
     CHECK(r.read == (LOOKS | MT_READ_HEAP) && r.p.heap_free == 32 * MIB);
-    mt_policy_heap_read(&r.p, r.now, 20 * MS);
+    mt_policy_heap_read(&r.p, r.now, 5 * MS);
     r.x.rss = 9 * GIB; /* by what was read last */
     CHECK(rig_tick_at(&r, CLOCK, SEC) == 1 && r.read == LOOKS);
     rig_done(&r, 0, MS, 0);
