@@ -129,21 +129,24 @@ class Collections:
 
 
 class Times:
-    """Processor time of each update, less what gc took of it."""
+    """Processor time of each update, less what gc and a policy's looks and decisions took of it."""
 
-    def __init__(self, told: Collections) -> None:
-        self.told = told
+    def __init__(self, told: Collections, policy: Any) -> None:
+        self.told, self.policy = told, policy
         self.own: list[int] = []
         self.bare: list[int] = []
-        self.own_gc = 0
 
     def of(self, update: Update, trainer: Any, own: bool) -> Any:
-        gc_before, begin = self.told.ns, time.thread_time_ns()
+        before, begin = self.known(), time.thread_time_ns()
         result = update(trainer)
-        took, by_gc = time.thread_time_ns() - begin, self.told.ns - gc_before
-        (self.own if own else self.bare).append(took - by_gc)
-        self.own_gc += by_gc if own else 0
+        took = time.thread_time_ns() - begin
+        (self.own if own else self.bare).append(took - (self.known() - before))
         return result
+
+    def known(self) -> int:
+        policy = self.policy
+        own = 0 if policy is None else policy._core.look_ns + policy._engine.own_ns
+        return int(self.told.ns + own)
 
 
 def ways(way: str, method: Update) -> tuple[Update, Any, contextlib.AbstractContextManager[Any]]:
@@ -187,7 +190,7 @@ def main(way: str, kind: str) -> None:
     with within:
         for line in sys.stdin:
             *pairs, count = line.split()
-            before, times = told.ns, Times(told)
+            before, times = told.ns, Times(told, policy)
             wall, cpu = time.perf_counter_ns(), time.process_time_ns()
             for i in range(int(count)):
                 both = (managed, bare) if i % 2 else (bare, managed)
@@ -197,7 +200,6 @@ def main(way: str, kind: str) -> None:
             answer: dict[str, Any] = {
                 "own_ns": times.own,
                 "bare_ns": times.bare,
-                "own_gc_ns": times.own_gc,
                 "wall_ns": time.perf_counter_ns() - wall,
                 "cpu_ns": time.process_time_ns() - cpu,
                 "gc_ns": told.ns - before,
