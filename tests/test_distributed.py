@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
@@ -13,8 +12,7 @@ import pytest
 
 from memtools.distributed import RankMetrics, RankStat, monitor_ranks
 from tests.metricsource import Figures, usual
-
-PROJECT = Path(__file__).resolve().parent.parent
+from tests.ranks import run_ranks
 
 
 @pytest.fixture
@@ -22,18 +20,7 @@ def job(tmp_path: Path) -> Any:
     """job(case, world): what each rank wrote down."""
 
     def run(case: str, world: int = 2) -> list[Any]:
-        outs = [tmp_path / f"{case}.{rank}" for rank in range(world)]
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", "tests.rankworker", case, str(rank),
-                 str(world), str(tmp_path / "rendezvous"), str(out)],
-                cwd=PROJECT, stderr=subprocess.PIPE, text=True,
-            )
-            for rank, out in enumerate(outs)
-        ]  # fmt: skip
-        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
-        assert [rank.returncode for rank in ranks] == [0] * world, errors
-        return [json.loads(out.read_text()) if out.exists() else None for out in outs]
+        return run_ranks("tests.rankworker", case, world, tmp_path)
 
     return run
 

@@ -11,23 +11,8 @@ import pytest
 
 import memtools
 from tests.managedcases import policy
+from tests.managednotes import CLEARED, NOTE, manage, nothing_cleared  # noqa: F401 - a fixture
 from tests.test_managed import P, counted, function
-
-CLEARED: list[str] = []
-
-
-class Note:
-    def clear(self) -> None:
-        CLEARED.append("cleared")
-
-
-NOTE = Note()
-manage = memtools.managed(P, clear=[NOTE])
-
-
-@pytest.fixture(autouse=True)
-def _nothing_cleared() -> None:
-    CLEARED.clear()
 
 
 def test_a_block_is_one_update():

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-PROJECT = Path(__file__).resolve().parent.parent
+from tests.ranks import run_ranks
+
 STEPS_DIFFER = (
     "RuntimeError: the ranks are at different steps: this one is at {}, another is not; give every "
     "rank the same CleanupPolicy, and start and step it at the same points"
@@ -22,19 +21,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """job(case, world): what each rank wrote down."""
 
     def run(case: str, world: int = 2) -> list[Any]:
-        tmp_path = tmp_path_factory.mktemp(case)
-        outs = [tmp_path / f"{case}.{rank}" for rank in range(world)]
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", "tests.policyrankworker", case, str(rank),
-                 str(world), str(tmp_path / "rendezvous"), str(out)],
-                cwd=PROJECT, stderr=subprocess.PIPE, text=True,
-            )
-            for rank, out in enumerate(outs)
-        ]  # fmt: skip
-        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
-        assert [rank.returncode for rank in ranks] == [0] * world, errors
-        return [json.loads(out.read_text()) if out.exists() else None for out in outs]
+        return run_ranks("tests.policyrankworker", case, world, tmp_path_factory.mktemp(case))
 
     return run
 

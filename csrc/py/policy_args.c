@@ -92,20 +92,6 @@ check_numbers(const mt_policy_wish *w)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-static int
-take_limit(PyObject *given, uint64_t *out)
-{
-    *out = MT_UNLIMITED;
-    if (given == Py_None) return 0;
-    *out = PyLong_AsUnsignedLongLong(given);
-    if (*out == (uint64_t)-1 && PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_OverflowError))
-        return -1;
-    if (*out > 0 && *out < MT_UNLIMITED) return 0;
-    PyErr_Clear();
-    PyErr_Format(PyExc_ValueError, "Policy(): limit is a number of bytes above 0, got %R", given);
-    return -1;
-}
-
 /* (act, rules, *, pressure, max_cost, strict, sync_every, limit, devices, root) */
 int
 mt_py_policy_wish(PyObject *args, PyObject *kwargs, mt_policy_wish *w)
@@ -120,7 +106,7 @@ mt_py_policy_wish(PyObject *args, PyObject *kwargs, mt_policy_wish *w)
                                      &w->with.pressure, &w->with.max_cost, &w->strict, &w->together,
                                      &limit, &w->devices, &root))
         return -1;
-    if (check_numbers(w) < 0 || take_limit(limit, &w->limit) < 0) return -1;
+    if (check_numbers(w) < 0 || !mt_py_limit(limit, "Policy", &w->limit)) return -1;
     w->with.strict = w->strict != 0;
     w->with.together = (uint64_t)w->together;
     return mt_py_root(root, "Policy", w->root) ? 0 : -1;

@@ -77,6 +77,20 @@ mt_py_root(const char *given, const char *who, char out[MT_PATH_ROOM])
     return true;
 }
 
+bool
+mt_py_limit(PyObject *given, const char *who, uint64_t *out)
+{
+    *out = MT_UNLIMITED;
+    if (given == Py_None) return true;
+    *out = PyLong_AsUnsignedLongLong(given);
+    if (*out == (uint64_t)-1 && PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_OverflowError))
+        return false;
+    if (*out > 0 && *out < MT_UNLIMITED) return true;
+    PyErr_Clear();
+    PyErr_Format(PyExc_ValueError, "%s(): limit is a number of bytes above 0, got %R", who, given);
+    return false;
+}
+
 /* (root="/", fresh=False) */
 static PyObject *
 probe_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)

@@ -17,6 +17,9 @@ PyObject *mt_py_sample(mt_state *st, const mt_sample *sample);
  * with `who`, for one that is too long. */
 bool mt_py_root(const char *given, const char *who, char out[MT_PATH_ROOM]);
 
+/* Bytes above 0; MT_UNLIMITED for None. False with an error that begins with `who`. */
+bool mt_py_limit(PyObject *given, const char *who, uint64_t *out);
+
 /* Registers Probe and Sample in the module. */
 int mt_py_probe_register(PyObject *module, mt_state *st);
 

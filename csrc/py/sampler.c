@@ -100,20 +100,6 @@ take_writer(mt_state *st, const wish *w, bool *ok)
 }
 
 static int
-take_limit(PyObject *given, uint64_t *out)
-{
-    *out = MT_UNLIMITED;
-    if (given == Py_None) return 0;
-    *out = PyLong_AsUnsignedLongLong(given);
-    if (*out == (uint64_t)-1 && PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_OverflowError))
-        return -1;
-    if (*out > 0 && *out < MT_UNLIMITED) return 0;
-    PyErr_Clear();
-    PyErr_Format(PyExc_ValueError, "Sampler(): limit is a number of bytes above 0, got %R", given);
-    return -1;
-}
-
-static int
 check_numbers(const wish *w)
 {
     if (w->interval_ns < SHORTEST_NS || w->interval_ns > LONGEST_NS) {
@@ -141,7 +127,7 @@ take_arguments(PyObject *args, PyObject *kwargs, wish *w)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|OsiO:Sampler", names, &w->interval_ns,
                                      &w->writer, &root, &w->devices, &limit))
         return -1;
-    if (check_numbers(w) < 0 || take_limit(limit, &w->limit) < 0) return -1;
+    if (check_numbers(w) < 0 || !mt_py_limit(limit, "Sampler", &w->limit)) return -1;
     return mt_py_root(root, "Sampler", w->root) ? 0 : -1;
 }
 
