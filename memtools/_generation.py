@@ -98,9 +98,7 @@ class Generating:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        own = threading.get_ident()
-        last = max((i for i, e in enumerate(self._entered) if e[0] == own), default=-1)
-        call = self._entered.pop(last)[1]
+        call = _stepwise.left(self._entered)
         call.leave()
         call.__exit__(kind, error, traceback)
 

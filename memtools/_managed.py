@@ -118,19 +118,11 @@ class Managing:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        token = self._left()
+        token = _stepwise.left(self._entered)
         self._gate._end(token)
         _finish(Names(None, self._targets), (), {}, error)
         if error is None and token and self._policy is not None:
             self._policy.tick(_UPDATE)
-
-    def _left(self) -> int:
-        """The number of this thread's latest block, or of another's that is ended here."""
-        own = threading.get_ident()
-        for i in reversed(range(len(self._entered))):
-            if self._entered[i][0] == own:
-                return self._entered.pop(i)[1]
-        return self._entered.pop()[1]
 
 
 _gates: weakref.WeakValueDictionary[int, _core.Managed] = weakref.WeakValueDictionary()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
@@ -125,6 +126,13 @@ def _async_values(
 
 
 # --- what both decorators have in common ----------------------------------------------------------
+
+
+def left(entered: list[tuple[int, _T]]) -> _T:
+    """Takes this thread's latest block off the list, or another's that is ended here."""
+    own = threading.get_ident()
+    last = max((i for i, block in enumerate(entered) if block[0] == own), default=-1)
+    return entered.pop(last)[1]
 
 
 def decorated(function: _T, who: str, wrap: Callable[[Callable[..., Any]], Any]) -> _T:
