@@ -85,6 +85,7 @@ _LATER = {
     "CleanupPolicy": "_policy",
     "GateHistory": "_history",
     "GateStats": "_stats",
+    "GradAccumulator": "_accumulate",
     "Growth": "_census",
     "Holder": "_holders",
     "HostMemory": "_hostmem",

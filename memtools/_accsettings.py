@@ -70,7 +70,7 @@ def _check_scheduler(scheduler: Any) -> None:
     step = getattr(scheduler, "step", None)
     if not callable(step):
         raise TypeError(f"scheduler has a step(); got {_kind(scheduler)}")
-    missing = _required(step)
+    missing = _required(step)[:1]
     if missing:
         raise TypeError(
             f"{_kind(scheduler)}.step() wants {missing[0]!r}, which only the loop knows: leave "
@@ -84,7 +84,7 @@ def check_model(torch: Any, model: Any, optimizer: Any) -> None:
         raise TypeError(f"model is a torch.nn.Module, got {_kind(model)}")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer is a torch.optim.Optimizer, got {_kind(optimizer)}")
-    if _required(optimizer.step):
+    if _required(type(optimizer).step)[1:]:  # schedulers patch the object's own
         raise TypeError(
             f"{_kind(optimizer)} evaluates the loss again in its step, by a closure; gradients "
             "that were accumulated cannot give it that: use another optimizer"
