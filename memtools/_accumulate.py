@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from memtools import _accsettings as settings_of
 from memtools import _bridge
-from memtools._accplain import OneRank, PlainGradients
+from memtools._accplain import PlainGradients
 from memtools._accreport import AccumulatorReport, Totals, WindowReport
 from memtools._finish import Finish
+from memtools._gradranks import RankError, Reduced, find_ranks
 from memtools._lossscale import LossScale
 from memtools._window import Window
 
@@ -150,7 +151,7 @@ class GradAccumulator:
         self._scale = LossScale(float(init_scale), growth_interval, float(min_scale), fp16)
         self._totals = Totals(self._scale.value)
         self.window = Window(self._scale.value)
-        self.ranks: Any = OneRank()
+        self.ranks = find_ranks(model, self.parameters, ranks, overlap)
         self.micro_batch_size = micro_batch_size
         self._retries: list[Any] = []
         self._seed: Any = None
@@ -198,6 +199,7 @@ class GradAccumulator:
             weight = _units(torch, weight)
         if window.guess == 0.0:
             window.begin(self._steps, weight)
+            window.guess = self.ranks.guess(window.guess)
         elif window.weighted is (weight is None):
             self._refuse_mixed(weight)
         setattr(loss_sum, _DONE, True)
@@ -219,14 +221,21 @@ class GradAccumulator:
         """End a window that has fewer micro-batches than `steps`, with the gradient of those
         there are. Returns its report, or None where there is none.
 
+        With several ranks every one of them calls it, where its loader has ended: it takes part in
+        the windows of those that go on, and returns when all have flushed.
+
         Raises TypeError for sparse gradients, ValueError where all weights were 0, RuntimeError
         where no parameter has a gradient, or after `max_skips` updates left out in a row.
         """
         self._require_outside("flush()")
         self._require_whole("flush()")
-        if self.window.empty:
-            return None
-        return self._end_window()
+        if self.ranks.world == 1:
+            return None if self.window.empty else self._end_window()
+        report, finished = None, False
+        while not finished:
+            report = self._end_window(flushing=True) or report
+            finished = self.ranks.finished
+        return report
 
     def accumulate(self, function: _Function) -> _Function:
         """A decorator: each call is a micro-batch. The function returns the loss, or the loss and
@@ -366,13 +375,14 @@ class GradAccumulator:
 
     # --- the end of a window ---
 
-    def _end_window(self) -> WindowReport:
+    def _end_window(self, flushing: bool = False) -> WindowReport | None:
         """Reduce, measure, decide, step, count. Until the optimizer steps an error changes
         nothing."""
         began, window = time.perf_counter(), self.window
         self._adopt()
-        self._require_gradients()
-        reduced = self.ranks.reduce(self.gradients, window)
+        reduced = self._reduce(flushing)
+        if reduced.guess == 0.0:  # no rank had a loss
+            return None
         if not (math.isfinite(reduced.weight) and reduced.weight > 0):
             raise ValueError(
                 f"the weights of this window sum to {reduced.weight:g}: there is nothing to "
@@ -380,7 +390,9 @@ class GradAccumulator:
             )
         measure = self.ranks.measure(self.gradients.measure())
         if measure.finite:
-            norm, coefficient, applied = self._update(measure.sum_squares, reduced.weight)
+            norm, coefficient, applied = self._update(
+                measure.sum_squares, reduced.average(window.scale)
+            )
         else:
             norm = math.nan if measure.nans else math.inf
             coefficient, applied = 0.0, "skipped"
@@ -408,8 +420,22 @@ class GradAccumulator:
         self._require_progress(report)
         return report
 
-    def _update(self, sum_squares: float, weight: float) -> tuple[float, float, str]:
-        decided = self._finish.decide(sum_squares, 1.0 / (self.window.constant * weight))
+    def _reduce(self, flushing: bool) -> Reduced:
+        """Over the ranks. What makes this one's window useless is raised after they were told."""
+        window, problem = self.window, self._sparse()
+        if not window.begun:
+            self._drop_gradients()
+        try:
+            reduced = self.ranks.reduce(self.gradients, window, flushing=flushing, problem=problem)
+        except RankError as error:
+            window.torn = type(error).__name__
+            raise
+        if reduced.guess:
+            self._require_gradients()
+        return reduced
+
+    def _update(self, sum_squares: float, average: float) -> tuple[float, float, str]:
+        decided = self._finish.decide(sum_squares, average)
         try:
             applied, norm = self._finish.apply(self.gradients, decided)
         except BaseException as error:
@@ -419,13 +445,16 @@ class GradAccumulator:
             self._scheduler.step()
         return norm, decided.coefficient, applied
 
-    def _require_gradients(self) -> None:
+    def _sparse(self) -> TypeError | None:
         name = self.gradients.sparse()
-        if name is not None:
-            raise TypeError(
-                f"the gradient of {name} is sparse, and cannot be averaged with the others: make "
-                "its embedding with sparse=False"
-            )
+        if name is None:
+            return None
+        return TypeError(
+            f"the gradient of {name} is sparse, and cannot be averaged with the others: make "
+            "its embedding with sparse=False"
+        )
+
+    def _require_gradients(self) -> None:
         if self.gradients.empty():
             raise RuntimeError(
                 "no parameter of the optimizer has a gradient at the end of this window: does the "
@@ -585,6 +614,8 @@ class _Block:
             acc._end_block()
         else:
             acc._abort(error)
+            if isinstance(error, Exception):
+                acc.ranks.abort(error, acc.window)
 
 
 def _units(torch: Any, weight: Any) -> Any:

@@ -14,6 +14,7 @@ gradients are summed. This file is the way of one process; `_gradranks_ddp` and
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
     import torch
 
 RUNNING, FLUSHING, FAILED = 0.0, 1.0, 2.0
-_CODE, _COUNT, _WEIGHT, _GUESS, _WEIGHTED, _SCALE = range(6)
+_CODE, _COUNT, _WEIGHT, _GUESS, _WEIGHTED, _SCALE, _HAVING = range(7)
 _ALONE: Final = nullcontext()
 
 
-class Totals(NamedTuple):
+class Reduced(NamedTuple):
     """A window over all ranks.
 
     Attributes:
@@ -47,6 +48,14 @@ class Totals(NamedTuple):
     divided: float = 1.0
     finished: bool = True
 
+    @property
+    def micro_batches(self) -> int:
+        return sum(self.counts)
+
+    def average(self, scale: float) -> float:
+        """What the reduced gradients are multiplied with, to be those of the mean."""
+        return self.divided / (scale * self.guess * self.weight)
+
 
 class RankError(RuntimeError):
     """Another rank could not end its window; nothing was reduced and no rank has stepped."""
@@ -58,12 +67,14 @@ class Ranks:
     Attributes:
         world: how many ranks there are.
         rank: which of them this is.
-        no_retry: why a micro-batch cannot be tried again on one rank alone; "" where it can.
+        no_retry: why a micro-batch cannot be tried again; "" where it can.
+        finished: whether every rank had flushed at the last window's end.
     """
 
     world = 1
     rank = 0
     no_retry = ""
+    finished = True
 
     def forward(self, last: bool) -> Any:
         """A context for a micro-batch's forward and backward pass."""
@@ -80,7 +91,7 @@ class Ranks:
 
     def reduce(
         self, gradients: Any, window: Any, *, flushing: bool = False, problem: Any = None
-    ) -> Totals:
+    ) -> Reduced:
         """Sums the gradients over the ranks, at the window's end.
 
         Args:
@@ -91,10 +102,14 @@ class Ranks:
         """
         if problem is not None:
             raise problem
-        return Totals(window.total(), (window.count,), window.guess)
+        return Reduced(window.total(), (window.count,), window.guess)
 
     def fail(self, error: BaseException) -> None:
-        """This rank cannot end its window: tells the others, who raise RankError at theirs."""
+        """This rank cannot end its window: tells the others, who raise RankError at theirs. Waits
+        for them."""
+
+    def abort(self, error: Exception, window: Any) -> None:
+        """An exception left a micro-batch's block: fails where the window cannot go on."""
 
     def measure(self, measure: Any) -> Any:
         """The measure of the whole gradient, given that of this rank's part."""
@@ -102,50 +117,68 @@ class Ranks:
 
 
 class SummingRanks(Ranks):
-    """Several processes with a copy of the model each; gradients are summed by hand."""
+    """Several processes with a copy of the model each; gradients are summed by hand.
 
-    def __init__(self, group: Any, parameters: Sequence[torch.Tensor]) -> None:
+    Attributes:
+        left_out: ids of parameters whose gradients stay each rank's own.
+    """
+
+    def __init__(self, group: Any, left_out: frozenset[int] = frozenset()) -> None:
         self._wire = Wire(group)
-        self._parameters = list(parameters)
         self.world, self.rank = self._wire.world, self._wire.rank
+        self.left_out = left_out
 
     def reduce(
         self, gradients: Any, window: Any, *, flushing: bool = False, problem: Any = None
-    ) -> Totals:
+    ) -> Reduced:
+        """One small table, one more of the parameters where not all ranks have gradients of the
+        same, and the gradients."""
         code = FAILED if problem is not None else FLUSHING if flushing else RUNNING
-        table = self._wire.table(self._row(window, code), self._present(code))
+        holders = [p for p in gradients.parameters if id(p) not in self.left_out]
+        having = [p.grad is not None for p in holders]
+        table = self._wire.table(row(window, code, _digest(having)))
         if problem is not None:
             raise problem
         check(table, self.rank)
-        totals = total(table)
-        if totals.guess:
-            self._sum(table, totals.guess / window.guess if window.guess else 1.0)
-        return totals
+        reduced = total(table)
+        self.finished = reduced.finished
+        if reduced.guess and reduced.weight > 0:
+            if len(set(table.column(_HAVING))) > 1:
+                having = [n > 0 for n in self._wire.table([], having).counts]
+            held = [p for p, has in zip(holders, having, strict=True) if has]
+            self._sum(held, reduced.guess / (window.guess or reduced.guess))
+        return reduced
+
+    def abort(self, error: Exception, window: Any) -> None:
+        if window.torn:  # else the window can go on with another micro-batch
+            self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        self._wire.table([FAILED] + [0.0] * _SCALE, [0.0] * len(self._parameters))
+        try:
+            self._wire.table([FAILED] + [0.0] * _HAVING)
+        except RuntimeError as unheard:
+            error.add_note(f"the other ranks could not be told of this: {unheard}")
 
-    def _row(self, window: Any, code: float) -> list[float]:
-        """Without a loss the window has no scale to compare and no guess."""
-        if code == FAILED or window.empty:
-            return [code] + [0.0] * _SCALE
-        weighted = 1.0 if window.weighted else 0.0
-        return [code, window.count, window.total(), window.guess, weighted, window.scale]
-
-    def _present(self, code: float) -> list[float]:
-        if code == FAILED:
-            return [0.0] * len(self._parameters)
-        return [float(p.grad is not None) for p in self._parameters]
-
-    def _sum(self, table: Table, factor: float) -> None:
-        """Of each parameter that has a gradient anywhere. A factor is a power of two, from this
-        rank's guess to the common one."""
+    def _sum(self, holders: list[Any], factor: float) -> None:
+        """A factor is a power of two, from this rank's guess to the common one."""
         torch = _bridge.connect().torch
-        having = [p for p, n in zip(self._parameters, table.counts, strict=True) if n]
-        for parameter in having:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        self._wire.sum([p.grad for p in having if p.grad is not None], factor)
+        for holder in holders:
+            if holder.grad is None:
+                holder.grad = torch.zeros_like(holder)
+        self._wire.sum([holder.grad for holder in holders], factor)
+
+
+def row(window: Any, code: float, having: float = 0.0) -> list[float]:
+    """What this rank says. Without a loss the window has no guess, and no scale to compare."""
+    if code == FAILED or window.empty:
+        return [code] + [0.0] * _SCALE + [having]
+    weighted = 1.0 if window.weighted else 0.0
+    return [code, window.count, window.total(), window.guess, weighted, window.scale, having]
+
+
+def _digest(having: list[bool]) -> float:
+    """48 bits: exact in a float64."""
+    return float(int.from_bytes(hashlib.blake2b(bytes(having), digest_size=6).digest()))
 
 
 def check(table: Table, rank: int) -> None:
@@ -168,10 +201,10 @@ def check(table: Table, rank: int) -> None:
         )
 
 
-def total(table: Table, divided: float = 1.0) -> Totals:
+def total(table: Table, divided: float = 1.0) -> Reduced:
     """The least guess of all, so that a sum of fp16 gradients does not overflow by it."""
     guesses = [guess for guess in table.column(_GUESS) if guess]
-    return Totals(
+    return Reduced(
         weight=sum(table.column(_WEIGHT)),
         counts=tuple(int(count) for count in table.column(_COUNT)),
         guess=min(guesses, default=0.0),
@@ -198,7 +231,7 @@ def find_ranks(
         from memtools._gradranks_ddp import PlainRanks
 
         _no_overlap(overlap)
-        return PlainRanks(model, parameters, None if ranks is True else ranks)
+        return PlainRanks(model, None if ranks is True else ranks)
     if ranks is None and _distributed():
         found = _wrapped(model, parameters, overlap)
         if found is not None:
@@ -222,7 +255,7 @@ def _wrapped(model: Any, parameters: Sequence[torch.Tensor], overlap: bool) -> R
     if "DistributedDataParallel" in kinds:
         from memtools._gradranks_ddp import DataParallelRanks
 
-        return DataParallelRanks(model, parameters, overlap)
+        return DataParallelRanks(model, overlap)
     return None
 
 

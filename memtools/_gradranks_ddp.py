@@ -13,52 +13,48 @@ that DDP does in a forward pass wait for other ranks too, under no_sync as well:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from memtools import _bridge
-from memtools._gradranks import SummingRanks, Totals, check, total
-
-if TYPE_CHECKING:
-    import torch
+from memtools._gradranks import FLUSHING, RUNNING, Reduced, SummingRanks, check, row, total
 
 
 class PlainRanks(SummingRanks):
     """A model without a wrapper: parameters and buffers start as they are on the first rank."""
 
-    def __init__(self, model: Any, parameters: Sequence[torch.Tensor], group: Any) -> None:
-        super().__init__(group, parameters)
-        own = (float(len(self._parameters)), float(sum(p.numel() for p in self._parameters)))
+    def __init__(self, model: Any, group: Any) -> None:
+        super().__init__(group)
+        parameters = list(model.parameters())
+        own = (float(len(parameters)), float(sum(p.numel() for p in parameters)))
         rows = self._wire.table(own).rows
         if set(rows) != {own}:
             raise ValueError(
                 f"the ranks have different models: {[int(n) for _, n in rows]} elements"
             )
         self._buffers = list(model.buffers())
-        self._wire.broadcast([*self._parameters, *self._buffers])
+        self._wire.broadcast([*parameters, *self._buffers])
         self.no_retry = _sync_batch_norm(model)
 
     def reduce(
         self, gradients: Any, window: Any, *, flushing: bool = False, problem: Any = None
-    ) -> Totals:
-        totals = super().reduce(gradients, window, flushing=flushing, problem=problem)
-        if totals.guess:
+    ) -> Reduced:
+        reduced = super().reduce(gradients, window, flushing=flushing, problem=problem)
+        if reduced.guess and reduced.weight > 0:
             self._wire.broadcast(self._buffers)
-        return totals
+        return reduced
 
 
 class DataParallelRanks(SummingRanks):
     """A model in DistributedDataParallel, itself or a part of it."""
 
-    def __init__(self, model: Any, parameters: Sequence[torch.Tensor], overlap: bool) -> None:
+    def __init__(self, model: Any, overlap: bool) -> None:
         self._wrappers = _wrappers(model)
         self._overlap = overlap
         for wrapper in self._wrappers:
             _check_wrapper(wrapper, overlap)
         reduced = {id(p) for wrapper in self._wrappers for p in _reduced(wrapper)}
-        super().__init__(
-            self._wrappers[0].process_group, [p for p in parameters if id(p) in reduced]
-        )
+        others = frozenset(id(p) for p in model.parameters() if id(p) not in reduced)
+        super().__init__(self._wrappers[0].process_group, others)
         self.no_retry = _sync_batch_norm(model)
         self._alone = _Forward(self._wrappers, sync=False)
         self._together = _Forward(self._wrappers, sync=True)
@@ -74,27 +70,29 @@ class DataParallelRanks(SummingRanks):
 
     def reduce(
         self, gradients: Any, window: Any, *, flushing: bool = False, problem: Any = None
-    ) -> Totals:
+    ) -> Reduced:
         if self._together.done:
-            totals = self._reduced_already(window, flushing, problem)
+            reduced = self._reduced_already(window, flushing, problem)
         else:
-            totals = super().reduce(gradients, window, flushing=flushing, problem=problem)
-        if totals.guess:
+            reduced = super().reduce(gradients, window, flushing=flushing, problem=problem)
+        if reduced.guess and reduced.weight > 0:
             self._wire.broadcast([b for wrapper in self._wrappers for b in _buffers(wrapper)])
-        return totals
+        return reduced
 
     def fail(self, error: BaseException) -> None:
         self._together.done = False
         super().fail(error)
 
-    def _reduced_already(self, window: Any, flushing: bool, problem: Any) -> Totals:
+    def _reduced_already(self, window: Any, flushing: bool, problem: Any) -> Reduced:
         self._together.done = False
         if problem is not None:
             self.fail(problem)
             raise problem
-        table = self._wire.table(self._row(window, float(flushing)), [0.0] * len(self._parameters))
+        table = self._wire.table(row(window, FLUSHING if flushing else RUNNING))
         check(table, self.rank)
-        return total(table, divided=float(self.world))
+        reduced = total(table, divided=float(self.world))
+        self.finished = reduced.finished
+        return reduced
 
 
 class _Forward:

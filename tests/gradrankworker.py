@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from memtools._gradients import Gradients
 from memtools._gradranks import Ranks, find_ranks
 from memtools._gradwire import BUCKET_BYTES, Wire
 from memtools._window import Window
@@ -108,6 +109,7 @@ class Loop:
         self.model = model
         self.optimizer = torch.optim.SGD(model.parameters(), 0.5)
         self.ranks: Ranks = find_ranks(model, list(model.parameters()), **options)
+        self.gradients = Gradients(model.parameters())
         self.window = Window()
         self.ends: list[Any] = []
 
@@ -123,16 +125,16 @@ class Loop:
         self.window.count += 1
 
     def end(self, flushing: bool = False) -> bool:
-        totals = self.ranks.reduce(None, self.window, flushing=flushing)
+        reduced = self.ranks.reduce(self.gradients, self.window, flushing=flushing)
         self.window = Window()
-        self.ends.append([totals.weight, list(totals.counts), totals.finished])
-        if totals.guess:
+        self.ends.append([reduced.weight, list(reduced.counts), reduced.finished])
+        if reduced.guess:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
-                    parameter.grad *= totals.divided / (totals.guess * totals.weight)
+                    parameter.grad *= reduced.divided / (reduced.guess * reduced.weight)
             self.optimizer.step()
             self.optimizer.zero_grad()
-        return totals.finished
+        return reduced.finished
 
     def run(self, batches: list[Any], flush: bool = True) -> None:
         for i, (x, y) in enumerate(batches):
@@ -202,7 +204,7 @@ def batch_norm(rank: int) -> Any:
                 with contextlib.nullcontext() if i == 3 else loop.model.no_sync():
                     loop.model(x).sum().backward()
             if ours:
-                loop.ranks.reduce(None, loop.window)
+                loop.ranks.reduce(loop.gradients, loop.window)
         with torch.no_grad():  # where DDP's broadcast comes
             loop.model(data(0)[0][0])
         seen.append([b.tolist() for b in loop.model.buffers()])
@@ -219,8 +221,8 @@ def unused(rank: int) -> Any:
         (loss * loop.window.constant).backward()
     loop.window.add(1.0)
     loop.window.count += 1
-    totals = loop.ranks.reduce(None, loop.window)
-    return [None if layer.weight.grad is None else (layer.weight.grad / totals.guess).tolist()
+    reduced = loop.ranks.reduce(loop.gradients, loop.window)
+    return [None if layer.weight.grad is None else (layer.weight.grad / reduced.guess).tolist()
             for layer in model]  # fmt: skip
 
 
@@ -250,7 +252,7 @@ def problem(rank: int) -> Any:
     loop.micro(*data(rank)[0])
     own = TypeError("sparse") if rank == 0 else None
     try:
-        loop.ranks.reduce(None, loop.window, problem=own)
+        loop.ranks.reduce(loop.gradients, loop.window, problem=own)
     except (TypeError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
 
@@ -309,7 +311,7 @@ def left_out(rank: int) -> Any:
     window = Window()
     window.begin(1, 1.0)
     window.add(1.0)
-    ranks.reduce(None, window)
+    ranks.reduce(Gradients(ddp.parameters()), window)
     return [p.grad.flatten()[0].item() for _, p in model.named_parameters()]  # type: ignore[union-attr]
 
 

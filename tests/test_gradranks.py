@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from memtools._gradients import Gradients
 from memtools._gradranks import Ranks, find_ranks
 from memtools._window import Window
 from tests.gradrankcases import Net, counts, data, reference, windows_of
@@ -179,12 +180,12 @@ def test_one_process_agrees_with_itself():
     window.begin(4, 8.0)
     window.add(8.0)
     window.count = 1
-    totals = ranks.reduce(None, window, flushing=True)
-    assert (totals.weight, totals.counts, totals.divided) == (8.0, (1,), 1.0)
-    assert totals.finished
-    assert totals.guess == window.guess
+    reduced = ranks.reduce(Gradients(model.parameters()), window, flushing=True)
+    assert (reduced.weight, reduced.counts, reduced.divided) == (8.0, (1,), 1.0)
+    assert reduced.finished
+    assert reduced.guess == window.guess
     with ranks.forward(True), pytest.raises(TypeError, match="sparse"):
-        ranks.reduce(None, window, problem=TypeError("sparse"))
+        ranks.reduce(Gradients(model.parameters()), window, problem=TypeError("sparse"))
     measure = SimpleNamespace()
     assert ranks.measure(measure) is measure
     ranks.fail(MemoryError())
