@@ -16,6 +16,8 @@ from memtools.errors import (
 )
 
 if TYPE_CHECKING:
+    from memtools._accreport import AccumulatorReport, WindowReport
+    from memtools._accumulate import GradAccumulator
     from memtools._allocator import AllocatorSettings, allocator_settings
     from memtools._aux_loss import AuxLoss
     from memtools._budget import Budget, BudgetReport
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from memtools._stats import GateStats
 
 __all__ = [
+    "AccumulatorReport",
     "AllocatorSettings",
     "AuxLoss",
     "Budget",
@@ -44,6 +47,7 @@ __all__ = [
     "DeviceError",
     "GateHistory",
     "GateStats",
+    "GradAccumulator",
     "Growth",
     "Holder",
     "HostMemory",
@@ -59,6 +63,7 @@ __all__ = [
     "Record",
     "ShimUnavailable",
     "StepsLeft",
+    "WindowReport",
     "__version__",
     "allocator_settings",
     "census",
@@ -71,6 +76,7 @@ __all__ = [
 
 # Loaded at first use: where memtools._core does not load, `memtools doctor` must still say so.
 _LATER = {
+    "AccumulatorReport": "_accreport",
     "AllocatorSettings": "_allocator",
     "AuxLoss": "_aux_loss",
     "Budget": "_budget",
@@ -91,6 +97,7 @@ _LATER = {
     "PolicyReport": "_policy_report",
     "Record": "_record",
     "StepsLeft": "_leaks",
+    "WindowReport": "_accreport",
     "allocator_settings": "_allocator",
     "census": "_census",
     "generation": "_generation",
