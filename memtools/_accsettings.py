@@ -9,12 +9,28 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 PRECISIONS: Final = ("fp32", "bf16", "fp16")
+NAMES: Final = (
+    "steps",
+    "precision",
+    "max_norm",
+    "max_value",
+    "clip",
+    "scheduler",
+    "init_scale",
+    "growth_interval",
+    "min_scale",
+    "max_skips",
+    "main_grads",
+    "micro_batch_size",
+    "overlap",
+    "in_backward",
+)
 _OWNER: Final = "_memtools_accumulator"  # on the optimizer: a weak reference
 
 
 def check(settings: Mapping[str, Any]) -> None:
     """All but the model and the optimizer. Raises TypeError and ValueError."""
-    steps(settings["steps"])
+    count("steps", settings["steps"])
     if settings["precision"] not in (None, *PRECISIONS):
         raise ValueError(
             f"precision is None or one of {', '.join(PRECISIONS)}; got {settings['precision']!r}"
@@ -44,10 +60,6 @@ def check(settings: Mapping[str, Any]) -> None:
     _check_scheduler(settings["scheduler"])
 
 
-def steps(value: object) -> int:
-    return count("steps", value)
-
-
 def count(name: str, value: object) -> int:
     """At least 1."""
     if isinstance(value, bool) or not isinstance(value, int):
@@ -70,7 +82,7 @@ def _check_scheduler(scheduler: Any) -> None:
     step = getattr(scheduler, "step", None)
     if not callable(step):
         raise TypeError(f"scheduler has a step(); got {_kind(scheduler)}")
-    missing = _required(step)
+    missing = _required(step)[:1]
     if missing:
         raise TypeError(
             f"{_kind(scheduler)}.step() wants {missing[0]!r}, which only the loop knows: leave "
@@ -84,7 +96,7 @@ def check_model(torch: Any, model: Any, optimizer: Any) -> None:
         raise TypeError(f"model is a torch.nn.Module, got {_kind(model)}")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer is a torch.optim.Optimizer, got {_kind(optimizer)}")
-    if _required(optimizer.step):
+    if _required(type(optimizer).step)[1:]:  # schedulers patch the object's own
         raise TypeError(
             f"{_kind(optimizer)} evaluates the loss again in its step, by a closure; gradients "
             "that were accumulated cannot give it that: use another optimizer"
