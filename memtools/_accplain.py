@@ -17,6 +17,13 @@ class OneRank:
     """One process: nothing to agree on."""
 
     world = 1
+    no_retry = ""
+
+    def agree(self, failed: str) -> str:
+        return failed
+
+    def fail(self, error: BaseException) -> None:
+        """Nobody else has to hear of it."""
 
     def forward(self, last: bool) -> Any:
         return contextlib.nullcontext()

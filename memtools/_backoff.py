@@ -35,14 +35,19 @@ THRASHING: Final = 3  # windows in a row in which the device's allocator emptied
 class BackOff:
     """One accumulator's step(), with what it has learnt of sizes."""
 
-    def __init__(self, acc: GradAccumulator) -> None:
-        """`acc` may be a weak proxy. Raises ValueError for a way of undoing that is none."""
-        self._acc = acc
-        settings = acc._settings
-        self.control = SizeControl(settings["micro_batch_size"])
+    def __init__(
+        self,
+        acc: GradAccumulator,
+        undo: str = "auto",
+        micro_batch_size: int | None = None,
+        overlap: bool = False,
+        in_backward: bool = False,
+    ) -> None:
+        """As GradAccumulator was told; `acc` may be a weak proxy of it."""
+        self._acc, self.control = acc, SizeControl(micro_batch_size)
         # what reduces or steps in the last backward pass takes the gradients where they are
-        self._overlap, self._in_backward = settings["overlap"], settings["in_backward"]
-        self.undo = Undo(choose(settings["undo"], _parameters(acc)))
+        self._overlap, self._in_backward = overlap, in_backward
+        self.undo = Undo(choose(undo, _parameters(acc)))
         self._rows: int | None = None
         self._thrashed = 0
         self._flushes = 0
@@ -142,9 +147,10 @@ class _Step:
         self.began = self.begun = time.perf_counter()
 
     def run(self) -> None:
-        left, done = self.left, self.done
+        left = self.left
         while not left.over:
-            size = self.plan[len(done)] if len(done) < len(self.plan) else self.size
+            at = len(self.done)
+            size = self.plan[at] if at < len(self.plan) else self.size
             micro, rows, last = left.next(size)
             failed = self._try(micro, rows, last)
             del micro
@@ -152,7 +158,7 @@ class _Step:
                 self._go_back(failed, rows)
                 continue
             left.advance(rows)
-            done.append(size)
+            self.done.append(size)
             self.owner.control.used(rows or size)
             self.most = max(self.most, rows)
         self.owner._rows = self.most or None

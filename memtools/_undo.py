@@ -33,7 +33,6 @@ from memtools._hostmem import host_memory
 if TYPE_CHECKING:
     import torch
 
-MODES: Final = ("scratch", "copy", "redo", "auto")
 SMALL: Final = 0.1  # of a device's or the host's memory: as much as auto spends on scratch
 
 
