@@ -110,7 +110,8 @@ class GradAccumulator(WindowLoop):
         self.window = Window(self._scale.value)
         self.ranks = OneRank()
         self.micro_batch_size, self._retries = micro_batch_size, []
-        self._block, self._context, self._backoff = _Block(), None, None
+        self._block, self._context = _Block(), None
+        self._backoff: Any = None
         self._stepping = (undo, micro_batch_size, overlap, in_backward)
         advice = _accsettings.fused_advice(optimizer)
         self._notes = (advice,) if advice else ()
