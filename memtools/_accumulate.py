@@ -20,6 +20,8 @@ from memtools._window import Window
 if TYPE_CHECKING:
     import torch
 
+    from memtools._backoff import BackOff
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -69,7 +71,7 @@ class GradAccumulator(WindowLoop):
             one that belongs to another accumulator, or one without any of the model's parameters.
     """
 
-    __slots__ = ("_backoff", "_block", "_notes", "_precision")
+    __slots__ = ("_backoff", "_block", "_notes", "_precision", "_stepping")
 
     def __init__(
         self,
@@ -111,7 +113,8 @@ class GradAccumulator(WindowLoop):
         self.ranks = find_ranks(model, self.parameters, ranks, overlap)
         self.micro_batch_size, self._retries = micro_batch_size, []
         self._block, self._context = _Block(), None
-        self._backoff: Any = None
+        self._backoff: BackOff | None = None
+        self._stepping = (undo, micro_batch_size, overlap, in_backward)
         advice = _accsettings.fused_advice(optimizer)
         self._notes = (advice,) if advice else ()
         if advice:
@@ -161,11 +164,16 @@ class GradAccumulator(WindowLoop):
         Raises what `flush()` does, and what `loss_fn` does, with the gradients and counters as
         before; out of memory only where one row does not fit.
         """
+        return self._back_off().step(batch, loss_fn, split)
+
+    def _back_off(self) -> BackOff:
+        """Made where it is needed. It holds the accumulator weakly: no cycle, so that both go with
+        the last reference."""
         if self._backoff is None:
             from memtools._backoff import BackOff
 
-            self._backoff = BackOff(weakref.proxy(self))
-        return self._backoff.step(batch, loss_fn, split)  # type: ignore[no-any-return]
+            self._backoff = BackOff(weakref.proxy(self), *self._stepping)
+        return self._backoff
 
     def flush(self) -> WindowReport | None:
         """End a window that has fewer micro-batches than `steps`, with the gradient of those
