@@ -130,6 +130,7 @@ class BackOff:
         self._acc.window.rewind(start)
         self._acc.window.torn = moved
         self.undo.drop()
+        self._acc._drop_gradients()
 
 
 class _Step:
@@ -232,6 +233,7 @@ class _Step:
             del self.plan[len(self.done) :]
             return
         acc.window.rewind(self.start)
+        acc._drop_gradients()
         self.plan, self.done, self.began = self.done, [], time.perf_counter()
         self.left.restart()
 
