@@ -65,7 +65,7 @@ class BackOff:
         self._require_ready(loss_fn)
         left = pieces(batch, split)
         self._flushes = _allocator_flushes()
-        start = acc.window.mark()
+        start, before = acc.window.mark(), len(acc._retries)
         acc._drop_gradients()
         self.undo.begin_window(acc.model)
         self.control.begin_window()
@@ -73,6 +73,8 @@ class BackOff:
             _Step(self, left, loss_fn, sizes).run()
         except BaseException as error:
             self._give_up(start, acc.window.torn if self._in_backward else "")
+            for retry in acc._retries[before:]:
+                error.add_note(f"memtools: {retry}")
             acc.ranks.fail(error)
             raise
         window = acc.window
@@ -239,11 +241,9 @@ class _Step:
         """The smallest possible micro-batch did not fit."""
         if failed.error is None:
             raise MemoryError(f"step(): another rank ran out of memory: {failed.line}; {retry}")
-        tries = [one for one in self.acc._retries if one.window == retry.window]
         failed.error.add_note(
-            "memtools: nothing smaller can be tried, and the window is dropped; shrink what one "
-            "row takes, by checkpoint_layers() or a lower precision\n"
-            + "\n".join(f"  {one}" for one in tries)
+            "memtools: nothing smaller can be tried, so the window is dropped; make one row take "
+            "less, by checkpoint_layers() or a lower precision"
         )
         raise failed.error
 
