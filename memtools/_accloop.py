@@ -11,7 +11,7 @@ What step() with its back-off and the ranks build on, and so is kept stable:
                                     raises what they raise, and the window is torn if a backward
                                     pass had begun
     _end_window() -> WindowReport   what the end of the K-th micro-batch does
-    window.mark() / .rewind(mark)   the numbers of a window, `torn` and `begun` among them
+    window.mark() / .rewind(mark)   the numbers of a window, `torn` among them
     _begin_window()                 drops what is in the gradients; _run does it where needed
     _drop_gradients()
     _require_outside(call), _require_whole(call)    refuse an open micro-batch, a torn window
@@ -29,6 +29,7 @@ from memtools._accreport import Totals, WindowReport
 from memtools._backward import Passes, refuse_loss, unfit, units
 from memtools._finish import Finish
 from memtools._gradients import Gradients
+from memtools._gradranks import RankError, Ranks, Reduced
 from memtools._lossscale import LossScale
 from memtools._window import Window
 
@@ -75,7 +76,7 @@ class WindowLoop:
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     parameters: list[torch.Tensor]
-    ranks: Any
+    ranks: Ranks
     window: Window
 
     # --- one micro-batch ---
@@ -114,6 +115,7 @@ class WindowLoop:
             weight = units(self._torch, weight)
         if window.guess == 0.0:
             window.begin(self._steps, weight)
+            window.guess = self.ranks.guess(window.guess)
         elif window.weighted is (weight is None):
             self._refuse_mixed()
         try:
@@ -129,7 +131,7 @@ class WindowLoop:
         if window.open or window.torn:
             self._require_outside("micro_batch()")
             self._require_whole("micro_batch()")
-        if not window.begun:
+        if window.guess == 0.0:
             self._begin_window()
         if self.ranks.world > 1:
             last = window.count + 1 >= self._steps if last is None else last
@@ -158,7 +160,7 @@ class WindowLoop:
                 "no backward() in this micro-batch: call acc.backward(loss_sum, weight) in it; "
                 "nothing was counted"
             )
-        window.count += 1
+        window.count, window.chunks = window.count + 1, 0
 
     def _abort(self, error: BaseException) -> None:
         """A micro-batch ends by an exception."""
@@ -166,11 +168,16 @@ class WindowLoop:
         window = self.window
         if window.chunks and not window.torn:
             window.torn = type(error).__name__
+        window.chunks = 0
 
     def _end_block(self) -> None:
         """A micro-batch of a loop ends well, and maybe the window with it."""
-        self._close()
         window = self.window
+        try:
+            self._close()
+        except RuntimeError as error:
+            self.ranks.abort(error, window)
+            raise
         if window.count < self._steps:
             return
         try:
@@ -185,15 +192,22 @@ class WindowLoop:
     def _begin_window(self) -> None:
         """What others left in the gradients goes, as zero_grad() has it in other loops."""
         self._drop_gradients()
-        self.window.scale, self.window.begun = self._scale.value, True
+        self.window.scale = self._scale.value
 
     def _end_window(self) -> WindowReport:
+        """What the end of the last micro-batch does."""
+        report = self._end()
+        assert report is not None  # this rank has a loss in it
+        return report
+
+    def _end(self, flushing: bool = False) -> WindowReport | None:
         """Reduce, measure, decide, step, count. Until the factor is applied an error changes
-        nothing."""
+        nothing. None where no rank had a loss."""
         began, window = time.perf_counter(), self.window
         self._adopt()
-        self._require_gradients()
-        reduced = self.ranks.reduce(self.gradients, window)
+        reduced = self._reduce(flushing)
+        if reduced.guess == 0.0:
+            return None
         if not (math.isfinite(reduced.weight) and reduced.weight > 0):
             raise ValueError(
                 f"the weights of this window sum to {reduced.weight:g}: there is nothing to "
@@ -203,7 +217,7 @@ class WindowLoop:
         squares, finite = self._read(measure)
         bad = (0, 0, None) if finite else (measure.infs, measure.nans, measure.first_bad)
         if finite:
-            norm, coefficient, applied = self._update(squares, reduced.weight)
+            norm, coefficient, applied = self._update(squares, reduced.average(window.scale))
         else:
             norm, coefficient, applied = math.nan if bad[1] else math.inf, 0.0, "skipped"
         self._drop_gradients()
@@ -238,8 +252,25 @@ class WindowLoop:
             squares, finite = self._torch.stack((squares, finite.to(squares.dtype))).tolist()
         return float(squares), bool(finite)
 
-    def _update(self, sum_squares: float, weight: float) -> tuple[float, float, str]:
-        decided = self._finish.decide(sum_squares, 1.0 / (self.window.constant * weight))
+    def _reduce(self, flushing: bool) -> Reduced:
+        """Over the ranks. What makes this one's window useless is raised after they were told."""
+        window, problem = self.window, self._sparse()
+        if window.empty:
+            self._begin_window()
+        try:
+            reduced = self.ranks.reduce(self.gradients, window, flushing=flushing, problem=problem)
+        except RankError as error:
+            window.torn = type(error).__name__
+            raise
+        if reduced.guess and self.gradients.empty():
+            raise RuntimeError(
+                "no parameter of the optimizer has a gradient at the end of this window: does the "
+                "loss depend on the model?"
+            )
+        return reduced
+
+    def _update(self, sum_squares: float, average: float) -> tuple[float, float, str]:
+        decided = self._finish.decide(sum_squares, average)
         try:
             applied, norm = self._finish.apply(self.gradients, decided)
             if self._scheduler is not None:
@@ -264,18 +295,14 @@ class WindowLoop:
 
     # --- refusals ---
 
-    def _require_gradients(self) -> None:
+    def _sparse(self) -> TypeError | None:
         name = self.gradients.sparse()
-        if name is not None:
-            raise TypeError(
-                f"the gradient of {name} is sparse, and cannot be averaged with the others: make "
-                "its embedding with sparse=False"
-            )
-        if self.gradients.empty():
-            raise RuntimeError(
-                "no parameter of the optimizer has a gradient at the end of this window: does the "
-                "loss depend on the model?"
-            )
+        if name is None:
+            return None
+        return TypeError(
+            f"the gradient of {name} is sparse, and cannot be averaged with the others: make its "
+            "embedding with sparse=False"
+        )
 
     def _require_progress(self, report: WindowReport) -> None:
         in_a_row = self._totals.skipped_in_a_row

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from memtools._probe_up import SizeControl
 from memtools._window import Window
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def state_of(acc: GradAccumulator, gradients: bool, rng: bool) -> dict[str, Any]
         "scale": acc._scale.state(),
         "totals": acc._totals.state(),
         "micro_batch_size": acc.micro_batch_size,
+        "sizes": None if acc._backoff is None else acc._backoff.control.state(),
         "gradients": _gradients(acc) if gradients else None,
         "rng": _rng(acc) if rng else None,
     }
@@ -46,7 +48,9 @@ def load(acc: GradAccumulator, state: Mapping[str, Any]) -> None:
         found = _match(acc, state["gradients"] or {})
         scale = acc._scale.checked(state["scale"])
         totals = acc._totals.checked(state["totals"])
-        size, rng = state["micro_batch_size"], state["rng"]
+        size, sizes, rng = state["micro_batch_size"], state["sizes"], state["rng"]
+        if sizes is not None:
+            SizeControl(None).load(sizes)
     except KeyError as error:
         raise ValueError(f"this is no state of a GradAccumulator: {error} is missing") from error
     acc._drop_gradients()
@@ -55,6 +59,8 @@ def load(acc: GradAccumulator, state: Mapping[str, Any]) -> None:
     acc.window, acc.micro_batch_size = window, size
     acc._scale.load(scale)
     acc._totals.load(totals)
+    if sizes is not None:
+        acc._back_off().control.load(sizes)
     if rng is not None:
         _set_rng(acc, rng)
 
@@ -85,7 +91,6 @@ def _window(acc: GradAccumulator, state: Mapping[str, Any]) -> Window:
     numbers = (window.weight, window.guess, window.scale)
     if not all(math.isfinite(number) and number >= 0 for number in numbers):
         raise ValueError("this state's window has a weight or a scale that is negative, nan or inf")
-    window.begun = True
     return window
 
 

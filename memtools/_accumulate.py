@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from memtools import _accsettings, _accstate, _bridge
 from memtools._accloop import WindowLoop
-from memtools._accplain import OneRank
 from memtools._accreport import AccumulatorReport, Totals, WindowReport
 from memtools._backward import Passes
 from memtools._finish import Finish
+from memtools._gradranks import find_ranks
 from memtools._lossscale import LossScale
 from memtools._window import Window
 
 if TYPE_CHECKING:
     import torch
+
+    from memtools._backoff import BackOff
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -108,10 +110,10 @@ class GradAccumulator(WindowLoop):
         self._scale = LossScale(float(init_scale), growth_interval, float(min_scale), fp16)
         self._totals = Totals(self._scale.value)
         self.window = Window(self._scale.value)
-        self.ranks = OneRank()
+        self.ranks = find_ranks(model, self.parameters, ranks, overlap)
         self.micro_batch_size, self._retries = micro_batch_size, []
         self._block, self._context = _Block(), None
-        self._backoff: Any = None
+        self._backoff: BackOff | None = None
         self._stepping = (undo, micro_batch_size, overlap, in_backward)
         advice = _accsettings.fused_advice(optimizer)
         self._notes = (advice,) if advice else ()
@@ -162,22 +164,35 @@ class GradAccumulator(WindowLoop):
         Raises what `flush()` does, and what `loss_fn` does, with the gradients and counters as
         before; out of memory only where one row does not fit.
         """
+        return self._back_off().step(batch, loss_fn, split)
+
+    def _back_off(self) -> BackOff:
+        """Made where it is needed. It holds the accumulator weakly: no cycle, so that both go with
+        the last reference."""
         if self._backoff is None:
             from memtools._backoff import BackOff
 
             self._backoff = BackOff(weakref.proxy(self), *self._stepping)
-        return self._backoff.step(batch, loss_fn, split)  # type: ignore[no-any-return]
+        return self._backoff
 
     def flush(self) -> WindowReport | None:
         """End a window that has fewer micro-batches than `steps`, with the gradient of those
         there are. Returns its report, or None where there is none.
+
+        With several ranks every one of them calls it where its loader has ended: it takes part in
+        the windows of those that go on, and returns when all have flushed.
 
         Raises TypeError for sparse gradients, ValueError where all weights were 0, RuntimeError
         where no parameter has a gradient, or after `max_skips` updates left out in a row.
         """
         self._require_outside("flush()")
         self._require_whole("flush()")
-        return None if self.window.empty else self._end_window()
+        if self.ranks.world == 1:
+            return None if self.window.empty else self._end_window()
+        report = self._end(flushing=True)
+        while not self.ranks.finished:
+            report = self._end(flushing=True) or report
+        return report
 
     def accumulate(self, function: _Function) -> _Function:
         """A decorator: each call is a micro-batch. The function returns the loss, or the loss and
@@ -196,7 +211,7 @@ class GradAccumulator(WindowLoop):
         """Drop the window: its gradients, and what was counted of it. Raises RuntimeError inside
         of a micro-batch."""
         self._require_outside("reset()")
-        self._totals.dropped += self.window.begun
+        self._totals.dropped += not self.window.empty
         self._drop_gradients()
         self.window, self._retries = Window(self._scale.value), []
 
@@ -298,6 +313,8 @@ class _Block:
             acc._end_block()
         else:
             acc._abort(error)
+            if isinstance(error, Exception):
+                acc.ranks.abort(error, acc.window)
 
 
 def _device(parameters: list[torch.Tensor]) -> str:
