@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from memtools._budget import Budget, BudgetReport
     from memtools._census import Census, Growth, census
     from memtools._generation import generation
+    from memtools._gradnorm import clip_grad_norm_, grad_norm
     from memtools._history import GateHistory
     from memtools._holders import Holder, holder_of
     from memtools._hostmem import HostMemory, host_memory
@@ -67,7 +68,9 @@ __all__ = [
     "__version__",
     "allocator_settings",
     "census",
+    "clip_grad_norm_",
     "generation",
+    "grad_norm",
     "holder_of",
     "host_memory",
     "managed",
@@ -101,7 +104,9 @@ _LATER = {
     "WindowReport": "_accreport",
     "allocator_settings": "_allocator",
     "census": "_census",
+    "clip_grad_norm_": "_gradnorm",
     "generation": "_generation",
+    "grad_norm": "_gradnorm",
     "holder_of": "_holders",
     "host_memory": "_hostmem",
     "managed": "_managed",

@@ -188,3 +188,21 @@ class Totals:
         self.nan_windows += window.nans > 0
         self.inf_windows += window.nans == 0
         self.first_bad = window.first_bad
+
+    def state(self) -> dict[str, Any]:
+        """Without the last window's report and the retries: they are this process's story."""
+        found: dict[str, Any] = {name: getattr(self, name) for name in self.COUNTS}
+        kept = ("first_bad", "least_scale", "weight")
+        return found | {name: getattr(self, name) for name in kept}
+
+    def checked(self, state: Any) -> dict[str, Any]:
+        """The state, of the right types. Raises KeyError where something is missing."""
+        found: dict[str, Any] = {name: int(state[name]) for name in self.COUNTS}
+        found["first_bad"] = None if state["first_bad"] is None else str(state["first_bad"])
+        return found | {name: float(state[name]) for name in ("least_scale", "weight")}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """What `checked` returned."""
+        for name, value in state.items():
+            setattr(self, name, value)
+        self.last, self.retries = None, []

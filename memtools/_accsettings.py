@@ -9,12 +9,28 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 PRECISIONS: Final = ("fp32", "bf16", "fp16")
+NAMES: Final = (
+    "steps",
+    "precision",
+    "max_norm",
+    "max_value",
+    "clip",
+    "scheduler",
+    "init_scale",
+    "growth_interval",
+    "min_scale",
+    "max_skips",
+    "main_grads",
+    "micro_batch_size",
+    "overlap",
+    "in_backward",
+)
 _OWNER: Final = "_memtools_accumulator"  # on the optimizer: a weak reference
 
 
 def check(settings: Mapping[str, Any]) -> None:
     """All but the model and the optimizer. Raises TypeError and ValueError."""
-    steps(settings["steps"])
+    count("steps", settings["steps"])
     if settings["precision"] not in (None, *PRECISIONS):
         raise ValueError(
             f"precision is None or one of {', '.join(PRECISIONS)}; got {settings['precision']!r}"
@@ -42,10 +58,6 @@ def check(settings: Mapping[str, Any]) -> None:
         if not isinstance(settings[name], bool):
             raise TypeError(f"{name} is True or False, got {_kind(settings[name])}")
     _check_scheduler(settings["scheduler"])
-
-
-def steps(value: object) -> int:
-    return count("steps", value)
 
 
 def count(name: str, value: object) -> int:

@@ -36,12 +36,18 @@ class LossScale:
                 self.value *= 2
 
     def state(self) -> dict[str, Any]:
-        return {"value": self.value, "good": self.good, "moving": self.moving}
+        return {"value": self.value, "good": self.good}
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Raises ValueError for what cannot be a scale, KeyError where something is missing."""
+    @staticmethod
+    def checked(state: Any) -> dict[str, Any]:
+        """The state, of the right types. Raises ValueError for what cannot be a scale, KeyError
+        where something is missing."""
         value, good = float(state["value"]), int(state["good"])
         if not (math.isfinite(value) and value > 0 and good >= 0):
-            raise ValueError(f"load_state_dict(): a loss scale is above 0; got {value}")
+            raise ValueError(f"a loss scale is above 0 and finite; this state's is {value}")
+        return {"value": value, "good": good}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """What `checked` returned. Without fp16 the scale stays 1."""
         if self.moving:
-            self.value, self.good = value, good
+            self.value, self.good = state["value"], state["good"]
