@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
+UNDO: Final = ("auto", "scratch", "copy", "redo")
 PRECISIONS: Final = ("fp32", "bf16", "fp16")
 NAMES: Final = (
     "steps",
@@ -21,6 +22,7 @@ NAMES: Final = (
     "min_scale",
     "max_skips",
     "main_grads",
+    "undo",
     "micro_batch_size",
     "overlap",
     "in_backward",
@@ -52,6 +54,8 @@ def check(settings: Mapping[str, Any]) -> None:
         )
     for name in ("growth_interval", "max_skips"):
         count(name, settings[name])
+    if settings["undo"] not in UNDO:
+        raise ValueError(f"undo is one of {', '.join(UNDO)}; got {settings['undo']!r}")
     if settings["micro_batch_size"] is not None:
         count("micro_batch_size", settings["micro_batch_size"])
     for name in ("main_grads", "overlap", "in_backward"):

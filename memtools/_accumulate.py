@@ -69,7 +69,7 @@ class GradAccumulator(WindowLoop):
             one that belongs to another accumulator, or one without any of the model's parameters.
     """
 
-    __slots__ = ("_backoff", "_block", "_notes", "_precision")
+    __slots__ = ("_backoff", "_block", "_notes", "_precision", "_stepping")
 
     def __init__(
         self,
@@ -111,6 +111,7 @@ class GradAccumulator(WindowLoop):
         self.ranks = find_ranks(model, self.parameters, ranks, overlap)
         self.micro_batch_size, self._retries = micro_batch_size, []
         self._block, self._context, self._backoff = _Block(), None, None
+        self._stepping = (undo, micro_batch_size, overlap, in_backward)
         advice = _accsettings.fused_advice(optimizer)
         self._notes = (advice,) if advice else ()
         if advice:
@@ -163,7 +164,7 @@ class GradAccumulator(WindowLoop):
         if self._backoff is None:
             from memtools._backoff import BackOff
 
-            self._backoff = BackOff(weakref.proxy(self))
+            self._backoff = BackOff(weakref.proxy(self), *self._stepping)
         return self._backoff.step(batch, loss_fn, split)  # type: ignore[no-any-return]
 
     def flush(self) -> WindowReport | None:
