@@ -11,7 +11,7 @@ What step() with its back-off and the ranks build on, and so is kept stable:
                                     raises what they raise, and the window is torn if a backward
                                     pass had begun
     _end_window() -> WindowReport   what the end of the K-th micro-batch does
-    window.mark() / .rewind(mark)   the numbers of a window, `torn` and `begun` among them
+    window.mark() / .rewind(mark)   the numbers of a window, `torn` among them
     _begin_window()                 drops what is in the gradients; _run does it where needed
     _drop_gradients()
     _require_outside(call), _require_whole(call)    refuse an open micro-batch, a torn window
@@ -133,7 +133,7 @@ class WindowLoop:
         if window.open or window.torn:
             self._require_outside("micro_batch()")
             self._require_whole("micro_batch()")
-        if not window.begun:
+        if window.guess == 0.0:
             self._begin_window()
         if self.ranks.world > 1:
             last = window.count + 1 >= self._steps if last is None else last
@@ -162,7 +162,7 @@ class WindowLoop:
                 "no backward() in this micro-batch: call acc.backward(loss_sum, weight) in it; "
                 "nothing was counted"
             )
-        window.count += 1
+        window.count, window.chunks = window.count + 1, 0
 
     def _abort(self, error: BaseException) -> None:
         """A micro-batch ends by an exception."""
@@ -170,6 +170,7 @@ class WindowLoop:
         window = self.window
         if window.chunks and not window.torn:
             window.torn = type(error).__name__
+        window.chunks = 0
 
     def _end_block(self) -> None:
         """A micro-batch of a loop ends well, and maybe the window with it."""
@@ -189,7 +190,7 @@ class WindowLoop:
     def _begin_window(self) -> None:
         """What others left in the gradients goes, as zero_grad() has it in other loops."""
         self._drop_gradients()
-        self.window.scale, self.window.begun = self._scale.value, True
+        self.window.scale = self._scale.value
 
     def _end_window(self, flushing: bool = False) -> WindowReport | None:
         """Reduce, measure, decide, step, count. Until the factor is applied an error changes

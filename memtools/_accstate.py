@@ -85,7 +85,6 @@ def _window(acc: GradAccumulator, state: Mapping[str, Any]) -> Window:
     numbers = (window.weight, window.guess, window.scale)
     if not all(math.isfinite(number) and number >= 0 for number in numbers):
         raise ValueError("this state's window has a weight or a scale that is negative, nan or inf")
-    window.begun = True
     return window
 
 

@@ -204,7 +204,7 @@ class GradAccumulator(WindowLoop):
         """Drop the window: its gradients, and what was counted of it. Raises RuntimeError inside
         of a micro-batch."""
         self._require_outside("reset()")
-        self._totals.dropped += self.window.begun
+        self._totals.dropped += not self.window.empty
         self._drop_gradients()
         self.window, self._retries = Window(self._scale.value), []
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 from typing import Any, NamedTuple
 
 from memtools import _bridge
@@ -91,7 +92,8 @@ def takes_grad_scale(optimizer: Any) -> bool:
 
 def watched(optimizer: Any) -> bool:
     """Whether hooks run before the step, which may look at the gradients."""
-    hooks = _bridge.connect().torch.optim.optimizer._global_optimizer_pre_hooks
+    module = sys.modules[_bridge.connect().torch.optim.Optimizer.__module__]
+    hooks = getattr(module, "_global_optimizer_pre_hooks", None)
     return bool(hooks or getattr(optimizer, "_optimizer_step_pre_hooks", None))
 
 

@@ -11,13 +11,15 @@ and the clip coefficient, and may not multiply at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from memtools import _bridge, _gradtorch
+from memtools import _bridge, _core, _gradtorch
 
 if TYPE_CHECKING:
     import torch
+
+    Left = list[tuple[int, torch.Tensor]]
 
 
 class Measure:
@@ -79,17 +81,13 @@ class Gradients:
     torch does. Dtypes, devices and layouts may be mixed; of a DTensor it is this process's shard.
     """
 
-    __slots__ = ("_names", "parameters")
+    __slots__ = ("_names", "_native", "parameters")
 
     def __init__(
         self, parameters: Iterable[torch.Tensor], names: Sequence[str] | None = None
     ) -> None:
-        torch = _bridge.connect().torch
         self.parameters = list(parameters)
-        for parameter in self.parameters:
-            if not isinstance(parameter, torch.Tensor):
-                kind = type(parameter).__name__
-                raise TypeError(f"parameters are tensors, got {kind}; pass model.parameters()")
+        self._native = _core.GradSet(self.parameters)
         self._names = None if names is None else list(names)
         if self._names is not None and len(self._names) != len(self.parameters):
             raise ValueError(f"{len(self.parameters)} parameters and {len(self._names)} names")
@@ -123,26 +121,27 @@ class Gradients:
 
     def measure(self) -> Measure:
         """One read pass. Raises TypeError for a sparse gradient, before anything is read."""
+        found = self._native.measure()
+        first = None if found.first_bad < 0 else self.name(found.first_bad)
+        if not found.left:
+            return Measure(found.sum_squares, found.tensors, (found.infs, found.nans, first))
         torch = _bridge.connect().torch
         with torch.no_grad():
-            return self._with_devices(torch, self._on_host(torch))
+            left = self._left(found.left)
+            return self._with_devices(torch, self._with_left(torch, found, left), left)
 
-    def _on_host(self, torch: Any) -> Measure:
-        squares, infs, nans, first, count = [], 0, 0, None, 0
-        for index, grad in self._left():
-            count += 1
-            if grad.device.type != "cpu":
-                continue
-            found = _gradtorch.host_sums(torch, grad)
-            squares.append(found.squares)
-            if first is None and found.infs + found.nans:
-                first = self.name(index)
-            infs, nans = infs + found.infs, nans + found.nans
-        return Measure(_gradtorch.total(squares), count, (infs, nans, first))
+    def _with_left(self, torch: Any, native: _core.GradMeasure, left: Left) -> Measure:
+        """The measure with what is on the CPU, but was not read natively."""
+        sums = [_gradtorch.host_sums(torch, grad) for _, grad in left if grad.device.type == "cpu"]
+        squares = _gradtorch.total([native.sum_squares, *(found.squares for found in sums)])
+        fine = not (native.infs or native.nans or any(found.infs or found.nans for found in sums))
+        only = len(sums) == len(left)  # nothing is on a device, so that counting waits for none
+        bad = self.bad() if only and not fine else (0, 0, None)
+        return Measure(squares, native.tensors + len(left), bad, fine)
 
-    def _with_devices(self, torch: Any, host: Measure) -> Measure:
+    def _with_devices(self, torch: Any, host: Measure, left: Left) -> Measure:
         """The measure with what is on devices, on the first of them."""
-        groups = self._by_device()
+        groups = _by_device(left)
         if not groups:
             return host
         sums = [_gradtorch.device_sums(torch, grads) for grads in groups.values()]
@@ -170,20 +169,21 @@ class Gradients:
             factor = float(factor)
             if factor == 1.0 and limit == math.inf:
                 return
-        self._refuse_complex(limit)
+        left = self._left(self._native.multiply(1.0))  # which only looks where they are
+        self._refuse_complex(left, limit)
+        if self._native.tensors:
+            self._native.multiply(float(factor), limit)
         with torch.no_grad():
-            for _, grad in self._left():
+            for _, grad in left:
                 if grad.device.type == "cpu":
                     _gradtorch.host_multiply(grad, float(factor), limit)
-            for device, grads in self._by_device().items():
+            for device, grads in _by_device(left).items():
                 there = factor if isinstance(factor, float) else factor.to(device)
                 _gradtorch.device_multiply(torch, grads, there, limit)
 
-    def _refuse_complex(self, limit: float) -> None:
-        if limit == math.inf:
-            return
-        for index, parameter in enumerate(self.parameters):
-            if parameter.grad is not None and parameter.grad.is_complex():
+    def _refuse_complex(self, left: Left, limit: float) -> None:
+        for index, grad in left:
+            if limit < math.inf and grad.is_complex():
                 raise TypeError(
                     f"the gradient of {self.name(index)} is complex and cannot be clipped by "
                     "value; clip by norm"
@@ -192,66 +192,77 @@ class Gradients:
     def add_to(
         self, into: Sequence[torch.Tensor | None], first: bool = False, measure: bool = False
     ) -> Measure | None:
-        """Adds each gradient to the tensor of its parameter in `into`, fp32 of the same shape;
-        `first` overwrites. Parameters without a gradient add nothing, and may have None there.
+        """Adds each gradient to the tensor of its parameter in `into`, fp32 of the same shape and
+        strides; `first` overwrites. Parameters without a gradient add nothing, and may have None
+        there.
 
-        With `measure`, the measure of what is then in `into`. Raises ValueError for another shape
-        or a tensor that is missing; then nothing was changed.
+        With `measure`, the measure of what is then in `into`: for dense gradients on the CPU in the
+        same pass. Raises ValueError for another shape or a tensor that is missing; then nothing was
+        changed.
         """
         torch = _bridge.connect().torch
-        self._check_into(into)
-        with torch.no_grad():
-            for index, grad in self._left():
-                target = into[index]
-                assert target is not None
-                target.copy_(grad) if first else target.add_(grad)
-        if not measure:
-            return None
-        return holding(into, self._names).measure()
-
-    def _check_into(self, into: Sequence[torch.Tensor | None]) -> None:
         if len(into) != len(self.parameters):
             raise ValueError(f"{len(self.parameters)} parameters and {len(into)} tensors to add to")
-        for index, grad in self._left():
-            target = into[index]
-            if target is None or target.shape != grad.shape or target.device != grad.device:
-                found = "None" if target is None else f"{list(target.shape)} on {target.device}"
-                raise ValueError(
-                    f"the gradient of {self.name(index)} is {list(grad.shape)} on {grad.device}, "
-                    f"and what it is to be added to is {found}"
-                )
+        left = self._left(self._native.multiply(1.0))
+        for index, grad in left:
+            self._check_target(index, grad, into[index])
+        targets = [torch.empty(0) if target is None else target for target in into]
+        found = self._native.add_to(targets, first=first, measure=measure)
+        with torch.no_grad():
+            for index, grad in left:
+                local = _gradtorch.local(targets[index])
+                local.copy_(grad) if first else local.add_(grad)
+        if not isinstance(found, _core.GradMeasure):
+            return None
+        there = sum(target is not None for target in into)
+        if found.tensors < there or not math.isfinite(found.sum_squares):
+            return holding(into, self._names).measure()
+        return Measure(found.sum_squares, there)
+
+    def _check_target(self, index: int, grad: torch.Tensor, target: torch.Tensor | None) -> None:
+        local = None if target is None else _gradtorch.local(target)
+        if local is None or local.shape != grad.shape or local.device != grad.device:
+            found = "None" if local is None else f"{list(local.shape)} on {local.device}"
+            raise ValueError(
+                f"the gradient of {self.name(index)} is {list(grad.shape)} on {grad.device}, "
+                f"and what it is to be added to is {found}"
+            )
 
     def bad(self) -> tuple[int, int, str | None]:
         """Counts inf and nan elements in all gradients, and names the first parameter that has
         one. Waits for devices."""
         torch = _bridge.connect().torch
-        infs, nans, first = 0, 0, None
+        found = self._native.measure()
+        infs, nans = found.infs, found.nans
+        first = len(self.parameters) if found.first_bad < 0 else found.first_bad
         with torch.no_grad():
-            for index, grad in self._left():
-                found = _gradtorch.count_bad(torch, grad)
-                if first is None and any(found):
-                    first = self.name(index)
-                infs, nans = infs + found[0], nans + found[1]
-        return infs, nans, first
+            for index, grad in self._left(found.left):
+                more = _gradtorch.count_bad(torch, grad)
+                first = min(first, index) if any(more) else first
+                infs, nans = infs + more[0], nans + more[1]
+        return infs, nans, self.name(first) if infs + nans else None
 
-    def _left(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Those gradients that are not read natively, by their parameter's index."""
-        name = self.sparse()
-        if name is not None:
-            raise TypeError(
-                f"the gradient of {name} is sparse; use a layer with sparse=False, such as "
-                "torch.nn.Embedding(..., sparse=False)"
-            )
-        for index, parameter in enumerate(self.parameters):
-            if parameter.grad is not None:
-                yield index, _gradtorch.local(parameter.grad)
+    def _left(self, indices: Iterable[int]) -> Left:
+        """The gradients that are not read natively, of a DTensor the shard that is here."""
+        left = []
+        for index in indices:
+            if (grad := self.parameters[index].grad) is None:
+                continue
+            if grad.layout != _bridge.connect().torch.strided:
+                raise TypeError(
+                    f"the gradient of {self.name(index)} is sparse; use a layer with sparse=False, "
+                    "such as torch.nn.Embedding(..., sparse=False)"
+                )
+            left.append((index, _gradtorch.local(grad)))
+        return left
 
-    def _by_device(self) -> dict[torch.device, list[torch.Tensor]]:
-        groups: dict[torch.device, list[torch.Tensor]] = {}
-        for _, grad in self._left():
-            if grad.device.type != "cpu":
-                groups.setdefault(grad.device, []).append(grad)
-        return groups
+
+def _by_device(left: Left) -> dict[torch.device, list[torch.Tensor]]:
+    groups: dict[torch.device, list[torch.Tensor]] = {}
+    for _, grad in left:
+        if grad.device.type != "cpu":
+            groups.setdefault(grad.device, []).append(grad)
+    return groups
 
 
 def holding(grads: Sequence[torch.Tensor | None], names: Sequence[str] | None = None) -> Gradients:

@@ -85,10 +85,10 @@ def _gradients(parameters: Parameters) -> Gradients:
     torch = _bridge.connect().torch
     if isinstance(parameters, torch.Tensor):
         return Gradients([parameters])
-    gradients = Gradients(parameters)
-    if not gradients.parameters and isinstance(parameters, types.GeneratorType):
+    listed = list(parameters)
+    if not listed and isinstance(parameters, types.GeneratorType):
         warnings.warn("parameters is an empty generator: nothing has a norm", stacklevel=3)
-    return gradients
+    return Gradients(listed)
 
 
 def _is_torchs(norm_type: float, gradients: Gradients) -> bool:

@@ -32,14 +32,12 @@ class Window:
         weighted: whether this window's losses come with weights; None before the first.
         scale: the loss scale that this window uses.
         guess: what a loss is multiplied with besides; 0.0 before the first backward pass.
-        begun: whether the gradients of before were dropped.
         open: inside of a micro-batch.
         chunks: backward passes of the micro-batch that is open.
         torn: why the gradients are not those of whole micro-batches, "" where they are.
     """
 
     __slots__ = (
-        "begun",
         "chunks",
         "count",
         "guess",
@@ -58,7 +56,6 @@ class Window:
         self.weighted: bool | None = None
         self.scale = scale
         self.guess = 0.0
-        self.begun = False
         self.open = False
         self.chunks = 0
         self.torn = ""

@@ -165,7 +165,7 @@ def test_a_limit_is_positive(limit: float) -> None:
 
 def test_add_to_overwrites_first_and_then_adds() -> None:
     grads = mixed()
-    into = [None if grad is None else torch.full(grad.shape, math.nan) for grad in grads]
+    into = [None if g is None else torch.full_like(g, math.nan, dtype=torch.float32) for g in grads]
     gradients = Gradients(parameters_of(grads))
     assert gradients.add_to(into, first=True) is None
     found = gradients.add_to(into, measure=True)
@@ -181,7 +181,7 @@ def test_add_to_overwrites_first_and_then_adds() -> None:
 def test_add_to_refuses_before_it_adds(target: torch.Tensor | None) -> None:
     good = torch.zeros(2)
     gradients = Gradients(parameters_of([torch.ones(2), torch.ones(3)]))
-    with pytest.raises(ValueError, match=r"gradient of parameter 1 \[3\] is \[3\] on cpu"):
+    with pytest.raises(ValueError, match=r"into\[1\] "):
         gradients.add_to([good, target])
     with pytest.raises(ValueError, match="2 parameters and 1 tensors"):
         gradients.add_to([good])
@@ -216,7 +216,7 @@ def test_sparse_gradients_are_named_and_refused(call: Callable[[Gradients], obje
 
 
 def test_bad_parameters_are_refused() -> None:
-    with pytest.raises(TypeError, match="parameters are tensors, got str"):
+    with pytest.raises(TypeError, match=r"parameters\[0\] is a torch.Tensor, got str"):
         Gradients(["weight"])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="1 parameters and 2 names"):
         Gradients([torch.ones(1)], ["a", "b"])

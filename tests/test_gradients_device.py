@@ -4,13 +4,12 @@ waits for their values, and the same functions give the right values for tensors
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 
-from memtools import _gradtorch
-from memtools._gradients import Gradients
+from memtools import _gradients, _gradtorch
+from memtools._gradients import Gradients, Measure
 from tests.test_gradients import FLOATS, mixed, parameters_of, squares_of
 
 
@@ -91,23 +90,16 @@ def test_bad_elements_are_counted_when_they_are_asked_for(monkeypatch: pytest.Mo
         return bad(self)
 
     monkeypatch.setattr(Gradients, "bad", counting)
-    monkeypatch.setattr(Gradients, "_by_device", lambda self: {torch.device("cpu"): grads})
-    monkeypatch.setattr(Gradients, "_on_host", _nothing)
-    found = gradients.measure()
+    monkeypatch.setattr(_gradients, "_by_device", lambda left: {torch.device("cpu"): grads})
+    found = gradients._with_devices(torch, Measure(0.0, 3), [])
     assert isinstance(found.finite, torch.Tensor)
     assert not bool(found.finite)
     assert counted == []
     assert (found.infs, found.nans, found.first_bad) == (2, 1, "b")
     grads[1][1] = grads[2][0] = grads[2][1] = 1.0
-    again = gradients.measure()
+    again = gradients._with_devices(torch, Measure(0.0, 3), [])
     assert (again.infs, again.nans, again.first_bad) == (0, 0, None)
     assert counted == [1]
-
-
-def _nothing(gradients: Gradients, torch: Any) -> Any:
-    from memtools._gradients import Measure
-
-    return Measure(0.0, len(gradients.tensors()))
 
 
 def test_gradients_on_the_cpu_count_beside_those_on_a_device() -> None:
