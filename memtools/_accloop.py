@@ -240,7 +240,7 @@ class WindowLoop:
     def _reduce(self, flushing: bool) -> Reduced:
         """Over the ranks; what makes the window useless is raised after they were told."""
         window = self.window
-        if not window.begun:
+        if window.empty:
             self._begin_window()
         try:
             return self.ranks.reduce(
