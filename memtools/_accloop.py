@@ -180,9 +180,11 @@ class WindowLoop:
             return
         try:
             self._end_window()
-        except BaseException:
+        except BaseException as error:
             if self.window is window:  # it goes on: as before the end of this micro-batch
                 window.count -= 1
+                if isinstance(error, RankError):  # other ranks cannot go on with it
+                    window.torn = type(error).__name__
             raise
 
     # --- a window ---
@@ -242,13 +244,9 @@ class WindowLoop:
         window = self.window
         if window.empty:
             self._begin_window()
-        try:
-            return self.ranks.reduce(
-                self.gradients, window, flushing=flushing, problem=self._problem()
-            )
-        except RankError as error:
-            window.torn = type(error).__name__
-            raise
+        return self.ranks.reduce(
+            self.gradients, window, flushing=flushing, problem=self._problem()
+        )
 
     def _read(self, measure: Any) -> tuple[float, bool]:
         """Sum of squares and whether all is finite; of a device both in one read, the only one

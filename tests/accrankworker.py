@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from memtools import GradAccumulator
 from tests.gradrankcases import STEPS, Net, counts, data, flat
+from tests.oomrankcases import OOM
 
 DDP = torch.nn.parallel.DistributedDataParallel
 
@@ -198,7 +199,7 @@ def resumed(rank: int) -> Any:
 
 
 SHARED = (windows, means, clipped, skips, torn, skipped_batch, sparse_error, no_weight, nothing,
-          resumed)  # fmt: skip
+          resumed, *OOM)  # fmt: skip
 
 
 def healthy(rank: int) -> Any:
@@ -216,9 +217,9 @@ def dead(rank: int) -> Any:
     for i, batch in enumerate(data(rank)[:4]):
         if rank == 1 and i == 2:
             return None
-        if i == 3:
-            return told(lambda batch=batch: lossy(acc, batch)).split(":")[0]
-        lossy(acc, batch)
+        if i < 3:
+            lossy(acc, batch)
+    return told(lambda: lossy(acc, data(rank)[3])).split(":")[0]
 
 
 CASES: dict[str, Callable[[int], Any]] = {case.__name__: case for case in (healthy, dead)}
