@@ -25,6 +25,7 @@ from typing import Any
 
 from memtools._accwindow import WindowEnds
 from memtools._backward import Passes, refuse_loss, unfit, units
+from memtools._gradranks import RankError
 from memtools._inbackward import InBackward
 
 
@@ -70,14 +71,16 @@ class WindowLoop(WindowEnds):
             refuse_loss(loss)
         if weight is not None:
             weight = units(self._torch, weight)
-        if window.guess == 0.0:
+        first = window.guess == 0.0
+        if first:
             window.begin(self._steps, weight)
-            window.guess = self.ranks.guess(window.guess)
         elif window.weighted is (weight is None):
             self._refuse_mixed()
         if self._inside is not None and window.last:
             self._arm(self._inside, weight)
         try:
+            if first and self.ranks.world > 1:
+                window.guess = self.ranks.guess(window.guess)
             self._passes.backward(loss, window.scale * window.guess, retain)
         except BaseException as error:
             window.torn = type(error).__name__
@@ -167,9 +170,11 @@ class WindowLoop(WindowEnds):
             return
         try:
             self._end_window()
-        except BaseException:
+        except BaseException as error:
             if self.window is window:  # it goes on: as before the end of this micro-batch
                 window.count -= 1
+                if isinstance(error, RankError):  # other ranks cannot go on with it
+                    window.torn = type(error).__name__
             raise
 
     # --- refusals ---

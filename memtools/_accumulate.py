@@ -321,8 +321,7 @@ class _Block:
             acc._end_block()
         else:
             acc._abort(error)
-            if isinstance(error, Exception):
-                acc.ranks.abort(error, acc.window)
+            acc.ranks.abort(error, acc.window)
 
 
 def _device(parameters: list[torch.Tensor]) -> str:

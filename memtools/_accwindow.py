@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from memtools._accreport import Totals, WindowReport
 from memtools._finish import Finish
 from memtools._gradients import Gradients
-from memtools._gradranks import RankError, Ranks, Reduced
+from memtools._gradranks import Ranks, Reduced
 from memtools._inbackward import InBackward
 from memtools._lossscale import LossScale
 from memtools._maingrads import MainGrads
@@ -184,11 +184,7 @@ class WindowEnds:
         window, problem = self.window, self._sparse()
         if window.empty:
             self._begin_window()
-        try:
-            reduced = self.ranks.reduce(self.gradients, window, flushing=flushing, problem=problem)
-        except RankError as error:
-            window.torn = type(error).__name__
-            raise
+        reduced = self.ranks.reduce(self.gradients, window, flushing=flushing, problem=problem)
         if reduced.guess and self.gradients.empty():
             raise RuntimeError(
                 "no parameter of the optimizer has a gradient at the end of this window: does the "

@@ -116,6 +116,7 @@ class BackOff:
         acc.micro_batch_size = self._rows
         self._heed_allocator()
         report = acc._end_window()
+        assert report is not None  # this rank had a loss
         control.end_window(control.size if single else left.most)
         return report
 
