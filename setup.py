@@ -119,6 +119,14 @@ def core_extension() -> Extension:
     )
 
 
+def openmp() -> list[str]:
+    """torch's threads are OpenMP's where it was built so, by gcc's library. For the compiler only:
+    linked by name, the library might be another copy of it, with threads of its own; this way it is
+    the one that torch brings."""
+    clang = "clang" in os.environ.get("CXX", sysconfig.get_config_var("CXX") or "")
+    return [] if clang else ["-fopenmp"]
+
+
 def shim_extension(torch: Path) -> Extension:
     major, minor = (int(part) for part in torch_fact(torch, "__version__").split(".")[:2])
     standard = "-std=c++20" if (major, minor) >= (2, 12) else "-std=c++17"
@@ -131,6 +139,7 @@ def shim_extension(torch: Path) -> Extension:
             standard,
             *WARNINGS,
             *compile_flags(),
+            *openmp(),
             "-isystem",
             str(torch / "include"),
             "-isystem",

@@ -16,11 +16,14 @@ from memtools.errors import (
 )
 
 if TYPE_CHECKING:
+    from memtools._accreport import AccumulatorReport, WindowReport
+    from memtools._accumulate import GradAccumulator
     from memtools._allocator import AllocatorSettings, allocator_settings
     from memtools._aux_loss import AuxLoss
     from memtools._budget import Budget, BudgetReport
     from memtools._census import Census, Growth, census
     from memtools._generation import generation
+    from memtools._gradnorm import clip_grad_norm_, grad_norm
     from memtools._history import GateHistory
     from memtools._holders import Holder, holder_of
     from memtools._hostmem import HostMemory, host_memory
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from memtools._stats import GateStats
 
 __all__ = [
+    "AccumulatorReport",
     "AllocatorSettings",
     "AuxLoss",
     "Budget",
@@ -44,6 +48,7 @@ __all__ = [
     "DeviceError",
     "GateHistory",
     "GateStats",
+    "GradAccumulator",
     "Growth",
     "Holder",
     "HostMemory",
@@ -59,10 +64,13 @@ __all__ = [
     "Record",
     "ShimUnavailable",
     "StepsLeft",
+    "WindowReport",
     "__version__",
     "allocator_settings",
     "census",
+    "clip_grad_norm_",
     "generation",
+    "grad_norm",
     "holder_of",
     "host_memory",
     "managed",
@@ -71,6 +79,7 @@ __all__ = [
 
 # Loaded at first use: where memtools._core does not load, `memtools doctor` must still say so.
 _LATER = {
+    "AccumulatorReport": "_accreport",
     "AllocatorSettings": "_allocator",
     "AuxLoss": "_aux_loss",
     "Budget": "_budget",
@@ -79,6 +88,7 @@ _LATER = {
     "CleanupPolicy": "_policy",
     "GateHistory": "_history",
     "GateStats": "_stats",
+    "GradAccumulator": "_accumulate",
     "Growth": "_census",
     "Holder": "_holders",
     "HostMemory": "_hostmem",
@@ -91,9 +101,12 @@ _LATER = {
     "PolicyReport": "_policy_report",
     "Record": "_record",
     "StepsLeft": "_leaks",
+    "WindowReport": "_accreport",
     "allocator_settings": "_allocator",
     "census": "_census",
+    "clip_grad_norm_": "_gradnorm",
     "generation": "_generation",
+    "grad_norm": "_gradnorm",
     "holder_of": "_holders",
     "host_memory": "_hostmem",
     "managed": "_managed",

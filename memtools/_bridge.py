@@ -119,6 +119,12 @@ def in_backward() -> bool:
     return bool(connect().torch._C._current_graph_task_id() != -1)
 
 
+def written(tensors: list[Any]) -> None:
+    """Tell autograd that these are written to, as an operation in place does; `memtools._core`
+    calls it where the shim is not there to do so."""
+    connect().torch.autograd.graph.increment_version(tensors)
+
+
 def plain(tensor: Any) -> torch.Tensor:
     """`tensor` as a plain strided tensor on the CPU or a packed one on a CUDA device, values
     unchanged.

@@ -1,6 +1,6 @@
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
-from typing import Any, Final, Self, SupportsIndex, TypeVar, final, overload
+from typing import Any, Final, Literal, Self, SupportsIndex, TypeVar, final, overload
 
 import torch
 from _typeshed import structseq
@@ -459,3 +459,70 @@ class LeakDetector:
         self, name: str, bytes: float, rate: float, until: int | None, signal: str | None, /
     ) -> None: ...
     def _last(self, /) -> dict[str, tuple[int, float, int]]: ...
+
+@final
+class GradMeasure(structseq[Any], tuple[float, int, int, int, int, int, tuple[int, ...]]):
+    __match_args__: Final = (
+        "sum_squares",
+        "elements",
+        "tensors",
+        "infs",
+        "nans",
+        "first_bad",
+        "left",
+    )
+    @property
+    def sum_squares(self) -> float: ...
+    @property
+    def elements(self) -> int: ...
+    @property
+    def tensors(self) -> int: ...
+    @property
+    def infs(self) -> int: ...
+    @property
+    def nans(self) -> int: ...
+    @property
+    def first_bad(self) -> int: ...
+    @property
+    def left(self) -> tuple[int, ...]: ...
+
+@final
+class GradSet:
+    @property
+    def parameters(self) -> tuple[torch.Tensor, ...]: ...
+    @property
+    def tensors(self) -> int: ...
+    @property
+    def chunks(self) -> int: ...
+    @property
+    def rebuilt(self) -> int: ...
+    def __new__(cls, parameters: Iterable[torch.Tensor], /) -> Self: ...
+    def measure(self, threads: int = 0) -> GradMeasure: ...
+    def multiply(self, factor: float, limit: float = ..., threads: int = 0) -> tuple[int, ...]: ...
+    @overload
+    def add_to(
+        self,
+        into: Iterable[torch.Tensor],
+        *,
+        first: bool = False,
+        measure: Literal[False] = False,
+        threads: int = 0,
+    ) -> tuple[int, ...]: ...
+    @overload
+    def add_to(
+        self,
+        into: Iterable[torch.Tensor],
+        *,
+        first: bool = False,
+        measure: Literal[True],
+        threads: int = 0,
+    ) -> GradMeasure: ...
+    @overload
+    def add_to(
+        self,
+        into: Iterable[torch.Tensor],
+        *,
+        first: bool = False,
+        measure: bool,
+        threads: int = 0,
+    ) -> GradMeasure | tuple[int, ...]: ...

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "clones.h"
+#include "half.h"
 
 static const struct {
     const char *name;
@@ -39,64 +40,6 @@ mt_dtype_writable(mt_dtype dtype)
     return facts[dtype].writable;
 }
 
-static inline uint32_t
-bits_of(float x)
-{
-    uint32_t bits;
-
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-static inline float
-float_of(uint32_t bits)
-{
-    float x;
-
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-/* Exponent and mantissa move up 13 bits; one multiply by 2^112 corrects the bias. Subnormals are
- * counted in their unit instead: moved up they would be subnormal floats, which a process may flush
- * to zero (torch.set_flush_denormal). Infinity and NaN need the full float exponent. */
-static inline float
-half_to_float(uint16_t half)
-{
-    uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
-    uint32_t magnitude = half & 0x7FFFu;
-    uint32_t special = magnitude >= 0x7C00u ? 0x7F800000u : 0u;
-    float normal = float_of(magnitude << 13) * 0x1p112f;
-    float scaled = magnitude < 0x400u ? (float)magnitude * 0x1p-24f : normal;
-
-    return float_of(bits_of(scaled) | special | sign);
-}
-
-/* Three cases, computed side by side so that the loop stays free of branches: normal numbers round
- * in integer arithmetic, subnormals let the adder round (0.5f has their unit in its last place),
- * and what is at least 65520 becomes infinity. */
-static inline uint16_t
-float_to_half(float x)
-{
-    uint32_t bits = bits_of(x), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
-    uint32_t odd = (magnitude >> 13) & 1u;
-    uint32_t normal = (magnitude - 0x38000000u + 0xFFFu + odd) >> 13;
-    uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - 0x3F000000u;
-    uint32_t half = magnitude < 0x38800000u ? subnormal : normal;
-
-    half = magnitude >= 0x477FF000u ? 0x7C00u : half;
-    half = magnitude > 0x7F800000u ? 0x7E00u : half;
-    return (uint16_t)(half | sign);
-}
-
-static inline uint16_t
-float_to_bfloat(float x)
-{
-    uint32_t bits = bits_of(x), odd = (bits >> 16) & 1u;
-
-    return (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC0u : (bits + 0x7FFFu + odd) >> 16);
-}
-
 /* One 8-bit float: `mantissa` bits wide, exponents biased by `bias`. The finite formats (fn, fnuz)
  * have no infinity; fnuz keeps its one NaN where -0 would be. */
 static float
@@ -108,15 +51,15 @@ byte_to_float(unsigned byte, unsigned mantissa, int bias, bool fnuz)
     float value;
     int power;
 
-    if (fnuz && byte == 0x80u) return float_of(0x7FC00000u);
-    if (!fnuz && !ieee && (byte & 0x7Fu) == 0x7Fu) return float_of(0x7FC00000u);
+    if (fnuz && byte == 0x80u) return mt_float_of(0x7FC00000u);
+    if (!fnuz && !ieee && (byte & 0x7Fu) == 0x7Fu) return mt_float_of(0x7FC00000u);
     if (ieee && exponent == 31)
-        return float_of(fraction ? 0x7FC00000u : 0x7F800000u | (byte & 0x80u) << 24);
+        return mt_float_of(fraction ? 0x7FC00000u : 0x7F800000u | (byte & 0x80u) << 24);
     /* (1 + fraction / unit) * 2^(exponent - bias); a subnormal has no leading 1 and exponent 1. The
      * power of two is built as a float's exponent field. */
     value = (float)(exponent ? unit + fraction : fraction);
     power = (int)(exponent ? exponent : 1) - bias - (int)mantissa;
-    value *= float_of((uint32_t)(power + 127) << 23);
+    value *= mt_float_of((uint32_t)(power + 127) << 23);
     return byte & 0x80u ? -value : value;
 }
 
@@ -124,14 +67,14 @@ MT_CLONES static void
 widen_half(const uint16_t *src, float *dst, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        dst[i] = half_to_float(src[i]);
+        dst[i] = mt_half_to_float(src[i]);
 }
 
 MT_CLONES static void
 widen_bfloat(const uint16_t *src, float *dst, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        dst[i] = float_of((uint32_t)src[i] << 16);
+        dst[i] = mt_bfloat_to_float(src[i]);
 }
 
 MT_CLONES static void
@@ -183,14 +126,14 @@ MT_CLONES static void
 narrow_half(const float *src, uint16_t *dst, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        dst[i] = float_to_half(src[i]);
+        dst[i] = mt_float_to_half(src[i]);
 }
 
 MT_CLONES static void
 narrow_bfloat(const float *src, uint16_t *dst, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        dst[i] = float_to_bfloat(src[i]);
+        dst[i] = mt_float_to_bfloat(src[i]);
 }
 
 MT_CLONES static void

@@ -163,6 +163,7 @@ module_exec(PyObject *module)
     if (mt_py_managed_register(module, st) < 0) return -1;
     if (mt_py_policy_register(module, st) < 0) return -1;
     if (mt_py_policyreplay_register(module) < 0) return -1;
+    if (mt_py_gradset_register(module, st) < 0) return -1;
     return mt_py_kvlease_register(module, st);
 }
 
@@ -182,6 +183,7 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(st->LeakDetector);
     Py_VISIT(st->Sampler);
     Py_VISIT(st->Managed);
+    Py_VISIT(st->GradMeasure);
     Py_VISIT(st->Policy);
     Py_VISIT(st->tensor);
     Py_VISIT(st->parameter);
@@ -210,6 +212,7 @@ module_clear(PyObject *module)
     Py_CLEAR(st->LeakDetector);
     Py_CLEAR(st->Sampler);
     Py_CLEAR(st->Managed);
+    Py_CLEAR(st->GradMeasure);
     Py_CLEAR(st->Policy);
     Py_CLEAR(st->tensor);
     Py_CLEAR(st->parameter);

@@ -30,6 +30,7 @@ typedef struct mt_state {
     PyTypeObject *Sampler;
     PyTypeObject *Policy;
     PyTypeObject *Managed;
+    PyTypeObject *GradMeasure;
     mt_managed_call *calls, *idle_calls; /* of managed functions: those that run, and spare ones */
     uint64_t call_tokens;                /* numbers that were given to them */
     mt_cudart *cudart;                   /* opened by the first CUDA tensor */
@@ -63,6 +64,7 @@ int mt_py_kvlease_register(PyObject *module, mt_state *st);
 int mt_py_leakdetector_register(PyObject *module, mt_state *st);
 int mt_py_sampler_register(PyObject *module, mt_state *st);
 int mt_py_policyreplay_register(PyObject *module);
+int mt_py_gradset_register(PyObject *module, mt_state *st);
 
 /* The CUDA runtime, opened at the first call; NULL with a DeviceError. */
 mt_cudart *mt_state_cudart(mt_state *st);

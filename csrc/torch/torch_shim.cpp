@@ -3,6 +3,7 @@
 
 #include "../third_party/dlpack/dlpack.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/InferenceMode.h>
@@ -228,9 +229,104 @@ memory(int device, mt_torch_memory *out) noexcept
     }
 }
 
-const mt_torch_ops ops = {
-    MT_TORCH_OPS_VERSION, in_backward,  view,    view4, dtype_number, storage_new,
-    storage_drop,         storage_uses, tensors, facts, memory};
+/* The gradient without Tensor::grad()'s warning about tensors that are no leaves. */
+const at::Tensor &
+subject(void *object, int of_grad)
+{
+    const at::Tensor &t = THPVariable_Unpack(static_cast<PyObject *>(object));
+
+    return of_grad && t.defined() ? t.unsafeGetTensorImpl()->grad() : t;
+}
+
+bool
+is_flat(const at::Tensor &t, int writing)
+{
+    return is_plain(t) && t.is_cpu() && type_code(t.scalar_type()) != 0 && !t.is_nested() &&
+           !t.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
+           t.is_non_overlapping_and_dense() && !(writing && t.is_inference());
+}
+
+void
+flat_one(const at::Tensor &t, int writing, mt_torch_flat *out)
+{
+    if (!t.defined()) return;
+    out->is = MT_TORCH_OTHER;
+    if (!is_flat(t, writing)) return;
+    void *data = writing ? t.mutable_data_ptr() : const_cast<void *>(t.const_data_ptr());
+    if (data == nullptr && t.numel() > 0) return;
+    out->type = type_code(t.scalar_type());
+    out->bits = static_cast<unsigned char>(8 * t.element_size());
+    out->dims = static_cast<int>(t.dim());
+    out->data = data;
+    out->count = static_cast<size_t>(t.numel());
+    out->shape = t.sizes().data();
+    out->strides = t.strides().data();
+    out->tensor = c10::intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr()).release();
+    c10::StorageImpl *storage = t.storage().unsafeGetStorageImpl();
+    out->storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage).release();
+    out->is = MT_TORCH_FLAT;
+}
+
+void
+flat(void *const *tensors, size_t n, int of_grad, int writing, mt_torch_flat *out) noexcept
+{
+    for (size_t i = 0; i < n; i++) {
+        out[i] = {};
+        try {
+            flat_one(subject(tensors[i], of_grad), writing, &out[i]);
+        } catch (...) {
+            out[i].is = MT_TORCH_OTHER;
+        }
+    }
+}
+
+void
+flat_drop(mt_torch_flat *flat, size_t n) noexcept
+{
+    for (size_t i = 0; i < n; i++) {
+        if (flat[i].is != MT_TORCH_FLAT) continue;
+        c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl *>(flat[i].storage));
+        c10::raw::intrusive_ptr::decref(static_cast<c10::TensorImpl *>(flat[i].tensor));
+        flat[i].is = MT_TORCH_NONE;
+    }
+}
+
+void
+flat_written(const mt_torch_flat *flat, size_t n) noexcept
+{
+    for (size_t i = 0; i < n; i++)
+        if (flat[i].is == MT_TORCH_FLAT)
+            static_cast<c10::TensorImpl *>(flat[i].tensor)->bump_version();
+}
+
+int
+threads() noexcept
+{
+    return at::get_num_threads();
+}
+
+void
+parallel(void *, int64_t n, void (*task)(void *, int64_t, int64_t), void *arg) noexcept
+{
+    at::parallel_for(0, n, 1, [=](int64_t begin, int64_t end) { task(arg, begin, end); });
+}
+
+const mt_torch_ops ops = {MT_TORCH_OPS_VERSION,
+                          in_backward,
+                          view,
+                          view4,
+                          dtype_number,
+                          storage_new,
+                          storage_drop,
+                          storage_uses,
+                          tensors,
+                          facts,
+                          memory,
+                          flat,
+                          flat_drop,
+                          flat_written,
+                          threads,
+                          parallel};
 
 // Attribute "ops" holds the capsule. The table is constant, so nothing needs freeing.
 int

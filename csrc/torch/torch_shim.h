@@ -12,7 +12,7 @@
 
 #define MT_TORCH_CAPSULE "memtools._torch.ops"
 
-enum { MT_TORCH_OPS_VERSION = 5 };
+enum { MT_TORCH_OPS_VERSION = 6 };
 
 /* A 2-D tensor's memory, borrowed. type and bits are DLPack's. */
 typedef struct mt_torch_view {
@@ -63,6 +63,20 @@ typedef struct mt_torch_memory {
     uint64_t inactive_split; /* reserved, not allocated, in segments that are partly in use */
 } mt_torch_memory;
 
+enum { MT_TORCH_NONE = 0, MT_TORCH_FLAT = 1, MT_TORCH_OTHER = 2 };
+
+/* A tensor whose elements lie in host memory one after the other, in any order of dimensions. */
+typedef struct mt_torch_flat {
+    int is; /* NONE: no tensor; OTHER: one that is not like this, and nothing below is set */
+    unsigned char type;
+    unsigned char bits; /* of float64, float32, float16 or bfloat16, as DLPack tells them */
+    int dims;
+    void *data;
+    size_t count;
+    const int64_t *shape, *strides; /* the tensor's own */
+    void *tensor, *storage;         /* references, until flat_drop() */
+} mt_torch_flat;
+
 typedef struct mt_torch_ops {
     int version; /* MT_TORCH_OPS_VERSION of the header it was built with */
     /* 1 while autograd runs a backward pass on this thread, else 0. */
@@ -95,6 +109,21 @@ typedef struct mt_torch_ops {
      * allocator's own lock, and makes no context. Where CUDA graphs have pools of their own, torch
      * copies a table of them, which allocates. */
     int (*memory)(int device, mt_torch_memory *out);
+    /* n tensors, or with of_grad what their .grad is, to out[n]. For writing, memory that is shared
+     * until somebody writes is made the tensor's own; one that refuses to be written to is OTHER.
+     * What is FLAT stays where it is until flat_drop(), whatever becomes of the tensor meanwhile.
+     */
+    void (*flat)(void *const *tensors, size_t n, int of_grad, int writing, mt_torch_flat *out);
+    void (*flat_drop)(mt_torch_flat *flat, size_t n);
+    /* Tells autograd that the FLAT ones among them are written to, as an operation in place does.
+     */
+    void (*flat_written)(const mt_torch_flat *flat, size_t n);
+    /* How many threads parallel() uses at most: torch.get_num_threads(). */
+    int (*threads)(void);
+    /* task(arg, begin, end) for parts of [0, n), on torch's own threads and the caller's; back when
+     * all are done. Wants no GIL. ctx is not used. */
+    void (*parallel)(void *ctx, int64_t n, void (*task)(void *arg, int64_t begin, int64_t end),
+                     void *arg);
 } mt_torch_ops;
 
 #endif

@@ -1,0 +1,265 @@
+"""step(): a whole batch in micro-batches that fit. Out of memory is answered by smaller ones.
+
+    next micro-batch ─► forward, backward ─► counted ─► ... ─► the window's end: one update
+          ▲                   │ out of memory
+          │                   ▼
+        half the rows ◄─ out of the except block, frames cleared, cache emptied,
+                         random numbers, buffers, gradients and the window's numbers as before
+
+The window's end is never tried again: an optimizer that stopped halfway has moved parameters.
+Every other exception comes out as it is, with the window dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from memtools import _bridge
+from memtools._monitor_device import initialised
+from memtools._oomforms import is_out_of_memory
+from memtools._pieces import Hooked, Rows, pieces
+from memtools._probe_up import SizeControl
+from memtools._retry import Failed, Retry
+from memtools._undo import Undo, choose
+
+if TYPE_CHECKING:
+    from memtools._accreport import WindowReport
+    from memtools._accumulate import GradAccumulator
+    from memtools._split import Split
+
+THRASHING: Final = 3  # windows in a row in which the device's allocator emptied its cache
+
+
+class BackOff:
+    """One accumulator's step(), with what it has learnt of sizes."""
+
+    def __init__(
+        self,
+        acc: GradAccumulator,
+        undo: str = "auto",
+        micro_batch_size: int | None = None,
+        overlap: bool = False,
+        in_backward: bool = False,
+    ) -> None:
+        """As GradAccumulator was told; `acc` may be a weak proxy of it."""
+        self._acc, self.control = acc, SizeControl(micro_batch_size)
+        # what reduces or steps in the last backward pass takes the gradients where they are
+        self._overlap, self._in_backward = overlap, in_backward
+        self.undo = Undo(choose(undo, _parameters(acc)))
+        self._rows: int | None = None
+        self._thrashed = 0
+        self._flushes = 0
+
+    def step(
+        self,
+        batch: Any,
+        loss_fn: Callable[[Any], Any],
+        split: Split | None = None,
+        *,
+        sizes: Sequence[int] = (),
+    ) -> WindowReport:
+        """One window; `sizes`: rows of the first micro-batches, instead of what was learnt."""
+        acc = self._acc
+        self._require_ready(loss_fn)
+        left = pieces(batch, split)
+        self._flushes = _allocator_flushes()
+        start, before = acc.window.mark(), len(acc._retries)
+        acc._drop_gradients()
+        self.undo.begin_window(acc.model)
+        self.control.begin_window()
+        try:
+            _Step(self, left, loss_fn, sizes).run()
+        except BaseException as error:
+            self._give_up(start, acc.window.torn if self._in_backward else "")
+            for retry in acc._retries[before:]:
+                error.add_note(f"memtools: {retry}")
+            acc.ranks.fail(error)
+            raise
+        window = acc.window
+        try:
+            return self._end(left)
+        except BaseException:
+            if acc.window is window:  # else it ended well, and a new one has begun
+                self._give_up(start, window.torn)
+            raise
+
+    def _require_ready(self, loss_fn: Any) -> None:
+        acc = self._acc
+        acc._require_outside("step()")
+        acc._require_whole("step()")
+        if not acc.window.empty:
+            raise RuntimeError(
+                f"step() is a window of its own, and this one has {acc.window.count} micro-batches "
+                "already: flush() or reset() first"
+            )
+        if not callable(loss_fn):
+            raise TypeError(
+                "loss_fn is called with each micro-batch and returns (loss_sum, weight); got "
+                f"{type(loss_fn).__name__}"
+            )
+
+    def _end(self, left: Rows | Hooked) -> WindowReport:
+        """The update; then what the sizes of this window say about the next."""
+        acc, control = self._acc, self.control
+        single = acc.window.count == 1
+        acc.micro_batch_size = self._rows
+        self._heed_allocator()
+        report = acc._end_window()
+        control.end_window(control.size if single else left.most)
+        return report
+
+    def _heed_allocator(self) -> None:
+        """Emptying its cache to find a block is what a device's allocator does before it gives up:
+        slower with each window, and half the rows cure it."""
+        flushed = _allocator_flushes() - self._flushes
+        self._thrashed = self._thrashed + 1 if flushed else 0
+        rows = self._rows or 0
+        if self._thrashed < THRASHING or rows < 2:
+            return
+        acc, self._thrashed = self._acc, 0
+        self.control.lower((rows + 1) // 2)
+        index, count = acc._totals.windows, acc.window.count
+        line = f"its cache was emptied {flushed:,} times in this window, and in the last ones"
+        acc._retries.append(
+            Retry(index, count, rows, "allocator", line, None, "", (rows + 1) // 2, False, 0.0)
+        )
+
+    def _give_up(self, start: Any, moved: str) -> None:
+        """The window is dropped, as if it had not begun; where parameters have moved, it stays
+        torn and says so."""
+        self._acc.window.rewind(start)
+        self._acc.window.torn = moved
+        self.undo.drop()
+
+
+class _Step:
+    """One window of step(), until its end."""
+
+    def __init__(
+        self, owner: BackOff, left: Rows | Hooked, loss_fn: Callable[[Any], Any], sizes: Any
+    ) -> None:
+        self.owner, self.acc, self.undo = owner, owner._acc, owner.undo
+        self.left, self.loss_fn = left, loss_fn
+        self.plan, self.done = list(sizes), list[float]()
+        self.start = owner._acc.window.mark()
+        self.size = owner.control.size
+        self.most = 0
+        self.began = self.begun = time.perf_counter()
+
+    def run(self) -> None:
+        left = self.left
+        while not left.over:
+            at = len(self.done)
+            size = self.plan[at] if at < len(self.plan) else self.size
+            micro, rows, last = left.next(size)
+            failed = self._try(micro, rows, last)
+            del micro
+            if failed is not None:
+                self._go_back(failed, rows)
+                continue
+            left.advance(rows)
+            self.done.append(size)
+            self.owner.control.used(rows or size)
+            self.most = max(self.most, rows)
+        self.owner._rows = self.most or None
+
+    def _try(self, micro: Any, rows: int, last: bool) -> Failed | None:
+        """One micro-batch; what failed, when the exception's block is left."""
+        acc = self.acc
+        self.begun, self.mark = time.perf_counter(), acc.window.mark()
+        self.undo.begin(in_place=last and (self.owner._overlap or self.owner._in_backward))
+        failed = None
+        try:
+            acc._run(micro, self._weighted(rows), last)
+        except Exception as error:
+            if not is_out_of_memory(error) or self._is_final(last):
+                raise
+            failed = Failed(error, bool(acc.window.torn))
+        others = acc.ranks.agree("" if failed is None else failed.line)
+        if others and failed is None:
+            failed = Failed(None, True, others)
+        if failed is None:
+            self.undo.keep()
+        return failed
+
+    def _weighted(self, rows: int) -> Callable[[Any], Any]:
+        """loss_fn; a loss without a weight is a mean over the rows, and counts as many."""
+        if isinstance(self.left, Hooked):
+            return self.loss_fn
+        loss_fn, tensor = self.loss_fn, _bridge.connect().torch.Tensor
+
+        def weighted(micro: Any) -> Any:
+            result = loss_fn(micro)
+            return (result * rows, rows) if isinstance(result, tensor) else result
+
+        return weighted
+
+    def _is_final(self, last: bool) -> bool:
+        """Whether what failed cannot be done again: others took part in it, or parameters moved."""
+        owner = self.owner
+        if self.acc.ranks.no_retry:
+            return True
+        moved = owner._in_backward and bool(self.acc.window.torn)
+        return last and (owner._overlap or moved)
+
+    def _go_back(self, failed: Failed, rows: int) -> None:
+        """As before the micro-batch, or where its gradients cannot be told from those of before,
+        as before the window; then with fewer rows."""
+        acc, undo, index = self.acc, self.undo, self.acc.window.count
+        failed.clear()
+        whole = undo.back(failed.touched)
+        began = self.begun if whole else self.began
+        smaller = self.left.smaller(rows)
+        retry = Retry(
+            window=acc._totals.windows,
+            micro_batch=index,
+            rows=rows or None,
+            phase=failed.phase,
+            error=failed.line,
+            asked=failed.asked,
+            restored=undo.in_words(whole),
+            next_rows=smaller,
+            probing=bool(self.owner.control.before),
+            ms=1e3 * (time.perf_counter() - began),
+        )
+        acc._retries.append(retry)
+        if smaller is None:
+            self._raise(failed, retry)
+        self.owner.control.failed(smaller)
+        self.size = smaller
+        if whole:
+            acc.window.rewind(self.mark)
+            del self.plan[len(self.done) :]
+            return
+        acc.window.rewind(self.start)
+        self.plan, self.done, self.began = self.done, [], time.perf_counter()
+        self.left.restart()
+
+    def _raise(self, failed: Failed, retry: Retry) -> NoReturn:
+        """The smallest possible micro-batch did not fit."""
+        if failed.error is None:
+            raise MemoryError(f"step(): another rank ran out of memory: {failed.line}; {retry}")
+        failed.error.add_note(
+            "memtools: nothing smaller can be tried, so the window is dropped; make one row take "
+            "less, by checkpoint_layers() or a lower precision"
+        )
+        raise failed.error
+
+
+def _parameters(acc: GradAccumulator) -> list[Any]:
+    """Of the model and of the optimizer: all that a backward pass may add to."""
+    found = {id(p): p for p in (*acc.model.parameters(), *acc.parameters)}
+    return list(found.values())
+
+
+def _allocator_flushes() -> int:
+    """How often the devices' allocators emptied their caches to find a block. 0 without CUDA."""
+    torch = _bridge.loaded()
+    if not initialised(torch):
+        return 0
+    return sum(
+        int(torch.cuda.memory_stats_as_nested_dict(index).get("num_alloc_retries", 0))
+        for index in range(torch.cuda.device_count())
+    )

@@ -1,0 +1,98 @@
+"""What ran out of memory in a step, told and cleared away."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+from memtools import _monitor_cleanup
+from memtools._oomforms import asked_bytes, first_line
+from memtools._size import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """One micro-batch that did not fit, and how the step went on. `str()` is a line."""
+
+    #: windows before this one
+    window: int
+    #: which of this window's
+    micro_batch: int
+    #: it had, or the size that the split function cut it for; None for a whole batch of which only
+    #: that function knows
+    rows: int | None
+    #: "forward", "backward", "another rank" or "allocator": it fitted, but the device's allocator
+    #: had to empty its cache again and again
+    phase: str
+    #: its type and the first line of its text
+    error: str
+    #: bytes that could not be had, where the error says so
+    asked: int | None
+    #: what was as before when it was tried again
+    restored: str
+    #: rows of the next try; None: none was possible
+    next_rows: int | None
+    #: whether this was a step up, on trial
+    probing: bool
+    #: from the begin of what was done in vain until the next try
+    ms: float
+
+    def __str__(self) -> str:
+        rows = "the whole batch" if self.rows is None else _rows(self.rows)
+        asked = "" if self.asked is None else f" (asked {format_bytes(self.asked)})"
+        trial = ", a step up on trial" if self.probing else ""
+        went_on = "gave up" if self.next_rows is None else f"went on with {_rows(self.next_rows)}"
+        restored = f"restored {self.restored}; " if self.restored else ""
+        return (
+            f"window {self.window}, micro-batch {self.micro_batch} of {rows}{trial}, {self.phase}: "
+            f"{self.error}{asked}; {restored}{went_on}; {self.ms:.1f} ms lost"
+        )
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'s' * (count != 1)}"
+
+
+class Failed:
+    """A micro-batch's error, when its `except` block is left. The frames of its traceback are
+    cleared: their variables are the tensors that filled the memory."""
+
+    __slots__ = ("asked", "error", "line", "phase", "touched")
+
+    def __init__(self, error: Exception | None, touched: bool, line: str = "") -> None:
+        self.error, self.touched = error, touched
+        self.asked, self.line, self.phase = None, line, "another rank"
+        if error is not None:
+            self.asked, self.line = asked_bytes(error), first_line(error)
+            self.phase = "backward" if _in_backward(error.__traceback__) else "forward"
+
+    def clear(self) -> None:
+        """Lets go of what the failed pass held, and gives idle memory back."""
+        if self.error is not None:
+            for one in _all(self.error, set()):
+                traceback.clear_frames(one.__traceback__)
+        gc.collect()
+        _monitor_cleanup.empty_cache()
+        _monitor_cleanup.trim()
+
+
+def _in_backward(trace: TracebackType | None) -> bool:
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name == "_engine_run_backward":
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _all(error: BaseException | None, seen: set[int]) -> Iterator[BaseException]:
+    """It, what it was raised from or while handling, and what it groups."""
+    if error is None or id(error) in seen:
+        return
+    seen.add(id(error))
+    yield error
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    for one in (error.__cause__, error.__context__, *inner):
+        yield from _all(one, seen)

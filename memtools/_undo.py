@@ -1,0 +1,321 @@
+"""Taking back what a micro-batch changed, so that it can be run again as if for the first time.
+
+    begin()   random numbers, buffers, gradients as they are now
+      the micro-batch: fails, or keep()
+    back()    all of them as they were
+
+What is kept of the gradients, from a window's second micro-batch on (before the first there are
+none), is a choice of price. The results have the same bits whatever is chosen:
+
+    scratch   p.grad is put aside, the micro-batch makes new ones, keep() adds them to the old:
+              the addition that autograd would have made. Costs the memory of the gradients once
+              more, while the backward pass runs; no time to speak of.
+    copy      gradients stay where they are, a copy is made before each micro-batch. The same
+              memory, all of the time, and the time of the copy. For what must find its gradients
+              in place.
+    redo      nothing is kept. After a failure in a backward pass the window runs again from its
+              start, in the same micro-batches up to the one that failed. No memory; the time of
+              what had been done.
+    auto      scratch where the gradients take less than a tenth of the memory there is, else redo.
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from memtools import _bridge
+from memtools._hostmem import host_memory
+
+if TYPE_CHECKING:
+    import torch
+
+SMALL: Final = 0.1  # of a device's or the host's memory: as much as auto spends on scratch
+
+
+class RandomState:
+    """Where the random number generators stand: torch's of the CPU and of the devices in use,
+    Python's `random`, and numpy's global one where the program has it."""
+
+    __slots__ = ("_devices", "_numpy", "_python", "_torch")
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        torch = _bridge.connect().torch
+        self._python = random.getstate()
+        numpy = sys.modules.get("numpy")
+        self._numpy = None if numpy is None else numpy.random.get_state()
+        self._torch = torch.get_rng_state()
+        self._devices = [(one, _generator(one).get_rng_state(*_index(one))) for one in devices]
+
+    def restore(self) -> None:
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
+        _bridge.connect().torch.set_rng_state(self._torch)
+        for device, state in self._devices:
+            _generator(device).set_rng_state(state, *_index(device))
+
+
+def _generator(device: torch.device) -> Any:
+    return getattr(_bridge.connect().torch, device.type)
+
+
+def _index(device: torch.device) -> tuple[torch.device, ...]:
+    return () if device.type == "mps" else (device,)
+
+
+class Buffers:
+    """The values of a model's buffers, such as BatchNorm's running statistics, at one moment.
+
+    All are copied each time: those that a module changes by `.data` show no sign of it.
+    """
+
+    __slots__ = ("_copies", "_places", "_tensors")
+
+    def __init__(self) -> None:
+        self._places: list[tuple[dict[str, Any], str]] = []
+        self._tensors: list[torch.Tensor] = []
+        self._copies: list[torch.Tensor] = []
+
+    def save(self, holders: Iterable[dict[str, Any]]) -> None:
+        """Of modules' `_buffers`. Into the copies of before where the tensors are the same."""
+        torch = _bridge.connect().torch
+        self._places = [
+            (names, name) for names in holders for name in names if names[name] is not None
+        ]
+        tensors = [names[name] for names, name in self._places]
+        same = len(tensors) == len(self._tensors) and all(
+            old is new and old.shape == copy.shape
+            for old, new, copy in zip(self._tensors, tensors, self._copies, strict=True)
+        )
+        with torch.no_grad():
+            if same and tensors:
+                torch._foreach_copy_(self._copies, tensors)
+            elif not same:
+                self._tensors, self._copies = tensors, [one.detach().clone() for one in tensors]
+
+    def restore(self) -> None:
+        """The same tensors with the same values, replaced and resized ones as well."""
+        with _bridge.connect().torch.no_grad():
+            for (names, name), tensor, copy in zip(
+                self._places, self._tensors, self._copies, strict=True
+            ):
+                names[name] = tensor
+                if tensor.shape != copy.shape:
+                    tensor.data = copy.clone()
+                else:
+                    tensor.copy_(copy)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+# --- gradients ---
+
+
+class Redo:
+    """Keeps nothing; back() cannot give back what a backward pass has added to."""
+
+    name = "redo"
+    __slots__ = ("_empty", "_parameters")
+
+    def __init__(self, parameters: list[torch.Tensor]) -> None:
+        self._parameters = parameters
+
+    def begin(self) -> None:
+        self._empty = all(p.grad is None for p in self._parameters)
+
+    def keep(self) -> None:
+        """The micro-batch is part of the window."""
+
+    def back(self) -> bool:
+        """Undo the micro-batch; False where the window has to begin anew."""
+        if self._empty:
+            self.drop()
+        return self._empty
+
+    def drop(self) -> None:
+        """No gradients, as at the begin of a window."""
+        for p in self._parameters:
+            p.grad = None
+
+
+class Scratch(Redo):
+    """Puts the gradients aside and adds the micro-batch's to them."""
+
+    name = "scratch"
+    __slots__ = ("_held",)
+
+    def begin(self) -> None:
+        self._held = [p.grad for p in self._parameters]
+        self.drop()
+
+    def keep(self) -> None:
+        both = []
+        for p, old in zip(self._parameters, self._held, strict=True):
+            new = p.grad
+            if old is None:
+                continue
+            p.grad = old
+            if new is not None:
+                both.append((p, old, new))
+        self._held = []
+        torch = _bridge.connect().torch
+        plain = [(o, n) for _, o, n in both if o.layout is n.layout is torch.strided]
+        with torch.no_grad():
+            if plain:
+                torch._foreach_add_([old for old, _ in plain], [new for _, new in plain])
+            for p, old, new in both:
+                if not (old.layout is new.layout is torch.strided):
+                    p.grad = old + new if old.layout is torch.strided else new + old
+
+    def back(self) -> bool:
+        for p, old in zip(self._parameters, self._held, strict=True):
+            p.grad = old
+        self._held = []
+        return True
+
+
+class Copy(Redo):
+    """Copies the gradients into memory of its own, kept from one micro-batch to the next."""
+
+    name = "copy"
+    __slots__ = ("_copies", "_grads")
+
+    def __init__(self, parameters: list[torch.Tensor]) -> None:
+        super().__init__(parameters)
+        self._copies: list[torch.Tensor | None] = [None] * len(parameters)
+
+    def begin(self) -> None:
+        self._grads = [p.grad for p in self._parameters]
+        torch = _bridge.connect().torch
+        into, of = [], []
+        for i, grad in enumerate(self._grads):
+            if grad is None:
+                continue
+            copy = self._copies[i]
+            if copy is None or copy.shape != grad.shape or copy.layout is not grad.layout:
+                self._copies[i] = grad.detach().clone()
+            else:
+                into.append(copy)
+                of.append(grad.detach())
+        if into:
+            torch._foreach_copy_(into, of)
+
+    def keep(self) -> None:
+        self._grads = []
+
+    def back(self) -> bool:
+        with _bridge.connect().torch.no_grad():
+            for p, grad, copy in zip(self._parameters, self._grads, self._copies, strict=True):
+                p.grad = grad
+                if grad is not None and copy is not None:
+                    grad.copy_(copy)
+        self._grads = []
+        return True
+
+
+_KINDS: Final = {"scratch": Scratch, "copy": Copy, "redo": Redo}
+
+
+def choose(mode: str, parameters: list[torch.Tensor]) -> Redo:
+    """The way of one accumulator. Looks at the machine's memory for "auto"."""
+    if mode != "auto":
+        return _KINDS[mode](parameters)
+    return Redo(parameters) if _is_large(parameters) else Scratch(parameters)
+
+
+def _is_large(parameters: list[torch.Tensor]) -> bool:
+    """Whether the gradients take a tenth or more of the memory of some device, or of what this
+    process may have of the host's."""
+    sizes: dict[torch.device, int] = {}
+    for p in parameters:
+        if p.requires_grad:
+            sizes[p.device] = sizes.get(p.device, 0) + p.numel() * p.element_size()
+    return any(size >= SMALL * memory_of(device) for device, size in sizes.items())
+
+
+def memory_of(device: torch.device) -> float:
+    """Bytes there are; of a device that does not tell, no bound."""
+    if device.type == "cuda":
+        return float(_bridge.connect().torch.cuda.get_device_properties(device).total_memory)
+    if device.type != "cpu":
+        return float("inf")
+    host = host_memory()
+    known = [float(one) for one in (host.cgroup_limit, host.total) if one is not None]
+    limits = [resource.getrlimit(one)[0] for one in (resource.RLIMIT_DATA, resource.RLIMIT_AS)]
+    known += [float(one) for one in limits if one != resource.RLIM_INFINITY]
+    return min(known, default=float("inf"))
+
+
+# --- all of it ---
+
+
+class Undo:
+    """What is kept before a micro-batch, and given back."""
+
+    __slots__ = ("_buffers", "_devices", "_first", "_holders", "_random", "gradients", "in_place")
+
+    def __init__(self, gradients: Redo) -> None:
+        self.gradients = gradients
+        self._buffers, self._first = Buffers(), Buffers()
+        self._holders: list[dict[str, Any]] = []
+        self._devices: tuple[torch.device, ...] = ()
+        self._random: list[RandomState] = []
+
+    def begin_window(self, model: torch.nn.Module) -> None:
+        """Before its first micro-batch. Redo keeps this moment for the whole window."""
+        self._holders = [one._buffers for one in model.modules() if one._buffers]
+        self._devices = _devices(model)
+        self._random = [RandomState(self._devices)]
+        if type(self.gradients) is Redo:
+            self._first.save(self._holders)
+
+    def begin(self, in_place: bool = False) -> None:
+        """Before a micro-batch; `in_place`: its gradients can be neither moved nor given back."""
+        self._random[1:] = [RandomState(self._devices)]
+        self._buffers.save(self._holders)
+        self.in_place = in_place
+        if not in_place:
+            self.gradients.begin()
+
+    def keep(self) -> None:
+        """The micro-batch went well."""
+        if not self.in_place:
+            self.gradients.keep()
+
+    def back(self, backward: bool) -> bool:
+        """As before the micro-batch, which failed in its backward pass or before. False: as
+        before the window, which has to run again."""
+        whole = self.in_place or self.gradients.back() or not backward
+        (self._random[-1] if whole else self._random[0]).restore()
+        (self._buffers if whole else self._first).restore()
+        if not whole:
+            self.gradients.drop()
+        return whole
+
+    def drop(self) -> None:
+        """The window is given up: no gradients. Random numbers and buffers stay where they are."""
+        self.gradients.drop()
+
+    def in_words(self, whole: bool) -> str:
+        """What back() gave back."""
+        parts = ["random numbers"]
+        if len(self._buffers):
+            parts.append(f"{len(self._buffers)} buffers")
+        if not self.in_place:
+            parts.append(f"gradients ({self.gradients.name})")
+        return ", ".join(parts) if whole else ", ".join([*parts, "the window from its start"])
+
+
+def _devices(model: torch.nn.Module) -> tuple[torch.device, ...]:
+    """But the CPU, whose generator counts in any case."""
+    tensors = [*model.parameters(), *model.buffers()]
+    found = {one.device for one in tensors if one.device.type not in ("cpu", "meta")}
+    torch = _bridge.connect().torch
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        found.add(torch.device("cuda", torch.cuda.current_device()))
+    return tuple(sorted(found, key=str))

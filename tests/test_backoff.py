@@ -1,0 +1,70 @@
+"""step(): a run that ran out of memory equals, bit for bit, the one that began with its split."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from tests.backoffcases import ROWS, run
+from tests.oominject import Inject
+
+MODES = ("scratch", "copy", "redo")
+SETTINGS = {
+    "plain": {},
+    "max_norm": {"max_norm": 0.05},
+    "fp16": {"precision": "fp16", "growth_interval": 2, "max_norm": 0.05},
+    "bf16": {"precision": "bf16"},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_heap() -> Iterator[None]:
+    """A retry collects cycles: not among all that the other tests have imported."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def split_after(index: int, size: int = 4) -> list[list[int]]:
+    """Sizes of two windows in which micro-batch `index` of the first did not fit."""
+    first = [size] * index + [size // 2] * ((ROWS - size * index) // (size // 2))
+    return [first, [size // 2] * ROWS]
+
+
+@functools.cache
+def from_the_start(settings: str, index: int) -> list[bytes]:
+    """The run that nothing happened to; the way of undoing changes no bit."""
+    return run(sizes=split_after(index), size=4, **SETTINGS[settings])[0].bits()
+
+
+@pytest.mark.parametrize("undo", MODES)
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_an_oom_at_any_micro_batch_equals_the_run_with_that_split(settings, index, phase, undo):
+    inject = Inject(**{phase: {index}})
+    got, acc = run(inject, undo=undo, size=4, **SETTINGS[settings])
+    assert got.bits() == from_the_start(settings, index)
+    (retry,) = acc.report().retries
+    assert (retry.micro_batch, retry.rows, retry.phase, retry.next_rows) == (index, 4, phase, 2)
+
+
+@pytest.mark.parametrize("undo", MODES)
+def test_the_way_of_undoing_changes_no_bit(undo):
+    """Halved twice in one window, in a forward and in a backward pass, from the whole batch on."""
+    inject = Inject(forward={2}, backward={0})
+    got, acc = run(inject, undo=undo)
+    want, _ = run(undo="scratch", sizes=[[8, 4, 4], [4] * 4])
+    assert got.bits() == want.bits()
+    assert [r.next_rows for r in acc.report().retries] == [8, 4]
+    assert [r.rows for r in acc.report().retries] == [16, 8]
+
+
+def test_the_injected_run_differs_from_the_one_without_a_split():
+    want, _ = run(size=4)
+    got, _ = run(Inject(backward={1}), size=4)
+    assert got.bits() != want.bits()

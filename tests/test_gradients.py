@@ -1,0 +1,222 @@
+"""memtools._gradients: what is read from gradients, and how they are multiplied."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from memtools import _gradtorch
+from memtools._gradients import Gradients, holding
+
+FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+def parameters_of(grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+    made = []
+    for grad in grads:
+        parameter = torch.zeros(1) if grad is None else torch.zeros_like(grad)
+        parameter.grad = grad
+        made.append(parameter)
+    return made
+
+
+def squares_of(grads: Sequence[torch.Tensor | None]) -> float:
+    """By Python, one element at a time."""
+    values = [x for grad in grads if grad is not None for x in grad.flatten().tolist()]
+    return math.fsum(abs(x) ** 2 for x in values)
+
+
+def mixed(extra: torch.Tensor | None = None) -> list[torch.Tensor | None]:
+    """Dtypes, layouts and a parameter without a gradient."""
+    grads: list[torch.Tensor | None] = [torch.randn(33, 7).to(dtype) for dtype in FLOATS]
+    grads += [None, torch.randn(6, 9).t(), torch.randn(8, 8)[:, ::2], torch.randn(()).abs()]
+    grads += [torch.zeros(0, 4), torch.randn(2, 4, 3, 3).to(memory_format=torch.channels_last)]
+    return [*grads, extra]
+
+
+# --- measuring ------------------------------------------------------------------------------------
+
+
+def test_sum_of_squares_of_all_dtypes_and_layouts() -> None:
+    grads = mixed()
+    found = Gradients(parameters_of(grads)).measure()
+    assert found.sum_squares == pytest.approx(squares_of(grads), rel=1e-7)
+    assert found.norm == pytest.approx(math.sqrt(squares_of(grads)), rel=1e-7)
+    assert (found.count, found.infs, found.nans, found.first_bad, found.finite) == (
+        9, 0, 0, None, True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1e25, 1e-25, 3e38])
+def test_squares_that_fp32_cannot_hold(size: float) -> None:
+    grad = torch.randn(5_000).clamp(-1, 1) * size
+    found = Gradients(parameters_of([grad])).measure()
+    assert found.sum_squares == pytest.approx(squares_of([grad]), rel=1e-12)
+    assert found.finite is True
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_inf_and_nan_are_counted_apart_and_the_first_parameter_is_named(dtype: torch.dtype) -> None:
+    grads = [torch.randn(10).to(dtype), torch.randn(5_000).to(dtype), torch.randn(3).to(dtype)]
+    grads[1][[0, 17, 4_999]] = math.inf
+    grads[1][1] = -math.inf
+    grads[2][2] = math.nan
+    found = Gradients(parameters_of(grads), ["a", "layer.weight", "c"]).measure()
+    assert (found.infs, found.nans, found.first_bad) == (4, 1, "layer.weight")
+    assert found.finite is False
+    assert not math.isfinite(found.sum_squares)
+    only_nan = Gradients(parameters_of(grads[2:])).measure()
+    assert (only_nan.infs, only_nan.nans, only_nan.first_bad) == (0, 1, "parameter 0 [3]")
+
+
+def test_infinite_squares_of_finite_float64_are_finite_gradients() -> None:
+    found = Gradients(parameters_of([torch.full((3,), 1e200, dtype=torch.float64)])).measure()
+    assert found.sum_squares == math.inf
+    assert (found.finite, found.infs, found.nans) == (True, 0, 0)
+
+
+def test_gradients_are_looked_up_at_each_call() -> None:
+    parameters = parameters_of([torch.ones(4), None])
+    gradients = Gradients(parameters)
+    assert gradients.measure().sum_squares == 4
+    parameters[0].grad = torch.full((4,), 2.0)
+    parameters[1].grad = torch.ones(1)
+    assert gradients.measure().sum_squares == 17
+    parameters[0].grad = None
+    assert (gradients.measure().sum_squares, gradients.measure().count) == (1, 1)
+    assert [len(gradients.tensors()), gradients.empty()] == [1, False]
+    parameters[1].grad = None
+    assert (gradients.measure().sum_squares, gradients.empty()) == (0, True)
+
+
+def test_complex_gradients_count_with_their_absolute_value() -> None:
+    grads = [torch.randn(9, dtype=torch.complex64), torch.randn(4, dtype=torch.complex128).conj()]
+    gradients = Gradients(parameters_of(grads))
+    assert gradients.measure().sum_squares == pytest.approx(squares_of(grads), rel=1e-7)
+    wanted = [grad.clone() * 0.5 for grad in grads]
+    gradients.multiply(0.5)
+    assert all(map(torch.equal, gradients.tensors(), wanted))
+    with pytest.raises(TypeError, match=r"parameter 0 \[9\] is complex .* clip by norm"):
+        gradients.multiply(0.5, limit=1.0)
+    assert all(map(torch.equal, gradients.tensors(), wanted))
+
+
+def test_pieces_cover_a_gradient_that_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_gradtorch, "PIECE", 100)
+    for grad in (torch.randn(3, 250, 2), torch.randn(2, 7), torch.randn(11, 99)[:, ::2]):
+        sizes = [piece.numel() for piece in _gradtorch._pieces(grad)]
+        assert sum(sizes) == grad.numel()
+        assert max(sizes) <= 100
+        assert _gradtorch.host_sums(torch, grad).squares == pytest.approx(squares_of([grad]))
+
+
+# --- multiplying ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("factor", [0.3, torch.tensor(0.3), torch.tensor(0.3).double()])
+def test_multiply_rounds_once(factor: float | torch.Tensor) -> None:
+    grads = mixed()
+    wanted = [
+        None if grad is None else (grad.clone().to(_exact(grad)) * float(factor)).to(grad.dtype)
+        for grad in grads
+    ]
+    Gradients(parameters_of(grads)).multiply(factor)
+    for grad, value in zip(grads, wanted, strict=True):
+        assert grad is value is None or torch.equal(grad, value)  # type: ignore[arg-type]
+
+
+def _exact(grad: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(grad.dtype, torch.float32)
+
+
+def test_multiply_keeps_within_the_limit_and_bumps_the_version() -> None:
+    grads = mixed()
+    wanted = [
+        None if g is None else (g.to(_exact(g)) * 2.0).clamp(-0.75, 0.75).to(g.dtype) for g in grads
+    ]
+    before = [None if grad is None else grad._version for grad in grads]
+    Gradients(parameters_of(grads)).multiply(2.0, limit=0.75)
+    for grad, value, version in zip(grads, wanted, before, strict=True):
+        if grad is not None and value is not None and version is not None:
+            assert torch.equal(grad, value)
+            assert grad._version > version or not grad.numel()
+
+
+def test_factor_one_touches_nothing() -> None:
+    grads = mixed()
+    before = [None if grad is None else grad._version for grad in grads]
+    Gradients(parameters_of(grads)).multiply(1.0)
+    assert [None if grad is None else grad._version for grad in grads] == before
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, math.nan])
+def test_a_limit_is_positive(limit: float) -> None:
+    grad = torch.ones(3)
+    with pytest.raises(ValueError, match="limit is a positive number"):
+        Gradients(parameters_of([grad])).multiply(2.0, limit=limit)
+    assert torch.equal(grad, torch.ones(3))
+
+
+# --- adding ---------------------------------------------------------------------------------------
+
+
+def test_add_to_overwrites_first_and_then_adds() -> None:
+    grads = mixed()
+    into = [None if g is None else torch.full_like(g, math.nan, dtype=torch.float32) for g in grads]
+    gradients = Gradients(parameters_of(grads))
+    assert gradients.add_to(into, first=True) is None
+    found = gradients.add_to(into, measure=True)
+    wanted = [None if grad is None else grad.float() + grad.float() for grad in grads]
+    for target, value in zip(into, wanted, strict=True):
+        assert target is value is None or torch.allclose(target, value, rtol=1e-6)  # type: ignore[arg-type]
+    assert found is not None
+    assert found.sum_squares == pytest.approx(squares_of(into), rel=1e-7)
+    assert found.count == 9
+
+
+@pytest.mark.parametrize("target", [None, torch.zeros(4), torch.zeros(3, device="meta")])
+def test_add_to_refuses_before_it_adds(target: torch.Tensor | None) -> None:
+    good = torch.zeros(2)
+    gradients = Gradients(parameters_of([torch.ones(2), torch.ones(3)]))
+    with pytest.raises(ValueError, match=r"into\[1\] "):
+        gradients.add_to([good, target])
+    with pytest.raises(ValueError, match="2 parameters and 1 tensors"):
+        gradients.add_to([good])
+    assert torch.equal(good, torch.zeros(2))
+
+
+def test_holding_measures_tensors_that_are_no_gradients() -> None:
+    grads = mixed()
+    held = holding(grads)
+    assert held.measure().sum_squares == pytest.approx(squares_of(grads), rel=1e-7)
+    held.multiply(0.5)
+    assert [a is b for a, b in zip(held.tensors(), filter(_there, grads), strict=True)] == [
+        True
+    ] * 9
+
+
+def _there(grad: torch.Tensor | None) -> bool:
+    return grad is not None
+
+
+# --- refused --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", [Gradients.measure, lambda g: g.multiply(0.5), Gradients.bad])
+def test_sparse_gradients_are_named_and_refused(call: Callable[[Gradients], object]) -> None:
+    grads = [torch.ones(3), torch.eye(3).to_sparse()]
+    gradients = Gradients(parameters_of(grads), ["weight", "embedding.weight"])
+    assert gradients.sparse() == "embedding.weight"
+    with pytest.raises(TypeError, match=r"gradient of embedding.weight is sparse.*sparse=False"):
+        call(gradients)
+    assert torch.equal(grads[0], torch.ones(3))
+
+
+def test_bad_parameters_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"parameters\[0\] is a torch.Tensor, got str"):
+        Gradients(["weight"])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="1 parameters and 2 names"):
+        Gradients([torch.ones(1)], ["a", "b"])

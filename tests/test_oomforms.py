@@ -1,0 +1,211 @@
+"""Every way in which running out of memory is said, and what only looks like it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import memtools
+from memtools import _oomforms
+from memtools.errors import HostMemoryPressure
+
+
+class CudaApiError(Exception):
+    """As libraries beside torch make them: of no built-in type."""
+
+
+class NoTextError(RuntimeError):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def raised(call):
+    try:
+        call()
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def caused(cause: BaseException) -> BaseException:
+    def call():
+        raise ValueError("the model failed") from cause
+
+    return raised(call)
+
+
+CUDA = (
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.10 GiB of "
+    "which 1.20 GiB is free."
+)
+CPU = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+    "tried to allocate 268435456 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+OUT = {
+    "torch": torch.OutOfMemoryError(CUDA),
+    "torch without a text": torch.OutOfMemoryError(),
+    "older torch": RuntimeError(CUDA),
+    "two arguments": RuntimeError("CUDA out of memory.", 2),
+    "a runtime call": torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might"),
+    "HIP": RuntimeError("HIP out of memory. Tried to allocate 20.00 MiB"),
+    "MPS": RuntimeError("MPS backend out of memory (MPS allocated: 9.0 GB, max allowed: 9.1 GB)"),
+    "XPU": RuntimeError("Native API failed. UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY"),
+    "XLA": RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 5 bytes"),
+    "DataParallel": RuntimeError("Caught OutOfMemoryError in replica 0 on device 0.\nCUDA out of "
+                                 "memory."),
+    "cuBLAS": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
+    "cuBLAS opening": RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling x"),
+    "cuDNN": RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    "cuDNN, not supported": RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may"),
+    "cuDNN, no engine": RuntimeError("GET was unable to find an engine to execute this comp"),
+    "cuFFT": RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"),
+    "host": RuntimeError(CPU),
+    "host, another system": RuntimeError("DefaultCPUAllocator: not enough memory: you tried to "
+                                         "allocate 8 bytes."),
+    "C++": RuntimeError("std::bad_alloc"),
+    "mmap": RuntimeError("unable to mmap 400000000 bytes from file </tmp/x>: Cannot allocate memory"
+                         " (12)"),
+    "MemoryError": MemoryError(),
+    "numpy": np._core._exceptions._ArrayMemoryError((10**9,), np.dtype("float64")),
+    "BudgetError": memtools.BudgetError("pool asks for 2.0 MiB, 1.0 MiB of 1.5 MiB are used"),
+    "the system": OSError(errno.ENOMEM, "Cannot allocate memory"),
+    "another library": CudaApiError("[2] Call to cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY"),
+    "a cause": caused(caused(torch.OutOfMemoryError(CUDA))),
+    "a group": ExceptionGroup("two workers", [MemoryError(), RuntimeError(CPU)]),
+    "a group as a cause": caused(ExceptionGroup("", [MemoryError()])),
+}  # fmt: skip
+
+OTHER = {
+    "a missing key": KeyError("out of memory"),
+    "a wrong value": ValueError("this text is not about being out of memory"),
+    "shapes": RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
+    "a device fault": torch.AcceleratorError("CUDA error: an illegal memory access"),
+    "Triton's shared memory": RuntimeError("out of resource: shared memory, Required: 180"),
+    "threads": RuntimeError("can't start new thread"),
+    "cuBLAS": RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"),
+    "the guard": HostMemoryPressure("host memory is at 98 %"),
+    "another fault of the system": OSError(errno.ENOENT, "no such file: out of memory.txt"),
+    "a collective": torch.distributed.DistBackendError("NCCL: Cuda failure 2 'out of memory'"),
+    "caused by a collective": caused(torch.distributed.DistBackendError("out of memory")),
+    "while handling one": raised(lambda: _while_handling()),
+    "an interrupt": KeyboardInterrupt("out of memory"),
+    "a text that fails": NoTextError(),
+    "a group of two kinds": ExceptionGroup("", [MemoryError(), ValueError("x")]),
+}  # fmt: skip
+
+
+def _while_handling():
+    try:
+        raise MemoryError
+    except MemoryError:
+        raise ValueError("a fault of the handler's own")  # noqa: B904
+
+
+@pytest.mark.parametrize("name", OUT)
+def test_it_is_out_of_memory(name):
+    assert _oomforms.is_out_of_memory(OUT[name])
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_it_is_something_else(name):
+    assert not _oomforms.is_out_of_memory(OTHER[name])
+
+
+def test_a_ring_of_causes_ends():
+    first, second = ValueError("a"), ValueError("b")
+    first.__cause__, second.__cause__ = second, first
+    assert not _oomforms.is_out_of_memory(first)
+    assert _oomforms.asked_bytes(first) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "bytes_"),
+    [
+        (OUT["torch"], 5 << 29),
+        (OUT["host"], 268435456),
+        (OUT["a cause"], 5 << 29),
+        (OUT["mmap"], 400000000),
+        (OUT["HIP"], 20 << 20),
+        (MemoryError("Unable to allocate 7.45 GiB for an array"), int(7.45 * 2**30)),
+        (MemoryError("Unable to allocate 512. B for an array"), None),
+        (RuntimeError("tried to allocate 3 KB"), 3072),
+        (MemoryError(), None),
+    ],
+)
+def test_the_bytes_asked_for_are_read_where_they_are_said(error, bytes_):
+    assert _oomforms.asked_bytes(error) == bytes_
+
+
+def test_a_budgets_own_error_says_what_was_asked():
+    history = memtools.GateHistory(max_bytes=memtools.Budget("1 MiB"))
+    with pytest.raises(memtools.BudgetError) as caught:
+        history.append(torch.rand(100_000, 64))
+    assert _oomforms.is_out_of_memory(caught.value)
+    assert _oomforms.asked_bytes(caught.value) > 1 << 20
+
+
+def test_a_line_has_the_type_and_the_first_line_and_is_not_long():
+    assert _oomforms.first_line(RuntimeError("a\nb")) == "RuntimeError: a"
+    assert _oomforms.first_line(MemoryError()) == "MemoryError"
+    assert _oomforms.first_line(NoTextError()) == "NoTextError"
+    long = _oomforms.first_line(RuntimeError("x" * 500))
+    assert len(long) == 200
+    assert long.endswith("...")
+
+
+REAL = """
+import json, resource, torch
+from memtools import _oomforms
+
+def few(call, kind, beside=64 << 20):
+    which = getattr(resource, "RLIMIT_" + kind)
+    before = resource.getrlimit(which)
+    column = {"DATA": 5, "AS": 0}[kind]
+    used = int(open("/proc/self/statm").read().split()[column]) * 4096
+    resource.setrlimit(which, (used + beside, before[1]))
+    try:
+        call()
+    except Exception as error:
+        resource.setrlimit(which, before)
+        asked = _oomforms.asked_bytes(error)
+        return type(error).__name__, _oomforms.is_out_of_memory(error), asked
+    resource.setrlimit(which, before)
+    return "nothing", False, None
+
+def many():
+    kept = []
+    while True:
+        kept.append(torch.empty(1000))
+
+layer = torch.nn.Linear(64, 64)
+layer(torch.randn(4, 64)).sum().backward()
+deep = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(40)])
+calls = {
+    "tensor": lambda: torch.empty(1 << 28),
+    "many": many,
+    "python": lambda: bytes(1 << 30),
+    "list": lambda: [0] * (1 << 28),
+    "layers": lambda: deep(torch.randn(20000, 64)).sum().backward(),
+}
+torch.set_num_threads(1)
+print(json.dumps({f"{kind} {name}": few(call, kind) for kind in ("DATA", "AS")
+                  for name, call in calls.items()}))
+"""
+
+
+def test_what_a_process_at_its_limit_raises_is_recognised():
+    run = [sys.executable, "-c", REAL]
+    out = subprocess.run(run, capture_output=True, text=True, check=True, timeout=300).stdout
+    found = json.loads(out)
+    assert len(found) == 10
+    assert [name for name, (_, out_of_memory, _) in found.items() if not out_of_memory] == []
+    assert found["DATA tensor"] == ["RuntimeError", True, 4 << 28]
+    assert found["AS python"][0] == "MemoryError"
