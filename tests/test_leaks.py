@@ -209,7 +209,7 @@ def test_every_case_runs(name):
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-@pytest.mark.usefixtures("_fake_library")
+@pytest.mark.usefixtures("frozen")
 def test_does_not_leak(name, rss):
     def run(rounds: int) -> None:
         for _ in range(rounds):
