@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from memtools import CleanupPolicy, _policy_engine
 from memtools._policy_actions import FIRST_CALLBACK
 from memtools._policy_ranks import agree
+from tests.ranks import fork_ranks
 
 
 def says(call: Callable[[], Any]) -> str:
@@ -178,15 +178,15 @@ CASES: dict[str, Callable[[int], Any]] = {
 }
 
 
-def main(case: str, rank: str, world: str, rendezvous: str, out: str) -> None:
+def main(case: str, rank: int, world: int, rendezvous: str, out: str) -> None:
     dist.init_process_group(
         "cuda:gloo" if case == "no_cpu" else "gloo",
         init_method=f"file://{rendezvous}",
-        rank=int(rank),
-        world_size=int(world),
+        rank=rank,
+        world_size=world,
         timeout=datetime.timedelta(seconds=120),
     )
-    result = CASES[case](int(rank))
+    result = CASES[case](rank)
     with open(out, "w") as file:
         json.dump(result, file)
     if case == "dead":
@@ -196,4 +196,4 @@ def main(case: str, rank: str, world: str, rendezvous: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    fork_ranks(main)

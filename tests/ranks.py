@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +17,28 @@ PROJECT = Path(__file__).resolve().parent.parent
 def run_ranks(module: str, case: str, world: int, folder: Path) -> list[Any]:
     """What each rank of the worker module wrote down for this case."""
     outs = [folder / f"{case}.{rank}" for rank in range(world)]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", module, case, str(rank), str(world),
-             str(folder / "rendezvous"), str(out)],
-            cwd=PROJECT, stderr=subprocess.PIPE, text=True,
-        )
-        for rank, out in enumerate(outs)
-    ]  # fmt: skip
-    errors = [rank.communicate(timeout=240)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * world, errors
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", module, case, str(folder / "rendezvous"), *outs],
+        cwd=PROJECT, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.split()) == (0, ["0"] * world), done.stderr
     return [json.loads(out.read_text()) if out.exists() else None for out in outs]
+
+
+def fork_ranks(main: Callable[[str, int, int, str, str], None]) -> None:
+    """What a worker module does as a program: torch is imported once, and each rank is a child of
+    this process. Prints how each ended."""
+    case, rendezvous, *outs = sys.argv[1:]
+    ranks = []
+    for rank, out in enumerate(outs):
+        ranks.append(os.fork())
+        if ranks[-1] == 0:
+            code = 1
+            try:
+                main(case, rank, len(outs), rendezvous, out)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+    print(*(os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks))

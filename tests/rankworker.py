@@ -10,13 +10,13 @@ import datetime
 import json
 import math
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 
 from memtools.distributed import RankMetrics, monitor_ranks
+from tests.ranks import fork_ranks
 
 
 def plain(result: RankMetrics) -> dict[str, Any]:
@@ -77,15 +77,15 @@ CASES: dict[str, Callable[[int], Any]] = {
 }
 
 
-def main(case: str, rank: str, world: str, rendezvous: str, out: str) -> None:
+def main(case: str, rank: int, world: int, rendezvous: str, out: str) -> None:
     dist.init_process_group(
         "gloo",
         init_method=f"file://{rendezvous}",
-        rank=int(rank),
-        world_size=int(world),
+        rank=rank,
+        world_size=world,
         timeout=datetime.timedelta(seconds=120),
     )
-    result = CASES[case](int(rank))
+    result = CASES[case](rank)
     with open(out, "w") as file:
         json.dump(result, file)
     if case != "dead":
@@ -93,4 +93,4 @@ def main(case: str, rank: str, world: str, rendezvous: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    fork_ranks(main)

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from memtools import _core
 
 Case = Callable[[], object]
-
-
-def thread_names() -> list[str]:
-    """Of this process's threads; one that ends meanwhile has none."""
-    names = []
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            names.append((task / "comm").read_text().strip())
-    return names
 
 
 FOLDER = tempfile.TemporaryDirectory()

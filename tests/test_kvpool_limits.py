@@ -213,7 +213,7 @@ def test_a_timeout_is_a_timeout_error_with_the_numbers():
             TimeoutError, match=r"no room for 1 rows of 20 tokens in \d+ ms"
         ) as caught:
             pool.acquire(1, 20, wait=True, timeout=0.15)
-        assert 0.1 < time.monotonic() - began < 10
+        assert time.monotonic() - began > 0.1
         assert f"used, limit {4 * BLOCK}; 1 leases are alive, {4 * BLOCK} bytes promised" in str(
             caught.value
         )
@@ -239,12 +239,15 @@ def test_ctrl_c_ends_the_waiting():
     def press(*_: object) -> None:
         raise PressedError
 
+    def wait(pool: KVPool) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        pool.acquire(1, 1, wait=True)
+
     with small_pool(limit=4 * BLOCK) as pool, pool.acquire(1, 64) as lease:
         before = signal.signal(signal.SIGALRM, press)
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
         try:
             with pytest.raises(PressedError):
-                pool.acquire(1, 1, wait=True)
+                wait(pool)
         finally:
             signal.signal(signal.SIGALRM, before)
         lease.release()

@@ -7,7 +7,6 @@ import gc
 import sys
 import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +21,7 @@ from tests import (
     replaycases,
     samplercases,
 )
+from tests.growth import least_growth
 
 ROUNDS = 400
 GATES = torch.softmax(torch.randn(64, 8), -1)
@@ -208,13 +208,9 @@ def test_every_case_runs(name):
         case()
 
 
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-
 @pytest.mark.parametrize("name", sorted(CASES))
-@pytest.mark.usefixtures("_fake_library")
-def test_does_not_leak(name):
+@pytest.mark.usefixtures("frozen")
+def test_does_not_leak(name, rss):
     def run(rounds: int) -> None:
         for _ in range(rounds):
             for case in CASES[name]:
@@ -224,12 +220,8 @@ def test_does_not_leak(name):
     gc.collect()
     tracemalloc.start()
     try:
-        blocks, before, rss = (
-            sys.getallocatedblocks(),
-            tracemalloc.get_traced_memory()[0],
-            resident(),
-        )
-        run(ROUNDS)
+        blocks, before = sys.getallocatedblocks(), tracemalloc.get_traced_memory()[0]
+        resident = least_growth(run, ROUNDS, rss)
         gc.collect()
         growth = tracemalloc.get_traced_memory()[0] - before
         grown_blocks = sys.getallocatedblocks() - blocks
@@ -237,11 +229,11 @@ def test_does_not_leak(name):
         tracemalloc.stop()
     assert grown_blocks < ROUNDS / 2, f"{grown_blocks} more Python blocks after {ROUNDS} rounds"
     assert growth < 64 * ROUNDS, f"{growth} more bytes after {ROUNDS} rounds"
-    assert resident() - rss < 4 << 20
+    assert resident < 4 << 20, f"{resident} more resident bytes after {ROUNDS} rounds"
 
 
-def test_a_planted_leak_is_found(monkeypatch):
+def test_a_planted_leak_is_found(monkeypatch, rss):
     kept: list[object] = []
     monkeypatch.setitem(CASES, "GateHistory.clear", [lambda: kept.append(bytearray(100))])
     with pytest.raises(AssertionError, match="more Python blocks"):
-        test_does_not_leak("GateHistory.clear")
+        test_does_not_leak("GateHistory.clear", rss)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ import pytest
 from memtools import MemoryMonitor, _core, read_record
 from memtools._monitor_log import Log
 from tests.monitorroot import wait_for
-from tests.samplercases import thread_names
+from tests.threadnames import thread_names
+
+PROJECT = Path(__file__).resolve().parent.parent
 
 
 def monitor(path: Path | None = None, **options: Any) -> MemoryMonitor:
@@ -148,7 +151,9 @@ def test_stopped_by_another_thread(path: Path) -> None:
 
 def in_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "import os, sys, memtools\n" + code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, cwd=PROJECT
+    )
 
 
 BEGIN = "m = memtools.MemoryMonitor(sys.argv[1]); m.start(); m.step()\n"
@@ -224,11 +229,12 @@ def test_in_a_forked_child_it_is_not_running_and_writes_nothing(path: Path) -> N
 
 
 def test_many_forks_are_one_event_a_second(path: Path) -> None:
+    began = time.monotonic()
     with monitor(path):
         for _ in range(30):
             assert in_child(lambda: None) == 0
     events = [e for e in read_record(path).events if e.kind == "fork"]
-    assert 1 <= len(events) < 30
+    assert 1 <= len(events) <= 1 + time.monotonic() - began
     assert events[0].text == "a child process forked"
 
 

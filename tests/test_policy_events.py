@@ -106,6 +106,7 @@ def test_days_of_it_leave_the_record_its_other_events(tmp_path: Path, clock: lis
     assert kinds[0] == "start"
 
 
+@pytest.mark.usefixtures("clock")
 def test_the_rest_is_told_at_the_end(tmp_path: Path):
     path = tmp_path / "run.mem"
     policy = quiet(gc_every=1)

@@ -3,13 +3,14 @@ children; made-up control groups against doctor's own reading of them."""
 
 from __future__ import annotations
 
-import mmap
-import os
 import random
 import subprocess
 import sys
+import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import pytest
@@ -18,6 +19,7 @@ import memtools
 from memtools import _core
 from memtools.cli import _monitor
 from memtools.cli._system import cgroup_facts
+from tests.ownprocess import in_own_process
 
 MIB = 2**20
 HEAP, CHILDREN = 32, 64
@@ -27,14 +29,32 @@ def near(got: int | None, wanted: int, within: int = 8 * MIB) -> bool:
     return got is not None and abs(got - wanted) <= within
 
 
+T = TypeVar("T")
+
+
+def at_rest(ours: Callable[[], T], theirs: Callable[[], int]) -> T:
+    """Our readings at a moment at which the other reader says the same before and after."""
+    while True:
+        before = theirs()
+        read = ours()
+        if abs(theirs() - before) < MIB:
+            return read
+
+
 def test_readings_agree_with_psutil() -> None:
-    block = bytearray(64 * MIB)
-    s = _core.Probe("/", True).read(127)
-    process, machine = psutil.Process().memory_info(), psutil.virtual_memory()
+    block, probe = bytearray(64 * MIB), _core.Probe("/", True)
+    s, process = at_rest(
+        lambda: (probe.read(127), psutil.Process().memory_info()),
+        lambda: psutil.Process().memory_info().rss,
+    )
+    available, machine = at_rest(
+        lambda: (probe.read(31).available, psutil.virtual_memory()),
+        lambda: psutil.virtual_memory().available,
+    )
     assert near(s.rss, process.rss)
     assert near(s.private, process.rss - process.shared)
     assert s.total == machine.total
-    assert near(s.available, machine.available, 512 * MIB)
+    assert near(available, machine.available)
     assert s.swap == 0 or psutil.swap_memory().total > 0
     assert s.heap_used is not None
     assert s.heap_used > len(block)
@@ -42,8 +62,10 @@ def test_readings_agree_with_psutil() -> None:
 
 
 def test_smaps_agree_with_psutil() -> None:
-    rss, pss, uss, swap, _ = _core.Probe().smaps()
-    full = psutil.Process().memory_full_info()
+    (rss, pss, uss, swap, _), full = at_rest(
+        lambda: (_core.Probe().smaps(), psutil.Process().memory_full_info()),
+        lambda: psutil.Process().memory_full_info().rss,
+    )
     assert near(rss, full.rss)
     assert near(pss, full.pss)
     assert near(uss, full.uss)
@@ -57,47 +79,63 @@ def test_only_what_was_asked_for_is_read() -> None:
     assert len(s) == 15
 
 
-def spike(mib: int) -> None:
+# Of a process of their own: in this one other tests' garbage may be freed at any moment.
+PEAKS = """
+import mmap, os
+import psutil
+from memtools import _core
+from tests.test_probe import CHILDREN, MIB, near
+
+def spike(mib):
     with mmap.mmap(-1, mib * MIB) as block:  # malloc might have the pages already
         for page in range(0, mib * MIB, mmap.PAGESIZE):
             block[page] = 1
+"""
+
+
+def peaks(code: str) -> None:
+    in_own_process(PEAKS + textwrap.dedent(code))
 
 
 def test_nested_phases_have_exact_peaks() -> None:
-    probe = _core.Probe()
-    spike(300)
-    base = probe.rss() or 0
-    outer = probe.enter("outer", True)
-    spike(40)
-    inner = probe.enter("inner")
-    spike(120)
-    peak, entry, _, _, exact = probe.leave(inner)
-    assert exact
-    assert near(peak, base + 120 * MIB)
-    assert entry is None
-    again = probe.enter("inner")
-    assert probe.current() == "inner"
-    spike(10)
-    assert near(probe.leave(again)[0], base + 10 * MIB)
-    peak, entry, leaving, ns, exact = probe.leave(outer)
-    assert near(peak, base + 120 * MIB)
-    assert near(entry, base)
-    assert near(leaving, base)
-    assert ns > 0
-    names = [(row[0], row[1], row[2]) for row in probe.phases()]
-    assert names == [("outer", 1, 0), ("inner", 2, 0)]
-    assert near(probe.phases()[1][5], base + 120 * MIB)
+    peaks("""
+        probe = _core.Probe()
+        spike(300)
+        base = probe.rss()
+        outer = probe.enter("outer", True)
+        spike(40)
+        inner = probe.enter("inner")
+        spike(120)
+        peak, entry, _, _, exact = probe.leave(inner)
+        assert exact
+        assert near(peak, base + 120 * MIB), (peak, base)
+        assert entry is None
+        again = probe.enter("inner")
+        assert probe.current() == "inner"
+        spike(10)
+        assert near(probe.leave(again)[0], base + 10 * MIB)
+        peak, entry, leaving, ns, exact = probe.leave(outer)
+        assert near(peak, base + 120 * MIB)
+        assert near(entry, base)
+        assert near(leaving, base)
+        assert ns > 0
+        names = [(row[0], row[1], row[2]) for row in probe.phases()]
+        assert names == [("outer", 1, 0), ("inner", 2, 0)]
+        assert near(probe.phases()[1][5], base + 120 * MIB)
+    """)
 
 
 def test_two_probes_do_not_take_each_others_peak() -> None:
-    one, other = _core.Probe(), _core.Probe()
-    base = one.rss() or 0
-    assert one.reset_peak()
-    spike(150)
-    other.reset_peak()
-    other.leave(other.enter("x"))
-    assert near(one.peak()[0], base + 150 * MIB)
-    assert near(other.peak()[0], base)
+    peaks("""
+        one, other = _core.Probe(), _core.Probe()
+        base = one.rss()
+        assert one.reset_peak()
+        spike(150)
+        other.reset_peak()
+        other.leave(other.enter("x"))
+        assert near(one.peak()[0], base + 150 * MIB)
+        assert near(other.peak()[0], base)
+    """)
 
 
 def test_a_phase_may_be_left_by_another_thread_and_only_once() -> None:
@@ -118,19 +156,21 @@ def test_a_phase_may_be_left_by_another_thread_and_only_once() -> None:
 
 
 def test_a_forked_child_reads_itself() -> None:
-    probe = _core.Probe()
-    probe.reset_peak()
-    before = probe.read(127).rss or 0
-    child = os.fork()
-    if child == 0:
-        block = bytearray(200 * MIB)
-        good = near(probe.rss(), psutil.Process().memory_info().rss)
-        good = good and (probe.peak()[0] or 0) > before / 4 + 200 * MIB
-        good = good and probe.read(CHILDREN).children == 0
-        del block
-        os._exit(0 if good else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert (probe.peak()[0] or 0) < before + 100 * MIB
+    peaks("""
+        probe = _core.Probe()
+        probe.reset_peak()
+        before = probe.read(127).rss
+        child = os.fork()
+        if child == 0:
+            block = bytearray(200 * MIB)
+            good = near(probe.rss(), psutil.Process().memory_info().rss)
+            good = good and probe.peak()[0] > before / 4 + 200 * MIB
+            good = good and probe.read(CHILDREN).children == 0
+            del block
+            os._exit(0 if good else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert probe.peak()[0] < before + 100 * MIB
+    """)
 
 
 def test_children_and_grandchildren_count() -> None:

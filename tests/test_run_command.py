@@ -203,9 +203,9 @@ def test_a_stop_stops_both_and_a_continue_continues_both(tmp_path: Path) -> None
 
 
 def test_what_is_typed_reaches_the_command_once(tmp_path: Path) -> None:
-    os.chdir(tmp_path)
     pid, terminal = pty.fork()
     if pid == 0:
+        os.chdir(tmp_path)
         os.execv(sys.executable, [*RUN, "--quiet", "--", *python(RELAY), "SIGINT", "SIGQUIT"])
     with os.fdopen(terminal, "rb+", buffering=0) as typed:
         heard = b""

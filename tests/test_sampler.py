@@ -13,8 +13,9 @@ import pytest
 import memtools
 from memtools import _core
 from memtools._record import UNKNOWN
-from tests.samplercases import columns, thread_names
+from tests.samplercases import columns
 from tests.test_probe import plant_limit
+from tests.threadnames import thread_names
 
 MS, MIB = 10**6, 2**20
 

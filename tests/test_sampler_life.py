@@ -17,12 +17,10 @@ import pytest
 
 import memtools
 from memtools import _core
+from tests.ownprocess import ENV, PROJECT, in_own_process
 from tests.samplercases import columns
 from tests.test_sampler import MS, threads, wait_for
 
-PROJECT = Path(__file__).resolve().parent.parent
-PATHS = [os.environ.get("PYTHONPATH", str(PROJECT)), str(PROJECT)]
-ENV = os.environ | {"PYTHONPATH": os.pathsep.join(PATHS)}
 WRITER = f"""
 import os, signal, sys, threading, time
 from memtools import _core
@@ -118,9 +116,15 @@ def test_it_samples_while_the_interpreter_is_held() -> None:
     sampler = _core.Sampler(MS)
     sampler.start()
     wait_for(lambda: sampler.samples > 0)
-    before = sampler.samples
-    ctypes.PyDLL(None).usleep(300_000)  # keeps the GIL
-    assert sampler.samples > before + 5
+    usleep, interval = ctypes.PyDLL(None).usleep, sys.getswitchinterval()
+    sys.setswitchinterval(3600)  # and so this thread keeps the GIL until it waits for something
+    try:
+        before, end = sampler.samples, time.monotonic() + 30
+        while sampler.samples <= before + 5:
+            assert time.monotonic() < end
+            usleep(1000)
+    finally:
+        sys.setswitchinterval(interval)
     sampler.stop()
 
 
@@ -289,27 +293,38 @@ def test_the_writer_may_be_closed_at_any_moment(tmp_path: Path) -> None:
     assert threads() == []
 
 
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-
 def test_many_starts_and_stops_cost_no_memory(tmp_path: Path) -> None:
-    writer = _core.RecordWriter(tmp_path / "run.mem", columns())
+    told = in_own_process(
+        f"""
+        import os, sys
+        from memtools import _core
+        from tests.growth import least_growth
+        from tests.threadnames import thread_names
 
-    def rounds(n: int) -> None:
-        for _ in range(n):
-            sampler = _core.Sampler(MS, writer)
-            sampler.watch(0.5)
-            sampler.start()
-            sampler.stop()
-            sampler.start()
+        writer = _core.RecordWriter(sys.argv[1], {columns()!r})
+        probe, HEAP = _core.Probe(), 32
 
-    rounds(50)
-    files, memory = len(os.listdir("/proc/self/fd")), resident()
-    rounds(1000)
-    assert threads() == []
-    assert len(os.listdir("/proc/self/fd")) == files
-    assert resident() - memory < 4 << 20
+        def rounds(n):
+            for _ in range(n):
+                sampler = _core.Sampler({MS}, writer)
+                sampler.watch(0.5)
+                sampler.start()
+                sampler.stop()
+                sampler.start()
+
+        rounds(50)
+        probe.rss()  # which opens a file
+        files, used = len(os.listdir("/proc/self/fd")), probe.read(HEAP).heap_used
+        resident = least_growth(rounds, 1000, probe.rss)
+        print(thread_names().count("memtools"), len(os.listdir("/proc/self/fd")) - files,
+              probe.read(HEAP).heap_used - used, resident)
+        """,
+        tmp_path / "run.mem",
+    )
+    running, files, used, resident = map(int, told.split())
+    assert (running, files) == (0, 0)
+    assert used < 1000 * 64
+    assert resident < 4 << 20
 
 
 # --- what the system refuses ----------------------------------------------------------------------
@@ -339,6 +354,7 @@ assert other.running
 def test_without_descriptors_it_goes_on_and_recovers(tmp_path: Path) -> None:
     done = script(tmp_path, """
 import resource
+sampler.stop()  # so that no other thread has a file open now and closes it then
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 kept = [os.open("/", os.O_RDONLY)]
 resource.setrlimit(resource.RLIMIT_NOFILE, (kept[0] + 1, hard))

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from memtools import AuxLoss, GateHistory
+from tests.growth import least_growth
 
 
 def run_all(*workers: object) -> None:
@@ -150,26 +151,31 @@ print("done")
 
 
 def test_interpreter_shutdown_with_histories_everywhere():
-    for _ in range(3):
-        done = subprocess.run(
-            [sys.executable, "-X", "faulthandler", "-c", AT_EXIT], capture_output=True, text=True
-        )
-        assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    command, pipe = [sys.executable, "-X", "faulthandler", "-c", AT_EXIT], subprocess.PIPE
+    programs = [subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) for _ in range(3)]
+    for program in programs:
+        out, errors = program.communicate()
+        assert (program.returncode, out) == (0, "done\n"), errors
 
 
+@pytest.mark.usefixtures("frozen")
 def test_a_dead_history_gives_its_memory_back(rss):
     gates = torch.rand(1 << 20, 4)
-    before = rss()
-    for _ in range(10):
-        history = GateHistory(max_entries=10, max_bytes="256 MiB")
-        for _ in range(4):
-            history.append(gates)
-        assert rss() - before > 60 << 20
-        ref = weakref.ref(history)
-        del history
-        gc.collect()
-        assert ref() is None
-    assert rss() - before < 8 << 20
+    gc.collect()
+
+    def use_and_drop(count: int) -> None:
+        for _ in range(count):
+            before = rss()
+            history = GateHistory(max_entries=10, max_bytes="256 MiB")
+            for _ in range(4):
+                history.append(gates)
+            assert rss() - before > 60 << 20
+            ref = weakref.ref(history)
+            del history
+            gc.collect()
+            assert ref() is None
+
+    assert least_growth(use_and_drop, 12, rss) < 8 << 20
 
 
 def test_a_hundred_thousand_appends_after_the_limit_cost_no_memory(rss):
@@ -178,11 +184,13 @@ def test_a_hundred_thousand_appends_after_the_limit_cost_no_memory(rss):
     for _ in range(2000):
         history.append(gates)
     gc.collect()
-    before = rss()
-    for _ in range(100_000):
-        history.append(gates)
-        assert history.nbytes <= 32 << 20
-    assert rss() - before < 1 << 20
+
+    def more(count: int) -> None:
+        for _ in range(count):
+            history.append(gates)
+            assert history.nbytes <= 32 << 20
+
+    assert least_growth(more, 100_000, rss) < 1 << 20
     assert history.stats().tokens == 102_000 * 512
 
 
