@@ -32,7 +32,6 @@ float mt_read(const float *const *data, const int64_t *sizes, int64_t n, int64_t
         const float *x = data[t];
         int64_t i = low;
         for (; i + 64 <= high; i += 64) {
-            for (int64_t k = 0; k < 64; k += 16) __builtin_prefetch(x + i + k + 1024);
             for (int64_t k = 0; k < 64; k++) lanes[k] += x[i + k];
         }
         for (; i < high; i++) total += x[i];
@@ -64,7 +63,7 @@ def parameters_of(name: str) -> list[torch.nn.Parameter]:
 
 
 def read_limit(parameters: list[torch.nn.Parameter], threads: int) -> Runner:
-    """Reads all gradients in equal parts by so many threads."""
+    """Reads all gradients in equal parts by so many threads. Prefetching would not help here."""
     library = compiled(READ)
     library.mt_read.restype = ctypes.c_float
     grads = [p.grad for p in parameters if p.grad is not None]
