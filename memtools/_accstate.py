@@ -53,21 +53,21 @@ def load(acc: GradAccumulator, state: Mapping[str, Any]) -> None:
             SizeControl(None).load(sizes)
     except KeyError as error:
         raise ValueError(f"this is no state of a GradAccumulator: {error} is missing") from error
+    if sizes is not None:
+        acc._back_off().control.load(sizes)
     acc._drop_gradients()
     for parameter, gradient in found:
         parameter.grad = gradient.to(parameter.device, copy=True)
     acc.window, acc.micro_batch_size = window, size
     acc._scale.load(scale)
     acc._totals.load(totals)
-    if sizes is not None:
-        acc._back_off().control.load(sizes)
     if rng is not None:
         _set_rng(acc, rng)
 
 
 def _gradients(acc: GradAccumulator) -> dict[str, Any]:
-    """Copies, by name."""
-    named = enumerate(acc.parameters)
+    """Copies, by name; the fp32 sums where main_grads keeps them."""
+    named = enumerate(acc.gradients.parameters)
     return {acc.gradients.name(i): p.grad.detach().clone() for i, p in named if p.grad is not None}
 
 
@@ -96,7 +96,7 @@ def _window(acc: GradAccumulator, state: Mapping[str, Any]) -> Window:
 
 def _match(acc: GradAccumulator, saved: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     """Each gradient with its parameter."""
-    known = {acc.gradients.name(i): p for i, p in enumerate(acc.parameters)}
+    known = {acc.gradients.name(i): p for i, p in enumerate(acc.gradients.parameters)}
     missing = [name for name in saved if name not in known]
     if missing:
         raise ValueError(f"this state has a gradient of {missing[0]}, which is not trained here")

@@ -98,11 +98,13 @@ class GradAccumulator(WindowLoop):
         told = locals()
         _accsettings.check({name: told[name] for name in _accsettings.NAMES})
         torch = self._torch = _bridge.connect().torch
-        _accsettings.check_model(torch, model, optimizer)
+        _accsettings.check_model(torch, model, optimizer, main_grads)
         _accsettings.take(optimizer, self)
         self.model, self.optimizer, self._scheduler = model, optimizer, scheduler
         self._steps, self._max_skips = steps, max_skips
         self._precision = precision or "fp32"
+        self._wants = "main_grads" if main_grads else "in_backward" if in_backward else ""
+        self._main, self._inside = None, None
         self._adopt()
         self._passes = Passes(torch, _device(self.parameters), self._precision)
         self._finish = Finish(optimizer, max_norm, max_value, clip)
@@ -111,6 +113,10 @@ class GradAccumulator(WindowLoop):
         self._totals = Totals(self._scale.value)
         self.window = Window(self._scale.value)
         self.ranks = find_ranks(model, self.parameters, ranks, overlap)
+        if in_backward and self.ranks.world > 1:
+            raise ValueError(
+                "in_backward=True steps before ranks have summed their gradients: leave it out"
+            )
         self.micro_batch_size, self._retries = micro_batch_size, []
         self._block, self._context = _Block(), None
         self._backoff: BackOff | None = None
@@ -173,6 +179,8 @@ class GradAccumulator(WindowLoop):
             from memtools._backoff import BackOff
 
             self._backoff = BackOff(weakref.proxy(self), *self._stepping)
+            if self._main is not None:
+                self._main.unhook()  # what a failed pass made can still be dropped
         return self._backoff
 
     def flush(self) -> WindowReport | None:
@@ -313,8 +321,7 @@ class _Block:
             acc._end_block()
         else:
             acc._abort(error)
-            if isinstance(error, Exception):
-                acc.ranks.abort(error, acc.window)
+            acc.ranks.abort(error, acc.window)
 
 
 def _device(parameters: list[torch.Tensor]) -> str:

@@ -116,6 +116,7 @@ class BackOff:
         acc.micro_batch_size = self._rows
         self._heed_allocator()
         report = acc._end_window()
+        assert report is not None  # this rank had a loss
         control.end_window(control.size if single else left.most)
         return report
 
@@ -141,6 +142,7 @@ class BackOff:
         self._acc.window.rewind(start)
         self._acc.window.torn = moved
         self.undo.drop()
+        self._acc._drop_gradients()
 
 
 class _Step:
@@ -251,6 +253,7 @@ class _Step:
         if whole:
             del self.plan[len(self.done) :]
             return
+        acc._drop_gradients()
         self.plan, self.done, self.began = self.done, [], time.perf_counter()
         self.left.restart()
 

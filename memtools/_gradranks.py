@@ -108,7 +108,7 @@ class Ranks:
         """This rank cannot end its window: tells the others, who raise RankError at theirs. Waits
         for them."""
 
-    def abort(self, error: Exception, window: Any) -> None:
+    def abort(self, error: BaseException, window: Any) -> None:
         """An exception left a micro-batch's block: fails where the window cannot go on."""
 
     def measure(self, measure: Any) -> Any:
@@ -149,11 +149,13 @@ class SummingRanks(Ranks):
             self._sum(held, reduced.guess / (window.guess or reduced.guess))
         return reduced
 
-    def abort(self, error: Exception, window: Any) -> None:
+    def abort(self, error: BaseException, window: Any) -> None:
         if window.torn:  # else the window can go on with another micro-batch
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
+        if not isinstance(error, Exception):  # ctrl-C does not wait for anybody
+            return
         try:
             self._wire.table([FAILED] + [0.0] * _HAVING)
         except RuntimeError as unheard:

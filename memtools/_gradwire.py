@@ -9,7 +9,7 @@ flat    gradients side by side in buffers of up to 25 MiB, summed; fp16 and bf16
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memtools import _bridge
 
@@ -117,8 +117,8 @@ class Wire:
         first = bucket[0]
         half = first.dtype in (self._torch.float16, self._torch.bfloat16)
         if len(bucket) == 1 and first.is_contiguous() and not (half and widen):
-            return cast("torch.Tensor", first.view(-1))
-        flat = self._torch.empty(
+            return first.view(-1)
+        flat: torch.Tensor = self._torch.empty(
             sum(tensor.numel() for tensor in bucket),
             dtype=self._torch.float32 if half and widen else first.dtype,
             device=first.device,

@@ -143,12 +143,21 @@ class MainGrads(Gradients):
         self._given.clear()
         self._measuring = False
 
-    def close(self) -> None:
-        """Removes the hooks and drops the sums. Again is no error."""
-        self.clear()
+    @property
+    def hooked(self) -> bool:
+        """Whether gradients are added as soon as they are there."""
+        return bool(self._handles)
+
+    def unhook(self) -> None:
+        """From now on absorb() adds them."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+    def close(self) -> None:
+        """Removes the hooks and drops the sums. Again is no error."""
+        self.clear()
+        self.unhook()
 
 
 class _Sum:
