@@ -20,64 +20,22 @@ What step() with its back-off and the ranks build on, and so is kept stable:
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from memtools._accreport import Totals, WindowReport
+from memtools._accwindow import WindowEnds
 from memtools._backward import Passes, refuse_loss, unfit, units
-from memtools._finish import Finish
-from memtools._gradients import Gradients
-from memtools._gradranks import RankError, Ranks, Reduced
-from memtools._lossscale import LossScale
-from memtools._window import Window
-
-if TYPE_CHECKING:
-    import torch
+from memtools._gradranks import RankError
+from memtools._inbackward import InBackward
 
 
-class WindowLoop:
-    """The state of an accumulator and the steps it goes through."""
+class WindowLoop(WindowEnds):
+    """Micro-batches, one after the other."""
 
-    __slots__ = (
-        "__weakref__",
-        "_context",
-        "_finish",
-        "_max_skips",
-        "_passes",
-        "_retries",
-        "_scale",
-        "_scheduler",
-        "_steps",
-        "_torch",
-        "_totals",
-        "gradients",
-        "micro_batch_size",
-        "model",
-        "optimizer",
-        "parameters",
-        "ranks",
-        "window",
-    )
+    __slots__ = ("_context", "_passes")
 
     _context: Any
-    _finish: Finish
-    _max_skips: int
     _passes: Passes
-    _retries: list[Any]
-    _scale: LossScale
-    _scheduler: Any
-    _steps: int
-    _torch: Any
-    _totals: Totals
-    gradients: Gradients
-    micro_batch_size: int | None
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
-    parameters: list[torch.Tensor]
-    ranks: Ranks
-    window: Window
 
     # --- one micro-batch ---
 
@@ -118,6 +76,8 @@ class WindowLoop:
             window.begin(self._steps, weight)
         elif window.weighted is (weight is None):
             self._refuse_mixed()
+        if self._inside is not None and window.last:
+            self._arm(self._inside, weight)
         try:
             if first and self.ranks.world > 1:
                 window.guess = self.ranks.guess(window.guess)
@@ -135,9 +95,11 @@ class WindowLoop:
             self._require_whole("micro_batch()")
         if window.guess == 0.0:
             self._begin_window()
+        window.last = window.count + 1 >= self._steps if last is None else last
+        if window.last and self._main is not None and self.ranks.world == 1:
+            self._main.measure_next()
         if self.ranks.world > 1:
-            last = window.count + 1 >= self._steps if last is None else last
-            context = self.ranks.forward(last)
+            context = self.ranks.forward(window.last)
             context.__enter__()
             self._context = context
         self._passes.enter()
@@ -145,7 +107,7 @@ class WindowLoop:
 
     def _leave(self) -> None:
         """Out of the contexts, whatever happened."""
-        self.window.open = False
+        self.window.open = self.window.last = False
         self._passes.leave()
         if self._context is not None:
             context, self._context = self._context, None
@@ -162,6 +124,8 @@ class WindowLoop:
                 "no backward() in this micro-batch: call acc.backward(loss_sum, weight) in it; "
                 "nothing was counted"
             )
+        if self._main is not None:
+            self._main.absorb()
         window.count, window.chunks = window.count + 1, 0
 
     def _abort(self, error: BaseException) -> None:
@@ -171,11 +135,37 @@ class WindowLoop:
         if window.chunks and not window.torn:
             window.torn = type(error).__name__
         window.chunks = 0
+        if self._inside is not None and self._inside.armed:
+            self._inside.disarm()
+
+    def _arm(self, inside: InBackward, weight: Any) -> None:
+        """The pass that follows is the window's last, and steps."""
+        if inside.armed:
+            raise RuntimeError(
+                "in_backward=True: the last micro-batch of a window takes one backward(), as it "
+                "steps the parameters; add its losses up"
+            )
+        window = self.window
+        mark = window.mark()
+        window.add(weight)
+        total = window.total()
+        window.rewind(mark)
+        try:
+            self._require_weight(total)
+        except ValueError:
+            if not (window.count or window.chunks):
+                window.guess = 0.0  # it is still empty
+            raise
+        inside.arm(1.0 / (window.scale * window.guess * total), self._finish.max_value)
 
     def _end_block(self) -> None:
         """A micro-batch of a loop ends well, and maybe the window with it."""
-        self._close()
         window = self.window
+        try:
+            self._close()
+        except RuntimeError as error:
+            self.ranks.abort(error, window)
+            raise
         if window.count < self._steps:
             return
         try:
@@ -187,139 +177,11 @@ class WindowLoop:
                     window.torn = type(error).__name__
             raise
 
-    # --- a window ---
-
-    def _begin_window(self) -> None:
-        """What others left in the gradients goes, as zero_grad() has it in other loops."""
-        self._drop_gradients()
-        self.window.scale = self._scale.value
-
-    def _end_window(self, flushing: bool = False) -> WindowReport | None:
-        """Reduce, measure, decide, step, count. Until the factor is applied an error changes
-        nothing. None where no rank had a loss, as may be where all flush."""
-        began, window = time.perf_counter(), self.window
-        self._adopt()
-        reduced = self._reduce(flushing)
-        if reduced.guess == 0.0:
-            return None
-        if not (math.isfinite(reduced.weight) and reduced.weight > 0):
-            raise ValueError(
-                f"the weights of this window sum to {reduced.weight:g}: there is nothing to "
-                "average over; go on with a micro-batch that has some, or reset()"
-            )
-        self._require_gradients()
-        measure = self.ranks.measure(self.gradients.measure())
-        squares, finite = self._read(measure)
-        bad = (0, 0, None) if finite else (measure.infs, measure.nans, measure.first_bad)
-        if finite:
-            norm, coefficient, applied = self._update(squares, reduced.average(window.scale))
-        else:
-            norm, coefficient, applied = math.nan if bad[1] else math.inf, 0.0, "skipped"
-        self._drop_gradients()
-        self._scale.update(not finite)
-        self.window = Window(self._scale.value)
-        report = WindowReport(
-            index=self._totals.windows,
-            micro_batches=reduced.micro_batches,
-            weight=reduced.weight,
-            norm=norm,
-            coefficient=coefficient,
-            scale=window.scale,
-            skipped=not finite,
-            infs=bad[0],
-            nans=bad[1],
-            first_bad=bad[2],
-            applied=applied,
-            ms=(time.perf_counter() - began) * 1e3,
-            micro_batch_size=self.micro_batch_size,
-            retries=tuple(self._retries),
-        )
-        self._retries = []
-        self._totals.add(report, self._scale.value)
-        self._require_progress(report)
-        return report
-
-    def _reduce(self, flushing: bool) -> Reduced:
-        """Over the ranks; what makes the window useless is raised after they were told."""
-        window = self.window
-        if window.empty:
-            self._begin_window()
-        return self.ranks.reduce(
-            self.gradients, window, flushing=flushing, problem=self._problem()
-        )
-
-    def _read(self, measure: Any) -> tuple[float, bool]:
-        """Sum of squares and whether all is finite; of a device both in one read, the only one
-        that a window waits for."""
-        squares, finite = measure.sum_squares, measure.finite
-        if isinstance(squares, self._torch.Tensor):
-            squares, finite = self._torch.stack((squares, finite.to(squares.dtype))).tolist()
-        return float(squares), bool(finite)
-
-    def _update(self, sum_squares: float, average: float) -> tuple[float, float, str]:
-        decided = self._finish.decide(sum_squares, average)
-        try:
-            applied, norm = self._finish.apply(self.gradients, decided)
-            if self._scheduler is not None:
-                self._scheduler.step()
-        except BaseException as error:
-            self.window.torn = type(error).__name__
-            raise
-        return norm, decided.coefficient, applied
-
-    def _adopt(self) -> None:
-        """The optimizer's parameters as they are now: groups may have been added."""
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        known = getattr(self, "parameters", ())
-        if list(map(id, known)) != list(map(id, parameters)):
-            found = {id(p): name for name, p in self.model.named_parameters()}
-            names = [found.get(id(p), f"parameter {i}") for i, p in enumerate(parameters)]
-            self.parameters, self.gradients = parameters, Gradients(parameters, names)
-
-    def _drop_gradients(self) -> None:
-        for parameter in self.parameters:
-            parameter.grad = None
-
     # --- refusals ---
-
-    def _problem(self) -> TypeError | None:
-        """What keeps this rank's gradients from being summed."""
-        name = self.gradients.sparse()
-        if name is None:
-            return None
-        return TypeError(
-            f"the gradient of {name} is sparse, and cannot be averaged with the others: make its "
-            "embedding with sparse=False"
-        )
-
-    def _require_gradients(self) -> None:
-        if self.gradients.empty():
-            raise RuntimeError(
-                "no parameter of the optimizer has a gradient at the end of this window: does the "
-                "loss depend on the model?"
-            )
-
-    def _require_progress(self, report: WindowReport) -> None:
-        in_a_row = self._totals.skipped_in_a_row
-        if in_a_row >= self._max_skips:
-            raise RuntimeError(
-                f"{in_a_row} updates in a row were left out, as gradients were not finite "
-                f"({report.infs:,} inf and {report.nans:,} nan in the last, first in "
-                f"{report.first_bad}, loss scale {report.scale:g}): lower the learning rate, look "
-                "at the data, or raise max_skips"
-            )
 
     def _require_outside(self, call: str) -> None:
         if self.window.open:
             raise RuntimeError(f"{call} inside of a micro-batch: end that first")
-
-    def _require_whole(self, call: str) -> None:
-        if self.window.torn:
-            raise RuntimeError(
-                f"{call}: {self.window.torn} came after a backward pass had begun, so the "
-                "gradients of this window are not those of whole micro-batches; reset() drops the "
-                "window"
-            )
 
     def _refuse_mixed(self) -> None:
         have, got = ("weights", "none") if self.window.weighted else ("no weight", "one")

@@ -17,7 +17,7 @@ class WindowReport:
     #: units (tokens, samples, nodes) of all micro-batches and ranks; without weights, micro-batches
     weight: float
     #: 2-norm of the averaged gradient before clipping; of a callback, what it returned; nan or inf
-    #: where the update was skipped
+    #: where the update was skipped; nan where it was made in backward
     norm: float
     #: what clipping by norm multiplied with, at most 1; 0 where the update was skipped
     coefficient: float
@@ -31,10 +31,12 @@ class WindowReport:
     #: the first parameter with such an element, by `model.named_parameters()`
     first_bad: str | None
     #: how the factor came into the gradients: "nothing" (it was 1), "folded" into the optimizer,
-    #: "multiplied", or "skipped"
+    #: "multiplied", "skipped", or "in backward" (then nothing was measured)
     applied: str
     #: from the end of the last micro-batch to the end of the window, the optimizer's step included
     ms: float
+    #: of gradients that in_backward never had at once with the others
+    saved_bytes: int = 0
     #: rows that step() gives to a micro-batch; None where it was not called
     micro_batch_size: int | None = None
     #: what ran out of memory and was done again, in order

@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
+from memtools._inbackward import refuse_settings
+
 UNDO: Final = ("auto", "scratch", "copy", "redo")
 PRECISIONS: Final = ("fp32", "bf16", "fp16")
 NAMES: Final = (
@@ -61,6 +63,9 @@ def check(settings: Mapping[str, Any]) -> None:
     for name in ("main_grads", "overlap", "in_backward"):
         if not isinstance(settings[name], bool):
             raise TypeError(f"{name} is True or False, got {_kind(settings[name])}")
+    if settings["in_backward"]:
+        names = ("precision", "max_norm", "clip", "main_grads")
+        refuse_settings(**{name: settings[name] for name in names})
     _check_scheduler(settings["scheduler"])
 
 
@@ -94,7 +99,7 @@ def _check_scheduler(scheduler: Any) -> None:
         )
 
 
-def check_model(torch: Any, model: Any, optimizer: Any) -> None:
+def check_model(torch: Any, model: Any, optimizer: Any, main_grads: bool) -> None:
     """Raises TypeError and ValueError for a pair that cannot be trained."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model is a torch.nn.Module, got {_kind(model)}")
@@ -104,6 +109,12 @@ def check_model(torch: Any, model: Any, optimizer: Any) -> None:
         raise TypeError(
             f"{_kind(optimizer)} evaluates the loss again in its step, by a closure; gradients "
             "that were accumulated cannot give it that: use another optimizer"
+        )
+    dtypes = {p.dtype for group in optimizer.param_groups for p in group["params"]}
+    if main_grads and dtypes.isdisjoint((torch.bfloat16, torch.float16)):
+        raise ValueError(
+            "main_grads=True sums the gradients of bf16 and fp16 parameters in fp32, and the "
+            f"optimizer has only {', '.join(sorted(map(str, dtypes)))}: leave it out"
         )
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if held.isdisjoint(id(p) for p in model.parameters()):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from memtools._probe_up import SizeControl
 from memtools._window import Window
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def state_of(acc: GradAccumulator, gradients: bool, rng: bool) -> dict[str, Any]
         "scale": acc._scale.state(),
         "totals": acc._totals.state(),
         "micro_batch_size": acc.micro_batch_size,
+        "sizes": None if acc._backoff is None else acc._backoff.control.state(),
         "gradients": _gradients(acc) if gradients else None,
         "rng": _rng(acc) if rng else None,
     }
@@ -46,9 +48,13 @@ def load(acc: GradAccumulator, state: Mapping[str, Any]) -> None:
         found = _match(acc, state["gradients"] or {})
         scale = acc._scale.checked(state["scale"])
         totals = acc._totals.checked(state["totals"])
-        size, rng = state["micro_batch_size"], state["rng"]
+        size, sizes, rng = state["micro_batch_size"], state["sizes"], state["rng"]
+        if sizes is not None:
+            SizeControl(None).load(sizes)
     except KeyError as error:
         raise ValueError(f"this is no state of a GradAccumulator: {error} is missing") from error
+    if sizes is not None:
+        acc._back_off().control.load(sizes)
     acc._drop_gradients()
     for parameter, gradient in found:
         parameter.grad = gradient.to(parameter.device, copy=True)
@@ -60,8 +66,8 @@ def load(acc: GradAccumulator, state: Mapping[str, Any]) -> None:
 
 
 def _gradients(acc: GradAccumulator) -> dict[str, Any]:
-    """Copies, by name."""
-    named = enumerate(acc.parameters)
+    """Copies, by name; the fp32 sums where main_grads keeps them."""
+    named = enumerate(acc.gradients.parameters)
     return {acc.gradients.name(i): p.grad.detach().clone() for i, p in named if p.grad is not None}
 
 
@@ -90,7 +96,7 @@ def _window(acc: GradAccumulator, state: Mapping[str, Any]) -> Window:
 
 def _match(acc: GradAccumulator, saved: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     """Each gradient with its parameter."""
-    known = {acc.gradients.name(i): p for i, p in enumerate(acc.parameters)}
+    known = {acc.gradients.name(i): p for i, p in enumerate(acc.gradients.parameters)}
     missing = [name for name in saved if name not in known]
     if missing:
         raise ValueError(f"this state has a gradient of {missing[0]}, which is not trained here")

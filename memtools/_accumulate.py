@@ -20,6 +20,8 @@ from memtools._window import Window
 if TYPE_CHECKING:
     import torch
 
+    from memtools._backoff import BackOff
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -96,11 +98,13 @@ class GradAccumulator(WindowLoop):
         told = locals()
         _accsettings.check({name: told[name] for name in _accsettings.NAMES})
         torch = self._torch = _bridge.connect().torch
-        _accsettings.check_model(torch, model, optimizer)
+        _accsettings.check_model(torch, model, optimizer, main_grads)
         _accsettings.take(optimizer, self)
         self.model, self.optimizer, self._scheduler = model, optimizer, scheduler
         self._steps, self._max_skips = steps, max_skips
         self._precision = precision or "fp32"
+        self._wants = "main_grads" if main_grads else "in_backward" if in_backward else ""
+        self._main, self._inside = None, None
         self._adopt()
         self._passes = Passes(torch, _device(self.parameters), self._precision)
         self._finish = Finish(optimizer, max_norm, max_value, clip)
@@ -109,8 +113,13 @@ class GradAccumulator(WindowLoop):
         self._totals = Totals(self._scale.value)
         self.window = Window(self._scale.value)
         self.ranks = find_ranks(model, self.parameters, ranks, overlap)
+        if in_backward and self.ranks.world > 1:
+            raise ValueError(
+                "in_backward=True steps before ranks have summed their gradients: leave it out"
+            )
         self.micro_batch_size, self._retries = micro_batch_size, []
-        self._block, self._context, self._backoff = _Block(), None, None
+        self._block, self._context = _Block(), None
+        self._backoff: BackOff | None = None
         self._stepping = (undo, micro_batch_size, overlap, in_backward)
         advice = _accsettings.fused_advice(optimizer)
         self._notes = (advice,) if advice else ()
@@ -161,18 +170,25 @@ class GradAccumulator(WindowLoop):
         Raises what `flush()` does, and what `loss_fn` does, with the gradients and counters as
         before; out of memory only where one row does not fit.
         """
+        return self._back_off().step(batch, loss_fn, split)
+
+    def _back_off(self) -> BackOff:
+        """Made where it is needed. It holds the accumulator weakly: no cycle, so that both go with
+        the last reference."""
         if self._backoff is None:
             from memtools._backoff import BackOff
 
             self._backoff = BackOff(weakref.proxy(self), *self._stepping)
-        return self._backoff.step(batch, loss_fn, split)  # type: ignore[no-any-return]
+            if self._main is not None:
+                self._main.unhook()  # what a failed pass made can still be dropped
+        return self._backoff
 
     def flush(self) -> WindowReport | None:
         """End a window that has fewer micro-batches than `steps`, with the gradient of those
         there are. Returns its report, or None where there is none.
 
-        Of several ranks each calls it where its loader has ended. It takes part in the windows of
-        those that go on, and returns when all have flushed.
+        With several ranks every one of them calls it where its loader has ended: it takes part in
+        the windows of those that go on, and returns when all have flushed.
 
         Raises TypeError for sparse gradients, ValueError where all weights were 0, RuntimeError
         where no parameter has a gradient, or after `max_skips` updates left out in a row.
@@ -181,10 +197,9 @@ class GradAccumulator(WindowLoop):
         self._require_whole("flush()")
         if self.ranks.world == 1:
             return None if self.window.empty else self._end_window()
-        report, finished = None, False
-        while not finished:
-            report = self._end_window(flushing=True) or report
-            finished = self.ranks.finished
+        report = self._end(flushing=True)
+        while not self.ranks.finished:
+            report = self._end(flushing=True) or report
         return report
 
     def accumulate(self, function: _Function) -> _Function:

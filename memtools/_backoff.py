@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from memtools import _bridge
+from memtools._maingrads import MainGrads
 from memtools._monitor_device import initialised
 from memtools._oomforms import is_out_of_memory
 from memtools._pieces import Hooked, Rows, pieces
@@ -47,10 +48,17 @@ class BackOff:
         self._acc, self.control = acc, SizeControl(micro_batch_size)
         # what reduces or steps in the last backward pass takes the gradients where they are
         self._overlap, self._in_backward = overlap, in_backward
-        self.undo = Undo(choose(undo, _parameters(acc)))
+        self._way, self._known = undo, _parameters(acc)
+        self.undo = Undo(choose(undo, self._known))
         self._rows: int | None = None
         self._thrashed = 0
         self._flushes = 0
+
+    def _adopt(self) -> None:
+        """What gradients there are now: groups may have been added to the optimizer."""
+        found = _parameters(self._acc)
+        if list(map(id, found)) != list(map(id, self._known)):
+            self._known, self.undo = found, Undo(choose(self._way, found))
 
     def step(
         self,
@@ -64,8 +72,9 @@ class BackOff:
         acc = self._acc
         self._require_ready(loss_fn)
         left = pieces(batch, split)
+        self._adopt()
         self._flushes = _allocator_flushes()
-        start = acc.window.mark()
+        start, before = acc.window.mark(), len(acc._retries)
         acc._drop_gradients()
         self.undo.begin_window(acc.model)
         self.control.begin_window()
@@ -73,6 +82,8 @@ class BackOff:
             _Step(self, left, loss_fn, sizes).run()
         except BaseException as error:
             self._give_up(start, acc.window.torn if self._in_backward else "")
+            for retry in acc._retries[before:]:
+                error.add_note(f"memtools: {retry}")
             acc.ranks.fail(error)
             raise
         window = acc.window
@@ -131,6 +142,7 @@ class BackOff:
         self._acc.window.rewind(start)
         self._acc.window.torn = moved
         self.undo.drop()
+        self._acc._drop_gradients()
 
 
 class _Step:
@@ -181,7 +193,16 @@ class _Step:
             failed = Failed(None, True, others)
         if failed is None:
             self.undo.keep()
+        if failed is not None or acc.window.count > 1:
+            self._forget()
         return failed
+
+    def _forget(self) -> None:
+        """fp32 sums are measured as they are added: those of one micro-batch, put aside or undone,
+        are not those of the window."""
+        gradients = self.acc.gradients
+        if isinstance(gradients, MainGrads):
+            gradients._forget()
 
     def _weighted(self, rows: int) -> Callable[[Any], Any]:
         """loss_fn; a loss without a weight is a mean over the rows, and counts as many."""
@@ -228,30 +249,39 @@ class _Step:
             self._raise(failed, retry)
         self.owner.control.failed(smaller)
         self.size = smaller
+        self._rewind(self.mark if whole else self.start)
         if whole:
-            acc.window.rewind(self.mark)
             del self.plan[len(self.done) :]
             return
-        acc.window.rewind(self.start)
+        acc._drop_gradients()
         self.plan, self.done, self.began = self.done, [], time.perf_counter()
         self.left.restart()
+
+    def _rewind(self, mark: Any) -> None:
+        """Where ranks reduce in a backward pass they have agreed on a guess: that stays, for they
+        would not agree again."""
+        window = self.acc.window
+        agreed = (window.guess, window.weighted)
+        window.rewind(mark)
+        if self.owner._overlap and agreed[0]:
+            window.guess, window.weighted = agreed
 
     def _raise(self, failed: Failed, retry: Retry) -> NoReturn:
         """The smallest possible micro-batch did not fit."""
         if failed.error is None:
             raise MemoryError(f"step(): another rank ran out of memory: {failed.line}; {retry}")
-        tries = [one for one in self.acc._retries if one.window == retry.window]
         failed.error.add_note(
-            "memtools: nothing smaller can be tried, and the window is dropped; shrink what one "
-            "row takes, by checkpoint_layers() or a lower precision\n"
-            + "\n".join(f"  {one}" for one in tries)
+            "memtools: nothing smaller can be tried, so the window is dropped; make one row take "
+            "less, by checkpoint_layers() or a lower precision"
         )
         raise failed.error
 
 
 def _parameters(acc: GradAccumulator) -> list[Any]:
-    """Of the model and of the optimizer: all that a backward pass may add to."""
-    found = {id(p): p for p in (*acc.model.parameters(), *acc.parameters)}
+    """Of the model and of the optimizer, and what holds the fp32 sums of 16-bit ones as its
+    gradients: all that a backward pass may add to."""
+    holders = acc.gradients.parameters
+    found = {id(p): p for p in (*acc.model.parameters(), *acc.parameters, *holders)}
     return list(found.values())
 
 

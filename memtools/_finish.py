@@ -13,9 +13,13 @@ from __future__ import annotations
 import math
 import struct
 import sys
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memtools import _bridge
+
+if TYPE_CHECKING:
+    from memtools._gradients import Gradients
+    from memtools._maingrads import MainGrads
 
 _ONE = struct.pack("f", 1.0)
 _FOLDABLE = (1e-37, 1e37)  # factors whose reciprocal is a normal float32
@@ -47,18 +51,24 @@ class Finish:
             coefficient = min(1.0, self.max_norm / (norm + 1e-6))  # as torch has it
         return Decided(average * coefficient, norm, coefficient)
 
-    def apply(self, gradients: Any, decided: Decided) -> tuple[str, float]:
+    def apply(
+        self, gradients: Gradients, parameters: list[Any], main: MainGrads | None, decided: Decided
+    ) -> tuple[str, float]:
         """Bring the factor in and step. Returns how, and the norm to report."""
         norm, factor = decided.norm, decided.factor
         if self._folds(factor):
+            if main is not None:
+                main.give(self.optimizer)
             self._step_folded(factor)
             return "folded", norm
         applied = "nothing"
         if _changes(factor) or self.max_value < math.inf:
             gradients.multiply(factor, self.max_value)
             applied = "multiplied"
+        if main is not None:
+            main.give(self.optimizer)
         if self.clip is not None:
-            returned = self.clip(gradients.parameters)
+            returned = self.clip(parameters)
             norm = norm if returned is None else float(returned)
         self.optimizer.step()
         return applied, norm

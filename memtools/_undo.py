@@ -45,15 +45,15 @@ class RandomState:
     def __init__(self, devices: Iterable[torch.device]) -> None:
         torch = _bridge.connect().torch
         self._python = random.getstate()
-        numpy = sys.modules.get("numpy.random")
-        self._numpy = None if numpy is None else numpy.get_state()
+        numpy = sys.modules.get("numpy")
+        self._numpy = None if numpy is None else numpy.random.get_state()
         self._torch = torch.get_rng_state()
         self._devices = [(one, _generator(one).get_rng_state(*_index(one))) for one in devices]
 
     def restore(self) -> None:
         random.setstate(self._python)
         if self._numpy is not None:
-            sys.modules["numpy.random"].set_state(self._numpy)
+            sys.modules["numpy"].random.set_state(self._numpy)
         _bridge.connect().torch.set_rng_state(self._torch)
         for device, state in self._devices:
             _generator(device).set_rng_state(state, *_index(device))

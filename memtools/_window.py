@@ -33,6 +33,7 @@ class Window:
         scale: the loss scale that this window uses.
         guess: what a loss is multiplied with besides; 0.0 before the first backward pass.
         open: inside of a micro-batch.
+        last: whether the window ends with the one that is open.
         chunks: backward passes of the micro-batch that is open.
         torn: why the gradients are not those of whole micro-batches, "" where they are.
     """
@@ -41,6 +42,7 @@ class Window:
         "chunks",
         "count",
         "guess",
+        "last",
         "on_device",
         "open",
         "scale",
@@ -57,6 +59,7 @@ class Window:
         self.scale = scale
         self.guess = 0.0
         self.open = False
+        self.last = False
         self.chunks = 0
         self.torn = ""
 

@@ -92,7 +92,7 @@ def loss_of(model: nn.Module):
 def run(
     inject: Inject | None = None,
     sizes: list[list[int]] | None = None,
-    windows: int = 3,
+    windows: int = 2,
     **settings: Any,
 ) -> tuple[Run, GradAccumulator]:
     """Some windows; `sizes`: those of each window's micro-batches, else as step() finds them."""

@@ -10,9 +10,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* AHEAD: bytes that are fetched ahead, about what arrives while a cache miss is served; the
- * hardware's own prefetcher ends at each page. */
-enum { BLOCK = 4096, LANES = 32, STEP = 4 * LANES, LINE = 64, AHEAD = 4096 };
+enum { BLOCK = 4096, LANES = 16, STEP = 4 * LANES };
 
 /* Below this a block's float squares may have lost bits that count: 4096 squares of less than
  * 2^-126, which float flushes or rounds, are less than 2^-34 of it. */
@@ -56,15 +54,6 @@ store(void *data, size_t i, mt_dtype dtype, float value)
     }
 }
 
-/* The lines that `bytes` bytes at `at` will be followed by. A prefetch of what is not there does
- * nothing. */
-INLINE void
-fetch_ahead(const void *at, size_t bytes)
-{
-    for (size_t b = 0; b < bytes; b += LINE)
-        __builtin_prefetch((const void *)((uintptr_t)at + AHEAD + b));
-}
-
 INLINE size_t
 width(mt_dtype dtype)
 {
@@ -86,7 +75,6 @@ square_block(const void *data, size_t n, mt_dtype dtype)
     size_t i = 0;
 
     for (; i + STEP <= n; i += STEP) {
-        fetch_ahead(element(data, i, dtype), STEP * width(dtype));
         for (size_t l = 0; l < LANES; l++) {
             float a = load(data, i + l, dtype), b = load(data, i + LANES + l, dtype);
             float c = load(data, i + 2 * LANES + l, dtype);
@@ -129,7 +117,6 @@ square_f64(const void *data, size_t n)
     size_t i = 0;
 
     for (; i + LANES <= n; i += LANES) {
-        fetch_ahead(x + i, LANES * sizeof *x);
         for (size_t l = 0; l < LANES; l++)
             lane[l] += x[i + l] * x[i + l];
     }

@@ -34,10 +34,11 @@ mt_half_to_float(uint16_t half)
     uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
     uint32_t magnitude = half & 0x7FFFu;
     uint32_t special = magnitude >= 0x7C00u ? 0x7F800000u : 0u;
-    float normal = mt_float_of(magnitude << 13) * 0x1p112f;
-    float scaled = magnitude < 0x400u ? (float)magnitude * 0x1p-24f : normal;
+    uint32_t normal = mt_float_bits(mt_float_of(magnitude << 13) * 0x1p112f);
+    uint32_t subnormal = mt_float_bits((float)magnitude * 0x1p-24f);
+    uint32_t small = 0u - (uint32_t)(magnitude < 0x400u); /* a mask, where gcc would branch */
 
-    return mt_float_of(mt_float_bits(scaled) | special | sign);
+    return mt_float_of((subnormal & small) | (normal & ~small) | special | sign);
 }
 
 /* Three cases, computed side by side so that the loop stays free of branches: normal numbers round

@@ -1,0 +1,297 @@
+"""A graph network that tells the elements of real molecules, of any size, from where atoms are.
+
+The molecules are those of the wwPDB's Chemical Component Dictionary (`molecules.py`). The network
+sees distances and bonds; every pair of atoms of a molecule sends messages both ways, so that memory
+goes with the square of its size. Most have some 25 atoms. The largest of the dictionary, the
+tungstate wheel P8 W48 O184, has 240, and takes what 75 usual ones take.
+
+As such loops are mostly written, so many molecules are a batch and so many batches an update: the
+loss of each is a mean, divided by their number; empty_cache() is called at every 10th; and the last
+update, which is shorter, is scaled as if it were full. The one batch with the wheel ends that run,
+under a limit (`--limit`, which the allocator really meets) that all others stay well below. memtools
+changes the lines marked `memtools 1` to `6`:
+
+    python examples/molecule_gnn.py --memory naive        # and again with: --memory memtools
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: idle threads must not spin
+# Kernels are compiled for each number of pairs, which hardly ever comes again: a thousand kept, as
+# is usual, were several hundred MiB.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8")
+os.environ.setdefault("LRU_CACHE_CAPACITY", "8")
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+ELEMENTS = 12  # C N O S P F Cl Br I B Se, and any other
+ROUNDS, WIDTH, BONDS = 6, 64, 4  # of messages; none, single, double, triple
+RADII = torch.linspace(0.8, 12.0, 24)  # Angstrom: centres of the functions that encode distances
+BATCH, ACCUMULATION_STEPS = 8, 4  # molecules per backward(); of those per update
+MIB = 2**20
+
+
+class Molecule(NamedTuple):
+    name: str
+    element: Tensor  # [n]
+    position: Tensor  # [n, 3], Angstrom
+    bond: Tensor  # [b, 3]: two atoms, and the order
+
+
+class Graph(NamedTuple):
+    """Molecules side by side: atoms, and all pairs of atoms of the same one, both ways."""
+
+    element: Tensor  # [n]
+    sender: Tensor  # [p]
+    receiver: Tensor  # [p]
+    pair: Tensor  # [p, RADII + BONDS]: distance and bond
+
+
+def collate(molecules: list[Molecule]) -> Graph:
+    senders, receivers, pairs, first = [], [], [], 0
+    for molecule in molecules:
+        n = len(molecule.element)
+        order = torch.zeros(n, n, dtype=torch.long)
+        a, b, kind = molecule.bond.T
+        order[a, b] = order[b, a] = kind
+        distance = torch.cdist(molecule.position, molecule.position)
+        i, j = (~torch.eye(n, dtype=torch.bool)).nonzero(as_tuple=True)
+        near = torch.exp(-2 * (distance[i, j, None] - RADII).square())
+        pairs.append(torch.cat([near, functional.one_hot(order[i, j], BONDS)], dim=1))
+        senders.append(first + i)
+        receivers.append(first + j)
+        first += n
+    element = torch.cat([molecule.element for molecule in molecules])
+    return Graph(element, torch.cat(senders), torch.cat(receivers), torch.cat(pairs))
+
+
+class Messages(nn.Module):
+    """One round: every atom hears from every other one of its molecule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.heard_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.sender, self.receiver = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.pair = nn.Linear(len(RADII) + BONDS, WIDTH)
+        self.message, self.gate = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.update = nn.Sequential(nn.Linear(2 * WIDTH, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, h: Tensor, graph: Graph) -> Tensor:
+        x = self.norm(h)
+        said = self.sender(x)[graph.sender] + self.receiver(x)[graph.receiver]
+        said = functional.silu(said + self.pair(graph.pair))  # [p, WIDTH]: what takes the memory
+        said = functional.silu(self.message(said)) * self.gate(said).sigmoid()
+        heard = torch.zeros_like(x).index_add_(0, graph.receiver, said.to(x.dtype))
+        new: Tensor = self.update(torch.cat([x, self.heard_norm(heard)], dim=1))
+        return h + new
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.around = nn.Linear(len(RADII) + BONDS, WIDTH)
+        self.rounds = nn.ModuleList(Messages() for _ in range(ROUNDS))
+        self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, ELEMENTS))
+
+    def forward(self, graph: Graph) -> Tensor:
+        count = torch.zeros(len(graph.element), graph.pair.shape[1])
+        h = self.around(count.index_add_(0, graph.receiver, graph.pair).log1p())
+        for messages in self.rounds:
+            h = messages(h, graph)
+        logits: Tensor = self.head(h)
+        return logits
+
+
+def loss_of(model: Network, molecules: list[Molecule], reduction: str) -> tuple[Tensor, int]:
+    """Cross entropy of the elements, and how many there are."""
+    graph = collate(molecules)
+    logits = model(graph).float()
+    return functional.cross_entropy(logits, graph.element, reduction=reduction), len(logits)
+
+
+def read(options: argparse.Namespace) -> tuple[list[Molecule], list[Molecule]]:
+    """What to train on, in order, and what to validate with."""
+    counts = ["--train", str(options.molecules), "--valid", str(options.valid)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder, "molecules.npz"))
+        script = Path(__file__).with_name("molecules.py")
+        command = [sys.executable, str(script), path, *counts, "--seed", str(options.seed)]
+        if subprocess.run(command).returncode != 0:
+            sys.exit("The molecules could not be read")
+        with np.load(path) as data:
+            molecules = [*unpacked(data)]
+    return molecules[: options.molecules], molecules[options.molecules :]
+
+
+def unpacked(data: Any) -> Iterator[Molecule]:
+    atoms, bonds = data["atoms"].tolist(), data["bonds"].tolist()
+    element = torch.from_numpy(data["element"]).long().split(atoms)
+    position = torch.from_numpy(data["position"]).split(atoms)
+    bond = torch.from_numpy(data["bond"]).long().split(bonds)
+    for name, *parts in zip(data["name"].tolist(), element, position, bond, strict=True):
+        yield Molecule(name, *parts)
+
+
+def train_naive(model: Network, optimizer: Any, molecules: list[Molecule], meter: Meter) -> None:
+    batches = [molecules[i : i + BATCH] for i in range(0, len(molecules), BATCH)]
+    for i, batch in enumerate(batches, start=1):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss, atoms = loss_of(model, batch, "mean")
+        (loss / ACCUMULATION_STEPS).backward()
+        meter.after_batch(float(loss.detach()), atoms, len(batch))
+        del loss
+        if i % ACCUMULATION_STEPS == 0 or i == len(batches):
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            meter.after_update()
+        if i % 10 == 0:
+            gc.collect()
+            torch.cuda.empty_cache()  # nothing, where there is no CUDA
+
+
+@torch.no_grad()
+def validate(model: Network, molecules: list[Molecule]) -> float:
+    """Cross entropy per atom."""
+    loss, atoms = 0.0, 0
+    for i in range(0, len(molecules), BATCH):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            part, count = loss_of(model, molecules[i : i + BATCH], "sum")
+        loss, atoms = loss + float(part), atoms + count
+    return loss / atoms
+
+
+class Meter:
+    """What the run costs and does: losses, resident memory, and what each update consisted of."""
+
+    def __init__(self, options: argparse.Namespace, updates: int) -> None:
+        self.options, self.of = options, updates
+        self.losses: list[float] = []  # per atom, of each update
+        self.updates: list[dict[str, Any]] = []
+        self.batches: list[tuple[float, int, int]] = []  # mean loss, atoms, molecules
+        self.rss: list[int] = []
+        self.began = time.perf_counter()
+
+    def after_batch(self, loss: float, atoms: int, molecules: int) -> None:
+        self.batches.append((loss, atoms, molecules))
+
+    def after_update(self) -> None:
+        """An update of means: each batch counts as much as any other, and the full number."""
+        losses, atoms, molecules = zip(*self.batches, strict=True)
+        self.batches.clear()
+        total = sum(loss * count for loss, count in zip(losses, atoms, strict=True))
+        self.record(
+            total / sum(atoms),
+            sum(atoms),
+            sum(molecules),
+            scale=len(losses) / ACCUMULATION_STEPS,
+            spread=max(atoms) / min(atoms),
+        )
+
+    def record(
+        self, loss: float, atoms: int, molecules: int, scale: float = 1.0, spread: float = 1.0
+    ) -> None:
+        """`scale`: what the weights of its atoms add up to, 1 being right. `spread`: how many
+        times as much one atom counts as another."""
+        self.losses.append(loss)
+        made_of = {"atoms": atoms, "molecules": molecules, "scale": scale, "spread": spread}
+        self.updates.append(made_of)
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        self.rss.append(pages * os.sysconf("SC_PAGESIZE"))
+        done = len(self.losses)
+        if self.options.progress or done % max(1, self.of // 6) == 0:
+            state = f"RSS {self.rss[-1] / MIB:.1f} MiB, loss {loss:.4f}"
+            print(f"update {done} of {self.of}, {state}", flush=True)
+
+    def result(self, ended: str, valid_loss: float | None) -> dict[str, Any]:
+        peak = Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]  # in kB
+        return {
+            **vars(self.options),
+            "ended": ended,
+            "losses": [loss.hex() for loss in self.losses],
+            "valid_loss": valid_loss,
+            "made_of": self.updates,
+            "peak_rss_bytes": 1024 * int(peak),
+            "samples": {"rss_bytes": self.rss},
+            "seconds": time.perf_counter() - self.began,
+        }
+
+
+def set_limit(text: str) -> None:
+    """Of private memory, as the kernel counts it: beyond it, an allocation fails."""
+    if text == "none":
+        return
+    number, unit = text.split()
+    size = int(float(number) * {"MiB": MIB, "GiB": 1024 * MIB}[unit])
+    resource.setrlimit(resource.RLIMIT_DATA, (size, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+def train(options: argparse.Namespace) -> dict[str, Any]:
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    molecules, others = read(options)
+    model = Network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=options.lr, fused=True)
+    per_update = BATCH * ACCUMULATION_STEPS
+    meter = Meter(options, -(-len(molecules) // per_update))
+    set_limit(options.limit)
+    try:
+        train_naive(model, optimizer, molecules, meter)
+    except (RuntimeError, MemoryError) as error:
+        if "can't allocate memory" not in str(error) and not isinstance(error, MemoryError):
+            raise
+        return meter.result(f"out of memory in update {len(meter.losses) + 1}: {error}", None)
+    return meter.result("finished", validate(model, others))
+
+
+def summarise(result: dict[str, Any]) -> None:
+    print(f"peak RSS {result['peak_rss_bytes'] / MIB:.1f} MiB, {result['seconds']:.1f} s")
+    made_of, last = result["made_of"], result["made_of"][-1]
+    atoms = sorted(update["atoms"] for update in made_of)
+    spread = max(update["spread"] for update in made_of)
+    print(f"{len(made_of)} updates of {made_of[0]['molecules']} molecules ({atoms[0]} to ", end="")
+    print(
+        f"{atoms[-1]} atoms), the last of {last['molecules']}, scaled by {last['scale']:.2f}; ",
+        end="",
+    )
+    print(f"in one update, an atom counted up to {spread:.1f} times as much as another")
+    if result["valid_loss"] is None:
+        sys.exit(result["ended"])
+    print(f"validation loss {result['valid_loss']:.4f} nats per atom")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A graph network on real molecules of any size.")
+    parser.add_argument("--memory", choices=["naive", "memtools"], default="memtools")
+    parser.add_argument("--limit", default="640 MiB", help="of private memory; or none")
+    parser.add_argument("--molecules", type=int, default=1300, help="to train on, once")
+    parser.add_argument("--valid", type=int, default=200, help="others, to validate with")
+    parser.add_argument("--lr", type=float, default=4e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1, help="more are slower on small machines")
+    parser.add_argument("--progress", action="store_true", help="print more often, for demo.py")
+    parser.add_argument("--json", metavar="PATH", help="write losses, memory and time there")
+    options = parser.parse_args()
+    result = train(options)
+    if options.json:
+        Path(options.json).write_text(json.dumps(result))
+    summarise(result)
+
+
+if __name__ == "__main__":
+    main()

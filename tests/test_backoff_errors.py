@@ -1,0 +1,232 @@
+"""step(): what is no OOM comes out as it is; only a window's own work is tried again."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import memtools
+from tests.backoffcases import ROWS, Model, batch, loss_of, made, run
+from tests.oominject import TEXT, Inject
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_heap() -> Iterator[None]:
+    """A retry collects cycles: not among all that the other tests have imported."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def values(model: torch.nn.Module) -> list[bytes]:
+    return [t.detach().numpy().tobytes() for t in model.state_dict().values()]
+
+
+def grads(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("undo", ["scratch", "copy", "redo"])
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+@pytest.mark.parametrize("index", [0, 2])
+@pytest.mark.parametrize("error", [ValueError("shapes"), KeyboardInterrupt("^C")])
+def test_another_exception_comes_out_untouched_and_drops_the_window(error, index, phase, undo):
+    acc, model = made(undo=undo, size=4)
+    before = acc.report()
+    model.inject = Inject(**{phase: {index}}, error=lambda: error)
+    with pytest.raises(type(error)) as caught:
+        acc.step(batch(), loss_of(model))
+    assert caught.value is error
+    assert getattr(error, "__notes__", []) == []
+    assert (model.inject.forwards, grads(model)) == (index + 1, [])
+    assert acc.report() == before
+    assert acc.window.empty
+    assert acc.step(batch(), loss_of(model)).micro_batches == 4
+
+
+def test_an_exception_after_a_retry_has_a_note_of_it():
+    """BatchNorm cannot work on one row: without the note nobody knows where that came from."""
+    acc, model = made(size=2)
+    model.inject = Inject(forward={0})
+    with pytest.raises(ValueError, match="more than 1 value per channel") as caught:
+        acc.step(batch(), loss_of(model))
+    (note,) = caught.value.__notes__
+    assert "micro-batch 0 of 2 rows, forward: OutOfMemoryError" in note
+    assert "went on with 1 row;" in note
+
+
+def no_norm(**settings):
+    acc, model = made(**settings)
+    model.norm.eval()  # takes single rows
+    return acc, model
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_one_row_that_does_not_fit_raises_the_original_error_with_the_report(phase):
+    errors = [torch.OutOfMemoryError(f"{TEXT} {i}") for i in range(9)]
+    acc, model = no_norm(size=4)
+    model.inject = Inject(**{phase: set(range(9))}, error=lambda: errors.pop(0))
+    last = errors[2]
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        acc.step(batch(), loss_of(model))
+    assert caught.value is last
+    first, *notes = caught.value.__notes__
+    assert "nothing smaller can be tried" in first
+    assert [note.partition(" of ")[2][:6] for note in notes] == ["4 rows", "2 rows", "1 row,"]
+    assert notes[-1].rpartition(" lost")[0].split("; ")[-2] == "gave up"
+    assert (grads(model), acc.window.empty, acc.report().windows) == ([], True, 0)
+    assert len(acc.report().retries) == 3
+    model.inject = Inject()
+    report = acc.step(batch(), loss_of(model))
+    assert len(report.retries) == 3
+
+
+def test_an_oom_in_the_optimizer_is_never_tried_again():
+    acc, model = made(size=4)
+    calls = []
+
+    def step(*args):
+        calls.append(1)
+        raise torch.OutOfMemoryError(TEXT)
+
+    acc.optimizer.step = step
+    with pytest.raises(torch.OutOfMemoryError):
+        acc.step(batch(), loss_of(model))
+    assert len(calls) == 1
+    with pytest.raises(RuntimeError, match=r"reset\(\) drops the window"):
+        acc.step(batch(), loss_of(model))
+    acc.reset()
+    assert acc.report().retries == ()
+
+
+def test_a_window_of_weight_zero_is_refused_and_dropped():
+    acc, model = made(size=4)
+    before = values(model)
+    with pytest.raises(ValueError, match="weights of this window sum to 0"):
+        acc.step(batch(), lambda micro: (model(micro["x"]).sum(), 0))
+    assert (grads(model), acc.window.empty) == ([], True)
+    model.load_state_dict(model.state_dict())
+    assert len(before) == len(values(model))
+
+
+BAD = {
+    "empty": ({"x": torch.empty(0, 6)}, None, ValueError, "empty"),
+    "sizes": ((torch.ones(3), torch.ones(4)), None, ValueError, r"batch\[0\] has 3"),
+    "no rows": (object(), None, ValueError, "has no tensor"),
+    "no function": (torch.ones(4, 6), 3, TypeError, "split is a function"),
+    "no parts": (object(), lambda b, s: [], ValueError, "returned no micro-batch"),
+    "no list": (object(), lambda b, s: b, TypeError, "returns a list of micro-batches, got object"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_sentence_and_changes_nothing(name):
+    what, split, error, text = BAD[name]
+    acc, model = made(size=4)
+    before, report = values(model), acc.report()
+    with pytest.raises(error, match=text):
+        acc.step(what, loss_of(model), split)
+    assert (values(model), acc.report(), acc.window.empty) == (before, report, True)
+
+
+def test_loss_fn_has_to_be_callable():
+    acc, _ = made()
+    with pytest.raises(TypeError, match=r"returns \(loss_sum, weight\); got int"):
+        acc.step(batch(), 3)
+
+
+@pytest.mark.parametrize("undo", ["scratches", "", None])
+def test_a_way_of_undoing_is_one_of_four(undo):
+    model = Model()
+    with pytest.raises(ValueError, match="undo is one of auto, scratch, copy, redo"):
+        memtools.GradAccumulator(model, torch.optim.SGD(model.parameters()), undo=undo)
+
+
+def test_step_refuses_a_window_that_has_begun_by_hand():
+    acc, model = made()
+    with acc.micro_batch():
+        acc.backward(*loss_of(model)(batch()))
+    kept = [g.clone() for g in grads(model)]
+    with pytest.raises(RuntimeError, match=r"this one has 1 micro-batches already: flush\(\)"):
+        acc.step(batch(), loss_of(model))
+    assert all(torch.equal(a, b) for a, b in zip(kept, grads(model), strict=True))
+    assert acc.flush().micro_batches == 1
+    with acc.micro_batch():
+        acc.backward(*loss_of(model)(batch()))
+        with pytest.raises(RuntimeError, match=r"step\(\) inside of a micro-batch"):
+            acc.step(batch(), loss_of(model))
+
+
+class Big:
+    """Stands for what a failed pass holds; in a cycle, as frames of a model often are."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+@pytest.mark.parametrize("handled", [False, True])
+def test_what_a_failed_pass_held_is_gone_before_the_next_try(phase, handled):
+    """Its frames hang on the traceback, and on those of what it was raised from."""
+    acc, model = made(size=8)
+    model.inject = Inject(**{phase: {0}})
+    held, alive = [], []
+
+    def loss_fn(micro):
+        alive.append([ref() is not None for ref in held])
+        big = Big()
+        held.append(weakref.ref(big))
+        try:
+            loss = loss_of(model)(micro)
+            if phase == "backward":
+                loss[0].register_hook(lambda grad, big=big: None)
+            return loss
+        except torch.OutOfMemoryError as error:
+            if handled:
+                raise RuntimeError("the model failed") from error
+            raise
+
+    acc.step(batch(), loss_fn)
+    assert alive[:2] == [[], [False]]
+
+
+def test_the_cache_is_emptied_once_after_the_exception_is_gone(monkeypatch):
+    import sys
+
+    from memtools import _monitor_cleanup
+
+    seen = []
+    monkeypatch.setattr(_monitor_cleanup, "empty_cache", lambda: seen.append(sys.exc_info()))
+    acc, model = made(size=8)
+    model.inject = Inject(forward={0}, backward={1})
+    acc.step(batch(), loss_of(model))
+    assert seen == [(None, None, None)] * 2
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), memtools.BudgetError("pool: asked 2.0 MiB, used 1.0 MiB of 1.5 MiB")]
+)
+def test_other_forms_are_answered_the_same_way(error):
+    got, acc = run(Inject(backward={1}, error=lambda: error), size=4)
+    want, _ = run(sizes=[[4] + [2] * 6, [2] * 8], size=4)
+    assert got.bits() == want.bits()
+    assert acc.report().retries[0].error.startswith(type(error).__name__)
+
+
+def test_all_rows_are_seen_once_in_order():
+    acc, model = made()
+    model.inject = Inject(forward={0, 2}, backward={2})
+    seen = []
+
+    def loss_fn(micro):
+        seen.append(micro["i"].tolist())
+        return loss_of(model)(micro)
+
+    acc.step(batch() | {"i": torch.arange(ROWS)}, loss_fn)
+    assert [len(rows) for rows in seen] == [16, 8, 8, 4, 4, 2, 2]
+    assert [i for at in (1, 3, 5, 6) for i in seen[at]] == list(range(ROWS))

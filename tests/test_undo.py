@@ -1,0 +1,224 @@
+"""What a micro-batch changed is as before: random numbers, buffers, gradients."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from memtools import _undo
+from memtools._undo import Buffers, Copy, RandomState, Redo, Scratch, Undo, choose
+
+
+def draw() -> tuple:
+    return torch.randn(5).tolist(), random.random(), float(np.random.random()), torch.rand(1).item()
+
+
+def test_all_generators_go_back():
+    torch.randn(3)  # half of a pair of normal numbers is kept by the generator
+    state = RandomState(())
+    first = draw()
+    assert draw() != first
+    state.restore()
+    assert draw() == first
+
+
+def test_a_devices_generator_goes_back(monkeypatch):
+    class FakeDevice:
+        state = 7
+
+        def get_rng_state(self, device):
+            return (str(device), self.state)
+
+        def set_rng_state(self, state, device):
+            assert state[0] == str(device)
+            self.state = state[1]
+
+    fake = FakeDevice()
+    monkeypatch.setattr(torch, "xpu", fake)
+    state = RandomState([torch.device("xpu:1")])
+    fake.state = 8
+    state.restore()
+    assert fake.state == 7
+
+
+class Moving(nn.Module):
+    """Changes a buffer in every way that modules have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("in_place", "by_data", "replaced", "resized", "still"):
+            self.register_buffer(name, torch.arange(4.0), persistent=name != "still")
+        self.register_buffer("none", None)
+
+    def move(self) -> None:
+        self.in_place.add_(1)
+        self.by_data.data.mul_(3)
+        self.replaced = self.replaced + 1
+        self.resized.resize_(9).fill_(2.0)
+
+
+def test_buffers_go_back_however_they_were_changed():
+    model = nn.Sequential(Moving(), nn.BatchNorm1d(4))
+    before = {name: tensor for name, tensor in model.named_buffers()}
+    saved = Buffers()
+    for _ in range(3):
+        values = {name: tensor.clone() for name, tensor in before.items()}
+        saved.save([one._buffers for one in model.modules() if one._buffers])
+        model[0].move()
+        model[1](torch.randn(4, 4))
+        saved.restore()
+        for name, tensor in model.named_buffers():
+            assert tensor is before[name]
+            assert torch.equal(tensor, values[name])
+    assert len(saved) == 8
+    assert model[0].none is None
+
+
+def test_copies_of_buffers_are_made_once():
+    model = nn.BatchNorm1d(4)
+    saved = Buffers()
+    saved.save([model._buffers])
+    pointers = [one.data_ptr() for one in saved._copies]
+    model(torch.randn(4, 4))
+    saved.save([model._buffers])
+    assert [one.data_ptr() for one in saved._copies] == pointers
+    kept = model.running_mean.clone()
+    model(torch.randn(4, 4))
+    saved.restore()
+    assert torch.equal(model.running_mean, kept)
+
+
+def parameters(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    return [nn.Parameter(torch.randn(shape)) for shape in shapes]
+
+
+def backward(ps: list[torch.Tensor]) -> None:
+    sum((p * torch.randn_like(p)).sum() for p in ps).backward()
+
+
+@pytest.mark.parametrize("kind", [Scratch, Copy])
+def test_gradients_go_back_after_a_part_was_added(kind):
+    ps = parameters((3, 4), (5,), (2,), (6,))
+    backward(ps[:2])  # the third has none yet, the fourth never
+    values, tensors = [p.grad.clone() for p in ps[:2]], [p.grad for p in ps]
+    ways = kind(ps)
+    for _ in range(2):
+        ways.begin()
+        backward(ps[1:3])
+        assert ways.back()
+        assert [p.grad for p in ps] == tensors
+        assert all(torch.equal(p.grad, v) for p, v in zip(ps, values, strict=False))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", [Scratch, Copy, Redo])
+def test_kept_gradients_have_the_bits_of_plain_accumulation(kind, dtype):
+    torch.manual_seed(3)
+    ps = [p.detach().to(dtype).requires_grad_() for p in parameters((33, 4), (5,), (7, 2))]
+    ps[2] = ps[2].detach().t().requires_grad_()  # not contiguous
+    other = [p.detach().clone(memory_format=torch.preserve_format).requires_grad_() for p in ps]
+    ways = kind(ps)
+    for parts in ((0, 1), (1, 2), (0, 1, 2)):
+        state = torch.get_rng_state()
+        ways.begin()
+        backward([ps[i] for i in parts])
+        ways.keep()
+        torch.set_rng_state(state)
+        backward([other[i] for i in parts])
+    for p, o in zip(ps, other, strict=True):
+        assert torch.equal(p.grad, o.grad)
+        assert p.grad.stride() == o.grad.stride()
+
+
+def test_scratch_keeps_the_tensors_that_were_there():
+    ps = parameters((3,))
+    backward(ps)
+    before = ps[0].grad
+    ways = Scratch(ps)
+    ways.begin()
+    assert ps[0].grad is None
+    backward(ps)
+    ways.keep()
+    assert ps[0].grad is before
+
+
+def test_copy_leaves_the_gradients_in_place_and_uses_its_memory_again():
+    ps = parameters((3,))
+    backward(ps)
+    before, ways = ps[0].grad, Copy(ps)
+    ways.begin()
+    copy = ways._copies[0].data_ptr()
+    backward(ps)
+    assert ps[0].grad is before
+    ways.keep()
+    ways.begin()
+    assert ways._copies[0].data_ptr() == copy
+
+
+def test_redo_can_only_go_back_to_the_begin():
+    ps = parameters((3,), (2,))
+    ways = Redo(ps)
+    ways.begin()
+    backward(ps[:1])
+    assert ways.back()
+    assert ps[0].grad is None
+    backward(ps)
+    ways.begin()
+    backward(ps)
+    assert not ways.back()
+    assert ps[0].grad is not None
+
+
+@pytest.mark.parametrize("first_sparse", [True, False])
+def test_scratch_adds_sparse_gradients_as_autograd_does(first_sparse):
+    table = nn.Parameter(torch.randn(6, 2))
+
+    def part(sparse: bool) -> None:
+        nn.functional.embedding(torch.tensor([1, 3]), table, sparse=sparse).sum().backward()
+
+    ways = Scratch([table])
+    part(first_sparse)
+    ways.begin()
+    part(not first_sparse)
+    ways.keep()
+    got, table.grad = table.grad, None
+    part(False)
+    part(False)
+    assert torch.equal(got.to_dense(), table.grad)
+
+
+@pytest.mark.parametrize(("memory", "name"), [(4000, "redo"), (4001, "scratch")])
+def test_auto_spends_less_than_a_tenth_of_the_memory(monkeypatch, memory, name):
+    ps = [*parameters((100,)), nn.Parameter(torch.randn(10**6), requires_grad=False)]
+    monkeypatch.setattr(_undo, "memory_of", lambda device: memory)
+    assert choose("auto", ps).name == name
+    assert choose("copy", ps).name == "copy"
+
+
+def test_the_hosts_memory_is_the_lowest_of_its_limits(monkeypatch):
+    class Host:
+        cgroup_limit, total = None, 1 << 40
+
+    monkeypatch.setattr(_undo, "host_memory", lambda: Host)
+    monkeypatch.setattr(_undo.resource, "getrlimit", lambda which: (-1, -1))
+    assert _undo.memory_of(torch.device("cpu")) == 1 << 40
+    Host.cgroup_limit = 1 << 32
+    assert _undo.memory_of(torch.device("cpu")) == 1 << 32
+    monkeypatch.setattr(_undo.resource, "getrlimit", lambda which: (1 << 30, -1))
+    assert _undo.memory_of(torch.device("cpu")) == 1 << 30
+
+
+def test_what_was_put_back_is_said():
+    model = nn.BatchNorm1d(4)
+    undo = Undo(Redo(list(model.parameters())))
+    undo.begin_window(model)
+    undo.begin()
+    assert undo.back(backward=True)
+    assert undo.in_words(True) == "random numbers, 3 buffers, gradients (redo)"
+    assert undo.in_words(False).endswith("the window from its start")
+    undo.begin(in_place=True)
+    assert undo.in_words(True) == "random numbers, 3 buffers"
