@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from memtools import GradAccumulator
+from tests.fsdprankcases import FSDP
 from tests.gradrankcases import STEPS, Net, counts, data, flat
 from tests.oomrankcases import OOM
 
@@ -205,7 +206,7 @@ SHARED = (windows, means, clipped, skips, torn, skipped_batch, sparse_error, no_
 def healthy(rank: int) -> Any:
     """One after the other: a process that imports torch is dear."""
     found = {}
-    for case in SHARED:
+    for case in (*SHARED, *FSDP):
         torch.manual_seed(3)
         found[case.__name__] = case(rank)
     return found
