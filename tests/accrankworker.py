@@ -6,6 +6,7 @@ python -m tests.accrankworker CASE RANK WORLD RENDEZVOUS OUT
 from __future__ import annotations
 
 import datetime
+import gc
 import json
 import sys
 import warnings
@@ -228,6 +229,8 @@ CASES: dict[str, Callable[[int], Any]] = {case.__name__: case for case in (healt
 
 def main(case: str, rank: str, world: str, rendezvous: str, out: str) -> None:
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # a retry collects cycles: not among all that was imported
     warnings.filterwarnings("ignore", "torch.optim.*fused", UserWarning)
     dist.init_process_group(
         "gloo",
