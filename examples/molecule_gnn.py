@@ -43,8 +43,8 @@ from torch.nn import functional
 ELEMENTS = 12  # C N O S P F Cl Br I B Se, and any other
 ROUNDS, WIDTH, BONDS = 6, 64, 4  # of messages; none, single, double, triple
 RADII = torch.linspace(0.8, 12.0, 24)  # Angstrom: centres of the functions that encode distances
-BATCH, ACCUMULATION_STEPS = 8, 4  # molecules per backward(); of those per update
-MOST_ATOMS = 1024  # per backward(), with memtools: most updates have less
+BATCH, ACCUMULATION_STEPS = 4, 16  # molecules per backward(); of those per update
+MOST_ATOMS = 2048  # per backward(), with memtools, to begin with: hardly any update has more
 MIB = 2**20
 
 
@@ -286,11 +286,12 @@ def peak_rss() -> int:
 
 
 def set_limit(text: str) -> None:
-    """Of private memory, as the kernel counts it: beyond it, an allocation fails."""
+    """Of what is allocated from now on: beyond it the kernel gives no memory to this process."""
     if text == "none":
         return
     number, unit = text.split()
-    size = int(float(number) * {"MiB": MIB, "GiB": 1024 * MIB}[unit])
+    held = int(Path("/proc/self/status").read_text().split("VmData:")[1].split()[0])  # in kB
+    size = 1024 * held + int(float(number) * {"MiB": MIB, "GiB": 1024 * MIB}[unit])
     resource.setrlimit(resource.RLIMIT_DATA, (size, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
@@ -338,10 +339,10 @@ def summarise(result: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="A graph network on real molecules of any size.")
     parser.add_argument("--memory", choices=["naive", "memtools"], default="memtools")
-    parser.add_argument("--limit", default="640 MiB", help="of private memory; or none")
-    parser.add_argument("--molecules", type=int, default=1300, help="to train on, once")
+    parser.add_argument("--limit", default="192 MiB", help="what training may allocate; or none")
+    parser.add_argument("--molecules", type=int, default=1620, help="to train on, once")
     parser.add_argument("--valid", type=int, default=200, help="others, to validate with")
-    parser.add_argument("--lr", type=float, default=4e-3)
+    parser.add_argument("--lr", type=float, default=6e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="more are slower on small machines")
     parser.add_argument("--progress", action="store_true", help="print more often, for demo.py")
