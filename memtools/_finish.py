@@ -56,9 +56,7 @@ class Finish:
     ) -> tuple[str, float]:
         """Bring the factor in and step. Returns how, and the norm to report."""
         norm, factor = decided.norm, decided.factor
-        if self._folds(factor):
-            if main is not None:
-                main.give(self.optimizer)
+        if main is None and self._folds(factor):  # sums are rounded last, so that none overflows
             self._step_folded(factor)
             return "folded", norm
         applied = "nothing"

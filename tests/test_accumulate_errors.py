@@ -310,6 +310,19 @@ def test_an_exception_at_the_end_is_passed_on_and_tears_the_window(model, where)
         one(acc)
 
 
+def test_parameters_that_come_inside_of_a_window(model):
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    acc = GradAccumulator(model, optimizer, steps=2)
+    one(acc)
+    optimizer.add_param_group({"params": list(model[0].parameters())})
+    unchanged(acc, acc.flush, RuntimeError, "got other parameters inside of a window")
+    acc.reset()
+    one(acc)
+    one(acc)
+    assert acc.report().updates == 1
+
+
 # --- the constructor ---
 
 

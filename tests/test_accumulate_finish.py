@@ -149,6 +149,7 @@ def test_an_update_that_is_not_finite_is_left_out(value, fused):
     assert report.last.skipped
     assert (report.last.infs, report.last.nans) == ((1, 0) if value == math.inf else (0, 1))
     assert report.last.applied == "skipped"
+    assert math.isnan(report.last.norm) == (value is math.nan)
     assert "first in 5.bias" in str(report)
     run(acc, data)
     assert acc.report().skipped_in_a_row == 0

@@ -76,6 +76,20 @@ def test_an_optimizer_that_needs_16_bits_gets_them_rounded_once():
     assert norm == pytest.approx(0.1, rel=2e-2)
 
 
+def test_sums_are_averaged_before_they_are_rounded_to_fp16():
+    """The sum is beyond fp16, the mean is not."""
+    model = nn.Linear(8, 1).half()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    acc = GradAccumulator(model, optimizer, steps=2, main_grads=True)
+    before = [p.detach().clone() for p in model.parameters()]
+    for weight in (1, 255):
+        with acc.micro_batch():
+            acc.backward((model(torch.full((1, 8), 100.0).half()) * 600).sum(), weight=weight)
+    assert acc.report().updates == 1
+    for p, old in zip(model.parameters(), before, strict=True):
+        assert torch.allclose(p, old - 0.1, atol=2e-2)
+
+
 def test_main_gradients_are_part_of_the_state():
     data = batches((4, 3, 5))
 
