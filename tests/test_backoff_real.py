@@ -80,7 +80,7 @@ def test_a_process_at_its_limit_goes_on_with_what_fits(limit, undo):
 
 def test_a_budget_that_is_used_up_counts_as_out_of_memory():
     """What the failed micro-batch had reserved is given back before the next try."""
-    budget = memtools.Budget("24 KiB")
+    budget = memtools.Budget("48 KiB")
     acc, model = made()
 
     def loss_fn(micro):
