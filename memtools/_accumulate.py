@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -204,7 +205,12 @@ class GradAccumulator(WindowLoop):
 
     def accumulate(self, function: _Function) -> _Function:
         """A decorator: each call is a micro-batch. The function returns the loss, or the loss and
-        its weight, or None where it called `backward()` itself; the call returns the same."""
+        its weight, or None where it called `backward()` itself; the call returns the same.
+
+        Raises TypeError for a generator or a coroutine function: a call of it runs nothing yet.
+        """
+        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+            raise TypeError("accumulate() takes a plain function, not a generator or a coroutine")
 
         @functools.wraps(function)
         def micro_batch(*args: Any, **kwargs: Any) -> Any:
@@ -312,6 +318,8 @@ class _Block:
     acc: GradAccumulator
 
     def __enter__(self) -> None:
+        if not hasattr(self, "acc"):
+            raise RuntimeError("this micro-batch has ended: call micro_batch() for each")
         self.acc._open()
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:

@@ -72,10 +72,10 @@ class BackOff:
         acc = self._acc
         self._require_ready(loss_fn)
         left = pieces(batch, split)
-        self._adopt()
         self._flushes = _allocator_flushes()
+        acc._begin_window()
+        self._adopt()
         start, before = acc.window.mark(), len(acc._retries)
-        acc._drop_gradients()
         self.undo.begin_window(acc.model)
         self.control.begin_window()
         try:

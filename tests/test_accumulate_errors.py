@@ -135,6 +135,29 @@ def test_a_micro_batch_in_another(acc):
     one(acc)
 
 
+def test_a_micro_batch_that_has_ended(acc):
+    block = acc.micro_batch()
+    with block:
+        acc.backward(loss_sum(acc.model, torch.ones(2, 8)), weight=2)
+
+    def call():
+        with block:
+            pass
+
+    unchanged(acc, call, RuntimeError, "has ended: call micro_batch")
+
+
+def test_what_is_no_plain_function(acc):
+    def generator():
+        yield
+
+    async def coroutine():
+        pass
+
+    for function in (generator, coroutine):
+        unchanged(acc, lambda f=function: acc.accumulate(f), TypeError, "a plain function")
+
+
 @pytest.mark.parametrize("name", ["flush", "reset", "state_dict", "report", "load_state_dict"])
 def test_calls_inside_of_a_micro_batch(acc, name):
     if name == "report":

@@ -145,6 +145,14 @@ def test_multiply_keeps_within_the_limit_and_bumps_the_version() -> None:
             assert grad._version > version or not grad.numel()
 
 
+def test_memory_that_two_parameters_share_is_multiplied_once() -> None:
+    grad = torch.full((3,), 2.0)
+    gradients = Gradients(parameters_of([grad, grad]))
+    assert gradients.measure().sum_squares == 24
+    gradients.multiply(0.5)
+    assert grad.tolist() == [1.0, 1.0, 1.0]
+
+
 def test_factor_one_touches_nothing() -> None:
     grads = mixed()
     before = [None if grad is None else grad._version for grad in grads]
