@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from memtools import GradAccumulator
-from tests.fsdprankcases import FSDP
+from tests.fsdprankcases import FSDP, Deep, sharded
 from tests.gradrankcases import STEPS, Net, counts, data, flat
 from tests.oomrankcases import OOM
 
@@ -82,6 +82,20 @@ def clipped(rank: int) -> Any:
         lossy(acc, batch)
     last = acc.report().last
     return [flat(model), last.norm, last.coefficient]
+
+
+def main_grads(rank: int) -> Any:
+    """bf16 parameters whose gradients are added up in fp32: the sums are what the ranks add up,
+    also where a rank has none."""
+    model = DDP(Net().bfloat16())
+    acc = made(model, main_grads=True)
+    for x, y in data(rank)[: 8 if rank == 0 else 3]:
+        lossy(acc, (x.bfloat16(), y.bfloat16()))
+    acc.flush()
+    refused = told(lambda: made(sharded(Deep()), main_grads=True))
+    inside = told(lambda: made(DDP(Net()), in_backward=True))
+    both = told(lambda: made(DDP(Net()), main_grads=True, overlap=True))
+    return [flat(model), acc.report().updates, refused, inside, both]
 
 
 def skips(rank: int) -> Any:
@@ -200,8 +214,8 @@ def resumed(rank: int) -> Any:
     return results[0] == results[1]
 
 
-SHARED = (windows, means, clipped, skips, torn, skipped_batch, sparse_error, no_weight, nothing,
-          resumed, *OOM)  # fmt: skip
+SHARED = (windows, means, clipped, main_grads, skips, torn, skipped_batch, sparse_error, no_weight,
+          nothing, resumed, *OOM)  # fmt: skip
 
 
 def healthy(rank: int) -> Any:

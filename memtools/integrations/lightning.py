@@ -134,8 +134,8 @@ def accumulator(module: Any, steps: int = 1, **options: Any) -> GradAccumulator:
             if self.trainer.is_last_batch:
                 self.acc.flush()
 
-    `trainer.global_step` counts the updates made in `training_step`. The precision is Lightning's where the Trainer has
-    bf16-mixed. See docs/integrations.md for Trainers of several devices.
+    `trainer.global_step` counts the updates made in `training_step`. The precision is Lightning's
+    where the Trainer has bf16-mixed. With several devices each rank's loader may end when it does.
 
     Args:
         module: of a Trainer that fits it, with `self.automatic_optimization = False` and one
