@@ -280,7 +280,7 @@ def works_here(report: Report, connection: Connection) -> dict[str, Part]:
         "gate_history_cuda": Part("gate history, CUDA", not no_cuda, no_cuda),
         "kv_pool": Part("KV-cache pool", not blocked, blocked or pool),
         "cleanup_policy": Part("cleanup policy", not no_core, no_core or cleanup),
-        "accumulation": Part("accumulation, AMP", not blocked, blocked or accumulation),
+        "amp": Part("accumulation, AMP", not blocked, blocked or accumulation),
         "plot": Part("plots", not no_plot, no_plot or f"by matplotlib {plot.value}"),
         "neg_bit_check": Part("negative-bit check", not blocked, blocked or check),
     }
