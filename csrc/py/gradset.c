@@ -521,8 +521,8 @@ static PyMethodDef methods[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc,
-     "GradSet(parameters, /)\n--\n\nThe gradients that these tensors have at each call."},
+    {Py_tp_doc, "GradSet(parameters, /)\n--\n\nThe gradients that these tensors have at each call. "
+                "Other threads may drop them during a pass, but not at its start."},
     {Py_tp_new, gradset_new},
     {Py_tp_dealloc, gradset_dealloc},
     {Py_tp_traverse, gradset_traverse},
