@@ -118,6 +118,16 @@ class GradAccumulator(WindowLoop):
             raise ValueError(
                 "in_backward=True steps before ranks have summed their gradients: leave it out"
             )
+        if main_grads and overlap:
+            raise ValueError(
+                "overlap=True reduces the gradients of the last backward pass where they are, and "
+                "main_grads=True takes them away: pick one"
+            )
+        if main_grads and self.ranks.sharded:
+            raise ValueError(
+                "main_grads=True is not for fully_shard, which reduces each micro-batch: leave it "
+                "out, and give fully_shard MixedPrecisionPolicy(reduce_dtype=torch.float32)"
+            )
         self.micro_batch_size, self._retries = micro_batch_size, []
         self._block, self._context = _Block(), None
         self._backoff: BackOff | None = None

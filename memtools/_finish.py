@@ -94,7 +94,10 @@ class Finish:
 
 
 def takes_grad_scale(optimizer: Any) -> bool:
-    """Whether every group is fused: only then the optimizer divides by `grad_scale`."""
+    """Whether every group is fused: only then the optimizer divides by `grad_scale`. Not one that
+    wraps another, as trainers do: it has that one's attributes, but the other one steps."""
+    if hasattr(getattr(optimizer, "optimizer", None), "param_groups"):
+        return False
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
         return False
     return all(group.get("fused") is True for group in optimizer.param_groups)

@@ -69,12 +69,14 @@ class Ranks:
         rank: which of them this is.
         no_retry: why a micro-batch cannot be tried again; "" where it can.
         finished: whether every rank had flushed at the last window's end.
+        sharded: each rank has parts of the parameters.
     """
 
     world = 1
     rank = 0
     no_retry = ""
     finished = True
+    sharded = False
 
     def forward(self, last: bool) -> Any:
         """A context for a micro-batch's forward and backward pass."""

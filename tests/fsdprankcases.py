@@ -12,12 +12,10 @@ from torch.distributed.fsdp import fully_shard
 
 from memtools import GradAccumulator
 from memtools._backoff import BackOff
-from tests.backoffcases import batch, loss_of
+from tests.backoffcases import ROWS, batch, loss_of
 from tests.gradrankcases import STEPS, data
 from tests.oominject import Inject
 from tests.oomrankcases import PHASES, SIZE, split_after
-
-ROWS = 16
 
 
 class Deep(torch.nn.Module):
@@ -108,7 +106,7 @@ def run(rank: int, inject: Inject, after: int, sizes: Any = None) -> Any:
     for i in range(2):
         named = {} if sizes is None else {"sizes": sizes[i]}
         step: Any = acc.step if sizes is None else acc._backoff.step
-        step(batch(10 * i + rank), loss_of(model), **named)
+        step(batch(10 * i + rank, SIZE if i else ROWS), loss_of(model), **named)
     retries = [[r.micro_batch, r.next_rows] for r in acc.report().retries]
     return [full(model), torch.rand(2).tolist()], retries
 
@@ -119,7 +117,7 @@ def fsdp_out_of_memory(rank: int) -> Any:
     alone = rank == dist.get_world_size() - 1
     wrong = []
     for index in range(4):
-        want, none = run(rank, Inject(), 0, [split_after(index), [SIZE // 2] * 8])
+        want, none = run(rank, Inject(), 0, [split_after(index), [SIZE // 2] * 2])
         for phase in PHASES:
             inject = Inject(**({phase: {index}} if alone else {}))
             found, retries = run(rank, inject, index % 3)

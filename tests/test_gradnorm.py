@@ -66,6 +66,12 @@ def test_one_tensor_is_taken_for_a_list_of_it() -> None:
     assert memtools.grad_norm(iter([parameter])) == pytest.approx(1.0)
 
 
+def test_a_parameter_that_is_given_twice_counts_once() -> None:
+    (parameter,) = parameters_of([torch.tensor([3.0, 4.0])])
+    assert memtools.clip_grad_norm_([parameter, parameter], 2.5) == 5.0
+    assert memtools.grad_norm([parameter, parameter]) == pytest.approx(2.5)
+
+
 def test_without_gradients_the_norm_is_zero() -> None:
     for parameters in ([], parameters_of([None, None])):
         for norm in (memtools.grad_norm(parameters), memtools.clip_grad_norm_(parameters, 1.0)):
