@@ -14,7 +14,7 @@ from memtools._accloop import WindowLoop
 from memtools._accreport import AccumulatorReport, Totals, WindowReport
 from memtools._backward import Passes
 from memtools._finish import Finish
-from memtools._gradranks import find_ranks
+from memtools._gradranks import check_together, find_ranks
 from memtools._lossscale import LossScale
 from memtools._window import Window
 
@@ -114,20 +114,7 @@ class GradAccumulator(WindowLoop):
         self._totals = Totals(self._scale.value)
         self.window = Window(self._scale.value)
         self.ranks = find_ranks(model, self.parameters, ranks, overlap)
-        if in_backward and self.ranks.world > 1:
-            raise ValueError(
-                "in_backward=True steps before ranks have summed their gradients: leave it out"
-            )
-        if main_grads and overlap:
-            raise ValueError(
-                "overlap=True reduces the gradients of the last backward pass where they are, and "
-                "main_grads=True takes them away: pick one"
-            )
-        if main_grads and self.ranks.sharded:
-            raise ValueError(
-                "main_grads=True is not for fully_shard, which reduces each micro-batch: leave it "
-                "out, and give fully_shard MixedPrecisionPolicy(reduce_dtype=torch.float32)"
-            )
+        check_together(self.ranks, main_grads, in_backward, overlap)
         self.micro_batch_size, self._retries = micro_batch_size, []
         self._block, self._context = _Block(), None
         self._backoff: BackOff | None = None

@@ -92,9 +92,9 @@ def main_grads(rank: int) -> Any:
     for x, y in data(rank)[: 8 if rank == 0 else 3]:
         lossy(acc, (x.bfloat16(), y.bfloat16()))
     acc.flush()
-    refused = told(lambda: made(sharded(Deep()), main_grads=True))
+    refused = told(lambda: made(sharded(Deep().bfloat16()), main_grads=True))
     inside = told(lambda: made(DDP(Net()), in_backward=True))
-    both = told(lambda: made(DDP(Net()), main_grads=True, overlap=True))
+    both = told(lambda: made(DDP(Net().bfloat16()), main_grads=True, overlap=True))
     return [flat(model), acc.report().updates, refused, inside, both]
 
 
