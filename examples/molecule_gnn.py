@@ -38,12 +38,14 @@ os.environ.setdefault("LRU_CACHE_CAPACITY", "8")
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd import backward
 from torch.nn import functional
 
 ELEMENTS = 12  # C N O S P F Cl Br I B Se, and any other
 ROUNDS, WIDTH, BONDS = 6, 64, 4  # of messages; none, single, double, triple
 RADII = torch.linspace(0.8, 12.0, 24)  # Angstrom: centres of the functions that encode distances
 BATCH, ACCUMULATION_STEPS = 4, 16  # molecules per backward(); of those per update
+FIRST = 64  # molecules that the inputs are standardised by
 MOST_ATOMS = 2048  # per backward(), with memtools, to begin with: hardly any update has more
 MIB = 2**20
 
@@ -103,6 +105,12 @@ class Messages(nn.Module):
         return h + new
 
 
+def surroundings(graph: Graph) -> Tensor:
+    """How many atoms each one has at which distance, and bonds of which kind."""
+    count = torch.zeros(len(graph.element), graph.pair.shape[1])
+    return count.index_add_(0, graph.receiver, graph.pair).log1p()
+
+
 class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -110,9 +118,15 @@ class Network(nn.Module):
         self.rounds = nn.ModuleList(Messages() for _ in range(ROUNDS))
         self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, ELEMENTS))
 
+    def standardise(self, molecules: list[Molecule]) -> None:
+        """What atoms see around them becomes 0 on average of these, and spread by 1."""
+        seen = surroundings(collate(molecules))
+        with torch.no_grad():
+            self.around.weight /= seen.std(dim=0).clamp(min=0.1)
+            self.around.bias.copy_(-self.around.weight @ seen.mean(dim=0))
+
     def forward(self, graph: Graph) -> Tensor:
-        count = torch.zeros(len(graph.element), graph.pair.shape[1])
-        h = self.around(count.index_add_(0, graph.receiver, graph.pair).log1p())
+        h = self.around(surroundings(graph))
         for messages in self.rounds:
             h = messages(h, graph)
         logits: Tensor = self.head(h)
@@ -142,9 +156,9 @@ def read(options: argparse.Namespace) -> tuple[list[Molecule], list[Molecule]]:
 
 def unpacked(data: Any) -> Iterator[Molecule]:
     atoms, bonds = data["atoms"].tolist(), data["bonds"].tolist()
-    element = torch.from_numpy(data["element"]).long().split(atoms)
-    position = torch.from_numpy(data["position"]).split(atoms)
-    bond = torch.from_numpy(data["bond"]).long().split(bonds)
+    element = torch.split(torch.from_numpy(data["element"]).long(), atoms)
+    position = torch.split(torch.from_numpy(data["position"]), atoms)
+    bond = torch.split(torch.from_numpy(data["bond"]).long(), bonds)
     for name, *parts in zip(data["name"].tolist(), element, position, bond, strict=True):
         yield Molecule(name, *parts)
 
@@ -154,7 +168,7 @@ def train_naive(model: Network, optimizer: Any, molecules: list[Molecule], meter
     for i, batch in enumerate(batches, start=1):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss, atoms = loss_of(model, batch, "mean")
-        (loss / ACCUMULATION_STEPS).backward()
+        backward(loss / ACCUMULATION_STEPS)
         meter.after_batch(batch[0].name, float(loss.detach()), atoms)
         del loss
         if i % ACCUMULATION_STEPS == 0 or i == len(batches):
@@ -300,6 +314,7 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(options.seed)
     molecules, others = read(options)
     model = Network()
+    model.standardise(molecules[:FIRST])
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr, fused=True)
     per_update = BATCH * ACCUMULATION_STEPS
     meter = Meter(options, -(-len(molecules) // per_update))
@@ -339,10 +354,10 @@ def summarise(result: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="A graph network on real molecules of any size.")
     parser.add_argument("--memory", choices=["naive", "memtools"], default="memtools")
-    parser.add_argument("--limit", default="192 MiB", help="what training may allocate; or none")
-    parser.add_argument("--molecules", type=int, default=1620, help="to train on, once")
+    parser.add_argument("--limit", default="128 MiB", help="what training may allocate; or none")
+    parser.add_argument("--molecules", type=int, default=1300, help="to train on, once")
     parser.add_argument("--valid", type=int, default=200, help="others, to validate with")
-    parser.add_argument("--lr", type=float, default=6e-3)
+    parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="more are slower on small machines")
     parser.add_argument("--progress", action="store_true", help="print more often, for demo.py")
