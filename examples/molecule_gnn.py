@@ -21,6 +21,7 @@ import argparse
 import gc
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -48,6 +49,7 @@ BATCH, ACCUMULATION_STEPS = 4, 16  # molecules per backward(); of those per upda
 FIRST = 64  # molecules that the inputs are standardised by
 MOST_ATOMS = 2048  # per backward(), with memtools, to begin with: hardly any update has more
 MIB = 2**20
+OUT_OF_MEMORY = "can't allocate memory|bad_alloc"  # as torch on the host says it
 
 
 class Molecule(NamedTuple):
@@ -326,7 +328,7 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
         else:
             report = train_memtools(model, optimizer, molecules, meter)
     except (RuntimeError, MemoryError) as error:
-        if "can't allocate memory" not in str(error) and not isinstance(error, MemoryError):
+        if not isinstance(error, MemoryError) and not re.search(OUT_OF_MEMORY, str(error)):
             raise
         ended = f"out of memory in update {len(meter.losses) + 1}"
         return meter.result(ended, None, "\n".join([str(error), *getattr(error, "__notes__", [])]))
@@ -335,15 +337,12 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
 
 def summarise(result: dict[str, Any]) -> None:
     print(f"peak RSS {result['peak_rss_bytes'] / MIB:.1f} MiB, {result['seconds']:.1f} s")
-    made_of, last = result["made_of"], result["made_of"][-1]
-    atoms = sorted(update["atoms"] for update in made_of)
-    spread = max(update["spread"] for update in made_of)
-    print(f"{len(made_of)} updates of {made_of[0]['molecules']} molecules ({atoms[0]} to ", end="")
-    print(
-        f"{atoms[-1]} atoms), the last of {last['molecules']}, scaled by {last['scale']:.2f}; ",
-        end="",
-    )
-    print(f"in one update, an atom counted up to {spread:.1f} times as much as another")
+    for number, update in enumerate(result["made_of"], start=1):
+        if number in (1, len(result["made_of"])):
+            print(f"update {number} was of {update['molecules']} molecules, ", end="")
+            print(f"{update['atoms']} atoms, scaled by {update['scale']:.2f}")
+    spread = max((update["spread"] for update in result["made_of"]), default=1.0)
+    print(f"Within an update one atom counted up to {spread:.1f} times as much as another")
     if result["valid_loss"] is None:
         sys.exit(f"{result['ended']}: {result['report']}")
     print(f"validation loss {result['valid_loss']:.4f} nats per atom")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +41,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_the_allocator_ends_the_usual_loop_at_the_largest_molecule(ended: dict[str, Any]) -> None:
     naive = ended["naive"]
     assert naive["ended"].startswith("out of memory in update ")
-    assert "DefaultCPUAllocator: can't allocate memory" in naive["report"]
+    assert re.search("DefaultCPUAllocator: can't allocate memory|bad_alloc", naive["report"])
     assert naive["valid_loss"] is None
     assert naive["ended"] in ended["printed"].stderr
 
