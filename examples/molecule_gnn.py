@@ -301,14 +301,21 @@ def peak_rss() -> int:
     return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 
 
-def set_limit(text: str) -> None:
+def size(text: str) -> int | None:
+    """Bytes of "128 MiB"; None for "none"."""
+    match = re.fullmatch(r"(\d+) ([MG])iB", text)
+    if match is None and text != "none":
+        raise argparse.ArgumentTypeError(f'like "128 MiB" or "1 GiB", or none, got {text!r}')
+    return None if match is None else int(match[1]) * {"M": MIB, "G": 1024 * MIB}[match[2]]
+
+
+def set_limit(size: int | None) -> None:
     """Of what is allocated from now on: beyond it the kernel gives no memory to this process."""
-    if text == "none":
+    if size is None:
         return
-    number, unit = text.split()
     held = int(Path("/proc/self/status").read_text().split("VmData:")[1].split()[0])  # in kB
-    size = 1024 * held + int(float(number) * {"MiB": MIB, "GiB": 1024 * MIB}[unit])
-    resource.setrlimit(resource.RLIMIT_DATA, (size, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (1024 * held + size, hard))
 
 
 def train(options: argparse.Namespace) -> dict[str, Any]:
@@ -353,7 +360,9 @@ def summarise(result: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="A graph network on real molecules of any size.")
     parser.add_argument("--memory", choices=["naive", "memtools"], default="memtools")
-    parser.add_argument("--limit", default="128 MiB", help="what training may allocate; or none")
+    parser.add_argument(
+        "--limit", type=size, default="128 MiB", help="what training may allocate; or none"
+    )
     parser.add_argument("--molecules", type=int, default=1300, help="to train on, once")
     parser.add_argument("--valid", type=int, default=200, help="others, to validate with")
     parser.add_argument("--lr", type=float, default=4e-3)
@@ -362,6 +371,8 @@ def main() -> None:
     parser.add_argument("--progress", action="store_true", help="print more often, for demo.py")
     parser.add_argument("--json", metavar="PATH", help="write losses, memory and time there")
     options = parser.parse_args()
+    if options.molecules < 1 or options.valid < 1:
+        parser.error("--molecules and --valid must be at least 1")
     result = train(options)
     if options.json:
         Path(options.json).write_text(json.dumps(result))

@@ -61,7 +61,7 @@ def test_the_demo_tells_who_got_to_the_end(ended: dict[str, Any]) -> None:
     rule = next(i for i, line in enumerate(lines) if line and set("".join(line)) == {"-"})
     naive, ours = lines[rule + 1 : rule + 3]
     assert naive[0] == "naive"
-    assert " ".join(naive[2:7]) == ended["naive"]["ended"]
+    assert " ".join(naive[2:8]) == ended["naive"]["ended"]
     assert ours[:4] == ["memtools", ours[1], "finished", str(UPDATE)]
     assert ours[-1] == f"{ended['memtools']['valid_loss']:.4f}"
 
