@@ -21,6 +21,7 @@ import argparse
 import gc
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -38,14 +39,17 @@ os.environ.setdefault("LRU_CACHE_CAPACITY", "8")
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd import backward
 from torch.nn import functional
 
 ELEMENTS = 12  # C N O S P F Cl Br I B Se, and any other
 ROUNDS, WIDTH, BONDS = 6, 64, 4  # of messages; none, single, double, triple
 RADII = torch.linspace(0.8, 12.0, 24)  # Angstrom: centres of the functions that encode distances
 BATCH, ACCUMULATION_STEPS = 4, 16  # molecules per backward(); of those per update
+FIRST = 64  # molecules that the inputs are standardised by
 MOST_ATOMS = 2048  # per backward(), with memtools, to begin with: hardly any update has more
 MIB = 2**20
+OUT_OF_MEMORY = "can't allocate memory|bad_alloc"  # as torch on the host says it
 
 
 class Molecule(NamedTuple):
@@ -103,6 +107,12 @@ class Messages(nn.Module):
         return h + new
 
 
+def surroundings(graph: Graph) -> Tensor:
+    """How many atoms each one has at which distance, and bonds of which kind."""
+    count = torch.zeros(len(graph.element), graph.pair.shape[1])
+    return count.index_add_(0, graph.receiver, graph.pair).log1p()
+
+
 class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -110,9 +120,15 @@ class Network(nn.Module):
         self.rounds = nn.ModuleList(Messages() for _ in range(ROUNDS))
         self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, ELEMENTS))
 
+    def standardise(self, molecules: list[Molecule]) -> None:
+        """What atoms see around them becomes 0 on average of these, and spread by 1."""
+        seen = surroundings(collate(molecules))
+        with torch.no_grad():
+            self.around.weight /= seen.std(dim=0).clamp(min=0.1)
+            self.around.bias.copy_(-self.around.weight @ seen.mean(dim=0))
+
     def forward(self, graph: Graph) -> Tensor:
-        count = torch.zeros(len(graph.element), graph.pair.shape[1])
-        h = self.around(count.index_add_(0, graph.receiver, graph.pair).log1p())
+        h = self.around(surroundings(graph))
         for messages in self.rounds:
             h = messages(h, graph)
         logits: Tensor = self.head(h)
@@ -142,9 +158,9 @@ def read(options: argparse.Namespace) -> tuple[list[Molecule], list[Molecule]]:
 
 def unpacked(data: Any) -> Iterator[Molecule]:
     atoms, bonds = data["atoms"].tolist(), data["bonds"].tolist()
-    element = torch.from_numpy(data["element"]).long().split(atoms)
-    position = torch.from_numpy(data["position"]).split(atoms)
-    bond = torch.from_numpy(data["bond"]).long().split(bonds)
+    element = torch.split(torch.from_numpy(data["element"]).long(), atoms)
+    position = torch.split(torch.from_numpy(data["position"]), atoms)
+    bond = torch.split(torch.from_numpy(data["bond"]).long(), bonds)
     for name, *parts in zip(data["name"].tolist(), element, position, bond, strict=True):
         yield Molecule(name, *parts)
 
@@ -154,7 +170,7 @@ def train_naive(model: Network, optimizer: Any, molecules: list[Molecule], meter
     for i, batch in enumerate(batches, start=1):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss, atoms = loss_of(model, batch, "mean")
-        (loss / ACCUMULATION_STEPS).backward()
+        backward(loss / ACCUMULATION_STEPS)
         meter.after_batch(batch[0].name, float(loss.detach()), atoms)
         del loss
         if i % ACCUMULATION_STEPS == 0 or i == len(batches):
@@ -285,14 +301,21 @@ def peak_rss() -> int:
     return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 
 
-def set_limit(text: str) -> None:
+def size(text: str) -> int | None:
+    """Bytes of "128 MiB"; None for "none"."""
+    match = re.fullmatch(r"(\d+) ([MG])iB", text)
+    if match is None and text != "none":
+        raise argparse.ArgumentTypeError(f'like "128 MiB" or "1 GiB", or none, got {text!r}')
+    return None if match is None else int(match[1]) * {"M": MIB, "G": 1024 * MIB}[match[2]]
+
+
+def set_limit(size: int | None) -> None:
     """Of what is allocated from now on: beyond it the kernel gives no memory to this process."""
-    if text == "none":
+    if size is None:
         return
-    number, unit = text.split()
     held = int(Path("/proc/self/status").read_text().split("VmData:")[1].split()[0])  # in kB
-    size = 1024 * held + int(float(number) * {"MiB": MIB, "GiB": 1024 * MIB}[unit])
-    resource.setrlimit(resource.RLIMIT_DATA, (size, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (1024 * held + size, hard))
 
 
 def train(options: argparse.Namespace) -> dict[str, Any]:
@@ -300,6 +323,7 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(options.seed)
     molecules, others = read(options)
     model = Network()
+    model.standardise(molecules[:FIRST])
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr, fused=True)
     per_update = BATCH * ACCUMULATION_STEPS
     meter = Meter(options, -(-len(molecules) // per_update))
@@ -311,7 +335,7 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
         else:
             report = train_memtools(model, optimizer, molecules, meter)
     except (RuntimeError, MemoryError) as error:
-        if "can't allocate memory" not in str(error) and not isinstance(error, MemoryError):
+        if not isinstance(error, MemoryError) and not re.search(OUT_OF_MEMORY, str(error)):
             raise
         ended = f"out of memory in update {len(meter.losses) + 1}"
         return meter.result(ended, None, "\n".join([str(error), *getattr(error, "__notes__", [])]))
@@ -320,15 +344,12 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
 
 def summarise(result: dict[str, Any]) -> None:
     print(f"peak RSS {result['peak_rss_bytes'] / MIB:.1f} MiB, {result['seconds']:.1f} s")
-    made_of, last = result["made_of"], result["made_of"][-1]
-    atoms = sorted(update["atoms"] for update in made_of)
-    spread = max(update["spread"] for update in made_of)
-    print(f"{len(made_of)} updates of {made_of[0]['molecules']} molecules ({atoms[0]} to ", end="")
-    print(
-        f"{atoms[-1]} atoms), the last of {last['molecules']}, scaled by {last['scale']:.2f}; ",
-        end="",
-    )
-    print(f"in one update, an atom counted up to {spread:.1f} times as much as another")
+    for number, update in enumerate(result["made_of"], start=1):
+        if number in (1, len(result["made_of"])):
+            print(f"update {number} was of {update['molecules']} molecules, ", end="")
+            print(f"{update['atoms']} atoms, scaled by {update['scale']:.2f}")
+    spread = max((update["spread"] for update in result["made_of"]), default=1.0)
+    print(f"Within an update one atom counted up to {spread:.1f} times as much as another")
     if result["valid_loss"] is None:
         sys.exit(f"{result['ended']}: {result['report']}")
     print(f"validation loss {result['valid_loss']:.4f} nats per atom")
@@ -339,15 +360,19 @@ def summarise(result: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="A graph network on real molecules of any size.")
     parser.add_argument("--memory", choices=["naive", "memtools"], default="memtools")
-    parser.add_argument("--limit", default="192 MiB", help="what training may allocate; or none")
-    parser.add_argument("--molecules", type=int, default=1620, help="to train on, once")
+    parser.add_argument(
+        "--limit", type=size, default="128 MiB", help="what training may allocate; or none"
+    )
+    parser.add_argument("--molecules", type=int, default=1300, help="to train on, once")
     parser.add_argument("--valid", type=int, default=200, help="others, to validate with")
-    parser.add_argument("--lr", type=float, default=6e-3)
+    parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="more are slower on small machines")
     parser.add_argument("--progress", action="store_true", help="print more often, for demo.py")
     parser.add_argument("--json", metavar="PATH", help="write losses, memory and time there")
     options = parser.parse_args()
+    if options.molecules < 1 or options.valid < 1:
+        parser.error("--molecules and --valid must be at least 1")
     result = train(options)
     if options.json:
         Path(options.json).write_text(json.dumps(result))
