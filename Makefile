@@ -110,7 +110,7 @@ SAN_TESTS := tests/test_census.py tests/test_holders.py tests/test_graphs.py \
     tests/test_budget.py tests/test_history_budget.py tests/test_record.py tests/test_probe.py \
     tests/test_managed.py tests/test_managed_kinds.py tests/test_managed_clear.py \
     $(wildcard tests/test_leakdetector*.py tests/test_kvpool*.py tests/test_sampler*.py \
-    tests/test_policy_core*.py tests/test_policy_replay.py)
+    tests/test_policy_core*.py tests/test_policy_replay.py tests/test_gradset*.py)
 
 # What a sanitiser's own memory makes meaningless: resident bytes (its quarantine), what malloc
 # says of itself (its own says 0), and fork() beside a thread that allocates (its locks do not survive that).

@@ -8,8 +8,9 @@ tungstate wheel P8 W48 O184, has 240, and takes what 75 usual ones take.
 As such loops are mostly written, so many molecules are a batch and so many batches an update: the
 loss of each is a mean, divided by their number; empty_cache() is called at every 10th; and the last
 update, which is shorter, is scaled as if it were full. The one batch with the wheel ends that run,
-under a limit (`--limit`, which the allocator really meets) that all others stay well below. memtools
-changes the lines marked `memtools 1` to `6`:
+under a limit (`--limit`, which the allocator really meets) that all others stay well below. With
+memtools (`memtools 1` to `6` below) an update is cut by numbers of atoms, into less where that does
+not fit, and its gradient is the mean over its atoms:
 
     python examples/molecule_gnn.py --memory naive        # and again with: --memory memtools
 """
@@ -20,6 +21,7 @@ import argparse
 import gc
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -37,13 +39,17 @@ os.environ.setdefault("LRU_CACHE_CAPACITY", "8")
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd import backward
 from torch.nn import functional
 
 ELEMENTS = 12  # C N O S P F Cl Br I B Se, and any other
 ROUNDS, WIDTH, BONDS = 6, 64, 4  # of messages; none, single, double, triple
 RADII = torch.linspace(0.8, 12.0, 24)  # Angstrom: centres of the functions that encode distances
-BATCH, ACCUMULATION_STEPS = 8, 4  # molecules per backward(); of those per update
+BATCH, ACCUMULATION_STEPS = 4, 16  # molecules per backward(); of those per update
+FIRST = 64  # molecules that the inputs are standardised by
+MOST_ATOMS = 2048  # per backward(), with memtools, to begin with: hardly any update has more
 MIB = 2**20
+OUT_OF_MEMORY = "can't allocate memory|bad_alloc"  # as torch on the host says it
 
 
 class Molecule(NamedTuple):
@@ -101,6 +107,12 @@ class Messages(nn.Module):
         return h + new
 
 
+def surroundings(graph: Graph) -> Tensor:
+    """How many atoms each one has at which distance, and bonds of which kind."""
+    count = torch.zeros(len(graph.element), graph.pair.shape[1])
+    return count.index_add_(0, graph.receiver, graph.pair).log1p()
+
+
 class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -108,9 +120,15 @@ class Network(nn.Module):
         self.rounds = nn.ModuleList(Messages() for _ in range(ROUNDS))
         self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, ELEMENTS))
 
+    def standardise(self, molecules: list[Molecule]) -> None:
+        """What atoms see around them becomes 0 on average of these, and spread by 1."""
+        seen = surroundings(collate(molecules))
+        with torch.no_grad():
+            self.around.weight /= seen.std(dim=0).clamp(min=0.1)
+            self.around.bias.copy_(-self.around.weight @ seen.mean(dim=0))
+
     def forward(self, graph: Graph) -> Tensor:
-        count = torch.zeros(len(graph.element), graph.pair.shape[1])
-        h = self.around(count.index_add_(0, graph.receiver, graph.pair).log1p())
+        h = self.around(surroundings(graph))
         for messages in self.rounds:
             h = messages(h, graph)
         logits: Tensor = self.head(h)
@@ -140,9 +158,9 @@ def read(options: argparse.Namespace) -> tuple[list[Molecule], list[Molecule]]:
 
 def unpacked(data: Any) -> Iterator[Molecule]:
     atoms, bonds = data["atoms"].tolist(), data["bonds"].tolist()
-    element = torch.from_numpy(data["element"]).long().split(atoms)
-    position = torch.from_numpy(data["position"]).split(atoms)
-    bond = torch.from_numpy(data["bond"]).long().split(bonds)
+    element = torch.split(torch.from_numpy(data["element"]).long(), atoms)
+    position = torch.split(torch.from_numpy(data["position"]), atoms)
+    bond = torch.split(torch.from_numpy(data["bond"]).long(), bonds)
     for name, *parts in zip(data["name"].tolist(), element, position, bond, strict=True):
         yield Molecule(name, *parts)
 
@@ -152,17 +170,58 @@ def train_naive(model: Network, optimizer: Any, molecules: list[Molecule], meter
     for i, batch in enumerate(batches, start=1):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss, atoms = loss_of(model, batch, "mean")
-        (loss / ACCUMULATION_STEPS).backward()
-        meter.after_batch(float(loss.detach()), atoms, len(batch))
+        backward(loss / ACCUMULATION_STEPS)
+        meter.after_batch(batch[0].name, float(loss.detach()), atoms)
         del loss
         if i % ACCUMULATION_STEPS == 0 or i == len(batches):
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            meter.after_update()
+            meter.after_update(len(molecules[: BATCH * i]) - meter.molecules)
         if i % 10 == 0:
             gc.collect()
             torch.cuda.empty_cache()  # nothing, where there is no CUDA
+
+
+def train_memtools(model: Network, optimizer: Any, molecules: list[Molecule], meter: Meter) -> str:
+    """The same updates; returns what memtools says of them."""
+    import memtools
+
+    def loss_sum(batch: list[Molecule]) -> tuple[Tensor, int]:
+        loss, atoms = loss_of(model, batch, "sum")
+        meter.after_batch(batch[0].name, float(loss.detach()) / atoms, atoms)
+        return loss, atoms
+
+    memtools.allocator_settings().set(mmap_threshold="1 MiB")  # memtools 1: what is freed goes
+    layers = memtools.checkpoint_layers(model)  # memtools 2: rounds compute again in backward
+    acc = memtools.GradAccumulator(  # memtools 3: casts, divides, clips and steps
+        model, optimizer, precision="bf16", max_norm=1.0, micro_batch_size=MOST_ATOMS
+    )
+    monitor, policy = memtools.MemoryMonitor(), memtools.CleanupPolicy()  # memtools 4
+    per_update = BATCH * ACCUMULATION_STEPS
+    with monitor, policy:
+        for i in range(0, len(molecules), per_update):
+            update = molecules[i : i + per_update]
+            report = acc.step(update, loss_sum, by_atoms)  # memtools 5: in parts that fit
+            meter.after_window(report, len(update))
+            policy.step()  # memtools 6: in place of gc.collect() and empty_cache()
+            monitor.step()
+    said = [str(layers), str(acc.report()), str(policy.report()), monitor.summary()]
+    layers.remove()
+    return "\n".join(said)
+
+
+def by_atoms(molecules: list[Molecule], most: int) -> list[list[Molecule]]:
+    """Consecutive molecules of `most` atoms together; a larger one is by itself."""
+    parts: list[list[Molecule]] = []
+    room = 0
+    for molecule in molecules:
+        room -= len(molecule.element)
+        if room < 0:
+            parts.append([])
+            room = most - len(molecule.element)
+        parts[-1].append(molecule)
+    return parts
 
 
 @torch.no_grad()
@@ -183,62 +242,80 @@ class Meter:
         self.options, self.of = options, updates
         self.losses: list[float] = []  # per atom, of each update
         self.updates: list[dict[str, Any]] = []
-        self.batches: list[tuple[float, int, int]] = []  # mean loss, atoms, molecules
+        self.batches: list[tuple[str, float, int]] = []  # first molecule, mean loss, atoms
+        self.molecules = 0  # of all updates
         self.rss: list[int] = []
+        self.peaks: list[int] = []  # so far
         self.began = time.perf_counter()
 
-    def after_batch(self, loss: float, atoms: int, molecules: int) -> None:
-        self.batches.append((loss, atoms, molecules))
+    def after_batch(self, first: str, loss: float, atoms: int) -> None:
+        """A mean loss. What begins at the same molecule was in vain, and what came after it."""
+        before = [name for name, _, _ in self.batches]
+        if first in before:
+            del self.batches[before.index(first) :]
+        self.batches.append((first, loss, atoms))
 
-    def after_update(self) -> None:
+    def after_update(self, molecules: int) -> None:
         """An update of means: each batch counts as much as any other, and the full number."""
-        losses, atoms, molecules = zip(*self.batches, strict=True)
-        self.batches.clear()
-        total = sum(loss * count for loss, count in zip(losses, atoms, strict=True))
-        self.record(
-            total / sum(atoms),
-            sum(atoms),
-            sum(molecules),
-            scale=len(losses) / ACCUMULATION_STEPS,
-            spread=max(atoms) / min(atoms),
-        )
+        atoms = [count for _, _, count in self.batches]
+        scale = len(atoms) / ACCUMULATION_STEPS
+        self.record(sum(atoms), molecules, scale, spread=max(atoms) / min(atoms))
 
-    def record(
-        self, loss: float, atoms: int, molecules: int, scale: float = 1.0, spread: float = 1.0
-    ) -> None:
+    def after_window(self, report: Any, molecules: int) -> None:
+        """An update by memtools: each atom counts once."""
+        self.record(int(report.weight), molecules)
+
+    def record(self, atoms: int, molecules: int, scale: float = 1.0, spread: float = 1.0) -> None:
         """`scale`: what the weights of its atoms add up to, 1 being right. `spread`: how many
         times as much one atom counts as another."""
+        assert atoms == sum(count for _, _, count in self.batches)
+        loss = sum(mean * count for _, mean, count in self.batches) / atoms
+        self.batches.clear()
         self.losses.append(loss)
+        self.molecules += molecules
         made_of = {"atoms": atoms, "molecules": molecules, "scale": scale, "spread": spread}
         self.updates.append(made_of)
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         self.rss.append(pages * os.sysconf("SC_PAGESIZE"))
+        self.peaks.append(peak_rss())
         done = len(self.losses)
         if self.options.progress or done % max(1, self.of // 6) == 0:
             state = f"RSS {self.rss[-1] / MIB:.1f} MiB, loss {loss:.4f}"
             print(f"update {done} of {self.of}, {state}", flush=True)
 
-    def result(self, ended: str, valid_loss: float | None) -> dict[str, Any]:
-        peak = Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]  # in kB
+    def result(self, ended: str, valid_loss: float | None, report: str) -> dict[str, Any]:
         return {
             **vars(self.options),
             "ended": ended,
+            "report": report,
             "losses": [loss.hex() for loss in self.losses],
             "valid_loss": valid_loss,
             "made_of": self.updates,
-            "peak_rss_bytes": 1024 * int(peak),
-            "samples": {"rss_bytes": self.rss},
+            "peak_rss_bytes": peak_rss(),
+            "samples": {"rss_bytes": self.rss, "peak_bytes": self.peaks},
             "seconds": time.perf_counter() - self.began,
         }
 
 
-def set_limit(text: str) -> None:
-    """Of private memory, as the kernel counts it: beyond it, an allocation fails."""
-    if text == "none":
+def peak_rss() -> int:
+    return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+
+
+def size(text: str) -> int | None:
+    """Bytes of "128 MiB"; None for "none"."""
+    match = re.fullmatch(r"(\d+) ([MG])iB", text)
+    if match is None and text != "none":
+        raise argparse.ArgumentTypeError(f'like "128 MiB" or "1 GiB", or none, got {text!r}')
+    return None if match is None else int(match[1]) * {"M": MIB, "G": 1024 * MIB}[match[2]]
+
+
+def set_limit(size: int | None) -> None:
+    """Of what is allocated from now on: beyond it the kernel gives no memory to this process."""
+    if size is None:
         return
-    number, unit = text.split()
-    size = int(float(number) * {"MiB": MIB, "GiB": 1024 * MIB}[unit])
-    resource.setrlimit(resource.RLIMIT_DATA, (size, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    held = int(Path("/proc/self/status").read_text().split("VmData:")[1].split()[0])  # in kB
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (1024 * held + size, hard))
 
 
 def train(options: argparse.Namespace) -> dict[str, Any]:
@@ -246,39 +323,46 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(options.seed)
     molecules, others = read(options)
     model = Network()
+    model.standardise(molecules[:FIRST])
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr, fused=True)
     per_update = BATCH * ACCUMULATION_STEPS
     meter = Meter(options, -(-len(molecules) // per_update))
     set_limit(options.limit)
+    report = ""
     try:
-        train_naive(model, optimizer, molecules, meter)
+        if options.memory == "naive":
+            train_naive(model, optimizer, molecules, meter)
+        else:
+            report = train_memtools(model, optimizer, molecules, meter)
     except (RuntimeError, MemoryError) as error:
-        if "can't allocate memory" not in str(error) and not isinstance(error, MemoryError):
+        if not isinstance(error, MemoryError) and not re.search(OUT_OF_MEMORY, str(error)):
             raise
-        return meter.result(f"out of memory in update {len(meter.losses) + 1}: {error}", None)
-    return meter.result("finished", validate(model, others))
+        ended = f"out of memory in update {len(meter.losses) + 1}"
+        return meter.result(ended, None, "\n".join([str(error), *getattr(error, "__notes__", [])]))
+    return meter.result("finished", validate(model, others), report)
 
 
 def summarise(result: dict[str, Any]) -> None:
     print(f"peak RSS {result['peak_rss_bytes'] / MIB:.1f} MiB, {result['seconds']:.1f} s")
-    made_of, last = result["made_of"], result["made_of"][-1]
-    atoms = sorted(update["atoms"] for update in made_of)
-    spread = max(update["spread"] for update in made_of)
-    print(f"{len(made_of)} updates of {made_of[0]['molecules']} molecules ({atoms[0]} to ", end="")
-    print(
-        f"{atoms[-1]} atoms), the last of {last['molecules']}, scaled by {last['scale']:.2f}; ",
-        end="",
-    )
-    print(f"in one update, an atom counted up to {spread:.1f} times as much as another")
+    for number, update in enumerate(result["made_of"], start=1):
+        if number in (1, len(result["made_of"])):
+            print(f"update {number} was of {update['molecules']} molecules, ", end="")
+            print(f"{update['atoms']} atoms, scaled by {update['scale']:.2f}")
+    spread = max((update["spread"] for update in result["made_of"]), default=1.0)
+    print(f"Within an update one atom counted up to {spread:.1f} times as much as another")
     if result["valid_loss"] is None:
-        sys.exit(result["ended"])
+        sys.exit(f"{result['ended']}: {result['report']}")
     print(f"validation loss {result['valid_loss']:.4f} nats per atom")
+    if result["report"]:
+        print(result["report"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A graph network on real molecules of any size.")
     parser.add_argument("--memory", choices=["naive", "memtools"], default="memtools")
-    parser.add_argument("--limit", default="640 MiB", help="of private memory; or none")
+    parser.add_argument(
+        "--limit", type=size, default="128 MiB", help="what training may allocate; or none"
+    )
     parser.add_argument("--molecules", type=int, default=1300, help="to train on, once")
     parser.add_argument("--valid", type=int, default=200, help="others, to validate with")
     parser.add_argument("--lr", type=float, default=4e-3)
@@ -287,6 +371,8 @@ def main() -> None:
     parser.add_argument("--progress", action="store_true", help="print more often, for demo.py")
     parser.add_argument("--json", metavar="PATH", help="write losses, memory and time there")
     options = parser.parse_args()
+    if options.molecules < 1 or options.valid < 1:
+        parser.error("--molecules and --valid must be at least 1")
     result = train(options)
     if options.json:
         Path(options.json).write_text(json.dumps(result))

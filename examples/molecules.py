@@ -1,4 +1,4 @@
-"""Real molecules for molecule_gnn.py: the wwPDB's Chemical Component Dictionary, as biotite ships it.
+"""Real molecules for molecule_gnn.py: the wwPDB's Chemical Component Dictionary, from biotite.
 
 The dictionary has 49,086 components (ligands, cofactors, sugars, modified residues) with the
 coordinates of a deposited structure; 46,844 have all of those, and 6 to 240 atoms beside hydrogen.
@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-ELEMENTS = "C N O S P F CL BR I B SE".split()  # 0 to 10; 11 is any other
+ELEMENTS = ["C", "N", "O", "S", "P", "F", "CL", "BR", "I", "B", "SE"]  # 0 to 10; any other: 11
 BOND = {"SING": 1, "DOUB": 2, "TRIP": 3}
 FEWEST_ATOMS = 6
 
 
 class Dictionary:
-    """Columns of all components; the atoms, and the bonds, of one are rows that follow each other."""
+    """Columns of all components; atoms, and bonds, of one are rows that follow each other."""
 
     def __init__(self) -> None:
         try:
@@ -74,7 +75,7 @@ class Dictionary:
 def spans(names: Any) -> dict[str, slice]:
     """Of each name its rows, which follow each other."""
     cuts = np.flatnonzero(np.concatenate([[True], names[1:] != names[:-1], [True]])).tolist()
-    return {str(names[i]): slice(i, j) for i, j in zip(cuts[:-1], cuts[1:], strict=True)}
+    return {str(names[i]): slice(i, j) for i, j in pairwise(cuts)}
 
 
 def chosen(dictionary: Dictionary, train: int, valid: int, seed: int) -> list[str]:

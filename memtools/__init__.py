@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from memtools._aux_loss import AuxLoss
     from memtools._budget import Budget, BudgetReport
     from memtools._census import Census, Growth, census
+    from memtools._checkpointing import CheckpointedLayers, checkpoint_layers
     from memtools._generation import generation
     from memtools._gradnorm import clip_grad_norm_, grad_norm
     from memtools._history import GateHistory
@@ -44,6 +45,7 @@ __all__ = [
     "BudgetError",
     "BudgetReport",
     "Census",
+    "CheckpointedLayers",
     "CleanupPolicy",
     "DeviceError",
     "GateHistory",
@@ -68,6 +70,7 @@ __all__ = [
     "__version__",
     "allocator_settings",
     "census",
+    "checkpoint_layers",
     "clip_grad_norm_",
     "generation",
     "grad_norm",
@@ -85,6 +88,7 @@ _LATER = {
     "Budget": "_budget",
     "BudgetReport": "_budget",
     "Census": "_census",
+    "CheckpointedLayers": "_checkpointing",
     "CleanupPolicy": "_policy",
     "GateHistory": "_history",
     "GateStats": "_stats",
@@ -104,6 +108,7 @@ _LATER = {
     "WindowReport": "_accreport",
     "allocator_settings": "_allocator",
     "census": "_census",
+    "checkpoint_layers": "_checkpointing",
     "clip_grad_norm_": "_gradnorm",
     "generation": "_generation",
     "grad_norm": "_gradnorm",

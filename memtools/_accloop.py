@@ -73,7 +73,7 @@ class WindowLoop(WindowEnds):
             weight = units(self._torch, weight)
         first = window.guess == 0.0
         if first:
-            window.begin(self._steps, weight)
+            window.begin(self._steps, weight, self._totals.usual_weight())
         elif window.weighted is (weight is None):
             self._refuse_mixed()
         if self._inside is not None and window.last:

@@ -191,6 +191,10 @@ class Totals:
         self.inf_windows += window.nans == 0
         self.first_bad = window.first_bad
 
+    def usual_weight(self) -> float:
+        """Of a micro-batch so far; 1 before the first window's end."""
+        return self.weight / self.micro_batches if self.weight else 1.0
+
     def state(self) -> dict[str, Any]:
         """Without the last window's report and the retries: they are this process's story."""
         found: dict[str, Any] = {name: getattr(self, name) for name in self.COUNTS}

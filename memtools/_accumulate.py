@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from memtools._accloop import WindowLoop
 from memtools._accreport import AccumulatorReport, Totals, WindowReport
 from memtools._backward import Passes
 from memtools._finish import Finish
-from memtools._gradranks import find_ranks
+from memtools._gradranks import check_together, find_ranks
 from memtools._lossscale import LossScale
 from memtools._window import Window
 
@@ -113,10 +114,7 @@ class GradAccumulator(WindowLoop):
         self._totals = Totals(self._scale.value)
         self.window = Window(self._scale.value)
         self.ranks = find_ranks(model, self.parameters, ranks, overlap)
-        if in_backward and self.ranks.world > 1:
-            raise ValueError(
-                "in_backward=True steps before ranks have summed their gradients: leave it out"
-            )
+        check_together(self.ranks, main_grads, in_backward, overlap)
         self.micro_batch_size, self._retries = micro_batch_size, []
         self._block, self._context = _Block(), None
         self._backoff: BackOff | None = None
@@ -204,7 +202,12 @@ class GradAccumulator(WindowLoop):
 
     def accumulate(self, function: _Function) -> _Function:
         """A decorator: each call is a micro-batch. The function returns the loss, or the loss and
-        its weight, or None where it called `backward()` itself; the call returns the same."""
+        its weight, or None where it called `backward()` itself; the call returns the same.
+
+        Raises TypeError for a generator or a coroutine function: a call of it runs nothing yet.
+        """
+        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+            raise TypeError("accumulate() takes a plain function, not a generator or a coroutine")
 
         @functools.wraps(function)
         def micro_batch(*args: Any, **kwargs: Any) -> Any:
@@ -312,6 +315,8 @@ class _Block:
     acc: GradAccumulator
 
     def __enter__(self) -> None:
+        if not hasattr(self, "acc"):
+            raise RuntimeError("this micro-batch has ended: call micro_batch() for each")
         self.acc._open()
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:

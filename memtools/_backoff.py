@@ -72,10 +72,10 @@ class BackOff:
         acc = self._acc
         self._require_ready(loss_fn)
         left = pieces(batch, split)
-        self._adopt()
         self._flushes = _allocator_flushes()
+        acc._begin_window()
+        self._adopt()
         start, before = acc.window.mark(), len(acc._retries)
-        acc._drop_gradients()
         self.undo.begin_window(acc.model)
         self.control.begin_window()
         try:
@@ -84,7 +84,8 @@ class BackOff:
             self._give_up(start, acc.window.torn if self._in_backward else "")
             for retry in acc._retries[before:]:
                 error.add_note(f"memtools: {retry}")
-            acc.ranks.fail(error)
+            if isinstance(error, Exception):  # an interrupt reaches all ranks, and does not wait
+                acc.ranks.fail(error)
             raise
         window = acc.window
         try:
@@ -187,7 +188,8 @@ class _Step:
         except Exception as error:
             if not is_out_of_memory(error) or self._is_final(last):
                 raise
-            failed = Failed(error, bool(acc.window.torn))
+            # ranks in one pass go back equally far, wherever in it each of them was
+            failed = Failed(error, acc.ranks.sharded or bool(acc.window.torn))
         others = acc.ranks.agree("" if failed is None else failed.line)
         if others and failed is None:
             failed = Failed(None, True, others)

@@ -56,9 +56,7 @@ class Finish:
     ) -> tuple[str, float]:
         """Bring the factor in and step. Returns how, and the norm to report."""
         norm, factor = decided.norm, decided.factor
-        if self._folds(factor):
-            if main is not None:
-                main.give(self.optimizer)
+        if main is None and self._folds(factor):  # sums are rounded last, so that none overflows
             self._step_folded(factor)
             return "folded", norm
         applied = "nothing"
@@ -94,7 +92,10 @@ class Finish:
 
 
 def takes_grad_scale(optimizer: Any) -> bool:
-    """Whether every group is fused: only then the optimizer divides by `grad_scale`."""
+    """Whether every group is fused: only then the optimizer divides by `grad_scale`. Not one that
+    wraps another, as trainers do: it has that one's attributes, but the other one steps."""
+    if hasattr(getattr(optimizer, "optimizer", None), "param_groups"):
+        return False
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
         return False
     return all(group.get("fused") is True for group in optimizer.param_groups)

@@ -108,9 +108,8 @@ class Gradients:
 
     def sparse(self) -> str | None:
         """The name of the first parameter whose gradient is sparse, or None."""
-        strided = _bridge.connect().torch.strided
-        for index, parameter in enumerate(self.parameters):
-            if parameter.grad is not None and parameter.grad.layout != strided:
+        for index in self._native.multiply(1.0):  # which only looks what it would leave
+            if (grad := self.parameters[index].grad) is not None and _is_sparse(grad):
                 return self.name(index)
         return None
 
@@ -248,13 +247,17 @@ class Gradients:
         for index in indices:
             if (grad := self.parameters[index].grad) is None:
                 continue
-            if grad.layout != _bridge.connect().torch.strided:
+            if _is_sparse(grad):
                 raise TypeError(
                     f"the gradient of {self.name(index)} is sparse; use a layer with sparse=False, "
                     "such as torch.nn.Embedding(..., sparse=False)"
                 )
             left.append((index, _gradtorch.local(grad)))
         return left
+
+
+def _is_sparse(grad: torch.Tensor) -> bool:
+    return bool(grad.layout != _bridge.connect().torch.strided)
 
 
 def _by_device(left: Left) -> dict[torch.device, list[torch.Tensor]]:

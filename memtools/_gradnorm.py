@@ -25,6 +25,8 @@ def grad_norm(
 ) -> torch.Tensor:
     """The norm of all gradients of `parameters` as if they were one vector; reads them once.
 
+    A parameter that is given twice counts once.
+
     Returns a 0-d tensor on the first gradient's device: fp32, or float64 where some gradient is.
     Its 2-norm is right to 1e-7 for any number of elements, for bf16 and fp16, and for values whose
     squares fp32 cannot hold, and has the same bits for any number of threads; torch's on the CPU is
@@ -88,6 +90,8 @@ def _gradients(parameters: Parameters) -> Gradients:
     listed = list(parameters)
     if not listed and isinstance(parameters, types.GeneratorType):
         warnings.warn("parameters is an empty generator: nothing has a norm", stacklevel=3)
+    if len(set(map(id, listed))) < len(listed):
+        listed = list({id(parameter): parameter for parameter in listed}.values())
     return Gradients(listed)
 
 

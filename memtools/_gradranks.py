@@ -69,12 +69,14 @@ class Ranks:
         rank: which of them this is.
         no_retry: why a micro-batch cannot be tried again; "" where it can.
         finished: whether every rank had flushed at the last window's end.
+        sharded: each rank has parts of the parameters.
     """
 
     world = 1
     rank = 0
     no_retry = ""
     finished = True
+    sharded = False
 
     def forward(self, last: bool) -> Any:
         """A context for a micro-batch's forward and backward pass."""
@@ -240,6 +242,24 @@ def find_ranks(
             return found
     _no_overlap(overlap)
     return Ranks()
+
+
+def check_together(ranks: Ranks, main_grads: bool, in_backward: bool, overlap: bool) -> None:
+    """Raises ValueError where gradients would be gone before the ranks have summed them."""
+    if in_backward and ranks.world > 1:
+        raise ValueError(
+            "in_backward=True steps before ranks have summed their gradients: leave it out"
+        )
+    if main_grads and overlap:
+        raise ValueError(
+            "overlap=True reduces the gradients of the last backward pass where they are, and "
+            "main_grads=True takes them away: pick one"
+        )
+    if main_grads and ranks.sharded:
+        raise ValueError(
+            "main_grads=True is not for fully_shard, which reduces each micro-batch: leave it "
+            "out, and give fully_shard MixedPrecisionPolicy(reduce_dtype=torch.float32)"
+        )
 
 
 def _wrapped(model: Any, parameters: Sequence[torch.Tensor], overlap: bool) -> Ranks | None:

@@ -48,6 +48,8 @@ class PeerMemoryError(MemoryError):
 class ShardedRanks(Ranks):
     """A model of fully_shard, in one dimension or with replicas (HSDP)."""
 
+    sharded = True
+
     def __init__(self, model: Any, parameters: Sequence[torch.Tensor]) -> None:
         self._names = {name: i for i, (name, _) in enumerate(model.named_parameters())}
         self._copies = _check_parameters(model, parameters)
@@ -55,7 +57,7 @@ class ShardedRanks(Ranks):
         self.world, self.rank = self._wire.world, self._wire.rank
         self._pass = _Pass(model, self._before)
         self._told = ""  # why this pass is tried again, once all ranks know
-        if not hasattr(self._pass.root, "reset_iter_state"):
+        if not self._pass.can_go_back:
             self.no_retry = "an interrupted pass of fully_shard is taken back from torch 2.13 on"
 
     def forward(self, last: bool) -> Any:
@@ -89,13 +91,12 @@ class ShardedRanks(Ranks):
         return reduced
 
     def fail(self, error: BaseException) -> None:
+        if isinstance(error, Exception) and not isinstance(error, RankError):
+            try:
+                self._wire.table([FAILED] + [0.0] * (_WIDTH - 1))
+            except RuntimeError as unheard:
+                error.add_note(f"the other ranks could not be told of this: {unheard}")
         self._pass.take_back()
-        if isinstance(error, (RankError, PeerMemoryError)) or not isinstance(error, Exception):
-            return
-        try:
-            self._wire.table([FAILED] + [0.0] * (_WIDTH - 1))
-        except RuntimeError as unheard:
-            error.add_note(f"the other ranks could not be told of this: {unheard}")
 
     def abort(self, error: BaseException, window: Any) -> None:
         self.fail(error)  # the others wait in the middle of this micro-batch
@@ -165,6 +166,7 @@ class _Pass:
         kind = _bridge.connect().torch.distributed.fsdp.FSDPModule
         modules = [module for module in model.modules() if isinstance(module, kind)]
         self.root: Any = modules[0]
+        self.can_go_back = hasattr(self.root, "reset_iter_state")
         self._groups = [group for module in modules for group in _groups(module)]
         self._before, self._inside = before, False
         for group in self._groups:
@@ -190,7 +192,9 @@ class _Pass:
         self._inside = False
 
     def take_back(self) -> None:
-        """After an exception in the pass."""
+        """After an exception in the pass. Before the first pass of all there is nothing."""
+        if self.root._get_fsdp_state()._is_root is None or not self.can_go_back:
+            return
         self.root.reset_iter_state()
         for group in self._groups:
             for parameter in group.fsdp_params:

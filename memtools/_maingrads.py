@@ -110,7 +110,7 @@ class MainGrads(Gradients):
         if isinstance(part.finite, bool):
             bad = (0, 0, None) if fine and part.finite else self.bad()
             return Measure(part.sum_squares + squares, count, bad)
-        finite = part.finite.logical_and(part.finite.new_tensor(fine))
+        finite = part.finite if fine else part.finite.new_zeros(())
         return Measure(part.sum_squares + squares, count, finite=finite, where=self)
 
     def give(self, optimizer: torch.optim.Optimizer) -> None:

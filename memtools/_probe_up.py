@@ -68,7 +68,8 @@ class SizeControl:
         """The size is too large: back to before the step up where that was one, else to this."""
         if self.before:
             self.wait = min(2 * self.wait, LONGEST_WAIT)
-        self.size = min(self.size, smaller, self.before or smaller)
+        halved_once = 2 * smaller >= self.size  # then what is known to fit has not failed
+        self.size = self.before if self.before and halved_once else min(self.size, smaller)
         self.before, self.good = 0.0, 0
 
     def _rise(self, most: float) -> None:

@@ -83,11 +83,13 @@ class Window:
         """What every loss of this window is multiplied with; a power of two."""
         return self.scale * self.guess
 
-    def begin(self, steps: int, weight: Any) -> None:
+    def begin(self, steps: int, weight: Any, usual: float) -> None:
         """Choose the guess, at the first backward pass: that `steps` micro-batches come, each
-        like this one. A weight on a device is not waited for, and counts one."""
-        units = steps * ((isinstance(weight, float) and weight) or 1.0)
-        self.guess = math.ldexp(1.0, min(max(-round(math.log2(units)), _LEAST), _MOST))
+        like this one. A weight on a device is not waited for: it counts as the `usual` one."""
+        units = usual
+        if weight is None or isinstance(weight, float):
+            units = weight or 1.0
+        self.guess = math.ldexp(1.0, min(max(-round(math.log2(steps * units)), _LEAST), _MOST))
         self.weighted = weight is not None
 
     def add(self, weight: Any) -> None:

@@ -6,6 +6,7 @@ python -m tests.accrankworker CASE RANK WORLD RENDEZVOUS OUT
 from __future__ import annotations
 
 import datetime
+import gc
 import json
 import sys
 import warnings
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from memtools import GradAccumulator
+from tests.fsdprankcases import FSDP, Deep, sharded
 from tests.gradrankcases import STEPS, Net, counts, data, flat
 from tests.oomrankcases import OOM
 
@@ -80,6 +82,20 @@ def clipped(rank: int) -> Any:
         lossy(acc, batch)
     last = acc.report().last
     return [flat(model), last.norm, last.coefficient]
+
+
+def main_grads(rank: int) -> Any:
+    """bf16 parameters whose gradients are added up in fp32: the sums are what the ranks add up,
+    also where a rank has none."""
+    model = DDP(Net().bfloat16())
+    acc = made(model, main_grads=True)
+    for x, y in data(rank)[: 8 if rank == 0 else 3]:
+        lossy(acc, (x.bfloat16(), y.bfloat16()))
+    acc.flush()
+    refused = told(lambda: made(sharded(Deep().bfloat16()), main_grads=True))
+    inside = told(lambda: made(DDP(Net()), in_backward=True))
+    both = told(lambda: made(DDP(Net().bfloat16()), main_grads=True, overlap=True))
+    return [flat(model), acc.report().updates, refused, inside, both]
 
 
 def skips(rank: int) -> Any:
@@ -198,14 +214,14 @@ def resumed(rank: int) -> Any:
     return results[0] == results[1]
 
 
-SHARED = (windows, means, clipped, skips, torn, skipped_batch, sparse_error, no_weight, nothing,
-          resumed, *OOM)  # fmt: skip
+SHARED = (windows, means, clipped, main_grads, skips, torn, skipped_batch, sparse_error, no_weight,
+          nothing, resumed, *OOM)  # fmt: skip
 
 
 def healthy(rank: int) -> Any:
     """One after the other: a process that imports torch is dear."""
     found = {}
-    for case in SHARED:
+    for case in (*SHARED, *FSDP):
         torch.manual_seed(3)
         found[case.__name__] = case(rank)
     return found
@@ -227,6 +243,8 @@ CASES: dict[str, Callable[[int], Any]] = {case.__name__: case for case in (healt
 
 def main(case: str, rank: str, world: str, rendezvous: str, out: str) -> None:
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # a retry collects cycles: not among all that was imported
     warnings.filterwarnings("ignore", "torch.optim.*fused", UserWarning)
     dist.init_process_group(
         "gloo",

@@ -118,7 +118,7 @@ class Loop:
         with self.ranks.forward(last):
             loss = (self.model(x) - y).square().sum()
             if self.window.empty:
-                self.window.begin(STEPS, weight)
+                self.window.begin(STEPS, weight, 1.0)
                 self.window.guess = self.ranks.guess(self.window.guess)
             (loss * self.window.constant).backward()
         self.window.add(weight)
@@ -217,7 +217,7 @@ def unused(rank: int) -> Any:
     loop = Loop(DDP(model, find_unused_parameters=True))
     with loop.ranks.forward(False):
         loss = loop.model.module[rank](torch.ones(1, 2)).sum()
-        loop.window.begin(1, 1.0)
+        loop.window.begin(1, 1.0, 1.0)
         (loss * loop.window.constant).backward()
     loop.window.add(1.0)
     loop.window.count += 1
@@ -309,7 +309,7 @@ def left_out(rank: int) -> Any:
     for parameter in ddp.parameters():
         parameter.grad = torch.full_like(parameter, rank + 1.0)
     window = Window()
-    window.begin(1, 1.0)
+    window.begin(1, 1.0, 1.0)
     window.add(1.0)
     ranks.reduce(Gradients(ddp.parameters()), window)
     return [p.grad.flatten()[0].item() for _, p in model.named_parameters()]  # type: ignore[union-attr]

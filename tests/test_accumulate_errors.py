@@ -135,6 +135,29 @@ def test_a_micro_batch_in_another(acc):
     one(acc)
 
 
+def test_a_micro_batch_that_has_ended(acc):
+    block = acc.micro_batch()
+    with block:
+        acc.backward(loss_sum(acc.model, torch.ones(2, 8)), weight=2)
+
+    def call():
+        with block:
+            pass
+
+    unchanged(acc, call, RuntimeError, "has ended: call micro_batch")
+
+
+def test_what_is_no_plain_function(acc):
+    def generator():
+        yield
+
+    async def coroutine():
+        pass
+
+    for function in (generator, coroutine):
+        unchanged(acc, lambda f=function: acc.accumulate(f), TypeError, "a plain function")
+
+
 @pytest.mark.parametrize("name", ["flush", "reset", "state_dict", "report", "load_state_dict"])
 def test_calls_inside_of_a_micro_batch(acc, name):
     if name == "report":
@@ -285,6 +308,19 @@ def test_an_exception_at_the_end_is_passed_on_and_tears_the_window(model, where)
     assert acc.report().windows == 0
     with pytest.raises(RuntimeError, match="OSError came after"):
         one(acc)
+
+
+def test_parameters_that_come_inside_of_a_window(model):
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    acc = GradAccumulator(model, optimizer, steps=2)
+    one(acc)
+    optimizer.add_param_group({"params": list(model[0].parameters())})
+    unchanged(acc, acc.flush, RuntimeError, "got other parameters inside of a window")
+    acc.reset()
+    one(acc)
+    one(acc)
+    assert acc.report().updates == 1
 
 
 # --- the constructor ---

@@ -149,6 +149,7 @@ def test_an_update_that_is_not_finite_is_left_out(value, fused):
     assert report.last.skipped
     assert (report.last.infs, report.last.nans) == ((1, 0) if value == math.inf else (0, 1))
     assert report.last.applied == "skipped"
+    assert math.isnan(report.last.norm) == (value is math.nan)
     assert "first in 5.bias" in str(report)
     run(acc, data)
     assert acc.report().skipped_in_a_row == 0
@@ -252,3 +253,12 @@ def test_fp16_keeps_gradients_that_would_be_lost_without_a_scale():
         with acc.micro_batch():
             acc.backward(loss_sum(model, x).float() * 1e-7, weight=len(x))
     assert error(optimizer.seen[0], [g * 1e-7 for g in reference(model, data)]) < 5e-3
+
+
+def test_a_factor_of_one_is_not_handed_to_a_fused_optimizer():
+    model, data = net(), batches((2, 2))
+    acc = GradAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1, fused=True), steps=2)
+    for x in data:
+        with acc.micro_batch():
+            acc.backward(loss_sum(model, x))
+    assert acc.report().last.applied == "nothing"

@@ -76,6 +76,20 @@ def test_an_optimizer_that_needs_16_bits_gets_them_rounded_once():
     assert norm == pytest.approx(0.1, rel=2e-2)
 
 
+def test_sums_are_averaged_before_they_are_rounded_to_fp16():
+    """The sum is beyond fp16, the mean is not."""
+    model = nn.Linear(8, 1).half()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    acc = GradAccumulator(model, optimizer, steps=2, main_grads=True)
+    before = [p.detach().clone() for p in model.parameters()]
+    for weight in (1, 255):
+        with acc.micro_batch():
+            acc.backward((model(torch.full((1, 8), 100.0).half()) * 1200).sum(), weight=weight)
+    assert acc.report().updates == 1
+    for p, old in zip(model.parameters(), before, strict=True):
+        assert torch.allclose(p, old - 0.1, atol=2e-2)
+
+
 def test_main_gradients_are_part_of_the_state():
     data = batches((4, 3, 5))
 
@@ -121,6 +135,21 @@ def test_main_gradients_survive_an_out_of_memory_bit_for_bit(where, undo):
     assert same(list(acc.parameters), list(twin.parameters))
     assert report.norm == right.norm
     assert report.micro_batches == right.micro_batches == 4
+
+
+def test_main_gradients_of_step_are_those_of_a_loop():
+    data, accs = batches((4, 4, 2)), []
+    for _ in range(2):
+        torch.manual_seed(3)
+        model = halves()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        accs.append(GradAccumulator(model, optimizer, 3, main_grads=True, micro_batch_size=4))
+    run(accs[0], data)
+    report = accs[1].step(
+        torch.cat(data), lambda x: (loss_sum(accs[1].model, x.bfloat16()), len(x))
+    )
+    assert report.norm == accs[0].report().last.norm
+    assert same(list(accs[1].parameters), list(accs[0].parameters))
 
 
 def test_main_gradients_of_a_model_without_16_bits():

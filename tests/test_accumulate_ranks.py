@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.fsdprankcases import Deep
 from tests.gradrankcases import Net, counts, data, flat, reference
 from tests.ranks import run_ranks
 from tests.test_gradranks import close, expected_ends, same
@@ -65,6 +66,19 @@ def test_the_norm_is_that_of_the_whole_gradient(ranks):
     assert norm == pytest.approx(wanted, rel=1e-6)
     assert coefficient == pytest.approx(0.05 / wanted, rel=1e-4)
     assert close(found, flat(model))
+
+
+def test_main_gradients_are_what_the_ranks_sum(ranks):
+    """Two windows of bf16 parameters, the second of rank 0 alone."""
+    answers = ranks("main_grads")
+    found, updates, refused, inside, both = same(answers)
+    batches = [data(rank)[: 8 if rank == 0 else 3] for rank in range(len(answers))]
+    wanted = torch.tensor(reference(Net(), batches))
+    assert (torch.tensor(found) - wanted).norm() < 0.01 * wanted.norm()
+    assert updates == 2
+    assert refused.startswith("ValueError: main_grads=True is not for fully_shard")
+    assert inside.startswith("ValueError: in_backward=True steps before ranks")
+    assert both.startswith("ValueError: overlap=True reduces the gradients of the last")
 
 
 def test_an_inf_on_one_rank_leaves_the_update_out_on_all(ranks):
@@ -163,3 +177,71 @@ def test_a_rank_that_died_is_torchs_error_on_the_others(tmp_path):
     first, second = run_ranks("tests.accrankworker", "dead", 2, tmp_path)
     assert first in ("RuntimeError", "DistBackendError", "DistNetworkError")
     assert second is None
+
+
+# --- fully_shard ----------------------------------------------------------------------------------
+
+
+def test_sharded_models_have_the_gradient_and_the_norm_of_all_data(ranks):
+    answers = ranks("fsdp")
+    model, world = Deep().double(), len(answers)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    for start, end in ((0, 4), (4, 8), (8, 10)):
+        together = [batch for rank in range(world) for batch in data(rank)[start:end]]
+        x, y = (torch.cat(parts).double() for parts in zip(*together, strict=True))
+        optimizer.zero_grad()
+        ((model(x) - y).square().sum() / len(x)).backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.2).item()
+        optimizer.step()
+    for found, seen, weight, micro_batches in same(answers):  # one dimension, and with replicas
+        assert close(found, flat(model))
+        assert seen == pytest.approx(norm, rel=1e-6)
+        assert (weight, micro_batches) == (len(x), 2 * world)
+
+
+def test_an_inf_in_one_ranks_part_is_seen_by_all(ranks):
+    skipped, counted, first_bad, unmoved, scale = same(ranks("fsdp_scale"))
+    assert (skipped, counted, unmoved, scale) == (True, True, True, 128.0)
+    assert first_bad == "first.weight"
+
+
+def test_an_oom_between_two_collectives_lets_all_ranks_halve_together(ranks):
+    assert same(ranks("fsdp_out_of_memory")) == []
+
+
+def test_a_sharded_rank_that_fails_for_good_ends_the_window_of_all(ranks):
+    first, *others = ranks("fsdp_hopeless")
+    assert first[0].startswith("OutOfMemoryError: CUDA")
+    assert all(other[0] == "PeerMemoryError: out of memory on rank 0" for other in others)
+    assert all(answer[1:] == [True, "True", False] for answer in (first, *others))
+
+
+def test_an_exception_on_a_sharded_rank_is_told_in_the_middle_of_a_pass(ranks):
+    answers = ranks("fsdp_raises")
+    same([parameters for _, parameters in answers])
+    for rank, (found, _) in enumerate(answers):
+        assert found == ["KeyError: 'label'" if rank == 0 else FAILED.format(0, rank)] * 2 + [
+            True,
+            "None",
+        ]
+
+
+def test_uneven_loaders_of_a_sharded_model_are_an_error_on_every_rank(ranks):
+    for told in same(ranks("fsdp_uneven")):
+        assert told.startswith(
+            "RankError: the ranks do not have the same micro-batches: rank 0 is in a micro-batch, "
+            "rank 1 is at flush()"
+        )
+
+
+def test_parts_that_are_not_sharded_are_refused(ranks):
+    part, ignored, overlap = same(ranks("fsdp_refused"))
+    assert part.startswith("ValueError: first.weight is not sharded")
+    assert ignored.startswith("ValueError: last.bias is not sharded")
+    assert overlap.startswith("ValueError: overlap=True is for models in Distributed")
+
+
+def test_only_micro_batches_ask_the_ranks(ranks):
+    outside, inside = same(ranks("fsdp_outside"))
+    assert outside == 0
+    assert inside >= 2 * 4  # a gather and a reduction of each of 4 groups, at least

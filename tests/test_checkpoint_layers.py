@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import memtools
-from memtools._checkpointing import checkpoint_layers
+from memtools import checkpoint_layers
 
 
 class Block(nn.Module):
@@ -119,11 +119,14 @@ def test_a_layer_keeps_its_input_alone(model):
     assert kept(model) == before
 
 
-def test_nothing_is_computed_twice_where_gradients_are_off(model):
+def test_where_gradients_are_off_a_layer_runs_as_ever(model, monkeypatch):
     checkpoint_layers(model)
+    monkeypatch.delattr("torch.utils.checkpoint.checkpoint")
     with torch.no_grad():
         model(X)
     assert forwards(model) == [1] * 4
+    with pytest.raises(AttributeError, match="checkpoint"):
+        model(X)
 
 
 def test_what_a_recomputed_forward_records_is_there_once():

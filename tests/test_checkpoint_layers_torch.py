@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from memtools._checkpointing import checkpoint_layers
+from memtools import checkpoint_layers
 from tests.test_checkpoint_layers import Model, X, forwards
 
 

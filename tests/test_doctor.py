@@ -286,7 +286,7 @@ def test_what_is_different_shows_and_only_what_should_work_is_broken(
     report = examine(monkeypatch, tmp_path, **different)
     assert len(report.broken) == broken
     assert all("\n" not in line for line in report.broken)
-    known = "plot kv_pool cleanup_policy"
+    known = "plot kv_pool cleanup_policy amp"
     working = [key for key, p in report.parts.items() if p.works and key not in known]
     assert " ".join(key.rpartition("_")[2] for key in working) == works
     monkeypatch.setattr(doctor, "examine", lambda: report)
@@ -325,7 +325,7 @@ KEYS = {
     "threads": "cpus_usable omp_num_threads mkl_num_threads",
     "allocators": " ".join(_allocators.KEYS),
     "exporters": "prometheus_client tensorboard wandb transformers lightning",
-    "works": "gate_history_cpu gate_history_cuda kv_pool cleanup_policy plot neg_bit_check",
+    "works": "gate_history_cpu gate_history_cuda kv_pool cleanup_policy amp plot neg_bit_check",
 }
 
 

@@ -72,6 +72,32 @@ def test_inf_and_nan_are_counted_apart_and_the_first_parameter_is_named(dtype: t
     assert (only_nan.infs, only_nan.nans, only_nan.first_bad) == (0, 1, "parameter 0 [3]")
 
 
+def gaps(values: torch.Tensor) -> torch.Tensor:
+    """The same values with gaps between them, which the native pass leaves."""
+    return torch.stack([values, values], -1)[..., 0]
+
+
+@pytest.mark.parametrize("left_first", [False, True])
+@pytest.mark.parametrize("left_bad", [False, True])
+def test_bad_elements_count_whoever_reads_them(left_first: bool, left_bad: bool) -> None:
+    native, left = (
+        torch.tensor([math.inf, 1.0]),
+        gaps(torch.tensor([1.0, math.nan if left_bad else 1.0])),
+    )
+    grads = [left, native] if left_first else [native, left]
+    found = Gradients(parameters_of(grads), ["a", "b"]).measure()
+    first = "a" if left_bad else "b" if left_first else "a"
+    assert (found.finite, found.infs, found.first_bad) == (False, 1, first)
+    assert found.nans == left_bad
+
+
+def test_what_is_left_is_read_in_float64() -> None:
+    grads = [gaps(torch.full((10,), 1e25)), gaps(torch.full((10,), 1e-25))]
+    for grad in grads:
+        found = Gradients(parameters_of([grad])).measure()
+        assert found.sum_squares == pytest.approx(squares_of([grad]), rel=1e-12)
+
+
 def test_infinite_squares_of_finite_float64_are_finite_gradients() -> None:
     found = Gradients(parameters_of([torch.full((3,), 1e200, dtype=torch.float64)])).measure()
     assert found.sum_squares == math.inf
@@ -110,6 +136,11 @@ def test_pieces_cover_a_gradient_that_is_large(monkeypatch: pytest.MonkeyPatch) 
         sizes = [piece.numel() for piece in _gradtorch._pieces(grad)]
         assert sum(sizes) == grad.numel()
         assert max(sizes) <= 100
+        monkeypatch.setattr(_gradtorch, "PIECE", 10)  # of which a row has more
+        pieces = list(_gradtorch._pieces(grad))
+        assert max(piece.numel() for piece in pieces) <= 10
+        assert sum(piece.numel() for piece in pieces) == grad.numel()
+        monkeypatch.setattr(_gradtorch, "PIECE", 100)
         assert _gradtorch.host_sums(torch, grad).squares == pytest.approx(squares_of([grad]))
 
 
@@ -143,6 +174,14 @@ def test_multiply_keeps_within_the_limit_and_bumps_the_version() -> None:
         if grad is not None and value is not None and version is not None:
             assert torch.equal(grad, value)
             assert grad._version > version or not grad.numel()
+
+
+def test_memory_that_two_parameters_share_is_multiplied_once() -> None:
+    grad = torch.full((3,), 2.0)
+    gradients = Gradients(parameters_of([grad, grad]))
+    assert gradients.measure().sum_squares == 24
+    gradients.multiply(0.5)
+    assert grad.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_factor_one_touches_nothing() -> None:
@@ -186,6 +225,22 @@ def test_add_to_refuses_before_it_adds(target: torch.Tensor | None) -> None:
     with pytest.raises(ValueError, match="2 parameters and 1 tensors"):
         gradients.add_to([good])
     assert torch.equal(good, torch.zeros(2))
+
+
+@pytest.mark.parametrize("target", [None, torch.zeros(4), torch.zeros(3, device="meta")])
+def test_add_to_refuses_before_it_adds_what_is_left(target: torch.Tensor | None) -> None:
+    good = torch.zeros(2)
+    gradients = Gradients(parameters_of([torch.ones(2), gaps(torch.ones(3))]))
+    with pytest.raises(ValueError, match=r"gradient of parameter 1 \[3\] is \[3\] on cpu"):
+        gradients.add_to([good, target])
+    assert torch.equal(good, torch.zeros(2))
+
+
+def test_bad_elements_of_the_sum_are_counted() -> None:
+    gradients = Gradients(parameters_of([torch.ones(2), torch.tensor([math.inf, 1.0])]), ["a", "b"])
+    found = gradients.add_to([torch.zeros(2), torch.zeros(2)], measure=True)
+    assert found is not None
+    assert (found.finite, found.infs, found.nans, found.first_bad) == (False, 1, 0, "b")
 
 
 def test_holding_measures_tensors_that_are_no_gradients() -> None:

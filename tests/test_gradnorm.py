@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 import memtools
-from memtools._gradients import Gradients
+from memtools._gradients import Gradients, Measure
 from tests.test_gradients import mixed, parameters_of, squares_of
 
 Grads = list[torch.Tensor | None]
@@ -64,6 +64,12 @@ def test_one_tensor_is_taken_for_a_list_of_it() -> None:
     assert memtools.grad_norm(parameter) == 5.0
     assert memtools.clip_grad_norm_(parameter, 1.0) == 5.0
     assert memtools.grad_norm(iter([parameter])) == pytest.approx(1.0)
+
+
+def test_a_parameter_that_is_given_twice_counts_once() -> None:
+    (parameter,) = parameters_of([torch.tensor([3.0, 4.0])])
+    assert memtools.clip_grad_norm_([parameter, parameter], 2.5) == 5.0
+    assert memtools.grad_norm([parameter, parameter]) == pytest.approx(2.5)
 
 
 def test_without_gradients_the_norm_is_zero() -> None:
@@ -171,6 +177,16 @@ def test_sparse_gradients_are_refused() -> None:
 
 
 # --- devices and shards ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_gradients_never_grow(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if on_device:  # whose measure is tensors
+        measured = Measure(torch.tensor(25.0).double(), 1, finite=torch.tensor(True))
+        monkeypatch.setattr(Gradients, "measure", lambda self: measured)
+    grad = torch.tensor([3.0, 4.0])
+    norm = memtools.clip_grad_norm_(parameters_of([grad]), 7.5)
+    assert (norm, grad.tolist()) == (5.0, [3.0, 4.0])
 
 
 def test_clipping_on_a_device_does_not_wait_for_it() -> None:

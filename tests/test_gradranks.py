@@ -177,7 +177,7 @@ def test_one_process_agrees_with_itself():
     assert type(ranks) is Ranks
     assert (ranks.world, ranks.rank, ranks.no_retry) == (1, 0, "")
     window = Window()
-    window.begin(4, 8.0)
+    window.begin(4, 8.0, 1.0)
     window.add(8.0)
     window.count = 1
     reduced = ranks.reduce(Gradients(model.parameters()), window, flushing=True)

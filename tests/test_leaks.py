@@ -13,6 +13,7 @@ import torch
 
 from memtools import Budget, BudgetError, GateHistory, _bridge, _core
 from tests import (
+    gradcases,
     leakcases,
     leakprobe,
     managedcases,
@@ -184,7 +185,7 @@ for _name in ["limit", "used", "peak", "available", "name", "device"]:
     CASES[f"Budget.{_name}"] = [lambda name=_name: getattr(BUDGET, name)]  # type: ignore[misc]
 CASES |= leakcases.CASES | leakprobe.CASES
 CASES |= recordcases.CASES | samplercases.CASES | policyleaks.CASES
-CASES |= managedcases.CASES | replaycases.CASES
+CASES |= managedcases.CASES | replaycases.CASES | gradcases.CASES
 
 
 def names_of_core() -> set[str]:

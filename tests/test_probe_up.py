@@ -81,6 +81,15 @@ def test_a_step_up_that_failed_goes_back_to_the_size_before():
     assert (control.size, control.before, control.wait) == (3, 0, 2 * FIRST_WAIT)
 
 
+def test_a_short_step_to_the_top_that_failed_keeps_what_is_known_to_fit():
+    """Half of 12 would be 6, and 8 fitted; where 6 failed as well, 8 is not known any more."""
+    for fits, size in ((10, 8), (5, 3)):
+        control = SizeControl(12)
+        control.load({"size": 12, "good": 0, "wait": FIRST_WAIT, "before": 8})
+        window(control, fits)
+        assert (control.size, control.before, control.wait) == (size, 0, 2 * FIRST_WAIT)
+
+
 def test_one_giant_does_not_cost_a_proven_size_and_a_second_one_does():
     control = SizeControl(16)
     for _ in range(PROVEN):

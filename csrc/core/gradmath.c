@@ -227,7 +227,7 @@ scale_f64(void *data, size_t n, double factor, double limit)
         x[i] = clamped_double(x[i] * factor, limit);
 }
 
-/* A factor that a float would round to 0, to infinity or to few bits. */
+/* For a factor that a float would round to 0, to infinity or to few bits. */
 static void
 scale_wide(mt_dtype dtype, void *data, size_t n, double factor, double limit)
 {
@@ -242,7 +242,7 @@ fits_float(double factor)
 {
     double size = fabs(factor);
 
-    return (size >= FLT_MIN && size <= FLT_MAX) || !(size > 0 && size <= DBL_MAX);
+    return size >= FLT_MIN && size <= FLT_MAX;
 }
 
 void

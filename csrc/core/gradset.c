@@ -11,6 +11,9 @@
  * 100 us of memory traffic, next to which taking it is nothing. */
 enum { CHUNK = 1 << 15, SHARE = 4 * CHUNK, PIECE = 4096 };
 
+/* Bytes. */
+enum { PAGE = 4096, FETCHED = 4 * PAGE };
+
 typedef struct chunk {
     size_t span;
     size_t begin; /* in the span */
@@ -194,6 +197,21 @@ typedef struct pass {
     bool first, measure;
 } pass;
 
+/* A line of each page where the next chunk begins: many small gradients lie here and there, and the
+ * machine's own prefetcher knows nothing of the next before it is there. It gains a tenth; within a
+ * chunk the machine does better alone. */
+static void
+fetch_next(const list *l, size_t c)
+{
+    const chunk *next = &l->chunks[c + 1];
+    const mt_grad_span *span = &l->spans[next->span];
+    size_t size = mt_dtype_size(span->dtype);
+    size_t bytes = mt_size_min(next->n * size, FETCHED);
+
+    for (size_t i = 0; i < bytes; i += PAGE)
+        __builtin_prefetch((const char *)span->data + next->begin * size + i);
+}
+
 static void
 work_through(pass *p)
 {
@@ -201,8 +219,10 @@ work_through(pass *p)
     size_t share;
 
     while ((share = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed)) < l->share_count)
-        for (size_t c = l->shares[share]; c < l->shares[share + 1]; c++)
+        for (size_t c = l->shares[share]; c < l->shares[share + 1]; c++) {
+            if (c + 1 < l->chunk_count) fetch_next(l, c);
             p->visit(p, &l->chunks[c], &l->parts[c]);
+        }
 }
 
 /* A program may have told its own thread to flush subnormal numbers, and not the others. */

@@ -36,6 +36,47 @@ mt_py_flat_alike(const mt_torch_flat *a, const mt_torch_flat *b)
     return true;
 }
 
+/* --- memory that two have -------------------------------------------------------------------- */
+
+/* Room for a table of numbers, half empty, found by the address. */
+size_t
+mt_py_flat_room(Py_ssize_t n)
+{
+    size_t room = 4;
+
+    while (room < 2 * (size_t)n)
+        room *= 2;
+    return room;
+}
+
+/* Where the number of the tensor at this address is, plus 1, or is to go: 0. */
+static Py_ssize_t *
+place_of(const mt_py_flats *f, const void *data, Py_ssize_t *room)
+{
+    size_t size = mt_py_flat_room(f->n);
+    size_t at = (size_t)((uint64_t)(uintptr_t)data * 0x9E3779B97F4A7C15u >> 32) & (size - 1);
+
+    while (room[at] != 0 && f->at[room[at] - 1].data != data)
+        at = (at + 1) & (size - 1);
+    return &room[at];
+}
+
+Py_ssize_t
+mt_py_flat_shared(const mt_py_flats *f, Py_ssize_t from, Py_ssize_t *room, Py_ssize_t *earlier)
+{
+    for (Py_ssize_t k = from; k < f->n; k++) {
+        Py_ssize_t *place;
+        if (f->at[k].is != MT_TORCH_FLAT || f->at[k].count == 0) continue;
+        place = place_of(f, f->at[k].data, room);
+        if (*place != 0) {
+            *earlier = *place - 1;
+            return k;
+        }
+        *place = k + 1;
+    }
+    return -1;
+}
+
 /* --- without the shim ------------------------------------------------------------------------ */
 
 /* Whether the strides are, in some order, those of packed memory: each dimension's is the product
@@ -70,18 +111,27 @@ elements(const DLTensor *dl)
     return n;
 }
 
-/* 1 for a tensor whose memory holds its very values, 0 for another, -1 with an error. */
+/* 1 for true, 0 for false, -1 with an error; takes the reference. */
 static int
-is_plain(mt_state *st, PyObject *tensor)
+truth(PyObject *answer)
 {
-    PyObject *answer;
-    int neg;
+    int value = answer == NULL ? -1 : PyObject_IsTrue(answer);
+
+    Py_XDECREF(answer);
+    return value;
+}
+
+/* 1 for a tensor whose memory holds its very values, and may be written to; 0 for another, -1 with
+ * an error. */
+static int
+is_plain(mt_state *st, PyObject *tensor, bool writing)
+{
+    int neg, frozen = 0;
 
     if (!Py_IS_TYPE(tensor, st->tensor) && !Py_IS_TYPE(tensor, st->parameter)) return 0;
-    if ((answer = PyObject_CallOneArg(st->is_neg, tensor)) == NULL) return -1;
-    neg = PyObject_IsTrue(answer);
-    Py_DECREF(answer);
-    return neg < 0 ? -1 : !neg;
+    neg = truth(PyObject_CallOneArg(st->is_neg, tensor));
+    if (neg == 0 && writing) frozen = truth(PyObject_CallMethod(tensor, "is_inference", NULL));
+    return neg < 0 || frozen < 0 ? -1 : !neg && !frozen;
 }
 
 static void
@@ -103,9 +153,9 @@ take(PyObject *tensor, const DLTensor *dl, mt_torch_flat *out)
 }
 
 static int
-read_tensor(mt_state *st, PyObject *tensor, mt_torch_flat *out)
+read_tensor(mt_state *st, PyObject *tensor, bool writing, mt_torch_flat *out)
 {
-    int plain = is_plain(st, tensor);
+    int plain = is_plain(st, tensor, writing);
     mt_dtype dtype;
     DLTensor dl;
 
@@ -124,14 +174,14 @@ read_tensor(mt_state *st, PyObject *tensor, mt_torch_flat *out)
 }
 
 static int
-read_one(mt_state *st, PyObject *tensor, bool of_grad, mt_torch_flat *out)
+read_one(mt_state *st, PyObject *tensor, bool of_grad, bool writing, mt_torch_flat *out)
 {
     PyObject *subject = of_grad ? PyObject_GetAttrString(tensor, "grad") : Py_NewRef(tensor);
     int failed = 0;
 
     *out = (mt_torch_flat){.is = MT_TORCH_NONE};
     if (subject == NULL) return -1;
-    if (subject != Py_None) failed = read_tensor(st, subject, out);
+    if (subject != Py_None) failed = read_tensor(st, subject, writing, out);
     Py_DECREF(subject);
     return failed;
 }
@@ -162,7 +212,7 @@ mt_py_flat_read(mt_state *st, PyObject *tensors, bool of_grad, bool writing, mt_
         f->shim->flat((void *const *)items, (size_t)n, of_grad, writing, f->at);
     } else {
         for (f->n = 0; f->n < n; f->n++)
-            if (read_one(st, items[f->n], of_grad, &f->at[f->n]) < 0) {
+            if (read_one(st, items[f->n], of_grad, writing, &f->at[f->n]) < 0) {
                 mt_py_flat_drop(f);
                 f->n = n;
                 return -1;

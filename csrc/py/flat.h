@@ -29,6 +29,13 @@ void mt_py_flat_drop(mt_py_flats *f);
 /* The element type. False for one that gradients do not have. */
 bool mt_py_flat_dtype(const mt_torch_flat *flat, mt_dtype *out);
 
+/* The first k whose elements are those of an earlier one, which goes to *earlier; -1 for none.
+ * Looks from `from` on. `room` is for mt_py_flat_room(f->n) numbers, and kept between calls by the
+ * caller: zeros at the first call for these tensors, which has from = 0. */
+Py_ssize_t mt_py_flat_shared(const mt_py_flats *f, Py_ssize_t from, Py_ssize_t *room,
+                             Py_ssize_t *earlier);
+size_t mt_py_flat_room(Py_ssize_t n);
+
 /* True when element i of one is element i of the other. */
 bool mt_py_flat_alike(const mt_torch_flat *a, const mt_torch_flat *b);
 

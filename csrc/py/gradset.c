@@ -8,6 +8,7 @@
 
 #include <math.h>
 #include <stddef.h>
+#include <string.h>
 #include <structmember.h>
 
 #include "../core/gradset.h"
@@ -23,6 +24,7 @@ typedef struct GradSet {
     mt_grad_span *span;
     Py_ssize_t *owner; /* of each span: the number of its parameter */
     float **into;
+    Py_ssize_t *room; /* see mt_py_flat_shared() */
     bool busy;
 } GradSet;
 
@@ -64,6 +66,21 @@ make_spans(GradSet *self, const char *doing)
     return -1;
 }
 
+/* The same memory as the gradient of two parameters is multiplied once by us and once by the
+ * caller, in that order: not by two threads at a time. */
+static void
+leave_shared(GradSet *self, const mt_py_flats *grads)
+{
+    Py_ssize_t earlier, k = 0;
+
+    memset(self->room, 0, mt_py_flat_room(self->n) * sizeof *self->room);
+    while ((k = mt_py_flat_shared(grads, k, self->room, &earlier)) >= 0) {
+        mt_py_flats one = {&self->grads[k], 1, grads->shim};
+        mt_py_flat_drop(&one);
+        self->grads[k].is = MT_TORCH_OTHER;
+    }
+}
+
 /* Holds the gradients until mt_py_flat_drop(). -1 with an error, and nothing held. */
 static int
 read_grads(GradSet *self, bool writing, const char *doing, mt_py_flats *grads)
@@ -71,6 +88,7 @@ read_grads(GradSet *self, bool writing, const char *doing, mt_py_flats *grads)
     *grads = flats(self, self->grads);
     if (mt_state_connect(self->state) < 0) return -1;
     if (mt_py_flat_read(self->state, self->parameters, true, writing, grads) < 0) return -1;
+    if (writing) leave_shared(self, grads);
     if (make_spans(self, doing) == 0) return 0;
     mt_py_flat_drop(grads);
     return -1;
@@ -271,6 +289,19 @@ forget_spare_targets(GradSet *self, const mt_py_flats *targets)
     }
 }
 
+static int
+refuse_shared(GradSet *self, const mt_py_flats *targets)
+{
+    Py_ssize_t k, earlier;
+
+    memset(self->room, 0, mt_py_flat_room(self->n) * sizeof *self->room);
+    if ((k = mt_py_flat_shared(targets, 0, self->room, &earlier)) < 0) return 0;
+    PyErr_Format(PyExc_ValueError,
+                 "into[%zd] and into[%zd] are the same memory; give each gradient its own", earlier,
+                 k);
+    return -1;
+}
+
 static PyObject *
 add(GradSet *self, const mt_py_flats *targets, bool first, bool measured, int threads)
 {
@@ -279,6 +310,7 @@ add(GradSet *self, const mt_py_flats *targets, bool first, bool measured, int th
 
     if (check_targets(self) < 0 || plan(targets->shim, threads, &p) < 0) return NULL;
     forget_spare_targets(self, targets);
+    if (refuse_shared(self, targets) < 0) return NULL;
     if (mt_py_flat_written(targets) < 0) return NULL;
     Py_BEGIN_ALLOW_THREADS;
     mt_gradset_accumulate(self->set, self->into, first, p.par, p.threads, measured ? &total : NULL);
@@ -377,8 +409,9 @@ make_arrays(GradSet *self)
     self->span = PyMem_Calloc(n + 1, sizeof *self->span);
     self->owner = PyMem_Calloc(n + 1, sizeof *self->owner);
     self->into = PyMem_Calloc(n + 1, sizeof *self->into);
+    self->room = PyMem_Calloc(mt_py_flat_room(self->n), sizeof *self->room);
     if (self->grads != NULL && self->targets != NULL && self->span != NULL && self->owner != NULL &&
-        self->into != NULL)
+        self->into != NULL && self->room != NULL)
         return true;
     PyErr_NoMemory();
     return false;
@@ -438,6 +471,7 @@ gradset_dealloc(PyObject *op)
     PyMem_Free(self->span);
     PyMem_Free(self->owner);
     PyMem_Free(self->into);
+    PyMem_Free(self->room);
     type->tp_free(op);
     Py_DECREF(type);
 }
@@ -487,8 +521,8 @@ static PyMethodDef methods[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc,
-     "GradSet(parameters, /)\n--\n\nThe gradients that these tensors have at each call."},
+    {Py_tp_doc, "GradSet(parameters, /)\n--\n\nThe gradients that these tensors have at each call. "
+                "Other threads may drop them during a pass, but not at its start."},
     {Py_tp_new, gradset_new},
     {Py_tp_dealloc, gradset_dealloc},
     {Py_tp_traverse, gradset_traverse},

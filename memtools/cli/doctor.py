@@ -271,14 +271,16 @@ def works_here(report: Report, connection: Connection) -> dict[str, Part]:
     no_plot = no_core or (PLOT_REMEDY if plot.value is None else "")
     pool = "on the host" if no_cuda else "on the host and on CUDA"
     cleanup = "gc, malloc_trim" if no_cuda else "gc, malloc_trim, empty_cache"
-    check = "by the shim"
+    check, accumulation = "by the shim", "native passes, on torch's threads"
     if connection.shim_error:
+        accumulation = f"native passes, on one thread; for torch's threads run {rebuild}"
         check = f"by a torch call; for the faster shim ({connection.shim_error}) run {rebuild}"
     return {
         "gate_history_cpu": Part("gate history, CPU", not blocked, blocked),
         "gate_history_cuda": Part("gate history, CUDA", not no_cuda, no_cuda),
         "kv_pool": Part("KV-cache pool", not blocked, blocked or pool),
         "cleanup_policy": Part("cleanup policy", not no_core, no_core or cleanup),
+        "amp": Part("accumulation, AMP", not blocked, blocked or accumulation),
         "plot": Part("plots", not no_plot, no_plot or f"by matplotlib {plot.value}"),
         "neg_bit_check": Part("negative-bit check", not blocked, blocked or check),
     }

@@ -1,9 +1,11 @@
-"""A MemoryMonitor for Lightning: `from memtools.integrations.lightning import MemoryCallback`.
+"""memtools in Lightning: `from memtools.integrations.lightning import MemoryCallback, accumulator`.
 
 setup              start                       each of fit, validate, test and predict
 on_train_start     phase "train"               "sanity_check", "validate", "test", "predict" are
 on_train_batch_end step, log_dict(figures)     phases as well, inside of "train" or alone
 teardown           stop                        on_exception stops too
+
+accumulator(module) makes a GradAccumulator for a LightningModule that optimises by hand.
 
 Works with `lightning` and with `pytorch_lightning`, whichever the program has imported.
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Self
 
-from memtools import MemoryMonitor
+from memtools import GradAccumulator, MemoryMonitor
 from memtools.integrations._run import MonitoredRun
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ else:
     except ImportError:
         from pytorch_lightning.callbacks import Callback
 
-__all__ = ["MemoryCallback"]
+__all__ = ["MemoryCallback", "accumulator"]
 
 
 class MemoryCallback(Callback):  # type: ignore[misc]
@@ -118,6 +120,51 @@ class MemoryCallback(Callback):  # type: ignore[misc]
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.stop(error)
+
+
+def accumulator(module: Any, steps: int = 1, **options: Any) -> GradAccumulator:
+    """A GradAccumulator over the optimizer of a LightningModule that optimises by hand.
+
+        def on_fit_start(self):
+            self.acc = accumulator(self, steps=4, max_norm=1.0)
+        def training_step(self, batch, index):
+            with self.acc.micro_batch():
+                loss_sum, count = ...
+                self.acc.backward(loss_sum, weight=count)
+            if self.trainer.is_last_batch:
+                self.acc.flush()
+
+    `trainer.global_step` counts the updates made in `training_step`. The precision is Lightning's
+    where the Trainer has bf16-mixed. With several devices each rank's loader may end when it does.
+
+    Args:
+        module: of a Trainer that fits it, with `self.automatic_optimization = False` and one
+            optimizer; its scheduler is stepped after each update.
+        steps, options: as of GradAccumulator; `scheduler=` replaces the module's.
+
+    Raises:
+        ValueError: the module optimises automatically, has several optimizers, or the Trainer's
+            precision is 16-mixed: give precision="fp16" here, and "32-true" to the Trainer.
+    """
+    if module.automatic_optimization:
+        raise ValueError(
+            "GradAccumulator makes the updates by itself: set self.automatic_optimization = False "
+            "in the module, and leave accumulate_grad_batches out"
+        )
+    precision = str(module.trainer.precision)
+    if precision.startswith("16"):
+        raise ValueError(
+            f'the Trainer scales losses itself with precision="{precision}"; give it "32-true", '
+            'and precision="fp16" to the accumulator'
+        )
+    optimizer = module.optimizers()
+    if isinstance(optimizer, list):
+        raise ValueError(
+            f"the module has {len(optimizer)} optimizers; make one GradAccumulator for each"
+        )
+    options.setdefault("scheduler", module.lr_schedulers() or None)
+    model = module.trainer.strategy.model
+    return GradAccumulator(model, optimizer, steps, **options)
 
 
 def _logs_now(trainer: Any) -> bool:

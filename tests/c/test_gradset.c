@@ -279,8 +279,31 @@ the_list_is_made_again_only_when_something_moved(void)
     CHECK(mt_gradset_chunks(set) == 2);
     CHECK(mt_gradset_set(set, spans, 1, NULL) == MT_OK && mt_gradset_rebuilt(set) == 5);
     CHECK(mt_gradset_set(set, spans, 0, NULL) == MT_OK && mt_gradset_chunks(set) == 0);
+    CHECK(mt_gradset_rebuilt(set) == 6);
     mt_gradset_free(set);
     mt_gradset_free(NULL);
+}
+
+/* More gradients without more chunks, and more chunks without more gradients. */
+static void
+the_list_grows_with_either(void)
+{
+    float *x = long_gradient(4);
+    mt_grad_span spans[40];
+    mt_gradset *set;
+    mt_grad_total total;
+
+    for (size_t i = 0; i < 40; i++)
+        spans[i] = (mt_grad_span){x, 0, MT_F32};
+    spans[0].n = 1;
+    set = make_set(&mt_alloc_libc, spans, 1);
+    CHECK(mt_gradset_set(set, spans, 40, NULL) == MT_OK);
+    spans[7].n = LONG;
+    CHECK(mt_gradset_set(set, spans, 40, NULL) == MT_OK);
+    mt_gradset_measure(set, NULL, 1, &total);
+    CHECK(total.elements == LONG + 1 && mt_gradset_rebuilt(set) == 3);
+    mt_gradset_free(set);
+    free(x);
 }
 
 static void
@@ -321,6 +344,7 @@ main(void)
     RUN(workers_compute_as_the_caller_does);
     RUN(little_work_stays_on_the_callers_thread);
     RUN(the_list_is_made_again_only_when_something_moved);
+    RUN(the_list_grows_with_either);
     RUN(a_failed_allocation_leaves_the_set_as_it_was);
     CHECK_DONE();
 }

@@ -1,0 +1,197 @@
+"""Gradients on a GPU: run by `make test-gpu` on a machine that has one.
+
+How to read the proofs of "does not wait": `busy()` keeps the current stream busy for about a second
+and returns an event behind that. While the event has not been reached, nothing has waited.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import nn
+
+import memtools
+from memtools._gradients import Gradients
+from memtools._inbackward import InBackward
+from memtools._maingrads import MainGrads
+
+CUDA = torch.device("cuda")
+FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+def busy() -> torch.cuda.Event:
+    torch.cuda._sleep(int(2e9))
+    behind = torch.cuda.Event()
+    behind.record()
+    return behind
+
+
+def parameters_of(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    made = []
+    for grad in grads:
+        parameter = torch.zeros_like(grad)
+        parameter.grad = grad
+        made.append(parameter)
+    return made
+
+
+def mixed() -> list[torch.Tensor]:
+    """Dtypes, layouts, an empty one, and one on the CPU."""
+    made = [torch.randn(33, 7, device=CUDA).to(dtype) for dtype in FLOATS]
+    made += [torch.randn(6, 9, device=CUDA).t(), torch.randn(8, 8, device=CUDA)[:, ::2]]
+    return [*made, torch.zeros(0, 4, device=CUDA), torch.randn(5)]
+
+
+def squares_of(grads: Sequence[torch.Tensor]) -> float:
+    return math.fsum(float(grad.double().square().sum()) for grad in grads)
+
+
+def wide(grad: torch.Tensor) -> torch.Tensor:
+    return grad.to(torch.promote_types(grad.dtype, torch.float32))
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def test_measure_is_exact() -> None:
+    grads = mixed()
+    found = Gradients(parameters_of(grads)).measure()
+    assert isinstance(found.sum_squares, torch.Tensor)
+    assert found.sum_squares.device.type == "cuda"
+    assert float(found.sum_squares) == pytest.approx(squares_of(grads), rel=1e-7)
+    assert (bool(found.finite), found.count) == (True, 8)
+
+
+@pytest.mark.parametrize("size", [1e25, 1e-25, 3e38])
+def test_squares_that_fp32_cannot_hold(size: float) -> None:
+    grad = torch.randn(100_000, device=CUDA).clamp(-1, 1) * size
+    found = Gradients(parameters_of([grad])).measure()
+    assert float(found.sum_squares) == pytest.approx(squares_of([grad]), rel=1e-7)
+    assert bool(found.finite)
+
+
+def test_norm_of_100_million_elements() -> None:
+    grad = torch.randn(100_000_000, device=CUDA)
+    exact = math.sqrt(squares_of([grad]))
+    assert float(memtools.grad_norm(parameters_of([grad]))) == pytest.approx(exact, rel=1e-7)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_inf_and_nan_are_counted_and_named(dtype: torch.dtype) -> None:
+    grads = [torch.ones(10, device=CUDA, dtype=dtype) for _ in range(3)]
+    grads[1][[2, 5]] = math.inf
+    grads[2][0] = math.nan
+    found = Gradients(parameters_of(grads), ["a", "b", "c"]).measure()
+    assert not bool(found.finite)
+    assert (found.infs, found.nans, found.first_bad) == (2, 1, "b")
+
+
+@pytest.mark.parametrize("limit", [math.inf, 0.25])
+@pytest.mark.parametrize("on_device", [False, True])
+def test_multiply_does_not_round_the_factor_to_16_bits(on_device: bool, limit: float) -> None:
+    grads = mixed()[:-1] if on_device else mixed()
+    wanted = [(wide(grad) * 0.3).clamp(-limit, limit).to(grad.dtype) for grad in grads]
+    factor = torch.tensor(0.3, dtype=torch.float64, device=CUDA) if on_device else 0.3
+    Gradients(parameters_of(grads)).multiply(factor, limit)
+    for grad, value in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(grad, value, rtol=2e-7 if grad.itemsize > 2 else 0, atol=0)
+
+
+def test_clip_is_torchs() -> None:
+    grads = mixed()[:-1]
+    theirs = parameters_of([grad.clone() for grad in grads])
+    ours = parameters_of(grads)
+    norm = memtools.clip_grad_norm_(ours, 0.5)
+    wanted = nn.utils.clip_grad_norm_(theirs, 0.5)
+    assert norm.device.type == "cuda"
+    torch.testing.assert_close(norm, wanted.to(norm.dtype), rtol=1e-2, atol=0)  # theirs has bf16
+    exact = math.sqrt(squares_of(grads))
+    assert exact == pytest.approx(0.5, rel=1e-3)
+
+
+# --- nothing waits --------------------------------------------------------------------------------
+
+
+def test_measuring_clipping_and_adding_do_not_wait() -> None:
+    grads = [torch.ones(1_000, device=CUDA, dtype=dtype) for dtype in FLOATS]
+    gradients = Gradients(parameters_of(grads))
+    into: list[torch.Tensor | None] = [torch.zeros(1_000, device=CUDA) for _ in grads]
+    for _ in range(2):  # the first time kernels are loaded, which waits
+        torch.cuda.synchronize()
+        behind = busy()
+        found = gradients.measure()
+        gradients.multiply(torch.ones((), device=CUDA))
+        gradients.multiply(0.999, limit=2.0)
+        memtools.clip_grad_norm_(gradients.parameters, 1.0)
+        gradients.add_to(into, measure=True)
+        waited = behind.query()
+    assert not waited
+    assert bool(found.finite)
+
+
+# --- sums in fp32, and steps in backward ----------------------------------------------------------
+
+
+def test_main_gradients_are_fp32_sums() -> None:
+    torch.manual_seed(1)
+    model = nn.Linear(64, 32, device=CUDA, dtype=torch.bfloat16)
+    main = MainGrads(model.parameters())
+    wanted = [torch.zeros_like(p, dtype=torch.float64) for p in model.parameters()]
+    for _ in range(5):
+        x = torch.randn(16, 64, device=CUDA, dtype=torch.bfloat16)
+        alone = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+        for total, grad in zip(wanted, alone, strict=True):
+            total += grad
+        model(x).sum().backward()
+        assert all(p.grad is None for p in model.parameters())
+    main.measure_next()
+    for grad, value in zip(main.tensors(), wanted, strict=True):
+        torch.testing.assert_close(grad.double(), value, rtol=1e-5, atol=1e-5)
+    assert float(main.measure().sum_squares) == pytest.approx(squares_of(wanted), rel=1e-5)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    main.give(optimizer)
+    optimizer.step()
+    main.clear()
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("kind", ["SGD", "Adagrad", "RMSprop", "Adadelta"])
+def test_optimizers_that_take_fp32_gradients(kind: str, foreach: bool) -> None:
+    weight = nn.Parameter(torch.zeros(64, device=CUDA, dtype=torch.bfloat16))
+    before = weight.detach().clone()
+    main = MainGrads([weight])
+    (weight * 0.3).sum().backward()
+    optimizer = getattr(torch.optim, kind)([weight], lr=0.5, foreach=foreach)
+    main.give(optimizer)
+    assert weight.grad is not None
+    assert weight.grad.dtype == torch.float32
+    optimizer.step()
+    main.clear()
+    assert not torch.equal(weight, before)
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}])
+def test_stepping_in_backward_gives_the_same_parameters(options: dict[str, bool]) -> None:
+    models = []
+    for ours in (False, True):
+        torch.manual_seed(2)
+        layers = (nn.Linear(64, 64, device=CUDA) for _ in range(4))
+        model = nn.Sequential(*layers)
+        optimizer = torch.optim.AdamW(model.parameters(), **options)
+        inside = InBackward(model.parameters(), optimizer) if ours else None
+        for _ in range(3):
+            x = torch.randn(16, 64, device=CUDA)
+            if inside is not None:
+                inside.arm()
+            model(x).square().sum().backward()
+            if inside is not None:
+                assert all(p.grad is None for p in model.parameters())
+                inside.finish()
+            else:
+                optimizer.step()
+                optimizer.zero_grad()
+        models.append(model)
+    assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))

@@ -1,0 +1,88 @@
+"""Calls of memtools._core's GradSet, good and bad, for test_leaks.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from memtools import _core
+
+Case = Callable[[], object]
+
+
+def with_gradient(dtype: torch.dtype = torch.float32, n: int = 64) -> torch.nn.Parameter:
+    parameter = torch.nn.Parameter(torch.zeros(n, dtype=dtype))
+    parameter.grad = torch.ones(n, dtype=dtype)
+    return parameter
+
+
+PARAMETERS = [with_gradient(), with_gradient(torch.bfloat16), torch.nn.Parameter(torch.zeros(3))]
+PARAMETERS += [with_gradient(torch.complex64)]
+INTO = [torch.zeros(len(p)) for p in PARAMETERS]
+SET = _core.GradSet(PARAMETERS)
+SHARED = [with_gradient(), with_gradient()]
+SHARED[1].grad = SHARED[0].grad
+
+
+def refused(call: Case) -> None:
+    with pytest.raises(Exception):  # noqa: B017, PT011 - any refusal; which one, other tests say
+        call()
+
+
+def moving() -> None:
+    PARAMETERS[0].grad = torch.ones(64)
+    SET.measure()
+
+
+def cyclic() -> None:
+    parameter = with_gradient()
+    parameter.set = _core.GradSet([parameter])  # type: ignore[attr-defined]
+
+
+CASES: dict[str, list[Case]] = {
+    "GradSet": [
+        lambda: _core.GradSet(PARAMETERS),
+        lambda: _core.GradSet(iter(())),
+        cyclic,
+        lambda: refused(lambda: _core.GradSet([*PARAMETERS, PARAMETERS[0]])),
+        lambda: refused(lambda: _core.GradSet([1])),  # type: ignore[list-item]
+        lambda: refused(lambda: _core.GradSet(1)),  # type: ignore[arg-type]
+        lambda: refused(lambda: _core.GradSet()),  # type: ignore[call-arg]
+    ],
+    "GradSet.__new__": [lambda: _core.GradSet(PARAMETERS).measure()],
+    "GradSet.measure": [
+        SET.measure,
+        moving,
+        lambda: refused(lambda: SET.measure(-1)),
+        lambda: refused(lambda: SET.measure("x")),  # type: ignore[arg-type]
+    ],
+    "GradSet.multiply": [
+        lambda: SET.multiply(0.5, limit=3),
+        lambda: SET.multiply(1),
+        lambda: _core.GradSet(SHARED).multiply(1, 1),
+        lambda: refused(lambda: SET.multiply(0.5, -1)),
+        lambda: refused(lambda: SET.multiply(0.5, threads=-1)),
+        lambda: refused(lambda: SET.multiply("x")),  # type: ignore[arg-type]
+    ],
+    "GradSet.add_to": [
+        lambda: SET.add_to(INTO),
+        lambda: SET.add_to(iter(INTO), first=True, measure=True),
+        lambda: refused(lambda: SET.add_to(INTO[:1])),
+        lambda: refused(lambda: SET.add_to(PARAMETERS)),
+        lambda: refused(lambda: SET.add_to([INTO[0], INTO[0], *INTO[2:]])),
+        lambda: refused(lambda: SET.add_to([1, 2, 3, 4])),  # type: ignore[list-item]
+        lambda: refused(lambda: SET.add_to(INTO, threads=-1)),
+        lambda: refused(lambda: SET.add_to()),  # type: ignore[call-overload]
+    ],
+    "GradMeasure": [
+        SET.measure,
+        lambda: refused(lambda: _core.GradMeasure([1])),
+    ],
+}
+for _name in ["parameters", "tensors", "chunks", "rebuilt"]:
+    CASES[f"GradSet.{_name}"] = [lambda name=_name: getattr(SET, name)]  # type: ignore[misc]
+MEASURE = SET.measure()
+for _name in set(vars(_core.GradMeasure)) - {"__doc__", "__module__"}:
+    CASES[f"GradMeasure.{_name}"] = [lambda name=_name: getattr(MEASURE, name)]  # type: ignore[misc]
