@@ -4,6 +4,7 @@ TORCH ?= torch==2.13.0
 CC ?= cc
 CLANG ?= $(shell command -v clang || command -v clang-14)
 FUZZ_SECONDS ?= 60
+CORES ?= $(shell nproc 2>/dev/null || echo 1)
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -88,13 +89,20 @@ $(eval $(call c-build,c-san,-O1 $(SAN)))
 $(eval $(call c-build,c-tsan,-O1 -g -fsanitize=thread))
 .SECONDARY:
 
-test-c: $(C_TESTS:%=$(OUT)/c/%) $(OUT)/c/libfakecudart.so  ## C tests of csrc/core, csrc/os and csrc/cuda
+# They are built on all cores, if make was not told how many to use, and run one after the other.
+BUILD_C = $(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(CORES)) \
+    $(2:%=$(OUT)/$(1)/%) $(OUT)/$(1)/libfakecudart.so
+
+test-c: $(VENV)/.deps  ## C tests of csrc/core, csrc/os and csrc/cuda
+	@$(call BUILD_C,c,$(C_TESTS))
 	@$(call RUN_C_TESTS,c)
 
-sanitize-c: $(C_TESTS:%=$(OUT)/c-san/%) $(OUT)/c-san/libfakecudart.so
+sanitize-c: $(VENV)/.deps
+	@$(call BUILD_C,c-san,$(C_TESTS))
 	@$(call RUN_C_TESTS,c-san)
 
-tsan: $(THREAD_TESTS:%=$(OUT)/c-tsan/%) $(OUT)/c-tsan/libfakecudart.so
+tsan: $(VENV)/.deps
+	@$(call BUILD_C,c-tsan,$(THREAD_TESTS))
 	@$(call RUN_C_TESTS,c-tsan,$(THREAD_TESTS))
 
 sanitize: sanitize-c tsan sanitize-py  ## C tests and the extension under ASan and UBSan, threads under TSan

@@ -108,6 +108,19 @@ def _fake_library() -> FakeRuntime:
     return runtime
 
 
+@pytest.fixture(scope="session")
+def allocator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A made-up allocator of devices, as a library that a program of its own may load."""
+    out = tmp_path_factory.mktemp("allocator") / "fakeallocator.so"
+    torch_at = Path(torch.__file__).parent
+    subprocess.run(
+        [os.environ.get("CXX", "c++"), "-shared", "-fPIC", "-std=c++20", "-O0", "-w",
+         f"-I{torch_at}/include", ROOT / "tests/fake_cuda/fakeallocator.cpp",
+         f"-L{torch_at}/lib", "-lc10", "-o", out], check=True,
+    )  # fmt: skip
+    return out
+
+
 @pytest.fixture
 def fake_cuda(_fake_library: FakeRuntime) -> Iterator[FakeRuntime]:
     """The fake CUDA runtime, lazy: copies run when the test says so. Nothing may be left over."""

@@ -20,7 +20,7 @@ def pool_pss() -> int:
     total, counted = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.split(" ")[0]:
-            counted = "memtools" in line or "memfd" in line
+            counted = "memfd:" in line  # and not memtools/_core.so, which others map as well
         elif counted and line.startswith("Pss:"):
             total += int(line.split()[1]) << 10
     return total

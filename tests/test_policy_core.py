@@ -18,7 +18,6 @@ import pytest
 
 from memtools import _core
 from tests.monitorroot import LIMIT, MIB, Root
-from tests.test_sampler_devices import allocator  # noqa: F401 - a fixture
 from tests.test_sampler_life import ENV, PROJECT
 
 Rule = tuple[tuple[int, ...], int, bool]
@@ -324,7 +323,7 @@ assert core.look() == {int(size == 64)}, core.look()
 
 @pytest.mark.usefixtures("_fake_library")
 def test_devices_are_read_by_the_allocator_and_the_driver(
-    allocator: Path,  # noqa: F811 - the fixture
+    allocator: Path,
 ) -> None:
     code = f"""
 import ctypes, os, sys

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.test_sampler_devices import Program, allocator, program  # noqa: F401 - fixtures
+from tests.test_sampler_devices import Program, program  # noqa: F401 - fixtures
 
 POLICY = """
 sampler.stop()

@@ -3,14 +3,12 @@ fake driver. Each case is a program of its own, because an allocator is for a pr
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from memtools import _core
 from tests.fakecuda import FakeRuntime
@@ -18,7 +16,6 @@ from tests.samplercases import columns
 from tests.test_sampler import MS, wait_for
 from tests.test_sampler_life import ENV, PROJECT
 
-TORCH = Path(torch.__file__).parent
 BEGIN = f"""
 import ctypes, sys, time
 import torch
@@ -48,18 +45,6 @@ put(1, 2**40, 2**41, 3, 2**42)
 allocator.fake_allocator_begin()
 wait()
 """
-
-
-@pytest.fixture(scope="session")
-def allocator(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The made-up allocator as a library."""
-    out = tmp_path_factory.mktemp("allocator") / "fakeallocator.so"
-    subprocess.run(
-        [os.environ.get("CXX", "c++"), "-shared", "-fPIC", "-std=c++20", "-O0", "-w",
-         f"-I{TORCH}/include", PROJECT / "tests/fake_cuda/fakeallocator.cpp",
-         f"-L{TORCH}/lib", "-lc10", "-o", out], check=True,
-    )  # fmt: skip
-    return out
 
 
 Program = Callable[[str], None]
