@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import gc
 import json
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ from memtools import GradAccumulator
 from tests.fsdprankcases import FSDP, Deep, sharded
 from tests.gradrankcases import STEPS, Net, counts, data, flat
 from tests.oomrankcases import OOM
+from tests.ranks import fork_ranks
 
 DDP = torch.nn.parallel.DistributedDataParallel
 
@@ -241,7 +241,7 @@ def dead(rank: int) -> Any:
 CASES: dict[str, Callable[[int], Any]] = {case.__name__: case for case in (healthy, dead)}
 
 
-def main(case: str, rank: str, world: str, rendezvous: str, out: str) -> None:
+def main(case: str, rank: int, world: int, rendezvous: str, out: str) -> None:
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # a retry collects cycles: not among all that was imported
@@ -249,11 +249,11 @@ def main(case: str, rank: str, world: str, rendezvous: str, out: str) -> None:
     dist.init_process_group(
         "gloo",
         init_method=f"file://{rendezvous}",
-        rank=int(rank),
-        world_size=int(world),
+        rank=rank,
+        world_size=world,
         timeout=datetime.timedelta(seconds=60),
     )
-    result = CASES[case](int(rank))
+    result = CASES[case](rank)
     with open(out, "w") as file:
         json.dump(result, file)
     if case != "dead":
@@ -261,4 +261,4 @@ def main(case: str, rank: str, world: str, rendezvous: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    fork_ranks(main)

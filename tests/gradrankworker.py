@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +21,7 @@ from memtools._gradranks import Ranks, find_ranks
 from memtools._gradwire import BUCKET_BYTES, Wire
 from memtools._window import Window
 from tests.gradrankcases import STEPS, Net, counts, data, flat
+from tests.ranks import fork_ranks
 
 DDP = torch.nn.parallel.DistributedDataParallel
 
@@ -331,20 +331,20 @@ def by_hand(rank: int) -> Any:
 CASES: dict[str, Callable[[int], Any]] = {case.__name__: case for case in (by_hand,)}
 
 
-def main(case: str, rank: str, world: str, rendezvous: str, out: str) -> None:
+def main(case: str, rank: int, world: int, rendezvous: str, out: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{rendezvous}",
-        rank=int(rank),
-        world_size=int(world),
+        rank=rank,
+        world_size=world,
         timeout=datetime.timedelta(seconds=60),
     )
-    result = CASES[case](int(rank))
+    result = CASES[case](rank)
     with open(out, "w") as file:
         json.dump(result, file)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    fork_ranks(main)
