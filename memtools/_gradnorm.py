@@ -6,7 +6,7 @@ import types
 import warnings
 from collections.abc import Iterable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from memtools import _bridge
 from memtools._gradients import Gradients, Measure
@@ -14,7 +14,7 @@ from memtools._gradients import Gradients, Measure
 if TYPE_CHECKING:
     import torch
 
-    Parameters = torch.Tensor | Iterable[torch.Tensor]
+    Parameters: TypeAlias = torch.Tensor | Iterable[torch.Tensor]
 
 
 def grad_norm(
