@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -84,8 +86,9 @@ class AccumulatorReport:
     scale: float
     least_scale: float
     micro_batch_size: int | None
-    #: what ran out of memory in step(), in all windows
+    #: the newest 100 of what ran out of memory in step(), and how many there were
     retries: tuple[Any, ...]
+    ran_out: int
     #: the last window, or None before the first
     last: WindowReport | None
     #: what could be better here, a sentence each
@@ -117,7 +120,9 @@ class AccumulatorReport:
         if self.micro_batch_size is not None:
             lines.append(f"Micro-batch: {self.micro_batch_size:,} rows")
         if self.retries:
-            lines.append(f"Out of memory: {len(self.retries):,} times")
+            shown = min(self.ran_out, len(self.retries))
+            newest = f", the newest {shown}" if shown < self.ran_out else ""
+            lines.append(f"Out of memory: {self.ran_out:,} times{newest}")
             lines += [f"  {retry}" for retry in self.retries]
         if self.last is not None:
             lines.append(str(self.last))
@@ -135,6 +140,7 @@ class Totals:
         "least_scale",
         "micro_batches",
         "nan_windows",
+        "ran_out",
         "retries",
         "skipped",
         "skipped_in_a_row",
@@ -147,6 +153,7 @@ class Totals:
     inf_windows: int
     micro_batches: int
     nan_windows: int
+    ran_out: int
     skipped: int
     skipped_in_a_row: int
     updates: int
@@ -158,6 +165,7 @@ class Totals:
         "inf_windows",
         "micro_batches",
         "nan_windows",
+        "ran_out",
         "skipped",
         "skipped_in_a_row",
         "updates",
@@ -170,7 +178,7 @@ class Totals:
         self.first_bad: str | None = None
         self.last: WindowReport | None = None
         self.least_scale = scale
-        self.retries: list[Any] = []
+        self.retries: deque[Any] = deque(maxlen=100)
         self.weight = 0.0
 
     def add(self, window: WindowReport, next_scale: float) -> None:
@@ -180,7 +188,7 @@ class Totals:
         self.micro_batches += window.micro_batches
         self.weight += window.weight if math.isfinite(window.weight) else 0.0
         self.least_scale = min(self.least_scale, next_scale)
-        self.retries += window.retries
+        self.keep(window.retries)
         if not window.skipped:
             self.updates += 1
             self.skipped_in_a_row = 0
@@ -190,6 +198,12 @@ class Totals:
         self.nan_windows += window.nans > 0
         self.inf_windows += window.nans == 0
         self.first_bad = window.first_bad
+
+    def keep(self, retries: Iterable[Any]) -> None:
+        """Of a window that ended, or was given up. A run of years stays small."""
+        for retry in retries:
+            self.ran_out += 1
+            self.retries.append(retry)
 
     def usual_weight(self) -> float:
         """Of a micro-batch so far; 1 before the first window's end."""
@@ -211,4 +225,5 @@ class Totals:
         """What `checked` returned."""
         for name, value in state.items():
             setattr(self, name, value)
-        self.last, self.retries = None, []
+        self.last = None
+        self.retries.clear()

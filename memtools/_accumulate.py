@@ -224,6 +224,7 @@ class GradAccumulator(WindowLoop):
         self._require_outside("reset()")
         self._totals.dropped += not self.window.empty
         self._drop_gradients()
+        self._totals.keep(self._retries)
         self.window, self._retries = Window(self._scale.value), []
 
     # --- what it is told ---
@@ -298,6 +299,7 @@ class GradAccumulator(WindowLoop):
             least_scale=totals.least_scale,
             micro_batch_size=self.micro_batch_size,
             retries=(*totals.retries, *self._retries),
+            ran_out=totals.ran_out + len(self._retries),
             last=totals.last,
             notes=self._notes,
         )

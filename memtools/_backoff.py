@@ -75,15 +75,17 @@ class BackOff:
         self._flushes = _allocator_flushes()
         acc._begin_window()
         self._adopt()
-        start, before = acc.window.mark(), len(acc._retries)
+        start = acc.window.mark()
         self.undo.begin_window(acc.model)
         self.control.begin_window()
         try:
             _Step(self, left, loss_fn, sizes).run()
         except BaseException as error:
             self._give_up(start, acc.window.torn if self._in_backward else "")
-            for retry in acc._retries[before:]:
+            for retry in acc._retries:
                 error.add_note(f"memtools: {retry}")
+            acc._totals.keep(acc._retries)
+            acc._retries = []
             if isinstance(error, Exception):  # an interrupt reaches all ranks, and does not wait
                 acc.ranks.fail(error)
             raise

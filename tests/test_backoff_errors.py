@@ -82,8 +82,23 @@ def test_one_row_that_does_not_fit_raises_the_original_error_with_the_report(pha
     assert (grads(model), acc.window.empty, acc.report().windows) == ([], True, 0)
     assert len(acc.report().retries) == 3
     model.inject = Inject()
-    report = acc.step(batch(), loss_of(model))
-    assert len(report.retries) == 3
+    assert acc.step(batch(), loss_of(model)).retries == ()
+    assert len(acc.report().retries) == acc.report().ran_out == 3
+
+
+def test_a_run_that_often_runs_out_of_memory_keeps_the_newest_hundred_retries():
+    acc, model = no_norm(size=4)
+    model.inject = Inject(forward={0})
+    (first,) = acc.step(batch(), loss_of(model)).retries
+    acc._totals.keep([first] * 128)
+    model.inject = Inject(forward={0})
+    (last,) = acc.step(batch(), loss_of(model)).retries
+    report = acc.report()
+    assert (len(report.retries), report.ran_out) == (100, 130)
+    assert report.retries[-1] is last
+    assert "Out of memory: 130 times, the newest 100" in str(report)
+    acc.load_state_dict(acc.state_dict())
+    assert (acc.report().ran_out, acc.report().retries) == (130, ())
 
 
 def test_an_oom_in_the_optimizer_is_never_tried_again():
