@@ -5,9 +5,7 @@ python -m tests.accrankworker CASE RANK WORLD RENDEZVOUS OUT
 
 from __future__ import annotations
 
-import datetime
 import gc
-import json
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -241,24 +239,12 @@ def dead(rank: int) -> Any:
 CASES: dict[str, Callable[[int], Any]] = {case.__name__: case for case in (healthy, dead)}
 
 
-def main(case: str, rank: int, world: int, rendezvous: str, out: str) -> None:
+def ready() -> None:
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # a retry collects cycles: not among all that was imported
     warnings.filterwarnings("ignore", "torch.optim.*fused", UserWarning)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{rendezvous}",
-        rank=rank,
-        world_size=world,
-        timeout=datetime.timedelta(seconds=60),
-    )
-    result = CASES[case](rank)
-    with open(out, "w") as file:
-        json.dump(result, file)
-    if case != "dead":
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    fork_ranks(main)
+    fork_ranks(CASES, ready=ready)

@@ -6,8 +6,6 @@ python -m tests.gradrankworker CASE RANK WORLD RENDEZVOUS OUT
 from __future__ import annotations
 
 import contextlib
-import datetime
-import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -331,20 +329,5 @@ def by_hand(rank: int) -> Any:
 CASES: dict[str, Callable[[int], Any]] = {case.__name__: case for case in (by_hand,)}
 
 
-def main(case: str, rank: int, world: int, rendezvous: str, out: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{rendezvous}",
-        rank=rank,
-        world_size=world,
-        timeout=datetime.timedelta(seconds=60),
-    )
-    result = CASES[case](rank)
-    with open(out, "w") as file:
-        json.dump(result, file)
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    fork_ranks(main)
+    fork_ranks(CASES, ready=lambda: torch.set_num_threads(1))

@@ -5,8 +5,6 @@ python -m tests.policyrankworker CASE RANK WORLD RENDEZVOUS OUT
 
 from __future__ import annotations
 
-import datetime
-import json
 import os
 import time
 import warnings
@@ -178,22 +176,5 @@ CASES: dict[str, Callable[[int], Any]] = {
 }
 
 
-def main(case: str, rank: int, world: int, rendezvous: str, out: str) -> None:
-    dist.init_process_group(
-        "cuda:gloo" if case == "no_cpu" else "gloo",
-        init_method=f"file://{rendezvous}",
-        rank=rank,
-        world_size=world,
-        timeout=datetime.timedelta(seconds=120),
-    )
-    result = CASES[case](rank)
-    with open(out, "w") as file:
-        json.dump(result, file)
-    if case == "dead":
-        os._exit(0)  # torch cannot take a broken group apart
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    fork_ranks(main)
+    fork_ranks(CASES, backends={"no_cpu": "cuda:gloo"})

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -25,9 +27,14 @@ def run_ranks(module: str, case: str, world: int, folder: Path) -> list[Any]:
     return [json.loads(out.read_text()) if out.exists() else None for out in outs]
 
 
-def fork_ranks(main: Callable[[str, int, int, str, str], None]) -> None:
+def fork_ranks(
+    cases: dict[str, Callable[[int], Any]],
+    *,
+    ready: Callable[[], None] = lambda: None,
+    backends: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """What a worker module does as a program: torch is imported once, and each rank is a child of
-    this process. Prints how each ended."""
+    this process. Prints how each ended. A case's backend is gloo unless `backends` has another."""
     case, rendezvous, *outs = sys.argv[1:]
     ranks = []
     for rank, out in enumerate(outs):
@@ -35,10 +42,31 @@ def fork_ranks(main: Callable[[str, int, int, str, str], None]) -> None:
         if ranks[-1] == 0:
             code = 1
             try:
-                main(case, rank, len(outs), rendezvous, out)
+                ready()
+                _work(cases[case], backends.get(case, "gloo"), rank, len(outs), rendezvous, out)
                 code = 0
             except BaseException:
                 traceback.print_exc()
             finally:
                 os._exit(code)
     print(*(os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks))
+
+
+def _work(
+    case: Callable[[int], Any], backend: str, rank: int, world: int, rendezvous: str, out: str
+) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        backend,
+        init_method=f"file://{rendezvous}",
+        rank=rank,
+        world_size=world,
+        timeout=datetime.timedelta(seconds=120),
+    )
+    result = case(rank)
+    with open(out, "w") as file:
+        json.dump(result, file)
+    # torch cannot take a broken group apart
+    if case.__name__ != "dead" and dist.is_initialized():
+        dist.destroy_process_group()

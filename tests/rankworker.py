@@ -6,8 +6,6 @@ python -m tests.rankworker CASE RANK WORLD RENDEZVOUS OUT
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import json
 import math
 import os
 from collections.abc import Callable
@@ -77,20 +75,5 @@ CASES: dict[str, Callable[[int], Any]] = {
 }
 
 
-def main(case: str, rank: int, world: int, rendezvous: str, out: str) -> None:
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{rendezvous}",
-        rank=rank,
-        world_size=world,
-        timeout=datetime.timedelta(seconds=120),
-    )
-    result = CASES[case](rank)
-    with open(out, "w") as file:
-        json.dump(result, file)
-    if case != "dead":
-        dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    fork_ranks(main)
+    fork_ranks(CASES)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import gc
-from collections.abc import Iterator
 
 import pytest
 
 from tests.backoffcases import ROWS, run
 from tests.oominject import Inject
+
+# A retry collects cycles: not among all that the other tests have imported.
+pytestmark = pytest.mark.usefixtures("frozen")
 
 MODES = ("scratch", "copy", "redo")
 SETTINGS = {
@@ -18,15 +19,6 @@ SETTINGS = {
     "fp16": {"precision": "fp16", "growth_interval": 2, "max_norm": 0.05},
     "bf16": {"precision": "bf16"},
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _small_heap() -> Iterator[None]:
-    """A retry collects cycles: not among all that the other tests have imported."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def split_after(index: int, size: int = 4) -> list[list[int]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,14 +11,8 @@ import memtools
 from tests.backoffcases import ROWS, Model, batch, loss_of, made, run
 from tests.oominject import TEXT, Inject
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _small_heap() -> Iterator[None]:
-    """A retry collects cycles: not among all that the other tests have imported."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+# A retry collects cycles: not among all that the other tests have imported.
+pytestmark = pytest.mark.usefixtures("frozen")
 
 
 def values(model: torch.nn.Module) -> list[bytes]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -13,14 +10,8 @@ from memtools._backoff import BackOff
 from tests.backoffcases import ROWS, Model, batch, loss_of
 from tests.oominject import TEXT, Inject
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _small_heap() -> Iterator[None]:
-    """A retry collects cycles: not among all that the other tests have imported."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+# A retry collects cycles: not among all that the other tests have imported.
+pytestmark = pytest.mark.usefixtures("frozen")
 
 
 def made(undo: str, dtype: torch.dtype, **settings):

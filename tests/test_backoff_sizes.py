@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import re
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,14 +14,8 @@ from memtools._probe_up import FIRST_WAIT
 from tests.backoffcases import batch, loss_of, made
 from tests.oominject import Inject
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _small_heap() -> Iterator[None]:
-    """A retry collects cycles: not among all that the other tests have imported."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+# A retry collects cycles: not among all that the other tests have imported.
+pytestmark = pytest.mark.usefixtures("frozen")
 
 
 class Kept:
