@@ -10,7 +10,9 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { BLOCK = 4096, LANES = 16, STEP = 4 * LANES };
+enum { BLOCK = 4096 };
+#define LANES ((size_t)16)
+#define STEP  (4 * LANES)
 
 /* Below this a block's float squares may have lost bits that count: 4096 squares of less than
  * 2^-126, which float flushes or rounds, are less than 2^-34 of it. */

@@ -158,7 +158,7 @@ mt_gradset_set(mt_gradset *set, const mt_grad_span *spans, size_t n, mt_error *e
     list *old = &set->list;
 
     if (old->spans != NULL && same_spans(old, spans, n)) return MT_OK;
-    if (n >= old->span_room || chunks >= old->chunk_room) {
+    if (old->spans == NULL || n >= old->span_room || chunks >= old->chunk_room) {
         list larger = {0};
         if (!make_room(set->mem, &larger, n, chunks)) {
             list_free(set->mem, &larger);

@@ -408,7 +408,7 @@ make_arrays(GradSet *self)
     self->targets = PyMem_Calloc(n + 1, sizeof *self->targets);
     self->span = PyMem_Calloc(n + 1, sizeof *self->span);
     self->owner = PyMem_Calloc(n + 1, sizeof *self->owner);
-    self->into = PyMem_Calloc(n + 1, sizeof *self->into);
+    self->into = (float **)PyMem_Calloc(n + 1, sizeof *self->into);
     self->room = PyMem_Calloc(mt_py_flat_room(self->n), sizeof *self->room);
     if (self->grads != NULL && self->targets != NULL && self->span != NULL && self->owner != NULL &&
         self->into != NULL && self->room != NULL)
@@ -470,7 +470,7 @@ gradset_dealloc(PyObject *op)
     PyMem_Free(self->targets);
     PyMem_Free(self->span);
     PyMem_Free(self->owner);
-    PyMem_Free(self->into);
+    PyMem_Free((void *)self->into);
     PyMem_Free(self->room);
     type->tp_free(op);
     Py_DECREF(type);
@@ -504,7 +504,7 @@ static PyMemberDef members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-#define KEYWORDS METH_VARARGS | METH_KEYWORDS
+#define KEYWORDS (METH_VARARGS | METH_KEYWORDS)
 #define CALL(f)  (PyCFunction)(void (*)(void)) f
 static PyMethodDef methods[] = {
     {"measure", CALL(gradset_measure), KEYWORDS,
