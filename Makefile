@@ -147,7 +147,8 @@ $(OUT)/fuzz/%: tests/fuzz/%.c $(C_CORE) $(C_HEADERS) $(wildcard tests/fuzz/*.h) 
 	$(FUZZ_BUILD) $(C_FLAGS) -O1 -UNDEBUG $(SAN) $< $(C_CORE) -lm -o $@
 
 # --- the rest --------------------------------------------------------------------------------------
-BENCHES := gate_history kv_cache monitor record leaks census sampler report monitor_leaks run cleanup
+BENCHES := gate_history kv_cache monitor record leaks census sampler report monitor_leaks run cleanup accumulate \
+    backoff
 
 bench: $(VENV)/.built $(VENV)/.bench  ## benchmarks against the peers; JSON in benchmarks/results
 	@for b in $(BENCHES); do $(PY) benchmarks/$$b.py $(ARGS) || exit 1; done
