@@ -50,7 +50,7 @@ class WindowReport:
 
     def __str__(self) -> str:
         start = (
-            f"Window {self.index}: {self.micro_batches} micro-batches, weight {self.weight:,.6g}"
+            f"Window {self.index}: {_micro_batches(self.micro_batches)}, weight {self.weight:,.6g}"
         )
         if self.skipped:
             what = f"skipped: {self.infs:,} inf and {self.nans:,} nan, first in {self.first_bad}"
@@ -104,7 +104,7 @@ class AccumulatorReport:
 
     def __str__(self) -> str:
         lines = [
-            f"Accumulation: {self.windows:,} windows of {self.steps} micro-batches, "
+            f"Accumulation: {self.windows:,} windows of {_micro_batches(self.steps)}, "
             f"{self.updates:,} updates, precision {self.precision}"
         ]
         if self.skipped:
@@ -227,3 +227,7 @@ class Totals:
             setattr(self, name, value)
         self.last = None
         self.retries.clear()
+
+
+def _micro_batches(count: int) -> str:
+    return "1 micro-batch" if count == 1 else f"{count:,} micro-batches"
