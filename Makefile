@@ -121,10 +121,12 @@ SAN_TESTS := tests/test_census.py tests/test_holders.py tests/test_graphs.py \
     tests/test_policy_core*.py tests/test_policy_replay.py tests/test_gradset*.py)
 
 # What a sanitiser's own memory makes meaningless: resident bytes (its quarantine), what malloc
-# says of itself (its own says 0), and fork() beside a thread that allocates (its locks do not survive that).
+# says of itself (its own says 0), fork() beside a thread that allocates (its locks do not survive that), and tables
+# larger than the machine, never touched (its shadow of them is: minutes of page faults).
 SAN_SKIP := not test_does_not_leak and not planted_leak and not gives_its_memory and not fork_while \
     and not cost_no_memory and not page_fault and not goes_back_to_the_system \
-    and not agree_with_psutil and not each_others_peak and not without_a_thread and not what_malloc_keeps
+    and not agree_with_psutil and not each_others_peak and not without_a_thread and not what_malloc_keeps \
+    and not than_there_are_addresses
 
 $(OUT)/py-san/.built: $(VENV)/.deps setup.py $(EXT_SOURCES) $(wildcard memtools/*.py)
 	MEMTOOLS_SANITIZE=address,undefined $(PIP) --no-build-isolation --no-deps --upgrade --target $(@D) .
