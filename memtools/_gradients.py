@@ -108,7 +108,7 @@ class Gradients:
 
     def sparse(self) -> str | None:
         """The name of the first parameter whose gradient is sparse, or None."""
-        for index in self._native.multiply(1.0):  # which only looks what it would leave
+        for index in self._unread():
             if (grad := self.parameters[index].grad) is not None and _is_sparse(grad):
                 return self.name(index)
         return None
@@ -168,7 +168,7 @@ class Gradients:
             factor = float(factor)
             if factor == 1.0 and limit == math.inf:
                 return
-        left = self._left(self._native.multiply(1.0))  # which only looks where they are
+        left = self._left(self._unread())
         self._refuse_complex(left, limit)
         if self._native.tensors:
             self._native.multiply(float(factor), limit)
@@ -202,7 +202,7 @@ class Gradients:
         torch = _bridge.connect().torch
         if len(into) != len(self.parameters):
             raise ValueError(f"{len(self.parameters)} parameters and {len(into)} tensors to add to")
-        left = self._left(self._native.multiply(1.0))
+        left = self._left(self._unread())
         for index, grad in left:
             self._check_target(index, grad, into[index])
         targets = [torch.empty(0) if target is None else target for target in into]
@@ -240,6 +240,10 @@ class Gradients:
                 first = min(first, index) if any(more) else first
                 infs, nans = infs + more[0], nans + more[1]
         return infs, nans, self.name(first) if infs + nans else None
+
+    def _unread(self) -> tuple[int, ...]:
+        """The parameters whose gradients are not for the native passes: by 1 they only look."""
+        return self._native.multiply(1.0)
 
     def _left(self, indices: Iterable[int]) -> Left:
         """The gradients that are not read natively, of a DTensor the shard that is here."""

@@ -9,7 +9,7 @@ none), is a choice of price. The results have the same bits whatever is chosen:
 
     scratch   p.grad is put aside, the micro-batch makes new ones, keep() adds them to the old:
               the addition that autograd would have made. Costs the memory of the gradients once
-              more, while the backward pass runs; no time to speak of.
+              more, while the backward pass runs, and the time to find that memory each time.
     copy      gradients stay where they are, a copy is made before each micro-batch. The same
               memory, all of the time, and the time of the copy. For what must find its gradients
               in place.
