@@ -16,7 +16,6 @@ THE_CPP_FILE = "csrc/torch/torch_shim.cpp"
 IMPORTED_IN = {"torch": "memtools/_bridge.py", "matplotlib": "memtools/_plot.py", "numpy": "-",
                "transformers": "memtools/integrations/", "lightning": "memtools/integrations/",
                "prometheus_client": "memtools/export/"}  # fmt: skip
-C_LINES, PYTHON_LINES = 600, 400
 
 # Our own headers: which layer may include which.
 MAY_REACH = {
@@ -167,7 +166,7 @@ def static_breaches(path: str, text: str) -> list[str]:
     return [f"{path}: mutable: {name}" for name in names if not is_constant(name)]
 
 
-# --- the rules: Python, and sizes -----------------------------------------------------------------
+# --- the rules: Python ----------------------------------------------------------------------------
 
 
 def is_type_checking(test: ast.expr) -> bool:
@@ -198,11 +197,6 @@ def imported(text: str) -> set[str]:
 def import_breaches(path: str, text: str) -> list[str]:
     bad = [name for name in imported(text) if not path.startswith(IMPORTED_IN.get(name, path))]
     return [f"{path}: may not import {name}" for name in sorted(bad)]
-
-
-def size_breaches(path: str, text: str) -> list[str]:
-    lines, limit = len(text.splitlines()), PYTHON_LINES if path.endswith(".py") else C_LINES
-    return [f"{path}: {lines} lines, over {limit}"] if lines > limit else []
 
 
 # --- each rule can fail ---------------------------------------------------------------------------
@@ -342,15 +336,6 @@ def test_a_run_time_import_in_the_wrong_file_is_a_breach() -> None:
     assert [b for case in RIGHT_IMPORTS for b in import_breaches(*case)] == []
 
 
-SIZES = [("csrc/core/a.c", 600), ("csrc/torch/a.h", 600), ("memtools/a.py", 400)]
-
-
-@pytest.mark.parametrize(("path", "limit"), SIZES)
-def test_a_file_over_its_limit_is_a_breach(path: str, limit: int) -> None:
-    assert size_breaches(path, "x\n" * limit) == []
-    assert len(size_breaches(path, "x\n" * limit + "x")) == 1
-
-
 # --- the project keeps them -----------------------------------------------------------------------
 
 
@@ -362,7 +347,6 @@ def read(*patterns: str) -> dict[str, str]:
 ALL_C = read("csrc/**/*.[ch]", "csrc/**/*.c*", "csrc/**/*.h*")
 C = {path: text for path, text in ALL_C.items() if layer_of(path) != "third_party"}
 PACKAGE = read("memtools/**/*.py")
-OTHER_PYTHON = read("setup.py", "tests/**/*.py", "examples/**/*.py", "benchmarks/**/*.py")
 
 
 def test_the_project_has_files_in_every_layer() -> None:
@@ -394,7 +378,3 @@ def test_core_has_no_mutable_state_of_its_own() -> None:
 def test_the_package_imports_torch_numpy_and_matplotlib_where_it_may() -> None:
     assert [b for path, text in PACKAGE.items() for b in import_breaches(path, text)] == []
     assert [p for p, text in PACKAGE.items() if "torch" in imported(text)] == [IMPORTED_IN["torch"]]
-
-
-def test_no_file_is_over_its_size_limit() -> None:
-    assert [b for file in (C | PACKAGE | OTHER_PYTHON).items() for b in size_breaches(*file)] == []
