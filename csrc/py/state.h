@@ -10,6 +10,7 @@
 
 #include <stdbool.h>
 
+#include "../core/gauge.h"
 #include "../core/peaks.h"
 #include "../cuda/cudart.h"
 #include "../cuda/devmem.h"
@@ -22,6 +23,8 @@ typedef struct mt_state {
     PyObject *errors; /* module memtools.errors */
     PyTypeObject *GateHistory;
     PyTypeObject *KVPool, *KVLease;
+    mt_gauge
+        mapped_again; /* bytes that pools map beyond the first time; resident sets count them */
     PyTypeObject *Budget;
     PyTypeObject *Probe, *Sample;
     mt_peaks *peaks; /* of this process, opened by the first Probe */
