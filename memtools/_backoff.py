@@ -246,7 +246,10 @@ class _Step:
         once_more = smaller is None and not self.gave_all_back
         self.gave_all_back = self.failures > 0 or is_last
         self.failures += 1
-        whole = undo.back(failed.touched)
+        try:
+            whole = undo.back(failed.touched)
+        except RuntimeError as error:  # a buffer that had never changed has changed
+            raise error from failed.error
         began = self.begun if whole else self.began
         retry = Retry(
             window=acc._totals.windows,

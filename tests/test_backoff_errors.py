@@ -305,6 +305,27 @@ def test_where_freed_heap_is_in_the_way_the_error_says_so(monkeypatch):
     assert "malloc keeps 300.0 MiB of freed memory" in caught.value.__notes__[0]
 
 
+def test_a_large_buffer_that_changes_for_the_first_time_ends_the_window():
+    """There is no copy of it, and a wrong retry is worse than none."""
+    acc, model = made(size=4)
+    model.register_buffer("mask", torch.zeros(1 << 18))
+    acc.step(batch(), loss_of(model))
+    want = [p.tolist() for p in model.parameters()]
+    model.inject = Inject(forward={1})
+
+    def loss_fn(micro):
+        model.mask.data[5] += model.inject.forwards
+        return loss_of(model)(micro)
+
+    with pytest.raises(RuntimeError, match="the buffer 'mask' changed") as caught:
+        acc.step(batch(1), loss_fn)
+    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+    assert (grads(model), acc.window.empty) == ([], True)
+    assert want == [p.tolist() for p in model.parameters()]
+    model.inject = Inject(forward={1})
+    assert len(acc.step(batch(1), loss_fn).retries) == 1
+
+
 @pytest.mark.parametrize(
     "error", [MemoryError(), memtools.BudgetError("pool: asked 2.0 MiB, used 1.0 MiB of 1.5 MiB")]
 )
