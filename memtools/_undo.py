@@ -165,7 +165,8 @@ class _Kept:
         tensor, copy = self.tensor, self.copy
         if copy is None:
             now = _checksum(tensor) if self._seen == _look(tensor) else None
-            if now is not None and now.equal(self._checksum):
+            before = self._checksum
+            if now is not None and before is not None and now.equal(before):
                 return True
             self._moves, self._checksum = True, None
             return False
