@@ -35,17 +35,14 @@ managed_done(DLManagedTensorVersioned *tensor)
     free(m);
 }
 
-/* Takes over the hold, also on failure. */
+/* Takes over the hold's reference for the storage, unless it returns NULL. */
 static managed *
 managed_new(const KVLease *self, mt_kvhold *hold)
 {
     managed *m = calloc(1, sizeof *m);
     int cuda = self->pool->cuda_device;
 
-    if (m == NULL) {
-        mt_kvhold_done(hold);
-        return NULL;
-    }
+    if (m == NULL) return NULL;
     m->bytes = (int64_t)span_bytes(self);
     m->hold = hold;
     m->tensor.version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
@@ -70,18 +67,31 @@ hold_new(const KVLease *self)
     return hold;
 }
 
+/* Where no storage came to be: both references are ours. */
+static void
+hold_cancel(mt_kvhold *hold)
+{
+    mt_kvhold_done(hold);
+    mt_kvhold_drop(hold);
+}
+
 /* All slots as bytes. helpers.base calls it, with inference mode off. */
 static PyObject *
 bytes_tensor(PyObject *op, PyObject *Py_UNUSED(none))
 {
     KVLease *self = (KVLease *)op;
     mt_kvhold *hold = hold_new(self);
-    managed *m = hold == NULL ? NULL : managed_new(self, hold);
+    managed *m;
     void *tensor;
 
-    if (m == NULL) return hold == NULL ? NULL : PyErr_NoMemory();
+    if (hold == NULL) return NULL;
+    if ((m = managed_new(self, hold)) == NULL) {
+        hold_cancel(hold);
+        return PyErr_NoMemory();
+    }
     if (self->state->dlpack->managed_tensor_to_py_object_no_sync(&m->tensor, &tensor) != 0) {
-        managed_done(&m->tensor); /* torch does not, on failure */
+        free(m); /* torch does not, on failure */
+        hold_cancel(hold);
         return NULL;
     }
     self->hold = hold;
@@ -97,8 +107,10 @@ make_base(KVLease *self)
     if (make == NULL) return -1;
     self->base = PyObject_CallMethod(self->pool->helpers, "base", "OO", make, self->pool->dtype);
     Py_DECREF(make);
-    if (self->base == NULL) self->hold = NULL; /* it went with the tensor */
-    return self->base == NULL ? -1 : 0;
+    if (self->base != NULL) return 0;
+    mt_kvhold_drop(self->hold);
+    self->hold = NULL;
+    return -1;
 }
 
 static int
@@ -111,7 +123,7 @@ make_storage(KVLease *self)
     self->storage = shim->storage_new(mt_kvlease_base(self->core), span_bytes(self),
                                       self->pool->cuda_device, mt_kvhold_done, hold);
     if (self->storage == NULL) {
-        mt_kvhold_done(hold);
+        hold_cancel(hold);
         PyErr_NoMemory();
         return -1;
     }
@@ -136,12 +148,14 @@ mt_py_kvlease_drop_views(KVLease *self, size_t rows, size_t tokens)
 {
     void *storage = self->storage;
     PyObject *base = self->base;
+    mt_kvhold *hold = self->hold;
 
     self->storage = NULL;
     self->base = NULL;
-    if (self->hold != NULL && mt_kvguests_at_home(self->pool->guests))
-        mt_kvhold_linger(self->hold, rows, tokens);
+    if (hold != NULL && mt_kvguests_at_home(self->pool->guests))
+        mt_kvhold_linger(hold, rows, tokens);
     self->hold = NULL;
+    mt_kvhold_drop(hold);
     if (storage != NULL) self->shim->storage_drop(storage);
     Py_XDECREF(base);
 }

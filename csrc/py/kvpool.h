@@ -43,7 +43,7 @@ typedef struct KVLease {
     const mt_torch_ops *shim; /* that made storage */
     void *storage;            /* one of the two, once there was a view */
     PyObject *base;           /* without the shim: a 1-D tensor over all slots */
-    mt_kvhold *hold;          /* of storage or base, while that is ours */
+    mt_kvhold *hold;          /* of storage or base: one reference */
     PyObject *weakrefs;
 } KVLease;
 
@@ -60,7 +60,7 @@ bool mt_py_kvpool_freed_some(KVPool *self, const mt_error *err);
 /* An object of this type around core, which it takes over, also on failure. */
 PyObject *mt_py_kvlease_wrap(PyTypeObject *type, KVPool *pool, mt_kvlease *core);
 /* Marks the lease busy until leave. False with ValueError when it was released, RuntimeError when
- * another thread is using it or this is a forked child. */
+ * another thread is using it, this is a forked child, or torch took its views elsewhere. */
 bool mt_py_kvlease_enter(KVLease *self);
 static inline void
 mt_py_kvlease_leave(KVLease *self)
