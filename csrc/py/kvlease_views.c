@@ -138,9 +138,64 @@ static int
 ready_storage(KVLease *self)
 {
     if (self->storage != NULL || self->base != NULL) return 0;
+    if (self->viewed == NULL &&
+        (self->viewed = PyMem_Calloc(self->pool->config.layers, sizeof *self->viewed)) == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
     if (self->state->shim == NULL || self->pool->dtype_number < 0) return make_base(self);
     return make_storage(self);
 }
+
+/* --- what autograd saved ----------------------------------------------------------------------
+
+   All views of a lease have one version counter. It moves when what one of them shows changes, so
+   that a backward pass through it is refused:
+
+       crop, reorder, select     always
+       update                    where it writes over what a view of the layer shows: after a crop,
+                                 past the end of a shorter row, or where more was asked to be shown
+       a write through a view    by torch itself
+
+   After it has moved, all views that were handed out are of an older version, and what they show
+   is forgotten here: of the layers of one forward pass only the first moves the counter. */
+
+int
+mt_py_kvlease_changed(KVLease *self)
+{
+    PyObject *done;
+
+    if (self->storage != NULL) self->shim->storage_written(self->storage);
+    if (self->base == NULL) return 0;
+    done = PyObject_CallMethod(self->pool->helpers, "overwritten", "O", self->base);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+int
+mt_py_kvlease_overwrites(KVLease *self, size_t layer, const mt_kvstep *step)
+{
+    size_t rows = mt_kvlease_rows(self->core), viewed;
+    bool over = false;
+
+    if (self->viewed == NULL) return 0;
+    viewed = self->viewed[layer];
+    for (size_t row = 0; row < rows && !over; row++)
+        over = mt_kvlease_length(self->core, layer, row) < viewed &&
+               (step->counts != NULL ? step->counts[row] : step->count) > 0;
+    if (!over) return 0;
+    if (!self->all_viewed)
+        memset(self->viewed, 0, self->pool->config.layers * sizeof *self->viewed);
+    return mt_py_kvlease_changed(self);
+}
+
+static void
+note_viewed(KVLease *self, size_t layer, size_t tokens)
+{
+    if (self->viewed[layer] < tokens) self->viewed[layer] = tokens;
+}
+
+/* --- the end ---------------------------------------------------------------------------------- */
 
 /* pre: core is alive, and will be until this returns. */
 void
@@ -156,6 +211,8 @@ mt_py_kvlease_drop_views(KVLease *self, size_t rows, size_t tokens)
         mt_kvhold_linger(hold, rows, tokens);
     self->hold = NULL;
     mt_kvhold_drop(hold);
+    PyMem_Free(self->viewed);
+    self->viewed = NULL;
     if (storage != NULL) self->shim->storage_drop(storage);
     Py_XDECREF(base);
 }
@@ -220,6 +277,7 @@ mt_py_kvlease_views(KVLease *self, size_t layer, size_t tokens, bool token_first
     int head = token_first ? 2 : 1, token = token_first ? 1 : 2;
     mt_torch_shape s = {.dtype = self->pool->dtype_number, .dims = 4};
     int64_t first[2];
+    PyObject *pair;
 
     s.shape[0] = (int64_t)mt_kvlease_rows(self->core);
     s.shape[head] = (int64_t)g->config.heads;
@@ -231,7 +289,8 @@ mt_py_kvlease_views(KVLease *self, size_t layer, size_t tokens, bool token_first
     s.strides[3] = 1;
     first[0] = (int64_t)(mt_kvgeom_offset(g, layer, 0) >> shift);
     first[1] = (int64_t)(mt_kvgeom_offset(g, layer, 1) >> shift);
-    return make_views(self, &s, first);
+    if ((pair = make_views(self, &s, first)) != NULL) note_viewed(self, layer, tokens);
+    return pair;
 }
 
 /* --- layer() and buffers() ------------------------------------------------------------------- */
@@ -340,6 +399,7 @@ buffer_views(KVLease *self)
                        g->config.max_tokens, g->config.head_dim};
     size_t bytes[5] = {stride, g->slot_bytes, g->head_stride, g->token_bytes, (size_t)1 << shift};
     int64_t first[2] = {0, (int64_t)(mt_kvgeom_offset(g, 0, 1) >> shift)};
+    PyObject *pair;
 
     if (stride == 0)
         return PyErr_Format(PyExc_ValueError,
@@ -351,7 +411,11 @@ buffer_views(KVLease *self)
         s.strides[i] = (int64_t)(bytes[i] >> shift);
     }
     if (mt_py_kvlease_try(self, expose, NULL, "buffers()") < 0) return NULL;
-    return make_views(self, &s, first);
+    if ((pair = make_views(self, &s, first)) == NULL) return NULL;
+    self->all_viewed = true;
+    for (size_t layer = 0; layer < g->config.layers; layer++)
+        note_viewed(self, layer, g->config.max_tokens);
+    return pair;
 }
 
 PyObject *

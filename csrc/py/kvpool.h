@@ -44,6 +44,8 @@ typedef struct KVLease {
     void *storage;            /* one of the two, once there was a view */
     PyObject *base;           /* without the shim: a 1-D tensor over all slots */
     mt_kvhold *hold;          /* of storage or base: one reference */
+    size_t *viewed;           /* [layers] tokens that views show which autograd may have saved */
+    bool all_viewed;          /* buffers() was called: that many are viewed for ever */
     PyObject *weakrefs;
 } KVLease;
 
@@ -97,6 +99,10 @@ PyObject *mt_py_kvlease_update(PyObject *op, PyObject *const *args, Py_ssize_t n
 PyObject *mt_py_kvlease_advance(PyObject *op, PyObject *counts);
 /* kvlease_views.c */
 PyObject *mt_py_kvlease_views(KVLease *self, size_t layer, size_t tokens, bool token_first);
+/* Tells autograd that what views show is not what it was. -1 with an error. */
+int mt_py_kvlease_changed(KVLease *self);
+/* The same, if the step writes where a view shows something already. Appending does not. */
+int mt_py_kvlease_overwrites(KVLease *self, size_t layer, const mt_kvstep *step);
 PyObject *mt_py_kvlease_layer(PyObject *op, PyObject *args, PyObject *kwargs);
 PyObject *mt_py_kvlease_buffers(PyObject *op, PyObject *none);
 /* Gives up the lease's own reference to what its views share. rows, tokens: what it was, for those
