@@ -49,6 +49,8 @@ class MemoryMonitor(Readings):
         leaks: whether to test for leaks.
         census: whether to look for the holders of what grows.
         name: for the record and for texts.
+        log_interval: steps, at least 1, from one line of `log_memory()` to the next. None: a line
+            every 10 s.
 
     Raises:
         ValueError, TypeError: an argument that makes no sense.
@@ -66,16 +68,20 @@ class MemoryMonitor(Readings):
         leaks: bool = True,
         census: bool = True,
         name: str | None = None,
+        log_interval: int | None = None,
     ) -> None:
         if isinstance(interval_ms, bool) or not isinstance(interval_ms, (int, float)):
             raise TypeError(f"interval_ms is a number, got {type(interval_ms).__name__}")
         if not 0.1 <= interval_ms <= 3_600_000:
             raise ValueError(f"interval_ms is 0.1 to 3,600,000 (1 hour), got {interval_ms}")
+        if log_interval is not None and log_interval < 1:
+            raise ValueError(f"log_interval is at least 1 step, got {log_interval}")
         parse_device(device)
         path = None if log is None else os.fspath(log)
         bound = None if limit is None else parse_bytes(limit, "limit")
         interval_ns = round(interval_ms * 1e6)
         self._settings = Settings(path, interval_ns, device, bound, leaks, census, name)
+        self.log_interval = log_interval
         self._marks = Watermarks()
         self._claims: dict[str, list[int]] = {}  # of the thread that is in start()
         self._growths: dict[str, dict[str, Any]] = {}

@@ -114,7 +114,7 @@ class Tree:
         total = rss + others
         limit = now.cgroup_limit if now.cgroup_limit is not None and now.cgroup_limit >= 0 else None
         row = [None, total, private + others, None, now.cgroup_used, limit, now.available]
-        self.writer.append(None, [*row, now.pressure, None, count, None])
+        self.writer.append(None, [*row, now.pressure, None, count, None, total])
         self.limit, self.source = self._limit(now)
         self.used = self._used(now, total)
 
