@@ -108,7 +108,8 @@ class BackOff:
             )
         if not callable(loss_fn):
             raise TypeError(
-                "loss_fn is called with each micro-batch and returns (loss_sum, weight); got "
+                "loss_fn is called with each micro-batch and returns (loss_sum, weight) or "
+                "(loss_sum, weight, sums); got "
                 f"{type(loss_fn).__name__}"
             )
 
@@ -216,7 +217,11 @@ class _Step:
 
         def weighted(micro: Any) -> Any:
             result = loss_fn(micro)
-            return (result * rows, rows) if isinstance(result, tensor) else result
+            if isinstance(result, tensor):
+                return result * rows, rows
+            if isinstance(result, tuple) and len(result) in (2, 3) and result[1] is None:
+                return (result[0] * rows, rows, *result[2:])
+            return result
 
         return weighted
 

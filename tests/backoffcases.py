@@ -45,7 +45,9 @@ class Run:
 
     def bits(self) -> list[bytes]:
         found = [t.detach().numpy().tobytes() for t in _tensors(self.state)]
-        numbers = [(r.weight, r.norm, r.coefficient, r.skipped, r.scale) for r in self.reports]
+        numbers = [
+            (r.weight, r.norm, r.coefficient, r.skipped, r.scale, r.loss) for r in self.reports
+        ]
         return [*found, repr(numbers).encode(), repr(self.random).encode()]
 
 
