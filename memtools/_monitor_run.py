@@ -20,9 +20,11 @@ from memtools._monitor_phase import PhaseBook
 from memtools._monitor_signals import signals_of
 from memtools._monitor_suspect import Suspicion
 from memtools._monitor_text import DeviceTiers, HostTiers
+from memtools._redact import redacted
 from memtools._size import format_bytes
 
 FORK_EVENT_NS = 1_000_000_000
+ROOM = 192 - len("exit: ")  # of an event's text
 _HOST_COLUMNS = (
     ("step", ""),
     *((name, "B") for name in ("rss", "private", "swap", "cgroup_used", "cgroup_limit")),
@@ -356,13 +358,29 @@ def _in_child() -> None:
 
 
 def exception_words(error: BaseException) -> str:
-    """`exception ValueError: no such file`, or the code of a sys.exit()."""
-    if isinstance(error, SystemExit):
-        code = error.code
-        return f"code {0 if code is None else code if isinstance(code, int) else 1}"
+    """`exception ValueError: no such file`, or the code and text of a sys.exit(); as long as an
+    event of a record has room for, whole words of it."""
     lines = str(error).strip().splitlines()
     text = f": {lines[0]}" if lines else ""
-    return f"exception {type(error).__name__}{text}"
+    if isinstance(error, SystemExit):
+        return exit_words(error.code)
+    return shortened(redacted(f"exception {type(error).__name__}{text}"), ROOM)
+
+
+def exit_words(code: object) -> str:
+    """How the process ends by sys.exit(code): a text, which Python prints, is code 1."""
+    if code is None or isinstance(code, int):
+        return f"code {(code or 0) & 0xFF}"
+    lines = str(code).strip().splitlines()
+    return shortened(redacted(f"code 1: {lines[0]}"), ROOM) if lines else "code 1"
+
+
+def shortened(text: str, room: int) -> str:
+    """The text in so many bytes of UTF-8, cut between two words."""
+    if len(text.encode("utf-8", "replace")) <= room:
+        return text
+    cut = text.encode("utf-8", "replace")[: room - len(" ...")].decode("utf-8", "ignore")
+    return f"{cut.rpartition(' ')[0] or cut} ..."
 
 
 def read_once(settings: Settings, root: str) -> tuple[HostTiers, list[DeviceTiers]]:
