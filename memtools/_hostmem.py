@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass
 
 from memtools import _core
 from memtools._size import format_bytes
+
+_LIMITS = ("RLIMIT_AS", "RLIMIT_DATA")
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,15 @@ class HostMemory:
         return _share(self.total - self.available, self.total)
 
     def __str__(self) -> str:
-        rss = "unknown" if self.rss is None else f"{self.rss / 2**30:.2f} GB"
-        percent = "unknown" if self.percent is None else f"{self.percent:.1f}%"
-        return f"CPU: {rss} (System: {percent})"
+        own = "unknown" if self.rss is None else format_bytes(self.rss)
+        what, used, limit = "the container", self.cgroup_used, self.cgroup_limit
+        if limit is None:
+            left, what, limit = self.available, "the machine", self.total
+            used = None if left is None or limit is None else limit - left
+        if used is None or limit is None or self.percent is None:
+            return f"the process {own}; {what} unknown"
+        share = f"{self.percent:.1f}%"
+        return f"the process {own}; {what} {format_bytes(used)} of {format_bytes(limit)} ({share})"
 
 
 def _share(used: int | None, limit: int) -> float | None:
@@ -89,3 +98,9 @@ def host_memory(root: str = "/") -> HostMemory:
         pressure=None if s.pressure is None else s.pressure / 100,
         limit_source=limit_source(probe, s.total),
     )
+
+
+def process_limits() -> dict[str, int | None]:
+    """What RLIMIT_AS and RLIMIT_DATA allow this process now, in bytes; None for no limit."""
+    found = {name: resource.getrlimit(getattr(resource, name))[0] for name in _LIMITS}
+    return {n: None if limit == resource.RLIM_INFINITY else limit for n, limit in found.items()}

@@ -76,6 +76,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     return not any(map(_is_collective, chain)) and any(map(_says_so, chain))
 
 
+def says_out_of_memory(name: str, text: str) -> bool:
+    """The same of an exception of which only its type's name and its text are left, as in a record.
+    What a guard raises before memory is out does not count."""
+    if name in ("MemoryError", "OutOfMemoryError", "BudgetError") or name.endswith(
+        (".OutOfMemoryError", ".MemoryError")
+    ):
+        return True
+    if name == "HostMemoryPressure":
+        return False
+    words = (*_TEXTS, "could not create a primitive")  # oneDNN's only word for it
+    return any(code in text for code in _CODES) or any(one in text.lower() for one in words)
+
+
 def asked_bytes(error: BaseException) -> int | None:
     """The bytes that could not be had, where the text says so."""
     for one in _chain(error):

@@ -29,16 +29,16 @@ class Explain:
         )
 
     def run(self, args: argparse.Namespace) -> int:
+        from memtools._figures import figures_of
         from memtools.report._advice import advise
         from memtools.report._explain import explain
-        from memtools.report._facts import as_json, gather
 
         try:
-            facts = gather(read(args.record))
+            figures = figures_of(read(args.record))
         except UnreadableError as error:
             return complain(args.prog, error)
         if args.json:
-            printed(json.dumps({**as_json(facts), "advice": advise(facts)}, indent=2))
+            printed(json.dumps({**figures.as_json(), "advice": advise(figures)}, indent=2))
         else:
-            printed(explain(facts))
+            printed(explain(figures))
         return 0

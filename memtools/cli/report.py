@@ -30,8 +30,8 @@ class Report:
 
     def run(self, args: argparse.Namespace) -> int:
         from memtools import report
+        from memtools._figures import figures_of
         from memtools.report._advice import advise
-        from memtools.report._facts import as_json, gather
         from memtools.report._words import shown, size
 
         try:
@@ -41,8 +41,8 @@ class Report:
         output = args.output or str(Path(args.records[0]).with_suffix(".html"))
         written = report.write_report(records, output, title=args.title)
         if args.json:
-            facts = [gather(record) for record in records]
-            found = [{**as_json(one), "advice": advise(one)} for one in facts]
+            figures = [figures_of(record) for record in records]
+            found = [{**one.as_json(), "advice": advise(one)} for one in figures]
             printed(json.dumps({"path": output, "bytes": written, "records": found}, indent=2))
         else:
             printed(f"Wrote {shown(output)} ({size(written)})")

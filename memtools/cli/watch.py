@@ -162,7 +162,7 @@ class Lines:
         for event in frame.events[-new:] if new > 0 else []:
             print(printable(event.line()))
         if frame.state != "running":
-            print(printable(f"{frame.record}: {frame.state_words()}"))
+            print(printable(f"{frame.figures.path}: {frame.state_words()}"))
         sys.stdout.flush()
 
 
