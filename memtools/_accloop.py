@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from memtools._accsums import checked, taken
 from memtools._accwindow import WindowEnds
 from memtools._backward import Passes, refuse_loss, unfit, units
 from memtools._gradranks import RankError
@@ -50,10 +51,14 @@ class WindowLoop(WindowEnds):
         self._close()
 
     def _take(self, result: Any) -> None:
-        """What a loss function returned: (loss, weight), the loss, or None where it went backward
-        itself."""
-        if isinstance(result, tuple) and len(result) == 2:
-            self._backward(*result)
+        """What a loss function returned: (loss, weight), (loss, weight, sums), the loss, or None
+        where it went backward itself."""
+        if isinstance(result, tuple) and len(result) in (2, 3):
+            loss, weight, *more = result
+            sums = checked(self._torch, more[0]) if more else {}
+            self._backward(loss, weight)
+            if sums:
+                self.window.count_extras(sums)
         elif result is not None:
             self._backward(result)
 
@@ -86,6 +91,7 @@ class WindowLoop(WindowEnds):
             window.torn = type(error).__name__
             raise
         window.add(weight)
+        window.loss = window.loss.plus(taken(self._torch, loss))
 
     def _open(self, last: bool | None = None) -> None:
         """A micro-batch begins. `last`: whether the window ends with it; None: by its count."""

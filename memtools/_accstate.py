@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from memtools._accsums import Sum
 from memtools._probe_up import SizeControl
 from memtools._window import Window
 
@@ -25,6 +26,8 @@ def state_of(acc: GradAccumulator, gradients: bool, rng: bool) -> dict[str, Any]
         "window": {
             **{name: getattr(window, name) for name in _NUMBERS},
             "weight": window.total(),
+            "loss": window.loss.read(),
+            "extras": {name: found.read() for name, found in window.extras.items()},
         },
         "scale": acc._scale.state(),
         "totals": acc._totals.state(),
@@ -88,6 +91,8 @@ def _window(acc: GradAccumulator, state: Mapping[str, Any]) -> Window:
         )
     for name in (*_NUMBERS, "weight"):
         setattr(window, name, saved[name])
+    window.loss = Sum(float(saved.get("loss", math.nan)))  # unknown in states of before
+    window.extras = {name: Sum(float(value)) for name, value in saved.get("extras", {}).items()}
     numbers = (window.weight, window.guess, window.scale)
     if not all(math.isfinite(number) and number >= 0 for number in numbers):
         raise ValueError("this state's window has a weight or a scale that is negative, nan or inf")

@@ -159,7 +159,9 @@ class GradAccumulator(WindowLoop):
     ) -> WindowReport:
         """One window of a whole batch, in micro-batches as large as fit: where memory runs out,
         state is restored and smaller ones go on, with the same gradient. `loss_fn(micro)` returns
-        the sum of losses and its weight. See docs/oom_backoff.md.
+        the sum of losses and its weight, and may return a dict of more sums. The report has the
+        mean of the losses as `loss` and the sums as `extras`, in which a micro-batch that was tried
+        again counts once. See docs/oom_backoff.md.
 
         Args:
             split: called with a batch and a size, returns a list of batches of at most that size;
@@ -202,7 +204,8 @@ class GradAccumulator(WindowLoop):
 
     def accumulate(self, function: _Function) -> _Function:
         """A decorator: each call is a micro-batch. The function returns the loss, or the loss and
-        its weight, or None where it called `backward()` itself; the call returns the same.
+        its weight, or these and a dict of more sums, or None where it called `backward()` itself;
+        the call returns the same.
 
         Raises TypeError for a generator or a coroutine function: a call of it runs nothing yet.
         """

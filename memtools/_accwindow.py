@@ -15,7 +15,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memtools._accreport import Totals, WindowReport
+from memtools._accreport import Sums, Totals, WindowReport
 from memtools._finish import Finish
 from memtools._gradients import Gradients
 from memtools._gradranks import Ranks, Reduced
@@ -136,6 +136,8 @@ class WindowEnds:
             saved_bytes=outcome.saved_bytes,
             micro_batch_size=self.micro_batch_size,
             retries=tuple(self._retries),
+            own_weight=window.total(),
+            _sums=Sums(window.loss, window.extras),
         )
         self._retries = []
         self._totals.add(report, self._scale.value)

@@ -70,6 +70,7 @@ class Sample(structseq[int | None], tuple[int | None, ...]):
         "swap_free",
         "children",
         "children_private",
+        "mapped_again",
     )
     @property
     def time_ns(self) -> int: ...
@@ -101,6 +102,8 @@ class Sample(structseq[int | None], tuple[int | None, ...]):
     def children(self) -> int | None: ...
     @property
     def children_private(self) -> int | None: ...
+    @property
+    def mapped_again(self) -> int | None: ...
 
 _Seen = tuple[int | None, int | None, int | None, int, bool]
 
@@ -288,6 +291,8 @@ class KVPool:
 class RecordWriter:
     @property
     def closed(self) -> bool: ...
+    @property
+    def kept(self) -> str | None: ...
     @property
     def nbytes(self) -> int: ...
     @property

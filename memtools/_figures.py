@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from memtools._holdings import Holding, holdings
-from memtools._series import UNKNOWN, Timeline, timeline
+from memtools._series import UNKNOWN, Timeline, own_column, timeline
 from memtools._verdict import Verdict, verdict_of
 from memtools.report._events import (
     Ending,
@@ -360,22 +360,33 @@ def seconds_of(record: Record, time_ns: int) -> float:
 def together_cells(line: Timeline) -> list[int]:
     """Resident memory and the workers' private memory in each cell. Workers are read less often:
     between two readings they keep what they had."""
-    own, found, workers = line.most.get("rss", []), [], 0
+    own, found, workers = line.most.get(own_column(line), []), [], 0
     theirs = line.most.get("children_private", [UNKNOWN] * len(own))
-    for rss, private in zip(own, theirs, strict=True):
+    for size_now, private in zip(own, theirs, strict=True):
         workers = workers if private == UNKNOWN else private
-        found.append(UNKNOWN if rss == UNKNOWN else rss + workers)
+        found.append(UNKNOWN if size_now == UNKNOWN else size_now + workers)
     return found
 
 
 def used_cells(line: Timeline, source: str) -> tuple[str, list[int]] | None:
     """(what is counted, the most of each cell) of what counts against the limit."""
-    if line.known("cgroup_used") and (source == "cgroup" or not line.known("rss")):
+    if line.known("cgroup_used") and (source == "cgroup" or not line.known(own_column(line))):
         return "control group", line.most["cgroup_used"]
-    if not line.known("rss"):
+    if not line.known(own_column(line)):
         return None
     name = "process and workers" if _has_workers(line) else "process"
     return name, together_cells(line)
+
+
+def _marks(record: Record, line: Timeline) -> int:
+    """The kernel's highest mark of a phase, less what pages that are mapped again add to it."""
+    marks = max((p.peak_bytes for p in record.phases if p.peak_bytes is not None), default=0)
+    if own_column(line) == "rss" or not line.known("rss"):
+        return marks
+    resident, own = line.peak("rss"), line.peak("process")
+    assert resident is not None
+    assert own is not None
+    return max(0, marks - (resident[0] - own[0]))
 
 
 def _newest(line: Timeline, cells: list[int], outside: bool) -> tuple[int, int]:
@@ -404,13 +415,14 @@ def _use(line: Timeline, cells: list[int]) -> Use | None:
 def _process(record: Record, line: Timeline) -> tuple[Use | None, Workers | None, Use | None]:
     """(the process, its workers, both together). The kernel's own marks of the phases count: what
     lies between two samples is a peak, too."""
-    own = _use(line, line.most.get("rss", []))
+    column = own_column(line)
+    own = _use(line, line.most.get(column, []))
     if own is None:
         return None, None, None
     outside = watched_from_outside(record)
-    newest = _newest(line, line.most["rss"], outside)[0] if outside else line.last("rss") or 0
+    newest = _newest(line, line.most[column], outside)[0] if outside else line.last(column) or 0
     own = Use(newest, own.peak_bytes, own.peak_seconds)
-    marks = max((p.peak_bytes for p in record.phases if p.peak_bytes is not None), default=0)
+    marks = _marks(record, line)
     process = Use(own.last_bytes, marks, None) if marks > own.peak_bytes else own
     if not _has_workers(line):
         return process, None, process
@@ -463,12 +475,12 @@ def _used(record: Record, line: Timeline, limit: int | None, source: str) -> Use
         near = _near(line, [UNKNOWN if n == UNKNOWN else max(0, limit - n) for n in left], limit)
     elif limit is not None:
         near = _near(line, most[: 1 + at], limit)
-    marks = max((p.peak_bytes for p in record.phases if p.peak_bytes is not None), default=0)
+    marks = _marks(record, line)
     if of_what != "control group" and marks > peak:
         peak, seconds = marks, None
     when = "in its last second" if outside else "at the last sample"
     if not outside:
-        tree = (line.last("rss") or 0) + (line.last("children_private") or 0)
+        tree = (line.last(own_column(line)) or 0) + (line.last("children_private") or 0)
         last = (line.last("cgroup_used") or last) if of_what == "control group" else tree
     return Used(of_what, last, peak, seconds, limit, source, near, when)
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from memtools._series import UNKNOWN
+from memtools._series import UNKNOWN, own_column
 from memtools.report._words import count, duration, size
 
 if TYPE_CHECKING:
@@ -128,7 +128,8 @@ def judge(line: Timeline, limit_bytes: int | None, devices: list[int]) -> Judged
     made = _steps_made(line)
     by_step = made >= ENOUGH or (made == 0 and _distinct(line.most.get("step", [])) >= ENOUGH)
     per = "step" if by_step or made else "s"
-    host = {signal: name for signal, name in _HOST.items() if line.known(name)}
+    columns_of = {**_HOST, "rss": own_column(line)}
+    host = {signal: name for signal, name in columns_of.items() if line.known(name)}
     groups = [("", host, limit_bytes)]
     for i in devices:
         total = line.peak(f"cuda{i}_total") if f"cuda{i}_total" in line.most else None
@@ -176,7 +177,7 @@ def _of_files(line: Timeline, per: str) -> bool:
     """Whether resident memory has risen and the private part of it has not."""
     if not line.known("private"):
         return False
-    columns = {"rss": "rss", "private": "private"}
+    columns = {"rss": own_column(line), "private": "private"}
     readings = _readings(line, columns, by_step=per == "step")
     gains = {}
     for name, values in readings.values.items():

@@ -12,6 +12,7 @@ from memtools import _monitor_run, _oom
 from memtools._leaks import LeakDetector
 from memtools._monitor_device import parse_device
 from memtools._monitor_guard import Callback, Handle, Pressure, Watermarks, accepted
+from memtools._monitor_log import ranked
 from memtools._monitor_phase import Phase, PhaseBook
 from memtools._monitor_readings import Readings
 from memtools._monitor_run import Run, Settings
@@ -39,8 +40,10 @@ class MemoryMonitor(Readings):
     asked for it. In a forked child the monitor is not running; its record stays the parent's.
 
     Args:
-        log: path of the record, `run.mem`, which survives SIGKILL; a record that is there and
-            complete is replaced. None: no record.
+        log: path of the record, `run.mem`, which survives SIGKILL. On a rank of several (`RANK` is
+            set) it is `run.rank3.mem`; while another process writes it, `run-2.mem`. A record that
+            is there is replaced if it is complete; one of a killed run is kept as `run.1.mem`.
+            None: no record.
         interval_ms: between two samples, 0.1 to 3,600,000; shorter by itself near the limit.
         device: "auto" (CUDA devices that torch sees), "cpu" (none), "cuda" (all) or like "cuda:1".
             No CUDA context is made: a device's figures begin when the program makes one.
@@ -49,6 +52,8 @@ class MemoryMonitor(Readings):
         leaks: whether to test for leaks.
         census: whether to look for the holders of what grows.
         name: for the record and for texts.
+        log_interval: steps, at least 1, from one line of `log_memory()` to the next. None: a line
+            every 10 s.
 
     Raises:
         ValueError, TypeError: an argument that makes no sense.
@@ -66,16 +71,20 @@ class MemoryMonitor(Readings):
         leaks: bool = True,
         census: bool = True,
         name: str | None = None,
+        log_interval: int | None = None,
     ) -> None:
         if isinstance(interval_ms, bool) or not isinstance(interval_ms, (int, float)):
             raise TypeError(f"interval_ms is a number, got {type(interval_ms).__name__}")
         if not 0.1 <= interval_ms <= 3_600_000:
             raise ValueError(f"interval_ms is 0.1 to 3,600,000 (1 hour), got {interval_ms}")
+        if log_interval is not None and log_interval < 1:
+            raise ValueError(f"log_interval is at least 1 step, got {log_interval}")
         parse_device(device)
-        path = None if log is None else os.fspath(log)
+        path = None if log is None else ranked(os.fspath(log))
         bound = None if limit is None else parse_bytes(limit, "limit")
         interval_ns = round(interval_ms * 1e6)
         self._settings = Settings(path, interval_ns, device, bound, leaks, census, name)
+        self.log_interval = log_interval
         self._marks = Watermarks()
         self._claims: dict[str, list[int]] = {}  # of the thread that is in start()
         self._growths: dict[str, dict[str, Any]] = {}
@@ -87,7 +96,7 @@ class MemoryMonitor(Readings):
 
     def start(self) -> None:
         """Start watching. After `stop()` it may be started again: a new run, whose record takes the
-        place of the one before.
+        place of the one before, if that is complete.
 
         Raises:
             RuntimeError: it is running, or the system gives no thread.

@@ -12,8 +12,9 @@ from typing import Any, Final, NamedTuple
 
 from memtools import _bridge, _core, _monitor_cleanup, _monitor_device
 from memtools._cycles import Collected, collect
+from memtools._hostmem import process_bytes
 from memtools._monitor_device import initialised
-from memtools._monitor_signals import READ_HEAP
+from memtools._monitor_signals import READ_HEAP, READ_RSS
 
 GC, GC_YOUNG, EMPTY_CACHE, TRIM, POOL_TRIM = range(5)
 FIRST_CALLBACK, WARM_UP = 5, 15
@@ -116,7 +117,8 @@ class Meter:
     def read(self, heap: bool) -> Held:
         devices = _monitor_device.held(devices_in_use())
         used = self._heap() if heap else None
-        return Held(self.probe.rss(), used, *(devices or (None, None)))
+        host = process_bytes(self.probe.read(READ_RSS))
+        return Held(host, used, *(devices or (None, None)))
 
     def heap_is_cheap(self, beside_ns: int = 0) -> bool:
         """Whether malloc's bytes may be read again, or take little beside so many ns: with many

@@ -79,6 +79,12 @@ def timeline(record: Record, cells: int = CELLS) -> Timeline:
     return _from_start(_joined(old, new), record.clock_ns)
 
 
+def own_column(line: Timeline) -> str:
+    """What the process itself uses: each page counted once where the record has that (a KV pool
+    maps pages several times), else resident memory."""
+    return "process" if line.known("process") else "rss"
+
+
 def series(line: Timeline, values: Numbers, cells: int) -> list[int]:
     """The largest reading in each of at most `cells` spans of equal time; spans without one are
     left out."""

@@ -212,8 +212,28 @@ def resumed(rank: int) -> Any:
     return results[0] == results[1]
 
 
-SHARED = (windows, means, clipped, main_grads, skips, torn, skipped_batch, sparse_error, no_weight,
-          nothing, resumed, *OOM)  # fmt: skip
+def losses(rank: int) -> Any:
+    """A window in which the first rank has one batch and the others have two."""
+    model = DDP(Net())
+    acc = made(model)
+    own = data(rank)[: 1 + (rank > 0)]
+    sums = [float((model.module(x) - y).square().sum().detach()) for x, y in own]
+
+    @acc.accumulate
+    def micro(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return (model(x) - y).square().sum(), len(x), {"rows": len(x)}
+
+    for x, y in own:
+        micro(x, y)
+    report = acc.flush()
+    assert report is not None
+    rows = sum(len(x) for x, _ in own)
+    found = [report.loss, report.own_weight, report.extras]
+    return [found, [sum(sums) / rows, rows, {"rows": rows}], report.weight]
+
+
+SHARED = (windows, means, losses, clipped, main_grads, skips, torn, skipped_batch, sparse_error,
+          no_weight, nothing, resumed, *OOM)  # fmt: skip
 
 
 def healthy(rank: int) -> Any:

@@ -63,7 +63,7 @@ def test_only_what_was_asked_for_is_read() -> None:
     s = _core.Probe().read(1)
     assert s.rss is not None
     assert (s.available, s.cgroup_limit, s.children, s.heap_used) == (None,) * 4
-    assert len(s) == 15
+    assert len(s) == 16
 
 
 # Of a process of their own: in this one other tests' garbage may be freed at any moment.
@@ -238,7 +238,10 @@ def test_host_memory_tells_the_containers_limit(tmp_path: Path) -> None:
     memory = memtools.host_memory(str(tmp_path))
     assert (memory.cgroup_used, memory.cgroup_limit) == (2 * MIB, 8 * MIB)
     assert memory.percent == 25.0
-    assert str(memory) == "the process 20.0 KiB; the container 2.0 MiB of 8.0 MiB (25.0%)"
+    assert str(memory) == (
+        "CPU: 0.00 GB (System: 25.0%)\n  Process: 20.0 KiB\n"
+        "  Container: 2.0 MiB of 8.0 MiB used\n  Machine: 3.0 MiB of 4.0 MiB used"
+    )
     assert memory.limit_source == f"cgroup v2 limit 8.0 MiB ({tmp_path}/cg/a)"
     plant_limit(tmp_path, "max\n")
     memory = memtools.host_memory(str(tmp_path))
@@ -252,7 +255,7 @@ def test_host_memory_tells_the_containers_limit(tmp_path: Path) -> None:
 def test_host_memory_of_nothing_is_unknown_and_raises_nothing(tmp_path: Path) -> None:
     memory = memtools.host_memory(str(tmp_path))
     assert (memory.rss, memory.percent, memory.cgroup_limit) == (None, None, None)
-    assert str(memory) == "the process unknown; the machine unknown"
+    assert str(memory) == "CPU: unknown (System: unknown)"
     assert memory.limit_source == "unknown (no /proc/self/cgroup that can be read)"
 
 

@@ -112,6 +112,7 @@ write_row(mt_sampler *s, const mt_sample *x, unsigned fresh)
     row[8] = sparse.heap_used;
     row[9] = sparse.children;
     row[10] = sparse.children_priv;
+    row[11] = mt_sample_process(x);
     for (size_t i = 0; i < s->with.devices; i++)
         to = put_device(to, &x->device[i], i < x->devices);
     mt_record_append(s->with.record, x->time_ns, row);
@@ -171,6 +172,12 @@ mask_now(mt_sampler *s, uint64_t now)
     return mask | MT_READ_PRESSURE;
 }
 
+static void
+count_once(const mt_sampler *s, mt_sample *x)
+{
+    if (s->with.mapped_again != NULL) x->mapped_again = mt_gauge_read(s->with.mapped_again);
+}
+
 /* What was not read now, as it was read last. */
 static void
 carry(mt_sample *x, unsigned mask, const mt_sample *last)
@@ -208,6 +215,7 @@ sample(mt_sampler *s)
     mt_marks marks;
 
     s->with.probe.read(s->with.probe.ctx, mask, &x);
+    count_once(s, &x);
     carry(&x, mask, &s->latest);
     fresh = read_seldom(s, &x, now, &cost);
     limit = mt_limit_of(&x, s->with.limit);
@@ -249,6 +257,7 @@ mt_sampler_new(const mt_alloc *mem, const mt_sampler_setup *setup, mt_sampler **
     /* With what is dear, so that whatever the probe needs memory for, it has when the thread runs.
      */
     setup->probe.read(setup->probe.ctx, ALWAYS | MT_READ_PRESSURE | DEAR, &s->latest);
+    count_once(s, &s->latest);
     s->limit = mt_limit_of(&s->latest, setup->limit);
     *out = s;
     return MT_OK;

@@ -27,9 +27,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memtools import _core
-from memtools._monitor_log import first_free
+from memtools._monitor_log import open_record
 from memtools._monitor_run import columns
-from memtools._run import log_names
+from memtools._run import log_name, opened
 from memtools._runsummary import Summary, write_summary
 from memtools._size import exact_bytes, format_bytes
 
@@ -114,7 +114,7 @@ class Tree:
         total = rss + others
         limit = now.cgroup_limit if now.cgroup_limit is not None and now.cgroup_limit >= 0 else None
         row = [None, total, private + others, None, now.cgroup_used, limit, now.available]
-        self.writer.append(None, [*row, now.pressure, None, count, None])
+        self.writer.append(None, [*row, now.pressure, None, count, None, total])
         self.limit, self.source = self._limit(now)
         self.used = self._used(now, total)
 
@@ -129,12 +129,6 @@ class Tree:
 
     def share(self) -> float:
         return self.used / self.limit if self.limit else 0.0
-
-
-def new_record(log: str | None, command: Sequence[str]) -> _core.RecordWriter:
-    return first_free(
-        log_names(log), lambda name: _core.RecordWriter(name, COLUMNS, command=command)
-    )
 
 
 def adopt_orphans() -> None:
@@ -240,7 +234,7 @@ def run_command(words: Sequence[str], args: argparse.Namespace) -> int:
         reason = "cannot be executed" if there else "is not found"
         print(f"memtools run: the command {words[0]} {reason}", file=sys.stderr)
         return NOT_EXECUTABLE if there else NOT_FOUND
-    with new_record(args.log, words) as writer:
+    with opened(lambda: open_record(log_name(args.log), COLUMNS, words), args.quiet) as writer:
         tree = Tree(writer, args.limit)
         ended = run_recorded(words, args, tree)
     if isinstance(ended, int):

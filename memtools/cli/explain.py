@@ -5,23 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 
-from memtools.cli._records import UnreadableError, complain, printed, read
+from memtools.cli._records import UnreadableError, complain, newest_record, printed, read
 
 
 class Explain:
     """Say what happened in a run, from its run.mem.
 
-    How it ended (properly, by an exception, or killed), how near to the limit memory was, what
-    grew and since when, the phases by peak, the leak and its holder, the forecast at the end, and
-    what to do next. Where the record has no verdict about a leak, its series is judged here. A
-    record is read during the run, after it, or after a kill. The exit code is 2 for a file that
-    is no record.
+    How it ended (properly, by an exception, out of memory, or killed), how near to the limit memory
+    was, what grew and since when, who holds it and when the limit comes, the phases by peak, and
+    what to do next. A record is read during the run, after it, or after a kill. The exit code is 2
+    for a file that is not a record.
     """
 
     name = "explain"
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("record", help="a run.mem")
+        parser.add_argument(
+            "record", nargs="?", help="a run.mem; by default the newest record of this folder"
+        )
         parser.add_argument(
             "--json",
             action="store_true",
@@ -34,7 +35,7 @@ class Explain:
         from memtools.report._explain import explain
 
         try:
-            figures = figures_of(read(args.record))
+            figures = figures_of(read(args.record or newest_record()))
         except UnreadableError as error:
             return complain(args.prog, error)
         if args.json:

@@ -52,9 +52,9 @@ def ending(record: Record) -> Ending:
     if said is None:
         return Ending("killed", "no end mark: the process was killed, or left by os._exit()", "")
     how = re.sub(r"^exit\b:? ?", "", shown(said).strip())
-    code = re.fullmatch(r"(?:code )?(-?\d{1,9})", how)
+    code = re.fullmatch(r"(?:code )?(-?\d{1,9})(?:: (.*))?", how)
     if code:
-        return _by_code(int(code[1]))
+        return _by_code(int(code[1]), code[2])
     by = re.match(r"(?:killed |ended |terminated )?(?:by )?(?:signal )?(SIG[A-Z0-9]{2,9})\b", how)
     if by:
         return Ending("killed", f"it was killed by {by[1]}", by[1])
@@ -73,14 +73,14 @@ def ending(record: Record) -> Ending:
     return Ending("ended", f"it ended: {how}")
 
 
-def _by_code(code: int) -> Ending:
+def _by_code(code: int, text: str | None) -> Ending:
     if code == 0:
         return Ending("clean", "finished (exit code 0)")
     number = -code if code < 0 else code - 128
     if 0 < number <= 64:
         name = _signal_name(number)
         return Ending("killed", f"it ended with exit code {code}, which stands for {name}", name)
-    return Ending("failed", f"it ended with exit code {code}")
+    return Ending("failed", f"it ended with exit code {code}{f': {text}' if text else ''}")
 
 
 def _signal_name(number: int) -> str:
