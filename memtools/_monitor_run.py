@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from memtools import _core, _monitor_device
-from memtools._hostmem import limit_source, process_bytes
+from memtools._hostmem import limit_source, process_bytes, process_limits
 from memtools._monitor_device import DevicePeaks
 from memtools._monitor_guard import Watermarks
 from memtools._monitor_leaks import LeakWatch
@@ -21,7 +21,7 @@ from memtools._monitor_signals import signals_of
 from memtools._monitor_suspect import Suspicion
 from memtools._monitor_text import DeviceTiers, HostTiers
 from memtools._redact import redacted
-from memtools._size import format_bytes
+from memtools._size import exact_bytes
 
 FORK_EVENT_NS = 1_000_000_000
 ROOM = 192 - len("exit: ")  # of an event's text
@@ -106,6 +106,7 @@ class Run:
     __slots__ = (
         "_forks",
         "_next_fork",
+        "_noted",
         "_open",
         "_untold",
         "book",
@@ -167,6 +168,7 @@ class Run:
         #: its thread and its record have ended
         self.over = False
         self._forks = self._next_fork = 0
+        self._noted: dict[str, int | None] = {}
         self._untold = [True]  # popped by the one who writes the end event
         self._open = [True]  # popped by the one who ends the run
 
@@ -179,6 +181,15 @@ class Run:
             self.log.close()
             raise
         self.log.event("start", self._start_words(settings))
+        self._note_limits()
+
+    def _note_limits(self) -> None:
+        """The limits of the process, at the start and where they have changed since: what refuses
+        an allocation is not the limit of memory alone."""
+        for name, limit in process_limits().items():
+            if limit != self._noted.get(name):
+                self._noted[name] = limit
+                self.log.event("limit", f"{name} {'unlimited' if limit is None else f'{limit} B'}")
 
     def _start_words(self, settings: Settings) -> str:
         watched = ", ".join(["host", *(f"cuda{i}" for i in self.devices)])
@@ -194,6 +205,7 @@ class Run:
             self._open.pop()
         except IndexError:
             return False
+        self._note_limits()
         self._last_look(last_look)
         self._halt()
         self._finish(how)
@@ -277,7 +289,7 @@ class Run:
     def _limit_words(self) -> str:
         limit = self.sampler.limit()
         if limit is not None and limit[1] == "given":
-            return f"limit given, {format_bytes(limit[0])}"
+            return f"limit given, {exact_bytes(limit[0])}"
         return limit_source(self.probe, self.probe.read().total)
 
     # --- forks ---

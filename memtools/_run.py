@@ -189,7 +189,10 @@ def _started(options: dict[str, Any]) -> MemoryMonitor:
 
     def start() -> MemoryMonitor:
         monitor = MemoryMonitor(
-            log_name(options["log"]), options["interval_ms"], limit=options["limit"]
+            log_name(options["log"]),
+            options["interval_ms"],
+            limit=options["limit"],
+            name="memtools run",
         )
         monitor.start()
         return monitor
@@ -209,13 +212,11 @@ def _end(monitor: MemoryMonitor, options: dict[str, Any], pid: int) -> None:
     if os.getpid() != pid:  # a forked child that ends as Python programs do
         return
     path = str(monitor.record_path)
-    limit = monitor.metrics().get("memory/host_limit_bytes")
     monitor._end(_ending(), last_look=True)
     if not options["quiet"]:
         from memtools._runsummary import Summary, write_summary
 
-        summary = Summary.of_record(path, None if limit is None else int(limit))
-        write_summary(summary, options["json"])
+        write_summary(Summary.of_record(path), options["json"])
 
 
 _running: list[MemoryMonitor] = []
@@ -227,12 +228,19 @@ def record_path() -> str | None:
     return None if path is None else os.fspath(path)
 
 
+def _note_guard(monitor: MemoryMonitor, fraction: float) -> None:
+    """So that a record tells of a guard that could not act, for want of steps."""
+    if monitor._live is not None:
+        monitor._live.log.event("guard_set", f"{fraction:g} of the limit, at the end of a step")
+
+
 def begin(options: dict[str, Any]) -> None:
     """Called by sitecustomize.py with what `memtools run` was told."""
     try:
         monitor = _started(options)
         if options["guard"] is not None:
             monitor.guard(options["guard"], action="raise")
+            _note_guard(monitor, options["guard"])
     except Exception as error:
         _stop(" ".join(str(error).split()) or type(error).__name__)
     _running.append(monitor)
