@@ -57,6 +57,8 @@ class LeakVerdict:
     shape: float = 0.0
     #: the limit may be reached within a tenth of the steps done, or a hundred steps
     pressure: bool = False
+    #: what grows may be a buffer that the caller can declare by `expect_growth`
+    declarable: bool = False
 
     def __str__(self) -> str:
         if self.signal is None:
@@ -82,7 +84,9 @@ class LeakVerdict:
         line = f"growing: +{rate}/step {since}, {shape}"
         if left:
             line = f"{line}; {left} if it goes on"
-        return f'{line}; if a buffer fills, declare it: expect_growth("its name", bytes=...)'
+        if self.declarable:
+            line = f'{line}; if a buffer fills, declare it: expect_growth("its name", bytes=...)'
+        return line
 
 
 def _sooner(one: StepsLeft | None, other: StepsLeft | None) -> StepsLeft | None:
@@ -95,7 +99,8 @@ def _together(one: StepsLeft | None, other: StepsLeft | None) -> StepsLeft | Non
     """Until two that grow side by side have filled what each alone would fill in that time."""
     if one is None or other is None:
         return one or other
-    return StepsLeft(*(1 / (1 / a + 1 / b) if a and b else 0.0 for a, b in zip(one, other)))
+    pairs = zip(one, other, strict=True)
+    return StepsLeft(*(1 / (1 / a + 1 / b) if a and b else 0.0 for a, b in pairs))
 
 
 def _joined(line: str, left: str) -> str:
@@ -187,7 +192,7 @@ class LeakDetector(_core.LeakDetector):
         done = max(newest - first for newest, _, _, first in self._last().values())
         pressure = left is not None and left.lo < max(100, done / 10)
         return LeakVerdict(
-            kind, rate, confidence, left, signal, since, error, cost, shape, pressure
+            kind, rate, confidence, left, signal, since, error, cost, shape, pressure, True
         )
 
     def forecast(

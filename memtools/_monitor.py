@@ -57,6 +57,7 @@ class MemoryMonitor(Readings):
     """
 
     _root = "/"  # under which proc and sys are read; tests have their own
+    _declares = True  # whether the program knows this monitor, and may call its expect_growth()
 
     def __init__(
         self,
@@ -118,6 +119,7 @@ class MemoryMonitor(Readings):
         run = _monitor_run.begin(self._settings, self._root)
         try:
             if run.watch is not None:
+                run.watch.declares = self._declares
                 for name, growth in self._growths.items():
                     run.watch.detector.expect_growth(name, **growth)
             self._marks.begin(run.sampler)

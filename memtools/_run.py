@@ -145,6 +145,7 @@ def _started(options: dict[str, Any]) -> MemoryMonitor:
 
     def start(path: str) -> MemoryMonitor:
         monitor = MemoryMonitor(path, options["interval_ms"], limit=options["limit"])
+        monitor._declares = False
         monitor.start()
         return monitor
 
