@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -12,6 +13,7 @@ from memtools import _monitor_run, _oom
 from memtools._leaks import LeakDetector
 from memtools._monitor_device import parse_device
 from memtools._monitor_guard import Callback, Handle, Pressure, Watermarks, accepted
+from memtools._monitor_log import logger
 from memtools._monitor_phase import Phase, PhaseBook
 from memtools._monitor_readings import Readings
 from memtools._monitor_run import Run, Settings
@@ -19,6 +21,7 @@ from memtools._size import parse_bytes
 
 IDLE_NS = 1_000_000_000  # between safe points where nothing is due
 STALL_NS = 100_000_000  # and while a guard waits for stalls
+LOST_NS = 10_000_000_000  # after so long without a safe point a guard that waits has failed
 
 
 class MemoryMonitor(Readings):
@@ -89,6 +92,7 @@ class MemoryMonitor(Readings):
         self._live: Run | None = None  # while it runs
         self._book: PhaseBook | None = None  # of _live
         self._last: Run | None = None  # stays readable after the end
+        self._told_start = False  # that it was not started
 
     # --- life ---
 
@@ -123,6 +127,8 @@ class MemoryMonitor(Readings):
                 for name, growth in self._growths.items():
                     run.watch.detector.expect_growth(name, **growth)
             self._marks.begin(run.sampler)
+            if run.sampler.limit() is None:
+                self._cannot_act(run, self._marks.handles, "no limit of memory is known here")
             self._last, self._book, self._live = run, run.book, run
             _monitor_run.follow(self)
         except BaseException:
@@ -141,6 +147,7 @@ class MemoryMonitor(Readings):
         if run is None:
             return
         try:
+            self._say_who_waits(run)
             run.end(how, last_look=last_look)
         except BaseException:
             run.close(how)
@@ -208,6 +215,8 @@ class MemoryMonitor(Readings):
         """
         run = self._live
         if run is None:
+            if self._last is None:
+                self._say_not_started()
             return
         fired = run.sampler.step(n)
         if fired or time.monotonic_ns() >= run.due:
@@ -227,11 +236,16 @@ class MemoryMonitor(Readings):
         if run.busy or threading.get_ident() != run.main:
             if fired:
                 run.due = 0
+                if run.safe_ns == 0:
+                    thread = threading.current_thread().name
+                    why = f"so far steps end on the thread {thread!r}, none on the main one"
+                    self._cannot_act(run, self._marks.waiting(fired), why)
             return
         run.busy = True
         try:
             fired, run.waiting = run.waiting, 0
-            run.due = time.monotonic_ns() + (STALL_NS if self._marks.watchful else IDLE_NS)
+            run.safe_ns = time.monotonic_ns()
+            run.due = run.safe_ns + (STALL_NS if self._marks.watchful else IDLE_NS)
             if run.looks:
                 run.due = min(run.due, run.look())
             if run.devices:
@@ -240,6 +254,27 @@ class MemoryMonitor(Readings):
                 self._act(run, fired)
         finally:
             run.busy = False
+
+    def _say_not_started(self) -> None:
+        if not self._told_start:
+            self._told_start = True
+            logger.warning(
+                "step() of a MemoryMonitor that was not started does nothing; start() it"
+            )
+
+    def _say_who_waits(self, run: Run) -> None:
+        """At the end: of a watermark that was passed when no safe point came any more."""
+        run.waiting |= run.sampler.step(0)
+        waiting = self._marks.waiting(run.waiting)
+        if run.safe_ns == 0:
+            self._cannot_act(run, waiting, "the main thread called no step()")
+        elif time.monotonic_ns() - run.safe_ns >= LOST_NS:
+            self._cannot_act(run, waiting, "the main thread had stopped calling step()")
+
+    def _cannot_act(self, run: Run, waiting: Sequence[Handle], why: str) -> None:
+        for handle in waiting:
+            text = f"{handle!r} cannot act: {why}; it acts in a step() of the main thread"
+            run.log.warn(f"{handle!r} {id(handle)}", "pressure", text)
 
     def _act(self, run: Run, fired: int) -> None:
         wanted = None
