@@ -105,6 +105,20 @@ class MemoryMonitor(Readings):
             OSError: the record cannot be made; says why and what to do.
             DeviceError: the device asked for is not there.
         """
+        begun: list[Run] = []
+        try:
+            self._start_alone(begun)
+        except BaseException:
+            self._undo_start(begun)
+            raise
+
+    def _undo_start(self, begun: list[Run]) -> None:
+        """After an interrupt: who gets an exception out of start() has no monitor that runs."""
+        if begun and self._live is begun[0]:
+            self._end("start() was interrupted")
+
+    def _start_alone(self, begun: list[Run]) -> None:
+        """Of several threads that start it, one does."""
         claim = [os.getpid()]
         try:
             # One call, within the try: an interrupt leaves no claim behind that nobody takes back.
@@ -112,16 +126,17 @@ class MemoryMonitor(Readings):
             if found is not claim and found == claim:  # else it was left over by a fork
                 raise RuntimeError("this MemoryMonitor is being started already, by another thread")
             self._claims["start"] = claim
-            self._start()
+            self._start(begun)
         finally:
             if "start" in self._claims and self._claims["start"] is claim:
                 del self._claims["start"]
 
-    def _start(self) -> None:
+    def _start(self, begun: list[Run]) -> None:
         if self._live is not None:
             raise RuntimeError("this MemoryMonitor is running already; stop() it first")
         run = _monitor_run.begin(self._settings, self._root)
         try:
+            begun.append(run)
             if run.watch is not None:
                 run.watch.declares = self._declares
                 for name, growth in self._growths.items():
@@ -133,6 +148,7 @@ class MemoryMonitor(Readings):
             _monitor_run.follow(self)
         except BaseException:
             self._live = self._book = None
+            _monitor_run.leave(self)
             run.close("start() was interrupted")
             raise
         if run.devices:
@@ -159,8 +175,13 @@ class MemoryMonitor(Readings):
                 _monitor_run.leave(self)
 
     def __enter__(self) -> MemoryMonitor:
-        self.start()
-        return self
+        begun: list[Run] = []
+        try:
+            self._start_alone(begun)
+            return self
+        except BaseException:
+            self._undo_start(begun)
+            raise
 
     def __exit__(
         self,
