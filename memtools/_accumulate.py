@@ -119,7 +119,7 @@ class GradAccumulator(WindowLoop):
         self._backoff: BackOff | None = None
         self._stepping = (undo, micro_batch_size, overlap, in_backward)
         advice = _accsettings.fused_advice(optimizer)
-        self._notes = (advice,) if advice else ()
+        self._notes: tuple[str, ...] = (advice,) if advice else ()
         try:
             self._adopt(hooks=False)
             self.ranks = find_ranks(model, self.parameters, ranks, overlap)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,6 +200,14 @@ def map_large_blocks() -> bool:
         return False
     done = mallopt("mmap_threshold", LARGE_BLOCK)
     return done and mallopt("trim_threshold", KEPT_AT_THE_END)
+
+
+def lowest_limit() -> tuple[int, str] | None:
+    """The lower of RLIMIT_DATA and RLIMIT_AS, against which freed memory in the heap counts, and
+    its name. None where both are unlimited."""
+    names = ("RLIMIT_DATA", "RLIMIT_AS")
+    limits = [(resource.getrlimit(getattr(resource, name))[0], name) for name in names]
+    return min((one for one in limits if one[0] != resource.RLIM_INFINITY), default=None)
 
 
 # --- arenas ---------------------------------------------------------------------------------------

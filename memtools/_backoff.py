@@ -26,7 +26,7 @@ from memtools._monitor_device import initialised
 from memtools._oomforms import is_out_of_memory
 from memtools._pieces import Hooked, Rows, pieces
 from memtools._probe_up import SizeControl
-from memtools._retry import Failed, Retry
+from memtools._retry import Failed, Retry, prepare_host
 from memtools._undo import Undo, choose
 
 if TYPE_CHECKING:
@@ -58,6 +58,9 @@ class BackOff:
         self._rows: int | None = None
         self._thrashed = 0
         self._flushes = 0
+        note = prepare_host()
+        if note:
+            acc._notes += (note,)
         self._columns = False  # whether the batches' lists were found to be columns
 
     def _adopt(self) -> None:

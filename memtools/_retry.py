@@ -76,6 +76,16 @@ def _rows(count: int) -> str:
     return f"{count:,} row{'s' * (count != 1)}"
 
 
+def prepare_host() -> str:
+    """Where a limit counts what malloc keeps of freed memory, have it kept no more, before anything
+    runs out: what oneDNN needs for a kernel fails first otherwise, and not all of it checks that.
+    Returns what was set, or ""."""
+    limit = _allocator_malloc.lowest_limit()
+    if limit is None or not _allocator_malloc.map_large_blocks():
+        return ""
+    return f"{limit[1]} is {format_bytes(limit[0])}: {_CHANGED}"
+
+
 class Failed:
     """A micro-batch's error, when its `except` block is left. The frames of its traceback are
     cleared: their variables are the tensors that filled the memory."""

@@ -295,6 +295,21 @@ def test_the_hosts_malloc_is_set_once_and_only_where_nobody_has_set_it(monkeypat
     assert calls == []
 
 
+def test_under_a_limit_malloc_is_set_before_anything_runs_out(monkeypatch):
+    """Else oneDNN may fail first, in a place where it does not look: SIGSEGV."""
+    monkeypatch.setattr(malloc, "lowest_limit", lambda: (900 << 20, "RLIMIT_DATA"))
+    calls = []
+    monkeypatch.setattr(malloc, "map_large_blocks", lambda: calls.append(1) or len(calls) == 1)
+    acc, model = made(size=8)
+    acc.step(batch(), loss_of(model))
+    (note,) = [note for note in acc.report().notes if "RLIMIT_DATA" in note]
+    assert note.startswith("RLIMIT_DATA is 900.0 MiB: set glibc's mmap_threshold to 1.0 MiB")
+    assert len(calls) == 1
+    acc, model = made(size=8)  # somebody has set it by now
+    acc.step(batch(), loss_of(model))
+    assert not [note for note in acc.report().notes if "RLIMIT_DATA" in note]
+
+
 def test_where_freed_heap_is_in_the_way_the_error_says_so(monkeypatch):
     monkeypatch.setattr(malloc, "map_large_blocks", lambda: False)
     monkeypatch.setattr(malloc, "idle", lambda: (300 << 20, False))
