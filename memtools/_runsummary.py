@@ -77,12 +77,15 @@ class Summary:
         Raises:
             OSError, ValueError: it cannot be read.
         """
-        record = read_record(path)
+        return cls.of(read_record(path), limit)
+
+    @classmethod
+    def of(cls, record: Record, limit: int | None) -> Summary:
         peaks = [most(record, "rss"), *(phase.peak_bytes for phase in record.phases)]
         columns = [c.name for c in record.columns if _DEVICE.fullmatch(c.name)]
         devices = {name.partition("_")[0]: most(record, name) for name in columns}
         return cls(
-            record=path,
+            record=record.path,
             record_bytes=record.nbytes,
             seconds=record.seconds,
             samples=record.total,
@@ -108,7 +111,7 @@ class Summary:
             yield f"{device}: peak {format_bytes(peak)} reserved"
         yield from self.leaks
         yield from self.acts
-        if self.ended is not None:
+        if self.ended not in (None, "exit: code 0"):
             yield f"ended: {self.ended.removeprefix('exit: ')}"
 
 
@@ -123,13 +126,15 @@ def _peak(peak: int | None, limit: int | None) -> str:
     return f"peak {format_bytes(peak)} of {format_bytes(limit)} ({share:.1f}%)"
 
 
+def summary_text(summary: Summary, as_json: bool) -> str:
+    if as_json:
+        return json.dumps(asdict(summary)) + "\n"
+    text = "".join(f"memtools: {line}\n" for line in summary.lines())
+    return text + f"memtools: Wrote {summary.record} ({format_bytes(summary.record_bytes)})\n"
+
+
 def write_summary(summary: Summary, as_json: bool) -> None:
     """To file descriptor 2, past whatever the program made of sys.stderr; one that is closed, or
     whose reader has gone, is no error."""
-    if as_json:
-        text = json.dumps(asdict(summary)) + "\n"
-    else:
-        text = "".join(f"memtools: {line}\n" for line in summary.lines())
-        text += f"memtools: Wrote {summary.record} ({format_bytes(summary.record_bytes)})\n"
     with contextlib.suppress(OSError):
-        os.write(2, text.encode(errors="backslashreplace"))
+        os.write(2, summary_text(summary, as_json).encode(errors="backslashreplace"))

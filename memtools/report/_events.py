@@ -40,9 +40,10 @@ def ending(record: Record) -> Ending:
     if said is None:
         return Ending("killed", "no end mark: the process was killed")
     how = re.sub(r"^exit\b:? ?", "", shown(said).strip())
-    code = re.fullmatch(r"(?:code )?(-?\d{1,9})", how)
+    code = re.fullmatch(r"(?:code )?(-?\d{1,9})(: .*)?", how)
     if code:
-        return _by_code(int(code[1]))
+        by_code = _by_code(int(code[1]))
+        return Ending(by_code.kind, by_code.text + (code[2] or ""))
     if re.match(r"killed\b", how):
         return Ending("killed", f"it was {how}")
     if re.match(r"exception\b", how):
