@@ -85,6 +85,7 @@ class Sample(structseq[int | None], tuple[int | None, ...]):
         "swap_free",
         "children",
         "children_private",
+        "mapped_again",
     )
     @property
     def time_ns(self) -> int: ...
@@ -116,6 +117,8 @@ class Sample(structseq[int | None], tuple[int | None, ...]):
     def children(self) -> int | None: ...
     @property
     def children_private(self) -> int | None: ...
+    @property
+    def mapped_again(self) -> int | None: ...
 
 _Seen = tuple[int | None, int | None, int | None, int, bool]
 
@@ -476,7 +479,7 @@ class LeakDetector:
     def _expect(
         self, name: str, bytes: float, rate: float, until: int | None, signal: str | None, /
     ) -> None: ...
-    def _last(self, /) -> dict[str, tuple[int, float, int]]: ...
+    def _last(self, /) -> dict[str, tuple[int, float, int, int]]: ...
 
 @final
 class GradMeasure(structseq[Any], tuple[float, int, int, int, int, int, tuple[int, ...]]):

@@ -197,10 +197,14 @@ def _started(options: dict[str, Any]) -> MemoryMonitor:
 
     def start() -> MemoryMonitor:
         monitor = MemoryMonitor(
-            log_name(options["log"]), options["interval_ms"], limit=options["limit"]
+            log_name(options["log"]),
+            options["interval_ms"],
+            limit=options["limit"],
+            name="memtools run",
         )
         said = announce_nothing if options["quiet"] else announce
         monitor._settings = replace(monitor._settings, announce=said)
+        monitor._declares = False
         monitor.start()
         return monitor
 
@@ -219,48 +223,37 @@ def _end(monitor: MemoryMonitor, options: dict[str, Any], pid: int) -> None:
     _core._stop_waiting()
     _reserve.clear()
     path = str(monitor.record_path)
-    limit = _limit_of(monitor)
     how = ending.uncaught if ending.interrupted else None
     monitor._end(how, last_look=True)
     if options["quiet"]:
         return
     try:
         if how is not None:
-            _write(_summary(path, limit, options, how))
+            _write(_summary(path, options, how))
             keep_interrupt()
         else:
-            _core._write_at_exit(*_texts(path, limit, options))
+            _core._write_at_exit(*_texts(path, options))
     except Exception:  # out of memory, for one; or the file is gone
         _write(f"memtools: Wrote {path}\n".encode(errors="backslashreplace"))
 
 
-def _limit_of(monitor: MemoryMonitor) -> int | None:
-    try:
-        limit = monitor.metrics().get("memory/host_limit_bytes")
-    except Exception:
-        return None
-    return None if limit is None else int(limit)
-
-
-def _texts(
-    path: str, limit: int | None, options: dict[str, Any]
-) -> tuple[bytes, bytes, bytes, bytes]:
+def _texts(path: str, options: dict[str, Any]) -> tuple[bytes, bytes, bytes, bytes]:
     """For exit code 0; for 1 where it is known what ends the program; and what stands before and
     after the number of any other code."""
     failed = ending.failed
-    before, found, after = _summary(path, limit, options, f"code {A_CODE}").rpartition(A_CODE_BYTES)
-    known = _summary(path, limit, options, failed or "code 0")
+    before, found, after = _summary(path, options, f"code {A_CODE}").rpartition(A_CODE_BYTES)
+    known = _summary(path, options, failed or "code 0")
     return (b"" if failed else known), (known if failed else b""), before, after if found else b""
 
 
-def _summary(path: str, limit: int | None, options: dict[str, Any], how: str | None) -> bytes:
+def _summary(path: str, options: dict[str, Any], how: str | None) -> bytes:
     from memtools._record import read_record, with_end
     from memtools._runsummary import Summary, summary_text
 
     record = read_record(path)
     if how is not None:
         record = with_end(record, how)
-    text = summary_text(Summary.of(record, limit), options["json"])
+    text = summary_text(Summary.of(record), options["json"])
     return text.replace("\0", "\\0").encode(errors="backslashreplace")
 
 
@@ -280,7 +273,7 @@ def _say_end_by_signal(monitor: MemoryMonitor, options: dict[str, Any]) -> None:
         return
     _reserve.clear()
     with contextlib.suppress(Exception):
-        _write(_summary(str(monitor.record_path), _limit_of(monitor), options, None))
+        _write(_summary(str(monitor.record_path), options, None))
     os.kill(os.getpid(), number)
 
 
@@ -304,12 +297,19 @@ def _keep_a_reserve() -> None:
     ending.on_uncaught.append(_reserve.clear)
 
 
+def _note_guard(monitor: MemoryMonitor, fraction: float) -> None:
+    """So that a record tells of a guard that could not act, for want of steps."""
+    if monitor._live is not None:
+        monitor._live.log.event("guard_set", f"{fraction:g} of the limit, at the end of a step")
+
+
 def begin(options: dict[str, Any]) -> None:
     """Called by sitecustomize.py with what `memtools run` was told."""
     try:
         monitor = _started(options)
         if options["guard"] is not None:
             monitor.guard(options["guard"], action="raise")
+            _note_guard(monitor, options["guard"])
     except Exception as error:
         _stop(" ".join(str(error).split()) or type(error).__name__)
     _running.append(monitor)

@@ -58,7 +58,8 @@ def test_what_a_record_holds(path: Path) -> None:
         wait_for(lambda: m.samples_taken > 3)
     record = read_record(path)
     assert [c.name for c in record.columns][:5] == ["step", "rss", "private", "swap", "cgroup_used"]
-    assert [c.name for c in record.columns][-2:] == ["children", "children_private"]
+    assert [c.name for c in record.columns][-2:] == ["children_private", "process"]
+    assert record.samples.values["process"] == record.samples.values["rss"]  # no page twice
     assert {c.name: c.unit for c in record.columns}["pressure"] == "0.01%"
     assert (record.total, record.samples.values["step"][-1]) == (m.samples_taken, 10)
     assert record.samples.values["rss"][-1] > 2**20

@@ -26,9 +26,10 @@ def test_the_record_tells_what_ran_and_how_it_ended(tmp_path: Path) -> None:
     assert record.command[1:] == ("train.py", "--lr", "1")
     assert max(record.buckets.most["rss"]) > 100 << 20
     lines = found.stderr.decode().splitlines()
-    assert lines[-1] == f"memtools: Wrote run.mem ({record.nbytes / 2**20:.1f} MiB)"
-    assert lines[-2] == "memtools: ended: exception ValueError: too much"
-    assert " of 1.0 GiB (1" in found.stderr.decode()
+    wrote = f"memtools: Wrote run.mem ({record.nbytes / 2**20:.1f} MiB)"
+    assert lines[-1] == f"{wrote}; for details: memtools explain run.mem"
+    assert lines[-2] == "memtools: It ended by exception ValueError: too much"
+    assert " of 1.00 GiB (given limit, 1" in found.stderr.decode()
 
 
 CODES = {
@@ -373,7 +374,7 @@ def test_a_guard_stops_an_unchanged_script_at_the_end_of_a_step(tmp_path: Path) 
     assert found.returncode == 1
     errors = found.stderr.decode()
     assert "memtools.errors.HostMemoryPressure: host memory runs out at step" in errors
-    assert "ended: exception HostMemoryPressure: host memory runs out" in errors
+    assert "It ended by exception HostMemoryPressure: host memory runs out" in errors
     record = memtools.read_record(tmp_path / "run.mem")
     assert "guard" in [event.kind for event in record.events]
     assert max(record.buckets.most["rss"]) < 1 << 30

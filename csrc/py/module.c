@@ -146,7 +146,8 @@ static PyMethodDef methods[] = {
      "exit($module, status=None, /)\n--\n\nExit the interpreter by raising SystemExit(status)."},
     {"_watch_end", mt_py_watch_end, METH_VARARGS,
      "_watch_end(on_uncaught, on_exit_call, excepthook, /)\n--\n\n"
-     "What excepthook() and exit() of this module call, None for nothing. Returns the excepthook of "
+     "What excepthook() and exit() of this module call, None for nothing. Returns the excepthook "
+     "of "
      "the call before."},
     {"_expect_signal", mt_py_expect_signal, METH_NOARGS,
      "_expect_signal()\n--\n\n"
