@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import memtools
+from memtools.report._events import ending
 from tests.runs import RUN, execute, run, write
 
 NO_MARK = None  # nothing of the process runs when it ends so
@@ -138,8 +139,9 @@ def test_under_memtools_run(case: str, tmp_path: Path) -> None:
     if end is None or end.startswith("killed"):
         return  # it may have had no time for a summary
     assert said[-1].startswith("memtools: Wrote run.mem")
-    words = f"memtools: It ended {'with exit ' if end.startswith('code') else 'by '}{end}"
-    assert any(line.startswith(words) for line in said) == (end != "code 0"), said
+    told = ending(memtools.read_record(tmp_path / "run.mem"))
+    words = told.text[:1].upper() + told.text[1:]
+    assert any(words in line for line in said) == (end != "code 0"), said
 
 
 @pytest.mark.parametrize("form", FORMS)
