@@ -8,6 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "endmark_linux.h"
+
 typedef struct region {
     _Atomic uintptr_t from; /* 0: free */
     _Atomic size_t bytes;   /* 0: not in use yet */
@@ -54,6 +56,7 @@ pass_on(int number, siginfo_t *info, void *context)
     } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
         before.sa_handler(number);
     } else if (info->si_code > 0 || before.sa_handler == SIG_DFL) {
+        mt_endmark_now(number); /* the process ends by it */
         sigaction(number, &before, NULL);
         if (info->si_code <= 0) raise(number);
     }
