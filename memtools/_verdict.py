@@ -108,7 +108,7 @@ def verdict_of(figures: Figures) -> Verdict:
     if live is not None and live.signal != "children":
         rises = [rise for rise in rises if rise.signal == "children"]
     verdict = Verdict(tuple(growth), tuple(rises), judged.short, figures.holders, None)
-    if figures.near_limit and figures.ending.by_memory(near=True):
+    if figures.ending.by_memory(near=figures.near_limit):
         return replace(verdict, forecast="the limit was reached" if verdict.grows else None)
     texts = [text for text in (one.forecast() for one in verdict.said) if text]
     texts += [text for text in (_until(rise, room) for rise in rises) if text]
