@@ -20,6 +20,8 @@ _NUMBERS: Final = ("count", "guess", "scale", "weighted")
 def state_of(acc: GradAccumulator, gradients: bool, rng: bool) -> dict[str, Any]:
     """Numbers, texts and tensors: what torch.load(weights_only=True) reads."""
     window = acc.window
+    if gradients:
+        acc._owner.saved = (window, window.count)
     return {
         "version": _VERSION,
         "steps": acc.steps,
@@ -61,7 +63,9 @@ def load(acc: GradAccumulator, state: Mapping[str, Any]) -> None:
     acc._drop_gradients()
     for parameter, gradient in found:
         parameter.grad = gradient.to(parameter.device, copy=True)
-    acc.window, acc.micro_batch_size = window, size
+    acc._set_window(window)
+    acc.micro_batch_size = size
+    acc._watch.remember(acc.gradients)
     acc._scale.load(scale)
     acc._totals.load(totals)
     if rng is not None:

@@ -122,6 +122,7 @@ class Run:
         "over",
         "peak",
         "probe",
+        "safe_ns",
         "sampler",
         "source",
         "waiting",
@@ -165,6 +166,8 @@ class Run:
         #: watermarks that were passed, until the main thread comes
         self.waiting = 0
         self.busy = False
+        #: of the last safe point, on the monotonic clock; 0 before the first
+        self.safe_ns = 0
         #: its thread and its record have ended
         self.over = False
         self._forks = self._next_fork = 0

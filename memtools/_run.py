@@ -194,6 +194,7 @@ def _started(options: dict[str, Any]) -> MemoryMonitor:
             limit=options["limit"],
             name="memtools run",
         )
+        monitor._declares = False
         monitor.start()
         return monitor
 
