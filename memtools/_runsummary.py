@@ -55,7 +55,8 @@ class Summary:
         guard = figures.guard_words()
         if guard is not None:
             yield guard
-        if figures.ending.kind != "clean":
+        # Of a program that is about to end by itself nobody knows the exit code yet.
+        if figures.ending.kind not in ("clean", "running"):
             acted = figures.limit_acted
             text = figures.ending.text[:1].upper() + figures.ending.text[1:]
             yield f"{text}{'' if acted is None else f'; {acted} was in force'}"
