@@ -40,7 +40,7 @@ test: test-c $(VENV)/.built $(VENV)/.examples  ## C tests, then all of tests/ un
 
 $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) "setuptools>=68" wheel
+	$(PIP) "setuptools>=77" wheel
 	@touch $@
 
 $(VENV)/.deps: $(VENV)/.python pyproject.toml

@@ -7,12 +7,14 @@ memtools is installed into, or from MEMTOOLS_TORCH_DIR. Environment variables:
     MEMTOOLS_CUDA_HOME   where include/cuda_runtime_api.h lies; empty: leave the CUDA backend out
     MEMTOOLS_DEBUG=1     -O0 with assertions
     MEMTOOLS_SANITIZE    for example "address,undefined"
+    MEMTOOLS_WERROR=1    a compiler's warning ends the build
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import sysconfig
 from pathlib import Path
@@ -22,11 +24,18 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
+if sys.platform != "linux":
+    raise SystemExit(
+        f"memtools runs on Linux only, and this is {sys.platform}: it reads /proc and maps memory "
+        "by Linux's own calls; install it in a Linux container or virtual machine"
+    )
 if sys.byteorder != "little":
     raise SystemExit("memtools writes its records little-endian and knows no other order")
 DEBUG = os.environ.get("MEMTOOLS_DEBUG") == "1"
 SANITIZE = os.environ.get("MEMTOOLS_SANITIZE", "")
-WARNINGS = ["-Wall", "-Wextra", "-Werror"]
+WARNINGS = ["-Wall", "-Wextra"]
+# Only where it is asked for: a compiler of next year may warn of what is right.
+WARNINGS += ["-Werror"] if os.environ.get("MEMTOOLS_WERROR") == "1" else []
 
 
 def find(pattern: str, path: Path) -> str:
@@ -180,12 +189,54 @@ class BuildPy(build_py):
 
 
 class BuildExt(build_ext):
-    """Writes _build_info.py beside the extension modules of an editable install."""
+    """Compiles again where sources are the same but torch, the toolkit or a flag is not, and writes
+    _build_info.py beside the extension modules of an editable install."""
 
     def run(self) -> None:
         super().run()
         if self.inplace:
             (HERE / "memtools/_build_info.py").write_text(build_info())
+
+    def build_extensions(self) -> None:
+        for ext in self.extensions:
+            require_compiler(self.compiler.compiler[0], "C")
+            if ext.language == "c++":
+                require_compiler(self.compiler.compiler_cxx[0], "C++")
+            ext.depends.append(str(settings_file(ext)))
+        if TORCH is None:  # an earlier build may have left one, for a torch that is gone
+            Path(self.get_ext_fullpath("memtools._torch")).unlink(missing_ok=True)
+        super().build_extensions()
+
+
+def require_compiler(command: str, language: str) -> None:
+    if shutil.which(command) is None:
+        raise SystemExit(
+            f"memtools is compiled when it is installed and needs a {language} compiler: there is "
+            f"no {command!r} here; install one (Debian: apt-get install build-essential), or name "
+            "yours in CC and CXX"
+        )
+
+
+def settings_file(ext: Extension) -> Path:
+    """A file that names all that the extension is made with beside its sources, written when that
+    changes. As a dependency it makes setuptools compile again, which compares dates only: a shim
+    for the torch of before must not pass for one for the torch of now."""
+    torch = TORCH and (torch_fact(TORCH, "__version__"), torch_fact(TORCH, "git_version"))
+    facts = [
+        sys.version,
+        ext.extra_compile_args,
+        ext.extra_link_args,
+        ext.define_macros,
+        ext.sources,
+        torch if ext.name == "memtools._torch" else None,
+        cuda_include() and cuda_version(cuda_include()) if ext.name == "memtools._core" else None,
+    ]
+    text = "\n".join(map(repr, facts)) + "\n"
+    path = HERE / "build/settings" / ext.name
+    if not path.is_file() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return path
 
 
 TORCH = torch_dir()

@@ -13,7 +13,7 @@ from memtools import _monitor_run, _oom
 from memtools._leaks import LeakDetector
 from memtools._monitor_device import parse_device
 from memtools._monitor_guard import Callback, Handle, Pressure, Watermarks, accepted
-from memtools._monitor_log import logger
+from memtools._monitor_log import logger, ranked
 from memtools._monitor_phase import Phase, PhaseBook
 from memtools._monitor_readings import Readings
 from memtools._monitor_run import Run, Settings
@@ -42,8 +42,10 @@ class MemoryMonitor(Readings):
     asked for it. In a forked child the monitor is not running; its record stays the parent's.
 
     Args:
-        log: path of the record, `run.mem`, which survives SIGKILL; a record that is there and
-            complete is replaced. None: no record.
+        log: path of the record, `run.mem`, which survives SIGKILL. On a rank of several (`RANK` is
+            set) it is `run.rank3.mem`; while another process writes it, `run-2.mem`. A record that
+            is there is replaced if it is complete; one of a killed run is kept as `run.1.mem`.
+            None: no record.
         interval_ms: between two samples, 0.1 to 3,600,000; shorter by itself near the limit.
         device: "auto" (CUDA devices that torch sees), "cpu" (none), "cuda" (all) or like "cuda:1".
             No CUDA context is made: a device's figures begin when the program makes one.
@@ -81,7 +83,7 @@ class MemoryMonitor(Readings):
         if log_interval is not None and log_interval < 1:
             raise ValueError(f"log_interval is at least 1 step, got {log_interval}")
         parse_device(device)
-        path = None if log is None else os.fspath(log)
+        path = None if log is None else ranked(os.fspath(log))
         bound = None if limit is None else parse_bytes(limit, "limit")
         interval_ns = round(interval_ms * 1e6)
         self._settings = Settings(path, interval_ns, device, bound, leaks, census, name)
@@ -98,7 +100,7 @@ class MemoryMonitor(Readings):
 
     def start(self) -> None:
         """Start watching. After `stop()` it may be started again: a new run, whose record takes the
-        place of the one before.
+        place of the one before, if that is complete.
 
         Raises:
             RuntimeError: it is running, or the system gives no thread.

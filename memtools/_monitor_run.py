@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from memtools import _core, _monitor_device
-from memtools._hostmem import limit_source, process_bytes
+from memtools._hostmem import limit_source, process_bytes, process_limits
 from memtools._monitor_device import DevicePeaks
 from memtools._monitor_guard import Watermarks
 from memtools._monitor_leaks import LeakWatch
@@ -20,9 +20,11 @@ from memtools._monitor_phase import PhaseBook
 from memtools._monitor_signals import signals_of
 from memtools._monitor_suspect import Suspicion
 from memtools._monitor_text import DeviceTiers, HostTiers
-from memtools._size import format_bytes
+from memtools._redact import redacted
+from memtools._size import exact_bytes
 
 FORK_EVENT_NS = 1_000_000_000
+ROOM = 192 - len("exit: ")  # of an event's text
 _HOST_COLUMNS = (
     ("step", ""),
     *((name, "B") for name in ("rss", "private", "swap", "cgroup_used", "cgroup_limit")),
@@ -104,6 +106,7 @@ class Run:
     __slots__ = (
         "_forks",
         "_next_fork",
+        "_noted",
         "_open",
         "_untold",
         "book",
@@ -168,6 +171,7 @@ class Run:
         #: its thread and its record have ended
         self.over = False
         self._forks = self._next_fork = 0
+        self._noted: dict[str, int | None] = {}
         self._untold = [True]  # popped by the one who writes the end event
         self._open = [True]  # popped by the one who ends the run
 
@@ -180,6 +184,15 @@ class Run:
             self.log.close()
             raise
         self.log.event("start", self._start_words(settings))
+        self._note_limits()
+
+    def _note_limits(self) -> None:
+        """The limits of the process, at the start and where they have changed since: what refuses
+        an allocation is not the limit of memory alone."""
+        for name, limit in process_limits().items():
+            if limit != self._noted.get(name):
+                self._noted[name] = limit
+                self.log.event("limit", f"{name} {'unlimited' if limit is None else f'{limit} B'}")
 
     def _start_words(self, settings: Settings) -> str:
         watched = ", ".join(["host", *(f"cuda{i}" for i in self.devices)])
@@ -195,6 +208,7 @@ class Run:
             self._open.pop()
         except IndexError:
             return False
+        self._note_limits()
         self._last_look(last_look)
         self._halt()
         self._finish(how)
@@ -278,7 +292,7 @@ class Run:
     def _limit_words(self) -> str:
         limit = self.sampler.limit()
         if limit is not None and limit[1] == "given":
-            return f"limit given, {format_bytes(limit[0])}"
+            return f"limit given, {exact_bytes(limit[0])}"
         return limit_source(self.probe, self.probe.read().total)
 
     # --- forks ---
@@ -359,13 +373,29 @@ def _in_child() -> None:
 
 
 def exception_words(error: BaseException) -> str:
-    """`exception ValueError: no such file`, or the code of a sys.exit()."""
-    if isinstance(error, SystemExit):
-        code = error.code
-        return f"code {0 if code is None else code if isinstance(code, int) else 1}"
+    """`exception ValueError: no such file`, or the code and text of a sys.exit(); as long as an
+    event of a record has room for, whole words of it."""
     lines = str(error).strip().splitlines()
     text = f": {lines[0]}" if lines else ""
-    return f"exception {type(error).__name__}{text}"
+    if isinstance(error, SystemExit):
+        return exit_words(error.code)
+    return shortened(redacted(f"exception {type(error).__name__}{text}"), ROOM)
+
+
+def exit_words(code: object) -> str:
+    """How the process ends by sys.exit(code): a text, which Python prints, is code 1."""
+    if code is None or isinstance(code, int):
+        return f"code {(code or 0) & 0xFF}"
+    lines = str(code).strip().splitlines()
+    return shortened(redacted(f"code 1: {lines[0]}"), ROOM) if lines else "code 1"
+
+
+def shortened(text: str, room: int) -> str:
+    """The text in so many bytes of UTF-8, cut between two words."""
+    if len(text.encode("utf-8", "replace")) <= room:
+        return text
+    cut = text.encode("utf-8", "replace")[: room - len(" ...")].decode("utf-8", "ignore")
+    return f"{cut.rpartition(' ')[0] or cut} ..."
 
 
 def read_once(settings: Settings, root: str) -> tuple[HostTiers, list[DeviceTiers]]:

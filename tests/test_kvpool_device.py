@@ -388,3 +388,14 @@ def test_tensors_of_the_host_and_of_other_devices_are_refused(lend, fake):
             with pytest.raises(ValueError, match="on cuda:0, where the pool is, got"):
                 lease.lease.update(0, tensor, tensor)
         assert lease.lengths == [0]
+
+
+def test_cuda_without_a_number_is_the_first_device_where_torch_has_none_of_its_own(fake):
+    """This torch is built for the CPU: it cannot tell its current device."""
+    with small_pool(device="cuda") as pool:
+        assert pool.device == torch.device("cuda:0")
+    for device in ("cuda", "cuda:0"):
+        fake.fail_at(0, LAUNCH_FAILURE)
+        with pytest.raises(DeviceError, match="failed with code 719"):
+            small_pool(device=device)
+    fake.fail_at(-1, 0)

@@ -114,6 +114,13 @@ mt_py_kvlease_enter(KVLease *self)
                         "this lease was released; acquire() another one, its views stay readable");
         return false;
     }
+    if (mt_kvhold_is_done(self->hold)) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "torch moved the views of this lease into memory of its own, as "
+                        "share_memory_() and queues between processes do, so they are no longer "
+                        "its pages; release() it, and share a copy: clone() first");
+        return false;
+    }
     self->busy = true;
     return true;
 }

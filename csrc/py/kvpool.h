@@ -43,7 +43,9 @@ typedef struct KVLease {
     const mt_torch_ops *shim; /* that made storage */
     void *storage;            /* one of the two, once there was a view */
     PyObject *base;           /* without the shim: a 1-D tensor over all slots */
-    mt_kvhold *hold;          /* of storage or base, while that is ours */
+    mt_kvhold *hold;          /* of storage or base: one reference */
+    size_t *viewed;           /* [layers] tokens that views show which autograd may have saved */
+    bool all_viewed;          /* buffers() was called: that many are viewed for ever */
     PyObject *weakrefs;
 } KVLease;
 
@@ -60,7 +62,7 @@ bool mt_py_kvpool_freed_some(KVPool *self, const mt_error *err);
 /* An object of this type around core, which it takes over, also on failure. */
 PyObject *mt_py_kvlease_wrap(PyTypeObject *type, KVPool *pool, mt_kvlease *core);
 /* Marks the lease busy until leave. False with ValueError when it was released, RuntimeError when
- * another thread is using it or this is a forked child. */
+ * another thread is using it, this is a forked child, or torch took its views elsewhere. */
 bool mt_py_kvlease_enter(KVLease *self);
 static inline void
 mt_py_kvlease_leave(KVLease *self)
@@ -97,6 +99,10 @@ PyObject *mt_py_kvlease_update(PyObject *op, PyObject *const *args, Py_ssize_t n
 PyObject *mt_py_kvlease_advance(PyObject *op, PyObject *counts);
 /* kvlease_views.c */
 PyObject *mt_py_kvlease_views(KVLease *self, size_t layer, size_t tokens, bool token_first);
+/* Tells autograd that what views show is not what it was. -1 with an error. */
+int mt_py_kvlease_changed(KVLease *self);
+/* The same, if the step writes where a view shows something already. Appending does not. */
+int mt_py_kvlease_overwrites(KVLease *self, size_t layer, const mt_kvstep *step);
 PyObject *mt_py_kvlease_layer(PyObject *op, PyObject *args, PyObject *kwargs);
 PyObject *mt_py_kvlease_buffers(PyObject *op, PyObject *none);
 /* Gives up the lease's own reference to what its views share. rows, tokens: what it was, for those
