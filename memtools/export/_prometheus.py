@@ -20,7 +20,7 @@ from memtools.export._source import MetricsSource, check_source
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-_INSTALL = 'pip install "memtools[prometheus]"'
+_INSTALL = "pip install prometheus_client"
 
 
 class PrometheusExporter:
