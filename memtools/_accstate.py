@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from memtools._accsums import Sum
 from memtools._probe_up import SizeControl
 from memtools._window import Window
 
@@ -19,12 +20,16 @@ _NUMBERS: Final = ("count", "guess", "scale", "weighted")
 def state_of(acc: GradAccumulator, gradients: bool, rng: bool) -> dict[str, Any]:
     """Numbers, texts and tensors: what torch.load(weights_only=True) reads."""
     window = acc.window
+    if gradients:
+        acc._owner.saved = (window, window.count)
     return {
         "version": _VERSION,
         "steps": acc.steps,
         "window": {
             **{name: getattr(window, name) for name in _NUMBERS},
             "weight": window.total(),
+            "loss": window.loss.read(),
+            "extras": {name: found.read() for name, found in window.extras.items()},
         },
         "scale": acc._scale.state(),
         "totals": acc._totals.state(),
@@ -58,7 +63,9 @@ def load(acc: GradAccumulator, state: Mapping[str, Any]) -> None:
     acc._drop_gradients()
     for parameter, gradient in found:
         parameter.grad = gradient.to(parameter.device, copy=True)
-    acc.window, acc.micro_batch_size = window, size
+    acc._set_window(window)
+    acc.micro_batch_size = size
+    acc._watch.remember(acc.gradients)
     acc._scale.load(scale)
     acc._totals.load(totals)
     if rng is not None:
@@ -88,6 +95,8 @@ def _window(acc: GradAccumulator, state: Mapping[str, Any]) -> Window:
         )
     for name in (*_NUMBERS, "weight"):
         setattr(window, name, saved[name])
+    window.loss = Sum(float(saved.get("loss", math.nan)))  # unknown in states of before
+    window.extras = {name: Sum(float(value)) for name, value in saved.get("extras", {}).items()}
     numbers = (window.weight, window.guess, window.scale)
     if not all(math.isfinite(number) and number >= 0 for number in numbers):
         raise ValueError("this state's window has a weight or a scale that is negative, nan or inf")

@@ -28,7 +28,7 @@ class Seen:
     rss: int | None
     threads: int | None
     kernel: str
-    #: the environment as the C library saw it, and as it is now
+    #: allocators' variables as the C library saw them, and as they are now
     at_start: Mapping[str, str]
     now: Mapping[str, str]
 

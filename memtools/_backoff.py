@@ -108,7 +108,8 @@ class BackOff:
             )
         if not callable(loss_fn):
             raise TypeError(
-                "loss_fn is called with each micro-batch and returns (loss_sum, weight); got "
+                "loss_fn is called with each micro-batch and returns (loss_sum, weight) or "
+                "(loss_sum, weight, sums); got "
                 f"{type(loss_fn).__name__}"
             )
 
@@ -159,7 +160,8 @@ class _Step:
         self.plan, self.done = list(sizes), list[float]()
         self.start = owner._acc.window.mark()
         self.size = owner.control.size
-        self.most = 0
+        self.most = self.failures = 0
+        self.gave_all_back = False
         self.began = self.begun = time.perf_counter()
 
     def run(self) -> None:
@@ -216,7 +218,11 @@ class _Step:
 
         def weighted(micro: Any) -> Any:
             result = loss_fn(micro)
-            return (result * rows, rows) if isinstance(result, tensor) else result
+            if isinstance(result, tensor):
+                return result * rows, rows
+            if isinstance(result, tuple) and len(result) in (2, 3) and result[1] is None:
+                return (result[0] * rows, rows, *result[2:])
+            return result
 
         return weighted
 
@@ -233,9 +239,15 @@ class _Step:
         as before the window; then with fewer rows."""
         acc, undo, index = self.acc, self.undo, self.acc.window.count
         failed.clear()
+        smaller = self.left.smaller(rows)
+        # where one more failure ends the window, all that can be given back is
+        is_last = smaller is None or smaller == 1
+        changed = failed.give_back(thorough=self.failures > 0 or is_last)
+        once_more = smaller is None and not self.gave_all_back
+        self.gave_all_back = self.failures > 0 or is_last
+        self.failures += 1
         whole = undo.back(failed.touched)
         began = self.begun if whole else self.began
-        smaller = self.left.smaller(rows)
         retry = Retry(
             window=acc._totals.windows,
             micro_batch=index,
@@ -244,15 +256,17 @@ class _Step:
             error=failed.line,
             asked=failed.asked,
             restored=undo.in_words(whole),
-            next_rows=smaller,
+            next_rows=rows if once_more else smaller,
             probing=bool(self.owner.control.before),
             ms=1e3 * (time.perf_counter() - began),
+            changed=changed,
         )
         acc._retries.append(retry)
-        if smaller is None:
+        if smaller is not None:
+            self.owner.control.failed(smaller)
+            self.size = smaller
+        elif not once_more:
             self._raise(failed, retry)
-        self.owner.control.failed(smaller)
-        self.size = smaller
         self._rewind(self.mark if whole else self.start)
         if whole:
             del self.plan[len(self.done) :]
@@ -275,8 +289,7 @@ class _Step:
         if failed.error is None:
             raise MemoryError(f"step(): another rank ran out of memory: {failed.line}; {retry}")
         failed.error.add_note(
-            "memtools: nothing smaller can be tried, so the window is dropped; make one row take "
-            "less, by checkpoint_layers() or a lower precision"
+            f"memtools: nothing smaller can be tried, so the window is dropped; {failed.remedy()}"
         )
         raise failed.error
 

@@ -227,6 +227,8 @@ def _holder(namer: Namer, place: _Place, ignored: Any, scale: tuple[Any, ...]) -
     container = place.container[0]
     more = (round(share * count), round(share * total), 1, what, steps)
     if type(container) is Local:
+        if len(place.members) == 1 and steps > 1:  # it refers to that one, whatever the sample
+            more = (min(1, count), total // max(1, count), 1, what, steps)
         code = container.code.co_qualname.rpartition("<locals>.")[2]
         path = f"local {container.name!r} of {code}()" if container.name else f"values of {code}()"
         return Holder(path, "variable", None, None, *more)

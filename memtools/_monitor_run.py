@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from memtools import _core, _monitor_device
-from memtools._hostmem import limit_source
+from memtools._hostmem import limit_source, process_bytes, process_limits
 from memtools._monitor_device import DevicePeaks
 from memtools._monitor_guard import Watermarks
 from memtools._monitor_leaks import LeakWatch
@@ -20,9 +20,11 @@ from memtools._monitor_phase import PhaseBook
 from memtools._monitor_signals import signals_of
 from memtools._monitor_suspect import Suspicion
 from memtools._monitor_text import DeviceTiers, HostTiers
-from memtools._size import format_bytes
+from memtools._redact import redacted
+from memtools._size import exact_bytes
 
 FORK_EVENT_NS = 1_000_000_000
+ROOM = 192 - len("exit: ")  # of an event's text
 _HOST_COLUMNS = (
     ("step", ""),
     *((name, "B") for name in ("rss", "private", "swap", "cgroup_used", "cgroup_limit")),
@@ -31,6 +33,7 @@ _HOST_COLUMNS = (
     ("heap_used", "B"),
     ("children", ""),
     ("children_private", "B"),
+    ("process", "B"),  # rss, each page counted once
 )
 
 
@@ -74,6 +77,8 @@ class Limits:
             sample.available,
             sample.children_private,
             None if sample.pressure is None else sample.pressure / 100,
+            process_bytes(sample),
+            "" if limit is None else limit[1],
         )
 
     def device_tiers(self) -> list[DeviceTiers]:
@@ -83,9 +88,9 @@ class Limits:
     def host(self) -> int | None:
         """Bytes at which this process with its children reaches the limit, by the last sample."""
         host = self.tiers()
-        if host.rss is None or host.used is None or host.limit is None:
+        if host.process is None or host.used is None or host.limit is None:
             return None
-        return host.rss + (host.children or 0) + max(0, host.limit - host.used)
+        return host.process + (host.children or 0) + max(0, host.limit - host.used)
 
     def device(self) -> int | None:
         """Bytes at which all watched devices are full."""
@@ -101,6 +106,7 @@ class Run:
     __slots__ = (
         "_forks",
         "_next_fork",
+        "_noted",
         "_open",
         "_untold",
         "book",
@@ -116,6 +122,7 @@ class Run:
         "over",
         "peak",
         "probe",
+        "safe_ns",
         "sampler",
         "source",
         "waiting",
@@ -159,9 +166,12 @@ class Run:
         #: watermarks that were passed, until the main thread comes
         self.waiting = 0
         self.busy = False
+        #: of the last safe point, on the monotonic clock; 0 before the first
+        self.safe_ns = 0
         #: its thread and its record have ended
         self.over = False
         self._forks = self._next_fork = 0
+        self._noted: dict[str, int | None] = {}
         self._untold = [True]  # popped by the one who writes the end event
         self._open = [True]  # popped by the one who ends the run
 
@@ -174,6 +184,15 @@ class Run:
             self.log.close()
             raise
         self.log.event("start", self._start_words(settings))
+        self._note_limits()
+
+    def _note_limits(self) -> None:
+        """The limits of the process, at the start and where they have changed since: what refuses
+        an allocation is not the limit of memory alone."""
+        for name, limit in process_limits().items():
+            if limit != self._noted.get(name):
+                self._noted[name] = limit
+                self.log.event("limit", f"{name} {'unlimited' if limit is None else f'{limit} B'}")
 
     def _start_words(self, settings: Settings) -> str:
         watched = ", ".join(["host", *(f"cuda{i}" for i in self.devices)])
@@ -189,6 +208,7 @@ class Run:
             self._open.pop()
         except IndexError:
             return False
+        self._note_limits()
         self._last_look(last_look)
         self._halt()
         self._finish(how)
@@ -210,11 +230,11 @@ class Run:
 
     def _halt(self) -> None:
         try:
-            self.peak = self.probe.peak()
+            self.sampler.stop()  # first: its last sample must not lie above the peak
+            self.peak = self._peak()
             if self.book.devices is not None:
                 self.book.devices.look()
             self.ended_ns = time.monotonic_ns()
-            self.sampler.stop()
         except Exception as error:
             self.log.complain("stop", f"stop() failed: {error}")
 
@@ -253,8 +273,14 @@ class Run:
         return self.limits.device_tiers()
 
     def peak_now(self) -> tuple[int | None, bool]:
-        """The highest resident memory since the start, and whether that is exact."""
-        return self.peak if self.ended_ns is not None else self.probe.peak()
+        """The most that the process itself filled since the start, and whether that is exact."""
+        return self.peak if self.ended_ns is not None else self._peak()
+
+    def _peak(self) -> tuple[int | None, bool]:
+        """The kernel's mark and the resident size are two counters, some pages apart."""
+        peak, exact = self.probe.peak()
+        now = self.limits.tiers().process
+        return max((n for n in (peak, now) if n is not None), default=None), exact
 
     def device_peaks(self) -> dict[int, int]:
         if self.book.devices is None:
@@ -266,7 +292,7 @@ class Run:
     def _limit_words(self) -> str:
         limit = self.sampler.limit()
         if limit is not None and limit[1] == "given":
-            return f"limit given, {format_bytes(limit[0])}"
+            return f"limit given, {exact_bytes(limit[0])}"
         return limit_source(self.probe, self.probe.read().total)
 
     # --- forks ---
@@ -347,13 +373,37 @@ def _in_child() -> None:
 
 
 def exception_words(error: BaseException) -> str:
-    """`exception ValueError: no such file`, or the code of a sys.exit()."""
-    if isinstance(error, SystemExit):
-        code = error.code
-        return f"code {0 if code is None else code if isinstance(code, int) else 1}"
+    """`exception ValueError: no such file`, or the code and text of a sys.exit(); as long as an
+    event of a record has room for, whole words of it."""
     lines = str(error).strip().splitlines()
     text = f": {lines[0]}" if lines else ""
-    return f"exception {type(error).__name__}{text}"
+    if isinstance(error, SystemExit):
+        return exit_words(error.code)
+    return shortened(redacted(f"exception {type(error).__name__}{text}"), ROOM)
+
+
+def exit_words(code: object) -> str:
+    """How the process ends by sys.exit(code): a text, which Python prints, is code 1."""
+    if code is None or isinstance(code, int):
+        return f"code {(code or 0) & 0xFF}"
+    lines = str(code).strip().splitlines()
+    return shortened(redacted(f"code 1: {lines[0]}"), ROOM) if lines else "code 1"
+
+
+def shortened(text: str, room: int) -> str:
+    """The text in so many bytes of UTF-8, cut between two words."""
+    if len(text.encode("utf-8", "replace")) <= room:
+        return text
+    cut = text.encode("utf-8", "replace")[: room - len(" ...")].decode("utf-8", "ignore")
+    return f"{cut.rpartition(' ')[0] or cut} ..."
+
+
+def read_once(settings: Settings, root: str) -> tuple[HostTiers, list[DeviceTiers]]:
+    """Memory in use now, where nothing runs. Imports no torch and makes no file."""
+    devices = () if str(settings.device) == "cpu" else _monitor_device.seen_devices(root)
+    sampler = _core.Sampler(settings.interval_ns, None, root, limit=settings.limit)  # not started
+    limits = Limits(sampler, _core.Probe(root), devices)
+    return limits.tiers(), limits.device_tiers()
 
 
 def begin(settings: Settings, root: str) -> Run:

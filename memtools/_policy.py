@@ -163,7 +163,7 @@ class CleanupPolicy:
         engine.begin(self._core, rules)
         self._figures = Figures(engine)
         for pool in pools:
-            engine.pools.add(pool)
+            engine.pools.add(pool, "pools=")
         self._life = Life(engine, self._figures, manage_gc, warmup, ranks)
         weakref.finalize(self, self._life.close)  # the native half may live on in functions
 

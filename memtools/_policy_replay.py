@@ -344,14 +344,15 @@ def _reading(values: Mapping[str, int], machine: int | None) -> tuple[tuple[int,
     def of(name: str) -> int:
         return values.get(name, UNKNOWN)
 
-    host = [of(name) for name in ("rss", "private", "cgroup_used", "cgroup_limit", "available")]
+    own = "process" if values.get("process", UNKNOWN) != UNKNOWN else "rss"
+    host = [of(name) for name in (own, "private", "cgroup_used", "cgroup_limit", "available")]
     host += [UNKNOWN if machine is None else machine, UNKNOWN, of("children_private")]
     index = 0
     while f"cuda{index}_total" in values:
         tiers = ("allocated", "reserved", "free", "total")
         host += [*(of(f"cuda{index}_{tier}") for tier in tiers), UNKNOWN]
         index += 1
-    return tuple(host), of("rss")
+    return tuple(host), of(own)
 
 
 def _devices(reading: Sequence[int]) -> int:

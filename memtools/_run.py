@@ -13,12 +13,18 @@ import atexit
 import os
 import sys
 import time
+import warnings
+import weakref
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from memtools._monitor_log import first_free, record_names
+from memtools import _core
+from memtools._monitor_log import ranked, refusal
 from memtools._monitor_run import exception_words
+from memtools._size import format_bytes
+from memtools.errors import MemtoolsError
 
 if TYPE_CHECKING:
     from memtools import MemoryMonitor
@@ -27,7 +33,8 @@ OPTIMIZER = "torch.optim.optimizer"
 PATIENCE = 16  # steps of other optimizers after which the first is taken to be out of use
 REST = 200  # times as long as a safe point took
 LONGEST_REST_NS = 100_000_000  # a census may take a second: 200 of them would hide a run's growth
-TEXT = 150
+
+_Made = TypeVar("_Made")
 
 
 class StepCounter:
@@ -48,12 +55,25 @@ class StepCounter:
         self._monitor = monitor
         self._first: int | None = None
         self._others: dict[int, int] = {}  # their steps since the last of the first
+        self._alive: dict[int, object] = {}  # weak references: an id is used again after a death
         self._due = 0
 
     def __call__(self, optimizer: object, args: object, kwargs: object) -> None:
-        steps = self._counted(id(optimizer))
+        steps = self._counted(self._known(optimizer))
         if steps and (self._monitor._count(steps) or time.monotonic_ns() >= self._due):
             self._safe_point()
+
+    def _known(self, optimizer: object) -> int:
+        who = id(optimizer)
+        if who not in self._alive:
+            self._alive[who] = weakref.ref(optimizer, lambda _: self._forget(who))
+        return who
+
+    def _forget(self, who: int) -> None:
+        self._alive.pop(who, None)
+        self._others.pop(who, None)
+        if who == self._first:
+            self._first = None
 
     def _counted(self, who: int) -> int:
         """How many steps this one is: none of another's, those not counted so far when it is seen
@@ -130,45 +150,74 @@ def _stop(reason: str) -> NoReturn:
     os._exit(1)
 
 
-def log_names(log: str | None, environment: Any = os.environ) -> list[str]:
-    """The path that was asked for; else run.mem and, while another run writes that, run-2.mem and
-    so on. Ranks of one job get a name each."""
-    if log is not None:
-        return [log]
-    rank = environment.get("RANK", "")
-    stem = f"run.rank{rank}" if rank.isdigit() and environment.get("WORLD_SIZE") != "1" else "run"
-    return record_names(f"{stem}.mem")
+def log_name(log: str | None) -> str:
+    """The path that was asked for, else run.mem; with the rank in it on ranks of one job."""
+    return ranked(log or "run.mem")
+
+
+def opened(make: Callable[[], _Made], quiet: bool) -> _Made:
+    """What `make` makes, with its record. What it says of that record's name goes to stderr in
+    lines of memtools. Raises MemtoolsError if there can be no record."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            made = make()
+        except OSError as error:
+            if not isinstance(error.__cause__, OSError):
+                raise
+            path = str(error.filename)
+            why = refusal(error.__cause__, path)
+            raise MemtoolsError(f"the record {path} cannot be made: {why}") from error
+    if not quiet:
+        for warning in said:
+            os.write(2, f"memtools: {warning.message}\n".encode(errors="backslashreplace"))
+    return made
+
+
+def check_limit(limit: int | None) -> None:
+    """MemtoolsError for a limit that the interpreter alone has passed already."""
+    used = _core.Probe().read().rss
+    if limit is not None and used is not None and limit < used:
+        raise MemtoolsError(
+            f"the limit of {format_bytes(limit)} is below the {format_bytes(used)} that Python "
+            "takes before the program begins; give a larger one"
+        )
 
 
 def _started(options: dict[str, Any]) -> MemoryMonitor:
     from memtools import MemoryMonitor
 
-    def start(path: str) -> MemoryMonitor:
-        monitor = MemoryMonitor(path, options["interval_ms"], limit=options["limit"])
+    def start() -> MemoryMonitor:
+        monitor = MemoryMonitor(
+            log_name(options["log"]),
+            options["interval_ms"],
+            limit=options["limit"],
+            name="memtools run",
+        )
+        monitor._declares = False
         monitor.start()
         return monitor
 
-    return first_free(log_names(options["log"]), start)
+    check_limit(options["limit"])
+    return opened(start, options["quiet"])
 
 
 def _ending() -> str | None:
     """The exception that the interpreter has printed, in words. Without one, nobody knows yet by
     what code the process ends: SystemExit has gone from sight."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    return None if error is None else exception_words(error)[:TEXT]
+    return None if error is None else exception_words(error)
 
 
 def _end(monitor: MemoryMonitor, options: dict[str, Any], pid: int) -> None:
     if os.getpid() != pid:  # a forked child that ends as Python programs do
         return
     path = str(monitor.record_path)
-    limit = monitor.metrics().get("memory/host_limit_bytes")
     monitor._end(_ending(), last_look=True)
     if not options["quiet"]:
         from memtools._runsummary import Summary, write_summary
 
-        summary = Summary.of_record(path, None if limit is None else int(limit))
-        write_summary(summary, options["json"])
+        write_summary(Summary.of_record(path), options["json"])
 
 
 _running: list[MemoryMonitor] = []
@@ -180,12 +229,19 @@ def record_path() -> str | None:
     return None if path is None else os.fspath(path)
 
 
+def _note_guard(monitor: MemoryMonitor, fraction: float) -> None:
+    """So that a record tells of a guard that could not act, for want of steps."""
+    if monitor._live is not None:
+        monitor._live.log.event("guard_set", f"{fraction:g} of the limit, at the end of a step")
+
+
 def begin(options: dict[str, Any]) -> None:
     """Called by sitecustomize.py with what `memtools run` was told."""
     try:
         monitor = _started(options)
         if options["guard"] is not None:
             monitor.guard(options["guard"], action="raise")
+            _note_guard(monitor, options["guard"])
     except Exception as error:
         _stop(" ".join(str(error).split()) or type(error).__name__)
     _running.append(monitor)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 
 import pytest
 import torch
 
 import memtools
+from memtools import _allocator_malloc as malloc
 from tests.backoffcases import ROWS, Model, batch, loss_of, made, run
 from tests.oominject import TEXT, Inject
 
@@ -143,7 +145,7 @@ def test_bad_input_is_one_sentence_and_changes_nothing(name):
 
 def test_loss_fn_has_to_be_callable():
     acc, _ = made()
-    with pytest.raises(TypeError, match=r"returns \(loss_sum, weight\); got int"):
+    with pytest.raises(TypeError, match=r"returns \(loss_sum, weight\) or .* got int"):
         acc.step(batch(), 3)
 
 
@@ -216,6 +218,91 @@ def test_the_cache_is_emptied_once_after_the_exception_is_gone(monkeypatch):
     model.inject = Inject(forward={0}, backward={1})
     acc.step(batch(), loss_of(model))
     assert seen == [(None, None, None)] * 2
+
+
+def test_a_first_failure_collects_what_is_young_and_the_next_one_the_whole_heap(monkeypatch):
+    """The whole heap of a program that has imported much takes half a second."""
+    collected, collect = [], gc.collect
+    monkeypatch.setattr(gc, "collect", lambda *args: [collected.append(args), collect(*args)][1])
+    acc, model = no_norm(size=8)
+    model.inject = Inject(forward={0})
+    acc.step(batch(), loss_of(model))
+    assert collected == [(1,)]
+    del collected[:]
+    model.inject = Inject(forward={0, 1})  # 4 rows, then 2
+    acc.step(batch(), loss_of(model))
+    assert collected == [(1,), (1,), ()]
+    del collected[:]
+    acc, model = no_norm(size=2)
+    model.inject = Inject(forward={0})  # one more failure would be the last
+    acc.step(batch(), loss_of(model))
+    assert collected == [(1,), ()]
+
+
+def test_one_row_is_tried_once_more_after_the_whole_heap_was_collected():
+    """A cycle that became old in the failed pass holds what the row needs."""
+    acc, model = no_norm(size=1)
+    held, tried = [], []
+
+    def loss_fn(micro):
+        tried.append(len(micro["x"]))
+        if len(tried) == 2:
+            big = Big()
+            held.append(weakref.ref(big))
+            gc.collect()  # it is of the oldest generation now
+            raise MemoryError
+        assert not [ref for ref in held if ref() is not None]
+        return loss_of(model)(micro)
+
+    report = acc.step(batch(rows=3), loss_fn)
+    assert tried == [1, 1, 1, 1]
+    (retry,) = report.retries
+    assert (retry.rows, retry.next_rows) == (1, 1)
+    assert "; tried once more after all idle memory was given back; " in str(retry)
+
+
+def test_the_hosts_malloc_is_set_once_and_only_where_nobody_has_set_it(monkeypatch):
+    """Freed blocks in glibc's heap count against a limit; see test_backoff_real.py."""
+    calls = []
+    monkeypatch.setattr(malloc, "find_serving", lambda: malloc.Serving("glibc", "2", "libc", ()))
+    monkeypatch.setattr(malloc, "environment_at_start", dict)
+    monkeypatch.setattr(malloc, "_done_here", {})
+
+    def mallopt(name, value):
+        calls.append((name, value))
+        malloc._done_here[name] = value
+        return True
+
+    monkeypatch.setattr(malloc, "mallopt", mallopt)
+    for error, want in (
+        (torch.OutOfMemoryError(TEXT), []),
+        (memtools.BudgetError("pool: asked 2.0 MiB, used 1.0 MiB of 1.5 MiB"), []),
+        (MemoryError(), [("mmap_threshold", 1 << 20), ("trim_threshold", 16 << 20)]),
+        (RuntimeError("could not create a primitive"), []),  # it is set
+    ):
+        acc, model = made(size=8)
+        model.inject = Inject(forward={0}, error=lambda error=error: error)
+        (retry,) = acc.step(batch(), loss_of(model)).retries
+        assert calls == want
+        assert ("set glibc's mmap_threshold to 1.0 MiB" in str(retry)) == bool(want)
+        calls.clear()
+    malloc._done_here.clear()
+    monkeypatch.setattr(malloc, "environment_at_start", lambda: {"MALLOC_TOP_PAD_": "0"})
+    assert not malloc.map_large_blocks()
+    monkeypatch.setattr(malloc, "find_serving", lambda: malloc.Serving("musl", None, "libc", ()))
+    assert not malloc.map_large_blocks()
+    assert malloc.idle()[0] is None
+    assert calls == []
+
+
+def test_where_freed_heap_is_in_the_way_the_error_says_so(monkeypatch):
+    monkeypatch.setattr(malloc, "map_large_blocks", lambda: False)
+    monkeypatch.setattr(malloc, "idle", lambda: (300 << 20, False))
+    acc, model = no_norm(size=1)
+    model.inject = Inject(forward={0, 1}, error=MemoryError)
+    with pytest.raises(MemoryError) as caught:
+        acc.step(batch(), loss_of(model))
+    assert "malloc keeps 300.0 MiB of freed memory" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ REAL = """
 import json, resource, sys, torch
 import memtools
 from memtools._backoff import BackOff
+from tests.backoffcases import sizes_of
 
 ROWS, WIDTH = 4096, 256
 kind, undo = sys.argv[1:]
@@ -35,14 +36,6 @@ def made():
 def bits(model):
     return [p.detach().view(torch.int32).sum(dtype=torch.int64).item() for p in model.parameters()]
 
-def sizes_of(report, size):
-    sizes = []
-    for retry in report.retries:
-        assert retry.rows == min(size, ROWS - sum(sizes[: retry.micro_batch])), (retry, sizes)
-        sizes += [size] * (retry.micro_batch - len(sizes))
-        size = retry.next_rows
-    return sizes + [size] * -(-(ROWS - sum(sizes)) // size), size
-
 x = torch.randn(ROWS, WIDTH)
 model, backoff, loss_fn = made()
 loss_fn(x[:2])[0].backward()
@@ -57,7 +50,7 @@ again, other, loss_fn = made()
 loss_fn(x[:2])[0].backward()
 size = ROWS
 for report in reports:
-    sizes, size = sizes_of(report, size)
+    sizes, size = sizes_of(report.retries, ROWS, size)
     assert len(sizes) == report.micro_batches, (sizes, str(report))
     assert other.step(x, loss_fn, sizes=sizes).retries == ()
 retries = [(r.rows, r.phase, r.error, r.asked) for report in reports for r in report.retries]

@@ -12,6 +12,7 @@ import torch
 
 import memtools
 from memtools import GateHistory, ShimUnavailable, _bridge, _build_info, _core
+from tests.ownprocess import in_own_process
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -40,6 +41,34 @@ def test_works_with_torch_absent_until_a_tensor_is_needed():
     assert done.returncode == 0, done.stderr
     assert "memtools needs torch >= 2.11" in done.stdout
     assert "again memtools needs" in done.stdout
+
+
+@pytest.mark.parametrize("moment", ["torch.nn", "torch.autograd", "memtools._torch"])
+def test_a_handler_in_the_first_connection_is_told_so_or_served(moment):
+    """Signal handlers and finalizers may run at any moment of it."""
+    said = in_own_process(
+        f"""
+        import sys
+        import memtools
+        from memtools import _bridge
+
+        class Handler:
+            def find_spec(self, name, path=None, target=None):
+                if name == {moment!r}:
+                    sys.meta_path.remove(handler)
+                    try:
+                        print("served", memtools.AuxLoss().total().item())
+                    except ImportError as error:
+                        print("refused", "while torch is being imported" in str(error))
+
+        handler = Handler()
+        sys.meta_path.insert(0, handler)
+        _bridge.connect()
+        print(memtools.AuxLoss().total().item())
+        """
+    )
+    assert said.split("\n")[0] in ("served 0.0", "refused True")
+    assert said.split("\n")[1] == "0.0"
 
 
 def test_one_version_everywhere():

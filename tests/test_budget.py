@@ -229,6 +229,30 @@ def test_a_forked_child_has_a_budget_of_its_own():
     assert (budget.used, len(history)) == (100 * KIB, 1)
 
 
+def test_a_child_leaves_what_its_parents_pool_holds_idle():
+    budget = Budget("1 MiB")
+    pool = small_pool(budget)
+    fill(pool, 14, 16)
+    idle = pool.stats().idle_bytes
+    assert idle == budget.used == 14 * 64 * KIB
+    if (child := os.fork()) == 0:
+        code = 1
+        try:
+            history = GateHistory(max_bytes=budget)
+            for _ in range(20):
+                history.append(gates(40))
+            assert 0 < history.nbytes <= MIB - idle
+            assert budget.used <= MIB
+            assert [line.idle for line in budget.report()] == [0, 0]
+            history.close()
+            assert budget.used == idle
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (pool.stats().idle_bytes, budget.used) == (idle, idle)
+
+
 def test_the_package_offers_it_and_nothing_that_it_only_uses():
     assert memtools.Budget is Budget
     public = {name for name in dir(memtools) if not name.startswith("_")}

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import gc
 import os
 import threading
+import weakref
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from memtools import HostMemoryPressure, MemoryMonitor, read_record
+from memtools import HostMemoryPressure, MemoryMonitor, _monitor, _monitor_run, read_record
+from tests.interrupts import interrupted
 from tests.monitorroot import Root, root, settle
 from tests.test_monitor_faults import use_all_of
 from tests.test_monitor_life import in_child, in_python, last, monitor, threads
@@ -109,6 +114,35 @@ def test_a_signal_at_any_instant_of_a_run(path: Path, what: str) -> None:
     """Whatever it interrupts, no thread and no open record is left, and it can be started."""
     done = in_python(INTERRUPTED, path, what)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("module", [_monitor, _monitor_run], ids=["_monitor", "_monitor_run"])
+@pytest.mark.parametrize("way", ["start", "with"])
+def test_who_gets_an_interrupt_out_of_start_has_no_monitor_that_runs(
+    module: ModuleType, way: str
+) -> None:
+    """Not one that nobody knows any more, with a thread and twelve descriptors for ever."""
+
+    def enter(m: MemoryMonitor) -> None:
+        m.start() if way == "start" else m.__enter__()
+
+    n, alive = 0, list[weakref.ref[MemoryMonitor]]()
+    while True:
+        m = monitor(leaks=False)
+        alive.append(weakref.ref(m))
+        hit = interrupted(module, n, functools.partial(enter, m))
+        if not hit:
+            m.stop()
+        assert not m.running, n
+        del m
+        if not hit:
+            break
+        n += 1
+    gc.collect()
+    assert n > 5
+    assert [ref() for ref in alive if ref() is not None] == []
+    assert not _monitor_run._owners
+    assert threads() == 0
 
 
 def test_marks_in_a_forked_child(root: Root) -> None:

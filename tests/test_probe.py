@@ -63,7 +63,7 @@ def test_only_what_was_asked_for_is_read() -> None:
     s = _core.Probe().read(1)
     assert s.rss is not None
     assert (s.available, s.cgroup_limit, s.children, s.heap_used) == (None,) * 4
-    assert len(s) == 15
+    assert len(s) == 16
 
 
 # Of a process of their own: in this one other tests' garbage may be freed at any moment.
@@ -160,6 +160,41 @@ def test_a_forked_child_reads_itself() -> None:
     """)
 
 
+def test_descriptors_that_the_program_closed_and_used_again_are_left_alone() -> None:
+    said = in_own_process(
+        """
+        import os, tempfile
+        import torch
+        import memtools
+
+        os.chdir(tempfile.mkdtemp())
+        monitor = memtools.MemoryMonitor("run.mem", 2)
+        pool = memtools.KVPool(num_layers=1, num_kv_heads=1, head_dim=64, dtype=torch.float32,
+                               max_tokens=256, max_sequences=4)
+        monitor.start()
+        with monitor.phase("before"):
+            lease = pool.acquire(batch_size=1)
+        monitor.step()
+        os.closerange(3, 256)
+        files = [open(f"user{i}.dat", "w+b") for i in range(40)]
+        for file in files:
+            file.write(b"A" * 100)
+            file.flush()
+        for _ in range(5):
+            with monitor.phase("after"):
+                monitor.step()
+        lease.update(0, torch.ones(1, 1, 64, 64), torch.ones(1, 1, 64, 64))
+        print(memtools.host_memory().rss > 0)
+        lease.release()
+        del lease, pool
+        monitor.stop()
+        del monitor
+        print({os.pread(file.fileno(), 200, 0) for file in files} == {b"A" * 100})
+        """
+    )
+    assert said == "True\nTrue\n"
+
+
 def test_children_and_grandchildren_count() -> None:
     code = "import os, sys; b = bytearray(50 << 20); os.fork(); print(flush=True); sys.stdin.read()"
     probe = _core.Probe("/", True)
@@ -238,7 +273,10 @@ def test_host_memory_tells_the_containers_limit(tmp_path: Path) -> None:
     memory = memtools.host_memory(str(tmp_path))
     assert (memory.cgroup_used, memory.cgroup_limit) == (2 * MIB, 8 * MIB)
     assert memory.percent == 25.0
-    assert str(memory) == "CPU: 0.00 GB (System: 25.0%)"
+    assert str(memory) == (
+        "CPU: 0.00 GB (System: 25.0%)\n  Process: 20.0 KiB\n"
+        "  Container: 2.0 MiB of 8.0 MiB used\n  Machine: 3.0 MiB of 4.0 MiB used"
+    )
     assert memory.limit_source == f"cgroup v2 limit 8.0 MiB ({tmp_path}/cg/a)"
     plant_limit(tmp_path, "max\n")
     memory = memtools.host_memory(str(tmp_path))

@@ -259,7 +259,7 @@ ask_others(mt_kvpool *pool, size_t bytes)
     size_t free = mt_ledger_available(ledger);
 
     if (free >= bytes) return true; /* somebody gave back in between */
-    return mt_ledger_reclaim(ledger, pool->member, bytes - free) > 0;
+    return mt_ledger_reclaim(ledger, pool->member, bytes) > 0;
 }
 
 bool

@@ -2,6 +2,7 @@
 #include "record.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@
 typedef struct RecordWriter {
     PyObject_HEAD mt_state *state; /* kept alive by the type */
     PyObject *path;                /* a str */
+    PyObject *kept;                /* a str, or NULL: where an older record was kept */
     bool begun;                    /* record is initialised */
     bool at_exit;                  /* end_with_status is registered */
     mt_record record;
@@ -163,6 +165,7 @@ static int
 create(RecordWriter *self, beginning *b)
 {
     PyObject *path = PyUnicode_EncodeFSDefault(self->path);
+    char kept[PATH_MAX];
     mt_status st;
     mt_error err;
 
@@ -176,10 +179,14 @@ create(RecordWriter *self, beginning *b)
                                  .command_bytes = b->start.command_bytes};
     Py_BEGIN_ALLOW_THREADS;
     st = mt_recordfile_create(&mt_recordfile_sys_libc, PyBytes_AS_STRING(path),
-                              mt_record_parts_of(&b->size).end, format, b, &self->file, &err);
+                              mt_record_parts_of(&b->size).end, format, b, &self->file, kept, &err);
     Py_END_ALLOW_THREADS;
     Py_DECREF(path);
-    if (st == MT_OK) return 0;
+    if (st == MT_OK) {
+        if (kept[0] == 0) return 0;
+        self->kept = PyUnicode_DecodeFSDefault(kept);
+        return self->kept == NULL ? -1 : 0;
+    }
     mt_py_raise_record(self->state, &err, self->path);
     return -1;
 }
@@ -252,6 +259,7 @@ recordwriter_dealloc(PyObject *op)
     mt_recordfile_free(&self->file);
     if (self->begun) mt_record_fini(&self->record);
     Py_XDECREF(self->path);
+    Py_XDECREF(self->kept);
     type->tp_free(op);
     Py_DECREF(type);
 }
@@ -448,6 +456,14 @@ get_nbytes(PyObject *op, void *Py_UNUSED(which))
 }
 
 static PyObject *
+get_kept(PyObject *op, void *Py_UNUSED(which))
+{
+    PyObject *kept = ((RecordWriter *)op)->kept;
+
+    return Py_NewRef(kept == NULL ? Py_None : kept);
+}
+
+static PyObject *
 get_path(PyObject *op, void *Py_UNUSED(which))
 {
     return Py_NewRef(((RecordWriter *)op)->path);
@@ -455,6 +471,9 @@ get_path(PyObject *op, void *Py_UNUSED(which))
 
 static PyGetSetDef getters[] = {
     {"closed", get_closed, NULL, "True after close().", NULL},
+    {"kept", get_kept, NULL,
+     "The new name of a record that was in the way and had not been closed; None without one.",
+     NULL},
     {"nbytes", get_nbytes, NULL, "Bytes of the file, the same from its beginning to its end.",
      NULL},
     {"path", get_path, NULL, "Where it was made, as text.", NULL},
@@ -498,7 +517,7 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 
-/* No Py_TPFLAGS_HAVE_GC: the one object it holds is text, so it cannot be in a cycle. */
+/* No Py_TPFLAGS_HAVE_GC: it holds text alone, so it cannot be in a cycle. */
 static PyType_Spec spec = {
     .name = "memtools._core.RecordWriter",
     .basicsize = sizeof(RecordWriter),
