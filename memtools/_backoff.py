@@ -12,11 +12,13 @@ Every other exception comes out as it is, with the window dropped.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from memtools import _bridge
+from memtools._keptgraph import kept_graphs
 from memtools._maingrads import MainGrads
 from memtools._monitor_device import initialised
 from memtools._oomforms import is_out_of_memory
@@ -246,7 +248,10 @@ class _Step:
         once_more = smaller is None and not self.gave_all_back
         self.gave_all_back = self.failures > 0 or is_last
         self.failures += 1
-        whole = undo.back(failed.touched)
+        try:
+            whole = undo.back(failed.touched)
+        except RuntimeError as error:  # a buffer that had never changed has changed
+            raise error from failed.error
         began = self.begun if whole else self.began
         retry = Retry(
             window=acc._totals.windows,
@@ -291,6 +296,10 @@ class _Step:
         failed.error.add_note(
             f"memtools: nothing smaller can be tried, so the window is dropped; {failed.remedy()}"
         )
+        with contextlib.suppress(Exception):  # it looks at all objects, when memory is out
+            kept = kept_graphs([*self.owner._known, *self.acc.model.buffers()])
+            if kept:
+                failed.error.add_note(f"memtools: {kept}")
         raise failed.error
 
 
