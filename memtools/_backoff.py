@@ -144,7 +144,8 @@ class BackOff:
         acc, self._thrashed = self._acc, 0
         self.control.lower((rows + 1) // 2)
         index, count = acc._totals.windows, acc.window.count
-        line = f"its cache was emptied {flushed:,} times in this window, and in the last ones"
+        times = "once" if flushed == 1 else f"{flushed:,} times"
+        line = f"its cache was emptied {times} in this window, and in the last ones"
         acc._retries.append(
             Retry(index, count, rows, "allocator", line, None, "", (rows + 1) // 2, False, 0.0)
         )

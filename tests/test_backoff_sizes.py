@@ -208,7 +208,7 @@ def test_an_allocator_that_empties_its_cache_again_and_again_lowers_the_size(mon
     assert counts == [1] * THRASHING + [2]
     (retry,) = acc.report().retries
     assert (retry.phase, retry.rows, retry.next_rows) == ("allocator", 16, 8)
-    assert "its cache was emptied 1 times in this window" in str(retry)
+    assert "its cache was emptied once in this window" in str(retry)
 
 
 def test_an_allocator_that_did_so_now_and_then_changes_nothing(monkeypatch):

@@ -160,6 +160,28 @@ def test_a_capsule_of_another_kind_or_major_version_is_refused(without_shim):
     assert issubclass(ShimUnavailable, memtools.MemtoolsError)
 
 
+def test_a_second_interpreters_peaks_do_not_claim_to_be_exact():
+    """The kernel has one high-water mark for both, and the first one sets it back."""
+    peak = "from memtools import _core; p = _core.Probe(); print(p.reset_peak(), p.peak()[1])"
+    said = in_own_process(
+        f"""
+        try:
+            import _xxsubinterpreters as interpreters
+        except ImportError:
+            import _interpreters as interpreters
+        from memtools import _core
+
+        first = _core.Probe()
+        print(first.reset_peak())
+        other = interpreters.create()
+        interpreters.run_string(other, {peak!r})
+        interpreters.destroy(other)
+        print(first.peak()[1])
+        """
+    )
+    assert said == "True\nFalse False\nTrue\n"
+
+
 def test_the_core_works_in_a_second_interpreter():
     done = run(
         "import sys\n"

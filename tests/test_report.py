@@ -251,6 +251,16 @@ def test_only_an_earlier_report_is_replaced(path, tmp_path, capsys):
     assert sorted(os.listdir(tmp_path)) == ["notes.html", "run.html", "run.mem"]
 
 
+def test_a_folder_that_is_not_there_is_named(path, tmp_path, capsys):
+    """And not a temporary file in it."""
+    write(path, steps=5)
+    out = tmp_path / "no" / "x.html"
+    assert cli.main(["report", path, "-o", str(out)]) == 1
+    said = capsys.readouterr().err
+    assert f"there is no such directory: '{out.parent}'" in said
+    assert said.count("\n") == 1
+
+
 def test_a_page_that_cannot_be_written_leaves_nothing_behind(path, tmp_path, monkeypatch, capsys):
     write(path, steps=5)
     assert cli.main(["report", path, "-o", str(tmp_path / "none/x.html")]) == 1
