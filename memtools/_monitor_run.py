@@ -208,7 +208,6 @@ class Run:
             self._open.pop()
         except IndexError:
             return False
-        self._note_limits()
         self._last_look(last_look)
         self._halt()
         self._finish(how)
@@ -235,6 +234,7 @@ class Run:
             if self.book.devices is not None:
                 self.book.devices.look()
             self.ended_ns = time.monotonic_ns()
+            self._note_limits()
         except Exception as error:
             self.log.complain("stop", f"stop() failed: {error}")
 

@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 
 OPTIMIZER = "torch.optim.optimizer"
 PATIENCE = 16  # steps of other optimizers after which the first is taken to be out of use
+IN_A_PROCESS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from memtools._runsummary import Summary, write_summary
+write_summary(Summary.of_record(sys.argv[2]), sys.argv[3] == "1")
+"""
 REST = 200  # times as long as a safe point took
 LONGEST_REST_NS = 100_000_000  # a census may take a second: 200 of them would hide a run's growth
 
@@ -215,9 +221,23 @@ def _end(monitor: MemoryMonitor, options: dict[str, Any], pid: int) -> None:
     path = str(monitor.record_path)
     monitor._end(_ending(), last_look=True)
     if not options["quiet"]:
+        _summarize(path, options["json"])
+
+
+def _summarize(path: str, as_json: bool) -> None:
+    """The last lines. A program that has used up a limit of its process (RLIMIT_AS, RLIMIT_DATA)
+    leaves no memory for them: a process of its own, which has room under the same limit, has."""
+    try:
         from memtools._runsummary import Summary, write_summary
 
-        write_summary(Summary.of_record(path), options["json"])
+        write_summary(Summary.of_record(path), as_json)
+    except Exception:  # of any import, too, which says it in words of its own
+        try:
+            root = os.path.dirname(os.path.dirname(__file__))
+            words = [sys.executable, "-I", "-S", "-c", IN_A_PROCESS, root, path, str(int(as_json))]
+            os.waitpid(os.posix_spawn(sys.executable, words, {}), 0)
+        except Exception:
+            os.write(2, b"memtools: no memory is left for a summary: memtools explain has it\n")
 
 
 _running: list[MemoryMonitor] = []
