@@ -84,9 +84,11 @@ def _instead(path: str) -> str:
 def holdings(record: Record) -> tuple[Holding, ...]:
     """Those that may matter, a name of Python's before C code, then the largest rate first.
 
-    A graph of which nobody saw that it grows is left out: it is that of the current step. What a
+    A graph of which nobody saw that it grows is left out: it is that of the current step. A monitor
+    that records `process` names one only where it has grown; older ones named the largest. What a
     verdict that was taken back had named does not count.
     """
+    seen = any(column.name == "process" for column in record.columns)
     found: dict[str, Holding] = {}
     nodes: dict[str, list[int]] = {}
     for event in record.events:
@@ -107,7 +109,7 @@ def holdings(record: Record) -> tuple[Holding, ...]:
     kept = [
         one
         for key, one in found.items()
-        if one.kind != "autograd graph" or one.rate_bytes or _grew(nodes[key])
+        if one.kind != "autograd graph" or seen or one.rate_bytes or _grew(nodes[key])
     ]
     return tuple(sorted(kept, key=lambda h: (not h.named, -(h.rate_bytes or 0))))
 

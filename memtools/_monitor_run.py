@@ -209,7 +209,6 @@ class Run:
             self._open.pop()
         except IndexError:
             return False
-        self._note_limits()
         self._last_look(last_look)
         self._halt()
         self._finish(how)
@@ -236,6 +235,7 @@ class Run:
             if self.book.devices is not None:
                 self.book.devices.look()
             self.ended_ns = time.monotonic_ns()
+            self._note_limits()
         except Exception as error:
             self.log.complain("stop", f"stop() failed: {error}")
 

@@ -37,6 +37,15 @@ A_CODE = 987654321  # that no process ends with: another takes its place
 A_CODE_BYTES = str(A_CODE).encode()
 RESERVE = 16 << 20  # bytes
 PATIENCE = 16  # steps of other optimizers after which the first is taken to be out of use
+IN_A_PROCESS = """
+import sys
+root, path, as_json, how = sys.argv[1:]
+sys.path.insert(0, root)
+from memtools._record import read_record, with_end
+from memtools._runsummary import Summary, write_summary
+record = read_record(path)
+write_summary(Summary.of(with_end(record, how) if how else record), as_json == "1")
+"""
 REST = 200  # times as long as a safe point took
 LONGEST_REST_NS = 100_000_000  # a census may take a second: 200 of them would hide a run's growth
 
@@ -234,7 +243,21 @@ def _end(monitor: MemoryMonitor, options: dict[str, Any], pid: int) -> None:
         else:
             _core._write_at_exit(*_texts(path, options))
     except Exception:  # out of memory, for one; or the file is gone
-        _write(f"memtools: Wrote {path}\n".encode(errors="backslashreplace"))
+        _write_elsewhere(path, options, how or ending.failed)
+
+
+def _write_elsewhere(path: str, options: dict[str, Any], how: str | None) -> None:
+    """A program that has used up a limit of its process (RLIMIT_AS, RLIMIT_DATA) leaves no memory
+    for a summary: a process of its own, which has room under the same limit, writes it."""
+    root = os.path.dirname(os.path.dirname(__file__))
+    try:
+        words = ["-I", "-S", "-c", IN_A_PROCESS, root, path, str(int(options["json"])), how or ""]
+        child = os.posix_spawn(sys.executable, [sys.executable, *words], {})
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
+            return
+    except Exception:  # no memory for that either: one line is ready
+        pass
+    _write(f"memtools: Wrote {path}\n".encode(errors="backslashreplace"))
 
 
 def _texts(path: str, options: dict[str, Any]) -> tuple[bytes, bytes, bytes, bytes]:

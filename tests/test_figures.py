@@ -158,6 +158,25 @@ def test_what_was_loaded_before_the_first_step_is_no_growth(tmp_path):
     ]
 
 
+GRAPH = "autograd graph of {:,} nodes kept by module attribute __main__.hidden"
+
+
+@pytest.mark.parametrize(
+    ("columns", "nodes", "named"),
+    [(["rss"], [409], False), (["rss"], [409, 409], False), (["rss"], [409, 5000], True),
+     (["rss", "process"], [5000], True)],
+)  # fmt: skip
+def test_a_graph_is_a_holder_where_somebody_saw_it_grow(columns, nodes, named, tmp_path):
+    path = str(tmp_path / "run.mem")
+    with _core.RecordWriter(path, columns) as writer:
+        writer.event("leak", "growing: +64.0 KiB/step in heap since step 9")
+        for n in nodes:
+            writer.event("holder", GRAPH.format(n))
+    holders = figures_of(memtools.read_record(path)).holders
+    assert [holder.kind for holder in holders] == ["autograd graph"] * named
+    assert all("__main__.hidden keeps an autograd graph alive" in h.advice() for h in holders)
+
+
 def test_a_peak_counts_each_page_once_where_the_record_knows(tmp_path):
     """A KV pool maps pages again; the kernel's rss and its marks count them each time."""
     path = str(tmp_path / "run.mem")

@@ -430,3 +430,33 @@ def test_a_monitor_of_the_programs_own_gets_the_next_name(tmp_path: Path) -> Non
     assert "mine" in [event.text for event in own.events]
     assert memtools.read_record(tmp_path / "run.mem").complete
     assert memtools.read_record(tmp_path / "other.mem").complete
+
+
+def test_a_guard_that_cannot_act_is_told_at_the_end(tmp_path: Path) -> None:
+    write(tmp_path, "x = bytearray(200 << 20)")
+    found = run(tmp_path, "--limit", "100 MiB", "--guard", "0.9", "train.py")
+    assert found.returncode == 0
+    assert b"the guard at 90% could not act although memory passed it" in found.stderr
+    explained = execute([sys.executable, "-m", "memtools", "explain"], tmp_path)
+    assert b"the guard at 90% could not act" in explained.stdout
+
+
+FILLED = """
+    import resource
+    room = 64 << 20
+    size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + room, size + room))
+    held = []
+    while True:
+        held.append(bytearray(100))
+"""
+
+
+def test_a_program_that_used_up_its_own_limit_gets_a_summary_that_names_it(tmp_path: Path) -> None:
+    write(tmp_path, FILLED)
+    found = run(tmp_path, "train.py")
+    errors = found.stderr.decode()
+    assert found.returncode == 1
+    assert "Exception ignored" not in errors
+    assert "It ran out of memory: exception MemoryError; RLIMIT_AS of " in errors
+    assert errors.splitlines()[-1].endswith("for details: memtools explain run.mem")

@@ -297,7 +297,7 @@ def test_the_live_view_follows_the_run_and_the_size_of_the_terminal(tmp_path: Pa
     assert terminal.wait() == 0
     left = terminal.text.rpartition("\x1b[?1049l")[2]  # after the screen was given back
     assert "the run has ended" in left
-    assert "the process 400.0 MiB of 1.00 GiB (given limit, 39 %)" in left
+    assert "400.0 MiB of 1.00 GiB (39 %), given limit" in left
 
 
 def test_an_interrupt_leaves_the_view_and_not_the_run(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_the_drawing_has_bars_in_proportion(tmp_path: Path) -> None:
     assert full / (full + free) == pytest.approx(0.75, abs=0.02)  # 24 less 6 GiB that are free
     assert "6.00 GiB in 12.0 GiB of 24.0 GiB" in cuda
     (host,) = (line for line in lines if "host" in line and "█" in line)
-    assert "░" not in host.partition("the process")[0]  # above the limit is full
+    assert "░" not in host.partition(" 1.07 of")[0]  # above the limit is full
     text = "\n".join(lines)
     assert LEAK in text
     assert "forward      1     2.00  900.0 MiB" in text

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from memtools._figures import Figures, figures_of, plain, used_cells
+from memtools._figures import Figures, figures_of, of, plain, used_cells
 from memtools._record import Record
 from memtools._series import series
 from memtools.report._words import count, shown, size
@@ -105,6 +105,17 @@ class Frame:
             "events_total": self.events_total,
             "events": [plain(event) for event in self.events],
         }
+
+    def bar_words(self) -> str:
+        """What the bar shows: the use of the limit, or without one, of the machine."""
+        used, machine = self.figures.used, self.figures.machine
+        if used is None:
+            return "memory unknown"
+        if machine is not None and used.source == "machine":
+            return f"the machine {of(machine.last_bytes, machine.total_bytes)}"
+        if used.limit_bytes is None:
+            return f"the {used.of} {size(used.last_bytes)}"
+        return f"{of(used.last_bytes, used.limit_bytes)}, {used.source} limit"
 
     def state_words(self) -> str:
         return STATES[self.state]

@@ -75,7 +75,7 @@ def bars(frame: Frame) -> Table:
     grid.add_column(ratio=1, min_width=LEAST_BAR)
     grid.add_column(no_wrap=True, overflow="ellipsis")
     share = frame.share or 0.0
-    grid.add_row("host", Bar((share, colour(share))), frame.figures.now())
+    grid.add_row("host", Bar((share, colour(share))), frame.bar_words())
     for device in frame.devices:
         grid.add_row(device.name, device_bar(device), device_words(device))
     if frame.series:
@@ -111,12 +111,11 @@ def facts(frame: Frame) -> Text:
     if figures.steps:
         pace = figures.steps / figures.seconds if figures.seconds else 0.0
         parts.append(f"{figures.steps:,} steps ({pace:,.1f}/s)")
-    parts.append(figures.peaks())
     if figures.workers is not None:
         parts.append(count(figures.workers.last_count, "worker"))
     if frame.pressure_percent:
         parts.append(f"stalled {frame.pressure_percent:.0f}%")
-    return Text("   ".join(parts), overflow="ellipsis", no_wrap=True)
+    return Text("\n".join(["   ".join(parts), figures.now(), figures.peaks()]))
 
 
 def phases(frame: Frame) -> Table:

@@ -78,7 +78,7 @@ def _about_the_end(figures: Figures) -> list[str]:
 def _about_host_memory(figures: Figures) -> list[str]:
     """The program's own error says that an allocation was refused."""
     lines = [
-        f"{name} of {size(limit)} refused an allocation, it {PROCESS_LIMITS[name]}"
+        f"{name} of {size(limit)} refused an allocation; it {PROCESS_LIMITS[name]}"
         for name, limit in figures.process_limits.items()
         if name in PROCESS_LIMITS
     ]
