@@ -212,26 +212,34 @@ def test_a_mark_cancelled_between_two_looks_at_it(root: Root) -> None:
     """As by another thread, at the worst moment."""
 
     class Bits(dict[int, Any]):
-        def __contains__(self, bit: object) -> bool:
-            found = super().__contains__(bit)
-            self.pop(bit, None)  # type: ignore[call-overload]
-            return found
+        def get(self, bit: int, default: Any = None) -> Any:
+            first.cancel()  # between the sampler's mask and the table
+            return super().get(bit, default)
 
     class Handles(list[Any]):
-        def __contains__(self, handle: object) -> bool:
-            found = super().__contains__(handle)
-            self.clear()
-            return found
+        def remove(self, handle: object) -> None:
+            self.clear()  # the other thread was faster
+            super().remove(handle)
 
+    called: list[str] = []
     with monitor(leaks=False) as m:
-        handle = m.on_pressure(0.9, print)
         marks = m._marks
+        first = m.on_pressure(0.8, lambda: called.append("first"))
+        m.on_pressure(0.9, lambda: called.append("second"))
         marks._of_bit = Bits(marks._of_bit)
         root.use(0.95)
         settle(m, root)
         m.step()
+        assert called == ["second"]
+        (second,) = marks.handles
         marks._handles = Handles(marks._handles)
-        handle.cancel()
+        second.cancel()
+        assert marks.handles == ()
+        for share in (0.1, 0.95):
+            root.use(share)
+            settle(m, root)
+        m.step()
+    assert called == ["second"]
 
 
 def test_phases_that_overlap_on_threads_and_tasks(path: Path) -> None:
