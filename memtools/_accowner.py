@@ -36,6 +36,7 @@ class Ownership:
     __slots__ = (
         "__weakref__",
         "_acc",
+        "_finalizer",
         "_handle",
         "_process",
         "ended",
@@ -47,6 +48,7 @@ class Ownership:
     def __init__(self, acc: GradAccumulator) -> None:
         self._acc = weakref.ref(acc)
         self._handle: Any = None
+        self._finalizer: Any = None
         self._process = os.getpid()
         self.window = Window()
         self.saved: tuple[Window, int] = (self.window, 0)
@@ -64,7 +66,7 @@ class Ownership:
         if hasattr(optimizer, "_optimizer_step_pre_hooks"):
             self._handle = optimizer.register_step_pre_hook(self)
         setattr(optimizer, _OWNER, self)
-        weakref.finalize(acc, self.end, "it is gone")
+        self._finalizer = weakref.finalize(acc, self.end, "it is gone")
 
     def end(self, why: str) -> None:
         """The optimizer is free. Says where that leaves a window without its update."""
@@ -73,6 +75,8 @@ class Ownership:
         self.ended = why
         if self._handle is not None:
             self._handle.remove()
+        if self._finalizer is not None:
+            self._finalizer.detach()  # what runs there would swallow a Ctrl-C
         if os.getpid() == self._process:  # not in a forked child that ends
             self._say_what_is_left()
 

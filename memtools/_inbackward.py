@@ -85,7 +85,8 @@ class InBackward:
             if parameter.requires_grad:
                 add: Any = parameter.register_post_accumulate_grad_hook
                 self._handles.append(add(functools.partial(_hook, this, i)))
-        weakref.finalize(self, _remove, self._handles).atexit = False
+        self._finalizer = weakref.finalize(self, _remove, self._handles)
+        self._finalizer.atexit = False
 
     def _all(self) -> Iterable[tuple[int, torch.Tensor]]:
         return enumerate(self._parameters)
@@ -180,6 +181,7 @@ class InBackward:
         """Removes the hooks. Again is no error."""
         self._armed = False
         _remove(self._handles)
+        self._finalizer.detach()
 
 
 def _remove(handles: list[Any]) -> None:

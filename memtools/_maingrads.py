@@ -37,6 +37,7 @@ class MainGrads(Gradients):
 
     __slots__ = (
         "__weakref__",
+        "_finalizer",
         "_given",
         "_handles",
         "_measuring",
@@ -64,6 +65,7 @@ class MainGrads(Gradients):
         self._measuring = False
         self._given: list[int] = []  # parameters that have an fp32 gradient now
         self._handles: list[Any] = []
+        self._finalizer: Any = None
         if hooks:
             self.hook()
 
@@ -75,7 +77,8 @@ class MainGrads(Gradients):
             hook = functools.partial(_hook, this, i)
             add = self._where[i].register_post_accumulate_grad_hook
             self._handles.append(add(hook))  # type: ignore[no-untyped-call]
-        weakref.finalize(self, _remove, self._handles).atexit = False
+        self._finalizer = weakref.finalize(self, _remove, self._handles)
+        self._finalizer.atexit = False
 
     @property
     def watched(self) -> list[torch.Tensor]:
@@ -169,6 +172,8 @@ class MainGrads(Gradients):
     def unhook(self) -> None:
         """From now on absorb() adds them."""
         _remove(self._handles)
+        if self._finalizer is not None:
+            self._finalizer.detach()
 
     def close(self) -> None:
         """Removes the hooks and drops the sums. Again is no error."""

@@ -66,7 +66,7 @@ def make_state(optimizer: Any, window: int, micro_batches: int) -> list[Retry]:
 
 def _without_state(optimizer: Any) -> list[torch.Tensor]:
     """Parameters whose state the next step makes. Costs a length where all have one."""
-    groups, state = optimizer.param_groups, optimizer.state
+    groups, state = optimizer.param_groups, getattr(optimizer, "state", {})  # a wrapper has none
     if len(state) >= sum(len(group["params"]) for group in groups):
         return []
     kind = type(optimizer)

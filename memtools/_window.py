@@ -98,7 +98,8 @@ class Window:
         units = usual
         if weight is None or isinstance(weight, float):
             units = weight or 1.0
-        self.guess = math.ldexp(1.0, min(max(-round(math.log2(steps * units)), _LEAST), _MOST))
+        exponent = -round(math.log2(steps) + math.log2(units))  # a product might be inf
+        self.guess = math.ldexp(1.0, min(max(exponent, _LEAST), _MOST))
         self.weighted = weight is not None
 
     def add(self, weight: Any) -> None:

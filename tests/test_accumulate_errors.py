@@ -375,3 +375,16 @@ def test_a_model_and_an_optimizer_that_are_none(model):
         GradAccumulator(model, "adam")
     with pytest.raises(ValueError, match="holds 6 parameters and none of them is the model's"):
         GradAccumulator(copy.deepcopy(model), optimizer)
+
+
+def test_a_weight_beyond_measure_is_refused_at_the_windows_end(model):
+    acc = GradAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=2)
+    with acc.micro_batch():
+        acc.backward(loss_sum(model, torch.ones(2, 8)), weight=1.7e308)
+
+    def call():
+        with acc.micro_batch():
+            acc.backward(loss_sum(model, torch.ones(2, 8)), weight=1.7e308)
+
+    with pytest.raises(ValueError, match="the weights of this window sum to inf"):
+        call()
