@@ -26,6 +26,7 @@ from memtools._gradwatch import GradientWatch
 from memtools._inbackward import InBackward
 from memtools._lossscale import LossScale
 from memtools._maingrads import MainGrads
+from memtools._optstate import make_state
 from memtools._window import Window
 
 if TYPE_CHECKING:
@@ -166,6 +167,8 @@ class WindowEnds:
             norm = math.nan if nans else math.inf
             return Outcome(norm, 0.0, "skipped", infs, nans, measure.first_bad)
         decided = self._finish.decide(squares, average)
+        if self._main is None:  # else the gradients that the optimizer sees are not there yet
+            self._retries += make_state(self.optimizer, self._totals.windows, self.window.count)
         with self._update():
             applied, norm = self._finish.apply(self.gradients, self.parameters, self._main, decided)
             self._step_scheduler()

@@ -255,7 +255,8 @@ class Figures:
     def guard_words(self) -> str | None:
         """That a guard was set and could not act; None where there is nothing to say."""
         if self.guard is None or self.guard.could_act:
-            return None
+            texts = [e.text for e in self.record.events if e.kind == "pressure"]
+            return next((shown(t) for t in reversed(texts) if " cannot act: " in t), None)
         passed = " although memory passed it" if self.guard.passed else ""
         return (
             f"the guard at {100 * self.guard.fraction:g}% could not act{passed}: it acts at the "

@@ -137,6 +137,7 @@ def judge(line: Timeline, limit_bytes: int | None, devices: list[int]) -> Judged
         groups.append((f"cuda:{i}", columns, total[0] if total else None))
     growth: list[Growth] = []
     rises: list[Rise] = []
+    few: list[str] = []
     enough, most = True, 0
     for where, columns, limit in groups:
         readings = _readings(line, columns, by_step=per == "step")
@@ -151,6 +152,7 @@ def judge(line: Timeline, limit_bytes: int | None, devices: list[int]) -> Judged
                 growth += [] if quiet else [judged]
         else:
             enough = False
+        few += [s for s, v in readings.values.items() if not fed[s] and _known(v) < CELLS]
         for signal, values in readings.values.items():
             rise = _rise(readings, values, where or signal, per)
             if rise is not None:
@@ -158,10 +160,16 @@ def judge(line: Timeline, limit_bytes: int | None, devices: list[int]) -> Judged
     growth = [_begun(_exact(one, rises), rises) for one in growth]
     growth = [replace(g, shared=g.signal == "rss" and _of_files(line, per)) for g in growth]
     rises = _beyond(rises, growth)
-    short = f"too short to judge: {count(most, 'reading')}, {ENOUGH} are needed"
+    short: str | None = f"too short to judge: {count(most, 'reading')}, {ENOUGH} are needed"
     if per == "step":
         short = f"too short to judge: {count(most, 'step')} with a reading, {ENOUGH} are needed"
-    return Judged(growth, None if enough and most else short, rises)
+    if enough and most:
+        short = f"too few readings to judge: {' and '.join(few)}" if few else None
+    return Judged(growth, short, rises)
+
+
+def _known(values: list[int]) -> int:
+    return sum(value != UNKNOWN for value in values)
 
 
 def _exact(growth: Growth, rises: list[Rise]) -> Growth:
@@ -170,7 +178,10 @@ def _exact(growth: Growth, rises: list[Rise]) -> Growth:
     heap = next((rise for rise in rises if rise.signal == "heap"), None)
     if growth.signal != "rss" or heap is None or heap.per != growth.per:
         return growth
-    return replace(growth, signal="heap", rate_bytes=heap.rate_bytes, rss_bytes=growth.rate_bytes)
+    kind = "growing" if growth.kind == "fragmentation" else growth.kind
+    return replace(
+        growth, kind=kind, signal="heap", rate_bytes=heap.rate_bytes, rss_bytes=growth.rate_bytes
+    )
 
 
 def _of_files(line: Timeline, per: str) -> bool:
@@ -202,6 +213,8 @@ def _beyond(rises: list[Rise], growth: list[Growth]) -> list[Rise]:
     of = {rise.signal: rise for rise in rises}
     heap, rss = of.get("heap"), of.get("rss")
     own = heap if heap and (not rss or heap.rate_bytes >= rss.rate_bytes / 2) else rss
+    if own is not None and rss is not None and rss.over > own.over:  # it is read more often
+        own = replace(own, over=rss.over, since=rss.since, since_seconds=rss.since_seconds)
     if own is not None and told & {"heap", "rss"}:
         rate = max(one.rate_bytes for one in growth if one.signal in ("heap", "rss"))
         own = own if own.rate_bytes > 4 * rate else None
@@ -294,7 +307,7 @@ def _rise(readings: _Readings, floors: list[int], signal: str, per: str) -> Rise
     ]
     if len(known) < LEAST:
         return None
-    cells = _cells(known, CELLS)
+    cells = _settled(_cells(known, CELLS))
     for begin in (0, 1, len(cells) // 4, len(cells) // 2, len(cells) * 3 // 4):
         part = cells[begin:]
         if len(part) < LEAST:
@@ -334,6 +347,13 @@ def _cells(known: list[tuple[int, int, int]], most: int) -> list[tuple[float, in
         )
         for _, part in sorted(found.items())
     ]
+
+
+def _settled(cells: list[tuple[float, int, int]]) -> list[tuple[float, int, int]]:
+    """Each floor with the next one, where that is lower: a cell may hold a single reading, and that
+    be of a moment in which two copies of something were alive."""
+    after = [*(floor for _, floor, _ in cells[1:]), cells[-1][1]]
+    return [(x, min(floor, n), top) for (x, floor, top), n in zip(cells, after, strict=True)]
 
 
 def _line(points: Sequence[tuple[float, int]]) -> tuple[float, float]:

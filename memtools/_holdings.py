@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _RATE = re.compile(r"\+(\d[\d,]{0,8}(?:\.\d)?) (B|[KMGT]iB)/step: ")
 _NODES = re.compile(r"autograd graphs? of (?:some )?([\d,]{1,19}) nodes")
+_ENTRY = re.compile(r", as \S+ of each entry$")
 _BOUND = re.compile(r", which holds (?:[\d,]+ of )?at most ")
 #: kinds of holders whose entries pile up until somebody takes them out
 _COLLECTS = ("list", "dict", "set", "deque", "OrderedDict", "defaultdict", "Counter", "lru_cache")
@@ -37,19 +38,24 @@ class Holding:
     step: int | None
 
     @property
+    def place(self) -> str:
+        """The path without which part of each entry it is that weighs."""
+        return _ENTRY.sub("", self.path)
+
+    @property
     def collects(self) -> bool:
-        """A container that grows by its entries, and without a bound goes on to."""
-        return self.kind in _COLLECTS
+        """A container that grows by its entries, for as long as nobody takes them out."""
+        return self.kind in _COLLECTS and not self.bounded
 
     def advice(self) -> str:
         """What to do about it: one sentence that names it."""
         if self.bounded:
             return (
-                f"{self.path} fills up to its bound and stops there: give it a lower bound if that "
+                f"{self.place} fills up to its bound and stops there: give it a lower one if that "
                 "is too much"
             )
         if self.kind == "lru_cache":
-            return f"{self.path} has no bound and keeps every result: give it one (maxsize=...)"
+            return f"{self.place} has no bound and keeps every result: give it one (maxsize=...)"
         if self.kind == "autograd graph":
             kept = self.path.rpartition(" kept by ")[2]
             return f"{kept} keeps an autograd graph alive: keep x.detach() or loss.item() instead"
@@ -60,11 +66,11 @@ class Holding:
             )
         if self.collects and self.kind in ("list", "deque"):
             return (
-                f"{self.path} grows: clear it once it has been used, or bound it with "
+                f"{self.place} grows: clear it once it has been used, or bound it with "
                 f"collections.deque(maxlen=...){_instead(self.path)}"
             )
         if self.collects:
-            return f"{self.path} grows: delete the entries that are no longer used, or bound it"
+            return f"{self.place} grows: delete the entries that are no longer used, or bound it"
         return f"{self.path} keeps what grows: let go of it, or keep a detached copy or a number"
 
 

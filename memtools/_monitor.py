@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from memtools import _monitor_run, _oom
+from memtools import _ending, _monitor_run, _oom
 from memtools._leaks import LeakDetector
 from memtools._monitor_device import parse_device
 from memtools._monitor_guard import Callback, Handle, Pressure, Watermarks, accepted
@@ -194,7 +194,7 @@ class MemoryMonitor(Readings):
         if error is None:
             self._end("normal", last_look=True)
         else:
-            self._end(_monitor_run.exception_words(error))
+            self._end(_ending.exception_words(error))
 
     @property
     def running(self) -> bool:

@@ -9,8 +9,9 @@ _logger = logging.getLogger("memtools")
 
 
 def notice(text: str, stacklevel: int = 2) -> None:
-    """A RuntimeWarning at the line of the caller, or further up by `stacklevel`. Where warnings
-    are errors it goes to the log "memtools" instead: it may come where nothing may be raised."""
+    """A RuntimeWarning, at the line that called the function that gives notice, or further up by a
+    larger `stacklevel`. Where warnings are errors it goes to the log "memtools" instead: it may
+    come where nothing may be raised."""
     try:
         warnings.warn(f"memtools: {text}", RuntimeWarning, stacklevel=stacklevel + 1)
     except RuntimeWarning:

@@ -99,6 +99,8 @@ def says_out_of_memory(name: str, text: str) -> bool:
         return False
     words = any(code in text for code in _CODES) or _ONEDNN.search(text) is not None
     return words or any(one in text.lower() for one in _TEXTS)
+
+
 def is_of_host(error: BaseException) -> bool:
     """Whether the process's own memory ran out, rather than a device's or a budget."""
     return any(map(_says_host, _chain(error)))

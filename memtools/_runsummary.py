@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memtools._figures import Figures, figures_of
-from memtools._record import read_record
+from memtools._record import Record, read_record
 from memtools.report._words import count, duration, shown, size
 
 _DEVICE = re.compile(r"cuda\d+_reserved")
@@ -34,8 +34,11 @@ class Summary:
         Raises:
             OSError, ValueError: it cannot be read.
         """
-        record = read_record(path)
-        return cls(path, record.nbytes, figures_of(record))
+        return cls.of(read_record(path))
+
+    @classmethod
+    def of(cls, record: Record) -> Summary:
+        return cls(record.path, record.nbytes, figures_of(record))
 
     def lines(self) -> Iterable[str]:
         figures = self.figures
@@ -52,7 +55,8 @@ class Summary:
         guard = figures.guard_words()
         if guard is not None:
             yield guard
-        if figures.ending.kind != "clean":
+        # Of a program that is about to end by itself nobody knows the exit code yet.
+        if figures.ending.kind not in ("clean", "running"):
             acted = figures.limit_acted
             text = figures.ending.text[:1].upper() + figures.ending.text[1:]
             yield f"{text}{'' if acted is None else f'; {acted} was in force'}"
@@ -106,12 +110,14 @@ class Summary:
         }
 
 
+def summary_text(summary: Summary, as_json: bool) -> str:
+    if as_json:
+        return json.dumps(summary.as_json()) + "\n"
+    return "".join(f"memtools: {line}\n" for line in summary.lines())
+
+
 def write_summary(summary: Summary, as_json: bool) -> None:
     """To file descriptor 2, past whatever the program made of sys.stderr; one that is closed, or
     whose reader has gone, is no error."""
-    if as_json:
-        text = json.dumps(summary.as_json()) + "\n"
-    else:
-        text = "".join(f"memtools: {line}\n" for line in summary.lines())
     with contextlib.suppress(OSError):
-        os.write(2, text.encode(errors="backslashreplace"))
+        os.write(2, summary_text(summary, as_json).encode(errors="backslashreplace"))

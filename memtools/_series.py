@@ -47,9 +47,9 @@ class Timeline:
 
     def peak(self, name: str) -> tuple[int, int] | None:
         """The largest reading of a column and the time of its cell in ns; None without one."""
-        found = [(v, -t) for v, t in zip(self.most[name], self.first_ns, strict=True)]
-        top = max((pair for pair in found if pair[0] != UNKNOWN), default=None)
-        return None if top is None else (top[0], -top[1])
+        values = self.most[name]
+        top = _most(values) if values else UNKNOWN
+        return None if top == UNKNOWN else (top, self.first_ns[values.index(top)])
 
     def last(self, name: str) -> int | None:
         """The newest reading of a column."""
@@ -138,6 +138,8 @@ def _each(
     values: Numbers, spans: list[tuple[int, int]], pick: Callable[[Iterable[int]], int]
 ) -> list[int]:
     """`pick` of each span. A memoryview's slice is unpacked at once: twice as fast as its items."""
+    if len(spans) == len(values):  # each is a single reading
+        return list(values)
     if isinstance(values, memoryview):
         return [pick(values[a:b].tolist()) for a, b in spans]
     return [pick(values[a:b]) for a, b in spans]

@@ -46,6 +46,8 @@ class Verdict:
     short: str | None
     holders: tuple[Holding, ...]
     forecast: str | None
+    #: "the process does not grow" and so on, where each signal was tested and nothing was found
+    nothing: str
 
     @property
     def leaking(self) -> bool:
@@ -74,7 +76,7 @@ class Verdict:
             "matter; no container that grows explains it"
             for one in little[:1]
         ]
-        return found or [self.short or "nothing grows"]
+        return found or [self.short or self.nothing]
 
     def as_json(self) -> dict[str, Any]:
         from memtools._figures import plain
@@ -87,6 +89,14 @@ class Verdict:
             "forecast": self.forecast,
             "growth_text": self.lines(quiet=True),
         }
+
+
+def _nothing(figures: Figures) -> str:
+    """Who does not grow: files in /dev/shm and other programs are no part of it."""
+    if figures.outside:
+        return "the process tree does not grow"
+    workers = figures.workers is not None
+    return "neither the process nor its workers grow" if workers else "the process does not grow"
 
 
 def _unit(per: str) -> str:
@@ -107,8 +117,10 @@ def verdict_of(figures: Figures) -> Verdict:
     rises = [rise for rise in judged.rises if rise.per == "step" or rise.over >= enough]
     if live is not None and live.signal != "children":
         rises = [rise for rise in rises if rise.signal == "children"]
-    verdict = Verdict(tuple(growth), tuple(rises), judged.short, figures.holders, None)
-    if figures.near_limit and figures.ending.by_memory(near=True):
+    verdict = Verdict(
+        tuple(growth), tuple(rises), judged.short, figures.holders, None, _nothing(figures)
+    )
+    if figures.ending.by_memory(near=figures.near_limit):
         return replace(verdict, forecast="the limit was reached" if verdict.grows else None)
     texts = [text for text in (one.forecast() for one in verdict.said) if text]
     texts += [text for text in (_until(rise, room) for rise in rises) if text]
@@ -134,7 +146,8 @@ def _merged(live: Growth | None, judged: Judged, taken_back: bool) -> list[Growt
         return [one for one in judged.growth if one.signal != "rss" or _RANK[one.kind] > 2]
     if live is None:
         return judged.growth
-    same = next((g for g in judged.growth if g.signal == live.signal and g.per == "step"), None)
+    of = {g.signal: g for g in judged.growth if g.per == "step"}
+    same = of.get(live.signal) or (of.get("heap") if live.signal == "rss" else None)
     rest = [g for g in judged.growth if g is not same]
     if same is None:
         live = _newest(live, judged.rises)

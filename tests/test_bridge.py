@@ -123,7 +123,7 @@ def test_a_shim_for_another_torch_is_not_loaded_warns_once_and_all_else_works(ch
     lines = done.stdout.splitlines()
     assert len([line for line in lines if line.startswith("warning:")]) == 1
     assert "memtools._torch was built for torch" in lines[0]
-    assert "pip install --no-build-isolation" in lines[0]
+    assert "python -m pip install --no-deps -e " in lines[0]
     assert lines[1] == "entries 4 shim False False"
     assert lines[2].startswith("unavailable: memtools._torch was built for")
     assert lines[2].count("pip install") == 1
@@ -158,6 +158,28 @@ def test_a_capsule_of_another_kind_or_major_version_is_refused(without_shim):
         history = GateHistory()
         history.append(torch.rand(2, 2))
     assert issubclass(ShimUnavailable, memtools.MemtoolsError)
+
+
+def test_a_second_interpreters_peaks_do_not_claim_to_be_exact():
+    """The kernel has one high-water mark for both, and the first one sets it back."""
+    peak = "from memtools import _core; p = _core.Probe(); print(p.reset_peak(), p.peak()[1])"
+    said = in_own_process(
+        f"""
+        try:
+            import _xxsubinterpreters as interpreters
+        except ImportError:
+            import _interpreters as interpreters
+        from memtools import _core
+
+        first = _core.Probe()
+        print(first.reset_peak())
+        other = interpreters.create()
+        interpreters.run_string(other, {peak!r})
+        interpreters.destroy(other)
+        print(first.peak()[1])
+        """
+    )
+    assert said == "True\nFalse False\nTrue\n"
 
 
 def test_the_core_works_in_a_second_interpreter():

@@ -82,7 +82,7 @@ def test_growth_is_judged_from_the_series_where_the_record_has_no_verdict(path, 
 
 def test_what_does_not_grow_is_called_quiet_and_what_is_too_short_is_not_judged(path, capsys):
     write(path, steps=6000)
-    assert "  nothing grows\n" in explain(capsys, path)
+    assert "  neither the process nor its workers grow\n" in explain(capsys, path)
     os.unlink(path)
     write(path, steps=100)
     assert "too short to judge: 98 steps with a reading, 256 are needed" in explain(capsys, path)

@@ -230,7 +230,7 @@ def test_without_jinja2_it_says_what_to_install(path, tmp_path):
     assert done.returncode == 1
     assert done.stderr == (
         "memtools report: the report needs jinja2, which is not installed; run "
-        "python -m pip install 'memtools[report]'\n"
+        "python -m pip install jinja2\n"
     )
     assert sorted(os.listdir(tmp_path)) == ["run.mem"]
 
@@ -249,6 +249,16 @@ def test_only_an_earlier_report_is_replaced(path, tmp_path, capsys):
         assert "is no report of memtools and is left as it is" in capsys.readouterr().err
         assert other.read_bytes() == before
     assert sorted(os.listdir(tmp_path)) == ["notes.html", "run.html", "run.mem"]
+
+
+def test_a_folder_that_is_not_there_is_named(path, tmp_path, capsys):
+    """And not a temporary file in it."""
+    write(path, steps=5)
+    out = tmp_path / "no" / "x.html"
+    assert cli.main(["report", path, "-o", str(out)]) == 1
+    said = capsys.readouterr().err
+    assert f"there is no such directory: '{out.parent}'" in said
+    assert said.count("\n") == 1
 
 
 def test_a_page_that_cannot_be_written_leaves_nothing_behind(path, tmp_path, monkeypatch, capsys):

@@ -132,6 +132,20 @@ def test_hostile_bytes_are_refused_before_memory_is_taken(body, sentence):
         GateHistory._parse(body)
 
 
+@pytest.mark.parametrize("field", [0, 1, 4, 5])  # tokens, nonfinite, load of either expert
+def test_marks_that_shrink_are_refused(field):
+    small = GateHistory()
+    for _ in range(3):
+        small.append(torch.rand(2, 2))
+    body = small._dump()
+    sums = 8 * (2 + 2 + 2)
+    at = struct.calcsize("<QQIIiIIIQQQ") + 8 * 3 + sums + 8 * field  # in the first mark
+    assert GateHistory._parse(body).windows() == small.windows()
+    more = struct.pack("<Q", struct.unpack_from("<Q", body, at)[0] + 9)
+    with pytest.raises(ValueError, match="contradict"):
+        GateHistory._parse(body[:at] + more + body[at + 8 :])
+
+
 def test_a_missing_file_is_an_os_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         GateHistory.load(tmp_path / "none.mtg")

@@ -129,11 +129,26 @@ see_mount(places *ps, mt_text line)
     if (mount.memory && ps->in_v1) consider(&ps->v1, ps->root, &mount);
 }
 
+/* Takes the rest of a line off; all of the text, and false, where the line does not end in it. */
+static bool
+skip_line(mt_text *text)
+{
+    mt_text line;
+    bool ends = memchr(text->at, '\n', text->len) != NULL;
+
+    if (ends)
+        mt_text_line(text, &line);
+    else
+        text->len = 0;
+    return ends;
+}
+
 /* Line by line, however long the file is; a line that does not fit the buffer is skipped. */
 static bool
 see_mounts(const mt_cgroup *cg, places *ps)
 {
     char path[MT_PATH_ROOM], buf[TEXT_ROOM];
+    bool inside = false; /* of a line that does not fit */
     off_t at = 0;
     ssize_t n;
     int fd;
@@ -142,10 +157,12 @@ see_mounts(const mt_cgroup *cg, places *ps)
     if ((fd = cg->sys->open(path, O_RDONLY | O_CLOEXEC)) < 0) return false;
     while ((n = cg->sys->pread(fd, buf, sizeof buf, at)) > 0) {
         mt_text text = {buf, (size_t)n}, line;
+        if (inside) inside = !skip_line(&text);
         while (memchr(text.at, '\n', text.len) != NULL && mt_text_line(&text, &line))
             see_mount(ps, line);
         if (text.len == (size_t)n) { /* no line ended in it */
             if (n < (ssize_t)sizeof buf) see_mount(ps, text);
+            inside = n == (ssize_t)sizeof buf;
             text.len = 0;
         }
         at += n - (ssize_t)text.len;

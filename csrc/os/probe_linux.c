@@ -191,17 +191,20 @@ swap_of(mt_probe_linux *p, uint64_t now)
     return n < 0 ? MT_UNKNOWN : kib_field((mt_text){buf, (size_t)n}, "VmSwap:");
 }
 
+/* Other C libraries and older ones do not say. The two conditions stand apart, because a macro with
+ * arguments that is not known is an error also behind &&. */
 static void
 read_heap(mt_sample *out)
 {
-#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
+#ifdef __GLIBC__
+#if __GLIBC_PREREQ(2, 33)
     struct mallinfo2 heap = mallinfo2();
 
     out->heap_used = heap.uordblks + heap.hblkhd;
     out->heap_free = heap.fordblks;
-#else
-    (void)out;
 #endif
+#endif
+    (void)out;
 }
 
 static void

@@ -9,6 +9,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "../core/size.h"
@@ -55,10 +56,11 @@ libc_open(const char *path, int flags)
     return open(path, flags);
 }
 
+/* By the system call: the request is an int in some C libraries and a long in others. */
 static int
 libc_scan(int pagemap, void *pm_scan_arg)
 {
-    return ioctl(pagemap, SCAN_REQUEST, pm_scan_arg);
+    return (int)syscall(SYS_ioctl, pagemap, SCAN_REQUEST, pm_scan_arg);
 }
 
 const mt_linux_sys mt_linux_sys_libc = {.memfd_create = memfd_create,

@@ -82,6 +82,7 @@ acquire_once(KVPool *self, const request *r, mt_kvlease **out, mt_error *err)
 {
     mt_status st;
 
+    mt_py_kvpool_await(self, self->core);
     if (mt_py_kvpool_follow_stream(self, self->core) < 0) return -1;
     st = mt_kvpool_acquire(self->core, r->rows, r->tokens, out, err);
     if (st != MT_OK && mt_py_kvpool_freed_some(self, err))
@@ -221,8 +222,7 @@ mt_py_kvpool_acquire(PyObject *op, PyObject *args)
     request r;
     int got;
 
-    if (!parse_request(self, args, &r) || !mt_py_kvpool_is_open(self)) return NULL;
-    mt_py_kvpool_enter(self);
+    if (!parse_request(self, args, &r) || !mt_py_kvpool_enter(self)) return NULL;
     got = r.wait ? acquire_waiting(self, &r, &core) : acquire_now(self, &r, &core);
     mt_py_kvpool_leave(self);
     return got == 1 ? mt_py_kvlease_wrap(r.type, self, core) : NULL;

@@ -33,6 +33,15 @@ mt_py_number(uint64_t value)
 /* --- life --------------------------------------------------------------------------------------
  */
 
+static bool
+never_reset(void *ctx)
+{
+    (void)ctx;
+    return false;
+}
+
+/* The kernel has one mark for the process, and each interpreter a list of the intervals that share
+ * it: only the main one may set it back, and only its peaks are exact. */
 static mt_status
 open_peaks(const char *root, mt_gauge *mapped_again, mt_peaks **out, mt_error *err)
 {
@@ -41,6 +50,8 @@ open_peaks(const char *root, mt_gauge *mapped_again, mt_peaks **out, mt_error *e
 
     if (st != MT_OK) return st;
     mark.mapped_again = mapped_again;
+    if (root[0] == 0 && PyInterpreterState_Get() != PyInterpreterState_Main())
+        mark.reset = never_reset;
     return mt_peaks_new(&mt_alloc_libc, &mark, out, err);
 }
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from memtools import _core
 from memtools._monitor_log import open_record
 from memtools._monitor_run import columns
-from memtools._run import log_name, opened
+from memtools._run import announce, announce_nothing, log_name, opened
 from memtools._runsummary import Summary, write_summary
 from memtools._size import exact_bytes, format_bytes
 
@@ -234,7 +234,8 @@ def run_command(words: Sequence[str], args: argparse.Namespace) -> int:
         reason = "cannot be executed" if there else "is not found"
         print(f"memtools run: the command {words[0]} {reason}", file=sys.stderr)
         return NOT_EXECUTABLE if there else NOT_FOUND
-    with opened(lambda: open_record(log_name(args.log), COLUMNS, words), args.quiet) as writer:
+    said = announce_nothing if args.quiet else announce
+    with opened(lambda: open_record(log_name(args.log), COLUMNS, words, said)) as writer:
         tree = Tree(writer, args.limit)
         ended = run_recorded(words, args, tree)
     if isinstance(ended, int):

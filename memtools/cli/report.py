@@ -15,7 +15,7 @@ class Report:
     The page needs no network: a time line by tier with phases and events, the phases, leaks with
     their holders, what the cleanups brought, and a table that compares the records. It is written
     beside the first record as run.html unless -o names another file. The exit code is 2 for a file
-    that is no record; nothing is written then. Needs the extra: pip install 'memtools[report]'.
+    that is no record; nothing is written then. Needs jinja2: pip install jinja2.
     """
 
     name = "report"

@@ -25,7 +25,7 @@ MAGIC = b"MTRECORD"
 _MADE = re.compile(r"(.*/)\.(.+)\.\d+\.\d+\.new(?: \(deleted\))?", re.S)
 NO_RICH = (
     "the live view on a terminal is drawn by rich, which is not installed: run python -m pip "
-    "install 'memtools[cli]', or use --json or memtools watch | cat"
+    "install rich, or use --json or memtools watch | cat"
 )
 
 

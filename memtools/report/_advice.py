@@ -117,7 +117,7 @@ def _about_peak(figures: Figures) -> str:
     where = f" in phase {shown(peak.name)}" if peak else ""
     less = "take smaller micro-batches (memtools accumulates the gradient), fewer workers"
     if figures.verdict.short is None:
-        return f"nothing grows, the peak{where} is too high: {less}, or a higher limit"
+        return f"{figures.verdict.nothing}, its peak{where} is too high: {less}, or a higher limit"
     return (
         f"the run is too short to tell a leak from a peak{where} that is too high; for the latter, "
         f"{less}, or a higher limit"
@@ -142,7 +142,7 @@ def _about_growth(figures: Figures) -> list[str]:
         elif best.collects and figures.own_monitor and not verdict.leaking:
             lines.append(
                 "if it is meant to fill, declare it: "
-                f'monitor.expect_growth("its name", bytes=...) with the size of {best.path}'
+                f'monitor.expect_growth("its name", bytes=...) with the size of {best.place}'
             )
     elif own and set(own.values()) == {"fragmentation"}:
         lines.append(
@@ -155,7 +155,8 @@ def _about_growth(figures: Figures) -> list[str]:
             "not: look what is left there (ls -l /dev/shm)"
         )
     elif own and not any(growth.filling for growth in verdict.said):
-        lines.append(_census_advice())
+        ended = figures.ending.by_memory(near=figures.near_limit)
+        lines.append(_census_advice(certain=verdict.leaking or ended))
     if "children" in signals:
         lines.append(
             "the workers grow: look for what the dataset keeps from one item to the next, keep its "
@@ -164,8 +165,8 @@ def _about_growth(figures: Figures) -> list[str]:
     return lines
 
 
-def _census_advice() -> str:
-    return (
+def _census_advice(certain: bool = True) -> str:
+    return ("" if certain else "it may be a warm-up that goes on; ") + (
         "to learn who holds what grows: before = memtools.census(), some hundred steps later "
         "print(*memtools.census().diff(before).holders(), sep='\\n')"
     )

@@ -57,6 +57,7 @@ def _memory(figures: Figures) -> list[str]:
     lines += [guard] if guard else []
     shown_tiers = [tier for tier in figures.tiers if is_bytes(tier.unit) and tier.peak > 0]
     shown_tiers = [tier for tier in shown_tiers if not tier.name.endswith(NOT_USED)]
+    shown_tiers = [tier for tier in shown_tiers if not _is_rss(tier, figures)]
     if shown_tiers:
         lines.append(f"{'':22} {'first':>10} {'peak':>10} {'last':>10}   peak at")
     return lines + [_tier(tier) for tier in shown_tiers]
@@ -69,6 +70,12 @@ def _peaks(figures: Figures) -> str:
         else (f", at {duration(figures.used.peak_seconds)}")
     )
     return f"{figures.peaks()}{at}"
+
+
+def _is_rss(tier: Tier, figures: Figures) -> bool:
+    """The process's own column, where no page is mapped twice: it says what rss says."""
+    rss = next((one for one in figures.tiers if one.name == "rss"), None)
+    return tier.name == "process" and rss is not None and tier.peak == rss.peak
 
 
 def _tier(tier: Tier) -> str:

@@ -72,8 +72,7 @@ def _template() -> jinja2.Template:
         import jinja2
     except ImportError:
         raise MemtoolsError(
-            "the report needs jinja2, which is not installed; run "
-            "python -m pip install 'memtools[report]'"
+            "the report needs jinja2, which is not installed; run python -m pip install jinja2"
         ) from None
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.from_string(_static("page.html.j2"))

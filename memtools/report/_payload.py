@@ -32,8 +32,9 @@ NEAR_ENOUGH = 0.4
 
 HOST = {
     "rss": ("Resident", "s0", True),
+    "process": ("Process, each page once", "s4", True),
     "private": ("Private", "s1", True),
-    "children_private": ("Children", "s2", True),
+    "children_private": ("Workers", "s2", True),
     "cgroup_used": ("Control group", "s3", True),
     "heap_used": ("Heap in use", "s5", False),
     "swap": ("Swap", "s6", True),
@@ -148,7 +149,10 @@ def _drawn(record: int, key: str, label: str, colour: str, on: bool) -> Json:
 
 
 def _charts(i: int, record: Record, figures: Figures, lines: dict[str, Json]) -> list[Json]:
-    host = [_drawn(i, key, *HOST[key]) for key in HOST if key in lines and _any(lines[key])]
+    shown_keys = [key for key in HOST if key in lines and _any(lines[key])]
+    if "rss" in lines and lines.get("process", {}).get("most") == lines["rss"]["most"]:
+        shown_keys.remove("process")  # no page is mapped twice: one line for both
+    host = [_drawn(i, key, *HOST[key]) for key in shown_keys]
     devices = {f"cuda{n}_": n for n in figures.devices}
     ours = {*HOST, "pressure", "cgroup_limit", "= used", "= limit"}
     for column in record.columns:

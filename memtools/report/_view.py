@@ -85,7 +85,7 @@ def view(number: int, name: str, record: Record, figures: Figures, data: dict[st
         started=_started(figures.start),
         samples=count(figures.samples, "sample"),
         lanes_note=_lanes_note(data["records"][number]),
-        no_leaks=sentence(figures.verdict.short or "nothing grows"),
+        no_leaks=sentence(figures.verdict.short or figures.verdict.nothing),
         more_events=f"{hidden:,} more events between these are not shown." if hidden > 0 else "",
         advice=[tight(sentence(line)) for line in advise(figures)],
         tiles=_tiles(figures),
@@ -191,6 +191,10 @@ def _share(part: int, whole: int) -> float:
     return min(100.0, 100 * part / whole)
 
 
+def _of_rise(signal: str) -> str:
+    return f"{'of the workers, ' if signal == 'children' else ''}too short to judge"
+
+
 def _growth_tiles(figures: Figures) -> list[Tile]:
     verdict = figures.verdict
     if verdict.said:
@@ -201,7 +205,7 @@ def _growth_tiles(figures: Figures) -> list[Tile]:
     if verdict.rises:
         rise = verdict.rises[0]
         return [
-            Tile("Growth at the end", f"+{size(rise.rate_bytes)}/{rise.per}", "too short to judge")
+            Tile("Growth at the end", f"+{size(rise.rate_bytes)}/{rise.per}", _of_rise(rise.signal))
         ]
     return [Tile("Growth at the end", "none" if verdict.short is None else "unknown")]
 
