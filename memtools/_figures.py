@@ -379,15 +379,9 @@ def used_cells(line: Timeline, source: str) -> tuple[str, list[int]] | None:
     return name, together_cells(line)
 
 
-def _marks(record: Record, line: Timeline) -> int:
-    """The kernel's highest mark of a phase, less what pages that are mapped again add to it."""
-    marks = max((p.peak_bytes for p in record.phases if p.peak_bytes is not None), default=0)
-    if own_column(line) == "rss" or not line.known("rss"):
-        return marks
-    resident, own = line.peak("rss"), line.peak("process")
-    assert resident is not None
-    assert own is not None
-    return max(0, marks - (resident[0] - own[0]))
+def _marks(record: Record) -> int:
+    """The highest peak of a phase, from which the probe has taken pages that are mapped again."""
+    return max((p.peak_bytes for p in record.phases if p.peak_bytes is not None), default=0)
 
 
 def _newest(line: Timeline, cells: list[int], outside: bool) -> tuple[int, int]:
@@ -423,7 +417,7 @@ def _process(record: Record, line: Timeline) -> tuple[Use | None, Workers | None
     outside = watched_from_outside(record)
     newest = _newest(line, line.most[column], outside)[0] if outside else line.last(column) or 0
     own = Use(newest, own.peak_bytes, own.peak_seconds)
-    marks = _marks(record, line)
+    marks = _marks(record)
     process = Use(own.last_bytes, marks, None) if marks > own.peak_bytes else own
     if not _has_workers(line):
         return process, None, process
@@ -476,7 +470,7 @@ def _used(record: Record, line: Timeline, limit: int | None, source: str) -> Use
         near = _near(line, [UNKNOWN if n == UNKNOWN else max(0, limit - n) for n in left], limit)
     elif limit is not None:
         near = _near(line, most[: 1 + at], limit)
-    marks = _marks(record, line)
+    marks = _marks(record)
     if of_what != "control group" and marks > peak:
         peak, seconds = marks, None
     when = "in its last second" if outside else "at the last sample"

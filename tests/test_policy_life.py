@@ -87,7 +87,8 @@ def test_young_collects_of_ones_own_come_always():
 
 
 def young_collects(monkeypatch: pytest.MonkeyPatch, cost_ns: int) -> ActionReport:
-    """Forty of them, one each 10 ms, that take what the test says and free nothing."""
+    """Forty of them, that take what the test says and free nothing. The time between them is the
+    machine's own: what they take is nothing of it, or more than all of it."""
     clock = SimpleNamespace(ns=0)
 
     def perf_counter_ns() -> int:
@@ -99,13 +100,12 @@ def young_collects(monkeypatch: pytest.MonkeyPatch, cost_ns: int) -> ActionRepor
     monkeypatch.setattr(_policy_actions, "time", told)
     with CleanupPolicy(gc_every=None, warmup=0) as policy:
         for _ in range(40):
-            clock.ns += 10_000_000
             policy.step(10)
         return policy.report()["gc_young"]
 
 
 def test_young_collects_are_not_backed_off_while_they_are_cheap(monkeypatch: pytest.MonkeyPatch):
-    found = young_collects(monkeypatch, 1000)
+    found = young_collects(monkeypatch, 0)
     assert found.share < 0.001
     assert (found.backoff, found.count) == (1, 40)
 
@@ -113,10 +113,9 @@ def test_young_collects_are_not_backed_off_while_they_are_cheap(monkeypatch: pyt
 def test_young_collects_that_are_dear_and_free_nothing_are_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    found = young_collects(monkeypatch, 2_000_000)
-    assert found.share > 0.001
-    assert found.count + found.skipped == 40
-    assert found.skipped > 30
+    found = young_collects(monkeypatch, 2_000_000_000_000)
+    assert found.share > 1
+    assert (found.count, found.skipped) == (1, 39)
 
 
 def test_young_collects_that_free_some_are_not_backed_off(monkeypatch: pytest.MonkeyPatch):

@@ -284,6 +284,30 @@ def test_host_memory_tells_the_containers_limit(tmp_path: Path) -> None:
     assert facts["pressure_readings"].value is False
 
 
+def test_host_memory_keeps_its_files_and_a_forked_child_reads_its_own() -> None:
+    told = in_own_process("""
+        import os
+        import memtools
+
+        before = memtools.host_memory()
+        files = len(os.listdir("/proc/self/fd"))
+        for _ in range(100):
+            memtools.host_memory()
+        assert len(os.listdir("/proc/self/fd")) == files
+        out, into = os.pipe()
+        if os.fork() == 0:
+            kept = b"x" * (64 << 20)
+            os.write(into, str(memtools.host_memory().rss - before.rss).encode())
+            os._exit(0)
+        grown = int(os.read(out, 99))
+        os.wait()
+        print(grown >> 20, memtools.host_memory().rss - before.rss >> 20)
+        """)
+    child, parent = map(int, told.split())
+    assert child > 48
+    assert parent < 16
+
+
 def test_host_memory_of_nothing_is_unknown_and_raises_nothing(tmp_path: Path) -> None:
     memory = memtools.host_memory(str(tmp_path))
     assert (memory.rss, memory.percent, memory.cgroup_limit) == (None, None, None)
