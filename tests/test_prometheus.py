@@ -222,7 +222,7 @@ class Figures:
 memtools.export.PrometheusExporter(Figures()).start()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert 'needs prometheus_client; pip install prometheus_client' in done.stderr
+    assert "needs prometheus_client; pip install prometheus_client" in done.stderr
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
