@@ -12,6 +12,7 @@ allocator, so it is not asked before the program has begun to use CUDA.
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -277,7 +278,19 @@ def _see() -> _allocator_advice.Seen:
         kernel=os.uname().release,
         at_start=_of_allocators(_allocator_malloc.environment_at_start()),
         now=_of_allocators(os.environ),
+        limit=_lowest_limit(),
     )
+
+
+def _lowest_limit() -> tuple[int, str] | None:
+    limits = [
+        (resource.getrlimit(which)[0], name)
+        for which, name in (
+            (resource.RLIMIT_DATA, "RLIMIT_DATA"),
+            (resource.RLIMIT_AS, "RLIMIT_AS"),
+        )
+    ]
+    return min((one for one in limits if one[0] != resource.RLIM_INFINITY), default=None)
 
 
 def _of_allocators(environ: Mapping[str, str]) -> dict[str, str]:

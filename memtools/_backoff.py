@@ -12,11 +12,15 @@ Every other exception comes out as it is, with the window dropped.
 
 from __future__ import annotations
 
+import contextlib
+import math
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from memtools import _bridge
+from memtools._keptgraph import kept_graphs
 from memtools._maingrads import MainGrads
 from memtools._monitor_device import initialised
 from memtools._oomforms import is_out_of_memory
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from memtools._accumulate import GradAccumulator
     from memtools._split import Split
 
+_MISSING: Final = re.compile(r"missing \d+ required positional argument")
 THRASHING: Final = 3  # windows in a row in which the device's allocator emptied its cache
 
 
@@ -53,6 +58,7 @@ class BackOff:
         self._rows: int | None = None
         self._thrashed = 0
         self._flushes = 0
+        self._columns = False  # whether the batches' lists were found to be columns
 
     def _adopt(self) -> None:
         """What gradients there are now: groups may have been added to the optimizer."""
@@ -71,7 +77,7 @@ class BackOff:
         """One window; `sizes`: rows of the first micro-batches, instead of what was learnt."""
         acc = self._acc
         self._require_ready(loss_fn)
-        left = pieces(batch, split)
+        left = pieces(batch, split, self._columns)
         self._flushes = _allocator_flushes()
         acc._begin_window()
         self._adopt()
@@ -135,7 +141,8 @@ class BackOff:
         acc, self._thrashed = self._acc, 0
         self.control.lower((rows + 1) // 2)
         index, count = acc._totals.windows, acc.window.count
-        line = f"its cache was emptied {flushed:,} times in this window, and in the last ones"
+        times = "once" if flushed == 1 else f"{flushed:,} times"
+        line = f"its cache was emptied {times} in this window, and in the last ones"
         acc._retries.append(
             Retry(index, count, rows, "allocator", line, None, "", (rows + 1) // 2, False, 0.0)
         )
@@ -161,7 +168,7 @@ class _Step:
         self.start = owner._acc.window.mark()
         self.size = owner.control.size
         self.most = self.failures = 0
-        self.gave_all_back = False
+        self.gave_all_back = self.misread = False
         self.began = self.begun = time.perf_counter()
 
     def run(self) -> None:
@@ -173,7 +180,10 @@ class _Step:
             failed = self._try(micro, rows, last)
             del micro
             if failed is not None:
-                self._go_back(failed, rows)
+                if self.misread:
+                    self._begin_with_columns(failed)
+                else:
+                    self._go_back(failed, rows)
                 continue
             left.advance(rows)
             self.done.append(size)
@@ -190,10 +200,17 @@ class _Step:
         try:
             acc._run(micro, self._weighted(rows), last)
         except Exception as error:
-            if not is_out_of_memory(error) or self._is_final(last):
+            self.misread = self._is_misread(error, rows)
+            if not self.misread and (not is_out_of_memory(error) or self._is_final(last)):
                 raise
             # ranks in one pass go back equally far, wherever in it each of them was
             failed = Failed(error, acc.ranks.sharded or bool(acc.window.torn))
+        if failed is None and acc.window.weighted is False:
+            raise ValueError(
+                "step(): a loss came without a weight, and how many rows it is the mean of is not "
+                "known here, so that the gradient would depend on how the batch is cut: loss_fn "
+                "returns (loss_sum, weight), the SUM of the losses and the number of their units"
+            )
         others = acc.ranks.agree("" if failed is None else failed.line)
         if others and failed is None:
             failed = Failed(None, True, others)
@@ -246,7 +263,10 @@ class _Step:
         once_more = smaller is None and not self.gave_all_back
         self.gave_all_back = self.failures > 0 or is_last
         self.failures += 1
-        whole = undo.back(failed.touched)
+        try:
+            whole = undo.back(failed.touched)
+        except RuntimeError as error:  # a buffer that had never changed has changed
+            raise error from failed.error
         began = self.begun if whole else self.began
         retry = Retry(
             window=acc._totals.windows,
@@ -275,6 +295,30 @@ class _Step:
         self.plan, self.done, self.began = self.done, [], time.perf_counter()
         self.left.restart()
 
+    def _is_misread(self, error: Exception, rows: int) -> bool:
+        """Whether a list that was cut as samples is one of columns, since loss_fn misses an item in
+        the first part of it. Then it is read as columns, in this window and the next ones."""
+        left, window = self.left, self.acc.window
+        is_first_part = isinstance(left, Rows) and rows < left.most and not window.count
+        if not is_first_part or window.torn or self.acc.ranks.world > 1 or not _misses(error):
+            return False
+        assert isinstance(left, Rows)
+        before = left.most
+        if not left.read_as_columns():
+            return False
+        self.owner._columns = True
+        self.size = max(1, math.ceil(min(self.size, before) * left.most / before))
+        return True
+
+    def _begin_with_columns(self, failed: Failed) -> None:
+        """As before the window, whose first micro-batch this was."""
+        self.misread = False
+        failed.clear()
+        self.undo.back(False)
+        self._rewind(self.mark)
+        self.plan = []
+        self.owner.control.failed(self.size)
+
     def _rewind(self, mark: Any) -> None:
         """Where ranks reduce in a backward pass they have agreed on a guess: that stays, for they
         would not agree again."""
@@ -291,7 +335,21 @@ class _Step:
         failed.error.add_note(
             f"memtools: nothing smaller can be tried, so the window is dropped; {failed.remedy()}"
         )
+        with contextlib.suppress(Exception):  # it looks at all objects, when memory is out
+            kept = kept_graphs([*self.owner._known, *self.acc.model.buffers()])
+            if kept:
+                failed.error.add_note(f"memtools: {kept}")
         raise failed.error
+
+
+def _misses(error: Exception) -> bool:
+    """Whether Python found fewer items than the code takes."""
+    text = str(error)
+    if isinstance(error, ValueError):
+        return text.startswith("not enough values to unpack")
+    if isinstance(error, IndexError):
+        return text == "list index out of range"
+    return isinstance(error, TypeError) and _MISSING.search(text) is not None
 
 
 def _parameters(acc: GradAccumulator) -> list[Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import resource
 from dataclasses import dataclass
 
 from memtools import _core
 from memtools._size import format_bytes
 
+_LIMITS = ("RLIMIT_AS", "RLIMIT_DATA")
 SOURCE_NS = 1_000_000_000  # for so long the words about the limit's source are kept
 
 
@@ -146,3 +148,9 @@ def host_memory(root: str = "/") -> HostMemory:
         limit_source=words,
         process=process_bytes(s),
     )
+
+
+def process_limits() -> dict[str, int | None]:
+    """What RLIMIT_AS and RLIMIT_DATA allow this process now, in bytes; None for no limit."""
+    found = {name: resource.getrlimit(getattr(resource, name))[0] for name in _LIMITS}
+    return {n: None if limit == resource.RLIM_INFINITY else limit for n, limit in found.items()}

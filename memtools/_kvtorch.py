@@ -33,14 +33,20 @@ def dtype_of(dtype: Any) -> torch.dtype:
 
 
 def device_of(device: Any) -> tuple[torch.device, int]:
-    """The torch.device, and its number on CUDA or -1 for the host."""
+    """The torch.device, and its number on CUDA or -1 for the host.
+
+    A plain "cuda" is torch's current device, or the first where torch has none: whoever opens it
+    then says what is missing.
+    """
     torch = connect().torch
     found = torch.device(device)
     if found.type == "cpu":
         return torch.device("cpu"), -1
     if found.type != "cuda":
         raise ValueError(f'device is "cpu" or "cuda", got "{found.type}"')
-    index = torch.cuda.current_device() if found.index is None else found.index
+    index = found.index
+    if index is None:
+        index = torch.cuda.current_device() if torch.cuda.is_available() else 0
     return torch.device("cuda", index), index
 
 

@@ -54,16 +54,22 @@ def record_names(path: str) -> list[str]:
     return [path, *(f"{stem}-{n}{ending}" for n in range(2, MOST_RECORDS + 1))]
 
 
+def warned(text: str) -> None:
+    """What a monitor that a program starts says of its record's name."""
+    warn(text, stacklevel=callers())
+
+
 def open_record(
     path: str | os.PathLike[str],
     columns: Sequence[tuple[str, str]],
     command: Sequence[str] | None = None,
+    announce: Callable[[str], None] = warned,
 ) -> _core.RecordWriter:
     """The writer of a new record, of this process's command unless another is given.
 
     Where somebody writes a record of that name now, this one gets the next name that is free:
-    run-2.mem. One that was not closed is kept under another name: run.1.mem. Each is said in a
-    RuntimeWarning. Raises OSError with the path, why, and what to do.
+    run-2.mem. One that was not closed is kept under another name: run.1.mem. Each is announced.
+    Raises OSError with the path, why, and what to do.
     """
     path = os.fspath(path)
     shown = redacted_command(sys.orig_argv if command is None else command)
@@ -73,11 +79,9 @@ def open_record(
         raise _explained(error, path) from error
     if writer.path != path:
         who = "memtools run" if _is_of_the_run(path) else "another monitor"
-        text = f"{who} writes {path} already; the record of this monitor is {writer.path}"
-        warn(text, stacklevel=callers())
+        announce(f"{who} writes {path} already; the record of this monitor is {writer.path}")
     if writer.kept is not None:
-        text = f"the run that wrote {path} was cut off; its record is kept as {writer.kept}"
-        warn(text, stacklevel=callers())
+        announce(f"the run that wrote {path} was cut off; its record is kept as {writer.kept}")
     return writer
 
 
@@ -174,10 +178,12 @@ class Log:
             self._try(lambda writer: writer.close())
         self.writes = False
 
-    def close_at_exit(self) -> None:
-        """The end event, with the exit code, and the close are left to the end of the process."""
+    def close_at_exit(self, failed: str) -> None:
+        """The end event, with the exit code, and the close are left to the end of the process.
+        Where the code is 1, `failed` says why; "": nobody knows."""
         if self._writer is not None:
-            self._try(lambda writer: writer._close_at_exit())
+            text = f"exit: {failed}".replace("\0", "\\0") if failed else ""
+            self._try(lambda writer: writer._close_at_exit(text))
         self.writes = False
 
     def abandon(self) -> None:
@@ -197,6 +203,13 @@ class Log:
         self.writes = False
         if self._writer is None or not self._writer.closed:
             self.complain("record", f"nothing more is recorded: {error}")
+
+    def warn(self, key: str, kind: str, text: str) -> None:
+        """To the logger, and as an event; once for each key."""
+        if key not in self._said:
+            self._said.add(key)
+            logger.warning("%s", text)
+            self.event(kind, text)
 
     def complain(self, key: str, text: str, *, stacklevel: int = 4) -> None:
         """A warning, once for each key."""

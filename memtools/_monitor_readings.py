@@ -244,7 +244,7 @@ class Readings:
 
 def _leak_lines(watch: LeakWatch) -> list[str]:
     verdict = watch.verdict()
-    if verdict.kind == "quiet":
+    if verdict.kind == "quiet" or not watch.matters(verdict):
         return []
     lines = [f"Leak test: {verdict}"]
     lines += [f"  {holder}" for holder in watch.holders()]

@@ -7,24 +7,23 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from memtools import _core, _monitor_device
-from memtools._hostmem import limit_source, process_bytes
+from memtools import _core, _ending, _monitor_device
+from memtools._hostmem import limit_source, process_bytes, process_limits
 from memtools._monitor_device import DevicePeaks
 from memtools._monitor_guard import Watermarks
 from memtools._monitor_leaks import LeakWatch
-from memtools._monitor_log import Log, open_record
+from memtools._monitor_log import Log, open_record, warned
 from memtools._monitor_phase import PhaseBook
 from memtools._monitor_signals import signals_of
 from memtools._monitor_suspect import Suspicion
 from memtools._monitor_text import DeviceTiers, HostTiers
-from memtools._redact import redacted
-from memtools._size import format_bytes
+from memtools._size import exact_bytes
 
 FORK_EVENT_NS = 1_000_000_000
-ROOM = 192 - len("exit: ")  # of an event's text
 _HOST_COLUMNS = (
     ("step", ""),
     *((name, "B") for name in ("rss", "private", "swap", "cgroup_used", "cgroup_limit")),
@@ -56,6 +55,7 @@ class Settings:
     leaks: bool
     census: bool
     name: str | None
+    announce: Callable[[str], None] = warned
 
 
 class Limits:
@@ -106,6 +106,7 @@ class Run:
     __slots__ = (
         "_forks",
         "_next_fork",
+        "_noted",
         "_open",
         "_untold",
         "book",
@@ -121,6 +122,7 @@ class Run:
         "over",
         "peak",
         "probe",
+        "safe_ns",
         "sampler",
         "source",
         "waiting",
@@ -133,7 +135,8 @@ class Run:
         count = max(self.devices, default=-1) + 1
         writer = None
         if settings.log is not None:
-            writer = open_record(settings.log, columns(count))
+            writer = open_record(settings.log, columns(count), announce=settings.announce)
+            writer._mark_signals()
         try:
             self.sampler = _core.Sampler(
                 settings.interval_ns, writer, root, devices=count, limit=settings.limit
@@ -164,9 +167,12 @@ class Run:
         #: watermarks that were passed, until the main thread comes
         self.waiting = 0
         self.busy = False
+        #: of the last safe point, on the monotonic clock; 0 before the first
+        self.safe_ns = 0
         #: its thread and its record have ended
         self.over = False
         self._forks = self._next_fork = 0
+        self._noted: dict[str, int | None] = {}
         self._untold = [True]  # popped by the one who writes the end event
         self._open = [True]  # popped by the one who ends the run
 
@@ -179,6 +185,15 @@ class Run:
             self.log.close()
             raise
         self.log.event("start", self._start_words(settings))
+        self._note_limits()
+
+    def _note_limits(self) -> None:
+        """The limits of the process, at the start and where they have changed since: what refuses
+        an allocation is not the limit of memory alone."""
+        for name, limit in process_limits().items():
+            if limit != self._noted.get(name):
+                self._noted[name] = limit
+                self.log.event("limit", f"{name} {'unlimited' if limit is None else f'{limit} B'}")
 
     def _start_words(self, settings: Settings) -> str:
         watched = ", ".join(["host", *(f"cuda{i}" for i in self.devices)])
@@ -194,6 +209,7 @@ class Run:
             self._open.pop()
         except IndexError:
             return False
+        self._note_limits()
         self._last_look(last_look)
         self._halt()
         self._finish(how)
@@ -225,7 +241,7 @@ class Run:
 
     def _finish(self, how: str | None) -> None:
         if how is None:
-            self.log.close_at_exit()
+            self.log.close_at_exit(_ending.ending.failed)
         else:
             while self._untold:  # once, also when this is interrupted and done again
                 self._untold.pop()
@@ -277,7 +293,7 @@ class Run:
     def _limit_words(self) -> str:
         limit = self.sampler.limit()
         if limit is not None and limit[1] == "given":
-            return f"limit given, {format_bytes(limit[0])}"
+            return f"limit given, {exact_bytes(limit[0])}"
         return limit_source(self.probe, self.probe.read().total)
 
     # --- forks ---
@@ -314,6 +330,7 @@ def follow(owner: Owner) -> None:
         atexit.register(_at_exit)
         os.register_at_fork(after_in_parent=_in_parent, after_in_child=_in_child)
     _hook_worker()
+    _ending.watch()
     _owners.add(owner)
 
 
@@ -325,21 +342,27 @@ def _hook_worker() -> None:
     from multiprocessing import util
 
     _workers[:] = [os.getpid()]
-    util.Finalize(None, _at_exit, exitpriority=100)
+    util.Finalize(None, _at_end_of_worker, exitpriority=100)
 
 
 def leave(owner: Owner) -> None:
     """It has ended."""
     _owners.discard(owner)
+    if not _owners:
+        _ending.unwatch()
 
 
 def _at_exit() -> None:
-    error = getattr(sys, "last_value", None)
-    how = "the program ended without stop()"
-    if error is not None:
-        how = exception_words(error)
+    """The exit code is told by exit() itself; Python ends by SIGINT instead where Ctrl-C did it."""
+    how = _ending.ending.uncaught if _ending.ending.interrupted else None
     for owner in list(_owners):
         owner._end(how)
+    _ending.keep_interrupt()
+
+
+def _at_end_of_worker() -> None:
+    for owner in list(_owners):
+        owner._end("the worker ended without stop()")
 
 
 def _in_parent() -> None:
@@ -355,32 +378,6 @@ def _in_child() -> None:
         if run is not None:
             run.log.abandon()
     _owners.clear()
-
-
-def exception_words(error: BaseException) -> str:
-    """`exception ValueError: no such file`, or the code and text of a sys.exit(); as long as an
-    event of a record has room for, whole words of it."""
-    lines = str(error).strip().splitlines()
-    text = f": {lines[0]}" if lines else ""
-    if isinstance(error, SystemExit):
-        return exit_words(error.code)
-    return shortened(redacted(f"exception {type(error).__name__}{text}"), ROOM)
-
-
-def exit_words(code: object) -> str:
-    """How the process ends by sys.exit(code): a text, which Python prints, is code 1."""
-    if code is None or isinstance(code, int):
-        return f"code {(code or 0) & 0xFF}"
-    lines = str(code).strip().splitlines()
-    return shortened(redacted(f"code 1: {lines[0]}"), ROOM) if lines else "code 1"
-
-
-def shortened(text: str, room: int) -> str:
-    """The text in so many bytes of UTF-8, cut between two words."""
-    if len(text.encode("utf-8", "replace")) <= room:
-        return text
-    cut = text.encode("utf-8", "replace")[: room - len(" ...")].decode("utf-8", "ignore")
-    return f"{cut.rpartition(' ')[0] or cut} ..."
 
 
 def read_once(settings: Settings, root: str) -> tuple[HostTiers, list[DeviceTiers]]:

@@ -88,6 +88,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     return not any(map(_is_collective, chain)) and any(map(_says_so, chain))
 
 
+def says_out_of_memory(name: str, text: str) -> bool:
+    """The same of an exception of which only its type's name and its text are left, as in a record.
+    What a guard raises before memory is out does not count."""
+    if name in ("MemoryError", "OutOfMemoryError", "BudgetError") or name.endswith(
+        (".OutOfMemoryError", ".MemoryError")
+    ):
+        return True
+    if name == "HostMemoryPressure":
+        return False
+    words = any(code in text for code in _CODES) or _ONEDNN.search(text) is not None
+    return words or any(one in text.lower() for one in _TEXTS)
+
+
 def is_of_host(error: BaseException) -> bool:
     """Whether the process's own memory ran out, rather than a device's or a budget."""
     return any(map(_says_host, _chain(error)))

@@ -190,14 +190,17 @@ class Pools:
     def __init__(self, pools: Iterable[Any]) -> None:
         self._pools: list[weakref.ref[Any]] = []
         for pool in pools:
-            self.add(pool)
+            self.add(pool, "pools=")
 
-    def add(self, pool: Any) -> None:
-        """Raises TypeError for what is no KVPool, ValueError for a closed one."""
+    def add(self, pool: Any, what: str = "watch()") -> None:
+        """Add a pool; `what` is the call or argument that gave it, for errors.
+
+        Raises TypeError for what is not a KVPool, ValueError for a closed one.
+        """
         if not isinstance(pool, _core.KVPool):
-            raise TypeError(f"watch() takes a memtools.KVPool, got {type(pool).__name__}")
+            raise TypeError(f"{what} takes a memtools.KVPool, got {type(pool).__name__}")
         if pool.closed:
-            raise ValueError(f"watch(): {pool.name} is closed; watch a pool that is in use")
+            raise ValueError(f"{what}: {pool.name} is closed; pass a pool that is in use")
         if all(known() is not pool for known in self._pools):
             self._pools = [known for known in self._pools if known() is not None]
             self._pools.append(weakref.ref(pool))

@@ -12,6 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memtools._record import Record
 
 MASK = "***"
 
@@ -59,3 +64,14 @@ def redacted_command(arguments: Iterable[str]) -> tuple[str, ...]:
         shown.append(f"{assigned[1]}{MASK}" if assigned else redacted(argument))
         names_a_secret = _OPTION.fullmatch(argument) is not None
     return tuple(shown)
+
+
+def redacted_record(record: Record) -> Record:
+    """The record with its command, the texts of its events and the names of its phases masked, as
+    later versions write them."""
+    return replace(
+        record,
+        command=redacted_command(record.command),
+        events=tuple(replace(event, text=redacted(event.text)) for event in record.events),
+        phases=tuple(replace(phase, name=redacted(phase.name)) for phase in record.phases),
+    )

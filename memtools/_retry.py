@@ -30,8 +30,9 @@ class Retry:
     #: it had, or the size that the split function cut it for; None for a whole batch of which only
     #: that function knows
     rows: int | None
-    #: "forward", "backward", "another rank" or "allocator": it fitted, but the device's allocator
-    #: had to empty its cache again and again
+    #: "forward", "backward", "another rank", "optimizer": its state did not fit before its first
+    #: step, or "allocator": all fitted, but the device's allocator had to empty its cache again and
+    #: again
     phase: str
     #: its type and the first line of its text
     error: str
@@ -46,18 +47,20 @@ class Retry:
     probing: bool
     #: from the begin of what was done in vain until the next try
     ms: float
-    #: what was set for the rest of the process, so that freed memory goes back to the system; "" for
-    #: nothing
+    #: what was set for the rest of the process, so that freed memory goes back to the system, or ""
     changed: str = ""
 
     def __str__(self) -> str:
         rows = "the whole batch" if self.rows is None else _rows(self.rows)
+        where = f"micro-batch {self.micro_batch} of {rows}"
+        if self.phase == "optimizer":
+            where = f"after {self.micro_batch} micro-batches"
         asked = "" if self.asked is None else f" (asked {format_bytes(self.asked)})"
         trial = ", a step up on trial" if self.probing else ""
         changed = f"; {self.changed}" if self.changed else ""
         restored = f"restored {self.restored}; " if self.restored else ""
         return (
-            f"window {self.window}, micro-batch {self.micro_batch} of {rows}{trial}, {self.phase}: "
+            f"window {self.window}, {where}{trial}, {self.phase}: "
             f"{self.error}{asked}; {restored}{self._way_on()}{changed}; {self.ms:.1f} ms lost"
         )
 

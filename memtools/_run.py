@@ -9,20 +9,23 @@ gets its leak test and guard there, at the end of an optimizer's step on its own
 
 from __future__ import annotations
 
+import _thread
 import atexit
+import contextlib
+import mmap
 import os
 import sys
 import time
-import warnings
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from memtools import _core
+from memtools._ending import ending, keep_interrupt, watch
 from memtools._monitor_log import ranked, refusal
-from memtools._monitor_run import exception_words
 from memtools._size import format_bytes
 from memtools.errors import MemtoolsError
 
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
     from memtools import MemoryMonitor
 
 OPTIMIZER = "torch.optim.optimizer"
+A_CODE = 987654321  # that no process ends with: another takes its place
+A_CODE_BYTES = str(A_CODE).encode()
+RESERVE = 16 << 20  # bytes
 PATIENCE = 16  # steps of other optimizers after which the first is taken to be out of use
 REST = 200  # times as long as a safe point took
 LONGEST_REST_NS = 100_000_000  # a census may take a second: 200 of them would hide a run's growth
@@ -155,23 +161,25 @@ def log_name(log: str | None) -> str:
     return ranked(log or "run.mem")
 
 
-def opened(make: Callable[[], _Made], quiet: bool) -> _Made:
-    """What `make` makes, with its record. What it says of that record's name goes to stderr in
-    lines of memtools. Raises MemtoolsError if there can be no record."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        try:
-            made = make()
-        except OSError as error:
-            if not isinstance(error.__cause__, OSError):
-                raise
-            path = str(error.filename)
-            why = refusal(error.__cause__, path)
-            raise MemtoolsError(f"the record {path} cannot be made: {why}") from error
-    if not quiet:
-        for warning in said:
-            os.write(2, f"memtools: {warning.message}\n".encode(errors="backslashreplace"))
-    return made
+def announce(text: str) -> None:
+    """A line of memtools on the standard error."""
+    _write(f"memtools: {text}\n".encode(errors="backslashreplace"))
+
+
+def announce_nothing(text: str) -> None:
+    """For --quiet."""
+
+
+def opened(make: Callable[[], _Made]) -> _Made:
+    """What `make` makes, with its record. Raises MemtoolsError if there can be no record."""
+    try:
+        return make()
+    except OSError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        path = str(error.filename)
+        why = refusal(error.__cause__, path)
+        raise MemtoolsError(f"the record {path} cannot be made: {why}") from error
 
 
 def check_limit(limit: int | None) -> None:
@@ -189,33 +197,84 @@ def _started(options: dict[str, Any]) -> MemoryMonitor:
 
     def start() -> MemoryMonitor:
         monitor = MemoryMonitor(
-            log_name(options["log"]), options["interval_ms"], limit=options["limit"]
+            log_name(options["log"]),
+            options["interval_ms"],
+            limit=options["limit"],
+            name="memtools run",
         )
+        said = announce_nothing if options["quiet"] else announce
+        monitor._settings = replace(monitor._settings, announce=said)
+        monitor._declares = False
         monitor.start()
         return monitor
 
     check_limit(options["limit"])
-    return opened(start, options["quiet"])
+    return opened(start)
 
 
-def _ending() -> str | None:
-    """The exception that the interpreter has printed, in words. Without one, nobody knows yet by
-    what code the process ends: SystemExit has gone from sight."""
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    return None if error is None else exception_words(error)
+# --- the end --------------------------------------------------------------------------------------
 
 
 def _end(monitor: MemoryMonitor, options: dict[str, Any], pid: int) -> None:
+    """Last of all atexit functions. The exit code is known later, to exit() alone, which chooses
+    among the texts that are prepared here; an end by Ctrl-C does not come there."""
     if os.getpid() != pid:  # a forked child that ends as Python programs do
         return
+    _core._stop_waiting()
+    _reserve.clear()
     path = str(monitor.record_path)
-    limit = monitor.metrics().get("memory/host_limit_bytes")
-    monitor._end(_ending(), last_look=True)
-    if not options["quiet"]:
-        from memtools._runsummary import Summary, write_summary
+    how = ending.uncaught if ending.interrupted else None
+    monitor._end(how, last_look=True)
+    if options["quiet"]:
+        return
+    try:
+        if how is not None:
+            _write(_summary(path, options, how))
+            keep_interrupt()
+        else:
+            _core._write_at_exit(*_texts(path, options))
+    except Exception:  # out of memory, for one; or the file is gone
+        _write(f"memtools: Wrote {path}\n".encode(errors="backslashreplace"))
 
-        summary = Summary.of_record(path, None if limit is None else int(limit))
-        write_summary(summary, options["json"])
+
+def _texts(path: str, options: dict[str, Any]) -> tuple[bytes, bytes, bytes, bytes]:
+    """For exit code 0; for 1 where it is known what ends the program; and what stands before and
+    after the number of any other code."""
+    failed = ending.failed
+    before, found, after = _summary(path, options, f"code {A_CODE}").rpartition(A_CODE_BYTES)
+    known = _summary(path, options, failed or "code 0")
+    return (b"" if failed else known), (known if failed else b""), before, after if found else b""
+
+
+def _summary(path: str, options: dict[str, Any], how: str | None) -> bytes:
+    from memtools._record import read_record, with_end
+    from memtools._runsummary import Summary, summary_text
+
+    record = read_record(path)
+    if how is not None:
+        record = with_end(record, how)
+    text = summary_text(Summary.of(record), options["json"])
+    return text.replace("\0", "\\0").encode(errors="backslashreplace")
+
+
+def _write(text: bytes) -> None:
+    """To file descriptor 2, past whatever the program made of sys.stderr; one that is closed, or
+    whose reader has gone, is no error."""
+    with contextlib.suppress(OSError):
+        os.write(2, text)
+
+
+def _say_end_by_signal(monitor: MemoryMonitor, options: dict[str, Any]) -> None:
+    """On a thread of its own, of which the program sees nothing: waits for SIGTERM or SIGHUP, and
+    says what the run was like if Python lets it within 0.2 s. Then the process ends by the signal,
+    which the record tells already."""
+    number = _core._wait_for_signal()
+    if number == 0:
+        return
+    _reserve.clear()
+    with contextlib.suppress(Exception):
+        _write(_summary(str(monitor.record_path), options, None))
+    os.kill(os.getpid(), number)
 
 
 _running: list[MemoryMonitor] = []
@@ -227,15 +286,37 @@ def record_path() -> str | None:
     return None if path is None else os.fspath(path)
 
 
+_reserve: list[mmap.mmap] = []
+
+
+def _keep_a_reserve() -> None:
+    """Room for the summary of a program that ends because it has none. It is not touched, so that
+    it takes addresses and no memory."""
+    with contextlib.suppress(OSError):
+        _reserve.append(mmap.mmap(-1, RESERVE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    ending.on_uncaught.append(_reserve.clear)
+
+
+def _note_guard(monitor: MemoryMonitor, fraction: float) -> None:
+    """So that a record tells of a guard that could not act, for want of steps."""
+    if monitor._live is not None:
+        monitor._live.log.event("guard_set", f"{fraction:g} of the limit, at the end of a step")
+
+
 def begin(options: dict[str, Any]) -> None:
     """Called by sitecustomize.py with what `memtools run` was told."""
     try:
         monitor = _started(options)
         if options["guard"] is not None:
             monitor.guard(options["guard"], action="raise")
+            _note_guard(monitor, options["guard"])
     except Exception as error:
         _stop(" ".join(str(error).split()) or type(error).__name__)
     _running.append(monitor)
     count_steps(monitor)
+    watch(whole_program=True)
+    _keep_a_reserve()
+    if not options["quiet"] and _core._expect_signal():
+        _thread.start_new_thread(_say_end_by_signal, (monitor, options))
     # Registered first, so called last: after the program's own, and after its threads have ended.
     atexit.register(_end, monitor, options, os.getpid())

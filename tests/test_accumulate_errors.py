@@ -158,7 +158,7 @@ def test_what_is_no_plain_function(acc):
         unchanged(acc, lambda f=function: acc.accumulate(f), TypeError, "a plain function")
 
 
-@pytest.mark.parametrize("name", ["flush", "reset", "state_dict", "report", "load_state_dict"])
+@pytest.mark.parametrize("name", ["flush", "state_dict", "report", "load_state_dict"])
 def test_calls_inside_of_a_micro_batch(acc, name):
     if name == "report":
         with acc.micro_batch():
@@ -375,18 +375,3 @@ def test_a_model_and_an_optimizer_that_are_none(model):
         GradAccumulator(model, "adam")
     with pytest.raises(ValueError, match="holds 6 parameters and none of them is the model's"):
         GradAccumulator(copy.deepcopy(model), optimizer)
-
-
-def test_an_optimizer_of_another_accumulator(model):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    first = GradAccumulator(model, optimizer)
-    with pytest.raises(ValueError, match="belongs to another GradAccumulator"):
-        GradAccumulator(model, optimizer)
-    first.close()
-    first.close()
-    second = GradAccumulator(model, optimizer)
-    first.close()  # not its own any more
-    with pytest.raises(ValueError, match="belongs to another"):
-        GradAccumulator(model, optimizer)
-    del second
-    GradAccumulator(model, optimizer)

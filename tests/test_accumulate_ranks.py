@@ -54,6 +54,17 @@ def test_without_weights_each_micro_batch_counts_one_wherever_it_was(ranks):
     assert close(same(answers), flat(model))
 
 
+def test_a_closed_accumulator_leaves_ddp_as_it_was(ranks):
+    before, after, gradients = same(ranks("closed"))
+    assert (before, after) == (True, True)
+    assert gradients
+
+
+def test_a_closed_accumulator_leaves_nothing_around_fsdps_calls_and_a_newer_one_wraps_once(ranks):
+    for answer in ranks("fsdp_closed"):
+        assert answer == [[1], [1], [1], [0], []]
+
+
 def test_loss_and_sums_are_each_ranks_own_and_the_weight_is_that_of_all(ranks):
     answers = ranks("losses")
     for (loss, weight, extras), (own_loss, rows, own_extras), _ in answers:

@@ -305,6 +305,55 @@ def test_where_freed_heap_is_in_the_way_the_error_says_so(monkeypatch):
     assert "malloc keeps 300.0 MiB of freed memory" in caught.value.__notes__[0]
 
 
+def test_a_large_buffer_that_changes_for_the_first_time_ends_the_window():
+    """There is no copy of it, and a wrong retry is worse than none."""
+    acc, model = made(size=4)
+    model.register_buffer("mask", torch.zeros(1 << 18))
+    acc.step(batch(), loss_of(model))
+    want = [p.tolist() for p in model.parameters()]
+    model.inject = Inject(forward={1})
+
+    def loss_fn(micro):
+        model.mask.data[5] += model.inject.forwards
+        return loss_of(model)(micro)
+
+    with pytest.raises(RuntimeError, match="the buffer 'mask' changed") as caught:
+        acc.step(batch(1), loss_fn)
+    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+    assert (grads(model), acc.window.empty) == ([], True)
+    assert want == [p.tolist() for p in model.parameters()]
+    model.inject = Inject(forward={1})
+    assert len(acc.step(batch(1), loss_fn).retries) == 1
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_outputs_that_are_kept_with_their_graph_are_named(detached):
+    """They keep what the failed passes saved, so the smaller ones fail as well."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 20_000), torch.nn.Tanh(), torch.nn.Linear(20_000, 1)
+    )
+    acc = memtools.GradAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    outputs_of_mine = []
+
+    def loss_fn(micro):
+        output = model(micro)
+        outputs_of_mine.append(output.detach() if detached else output)
+        raise MemoryError
+
+    with pytest.raises(MemoryError) as caught:
+        acc.step(torch.randn(16, 8), loss_fn)
+    notes = [note for note in caught.value.__notes__ if "are still held" in note]
+    if detached:
+        assert notes == []
+        return
+    (note,) = notes
+    # 16, 8, 4, 2, 1 rows, and one once more: 20,000 outputs of tanh each
+    size = (16 + 8 + 4 + 2 + 1) * 20_000 * 4 / 2**20
+    assert note.startswith(f"memtools: {size:.1f} MiB that passes before saved for backward() are")
+    assert "outputs_of_mine" in note
+
+
 @pytest.mark.parametrize(
     "error", [MemoryError(), memtools.BudgetError("pool: asked 2.0 MiB, used 1.0 MiB of 1.5 MiB")]
 )

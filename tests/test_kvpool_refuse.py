@@ -292,7 +292,7 @@ def test_one_tensor_changes_while_the_other_is_looked_at(meddle, message, order)
         Meddler.meddle = lambda: meddle(victim)
         pair = (victim, other) if order == "k first" else (other, victim)
         if message is None:
-            got = lease.update(0, *pair)["k first" != order]
+            got = lease.update(0, *pair)[order != "k first"]
             assert got.eq(2).all()
             return
         with pytest.raises((TypeError, ValueError, RuntimeError), match=message):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -400,3 +402,12 @@ def test_core_has_no_mutable_state_of_its_own() -> None:
 def test_the_package_imports_torch_numpy_and_matplotlib_where_it_may() -> None:
     assert [b for path, text in PACKAGE.items() for b in import_breaches(path, text)] == []
     assert [p for p, text in PACKAGE.items() if "torch" in imported(text)] == [IMPORTED_IN["torch"]]
+
+
+def test_a_policy_brings_no_exporter() -> None:
+    code = (
+        "import sys; from memtools import CleanupPolicy; import memtools.distributed\n"
+        "print([name for name in sys.modules if name.startswith('memtools.export._')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "['memtools.export._source']\n"

@@ -36,9 +36,9 @@ with memtools.MemoryMonitor(log=record) as monitor:
         monitor.step()
 found = [
     policy, policy.report(), acc, acc.report(), window, history, history.stats(), aux, budget,
-    budget.report(), pool, pool.stats(), lease, before, memtools.census(), detector, detector.verdict(),
-    monitor, memtools.host_memory(), memtools.holder_of(model), memtools.read_record(record),
-    memtools.checkpoint_layers(model), memtools.allocator_settings(),
+    budget.report(), pool, pool.stats(), lease, before, memtools.census(), detector,
+    detector.verdict(), monitor, memtools.host_memory(), memtools.holder_of(model),
+    memtools.read_record(record), memtools.checkpoint_layers(model), memtools.allocator_settings(),
     memtools.allocator_settings().seen, memtools.allocator_settings().host,
     memtools.allocator_settings().cuda, memtools.allocator_settings().advice(),
     memtools.census().diff(before),

@@ -223,6 +223,13 @@ mt_kvpool_trim(mt_kvpool *pool, size_t target_bytes)
     return before * pool->geom.block_bytes;
 }
 
+void
+mt_kvpool_await(mt_kvpool *pool)
+{
+    mt_lock_take(&pool->lock);
+    mt_lock_give(&pool->lock);
+}
+
 bool
 mt_kvpool_would_fit(mt_kvpool *pool, size_t rows, size_t tokens, size_t shared)
 {

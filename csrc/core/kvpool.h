@@ -77,6 +77,9 @@ void mt_kvpool_stats(mt_kvpool *pool, mt_kvstats *out);
  * nothing is idle; returns the bytes given back. Addresses stay. */
 size_t mt_kvpool_trim(mt_kvpool *pool, size_t target_bytes);
 
+/* Back when no other thread is inside of the pool: trim may be for a long time. */
+void mt_kvpool_await(mt_kvpool *pool);
+
 /* Whether `rows` more sequences of `tokens` tokens would fit the ledger now, with `shared` leading
  * tokens of them stored once, after everybody gave back what is idle. */
 bool mt_kvpool_would_fit(mt_kvpool *pool, size_t rows, size_t tokens, size_t shared);

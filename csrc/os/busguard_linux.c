@@ -9,6 +9,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "endmark_linux.h"
+
 enum { DONE = -1 };
 
 typedef struct region {
@@ -57,6 +59,7 @@ pass_on(int number, siginfo_t *info, void *context)
     } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
         before.sa_handler(number);
     } else if (info->si_code > 0 || before.sa_handler == SIG_DFL) {
+        mt_endmark_now(number); /* the process ends by it */
         sigaction(number, &before, NULL);
         if (info->si_code <= 0) raise(number);
     }

@@ -46,6 +46,7 @@ let_go(KVLease *self)
         mt_py_kvlease_drop_views(self, 0, 0);
         return;
     }
+    mt_py_kvpool_await(self->pool, mt_kvlease_pool(core));
     if (mt_py_kvpool_follow_stream(self->pool, mt_kvlease_pool(core)) < 0)
         PyErr_Clear(); /* the default stream, then */
     mt_py_kvlease_drop_views(self, mt_kvlease_rows(core), most_tokens(core));
@@ -122,6 +123,7 @@ mt_py_kvlease_enter(KVLease *self)
         return false;
     }
     self->busy = true;
+    mt_py_kvpool_await(self->pool, mt_kvlease_pool(self->core));
     return true;
 }
 

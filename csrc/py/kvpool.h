@@ -11,6 +11,8 @@
 #ifndef MT_PY_KVPOOL_H
 #define MT_PY_KVPOOL_H
 
+#include <stdatomic.h>
+
 #include "state.h"
 #include "kvhold.h"
 
@@ -26,9 +28,10 @@ typedef struct KVPool {
     int dtype_number;    /* the shim's; -1 without it */
     unsigned elem_shift; /* log2 of elem_bytes */
     size_t block_tokens, block_bytes;
-    int cuda_device; /* -1: the host */
-    long owner;      /* the process that made it */
-    size_t users;    /* calls that let other threads run: the last one closes */
+    int cuda_device;  /* -1: the host */
+    long owner;       /* the process that made it */
+    size_t users;     /* calls that let other threads run: the last one closes */
+    atomic_int trims; /* that run now, without the GIL: the pool is locked for as long */
     bool closing;
     uint64_t lent; /* leases ever: their numbers */
     PyObject *weakrefs;
@@ -51,6 +54,9 @@ typedef struct KVLease {
 
 /* False with a RuntimeError in a forked child, with ValueError after close(). */
 bool mt_py_kvpool_is_open(KVPool *self);
+/* Waits for another thread's trim, and lets other threads run as long. core is the pool's, which
+ * somebody keeps: an enter of the pool, or a lease that is busy or being released. */
+void mt_py_kvpool_await(KVPool *self, mt_kvpool *core);
 /* The core's error as an exception; NULL. */
 PyObject *mt_py_kvpool_raise(KVPool *self, const mt_error *err, const char *doing);
 /* On a device, what the pool does next follows torch's current stream; core is the pool's, which
@@ -120,12 +126,9 @@ PyObject *mt_py_kvpool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 PyObject *mt_py_kvpool_close(PyObject *op, PyObject *none);
 int mt_py_kvpool_traverse(PyObject *op, visitproc visit, void *arg);
 void mt_py_kvpool_dealloc(PyObject *op);
-/* A call that lets other threads run, from its check of is_open on. close() waits for its end. */
-static inline void
-mt_py_kvpool_enter(KVPool *self)
-{
-    self->users++;
-}
+/* A call, which may let other threads run: close() waits for its leave. False with the error of
+ * is_open. */
+bool mt_py_kvpool_enter(KVPool *self);
 void mt_py_kvpool_leave(KVPool *self);
 /* kvpool_acquire.c */
 PyObject *mt_py_kvpool_acquire(PyObject *op, PyObject *args);

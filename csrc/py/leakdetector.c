@@ -364,7 +364,8 @@ detector_expect(PyObject *op, PyObject *args)
                         err.limit);
 }
 
-/* The newest reading of each signal that has one: {signal: (step, bytes, readings)}. */
+/* The newest reading of each signal that has one: {signal: (step, bytes, readings,
+ * the step of its oldest reading)}. */
 static PyObject *
 detector_last(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -373,8 +374,9 @@ detector_last(PyObject *op, PyObject *Py_UNUSED(none))
 
     for (mt_leak_signal i = MT_LEAK_HEAP; all != NULL && i < MT_LEAK_NONE; i++) {
         if (mt_leak_samples(core, i) == 0) continue;
-        line = Py_BuildValue("(LdK)", (long long)mt_leak_step(core, i), mt_leak_last(core, i),
-                             (unsigned long long)mt_leak_samples(core, i));
+        line = Py_BuildValue("(LdKL)", (long long)mt_leak_step(core, i), mt_leak_last(core, i),
+                             (unsigned long long)mt_leak_samples(core, i),
+                             (long long)mt_leak_first(core, i));
         if (line == NULL || PyDict_SetItemString(all, SIGNALS[i], line) < 0) Py_CLEAR(all);
         Py_XDECREF(line);
     }

@@ -12,6 +12,8 @@
 #include <unistd.h>
 
 #include "errors.h"
+#include "../core/utf8.h"
+#include "../os/endmark_linux.h"
 #include "../os/recordfile_linux.h"
 
 typedef struct RecordWriter {
@@ -20,6 +22,8 @@ typedef struct RecordWriter {
     PyObject *kept;                /* a str, or NULL: where an older record was kept */
     bool begun;                    /* record is initialised */
     bool at_exit;                  /* end_with_status is registered */
+    char failed[MT_RECORD_TEXT];   /* the end event where the exit code is 1; "": by the code */
+    size_t failed_bytes;
     mt_record record;
     mt_recordfile file;
 } RecordWriter;
@@ -246,6 +250,7 @@ static void
 end(RecordWriter *self)
 {
     if (self->file.mark != NULL) mt_record_close(&self->record, clock_ns(CLOCK_MONOTONIC));
+    mt_endmark_remove(self->file.at);
     mt_recordfile_unmap(&self->file);
 }
 
@@ -277,29 +282,46 @@ static void
 end_with_status(int status, void *op)
 {
     RecordWriter *self = op;
-    char text[32];
-    int n = snprintf(text, sizeof text, "exit: code %d", status & 0xFF);
+    bool failed = (status & 0xFF) == 1 && self->failed_bytes > 0;
+    char code[32];
+    int n = snprintf(code, sizeof code, "exit: code %d", status & 0xFF);
     mt_record_event e = {.time_ns = clock_ns(CLOCK_MONOTONIC),
                          .step = MT_UNKNOWN,
                          .kind = "end",
                          .kind_bytes = 3,
-                         .text = text,
-                         .text_bytes = (size_t)n};
+                         .text = failed ? self->failed : code,
+                         .text_bytes = failed ? self->failed_bytes : (size_t)n};
 
     mt_record_write_event(&self->record, &e);
     end(self);
 }
 
-/* The object is never freed then: its memory is that of the process. */
+/* The object is never freed then: its memory is that of the process. The text lies in it, so that
+ * the end takes no memory, which may have run out. */
 static PyObject *
-recordwriter_close_at_exit(PyObject *op, PyObject *Py_UNUSED(none))
+recordwriter_close_at_exit(PyObject *op, PyObject *args)
 {
     RecordWriter *self = (RecordWriter *)op;
+    const char *failed = "";
+    Py_ssize_t n = 0;
 
+    if (!PyArg_ParseTuple(args, "|s#:_close_at_exit", &failed, &n)) return NULL;
+    self->failed_bytes = mt_utf8_cut(failed, (size_t)n, sizeof self->failed);
+    memcpy(self->failed, failed, self->failed_bytes);
     if (self->at_exit) Py_RETURN_NONE;
     if (on_exit(end_with_status, op) != 0) return PyErr_NoMemory();
     Py_INCREF(op);
     self->at_exit = true;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+recordwriter_mark_signals(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    RecordWriter *self = (RecordWriter *)op;
+
+    if (self->file.at != NULL && mt_forkmark_is_home(self->file.mark))
+        (void)mt_endmark_add(self->file.at);
     Py_RETURN_NONE;
 }
 
@@ -497,10 +519,15 @@ static PyMethodDef methods[] = {
     METHOD(flush, METH_NOARGS,
            "flush($self, /)\n--\n\n"
            "Wait until it is on the disk; only a power failure makes that necessary. OSError."),
-    {"_close_at_exit", recordwriter_close_at_exit, METH_NOARGS,
-     "_close_at_exit($self, /)\n--\n\n"
-     "When the process ends, as the last of all, write the exit code as an event and close. Not "
-     "where a signal or os._exit ends it."},
+    {"_close_at_exit", recordwriter_close_at_exit, METH_VARARGS,
+     "_close_at_exit($self, failed='', /)\n--\n\n"
+     "When the process ends, as the last of all, write the exit code as an event and close; where "
+     "the code is 1, `failed` in its place, unless that is empty. May be called again with another "
+     "text. Not where a signal or os._exit ends it."},
+    {"_mark_signals", recordwriter_mark_signals, METH_NOARGS,
+     "_mark_signals($self, /)\n--\n\n"
+     "Until close(), write into the record by which signal the process ends, where the program has "
+     "no handler for it."},
     METHOD(close, METH_NOARGS, "close($self, /)\n--\n\nMark the record as complete; idempotent."),
     {"__enter__", recordwriter_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
     {"__exit__", recordwriter_exit, METH_VARARGS, "__exit__($self, /, *exception)\n--\n\n"},

@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from memtools import _core
 from memtools._monitor_log import open_record
 from memtools._monitor_run import columns
-from memtools._run import log_name, opened
+from memtools._run import announce, announce_nothing, log_name, opened
 from memtools._runsummary import Summary, write_summary
-from memtools._size import format_bytes
+from memtools._size import exact_bytes, format_bytes
 
 NOT_EXECUTABLE, NOT_FOUND, SIGNALLED = 126, 127, 128
 PASSED_ON = tuple(
@@ -129,14 +129,6 @@ class Tree:
 
     def share(self) -> float:
         return self.used / self.limit if self.limit else 0.0
-
-
-def exact(size: int) -> str:
-    """Like 12 GiB where that is all of it, else bytes."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
-        if size % unit == 0:
-            return f"{size // unit} {name}"
-    return f"{size} B"
 
 
 def adopt_orphans() -> None:
@@ -242,13 +234,14 @@ def run_command(words: Sequence[str], args: argparse.Namespace) -> int:
         reason = "cannot be executed" if there else "is not found"
         print(f"memtools run: the command {words[0]} {reason}", file=sys.stderr)
         return NOT_EXECUTABLE if there else NOT_FOUND
-    with opened(lambda: open_record(log_name(args.log), COLUMNS, words), args.quiet) as writer:
+    said = announce_nothing if args.quiet else announce
+    with opened(lambda: open_record(log_name(args.log), COLUMNS, words, said)) as writer:
         tree = Tree(writer, args.limit)
         ended = run_recorded(words, args, tree)
     if isinstance(ended, int):
         return ended
     if not args.quiet:
-        write_summary(Summary.of_record(writer.path, tree.limit), args.json)
+        write_summary(Summary.of_record(writer.path), args.json)
     return end_like(ended)
 
 
@@ -259,7 +252,7 @@ def run_recorded(words: Sequence[str], args: argparse.Namespace, tree: Tree) -> 
     )  # ignored by the caller, nothing could be waited for
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     adopt_orphans()
-    limit = f"limit {exact(tree.limit)} ({tree.source})" if tree.limit else "limit unknown"
+    limit = f"limit {exact_bytes(tree.limit)} ({tree.source})" if tree.limit else "limit unknown"
     writer.event("start", f"process tree of {words[0]} every {args.interval_ms} ms; {limit}")
     begun = time.monotonic_ns()
     try:

@@ -428,6 +428,49 @@ a_mark_is_an_event_of_the_record(void)
     free(n.region);
 }
 
+static size_t
+events_about_waiting(const notes *n)
+{
+    mt_recordview v;
+    mt_event_view e;
+    size_t found = 0;
+
+    CHECK(mt_record_open(&v, n->region, n->bytes, NULL) == MT_OK);
+    for (uint64_t i = 0; i < v.events_end; i++)
+        found += mt_recordview_event(&v, i, &e) && strncmp(e.text, "no step() for 10 s", 18) == 0;
+    return found;
+}
+
+static void
+a_mark_that_no_step_asks_for_is_told_of_once(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 100 * RIG_MS);
+    notes n;
+
+    notes_open(&n, MT_SAMPLER_HOST);
+    setup.record = &n.r;
+    r.now.cgroup_limit = 1000;
+    r.now.cgroup_used = 100;
+    rig_open(&r, &setup);
+    CHECK(mt_sampler_watch(r.s, 0.5) == 0);
+    rig_run(&r, 200); /* 20 s in which nothing waits */
+    r.now.cgroup_used = 600;
+    rig_run(&r, 50);
+    CHECK(mt_sampler_step(r.s, 1) == 1); /* in time */
+    r.now.cgroup_used = 100;
+    rig_run(&r, 2);
+    r.now.cgroup_used = 600;
+    rig_run(&r, 80);
+    CHECK(events_about_waiting(&n) == 0);
+    rig_run(&r, 40);
+    CHECK(events_about_waiting(&n) == 1);
+    rig_run(&r, 300);
+    CHECK(events_about_waiting(&n) == 1);
+    rig_free(&r);
+    free(n.region);
+}
+
 /* --- life --------------------------------------------------------------------------------------
  */
 
@@ -535,6 +578,7 @@ main(void)
     RUN(a_mark_reaches_the_next_step_once);
     RUN(a_row_has_the_columns_in_their_order);
     RUN(a_mark_is_an_event_of_the_record);
+    RUN(a_mark_that_no_step_asks_for_is_told_of_once);
     RUN(a_start_that_fails_can_be_tried_again);
     RUN(without_memory_nothing_is_made);
     RUN(a_forked_child_has_none);
