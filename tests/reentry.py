@@ -618,14 +618,17 @@ def _append(owner: Any) -> None:
 
 
 def _fork(owner: Any) -> None:
+    MEDDLE.left = 0  # a finalizer that forks while Python itself forks waits for Python's own locks
     child = os.fork()
     if child == 0:
+        signal.alarm(20)
         try:
             _append(owner)
             _clear(owner)
         finally:
             os._exit(0)
-    os.waitpid(child, 0)
+    if os.WIFSIGNALED(os.waitpid(child, 0)[1]):
+        raise AssertionError("the child that it forks hangs or crashes")
 
 
 def _raise(error: BaseException) -> None:

@@ -14,7 +14,7 @@ from tests import reentry
 TARGETS = reentry.targets()
 #: `make fuzz` runs other cases each time, and all of them
 LONG = not settings.default.derandomize
-MOST, SEED = (10**6, random.randrange(10**9)) if LONG else (24, 0)
+MOST, SEED = (10**6, random.randrange(10**9)) if LONG else (16, 0)
 #: each call visits every object of the process, or draws
 SLOW = (
     "Census",
