@@ -40,7 +40,7 @@ mt_forkmark_free(mt_forkmark *mark)
 static mt_status
 get_home(mt_home **out, mt_error *err)
 {
-    mt_forkmark *mark;
+    mt_forkmark *mark = NULL;
     mt_status st = mt_forkmark_new(&mark, err);
 
     if (st == MT_OK) *out = (mt_home *)(uintptr_t)mark;

@@ -361,26 +361,49 @@ fork_while_asked(void *ctx, size_t bytes)
     return 0;
 }
 
+typedef struct halfway {
+    mt_ledger *ledger;
+    _Atomic int there, go_on;
+} halfway;
+
+/* Stays in the middle of a reservation. */
+static void *
+reserve_slowly(void *arg)
+{
+    halfway *h = arg;
+    mt_tree *tree = h->ledger->tree;
+
+    mt_tree_take(tree, &tree->lock);
+    h->ledger->line.reserved -= 7;
+    h->there = 1;
+    while (!h->go_on)
+        sched_yield();
+    h->ledger->line.reserved += 7;
+    mt_lock_give(&tree->lock);
+    return NULL;
+}
+
 /* So does a child forked while another thread is halfway through a reservation, and one forked by
  * a child. */
 static void
 fork_while_reserving(forker *f)
 {
-    mt_tree *tree = f->ledger->tree;
+    halfway h = {.ledger = f->ledger};
+    pthread_t thread;
     pid_t child;
     int status;
 
-    mt_tree_take(tree, &tree->lock);
-    f->ledger->line.reserved -= 7;
+    CHECK(pthread_create(&thread, NULL, reserve_slowly, &h) == 0);
+    while (!h.there)
+        sched_yield();
     if ((child = fork()) == 0) {
         CHECK(mt_ledger_used(f->ledger) == 40);
-        mt_tree_take(tree, &tree->lock);
         if ((child = fork()) == 0) use_in_child(f->ledger, f->sub, f->m, &f->p);
         CHECK(waitpid(child, &status, 0) == child);
         _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
     }
-    f->ledger->line.reserved += 7;
-    mt_lock_give(&tree->lock);
+    h.go_on = 1;
+    CHECK(pthread_join(thread, NULL) == 0);
     CHECK(child > 0 && waitpid(child, &status, 0) == child);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
