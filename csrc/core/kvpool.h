@@ -113,6 +113,7 @@ void *mt_kvlease_base(const mt_kvlease *lease);      /* of row 0; row r at r * s
 size_t mt_kvlease_max_rows(const mt_kvlease *lease); /* rows at acquire: slots behind base */
 size_t mt_kvlease_length(const mt_kvlease *lease, size_t layer, size_t row);
 size_t mt_kvlease_longest(const mt_kvlease *lease, size_t layer);  /* over rows */
+size_t mt_kvlease_shortest(const mt_kvlease *lease, size_t layer); /* over rows */
 size_t mt_kvlease_row_tokens(const mt_kvlease *lease, size_t row); /* over layers */
 
 /* Rows to append: counts[row] tokens each, or `count` for all where counts is NULL. */

@@ -180,6 +180,7 @@ mt_py_kvlease_overwrites(KVLease *self, size_t layer, const mt_kvstep *step)
 
     if (self->viewed == NULL) return 0;
     viewed = self->viewed[layer];
+    if (mt_kvlease_shortest(self->core, layer) >= viewed) return 0; /* nearly always */
     for (size_t row = 0; row < rows && !over; row++)
         over = mt_kvlease_length(self->core, layer, row) < viewed &&
                (step->counts != NULL ? step->counts[row] : step->count) > 0;
