@@ -189,7 +189,7 @@ def test_other_threads_run_while_a_pool_gives_back_for_a_history():
             history, rows = GateHistory(max_bytes=budget), gates(800)
             before = turns[0]
             history.append(rows)
-            if (ran := turns[0] > before):
+            if ran := turns[0] > before:
                 break
     finally:
         stop.set()
