@@ -226,7 +226,7 @@ static mt_status
 move_over(const mt_recordfile_sys *sys, int old, const char *name, const char *path, char *kept,
           mt_error *err)
 {
-    bool closed;
+    bool closed = false;
     mt_status st = look_whether_closed(sys, old, &closed, err);
 
     if (st == MT_OK && !closed) st = keep(sys, path, kept, err);
