@@ -113,6 +113,9 @@ class Growth:
     __slots__ = ("_later", "_seen", "bytes", "groups", "types")
 
     def __init__(self, earlier: Census, later: Census) -> None:
+        for one in (earlier, later):
+            if not isinstance(one, Census):
+                raise TypeError(f"a growth is between two censuses, got {type(one).__name__}")
         before = {group.kind: group for group in earlier.groups}
         grown = []
         for now in later.groups:
@@ -140,6 +143,8 @@ class Growth:
             if not (self.groups or self.types):
                 return []
             of = self.groups[0] if self.groups else self.types[0]
+        if not isinstance(of, (GroupGrowth, TypeGrowth)):
+            raise TypeError(f"`of` is one of groups or types of a growth, got {type(of).__name__}")
         name = of.type if isinstance(of, TypeGrowth) else of.kind.type
         found: list[Any] = Own()  # no plain list: it would be found among the new lists itself
         for kind in (ref() for named, ref in zip(*self._later, strict=True) if named == name):
