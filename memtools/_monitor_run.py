@@ -56,6 +56,7 @@ class Settings:
     census: bool
     name: str | None
     announce: Callable[[str], None] = warned
+    sums_up: bool = False  # whether a summary of the record is said at the end
 
 
 class Limits:

@@ -438,8 +438,21 @@ def test_a_guard_that_cannot_act_is_told_at_the_end(tmp_path: Path) -> None:
     found = run(tmp_path, "--limit", "100 MiB", "--guard", "0.9", "train.py")
     assert found.returncode == 0
     assert b"the guard at 90% could not act although memory passed it" in found.stderr
+    said = [line for line in found.stderr.decode().splitlines() if "guard" in line]
+    assert len(said) == 1  # the summary alone says it
+    record = memtools.read_record(tmp_path / "run.mem")
+    assert [event.kind for event in record.events if " cannot act: " in event.text] == ["pressure"]
     explained = execute([sys.executable, "-m", "memtools", "explain"], tmp_path)
     assert b"the guard at 90% could not act" in explained.stdout
+
+
+def test_a_quiet_run_says_in_the_log_that_a_guard_cannot_act(tmp_path: Path) -> None:
+    write(tmp_path, "x = bytearray(200 << 20)")
+    found = run(tmp_path, "--quiet", "--limit", "100 MiB", "--guard", "0.9", "train.py")
+    assert found.stderr.decode().splitlines() == [
+        "<guard raise at 90%> cannot act: the main thread called no step(); "
+        "it acts in a step() of the main thread"
+    ]
 
 
 FILLED = """
