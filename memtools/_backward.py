@@ -131,7 +131,10 @@ def units(torch: Any, weight: Any) -> Any:
         weight = weight.item()
     elif isinstance(weight, bool) or not hasattr(weight, "__float__"):
         raise TypeError(f"weight is a number or a tensor of one, got {type(weight).__name__}")
-    weight = float(weight)
+    try:
+        weight = float(weight)
+    except OverflowError:  # an int that is larger than any float
+        weight = math.inf
     if not (math.isfinite(weight) and weight >= 0):
         raise ValueError(f"weight counts units, so it is 0 or more and finite; got {weight:g}")
     return weight

@@ -56,6 +56,7 @@ def unchanged(acc, call, kind, match):
     [
         (float("nan"), ValueError, "0 or more and finite; got nan"),
         (float("inf"), ValueError, "got inf"),
+        (10**400, ValueError, "got inf"),
         (-1, ValueError, "got -1"),
         (torch.tensor(-2.0), ValueError, "got -2"),
         (torch.ones(2), TypeError, r"got torch.float32 of shape \(2,\)"),
