@@ -29,6 +29,7 @@
 #include <stdint.h>
 
 #include "alloc.h"
+#include "gauge.h"
 #include "kvgeom.h"
 #include "ledger.h"
 #include "status.h"
@@ -59,11 +60,13 @@ typedef struct mt_kvstats {
     uint64_t map_calls;                  /* stretches mapped, ever */
 } mt_kvstats;
 
-/* Takes over the store, also on failure; joins the ledger as `name` (rank 0). MT_ENOMEM,
+/* Takes over the store, also on failure; joins the ledger as `name` (rank 0). `mapped_again`, or
+ * NULL, is kept at the bytes of pages that this pool maps for views beyond the first time, with
+ * those of other pools: the resident set counts them each time. It outlives the pool. MT_ENOMEM,
  * MT_EOVERFLOW. *out is written on MT_OK only. */
 mt_status mt_kvpool_new(const mt_alloc *mem, const mt_store_ops *store, mt_ledger *ledger,
-                        const char *name, const mt_kvconfig *config, mt_kvpool **out,
-                        mt_error *err);
+                        const char *name, const mt_kvconfig *config, mt_gauge *mapped_again,
+                        mt_kvpool **out, mt_error *err);
 /* The pool lends no more and drops what is idle; it is freed when its last lease is. pre: called
  * once, and no other call of the pool itself runs or follows, but use_stream while a lease is
  * alive. NULL is ignored. */

@@ -11,6 +11,8 @@
  * be asked it drops the page-table entries of the whole stretch, which costs page faults and no
  * content.
  *
+ * In a child made by fork() all of this store's addresses are closed: touching one ends the child.
+ *
  * Reading a page that was dropped, other than through map_zero, makes it physical again. */
 #ifndef MT_STORE_LINUX_H
 #define MT_STORE_LINUX_H
@@ -37,8 +39,8 @@ typedef struct mt_linux_sys {
 
 extern const mt_linux_sys mt_linux_sys_libc;
 
-/* A store of no bytes yet; out->close gives everything back. max_maps is what vm.max_map_count
- * leaves this process now, less a tenth. *out is written on MT_OK only. MT_ENOMEM. */
+/* A store of no bytes yet; out->close gives everything back. max_maps is vm.max_map_count;
+ * maps_left counts the lines of /proc/self/maps. *out is written on MT_OK only. MT_ENOMEM. */
 mt_status mt_store_linux_new(const mt_alloc *mem, mt_store_ops *out, mt_error *err);
 
 /* The same over other system calls; `sys` stays valid until close. */
