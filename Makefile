@@ -136,8 +136,12 @@ sanitize-py: $(OUT)/py-san/.built
 	$(SAN_ENV) $(PY) -P -m pytest -q -s -p no:cacheprovider --import-mode=importlib -k "$(SAN_SKIP)" $(SAN_TESTS)
 
 # --- fuzzing: libFuzzer where there is a clang, else random inputs by the targets' own driver --------
-FUZZ_BUILD = $(if $(CLANG),$(CLANG) -fsanitize=fuzzer,$(CC) tests/fuzz/driver.c)
-FUZZ_ARGS = $(if $(CLANG),-max_total_time=$(FUZZ_SECONDS) -max_len=600 corpus/$(1),-runs=20000 -seed=1)
+# A clang that links libFuzzer, which some packages leave out; empty where there is none. Found out once, when asked.
+FUZZ_TRY = echo 'int LLVMFuzzerTestOneInput(const char *d, long n) { return d && n < 0; }' | \
+    $(CLANG) -fsanitize=fuzzer $(SAN) -x c - -o /dev/null
+FUZZ_CLANG = $(eval FUZZ_CLANG := $(if $(CLANG),$(shell $(FUZZ_TRY) 2>/dev/null && echo $(CLANG))))$(FUZZ_CLANG)
+FUZZ_BUILD = $(if $(FUZZ_CLANG),$(FUZZ_CLANG) -fsanitize=fuzzer,$(CC) tests/fuzz/driver.c)
+FUZZ_ARGS = $(if $(FUZZ_CLANG),-max_total_time=$(FUZZ_SECONDS) -max_len=600 corpus/$(1),-runs=20000 -seed=1)
 
 fuzz: $(FUZZERS:%=$(OUT)/fuzz/%) $(VENV)/.built  ## run every fuzz target for FUZZ_SECONDS (60), and tests of random input
 	@$(PY) -m pytest -q --hypothesis-profile=random $$(grep -l hypothesis tests/test_*.py)

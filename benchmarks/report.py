@@ -21,8 +21,8 @@ from _limits import finish, number_limit
 
 import memtools
 from memtools import _core
+from memtools._series import UNKNOWN, _reduce, cuts
 from memtools.report import render
-from memtools.report._timeline import UNKNOWN, _reduce, cuts
 
 TEN_MILLION = 10_000_000
 CELLS = 2_400

@@ -23,7 +23,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from memtools._accwindow import WindowEnds
+from memtools._accsums import checked, taken
+from memtools._accwindow import INTERRUPTED, WindowEnds
 from memtools._backward import Passes, refuse_loss, unfit, units
 from memtools._gradranks import RankError
 from memtools._inbackward import InBackward
@@ -43,6 +44,7 @@ class WindowLoop(WindowEnds):
         """One micro-batch of step()."""
         self._open(last)
         try:
+            self._watch.remember(self.gradients)  # what undoes a micro-batch moves them
             self._take(loss_fn(micro))
         except BaseException as error:
             self._abort(error)
@@ -50,10 +52,14 @@ class WindowLoop(WindowEnds):
         self._close()
 
     def _take(self, result: Any) -> None:
-        """What a loss function returned: (loss, weight), the loss, or None where it went backward
-        itself."""
-        if isinstance(result, tuple) and len(result) == 2:
-            self._backward(*result)
+        """What a loss function returned: (loss, weight), (loss, weight, sums), the loss, or None
+        where it went backward itself."""
+        if isinstance(result, tuple) and len(result) in (2, 3):
+            loss, weight, *more = result
+            sums = checked(self._torch, more[0]) if more else {}
+            self._backward(loss, weight)
+            if sums:
+                self.window.count_extras(sums)
         elif result is not None:
             self._backward(result)
 
@@ -71,6 +77,8 @@ class WindowLoop(WindowEnds):
             refuse_loss(loss)
         if weight is not None:
             weight = units(self._torch, weight)
+        if (changed := self._changed("backward()")) is not None:
+            raise changed
         first = window.guess == 0.0
         if first:
             window.begin(self._steps, weight, self._totals.usual_weight())
@@ -78,6 +86,8 @@ class WindowLoop(WindowEnds):
             self._refuse_mixed()
         if self._inside is not None and window.last:
             self._arm(self._inside, weight)
+        self._watch.forget()
+        window.torn = INTERRUPTED
         try:
             if first and self.ranks.world > 1:
                 window.guess = self.ranks.guess(window.guess)
@@ -86,6 +96,8 @@ class WindowLoop(WindowEnds):
             window.torn = type(error).__name__
             raise
         window.add(weight)
+        window.loss = window.loss.plus(taken(self._torch, loss))
+        window.torn = ""
 
     def _open(self, last: bool | None = None) -> None:
         """A micro-batch begins. `last`: whether the window ends with it; None: by its count."""
@@ -95,15 +107,19 @@ class WindowLoop(WindowEnds):
             self._require_whole("micro_batch()")
         if window.guess == 0.0:
             self._begin_window()
+            self._watch.remember(self.gradients)
         window.last = window.count + 1 >= self._steps if last is None else last
         if window.last and self._main is not None and self.ranks.world == 1:
             self._main.measure_next()
-        if self.ranks.world > 1:
-            context = self.ranks.forward(window.last)
-            context.__enter__()
-            self._context = context
-        self._passes.enter()
-        window.open, window.chunks = True, 0
+        try:
+            if self.ranks.world > 1:
+                self._context = self.ranks.forward(window.last)
+                self._context.__enter__()
+            self._passes.enter()
+            window.open, window.chunks = True, 0
+        except BaseException:
+            self._abandon()
+            raise
 
     def _leave(self) -> None:
         """Out of the contexts, whatever happened."""
@@ -112,6 +128,17 @@ class WindowLoop(WindowEnds):
         if self._context is not None:
             context, self._context = self._context, None
             context.__exit__(None, None, None)
+
+    def _abandon(self) -> None:
+        """Out of a micro-batch that an interrupt left between its begin and its end."""
+        self.window.open = self.window.last = False
+        self._passes.recover()
+        if self._context is not None:
+            context, self._context = self._context, None
+            context.__exit__(KeyboardInterrupt, None, None)
+            self.ranks.fail(KeyboardInterrupt())  # tells nobody, but takes the pass back
+        if self._inside is not None:
+            self._inside.disarm()
 
     def _close(self) -> None:
         """A micro-batch ends well."""
@@ -167,6 +194,7 @@ class WindowLoop(WindowEnds):
             self.ranks.abort(error, window)
             raise
         if window.count < self._steps:
+            self._watch.remember(self.gradients)
             return
         try:
             self._end_window()
@@ -181,7 +209,10 @@ class WindowLoop(WindowEnds):
 
     def _require_outside(self, call: str) -> None:
         if self.window.open:
-            raise RuntimeError(f"{call} inside of a micro-batch: end that first")
+            raise RuntimeError(
+                f"{call} inside of a micro-batch: end that first; reset() drops one that an "
+                "interrupt left open"
+            )
 
     def _refuse_mixed(self) -> None:
         have, got = ("weights", "none") if self.window.weighted else ("no weight", "one")

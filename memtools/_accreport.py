@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+from memtools._accsums import Sum
+
+
+class Sums(NamedTuple):
+    """What a window's losses, and what its loss function counted besides, come to."""
+
+    loss: Sum
+    extras: Mapping[str, Sum]
 
 
 @dataclass(frozen=True, slots=True)
 class WindowReport:
-    """One window: what came in, how large its gradient was, and what was done about it."""
+    """One window: what came in, how large its gradient was, and what was done about it.
+
+    With several ranks `micro_batches`, `weight` and `norm` are those of all ranks together, and
+    `own_weight`, `loss` and `extras` are this rank's alone.
+    """
 
     #: windows before this one
     index: int
@@ -43,15 +56,35 @@ class WindowReport:
     micro_batch_size: int | None = None
     #: what ran out of memory and was done again, in order
     retries: tuple[Any, ...] = ()
+    #: units of this rank alone; with one rank the same as `weight`
+    own_weight: float = 0.0
+    _sums: Sums = field(default_factory=lambda: Sums(Sum(), {}), repr=False, compare=False)
+
+    @property
+    def loss(self) -> float:
+        """The mean loss: the sum of the losses, divided by `own_weight`; without weights, the mean
+        over the micro-batches. nan where this rank had none. Losses on a device are read here, and
+        not before: this is what waits for them."""
+        return self._sums.loss.read() / self.own_weight if self.own_weight else math.nan
+
+    @property
+    def extras(self) -> dict[str, float]:
+        """The sums, by name, of what the loss function returned as its third value: divide by
+        `own_weight` for a mean. Waits for a device as `loss` does."""
+        return {name: found.read() for name, found in self._sums.extras.items()}
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, texts, lists and dicts."""
-        return {**asdict(self), "retries": [str(retry) for retry in self.retries]}
+        """Plain numbers, texts, lists and dicts. Waits for a device as `loss` does."""
+        found = _plain(self)
+        found["retries"] = [str(retry) for retry in self.retries]
+        return found | {"loss": self.loss, "extras": self.extras}
 
     def __str__(self) -> str:
         start = (
             f"Window {self.index}: {_micro_batches(self.micro_batches)}, weight {self.weight:,.6g}"
         )
+        if self.own_weight:
+            start += f", loss {self.loss:.6g}"
         if self.skipped:
             what = f"skipped: {self.infs:,} inf and {self.nans:,} nan, first in {self.first_bad}"
         else:
@@ -96,7 +129,7 @@ class AccumulatorReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, texts, lists and dicts."""
-        found = asdict(self)
+        found = _plain(self)
         found["retries"] = [str(retry) for retry in self.retries]
         found["last"] = None if self.last is None else self.last.as_dict()
         found["notes"] = list(self.notes)
@@ -227,6 +260,12 @@ class Totals:
             setattr(self, name, value)
         self.last = None
         self.retries.clear()
+
+
+def _plain(report: Any) -> dict[str, Any]:
+    """The public fields of a dataclass, as they are."""
+    names = [one.name for one in fields(report) if not one.name.startswith("_")]
+    return {name: getattr(report, name) for name in names}
 
 
 def _micro_batches(count: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -29,7 +28,6 @@ NAMES: Final = (
     "overlap",
     "in_backward",
 )
-_OWNER: Final = "_memtools_accumulator"  # on the optimizer: a weak reference
 
 
 def check(settings: Mapping[str, Any]) -> None:
@@ -132,24 +130,6 @@ def _required(function: Any) -> list[str]:
         return []
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [p.name for p in parameters if p.default is p.empty and p.kind in positional]
-
-
-def take(optimizer: Any, owner: object) -> None:
-    """The optimizer is the owner's until that dies or gives it back. Raises ValueError where it
-    is another's."""
-    held = getattr(optimizer, _OWNER, None)
-    if held is not None and held() is not None:
-        raise ValueError(
-            "this optimizer belongs to another GradAccumulator, and its gradients would be mixed: "
-            "close() that one first"
-        )
-    setattr(optimizer, _OWNER, weakref.ref(owner))
-
-
-def give_back(optimizer: Any, owner: object) -> None:
-    held = getattr(optimizer, _OWNER, None)
-    if held is not None and held() is owner:
-        delattr(optimizer, _OWNER)
 
 
 def fused_advice(optimizer: Any) -> str | None:

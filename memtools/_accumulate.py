@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memtools import _accsettings, _accstate, _bridge
 from memtools._accloop import WindowLoop
+from memtools._accowner import Ownership
 from memtools._accreport import AccumulatorReport, Totals, WindowReport
 from memtools._backward import Passes
 from memtools._finish import Finish
-from memtools._gradranks import check_together, find_ranks
+from memtools._gradranks import Ranks, check_together, find_ranks
+from memtools._gradwatch import GradientWatch
 from memtools._lossscale import LossScale
 from memtools._window import Window
 
@@ -53,7 +54,8 @@ class GradAccumulator(WindowLoop):
     Args:
         model: the module that is trained; its parameters' names are for reports.
         optimizer: any of torch.optim's form that needs no closure; its parameters' gradients are
-            what is measured, clipped and dropped. `fused=True` is fastest.
+            what is measured, clipped and dropped. `fused=True` is fastest. It belongs to the
+            newest accumulator that was made with it; the one that had it is closed.
         steps: micro-batches in a window.
         precision: None or "fp32": as torch computes; "bf16": under autocast; "fp16": under
             autocast with a loss scale that moves at the ends of windows.
@@ -69,7 +71,7 @@ class GradAccumulator(WindowLoop):
 
     Raises:
         TypeError, ValueError: an argument that makes no sense, an optimizer that needs a closure,
-            one that belongs to another accumulator, or one without any of the model's parameters.
+            or one without any of the model's parameters.
     """
 
     __slots__ = ("_backoff", "_block", "_notes", "_precision", "_stepping")
@@ -100,29 +102,35 @@ class GradAccumulator(WindowLoop):
         _accsettings.check({name: told[name] for name in _accsettings.NAMES})
         torch = self._torch = _bridge.connect().torch
         _accsettings.check_model(torch, model, optimizer, main_grads)
-        _accsettings.take(optimizer, self)
         self.model, self.optimizer, self._scheduler = model, optimizer, scheduler
         self._steps, self._max_skips = steps, max_skips
         self._precision = precision or "fp32"
         self._wants = "main_grads" if main_grads else "in_backward" if in_backward else ""
-        self._main, self._inside = None, None
-        self._adopt()
-        self._passes = Passes(torch, _device(self.parameters), self._precision)
+        self._main, self._inside, self._context = None, None, None
+        self._owner, self._watch, self.ranks = Ownership(self), GradientWatch(), Ranks()
+        self._block = _Block()
+        self._passes = Passes(torch, _device(self._held()), self._precision)
         self._finish = Finish(optimizer, max_norm, max_value, clip)
         fp16 = self._precision == "fp16"
         self._scale = LossScale(float(init_scale), growth_interval, float(min_scale), fp16)
         self._totals = Totals(self._scale.value)
-        self.window = Window(self._scale.value)
-        self.ranks = find_ranks(model, self.parameters, ranks, overlap)
-        check_together(self.ranks, main_grads, in_backward, overlap)
+        self._set_window(Window(self._scale.value))
         self.micro_batch_size, self._retries = micro_batch_size, []
-        self._block, self._context = _Block(), None
         self._backoff: BackOff | None = None
         self._stepping = (undo, micro_batch_size, overlap, in_backward)
         advice = _accsettings.fused_advice(optimizer)
-        self._notes = (advice,) if advice else ()
-        if advice:
-            warnings.warn(advice, UserWarning, stacklevel=2)
+        self._notes: tuple[str, ...] = (advice,) if advice else ()
+        try:
+            self._adopt(hooks=False)
+            self.ranks = find_ranks(model, self.parameters, ranks, overlap)
+            check_together(self.ranks, main_grads, in_backward, overlap)
+            self._owner.take(optimizer)  # from here on nothing is refused
+            if self._main is not None:
+                self._main.hook()
+            self.ranks.attach()
+        except BaseException:
+            self._release("it could not be made")
+            raise
 
     # --- in the loop ---
 
@@ -159,7 +167,9 @@ class GradAccumulator(WindowLoop):
     ) -> WindowReport:
         """One window of a whole batch, in micro-batches as large as fit: where memory runs out,
         state is restored and smaller ones go on, with the same gradient. `loss_fn(micro)` returns
-        the sum of losses and its weight. See docs/oom_backoff.md.
+        the sum of losses and its weight, and may return a dict of more sums. The report has the
+        mean of the losses as `loss` and the sums as `extras`, in which a micro-batch that was tried
+        again counts once. See docs/oom_backoff.md.
 
         Args:
             split: called with a batch and a size, returns a list of batches of at most that size;
@@ -202,7 +212,8 @@ class GradAccumulator(WindowLoop):
 
     def accumulate(self, function: _Function) -> _Function:
         """A decorator: each call is a micro-batch. The function returns the loss, or the loss and
-        its weight, or None where it called `backward()` itself; the call returns the same.
+        its weight, or these and a dict of more sums, or None where it called `backward()` itself;
+        the call returns the same.
 
         Raises TypeError for a generator or a coroutine function: a call of it runs nothing yet.
         """
@@ -219,13 +230,16 @@ class GradAccumulator(WindowLoop):
         return micro_batch  # type: ignore[return-value]
 
     def reset(self) -> None:
-        """Drop the window: its gradients, and what was counted of it. Raises RuntimeError inside
-        of a micro-batch."""
-        self._require_outside("reset()")
+        """Drop the window: its gradients, and what was counted of it. In a micro-batch, as after
+        an interrupt that left one open, it drops that too: the rest of its block does nothing.
+        """
+        self._require_own("reset()")
+        self._abandon()
         self._totals.dropped += not self.window.empty
         self._drop_gradients()
         self._totals.keep(self._retries)
-        self.window, self._retries = Window(self._scale.value), []
+        self._retries = []
+        self._set_window(Window(self._scale.value))
 
     # --- what it is told ---
 
@@ -265,12 +279,30 @@ class GradAccumulator(WindowLoop):
         state, or one of other parameters or, in the middle of a window, of other `steps`: then
         nothing was changed.
         """
+        self._require_own("load_state_dict()")
         self._require_outside("load_state_dict()")
         _accstate.load(self, state)
 
     def close(self) -> None:
-        """Give the optimizer back, so that another accumulator may have it. Gradients stay."""
-        _accsettings.give_back(self.optimizer, self)
+        """Give the optimizer back and take away every hook; a window that is not at its end is
+        dropped, and a RuntimeWarning says so. What is in `p.grad` stays; sums of `main_grads` go.
+        Afterwards only report() works. A newer accumulator of the same optimizer closes this one.
+        """
+        self._release("it was closed")
+
+    def _release(self, why: str) -> None:
+        if self._owner.ended:
+            return
+        self._abandon()
+        self._watch.forget()
+        self._owner.end(why)
+        if self._main is not None:
+            self._main.close()
+        if self._inside is not None:
+            self._inside.close()
+        self.ranks.close()
+        self.window = Window(self._scale.value)
+        self.window.torn = why
 
     # --- what it tells ---
 
@@ -324,11 +356,17 @@ class _Block:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         acc = self.acc
         del self.acc
-        if error is None:
-            acc._end_block()
-        else:
-            acc._abort(error)
-            acc.ranks.abort(error, acc.window)
+        if not acc.window.open:  # reset() or close() came in the middle of it
+            return
+        try:
+            if error is None:
+                acc._end_block()
+            else:
+                acc._abort(error)
+                acc.ranks.abort(error, acc.window)
+        except BaseException:
+            acc._passes.recover()  # an interrupt may have come before autocast was left
+            raise
 
 
 def _device(parameters: list[torch.Tensor]) -> str:

@@ -13,19 +13,27 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from memtools._accreport import Totals, WindowReport
+from memtools._accowner import Ownership
+from memtools._accreport import Sums, Totals, WindowReport
 from memtools._finish import Finish
 from memtools._gradients import Gradients
 from memtools._gradranks import Ranks, Reduced
+from memtools._gradwatch import GradientWatch
 from memtools._inbackward import InBackward
 from memtools._lossscale import LossScale
 from memtools._maingrads import MainGrads
+from memtools._optstate import make_state
 from memtools._window import Window
 
 if TYPE_CHECKING:
     import torch
+
+
+INTERRUPTED: Final = "an interrupt"  # why a window is torn, until what was begun is counted
 
 
 class Outcome(NamedTuple):
@@ -53,6 +61,7 @@ class WindowEnds:
         "_inside",
         "_main",
         "_max_skips",
+        "_owner",
         "_retries",
         "_scale",
         "_scheduler",
@@ -60,6 +69,7 @@ class WindowEnds:
         "_torch",
         "_totals",
         "_wants",
+        "_watch",
         "gradients",
         "micro_batch_size",
         "model",
@@ -73,6 +83,7 @@ class WindowEnds:
     _inside: InBackward | None
     _main: MainGrads | None
     _max_skips: int
+    _owner: Ownership
     _retries: list[Any]
     _scale: LossScale
     _scheduler: Any
@@ -80,6 +91,7 @@ class WindowEnds:
     _torch: Any
     _totals: Totals
     _wants: str  # "main_grads", "in_backward" or ""
+    _watch: GradientWatch
     gradients: Gradients
     micro_batch_size: int | None
     model: torch.nn.Module
@@ -96,6 +108,9 @@ class WindowEnds:
         self._adopt()
         self._drop_gradients()
         self.window.scale = self._scale.value
+
+    def _set_window(self, window: Window) -> None:
+        self.window = self._owner.window = window
 
     def _end_window(self) -> WindowReport:
         """What the end of the last micro-batch does."""
@@ -119,7 +134,7 @@ class WindowEnds:
             outcome = self._measure_and_update(reduced.average(window.scale))
         self._drop_gradients()
         self._scale.update(outcome.skipped)
-        self.window = Window(self._scale.value)
+        self._set_window(Window(self._scale.value))
         report = WindowReport(
             index=self._totals.windows,
             micro_batches=reduced.micro_batches,
@@ -136,6 +151,8 @@ class WindowEnds:
             saved_bytes=outcome.saved_bytes,
             micro_batch_size=self.micro_batch_size,
             retries=tuple(self._retries),
+            own_weight=window.total(),
+            _sums=Sums(window.loss, window.extras),
         )
         self._retries = []
         self._totals.add(report, self._scale.value)
@@ -150,22 +167,32 @@ class WindowEnds:
             norm = math.nan if nans else math.inf
             return Outcome(norm, 0.0, "skipped", infs, nans, measure.first_bad)
         decided = self._finish.decide(squares, average)
-        try:
+        if self._main is None:  # else the gradients that the optimizer sees are not there yet
+            self._retries += make_state(self.optimizer, self._totals.windows, self.window.count)
+        with self._update():
             applied, norm = self._finish.apply(self.gradients, self.parameters, self._main, decided)
             self._step_scheduler()
-        except BaseException as error:
-            self.window.torn = type(error).__name__
-            raise
         return Outcome(norm, decided.coefficient, applied)
 
     def _made_in_backward(self, inside: InBackward) -> Outcome:
-        try:
+        with self._update():
             saved = inside.finish()
             self._step_scheduler()
-        except BaseException as error:
-            self.window.torn = type(error).__name__
-            raise
         return Outcome(math.nan, 1.0, "in backward", saved_bytes=saved)
+
+    @contextmanager
+    def _update(self) -> Iterator[None]:
+        """Around the optimizer's step. From its begin on the window cannot go on: it stays torn
+        until a new one takes its place, also where an interrupt comes in between."""
+        window, owner = self.window, self._owner
+        window.torn, owner.stepping = INTERRUPTED, True
+        try:
+            yield
+        except BaseException as error:
+            window.torn = type(error).__name__
+            raise
+        finally:
+            owner.stepping = False
 
     def _step_scheduler(self) -> None:
         if self._scheduler is not None:
@@ -181,7 +208,7 @@ class WindowEnds:
 
     def _reduce(self, flushing: bool) -> Reduced:
         """Over the ranks. What makes this one's window useless is raised after they were told."""
-        window, problem = self.window, self._sparse()
+        window, problem = self.window, self._changed("the window's end") or self._sparse()
         if window.empty:
             self._begin_window()
         reduced = self.ranks.reduce(self.gradients, window, flushing=flushing, problem=problem)
@@ -192,7 +219,7 @@ class WindowEnds:
             )
         return reduced
 
-    def _adopt(self) -> None:
+    def _adopt(self, hooks: bool = True) -> None:
         """The optimizer's parameters: groups may have been added since the last window."""
         parameters = self._held()
         if list(map(id, getattr(self, "parameters", ()))) == list(map(id, parameters)):
@@ -205,7 +232,7 @@ class WindowEnds:
         if self._inside is not None:
             self._inside.close()
         if self._wants == "main_grads":
-            hooks = self._main is None or self._main.hooked
+            hooks = hooks and (self._main is None or self._main.hooked)
             self.gradients = self._main = MainGrads(parameters, names, hooks=hooks)
         elif self._wants == "in_backward":
             self._inside = InBackward(parameters, self.optimizer, names)
@@ -214,6 +241,7 @@ class WindowEnds:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def _drop_gradients(self) -> None:
+        self._watch.forget()
         for parameter in self.parameters:
             parameter.grad = None
         if self._main is not None:
@@ -227,6 +255,20 @@ class WindowEnds:
                 "the optimizer got other parameters inside of a window, whose gradients are not "
                 "averaged: change its groups between windows; reset() drops this one"
             )
+
+    def _changed(self, call: str) -> RuntimeError | None:
+        """What somebody else did to the gradients since the last micro-batch; the window is torn
+        by it."""
+        what = self._watch.changed(self.gradients) if self._watch.on else ""
+        if not what:
+            return None
+        self.window.torn = "a change from outside"
+        return RuntimeError(
+            f"{call}: the gradients of this window were {what}, after {self.window.count} of "
+            f"{self._steps} micro-batches and outside of acc.backward(), so they are not those of "
+            "its micro-batches: leave that call out, as GradAccumulator drops the gradients where "
+            "a window ends; reset() drops this one"
+        )
 
     def _sparse(self) -> TypeError | None:
         name = self.gradients.sparse()
@@ -254,7 +296,15 @@ class WindowEnds:
                 "at the data, or raise max_skips"
             )
 
+    def _require_own(self, call: str) -> None:
+        if self._owner.ended:
+            raise RuntimeError(
+                f"{call}: this GradAccumulator has ended: {self._owner.ended}; use the one that "
+                "has the optimizer now, or make a new one"
+            )
+
     def _require_whole(self, call: str) -> None:
+        self._require_own(call)
         if self.window.torn:
             raise RuntimeError(
                 f"{call}: {self.window.torn} came after a backward pass had begun, so the "

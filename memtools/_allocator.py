@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -128,8 +128,8 @@ class AllocatorSettings:
 
     cuda: CudaAllocator
     host: HostAllocator
-    #: what else the advice goes by
-    seen: _allocator_advice.Seen
+    #: what else the advice goes by; paths may stand in it, so no repr shows it
+    seen: _allocator_advice.Seen = field(repr=False)
 
     def advice(self) -> list[str]:
         """What to set and why, by this machine and what was seen of this program; most often
@@ -275,9 +275,20 @@ def _see() -> _allocator_advice.Seen:
         rss=_resident(),
         threads=threads,
         kernel=os.uname().release,
-        at_start=dict(_allocator_malloc.environment_at_start()),
-        now=dict(os.environ),
+        at_start=_of_allocators(_allocator_malloc.environment_at_start()),
+        now=_of_allocators(os.environ),
+        limit=_allocator_malloc.lowest_limit(),
     )
+
+
+def _of_allocators(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that allocators read. The rest of an environment holds tokens and passwords,
+    which must not get into notebooks, logs and tracebacks through an object that somebody keeps."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(("MALLOC_", "PYTORCH_")) or name in ("GLIBC_TUNABLES", "LD_PRELOAD")
+    }
 
 
 def _resident() -> int | None:

@@ -28,9 +28,11 @@ class Seen:
     rss: int | None
     threads: int | None
     kernel: str
-    #: the environment as the C library saw it, and as it is now
+    #: allocators' variables as the C library saw them, and as they are now
     at_start: Mapping[str, str]
     now: Mapping[str, str]
+    #: the lower of RLIMIT_DATA and RLIMIT_AS, and its name; None where both are unlimited
+    limit: tuple[int, str] | None = None
 
 
 def advise(settings: AllocatorSettings) -> list[str]:
@@ -39,6 +41,7 @@ def advise(settings: AllocatorSettings) -> list[str]:
         *_preload(settings.host, seen),
         *_host_variables(settings.host, seen),
         *_idle(settings.host, seen),
+        *_limited(settings.host, seen),
         *_cuda_text(settings.cuda, seen),
         *_cuda_pairs(settings.cuda, seen),
         *_cuda_devices(settings.cuda),
@@ -124,6 +127,18 @@ def _idle(host: HostAllocator, seen: Seen) -> Iterator[str]:
             "program in the shell lets DataLoader and pool threads share two, at the price of "
             "waiting for each other."
         )
+
+
+def _limited(host: HostAllocator, seen: Seen) -> Iterator[str]:
+    if seen.limit is None or not host.dynamic:
+        return
+    size, name = seen.limit
+    yield (
+        f"{name} is {format_bytes(size)}, and what glibc keeps of freed memory counts against it: "
+        "set(mmap_threshold='1 MiB', trim_threshold='16 MiB') at the program's start, or "
+        "MALLOC_MMAP_THRESHOLD_=1048576 MALLOC_TRIM_THRESHOLD_=16777216 before the program in the "
+        "shell, gives back each large block when it is freed."
+    )
 
 
 # --- torch's CUDA allocator -----------------------------------------------------------------------

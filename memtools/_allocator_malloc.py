@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,8 @@ END_THE_DYNAMIC = ("trim_threshold", "mmap_threshold", "mmap_max", "top_pad")
 MALLOPT = {"trim_threshold": -1, "mmap_threshold": -3, "arena_max": -8}  # <malloc.h>
 ARENA_TEST = 8  # on 64 bits: so many arenas before glibc counts the cores, once and for all
 ARENAS_A_CORE = 8
+LARGE_BLOCK = 1 << 20
+KEPT_AT_THE_END = 16 << 20
 BY_MALLOPT = "mallopt, by memtools"
 
 _done_here: dict[str, int] = {}  # by mallopt
@@ -181,6 +184,32 @@ def mallopt(name: str, value: int) -> bool:
     return True
 
 
+def map_large_blocks() -> bool:
+    """Have glibc map blocks of 1 MiB and more one by one, so that they go back to the system when
+    they are freed. Only where malloc is glibc's and nobody has set its thresholds; True where that
+    was done now. It holds for the rest of the process: glibc cannot go back to its own way."""
+    if any(name in _done_here for name in END_THE_DYNAMIC):
+        return False
+    try:
+        if find_serving().name != "glibc":
+            return False
+        found = settings(environment_at_start())
+    except (OSError, MemoryError):
+        return False
+    if any(name in found for name in END_THE_DYNAMIC):
+        return False
+    done = mallopt("mmap_threshold", LARGE_BLOCK)
+    return done and mallopt("trim_threshold", KEPT_AT_THE_END)
+
+
+def lowest_limit() -> tuple[int, str] | None:
+    """The lower of RLIMIT_DATA and RLIMIT_AS, against which freed memory in the heap counts, and
+    its name. None where both are unlimited."""
+    names = ("RLIMIT_DATA", "RLIMIT_AS")
+    limits = [(resource.getrlimit(getattr(resource, name))[0], name) for name in names]
+    return min((one for one in limits if one[0] != resource.RLIM_INFINITY), default=None)
+
+
 # --- arenas ---------------------------------------------------------------------------------------
 
 
@@ -207,6 +236,18 @@ def malloc_info() -> str | None:
         return None if failed or not text else ctypes.string_at(text, length.value).decode()
     finally:
         free(text)
+
+
+def idle() -> tuple[int | None, bool]:
+    """Bytes that are freed and kept in the heap, None where malloc does not tell; and whether
+    somebody set the thresholds by which they are kept."""
+    try:
+        xml = malloc_info() if find_serving().name == "glibc" else None
+        found = settings(environment_at_start())
+    except (OSError, MemoryError):
+        return None, False
+    is_set = any(name in found for name in END_THE_DYNAMIC)
+    return None if xml is None else read_heap(xml).idle_bytes, is_set
 
 
 def read_heap(xml: str) -> Heap:

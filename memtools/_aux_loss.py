@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ class AuxLoss:
         "_count",
         "_lock",
         "_lost_graph",
+        "_owner",
         "_stale",
         "_sum",
         "_used",
@@ -44,10 +46,18 @@ class AuxLoss:
         if warn_after < 1:
             raise ValueError(f"warn_after is at least 1 update, got {warn_after}")
         self._warn_after = warn_after
-        self._lock = threading.Lock()
+        self._owner = -1
         self._warned: set[str] = set()
         self._sum: torch.Tensor | None = None
         self._clear()
+
+    def _locked(self) -> threading.RLock:
+        """The lock of what is added up. The thread that holds it may come again, by a signal
+        handler, a finalizer or a tensor subclass; a forked child makes its own, because the thread
+        that holds it may be the parent's alone."""
+        if self._owner != os.getpid():
+            self._lock, self._owner = threading.RLock(), os.getpid()
+        return self._lock
 
     def _clear(self) -> None:
         self._sum = None
@@ -73,9 +83,13 @@ class AuxLoss:
         self._add(loss.reshape(()))
 
     def _add(self, loss: torch.Tensor) -> None:
-        with self._lock:
+        with self._locked():
+            while True:
+                held = self._sum
+                total = loss if held is None else held + loss
+                if self._sum is held:  # nobody came again while torch ran
+                    break
             stale = self._stale + self._used
-            total = loss if self._sum is None else self._sum + loss
             self._sum, self._stale, self._used = total, stale, False
             self._count += 1
             self._lost_graph = self._lost_graph or not loss.requires_grad
@@ -102,14 +116,14 @@ class AuxLoss:
 
     def total(self) -> torch.Tensor:
         """The sum with its graph: a 0-dim tensor; a zero without a graph when nothing was added."""
-        with self._lock:
+        with self._locked():
             self._used = self._used or self._count > 0
             held = self._sum
         return _bridge.connect().torch.zeros(()) if held is None else held
 
     def reset(self) -> None:
         """Let go of the sum and its graph."""
-        with self._lock:
+        with self._locked():
             self._clear()
 
     def __len__(self) -> int:

@@ -12,17 +12,21 @@ Every other exception comes out as it is, with the window dropped.
 
 from __future__ import annotations
 
+import contextlib
+import math
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from memtools import _bridge
+from memtools._keptgraph import kept_graphs
 from memtools._maingrads import MainGrads
 from memtools._monitor_device import initialised
 from memtools._oomforms import is_out_of_memory
 from memtools._pieces import Hooked, Rows, pieces
 from memtools._probe_up import SizeControl
-from memtools._retry import Failed, Retry
+from memtools._retry import Failed, Retry, prepare_host
 from memtools._undo import Undo, choose
 
 if TYPE_CHECKING:
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from memtools._accumulate import GradAccumulator
     from memtools._split import Split
 
+_MISSING: Final = re.compile(r"missing \d+ required positional argument")
 THRASHING: Final = 3  # windows in a row in which the device's allocator emptied its cache
 
 
@@ -53,6 +58,10 @@ class BackOff:
         self._rows: int | None = None
         self._thrashed = 0
         self._flushes = 0
+        note = prepare_host()
+        if note:
+            acc._notes += (note,)
+        self._columns = False  # whether the batches' lists were found to be columns
 
     def _adopt(self) -> None:
         """What gradients there are now: groups may have been added to the optimizer."""
@@ -71,7 +80,7 @@ class BackOff:
         """One window; `sizes`: rows of the first micro-batches, instead of what was learnt."""
         acc = self._acc
         self._require_ready(loss_fn)
-        left = pieces(batch, split)
+        left = pieces(batch, split, self._columns)
         self._flushes = _allocator_flushes()
         acc._begin_window()
         self._adopt()
@@ -108,7 +117,8 @@ class BackOff:
             )
         if not callable(loss_fn):
             raise TypeError(
-                "loss_fn is called with each micro-batch and returns (loss_sum, weight); got "
+                "loss_fn is called with each micro-batch and returns (loss_sum, weight) or "
+                "(loss_sum, weight, sums); got "
                 f"{type(loss_fn).__name__}"
             )
 
@@ -134,7 +144,8 @@ class BackOff:
         acc, self._thrashed = self._acc, 0
         self.control.lower((rows + 1) // 2)
         index, count = acc._totals.windows, acc.window.count
-        line = f"its cache was emptied {flushed:,} times in this window, and in the last ones"
+        times = "once" if flushed == 1 else f"{flushed:,} times"
+        line = f"its cache was emptied {times} in this window, and in the last ones"
         acc._retries.append(
             Retry(index, count, rows, "allocator", line, None, "", (rows + 1) // 2, False, 0.0)
         )
@@ -159,7 +170,8 @@ class _Step:
         self.plan, self.done = list(sizes), list[float]()
         self.start = owner._acc.window.mark()
         self.size = owner.control.size
-        self.most = 0
+        self.most = self.failures = 0
+        self.gave_all_back = self.misread = False
         self.began = self.begun = time.perf_counter()
 
     def run(self) -> None:
@@ -171,7 +183,10 @@ class _Step:
             failed = self._try(micro, rows, last)
             del micro
             if failed is not None:
-                self._go_back(failed, rows)
+                if self.misread:
+                    self._begin_with_columns(failed)
+                else:
+                    self._go_back(failed, rows)
                 continue
             left.advance(rows)
             self.done.append(size)
@@ -188,10 +203,17 @@ class _Step:
         try:
             acc._run(micro, self._weighted(rows), last)
         except Exception as error:
-            if not is_out_of_memory(error) or self._is_final(last):
+            self.misread = self._is_misread(error, rows)
+            if not self.misread and (not is_out_of_memory(error) or self._is_final(last)):
                 raise
             # ranks in one pass go back equally far, wherever in it each of them was
             failed = Failed(error, acc.ranks.sharded or bool(acc.window.torn))
+        if failed is None and acc.window.weighted is False:
+            raise ValueError(
+                "step(): a loss came without a weight, and how many rows it is the mean of is not "
+                "known here, so that the gradient would depend on how the batch is cut: loss_fn "
+                "returns (loss_sum, weight), the SUM of the losses and the number of their units"
+            )
         others = acc.ranks.agree("" if failed is None else failed.line)
         if others and failed is None:
             failed = Failed(None, True, others)
@@ -216,7 +238,11 @@ class _Step:
 
         def weighted(micro: Any) -> Any:
             result = loss_fn(micro)
-            return (result * rows, rows) if isinstance(result, tensor) else result
+            if isinstance(result, tensor):
+                return result * rows, rows
+            if isinstance(result, tuple) and len(result) in (2, 3) and result[1] is None:
+                return (result[0] * rows, rows, *result[2:])
+            return result
 
         return weighted
 
@@ -233,9 +259,18 @@ class _Step:
         as before the window; then with fewer rows."""
         acc, undo, index = self.acc, self.undo, self.acc.window.count
         failed.clear()
-        whole = undo.back(failed.touched)
-        began = self.begun if whole else self.began
         smaller = self.left.smaller(rows)
+        # where one more failure ends the window, all that can be given back is
+        is_last = smaller is None or smaller == 1
+        changed = failed.give_back(thorough=self.failures > 0 or is_last)
+        once_more = smaller is None and not self.gave_all_back
+        self.gave_all_back = self.failures > 0 or is_last
+        self.failures += 1
+        try:
+            whole = undo.back(failed.touched)
+        except RuntimeError as error:  # a buffer that had never changed has changed
+            raise error from failed.error
+        began = self.begun if whole else self.began
         retry = Retry(
             window=acc._totals.windows,
             micro_batch=index,
@@ -244,15 +279,17 @@ class _Step:
             error=failed.line,
             asked=failed.asked,
             restored=undo.in_words(whole),
-            next_rows=smaller,
+            next_rows=rows if once_more else smaller,
             probing=bool(self.owner.control.before),
             ms=1e3 * (time.perf_counter() - began),
+            changed=changed,
         )
         acc._retries.append(retry)
-        if smaller is None:
+        if smaller is not None:
+            self.owner.control.failed(smaller)
+            self.size = smaller
+        elif not once_more:
             self._raise(failed, retry)
-        self.owner.control.failed(smaller)
-        self.size = smaller
         self._rewind(self.mark if whole else self.start)
         if whole:
             del self.plan[len(self.done) :]
@@ -260,6 +297,30 @@ class _Step:
         acc._drop_gradients()
         self.plan, self.done, self.began = self.done, [], time.perf_counter()
         self.left.restart()
+
+    def _is_misread(self, error: Exception, rows: int) -> bool:
+        """Whether a list that was cut as samples is one of columns, since loss_fn misses an item in
+        the first part of it. Then it is read as columns, in this window and the next ones."""
+        left, window = self.left, self.acc.window
+        is_first_part = isinstance(left, Rows) and rows < left.most and not window.count
+        if not is_first_part or window.torn or self.acc.ranks.world > 1 or not _misses(error):
+            return False
+        assert isinstance(left, Rows)
+        before = left.most
+        if not left.read_as_columns():
+            return False
+        self.owner._columns = True
+        self.size = max(1, math.ceil(min(self.size, before) * left.most / before))
+        return True
+
+    def _begin_with_columns(self, failed: Failed) -> None:
+        """As before the window, whose first micro-batch this was."""
+        self.misread = False
+        failed.clear()
+        self.undo.back(False)
+        self._rewind(self.mark)
+        self.plan = []
+        self.owner.control.failed(self.size)
 
     def _rewind(self, mark: Any) -> None:
         """Where ranks reduce in a backward pass they have agreed on a guess: that stays, for they
@@ -275,10 +336,23 @@ class _Step:
         if failed.error is None:
             raise MemoryError(f"step(): another rank ran out of memory: {failed.line}; {retry}")
         failed.error.add_note(
-            "memtools: nothing smaller can be tried, so the window is dropped; make one row take "
-            "less, by checkpoint_layers() or a lower precision"
+            f"memtools: nothing smaller can be tried, so the window is dropped; {failed.remedy()}"
         )
+        with contextlib.suppress(Exception):  # it looks at all objects, when memory is out
+            kept = kept_graphs([*self.owner._known, *self.acc.model.buffers()])
+            if kept:
+                failed.error.add_note(f"memtools: {kept}")
         raise failed.error
+
+
+def _misses(error: Exception) -> bool:
+    """Whether Python found fewer items than the code takes."""
+    text = str(error)
+    if isinstance(error, ValueError):
+        return text.startswith("not enough values to unpack")
+    if isinstance(error, IndexError):
+        return text == "list index out of range"
+    return isinstance(error, TypeError) and _MISSING.search(text) is not None
 
 
 def _parameters(acc: GradAccumulator) -> list[Any]:

@@ -15,24 +15,50 @@ _DONE = "_memtools_backward"  # on a loss that went backward
 class Passes:
     """Autocast and the gradient of the loss, made once and used for all micro-batches."""
 
-    __slots__ = ("_autocast", "_constant", "_device", "_seed", "_torch", "_version")
+    __slots__ = ("_autocast", "_before", "_constant", "_device", "_seed", "_torch", "_version")
 
     def __init__(self, torch: Any, device: str, precision: str) -> None:
         self._torch, self._device = torch, device
         self._seed: Any = None
         self._constant, self._version = 0.0, 0
         self._autocast: Any = None
+        self._before: Any = None  # of autocast, outside of a micro-batch; None there
         if precision != "fp32":
             dtype = torch.bfloat16 if precision == "bf16" else torch.float16
             self._autocast = torch.autocast(device, dtype)
 
     def enter(self) -> None:
-        if self._autocast is not None:
-            self._autocast.__enter__()
+        if self._autocast is None:
+            return
+        torch, device = self._torch, self._device
+        self.recover()
+        self._before = (
+            torch.is_autocast_enabled(device),
+            torch.get_autocast_dtype(device),
+            torch.is_autocast_cache_enabled(),
+        )
+        self._autocast.__enter__()
 
     def leave(self) -> None:
-        if self._autocast is not None:
+        if self._before is not None:
             self._autocast.__exit__(None, None, None)
+            self._before = None
+
+    def recover(self) -> None:
+        """Autocast as it was before enter(), where an interrupt came anywhere between that and the
+        end of leave()."""
+        if self._before is None:
+            return
+        torch, device = self._torch, self._device
+        enabled, dtype, cache = self._before
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(cache)
+        if not enabled:  # nobody is inside of another one, whose depth would have to stay
+            for _ in range(torch.autocast_increment_nesting()):
+                torch.autocast_decrement_nesting()
+            torch.clear_autocast_cache()
+        self._before = None
 
     def backward(self, loss: Any, constant: float, retain: bool) -> None:
         """Raises what autograd does."""

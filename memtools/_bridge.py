@@ -12,6 +12,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from memtools import _build_info as built
 from memtools import _core
 from memtools._install import rebuild_command
 from memtools.errors import ShimUnavailable
@@ -83,6 +84,11 @@ def _import_torch() -> Any:
         import torch
     except ImportError as error:
         raise ImportError(f"memtools needs torch >= 2.11 to read tensors: {error}") from error
+    if getattr(torch.__spec__, "_initializing", False):  # by this thread, further up
+        raise ImportError(
+            "memtools was called by a signal handler or a finalizer while torch is being imported; "
+            "import torch first"
+        )
     release = torch.__version__.split("+")[0].split(".")
     if (int(release[0]), int(release[1])) < OLDEST_TORCH:
         raise ImportError(f"memtools needs torch >= 2.11, found {torch.__version__}; upgrade torch")
@@ -92,8 +98,6 @@ def _import_torch() -> Any:
 def _load_shim(version: str, git_version: str) -> tuple[Any, str]:
     """(module, "") or (None, reason). Compares before loading: c10's structures change between
     releases, and a shim of another torch may load and then read garbage."""
-    from memtools import _build_info as built
-
     if built.TORCH_VERSION is None:
         return None, "memtools._torch was not built: there was no torch when memtools was installed"
     if (version, git_version) != (built.TORCH_VERSION, built.TORCH_GIT_VERSION):

@@ -48,6 +48,9 @@ class BudgetReport:
     def __getitem__(self, i: int) -> Holding:
         return self.holdings[i]
 
+    def __repr__(self) -> str:
+        return f"BudgetReport({_summary(*self.budget, self.used, self.peak)}; parts: {len(self)})"
+
     def __str__(self) -> str:
         return "\n".join([_summary(*self.budget, self.used, self.peak), *_table(self.holdings)])
 

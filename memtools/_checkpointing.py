@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -100,7 +102,16 @@ class _Recomputed:
     """In place of a layer's forward(), as an attribute of the layer, which it holds weakly: a model
     that is dropped goes at once, not when garbage is collected."""
 
-    __slots__ = ("__weakref__", "_before", "_forward", "_layer", "_statistics", "_torch", "enabled")
+    __slots__ = (
+        "__weakref__",
+        "_before",
+        "_forward",
+        "_layer",
+        "_reserved",
+        "_statistics",
+        "_torch",
+        "enabled",
+    )
 
     def __init__(
         self, layer: torch.nn.Module, before: Any, statistics: bool, enabled: bool = True
@@ -110,6 +121,7 @@ class _Recomputed:
         self._forward = type(layer).forward
         self._before = before  # a forward that something else had put there
         self._statistics = statistics
+        self._reserved = _reserved()
         self.enabled = enabled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -120,6 +132,8 @@ class _Recomputed:
         if not self.enabled or not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         checkpoint = torch.utils.checkpoint.checkpoint
+        if not self._reserved.isdisjoint(kwargs):  # the layer's own, which are called the same
+            forward, kwargs = functools.partial(forward, **kwargs), {}
         if self._statistics and not torch.compiler.is_compiling():
             kwargs = {**kwargs, "context_fn": self._contexts}
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
@@ -142,6 +156,13 @@ class _Recomputed:
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         if state[0] is not None:
             self.__init__(*state)  # type: ignore[misc]
+
+
+@functools.cache
+def _reserved() -> frozenset[str]:
+    """Keywords that torch's checkpoint takes for itself, and does not hand on to the layer."""
+    checkpoint = _bridge.connect().torch.utils.checkpoint.checkpoint
+    return frozenset(inspect.signature(checkpoint).parameters) | {"preserve_rng_state"}
 
 
 def _blank() -> _Recomputed:

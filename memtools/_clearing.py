@@ -39,15 +39,21 @@ class Target(NamedTuple):
 
 def parsed(clear: Clear) -> list[Target]:
     """TypeError and ValueError for what cannot be meant."""
-    if isinstance(clear, str) or not isinstance(clear, (tuple, list, set, frozenset)):
-        clear = (clear,)
-    return [_target(one) for one in clear]
+    several = isinstance(clear, (tuple, list, set, frozenset)) and not _is_attribute(clear)
+    return [_target(one) for one in (clear if several else (clear,))]
+
+
+def _is_attribute(one: Any) -> bool:
+    """Whether it is (object, name)."""
+    if not isinstance(one, tuple) or len(one) != 2:
+        return False
+    return isinstance(one[1], str) and not isinstance(one[0], (str, tuple))
 
 
 def _target(one: Any) -> Target:
     if isinstance(one, str):
         return Target(f"clear={one!r}", _MISSING, _path(one, f"clear={one!r}"))
-    if isinstance(one, tuple) and len(one) == 2 and isinstance(one[1], str):
+    if _is_attribute(one):
         text = f"clear=({type(one[0]).__name__}, {one[1]!r})"
         return Target(text, one[0], _path(one[1], text))
     text = f"clear={_name_of(one)}"

@@ -5,8 +5,10 @@ b"MTGATES\\x01"   u64 length of the body   u32 CRC-32 of the body   body (csrc/c
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
+import uuid
 import zlib
 
 MAGIC = b"MTGATES\x01"  # the last byte is the version
@@ -16,21 +18,21 @@ _FRAME = struct.Struct("<8sQI")
 def write(path: str | os.PathLike[str], body: bytes) -> None:
     """Write the file beside its place and move it there: a crash leaves the old one or the new."""
     folder, name = os.path.split(os.path.abspath(os.fspath(path)))
-    temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(_FRAME.pack(MAGIC, len(body), zlib.crc32(body)))
             file.write(body)
         os.replace(temporary, os.path.join(folder, name))
     except BaseException:
-        os.unlink(temporary)
+        with contextlib.suppress(FileNotFoundError):  # an interrupt may come before or after it is
+            os.unlink(temporary)
         raise
 
 
 def read(path: str | os.PathLike[str]) -> bytes:
     """The body of a file that `write` wrote, checked; ValueError when it is damaged."""
-    with open(path, "rb") as file:
+    with open(os.fspath(path), "rb") as file:  # fspath: open() takes a descriptor, and closes it
         data = file.read()
     if len(data) < _FRAME.size or not data.startswith(MAGIC[:-1]):
         raise ValueError(f"{os.fspath(path)!r} is not a saved gate history")

@@ -16,6 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memtools import _bridge
+from memtools._accowner import Ownership
 
 if TYPE_CHECKING:
     from memtools._gradients import Gradients
@@ -83,7 +84,7 @@ class Finish:
     def _step_folded(self, factor: float) -> None:
         """As GradScaler hands it over: attributes that are there during the step."""
         torch, optimizer = _bridge.connect().torch, self.optimizer
-        device = optimizer.param_groups[0]["params"][0].device
+        device = next(p.device for group in optimizer.param_groups for p in group["params"])
         optimizer.grad_scale = torch.full((), 1.0 / factor, dtype=torch.float32, device=device)
         try:
             optimizer.step()
@@ -104,8 +105,10 @@ def takes_grad_scale(optimizer: Any) -> bool:
 def watched(optimizer: Any) -> bool:
     """Whether hooks run before the step, which may look at the gradients."""
     module = sys.modules[_bridge.connect().torch.optim.Optimizer.__module__]
-    hooks = getattr(module, "_global_optimizer_pre_hooks", None)
-    return bool(hooks or getattr(optimizer, "_optimizer_step_pre_hooks", None))
+    if getattr(module, "_global_optimizer_pre_hooks", None):
+        return True
+    hooks = getattr(optimizer, "_optimizer_step_pre_hooks", None) or {}
+    return any(not isinstance(hook, Ownership) for hook in hooks.values())
 
 
 def _changes(factor: float) -> bool:

@@ -10,6 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memtools import _core, _stepwise, _traceable
+from memtools._notice import notice
+from memtools._sampled import graph_of_result
 
 if TYPE_CHECKING:
     from memtools._kvpool import KVPool
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound=Callable[..., Any])
 _PHASE = "generation"
 _MONITORS = 0  # as a key: no object's number
+LOOKS = 8  # at results with a graph, until one is large
 
 
 def generation(pool: KVPool | None = None, policy: CleanupPolicy | None = None) -> Generating:
@@ -37,6 +40,10 @@ def generation(pool: KVPool | None = None, policy: CleanupPolicy | None = None) 
     Serves functions, methods, coroutines and generators: a stream lasts from its first value to its
     end, or until it is closed. Inside another generation, on its thread, it is a part of that one.
     Within a region compiled by torch.compile it does nothing.
+
+    Gradients are left as they are. Where what a decorated function returns carries an autograd
+    graph of 1 MiB or more, a RuntimeWarning says so once, with its size; of coroutines, generators
+    and blocks the result is not seen.
 
     Raises TypeError for a pool or a policy that is none. Costs about 10 us, and what the phase
     costs, see MemoryMonitor.phase; a decorated coroutine or generator 1 us for each step.
@@ -58,10 +65,11 @@ class Generating:
     """What `generation` returns: a decorator, and a context manager that may be entered anew, also
     inside itself and on several threads."""
 
-    __slots__ = ("_entered", "_policy")
+    __slots__ = ("_entered", "_looks", "_policy")
 
     def __init__(self, policy: CleanupPolicy | None) -> None:
         self._policy = policy
+        self._looks = LOOKS
         self._entered: list[tuple[int, _Generation]] = []
 
     def __call__(self, function: _F) -> _F:
@@ -80,11 +88,24 @@ class Generating:
             with _Generation(policy) as call:
                 call.enter()
                 try:
-                    return function(*args, **kwargs)
+                    result = function(*args, **kwargs)
                 finally:
                     call.leave()
+            if self._looks:
+                text = self._graph_of(result, function)
+                if text:
+                    notice(text)
+            return result
 
         return _stepwise.named_after(_stepwise.wrapper(function, scope) or called, function)
+
+    def _graph_of(self, result: Any, function: Callable[..., Any]) -> str | None:
+        """What is to be said of a result that carries a graph. That is said once, and graphs that
+        are small are not looked at for ever."""
+        text = graph_of_result(result, getattr(function, "__name__", "generation"))
+        if text is not None:
+            self._looks = 0 if text else self._looks - 1
+        return text
 
     def __enter__(self) -> Generating:
         call = _Generation(self._policy)

@@ -98,6 +98,11 @@ class Gradients:
             return self._names[index]
         return f"parameter {index} {list(self.parameters[index].shape)}"
 
+    @property
+    def watched(self) -> list[torch.Tensor]:
+        """Whose gradients nobody else may change in the middle of a window."""
+        return self.parameters
+
     def tensors(self) -> list[torch.Tensor]:
         """The gradients that there are, in the order of the parameters."""
         return [p.grad for p in self.parameters if p.grad is not None]

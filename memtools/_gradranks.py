@@ -78,6 +78,12 @@ class Ranks:
     finished = True
     sharded = False
 
+    def attach(self) -> None:
+        """From now on the accumulator has the model: what is put on it, is put on it here."""
+
+    def close(self) -> None:
+        """The model is as attach() found it. Again is no error."""
+
     def forward(self, last: bool) -> Any:
         """A context for a micro-batch's forward and backward pass."""
         return _ALONE

@@ -50,6 +50,7 @@ class DataParallelRanks(SummingRanks):
     def __init__(self, model: Any, overlap: bool) -> None:
         self._wrappers = _wrappers(model)
         self._overlap = overlap
+        self._synced: list[bool] = []  # the wrappers' flags before attach()
         for wrapper in self._wrappers:
             _check_wrapper(wrapper, overlap)
         reduced = {id(p) for wrapper in self._wrappers for p in _reduced(wrapper)}
@@ -58,6 +59,14 @@ class DataParallelRanks(SummingRanks):
         self.no_retry = _sync_batch_norm(model)
         self._alone = _Forward(self._wrappers, sync=False)
         self._together = _Forward(self._wrappers, sync=True)
+
+    def attach(self) -> None:
+        self._synced = [wrapper.require_forward_param_sync for wrapper in self._wrappers]
+
+    def close(self) -> None:
+        for wrapper, synced in zip(self._wrappers, self._synced, strict=False):
+            wrapper.require_forward_param_sync = synced
+        self._synced = []
 
     def forward(self, last: bool) -> Any:
         return self._together if last and self._overlap else self._alone

@@ -60,6 +60,12 @@ class ShardedRanks(Ranks):
         if not self._pass.can_go_back:
             self.no_retry = "an interrupted pass of fully_shard is taken back from torch 2.13 on"
 
+    def attach(self) -> None:
+        self._pass.attach()
+
+    def close(self) -> None:
+        self._pass.close()
+
     def forward(self, last: bool) -> Any:
         self._told = ""
         return self._pass
@@ -169,9 +175,18 @@ class _Pass:
         self.can_go_back = hasattr(self.root, "reset_iter_state")
         self._groups = [group for module in modules for group in _groups(module)]
         self._before, self._inside = before, False
+
+    def attach(self) -> None:
+        """Around FSDP's own calls, in place of what an accumulator that is gone left there."""
         for group in self._groups:
+            _unwrap(group)
             group.unshard = functools.partial(self._unshard, group, group.unshard)
             group.post_backward = functools.partial(self._reduce, group, group.post_backward)
+
+    def close(self) -> None:
+        for group in self._groups:
+            if getattr(vars(group).get("unshard"), "func", None) == self._unshard:
+                _unwrap(group)
 
     def divided(self, world: int) -> float:
         """By what FSDP divides a sum of gradients."""
@@ -211,6 +226,14 @@ class _Pass:
         if self._inside:
             self._before()
         original(*unused)
+
+
+def _unwrap(group: Any) -> None:
+    """FSDP's own calls again, which are those of the group's class."""
+    for name, function in (("unshard", _Pass._unshard), ("post_backward", _Pass._reduce)):
+        wrapper = vars(group).get(name)
+        if getattr(getattr(wrapper, "func", None), "__func__", None) is function:
+            delattr(group, name)
 
 
 def _groups(module: Any) -> list[Any]:

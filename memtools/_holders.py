@@ -90,9 +90,19 @@ def holder_of(objects: Sequence[Any], *, steps: int = 1) -> list[Holder]:
     """Who holds these objects (up to 64 of them are looked at), the one that holds most first.
 
     Takes some passes over the heap, about 0.15 us an object each. Runs none of the program's code.
-    `objects` itself does not count. Empty for no objects. Raises MemoryError.
+    `objects` itself does not count, unless nobody else holds them and a container, an attribute or
+    a module of the program holds it. Empty for no objects. Raises MemoryError.
     """
-    return _named(Own(objects[:SAMPLE]), objects, len(objects), None, steps)
+    sample, count = Own(objects[:SAMPLE]), len(objects)
+    found = _named(sample, objects, count, None, steps)
+    if any(holder.kind == "nobody" for holder in found) and _is_kept(objects):
+        return _named(sample, None, count, None, steps)
+    return found
+
+
+def _is_kept(objects: Sequence[Any]) -> bool:
+    """Whether others than the variables of running functions refer to it."""
+    return any(type(holder) is not Local for holder in referrers(Own([objects])).holders[0])
 
 
 def of_growth(growth: Growth, of: GroupGrowth | TypeGrowth | None, steps: int) -> list[Holder]:
@@ -227,6 +237,8 @@ def _holder(namer: Namer, place: _Place, ignored: Any, scale: tuple[Any, ...]) -
     container = place.container[0]
     more = (round(share * count), round(share * total), 1, what, steps)
     if type(container) is Local:
+        if len(place.members) == 1 and steps > 1:  # it refers to that one, whatever the sample
+            more = (min(1, count), total // max(1, count), 1, what, steps)
         code = container.code.co_qualname.rpartition("<locals>.")[2]
         path = f"local {container.name!r} of {code}()" if container.name else f"values of {code}()"
         return Holder(path, "variable", None, None, *more)

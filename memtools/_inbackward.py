@@ -80,11 +80,13 @@ class InBackward:
         self._groups = self._find_groups()
         # Weakly: a parameter's hook would keep all parameters alive, where no gc looks.
         this = weakref.ref(self)
-        self._handles = []
+        self._handles: list[Any] = []
         for i, parameter in self._all():
             if parameter.requires_grad:
                 add: Any = parameter.register_post_accumulate_grad_hook
                 self._handles.append(add(functools.partial(_hook, this, i)))
+        self._finalizer = weakref.finalize(self, _remove, self._handles)
+        self._finalizer.atexit = False
 
     def _all(self) -> Iterable[tuple[int, torch.Tensor]]:
         return enumerate(self._parameters)
@@ -178,9 +180,14 @@ class InBackward:
     def close(self) -> None:
         """Removes the hooks. Again is no error."""
         self._armed = False
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        _remove(self._handles)
+        self._finalizer.detach()
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+    handles.clear()
 
 
 def _view(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> torch.optim.Optimizer:

@@ -11,7 +11,9 @@ def rebuild_command(package: Path = PACKAGE) -> str:
     """The command that builds the extension modules for the torch that is installed now."""
     # The tree that this copy runs from, when it is an editable install; else the user knows where.
     source = package.parent
-    pip = "python -m pip install --no-build-isolation"
+    # pip brings setuptools for the build, which a fresh environment lacks; setup.py finds this
+    # environment's torch all the same.
+    pip = "python -m pip install --no-deps"
     if (source / "setup.py").is_file():
         return f"{pip} -e {source}"
-    return f"{pip} --no-deps --force-reinstall --no-cache-dir . (in memtools' source tree)"
+    return f"{pip} --force-reinstall --no-cache-dir . (in memtools' source tree)"

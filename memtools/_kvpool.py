@@ -80,7 +80,7 @@ class KVLease(_core.KVLease):
             return f"KVLease({self.name}, released)"
         try:
             rows = f"{self.batch_size} rows x {self.num_tokens:,} tokens"
-        except RuntimeError:  # another thread is in the middle of something, or a forked child
+        except RuntimeError:  # another thread is inside, a forked child, or views that torch moved
             rows = "in use elsewhere"
         return f"KVLease({self.name}, {rows})"
 

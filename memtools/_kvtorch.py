@@ -33,31 +33,35 @@ def dtype_of(dtype: Any) -> torch.dtype:
 
 
 def device_of(device: Any) -> tuple[torch.device, int]:
-    """The torch.device, and its number on CUDA or -1 for the host."""
+    """The torch.device, and its number on CUDA or -1 for the host.
+
+    A plain "cuda" is torch's current device, or the first where torch has none: whoever opens it
+    then says what is missing.
+    """
     torch = connect().torch
     found = torch.device(device)
     if found.type == "cpu":
         return torch.device("cpu"), -1
     if found.type != "cuda":
         raise ValueError(f'device is "cpu" or "cuda", got "{found.type}"')
-    index = torch.cuda.current_device() if found.index is None else found.index
+    index = found.index
+    if index is None:
+        index = torch.cuda.current_device() if torch.cuda.is_available() else 0
     return torch.device("cuda", index), index
 
 
 # --- tensors in -------------------------------------------------------------------------------
 
 
-def plain(
-    pool: KVPool, name: str, tensor: Any, rows: int
-) -> tuple[torch.Tensor, int, int, int, int, int]:
-    """k or v of update() as (tensor, address, row, head and token stride in bytes, tokens).
+def plain(pool: KVPool, name: str, tensor: Any, rows: int) -> torch.Tensor:
+    """k or v of update() as a plain tensor whose last dimension is packed; values are unchanged.
 
-    The tensor is plain and its last dimension packed; values are unchanged. Raises TypeError or
-    ValueError, in one sentence, for what the pool does not take.
+    Raises TypeError or ValueError, in one sentence, for what the pool does not take. Its caller
+    looks into the tensor's memory afterwards, and checks its shape again.
     """
     torch = connect().torch
     if _is_fine(torch, pool, tensor, rows):
-        return _described(name, tensor)
+        return tensor  # type: ignore[no-any-return]
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"update() takes {name} as a torch.Tensor, got {type(tensor).__name__}")
     fault = _why_not_plain(torch, tensor)
@@ -69,7 +73,7 @@ def plain(
         values = tensor.detach().as_subclass(torch.Tensor).resolve_neg()
         if pool.head_dim > 1 and values.stride(3) != 1:
             values = values.contiguous()
-        return _described(name, values)
+        return values  # type: ignore[no-any-return]
 
 
 def _is_fine(torch: Any, pool: KVPool, tensor: Any, rows: int) -> bool:
@@ -86,13 +90,6 @@ def _is_fine(torch: Any, pool: KVPool, tensor: Any, rows: int) -> bool:
     return bool(shape[3] == pool.head_dim and tensor.stride(3) == 1)
 
 
-def _described(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, int, int, int, int, int]:
-    row, head, token, _ = tensor.stride()
-    size = tensor.element_size()
-    address = _address(name, tensor)
-    return tensor, address, row * size, head * size, token * size, tensor.shape[2]
-
-
 def _why_not_plain(torch: Any, tensor: Any) -> str | None:
     if tensor.is_meta:
         return "on the meta device and has no values; run the model on a real device"
@@ -104,19 +101,6 @@ def _why_not_plain(torch: Any, tensor: Any) -> str | None:
     if tensor.is_quantized:
         return "quantised; pass a plain tensor of the pool's dtype"
     return None
-
-
-def _address(name: str, tensor: torch.Tensor) -> int:
-    try:
-        address = tensor.data_ptr()
-    except RuntimeError:
-        address = 0
-    if address == 0 and tensor.numel() > 0:
-        raise TypeError(
-            f"update() cannot read {name}: it has no memory of its own (inside vmap or another "
-            "functorch transform?); call update() outside of it"
-        )
-    return address
 
 
 def _check_kind(torch: Any, pool: KVPool, name: str, tensor: Any) -> None:
@@ -172,8 +156,13 @@ def base(make: Callable[[], torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
 def views(
     base: torch.Tensor, shape: Sequence[int], strides: Sequence[int], k: int, v: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two tensors over base, from elements k and v on."""
+    """Two tensors over base, from elements k and v on, which count versions together with it."""
     return base.as_strided(shape, strides, k), base.as_strided(shape, strides, v)
+
+
+def overwritten(base: torch.Tensor) -> None:
+    """Tells autograd that what views of base show has changed, as an operation in place does."""
+    connect().torch.autograd.graph.increment_version(base)
 
 
 # --- devices ----------------------------------------------------------------------------------
@@ -185,9 +174,13 @@ def write(
     v: torch.Tensor,
     rows: list[tuple[int, int]],
 ) -> None:
-    """Copies k and v to the ends of the rows; rows: (length, how many tokens) of each."""
+    """Copies k and v to the ends of the rows; rows: (length, how many tokens) of each.
+
+    Appending is no change of what autograd may have saved: `.data` counts versions by itself.
+    """
     with connect().torch.no_grad():
-        for to, source in zip(views, (k, v), strict=True):
+        for view, source in zip(views, (k, v), strict=True):
+            to = view.data
             if len(set(rows)) == 1:
                 start, count = rows[0]
                 to[:, :, start : start + count].copy_(source[:, :, :count])

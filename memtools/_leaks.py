@@ -47,7 +47,7 @@ class LeakVerdict:
     steps_left: StepsLeft | None = None
     #: "heap", "python", "tensors", "children", "device" or "rss"; None when quiet
     signal: str | None = None
-    #: the step at which the signal was first seen growing
+    #: the step at which the growth began, as far as the readings show it
     since_step: int | None = None
     #: the rate is within so much of the truth, 19 times out of 20 if the program stays as it is
     rate_error: float = 0.0
@@ -57,6 +57,8 @@ class LeakVerdict:
     shape: float = 0.0
     #: the limit may be reached within a tenth of the steps done, or a hundred steps
     pressure: bool = False
+    #: what grows may be a buffer that the caller can declare by `expect_growth`
+    declarable: bool = False
 
     def __str__(self) -> str:
         if self.signal is None:
@@ -82,7 +84,23 @@ class LeakVerdict:
         line = f"growing: +{rate}/step {since}, {shape}"
         if left:
             line = f"{line}; {left} if it goes on"
-        return f'{line}; if a buffer fills, declare it: expect_growth("its name", bytes=...)'
+        if self.declarable:
+            line = f'{line}; if a buffer fills, declare it: expect_growth("its name", bytes=...)'
+        return line
+
+
+def _sooner(one: StepsLeft | None, other: StepsLeft | None) -> StepsLeft | None:
+    if one is None or other is None:
+        return one or other
+    return StepsLeft(*map(min, one, other))
+
+
+def _together(one: StepsLeft | None, other: StepsLeft | None) -> StepsLeft | None:
+    """Until two that grow side by side have filled what each alone would fill in that time."""
+    if one is None or other is None:
+        return one or other
+    pairs = zip(one, other, strict=True)
+    return StepsLeft(*(1 / (1 / a + 1 / b) if a and b else 0.0 for a, b in pairs))
 
 
 def _joined(line: str, left: str) -> str:
@@ -171,10 +189,10 @@ class LeakDetector(_core.LeakDetector):
             return LeakVerdict(kind, 0.0, confidence, rss_bytes_per_step=cost)
         limit = self._device_limit if signal == "device" else self._limit
         left = None if limit is None else self._left(signal, limit)
-        done = max(readings for _, _, readings in self._last().values())
+        done = max(newest - first for newest, _, _, first in self._last().values())
         pressure = left is not None and left.lo < max(100, done / 10)
         return LeakVerdict(
-            kind, rate, confidence, left, signal, since, error, cost, shape, pressure
+            kind, rate, confidence, left, signal, since, error, cost, shape, pressure, True
         )
 
     def forecast(
@@ -195,26 +213,40 @@ class LeakDetector(_core.LeakDetector):
             raise ValueError("forecast() knows no limit; pass limit_bytes, here or to LeakDetector")
         if signal is not None:
             return self._of(signal, limit)
-        return self._left(self._judge()[1] or "heap", limit)
+        grows = self._judge()[1]
+        return self._left(None if grows == "device" else grows, limit)
 
     def _of(self, signal: str, limit: float) -> StepsLeft | None:
         interval = self._forecast(signal, limit)
         return None if interval is None else StepsLeft(*interval)
 
-    def _left(self, signal: str, limit: int) -> StepsLeft | None:
-        """Of the process's memory, or of the device's: what is resident runs into the limit, and
-        children beside it. Where rss has not followed the signal yet, it will."""
-        last = {name: size for name, (_, size, _) in self._last().items()}
-        rss, children = last.get("rss", 0.0), last.get("children", 0.0)
+    def _left(self, signal: str | None, limit: int) -> StepsLeft | None:
+        """Of the device's memory; or of the process's and its children's, which share a limit.
+
+        What is resident runs into the limit, and children beside it. But rss may sleep for a long
+        time while malloc fills its holes: an exact signal that grows makes the forecast sooner,
+        where it is, never later. Series that grow side by side reach the limit together.
+        """
         if signal == "device":
             return self._of(signal, limit)
-        if signal == "children":
-            return self._of(signal, limit - rss)
+        last = {name: line[1] for name, line in self._last().items()}
+        rss, children = last.get("rss", 0.0), last.get("children", 0.0)
         resident = self._of("rss", limit - children)
-        if resident is not None and not math.isinf(resident.mid):
-            return resident
-        beside = max(0.0, rss - last.get(signal, 0.0)) + children
-        return self._of(signal, limit - beside) or resident
+        inside = "tensors" if signal == "tensors" or "heap" not in last else "heap"
+        process: StepsLeft | None = None
+        for name in (inside, "python"):  # the interpreter's own blocks are not in malloc's figure
+            beside = max(0.0, rss - last.get(name, 0.0)) + children
+            process = _together(process, self._growing(name, signal, limit - beside))
+        process = _sooner(resident, process)
+        beside_it = self._growing("children", signal, limit - rss)
+        if beside_it is None or process is None:
+            return process or beside_it
+        return _together(process, beside_it) if process.hi < math.inf else beside_it
+
+    def _growing(self, name: str, signal: str | None, limit: float) -> StepsLeft | None:
+        """Of a series that decided, or that grows for certain."""
+        left = self._of(name, limit)
+        return left if left is not None and (name == signal or left.hi < math.inf) else None
 
     def expect_growth(
         self,

@@ -30,7 +30,7 @@ class LossScale:
             self.value, self.good = max(self.value / 2, self.least), 0
             return
         self.good += 1
-        if self.good == self.growth_interval:
+        if self.good >= self.growth_interval:  # it may come from a state with a longer interval
             self.good = 0
             if self.value * 2 < _LARGEST:
                 self.value *= 2

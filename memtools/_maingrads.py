@@ -35,7 +35,16 @@ class MainGrads(Gradients):
     one can still be dropped. Other parameters keep the gradients that torch gives them.
     """
 
-    __slots__ = ("__weakref__", "_given", "_handles", "_measuring", "_sums", "_where")
+    __slots__ = (
+        "__weakref__",
+        "_finalizer",
+        "_given",
+        "_handles",
+        "_measuring",
+        "_sums",
+        "_watched",
+        "_where",
+    )
 
     def __init__(
         self,
@@ -52,16 +61,28 @@ class MainGrads(Gradients):
         }
         held = {i: found.holder for i, found in self._sums.items()}
         super().__init__((held.get(i, p) for i, p in enumerate(self._where)), names)
+        self._watched = [*self._where, *held.values()]
         self._measuring = False
         self._given: list[int] = []  # parameters that have an fp32 gradient now
-        self._handles = []
+        self._handles: list[Any] = []
+        self._finalizer: Any = None
         if hooks:
-            # Weakly: a parameter's hook would keep all parameters alive, where no gc looks.
-            this = weakref.ref(self)
-            for i in self._sums:
-                hook = functools.partial(_hook, this, i)
-                add = self._where[i].register_post_accumulate_grad_hook
-                self._handles.append(add(hook))  # type: ignore[no-untyped-call]
+            self.hook()
+
+    def hook(self) -> None:
+        """From now on each gradient is added as soon as backward has made it."""
+        # Weakly: a parameter's hook would keep all parameters alive, where no gc looks.
+        this = weakref.ref(self)
+        for i in self._sums:
+            hook = functools.partial(_hook, this, i)
+            add = self._where[i].register_post_accumulate_grad_hook
+            self._handles.append(add(hook))  # type: ignore[no-untyped-call]
+        self._finalizer = weakref.finalize(self, _remove, self._handles)
+        self._finalizer.atexit = False
+
+    @property
+    def watched(self) -> list[torch.Tensor]:
+        return self._watched
 
     @property
     def bytes(self) -> int:
@@ -150,9 +171,9 @@ class MainGrads(Gradients):
 
     def unhook(self) -> None:
         """From now on absorb() adds them."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        _remove(self._handles)
+        if self._finalizer is not None:
+            self._finalizer.detach()
 
     def close(self) -> None:
         """Removes the hooks and drops the sums. Again is no error."""
@@ -193,6 +214,12 @@ class _Sum:
         grad: torch.Tensor | None = self.holder.grad
         self.holder.grad = self.measured = None
         return grad
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+    handles.clear()
 
 
 def _hook(main: weakref.ref[MainGrads], index: int, parameter: torch.Tensor) -> None:

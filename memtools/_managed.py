@@ -39,7 +39,8 @@ def managed(policy: _POLICY, *, clear: Clear = ()) -> Managing:
     before the policy acts. A name such as "model.gate_history" begins at the parameter of that
     name, if the function has it, else at an attribute of its first argument, mostly self; "0" is an
     item and "*" is all of them: "model.blocks.*.gate_history". For objects that are at hand, put
-    the object itself, or (object, "name"); in a `with` block there is nothing else. What has a
+    the object itself, or (object, "name"), which is one target and not two; in a `with` block there
+    is nothing else. What has a
     clear(), else a reset(), is asked to; a tensor or a number is replaced by None.
 
     Args:

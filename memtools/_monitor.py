@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from memtools import _monitor_run, _oom
+from memtools import _ending, _monitor_run, _oom
 from memtools._leaks import LeakDetector
 from memtools._monitor_device import parse_device
 from memtools._monitor_guard import Callback, Handle, Pressure, Watermarks, accepted
+from memtools._monitor_log import logger, ranked
 from memtools._monitor_phase import Phase, PhaseBook
 from memtools._monitor_readings import Readings
 from memtools._monitor_run import Run, Settings
@@ -19,6 +21,7 @@ from memtools._size import parse_bytes
 
 IDLE_NS = 1_000_000_000  # between safe points where nothing is due
 STALL_NS = 100_000_000  # and while a guard waits for stalls
+LOST_NS = 10_000_000_000  # after so long without a safe point a guard that waits has failed
 
 
 class MemoryMonitor(Readings):
@@ -39,8 +42,10 @@ class MemoryMonitor(Readings):
     asked for it. In a forked child the monitor is not running; its record stays the parent's.
 
     Args:
-        log: path of the record, `run.mem`, which survives SIGKILL; a record that is there and
-            complete is replaced. None: no record.
+        log: path of the record, `run.mem`, which survives SIGKILL. On a rank of several (`RANK` is
+            set) it is `run.rank3.mem`; while another process writes it, `run-2.mem`. A record that
+            is there is replaced if it is complete; one of a killed run is kept as `run.1.mem`.
+            None: no record.
         interval_ms: between two samples, 0.1 to 3,600,000; shorter by itself near the limit.
         device: "auto" (CUDA devices that torch sees), "cpu" (none), "cuda" (all) or like "cuda:1".
             No CUDA context is made: a device's figures begin when the program makes one.
@@ -49,12 +54,15 @@ class MemoryMonitor(Readings):
         leaks: whether to test for leaks.
         census: whether to look for the holders of what grows.
         name: for the record and for texts.
+        log_interval: steps, at least 1, from one line of `log_memory()` to the next. None: a line
+            every 10 s.
 
     Raises:
         ValueError, TypeError: an argument that makes no sense.
     """
 
     _root = "/"  # under which proc and sys are read; tests have their own
+    _declares = True  # whether the program knows this monitor, and may call its expect_growth()
 
     def __init__(
         self,
@@ -66,34 +74,53 @@ class MemoryMonitor(Readings):
         leaks: bool = True,
         census: bool = True,
         name: str | None = None,
+        log_interval: int | None = None,
     ) -> None:
         if isinstance(interval_ms, bool) or not isinstance(interval_ms, (int, float)):
             raise TypeError(f"interval_ms is a number, got {type(interval_ms).__name__}")
         if not 0.1 <= interval_ms <= 3_600_000:
             raise ValueError(f"interval_ms is 0.1 to 3,600,000 (1 hour), got {interval_ms}")
+        if log_interval is not None and log_interval < 1:
+            raise ValueError(f"log_interval is at least 1 step, got {log_interval}")
         parse_device(device)
-        path = None if log is None else os.fspath(log)
+        path = None if log is None else ranked(os.fspath(log))
         bound = None if limit is None else parse_bytes(limit, "limit")
         interval_ns = round(interval_ms * 1e6)
         self._settings = Settings(path, interval_ns, device, bound, leaks, census, name)
+        self.log_interval = log_interval
         self._marks = Watermarks()
         self._claims: dict[str, list[int]] = {}  # of the thread that is in start()
         self._growths: dict[str, dict[str, Any]] = {}
         self._live: Run | None = None  # while it runs
         self._book: PhaseBook | None = None  # of _live
         self._last: Run | None = None  # stays readable after the end
+        self._told_start = False  # that it was not started
 
     # --- life ---
 
     def start(self) -> None:
         """Start watching. After `stop()` it may be started again: a new run, whose record takes the
-        place of the one before.
+        place of the one before, if that is complete.
 
         Raises:
             RuntimeError: it is running, or the system gives no thread.
             OSError: the record cannot be made; says why and what to do.
             DeviceError: the device asked for is not there.
         """
+        begun: list[Run] = []
+        try:
+            self._start_alone(begun)
+        except BaseException:
+            self._undo_start(begun)
+            raise
+
+    def _undo_start(self, begun: list[Run]) -> None:
+        """After an interrupt: who gets an exception out of start() has no monitor that runs."""
+        if begun and self._live is begun[0]:
+            self._end("start() was interrupted")
+
+    def _start_alone(self, begun: list[Run]) -> None:
+        """Of several threads that start it, one does."""
         claim = [os.getpid()]
         try:
             # One call, within the try: an interrupt leaves no claim behind that nobody takes back.
@@ -101,24 +128,29 @@ class MemoryMonitor(Readings):
             if found is not claim and found == claim:  # else it was left over by a fork
                 raise RuntimeError("this MemoryMonitor is being started already, by another thread")
             self._claims["start"] = claim
-            self._start()
+            self._start(begun)
         finally:
             if "start" in self._claims and self._claims["start"] is claim:
                 del self._claims["start"]
 
-    def _start(self) -> None:
+    def _start(self, begun: list[Run]) -> None:
         if self._live is not None:
             raise RuntimeError("this MemoryMonitor is running already; stop() it first")
         run = _monitor_run.begin(self._settings, self._root)
         try:
+            begun.append(run)
             if run.watch is not None:
+                run.watch.declares = self._declares
                 for name, growth in self._growths.items():
                     run.watch.detector.expect_growth(name, **growth)
             self._marks.begin(run.sampler)
+            if run.sampler.limit() is None:
+                self._cannot_act(run, self._marks.handles, "no limit of memory is known here")
             self._last, self._book, self._live = run, run.book, run
             _monitor_run.follow(self)
         except BaseException:
             self._live = self._book = None
+            _monitor_run.leave(self)
             run.close("start() was interrupted")
             raise
         if run.devices:
@@ -133,6 +165,7 @@ class MemoryMonitor(Readings):
         if run is None:
             return
         try:
+            self._say_who_waits(run)
             run.end(how, last_look=last_look)
         except BaseException:
             run.close(how)
@@ -144,8 +177,13 @@ class MemoryMonitor(Readings):
                 _monitor_run.leave(self)
 
     def __enter__(self) -> MemoryMonitor:
-        self.start()
-        return self
+        begun: list[Run] = []
+        try:
+            self._start_alone(begun)
+            return self
+        except BaseException:
+            self._undo_start(begun)
+            raise
 
     def __exit__(
         self,
@@ -156,7 +194,7 @@ class MemoryMonitor(Readings):
         if error is None:
             self._end("normal", last_look=True)
         else:
-            self._end(_monitor_run.exception_words(error))
+            self._end(_ending.exception_words(error))
 
     @property
     def running(self) -> bool:
@@ -200,6 +238,8 @@ class MemoryMonitor(Readings):
         """
         run = self._live
         if run is None:
+            if self._last is None:
+                self._say_not_started()
             return
         fired = run.sampler.step(n)
         if fired or time.monotonic_ns() >= run.due:
@@ -219,11 +259,16 @@ class MemoryMonitor(Readings):
         if run.busy or threading.get_ident() != run.main:
             if fired:
                 run.due = 0
+                if run.safe_ns == 0:
+                    thread = threading.current_thread().name
+                    why = f"so far steps end on the thread {thread!r}, none on the main one"
+                    self._cannot_act(run, self._marks.waiting(fired), why)
             return
         run.busy = True
         try:
             fired, run.waiting = run.waiting, 0
-            run.due = time.monotonic_ns() + (STALL_NS if self._marks.watchful else IDLE_NS)
+            run.safe_ns = time.monotonic_ns()
+            run.due = run.safe_ns + (STALL_NS if self._marks.watchful else IDLE_NS)
             if run.looks:
                 run.due = min(run.due, run.look())
             if run.devices:
@@ -232,6 +277,27 @@ class MemoryMonitor(Readings):
                 self._act(run, fired)
         finally:
             run.busy = False
+
+    def _say_not_started(self) -> None:
+        if not self._told_start:
+            self._told_start = True
+            logger.warning(
+                "step() of a MemoryMonitor that was not started does nothing; start() it"
+            )
+
+    def _say_who_waits(self, run: Run) -> None:
+        """At the end: of a watermark that was passed when no safe point came any more."""
+        run.waiting |= run.sampler.step(0)
+        waiting = self._marks.waiting(run.waiting)
+        if run.safe_ns == 0:
+            self._cannot_act(run, waiting, "the main thread called no step()")
+        elif time.monotonic_ns() - run.safe_ns >= LOST_NS:
+            self._cannot_act(run, waiting, "the main thread had stopped calling step()")
+
+    def _cannot_act(self, run: Run, waiting: Sequence[Handle], why: str) -> None:
+        for handle in waiting:
+            text = f"{handle!r} cannot act: {why}; it acts in a step() of the main thread"
+            run.log.warn(f"{handle!r} {id(handle)}", "pressure", text)
 
     def _act(self, run: Run, fired: int) -> None:
         wanted = None

@@ -135,6 +135,15 @@ class Watermarks:
                 self._sampler.unwatch(bit)
         handle._bits.clear()
 
+    def waiting(self, fired: int) -> list[Handle]:
+        """Those whose own watermark is in the sampler's mask, the lowest first."""
+        found = [pair for bit, pair in list(self._of_bit.items()) if fired >> bit & 1]
+        return sorted((h for h, near in found if not near), key=lambda h: h.fraction)
+
+    @property
+    def handles(self) -> tuple[Handle, ...]:
+        return tuple(self._handles)
+
     def due(self, fired: int, host: Callable[[], HostTiers]) -> list[Handle]:
         """Whose turn it is, callbacks before guards, the lowest watermark first. `fired` is the
         sampler's mask; `host` is asked only where a guard's second watermark was passed."""

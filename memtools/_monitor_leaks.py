@@ -10,11 +10,12 @@ from memtools._holders import Holder
 from memtools._leaks import LeakDetector, LeakVerdict, StepsLeft
 from memtools._monitor_log import Log
 from memtools._monitor_signals import FIRST_LOOKS, FIRST_STEPS, Signal
-from memtools._monitor_suspect import Suspicion
+from memtools._monitor_suspect import Suspicion, holds_growth, is_container
 from memtools._size import format_bytes
 
 VERDICT_EVERY_NS = 100_000_000
 HASTE = 4  # how much more of the time readings may take while something grows
+LEAST_TOLD = 1024  # bytes a step: less is said only where somebody is known to hold it
 _RANK = {"quiet": 0, "growing": 0, "fragmentation": 1, "likely": 2, "leak": 3}
 
 
@@ -59,16 +60,25 @@ class LeakWatch:
         "_signals",
         "_timed",
         "_told",
+        "declares",
         "detector",
         "kind",
         "suspicion",
     )
 
     def __init__(
-        self, signals: list[Signal], limits: Limits, log: Log, suspicion: Suspicion | None
+        self,
+        signals: list[Signal],
+        limits: Limits,
+        log: Log,
+        suspicion: Suspicion | None,
+        *,
+        declares: bool = True,
     ) -> None:
         self.detector = LeakDetector()
         self.suspicion = suspicion
+        #: whether the program has the monitor in its hands, and so may call expect_growth()
+        self.declares = declares
         self.kind = "quiet"
         self._signals, self._limits, self._log = signals, limits, log
         self._first_step = self._last_step = self._begun_ns = 0
@@ -139,12 +149,18 @@ class LeakWatch:
     def _tell(self, verdict: LeakVerdict) -> None:
         """An event when the grade rises, and when nothing is left of it."""
         rank, told = _RANK[verdict.kind], _RANK[self._told]
-        if rank > told:
+        if rank > told and self.matters(verdict):
             self._log.event("leak", str(verdict))
             self._told = verdict.kind
         elif rank == 0 and told > 0:
             self._log.event("leak", f"no longer: {verdict}")
             self._told = "quiet"
+
+    def matters(self, verdict: LeakVerdict) -> bool:
+        """Whether growth is worth a word while the program runs: where it is a KiB a step or more,
+        or where a holder is known by its name in the program."""
+        cost = max(verdict.rate_bytes_per_step, verdict.rss_bytes_per_step or 0.0)
+        return cost >= LEAST_TOLD or any(map(holds_growth, self.holders()))
 
     def _census(self, step: int) -> None:
         """A look. What it takes and keeps itself is no growth of the program's."""
@@ -158,6 +174,8 @@ class LeakWatch:
         if not fresh:
             return
         verdict = self.verdict()
+        if not self.matters(verdict):
+            return
         if self._told == "quiet":
             self._log.event("leak", str(verdict))
             self._told = verdict.kind
@@ -180,6 +198,8 @@ class LeakWatch:
     def verdict(self) -> LeakVerdict:
         """The detector's, or that a buffer fills where the census has found one."""
         verdict = self._judged()
+        declarable = self.declares and any(map(is_container, self.holders()))
+        verdict = dataclasses.replace(verdict, declarable=declarable)
         filling = None if self.suspicion is None else self.suspicion.fill(verdict)
         if filling is None:
             return verdict

@@ -5,16 +5,16 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from memtools import _core
+from memtools._redact import redacted_command
 
 logger = logging.getLogger("memtools")
-
-_Made = TypeVar("_Made")
 
 _REMEDIES = {
     errno.ENOSPC: "free space there, or name another place, such as one in /dev/shm",
@@ -27,11 +27,25 @@ _REMEDIES = {
     errno.EMFILE: "close files, or raise the limit by ulimit -n",
     errno.ENFILE: "the machine has no file descriptors left; close files",
     errno.EBUSY: "give each process a record of its own",
+    errno.EISDIR: "name a file in it, such as run.mem",
     errno.EEXIST: "it is not a record, and is left as it is; name another place",
 }
 
 
 MOST_RECORDS = 99  # of one name, in a folder
+
+
+def ranked(path: str, environment: Mapping[str, str] = os.environ) -> str:
+    """On rank 3 of a job of several ranks, run.rank3.mem for run.mem: each rank writes a record of
+    its own. A file name that has the rank's number in it already is kept."""
+    rank = environment.get("RANK", "")
+    if not rank.isdecimal() or environment.get("WORLD_SIZE") == "1":
+        return path
+    folder, name = os.path.split(path)
+    if rank in re.findall(r"\d+", name):
+        return path
+    stem, ending = os.path.splitext(name)
+    return os.path.join(folder, f"{stem}.rank{rank}{ending}")
 
 
 def record_names(path: str) -> list[str]:
@@ -40,38 +54,58 @@ def record_names(path: str) -> list[str]:
     return [path, *(f"{stem}-{n}{ending}" for n in range(2, MOST_RECORDS + 1))]
 
 
-def first_free(names: Sequence[str], make: Callable[[str], _Made]) -> _Made:
-    """What `make` makes of the first name that nobody else writes. Raises what it raises."""
-    for name in names[:-1]:
-        try:
-            return make(name)
-        except OSError as error:
-            if error.errno != errno.EBUSY:
-                raise
-    return make(names[-1])
+def warned(text: str) -> None:
+    """What a monitor that a program starts says of its record's name."""
+    warn(text, stacklevel=callers())
 
 
 def open_record(
-    path: str | os.PathLike[str], columns: Sequence[tuple[str, str]]
+    path: str | os.PathLike[str],
+    columns: Sequence[tuple[str, str]],
+    command: Sequence[str] | None = None,
+    announce: Callable[[str], None] = warned,
 ) -> _core.RecordWriter:
-    """The writer of a new record. Raises OSError with the path, why, and what to do.
+    """The writer of a new record, of this process's command unless another is given.
 
-    Where `memtools run` around this very program writes a record of that name, this one gets the
-    next name that is free, and a RuntimeWarning says which.
+    Where somebody writes a record of that name now, this one gets the next name that is free:
+    run-2.mem. One that was not closed is kept under another name: run.1.mem. Each is announced.
+    Raises OSError with the path, why, and what to do.
     """
     path = os.fspath(path)
-    names = record_names(path) if _is_of_the_run(path) else [path]
+    shown = redacted_command(sys.orig_argv if command is None else command)
     try:
-        writer = first_free(names, lambda name: _core.RecordWriter(name, columns))
+        writer = _first_free(path, columns, shown)
     except OSError as error:
         raise _explained(error, path) from error
-    if len(names) > 1 and writer.path != path:
-        warnings.warn(
-            f"memtools run writes {path} already; the record of this monitor is {writer.path}",
-            RuntimeWarning,
-            stacklevel=callers(),
-        )
+    if writer.path != path:
+        who = "memtools run" if _is_of_the_run(path) else "another monitor"
+        announce(f"{who} writes {path} already; the record of this monitor is {writer.path}")
+    if writer.kept is not None:
+        announce(f"the run that wrote {path} was cut off; its record is kept as {writer.kept}")
     return writer
+
+
+def _first_free(
+    path: str, columns: Sequence[tuple[str, str]], command: Sequence[str]
+) -> _core.RecordWriter:
+    """The record under the first of its names that nobody else writes."""
+    names = record_names(path)
+    for name in names[:-1]:
+        try:
+            return _core.RecordWriter(name, columns, command=command)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+    return _core.RecordWriter(names[-1], columns, command=command)
+
+
+def warn(text: str, stacklevel: int) -> None:
+    """A RuntimeWarning. Where warnings are errors it goes to the log instead: a monitor must not
+    end what it watches."""
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)
+    except RuntimeWarning:
+        logger.warning("%s", text)
 
 
 def callers() -> int:
@@ -88,12 +122,18 @@ def _is_of_the_run(path: str) -> bool:
     return held is not None and os.path.realpath(path) == os.path.realpath(held)
 
 
-def _explained(error: OSError, path: str) -> OSError:
+def refusal(error: OSError, path: str) -> str:
+    """Why the record cannot be made, and what to do."""
     number = error.errno or 0
     remedy = _REMEDIES.get(number, "name another place")
-    why = os.strerror(number) if number else str(error)
-    text = f"the record cannot be made: {why}; {remedy}, or pass log=None"
-    return type(error)(number, text, path)
+    if number == errno.ENOENT and os.path.islink(path):
+        remedy = "a symbolic link is there that leads to nothing; remove it, or name another place"
+    return f"{os.strerror(number) if number else error}; {remedy}"
+
+
+def _explained(error: OSError, path: str) -> OSError:
+    text = f"the record cannot be made: {refusal(error, path)}, or pass log=None"
+    return type(error)(error.errno or 0, text, path)
 
 
 class Log:
@@ -138,10 +178,12 @@ class Log:
             self._try(lambda writer: writer.close())
         self.writes = False
 
-    def close_at_exit(self) -> None:
-        """The end event, with the exit code, and the close are left to the end of the process."""
+    def close_at_exit(self, failed: str) -> None:
+        """The end event, with the exit code, and the close are left to the end of the process.
+        Where the code is 1, `failed` says why; "": nobody knows."""
         if self._writer is not None:
-            self._try(lambda writer: writer._close_at_exit())
+            text = f"exit: {failed}".replace("\0", "\\0") if failed else ""
+            self._try(lambda writer: writer._close_at_exit(text))
         self.writes = False
 
     def abandon(self) -> None:
@@ -162,13 +204,16 @@ class Log:
         if self._writer is None or not self._writer.closed:
             self.complain("record", f"nothing more is recorded: {error}")
 
+    def warn(self, key: str, kind: str, text: str) -> None:
+        """To the logger, and as an event; once for each key."""
+        if key not in self._said:
+            self._said.add(key)
+            logger.warning("%s", text)
+            self.event(kind, text)
+
     def complain(self, key: str, text: str, *, stacklevel: int = 4) -> None:
-        """A warning, once for each key. Where warnings are errors it goes to the log instead: a
-        monitor must not end what it watches."""
+        """A warning, once for each key."""
         if key in self._said:
             return
         self._said.add(key)
-        try:
-            warnings.warn(f"memtools: {text}", RuntimeWarning, stacklevel=stacklevel)
-        except RuntimeWarning:
-            logger.warning("%s", text)
+        warn(f"memtools: {text}", stacklevel=stacklevel)

@@ -6,28 +6,29 @@ import math
 import time
 from collections.abc import Mapping
 
-from memtools import _monitor_cleanup, _monitor_device, _monitor_text
+from memtools import _hostmem, _monitor_cleanup, _monitor_device, _monitor_run, _monitor_text
 from memtools._core import Probe
 from memtools._holders import Holder
 from memtools._leaks import LeakVerdict, StepsLeft
 from memtools._monitor_leaks import FillVerdict, LeakWatch
 from memtools._monitor_log import logger
 from memtools._monitor_run import Run, Settings
-from memtools._monitor_text import GB, HostTiers, PhaseTotals, known
+from memtools._monitor_text import GB, DeviceTiers, HostTiers, PhaseTotals, known
 
 LOG_EVERY = 10.0  # seconds between two lines of log_memory
-_UNKNOWN = HostTiers(None, None, None, None, None, None)
 
 
 class Readings:
     """The reading half of MemoryMonitor. Figures are of the running run, or of the last one; before
-    the first they are unknown."""
+    the first, memory in use and its peak are read at once, and all else is unknown."""
 
     _root: str
     _settings: Settings
     _live: Run | None
     _last: Run | None
-    _next_line = 0.0
+    log_interval: int | None
+    _next_line = 0.0  # on the monotonic clock
+    _line_step: int | None = None  # of the last line of log_memory
 
     # --- leaks ---
 
@@ -124,6 +125,10 @@ class Readings:
         if sample is not None:
             names = ("private", "swap", "heap_used", "heap_free", "cgroup_used", "total")
             values |= {f"memory/host_{name}_bytes": getattr(sample, name) for name in names}
+            host = run.host()
+            values["memory/host_process_bytes"] = host.process
+            values["memory/host_used_bytes"] = host.used
+            values["memory/host_used_peak_bytes"] = run.sampler.peak()
             values["memory/children"] = sample.children
         for tiers in run.tiers():
             values[f"memory/cuda{tiers.index}_total_bytes"] = tiers.total
@@ -141,47 +146,71 @@ class Readings:
 
     def summary(self) -> str:
         """Memory in use, phases, leaks with their holders, and the forecast, as text. The percent
-        behind `System:` is of the limit: the container's, when there is one."""
-        lines = [_monitor_text.format_stats(self._stats())]
+        behind `System:` is of the limit: the container's, when there is one. The process, its
+        workers and what limits them follow, each on a line of its own with its peak."""
+        host, tiers = self._in_use()
+        run = self._last
+        lines = [_monitor_text.format_stats(_monitor_text.memory_stats(host, tiers))]
+        highest = None if run is None else run.sampler.peak()
+        lines += _monitor_text.host_lines(host, self._peak(), highest)
         lines += _monitor_text.phase_lines(self.phases())
         if self._last is not None and self._last.watch is not None:
             lines += _leak_lines(self._last.watch)
         return "\n".join(lines)
 
-    def log_memory(self, step: int, force: bool = False) -> dict[str, float | None]:
-        """Memory in use now, as a dict: `step`, `seconds`, `cpu_rss_gb`, `cpu_percent`,
-        `gpu_allocated_gb` and so on, in units of 2**30 bytes; None for what is not known. At most
-        every 10 s, or with `force`, it goes to the logger "memtools" as a line too.
+    def log_memory(self, step: int | None = None, force: bool = False) -> dict[str, float | None]:
+        """Return the memory in use now and the peaks, as a dict: `step`, `seconds`,
+        `cpu_memory_process_gb`, `cpu_memory_percent`, `peak_cpu_memory_gb`, `cpu_used_gb`,
+        `gpu_allocated_gb` and so on, in units of 2**30 bytes; None for what is not known.
+
+        A line of it goes to the logger "memtools" too: every `log_interval` steps, every 10 s where
+        there is none, or with `force`.
+
+        Args:
+            step: None for the steps that `step()` has counted.
+            force: write the line in any case.
         """
         run = self._last
+        step = self.step_count if step is None else step
         stats: dict[str, float | None] = {"step": step, "seconds": run.seconds if run else 0.0}
-        stats |= self._stats()
-        now = time.monotonic()
-        if force or now >= self._next_line:
-            self._next_line = now + LOG_EVERY
+        stats |= _monitor_text.memory_stats(*self._in_use()) | self.get_peak_memory()
+        if force or self._is_line_due(step):
+            self._next_line, self._line_step = time.monotonic() + LOG_EVERY, step
             logger.info("step %d: %s", step, " ".join(self.format_memory_stats(stats).split()))
         return stats
+
+    def _is_line_due(self, step: int) -> bool:
+        if self.log_interval is None:
+            return time.monotonic() >= self._next_line
+        last = self._line_step
+        return last is None or not last <= step < last + self.log_interval
 
     def format_memory_stats(self, stats: Mapping[str, float | None]) -> str:
         """The lines that summary() begins with, from what log_memory() returned."""
         return _monitor_text.format_stats(stats)
 
-    def _stats(self) -> dict[str, float | None]:
+    def _in_use(self) -> tuple[HostTiers, list[DeviceTiers]]:
         run = self._last
         if run is None:
-            return _monitor_text.memory_stats(_UNKNOWN, [])
-        return _monitor_text.memory_stats(run.host(), run.tiers())
+            return _monitor_run.read_once(self._settings, self._root)
+        return run.host(), run.tiers()
+
+    def _peak(self) -> tuple[int | None, bool]:
+        run = self._last
+        return _hostmem.high_water(self._root) if run is None else run.peak_now()
 
     def get_peak_memory(self) -> dict[str, float | None]:
         """The highest of this run, in units of 2**30 bytes: `cpu_peak_gb`, exact where the kernel
-        allows (`memtools doctor` says), and `gpu_peak_gb` or `gpu1_peak_gb` of each device."""
-        run = self._last
-        if run is None:
-            return {"cpu_peak_gb": None}
-        peak = run.peak_now()[0]
-        peaks: dict[str, float | None] = {"cpu_peak_gb": None if peak is None else peak / GB}
-        for n, (index, size) in enumerate(sorted(run.device_peaks().items())):
-            peaks["gpu_peak_gb" if n == 0 else f"gpu{index}_peak_gb"] = size / GB
+        allows (`memtools doctor` says), and `gpu_peak_gb` or `gpu1_peak_gb` of each device; the
+        same as `peak_cpu_memory_gb`, `peak_gpu_memory_gb` and so on, as other monitors name them.
+        Before the first run the host's peak since the process began."""
+        run, peak = self._last, self._peak()[0]
+        size = None if peak is None else peak / GB
+        peaks: dict[str, float | None] = {"cpu_peak_gb": size, "peak_cpu_memory_gb": size}
+        devices = {} if run is None else run.device_peaks()
+        for n, (index, most) in enumerate(sorted(devices.items())):
+            name = "gpu" if n == 0 else f"gpu{index}"
+            peaks |= dict.fromkeys((f"{name}_peak_gb", f"peak_{name}_memory_gb"), most / GB)
         return peaks
 
     def check_memory_leak(self, threshold_increase_gb: float = 1.0) -> bool:
@@ -215,7 +244,7 @@ class Readings:
 
 def _leak_lines(watch: LeakWatch) -> list[str]:
     verdict = watch.verdict()
-    if verdict.kind == "quiet":
+    if verdict.kind == "quiet" or not watch.matters(verdict):
         return []
     lines = [f"Leak test: {verdict}"]
     lines += [f"  {holder}" for holder in watch.holders()]

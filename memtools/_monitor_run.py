@@ -7,20 +7,21 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from memtools import _core, _monitor_device
-from memtools._hostmem import limit_source
+from memtools import _core, _ending, _monitor_device
+from memtools._hostmem import limit_source, process_bytes, process_limits
 from memtools._monitor_device import DevicePeaks
 from memtools._monitor_guard import Watermarks
 from memtools._monitor_leaks import LeakWatch
-from memtools._monitor_log import Log, open_record
+from memtools._monitor_log import Log, open_record, warned
 from memtools._monitor_phase import PhaseBook
 from memtools._monitor_signals import signals_of
 from memtools._monitor_suspect import Suspicion
 from memtools._monitor_text import DeviceTiers, HostTiers
-from memtools._size import format_bytes
+from memtools._size import exact_bytes
 
 FORK_EVENT_NS = 1_000_000_000
 _HOST_COLUMNS = (
@@ -31,6 +32,7 @@ _HOST_COLUMNS = (
     ("heap_used", "B"),
     ("children", ""),
     ("children_private", "B"),
+    ("process", "B"),  # rss, each page counted once
 )
 
 
@@ -53,6 +55,7 @@ class Settings:
     leaks: bool
     census: bool
     name: str | None
+    announce: Callable[[str], None] = warned
 
 
 class Limits:
@@ -74,6 +77,8 @@ class Limits:
             sample.available,
             sample.children_private,
             None if sample.pressure is None else sample.pressure / 100,
+            process_bytes(sample),
+            "" if limit is None else limit[1],
         )
 
     def device_tiers(self) -> list[DeviceTiers]:
@@ -83,9 +88,9 @@ class Limits:
     def host(self) -> int | None:
         """Bytes at which this process with its children reaches the limit, by the last sample."""
         host = self.tiers()
-        if host.rss is None or host.used is None or host.limit is None:
+        if host.process is None or host.used is None or host.limit is None:
             return None
-        return host.rss + (host.children or 0) + max(0, host.limit - host.used)
+        return host.process + (host.children or 0) + max(0, host.limit - host.used)
 
     def device(self) -> int | None:
         """Bytes at which all watched devices are full."""
@@ -101,6 +106,7 @@ class Run:
     __slots__ = (
         "_forks",
         "_next_fork",
+        "_noted",
         "_open",
         "_untold",
         "book",
@@ -116,6 +122,7 @@ class Run:
         "over",
         "peak",
         "probe",
+        "safe_ns",
         "sampler",
         "source",
         "waiting",
@@ -128,7 +135,8 @@ class Run:
         count = max(self.devices, default=-1) + 1
         writer = None
         if settings.log is not None:
-            writer = open_record(settings.log, columns(count))
+            writer = open_record(settings.log, columns(count), announce=settings.announce)
+            writer._mark_signals()
         try:
             self.sampler = _core.Sampler(
                 settings.interval_ns, writer, root, devices=count, limit=settings.limit
@@ -159,9 +167,12 @@ class Run:
         #: watermarks that were passed, until the main thread comes
         self.waiting = 0
         self.busy = False
+        #: of the last safe point, on the monotonic clock; 0 before the first
+        self.safe_ns = 0
         #: its thread and its record have ended
         self.over = False
         self._forks = self._next_fork = 0
+        self._noted: dict[str, int | None] = {}
         self._untold = [True]  # popped by the one who writes the end event
         self._open = [True]  # popped by the one who ends the run
 
@@ -174,6 +185,15 @@ class Run:
             self.log.close()
             raise
         self.log.event("start", self._start_words(settings))
+        self._note_limits()
+
+    def _note_limits(self) -> None:
+        """The limits of the process, at the start and where they have changed since: what refuses
+        an allocation is not the limit of memory alone."""
+        for name, limit in process_limits().items():
+            if limit != self._noted.get(name):
+                self._noted[name] = limit
+                self.log.event("limit", f"{name} {'unlimited' if limit is None else f'{limit} B'}")
 
     def _start_words(self, settings: Settings) -> str:
         watched = ", ".join(["host", *(f"cuda{i}" for i in self.devices)])
@@ -210,17 +230,18 @@ class Run:
 
     def _halt(self) -> None:
         try:
-            self.peak = self.probe.peak()
+            self.sampler.stop()  # first: its last sample must not lie above the peak
+            self.peak = self._peak()
             if self.book.devices is not None:
                 self.book.devices.look()
             self.ended_ns = time.monotonic_ns()
-            self.sampler.stop()
+            self._note_limits()
         except Exception as error:
             self.log.complain("stop", f"stop() failed: {error}")
 
     def _finish(self, how: str | None) -> None:
         if how is None:
-            self.log.close_at_exit()
+            self.log.close_at_exit(_ending.ending.failed)
         else:
             while self._untold:  # once, also when this is interrupted and done again
                 self._untold.pop()
@@ -253,8 +274,14 @@ class Run:
         return self.limits.device_tiers()
 
     def peak_now(self) -> tuple[int | None, bool]:
-        """The highest resident memory since the start, and whether that is exact."""
-        return self.peak if self.ended_ns is not None else self.probe.peak()
+        """The most that the process itself filled since the start, and whether that is exact."""
+        return self.peak if self.ended_ns is not None else self._peak()
+
+    def _peak(self) -> tuple[int | None, bool]:
+        """The kernel's mark and the resident size are two counters, some pages apart."""
+        peak, exact = self.probe.peak()
+        now = self.limits.tiers().process
+        return max((n for n in (peak, now) if n is not None), default=None), exact
 
     def device_peaks(self) -> dict[int, int]:
         if self.book.devices is None:
@@ -266,7 +293,7 @@ class Run:
     def _limit_words(self) -> str:
         limit = self.sampler.limit()
         if limit is not None and limit[1] == "given":
-            return f"limit given, {format_bytes(limit[0])}"
+            return f"limit given, {exact_bytes(limit[0])}"
         return limit_source(self.probe, self.probe.read().total)
 
     # --- forks ---
@@ -303,6 +330,7 @@ def follow(owner: Owner) -> None:
         atexit.register(_at_exit)
         os.register_at_fork(after_in_parent=_in_parent, after_in_child=_in_child)
     _hook_worker()
+    _ending.watch()
     _owners.add(owner)
 
 
@@ -314,21 +342,27 @@ def _hook_worker() -> None:
     from multiprocessing import util
 
     _workers[:] = [os.getpid()]
-    util.Finalize(None, _at_exit, exitpriority=100)
+    util.Finalize(None, _at_end_of_worker, exitpriority=100)
 
 
 def leave(owner: Owner) -> None:
     """It has ended."""
     _owners.discard(owner)
+    if not _owners:
+        _ending.unwatch()
 
 
 def _at_exit() -> None:
-    error = getattr(sys, "last_value", None)
-    how = "the program ended without stop()"
-    if error is not None:
-        how = exception_words(error)
+    """The exit code is told by exit() itself; Python ends by SIGINT instead where Ctrl-C did it."""
+    how = _ending.ending.uncaught if _ending.ending.interrupted else None
     for owner in list(_owners):
         owner._end(how)
+    _ending.keep_interrupt()
+
+
+def _at_end_of_worker() -> None:
+    for owner in list(_owners):
+        owner._end("the worker ended without stop()")
 
 
 def _in_parent() -> None:
@@ -346,14 +380,12 @@ def _in_child() -> None:
     _owners.clear()
 
 
-def exception_words(error: BaseException) -> str:
-    """`exception ValueError: no such file`, or the code of a sys.exit()."""
-    if isinstance(error, SystemExit):
-        code = error.code
-        return f"code {0 if code is None else code if isinstance(code, int) else 1}"
-    lines = str(error).strip().splitlines()
-    text = f": {lines[0]}" if lines else ""
-    return f"exception {type(error).__name__}{text}"
+def read_once(settings: Settings, root: str) -> tuple[HostTiers, list[DeviceTiers]]:
+    """Memory in use now, where nothing runs. Imports no torch and makes no file."""
+    devices = () if str(settings.device) == "cpu" else _monitor_device.seen_devices(root)
+    sampler = _core.Sampler(settings.interval_ns, None, root, limit=settings.limit)  # not started
+    limits = Limits(sampler, _core.Probe(root), devices)
+    return limits.tiers(), limits.device_tiers()
 
 
 def begin(settings: Settings, root: str) -> Run:

@@ -38,6 +38,7 @@ class Suspicion:
 
     __slots__ = (
         "_base",
+        "_base_graph",
         "_base_native",
         "_base_step",
         "_began",
@@ -56,6 +57,7 @@ class Suspicion:
         self._base: Census | None = None
         self._base_step = 0
         self._base_native: dict[int, tuple[int, int]] = {}
+        self._base_graph = 0  # nodes of the largest autograd graph
         self._began = time.monotonic_ns()
         self._spent = 0
         self._gap = FIRST_GAP
@@ -107,12 +109,14 @@ class Suspicion:
         self.tensor_bytes = census.bytes
         if self._base is None:
             self._base, self._base_step, self._base_native = census, step, _native()
+            graph = _graphs.largest()
+            self._base_graph = 0 if graph is None else graph.nodes
             self._next = step + self._gap
             return []
         self._gap *= 2
         self._next = step + self._gap
         steps = max(1, step - self._base_step)
-        found = suspects(census.diff(self._base), verdict, steps)
+        found = suspects(census.diff(self._base), verdict, steps, self._base_graph)
         fills = [_fill(h) for h in found if h.capacity is not None]
         bounded = sum(h.new_bytes for h in found if h.capacity is not None)
         native = self._native_fill()
@@ -164,8 +168,29 @@ def _fill(holder: Holder) -> Fill:
     return Fill(text, final * max(0, capacity - (length or 0)) // capacity)
 
 
-def suspects(growth: Growth, verdict: LeakVerdict, steps: int) -> list[Holder]:
-    """Who holds what is new and could be what the leak test sees, the most bytes first."""
+def is_named(holder: Holder) -> bool:
+    """Whether it has a name in the program, where somebody can do something about it."""
+    return holder.kind not in ("C code", "nobody")
+
+
+def holds_growth(holder: Holder) -> bool:
+    """Whether it was found to hold more than before, and has a name in the program."""
+    return is_named(holder) and (holder.new_objects > 0 or holder.kind == "autograd graph")
+
+
+def is_container(holder: Holder) -> bool:
+    return holder.length is not None and holder.kind != "autograd graph"
+
+
+def suspects(
+    growth: Growth, verdict: LeakVerdict, steps: int, nodes_before: int = 0
+) -> list[Holder]:
+    """Who holds what is new and could be what the leak test sees: those with a name in the program
+    first, the most bytes first.
+
+    A variable that holds one object, as the loss of this step, collects nothing and is left out;
+    so is an autograd graph that was as large, with `nodes_before`, at the first look.
+    """
     wanted = verdict.rate_bytes_per_step * steps
     found: list[Holder] = []
     if verdict.signal in _TENSORS:
@@ -176,9 +201,10 @@ def suspects(growth: Growth, verdict: LeakVerdict, steps: int) -> list[Holder]:
         for kind in _many(growth, steps):
             found += growth.holders(kind, steps=steps)
         graph = None if any(h.kind == "autograd graph" for h in found) else _graphs.largest()
-        if graph is not None:
+        if graph is not None and graph.nodes - nodes_before >= max(2, steps // 4):
             found.append(_holders._graph_holder(graph, 0, 0, "objects", steps))
-    return sorted(_distinct(found), key=lambda h: (-h.new_bytes, -h.new_objects))
+    found = [h for h in _distinct(found) if h.kind != "variable" or h.new_objects > 1]
+    return sorted(found, key=lambda h: (not is_named(h), -h.new_bytes, -h.new_objects))
 
 
 def _grown(growth: Growth, wanted: float, steps: int) -> list[GroupGrowth]:

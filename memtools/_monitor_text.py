@@ -43,6 +43,10 @@ class HostTiers:
     children: int | None
     #: share of the last 10 s, 0 to 100, in which some task of the control group waited for memory
     pressure: float | None
+    #: what the process itself fills: `rss`, with pages that it maps several times counted once
+    process: int | None = None
+    #: whose limit that is: "given", "cgroup", "machine", or "" where nothing is known to limit it
+    limited_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +91,12 @@ def memory_stats(host: HostTiers, devices: list[DeviceTiers]) -> dict[str, float
     """
     stats = {
         "cpu_rss_gb": _gb(host.rss),
+        "cpu_memory_process_gb": _gb(host.process),
         "cpu_used_gb": _gb(host.used),
         "cpu_limit_gb": _gb(host.limit),
         "cpu_available_gb": _gb(host.available),
         "cpu_percent": percent(host.used, host.limit),
+        "cpu_memory_percent": percent(host.used, host.limit),
     }
     for n, tiers in enumerate(devices):
         name = "gpu" if n == 0 else f"gpu{tiers.index}"
@@ -111,8 +117,10 @@ def format_stats(stats: Mapping[str, float | None]) -> str:
         name = key.removesuffix("_allocated_gb")
         if name != key and stats[key] is not None:
             lines.append(f"  {name.upper()}: {_usage(stats, name)}")
-    rss = stats.get("cpu_rss_gb")
-    text = "unknown" if rss is None else f"{rss:.2f} GB"
+    process = stats.get("cpu_memory_process_gb")
+    if process is None:
+        process = stats.get("cpu_rss_gb")
+    text = "unknown" if process is None else f"{process:.2f} GB"
     lines.append(f"  CPU: {text} (System: {_percent(stats.get('cpu_percent'))})")
     return "\n".join(lines)
 
@@ -126,6 +134,31 @@ def _usage(stats: Mapping[str, float | None], name: str) -> str:
 
 def _percent(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.1f}%"
+
+
+def host_lines(host: HostTiers, peak: tuple[int | None, bool], highest: int | None) -> list[str]:
+    """The process, its workers and what limits them, each on a line of its own.
+
+    `peak` is that of the process and whether it is exact, `highest` the most that ever counted
+    against the limit.
+    """
+    lines = []
+    if host.process is not None:
+        lines.append(f"  Process: {format_bytes(host.process)}{_peak_words(*peak)}")
+    if host.children:
+        lines.append(f"  Workers: {format_bytes(host.children)}")
+    if host.used is not None and host.limit:
+        name = {"given": "Limit", "cgroup": "Container"}.get(host.limited_by, "Machine")
+        used = f"{format_bytes(host.used)} of {format_bytes(host.limit)} used"
+        share = _percent(percent(host.used, host.limit))
+        lines.append(f"  {name}: {used} ({share}){_peak_words(highest, True)}")
+    return lines
+
+
+def _peak_words(peak: int | None, exact: bool) -> str:
+    if peak is None:
+        return ""
+    return f", peak {'' if exact else 'at least '}{format_bytes(peak)}"
 
 
 def phase_lines(phases: list[PhaseTotals]) -> list[str]:

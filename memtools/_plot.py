@@ -16,7 +16,9 @@ def load_heat_map(windows: list[GateStats], path: str | os.PathLike[str]) -> Non
         from matplotlib.colors import TwoSlopeNorm
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("plot() needs matplotlib; run: pip install 'memtools[plot]'") from error
+        raise ImportError(
+            "plot() needs matplotlib; run python -m pip install matplotlib"
+        ) from error
     if not windows or not windows[0].n_experts:
         raise ValueError("nothing to plot: no gates were appended yet")
     columns = [[share * w.n_experts for share in w.load_fraction] for w in windows]

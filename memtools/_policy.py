@@ -163,7 +163,7 @@ class CleanupPolicy:
         engine.begin(self._core, rules)
         self._figures = Figures(engine)
         for pool in pools:
-            engine.pools.add(pool)
+            engine.pools.add(pool, "pools=")
         self._life = Life(engine, self._figures, manage_gc, warmup, ranks)
         weakref.finalize(self, self._life.close)  # the native half may live on in functions
 
@@ -186,8 +186,8 @@ class CleanupPolicy:
 
     def epoch(self) -> Span:
         """An epoch, as a context manager or a decorator: counts where it begins and where it ends,
-        not where an exception ends it."""
-        return Span(self._core, EPOCH, True, "epoch()")
+        not where an exception ends it. The bare call counts nothing, and is said once."""
+        return Span(self._engine, EPOCH, True, "epoch()")
 
     def phase(self, name: str) -> Span:
         """A part of the program, as a context manager or a decorator, that counts where it ends.
@@ -195,7 +195,7 @@ class CleanupPolicy:
 
         Raises TypeError and ValueError for a name that is none, or more than 12 different ones.
         """
-        return Span(self._core, self._engine.clocks.phase(name), False, f"phase({name!r})")
+        return Span(self._engine, self._engine.clocks.phase(name), False, f"phase({name!r})")
 
     # --- what else is cleaned up ---
 

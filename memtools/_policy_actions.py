@@ -12,8 +12,9 @@ from typing import Any, Final, NamedTuple
 
 from memtools import _bridge, _core, _monitor_cleanup, _monitor_device
 from memtools._cycles import Collected, collect
+from memtools._hostmem import process_bytes
 from memtools._monitor_device import initialised
-from memtools._monitor_signals import READ_HEAP
+from memtools._monitor_signals import READ_HEAP, READ_RSS
 
 GC, GC_YOUNG, EMPTY_CACHE, TRIM, POOL_TRIM = range(5)
 FIRST_CALLBACK, WARM_UP = 5, 15
@@ -116,7 +117,8 @@ class Meter:
     def read(self, heap: bool) -> Held:
         devices = _monitor_device.held(devices_in_use())
         used = self._heap() if heap else None
-        return Held(self.probe.rss(), used, *(devices or (None, None)))
+        host = process_bytes(self.probe.read(READ_RSS))
+        return Held(host, used, *(devices or (None, None)))
 
     def heap_is_cheap(self, beside_ns: int = 0) -> bool:
         """Whether malloc's bytes may be read again, or take little beside so many ns: with many
@@ -188,14 +190,17 @@ class Pools:
     def __init__(self, pools: Iterable[Any]) -> None:
         self._pools: list[weakref.ref[Any]] = []
         for pool in pools:
-            self.add(pool)
+            self.add(pool, "pools=")
 
-    def add(self, pool: Any) -> None:
-        """Raises TypeError for what is no KVPool, ValueError for a closed one."""
+    def add(self, pool: Any, what: str = "watch()") -> None:
+        """Add a pool; `what` is the call or argument that gave it, for errors.
+
+        Raises TypeError for what is not a KVPool, ValueError for a closed one.
+        """
         if not isinstance(pool, _core.KVPool):
-            raise TypeError(f"watch() takes a memtools.KVPool, got {type(pool).__name__}")
+            raise TypeError(f"{what} takes a memtools.KVPool, got {type(pool).__name__}")
         if pool.closed:
-            raise ValueError(f"watch(): {pool.name} is closed; watch a pool that is in use")
+            raise ValueError(f"{what}: {pool.name} is closed; pass a pool that is in use")
         if all(known() is not pool for known in self._pools):
             self._pools = [known for known in self._pools if known() is not None]
             self._pools.append(weakref.ref(pool))

@@ -109,6 +109,10 @@ def _count(count: int, argument: str) -> int:
 
 
 def _plural(name: str, count: int) -> str:
-    if name not in BUILT_IN or count == 1 or name == "validation":
-        return name.replace("_", "-") if name != "validation" else "validation micro-batches"
-    return {"micro_batch": "micro-batches"}.get(name, f"{name}s")
+    """A phase by the name that the program gave it."""
+    if name not in BUILT_IN:
+        return name
+    micro = {"micro_batch": "micro-batch", "validation": "validation micro-batch"}
+    if name in micro:
+        return micro[name] + "es" * (count != 1)
+    return name + "s" * (count != 1)

@@ -31,6 +31,7 @@ from memtools._policy_actions import (
 from memtools._policy_clocks import UPDATE
 from memtools._policy_engine import NEVER
 from memtools._record import UNKNOWN
+from memtools._series import whole_buckets
 from memtools._size import parse_bytes
 
 if TYPE_CHECKING:
@@ -317,11 +318,8 @@ class _Run:
 def _points(record: Record, machine: int | None) -> Iterator[_Point]:
     """The buckets that are older than the first single sample, then the samples."""
     samples, buckets = record.samples, record.buckets
-    first = samples.time_ns[0] if len(samples) else UNKNOWN
     step = 0
-    for i in range(len(buckets)):
-        if buckets.last_ns[i] >= first:
-            break
+    for i in range(whole_buckets(record)):
         values = {name: buckets.most[name][i] for name in buckets.most}
         low = {name: buckets.least[name][i] for name in buckets.least}
         values |= {name: v for name, v in low.items() if name.endswith(("available", "_free"))}
@@ -344,14 +342,15 @@ def _reading(values: Mapping[str, int], machine: int | None) -> tuple[tuple[int,
     def of(name: str) -> int:
         return values.get(name, UNKNOWN)
 
-    host = [of(name) for name in ("rss", "private", "cgroup_used", "cgroup_limit", "available")]
+    own = "process" if values.get("process", UNKNOWN) != UNKNOWN else "rss"
+    host = [of(name) for name in (own, "private", "cgroup_used", "cgroup_limit", "available")]
     host += [UNKNOWN if machine is None else machine, UNKNOWN, of("children_private")]
     index = 0
     while f"cuda{index}_total" in values:
         tiers = ("allocated", "reserved", "free", "total")
         host += [*(of(f"cuda{index}_{tier}") for tier in tiers), UNKNOWN]
         index += 1
-    return tuple(host), of("rss")
+    return tuple(host), of(own)
 
 
 def _devices(reading: Sequence[int]) -> int:

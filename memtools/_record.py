@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+import signal
+import time
+from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 from memtools import _core
@@ -83,9 +85,10 @@ class Record:
     """What a `run.mem` holds. Made by `memtools.read_record`.
 
     `complete`: it was closed properly; otherwise it is still `written` by a living process, or
-    that was killed. `total` samples were taken ever: `samples` has the newest, `buckets` all.
-    `unreadable` rows and events were in flight when the writer was killed or the copy was taken
-    (none of a complete record), or were damaged.
+    that was killed. Where a signal did it that leaves a mark, the last event is an "end" that names
+    it. `total` samples were taken ever: `samples` has the newest, `buckets` all. `unreadable` rows
+    and events were in flight when the writer was killed or the copy was taken (none of a complete
+    record), or were damaged.
     """
 
     path: str
@@ -174,6 +177,7 @@ def _record(path: str, data: dict[str, Any]) -> Record:
     events = tuple(RecordEvent(*event) for event in data["events"])
     lost = data["total"] - data["first"] - len(numbers)
     lost += data["events_total"] - data["events_first"] - len(events)
+    events += _end_by_signal(data)
     return Record(
         path=path,
         nbytes=data["bytes"],
@@ -190,11 +194,28 @@ def _record(path: str, data: dict[str, Any]) -> Record:
         samples=Samples(numbers, time_ns, dict(zip(names, values, strict=True))),
         buckets=_buckets(names, data["width"], list(map(_numbers, data["buckets"]))),
         events=events,
-        events_total=data["events_total"],
+        events_total=data["events_total"] + bool(data["signal"]),
         phases=tuple(
             RecordPhase(name, count, ns / 1e9, peak) for name, count, ns, peak in data["phases"]
         ),
     )
+
+
+def _end_by_signal(data: dict[str, Any]) -> tuple[RecordEvent, ...]:
+    """The end event of a process that a signal has ended. It could only mark that."""
+    number = data["signal"]
+    if not number:
+        return ()
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    text = f"exit: killed by {name}"
+    return (RecordEvent(data["events_total"], data["signal_ns"], 0, None, "end", text),)
+
+
+def with_end(record: Record, text: str) -> Record:
+    """The record as it will be once its process has ended, which it is about to."""
+    end = RecordEvent(record.events_total, time.monotonic_ns(), 0, None, "end", f"exit: {text}")
+    events = (*record.events, end)
+    return replace(record, events=events, events_total=record.events_total + 1, written=False)
 
 
 def _buckets(names: list[str], width: int, parts: list[memoryview]) -> Buckets:
@@ -214,6 +235,8 @@ def _command(data: bytes) -> tuple[str, ...]:
 def _ending(record: Record) -> str:
     if record.complete:
         return "complete"
+    if record.events and record.events[-1].kind == "end":
+        return f"cut off: {record.events[-1].text.removeprefix('exit: ')}"
     return "being written" if record.written else "cut off: the process ended without closing it"
 
 

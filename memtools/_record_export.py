@@ -6,6 +6,9 @@ import json
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
+from memtools._figures import figures_of
+from memtools._series import whole_buckets
+
 if TYPE_CHECKING:
     from memtools._record import Record
 
@@ -18,7 +21,7 @@ def _reading(value: int) -> int | None:
 
 
 def to_jsonl(record: Record, file: IO[str]) -> None:
-    """One object a line, its "type" first: record, then buckets, samples, events, phases."""
+    """One object a line, its "type" first: record, figures, buckets, samples, events, phases."""
     for line in _lines(record):
         file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
@@ -36,6 +39,7 @@ def _lines(record: Record) -> Iterator[Json]:
         "samples": record.total,
         "events": record.events_total,
     }
+    yield {"type": "figures", **figures_of(record).as_json()}
     buckets, samples = record.buckets, record.samples
     for i, count in enumerate(buckets.counts):
         kinds = {"least": buckets.least, "most": buckets.most, "last": buckets.last}
@@ -69,7 +73,8 @@ def to_chrome_trace(record: Record, file: IO[str]) -> None:
     file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
     for i, event in enumerate(_trace_events(record)):
         file.write((",\n" if i else "") + json.dumps(event, ensure_ascii=False))
-    file.write("\n]}\n")
+    figures = json.dumps(figures_of(record).as_json(), ensure_ascii=False)
+    file.write(f'\n], "otherData": {figures}}}\n')
 
 
 def _trace_events(record: Record) -> Iterator[Json]:
@@ -84,7 +89,13 @@ def _trace_events(record: Record) -> Iterator[Json]:
             value = _reading(values[column.name])
             if value is not None:
                 args = {column.unit or "value": value}
-                yield {"ph": "C", "name": column.name, "pid": pid, "ts": at(time_ns), "args": args}
+                yield {
+                    "ph": "C",
+                    "name": column.name,
+                    "pid": pid,
+                    "ts": at(time_ns),
+                    "args": args,
+                }
     for event in record.events:
         shared = {"name": event.text, "cat": event.kind, "pid": pid, "tid": 0}
         shared |= {"ts": at(event.time_ns), "args": {"kind": event.kind, "step": event.step}}
@@ -97,12 +108,7 @@ def _trace_events(record: Record) -> Iterator[Json]:
 def _counters(record: Record) -> Iterator[tuple[int, dict[str, int]]]:
     """(time, value of each column): of buckets that end before the first sample, then samples."""
     buckets, samples = record.buckets, record.samples
-    first = samples.numbers[0] if len(samples) else record.total
-    end = 0
-    for i, count in enumerate(buckets.counts):
-        end += count
-        if end > first:
-            break
+    for i in range(whole_buckets(record)):
         yield buckets.first_ns[i], {name: column[i] for name, column in buckets.most.items()}
     for i, time_ns in enumerate(samples.time_ns):
         yield time_ns, {name: column[i] for name, column in samples.values.items()}

@@ -9,25 +9,47 @@ gets its leak test and guard there, at the end of an optimizer's step on its own
 
 from __future__ import annotations
 
+import _thread
 import atexit
+import contextlib
+import mmap
 import os
 import sys
 import time
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from memtools._monitor_log import first_free, record_names
-from memtools._monitor_run import exception_words
+from memtools import _core
+from memtools._ending import ending, keep_interrupt, watch
+from memtools._monitor_log import ranked, refusal
+from memtools._size import format_bytes
+from memtools.errors import MemtoolsError
 
 if TYPE_CHECKING:
     from memtools import MemoryMonitor
 
 OPTIMIZER = "torch.optim.optimizer"
+A_CODE = 987654321  # that no process ends with: another takes its place
+A_CODE_BYTES = str(A_CODE).encode()
+RESERVE = 16 << 20  # bytes
 PATIENCE = 16  # steps of other optimizers after which the first is taken to be out of use
+IN_A_PROCESS = """
+import sys
+root, path, as_json, how = sys.argv[1:]
+sys.path.insert(0, root)
+from memtools._record import read_record, with_end
+from memtools._runsummary import Summary, write_summary
+record = read_record(path)
+write_summary(Summary.of(with_end(record, how) if how else record), as_json == "1")
+"""
 REST = 200  # times as long as a safe point took
 LONGEST_REST_NS = 100_000_000  # a census may take a second: 200 of them would hide a run's growth
-TEXT = 150
+
+_Made = TypeVar("_Made")
 
 
 class StepCounter:
@@ -48,12 +70,25 @@ class StepCounter:
         self._monitor = monitor
         self._first: int | None = None
         self._others: dict[int, int] = {}  # their steps since the last of the first
+        self._alive: dict[int, object] = {}  # weak references: an id is used again after a death
         self._due = 0
 
     def __call__(self, optimizer: object, args: object, kwargs: object) -> None:
-        steps = self._counted(id(optimizer))
+        steps = self._counted(self._known(optimizer))
         if steps and (self._monitor._count(steps) or time.monotonic_ns() >= self._due):
             self._safe_point()
+
+    def _known(self, optimizer: object) -> int:
+        who = id(optimizer)
+        if who not in self._alive:
+            self._alive[who] = weakref.ref(optimizer, lambda _: self._forget(who))
+        return who
+
+    def _forget(self, who: int) -> None:
+        self._alive.pop(who, None)
+        self._others.pop(who, None)
+        if who == self._first:
+            self._first = None
 
     def _counted(self, who: int) -> int:
         """How many steps this one is: none of another's, those not counted so far when it is seen
@@ -130,45 +165,139 @@ def _stop(reason: str) -> NoReturn:
     os._exit(1)
 
 
-def log_names(log: str | None, environment: Any = os.environ) -> list[str]:
-    """The path that was asked for; else run.mem and, while another run writes that, run-2.mem and
-    so on. Ranks of one job get a name each."""
-    if log is not None:
-        return [log]
-    rank = environment.get("RANK", "")
-    stem = f"run.rank{rank}" if rank.isdigit() and environment.get("WORLD_SIZE") != "1" else "run"
-    return record_names(f"{stem}.mem")
+def log_name(log: str | None) -> str:
+    """The path that was asked for, else run.mem; with the rank in it on ranks of one job."""
+    return ranked(log or "run.mem")
+
+
+def announce(text: str) -> None:
+    """A line of memtools on the standard error."""
+    _write(f"memtools: {text}\n".encode(errors="backslashreplace"))
+
+
+def announce_nothing(text: str) -> None:
+    """For --quiet."""
+
+
+def opened(make: Callable[[], _Made]) -> _Made:
+    """What `make` makes, with its record. Raises MemtoolsError if there can be no record."""
+    try:
+        return make()
+    except OSError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        path = str(error.filename)
+        why = refusal(error.__cause__, path)
+        raise MemtoolsError(f"the record {path} cannot be made: {why}") from error
+
+
+def check_limit(limit: int | None) -> None:
+    """MemtoolsError for a limit that the interpreter alone has passed already."""
+    used = _core.Probe().read().rss
+    if limit is not None and used is not None and limit < used:
+        raise MemtoolsError(
+            f"the limit of {format_bytes(limit)} is below the {format_bytes(used)} that Python "
+            "takes before the program begins; give a larger one"
+        )
 
 
 def _started(options: dict[str, Any]) -> MemoryMonitor:
     from memtools import MemoryMonitor
 
-    def start(path: str) -> MemoryMonitor:
-        monitor = MemoryMonitor(path, options["interval_ms"], limit=options["limit"])
+    def start() -> MemoryMonitor:
+        monitor = MemoryMonitor(
+            log_name(options["log"]),
+            options["interval_ms"],
+            limit=options["limit"],
+            name="memtools run",
+        )
+        said = announce_nothing if options["quiet"] else announce
+        monitor._settings = replace(monitor._settings, announce=said)
+        monitor._declares = False
         monitor.start()
         return monitor
 
-    return first_free(log_names(options["log"]), start)
+    check_limit(options["limit"])
+    return opened(start)
 
 
-def _ending() -> str | None:
-    """The exception that the interpreter has printed, in words. Without one, nobody knows yet by
-    what code the process ends: SystemExit has gone from sight."""
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    return None if error is None else exception_words(error)[:TEXT]
+# --- the end --------------------------------------------------------------------------------------
 
 
 def _end(monitor: MemoryMonitor, options: dict[str, Any], pid: int) -> None:
+    """Last of all atexit functions. The exit code is known later, to exit() alone, which chooses
+    among the texts that are prepared here; an end by Ctrl-C does not come there."""
     if os.getpid() != pid:  # a forked child that ends as Python programs do
         return
+    _core._stop_waiting()
+    _reserve.clear()
     path = str(monitor.record_path)
-    limit = monitor.metrics().get("memory/host_limit_bytes")
-    monitor._end(_ending(), last_look=True)
-    if not options["quiet"]:
-        from memtools._runsummary import Summary, write_summary
+    how = ending.uncaught if ending.interrupted else None
+    monitor._end(how, last_look=True)
+    if options["quiet"]:
+        return
+    try:
+        if how is not None:
+            _write(_summary(path, options, how))
+            keep_interrupt()
+        else:
+            _core._write_at_exit(*_texts(path, options))
+    except Exception:  # out of memory, for one; or the file is gone
+        _write_elsewhere(path, options, how or ending.failed)
 
-        summary = Summary.of_record(path, None if limit is None else int(limit))
-        write_summary(summary, options["json"])
+
+def _write_elsewhere(path: str, options: dict[str, Any], how: str | None) -> None:
+    """A program that has used up a limit of its process (RLIMIT_AS, RLIMIT_DATA) leaves no memory
+    for a summary: a process of its own, which has room under the same limit, writes it."""
+    root = os.path.dirname(os.path.dirname(__file__))
+    try:
+        words = ["-I", "-S", "-c", IN_A_PROCESS, root, path, str(int(options["json"])), how or ""]
+        child = os.posix_spawn(sys.executable, [sys.executable, *words], {})
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
+            return
+    except Exception:  # no memory for that either: one line is ready
+        pass
+    _write(f"memtools: Wrote {path}\n".encode(errors="backslashreplace"))
+
+
+def _texts(path: str, options: dict[str, Any]) -> tuple[bytes, bytes, bytes, bytes]:
+    """For exit code 0; for 1 where it is known what ends the program; and what stands before and
+    after the number of any other code."""
+    failed = ending.failed
+    before, found, after = _summary(path, options, f"code {A_CODE}").rpartition(A_CODE_BYTES)
+    known = _summary(path, options, failed or "code 0")
+    return (b"" if failed else known), (known if failed else b""), before, after if found else b""
+
+
+def _summary(path: str, options: dict[str, Any], how: str | None) -> bytes:
+    from memtools._record import read_record, with_end
+    from memtools._runsummary import Summary, summary_text
+
+    record = read_record(path)
+    if how is not None:
+        record = with_end(record, how)
+    text = summary_text(Summary.of(record), options["json"])
+    return text.replace("\0", "\\0").encode(errors="backslashreplace")
+
+
+def _write(text: bytes) -> None:
+    """To file descriptor 2, past whatever the program made of sys.stderr; one that is closed, or
+    whose reader has gone, is no error."""
+    with contextlib.suppress(OSError):
+        os.write(2, text)
+
+
+def _say_end_by_signal(monitor: MemoryMonitor, options: dict[str, Any]) -> None:
+    """On a thread of its own, of which the program sees nothing: waits for SIGTERM or SIGHUP, and
+    says what the run was like if Python lets it within 0.2 s. Then the process ends by the signal,
+    which the record tells already."""
+    number = _core._wait_for_signal()
+    if number == 0:
+        return
+    _reserve.clear()
+    with contextlib.suppress(Exception):
+        _write(_summary(str(monitor.record_path), options, None))
+    os.kill(os.getpid(), number)
 
 
 _running: list[MemoryMonitor] = []
@@ -180,15 +309,37 @@ def record_path() -> str | None:
     return None if path is None else os.fspath(path)
 
 
+_reserve: list[mmap.mmap] = []
+
+
+def _keep_a_reserve() -> None:
+    """Room for the summary of a program that ends because it has none. It is not touched, so that
+    it takes addresses and no memory."""
+    with contextlib.suppress(OSError):
+        _reserve.append(mmap.mmap(-1, RESERVE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    ending.on_uncaught.append(_reserve.clear)
+
+
+def _note_guard(monitor: MemoryMonitor, fraction: float) -> None:
+    """So that a record tells of a guard that could not act, for want of steps."""
+    if monitor._live is not None:
+        monitor._live.log.event("guard_set", f"{fraction:g} of the limit, at the end of a step")
+
+
 def begin(options: dict[str, Any]) -> None:
     """Called by sitecustomize.py with what `memtools run` was told."""
     try:
         monitor = _started(options)
         if options["guard"] is not None:
             monitor.guard(options["guard"], action="raise")
+            _note_guard(monitor, options["guard"])
     except Exception as error:
         _stop(" ".join(str(error).split()) or type(error).__name__)
     _running.append(monitor)
     count_steps(monitor)
+    watch(whole_program=True)
+    _keep_a_reserve()
+    if not options["quiet"] and _core._expect_signal():
+        _thread.start_new_thread(_say_end_by_signal, (monitor, options))
     # Registered first, so called last: after the program's own, and after its threads have ended.
     atexit.register(_end, monitor, options, os.getpid())

@@ -6,130 +6,118 @@ import contextlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from typing import Any
 
-from memtools._record import UNKNOWN, Record, read_record
-from memtools._size import format_bytes
+from memtools._figures import Figures, figures_of
+from memtools._record import Record, read_record
+from memtools.report._words import count, duration, shown, size
 
 _DEVICE = re.compile(r"cuda\d+_reserved")
-
-
-def most(record: Record, column: str) -> int | None:
-    """The largest reading of the whole run; None where there is none, or no such column."""
-    known = (value for value in record.buckets.most.get(column, ()) if value != UNKNOWN)
-    return max(known, default=None)
-
-
-def last(record: Record, column: str) -> int | None:
-    """The newest reading."""
-    for values in (record.samples.values.get(column, ()), record.buckets.last.get(column, ())):
-        for value in reversed(values):
-            if value != UNKNOWN:
-                return int(value)
-    return None
-
-
-def event_texts(record: Record, *kinds: str) -> list[str]:
-    return [event.text for event in record.events if event.kind in kinds]
-
-
-def leak_lines(record: Record) -> list[str]:
-    """The newest verdict and its holders, unless it was taken back, and the newest forecast. A
-    holder is told once, maybe with an earlier, lower grade than the newest."""
-    verdict: list[str] = []
-    holders: list[str] = []
-    forecast: list[str] = []
-    for event in record.events:
-        if event.kind == "leak" and event.text.startswith("no longer"):
-            verdict, holders, forecast = [], [], []
-        elif event.kind == "leak":
-            verdict = [event.text]
-        elif event.kind == "holder" and verdict:
-            holders.append(event.text)
-        elif event.kind == "pressure" and event.text.startswith("forecast: "):
-            forecast = [event.text]
-    return verdict + holders + forecast
+HOLDERS, ACTS = 1, 3  # lines of each
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of one run; sizes in bytes, None where it was not to be had."""
+    """A record's figures as the last lines of a run."""
 
-    record: str
-    record_bytes: int
-    seconds: float
-    samples: int
-    steps: int | None
-    ended: str | None
-    peak_bytes: int | None
-    limit_bytes: int | None
-    children_most: int | None
-    children_peak_bytes: int | None
-    devices_peak_bytes: dict[str, int] = field(default_factory=dict)
-    leaks: list[str] = field(default_factory=list)
-    acts: list[str] = field(default_factory=list)
+    path: str
+    nbytes: int
+    figures: Figures = field(repr=False)
 
     @classmethod
-    def of_record(cls, path: str, limit: int | None) -> Summary:
-        """Reads the record at `path`, complete or not. `limit` is what counts as full.
+    def of_record(cls, path: str) -> Summary:
+        """Reads the record at `path`, complete or not.
 
         Raises:
             OSError, ValueError: it cannot be read.
         """
-        record = read_record(path)
-        peaks = [most(record, "rss"), *(phase.peak_bytes for phase in record.phases)]
-        columns = [c.name for c in record.columns if _DEVICE.fullmatch(c.name)]
-        devices = {name.partition("_")[0]: most(record, name) for name in columns}
-        return cls(
-            record=path,
-            record_bytes=record.nbytes,
-            seconds=record.seconds,
-            samples=record.total,
-            steps=last(record, "step"),
-            ended=next(reversed(event_texts(record, "end")), None),
-            peak_bytes=max((peak for peak in peaks if peak is not None), default=None),
-            limit_bytes=limit,
-            children_most=most(record, "children"),
-            children_peak_bytes=most(record, "children_private"),
-            devices_peak_bytes={name: peak for name, peak in devices.items() if peak is not None},
-            leaks=leak_lines(record)[:2],
-            acts=event_texts(record, "guard", "oom")[-3:],
-        )
+        return cls.of(read_record(path))
+
+    @classmethod
+    def of(cls, record: Record) -> Summary:
+        return cls(record.path, record.nbytes, figures_of(record))
 
     def lines(self) -> Iterable[str]:
-        took = f"{self.seconds:,.1f} s" + (f", {self.steps:,} steps" if self.steps else "")
-        yield f"{took}, {_peak(self.peak_bytes, self.limit_bytes)}"
-        if self.children_most:
-            private = self.children_peak_bytes
-            own = "" if private is None else f", {format_bytes(private)} of their own"
-            yield f"children: {self.children_most:,} at most{own}"
-        for device, peak in self.devices_peak_bytes.items():
-            yield f"{device}: peak {format_bytes(peak)} reserved"
-        yield from self.leaks
-        yield from self.acts
-        if self.ended is not None:
-            yield f"ended: {self.ended.removeprefix('exit: ')}"
+        figures = self.figures
+        took = duration(figures.seconds)
+        took += f", {count(figures.steps, 'step')}" if figures.steps else ""
+        yield f"{took}; {figures.peaks()}"
+        if figures.children_most:
+            name = "other processes" if figures.outside else "workers"
+            yield f"{name}: {figures.children_most:,} at most"
+        for device, peak in self._devices().items():
+            yield f"{device}: peak {size(peak)} reserved"
+        yield from self._growth()
+        yield from self._acts()
+        guard = figures.guard_words()
+        if guard is not None:
+            yield guard
+        # Of a program that is about to end by itself nobody knows the exit code yet.
+        if figures.ending.kind not in ("clean", "running"):
+            acted = figures.limit_acted
+            text = figures.ending.text[:1].upper() + figures.ending.text[1:]
+            yield f"{text}{'' if acted is None else f'; {acted} was in force'}"
+        record = f"Wrote {self.path} ({size(self.nbytes)})"
+        yield f"{record}; for details: memtools explain {shlex.quote(self.path)}"
+
+    def _growth(self) -> list[str]:
+        """What grows, and the first who holds it."""
+        verdict = self.figures.verdict
+        told = len(verdict.said) + len(verdict.rises)
+        return self.figures.growth_lines()[: told + HOLDERS]
+
+    def _acts(self) -> list[str]:
+        events = self.figures.record.events
+        return [shown(e.text) for e in events if e.kind in ("guard", "oom")][-ACTS:]
+
+    def _devices(self) -> dict[str, int]:
+        return {
+            tier.name.partition("_")[0]: tier.peak
+            for tier in self.figures.tiers
+            if _DEVICE.fullmatch(tier.name)
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Sizes in bytes, None for what was not to be had."""
+        figures, used = self.figures, self.figures.used
+        return {
+            "record": self.path,
+            "record_bytes": self.nbytes,
+            "seconds": figures.seconds,
+            "samples": figures.samples,
+            "steps": figures.steps,
+            "ended": figures.ending.text,
+            "peak_bytes": None if figures.process is None else figures.process.peak_bytes,
+            "peak_with_workers_bytes": (
+                None if figures.together is None else figures.together.peak_bytes
+            ),
+            "used_peak_bytes": None if used is None else used.peak_bytes,
+            "limit_bytes": None if used is None else used.limit_bytes,
+            "limit_source": None if used is None else used.source,
+            "limit_acted": figures.limit_acted,
+            "machine_peak_bytes": None if figures.machine is None else figures.machine.peak_bytes,
+            "children_most": figures.children_most,
+            "children_peak_bytes": None if figures.workers is None else figures.workers.peak_bytes,
+            "devices_peak_bytes": self._devices(),
+            "growth": figures.verdict.as_json()["growth"],
+            "forecast": figures.verdict.forecast,
+            "leaks": self._growth(),
+            "acts": self._acts(),
+            "guard": figures.guard_words(),
+        }
 
 
-def _known(count: int | None) -> str:
-    return "unknown" if count is None else format_bytes(count)
-
-
-def _peak(peak: int | None, limit: int | None) -> str:
-    if peak is None or limit is None:
-        return f"peak {_known(peak)}"
-    share = 100 * peak / limit
-    return f"peak {format_bytes(peak)} of {format_bytes(limit)} ({share:.1f}%)"
+def summary_text(summary: Summary, as_json: bool) -> str:
+    if as_json:
+        return json.dumps(summary.as_json()) + "\n"
+    return "".join(f"memtools: {line}\n" for line in summary.lines())
 
 
 def write_summary(summary: Summary, as_json: bool) -> None:
     """To file descriptor 2, past whatever the program made of sys.stderr; one that is closed, or
     whose reader has gone, is no error."""
-    if as_json:
-        text = json.dumps(asdict(summary)) + "\n"
-    else:
-        text = "".join(f"memtools: {line}\n" for line in summary.lines())
-        text += f"memtools: Wrote {summary.record} ({format_bytes(summary.record_bytes)})\n"
     with contextlib.suppress(OSError):
-        os.write(2, text.encode(errors="backslashreplace"))
+        os.write(2, summary_text(summary, as_json).encode(errors="backslashreplace"))

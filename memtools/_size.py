@@ -42,7 +42,16 @@ def parse_bytes(size: int | str, name: str = "size") -> int:
 def format_bytes(count: float) -> str:
     """`"64.0 MiB"`: binary units, one decimal, bytes as a whole number."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        digits = 0 if unit == "B" else 1
+        if round(abs(count), digits) < 1024:
+            return f"{count:.{digits}f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def exact_bytes(count: int) -> str:
+    """Like "12 GiB" where that is all of it, else bytes: a record's texts are read again."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
+        if count % unit == 0:
+            return f"{count // unit} {name}"
+    return f"{count} B"

@@ -4,13 +4,18 @@
       -> {"tokens": [2, 128], "ids": [2 strings], "scale": 0.5}      tensors as views: no copy
 
     tensor, numpy array        cut along its first dimension; without dimensions: repeated
-    dict, tuple, named tuple,  their fields are cut
-    dataclass
-    list                       of tensors that all have as many rows as the batch, or of tensors
-                               beside other things: fields, as a DataLoader's usual collate makes
-                               them; any other list: one item a row
-    tuple of texts             one text a row, where there are as many
+    dict, named tuple,         their fields are cut
+    dataclass, pytree node
+    tuple                      its fields are cut; where these have no rows in common, or are texts,
+                               and there are as many as the batch has rows: one item a row
+    list                       one item a row, whatever lengths the items have; its fields are cut
+                               where they are tensors of several types or dimensions, or tensors
+                               beside other things, as a DataLoader's usual collate makes them, or
+                               where the list has another length than the batch and its fields fit
     number, text, None, ...    repeated
+
+A list of tensors of one type and one length can be samples or columns. It is read as samples; with
+`columns` as columns. The length of the samples never decides.
 
 What is none of these has to be cut by the user, who knows what its rows are.
 """
@@ -20,7 +25,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import enum
+import itertools
 import numbers
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -33,38 +41,53 @@ _CONSTANT: Final = (str, bytes, type(None), numbers.Number, enum.Enum, type, ran
 _HOOK: Final = "pass split=, a function of (batch, size) that returns a list of micro-batches"
 
 
-def rows(batch: Any) -> int:
+def rows(batch: Any, columns: bool = False) -> int:
     """How many rows a batch has. Takes some us a leaf.
+
+    Args:
+        columns: read the items of a list as columns where they can be, rather than as rows.
 
     Raises:
         ValueError: an empty batch, one without rows, or parts that disagree: the sizes are named.
         TypeError: a part that cannot be cut.
     """
-    count = next(_firm(batch), None)
-    if count is None:
-        count = next((_list_rows(one) for one in _lists(batch)), None)
-    if count is None:
+    first = None
+    for count, is_an_arrays in _candidates(batch, columns):
+        first = count if first is None else first
+        fits = _fits(batch, count, columns)
+        if fits and not (is_an_arrays and not _cuts_arrays(batch, count, columns)):
+            if count == 0:
+                raise ValueError("step(): the batch is empty (0 rows); leave such batches out")
+            return count
+    if first is None:
         raise ValueError(
             f"step(): the batch ({type(batch).__name__}) has no tensor, array or list with rows, "
             f"so it cannot be cut into micro-batches; {_HOOK}"
         )
-    sizes = dict(_sizes(batch, count, "batch"))
-    if set(sizes.values()) > {count}:
-        shown = ", ".join(f"{name} has {size}" for name, size in list(sizes.items())[:8])
-        raise ValueError(
-            f"step(): parts of the batch disagree on the number of rows: {shown}; make what "
-            f"belongs to no row a number or a 0-d tensor, or {_HOOK}"
-        )
-    if count == 0:
-        raise ValueError("step(): the batch is empty (0 rows); leave such batches out")
-    return count
+    sizes = dict(_sizes(batch, first, "batch", columns))
+    shown = ", ".join(f"{name} has {size}" for name, size in list(sizes.items())[:8])
+    raise ValueError(
+        f"step(): parts of the batch disagree on the number of rows: {shown}; make what belongs to "
+        f"no row a number or a 0-d tensor, or {_HOOK}"
+    )
 
 
-def take(batch: Any, start: int, stop: int, count: int) -> Any:
+def take(batch: Any, start: int, stop: int, count: int, columns: bool = False) -> Any:
     """Rows `start` to `stop` of a batch that has `count`: views where it is made of tensors."""
     if start == 0 and stop == count:
         return batch
-    return _take(batch, start, stop, count)
+    return _take(batch, start, stop, count, columns)
+
+
+def is_read_otherwise(batch: Any, count: int) -> bool:
+    """Whether a batch that has `count` rows is cut another way where lists are columns."""
+    try:
+        other = rows(batch, columns=True)
+    except (TypeError, ValueError):
+        return False
+    return other != count or any(
+        _are_rows(node, count, False) and not _are_rows(node, count, True) for node in _lists(batch)
+    )
 
 
 # --- what a node is ---
@@ -93,22 +116,64 @@ def _fields(node: Any) -> list[tuple[str, Any]] | None:
         ]
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
         return [(f".{one.name}", getattr(node, one.name)) for one in dataclasses.fields(node)]
-    return None
+    return _registered(node)
 
 
-def _are_rows(node: Any, count: int) -> bool:
+def _registered(node: Any) -> list[tuple[str, Any]] | None:
+    """The children of a type that its author registered with torch's pytree."""
+    kind = _pytree_kind(node)
+    if kind is None:
+        return None
+    children, _ = kind.flatten_fn(node)
+    return [(f".<{index}>", value) for index, value in enumerate(children)]
+
+
+def _pytree_kind(node: Any) -> Any:
+    tree = sys.modules.get("torch.utils._pytree")
+    if tree is None or isinstance(node, (list, tuple, Mapping)):
+        return None
+    return tree.SUPPORTED_NODES.get(type(node))
+
+
+def _are_rows(node: Any, count: int, columns: bool) -> bool:
     """Whether each item of a list or tuple is one row, rather than a field with rows."""
     if isinstance(node, list):
-        columns = bool(node) and all(_is_array(one) and one.ndim for one in node)
-        return not (_is_mixed(node) or (columns and all(len(one) == count for one in node)))
-    texts = bool(node) and all(isinstance(one, (str, bytes)) for one in node)
-    return texts and type(node) is tuple and len(node) == count
+        if _is_mixed(node):
+            return False
+        if len(node) == count and not (columns and _are_fields(node, count, columns)):
+            return True
+        return not _are_fields(node, count, columns)
+    if type(node) is not tuple or len(node) != count or not node:
+        return False
+    if all(isinstance(one, (str, bytes)) for one in node):
+        return True
+    return not (_is_mixed(node) or _are_fields(node, count, columns)) and any(
+        next(_arrays(one), None) is not None for one in node
+    )
 
 
-def _is_mixed(node: list[Any]) -> bool:
+def _are_fields(node: Any, count: int, columns: bool) -> bool:
+    """Whether all items have `count` rows, and at least one has any."""
+    return all(_fits(one, count, columns) for one in node) and any(
+        size == count for one in node for _, size in _sizes(one, count, "", columns)
+    )
+
+
+def _fits(node: Any, count: int, columns: bool) -> bool:
+    try:
+        return all(size == count for _, size in _sizes(node, count, "", columns))
+    except TypeError:
+        return False
+
+
+def _is_mixed(node: Any) -> bool:
     """Fields for certain: things of several kinds, tensors among them. Rows are of one kind."""
-    kinds = {"array" if _is_array(one) else type(one) for one in node}
+    kinds = {_array_kind(one) if _is_array(one) else type(one) for one in node}
     return len(kinds) > 1 and any(next(_firm(one), None) is not None for one in node)
+
+
+def _array_kind(node: Any) -> tuple[Any, ...]:
+    return type(node).__module__, node.dtype, node.ndim
 
 
 def _check_strided(node: Any, name: str) -> None:
@@ -123,6 +188,30 @@ def _check_strided(node: Any, name: str) -> None:
 # --- walks ---
 
 
+def _candidates(batch: Any, columns: bool) -> Iterator[tuple[int, bool]]:
+    """What the number of rows may be, the likeliest first, and whether it is that of an array."""
+    samples = ((len(one), False) for one in _lists(batch))
+    inside = ((len(array), True) for one in _lists(batch) for array in _arrays(one))
+    first, second = (inside, samples) if columns else (samples, inside)
+    of_tuples = ((length, False) for length in _lengths_of_tuples(batch))
+    firm = ((count, True) for count in _firm(batch))
+    seen = set()
+    for candidate in itertools.chain(firm, first, second, of_tuples):
+        if candidate not in seen:
+            seen.add(candidate)
+            yield candidate
+
+
+def _cuts_arrays(node: Any, count: int, columns: bool) -> bool:
+    """Whether an array is cut, so that its own length can be the number of rows. One sample of a
+    tuple may be as long as the tuple by chance."""
+    if _is_array(node):
+        return bool(node.ndim)
+    if isinstance(node, (list, tuple)) and _are_rows(node, count, columns):
+        return False
+    return any(_cuts_arrays(value, count, columns) for value in _values(node))
+
+
 def _firm(node: Any) -> Iterator[int]:
     """Rows of the tensors that are in no list of one kind: these have no other meaning."""
     if _is_array(node):
@@ -134,40 +223,58 @@ def _firm(node: Any) -> Iterator[int]:
 
 
 def _lists(node: Any) -> Iterator[list[Any]]:
+    """Lists that can be samples, the outer before the inner ones."""
     if isinstance(node, list) and not _is_mixed(node):
         yield node
-    elif not _is_array(node):
+    if not _is_array(node):
         for value in _values(node):
             yield from _lists(value)
+
+
+def _lengths_of_tuples(batch: Any) -> Iterator[int]:
+    """Of two or more tuples inside of a batch, as `tuple(zip(*samples))` has them. A tuple alone is
+    more likely one of columns that disagree, which is an error."""
+    lengths = Counter(len(one) for one in _tuples(batch) if one is not batch)
+    yield from (length for length, count in lengths.items() if count > 1)
+
+
+def _tuples(node: Any) -> Iterator[tuple[Any, ...]]:
+    if type(node) is tuple:
+        yield node
+    if not _is_array(node):
+        for value in _values(node):
+            yield from _tuples(value)
+
+
+def _arrays(node: Any) -> Iterator[Any]:
+    """All with a dimension."""
+    if _is_array(node):
+        if node.ndim:
+            yield node
+    else:
+        for value in _values(node):
+            yield from _arrays(value)
 
 
 def _values(node: Any) -> list[Any]:
     return node if isinstance(node, list) else [value for _, value in _fields(node) or ()]
 
 
-def _list_rows(node: list[Any]) -> int:
-    """Of a list when nothing else has rows: columns of one length, or a row an item."""
-    if node and _is_array(node[0]) and node[0].ndim and not _are_rows(node, len(node[0])):
-        return len(node[0])
-    return len(node)
-
-
-def _sizes(node: Any, count: int, name: str) -> Iterator[tuple[str, int]]:
+def _sizes(node: Any, count: int, name: str, columns: bool) -> Iterator[tuple[str, int]]:
     """(name, rows) of all that is cut. Raises TypeError for what cannot be."""
     if _is_array(node):
         _check_strided(node, name)
         if node.ndim:
             yield name, len(node)
         return
-    if isinstance(node, (list, tuple)) and _are_rows(node, count):
+    if isinstance(node, (list, tuple)) and _are_rows(node, count, columns):
         yield name, len(node)
         return
     fields = list(enumerate(node)) if isinstance(node, list) else _fields(node)
     if fields is not None:
         for key, value in fields:
-            yield from _sizes(
-                value, count, f"{name}[{key}]" if isinstance(key, int) else name + key
-            )
+            inner = f"{name}[{key}]" if isinstance(key, int) else name + key
+            yield from _sizes(value, count, inner, columns)
     elif not isinstance(node, _CONSTANT) and not _is_torchs(node):
         raise TypeError(
             f"step(): {name} is a {type(node).__name__}, whose rows are unknown; {_HOOK}"
@@ -181,22 +288,25 @@ def _is_torchs(node: Any) -> bool:
     return isinstance(node, kinds)
 
 
-def _take(node: Any, start: int, stop: int, count: int) -> Any:
+def _take(node: Any, start: int, stop: int, count: int, columns: bool) -> Any:
     if _is_array(node):
         return node[start:stop] if node.ndim else node
-    if isinstance(node, (list, tuple)) and _are_rows(node, count):
+    if isinstance(node, (list, tuple)) and _are_rows(node, count, columns):
         return node[start:stop]
     if isinstance(node, list):
-        return [_take(value, start, stop, count) for value in node]
+        return [_take(value, start, stop, count, columns) for value in node]
     fields = _fields(node)
     if fields is None:
         return node
-    parts = [_take(value, start, stop, count) for _, value in fields]
+    parts = [_take(value, start, stop, count, columns) for _, value in fields]
     if isinstance(node, Mapping):
         return _mapping(node, parts)
     if isinstance(node, tuple):
         return type(node)(*parts) if hasattr(node, "_fields") else tuple(parts)
-    return _dataclass(node, parts)
+    if dataclasses.is_dataclass(node):
+        return _dataclass(node, parts)
+    kind = _pytree_kind(node)
+    return kind.unflatten_fn(parts, kind.flatten_fn(node)[1])
 
 
 def _mapping(node: Any, parts: list[Any]) -> Any:

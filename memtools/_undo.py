@@ -33,6 +33,9 @@ from memtools._hostmem import host_memory
 if TYPE_CHECKING:
     import torch
 
+LARGE: Final = 1 << 20  # bytes of a buffer from which on copying it each time is worth avoiding
+QUIET: Final = 2  # times that a large buffer is found unchanged before it is no longer copied
+COLUMNS: Final = 4096
 SMALL: Final = 0.1  # of a device's or the host's memory: as much as auto spends on scratch
 
 
@@ -70,15 +73,17 @@ def _index(device: torch.device) -> tuple[torch.device, ...]:
 class Buffers:
     """The values of a model's buffers, such as BatchNorm's running statistics, at one moment.
 
-    All are copied each time: those that a module changes by `.data` show no sign of it.
+    Small ones are copied each time. A large one (a causal mask, a cache) is copied until it was
+    found unchanged twice; from then on it is looked at instead: its tensor, address, shape and
+    version before each micro-batch, and a checksum too before it is taken for restored, since
+    `.data` leaves no trace in the version.
     """
 
-    __slots__ = ("_copies", "_places", "_tensors")
+    __slots__ = ("_kept", "_places")
 
     def __init__(self) -> None:
         self._places: list[tuple[dict[str, Any], str]] = []
-        self._tensors: list[torch.Tensor] = []
-        self._copies: list[torch.Tensor] = []
+        self._kept: list[_Kept] = []
 
     def save(self, holders: Iterable[dict[str, Any]]) -> None:
         """Of modules' `_buffers`. Into the copies of before where the tensors are the same."""
@@ -87,30 +92,126 @@ class Buffers:
             (names, name) for names in holders for name in names if names[name] is not None
         ]
         tensors = [names[name] for names, name in self._places]
-        same = len(tensors) == len(self._tensors) and all(
-            old is new and old.shape == copy.shape
-            for old, new, copy in zip(self._tensors, tensors, self._copies, strict=True)
-        )
+        if len(tensors) != len(self._kept) or any(
+            kept.tensor is not tensor for kept, tensor in zip(self._kept, tensors, strict=True)
+        ):
+            known = {id(kept.tensor): kept for kept in self._kept}
+            self._kept = [known.get(id(tensor)) or _Kept(tensor) for tensor in tensors]
         with torch.no_grad():
-            if same and tensors:
-                torch._foreach_copy_(self._copies, tensors)
-            elif not same:
-                self._tensors, self._copies = tensors, [one.detach().clone() for one in tensors]
+            due = [kept for kept in self._kept if kept.is_due()]
+            if due:
+                copies = [kept.copy for kept in due]
+                torch._foreach_copy_(copies, [kept.tensor for kept in due])
 
     def restore(self) -> None:
-        """The same tensors with the same values, replaced and resized ones as well."""
+        """The same tensors with the same values, replaced and resized ones as well.
+
+        Raises RuntimeError where a large buffer has changed that never had before: there is no copy
+        of it. The others are restored, and from the next window on it is copied.
+        """
+        changed = []
         with _bridge.connect().torch.no_grad():
-            for (names, name), tensor, copy in zip(
-                self._places, self._tensors, self._copies, strict=True
-            ):
-                names[name] = tensor
-                if tensor.shape != copy.shape:
-                    tensor.data = copy.clone()
-                else:
-                    tensor.copy_(copy)
+            for (names, name), kept in zip(self._places, self._kept, strict=True):
+                names[name] = kept.tensor
+                if not kept.restore():
+                    changed.append(name)
+        if changed:
+            raise RuntimeError(
+                f"step(): the buffer {changed[0]!r} changed in a micro-batch that ran out of "
+                "memory, and had never changed before, so that no copy of it was made: put it as "
+                "it was; from now on it is copied before each micro-batch"
+            )
 
     def __len__(self) -> int:
-        return len(self._tensors)
+        return len(self._kept)
+
+
+class _Kept:
+    """One buffer: a copy of it, or the proof that it does not change."""
+
+    __slots__ = ("_checksum", "_moves", "_quiet", "_seen", "copy", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.copy: torch.Tensor | None = None
+        self._moves = tensor.numel() * tensor.element_size() < LARGE or _integers(tensor) is None
+        self._quiet = 0
+        self._checksum: torch.Tensor | None = None
+        self._seen: tuple[Any, ...] = ()
+
+    def is_due(self) -> bool:
+        """Whether `copy` has to take the tensor's values now; it is made anew where it has to."""
+        tensor = self.tensor
+        if self._checksum is not None:
+            if self._seen == _look(tensor):
+                return False
+            self._moves, self._checksum = True, None
+        if self.copy is None or self.copy.shape != tensor.shape:
+            self.copy = tensor.detach().clone()
+            self._seen = () if self._moves else _look(tensor)
+            return False
+        if self._moves:
+            return True
+        if self._seen != _look(tensor) or not _same(self.copy, tensor):
+            self._moves = True
+            return True
+        self._quiet += 1
+        if self._quiet >= QUIET:
+            self._checksum, self.copy = _checksum(tensor), None
+        return False
+
+    def restore(self) -> bool:
+        """Whether it is as it was at the last look."""
+        tensor, copy = self.tensor, self.copy
+        if copy is None:
+            now = _checksum(tensor) if self._seen == _look(tensor) else None
+            before = self._checksum
+            if now is not None and before is not None and now.equal(before):
+                return True
+            self._moves, self._checksum = True, None
+            return False
+        if tensor.shape != copy.shape:
+            tensor.data = copy.clone()
+        else:
+            tensor.copy_(copy)
+        if not self._moves:
+            self._seen = _look(tensor)  # the copy itself raised the version
+        return True
+
+
+def _look(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What changes with most changes, in a microsecond."""
+    return tensor._version, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _integers(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Its bytes as integers of 64 bits, without a copy; None where that cannot be."""
+    torch = _bridge.connect().torch
+    plain = type(tensor) in (torch.Tensor, torch.nn.Buffer) and tensor.layout is torch.strided
+    if not plain or tensor.is_inference() or tensor.is_meta or not tensor.is_contiguous():
+        return None
+    try:
+        return tensor.detach().view(-1).view(torch.int64)
+    except RuntimeError:  # their number is odd, or they begin at an odd address
+        return None
+
+
+def _same(copy: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Bit for bit: a nan equals itself."""
+    one, other = _integers(copy), _integers(tensor)
+    return one is not None and other is not None and one.equal(other)
+
+
+def _checksum(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Sums over the rows and the columns of its bytes as a table, which tell a moved value from one
+    in its place. None where the tensor has become one that cannot be summed."""
+    integers = _integers(tensor)
+    if integers is None:
+        return None
+    table = integers[: integers.numel() // COLUMNS * COLUMNS].view(-1, COLUMNS)
+    rest = integers[table.numel() :]
+    summed: torch.Tensor = _bridge.connect().torch.cat([table.sum(0), table.sum(1), rest])
+    return summed
 
 
 # --- gradients ---

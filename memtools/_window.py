@@ -13,7 +13,10 @@ no bit of the result, and both stay as they are until the window ends.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
+
+from memtools._accsums import Sum
 
 _LEAST, _MOST = -96, 96  # exponents of the guess: with a scale of 2**24 still a float32
 
@@ -35,14 +38,18 @@ class Window:
         open: inside of a micro-batch.
         last: whether the window ends with the one that is open.
         chunks: backward passes of the micro-batch that is open.
+        loss: sum of the losses that are in the gradients.
+        extras: sums, by name, of what a loss function counts besides.
         torn: why the gradients are not those of whole micro-batches, "" where they are.
     """
 
     __slots__ = (
         "chunks",
         "count",
+        "extras",
         "guess",
         "last",
+        "loss",
         "on_device",
         "open",
         "scale",
@@ -61,6 +68,8 @@ class Window:
         self.open = False
         self.last = False
         self.chunks = 0
+        self.loss = Sum()
+        self.extras: Mapping[str, Sum] = {}
         self.torn = ""
 
     def mark(self) -> Mark:
@@ -89,7 +98,8 @@ class Window:
         units = usual
         if weight is None or isinstance(weight, float):
             units = weight or 1.0
-        self.guess = math.ldexp(1.0, min(max(-round(math.log2(steps * units)), _LEAST), _MOST))
+        exponent = -round(math.log2(steps) + math.log2(units))  # a product might be inf
+        self.guess = math.ldexp(1.0, min(max(exponent, _LEAST), _MOST))
         self.weighted = weight is not None
 
     def add(self, weight: Any) -> None:
@@ -106,7 +116,14 @@ class Window:
             self.on_device = self.on_device + weight
         self.chunks += 1
 
+    def count_extras(self, values: Mapping[str, Any]) -> None:
+        """Add what a loss function counted besides its loss."""
+        added = {name: self.extras.get(name, Sum()).plus(value) for name, value in values.items()}
+        self.extras = {**self.extras, **added}
+
     def total(self) -> float:
         """Units of the whole window. Waits for the device where weights came on one."""
-        on_device = 0.0 if self.on_device is None else float(self.on_device)
-        return self.weight + on_device
+        if self.on_device is not None:
+            self.weight += float(self.on_device)
+            self.on_device = None
+        return self.weight

@@ -6,7 +6,6 @@ python -m tests.accrankworker CASE RANK WORLD RENDEZVOUS OUT
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -212,8 +211,45 @@ def resumed(rank: int) -> Any:
     return results[0] == results[1]
 
 
-SHARED = (windows, means, clipped, main_grads, skips, torn, skipped_batch, sparse_error, no_weight,
-          nothing, resumed, *OOM)  # fmt: skip
+def closed(rank: int) -> Any:
+    """What an accumulator leaves of DDP's flags, and whether DDP reduces by itself again."""
+    model = DDP(Net(norm=True))
+    before = model.require_forward_param_sync
+    acc = made(model)
+    x, y = data(rank)[0]
+    with acc.micro_batch():
+        acc.backward((model(x) - y).square().sum(), weight=len(x))
+    acc.flush()
+    acc = made(model)
+    acc.close()
+    model.zero_grad()
+    (model(x) - y).square().sum().backward()
+    gradients = [v for p in model.parameters() for v in p.grad.flatten().tolist()]  # type: ignore
+    return [before, model.require_forward_param_sync, gradients]
+
+
+def losses(rank: int) -> Any:
+    """A window in which the first rank has one batch and the others have two."""
+    model = DDP(Net())
+    acc = made(model)
+    own = data(rank)[: 1 + (rank > 0)]
+    sums = [float((model.module(x) - y).square().sum().detach()) for x, y in own]
+
+    @acc.accumulate
+    def micro(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return (model(x) - y).square().sum(), len(x), {"rows": len(x)}
+
+    for x, y in own:
+        micro(x, y)
+    report = acc.flush()
+    assert report is not None
+    rows = sum(len(x) for x, _ in own)
+    found = [report.loss, report.own_weight, report.extras]
+    return [found, [sum(sums) / rows, rows, {"rows": rows}], report.weight]
+
+
+SHARED = (windows, means, losses, closed, clipped, main_grads, skips, torn, skipped_batch,
+          sparse_error, no_weight, nothing, resumed, *OOM)  # fmt: skip
 
 
 def healthy(rank: int) -> Any:
@@ -243,7 +279,6 @@ def ready() -> None:
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # a retry collects cycles: not among all that was imported
-    warnings.filterwarnings("ignore", "torch.optim.*fused", UserWarning)
 
 
 if __name__ == "__main__":

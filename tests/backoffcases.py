@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import nn
 import memtools
 from memtools._accumulate import GradAccumulator
 from memtools._backoff import BackOff
+from memtools._retry import Retry
 from tests.oominject import Inject
 
 ROWS = 16
@@ -45,7 +47,9 @@ class Run:
 
     def bits(self) -> list[bytes]:
         found = [t.detach().numpy().tobytes() for t in _tensors(self.state)]
-        numbers = [(r.weight, r.norm, r.coefficient, r.skipped, r.scale) for r in self.reports]
+        numbers = [
+            (r.weight, r.norm, r.coefficient, r.skipped, r.scale, r.loss) for r in self.reports
+        ]
         return [*found, repr(numbers).encode(), repr(self.random).encode()]
 
 
@@ -108,3 +112,21 @@ def run(
     state = {"model": model.state_dict(), "momentum": acc.optimizer.state_dict()["state"]}
     drawn = [torch.rand(3).tolist(), random.random(), float(np.random.random())]
     return Run(state, reports, drawn), acc
+
+
+def sizes_of(retries: Sequence[Retry], rows: int, size: int) -> tuple[list[int], int]:
+    """The sizes of a window's micro-batches, and the size that it ended with, by its retries.
+
+    A window that runs again from its start (redo) may fail at an earlier micro-batch than before,
+    since how much of the heap is free differs from pass to pass. Its plan ends there.
+    """
+    sizes: list[int] = []
+    for retry in retries:
+        at = retry.micro_batch
+        sizes += [size] * (at - len(sizes))
+        planned = sizes[at] if at < len(sizes) else size
+        assert retry.rows == min(planned, rows - sum(sizes[:at])), (retry, sizes)
+        assert retry.next_rows is not None
+        del sizes[at:]
+        size = retry.next_rows
+    return sizes + [size] * -(-(rows - sum(sizes)) // size), size

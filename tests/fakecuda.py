@@ -105,6 +105,7 @@ class FakeRuntime:
         for name in ("live", "queued", "host_syncs", "calls", "busy_frees", "pinned_bytes",
                      "page_bytes", "misuses", "spoiled_captures"):  # fmt: skip
             getattr(self._lib, f"fake_cuda_{name}").restype = ctypes.c_long
+        self._lib.fake_cuda_hold.argtypes = (ctypes.c_bool,)
         self._lib.fake_cuda_called.restype = ctypes.c_long
         self._lib.fake_cuda_called.argtypes = (ctypes.c_char_p,)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 from unittest import mock
 
@@ -205,5 +206,41 @@ def fsdp_outside(rank: int) -> Any:
     return [outside, asked.call_count]
 
 
+def fsdp_closed(rank: int) -> Any:
+    """How many calls lie around FSDP's own, with several accumulators and with none."""
+    model = sharded(Deep())
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+
+    def depths(acc: GradAccumulator) -> list[int]:
+        found = []
+        for group in acc.ranks._pass._groups:  # type: ignore[attr-defined]
+            for name in ("unshard", "post_backward"):
+                call, depth = getattr(group, name), 0
+                while isinstance(call, functools.partial):
+                    call, depth = call.args[1], depth + 1
+                found.append(depth)
+        return sorted(set(found))
+
+    x, y = data(rank)[0]
+    found = []
+    first = GradAccumulator(model, optimizer, 1)
+    second = GradAccumulator(model, optimizer, 1)
+    found.append(depths(second))
+    first.close()  # which has the model no more
+    found.append(depths(second))
+    third = GradAccumulator(model, optimizer, 1)
+    groups = third.ranks._pass._groups  # type: ignore[attr-defined]
+    with third.micro_batch():
+        third.backward((model(x) - y).square().sum(), weight=len(x))
+    del third, first, second
+    last = GradAccumulator(model, optimizer, 1)
+    found.append(depths(last))
+    last.close()
+    found.append(depths(last))
+    found.append([name for group in groups for name in vars(group) if name == "unshard"])
+    (model(x) - y).square().sum().backward()
+    return found
+
+
 FSDP = (fsdp, fsdp_scale, fsdp_out_of_memory, fsdp_hopeless, fsdp_raises, fsdp_uneven,
-        fsdp_refused, fsdp_outside)  # fmt: skip
+        fsdp_refused, fsdp_outside, fsdp_closed)  # fmt: skip

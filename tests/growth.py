@@ -3,7 +3,7 @@ another thread's arena, what malloc gave back to the system before and takes aga
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 STRETCHES = 4
 
@@ -11,9 +11,16 @@ STRETCHES = 4
 def least_growth(run: Callable[[int], object], rounds: int, read: Callable[[], int]) -> int:
     """The least that a reading grew by in a quarter of the rounds, times four: a leak grows in
     every quarter, and what happens once is in one of them."""
+    return least_growths(run, rounds, [read])[0]
+
+
+def least_growths(
+    run: Callable[[int], object], rounds: int, readings: Sequence[Callable[[], int]]
+) -> list[int]:
+    """The same of several readings over the same rounds."""
     grown = []
     for _ in range(STRETCHES):
-        before = read()
+        before = [read() for read in readings]
         run(rounds // STRETCHES)
-        grown.append(read() - before)
-    return STRETCHES * min(grown)
+        grown.append([read() - was for read, was in zip(readings, before, strict=True)])
+    return [STRETCHES * min(of_one) for of_one in zip(*grown, strict=True)]

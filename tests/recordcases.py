@@ -38,6 +38,34 @@ def no_record() -> None:
     os.unlink(OTHER)
 
 
+def kept() -> None:
+    """A record that nobody closed makes room for the next."""
+    with make(PATH + ".kept") as writer:
+        writer.flush()
+    with open(PATH + ".kept", "rb+") as file:
+        file.seek(128)
+        file.write(bytes(8))  # when it was closed
+    with make(PATH + ".kept") as writer:
+        assert writer.kept is not None
+        os.unlink(writer.kept)
+
+
+def leaves(call: Case) -> None:
+    with pytest.raises(SystemExit):
+        call()
+
+
+def watched() -> None:
+    before = _core._watch_end(print, print, print)
+    _core._watch_end(None, None, before)
+
+
+def expected() -> None:
+    if _core._expect_signal():
+        _core._stop_waiting()
+    assert _core._wait_for_signal() == 0
+
+
 CASES: dict[str, list[Case]] = {
     "record_read": [
         lambda: _core.record_read(WRITER.path),
@@ -78,10 +106,39 @@ CASES: dict[str, list[Case]] = {
         lambda: refused(lambda: WRITER.phase("x", "1")),  # type: ignore[arg-type]
     ],
     "RecordWriter.flush": [WRITER.flush],
-    "RecordWriter._close_at_exit": [LEFT._close_at_exit],
+    "RecordWriter._close_at_exit": [
+        LEFT._close_at_exit,
+        lambda: LEFT._close_at_exit("exit: code 1: " + "ä" * 200),
+        lambda: refused(lambda: LEFT._close_at_exit(1)),  # type: ignore[arg-type]
+    ],
+    "RecordWriter._mark_signals": [
+        lambda: make()._mark_signals(),
+        lambda: refused(lambda: LEFT._mark_signals(1)),  # type: ignore[call-arg]
+    ],
+    "RecordWriter.kept": [lambda: WRITER.kept, kept],
     "RecordWriter.close": [lambda: make().close()],
     "RecordWriter.__enter__": [WRITER.__enter__],
     "RecordWriter.__exit__": [lambda: make().__exit__(None, None, None)],
+    "excepthook": [
+        lambda: _core.excepthook(ValueError, ValueError(), None),
+        lambda: refused(lambda: _core.excepthook(ValueError)),  # type: ignore[call-arg]
+    ],
+    "exit": [
+        lambda: leaves(lambda: _core.exit()),
+        lambda: leaves(lambda: _core.exit("text")),
+        lambda: refused(lambda: _core.exit(1, 2)),  # type: ignore[call-arg]
+    ],
+    "_watch_end": [
+        watched,
+        lambda: refused(lambda: _core._watch_end(None)),  # type: ignore[call-arg]
+    ],
+    "_expect_signal": [expected],
+    "_wait_for_signal": [expected],
+    "_stop_waiting": [_core._stop_waiting],
+    "_write_at_exit": [  # what it takes, it keeps to the end of the process
+        lambda: refused(lambda: _core._write_at_exit(b"", b"", b"")),  # type: ignore[call-arg]
+        lambda: refused(lambda: _core._write_at_exit(b"", b"\0", b"", b"")),
+    ],
     "RecordWriter.closed": [lambda: WRITER.closed],
     "RecordWriter.nbytes": [lambda: WRITER.nbytes],
     "RecordWriter.path": [lambda: WRITER.path],

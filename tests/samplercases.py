@@ -18,7 +18,7 @@ SMALL = {"rows": 4, "buckets": 2, "events": 2, "phases": 2}
 COLUMNS = [
     *[("step", "count"), ("rss", "B"), ("private", "B"), ("swap", "B"), ("cgroup_used", "B")],
     *[("cgroup_limit", "B"), ("available", "B"), ("pressure", "1/100 %"), ("heap_used", "B")],
-    *[("children", "count"), ("children_private", "B")],
+    *[("children", "count"), ("children_private", "B"), ("process", "B")],
 ]
 
 

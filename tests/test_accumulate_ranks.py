@@ -54,6 +54,26 @@ def test_without_weights_each_micro_batch_counts_one_wherever_it_was(ranks):
     assert close(same(answers), flat(model))
 
 
+def test_a_closed_accumulator_leaves_ddp_as_it_was(ranks):
+    before, after, gradients = same(ranks("closed"))
+    assert (before, after) == (True, True)
+    assert gradients
+
+
+def test_a_closed_accumulator_leaves_nothing_around_fsdps_calls_and_a_newer_one_wraps_once(ranks):
+    for answer in ranks("fsdp_closed"):
+        assert answer == [[1], [1], [1], [0], []]
+
+
+def test_loss_and_sums_are_each_ranks_own_and_the_weight_is_that_of_all(ranks):
+    answers = ranks("losses")
+    for (loss, weight, extras), (own_loss, rows, own_extras), _ in answers:
+        assert loss == pytest.approx(own_loss, rel=1e-6)
+        assert (weight, extras) == (rows, own_extras)
+    together = sum(weight for (_, weight, _), _, _ in answers)
+    assert [whole for _, _, whole in answers] == [together] * len(answers)
+
+
 def test_the_norm_is_that_of_the_whole_gradient(ranks):
     answers = ranks("clipped")
     found, norm, coefficient = same(answers)

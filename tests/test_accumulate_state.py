@@ -115,7 +115,7 @@ def broken(state, change):
         (lambda s: s.update(gradients=None), "after 1 of 3 micro-batches without their gradients"),
         (lambda s: s["gradients"].update(other=torch.ones(1)), "gradient of other, which is not"),
         (lambda s: s["gradients"].update({"0.bias": torch.ones(1)}), "gradient of 0.bias is"),
-        (lambda s: s["window"].update(weight=float("nan")), "negative, nan or inf"),
+        (lambda s: s["window"].update(weight=float("nan")), "window.'weight'. is 0 or more"),
         (lambda s: s.update(steps=4), "in the middle of a window of 4 micro-batches.*steps is 3"),
     ],
 )
@@ -129,6 +129,62 @@ def test_a_state_that_does_not_fit_changes_nothing(change, match):
         run.acc.load_state_dict(state)
     assert same(everything(run.acc), before)
     assert torch.equal(torch.get_rng_state(), random)
+
+
+def leaves(state, path=()):
+    if not isinstance(state, dict):
+        yield path
+        return
+    yield path
+    for name, value in state.items():
+        yield from leaves(value, (*path, name))
+
+
+WRONG = (torch.ones(2), torch.tensor(3.0), "x", float("nan"), -1, [1], {}, 1.5, True, None, 3)
+
+
+def test_anything_in_place_of_anything_is_one_sentence_and_changes_nothing_or_is_loaded():
+    run = Run()
+    run.go(batches((2,)))
+    run.acc._back_off()
+    good, before = run.acc.state_dict(), copy.deepcopy(everything(run.acc))
+    random, refused = torch.get_rng_state(), 0
+    for path in leaves(good):
+        for wrong in WRONG if path else ():
+            state = copy.deepcopy(good)
+            place = state
+            for name in path[:-1]:
+                place = place[name]
+            place[path[-1]] = wrong
+            try:
+                run.acc.load_state_dict(state)
+            except (TypeError, ValueError) as error:
+                refused += 1
+                assert same(everything(run.acc), before), (path, wrong)
+                assert torch.equal(torch.get_rng_state(), random), (path, wrong)
+                assert str(error).startswith("this"), (path, wrong, error)
+            else:
+                run.acc.load_state_dict(good)
+    assert refused > 200
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda s: s.update(micro_batch_size="x"), "micro_batch_size is a whole number, got str"),
+        (lambda s: s.update(micro_batch_size=0), "micro_batch_size is at least 1 row, got 0"),
+        (lambda s: s["totals"].update(updates=torch.ones(2)), "totals.'updates'. is a whole num"),
+        (lambda s: s["scale"].update(value=float("nan")), "scale.'value'. is 0 or more and fin"),
+        (lambda s: s.update(scale=torch.ones(1)), "scale is a dict, got Tensor"),
+        (lambda s: s["rng"].update(cpu=3), "rng has something else than a random state"),
+        (lambda s: s["gradients"].update({"0.bias": 3}), "gradient of 0.bias is a tensor, got int"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named(change, text):
+    run = Run()
+    run.go(batches((2,)))
+    with pytest.raises((TypeError, ValueError), match=text):
+        run.acc.load_state_dict(broken(run.acc.state_dict(), change))
 
 
 def test_a_state_that_is_none():

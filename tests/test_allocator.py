@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -237,7 +238,8 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> AllocatorSettings:
     for name in (*VARIABLES, "PYTORCH_NO_CUDA_MEMORY_CACHING"):
         monkeypatch.delenv(name, raising=False)
     now = allocator_settings()
-    seen = replace(now.seen, rss=1000 * MIB, threads=20, kernel="6.1.0", at_start={}, now={})
+    seen = replace(now.seen, rss=1000 * MIB, threads=20, kernel="6.1.0", at_start={}, now={},
+                   limit=None)  # fmt: skip
     heap = Heap(9, 300 * MIB, 10 * MIB, 8 * MIB, 0)
     blank: Setting[int] = Setting()
     host = replace(now.host, name="glibc", others=(), values={}, heap=heap, arena_max=blank,
@@ -273,6 +275,20 @@ def test_idle_memory_in_the_arenas(quiet: AllocatorSettings) -> None:
     assert "8 arenas beside the main one (at most 16" in both[1]
     large = replace(quiet, host=host, seen=replace(quiet.seen, rss=2000 * MIB))
     assert large.advice() == []  # 70 MiB are less than 5 %
+
+
+def test_a_limit_against_which_freed_memory_counts(
+    quiet: AllocatorSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited = replace(quiet, seen=replace(quiet.seen, limit=(900 * MIB, "RLIMIT_DATA")))
+    text = only(limited)
+    assert text.startswith("RLIMIT_DATA is 900.0 MiB, and what glibc keeps of freed memory counts")
+    assert "MALLOC_MMAP_THRESHOLD_=1048576" in text
+    is_set = replace(quiet.host, values={"mmap_threshold": Setting(MIB, "x")})
+    assert replace(limited, host=is_set).advice() == []
+    limits = {resource.RLIMIT_DATA: resource.RLIM_INFINITY, resource.RLIMIT_AS: 5 * MIB}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limits[which], -1))
+    assert allocator_settings().seen.limit == (5 * MIB, "RLIMIT_AS")
 
 
 VARIABLE_ADVICE = [

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import threading
 import warnings
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -87,10 +92,78 @@ def test_warns_once_when_it_is_never_reset():
 
 def test_does_not_warn_when_it_is_reset_every_update_or_adds_a_lot_in_one():
     aux = AuxLoss(warn_after=3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         for _ in range(20):
             update(aux)
             aux.reset()
         for _ in range(100):
             aux.add(torch.ones(()))
+    assert said == []
+    assert len(aux) == 100
+
+
+class Meddling(torch.Tensor):
+    """A loss that runs code of the user's once, while AuxLoss adds it: as a signal handler or a
+    finalizer may at that moment."""
+
+    meddle: Callable[[], object] | None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.Tensor.add, torch.Tensor.__radd__, torch.Tensor.__add__):
+            for loss in args:
+                if getattr(loss, "meddle", None) is not None:
+                    meddle, loss.meddle = loss.meddle, None
+                    meddle()
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        if func is torch.Tensor.reshape:
+            result.meddle = args[0].meddle
+        return result
+
+
+def meddling(meddle: Callable[[], object]) -> torch.Tensor:
+    loss = torch.tensor(1.0).as_subclass(Meddling)
+    loss.meddle = meddle
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("meddle", "total", "count"),
+    [
+        (lambda aux: aux.add(torch.tensor(10.0)), 111.0, 3),
+        (lambda aux: aux.total(), 101.0, 2),
+        (lambda aux: aux.reset(), 1.0, 1),
+    ],
+    ids=["add", "total", "reset"],
+)
+def test_a_handler_that_comes_again_while_a_loss_is_added(meddle, total, count):
+    aux = AuxLoss()
+    aux.add(torch.tensor(100.0))
+    thread = threading.Thread(target=lambda: aux.add(meddling(lambda: meddle(aux))), daemon=True)
+    thread.start()
+    thread.join(timeout=30)
+    assert not thread.is_alive(), "deadlock"
+    assert (float(aux.total()), len(aux)) == (total, count)
+
+
+def test_a_child_forked_while_another_thread_adds_goes_on():
+    aux = AuxLoss()
+    aux.add(torch.tensor(100.0))
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        inside.set()
+        go_on.wait(timeout=30)
+
+    thread = threading.Thread(target=lambda: aux.add(meddling(wait)), daemon=True)
+    thread.start()
+    assert inside.wait(timeout=30)
+    if (child := os.fork()) == 0:
+        signal.alarm(20)  # ends a child that waits for ever
+        aux.add(torch.tensor(1.0))
+        os._exit(0 if aux.total().item() == 101.0 else 1)
+    go_on.set()
+    thread.join(timeout=30)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (float(aux.total()), len(aux)) == (101.0, 2)

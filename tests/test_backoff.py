@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from tests.backoffcases import ROWS, run
+from tests.backoffcases import ROWS, run, sizes_of
 from tests.oominject import Inject
 
 # A retry collects cycles: not among all that the other tests have imported.
@@ -54,6 +54,17 @@ def test_the_way_of_undoing_changes_no_bit(undo):
     assert got.bits() == want.bits()
     assert [r.next_rows for r in acc.report().retries] == [8, 4]
     assert [r.rows for r in acc.report().retries] == [16, 8]
+
+
+def test_a_window_that_runs_again_may_fail_earlier_than_before():
+    """The first time in its third micro-batch, then in its second one."""
+    got, acc = run(Inject(backward={2, 4}), undo="redo", size=4)
+    first, second = acc.report().retries
+    assert (first.micro_batch, first.rows, first.next_rows) == (2, 4, 2)
+    assert (second.micro_batch, second.rows, second.next_rows) == (1, 4, 2)
+    sizes = sizes_of([first, second], ROWS, 4)
+    assert sizes == ([4, 2, 2, 2, 2, 2, 2], 2)
+    assert got.bits() == run(sizes=[sizes[0], [2] * 8], size=4)[0].bits()
 
 
 def test_the_injected_run_differs_from_the_one_without_a_split():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 
 import pytest
 import torch
 
 import memtools
+from memtools import _allocator_malloc as malloc
 from tests.backoffcases import ROWS, Model, batch, loss_of, made, run
 from tests.oominject import TEXT, Inject
 
@@ -143,7 +145,7 @@ def test_bad_input_is_one_sentence_and_changes_nothing(name):
 
 def test_loss_fn_has_to_be_callable():
     acc, _ = made()
-    with pytest.raises(TypeError, match=r"returns \(loss_sum, weight\); got int"):
+    with pytest.raises(TypeError, match=r"returns \(loss_sum, weight\) or .* got int"):
         acc.step(batch(), 3)
 
 
@@ -216,6 +218,155 @@ def test_the_cache_is_emptied_once_after_the_exception_is_gone(monkeypatch):
     model.inject = Inject(forward={0}, backward={1})
     acc.step(batch(), loss_of(model))
     assert seen == [(None, None, None)] * 2
+
+
+def test_a_first_failure_collects_what_is_young_and_the_next_one_the_whole_heap(monkeypatch):
+    """The whole heap of a program that has imported much takes half a second."""
+    collected, collect = [], gc.collect
+    monkeypatch.setattr(gc, "collect", lambda *args: [collected.append(args), collect(*args)][1])
+    acc, model = no_norm(size=8)
+    model.inject = Inject(forward={0})
+    acc.step(batch(), loss_of(model))
+    assert collected == [(1,)]
+    del collected[:]
+    model.inject = Inject(forward={0, 1})  # 4 rows, then 2
+    acc.step(batch(), loss_of(model))
+    assert collected == [(1,), (1,), ()]
+    del collected[:]
+    acc, model = no_norm(size=2)
+    model.inject = Inject(forward={0})  # one more failure would be the last
+    acc.step(batch(), loss_of(model))
+    assert collected == [(1,), ()]
+
+
+def test_one_row_is_tried_once_more_after_the_whole_heap_was_collected():
+    """A cycle that became old in the failed pass holds what the row needs."""
+    acc, model = no_norm(size=1)
+    held, tried = [], []
+
+    def loss_fn(micro):
+        tried.append(len(micro["x"]))
+        if len(tried) == 2:
+            big = Big()
+            held.append(weakref.ref(big))
+            gc.collect()  # it is of the oldest generation now
+            raise MemoryError
+        assert not [ref for ref in held if ref() is not None]
+        return loss_of(model)(micro)
+
+    report = acc.step(batch(rows=3), loss_fn)
+    assert tried == [1, 1, 1, 1]
+    (retry,) = report.retries
+    assert (retry.rows, retry.next_rows) == (1, 1)
+    assert "; tried once more after all idle memory was given back; " in str(retry)
+
+
+def test_the_hosts_malloc_is_set_once_and_only_where_nobody_has_set_it(monkeypatch):
+    """Freed blocks in glibc's heap count against a limit; see test_backoff_real.py."""
+    calls = []
+    monkeypatch.setattr(malloc, "find_serving", lambda: malloc.Serving("glibc", "2", "libc", ()))
+    monkeypatch.setattr(malloc, "environment_at_start", dict)
+    monkeypatch.setattr(malloc, "_done_here", {})
+
+    def mallopt(name, value):
+        calls.append((name, value))
+        malloc._done_here[name] = value
+        return True
+
+    monkeypatch.setattr(malloc, "mallopt", mallopt)
+    for error, want in (
+        (torch.OutOfMemoryError(TEXT), []),
+        (memtools.BudgetError("pool: asked 2.0 MiB, used 1.0 MiB of 1.5 MiB"), []),
+        (MemoryError(), [("mmap_threshold", 1 << 20), ("trim_threshold", 16 << 20)]),
+        (RuntimeError("could not create a primitive"), []),  # it is set
+    ):
+        acc, model = made(size=8)
+        model.inject = Inject(forward={0}, error=lambda error=error: error)
+        (retry,) = acc.step(batch(), loss_of(model)).retries
+        assert calls == want
+        assert ("set glibc's mmap_threshold to 1.0 MiB" in str(retry)) == bool(want)
+        calls.clear()
+    malloc._done_here.clear()
+    monkeypatch.setattr(malloc, "environment_at_start", lambda: {"MALLOC_TOP_PAD_": "0"})
+    assert not malloc.map_large_blocks()
+    monkeypatch.setattr(malloc, "find_serving", lambda: malloc.Serving("musl", None, "libc", ()))
+    assert not malloc.map_large_blocks()
+    assert malloc.idle()[0] is None
+    assert calls == []
+
+
+def test_under_a_limit_malloc_is_set_before_anything_runs_out(monkeypatch):
+    """Else oneDNN may fail first, in a place where it does not look: SIGSEGV."""
+    monkeypatch.setattr(malloc, "lowest_limit", lambda: (900 << 20, "RLIMIT_DATA"))
+    calls = []
+    monkeypatch.setattr(malloc, "map_large_blocks", lambda: calls.append(1) or len(calls) == 1)
+    acc, model = made(size=8)
+    acc.step(batch(), loss_of(model))
+    (note,) = [note for note in acc.report().notes if "RLIMIT_DATA" in note]
+    assert note.startswith("RLIMIT_DATA is 900.0 MiB: set glibc's mmap_threshold to 1.0 MiB")
+    assert len(calls) == 1
+    acc, model = made(size=8)  # somebody has set it by now
+    acc.step(batch(), loss_of(model))
+    assert not [note for note in acc.report().notes if "RLIMIT_DATA" in note]
+
+
+def test_where_freed_heap_is_in_the_way_the_error_says_so(monkeypatch):
+    monkeypatch.setattr(malloc, "map_large_blocks", lambda: False)
+    monkeypatch.setattr(malloc, "idle", lambda: (300 << 20, False))
+    acc, model = no_norm(size=1)
+    model.inject = Inject(forward={0, 1}, error=MemoryError)
+    with pytest.raises(MemoryError) as caught:
+        acc.step(batch(), loss_of(model))
+    assert "malloc keeps 300.0 MiB of freed memory" in caught.value.__notes__[0]
+
+
+def test_a_large_buffer_that_changes_for_the_first_time_ends_the_window():
+    """There is no copy of it, and a wrong retry is worse than none."""
+    acc, model = made(size=4)
+    model.register_buffer("mask", torch.zeros(1 << 18))
+    acc.step(batch(), loss_of(model))
+    want = [p.tolist() for p in model.parameters()]
+    model.inject = Inject(forward={1})
+
+    def loss_fn(micro):
+        model.mask.data[5] += model.inject.forwards
+        return loss_of(model)(micro)
+
+    with pytest.raises(RuntimeError, match="the buffer 'mask' changed") as caught:
+        acc.step(batch(1), loss_fn)
+    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+    assert (grads(model), acc.window.empty) == ([], True)
+    assert want == [p.tolist() for p in model.parameters()]
+    model.inject = Inject(forward={1})
+    assert len(acc.step(batch(1), loss_fn).retries) == 1
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_outputs_that_are_kept_with_their_graph_are_named(detached):
+    """They keep what the failed passes saved, so the smaller ones fail as well."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 20_000), torch.nn.Tanh(), torch.nn.Linear(20_000, 1)
+    )
+    acc = memtools.GradAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    outputs_of_mine = []
+
+    def loss_fn(micro):
+        output = model(micro)
+        outputs_of_mine.append(output.detach() if detached else output)
+        raise MemoryError
+
+    with pytest.raises(MemoryError) as caught:
+        acc.step(torch.randn(16, 8), loss_fn)
+    notes = [note for note in caught.value.__notes__ if "are still held" in note]
+    if detached:
+        assert notes == []
+        return
+    (note,) = notes
+    # 16, 8, 4, 2, 1 rows, and one once more: 20,000 outputs of tanh each
+    size = (16 + 8 + 4 + 2 + 1) * 20_000 * 4 / 2**20
+    assert note.startswith(f"memtools: {size:.1f} MiB that passes before saved for backward() are")
+    assert "outputs_of_mine" in note
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def test_an_allocator_that_empties_its_cache_again_and_again_lowers_the_size(mon
     assert counts == [1] * THRASHING + [2]
     (retry,) = acc.report().retries
     assert (retry.phase, retry.rows, retry.next_rows) == ("allocator", 16, 8)
-    assert "its cache was emptied 1 times in this window" in str(retry)
+    assert "its cache was emptied once in this window" in str(retry)
 
 
 def test_an_allocator_that_did_so_now_and_then_changes_nothing(monkeypatch):
@@ -226,3 +226,95 @@ def test_flushes_are_read_of_all_devices_once_torch_uses_them(monkeypatch):
         torch.cuda, "memory_stats_as_nested_dict", lambda i: {"num_alloc_retries": 3 + i}
     )
     assert _backoff._allocator_flushes() == 7
+
+
+def pairs(rows: int, width: int = 6) -> list[torch.Tensor]:
+    """As TensorDataset(x, y) comes out of a DataLoader: a list of two tensors of one kind."""
+    make = torch.Generator().manual_seed(rows)
+    return [torch.randn(rows, width, generator=make), torch.randn(rows, 1, generator=make)]
+
+
+TAKES = {
+    "unpacked": lambda micro: (lambda a, b: (a, b))(*(one for one in micro)),
+    "tuple assignment": lambda micro: _two(micro),
+    "by index": lambda micro: (micro[0], micro[1]),
+}
+
+
+def _two(micro):
+    a, b = micro
+    return a, b
+
+
+@pytest.mark.parametrize("undo", ["scratch", "copy", "redo"])
+@pytest.mark.parametrize("takes", TAKES)
+def test_a_list_of_two_columns_is_cut_along_its_rows(takes, undo):
+    """It could be two samples: the first part that misses an item says that it is none."""
+    acc, model = linear(undo=undo)
+    inject, kept, tried = Inject(forward={0}), Kept(acc), []
+
+    def loss_fn(micro):
+        a, b = TAKES[takes](micro)
+        tried.append(len(a))
+        return (model(inject(a)) - b).square().mean()
+
+    what = pairs(13)
+    report = acc.step(what, loss_fn)
+    assert tried == [13, 7, 6]
+    assert (report.micro_batch_size, report.weight) == (7, 13)
+    model.zero_grad()
+    (model(what[0]) - what[1]).square().mean().backward()
+    want = torch.cat([p.grad.flatten() for p in model.parameters()])
+    torch.testing.assert_close(kept.gradients[0], want)
+    model.zero_grad()
+    inject.fails["forward"] = set()
+    del tried[:]
+    acc.step(pairs(20), loss_fn)
+    assert tried == [7, 7, 6]
+
+
+@pytest.mark.parametrize("lengths", [[6, 6, 6, 6], [6, 5, 6, 6]])
+def test_a_list_of_samples_is_cut_by_samples_whatever_their_lengths(lengths):
+    acc, model = linear()
+    inject, tried = Inject(forward={0}), []
+
+    def loss_fn(micro):
+        tried.append([len(one) for one in micro])
+        inject(torch.zeros(1))
+        return sum(model(one).square().sum() for one in micro), sum(map(len, micro))
+
+    acc.step([torch.randn(n, 6) for n in lengths], loss_fn)
+    assert tried == [lengths, lengths[:2], lengths[2:]]
+
+
+def test_another_error_in_a_part_of_a_list_is_not_taken_for_columns():
+    acc, _ = linear()
+
+    def loss_fn(micro):
+        if len(micro) == 2:
+            raise MemoryError
+        raise ValueError("expected more than 1 value per channel")
+
+    with pytest.raises(ValueError, match="more than 1 value") as caught:
+        acc.step(pairs(8), loss_fn)
+    assert "went on with 1 row" in caught.value.__notes__[0]
+    assert not acc._back_off()._columns
+
+
+@pytest.mark.parametrize("split", [None, Graphs.split])
+def test_a_loss_of_unknown_weight_is_refused_before_anything_ran_out(split):
+    """A mean over what a user's function cut would weigh each part alike."""
+    acc, model = linear()
+    before = [p.tolist() for p in model.parameters()]
+
+    def loss_fn(micro):
+        loss = model(torch.ones(4, 6)).mean()
+        if split is not None:
+            return loss
+        return acc.backward(loss)
+
+    with pytest.raises(ValueError, match=r"loss_fn returns \(loss_sum, weight\)"):
+        acc.step(Graphs([1, 3]) if split else torch.ones(4, 6), loss_fn, split)
+    assert before == [p.tolist() for p in model.parameters()]
+    assert all(p.grad is None for p in model.parameters())
+    assert acc.window.empty

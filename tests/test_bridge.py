@@ -12,6 +12,7 @@ import torch
 
 import memtools
 from memtools import GateHistory, ShimUnavailable, _bridge, _build_info, _core
+from tests.ownprocess import in_own_process
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -40,6 +41,34 @@ def test_works_with_torch_absent_until_a_tensor_is_needed():
     assert done.returncode == 0, done.stderr
     assert "memtools needs torch >= 2.11" in done.stdout
     assert "again memtools needs" in done.stdout
+
+
+@pytest.mark.parametrize("moment", ["torch.nn", "torch.autograd", "memtools._torch"])
+def test_a_handler_in_the_first_connection_is_told_so_or_served(moment):
+    """Signal handlers and finalizers may run at any moment of it."""
+    said = in_own_process(
+        f"""
+        import sys
+        import memtools
+        from memtools import _bridge
+
+        class Handler:
+            def find_spec(self, name, path=None, target=None):
+                if name == {moment!r}:
+                    sys.meta_path.remove(handler)
+                    try:
+                        print("served", memtools.AuxLoss().total().item())
+                    except ImportError as error:
+                        print("refused", "while torch is being imported" in str(error))
+
+        handler = Handler()
+        sys.meta_path.insert(0, handler)
+        _bridge.connect()
+        print(memtools.AuxLoss().total().item())
+        """
+    )
+    assert said.split("\n")[0] in ("served 0.0", "refused True")
+    assert said.split("\n")[1] == "0.0"
 
 
 def test_one_version_everywhere():
@@ -94,7 +123,7 @@ def test_a_shim_for_another_torch_is_not_loaded_warns_once_and_all_else_works(ch
     lines = done.stdout.splitlines()
     assert len([line for line in lines if line.startswith("warning:")]) == 1
     assert "memtools._torch was built for torch" in lines[0]
-    assert "pip install --no-build-isolation" in lines[0]
+    assert "python -m pip install --no-deps -e " in lines[0]
     assert lines[1] == "entries 4 shim False False"
     assert lines[2].startswith("unavailable: memtools._torch was built for")
     assert lines[2].count("pip install") == 1
@@ -129,6 +158,28 @@ def test_a_capsule_of_another_kind_or_major_version_is_refused(without_shim):
         history = GateHistory()
         history.append(torch.rand(2, 2))
     assert issubclass(ShimUnavailable, memtools.MemtoolsError)
+
+
+def test_a_second_interpreters_peaks_do_not_claim_to_be_exact():
+    """The kernel has one high-water mark for both, and the first one sets it back."""
+    peak = "from memtools import _core; p = _core.Probe(); print(p.reset_peak(), p.peak()[1])"
+    said = in_own_process(
+        f"""
+        try:
+            import _xxsubinterpreters as interpreters
+        except ImportError:
+            import _interpreters as interpreters
+        from memtools import _core
+
+        first = _core.Probe()
+        print(first.reset_peak())
+        other = interpreters.create()
+        interpreters.run_string(other, {peak!r})
+        interpreters.destroy(other)
+        print(first.peak()[1])
+        """
+    )
+    assert said == "True\nFalse False\nTrue\n"
 
 
 def test_the_core_works_in_a_second_interpreter():

@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import threading
+import types
 
 import pytest
 import torch
@@ -136,6 +137,9 @@ def test_the_report_is_a_table():
     ]
     assert report[1].limit == 512 * KIB
     assert (len(report), report.used, report.peak) == (3, 356 * KIB, 356 * KIB)
+    assert repr(report) == (
+        "BudgetReport(budget 'training': 356.0 KiB of 4.0 MiB used, peak 356.0 KiB; parts: 3)"
+    )
     assert str(Budget(None).report()) == "budget 'budget': 0 B used, peak 0 B\n  no parts"
 
 
@@ -225,6 +229,33 @@ def test_a_forked_child_has_a_budget_of_its_own():
     assert (budget.used, len(history)) == (100 * KIB, 1)
 
 
-def test_the_package_offers_it():
+def test_a_child_leaves_what_its_parents_pool_holds_idle():
+    budget = Budget("1 MiB")
+    pool = small_pool(budget)
+    fill(pool, 14, 16)
+    idle = pool.stats().idle_bytes
+    assert idle == budget.used == 14 * 64 * KIB
+    if (child := os.fork()) == 0:
+        code = 1
+        try:
+            history = GateHistory(max_bytes=budget)
+            for _ in range(20):
+                history.append(gates(40))
+            assert 0 < history.nbytes <= MIB - idle
+            assert budget.used <= MIB
+            assert [line.idle for line in budget.report()] == [0, 0]
+            history.close()
+            assert budget.used == idle
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (pool.stats().idle_bytes, budget.used) == (idle, idle)
+
+
+def test_the_package_offers_it_and_nothing_that_it_only_uses():
     assert memtools.Budget is Budget
+    public = {name for name in dir(memtools) if not name.startswith("_")}
+    modules = {name for name in public if isinstance(getattr(memtools, name), types.ModuleType)}
+    assert public - modules == set(memtools.__all__) - {"__version__"}
     assert isinstance(Budget(None).report(), memtools.BudgetReport)

@@ -364,3 +364,40 @@ def test_neither_the_wrapping_nor_the_handle_keeps_a_model(model):
     finally:
         gc.enable()
     handle.remove()
+
+
+class Keywords(nn.Module):
+    """A layer with keywords that torch's checkpoint has too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, *, factor=None, debug=False, early_stop=1.0, preserve_rng_state=0.0):
+        x = self.linear(x) * (100 if debug else 1) * early_stop + preserve_rng_state
+        return x if factor is None else x * factor
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_layers_own_keywords_reach_it(norm):
+    layers = [Keywords(), Keywords()]
+    if norm:
+        for layer in layers:
+            layer.norm = nn.BatchNorm1d(4)
+    model = nn.ModuleList(layers)
+    factor = torch.full((), 2.0, requires_grad=True)
+    keywords = {"debug": True, "early_stop": 3.0, "preserve_rng_state": 0.5, "factor": factor}
+
+    def run():
+        x = torch.ones(2, 4)
+        for layer in model:
+            x = layer(x, **keywords)
+        model.zero_grad()
+        factor.grad = None
+        x.sum().backward()
+        return x.detach(), factor.grad, layers[0].linear.weight.grad
+
+    plain = run()
+    checkpoint_layers(model)
+    for got, wanted in zip(run(), plain, strict=True):
+        assert torch.equal(got, wanted)

@@ -92,3 +92,21 @@ def test_a_device_is_written_to_and_a_full_one_is_said(record, capsys):
     assert cli.main(["export", str(record), "--to", "jsonl", "-o", "/dev/null"]) == 0
     assert cli.main(["export", str(record), "--to", "jsonl", "-o", "/dev/full"]) == 1
     assert "No space left" in capsys.readouterr().err
+
+
+def test_without_a_name_it_is_the_newest_record_here(record, tmp_path, monkeypatch, capsys):
+    """By when it was begun: moving a record aside, or copying it, does not make it newer."""
+    monkeypatch.chdir(tmp_path)
+    record.rename(tmp_path / "run.1.mem")
+    _core.RecordWriter("run.rank1.mem", ["x"], rows=8, buckets=4).close()
+    os.utime(tmp_path / "run.1.mem", (2**31, 2**31))
+    (tmp_path / "text.mem").write_text("not a record" * 10)
+    (tmp_path / "short.mem").write_bytes(b"MTRECORD")
+    (tmp_path / "folder.mem").mkdir()
+    os.mkfifo(tmp_path / "pipe.mem")
+    assert cli.main(["export", "--to", "jsonl"]) == 0
+    assert capsys.readouterr().out == "Wrote run.rank1.jsonl\n"
+    for name in ("run.rank1.mem", "run.1.mem"):
+        (tmp_path / name).unlink()
+    assert cli.main(["export", "--to", "jsonl"]) == 1
+    assert "there is no record here; give its path" in capsys.readouterr().err

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 
-from memtools import DeviceError, GateHistory, _bridge, _core
-from tests.fakecuda import FakeRuntime, as_cuda
+from memtools import Budget, DeviceError, GateHistory, _bridge, _core
+from tests.fakecuda import FakeRuntime, as_cuda, as_host
 
 
 def make(rows: int = 16, experts: int = 8, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -270,3 +275,128 @@ def test_a_forked_child_loses_what_was_in_flight_and_says_so(fake_cuda: FakeRunt
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
     assert history[1].shape == (16, 8)
+
+
+FULL = 1024  # copies that a stage holds: the next append waits for the oldest
+
+
+@contextmanager
+def waiting(fake_cuda: FakeRuntime, call: Callable[[], object]) -> Iterator[list[Exception]]:
+    """Runs call in a thread, which is known to wait for the device inside of the block; the list
+    holds what it raised once the block is over."""
+    raised: list[Exception] = []
+
+    def body() -> None:
+        try:
+            call()
+        except Exception as error:
+            raised.append(error)
+
+    fake_cuda.hold(True)
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    try:
+        fake_cuda.await_held(1)
+        yield raised
+    finally:
+        fake_cuda.hold(False)
+        thread.join(timeout=60)
+        assert not thread.is_alive(), "deadlock"
+
+
+def close_elsewhere(history: GateHistory) -> threading.Thread:
+    """Another thread closes the history; it goes on to wait for those who wait for the device."""
+    closer = threading.Thread(target=history.close, daemon=True)
+    closer.start()
+    while not history.closed:
+        pass
+    return closer
+
+
+def full_of_copies(**options: object) -> GateHistory:
+    history = GateHistory(max_entries=4000, **options)
+    for _ in range(FULL):
+        history.append(as_cuda(torch.full((64, 8), 2.0)))
+    return history
+
+
+def test_a_host_append_while_a_device_append_waits_gets_a_number_of_its_own(fake_cuda):
+    history = full_of_copies()
+    gates = as_cuda(torch.full((64, 8), 3.0))
+    with waiting(fake_cuda, lambda: history.append(gates)) as raised:
+        history.append(torch.full((1, 8), 1.0))
+    assert (raised, history.device_waits) == ([], 1)
+    assert [entry.shape[0] for entry in history] == [64] * FULL + [1, 64]
+    assert [entry.unique().item() for entry in history] == [2.0] * FULL + [1.0, 3.0]
+    assert history.stats().tokens == 64 * (FULL + 1) + 1
+
+
+def test_experts_fixed_while_a_first_device_append_waits_refuse_it(fake_cuda: FakeRuntime):
+    history = GateHistory()
+    fake_cuda.set_capturing(None, True)
+    with pytest.raises(DeviceError):  # leaves a stage on cuda:0, and no entry
+        history.append(as_cuda(make(4, 8)))
+    fake_cuda.set_capturing(None, False)
+    gates = as_cuda(make(4, 8), device=1)
+    with waiting(fake_cuda, lambda: history.append(gates)) as raised:
+        history.append(torch.ones(2, 5))
+    assert [type(error) for error in raised] == [ValueError]
+    assert "5" in str(raised[0])
+    assert [entry.shape for entry in history] == [(2, 5)]
+
+
+def test_a_history_that_is_cleared_while_a_device_append_waits(fake_cuda: FakeRuntime):
+    history = full_of_copies(max_bytes=Budget("16 MiB"))
+    gates = as_cuda(torch.full((64, 8), 3.0))
+    with waiting(fake_cuda, lambda: history.append(gates)) as raised:
+        history.clear()
+    assert (raised, len(history)) == ([], 1)
+    assert torch.equal(history[0], torch.full((64, 8), 3.0))
+    assert history.stats().entries == FULL + 1
+
+
+def test_a_history_that_is_closed_while_a_device_append_waits(fake_cuda: FakeRuntime):
+    budget = Budget("16 MiB")
+    history = full_of_copies(max_bytes=budget)
+    gates = as_cuda(torch.full((64, 8), 3.0))
+    with waiting(fake_cuda, lambda: history.append(gates)) as raised:
+        closer = close_elsewhere(history)
+    closer.join(timeout=60)
+    assert [str(error) for error in raised] == ["this GateHistory is closed"]
+    assert budget.used == 0
+
+
+READS: dict[str, Callable[[GateHistory], object]] = {
+    "item": lambda history: history[0],
+    "slice": lambda history: history[0:1],
+    "cat": torch.cat,  # type: ignore[dict-item]
+    "stats": lambda history: history.stats(),
+    "copy": copy.copy,
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_history_that_is_closed_while_a_read_waits(fake_cuda: FakeRuntime, read):
+    history = GateHistory()
+    history.append(as_cuda(make()))
+    with waiting(fake_cuda, lambda: READS[read](history)) as raised:
+        closer = close_elsewhere(history)
+    closer.join(timeout=60)
+    assert [str(error) for error in raised] == ["this GateHistory is closed"]
+
+
+def test_a_child_forked_while_another_thread_frees_the_stage_records_on(fake_cuda: FakeRuntime):
+    history = GateHistory(max_bytes=Budget("64 MiB"))
+    history.append(as_cuda(make()))
+    assert history[0].shape == (16, 8)  # nothing is pending: the wait is that of freeing the stage
+    larger = as_cuda(make(300_000, 8))  # wants another stage
+    with waiting(fake_cuda, lambda: history.append(larger)) as raised:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # ends a child that waits for ever
+            history.append(make())
+            history.clear()
+            history.close()
+            os._exit(0)
+    assert (os.waitpid(child, 0)[1], raised) == (0, [])
+    assert torch.equal(history[1], as_host(larger))

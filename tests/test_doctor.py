@@ -145,7 +145,7 @@ def test_a_limit_that_cannot_be_seen_is_unknown_with_its_reason(case: str, tmp_p
 
 def test_on_an_empty_root_everything_is_unknown_and_nothing_raises(tmp_path: Path) -> None:
     facts = host_memory(tmp_path) | kernel(tmp_path)
-    own = {"page_size_bytes", "rlimit_as_bytes", "rlimit_memlock_bytes"}
+    own = {"page_size_bytes", "rlimit_as_bytes", "rlimit_data_bytes", "rlimit_memlock_bytes"}
     for key in facts.keys() - own - {"pressure_host"}:
         assert (facts[key].value, facts[key].text[:12]) == (None, "unknown (no ")
     assert facts["pressure_host"] == Fact(False, f"no (no {tmp_path}/proc/pressure/memory)")
@@ -205,8 +205,10 @@ def test_a_setting_is_read_and_explained(
 
 def test_limits_of_the_process_are_in_bytes_or_unlimited(monkeypatch: Patch) -> None:
     soft = {resource.RLIMIT_AS: resource.RLIM_INFINITY, resource.RLIMIT_MEMLOCK: 8192}
+    soft[resource.RLIMIT_DATA] = 1 << 30
     monkeypatch.setattr(resource, "getrlimit", lambda which: (soft[which], resource.RLIM_INFINITY))
     assert kernel()["rlimit_as_bytes"] == Fact(None, "unlimited")
+    assert kernel()["rlimit_data_bytes"] == Fact(1 << 30, "1.00 GiB")
     assert kernel()["rlimit_memlock_bytes"] == Fact(8192, "8.00 KiB")
 
 
@@ -250,14 +252,16 @@ FINDINGS: dict[str, tuple[dict[str, Any], int, str, list[str]]] = {
     "nothing": ({}, 0, "cpu cuda check", [
         "torch cuda 13.0", "core path core.so", "build release", "kernel driver 580.95.05",
         "driver version 13.1 devices 2", "omp num threads 4", "mkl num threads not set",
-        "shim torch git version abc", "negative-bit check yes by the shim", "and on CUDA"]),
+        "shim torch git version abc", "shim rebuild not needed", "tensor checks yes by the shim",
+        "memtools run yes", "memtools watch yes", "memtools report yes by jinja2", "and on CUDA"]),
     "no core": ({"core": False, "error": ImportError("no _core")}, 1, "", [
         "core no (import of memtools._core halted", "devices unknown (", "policy no memtools._core",
         "torch connected no (memtools._core does not load)",
         "gate history, CPU no memtools._core does not load; run python -m pip install"]),
     "a stale shim": ({"status": (False, "built for 2.12.0\nC++ trace")}, 1, "cpu cuda check", [
         "shim no (built for 2.12.0) shim torch version 2.13.0+cu130",
-        "yes by a torch call; for the faster shim (built for 2.12.0) run python -m pip"]),
+        "yes by a torch call; for the faster shim (built for 2.12.0) run python -m pip",
+        "shim rebuild python -m pip install"]),
     "no shim": ({"status": (False, "not built"), "TORCH_VERSION": None}, 0, "cpu cuda check", [
         "shim no (not built) shim torch version not built", "faster shim (not built) run"]),
     "no headers": ({"CUDA_HEADERS": None, "DEBUG": True, "SANITIZE": "address"}, 0, "cpu check", [
@@ -286,7 +290,7 @@ def test_what_is_different_shows_and_only_what_should_work_is_broken(
     report = examine(monkeypatch, tmp_path, **different)
     assert len(report.broken) == broken
     assert all("\n" not in line for line in report.broken)
-    known = "plot kv_pool cleanup_policy amp"
+    known = "plot kv_pool cleanup_policy amp run watch report"
     working = [key for key, p in report.parts.items() if p.works and key not in known]
     assert " ".join(key.rpartition("_")[2] for key in working) == works
     monkeypatch.setattr(doctor, "examine", lambda: report)
@@ -307,9 +311,19 @@ def test_torch_is_found_and_read_without_importing_it(tmp_path: Path) -> None:
 
 
 def test_the_rebuild_command_names_the_source_tree_where_it_is_known(tmp_path: Path) -> None:
+    """It works in a fresh environment: pip brings setuptools, which that one lacks."""
+    assert "--no-build-isolation" not in doctor.rebuild_command(tmp_path / "memtools")
     assert doctor.rebuild_command(tmp_path / "memtools").endswith("(in memtools' source tree)")
     plant(tmp_path, {"setup.py": ""})
     assert doctor.rebuild_command(tmp_path / "memtools").endswith(f"-e {tmp_path}")
+
+
+def test_no_message_tells_to_install_memtools_from_an_index() -> None:
+    """There is no such name on one, and somebody else may take it."""
+    package = Path(memtools.__file__).parent
+    for path in [*package.rglob("*.py"), *package.rglob("*.j2")]:
+        lines = path.read_text("utf-8").splitlines()
+        assert not [line for line in lines if "install" in line and "memtools[" in line], path
 
 
 KEYS = {
@@ -321,11 +335,12 @@ KEYS = {
     f"{' '.join([*CGROUP_KEYS, 'pressure_host', *_monitor.KEYS])}",
     "kernel": "page_size_bytes huge_page_size_bytes transparent_huge_pages "
     "transparent_huge_pages_shmem max_map_count overcommit_mode madv_populate_read "
-    "rlimit_as_bytes rlimit_memlock_bytes",
+    "rlimit_as_bytes rlimit_data_bytes rlimit_memlock_bytes",
     "threads": "cpus_usable omp_num_threads mkl_num_threads",
     "allocators": " ".join(_allocators.KEYS),
     "exporters": "prometheus_client tensorboard wandb transformers lightning",
-    "works": "gate_history_cpu gate_history_cuda kv_pool cleanup_policy amp plot neg_bit_check",
+    "works": "gate_history_cpu gate_history_cuda kv_pool cleanup_policy amp run watch report plot "
+    "neg_bit_check",
 }
 
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import memtools
 from memtools import _core, cli
+from memtools._figures import figures_of
 from memtools.report._events import ending, started_with
-from memtools.report._facts import gather, headline
 from tests.reportcases import COLUMNS, HOSTILE, MIB, write
 
 HOLDER = (
@@ -46,19 +46,19 @@ def test_a_killed_leak_is_told_with_its_limit_holder_and_what_to_do(path, capsys
     events = [("start", "host"), ("leak", LEAK), ("holder", HOLDER)]
     write(path, grows=256 * 1024, limit=1024 * MIB, events=events, steps=2890, close=False)
     out = explain(capsys, path)
-    assert out.startswith("No end mark: the process was killed; at the last sample it used ")
-    assert " of 1.00 GiB (cgroup limit, 99.8 %), 1.98 s after passing 95 %.\n" in out
-    assert "peak of the control group: 1022.4 MiB" in out
+    assert out.startswith("No end mark: the process was killed, or left by os._exit(); at the last")
+    assert "; the control group 1022.4 MiB of 1.00 GiB (cgroup limit, 99.8 %), 1.98 s after" in out
     assert "out-of-memory killer is the likely end" in out
-    assert "stop list MoEBlock.gate_history from growing" in out
-    assert LEAK in out
-    assert "(judged from the record)" not in out  # the record has a verdict of its own
+    assert "- list MoEBlock.gate_history grows: clear it once it has been used, or bound it" in out
+    # The newest, by the whole series: the run itself said 64 KiB, and nothing since.
+    assert re.search(r"  leak: \+25\d\.\d KiB/step in heap since step \d+; the limit was", out)
+    assert HOLDER in out
     assert "monitor.guard(0.90" in out
 
 
 def test_the_moment_of_passing_95_percent_is_that_of_the_series(path):
     write(path, grows=256 * 1024, limit=1024 * MIB, steps=2890, close=False)
-    facts = gather(memtools.read_record(path))
+    facts = figures_of(memtools.read_record(path))
     used = [300 * MIB + 262144 * s + (s * 7919 % 64) * 4096 for s in range(2890)]
     below = max(s for s in range(2890) if used[s] < 0.95 * 1024 * MIB)
     assert facts.used is not None
@@ -72,37 +72,37 @@ def test_growth_is_judged_from_the_series_where_the_record_has_no_verdict(path, 
     write(path, grows=65536, limit=1024 * MIB, steps=6000, counted=counted)
     out = explain(capsys, path)
     rate, per = (65536, "step") if counted else (65536 * 100, "s")
-    assert re.search(
-        rf"leak: \+[\d.]+ [KM]iB/{per} in heap since .*\(judged from the record\)", out
-    )
+    assert re.search(rf"leak: \+[\d.]+ [KM]iB/{per} in heap since .*; limit in ", out)
     left = (1024 - 300 - 375) * MIB / 65536 / 100
-    growth = gather(memtools.read_record(path)).growth[0]
+    growth = figures_of(memtools.read_record(path)).verdict.growth[0]
     assert growth.seconds_left is not None
     assert growth.rate_bytes == pytest.approx(rate, rel=0.05)
     assert growth.seconds_left[0] <= left <= growth.seconds_left[1]
-    assert "forecast at the end: limit in" in out
 
 
 def test_what_does_not_grow_is_called_quiet_and_what_is_too_short_is_not_judged(path, capsys):
     write(path, steps=6000)
-    assert "  nothing grows\n" in explain(capsys, path)
+    assert "  neither the process nor its workers grow\n" in explain(capsys, path)
     os.unlink(path)
     write(path, steps=100)
-    assert "too short to judge: 100 readings, 256 are needed" in explain(capsys, path)
+    assert "too short to judge: 98 steps with a reading, 256 are needed" in explain(capsys, path)
 
 
 ENDS = {
-    "exit: normal": ("clean", "it ended properly"),
-    "exit: stop()": ("clean", "it ended properly"),
-    "exit 0": ("clean", "it ended properly (exit code 0)"),
-    "exit: code 0": ("clean", "it ended properly (exit code 0)"),
-    "exit: the program ended without stop()": ("clean", "the program ended without stop()"),
+    "exit: normal": ("clean", "finished"),
+    "exit: stop()": ("clean", "finished"),
+    "exit 0": ("clean", "finished (exit code 0)"),
+    "exit: code 0": ("clean", "finished (exit code 0)"),
+    "exit: the program ended without stop()": (
+        "clean",
+        "finished: the program ended without stop()",
+    ),
     "exit 3": ("failed", "it ended with exit code 3"),
     "exit: code 1": ("failed", "it ended with exit code 1"),
     "exit: exception ValueError: exit 0": ("failed", "it ended by exception ValueError: exit 0"),
     "not started: No such file": ("failed", "it was not started: No such file"),
     "killed by SIGKILL": ("killed", "it was killed by SIGKILL"),
-    "exit 137": ("killed", "it ended with exit code 137: signal 9"),
+    "exit 137": ("killed", "it ended with exit code 137, which stands for SIGKILL"),
 }
 
 
@@ -142,17 +142,22 @@ def test_the_start_event_tells_of_limits_that_have_no_column(text):
 
 def test_the_lower_of_two_limits_counts_and_what_is_counted_fits_it(path):
     write(path, steps=3, limit=2048 * MIB, events=[("start", GIB_LIMIT)])
-    used = gather(memtools.read_record(path)).used
+    used = figures_of(memtools.read_record(path)).used
     assert used is not None
     assert (used.limit_bytes, used.source) == (2**30, "given")
-    assert used.of == "process and children"
+    assert used.of == "process and workers"
     assert used.last_bytes == 300 * MIB + (2 * 7919 % 64) * 4096 + 20 * MIB
     os.unlink(path)
     write(path, steps=3, limit=None, events=[("start", "host; no cgroup limit; machine 10.0 GiB")])
-    used = gather(memtools.read_record(path)).used
+    used = figures_of(memtools.read_record(path)).used
     assert used is not None
-    assert (used.limit_bytes, used.source, used.of) == (10 * 2**30, "machine", "machine")
-    assert used.last_bytes == 10 * 2**30 - 9000 * MIB
+    assert (used.limit_bytes, used.source, used.of) == (
+        10 * 2**30, "machine", "process and workers"
+    )  # fmt: skip
+    assert used.last_bytes == 300 * MIB + (2 * 7919 % 64) * 4096 + 20 * MIB
+    machine = figures_of(memtools.read_record(path)).machine
+    assert machine is not None
+    assert machine.last_bytes == 10 * 2**30 - 9000 * MIB
 
 
 def falling(path: str, end: str, *events: tuple[str, str]) -> str:
@@ -171,8 +176,8 @@ def test_memory_that_falls_while_a_command_ends_does_not_hide_the_limit(path, ca
     falling(path, "exit: killed by SIGKILL")
     out = explain(capsys, path)
     assert out.startswith(
-        "It was killed by SIGKILL; in its last second it used 297.0 MiB of 300.0 MiB (given "
-        "limit, 99 %), 1.99 s after passing 95 %.\n"
+        "It was killed by SIGKILL; in its last second: the process tree 297.0 MiB of 300.0 MiB "
+        "(given limit, 99 %), 1.99 s after passing 95 %.\n"
     )
     assert "what enforces that limit ended it" in out
 
@@ -188,7 +193,7 @@ def test_cleanups_are_added_up_by_what_was_done(path):
     texts = ["gc (12 objects) 3.0 ms, malloc_trim 0.5 ms: freed 4.0 MiB on the host"] * 2
     texts += ["gc (0 objects) 3.0 ms: freed 0 B on the host, 1.0 GiB on the devices"]
     write(path, steps=3, events=[("cleanup", text) for text in texts])
-    rows = gather(memtools.read_record(path)).cleanups
+    rows = figures_of(memtools.read_record(path)).cleanups
     assert [(r.what, r.count, r.freed_bytes) for r in rows] == [
         ("gc", 1, 2**30),
         ("gc, malloc_trim", 2, 8 * MIB),
@@ -199,8 +204,8 @@ def test_cleanups_are_added_up_by_what_was_done(path):
 def test_json_has_the_same_figures(path, capsys):
     write(path, grows=65536, steps=6000, device=True, events=[("leak", LEAK), ("holder", HOLDER)])
     found = json.loads(explain(capsys, path, "--json"))
-    facts = gather(memtools.read_record(path))
-    assert found["headline"] == headline(facts)
+    facts = figures_of(memtools.read_record(path))
+    assert found["headline"] == facts.headline()
     assert found["steps"] == 5999
     assert found["used"]["limit_bytes"] == 2**30
     assert found["used"]["peak_bytes"] == facts.used.peak_bytes  # type: ignore[union-attr]
@@ -215,16 +220,17 @@ def test_json_has_the_same_figures(path, capsys):
 def test_a_run_that_was_sigkilled_is_read_afterwards(tmp_path, capsys):
     script = (
         "import os, signal, sys; from memtools import _core\n"
-        "w = _core.RecordWriter(sys.argv[1], [('step', ''), ('rss', 'B'), ('cgroup_limit', 'B')])\n"
-        "for i in range(500): w.append(None, [i, 2**20 * (1 + i), 500 * 2**20])\n"
+        "names = ['rss', 'cgroup_used', 'cgroup_limit']\n"
+        "w = _core.RecordWriter(sys.argv[1], [('step', ''), *((n, 'B') for n in names)])\n"
+        "for i in range(500): w.append(None, [i, *[2**20 * (1 + i)] * 2, 500 * 2**20])\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     path = str(tmp_path / "run.mem")
     done = subprocess.run([sys.executable, "-c", script, path], check=False)
     assert done.returncode == -signal.SIGKILL
     assert explain(capsys, path).startswith(
-        "No end mark: the process was killed; at the last sample it used 500.0 MiB of 500.0 MiB "
-        "(cgroup limit, 100 %)"
+        "No end mark: the process was killed, or left by os._exit(); at the last sample: the "
+        "process 500.0 MiB; the control group 500.0 MiB of 500.0 MiB (cgroup limit, 100 %)"
     )
 
 

@@ -11,9 +11,9 @@ import pytest
 
 import memtools
 from memtools import _core, cli
+from memtools._figures import figures_of, plain
 from memtools.report._advice import advise
 from memtools.report._events import cleanup
-from memtools.report._facts import _plain, gather
 from memtools.report._words import duration, percent, shown, size
 from tests.reportcases import HOSTILE, MIB, START, write
 
@@ -67,25 +67,25 @@ def test_a_cleanup_event_with_a_duration_takes_that(path):
 
 
 def test_a_forecast_without_an_end_is_null_in_json():
-    assert _plain((1.0, math.inf, (math.nan, "x"), 2**70)) == [1.0, None, [None, "x"], 2**70]
+    assert plain((1.0, math.inf, (math.nan, "x"), 2**70)) == [1.0, None, [None, "x"], 2**70]
 
 
 def test_a_leak_that_is_no_longer_one_is_not_blamed(path):
-    held = ("holder", "+1 KiB/step: held by list Net.kept")
-    events = [("leak", "leak: +1 KiB/step in heap since step 3"), held]
+    held = ("holder", "+1.0 KiB/step: 1 new tensor a step, held by list Net.kept")
+    events = [("leak", "leak: +1.0 KiB/step in heap since step 3"), held]
     write(path, steps=600, base=1000 * MIB, events=events, close=False)
-    assert any("list Net.kept" in line for line in advise(gather(memtools.read_record(path))))
+    assert any("list Net.kept" in line for line in advise(figures_of(memtools.read_record(path))))
     Path(path).unlink()
     events.append(("leak", "no longer: quiet: no signal grows"))
     write(path, steps=600, base=1000 * MIB, events=events, close=False)
-    lines = advise(gather(memtools.read_record(path)))
+    lines = advise(figures_of(memtools.read_record(path)))
     assert not any("list Net.kept" in line for line in lines)
-    assert any("nothing leaks, the peak in phase train is too high" in line for line in lines)
+    assert any("its peak in phase train is too high" in line for line in lines)
 
 
 def test_what_leaks_in_workers_is_not_looked_for_by_a_census(path):
     write(path, steps=600, events=[("leak", "leak: +39.3 KiB/step in children since step 9")])
-    lines = advise(gather(memtools.read_record(path)))
+    lines = advise(figures_of(memtools.read_record(path)))
     assert any(
         line.startswith("the workers grow: look for what the dataset keeps") for line in lines
     )
@@ -98,9 +98,10 @@ def test_the_holder_that_takes_most_is_the_one_to_stop(path):
         ("holder", f"{r}: 1 new tensor a step, held by list Net.{'abcde'[i]}")
         for i, r in enumerate(rates)
     ]
-    write(path, steps=600, events=[("leak", "leak: +1 KiB/step in heap since step 3"), *held])
+    write(path, steps=600, events=[("leak", "leak: +1.0 KiB/step in heap since step 3"), *held])
     assert any(
-        "stop list Net.c from" in line for line in advise(gather(memtools.read_record(path)))
+        line.startswith("list Net.c grows: ")
+        for line in advise(figures_of(memtools.read_record(path)))
     )
 
 

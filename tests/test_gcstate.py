@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -230,6 +232,13 @@ def test_an_interrupt_anywhere_leaves_a_state_that_end_completes(name, company):
     assert places >= 3  # the function itself, and what it calls
 
 
-def test_a_manager_that_dies_before_it_has_begun_is_no_fault():
-    """What goes wrong in a weak reference's callback is an unraisable error, which fails a test."""
-    ManagedGc()
+def test_a_manager_that_dies_before_it_has_begun_is_no_fault(monkeypatch: pytest.MonkeyPatch):
+    """What goes wrong in a weak reference's callback is an unraisable error."""
+    wrong: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", wrong.append)
+    before, manager = state(), ManagedGc()
+    alive = weakref.ref(manager)
+    del manager
+    assert alive() is None
+    assert wrong == []
+    assert state() == before

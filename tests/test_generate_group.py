@@ -13,6 +13,7 @@ import torch
 from transformers import GenerationConfig
 
 import memtools
+from memtools.integrations._transformers_prefill import needs_padding
 from memtools.integrations.transformers import PooledCache, generate_group, pool_for
 from tests.poolback import everything_is_back
 from tests.tinyhf import prompt, ragged, tiny
@@ -34,8 +35,10 @@ def group(model: Any, ids: torch.Tensor, samples: int, **keywords: Any) -> torch
 
 
 def watched() -> tuple[Any, list[tuple[int, ...]]]:
-    """A tiny Llama, and the shapes of the ids that it is given, each with logits of one token."""
+    """A tiny Llama that has had its first call, and the shapes of the ids that it is given from now
+    on, each with logits of one token."""
     model, seen = copy.deepcopy(tiny("llama")), []
+    assert not needs_padding(model, prompt(6))
 
     def look(_: Any, args: Any, kwargs: dict[str, Any]) -> None:
         seen.append(tuple(kwargs["input_ids"].shape))
@@ -327,7 +330,7 @@ def test_a_model_that_goes_without_its_cache_is_noticed() -> None:
     model = copy.deepcopy(tiny("llama"))
     getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     model.train()
-    with pytest.raises(RuntimeError, match=r"\[0\] of 5 prompt tokens.*model.eval\(\)"):
+    with pytest.raises(RuntimeError, match=r"\[0\] of \d prompt tokens.*model.eval\(\)"):
         group(model, prompt(6), 2)
     assert group(model.eval(), prompt(6), 2).shape == (2, 18)
 

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import memtools
 from memtools import GateHistory
+from tests.ownprocess import in_own_process
 
 
 def same(history: GateHistory, tensors: list[torch.Tensor]) -> bool:
@@ -66,6 +67,65 @@ def test_an_index_past_either_end_is_an_index_error(gates):
             history[index]
     with pytest.raises(TypeError, match="integers or slices"):
         history["0"]
+
+
+class ClosesWhenUsed:
+    """An index whose conversion runs code of the user's, which closes the history."""
+
+    def __init__(self, history: GateHistory, index: int) -> None:
+        self.history, self.index = history, index
+
+    def __index__(self) -> int:
+        self.history.close()
+        return self.index
+
+
+CONVERTED = {
+    "index": lambda history, one: history[one],
+    "start": lambda history, one: history[one:],
+    "stop": lambda history, one: history[:one],
+    "step": lambda history, one: history[::one],
+    "window": lambda history, one: history.stats(one),
+}
+
+
+@pytest.mark.parametrize("value", [1, -1])
+@pytest.mark.parametrize("convert", CONVERTED)
+def test_an_index_that_closes_the_history_is_told_so(gates, convert, value):
+    history = GateHistory()
+    history.append(gates())
+    with pytest.raises(ValueError, match="this GateHistory is closed"):
+        CONVERTED[convert](history, ClosesWhenUsed(history, value))
+
+
+@pytest.mark.parametrize(
+    "read", ["history[0]", "history[-1]", "history._cat()", "next(iter(history))"]
+)
+def test_a_history_that_is_closed_while_its_first_read_imports_torch(gates, read, tmp_path):
+    history = GateHistory()
+    history.append(gates())
+    history.save(tmp_path / "gates")
+    said = in_own_process(
+        """
+        import sys
+        from memtools import GateHistory
+
+        class ClosesAtTheImport:
+            def find_spec(self, name, path=None, target=None):
+                if name == "torch":
+                    history.close()
+
+        history = GateHistory.load(sys.argv[1])
+        sys.meta_path.insert(0, ClosesAtTheImport())
+        try:
+            eval(sys.argv[2])
+        except ValueError as error:
+            print(error)
+        """,
+        tmp_path / "gates",
+        read,
+    )
+    assert said == "this GateHistory is closed\n"
 
 
 @pytest.mark.parametrize("layout", ["transposed", "column_step", "expanded", "row_step", "offset"])

@@ -353,3 +353,16 @@ def test_single_objects_in_variables_of_a_module_are_not_told_beside_the_list(mo
     del loop.history, found
     (holder,) = memtools.census().diff(before).holders(steps=N)
     assert (holder.path, holder.new_objects) == ("dict attributes of module loop", 6)
+
+
+def test_a_list_that_lives_in_a_dict_of_the_caller_is_the_holder() -> None:
+    result = {"latents_sequence": [torch.ones(3) for _ in range(10)], "steps": 10}
+    (found,) = memtools.holder_of(result["latents_sequence"])
+    assert (found.kind, found.length, found.new_objects) == ("list", 10, 10)
+    assert found.path == (
+        "list local 'result'['latents_sequence'] of "
+        "test_a_list_that_lives_in_a_dict_of_the_caller_is_the_holder()"
+    )
+    mine = list(result.pop("latents_sequence"))  # type: ignore[call-overload]
+    (found,) = memtools.holder_of(mine)
+    assert found.path.startswith("nobody but who asks")

@@ -174,6 +174,15 @@ def test_a_forked_child_writes_nothing(tmp_path):
     assert [line["step"] for line in read(path)] == [1, 2]
 
 
+def test_forgotten_it_is_closed_and_says_so(tmp_path):
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.warns(ResourceWarning, match="unclosed JsonlWriter.*, 0 lines"):
+        JsonlWriter(tmp_path / "a", usual())
+    assert len(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(ValueError, match="at least 1"):  # and what was never opened says nothing
+        JsonlWriter(tmp_path / "a", usual(), every=0)
+
+
 def test_closed_it_does_nothing(tmp_path):
     lines = JsonlWriter(tmp_path / "a", usual())
     lines.step()

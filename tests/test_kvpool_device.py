@@ -3,8 +3,11 @@ runs nothing before it is read. Values are compared with torch.cat."""
 
 from __future__ import annotations
 
+import functools
 import os
 import random
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -388,3 +391,53 @@ def test_tensors_of_the_host_and_of_other_devices_are_refused(lend, fake):
             with pytest.raises(ValueError, match="on cuda:0, where the pool is, got"):
                 lease.lease.update(0, tensor, tensor)
         assert lease.lengths == [0]
+
+
+def test_cuda_without_a_number_is_the_first_device_where_torch_has_none_of_its_own(fake):
+    """This torch is built for the CPU: it cannot tell its current device."""
+    with small_pool(device="cuda") as pool:
+        assert pool.device == torch.device("cuda:0")
+    for device in ("cuda", "cuda:0"):
+        fake.fail_at(0, LAUNCH_FAILURE)
+        with pytest.raises(DeviceError, match="failed with code 719"):
+            small_pool(device=device)
+    fake.fail_at(-1, 0)
+
+
+def test_who_needs_the_pool_while_another_thread_trims_lets_other_threads_run(lend, fake, request):
+    """The trim waits for the device, which the test holds, and nobody is made to give up the
+    interpreter's lock: whoever waited for the trim with it would stop the test for ever."""
+    request.addfinalizer(functools.partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1000)
+    uses: list[Callable[[KVPool, KVLease], object]] = [
+        lambda pool, lease: pool.stats(),
+        lambda pool, lease: pool.would_fit(1, 8),
+        lambda pool, lease: pool.acquire(1).release(),
+        lambda pool, lease: pool.trim(),
+        lambda pool, lease: lease.crop(3),
+        lambda pool, lease: lease.lengths,
+        lambda pool, lease: lease.release(),
+    ]
+    for use in uses:
+        with device_pool() as pool:
+            lease, other = lend(pool, 2), lend(pool, 2)
+            for filled in (lease, other):
+                step(filled, Plain(2), 20)
+            other.release()
+            begun = threading.Event()
+
+            def wait(use=use, pool=pool, lease=lease, begun=begun) -> None:  # type: ignore[no-untyped-def]
+                begun.set()
+                use(pool, lease.lease)
+
+            fake.hold(True)
+            threads = [threading.Thread(target=pool.trim), threading.Thread(target=wait)]
+            threads[0].start()
+            fake.await_held(1)
+            threads[1].start()
+            begun.wait()
+            fake.hold(False)
+            for thread in threads:
+                thread.join()
+            assert pool._check()
+            del lease, other, wait, threads

@@ -244,3 +244,57 @@ def test_a_closed_pool_says_so():
     for use in uses:
         with pytest.raises(ValueError, match="this KVPool is closed"):
             use()
+
+
+# --- Python code that runs while update() looks ---------------------------------------------------
+
+
+class Meddler(torch.Tensor):
+    """A tensor whose attributes run code of its own, as any subclass may."""
+
+    meddle: Callable[[], object]
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        cls.meddle()
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def freed(k: torch.Tensor) -> None:
+    k.untyped_storage().resize_(0)
+
+
+def shortened(k: torch.Tensor) -> None:
+    k.data = k[:, :, :1].clone()
+
+
+def of_other_heads(k: torch.Tensor) -> None:
+    k.data = torch.ones(1, 1, 3, 64)
+
+
+def moved(k: torch.Tensor) -> None:
+    k.data = torch.full_like(k, 2.0)
+
+
+@pytest.mark.parametrize("order", ["k first", "v first"])
+@pytest.mark.parametrize(
+    ("meddle", "message"),
+    [
+        (freed, "no memory of its own"),
+        (shortened, "as many tokens"),
+        (of_other_heads, "was changed while update|of shape"),
+        (moved, None),
+    ],
+)
+def test_one_tensor_changes_while_the_other_is_looked_at(meddle, message, order):
+    with small_pool() as pool, pool.acquire(1) as lease:
+        victim, other = some(1, 3), some(1, 3).as_subclass(Meddler)
+        Meddler.meddle = lambda: meddle(victim)
+        pair = (victim, other) if order == "k first" else (other, victim)
+        if message is None:
+            got = lease.update(0, *pair)[order != "k first"]
+            assert got.eq(2).all()
+            return
+        with pytest.raises((TypeError, ValueError, RuntimeError), match=message):
+            lease.update(0, *pair)
+        assert lease.lengths == [0]

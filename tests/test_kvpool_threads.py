@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import pytest
@@ -174,3 +175,26 @@ def test_one_lease_used_by_several_threads_by_turns(count):
         run_all(*[append] * count)
         assert lease.lengths == [10 * count]
         assert lease.layer(0)[0].eq(1.0).all()
+
+
+def test_who_waits_behind_others_times_out_with_the_numbers_of_its_own_request():
+    with small_pool(limit=4 * BLOCK) as pool, pool.acquire(1, 32) as held:
+        got: list[int] = []
+        first = threading.Thread(
+            target=lambda: got.append(pool.acquire(1, 64, wait=True).batch_size)
+        )
+        first.start()
+        said = ""
+        while "behind others that wait" not in said:  # until `first` has a place in the queue
+            assert first.is_alive()
+            with pytest.raises(TimeoutError) as caught:
+                pool.acquire(2, 20, wait=True, timeout=0)
+            said = str(caught.value)
+        held.release()
+        first.join(60)
+        assert got == [1]
+        assert re.search(
+            rf"no room for 2 rows of 20 tokens in \d+ ms: {4 * BLOCK} bytes asked behind others "
+            rf"that wait, {2 * BLOCK} used, limit {4 * BLOCK}; 1 leases are alive",
+            said,
+        )

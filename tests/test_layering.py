@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,6 +124,15 @@ def call_breaches(path: str, text: str) -> list[str]:
     calls = r"\b(_?exit|_Exit|quick_exit|abort|v?[fd]?printf|f?puts|putchar|perror)\s*\("
     found = re.findall(calls, without_comments(text, strings=False))
     return [f"{path}: calls {name}()" for name in found]
+
+
+def condition_breaches(path: str, text: str) -> list[str]:
+    """A macro with arguments that is not known is an error even behind `defined(...) &&`: other C
+    libraries than glibc have no __GLIBC_PREREQ, so what asks for glibc stands in its own line."""
+    lines = without_comments(text, strings=False).replace("\\\n", " ")
+    conditions = re.findall(r"^\s*#\s*(?:el)?if\b(.*\bdefined\b.*)$", lines, re.M)
+    asked = [name for line in conditions for name in re.findall(r"(\w+)\s*\(", line)]
+    return [f"{path}: {name}() beside defined()" for name in asked if name != "defined"]
 
 
 def is_function(declaration: str) -> bool:
@@ -310,6 +321,15 @@ def test_a_variable_that_outlives_its_call_and_can_change_is_a_breach() -> None:
     assert [b for text in CONSTANT for b in static_breaches("csrc/core/x.c", text)] == []
 
 
+def test_a_macro_with_arguments_beside_defined_is_a_breach() -> None:
+    wrong = "#if defined(__GLIBC__) && \\\n    __GLIBC_PREREQ(2, 33)\n#endif"
+    right = (
+        "#ifdef __GLIBC__\n#if __GLIBC_PREREQ(2, 33)\n#endif\n#endif\n#if defined(A) || !defined(B)"
+    )
+    assert len(condition_breaches("csrc/os/x.c", wrong)) == 1
+    assert condition_breaches("csrc/os/x.c", right) == []
+
+
 WRONG_IMPORTS = [
     ("memtools/cli/x.py", "import torch"),
     ("memtools/integrations/x.py", "import os, torch.nn as nn"),
@@ -370,6 +390,10 @@ def test_csrc_neither_exits_nor_prints() -> None:
     assert [b for path, text in C.items() for b in call_breaches(path, text)] == []
 
 
+def test_csrc_compiles_with_c_libraries_other_than_glibc() -> None:
+    assert [b for path, text in C.items() for b in condition_breaches(path, text)] == []
+
+
 def test_core_has_no_mutable_state_of_its_own() -> None:
     core = [file for file in C.items() if layer_of(file[0]) == "core"]
     assert [b for file in core for b in static_breaches(*file)] == []
@@ -378,3 +402,12 @@ def test_core_has_no_mutable_state_of_its_own() -> None:
 def test_the_package_imports_torch_numpy_and_matplotlib_where_it_may() -> None:
     assert [b for path, text in PACKAGE.items() for b in import_breaches(path, text)] == []
     assert [p for p, text in PACKAGE.items() if "torch" in imported(text)] == [IMPORTED_IN["torch"]]
+
+
+def test_a_policy_brings_no_exporter() -> None:
+    code = (
+        "import sys; from memtools import CleanupPolicy; import memtools.distributed\n"
+        "print([name for name in sys.modules if name.startswith('memtools.export._')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "['memtools.export._source']\n"

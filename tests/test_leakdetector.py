@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -65,3 +67,23 @@ def test_one_call_a_step_is_the_same_as_one_call_for_all():
     assert changes == found
     assert len(found) > 2
     assert one.verdict() == many.verdict()
+
+
+class Meddling:
+    """A number of bytes that is asked for its value: it runs code of the user's before."""
+
+    def __init__(self, meddle: Callable[[], object]) -> None:
+        self.meddle = meddle
+
+    def __index__(self) -> int:
+        self.meddle()
+        return 1
+
+
+@pytest.mark.parametrize("later", [10, 11])
+def test_steps_never_go_back_although_a_reading_updates_the_detector(later):
+    detector = LeakDetector()
+    detector.update(5, heap=1, rss=1)
+    with pytest.raises(ValueError, match=f"step 10 of rss comes after step {later}"):
+        detector.update(10, rss=1, heap=Meddling(lambda: detector.update(later, rss=1)))
+    detector.update(later + 1, rss=1, heap=1)

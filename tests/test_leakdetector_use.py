@@ -45,7 +45,7 @@ def test_a_leak_is_told_with_its_signal_rate_and_time_left():
     assert verdict.steps_left.lo < true < verdict.steps_left.hi
     assert verdict.steps_left.mid == pytest.approx(true, rel=0.05)
     assert str(verdict) == (
-        "leak: +16.0 KiB/step in heap since step 255, costs 64.0 KiB/step of rss, "
+        "leak: +16.0 KiB/step in heap since step 0, costs 64.0 KiB/step of rss, "
         f"{verdict.steps_left}"
     )
     assert not verdict.pressure
@@ -94,6 +94,37 @@ def test_pressure_is_told_when_the_limit_is_near():
     near = int(LEAKS[-1]) + 16384 * 300
     assert after(near, heap=LEAKS).verdict().pressure
     assert not after(near + 2**30, heap=LEAKS).verdict().pressure
+
+
+@pytest.mark.parametrize("every", [1, 10, 32])
+def test_pressure_counts_steps_whatever_the_readings_stand_for(every: int) -> None:
+    near = 5 * 10**8 + 8192 * 63_000
+    detector = LeakDetector(near)
+    told = []
+    for step in range(10_000, 70_001, every):  # resumed at step 10,000
+        size = 5 * 10**8 + (step - 10_000) * 8192
+        detector.update(step, heap=size, rss=size)
+        if (step - 10_000) % (50 * every) == 0 and detector.verdict().pressure:
+            told.append(step)
+    # Of 63,000 steps 57,300 are done when a tenth of them is left; lo is a tenth below mid.
+    assert told
+    assert 66_000 <= told[0] <= 67_400 + 50 * every
+
+
+@pytest.mark.parametrize(
+    ("series", "least", "most"),
+    [
+        (LEAKS, 0, 0),
+        (np.maximum(ramp(0), ramp(32768) - 32768 * 3000), 2700, 3100),
+        (ramp(0) + (300 * 2**20 * (1 - np.exp(-T / 100))).astype(np.int64) + 8192 * T, 200, 900),
+    ],
+    ids=["from the start", "late", "after a warm-up"],
+)
+def test_since_is_where_the_growth_began(series: np.ndarray, least: int, most: int) -> None:
+    verdict = after(heap=series).verdict()
+    assert verdict.kind == "leak"
+    assert verdict.since_step is not None
+    assert least <= verdict.since_step <= most
 
 
 # --- steps, gaps, resets --------------------------------------------------------------------------
@@ -159,6 +190,40 @@ def test_where_rss_does_not_follow_the_heap_will_reach_the_limit():
     left = detector.verdict().steps_left
     assert left is not None
     assert left.mid == pytest.approx((2**32 - 3 * 2**30) / 16384, rel=0.05)
+
+
+def test_a_sleeping_rss_makes_no_forecast_later_than_the_heap_allows():
+    """malloc fills holes: rss creeps while what is in use grows."""
+    sleeping = ramp(300, 3 * 2**30)
+    detector = after(2**36, heap=LEAKS, rss=sleeping)
+    left, true = detector.verdict().steps_left, (2**36 - sleeping[-1]) / 16384
+    assert left is not None
+    assert left.lo < true < left.hi < 1.5 * true
+    assert left.mid == pytest.approx(true, rel=0.05)
+    assert detector.forecast() == left
+
+
+def test_what_grows_beside_each_other_reaches_the_limit_together():
+    limit = 2**34
+    used = int(LEAKS[-1] + LEAKS[-1])
+    for series in (
+        {"heap": LEAKS, "rss": LEAKS, "children": LEAKS},
+        {"python": LEAKS, "heap": LEAKS, "rss": 2 * LEAKS - 2**30},
+    ):
+        detector = after(limit, **series)
+        room = limit - used if "children" in series else limit - int(series["rss"][-1])
+        left = detector.verdict().steps_left
+        assert left is not None
+        assert left.lo < room / 32768 < left.hi
+        assert left.mid == pytest.approx(room / 32768, rel=0.05)
+
+
+def test_a_device_that_grows_is_not_forecast_into_the_hosts_limit():
+    detector = LeakDetector(2**35, device_limit_bytes=2**40)
+    detector.update_many(0, device=64 * LEAKS, heap=FLAT, rss=FLAT)
+    assert detector.verdict().signal == "device"
+    left = detector.forecast()
+    assert left is None or left.mid > 10**6
 
 
 def test_an_interval_reads_like_one():

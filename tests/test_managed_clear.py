@@ -323,3 +323,28 @@ def test_a_name_that_no_call_could_have_is_refused_at_the_decorator():
 def test_what_names_nothing_is_refused(bad):
     with pytest.raises(TypeError, match=r"clear=.* has neither clear\(\) nor reset\(\)"):
         memtools.managed(P, clear=[bad])
+
+
+def test_an_object_and_a_name_are_one_target():
+    class Environment:
+        resets = 0
+
+        def __init__(self) -> None:
+            self.buffer = [1]
+
+        def reset(self) -> None:
+            self.resets += 1
+
+    environment = Environment()
+
+    class Player:
+        buffer = [7]
+
+        @memtools.managed(None, clear=(environment, "buffer"))
+        def update(self) -> None: ...
+
+    Player().update()
+    assert (environment.resets, environment.buffer, Player.buffer) == (0, [], [7])
+    with memtools.managed(None, clear=[environment, (environment, "buffer")]):
+        environment.buffer.append(2)
+    assert (environment.resets, environment.buffer) == (1, [])

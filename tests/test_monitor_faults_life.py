@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import gc
 import os
 import threading
+import weakref
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from memtools import HostMemoryPressure, MemoryMonitor, read_record
+from memtools import HostMemoryPressure, MemoryMonitor, _monitor, _monitor_run, read_record
+from tests.interrupts import interrupted
 from tests.monitorroot import Root, root, settle
 from tests.test_monitor_faults import use_all_of
 from tests.test_monitor_life import in_child, in_python, last, monitor, threads
@@ -111,6 +116,35 @@ def test_a_signal_at_any_instant_of_a_run(path: Path, what: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("module", [_monitor, _monitor_run], ids=["_monitor", "_monitor_run"])
+@pytest.mark.parametrize("way", ["start", "with"])
+def test_who_gets_an_interrupt_out_of_start_has_no_monitor_that_runs(
+    module: ModuleType, way: str
+) -> None:
+    """Not one that nobody knows any more, with a thread and twelve descriptors for ever."""
+
+    def enter(m: MemoryMonitor) -> None:
+        m.start() if way == "start" else m.__enter__()
+
+    n, alive = 0, list[weakref.ref[MemoryMonitor]]()
+    while True:
+        m = monitor(leaks=False)
+        alive.append(weakref.ref(m))
+        hit = interrupted(module, n, functools.partial(enter, m))
+        if not hit:
+            m.stop()
+        assert not m.running, n
+        del m
+        if not hit:
+            break
+        n += 1
+    gc.collect()
+    assert n > 5
+    assert [ref() for ref in alive if ref() is not None] == []
+    assert not _monitor_run._owners
+    assert threads() == 0
+
+
 def test_marks_in_a_forked_child(root: Root) -> None:
     with monitor() as m:
         handle = m.guard(0.9)
@@ -178,26 +212,34 @@ def test_a_mark_cancelled_between_two_looks_at_it(root: Root) -> None:
     """As by another thread, at the worst moment."""
 
     class Bits(dict[int, Any]):
-        def __contains__(self, bit: object) -> bool:
-            found = super().__contains__(bit)
-            self.pop(bit, None)  # type: ignore[call-overload]
-            return found
+        def get(self, bit: int, default: Any = None) -> Any:
+            first.cancel()  # between the sampler's mask and the table
+            return super().get(bit, default)
 
     class Handles(list[Any]):
-        def __contains__(self, handle: object) -> bool:
-            found = super().__contains__(handle)
-            self.clear()
-            return found
+        def remove(self, handle: object) -> None:
+            self.clear()  # the other thread was faster
+            super().remove(handle)
 
+    called: list[str] = []
     with monitor(leaks=False) as m:
-        handle = m.on_pressure(0.9, print)
         marks = m._marks
+        first = m.on_pressure(0.8, lambda: called.append("first"))
+        m.on_pressure(0.9, lambda: called.append("second"))
         marks._of_bit = Bits(marks._of_bit)
         root.use(0.95)
         settle(m, root)
         m.step()
+        assert called == ["second"]
+        (second,) = marks.handles
         marks._handles = Handles(marks._handles)
-        handle.cancel()
+        second.cancel()
+        assert marks.handles == ()
+        for share in (0.1, 0.95):
+            root.use(share)
+            settle(m, root)
+        m.step()
+    assert called == ["second"]
 
 
 def test_phases_that_overlap_on_threads_and_tasks(path: Path) -> None:

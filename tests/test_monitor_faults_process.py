@@ -140,8 +140,8 @@ def test_forgotten_in_a_worker(path: Path, method: str) -> None:
     script = path.with_suffix(".py")
     script.write_text("import sys\n" + FORGOTTEN)
     subprocess.run([sys.executable, script, path, method], check=True, cwd=PROJECT)
-    for name in (path, f"{path}own"):
-        assert last(Path(name)) == "exit: the program ended without stop()"
+    assert last(path) == "exit: the worker ended without stop()"
+    assert last(Path(f"{path}own")) == "exit: code 0"
     assert read_record(path).samples.values["step"][-1] == 3
 
 

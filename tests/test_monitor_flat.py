@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from memtools import MemoryMonitor, _core
-from tests.growth import least_growth
+from tests.growth import least_growths
 
 ROUNDS, WARM = 10_000, 200
 
@@ -33,11 +33,11 @@ def flat(work: Callable[[], object], rounds: int, rss: Callable[[], int]) -> Non
     gc.disable()
     try:
         run(WARM)
-        blocks, files = sys.getallocatedblocks(), len(os.listdir("/proc/self/fd"))
-        heap = in_use()
-        resident = least_growth(run, rounds, rss)
-        assert sys.getallocatedblocks() - blocks < rounds / 10
-        assert in_use() - heap < 256 << 10
+        files = len(os.listdir("/proc/self/fd"))
+        readings = (sys.getallocatedblocks, in_use, rss)
+        blocks, heap, resident = least_growths(run, rounds, readings)
+        assert blocks < rounds / 10
+        assert heap < 256 << 10
         assert resident < 2 << 20
         assert len(os.listdir("/proc/self/fd")) == files
     finally:

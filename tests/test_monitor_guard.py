@@ -240,6 +240,85 @@ def test_steps_of_other_threads_count_and_the_guard_waits_for_the_main_one(root:
         assert (m.step_count, threads) == (11, [threading.get_ident()])
 
 
+def said(caplog: pytest.LogCaptureFixture, path: Path) -> list[str]:
+    """What was logged about guards; the record has the same events."""
+    texts = [r.getMessage() for r in caplog.records if "cannot act" in r.getMessage()]
+    events = [e.text for e in read_record(path).events if "cannot act" in e.text]
+    assert events == texts
+    return texts
+
+
+def test_a_guard_of_a_program_without_steps_says_that_it_could_not_act(
+    root: Root, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "run.mem"
+    with monitor(log=path) as m:
+        m.guard(0.9)
+        m.guard(0.99)
+        root.use(0.95)
+        settle(m, root)
+    assert said(caplog, path) == [
+        "<guard raise at 90%> cannot act: the main thread called no step(); it acts in a step() of "
+        "the main thread"
+    ]
+
+
+def test_a_guard_says_once_that_only_another_thread_steps(
+    root: Root, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "run.mem"
+    with monitor(log=path) as m:
+        m.on_pressure(0.9, print)
+        for share in (0.95, 0.5, 0.95):
+            root.use(share)
+            settle(m, root)
+            worker = threading.Thread(target=m.step, name="trainer")
+            worker.start()
+            worker.join()
+    (text,) = said(caplog, path)
+    assert text.startswith("<on_pressure print at 90%> cannot act: so far steps end on the thread ")
+    assert "'trainer'" in text
+
+
+def test_a_guard_that_acted_or_had_nothing_to_do_says_nothing(
+    root: Root, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "run.mem"
+    with monitor(log=path) as m:
+        m.guard(0.9, "record")
+        m.step()
+        root.use(0.95)
+        settle(m, root)
+        m.step()
+        m.guard(0.8, "record")  # passed when the program ends, a moment after its last step
+        settle(m, root)
+    assert said(caplog, path) == []
+
+
+def test_a_guard_without_a_limit_says_so_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(MemoryMonitor, "_root", str(tmp_path / "nothing"))
+    m = monitor(log=tmp_path / "run.mem")
+    m.guard(0.9)
+    with m:
+        pass
+    (text,) = said(caplog, tmp_path / "run.mem")
+    assert "cannot act: no limit of memory is known here" in text
+
+
+def test_step_before_start_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    m = monitor()
+    for _ in range(3):
+        m.step()
+    with m:
+        m.step()
+    m.step()
+    assert [r.getMessage() for r in caplog.records] == [
+        "step() of a MemoryMonitor that was not started does nothing; start() it"
+    ]
+
+
 def test_a_callback_that_steps_is_not_entered_anew(root: Root) -> None:
     depth: list[int] = []
     with monitor() as m:
@@ -284,7 +363,7 @@ def test_a_limit_that_is_given_counts(root: Root) -> None:
         settle(m, root)
         m.step()
     assert told[0].limit_bytes == 500 * MIB
-    assert "limit given, 500.0 MiB" in str(told[0])
+    assert "limit given, 500 MiB" in str(told[0])
 
 
 @pytest.mark.parametrize("fraction", [0, -1, 1.01, float("nan")])

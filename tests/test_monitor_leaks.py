@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from memtools import GateHistory, LeakVerdict, MemoryMonitor, _monitor_suspect, read_record
+from memtools._census import TypeGrowth
 from memtools._holders import Holder
 from memtools._monitor_leaks import FillVerdict, LeakWatch
 from memtools._monitor_log import Log
@@ -330,6 +331,92 @@ def test_what_could_not_be_the_leak_is_not_looked_for(monkeypatch: pytest.Monkey
     assert [h.path for h in suspects(many, verdict, 100)] == ["holder of list"]  # type: ignore[arg-type]
     workers = LeakVerdict("growing", 500.0, "low", signal="children")
     assert suspects(many, workers, 100) == []  # type: ignore[arg-type]
+
+
+class Found:
+    """A growth whose holders are known beforehand."""
+
+    types = [TypeGrowth("list", 100)]
+    groups: list[Any] = []
+
+    def __init__(self, *holders: Holder) -> None:
+        self._holders = holders
+
+    def holders(self, of: Any, *, steps: int) -> tuple[Holder, ...]:
+        return self._holders
+
+
+def held(path: str, kind: str, new: int, length: int | None = None) -> Holder:
+    return Holder(path, kind, length, None, new, 0, steps=100)
+
+
+def test_who_has_a_name_in_the_program_comes_before_c_code(monkeypatch: Any) -> None:
+    monkeypatch.setattr("memtools._graphs.largest", lambda: None)
+    verdict = LeakVerdict("growing", 500.0, "low", signal="python")
+    by_c = held("C code (64 references nobody on the Python heap holds)", "C code", 900)
+    losses = held("list module attribute __main__.losses", "list", 90, 90)
+    found = suspects(Found(by_c, losses), verdict, 100)  # type: ignore[arg-type]
+    assert [h.path for h in found] == [losses.path, by_c.path]
+
+
+def test_the_variable_of_this_step_is_no_holder(monkeypatch: Any) -> None:
+    monkeypatch.setattr("memtools._graphs.largest", lambda: None)
+    verdict = LeakVerdict("growing", 500.0, "low", signal="python")
+    loss, chain = held("local 'loss' of train()", "variable", 1), held("local 'n'", "variable", 50)
+    found = suspects(Found(loss, chain), verdict, 100)  # type: ignore[arg-type]
+    assert found == [chain]
+
+
+def test_a_graph_is_named_when_a_second_look_finds_it_larger() -> None:
+    verdict = LeakVerdict("growing", 500.0, "low", signal="heap")
+    total = torch.ones(1, requires_grad=True)
+    for _ in range(500):
+        total = total + 1
+    suspicion = Suspicion()
+    suspicion.look(0, verdict)
+    suspicion.look(100, verdict)
+    assert all(h.kind != "autograd graph" for h in suspicion.holders)
+    for _ in range(100):
+        total = total + 1
+    suspicion.look(200, verdict)
+    assert [h.kind for h in suspicion.holders if "total" in h.path] == ["autograd graph"]
+
+
+def test_little_growth_that_nobody_is_known_to_hold_is_not_said(clock: Clock) -> None:
+    program = Program(clock)
+    watch = program.watch()
+    program.run(watch, 6000, grow=600)
+    assert watch.verdict().kind == "leak"
+    assert program.events.told == []
+    assert not watch.matters(watch.verdict())
+    program.run(watch, 3000, grow=6000)
+    assert [kind for kind, _ in program.events.told] == ["leak"]
+
+
+def test_little_growth_of_a_container_is_said_with_its_time_left(clock: Clock) -> None:
+    program, kept = Program(clock), Kept()
+    watch = program.watch(Suspicion(), limit=GIB)
+    for step in range(1400):
+        if step % 32 == 0:
+            kept.history.append(torch.ones(64, 64))
+        program.run(watch, 1, grow=512)
+    leak, holder = program.events.told[:2]
+    assert leak[1].startswith("growing: +512 B/step in heap since step ")
+    assert "limit in " in leak[1]
+    assert (holder[0], "list Kept.history" in holder[1]) == ("holder", True)
+
+
+def test_to_declare_a_buffer_is_said_of_containers_to_who_has_the_monitor(clock: Clock) -> None:
+    program, kept = Program(clock), Kept()
+    watch = census_run(program, kept, steps=700)
+    assert "declare it: expect_growth(" in str(watch.verdict())
+    watch.declares = False  # as under `memtools run`
+    assert "expect_growth" not in str(watch.verdict())
+    other = Program(clock)
+    nobody = other.watch()
+    other.run(nobody, 700, grow=16384)
+    assert str(nobody.verdict()).startswith("growing: +16.0 KiB/step")
+    assert "expect_growth" not in str(nobody.verdict())
 
 
 # --- in the monitor ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import multiprocessing
 import os
 import pickle
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,8 @@ def test_what_a_record_holds(path: Path) -> None:
         wait_for(lambda: m.samples_taken > 3)
     record = read_record(path)
     assert [c.name for c in record.columns][:5] == ["step", "rss", "private", "swap", "cgroup_used"]
-    assert [c.name for c in record.columns][-2:] == ["children", "children_private"]
+    assert [c.name for c in record.columns][-2:] == ["children_private", "process"]
+    assert record.samples.values["process"] == record.samples.values["rss"]  # no page twice
     assert {c.name: c.unit for c in record.columns}["pressure"] == "0.01%"
     assert (record.total, record.samples.values["step"][-1]) == (m.samples_taken, 10)
     assert record.samples.values["rss"][-1] > 2**20
@@ -111,7 +114,13 @@ def test_two_monitors_at_once(tmp_path: Path) -> None:
         (KeyboardInterrupt(), "exit: exception KeyboardInterrupt"),
         (SystemExit(3), "exit: code 3"),
         (SystemExit(), "exit: code 0"),
-        (SystemExit("died"), "exit: code 1"),
+        (SystemExit("died\nhere"), "exit: code 1: died"),
+        (SystemExit(259), "exit: code 3"),
+        (
+            ValueError("a longer text " * 20),
+            "exit: exception ValueError: " + "a longer text " * 11 + "a ...",
+        ),
+        (OSError("401: token=abc123"), "exit: exception OSError: 401: token=***"),
     ],
 )
 def test_how_it_ended(path: Path, error: BaseException, text: str) -> None:
@@ -162,15 +171,21 @@ BEGIN = "m = memtools.MemoryMonitor(sys.argv[1]); m.start(); m.step()\n"
 @pytest.mark.parametrize(
     ("code", "text", "status"),
     [
-        ("", "exit: the program ended without stop()", 0),
+        ("", "exit: code 0", 0),
         ("raise KeyError('x')", "exit: exception KeyError: 'x'", 1),
-        ("sys.exit(4)", "exit: the program ended without stop()", 4),
-        ("del m", "exit: the program ended without stop()", 0),
+        ("sys.exit(4)", "exit: code 4", 4),
+        ("del m", "exit: code 0", 0),
+        ("sys.last_value = ValueError()", "exit: code 0", 0),
+        ("sys.last_value = ValueError(); raise SystemExit('no')", "exit: code 1", 1),
+        ("raise KeyboardInterrupt", "exit: exception KeyboardInterrupt", -2),
     ],
 )
 def test_forgotten_at_exit(path: Path, code: str, text: str, status: int) -> None:
     done = in_python(BEGIN + code, path)
-    assert (done.returncode, done.stderr.count("Traceback")) == (status, code.count("raise"))
+    assert (done.returncode, done.stderr.count("Traceback")) == (
+        status,
+        code.startswith("raise"),
+    )
     assert last(path) == text
 
 
@@ -212,8 +227,9 @@ def test_in_a_forked_child_it_is_not_running_and_writes_nothing(path: Path) -> N
         m.metrics(expert=True)
         m.log_memory(1)
         m.cleanup_memory()
-        with pytest.raises(OSError, match="give each process a record of its own"):
+        with pytest.warns(RuntimeWarning, match="the record of this monitor is .*run-2.mem"):
             m.start()
+        m.stop()
         with monitor() as own:
             own.step()
             assert own.samples_taken >= 0
@@ -273,7 +289,7 @@ def test_a_spawned_process_has_its_own(tmp_path: Path) -> None:
 def test_a_record_that_cannot_be_made(
     path: Path, number: int, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number), str(path))
 
     monkeypatch.setattr(_core, "RecordWriter", refuse)
@@ -286,19 +302,50 @@ def test_a_record_that_cannot_be_made(
 
 def test_places_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("mine")
+    (tmp_path / "link").symlink_to("nothing")
     for place, kind, text in (
         (tmp_path / "no" / "run.mem", FileNotFoundError, "make its directory first"),
         (tmp_path / "text", FileExistsError, "it is not a record, and is left as it is"),
         (tmp_path / "text" / "run.mem", NotADirectoryError, "make its directory first"),
+        (tmp_path, IsADirectoryError, "Is a directory; name a file in it"),
+        (tmp_path / "link", FileNotFoundError, "a symbolic link is there that leads to nothing"),
     ):
         with pytest.raises(kind, match=text):
             monitor(place).start()
     assert (tmp_path / "text").read_text() == "mine"
-    with monitor(tmp_path / "a.mem"), pytest.raises(OSError, match="a record of its own"):
-        monitor(tmp_path / "a.mem").start()
+
+
+def test_a_record_that_another_monitor_writes(tmp_path: Path) -> None:
+    """It gets the next name, also where warnings are errors: what watches must not end a job."""
+    with monitor(tmp_path / "a.mem"):
+        second = monitor(tmp_path / "a.mem")
+        with pytest.warns(RuntimeWarning, match="another monitor writes .*a.mem already"):
+            second.start()
+        assert second.record_path == str(tmp_path / "a-2.mem")
+        second.stop()
+        with warnings.catch_warnings(), monitor(tmp_path / "a.mem"):
+            warnings.simplefilter("error")
+            third = monitor(tmp_path / "a.mem")
+            third.start()
+            third.stop()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-2.mem", "a-3.mem", "a.mem"]
+
+
+def test_the_record_of_a_killed_run_is_kept(path: Path) -> None:
+    for n in (1, 2):
+        done = in_python(BEGIN + "os.kill(os.getpid(), 9)", path)
+        assert done.returncode == -signal.SIGKILL
+        m = monitor(path)
+        with pytest.warns(RuntimeWarning, match=f"cut off; its record is kept as .*run.{n}.mem"):
+            m.start()
+        m.stop()
+        assert last(path) == "exit: stop()"
+        kept = read_record(path.with_suffix(f".{n}.mem"))
+        assert ([e.kind for e in kept.events], kept.complete) == (["start"], False)
 
 
 def test_no_file_descriptors_left(path: Path) -> None:
+    gc.collect()  # monitors of other tests: their files must not close on the way
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     open_now = len(os.listdir("/proc/self/fd"))
     refused = 0

@@ -11,12 +11,19 @@ import pytest
 
 import memtools
 from memtools import MemoryMonitor, StepsLeft, read_record
-from memtools._monitor_text import DeviceTiers, HostTiers, format_stats, memory_stats
+from memtools._monitor_text import (
+    DeviceTiers,
+    HostTiers,
+    format_stats,
+    host_lines,
+    memory_stats,
+)
 from tests.fakedevice import TOTAL, FakeCuda, cuda
 from tests.monitorroot import LIMIT, Root, root, settle
 
 __all__ = ["cuda", "root"]
 GIB = 2**30
+MIB = 2**20
 
 
 def monitor(**options: Any) -> MemoryMonitor:
@@ -46,13 +53,23 @@ def test_several_devices_and_what_is_not_known() -> None:
     )
 
 
-def test_before_the_first_start_nothing_is_known() -> None:
+def test_before_the_first_start_memory_is_read_and_nothing_else_known(root: Root) -> None:
     m = monitor()
-    assert m.summary() == "Memory Usage:\n  CPU: unknown (System: unknown)"
+    (root.path / "proc/self/status").write_text("VmPeak:  9 kB\nVmHWM:\t  131072 kB\n")
+    assert m.summary() == (
+        "Memory Usage:\n  CPU: 0.10 GB (System: 10.0%)\n"
+        "  Process: 100.0 MiB, peak at least 128.0 MiB\n"
+        "  Container: 100.0 MiB of 1000.0 MiB used (10.0%)"
+    )
+    stats = m.log_memory()
+    assert (stats["step"], stats["cpu_memory_process_gb"]) == (0, root.used / GIB)
+    assert (stats["cpu_memory_percent"], stats["peak_cpu_memory_gb"]) == (10.0, 0.125)
     assert (m.metrics(), m.phases(), m.holders()) == ({}, [], ())
     assert (m.forecast(), m.leaks().kind, m.overhead) == (None, "quiet", (0.0, 0.0))
     assert (m.samples_taken, m.step_count, m.running) == (0, 0, False)
-    assert m.get_peak_memory() == {"cpu_peak_gb": None}
+    assert m.get_peak_memory() == {"cpu_peak_gb": 0.125, "peak_cpu_memory_gb": 0.125}
+    (root.path / "proc/self/status").unlink()
+    assert m.get_peak_memory() == {"cpu_peak_gb": None, "peak_cpu_memory_gb": None}
     m.step()
     m.mark("nobody reads it")
     m.stop()
@@ -63,7 +80,11 @@ def test_percent_is_of_the_containers_limit(root: Root) -> None:
     with monitor() as m:
         root.use(0.378)
         settle(m, root)
-        assert m.summary() == "Memory Usage:\n  CPU: 0.37 GB (System: 37.8%)"
+        assert m.summary() == (
+            "Memory Usage:\n  CPU: 0.37 GB (System: 37.8%)\n"
+            "  Process: 378.0 MiB, peak at least 378.0 MiB\n"
+            "  Container: 378.0 MiB of 1000.0 MiB used (37.8%), peak 378.0 MiB"
+        )
         with m.phase("train"):
             pass
         m.step(7)
@@ -130,6 +151,40 @@ def test_log_memory_is_throttled(root: Root, caplog: pytest.LogCaptureFixture) -
     assert "Memory Usage: CPU: 0.10 GB (System: 10.0%)" in caplog.text
     assert (stats["step"], stats["cpu_limit_gb"]) == (3, LIMIT / GIB)
     assert m.format_memory_stats(stats) == "Memory Usage:\n  CPU: 0.10 GB (System: 10.0%)"
+
+
+def test_lines_of_log_memory_come_every_log_interval(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "memtools")
+    m = monitor(log_interval=10)
+    for step in (0, 7, 9, 12, 21, 22, 3, 4):  # the last two: another epoch counts anew
+        m.log_memory(step)
+    with m:
+        m.step(13)
+        m.log_memory()
+    said = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert said == ["step 0", "step 12", "step 22", "step 3", "step 13"]
+    with pytest.raises(ValueError, match="log_interval is at least 1 step, got 0"):
+        monitor(log_interval=0)
+
+
+def test_workers_and_a_given_limit_have_lines_of_their_own() -> None:
+    tiers = HostTiers(900 * MIB, 600 * MIB, GIB, None, 200 * MIB, None, 400 * MIB, "given")
+    assert host_lines(tiers, (500 * MIB, True), 700 * MIB) == [
+        "  Process: 400.0 MiB, peak 500.0 MiB",
+        "  Workers: 200.0 MiB",
+        "  Limit: 600.0 MiB of 1.0 GiB used (58.6%), peak 700.0 MiB",
+    ]
+    assert memory_stats(tiers, [])["cpu_memory_process_gb"] == 400 / 1024
+    assert "CPU: 0.39 GB" in format_stats(memory_stats(tiers, []))
+
+
+def test_after_the_end_no_size_lies_above_the_peak() -> None:
+    with monitor() as m:
+        m.step()
+        kept = b"x" * (8 << 20)
+    assert len(kept) == 8 << 20
+    metrics = m.metrics()
+    assert metrics["memory/host_peak_bytes"] >= metrics["memory/host_rss_bytes"]
 
 
 def test_peaks_are_of_this_run() -> None:

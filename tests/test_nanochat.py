@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import random
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 
 import memtools
-from memtools.integrations.nanochat import KVCache
+from memtools.integrations.nanochat import KVCache, cache_class, pool_for
 from tests.poolback import everything_is_back
 
 SIZES = {"num_heads": 2, "head_dim": 16, "num_layers": 3}
@@ -320,3 +321,76 @@ def test_it_works_in_inference_mode_and_outside_of_it_after(pool: memtools.KVPoo
 def test_without_the_shim_everything_is_the_same(without_shim: Any, pool: memtools.KVPool) -> None:
     with without_shim():
         test_an_engine_gets_what_the_plain_cache_gives(pool, True)
+
+
+# --- an engine's own cache class ------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Config:
+    """As much of nanochat's GPTConfig as a cache needs."""
+
+    n_layer: int = L
+    n_head: int = 2 * H
+    n_kv_head: int = H
+    n_embd: int = 2 * H * D
+
+
+class Model(torch.nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = Config()
+        self.weight = torch.nn.Parameter(torch.zeros(1, dtype=dtype))
+
+
+def generation(caches: Any, tokens: int, rows: int, steps: int) -> torch.Tensor:
+    """As nanochat's Engine.generate: a cache for the prompt, then one for all rows."""
+    sizes = {"num_heads": H, "head_dim": D, "num_layers": L, **CPU32}
+    prompt = caches(batch_size=1, seq_len=tokens, **sizes)
+    outs = [forward(prompt, tokens, seed=1)]
+    decode = caches(batch_size=rows, seq_len=tokens + steps, **sizes)
+    decode.prefill(prompt)
+    del prompt
+    outs += [forward(decode, 1, seed=2 + step)[:, :1] for step in range(steps)]
+    return torch.cat(outs, 3)
+
+
+def test_one_call_makes_the_pool_of_an_engine_and_one_its_cache_class():
+    for model, options in ((Model(torch.float32), {}), (Config(), {"dtype": torch.float32})):
+        with pool_for(model, 512, 8, "8 MiB", **options) as pool:
+            assert (pool.num_layers, pool.num_kv_heads, pool.head_dim) == (L, H, D)
+            assert (pool.max_tokens, pool.max_sequences) == (512, 8)
+            assert (pool.dtype, str(pool.device)) == (torch.float32, "cpu")
+            assert pool.stats().limit_bytes == 8 << 20
+            caches = cache_class(pool)
+            own = [generation(KVCache, 100, 4, 9) for _ in range(2)]
+            shared = [generation(caches, 100, 4, 9) for _ in range(2)]
+            assert all(torch.equal(out, own[0]) for out in (*own, *shared))
+            stats = pool.stats()
+            assert (stats.acquired, stats.forked) == (2, 2)
+            assert everything_is_back(pool)
+
+
+def test_pool_for_refuses_what_is_no_config_of_this_style_and_takes_sizes_by_name():
+    with pytest.raises(ValueError, match="dict has no n_layer, n_head, n_embd"):
+        pool_for({}, 64, 2)
+    config = Config(n_kv_head=0)
+    config.head_dim = 32  # type: ignore[attr-defined]
+    with pool_for(Model(torch.bfloat16), 64, 2) as pool:
+        assert pool.dtype is torch.bfloat16
+    with pool_for(config, 64, 2, device="cpu", dtype="float16", name="mine") as pool:
+        assert (pool.num_kv_heads, pool.head_dim, pool.name) == (2 * H, 32, "mine")
+
+
+def test_a_cache_class_takes_another_pool_and_refuses_other_sizes(pool):
+    with pool_for(Config(), 64, 2, dtype=torch.float32) as small:
+        caches = cache_class(small)
+        assert issubclass(caches, KVCache)
+        with pytest.raises(ValueError, match="max_tokens 64, less than seq_len 65"):
+            caches(1, seq_len=65, **SIZES, **CPU32)
+        with pytest.raises(ValueError, match="dtype torch.float32, not torch.float16"):
+            caches(1, seq_len=9, **SIZES, device="cpu", dtype=torch.float16)
+        other = caches(1, seq_len=65, **SIZES, **CPU32, pool=pool)
+        forward(other, 3, seed=0)
+        assert pool.stats().acquired == 1
+        assert small.stats().acquired == 0

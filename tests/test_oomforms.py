@@ -55,6 +55,12 @@ OUT = {
     "older torch": RuntimeError(CUDA),
     "two arguments": RuntimeError("CUDA out of memory.", 2),
     "a runtime call": torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might"),
+    "oneDNN": RuntimeError("could not create a primitive"),
+    "oneDNN, at its run": RuntimeError("could not execute a primitive"),
+    "oneDNN's memory": RuntimeError("could not create a memory object"),
+    "HPU": RuntimeError(
+        "[Rank:0] FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::1073741824 (1024)MB"
+    ),
     "HIP": RuntimeError("HIP out of memory. Tried to allocate 20.00 MiB"),
     "MPS": RuntimeError("MPS backend out of memory (MPS allocated: 9.0 GB, max allowed: 9.1 GB)"),
     "XPU": RuntimeError("Native API failed. UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY"),
@@ -93,6 +99,11 @@ OTHER = {
     "cuBLAS": RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"),
     "the guard": HostMemoryPressure("host memory is at 98 %"),
     "another fault of the system": OSError(errno.ENOENT, "no such file: out of memory.txt"),
+    "oneDNN has nothing for these shapes": RuntimeError(
+        "could not create a primitive descriptor for the convolution forward propagation primitive"
+    ),
+    "oneDNN's text as a key": KeyError("could not create a primitive"),
+    "another allocation of an HPU": RuntimeError("MODULE:PT_BRIDGE Allocation failed"),
     "a collective": torch.distributed.DistBackendError("NCCL: Cuda failure 2 'out of memory'"),
     "caused by a collective": caused(torch.distributed.DistBackendError("out of memory")),
     "while handling one": raised(lambda: _while_handling()),
@@ -209,3 +220,24 @@ def test_what_a_process_at_its_limit_raises_is_recognised():
     assert [name for name, (_, out_of_memory, _) in found.items() if not out_of_memory] == []
     assert found["DATA tensor"] == ["RuntimeError", True, 4 << 28]
     assert found["AS python"][0] == "MemoryError"
+
+
+OF_HOST = {
+    "oneDNN", "oneDNN, at its run", "oneDNN's memory", "host", "host, another system", "C++",
+    "mmap", "MemoryError", "numpy", "the system", "a group", "a group as a cause",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OUT)
+def test_the_hosts_own_memory_is_told_from_a_devices(name):
+    assert _oomforms.is_of_host(OUT[name]) == (name in OF_HOST)
+
+
+def test_the_remedy_names_freed_heap_only_where_it_is_in_the_way():
+    assert "checkpoint_layers()" in _oomforms.remedy(None)
+    assert "checkpoint_layers()" in _oomforms.remedy(63 << 20)
+    assert "checkpoint_layers()" in _oomforms.remedy(512 << 20, thresholds_are_set=True)
+    text = _oomforms.remedy(180 << 20)
+    assert text.startswith("malloc keeps 180.0 MiB of freed memory, which counts against the limit")
+    assert "set(mmap_threshold='1 MiB')" in text
+    assert "MALLOC_MMAP_THRESHOLD_=1048576" in text

@@ -7,6 +7,7 @@ import gc
 import itertools
 import threading
 import time
+import warnings
 import weakref
 from types import SimpleNamespace
 
@@ -392,3 +393,25 @@ def test_repr():
     assert repr(policy) == "CleanupPolicy(main, not running, 1,500 updates)"
     with CleanupPolicy(manage_gc=False) as running:
         assert repr(running) == "CleanupPolicy(running, 0 updates)"
+
+
+def test_an_epoch_that_was_not_entered_is_said_once_for_each_policy(recwarn):
+    warnings.simplefilter("always")
+    policy = quiet()
+    for _ in range(3):
+        policy.epoch()
+    policy.phase("rollout")
+    first, second = recwarn.list
+    assert "policy.epoch() was called and not entered, so nothing was counted" in str(first.message)
+    assert first.filename == __file__
+    assert "write `with policy.phase('rollout'):`" in str(second.message)
+    with policy.epoch():
+        pass
+    policy.epoch()(lambda: None)()
+    quiet().epoch()
+    assert len(recwarn.list) == 3
+
+
+def test_where_warnings_are_errors_it_goes_to_the_log(caplog):
+    quiet().epoch()
+    assert "policy.epoch() was called and not entered" in caplog.text

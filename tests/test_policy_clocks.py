@@ -107,6 +107,9 @@ def test_words():
     assert clocks.words(clocks.every({"micro_batch": 1, "rollout": 3}, "x")) == (
         "1 micro-batch, 3 rollout"
     )
+    assert clocks.words(clocks.every({"validation": 1, "warm_up": 2}, "x")) == (
+        "1 validation micro-batch, 2 warm_up"
+    )
     assert clocks.words(clocks.every(None, "x")) == ""
 
 

@@ -99,11 +99,15 @@ def test_costs_of_an_earlier_run_are_not_held_against_this_one():
     policy = dear(manage_gc=False)
     with policy:
         steps(policy, 50)
+    before = policy.report()["tidy"].total_ms / 1000
     for handle in list(policy._engine.callbacks.by_action.values()):
         handle.cancel()
-    with policy:
+    with policy, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         steps(policy, 200, 0.2)
         policy.cleanup("gc_young")
+        assert before > 0.01 * policy.report().seconds, "enough to be warned of, were it counted"
+    assert said == []
 
 
 def test_without_strict_what_frees_nothing_costs_what_was_allowed():

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from memtools import MemoryMonitor, _policy_events, read_record
+from memtools._figures import figures_of
 from memtools._policy_actions import FIRST_CALLBACK, Change, Outcome
 from memtools._policy_events import Events
 from memtools.report import _events
-from memtools.report._facts import gather
 from tests.policycases import gc_as_found, quiet  # noqa: F401 - a fixture
 
 MIB = 2**20
@@ -124,7 +124,7 @@ def test_the_economics_are_in_the_facts_of_the_record(tmp_path: Path):
     with monitor(path), policy:
         for _ in range(4):
             policy.step()
-    found = {one.what: one for one in gather(read_record(path)).cleanups}
+    found = {one.what: one for one in figures_of(read_record(path)).cleanups}
     report = policy.report()
     assert set(found) == {"gc", "malloc_trim"}
     assert found["gc"].seconds == pytest.approx(report["gc"].total_ms / 1e3, abs=1e-6)

@@ -19,10 +19,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from torch.utils.data import DataLoader, Dataset
 
-from memtools import CleanupPolicy, _policy_engine
+from memtools import CleanupPolicy, _policy_actions, _policy_engine
+from memtools._policy_report import ActionReport
 from tests.policycases import gc_as_found, quiet, times  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,15 +86,36 @@ def test_young_collects_of_ones_own_come_always():
     assert times(policy, "gc_young") == 2
 
 
-def test_young_collects_are_not_backed_off_while_they_are_cheap():
+def young_collects(monkeypatch: pytest.MonkeyPatch, cost_ns: int) -> ActionReport:
+    """Forty of them, that take what the test says and free nothing. The time between them is the
+    machine's own: what they take is nothing of it, or more than all of it."""
+    clock = SimpleNamespace(ns=0)
+
+    def perf_counter_ns() -> int:
+        clock.ns += cost_ns // 2  # as an action begins and as it ends, among other looks
+        return clock.ns
+
+    told = SimpleNamespace(perf_counter_ns=perf_counter_ns)
+    monkeypatch.setattr(_policy_engine, "time", told)
+    monkeypatch.setattr(_policy_actions, "time", told)
     with CleanupPolicy(gc_every=None, warmup=0) as policy:
         for _ in range(40):
-            torch.ones(300, 300) @ torch.ones(300, 300)
             policy.step(10)
-        found = policy.report()["gc_young"]
-    cheap = found.share < 0.001
-    assert (found.backoff == 1) or not cheap
-    assert found.count == 40 or not cheap
+        return policy.report()["gc_young"]
+
+
+def test_young_collects_are_not_backed_off_while_they_are_cheap(monkeypatch: pytest.MonkeyPatch):
+    found = young_collects(monkeypatch, 0)
+    assert found.share < 0.001
+    assert (found.backoff, found.count) == (1, 40)
+
+
+def test_young_collects_that_are_dear_and_free_nothing_are_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    found = young_collects(monkeypatch, 2_000_000_000_000)
+    assert found.share > 1
+    assert (found.count, found.skipped) == (1, 39)
 
 
 def test_young_collects_that_free_some_are_not_backed_off(monkeypatch: pytest.MonkeyPatch):

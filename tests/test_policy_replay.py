@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -290,3 +291,17 @@ def test_native_arguments_that_are_none_are_refused():
     with pytest.raises(ValueError, match="an action is 0 to 15"):
         core.figures(2**32)
     assert core.advance(0, 3, 0, 30, known) == (1, 10, 1)
+
+
+def test_an_advance_that_never_finds_anything_to_do_can_be_interrupted():
+    known = (GIB,) * 8
+    core = _core.PolicyReplay([rule(1)], max_cost=1e-9)
+    assert core.advance(0, 1, 0, 0, known) == (1, 0, 1)
+    core.done(0, 0, 10**18, 10**18, 0, 0, 0, 0, 0)  # cost 30 years: no tick can afford another one
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            core.advance(0, 10**13, 1, 10**9, known)
+    finally:
+        signal.signal(signal.SIGALRM, before)

@@ -108,6 +108,14 @@ def test_phases_are_a_label():
     assert values(family) == {("a/b c",): 1.5, ("d",): 2.5}
 
 
+def test_a_phase_whose_name_has_line_breaks_keeps_its_label():
+    figures = Figures()
+    figures.values = {"memory/phase/two\nlines/seconds": 3.0}
+    with PrometheusExporter(figures) as exporter:
+        family = parsed(exporter)["memtools_phase_seconds"]
+    assert values(family) == {("two\nlines",): 3.0}
+
+
 def test_keys_that_come_to_one_name_give_one_value():
     figures = Figures()
     figures.values = {"memory/a-b": 1.0, "memory/a_b": 2.0, "memory/cuda0_a": 3.0, "cuda_a": 4.0}
@@ -179,6 +187,18 @@ def test_a_forked_worker_does_not_hold_the_port():
     assert free
 
 
+def test_forgotten_it_frees_the_port_and_the_thread_and_says_so():
+    before = set(threading.enumerate())
+    exporter = PrometheusExporter(usual()).start()
+    port = exporter.port
+    with pytest.warns(ResourceWarning, match="running PrometheusExporter.* was forgotten"):
+        del exporter
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert is_free(port)
+
+
 def test_a_program_that_forgets_it_ends():
     code = """
 import memtools
@@ -202,7 +222,7 @@ class Figures:
 memtools.export.PrometheusExporter(Figures()).start()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert 'needs prometheus_client; pip install "memtools[prometheus]"' in done.stderr
+    assert "needs prometheus_client; pip install prometheus_client" in done.stderr
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [

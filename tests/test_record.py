@@ -267,10 +267,12 @@ def test_jsonl_has_a_line_for_everything(path):
     written(path).to_jsonl(out)
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     kinds = [line["type"] for line in lines]
-    assert kinds == ["record"] + ["bucket"] * 3 + ["sample"] * 8 + ["event"] * 2 + ["phase"] * 2
+    assert kinds == [
+        "record", "figures", *["bucket"] * 3, *["sample"] * 8, *["event"] * 2, *["phase"] * 2
+    ]  # fmt: skip
     assert lines[0]["complete"] is True
-    assert lines[3]["most"] == {"rss": 19 * 2**20, "psi": 18}
-    assert lines[5]["values"] == {"rss": 13 * 2**20, "psi": None}
+    assert lines[4]["most"] == {"rss": 19 * 2**20, "psi": 18}
+    assert lines[6]["values"] == {"rss": 13 * 2**20, "psi": None}
     phase = {"name": "eval", "count": 1, "seconds": 7e-9, "peak_bytes": None}
     assert lines[-1] == {"type": "phase", **phase}
 

@@ -16,18 +16,18 @@ import pytest
 
 import memtools
 from memtools import cli
+from memtools._figures import figures_of
+from memtools._series import UNKNOWN
 from memtools.report import render, write_report
-from memtools.report._facts import gather
 from memtools.report._payload import CELLS
-from memtools.report._timeline import UNKNOWN
 from tests.reportcases import COLUMNS, HOSTILE, MIB, Page, write
 
 PROJECT = Path(__file__).resolve().parent.parent
 STATIC = PROJECT / "memtools/report/static"
 LIMIT_BYTES = 2 * MIB
 EVENTS = [("start", "host"), ("leak", "leak: +1.0 KiB/step in heap since step 3"),
-          ("holder", "+1 KiB/step: held by list Net.kept"), ("cleanup", "gc 3 ms: freed 1.0 MiB"),
-          ("end", "exit 0")]  # fmt: skip
+          ("holder", "+1.0 KiB/step: 1 new tensor a step, held by list Net.kept"),
+          ("cleanup", "gc 3 ms: freed 1.0 MiB"), ("end", "exit 0")]  # fmt: skip
 
 
 @pytest.fixture
@@ -127,14 +127,14 @@ def test_each_chart_has_its_place_and_its_lines(page):
 
 
 def test_the_page_says_what_explain_says(page, record):
-    text, facts = page.text(), gather(record)
-    assert facts.used is not None
-    for words in ("Ended properly", "Memory of train.py", "Stop list Net.kept from growing",
-                  "leak: +1.0 KiB/step in heap since step 3", "freed 1.0 MiB", "2,999",
-                  f"of 1.00 GiB (cgroup limit), at {facts.used.peak_seconds:.1f} s"):  # fmt: skip
+    text, figures = page.text(), figures_of(record)
+    assert figures.used is not None
+    for words in ("Finished", "Memory of train.py", "List Net.kept grows: clear it",
+                  figures.growth_lines()[0], "freed 1.0 MiB", "2,999",
+                  f"of 1.00 GiB (cgroup limit), at {figures.used.peak_seconds:.1f} s"):  # fmt: skip
         assert words in text, words
     phases = [attrs for tag, attrs in page.tags if tag == "th" and attrs.get("scope") == "row"]
-    assert len(phases) == 2 + 1 + len(facts.tiers)  # phases, cleanups, columns
+    assert len(phases) == 2 + 1 + len(figures.tiers)  # phases, cleanups, columns
 
 
 def test_tables_are_marked_up_for_those_who_cannot_see_them(page):
@@ -196,9 +196,9 @@ def test_a_process_without_a_limit_of_its_own_is_told_from_its_machine(path):
     write(path, steps=500, limit=None, events=start)
     record = memtools.read_record(path)
     text = Page(render(record)).text()
-    assert "Peak300.2 MiB" in text
-    assert "Peak of the machine1.21 GiB 12 % of 10.0 GiB (machine limit)" in text
-    assert "Machine at the end" in text
+    assert "Peak of the process302.0 MiB" in text
+    assert "Peak with its workers320.2 MiB" in text
+    assert "Machine, all programs1.21 GiB 1.21 of 10.0 GiB (12 %) in use at the end" in text
     both = Page(render([record, record]))
     assert max(both.data["records"][0]["lines"]["= used"]["most"]) < 330 * MIB
 
@@ -230,7 +230,7 @@ def test_without_jinja2_it_says_what_to_install(path, tmp_path):
     assert done.returncode == 1
     assert done.stderr == (
         "memtools report: the report needs jinja2, which is not installed; run "
-        "python -m pip install 'memtools[report]'\n"
+        "python -m pip install jinja2\n"
     )
     assert sorted(os.listdir(tmp_path)) == ["run.mem"]
 
@@ -249,6 +249,16 @@ def test_only_an_earlier_report_is_replaced(path, tmp_path, capsys):
         assert "is no report of memtools and is left as it is" in capsys.readouterr().err
         assert other.read_bytes() == before
     assert sorted(os.listdir(tmp_path)) == ["notes.html", "run.html", "run.mem"]
+
+
+def test_a_folder_that_is_not_there_is_named(path, tmp_path, capsys):
+    """And not a temporary file in it."""
+    write(path, steps=5)
+    out = tmp_path / "no" / "x.html"
+    assert cli.main(["report", path, "-o", str(out)]) == 1
+    said = capsys.readouterr().err
+    assert f"there is no such directory: '{out.parent}'" in said
+    assert said.count("\n") == 1
 
 
 def test_a_page_that_cannot_be_written_leaves_nothing_behind(path, tmp_path, monkeypatch, capsys):

@@ -200,3 +200,6 @@ def test_a_signal_ends_it_as_it_ends_python(name: str, tmp_path: Path) -> None:
     assert not record.written
     assert record.events[0].kind == "start"
     assert record.complete == (name == "INT")  # which Python turns into an exception
+    ends = [event.text for event in record.events if event.kind == "end"]
+    expected = {"KILL": [], "INT": ["exit: exception KeyboardInterrupt"]}
+    assert ends == expected.get(name, [f"exit: killed by SIG{name}"])

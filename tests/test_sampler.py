@@ -72,7 +72,7 @@ def test_stop_does_not_wait_for_the_interval() -> None:
     wait_for(lambda: sampler.samples > 0)
     began = time.monotonic()
     sampler.stop()
-    assert time.monotonic() - began < 60
+    assert (time.monotonic() - began) * 1e9 < sampler.interval_ns, "an hour"
     assert sampler.samples == 2, "one at the start, one at the stop"
 
 
@@ -184,7 +184,7 @@ def test_things_of_a_wrong_type_are_refused(writer: _core.RecordWriter) -> None:
         _core.Sampler(MS, "run.mem")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="integer"):
         _core.Sampler(MS, limit="1 GiB")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="11 columns, a sampler of 2 devices writes 19; make one"):
+    with pytest.raises(ValueError, match="12 columns, a sampler of 2 devices writes 20; make one"):
         _core.Sampler(MS, writer, devices=2)
     sampler = _core.Sampler(MS, writer)
     for fraction in (0, -1, 1.01, float("nan")):

@@ -6,11 +6,13 @@ import os
 import stat
 import struct
 import zlib
+from functools import partial
 
 import pytest
 import torch
 
-from memtools import GateHistory
+from memtools import GateHistory, _file
+from tests.interrupts import interrupted
 
 OPTIONS = [
     {},
@@ -55,6 +57,32 @@ def test_saving_is_atomic_and_leaves_no_temporary_file(tmp_path, monkeypatch):
         filled(max_entries=3).save(path)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["gates.mtg"]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+def test_an_interrupt_anywhere_in_saving_is_an_interrupt_and_leaves_one_file(tmp_path):
+    path, first, second = tmp_path / "gates.mtg", filled(), filled(max_entries=3)
+    first.save(path)
+    wanted = {path.read_bytes()}
+    second.save(path)
+    wanted.add(path.read_bytes())
+    places = 0
+    while interrupted(_file, places, partial((first, second)[places % 2].save, path)):
+        places += 1
+        assert os.listdir(tmp_path) == ["gates.mtg"]
+        assert path.read_bytes() in wanted
+    assert places >= 10
+
+
+def test_loading_a_descriptor_is_refused_and_leaves_it_open(tmp_path):
+    path = tmp_path / "gates.mtg"
+    filled().save(path)
+    with open(path, "rb") as file:
+        with pytest.raises(TypeError, match="int"):
+            GateHistory.load(file.fileno())
+        assert file.read(7) == b"MTGATES"
 
 
 def test_the_file_has_the_permissions_any_new_file_has(tmp_path):
@@ -102,6 +130,20 @@ def test_a_newer_format_says_what_to_do(tmp_path):
 def test_hostile_bytes_are_refused_before_memory_is_taken(body, sentence):
     with pytest.raises(ValueError, match=sentence):
         GateHistory._parse(body)
+
+
+@pytest.mark.parametrize("field", [0, 1, 4, 5])  # tokens, nonfinite, load of either expert
+def test_marks_that_shrink_are_refused(field):
+    small = GateHistory()
+    for _ in range(3):
+        small.append(torch.rand(2, 2))
+    body = small._dump()
+    sums = 8 * (2 + 2 + 2)
+    at = struct.calcsize("<QQIIiIIIQQQ") + 8 * 3 + sums + 8 * field  # in the first mark
+    assert GateHistory._parse(body).windows() == small.windows()
+    more = struct.pack("<Q", struct.unpack_from("<Q", body, at)[0] + 9)
+    with pytest.raises(ValueError, match="contradict"):
+        GateHistory._parse(body[:at] + more + body[at + 8 :])
 
 
 def test_a_missing_file_is_an_os_error(tmp_path):

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+import transformers
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtools import _split
@@ -27,6 +28,21 @@ class Sample:
     ids: list[str]
     rate: float = 0.5
     made: bool = dataclasses.field(default=True, init=False)
+
+
+class Registered:
+    """Of no kind that the splitter knows."""
+
+    def __init__(self, a: Any, b: Any) -> None:
+        self.a, self.b = a, b
+
+    def __iter__(self) -> Any:
+        return iter((self.a, self.b))
+
+
+torch.utils._pytree.register_pytree_node(
+    Registered, lambda one: ([one.a, one.b], None), lambda parts, _: Registered(*parts)
+)
 
 
 def x(count: int = 6, *more: int) -> torch.Tensor:
@@ -58,6 +74,22 @@ CASES = {
     "texts in a tuple": (x(6), tuple("abcdef"), (224, 224)),
     "0-d examples": [torch.tensor(i) for i in range(6)],
     "dtype and device": {"a": x(6), "d": torch.float32, "e": torch.device("cpu")},
+    "samples of one length": [x(10, 8)] * 6,
+    "samples as long as there are samples": [x(6, 8)] * 6,
+    "samples as long as there are samples, beside their labels": ([x(6)] * 6, x(6)),
+    "images of several sizes": [x(3, 4 + i, 5) for i in range(6)],
+    "lists of samples in a dict": {"a": [x(10)] * 6, "b": [x(3, 2)] * 6},
+    "samples of one length in a nested dict": {"in": {"a": [x(10)] * 6}, "y": x(6)},
+    "tuples of samples": (
+        tuple(x(3, i + 1) for i in range(6)),
+        tuple({"boxes": x(i, 4)} for i in range(6)),
+    ),
+    "pairs": [(x(4), x(1)) for _ in range(6)],
+    "columns of one kind, of which there are others": [[x(6), x(6)], {"y": x(6)}],
+    "a model's output": transformers.tokenization_utils_base.BatchEncoding(
+        {"ids": x(6, 3), "mask": x(6, 3)}
+    ),
+    "a type of the user's that pytree knows": Registered(x(6), x(6, 2)),
     "objects of the user's, one a row": [types.SimpleNamespace(i=i) for i in range(6)],
 }
 
@@ -82,8 +114,16 @@ def test_parts_have_the_batchs_form_and_their_share_of_rows(name, size):
 
 
 def _rows_of(name: str, part: Any) -> int:
-    if isinstance(part, list) and not name.startswith("collated"):
+    if isinstance(part, list) and not name.startswith(("collated", "columns")):
         return len(part)
+    if name.startswith("tuples"):
+        return len(part[0])
+    if name.endswith("beside their labels"):
+        return len(part[1])
+    if name.endswith("in a dict"):
+        return len(part["a"])
+    if name.endswith("in a nested dict"):
+        return len(part["y"])
     return next(_lens(part))
 
 
@@ -95,7 +135,7 @@ def _lens(node: Any) -> Any:
             yield from _lens(value)
     elif dataclasses.is_dataclass(node):
         yield len(node.x)
-    elif isinstance(node, (list, tuple)):
+    elif isinstance(node, (list, tuple, Registered)):
         for value in node:
             yield from _lens(value)
 
@@ -130,6 +170,122 @@ def test_cutting_changes_nothing_in_the_batch():
     cut(batch, 1)
     assert [len(one) for one in batch["a"]] == [6, 6]
     assert len(batch["names"]) == 6
+
+
+def test_equal_lengths_by_chance_do_not_change_what_a_sample_is():
+    """A batch of texts as tensors: whether their lengths differ is an accident of the data."""
+    assert _split.rows([torch.zeros(10, 8)] * 4) == 4
+    assert _split.rows([torch.zeros(n, 8) for n in (10, 9, 10, 10)]) == 4
+    for part in cut([torch.zeros(10, 8)] * 4, 2):
+        assert [len(one) for one in part] == [10, 10]
+
+
+def test_columns_of_one_kind_are_read_on_demand():
+    """As TensorDataset(x, y) of two float tensors comes out of a DataLoader."""
+    batch = [torch.zeros(32, 16), torch.zeros(32, 3)]
+    assert (_split.rows(batch), _split.rows(batch, columns=True)) == (2, 32)
+    assert _split.is_read_otherwise(batch, 2)
+    assert [len(one) for one in _split.take(batch, 3, 9, 32, columns=True)] == [6, 6]
+    assert not _split.is_read_otherwise([x(i + 1) for i in range(6)], 6)
+    assert not _split.is_read_otherwise({"a": x(6), "names": list("abcdef")}, 6)
+    square = [x(2), x(2)]
+    assert (_split.rows(square), _split.rows(square, columns=True)) == (2, 2)
+    assert _split.is_read_otherwise(square, 2)
+    assert [len(one) for one in _split.take(square, 0, 1, 2)] == [2]
+    assert [len(one) for one in _split.take(square, 0, 1, 2, columns=True)] == [1, 1]
+
+
+# --- random trees: what a batch is made of, to be built of any rows ---
+
+_LEAVES = st.sampled_from(
+    ["tensor", "wide", "array", "texts", "dicts", "one length", "lengths", "tuple of lengths"]
+    + ["number", "none", "scalar"]
+)
+
+
+def _nodes(inner: Any) -> Any:
+    few = st.lists(inner, min_size=1, max_size=3)
+    return st.tuples(
+        st.sampled_from(
+            ["dict", "user dict", "tuple", "pair", "dataclass", "mixed list", "pytree"]
+        ),
+        few,
+    )
+
+
+TREES = st.recursive(_LEAVES, _nodes, max_leaves=8)
+
+
+@dataclasses.dataclass
+class Fields:
+    first: Any
+    rest: Any
+
+
+class Two(NamedTuple):
+    first: Any
+    rest: Any
+
+
+_BUILD_LEAF = {
+    "tensor": torch.tensor,
+    "wide": lambda ids: torch.tensor(ids)[:, None, None] * torch.ones(3, 2),
+    "array": np.array,
+    "texts": lambda ids: [f"t{i}" for i in ids],
+    "dicts": lambda ids: [{"i": i, "x": torch.full((i % 3,), i)} for i in ids],
+    "one length": lambda ids: [torch.full((7, 2), i) for i in ids],
+    "lengths": lambda ids: [torch.full((i % 5 + 1,), i) for i in ids],
+    "tuple of lengths": lambda ids: tuple(torch.full((i % 5 + 50,), i) for i in ids),
+    "number": lambda ids: 0.5,
+    "none": lambda ids: None,
+    "scalar": lambda ids: torch.tensor(3.0),
+}
+
+
+def build(tree: Any, ids: list[int]) -> Any:
+    """The part of a batch that has these rows."""
+    if isinstance(tree, str):
+        return _BUILD_LEAF[tree](ids)
+    kind, parts = tree[0], [build(one, ids) for one in tree[1]]
+    if kind in ("dict", "user dict"):
+        made = {f"k{i}": part for i, part in enumerate(parts)}
+        return made if kind == "dict" else collections.UserDict(made)
+    if kind == "mixed list":
+        return [torch.tensor(ids), 1.5, *parts]
+    if kind == "tuple":
+        return (torch.tensor(ids), None, *parts)
+    two = {"pair": Two, "dataclass": Fields, "pytree": Registered}[kind]
+    return two(parts[0], tuple(parts[1:]) or None)
+
+
+def equal(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, (dict, collections.UserDict)):
+        return list(one) == list(other) and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple, Registered)):
+        both = list(one), list(other)
+        return len(both[0]) == len(both[1]) and all(map(equal, *both))
+    if dataclasses.is_dataclass(one):
+        return equal(one.first, other.first) and equal(one.rest, other.rest)
+    return one == other
+
+
+@given(TREES, st.integers(6, 30), st.integers(1, 35))
+@settings(max_examples=300, deadline=None)
+def test_any_tree_is_cut_into_parts_in_which_each_row_is_once(tree, count, size):
+    """A part is what would have been built of its rows alone, in the same order."""
+    ids = list(range(count))
+    batch = {"first": torch.tensor(ids), "tree": build(tree, ids)}
+    assert _split.rows(batch) == count
+    for at in range(0, count, size):
+        mine = ids[at : at + size]
+        part = _split.take(batch, at, min(at + size, count), count)
+        assert equal(part, {"first": torch.tensor(mine), "tree": build(tree, mine)})
 
 
 @given(st.integers(1, 40), st.integers(1, 50))

@@ -313,6 +313,8 @@ class Unfit:
     def get_text_config(self, decoder: bool) -> Unfit:
         return self
 
+    def forward(self, past_key_values: Any) -> None: ...
+
 
 @pytest.mark.parametrize(
     ("config", "said"),

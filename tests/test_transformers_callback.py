@@ -110,9 +110,10 @@ def test_a_step_is_an_update_of_the_optimizer(tmp_path):
     assert callback.monitor.step_count == made.state.global_step == 6
 
 
-def test_the_figures_join_the_logs_of_reporters_and_of_the_history(tmp_path):
+@pytest.mark.parametrize("log_history", [False, True])
+def test_the_figures_join_the_logs_of_reporters_and_the_history_if_asked(tmp_path, log_history):
     listener = Listener()
-    callback = MemoryCallback()
+    callback = MemoryCallback(log_history=log_history)
     made = trainer(tmp_path, [listener, callback])  # behind a reporter
     made.train()
     with_loss = [logs for logs in listener.logs if "loss" in logs]
@@ -121,7 +122,28 @@ def test_the_figures_join_the_logs_of_reporters_and_of_the_history(tmp_path):
         assert logs["memory/host_rss_bytes"] > 1e6
         assert len(memory_keys(logs)) <= 12
     history = [entry for entry in made.state.log_history if "loss" in entry]
-    assert [memory_keys(entry) for entry in history] == [memory_keys(logs) for logs in with_loss]
+    expected = [memory_keys(logs) if log_history else [] for logs in with_loss]
+    assert [memory_keys(entry) for entry in history] == expected
+
+
+def without_times(made: Trainer) -> list[dict[str, Any]]:
+    times = ("_runtime", "_per_second")
+    return [
+        {key: value for key, value in entry.items() if not key.endswith(times)}
+        for entry in made.state.log_history
+    ]
+
+
+def test_the_history_of_a_watched_and_of_a_resumed_run_is_that_of_a_plain_one(tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 2}
+    plain = trainer(tmp_path / "a", **options)
+    plain.train()
+    watched = trainer(tmp_path / "b", [MemoryCallback()], **options)
+    watched.train()
+    assert without_times(watched) == without_times(plain)
+    resumed = trainer(tmp_path / "c", [MemoryCallback()], **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "b" / "checkpoint-2"))
+    assert without_times(resumed)[:4] == without_times(plain)[:4]
 
 
 def test_experts_get_all_figures(tmp_path):

@@ -6,8 +6,10 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from transformers import DynamicCache
 
 import memtools
 from memtools.integrations.transformers import PooledCache, pool_for
@@ -80,9 +82,26 @@ def test_batch_repeat_interleave_and_select(filled: Filled) -> None:
     assert holds(cache, copies, lambda x: x)
     cache.batch_select_indices(torch.tensor([-1, 1]))
     assert holds(cache, copies, lambda x: x[[2, 1]])
-    cache.batch_select_indices([0] * 9)  # type: ignore[arg-type] # more rows than there ever were
+    cache.batch_select_indices([0] * 9)  # more rows than there ever were
     assert holds(cache, copies, lambda x: x[[2] * 9])
     assert cache.pool.stats().leases == 1
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [(0, 2), [2, 0], (1,), [True, False, True], slice(0, 2), torch.tensor([1, 1]), np.array([2])],
+    ids=str,
+)
+def test_batch_select_indices_takes_what_dynamic_cache_takes(filled: Filled, indices: Any) -> None:
+    cache, copies = filled
+    twin = DynamicCache()
+    for layer, (k, v) in enumerate(copies):
+        twin.update(k.clone(), v.clone(), layer)
+    cache.batch_select_indices(indices)
+    twin.batch_select_indices(indices)
+    for ours, theirs in zip(cache.layers, twin.layers, strict=True):
+        assert torch.equal(ours.keys, theirs.keys)
+        assert torch.equal(ours.values, theirs.values)
 
 
 def test_fork_and_deepcopy_share_the_prompt_and_go_their_own_way(filled: Filled) -> None:

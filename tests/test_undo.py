@@ -82,14 +82,132 @@ def test_copies_of_buffers_are_made_once():
     model = nn.BatchNorm1d(4)
     saved = Buffers()
     saved.save([model._buffers])
-    pointers = [one.data_ptr() for one in saved._copies]
+    pointers = [one.copy.data_ptr() for one in saved._kept]
     model(torch.randn(4, 4))
     saved.save([model._buffers])
-    assert [one.data_ptr() for one in saved._copies] == pointers
+    assert [one.copy.data_ptr() for one in saved._kept] == pointers
     kept = model.running_mean.clone()
     model(torch.randn(4, 4))
     saved.restore()
     assert torch.equal(model.running_mean, kept)
+
+
+MANY = _undo.LARGE  # elements: enough of any type
+
+
+class Holding(nn.Module):
+    """A large buffer that never changes, and a small one that always does."""
+
+    def __init__(self, large: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mask", large)
+        self.register_buffer("count", torch.zeros(4))
+
+    def saved(self, times: int) -> Buffers:
+        buffers = Buffers()
+        for _ in range(times):
+            buffers.save([self._buffers])
+            self.count += 1
+        return buffers
+
+
+LARGE = {
+    "bytes": torch.arange(MANY + 8, dtype=torch.uint8),
+    "flags": torch.rand(MANY) > 0.5,
+    "nan": torch.full((MANY,), float("nan")),
+    "16-bit": torch.randn(2, MANY // 2).bfloat16(),
+    "complex": torch.randn(MANY // 8 + 3, dtype=torch.complex128),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_buffer_that_does_not_change_is_copied_no_more(name):
+    model = Holding(LARGE[name].clone())
+    buffers = model.saved(_undo.QUIET)
+    assert buffers._kept[0].copy is not None
+    buffers = model.saved(_undo.QUIET + 1)
+    assert [kept.copy is None for kept in buffers._kept] == [True, False]
+    version = model.mask._version
+    buffers.restore()
+    assert model.count[0] == 2 * _undo.QUIET  # as at the last save
+    assert model.mask._version == version
+
+
+def exchange(values: np.ndarray) -> None:
+    values[[3, 9]] = values[[9, 3]]
+
+
+WAYS = {
+    "in place": lambda mask: mask.add_(1),
+    "by data": lambda mask: mask.data.mul_(3),
+    "by numpy": lambda mask: mask.numpy().fill(7),
+    "two values changed places": lambda mask: exchange(mask.numpy()),
+    "rolled": lambda mask: mask.data.copy_(mask.roll(4096)),
+    "resized": lambda mask: mask.resize_(9),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_large_buffer_that_changes_late_is_never_taken_for_restored(way):
+    """Whoever has no copy says so; and from then on there is one."""
+    model = Holding(torch.randn(MANY))
+    buffers = model.saved(5)
+    WAYS[way](model.mask)
+    with pytest.raises(RuntimeError, match="the buffer 'mask' changed in a micro-batch that ran"):
+        buffers.restore()
+    assert model.count[0] == 4  # the others are restored
+    buffers.save([model._buffers])
+    kept = model.mask.clone()
+    model.mask.data.mul_(2)
+    buffers.restore()
+    assert torch.equal(model.mask, kept)
+
+
+@pytest.mark.parametrize("way", ["in place", "resized"])
+@pytest.mark.parametrize("times", [1, 2, 3, 4])
+def test_a_large_buffer_that_changed_in_a_micro_batch_that_went_well_is_copied(way, times):
+    model = Holding(torch.randn(MANY))
+    buffers = model.saved(times)
+    WAYS[way](model.mask)
+    buffers.save([model._buffers])
+    kept = model.mask.clone()
+    model.mask.data.mul_(2)
+    buffers.restore()
+    assert torch.equal(model.mask, kept)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_large_buffer_is_restored_while_it_is_not_known_to_be_still(times):
+    model = Holding(torch.randn(MANY))
+    buffers, kept = model.saved(times), model.mask.clone()
+    model.mask.data.mul_(2)
+    buffers.restore()
+    assert torch.equal(model.mask, kept)
+    for _ in range(3):
+        buffers.save([model._buffers])
+    model.mask.add_(1)
+    buffers.save([model._buffers])
+    kept = model.mask.clone()
+    model.mask.data.mul_(2)
+    buffers.restore()
+    assert torch.equal(model.mask, kept)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        torch.randn(2, MANY).t(),
+        torch.ones(MANY + 1, dtype=torch.uint8),
+        torch.ones(MANY + 9, dtype=torch.uint8)[1:],
+    ],
+    ids=["transposed", "odd length", "odd address"],
+)
+def test_what_cannot_be_summed_is_copied_each_time(odd):
+    model = Holding(odd)
+    buffers, kept = model.saved(5), odd.clone()
+    model.mask.data.mul_(0)
+    buffers.restore()
+    assert torch.equal(model.mask, kept)
 
 
 def parameters(*shapes: tuple[int, ...]) -> list[torch.Tensor]:

@@ -49,6 +49,8 @@ def test_a_mark_has_all_of_a_window():
     window.begin(2, 3.0, 1.0)
     window.add(3.0)
     window.add(torch.tensor(2.0))
+    window.loss = window.loss.plus(1.5)
+    window.count_extras({"rows": 2.0})
     window.count, window.torn, window.open, window.last, window.scale = (
         1,
         "OSError",

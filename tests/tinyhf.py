@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import torch
+import transformers
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -47,6 +48,74 @@ _MAKERS: dict[str, Any] = {
             pad_token_id=0,
         )
     ),
+}
+_DECODER = {
+    "vocab_size": VOCAB,
+    "d_model": 64,
+    "decoder_layers": 2,
+    "encoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "encoder_attention_heads": 4,
+    "decoder_ffn_dim": 96,
+    "encoder_ffn_dim": 96,
+    "max_position_embeddings": 2048,
+    "is_decoder": True,
+    "is_encoder_decoder": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "forced_eos_token_id": None,
+}
+
+
+def _of(name: str, suffix: str = "ForCausalLM", **sizes: Any) -> Any:
+    """How a model is made: its name in transformers less the ending, and entries of its config."""
+    return lambda: getattr(transformers, name + suffix)(
+        getattr(transformers, f"{name}Config")(**sizes)
+    )
+
+
+def _seeing(name: str, **vision: int) -> Any:
+    """The same of a model that also takes images; its text part."""
+    rope = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10000.0}
+    text = {**_SIZES, "num_key_value_heads": 4, "rope_parameters": rope}
+    ids = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    return _of(
+        name,
+        "ForConditionalGeneration",
+        text_config=text,
+        vision_config={"depth": 1, "hidden_size": 32, "num_heads": 2, **vision},
+        **dict(zip(ids, range(VOCAB - 4, VOCAB), strict=True)),
+    )
+
+
+_MAKERS |= {
+    "falcon of one head": _of("Falcon", **_SIZES, multi_query=True, alibi=False),
+    "falcon with alibi": _of("Falcon", **_SIZES, multi_query=False, alibi=True),
+    "falcon, newer": _of(
+        "Falcon", **_SIZES, new_decoder_architecture=True, num_kv_heads=2, alibi=False
+    ),
+    "roberta": _of("Roberta", **_SIZES, is_decoder=True),
+    "camembert": _of("Camembert", **_SIZES, is_decoder=True),
+    "xlm-roberta": _of("XLMRoberta", **_SIZES, is_decoder=True),
+    "xlm-roberta-xl": _of("XLMRobertaXL", **_SIZES, is_decoder=True),
+    "data2vec": _of("Data2VecText", **_SIZES, is_decoder=True),
+    "bart": _of("Bart", **_DECODER),
+    "whisper": _of("Whisper", **_DECODER, suppress_tokens=None, begin_suppress_tokens=None),
+    "trocr": _of("TrOCR", **_DECODER),
+    "roformer": _of("RoFormer", **_SIZES, is_decoder=True),
+    "qwen2-vl": _seeing("Qwen2VL", embed_dim=32),
+    "qwen2.5-vl": _seeing("Qwen2_5_VL", out_hidden_size=64, intermediate_size=32),
+    "qwen3-vl": _seeing("Qwen3VL", out_hidden_size=64, deepstack_visual_indexes=[0]),
+    "mimo-v2-flash": _of("MiMoV2Flash", **_SIZES),
+    "cpmant": _of("CpmAnt", vocab_size=VOCAB, hidden_size=64, num_hidden_layers=2),
+    "gpt-neox-japanese": _of(
+        "GPTNeoXJapanese", vocab_size=VOCAB, hidden_size=64, num_hidden_layers=2
+    ),
+    "xlnet": _of("XLNet", "LMHeadModel", vocab_size=VOCAB, d_model=64, n_layer=2, n_head=4),
+    "xlm": _of("XLM", "WithLMHeadModel", vocab_size=VOCAB, emb_dim=64, n_layers=2, n_heads=4),
+    "openai-gpt": _of("OpenAIGPT", "LMHeadModel", vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4),
+    "xlstm": _of("xLSTM", vocab_size=VOCAB, hidden_size=64, num_heads=4, num_hidden_layers=2),
 }
 
 

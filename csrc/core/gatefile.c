@@ -213,6 +213,26 @@ marks_fit(const mt_gatestats *s)
     return s->entries / s->span == s->marks;
 }
 
+/* Counts only grow: a window is the difference of two marks. */
+static bool
+grows_to(const mt_gatesums *from, const mt_gatesums *to, size_t experts)
+{
+    if (from->tokens > to->tokens || from->nonfinite > to->nonfinite) return false;
+    for (size_t e = 0; e < experts; e++)
+        if (from->load[e] > to->load[e]) return false;
+    return true;
+}
+
+static bool
+marks_grow(const mt_gatestats *s)
+{
+    for (size_t i = 0; i < s->marks; i++) {
+        const mt_gatesums *next = i + 1 < s->marks ? &s->mark[i + 1] : &s->total;
+        if (!grows_to(&s->mark[i], next, s->experts)) return false;
+    }
+    return true;
+}
+
 static mt_status
 take_stats(cursor *in, mt_gatestats *s, uint64_t appended, mt_error *err)
 {
@@ -226,7 +246,8 @@ take_stats(cursor *in, mt_gatestats *s, uint64_t appended, mt_error *err)
     take_sums(in, &s->total, s->experts);
     for (size_t i = 0; i < s->marks; i++)
         take_sums(in, &s->mark[i], s->experts);
-    return in->short_of_bytes ? mt_fail_format(err, "it ends inside the statistics") : MT_OK;
+    if (in->short_of_bytes) return mt_fail_format(err, "it ends inside the statistics");
+    return marks_grow(s) ? MT_OK : mt_fail_format(err, "statistics that contradict themselves");
 }
 
 /* Claims one entry after checking that its record is there and fits the budget. */

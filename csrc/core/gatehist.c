@@ -336,6 +336,7 @@ mt_gatehist_fill(mt_gatehist *h, uint64_t number, const mt_rows *rows)
     const mt_slot *slot = find(&h->ring, number);
     size_t step = plain_copy(h, slot, rows) ? rows->rows : mt_gatehist_chunk_rows(h);
 
+    assert(rows->cols == h->experts && (slot == NULL || slot->rows == rows->rows));
     for (size_t first = 0; first < rows->rows; first += step)
         fill_chunk(h, slot, rows, first, mt_size_min(step, rows->rows - first));
     if (h->config.statistics) mt_gatestats_end_entry(&h->stats);

@@ -7,7 +7,10 @@
  *
  * A page that a fork of a KV lease shares is mapped once for each row, and the kernel's resident
  * set counts it each time. What the pools map beyond the first time is in this gauge, so that the
- * bytes that really fill memory are rss - mapped_again. The kernel's own rss stays what it is. */
+ * bytes that really fill memory are rss - mapped_again. The kernel's own rss stays what it is.
+ *
+ * The gauge remembers its highest value as well, because the kernel's mark of the most that was
+ * ever resident does: neither says when that was. */
 #ifndef MT_GAUGE_H
 #define MT_GAUGE_H
 
@@ -16,12 +19,18 @@
 
 typedef struct mt_gauge {
     _Atomic(uint64_t) bytes;
+    _Atomic(uint64_t) most; /* the highest value of `bytes` since the last reset */
 } mt_gauge;
 
 static inline void
 mt_gauge_add(mt_gauge *g, uint64_t bytes)
 {
-    atomic_fetch_add_explicit(&g->bytes, bytes, memory_order_relaxed);
+    uint64_t now = atomic_fetch_add_explicit(&g->bytes, bytes, memory_order_relaxed) + bytes;
+    uint64_t most = atomic_load_explicit(&g->most, memory_order_relaxed);
+
+    while (most < now && !atomic_compare_exchange_weak_explicit(
+                             &g->most, &most, now, memory_order_relaxed, memory_order_relaxed))
+        continue;
 }
 
 /* pre: the caller added at least as much before. */
@@ -35,6 +44,20 @@ static inline uint64_t
 mt_gauge_read(mt_gauge *g)
 {
     return atomic_load_explicit(&g->bytes, memory_order_relaxed);
+}
+
+/* The highest value since the last reset. */
+static inline uint64_t
+mt_gauge_most(mt_gauge *g)
+{
+    return atomic_load_explicit(&g->most, memory_order_relaxed);
+}
+
+/* Sets the highest value back to the present one. One caller at a time. */
+static inline void
+mt_gauge_reset_most(mt_gauge *g)
+{
+    atomic_store_explicit(&g->most, mt_gauge_read(g), memory_order_relaxed);
 }
 
 #endif

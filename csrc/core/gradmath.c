@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <float.h>
 #include <math.h>
+#include <string.h>
 
 #include "clones.h"
 #include "half.h"
@@ -38,6 +39,12 @@ load(const void *data, size_t i, mt_dtype dtype)
     default:
         return ((const float *)data)[i];
     }
+}
+
+INLINE double
+load_double(const void *data, size_t i, mt_dtype dtype)
+{
+    return dtype == MT_F64 ? ((const double *)data)[i] : (double)load(data, i, dtype);
 }
 
 INLINE void
@@ -111,47 +118,118 @@ square_f16(const void *data, size_t n)
     return square_block(data, n, MT_F16);
 }
 
-MT_CLONES static double
-square_f64(const void *data, size_t n)
+/* The same in double, in which no square of a float overflows or loses bits. */
+INLINE double
+square_block_wide(const void *data, size_t n, mt_dtype dtype)
 {
-    const double *x = data;
     double lane[LANES] = {0}, sum = 0;
     size_t i = 0;
 
     for (; i + LANES <= n; i += LANES) {
-        for (size_t l = 0; l < LANES; l++)
-            lane[l] += x[i + l] * x[i + l];
+        for (size_t l = 0; l < LANES; l++) {
+            double x = load_double(data, i + l, dtype);
+            lane[l] += x * x;
+        }
     }
-    for (; i < n; i++)
-        sum += x[i] * x[i];
+    for (; i < n; i++) {
+        double x = load_double(data, i, dtype);
+        sum += x * x;
+    }
     for (size_t l = 0; l < LANES; l++)
         sum += lane[l];
     return sum;
 }
 
+MT_CLONES static double
+square_wide_f32(const void *data, size_t n)
+{
+    return square_block_wide(data, n, MT_F32);
+}
+
+MT_CLONES static double
+square_wide_bf16(const void *data, size_t n)
+{
+    return square_block_wide(data, n, MT_BF16);
+}
+
+MT_CLONES static double
+square_wide_f16(const void *data, size_t n)
+{
+    return square_block_wide(data, n, MT_F16);
+}
+
+MT_CLONES static double
+square_wide_f64(const void *data, size_t n)
+{
+    return square_block_wide(data, n, MT_F64);
+}
+
 static double
-square_fast(mt_dtype dtype, const void *data, size_t n)
+square_wide(mt_dtype dtype, const void *data, size_t n)
+{
+    switch (dtype) {
+    case MT_BF16:
+        return square_wide_bf16(data, n);
+    case MT_F16:
+        return square_wide_f16(data, n);
+    case MT_F64:
+        return square_wide_f64(data, n);
+    default:
+        return square_wide_f32(data, n);
+    }
+}
+
+/* pre: not float64. */
+static double
+square_narrow(mt_dtype dtype, const void *data, size_t n)
 {
     switch (dtype) {
     case MT_BF16:
         return square_bf16(data, n);
     case MT_F16:
         return square_f16(data, n);
-    case MT_F64:
-        return square_f64(data, n);
     default:
         return square_f32(data, n);
     }
 }
 
-/* In double, in which no square of a float overflows or loses bits. */
+MT_CLONES static bool
+all_zero_bits(const void *data, size_t bytes)
+{
+    const unsigned char *at = data;
+    uint64_t any = 0, word;
+    size_t i = 0;
+
+    for (; i + sizeof word <= bytes; i += sizeof word) {
+        memcpy(&word, at + i, sizeof word);
+        any |= word;
+    }
+    for (; i < bytes; i++)
+        any |= at[i];
+    return any == 0;
+}
+
+/* The sum of one block. Where float squares may have lost bits, the block is added up again in
+ * double. It is in the first-level cache by then; one of zeros, which are most of an embedding's
+ * gradient, need not even that. */
+static double
+square(mt_dtype dtype, const void *data, size_t n)
+{
+    double squares;
+
+    if (dtype == MT_F64) return square_wide(dtype, data, n);
+    squares = square_narrow(dtype, data, n);
+    if (squares >= SAFE_SUM && squares <= DBL_MAX) return squares;
+    if (squares == 0 && all_zero_bits(data, n * width(dtype))) return 0;
+    return square_wide(dtype, data, n);
+}
+
 static void
-square_exact(mt_dtype dtype, const void *data, size_t n, mt_grad_sum *sum)
+count_nonfinite(mt_dtype dtype, const void *data, size_t n, mt_grad_sum *sum)
 {
     for (size_t i = 0; i < n; i++) {
-        double x = dtype == MT_F64 ? ((const double *)data)[i] : (double)load(data, i, dtype);
-        sum->squares += x * x;
-        sum->infs += isinf(x) != 0;
+        double x = load_double(data, i, dtype);
+        sum->infs += fabs(x) > DBL_MAX;
         sum->nans += isnan(x) != 0;
     }
 }
@@ -164,11 +242,9 @@ mt_grad_square(mt_dtype dtype, const void *data, size_t n)
     for (size_t i = 0; i < n; i += BLOCK) {
         const void *block = element(data, i, dtype);
         size_t size = mt_size_min(BLOCK, n - i);
-        double squares = square_fast(dtype, block, size);
-        if (squares >= SAFE_SUM && squares <= DBL_MAX)
-            sum.squares += squares;
-        else
-            square_exact(dtype, block, size, &sum);
+        double squares = square(dtype, block, size);
+        if (!(squares <= DBL_MAX)) count_nonfinite(dtype, block, size, &sum);
+        sum.squares += squares;
     }
     return sum;
 }

@@ -47,6 +47,16 @@ mt_kvlease_longest(const mt_kvlease *lease, size_t layer)
 }
 
 size_t
+mt_kvlease_shortest(const mt_kvlease *lease, size_t layer)
+{
+    size_t shortest = SIZE_MAX;
+
+    for (size_t row = 0; row < lease->rows; row++)
+        shortest = mt_size_min(shortest, *mt_kvlease_len(lease, layer, row));
+    return shortest;
+}
+
+size_t
 mt_kvlease_row_tokens(const mt_kvlease *lease, size_t row)
 {
     size_t tokens = 0;

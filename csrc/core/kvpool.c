@@ -242,6 +242,13 @@ mt_kvpool_trim(mt_kvpool *pool, size_t target_bytes)
     return before * pool->geom.block_bytes;
 }
 
+void
+mt_kvpool_await(mt_kvpool *pool)
+{
+    mt_lock_take(&pool->lock);
+    mt_lock_give(&pool->lock);
+}
+
 bool
 mt_kvpool_would_fit(mt_kvpool *pool, size_t rows, size_t tokens, size_t shared)
 {
@@ -278,7 +285,7 @@ ask_others(mt_kvpool *pool, size_t bytes)
     size_t free = mt_ledger_available(ledger);
 
     if (free >= bytes) return true; /* somebody gave back in between */
-    return mt_ledger_reclaim(ledger, pool->member, bytes - free) > 0;
+    return mt_ledger_reclaim(ledger, pool->member, bytes) > 0;
 }
 
 bool

@@ -80,6 +80,9 @@ void mt_kvpool_stats(mt_kvpool *pool, mt_kvstats *out);
  * nothing is idle; returns the bytes given back. Addresses stay. */
 size_t mt_kvpool_trim(mt_kvpool *pool, size_t target_bytes);
 
+/* Back when no other thread is inside of the pool: trim may be for a long time. */
+void mt_kvpool_await(mt_kvpool *pool);
+
 /* Whether `rows` more sequences of `tokens` tokens would fit the ledger now, with `shared` leading
  * tokens of them stored once, after everybody gave back what is idle. */
 bool mt_kvpool_would_fit(mt_kvpool *pool, size_t rows, size_t tokens, size_t shared);
@@ -113,6 +116,7 @@ void *mt_kvlease_base(const mt_kvlease *lease);      /* of row 0; row r at r * s
 size_t mt_kvlease_max_rows(const mt_kvlease *lease); /* rows at acquire: slots behind base */
 size_t mt_kvlease_length(const mt_kvlease *lease, size_t layer, size_t row);
 size_t mt_kvlease_longest(const mt_kvlease *lease, size_t layer);  /* over rows */
+size_t mt_kvlease_shortest(const mt_kvlease *lease, size_t layer); /* over rows */
 size_t mt_kvlease_row_tokens(const mt_kvlease *lease, size_t row); /* over layers */
 
 /* Rows to append: counts[row] tokens each, or `count` for all where counts is NULL. */

@@ -25,7 +25,6 @@ typedef struct series {
     mt_leak_kind grade;
     bool known;               /* it was evaluated */
     unsigned lasting, nearly; /* at how many evaluations in a row */
-    int64_t since;            /* the step at which the grade left quiet */
 } series;
 
 struct mt_leak {
@@ -171,7 +170,6 @@ static void
 evaluate(series *s, double bar, double span)
 {
     mt_leakfit fit[MT_WINDOWS];
-    mt_leak_kind before = s->grade;
 
     s->known = true;
     if (mt_leakfit_may_rise(&s->floor, bar)) {
@@ -181,7 +179,6 @@ evaluate(series *s, double bar, double span)
         s->grade = MT_LEAK_QUIET;
         s->lasting = s->nearly = 0;
     }
-    if (before == MT_LEAK_QUIET) s->since = s->last;
 }
 
 bool
@@ -212,6 +209,13 @@ mt_leak_step(const mt_leak *leak, mt_leak_signal signal)
             step = s->last;
     }
     return step;
+}
+
+int64_t
+mt_leak_first(const mt_leak *leak, mt_leak_signal signal)
+{
+    assert(leak->of[signal].samples > 0);
+    return leak->of[signal].first;
 }
 
 double
@@ -322,7 +326,7 @@ mt_leak_judge(const mt_leak *leak, mt_leak_verdict *out)
     out->rate = fit[w].slope / steps;
     out->error = mt_forecast_error(&fit[w]) / steps;
     out->shape = fit[0].shape;
-    out->since = s->since;
+    out->since = s->first + (int64_t)((double)mt_leakfit_onset(&s->floor, fit) * steps);
 }
 
 bool

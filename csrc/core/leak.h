@@ -69,7 +69,7 @@ typedef struct mt_leak_verdict {
     double rate, error; /* of that signal, bytes a step; rate - error to rate + error */
     double shape;       /* 1: as fast late as early; below .8: it slows down */
     double rss_rate;    /* what it costs, bytes a step; NAN when rss is not known */
-    int64_t since;      /* the step at which the signal was first seen growing */
+    int64_t since;      /* the step at which the growth began, as far as the series shows it */
 } mt_leak_verdict;
 
 /* Growth that is meant: a buffer that fills. */
@@ -91,7 +91,9 @@ void mt_leak_free(mt_leak *leak); /* NULL is ignored */
 bool mt_leak_add(mt_leak *leak, mt_leak_signal signal, int64_t step, uint64_t bytes);
 /* The step of the newest reading of a signal, or of any for MT_LEAK_NONE; INT64_MIN for none. */
 int64_t mt_leak_step(const mt_leak *leak, mt_leak_signal signal);
-/* That reading, in bytes as added. pre: there is one. */
+/* The step of the oldest reading of a signal. pre: there is one. */
+int64_t mt_leak_first(const mt_leak *leak, mt_leak_signal signal);
+/* The newest reading, in bytes as added. pre: there is one. */
 double mt_leak_last(const mt_leak *leak, mt_leak_signal signal);
 /* How many readings were added since the last reset. */
 uint64_t mt_leak_samples(const mt_leak *leak, mt_leak_signal signal);

@@ -257,3 +257,29 @@ mt_leakfit_straight(const mt_leakfit fit[MT_WINDOWS])
 {
     return is_straight(&fit[0]) ? 0 : is_straight(&fit[1]) ? 1 : 2;
 }
+
+/* How far block i lies from the line. */
+static double
+off_line(const mt_floor *f, const mt_leakfit *fit, size_t i)
+{
+    return fabs(f->lows[i] - fit->end + fit->slope * (double)(f->n - 1 - i));
+}
+
+/* By the shortest window: in a longer one the growth may have begun. Before it a block belongs to
+ * the growth as long as it lies no further from the line than those in the window do, and one
+ * block's growth, and what the slope's error makes of the distance. */
+size_t
+mt_leakfit_onset(const mt_floor *f, const mt_leakfit fit[MT_WINDOWS])
+{
+    const mt_leakfit *line = &fit[MT_WINDOWS - 1];
+    size_t start = f->n - line->blocks, onset = start;
+    double furthest = fabs(line->slope);
+
+    if (line->slope <= 0) return f->n - fit[mt_leakfit_straight(fit)].blocks;
+    for (size_t i = start; i < f->n; i++)
+        furthest = fmax(furthest, fabs(line->slope) + off_line(f, line, i));
+    while (onset > 0 &&
+           off_line(f, line, onset - 1) <= furthest + 2.5 * line->se * (double)(start - onset + 1))
+        onset--;
+    return onset;
+}

@@ -63,4 +63,8 @@ bool mt_leakfit_lasting(const mt_leakfit fit[MT_WINDOWS], mt_leakbar bar, double
 /* The window whose line stands for the series now: the longest that is nearly straight. */
 size_t mt_leakfit_straight(const mt_leakfit fit[MT_WINDOWS]);
 
+/* The first block from which on the floor rises as it does at its end: where the growth began, as
+ * far as the blocks show it. pre: `fit` are f's three windows. */
+size_t mt_leakfit_onset(const mt_floor *f, const mt_leakfit fit[MT_WINDOWS]);
+
 #endif

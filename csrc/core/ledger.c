@@ -58,7 +58,51 @@ tree_free(mt_tree *t)
 {
     mt_lock_fini(&t->turn);
     mt_lock_fini(&t->lock);
+    if (t->home != NULL) t->homes->put(t->home);
     t->mem->put(t->mem->ctx, t, sizeof *t);
+}
+
+mt_status
+mt_ledger_notice_forks(mt_ledger *ledger, const mt_home_ops *homes, mt_error *err)
+{
+    assert(ledger->line.ledger == NULL && ledger->tree->home == NULL);
+    ledger->tree->homes = homes;
+    return homes->get(&ledger->tree->home, err);
+}
+
+/* Figures and lists of a ledger that was copied by fork(), and of its suballocations. */
+static void
+move_in_ledger(mt_ledger *ledger)
+{
+    size_t sum = 0;
+
+    for (mt_member *m = ledger->members; m != NULL; m = m->next) {
+        if (m->sub != NULL) move_in_ledger(m->sub); /* m is the line of it */
+        m->ops = (mt_member_ops){.ctx = NULL};
+        sum += m->reserved;
+    }
+    ledger->line.reserved = sum;
+    while (ledger->queue != NULL) {
+        mt_place *place = ledger->queue;
+        ledger->queue = place->next;
+        ledger->tree->mem->put(ledger->tree->mem->ctx, place, sizeof *place);
+    }
+}
+
+void
+mt_tree_move_in(mt_tree *t)
+{
+    unsigned char seen = MT_FORKED;
+
+    if (atomic_compare_exchange_strong(t->home, &seen, MT_MOVING)) {
+        mt_lock_init(&t->lock);
+        mt_lock_init(&t->turn);
+        mt_tree_init_condition(t);
+        move_in_ledger(t->root);
+        atomic_store(t->home, MT_AT_HOME);
+    }
+    while (atomic_load(t->home) == MT_MOVING)
+        continue; /* another thread is at it, for a moment */
 }
 
 /* Cuts a name that is too long, between two characters of UTF-8. */
@@ -81,8 +125,8 @@ link_member(mt_member *m)
     mt_tree *t = m->ledger->tree;
     mt_member **at = &m->ledger->members;
 
-    mt_lock_take(&t->turn);
-    mt_lock_take(&t->lock);
+    mt_tree_take(t, &t->turn);
+    mt_tree_take(t, &t->lock);
     while (*at != NULL && (*at)->rank <= m->rank)
         at = &(*at)->next;
     m->next = *at;
@@ -99,8 +143,8 @@ unlink_member(mt_member *m)
     mt_tree *t = m->ledger->tree;
     mt_member **at = &m->ledger->members;
 
-    mt_lock_take(&t->turn);
-    mt_lock_take(&t->lock);
+    mt_tree_take(t, &t->turn);
+    mt_tree_take(t, &t->lock);
     discharge(m, m->reserved);
     while (*at != m)
         at = &(*at)->next;
@@ -125,12 +169,13 @@ mt_ledger_new(const mt_alloc *mem, size_t limit, const char *name, mt_ledger *pa
         return mt_fail(err, MT_ENOMEM, "mt_ledger_new", 0);
     }
     ledger->tree = t;
+    if (parent == NULL) t->root = ledger;
     ledger->limit = limit;
     ledger->references = 1;
     ledger->line.ledger = parent;
     ledger->line.sub = ledger;
     set_name(&ledger->line, name);
-    mt_lock_take(&t->lock);
+    mt_tree_take(t, &t->lock);
     t->ledgers++;
     mt_lock_give(&t->lock);
     if (parent != NULL) link_member(&ledger->line);
@@ -141,7 +186,7 @@ mt_ledger_new(const mt_alloc *mem, size_t limit, const char *name, mt_ledger *pa
 mt_ledger *
 mt_ledger_hold(mt_ledger *ledger)
 {
-    mt_lock_take(&ledger->tree->lock);
+    mt_tree_take(ledger->tree, &ledger->tree->lock);
     ledger->references++;
     mt_lock_give(&ledger->tree->lock);
     return ledger;
@@ -152,7 +197,7 @@ last_reference(mt_ledger *ledger)
 {
     bool last;
 
-    mt_lock_take(&ledger->tree->lock);
+    mt_tree_take(ledger->tree, &ledger->tree->lock);
     assert(ledger->references > 0);
     last = --ledger->references == 0;
     mt_lock_give(&ledger->tree->lock);
@@ -169,7 +214,7 @@ ledger_free(mt_ledger *ledger)
 
     assert(ledger->members == NULL && ledger->queue == NULL && ledger->line.reserved == 0);
     mem->put(mem->ctx, ledger, sizeof *ledger);
-    mt_lock_take(&t->lock);
+    mt_tree_take(t, &t->lock);
     last = --t->ledgers == 0;
     mt_lock_give(&t->lock);
     if (last) tree_free(t);
@@ -237,7 +282,7 @@ mt_member_reserve(mt_member *member, size_t bytes, mt_error *err)
     mt_status st = MT_OK;
     mt_ledger *no;
 
-    mt_lock_take(&t->lock);
+    mt_tree_take(t, &t->lock);
     if ((no = refusing(member, bytes)) != NULL)
         st = mt_fail_limit(err, bytes, no->line.reserved, no->limit);
     for (mt_member *m = no == NULL ? member : NULL; m != NULL; m = above(m)) {
@@ -254,7 +299,7 @@ mt_member_release(mt_member *member, size_t bytes)
 {
     mt_tree *t = member->ledger->tree;
 
-    mt_lock_take(&t->lock);
+    mt_tree_take(t, &t->lock);
     discharge(member, bytes);
     mt_lock_give(&t->lock);
 }
@@ -308,7 +353,7 @@ mt_ledger_available(mt_ledger *ledger)
 {
     size_t least = SIZE_MAX;
 
-    mt_lock_take(&ledger->tree->lock);
+    mt_tree_take(ledger->tree, &ledger->tree->lock);
     for (const mt_ledger *l = ledger; l != NULL; l = l->line.ledger)
         least = mt_size_min(least, mt_ledger_room(l));
     mt_lock_give(&ledger->tree->lock);

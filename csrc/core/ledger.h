@@ -11,6 +11,10 @@
  * parent too. The sum of the members is the ledger's used, at every moment; builds with assertions
  * check that at every change.
  *
+ * A child of fork() has a copy of the ledger that counts what the child does, on top of what its
+ * parent's members had reserved. Those are not asked there: what they hold is the parent's. For
+ * that, a ledger without a parent is told how to notice (mt_ledger_notice_forks).
+ *
  * Thread-safe. A member's give_back and idle are called with no ledger lock held except one that
  * serialises reclaims, reports, joining and leaving. So they may take their own lock and release in
  * the ledger; they must not reclaim, report, join or leave, and must not wait for a lock under
@@ -23,6 +27,7 @@
 #include <stdint.h>
 
 #include "alloc.h"
+#include "lock.h"
 #include "status.h"
 
 typedef struct mt_ledger mt_ledger;
@@ -50,6 +55,10 @@ typedef struct mt_holder { /* one line of a report */
  * suballocation and keeps the parent alive. *out is written on MT_OK only. MT_ENOMEM. */
 mt_status mt_ledger_new(const mt_alloc *mem, size_t limit, const char *name, mt_ledger *parent,
                         mt_ledger **out, mt_error *err);
+/* From now on the ledger and its suballocations make their locks anew in a child of fork(), at the
+ * first use there. homes outlives the ledger. pre: no parent, no other thread uses it yet. What
+ * homes->get fails with. */
+mt_status mt_ledger_notice_forks(mt_ledger *ledger, const mt_home_ops *homes, mt_error *err);
 /* References; the last drop frees it. Members hold one each. NULL is ignored by drop.
  * pre of drop: as of leave. */
 mt_ledger *mt_ledger_hold(mt_ledger *ledger);
@@ -71,9 +80,9 @@ void mt_member_release(mt_member *member, size_t bytes);
 size_t mt_member_reserved(const mt_member *member);
 mt_ledger *mt_member_ledger(const mt_member *member);
 
-/* Asks the other members of this ledger, then of its parents, for `bytes`, in order, until they
- * have given that much; returns what they gave. `asker` itself is not asked, nor are parents
- * while this ledger's own limit would refuse `bytes` all the same. */
+/* Asks the other members of this ledger, then of its parents, in order, until `bytes` can be
+ * reserved here; returns what they gave. `asker` itself is not asked, nor are parents while this
+ * ledger's own limit would refuse `bytes` all the same. */
 size_t mt_ledger_reclaim(mt_ledger *ledger, const mt_member *asker, size_t bytes);
 
 size_t mt_ledger_limit(const mt_ledger *ledger);

@@ -12,9 +12,13 @@
  * that counts in several of them is one step for whoever looks.
  *
  * Lists change with turn and lock held, in this order: either is enough to walk them. Members are
- * called with turn alone. */
+ * called with turn alone. All of this holds within one process: mt_tree_take makes the tree a
+ * child's own at its first use there. */
 typedef struct mt_tree {
     const mt_alloc *mem;
+    mt_ledger *root;
+    const mt_home_ops *homes;
+    mt_home *home; /* NULL: forks are not noticed */
     mt_lock lock;
     mt_lock turn; /* reclaims, reports, joining and leaving: one at a time */
     pthread_cond_t changed;
@@ -53,13 +57,29 @@ mt_ledger_room(const mt_ledger *ledger)
     return ledger->limit - ledger->line.reserved;
 }
 
+/* What `home` says. */
+enum { MT_FORKED = 0, MT_AT_HOME = 1, MT_MOVING = 2 };
+
+/* Makes a tree that was copied by fork() this process's own: fresh locks, nobody waiting, the
+ * parent's members silent, and sums that agree although a thread of the parent may have been
+ * halfway through a change. Of several threads one does it, and the others wait for it. */
+void mt_tree_move_in(mt_tree *t);
+
+/* Takes one of the tree's locks; where both are taken, turn is first. */
+static inline void
+mt_tree_take(mt_tree *t, mt_lock *lock)
+{
+    if (t->home != NULL && atomic_load(t->home) != MT_AT_HOME) mt_tree_move_in(t);
+    mt_lock_take(lock);
+}
+
 /* One figure, read under the lock. */
 static inline size_t
 mt_tree_figure(mt_tree *t, const size_t *at)
 {
     size_t value;
 
-    mt_lock_take(&t->lock);
+    mt_tree_take(t, &t->lock);
     value = *at;
     mt_lock_give(&t->lock);
     return value;

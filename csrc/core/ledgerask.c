@@ -28,10 +28,17 @@ has_room(const mt_ledger *ledger, size_t bytes)
 {
     bool has;
 
-    mt_lock_take(&ledger->tree->lock);
+    mt_tree_take(ledger->tree, &ledger->tree->lock);
     has = bytes <= mt_ledger_room(ledger);
     mt_lock_give(&ledger->tree->lock);
     return has;
+}
+
+/* What is missing until so many bytes can be reserved. */
+static size_t
+shortage(mt_ledger *ledger, size_t bytes)
+{
+    return bytes - mt_size_min(bytes, mt_ledger_available(ledger));
 }
 
 /* Where a ledger's own limit leaves no room for `bytes` after its members have given, those of its
@@ -41,11 +48,12 @@ mt_ledger_reclaim(mt_ledger *ledger, const mt_member *asker, size_t bytes)
 {
     mt_tree *t = ledger->tree;
     const mt_member *done = NULL;
-    size_t given = 0;
+    size_t given = 0, missing;
 
-    mt_lock_take(&t->turn);
-    for (mt_ledger *l = ledger; l != NULL && given < bytes; l = l->line.ledger) {
-        given += ask(l, asker, done, bytes - given);
+    mt_tree_take(t, &t->turn);
+    for (mt_ledger *l = ledger; l != NULL; l = l->line.ledger) {
+        if ((missing = shortage(ledger, bytes)) == 0) break;
+        given += ask(l, asker, done, missing);
         if (!has_room(l, bytes)) break;
         done = &l->line;
     }
@@ -78,7 +86,7 @@ mt_ledger_idle(mt_ledger *ledger, const mt_member *asker)
 {
     size_t sum;
 
-    mt_lock_take(&ledger->tree->turn);
+    mt_tree_take(ledger->tree, &ledger->tree->turn);
     sum = idle_in(ledger, asker);
     mt_lock_give(&ledger->tree->turn);
     return sum;
@@ -125,8 +133,8 @@ mt_ledger_report(mt_ledger *ledger, mt_holder *out, size_t cap)
     mt_tree *t = ledger->tree;
     size_t n, at = 0;
 
-    mt_lock_take(&t->turn);
-    mt_lock_take(&t->lock);
+    mt_tree_take(t, &t->turn);
+    mt_tree_take(t, &t->lock);
     n = write_lines(ledger, 0, out, cap, 0);
     mt_lock_give(&t->lock);
     write_idle(ledger, out, cap, &at);

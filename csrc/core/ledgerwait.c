@@ -37,7 +37,7 @@ mt_ledger_changes(mt_ledger *ledger)
 void
 mt_ledger_stir(mt_ledger *ledger)
 {
-    mt_lock_take(&ledger->tree->lock);
+    mt_tree_take(ledger->tree, &ledger->tree->lock);
     mt_tree_announce(ledger->tree);
     mt_lock_give(&ledger->tree->lock);
 }
@@ -63,7 +63,7 @@ mt_ledger_wait(mt_ledger *ledger, uint64_t seen, uint64_t ns)
     mt_tree *t = ledger->tree;
     bool changed;
 
-    mt_lock_take(&t->lock);
+    mt_tree_take(t, &t->lock);
     while (mt_ledger_changes(ledger) == seen)
         if (pthread_cond_timedwait(&t->changed, &t->lock, &deadline) == ETIMEDOUT) break;
     changed = mt_ledger_changes(ledger) != seen;
@@ -79,7 +79,7 @@ mt_ledger_enter(mt_ledger *ledger)
     uint64_t ticket;
 
     if (p == NULL) return 0;
-    mt_lock_take(&t->lock);
+    mt_tree_take(t, &t->lock);
     ticket = ++t->tickets;
     *p = (mt_place){.ticket = ticket};
     while (*at != NULL)
@@ -94,7 +94,7 @@ mt_ledger_is_first(mt_ledger *ledger, uint64_t ticket)
 {
     bool first;
 
-    mt_lock_take(&ledger->tree->lock);
+    mt_tree_take(ledger->tree, &ledger->tree->lock);
     first = ledger->queue == NULL ? ticket == 0 : ledger->queue->ticket == ticket;
     mt_lock_give(&ledger->tree->lock);
     return first;
@@ -108,7 +108,7 @@ mt_ledger_quit(mt_ledger *ledger, uint64_t ticket)
     mt_place **at = &ledger->queue, *p = NULL;
 
     if (ticket == 0) return;
-    mt_lock_take(&t->lock);
+    mt_tree_take(t, &t->lock);
     while (*at != NULL && (*at)->ticket != ticket)
         at = &(*at)->next;
     assert(*at != NULL);

@@ -1,11 +1,14 @@
 #include "limit.h"
 
-/* Of this process and its children, as far as it is known. */
+/* Of this process and its children, as far as it is known. The kernel's own figures for the group
+ * and the machine count each page once already. */
 static uint64_t
 own_bytes(const mt_sample *x)
 {
-    if (!mt_is_number(x->rss) || !mt_is_number(x->children_priv)) return x->rss;
-    return x->rss + x->children_priv;
+    uint64_t process = mt_sample_process(x);
+
+    if (!mt_is_number(process) || !mt_is_number(x->children_priv)) return process;
+    return process + x->children_priv;
 }
 
 static uint64_t

@@ -2,7 +2,8 @@
  *
  * It is the lowest of the limit that was given, that of the control group and what the machine has.
  * What counts as used follows from it: the memory of this process and its children for a given
- * limit, the group's for the group's, all that is not available for the machine. */
+ * limit, the group's for the group's, all that is not available for the machine. A page that this
+ * process maps several times counts once, in each of them. */
 #ifndef MT_LIMIT_H
 #define MT_LIMIT_H
 

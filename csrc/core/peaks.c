@@ -58,6 +58,48 @@ mt_peaks_drop(mt_peaks *p)
     mem.put(mem.ctx, p, sizeof *p);
 }
 
+/* --- what the mark says, with each page counted once -------------------------------------------
+ */
+
+static uint64_t
+less(uint64_t bytes, uint64_t again)
+{
+    if (bytes == MT_UNKNOWN) return MT_UNKNOWN;
+    return bytes > again ? bytes - again : 0;
+}
+
+static uint64_t
+now_once(mt_peaks *p)
+{
+    uint64_t now = p->mark.now(p->mark.ctx);
+
+    return p->mark.mapped_again == NULL ? now : less(now, mt_gauge_read(p->mark.mapped_again));
+}
+
+/* At least so much was in use at once; *exact tells whether it was no more. */
+static uint64_t
+high_once(mt_peaks *p, bool *exact)
+{
+    uint64_t again = p->mark.mapped_again == NULL ? 0 : mt_gauge_most(p->mark.mapped_again);
+    uint64_t high = p->mark.high(p->mark.ctx), now;
+
+    *exact = again == 0;
+    if (again == 0 || high == MT_UNKNOWN) return high;
+    high = less(high, again);
+    now = now_once(p);
+    return now != MT_UNKNOWN && now > high ? now : high;
+}
+
+static bool
+reset(mt_peaks *p)
+{
+    if (!p->mark.reset(p->mark.ctx)) return false;
+    if (p->mark.mapped_again != NULL) mt_gauge_reset_most(p->mark.mapped_again);
+    return true;
+}
+
+/* --- intervals -------------------------------------------------------------------------------- */
+
 static void
 raise_to(mt_interval *in, uint64_t bytes)
 {
@@ -72,14 +114,16 @@ static void
 look(mt_peaks *p)
 {
     uint64_t high = MT_UNKNOWN, now = MT_UNKNOWN;
-    bool any_marked = false, any_not = false;
+    bool any_marked = false, any_not = false, exact = true;
 
     for (mt_interval *in = p->open; in != NULL; in = in->next)
         *(in->marked ? &any_marked : &any_not) = true;
-    if (any_marked) high = p->mark.high(p->mark.ctx);
-    if (any_not) now = p->mark.now(p->mark.ctx);
-    for (mt_interval *in = p->open; in != NULL; in = in->next)
+    if (any_marked) high = high_once(p, &exact);
+    if (any_not) now = now_once(p);
+    for (mt_interval *in = p->open; in != NULL; in = in->next) {
         raise_to(in, in->marked ? high : now);
+        if (in->marked && !exact) in->exact = false;
+    }
 }
 
 void
@@ -98,12 +142,12 @@ mt_peaks_begin(mt_peaks *p, mt_interval *in)
     *in = (mt_interval){.next = p->open, .peak = MT_UNKNOWN};
     if (p->open != NULL) p->open->prev = in;
     p->open = in;
-    if (p->mark.reset(p->mark.ctx)) {
+    if (reset(p)) {
         in->exact = true;
         for (mt_interval *each = in; each != NULL; each = each->next)
             each->marked = true;
     } else {
-        raise_to(in, p->mark.now(p->mark.ctx));
+        raise_to(in, now_once(p));
     }
     mt_lock_give(&p->lock);
 }
@@ -125,7 +169,7 @@ mt_peaks_now(mt_peaks *p)
     uint64_t now;
 
     mt_lock_take(&p->lock);
-    now = p->mark.now(p->mark.ctx);
+    now = now_once(p);
     mt_lock_give(&p->lock);
     return now;
 }

@@ -12,7 +12,9 @@
  * is exact however the intervals nest or overlap, over threads too: memory is the process's.
  *
  * Where the mark cannot be set back, an interval's peak is the most of what was in use when any
- * interval began or ended: `exact` is false, and the peak means "at least".
+ * interval began or ended: `exact` is false, and the peak means "at least". The same holds while
+ * pages are mapped more than once: the mark counts them each time, and how much of it they were at
+ * the highest moment nobody knows, so all that they ever were is taken off.
  *
  * Locked inside. The intervals are the callers' memory, in a list. */
 #ifndef MT_PEAKS_H
@@ -22,6 +24,7 @@
 #include <stdint.h>
 
 #include "alloc.h"
+#include "gauge.h"
 #include "status.h"
 
 /* All in bytes; MT_UNKNOWN where it cannot be read. */
@@ -32,6 +35,8 @@ typedef struct mt_mark_ops {
     uint64_t (*time_ns)(void *ctx); /* monotonic */
     void (*close)(void *ctx);
     void *ctx;
+    mt_gauge
+        *mapped_again; /* borrowed: what high() and now() count more than once; NULL: nothing */
 } mt_mark_ops;
 
 typedef struct mt_interval {

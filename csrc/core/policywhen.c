@@ -102,7 +102,7 @@ mt_policy_signals_of(mt_policy *p, const mt_sample *x, mt_limit limit)
 mt_policy_level
 mt_policy_level_of(const mt_sample *x)
 {
-    mt_policy_level out = {x->rss, MT_UNKNOWN};
+    mt_policy_level out = {mt_sample_process(x), MT_UNKNOWN};
 
     for (size_t i = 0; i < x->devices; i++) {
         uint64_t bytes = taken(&x->device[i]);

@@ -57,12 +57,18 @@ typedef struct mt_sample {
     uint64_t children;                    /* living descendants */
     uint64_t children_priv;               /* their priv in sum; pages that they still share with
                                            * their parent since the fork count in each */
-    uint64_t devices; /* columns filled in `device`; those beyond are undefined */
+    uint64_t mapped_again; /* bytes that rss counts more than once, because this process maps the
+                            * same page at several addresses (see gauge.h). No file tells it: who
+                            * reads the sample fills it in */
+    uint64_t devices;      /* columns filled in `device`; those beyond are undefined */
     mt_device_sample device[MT_SAMPLE_DEVICES];
 } mt_sample;
 
 /* Everything MT_UNKNOWN, and no device. */
 void mt_sample_clear(mt_sample *out);
+
+/* What the process itself fills of memory: rss, each page counted once. MT_UNKNOWN as rss is. */
+uint64_t mt_sample_process(const mt_sample *x);
 
 typedef struct mt_probe_ops {
     /* Reads what `mask` asks for and the time; the other fields are MT_UNKNOWN. */

@@ -71,6 +71,15 @@ mt_record_close(mt_record *r, uint64_t time_ns)
 }
 
 void
+mt_record_mark_signal(void *region, uint64_t number, uint64_t time_ns)
+{
+    uint64_t *words = region;
+
+    mt_word_put(words + MT_RECORD_AT_SIGNAL_NS, time_ns);
+    mt_word_put(words + MT_RECORD_AT_SIGNAL, number);
+}
+
+void
 mt_record_fini(mt_record *r)
 {
     mt_lock_fini(&r->lock);

@@ -62,6 +62,11 @@ bool mt_record_append(mt_record *r, uint64_t time_ns, const uint64_t *values);
 bool mt_record_write_event(mt_record *r, const mt_record_event *event);
 bool mt_record_phase(mt_record *r, const char *name, size_t name_bytes, uint64_t ns, uint64_t peak);
 
+/* Says by which signal the process ends, in the record that mt_record_init made at `region`. For a
+ * signal handler: two stores and no lock, whatever was interrupted. Closing the record takes it
+ * back. */
+void mt_record_mark_signal(void *region, uint64_t number, uint64_t time_ns);
+
 /* Marks the record as properly ended and lets the region go: no call touches it afterwards.
  * Returns false, having done nothing, when it was closed before or in a forked child. */
 bool mt_record_close(mt_record *r, uint64_t time_ns);

@@ -9,6 +9,7 @@
  *          104  CRC-32 of the header up to here, the command and the columns
  *          128  closed: 0, or the monotonic ns of a proper end (1 at least)
  *          136  phases in use
+ *          144  0, or the signal that ended the process     152  when, monotonic ns
  *          256  command: its arguments, each ended by a zero byte; 1,792 bytes at most
  *   2048   a column each      name 32, unit 16, 16 zero bytes
  *          series             rows and buckets as in series.h
@@ -41,6 +42,7 @@ enum {
     MT_RECORD_COMMAND_FROM = 256, /* those of the command, and the columns */
     MT_RECORD_EVENTS_MAX = 1 << 16,
     MT_RECORD_PHASES_MAX = 1 << 12,
+    MT_RECORD_SIGNALS = 64, /* the largest number of a signal */
 };
 
 enum { /* words of the header */
@@ -59,6 +61,8 @@ enum { /* words of the header */
        MT_RECORD_AT_CRC,
        MT_RECORD_AT_CLOSED = 16,
        MT_RECORD_AT_PHASES_USED,
+       MT_RECORD_AT_SIGNAL,
+       MT_RECORD_AT_SIGNAL_NS,
 };
 
 enum { /* words of a slot, without and with its check */

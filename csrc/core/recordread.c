@@ -152,6 +152,9 @@ mt_record_open(mt_recordview *view, void *copy, size_t bytes, mt_error *err)
     if ((st = take_fixed(&v, err)) != MT_OK) return st;
     v.closed_ns = word_of(copy, MT_RECORD_AT_CLOSED);
     v.closed = v.closed_ns != 0;
+    v.signal = word_of(copy, MT_RECORD_AT_SIGNAL);
+    v.signal_ns = word_of(copy, MT_RECORD_AT_SIGNAL_NS);
+    if (v.closed || v.signal > MT_RECORD_SIGNALS) v.signal = v.signal_ns = 0;
     phases = word_of(copy, MT_RECORD_AT_PHASES_USED);
     if (phases > v.size.phases) return mt_fail_format(err, "more phases than possible");
     v.phases = phases;

@@ -31,6 +31,7 @@ typedef struct mt_recordview {
     size_t command_bytes;
     bool closed; /* properly ended */
     uint64_t closed_ns;
+    uint64_t signal, signal_ns; /* which signal ended the process, and when; 0: none, or unknown */
     mt_series series;
     uint64_t rows_from, rows_end;     /* numbers of the samples that rows may hold: ask each */
     uint64_t events_from, events_end; /* the same of events */

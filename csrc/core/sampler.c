@@ -18,6 +18,8 @@ enum {
     MIB = 1 << 20,
 };
 
+static const uint64_t WAITS_NS = 10000000000; /* for a step() after a mark was passed */
+
 struct mt_sampler {
     mt_alloc mem;
     mt_sampler_setup with;
@@ -34,8 +36,10 @@ struct mt_sampler {
     /* The thread's own. */
     mt_pace pace;
     uint64_t pressure_at; /* when it was read */
-    uint64_t cpu_before;  /* of the threads before this one */
-    uint64_t cpu_seen;    /* of this one, at the end of its last sample */
+    uint64_t waits_since; /* 0: no mark waits for a step() */
+    bool told_waiting;
+    uint64_t cpu_before; /* of the threads before this one */
+    uint64_t cpu_seen;   /* of this one, at the end of its last sample */
 };
 
 static bool
@@ -112,6 +116,7 @@ write_row(mt_sampler *s, const mt_sample *x, unsigned fresh)
     row[8] = sparse.heap_used;
     row[9] = sparse.children;
     row[10] = sparse.children_priv;
+    row[11] = mt_sample_process(x);
     for (size_t i = 0; i < s->with.devices; i++)
         to = put_device(to, &x->device[i], i < x->devices);
     mt_record_append(s->with.record, x->time_ns, row);
@@ -160,6 +165,30 @@ tell(mt_sampler *s, uint32_t passed, const mt_marks *marks, const mt_limit *limi
         if (passed & 1) write_event(s, s->latest.time_ns, marks->at[i], limit);
 }
 
+/* Callbacks and guards act in step(). Of a program that does not call it for a long time, its
+ * record says so, once: it may be killed before anybody else can. */
+static void
+tell_waiting(mt_sampler *s, uint64_t now)
+{
+    static const char text[] = "no step() for 10 s since then: callbacks and guards, which act in "
+                               "it on the main thread, cannot act";
+    mt_record_event e = {.time_ns = now,
+                         .step = s->steps,
+                         .kind = "pressure",
+                         .kind_bytes = 8,
+                         .text = text,
+                         .text_bytes = sizeof text - 1};
+
+    if (atomic_load_explicit(&s->passed, memory_order_relaxed) == 0) {
+        s->waits_since = 0;
+        return;
+    }
+    if (s->waits_since == 0) s->waits_since = now;
+    if (s->told_waiting || now - s->waits_since < WAITS_NS) return;
+    s->told_waiting = true;
+    if (s->with.record != NULL) mt_record_write_event(s->with.record, &e);
+}
+
 /* What every sample reads, and the pressure when it is old. */
 static unsigned
 mask_now(mt_sampler *s, uint64_t now)
@@ -169,6 +198,12 @@ mask_now(mt_sampler *s, uint64_t now)
     if (now - s->pressure_at < PRESSURE_AGE_NS) return mask;
     s->pressure_at = now;
     return mask | MT_READ_PRESSURE;
+}
+
+static void
+count_once(const mt_sampler *s, mt_sample *x)
+{
+    if (s->with.mapped_again != NULL) x->mapped_again = mt_gauge_read(s->with.mapped_again);
 }
 
 /* What was not read now, as it was read last. */
@@ -208,10 +243,12 @@ sample(mt_sampler *s)
     mt_marks marks;
 
     s->with.probe.read(s->with.probe.ctx, mask, &x);
+    count_once(s, &x);
     carry(&x, mask, &s->latest);
     fresh = read_seldom(s, &x, now, &cost);
     limit = mt_limit_of(&x, s->with.limit);
     tell(s, publish(s, &x, &limit, &marks), &marks, &limit);
+    tell_waiting(s, now);
     write_row(s, &x, fresh);
     return next_time(s, &limit, cost);
 }
@@ -249,6 +286,7 @@ mt_sampler_new(const mt_alloc *mem, const mt_sampler_setup *setup, mt_sampler **
     /* With what is dear, so that whatever the probe needs memory for, it has when the thread runs.
      */
     setup->probe.read(setup->probe.ctx, ALWAYS | MT_READ_PRESSURE | DEAR, &s->latest);
+    count_once(s, &s->latest);
     s->limit = mt_limit_of(&s->latest, setup->limit);
     *out = s;
     return MT_OK;

@@ -19,6 +19,7 @@
 #include <stdint.h>
 
 #include "alloc.h"
+#include "gauge.h"
 #include "limit.h"
 #include "probe.h"
 #include "record.h"
@@ -26,16 +27,17 @@
 #include "ticker.h"
 
 /* Columns of a row before those of the devices, which have four each. */
-enum { MT_SAMPLER_HOST = 11, MT_SAMPLER_DEVICE = 4 };
+enum { MT_SAMPLER_HOST = 12, MT_SAMPLER_DEVICE = 4 };
 
 typedef struct mt_sampler_setup {
     mt_probe_ops probe;   /* taken over, as the ticker is; used by the thread only */
     mt_ticker_ops ticker; /* or, on failure, by whoever gave them */
     mt_record *record;    /* NULL: none. Borrowed, with one column for each value of a row */
     const volatile unsigned char *home; /* borrowed: 0 there means a forked child */
-    uint64_t interval_ns;               /* > 0 */
-    uint64_t limit;                     /* bytes; MT_UNLIMITED: none is given */
-    size_t devices;                     /* at most MT_SAMPLE_DEVICES */
+    mt_gauge *mapped_again; /* borrowed: what rss counts more than once; NULL: nothing */
+    uint64_t interval_ns;   /* > 0 */
+    uint64_t limit;         /* bytes; MT_UNLIMITED: none is given */
+    size_t devices;         /* at most MT_SAMPLE_DEVICES */
 } mt_sampler_setup;
 
 typedef struct mt_sampler mt_sampler;

@@ -2,11 +2,16 @@
 #include "busguard_linux.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include "endmark_linux.h"
+
+enum { DONE = -1 };
 
 typedef struct region {
     _Atomic uintptr_t from; /* 0: free */
@@ -18,7 +23,7 @@ typedef struct region {
 static region regions[MT_BUSGUARD_REGIONS];
 static struct sigaction before; /* written before the handler is there, constant afterwards */
 static uintptr_t page_bytes;    /* as well */
-static _Atomic int installed;   /* 1: somebody is at it or has done it */
+static _Atomic long installer;  /* 0: nobody yet; a process one of whose threads is at it; DONE */
 
 static region *
 region_of(uintptr_t at)
@@ -54,6 +59,7 @@ pass_on(int number, siginfo_t *info, void *context)
     } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
         before.sa_handler(number);
     } else if (info->si_code > 0 || before.sa_handler == SIG_DFL) {
+        mt_endmark_now(number); /* the process ends by it */
         sigaction(number, &before, NULL);
         if (info->si_code <= 0) raise(number);
     }
@@ -71,18 +77,35 @@ on_bus(int number, siginfo_t *info, void *context)
 
 /* --- outside of it --- */
 
+/* Whether this thread is to install the handler. Another one that is at it is waited for, unless
+ * the process was forked meanwhile: then it is the parent's, and its place is taken. */
+static bool
+is_mine_to_install(void)
+{
+    long self = (long)getpid(), seen = 0;
+
+    while (!atomic_compare_exchange_strong(&installer, &seen, self)) {
+        if (seen == DONE) return false;
+        if (seen != self) continue;
+        sched_yield();
+        seen = 0;
+    }
+    return true;
+}
+
 static bool
 install(void)
 {
     struct sigaction mine = {.sa_sigaction = on_bus,
                              .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART};
+    bool done;
 
-    if (atomic_exchange(&installed, 1) != 0) return true;
+    if (!is_mine_to_install()) return true;
     page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
     sigemptyset(&mine.sa_mask);
-    if (sigaction(SIGBUS, NULL, &before) == 0 && sigaction(SIGBUS, &mine, NULL) == 0) return true;
-    installed = 0;
-    return false;
+    done = sigaction(SIGBUS, NULL, &before) == 0 && sigaction(SIGBUS, &mine, NULL) == 0;
+    installer = done ? DONE : 0;
+    return done;
 }
 
 bool

@@ -27,23 +27,23 @@ mt_cgroup_init(mt_cgroup *cg, const mt_proc_sys *sys, const char *root)
 {
     cg->sys = sys;
     cg->root = root;
-    cg->membership_fd = cg->usage_fd = cg->stat_fd = cg->pressure_fd = -1;
+    cg->kept_membership = cg->kept_usage = cg->kept_stat = cg->kept_pressure = MT_NO_DESCRIPTOR;
     forget(cg);
 }
 
 static void
 close_group(mt_cgroup *cg)
 {
-    mt_proc_close(cg->sys, &cg->usage_fd);
-    mt_proc_close(cg->sys, &cg->stat_fd);
-    mt_proc_close(cg->sys, &cg->pressure_fd);
+    mt_proc_close(cg->sys, &cg->kept_usage);
+    mt_proc_close(cg->sys, &cg->kept_stat);
+    mt_proc_close(cg->sys, &cg->kept_pressure);
 }
 
 void
 mt_cgroup_fini(mt_cgroup *cg)
 {
     close_group(cg);
-    mt_proc_close(cg->sys, &cg->membership_fd);
+    mt_proc_close(cg->sys, &cg->kept_membership);
     forget(cg);
 }
 
@@ -129,11 +129,26 @@ see_mount(places *ps, mt_text line)
     if (mount.memory && ps->in_v1) consider(&ps->v1, ps->root, &mount);
 }
 
+/* Takes the rest of a line off; all of the text, and false, where the line does not end in it. */
+static bool
+skip_line(mt_text *text)
+{
+    mt_text line;
+    bool ends = memchr(text->at, '\n', text->len) != NULL;
+
+    if (ends)
+        mt_text_line(text, &line);
+    else
+        text->len = 0;
+    return ends;
+}
+
 /* Line by line, however long the file is; a line that does not fit the buffer is skipped. */
 static bool
 see_mounts(const mt_cgroup *cg, places *ps)
 {
     char path[MT_PATH_ROOM], buf[TEXT_ROOM];
+    bool inside = false; /* of a line that does not fit */
     off_t at = 0;
     ssize_t n;
     int fd;
@@ -142,15 +157,17 @@ see_mounts(const mt_cgroup *cg, places *ps)
     if ((fd = cg->sys->open(path, O_RDONLY | O_CLOEXEC)) < 0) return false;
     while ((n = cg->sys->pread(fd, buf, sizeof buf, at)) > 0) {
         mt_text text = {buf, (size_t)n}, line;
+        if (inside) inside = !skip_line(&text);
         while (memchr(text.at, '\n', text.len) != NULL && mt_text_line(&text, &line))
             see_mount(ps, line);
         if (text.len == (size_t)n) { /* no line ended in it */
             if (n < (ssize_t)sizeof buf) see_mount(ps, text);
+            inside = n == (ssize_t)sizeof buf;
             text.len = 0;
         }
         at += n - (ssize_t)text.len;
     }
-    mt_proc_close(cg->sys, &fd);
+    cg->sys->close(fd);
     return n == 0;
 }
 
@@ -276,8 +293,8 @@ look_at_limits(mt_cgroup *cg)
     }
     if (cg->stated_by == 0) cg->stated_by = nearest_counting(cg);
     if (cg->stated_by == before && cg->usage_path[0] != 0) return;
-    mt_proc_close(cg->sys, &cg->usage_fd);
-    mt_proc_close(cg->sys, &cg->stat_fd);
+    mt_proc_close(cg->sys, &cg->kept_usage);
+    mt_proc_close(cg->sys, &cg->kept_stat);
     cg->usage_path[0] = cg->stat_path[0] = 0;
     if (cg->stated_by == 0) return;
     file_in(cg, cg->stated_by, usage_name(cg), cg->usage_path);
@@ -361,7 +378,7 @@ mt_cgroup_refresh(mt_cgroup *cg)
     ssize_t n = -1;
 
     if (mt_path_join(path, cg->root, "/proc/self/cgroup"))
-        n = mt_proc_read(cg->sys, &cg->membership_fd, path, buf, sizeof buf);
+        n = mt_proc_read(cg->sys, &cg->kept_membership, path, buf, sizeof buf);
     if (n < 0) {
         close_group(cg);
         forget(cg);
@@ -390,7 +407,7 @@ mt_cgroup_usage(mt_cgroup *cg)
     ssize_t n;
 
     if (cg->usage_path[0] == 0) return MT_UNKNOWN;
-    if ((n = mt_proc_read(cg->sys, &cg->usage_fd, cg->usage_path, buf, sizeof buf)) < 0)
+    if ((n = mt_proc_read(cg->sys, &cg->kept_usage, cg->usage_path, buf, sizeof buf)) < 0)
         return MT_UNKNOWN;
     text.len = (size_t)n;
     return mt_text_number(&text, &bytes) ? bytes : MT_UNKNOWN;
@@ -405,7 +422,7 @@ mt_cgroup_inactive(mt_cgroup *cg)
     ssize_t n;
 
     if (cg->stat_path[0] == 0) return MT_UNKNOWN;
-    if ((n = mt_proc_read(cg->sys, &cg->stat_fd, cg->stat_path, buf, sizeof buf)) < 0)
+    if ((n = mt_proc_read(cg->sys, &cg->kept_stat, cg->stat_path, buf, sizeof buf)) < 0)
         return MT_UNKNOWN;
     return mt_text_field((mt_text){buf, (size_t)n}, key, &bytes) ? bytes : MT_UNKNOWN;
 }
@@ -417,6 +434,6 @@ mt_cgroup_pressure(mt_cgroup *cg, uint64_t *avg10, uint64_t *total)
     ssize_t n;
 
     if (cg->pressure_path[0] == 0) return false;
-    n = mt_proc_read(cg->sys, &cg->pressure_fd, cg->pressure_path, buf, sizeof buf);
+    n = mt_proc_read(cg->sys, &cg->kept_pressure, cg->pressure_path, buf, sizeof buf);
     return n >= 0 && mt_pressure_parse((mt_text){buf, (size_t)n}, avg10, total);
 }

@@ -13,9 +13,9 @@ enum { LIST_ROOM = 4096, TEXT_ROOM = 1024, MOST_PROCESSES = 32768 };
 
 typedef struct child {
     uint64_t pid;
-    uint64_t priv; /* bytes; MT_UNKNOWN when it could not be read */
-    int fd;        /* statm, or -1 */
-    bool listed;   /* by the scan that runs */
+    uint64_t priv;       /* bytes; MT_UNKNOWN when it could not be read */
+    mt_descriptor statm; /* where it is kept */
+    bool listed;         /* by the scan that runs */
 } child;
 
 /* The slower way's list of all processes. */
@@ -58,8 +58,8 @@ mt_children_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root, m
 static void
 drop_child(mt_children *ch, size_t i)
 {
-    ch->kept -= ch->table[i].fd >= 0;
-    mt_proc_close(ch->sys, &ch->table[i].fd);
+    ch->kept -= ch->table[i].statm.fd >= 0;
+    mt_proc_close(ch->sys, &ch->table[i].statm);
     ch->table[i] = ch->table[--ch->len];
 }
 
@@ -117,18 +117,18 @@ static bool
 look_at(mt_children *ch, child *c)
 {
     char path[MT_PATH_ROOM], name[64], buf[TEXT_ROOM];
-    bool had = c->fd >= 0, gone;
+    bool had = c->statm.fd >= 0, gone;
     ssize_t n;
 
     snprintf(name, sizeof name, "/proc/%" PRIu64 "/statm", c->pid);
     c->priv = MT_UNKNOWN;
     if (!mt_path_join(path, ch->root, name)) return true;
-    n = mt_proc_read(ch->sys, &c->fd, path, buf, sizeof buf);
-    ch->kept += (size_t)(c->fd >= 0) - (size_t)had;
+    n = mt_proc_read(ch->sys, &c->statm, path, buf, sizeof buf);
+    ch->kept += (size_t)(c->statm.fd >= 0) - (size_t)had;
     if (n < 0) return !has_gone();
     c->priv = private_bytes(ch, buf, (size_t)n, &gone);
-    if (c->fd >= 0 && ch->kept > MT_CHILDREN_KEPT) {
-        mt_proc_close(ch->sys, &c->fd);
+    if (c->statm.fd >= 0 && ch->kept > MT_CHILDREN_KEPT) {
+        mt_proc_close(ch->sys, &c->statm);
         ch->kept--;
     }
     return !gone;
@@ -148,7 +148,7 @@ list_child(mt_children *ch, uint64_t pid)
     if (ch->len == MT_CHILDREN_MOST)
         ch->beyond++;
     else
-        ch->table[ch->len++] = (child){pid, MT_UNKNOWN, -1, true};
+        ch->table[ch->len++] = (child){pid, MT_UNKNOWN, MT_NO_DESCRIPTOR, true};
 }
 
 /* Takes the numbers of a part of the list, and returns how many bytes of it: a number that the end
@@ -175,8 +175,8 @@ take_list(mt_children *ch, const char *path)
     char buf[LIST_ROOM];
     size_t taken;
     off_t at = 0;
-    int fd = -1;
-    ssize_t n = mt_proc_read(ch->sys, &fd, path, buf, sizeof buf);
+    mt_descriptor list = MT_NO_DESCRIPTOR;
+    ssize_t n = mt_proc_read(ch->sys, &list, path, buf, sizeof buf);
 
     while (n > 0) {
         if ((taken = take_part(ch, buf, (size_t)n)) == 0) {
@@ -184,9 +184,9 @@ take_list(mt_children *ch, const char *path)
             break;
         }
         at += (off_t)taken;
-        n = ch->sys->pread(fd, buf, sizeof buf, at);
+        n = ch->sys->pread(list.fd, buf, sizeof buf, at);
     }
-    mt_proc_close(ch->sys, &fd);
+    mt_proc_close(ch->sys, &list);
     return n == 0;
 }
 
@@ -343,7 +343,7 @@ mt_children_read(mt_children *ch, uint64_t *count, uint64_t *priv)
     uint64_t sum = 0;
 
     for (size_t i = ch->len; i-- > 0;) {
-        if (ch->table[i].fd >= 0 && !look_at(ch, &ch->table[i])) drop_child(ch, i);
+        if (ch->table[i].statm.fd >= 0 && !look_at(ch, &ch->table[i])) drop_child(ch, i);
     }
     for (size_t i = 0; i < ch->len; i++) {
         if (ch->table[i].priv == MT_UNKNOWN || sum > MT_UNLIMITED - 1 - ch->table[i].priv) {

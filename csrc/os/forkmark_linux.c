@@ -35,3 +35,22 @@ mt_forkmark_free(mt_forkmark *mark)
 {
     if (mark != NULL) munmap((void *)(uintptr_t)mark /* not volatile any more */, page_bytes());
 }
+
+/* The page is the kernel's zeros in a child, writable there, and zeros again in a child of that. */
+static mt_status
+get_home(mt_home **out, mt_error *err)
+{
+    mt_forkmark *mark = NULL;
+    mt_status st = mt_forkmark_new(&mark, err);
+
+    if (st == MT_OK) *out = (mt_home *)(uintptr_t)mark;
+    return st;
+}
+
+static void
+put_home(mt_home *home)
+{
+    mt_forkmark_free((mt_forkmark *)(uintptr_t)home);
+}
+
+const mt_home_ops mt_home_linux = {.get = get_home, .put = put_home};

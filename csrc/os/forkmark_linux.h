@@ -10,6 +10,7 @@
 
 #include <stdbool.h>
 
+#include "../core/lock.h"
 #include "../core/status.h"
 
 typedef const volatile unsigned char mt_forkmark;
@@ -24,5 +25,8 @@ mt_forkmark_is_home(mt_forkmark *mark)
 {
     return *mark != 0;
 }
+
+/* The same for what core makes its own in a child. */
+extern const mt_home_ops mt_home_linux;
 
 #endif

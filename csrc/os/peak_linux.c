@@ -16,7 +16,7 @@ typedef struct mark {
     mt_alloc mem;
     const mt_proc_sys *sys;
     mt_forkmark *home; /* NULL: nothing may be kept open */
-    int clear_fd, statm_fd, status_fd;
+    mt_descriptor kept_clear, kept_statm, kept_status;
     bool real; /* the machine's own /proc, which getrusage agrees with */
     uint64_t page;
     uint64_t bound; /* the floor is at most that */
@@ -26,9 +26,9 @@ typedef struct mark {
 static void
 close_all(mark *m)
 {
-    mt_proc_close(m->sys, &m->clear_fd);
-    mt_proc_close(m->sys, &m->statm_fd);
-    mt_proc_close(m->sys, &m->status_fd);
+    mt_proc_close(m->sys, &m->kept_clear);
+    mt_proc_close(m->sys, &m->kept_statm);
+    mt_proc_close(m->sys, &m->kept_status);
 }
 
 /* A forked child has a mark of its own, no floor, and the parent's descriptors. */
@@ -52,7 +52,7 @@ mark_now(void *ctx)
     ssize_t n;
 
     settle(m);
-    n = mt_proc_read(m->sys, &m->statm_fd, m->statm, buf, sizeof buf);
+    n = mt_proc_read(m->sys, &m->kept_statm, m->statm, buf, sizeof buf);
     if (n < 0 || !mt_statm_parse((mt_text){buf, (size_t)n}, &resident, &shared)) return MT_UNKNOWN;
     return resident > (MT_UNLIMITED - 1) / m->page ? MT_UNKNOWN : resident * m->page;
 }
@@ -62,7 +62,7 @@ status_high(mark *m)
 {
     char buf[STATUS_ROOM];
     uint64_t kib;
-    ssize_t n = mt_proc_read(m->sys, &m->status_fd, m->status, buf, sizeof buf);
+    ssize_t n = mt_proc_read(m->sys, &m->kept_status, m->status, buf, sizeof buf);
 
     if (n < 0 || !mt_text_field((mt_text){buf, (size_t)n}, "VmHWM:", &kib)) return MT_UNKNOWN;
     return kib > (MT_UNLIMITED - 1) / 1024 ? MT_UNKNOWN : kib * 1024;
@@ -99,10 +99,9 @@ mark_reset(void *ctx)
     uint64_t high;
 
     settle(m);
-    if (m->clear_fd < 0) m->clear_fd = m->sys->open(m->clear, O_WRONLY | O_CLOEXEC);
-    if (m->clear_fd < 0) return false;
-    if (m->sys->pwrite(m->clear_fd, "5", 1, 0) != 1) {
-        mt_proc_close(m->sys, &m->clear_fd);
+    if (!mt_proc_open(m->sys, &m->kept_clear, m->clear, O_WRONLY)) return false;
+    if (m->sys->pwrite(m->kept_clear.fd, "5", 1, 0) != 1) {
+        mt_proc_close(m->sys, &m->kept_clear);
         return false;
     }
     if (m->bound == MT_UNKNOWN && (high = usage_high(m)) != MT_UNKNOWN) m->bound = high;
@@ -142,7 +141,7 @@ mt_mark_linux_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root,
     if (m == NULL) return mt_fail(err, MT_ENOMEM, "malloc", 0);
     m->mem = *mem;
     m->sys = sys;
-    m->clear_fd = m->statm_fd = m->status_fd = -1;
+    m->kept_clear = m->kept_statm = m->kept_status = MT_NO_DESCRIPTOR;
     m->real = root[0] == 0;
     m->page = (uint64_t)sysconf(_SC_PAGESIZE);
     m->bound = MT_UNKNOWN;

@@ -24,7 +24,7 @@ struct mt_probe_linux {
     mt_probe_ages ages;
     mt_forkmark *home; /* NULL: nothing may be kept open */
     uint64_t page;
-    int statm_fd, status_fd, meminfo_fd;
+    mt_descriptor kept_statm, kept_status, kept_meminfo;
     uint64_t inactive, inactive_at; /* each with the time of the reading, 0 for never */
     machine machine;
     uint64_t machine_at, limit_at, children_at;
@@ -49,9 +49,9 @@ time_ns(void)
 static void
 close_all(mt_probe_linux *p)
 {
-    mt_proc_close(p->sys, &p->statm_fd);
-    mt_proc_close(p->sys, &p->status_fd);
-    mt_proc_close(p->sys, &p->meminfo_fd);
+    mt_proc_close(p->sys, &p->kept_statm);
+    mt_proc_close(p->sys, &p->kept_status);
+    mt_proc_close(p->sys, &p->kept_meminfo);
     mt_cgroup_fini(&p->cgroup);
     if (p->children != NULL) mt_children_clear(p->children);
     p->inactive_at = p->machine_at = p->limit_at = p->children_at = 0;
@@ -101,7 +101,7 @@ mt_probe_linux_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root
     p->sys = sys;
     p->ages = *ages;
     p->page = (uint64_t)sysconf(_SC_PAGESIZE);
-    p->statm_fd = p->status_fd = p->meminfo_fd = -1;
+    p->kept_statm = p->kept_status = p->kept_meminfo = MT_NO_DESCRIPTOR;
     mt_cgroup_init(&p->cgroup, sys, p->root);
     st = set_paths(p, root) ? mt_children_new(mem, sys, p->root, &p->children, err)
                             : mt_fail(err, MT_EOVERFLOW, "mt_probe_linux_new", 0);
@@ -130,7 +130,7 @@ read_rss(mt_probe_linux *p, mt_sample *out)
 {
     uint64_t resident, shared;
     char buf[128];
-    ssize_t n = mt_proc_read(p->sys, &p->statm_fd, p->statm, buf, sizeof buf);
+    ssize_t n = mt_proc_read(p->sys, &p->kept_statm, p->statm, buf, sizeof buf);
 
     if (n < 0 || !mt_statm_parse((mt_text){buf, (size_t)n}, &resident, &shared)) return;
     if (resident > (MT_UNLIMITED - 1) / p->page) return;
@@ -170,7 +170,7 @@ look_at_machine(mt_probe_linux *p, uint64_t now)
     ssize_t n;
 
     if (!has_aged(&p->machine_at, p->ages.slow_ns, now)) return;
-    n = mt_proc_read(p->sys, &p->meminfo_fd, p->meminfo, buf, sizeof buf);
+    n = mt_proc_read(p->sys, &p->kept_meminfo, p->meminfo, buf, sizeof buf);
     text.len = n < 0 ? 0 : (size_t)n;
     p->machine.available = kib_field(text, "MemAvailable:");
     p->machine.total = kib_field(text, "MemTotal:");
@@ -187,21 +187,24 @@ swap_of(mt_probe_linux *p, uint64_t now)
 
     look_at_machine(p, now);
     if (p->machine.swap_total == 0) return 0;
-    n = mt_proc_read(p->sys, &p->status_fd, p->status, buf, sizeof buf);
+    n = mt_proc_read(p->sys, &p->kept_status, p->status, buf, sizeof buf);
     return n < 0 ? MT_UNKNOWN : kib_field((mt_text){buf, (size_t)n}, "VmSwap:");
 }
 
+/* Other C libraries and older ones do not say. The two conditions stand apart, because a macro with
+ * arguments that is not known is an error also behind &&. */
 static void
 read_heap(mt_sample *out)
 {
-#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
+#ifdef __GLIBC__
+#if __GLIBC_PREREQ(2, 33)
     struct mallinfo2 heap = mallinfo2();
 
     out->heap_used = heap.uordblks + heap.hblkhd;
     out->heap_free = heap.fordblks;
-#else
-    (void)out;
 #endif
+#endif
+    (void)out;
 }
 
 static void

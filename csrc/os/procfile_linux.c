@@ -82,34 +82,54 @@ mt_path_join(char *out, const char *root, const char *path)
 }
 
 void
-mt_proc_close(const mt_proc_sys *sys, int *fd)
+mt_proc_close(const mt_proc_sys *sys, mt_descriptor *kept)
 {
     int saved = errno;
 
-    if (*fd >= 0) sys->close(*fd);
-    *fd = -1;
+    if (mt_descriptor_is_ours(kept)) sys->close(kept->fd);
+    *kept = MT_NO_DESCRIPTOR;
     errno = saved;
 }
 
-ssize_t
-mt_proc_read(const mt_proc_sys *sys, int *fd, const char *path, char *to, size_t room)
+bool
+mt_proc_open(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, int flags)
+{
+    if (mt_descriptor_is_ours(kept)) return true;
+    *kept = mt_descriptor_keep(sys->open(path, flags | O_CLOEXEC));
+    return kept->fd >= 0;
+}
+
+static ssize_t
+read_start(const mt_proc_sys *sys, int fd, char *to, size_t room)
 {
     ssize_t n;
 
-    if (*fd < 0 && (*fd = sys->open(path, O_RDONLY | O_CLOEXEC)) < 0) return -1;
     do
-        n = sys->pread(*fd, to, room, 0);
+        n = sys->pread(fd, to, room, 0);
     while (n < 0 && errno == EINTR);
-    if (n < 0) mt_proc_close(sys, fd);
+    return n;
+}
+
+ssize_t
+mt_proc_read(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, char *to, size_t room)
+{
+    ssize_t n = -1;
+
+    if (!mt_proc_open(sys, kept, path, O_RDONLY)) return -1;
+    if ((n = read_start(sys, kept->fd, to, room)) < 0) mt_proc_close(sys, kept);
     return n;
 }
 
 ssize_t
 mt_proc_slurp(const mt_proc_sys *sys, const char *path, char *to, size_t room)
 {
-    int fd = -1;
-    ssize_t n = mt_proc_read(sys, &fd, path, to, room);
+    int fd = sys->open(path, O_RDONLY | O_CLOEXEC), saved;
+    ssize_t n;
 
-    mt_proc_close(sys, &fd);
+    if (fd < 0) return -1;
+    n = read_start(sys, fd, to, room);
+    saved = errno;
+    sys->close(fd);
+    errno = saved;
     return n;
 }

@@ -3,9 +3,10 @@
  *   root "/"            root "/tmp/fake"
  *     proc/self/statm     proc/self/statm      tests build a tree of plain files
  *
- * pread at 0 makes the kernel write the file's text anew, so a kept descriptor costs one call a
- * reading. A descriptor under /proc/self goes on meaning the process that opened it: after fork()
- * the owner closes what it kept and opens it again. */
+ * pread at 0 makes the kernel write the file's text anew, so a kept descriptor costs two calls a
+ * reading: one of them asks whether it is still ours (descriptor_linux.h). A descriptor under
+ * /proc/self goes on meaning the process that opened it: after fork() the owner closes what it kept
+ * and opens it again. */
 #ifndef MT_PROCFILE_LINUX_H
 #define MT_PROCFILE_LINUX_H
 
@@ -14,6 +15,7 @@
 #include <sys/resource.h>
 #include <sys/types.h>
 
+#include "descriptor_linux.h"
 #include "proctext_linux.h"
 
 enum { MT_PATH_ROOM = 4096 };
@@ -47,11 +49,16 @@ bool mt_path_join(char *out, const char *root, const char *path);
 /* Opens, reads at most `room` bytes, closes. -1 and errno; what is longer is cut. */
 ssize_t mt_proc_slurp(const mt_proc_sys *sys, const char *path, char *to, size_t room);
 
-/* The same over a descriptor that is kept: *fd is -1 at first. When reading fails the descriptor is
- * closed, so that the next call opens it again. */
-ssize_t mt_proc_read(const mt_proc_sys *sys, int *fd, const char *path, char *to, size_t room);
+/* Opens what is kept, unless it is open: MT_NO_DESCRIPTOR at first. One that somebody closed, or
+ * whose number means another file by now, is opened anew. False and errno. */
+bool mt_proc_open(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, int flags);
 
-/* Closes it if it is open, and sets it to -1. */
-void mt_proc_close(const mt_proc_sys *sys, int *fd);
+/* As mt_proc_slurp, over a descriptor that is kept. When reading fails the descriptor is closed, so
+ * that the next call opens it again. */
+ssize_t mt_proc_read(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, char *to,
+                     size_t room);
+
+/* Closes it if it is open and still ours, and sets it to MT_NO_DESCRIPTOR. */
+void mt_proc_close(const mt_proc_sys *sys, mt_descriptor *kept);
 
 #endif

@@ -18,7 +18,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-enum { TRIES = 16, COPIES = 64 };
+enum { TRIES = 16, COPIES = 64, KEPT_MOST = 9999, ONLY_THE_USER = 0600 };
 
 /* --- the system's calls --- */
 
@@ -50,6 +50,7 @@ const mt_recordfile_sys mt_recordfile_sys_libc = {.open = libc_open,
                                                   .fstat = fstat,
                                                   .pread = pread,
                                                   .getrlimit = libc_getrlimit,
+                                                  .fchmod = fchmod,
                                                   .fallocate = posix_fallocate,
                                                   .flock = flock,
                                                   .mmap = libc_mmap,
@@ -84,9 +85,11 @@ make_new(const mt_recordfile_sys *sys, const char *path, char *name, int *fd, mt
         int len =
             snprintf(name, PATH_MAX, "%.*s.%s.%ld.%d.new", folder, path, base, (long)getpid(), n);
         if (len < 0 || len >= PATH_MAX) return refuse(err, "open", ENAMETOOLONG, NULL);
-        *fd = sys->open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        *fd = sys->open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, ONLY_THE_USER);
         if (*fd < 0 && errno != EEXIST) return refuse(err, "open", errno, NULL);
     }
+    /* A umask may have taken the user's own bits. Some file systems have none to set. */
+    if (*fd >= 0) (void)sys->fchmod(*fd, ONLY_THE_USER);
     return *fd >= 0 ? MT_OK : refuse(err, "open", EEXIST, NULL);
 }
 
@@ -150,14 +153,100 @@ is_same(const mt_recordfile_sys *sys, const char *path, const struct stat *open_
     return same;
 }
 
+/* Whether the writer closed the record. A file that is too short for the mark was cut off. */
+static mt_status
+look_whether_closed(const mt_recordfile_sys *sys, int fd, bool *closed, mt_error *err)
+{
+    uint64_t at = 0;
+
+    if (sys->pread(fd, &at, sizeof at, (off_t)(8 * MT_RECORD_AT_CLOSED)) < 0)
+        return refuse(err, "pread", errno, NULL);
+    *closed = at != 0;
+    return MT_OK;
+}
+
+/* "folder/run.mem" and 3 are "folder/run.3.mem". False: it is too long. */
+static bool
+kept_name(const char *path, int n, char *kept)
+{
+    const char *slash = strrchr(path, '/'), *base = slash == NULL ? path : slash + 1;
+    const char *dot = strrchr(base, '.');
+    int stem = (int)(dot == NULL || dot == base ? strlen(path) : (size_t)(dot - path));
+    int len = snprintf(kept, PATH_MAX, "%.*s.%d%s", stem, path, n, path + stem);
+
+    return len > 0 && len < PATH_MAX;
+}
+
+/* Gives the old record a second name. Where the file system has only one name for a file, an empty
+ * file takes the name first, which then is replaced: what is there is never lost. */
+static mt_status
+take_kept_name(const mt_recordfile_sys *sys, const char *path, const char *kept, mt_error *err)
+{
+    int fd;
+
+    if (sys->link(path, kept) == 0) return MT_OK;
+    if (errno == EEXIST) return MT_EAGAIN;
+    if (errno != EPERM && errno != EOPNOTSUPP && errno != EMLINK)
+        return refuse(err, "link", errno, NULL);
+    fd = sys->open(kept, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, ONLY_THE_USER);
+    if (fd < 0) return errno == EEXIST ? MT_EAGAIN : refuse(err, "open", errno, NULL);
+    sys->close(fd);
+    if (sys->rename(path, kept) == 0) return MT_OK;
+    refuse(err, "rename", errno, NULL);
+    sys->unlink(kept);
+    return MT_EFILE;
+}
+
+static mt_status
+keep(const mt_recordfile_sys *sys, const char *path, char *kept, mt_error *err)
+{
+    mt_status st = MT_EAGAIN;
+
+    for (int n = 1; st == MT_EAGAIN && n <= KEPT_MOST; n++) {
+        if (!kept_name(path, n, kept)) return refuse(err, "link", ENAMETOOLONG, NULL);
+        st = take_kept_name(sys, path, kept, err);
+    }
+    if (st == MT_EAGAIN)
+        st = refuse(err, "link", EEXIST, "9,999 records of killed runs are kept there already");
+    if (st != MT_OK) kept[0] = 0;
+    return st;
+}
+
+/* Of two names of one file rename() keeps both, and unlink() takes the second; of one name, the
+ * first call gives it back and the second finds nothing. */
+static void
+take_back(const mt_recordfile_sys *sys, const char *path, char *kept)
+{
+    (void)sys->rename(kept, path);
+    (void)sys->unlink(kept);
+    kept[0] = 0;
+}
+
+static mt_status
+move_over(const mt_recordfile_sys *sys, int old, const char *name, const char *path, char *kept,
+          mt_error *err)
+{
+    bool closed = false;
+    mt_status st = look_whether_closed(sys, old, &closed, err);
+
+    if (st == MT_OK && !closed) st = keep(sys, path, kept, err);
+    if (st != MT_OK || sys->rename(name, path) == 0) return st;
+    refuse(err, "rename", errno, NULL);
+    if (kept[0] != 0) take_back(sys, path, kept);
+    return MT_EFILE;
+}
+
 /* Moves the new file over an old record, whose lock is held meanwhile: of two processes that want
  * the name, one sees the other's new file, which is locked as well. MT_EAGAIN: look again. */
 static mt_status
-replace(const mt_recordfile_sys *sys, int old, const char *name, const char *path, mt_error *err)
+replace(const mt_recordfile_sys *sys, int old, const char *name, const char *path, char *kept,
+        mt_error *err)
 {
     struct stat st;
 
     if (sys->fstat(old, &st) != 0) return refuse(err, "fstat", errno, NULL);
+    if (S_ISDIR(st.st_mode))
+        return refuse(err, "open", EISDIR, "a directory is there; name a file in it");
     if (!S_ISREG(st.st_mode) || !is_record(sys, old))
         return refuse(err, "open", EEXIST, "the file there is not a record; choose another name");
     if (sys->flock(old, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
@@ -166,7 +255,7 @@ replace(const mt_recordfile_sys *sys, int old, const char *name, const char *pat
                       "another process writes the record there; choose another name");
     }
     if (!is_same(sys, path, &st)) return MT_EAGAIN;
-    return sys->rename(name, path) == 0 ? MT_OK : refuse(err, "rename", errno, NULL);
+    return move_over(sys, old, name, path, kept, err);
 }
 
 /* link() never replaces; file systems without it have rename() only. */
@@ -183,20 +272,26 @@ take_free_name(const mt_recordfile_sys *sys, const char *name, const char *path,
 }
 
 static mt_status
-take_name(const mt_recordfile_sys *sys, const char *name, const char *path, mt_error *err)
+take_name(const mt_recordfile_sys *sys, const char *name, const char *path, char *kept,
+          mt_error *err)
 {
+    int nothing = 0; /* how often the name was taken, and yet there was no file behind it */
+
     for (int n = 0; n < TRIES; n++) {
         int old = sys->open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0);
         mt_status st;
         if (old < 0 && errno != ENOENT) return refuse(err, "open", errno, NULL);
         if (old < 0) {
             st = take_free_name(sys, name, path, err);
+            nothing += st == MT_EAGAIN;
         } else {
-            st = replace(sys, old, name, path, err);
+            st = replace(sys, old, name, path, kept, err);
             sys->close(old);
         }
         if (st != MT_EAGAIN) return st;
     }
+    if (nothing == TRIES)
+        return refuse(err, "open", ENOENT, "a symbolic link there leads to nothing; remove it");
     return refuse(err, "rename", EBUSY, "other processes make a record there; choose another name");
 }
 
@@ -224,7 +319,7 @@ fill(mt_recordfile *f, int fd, const making *how, mt_error *err)
 mt_status
 mt_recordfile_create(const mt_recordfile_sys *sys, const char *path, size_t bytes,
                      void (*format)(void *region, mt_forkmark *home, void *ctx), void *ctx,
-                     mt_recordfile *out, mt_error *err)
+                     mt_recordfile *out, char *kept, mt_error *err)
 {
     mt_recordfile f = {.sys = sys, .bytes = bytes};
     making how = {format, ctx};
@@ -232,10 +327,11 @@ mt_recordfile_create(const mt_recordfile_sys *sys, const char *path, size_t byte
     mt_status st;
     int fd;
 
+    kept[0] = 0;
     st = make_new(sys, path, name, &fd, err);
     if (st == MT_OK) {
         st = fill(&f, fd, &how, err);
-        if (st == MT_OK) st = take_name(sys, name, path, err);
+        if (st == MT_OK) st = take_name(sys, name, path, kept, err);
         if (st != MT_OK) sys->unlink(name);
         sys->close(fd);
     }

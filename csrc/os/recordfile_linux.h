@@ -5,8 +5,11 @@
  *
  * All space is taken when the file is made, so that a full disk is an error here and never a
  * SIGBUS in the middle of a run. The name appears with a whole record behind it, or not at all. An
- * older record of that name is replaced; what is not a record is never touched, nor is a record
- * that a living process still writes, which its lock (flock) tells. The lock belongs to the
+ * older record of that name is replaced if it was closed. One that was not is what a killed run
+ * left as evidence: it is kept as run.1.mem, or the next number that is free. What is not a record
+ * is never touched, nor is a record that a living process still writes, which its lock (flock)
+ * tells. Only the user can read and write the file, whatever the umask is: it has the command line
+ * and the texts of errors in it. The lock belongs to the
  * mapping, of which forked children get nothing, so it ends with the process that made it, however
  * that ends.
  *
@@ -32,7 +35,8 @@ typedef struct mt_recordfile_sys {
     int (*open)(const char *path, int flags, mode_t mode);
     int (*fstat)(int fd, struct stat *out);
     ssize_t (*pread)(int fd, void *to, size_t bytes, off_t at);
-    int (*getrlimit)(struct rlimit *out);            /* of RLIMIT_FSIZE */
+    int (*getrlimit)(struct rlimit *out); /* of RLIMIT_FSIZE */
+    int (*fchmod)(int fd, mode_t mode);
     int (*fallocate)(int fd, off_t at, off_t bytes); /* posix_fallocate: returns the errno */
     int (*flock)(int fd, int how);
     void *(*mmap)(size_t bytes, int fd);
@@ -55,14 +59,17 @@ typedef struct mt_recordfile {
 } mt_recordfile;
 
 /* Makes a file of `bytes` at `path` and maps it; `format` writes all of it, with the mark of this
- * process as `home`. On failure nothing is left but what was there before, and *out is untouched.
+ * process as `home`. `kept`, of PATH_MAX bytes, gets the name under which an older record was kept
+ * that was not closed; "" if there was none. On failure nothing is left but what was there before,
+ * and *out is untouched.
  * MT_EFILE: ENOSPC; EFBIG beyond ulimit -f (no SIGXFSZ is raised); EROFS, EACCES, ENOENT, EMFILE...
- *   of the call; with `detail` set: EEXIST, the file there is no record; EBUSY, another process
- *   writes the record there.
+ *   of the call; with `detail` set: EEXIST, the file there is not a record; EISDIR, it is a
+ *   directory; ENOENT, it is a symbolic link to nothing; EBUSY, another process writes the record
+ *   there.
  * MT_ENOMEM when there is no memory for the mapping. */
 mt_status mt_recordfile_create(const mt_recordfile_sys *sys, const char *path, size_t bytes,
                                void (*format)(void *region, mt_forkmark *home, void *ctx),
-                               void *ctx, mt_recordfile *out, mt_error *err);
+                               void *ctx, mt_recordfile *out, char *kept, mt_error *err);
 
 /* MT_EFILE with EIO once a page of the file was gone when it was written. A look at memory. */
 mt_status mt_recordfile_check(const mt_recordfile *file, mt_error *err);

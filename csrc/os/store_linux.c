@@ -11,9 +11,11 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "../core/size.h"
+#include "descriptor_linux.h"
 
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
@@ -42,7 +44,7 @@ typedef struct arena {
 typedef struct store {
     mt_alloc mem;
     const mt_linux_sys *sys;
-    int fd;
+    mt_descriptor file;
     size_t end; /* bytes of all arenas */
     arena *arenas;
     size_t len, room; /* arenas, and places in the array */
@@ -56,10 +58,11 @@ libc_open(const char *path, int flags)
     return open(path, flags);
 }
 
+/* By the system call: the request is an int in some C libraries and a long in others. */
 static int
 libc_scan(int pagemap, void *pm_scan_arg)
 {
-    return ioctl(pagemap, SCAN_REQUEST, pm_scan_arg);
+    return (int)syscall(SYS_ioctl, pagemap, SCAN_REQUEST, pm_scan_arg);
 }
 
 const mt_linux_sys mt_linux_sys_libc = {.memfd_create = memfd_create,
@@ -156,12 +159,22 @@ room_for_arena(store *s)
     return true;
 }
 
+/* False, with errno, once somebody closed the descriptor: a user's file may have its number. What
+ * is mapped stays mapped. */
+static bool
+has_file(const store *s)
+{
+    if (mt_descriptor_is_ours(&s->file)) return true;
+    errno = EBADF;
+    return false;
+}
+
 /* The file's bytes from `offset` on, wherever there is room for them. */
 static void *
 map_file(const store *s, size_t offset, size_t bytes)
 {
-    void *at =
-        s->sys->mmap(NULL, bytes, READ_WRITE, MAP_SHARED | MAP_NORESERVE, s->fd, (off_t)offset);
+    void *at = s->sys->mmap(NULL, bytes, READ_WRITE, MAP_SHARED | MAP_NORESERVE, s->file.fd,
+                            (off_t)offset);
 
     if (at == MAP_FAILED) return NULL;
     if (close_in_children(at, bytes)) return at;
@@ -187,7 +200,7 @@ linux_extend(void *ctx, size_t bytes, void **base, mt_error *err)
         errno = ENOMEM;
         return fail(err, MT_STORE_ADDRESSES, bytes);
     }
-    if (s->sys->ftruncate(s->fd, (off_t)(s->end + bytes)) != 0)
+    if (!has_file(s) || s->sys->ftruncate(s->file.fd, (off_t)(s->end + bytes)) != 0)
         return fail(err, "ftruncate", bytes);
     /* A file that stays longer after a failure costs nothing: its pages are not there, and the next
      * extend sets its length anew. */
@@ -261,8 +274,9 @@ linux_drop(void *ctx, size_t offset, size_t bytes)
     int failed;
 
     do
-        failed = s->sys->fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
-                                   (off_t)bytes);
+        failed = !has_file(s) ||
+                 s->sys->fallocate(s->file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                                   (off_t)offset, (off_t)bytes);
     while (failed && errno == EINTR);
     if (failed) wipe(s, offset, bytes);
 }
@@ -270,9 +284,10 @@ linux_drop(void *ctx, size_t offset, size_t bytes)
 static size_t
 linux_physical(void *ctx)
 {
+    const store *s = ctx;
     struct stat is;
 
-    if (fstat(((store *)ctx)->fd, &is) != 0) return 0; /* impossible: the descriptor is ours */
+    if (!has_file(s) || fstat(s->file.fd, &is) != 0) return 0; /* there is nobody to ask */
     return (size_t)is.st_blocks * 512;
 }
 
@@ -356,7 +371,8 @@ linux_map(void *ctx, void *at, size_t bytes, size_t offset, mt_map_kind kind, mt
     int flags = kind == MT_MAP_PRIVATE ? MAP_PRIVATE : MAP_SHARED;
 
     assert(offset <= s->end && bytes <= s->end - offset);
-    return map_over(s, at, bytes, flags, s->fd, offset, err);
+    return has_file(s) ? map_over(s, at, bytes, flags, s->file.fd, offset, err)
+                       : fail(err, "mmap", bytes);
 }
 
 static mt_status
@@ -491,7 +507,7 @@ linux_close(void *ctx)
         unmap_file(s, s->arenas[i].home, s->arenas[i].bytes);
         unmap_file(s, s->arenas[i].window, s->arenas[i].bytes);
     }
-    s->sys->close(s->fd);
+    if (has_file(s)) s->sys->close(s->file.fd);
     mem.put(mem.ctx, s->arenas, s->room * sizeof *s->arenas);
     mem.put(mem.ctx, s, sizeof *s);
 }
@@ -515,7 +531,8 @@ mt_store_linux_new_with(const mt_alloc *mem, const mt_linux_sys *sys, mt_store_o
     if (s == NULL) return mt_fail(err, MT_ENOMEM, "mt_store_linux_new", 0);
     s->mem = *mem;
     s->sys = sys;
-    if ((s->fd = open_memfd(sys)) < 0) {
+    s->file = mt_descriptor_keep(open_memfd(sys));
+    if (s->file.fd < 0) {
         mt_status st = fail(err, "memfd_create", 0);
 
         mem->put(mem->ctx, s, sizeof *s);

@@ -8,6 +8,7 @@
 
 #include "errors.h"
 #include "../core/size.h"
+#include "../os/forkmark_linux.h"
 
 typedef struct Budget {
     PyObject_HEAD mt_state *state; /* kept alive by the type */
@@ -24,7 +25,11 @@ new_ledger(mt_state *st, size_t limit, const char *name, mt_ledger *parent)
     mt_ledger *ledger;
     mt_error err;
 
-    if (mt_ledger_new(&mt_alloc_libc, limit, name, parent, &ledger, &err) == MT_OK) return ledger;
+    if (mt_ledger_new(&mt_alloc_libc, limit, name, parent, &ledger, &err) == MT_OK) {
+        if (parent != NULL || mt_ledger_notice_forks(ledger, &mt_home_linux, &err) == MT_OK)
+            return ledger;
+        mt_ledger_drop(ledger);
+    }
     mt_py_raise(st, &err, "Budget()");
     return NULL;
 }

@@ -233,7 +233,8 @@ copied_entry(GateHistory *self, size_t i)
     return tensor;
 }
 
-/* Waiting for the device lets other threads append: the entry is found again by its number. */
+/* Importing torch and waiting for the device let other threads append, clear and close: the entry
+ * is found again by its number. */
 static PyObject *
 entry_tensor(GateHistory *self, size_t i)
 {
@@ -266,8 +267,8 @@ gatehist_slice(GateHistory *self, PyObject *slice)
     mt_gatehist *core;
     mt_error err;
 
-    if (PySlice_Unpack(slice, &start, &stop, &step) < 0 || mt_py_gatehist_arrive_all(self) < 0)
-        return NULL;
+    if (PySlice_Unpack(slice, &start, &stop, &step) < 0) return NULL; /* this may close it */
+    if (mt_py_gatehist_arrive_all(self) < 0) return NULL;
     count = PySlice_AdjustIndices((Py_ssize_t)mt_gatehist_len(self->core), &start, &stop, step);
     if (mt_gatehist_slice(self->core, (size_t)start, step, (size_t)count, &core, &err) != MT_OK)
         return mt_py_gatehist_raise(self, &err, "GateHistory[slice]");
@@ -286,6 +287,7 @@ gatehist_subscript(PyObject *op, PyObject *key)
         return PyErr_Format(PyExc_TypeError, "history indices are integers or slices, not %s",
                             Py_TYPE(key)->tp_name);
     if ((i = PyNumber_AsSsize_t(key, PyExc_IndexError)) == -1 && PyErr_Occurred()) return NULL;
+    if (!mt_py_gatehist_is_open(self)) return NULL; /* __index__ may have closed it */
     return gatehist_item(op, i < 0 ? i + (Py_ssize_t)mt_gatehist_len(self->core) : i);
 }
 
@@ -295,7 +297,7 @@ gatehist_clear(PyObject *op, PyObject *Py_UNUSED(none))
     GateHistory *self = (GateHistory *)op;
 
     if (!mt_py_gatehist_is_open(self)) return NULL;
-    mt_py_gatehist_clear(self);
+    mt_gatehist_clear(self->core);
     Py_RETURN_NONE;
 }
 

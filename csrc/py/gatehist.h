@@ -1,4 +1,14 @@
-/* gatehist.h -- the Python object around one mt_gatehist. */
+/* gatehist.h -- the Python object around one mt_gatehist.
+ *
+ * What guards what: the GIL guards everything in here but the stage. Every function of core runs
+ * from start to end under it, so an append, a clear or a read of one thread is one step for all
+ * others. A function that ran Python code or gave the GIL up knows nothing of the history any more:
+ * it asks again whether it is open, how long it is, and for how many experts. So an append on the
+ * device admits, pushes and claims without a pause in between, and begins anew after every wait.
+ *
+ * `lock` guards the stage and `oldest_pending` over such pauses: whoever pushes, peeks, pops, frees
+ * or replaces the stage holds it. It is taken with the GIL released and no Python code runs under
+ * it, so neither lock can wait for the other in a circle. */
 #ifndef MT_PY_GATEHIST_H
 #define MT_PY_GATEHIST_H
 
@@ -11,8 +21,8 @@ typedef struct GateHistory {
     PyObject_HEAD mt_state *state; /* kept alive by the type */
     mt_gatehist *core;             /* NULL once closed */
     mt_stage *stage;               /* NULL until a CUDA tensor comes */
-    PyThread_type_lock lock;       /* guards the stage; NULL as long */
-    pid_t stage_owner;             /* the process that may touch it */
+    PyThread_type_lock lock;       /* NULL as long */
+    pid_t owner;                   /* the process that made lock and stage */
     uint64_t oldest_pending;       /* no entry below this number is in the stage */
     uint64_t lost_from;    /* entries [lost_from, lost_to) were on their way when this process */
     uint64_t lost_to;      /* was forked: their values never arrive */
@@ -31,8 +41,8 @@ bool mt_py_gatehist_unchanged(GateHistory *self, uint64_t appended, size_t len);
 /* Appends a tensor that lies on a CUDA device: starts its copy and returns. -1 with an error. */
 int mt_py_gatehist_append_device(GateHistory *self, mt_py_tensor *t);
 
-/* Fills every entry up to and including this number, waiting for the device where it must. -1 with
- * an error. */
+/* Fills every entry up to and including this number, waiting for the device where it must. The
+ * history is open when it returns 0; -1 with an error. */
 int mt_py_gatehist_arrive(GateHistory *self, uint64_t number);
 
 /* The same for all entries. */
@@ -52,9 +62,6 @@ PyObject *mt_py_gatehist_reset_statistics(PyObject *op, PyObject *none);
 
 /* Raises what err says of the core, and for a budget that refuses who holds what in it; NULL. */
 PyObject *mt_py_gatehist_raise(GateHistory *self, const mt_error *err, const char *doing);
-
-/* Drops all records, but not between the admission of a copy and its claim. pre: open. */
-void mt_py_gatehist_clear(GateHistory *self);
 
 /* An object of this type around core, which it takes over, also on failure. */
 PyObject *mt_py_gatehist_wrap(PyTypeObject *type, mt_state *st, mt_gatehist *core);

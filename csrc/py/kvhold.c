@@ -1,5 +1,6 @@
 #include "kvhold.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "../core/lock.h"
@@ -17,6 +18,8 @@ struct mt_kvhold {
     mt_kvhold *next, **link;
     const mt_torch_ops *shim; /* NULL: its views cannot be counted */
     const void *storage;      /* alive as long as the hold is in the list: done() takes it out */
+    atomic_bool done;         /* the storage's end: out of the list, and the lease no longer held */
+    bool dropped;             /* the lease's end: with done, the hold's own */
     bool released;
     mt_kvlinger linger;
 };
@@ -109,20 +112,49 @@ mt_kvhold_new(mt_kvguests *guests, mt_kvlease *lease, uint64_t number)
     return hold;
 }
 
+/* pre: the lock is held; it is given. Frees the hold when both storage and lease are done with it,
+ * and only then its reference to guests. */
+static void
+free_unless_used_locked(mt_kvhold *hold)
+{
+    mt_kvguests *guests = hold->guests;
+
+    if (!hold->dropped || !atomic_load(&hold->done)) {
+        mt_lock_give(&guests->lock);
+        return;
+    }
+    free(hold);
+    drop_locked(guests);
+}
+
 /* In a forked child nothing is freed: its copy of the locks may be held for ever. */
 void
 mt_kvhold_done(void *ctx)
 {
     mt_kvhold *hold = ctx;
-    mt_kvguests *guests = hold->guests;
 
-    if (!mt_kvguests_at_home(guests)) return;
-    mt_lock_take(&guests->lock);
+    if (!mt_kvguests_at_home(hold->guests)) return;
+    mt_kvlease_unhold(hold->lease);
+    mt_lock_take(&hold->guests->lock);
     *hold->link = hold->next;
     if (hold->next != NULL) hold->next->link = hold->link;
-    drop_locked(guests);
-    mt_kvlease_unhold(hold->lease);
-    free(hold);
+    atomic_store(&hold->done, true);
+    free_unless_used_locked(hold);
+}
+
+bool
+mt_kvhold_is_done(const mt_kvhold *hold)
+{
+    return hold != NULL && atomic_load_explicit(&hold->done, memory_order_acquire);
+}
+
+void
+mt_kvhold_drop(mt_kvhold *hold)
+{
+    if (hold == NULL || !mt_kvguests_at_home(hold->guests)) return;
+    mt_lock_take(&hold->guests->lock);
+    hold->dropped = true;
+    free_unless_used_locked(hold);
 }
 
 void

@@ -2,8 +2,13 @@
  *
  *   KVPool ──► guests (one per pool) ──► hold ──► hold         one per lease that ever made views
  *                                          │ lease: held
- *                                          ▲
- *             storage of the views ────────┘ its deleter's ctx
+ *                                        ▲   ▲
+ *             storage of the views ──────┘   └────── KVLease
+ *           (its deleter's ctx: done)                (drop)
+ *
+ * Both refer to the hold, because the deleter does not only run at the end of the last view: torch
+ * may give the storage other memory, as share_memory_() and queues between processes do. The lease
+ * is then no longer held, and KVLease finds that out by is_done.
  *
  * The deleter runs on any thread and without the GIL, perhaps long after lease and pool are gone
  * from Python, perhaps in a forked child, which must leave the parent's pages alone. So a hold has
@@ -38,10 +43,15 @@ bool mt_kvguests_at_home(const mt_kvguests *guests);
 /* Fills at most cap lines and returns how many there are. */
 size_t mt_kvguests_lingering(mt_kvguests *guests, mt_kvlinger *out, size_t cap);
 
-/* Holds the lease until done. NULL without memory. */
+/* Holds the lease until done. The caller owns both references, the storage's and the lease's. NULL
+ * without memory. */
 mt_kvhold *mt_kvhold_new(mt_kvguests *guests, mt_kvlease *lease, uint64_t number);
-/* A storage's deleter: gives the lease back what was held, and frees the hold. */
+/* The storage's reference goes, as its deleter: the lease is no longer held. */
 void mt_kvhold_done(void *hold);
+/* Whether that has happened; false for NULL. Takes no lock. */
+bool mt_kvhold_is_done(const mt_kvhold *hold);
+/* The lease's reference goes. NULL is ignored. */
+void mt_kvhold_drop(mt_kvhold *hold);
 /* The storage that calls done, so that its views can be counted. */
 void mt_kvhold_watch(mt_kvhold *hold, const mt_torch_ops *shim, const void *storage);
 /* The lease is about to be released: if the hold is not done by then, its views linger. */

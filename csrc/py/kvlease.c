@@ -46,6 +46,7 @@ let_go(KVLease *self)
         mt_py_kvlease_drop_views(self, 0, 0);
         return;
     }
+    mt_py_kvpool_await(self->pool, mt_kvlease_pool(core));
     if (mt_py_kvpool_follow_stream(self->pool, mt_kvlease_pool(core)) < 0)
         PyErr_Clear(); /* the default stream, then */
     mt_py_kvlease_drop_views(self, mt_kvlease_rows(core), most_tokens(core));
@@ -114,7 +115,15 @@ mt_py_kvlease_enter(KVLease *self)
                         "this lease was released; acquire() another one, its views stay readable");
         return false;
     }
+    if (mt_kvhold_is_done(self->hold)) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "torch moved the views of this lease into memory of its own, as "
+                        "share_memory_() and queues between processes do, so they are no longer "
+                        "its pages; release() it, and share a copy: clone() first");
+        return false;
+    }
     self->busy = true;
+    mt_py_kvpool_await(self->pool, mt_kvlease_pool(self->core));
     return true;
 }
 

@@ -13,30 +13,45 @@ kept_of(const mt_kvlease *core, size_t row, Py_ssize_t n)
     return cut > length ? 0 : length - cut;
 }
 
+static bool
+shortens(const mt_kvlease *core, const size_t *lengths)
+{
+    for (size_t row = 0; row < mt_kvlease_rows(core); row++)
+        if (lengths[row] < mt_kvlease_row_tokens(core, row)) return true;
+    return false;
+}
+
+static int
+crop_to(KVLease *self, const size_t *lengths)
+{
+    if (!shortens(self->core, lengths)) return 0;
+    if (mt_py_kvlease_changed(self) < 0) return -1;
+    mt_kvlease_crop(self->core, lengths);
+    return 0;
+}
+
 static int
 crop_rows(KVLease *self, const mt_py_sizes *n)
 {
     size_t rows = mt_kvlease_rows(self->core);
     size_t *lengths;
+    int failed;
 
     if (n->at != NULL && n->n != rows) {
         PyErr_Format(PyExc_ValueError, "crop() got %zu lengths, this lease has %zu rows", n->n,
                      rows);
         return -1;
     }
-    if (n->at != NULL) {
-        mt_kvlease_crop(self->core, n->at);
-        return 0;
-    }
+    if (n->at != NULL) return crop_to(self, n->at);
     if ((lengths = PyMem_New(size_t, rows)) == NULL) {
         PyErr_NoMemory();
         return -1;
     }
     for (size_t row = 0; row < rows; row++)
         lengths[row] = kept_of(self->core, row, n->same);
-    mt_kvlease_crop(self->core, lengths);
+    failed = crop_to(self, lengths);
     PyMem_Free(lengths);
-    return 0;
+    return failed;
 }
 
 PyObject *
@@ -122,7 +137,7 @@ change_rows(PyObject *op, PyObject *index, const char *what,
 
     if (mt_py_sizes_read(self, index, what, &sizes) < 0) return NULL;
     if (mt_py_kvlease_enter(self)) {
-        failed = change(self, &sizes);
+        failed = change(self, &sizes) < 0 ? -1 : mt_py_kvlease_changed(self);
         mt_py_kvlease_leave(self);
     }
     mt_py_sizes_done(&sizes);

@@ -1,19 +1,24 @@
 /* kvlease_update.c -- KVLease.update and advance: the way of new tokens into the pool.
  *
- *   update(layer, k, v)   read both tensors ─► room ─► write ─► advance ─► two views
- *                         may run Python      │ nothing after room can fail on the host
+ *   update(layer, k, v)   plain ─► read both ─► room ─► overwrites ─► write ─► advance ─► two views
+ *                         may run │ no Python code between an address and its use
+ *                         Python  │ nothing after room can fail on the host
  *
  * By the shim a tensor of the right kind is read in 10 ns. Any other goes through helpers.plain, in
- * Python, which makes it right where that loses nothing, or raises the sentence. */
+ * Python, which makes it right where that loses nothing, or raises the sentence. Such code may
+ * change either tensor, so both are made plain before the memory of one is looked at. */
 #include "kvpool.h"
+
+#include <string.h>
 
 enum { LET_GO_BYTES = 256 << 10 }; /* longer copies let other threads run */
 
 typedef struct input {
+    const char *name; /* "k" or "v" */
+    PyObject *tensor; /* borrowed, from the arguments; made plain: a new reference, in made */
+    PyObject *made;
     mt_kvsource source;
     size_t tokens;
-    PyObject *tensor; /* borrowed, from the arguments or from made */
-    PyObject *made;   /* what helpers.plain returned, or NULL */
 } input;
 
 typedef struct plan { /* what room takes */
@@ -24,62 +29,107 @@ typedef struct plan { /* what room takes */
 /* --- tensors in ------------------------------------------------------------------------------ */
 
 static bool
-fits(const KVPool *pool, size_t rows, const mt_torch_view4 *t)
+fits(const KVLease *self, const mt_torch_view4 *t)
 {
+    const KVPool *pool = self->pool;
     const mt_kvconfig *c = &pool->config;
     bool here = pool->cuda_device < 0 ? !t->cuda : t->cuda && t->device == pool->cuda_device;
 
-    return here && t->dtype == pool->dtype_number && !t->keeps_graph &&
-           t->shape[0] == (int64_t)rows && t->shape[1] == (int64_t)c->heads &&
-           t->shape[3] == (int64_t)c->head_dim && (t->strides[3] == 1 || c->head_dim == 1);
+    return here && !t->keeps_graph && t->shape[0] == (int64_t)mt_kvlease_rows(self->core) &&
+           t->shape[1] == (int64_t)c->heads && t->shape[3] == (int64_t)c->head_dim &&
+           (t->strides[3] == 1 || c->head_dim == 1);
+}
+
+static void
+take(const KVLease *self, const mt_torch_view4 *t, input *out)
+{
+    ptrdiff_t elem = (ptrdiff_t)self->pool->config.elem_bytes;
+
+    out->source = (mt_kvsource){.data = t->data,
+                                .row_stride = (ptrdiff_t)t->strides[0] * elem,
+                                .head_stride = (ptrdiff_t)t->strides[1] * elem,
+                                .token_stride = (ptrdiff_t)t->strides[2] * elem};
+    out->tokens = (size_t)t->shape[2];
 }
 
 static bool
-read_by_shim(const KVLease *self, PyObject *tensor, input *out)
+read_by_shim(const KVLease *self, input *in)
 {
     const mt_state *st = self->state;
     mt_torch_view4 t;
-    ptrdiff_t elem = (ptrdiff_t)self->pool->config.elem_bytes;
 
-    if (st->shim == NULL || !(Py_IS_TYPE(tensor, st->tensor) || Py_IS_TYPE(tensor, st->parameter)))
+    if (st->shim == NULL ||
+        !(Py_IS_TYPE(in->tensor, st->tensor) || Py_IS_TYPE(in->tensor, st->parameter)))
         return false;
-    if (st->shim->view4(tensor, &t) != 1) return false;
-    if (!fits(self->pool, mt_kvlease_rows(self->core), &t)) return false;
-    *out = (input){.source = {.data = t.data,
-                              .row_stride = (ptrdiff_t)t.strides[0] * elem,
-                              .head_stride = (ptrdiff_t)t.strides[1] * elem,
-                              .token_stride = (ptrdiff_t)t.strides[2] * elem},
-                   .tokens = (size_t)t.shape[2],
-                   .tensor = tensor};
+    if (st->shim->view4(in->tensor, &t) != 1) return false;
+    if (t.dtype != self->pool->dtype_number || !fits(self, &t)) return false;
+    take(self, &t, in);
     return true;
 }
 
-/* (tensor, address, bytes from row to row, head to head, token to token, tokens) */
-static int
-read_by_helper(const KVLease *self, const char *name, PyObject *tensor, input *out)
+static PyObject *
+no_memory(const input *in)
 {
-    unsigned long long data;
-    Py_ssize_t row, head, token, tokens;
+    return PyErr_Format(PyExc_TypeError,
+                        "update() cannot read %s: it has no memory of its own (inside vmap or "
+                        "another functorch transform?); call update() outside of it",
+                        in->name);
+}
 
-    out->made = PyObject_CallMethod(self->pool->helpers, "plain", "OsOn", self->pool, name, tensor,
-                                    (Py_ssize_t)mt_kvlease_rows(self->core));
-    if (out->made == NULL) return -1;
-    if (!PyArg_ParseTuple(out->made, "OKnnnn", &out->tensor, &data, &row, &head, &token, &tokens)) {
-        Py_CLEAR(out->made);
+/* 1 and *out; 0 with an error where there is no memory. helpers.plain has seen to the dtype. */
+static int
+view4_by_dlpack(const KVLease *self, const input *in, mt_torch_view4 *out)
+{
+    DLTensor dl;
+
+    if (self->state->dlpack->dltensor_from_py_object_no_sync(in->tensor, &dl) != 0) return 0;
+    *out = (mt_torch_view4){.data = (const char *)dl.data + (dl.data ? dl.byte_offset : 0),
+                            .cuda = dl.device.device_type == kDLCUDA,
+                            .device = dl.device.device_id};
+    if (dl.ndim != 4 || (size_t)dl.dtype.bits != 8 * self->pool->config.elem_bytes) return 1;
+    memcpy(out->shape, dl.shape, sizeof out->shape);
+    memcpy(out->strides, dl.strides, sizeof out->strides);
+    return 1;
+}
+
+/* What helpers.plain made or let pass. pre: no Python code has run since the other one's. */
+static int
+read_plain(const KVLease *self, input *in)
+{
+    const mt_torch_ops *shim = self->state->shim;
+    mt_torch_view4 t;
+    int found = shim != NULL ? shim->view4(in->tensor, &t) : view4_by_dlpack(self, in, &t);
+
+    if (found != 1 || (t.data == NULL && t.shape[2] > 0)) {
+        no_memory(in);
         return -1;
     }
-    out->source = (mt_kvsource){.data = (const char *)(uintptr_t)data,
-                                .row_stride = row,
-                                .head_stride = head,
-                                .token_stride = token};
-    out->tokens = (size_t)tokens;
+    if (!fits(self, &t) || (shim != NULL && t.dtype != self->pool->dtype_number)) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "update() cannot read %s: it was changed while update() looked at k and v; "
+                     "pass tensors that nothing else changes meanwhile",
+                     in->name);
+        return -1;
+    }
+    take(self, &t, in);
     return 0;
 }
 
 static int
-read_input(const KVLease *self, const char *name, PyObject *tensor, input *out)
+make_plain(const KVLease *self, input *in)
 {
-    return read_by_shim(self, tensor, out) ? 0 : read_by_helper(self, name, tensor, out);
+    in->made = PyObject_CallMethod(self->pool->helpers, "plain", "OsOn", self->pool, in->name,
+                                   in->tensor, (Py_ssize_t)mt_kvlease_rows(self->core));
+    in->tensor = in->made;
+    return in->made == NULL ? -1 : 0;
+}
+
+static int
+read_inputs(const KVLease *self, input *k, input *v)
+{
+    if (read_by_shim(self, k) && read_by_shim(self, v)) return 0;
+    if (make_plain(self, k) < 0 || make_plain(self, v) < 0) return -1;
+    return read_plain(self, k) < 0 || read_plain(self, v) < 0 ? -1 : 0;
 }
 
 /* --- counts ---------------------------------------------------------------------------------- */
@@ -189,6 +239,7 @@ static int
 append(KVLease *self, const plan *p, const input *k, const input *v)
 {
     if (mt_py_kvlease_try(self, make_room, p, "update()") < 0) return -1;
+    if (mt_py_kvlease_overwrites(self, p->layer, &p->step) < 0) return -1;
     if (self->pool->cuda_device < 0)
         write_host(self, p, k, v);
     else if (write_device(self, p, k, v) < 0)
@@ -215,12 +266,11 @@ append_read(KVLease *self, size_t layer, const mt_py_sizes *counts, const input 
 static PyObject *
 append_tensors(KVLease *self, size_t layer, PyObject *const given[4], const mt_py_sizes *counts)
 {
-    input k = {.made = NULL}, v = {.made = NULL};
+    input k = {.name = "k", .tensor = given[1]}, v = {.name = "v", .tensor = given[2]};
     PyObject *views = NULL;
 
     if (!mt_py_kvlease_enter(self)) return NULL;
-    if (read_input(self, "k", given[1], &k) == 0 && read_input(self, "v", given[2], &v) == 0)
-        views = append_read(self, layer, counts, &k, &v);
+    if (read_inputs(self, &k, &v) == 0) views = append_read(self, layer, counts, &k, &v);
     mt_py_kvlease_leave(self);
     Py_XDECREF(k.made);
     Py_XDECREF(v.made);

@@ -35,17 +35,14 @@ managed_done(DLManagedTensorVersioned *tensor)
     free(m);
 }
 
-/* Takes over the hold, also on failure. */
+/* Takes over the hold's reference for the storage, unless it returns NULL. */
 static managed *
 managed_new(const KVLease *self, mt_kvhold *hold)
 {
     managed *m = calloc(1, sizeof *m);
     int cuda = self->pool->cuda_device;
 
-    if (m == NULL) {
-        mt_kvhold_done(hold);
-        return NULL;
-    }
+    if (m == NULL) return NULL;
     m->bytes = (int64_t)span_bytes(self);
     m->hold = hold;
     m->tensor.version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
@@ -70,18 +67,31 @@ hold_new(const KVLease *self)
     return hold;
 }
 
+/* Where no storage came to be: both references are ours. */
+static void
+hold_cancel(mt_kvhold *hold)
+{
+    mt_kvhold_done(hold);
+    mt_kvhold_drop(hold);
+}
+
 /* All slots as bytes. helpers.base calls it, with inference mode off. */
 static PyObject *
 bytes_tensor(PyObject *op, PyObject *Py_UNUSED(none))
 {
     KVLease *self = (KVLease *)op;
     mt_kvhold *hold = hold_new(self);
-    managed *m = hold == NULL ? NULL : managed_new(self, hold);
+    managed *m;
     void *tensor;
 
-    if (m == NULL) return hold == NULL ? NULL : PyErr_NoMemory();
+    if (hold == NULL) return NULL;
+    if ((m = managed_new(self, hold)) == NULL) {
+        hold_cancel(hold);
+        return PyErr_NoMemory();
+    }
     if (self->state->dlpack->managed_tensor_to_py_object_no_sync(&m->tensor, &tensor) != 0) {
-        managed_done(&m->tensor); /* torch does not, on failure */
+        free(m); /* torch does not, on failure */
+        hold_cancel(hold);
         return NULL;
     }
     self->hold = hold;
@@ -97,8 +107,10 @@ make_base(KVLease *self)
     if (make == NULL) return -1;
     self->base = PyObject_CallMethod(self->pool->helpers, "base", "OO", make, self->pool->dtype);
     Py_DECREF(make);
-    if (self->base == NULL) self->hold = NULL; /* it went with the tensor */
-    return self->base == NULL ? -1 : 0;
+    if (self->base != NULL) return 0;
+    mt_kvhold_drop(self->hold);
+    self->hold = NULL;
+    return -1;
 }
 
 static int
@@ -111,7 +123,7 @@ make_storage(KVLease *self)
     self->storage = shim->storage_new(mt_kvlease_base(self->core), span_bytes(self),
                                       self->pool->cuda_device, mt_kvhold_done, hold);
     if (self->storage == NULL) {
-        mt_kvhold_done(hold);
+        hold_cancel(hold);
         PyErr_NoMemory();
         return -1;
     }
@@ -126,9 +138,65 @@ static int
 ready_storage(KVLease *self)
 {
     if (self->storage != NULL || self->base != NULL) return 0;
+    if (self->viewed == NULL &&
+        (self->viewed = PyMem_Calloc(self->pool->config.layers, sizeof *self->viewed)) == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
     if (self->state->shim == NULL || self->pool->dtype_number < 0) return make_base(self);
     return make_storage(self);
 }
+
+/* --- what autograd saved ----------------------------------------------------------------------
+
+   All views of a lease have one version counter. It moves when what one of them shows changes, so
+   that a backward pass through it is refused:
+
+       crop, reorder, select     always
+       update                    where it writes over what a view of the layer shows: after a crop,
+                                 past the end of a shorter row, or where more was asked to be shown
+       a write through a view    by torch itself
+
+   After it has moved, all views that were handed out are of an older version, and what they show
+   is forgotten here: of the layers of one forward pass only the first moves the counter. */
+
+int
+mt_py_kvlease_changed(KVLease *self)
+{
+    PyObject *done;
+
+    if (self->storage != NULL) self->shim->storage_written(self->storage);
+    if (self->base == NULL) return 0;
+    done = PyObject_CallMethod(self->pool->helpers, "overwritten", "O", self->base);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+int
+mt_py_kvlease_overwrites(KVLease *self, size_t layer, const mt_kvstep *step)
+{
+    size_t rows = mt_kvlease_rows(self->core), viewed;
+    bool over = false;
+
+    if (self->viewed == NULL) return 0;
+    viewed = self->viewed[layer];
+    if (mt_kvlease_shortest(self->core, layer) >= viewed) return 0; /* nearly always */
+    for (size_t row = 0; row < rows && !over; row++)
+        over = mt_kvlease_length(self->core, layer, row) < viewed &&
+               (step->counts != NULL ? step->counts[row] : step->count) > 0;
+    if (!over) return 0;
+    if (!self->all_viewed)
+        memset(self->viewed, 0, self->pool->config.layers * sizeof *self->viewed);
+    return mt_py_kvlease_changed(self);
+}
+
+static void
+note_viewed(KVLease *self, size_t layer, size_t tokens)
+{
+    if (self->viewed[layer] < tokens) self->viewed[layer] = tokens;
+}
+
+/* --- the end ---------------------------------------------------------------------------------- */
 
 /* pre: core is alive, and will be until this returns. */
 void
@@ -136,12 +204,16 @@ mt_py_kvlease_drop_views(KVLease *self, size_t rows, size_t tokens)
 {
     void *storage = self->storage;
     PyObject *base = self->base;
+    mt_kvhold *hold = self->hold;
 
     self->storage = NULL;
     self->base = NULL;
-    if (self->hold != NULL && mt_kvguests_at_home(self->pool->guests))
-        mt_kvhold_linger(self->hold, rows, tokens);
+    if (hold != NULL && mt_kvguests_at_home(self->pool->guests))
+        mt_kvhold_linger(hold, rows, tokens);
     self->hold = NULL;
+    mt_kvhold_drop(hold);
+    PyMem_Free(self->viewed);
+    self->viewed = NULL;
     if (storage != NULL) self->shim->storage_drop(storage);
     Py_XDECREF(base);
 }
@@ -206,6 +278,7 @@ mt_py_kvlease_views(KVLease *self, size_t layer, size_t tokens, bool token_first
     int head = token_first ? 2 : 1, token = token_first ? 1 : 2;
     mt_torch_shape s = {.dtype = self->pool->dtype_number, .dims = 4};
     int64_t first[2];
+    PyObject *pair;
 
     s.shape[0] = (int64_t)mt_kvlease_rows(self->core);
     s.shape[head] = (int64_t)g->config.heads;
@@ -217,7 +290,8 @@ mt_py_kvlease_views(KVLease *self, size_t layer, size_t tokens, bool token_first
     s.strides[3] = 1;
     first[0] = (int64_t)(mt_kvgeom_offset(g, layer, 0) >> shift);
     first[1] = (int64_t)(mt_kvgeom_offset(g, layer, 1) >> shift);
-    return make_views(self, &s, first);
+    if ((pair = make_views(self, &s, first)) != NULL) note_viewed(self, layer, tokens);
+    return pair;
 }
 
 /* --- layer() and buffers() ------------------------------------------------------------------- */
@@ -326,6 +400,7 @@ buffer_views(KVLease *self)
                        g->config.max_tokens, g->config.head_dim};
     size_t bytes[5] = {stride, g->slot_bytes, g->head_stride, g->token_bytes, (size_t)1 << shift};
     int64_t first[2] = {0, (int64_t)(mt_kvgeom_offset(g, 0, 1) >> shift)};
+    PyObject *pair;
 
     if (stride == 0)
         return PyErr_Format(PyExc_ValueError,
@@ -337,7 +412,11 @@ buffer_views(KVLease *self)
         s.strides[i] = (int64_t)(bytes[i] >> shift);
     }
     if (mt_py_kvlease_try(self, expose, NULL, "buffers()") < 0) return NULL;
-    return make_views(self, &s, first);
+    if ((pair = make_views(self, &s, first)) == NULL) return NULL;
+    self->all_viewed = true;
+    for (size_t layer = 0; layer < g->config.layers; layer++)
+        note_viewed(self, layer, g->config.max_tokens);
+    return pair;
 }
 
 PyObject *

@@ -177,6 +177,27 @@ close_core(KVPool *self)
 }
 
 void
+mt_py_kvpool_await(KVPool *self, mt_kvpool *core)
+{
+    while (atomic_load_explicit(&self->trims, memory_order_relaxed) > 0) {
+        Py_BEGIN_ALLOW_THREADS;
+        mt_kvpool_await(core);
+        Py_END_ALLOW_THREADS;
+    }
+}
+
+bool
+mt_py_kvpool_enter(KVPool *self)
+{
+    if (!mt_py_kvpool_is_open(self)) return false;
+    self->users++;
+    mt_py_kvpool_await(self, self->core);
+    if (!self->closing) return true;
+    mt_py_kvpool_leave(self);
+    return mt_py_kvpool_is_open(self); /* which says that it was closed meanwhile */
+}
+
+void
 mt_py_kvpool_leave(KVPool *self)
 {
     if (--self->users == 0 && self->closing) close_core(self);

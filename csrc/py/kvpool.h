@@ -11,6 +11,8 @@
 #ifndef MT_PY_KVPOOL_H
 #define MT_PY_KVPOOL_H
 
+#include <stdatomic.h>
+
 #include "state.h"
 #include "kvhold.h"
 
@@ -26,9 +28,10 @@ typedef struct KVPool {
     int dtype_number;    /* the shim's; -1 without it */
     unsigned elem_shift; /* log2 of elem_bytes */
     size_t block_tokens, block_bytes;
-    int cuda_device; /* -1: the host */
-    long owner;      /* the process that made it */
-    size_t users;    /* calls that let other threads run: the last one closes */
+    int cuda_device;  /* -1: the host */
+    long owner;       /* the process that made it */
+    size_t users;     /* calls that let other threads run: the last one closes */
+    atomic_int trims; /* that run now, without the GIL: the pool is locked for as long */
     bool closing;
     uint64_t lent; /* leases ever: their numbers */
     PyObject *weakrefs;
@@ -43,12 +46,17 @@ typedef struct KVLease {
     const mt_torch_ops *shim; /* that made storage */
     void *storage;            /* one of the two, once there was a view */
     PyObject *base;           /* without the shim: a 1-D tensor over all slots */
-    mt_kvhold *hold;          /* of storage or base, while that is ours */
+    mt_kvhold *hold;          /* of storage or base: one reference */
+    size_t *viewed;           /* [layers] tokens that views show which autograd may have saved */
+    bool all_viewed;          /* buffers() was called: that many are viewed for ever */
     PyObject *weakrefs;
 } KVLease;
 
 /* False with a RuntimeError in a forked child, with ValueError after close(). */
 bool mt_py_kvpool_is_open(KVPool *self);
+/* Waits for another thread's trim, and lets other threads run as long. core is the pool's, which
+ * somebody keeps: an enter of the pool, or a lease that is busy or being released. */
+void mt_py_kvpool_await(KVPool *self, mt_kvpool *core);
 /* The core's error as an exception; NULL. */
 PyObject *mt_py_kvpool_raise(KVPool *self, const mt_error *err, const char *doing);
 /* On a device, what the pool does next follows torch's current stream; core is the pool's, which
@@ -60,7 +68,7 @@ bool mt_py_kvpool_freed_some(KVPool *self, const mt_error *err);
 /* An object of this type around core, which it takes over, also on failure. */
 PyObject *mt_py_kvlease_wrap(PyTypeObject *type, KVPool *pool, mt_kvlease *core);
 /* Marks the lease busy until leave. False with ValueError when it was released, RuntimeError when
- * another thread is using it or this is a forked child. */
+ * another thread is using it, this is a forked child, or torch took its views elsewhere. */
 bool mt_py_kvlease_enter(KVLease *self);
 static inline void
 mt_py_kvlease_leave(KVLease *self)
@@ -97,6 +105,10 @@ PyObject *mt_py_kvlease_update(PyObject *op, PyObject *const *args, Py_ssize_t n
 PyObject *mt_py_kvlease_advance(PyObject *op, PyObject *counts);
 /* kvlease_views.c */
 PyObject *mt_py_kvlease_views(KVLease *self, size_t layer, size_t tokens, bool token_first);
+/* Tells autograd that what views show is not what it was. -1 with an error. */
+int mt_py_kvlease_changed(KVLease *self);
+/* The same, if the step writes where a view shows something already. Appending does not. */
+int mt_py_kvlease_overwrites(KVLease *self, size_t layer, const mt_kvstep *step);
 PyObject *mt_py_kvlease_layer(PyObject *op, PyObject *args, PyObject *kwargs);
 PyObject *mt_py_kvlease_buffers(PyObject *op, PyObject *none);
 /* Gives up the lease's own reference to what its views share. rows, tokens: what it was, for those
@@ -114,12 +126,9 @@ PyObject *mt_py_kvpool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 PyObject *mt_py_kvpool_close(PyObject *op, PyObject *none);
 int mt_py_kvpool_traverse(PyObject *op, visitproc visit, void *arg);
 void mt_py_kvpool_dealloc(PyObject *op);
-/* A call that lets other threads run, from its check of is_open on. close() waits for its end. */
-static inline void
-mt_py_kvpool_enter(KVPool *self)
-{
-    self->users++;
-}
+/* A call, which may let other threads run: close() waits for its leave. False with the error of
+ * is_open. */
+bool mt_py_kvpool_enter(KVPool *self);
 void mt_py_kvpool_leave(KVPool *self);
 /* kvpool_acquire.c */
 PyObject *mt_py_kvpool_acquire(PyObject *op, PyObject *args);

@@ -82,6 +82,7 @@ acquire_once(KVPool *self, const request *r, mt_kvlease **out, mt_error *err)
 {
     mt_status st;
 
+    mt_py_kvpool_await(self, self->core);
     if (mt_py_kvpool_follow_stream(self, self->core) < 0) return -1;
     st = mt_kvpool_acquire(self->core, r->rows, r->tokens, out, err);
     if (st != MT_OK && mt_py_kvpool_freed_some(self, err))
@@ -95,18 +96,50 @@ acquire_once(KVPool *self, const request *r, mt_kvlease **out, mt_error *err)
 
 /* --- waiting --------------------------------------------------------------------------------- */
 
-static int
-raise_timeout(KVPool *self, const request *r, const mt_error *err)
+/* Bytes of the blocks that the request alone takes; SIZE_MAX where that is no number. */
+static size_t
+bytes_of(const KVPool *self, const request *r)
 {
+    const mt_kvgeom *g = mt_kvpool_geom(self->core);
+    size_t tokens = mt_size_min(r->tokens, self->config.max_tokens), bytes;
+
+    if (!mt_size_mul(mt_kvgeom_blocks(g, tokens), g->block_bytes, &bytes)) return SIZE_MAX;
+    return mt_size_mul(bytes, r->rows, &bytes) ? bytes : SIZE_MAX;
+}
+
+/* What a ledger would say to the request now: the one with the least room. */
+static mt_error
+refusal_of(const KVPool *self, const request *r)
+{
+    mt_error err = {.status = MT_ELIMIT, .asked = bytes_of(self, r), .limit = SIZE_MAX};
+    size_t least = SIZE_MAX;
+
+    for (mt_ledger *l = self->ledger; l != NULL; l = mt_ledger_parent(l)) {
+        size_t used = mt_ledger_used(l), limit = mt_ledger_limit(l);
+
+        if (limit - mt_size_min(used, limit) >= least) continue;
+        least = limit - mt_size_min(used, limit);
+        err.used = used;
+        err.limit = limit;
+    }
+    return err;
+}
+
+/* tried: what the ledger said when this was the first that waits, or NULL. */
+static int
+raise_timeout(KVPool *self, const request *r, const mt_error *tried)
+{
+    mt_error err = tried != NULL ? *tried : refusal_of(self, r);
     mt_kvstats s;
 
     mt_kvpool_stats(self->core, &s);
     PyErr_Format(PyExc_TimeoutError,
-                 "acquire(): no room for %zu rows of %zu tokens in %llu ms: %zu bytes asked, %zu "
+                 "acquire(): no room for %zu rows of %zu tokens in %llu ms: %zu bytes asked%s, %zu "
                  "used, limit %zu; %zu leases are alive, %zu bytes promised and not taken; release "
                  "leases, or wait longer",
                  r->rows, r->tokens, (unsigned long long)((now_ns() - r->began) / 1000000),
-                 err->asked, err->used, err->limit, s.leases, s.promised_bytes);
+                 err.asked, tried == NULL ? " behind others that wait" : "", err.used, err.limit,
+                 s.leases, s.promised_bytes);
     return -1;
 }
 
@@ -122,11 +155,11 @@ slice_of(const request *r)
 
 /* 0: look again; -1 with an exception. */
 static int
-wait_for_change(KVPool *self, const request *r, uint64_t seen, const mt_error *err)
+wait_for_change(KVPool *self, const request *r, uint64_t seen, const mt_error *tried)
 {
     uint64_t ns = slice_of(r);
 
-    if (ns == 0) return raise_timeout(self, r, err);
+    if (ns == 0) return raise_timeout(self, r, tried);
     Py_BEGIN_ALLOW_THREADS;
     mt_ledger_wait(self->ledger, seen, ns);
     Py_END_ALLOW_THREADS;
@@ -134,21 +167,11 @@ wait_for_change(KVPool *self, const request *r, uint64_t seen, const mt_error *e
     return mt_py_kvpool_is_open(self) ? 0 : -1;
 }
 
-/* What alone is more than the limit never fits: waiting for it would not end. */
-static bool
-can_ever_fit(const KVPool *self, const request *r, size_t limit)
-{
-    const mt_kvgeom *g = mt_kvpool_geom(self->core);
-    size_t tokens = mt_size_min(r->tokens, self->config.max_tokens), need;
-
-    if (!mt_size_mul(mt_kvgeom_blocks(g, tokens), g->block_bytes, &need)) return false;
-    return mt_size_mul(need, r->rows, &need) && need <= limit;
-}
-
 static int
 acquire_in_turn(KVPool *self, const request *r, uint64_t ticket, mt_kvlease **out)
 {
-    mt_error err = {.status = MT_ELIMIT};
+    mt_error err;
+    bool first = false;
     uint64_t seen;
     int got = 0;
 
@@ -156,9 +179,11 @@ acquire_in_turn(KVPool *self, const request *r, uint64_t ticket, mt_kvlease **ou
         seen = mt_ledger_changes(self->ledger);
         if (mt_ledger_is_first(self->ledger, ticket)) {
             if ((got = acquire_once(self, r, out, &err)) != 0) return got;
-            if (!can_ever_fit(self, r, err.limit)) break;
+            /* What alone is more than the limit never fits: waiting for it would not end. */
+            if (bytes_of(self, r) > err.limit) break;
+            first = true;
         }
-        if (wait_for_change(self, r, seen, &err) < 0) return -1;
+        if (wait_for_change(self, r, seen, first ? &err : NULL) < 0) return -1;
     }
     mt_py_kvpool_raise(self, &err, "acquire()");
     return -1;
@@ -197,8 +222,7 @@ mt_py_kvpool_acquire(PyObject *op, PyObject *args)
     request r;
     int got;
 
-    if (!parse_request(self, args, &r) || !mt_py_kvpool_is_open(self)) return NULL;
-    mt_py_kvpool_enter(self);
+    if (!parse_request(self, args, &r) || !mt_py_kvpool_enter(self)) return NULL;
     got = r.wait ? acquire_waiting(self, &r, &core) : acquire_now(self, &r, &core);
     mt_py_kvpool_leave(self);
     return got == 1 ? mt_py_kvlease_wrap(r.type, self, core) : NULL;

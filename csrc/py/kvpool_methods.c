@@ -55,8 +55,9 @@ kvpool_stats(PyObject *op, PyObject *Py_UNUSED(none))
     mt_kvstats stats;
     size_t limit;
 
-    if (!mt_py_kvpool_is_open(self)) return NULL;
+    if (!mt_py_kvpool_enter(self)) return NULL;
     mt_kvpool_stats(self->core, &stats);
+    mt_py_kvpool_leave(self);
     limit = mt_ledger_limit(self->ledger);
     if (limit == SIZE_MAX)
         return Py_BuildValue("NON", numbers_tuple(&stats), Py_None, lingering_list(self));
@@ -72,6 +73,7 @@ kvpool_would_fit(PyObject *op, PyObject *args)
 {
     KVPool *self = (KVPool *)op;
     Py_ssize_t rows, tokens, shared;
+    bool fits;
 
     if (!PyArg_ParseTuple(args, "nnn:_would_fit", &rows, &tokens, &shared)) return NULL;
     if (rows < 1 || tokens < 0 || shared < 0)
@@ -79,9 +81,10 @@ kvpool_would_fit(PyObject *op, PyObject *args)
                             "would_fit() takes batch_size of at least 1 and tokens of 0 or more, "
                             "got %zd, %zd and shared_tokens=%zd",
                             rows, tokens, shared);
-    if (!mt_py_kvpool_is_open(self)) return NULL;
-    return PyBool_FromLong(
-        mt_kvpool_would_fit(self->core, (size_t)rows, (size_t)tokens, (size_t)shared));
+    if (!mt_py_kvpool_enter(self)) return NULL;
+    fits = mt_kvpool_would_fit(self->core, (size_t)rows, (size_t)tokens, (size_t)shared);
+    mt_py_kvpool_leave(self);
+    return PyBool_FromLong(fits);
 }
 
 static PyObject *
@@ -91,11 +94,15 @@ kvpool_trim(PyObject *op, PyObject *target)
     size_t bytes = PyLong_AsSize_t(target), freed;
 
     if (bytes == (size_t)-1 && PyErr_Occurred()) return NULL;
-    if (!mt_py_kvpool_is_open(self) || mt_py_kvpool_follow_stream(self, self->core) < 0)
+    if (!mt_py_kvpool_enter(self)) return NULL;
+    if (mt_py_kvpool_follow_stream(self, self->core) < 0) {
+        mt_py_kvpool_leave(self);
         return NULL;
-    mt_py_kvpool_enter(self);
+    }
+    atomic_fetch_add(&self->trims, 1);
     Py_BEGIN_ALLOW_THREADS;
     freed = mt_kvpool_trim(self->core, bytes);
+    atomic_fetch_sub(&self->trims, 1);
     Py_END_ALLOW_THREADS;
     mt_py_kvpool_leave(self);
     return PyLong_FromSize_t(freed);
@@ -105,9 +112,12 @@ static PyObject *
 kvpool_check(PyObject *op, PyObject *Py_UNUSED(none))
 {
     KVPool *self = (KVPool *)op;
+    bool right;
 
-    if (!mt_py_kvpool_is_open(self)) return NULL;
-    return PyBool_FromLong(mt_kvpool_check(self->core));
+    if (!mt_py_kvpool_enter(self)) return NULL;
+    right = mt_kvpool_check(self->core);
+    mt_py_kvpool_leave(self);
+    return PyBool_FromLong(right);
 }
 
 static PyObject *

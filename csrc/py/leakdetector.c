@@ -117,6 +117,7 @@ detector_update(PyObject *op, PyObject *const *args, Py_ssize_t n, PyObject *nam
 {
     LeakDetector *self = (LeakDetector *)op;
     uint64_t bytes[MT_LEAK_SIGNALS];
+    bool given[MT_LEAK_SIGNALS] = {false};
     PyObject *number;
     Py_ssize_t skip;
     int64_t step;
@@ -131,8 +132,10 @@ detector_update(PyObject *op, PyObject *const *args, Py_ssize_t n, PyObject *nam
         if ((signal = signal_of(PyTuple_GET_ITEM(names, i), "update()")) == MT_LEAK_NONE)
             return NULL;
         if (!reading_of(args[n + i], signal, &bytes[signal])) return NULL;
-        if (!comes_after(self, signal, step, "update()")) return NULL;
+        given[signal] = true;
     }
+    for (mt_leak_signal i = MT_LEAK_HEAP; i < MT_LEAK_NONE; i++) /* reading may have run Python */
+        if (given[i] && !comes_after(self, i, step, "update()")) return NULL;
     for (mt_leak_signal i = MT_LEAK_HEAP; i < MT_LEAK_NONE; i++)
         mt_leak_add(self->core, i, step, bytes[i]);
     Py_RETURN_NONE;
@@ -287,10 +290,10 @@ detector_update_many(PyObject *op, PyObject *const *args, Py_ssize_t n, PyObject
         mt_leak_signal signal;
         if (i == skip) continue;
         signal = signal_of(PyTuple_GET_ITEM(names, i), "update_many()");
-        if (signal == MT_LEAK_NONE || !comes_after(self, signal, step, "update_many()") ||
-            !take_column(&t, signal, args[n + i]))
-            goto done;
+        if (signal == MT_LEAK_NONE || !take_column(&t, signal, args[n + i])) goto done;
     }
+    for (size_t i = 0; i < t.n; i++) /* taking columns may have run Python */
+        if (!comes_after(self, t.used[i], step, "update_many()")) goto done;
     changes = add_rows(self, &t, step);
 done:
     release_table(&t);
@@ -361,7 +364,8 @@ detector_expect(PyObject *op, PyObject *args)
                         err.limit);
 }
 
-/* The newest reading of each signal that has one: {signal: (step, bytes, readings)}. */
+/* The newest reading of each signal that has one: {signal: (step, bytes, readings,
+ * the step of its oldest reading)}. */
 static PyObject *
 detector_last(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -370,8 +374,9 @@ detector_last(PyObject *op, PyObject *Py_UNUSED(none))
 
     for (mt_leak_signal i = MT_LEAK_HEAP; all != NULL && i < MT_LEAK_NONE; i++) {
         if (mt_leak_samples(core, i) == 0) continue;
-        line = Py_BuildValue("(LdK)", (long long)mt_leak_step(core, i), mt_leak_last(core, i),
-                             (unsigned long long)mt_leak_samples(core, i));
+        line = Py_BuildValue("(LdKL)", (long long)mt_leak_step(core, i), mt_leak_last(core, i),
+                             (unsigned long long)mt_leak_samples(core, i),
+                             (long long)mt_leak_first(core, i));
         if (line == NULL || PyDict_SetItemString(all, SIGNALS[i], line) < 0) Py_CLEAR(all);
         Py_XDECREF(line);
     }

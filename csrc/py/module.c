@@ -6,6 +6,7 @@
 #include "budget.h"
 #include "census.h"
 #include "devices.h"
+#include "ending.h"
 #include "errors.h"
 #include "managed.h"
 #include "policy.h"
@@ -138,6 +139,29 @@ static PyMethodDef methods[] = {
     {"record_read", mt_py_record_read, METH_O,
      "record_read(path, /)\n--\n\n"
      "A run.mem as plain data; memtools.read_record makes a Record of it."},
+    {"excepthook", mt_py_excepthook, METH_VARARGS,
+     "excepthook($module, exctype, value, traceback, /)\n--\n\n"
+     "Handle an exception by displaying it with a traceback on sys.stderr."},
+    {"exit", (PyCFunction)(void (*)(void))mt_py_exit, METH_FASTCALL,
+     "exit($module, status=None, /)\n--\n\nExit the interpreter by raising SystemExit(status)."},
+    {"_watch_end", mt_py_watch_end, METH_VARARGS,
+     "_watch_end(on_uncaught, on_exit_call, excepthook, /)\n--\n\n"
+     "What excepthook() and exit() of this module call, None for nothing. Returns the excepthook "
+     "of "
+     "the call before."},
+    {"_expect_signal", mt_py_expect_signal, METH_NOARGS,
+     "_expect_signal()\n--\n\n"
+     "Hand SIGTERM and SIGHUP over to _wait_for_signal(), where the program has no handler. False "
+     "where that is done already, or cannot be."},
+    {"_wait_for_signal", mt_py_wait_for_signal, METH_NOARGS,
+     "_wait_for_signal()\n--\n\n"
+     "Wait for the signal and return its number: the process ends 2 seconds later. 0 after "
+     "_stop_waiting()."},
+    {"_stop_waiting", mt_py_stop_waiting, METH_NOARGS, "_stop_waiting()\n--\n\n"},
+    {"_write_at_exit", mt_py_write_at_exit, METH_VARARGS,
+     "_write_at_exit(clean, failed, before, after, /)\n--\n\n"
+     "When the process ends, write to its standard error: clean for exit code 0 and failed for 1, "
+     "unless they are empty; else before, the code as a number, and after."},
     {"_census", mt_py_census, METH_VARARGS, "_census(tensor, shim, /)\n--\n\n"},
     {"_fresh", mt_py_fresh, METH_VARARGS, "_fresh(type, seen, limit, /)\n--\n\n"},
     {"_referrers", mt_py_referrers, METH_VARARGS, "_referrers(targets, /)\n--\n\n"},
@@ -180,6 +204,9 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(st->Probe);
     Py_VISIT(st->Sample);
     Py_VISIT(st->RecordWriter);
+    Py_VISIT(st->on_uncaught);
+    Py_VISIT(st->on_exit_call);
+    Py_VISIT(st->excepthook_before);
     Py_VISIT(st->LeakDetector);
     Py_VISIT(st->Sampler);
     Py_VISIT(st->Managed);
@@ -209,6 +236,9 @@ module_clear(PyObject *module)
     Py_CLEAR(st->Probe);
     Py_CLEAR(st->Sample);
     Py_CLEAR(st->RecordWriter);
+    Py_CLEAR(st->on_uncaught);
+    Py_CLEAR(st->on_exit_call);
+    Py_CLEAR(st->excepthook_before);
     Py_CLEAR(st->LeakDetector);
     Py_CLEAR(st->Sampler);
     Py_CLEAR(st->Managed);

@@ -125,7 +125,7 @@ replay_advance(PyObject *op, PyObject *args)
     PolicyReplay *self = (PolicyReplay *)op;
     unsigned long long ticks, from, to;
     unsigned clock, asked = 0;
-    uint64_t now = 0, i = 0;
+    uint64_t now = 0, i = 0, turns = 0;
     PyObject *reading;
     mt_sample x;
 
@@ -137,6 +137,7 @@ replay_advance(PyObject *op, PyObject *args)
                             from);
     for (now = from; i < ticks && asked == 0;) {
         uint64_t many = until_next(&self->core, clock, ticks - i);
+        if (++turns % 4096 == 0 && PyErr_CheckSignals() < 0) return NULL; /* Ctrl-C ends it */
         now = time_of(from, to, i += many, ticks);
         if (mt_policy_tick_many(&self->core, clock, many)) asked = decide(self, clock, now, &x);
     }

@@ -33,13 +33,26 @@ mt_py_number(uint64_t value)
 /* --- life --------------------------------------------------------------------------------------
  */
 
+static bool
+never_reset(void *ctx)
+{
+    (void)ctx;
+    return false;
+}
+
+/* The kernel has one mark for the process, and each interpreter a list of the intervals that share
+ * it: only the main one may set it back, and only its peaks are exact. */
 static mt_status
-open_peaks(const char *root, mt_peaks **out, mt_error *err)
+open_peaks(const char *root, mt_gauge *mapped_again, mt_peaks **out, mt_error *err)
 {
     mt_mark_ops mark;
     mt_status st = mt_mark_linux_new(&mt_alloc_libc, &mt_proc_sys_libc, root, &mark, err);
 
-    return st == MT_OK ? mt_peaks_new(&mt_alloc_libc, &mark, out, err) : st;
+    if (st != MT_OK) return st;
+    mark.mapped_again = mapped_again;
+    if (root[0] == 0 && PyInterpreterState_Get() != PyInterpreterState_Main())
+        mark.reset = never_reset;
+    return mt_peaks_new(&mt_alloc_libc, &mark, out, err);
 }
 
 /* pre: the rest of self is zeros. */
@@ -51,10 +64,10 @@ open_probe(Probe *self, const char *root, const mt_probe_ages *ages, mt_error *e
 
     st = mt_probe_linux_new(&mt_alloc_libc, &mt_proc_sys_libc, root, ages, &self->probe, err);
     if (st == MT_OK && root[0] == 0) {
-        if (state->peaks == NULL) st = open_peaks(root, &state->peaks, err);
+        if (state->peaks == NULL) st = open_peaks(root, &state->mapped_again, &state->peaks, err);
         if (st == MT_OK) self->peaks = mt_peaks_hold(state->peaks);
     } else if (st == MT_OK) {
-        st = open_peaks(root, &self->peaks, err);
+        st = open_peaks(root, NULL, &self->peaks, err);
     }
     if (st != MT_OK) return st;
     return mt_phases_new(&mt_alloc_libc, self->peaks, ROWS, &self->phases, err);
@@ -96,7 +109,7 @@ static PyObject *
 probe_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"root", "fresh", NULL};
-    static const mt_probe_ages never_old = {0, 0, 0};
+    static const mt_probe_ages fresh_ages = {.limit_ns = 1000000000};
     mt_state *st = mt_state_of_type(type);
     char root[MT_PATH_ROOM];
     const char *given = "/";
@@ -110,7 +123,7 @@ probe_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!mt_py_root(given, "Probe", root) || (self = (Probe *)type->tp_alloc(type, 0)) == NULL)
         return NULL;
     self->state = st;
-    if (open_probe(self, root, fresh ? &never_old : &mt_probe_ages_usual, &err) == MT_OK)
+    if (open_probe(self, root, fresh ? &fresh_ages : &mt_probe_ages_usual, &err) == MT_OK)
         return (PyObject *)self;
     Py_DECREF(self);
     return mt_py_raise(st, &err, "Probe()");
@@ -173,6 +186,7 @@ probe_read(PyObject *op, PyObject *const *args, Py_ssize_t n)
     if (mask < 0 || mask > 2 * MT_READ_DEVICES - 1)
         return PyErr_Format(PyExc_ValueError, "fields is a sum of READ_ constants, got %ld", mask);
     mt_probe_linux_read(self->probe, (unsigned)mask, &sample);
+    if (mask & MT_READ_RSS) sample.mapped_again = mt_gauge_read(&self->state->mapped_again);
     return mt_py_sample(self->state, &sample);
 }
 
@@ -372,9 +386,9 @@ static PyTypeObject *
 new_sample_type(void)
 {
     static const char *const names[FIELDS] = {
-        "time_ns",   "rss",         "private",      "swap",     "heap_used",
-        "heap_free", "cgroup_used", "cgroup_limit", "pressure", "pressure_us",
-        "available", "total",       "swap_free",    "children", "children_private"};
+        "time_ns",     "rss",          "private",          "swap",        "heap_used", "heap_free",
+        "cgroup_used", "cgroup_limit", "pressure",         "pressure_us", "available", "total",
+        "swap_free",   "children",     "children_private", "mapped_again"};
     PyStructSequence_Field fields[FIELDS + 1] = {{NULL, NULL}};
     PyStructSequence_Desc desc = {"memtools._core.Sample",
                                   "One reading: bytes, or None where it was not to be had.", fields,

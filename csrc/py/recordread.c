@@ -222,6 +222,8 @@ data_of(const mt_recordview *v, size_t bytes, bool written)
         {"page_bytes", number(v->page_bytes)},
         {"command", PyBytes_FromStringAndSize(v->command, (Py_ssize_t)v->command_bytes)},
         {"closed_ns", v->closed ? number(v->closed_ns) : Py_NewRef(Py_None)},
+        {"signal", number(v->signal)},
+        {"signal_ns", number(v->signal_ns)},
         {"written", PyBool_FromLong(written)},
         {"columns", columns_of(v)},
         {"first", number(v->rows_from)},

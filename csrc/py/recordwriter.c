@@ -2,6 +2,7 @@
 #include "record.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,13 +12,18 @@
 #include <unistd.h>
 
 #include "errors.h"
+#include "../core/utf8.h"
+#include "../os/endmark_linux.h"
 #include "../os/recordfile_linux.h"
 
 typedef struct RecordWriter {
     PyObject_HEAD mt_state *state; /* kept alive by the type */
     PyObject *path;                /* a str */
+    PyObject *kept;                /* a str, or NULL: where an older record was kept */
     bool begun;                    /* record is initialised */
     bool at_exit;                  /* end_with_status is registered */
+    char failed[MT_RECORD_TEXT];   /* the end event where the exit code is 1; "": by the code */
+    size_t failed_bytes;
     mt_record record;
     mt_recordfile file;
 } RecordWriter;
@@ -163,6 +169,7 @@ static int
 create(RecordWriter *self, beginning *b)
 {
     PyObject *path = PyUnicode_EncodeFSDefault(self->path);
+    char kept[PATH_MAX];
     mt_status st;
     mt_error err;
 
@@ -176,10 +183,14 @@ create(RecordWriter *self, beginning *b)
                                  .command_bytes = b->start.command_bytes};
     Py_BEGIN_ALLOW_THREADS;
     st = mt_recordfile_create(&mt_recordfile_sys_libc, PyBytes_AS_STRING(path),
-                              mt_record_parts_of(&b->size).end, format, b, &self->file, &err);
+                              mt_record_parts_of(&b->size).end, format, b, &self->file, kept, &err);
     Py_END_ALLOW_THREADS;
     Py_DECREF(path);
-    if (st == MT_OK) return 0;
+    if (st == MT_OK) {
+        if (kept[0] == 0) return 0;
+        self->kept = PyUnicode_DecodeFSDefault(kept);
+        return self->kept == NULL ? -1 : 0;
+    }
     mt_py_raise_record(self->state, &err, self->path);
     return -1;
 }
@@ -239,6 +250,7 @@ static void
 end(RecordWriter *self)
 {
     if (self->file.mark != NULL) mt_record_close(&self->record, clock_ns(CLOCK_MONOTONIC));
+    mt_endmark_remove(self->file.at);
     mt_recordfile_unmap(&self->file);
 }
 
@@ -252,6 +264,7 @@ recordwriter_dealloc(PyObject *op)
     mt_recordfile_free(&self->file);
     if (self->begun) mt_record_fini(&self->record);
     Py_XDECREF(self->path);
+    Py_XDECREF(self->kept);
     type->tp_free(op);
     Py_DECREF(type);
 }
@@ -269,29 +282,46 @@ static void
 end_with_status(int status, void *op)
 {
     RecordWriter *self = op;
-    char text[32];
-    int n = snprintf(text, sizeof text, "exit: code %d", status & 0xFF);
+    bool failed = (status & 0xFF) == 1 && self->failed_bytes > 0;
+    char code[32];
+    int n = snprintf(code, sizeof code, "exit: code %d", status & 0xFF);
     mt_record_event e = {.time_ns = clock_ns(CLOCK_MONOTONIC),
                          .step = MT_UNKNOWN,
                          .kind = "end",
                          .kind_bytes = 3,
-                         .text = text,
-                         .text_bytes = (size_t)n};
+                         .text = failed ? self->failed : code,
+                         .text_bytes = failed ? self->failed_bytes : (size_t)n};
 
     mt_record_write_event(&self->record, &e);
     end(self);
 }
 
-/* The object is never freed then: its memory is that of the process. */
+/* The object is never freed then: its memory is that of the process. The text lies in it, so that
+ * the end takes no memory, which may have run out. */
 static PyObject *
-recordwriter_close_at_exit(PyObject *op, PyObject *Py_UNUSED(none))
+recordwriter_close_at_exit(PyObject *op, PyObject *args)
 {
     RecordWriter *self = (RecordWriter *)op;
+    const char *failed = "";
+    Py_ssize_t n = 0;
 
+    if (!PyArg_ParseTuple(args, "|s#:_close_at_exit", &failed, &n)) return NULL;
+    self->failed_bytes = mt_utf8_cut(failed, (size_t)n, sizeof self->failed);
+    memcpy(self->failed, failed, self->failed_bytes);
     if (self->at_exit) Py_RETURN_NONE;
     if (on_exit(end_with_status, op) != 0) return PyErr_NoMemory();
     Py_INCREF(op);
     self->at_exit = true;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+recordwriter_mark_signals(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    RecordWriter *self = (RecordWriter *)op;
+
+    if (self->file.at != NULL && mt_forkmark_is_home(self->file.mark))
+        (void)mt_endmark_add(self->file.at);
     Py_RETURN_NONE;
 }
 
@@ -448,6 +478,14 @@ get_nbytes(PyObject *op, void *Py_UNUSED(which))
 }
 
 static PyObject *
+get_kept(PyObject *op, void *Py_UNUSED(which))
+{
+    PyObject *kept = ((RecordWriter *)op)->kept;
+
+    return Py_NewRef(kept == NULL ? Py_None : kept);
+}
+
+static PyObject *
 get_path(PyObject *op, void *Py_UNUSED(which))
 {
     return Py_NewRef(((RecordWriter *)op)->path);
@@ -455,6 +493,9 @@ get_path(PyObject *op, void *Py_UNUSED(which))
 
 static PyGetSetDef getters[] = {
     {"closed", get_closed, NULL, "True after close().", NULL},
+    {"kept", get_kept, NULL,
+     "The new name of a record that was in the way and had not been closed; None without one.",
+     NULL},
     {"nbytes", get_nbytes, NULL, "Bytes of the file, the same from its beginning to its end.",
      NULL},
     {"path", get_path, NULL, "Where it was made, as text.", NULL},
@@ -478,10 +519,15 @@ static PyMethodDef methods[] = {
     METHOD(flush, METH_NOARGS,
            "flush($self, /)\n--\n\n"
            "Wait until it is on the disk; only a power failure makes that necessary. OSError."),
-    {"_close_at_exit", recordwriter_close_at_exit, METH_NOARGS,
-     "_close_at_exit($self, /)\n--\n\n"
-     "When the process ends, as the last of all, write the exit code as an event and close. Not "
-     "where a signal or os._exit ends it."},
+    {"_close_at_exit", recordwriter_close_at_exit, METH_VARARGS,
+     "_close_at_exit($self, failed='', /)\n--\n\n"
+     "When the process ends, as the last of all, write the exit code as an event and close; where "
+     "the code is 1, `failed` in its place, unless that is empty. May be called again with another "
+     "text. Not where a signal or os._exit ends it."},
+    {"_mark_signals", recordwriter_mark_signals, METH_NOARGS,
+     "_mark_signals($self, /)\n--\n\n"
+     "Until close(), write into the record by which signal the process ends, where the program has "
+     "no handler for it."},
     METHOD(close, METH_NOARGS, "close($self, /)\n--\n\nMark the record as complete; idempotent."),
     {"__enter__", recordwriter_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
     {"__exit__", recordwriter_exit, METH_VARARGS, "__exit__($self, /, *exception)\n--\n\n"},
@@ -498,7 +544,7 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 
-/* No Py_TPFLAGS_HAVE_GC: the one object it holds is text, so it cannot be in a cycle. */
+/* No Py_TPFLAGS_HAVE_GC: it holds text alone, so it cannot be in a cycle. */
 static PyType_Spec spec = {
     .name = "memtools._core.RecordWriter",
     .basicsize = sizeof(RecordWriter),

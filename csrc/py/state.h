@@ -34,6 +34,7 @@ typedef struct mt_state {
     PyTypeObject *Policy;
     PyTypeObject *Managed;
     PyTypeObject *GradMeasure;
+    PyObject *on_uncaught, *on_exit_call, *excepthook_before; /* see ending.h; NULL: not set */
     mt_managed_call *calls, *idle_calls; /* of managed functions: those that run, and spare ones */
     uint64_t call_tokens;                /* numbers that were given to them */
     mt_cudart *cudart;                   /* opened by the first CUDA tensor */

@@ -105,6 +105,12 @@ dtype_number(void *dtype) noexcept
     return static_cast<int>(reinterpret_cast<THPDtype *>(object)->scalar_type);
 }
 
+/* A storage with the version counter of all tensors over it. */
+struct VersionedStorage : c10::StorageImpl {
+    using c10::StorageImpl::StorageImpl;
+    c10::VariableVersion version{0};
+};
+
 void *
 storage_new(void *data, size_t bytes, int cuda_device, void (*done)(void *), void *ctx) noexcept
 {
@@ -113,11 +119,11 @@ storage_new(void *data, size_t bytes, int cuda_device, void (*done)(void *), voi
             cuda_device < 0 ? c10::Device(c10::kCPU)
                             : c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(cuda_device));
         // The deleter comes last: what throws before it leaves ctx to the caller.
-        auto storage = c10::make_intrusive<c10::StorageImpl>(
+        auto storage = c10::make_intrusive<VersionedStorage>(
             c10::StorageImpl::use_byte_size_t(), c10::SymInt(static_cast<int64_t>(bytes)),
             c10::DataPtr(data, device), nullptr, false);
         storage->set_data_ptr_noswap(c10::DataPtr(data, ctx, done, device));
-        return storage.release();
+        return static_cast<c10::StorageImpl *>(storage.release());
     } catch (...) {
         return nullptr;
     }
@@ -136,6 +142,19 @@ storage_uses(const void *storage) noexcept
         const_cast<c10::StorageImpl *>(static_cast<const c10::StorageImpl *>(storage)));
 }
 
+/* pre: made by storage_new */
+c10::VariableVersion &
+version_of(c10::StorageImpl *storage)
+{
+    return static_cast<VersionedStorage *>(storage)->version;
+}
+
+void
+storage_written(void *storage) noexcept
+{
+    version_of(static_cast<c10::StorageImpl *>(storage)).bump();
+}
+
 at::Tensor
 tensor_over(const c10::Storage &storage, const mt_torch_shape *shape, int64_t first)
 {
@@ -147,8 +166,9 @@ tensor_over(const c10::Storage &storage, const mt_torch_shape *shape, int64_t fi
                                                            c10::DispatchKeySet(key), type);
     size_t dims = static_cast<size_t>(shape->dims);
 
-    tensor.unsafeGetTensorImpl()->set_sizes_and_strides({shape->shape, dims},
-                                                        {shape->strides, dims}, first);
+    auto *impl = tensor.unsafeGetTensorImpl();
+    impl->set_sizes_and_strides({shape->shape, dims}, {shape->strides, dims}, first);
+    impl->set_version_counter(version_of(storage.unsafeGetStorageImpl()));
     return tensor;
 }
 
@@ -320,6 +340,7 @@ const mt_torch_ops ops = {MT_TORCH_OPS_VERSION,
                           storage_drop,
                           storage_uses,
                           tensors,
+                          storage_written,
                           facts,
                           memory,
                           flat,

@@ -12,7 +12,7 @@
 
 #define MT_TORCH_CAPSULE "memtools._torch.ops"
 
-enum { MT_TORCH_OPS_VERSION = 6 };
+enum { MT_TORCH_OPS_VERSION = 7 };
 
 /* A 2-D tensor's memory, borrowed. type and bits are DLPack's. */
 typedef struct mt_torch_view {
@@ -98,9 +98,12 @@ typedef struct mt_torch_ops {
     /* References, the one that storage_new gave included. */
     size_t (*storage_uses)(const void *storage);
     /* Two new normal tensors over the storage, whatever mode is on, which start at these elements.
-     * -1 with a Python error. */
+     * All tensors of one storage have one version counter, by which autograd notices that what it
+     * saved was written to. -1 with a Python error. */
     int (*tensors)(void *storage, const mt_torch_shape *shape, const int64_t first[2],
                    void *out[2]);
+    /* Tells autograd that the storage's memory was written to, as an operation in place does. */
+    void (*storage_written)(void *storage);
     /* 1 and *out, for a tensor of any kind; runs no Python code. 0 for one without an
      * implementation behind it. */
     int (*facts)(void *tensor, mt_torch_facts *out);

@@ -63,8 +63,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    parser = build_parser()
     try:
-        args = build_parser().parse_args(argv)
+        args, unknown = parser.parse_known_args(argv)
+        if unknown:
+            parser.prog = args.prog  # its own --help is the one that helps
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     except SystemExit as stop:  # --help, --version and usage errors have printed what they say
         return stop.code if isinstance(stop.code, int) else EXIT_OK
     try:

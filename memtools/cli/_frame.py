@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from memtools._record import UNKNOWN, Record
-from memtools._runsummary import event_texts, last, leak_lines, most
-from memtools._size import format_bytes
-from memtools.report._events import started_with
-from memtools.report._facts import gather
-from memtools.report._words import count
+from memtools._figures import Figures, figures_of, of, plain, used_cells
+from memtools._record import Record
+from memtools._series import series
+from memtools.report._words import count, shown, size
 
 POINTS = 512  # of the series, at most
 EVENTS = 8
@@ -47,179 +44,157 @@ class Happening:
 
 
 @dataclass(frozen=True)
-class Passages:
-    """All passages of a phase."""
-
-    name: str
-    count: int
-    seconds: float
-    peak_bytes: int | None
-
-
-@dataclass(frozen=True)
 class Frame:
-    """The newest figures of a record; sizes in bytes, None where there is no reading."""
+    """A record's figures at one moment, and what only a live view shows."""
 
-    record: str
-    pid: int
-    command: str
+    figures: Figures
     state: str  # running, ended, killed
-    seconds: float
-    steps: int | None
-    samples: int
-    rss: int | None
-    used: int | None
-    limit: int | None
-    limit_source: str  # given, cgroup, machine: what it uses and what the machine still has
-    peak: int | None
-    children: int | None
-    children_private: int | None
     pressure_percent: float | None
     devices: list[Device]
-    phases: list[Passages]
     leak: list[str]
-    ended: str | None
     series: list[int]  # used, oldest first, each the most of a stretch of equal length
+    ended: str | None
     events_total: int
     events: list[Happening]
 
     @property
     def share(self) -> float | None:
-        """Of the limit, 0 to 1 or above."""
-        return None if self.used is None or not self.limit else self.used / self.limit
+        """How full it is, 0 to 1 or above: of the limit, or without one, of the machine."""
+        used, machine = self.figures.used, self.figures.machine
+        if used is None or not used.limit_bytes:
+            return None
+        if used.source == "machine" and machine is not None:
+            return machine.last_bytes / machine.total_bytes
+        return used.last_bytes / used.limit_bytes
+
+    @property
+    def limit(self) -> int | None:
+        """What a chart of use may be drawn against: not the machine's, which is not its own."""
+        used = self.figures.used
+        return None if used is None or used.source == "machine" else used.limit_bytes
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"share": self.share}
+        figures, used = self.figures, self.figures.used
+        return {
+            "record": figures.path,
+            "pid": figures.pid,
+            "command": figures.command,
+            "state": self.state,
+            "seconds": figures.seconds,
+            "steps": figures.steps,
+            "samples": figures.samples,
+            "rss": None if figures.process is None else figures.process.last_bytes,
+            "children": figures.line.last("children") if "children" in figures.line.most else None,
+            "children_private": None if figures.workers is None else figures.workers.last_bytes,
+            "process": plain(figures.process),
+            "workers": plain(figures.workers),
+            "machine": plain(figures.machine),
+            "used": None if used is None else used.last_bytes,
+            "used_peak": None if used is None else used.peak_bytes,
+            "limit": None if used is None else used.limit_bytes,
+            "limit_source": "none" if used is None else used.source,
+            "peak": None if figures.process is None else figures.process.peak_bytes,
+            "peak_with_workers": None if figures.together is None else figures.together.peak_bytes,
+            "share": self.share,
+            "pressure_percent": self.pressure_percent,
+            "devices": [plain(device) for device in self.devices],
+            "phases": [plain(phase) for phase in figures.phases],
+            "leak": self.leak,
+            "ended": self.ended,
+            "series": self.series,
+            "events_total": self.events_total,
+            "events": [plain(event) for event in self.events],
+        }
+
+    def bar_words(self) -> str:
+        """What the bar shows: the use of the limit, or without one, of the machine."""
+        used, machine = self.figures.used, self.figures.machine
+        if used is None:
+            return "memory unknown"
+        if machine is not None and used.source == "machine":
+            return f"the machine {of(machine.last_bytes, machine.total_bytes)}"
+        if used.limit_bytes is None:
+            return f"the {used.of} {size(used.last_bytes)}"
+        return f"{of(used.last_bytes, used.limit_bytes)}, {used.source} limit"
 
     def state_words(self) -> str:
         return STATES[self.state]
 
-    def used_words(self) -> str:
-        if self.limit is None or self.share is None:
-            return f"{known(self.used)} used"
-        share = f"{100 * self.share:.1f}%"
-        return f"{known(self.used)} of {known(self.limit)} ({share}; {self.limit_source})"
-
     def line(self) -> str:
         """One line, as it goes into a log."""
-        parts = [f"{self.seconds:,.1f} s"]
-        parts += [f"step {self.steps:,}"] if self.steps else []
-        parts += [self.used_words(), f"peak {known(self.peak)}"]
-        if self.children:
-            private = "" if self.children_private is None else f" {known(self.children_private)}"
-            children = "1 child" if self.children == 1 else f"{self.children:,} children"
-            parts.append(f"{children}{private}")
+        figures = self.figures
+        parts = [f"{figures.seconds:,.1f} s"]
+        parts += [f"step {figures.steps:,}"] if figures.steps else []
+        parts += [figures.now(), figures.peaks()]
+        if figures.workers is not None:
+            parts.append(count(figures.workers.last_count, "worker"))
         for device in self.devices:
             parts.append(f"{device.name} {known(device.allocated)} in {known(device.reserved)}")
         return ", ".join(parts)
 
     def block(self) -> str:
         """All of it, on several lines."""
-        lines = [f"{self.record}: {self.command} (process {self.pid}), {self.state_words()}"]
+        figures = self.figures
+        lines = [f"{figures.path}: {figures.command} (process {figures.pid}), {self.state_words()}"]
         lines.append(f"  {self.line()}")
-        for phase in self.phases:
+        for phase in figures.phases:
             lines.append(
-                f"  phase {phase.name}: {count(phase.count, 'time')}, {phase.seconds:,.3f} s, "
-                f"peak {known(phase.peak_bytes)}"
+                f"  phase {shown(phase.name)}: {count(phase.count, 'time')}, "
+                f"{phase.seconds:,.3f} s, peak {known(phase.peak_bytes)}"
             )
-        lines += [f"  {text}" for text in self.leak]
+        guard = figures.guard_words()
+        lines += [f"  {text}" for text in [*self.leak, *([guard] if guard else [])]]
         lines += [event.line() for event in self.events]
         return "\n".join(lines)
 
 
 def known(count: int | None) -> str:
-    return "unknown" if count is None else format_bytes(count)
+    return "unknown" if count is None else size(count)
 
 
 class Judge:
-    """What grows, by the series of the record alone: for runs that count no steps and so test for
-    no leak themselves. Judging takes up to 0.2 s, and is done for 2 % of the time at most."""
+    """What grows, by the figures of the record. Judging takes up to 0.2 s, and is done for 2 % of
+    the time at most, or when the run itself has said something new."""
 
     def __init__(self) -> None:
         self._due = 0.0
+        self._heard: tuple[int, bool] = (-1, False)
         self._lines: list[str] = []
 
-    def lines(self, record: Record) -> list[str]:
+    def lines(self, figures: Figures) -> list[str]:
         now = time.monotonic()
-        if now >= self._due:
-            facts = gather(record)
-            grown = [str(growth) for growth in facts.growth if growth.kind != "quiet"]
-            forecast = [facts.forecast] if grown and facts.forecast else []
-            self._lines = grown + forecast
+        events = figures.record.events
+        heard = sum(e.kind in ("leak", "holder") for e in events), figures.ending.kind == "running"
+        if now >= self._due or heard != self._heard:
+            self._lines, self._heard = figures.growth_lines(), heard
             self._due = now + 50 * (time.monotonic() - now)
         return self._lines
 
 
 def look(record: Record, judge: Judge | None = None) -> Frame:
-    used, limit, source, series = _use(record)
-    pressure = last(record, "pressure")
+    figures = figures_of(record)
+    line = figures.line
+    pressure = line.last("pressure") if "pressure" in line.most else None
     columns = {column.name for column in record.columns}
     state = "ended" if record.complete else "running" if record.written else "killed"
+    counted = None if figures.used is None else used_cells(line, figures.used.source)
+    shown_events = [event for event in record.events if event.kind != "phase"][-EVENTS:]
     return Frame(
-        record=record.path,
-        pid=record.pid,
-        command=" ".join(record.command),
+        figures=figures,
         state=state,
-        seconds=record.seconds,
-        steps=last(record, "step"),
-        samples=record.total,
-        rss=last(record, "rss"),
-        used=used,
-        limit=limit,
-        limit_source=source,
-        peak=max(
-            (p for p in (most(record, "rss"), *_peaks(record)) if p is not None), default=None
-        ),
-        children=last(record, "children"),
-        children_private=last(record, "children_private"),
         pressure_percent=None if pressure is None else pressure / 100,
-        devices=[_device(record, i) for i in range(8) if f"cuda{i}_allocated" in columns],
-        phases=[Passages(p.name, p.count, p.seconds, p.peak_bytes) for p in record.phases],
-        leak=leak_lines(record) or (judge.lines(record) if judge else []),
-        ended=next(reversed(event_texts(record, "end")), None),
-        series=series,
+        devices=[_device(figures, i) for i in range(8) if f"cuda{i}_allocated" in columns],
+        leak=(judge or Judge()).lines(figures),
+        series=[] if counted is None else series(line, counted[1], POINTS),
+        ended=next((e.text for e in reversed(record.events) if e.kind == "end"), None),
         events_total=record.events_total,
-        events=_events(record),
+        events=[
+            Happening((e.time_ns - record.clock_ns) / 1e9, shown(e.kind), shown(e.text))
+            for e in shown_events
+        ],
     )
 
 
-def _use(record: Record) -> tuple[int | None, int | None, str, list[int]]:
-    """(used, limit, whose limit, series of used)."""
-    rss, children = last(record, "rss"), last(record, "children_private") or 0
-    tree = None if rss is None else rss + children
-    group, group_limit = last(record, "cgroup_used"), last(record, "cgroup_limit")
-    given, _ = started_with(next(iter(event_texts(record, "start")), ""))
-    available = last(record, "available")
-    if given is not None and (group_limit is None or given <= group_limit):
-        return tree, given, "given", _series(record, tree=True)
-    if group is not None and group_limit is not None:
-        return group, group_limit, "cgroup", _series(record, tree=False)
-    limit = None if tree is None or available is None else tree + available
-    return tree, limit, "machine", _series(record, tree=True)
-
-
-def _series(record: Record, tree: bool) -> list[int]:
-    names = ["rss", "children_private"]
-    found = record.buckets.most
-    columns = [found[n] for n in (names if tree else ["cgroup_used"]) if n in found]
-    points = [
-        sum(value for value in row if value != UNKNOWN)
-        for row in zip(*columns, strict=True)
-        if row[0] != UNKNOWN
-    ]
-    width = -(-len(points) // POINTS) or 1
-    return [max(points[i : i + width]) for i in range(0, len(points), width)]
-
-
-def _peaks(record: Record) -> Iterator[int | None]:
-    return (phase.peak_bytes for phase in record.phases)
-
-
-def _device(record: Record, i: int) -> Device:
-    tiers = (last(record, f"cuda{i}_{t}") for t in ("allocated", "reserved", "free", "total"))
+def _device(figures: Figures, i: int) -> Device:
+    tiers = (figures.line.last(f"cuda{i}_{t}") for t in ("allocated", "reserved", "free", "total"))
     return Device(f"cuda{i}", *tiers)
-
-
-def _events(record: Record) -> list[Happening]:
-    shown = [event for event in record.events if event.kind != "phase"][-EVENTS:]
-    return [Happening((e.time_ns - record.clock_ns) / 1e9, e.kind, e.text) for e in shown]

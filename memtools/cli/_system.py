@@ -389,5 +389,6 @@ def kernel(root: Path = ROOT) -> Section:
         "overcommit_mode": guarded(lambda: _overcommit(vm / "overcommit_memory")),
         "madv_populate_read": guarded(lambda: _populate_read(root / "proc/sys/kernel/osrelease")),
         "rlimit_as_bytes": _rlimit(resource.RLIMIT_AS),
+        "rlimit_data_bytes": _rlimit(resource.RLIMIT_DATA),
         "rlimit_memlock_bytes": _rlimit(resource.RLIMIT_MEMLOCK),
     }

@@ -27,11 +27,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memtools import _core
-from memtools._monitor_log import first_free
+from memtools._monitor_log import open_record
 from memtools._monitor_run import columns
-from memtools._run import log_names
+from memtools._run import announce, announce_nothing, log_name, opened
 from memtools._runsummary import Summary, write_summary
-from memtools._size import format_bytes
+from memtools._size import exact_bytes, format_bytes
 
 NOT_EXECUTABLE, NOT_FOUND, SIGNALLED = 126, 127, 128
 PASSED_ON = tuple(
@@ -114,7 +114,7 @@ class Tree:
         total = rss + others
         limit = now.cgroup_limit if now.cgroup_limit is not None and now.cgroup_limit >= 0 else None
         row = [None, total, private + others, None, now.cgroup_used, limit, now.available]
-        self.writer.append(None, [*row, now.pressure, None, count, None])
+        self.writer.append(None, [*row, now.pressure, None, count, None, total])
         self.limit, self.source = self._limit(now)
         self.used = self._used(now, total)
 
@@ -129,20 +129,6 @@ class Tree:
 
     def share(self) -> float:
         return self.used / self.limit if self.limit else 0.0
-
-
-def new_record(log: str | None, command: Sequence[str]) -> _core.RecordWriter:
-    return first_free(
-        log_names(log), lambda name: _core.RecordWriter(name, COLUMNS, command=command)
-    )
-
-
-def exact(size: int) -> str:
-    """Like 12 GiB where that is all of it, else bytes."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
-        if size % unit == 0:
-            return f"{size // unit} {name}"
-    return f"{size} B"
 
 
 def adopt_orphans() -> None:
@@ -248,14 +234,14 @@ def run_command(words: Sequence[str], args: argparse.Namespace) -> int:
         reason = "cannot be executed" if there else "is not found"
         print(f"memtools run: the command {words[0]} {reason}", file=sys.stderr)
         return NOT_EXECUTABLE if there else NOT_FOUND
-    with new_record(args.log, words) as writer:
+    said = announce_nothing if args.quiet else announce
+    with opened(lambda: open_record(log_name(args.log), COLUMNS, words, said)) as writer:
         tree = Tree(writer, args.limit)
         ended = run_recorded(words, args, tree)
     if isinstance(ended, int):
         return ended
-    limit = tree.limit
     if not args.quiet:
-        write_summary(Summary.of_record(writer.path, limit), args.json)
+        write_summary(Summary.of_record(writer.path), args.json)
     return end_like(ended)
 
 
@@ -266,7 +252,7 @@ def run_recorded(words: Sequence[str], args: argparse.Namespace, tree: Tree) -> 
     )  # ignored by the caller, nothing could be waited for
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     adopt_orphans()
-    limit = f"limit {exact(tree.limit)} ({tree.source})" if tree.limit else "limit unknown"
+    limit = f"limit {exact_bytes(tree.limit)} ({tree.source})" if tree.limit else "limit unknown"
     writer.event("start", f"process tree of {words[0]} every {args.interval_ms} ms; {limit}")
     begun = time.monotonic_ns()
     try:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memtools.cli._frame import Device, Frame, known
+from memtools.report._words import count
 
 LEVELS = " ▁▂▃▄▅▆▇█"
 STEPS, ROWS = len(LEVELS) - 1, 3  # of a character, and characters above each other
@@ -52,9 +53,9 @@ class Sparkline:
         self._top = (limit if self._near and limit else top) or 1
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width, count = options.max_width, len(self._series)
-        if count > width:
-            edges = [i * count // width for i in range(width + 1)]
+        width, many = options.max_width, len(self._series)
+        if many > width:
+            edges = [i * many // width for i in range(width + 1)]
             shown = [max(self._series[a:b]) for a, b in pairwise(edges)]
         else:
             shown = self._series
@@ -74,12 +75,16 @@ def bars(frame: Frame) -> Table:
     grid.add_column(ratio=1, min_width=LEAST_BAR)
     grid.add_column(no_wrap=True, overflow="ellipsis")
     share = frame.share or 0.0
-    grid.add_row("host", Bar((share, colour(share))), frame.used_words())
+    grid.add_row("host", Bar((share, colour(share))), frame.bar_words())
     for device in frame.devices:
         grid.add_row(device.name, device_bar(device), device_words(device))
     if frame.series:
-        grid.add_row("", Sparkline(frame.series, frame.limit), f"peak {known(frame.peak)}")
+        grid.add_row("", Sparkline(frame.series, frame.limit), f"peak {known(_peak(frame))}")
     return grid
+
+
+def _peak(frame: Frame) -> int | None:
+    return None if frame.figures.used is None else frame.figures.used.peak_bytes
 
 
 def device_bar(device: Device) -> Bar:
@@ -101,17 +106,16 @@ def device_words(device: Device) -> str:
 
 
 def facts(frame: Frame) -> Text:
-    parts = [f"{frame.seconds:,.1f} s"]
-    if frame.steps:
-        pace = frame.steps / frame.seconds if frame.seconds else 0.0
-        parts.append(f"{frame.steps:,} steps ({pace:,.1f}/s)")
-    parts.append(f"resident {known(frame.rss)}")
-    if frame.children:
-        private = "" if frame.children_private is None else f" {known(frame.children_private)}"
-        parts.append(f"{frame.children:,} children{private}")
+    figures = frame.figures
+    parts = [f"{figures.seconds:,.1f} s"]
+    if figures.steps:
+        pace = figures.steps / figures.seconds if figures.seconds else 0.0
+        parts.append(f"{figures.steps:,} steps ({pace:,.1f}/s)")
+    if figures.workers is not None:
+        parts.append(count(figures.workers.last_count, "worker"))
     if frame.pressure_percent:
         parts.append(f"stalled {frame.pressure_percent:.0f}%")
-    return Text("   ".join(parts), overflow="ellipsis", no_wrap=True)
+    return Text("\n".join(["   ".join(parts), figures.now(), figures.peaks()]))
 
 
 def phases(frame: Frame) -> Table:
@@ -119,17 +123,19 @@ def phases(frame: Frame) -> Table:
     table.add_column("phase", no_wrap=True)
     for name in ("times", "seconds", "peak"):
         table.add_column(name, justify="right", no_wrap=True)
-    for phase in sorted(frame.phases, key=lambda phase: -phase.seconds)[:PHASES]:
+    for phase in sorted(frame.figures.phases, key=lambda phase: -phase.seconds)[:PHASES]:
         peak = known(phase.peak_bytes)
         table.add_row(phase.name, f"{phase.count:,}", f"{phase.seconds:,.2f}", peak)
     return table
 
 
 def leaks(frame: Frame) -> Text:
-    if not frame.leak:
-        return Text("no leak seen", "green")
-    style = "bold red" if frame.leak[0].startswith("leak") else "yellow"
-    return Text("\n".join(frame.leak), style)
+    guard = frame.figures.guard_words()
+    lines = frame.leak + ([guard] if guard else [])
+    if not lines:
+        return Text("no growth seen", "green")
+    style = "bold red" if lines[0].startswith(("leak", "likely")) else "yellow"
+    return Text("\n".join(lines), style)
 
 
 def events(frame: Frame) -> Table:
@@ -145,11 +151,12 @@ def events(frame: Frame) -> Table:
 def drawn(frame: Frame) -> RenderableType:
     style = {"running": "green", "ended": "blue", "killed": "bold red"}[frame.state]
     parts: list[RenderableType] = [facts(frame), Text(), bars(frame), Text(), leaks(frame)]
-    if frame.phases:
+    if frame.figures.phases:
         parts += [Text(), phases(frame)]
     if frame.events:
         parts += [Text(), events(frame)]
-    title = Text.assemble((frame.record, "bold"), f"  {frame.command}  (process {frame.pid})")
+    figures = frame.figures
+    title = Text.assemble((figures.path, "bold"), f"  {figures.command}  (process {figures.pid})")
     title.truncate(100, overflow="ellipsis")
     return Panel(
         Group(*parts), title=title, title_align="left", subtitle=Text(frame.state_words(), style)

@@ -48,6 +48,9 @@ TITLES = {
 INSTALL_TORCH = "install torch 2.11 or later: run python -m pip install 'torch>=2.11'"
 PLOT_REMEDY = "matplotlib is not installed; run python -m pip install 'matplotlib>=3.8'"
 
+PAGE_REMEDY = "jinja2 is not installed; run python -m pip install jinja2"
+LIVE_REMEDY = "for the live view run python -m pip install rich"
+
 
 @dataclass(frozen=True)
 class Part:
@@ -194,7 +197,7 @@ def extension_facts(
         "shim": no(shim) if shim else yes(),
         "shim_torch_version": built(info, "TORCH_VERSION", "not built"),
         "shim_torch_git_version": built(info, "TORCH_GIT_VERSION", "not built"),
-        "shim_rebuild": known(rebuild_command()),
+        "shim_rebuild": known(rebuild_command()) if shim else Fact(None, "not needed"),
     }
 
 
@@ -269,6 +272,11 @@ def works_here(report: Report, connection: Connection) -> dict[str, Part]:
     no_cuda = blocked or _why_no_cuda(cuda, report.sections["versions"]["torch_cuda"], rebuild)
     plot = installed_version("matplotlib")
     no_plot = no_core or (PLOT_REMEDY if plot.value is None else "")
+    page = installed_version("jinja2")
+    no_page = no_core or (PAGE_REMEDY if page.value is None else "")
+    live = (
+        "live, by rich" if installed_version("rich").value else f"a line each time; {LIVE_REMEDY}"
+    )
     pool = "on the host" if no_cuda else "on the host and on CUDA"
     cleanup = "gc, malloc_trim" if no_cuda else "gc, malloc_trim, empty_cache"
     check, accumulation = "by the shim", "native passes, on torch's threads"
@@ -281,8 +289,11 @@ def works_here(report: Report, connection: Connection) -> dict[str, Part]:
         "kv_pool": Part("KV-cache pool", not blocked, blocked or pool),
         "cleanup_policy": Part("cleanup policy", not no_core, no_core or cleanup),
         "amp": Part("accumulation, AMP", not blocked, blocked or accumulation),
+        "run": Part("memtools run", not no_core, no_core or "records a program as it is"),
+        "watch": Part("memtools watch", not no_core, no_core or live),
+        "report": Part("memtools report", not no_page, no_page or f"by jinja2 {page.value}"),
         "plot": Part("plots", not no_plot, no_plot or f"by matplotlib {plot.value}"),
-        "neg_bit_check": Part("negative-bit check", not blocked, blocked or check),
+        "neg_bit_check": Part("tensor checks", not blocked, blocked or check),
     }
 
 

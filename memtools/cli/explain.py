@@ -5,23 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 
-from memtools.cli._records import UnreadableError, complain, printed, read
+from memtools.cli._records import UnreadableError, complain, newest_record, printed, read
 
 
 class Explain:
     """Say what happened in a run, from its run.mem.
 
-    How it ended (properly, by an exception, or killed), how near to the limit memory was, what
-    grew and since when, the phases by peak, the leak and its holder, the forecast at the end, and
-    what to do next. Where the record has no verdict about a leak, its series is judged here. A
-    record is read during the run, after it, or after a kill. The exit code is 2 for a file that
-    is no record.
+    How it ended (properly, by an exception, out of memory, or killed), how near to the limit memory
+    was, what grew and since when, who holds it and when the limit comes, the phases by peak, and
+    what to do next. A record is read during the run, after it, or after a kill. The exit code is 2
+    for a file that is not a record.
     """
 
     name = "explain"
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("record", help="a run.mem")
+        parser.add_argument(
+            "record", nargs="?", help="a run.mem; by default the newest record of this folder"
+        )
         parser.add_argument(
             "--json",
             action="store_true",
@@ -29,16 +30,16 @@ class Explain:
         )
 
     def run(self, args: argparse.Namespace) -> int:
+        from memtools._figures import figures_of
         from memtools.report._advice import advise
         from memtools.report._explain import explain
-        from memtools.report._facts import as_json, gather
 
         try:
-            facts = gather(read(args.record))
+            figures = figures_of(read(args.record or newest_record()))
         except UnreadableError as error:
             return complain(args.prog, error)
         if args.json:
-            printed(json.dumps({**as_json(facts), "advice": advise(facts)}, indent=2))
+            printed(json.dumps({**figures.as_json(), "advice": advise(figures)}, indent=2))
         else:
-            printed(explain(facts))
+            printed(explain(figures))
         return 0

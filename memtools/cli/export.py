@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import IO
 
 from memtools import MemtoolsError
-from memtools.cli._records import UnreadableError, read
+from memtools.cli._records import UnreadableError, newest_record, read
 
 FORMATS = {"jsonl": ".jsonl", "trace": ".trace.json"}
 
@@ -30,7 +30,9 @@ class Export:
     name = "export"
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("record", metavar="RECORD", help="a run.mem")
+        parser.add_argument(
+            "record", nargs="?", metavar="RECORD", help="by default the newest *.mem here"
+        )
         parser.add_argument("--to", choices=sorted(FORMATS), required=True, help="the form")
         parser.add_argument(
             "-o",
@@ -44,14 +46,15 @@ class Export:
 
     def run(self, args: argparse.Namespace) -> int:
         try:
-            record = read(args.record)
+            name = args.record or newest_record()
+            record = read(name)
         except UnreadableError as error:
             raise MemtoolsError(str(error)) from error
         write = record.to_jsonl if args.to == "jsonl" else record.to_chrome_trace
         if args.output == "-":
             to_stdout(write)
             return 0
-        path = args.output or os.path.splitext(args.record)[0] + FORMATS[args.to]
+        path = args.output or os.path.splitext(name)[0] + FORMATS[args.to]
         save(path, write, args.force)
         if args.json:
             size = os.stat(path).st_size

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from memtools.cli._records import UnreadableError, complain, printed, read
+from memtools.cli._records import UnreadableError, complain, newest_record, printed, read
 
 
 class Report:
@@ -15,13 +15,23 @@ class Report:
     The page needs no network: a time line by tier with phases and events, the phases, leaks with
     their holders, what the cleanups brought, and a table that compares the records. It is written
     beside the first record as run.html unless -o names another file. The exit code is 2 for a file
-    that is no record; nothing is written then. Needs the extra: pip install 'memtools[report]'.
+    that is no record; nothing is written then. Needs jinja2: pip install jinja2.
     """
 
     name = "report"
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("records", nargs="+", metavar="record", help="a run.mem")
+        parser.add_argument(
+            "records",
+            nargs="*",
+            metavar="record",
+            help="a run.mem; by default the newest record of this folder",
+        )
+        parser.add_argument(
+            "--redact",
+            action="store_true",
+            help="mask what looks like a secret in command lines and texts",
+        )
         parser.add_argument("-o", "--output", help="the page; by default run.html beside run.mem")
         parser.add_argument("--title", help="the head line of the page")
         parser.add_argument(
@@ -30,19 +40,23 @@ class Report:
 
     def run(self, args: argparse.Namespace) -> int:
         from memtools import report
+        from memtools._figures import figures_of
+        from memtools._redact import redacted_record
         from memtools.report._advice import advise
-        from memtools.report._facts import as_json, gather
         from memtools.report._words import shown, size
 
         try:
-            records = [read(path) for path in args.records]
+            paths = args.records or [newest_record()]
+            records = [read(path) for path in paths]
         except UnreadableError as error:
             return complain(args.prog, error)
-        output = args.output or str(Path(args.records[0]).with_suffix(".html"))
+        if args.redact:
+            records = [redacted_record(record) for record in records]
+        output = args.output or str(Path(paths[0]).with_suffix(".html"))
         written = report.write_report(records, output, title=args.title)
         if args.json:
-            facts = [gather(record) for record in records]
-            found = [{**as_json(one), "advice": advise(one)} for one in facts]
+            figures = [figures_of(record) for record in records]
+            found = [{**one.as_json(), "advice": advise(one)} for one in figures]
             printed(json.dumps({"path": output, "bytes": written, "records": found}, indent=2))
         else:
             printed(f"Wrote {shown(output)} ({size(written)})")

@@ -6,6 +6,8 @@ import argparse
 import json
 import os
 import re
+import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,7 +60,8 @@ class Run:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        add("--log", metavar="PATH", help="the record (default: run.mem, or run-2.mem if in use)")
+        record = "the record (default: run.mem; run-2.mem while run.mem is in use)"
+        add("-o", "--output", "--log", dest="log", metavar="PATH", help=record)
         add("--interval-ms", type=milliseconds, default=10, metavar="N", help="default: 10")
         add("--limit", type=size, metavar="SIZE", help='what counts as full, for example "12 GiB"')
         add(
@@ -89,7 +92,10 @@ class Run:
 
             return run_command(words[1:], args)
         if words[0] != "-" and not os.path.exists(words[0]):
-            return wrong(f"there is no script {words[0]}")
+            command = f"; to run a command: memtools run -- {shlex.join(words)}"
+            return wrong(
+                f"there is no script {words[0]}{command if shutil.which(words[0]) else ''}"
+            )
         return exec_python(args, words)
 
 

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from memtools import MemtoolsError
+from memtools.cli._records import UnreadableError, newest_record
 
 if TYPE_CHECKING:
     from memtools._record import Record
     from memtools.cli._frame import Frame
 
-DEFAULT = "run.mem"
 MAGIC = b"MTRECORD"
 _MADE = re.compile(r"(.*/)\.(.+)\.\d+\.\d+\.new(?: \(deleted\))?", re.S)
 NO_RICH = (
     "the live view on a terminal is drawn by rich, which is not installed: run python -m pip "
-    "install 'memtools[cli]', or use --json or memtools watch | cat"
+    "install rich, or use --json or memtools watch | cat"
 )
 
 
@@ -42,7 +42,7 @@ def seconds(text: str) -> float:
 class Watch:
     """Follow a run that writes a record: use against the limit, phases, leaks, events.
 
-    memtools watch              run.mem of this folder
+    memtools watch              the newest record of this folder
     memtools watch PATH         another record; of a run that has ended, the last state
     memtools watch PID          the record that this process writes
 
@@ -54,13 +54,18 @@ class Watch:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        add("target", nargs="?", default=DEFAULT, metavar="PATH|PID", help=f"default: {DEFAULT}")
+        add(
+            "target",
+            nargs="?",
+            metavar="PATH|PID",
+            help="default: the newest record of this folder",
+        )
         add("--once", action="store_true", help="one look, and end")
         add("--json", action="store_true", help="an object each time, on a line of its own")
         add("--interval", type=seconds, default=1.0, metavar="S", help="default: 1 second")
 
     def run(self, args: argparse.Namespace) -> int:
-        path = find_record(args.target)
+        path = find_record(args.target) if args.target else newest()
         frames = follow(path, args.interval, args.once)
         try:
             with view_for(args) as view:
@@ -69,6 +74,14 @@ class Watch:
         except KeyboardInterrupt:  # the usual way to leave
             pass
         return 0
+
+
+def newest() -> str:
+    """Raises MemtoolsError where this folder has no record."""
+    try:
+        return newest_record()
+    except UnreadableError as error:
+        raise MemtoolsError(str(error)) from None
 
 
 def find_record(target: str) -> str:
@@ -162,7 +175,7 @@ class Lines:
         for event in frame.events[-new:] if new > 0 else []:
             print(printable(event.line()))
         if frame.state != "running":
-            print(printable(f"{frame.record}: {frame.state_words()}"))
+            print(printable(f"{frame.figures.path}: {frame.state_words()}"))
         sys.stdout.flush()
 
 

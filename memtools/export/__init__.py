@@ -7,9 +7,35 @@
 Nothing here starts a thread of its own but the exporter, and only that needs a package.
 """
 
-from memtools.export._jsonl import JsonlWriter
-from memtools.export._prometheus import PrometheusExporter
-from memtools.export._scalars import write_scalars
-from memtools.export._source import MetricsSource
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memtools.export._jsonl import JsonlWriter
+    from memtools.export._prometheus import PrometheusExporter
+    from memtools.export._scalars import write_scalars
+    from memtools.export._source import MetricsSource
 
 __all__ = ["JsonlWriter", "MetricsSource", "PrometheusExporter", "write_scalars"]
+
+# Loaded at first use: other parts need what a source of figures is, and no exporter.
+_LATER = {
+    "JsonlWriter": "_jsonl",
+    "MetricsSource": "_source",
+    "PrometheusExporter": "_prometheus",
+    "write_scalars": "_scalars",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module 'memtools.export' has no attribute {name!r}")
+    value = getattr(import_module(f"memtools.export.{_LATER[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__} - {"TYPE_CHECKING", "import_module"})

@@ -16,6 +16,7 @@ import os
 import stat
 import threading
 import time
+import warnings
 from typing import Self
 
 from memtools._size import format_bytes, parse_bytes
@@ -175,6 +176,14 @@ class JsonlWriter:
             fd, self._fd = self._fd, -1
             if fd >= 0:
                 os.close(fd)
+
+    def __del__(self) -> None:
+        """As a file that is forgotten open."""
+        if getattr(self, "_fd", -1) < 0:
+            return
+        if os.getpid() == self._pid:
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+        self.close()
 
     def __enter__(self) -> Self:
         return self

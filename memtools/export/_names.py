@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-_PHASE = re.compile(r"phase/(?P<phase>.+)/(?P<after>\w+)")
+_PHASE = re.compile(r"phase/(?P<phase>.+)/(?P<after>\w+)", re.S)  # a name may have line breaks
 _DEVICE = re.compile(r"(?P<before>.*?)cuda(?P<index>\d+)_(?P<after>.+)")
 # The base unit for a unit at the end of a key, and what to divide by.
 _UNITS = {"percent": ("ratio", 100.0), "ms": ("seconds", 1e3), "us": ("seconds", 1e6),

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
@@ -18,7 +20,7 @@ from memtools.export._source import MetricsSource, check_source
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-_INSTALL = 'pip install "memtools[prometheus]"'
+_INSTALL = "pip install prometheus_client"
 
 
 class PrometheusExporter:
@@ -99,6 +101,16 @@ class PrometheusExporter:
             thread.join()
         server.server_close()
 
+    def __del__(self) -> None:
+        """As a file that is forgotten open. Whatever thread comes here, it does not wait: it may be
+        the server's own. When the interpreter ends, so does the server."""
+        server = getattr(self, "_server", None)
+        if server is None or sys.is_finalizing():
+            return
+        warnings.warn(f"running {self!r} was forgotten", ResourceWarning, stacklevel=2, source=self)
+        alive = self._thread is not None and self._thread.is_alive()
+        threading.Thread(target=_close, args=(server, alive), daemon=True).start()
+
     @property
     def port(self) -> int:
         """The port that it listens at; what was asked for while it does not run."""
@@ -144,6 +156,12 @@ class PrometheusExporter:
 
     def __repr__(self) -> str:
         return f"PrometheusExporter({self.url}{'' if self._server else ', stopped'})"
+
+
+def _close(server: Any, alive: bool) -> None:
+    if alive:
+        server.shutdown()
+    server.server_close()
 
 
 class _Collector:

@@ -7,6 +7,7 @@ PooledLayer --'                        of the garbage collector
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Never, Protocol, Self, cast
 
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -189,12 +190,12 @@ class PooledCache(Cache):  # type: ignore[misc]
         if self._rows.lease is not None:
             self._rows.lease.reorder(beam_idx)
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keeps (or repeats) these rows: an index tensor, a mask, a list or a slice."""
+    def batch_select_indices(self, indices: torch.Tensor | Sequence[int] | slice) -> None:
+        """Keeps (or repeats) these rows: an index tensor, a mask, a list, a tuple or a slice."""
         if self._rows.lease is not None:
             every = torch.arange(self._rows.lease.batch_size)
             indices = indices.cpu() if isinstance(indices, torch.Tensor) else indices
-            rows = every[indices].tolist()
+            rows = every[indices, ...].tolist()
             self._rows.at_most(rows).select(rows)
 
     def batch_repeat_interleave(self, repeats: int) -> None:

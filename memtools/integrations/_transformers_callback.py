@@ -30,22 +30,31 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]
 
     The monitor starts with the training and stops with it, also by an exception. A step is an
     update of the optimizer, however many batches it accumulates. Evaluation and saving are the
-    phases `evaluate` and `save` inside of `train`. Each log has the monitor's `memory/...` figures,
-    for the reporters (TensorBoard, wandb) and in `trainer.state.log_history`; after the end the
-    summary goes to the log `memtools` at level INFO. Losses are not changed by a bit.
+    phases `evaluate` and `save` inside of `train`. Each log that goes to reporters (TensorBoard,
+    wandb) has the monitor's `memory/...` figures; after the end the summary goes to the log
+    `memtools` at level INFO. Losses and `trainer.state.log_history` are what they would be without.
 
     Args:
         monitor: None for `MemoryMonitor()`; pass `MemoryMonitor(log="run.mem")` for a record. One
             that runs already is not stopped here.
         expert: all figures there are in each log.
+        log_history: the figures join `trainer.state.log_history` too. Checkpoints keep it, and a
+            run that is resumed then differs there from one that went straight through.
 
     `Trainer.add_callback(callback)` puts it behind the reporters, which then do not see its
     figures, and an exception in the very next training is not noticed: `callback.add_to(trainer)`
     does better. `with MemoryCallback(...) as callback:` stops the monitor at the end of the block.
     """
 
-    def __init__(self, monitor: MemoryMonitor | None = None, *, expert: bool = False) -> None:
+    def __init__(
+        self,
+        monitor: MemoryMonitor | None = None,
+        *,
+        expert: bool = False,
+        log_history: bool = False,
+    ) -> None:
         self._run = MonitoredRun(monitor, expert)
+        self._log_history = log_history
         self._trainers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
@@ -123,6 +132,8 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]
         figures = self._run.figures()
         if logs is not None:
             logs.update(figures)
+        if not self._log_history:
+            return
         if state.log_history and state.log_history[-1].get("step") == state.global_step:
             state.log_history[-1].update(figures)  # a copy of the logs, made before this hook
 

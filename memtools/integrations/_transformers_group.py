@@ -11,48 +11,27 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
-from transformers import GenerationConfig
-from transformers.cache_utils import Cache
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from memtools._bridge import connect
-from memtools.integrations._transformers_cache import PooledCache, PooledLayer
-from memtools.integrations._transformers_model import check_pool, pool_for
-from memtools.integrations._transformers_rows import View, as_held
-from memtools.integrations._transformers_settings import Settings, accepts
+from memtools.integrations._transformers_cache import PooledCache
+from memtools.integrations._transformers_model import check_pool, geometry, pool_for
+from memtools.integrations._transformers_prefill import (
+    forget_positions,
+    needs_padding,
+    offsets,
+    prefill_rows,
+)
+from memtools.integrations._transformers_settings import Settings
 
 if TYPE_CHECKING:
     import torch
 
-    from memtools import KVLease, KVPool
+    from memtools import KVPool
 else:
     torch = connect().torch
-
-
-class _OneRow:
-    """One row of a lease from token `first` on, as if there were nothing else."""
-
-    def __init__(self, lease: KVLease, row: int, first: int) -> None:
-        self.pool = cast("KVPool", lease.pool)
-        self._lease, self._row, self._first = lease, row, first
-        self._seen = [0] * lease.pool.num_layers
-
-    def length(self, layer: int) -> int:
-        return self._seen[layer]
-
-    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> View:
-        rows, counts = self._lease.batch_size, [0] * self._lease.batch_size
-        counts[self._row] = k.shape[2]
-        k, v = as_held(self.pool, k, v)
-        self._lease.update(layer, k.expand(rows, -1, -1, -1), v.expand(rows, -1, -1, -1), counts)
-        self._seen[layer] += k.shape[2]
-        return self.views(layer)
-
-    def views(self, layer: int) -> View:
-        row, end = slice(self._row, self._row + 1), self._first + self._seen[layer]
-        k, v = self._lease.layer(layer)
-        return k[row, :, self._first : end], v[row, :, self._first : end]
 
 
 def generate_group(
@@ -87,7 +66,9 @@ def generate_group(
             memory and time shrink with it. Greedy answers stay the same; samples are drawn from
             another stream of the same seed, because there are fewer rows to draw for.
         prefill: `"unpadded"` runs prompt by prompt, `"padded"` all at once as generate() does,
-            which takes activations of prompts x tokens. Both honour `prefill_chunk_size`.
+            which takes activations of prompts x tokens. Both honour `prefill_chunk_size`. The first
+            call for a model computes a row of 9 tokens both ways: where the logits differ, all
+            calls for that model are "padded", because it counts places by what the cache holds.
         generate_kwargs: as of `model.generate`, e.g. `max_new_tokens`, `do_sample`, or a
             `generation_config`.
 
@@ -101,6 +82,7 @@ def generate_group(
         IndexError: prompt and answer exceed `pool.max_tokens`; before anything runs.
         BudgetError: the pool's limit leaves no room for all rows; before the first new token.
     """
+    geometry(model)  # ValueError for a model that no pool serves, before anything else
     settings = Settings(model, generate_kwargs)
     settings.check()
     if compact_every is not None:
@@ -111,16 +93,19 @@ def generate_group(
         raise ValueError(f'prefill is "unpadded" or "padded", got {prefill!r}')
     prompts, tokens = _shape(input_ids, num_samples)
     mask = settings.mask(input_ids, attention_mask)
-    offsets = _offsets(mask) if prefill == "unpadded" else None
+    begins = offsets(mask) if prefill == "unpadded" else None
     longest = tokens + settings.new_tokens(tokens) - 1
     rows = prompts * num_samples
     with contextlib.ExitStack() as stack:
         if pool is None:
             pool = stack.enter_context(pool_for(model, longest, rows))
         _check_room(model, pool, rows, longest)
+        if begins is not None and needs_padding(model, input_ids):
+            begins = None
+        forget_positions(model)
         with pool.acquire(prompts, tokens) as parent, torch.no_grad():
             chunk = settings.get("prefill_chunk_size")
-            _prefill(model, parent, input_ids[:, :-1], mask[:, :-1], offsets, chunk)
+            prefill_rows(model, parent, input_ids[:, :-1], mask[:, :-1], begins, chunk)
             lease = parent.fork(num_samples, longest)
         cache = stack.enter_context(PooledCache.from_lease(lease))
         ids = input_ids.repeat_interleave(num_samples, 0)
@@ -160,71 +145,6 @@ def _check_room(model: Any, pool: KVPool, rows: int, longest: int) -> None:
         )
 
 
-def _offsets(mask: torch.Tensor) -> list[int]:
-    """Where each prompt begins. ValueError where padding is not all on the left."""
-    first = mask.shape[1] - (mask != 0).sum(1)
-    left = torch.arange(mask.shape[1], device=mask.device) >= first[:, None]
-    holes = ((mask != 0) != left).any(1).nonzero()
-    if len(holes):
-        raise ValueError(
-            f"the attention mask of prompt {int(holes[0])} has zeros between its tokens; give the "
-            'attention_mask, or set prefill="padded"'
-        )
-    return [int(offset) for offset in first.tolist()]
-
-
-def _prefill(
-    model: Any,
-    lease: KVLease,
-    ids: torch.Tensor,
-    mask: torch.Tensor,
-    offsets: list[int] | None,
-    chunk: int | None,
-) -> None:
-    """Fills the lease's rows with all of `ids` [prompts, tokens], which may be none."""
-    tokens = ids.shape[1]
-    if tokens == 0:
-        return
-    ids, mask = ids.to(lease.pool.device), mask.to(lease.pool.device)  # as generate() does
-    if offsets is None:
-        padding = None if bool(mask.all()) else mask
-        _forward(model, PooledCache.from_lease(lease), ids, padding, chunk)
-    else:
-        lease.advance([min(offset, tokens) for offset in offsets])  # padding reads as zeros
-        for row, offset in enumerate(offsets):
-            source = _OneRow(lease, row, offset)
-            layers = [PooledLayer(source, i) for i in range(lease.pool.num_layers)]
-            if offset < tokens:
-                _forward(model, Cache(layers=layers), ids[row : row + 1, offset:], None, chunk)
-    if set(lease.lengths) != {tokens}:
-        raise RuntimeError(
-            f"the model left {lease.lengths} of {tokens} prompt tokens in the cache; call "
-            "model.eval(), since gradient checkpointing in training mode goes without a cache"
-        )
-
-
-def _forward(
-    model: Any, cache: Any, ids: torch.Tensor, mask: torch.Tensor | None, chunk: int | None
-) -> None:
-    """Runs the ids through the model for the sake of the cache, `chunk` tokens at a time."""
-    extra: dict[str, Any] = {}
-    if accepts(model, "logits_to_keep"):  # of all logits, those of one token
-        extra["logits_to_keep"] = 1
-    else:
-        model = model.base_model
-    positions = None
-    if mask is not None and accepts(model, "position_ids"):
-        positions = (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0)
-    tokens = ids.shape[1]
-    for begin in range(0, tokens, chunk or tokens):
-        end = min(begin + (chunk or tokens), tokens)
-        if mask is not None:
-            extra["attention_mask"] = mask[:, :end]
-        if positions is not None:
-            extra["position_ids"] = positions[:, begin:end]
-        model(input_ids=ids[:, begin:end], past_key_values=cache, use_cache=True, **extra)
-
-
 def _generate_in_chunks(
     model: Any,
     settings: Settings,
@@ -241,8 +161,15 @@ def _generate_in_chunks(
     done: dict[int, torch.Tensor] = {}
     while len(alive):
         before = ids.shape[1]
-        chunk = _chunk(settings, min(every, left), shortest - before)
-        ids = model.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, **chunk)
+        config = _remaining(settings, left, shortest - before)
+        stop = StoppingCriteriaList([_AtLength(before + every)])
+        ids = model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            past_key_values=cache,
+            stopping_criteria=stop,
+            **config,
+        )
         left -= ids.shape[1] - before
         mask = torch.cat([mask, mask.new_ones(len(ids), ids.shape[1] - before)], 1)
         ended = torch.isin(ids[:, before:], eos).any(1) | (left == 0)
@@ -255,7 +182,18 @@ def _generate_in_chunks(
     return _stacked([done[i] for i in range(len(done))], settings.pad())
 
 
-def _chunk(settings: Settings, tokens: int, shortest: int) -> dict[str, Any]:
+class _AtLength(StoppingCriteria):  # type: ignore[misc]
+    """The end of a chunk. What generate() does at the end of all tokens, it does there alone."""
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        over = input_ids.shape[1] >= self._tokens
+        return torch.full((len(input_ids),), over, device=input_ids.device)
+
+
+def _remaining(settings: Settings, tokens: int, shortest: int) -> dict[str, Any]:
     """Keywords of generate() for so many tokens more, the first `shortest` of which end nothing."""
     keywords = settings.keywords | {
         "max_length": None,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import memtools
 from memtools._bridge import connect
+from memtools.integrations._transformers_settings import accepts
 
 if TYPE_CHECKING:
     import torch
@@ -16,6 +17,12 @@ else:
 
 # Layers that keep K and V of every token. Where a window is smaller, the mask sees to it.
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+# What no other entry of a config tells.
+_BY_TYPE = {
+    "cpmant": "it puts tokens of its own before each prompt",
+    "mimo_v2_flash": "its sliding layers have twice the heads of the others",
+    "gpt_neox_japanese": "its attention takes keys and values only where they lie packed in memory",
+}
 
 
 class Geometry(NamedTuple):
@@ -30,20 +37,37 @@ class Geometry(NamedTuple):
 
 def geometry(model: Any) -> Geometry:
     """Raises ValueError for a model whose cache is not K and V of one shape in every layer."""
-    if model.config.is_encoder_decoder:
+    config = model.config
+    if config.is_encoder_decoder:
         raise ValueError(_unfit(model, "it is an encoder-decoder model, with two caches"))
-    config = model.config.get_text_config(decoder=True)
+    if not accepts(model, "past_key_values"):
+        raise ValueError(
+            f"a KVPool cannot serve {type(model).__name__}: its forward takes no past_key_values, "
+            "it keeps no keys and values; generate without a pool"
+        )
+    config = config.get_text_config(decoder=True)
     fault = _why_unfit(config)
     if fault is not None:
         raise ValueError(_unfit(model, fault))
     heads = config.num_attention_heads
     return Geometry(
         config.num_hidden_layers,
-        getattr(config, "num_key_value_heads", None) or heads,
+        _kv_heads(config),
         getattr(config, "head_dim", None) or config.hidden_size // heads,
         model.dtype,
         model.device,
     )
+
+
+def _kv_heads(config: Any) -> int:
+    """Heads of K and V in the cache. Falcon has one or, in its newer form, repeats its few before
+    they come there."""
+    if getattr(config, "new_decoder_architecture", False):
+        return int(config.num_attention_heads)
+    if getattr(config, "multi_query", False):
+        return 1
+    few = (getattr(config, name, None) for name in ("num_key_value_heads", "num_kv_heads"))
+    return int(next(filter(None, few), config.num_attention_heads))
 
 
 def _unfit(model: Any, fault: str) -> str:
@@ -57,11 +81,14 @@ def _why_unfit(config: Any) -> str | None:
         return f"it has layers of type {', '.join(sorted(others))}"
     if getattr(config, "kv_lora_rank", None) or getattr(config, "qk_head_dim", None):
         return "its keys and values differ in size (multi-head latent attention)"
+    keys, values = (getattr(config, name, None) for name in ("head_dim", "v_head_dim"))
+    if keys and values and keys != values:
+        return f"its keys have heads of {keys} elements and its values of {values}"
     if getattr(config, "num_kv_shared_layers", None) or getattr(config, "is_heterogeneous", False):
         return "its layers differ in what they keep"
     if getattr(config, "num_attention_heads", None) is None:
         return f"{type(config).__name__} has no num_attention_heads"
-    return None
+    return _BY_TYPE.get(config.model_type)
 
 
 def pool_for(

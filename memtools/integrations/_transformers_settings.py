@@ -41,7 +41,6 @@ _WHOLE_RUN_ONLY = (
     "stop_strings",
     "max_time",
     "return_dict_in_generate",
-    "forced_eos_token_id",
     "begin_suppress_tokens",
     "exponential_decay_length_penalty",
     "encoder_repetition_penalty",

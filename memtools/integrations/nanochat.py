@@ -9,13 +9,18 @@ nanochat has had two caches of that name, and engines written after either work:
     older  KVCache(batch_size, num_heads, seq_len, head_dim, num_layers)
            K, V = insert_kv(layer, k, v), (B, H, T, D); dtype and device come with the first k
 
+All caches of an engine in one pool, which a second generation finds filled with idle pages:
+
+    pool = pool_for(model, max_tokens=2048, max_sequences=16, limit="1 GiB")
+    nanochat.engine.KVCache = cache_class(pool)
+
 Memory comes as tokens do, not with the constructor; `prefill` shares the prompt's pages with all
 rows in place of copying it to each; and everything goes back when the object dies.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import memtools
 from memtools._bridge import connect
@@ -23,13 +28,67 @@ from memtools._bridge import connect
 if TYPE_CHECKING:
     import torch
 
-    from memtools import KVLease, KVPool
+    from memtools import Budget, KVLease, KVPool
 else:
     torch = connect().torch
 
 _STEP = 1024  # insert_kv() past seq_len grows by this, as nanochat does
 _ROOM = 8192  # addresses of a pool of one's own: for the rows that prefill() from it, too
 _ROWS = 256
+
+
+def pool_for(
+    model: Any,
+    max_tokens: int,
+    max_sequences: int,
+    limit: int | str | Budget | None = None,
+    **options: Any,
+) -> KVPool:
+    """A KVPool for all caches of an engine in nanochat's style.
+
+    Args:
+        model: the model, or its config: an object with `n_layer`, `n_head` and `n_embd`, and with
+            `n_kv_head` and `head_dim` where they are not what follows from these. A model also says
+            the device, and the dtype as nanochat has it: bfloat16 on CUDA, else its weights'.
+        max_tokens: of one row, the largest `seq_len` that is asked for. It costs addresses only.
+        max_sequences: rows of one cache at most.
+        limit: bytes of pages at most, an int or like `"2 GiB"`, or a Budget; None is unlimited.
+        options: passed on to KVPool; `device` and `dtype` where the model does not say them.
+
+    Raises ValueError for a config without these entries.
+    """
+    config = getattr(model, "config", model)
+    missing = [name for name in ("n_layer", "n_head", "n_embd") if not hasattr(config, name)]
+    if missing:
+        raise ValueError(
+            f"{type(config).__name__} has no {', '.join(missing)}: it is no config in nanochat's "
+            "style; make a memtools.KVPool of your own sizes"
+        )
+    heads = config.n_head
+    sizes = {
+        "num_layers": config.n_layer,
+        "num_kv_heads": getattr(config, "n_kv_head", None) or heads,
+        "head_dim": getattr(config, "head_dim", None) or config.n_embd // heads,
+        "max_tokens": max_tokens,
+        "max_sequences": max_sequences,
+        "limit": limit,
+        "name": "nanochat.KVCache",
+    }
+    return memtools.KVPool(**{**sizes, **_kind_of(model), **options})
+
+
+def _kind_of(model: Any) -> dict[str, Any]:
+    """Device and dtype of a model's cache; nothing for a config."""
+    weights = next(model.parameters(), None) if hasattr(model, "parameters") else None
+    if weights is None:
+        return {}
+    on_cuda = weights.device.type == "cuda"
+    return {"device": weights.device, "dtype": torch.bfloat16 if on_cuda else weights.dtype}
+
+
+def cache_class(pool: KVPool) -> type[KVCache]:
+    """KVCache with all its caches in `pool`: what an engine calls in place of its own class."""
+    return type("KVCache", (KVCache,), {"shared_pool": pool, "__module__": __name__})
 
 
 class KVCache:
@@ -41,7 +100,8 @@ class KVCache:
         device, dtype: of the tensors. None, in the older style: those of the first `insert_kv` or
             `prefill`.
         pool: a KVPool of these layers, heads and head_dim, for one budget, for statistics, and for
-            pages that the next cache finds ready. None makes one of its own, without a limit.
+            pages that the next cache finds ready. None takes that of `cache_class()`, or makes one
+            of its own, without a limit.
 
     `prefill(other)` shares pages where both caches are of one pool, or neither was given any.
     `reset()` and `prefill()` may move the cache, and the one it is prefilled from: take `k_cache`,
@@ -56,6 +116,7 @@ class KVCache:
     """
 
     prev_embedding: Any = None  #: free for the model's use; prefill() expands it to all rows
+    shared_pool: ClassVar[KVPool | None] = None  #: of cache_class(), used where `pool` is None
 
     def __init__(
         self,
@@ -71,6 +132,7 @@ class KVCache:
     ) -> None:
         self.batch_size, self.n_heads, self.max_seq_len = batch_size, num_heads, seq_len
         self.head_dim, self.n_layers = head_dim, num_layers
+        pool = self.shared_pool if pool is None else pool
         self._pool, self._is_own_pool = pool, pool is None
         self._lease: KVLease | None = None
         # As handed out. None where the lease has to make its buffers writable first: also after a

@@ -7,6 +7,7 @@ The page needs the extra `report` (jinja2); the facts that `memtools explain` pr
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Sequence
@@ -60,6 +61,8 @@ def write_report(
         target.write_bytes(text)  # a pipe, a device; a directory refuses by itself
         return len(text)
     _refuse_other_files(target)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such directory", str(target.parent))
     with tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.name, delete=False) as file:
         try:
             file.write(text)

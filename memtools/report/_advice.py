@@ -2,137 +2,177 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
-from memtools.report._words import count, duration, percent, size
+from memtools.report._words import count, duration, percent, shown, size
 
 if TYPE_CHECKING:
-    from memtools.report._facts import Facts
-    from memtools.report._timeline import Timeline
+    from memtools._figures import Figures
+    from memtools._series import Timeline
 
 #: reserved on a device and not allocated, as a share of reserved, that is worth a line
 IDLE = 0.25
+#: what each limit of a process counts, and what to do when it acts
+PROCESS_LIMITS = {
+    "RLIMIT_AS": "counts addresses, touched or not: raise it (ulimit -v), or limit resident memory "
+    "by a control group instead (systemd-run --scope -p MemoryMax=12G)",
+    "RLIMIT_DATA": "counts private memory, freed heap too: raise it (ulimit -d), or have freed "
+    'blocks given back: memtools.allocator_settings().set(mmap_threshold="1 MiB") at the start',
+}
+SIGNALS = {
+    "SIGTERM": "SIGTERM is a request to end: by a scheduler (time limit, preemption), by kill or "
+    "by a container that stops; memory is not its reason",
+    "SIGINT": "SIGINT is Ctrl-C, or a launcher that stops its ranks; memory is not its reason",
+    "SIGHUP": "SIGHUP comes when a terminal closes: start it under nohup, tmux or a scheduler",
+    "SIGBUS": "SIGBUS comes where a mapped file has no room: look whether /dev/shm is full "
+    "(df -h /dev/shm; docker run --shm-size), or the disk",
+    "SIGSEGV": "SIGSEGV is a fault in native code: run it with python -X faulthandler to see where",
+    "SIGABRT": "SIGABRT comes from native code that gave up, such as std::bad_alloc that nobody "
+    "catches: its last words are on stderr",
+}
 
 
-def advise(facts: Facts) -> list[str]:
+def advise(figures: Figures) -> list[str]:
     """The lines; empty when nothing is to be done."""
-    lines = _about_the_end(facts) + _about_growth(facts)
-    if facts.ending.kind == "killed" and near_limit(facts) and "guard" not in facts.kinds:
+    lines = _about_the_end(figures) + _about_growth(figures)
+    if figures.guard is not None and figures.guard_words() is not None:
+        lines.append(
+            "to stop in time, call monitor.step() in the program's own loop, or run it as a "
+            "command, which gets SIGTERM: memtools run --guard 0.9 -- python ..."
+        )
+    elif figures.ending.kind == "killed" and figures.near_limit and "guard" not in figures.kinds:
         lines.append(
             'to save a checkpoint before the limit, set monitor.guard(0.90, action="raise") and '
             "catch memtools.HostMemoryPressure"
         )
-    for device in facts.devices:
-        lines += _about_device(facts.line, device)
-    return lines + _about_cleanups(facts)
+    for device in figures.devices:
+        lines += _about_device(figures.line, device)
+    return lines + _about_cleanups(figures)
 
 
-def near_limit(facts: Facts) -> bool:
-    used = facts.used
-    return used is not None and used.near_since_seconds is not None
+# --- the end --------------------------------------------------------------------------------------
 
 
-def newest_leak(facts: Facts) -> str:
-    """The newest verdict that the run itself wrote; "" without one."""
-    return max(facts.leaks, key=lambda said: said.seconds).text if facts.leaks else ""
-
-
-def leaking(facts: Facts) -> bool:
-    """By the record's newest verdict, or where it has none, by the one made here."""
-    if facts.leaks:
-        return newest_leak(facts).startswith(("leak", "likely"))
-    return any(growth.kind in ("leak", "likely") for growth in facts.growth)
-
-
-def _about_the_end(facts: Facts) -> list[str]:
-    if "oom" in facts.kinds or "OutOfMemoryError" in facts.ending.text:
+def _about_the_end(figures: Figures) -> list[str]:
+    end = figures.ending
+    if end.out_of_memory == "device" or "oom" in figures.kinds:
         return [
             "the device ran out of memory: the oom event has the three tiers and who held most; "
             "take smaller micro-batches, or let go of what grows"
         ]
-    if facts.guards and facts.ending.kind in ("killed", "failed"):
-        return [f"the guard acted before the limit did: {facts.guards[-1].text}"]
-    if facts.ending.kind != "killed":
+    if end.out_of_memory == "budget":
+        return ["a memtools.Budget was full: give it more, or close what holds it"]
+    if end.out_of_memory == "host":
+        return _about_host_memory(figures)
+    if figures.guards and end.kind in ("killed", "failed"):
+        return [f"the guard acted before the limit did: {figures.guards[-1].text}"]
+    if end.kind != "killed":
         return []
-    if not near_limit(facts):
-        used = facts.used
-        if used is None or used.limit_bytes is None:
-            return [
-                "no limit is recorded: ask the kernel's log (dmesg) or the scheduler who killed it"
-            ]
-        room = size(max(0, used.limit_bytes - used.last_bytes))
-        return [
-            f"memory does not explain the kill, {room} were free at the last sample: ask the "
-            "kernel's log (dmesg) or the scheduler, and look for one allocation larger than that"
+    if end.signal in SIGNALS:
+        return [SIGNALS[end.signal]]
+    if end.by_memory(near=figures.near_limit):
+        return _about_the_limit(figures)
+    return _about_a_kill(figures)
+
+
+def _about_host_memory(figures: Figures) -> list[str]:
+    """The program's own error says that an allocation was refused."""
+    lines = [
+        f"{name} of {size(limit)} refused an allocation; it {PROCESS_LIMITS[name]}"
+        for name, limit in figures.process_limits.items()
+        if name in PROCESS_LIMITS
+    ]
+    if not lines and figures.near_limit:
+        lines = ["memory was at its limit when an allocation was refused"]
+    elif not lines:
+        lines = [
+            "an allocation was refused and no limit of the process is recorded: look for one that "
+            "the program sets itself, for a very large tensor, and at vm.overcommit_memory"
         ]
+    return lines + ([] if figures.verdict.grows else [_about_peak(figures)])
+
+
+def _about_the_limit(figures: Figures) -> list[str]:
+    assert figures.used is not None
     lines = ["the out-of-memory killer is the likely end: the kernel's log (dmesg) names it"]
-    if facts.used is not None and facts.used.source == "given":
+    if figures.used.source == "given":
         lines = ["it was killed at the limit that was given: what enforces that limit ended it"]
-    if not leaking(facts) and not facts.growth:
-        lines.append(_about_peak(facts))
+    if not figures.verdict.grows:
+        lines.append(_about_peak(figures))
     return lines
 
 
-def _about_peak(facts: Facts) -> str:
-    peak = next((phase for phase in facts.phases if phase.peak_bytes is not None), None)
-    where = f" in phase {_name(peak.name)}" if peak else ""
+def _about_a_kill(figures: Figures) -> list[str]:
+    room = figures.room_bytes
+    if room is None:
+        return ["no limit is recorded: ask the kernel's log (dmesg) or the scheduler who killed it"]
+    return [
+        f"memory does not explain the end, {size(room)} were free at the last sample: ask the "
+        "kernel's log (dmesg) or the scheduler, and look for one allocation larger than that"
+    ]
+
+
+def _about_peak(figures: Figures) -> str:
+    peak = next((phase for phase in figures.phases if phase.peak_bytes is not None), None)
+    where = f" in phase {shown(peak.name)}" if peak else ""
+    less = "take smaller micro-batches (memtools accumulates the gradient), fewer workers"
+    if figures.verdict.short is None:
+        return f"{figures.verdict.nothing}, its peak{where} is too high: {less}, or a higher limit"
     return (
-        f"nothing leaks, the peak{where} is too high: take smaller micro-batches "
-        "(memtools accumulates the gradient), fewer workers, or a higher limit"
+        f"the run is too short to tell a leak from a peak{where} that is too high; for the latter, "
+        f"{less}, or a higher limit"
     )
 
 
-def _name(text: str) -> str:
-    from memtools.report._words import shown
-
-    return shown(text)
+# --- growth ---------------------------------------------------------------------------------------
 
 
-def _about_growth(facts: Facts) -> list[str]:
-    if facts.holders and (leaking(facts) or facts.growth):
-        held = max((one.text for one in facts.holders), key=_rate)
-        path = held.partition("held by ")[2] or held
-        return [
-            f"stop {path} from growing: keep numbers instead of tensors (loss.item(), detach), "
-            "clear it each epoch, or bound it, as memtools.GateHistory does with gate records"
-        ]
-    if leaking(facts) and facts.leaks:
-        said = re.match(r"(\w+): \+\S+ \S+ in (\w+)", newest_leak(facts))
-        return _about_one(said[1], said[2]) if said else [_census_advice()]
-    return [line for growth in facts.growth for line in _about_one(growth.kind, growth.signal)]
+def _about_growth(figures: Figures) -> list[str]:
+    """Who holds it, else where to look; one line for the process, one for the workers."""
+    verdict = figures.verdict
+    lines: list[str] = []
+    signals = {one.signal: one.kind for one in verdict.said}
+    signals |= {rise.signal: "rise" for rise in verdict.rises}
+    own = {signal: kind for signal, kind in signals.items() if signal != "children"}
+    if own and verdict.holders:
+        best = verdict.holders[0]
+        lines.append(best.advice())
+        if not best.named:
+            lines.append(_census_advice())
+        elif best.collects and figures.own_monitor and not verdict.leaking:
+            lines.append(
+                "if it is meant to fill, declare it: "
+                f'monitor.expect_growth("its name", bytes=...) with the size of {best.place}'
+            )
+    elif own and set(own.values()) == {"fragmentation"}:
+        lines.append(
+            "what is in use does not grow, what is resident does: give it back with "
+            "monitor.cleanup_memory(), or start with MALLOC_ARENA_MAX=2"
+        )
+    elif own and any(growth.shared for growth in verdict.said):
+        lines.append(
+            "pages of mapped files are taken back under memory pressure; those of /dev/shm are "
+            "not: look what is left there (ls -l /dev/shm)"
+        )
+    elif own and not any(growth.filling for growth in verdict.said):
+        ended = figures.ending.by_memory(near=figures.near_limit)
+        lines.append(_census_advice(certain=verdict.leaking or ended))
+    if "children" in signals:
+        lines.append(
+            "the workers grow: look for what the dataset keeps from one item to the next, keep its "
+            "records in one array, so that reading them copies no pages, or take fewer workers"
+        )
+    return lines
 
 
-def _rate(holder: str) -> float:
-    """Bytes a step of a line like `+64.0 KiB/step: ...`; 0 of one that says none."""
-    match = re.match(r"\+(\d[\d,]{0,8}(?:\.\d)?) ([KMGT]?)i?B/step: ", holder)
-    return 0 if match is None else float(match[1].replace(",", "")) * 1024 ** "_KMGT".find(match[2])
-
-
-def _census_advice() -> str:
-    return (
+def _census_advice(certain: bool = True) -> str:
+    return ("" if certain else "it may be a warm-up that goes on; ") + (
         "to learn who holds what grows: before = memtools.census(), some hundred steps later "
         "print(*memtools.census().diff(before).holders(), sep='\\n')"
     )
 
 
-def _about_one(kind: str, signal: str) -> list[str]:
-    if kind == "fragmentation":
-        return [
-            "what is in use does not grow, what is resident does: give it back with "
-            "monitor.cleanup_memory(), or start with MALLOC_ARENA_MAX=2"
-        ]
-    if signal == "children" and kind in ("leak", "likely", "growing"):
-        return [
-            "the workers grow: look for what the dataset keeps from one item to the next, keep its "
-            "records in one array, so that reading them copies no pages, or take fewer workers"
-        ]
-    if kind in ("leak", "likely"):
-        return [_census_advice()]
-    return [
-        "it may be a buffer that still fills: declare it with "
-        'monitor.expect_growth("its name", bytes=...), and only growth beside it counts'
-    ]
+# --- devices and cleanups -------------------------------------------------------------------------
 
 
 def _about_device(line: Timeline, device: int) -> list[str]:
@@ -148,18 +188,18 @@ def _about_device(line: Timeline, device: int) -> list[str]:
     ]
 
 
-def _about_cleanups(facts: Facts) -> list[str]:
+def _about_cleanups(figures: Figures) -> list[str]:
     """Those that cost more than 1 % of the run and gave back less than 1 % of the peak a call."""
     lines = []
-    worth = (facts.used.peak_bytes if facts.used else 0) / 100
-    for cleanup in facts.cleanups:
-        share = cleanup.seconds / facts.seconds if facts.seconds else 0.0
+    worth = (figures.used.peak_bytes if figures.used else 0) / 100
+    for cleanup in figures.cleanups:
+        share = cleanup.seconds / figures.seconds if figures.seconds else 0.0
         freed = cleanup.freed_bytes
         if share > 0.01 and (freed is None or freed < worth * cleanup.count):
             gain = "" if freed is None else f" and freed {size(freed)}"
             lines.append(
                 f"cleanup by {cleanup.what} took {percent(share, 1)} of the run, "
                 f"{duration(cleanup.seconds)} in {count(cleanup.count, 'call')}{gain}: "
-                "do it more seldom"
+                "do it less often"
             )
     return lines

@@ -7,9 +7,11 @@ anywhere: what is not understood is left unsaid, never guessed.
 from __future__ import annotations
 
 import re
+import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memtools._oomforms import says_out_of_memory
 from memtools._size import parse_bytes
 from memtools.report._words import shown
 
@@ -23,43 +25,106 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 @dataclass(frozen=True)
 class Ending:
-    """How the run ended: `kind` is "clean", "failed" (an exception or another exit code),
-    "killed" (by a signal, or no end mark) or "running"; `text` is one clause about it."""
+    """How the run ended. `kind`: "clean", "failed" (an exception or another exit code), "killed"
+    (by a signal, or no end mark), "ended" (an end mark that nobody here understands) or "running".
+    `text`: one clause about it. `signal`: its name where one ended the run, "" where a kill left no
+    name. `out_of_memory`: "host", "device" or "budget" where an exception says that it ran out.
+    """
 
     kind: str
     text: str
+    signal: str | None = None
+    out_of_memory: str | None = None
+
+    def by_memory(self, *, near: bool) -> bool:
+        """Whether memory ended it: an exception says so, or a SIGKILL came near the limit."""
+        killed = self.kind == "killed" and self.signal in ("", "SIGKILL")
+        return self.out_of_memory is not None or (killed and near)
 
 
 def ending(record: Record) -> Ending:
     """By the newest end event, and by whether the record was closed."""
     said = next((e.text for e in reversed(record.events) if e.kind == "end"), None)
     if said is None and record.complete:
-        return Ending("clean", "it ended properly")
+        return Ending("clean", "finished")
     if said is None and record.written:
         return Ending("running", "the process is alive and still writes this record")
     if said is None:
-        return Ending("killed", "no end mark: the process was killed")
+        return Ending("killed", "no end mark: the process was killed, or left by os._exit()", "")
     how = re.sub(r"^exit\b:? ?", "", shown(said).strip())
-    code = re.fullmatch(r"(?:code )?(-?\d{1,9})", how)
+    code = re.fullmatch(r"(?:code )?(-?\d{1,9})(?:: (.*))?", how)
     if code:
-        return _by_code(int(code[1]))
+        return _by_code(int(code[1]), code[2])
+    by = re.match(r"(?:killed |ended |terminated )?(?:by )?(?:signal )?(SIG[A-Z0-9]{2,9})\b", how)
+    if by:
+        return Ending("killed", f"it was killed by {by[1]}", by[1])
     if re.match(r"killed\b", how):
-        return Ending("killed", f"it was {how}")
+        return Ending("killed", f"it was {how}", "")
     if re.match(r"exception\b", how):
-        return Ending("failed", f"it ended by {how}")
+        return _by_exception(how)
     if re.match(r"not started\b", how):
         return Ending("failed", f"it was {how}")
+    if re.match(r"start\(\) was interrupted", how):
+        return Ending("failed", "the monitor's start() was interrupted")
     if how in ("", "normal", "stop()"):
-        return Ending("clean", "it ended properly")
-    return Ending("clean", how)
+        return Ending("clean", "finished")
+    if how == "the program ended without stop()":
+        return Ending("clean", f"finished: {how}")
+    return Ending("ended", f"it ended: {how}")
 
 
-def _by_code(code: int) -> Ending:
+def _by_code(code: int, text: str | None) -> Ending:
     if code == 0:
-        return Ending("clean", "it ended properly (exit code 0)")
-    if 128 < code <= 128 + 64:
-        return Ending("killed", f"it ended with exit code {code}: signal {code - 128}")
-    return Ending("failed", f"it ended with exit code {code}")
+        return Ending("clean", "finished (exit code 0)")
+    number = -code if code < 0 else code - 128
+    if 0 < number <= 64:
+        name = _signal_name(number)
+        return Ending("killed", f"it ended with exit code {code}, which stands for {name}", name)
+    return Ending("failed", f"it ended with exit code {code}{f': {text}' if text else ''}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _by_exception(how: str) -> Ending:
+    name, _, text = how.removeprefix("exception").strip().partition(":")
+    if name == "KeyboardInterrupt":
+        return Ending("failed", "it was interrupted (KeyboardInterrupt, Ctrl-C)", "SIGINT")
+    if not says_out_of_memory(name, text):
+        return Ending("failed", f"it ended by {how}")
+    device = "OutOfMemoryError" in name or re.search(r"\b(CUDA|HIP|cu[A-Z]\w+|XPU)\b", text)
+    where = "device" if device else "budget" if name == "BudgetError" else "host"
+    return Ending("failed", f"it ran out of memory: {how}", None, where)
+
+
+def process_limits(record: Record) -> dict[str, int]:
+    """The limits of the process itself by name, as "RLIMIT_AS 5120000000 B" of a limit event says;
+    one that was lifted later, "RLIMIT_AS unlimited", does not count."""
+    found: dict[str, int] = {}
+    for event in record.events:
+        match = re.fullmatch(r"(RLIMIT_[A-Z]{1,10}) (?:(\d{1,18}) B|unlimited)", event.text)
+        if event.kind == "limit" and match:
+            found.pop(match[1], None)
+            if match[2]:
+                found[match[1]] = int(match[2])
+    return found
+
+
+def guard_set(record: Record) -> float | None:
+    """The share of the limit at which a guard waits for the end of a step."""
+    text = next((e.text for e in reversed(record.events) if e.kind == "guard_set"), "")
+    match = re.match(r"(0?\.\d{1,9}|0|1(?:\.0{1,9})?)\b", text)
+    return float(match[1]) if match else None
+
+
+def started_by_run(record: Record) -> bool:
+    """By `memtools run`, so that the script has no monitor of its own to call."""
+    start = next((event.text for event in record.events if event.kind == "start"), "")
+    return start.startswith("memtools run: ")
 
 
 def watched_from_outside(record: Record) -> bool:

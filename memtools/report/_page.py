@@ -8,9 +8,9 @@ import hashlib
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from memtools._figures import figures_of
 from memtools._version import __version__
 from memtools.errors import MemtoolsError
-from memtools.report._facts import gather
 from memtools.report._payload import as_script, payload
 from memtools.report._view import compare, names, title, view
 from memtools.report._words import shown
@@ -29,10 +29,10 @@ def page(records: list[Record], head: str | None) -> str:
 
     style = _static("uplot.css") + _static("page.css")
     library, script = _static("uplot.js"), _static("page.js")
-    facts = [gather(record) for record in records]
+    figures = [figures_of(record) for record in records]
     short = names(records)
-    data = payload(records, facts, short)
-    parts = zip(short, records, facts, strict=True)
+    data = payload(records, figures, short)
+    parts = zip(short, records, figures, strict=True)
     views = [view(i, *part, data) for i, part in enumerate(parts)]
     return template.render(
         title=shown(head) if head else title(records),
@@ -72,8 +72,7 @@ def _template() -> jinja2.Template:
         import jinja2
     except ImportError:
         raise MemtoolsError(
-            "the report needs jinja2, which is not installed; run "
-            "python -m pip install 'memtools[report]'"
+            "the report needs jinja2, which is not installed; run python -m pip install jinja2"
         ) from None
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.from_string(_static("page.html.j2"))

@@ -13,8 +13,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from memtools.report._facts import Facts, is_bytes, seconds_of, used_cells
-from memtools.report._timeline import UNKNOWN, Timeline, timeline
+from memtools._figures import Figures, is_bytes, seconds_of, used_cells
+from memtools._series import UNKNOWN, Timeline, timeline
 from memtools.report._words import shown
 
 if TYPE_CHECKING:
@@ -32,8 +32,9 @@ NEAR_ENOUGH = 0.4
 
 HOST = {
     "rss": ("Resident", "s0", True),
+    "process": ("Process, each page once", "s4", True),
     "private": ("Private", "s1", True),
-    "children_private": ("Children", "s2", True),
+    "children_private": ("Workers", "s2", True),
     "cgroup_used": ("Control group", "s3", True),
     "heap_used": ("Heap in use", "s5", False),
     "swap": ("Swap", "s6", True),
@@ -47,14 +48,16 @@ DEVICE = {
 KINDS = ("start", "end", "leak", "holder", "pressure", "guard", "oom", "cleanup", "mark", "fork")
 
 
-def payload(records: list[Record], facts: list[Facts], names: list[str]) -> Json:
-    """All of it; `facts[i]` and `names[i]` are of `records[i]`."""
+def payload(records: list[Record], figures: list[Figures], names: list[str]) -> Json:
+    """All of it; `figures[i]` and `names[i]` are of `records[i]`."""
     several = len(records) > 1
-    found = [_record(record, one, len(records)) for record, one in zip(records, facts, strict=True)]
+    found = [
+        _record(record, one, len(records)) for record, one in zip(records, figures, strict=True)
+    ]
     for drawn, name in zip(found, names, strict=True):
         drawn["name"] = name
-    charts: list[Json] = _compared(found, facts) if several else []
-    for i, (record, one) in enumerate(zip(records, facts, strict=True)):
+    charts: list[Json] = _compared(found, figures) if several else []
+    for i, (record, one) in enumerate(zip(records, figures, strict=True)):
         charts += _charts(i, record, one, found[i]["lines"])
     return {"records": found, "charts": [chart for chart in charts if chart["lines"]]}
 
@@ -65,15 +68,15 @@ def as_script(data: Json) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _record(record: Record, facts: Facts, records: int) -> Json:
-    columns = [c.name for c in record.columns if facts.line.known(c.name)]
+def _record(record: Record, figures: Figures, records: int) -> Json:
+    columns = [c.name for c in record.columns if figures.line.known(c.name)]
     cells = max(64, min(CELLS, NUMBERS // ((2 * len(columns) + 2) * records)))
-    line = facts.line if len(facts.line) <= cells else timeline(record, cells)
+    line = figures.line if len(figures.line) <= cells else timeline(record, cells)
     units = {column.name: column.unit for column in record.columns}
     drawn = [name for name in columns if is_bytes(units[name]) or name == "pressure"]
     lines = {name: _line(line.least[name], line.most[name]) for name in drawn}
-    if facts.used is not None:
-        lines |= _use(line, facts)
+    if figures.used is not None:
+        lines |= _use(line, figures)
     lanes, left_out = _lanes(record, SPANS // records)
     return {
         "ms": [ns // 10**6 for ns in line.first_ns],
@@ -86,17 +89,15 @@ def _record(record: Record, facts: Facts, records: int) -> Json:
     }
 
 
-def _use(line: Timeline, facts: Facts) -> dict[str, Json]:
+def _use(line: Timeline, figures: Figures) -> dict[str, Json]:
     """What counts against the limit, to compare records by, and a limit that has no column."""
-    assert facts.used is not None
+    assert figures.used is not None
     found = {}
-    counted = used_cells(line, facts.used.source, facts.used.limit_bytes)
-    if facts.used.of == "machine":  # its other processes are no concern of a comparison
-        counted = used_cells(line, "given", None)
+    counted = used_cells(line, figures.used.source)
     if counted is not None:
         found["= used"] = _line(counted[1], counted[1])
-    if facts.used.limit_bytes is not None:
-        found["= limit"] = {"level": facts.used.limit_bytes}
+    if figures.used.limit_bytes is not None:
+        found["= limit"] = {"level": figures.used.limit_bytes}
     return found
 
 
@@ -147,17 +148,20 @@ def _drawn(record: int, key: str, label: str, colour: str, on: bool) -> Json:
     return {"record": record, "key": key, "label": label, "colour": colour, "on": on}
 
 
-def _charts(i: int, record: Record, facts: Facts, lines: dict[str, Json]) -> list[Json]:
-    host = [_drawn(i, key, *HOST[key]) for key in HOST if key in lines and _any(lines[key])]
-    devices = {f"cuda{n}_": n for n in facts.devices}
+def _charts(i: int, record: Record, figures: Figures, lines: dict[str, Json]) -> list[Json]:
+    shown_keys = [key for key in HOST if key in lines and _any(lines[key])]
+    if "rss" in lines and lines.get("process", {}).get("most") == lines["rss"]["most"]:
+        shown_keys.remove("process")  # no page is mapped twice: one line for both
+    host = [_drawn(i, key, *HOST[key]) for key in shown_keys]
+    devices = {f"cuda{n}_": n for n in figures.devices}
     ours = {*HOST, "pressure", "cgroup_limit", "= used", "= limit"}
     for column in record.columns:
         name = column.name
         if name in lines and name not in ours and not name.startswith(tuple(devices)):
             host.append(_drawn(i, name, shown(name), f"s{(len(host) + 4) % 8}", len(host) < 6))
-    host += _limits(i, facts, lines)
+    host += _limits(i, figures, lines)
     charts = [{"place": f"r{i}-host", "unit": "bytes", "title": "Host memory", "lines": host}]
-    charts += [_device_chart(i, n, lines) for n in facts.devices]
+    charts += [_device_chart(i, n, lines) for n in figures.devices]
     if "pressure" in lines and _any(lines["pressure"]):
         stalled = [_drawn(i, "pressure", "Time stalled for memory", "s3", True)]
         title = "Memory pressure (stalls, average of 10 s)"
@@ -167,13 +171,15 @@ def _charts(i: int, record: Record, facts: Facts, lines: dict[str, Json]) -> lis
     return charts
 
 
-def _limits(i: int, facts: Facts, lines: dict[str, Json]) -> list[Json]:
+def _limits(i: int, figures: Figures, lines: dict[str, Json]) -> list[Json]:
     """The limit that counts, drawn where memory comes near it."""
-    if facts.used is None or facts.used.limit_bytes is None:
+    if figures.used is None or figures.used.limit_bytes is None:
         return []
-    near = facts.used.peak_bytes >= NEAR_ENOUGH * facts.used.limit_bytes
-    key = "cgroup_limit" if facts.used.source == "cgroup" else "= limit"
-    return [_drawn(i, key, f"Limit ({facts.used.source})", "limit", near)]
+    if figures.used.source == "machine":
+        return []  # which other programs use as well: it would press the process's lines flat
+    near = figures.used.peak_bytes >= NEAR_ENOUGH * figures.used.limit_bytes
+    key = "cgroup_limit" if figures.used.source == "cgroup" else "= limit"
+    return [_drawn(i, key, f"Limit ({figures.used.source})", "limit", near)]
 
 
 def _device_chart(i: int, device: int, lines: dict[str, Json]) -> Json:
@@ -187,10 +193,10 @@ def _device_chart(i: int, device: int, lines: dict[str, Json]) -> Json:
     return {"place": f"r{i}-cuda{device}", "unit": "bytes", "title": title, "lines": found}
 
 
-def _compared(records: list[Json], facts: list[Facts]) -> list[Json]:
+def _compared(records: list[Json], figures: list[Figures]) -> list[Json]:
     """One line per record: what counts against the limit, and allocated on each device."""
     titles = {"= used": "Host memory of all"}
-    for n in sorted({n for one in facts for n in one.devices}):
+    for n in sorted({n for one in figures for n in one.devices}):
         titles[f"cuda{n}_allocated"] = f"Allocated on cuda:{n} of all"
     charts = []
     for number, (key, title) in enumerate(titles.items()):
@@ -201,16 +207,17 @@ def _compared(records: list[Json], facts: list[Facts]) -> list[Json]:
         ]
         place = f"all-{number}"
         charts.append({"place": place, "unit": "bytes", "title": title, "lines": lines})
-    _one_limit(charts[0], records, facts)
+    _one_limit(charts[0], records, figures)
     return charts
 
 
-def _one_limit(chart: Json, records: list[Json], facts: list[Facts]) -> None:
+def _one_limit(chart: Json, records: list[Json], figures: list[Figures]) -> None:
     """The limit, where all that have one have the same."""
-    limits = {one.used.limit_bytes for one in facts if one.used and one.used.limit_bytes}
+    ours = [one.used for one in figures if one.used and one.used.source != "machine"]
+    limits = {one.limit_bytes for one in ours if one.limit_bytes}
     at = next((i for i, record in enumerate(records) if "= limit" in record["lines"]), None)
     if len(limits) == 1 and at is not None:
-        peak = max(one.used.peak_bytes for one in facts if one.used)
+        peak = max(one.used.peak_bytes for one in figures if one.used)
         near = peak >= NEAR_ENOUGH * min(limits)
         chart["lines"].append(_drawn(at, "= limit", "Limit", "limit", near))
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import datetime
 import os
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from memtools.report._advice import advise, leaking, newest_leak
+from memtools._figures import Use, is_bytes, of, seconds_of
+from memtools.report._advice import advise
 from memtools.report._explain import sentence
-from memtools.report._facts import headline, is_bytes, seconds_of, standing
 from memtools.report._payload import slug
 from memtools.report._words import count, duration, percent, shown, size, tight
 
 if TYPE_CHECKING:
+    from memtools._figures import Figures, Tier
     from memtools._record import Record, RecordEvent
-    from memtools.report._facts import Facts, Said, Tier
 
 ENDINGS = {
-    "clean": "Ended properly",
+    "clean": "Finished",
+    "ended": "Ended",
     "failed": "Failed",
     "killed": "Killed",
     "running": "Still running",
@@ -50,7 +50,7 @@ class View:
 
     number: int
     name: str
-    facts: Facts
+    figures: Figures
     charts: list[tuple[str, str]]
     ending: str = ""
     headline: str = ""
@@ -68,7 +68,7 @@ class View:
     columns: list[list[str]] = field(default_factory=list)
 
 
-def view(number: int, name: str, record: Record, facts: Facts, data: dict[str, Any]) -> View:
+def view(number: int, name: str, record: Record, figures: Figures, data: dict[str, Any]) -> View:
     rows = max(20, EVENTS // len(data["records"]))
     events = [event for event in record.events if event.kind != "phase"]
     events.sort(key=lambda event: event.time_ns)
@@ -78,30 +78,30 @@ def view(number: int, name: str, record: Record, facts: Facts, data: dict[str, A
     return View(
         number=number,
         name=name,
-        facts=facts,
+        figures=figures,
         charts=[pair for pair in places if pair[0].startswith(f"r{number}-")],
-        ending=ENDINGS[facts.ending.kind],
-        headline=_headline(facts),
-        started=_started(facts.start),
-        samples=count(facts.samples, "sample"),
+        ending=ENDINGS[figures.ending.kind],
+        headline=_headline(figures),
+        started=_started(figures.start),
+        samples=count(figures.samples, "sample"),
         lanes_note=_lanes_note(data["records"][number]),
-        no_leaks=sentence(facts.not_judged or "nothing grows"),
+        no_leaks=sentence(figures.verdict.short or figures.verdict.nothing),
         more_events=f"{hidden:,} more events between these are not shown." if hidden > 0 else "",
-        advice=[tight(sentence(line)) for line in advise(facts)],
-        tiles=_tiles(facts),
-        leaks=_leaks(facts),
-        phases=_phases(facts),
-        cleanups=_cleanups(facts),
+        advice=[tight(sentence(line)) for line in advise(figures)],
+        tiles=_tiles(figures),
+        leaks=_leaks(figures),
+        phases=_phases(figures),
+        cleanups=_cleanups(figures),
         events=[_event(record, event) for event in first + last],
-        columns=[_column(tier) for tier in facts.tiers],
+        columns=[_column(tier) for tier in figures.tiers],
     )
 
 
-def _headline(facts: Facts) -> str:
+def _headline(figures: Figures) -> str:
     """Without what the badge beside it says already."""
-    if facts.ending.kind == "clean":
-        return tight(sentence(standing(facts))) if facts.used else ""
-    return tight(sentence(headline(facts)))
+    if figures.ending.kind == "clean":
+        return tight(sentence(figures.standing())) if figures.used else ""
+    return tight(sentence(figures.headline()))
 
 
 def _started(seconds: float) -> str:
@@ -129,103 +129,103 @@ def kind_of(name: str) -> Kind:
 # --- figures at the top ---------------------------------------------------------------------------
 
 
-def _tiles(facts: Facts) -> list[Tile]:
-    tiles = _used_tiles(facts) + _growth_tiles(facts)
-    for device in facts.devices:
-        tiers = {tier.name: tier for tier in facts.tiers}
+def _tiles(figures: Figures) -> list[Tile]:
+    tiles = _used_tiles(figures) + _growth_tiles(figures)
+    for device in figures.devices:
+        tiers = {tier.name: tier for tier in figures.tiers}
         allocated = tiers.get(f"cuda{device}_allocated")
         reserved = tiers.get(f"cuda{device}_reserved")
         if allocated is not None:
             remark = f"reserved {size(reserved.peak)}" if reserved else ""
             tiles.append(Tile(f"Peak of cuda:{device}", size(allocated.peak), remark))
-    if facts.steps:
-        each = duration(facts.seconds / facts.steps)
-        tiles.append(Tile("Steps", f"{facts.steps:,}", f"{each} each"))
-    tiles.append(Tile("Duration", duration(facts.seconds), count(facts.samples, "sample")))
+    if figures.steps:
+        each = duration(figures.seconds / figures.steps)
+        tiles.append(Tile("Steps", f"{figures.steps:,}", f"{each} each"))
+    tiles.append(Tile("Duration", duration(figures.seconds), count(figures.samples, "sample")))
     return tiles
 
 
-def _used_tiles(facts: Facts) -> list[Tile]:
-    used = facts.used
-    if used is None:
-        return []
-    at = f"at {duration(used.peak_seconds)}"
-    shares: list[float | None] = [None, None]
-    if used.limit_bytes is None:
-        remarks = [f"{at}, no limit recorded", used.of]
-    else:
-        limit = f"of {size(used.limit_bytes)} ({used.source} limit)"
-        parts = [percent(n, used.limit_bytes) for n in (used.peak_bytes, used.last_bytes)]
-        remarks = [tight(f"{parts[0]} {limit}, {at}"), f"{parts[1]} of the limit"]
-        shares = [_share(n, used.limit_bytes) for n in (used.peak_bytes, used.last_bytes)]
-    machine = used.of == "machine"
-    own = _own_peak(facts) if machine else []
-    return own + [
-        Tile(
-            "Peak of the machine" if machine else "Peak",
-            size(used.peak_bytes),
-            remarks[0],
-            shares[0],
-        ),
-        Tile(
-            "Machine at the end" if machine else "At the end",
-            size(used.last_bytes),
-            remarks[1],
-            shares[1],
-        ),
-    ]
+def _used_tiles(figures: Figures) -> list[Tile]:
+    """The process, its workers and the machine: three figures under three names, and the one that
+    counts against the limit with its share."""
+    used, name = figures.used, "process tree" if figures.outside else "process"
+    tiles = []
+    if figures.process is not None:
+        tiles.append(_peak_tile(f"Peak of the {name}", figures.process, figures, "process"))
+    if figures.workers is not None and figures.together is not None:
+        both = _peak_tile("Peak with its workers", figures.together, figures, "process and workers")
+        theirs = (
+            f"{figures.workers.most:,} at most, {size(figures.workers.peak_bytes)} of their own"
+        )
+        tiles += [both, Tile("Workers", size(figures.workers.peak_bytes), theirs)]
+    if used is not None and used.of == "control group":
+        group = Use(used.last_bytes, used.peak_bytes, used.peak_seconds)
+        tiles.append(_peak_tile("Peak of the control group", group, figures, "control group"))
+    if used is not None and used.limit_bytes is not None and used.source != "machine":
+        remark = f"{percent(used.last_bytes, used.limit_bytes)} of the limit"
+        share = _share(used.last_bytes, used.limit_bytes)
+        tiles.append(Tile("At the end", size(used.last_bytes), remark, share))
+    if figures.machine is not None and (used is None or used.source == "machine"):
+        machine = figures.machine
+        share = _share(machine.last_bytes, machine.total_bytes)
+        remark = tight(f"{of(machine.last_bytes, machine.total_bytes)} in use at the end")
+        tiles.append(Tile("Machine, all programs", size(machine.last_bytes), remark, share))
+    return tiles
 
 
-def _own_peak(facts: Facts) -> list[Tile]:
-    """Of the process, beside a machine that it shares with others."""
-    peaks = {tier.name: tier for tier in facts.tiers}
-    own = peaks.get("rss")
-    return [Tile("Peak", size(own.peak), f"at {duration(own.peak_seconds)}")] if own else []
+def _peak_tile(name: str, use: Use, figures: Figures, counted: str) -> Tile:
+    used = figures.used
+    at = "" if use.peak_seconds is None else f"at {duration(use.peak_seconds)}"
+    if used is None or used.limit_bytes is None:
+        return Tile(
+            name, size(use.peak_bytes), at + ("" if used is None else ", no limit recorded")
+        )
+    if used.of != counted or used.source == "machine":
+        return Tile(name, size(use.peak_bytes), at)
+    limit = f"of {size(used.limit_bytes)} ({used.source} limit)"
+    remark = f"{percent(use.peak_bytes, used.limit_bytes)} {limit}" + (f", {at}" if at else "")
+    return Tile(name, size(use.peak_bytes), tight(remark), _share(use.peak_bytes, used.limit_bytes))
 
 
 def _share(part: int, whole: int) -> float:
     return min(100.0, 100 * part / whole)
 
 
-def _growth_tiles(facts: Facts) -> list[Tile]:
-    tiles = []
-    said = re.match(r"(\w+): (\+\S+ \S+/step) in (\w+)", newest_leak(facts))
-    if said and leaking(facts) and not any(g.kind in ("leak", "likely") for g in facts.growth):
-        tiles.append(Tile("Growth at the end", said[2], f"{said[1]}, in {said[3]}"))
-    elif facts.growth:
-        growth = max(facts.growth, key=lambda g: (g.kind in ("leak", "likely"), g.rate_bytes))
+def _of_rise(signal: str) -> str:
+    return f"{'of the workers, ' if signal == 'children' else ''}too short to judge"
+
+
+def _growth_tiles(figures: Figures) -> list[Tile]:
+    verdict = figures.verdict
+    if verdict.said:
+        growth = verdict.said[0]
         rate = f"+{size(growth.rate_bytes)}/{growth.per}"
-        tiles.append(
-            Tile("Growth at the end", rate, f"{growth.kind}, in {growth.signal}{growth.cost()}")
-        )
-    else:
-        tiles.append(Tile("Growth at the end", "none" if facts.not_judged is None else "unknown"))
-    return tiles
+        remark = f"{growth.kind}, in {growth.signal}{growth.cost()}"
+        return [Tile("Growth at the end", rate, remark)]
+    if verdict.rises:
+        rise = verdict.rises[0]
+        return [
+            Tile("Growth at the end", f"+{size(rise.rate_bytes)}/{rise.per}", _of_rise(rise.signal))
+        ]
+    return [Tile("Growth at the end", "none" if verdict.short is None else "unknown")]
 
 
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def _leaks(facts: Facts) -> list[dict[str, Any]]:
-    said = sorted(
-        [(one, "leak") for one in facts.leaks] + [(one, "holder") for one in facts.holders],
-        key=lambda pair: pair[0].seconds,
-    )
-    rows = [_leak(one, kind) for one, kind in said]
-    if not facts.leaks:
-        rows += [
-            {"when": "at the end", "kind": kind_of("leak"), "text": f"{growth}, judged afterwards"}
-            for growth in facts.growth
-        ]
-    return rows
+def _leaks(figures: Figures) -> list[dict[str, Any]]:
+    """The verdict, then who holds what grows, each with the time when the run found it."""
+    found, verdict = [], figures.verdict
+    texts = {holder.text: holder.seconds for holder in verdict.holders}
+    for text in figures.growth_lines(quiet=not verdict.said and bool(verdict.growth)):
+        seconds = texts.get(text)
+        when = "at the end" if seconds is None else duration(seconds)
+        kind = kind_of("leak" if seconds is None else "holder")
+        found.append({"when": when, "kind": kind, "text": text})
+    return found
 
 
-def _leak(one: Said, kind: str) -> dict[str, Any]:
-    times = "" if one.count == 1 else f" (said {one.count:,} times)"
-    return {"when": duration(one.seconds), "kind": kind_of(kind), "text": one.text + times}
-
-
-def _phases(facts: Facts) -> list[list[str]]:
+def _phases(figures: Figures) -> list[list[str]]:
     return [
         [
             shown(phase.name),
@@ -233,22 +233,22 @@ def _phases(facts: Facts) -> list[list[str]]:
             f"{phase.count:,}",
             duration(phase.seconds),
             duration(phase.seconds / phase.count) if phase.count else "",
-            percent(phase.seconds, facts.seconds),
+            percent(phase.seconds, figures.seconds),
         ]
-        for phase in facts.phases
+        for phase in figures.phases
     ]
 
 
-def _cleanups(facts: Facts) -> list[list[str]]:
+def _cleanups(figures: Figures) -> list[list[str]]:
     rows = []
-    for one in facts.cleanups:
+    for one in figures.cleanups:
         freed = one.freed_bytes
         rows.append(
             [
                 one.what,
                 f"{one.count:,}",
                 duration(one.seconds),
-                percent(one.seconds, facts.seconds),
+                percent(one.seconds, figures.seconds),
                 "unknown" if freed is None else size(freed),
                 "" if freed is None or not one.seconds else size(freed / one.seconds / 1e3),
             ]
@@ -284,12 +284,12 @@ def _column(tier: Tier) -> list[str]:
 
 def compare(views: list[View], data: dict[str, Any]) -> dict[str, Any]:
     """The table and the charts that hold all records at once."""
-    devices = sorted({device for view in views for device in view.facts.devices})
+    devices = sorted({device for view in views for device in view.figures.devices})
     names = ["Peak", "Of the limit", "Growth", "Steps", "Each step", "Duration"]
     names += [f"Peak of cuda:{device}" for device in devices]
     return {
         "names": names,
-        "rows": [{"view": view, "cells": _cells(view.facts, devices)} for view in views],
+        "rows": [{"view": view, "cells": _cells(view.figures, devices)} for view in views],
         "charts": [
             (chart["place"], chart["title"])
             for chart in data["charts"]
@@ -298,17 +298,18 @@ def compare(views: list[View], data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _cells(facts: Facts, devices: list[int]) -> list[str]:
-    used, growth = facts.used, _growth_tiles(facts)[0].value
+def _cells(figures: Figures, devices: list[int]) -> list[str]:
+    used, growth = figures.used, _growth_tiles(figures)[0].value
     limit = used.limit_bytes if used and used.source != "machine" else None
-    peaks = {tier.name: size(tier.peak) for tier in facts.tiers}
+    peak = figures.together or used
+    peaks = {tier.name: size(tier.peak) for tier in figures.tiers}
     return [
-        next((tile.value for tile in _used_tiles(facts)), ""),
+        "" if peak is None else size(peak.peak_bytes),
         percent(used.peak_bytes, limit) if used and limit else "no limit",
         growth,
-        f"{facts.steps:,}" if facts.steps else "",
-        duration(facts.seconds / facts.steps) if facts.steps else "",
-        duration(facts.seconds),
+        f"{figures.steps:,}" if figures.steps else "",
+        duration(figures.seconds / figures.steps) if figures.steps else "",
+        duration(figures.seconds),
         *(peaks.get(f"cuda{device}_allocated", "") for device in devices),
     ]
 

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static int check_cases;
+static int check_cases __attribute__((unused)); /* fuzz targets have checks, and no cases */
 
 #define CHECK(cond)                                                                                \
     do {                                                                                           \

@@ -17,11 +17,11 @@ floats(size_t n)
 static double
 error_of(const float *x, size_t n)
 {
-    double exact = 0;
+    long double exact = 0; /* one after the other, a double's own error would count */
 
     for (size_t i = 0; i < n; i++)
-        exact += (double)x[i] * (double)x[i];
-    return fabs(sqrt(mt_grad_square(MT_F32, x, n).squares / exact) - 1);
+        exact += (long double)x[i] * (long double)x[i];
+    return fabs(sqrt(mt_grad_square(MT_F32, x, n).squares / (double)exact) - 1);
 }
 
 /* Equal values err all the same way, block after block: the worst that a long tensor can do. */
@@ -61,6 +61,28 @@ very_large_and_very_small_values_keep_all_digits(void)
         x[i] = i % 4096 == 77 ? 1e30f : 1e-3f;
     CHECK(error_of(x, N) <= 1e-13);
     free(x);
+}
+
+/* A sum of 0 in float is said of zeros of both signs, and of what float squares lose. */
+static void
+zeros_are_told_from_what_vanishes(void)
+{
+    enum { N = 2 * 4096 + 77 };
+    double room[N];
+
+    for (size_t d = 0; d < 4; d++) {
+        mt_grad_span s = {room, N, dtypes[d]};
+        double tiny = dtypes[d] == MT_F16 ? 0x1p-24 : 0x1p-133; /* the least that all have */
+
+        for (size_t i = 0; i < N; i++)
+            grad_put(&s, i, i % 3 == 0 ? -0.0 : 0.0);
+        CHECK(mt_grad_square(s.dtype, room, N).squares == 0);
+        for (size_t at = 0; at < N; at += 13) {
+            grad_put(&s, at, -tiny);
+            CHECK(mt_grad_square(s.dtype, room, N).squares == tiny * tiny);
+            grad_put(&s, at, 0);
+        }
+    }
 }
 
 static void
@@ -179,6 +201,7 @@ main(void)
 {
     RUN(a_norm_is_right_to_1e_7);
     RUN(very_large_and_very_small_values_keep_all_digits);
+    RUN(zeros_are_told_from_what_vanishes);
     RUN(float64_is_squared_in_double);
     RUN(each_infinity_and_nan_is_counted);
     RUN(a_factor_and_a_limit_do_what_one_element_says);

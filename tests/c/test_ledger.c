@@ -319,8 +319,10 @@ a_suballocation_asks_its_own_members_before_its_parents(void)
 
     family_begin(&f, 60);
     CHECK(mt_ledger_reclaim(f.sub, f.p[3].member, 15) == 15);
-    CHECK(f.order == 42 && f.p[2].idle == 5); /* 2 gave the rest */
-    CHECK(mt_ledger_reclaim(f.sub, f.p[3].member, 1) == 1);
+    CHECK(f.order == 42 && f.p[2].idle == 5);                /* 2 gave the rest */
+    CHECK(mt_ledger_reclaim(f.sub, f.p[3].member, 15) == 0); /* there is room now */
+    CHECK(f.order == 42);
+    CHECK(mt_ledger_reclaim(f.sub, f.p[3].member, 16) == 1);
     CHECK(f.order == 4242 && f.p[3].idle == 10);
     family_end(&f);
 }
@@ -333,8 +335,9 @@ nobody_is_asked_in_vain(void)
     family_begin(&f, 45); /* 40 are used: no parent's member can make room for 20 more */
     CHECK(mt_ledger_reclaim(f.sub, f.p[3].member, 20) == 10);
     CHECK(f.order == 4 && mt_ledger_idle(f.root, NULL) == 40);
-    CHECK(mt_ledger_reclaim(f.sub, f.p[3].member, 15) == 15); /* here they can */
-    CHECK(f.order == 4425);
+    CHECK(mt_ledger_reclaim(f.sub, f.p[3].member, 15) == 5); /* here they can, beside the 10 */
+    CHECK(f.order == 442);
+    CHECK(mt_ledger_available(f.sub) == 15);
     family_end(&f);
 }
 

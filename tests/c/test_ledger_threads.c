@@ -9,6 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "core/ledger_private.h"
+#include "os/forkmark_linux.h"
 #include "rng.h"
 
 enum { THREADS = 4, ROUNDS = 3000 };
@@ -243,6 +245,7 @@ leaving_waits_for_the_answer(void)
         pthread_t thread;
 
         CHECK(mt_ledger_join(ledger, "slow", 0, &ops, &s.member, NULL) == MT_OK);
+        CHECK(mt_member_reserve(s.member, 10, NULL) == MT_OK);
         CHECK(pthread_create(&thread, NULL, reclaim_from_slow, ledger) == 0);
         while (!s.asked)
             sched_yield();
@@ -311,6 +314,125 @@ a_child_of_fork_can_free_what_the_parent_waits_on(void)
     mt_ledger_drop(s.ledger);
 }
 
+/* What a child of this process does with everything here; the parent's exit status is its. */
+static void
+use_in_child(mt_ledger *ledger, mt_ledger *sub, mt_member *m, const part *asked)
+{
+    mt_holder lines[8];
+    mt_member *own;
+
+    alarm(20); /* ends a child that waits for ever */
+    CHECK(mt_ledger_used(ledger) == 40 && mt_ledger_used(sub) == 30);
+    CHECK(mt_ledger_is_first(ledger, mt_ledger_enter(ledger)));
+    CHECK(mt_ledger_reclaim(ledger, NULL, 100) == 0 && asked->asked == 1);
+    CHECK(mt_ledger_report(ledger, lines, 8) == 3 && lines[0].idle == 0);
+    CHECK(mt_ledger_join(sub, "own", 0, NULL, &own, NULL) == MT_OK);
+    CHECK(mt_member_reserve(own, 5, NULL) == MT_OK);
+    CHECK(mt_member_reserve(own, 60, NULL) == MT_ELIMIT);
+    mt_member_release(m, 10);
+    CHECK(mt_ledger_used(ledger) == 35);
+    CHECK(!mt_ledger_wait(ledger, mt_ledger_changes(ledger), 1));
+    mt_ledger_leave(own);
+    mt_ledger_leave(m);
+    _exit(0);
+}
+
+typedef struct forker {
+    part p;
+    mt_ledger *ledger, *sub;
+    mt_member *m;
+    size_t children;
+} forker;
+
+/* Called with the ledger's turn held: the child inherits it so. */
+static size_t
+fork_while_asked(void *ctx, size_t bytes)
+{
+    forker *f = ctx;
+    pid_t child;
+    int status;
+
+    (void)bytes;
+    f->p.asked++;
+    if ((child = fork()) == 0) use_in_child(f->ledger, f->sub, f->m, &f->p);
+    CHECK(child > 0 && waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    f->children++;
+    return 0;
+}
+
+typedef struct halfway {
+    mt_ledger *ledger;
+    _Atomic int there, go_on;
+} halfway;
+
+/* Stays in the middle of a reservation. */
+static void *
+reserve_slowly(void *arg)
+{
+    halfway *h = arg;
+    mt_tree *tree = h->ledger->tree;
+
+    mt_tree_take(tree, &tree->lock);
+    h->ledger->line.reserved -= 7;
+    h->there = 1;
+    while (!h->go_on)
+        sched_yield();
+    h->ledger->line.reserved += 7;
+    mt_lock_give(&tree->lock);
+    return NULL;
+}
+
+/* So does a child forked while another thread is halfway through a reservation, and one forked by
+ * a child. */
+static void
+fork_while_reserving(forker *f)
+{
+    halfway h = {.ledger = f->ledger};
+    pthread_t thread;
+    pid_t child;
+    int status;
+
+    CHECK(pthread_create(&thread, NULL, reserve_slowly, &h) == 0);
+    while (!h.there)
+        sched_yield();
+    if ((child = fork()) == 0) {
+        CHECK(mt_ledger_used(f->ledger) == 40);
+        if ((child = fork()) == 0) use_in_child(f->ledger, f->sub, f->m, &f->p);
+        CHECK(waitpid(child, &status, 0) == child);
+        _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+    }
+    h.go_on = 1;
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(child > 0 && waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void
+a_child_of_fork_has_locks_and_sums_of_its_own(void)
+{
+    forker f = {.children = 0};
+    mt_member_ops ops = {.give_back = fork_while_asked, .idle = part_idle, .ctx = &f};
+    uint64_t waits;
+
+    f.ledger = make_ledger(&mt_alloc_libc, 80, "root", NULL);
+    CHECK(mt_ledger_notice_forks(f.ledger, &mt_home_linux, NULL) == MT_OK);
+    f.sub = make_ledger(&mt_alloc_libc, 60, "sub", f.ledger);
+    mt_lock_init(&f.p.lock);
+    CHECK(mt_ledger_join(f.ledger, "asked", -1, &ops, &f.p.member, NULL) == MT_OK);
+    CHECK(mt_ledger_join(f.sub, "m", 0, NULL, &f.m, NULL) == MT_OK);
+    CHECK(mt_member_reserve(f.p.member, 10, NULL) == MT_OK);
+    CHECK(mt_member_reserve(f.m, 30, NULL) == MT_OK);
+    waits = mt_ledger_enter(f.ledger); /* nobody waits before the child */
+    CHECK(mt_ledger_reclaim(f.ledger, f.m, 50) == 0 && f.children == 1);
+    fork_while_reserving(&f);
+    mt_ledger_quit(f.ledger, waits);
+    part_leave(&f.p);
+    mt_ledger_leave(f.m);
+    mt_ledger_drop(f.sub);
+    mt_ledger_drop(f.ledger);
+}
+
 int
 main(void)
 {
@@ -319,5 +441,6 @@ main(void)
     RUN(those_who_wait_are_served_in_order);
     RUN(leaving_waits_for_the_answer);
     RUN(a_child_of_fork_can_free_what_the_parent_waits_on);
+    RUN(a_child_of_fork_has_locks_and_sums_of_its_own);
     CHECK_DONE();
 }

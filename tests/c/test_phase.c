@@ -13,6 +13,7 @@ typedef struct memory {
     uint64_t bytes, high, clock;
     bool can_reset, can_read;
     int closed;
+    mt_gauge again;
 } memory;
 
 static void
@@ -58,7 +59,7 @@ sim_close(void *ctx)
 static mt_peaks *
 peaks_over(memory *m, const mt_alloc *mem)
 {
-    mt_mark_ops ops = {sim_reset, sim_high, sim_now, sim_time, sim_close, m};
+    mt_mark_ops ops = {sim_reset, sim_high, sim_now, sim_time, sim_close, m, &m->again};
     mt_peaks *peaks = NULL;
 
     *m = (memory){.bytes = 100, .high = 900, .can_reset = true, .can_read = true};
@@ -116,6 +117,43 @@ an_outer_peak_is_the_most_of_its_inner_ones_and_its_own_stretches(void)
     CHECK(leave(ph, outer).peak == 700);
     mt_phases_free(ph);
     CHECK(m.closed == 1);
+}
+
+/* The kernel counts a page for each place that it is mapped to. */
+static void
+what_is_mapped_again_is_no_peak(void)
+{
+    memory m;
+    mt_phases *ph = phases_over(&m, 8);
+    uint64_t token;
+    mt_phase_seen seen;
+
+    token = enter(ph, "forks");
+    mt_gauge_add(&m.again, 800);
+    set(&m, 1000);
+    CHECK((seen = leave(ph, token)).peak == 200 && !seen.exact);
+    token = enter(ph, "still mapped");
+    set(&m, 1300), set(&m, 900);
+    CHECK((seen = leave(ph, token)).peak == 500 && !seen.exact);
+    token = enter(ph, "some go, others come");
+    mt_gauge_subtract(&m.again, 800);
+    mt_gauge_add(&m.again, 100);
+    set(&m, 950); /* more than what the mark, less all that ever was, would tell */
+    CHECK((seen = leave(ph, token)).peak == 850 && !seen.exact);
+    token = enter(ph, "all go");
+    mt_gauge_subtract(&m.again, 100);
+    CHECK((seen = leave(ph, token)).peak == 950 && !seen.exact);
+    token = enter(ph, "none");
+    set(&m, 990);
+    CHECK((seen = leave(ph, token)).peak == 990 && seen.exact);
+    m.can_reset = false;
+    mt_gauge_add(&m.again, 90);
+    token = enter(ph, "no mark");
+    CHECK((seen = leave(ph, token)).peak == 900 && !seen.exact);
+    m.can_read = false;
+    token = enter(ph, "nothing to read");
+    CHECK((seen = leave(ph, token)).peak == MT_UNKNOWN && !seen.exact);
+    mt_phases_free(ph);
 }
 
 /* Random beginnings and ends in any order; every peak against the whole series. */
@@ -326,6 +364,7 @@ int
 main(void)
 {
     RUN(an_outer_peak_is_the_most_of_its_inner_ones_and_its_own_stretches);
+    RUN(what_is_mapped_again_is_no_peak);
     RUN(any_overlap_is_exact);
     RUN(without_a_reset_a_peak_is_what_the_ends_saw);
     RUN(a_token_is_good_once);

@@ -13,11 +13,14 @@ enum { ROWS = 2000, COLUMNS = MT_SAMPLER_HOST + MT_SAMPLER_DEVICE, DECISIONS = 2
 
 static const unsigned char home = 1;
 static const mt_record_column columns[COLUMNS] = {
-    {"step", "count", ""},       {"rss", "B", ""},         {"private", "B", ""},
-    {"swap", "B", ""},           {"cgroup_used", "B", ""}, {"cgroup_limit", "B", ""},
-    {"available", "B", ""},      {"pressure", "%", ""},    {"heap_used", "B", ""},
-    {"children", "", ""},        {"children_p", "B", ""},  {"cuda0_allocated", "B", ""},
-    {"cuda0_reserved", "B", ""}, {"cuda0_free", "B", ""},  {"cuda0_total", "B", ""}};
+    {"step", "count", ""},        {"rss", "B", ""},
+    {"private", "B", ""},         {"swap", "B", ""},
+    {"cgroup_used", "B", ""},     {"cgroup_limit", "B", ""},
+    {"available", "B", ""},       {"pressure", "%", ""},
+    {"heap_used", "B", ""},       {"children", "", ""},
+    {"children_p", "B", ""},      {"process", "B", ""},
+    {"cuda0_allocated", "B", ""}, {"cuda0_reserved", "B", ""},
+    {"cuda0_free", "B", ""},      {"cuda0_total", "B", ""}};
 
 typedef struct decision {
     uint64_t tick;
@@ -37,13 +40,13 @@ next_row(rng *r, uint64_t row[COLUMNS])
 {
     row[0] += rng_below(r, 40);
     row[1] = GIB + rng_below(r, 9) * GIB;
-    row[4] = row[1];
+    row[4] = row[11] = row[1];
     row[5] = 10 * GIB;
     row[6] = rng_below(r, 8) == 0 ? MT_UNKNOWN : 4 * GIB;
-    row[11] = rng_below(r, 10) * GIB;
-    row[12] = row[11] + rng_below(r, 31) * GIB;
-    row[14] = 40 * GIB;
-    row[13] = row[14] - row[12];
+    row[12] = rng_below(r, 10) * GIB;
+    row[13] = row[12] + rng_below(r, 31) * GIB;
+    row[15] = 40 * GIB;
+    row[14] = row[15] - row[13];
 }
 
 static void *
@@ -76,7 +79,7 @@ sample_of(const uint64_t *row)
     x.cgroup_limit = row[5];
     x.available = row[6];
     x.devices = 1;
-    x.device[0] = (mt_device_sample){row[11], MT_UNKNOWN, row[12], row[13], row[14], MT_UNKNOWN};
+    x.device[0] = (mt_device_sample){row[12], MT_UNKNOWN, row[13], row[14], row[15], MT_UNKNOWN};
     return x;
 }
 

@@ -191,6 +191,36 @@ what_cannot_be_seen_is_unknown_and_what_is_not_there_unlimited(void)
     }
 }
 
+/* overlayfs names all its layers in one line; the rest of one that is too long says nothing. */
+static void
+the_rest_of_a_line_that_is_too_long_is_no_line(void)
+{
+    static char lines[40000];
+    mt_probe_linux *p;
+    proctree t;
+
+    tree_begin(&t);
+    plant_v2(&t);
+    for (size_t length = 8180; length < 8200; length++) { /* where the buffer of the reader ends */
+        size_t at = (size_t)snprintf(lines, sizeof lines, "1 2 0:3 / /o rw - overlay o lower=");
+        memset(lines + at, 'x', length - at);
+        snprintf(lines + length, sizeof lines - length, "%s",
+                 "9 2 0:2 / /wrong rw - cgroup2 cgroup2 rw\n"
+                 "3 2 0:2 / /cg2 rw - cgroup2 cgroup2 rw\n");
+        plant(&t, "proc/self/mountinfo", lines);
+        p = probe_on(t.root);
+        CHECK(sample(p, HOST).cgroup_limit == 8000);
+        CHECK(strstr(mt_probe_linux_cgroup(p)->dir, "/cg2/") != NULL);
+        mt_probe_linux_free(p);
+    }
+    memset(lines, 'x', sizeof lines - 1); /* several buffers long, and the file ends in it */
+    plant(&t, "proc/self/mountinfo", lines);
+    p = probe_on(t.root);
+    CHECK(sample(p, HOST).cgroup_limit == MT_UNKNOWN);
+    mt_probe_linux_free(p);
+    tree_end(&t);
+}
+
 static void
 an_empty_root_is_unknown_in_every_field(void)
 {
@@ -431,6 +461,7 @@ main(int argc, char **argv)
     RUN(a_limit_that_changes_is_seen);
     RUN(of_equal_limits_the_outer_counts_and_hidden_ones_are_heard_of);
     RUN(what_cannot_be_seen_is_unknown_and_what_is_not_there_unlimited);
+    RUN(the_rest_of_a_line_that_is_too_long_is_no_line);
     RUN(an_empty_root_is_unknown_in_every_field);
     RUN(any_call_may_fail);
     RUN(making_one_may_fail);

@@ -99,6 +99,31 @@ a_closed_record_says_so_and_takes_nothing_more(void)
 }
 
 static void
+a_signal_is_marked_until_the_record_is_closed(void)
+{
+    mt_record_size size = {.series = {RIG_COLUMNS, 4, 4}, .events = 2, .phases = 2};
+    size_t bytes = mt_record_parts_of(&size).end;
+    unsigned char *region = malloc(bytes), *copy = malloc(bytes);
+    mt_recordview v;
+    mt_record r;
+
+    rig_init(&r, region, &size);
+    CHECK(mt_record_open(&v, memcpy(copy, region, bytes), bytes, NULL) == MT_OK && v.signal == 0);
+    mt_record_mark_signal(region, 15, 77);
+    CHECK(mt_record_open(&v, memcpy(copy, region, bytes), bytes, NULL) == MT_OK);
+    CHECK(!v.closed && v.signal == 15 && v.signal_ns == 77);
+    mt_record_mark_signal(region, 65, 78); /* there is none */
+    CHECK(mt_record_open(&v, memcpy(copy, region, bytes), bytes, NULL) == MT_OK && v.signal == 0);
+    mt_record_mark_signal(region, 15, 77);
+    CHECK(mt_record_close(&r, 80));
+    CHECK(mt_record_open(&v, memcpy(copy, region, bytes), bytes, NULL) == MT_OK);
+    CHECK(v.closed && v.signal == 0 && v.signal_ns == 0);
+    mt_record_fini(&r);
+    free(copy);
+    free(region);
+}
+
+static void
 nothing_is_written_away_from_home(void)
 {
     rig g = begin(rig_size(5, 4, 3, 5), 3);
@@ -320,6 +345,7 @@ int
 main(void)
 {
     RUN(what_was_written_is_read_back);
+    RUN(a_signal_is_marked_until_the_record_is_closed);
     RUN(a_closed_record_says_so_and_takes_nothing_more);
     RUN(nothing_is_written_away_from_home);
     RUN(long_texts_are_cut_between_characters);

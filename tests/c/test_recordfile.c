@@ -36,6 +36,8 @@ names_in_folder(void)
     return n;
 }
 
+static char kept[PATH_MAX]; /* of the last creation */
+
 static const mt_record_size size = {.series = {RIG_COLUMNS, 5, 4}, .events = 3, .phases = 4};
 
 static void
@@ -52,7 +54,7 @@ create(const mt_recordfile_sys *sys, mt_record *r, mt_recordfile *file, mt_error
 {
     size_t bytes = mt_record_parts_of(&size).end;
 
-    return mt_recordfile_create(sys, path, bytes, format, r, file, err);
+    return mt_recordfile_create(sys, path, bytes, format, r, file, kept, err);
 }
 
 static mt_status
@@ -138,6 +140,12 @@ sys_getrlimit(struct rlimit *out)
 }
 
 static int
+sys_fchmod(int fd, mode_t mode)
+{
+    return fails() ? -1 : fchmod(fd, mode);
+}
+
+static int
 sys_fallocate(int fd, off_t at, off_t bytes)
 {
     return fails() ? fault_errno : posix_fallocate(fd, at, bytes);
@@ -193,6 +201,7 @@ static const mt_recordfile_sys faulty_sys = {.open = sys_open,
                                              .fstat = sys_fstat,
                                              .pread = sys_pread,
                                              .getrlimit = sys_getrlimit,
+                                             .fchmod = sys_fchmod,
                                              .fallocate = sys_fallocate,
                                              .flock = sys_flock,
                                              .mmap = sys_mmap,
@@ -306,11 +315,114 @@ a_living_record_is_not_replaced_and_a_dead_one_is(void)
     CHECK(err.native == EBUSY && err.detail != NULL && names_in_folder() == 1);
     mt_recordfile_unmap(&one); /* as the kernel does when a process ends */
     CHECK(rows_at_path(&written) == 1 && !written);
-    CHECK(create(&mt_recordfile_sys_libc, &s, &two, NULL) == MT_OK && names_in_folder() == 1);
-    CHECK(rows_at_path(&written) == 0 && written);
+    CHECK(create(&mt_recordfile_sys_libc, &s, &two, NULL) == MT_OK && names_in_folder() == 2);
+    CHECK(rows_at_path(&written) == 0 && written && unlink(kept) == 0);
     finish(&s, &two);
     mt_recordfile_free(&one);
     mt_record_fini(&r);
+    CHECK(unlink(path) == 0);
+}
+
+static ino_t
+inode_of(const char *name)
+{
+    struct stat st;
+
+    CHECK(stat(name, &st) == 0);
+    return st.st_ino;
+}
+
+/* Makes a record that nobody closes, as a killed run does. */
+static ino_t
+left_by_a_kill(const mt_recordfile_sys *sys)
+{
+    mt_recordfile file;
+    mt_record r;
+
+    CHECK(create(sys, &r, &file, NULL) == MT_OK);
+    rig_append(&r, 0);
+    mt_recordfile_free(&file);
+    mt_record_fini(&r);
+    return inode_of(path);
+}
+
+static int
+link_that_is_none(const char *from, const char *to)
+{
+    (void)from;
+    (void)to;
+    errno = EPERM;
+    return -1;
+}
+
+static void
+what_was_not_closed_is_kept_under_the_next_free_number(void)
+{
+    mt_recordfile_sys without = mt_recordfile_sys_libc;
+    mt_recordfile file;
+    mt_record r;
+    ino_t before[4];
+    char name[80];
+
+    without.link = link_that_is_none;
+    for (int n = 0; n < 4; n++) { /* the last two on a file system that has no links */
+        before[n] = left_by_a_kill(n < 3 ? &mt_recordfile_sys_libc : &without);
+        CHECK(names_in_folder() == n + 1 && (kept[0] == 0) == (n == 0));
+    }
+    CHECK(create(&without, &r, &file, NULL) == MT_OK && names_in_folder() == 5);
+    finish(&r, &file);
+    for (int n = 0; n < 4; n++) {
+        snprintf(name, sizeof name, "%s/run.%d.mem", folder, n + 1);
+        CHECK(inode_of(name) == before[n] && (n < 3 || strcmp(kept, name) == 0));
+        CHECK(unlink(name) == 0);
+    }
+    CHECK(create(&mt_recordfile_sys_libc, &r, &file, NULL) == MT_OK && kept[0] == 0);
+    finish(&r, &file); /* the one before was closed, and is replaced */
+    CHECK(names_in_folder() == 1 && unlink(path) == 0);
+}
+
+/* Whatever fails: the record of the killed run is there, with its row. */
+static void
+no_failure_loses_what_was_not_closed(void)
+{
+    static const int natives[] = {EIO, EPERM};
+
+    for (size_t i = 0; i < 2; i++)
+        for (long at = 0;; at++) {
+            ino_t before = left_by_a_kill(&mt_recordfile_sys_libc);
+            mt_recordfile file;
+            mt_record r;
+            mt_status st;
+            fault_errno = natives[i];
+            faults = (faulty){.fail_at = at};
+            st = create(&faulty_sys, &r, &file, NULL);
+            CHECK(inode_of(st == MT_OK ? kept : path) == before);
+            CHECK(names_in_folder() == 1 + (st == MT_OK));
+            if (st == MT_OK) {
+                finish(&r, &file);
+                CHECK(faults.live == 0 && unlink(kept) == 0);
+            }
+            CHECK(unlink(path) == 0);
+            if (faults.calls <= at) break;
+        }
+    faults.fail_at = -1;
+}
+
+static void
+only_the_user_may_read_it(void)
+{
+    mode_t before = umask(0777);
+
+    for (int n = 0; n < 2; n++) { /* made, and in place of another */
+        mt_recordfile file;
+        mt_record r;
+        struct stat st;
+        CHECK(create(&mt_recordfile_sys_libc, &r, &file, NULL) == MT_OK);
+        CHECK(stat(path, &st) == 0 && (st.st_mode & 07777) == 0600 && chmod(path, 0644) == 0);
+        finish(&r, &file);
+        umask(0);
+    }
+    umask(before);
     CHECK(unlink(path) == 0);
 }
 
@@ -333,10 +445,12 @@ what_is_no_record_is_left_alone(void)
         CHECK(strcmp(before, contents[i]) == 0 && fclose(other) == 0);
     }
     CHECK(unlink(path) == 0 && mkdir(path, 0700) == 0);
-    CHECK(create(&mt_recordfile_sys_libc, &r, &file, &err) == MT_EFILE && err.native == EEXIST);
+    CHECK(create(&mt_recordfile_sys_libc, &r, &file, &err) == MT_EFILE && err.native == EISDIR);
     CHECK(rmdir(path) == 0 && mkfifo(path, 0600) == 0);
     CHECK(create(&mt_recordfile_sys_libc, &r, &file, &err) == MT_EFILE);
-    CHECK(unlink(path) == 0 && names_in_folder() == 0);
+    CHECK(unlink(path) == 0 && symlink("nothing", path) == 0);
+    CHECK(create(&mt_recordfile_sys_libc, &r, &file, &err) == MT_EFILE && err.native == ENOENT);
+    CHECK(err.detail != NULL && unlink(path) == 0 && names_in_folder() == 0);
 }
 
 /* Many want the name at once: one gets it, and no file is left of the others. */
@@ -359,6 +473,7 @@ of_many_that_want_a_name_one_gets_it(void)
                 st = create(&mt_recordfile_sys_libc, &r, &file, &err);
                 if (st != MT_OK) _exit(err.native == EBUSY ? 1 : 2);
                 (void)!read(hold[0], &c, 1); /* until all have tried */
+                mt_record_close(&r, 1);
                 _exit(0);
             }
         close(go[1]); /* the barrier opens */
@@ -629,6 +744,9 @@ main(void)
     RUN(every_call_of_a_creation_can_fail);
     RUN(every_call_of_a_reading_can_fail);
     RUN(a_living_record_is_not_replaced_and_a_dead_one_is);
+    RUN(what_was_not_closed_is_kept_under_the_next_free_number);
+    RUN(no_failure_loses_what_was_not_closed);
+    RUN(only_the_user_may_read_it);
     RUN(what_is_no_record_is_left_alone);
     RUN(of_many_that_want_a_name_one_gets_it);
     RUN(who_locks_too_late_sees_it);

@@ -214,6 +214,44 @@ a_given_limit_counts_the_process_and_its_children(void)
     rig_free(&r);
 }
 
+/* A generation with many forks of one prompt: each page stands in rss once for each row. */
+static void
+what_is_mapped_again_is_not_used(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
+    mt_gauge again = {0};
+    mt_sample x;
+
+    setup.limit = 1000;
+    setup.mapped_again = &again;
+    r.now.rss = 300;
+    rig_open(&r, &setup);
+    CHECK(mt_sampler_watch(r.s, 0.9) == 0);
+    rig_run(&r, 0);
+    mt_gauge_add(&again, 950);
+    r.now.rss = 1250;
+    rig_run(&r, 0);
+    CHECK(mt_sampler_step(r.s, 1) == 0);
+    CHECK(mt_sampler_limit(r.s).used == 300 && mt_sampler_peak(r.s) == 300);
+    CHECK(mt_sampler_latest(r.s, &x) && x.rss == 1250 && x.mapped_again == 950);
+    mt_gauge_subtract(&again, 900); /* now the program itself has them */
+    rig_run(&r, 0);
+    CHECK(mt_sampler_step(r.s, 1) == 1 && mt_sampler_peak(r.s) == 1200);
+    r.now.cgroup_limit = 500; /* whose usage the kernel counts once */
+    r.now.cgroup_used = 400;
+    rig_run(&r, 0);
+    CHECK(mt_sampler_limit(r.s).used == 400);
+    r.now.cgroup_used = MT_UNKNOWN;
+    r.now.rss = 20; /* less than what is mapped: not all of that was touched */
+    rig_run(&r, 0);
+    CHECK(mt_sampler_limit(r.s).used == 0);
+    r.now.rss = MT_UNKNOWN;
+    rig_run(&r, 0);
+    CHECK(mt_sampler_limit(r.s).used == MT_UNKNOWN);
+    rig_free(&r);
+}
+
 static void
 the_latest_sample_keeps_what_was_read_seldom(void)
 {
@@ -326,8 +364,9 @@ a_row_has_the_columns_in_their_order(void)
 {
     static const uint64_t wanted[COLUMNS] = {
         0,          11, 12, 13, 14, MT_UNKNOWN, 16,         17,         MT_UNKNOWN, MT_UNKNOWN,
-        MT_UNKNOWN, 21, 22, 23, 24, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN};
+        MT_UNKNOWN, 7,  21, 22, 23, 24,         MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN};
     rig r = rig_new();
+    mt_gauge again = {4, 4};
     mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
     mt_recordview v;
     notes n;
@@ -335,6 +374,7 @@ a_row_has_the_columns_in_their_order(void)
     notes_open(&n, COLUMNS);
     setup.record = &n.r;
     setup.devices = 2;
+    setup.mapped_again = &again;
     r.now.rss = 11, r.now.priv = 12, r.now.swap = 13, r.now.cgroup_used = 14;
     r.now.cgroup_limit = MT_UNLIMITED, r.now.available = 16, r.now.pressure = 17;
     r.now.heap_used = 18, r.now.children = 19, r.now.children_priv = 20;
@@ -384,6 +424,49 @@ a_mark_is_an_event_of_the_record(void)
     CHECK(e.time_ns == 1000 * (uint64_t)RIG_MS && e.step == 7 && e.duration_ns == 0);
     CHECK(e.kind_bytes == 8 && memcmp(e.kind, "pressure", 8) == 0);
     CHECK(e.text_bytes == strlen(text) && memcmp(e.text, text, e.text_bytes) == 0);
+    rig_free(&r);
+    free(n.region);
+}
+
+static size_t
+events_about_waiting(const notes *n)
+{
+    mt_recordview v;
+    mt_event_view e;
+    size_t found = 0;
+
+    CHECK(mt_record_open(&v, n->region, n->bytes, NULL) == MT_OK);
+    for (uint64_t i = 0; i < v.events_end; i++)
+        found += mt_recordview_event(&v, i, &e) && strncmp(e.text, "no step() for 10 s", 18) == 0;
+    return found;
+}
+
+static void
+a_mark_that_no_step_asks_for_is_told_of_once(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 100 * RIG_MS);
+    notes n;
+
+    notes_open(&n, MT_SAMPLER_HOST);
+    setup.record = &n.r;
+    r.now.cgroup_limit = 1000;
+    r.now.cgroup_used = 100;
+    rig_open(&r, &setup);
+    CHECK(mt_sampler_watch(r.s, 0.5) == 0);
+    rig_run(&r, 200); /* 20 s in which nothing waits */
+    r.now.cgroup_used = 600;
+    rig_run(&r, 50);
+    CHECK(mt_sampler_step(r.s, 1) == 1); /* in time */
+    r.now.cgroup_used = 100;
+    rig_run(&r, 2);
+    r.now.cgroup_used = 600;
+    rig_run(&r, 80);
+    CHECK(events_about_waiting(&n) == 0);
+    rig_run(&r, 40);
+    CHECK(events_about_waiting(&n) == 1);
+    rig_run(&r, 300);
+    CHECK(events_about_waiting(&n) == 1);
     rig_free(&r);
     free(n.region);
 }
@@ -490,10 +573,12 @@ main(void)
     RUN(a_stopped_process_owes_no_samples);
     RUN(the_lowest_limit_counts_and_what_is_used_follows_from_it);
     RUN(a_given_limit_counts_the_process_and_its_children);
+    RUN(what_is_mapped_again_is_not_used);
     RUN(the_latest_sample_keeps_what_was_read_seldom);
     RUN(a_mark_reaches_the_next_step_once);
     RUN(a_row_has_the_columns_in_their_order);
     RUN(a_mark_is_an_event_of_the_record);
+    RUN(a_mark_that_no_step_asks_for_is_told_of_once);
     RUN(a_start_that_fails_can_be_tried_again);
     RUN(without_memory_nothing_is_made);
     RUN(a_forked_child_has_none);

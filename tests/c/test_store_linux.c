@@ -1,6 +1,7 @@
 /* The Linux store: the suite that every store passes, on this kernel and as on one that has no
  * PAGEMAP_SCAN; and what only Linux has. The strict store of the tests stands on it: the suite on
  * that one too. */
+#define _GNU_SOURCE /* mkstemp, pread */
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -211,6 +212,36 @@ a_kernel_that_does_not_know_noexec_gets_a_memfd(void)
     sys_errno = ENOMEM;
 }
 
+/* The program closes what it did not open, and its own file gets the number: that file is neither
+ * cut, mapped, punched nor closed. What was mapped before can be read and written. */
+static void
+a_descriptor_that_means_another_file_is_left_alone(void)
+{
+    char name[] = "/tmp/memtools-test-XXXXXX", text[5];
+    int user = mkstemp(name), memfd = dup(user); /* the next number that is free */
+    mt_store_ops ops;
+    void *at, *more;
+    size_t unit;
+
+    CHECK(unlink(name) == 0 && write(user, "user's", 6) == 6 && close(memfd) == 0);
+    CHECK(make(bench->ctx, &ops) == MT_OK);
+    unit = ops.page_bytes;
+    CHECK(ops.extend(ops.ctx, 4 * unit, &at, NULL) == MT_OK);
+    CHECK(ops.map(ops.ctx, at, 4 * unit, 0, MT_MAP_SHARED, NULL) == MT_OK);
+    memset(at, 7, 4 * unit);
+    CHECK(lseek(memfd, 0, SEEK_END) == (off_t)(4 * unit) && dup2(user, memfd) == memfd);
+
+    CHECK(ops.extend(ops.ctx, unit, &more, NULL) == MT_ENOMEM);
+    CHECK(ops.map(ops.ctx, at, unit, unit, MT_MAP_SHARED, NULL) == MT_ENOMEM);
+    CHECK(ops.physical(ops.ctx) == 0);
+    ops.drop(ops.ctx, 0, unit);
+    CHECK(((unsigned char *)at)[0] == 0 && ((unsigned char *)at)[unit] == 7);
+    ops.close(ops.ctx);
+    sys_faults.live--; /* the memfd, which dup2 closed */
+    CHECK(lseek(memfd, 0, SEEK_END) == 6 && pread(memfd, text, 5, 0) == 5);
+    CHECK(memcmp(text, "user'", 5) == 0 && close(memfd) == 0 && close(user) == 0);
+}
+
 /* More stretches than one call of PAGEMAP_SCAN hands over. */
 static void
 settling_forgets_more_copies_than_one_scan_finds(void)
@@ -325,6 +356,7 @@ main(void)
     RUN(what_the_system_does_not_take_back_reads_zeros_all_the_same);
     RUN(an_interrupted_drop_goes_on);
     RUN(a_kernel_that_does_not_know_noexec_gets_a_memfd);
+    RUN(a_descriptor_that_means_another_file_is_left_alone);
     RUN(settling_forgets_more_copies_than_one_scan_finds);
     RUN(settling_leaves_a_file_s_pages_mapped);
     RUN(a_child_of_fork_cannot_touch_the_pages);

@@ -247,6 +247,17 @@ cudaEventQuery(cudaEvent_t e)
     return unlock_with(rc);
 }
 
+/* Keeps the calling thread waiting as long as the test holds. The lock is given up meanwhile. */
+static void
+stay_held(void)
+{
+    gpu.held++;
+    pthread_cond_broadcast(&gpu.held_changed);
+    while (gpu.hold)
+        pthread_cond_wait(&gpu.held_changed, &gpu.lock);
+    gpu.held--;
+}
+
 cudaError_t
 cudaEventSynchronize(cudaEvent_t e)
 {
@@ -254,6 +265,7 @@ cudaEventSynchronize(cudaEvent_t e)
 
     if (rc == cudaSuccess) {
         gpu.host_syncs++;
+        stay_held();
         reach_event(e);
     }
     return unlock_with(rc);
@@ -300,9 +312,29 @@ cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t on)
 /* ---- controls ---- */
 
 void
+fake_cuda_hold(bool hold)
+{
+    pthread_mutex_lock(&gpu.lock);
+    gpu.hold = hold;
+    pthread_cond_broadcast(&gpu.held_changed);
+    pthread_mutex_unlock(&gpu.lock);
+}
+
+void
+fake_cuda_await_held(int n)
+{
+    pthread_mutex_lock(&gpu.lock);
+    while (gpu.held < n)
+        pthread_cond_wait(&gpu.held_changed, &gpu.lock);
+    pthread_mutex_unlock(&gpu.lock);
+}
+
+void
 fake_cuda_reset(void)
 {
     pthread_mutex_lock(&gpu.lock);
+    gpu.hold = false;
+    pthread_cond_broadcast(&gpu.held_changed);
     gpu.devices = 2;
     gpu.eager = false;
     gpu.dice = 0;

@@ -42,6 +42,10 @@
     /* The n-th entry-point call from now (0: the next) fails with this code; n < 0: none. */      \
     X(void, fake_cuda_fail_at, (long n, int code))                                                 \
     X(void, fake_cuda_set_capturing, (void *stream, bool capturing))                               \
+    /* While true, a thread that waits for an event is kept waiting. await_held returns as soon as \
+     * n threads are. */                                                                           \
+    X(void, fake_cuda_hold, (bool hold))                                                           \
+    X(void, fake_cuda_await_held, (int n))                                                         \
     X(void, fake_cuda_set_devices, (int count))                                                    \
     /* Of pages: FAKE_GRANULARITY and without end, at load. */                                     \
     X(void, fake_cuda_set_granularity, (size_t bytes))                                             \

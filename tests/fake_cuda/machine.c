@@ -6,6 +6,7 @@
 enum { UNTOUCHED = 0xA5, FREED = 0x5A };
 
 machine gpu = {.lock = PTHREAD_MUTEX_INITIALIZER,
+               .held_changed = PTHREAD_COND_INITIALIZER,
                .devices = 2,
                .fail_at = -1,
                .granularity = FAKE_GRANULARITY,

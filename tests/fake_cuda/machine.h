@@ -61,6 +61,9 @@ typedef struct block {
 
 typedef struct machine {
     pthread_mutex_t lock;
+    pthread_cond_t held_changed;
+    bool hold; /* threads that wait for an event are kept waiting */
+    int held;  /* how many are */
     stream defaults[MAX_DEVICES];
     stream *streams; /* all others */
     event *events;

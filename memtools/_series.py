@@ -47,9 +47,9 @@ class Timeline:
 
     def peak(self, name: str) -> tuple[int, int] | None:
         """The largest reading of a column and the time of its cell in ns; None without one."""
-        found = [(v, -t) for v, t in zip(self.most[name], self.first_ns, strict=True)]
-        top = max((pair for pair in found if pair[0] != UNKNOWN), default=None)
-        return None if top is None else (top[0], -top[1])
+        values = self.most[name]
+        top = _most(values) if values else UNKNOWN
+        return None if top == UNKNOWN else (top, self.first_ns[values.index(top)])
 
     def last(self, name: str) -> int | None:
         """The newest reading of a column."""
@@ -63,8 +63,8 @@ class Timeline:
 def timeline(record: Record, cells: int = CELLS) -> Timeline:
     """All readings of a record in at most `cells` cells, the newest samples as finely as fits."""
     samples, buckets = record.samples, record.buckets
-    first = samples.numbers[0] if len(samples) else record.total
-    used = _buckets_before(buckets.counts, first)
+    used = whole_buckets(record)
+    used += used < len(buckets) and sum(buckets.counts[:used]) < _first(record)
     room = max(cells // 2, cells - used)
     names = [column.name for column in record.columns]
     old = _reduce(
@@ -79,14 +79,34 @@ def timeline(record: Record, cells: int = CELLS) -> Timeline:
     return _from_start(_joined(old, new), record.clock_ns)
 
 
-def _buckets_before(counts: Numbers, first: int) -> int:
-    """How many buckets hold a sample older than number `first`: the last of them may overlap."""
+def own_column(line: Timeline) -> str:
+    """What the process itself uses: each page counted once where the record has that (a KV pool
+    maps pages several times), else resident memory."""
+    return "process" if line.known("process") else "rss"
+
+
+def series(line: Timeline, values: Numbers, cells: int) -> list[int]:
+    """The largest reading in each of at most `cells` spans of equal time; spans without one are
+    left out."""
+    ends = cuts(line.first_ns, cells)
+    spans = list(zip([0, *ends], ends, strict=False))
+    return [most for most in _each(values, spans, _most) if most != UNKNOWN]
+
+
+def whole_buckets(record: Record) -> int:
+    """How many buckets end before the first single sample; the next may overlap with them."""
     end = used = 0
-    for count in counts:
-        if end >= first:
+    for count in record.buckets.counts:
+        end += count
+        if end > _first(record):
             break
-        end, used = end + count, used + 1
+        used += 1
     return used
+
+
+def _first(record: Record) -> int:
+    """The number of the first single sample."""
+    return record.samples.numbers[0] if len(record.samples) else record.total
 
 
 def _reduce(
@@ -118,6 +138,8 @@ def _each(
     values: Numbers, spans: list[tuple[int, int]], pick: Callable[[Iterable[int]], int]
 ) -> list[int]:
     """`pick` of each span. A memoryview's slice is unpacked at once: twice as fast as its items."""
+    if len(spans) == len(values):  # each is a single reading
+        return list(values)
     if isinstance(values, memoryview):
         return [pick(values[a:b].tolist()) for a, b in spans]
     return [pick(values[a:b]) for a, b in spans]

@@ -1,0 +1,755 @@
+"""Hostile arguments for every callable of memtools: objects that run code of the user's when they
+are asked for their value, and use the very object that asks.
+
+What is called is taken from the stub of `memtools._core` and from the package's signatures, so a
+new callable or parameter is found here without being named; one that no value fits is a failure.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import ctypes
+import dataclasses
+import gc
+import inspect
+import io
+import json
+import os
+import random
+import signal
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import memtools
+from memtools import _core, _kvtorch
+
+STUB = Path(_core.__file__).parent / "_core.pyi"
+GIB = 1 << 30
+COLUMNS = ["step", "rss", "private", "swap", "cgroup_used", "cgroup_limit", "available", "pressure",
+           "heap_used", "children", "children_private", "mapped_again"]  # fmt: skip
+
+# --- what there is to call ------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One of a callable: `kind` is inspect's, by name."""
+
+    name: str
+    annotation: str
+    keyword: bool  # only by its name
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A callable: "_core.KVPool._trim", "KVPool.acquire", "grad_norm"."""
+
+    module: str
+    owner: str  # "" for a function
+    name: str
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def label(self) -> str:
+        return ".".join(part for part in (self.module, self.owner, self.name) if part)
+
+
+def _stub_parameters(node: ast.FunctionDef, method: bool) -> Iterator[Parameter]:
+    plain = [*node.args.posonlyargs, *node.args.args][1 if method else 0 :]
+    for argument, keyword in [
+        *((a, False) for a in plain),
+        *((a, True) for a in node.args.kwonlyargs),
+    ]:
+        kind = ast.unparse(argument.annotation) if argument.annotation else ""
+        yield Parameter(argument.arg, kind, keyword)
+
+
+def _stub_functions(nodes: list[ast.stmt], owner: str) -> Iterator[Target]:
+    seen = set()
+    for node in nodes:
+        if not isinstance(node, ast.FunctionDef) or node.name in seen:
+            continue
+        if "property" in [ast.unparse(mark) for mark in node.decorator_list]:
+            continue
+        seen.add(node.name)  # of overloads the first
+        yield Target("_core", owner, node.name, tuple(_stub_parameters(node, bool(owner))))
+
+
+def targets_of_stub() -> Iterator[Target]:
+    tree = ast.parse(STUB.read_text("utf-8"))
+    yield from _stub_functions(tree.body, "")
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            yield from _stub_functions(node.body, node.name)
+
+
+def _signature(call: Any, method: bool) -> tuple[Parameter, ...]:
+    found = []
+    for n, one in enumerate(inspect.signature(call).parameters.values()):
+        if (method and n == 0) or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+            continue
+        found.append(Parameter(one.name, str(one.annotation), one.kind is one.KEYWORD_ONLY))
+    return tuple(found)
+
+
+SPECIAL = (
+    "__new__",
+    "__init__",
+    "__getitem__",
+    "__enter__",
+    "__exit__",
+    "__contains__",
+    "__call__",
+)
+
+
+def targets_of_package() -> Iterator[Target]:
+    for name in memtools.__all__:
+        value = getattr(memtools, name)
+        if inspect.isfunction(value):
+            yield Target("", "", name, _signature(value, False))
+        elif inspect.isclass(value) and not issubclass(value, BaseException):
+            record = dataclasses.is_dataclass(value) or issubclass(value, tuple)
+            for key, raw in vars(value).items():
+                call = getattr(raw, "__func__", raw)
+                if not inspect.isfunction(call) or (key.startswith("_") and key not in SPECIAL):
+                    continue
+                if not (record and key in ("__init__", "__new__")):  # made by dataclass
+                    bound = key == "__new__" or not isinstance(raw, staticmethod)
+                    yield Target("", name, key, _signature(call, bound))
+
+
+def targets() -> dict[str, Target]:
+    return {target.label: target for target in (*targets_of_stub(), *targets_of_package())}
+
+
+# --- good values ----------------------------------------------------------------------------------
+
+
+def history() -> memtools.GateHistory:
+    made = memtools.GateHistory(max_entries=10)
+    made.extend(torch.rand(4, 8) for _ in range(5))
+    return made
+
+
+def pool() -> memtools.KVPool:
+    return memtools.KVPool(2, 2, 4, max_tokens=64, max_sequences=4, dtype="float32", limit="1 MiB")
+
+
+def lease() -> memtools.KVLease:
+    made = pool().acquire(2)
+    for layer in (0, 1):
+        made.update(layer, torch.ones(2, 2, 3, 4), torch.ones(2, 2, 3, 4))
+    return made
+
+
+def writer() -> _core.RecordWriter:
+    return _core.RecordWriter(f"{os.urandom(4).hex()}.mem", COLUMNS, rows=64, buckets=16, events=8,
+                              phases=4)  # fmt: skip
+
+
+def record() -> memtools.Record:
+    with writer() as made:
+        for step in range(300):
+            made.append(None, [step, *[step * 1000] * (len(COLUMNS) - 1)])
+    return memtools.read_record(made.path)
+
+
+def parameters() -> list[torch.nn.Parameter]:
+    made = [torch.nn.Parameter(torch.ones(3, 3)) for _ in range(3)]
+    for parameter in made:
+        parameter.grad = torch.ones(3, 3)
+    return made
+
+
+def accumulator() -> memtools.GradAccumulator:
+    model = torch.nn.Linear(8, 4)
+    made = memtools.GradAccumulator(model, torch.optim.SGD(model.parameters(), 0.1), 2)
+    made.model = model  # type: ignore[attr-defined]
+    return made
+
+
+def monitor() -> memtools.MemoryMonitor:
+    made = memtools.MemoryMonitor(f"{os.urandom(4).hex()}.mem")
+    made.start()
+    return made
+
+
+def policy() -> memtools.CleanupPolicy:
+    made = memtools.CleanupPolicy(1)
+    made.start()
+    return made
+
+
+def core_policy() -> _core.Policy:
+    return _core.Policy(lambda *_: None, [((1,), 15, True)] * 3)
+
+
+def growth() -> memtools.Growth:
+    return memtools.Growth(memtools.census(), memtools.census())
+
+
+def _window_report() -> Any:
+    made = accumulator()
+    for _ in range(2):
+        with made.micro_batch():
+            made.backward(made.model(torch.rand(3, 8)).sum(), 3)  # type: ignore[attr-defined]
+    return made.step(torch.rand(4, 8), lambda batch: (made.model(batch).sum(), len(batch)))  # type: ignore[attr-defined]
+
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "AuxLoss": memtools.AuxLoss,
+    "AllocatorSettings": memtools.allocator_settings,
+    "AccumulatorReport": lambda: accumulator().report(),
+    "Budget": lambda: memtools.Budget("1 MiB"),
+    "BudgetReport": lambda: memtools.Budget("1 MiB").report(),
+    "Census": memtools.census,
+    "CheckpointedLayers": lambda: memtools.checkpoint_layers(
+        torch.nn.ModuleList([torch.nn.Linear(2, 2)])
+    ),
+    "CleanupPolicy": policy,
+    "GateHistory": history,
+    "GradAccumulator": accumulator,
+    "GradSet": lambda: _core.GradSet(parameters()),
+    "Growth": growth,
+    "KVLease": lease,
+    "KVPool": pool,
+    "LeakDetector": lambda: memtools.LeakDetector("1 GiB"),
+    "Managed": lambda: _core.Managed(lambda *_, **__: None, core_policy(), None),
+    "MemoryMonitor": monitor,
+    "Policy": core_policy,
+    "PolicyReplay": lambda: _core.PolicyReplay([((1,), 15, True)] * 3),
+    "PolicyReport": lambda: policy().report(),
+    "Probe": _core.Probe,
+    "Record": record,
+    "RecordWriter": writer,
+    "WindowReport": lambda: _window_report(),
+    "Sampler": lambda: _core.Sampler(5_000_000, writer()),
+}
+
+
+def k4() -> torch.Tensor:
+    return torch.ones(2, 2, 3, 4)
+
+
+def scored() -> torch.Tensor:
+    return torch.ones(3, requires_grad=True).sum()
+
+
+#: a good value of each kind; a function makes one
+KINDS: dict[str, Any] = {
+    "SupportsIndex": 1,
+    "int": 1,
+    "bool": True,
+    "float": 0.5,
+    "str": "a",
+    "bytes": b"a",
+    "object": lambda: object(),
+    "Any": lambda: object(),
+    "None": 1,
+    "type": int,
+    "torch.Tensor": lambda: torch.ones(4, 8),
+    "Cadence": 2,
+    "Budget": lambda: memtools.Budget("1 MiB"),
+    "Census": memtools.census,
+    "KVPool": pool,
+    "CleanupPolicy": policy,
+    "Policy": core_policy,
+    "RecordWriter": writer,
+    "Record": record,
+    "Parameters": parameters,
+    "IO[str]": io.StringIO,
+    "torch.nn.Module": lambda: torch.nn.ModuleList([torch.nn.Linear(2, 2)]),
+    "torch.optim.Optimizer": lambda: torch.optim.SGD(parameters(), 0.1),
+    "torch.dtype": torch.float32,
+    "torch.device": torch.device("cpu"),
+    "type[_Lease]": memtools.KVLease,
+    "type[BaseException]": ValueError,
+    "BaseException": lambda: ValueError("x"),
+    "_POLICY": policy,
+    "_Function": lambda: lambda *_: scored(),
+    "Callback": lambda: lambda *_: None,
+    "Clear": "local",
+    "TypeGrowth": 1,
+    "GroupGrowth": 1,
+    "ProcessGroup": False,
+}
+#: by "callable.parameter", "class.parameter" or the parameter's own name, before its kind
+NAMED: dict[str, Any] = {
+    "BudgetReport.__init__.holdings": (),
+    "CleanupPolicy.cleanup.only": "gc",
+    "CleanupPolicy.replay.costs": lambda: {"gc": 0.01},
+    "GateHistory.extend.tensors": lambda: [torch.rand(4, 8) for _ in range(3)],
+    "GateHistory._parse.data": lambda: history()._dump(),
+    "GateHistory.__new__.trim": "half",
+    "GateHistory.plot.path": "heat.png",
+    "GateHistory.__new__.max_bytes": 1 << 20,
+    "KVLease.update.k": k4,
+    "KVLease.update.v": k4,
+    "KVLease.update.layer": 0,
+    "KVLease.update.counts": lambda: [1, 2],
+    "KVLease.layer.layout": "BHTD",
+    "KVPool.__new__.helpers": _kvtorch,
+    "KVPool.__new__.head_dim": 64,
+    "KVPool.__new__.max_tokens": 64,
+    "KVPool.__new__.itemsize": 4,
+    "KVPool.__new__.cuda_device": -1,
+    "KVPool.__new__.page_bytes": 4096,
+    "KVPool.__new__.dtype": torch.float32,
+    "KVPool.layout": "head",
+    "LeakDetector.__new__.span": 1500.0,
+    "LeakDetector.__new__.bars": (0.0,) * 6,
+    "LeakDetector.signal": "heap",
+    "RecordWriter.append.values": lambda: list(range(len(COLUMNS))),
+    "RecordWriter.__new__.path": "made.mem",
+    "RecordWriter.__new__.rows": 64,
+    "RecordWriter.__new__.buckets": 16,
+    "Record.time_ns": 5,
+    "Sampler.__new__.interval_ns": 5_000_000,
+    "Policy.__new__.act": lambda: lambda *_: None,
+    "PolicyReplay.advance.to_ns": 100,
+    "PolicyReplay.advance.reading": (GIB,) * 8,
+    "MemoryMonitor.__init__.log": "log.mem",
+    "MemoryMonitor.guard.action": lambda: lambda *_: None,
+    "GradAccumulator.step.batch": lambda: torch.rand(4, 8),
+    "GradAccumulator.step.loss_fn": lambda: lambda batch: (scored(), len(batch)),
+    "GradAccumulator.backward.loss_sum": scored,
+    "GradAccumulator.backward.weight": 3,
+    "GradAccumulator.load_state_dict.state": lambda: accumulator().state_dict(),
+    "GradAccumulator.__init__.undo": "none",
+    "GradAccumulator.__init__.clip": lambda: lambda _: 1.0,
+    "AuxLoss.loss": scored,
+    "Managed.__new__.function": lambda: lambda *_, **__: None,
+    "Managed.__new__.clear": lambda: lambda *_: None,
+    "Managed._end.number": 0,
+    "_core._connect.dlpack": torch.Tensor.__dlpack_c_exchange_api__,
+    "_core._connect.graph_task_id": torch._C._current_graph_task_id,
+    "_core._connect.is_neg": torch.Tensor.is_neg,
+    "_core._fresh.type": list,
+    "_core._fresh.seen": bytes(1024),
+    "_core._place.container": lambda: {1: 2},
+    "_core._place.value": 2,
+    "_core._referrers.targets": lambda: [history()],
+    "_core._census.tensor": torch.Tensor,
+    "_core.device_memory.device": 0,
+    "bar_bytes": "1 MiB",
+    "bytes": 10.0,
+    "clock": 0,
+    "columns": lambda: list(COLUMNS),
+    "command": lambda: ["x", "y"],
+    "device": "cpu",
+    "dtype": "float32",
+    "every": (1,),
+    "index": lambda: [1, 0],
+    "into": lambda: [torch.zeros(3, 3) for _ in range(3)],
+    "interval_ms": 5.0,
+    "keep": "all",
+    "limit": "1 MiB",
+    "limit_bytes": GIB,
+    "max_bytes": "1 MiB",
+    "model": lambda: torch.nn.Linear(8, 4),
+    "names": lambda: ["0"],
+    "objects": lambda: [history()],
+    "parameters": parameters,
+    "path": "file",
+    "plain": lambda: torch.Tensor.detach,
+    "pools": lambda: [pool()],
+    "precision": None,
+    "ranks": None,
+    "root": "/",
+    "rows": lambda: [1],
+    "rules": lambda: [((1,), 15, True)],
+    "scheduler": None,
+    "split": None,
+    "trim": "half",
+}
+# Only these say more than a number of bytes.
+NAMED |= {
+    f"{owner}.limit": GIB for owner in ("Growth", "PolicyReplay", "GradSet", "Sampler", "Policy")
+}
+NAMED |= {"_core._fresh.limit": 3, "LeakDetector._forecast.limit": 1e9, "KVPool.limit": "1 MiB"}
+NAMED |= {
+    "checkpoint_layers.every": 1,
+    "CleanupPolicy.add.every": 2,
+    "checkpoint_layers.model": KINDS["torch.nn.Module"],
+}
+
+
+def good(target: Target, parameter: Parameter) -> Any:
+    """A value that the parameter takes. LookupError names one that no table fits."""
+    short = f"{target.owner}.{target.name}" if target.owner else target.label
+    names = [f"{short}.{parameter.name}", f"{target.owner}.{parameter.name}", parameter.name]
+    for name in names:
+        if name in NAMED:
+            value = NAMED[name]
+            return value() if inspect.isfunction(value) else value
+    for kind in (part.strip() for part in parameter.annotation.split("|")):
+        plain = kind.partition("[")[0]
+        for key in (kind, plain):
+            if key in KINDS:
+                value = KINDS[key]
+                made = inspect.isfunction(value) or value in (memtools.census, io.StringIO)
+                return value() if made else value
+        if plain in ("Sequence", "Iterable", "list", "tuple"):
+            return [1, 1]
+        if plain in ("Mapping", "dict"):
+            return {"a": 1}
+        if plain == "Callable":
+            return lambda *_, **__: None
+        if plain == "Literal":
+            return ast.literal_eval(kind[len("Literal[") : -1].split(",")[0].rstrip("]"))
+    raise LookupError(f"{target.label}: no value for {parameter.name}: {parameter.annotation}")
+
+
+# --- hostile values -------------------------------------------------------------------------------
+
+
+class Meddler:
+    """What hostile values do when they are asked for anything: the action, a few times."""
+
+    def __init__(self) -> None:
+        self.action: Callable[[], object] = lambda: None
+        self.left = 0
+
+    def __call__(self) -> None:
+        if self.left > 0:
+            self.left -= 1
+            self.action()
+
+
+MEDDLE = Meddler()
+
+
+class Hostile:
+    """Has a good value, and meddles before it gives it."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def _asked(self) -> Any:
+        MEDDLE()
+        return self.value
+
+    def __index__(self) -> int:
+        value = self._asked()
+        return value if isinstance(value, int) else 1
+
+    def __float__(self) -> float:
+        value = self._asked()
+        return float(value) if isinstance(value, (int, float)) else 1.0
+
+    def __eq__(self, other: object) -> bool:
+        self._asked()
+        return True
+
+    def __hash__(self) -> int:
+        self._asked()
+        return 1
+
+    def __len__(self) -> int:
+        self._asked()
+        return 2
+
+    def __bool__(self) -> bool:
+        self._asked()
+        return True
+
+    def __lt__(self, other: object) -> bool:
+        self._asked()
+        return False
+
+    __gt__ = __le__ = __ge__ = __lt__
+
+    def __getitem__(self, index: Any) -> Any:
+        value = self._asked()
+        if isinstance(index, int) and index > 1:
+            raise IndexError
+        return value
+
+    def __iter__(self) -> Iterator[Any]:
+        value = self._asked()
+        return iter(value if isinstance(value, (list, tuple)) else [value, value])
+
+    def __fspath__(self) -> str:
+        self._asked()
+        return "hostile.mem"
+
+    def __str__(self) -> str:
+        self._asked()
+        return "x"
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return self._asked()
+
+    def __buffer__(self, flags: int) -> memoryview:  # asked from Python 3.12 on
+        self._asked()
+        return memoryview(b"12345678")
+
+    def __mul__(self, other: Any) -> float:
+        self._asked()
+        return 1.0
+
+    __rmul__ = __add__ = __radd__ = __sub__ = __rsub__ = __truediv__ = __rtruediv__ = __mul__
+
+    def keys(self) -> list[str]:
+        self._asked()
+        return ["a"]
+
+    def __del__(self) -> None:
+        with contextlib.suppress(BaseException):
+            MEDDLE()
+
+
+class HostileTensor(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        MEDDLE()
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class HostileList(list[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        MEDDLE()
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        MEDDLE()
+        return super().__len__()
+
+
+class HostileDict(dict[str, Any]):
+    def items(self) -> Any:
+        MEDDLE()
+        return super().items()
+
+    def __getitem__(self, key: str) -> Any:
+        MEDDLE()
+        return super().__getitem__(key)
+
+
+class HostileStr(str):
+    def __eq__(self, other: object) -> bool:
+        MEDDLE()
+        return super().__eq__(other)
+
+    def __hash__(self) -> int:
+        MEDDLE()
+        return super().__hash__()
+
+
+def _yielding(values: Any) -> Iterator[Any]:
+    for value in values:
+        MEDDLE()
+        yield value
+
+
+def _calling(function: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*args: Any, **keywords: Any) -> Any:
+        MEDDLE()
+        return function(*args, **keywords)
+
+    return called
+
+
+def hostile(value: Any) -> dict[str, Any]:
+    """Versions of a good value, by name."""
+    found: dict[str, Any] = {"object": Hostile(value)}
+    if isinstance(value, int) and not isinstance(value, bool):
+        found |= {
+            "negative": Hostile(-1),
+            "huge": Hostile(2**40),
+            "slice": slice(Hostile(0), Hostile(2)),
+        }
+    if isinstance(value, (list, tuple)):
+        items = [Hostile(item) for item in value]
+        found |= {
+            "items": type(value)(items),
+            "generator": _yielding(value),
+            "list": HostileList(value),
+        }
+        if all(isinstance(item, torch.Tensor) for item in value):
+            found["tensors"] = [item.detach().as_subclass(HostileTensor) for item in value]
+    if isinstance(value, str):
+        found["str"] = HostileStr(value)
+    if isinstance(value, dict):
+        found["dict"] = HostileDict(value)
+    if isinstance(value, torch.Tensor):
+        found["tensor"] = value.detach().as_subclass(HostileTensor)
+    if callable(value) and not isinstance(value, type):
+        found["function"] = _calling(value)
+    return found
+
+
+# --- one case -------------------------------------------------------------------------------------
+
+
+class RefusalError(Exception):
+    pass
+
+
+def _end(owner: Any) -> None:
+    for name in ("close", "release", "stop", "remove"):
+        if hasattr(owner, name) and not isinstance(owner, type):
+            getattr(owner, name)()
+
+
+def _clear(owner: Any) -> None:
+    for name in ("clear", "reset", "forget", "reset_stats", "crop", "reset_report"):
+        if callable(getattr(owner, name, None)):
+            getattr(owner, name)(*((0,) if name == "crop" else ()))
+
+
+def _append(owner: Any) -> None:
+    if isinstance(owner, _core.GateHistory):
+        for _ in range(30):
+            owner.append(torch.rand(4, 8))
+    elif isinstance(owner, _core.KVLease):
+        owner.update(0, k4(), k4())
+    elif isinstance(owner, _core.LeakDetector):
+        owner.update(100, heap=1, rss=1)
+    elif isinstance(owner, memtools.AuxLoss):
+        owner.add(scored())
+
+
+def _fork(owner: Any) -> None:
+    MEDDLE.left = 0  # a finalizer that forks while Python itself forks waits for Python's own locks
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            _append(owner)
+            _clear(owner)
+        finally:
+            os._exit(0)
+    if os.WIFSIGNALED(os.waitpid(child, 0)[1]):
+        raise AssertionError("the child that it forks hangs or crashes")
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+ACTIONS: dict[str, Callable[[Any, Callable[[], object]], object]] = {
+    "close": lambda owner, again: _end(owner),
+    "clear": lambda owner, again: _clear(owner),
+    "append": lambda owner, again: _append(owner),
+    "again": lambda owner, again: again(),
+    "fork": lambda owner, again: _fork(owner),
+    "raise": lambda owner, again: _raise(RefusalError("x")),
+    "interrupt": lambda owner, again: _raise(KeyboardInterrupt()),
+    "collect": lambda owner, again: gc.collect(),
+}
+#: what no code of ours may raise, whatever it is given
+NEVER = (SystemError, AssertionError, UnboundLocalError, NameError)
+
+
+def _make(target: Target) -> Any:
+    if target.name in ("__new__", "__init__"):
+        return getattr(_core if target.module else memtools, target.owner)
+    if target.owner:
+        return MAKERS[target.owner]()
+    return _core if target.module else memtools
+
+
+def _call(target: Target, owner: Any, values: dict[str, Any]) -> Any:
+    plain = [values[p.name] for p in target.parameters if not p.keyword]
+    named = {p.name: values[p.name] for p in target.parameters if p.keyword}
+    if target.owner == "LeakDetector" and target.name.startswith("update"):
+        step, value = plain[0], plain[-1]
+        many = target.name == "update_many"
+        first = (ctypes.c_int64 * 4)(1, 2, 3, 4) if many else value
+        return getattr(owner, target.name)(step, heap=first, rss=first)
+    call = owner if target.name in ("__new__", "__init__") else getattr(owner, target.name)
+    result = call(*plain, **named)
+    if hasattr(result, "__enter__") and target.name in ("phase", "step", "micro_batch", "acquire"):
+        with result:
+            MEDDLE()
+    return result
+
+
+def _values(target: Target) -> dict[str, Any]:
+    return {parameter.name: good(target, parameter) for parameter in target.parameters}
+
+
+def run_case(target: Target, at: str, kind: str, action: str) -> None:
+    """Calls it with one hostile argument, then uses its object on. AssertionError names an
+    exception that is never right."""
+    owner, values = _make(target), _values(target)
+    values[at] = hostile(values[at])[kind]
+    usual = _values(target)
+    MEDDLE.left = 4
+    MEDDLE.action = lambda: ACTIONS[action](owner, lambda: _call(target, owner, usual))
+    attempts: list[Callable[[], object]] = [
+        lambda: _call(target, owner, values),
+        lambda: repr(owner),
+        lambda: _call(target, owner, _values(target)),
+        lambda: _end(owner),
+    ]
+    for attempt in attempts:
+        try:
+            attempt()
+        except NEVER as error:
+            raise AssertionError(f"{type(error).__name__}: {error}") from error
+        except BaseException:
+            pass
+        MEDDLE.left = 0
+
+
+def cases(target: Target, seed: int, most: int) -> list[tuple[str, str, str]]:
+    found = [
+        (parameter.name, kind, action)
+        for parameter in target.parameters
+        for kind in hostile(good(target, parameter))
+        for action in ACTIONS
+    ]
+    MEDDLE.left = 0
+    random.Random(f"{seed} {target.label}").shuffle(found)
+    return found[:most]
+
+
+def _child(target: Target, some: list[tuple[str, str, str]], tell: int, seconds: int) -> None:
+    os.chdir(tempfile.mkdtemp())
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for case in some:
+        os.write(tell, (json.dumps(case) + "\n").encode())
+        signal.alarm(seconds)  # a case that waits for ever ends the process
+        try:
+            run_case(target, *case)
+        except BaseException as error:
+            os.write(tell, (json.dumps(f"{type(error).__name__}: {error}") + "\n").encode())
+            os._exit(1)
+    os._exit(0)
+
+
+def failures(target: Target, some: list[tuple[str, str, str]], seconds: int = 20) -> list[str]:
+    """What went wrong, in a forked child: a crash is a failure with its name. Empty: nothing."""
+    listen, tell = os.pipe()
+    if (child := os.fork()) == 0:
+        os.close(listen)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        _child(target, some, tell, seconds)
+    os.close(tell)
+    with os.fdopen(listen) as lines:
+        said = [json.loads(line) for line in lines]
+    status = os.waitpid(child, 0)[1]
+    if status == 0:
+        return []
+    case = next(
+        (line for line in reversed(said) if isinstance(line, list)), "before the first case"
+    )
+    how = [line for line in said if isinstance(line, str)] or [
+        f"signal {signal.Signals(os.WTERMSIG(status)).name}"
+        if os.WIFSIGNALED(status)
+        else f"exit {os.waitstatus_to_exitcode(status)}"
+    ]
+    return [f"{target.label} {case}: {how[0]}"]
