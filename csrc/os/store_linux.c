@@ -93,13 +93,16 @@ fail(mt_error *err, const char *call, size_t bytes)
  */
 enum { CLOSED_IN_CHILDREN = 4096 };
 
+/* `at` is written first and taken back last, so what has bytes is closed where it lies. */
 static struct stretch {
     _Atomic uintptr_t at; /* 0: free */
     _Atomic size_t bytes; /* 0: not in use yet */
 } stretches[CLOSED_IN_CHILDREN];
 
-static pthread_once_t handler_is_there = PTHREAD_ONCE_INIT;
+static pthread_once_t handler_was_asked_for = PTHREAD_ONCE_INIT;
+static bool handler_is_there; /* constant after that */
 
+/* Takes no lock and no memory: any thread of the parent may have been inside of anything. */
 static void
 close_in_child(void)
 {
@@ -113,14 +116,15 @@ close_in_child(void)
 static void
 install_handler(void)
 {
-    (void)pthread_atfork(NULL, NULL, close_in_child);
+    handler_is_there = pthread_atfork(NULL, NULL, close_in_child) == 0;
 }
 
-/* Whether the stretch will be closed in children; false: there are too many. */
+/* Whether the stretch will be closed in children; false: there are too many, or no handler. */
 static bool
 close_in_children(void *at, size_t bytes)
 {
-    pthread_once(&handler_is_there, install_handler);
+    pthread_once(&handler_was_asked_for, install_handler);
+    if (!handler_is_there) return false;
     for (struct stretch *s = stretches; s < stretches + CLOSED_IN_CHILDREN; s++) {
         uintptr_t none = 0;
 

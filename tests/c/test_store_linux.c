@@ -2,6 +2,7 @@
  * PAGEMAP_SCAN; and what only Linux has. The strict store of the tests stands on it: the suite on
  * that one too. */
 #define _GNU_SOURCE /* mkstemp, pread */
+#include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -306,6 +307,76 @@ a_child_of_fork_cannot_touch_the_pages(void)
     sim_close(&m);
 }
 
+/* How a child ends that reads there: its signal, or 0. */
+static int
+end_of_reader(const volatile unsigned char *at)
+{
+    pid_t child = fork();
+    int status = -1;
+
+    if (child == 0) {
+        signal(SIGSEGV, SIG_DFL);
+        _exit(*at != 0 && *at == 0); /* reads, whatever is there */
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child);
+    return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+/* In a child: what it inherited is closed there and in a child of its own, and a store of its own
+ * is open here and closed there. */
+static bool
+closed_in_two_generations(const volatile unsigned char *inherited)
+{
+    sim mine = sim_mapped_store(2);
+    bool good;
+
+    sim_poke(&mine, 0, 3);
+    good = end_of_reader(inherited) == SIGSEGV && end_of_reader(sim_at(&mine, 0)) == SIGSEGV;
+    good &= sim_reads(&mine, sim_at(&mine, 0), 3);
+    sim_close(&mine);
+    return good;
+}
+
+static void *
+fork_here(void *inherited)
+{
+    pid_t child = fork();
+    int status = -1;
+
+    if (child == 0) {
+        bool good = closed_in_two_generations(inherited);
+
+        _exit(good ? 0 : 1);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    return NULL;
+}
+
+static void
+children_of_any_thread_find_all_stores_closed(void)
+{
+    enum { STORES = 5 };
+    sim m[STORES];
+    unsigned char own = 7; /* of a stack, which is no store's */
+    pthread_t thread;
+
+    for (size_t i = 0; i < STORES; i++)
+        m[i] = sim_mapped_store(2);
+    for (size_t i = 0; i < STORES; i += 2)
+        sim_close(&m[i]);
+    for (size_t i = 1; i < STORES; i += 2) {
+        sim_poke(&m[i], 0, i);
+        CHECK(end_of_reader(sim_at(&m[i], 0)) == SIGSEGV);
+        CHECK(pthread_create(&thread, NULL, fork_here, sim_at(&m[i], 0)) == 0);
+        CHECK(pthread_join(thread, NULL) == 0);
+        CHECK(sim_reads(&m[i], sim_at(&m[i], 0), i));
+    }
+    CHECK(end_of_reader(&own) == 0);
+    for (size_t i = 1; i < STORES; i += 2)
+        sim_close(&m[i]);
+}
+
 static void
 mappings_that_exist_leave_room_for_fewer(void)
 {
@@ -360,6 +431,7 @@ main(void)
     RUN(settling_forgets_more_copies_than_one_scan_finds);
     RUN(settling_leaves_a_file_s_pages_mapped);
     RUN(a_child_of_fork_cannot_touch_the_pages);
+    RUN(children_of_any_thread_find_all_stores_closed);
     RUN(mappings_that_exist_leave_room_for_fewer);
     sys = without(true);
     store_suite(&host);
