@@ -182,15 +182,30 @@ block_behind(const mt_kvpool *pool, const mt_kvslot *s, size_t tb)
     return before + 1;
 }
 
-/* Any idle block: those of the slot that victim() would drop from first. */
+/* pre: there is one. */
+static size_t
+last_idle(const mt_kvpool *pool, const mt_kvslot *s)
+{
+    size_t tb = pool->geom.blocks - 1;
+
+    while (!is_idle(s, tb))
+        tb--;
+    return tb;
+}
+
+/* Any idle block: those of the slot that victim() would drop from first. A free slot's from its
+ * first on, which makes runs; of a row's the last, which it wants back last. */
 static uint32_t
 any_spare(mt_kvpool *pool)
 {
     const mt_kvslot *s = victim(pool);
+    size_t tb = 0;
 
-    for (size_t tb = 0; s != NULL && tb < pool->geom.blocks; tb++)
-        if (is_idle(s, tb)) return s->first_block + (uint32_t)tb;
-    return MT_KV_ANY;
+    if (s == NULL) return MT_KV_ANY;
+    if (s->lease != NULL) return s->first_block + (uint32_t)last_idle(pool, s);
+    while (!is_idle(s, tb))
+        tb++;
+    return s->first_block + (uint32_t)tb;
 }
 
 /* Whether an idle block may be mapped at a place where it does not lie. Each is a stretch or more
@@ -210,16 +225,17 @@ any_free(const mt_kvpool *pool, size_t slot)
 }
 
 /* The block that costs the row least: of an exposed one the block that its addresses map, which
- * code may have written to; the same where the row has moved; else an idle one that lies there, or
- * behind the row's last, or anywhere; a new one at its own place; any. MT_KV_ANY: there is none in
- * any home. */
+ * code may have written to; of one that is about to be exposed the same, because rows whose homes
+ * others have named up to some place have to own all blocks up to there; the same where the row has
+ * moved; else an idle one that lies there, or behind the row's last, or anywhere; a new one at its
+ * own place; any. MT_KV_ANY: there is none in any home. */
 static uint32_t
 choose(mt_kvpool *pool, size_t slot, size_t tb)
 {
     const mt_kvslot *s = &pool->slots[slot], *home = &pool->slots[s->home];
     uint32_t own = s->first_block + (uint32_t)tb, here = block_here(pool, s, tb), found;
 
-    if (s->exposed && s->refs[tb] == 0) return own;
+    if ((s->exposed || s->lease->exposing) && s->refs[tb] == 0) return own;
     if (home != s && is_free(pool, slot, home->first_block + (uint32_t)tb))
         return home->first_block + (uint32_t)tb;
     if (here != MT_KV_ANY && is_spare(pool, slot, here)) return here;

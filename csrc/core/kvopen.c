@@ -177,7 +177,10 @@ mt_kvlease_expose(mt_kvlease *lease, mt_error *err)
     mt_status st;
 
     assert(pool->store.lazy);
-    if ((st = open_and_lock(lease, err)) != MT_OK) return st;
+    lease->exposing = true;
+    st = open_and_lock(lease, err);
+    lease->exposing = false;
+    if (st != MT_OK) return st;
     st = mt_kvmap_clear(pool, err); /* what others let go of here is zeros from now on */
     for (size_t row = 0; st == MT_OK && row < lease->rows; row++)
         st = expose_row(lease, row, err);

@@ -105,7 +105,8 @@ struct mt_kvlease {
     size_t holds;                 /* the owner's, and hold()'s; guarded by the pool's lock */
     bool released;
     bool exposed;
-    bool opening; /* prepare makes blocks ready, and is asked for what they hold after that */
+    bool exposing; /* expose is under way: its rows take blocks of their own homes */
+    bool opening;  /* prepare makes blocks ready, and is asked for what they hold after that */
     char *base;
     /* Of this lease's one thread, [row x layers + layer]: */
     uint32_t *lengths;
