@@ -379,6 +379,7 @@ mt_kvpool_stats(mt_kvpool *pool, mt_kvstats *out)
         .peak_bytes = pool->peak * unit,
         .address_bytes = pool->slot_count * pool->geom.slot_bytes,
         .maps = pool->maps,
+        .mapped_again_bytes = pool->again * pool->geom.unit_ranges * pool->geom.part_bytes,
         .acquired = pool->acquired,
         .forked = pool->forked,
         .released = pool->released,
