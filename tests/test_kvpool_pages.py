@@ -89,19 +89,6 @@ def test_generations_of_any_length_take_no_more_than_the_largest(hint):
     assert stats.dropped == 0
 
 
-def test_a_row_that_shrank_finds_its_first_pages_again():
-    with small_pool() as pool, pool.acquire(2) as lease:
-        fill(lease, 80)  # five blocks
-        lease.crop([32, 80])
-        lease.update(0, some(2, 1), some(2, 1), [0, 1])  # the other row takes an idle one
-        before = pool.stats()
-        for _ in range(2):
-            lease.update(0, some(2, 16), some(2, 16), [16, 0])
-        after = pool.stats()
-        assert (after.taken, after.recycled) == (before.taken, before.recycled + 2)
-        assert after.maps == before.maps
-
-
 def test_what_the_pool_counts_is_what_the_system_counts():
     with small_pool() as pool, pool.acquire(4) as lease:
         gc.collect()  # pools of other tests

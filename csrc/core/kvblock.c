@@ -182,30 +182,15 @@ block_behind(const mt_kvpool *pool, const mt_kvslot *s, size_t tb)
     return before + 1;
 }
 
-/* pre: there is one. */
-static size_t
-last_idle(const mt_kvpool *pool, const mt_kvslot *s)
-{
-    size_t tb = pool->geom.blocks - 1;
-
-    while (!is_idle(s, tb))
-        tb--;
-    return tb;
-}
-
-/* Any idle block: those of the slot that victim() would drop from first. A free slot's from its
- * first on, which makes runs; of a row's the last, which it wants back last. */
+/* Any idle block: those of the slot that victim() would drop from first. */
 static uint32_t
 any_spare(mt_kvpool *pool)
 {
     const mt_kvslot *s = victim(pool);
-    size_t tb = 0;
 
-    if (s == NULL) return MT_KV_ANY;
-    if (s->lease != NULL) return s->first_block + (uint32_t)last_idle(pool, s);
-    while (!is_idle(s, tb))
-        tb++;
-    return s->first_block + (uint32_t)tb;
+    for (size_t tb = 0; s != NULL && tb < pool->geom.blocks; tb++)
+        if (is_idle(s, tb)) return s->first_block + (uint32_t)tb;
+    return MT_KV_ANY;
 }
 
 /* Whether an idle block may be mapped at a place where it does not lie. Each is a stretch or more
