@@ -12,6 +12,16 @@ from memtools import _bridge
 if TYPE_CHECKING:
     import torch
 
+_forks = 0  # how often this process is a child: a compiled function can read it, unlike os.getpid()
+
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
 
 class AuxLoss:
     """Adds up scalar losses that layers produce during a forward pass.
@@ -55,8 +65,8 @@ class AuxLoss:
         """The lock of what is added up. The thread that holds it may come again, by a signal
         handler, a finalizer or a tensor subclass; a forked child makes its own, because the thread
         that holds it may be the parent's alone."""
-        if self._owner != os.getpid():
-            self._lock, self._owner = threading.RLock(), os.getpid()
+        if self._owner != _forks:
+            self._lock, self._owner = threading.RLock(), _forks
         return self._lock
 
     def _clear(self) -> None:

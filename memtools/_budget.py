@@ -34,6 +34,11 @@ class BudgetReport:
     __slots__ = ("budget", "holdings", "peak", "used")
 
     def __init__(self, budget: Budget, holdings: tuple[Holding, ...]) -> None:
+        if not isinstance(budget, Budget):
+            raise TypeError(f"BudgetReport takes a Budget, got {type(budget).__name__}")
+        wrong = [type(one).__name__ for one in holdings if not isinstance(one, Holding)]
+        if wrong:
+            raise TypeError(f"BudgetReport takes the holdings of a report(), got {wrong[0]}")
         self.budget = repr(budget.name), budget.limit, budget.device
         self.holdings = holdings
         self.used = sum(line.reserved for line in holdings if line.depth == 0)

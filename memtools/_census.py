@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import weakref
 from collections import Counter
@@ -48,6 +49,12 @@ class TypeGrowth:
     count: int
 
 
+class _Part(list[Any]):
+    """A list that a census is made of."""
+
+    __slots__ = ()
+
+
 class Census:
     """What lived at one moment. Keeps none of it alive: it holds numbers, names and a filter of
     addresses of two bytes an object.
@@ -60,7 +67,17 @@ class Census:
         seconds: what the look took; all other Python threads waited for most of it.
     """
 
-    __slots__ = ("__weakref__", "_kinds", "_seen", "bytes", "groups", "objects", "seconds", "types")
+    __slots__ = (
+        "__weakref__",
+        "_names",
+        "_seen",
+        "_types",
+        "bytes",
+        "groups",
+        "objects",
+        "seconds",
+        "types",
+    )
 
     def __init__(self) -> None:
         begin = time.perf_counter()
@@ -74,9 +91,10 @@ class Census:
         del shown, tensors
         self.groups = _merged(groups)
         self.bytes = sum(group.bytes for group in self.groups)
-        self._kinds = [type_name(row[0]) for row in rows], [weakref.ref(row[0]) for row in rows]
+        self._names = _Part(type_name(row[0]) for row in rows)
+        self._types = _Part(weakref.ref(row[0]) for row in rows)
         self.types: Counter[str] = Counter()
-        for name, row in zip(self._kinds[0], rows, strict=True):
+        for name, row in zip(self._names, rows, strict=True):
             self.types[name] += row[1]
         self.seconds = time.perf_counter() - begin
 
@@ -110,9 +128,12 @@ class Growth:
         bytes: how many more bytes of tensors there are in all; may be negative.
     """
 
-    __slots__ = ("_later", "_seen", "bytes", "groups", "types")
+    __slots__ = ("_looks", "_names", "_seen", "_types", "bytes", "groups", "types")
 
     def __init__(self, earlier: Census, later: Census) -> None:
+        for one in (earlier, later):
+            if not isinstance(one, Census):
+                raise TypeError(f"a growth is between two censuses, got {type(one).__name__}")
         before = {group.kind: group for group in earlier.groups}
         grown = []
         for now in later.groups:
@@ -122,12 +143,15 @@ class Growth:
                 grown.append(GroupGrowth(now.kind, more, size))
         self.groups = tuple(sorted(grown, key=lambda g: (-g.bytes, -g.count, str(g.kind))))
         tensors = {group.kind.type for group in later.groups}
-        risen = later.types - earlier.types
+        shapes = sum(gc.is_tracked(group.kind.shape) for group in earlier.groups)
+        own = Counter({"tuple": shapes + 1})  # came with the earlier look, after its count
+        risen = later.types - earlier.types - own
         self.types = tuple(
             TypeGrowth(*row) for row in risen.most_common() if _counts(row[0], tensors)
         )
         self.bytes = later.bytes - earlier.bytes
-        self._seen, self._later = earlier._seen, later._kinds
+        self._seen, self._names, self._types = earlier._seen, later._names, later._types
+        self._looks = earlier.groups, later.groups
 
     def sample(self, of: GroupGrowth | TypeGrowth | None = None, limit: int = SAMPLE) -> list[Any]:
         """Up to `limit` objects that are alive now, belong to the group (the one that grew most
@@ -140,16 +164,21 @@ class Growth:
             if not (self.groups or self.types):
                 return []
             of = self.groups[0] if self.groups else self.types[0]
+        if not isinstance(of, (GroupGrowth, TypeGrowth)):
+            raise TypeError(f"`of` is one of groups or types of a growth, got {type(of).__name__}")
         name = of.type if isinstance(of, TypeGrowth) else of.kind.type
         found: list[Any] = Own()  # no plain list: it would be found among the new lists itself
-        for kind in (ref() for named, ref in zip(*self._later, strict=True) if named == name):
+        kinds = zip(self._names, self._types, strict=True)
+        for kind in (ref() for named, ref in kinds if named == name):
             if kind is not None and len(found) < limit:
                 found += self._fresh(kind, of, limit - len(found))
         return found
 
     def _fresh(self, kind: type, of: GroupGrowth | TypeGrowth, limit: int) -> list[Any]:
         if isinstance(of, TypeGrowth):
-            return _core._fresh(kind, self._seen, limit)
+            own = self._own_tuples() if kind is tuple else frozenset[int]()
+            fresh = _core._fresh(kind, self._seen, limit + len(own))
+            return [one for one in fresh if id(one) not in own][:limit]
         torch, found = _bridge.loaded(), []
         for tensor in _core._fresh(kind, self._seen, _FRESH):
             if tensor_kind(torch, tensor) == of.kind:
@@ -157,6 +186,11 @@ class Growth:
                 if len(found) == limit:
                     break
         return found
+
+    def _own_tuples(self) -> frozenset[int]:
+        """Where the tuples of the two looks lie, which are newer than what the first one saw."""
+        shapes = (id(group.kind.shape) for groups in self._looks for group in groups)
+        return frozenset(map(id, self._looks)).union(shapes)
 
     def holders(
         self, of: GroupGrowth | TypeGrowth | None = None, *, steps: int = 1
@@ -185,6 +219,10 @@ class Growth:
         rows = [(f"{g.count:+,}", _signed(g.bytes), str(g.kind)) for g in self.groups[:_ROWS]]
         rows += [(f"{t.count:+,}", "", t.type) for t in self.types[: max(3, _ROWS - len(rows))]]
         return "\n".join([f"{_signed(self.bytes)} of tensors", *_aligned(rows)])
+
+
+#: what looks are made of: none of these is a holder
+PARTS = (Census, Growth, TensorGroup, GroupGrowth, TypeGrowth, TensorKind, _Part)
 
 
 def census() -> Census:

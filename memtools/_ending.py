@@ -12,7 +12,8 @@ import sys
 import threading
 from collections.abc import Callable
 
-from memtools import _core
+from memtools import _allocator_malloc, _core
+from memtools._oomforms import MUCH_IDLE, is_of_host
 from memtools._redact import redacted
 
 ROOM = 192 - len("exit: ")  # bytes of an event's text
@@ -24,6 +25,9 @@ class Ending:
     def __init__(self) -> None:
         self.uncaught: str | None = None
         self.interrupted = False  # the uncaught one is a KeyboardInterrupt: Python ends by SIGINT
+        #: bytes of freed memory that malloc kept when the host's memory ran out, where they are in
+        #: the way; None where they are not, or nobody knows
+        self.idle_heap: int | None = None
         self._exit_text: str | None = None
         #: called when an exception was not caught, before anything else
         self.on_uncaught: list[Callable[[], None]] = []
@@ -38,6 +42,10 @@ class Ending:
         self.uncaught = f"exception {type(error).__name__}"
         self.interrupted = isinstance(error, KeyboardInterrupt)
         self.uncaught = exception_words(error)
+        if is_of_host(error):  # now, while the traceback keeps alive what the program had
+            idle, thresholds_are_set = _allocator_malloc.idle()
+            is_in_the_way = idle is not None and idle >= MUCH_IDLE and not thresholds_are_set
+            self.idle_heap = idle if is_in_the_way else None
 
     def hear_exit(self, status: object) -> None:
         """A text is printed by Python, and the code is 1. In another thread it ends that alone."""

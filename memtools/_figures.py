@@ -26,6 +26,7 @@ from memtools.report._events import (
     cleanup,
     ending,
     guard_set,
+    idle_heap,
     process_limits,
     started_by_run,
     started_with,
@@ -151,6 +152,7 @@ class Figures:
     children_most: int | None
     machine: Machine | None
     process_limits: dict[str, int]
+    idle_heap: int | None
     guard: Guard | None
     tiers: tuple[Tier, ...]
     phases: tuple[RecordPhase, ...]
@@ -326,6 +328,7 @@ def figures_of(record: Record) -> Figures:
         children_most=_most_children(line),
         machine=machine,
         process_limits=process_limits(record),
+        idle_heap=idle_heap(record),
         guard=_guard(record, line, used, steps),
         tiers=tuple(_tiers(record, line)),
         phases=tuple(sorted(record.phases, key=lambda p: (-(p.peak_bytes or -1), p.name))),

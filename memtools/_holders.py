@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memtools import _bridge, _graphs
-from memtools._census import SAMPLE, GroupGrowth, TypeGrowth
+from memtools._census import PARTS, SAMPLE, GroupGrowth, TypeGrowth
 from memtools._facts import short_name, tensor_facts, type_name
 from memtools._paths import (
     LEVELS,
@@ -160,6 +160,9 @@ def _collect(sample: Own, namer: Namer, ignored: Any) -> tuple[list[_Place], dic
     places, alone = list[_Place](), list[_Place]()
     for level in range(LEVELS):
         seen = referrers(heads, ignored)
+        for i, holders in enumerate(seen.holders):
+            if holders and all(map(_is_of_a_look, holders)):
+                members[i] = set()
         if level == 0:
             orphans = {i: seen.unaccounted[i] for i, h in enumerate(seen.holders) if not h}
         common = _common(heads, seen, members, inner, len(sample))
@@ -176,6 +179,12 @@ def _collect(sample: Own, namer: Namer, ignored: Any) -> tuple[list[_Place], dic
     alone += [_Place(Own([h]), how, who) for h, how, who in zip(heads, inner, members, strict=True)]
     least = 1 if not places else max(2, len(sample) * _COMMON)
     return places + [p for p in alone if len(p.members) >= least][:_NAMED], orphans
+
+
+def _is_of_a_look(holder: Any) -> bool:
+    """Whether it is part of a census, and so no holder: it is there because somebody looked."""
+    kind = type(holder)
+    return any(kind is part for part in (*PARTS, Holder))  # by identity: classes may redefine ==
 
 
 def _tops(namer: Namer, heads: Own, members: list[set[int]], inner: list[str]) -> list[_Place]:

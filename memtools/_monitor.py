@@ -297,7 +297,8 @@ class MemoryMonitor(Readings):
     def _cannot_act(self, run: Run, waiting: Sequence[Handle], why: str) -> None:
         for handle in waiting:
             text = f"{handle!r} cannot act: {why}; it acts in a step() of the main thread"
-            run.log.warn(f"{handle!r} {id(handle)}", "pressure", text)
+            aloud = not self._settings.sums_up  # which says it
+            run.log.warn(f"{handle!r} {id(handle)}", "pressure", text, aloud=aloud)
 
     def _act(self, run: Run, fired: int) -> None:
         wanted = None

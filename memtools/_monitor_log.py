@@ -204,11 +204,12 @@ class Log:
         if self._writer is None or not self._writer.closed:
             self.complain("record", f"nothing more is recorded: {error}")
 
-    def warn(self, key: str, kind: str, text: str) -> None:
-        """To the logger, and as an event; once for each key."""
+    def warn(self, key: str, kind: str, text: str, *, aloud: bool = True) -> None:
+        """As an event and, `aloud`, to the logger; once for each key."""
         if key not in self._said:
             self._said.add(key)
-            logger.warning("%s", text)
+            if aloud:
+                logger.warning("%s", text)
             self.event(kind, text)
 
     def complain(self, key: str, text: str, *, stacklevel: int = 4) -> None:

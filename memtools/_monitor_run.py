@@ -56,6 +56,7 @@ class Settings:
     census: bool
     name: str | None
     announce: Callable[[str], None] = warned
+    sums_up: bool = False  # whether a summary of the record is said at the end
 
 
 class Limits:
@@ -195,6 +196,11 @@ class Run:
                 self._noted[name] = limit
                 self.log.event("limit", f"{name} {'unlimited' if limit is None else f'{limit} B'}")
 
+    def _note_idle_heap(self) -> None:
+        """What malloc kept of freed memory when the program could not have any more."""
+        if _ending.ending.idle_heap is not None:
+            self.log.event("heap", f"malloc keeps {_ending.ending.idle_heap} B of freed memory")
+
     def _start_words(self, settings: Settings) -> str:
         watched = ", ".join(["host", *(f"cuda{i}" for i in self.devices)])
         name = "" if settings.name is None else f"{settings.name}: "
@@ -236,6 +242,7 @@ class Run:
                 self.book.devices.look()
             self.ended_ns = time.monotonic_ns()
             self._note_limits()
+            self._note_idle_heap()
         except Exception as error:
             self.log.complain("stop", f"stop() failed: {error}")
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 def load_heat_map(windows: list[GateStats], path: str | os.PathLike[str]) -> None:
     """Draw each window's load as a multiple of the balanced load, one column a window."""
+    path = os.fspath(path)
     try:
         from matplotlib.colors import TwoSlopeNorm
         from matplotlib.figure import Figure

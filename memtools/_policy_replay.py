@@ -30,13 +30,12 @@ from memtools._policy_actions import (
 )
 from memtools._policy_clocks import UPDATE
 from memtools._policy_engine import NEVER
-from memtools._record import UNKNOWN
+from memtools._record import UNKNOWN, Record
 from memtools._series import whole_buckets
 from memtools._size import parse_bytes
 
 if TYPE_CHECKING:
     from memtools._policy_engine import Engine
-    from memtools._record import Record
 
 #: Seconds that an action takes where neither the record nor the caller says: measured figures of
 #: a torch process with a million objects; what an action not named here takes is 1 ms.
@@ -83,6 +82,11 @@ class Settings(NamedTuple):
 def settings_of(engine: Engine, given: Mapping[str, Any], record: Record) -> Settings:
     """Those of a policy, used by `with policy:`, for this record. What has nothing to work on is
     left out, and cleanups are not agreed with other ranks, whose records these are not."""
+    if not isinstance(record, Record):
+        raise TypeError(
+            f"replay() takes a record, got {type(record).__name__}; read one by "
+            "memtools.read_record(path)"
+        )
     rules: dict[int, tuple[tuple[int, ...], int]] = dict(engine.rules)
     for action, handle in engine.callbacks.by_action.items():
         rules[action] = handle.every, handle.triggers
@@ -159,6 +163,10 @@ def replay(
 
 def _costs(costs: Mapping[str, float] | None, settings: Settings) -> dict[str, float]:
     names = set(settings.actions.values())
+    if costs is not None and not isinstance(costs, Mapping):
+        raise TypeError(
+            f'costs is a dict of seconds by action, like {{"gc": 0.05}}, got {type(costs).__name__}'
+        )
     for name, seconds in (costs or {}).items():
         if name not in names:
             known = ", ".join(sorted(names))

@@ -20,8 +20,18 @@ def _reading(value: int) -> int | None:
     return None if value == _UNKNOWN else value
 
 
+def _check_file(file: object) -> None:
+    """TypeError for what nothing can be written to, such as the name of a file."""
+    if not callable(getattr(file, "write", None)):
+        raise TypeError(
+            f"a file that is open for writing text is needed, got {type(file).__name__}; "
+            'pass open("name", "w")'
+        )
+
+
 def to_jsonl(record: Record, file: IO[str]) -> None:
     """One object a line, its "type" first: record, figures, buckets, samples, events, phases."""
+    _check_file(file)
     for line in _lines(record):
         file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
@@ -70,6 +80,7 @@ def to_chrome_trace(record: Record, file: IO[str]) -> None:
     Columns are counters ("C"): the buckets' largest readings up to where single samples begin,
     then those. Events with a duration are spans ("X"), the others instants ("i").
     """
+    _check_file(file)
     file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
     for i, event in enumerate(_trace_events(record)):
         file.write((",\n" if i else "") + json.dumps(event, ensure_ascii=False))

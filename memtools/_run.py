@@ -211,8 +211,9 @@ def _started(options: dict[str, Any]) -> MemoryMonitor:
             limit=options["limit"],
             name="memtools run",
         )
-        said = announce_nothing if options["quiet"] else announce
-        monitor._settings = replace(monitor._settings, announce=said)
+        quiet = options["quiet"]
+        said = announce_nothing if quiet else announce
+        monitor._settings = replace(monitor._settings, announce=said, sums_up=not quiet)
         monitor._declares = False
         monitor.start()
         return monitor

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memtools._figures import Figures, figures_of
+from memtools._oomforms import remedy
 from memtools._record import Record, read_record
 from memtools.report._words import count, duration, shown, size
 
@@ -60,6 +61,8 @@ class Summary:
             acted = figures.limit_acted
             text = figures.ending.text[:1].upper() + figures.ending.text[1:]
             yield f"{text}{'' if acted is None else f'; {acted} was in force'}"
+            if figures.idle_heap is not None:
+                yield remedy(figures.idle_heap)
         record = f"Wrote {self.path} ({size(self.nbytes)})"
         yield f"{record}; for details: memtools explain {shlex.quote(self.path)}"
 

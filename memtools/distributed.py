@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memtools import _bridge
-from memtools.export._source import MetricsSource
+from memtools.export._source import MetricsSource, check_source
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -89,6 +89,8 @@ def monitor_ranks(
     """
     if max_bytes < 64:
         raise ValueError(f"max_bytes is at least 64, got {max_bytes}")
+    if not isinstance(source, Mapping):
+        check_source(source, "monitor_ranks()")
     figures = source if isinstance(source, Mapping) else source.metrics()
     values = {key: float(value) for key, value in figures.items()}
     dist = _initialised()

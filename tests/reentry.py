@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import dataclasses
 import gc
+import importlib
 import inspect
 import io
 import json
@@ -19,6 +20,7 @@ import os
 import random
 import signal
 import tempfile
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +29,7 @@ from typing import Any
 import torch
 
 import memtools
-from memtools import _core, _kvtorch
+from memtools import _core, _kvtorch, distributed, export
 
 STUB = Path(_core.__file__).parent / "_core.pyi"
 GIB = 1 << 30
@@ -109,11 +111,26 @@ SPECIAL = (
 )
 
 
+#: the modules whose names in __all__ are called; "" is memtools itself
+MODULES = ("", "distributed", "export", "report")
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"memtools.{name}") if name else memtools
+
+
 def targets_of_package() -> Iterator[Target]:
-    for name in memtools.__all__:
-        value = getattr(memtools, name)
+    for module in MODULES:
+        yield from _targets_of(module)
+
+
+def _targets_of(module: str) -> Iterator[Target]:
+    for name in _module(module).__all__:
+        value = getattr(_module(module), name)
         if inspect.isfunction(value):
-            yield Target("", "", name, _signature(value, False))
+            yield Target(module, "", name, _signature(value, False))
+        elif getattr(value, "_is_protocol", False):
+            continue
         elif inspect.isclass(value) and not issubclass(value, BaseException):
             record = dataclasses.is_dataclass(value) or issubclass(value, tuple)
             for key, raw in vars(value).items():
@@ -122,7 +139,7 @@ def targets_of_package() -> Iterator[Target]:
                     continue
                 if not (record and key in ("__init__", "__new__")):  # made by dataclass
                     bound = key == "__new__" or not isinstance(raw, staticmethod)
-                    yield Target("", name, key, _signature(call, bound))
+                    yield Target(module, name, key, _signature(call, bound))
 
 
 def targets() -> dict[str, Target]:
@@ -195,6 +212,13 @@ def growth() -> memtools.Growth:
     return memtools.Growth(memtools.census(), memtools.census())
 
 
+class Figures:
+    """What exporters take."""
+
+    def metrics(self, expert: bool = False) -> dict[str, float]:
+        return {"memory/host_rss_bytes": 1.0}
+
+
 def _window_report() -> Any:
     made = accumulator()
     for _ in range(2):
@@ -220,13 +244,16 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "Growth": growth,
     "KVLease": lease,
     "KVPool": pool,
+    "JsonlWriter": lambda: export.JsonlWriter(f"{os.urandom(4).hex()}.jsonl", Figures()),
     "LeakDetector": lambda: memtools.LeakDetector("1 GiB"),
-    "Managed": lambda: _core.Managed(lambda *_, **__: None, core_policy(), None),
+    "Managed": lambda: memtools.managed(policy())(lambda *_, **__: None),
     "MemoryMonitor": monitor,
     "Policy": core_policy,
     "PolicyReplay": lambda: _core.PolicyReplay([((1,), 15, True)] * 3),
     "PolicyReport": lambda: policy().report(),
+    "PrometheusExporter": lambda: export.PrometheusExporter(Figures()),
     "Probe": _core.Probe,
+    "RankMetrics": lambda: distributed.monitor_ranks(Figures()),
     "Record": record,
     "RecordWriter": writer,
     "WindowReport": lambda: _window_report(),
@@ -279,12 +306,18 @@ KINDS: dict[str, Any] = {
     "TypeGrowth": 1,
     "GroupGrowth": 1,
     "ProcessGroup": False,
+    "MetricsSource": Figures,
 }
 #: by "callable.parameter", "class.parameter" or the parameter's own name, before its kind
 NAMED: dict[str, Any] = {
     "BudgetReport.__init__.holdings": (),
     "CleanupPolicy.cleanup.only": "gc",
     "CleanupPolicy.replay.costs": lambda: {"gc": 0.01},
+    "JsonlWriter.__init__.every": 1,
+    "JsonlWriter.__init__.keep": 1,
+    "PrometheusExporter.__init__.labels": lambda: {"rank": "0"},
+    "export.write_scalars.target": lambda: types.SimpleNamespace(add_scalar=lambda *_: None),
+    "Growth.of": None,
     "GateHistory.extend.tensors": lambda: [torch.rand(4, 8) for _ in range(3)],
     "GateHistory._parse.data": lambda: history()._dump(),
     "GateHistory.__new__.trim": "half",
@@ -394,7 +427,7 @@ def good(target: Target, parameter: Parameter) -> Any:
         for key in (kind, plain):
             if key in KINDS:
                 value = KINDS[key]
-                made = inspect.isfunction(value) or value in (memtools.census, io.StringIO)
+                made = inspect.isfunction(value) or value in (memtools.census, io.StringIO, Figures)
                 return value() if made else value
         if plain in ("Sequence", "Iterable", "list", "tuple"):
             return [1, 1]
@@ -651,10 +684,10 @@ NEVER = (SystemError, AssertionError, UnboundLocalError, NameError)
 
 def _make(target: Target) -> Any:
     if target.name in ("__new__", "__init__"):
-        return getattr(_core if target.module else memtools, target.owner)
+        return getattr(_module(target.module), target.owner)
     if target.owner:
         return MAKERS[target.owner]()
-    return _core if target.module else memtools
+    return _module(target.module)
 
 
 def _call(target: Target, owner: Any, values: dict[str, Any]) -> Any:
@@ -713,11 +746,99 @@ def cases(target: Target, seed: int, most: int) -> list[tuple[str, str, str]]:
     return found[:most]
 
 
-def _child(target: Target, some: list[tuple[str, str, str]], tell: int, seconds: int) -> None:
-    os.chdir(tempfile.mkdtemp())
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+# --- arguments of another type --------------------------------------------------------------------
+
+
+class Foreign:
+    """Has nothing that anybody asks for."""
+
+    __slots__ = ()
+
+
+#: what programs pass by mistake
+MISFITS: dict[str, Callable[[], Any]] = {
+    "object": Foreign,
+    "class": lambda: Foreign,
+    "None": lambda: None,
+    "int": lambda: 7,
+    "float": lambda: 1.5,
+    "str": lambda: "x",
+    "bytes": lambda: b"x",
+    "list": lambda: [Foreign()],
+    "list of str": lambda: ["x"],
+    "dict": lambda: {"x": Foreign()},
+    "tensor": lambda: torch.ones(2, 3),
+}
+
+
+def _blames_itself(target: Target, error: Exception) -> bool:
+    """Whether an exception speaks of memtools' inside rather than of the argument. A subscript may
+    say that there is no such entry."""
+    if isinstance(error, LookupError):
+        return target.name != "__getitem__"
+    return isinstance(error, (AttributeError, *NEVER))
+
+
+def misfit_faults(target: Target) -> list[str]:
+    """Where an argument of another type than the good one is answered by an exception that says
+    nothing of it."""
+    found = []
+    for parameter in target.parameters:
+        for kind, make in MISFITS.items():
+            owner, values = _make(target), _values(target)
+            if isinstance(make(), type(values[parameter.name])):
+                continue  # right by its type, if not by its value
+            values[parameter.name] = make()
+            try:
+                _call(target, owner, values)
+            except Exception as error:
+                if _blames_itself(target, error):
+                    what = f"{type(error).__name__}: {error}"
+                    found.append(f"{target.label}({parameter.name}={kind}): {what}")
+            with contextlib.suppress(Exception):
+                _end(owner)
+    return found
+
+
+def misfit_failures(target: Target, seconds: int = 120) -> list[str]:
+    """The faults, found in a forked child."""
+
+    def look(tell: int) -> None:
+        signal.alarm(seconds)
+        os.write(tell, json.dumps(misfit_faults(target)).encode())
+
+    said, status = _forked(look)
+    return json.loads(said) if status == 0 and said else [f"{target.label}: status {status}"]
+
+
+# --- in a child -----------------------------------------------------------------------------------
+
+
+def _forked(work: Callable[[int], None]) -> tuple[str, int]:
+    """What a child that is silent and has a folder of its own writes to a pipe, and its status."""
+    listen, tell = os.pipe()
+    if (child := os.fork()) == 0:
+        status = 1
+        try:
+            os.close(listen)
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 1)
+            os.dup2(null, 2)
+            os.chdir(tempfile.mkdtemp())
+            torch.set_num_threads(1)
+            warnings.simplefilter("ignore")
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            work(tell)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(tell)
+    with os.fdopen(listen) as lines:
+        said = lines.read()
+    return said, os.waitpid(child, 0)[1]
+
+
+def _run_cases(target: Target, some: list[tuple[str, str, str]], tell: int, seconds: int) -> None:
     for case in some:
         os.write(tell, (json.dumps(case) + "\n").encode())
         signal.alarm(seconds)  # a case that waits for ever ends the process
@@ -726,24 +847,14 @@ def _child(target: Target, some: list[tuple[str, str, str]], tell: int, seconds:
         except BaseException as error:
             os.write(tell, (json.dumps(f"{type(error).__name__}: {error}") + "\n").encode())
             os._exit(1)
-    os._exit(0)
 
 
 def failures(target: Target, some: list[tuple[str, str, str]], seconds: int = 20) -> list[str]:
     """What went wrong, in a forked child: a crash is a failure with its name. Empty: nothing."""
-    listen, tell = os.pipe()
-    if (child := os.fork()) == 0:
-        os.close(listen)
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
-        _child(target, some, tell, seconds)
-    os.close(tell)
-    with os.fdopen(listen) as lines:
-        said = [json.loads(line) for line in lines]
-    status = os.waitpid(child, 0)[1]
+    text, status = _forked(lambda tell: _run_cases(target, some, tell, seconds))
     if status == 0:
         return []
+    said = [json.loads(line) for line in text.splitlines()]
     case = next(
         (line for line in reversed(said) if isinstance(line, list)), "before the first case"
     )

@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import pickle
+import sys
 import threading
 import types
 
@@ -165,6 +166,36 @@ def test_a_history_gets_what_a_pool_holds_idle_before_it_trims():
     assert len(history) == 8
     assert pool.stats().physical_bytes <= 3 * 64 * KIB
     assert budget.used == sum(reserved(budget).values()) <= MIB
+
+
+def test_other_threads_run_while_a_pool_gives_back_for_a_history():
+    turns, stop = [0], threading.Event()
+
+    def take_turns() -> None:
+        while not stop.is_set():
+            turns[0] += 1
+            os.sched_yield()  # gives the interpreter up
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # nobody is made to give it up
+    thread = threading.Thread(target=take_turns)
+    thread.start()
+    try:
+        # Seldom the other thread is not there in time; with the GIL held it never would be.
+        for _ in range(200):
+            budget = Budget("1 MiB")
+            pool = small_pool(budget)
+            fill(pool, 16, 16)
+            history, rows = GateHistory(max_bytes=budget), gates(800)
+            before = turns[0]
+            history.append(rows)
+            if ran := turns[0] > before:
+                break
+    finally:
+        stop.set()
+        sys.setswitchinterval(interval)
+        thread.join()
+    assert ran
 
 
 def test_pools_give_way_to_each_other_and_live_pages_stay():

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from memtools import Budget, DeviceError, GateHistory, _bridge, _core
+from memtools import Budget, DeviceError, GateHistory, KVPool, _bridge, _core
 from tests.fakecuda import FakeRuntime, as_cuda, as_host
 
 
@@ -31,6 +31,23 @@ def test_append_returns_before_the_device_has_done_anything(fake_cuda: FakeRunti
     assert history.nbytes == 5 * 16 * 8 * 4
     assert torch.equal(torch.cat(history), torch.cat(tensors))
     assert history.pending == 0
+
+
+def test_an_append_gets_what_a_pool_holds_idle(fake_cuda: FakeRuntime):
+    budget = Budget("1 MiB")
+    pool = KVPool(1, 4, 64, max_tokens=256, max_sequences=16, dtype="float32", limit=budget)
+    with pool.acquire(16, 16) as lease:
+        lease.update(0, *torch.rand(2, 16, 4, 16, 64))
+    idle = pool.stats().idle_bytes
+    assert idle == budget.used > 0
+    history = GateHistory(max_bytes=budget)
+    tensors = [make(4096) for _ in range(7)]
+    for tensor in tensors:
+        history.append(as_cuda(tensor))
+    assert len(history) == 7
+    assert torch.equal(torch.cat(history), torch.cat(tensors))
+    assert pool.stats().idle_bytes < idle
+    assert budget.used <= 2**20
 
 
 def test_reading_waits_for_just_what_it_reads(fake_cuda: FakeRuntime):

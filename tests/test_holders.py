@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import memtools
+from memtools._census import TypeGrowth
 
 N = 300
 CACHE: list[Any] = []
@@ -366,3 +367,28 @@ def test_a_list_that_lives_in_a_dict_of_the_caller_is_the_holder() -> None:
     mine = list(result.pop("latents_sequence"))  # type: ignore[call-overload]
     (found,) = memtools.holder_of(mine)
     assert found.path.startswith("nobody but who asks")
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """What is counted changes by what the program makes alone."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_what_a_look_is_made_of_has_no_holder(uncollected: None) -> None:
+    """The tuples of a look are newer than what it saw: they neither grow, nor hold each other, nor
+    hide what the program keeps."""
+    shapes = [torch.empty(rows, 3) for rows in range(1, 80)]
+    memtools.holder_of([shapes])  # imports what it needs
+    earlier = memtools.census()
+    kept = [(n, []) for n in range(40)]
+    growth = memtools.census().diff(earlier)
+    assert 40 <= {one.type: one.count for one in growth.types}["tuple"] < 60
+    name = "list local 'kept' of test_what_a_look_is_made_of_has_no_holder()"
+    assert growth.holders(TypeGrowth("tuple", 40))[0].path == name
+    third = memtools.census()  # of somebody else
+    assert not [one for one in growth.holders(TypeGrowth("tuple", 40)) if "Census" in one.path]
+    assert (len(shapes), len(kept), len(third.groups) > 78) == (79, 40, True)

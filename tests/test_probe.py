@@ -157,14 +157,19 @@ def test_a_forked_child_reads_itself() -> None:
     """)
 
 
-def test_descriptors_that_the_program_closed_and_used_again_are_left_alone() -> None:
+@pytest.mark.parametrize("text", ["A" * 100, "7 7 7 7 7 7 7\\n", "4096\\n"])
+def test_descriptors_that_the_program_closed_and_used_again_are_left_alone(text: str) -> None:
     said = in_own_process(
         """
         import os, tempfile
         import torch
         import memtools
+        from memtools import _core
 
         os.chdir(tempfile.mkdtemp())
+        text = "TEXT".encode()
+        probe = _core.Probe()
+        right = probe.read()
         monitor = memtools.MemoryMonitor("run.mem", 2)
         pool = memtools.KVPool(num_layers=1, num_kv_heads=1, head_dim=64, dtype=torch.float32,
                                max_tokens=256, max_sequences=4)
@@ -175,21 +180,27 @@ def test_descriptors_that_the_program_closed_and_used_again_are_left_alone() -> 
         os.closerange(3, 256)
         files = [open(f"user{i}.dat", "w+b") for i in range(40)]
         for file in files:
-            file.write(b"A" * 100)
+            file.write(text)
             file.flush()
         for _ in range(5):
             with monitor.phase("after"):
                 monitor.step()
         lease.update(0, torch.ones(1, 1, 64, 64), torch.ones(1, 1, 64, 64))
-        print(memtools.host_memory().rss > 0)
+        for field in ("rss", "cgroup_used", "cgroup_limit", "total", "available"):
+            was = getattr(right, field)
+            for now in getattr(probe.read(), field), getattr(probe.read(), field):
+                assert now is None or now == was or 0.5 < now / was < 2, (field, now, was)
+        record = memtools.read_record("run.mem")
+        assert all(rss is None or rss > 2**20 for rss in record.samples.values["rss"])
+        print(memtools.host_memory().rss is not None, probe.rss() > 2**20)
         lease.release()
         del lease, pool
         monitor.stop()
         del monitor
-        print({os.pread(file.fileno(), 200, 0) for file in files} == {b"A" * 100})
-        """
+        print({os.pread(file.fileno(), 200, 0) for file in files} == {text})
+        """.replace("TEXT", text)
     )
-    assert said == "True\nTrue\n"
+    assert said == "True True\nTrue\n"
 
 
 def test_children_and_grandchildren_count() -> None:
@@ -255,7 +266,7 @@ def plant_limit(root: Path, limit: str) -> None:
     for name, text in {
         "proc/self/cgroup": "0::/a\n",
         "proc/self/mountinfo": "1 2 0:3 / /cg rw - cgroup2 cgroup2 rw\n",
-        "proc/self/statm": "9 5 1 0",
+        "proc/self/statm": "9 5 1 0 0 0 0\n",
         "proc/meminfo": "MemTotal: 4096 kB\nMemAvailable: 1024 kB\n",
         "cg/a/memory.max": limit,
         "cg/a/memory.current": str(3 * MIB),

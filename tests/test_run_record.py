@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import textwrap
 import time
@@ -437,8 +438,21 @@ def test_a_guard_that_cannot_act_is_told_at_the_end(tmp_path: Path) -> None:
     found = run(tmp_path, "--limit", "100 MiB", "--guard", "0.9", "train.py")
     assert found.returncode == 0
     assert b"the guard at 90% could not act although memory passed it" in found.stderr
+    said = [line for line in found.stderr.decode().splitlines() if "guard" in line]
+    assert len(said) == 1  # the summary alone says it
+    record = memtools.read_record(tmp_path / "run.mem")
+    assert [event.kind for event in record.events if " cannot act: " in event.text] == ["pressure"]
     explained = execute([sys.executable, "-m", "memtools", "explain"], tmp_path)
     assert b"the guard at 90% could not act" in explained.stdout
+
+
+def test_a_quiet_run_says_in_the_log_that_a_guard_cannot_act(tmp_path: Path) -> None:
+    write(tmp_path, "x = bytearray(200 << 20)")
+    found = run(tmp_path, "--quiet", "--limit", "100 MiB", "--guard", "0.9", "train.py")
+    assert found.stderr.decode().splitlines() == [
+        "<guard raise at 90%> cannot act: the main thread called no step(); "
+        "it acts in a step() of the main thread"
+    ]
 
 
 FILLED = """
@@ -460,3 +474,24 @@ def test_a_program_that_used_up_its_own_limit_gets_a_summary_that_names_it(tmp_p
     assert "Exception ignored" not in errors
     assert "It ran out of memory: exception MemoryError; RLIMIT_AS of " in errors
     assert errors.splitlines()[-1].endswith("for details: memtools explain run.mem")
+
+
+FREED = """
+import resource
+blocks = [bytearray(100_000) for _ in range(3000)]
+kept = blocks[::32]  # they keep what lies between them from going back to the system
+del blocks
+with open("/proc/self/statm") as file:
+    data = int(file.read().split()[5]) * 4096
+resource.setrlimit(resource.RLIMIT_DATA, (data + 2**24, data + 2**24))
+bytearray(2**29)
+"""
+
+
+def test_freed_memory_that_is_in_the_way_of_an_allocation_is_told(tmp_path: Path) -> None:
+    write(tmp_path, FREED)
+    errors = run(tmp_path, "train.py").stderr.decode()
+    assert "exception MemoryError; RLIMIT_DATA of " in errors
+    assert re.search(r"malloc keeps 2\d\d\.\d MiB of freed memory, which counts against", errors)
+    events = memtools.read_record(str(tmp_path / "run.mem")).events
+    assert [event.kind for event in events].count("heap") == 1

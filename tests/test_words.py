@@ -1,4 +1,4 @@
-"""What is said of runs whose truth is known: 21 real programs, and 27 ways in which a run ends.
+"""What is said of runs whose truth is known: 21 real programs, and the ways in which a run ends.
 
 Each case says which words must be there and which must not, in the last lines of `memtools run` and
 in `memtools explain`. The programs are in tests/traces/runs.py; the ends are made up here, in the
@@ -168,6 +168,7 @@ CUDA = "exit: exception OutOfMemoryError: CUDA out of memory. Tried to allocate 
 HOLDS = ("holder", "+3.9 MiB/step: 1 new [1024] float32 tensor a step, held by list Net.kept")
 CODE = ("holder", "+9.0 MiB/step: held by C code (64 references nobody on the Python heap holds)")
 LOSS = ("holder", "autograd graph of 409 nodes kept by module attribute __main__.loss")
+IDLE = ("heap", f"malloc keeps {400 * MIB} B of freed memory")
 RISE = 3.9 * MIB
 LIMIT = 600 * MIB
 STEPS_95 = r"memory rose 3\.9\d? MiB a step over the last 9\d steps: too few to tell a leak from"
@@ -273,7 +274,15 @@ ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
     ),
     "RLIMIT_DATA and oneDNN": (
         Made(end=PRIMITIVE, events=(("limit", "RLIMIT_DATA 1073741824 B"),)),
-        ["It ran out of memory", "RLIMIT_DATA of 1.00 GiB", r'set\(mmap_threshold="1 MiB"\)'],
+        ["It ran out of memory", "RLIMIT_DATA of 1.00 GiB", r"raise it \(ulimit -d\)"],
+        [SILENCED, "malloc keeps"],
+    ),
+    "RLIMIT_DATA, oneDNN and much freed heap": (
+        Made(end=PRIMITIVE, events=(("limit", "RLIMIT_DATA 1073741824 B"), IDLE)),
+        ["It ran out of memory", "RLIMIT_DATA of 1.00 GiB",
+         r"malloc keeps 400\.0 MiB of freed memory, which counts against the limit",
+         r"- malloc keeps .* call memtools\.allocator_settings\(\)\.set\(mmap_threshold='1 MiB'\)",
+         "MALLOC_MMAP_THRESHOLD_=1048576"],
         [SILENCED],
     ),
     "MemoryError without a limit": (

@@ -116,16 +116,17 @@ record_bytes(const mt_gatehist *h, const mt_rows *shape, size_t *out)
     return mt_size_mul(shape->rows, mt_record_row_bytes(&f), out);
 }
 
-/* Reserves so many more bytes, and more than that where they are to be had. */
+/* Reserves so many more bytes, and more than that where they are to be had. `asks`: the others in
+ * the ledger, where there are not even so many. */
 static mt_status
-reserve_more(mt_gatehist *h, size_t least, mt_error *err)
+reserve_more(mt_gatehist *h, size_t least, bool asks, mt_error *err)
 {
     size_t step = mt_size_max(LEDGER_STEP, h->ring.bound / 8 / LEDGER_STEP * LEDGER_STEP);
     size_t more = mt_size_min(mt_size_max(least, step), h->ring.capacity - h->ring.bound);
     mt_status st = mt_member_reserve(h->member, more, err);
 
     if (st != MT_OK) st = mt_member_reserve(h->member, more = least, err);
-    if (st != MT_OK && mt_ledger_reclaim(h->config.ledger, h->member, least) > 0)
+    if (st != MT_OK && asks && mt_ledger_reclaim(h->config.ledger, h->member, least) > 0)
         st = mt_member_reserve(h->member, least, err);
     if (st == MT_OK) h->ring.bound += more;
     return st;
@@ -135,7 +136,7 @@ mt_status
 mt_gatehist_hold(mt_gatehist *h, size_t bytes, mt_error *err)
 {
     assert(bytes <= h->ring.capacity);
-    return bytes <= h->ring.bound ? MT_OK : reserve_more(h, bytes - h->ring.bound, err);
+    return bytes <= h->ring.bound ? MT_OK : reserve_more(h, bytes - h->ring.bound, true, err);
 }
 
 /* True while asking for so many bytes more would be in vain: nothing has changed since no. */
@@ -150,17 +151,36 @@ is_refused(const mt_gatehist *h, size_t more)
 static mt_status
 hold_record(mt_gatehist *h, size_t bytes, mt_error *err)
 {
-    bool fits_alone = bytes <= h->ring.bound;
+    bool fits_alone = bytes <= h->ring.bound, owner_asks = h->config.owner_asks, refused;
     size_t need = mt_size_min(h->ring.bytes + bytes, h->ring.capacity);
+    mt_gatehist_lack lack;
     uint64_t seen;
 
     if (need <= h->ring.bound) return MT_OK;
-    if (fits_alone && is_refused(h, need - h->ring.bound)) return MT_OK;
+    refused = is_refused(h, need - h->ring.bound);
+    if (fits_alone && refused) return MT_OK;
     seen = mt_ledger_changes(h->config.ledger);
-    if (mt_gatehist_hold(h, need, err) == MT_OK) return MT_OK;
-    h->refused = seen;
-    h->refused_more = need - h->ring.bound;
+    if (reserve_more(h, need - h->ring.bound, !owner_asks, err) == MT_OK) return MT_OK;
+    lack = (mt_gatehist_lack){need - h->ring.bound, seen};
+    if (owner_asks && !refused) {
+        h->lack = lack;
+        return mt_fail(err, MT_EAGAIN, "mt_gatehist_admit", 0);
+    }
+    mt_gatehist_asked(h, lack);
     return fits_alone ? MT_OK : MT_ELIMIT;
+}
+
+mt_gatehist_lack
+mt_gatehist_lacks(const mt_gatehist *h)
+{
+    return h->lack;
+}
+
+void
+mt_gatehist_asked(mt_gatehist *h, mt_gatehist_lack lack)
+{
+    h->refused = lack.seen;
+    h->refused_more = lack.bytes;
 }
 
 mt_status

@@ -45,6 +45,7 @@ typedef struct mt_gatehist_config {
     bool statistics;
     mt_ledger *ledger; /* where the bytes of the arena are reserved; NULL: nowhere. Borrowed: every
                         * history made with it holds it */
+    bool owner_asks;   /* admit leaves it to the owner to ask the others in the ledger */
 } mt_gatehist_config;
 
 typedef struct mt_gatehist mt_gatehist;
@@ -59,8 +60,19 @@ void mt_gatehist_free(mt_gatehist *h);
  *   MT_ESHAPE  cols is 0, above MT_EXPERTS_MAX, not the number of experts so far, or below top_k
  *   MT_ELIMIT  one record is larger than max_bytes (asked > limit == max_bytes), or than what is
  *              held in the ledger, which refuses more (asked <= max_bytes); the others were asked
+ *   MT_EAGAIN  the ledger refuses, and the owner has not asked the others for mt_gatehist_lacks()
+ *              bytes since it last changed (mt_ledger_reclaim, which may take long): ask, try again
  *   MT_ENOMEM, MT_EOVERFLOW */
 mt_status mt_gatehist_admit(mt_gatehist *h, const mt_rows *shape, mt_error *err);
+
+/* What the last MT_EAGAIN was for; and to say that the others were asked for it. */
+typedef struct mt_gatehist_lack {
+    size_t bytes;
+    uint64_t seen; /* mt_ledger_changes before they were refused */
+} mt_gatehist_lack;
+
+mt_gatehist_lack mt_gatehist_lacks(const mt_gatehist *h);
+void mt_gatehist_asked(mt_gatehist *h, mt_gatehist_lack lack);
 
 /* Gives an admitted shape its place as the newest entry and returns its number. */
 uint64_t mt_gatehist_claim(mt_gatehist *h, const mt_rows *shape);

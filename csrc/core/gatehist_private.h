@@ -17,9 +17,10 @@ struct mt_gatehist {
     const mt_vmem_ops *vm;
     mt_gatehist_config config;
     mt_ring ring;
-    mt_member *member;   /* has reserved ring.bound; NULL without a ledger */
-    uint64_t refused;    /* the ledger's changes when it refused last, */
-    size_t refused_more; /* and how many bytes more, although others were asked */
+    mt_member *member;     /* has reserved ring.bound; NULL without a ledger */
+    uint64_t refused;      /* the ledger's changes when it refused last, */
+    size_t refused_more;   /* and how many bytes more, although others were asked */
+    mt_gatehist_lack lack; /* of the last MT_EAGAIN */
     mt_gatestats stats;
     size_t experts;
     size_t scratch_bytes; /* 0 until the first admit */

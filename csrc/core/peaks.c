@@ -76,12 +76,13 @@ now_once(mt_peaks *p)
     return p->mark.mapped_again == NULL ? now : less(now, mt_gauge_read(p->mark.mapped_again));
 }
 
-/* At least so much was in use at once; *exact tells whether it was no more. */
+/* At least so much was in use at once, or 0 for no more than is known; *exact tells whether it was
+ * no more. */
 static uint64_t
-high_once(mt_peaks *p, bool *exact)
+high_once(mt_peaks *p, uint64_t known, bool *exact)
 {
     uint64_t again = p->mark.mapped_again == NULL ? 0 : mt_gauge_most(p->mark.mapped_again);
-    uint64_t high = p->mark.high(p->mark.ctx), now;
+    uint64_t high = p->mark.high(p->mark.ctx, again == 0 ? known : 0), now;
 
     *exact = again == 0;
     if (again == 0 || high == MT_UNKNOWN) return high;
@@ -109,16 +110,26 @@ raise_to(mt_interval *in, uint64_t bytes)
         in->peak = bytes;
 }
 
+/* What is known of two intervals at least; of one without a peak that is nothing. */
+static uint64_t
+least_known(uint64_t known, uint64_t peak)
+{
+    if (peak == MT_UNKNOWN) return 0;
+    return peak < known ? peak : known;
+}
+
 /* An interval that the mark is too old for has to do with what is in use now. */
 static void
 look(mt_peaks *p)
 {
-    uint64_t high = MT_UNKNOWN, now = MT_UNKNOWN;
+    uint64_t high = MT_UNKNOWN, now = MT_UNKNOWN, known = MT_UNKNOWN;
     bool any_marked = false, any_not = false, exact = true;
 
-    for (mt_interval *in = p->open; in != NULL; in = in->next)
+    for (mt_interval *in = p->open; in != NULL; in = in->next) {
         *(in->marked ? &any_marked : &any_not) = true;
-    if (any_marked) high = high_once(p, &exact);
+        if (in->marked) known = least_known(known, in->peak);
+    }
+    if (any_marked) high = high_once(p, known, &exact);
     if (any_not) now = now_once(p);
     for (mt_interval *in = p->open; in != NULL; in = in->next) {
         raise_to(in, in->marked ? high : now);

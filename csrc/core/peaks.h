@@ -29,8 +29,9 @@
 
 /* All in bytes; MT_UNKNOWN where it cannot be read. */
 typedef struct mt_mark_ops {
-    bool (*reset)(void *ctx);       /* sets the mark back to what is in use; false when it cannot */
-    uint64_t (*high)(void *ctx);    /* the mark */
+    bool (*reset)(void *ctx); /* sets the mark back to what is in use; false when it cannot */
+    /* The mark; 0 stands for one that is at most `known`, where that is cheaper to find out. */
+    uint64_t (*high)(void *ctx, uint64_t known);
     uint64_t (*now)(void *ctx);     /* in use */
     uint64_t (*time_ns)(void *ctx); /* monotonic */
     void (*close)(void *ctx);

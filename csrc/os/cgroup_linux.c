@@ -434,6 +434,8 @@ mt_cgroup_pressure(mt_cgroup *cg, uint64_t *avg10, uint64_t *total)
     ssize_t n;
 
     if (cg->pressure_path[0] == 0) return false;
-    n = mt_proc_read(cg->sys, &cg->kept_pressure, cg->pressure_path, buf, sizeof buf);
-    return n >= 0 && mt_pressure_parse((mt_text){buf, (size_t)n}, avg10, total);
+    n = mt_proc_read_unasked(cg->sys, &cg->kept_pressure, cg->pressure_path, buf, sizeof buf);
+    if (n >= 0 && mt_pressure_parse((mt_text){buf, (size_t)n}, avg10, total)) return true;
+    mt_proc_close(cg->sys, &cg->kept_pressure);
+    return false;
 }

@@ -2,6 +2,7 @@
 #include "children_linux.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -175,18 +176,20 @@ take_list(mt_children *ch, const char *path)
     char buf[LIST_ROOM];
     size_t taken;
     off_t at = 0;
-    mt_descriptor list = MT_NO_DESCRIPTOR;
-    ssize_t n = mt_proc_read(ch->sys, &list, path, buf, sizeof buf);
+    ssize_t n;
+    int fd = ch->sys->open(path, O_RDONLY | O_CLOEXEC), saved;
 
-    while (n > 0) {
+    if (fd < 0) return false;
+    while ((n = ch->sys->pread(fd, buf, sizeof buf, at)) > 0) {
         if ((taken = take_part(ch, buf, (size_t)n)) == 0) {
             errno = ENODATA;
             break;
         }
         at += (off_t)taken;
-        n = ch->sys->pread(list.fd, buf, sizeof buf, at);
     }
-    mt_proc_close(ch->sys, &list);
+    saved = errno;
+    ch->sys->close(fd);
+    errno = saved;
     return n == 0;
 }
 

@@ -48,12 +48,9 @@ mark_now(void *ctx)
 {
     mark *m = ctx;
     uint64_t resident, shared;
-    char buf[128];
-    ssize_t n;
 
     settle(m);
-    n = mt_proc_read(m->sys, &m->kept_statm, m->statm, buf, sizeof buf);
-    if (n < 0 || !mt_statm_parse((mt_text){buf, (size_t)n}, &resident, &shared)) return MT_UNKNOWN;
+    if (!mt_proc_statm(m->sys, &m->kept_statm, m->statm, &resident, &shared)) return MT_UNKNOWN;
     return resident > (MT_UNLIMITED - 1) / m->page ? MT_UNKNOWN : resident * m->page;
 }
 
@@ -78,7 +75,7 @@ usage_high(mark *m)
 }
 
 static uint64_t
-mark_high(void *ctx)
+mark_high(void *ctx, uint64_t known)
 {
     mark *m = ctx;
     uint64_t high, now;
@@ -86,7 +83,8 @@ mark_high(void *ctx)
     settle(m);
     if ((high = usage_high(m)) == MT_UNKNOWN) return status_high(m);
     if (high > m->bound) return high;
-    m->bound = high; /* the floor is in every reading */
+    if (high <= known) return 0; /* the floor makes it no smaller */
+    m->bound = high;             /* the floor is in every reading */
     now = mark_now(m);
     if (now != MT_UNKNOWN && now + SLACK >= high) return now > high ? now : high;
     return status_high(m);

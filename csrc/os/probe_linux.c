@@ -129,10 +129,8 @@ static void
 read_rss(mt_probe_linux *p, mt_sample *out)
 {
     uint64_t resident, shared;
-    char buf[128];
-    ssize_t n = mt_proc_read(p->sys, &p->kept_statm, p->statm, buf, sizeof buf);
 
-    if (n < 0 || !mt_statm_parse((mt_text){buf, (size_t)n}, &resident, &shared)) return;
+    if (!mt_proc_statm(p->sys, &p->kept_statm, p->statm, &resident, &shared)) return;
     if (resident > (MT_UNLIMITED - 1) / p->page) return;
     out->rss = resident * p->page;
     out->priv = (resident - shared) * p->page;
@@ -170,8 +168,12 @@ look_at_machine(mt_probe_linux *p, uint64_t now)
     ssize_t n;
 
     if (!has_aged(&p->machine_at, p->ages.slow_ns, now)) return;
-    n = mt_proc_read(p->sys, &p->kept_meminfo, p->meminfo, buf, sizeof buf);
+    n = mt_proc_read_unasked(p->sys, &p->kept_meminfo, p->meminfo, buf, sizeof buf);
     text.len = n < 0 ? 0 : (size_t)n;
+    if (!mt_text_starts(text, "MemTotal:")) {
+        mt_proc_close(p->sys, &p->kept_meminfo);
+        text.len = 0;
+    }
     p->machine.available = kib_field(text, "MemAvailable:");
     p->machine.total = kib_field(text, "MemTotal:");
     p->machine.swap_total = kib_field(text, "SwapTotal:");

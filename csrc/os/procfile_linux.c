@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -91,12 +92,27 @@ mt_proc_close(const mt_proc_sys *sys, mt_descriptor *kept)
     errno = saved;
 }
 
+/* By number, the inode of the file that was last opened here to be kept. This process's statm and a
+ * child's look alike, so a number that was given out again must be known as such. */
+enum { NUMBERS = 1024 };
+static _Atomic(ino_t) last_kept[NUMBERS];
+
 bool
 mt_proc_open(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, int flags)
 {
     if (mt_descriptor_is_ours(kept)) return true;
     *kept = mt_descriptor_keep(sys->open(path, flags | O_CLOEXEC));
+    if (kept->fd >= 0 && kept->fd < NUMBERS)
+        atomic_store_explicit(&last_kept[kept->fd], kept->inode, memory_order_relaxed);
     return kept->fd >= 0;
+}
+
+/* True where nothing else was opened here under the number since; a high number is asked. */
+static bool
+is_last_kept(const mt_descriptor *kept)
+{
+    if (kept->fd < 0 || kept->fd >= NUMBERS) return mt_descriptor_is_ours(kept);
+    return atomic_load_explicit(&last_kept[kept->fd], memory_order_relaxed) == kept->inode;
 }
 
 static ssize_t
@@ -110,14 +126,39 @@ read_start(const mt_proc_sys *sys, int fd, char *to, size_t room)
     return n;
 }
 
+static ssize_t
+read_kept(const mt_proc_sys *sys, mt_descriptor *kept, char *to, size_t room)
+{
+    ssize_t n = read_start(sys, kept->fd, to, room);
+
+    if (n < 0) mt_proc_close(sys, kept);
+    return n;
+}
+
 ssize_t
 mt_proc_read(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, char *to, size_t room)
 {
-    ssize_t n = -1;
+    return mt_proc_open(sys, kept, path, O_RDONLY) ? read_kept(sys, kept, to, room) : -1;
+}
 
-    if (!mt_proc_open(sys, kept, path, O_RDONLY)) return -1;
-    if ((n = read_start(sys, kept->fd, to, room)) < 0) mt_proc_close(sys, kept);
-    return n;
+ssize_t
+mt_proc_read_unasked(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, char *to,
+                     size_t room)
+{
+    if (!is_last_kept(kept) && !mt_proc_open(sys, kept, path, O_RDONLY)) return -1;
+    return read_kept(sys, kept, to, room);
+}
+
+bool
+mt_proc_statm(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, uint64_t *resident,
+              uint64_t *shared)
+{
+    char buf[128];
+    ssize_t n = mt_proc_read_unasked(sys, kept, path, buf, sizeof buf);
+
+    if (n >= 0 && mt_statm_parse((mt_text){buf, (size_t)n}, resident, shared)) return true;
+    mt_proc_close(sys, kept);
+    return false;
 }
 
 ssize_t

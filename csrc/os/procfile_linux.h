@@ -3,10 +3,10 @@
  *   root "/"            root "/tmp/fake"
  *     proc/self/statm     proc/self/statm      tests build a tree of plain files
  *
- * pread at 0 makes the kernel write the file's text anew, so a kept descriptor costs two calls a
- * reading: one of them asks whether it is still ours (descriptor_linux.h). A descriptor under
- * /proc/self goes on meaning the process that opened it: after fork() the owner closes what it kept
- * and opens it again. */
+ * pread at 0 makes the kernel write the file's text anew, so a kept descriptor costs one call a
+ * reading, and one more where it must be asked whether it is still ours (descriptor_linux.h). A
+ * descriptor under /proc/self goes on meaning the process that opened it: after fork() the owner
+ * closes what it kept and opens it again. */
 #ifndef MT_PROCFILE_LINUX_H
 #define MT_PROCFILE_LINUX_H
 
@@ -53,10 +53,22 @@ ssize_t mt_proc_slurp(const mt_proc_sys *sys, const char *path, char *to, size_t
  * whose number means another file by now, is opened anew. False and errno. */
 bool mt_proc_open(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, int flags);
 
-/* As mt_proc_slurp, over a descriptor that is kept. When reading fails the descriptor is closed, so
- * that the next call opens it again. */
+/* As mt_proc_slurp, over a descriptor that is kept, after asking whether it is still ours. When
+ * reading fails the descriptor is closed, so that the next call opens it again. */
 ssize_t mt_proc_read(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, char *to,
                      size_t room);
+
+/* The same without asking, for a text whose form no other file has by chance: another's file under
+ * this number is read, and its text refused. Whoever refuses a text calls mt_proc_close, so that
+ * the next call opens the right file. Where this module itself has opened another file under the
+ * number since then, which may be of the same form, that is known without asking. */
+ssize_t mt_proc_read_unasked(const mt_proc_sys *sys, mt_descriptor *kept, const char *path,
+                             char *to, size_t room);
+
+/* The pages that /proc/self/statm states, read without asking. False, and then opened anew by the
+ * next call, where its text is none of statm's. */
+bool mt_proc_statm(const mt_proc_sys *sys, mt_descriptor *kept, const char *path,
+                   uint64_t *resident, uint64_t *shared);
 
 /* Closes it if it is open and still ours, and sets it to MT_NO_DESCRIPTOR. */
 void mt_proc_close(const mt_proc_sys *sys, mt_descriptor *kept);

@@ -86,10 +86,14 @@ mt_text_field(mt_text text, const char *key, uint64_t *out)
 bool
 mt_statm_parse(mt_text text, uint64_t *resident, uint64_t *shared)
 {
-    uint64_t size;
+    uint64_t numbers[7];
 
-    return mt_text_number(&text, &size) && mt_text_number(&text, resident) &&
-           mt_text_number(&text, shared) && *shared <= *resident;
+    for (size_t i = 0; i < 7; i++) {
+        if (!mt_text_number(&text, &numbers[i])) return false;
+    }
+    *resident = numbers[1];
+    *shared = numbers[2];
+    return mt_text_is(text, "\n") && numbers[4] == 0 && numbers[6] == 0 && *shared <= *resident;
 }
 
 /* "0.25" is 25: the kernel always prints two decimals. */

@@ -30,7 +30,8 @@ bool mt_text_number(mt_text *text, uint64_t *out);
 /* The number after `key` where a line starts with it: ("VmHWM:", ...). */
 bool mt_text_field(mt_text text, const char *key, uint64_t *out);
 
-/* statm: pages that are resident, and those of them that are of files or shared. */
+/* statm: pages that are resident, and those of them that are of files or shared. False for all but
+ * its one line of seven numbers, of which the fifth and the last are always 0. */
 bool mt_statm_parse(mt_text text, uint64_t *resident, uint64_t *shared);
 /* memory.pressure: the line "some avg10=0.25 ... total=123", in 1/100 percent and microseconds. */
 bool mt_pressure_parse(mt_text text, uint64_t *avg10, uint64_t *total);

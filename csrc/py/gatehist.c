@@ -109,7 +109,8 @@ parse_config(mt_state *st, PyObject *args, PyObject *kwargs, mt_gatehist_config 
                               .dtype = dtype_choice(dtype),
                               .top_k = (unsigned)top_k,
                               .statistics = statistics != 0,
-                              .ledger = ledger};
+                              .ledger = ledger,
+                              .owner_asks = true};
     return c->dtype != MT_DTYPE_COUNT;
 }
 
@@ -157,24 +158,54 @@ gatehist_close(PyObject *op, PyObject *Py_UNUSED(none))
     Py_RETURN_NONE;
 }
 
-/* Everything that runs Python code comes before the tensor's address is read. */
+void
+mt_py_gatehist_ask(GateHistory *self)
+{
+    mt_ledger *ledger = mt_ledger_hold(mt_gatehist_configuration(self->core)->ledger);
+    mt_gatehist_lack lack = mt_gatehist_lacks(self->core);
+
+    Py_BEGIN_ALLOW_THREADS;
+    mt_ledger_reclaim(ledger, NULL, lack.bytes); /* a history has nothing idle to give */
+    mt_ledger_drop(ledger);
+    Py_END_ALLOW_THREADS;
+    if (self->core != NULL) mt_gatehist_asked(self->core, lack);
+}
+
+/* Everything that runs Python code comes before the tensor's address is read. *lacks: nothing was
+ * appended, and the others in the budget must be asked first. */
 static int
-append_tensor(GateHistory *self, PyObject *tensor)
+try_append(GateHistory *self, PyObject *tensor, bool *lacks)
 {
     mt_py_tensor t;
     mt_error err;
+    mt_status st;
     int failed = 0;
 
+    *lacks = false;
     if (mt_py_tensor_read(self->state, tensor, &t) < 0) return -1;
     if (!mt_py_gatehist_is_open(self)) { /* closed by what read() may have run */
         failed = -1;
     } else if (t.on_device) {
         failed = mt_py_gatehist_append_device(self, &t);
-    } else if (mt_gatehist_push(self->core, &t.rows, &err) != MT_OK) {
+    } else if ((st = mt_gatehist_push(self->core, &t.rows, &err)) == MT_EAGAIN) {
+        *lacks = true;
+    } else if (st != MT_OK) {
         mt_py_gatehist_raise(self, &err, "GateHistory.append()");
         failed = -1;
     }
     mt_py_tensor_done(&t);
+    return failed;
+}
+
+/* Other threads run while the budget is asked, and may change the tensor: it is read anew. */
+static int
+append_tensor(GateHistory *self, PyObject *tensor)
+{
+    bool lacks;
+    int failed;
+
+    while ((failed = try_append(self, tensor, &lacks)) == 0 && lacks)
+        mt_py_gatehist_ask(self);
     return failed;
 }
 

@@ -48,6 +48,10 @@ int mt_py_gatehist_arrive(GateHistory *self, uint64_t number);
 /* The same for all entries. */
 int mt_py_gatehist_arrive_all(GateHistory *self);
 
+/* After MT_EAGAIN of admit: asks the others in the budget, with the GIL released, which takes as
+ * long as they take to give memory back. pre: open, which it may not be afterwards. */
+void mt_py_gatehist_ask(GateHistory *self);
+
 /* Ends the device side; waits for copies in flight. */
 void mt_py_gatehist_drop_stage(GateHistory *self);
 

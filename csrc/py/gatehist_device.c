@@ -214,12 +214,15 @@ push_and_claim(GateHistory *self, const mt_rows *rows, size_t bytes, void *strea
     return MT_OK;
 }
 
-/* One attempt that does not wait. MT_EAGAIN when it would have to. pre: locked, open. */
+/* One attempt that does not wait. MT_EAGAIN when it would have to: *lacks tells whether for the
+ * others in the budget. pre: locked, open. */
 static mt_status
-try_record(GateHistory *self, const mt_py_tensor *t, size_t bytes, void *stream, mt_error *err)
+try_record(GateHistory *self, const mt_py_tensor *t, size_t bytes, void *stream, bool *lacks,
+           mt_error *err)
 {
     mt_status st = mt_gatehist_admit(self->core, &t->rows, err);
 
+    *lacks = st == MT_EAGAIN;
     if (st != MT_OK) return st;
     if (bytes == 0) { /* nothing to fetch: an entry without tokens */
         mt_gatehist_fill(self->core, mt_gatehist_claim(self->core, &t->rows), &t->rows);
@@ -238,10 +241,14 @@ record(GateHistory *self, const mt_py_tensor *t, void *stream, mt_error *err)
 {
     size_t bytes = t->rows.rows * t->rows.cols * mt_dtype_size(t->rows.dtype);
     mt_status st = MT_OK;
+    bool lacks;
 
     while (self->core != NULL) {
-        if ((st = try_record(self, t, bytes, stream, err)) != MT_EAGAIN) return st;
-        if (!stage_fits(self, t->device, bytes)) {
+        if ((st = try_record(self, t, bytes, stream, &lacks, err)) != MT_EAGAIN) return st;
+        st = MT_OK;
+        if (lacks) {
+            mt_py_gatehist_ask(self);
+        } else if (!stage_fits(self, t->device, bytes)) {
             st = replace_stage(self, t->device, bytes, err);
         } else {
             self->device_waits++;

@@ -73,6 +73,8 @@ def sample_of(key: str, value: float) -> Sample:
 
 def check_labels(labels: Mapping[str, str]) -> dict[str, str]:
     """ValueError for a name that Prometheus does not take, or that is used here."""
+    if not isinstance(labels, Mapping):
+        raise TypeError(f'labels is a dict like {{"rank": "0"}}, got {type(labels).__name__}')
     for name in labels:
         if not _LABEL.fullmatch(name) or name.startswith("__") or name in ("device", "phase"):
             raise ValueError(

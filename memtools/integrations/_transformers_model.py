@@ -111,6 +111,8 @@ def pool_for(
 
     Raises ValueError for a model that keeps something else than K and V of one shape in all layers.
     """
+    if not hasattr(model, "config"):
+        raise TypeError(f"pool_for() takes a model of transformers, got {type(model).__name__}")
     sizes = {"max_tokens": max_tokens, "max_sequences": max_sequences, "limit": limit}
     return memtools.KVPool(**{**geometry(model)._asdict(), **sizes, **options})
 

@@ -250,6 +250,12 @@ class KVCache:
 
     def _check_other(self, other: Any) -> None:
         """`raise` and not `assert`, which goes with python -O."""
+        sizes = ("n_layers", "n_heads", "head_dim", "batch_size", "max_seq_len", "get_pos")
+        missing = [name for name in sizes if not hasattr(other, name)]
+        if missing:
+            raise TypeError(
+                f"prefill() takes a KV cache, got {type(other).__name__} without {missing[0]}"
+            )
         if self.get_pos() != 0:
             raise AssertionError("Cannot prefill a non-empty KV cache")
         if isinstance(other, KVCache) and other._dtype is None:

@@ -35,6 +35,13 @@ def render(records: Record | Sequence[Record], *, title: str | None = None) -> s
     from memtools.report._page import page
 
     several = [records] if isinstance(records, Record) else list(records)
+    wrong = [type(one).__name__ for one in several if not isinstance(one, Record)]
+    if wrong:
+        raise TypeError(
+            f"a report takes records, got {wrong[0]}; read one by memtools.read_record(path)"
+        )
+    if title is not None and not isinstance(title, str):
+        raise TypeError(f"title is a str or None, got {type(title).__name__}")
     if not several:
         raise ValueError("a report needs at least one record")
     return page(several, title)

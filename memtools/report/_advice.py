@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memtools._oomforms import remedy
 from memtools.report._words import count, duration, percent, shown, size
 
 if TYPE_CHECKING:
@@ -16,8 +17,7 @@ IDLE = 0.25
 PROCESS_LIMITS = {
     "RLIMIT_AS": "counts addresses, touched or not: raise it (ulimit -v), or limit resident memory "
     "by a control group instead (systemd-run --scope -p MemoryMax=12G)",
-    "RLIMIT_DATA": "counts private memory, freed heap too: raise it (ulimit -d), or have freed "
-    'blocks given back: memtools.allocator_settings().set(mmap_threshold="1 MiB") at the start',
+    "RLIMIT_DATA": "counts private memory, freed heap too: raise it (ulimit -d)",
 }
 SIGNALS = {
     "SIGTERM": "SIGTERM is a request to end: by a scheduler (time limit, preemption), by kill or "
@@ -89,6 +89,8 @@ def _about_host_memory(figures: Figures) -> list[str]:
             "an allocation was refused and no limit of the process is recorded: look for one that "
             "the program sets itself, for a very large tensor, and at vm.overcommit_memory"
         ]
+    if figures.idle_heap is not None:
+        lines.append(remedy(figures.idle_heap))
     return lines + ([] if figures.verdict.grows else [_about_peak(figures)])
 
 

@@ -114,6 +114,14 @@ def process_limits(record: Record) -> dict[str, int]:
     return found
 
 
+def idle_heap(record: Record) -> int | None:
+    """Bytes of freed memory that malloc kept when the host's memory ran out, as "malloc keeps
+    700000000 B of freed memory" of a heap event says."""
+    text = next((e.text for e in reversed(record.events) if e.kind == "heap"), "")
+    match = re.fullmatch(r"malloc keeps (\d{1,18}) B of freed memory", text)
+    return int(match[1]) if match else None
+
+
 def guard_set(record: Record) -> float | None:
     """The share of the limit at which a guard waits for the end of a step."""
     text = next((e.text for e in reversed(record.events) if e.kind == "guard_set"), "")

@@ -24,7 +24,7 @@ plant_process(const proctree *t, unsigned pid, unsigned pages, const char *child
     char path[64], text[64];
 
     snprintf(path, sizeof path, "proc/%u/statm", pid);
-    snprintf(text, sizeof text, "%u %u 1 0", pages + 5, pages + 1);
+    snprintf(text, sizeof text, "%u %u 1 0 0 0 0\n", pages + 5, pages + 1);
     plant(t, path, text);
     snprintf(path, sizeof path, "proc/%u/task/%u/children", pid, pid);
     plant(t, path, children);
@@ -57,9 +57,9 @@ a_tree_is_walked_through_threads_and_grandchildren(void)
     CHECK(mt_children_scan(ch) && reads(ch, 5, 1500) && !mt_children_is_slow(ch));
     CHECK(proc_faults.live == 5);
     plant(&t, "proc/self/task/1/children", "10 ");
-    plant(&t, "proc/10/statm", "9 8 1"); /* read by what is kept, without a scan */
+    plant(&t, "proc/10/statm", "9 8 1 0 0 0 0\n"); /* read by what is kept, without a scan */
     CHECK(reads(ch, 5, 1407) && mt_children_scan(ch) && reads(ch, 4, 1207));
-    plant(&t, "proc/21/statm", "0 0 0"); /* a zombie */
+    plant(&t, "proc/21/statm", "0 0 0 0 0 0 0\n"); /* a zombie */
     CHECK(reads(ch, 3, 707) && mt_children_scan(ch) && reads(ch, 3, 707));
     plant(&t, "proc/12/statm", "what?");
     CHECK(reads(ch, 3, MT_UNKNOWN));
@@ -132,8 +132,8 @@ without_lists_all_processes_are_looked_at(void)
     plant(&t, "proc/7/stat", "7 (grand) child) S 9 1");
     plant(&t, "proc/9/stat", "9 (child) S 5 1");
     plant(&t, "proc/8/stat", "8 (else) S 1 1");
-    plant(&t, "proc/7/statm", "9 5 1");
-    plant(&t, "proc/9/statm", "9 3 1");
+    plant(&t, "proc/7/statm", "9 5 1 0 0 0 0\n");
+    plant(&t, "proc/9/statm", "9 3 1 0 0 0 0\n");
     ch = children_on(t.root);
     CHECK(mt_children_scan(ch) && mt_children_is_slow(ch) && reads(ch, 2, 6));
     CHECK(mt_children_scan(ch) && reads(ch, 2, 6));

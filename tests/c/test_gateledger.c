@@ -188,6 +188,50 @@ the_last_bytes_are_taken_one_by_one(void)
     mt_ledger_drop(ledger);
 }
 
+/* What an owner does after MT_EAGAIN; so many rows must be what is lacking. */
+static size_t
+ask(rig *g, mt_ledger *ledger, size_t rows)
+{
+    mt_gatehist_lack lack = mt_gatehist_lacks(g->h);
+    size_t given = mt_ledger_reclaim(ledger, NULL, lack.bytes);
+
+    CHECK(lack.bytes == rows * ROW);
+    mt_gatehist_asked(g->h, lack);
+    return given;
+}
+
+/* admit asks nobody: it says what it lacks, and takes what there is the second time. */
+static void
+an_owner_may_ask_the_others_itself(void)
+{
+    mt_ledger *ledger = make_ledger(&mt_alloc_libc, 100 * ROW, "x", NULL);
+    mt_gatehist_config config = plain;
+    mt_error err = {0};
+    part other;
+    rig g;
+
+    config.ledger = ledger;
+    config.owner_asks = true;
+    rig_prepare(&g, 1);
+    CHECK(mt_gatehist_new(&g.mem, &g.vm, &config, &g.h, NULL) == MT_OK);
+    part_join(&other, ledger, "other", 0);
+    part_take(&other, 90 * ROW, 30 * ROW);
+    CHECK(push_rows(g.h, 30, 1, &err) == MT_EAGAIN && other.asked == 0);
+    CHECK(push_rows(g.h, 30, 1, &err) == MT_EAGAIN); /* also for a second one, until they were */
+    CHECK(ask(&g, ledger, 30) == 20 * ROW);
+    CHECK(push_rows(g.h, 30, 1, NULL) == MT_OK && mt_gatehist_len(g.h) == 1);
+    CHECK(push_rows(g.h, 20, 2, &err) == MT_EAGAIN && ask(&g, ledger, 20) == 10 * ROW);
+    CHECK(push_rows(g.h, 20, 2, &err) == MT_EAGAIN && ask(&g, ledger, 20) == 0); /* too little */
+    CHECK(push_rows(g.h, 20, 2, NULL) == MT_OK && mt_gatehist_len(g.h) == 1); /* trimmed for it */
+    CHECK(push_rows(g.h, 50, 3, &err) == MT_ELIMIT && value_of(g.h, 0) == 2);
+    mt_ledger_stir(ledger);
+    CHECK(push_rows(g.h, 50, 3, &err) == MT_EAGAIN && ask(&g, ledger, 40) == 0);
+    CHECK(push_rows(g.h, 50, 3, &err) == MT_ELIMIT && value_of(g.h, 0) == 2);
+    part_leave(&other);
+    end_in(&g, ledger);
+    mt_ledger_drop(ledger);
+}
+
 static void
 a_record_that_finds_no_room_is_refused_after_asking(void)
 {
@@ -385,6 +429,7 @@ main(void)
     RUN(clearing_gives_back);
     RUN(what_the_ledger_refuses_is_trimmed);
     RUN(the_last_bytes_are_taken_one_by_one);
+    RUN(an_owner_may_ask_the_others_itself);
     RUN(a_record_that_finds_no_room_is_refused_after_asking);
     RUN(nobody_is_asked_again_before_something_changed);
     RUN(it_keeps_the_newest_whatever_others_do);

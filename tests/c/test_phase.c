@@ -33,8 +33,9 @@ sim_reset(void *ctx)
 }
 
 static uint64_t
-sim_high(void *ctx)
+sim_high(void *ctx, uint64_t known)
 {
+    if (((memory *)ctx)->can_read && ((memory *)ctx)->high <= known) return 0;
     return ((memory *)ctx)->can_read ? ((memory *)ctx)->high : MT_UNKNOWN;
 }
 

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE /* MAP_ANONYMOUS, mkdtemp */
 /* The Linux probe over made-up trees: control groups of both versions, missing, garbled and failing
  * files; fork; and this process's own peak on the machine's own /proc. */
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -239,11 +240,11 @@ an_empty_root_is_unknown_in_every_field(void)
     plant(&t, "proc/self/smaps_rollup",
           "Rss: 5 kB\nPss: 3 kB\nPrivate_Clean: 1 kB\n"
           "Private_Dirty: 2 kB\nSwap: 0 kB\n");
-    plant(&t, "proc/self/statm", "1 1 0"); /* what comes later is seen */
+    plant(&t, "proc/self/statm", "1 1 0 0 0 0 0\n"); /* what comes later is seen */
     mt_probe_linux_smaps(p, &smaps);
     CHECK(smaps.rss == 5120 && smaps.pss == 3072 && smaps.uss == 3072 && smaps.swap == 0);
     CHECK(sample(p, MT_READ_RSS).rss != MT_UNKNOWN);
-    plant(&t, "proc/self/statm", "1 18446744073709551610 0");
+    plant(&t, "proc/self/statm", "1 18446744073709551610 0 0 0 0 0\n");
     CHECK(sample(p, MT_READ_RSS).rss == MT_UNKNOWN);
     mt_probe_linux_free(p);
     tree_end(&t);
@@ -289,6 +290,147 @@ any_call_may_fail(void)
         }
     }
     proc_faults.fail_at = -1;
+    tree_end(&t);
+}
+
+/* --- numbers that the program closed and used again ------------------------------------------- */
+
+enum { NUMBERS = 64 };
+
+static bool
+is_open(int fd)
+{
+    struct stat is;
+
+    return fstat(fd, &is) == 0;
+}
+
+static void
+see_open(bool open_ones[NUMBERS])
+{
+    for (int fd = 0; fd < NUMBERS; fd++)
+        open_ones[fd] = is_open(fd);
+}
+
+/* Puts the user's file under every number that was opened since. */
+static int
+take_over(const bool before[NUMBERS], bool taken[NUMBERS], int user)
+{
+    int count = 0;
+
+    for (int fd = 0; fd < NUMBERS; fd++) {
+        taken[fd] = fd != user && !before[fd] && is_open(fd);
+        if (taken[fd]) CHECK(dup2(user, fd) == fd);
+        count += taken[fd];
+    }
+    return count;
+}
+
+static void
+see_untouched(const bool taken[NUMBERS], const char *text)
+{
+    char buf[256];
+
+    for (int fd = 0; fd < NUMBERS; fd++) {
+        if (!taken[fd]) continue;
+        CHECK(pread(fd, buf, sizeof buf, 0) == (ssize_t)strlen(text));
+        CHECK(memcmp(buf, text, strlen(text)) == 0 && close(fd) == 0);
+        proc_faults.live--;
+    }
+}
+
+/* A field is right or unknown, and right the next time. */
+static void
+see_right(mt_probe_linux *p, const mt_sample *whole)
+{
+    for (int again = 0; again < 2; again++) {
+        mt_sample s = sample(p, ALL & ~(unsigned)MT_READ_HEAP);
+        for (size_t i = 1; i < offsetof(mt_sample, devices) / 8; i++) {
+            uint64_t got = (&s.time_ns)[i];
+            CHECK(got == (&whole->time_ns)[i] || (again == 0 && got == MT_UNKNOWN));
+        }
+    }
+}
+
+static void
+see_another_file(const proctree *t, const char *text)
+{
+    bool before[NUMBERS], taken[NUMBERS];
+    mt_probe_linux *p;
+    mt_mark_ops mark;
+    mt_sample whole;
+    uint64_t now;
+    char path[128];
+    int user;
+
+    plant(t, "user", text);
+    snprintf(path, sizeof path, "%s/user", t->root);
+    CHECK((user = open(path, O_RDWR)) >= 0);
+    see_open(before);
+    p = probe_on(t->root);
+    CHECK(mt_mark_linux_new(&mt_alloc_libc, &faulty_proc, t->root, &mark, NULL) == MT_OK);
+    whole = sample(p, ALL & ~(unsigned)MT_READ_HEAP);
+    now = mark.now(mark.ctx);
+    CHECK(mark.reset(mark.ctx) && mark.high(mark.ctx, 0) == 9000 << 10);
+    CHECK(take_over(before, taken, user) == 11); /* 7 of the probe, its child, 3 of the mark */
+    see_right(p, &whole);
+    CHECK(mark.reset(mark.ctx) && mark.high(mark.ctx, 0) == 9000 << 10);
+    CHECK(mark.now(mark.ctx) == MT_UNKNOWN && mark.now(mark.ctx) == now);
+    mark.close(mark.ctx);
+    mt_probe_linux_free(p);
+    see_untouched(taken, text);
+    CHECK(proc_faults.live == 0 && close(user) == 0);
+}
+
+static void
+another_file_under_a_kept_number_is_neither_believed_nor_touched(void)
+{
+    static const char *const texts[] = {"4096 4096 4096 4096 4096 4096 4096 4096\n",
+                                        "1 2 1 4 5 6 7\n",
+                                        "77\n",
+                                        "some 1\nMemTotal: 5 kB\n77 77 77 77 77 77 77\n",
+                                        "VmHWM: 5 kB\nVmSwap: 5 kB\ninactive_file 5\n",
+                                        ""};
+    proctree t;
+
+    tree_begin(&t);
+    plant_v1(&t);
+    plant(&t, "proc/self/clear_refs", "");
+    plant(&t, "proc/self/task/1/children", "10");
+    plant(&t, "proc/10/statm", "40 30 10 1 0 9 0\n");
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        see_another_file(&t, texts[i]);
+    tree_end(&t);
+}
+
+/* A child's statm has the form of one's own. */
+static void
+a_number_that_is_kept_anew_is_no_longer_the_first_ones(void)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    mt_descriptor child = MT_NO_DESCRIPTOR;
+    bool before[NUMBERS];
+    mt_probe_linux *p;
+    char path[128];
+    proctree t;
+    int fd = 0;
+
+    tree_begin(&t);
+    plant_v1(&t);
+    plant(&t, "proc/10/statm", "40 30 10 1 0 9 0\n");
+    snprintf(path, sizeof path, "%s/proc/10/statm", t.root);
+    see_open(before);
+    p = probe_on(t.root);
+    CHECK(mt_probe_linux_rss(p) == 600 * page);
+    while (before[fd] || !is_open(fd))
+        fd++;
+    CHECK(close(fd) == 0); /* by the program */
+    CHECK(mt_proc_open(&faulty_proc, &child, path, O_RDONLY) && child.fd == fd);
+    CHECK(mt_probe_linux_rss(p) == 600 * page);
+    mt_probe_linux_free(p);
+    mt_proc_close(&faulty_proc, &child);
+    CHECK(!is_open(fd) && proc_faults.live == 1);
+    proc_faults.live = 0;
     tree_end(&t);
 }
 
@@ -350,13 +492,13 @@ a_peak_forgets_what_was_before_the_reset(void)
     uint64_t base;
 
     touch(300 << 20);
-    CHECK(mark.high(mark.ctx) > 300u << 20);
+    CHECK(mark.high(mark.ctx, 0) > 300u << 20);
     CHECK(mark.reset(mark.ctx));
     base = mark.now(mark.ctx);
-    CHECK(is_near(mark.high(mark.ctx), base));
+    CHECK(is_near(mark.high(mark.ctx, 0), base));
     touch(120 << 20);
-    CHECK(is_near(mark.high(mark.ctx), base + (120 << 20)));
-    CHECK(mark.reset(mark.ctx) && is_near(mark.high(mark.ctx), base));
+    CHECK(is_near(mark.high(mark.ctx, 0), base + (120 << 20)));
+    CHECK(mark.reset(mark.ctx) && is_near(mark.high(mark.ctx, 0), base));
     mark.close(mark.ctx);
     CHECK(proc_faults.live == 0);
 }
@@ -367,15 +509,18 @@ behind_a_floor(void)
 {
     mt_mark_ops mark = own_mark();
     struct rusage usage;
+    long before;
     bool ok = mark.reset(mark.ctx) && getrusage(RUSAGE_SELF, &usage) == 0;
 
     ok = ok && usage.ru_maxrss > 300 << 10; /* or there is nothing to see through */
-    ok = ok && mark.high(mark.ctx) < 100 << 20;
+    ok = ok && mark.high(mark.ctx, 0) < 100 << 20;
+    before = proc_faults.calls; /* what is known already is not read for */
+    ok = ok && mark.high(mark.ctx, 1 << 30) == 0 && proc_faults.calls == before + 1;
     touch(120 << 20);
-    ok = ok && is_near(mark.high(mark.ctx), mark.now(mark.ctx) + (120 << 20));
-    ok = ok && mark.reset(mark.ctx) && mark.high(mark.ctx) < 100 << 20;
+    ok = ok && is_near(mark.high(mark.ctx, 0), mark.now(mark.ctx) + (120 << 20));
+    ok = ok && mark.reset(mark.ctx) && mark.high(mark.ctx, 0) < 100 << 20;
     touch(400 << 20);
-    ok = ok && is_near(mark.high(mark.ctx), mark.now(mark.ctx) + (400 << 20));
+    ok = ok && is_near(mark.high(mark.ctx, 0), mark.now(mark.ctx) + (400 << 20));
     mark.close(mark.ctx);
     return ok ? 0 : 1;
 }
@@ -416,13 +561,13 @@ a_forked_child_reads_itself(void)
     if ((child = fork()) == 0) {
         memset(block, 1, bytes);
         int bad = mt_probe_linux_rss(p) < bytes + (mt_probe_linux_rss(p) > before ? 0 : before);
-        bad |= 2 * (mark.now(mark.ctx) < bytes) + 4 * (mark.high(mark.ctx) < bytes);
+        bad |= 2 * (mark.now(mark.ctx) < bytes) + 4 * (mark.high(mark.ctx, 0) < bytes);
         munmap(block, bytes);
-        bad |= 8 * (!mark.reset(mark.ctx) || mark.high(mark.ctx) > bytes);
+        bad |= 8 * (!mark.reset(mark.ctx) || mark.high(mark.ctx, 0) > bytes);
         _exit(bad);
     }
     CHECK(status_of(child) == 0);
-    CHECK(is_near(mt_probe_linux_rss(p), before) && mark.high(mark.ctx) < bytes);
+    CHECK(is_near(mt_probe_linux_rss(p), before) && mark.high(mark.ctx, 0) < bytes);
     munmap(block, bytes);
     mark.close(mark.ctx);
     mt_probe_linux_free(p);
@@ -437,9 +582,9 @@ a_mark_that_cannot_be_reset_says_so(void)
 
     tree_begin(&t);
     CHECK(mt_mark_linux_new(&mt_alloc_libc, &faulty_proc, t.root, &mark, NULL) == MT_OK);
-    CHECK(!mark.reset(mark.ctx) && mark.high(mark.ctx) == MT_UNKNOWN);
+    CHECK(!mark.reset(mark.ctx) && mark.high(mark.ctx, 0) == MT_UNKNOWN);
     plant_v1(&t);
-    CHECK(!mark.reset(mark.ctx) && mark.high(mark.ctx) == 9000 * 1024);
+    CHECK(!mark.reset(mark.ctx) && mark.high(mark.ctx, 0) == 9000 * 1024);
     plant(&t, "proc/self/clear_refs", "");
     CHECK(mark.reset(mark.ctx));
     for (long at = 0; at < 1; at++) {
@@ -464,6 +609,8 @@ main(int argc, char **argv)
     RUN(the_rest_of_a_line_that_is_too_long_is_no_line);
     RUN(an_empty_root_is_unknown_in_every_field);
     RUN(any_call_may_fail);
+    RUN(another_file_under_a_kept_number_is_neither_believed_nor_touched);
+    RUN(a_number_that_is_kept_anew_is_no_longer_the_first_ones);
     RUN(making_one_may_fail);
     RUN(a_peak_forgets_what_was_before_the_reset);
     RUN(a_peak_of_the_program_before_exec_is_none_of_ours);

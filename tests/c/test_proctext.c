@@ -55,11 +55,27 @@ statm_is_its_second_and_third_number(void)
 
     CHECK(mt_statm_parse(text_of("100 50 20 1 0 9 0\n"), &resident, &shared));
     CHECK(resident == 50 && shared == 20);
-    CHECK(mt_statm_parse(text_of("100 50 20"), &resident, &shared));
-    CHECK(!mt_statm_parse(text_of("100 50"), &resident, &shared));
-    CHECK(!mt_statm_parse(text_of("100 20 50"), &resident, &shared));
-    CHECK(!mt_statm_parse(text_of("100 -5 1"), &resident, &shared));
+    CHECK(!mt_statm_parse(text_of("100 20 50 1 0 9 0\n"), &resident, &shared));
+    CHECK(!mt_statm_parse(text_of("100 -5 1 1 0 9 0\n"), &resident, &shared));
     CHECK(!mt_statm_parse(text_of(""), &resident, &shared));
+}
+
+static void
+what_is_not_all_of_statm_is_none_of_it(void)
+{
+    static const char *const others[] = {"100 50 20",
+                                         "100 50 20 1 0 9\n",
+                                         "100 50 20 1 0 9 0",
+                                         "100 50 20 1 0 9 0 0\n",
+                                         "100 50 20 1 0 9 0 \n",
+                                         "100 50 20 1 0 9 0\n\n",
+                                         "100 50 20 1 5 9 0\n",
+                                         "100 50 20 1 0 9 7\n",
+                                         "1 2 1 4 5 6 7\n"};
+    uint64_t resident, shared;
+
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        CHECK(!mt_statm_parse(text_of(others[i]), &resident, &shared));
 }
 
 static void
@@ -162,6 +178,7 @@ main(void)
     RUN(a_number_is_digits_that_fit);
     RUN(a_field_is_found_at_the_start_of_a_line_only);
     RUN(statm_is_its_second_and_third_number);
+    RUN(what_is_not_all_of_statm_is_none_of_it);
     RUN(pressure_is_of_the_line_some);
     RUN(a_limit_is_a_number_or_none);
     RUN(a_parent_follows_the_last_parenthesis);
