@@ -31,6 +31,7 @@ class KVStats:
     payload_bytes: int  #: tokens of all rows as if nothing were shared: what copies would take
     address_bytes: int  #: address space, which is not memory
     maps: int  #: stretches of it that are mapped, an upper bound
+    mapped_again_bytes: int  #: pages that views show once more: resident bytes count them each time
     leases: int  #: alive, lingering ones too
     rows: int  #: of those leases
     lingering: int  #: leases that were released while views of them live

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from memtools import KVLease, KVPool
 from tests.kvmodel import BLOCK, Plain, fill, same, small_pool, some, step
@@ -335,3 +337,105 @@ def test_interpreter_shutdown_with_leases_and_views_everywhere():
         [sys.executable, "-X", "faulthandler", "-c", AT_EXIT], capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+class Numbers(Dataset[torch.Tensor]):
+    """What a worker is to have: no view of a lease."""
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        return self.numbers[at]
+
+
+def test_forked_workers_of_a_data_loader_come_and_go_while_a_lease_lives():
+    with small_pool() as pool, pool.acquire(2) as lease:
+        model = Plain(2)
+        step(lease, model, 20)
+        numbers = lease.layer(0)[0].clone()
+        loader = DataLoader(
+            Numbers(numbers), batch_size=None, num_workers=2, multiprocessing_context="fork"
+        )
+        for _ in range(2):
+            assert torch.equal(torch.stack(list(loader)), numbers)
+            step(lease, model, 5)
+            assert same(lease, model)
+        assert pool._check()
+
+
+def test_a_child_that_touches_a_view_ends_there_and_the_parent_goes_on():
+    with small_pool() as pool, pool.acquire(1) as lease, small_pool() as other:
+        model = Plain(1)
+        step(lease, model, 20)
+        view = lease.layer(0)[0]
+        other.close()  # a pool that is gone is nothing to close
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+            view.fill_(7)
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        assert os.WIFSIGNALED(status)
+        assert os.WTERMSIG(status) == signal.SIGSEGV
+        assert same(lease, model)
+
+
+CHILDREN = """
+import gc, os, sys, threading, torch, memtools
+def pool(): return memtools.KVPool(2, 2, 64, max_tokens=64, max_sequences=8, dtype="float32")
+old = pool(); old.acquire(1).release(); old.close()
+mine, at_work, enough = pool(), threading.Event(), threading.Event()
+def work():
+    while not enough.is_set():
+        with mine.acquire(1) as prompt:
+            prompt.update(0, *torch.rand(2, 1, 2, 33, 64))
+            with prompt.fork(4) as rows:
+                rows.update(0, *torch.rand(2, 4, 2, 1, 64))
+        mine.trim(0)
+        at_work.set()
+threads = [threading.Thread(target=work, daemon=True)]
+for thread in threads: thread.start()
+at_work.wait()
+kept = mine.acquire(2)
+views = kept.update(0, *torch.rand(2, 2, 2, 20, 64))
+def ends(child): return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def fork(generation):
+    if (child := os.fork()) == 0:
+        own = pool()
+        lease = own.acquire(1)
+        lease.update(0, *torch.rand(2, 1, 2, 9, 64))
+        if generation < 3: fork(generation + 1)
+        lease.layer(0)[0].sum().item()
+        lease.release()
+        own.close()
+        if generation == 2: del globals()["kept"], globals()["views"], globals()["mine"]
+        gc.collect()
+        sys.exit(0)
+    assert ends(child) == 0
+def from_a_thread():
+    if (child := os.fork()) == 0: os._exit(0)
+    assert ends(child) == 0
+wanted = views[0].clone()
+for _ in range(2):
+    fork(1)
+    thread = threading.Thread(target=from_a_thread)
+    thread.start()
+    thread.join()
+enough.set()
+for thread in threads: thread.join()
+assert torch.equal(views[0], wanted) and mine._check()
+print("done")
+"""
+
+
+def test_children_of_any_thread_end_cleanly_while_the_pool_is_at_work():
+    """They make pools of their own, fork again, collect, drop everything, and end as any program
+    does; whatever locks of the parent's pool were held when they began."""
+    done = subprocess.run(
+        [sys.executable, "-c", CHILDREN], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

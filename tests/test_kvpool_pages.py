@@ -61,6 +61,34 @@ def test_a_second_generation_takes_no_page_and_has_no_page_fault():
         assert faults < pages // 100
 
 
+LENGTHS = [40, 90, 17, 66, 5, 90, 33, 71]
+
+
+def answers(pool: KVPool, tokens: int, hint: bool) -> None:
+    """One prompt and four answers of eight tokens to it."""
+    with pool.acquire(1, tokens if hint else 0) as prompt:
+        fill(prompt, tokens)
+        with prompt.fork(4, tokens + 8 if hint else None) as samples:
+            for _ in range(8):
+                fill(samples, 1)
+
+
+@pytest.mark.parametrize("hint", [False, True])
+def test_generations_of_any_length_take_no_more_than_the_largest(hint):
+    alone = []
+    for tokens in sorted(set(LENGTHS)):
+        with small_pool() as pool:
+            answers(pool, tokens, hint)
+            alone.append(pool.stats().peak_bytes)
+    with small_pool() as pool:
+        for tokens in LENGTHS:
+            answers(pool, tokens, hint)
+            assert pool._check()
+        stats = pool.stats()
+    assert stats.taken * BLOCK == stats.peak_bytes == max(alone)
+    assert stats.dropped == 0
+
+
 def test_what_the_pool_counts_is_what_the_system_counts():
     with small_pool() as pool, pool.acquire(4) as lease:
         gc.collect()  # pools of other tests

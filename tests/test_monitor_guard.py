@@ -6,8 +6,10 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
-from memtools import HostMemoryPressure, MemoryMonitor, MemtoolsError, read_record
+from memtools import HostMemoryPressure, KVLease, KVPool, MemoryMonitor, MemtoolsError, read_record
+from memtools._core import Probe
 from memtools._monitor_guard import Pressure
 from tests.monitorroot import LIMIT, MIB, Root, root, settle
 
@@ -397,3 +399,40 @@ def test_there_is_room_for_32_watermarks() -> None:
     m.on_pressure(0.9, print)
     with m:
         assert m.running
+
+
+def resident() -> tuple[int, int]:
+    """Resident bytes as the system counts them, and those of them that were counted before."""
+    read = Probe().read()
+    assert read.rss is not None
+    assert read.mapped_again is not None
+    return read.rss, read.mapped_again
+
+
+def read_all(samples: KVLease, layer: int) -> None:
+    for view in samples.update(layer, *torch.randn(2, samples.batch_size, 8, 1, 64)):
+        assert view.isfinite().all()
+
+
+def test_a_guard_leaves_rows_alone_that_show_one_prompt() -> None:
+    """The resident set counts the prompt's pages once for each of the 32 rows that read them."""
+    rows, tokens = 32, 512
+    pool = KVPool(8, 8, 64, max_tokens=tokens + 16, max_sequences=rows + 1, dtype=torch.float32)
+    rss, again = resident()
+    limit = rss - again + 256 * MIB
+    with monitor(limit=limit) as m, torch.no_grad(), pool, pool.acquire(1, tokens) as prompt:
+        m.guard(0.99, action="raise")
+        for layer in range(8):
+            prompt.update(layer, *torch.randn(2, 1, 8, tokens, 64))
+        with prompt.fork(rows) as samples:
+            for _ in range(4):
+                for layer in range(8):
+                    read_all(samples, layer)
+                m.step()
+            now, counted = resident()
+            assert counted - again == pool.stats().mapped_again_bytes >= (rows - 1) * 16 * MIB
+            assert now - counted < limit - 128 * MIB < limit < now
+        assert pool.stats().mapped_again_bytes == 0
+        now, counted = resident()
+        assert counted == again
+        assert now < limit - 128 * MIB

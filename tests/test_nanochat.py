@@ -371,6 +371,33 @@ def test_one_call_makes_the_pool_of_an_engine_and_one_its_cache_class():
             assert everything_is_back(pool)
 
 
+def test_generations_of_one_length_find_their_pages_again():
+    with pool_for(Config(), 1024, 17, dtype=torch.float32) as pool:
+        caches = cache_class(pool)
+        taken = []
+        for _ in range(4):
+            generation(caches, 600, 16, 40)
+            taken.append(pool.stats().taken)
+        assert taken == [taken[0]] * 4
+        assert pool.stats().dropped == 0
+
+
+def test_pages_stay_level_through_generations_of_other_lengths():
+    """These caches are written to in place: pages come where code writes, and idle ones elsewhere
+    go for that. No row takes blocks only because another's lie in its home."""
+    lengths, alone = (600, 200, 450, 700, 100, 600, 50, 300), []
+    for tokens in sorted(set(lengths)):
+        with pool_for(Config(), 1024, 17, dtype=torch.float32) as pool:
+            generation(cache_class(pool), tokens, 16, 40)
+            alone.append(pool.stats().peak_bytes)
+    with pool_for(Config(), 1024, 17, dtype=torch.float32) as pool:
+        for tokens in lengths:
+            generation(cache_class(pool), tokens, 16, 40)
+            assert pool.stats().physical_bytes <= max(alone)
+            assert pool._check()
+        assert pool.stats().peak_bytes == max(alone)
+
+
 def test_pool_for_refuses_what_is_no_config_of_this_style_and_takes_sizes_by_name():
     with pytest.raises(ValueError, match="dict has no n_layer, n_head, n_embd"):
         pool_for({}, 64, 2)

@@ -57,66 +57,60 @@ is_idle(const mt_kvslot *s, size_t tb)
 }
 
 static void
-drop_run(mt_kvpool *pool, size_t slot, size_t lo, size_t hi)
+drop_run(mt_kvpool *pool, mt_kvslot *s, size_t lo, size_t hi)
 {
     const mt_kvgeom *g = &pool->geom;
-    const mt_kvslot *s = &pool->slots[slot];
 
-    if (!pool->store.lazy) mt_kvmap_forget(pool, slot, lo, hi);
+    if (!pool->store.lazy)
+        mt_kvmap_forget(pool, s->first_block + (uint32_t)lo, s->first_block + (uint32_t)hi);
     for (size_t at = lo * g->part_bytes; at < g->slot_bytes; at += g->range_bytes)
         pool->store.drop(pool->store.ctx, s->offset + at, (hi - lo) * g->part_bytes);
 }
 
 /* A home that nobody names is one stretch of the store: one call drops it. */
 static void
-drop_home(mt_kvpool *pool, size_t slot)
+drop_home(mt_kvpool *pool, mt_kvslot *s)
 {
-    const mt_kvslot *s = &pool->slots[slot];
+    size_t blocks = pool->geom.blocks;
 
-    if (!pool->store.lazy) mt_kvmap_forget(pool, slot, 0, pool->geom.blocks);
+    if (!pool->store.lazy) mt_kvmap_forget(pool, s->first_block, s->first_block + (uint32_t)blocks);
     pool->store.drop(pool->store.ctx, s->offset, pool->geom.slot_bytes);
 }
 
 static void
-drop_runs(mt_kvpool *pool, size_t slot)
+drop_runs(mt_kvpool *pool, mt_kvslot *s)
 {
-    const mt_kvslot *s = &pool->slots[slot];
     size_t n = pool->geom.blocks;
 
     for (size_t lo = 0, hi; lo < n; lo = hi + 1) {
         for (hi = lo; hi < n && is_idle(s, hi);)
             hi++;
-        if (hi > lo) drop_run(pool, slot, lo, hi);
+        if (hi > lo) drop_run(pool, s, lo, hi);
     }
 }
 
+/* Counts the block as dropped. pre: it is idle. */
 static void
-drop_idle_of(mt_kvpool *pool, size_t slot)
+note_dropped(mt_kvpool *pool, mt_kvslot *s, size_t tb)
 {
-    mt_kvslot *s = &pool->slots[slot];
-
-    if (s->named == 0)
-        drop_home(pool, slot);
-    else
-        drop_runs(pool, slot);
-    for (size_t tb = 0; tb < pool->geom.blocks; tb++)
-        if (is_idle(s, tb)) s->resident[tb] = false;
-    pool->idle -= s->idle;
-    pool->dropped += s->idle;
-    s->idle = 0;
-}
-
-/* An exposed row sees all of its home: what it does not name has to read as zeros. */
-static void
-drop_block(mt_kvpool *pool, size_t slot, size_t tb)
-{
-    mt_kvslot *s = &pool->slots[slot];
-
-    drop_run(pool, slot, tb, tb + 1);
+    assert(is_idle(s, tb));
+    mt_kvmap_window(pool, s->first_block + (uint32_t)tb, false);
     s->resident[tb] = false;
     s->idle--;
     pool->idle--;
     pool->dropped++;
+}
+
+static void
+drop_idle_of(mt_kvpool *pool, mt_kvslot *s)
+{
+    if (s->named == 0)
+        drop_home(pool, s);
+    else
+        drop_runs(pool, s);
+    for (size_t tb = 0; tb < pool->geom.blocks; tb++)
+        if (is_idle(s, tb)) note_dropped(pool, s, tb);
+    assert(s->idle == 0);
 }
 
 /* Whose idle blocks are missed least: a free slot's, of them the one used longest ago; then those
@@ -137,33 +131,105 @@ victim(mt_kvpool *pool)
     return best;
 }
 
+/* A view that still shows a dropped block would make it physical again, and what is written through
+ * it would be there when the block is taken the next time: so all such addresses change first. */
 void
 mt_kvblock_drop(mt_kvpool *pool, size_t keep)
 {
     mt_kvslot *s;
 
+    if (pool->idle <= keep || mt_kvmap_clear(pool, NULL) != MT_OK) return;
     while (pool->idle > keep && (s = victim(pool)) != NULL)
-        drop_idle_of(pool, (size_t)(s - pool->slots));
+        drop_idle_of(pool, s);
 }
 
 /* --- taking --- */
 
-/* A slot whose home has this block free; the row's own keeps addresses and store in step, another
- * resident one at least saves the page. slot_count when there is none. */
-static size_t
-free_home(const mt_kvpool *pool, size_t slot, size_t tb)
+/* Whether the row in `slot` may take the block. */
+static bool
+is_free(const mt_kvpool *pool, size_t slot, uint32_t block)
 {
-    size_t found = pool->slot_count;
+    const mt_kvslot *home = mt_kvpool_home(pool, block);
 
-    if (pool->slots[slot].refs[tb] == 0) return slot;
-    for (size_t i = 0; i < pool->slot_count; i++) {
-        const mt_kvslot *s = &pool->slots[i];
+    return home->refs[mt_kvpool_place(pool, block)] == 0 &&
+           (!home->exposed || home == &pool->slots[slot]);
+}
 
-        if (s->refs[tb] > 0 || s->exposed) continue;
-        if (s->resident[tb]) return i;
-        if (found == pool->slot_count) found = i;
-    }
-    return found;
+static bool
+is_spare(const mt_kvpool *pool, size_t slot, uint32_t block)
+{
+    return is_free(pool, slot, block) &&
+           mt_kvpool_home(pool, block)->resident[mt_kvpool_place(pool, block)];
+}
+
+/* The block that the slot's addresses map at place tb; MT_KV_ANY: none. */
+static uint32_t
+block_here(const mt_kvpool *pool, const mt_kvslot *s, size_t tb)
+{
+    uint32_t have = mt_kvslot_have(pool, s, 0, tb);
+
+    return mt_kvhave_is_block(have) ? have >> 1 : MT_KV_ANY;
+}
+
+/* The block behind the row's last one, so that both are one stretch. */
+static uint32_t
+block_behind(const mt_kvpool *pool, const mt_kvslot *s, size_t tb)
+{
+    uint32_t before = tb > 0 && tb <= s->taken ? s->table[tb - 1] : MT_KV_ZERO;
+
+    if (before == MT_KV_ZERO || mt_kvpool_place(pool, before) + 1 == pool->geom.blocks)
+        return MT_KV_ANY;
+    return before + 1;
+}
+
+/* Any idle block: those of the slot that victim() would drop from first. */
+static uint32_t
+any_spare(mt_kvpool *pool)
+{
+    const mt_kvslot *s = victim(pool);
+
+    for (size_t tb = 0; s != NULL && tb < pool->geom.blocks; tb++)
+        if (is_idle(s, tb)) return s->first_block + (uint32_t)tb;
+    return MT_KV_ANY;
+}
+
+/* Whether an idle block may be mapped at a place where it does not lie. Each is a stretch or more
+ * in every range: where they run short, rather a new page than a copy of the whole row. */
+static bool
+may_scatter(const mt_kvpool *pool)
+{
+    return pool->idle > 0 && pool->maps < pool->store.max_maps / 2;
+}
+
+static uint32_t
+any_free(const mt_kvpool *pool, size_t slot)
+{
+    for (uint32_t block = 0; block < pool->slot_count * pool->geom.blocks; block++)
+        if (is_free(pool, slot, block)) return block;
+    return MT_KV_ANY;
+}
+
+/* The block that costs the row least: of an exposed one the block that its addresses map, which
+ * code may have written to; of one that is about to be exposed the same, because rows whose homes
+ * others have named up to some place have to own all blocks up to there; the same where the row has
+ * moved; else an idle one that lies there, or behind the row's last, or anywhere; a new one at its
+ * own place; any. MT_KV_ANY: there is none in any home. */
+static uint32_t
+choose(mt_kvpool *pool, size_t slot, size_t tb)
+{
+    const mt_kvslot *s = &pool->slots[slot], *home = &pool->slots[s->home];
+    uint32_t own = s->first_block + (uint32_t)tb, here = block_here(pool, s, tb), found;
+
+    if ((s->exposed || s->lease->exposing) && s->refs[tb] == 0) return own;
+    if (home != s && is_free(pool, slot, home->first_block + (uint32_t)tb))
+        return home->first_block + (uint32_t)tb;
+    if (here != MT_KV_ANY && is_spare(pool, slot, here)) return here;
+    if (is_spare(pool, slot, own)) return own;
+    found = may_scatter(pool) ? block_behind(pool, s, tb) : MT_KV_ANY;
+    if (found != MT_KV_ANY && is_spare(pool, slot, found)) return found;
+    found = may_scatter(pool) ? any_spare(pool) : MT_KV_ANY;
+    if (found != MT_KV_ANY) return found;
+    return is_free(pool, slot, own) ? own : any_free(pool, slot);
 }
 
 /* The pages of one block, of a store that is not lazy. */
@@ -199,53 +265,91 @@ reserve_for_one(mt_kvpool *pool, mt_error *err)
 }
 
 static mt_status
-make_resident(mt_kvpool *pool, size_t home, size_t tb, mt_error *err)
+make_resident(mt_kvpool *pool, mt_kvslot *home, size_t tb, mt_error *err)
 {
     mt_status st;
 
     if (pool->idle > 0) mt_kvblock_drop(pool, pool->idle - 1); /* what is physical stays level */
     if ((st = reserve_for_one(pool, err)) != MT_OK) return st;
     if (!pool->store.lazy) {
-        st = take_pages(pool, &pool->slots[home], tb, err);
+        st = take_pages(pool, home, tb, err);
         if (st != MT_OK) return st;
     }
-    pool->slots[home].resident[tb] = true;
+    home->resident[tb] = true;
+    home->idle++;
+    pool->idle++;
     pool->taken++;
     return MT_OK;
 }
 
+/* Whether a row that goes on may show the block, other than at the place it is taken for. */
+static bool
+is_in_view(const mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+{
+    uint32_t by = mt_kvpool_home(pool, block)->let_go[mt_kvpool_place(pool, block)];
+
+    if (by == 0) return false;
+    return by != slot + 1 || block_here(pool, &pool->slots[slot], tb) != block;
+}
+
+/* Nobody else's addresses show the block from now on. */
+static mt_status
+leave_to(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block, mt_error *err)
+{
+    mt_kvslot *home = mt_kvpool_home(pool, block);
+    size_t place = mt_kvpool_place(pool, block);
+    bool lies_here = block_here(pool, &pool->slots[slot], tb) == block;
+    mt_status st = MT_OK;
+
+    if (is_in_view(pool, slot, tb, block)) st = mt_kvmap_clear(pool, err);
+    if (st != MT_OK) return st;
+    if (!pool->store.lazy && home->resident[place] && !lies_here)
+        mt_kvmap_forget(pool, block, block + 1);
+    if (home->sights[place] > (lies_here ? pool->geom.units : 0)) mt_kvmap_yield(pool, block, slot);
+    home->let_go[place] = 0;
+    return MT_OK;
+}
+
 mt_status
-mt_kvblock_take(mt_kvlease *lease, size_t slot, size_t tb, uint32_t *home, mt_error *err)
+mt_kvblock_take(mt_kvlease *lease, size_t slot, size_t tb, uint32_t exact, uint32_t *block,
+                mt_error *err)
 {
     mt_kvpool *pool = lease->pool;
-    size_t found = free_home(pool, slot, tb);
+    uint32_t found = exact != MT_KV_ANY ? exact : choose(pool, slot, tb);
+    uint32_t behind = (uint32_t)(pool->slot_count * pool->geom.blocks);
     mt_status st;
-    mt_kvslot *s;
+    mt_kvslot *home;
+    size_t place;
 
     assert(lease->promised > 0);
-    if (found == pool->slot_count && (st = mt_kvpool_extend(pool, err)) != MT_OK) return st;
-    if (!pool->slots[found].resident[tb]) {
-        if ((st = make_resident(pool, found, tb, err)) != MT_OK) return st;
-    } else {
-        pool->slots[found].idle--;
-        pool->idle--;
-        pool->recycled++;
+    if (found == MT_KV_ANY) {
+        if ((st = mt_kvpool_extend(pool, err)) != MT_OK) return st;
+        found = behind; /* the first of the new ones */
     }
-    s = &pool->slots[found];
-    s->refs[tb] = 1;
-    s->named++;
+    home = mt_kvpool_home(pool, found);
+    place = mt_kvpool_place(pool, found);
+    assert(home->refs[place] == 0);
+    if ((st = leave_to(pool, slot, tb, found, err)) != MT_OK) return st;
+    if (home->resident[place])
+        pool->recycled++;
+    else if ((st = make_resident(pool, home, place, err)) != MT_OK)
+        return st;
+    home->idle--;
+    pool->idle--;
+    home->refs[place] = 1;
+    home->named++;
     pool->live++;
     lease->promised--;
     pool->promised--;
     pool->peak = mt_size_max(pool->peak, pool->live + pool->idle);
-    *home = (uint32_t)found;
+    *block = found;
     return MT_OK;
 }
 
 void
-mt_kvblock_untake(mt_kvlease *lease, uint32_t home, size_t tb)
+mt_kvblock_untake(mt_kvlease *lease, size_t slot, size_t tb, uint32_t block)
 {
-    mt_kvblock_unname(lease->pool, home, tb);
+    mt_kvblock_let_go(lease->pool, slot, tb, block);
     lease->promised++;
     lease->pool->promised++;
 }
@@ -253,57 +357,135 @@ mt_kvblock_untake(mt_kvlease *lease, uint32_t home, size_t tb)
 /* --- naming --- */
 
 void
-mt_kvblock_name(mt_kvpool *pool, uint32_t home, size_t tb)
+mt_kvblock_name(mt_kvpool *pool, uint32_t block)
 {
-    if (home == MT_KV_ZERO) return;
-    assert(pool->slots[home].refs[tb] > 0);
-    pool->slots[home].refs[tb]++;
+    if (block == MT_KV_ZERO) return;
+    assert(mt_kvpool_refs(pool, block) > 0);
+    mt_kvpool_home(pool, block)->refs[mt_kvpool_place(pool, block)]++;
+}
+
+/* A row that sees all of its home sees zeros where it names nothing. */
+void
+mt_kvblock_unname(mt_kvpool *pool, uint32_t block)
+{
+    mt_kvslot *home;
+    size_t tb;
+
+    if (block == MT_KV_ZERO) return;
+    home = mt_kvpool_home(pool, block);
+    tb = mt_kvpool_place(pool, block);
+    assert(home->refs[tb] > 0 && home->resident[tb]);
+    if (--home->refs[tb] > 0) return;
+    home->named--;
+    home->idle++;
+    pool->live--;
+    pool->idle++;
+    if (!home->exposed) return;
+    drop_run(pool, home, tb, tb + 1);
+    note_dropped(pool, home, tb);
+}
+
+bool
+mt_kvblock_must_leave(const mt_kvpool *pool, size_t slot, uint32_t block)
+{
+    const mt_kvslot *home = mt_kvpool_home(pool, block);
+
+    return mt_kvpool_refs(pool, block) > 1 || (home->exposed && home != &pool->slots[slot]);
 }
 
 void
-mt_kvblock_unname(mt_kvpool *pool, uint32_t home, size_t tb)
+mt_kvblock_note_shown(mt_kvpool *pool, size_t slot, uint32_t block)
 {
-    mt_kvslot *s;
+    mt_kvslot *s = &pool->slots[slot];
+    uint32_t *by = &mt_kvpool_home(pool, block)->let_go[mt_kvpool_place(pool, block)];
 
-    if (home == MT_KV_ZERO) return;
-    s = &pool->slots[home];
-    assert(s->refs[tb] > 0 && s->resident[tb]);
-    if (--s->refs[tb] > 0) return;
-    s->named--;
-    s->idle++;
-    pool->live--;
-    pool->idle++;
-    if (s->exposed) drop_block(pool, home, tb);
+    *by = *by == 0 || *by == slot + 1 ? (uint32_t)slot + 1 : MT_KV_MANY;
+    pool->stale += !s->stale;
+    s->stale = true;
+}
+
+void
+mt_kvblock_let_go(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+{
+    if (block == MT_KV_ZERO) return;
+    assert(!mt_kvblock_must_leave(pool, slot, block) ||
+           !mt_kvmap_shows(pool, &pool->slots[slot], tb, block));
+    mt_kvblock_note_shown(pool, slot, block);
+    mt_kvblock_unname(pool, block);
+}
+
+/* Pages of the home beside those that are counted, which code may have touched. */
+static void
+drop_uncounted(mt_kvpool *pool, const mt_kvslot *s)
+{
+    const mt_kvgeom *g = &pool->geom;
+
+    for (size_t lo = 0, hi; lo < g->blocks; lo = hi + 1) {
+        for (hi = lo; hi < g->blocks && !s->resident[hi];)
+            hi++;
+        for (size_t at = lo * g->part_bytes; hi > lo && at < g->slot_bytes; at += g->range_bytes)
+            pool->store.drop(pool->store.ctx, s->offset + at, (hi - lo) * g->part_bytes);
+    }
+}
+
+void
+mt_kvblock_unexpose(mt_kvpool *pool, size_t slot)
+{
+    mt_kvslot *s = &pool->slots[slot];
+
+    if (s->exposed) drop_uncounted(pool, s);
+    s->exposed = false;
 }
 
 /* --- content --- */
 
-static mt_status
-part_window(mt_kvpool *pool, uint32_t home, size_t at, void **out, mt_error *err)
+mt_status
+mt_kvblock_window(mt_kvpool *pool, uint32_t block, size_t at, void **out, mt_error *err)
 {
-    return pool->store.window(pool->store.ctx, pool->slots[home].offset + at, pool->geom.part_bytes,
-                              out, err);
+    const mt_kvslot *home = mt_kvpool_home(pool, block);
+
+    at += mt_kvpool_place(pool, block) * pool->geom.part_bytes;
+    mt_kvmap_window(pool, block, true);
+    return pool->store.window(pool->store.ctx, home->offset + at, pool->geom.part_bytes, out, err);
+}
+
+/* Where the row in `slot` reads its block at place tb of the unit, if not in the block itself. */
+static const char *
+written_over(const mt_kvpool *pool, size_t slot, size_t unit, size_t tb, uint32_t block)
+{
+    const mt_kvslot *s;
+
+    if (slot == SIZE_MAX || !pool->store.private_writes) return NULL;
+    s = &pool->slots[slot];
+    if (mt_kvslot_have(pool, s, unit, tb) != (block << 1 | MT_HAVE_PRIVATE)) return NULL;
+    return s->base + tb * pool->geom.part_bytes;
 }
 
 mt_status
-mt_kvblock_copy(mt_kvpool *pool, uint32_t to, uint32_t from, size_t tb, size_t tokens,
+mt_kvblock_copy(mt_kvpool *pool, uint32_t to, uint32_t from, size_t tokens, size_t slot, size_t tb,
                 mt_error *err)
 {
     const mt_kvgeom *g = &pool->geom;
     mt_status st = MT_OK;
-    void *dst, *src;
+    void *dst, *window;
 
-    for (size_t at = tb * g->part_bytes; st == MT_OK && tokens > 0 && at < g->slot_bytes;
-         at += g->range_bytes) {
-        if ((st = part_window(pool, from, at, &src, err)) != MT_OK) break;
-        if ((st = part_window(pool, to, at, &dst, err)) != MT_OK) break;
+    for (size_t at = 0; st == MT_OK && tokens > 0 && at < g->slot_bytes; at += g->range_bytes) {
+        const char *src = written_over(pool, slot, at / g->unit_bytes, tb, from);
+
+        if (src == NULL) {
+            if ((st = mt_kvblock_window(pool, from, at, &window, err)) != MT_OK) break;
+            src = window;
+        } else {
+            src += at;
+        }
+        if ((st = mt_kvblock_window(pool, to, at, &dst, err)) != MT_OK) break;
         st = pool->store.copy(pool->store.ctx, dst, src, tokens * g->token_bytes, err);
     }
     return st;
 }
 
 mt_status
-mt_kvblock_zero(mt_kvpool *pool, uint32_t home, size_t tb, size_t from, mt_error *err)
+mt_kvblock_zero(mt_kvpool *pool, uint32_t block, size_t from, mt_error *err)
 {
     const mt_kvgeom *g = &pool->geom;
     size_t skip = from * g->token_bytes;
@@ -311,8 +493,8 @@ mt_kvblock_zero(mt_kvpool *pool, uint32_t home, size_t tb, size_t from, mt_error
     void *dst;
 
     if (skip == g->part_bytes) return MT_OK;
-    for (size_t at = tb * g->part_bytes; st == MT_OK && at < g->slot_bytes; at += g->range_bytes) {
-        if ((st = part_window(pool, home, at, &dst, err)) != MT_OK) break;
+    for (size_t at = 0; st == MT_OK && at < g->slot_bytes; at += g->range_bytes) {
+        if ((st = mt_kvblock_window(pool, block, at, &dst, err)) != MT_OK) break;
         st = pool->store.zero(pool->store.ctx, (char *)dst + skip, g->part_bytes - skip, err);
     }
     return st;

@@ -11,11 +11,14 @@
  *
  * Full blocks are shared by naming. The last, partial block of a row is written to next, so it is
  * copied at once, into the block that the row has at that place: its own content is wanted by
- * nobody else, or it is copied first; a ring of rows that want each other's needs one block more.
- * All blocks are taken before the first copy: after it, on a host, nothing can fail. */
+ * nobody else, or it is copied first; rings of rows that want each other's need one block more.
+ *
+ * What code wrote privately is put into blocks before all this (mt_kvgrow_keep_written). All blocks
+ * are taken, and all addresses leave what their rows will not have, before the first copy: after
+ * it, on a host, nothing can fail. */
 typedef struct move { /* the partial block of one new row */
     size_t row, source, tb, tokens;
-    uint32_t to, from; /* homes; `to` is named by this move already */
+    uint32_t to, from; /* blocks; `to` is named by this move already */
     bool waits;        /* not copied yet */
 } move;
 
@@ -25,9 +28,9 @@ typedef struct plan {
     size_t n;
     uint32_t *table; /* [n x blocks] as it will be */
     size_t *taken;   /* [n] */
-    move *moves;     /* [2 n] the moves, then a spare block for each place that has rings */
+    move *moves;     /* [n + 1] the moves, then a spare block where there are rings */
     size_t move_count, spare_count;
-    uint32_t *fresh; /* [2 n] of them: those whose block was taken now */
+    uint32_t *fresh; /* [n + 1] of them: those whose block was taken now */
     size_t promised, fresh_count;
 } plan;
 
@@ -45,7 +48,7 @@ has_own_partial(const mt_kvlease *lease, size_t row, size_t tb)
 
     if (row >= lease->rows || partial_tokens(lease, row) == 0) return false;
     if (mt_kvlease_blocks(lease, row) != tb + 1 || s->table[tb] == MT_KV_ZERO) return false;
-    return lease->pool->slots[s->table[tb]].refs[tb] == 1;
+    return mt_kvpool_refs(lease->pool, s->table[tb]) == 1;
 }
 
 /* The new row's table; its last block, when it is partial and somebody else's, as a move. */
@@ -75,21 +78,13 @@ is_wanted(const plan *p, const move *by)
     for (size_t i = 0; i < p->move_count; i++) {
         const move *m = &p->moves[i];
 
-        if (m != by && m->waits && m->from == by->to && m->tb == by->tb) return true;
+        if (m != by && m->waits && m->from == by->to) return true;
     }
     return false;
 }
 
-/* The spare of the place; NULL when there is none. */
-static const move *
-spare_of(const plan *p, size_t tb)
-{
-    for (size_t i = p->move_count; i < p->move_count + p->spare_count; i++)
-        if (p->moves[i].tb == tb) return &p->moves[i];
-    return NULL;
-}
-
-/* Goes through the moves as copy_all will, copying nothing: where some keep waiting are rings. */
+/* Goes through the moves as copy_all will, copying nothing: those that keep waiting are rings. One
+ * spare block does for all: a ring that is broken runs to its end before the next one is. */
 static void
 find_rings(plan *p)
 {
@@ -104,14 +99,14 @@ find_rings(plan *p)
         }
     } while (waiting < before);
     for (size_t i = 0; i < p->move_count; i++) {
-        const move *m = &p->moves[i];
+        move *m = &p->moves[i];
 
-        if (m->waits && spare_of(p, m->tb) == NULL)
-            p->moves[p->move_count + p->spare_count++] =
-                (move){.row = m->row, .tb = m->tb, .to = MT_KV_ZERO};
+        if (m->waits && p->spare_count == 0) {
+            p->spare_count = 1;
+            p->moves[p->move_count] = (move){.row = m->row, .tb = m->tb, .to = MT_KV_ZERO};
+        }
+        m->waits = true;
     }
-    for (size_t i = 0; i < p->move_count; i++)
-        p->moves[i].waits = true;
 }
 
 static mt_status
@@ -123,8 +118,10 @@ take_places(plan *p, mt_error *err)
         move *m = &p->moves[i];
 
         if (m->to != MT_KV_ZERO) continue;
-        st = mt_kvblock_take(p->lease, p->lease->first + m->row, m->tb, &m->to, err);
-        if (st == MT_OK) p->fresh[p->fresh_count++] = (uint32_t)i;
+        st = mt_kvblock_take(p->lease, p->lease->first + m->row, m->tb, MT_KV_ANY, &m->to, err);
+        if (st != MT_OK) break;
+        p->fresh[p->fresh_count++] = (uint32_t)i;
+        st = mt_kvblock_zero(p->lease->pool, m->to, 0, err);
     }
     return st;
 }
@@ -158,20 +155,21 @@ copy_move(plan *p, move *m, mt_error *err)
 {
     m->waits = false;
     p->lease->pool->copied++;
-    return mt_kvblock_copy(p->lease->pool, m->to, m->from, m->tb, m->tokens, err);
+    return mt_kvblock_copy(p->lease->pool, m->to, m->from, m->tokens, SIZE_MAX, 0, err);
 }
 
-/* Saves the content that keeps a ring waiting in the spare block of the place. */
+/* Saves the content that keeps a ring waiting in the spare block. */
 static mt_status
 break_ring(plan *p, const move *m, mt_error *err)
 {
-    uint32_t spare = spare_of(p, m->tb)->to;
-    mt_status st = mt_kvblock_copy(p->lease->pool, spare, m->to, m->tb,
-                                   p->lease->pool->geom.block_tokens, err);
+    mt_kvpool *pool = p->lease->pool;
+    uint32_t spare = p->moves[p->move_count].to;
+    mt_status st;
 
+    assert(p->spare_count == 1);
+    st = mt_kvblock_copy(pool, spare, m->to, pool->geom.block_tokens, SIZE_MAX, 0, err);
     for (size_t i = 0; st == MT_OK && i < p->move_count; i++)
-        if (p->moves[i].waits && p->moves[i].from == m->to && p->moves[i].tb == m->tb)
-            p->moves[i].from = spare;
+        if (p->moves[i].waits && p->moves[i].from == m->to) p->moves[i].from = spare;
     return st;
 }
 
@@ -214,6 +212,41 @@ copy_all(plan *p, mt_error *err)
     return st;
 }
 
+/* --- addresses --- */
+
+/* The row's addresses leave what its table will not name. */
+static mt_status
+change_row(plan *p, size_t row, mt_error *err)
+{
+    mt_kvpool *pool = p->lease->pool;
+    size_t slot = p->lease->first + row;
+    uint32_t own = MT_KV_ZERO;
+
+    if (row >= p->n) return mt_kvmap_become(pool, slot, NULL, 0, own, err);
+    for (size_t i = 0; i < p->move_count; i++)
+        if (p->moves[i].row == row) own = p->moves[i].to;
+    return mt_kvmap_become(pool, slot, p->table + row * pool->geom.blocks, p->taken[row], own, err);
+}
+
+/* pre: all blocks are taken. Undone, as far as the system lets it be, when it fails. */
+static mt_status
+change_rows(plan *p, mt_error *err)
+{
+    mt_kvlease *lease = p->lease;
+    size_t n = lease->pool->geom.blocks, row;
+    mt_status st = MT_OK;
+
+    for (size_t i = 0; i < p->move_count; i++)
+        p->table[p->moves[i].row * n + p->moves[i].tb] = p->moves[i].to;
+    for (row = 0; st == MT_OK && row < lease->max_rows; row++)
+        st = change_row(p, row, err);
+    while (st != MT_OK && row-- > 0) {
+        (void)mt_kvmap_restore(lease->pool, lease->first + row); /* or when it is used */
+        mt_kvlease_unready(lease, row);
+    }
+    return st;
+}
+
 /* --- the change --- */
 
 static void
@@ -238,6 +271,22 @@ copy_lengths(plan *p)
     }
 }
 
+/* What the row has in both tables it has at the same place: that goes on being named. */
+static void
+let_go_of_row(const plan *p, size_t row)
+{
+    mt_kvpool *pool = p->lease->pool;
+    mt_kvslot *s = mt_kvlease_slot(p->lease, row);
+    const uint32_t *table = p->table + row * pool->geom.blocks;
+
+    for (size_t tb = 0; tb < s->taken; tb++)
+        if (row < p->n && tb < p->taken[row] && table[tb] == s->table[tb])
+            mt_kvblock_unname(pool, s->table[tb]);
+        else
+            mt_kvblock_let_go(pool, p->lease->first + row, tb, s->table[tb]);
+    s->taken = 0;
+}
+
 /* Names the new before it lets go of the old: what both have stays. */
 static void
 commit(plan *p)
@@ -246,30 +295,24 @@ commit(plan *p)
     mt_kvpool *pool = lease->pool;
     size_t n = pool->geom.blocks;
 
-    for (size_t i = 0; i < p->move_count; i++)
-        p->table[p->moves[i].row * n + p->moves[i].tb] = p->moves[i].to;
     for (size_t row = 0; row < p->n; row++)
         for (size_t tb = 0; tb < p->taken[row]; tb++)
-            mt_kvblock_name(pool, p->table[row * n + tb], tb);
+            mt_kvblock_name(pool, p->table[row * n + tb]);
     for (size_t i = 0; i < p->fresh_count; i++) { /* named once by the take; spares are done with */
         const move *m = &p->moves[p->fresh[i]];
 
         if (p->fresh[i] < p->move_count)
-            mt_kvblock_unname(pool, m->to, m->tb);
+            mt_kvblock_unname(pool, m->to);
         else
-            mt_kvblock_untake(lease, m->to, m->tb);
+            mt_kvblock_untake(lease, lease->first + m->row, m->tb, m->to);
     }
-    for (size_t row = 0; row < lease->rows; row++) {
-        mt_kvslot *s = mt_kvlease_slot(lease, row);
-
-        for (size_t tb = 0; tb < s->taken; tb++)
-            mt_kvblock_unname(pool, s->table[tb], tb);
-        s->taken = 0;
-    }
+    for (size_t row = 0; row < lease->rows; row++)
+        let_go_of_row(p, row);
     for (size_t row = 0; row < p->n; row++) {
         mt_kvslot *s = mt_kvlease_slot(lease, row);
 
         s->taken = p->taken[row];
+        s->reach = mt_size_max(s->reach, s->taken);
         memcpy(s->table, p->table + row * n, s->taken * sizeof *s->table);
     }
     copy_lengths(p);
@@ -281,8 +324,11 @@ commit(plan *p)
 static void
 undo(plan *p)
 {
-    for (size_t i = 0; i < p->fresh_count; i++)
-        mt_kvblock_untake(p->lease, p->moves[p->fresh[i]].to, p->moves[p->fresh[i]].tb);
+    for (size_t i = 0; i < p->fresh_count; i++) {
+        const move *m = &p->moves[p->fresh[i]];
+
+        mt_kvblock_untake(p->lease, p->lease->first + m->row, m->tb, m->to);
+    }
 }
 
 static mt_status
@@ -294,6 +340,7 @@ gather_locked(plan *p, mt_error *err)
     for (size_t row = 0; row < p->n; row++)
         plan_row(p, row);
     st = find_places(p, err);
+    if (st == MT_OK) st = change_rows(p, err);
     if (st == MT_OK) st = copy_all(p, err);
     if (st == MT_OK)
         commit(p);
@@ -313,8 +360,8 @@ free_plan(plan *p)
 
     mem->put(mem->ctx, p->table, n * p->lease->pool->geom.blocks * sizeof *p->table);
     mem->put(mem->ctx, p->taken, n * sizeof *p->taken);
-    mem->put(mem->ctx, p->moves, 2 * n * sizeof *p->moves);
-    mem->put(mem->ctx, p->fresh, 2 * n * sizeof *p->fresh);
+    mem->put(mem->ctx, p->moves, (n + 1) * sizeof *p->moves);
+    mem->put(mem->ctx, p->fresh, (n + 1) * sizeof *p->fresh);
 }
 
 static bool
@@ -325,8 +372,8 @@ new_plan(plan *p)
 
     p->table = mt_alloc_zeroed(mem, p->n * blocks, sizeof *p->table);
     p->taken = mt_alloc_zeroed(mem, p->n, sizeof *p->taken);
-    p->moves = mt_alloc_zeroed(mem, 2 * p->n, sizeof *p->moves);
-    p->fresh = mt_alloc_zeroed(mem, 2 * p->n, sizeof *p->fresh);
+    p->moves = mt_alloc_zeroed(mem, p->n + 1, sizeof *p->moves);
+    p->fresh = mt_alloc_zeroed(mem, p->n + 1, sizeof *p->fresh);
     return p->table != NULL && p->taken != NULL && p->moves != NULL && p->fresh != NULL;
 }
 
@@ -339,6 +386,7 @@ mt_kvlease_gather(mt_kvlease *lease, const size_t *index, size_t n, mt_error *er
     mt_error why;
 
     assert(n > 0 && n <= lease->max_rows);
+    if ((st = mt_kvgrow_keep_written(lease, index, n, err)) != MT_OK) return st;
     if (!new_plan(&p)) {
         free_plan(&p);
         return mt_fail(err, MT_ENOMEM, "kvpool", 0);

@@ -50,31 +50,37 @@ mt_kvjournal_promise(mt_kvjournal *j, size_t more, mt_error *err)
     return st;
 }
 
-/* Fills a block that was just taken: a copy of the old one's tokens, or zeros where it stood for
- * zeros. Zeros behind the tokens: some layers' may be known to be clean there. */
+/* Fills a block that was just taken for place tb: a copy of the old one's tokens as the row sees
+ * them, or zeros where it stood for zeros, or where a view that was taken before would show what
+ * the block held. Zeros behind the tokens: some layers' may be known to be clean there. */
 static mt_status
-fill(mt_kvpool *pool, uint32_t home, uint32_t was, size_t tb, size_t keep, mt_error *err)
+fill(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block, uint32_t was, size_t keep,
+     mt_error *err)
 {
+    const mt_kvslot *s = &pool->slots[slot];
     mt_status st;
 
-    if (was == MT_KV_NEW) return MT_OK;
-    if (was == MT_KV_ZERO) return mt_kvblock_zero(pool, home, tb, 0, err);
+    if (was == MT_KV_NEW && (tb >= s->reach || s->exposed)) return MT_OK; /* code wrote there */
+    if (was == MT_KV_NEW || was == MT_KV_ZERO) return mt_kvblock_zero(pool, block, 0, err);
     pool->copied++;
-    st = mt_kvblock_copy(pool, home, was, tb, keep, err);
-    return st != MT_OK ? st : mt_kvblock_zero(pool, home, tb, keep, err);
+    st = mt_kvblock_copy(pool, block, was, keep, slot, tb, err);
+    return st != MT_OK ? st : mt_kvblock_zero(pool, block, keep, err);
 }
 
-mt_status
-mt_kvjournal_renew(mt_kvjournal *j, size_t row, size_t tb, size_t home, size_t keep, mt_error *err)
+/* Gives place tb of the row's table a new block, `exact` or MT_KV_ANY; copies the first `keep`
+ * tokens of the old. */
+static mt_status
+renew(mt_kvjournal *j, size_t row, size_t tb, uint32_t exact, size_t keep, mt_error *err)
 {
     mt_kvlease *lease = j->lease;
+    size_t slot = lease->first + row;
     bool added = tb == mt_kvlease_slot(lease, row)->taken;
     uint32_t got, was = added ? MT_KV_NEW : mt_kvlease_slot(lease, row)->table[tb];
-    mt_status st = mt_kvblock_take(lease, home, tb, &got, err);
+    mt_status st = mt_kvblock_take(lease, slot, tb, exact, &got, err);
 
     if (st != MT_OK) return st;
-    if ((st = fill(lease->pool, got, was, tb, keep, err)) != MT_OK) {
-        mt_kvblock_untake(lease, got, tb);
+    if ((st = fill(lease->pool, slot, tb, got, was, keep, err)) != MT_OK) {
+        mt_kvblock_untake(lease, slot, tb, got);
         return st;
     }
     assert(j->count < j->room && tb <= mt_kvlease_slot(lease, row)->taken);
@@ -94,7 +100,7 @@ mt_kvjournal_undo(mt_kvjournal *j, mt_error *why)
         const mt_kventry *e = &j->entry[--j->count];
         mt_kvslot *s = mt_kvlease_slot(j->lease, e->row);
 
-        mt_kvblock_untake(j->lease, s->table[e->tb], e->tb);
+        mt_kvblock_untake(j->lease, j->lease->first + e->row, e->tb, s->table[e->tb]);
         if (e->was == MT_KV_NEW)
             s->taken--;
         else
@@ -112,9 +118,12 @@ mt_kvjournal_undo(mt_kvjournal *j, mt_error *why)
 void
 mt_kvjournal_commit(mt_kvjournal *j)
 {
-    for (size_t i = 0; i < j->count; i++)
-        if (j->entry[i].was != MT_KV_NEW)
-            mt_kvblock_unname(j->lease->pool, j->entry[i].was, j->entry[i].tb);
+    for (size_t i = 0; i < j->count; i++) {
+        const mt_kventry *e = &j->entry[i];
+
+        if (e->was != MT_KV_NEW)
+            mt_kvblock_let_go(j->lease->pool, j->lease->first + e->row, e->tb, e->was);
+    }
     mt_kvblock_fit(j->lease->pool);
     free_entries(j);
 }
@@ -126,7 +135,7 @@ is_own(const mt_kvlease *lease, size_t row, size_t tb)
 {
     uint32_t named = mt_kvlease_slot(lease, row)->table[tb];
 
-    return named != MT_KV_ZERO && lease->pool->slots[named].refs[tb] == 1;
+    return named != MT_KV_ZERO && mt_kvpool_refs(lease->pool, named) == 1;
 }
 
 /* Tokens of block tb that the row holds in some layer. */
@@ -161,36 +170,34 @@ mt_kvgrow_own(mt_kvjournal *j, size_t row, size_t lo, size_t hi, mt_error *err)
     st = mt_kvjournal_promise(j, more, err);
     for (size_t tb = lo; st == MT_OK && tb < hi; tb++)
         if (tb >= taken || !is_own(lease, row, tb))
-            st = mt_kvjournal_renew(j, row, tb, lease->first + row, held_in(lease, row, tb), err);
+            st = renew(j, row, tb, MT_KV_ANY, held_in(lease, row, tb), err);
     return st;
 }
 
 /* --- moving --- */
 
-/* Nobody but the row itself, alone, names a block of this home. */
+/* Nobody but the row itself, alone and at the block's own place, names one of blocks [0, hi). */
 static bool
 is_free_for(const mt_kvlease *lease, size_t row, size_t home, size_t hi)
 {
     const mt_kvslot *s = mt_kvlease_slot(lease, row), *h = &lease->pool->slots[home];
 
     for (size_t tb = 0; tb < hi; tb++)
-        if (h->refs[tb] > 1 || (h->refs[tb] == 1 && (tb >= s->taken || s->table[tb] != home)))
+        if (h->refs[tb] > 1 ||
+            (h->refs[tb] == 1 && (tb >= s->taken || s->table[tb] != h->first_block + tb)))
             return false;
     return true;
 }
 
-/* The row's own home, or that of a slot that nobody uses, which is not lent while it is named; the
- * one that the row moved to before, if it did. */
+/* The home that the row moved to before, its own if it did not; or that of a slot that nobody uses.
+ */
 static mt_status
 find_home(mt_kvlease *lease, size_t row, size_t hi, size_t *home, mt_error *err)
 {
     mt_kvpool *pool = lease->pool;
-    const mt_kvslot *s = mt_kvlease_slot(lease, row);
 
-    *home = s->taken > 0 ? s->table[0] : MT_KV_ZERO;
-    if (*home != MT_KV_ZERO && pool->slots[*home].lease == NULL &&
-        is_free_for(lease, row, *home, hi))
-        return MT_OK;
+    *home = mt_kvlease_slot(lease, row)->home;
+    if (pool->slots[*home].lease == NULL && is_free_for(lease, row, *home, hi)) return MT_OK;
     *home = lease->first + row;
     if (is_free_for(lease, row, *home, hi)) return MT_OK;
     for (*home = 0; *home < pool->slot_count; ++*home)
@@ -199,23 +206,176 @@ find_home(mt_kvlease *lease, size_t row, size_t hi, size_t *home, mt_error *err)
 }
 
 /* Whole blocks: code may have written past lengths. */
-mt_status
-mt_kvgrow_move(mt_kvjournal *j, size_t row, size_t hi, mt_error *err)
+static mt_status
+copy_to(mt_kvjournal *j, size_t row, size_t hi, size_t home, mt_error *err)
 {
     mt_kvlease *lease = j->lease;
-    size_t taken = mt_kvlease_slot(lease, row)->taken, home, more = hi;
-    mt_status st = find_home(lease, row, hi, &home, err);
+    mt_kvpool *pool = lease->pool;
+    uint32_t first = pool->slots[home].first_block;
+    size_t taken = mt_kvlease_slot(lease, row)->taken, more = hi;
+    mt_status st;
 
-    assert(hi >= taken);
-    if (st != MT_OK) return st;
     for (size_t tb = 0; tb < taken; tb++)
-        more -= mt_kvlease_slot(lease, row)->table[tb] == home;
+        more -= mt_kvlease_slot(lease, row)->table[tb] == first + tb;
     st = mt_kvjournal_promise(j, more, err);
     for (size_t tb = 0; st == MT_OK && tb < hi; tb++) {
-        if (tb < taken && mt_kvlease_slot(lease, row)->table[tb] == home) continue;
-        st = mt_kvjournal_renew(j, row, tb, home, lease->pool->geom.block_tokens, err);
-        if (st == MT_OK && tb >= taken)
-            st = mt_kvblock_zero(lease->pool, (uint32_t)home, tb, 0, err);
+        if (tb < taken && mt_kvlease_slot(lease, row)->table[tb] == first + tb) {
+            st = mt_kvmap_keep(pool, lease->first + row, tb, err);
+            continue;
+        }
+        st = renew(j, row, tb, first + (uint32_t)tb, pool->geom.block_tokens, err);
+        if (st == MT_OK && tb >= taken) st = mt_kvblock_zero(pool, first + (uint32_t)tb, 0, err);
     }
+    return st;
+}
+
+mt_status
+mt_kvgrow_move(mt_kvjournal *j, size_t row, size_t view, mt_error *err)
+{
+    mt_kvlease *lease = j->lease;
+    const mt_kvslot *s = mt_kvlease_slot(lease, row);
+    size_t hi = mt_size_max(view, mt_size_max(s->reach, s->taken)), home;
+    mt_status st;
+
+    assert(!s->exposed);
+    if ((st = find_home(lease, row, hi, &home, err)) != MT_OK) return st;
+    mt_kvlease_slot(lease, row)->home = home;
+    if ((st = copy_to(j, row, hi, home, err)) != MT_OK) return st;
+    mt_kvlease_unready(lease, row);
+    return mt_kvmap_move(lease->pool, lease->first + row, home, err);
+}
+
+/* --- following at once --- */
+
+static mt_status
+follow_place(mt_kvjournal *j, size_t row, size_t tb, size_t unit, size_t view, mt_error *err)
+{
+    mt_kvlease *lease = j->lease;
+    mt_kvspan write = {tb, tb + 1};
+    mt_status st = mt_kvmap_follow(lease->pool, lease->first + row, unit, &write, &write, err);
+
+    if (st == MT_EAGAIN && mt_kvmap_relax(lease->pool))
+        st = mt_kvmap_follow(lease->pool, lease->first + row, unit, &write, &write, err);
+    if (st != MT_EAGAIN) return st;
+    return mt_kvgrow_move(j, row, view, err);
+}
+
+static mt_status
+follow_copy(mt_kvjournal *j, mt_kventry e, size_t unit, size_t view, mt_error *err)
+{
+    const mt_kvpool *pool = j->lease->pool;
+    mt_status st = MT_OK;
+
+    for (size_t u = 0; st == MT_OK && u < pool->geom.units; u++) {
+        uint32_t have = mt_kvslot_have(pool, mt_kvlease_slot(j->lease, e.row), u, e.tb);
+
+        if (u == unit) continue;
+        if (have != MT_HAVE_UNKNOWN && have >> 1 != e.was) continue;
+        st = follow_place(j, e.row, e.tb, u, view, err);
+    }
+    return st;
+}
+
+mt_status
+mt_kvgrow_follow_copies(mt_kvjournal *j, size_t unit, size_t view, mt_error *err)
+{
+    mt_status st = MT_OK;
+
+    for (size_t i = 0; st == MT_OK && i < j->count; i++) /* a move adds entries */
+        if (j->entry[i].was != MT_KV_NEW && j->entry[i].was != MT_KV_ZERO)
+            st = follow_copy(j, j->entry[i], unit, view, err);
+    return st;
+}
+
+/* --- private writes --- */
+
+/* Whether the row's addresses map any of its blocks privately. */
+static bool
+maps_privately(const mt_kvpool *pool, const mt_kvslot *s)
+{
+    for (size_t unit = 0; unit < pool->geom.units; unit++)
+        for (size_t tb = 0; tb < s->taken; tb++)
+            if (mt_kvslot_have(pool, s, unit, tb) == (s->table[tb] << 1 | MT_HAVE_PRIVATE))
+                return true;
+    return false;
+}
+
+/* The place of the row's table that holds the byte at `at` of the slot, where it is mapped
+ * privately; SIZE_MAX. */
+static size_t
+private_place(const mt_kvpool *pool, const mt_kvslot *s, size_t at)
+{
+    const mt_kvgeom *g = &pool->geom;
+    size_t unit = at / g->unit_bytes, tb = at % g->range_bytes / g->part_bytes;
+
+    if (tb >= s->taken || s->table[tb] == MT_KV_ZERO) return SIZE_MAX;
+    return mt_kvslot_have(pool, s, unit, tb) == (s->table[tb] << 1 | MT_HAVE_PRIVATE) ? tb
+                                                                                      : SIZE_MAX;
+}
+
+/* Into the block itself, if it is the row's own; or once into a copy, which then is. */
+static mt_status
+keep_place(mt_kvjournal *j, size_t row, size_t tb, mt_error *err)
+{
+    mt_status st;
+
+    if (is_own(j->lease, row, tb))
+        return mt_kvmap_keep(j->lease->pool, j->lease->first + row, tb, err);
+    if ((st = mt_kvjournal_promise(j, 1, err)) != MT_OK) return st;
+    return renew(j, row, tb, MT_KV_ANY, j->lease->pool->geom.block_tokens, err);
+}
+
+static mt_status
+keep_row(mt_kvjournal *j, size_t row, mt_error *err)
+{
+    mt_kvpool *pool = j->lease->pool;
+    size_t at = 0, end = pool->geom.slot_bytes, step = pool->geom.part_bytes;
+    mt_status st = MT_OK;
+
+    if (!maps_privately(pool, mt_kvlease_slot(j->lease, row))) return MT_OK;
+    while (st == MT_OK && at < end) {
+        const mt_kvslot *s = mt_kvlease_slot(j->lease, row);
+        size_t tb;
+
+        at += pool->store.written(pool->store.ctx, s->base + at, end - at);
+        if (at >= end) break;
+        if ((tb = private_place(pool, s, at)) != SIZE_MAX) st = keep_place(j, row, tb, err);
+        at = (at / step + 1) * step;
+    }
+    return st;
+}
+
+static mt_status
+keep_rows(mt_kvlease *lease, const size_t *index, size_t n, mt_error *err)
+{
+    mt_kvjournal j;
+    mt_status st = MT_OK;
+
+    mt_kvjournal_begin(&j, lease);
+    for (size_t i = 0; st == MT_OK && i < n; i++)
+        if (index == NULL || index[i] != i) st = keep_row(&j, index == NULL ? i : index[i], err);
+    if (st == MT_OK) st = mt_kvgrow_follow_copies(&j, SIZE_MAX, 0, err);
+    if (st == MT_OK) {
+        mt_kvjournal_commit(&j);
+        return MT_OK;
+    }
+    mt_kvjournal_undo(&j, err);
+    for (size_t row = 0; row < lease->rows; row++)
+        mt_kvlease_unready(lease, row); /* a mapping may have failed half-way */
+    return st;
+}
+
+mt_status
+mt_kvgrow_keep_written(mt_kvlease *lease, const size_t *index, size_t n, mt_error *err)
+{
+    mt_kvpool *pool = lease->pool;
+    mt_status st;
+    mt_error why;
+
+    if (!pool->store.private_writes) return MT_OK;
+    do {
+        mt_lock_take(&pool->lock);
+        st = keep_rows(lease, index, n, &why);
+    } while (mt_kvpool_again(pool, st, &why, err));
     return st;
 }

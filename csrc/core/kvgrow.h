@@ -30,10 +30,6 @@ typedef struct mt_kvjournal {
 void mt_kvjournal_begin(mt_kvjournal *j, mt_kvlease *lease);
 /* Makes `more` blocks and entries certain: after it only the store can fail. */
 mt_status mt_kvjournal_promise(mt_kvjournal *j, size_t more, mt_error *err);
-/* Gives block tb of the row's table a new name, in `home` if it is free there; copies the first
- * `keep` tokens of the old. */
-mt_status mt_kvjournal_renew(mt_kvjournal *j, size_t row, size_t tb, size_t home, size_t keep,
-                             mt_error *err);
 /* What it had reserved and lets go of counts as asked in a refusal by the ledger. */
 void mt_kvjournal_undo(mt_kvjournal *j, mt_error *why);
 void mt_kvjournal_commit(mt_kvjournal *j);
@@ -44,9 +40,21 @@ size_t mt_kvgrow_missing(const mt_kvlease *lease, size_t row, size_t lo, size_t 
 /* Rows' blocks [lo, hi) become theirs alone; those past the table's end are added. */
 mt_status mt_kvgrow_own(mt_kvjournal *j, size_t row, size_t lo, size_t hi, mt_error *err);
 
-/* The row's blocks [0, hi) become copies of its own in one home, its own where nobody else names a
- * block there: one stretch a layer. Those past the table's end are added and are zeros. */
-mt_status mt_kvgrow_move(mt_kvjournal *j, size_t row, size_t hi, mt_error *err);
+/* The row's blocks become copies of its own in one home, its own where nobody else names a block
+ * there, and all its addresses map that home: one stretch. Blocks are added, of zeros, for the
+ * first `view` places and for all others that a view has ever reached, so that no view shows what
+ * lies behind them in that home. Lazy stores. */
+mt_status mt_kvgrow_move(mt_kvjournal *j, size_t row, size_t view, mt_error *err);
+
+/* What code wrote privately into rows, over blocks which they share, becomes blocks of their own,
+ * so that other rows can become what these are: rows index[i] for i < n, but where it is i itself;
+ * all n where index is NULL. Takes the lock; asks others as prepare does. */
+mt_status mt_kvgrow_keep_written(mt_kvlease *lease, const size_t *index, size_t n, mt_error *err);
+
+/* The other layers of rows whose blocks were copied show the old ones, which are somebody else's:
+ * they follow at once, all but this unit (SIZE_MAX: all). Where there are no stretches left for
+ * that, the row moves, with as many blocks as a view of this unit shows. */
+mt_status mt_kvgrow_follow_copies(mt_kvjournal *j, size_t unit, size_t view, mt_error *err);
 
 /* Tokens [from, to) of each row (lease->from, lease->to) can be written, [0, view) read, with zeros
  * past `to`. Takes the lock; asks other members of the ledger when ours does not suffice. */

@@ -185,6 +185,7 @@ zero_tokens(mt_kvlease *lease, size_t layer, size_t row, mt_kvspan t, mt_error *
     return st;
 }
 
+/* The row's addresses follow its table, in this unit, from what was ready before on to `view`. */
 static mt_status
 follow(mt_kvlease *lease, size_t unit, size_t row, size_t view, mt_kvspan write, mt_error *err)
 {
@@ -199,7 +200,8 @@ follow(mt_kvlease *lease, size_t unit, size_t row, size_t view, mt_kvspan write,
     return mt_kvmap_follow(lease->pool, lease->first + row, unit, &see, &write, err);
 }
 
-/* Where the system allows no more stretches, the row's blocks move to one home. */
+/* Where the system allows no more stretches, the row's blocks move to one home, which all of its
+ * addresses map: then there is nothing left to follow but what is in view. */
 static mt_status
 follow_or_move(mt_kvjournal *j, size_t unit, size_t row, size_t view, mt_kvspan write,
                mt_error *err)
@@ -211,11 +213,8 @@ follow_or_move(mt_kvjournal *j, size_t unit, size_t row, size_t view, mt_kvspan 
     if (st == MT_EAGAIN && mt_kvmap_relax(lease->pool))
         st = follow(lease, unit, row, view, write, err);
     if (st != MT_EAGAIN) return st;
-    blocks = mt_size_max(blocks, mt_kvlease_slot(lease, row)->taken);
     if ((st = mt_kvgrow_move(j, row, blocks, err)) != MT_OK) return st;
-    mt_kvlease_unready(lease, row);
-    return mt_kvmap_unit(lease->pool, lease->first + row, unit,
-                         mt_kvlease_slot(lease, row)->table[0], err);
+    return follow(lease, unit, row, view, write, err);
 }
 
 static mt_status
@@ -257,40 +256,6 @@ note_ready(mt_kvlease *lease, size_t layer, size_t row, size_t view)
     lease->ready_hi[at] = (uint32_t)(mt_kvgeom_blocks(g, lease->to[row]) * step);
 }
 
-/* The other layers of a row whose block was copied show the old one, which may be anybody's soon:
- * they follow at once. Where there are no mappings left for that, they follow when they are used.
- */
-static mt_status
-follow_copy(mt_kvjournal *j, const mt_kventry *e, size_t unit, mt_error *err)
-{
-    mt_kvlease *lease = j->lease;
-    const mt_kvgeom *g = &lease->pool->geom;
-    const mt_kvslot *s = mt_kvlease_slot(lease, e->row);
-    mt_kvspan write = {e->tb, e->tb + 1};
-    size_t at = e->tb;
-    mt_status st = MT_OK;
-
-    for (size_t u = 0; st == MT_OK && u < lease->pool->geom.units; u++, at += g->blocks) {
-        if (u == unit || mt_kvslot_have(s, at) >> 1 != e->was) continue;
-        st = follow(lease, u, e->row, 0, write, err);
-        if (st != MT_EAGAIN) continue;
-        mt_kvlease_unready(lease, e->row);
-        st = MT_OK;
-    }
-    return st;
-}
-
-static mt_status
-follow_copies(mt_kvjournal *j, size_t unit, mt_error *err)
-{
-    mt_status st = MT_OK;
-
-    for (size_t i = 0; st == MT_OK && i < j->count; i++)
-        if (j->entry[i].was != MT_KV_NEW && j->entry[i].was != MT_KV_ZERO)
-            st = follow_copy(j, &j->entry[i], unit, err);
-    return st;
-}
-
 /* For all rows at once, so that a refusal takes nothing and says what the whole call lacks. */
 static mt_status
 promise_rows(mt_kvjournal *j, size_t layer, size_t view, mt_error *err)
@@ -315,7 +280,9 @@ prepare_locked(mt_kvlease *lease, size_t layer, size_t view, mt_error *err)
     st = promise_rows(&j, layer, view, err);
     for (size_t row = 0; st == MT_OK && row < lease->rows; row++)
         st = prepare_row(&j, layer, row, view, err);
-    if (st == MT_OK) st = follow_copies(&j, mt_kvgeom_unit(&lease->pool->geom, layer), err);
+    if (st == MT_OK)
+        st = mt_kvgrow_follow_copies(&j, mt_kvgeom_unit(&lease->pool->geom, layer),
+                                     mt_kvgeom_blocks(&lease->pool->geom, view), err);
     if (st != MT_OK) {
         mt_kvjournal_undo(&j, err);
         for (size_t row = 0; row < lease->rows; row++)
@@ -378,18 +345,23 @@ mt_kvlease_room(mt_kvlease *lease, size_t layer, const mt_kvstep *step, mt_error
     return mt_kvgrow_prepare(lease, layer, view, err);
 }
 
-/* `tokens` rows of one head; the caller's tokens and ours may both lie apart. */
+/* `tokens` rows of one head; the caller's tokens and ours may both lie apart. They may overlap:
+ * the caller's may be a view of the same lease. */
 static void
 write_head(char *dst, const char *src, size_t tokens, size_t bytes, size_t dst_stride,
            ptrdiff_t src_stride)
 {
     if (tokens == 0) return; /* an empty tensor may have no address */
     if (dst_stride == bytes && src_stride == (ptrdiff_t)bytes) {
-        memcpy(dst, src, tokens * bytes);
+        memmove(dst, src, tokens * bytes);
         return;
     }
-    for (size_t i = 0; i < tokens; i++, dst += dst_stride, src += src_stride)
-        memcpy(dst, src, bytes);
+    for (size_t i = 0; i < tokens; i++) {
+        /* from the end where the destination lies behind, as memmove does */
+        size_t t = (uintptr_t)dst > (uintptr_t)src ? tokens - 1 - i : i;
+
+        memmove(dst + t * dst_stride, src + (ptrdiff_t)t * src_stride, bytes);
+    }
 }
 
 static void
@@ -470,8 +442,13 @@ crop_row(mt_kvlease *lease, size_t row, size_t length)
         *len = (uint32_t)length;
         *clean = *roomed_of(lease, layer, row) = *len;
     }
-    for (keep = mt_kvlease_blocks(lease, row); s->taken > keep; s->taken--)
-        mt_kvblock_unname(lease->pool, s->table[s->taken - 1], s->taken - 1);
+    keep = mt_kvlease_blocks(lease, row);
+    if (mt_kvmap_leave(lease->pool, lease->first + row, keep, s->taken, NULL) != MT_OK)
+        keep = s->taken; /* they are still in view, so they stay the row's */
+    while (s->taken > keep) {
+        s->taken--;
+        mt_kvblock_let_go(lease->pool, lease->first + row, s->taken, s->table[s->taken]);
+    }
     mt_kvlease_unclean(lease, row);
     mt_kvlease_unready(lease, row);
 }

@@ -1,4 +1,4 @@
-#include "kvpool_private.h"
+#include "kvgrow.h"
 
 #include <assert.h>
 
@@ -17,7 +17,8 @@ slot_score(const mt_kvslot *s, size_t lo, size_t hi)
     mt_score score = {0, s->idle};
 
     for (size_t tb = lo; s->idle > 0 && tb < hi; tb++)
-        score.wanted += s->resident[tb];
+        score.wanted += s->resident[tb] && s->refs[tb] == 0;
+    if (lo == hi) score.wanted = s->idle; /* nobody says how long it will be: the more the better */
     score.others -= score.wanted;
     return score;
 }
@@ -29,7 +30,8 @@ better(mt_score a, mt_score b)
 }
 
 static bool
-run_score(const mt_kvpool *pool, size_t first, size_t rows, size_t lo, size_t hi, mt_score *out)
+run_score(const mt_kvpool *pool, size_t first, size_t rows, size_t lo, size_t hi, bool named,
+          mt_score *out)
 {
     mt_score sum = {0, 0};
 
@@ -37,7 +39,7 @@ run_score(const mt_kvpool *pool, size_t first, size_t rows, size_t lo, size_t hi
         const mt_kvslot *s = &pool->slots[i];
         mt_score one;
 
-        if (s->lease != NULL || s->named > 0) return false;
+        if (s->lease != NULL || s->exposed || (!named && s->named > 0)) return false;
         one = slot_score(s, lo, hi);
         sum.wanted += one.wanted;
         sum.others += one.others;
@@ -46,21 +48,35 @@ run_score(const mt_kvpool *pool, size_t first, size_t rows, size_t lo, size_t hi
     return true;
 }
 
-/* The best run of free slots within one arena; slot_count when there is none. */
+/* The best run of free slots within one arena, with or without those whose homes hold blocks that
+ * others have named; slot_count when there is none. */
 static size_t
-find_run(const mt_kvpool *pool, size_t rows, size_t lo, size_t hi)
+best_run(const mt_kvpool *pool, size_t rows, size_t lo, size_t hi, bool named)
 {
     size_t arena = pool->geom.config.max_rows, best = pool->slot_count;
     mt_score best_score = {0, 0}, score;
 
     for (size_t first = 0; first < pool->slot_count; first++) {
         if (first % arena + rows > arena) continue;
-        if (!run_score(pool, first, rows, lo, hi, &score)) continue;
+        if (!run_score(pool, first, rows, lo, hi, named, &score)) continue;
         if (best < pool->slot_count && !better(score, best_score)) continue;
         best = first;
         best_score = score;
     }
     return best;
+}
+
+/* A row whose home others have named finds its blocks elsewhere, in more stretches; so before a
+ * pool has some arenas it rather takes one more. */
+static size_t
+find_run(const mt_kvpool *pool, size_t rows, size_t lo, size_t hi)
+{
+    enum { SOME_ARENAS = 4 };
+    size_t first = best_run(pool, rows, lo, hi, false);
+
+    if (first < pool->slot_count) return first;
+    if (pool->slot_count < SOME_ARENAS * pool->geom.config.max_rows) return first;
+    return best_run(pool, rows, lo, hi, true);
 }
 
 /* --- the struct --- */
@@ -122,8 +138,9 @@ settle_in(mt_kvlease *lease, size_t first)
         mt_kvslot *s = mt_kvlease_slot(lease, row);
 
         s->lease = lease;
-        s->taken = 0;
-        s->exposed = false;
+        s->taken = s->reach = 0;
+        s->home = first + row;
+        assert(!s->stale && !s->exposed);
     }
     lease->next = pool->leases;
     if (lease->next != NULL) lease->next->prev = lease;
@@ -163,8 +180,6 @@ acquire(mt_kvpool *pool, size_t rows, size_t tokens, mt_kvlease **out, mt_error 
 
     if (!mt_size_mul(rows, blocks, &promise)) return mt_fail(err, MT_EOVERFLOW, "kvpool", 0);
     if ((st = mt_kvpool_lend(pool, rows, 0, blocks, promise, out, err)) != MT_OK) return st;
-    for (size_t row = 0; row < rows; row++)
-        mt_kvmap_reset(pool, (*out)->first + row);
     pool->acquired++;
     return MT_OK;
 }
@@ -195,8 +210,9 @@ copy_row(mt_kvlease *child, size_t row, const mt_kvlease *parent, size_t from)
     to->taken = mt_kvlease_blocks(parent, from);
     for (size_t tb = 0; tb < to->taken; tb++) {
         to->table[tb] = s->table[tb];
-        mt_kvblock_name(pool, s->table[tb], tb);
+        mt_kvblock_name(pool, s->table[tb]);
     }
+    to->reach = to->taken;
     for (size_t layer = 0; layer < pool->geom.config.layers; layer++) {
         size_t at = row * pool->geom.config.layers + layer;
 
@@ -255,9 +271,10 @@ mt_status
 mt_kvlease_fork(mt_kvlease *parent, size_t n, size_t tokens, mt_kvlease **out, mt_error *err)
 {
     mt_kvpool *pool = parent->pool;
-    mt_status st;
+    mt_status st = mt_kvgrow_keep_written(parent, NULL, parent->rows, err);
     mt_error why;
 
+    if (st != MT_OK) return st;
     do {
         mt_lock_take(&pool->lock);
         st = fork_locked(parent, n, tokens, out, &why);
@@ -267,34 +284,22 @@ mt_kvlease_fork(mt_kvlease *parent, size_t n, size_t tokens, mt_kvlease **out, m
 
 /* --- giving back --- */
 
-/* Pages of its home beside what was announced, which code may have touched: nobody counted them. */
-static void
-drop_unannounced(mt_kvpool *pool, mt_kvslot *s)
-{
-    const mt_kvgeom *g = &pool->geom;
-
-    for (size_t lo = 0, hi; lo < g->blocks; lo = hi + 1) {
-        for (hi = lo; hi < g->blocks && !s->resident[hi];)
-            hi++;
-        for (size_t at = lo * g->part_bytes; hi > lo && at < g->slot_bytes; at += g->range_bytes)
-            pool->store.drop(pool->store.ctx, s->offset + at, (hi - lo) * g->part_bytes);
-    }
-}
-
 static void
 free_slot(mt_kvpool *pool, size_t index)
 {
     mt_kvslot *s = &pool->slots[index];
-    bool exposed = s->exposed;
 
-    s->exposed = false; /* its blocks are kept for the next lease */
+    mt_kvblock_unexpose(pool, index); /* before its blocks are unnamed: they are kept */
+    s->home = index;
     for (size_t tb = 0; tb < s->taken; tb++)
-        mt_kvblock_unname(pool, s->table[tb], tb);
-    if (exposed) drop_unannounced(pool, s);
-    mt_kvmap_settle(pool, index);
+        mt_kvblock_unname(pool, s->table[tb]);
+    pool->stale -= s->stale;
+    s->stale = false;
     s->taken = 0;
     s->lease = NULL;
     s->used_at = ++pool->clock;
+    mt_kvmap_settle(pool, index);
+    s->reach = 0;
 }
 
 void

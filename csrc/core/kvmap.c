@@ -1,218 +1,431 @@
+/* How this file works. A row's table says which blocks it names; its addresses are mapped to them
+ * unit by unit, when a unit is used. Every change goes the same way: the unit's mappings as they
+ * are (`had`) and as they should be (`want`) stand in two arrays, and what differs is mapped in as
+ * few stretches as the blocks' numbers allow. A whole slot can also be mapped at once, to one home
+ * or to zeros. What is mapped where for a view is counted in `sights`, so that the pool knows which
+ * pages the system counts more than once. */
 #include "kvpool_private.h"
 
 #include <assert.h>
 
 #include "size.h"
 
-/* Mappings of one unit, each xor `key`: a slot's own, or with key 0 those it should have. */
-typedef struct mt_unitmaps {
-    const uint32_t *value; /* [blocks] */
-    uint32_t key;
-} mt_unitmaps;
-
-static mt_unitmaps
-maps_of(const mt_kvpool *pool, const mt_kvslot *s, size_t unit)
-{
-    return (mt_unitmaps){s->changed + unit * pool->geom.blocks, s->fresh};
-}
+/* --- what is in sight --- */
 
 static void
-copy_maps(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, uint32_t *out)
+count_again(mt_kvpool *pool, bool more)
 {
-    mt_unitmaps from = maps_of(pool, s, unit);
+    size_t bytes = pool->geom.unit_ranges * pool->geom.part_bytes;
+
+    if (more) {
+        pool->again++;
+        if (pool->mapped_again != NULL) mt_gauge_add(pool->mapped_again, bytes);
+    } else {
+        assert(pool->again > 0);
+        pool->again--;
+        if (pool->mapped_again != NULL) mt_gauge_subtract(pool->mapped_again, bytes);
+    }
+}
+
+/* One place of a unit maps the block and is in sight, or is no more. A block has as many sights as
+ * it has units before it counts as mapped again. */
+static void
+count_sight(mt_kvpool *pool, uint32_t have, bool more)
+{
+    uint32_t *sights;
+
+    if (!mt_kvhave_is_block(have)) return;
+    sights = &mt_kvpool_home(pool, have >> 1)->sights[mt_kvpool_place(pool, have >> 1)];
+    if (more) {
+        if (++*sights > pool->geom.units) count_again(pool, true);
+    } else {
+        assert(*sights > 0);
+        if ((*sights)-- > pool->geom.units) count_again(pool, false);
+    }
+}
+
+/* Places [0, end) of the unit are in a view now. */
+static void
+see(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t end)
+{
+    for (size_t tb = s->seen[unit]; tb < end; tb++)
+        count_sight(pool, mt_kvslot_have(pool, s, unit, tb), true);
+    if (s->seen[unit] < end) s->seen[unit] = (uint32_t)end;
+}
+
+/* All of the slot's addresses are mapped anew: the system has no page-table entries there. */
+static void
+see_nothing(mt_kvpool *pool, mt_kvslot *s)
+{
+    for (size_t unit = 0; unit < pool->geom.units; unit++) {
+        for (size_t tb = 0; tb < s->seen[unit]; tb++)
+            count_sight(pool, mt_kvslot_have(pool, s, unit, tb), false);
+        if (s->seen[unit] > 0) s->seen[unit] = 0;
+    }
+}
+
+void
+mt_kvmap_window(mt_kvpool *pool, uint32_t block, bool used)
+{
+    bool *windowed = &mt_kvpool_home(pool, block)->windowed[mt_kvpool_place(pool, block)];
+
+    if (!pool->store.lazy || *windowed == used) return;
+    *windowed = used;
+    for (size_t unit = 0; unit < pool->geom.units; unit++)
+        count_sight(pool, block << 1, used);
+}
+
+/* --- mappings as arrays --- */
+
+static void
+set_have(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t tb, uint32_t have)
+{
+    uint32_t *changed = &s->changed[unit * pool->geom.blocks + tb];
+    uint32_t value = have ^ mt_kvslot_fresh(s, tb);
+
+    if (*changed == value) return; /* an array of zeros that nobody writes to is free */
+    if (tb < s->seen[unit]) {
+        count_sight(pool, mt_kvslot_have(pool, s, unit, tb), false);
+        count_sight(pool, have, true);
+    }
+    *changed = value;
+}
+
+/* The unit's mappings as they are, in one half of the scratch; what they should be, which starts
+ * with the same, in the other. */
+typedef struct unit_maps {
+    uint32_t *want, *had;
+} unit_maps;
+
+static unit_maps
+maps_of(mt_kvpool *pool, const mt_kvslot *s, size_t unit)
+{
+    unit_maps m = {pool->scratch, pool->scratch + pool->geom.blocks};
 
     for (size_t tb = 0; tb < pool->geom.blocks; tb++)
-        out[tb] = from.value[tb] ^ from.key;
+        m.want[tb] = m.had[tb] = mt_kvslot_have(pool, s, unit, tb);
+    return m;
 }
 
-static void
-set_maps(mt_kvslot *s, size_t lo, size_t hi, uint32_t have)
+/* Whether a place mapped as `next` lies behind one mapped as `have` in one stretch. */
+static bool
+continues(const mt_kvpool *pool, uint32_t have, uint32_t next)
 {
-    for (size_t i = lo; i < hi; i++)
-        s->changed[i] = have ^ s->fresh;
+    if (!mt_kvhave_is_block(have) || !mt_kvhave_is_block(next)) return have == next;
+    return next == have + 2 && mt_kvpool_place(pool, next >> 1) != 0;
 }
 
 /* Stretches of one unit. One that is mapped to a single home throughout is contiguous over its
  * ranges, in addresses and in the store; its own home is the arena's own stretch. */
 static size_t
-unit_maps(const mt_kvpool *pool, mt_unitmaps maps, uint32_t own)
+stretches(const mt_kvpool *pool, const mt_kvslot *s, const uint32_t *maps)
 {
-    size_t runs = 1, n = pool->geom.blocks;
-    uint32_t first = maps.value[0] ^ maps.key;
+    size_t runs = 1;
 
-    for (size_t tb = 1; tb < n; tb++)
-        runs += maps.value[tb] != maps.value[tb - 1];
+    for (size_t tb = 1; tb < pool->geom.blocks; tb++)
+        runs += !continues(pool, maps[tb - 1], maps[tb]);
     if (runs > 1) return runs * pool->geom.unit_ranges;
-    return first != own && first != MT_HAVE_NONE;
-}
-
-static uint32_t
-own_home(const mt_kvpool *pool, const mt_kvslot *s)
-{
-    return (uint32_t)(s - pool->slots) << 1;
+    return maps[0] != s->first_block << 1 && maps[0] != MT_HAVE_NONE;
 }
 
 size_t
-mt_kvmap_count(const mt_kvpool *pool, const mt_kvslot *s)
+mt_kvmap_count(mt_kvpool *pool, const mt_kvslot *s)
 {
     size_t maps = 0;
 
     for (size_t unit = 0; unit < pool->geom.units; unit++)
-        maps += unit_maps(pool, maps_of(pool, s, unit), own_home(pool, s));
+        maps += stretches(pool, s, maps_of(pool, s, unit).had);
     return maps;
 }
 
-/* Maps blocks [lo, hi) of the unit's ranges to `to`. */
+bool
+mt_kvmap_shows(const mt_kvpool *pool, const mt_kvslot *s, size_t tb, uint32_t block)
+{
+    for (size_t unit = 0; unit < pool->geom.units; unit++)
+        if (mt_kvslot_have(pool, s, unit, tb) >> 1 == block) return true;
+    return false;
+}
+
+/* --- changing them --- */
+
+static uint32_t
+own_block(const mt_kvslot *s, size_t tb)
+{
+    return s->first_block + (uint32_t)tb;
+}
+
+/* Bytes from the slot's base to place tb of the unit's first range. */
+static size_t
+at_place(const mt_kvpool *pool, size_t unit, size_t tb)
+{
+    return unit * pool->geom.unit_bytes + tb * pool->geom.part_bytes;
+}
+
+static mt_status
+map_stretch(mt_kvpool *pool, void *at, size_t bytes, size_t offset, uint32_t to, mt_error *err)
+{
+    const mt_store_ops *store = &pool->store;
+    mt_map_kind kind = to & MT_HAVE_PRIVATE ? MT_MAP_PRIVATE : MT_MAP_SHARED;
+
+    pool->map_calls++;
+    if (to == MT_HAVE_ZERO) return store->map_zero(store->ctx, at, bytes, err);
+    return store->map(store->ctx, at, bytes, offset, kind, err);
+}
+
+/* Maps places [lo, hi) of the unit's ranges to a run of blocks from `to` on; a whole unit is one
+ * stretch. */
 static mt_status
 map_run(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t lo, size_t hi, uint32_t to,
         mt_error *err)
 {
     const mt_kvgeom *g = &pool->geom;
-    const mt_store_ops *store = &pool->store;
-    mt_map_kind kind = to & MT_HAVE_PRIVATE ? MT_MAP_PRIVATE : MT_MAP_SHARED;
-    size_t bytes = (hi - lo) * g->part_bytes, at = unit * g->unit_bytes + lo * g->part_bytes;
+    bool whole = hi - lo == g->blocks;
+    size_t bytes = whole ? g->unit_bytes : (hi - lo) * g->part_bytes, offset = 0;
+    char *at = s->base + at_place(pool, unit, lo);
     mt_status st = MT_OK;
 
-    for (size_t r = 0; st == MT_OK && r < g->unit_ranges; r++, at += g->range_bytes) {
-        pool->map_calls++;
-        if (to == MT_HAVE_ZERO)
-            st = store->map_zero(store->ctx, s->base + at, bytes, err);
-        else
-            st = store->map(store->ctx, s->base + at, bytes, pool->slots[to >> 1].offset + at, kind,
-                            err);
+    if (to != MT_HAVE_ZERO)
+        offset = mt_kvpool_home(pool, to >> 1)->offset +
+                 at_place(pool, unit, mt_kvpool_place(pool, to >> 1));
+    for (size_t r = 0; st == MT_OK && r < (whole ? 1 : g->unit_ranges); r++) {
+        st = map_stretch(pool, at, bytes, offset, to, err);
+        at += g->range_bytes;
+        offset += g->range_bytes;
     }
     return st;
 }
 
+/* What was written privately over the block at this place goes into the block. */
 static mt_status
-map_changes(mt_kvpool *pool, mt_kvslot *s, size_t unit, const uint32_t *want, mt_error *err)
+keep_written(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t tb, mt_error *err)
 {
-    size_t first = unit * pool->geom.blocks;
+    const mt_kvgeom *g = &pool->geom;
+    uint32_t block = mt_kvslot_have(pool, s, unit, tb) >> 1;
+    const char *from = s->base + at_place(pool, unit, tb);
+    mt_status st = MT_OK;
+    void *to;
+
+    if (!pool->store.private_writes) return MT_OK;
+    for (size_t r = 0; st == MT_OK && r < g->unit_ranges; r++, from += g->range_bytes) {
+        st = mt_kvblock_window(pool, block, unit * g->unit_bytes + r * g->range_bytes, &to, err);
+        if (st == MT_OK) st = pool->store.copy(pool->store.ctx, to, from, g->part_bytes, err);
+    }
+    return st;
+}
+
+mt_status
+mt_kvmap_keep(mt_kvpool *pool, size_t slot, size_t tb, mt_error *err)
+{
+    mt_kvslot *s = &pool->slots[slot];
+    uint32_t mine = s->table[tb] << 1 | MT_HAVE_PRIVATE;
+    mt_status st = MT_OK;
+
+    assert(mt_kvpool_refs(pool, s->table[tb]) == 1);
+    for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++)
+        if (mt_kvslot_have(pool, s, unit, tb) == mine) st = keep_written(pool, s, unit, tb, err);
+    return st;
+}
+
+static mt_status
+map_changes(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, mt_error *err)
+{
     mt_status st = MT_OK;
 
     for (size_t lo = 0, hi; st == MT_OK && lo < pool->geom.blocks; lo = hi) {
-        bool same = mt_kvslot_have(s, first + lo) == want[lo];
-
-        for (hi = lo + 1; hi < pool->geom.blocks && want[hi] == want[lo] &&
-                          (mt_kvslot_have(s, first + hi) == want[hi]) == same;)
+        hi = lo + 1;
+        if (m.want[lo] == m.had[lo]) continue;
+        while (hi < pool->geom.blocks && m.want[hi] != m.had[hi] &&
+               continues(pool, m.want[hi - 1], m.want[hi]))
             hi++;
-        if (same) continue;
-        st = map_run(pool, s, unit, lo, hi, want[lo], err);
-        set_maps(s, first + lo, first + hi, st == MT_OK ? want[lo] : MT_HAVE_UNKNOWN);
+        for (size_t tb = lo; st == MT_OK && tb < hi; tb++)
+            if (m.had[tb] == (m.want[tb] | MT_HAVE_PRIVATE))
+                st = keep_written(pool, s, unit, tb, err);
+        if (st != MT_OK) return st;
+        st = map_run(pool, s, unit, lo, hi, m.want[lo], err);
+        for (size_t tb = lo; tb < hi; tb++)
+            set_have(pool, s, unit, tb, st == MT_OK ? m.want[tb] : MT_HAVE_UNKNOWN);
     }
     return st;
 }
 
-/* Brings the unit from `have` to `want`, unless that would be too many stretches. One stretch
- * always passes: to it a row moves when there are too many, and max_maps leaves the system a tenth.
- */
-static mt_status
-change(mt_kvpool *pool, mt_kvslot *s, size_t unit, const uint32_t *want, mt_error *err)
+/* Whether the pool may have so many stretches. The process has one limit for all that it maps, so
+ * the system is asked what is left, a quarter of which is this pool's until it asks again: others
+ * may be at it as well. Asking takes milliseconds where there are many, so a refusal stands for
+ * some time. */
+static bool
+may_have(mt_kvpool *pool, size_t maps)
 {
-    size_t before = unit_maps(pool, maps_of(pool, s, unit), own_home(pool, s));
-    size_t after = unit_maps(pool, (mt_unitmaps){want, 0}, own_home(pool, s));
-    mt_status st;
+    enum { ASK_AGAIN = 256 };
+    const mt_store_ops *store = &pool->store;
 
-    if (after > before && after > 1 && pool->maps - before + after > pool->store.max_maps)
-        return mt_fail(err, MT_EAGAIN, "max_map_count", 0);
-    st = map_changes(pool, s, unit, want, err);
-    after = unit_maps(pool, maps_of(pool, s, unit), own_home(pool, s));
+    if (maps <= pool->maps_allowed) return true;
+    if (maps > store->max_maps) return false;
+    if (store->maps_left == NULL) return true;
+    if (pool->refusals > 0 && pool->refusals++ < ASK_AGAIN) return false;
+    pool->maps_allowed = pool->maps + store->maps_left(store->ctx) / 4;
+    pool->refusals = maps > pool->maps_allowed;
+    return pool->refusals == 0;
+}
+
+static void
+recount_unit(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t before)
+{
+    size_t after = stretches(pool, s, maps_of(pool, s, unit).had);
+
     pool->maps = pool->maps - before + after;
     s->maps = s->maps - before + after;
+}
+
+/* Brings the unit to m.want, however many stretches that takes. */
+static mt_status
+change_anyway(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, mt_error *err)
+{
+    size_t before = stretches(pool, s, m.had);
+    mt_status st = map_changes(pool, s, unit, m, err);
+
+    recount_unit(pool, s, unit, before);
     return st;
 }
 
-/* What block tb should map, and whether `have` serves already. */
+/* The same, unless that would be too many. One stretch always passes: to it a row moves when there
+ * are too many. An exposed row does not move: code writes into its home. */
+static mt_status
+change(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, mt_error *err)
+{
+    size_t before = stretches(pool, s, m.had), after = stretches(pool, s, m.want);
+
+    if (after > before && after > 1 && !s->exposed && !may_have(pool, pool->maps - before + after))
+        return mt_fail(err, MT_EAGAIN, MT_STORE_MAPS, 0);
+    return change_anyway(pool, s, unit, m, err);
+}
+
+/* --- following the table --- */
+
+static uint32_t
+named_at(const mt_kvslot *s, size_t tb)
+{
+    return tb < s->taken ? s->table[tb] : MT_KV_ZERO;
+}
+
+/* What place tb should map, and whether `have` serves already. */
 static uint32_t
 wanted(const mt_kvpool *pool, const mt_kvslot *s, size_t tb, bool write, uint32_t have)
 {
-    uint32_t home = tb < s->taken ? s->table[tb] : MT_KV_ZERO, shared = home << 1;
-    bool alone;
+    uint32_t block = named_at(s, tb), shared = block << 1;
 
-    if (tb >= s->taken && s->exposed && s->refs[tb] == 0) return own_home(pool, s);
-    if (home == MT_KV_ZERO) return MT_HAVE_ZERO;
+    if (tb >= s->taken && s->exposed && s->refs[tb] == 0) return own_block(s, tb) << 1;
+    if (block == MT_KV_ZERO) return MT_HAVE_ZERO;
     if (have == shared || (!write && have == (shared | MT_HAVE_PRIVATE))) return have;
-    alone = shared == own_home(pool, s) || pool->slots[home].refs[tb] == 1;
-    return write || alone ? shared : shared | MT_HAVE_PRIVATE;
+    if (write || mt_kvpool_refs(pool, block) == 1) return shared;
+    return shared | MT_HAVE_PRIVATE;
+}
+
+/* The same for what lies ahead costs nothing now and a call per range later. Not where a view has
+ * been: it shows zeros there, and goes on to. */
+static void
+look_ahead(const mt_kvpool *pool, const mt_kvslot *s, unit_maps m, size_t end, bool write)
+{
+    uint32_t last = m.want[end - 1];
+    bool own = last == own_block(s, end - 1) << 1 && write;
+
+    if (!pool->store.lazy || end < s->taken || end < s->reach || last == m.had[end - 1]) return;
+    if (last != MT_HAVE_ZERO && !own) return;
+    for (size_t tb = end; tb < pool->geom.blocks; tb++)
+        m.want[tb] = own ? own_block(s, tb) << 1 : MT_HAVE_ZERO;
 }
 
 mt_status
-mt_kvmap_follow(mt_kvpool *pool, size_t slot, size_t unit, const mt_kvspan *see,
+mt_kvmap_follow(mt_kvpool *pool, size_t slot, size_t unit, const mt_kvspan *span,
                 const mt_kvspan *write, mt_error *err)
 {
     mt_kvslot *s = &pool->slots[slot];
-    uint32_t *want = pool->scratch, last, had = 0;
+    unit_maps m = maps_of(pool, s, unit);
     bool changed = false;
+    mt_status st = MT_OK;
 
-    copy_maps(pool, s, unit, want);
-    for (size_t tb = see->lo; tb < see->hi; tb++) {
-        had = want[tb];
-        want[tb] = wanted(pool, s, tb, tb >= write->lo && tb < write->hi, had);
-        changed |= want[tb] != had;
+    s->reach = mt_size_max(s->reach, mt_size_max(span->hi, s->taken));
+    for (size_t tb = span->lo; tb < span->hi; tb++) {
+        m.want[tb] = wanted(pool, s, tb, tb >= write->lo && tb < write->hi, m.had[tb]);
+        changed |= m.want[tb] != m.had[tb];
     }
-    if (!changed) return MT_OK;
-    /* The same for what lies ahead costs nothing now and a call per range later. */
-    last = want[see->hi - 1];
-    if (pool->store.lazy && see->hi >= s->taken && last != had &&
-        (last == MT_HAVE_ZERO || (last == own_home(pool, s) && write->hi > write->lo)))
-        for (size_t tb = see->hi; tb < pool->geom.blocks; tb++)
-            want[tb] = last;
-    return change(pool, s, unit, want, err);
-}
-
-mt_status
-mt_kvmap_unit(mt_kvpool *pool, size_t slot, size_t unit, uint32_t home, mt_error *err)
-{
-    assert(pool->store.lazy);
-    for (size_t tb = 0; tb < pool->geom.blocks; tb++)
-        pool->scratch[tb] = home << 1;
-    return change(pool, &pool->slots[slot], unit, pool->scratch, err);
+    if (changed) {
+        look_ahead(pool, s, m, span->hi, write->hi > write->lo);
+        st = change(pool, s, unit, m, err);
+    }
+    if (st == MT_OK) see(pool, s, unit, span->hi);
+    return st;
 }
 
 mt_status
 mt_kvmap_home(mt_kvpool *pool, size_t slot, size_t unit, mt_error *err)
 {
     mt_kvslot *s = &pool->slots[slot];
-    uint32_t *want = pool->scratch;
+    unit_maps m = maps_of(pool, s, unit);
 
     assert(pool->store.lazy);
-    copy_maps(pool, s, unit, want);
-    for (size_t tb = s->taken; tb < pool->geom.blocks; tb++)
-        want[tb] = own_home(pool, s);
-    return change(pool, s, unit, want, err);
+    s->reach = pool->geom.blocks;
+    for (size_t tb = s->taken; tb < pool->geom.blocks; tb++) {
+        assert(s->refs[tb] == 0);
+        m.want[tb] = own_block(s, tb) << 1;
+    }
+    return change(pool, s, unit, m, err);
 }
 
-/* --- a whole home at once --- */
+/* --- leaving blocks --- */
 
-static size_t
-times_named(const mt_kvslot *s, uint32_t home)
-{
-    size_t times = 0;
-
-    for (size_t tb = 0; tb < s->taken; tb++)
-        times += s->table[tb] == home;
-    return times;
-}
-
-/* The home that names most of the table, of the two likeliest: the first block's, which is the
- * oldest ancestor's, and the middle one's. */
-static uint32_t
-main_home(const mt_kvslot *s)
-{
-    uint32_t first = s->table[0], middle = s->table[s->taken / 2];
-
-    return times_named(s, first) >= times_named(s, middle) ? first : middle;
-}
-
-/* Whether following the table block by block touches less than half of it. */
+/* Whether a place that maps `have` shows what the row neither names there nor has for itself. */
 static bool
-mostly_mapped(const mt_kvslot *s)
+is_astray(const mt_kvpool *pool, const mt_kvslot *s, size_t tb, uint32_t have)
 {
-    size_t same = 0;
+    const mt_kvslot *home;
 
-    for (size_t tb = 0; tb < s->taken; tb++)
-        same += mt_kvslot_have(s, tb) >> 1 == s->table[tb];
-    return 2 * same >= s->taken;
+    if (have == MT_HAVE_UNKNOWN) return true;
+    if (!mt_kvhave_is_block(have) || have >> 1 == named_at(s, tb)) return false;
+    home = mt_kvpool_home(pool, have >> 1);
+    if (mt_kvpool_place(pool, have >> 1) != tb || home->refs[tb] > 0) return true;
+    return !home->exposed || home != s;
+}
+
+/* Places where a view has been map the table again: all of them, or those that are astray. Never
+ * refused for the number of stretches: the system keeps some in hand. */
+static mt_status
+follow_anyway(mt_kvpool *pool, mt_kvslot *s, bool all, mt_error *err)
+{
+    mt_status st = MT_OK;
+
+    for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++) {
+        unit_maps m = maps_of(pool, s, unit);
+        bool changed = false;
+
+        for (size_t tb = 0; tb < s->reach; tb++) {
+            if (!all && !is_astray(pool, s, tb, m.had[tb])) continue;
+            m.want[tb] = wanted(pool, s, tb, false, m.had[tb]);
+            changed |= m.want[tb] != m.had[tb];
+        }
+        if (changed) st = change_anyway(pool, s, unit, m, err);
+    }
+    return st;
+}
+
+mt_status
+mt_kvmap_clear(mt_kvpool *pool, mt_error *err)
+{
+    for (size_t i = 0; pool->stale > 0 && i < pool->slot_count; i++) {
+        mt_kvslot *s = &pool->slots[i];
+        mt_status st;
+
+        if (!s->stale) continue;
+        if ((st = follow_anyway(pool, s, false, err)) != MT_OK) return st;
+        s->stale = false;
+        pool->stale--;
+    }
+    return MT_OK;
+}
+
+mt_status
+mt_kvmap_restore(mt_kvpool *pool, size_t slot)
+{
+    return follow_anyway(pool, &pool->slots[slot], true, NULL);
 }
 
 static void
@@ -223,36 +436,156 @@ recount(mt_kvpool *pool, mt_kvslot *s)
     pool->maps += s->maps;
 }
 
+/* Maps all of the slot: to a home, or to zeros. */
 static mt_status
 map_whole(mt_kvpool *pool, mt_kvslot *s, uint32_t to, mt_error *err)
 {
-    mt_map_kind kind = to & MT_HAVE_PRIVATE ? MT_MAP_PRIVATE : MT_MAP_SHARED;
-    mt_status st = pool->store.map(pool->store.ctx, s->base, pool->geom.slot_bytes,
-                                   pool->slots[to >> 1].offset, kind, err);
+    size_t offset = to == MT_HAVE_ZERO ? 0 : mt_kvpool_home(pool, to >> 1)->offset;
+    mt_status st = map_stretch(pool, s->base, pool->geom.slot_bytes, offset, to, err);
 
-    pool->map_calls++;
-    set_maps(s, 0, pool->geom.units * pool->geom.blocks, st == MT_OK ? to : MT_HAVE_UNKNOWN);
+    see_nothing(pool, s);
+    for (size_t unit = 0; unit < pool->geom.units; unit++)
+        for (size_t tb = 0; tb < pool->geom.blocks; tb++) {
+            uint32_t have = to == MT_HAVE_ZERO ? to : to + 2 * (uint32_t)tb;
+
+            set_have(pool, s, unit, tb, st == MT_OK ? have : MT_HAVE_UNKNOWN);
+        }
     recount(pool, s);
     return st;
+}
+
+mt_status
+mt_kvmap_leave(mt_kvpool *pool, size_t slot, size_t lo, size_t hi, mt_error *err)
+{
+    mt_kvslot *s = &pool->slots[slot];
+    mt_status st = MT_OK;
+
+    for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++) {
+        unit_maps m = maps_of(pool, s, unit);
+        bool changed = false;
+
+        for (size_t tb = lo; tb < hi; tb++) {
+            if (s->table[tb] == MT_KV_ZERO) continue;
+            if (!mt_kvblock_must_leave(pool, slot, s->table[tb])) continue;
+            if (m.had[tb] == MT_HAVE_UNKNOWN || m.had[tb] >> 1 == s->table[tb])
+                m.want[tb] = MT_HAVE_ZERO;
+            changed |= m.want[tb] != m.had[tb];
+        }
+        if (changed) st = change_anyway(pool, s, unit, m, err);
+    }
+    return st == MT_OK || !pool->store.lazy ? st : map_whole(pool, s, MT_HAVE_ZERO, err);
+}
+
+/* Whether a place that maps `have` must leave it before the row's table becomes another one. */
+static bool
+must_change(const mt_kvpool *pool, const mt_kvslot *s, size_t tb, uint32_t have, uint32_t next)
+{
+    if (have == MT_HAVE_UNKNOWN) return true;
+    if (!mt_kvhave_is_block(have) || have >> 1 == next) return false;
+    return have >> 1 == named_at(s, tb) || mt_kvpool_refs(pool, have >> 1) > 0;
+}
+
+/* A new table's blocks are mapped privately, but for the row's own one: whether it will be alone
+ * with the others is not known before all rows have changed. */
+static uint32_t
+next_map(uint32_t block, uint32_t own)
+{
+    if (block == MT_KV_ZERO) return MT_HAVE_ZERO;
+    return block == own ? block << 1 : block << 1 | MT_HAVE_PRIVATE;
+}
+
+mt_status
+mt_kvmap_become(mt_kvpool *pool, size_t slot, const uint32_t *table, size_t taken, uint32_t own,
+                mt_error *err)
+{
+    mt_kvslot *s = &pool->slots[slot];
+    size_t end = mt_size_max(s->reach, taken);
+    mt_status st = MT_OK;
+
+    for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++) {
+        unit_maps m = maps_of(pool, s, unit);
+        bool changed = false;
+
+        for (size_t tb = 0; tb < end; tb++) {
+            uint32_t next = tb < taken ? table[tb] : MT_KV_ZERO;
+
+            if (!must_change(pool, s, tb, m.had[tb], next)) continue;
+            m.want[tb] = next_map(next, own);
+            changed = true;
+        }
+        if (changed) st = change(pool, s, unit, m, err);
+    }
+    if (st == MT_EAGAIN && pool->store.lazy) return map_whole(pool, s, MT_HAVE_ZERO, err);
+    return st;
+}
+
+/* --- a whole home at once --- */
+
+static size_t
+times_at_home(const mt_kvslot *s, uint32_t first_block)
+{
+    size_t times = 0;
+
+    for (size_t tb = 0; tb < s->taken; tb++)
+        times += s->table[tb] == first_block + tb;
+    return times;
+}
+
+/* Block 0 of the home that the most of the table lies in, each block at its own place, of the two
+ * likeliest: the first block's, which is the oldest ancestor's, and the middle one's. MT_KV_ZERO:
+ * half of the table does not. */
+static uint32_t
+main_home(const mt_kvpool *pool, const mt_kvslot *s)
+{
+    uint32_t blocks[] = {s->table[0], s->table[s->taken / 2]}, best = MT_KV_ZERO;
+    size_t most = (s->taken - 1) / 2;
+
+    for (size_t i = 0; i < 2; i++) {
+        uint32_t first;
+
+        if (blocks[i] == MT_KV_ZERO) continue;
+        first = mt_kvpool_home(pool, blocks[i])->first_block;
+        if (times_at_home(s, first) <= most) continue;
+        most = times_at_home(s, first);
+        best = first;
+    }
+    return best;
+}
+
+/* Whether following the table block by block touches less than half of it. */
+static bool
+mostly_mapped(const mt_kvpool *pool, const mt_kvslot *s)
+{
+    size_t same = 0;
+
+    for (size_t tb = 0; tb < s->taken; tb++)
+        same += mt_kvslot_have(pool, s, 0, tb) >> 1 == s->table[tb];
+    return 2 * same >= s->taken;
 }
 
 mt_status
 mt_kvmap_alias(mt_kvpool *pool, size_t slot, mt_error *err)
 {
     mt_kvslot *s = &pool->slots[slot];
-    uint32_t home;
+    uint32_t first;
 
-    if (!pool->store.lazy || s->taken == 0 || mostly_mapped(s)) return MT_OK;
-    if ((home = main_home(s)) == MT_KV_ZERO || home == slot) return MT_OK;
-    return map_whole(pool, s, home << 1 | MT_HAVE_PRIVATE, err);
+    if (!pool->store.lazy || s->taken == 0 || mostly_mapped(pool, s)) return MT_OK;
+    if ((first = main_home(pool, s)) == MT_KV_ZERO || first == s->first_block) return MT_OK;
+    return map_whole(pool, s, first << 1 | MT_HAVE_PRIVATE, err);
 }
 
-void
-mt_kvmap_reset(mt_kvpool *pool, size_t slot)
+mt_status
+mt_kvmap_move(mt_kvpool *pool, size_t slot, size_t home, mt_error *err)
 {
-    mt_kvslot *s = &pool->slots[slot];
+    assert(pool->store.lazy);
+    return map_whole(pool, &pool->slots[slot], pool->slots[home].first_block << 1, err);
+}
 
-    if (pool->store.lazy && s->maps > 0) (void)map_whole(pool, s, own_home(pool, s), NULL);
+static void
+reset(mt_kvpool *pool, mt_kvslot *s)
+{
+    assert(s->lease == NULL && pool->store.lazy);
+    (void)map_whole(pool, s, s->first_block << 1, NULL);
 }
 
 bool
@@ -261,8 +594,23 @@ mt_kvmap_relax(mt_kvpool *pool)
     size_t before = pool->maps;
 
     for (size_t i = 0; i < pool->slot_count; i++)
-        if (pool->slots[i].lease == NULL) mt_kvmap_reset(pool, i);
+        if (pool->slots[i].lease == NULL && pool->slots[i].maps > 0) reset(pool, &pool->slots[i]);
     return pool->maps < before;
+}
+
+void
+mt_kvmap_yield(mt_kvpool *pool, uint32_t block, size_t slot)
+{
+    for (size_t i = 0; pool->store.lazy && i < pool->slot_count; i++) {
+        mt_kvslot *s = &pool->slots[i];
+
+        if (s->lease != NULL || i == slot) continue;
+        for (size_t tb = 0; tb < s->seen[0]; tb++) {
+            if (mt_kvslot_have(pool, s, 0, tb) >> 1 != block) continue;
+            reset(pool, s);
+            break;
+        }
+    }
 }
 
 /* --- the end of a row, the end of a block --- */
@@ -273,20 +621,64 @@ is_private(uint32_t have)
     return (have & MT_HAVE_PRIVATE) != 0; /* the special values are even */
 }
 
+/* Whether the row, which is over, maps what others map as well. */
+static bool
+maps_again(const mt_kvpool *pool, const mt_kvslot *s)
+{
+    size_t unit = 0;
+
+    while (unit + 1 < pool->geom.units && s->seen[unit] == 0)
+        unit++;
+    for (size_t tb = 0; tb < s->seen[unit]; tb++) {
+        uint32_t have = mt_kvslot_have(pool, s, unit, tb);
+        const mt_kvslot *home;
+        size_t place, once = pool->geom.units;
+
+        if (!mt_kvhave_is_block(have)) continue;
+        home = mt_kvpool_home(pool, have >> 1);
+        place = mt_kvpool_place(pool, have >> 1);
+        if (home->windowed[place]) once += pool->geom.units;
+        if (home->refs[place] > 0 || home->sights[place] > once) return true;
+    }
+    return false;
+}
+
+/* Whether what code wrote at a place that maps `have` is in no block: it stays with the addresses.
+ */
+static bool
+holds_writes(uint32_t have)
+{
+    return have == MT_HAVE_ZERO || is_private(have);
+}
+
+/* For the next row at these addresses, which is to find blocks and zeros. */
+static void
+forget_writes(mt_kvpool *pool, mt_kvslot *s)
+{
+    size_t any = 0, units = pool->geom.units;
+
+    for (size_t unit = 0; unit < units; unit++)
+        for (size_t tb = 0; tb < s->reach; tb++)
+            any += holds_writes(mt_kvslot_have(pool, s, unit, tb));
+    if (any == 0) return;
+    if (pool->store.settle(pool->store.ctx, s->base, pool->geom.slot_bytes, NULL) == MT_OK) return;
+    for (size_t unit = 0; unit < units; unit++)
+        for (size_t tb = 0; tb < pool->geom.blocks; tb++)
+            if (holds_writes(mt_kvslot_have(pool, s, unit, tb)))
+                set_have(pool, s, unit, tb, MT_HAVE_UNKNOWN);
+    recount(pool, s);
+}
+
 void
 mt_kvmap_settle(mt_kvpool *pool, size_t slot)
 {
     mt_kvslot *s = &pool->slots[slot];
-    size_t n = pool->geom.units * pool->geom.blocks, any = 0;
 
-    if (!pool->store.private_writes) return;
-    for (size_t i = 0; i < n; i++)
-        any += is_private(mt_kvslot_have(s, i));
-    if (any == 0) return;
-    if (pool->store.settle(pool->store.ctx, s->base, pool->geom.slot_bytes, NULL) == MT_OK) return;
-    for (size_t i = 0; i < n; i++)
-        if (is_private(mt_kvslot_have(s, i))) set_maps(s, i, i + 1, MT_HAVE_UNKNOWN);
-    recount(pool, s);
+    assert(s->lease == NULL);
+    if (pool->store.lazy && maps_again(pool, s))
+        reset(pool, s);
+    else if (pool->store.private_writes)
+        forget_writes(pool, s);
 }
 
 /* A live row's stale views read zeros from now on, rather than nothing at all. */
@@ -294,7 +686,7 @@ static uint32_t
 clear_run(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t lo, size_t hi)
 {
     const mt_kvgeom *g = &pool->geom;
-    size_t bytes = (hi - lo) * g->part_bytes, at = unit * g->unit_bytes + lo * g->part_bytes;
+    size_t bytes = (hi - lo) * g->part_bytes, at = at_place(pool, unit, lo);
 
     if (s->lease != NULL && map_run(pool, s, unit, lo, hi, MT_HAVE_ZERO, NULL) == MT_OK)
         return MT_HAVE_ZERO;
@@ -304,32 +696,33 @@ clear_run(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t lo, size_t hi)
 }
 
 static bool
-may_map(uint32_t have, size_t home)
+may_map(uint32_t have, uint32_t first, uint32_t end)
 {
-    return have >> 1 == home || have == MT_HAVE_UNKNOWN;
-}
-
-static void
-forget_in(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t home, size_t from, size_t end)
-{
-    size_t first = unit * pool->geom.blocks;
-
-    for (size_t lo = from, hi; lo < end; lo = hi + 1) {
-        for (hi = lo; hi < end && may_map(mt_kvslot_have(s, first + hi), home);)
-            hi++;
-        if (hi > lo) set_maps(s, first + lo, first + hi, clear_run(pool, s, unit, lo, hi));
-    }
+    if (!mt_kvhave_is_block(have)) return have == MT_HAVE_UNKNOWN;
+    return have >> 1 >= first && have >> 1 < end;
 }
 
 void
-mt_kvmap_forget(mt_kvpool *pool, size_t home, size_t lo, size_t hi)
+mt_kvmap_forget(mt_kvpool *pool, uint32_t first, uint32_t end)
 {
     assert(!pool->store.lazy);
     for (size_t i = 0; i < pool->slot_count; i++) {
         mt_kvslot *s = &pool->slots[i];
+        bool changed = false;
 
         for (size_t unit = 0; unit < pool->geom.units; unit++)
-            forget_in(pool, s, unit, home, lo, hi);
-        recount(pool, s);
+            for (size_t lo = 0, hi; lo < pool->geom.blocks; lo = hi + 1) {
+                uint32_t left;
+
+                for (hi = lo; hi < pool->geom.blocks &&
+                              may_map(mt_kvslot_have(pool, s, unit, hi), first, end);)
+                    hi++;
+                if (hi == lo) continue;
+                left = clear_run(pool, s, unit, lo, hi);
+                for (size_t tb = lo; tb < hi; tb++)
+                    set_have(pool, s, unit, tb, left);
+                changed = true;
+            }
+        if (changed) recount(pool, s);
     }
 }

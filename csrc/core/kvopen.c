@@ -38,8 +38,10 @@ close_rows(mt_kvlease *lease, const size_t *taken, size_t promised)
     for (size_t row = 0; row < lease->rows; row++) {
         mt_kvslot *s = mt_kvlease_slot(lease, row);
 
-        for (; s->taken > taken[row]; s->taken--)
-            mt_kvblock_untake(lease, s->table[s->taken - 1], s->taken - 1);
+        while (s->taken > taken[row]) {
+            s->taken--;
+            mt_kvblock_untake(lease, lease->first + row, s->taken, s->table[s->taken]);
+        }
         mt_kvlease_unclean(lease, row);
         mt_kvlease_unready(lease, row);
     }
@@ -106,9 +108,23 @@ expose_row(mt_kvlease *lease, size_t row, mt_error *err)
         st = mt_kvmap_home(pool, lease->first + row, unit, err);
     for (size_t tb = 0; st == MT_OK && !s->exposed && tb < pool->geom.blocks; tb++)
         if (s->resident[tb] && s->refs[tb] == 0)
-            st = mt_kvblock_zero(pool, (uint32_t)(s - pool->slots), tb, 0, err);
+            st = mt_kvblock_zero(pool, s->first_block + (uint32_t)tb, 0, err);
     if (st == MT_OK) s->exposed = true;
-    return st == MT_EAGAIN ? mt_fail(err, MT_ENOMEM, "max_map_count", 0) : st;
+    return st == MT_EAGAIN ? mt_fail(err, MT_ENOMEM, MT_STORE_MAPS, 0) : st;
+}
+
+/* The row's addresses leave its home again past its table, where older views may have been; at the
+ * latest when somebody takes a block there. */
+static void
+hide_row(mt_kvlease *lease, size_t row)
+{
+    mt_kvpool *pool = lease->pool;
+    mt_kvslot *s = mt_kvlease_slot(lease, row);
+
+    s->exposed = false;
+    if (mt_kvmap_restore(pool, lease->first + row) == MT_OK) return;
+    for (size_t tb = s->taken; tb < pool->geom.blocks; tb++)
+        mt_kvblock_note_shown(pool, lease->first + row, s->first_block + (uint32_t)tb);
 }
 
 static void
@@ -121,20 +137,37 @@ note_exposed(mt_kvlease *lease)
         lease->clean[i] = (uint32_t)(g->blocks * g->block_tokens);
 }
 
+/* Blocks that every row has to have before it is exposed: where somebody has named the home's. */
 static size_t
-open_to(mt_kvlease *lease)
+needed(const mt_kvlease *lease)
 {
-    const mt_kvgeom *g = &lease->pool->geom;
     size_t blocks = 0;
 
-    mt_lock_take(&lease->pool->lock);
-    for (size_t row = 0; row < lease->rows; row++) {
-        const mt_kvslot *s = mt_kvlease_slot(lease, row);
+    for (size_t row = 0; row < lease->rows; row++)
+        blocks = mt_size_max(blocks, named_by_others(lease->pool, mt_kvlease_slot(lease, row)));
+    return blocks;
+}
 
-        blocks = mt_size_max(blocks, mt_size_max(s->taken, named_by_others(lease->pool, s)));
-    }
-    mt_lock_give(&lease->pool->lock);
-    return mt_size_min(blocks * g->block_tokens, g->config.max_tokens);
+/* Opens the rows as far as that, and takes the lock. Meanwhile another lease may take blocks of
+ * their homes: then further. */
+static mt_status
+open_and_lock(mt_kvlease *lease, mt_error *err)
+{
+    const mt_kvgeom *g = &lease->pool->geom;
+    size_t tokens;
+    mt_status st;
+
+    mt_lock_take(&lease->pool->lock);
+    do {
+        tokens = needed(lease) * g->block_tokens;
+        for (size_t row = 0; row < lease->rows; row++)
+            tokens = mt_size_max(tokens, mt_kvlease_slot(lease, row)->taken * g->block_tokens);
+        mt_lock_give(&lease->pool->lock);
+        st = mt_kvlease_open(lease, mt_size_min(tokens, g->config.max_tokens), err);
+        if (st != MT_OK) return st;
+        mt_lock_take(&lease->pool->lock);
+    } while (needed(lease) > 0);
+    return MT_OK;
 }
 
 mt_status
@@ -144,12 +177,15 @@ mt_kvlease_expose(mt_kvlease *lease, mt_error *err)
     mt_status st;
 
     assert(pool->store.lazy);
-    if ((st = mt_kvlease_open(lease, open_to(lease), err)) != MT_OK) return st;
-    mt_lock_take(&pool->lock);
+    lease->exposing = true;
+    st = open_and_lock(lease, err);
+    lease->exposing = false;
+    if (st != MT_OK) return st;
+    st = mt_kvmap_clear(pool, err); /* what others let go of here is zeros from now on */
     for (size_t row = 0; st == MT_OK && row < lease->rows; row++)
         st = expose_row(lease, row, err);
     for (size_t row = 0; st != MT_OK && row < lease->rows; row++) {
-        if (!lease->exposed) mt_kvlease_slot(lease, row)->exposed = false;
+        if (!lease->exposed) hide_row(lease, row);
         mt_kvlease_unready(lease, row); /* a mapping may have failed half-way */
     }
     mt_lock_give(&pool->lock);
@@ -233,6 +269,7 @@ announce_zeros(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
 
         while (s->taken < mt_kvgeom_blocks(&pool->geom, to))
             s->table[s->taken++] = MT_KV_ZERO;
+        s->reach = mt_size_max(s->reach, s->taken);
     }
     mt_lock_give(&pool->lock);
     return MT_OK;

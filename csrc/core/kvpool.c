@@ -7,15 +7,17 @@
 
 /* --- arenas --- */
 
-/* refs, table and maps, then resident: one block of memory per slot. */
+/* One piece of memory per slot: words for refs, let_go, sights and the table, and for maps and
+ * seen; then resident and windowed. */
 static bool
 slot_array_bytes(const mt_kvgeom *g, size_t *words, size_t *bytes)
 {
     size_t units;
 
-    return mt_size_mul(g->units, g->blocks, &units) && mt_size_mul(2, g->blocks, words) &&
-           mt_size_add(*words, units, words) && mt_size_mul(*words, sizeof(uint32_t), bytes) &&
-           mt_size_add(*bytes, g->blocks * sizeof(bool), bytes);
+    return mt_size_mul(g->units, g->blocks, &units) && mt_size_add(units, g->units, &units) &&
+           mt_size_mul(4, g->blocks, words) && mt_size_add(*words, units, words) &&
+           mt_size_mul(*words, sizeof(uint32_t), bytes) &&
+           mt_size_add(*bytes, 2 * g->blocks * sizeof(bool), bytes);
 }
 
 static bool
@@ -24,14 +26,18 @@ slot_init(mt_kvpool *pool, mt_kvslot *s, size_t index)
     size_t n = pool->geom.blocks, words, bytes;
     uint32_t *array;
 
-    *s = (mt_kvslot){.lease = NULL};
+    *s = (mt_kvslot){.lease = NULL, .home = index, .lazy = pool->store.lazy};
+    s->first_block = (uint32_t)(index * n);
     if (!slot_array_bytes(&pool->geom, &words, &bytes)) return false;
     if ((array = mt_alloc_zeroed(&pool->mem, 1, bytes)) == NULL) return false;
     s->refs = array;
-    s->table = array + n;
-    s->changed = array + 2 * n;
+    s->let_go = array + n;
+    s->sights = array + 2 * n;
+    s->table = array + 3 * n;
+    s->changed = array + 4 * n;
+    s->seen = s->changed + pool->geom.units * n;
     s->resident = (bool *)(array + words);
-    s->fresh = pool->store.lazy ? (uint32_t)index << 1 : MT_HAVE_NONE;
+    s->windowed = s->resident + n;
     return true;
 }
 
@@ -61,20 +67,29 @@ make_room(mt_kvpool *pool)
     return true;
 }
 
+/* As the store says it, where what fails first is our own account of so many addresses. */
+static mt_status
+no_room(mt_error *err, size_t bytes)
+{
+    mt_fail(err, MT_ENOMEM, MT_STORE_ADDRESSES, 0);
+    if (err != NULL) err->asked = bytes;
+    return MT_ENOMEM;
+}
+
 mt_status
 mt_kvpool_extend(mt_kvpool *pool, mt_error *err)
 {
     const mt_kvgeom *g = &pool->geom;
-    size_t rows = g->config.max_rows, first = pool->slot_count, made = 0, bytes;
+    size_t rows = g->config.max_rows, first = pool->slot_count, made = 0, bytes, numbers;
     mt_status st = MT_OK;
     void *base = NULL;
 
-    if (!mt_size_mul(rows, g->slot_bytes, &bytes) || first + rows >= MT_KV_ZERO / 2)
-        return mt_fail(err, MT_EOVERFLOW, "kvpool", 0);
-    if (!make_room(pool)) return mt_fail(err, MT_ENOMEM, "kvpool", 0);
+    if (!mt_size_mul(rows, g->slot_bytes, &bytes)) return no_room(err, SIZE_MAX);
+    if (!mt_size_mul(first + rows, g->blocks, &numbers) || numbers > MT_KV_MOST || !make_room(pool))
+        return no_room(err, bytes);
     while (made < rows && slot_init(pool, &pool->slots[first + made], first + made))
         made++;
-    if (made < rows) st = mt_fail(err, MT_ENOMEM, "kvpool", 0);
+    if (made < rows) st = no_room(err, bytes);
     if (st == MT_OK) st = pool->store.extend(pool->store.ctx, bytes, &base, err);
     if (st != MT_OK) {
         while (made-- > 0)
@@ -128,7 +143,10 @@ free_parts(mt_kvpool *pool)
     for (size_t i = 0; i < pool->slot_count; i++)
         slot_fini(pool, &pool->slots[i]);
     mem.put(mem.ctx, pool->slots, pool->slot_room * sizeof *pool->slots);
-    mem.put(mem.ctx, pool->scratch, pool->geom.blocks * sizeof *pool->scratch);
+    mem.put(mem.ctx, pool->scratch, 2 * pool->geom.blocks * sizeof *pool->scratch);
+    if (pool->mapped_again != NULL)
+        mt_gauge_subtract(pool->mapped_again,
+                          pool->again * pool->geom.unit_ranges * pool->geom.part_bytes);
     pool->store.close(pool->store.ctx);
     mt_lock_fini(&pool->lock);
     mem.put(mem.ctx, pool, sizeof *pool);
@@ -142,14 +160,14 @@ new_parts(mt_kvpool *pool, mt_ledger *ledger, const char *name, const mt_kvconfi
     mt_status st = mt_kvgeom_init(&pool->geom, config, pool->store.page_bytes, err);
 
     if (st != MT_OK) return st;
-    pool->scratch = mt_alloc_zeroed(&pool->mem, pool->geom.blocks, sizeof *pool->scratch);
+    pool->scratch = mt_alloc_zeroed(&pool->mem, 2 * pool->geom.blocks, sizeof *pool->scratch);
     if (pool->scratch == NULL) return mt_fail(err, MT_ENOMEM, "kvpool", 0);
     return mt_ledger_join(ledger, name, 0, &ops, &pool->member, err);
 }
 
 mt_status
 mt_kvpool_new(const mt_alloc *mem, const mt_store_ops *store, mt_ledger *ledger, const char *name,
-              const mt_kvconfig *config, mt_kvpool **out, mt_error *err)
+              const mt_kvconfig *config, mt_gauge *mapped_again, mt_kvpool **out, mt_error *err)
 {
     mt_kvpool *pool = mt_alloc_zeroed(mem, 1, sizeof *pool);
     mt_status st;
@@ -160,6 +178,7 @@ mt_kvpool_new(const mt_alloc *mem, const mt_store_ops *store, mt_ledger *ledger,
     }
     pool->mem = *mem;
     pool->store = *store;
+    pool->mapped_again = mapped_again;
     mt_lock_init(&pool->lock);
     if ((st = new_parts(pool, ledger, name, config, err)) != MT_OK) {
         free_parts(pool);
@@ -296,7 +315,8 @@ mark_blocks(mt_kvlease *lease, bool mark)
             uint32_t *refs;
 
             if (s->table[tb] == MT_KV_ZERO) continue;
-            refs = &lease->pool->slots[s->table[tb]].refs[tb];
+            refs = &mt_kvpool_home(lease->pool, s->table[tb])
+                        ->refs[mt_kvpool_place(lease->pool, s->table[tb])];
             changed += ((*refs & SEEN) != 0) != mark;
             *refs = mark ? *refs | SEEN : *refs & ~(uint32_t)SEEN;
         }
@@ -359,6 +379,7 @@ mt_kvpool_stats(mt_kvpool *pool, mt_kvstats *out)
         .peak_bytes = pool->peak * unit,
         .address_bytes = pool->slot_count * pool->geom.slot_bytes,
         .maps = pool->maps,
+        .mapped_again_bytes = pool->again * pool->geom.unit_ranges * pool->geom.part_bytes,
         .acquired = pool->acquired,
         .forked = pool->forked,
         .released = pool->released,

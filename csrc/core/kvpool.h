@@ -29,6 +29,7 @@
 #include <stdint.h>
 
 #include "alloc.h"
+#include "gauge.h"
 #include "kvgeom.h"
 #include "ledger.h"
 #include "status.h"
@@ -38,19 +39,20 @@ typedef struct mt_kvpool mt_kvpool;
 typedef struct mt_kvlease mt_kvlease;
 
 typedef struct mt_kvstats {
-    size_t live_bytes;      /* blocks that hold tokens of leases, shared ones once */
-    size_t shared_bytes;    /* of them: blocks that more than one row names */
-    size_t idle_bytes;      /* physical, kept for the next lease */
-    size_t promised_bytes;  /* reserved for hints, not taken yet */
-    size_t reserved_bytes;  /* in the ledger */
-    size_t physical_bytes;  /* by the system's own account */
-    size_t peak_bytes;      /* largest live + idle so far */
-    size_t payload_bytes;   /* tokens x bytes of a token over all rows: what copies would take */
-    size_t address_bytes;   /* reserved address space */
-    size_t maps;            /* stretches mapped, an upper bound */
-    size_t leases, rows;    /* alive, those below too */
-    size_t lingering;       /* leases released while views of them live */
-    size_t lingering_bytes; /* blocks of such leases, each once */
+    size_t live_bytes;         /* blocks that hold tokens of leases, shared ones once */
+    size_t shared_bytes;       /* of them: blocks that more than one row names */
+    size_t idle_bytes;         /* physical, kept for the next lease */
+    size_t promised_bytes;     /* reserved for hints, not taken yet */
+    size_t reserved_bytes;     /* in the ledger */
+    size_t physical_bytes;     /* by the system's own account */
+    size_t peak_bytes;         /* largest live + idle so far */
+    size_t payload_bytes;      /* tokens x bytes of a token over all rows: what copies would take */
+    size_t address_bytes;      /* reserved address space */
+    size_t maps;               /* stretches mapped, an upper bound */
+    size_t mapped_again_bytes; /* of pages that views show more than once, beyond the first time */
+    size_t leases, rows;       /* alive, those below too */
+    size_t lingering;          /* leases released while views of them live */
+    size_t lingering_bytes;    /* blocks of such leases, each once */
     uint64_t acquired, forked, released; /* leases, ever */
     uint64_t taken;                      /* blocks taken from the system, ever */
     uint64_t recycled;                   /* blocks used again without that */
@@ -59,11 +61,13 @@ typedef struct mt_kvstats {
     uint64_t map_calls;                  /* stretches mapped, ever */
 } mt_kvstats;
 
-/* Takes over the store, also on failure; joins the ledger as `name` (rank 0). MT_ENOMEM,
+/* Takes over the store, also on failure; joins the ledger as `name` (rank 0). `mapped_again`, or
+ * NULL, is kept at the bytes of pages that this pool maps for views beyond the first time, with
+ * those of other pools: the resident set counts them each time. It outlives the pool. MT_ENOMEM,
  * MT_EOVERFLOW. *out is written on MT_OK only. */
 mt_status mt_kvpool_new(const mt_alloc *mem, const mt_store_ops *store, mt_ledger *ledger,
-                        const char *name, const mt_kvconfig *config, mt_kvpool **out,
-                        mt_error *err);
+                        const char *name, const mt_kvconfig *config, mt_gauge *mapped_again,
+                        mt_kvpool **out, mt_error *err);
 /* The pool lends no more and drops what is idle; it is freed when its last lease is. pre: called
  * once, and no other call of the pool itself runs or follows, but use_stream while a lease is
  * alive. NULL is ignored. */

@@ -32,6 +32,8 @@
 /* What extend() names as the failed call where there are no addresses to be had: pages would help
  * nobody then. */
 #define MT_STORE_ADDRESSES "mmap of addresses"
+/* The same where the process may not map more stretches, each of them apart. */
+#define MT_STORE_MAPS "vm.max_map_count"
 
 typedef enum mt_map_kind {
     MT_MAP_SHARED,  /* writes reach the page, and everybody who maps it */
@@ -41,10 +43,14 @@ typedef enum mt_map_kind {
 
 typedef struct mt_store_ops {
     size_t page_bytes;   /* a power of two */
-    size_t max_maps;     /* stretches that may exist at once; SIZE_MAX: as many as one likes */
+    size_t max_maps;     /* stretches that one process may map; SIZE_MAX: as many as one likes */
     bool lazy;           /* see above */
     bool private_writes; /* what MT_MAP_PRIVATE promises */
 
+    /* Stretches that this process may map beside those that are there now, with a tenth of max_maps
+     * left over for the program. It reads what the system says, which takes time. NULL: only
+     * max_maps counts. */
+    size_t (*maps_left)(void *ctx);
     /* Appends an arena of `bytes`; *base is its first address, and stays. */
     mt_status (*extend)(void *ctx, size_t bytes, void **base, mt_error *err);
     /* Makes the pages of [offset, offset + bytes) physical; those that are stay as they are. */
@@ -63,10 +69,14 @@ typedef struct mt_store_ops {
     mt_status (*map_zero)(void *ctx, void *at, size_t bytes, mt_error *err);
     /* Leaves the addresses unmapped, when that work is done. Only where !lazy. Cannot fail. */
     void (*unmap)(void *ctx, void *at, size_t bytes);
-    /* Forgets what was written through MT_MAP_PRIVATE mappings in [at, at + bytes), if anything:
-     * they read the page again. Takes about 25 ns a mapped page. On failure a part of it may be
-     * forgotten already. */
+    /* Forgets what was written through MT_MAP_PRIVATE mappings and those of zeros in
+     * [at, at + bytes), if anything: they read the page again, and zeros. Takes about 25 ns a
+     * mapped page. On failure a part of it may be forgotten already. */
     mt_status (*settle)(void *ctx, void *at, size_t bytes, mt_error *err);
+    /* Bytes from `at` to the first page of [at, at + bytes) that was written to on its own account:
+     * through MT_MAP_PRIVATE or map_zero; `bytes` where there is none. May name a page that was
+     * not, where the system cannot tell. Only where private_writes. Cannot fail. */
+    size_t (*written)(void *ctx, void *at, size_t bytes);
     /* An address at which taken pages [offset, offset + bytes) can be read and written until they
      * are dropped, whatever maps they have elsewhere. pre: within one arena. */
     mt_status (*window)(void *ctx, size_t offset, size_t bytes, void **out, mt_error *err);

@@ -4,6 +4,8 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -82,6 +84,68 @@ fail(mt_error *err, const char *call, size_t bytes)
     return MT_ENOMEM;
 }
 
+/* ---- children ---- */
+
+/* A child of fork() would share these pages with its parent: what one writes the other would read.
+ * So in a child the addresses of all arenas are closed, from its first instruction on: whoever
+ * touches an inherited view there ends with SIGSEGV. They stay reserved, so that nothing else of
+ * the child comes to lie under such a view. A child of vfork() or posix_spawn() runs none of this.
+ */
+enum { CLOSED_IN_CHILDREN = 4096 };
+
+/* `at` is written first and taken back last, so what has bytes is closed where it lies. */
+static struct stretch {
+    _Atomic uintptr_t at; /* 0: free */
+    _Atomic size_t bytes; /* 0: not in use yet */
+} stretches[CLOSED_IN_CHILDREN];
+
+static pthread_once_t handler_was_asked_for = PTHREAD_ONCE_INIT;
+static bool handler_is_there; /* constant after that */
+
+/* Takes no lock and no memory: any thread of the parent may have been inside of anything. */
+static void
+close_in_child(void)
+{
+    int kept = errno, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+
+    for (struct stretch *s = stretches; s < stretches + CLOSED_IN_CHILDREN; s++)
+        if (s->bytes > 0) mmap((void *)s->at, s->bytes, PROT_NONE, flags, -1, 0);
+    errno = kept;
+}
+
+static void
+install_handler(void)
+{
+    handler_is_there = pthread_atfork(NULL, NULL, close_in_child) == 0;
+}
+
+/* Whether the stretch will be closed in children; false: there are too many, or no handler. */
+static bool
+close_in_children(void *at, size_t bytes)
+{
+    pthread_once(&handler_was_asked_for, install_handler);
+    if (!handler_is_there) return false;
+    for (struct stretch *s = stretches; s < stretches + CLOSED_IN_CHILDREN; s++) {
+        uintptr_t none = 0;
+
+        if (!atomic_compare_exchange_strong(&s->at, &none, (uintptr_t)at)) continue;
+        s->bytes = bytes;
+        return true;
+    }
+    return false;
+}
+
+static void
+forget_stretch(const void *at)
+{
+    for (struct stretch *s = stretches; s < stretches + CLOSED_IN_CHILDREN; s++) {
+        if (s->at != (uintptr_t)at) continue;
+        s->bytes = 0;
+        s->at = 0;
+        return;
+    }
+}
+
 /* ---- growing ---- */
 
 static bool
@@ -116,7 +180,18 @@ map_file(const store *s, size_t offset, size_t bytes)
     void *at = s->sys->mmap(NULL, bytes, READ_WRITE, MAP_SHARED | MAP_NORESERVE, s->file.fd,
                             (off_t)offset);
 
-    return at == MAP_FAILED ? NULL : at;
+    if (at == MAP_FAILED) return NULL;
+    if (close_in_children(at, bytes)) return at;
+    s->sys->munmap(at, bytes);
+    errno = ENOMEM;
+    return NULL;
+}
+
+static void
+unmap_file(const store *s, void *at, size_t bytes)
+{
+    forget_stretch(at); /* first: a child is not to close what comes to lie there */
+    s->sys->munmap(at, bytes);
 }
 
 static mt_status
@@ -138,7 +213,7 @@ linux_extend(void *ctx, size_t bytes, void **base, mt_error *err)
     if ((next.window = map_file(s, next.offset, bytes)) == NULL) {
         mt_status st = fail(err, MT_STORE_ADDRESSES, bytes);
 
-        s->sys->munmap(next.home, bytes);
+        unmap_file(s, next.home, bytes);
         return st;
     }
     s->arenas[s->len++] = next;
@@ -220,125 +295,7 @@ linux_physical(void *ctx)
     return (size_t)is.st_blocks * 512;
 }
 
-/* ---- addresses ---- */
-
-/* mmap over addresses that are ours. The kernel may have taken the old mapping away before it
- * fails; then something foreign could settle there, and a later map of ours would tear it down. So
- * the hole is filled at once, if there is one. */
-static mt_status
-map_over(const store *s, void *at, size_t bytes, int flags, int fd, size_t offset, mt_error *err)
-{
-    mt_status st;
-
-    flags |= MAP_FIXED | MAP_NORESERVE;
-    if (s->sys->mmap(at, bytes, READ_WRITE, flags, fd, (off_t)offset) != MAP_FAILED) return MT_OK;
-    st = fail(err, "mmap", bytes);
-    flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
-    s->sys->mmap(at, bytes, PROT_NONE, flags, -1, 0);
-    return st;
-}
-
-static mt_status
-linux_map(void *ctx, void *at, size_t bytes, size_t offset, mt_map_kind kind, mt_error *err)
-{
-    const store *s = ctx;
-    int flags = kind == MT_MAP_PRIVATE ? MAP_PRIVATE : MAP_SHARED;
-
-    assert(offset <= s->end && bytes <= s->end - offset);
-    return has_file(s) ? map_over(s, at, bytes, flags, s->file.fd, offset, err)
-                       : fail(err, "mmap", bytes);
-}
-
-static mt_status
-linux_map_zero(void *ctx, void *at, size_t bytes, mt_error *err)
-{
-    return map_over(ctx, at, bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0, err);
-}
-
-static mt_status
-forget(const store *s, uint64_t start, uint64_t end, mt_error *err)
-{
-    void *at = (void *)(uintptr_t)start; // NOLINT(performance-no-int-to-ptr)
-
-    if (s->sys->madvise(at, (size_t)(end - start), MADV_DONTNEED) != 0)
-        return fail(err, "madvise", (size_t)(end - start));
-    return MT_OK;
-}
-
-/* Forgets the pages of [*start, end) that are no page of a file, and moves *start on as far as that
- * is done. MT_EAGAIN: the page table cannot be asked. */
-static mt_status
-forget_copies(const store *s, int pagemap, uint64_t *start, uint64_t end, mt_error *err)
-{
-    scan_region found[SCAN_REGIONS];
-    mt_status st = MT_OK;
-
-    while (st == MT_OK && *start < end) {
-        scan_arg arg = {.size = sizeof arg,
-                        .start = *start,
-                        .end = end,
-                        .vec = (uintptr_t)found,
-                        .vec_len = SCAN_REGIONS,
-                        .category_inverted = SCAN_FILE, /* FILE must be 0 */
-                        .category_mask = SCAN_FILE,
-                        .category_anyof_mask = SCAN_PRESENT | SCAN_SWAPPED,
-                        .return_mask = SCAN_PRESENT | SCAN_SWAPPED};
-        int n = s->sys->scan(pagemap, &arg);
-
-        if (n < 0 || arg.walk_end <= *start) return MT_EAGAIN;
-        for (int i = 0; i < n && st == MT_OK; i++)
-            st = forget(s, found[i].start, found[i].end, err);
-        *start = arg.walk_end;
-    }
-    return st;
-}
-
-static mt_status
-linux_settle(void *ctx, void *at, size_t bytes, mt_error *err)
-{
-    const store *s = ctx;
-    uint64_t start = (uintptr_t)at, end = start + bytes;
-    mt_status st = MT_EAGAIN;
-    /* Opened anew each time: in the child of a fork an older one would show the parent's pages. */
-    int pagemap = s->sys->open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-
-    if (pagemap >= 0) {
-        st = forget_copies(s, pagemap, &start, end, err);
-        s->sys->close(pagemap);
-    }
-    return st == MT_EAGAIN ? forget(s, start, end, err) : st;
-}
-
-/* ---- copies: the host has no streams ---- */
-
-static mt_status
-linux_copy(void *ctx, void *dst, const void *src, size_t bytes, mt_error *err)
-{
-    (void)ctx;
-    (void)err;
-    memcpy(dst, src, bytes);
-    return MT_OK;
-}
-
-static mt_status
-linux_zero(void *ctx, void *dst, size_t bytes, mt_error *err)
-{
-    (void)ctx;
-    (void)err;
-    memset(dst, 0, bytes);
-    return MT_OK;
-}
-
-static mt_status
-linux_use_stream(void *ctx, void *stream, mt_error *err)
-{
-    (void)ctx;
-    (void)stream;
-    (void)err;
-    return MT_OK;
-}
-
-/* ---- from new to close ---- */
+/* ---- how many mappings ---- */
 
 /* The number at the start of a file; `otherwise` where it cannot be read. */
 static size_t
@@ -375,13 +332,172 @@ count_lines(const mt_linux_sys *sys, const char *path)
 }
 
 static size_t
-maps_left(const mt_linux_sys *sys)
+most_maps(const mt_linux_sys *sys)
 {
-    size_t most = read_number(sys, "/proc/sys/vm/max_map_count", USUAL_MAX_MAPS);
-    size_t used = count_lines(sys, "/proc/self/maps") + most / 10;
+    return read_number(sys, "/proc/sys/vm/max_map_count", USUAL_MAX_MAPS);
+}
+
+static size_t
+linux_maps_left(void *ctx)
+{
+    const store *s = ctx;
+    size_t most = most_maps(s->sys), used = count_lines(s->sys, "/proc/self/maps") + most / 10;
 
     return used < most ? most - used : 0;
 }
+
+/* ---- addresses ---- */
+
+/* mmap over addresses that are ours. The kernel may have taken the old mapping away before it
+ * fails; then something foreign could settle there, and a later map of ours would tear it down. So
+ * the hole is filled at once, if there is one. */
+static mt_status
+map_over(const store *s, void *at, size_t bytes, int flags, int fd, size_t offset, mt_error *err)
+{
+    mt_status st;
+
+    flags |= MAP_FIXED | MAP_NORESERVE;
+    if (s->sys->mmap(at, bytes, READ_WRITE, flags, fd, (off_t)offset) != MAP_FAILED) return MT_OK;
+    st = fail(err, "mmap", bytes);
+    if (errno == ENOMEM && err != NULL && linux_maps_left((void *)s) == 0) {
+        err->call = MT_STORE_MAPS;
+        err->limit = most_maps(s->sys);
+    }
+    flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+    s->sys->mmap(at, bytes, PROT_NONE, flags, -1, 0);
+    return st;
+}
+
+static mt_status
+linux_map(void *ctx, void *at, size_t bytes, size_t offset, mt_map_kind kind, mt_error *err)
+{
+    const store *s = ctx;
+    int flags = kind == MT_MAP_PRIVATE ? MAP_PRIVATE : MAP_SHARED;
+
+    assert(offset <= s->end && bytes <= s->end - offset);
+    return has_file(s) ? map_over(s, at, bytes, flags, s->file.fd, offset, err)
+                       : fail(err, "mmap", bytes);
+}
+
+static mt_status
+linux_map_zero(void *ctx, void *at, size_t bytes, mt_error *err)
+{
+    return map_over(ctx, at, bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0, err);
+}
+
+static mt_status
+forget(const store *s, uint64_t start, uint64_t end, mt_error *err)
+{
+    void *at = (void *)(uintptr_t)start; // NOLINT(performance-no-int-to-ptr)
+
+    if (s->sys->madvise(at, (size_t)(end - start), MADV_DONTNEED) != 0)
+        return fail(err, "madvise", (size_t)(end - start));
+    return MT_OK;
+}
+
+/* Finds pages of [*start, end) that are no page of a file, and moves *start to where it looked to.
+ * Returns how many regions; -1: the page table cannot be asked. */
+static int
+find_copies(const store *s, int pagemap, uint64_t *start, uint64_t end, scan_region *found,
+            int most)
+{
+    scan_arg arg = {.size = sizeof arg,
+                    .start = *start,
+                    .end = end,
+                    .vec = (uintptr_t)found,
+                    .vec_len = (uint64_t)most,
+                    .category_inverted = SCAN_FILE, /* FILE must be 0 */
+                    .category_mask = SCAN_FILE,
+                    .category_anyof_mask = SCAN_PRESENT | SCAN_SWAPPED,
+                    .return_mask = SCAN_PRESENT | SCAN_SWAPPED};
+    int n = s->sys->scan(pagemap, &arg);
+
+    if (n < 0 || arg.walk_end <= *start) return -1;
+    *start = arg.walk_end;
+    return n;
+}
+
+/* Forgets them, and moves *start on as far as that is done. MT_EAGAIN: the page table cannot be
+ * asked. */
+static mt_status
+forget_copies(const store *s, int pagemap, uint64_t *start, uint64_t end, mt_error *err)
+{
+    scan_region found[SCAN_REGIONS];
+    mt_status st = MT_OK;
+
+    while (st == MT_OK && *start < end) {
+        int n = find_copies(s, pagemap, start, end, found, SCAN_REGIONS);
+
+        if (n < 0) return MT_EAGAIN;
+        for (int i = 0; i < n && st == MT_OK; i++)
+            st = forget(s, found[i].start, found[i].end, err);
+    }
+    return st;
+}
+
+static mt_status
+linux_settle(void *ctx, void *at, size_t bytes, mt_error *err)
+{
+    const store *s = ctx;
+    uint64_t start = (uintptr_t)at, end = start + bytes;
+    mt_status st = MT_EAGAIN;
+    /* Opened anew each time: in the child of a fork an older one would show the parent's pages. */
+    int pagemap = s->sys->open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+
+    if (pagemap >= 0) {
+        st = forget_copies(s, pagemap, &start, end, err);
+        s->sys->close(pagemap);
+    }
+    return st == MT_EAGAIN ? forget(s, start, end, err) : st;
+}
+
+/* Where the page table cannot be asked, every page may have been written to. */
+static size_t
+linux_written(void *ctx, void *at, size_t bytes)
+{
+    const store *s = ctx;
+    uint64_t start = (uintptr_t)at, end = start + bytes;
+    scan_region found;
+    int pagemap = s->sys->open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC), n = 0;
+
+    if (pagemap < 0) return 0;
+    while (n == 0 && start < end)
+        n = find_copies(s, pagemap, &start, end, &found, 1);
+    s->sys->close(pagemap);
+    if (n < 0) return 0;
+    return n == 0 ? bytes : (size_t)(found.start - (uintptr_t)at);
+}
+
+/* ---- copies: the host has no streams ---- */
+
+static mt_status
+linux_copy(void *ctx, void *dst, const void *src, size_t bytes, mt_error *err)
+{
+    (void)ctx;
+    (void)err;
+    memcpy(dst, src, bytes);
+    return MT_OK;
+}
+
+static mt_status
+linux_zero(void *ctx, void *dst, size_t bytes, mt_error *err)
+{
+    (void)ctx;
+    (void)err;
+    memset(dst, 0, bytes);
+    return MT_OK;
+}
+
+static mt_status
+linux_use_stream(void *ctx, void *stream, mt_error *err)
+{
+    (void)ctx;
+    (void)stream;
+    (void)err;
+    return MT_OK;
+}
+
+/* ---- from new to close ---- */
 
 static void
 linux_close(void *ctx)
@@ -392,8 +508,8 @@ linux_close(void *ctx)
     if (s == NULL) return;
     mem = s->mem;
     for (size_t i = 0; i < s->len; i++) {
-        s->sys->munmap(s->arenas[i].home, s->arenas[i].bytes);
-        s->sys->munmap(s->arenas[i].window, s->arenas[i].bytes);
+        unmap_file(s, s->arenas[i].home, s->arenas[i].bytes);
+        unmap_file(s, s->arenas[i].window, s->arenas[i].bytes);
     }
     if (has_file(s)) s->sys->close(s->file.fd);
     mem.put(mem.ctx, s->arenas, s->room * sizeof *s->arenas);
@@ -427,7 +543,8 @@ mt_store_linux_new_with(const mt_alloc *mem, const mt_linux_sys *sys, mt_store_o
         return st;
     }
     *out = (mt_store_ops){.page_bytes = (size_t)sysconf(_SC_PAGESIZE),
-                          .max_maps = maps_left(sys),
+                          .max_maps = most_maps(sys),
+                          .maps_left = linux_maps_left,
                           .lazy = true,
                           .private_writes = true,
                           .extend = linux_extend,
@@ -436,6 +553,7 @@ mt_store_linux_new_with(const mt_alloc *mem, const mt_linux_sys *sys, mt_store_o
                           .map = linux_map,
                           .map_zero = linux_map_zero,
                           .settle = linux_settle,
+                          .written = linux_written,
                           .window = linux_window,
                           .copy = linux_copy,
                           .zero = linux_zero,

@@ -11,6 +11,13 @@
  * be asked it drops the page-table entries of the whole stretch, which costs page faults and no
  * content.
  *
+ * In a child made by fork() all of this store's addresses are closed: touching one ends the child.
+ * A handler of pthread_atfork does that, from a table of the homes and windows of all stores of the
+ * process: a fork knows no store, and the child closes them before any other code of its own runs.
+ * The handler takes no lock, so it does not matter what other threads of the parent were doing. A
+ * store that finds no room in the table (2,048 arenas in all) is not extended. A child of vfork()
+ * or posix_spawn() runs no handler, and calls exec at once.
+ *
  * Reading a page that was dropped, other than through map_zero, makes it physical again. */
 #ifndef MT_STORE_LINUX_H
 #define MT_STORE_LINUX_H
@@ -37,8 +44,8 @@ typedef struct mt_linux_sys {
 
 extern const mt_linux_sys mt_linux_sys_libc;
 
-/* A store of no bytes yet; out->close gives everything back. max_maps is what vm.max_map_count
- * leaves this process now, less a tenth. *out is written on MT_OK only. MT_ENOMEM. */
+/* A store of no bytes yet; out->close gives everything back. max_maps is vm.max_map_count;
+ * maps_left counts the lines of /proc/self/maps. *out is written on MT_OK only. MT_ENOMEM. */
 mt_status mt_store_linux_new(const mt_alloc *mem, mt_store_ops *out, mt_error *err);
 
 /* The same over other system calls; `sys` stays valid until close. */

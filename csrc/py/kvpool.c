@@ -128,7 +128,8 @@ open_core(KVPool *self, Py_ssize_t page_bytes, const char *name, mt_error *err)
 
     if ((st = mt_kvguests_new(&self->guests, err)) != MT_OK) return st;
     if ((st = open_store(self, page_bytes, &store, err)) != MT_OK) return st;
-    st = mt_kvpool_new(&mt_alloc_libc, &store, self->ledger, name, &self->config, &self->core, err);
+    st = mt_kvpool_new(&mt_alloc_libc, &store, self->ledger, name, &self->config,
+                       self->cuda_device < 0 ? &self->state->mapped_again : NULL, &self->core, err);
     if (st != MT_OK) return st;
     self->block_tokens = mt_kvpool_geom(self->core)->block_tokens;
     self->block_bytes = mt_kvpool_geom(self->core)->block_bytes;
@@ -288,19 +289,25 @@ static PyObject *
 raise_no_addresses(const KVPool *self, const mt_error *err, const char *doing)
 {
     enum { SIZE = 24 };
-    char tib[SIZE];
+    char gib[SIZE];
 
-    snprintf(tib, sizeof tib, "%.1f", (double)err->asked / ((uint64_t)1 << 40));
+    snprintf(gib, sizeof gib, "%.3g", (double)err->asked / ((uint64_t)1 << 30));
     return PyErr_Format(PyExc_MemoryError,
-                        "%s: max_tokens %zu for max_sequences %zu rows takes %s TiB of addresses, "
-                        "twice, and the system gave none; lower one of them",
-                        doing, self->config.max_tokens, self->config.max_rows, tib);
+                        "%s: max_tokens %zu for max_sequences %zu rows takes %s GiB of addresses, "
+                        "twice, and the system gave none (see ulimit -v); lower one of them",
+                        doing, self->config.max_tokens, self->config.max_rows, gib);
 }
 
 static PyObject *
 raise_no_memory(const KVPool *self, const mt_error *err, const char *doing)
 {
     if (strcmp(err->call, MT_STORE_ADDRESSES) == 0) return raise_no_addresses(self, err, doing);
+    if (strcmp(err->call, MT_STORE_MAPS) == 0)
+        return PyErr_Format(PyExc_MemoryError,
+                            "%s: the process maps as many stretches of memory as vm.max_map_count "
+                            "allows, less a tenth for the program; release leases or close other "
+                            "pools, or raise it (sysctl -w vm.max_map_count=262144)",
+                            doing);
     return PyErr_Format(PyExc_MemoryError,
                         "%s: %s failed with code %d for %zu bytes; make room on the machine, or "
                         "set a limit that it can hold",

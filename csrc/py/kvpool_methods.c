@@ -29,11 +29,29 @@ static PyObject *
 numbers_tuple(const mt_kvstats *s)
 {
     const uint64_t numbers[] = {
-        s->live_bytes,     s->shared_bytes, s->idle_bytes,    s->promised_bytes,  s->reserved_bytes,
-        s->physical_bytes, s->peak_bytes,   s->payload_bytes, s->address_bytes,   s->maps,
-        s->leases,         s->rows,         s->lingering,     s->lingering_bytes, s->acquired,
-        s->forked,         s->released,     s->taken,         s->recycled,        s->dropped,
-        s->copied,         s->map_calls,
+        s->live_bytes,
+        s->shared_bytes,
+        s->idle_bytes,
+        s->promised_bytes,
+        s->reserved_bytes,
+        s->physical_bytes,
+        s->peak_bytes,
+        s->payload_bytes,
+        s->address_bytes,
+        s->maps,
+        s->mapped_again_bytes,
+        s->leases,
+        s->rows,
+        s->lingering,
+        s->lingering_bytes,
+        s->acquired,
+        s->forked,
+        s->released,
+        s->taken,
+        s->recycled,
+        s->dropped,
+        s->copied,
+        s->map_calls,
     };
     Py_ssize_t n = sizeof numbers / sizeof numbers[0];
     PyObject *tuple = PyTuple_New(n), *number;

@@ -157,6 +157,16 @@ faulty_settle(void *ctx, void *at, size_t bytes, mt_error *err)
     return st != MT_OK ? st : s->under.settle(s->under.ctx, at, bytes, err);
 }
 
+static inline size_t
+faulty_written(void *ctx, void *at, size_t bytes)
+{
+    faulty_store *s = ctx;
+
+    CHECK(s->under.private_writes);
+    check_addresses(s, at, bytes, s->under.page_bytes);
+    return s->under.written(s->under.ctx, at, bytes);
+}
+
 static inline mt_status
 faulty_window(void *ctx, size_t offset, size_t bytes, void **out, mt_error *err)
 {
@@ -231,6 +241,7 @@ faulty_store_over(faulty_store *s, const mt_store_ops *under, faulty *faults)
                           .map_zero = faulty_map_zero,
                           .unmap = faulty_unmap,
                           .settle = faulty_settle,
+                          .written = faulty_written,
                           .window = faulty_window,
                           .copy = faulty_copy,
                           .zero = faulty_zero,

@@ -36,7 +36,8 @@ typedef struct rig {
     faulty_store store;
     mt_alloc mem;
     mt_ledger *ledger;
-    bool alone; /* no other pool reserves in the ledger */
+    mt_gauge again; /* bytes that the pool maps more than once */
+    bool alone;     /* no other pool reserves in the ledger */
     mt_kvpool *pool;
     mlease lease[RIG_LEASES];
     uint32_t next_id;
@@ -94,7 +95,8 @@ rig_join(rig *g, const rig_setup *setup, mt_ledger *ledger, size_t (*roll)(void 
     g->next_id = 1;
     g->ledger = mt_ledger_hold(ledger);
     ops = rig_open_store(g, &mt_linux_sys_libc);
-    CHECK(mt_kvpool_new(&g->mem, &ops, ledger, "pool", &setup->config, &g->pool, NULL) == MT_OK);
+    CHECK(mt_kvpool_new(&g->mem, &ops, ledger, "pool", &setup->config, &g->again, &g->pool, NULL) ==
+          MT_OK);
 }
 
 static inline void
@@ -586,6 +588,7 @@ rig_end(rig *g)
         rig_end_of(g, &g->lease[i]);
     rig_agree(g);
     mt_kvpool_close(g->pool);
+    CHECK(mt_gauge_read(&g->again) == 0);
     CHECK(!g->store.open && (!g->alone || mt_ledger_used(g->ledger) == 0));
     mt_ledger_drop(g->ledger);
     CHECK(g->faults.live == 0);

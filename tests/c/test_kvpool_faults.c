@@ -287,7 +287,7 @@ a_pool_that_is_not_made_leaves_nothing(void)
         CHECK(mt_store_linux_new(&mt_alloc_libc, &under, NULL) == MT_OK);
         ops = faulty_store_over(&store, &under, &faults);
         faults.fail_at = faults.calls + n++;
-        st = mt_kvpool_new(&mem, &ops, ledger, "pool", &config, &pool, &err);
+        st = mt_kvpool_new(&mem, &ops, ledger, "pool", &config, NULL, &pool, &err);
         faults.fail_at = -1;
         CHECK(err.status == st && (st == MT_OK) == (pool != NULL));
         mt_kvpool_close(pool);
@@ -312,7 +312,7 @@ a_geometry_that_does_not_fit_is_refused(void)
     CHECK(mt_store_linux_new(&mt_alloc_libc, &under, NULL) == MT_OK);
     ops = faulty_store_over(&store, &under, &faults);
     config.max_tokens = SIZE_MAX / 64;
-    CHECK(mt_kvpool_new(&mt_alloc_libc, &ops, ledger, "pool", &config, &pool, NULL) ==
+    CHECK(mt_kvpool_new(&mt_alloc_libc, &ops, ledger, "pool", &config, NULL, &pool, NULL) ==
           MT_EOVERFLOW);
     CHECK(pool == NULL && !store.open);
     mt_ledger_drop(ledger);

@@ -53,6 +53,66 @@ a_write_into_a_shared_block_stays_with_its_row(void)
     rig_end(&g);
 }
 
+/* Rows that code wrote to in place change places, and are continued, with what was written. */
+static void
+private_writes_go_where_their_row_goes(void)
+{
+    static const size_t swap[] = {1, 0};
+    static rig g;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    append(&g, lend(&g, 0, 1, 0), 2 * BLOCK);
+    m = &g.lease[1];
+    CHECK(rig_fork(&g, m, &g.lease[0], 2, 0) == MT_OK);
+    rig_look_at_all(&g, true);
+    for (size_t layer = 0; layer < rig_layers(&g); layer++) {
+        m->row[0].id[layer][3] = 999;
+        token_write(m->lease, 0, layer, 3, 999);
+    }
+    CHECK(rig_gather(&g, m, swap, 2) == MT_OK);
+    rig_look_at_all(&g, true);
+    CHECK(rig_fork(&g, &g.lease[2], m, 2, 0) == MT_OK);
+    rig_look_at_all(&g, true);
+    append(&g, m, 1);
+    rig_look_at_all(&g, true);
+    rig_end(&g);
+}
+
+/* What is appended may be a view of the same rows that reaches past their end. */
+static void
+tokens_that_overlap_where_they_go_are_moved(void)
+{
+    for (size_t config = 0; config < 3; config += 2) {
+        static rig g;
+        rig_setup setup = {steps_config(config), RIG_LINUX, SIZE_MAX};
+        mt_kvstep step = {.count = 4};
+        const mt_kvgeom *geom;
+        mt_kvsource from[2];
+        mlease *m;
+
+        rig_begin(&g, &setup, roll, &dice);
+        m = lend(&g, 0, 1, 0);
+        append(&g, m, 3);
+        geom = rig_geom(&g);
+        for (size_t i = 0; i < 2; i++)
+            from[i] = (mt_kvsource){.data = token_at(m->lease, 0, 0, i, 0, 1),
+                                    .head_stride = (ptrdiff_t)geom->head_stride,
+                                    .token_stride = (ptrdiff_t)geom->token_bytes};
+        CHECK(mt_kvlease_room(m->lease, 0, &step, NULL) == MT_OK);
+        token_write(m->lease, 0, 0, 3, 777); /* in place, past the end */
+        token_write(m->lease, 0, 0, 4, 778);
+        mt_kvlease_write(m->lease, 0, &step, &from[0], &from[1]);
+        mt_kvlease_advance(m->lease, 0, &step);
+        CHECK(token_shows(m->lease, 0, 0, 3, m->row[0].id[0][1], true));
+        CHECK(token_shows(m->lease, 0, 0, 4, m->row[0].id[0][2], true));
+        CHECK(token_shows(m->lease, 0, 0, 5, 777, true));
+        CHECK(token_shows(m->lease, 0, 0, 6, 778, true));
+        mt_kvlease_crop(m->lease, &(size_t){3});
+        rig_end(&g);
+    }
+}
+
 /* Looking beyond the rows' ends, and asking for it again, take nothing away. */
 static void
 exposed_rows_stay_exposed(void)
@@ -282,6 +342,8 @@ main(void)
 {
     RUN(an_exposed_row_costs_what_is_touched);
     RUN(exposed_rows_stay_exposed);
+    RUN(private_writes_go_where_their_row_goes);
+    RUN(tokens_that_overlap_where_they_go_are_moved);
     RUN(a_write_into_a_shared_block_stays_with_its_row);
     RUN(pages_that_linger_for_several_rows_count_once);
     RUN(opened_rows_are_taken_ahead);

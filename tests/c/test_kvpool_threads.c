@@ -42,7 +42,7 @@ crowd_begin(crowd *c, size_t limit)
     mt_lock_init(&c->lock);
     CHECK(mt_ledger_new(&mt_alloc_libc, limit, "test", NULL, &c->ledger, NULL) == MT_OK);
     CHECK(mt_store_linux_new(&mt_alloc_libc, &store, NULL) == MT_OK);
-    CHECK(mt_kvpool_new(&mt_alloc_libc, &store, c->ledger, "pool", &config, &c->pool, NULL) ==
+    CHECK(mt_kvpool_new(&mt_alloc_libc, &store, c->ledger, "pool", &config, NULL, &c->pool, NULL) ==
           MT_OK);
 }
 

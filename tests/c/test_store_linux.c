@@ -2,6 +2,8 @@
  * PAGEMAP_SCAN; and what only Linux has. The strict store of the tests stands on it: the suite on
  * that one too. */
 #define _GNU_SOURCE /* mkstemp, pread */
+#include <pthread.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -279,39 +281,116 @@ settling_leaves_a_file_s_pages_mapped(void)
     sim_close(&m);
 }
 
+/* What a child wrote the parent would read, and the other way round: so it has nothing of it, and
+ * nothing else comes to lie there. */
 static void
-a_child_of_fork_settles_its_own_copies(void)
+a_child_of_fork_cannot_touch_the_pages(void)
 {
     sim m = sim_mapped_store(4);
+    volatile unsigned char *shared = sim_at(&m, 0), *copied = sim_at(&m, 1);
     int status = 0;
-    pid_t child;
 
     sim_poke(&m, 0, 5);
     CHECK(sim_map(&m, 1, 0, 1, MT_MAP_PRIVATE) == MT_OK);
-    if ((child = fork()) == 0) {
-        sim_poke(&m, 1, 6);
-        if (sim_settle(&m, 1, 1) != MT_OK || !sim_reads(&m, sim_at(&m, 1), 5)) _exit(1);
-        _exit(0);
+    for (int i = 0; i < 2; i++) {
+        pid_t child = fork();
+
+        if (child == 0) {
+            signal(SIGSEGV, SIG_DFL);
+            *(i == 0 ? shared : copied) = 6;
+            _exit(0);
+        }
+        CHECK(child > 0 && waitpid(child, &status, 0) == child);
+        CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
     }
-    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    CHECK(sim_reads(&m, sim_at(&m, 0), 5) && sim_reads(&m, sim_at(&m, 1), 5));
     sim_close(&m);
+}
+
+/* How a child ends that reads there: its signal, or 0. */
+static int
+end_of_reader(const volatile unsigned char *at)
+{
+    pid_t child = fork();
+    int status = -1;
+
+    if (child == 0) {
+        signal(SIGSEGV, SIG_DFL);
+        _exit(*at != 0 && *at == 0); /* reads, whatever is there */
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child);
+    return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+/* In a child: what it inherited is closed there and in a child of its own, and a store of its own
+ * is open here and closed there. */
+static bool
+closed_in_two_generations(const volatile unsigned char *inherited)
+{
+    sim mine = sim_mapped_store(2);
+    bool good;
+
+    sim_poke(&mine, 0, 3);
+    good = end_of_reader(inherited) == SIGSEGV && end_of_reader(sim_at(&mine, 0)) == SIGSEGV;
+    good &= sim_reads(&mine, sim_at(&mine, 0), 3);
+    sim_close(&mine);
+    return good;
+}
+
+static void *
+fork_here(void *inherited)
+{
+    pid_t child = fork();
+    int status = -1;
+
+    if (child == 0) {
+        bool good = closed_in_two_generations(inherited);
+
+        _exit(good ? 0 : 1);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    return NULL;
+}
+
+static void
+children_of_any_thread_find_all_stores_closed(void)
+{
+    enum { STORES = 5 };
+    sim m[STORES];
+    unsigned char own = 7; /* of a stack, which is no store's */
+    pthread_t thread;
+
+    for (size_t i = 0; i < STORES; i++)
+        m[i] = sim_mapped_store(2);
+    for (size_t i = 0; i < STORES; i += 2)
+        sim_close(&m[i]);
+    for (size_t i = 1; i < STORES; i += 2) {
+        sim_poke(&m[i], 0, i);
+        CHECK(end_of_reader(sim_at(&m[i], 0)) == SIGSEGV);
+        CHECK(pthread_create(&thread, NULL, fork_here, sim_at(&m[i], 0)) == 0);
+        CHECK(pthread_join(thread, NULL) == 0);
+        CHECK(sim_reads(&m[i], sim_at(&m[i], 0), i));
+    }
+    CHECK(end_of_reader(&own) == 0);
+    for (size_t i = 1; i < STORES; i += 2)
+        sim_close(&m[i]);
 }
 
 static void
 mappings_that_exist_leave_room_for_fewer(void)
 {
     sim m = sim_mapped_store(SIM_PAGES);
+    size_t before = m.ops.maps_left(m.ops.ctx);
     mt_store_ops more;
 
     for (size_t i = 0; i < SIM_PAGES; i += 2)
         CHECK(sim_map_zero(&m, i, 1) == MT_OK);
-    CHECK(make(bench->ctx, &more) == MT_OK);
-    CHECK(more.max_maps + SIM_PAGES / 2 <= m.ops.max_maps);
-    CHECK(more.max_maps > m.ops.max_maps / 2);
-    more.close(more.ctx);
+    CHECK(m.ops.maps_left(m.ops.ctx) + SIM_PAGES / 2 <= before);
+    CHECK(m.ops.maps_left(m.ops.ctx) > before / 2 && before < m.ops.max_maps / 10 * 9);
     sys = without(false);
     CHECK(make(bench->ctx, &more) == MT_OK);
-    CHECK(more.max_maps == 65530 - 6553);
+    CHECK(more.max_maps == 65530 && more.maps_left(more.ctx) == 65530 - 6553);
     more.close(more.ctx);
     sys = &faulty_sys;
     sim_close(&m);
@@ -351,7 +430,8 @@ main(void)
     RUN(a_descriptor_that_means_another_file_is_left_alone);
     RUN(settling_forgets_more_copies_than_one_scan_finds);
     RUN(settling_leaves_a_file_s_pages_mapped);
-    RUN(a_child_of_fork_settles_its_own_copies);
+    RUN(a_child_of_fork_cannot_touch_the_pages);
+    RUN(children_of_any_thread_find_all_stores_closed);
     RUN(mappings_that_exist_leave_room_for_fewer);
     sys = without(true);
     store_suite(&host);

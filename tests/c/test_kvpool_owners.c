@@ -1,0 +1,204 @@
+/* Views that were taken before rows shrank, changed places or ended never show or reach what is
+ * somebody else's, whatever is done in whatever order: by hand, and at random with calls of the
+ * world failing. */
+#include "kvowners.h"
+#include "kvplain.h"
+
+enum { STEPS = 120, SEEDS = 20 };
+
+/* ---- by hand ---- */
+
+/* Two leases of one row. One starts over while a fork has its block, so it needs another; the other
+ * gives up the only idle one, which an older view of it still maps. */
+static void
+a_view_from_before_a_crop_shows_nothing_of_who_takes_the_block(void)
+{
+    static const size_t none[MODEL_ROWS] = {0};
+    static rig g;
+    mlease *cropped, *prompt;
+    uint32_t shown;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    cropped = lend(&g, 0, 1, 0);
+    append(&g, cropped, BLOCK);
+    shown = cropped->row[0].id[0][0];
+    prompt = lend(&g, 1, 1, 0);
+    append(&g, prompt, BLOCK);
+    CHECK(rig_fork(&g, &g.lease[2], prompt, 1, 0) == MT_OK);
+    rig_crop(&g, prompt, none);
+    rig_crop(&g, cropped, none);
+    CHECK(token_shows(cropped->lease, 0, 0, 0, shown, true)); /* its old page is nobody's yet */
+    append(&g, prompt, BLOCK);
+    CHECK(stats_of(&g).recycled == 1);
+    CHECK(token_shows(cropped->lease, 0, 0, 0, 0, true));
+    token_write(cropped->lease, 0, 0, 0, 999);
+    rig_look_at_all(&g, true);
+    rig_end(&g);
+}
+
+/* The row lets go of a block that its fork has still. */
+static void
+a_view_from_before_a_crop_does_not_reach_the_fork(void)
+{
+    static const size_t none[MODEL_ROWS] = {0};
+    static rig g;
+    mlease *prompt;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    prompt = lend(&g, 0, 1, 0);
+    append(&g, prompt, 2 * BLOCK);
+    CHECK(rig_fork(&g, &g.lease[1], prompt, 2, 0) == MT_OK);
+    rig_look_at_all(&g, true);
+    rig_crop(&g, prompt, none);
+    for (size_t t = 0; t < 2 * BLOCK; t++) {
+        CHECK(token_shows(prompt->lease, 0, 0, t, 0, true));
+        token_write(prompt->lease, 0, 0, t, 999);
+    }
+    rig_look_at_all(&g, true);
+    rig_end(&g);
+}
+
+/* Row 0 becomes row 1 and lets go of its blocks, or gives them to row 1. */
+static void
+a_view_from_before_a_reorder_does_not_reach_other_rows(void)
+{
+    static const size_t swap[] = {1, 0}, second[] = {1};
+    static rig g;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    m = lend(&g, 0, 2, 0);
+    append(&g, m, 2 * BLOCK);
+    CHECK(rig_gather(&g, m, swap, 2) == MT_OK);
+    for (size_t row = 0; row < 2; row++) /* what it shows is its own, or zeros */
+        CHECK(token_shows(m->lease, row, 1, 0, m->row[row].id[1][0], true));
+    CHECK(rig_gather(&g, m, second, 1) == MT_OK);
+    token_write(m->lease, 1, 0, 0, 999); /* the row that is no more */
+    rig_look_at_all(&g, true);
+    append(&g, lend(&g, 1, 2, 0), 2 * BLOCK);
+    token_write(m->lease, 1, 0, BLOCK, 999);
+    rig_look_at_all(&g, true);
+    rig_end(&g);
+}
+
+/* Each call of an update of forked rows fails in turn; then another lease takes what it gave back,
+ * and the rows are written to where they had been mapped. */
+static void
+a_view_from_before_a_call_that_was_undone_reaches_nobody(void)
+{
+    for (long n = 0; n < 40; n++) {
+        static const size_t one[MODEL_ROWS] = {1, 1};
+        static rig g;
+        mlease *prompt, *group;
+
+        begin(&g, RIG_LINUX, SIZE_MAX);
+        prompt = lend(&g, 0, 1, 0);
+        append(&g, prompt, BLOCK + 2);
+        group = &g.lease[1];
+        CHECK(rig_fork(&g, group, prompt, 2, 0) == MT_OK);
+        rig_look(&g, group, 0, 2 * BLOCK, true);
+        rig_look(&g, group, 1, 2 * BLOCK, true);
+        rig_fail(&g, n);
+        (void)rig_update(&g, group, 0, one, true);
+        rig_fail(&g, -1);
+        append(&g, lend(&g, 2, 2, 0), 3 * BLOCK);
+        for (size_t row = 0; row < 2; row++)
+            token_write(group->lease, row, 0, BLOCK + 3, 999);
+        rig_look(&g, &g.lease[2], 0, 3 * BLOCK, true);
+        rig_look(&g, &g.lease[2], 1, 3 * BLOCK, true);
+        CHECK(mt_kvpool_check(g.pool));
+        rig_end(&g);
+    }
+}
+
+/* What is written past a row's end, where no page is, is not there for the next one. */
+static void
+writes_past_the_end_are_gone_with_the_lease(void)
+{
+    static rig g;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    for (int round = 0; round < 3; round++) {
+        m = lend(&g, 0, 2, 0);
+        append(&g, m, round == 1 ? 0 : 1);
+        rig_look(&g, m, 0, 3 * BLOCK, true);
+        token_write(m->lease, 1, 0, 2 * BLOCK, 999);
+        if (round == 1) rig_fail(&g, 0);
+        rig_end_of(&g, m);
+        rig_fail(&g, -1);
+    }
+    rig_end(&g);
+}
+
+/* ---- at random ---- */
+
+/* As steps_one, but for code that announces what it wrote into the views: here that is everything.
+ */
+static void
+one_step(rig *g)
+{
+    mlease *m = steps_any(g);
+    size_t what = rig_roll(g, 12);
+
+    rig_fail(g, rig_roll(g, 4) == 0 ? (long)rig_roll(g, 12) : -1);
+    if (m == NULL || what < 2)
+        (void)steps_acquire(g);
+    else if (what < 6)
+        (void)steps_update(g, m);
+    else if (what < 8)
+        (void)steps_crop(g, m);
+    else if (what < 9)
+        (void)steps_gather(g, m);
+    else if (what < 10)
+        (void)steps_fork(g, m);
+    else if (what < 11)
+        (void)steps_trim(g);
+    else
+        rig_end_of(g, &g->lease[rig_roll(g, RIG_LEASES)]);
+    rig_fail(g, -1);
+    rig_agree(g);
+    rig_glance(g);
+}
+
+static void
+run_at_random(rig_store store, size_t config, uint64_t seed)
+{
+    static rig g;
+    static owners o;
+    rng r = rng_seeded(seed * 1000 + config * 10 + store + 5);
+    rig_setup setup = {.config = steps_config(config), .store = store, .limit_blocks = SIZE_MAX};
+
+    if (seed % 2 == 1) setup.limit_blocks = 4 + rng_below(&r, 40);
+    rig_begin(&g, &setup, roll, &r);
+    owners_init(&o);
+    for (size_t step = 0; step < STEPS; step++) {
+        one_step(&g);
+        owners_step(&o, &g);
+        if (step % 5 == 0) rig_look_at_all(&g, false);
+    }
+    owners_fini(&o);
+    rig_end(&g);
+}
+
+static void
+no_old_view_reaches_what_is_another_rows(void)
+{
+    for (size_t config = 0; config < STEPS_CONFIGS; config++)
+        for (uint64_t seed = 0; seed < SEEDS; seed++) {
+            run_at_random(RIG_LINUX, config, seed);
+            run_at_random(RIG_FEW_MAPS, config, seed);
+        }
+}
+
+int
+main(void)
+{
+    RUN(a_view_from_before_a_crop_shows_nothing_of_who_takes_the_block);
+    RUN(a_view_from_before_a_crop_does_not_reach_the_fork);
+    RUN(a_view_from_before_a_reorder_does_not_reach_other_rows);
+    RUN(a_view_from_before_a_call_that_was_undone_reaches_nobody);
+    RUN(writes_past_the_end_are_gone_with_the_lease);
+    RUN(no_old_view_reaches_what_is_another_rows);
+    CHECK_DONE();
+}
