@@ -407,6 +407,7 @@ mt_kvblock_note_shown(mt_kvpool *pool, size_t slot, uint32_t block)
 void
 mt_kvblock_let_go(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
 {
+    (void)tb; /* for the assertion alone */
     if (block == MT_KV_ZERO) return;
     assert(!mt_kvblock_must_leave(pool, slot, block) ||
            !mt_kvmap_shows(pool, &pool->slots[slot], tb, block));
