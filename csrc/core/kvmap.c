@@ -261,7 +261,10 @@ may_have(mt_kvpool *pool, size_t maps)
     if (maps <= pool->maps_allowed) return true;
     if (maps > store->max_maps) return false;
     if (store->maps_left == NULL) return true;
-    if (pool->refusals > 0 && pool->refusals++ < ASK_AGAIN) return false;
+    if (pool->refusals > 0) {
+        pool->refusals++;
+        if (pool->refusals <= ASK_AGAIN) return false;
+    }
     pool->maps_allowed = pool->maps + store->maps_left(store->ctx) / 4;
     pool->refusals = maps > pool->maps_allowed;
     return pool->refusals == 0;

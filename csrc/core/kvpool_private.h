@@ -29,6 +29,8 @@
 #ifndef MT_KVPOOL_PRIVATE_H
 #define MT_KVPOOL_PRIVATE_H
 
+#include <assert.h>
+
 #include "kvpool.h"
 #include "lock.h"
 
@@ -142,6 +144,7 @@ mt_kvhave_is_block(uint32_t have)
 static inline mt_kvslot *
 mt_kvpool_home(const mt_kvpool *pool, uint32_t block)
 {
+    assert(pool->geom.blocks > 0);
     return &pool->slots[block / pool->geom.blocks];
 }
 

@@ -159,7 +159,7 @@ look_whether_closed(const mt_recordfile_sys *sys, int fd, bool *closed, mt_error
 {
     uint64_t at = 0;
 
-    if (sys->pread(fd, &at, sizeof at, (off_t)(8 * MT_RECORD_AT_CLOSED)) < 0)
+    if (sys->pread(fd, &at, sizeof at, (off_t)8 * MT_RECORD_AT_CLOSED) < 0)
         return refuse(err, "pread", errno, NULL);
     *closed = at != 0;
     return MT_OK;

@@ -109,7 +109,8 @@ close_in_child(void)
     int kept = errno, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
 
     for (struct stretch *s = stretches; s < stretches + CLOSED_IN_CHILDREN; s++)
-        if (s->bytes > 0) mmap((void *)s->at, s->bytes, PROT_NONE, flags, -1, 0);
+        if (s->bytes > 0 && mmap((void *)s->at, s->bytes, PROT_NONE, flags, -1, 0) == MAP_FAILED)
+            munmap((void *)s->at, s->bytes); /* at least nothing of the parent's is left there */
     errno = kept;
 }
 

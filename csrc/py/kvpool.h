@@ -11,9 +11,10 @@
 #ifndef MT_PY_KVPOOL_H
 #define MT_PY_KVPOOL_H
 
+#include "state.h"
+
 #include <stdatomic.h>
 
-#include "state.h"
 #include "kvhold.h"
 
 typedef struct KVPool {
