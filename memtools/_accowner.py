@@ -11,6 +11,7 @@ through.
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
@@ -84,6 +85,8 @@ class Ownership:
         window = self.window
         if window.count == 0 or window.torn or self.saved == (window, window.count):
             return
+        if sys.is_finalizing() and hasattr(sys, "last_value"):
+            return  # the program ends by an exception, which says enough
         many = f"{window.count:,} micro-batch{'es' * (window.count != 1)}"
         units = f" of weight {window.weight:,.6g}" if window.on_device is None else ""
         notice(

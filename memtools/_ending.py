@@ -77,6 +77,17 @@ def unwatch() -> None:
     sys.excepthook = _core._watch_end(None, None, None)
 
 
+def interrupt() -> str | None:
+    """Ctrl-C in words, where that is what ends the program; else None. A hook of somebody else's
+    that printed it may not have called ours: then what the interpreter handed to it tells, but not
+    at a prompt, where Ctrl-C ends nothing."""
+    last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    somebody_elses = sys.excepthook is not _core.excepthook and not hasattr(sys, "ps1")
+    if ending.uncaught is None and somebody_elses and isinstance(last, KeyboardInterrupt):
+        ending.hear_exception(last)
+    return ending.uncaught if ending.interrupted else None
+
+
 def keep_interrupt() -> None:
     """Let the interpreter end by SIGINT after Ctrl-C, as it does unless a text was executed as a
     program since: by dataclasses, for example, which an import at the end may bring."""

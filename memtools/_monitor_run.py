@@ -361,7 +361,7 @@ def leave(owner: Owner) -> None:
 
 def _at_exit() -> None:
     """The exit code is told by exit() itself; Python ends by SIGINT instead where Ctrl-C did it."""
-    how = _ending.ending.uncaught if _ending.ending.interrupted else None
+    how = _ending.interrupt()
     for owner in list(_owners):
         owner._end(how)
     _ending.keep_interrupt()

@@ -30,11 +30,11 @@ _ASSIGNMENT = re.compile(rf"(-{{0,2}}[\w.-]*{_SECRET}=).+", re.I | re.S)
 _IN_TEXT = re.compile(
     rf"""([\w.-]*{_SECRET}["']?\s*[=:]\s*)("[^"]*"|'[^']*'|[^\s"',;&)}}\]]+)""", re.I
 )
-_AFTER_OPTION = re.compile(rf"(--?[\w.-]*{_SECRET}\s+)([^\s-]\S*)", re.I)
+_AFTER_OPTION = re.compile(rf"(?<![\w-])(--?[\w.-]*{_SECRET}\s+)([^\s-]\S*)", re.I)
 # Keys by which services know their own: Hugging Face, OpenAI, GitHub, GitLab, Slack, AWS, Google,
 # and JSON web tokens.
 _KEY = re.compile(
-    r"\b(?:hf_\w{8,}|sk-[\w-]{8,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
+    r"\b(?:hf_[A-Za-z0-9]{20,}|sk-[\w-]{8,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
     r"|xox[abprs]-[\w-]{8,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}"
     r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
 )

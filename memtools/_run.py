@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from memtools import _core
-from memtools._ending import ending, keep_interrupt, watch
+from memtools._ending import ending, interrupt, keep_interrupt, watch
 from memtools._monitor_log import ranked, refusal
 from memtools._size import format_bytes
 from memtools.errors import MemtoolsError
@@ -233,7 +233,7 @@ def _end(monitor: MemoryMonitor, options: dict[str, Any], pid: int) -> None:
     _core._stop_waiting()
     _reserve.clear()
     path = str(monitor.record_path)
-    how = ending.uncaught if ending.interrupted else None
+    how = interrupt()
     monitor._end(how, last_look=True)
     if options["quiet"]:
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,14 @@ ENDS: dict[str, tuple[str, str | None]] = {
     "SIGHUP": ("import os, signal; os.kill(os.getpid(), signal.SIGHUP)", "killed by SIGHUP"),
     "Ctrl-C": (
         "import os, signal; os.kill(os.getpid(), signal.SIGINT)",
+        "exception KeyboardInterrupt",
+    ),
+    "Ctrl-C that another hook prints": (
+        """
+        import os, signal, sys
+        sys.excepthook = lambda *_: print("interrupted", file=sys.stderr)
+        os.kill(os.getpid(), signal.SIGINT)
+        """,
         "exception KeyboardInterrupt",
     ),
     "SIGSEGV": ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV"),
@@ -192,6 +201,31 @@ def test_a_forked_child_that_is_terminated_leaves_the_record_alone(tmp_path: Pat
     found = run(tmp_path, "train.py")
     assert found.stdout == b"-15\n"
     check(tmp_path / "run.mem", "code 0")
+
+
+def test_a_hook_that_another_package_puts_over_ours_makes_no_circle(tmp_path: Path) -> None:
+    program = """
+        import sys, memtools
+        monitor = memtools.MemoryMonitor()
+        monitor.start()
+        ours = sys.excepthook
+        def theirs(*error):
+            print("theirs", file=sys.stderr)
+            ours(*error)
+        sys.excepthook = theirs
+        monitor.stop()
+        {}
+        1 / 0
+        """
+    for then in ("", "monitor.start()"):
+        script = tmp_path / "program.py"
+        script.write_text(textwrap.dedent(program.format(then)))
+        done = subprocess.run(
+            [sys.executable, script], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 1
+        assert done.stderr.count("theirs") == 1
+        assert done.stderr.count("ZeroDivisionError") == 1
 
 
 def test_a_monitor_that_has_stopped_leaves_no_handler(tmp_path: Path) -> None:

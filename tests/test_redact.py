@@ -16,7 +16,7 @@ MASKED = {
     "camel case": (["--clientSecret=abc", "--apiKey", "x"],
                    ["--clientSecret=***", "--apiKey", "***"]),
     "an option without value": (["--token", "--lr", "1"], ["--token", "--lr", "1"]),
-    "a key alone": (["hf_abcDEF0123456789"], ["***"]),
+    "a key alone": (["hf_abcDEF0123456789xyzXYZ"], ["***"]),
     "a key in a text": (["key is sk-proj-abcdef123456."], ["key is ***."]),
     "a user in an address": (["https://me:abc@host/x"], ["https://***@host/x"]),
     "a program": (["-c", "login(token='abc', n=1)"], ["-c", "login(token=***, n=1)"]),
@@ -29,6 +29,7 @@ KEPT = [
     ["--tokenizer", "gpt2", "--num_tokens=5", "--key", "x", "--tokens-per-step=1"],
     ["torchrun", "--nproc-per-node=2", "-m", "pkg.train", "--out=/data/runs/3"],
     ["-c", "for step in range(9): pass"],
+    ["hf_finetune.py", "--model", "hf_internal_testing/tiny", "./hf_checkpoints/x"],
     ["https://host/path@2", "user@host:/path", "a=b", "ß=ü", ""],
 ]
 
@@ -45,9 +46,11 @@ def test_what_is_not_secret_is_kept(words: list[str]) -> None:
 
 
 def test_the_text_of_an_error() -> None:
-    text = "401 for https://u:pw@hub/x with token=abc; see hf_abcdefgh1234"
+    text = "401 for https://u:pw@hub/x with token=abc; see hf_abcdefgh1234abcdefgh"
     assert redacted(text) == "401 for https://***@hub/x with token=***; see ***"
     assert redacted("CUDA out of memory. Tried to allocate 2.00 GiB") == (
         "CUDA out of memory. Tried to allocate 2.00 GiB"
     )
     assert redacted(redacted(text)) == redacted(text)
+    for kept in ("multi-token prediction failed", "next-token loss is nan"):
+        assert redacted(kept) == kept

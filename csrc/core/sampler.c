@@ -170,8 +170,8 @@ tell(mt_sampler *s, uint32_t passed, const mt_marks *marks, const mt_limit *limi
 static void
 tell_waiting(mt_sampler *s, uint64_t now)
 {
-    static const char text[] = "no step() for 10 s since then: callbacks and guards, which act in "
-                               "it on the main thread, cannot act";
+    static const char text[] = "no step() for 10 s since then: callbacks and guards have not "
+                               "acted, as they do so in step() on the main thread";
     mt_record_event e = {.time_ns = now,
                          .step = s->steps,
                          .kind = "pressure",

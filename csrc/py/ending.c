@@ -20,6 +20,7 @@ mt_py_watch_end(PyObject *module, PyObject *args)
     Py_XSETREF(st->on_exit_call, Py_NewRef(exit_call));
     was = st->excepthook_before;
     st->excepthook_before = Py_NewRef(before);
+    if (st->excepthook_first == NULL && before != Py_None) st->excepthook_first = Py_NewRef(before);
     return was == NULL ? Py_NewRef(Py_None) : was;
 }
 
@@ -37,19 +38,27 @@ tell(PyObject *callable, PyObject *what)
 }
 
 /* No frame of Python is below: it is the interpreter that calls, when all frames have been left. A
- * program that calls sys.excepthook itself goes on. */
+ * program that calls sys.excepthook itself goes on.
+ *
+ * The hook that was there before may be one that another package put over this one, which calls
+ * this one in turn. Then the first of all is called, as it is where this one is watched no longer.
+ */
 PyObject *
 mt_py_excepthook(PyObject *module, PyObject *args)
 {
     mt_state *st = PyModule_GetState(module);
+    bool again = st->in_excepthook;
     PyObject *type, *value, *traceback, *before, *result;
 
     if (!PyArg_UnpackTuple(args, "excepthook", 3, 3, &type, &value, &traceback)) return NULL;
-    if (PyEval_GetFrame() == NULL) tell(st->on_uncaught, value);
+    if (!again && PyEval_GetFrame() == NULL) tell(st->on_uncaught, value);
     before = st->excepthook_before;
-    if (before == NULL || before == Py_None) Py_RETURN_NONE;
+    if (again || before == NULL || before == Py_None) before = st->excepthook_first;
+    if (before == NULL) Py_RETURN_NONE;
     Py_INCREF(before);
+    st->in_excepthook = true;
     result = PyObject_Call(before, args, NULL);
+    st->in_excepthook = again;
     Py_DECREF(before);
     return result;
 }

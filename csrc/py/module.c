@@ -207,6 +207,7 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(st->on_uncaught);
     Py_VISIT(st->on_exit_call);
     Py_VISIT(st->excepthook_before);
+    Py_VISIT(st->excepthook_first);
     Py_VISIT(st->LeakDetector);
     Py_VISIT(st->Sampler);
     Py_VISIT(st->Managed);
@@ -239,6 +240,7 @@ module_clear(PyObject *module)
     Py_CLEAR(st->on_uncaught);
     Py_CLEAR(st->on_exit_call);
     Py_CLEAR(st->excepthook_before);
+    Py_CLEAR(st->excepthook_first);
     Py_CLEAR(st->LeakDetector);
     Py_CLEAR(st->Sampler);
     Py_CLEAR(st->Managed);

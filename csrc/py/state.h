@@ -34,7 +34,9 @@ typedef struct mt_state {
     PyTypeObject *Policy;
     PyTypeObject *Managed;
     PyTypeObject *GradMeasure;
-    PyObject *on_uncaught, *on_exit_call, *excepthook_before; /* see ending.h; NULL: not set */
+    PyObject *on_uncaught, *on_exit_call; /* see ending.h; NULL: not set */
+    PyObject *excepthook_before, *excepthook_first;
+    bool in_excepthook;
     mt_managed_call *calls, *idle_calls; /* of managed functions: those that run, and spare ones */
     uint64_t call_tokens;                /* numbers that were given to them */
     mt_cudart *cudart;                   /* opened by the first CUDA tensor */
