@@ -13,8 +13,6 @@ Every other exception comes out as it is, with the window dropped.
 from __future__ import annotations
 
 import contextlib
-import math
-import re
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
     from memtools._accumulate import GradAccumulator
     from memtools._split import Split
 
-_MISSING: Final = re.compile(r"missing \d+ required positional argument")
 THRASHING: Final = 3  # windows in a row in which the device's allocator emptied its cache
 
 
@@ -61,7 +58,6 @@ class BackOff:
         note = prepare_host()
         if note:
             acc._notes += (note,)
-        self._columns = False  # whether the batches' lists were found to be columns
 
     def _adopt(self) -> None:
         """What gradients there are now: groups may have been added to the optimizer."""
@@ -80,7 +76,7 @@ class BackOff:
         """One window; `sizes`: rows of the first micro-batches, instead of what was learnt."""
         acc = self._acc
         self._require_ready(loss_fn)
-        left = pieces(batch, split, self._columns)
+        left = pieces(batch, split)
         self._flushes = _allocator_flushes()
         acc._begin_window()
         self._adopt()
@@ -171,7 +167,7 @@ class _Step:
         self.start = owner._acc.window.mark()
         self.size = owner.control.size
         self.most = self.failures = 0
-        self.gave_all_back = self.misread = False
+        self.gave_all_back = False
         self.began = self.begun = time.perf_counter()
 
     def run(self) -> None:
@@ -183,10 +179,7 @@ class _Step:
             failed = self._try(micro, rows, last)
             del micro
             if failed is not None:
-                if self.misread:
-                    self._begin_with_columns(failed)
-                else:
-                    self._go_back(failed, rows)
+                self._go_back(failed, rows)
                 continue
             left.advance(rows)
             self.done.append(size)
@@ -203,8 +196,7 @@ class _Step:
         try:
             acc._run(micro, self._weighted(rows), last)
         except Exception as error:
-            self.misread = self._is_misread(error, rows)
-            if not self.misread and (not is_out_of_memory(error) or self._is_final(last)):
+            if not is_out_of_memory(error) or self._is_final(last):
                 raise
             # ranks in one pass go back equally far, wherever in it each of them was
             failed = Failed(error, acc.ranks.sharded or bool(acc.window.torn))
@@ -298,30 +290,6 @@ class _Step:
         self.plan, self.done, self.began = self.done, [], time.perf_counter()
         self.left.restart()
 
-    def _is_misread(self, error: Exception, rows: int) -> bool:
-        """Whether a list that was cut as samples is one of columns, since loss_fn misses an item in
-        the first part of it. Then it is read as columns, in this window and the next ones."""
-        left, window = self.left, self.acc.window
-        is_first_part = isinstance(left, Rows) and rows < left.most and not window.count
-        if not is_first_part or window.torn or self.acc.ranks.world > 1 or not _misses(error):
-            return False
-        assert isinstance(left, Rows)
-        before = left.most
-        if not left.read_as_columns():
-            return False
-        self.owner._columns = True
-        self.size = max(1, math.ceil(min(self.size, before) * left.most / before))
-        return True
-
-    def _begin_with_columns(self, failed: Failed) -> None:
-        """As before the window, whose first micro-batch this was."""
-        self.misread = False
-        failed.clear()
-        self.undo.back(False)
-        self._rewind(self.mark)
-        self.plan = []
-        self.owner.control.failed(self.size)
-
     def _rewind(self, mark: Any) -> None:
         """Where ranks reduce in a backward pass they have agreed on a guess: that stays, for they
         would not agree again."""
@@ -343,16 +311,6 @@ class _Step:
             if kept:
                 failed.error.add_note(f"memtools: {kept}")
         raise failed.error
-
-
-def _misses(error: Exception) -> bool:
-    """Whether Python found fewer items than the code takes."""
-    text = str(error)
-    if isinstance(error, ValueError):
-        return text.startswith("not enough values to unpack")
-    if isinstance(error, IndexError):
-        return text == "list index out of range"
-    return isinstance(error, TypeError) and _MISSING.search(text) is not None
 
 
 def _parameters(acc: GradAccumulator) -> list[Any]:

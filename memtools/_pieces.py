@@ -10,22 +10,21 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from memtools._split import Split, is_read_otherwise, rows, take
+from memtools._split import Split, rows, take
 
 
 class Rows:
     """A batch that is cut along its rows.
 
     Attributes:
-        columns: whether lists are columns; a list of tensors of one kind can be samples as well.
         most: rows.
     """
 
-    __slots__ = ("_at", "_batch", "columns", "most")
+    __slots__ = ("_at", "_batch", "most")
 
-    def __init__(self, batch: Any, columns: bool = False) -> None:
-        self._batch, self._at, self.columns = batch, 0, columns
-        self.most = rows(batch, columns)
+    def __init__(self, batch: Any) -> None:
+        self._batch, self._at = batch, 0
+        self.most = rows(batch)
 
     @property
     def over(self) -> bool:
@@ -34,7 +33,7 @@ class Rows:
     def next(self, size: float) -> tuple[Any, int, bool]:
         """The next micro-batch of at most so many rows, how many it has, whether it is the last."""
         stop = int(min(self._at + size, self.most))
-        micro = take(self._batch, self._at, stop, self.most, self.columns)
+        micro = take(self._batch, self._at, stop, self.most)
         return micro, stop - self._at, stop == self.most
 
     def advance(self, count: int) -> None:
@@ -43,15 +42,6 @@ class Rows:
 
     def restart(self) -> None:
         self._at = 0
-
-    def read_as_columns(self) -> bool:
-        """Take lists for columns from now on, from the first row; False where that is no other way
-        to cut this batch."""
-        if self.columns or not is_read_otherwise(self._batch, self.most):
-            return False
-        self.columns, self._at = True, 0
-        self.most = rows(self._batch, True)
-        return True
 
     def smaller(self, count: int) -> int | None:
         """What to try after `count` rows failed; None: there is nothing smaller."""
@@ -110,6 +100,6 @@ class Hooked:
         return parts
 
 
-def pieces(batch: Any, split: Split | None, columns: bool = False) -> Rows | Hooked:
+def pieces(batch: Any, split: Split | None) -> Rows | Hooked:
     """Raises TypeError and ValueError for what cannot be cut."""
-    return Rows(batch, columns) if split is None else Hooked(batch, split)
+    return Rows(batch) if split is None else Hooked(batch, split)

@@ -12,10 +12,14 @@
                                where they are tensors of several types or dimensions, or tensors
                                beside other things, as a DataLoader's usual collate makes them, or
                                where the list has another length than the batch and its fields fit
+    the batch a list           its tensors are cut where it is one tensor, or two or three of one
+                               type and dimension with equally many rows
     number, text, None, ...    repeated
 
-A list of tensors of one type and one length can be samples or columns. It is read as samples; with
-`columns` as columns. The length of the samples never decides.
+A list of two or three tensors that fit can be columns or samples, and nothing tells which. It is
+read as columns, which a DataLoader's usual collate makes of a TensorDataset. A class of the user's
+that is derived from list holds samples, and so does a list of four or more tensors of one type and
+dimension. Whether the samples of a longer list are equally long does not matter.
 
 What is none of these has to be cut by the user, who knows what its rows are.
 """
@@ -38,24 +42,24 @@ from memtools import _bridge
 Split = Callable[[Any, int], list[Any]]
 
 _CONSTANT: Final = (str, bytes, type(None), numbers.Number, enum.Enum, type, range, slice)
+_MOST_COLUMNS: Final = 3  # of one type and dimension; more of them in a list are samples
 _HOOK: Final = "pass split=, a function of (batch, size) that returns a list of micro-batches"
 
 
-def rows(batch: Any, columns: bool = False) -> int:
+def rows(batch: Any) -> int:
     """How many rows a batch has. Takes some us a leaf.
-
-    Args:
-        columns: read the items of a list as columns where they can be, rather than as rows.
 
     Raises:
         ValueError: an empty batch, one without rows, or parts that disagree: the sizes are named.
         TypeError: a part that cannot be cut.
     """
+    if _is_collated(batch):
+        batch = tuple(batch)
     first = None
-    for count, is_an_arrays in _candidates(batch, columns):
+    for count, is_an_arrays in _candidates(batch):
         first = count if first is None else first
-        fits = _fits(batch, count, columns)
-        if fits and not (is_an_arrays and not _cuts_arrays(batch, count, columns)):
+        fits = _fits(batch, count)
+        if fits and not (is_an_arrays and not _cuts_arrays(batch, count)):
             if count == 0:
                 raise ValueError("step(): the batch is empty (0 rows); leave such batches out")
             return count
@@ -64,7 +68,7 @@ def rows(batch: Any, columns: bool = False) -> int:
             f"step(): the batch ({type(batch).__name__}) has no tensor, array or list with rows, "
             f"so it cannot be cut into micro-batches; {_HOOK}"
         )
-    sizes = dict(_sizes(batch, first, "batch", columns))
+    sizes = dict(_sizes(batch, first, "batch"))
     shown = ", ".join(f"{name} has {size}" for name, size in list(sizes.items())[:8])
     raise ValueError(
         f"step(): parts of the batch disagree on the number of rows: {shown}; make what belongs to "
@@ -72,22 +76,13 @@ def rows(batch: Any, columns: bool = False) -> int:
     )
 
 
-def take(batch: Any, start: int, stop: int, count: int, columns: bool = False) -> Any:
+def take(batch: Any, start: int, stop: int, count: int) -> Any:
     """Rows `start` to `stop` of a batch that has `count`: views where it is made of tensors."""
     if start == 0 and stop == count:
         return batch
-    return _take(batch, start, stop, count, columns)
-
-
-def is_read_otherwise(batch: Any, count: int) -> bool:
-    """Whether a batch that has `count` rows is cut another way where lists are columns."""
-    try:
-        other = rows(batch, columns=True)
-    except (TypeError, ValueError):
-        return False
-    return other != count or any(
-        _are_rows(node, count, False) and not _are_rows(node, count, True) for node in _lists(batch)
-    )
+    if _is_collated(batch):
+        return [one[start:stop] for one in batch]
+    return _take(batch, start, stop, count)
 
 
 # --- what a node is ---
@@ -99,6 +94,16 @@ def _is_array(node: Any) -> bool:
         return True
     kind = type(node)
     return kind.__module__ == "numpy" and kind.__name__ == "ndarray"
+
+
+def _is_collated(batch: Any) -> bool:
+    """Whether a batch is a list of columns, as the usual collate of a DataLoader makes it of a
+    dataset of tensors. Two or three samples that are equally long look the same."""
+    if type(batch) is not list or not 1 <= len(batch) <= _MOST_COLUMNS:
+        return False
+    if not all(_is_array(one) and one.ndim for one in batch):
+        return False
+    return len({len(one) for one in batch}) == 1 and not _is_mixed(batch)
 
 
 def _fields(node: Any) -> list[tuple[str, Any]] | None:
@@ -135,33 +140,29 @@ def _pytree_kind(node: Any) -> Any:
     return tree.SUPPORTED_NODES.get(type(node))
 
 
-def _are_rows(node: Any, count: int, columns: bool) -> bool:
+def _are_rows(node: Any, count: int) -> bool:
     """Whether each item of a list or tuple is one row, rather than a field with rows."""
     if isinstance(node, list):
-        if _is_mixed(node):
-            return False
-        if len(node) == count and not (columns and _are_fields(node, count, columns)):
-            return True
-        return not _are_fields(node, count, columns)
+        return not _is_mixed(node) and (len(node) == count or not _are_fields(node, count))
     if type(node) is not tuple or len(node) != count or not node:
         return False
     if all(isinstance(one, (str, bytes)) for one in node):
         return True
-    return not (_is_mixed(node) or _are_fields(node, count, columns)) and any(
+    return not (_is_mixed(node) or _are_fields(node, count)) and any(
         next(_arrays(one), None) is not None for one in node
     )
 
 
-def _are_fields(node: Any, count: int, columns: bool) -> bool:
+def _are_fields(node: Any, count: int) -> bool:
     """Whether all items have `count` rows, and at least one has any."""
-    return all(_fits(one, count, columns) for one in node) and any(
-        size == count for one in node for _, size in _sizes(one, count, "", columns)
+    return all(_fits(one, count) for one in node) and any(
+        size == count for one in node for _, size in _sizes(one, count, "")
     )
 
 
-def _fits(node: Any, count: int, columns: bool) -> bool:
+def _fits(node: Any, count: int) -> bool:
     try:
-        return all(size == count for _, size in _sizes(node, count, "", columns))
+        return all(size == count for _, size in _sizes(node, count, ""))
     except TypeError:
         return False
 
@@ -188,28 +189,27 @@ def _check_strided(node: Any, name: str) -> None:
 # --- walks ---
 
 
-def _candidates(batch: Any, columns: bool) -> Iterator[tuple[int, bool]]:
+def _candidates(batch: Any) -> Iterator[tuple[int, bool]]:
     """What the number of rows may be, the likeliest first, and whether it is that of an array."""
     samples = ((len(one), False) for one in _lists(batch))
     inside = ((len(array), True) for one in _lists(batch) for array in _arrays(one))
-    first, second = (inside, samples) if columns else (samples, inside)
     of_tuples = ((length, False) for length in _lengths_of_tuples(batch))
     firm = ((count, True) for count in _firm(batch))
     seen = set()
-    for candidate in itertools.chain(firm, first, second, of_tuples):
+    for candidate in itertools.chain(firm, samples, inside, of_tuples):
         if candidate not in seen:
             seen.add(candidate)
             yield candidate
 
 
-def _cuts_arrays(node: Any, count: int, columns: bool) -> bool:
+def _cuts_arrays(node: Any, count: int) -> bool:
     """Whether an array is cut, so that its own length can be the number of rows. One sample of a
     tuple may be as long as the tuple by chance."""
     if _is_array(node):
         return bool(node.ndim)
-    if isinstance(node, (list, tuple)) and _are_rows(node, count, columns):
+    if isinstance(node, (list, tuple)) and _are_rows(node, count):
         return False
-    return any(_cuts_arrays(value, count, columns) for value in _values(node))
+    return any(_cuts_arrays(value, count) for value in _values(node))
 
 
 def _firm(node: Any) -> Iterator[int]:
@@ -260,21 +260,21 @@ def _values(node: Any) -> list[Any]:
     return node if isinstance(node, list) else [value for _, value in _fields(node) or ()]
 
 
-def _sizes(node: Any, count: int, name: str, columns: bool) -> Iterator[tuple[str, int]]:
+def _sizes(node: Any, count: int, name: str) -> Iterator[tuple[str, int]]:
     """(name, rows) of all that is cut. Raises TypeError for what cannot be."""
     if _is_array(node):
         _check_strided(node, name)
         if node.ndim:
             yield name, len(node)
         return
-    if isinstance(node, (list, tuple)) and _are_rows(node, count, columns):
+    if isinstance(node, (list, tuple)) and _are_rows(node, count):
         yield name, len(node)
         return
     fields = list(enumerate(node)) if isinstance(node, list) else _fields(node)
     if fields is not None:
         for key, value in fields:
             inner = f"{name}[{key}]" if isinstance(key, int) else name + key
-            yield from _sizes(value, count, inner, columns)
+            yield from _sizes(value, count, inner)
     elif not isinstance(node, _CONSTANT) and not _is_torchs(node):
         raise TypeError(
             f"step(): {name} is a {type(node).__name__}, whose rows are unknown; {_HOOK}"
@@ -288,17 +288,17 @@ def _is_torchs(node: Any) -> bool:
     return isinstance(node, kinds)
 
 
-def _take(node: Any, start: int, stop: int, count: int, columns: bool) -> Any:
+def _take(node: Any, start: int, stop: int, count: int) -> Any:
     if _is_array(node):
         return node[start:stop] if node.ndim else node
-    if isinstance(node, (list, tuple)) and _are_rows(node, count, columns):
+    if isinstance(node, (list, tuple)) and _are_rows(node, count):
         return node[start:stop]
     if isinstance(node, list):
-        return [_take(value, start, stop, count, columns) for value in node]
+        return [_take(value, start, stop, count) for value in node]
     fields = _fields(node)
     if fields is None:
         return node
-    parts = [_take(value, start, stop, count, columns) for _, value in fields]
+    parts = [_take(value, start, stop, count) for _, value in fields]
     if isinstance(node, Mapping):
         return _mapping(node, parts)
     if isinstance(node, tuple):

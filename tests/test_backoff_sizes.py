@@ -249,7 +249,6 @@ def _two(micro):
 @pytest.mark.parametrize("undo", ["scratch", "copy", "redo"])
 @pytest.mark.parametrize("takes", TAKES)
 def test_a_list_of_two_columns_is_cut_along_its_rows(takes, undo):
-    """It could be two samples: the first part that misses an item says that it is none."""
     acc, model = linear(undo=undo)
     inject, kept, tried = Inject(forward={0}), Kept(acc), []
 
@@ -287,18 +286,54 @@ def test_a_list_of_samples_is_cut_by_samples_whatever_their_lengths(lengths):
     assert tried == [lengths, lengths[:2], lengths[2:]]
 
 
-def test_another_error_in_a_part_of_a_list_is_not_taken_for_columns():
-    acc, _ = linear()
+def test_a_micro_batch_size_is_that_of_the_columns_rows():
+    """Both are of one type, as tokens and labels are, and both are there in each micro-batch."""
+    acc, model = linear(micro_batch_size=8)
+    tokens, tried = torch.arange(32 * 6).reshape(32, 6), []
 
     def loss_fn(micro):
-        if len(micro) == 2:
-            raise MemoryError
-        raise ValueError("expected more than 1 value per channel")
+        assert torch.equal(micro[-1], -micro[0])
+        tried.append(len(micro[0]))
+        return model(micro[0] / 100).square().mean()
 
-    with pytest.raises(ValueError, match="more than 1 value") as caught:
-        acc.step(pairs(8), loss_fn)
-    assert "went on with 1 row" in caught.value.__notes__[0]
-    assert not acc._back_off()._columns
+    report = acc.step([tokens, -tokens], loss_fn)
+    assert tried == [8, 8, 8, 8]
+    assert (report.weight, report.micro_batch_size) == (32, 8)
+
+
+def test_a_list_of_one_tensor_is_cut_along_its_rows():
+    acc, model = linear()
+    inject, tried = Inject(forward={0}), []
+
+    def loss_fn(micro):
+        (a,) = micro
+        tried.append(len(a))
+        return model(inject(a)).square().mean()
+
+    report = acc.step([torch.randn(13, 6)], loss_fn)
+    assert tried == [13, 7, 6]
+    assert report.weight == 13
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+def test_all_ranks_cut_columns_alike_whichever_ran_out_of_memory(columns, monkeypatch):
+    """Each rank's part of the answers of a world of two, one after the other."""
+    seen = {}
+    for rank in (0, 1):
+        acc, model = linear()
+        monkeypatch.setattr(acc.ranks, "world", 2)
+        answers = iter(["", "", ""] if rank == 0 else ["rank 0: MemoryError", "", ""])
+        monkeypatch.setattr(acc.ranks, "agree", lambda failed, answers=answers: next(answers))
+        inject, tried = Inject(forward={0} if rank == 0 else set()), []
+
+        def loss_fn(micro, model=model, inject=inject, tried=tried):
+            assert len(micro) == columns
+            tried.append([len(one) for one in micro])
+            return inject(model(micro[0])).square().sum(), len(micro[-1])
+
+        report = acc.step([torch.randn(12, 6)] * columns, loss_fn)
+        seen[rank] = tried, report.weight, [one.next_rows for one in report.retries]
+    assert seen[0] == seen[1] == ([[n] * columns for n in (12, 6, 6)], 12, [6])
 
 
 @pytest.mark.parametrize("split", [None, Graphs.split])

@@ -180,19 +180,67 @@ def test_equal_lengths_by_chance_do_not_change_what_a_sample_is():
         assert [len(one) for one in part] == [10, 10]
 
 
-def test_columns_of_one_kind_are_read_on_demand():
-    """As TensorDataset(x, y) of two float tensors comes out of a DataLoader."""
-    batch = [torch.zeros(32, 16), torch.zeros(32, 3)]
-    assert (_split.rows(batch), _split.rows(batch, columns=True)) == (2, 32)
-    assert _split.is_read_otherwise(batch, 2)
-    assert [len(one) for one in _split.take(batch, 3, 9, 32, columns=True)] == [6, 6]
-    assert not _split.is_read_otherwise([x(i + 1) for i in range(6)], 6)
-    assert not _split.is_read_otherwise({"a": x(6), "names": list("abcdef")}, 6)
-    square = [x(2), x(2)]
-    assert (_split.rows(square), _split.rows(square, columns=True)) == (2, 2)
-    assert _split.is_read_otherwise(square, 2)
-    assert [len(one) for one in _split.take(square, 0, 1, 2)] == [2]
-    assert [len(one) for one in _split.take(square, 0, 1, 2, columns=True)] == [1, 1]
+class Samples(list):
+    """What a user's collate returns to say that its items are samples."""
+
+
+def ids(count: int = 32) -> torch.Tensor:
+    return torch.arange(count * 7).reshape(count, 7)
+
+
+COLLATED = {
+    "one tensor": [ids()],
+    "tokens and labels of one type": [ids(), ids()],
+    "three of one type": [ids(), ids(), ids()],
+    "two of one type and several widths": [torch.zeros(32, 16), torch.zeros(32, 3)],
+    "arrays": [np.zeros((32, 2)), np.zeros((32, 2))],
+}
+
+
+@pytest.mark.parametrize("name", COLLATED)
+def test_what_the_usual_collate_makes_is_columns(name):
+    batch = COLLATED[name]
+    assert _split.rows(batch) == 32
+    parts = cut(batch, 12)
+    assert [[len(one) for one in part] for part in parts] == [
+        [size] * len(batch) for size in (12, 12, 8)
+    ]
+    assert all(type(part) is list for part in parts)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+def test_a_loaders_batch_has_the_rows_of_its_tensors_whatever_their_number(columns, rows):
+    """A last batch may have as many rows as there are columns."""
+    dataset = torch.utils.data.TensorDataset(*[ids(rows)] * columns)
+    (batch,) = torch.utils.data.DataLoader(dataset, batch_size=rows)
+    assert type(batch) is list
+    assert _split.rows(batch) == rows
+    assert [[len(one) for one in part] for part in cut(batch, 1)] == [[1] * columns] * rows
+
+
+@pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        ([x(6, 8), x(5, 8)], 2),
+        ([x(6), x(5), x(6)], 3),
+        ([torch.tensor(1.0)], 1),
+        ([torch.tensor(1.0), torch.tensor(2.0)], 2),
+        ([x(10, 8)] * 4, 4),
+        (Samples([x(10, 8)]), 1),
+        (Samples([x(10, 8)] * 2), 2),
+        (["a", "b"], 2),
+    ],
+    ids=lambda one: "" if isinstance(one, int) else f"{type(one).__name__} of {len(one)}",
+)
+def test_a_short_list_of_what_has_no_rows_in_common_is_samples(batch, count):
+    assert _split.rows(batch) == count
+    assert [len(part) for part in cut(batch, 1)] == [1] * count
+
+
+def test_columns_without_rows_are_an_empty_batch():
+    with pytest.raises(ValueError, match="empty"):
+        _split.rows([x(0), x(0)])
 
 
 # --- random trees: what a batch is made of, to be built of any rows ---
