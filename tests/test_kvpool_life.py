@@ -439,3 +439,17 @@ def test_children_of_any_thread_end_cleanly_while_the_pool_is_at_work():
         [sys.executable, "-c", CHILDREN], capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_rows_that_came_after_buffers_show_zeros_and_nothing_of_a_released_lease():
+    pool = KVPool(1, 1, 64, max_tokens=512, max_sequences=4, dtype="float32")
+    with pool.acquire(4) as other:
+        other.update(0, *torch.full((2, 4, 1, 512, 64), 7.0))
+    with pool.acquire(4) as lease:
+        lease.select([0])
+        lease.buffers()
+        lease.select([0, 0, 0])
+        lease.advance(512)
+        for view in lease.layer(0):
+            assert view.shape == (3, 1, 512, 64)
+            assert not view.any()

@@ -222,7 +222,11 @@ name_touched(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
     if (more > 0) st = mt_kvjournal_promise(&j, more, err);
     for (size_t row = 0; st == MT_OK && row < lease->rows; row++) {
         mt_kvspan w = announced(lease, step, row);
+        mt_kvslot *s = mt_kvlease_slot(lease, row);
 
+        /* Of a row that came after the others were exposed no code has written the tokens: they are
+         * zeros, as of places that a view has shown before. */
+        if (!s->exposed) s->reach = mt_size_max(s->reach, w.hi);
         st = mt_kvgrow_own(&j, row, w.lo, w.hi, err);
     }
     if (st == MT_OK)

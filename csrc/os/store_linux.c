@@ -34,6 +34,11 @@ typedef struct scan_region {
 #define SCAN_REQUEST _IOWR('f', 16, scan_arg)
 enum { SCAN_FILE = 1 << 2, SCAN_PRESENT = 1 << 3, SCAN_SWAPPED = 1 << 4, SCAN_REGIONS = 64 };
 
+/* Of an entry of /proc/self/pagemap, in any version: present or swapped; a page of a file, or one
+ * that is shared. */
+#define ENTRY_THERE (3ULL << 62)
+#define ENTRY_FILE  (1ULL << 61)
+
 enum { READ_WRITE = PROT_READ | PROT_WRITE, USUAL_MAX_MAPS = 65530 };
 
 typedef struct arena {
@@ -70,6 +75,7 @@ const mt_linux_sys mt_linux_sys_libc = {.memfd_create = memfd_create,
                                         .fallocate = fallocate,
                                         .open = libc_open,
                                         .read = read,
+                                        .pread = pread,
                                         .close = close,
                                         .mmap = mmap,
                                         .munmap = munmap,
@@ -452,7 +458,29 @@ linux_settle(void *ctx, void *at, size_t bytes, mt_error *err)
     return st == MT_EAGAIN ? forget(s, start, end, err) : st;
 }
 
-/* Where the page table cannot be asked, every page may have been written to. */
+/* The same for one region, by the entries of the page table one by one, for kernels before 6.7: the
+ * first page in [*start, end) that is there and no page of a file. */
+static int
+find_copy_by_entries(const store *s, int pagemap, uint64_t *start, uint64_t end, scan_region *found)
+{
+    uint64_t entries[512], page = (uint64_t)sysconf(_SC_PAGESIZE);
+
+    for (; *start < end; *start += page * (sizeof entries / sizeof *entries)) {
+        uint64_t pages = (end - *start + page - 1) / page;
+        size_t want = sizeof *entries * (size_t)(pages < 512 ? pages : 512);
+        ssize_t got = s->sys->pread(pagemap, entries, want, (off_t)(*start / page * 8));
+
+        if (got != (ssize_t)want) return -1;
+        for (size_t i = 0; i < want / sizeof *entries; i++) {
+            if ((entries[i] & ENTRY_THERE) == 0 || (entries[i] & ENTRY_FILE) != 0) continue;
+            found->start = *start + i * page;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Where the page table cannot be asked at all, every page may have been written to. */
 static size_t
 linux_written(void *ctx, void *at, size_t bytes)
 {
@@ -464,6 +492,7 @@ linux_written(void *ctx, void *at, size_t bytes)
     if (pagemap < 0) return 0;
     while (n == 0 && start < end)
         n = find_copies(s, pagemap, &start, end, &found, 1);
+    if (n < 0) n = find_copy_by_entries(s, pagemap, &start, end, &found);
     s->sys->close(pagemap);
     if (n < 0) return 0;
     return n == 0 ? bytes : (size_t)(found.start - (uintptr_t)at);

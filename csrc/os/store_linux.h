@@ -35,6 +35,7 @@ typedef struct mt_linux_sys {
     int (*fallocate)(int fd, int mode, off_t offset, off_t bytes);
     int (*open)(const char *path, int flags);
     ssize_t (*read)(int fd, void *to, size_t bytes);
+    ssize_t (*pread)(int fd, void *to, size_t bytes, off_t offset);
     int (*close)(int fd);
     void *(*mmap)(void *at, size_t bytes, int prot, int flags, int fd, off_t offset);
     int (*munmap)(void *at, size_t bytes);

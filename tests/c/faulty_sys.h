@@ -59,6 +59,12 @@ sys_read(int fd, void *to, size_t bytes)
     return sys_fails() ? -1 : mt_linux_sys_libc.read(fd, to, bytes);
 }
 
+static inline ssize_t
+sys_pread(int fd, void *to, size_t bytes, off_t offset)
+{
+    return sys_fails() ? -1 : mt_linux_sys_libc.pread(fd, to, bytes, offset);
+}
+
 static inline int
 sys_close(int fd)
 {
@@ -110,6 +116,7 @@ static const mt_linux_sys faulty_sys = {.memfd_create = sys_memfd_create,
                                         .fallocate = sys_fallocate,
                                         .open = sys_open,
                                         .read = sys_read,
+                                        .pread = sys_pread,
                                         .close = sys_close,
                                         .mmap = sys_mmap,
                                         .munmap = sys_munmap,

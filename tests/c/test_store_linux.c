@@ -265,6 +265,30 @@ settling_forgets_more_copies_than_one_scan_finds(void)
     sim_close(&m);
 }
 
+/* Pages of the file that were only read are none, so a fork copies only what was written. */
+static void
+the_first_page_that_was_written_privately_is_found(void)
+{
+    enum { PAGES = 1300, WRITTEN = 1201 };
+    sim m = sim_new(bench);
+    size_t unit = m.ops.page_bytes;
+    volatile unsigned char *base;
+    void *at;
+
+    CHECK(m.ops.extend(m.ops.ctx, PAGES * unit, &at, NULL) == MT_OK);
+    base = at;
+    for (size_t i = 0; i < PAGES; i++)
+        base[i * unit] = 1;
+    CHECK(m.ops.map(m.ops.ctx, at, PAGES * unit, 0, MT_MAP_PRIVATE, NULL) == MT_OK);
+    for (size_t i = 0; i < PAGES; i++)
+        CHECK(base[i * unit] == 1);
+    CHECK(m.ops.written(m.ops.ctx, at, PAGES * unit) == PAGES * unit);
+    base[WRITTEN * unit] = 7;
+    CHECK(m.ops.written(m.ops.ctx, at, PAGES * unit) == WRITTEN * unit);
+    CHECK(m.ops.written(m.ops.ctx, (char *)at + unit, PAGES * unit - unit) == (WRITTEN - 1) * unit);
+    sim_close(&m);
+}
+
 /* Also: with the scan, pages of the file keep their places in the page table. */
 static void
 settling_leaves_a_file_s_pages_mapped(void)
@@ -430,12 +454,14 @@ main(void)
     RUN(a_descriptor_that_means_another_file_is_left_alone);
     RUN(settling_forgets_more_copies_than_one_scan_finds);
     RUN(settling_leaves_a_file_s_pages_mapped);
+    RUN(the_first_page_that_was_written_privately_is_found);
     RUN(a_child_of_fork_cannot_touch_the_pages);
     RUN(children_of_any_thread_find_all_stores_closed);
     RUN(mappings_that_exist_leave_room_for_fewer);
     sys = without(true);
     store_suite(&host);
     RUN(settling_forgets_more_copies_than_one_scan_finds);
+    RUN(the_first_page_that_was_written_privately_is_found);
     sys = without(false);
     store_suite(&host);
     host.make = make_strict;
