@@ -76,7 +76,10 @@ def tensor_kind(torch: Any, tensor: torch.Tensor) -> TensorKind:
     shape: tuple[int, ...] | None = None
     device: str | None = None
     with torch._C.DisableTorchFunctionSubclass():
-        dtype = str(base.dtype.__get__(tensor)).removeprefix("torch.")
+        try:
+            dtype = str(base.dtype.__get__(tensor)).removeprefix("torch.")
+        except RuntimeError:  # undefined: autograd and __new__ leave such in garbage
+            return TensorKind(type_name(kind), None, "undefined", None)
         if not defines(kind, "__torch_dispatch__", torch.Tensor):
             device = str(base.device.__get__(tensor))
             if not base.is_nested.__get__(tensor):
@@ -94,13 +97,13 @@ def tensor_facts(torch: Any, tensor: torch.Tensor) -> TensorFacts:
     base, kind = torch._C.TensorBase, tensor_kind(torch, tensor)
     where = whole = own = 0
     with torch._C.DisableTorchFunctionSubclass():
-        dtype = base.dtype.__get__(tensor)
+        dtype = None if kind.dtype == "undefined" else base.dtype.__get__(tensor)
         try:
             storage = torch.Tensor.untyped_storage(tensor)
             where, whole = storage.data_ptr(), storage.nbytes()
         except (NotImplementedError, RuntimeError):  # sparse, fake, functional: no memory to show
             pass
-    if kind.shape is not None:
+    if kind.shape is not None and dtype is not None:
         own = dtype.itemsize
         for n in kind.shape:
             own *= n
