@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
@@ -85,7 +86,8 @@ class Ownership:
         window = self.window
         if window.count == 0 or window.torn or self.saved == (window, window.count):
             return
-        if sys.is_finalizing() and hasattr(sys, "last_value"):
+        # Functions of atexit run when the main thread is over.
+        if hasattr(sys, "last_value") and not threading.main_thread().is_alive():
             return  # the program ends by an exception, which says enough
         many = f"{window.count:,} micro-batch{'es' * (window.count != 1)}"
         units = f" of weight {window.weight:,.6g}" if window.on_device is None else ""

@@ -190,6 +190,22 @@ def test_a_window_that_is_left_is_said_once(end, strict):
     assert "Traceback" not in done.stderr
 
 
+def test_a_window_that_an_exception_leaves_is_told_by_the_exception_alone():
+    code = """
+        import torch, memtools
+        model = torch.nn.Linear(4, 1)
+        acc = memtools.GradAccumulator(model, torch.optim.SGD(model.parameters()), steps=4)
+        with acc.micro_batch():
+            acc.backward(model(torch.ones(2, 4)).sum(), weight=2)
+        raise ValueError("of the loader")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith("ValueError: of the loader\n")
+
+
 def tear(acc):
     with acc.micro_batch():
         acc.backward(loss_sum(acc.model, torch.ones(2, 8)), weight=2)
