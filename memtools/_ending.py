@@ -1,7 +1,8 @@
 """How this process is about to end, as far as the interpreter knows: by an exception that nobody
 caught, by sys.exit("text").
 
-Never by sys.last_value, which pytest, IPython and debuggers set for exceptions that end nothing.
+Not by sys.last_value, which pytest, IPython and debuggers set for exceptions that end nothing; but
+for Ctrl-C that a hook of somebody else's printed, of which nothing else tells (interrupt()).
 The exit code itself is known last of all, to exit(): see RecordWriter._close_at_exit.
 """
 

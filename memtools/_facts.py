@@ -78,7 +78,7 @@ def tensor_kind(torch: Any, tensor: torch.Tensor) -> TensorKind:
     with torch._C.DisableTorchFunctionSubclass():
         try:
             dtype = str(base.dtype.__get__(tensor)).removeprefix("torch.")
-        except RuntimeError:  # undefined: autograd and __new__ leave such in garbage
+        except RuntimeError:  # a collection of another thread has cleared it meanwhile
             return TensorKind(type_name(kind), None, "undefined", None)
         if not defines(kind, "__torch_dispatch__", torch.Tensor):
             device = str(base.device.__get__(tensor))
@@ -96,14 +96,16 @@ def tensor_facts(torch: Any, tensor: torch.Tensor) -> TensorFacts:
     """All that the shim tells, by public calls: some 20 us."""
     base, kind = torch._C.TensorBase, tensor_kind(torch, tensor)
     where = whole = own = 0
+    if kind.dtype == "undefined":
+        return TensorFacts((id(type(tensor)), -1, 0), kind, 0, 0, 0)
     with torch._C.DisableTorchFunctionSubclass():
-        dtype = None if kind.dtype == "undefined" else base.dtype.__get__(tensor)
+        dtype = base.dtype.__get__(tensor)
         try:
             storage = torch.Tensor.untyped_storage(tensor)
             where, whole = storage.data_ptr(), storage.nbytes()
         except (NotImplementedError, RuntimeError):  # sparse, fake, functional: no memory to show
             pass
-    if kind.shape is not None and dtype is not None:
+    if kind.shape is not None:
         own = dtype.itemsize
         for n in kind.shape:
             own *= n
