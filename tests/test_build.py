@@ -190,10 +190,11 @@ def test_a_machine_that_cannot_build_it_is_told_so_in_one_sentence(source, tmp_p
 
 def test_a_warning_ends_the_build_only_where_that_is_asked_for(source):
     (source / "csrc/core/warning.c").write_text("static int unused;\n")
-    settings = {"MEMTOOLS_TORCH_DIR": "", "MEMTOOLS_DEBUG": "1"}
+    settings = {"MEMTOOLS_TORCH_DIR": "", "MEMTOOLS_DEBUG": "1", "MEMTOOLS_WERROR": ""}
     run(sys.executable, "setup.py", "-q", "build_ext", cwd=source, **settings)
     build = [sys.executable, "setup.py", "-q", "build_ext", "--force"]
-    said = failure(*build, cwd=source, MEMTOOLS_WERROR="1", **settings)
+    settings["MEMTOOLS_WERROR"] = "1"
+    said = failure(*build, cwd=source, **settings)
     assert "-Werror=unused-variable" in said
 
 
