@@ -113,8 +113,18 @@ drop_idle_of(mt_kvpool *pool, mt_kvslot *s)
     assert(s->idle == 0);
 }
 
-/* Whose idle blocks are missed least: a free slot's, of them the one used longest ago; then those
- * of a row that shrank. What code may have written in place is nobody's to drop. */
+/* Whose idle blocks are missed less: a free slot's, of them the one used longer ago; then those of
+ * a row that shrank. */
+static bool
+is_missed_less(const mt_kvslot *s, const mt_kvslot *than)
+{
+    if (than == NULL || (s->lease == NULL) != (than->lease == NULL))
+        return than == NULL || s->lease == NULL;
+    return s->used_at < than->used_at;
+}
+
+/* The slot whose idle blocks are missed least. What code may have written in place is nobody's to
+ * drop. */
 static mt_kvslot *
 victim(mt_kvpool *pool)
 {
@@ -123,10 +133,7 @@ victim(mt_kvpool *pool)
     for (size_t i = 0; i < pool->slot_count; i++) {
         mt_kvslot *s = &pool->slots[i];
 
-        if (s->idle == 0 || s->exposed) continue;
-        if (best == NULL || (s->lease == NULL) > (best->lease == NULL) ||
-            ((s->lease == NULL) == (best->lease == NULL) && s->used_at < best->used_at))
-            best = s;
+        if (s->idle > 0 && !s->exposed && is_missed_less(s, best)) best = s;
     }
     return best;
 }
@@ -182,14 +189,36 @@ block_behind(const mt_kvpool *pool, const mt_kvslot *s, size_t tb)
     return before + 1;
 }
 
-/* Any idle block: those of the slot that victim() would drop from first. */
+/* The home's first idle block that does not lie behind one in use: that is for whoever uses it. */
 static uint32_t
-any_spare(mt_kvpool *pool)
+first_of_run(const mt_kvpool *pool, const mt_kvslot *s)
 {
-    const mt_kvslot *s = victim(pool);
+    for (size_t tb = 0; s->idle > 0 && !s->exposed && tb < pool->geom.blocks; tb++)
+        if (is_idle(s, tb) && (tb == 0 || s->refs[tb - 1] == 0))
+            return s->first_block + (uint32_t)tb;
+    return MT_KV_ANY;
+}
 
-    for (size_t tb = 0; s != NULL && tb < pool->geom.blocks; tb++)
-        if (is_idle(s, tb)) return s->first_block + (uint32_t)tb;
+/* Any idle block: where a run of them begins, which the row takes next, in its own home or in that
+ * where it is missed least; else of the slot that victim() would drop from first. */
+static uint32_t
+any_spare(mt_kvpool *pool, size_t slot)
+{
+    const mt_kvslot *own = &pool->slots[slot], *best = NULL;
+    uint32_t found = own->lease->exposing ? MT_KV_ANY : first_of_run(pool, own);
+
+    for (size_t i = 0; found == MT_KV_ANY && i < pool->slot_count; i++) {
+        const mt_kvslot *s = &pool->slots[i];
+
+        if (s != own && s->idle > 0 && is_missed_less(s, best) &&
+            first_of_run(pool, s) != MT_KV_ANY)
+            best = s;
+    }
+    if (found != MT_KV_ANY) return found;
+    if (best != NULL) return first_of_run(pool, best);
+    best = victim(pool);
+    for (size_t tb = 0; best != NULL && tb < pool->geom.blocks; tb++)
+        if (is_idle(best, tb)) return best->first_block + (uint32_t)tb;
     return MT_KV_ANY;
 }
 
@@ -214,20 +243,29 @@ any_free(const mt_kvpool *pool, size_t slot)
  * others have named up to some place have to own all blocks up to there; the same where the row has
  * moved; else an idle one that lies there, or behind the row's last, or anywhere; a new one at its
  * own place; any. MT_KV_ANY: there is none in any home. */
-static uint32_t
-choose(mt_kvpool *pool, size_t slot, size_t tb)
+uint32_t
+mt_kvblock_nearest(const mt_kvpool *pool, size_t slot, size_t tb)
 {
     const mt_kvslot *s = &pool->slots[slot], *home = &pool->slots[s->home];
-    uint32_t own = s->first_block + (uint32_t)tb, here = block_here(pool, s, tb), found;
+    uint32_t own = s->first_block + (uint32_t)tb, here = block_here(pool, s, tb);
 
     if ((s->exposed || s->lease->exposing) && s->refs[tb] == 0) return own;
     if (home != s && is_free(pool, slot, home->first_block + (uint32_t)tb))
         return home->first_block + (uint32_t)tb;
     if (here != MT_KV_ANY && is_spare(pool, slot, here)) return here;
-    if (is_spare(pool, slot, own)) return own;
+    return is_spare(pool, slot, own) ? own : MT_KV_ANY;
+}
+
+static uint32_t
+choose(mt_kvpool *pool, size_t slot, size_t tb)
+{
+    const mt_kvslot *s = &pool->slots[slot];
+    uint32_t own = s->first_block + (uint32_t)tb, found = mt_kvblock_nearest(pool, slot, tb);
+
+    if (found != MT_KV_ANY) return found;
     found = may_scatter(pool) ? block_behind(pool, s, tb) : MT_KV_ANY;
     if (found != MT_KV_ANY && is_spare(pool, slot, found)) return found;
-    found = may_scatter(pool) ? any_spare(pool) : MT_KV_ANY;
+    found = may_scatter(pool) ? any_spare(pool, slot) : MT_KV_ANY;
     if (found != MT_KV_ANY) return found;
     return is_free(pool, slot, own) ? own : any_free(pool, slot);
 }
@@ -305,7 +343,8 @@ leave_to(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block, mt_error *err)
     if (st != MT_OK) return st;
     if (!pool->store.lazy && home->resident[place] && !lies_here)
         mt_kvmap_forget(pool, block, block + 1);
-    if (home->sights[place] > (lies_here ? pool->geom.units : 0)) mt_kvmap_yield(pool, block, slot);
+    if (mt_kvmap_is_elsewhere(pool, slot, tb, block)) mt_kvmap_yield(pool, block, slot);
+    mt_kvmap_forget_private(pool, slot, tb, block);
     home->let_go[place] = 0;
     return MT_OK;
 }

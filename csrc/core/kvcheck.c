@@ -30,7 +30,8 @@ count_sights(mt_kvpool *pool, bool back)
             for (size_t tb = 0; tb < s->seen[unit]; tb++) {
                 uint32_t have = mt_kvslot_have(pool, s, unit, tb), block = have >> 1;
 
-                if (!mt_kvhave_is_block(have)) continue;
+                if (!s->in_sight[unit * pool->geom.blocks + tb] || !mt_kvhave_is_block(have))
+                    continue;
                 mt_kvpool_home(pool, block)->sights[mt_kvpool_place(pool, block)] +=
                     back ? 1U : -1U;
             }
@@ -72,6 +73,9 @@ slot_holds(mt_kvpool *pool, size_t index)
         named += s->refs[tb] > 0;
         idle += s->refs[tb] == 0 && s->resident[tb];
     }
+    for (size_t unit = 0; unit < pool->geom.units; unit++)
+        for (size_t tb = s->seen[unit]; tb < pool->geom.blocks; tb++)
+            if (s->in_sight[unit * pool->geom.blocks + tb]) return false;
     return s->named == named && s->idle == idle && s->maps == mt_kvmap_count(pool, s);
 }
 
@@ -90,6 +94,7 @@ shown_holds(const mt_kvlease *lease, size_t row)
             uint32_t have = mt_kvslot_have(pool, s, unit, tb);
             uint32_t named = tb < s->taken ? s->table[tb] : MT_KV_ZERO;
 
+            if (!s->in_sight[unit * pool->geom.blocks + tb]) return false;
             if (have == MT_HAVE_ZERO || (s->exposed && tb >= s->taken)) continue;
             if (have >> 1 != named) return false;
         }

@@ -14,7 +14,7 @@
  * nobody else, or it is copied first; rings of rows that want each other's need one block more.
  *
  * What code wrote privately is put into blocks before all this (mt_kvgrow_keep_written). All blocks
- * are taken, and all addresses leave what their rows will not have, before the first copy: after
+ * are taken, and all addresses leave what only others will have, before the first copy: after
  * it, on a host, nothing can fail. */
 typedef struct move { /* the partial block of one new row */
     size_t row, source, tb, tokens;
@@ -214,7 +214,7 @@ copy_all(plan *p, mt_error *err)
 
 /* --- addresses --- */
 
-/* The row's addresses leave what its table will not name. */
+/* The row's addresses leave what its table will not name and others will. */
 static mt_status
 change_row(plan *p, size_t row, mt_error *err)
 {
@@ -228,6 +228,30 @@ change_row(plan *p, size_t row, mt_error *err)
     return mt_kvmap_become(pool, slot, p->table + row * pool->geom.blocks, p->taken[row], own, err);
 }
 
+static void
+count_name(const mt_kvpool *pool, uint32_t block, bool more)
+{
+    if (block == MT_KV_ZERO) return;
+    mt_kvpool_home(pool, block)->refs[mt_kvpool_place(pool, block)] += more ? 1 : UINT32_MAX;
+}
+
+/* Names are counted as they are to be after the change, for mt_kvmap_become; or as they are. */
+static void
+count_names(const plan *p, bool after)
+{
+    const mt_kvpool *pool = p->lease->pool;
+
+    for (size_t row = 0; row < p->n; row++)
+        for (size_t tb = 0; tb < p->taken[row]; tb++)
+            count_name(pool, p->table[row * pool->geom.blocks + tb], after);
+    for (size_t row = 0; row < p->lease->rows; row++) {
+        const mt_kvslot *s = mt_kvlease_slot(p->lease, row);
+
+        for (size_t tb = 0; tb < s->taken; tb++)
+            count_name(pool, s->table[tb], !after);
+    }
+}
+
 /* pre: all blocks are taken. Undone, as far as the system lets it be, when it fails. */
 static mt_status
 change_rows(plan *p, mt_error *err)
@@ -238,8 +262,10 @@ change_rows(plan *p, mt_error *err)
 
     for (size_t i = 0; i < p->move_count; i++)
         p->table[p->moves[i].row * n + p->moves[i].tb] = p->moves[i].to;
+    count_names(p, true);
     for (row = 0; st == MT_OK && row < lease->max_rows; row++)
         st = change_row(p, row, err);
+    count_names(p, false);
     while (st != MT_OK && row-- > 0) {
         (void)mt_kvmap_restore(lease->pool, lease->first + row); /* or when it is used */
         mt_kvlease_unready(lease, row);
@@ -271,6 +297,16 @@ copy_lengths(plan *p)
     }
 }
 
+/* Other rows that let go of the block as well may name it still: none does in the end, or this
+ * row's addresses have left it. */
+static void
+let_go(const plan *p, size_t row, uint32_t block)
+{
+    if (block == MT_KV_ZERO) return;
+    mt_kvblock_note_shown(p->lease->pool, p->lease->first + row, block);
+    mt_kvblock_unname(p->lease->pool, block);
+}
+
 /* What the row has in both tables it has at the same place: that goes on being named. */
 static void
 let_go_of_row(const plan *p, size_t row)
@@ -283,7 +319,7 @@ let_go_of_row(const plan *p, size_t row)
         if (row < p->n && tb < p->taken[row] && table[tb] == s->table[tb])
             mt_kvblock_unname(pool, s->table[tb]);
         else
-            mt_kvblock_let_go(pool, p->lease->first + row, tb, s->table[tb]);
+            let_go(p, row, s->table[tb]);
     s->taken = 0;
 }
 

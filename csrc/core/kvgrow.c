@@ -174,6 +174,22 @@ mt_kvgrow_own(mt_kvjournal *j, size_t row, size_t lo, size_t hi, mt_error *err)
     return st;
 }
 
+mt_status
+mt_kvgrow_extend_nearest(mt_kvjournal *j, size_t row, size_t hi, mt_error *err)
+{
+    mt_kvlease *lease = j->lease;
+    size_t tb = mt_kvlease_slot(lease, row)->taken;
+    mt_status st = MT_OK;
+
+    for (; st == MT_OK && tb < hi; tb++) {
+        uint32_t block = mt_kvblock_nearest(lease->pool, lease->first + row, tb);
+
+        if (block == MT_KV_ANY) return MT_OK;
+        st = renew(j, row, tb, block, 0, err);
+    }
+    return st;
+}
+
 /* --- moving --- */
 
 /* Nobody but the row itself, alone and at the block's own place, names one of blocks [0, hi). */
@@ -242,7 +258,7 @@ mt_kvgrow_move(mt_kvjournal *j, size_t row, size_t view, mt_error *err)
     mt_kvlease_slot(lease, row)->home = home;
     if ((st = copy_to(j, row, hi, home, err)) != MT_OK) return st;
     mt_kvlease_unready(lease, row);
-    return mt_kvmap_move(lease->pool, lease->first + row, home, err);
+    return mt_kvmap_move(lease->pool, lease->first + row, home, hi, err);
 }
 
 /* --- following at once --- */

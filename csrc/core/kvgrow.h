@@ -40,6 +40,10 @@ size_t mt_kvgrow_missing(const mt_kvlease *lease, size_t row, size_t lo, size_t 
 /* Rows' blocks [lo, hi) become theirs alone; those past the table's end are added. */
 mt_status mt_kvgrow_own(mt_kvjournal *j, size_t row, size_t lo, size_t hi, mt_error *err);
 
+/* Of the blocks past the table's end, up to place hi, the row takes those that lie nearest, as long
+ * as there are any, so that no other row takes them first. pre: they are promised. */
+mt_status mt_kvgrow_extend_nearest(mt_kvjournal *j, size_t row, size_t hi, mt_error *err);
+
 /* The row's blocks become copies of its own in one home, its own where nobody else names a block
  * there, and all its addresses map that home: one stretch. Blocks are added, of zeros, for the
  * first `view` places and for all others that a view has ever reached, so that no view shows what

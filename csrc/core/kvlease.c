@@ -279,6 +279,8 @@ prepare_locked(mt_kvlease *lease, size_t layer, size_t view, mt_error *err)
     mt_kvjournal_begin(&j, lease);
     st = promise_rows(&j, layer, view, err);
     for (size_t row = 0; st == MT_OK && row < lease->rows; row++)
+        st = mt_kvgrow_extend_nearest(&j, row, written(lease, layer, row, view).hi, err);
+    for (size_t row = 0; st == MT_OK && row < lease->rows; row++)
         st = prepare_row(&j, layer, row, view, err);
     if (st == MT_OK)
         st = mt_kvgrow_follow_copies(&j, mt_kvgeom_unit(&lease->pool->geom, layer),

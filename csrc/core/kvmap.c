@@ -44,24 +44,50 @@ count_sight(mt_kvpool *pool, uint32_t have, bool more)
     }
 }
 
-/* Places [0, end) of the unit are in a view now. */
-static void
-see(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t end)
+static bool
+is_in_sight(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, size_t tb)
 {
-    for (size_t tb = s->seen[unit]; tb < end; tb++)
-        count_sight(pool, mt_kvslot_have(pool, s, unit, tb), true);
-    if (s->seen[unit] < end) s->seen[unit] = (uint32_t)end;
+    return s->in_sight[unit * pool->geom.blocks + tb];
 }
 
-/* All of the slot's addresses are mapped anew: the system has no page-table entries there. */
+static void
+set_in_sight(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t tb, bool in_sight)
+{
+    if (is_in_sight(pool, s, unit, tb) == in_sight) return;
+    s->in_sight[unit * pool->geom.blocks + tb] = in_sight;
+    count_sight(pool, mt_kvslot_have(pool, s, unit, tb), in_sight);
+}
+
+/* These places of the unit are in a view now. */
+static void
+see(mt_kvpool *pool, mt_kvslot *s, size_t unit, const mt_kvspan *span)
+{
+    for (size_t tb = span->lo; tb < span->hi; tb++)
+        set_in_sight(pool, s, unit, tb, true);
+    if (s->seen[unit] < span->hi) s->seen[unit] = (uint32_t)span->hi;
+}
+
+/* The system has no page-table entries for the slot's addresses. */
 static void
 see_nothing(mt_kvpool *pool, mt_kvslot *s)
 {
     for (size_t unit = 0; unit < pool->geom.units; unit++) {
         for (size_t tb = 0; tb < s->seen[unit]; tb++)
-            count_sight(pool, mt_kvslot_have(pool, s, unit, tb), false);
+            set_in_sight(pool, s, unit, tb, false);
         if (s->seen[unit] > 0) s->seen[unit] = 0;
     }
+}
+
+bool
+mt_kvmap_is_elsewhere(const mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+{
+    const mt_kvslot *s = &pool->slots[slot], *home = mt_kvpool_home(pool, block);
+    size_t place = mt_kvpool_place(pool, block);
+    size_t here = home->windowed[place] ? pool->geom.units : 0;
+
+    for (size_t unit = 0; unit < pool->geom.units; unit++)
+        here += is_in_sight(pool, s, unit, tb) && mt_kvslot_have(pool, s, unit, tb) >> 1 == block;
+    return home->sights[place] > here;
 }
 
 void
@@ -84,7 +110,7 @@ set_have(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t tb, uint32_t have)
     uint32_t value = have ^ mt_kvslot_fresh(s, tb);
 
     if (*changed == value) return; /* an array of zeros that nobody writes to is free */
-    if (tb < s->seen[unit]) {
+    if (is_in_sight(pool, s, unit, tb)) {
         count_sight(pool, mt_kvslot_have(pool, s, unit, tb), false);
         count_sight(pool, have, true);
     }
@@ -238,7 +264,7 @@ map_changes(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, mt_error *e
                continues(pool, m.want[hi - 1], m.want[hi]))
             hi++;
         for (size_t tb = lo; st == MT_OK && tb < hi; tb++)
-            if (m.had[tb] == (m.want[tb] | MT_HAVE_PRIVATE))
+            if (m.had[tb] == (m.want[tb] | MT_HAVE_PRIVATE) && is_in_sight(pool, s, unit, tb))
                 st = keep_written(pool, s, unit, tb, err);
         if (st != MT_OK) return st;
         st = map_run(pool, s, unit, lo, hi, m.want[lo], err);
@@ -268,6 +294,13 @@ may_have(mt_kvpool *pool, size_t maps)
     pool->maps_allowed = pool->maps + store->maps_left(store->ctx) / 4;
     pool->refusals = maps > pool->maps_allowed;
     return pool->refusals == 0;
+}
+
+/* Whether the pool has so few stretches that it may keep some for later. */
+static bool
+has_plenty(const mt_kvpool *pool)
+{
+    return pool->maps <= pool->store.max_maps / 4;
 }
 
 static void
@@ -302,6 +335,21 @@ change(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, mt_error *err)
     return change_anyway(pool, s, unit, m, err);
 }
 
+void
+mt_kvmap_forget_private(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+{
+    mt_kvslot *s = &pool->slots[slot];
+
+    for (size_t unit = 0; unit < pool->geom.units; unit++) {
+        size_t before;
+
+        if (mt_kvslot_have(pool, s, unit, tb) != (block << 1 | MT_HAVE_PRIVATE)) continue;
+        before = stretches(pool, s, maps_of(pool, s, unit).had);
+        set_have(pool, s, unit, tb, MT_HAVE_UNKNOWN);
+        recount_unit(pool, s, unit, before);
+    }
+}
+
 /* --- following the table --- */
 
 static uint32_t
@@ -310,31 +358,37 @@ named_at(const mt_kvslot *s, size_t tb)
     return tb < s->taken ? s->table[tb] : MT_KV_ZERO;
 }
 
-/* What place tb should map, and whether `have` serves already. */
+/* What place tb should map, if not what it has. A row that wrote to a block which others name as
+ * well goes on mapping it as it did; but not one that finds it mapped so by the row before it. */
 static uint32_t
-wanted(const mt_kvpool *pool, const mt_kvslot *s, size_t tb, bool write, uint32_t have)
+wanted(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, size_t tb, bool write)
 {
     uint32_t block = named_at(s, tb), shared = block << 1;
+    uint32_t have = mt_kvslot_have(pool, s, unit, tb);
 
     if (tb >= s->taken && s->exposed && s->refs[tb] == 0) return own_block(s, tb) << 1;
     if (block == MT_KV_ZERO) return MT_HAVE_ZERO;
-    if (have == shared || (!write && have == (shared | MT_HAVE_PRIVATE))) return have;
+    if (!write && have == (shared | MT_HAVE_PRIVATE)) return have;
     if (write || mt_kvpool_refs(pool, block) == 1) return shared;
+    if (have == shared && (s->exposed || is_in_sight(pool, s, unit, tb))) return have;
     return shared | MT_HAVE_PRIVATE;
 }
 
-/* The same for what lies ahead costs nothing now and a call per range later. Not where a view has
- * been: it shows zeros there, and goes on to. */
+/* The same for what lies ahead costs nothing now and a call per range later: zeros, or the blocks
+ * behind a row's last one, which it will rather take than others. Not where a view has been: it
+ * shows zeros there, and goes on to. */
 static void
 look_ahead(const mt_kvpool *pool, const mt_kvslot *s, unit_maps m, size_t end, bool write)
 {
     uint32_t last = m.want[end - 1];
-    bool own = last == own_block(s, end - 1) << 1 && write;
 
     if (!pool->store.lazy || end < s->taken || end < s->reach || last == m.had[end - 1]) return;
-    if (last != MT_HAVE_ZERO && !own) return;
-    for (size_t tb = end; tb < pool->geom.blocks; tb++)
-        m.want[tb] = own ? own_block(s, tb) << 1 : MT_HAVE_ZERO;
+    if (last == MT_HAVE_ZERO)
+        for (size_t tb = end; tb < pool->geom.blocks; tb++)
+            m.want[tb] = MT_HAVE_ZERO;
+    else if (write)
+        for (size_t tb = end; tb < pool->geom.blocks && continues(pool, last, last + 2); tb++)
+            m.want[tb] = last += 2;
 }
 
 mt_status
@@ -348,14 +402,14 @@ mt_kvmap_follow(mt_kvpool *pool, size_t slot, size_t unit, const mt_kvspan *span
 
     s->reach = mt_size_max(s->reach, mt_size_max(span->hi, s->taken));
     for (size_t tb = span->lo; tb < span->hi; tb++) {
-        m.want[tb] = wanted(pool, s, tb, tb >= write->lo && tb < write->hi, m.had[tb]);
+        m.want[tb] = wanted(pool, s, unit, tb, tb >= write->lo && tb < write->hi);
         changed |= m.want[tb] != m.had[tb];
     }
     if (changed) {
         look_ahead(pool, s, m, span->hi, write->hi > write->lo);
         st = change(pool, s, unit, m, err);
     }
-    if (st == MT_OK) see(pool, s, unit, span->hi);
+    if (st == MT_OK) see(pool, s, unit, span);
     return st;
 }
 
@@ -402,7 +456,7 @@ follow_anyway(mt_kvpool *pool, mt_kvslot *s, bool all, mt_error *err)
 
         for (size_t tb = 0; tb < s->reach; tb++) {
             if (!all && !is_astray(pool, s, tb, m.had[tb])) continue;
-            m.want[tb] = wanted(pool, s, tb, false, m.had[tb]);
+            m.want[tb] = wanted(pool, s, unit, tb, false);
             changed |= m.want[tb] != m.had[tb];
         }
         if (changed) st = change_anyway(pool, s, unit, m, err);
@@ -479,13 +533,18 @@ mt_kvmap_leave(mt_kvpool *pool, size_t slot, size_t lo, size_t hi, mt_error *err
     return st == MT_OK || !pool->store.lazy ? st : map_whole(pool, s, MT_HAVE_ZERO, err);
 }
 
-/* Whether a place that maps `have` must leave it before the row's table becomes another one. */
+/* Whether a place that maps `have` must leave it before the row's table becomes another one. Where
+ * stretches run short it leaves what nobody is to have as well: mt_kvmap_clear could not refuse. */
 static bool
 must_change(const mt_kvpool *pool, const mt_kvslot *s, size_t tb, uint32_t have, uint32_t next)
 {
+    const mt_kvslot *home;
+
     if (have == MT_HAVE_UNKNOWN) return true;
     if (!mt_kvhave_is_block(have) || have >> 1 == next) return false;
-    return have >> 1 == named_at(s, tb) || mt_kvpool_refs(pool, have >> 1) > 0;
+    if (have >> 1 == named_at(s, tb) && !has_plenty(pool)) return true;
+    home = mt_kvpool_home(pool, have >> 1);
+    return mt_kvpool_refs(pool, have >> 1) > 0 || (home->exposed && home != s);
 }
 
 /* A new table's blocks are mapped privately, but for the row's own one: whether it will be alone
@@ -555,15 +614,16 @@ main_home(const mt_kvpool *pool, const mt_kvslot *s)
     return best;
 }
 
-/* Whether following the table block by block touches less than half of it. */
+/* Whether following the table block by block touches the last one at most, which a row that was
+ * here before had a copy of. Anything else takes a call for each range. */
 static bool
-mostly_mapped(const mt_kvpool *pool, const mt_kvslot *s)
+is_mapped(const mt_kvpool *pool, const mt_kvslot *s)
 {
     size_t same = 0;
 
     for (size_t tb = 0; tb < s->taken; tb++)
         same += mt_kvslot_have(pool, s, 0, tb) >> 1 == s->table[tb];
-    return 2 * same >= s->taken;
+    return same + 1 >= s->taken;
 }
 
 mt_status
@@ -572,16 +632,22 @@ mt_kvmap_alias(mt_kvpool *pool, size_t slot, mt_error *err)
     mt_kvslot *s = &pool->slots[slot];
     uint32_t first;
 
-    if (!pool->store.lazy || s->taken == 0 || mostly_mapped(pool, s)) return MT_OK;
+    if (!pool->store.lazy || s->taken == 0 || is_mapped(pool, s)) return MT_OK;
     if ((first = main_home(pool, s)) == MT_KV_ZERO || first == s->first_block) return MT_OK;
     return map_whole(pool, s, first << 1 | MT_HAVE_PRIVATE, err);
 }
 
 mt_status
-mt_kvmap_move(mt_kvpool *pool, size_t slot, size_t home, mt_error *err)
+mt_kvmap_move(mt_kvpool *pool, size_t slot, size_t home, size_t end, mt_error *err)
 {
+    mt_kvslot *s = &pool->slots[slot];
+    mt_kvspan views = {0, end};
+    mt_status st = map_whole(pool, s, pool->slots[home].first_block << 1, err);
+
     assert(pool->store.lazy);
-    return map_whole(pool, &pool->slots[slot], pool->slots[home].first_block << 1, err);
+    for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++)
+        see(pool, s, unit, &views);
+    return st;
 }
 
 static void
@@ -601,87 +667,147 @@ mt_kvmap_relax(mt_kvpool *pool)
     return pool->maps < before;
 }
 
-void
-mt_kvmap_yield(mt_kvpool *pool, uint32_t block, size_t slot)
-{
-    for (size_t i = 0; pool->store.lazy && i < pool->slot_count; i++) {
-        mt_kvslot *s = &pool->slots[i];
-
-        if (s->lease != NULL || i == slot) continue;
-        for (size_t tb = 0; tb < s->seen[0]; tb++) {
-            if (mt_kvslot_have(pool, s, 0, tb) >> 1 != block) continue;
-            reset(pool, s);
-            break;
-        }
-    }
-}
-
 /* --- the end of a row, the end of a block --- */
-
-static bool
-is_private(uint32_t have)
-{
-    return (have & MT_HAVE_PRIVATE) != 0; /* the special values are even */
-}
-
-/* Whether the row, which is over, maps what others map as well. */
-static bool
-maps_again(const mt_kvpool *pool, const mt_kvslot *s)
-{
-    size_t unit = 0;
-
-    while (unit + 1 < pool->geom.units && s->seen[unit] == 0)
-        unit++;
-    for (size_t tb = 0; tb < s->seen[unit]; tb++) {
-        uint32_t have = mt_kvslot_have(pool, s, unit, tb);
-        const mt_kvslot *home;
-        size_t place, once = pool->geom.units;
-
-        if (!mt_kvhave_is_block(have)) continue;
-        home = mt_kvpool_home(pool, have >> 1);
-        place = mt_kvpool_place(pool, have >> 1);
-        if (home->windowed[place]) once += pool->geom.units;
-        if (home->refs[place] > 0 || home->sights[place] > once) return true;
-    }
-    return false;
-}
 
 /* Whether what code wrote at a place that maps `have` is in no block: it stays with the addresses.
  */
 static bool
 holds_writes(uint32_t have)
 {
-    return have == MT_HAVE_ZERO || is_private(have);
+    return have == MT_HAVE_ZERO || (mt_kvhave_is_block(have) && (have & MT_HAVE_PRIVATE));
 }
 
-/* For the next row at these addresses, which is to find blocks and zeros. */
-static void
-forget_writes(mt_kvpool *pool, mt_kvslot *s)
+/* Whether a row, or other addresses, have the block as well. */
+static bool
+is_shown_again(const mt_kvpool *pool, uint32_t have)
 {
-    size_t any = 0, units = pool->geom.units;
+    size_t place, once = pool->geom.units;
+    const mt_kvslot *home;
 
-    for (size_t unit = 0; unit < units; unit++)
-        for (size_t tb = 0; tb < s->reach; tb++)
-            any += holds_writes(mt_kvslot_have(pool, s, unit, tb));
-    if (any == 0) return;
-    if (pool->store.settle(pool->store.ctx, s->base, pool->geom.slot_bytes, NULL) == MT_OK) return;
-    for (size_t unit = 0; unit < units; unit++)
-        for (size_t tb = 0; tb < pool->geom.blocks; tb++)
-            if (holds_writes(mt_kvslot_have(pool, s, unit, tb)))
-                set_have(pool, s, unit, tb, MT_HAVE_UNKNOWN);
-    recount(pool, s);
+    if (!mt_kvhave_is_block(have)) return false;
+    home = mt_kvpool_home(pool, have >> 1);
+    place = mt_kvpool_place(pool, have >> 1);
+    if (home->windowed[place]) once += pool->geom.units;
+    return home->refs[place] > 0 || home->sights[place] > once;
+}
+
+/* Whether the place of a row that is over must be settled. */
+static bool
+must_settle(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, size_t tb)
+{
+    uint32_t have = mt_kvslot_have(pool, s, unit, tb);
+
+    if (tb < s->reach && holds_writes(have)) return true;
+    return is_in_sight(pool, s, unit, tb) && is_shown_again(pool, have);
+}
+
+static mt_status
+settle_run(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t lo, size_t hi)
+{
+    const mt_kvgeom *g = &pool->geom;
+    char *at = s->base + at_place(pool, unit, lo);
+    mt_status st = MT_OK;
+
+    for (size_t r = 0; st == MT_OK && r < g->unit_ranges; r++, at += g->range_bytes)
+        st = pool->store.settle(pool->store.ctx, at, (hi - lo) * g->part_bytes, NULL);
+    for (size_t tb = lo; st == MT_OK && tb < hi; tb++)
+        set_in_sight(pool, s, unit, tb, false);
+    return st;
+}
+
+static mt_status
+settle_unit(mt_kvpool *pool, mt_kvslot *s, size_t unit)
+{
+    size_t end = mt_size_max(s->seen[unit], s->reach);
+    mt_status st = MT_OK;
+
+    for (size_t lo = 0, hi; st == MT_OK && lo < end; lo = hi + 1) {
+        for (hi = lo; hi < end && must_settle(pool, s, unit, hi);)
+            hi++;
+        if (hi > lo) st = settle_run(pool, s, unit, lo, hi);
+    }
+    return st;
+}
+
+static mt_status
+settle_whole(mt_kvpool *pool, mt_kvslot *s)
+{
+    mt_status st = pool->store.settle(pool->store.ctx, s->base, pool->geom.slot_bytes, NULL);
+
+    if (st == MT_OK) see_nothing(pool, s);
+    return st;
+}
+
+/* Places of the slot that must be settled, and others that are in sight. */
+typedef struct settling {
+    size_t must, others;
+} settling;
+
+static settling
+to_settle(const mt_kvpool *pool, const mt_kvslot *s)
+{
+    settling n = {0, 0};
+
+    for (size_t unit = 0; unit < pool->geom.units; unit++)
+        for (size_t tb = 0; tb < mt_size_max(s->seen[unit], s->reach); tb++)
+            if (must_settle(pool, s, unit, tb))
+                n.must++;
+            else
+                n.others += is_in_sight(pool, s, unit, tb);
+    return n;
+}
+
+/* Whether a slot that nobody uses may keep its stretches: not so many that others lack them, nor so
+ * scattered that the next row would rather not find them. */
+static bool
+may_keep(const mt_kvpool *pool, const mt_kvslot *s)
+{
+    enum { EACH_RANGE = 3 }; /* what is shared, the row's own, and what lies ahead */
+
+    return has_plenty(pool) &&
+           s->maps <= EACH_RANGE * pool->geom.units * pool->geom.unit_ranges;
 }
 
 void
 mt_kvmap_settle(mt_kvpool *pool, size_t slot)
 {
     mt_kvslot *s = &pool->slots[slot];
+    settling n = {0, 0};
+    mt_status st = MT_OK;
 
     assert(s->lease == NULL);
-    if (pool->store.lazy && maps_again(pool, s))
+    if (!pool->store.lazy) return;
+    n = to_settle(pool, s);
+    if (n.must == 0) return;
+    if (!may_keep(pool, s)) {
         reset(pool, s);
-    else if (pool->store.private_writes)
-        forget_writes(pool, s);
+        return;
+    }
+    if (n.others == 0) st = settle_whole(pool, s);
+    for (size_t unit = 0; st == MT_OK && n.others > 0 && unit < pool->geom.units; unit++)
+        st = settle_unit(pool, s, unit);
+    if (st != MT_OK) reset(pool, s);
+}
+
+static bool
+has_in_sight(const mt_kvpool *pool, const mt_kvslot *s, uint32_t block)
+{
+    for (size_t unit = 0; unit < pool->geom.units; unit++)
+        for (size_t tb = 0; tb < s->seen[unit]; tb++)
+            if (is_in_sight(pool, s, unit, tb) && mt_kvslot_have(pool, s, unit, tb) >> 1 == block)
+                return true;
+    return false;
+}
+
+void
+mt_kvmap_yield(mt_kvpool *pool, uint32_t block, size_t slot)
+{
+    for (size_t i = 0; pool->store.lazy && i < pool->slot_count; i++) {
+        mt_kvslot *s = &pool->slots[i];
+
+        if (s->lease != NULL || i == slot || !has_in_sight(pool, s, block)) continue;
+        if (settle_whole(pool, s) != MT_OK) reset(pool, s);
+    }
 }
 
 /* A live row's stale views read zeros from now on, rather than nothing at all. */

@@ -8,16 +8,16 @@
 /* --- arenas --- */
 
 /* One piece of memory per slot: words for refs, let_go, sights and the table, and for maps and
- * seen; then resident and windowed. */
+ * seen; then resident, windowed and in_sight. */
 static bool
 slot_array_bytes(const mt_kvgeom *g, size_t *words, size_t *bytes)
 {
-    size_t units;
+    size_t places, units;
 
-    return mt_size_mul(g->units, g->blocks, &units) && mt_size_add(units, g->units, &units) &&
+    return mt_size_mul(g->units, g->blocks, &places) && mt_size_add(places, g->units, &units) &&
            mt_size_mul(4, g->blocks, words) && mt_size_add(*words, units, words) &&
            mt_size_mul(*words, sizeof(uint32_t), bytes) &&
-           mt_size_add(*bytes, 2 * g->blocks * sizeof(bool), bytes);
+           mt_size_add(*bytes, (2 * g->blocks + places) * sizeof(bool), bytes);
 }
 
 static bool
@@ -38,6 +38,7 @@ slot_init(mt_kvpool *pool, mt_kvslot *s, size_t index)
     s->seen = s->changed + pool->geom.units * n;
     s->resident = (bool *)(array + words);
     s->windowed = s->resident + n;
+    s->in_sight = s->windowed + n;
     return true;
 }
 

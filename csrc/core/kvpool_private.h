@@ -56,7 +56,7 @@ typedef struct mt_kvslot {
     /* Of the home's blocks, [blocks]: */
     uint32_t *refs;   /* rows that name it */
     uint32_t *let_go; /* the slot + 1 whose row let go of it and may map it still; MT_KV_MANY; 0 */
-    uint32_t *sights; /* places of units of all slots that map it and are in sight, see seen */
+    uint32_t *sights; /* places of units of all slots that map it and are in sight */
     bool *resident;   /* it is physical, as far as we took it */
     bool *windowed;   /* its window was used, and counts as a sight in each unit */
     size_t named;     /* blocks with refs > 0 */
@@ -66,8 +66,9 @@ typedef struct mt_kvslot {
     size_t taken;      /* table[0 .. taken) is valid: covers the row's tokens */
     size_t reach;      /* places [0, reach) were in a view or the table since it was lent */
     uint32_t *changed; /* [units x blocks] mappings, each xor what a new arena maps there */
-    uint32_t *seen;    /* [units] places [0, seen) were mapped for a view: the system has page-table
-                        * entries for them, and counts them in the resident set */
+    bool *in_sight;    /* [units x blocks] mapped for a view, and not settled since: the system may
+                        * have page-table entries, and then counts the resident set by them */
+    uint32_t *seen;    /* [units] places from here on are not in sight */
     size_t maps;       /* stretches its addresses are mapped in, beyond the arena's one */
     size_t home;       /* the slot whose home the row moved to; its own where it did not */
     bool lazy;         /* a new arena maps the home, not nothing */
@@ -196,6 +197,9 @@ void mt_kvblock_unpromise(mt_kvlease *lease, size_t blocks);
  * place. pre: a promise is left; refs of `exact` are 0. */
 mt_status mt_kvblock_take(mt_kvlease *lease, size_t slot, size_t tb, uint32_t exact,
                           uint32_t *block, mt_error *err);
+/* The block for place tb that is idle and mapped there without a call, or is the row's own one of
+ * that place; MT_KV_ANY where there is none, or the place is no longer to have what lies there. */
+uint32_t mt_kvblock_nearest(const mt_kvpool *pool, size_t slot, size_t tb);
 /* Undoes a take: the block is idle, the promise is back. */
 void mt_kvblock_untake(mt_kvlease *lease, size_t slot, size_t tb, uint32_t block);
 void mt_kvblock_name(mt_kvpool *pool, uint32_t block); /* pre: refs > 0. MT_KV_ZERO is ignored */
@@ -230,8 +234,9 @@ void mt_kvblock_fit(mt_kvpool *pool);
  * `write` writable. MT_EAGAIN when that would take more stretches than there may be. */
 mt_status mt_kvmap_follow(mt_kvpool *pool, size_t slot, size_t unit, const mt_kvspan *see,
                           const mt_kvspan *write, mt_error *err);
-/* Maps one home at all addresses of the slot, for writing: one stretch. Lazy stores. */
-mt_status mt_kvmap_move(mt_kvpool *pool, size_t slot, size_t home, mt_error *err);
+/* Maps one home at all addresses of the slot, for writing: one stretch. Views show places [0, end).
+ * Lazy stores. */
+mt_status mt_kvmap_move(mt_kvpool *pool, size_t slot, size_t home, size_t end, mt_error *err);
 /* Maps the slot's own home at blocks [taken, end) of the unit, for writing. Lazy stores. */
 mt_status mt_kvmap_home(mt_kvpool *pool, size_t slot, size_t unit, mt_error *err);
 /* One mapping of a whole home, where that is what most of the table names and not mapped yet. */
@@ -242,8 +247,8 @@ mt_status mt_kvmap_clear(mt_kvpool *pool, mt_error *err);
 /* The row's addresses leave those of its blocks [lo, hi) that it must leave before it lets go of
  * them: zeros; where that fails, all of its addresses are zeros, until they are used again. */
 mt_status mt_kvmap_leave(mt_kvpool *pool, size_t slot, size_t lo, size_t hi, mt_error *err);
-/* The same for all blocks that somebody names and another table, which is to be the row's, does
- * not: its blocks. `own` is one of that table that is to be the row's alone; or MT_KV_ZERO. */
+/* The same for all blocks that somebody is to name and another table, which is to be the row's, does
+ * not: its blocks. pre: refs count names as they are to be. `own` is one of that table that is to be the row's alone; or MT_KV_ZERO. */
 mt_status mt_kvmap_become(mt_kvpool *pool, size_t slot, const uint32_t *table, size_t taken,
                           uint32_t own, mt_error *err);
 /* The row's addresses show again what its table names, wherever a view has been, after a change
@@ -251,11 +256,17 @@ mt_status mt_kvmap_become(mt_kvpool *pool, size_t slot, const uint32_t *table, s
 mt_status mt_kvmap_restore(mt_kvpool *pool, size_t slot);
 /* What the row wrote privately over its block tb goes into the block. pre: it is its own. */
 mt_status mt_kvmap_keep(mt_kvpool *pool, size_t slot, size_t tb, mt_error *err);
-/* Free slots that map the block, which another row takes, map their own homes. */
+/* Whether the block is in sight anywhere but at place tb of the slot. */
+bool mt_kvmap_is_elsewhere(const mt_kvpool *pool, size_t slot, size_t tb, uint32_t block);
+/* The row takes the block for place tb: what it wrote privately there before, when it had the block
+ * as well, is nothing that the block is to hold. */
+void mt_kvmap_forget_private(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block);
+/* Free slots have the block, which another row takes, in sight no more. */
 void mt_kvmap_yield(mt_kvpool *pool, uint32_t block, size_t slot);
 /* All free slots map their own homes; false: none had anything to give. */
 bool mt_kvmap_relax(mt_kvpool *pool);
-/* The row is over: forgets private writes, and mappings of blocks that others map as well. */
+/* The row is over: forgets private writes, and what others map as well is in sight no more. What is
+ * mapped stays mapped for the next row, unless the pool has very many stretches. */
 void mt_kvmap_settle(mt_kvpool *pool, size_t slot);
 /* Nobody maps blocks [first, end) after it; for stores that are not lazy. */
 void mt_kvmap_forget(mt_kvpool *pool, uint32_t first, uint32_t end);

@@ -70,8 +70,9 @@ typedef struct mt_store_ops {
     /* Leaves the addresses unmapped, when that work is done. Only where !lazy. Cannot fail. */
     void (*unmap)(void *ctx, void *at, size_t bytes);
     /* Forgets what was written through MT_MAP_PRIVATE mappings and those of zeros in
-     * [at, at + bytes), if anything: they read the page again, and zeros. Takes about 25 ns a
-     * mapped page. On failure a part of it may be forgotten already. */
+     * [at, at + bytes), if anything: they read the page again, and zeros. Where lazy, the system
+     * does not count the pages there as the process's until they are touched again; what is mapped
+     * stays mapped. On failure a part of it may be forgotten already. */
     mt_status (*settle)(void *ctx, void *at, size_t bytes, mt_error *err);
     /* Bytes from `at` to the first page of [at, at + bytes) that was written to on its own account:
      * through MT_MAP_PRIVATE or map_zero; `bytes` where there is none. May name a page that was

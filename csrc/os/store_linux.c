@@ -32,7 +32,7 @@ typedef struct scan_region {
 } scan_region;
 
 #define SCAN_REQUEST _IOWR('f', 16, scan_arg)
-enum { SCAN_FILE = 1 << 2, SCAN_PRESENT = 1 << 3, SCAN_SWAPPED = 1 << 4, SCAN_REGIONS = 64 };
+enum { SCAN_FILE = 1 << 2, SCAN_PRESENT = 1 << 3, SCAN_SWAPPED = 1 << 4 };
 
 /* Of an entry of /proc/self/pagemap, in any version: present or swapped; a page of a file, or one
  * that is shared. */
@@ -393,26 +393,23 @@ linux_map_zero(void *ctx, void *at, size_t bytes, mt_error *err)
 }
 
 static mt_status
-forget(const store *s, uint64_t start, uint64_t end, mt_error *err)
+linux_settle(void *ctx, void *at, size_t bytes, mt_error *err)
 {
-    void *at = (void *)(uintptr_t)start; // NOLINT(performance-no-int-to-ptr)
+    const store *s = ctx;
 
-    if (s->sys->madvise(at, (size_t)(end - start), MADV_DONTNEED) != 0)
-        return fail(err, "madvise", (size_t)(end - start));
-    return MT_OK;
+    return s->sys->madvise(at, bytes, MADV_DONTNEED) == 0 ? MT_OK : fail(err, "madvise", bytes);
 }
 
-/* Finds pages of [*start, end) that are no page of a file, and moves *start to where it looked to.
- * Returns how many regions; -1: the page table cannot be asked. */
+/* Finds the first pages of [*start, end) that are no page of a file, and moves *start to where it
+ * looked to. Returns how many regions, at most 1; -1: the page table cannot be asked. */
 static int
-find_copies(const store *s, int pagemap, uint64_t *start, uint64_t end, scan_region *found,
-            int most)
+find_copy(const store *s, int pagemap, uint64_t *start, uint64_t end, scan_region *found)
 {
     scan_arg arg = {.size = sizeof arg,
                     .start = *start,
                     .end = end,
                     .vec = (uintptr_t)found,
-                    .vec_len = (uint64_t)most,
+                    .vec_len = 1,
                     .category_inverted = SCAN_FILE, /* FILE must be 0 */
                     .category_mask = SCAN_FILE,
                     .category_anyof_mask = SCAN_PRESENT | SCAN_SWAPPED,
@@ -422,40 +419,6 @@ find_copies(const store *s, int pagemap, uint64_t *start, uint64_t end, scan_reg
     if (n < 0 || arg.walk_end <= *start) return -1;
     *start = arg.walk_end;
     return n;
-}
-
-/* Forgets them, and moves *start on as far as that is done. MT_EAGAIN: the page table cannot be
- * asked. */
-static mt_status
-forget_copies(const store *s, int pagemap, uint64_t *start, uint64_t end, mt_error *err)
-{
-    scan_region found[SCAN_REGIONS];
-    mt_status st = MT_OK;
-
-    while (st == MT_OK && *start < end) {
-        int n = find_copies(s, pagemap, start, end, found, SCAN_REGIONS);
-
-        if (n < 0) return MT_EAGAIN;
-        for (int i = 0; i < n && st == MT_OK; i++)
-            st = forget(s, found[i].start, found[i].end, err);
-    }
-    return st;
-}
-
-static mt_status
-linux_settle(void *ctx, void *at, size_t bytes, mt_error *err)
-{
-    const store *s = ctx;
-    uint64_t start = (uintptr_t)at, end = start + bytes;
-    mt_status st = MT_EAGAIN;
-    /* Opened anew each time: in the child of a fork an older one would show the parent's pages. */
-    int pagemap = s->sys->open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-
-    if (pagemap >= 0) {
-        st = forget_copies(s, pagemap, &start, end, err);
-        s->sys->close(pagemap);
-    }
-    return st == MT_EAGAIN ? forget(s, start, end, err) : st;
 }
 
 /* The same for one region, by the entries of the page table one by one, for kernels before 6.7: the
@@ -487,11 +450,12 @@ linux_written(void *ctx, void *at, size_t bytes)
     const store *s = ctx;
     uint64_t start = (uintptr_t)at, end = start + bytes;
     scan_region found;
+    /* Opened anew each time: in the child of a fork an older one would show the parent's pages. */
     int pagemap = s->sys->open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC), n = 0;
 
     if (pagemap < 0) return 0;
     while (n == 0 && start < end)
-        n = find_copies(s, pagemap, &start, end, &found, 1);
+        n = find_copy(s, pagemap, &start, end, &found);
     if (n < 0) n = find_copy_by_entries(s, pagemap, &start, end, &found);
     s->sys->close(pagemap);
     if (n < 0) return 0;

@@ -81,6 +81,65 @@ a_view_from_before_a_reorder_does_not_reach_other_rows(void)
     rig_end(&g);
 }
 
+/* Rows let go of blocks that nobody else has: they show them on, and no call maps anything. What
+ * code wrote there privately goes into no block when the row takes one of them again. */
+static void
+a_reorder_maps_nothing_before_it_must(void)
+{
+    static const size_t third[] = {2, 2, 2, 3}, one[MODEL_ROWS] = {1, 1, 1, 1};
+    static rig g;
+    uint32_t shown;
+    size_t before;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    append(&g, lend(&g, 0, 2, 0), 2 * BLOCK);
+    m = &g.lease[1];
+    CHECK(rig_fork(&g, m, &g.lease[0], 2, 0) == MT_OK);
+    rig_look_at_all(&g, true);
+    rig_end_of(&g, &g.lease[0]);
+    shown = m->row[0].id[0][0];
+    token_write(m->lease, 0, 0, 1, 999);
+    before = faulty_store_maps(&g.store);
+    CHECK(rig_gather(&g, m, third, 4) == MT_OK);
+    CHECK(faulty_store_maps(&g.store) == before);
+    CHECK(token_shows(m->lease, 0, 0, 0, shown, true) && token_shows(m->lease, 0, 0, 1, 999, true));
+    rig_crop(&g, m, one);
+    append(&g, m, 3);
+    rig_look_at_all(&g, true);
+    CHECK(mt_kvpool_check(g.pool));
+    rig_end(&g);
+}
+
+/* The addresses of a row that is over map their own home for writing; a fork that is lent them and
+ * names a block which lies there, as others do, writes to none of them. */
+static void
+a_fork_in_the_home_of_its_prompt_writes_to_itself_alone(void)
+{
+    static rig g;
+    mt_kvlease *rest = NULL;
+    mlease *child, *last;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    append(&g, lend(&g, 0, 1, 0), BLOCK);
+    child = &g.lease[1];
+    CHECK(rig_fork(&g, child, &g.lease[0], 1, 0) == MT_OK);
+    rig_end_of(&g, &g.lease[0]);
+    CHECK(mt_kvpool_acquire(g.pool, 2, 0, &rest, NULL) == MT_OK);
+    for (size_t i = 2; i < RIG_LEASES; i++)
+        (void)lend(&g, i, 4, 0);
+    last = &g.lease[0];
+    CHECK(rig_fork(&g, last, child, 1, 0) == MT_OK);
+    CHECK(mt_kvlease_base(last->lease) < mt_kvlease_base(child->lease)); /* the prompt's place */
+    rig_look(&g, last, 0, BLOCK, true);
+    rig_look(&g, child, 0, BLOCK, true);
+    token_write(last->lease, 0, 0, 1, 999);
+    rig_look(&g, child, 0, BLOCK, true);
+    CHECK(token_shows(last->lease, 0, 0, 1, 999, true));
+    mt_kvlease_release(rest);
+    rig_end(&g);
+}
+
 /* Each call of an update of forked rows fails in turn; then another lease takes what it gave back,
  * and the rows are written to where they had been mapped. */
 static void
@@ -197,6 +256,8 @@ main(void)
     RUN(a_view_from_before_a_crop_shows_nothing_of_who_takes_the_block);
     RUN(a_view_from_before_a_crop_does_not_reach_the_fork);
     RUN(a_view_from_before_a_reorder_does_not_reach_other_rows);
+    RUN(a_reorder_maps_nothing_before_it_must);
+    RUN(a_fork_in_the_home_of_its_prompt_writes_to_itself_alone);
     RUN(a_view_from_before_a_call_that_was_undone_reaches_nobody);
     RUN(writes_past_the_end_are_gone_with_the_lease);
     RUN(no_old_view_reaches_what_is_another_rows);
