@@ -178,12 +178,12 @@ class Log:
             self._try(lambda writer: writer.close())
         self.writes = False
 
-    def close_at_exit(self, failed: str) -> None:
-        """The end event, with the exit code, and the close are left to the end of the process.
-        Where the code is 1, `failed` says why; "": nobody knows."""
+    def close_at_exit(self, failed: str, time_ns: int) -> None:
+        """The end event, of that time and with the exit code, and the close are left to the end of
+        the process. Where the code is 1, `failed` says why; "": nobody knows."""
         if self._writer is not None:
             text = f"exit: {failed}".replace("\0", "\\0") if failed else ""
-            self._try(lambda writer: writer._close_at_exit(text))
+            self._try(lambda writer: writer._close_at_exit(text, time_ns))
         self.writes = False
 
     def abandon(self) -> None:

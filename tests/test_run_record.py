@@ -98,6 +98,25 @@ def test_json_is_the_last_line_of_stderr(tmp_path: Path) -> None:
     assert summary["samples"] >= 1
 
 
+SLOW_ENDS = {
+    "code 0": "",
+    "an exception": "raise ValueError",
+    "a text": "sys.exit('no such batch')",
+    "Ctrl-C": "os.kill(os.getpid(), signal.SIGINT)",
+    "SIGTERM": "os.kill(os.getpid(), signal.SIGTERM)",
+}
+
+
+@pytest.mark.parametrize("end", SLOW_ENDS)
+def test_the_summary_and_the_record_have_one_duration(end: str, tmp_path: Path) -> None:
+    """Until the program's end: what the interpreter tidies up behind it is not the program's."""
+    slow = "class Slow:\n    def __del__(self, sleep=time.sleep): sleep(0.3)\n"
+    write(tmp_path, f"import os, signal, sys, time\n{slow}slow = Slow()\n{SLOW_ENDS[end]}\n")
+    found = run(tmp_path, "--json", "train.py")
+    told = json.loads(found.stderr.decode().splitlines()[-1])["seconds"]
+    assert told == memtools.read_record(tmp_path / "run.mem").seconds
+
+
 REFUSED = {
     "nothing to run": ([], 2, "nothing to run"),
     "a script that is not there": (["nosuch.py"], 2, "there is no script nosuch.py"),
