@@ -128,6 +128,7 @@ CASES: dict[str, list[Case]] = {
         lambda: leaves(lambda: _core.exit("text")),
         lambda: refused(lambda: _core.exit(1, 2)),  # type: ignore[call-arg]
     ],
+    "_hear_system_exit": [_core._hear_system_exit],
     "_watch_end": [
         watched,
         lambda: refused(lambda: _core._watch_end(None)),  # type: ignore[call-arg]

@@ -39,7 +39,24 @@ CODES = {
     "import sys; sys.exit(3)": "code 3",
     "import sys; sys.exit('no')": "code 1: no",
     "import sys; sys.exit(['no', 1])": "code 1: ['no', 1]",
-    "raise SystemExit('no')": "code 1",  # which nobody hears of
+    "raise SystemExit('no')": "code 1: no",
+    "raise SystemExit('no such file\\nin the folder')": "code 1: no such file",
+    "raise SystemExit('no', 3)": "code 1: ('no', 3)",
+    "raise SystemExit(ValueError('no'))": "code 1: no",
+    "exit('no')": "code 1: no",
+    "class Own(SystemExit): pass\nraise Own('no')": "code 1: no",
+    "class Own(SystemExit):\n def __init__(self, n): super().__init__(f'no {n}')\nraise Own(3)": (
+        "code 1: no 3"
+    ),
+    "def f(): raise SystemExit('no')\ntry: f()\nfinally: print('bye')": "code 1: no",
+    "raise SystemExit('no ' + 'more ' * 99)": "code 1: no " + "more " * 34 + "...",
+    "raise SystemExit('--token abc')": "code 1: --token ***",
+    "raise SystemExit(None)": "code 0",
+    "try: raise SystemExit('no')\nexcept SystemExit: raise SystemExit(1)": "code 1",
+    "try: raise SystemExit('no')\nexcept SystemExit: pass": "code 0",
+    "try: raise SystemExit('no')\nexcept SystemExit: 1 / 0": (
+        "exception ZeroDivisionError: division by zero"
+    ),
     "import sys\ntry: sys.exit('no')\nexcept SystemExit: pass": "code 0",
     "import sys\ntry: sys.exit('no')\nexcept SystemExit: sys.exit(2)": "code 2",
     "import sys\ntry: sys.exit('no')\nexcept SystemExit: sys.exit(1)": "code 1",
@@ -53,6 +70,8 @@ CODES = {
     "import threading as t; t.Thread(target=lambda: 1 / 0).start()": "code 0",
     "import sys, threading as t; t.Thread(target=lambda: sys.exit('no')).start(); "
     "raise SystemExit(1)": "code 1",
+    "import sys, threading as t\ndef f(): raise SystemExit('no')\n"
+    "a = t.Thread(target=f); a.start(); a.join(); sys.excepthook = print; 1 / 0": "code 1",
     "raise SystemExit(256 + 7)": "code 7",
     "1 / 0": "exception ZeroDivisionError: division by zero",
     "raise KeyboardInterrupt": "exception KeyboardInterrupt",
