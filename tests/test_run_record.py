@@ -274,6 +274,23 @@ def test_the_record_of_a_killed_run_is_kept(way: list[str], tmp_path: Path) -> N
     assert len(list(tmp_path.glob("*.mem"))) == 3
 
 
+def test_many_kept_records_are_counted(tmp_path: Path) -> None:
+    """From the tenth on: a job that is killed and started again for ever fills the disk."""
+    others = ["run.mem.1", "run.x.mem", "other.1.mem", "run-2.mem"]
+    for n, kept in [(8, []), (9, ["run.10.mem"])]:
+        for name in [*others, *(f"run.{i}.mem" for i in range(1, n + 1))]:
+            (tmp_path / name).write_bytes(bytes(1 << 20))
+        execute([*RUN, "-c", "import os; os._exit(3)"], tmp_path)
+        line = run(tmp_path, "-c", "pass").stderr.decode().splitlines()[0]
+        assert ("records of runs that were cut off" in line) == bool(kept), line
+        (tmp_path / f"run.{n + 1}.mem").unlink()
+    size = 9 + memtools.read_record(tmp_path / "run.mem").nbytes / 2**20
+    assert line == (
+        "memtools: the run that wrote run.mem was cut off; its record is kept as run.10.mem; 10 "
+        f"records of runs that were cut off take {size:.1f} MiB now: remove what is not needed"
+    )
+
+
 def test_a_limit_that_python_alone_has_passed_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "print('started')")
     found = run(tmp_path, "--limit", "10 KiB", "train.py")
