@@ -259,15 +259,14 @@ class WindowEnds:
     def _changed(self, call: str) -> RuntimeError | None:
         """What somebody else did to the gradients since the last micro-batch; the window is torn
         by it."""
-        what = self._watch.changed(self.gradients) if self._watch.on else ""
-        if not what:
+        change = self._watch.changed(self.gradients) if self._watch.on else None
+        if change is None:
             return None
         self.window.torn = "a change from outside"
         return RuntimeError(
-            f"{call}: the gradients of this window were {what}, after {self.window.count} of "
-            f"{self._steps} micro-batches and outside of acc.backward(), so they are not those of "
-            "its micro-batches: leave that call out, as GradAccumulator drops the gradients where "
-            "a window ends; reset() drops this one"
+            f"{call}: the gradients of this window were {change.what}, after {self.window.count} "
+            f"of {self._steps} micro-batches and outside of acc.backward(), so they are not those "
+            f"of its micro-batches: {change.remedy}; reset() drops this window"
         )
 
     def _sparse(self) -> TypeError | None:
