@@ -167,8 +167,9 @@ class WindowEnds:
             norm = math.nan if nans else math.inf
             return Outcome(norm, 0.0, "skipped", infs, nans, measure.first_bad)
         decided = self._finish.decide(squares, average)
-        if self._main is None:  # else the gradients that the optimizer sees are not there yet
-            self._retries += make_state(self.optimizer, self._totals.windows, self.window.count)
+        self._retries += make_state(
+            self.optimizer, self._totals.windows, self.window.count, self._main
+        )
         with self._update():
             applied, norm = self._finish.apply(self.gradients, self.parameters, self._main, decided)
             self._step_scheduler()
