@@ -380,6 +380,7 @@ mt_kvblock_unname(mt_kvpool *pool, uint32_t block)
     home->idle++;
     pool->live--;
     pool->idle++;
+    pool->untold = true;
     if (!home->exposed) return;
     drop_run(pool, home, tb, tb + 1);
     note_dropped(pool, home, tb);

@@ -95,6 +95,7 @@ struct mt_kvpool {
     mt_gauge *mapped_again;       /* the same in bytes, with other pools'; or NULL */
     uint64_t clock;
     mt_kvlease *leases; /* doubly linked: alive and lingering */
+    bool untold;        /* blocks became idle, and those who wait in the ledger were not told */
     bool closed;
     uint64_t acquired, forked, released, taken, recycled, dropped, copied, map_calls;
 };
