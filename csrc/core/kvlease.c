@@ -443,13 +443,10 @@ crop_row(mt_kvlease *lease, size_t row, size_t length)
         *clean = *roomed_of(lease, layer, row) = *len;
     }
     keep = mt_kvlease_blocks(lease, row);
-    if (mt_kvmap_leave(lease->pool, lease->first + row, keep, s->taken, NULL) != MT_OK)
-        keep = s->taken; /* they are still in view, so they stay the row's */
-    while (s->taken > keep) {
-        s->taken--;
-        mt_kvblock_let_go(lease->pool, lease->first + row, s->taken, s->table[s->taken]);
-    }
-    mt_kvlease_unclean(lease, row);
+    if (keep == s->taken) return;
+    if (mt_kvmap_leave(lease->pool, lease->first + row, keep, s->taken, NULL) == MT_OK)
+        mt_kvblock_let_go_from(lease->pool, lease->first + row, keep);
+    mt_kvlease_unclean(lease, row); /* where it failed, they are in view and stay the row's */
     mt_kvlease_unready(lease, row);
 }
 
