@@ -96,7 +96,8 @@ roomed_of(const mt_kvlease *lease, size_t layer, size_t row)
 }
 
 /* What of the row's blocks a view of `view` tokens shows past `to`, as far as it is not known to be
- * zeros: tokens [lo, hi). Past the table's end views show zeros anyway. */
+ * zeros: tokens [lo, hi). Past the table's end views show zeros anyway. If there is any, then to
+ * the end of the block, which views of the next tokens will show. */
 static mt_kvspan
 dirt(const mt_kvlease *lease, size_t layer, size_t row, size_t to, size_t view)
 {
@@ -105,8 +106,9 @@ dirt(const mt_kvlease *lease, size_t layer, size_t row, size_t to, size_t view)
         mt_size_max(mt_kvlease_slot(lease, row)->taken, mt_kvgeom_blocks(&lease->pool->geom, to));
     size_t lo =
         to < *roomed_of(lease, layer, row) ? to : mt_size_max(*clean_of(lease, layer, row), to);
+    size_t hi = mt_size_min(view, taken * step);
 
-    return (mt_kvspan){lo, mt_size_max(lo, mt_size_min(view, taken * step))};
+    return (mt_kvspan){lo, hi > lo ? mt_kvgeom_blocks(&lease->pool->geom, hi) * step : lo};
 }
 
 static bool
