@@ -302,6 +302,13 @@ static PyObject *
 raise_no_memory(const KVPool *self, const mt_error *err, const char *doing)
 {
     if (strcmp(err->call, MT_STORE_ADDRESSES) == 0) return raise_no_addresses(self, err, doing);
+    if (strcmp(err->call, MT_STORE_ARENAS) == 0)
+        return PyErr_Format(PyExc_MemoryError,
+                            "%s: the KV pools of this process have %zu stretches of addresses for "
+                            "max_sequences rows each (%zu in this pool), the most that can be "
+                            "closed in forked children; make pools with a larger max_sequences, or "
+                            "close those that are not in use",
+                            doing, err->limit, self->config.max_rows);
     if (strcmp(err->call, MT_STORE_MAPS) == 0)
         return PyErr_Format(PyExc_MemoryError,
                             "%s: the process maps as many stretches of memory as vm.max_map_count "
