@@ -85,7 +85,7 @@ class Summary:
 
     def as_json(self) -> dict[str, Any]:
         """Sizes in bytes, None for what was not to be had."""
-        figures, used = self.figures, self.figures.used
+        figures = self.figures
         return {
             "record": self.path,
             "record_bytes": self.nbytes,
@@ -93,13 +93,11 @@ class Summary:
             "samples": figures.samples,
             "steps": figures.steps,
             "ended": figures.ending.text,
-            "peak_bytes": None if figures.process is None else figures.process.peak_bytes,
-            "peak_with_workers_bytes": (
-                None if figures.together is None else figures.together.peak_bytes
-            ),
-            "used_peak_bytes": None if used is None else used.peak_bytes,
-            "limit_bytes": None if used is None else used.limit_bytes,
-            "limit_source": None if used is None else used.source,
+            "peak_bytes": figures.peak_bytes,
+            "peak_with_workers_bytes": figures.peak_with_workers_bytes,
+            "used_peak_bytes": figures.used_peak_bytes,
+            "limit_bytes": figures.limit_bytes,
+            "limit_source": figures.limit_source,
             "limit_acted": figures.limit_acted,
             "machine_peak_bytes": None if figures.machine is None else figures.machine.peak_bytes,
             "children_most": figures.children_most,
