@@ -14,6 +14,7 @@ from typing import Any
 from memtools._figures import Figures, figures_of
 from memtools._oomforms import remedy
 from memtools._record import Record, read_record
+from memtools.report._events import guard_act
 from memtools.report._words import count, duration, shown, size
 
 _DEVICE = re.compile(r"cuda\d+_reserved")
@@ -73,8 +74,15 @@ class Summary:
         return self.figures.growth_lines()[: told + HOLDERS]
 
     def _acts(self) -> list[str]:
-        events = self.figures.record.events
-        return [shown(e.text) for e in events if e.kind in ("guard", "oom")][-ACTS:]
+        """What memtools did about memory; not what the end tells already."""
+        ended, acts = self.figures.ending.text, []
+        for event in self.figures.record.events:
+            text = shown(event.text)
+            if event.kind == "oom":
+                acts.append(text)
+            elif event.kind == "guard" and (text.partition(": ")[2] or text) not in ended:
+                acts.append(f"the guard acted: {guard_act(text)}")
+        return acts[-ACTS:]
 
     def _devices(self) -> dict[str, int]:
         return {
