@@ -12,6 +12,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from memtools import _allocator_malloc, _core
 from memtools._oomforms import MUCH_IDLE, is_of_host
@@ -58,12 +59,14 @@ class Ending:
 
 
 ending = Ending()
+_before: list[Any] = []  # the hook that was there before the newest watch()
 
 
 def watch(*, whole_program: bool = False) -> None:
     """Hear of exceptions from now on. For a `whole_program`, whose first line is still to come,
     also of sys.exit() and SystemExit, and whatever it puts back."""
     if sys.excepthook is not _core.excepthook:
+        _before[:] = [sys.excepthook]
         _core._watch_end(ending.hear_exception, ending.hear_exit, sys.excepthook)
         sys.excepthook = _core.excepthook
     if whole_program:
@@ -77,7 +80,8 @@ def unwatch() -> None:
     a whole program."""
     if sys.excepthook is not _core.excepthook or sys.__excepthook__ is _core.excepthook:
         return
-    sys.excepthook = _core._watch_end(None, None, None)
+    sys.excepthook = _before[0]  # first: an interrupt after the call below would lose it
+    _core._watch_end(None, None, None)
 
 
 def interrupt() -> str | None:

@@ -36,7 +36,7 @@ OPTIMIZER = "torch.optim.optimizer"
 A_CODE = 987654321  # that no process ends with: another takes its place
 A_CODE_BYTES = str(A_CODE).encode()
 RESERVE = 16 << 20  # bytes
-PATIENCE = 16  # steps of other optimizers after which the first is taken to be out of use
+PATIENCE = 16  # steps of another optimizer after which the first is taken to be out of use
 IN_A_PROCESS = """
 import sys
 root, path, as_json, how, ended_ns = sys.argv[1:]
@@ -55,8 +55,9 @@ _Made = TypeVar("_Made")
 class StepCounter:
     """Counts the steps of one optimizer; with several in turn, those of the first one alone.
 
-    A generator and a discriminator that step in turn make one step of training. When the optimizer
-    that counts is gone, or silent while others step 16 times, the next takes its place.
+    A generator and a discriminator that step in turn make one step of training, and so do the
+    optimizers of any number of layers. When the optimizer that counts is gone, or silent while
+    another steps more than 16 times, that one takes its place.
 
     Each step is counted when it ends. Where steps are short, not each is a safe point: what the
     monitor does there (0.1 ms for the readings of the leak test) is then 0.5 % of the time. A
@@ -70,6 +71,7 @@ class StepCounter:
         self._monitor = monitor
         self._first: int | None = None
         self._others: dict[int, int] = {}  # their steps since the last of the first
+        self._beside: dict[int, int] = {}  # their steps between the last two of the first
         self._alive: dict[int, object] = {}  # weak references: an id is used again after a death
         self._due = 0
 
@@ -87,21 +89,22 @@ class StepCounter:
     def _forget(self, who: int) -> None:
         self._alive.pop(who, None)
         self._others.pop(who, None)
+        self._beside.pop(who, None)
         if who == self._first:
             self._first = None
 
     def _counted(self, who: int) -> int:
-        """How many steps this one is: none of another's, those not counted so far when it is seen
-        that another has taken the place of the first."""
-        others = self._others
-        if who != self._first:
-            others[who] = others.get(who, 0) + 1
-            if self._first is not None and sum(others.values()) <= PATIENCE:
-                return 0
-            self._first = next(iter(others))
-        steps = others.get(self._first, 1)
-        others.clear()
-        return steps
+        """How many steps of training this one is: none where it is another's than the first one's.
+        One that takes the place of the first makes up for what it did alone."""
+        if who == self._first:
+            self._beside, self._others = self._others, {}
+            return 1
+        made = self._others[who] = self._others.get(who, 0) + 1
+        if self._first is not None and made <= PATIENCE:
+            return 0
+        alone = made - self._beside.get(who, 0)
+        self._first, self._beside, self._others = who, {}, {}
+        return max(alone, 0)
 
     def _safe_point(self) -> None:
         """Raises HostMemoryPressure where a guard wants it."""

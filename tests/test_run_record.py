@@ -366,11 +366,52 @@ def test_of_several_optimizers_the_first_counts_until_it_is_out_of_use() -> None
     assert steps.count == 10
     for _ in range(100):
         counter(third, (), {})
-    assert steps.count == 10 + 2 + 86  # the second's two; 14 of the third while it was waited for
+    assert steps.count == 10 + 100  # those while the first was waited for are made up for
     fourth = Optimizer()
     for _ in range(100):
         counter(fourth, (), {})
-    assert steps.count == 98 + 100  # the steps before it took the third's place are made up for
+    assert steps.count == 110 + 100
+
+
+@pytest.mark.parametrize("each", [1, 2])
+@pytest.mark.parametrize("many", [1, 2, 17, 18, 19, 30, 200])
+def test_any_number_of_optimizers_in_turn_make_one_step(many: int, each: int) -> None:
+    """One for each layer, as those that step in the backward pass."""
+    steps = Steps()
+    counter = StepCounter(steps)  # type: ignore[arg-type,unused-ignore]
+    layers = [Optimizer() for _ in range(many)]
+    for done in range(1, 41):
+        for i, optimizer in enumerate(layers):
+            for _ in range(each if i else 1):
+                counter(optimizer, (), {})
+        assert steps.count == done
+
+
+def test_a_second_set_of_optimizers_takes_the_place_of_the_first() -> None:
+    """As in a second stage of training, while the first one's optimizers are kept."""
+    steps = Steps()
+    counter = StepCounter(steps)  # type: ignore[arg-type,unused-ignore]
+    stages = [[Optimizer() for _ in range(30)] for _ in range(3)]
+    for stage, layers in enumerate(stages):
+        for _ in range(40):
+            for optimizer in layers:
+                counter(optimizer, (), {})
+        assert steps.count == (stage + 1) * 40
+
+
+@pytest.mark.parametrize("follows", [0, 1])
+def test_what_steps_beside_an_optimizer_that_goes_is_not_counted_twice(follows: int) -> None:
+    """As a discriminator that is made anew each epoch beside one generator."""
+    steps = Steps()
+    counter = StepCounter(steps)  # type: ignore[arg-type,unused-ignore]
+    other = Optimizer()
+    for epoch in range(5):
+        optimizer = Optimizer()
+        for _ in range(10):
+            for one in (optimizer, other) if follows else (other, optimizer):
+                counter(one, (), {})
+        assert steps.count == (epoch + 1) * 10
+        del optimizer, one
 
 
 def test_an_optimizer_that_is_gone_is_followed_by_the_next_at_once() -> None:
