@@ -52,8 +52,8 @@ class Run:
 
     The record, run.mem, survives whatever ends the run. A summary goes to stderr at the end; stdout
     is the program's own. The exit code is the program's; a signal that ends the program ends this
-    command too. memtools' own are 1 for a record that cannot be made, 2 for wrong usage and a script
-    that is not there, 126 and 127 for a command that cannot be executed or found.
+    command too. memtools' own are 1 for a record that cannot be made, 2 for wrong usage or for a
+    script that is not there, 126 and 127 for a command that cannot be executed or is not found.
     """
 
     name = "run"
