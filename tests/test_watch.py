@@ -311,15 +311,19 @@ def test_an_interrupt_leaves_the_view_and_not_the_run(tmp_path: Path) -> None:
         assert "\x1b[?1049l" in terminal.text
 
 
-def test_without_rich_a_terminal_is_told_what_to_do(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("once", [["--once"], []])
+def test_without_rich_a_terminal_gets_lines_and_is_told_of_the_view(
+    once: list[str], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frame_of(tmp_path / "run.mem", row(MIB))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert cli.main(["watch", "--once", str(tmp_path / "run.mem")]) == 1
-    assert "python -m pip install rich" in capsys.readouterr().err
-    assert cli.main(["watch", "--once", "--json", str(tmp_path / "run.mem")]) == 0
+    assert cli.main(["watch", *once, str(tmp_path / "run.mem")]) == 0
+    out, err = capsys.readouterr()
+    assert "peak: the process 1.0 MiB" in out
+    assert err == "memtools watch: for the live view run python -m pip install rich\n"
+    assert cli.main(["watch", *once, "--json", str(tmp_path / "run.mem")]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def drawn(frame: Frame, width: int) -> str:
