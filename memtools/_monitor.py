@@ -158,7 +158,11 @@ class MemoryMonitor(Readings):
 
     def stop(self) -> None:
         """Stop, and complete the record. Twice is fine, in a signal handler too."""
-        self._end("stop()", last_look=True)
+        try:
+            self._end("stop()", last_look=True)
+        finally:
+            if self._live is not None:  # an interrupt came before all was done
+                self._end("stop()")
 
     def _end(self, how: str | None, *, last_look: bool = False) -> None:
         run = self._live
@@ -172,9 +176,9 @@ class MemoryMonitor(Readings):
             raise
         finally:
             if run.over:  # else another thread is at it
-                self._live = self._book = None
                 self._marks.end()
                 _monitor_run.leave(self)
+                self._live = self._book = None  # last: an interrupt before it is known by that
 
     def __enter__(self) -> MemoryMonitor:
         begun: list[Run] = []
@@ -191,10 +195,14 @@ class MemoryMonitor(Readings):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is None:
-            self._end("normal", last_look=True)
-        else:
-            self._end(_ending.exception_words(error))
+        try:
+            if error is None:
+                self._end("normal", last_look=True)
+            else:
+                self._end(_ending.exception_words(error))
+        finally:
+            if self._live is not None:  # as in stop()
+                self._end("normal" if error is None else f"exception {type(error).__name__}")
 
     @property
     def running(self) -> bool:

@@ -144,6 +144,9 @@ static PyMethodDef methods[] = {
      "Handle an exception by displaying it with a traceback on sys.stderr."},
     {"exit", (PyCFunction)(void (*)(void))mt_py_exit, METH_FASTCALL,
      "exit($module, status=None, /)\n--\n\nExit the interpreter by raising SystemExit(status)."},
+    {"_hear_system_exit", mt_py_hear_system_exit, METH_NOARGS,
+     "_hear_system_exit($module, /)\n--\n\n"
+     "Call what exit() calls also where a program makes a SystemExit. For the whole process."},
     {"_watch_end", mt_py_watch_end, METH_VARARGS,
      "_watch_end(on_uncaught, on_exit_call, excepthook, /)\n--\n\n"
      "What excepthook() and exit() of this module call, None for nothing. Returns the excepthook "

@@ -434,6 +434,67 @@ a_number_that_is_kept_anew_is_no_longer_the_first_ones(void)
     tree_end(&t);
 }
 
+static int
+number_of(const char *root, const char *name)
+{
+    char path[192], link[64], target[512];
+    ssize_t n;
+
+    snprintf(path, sizeof path, "%s/%s", root, name);
+    for (int fd = 0; fd < NUMBERS; fd++) {
+        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+        n = readlink(link, target, sizeof target - 1);
+        if (n == (ssize_t)strlen(path) && memcmp(path, target, (size_t)n) == 0) return fd;
+    }
+    return -1;
+}
+
+/* What a group uses is a bare number, which only the file's position tells from a user's. */
+static void
+a_group_s_usage_is_known_by_where_its_file_stands(void)
+{
+    enum { HERE = MT_READ_CGROUP };
+    static const off_t places[] = {0, 3, (off_t)1 << 30, ((off_t)1 << 31) - 1};
+    mt_probe_linux *p, *other;
+    proctree t;
+    char path[128];
+    off_t position;
+    int fd, user;
+
+    tree_begin(&t);
+    plant_v1(&t);
+    plant(&t, "user", "77\n");
+    snprintf(path, sizeof path, "%s/user", t.root);
+    p = probe_on(t.root);
+    CHECK(sample(p, HERE).cgroup_used == 2000);
+    CHECK((fd = number_of(t.root, "cg/memory/a/memory.usage_in_bytes")) >= 0);
+    position = lseek(fd, 0, SEEK_CUR);
+    CHECK(position > (off_t)1 << 30 && position % 2 == 1);
+    CHECK(sample(p, HERE).cgroup_used == 2000 && lseek(fd, 0, SEEK_CUR) == position);
+
+    other = probe_on(t.root); /* another probe's file stands elsewhere */
+    CHECK(sample(other, HERE).cgroup_used == 2000);
+    CHECK(close(fd) == 0 && (user = number_of(t.root, "cg/memory/a/memory.usage_in_bytes")) >= 0);
+    CHECK(lseek(user, 0, SEEK_CUR) != position);
+    mt_probe_linux_free(other);
+    CHECK(sample(p, HERE).cgroup_used == 2000);
+
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        CHECK((fd = number_of(t.root, "cg/memory/a/memory.usage_in_bytes")) >= 0);
+        CHECK(lseek(fd, places[i], SEEK_SET) == places[i]); /* moved by the program, and ours */
+        CHECK(sample(p, HERE).cgroup_used == 2000);
+        CHECK(number_of(t.root, "cg/memory/a/memory.usage_in_bytes") == fd);
+        CHECK(lseek(fd, 0, SEEK_CUR) > (off_t)1 << 30); /* and put back */
+        CHECK((user = open(path, O_RDONLY)) >= 0 && dup2(user, fd) == fd && close(user) == 0);
+        CHECK(lseek(fd, places[i], SEEK_SET) == places[i]); /* the user's own */
+        CHECK(sample(p, HERE).cgroup_used == 2000 && lseek(fd, 0, SEEK_CUR) == places[i]);
+        CHECK(close(fd) == 0);
+    }
+    mt_probe_linux_free(p);
+    proc_faults.live = 0; /* what was closed from outside */
+    tree_end(&t);
+}
+
 static void
 making_one_may_fail(void)
 {
@@ -611,6 +672,7 @@ main(int argc, char **argv)
     RUN(any_call_may_fail);
     RUN(another_file_under_a_kept_number_is_neither_believed_nor_touched);
     RUN(a_number_that_is_kept_anew_is_no_longer_the_first_ones);
+    RUN(a_group_s_usage_is_known_by_where_its_file_stands);
     RUN(making_one_may_fail);
     RUN(a_peak_forgets_what_was_before_the_reset);
     RUN(a_peak_of_the_program_before_exec_is_none_of_ours);
