@@ -147,6 +147,7 @@ free_parts(mt_kvpool *pool)
     if (pool->mapped_again != NULL)
         mt_gauge_subtract(pool->mapped_again,
                           pool->again * pool->geom.unit_ranges * pool->geom.part_bytes);
+    mt_kvpool_tell_pages(pool, 0 - (pool->live + pool->idle) * pool->geom.block_bytes);
     pool->store.close(pool->store.ctx);
     mt_lock_fini(&pool->lock);
     mem.put(mem.ctx, pool, sizeof *pool);

@@ -226,7 +226,7 @@ mask_now(mt_sampler *s, uint64_t now)
 static void
 count_once(const mt_sampler *s, mt_sample *x)
 {
-    if (s->with.mapped_again != NULL) x->mapped_again = mt_gauge_read(s->with.mapped_again);
+    if (s->with.mapped_again != NULL) mt_sample_count_once(x, s->with.mapped_again);
 }
 
 /* What was not read now, as it was read last. */

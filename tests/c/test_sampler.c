@@ -243,9 +243,18 @@ what_is_mapped_again_is_not_used(void)
     rig_run(&r, 0);
     CHECK(mt_sampler_limit(r.s).used == 400);
     r.now.cgroup_used = MT_UNKNOWN;
-    r.now.rss = 20; /* less than what is mapped: not all of that was touched */
+    mt_gauge_add(&again, 4950); /* of which little was touched */
+    mt_gauge_add_once(&again, 30);
+    r.now.rss = 400;
+    r.now.priv = 300;
     rig_run(&r, 0);
-    CHECK(mt_sampler_limit(r.s).used == 0);
+    CHECK(mt_sampler_limit(r.s).used == 330); /* the pools' own pages, and what is private */
+    mt_gauge_add_once(&again, 90);
+    rig_run(&r, 0);
+    CHECK(mt_sampler_limit(r.s).used == 400); /* not all of the pools' pages are mapped here */
+    r.now.priv = 500;                         /* the two are not read at once */
+    rig_run(&r, 0);
+    CHECK(mt_sampler_limit(r.s).used == 400);
     r.now.rss = MT_UNKNOWN;
     rig_run(&r, 0);
     CHECK(mt_sampler_limit(r.s).used == MT_UNKNOWN);
@@ -363,10 +372,10 @@ static void
 a_row_has_the_columns_in_their_order(void)
 {
     static const uint64_t wanted[COLUMNS] = {
-        0,          11, 12, 13, 14, MT_UNKNOWN, 16,         17,         MT_UNKNOWN, MT_UNKNOWN,
+        0,          11, 2,  13, 14, MT_UNKNOWN, 16,         17,         MT_UNKNOWN, MT_UNKNOWN,
         MT_UNKNOWN, 7,  21, 22, 23, 24,         MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN};
     rig r = rig_new();
-    mt_gauge again = {4, 4};
+    mt_gauge again = {4, 4, 5};
     mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
     mt_recordview v;
     notes n;
@@ -375,7 +384,7 @@ a_row_has_the_columns_in_their_order(void)
     setup.record = &n.r;
     setup.devices = 2;
     setup.mapped_again = &again;
-    r.now.rss = 11, r.now.priv = 12, r.now.swap = 13, r.now.cgroup_used = 14;
+    r.now.rss = 11, r.now.priv = 2, r.now.swap = 13, r.now.cgroup_used = 14;
     r.now.cgroup_limit = MT_UNLIMITED, r.now.available = 16, r.now.pressure = 17;
     r.now.heap_used = 18, r.now.children = 19, r.now.children_priv = 20;
     r.now.devices = 1; /* of two: the other one is not there yet */
