@@ -263,7 +263,7 @@ map_changes(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, mt_error *e
         while (hi < pool->geom.blocks && m.want[hi] != m.had[hi] &&
                continues(pool, m.want[hi - 1], m.want[hi]))
             hi++;
-        for (size_t tb = lo; st == MT_OK && tb < hi; tb++)
+        for (size_t tb = lo; st == MT_OK && tb < hi && tb < s->taken; tb++)
             if (m.had[tb] == (m.want[tb] | MT_HAVE_PRIVATE) && is_in_sight(pool, s, unit, tb))
                 st = keep_written(pool, s, unit, tb, err);
         if (st != MT_OK) return st;
@@ -764,8 +764,7 @@ may_keep(const mt_kvpool *pool, const mt_kvslot *s)
 {
     enum { EACH_RANGE = 3 }; /* what is shared, the row's own, and what lies ahead */
 
-    return has_plenty(pool) &&
-           s->maps <= EACH_RANGE * pool->geom.units * pool->geom.unit_ranges;
+    return has_plenty(pool) && s->maps <= EACH_RANGE * pool->geom.units * pool->geom.unit_ranges;
 }
 
 void

@@ -100,10 +100,15 @@ sys_madvise(void *at, size_t bytes, int advice)
     return sys_fails() ? -1 : mt_linux_sys_libc.madvise(at, bytes, advice);
 }
 
+static int sys_scanned; /* the last scan succeeded */
+
 static inline int
 sys_scan(int pagemap, void *arg)
 {
-    return sys_fails() ? -1 : mt_linux_sys_libc.scan(pagemap, arg);
+    int n = sys_fails() ? -1 : mt_linux_sys_libc.scan(pagemap, arg);
+
+    sys_scanned = n >= 0;
+    return n;
 }
 
 static const mt_linux_sys faulty_sys = {.memfd_create = sys_memfd_create,
