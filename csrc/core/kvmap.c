@@ -296,13 +296,6 @@ may_have(mt_kvpool *pool, size_t maps)
     return pool->refusals == 0;
 }
 
-/* Whether the pool has so few stretches that it may keep some for later. */
-static bool
-has_plenty(const mt_kvpool *pool)
-{
-    return pool->maps <= pool->store.max_maps / 4;
-}
-
 static void
 recount_unit(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t before)
 {
@@ -542,7 +535,7 @@ must_change(const mt_kvpool *pool, const mt_kvslot *s, size_t tb, uint32_t have,
 
     if (have == MT_HAVE_UNKNOWN) return true;
     if (!mt_kvhave_is_block(have) || have >> 1 == next) return false;
-    if (have >> 1 == named_at(s, tb) && !has_plenty(pool)) return true;
+    if (have >> 1 == named_at(s, tb) && pool->maps > pool->store.max_maps / 2) return true;
     home = mt_kvpool_home(pool, have >> 1);
     return mt_kvpool_refs(pool, have >> 1) > 0 || (home->exposed && home != s);
 }
@@ -764,7 +757,8 @@ may_keep(const mt_kvpool *pool, const mt_kvslot *s)
 {
     enum { EACH_RANGE = 3 }; /* what is shared, the row's own, and what lies ahead */
 
-    return has_plenty(pool) && s->maps <= EACH_RANGE * pool->geom.units * pool->geom.unit_ranges;
+    return pool->maps <= pool->store.max_maps / 4 &&
+           s->maps <= EACH_RANGE * pool->geom.units * pool->geom.unit_ranges;
 }
 
 void
