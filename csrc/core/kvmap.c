@@ -535,7 +535,7 @@ must_change(const mt_kvpool *pool, const mt_kvslot *s, size_t tb, uint32_t have,
 
     if (have == MT_HAVE_UNKNOWN) return true;
     if (!mt_kvhave_is_block(have) || have >> 1 == next) return false;
-    if (have >> 1 == named_at(s, tb) && pool->maps > pool->store.max_maps / 2) return true;
+    if (have >> 1 == named_at(s, tb) && pool->maps > pool->store.max_maps / 4) return true;
     home = mt_kvpool_home(pool, have >> 1);
     return mt_kvpool_refs(pool, have >> 1) > 0 || (home->exposed && home != s);
 }
