@@ -119,8 +119,8 @@ def _about_peak(figures: Figures) -> str:
     peak = next((phase for phase in figures.phases if phase.peak_bytes is not None), None)
     where = f" in phase {shown(peak.name)}" if peak else ""
     less = "take smaller micro-batches (memtools accumulates the gradient), fewer workers"
-    if figures.verdict.short is None:
-        return f"{figures.verdict.nothing}, its peak{where} is too high: {less}, or a higher limit"
+    if figures.verdict.tested:
+        return f"{figures.verdict.nothing}; its peak{where} is too high: {less}, or a higher limit"
     return (
         f"the run is too short to tell a leak from a peak{where} that is too high; for the latter, "
         f"{less}, or a higher limit"
