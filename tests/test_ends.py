@@ -101,6 +101,7 @@ ENDS: dict[str, tuple[str, str | None]] = {
         "killed by SIGBUS",
     ),
     "abort": ("import os; os.abort()", "killed by SIGABRT"),
+    "a code that a shell gives to signals": ("import sys; sys.exit(143)", "code 143"),
     "a handler of its own": (
         """
         import os, signal, sys

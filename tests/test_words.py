@@ -243,17 +243,17 @@ ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
     ),
     "exit code 143": (
         Made(end="exit: code 143"),
-        ["exit code 143, which stands for SIGTERM", "a request to end"],
+        ["with exit code 143", "143 stands for SIGTERM in a shell", "a request to end"],
         [SILENCED, "dmesg"],
     ),
     "exit code 137 near the limit": (
         Made(base=590 * MIB, start=GIVEN, end="exit: code 137"),
-        ["exit code 137, which stands for SIGKILL", "killed at the limit that was given"],
+        ["137 stands for SIGKILL in a shell", "killed at the limit that was given"],
         [SILENCED],
     ),
     "exit code 137 with room": (
         Made(end="exit: code 137"),
-        ["which stands for SIGKILL", "memory does not explain the end, 21.7 GiB were free"],
+        ["137 stands for SIGKILL", "memory does not explain the end, 21.7 GiB were free"],
         [SILENCED],
     ),
     "SIGBUS": (

@@ -56,6 +56,12 @@ def advise(figures: Figures) -> list[str]:
 
 def _about_the_end(figures: Figures) -> list[str]:
     end = figures.ending
+    lines = [] if end.code is None else [f"exit code {end.code} stands for {end.signal} in a shell"]
+    return lines + _about_the_cause(figures)
+
+
+def _about_the_cause(figures: Figures) -> list[str]:
+    end = figures.ending
     if end.out_of_memory == "device" or "oom" in figures.kinds:
         return [
             "the device ran out of memory: the oom event has the three tiers and who held most; "
