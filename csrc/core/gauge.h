@@ -9,12 +9,16 @@
  * set counts it each time. What the pools map beyond the first time is in this gauge, so that the
  * bytes that really fill memory are rss - mapped_again. The kernel's own rss stays what it is.
  *
+ * In a child made by fork() those mappings are closed, so the module's gauge lies where a child
+ * finds zeros. NULL is a gauge that stays at 0.
+ *
  * The gauge remembers its highest value as well, because the kernel's mark of the most that was
  * ever resident does: neither says when that was. */
 #ifndef MT_GAUGE_H
 #define MT_GAUGE_H
 
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 
 typedef struct mt_gauge {
@@ -25,9 +29,11 @@ typedef struct mt_gauge {
 static inline void
 mt_gauge_add(mt_gauge *g, uint64_t bytes)
 {
-    uint64_t now = atomic_fetch_add_explicit(&g->bytes, bytes, memory_order_relaxed) + bytes;
-    uint64_t most = atomic_load_explicit(&g->most, memory_order_relaxed);
+    uint64_t now, most;
 
+    if (g == NULL) return;
+    now = atomic_fetch_add_explicit(&g->bytes, bytes, memory_order_relaxed) + bytes;
+    most = atomic_load_explicit(&g->most, memory_order_relaxed);
     while (most < now && !atomic_compare_exchange_weak_explicit(
                              &g->most, &most, now, memory_order_relaxed, memory_order_relaxed))
         continue;
@@ -37,27 +43,27 @@ mt_gauge_add(mt_gauge *g, uint64_t bytes)
 static inline void
 mt_gauge_subtract(mt_gauge *g, uint64_t bytes)
 {
-    atomic_fetch_sub_explicit(&g->bytes, bytes, memory_order_relaxed);
+    if (g != NULL) atomic_fetch_sub_explicit(&g->bytes, bytes, memory_order_relaxed);
 }
 
 static inline uint64_t
 mt_gauge_read(mt_gauge *g)
 {
-    return atomic_load_explicit(&g->bytes, memory_order_relaxed);
+    return g == NULL ? 0 : atomic_load_explicit(&g->bytes, memory_order_relaxed);
 }
 
 /* The highest value since the last reset. */
 static inline uint64_t
 mt_gauge_most(mt_gauge *g)
 {
-    return atomic_load_explicit(&g->most, memory_order_relaxed);
+    return g == NULL ? 0 : atomic_load_explicit(&g->most, memory_order_relaxed);
 }
 
 /* Sets the highest value back to the present one. One caller at a time. */
 static inline void
 mt_gauge_reset_most(mt_gauge *g)
 {
-    atomic_store_explicit(&g->most, mt_gauge_read(g), memory_order_relaxed);
+    if (g != NULL) atomic_store_explicit(&g->most, mt_gauge_read(g), memory_order_relaxed);
 }
 
 #endif

@@ -12,6 +12,7 @@
 #include "policy.h"
 #include "probe.h"
 #include "record.h"
+#include "../os/forkmark_linux.h"
 
 mt_state *
 mt_state_of_type(PyTypeObject *type)
@@ -175,7 +176,9 @@ static int
 module_exec(PyObject *module)
 {
     mt_state *st = PyModule_GetState(module);
+    void *gauge;
 
+    if (mt_forkmark_zeros(&gauge, NULL) == MT_OK) st->mapped_again = gauge;
     if ((st->errors = PyImport_ImportModule("memtools.errors")) == NULL) return -1;
     if (PyModule_AddStringConstant(module, "__version__", MEMTOOLS_VERSION) < 0) return -1;
     if (mt_py_gatehist_register(module, st) < 0 || mt_py_kvpool_register(module, st) < 0) return -1;
@@ -263,6 +266,7 @@ module_free(void *module)
     module_clear(module);
     mt_py_managed_free(st);
     mt_peaks_drop(st->peaks);
+    mt_forkmark_free_zeros(st->mapped_again);
     mt_devmem_free(st->devmem);
     mt_cudart_close(
         st->cudart); /* no history is left: each holds its type, each type this module */

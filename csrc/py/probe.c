@@ -64,7 +64,7 @@ open_probe(Probe *self, const char *root, const mt_probe_ages *ages, mt_error *e
 
     st = mt_probe_linux_new(&mt_alloc_libc, &mt_proc_sys_libc, root, ages, &self->probe, err);
     if (st == MT_OK && root[0] == 0) {
-        if (state->peaks == NULL) st = open_peaks(root, &state->mapped_again, &state->peaks, err);
+        if (state->peaks == NULL) st = open_peaks(root, state->mapped_again, &state->peaks, err);
         if (st == MT_OK) self->peaks = mt_peaks_hold(state->peaks);
     } else if (st == MT_OK) {
         st = open_peaks(root, NULL, &self->peaks, err);
@@ -186,7 +186,7 @@ probe_read(PyObject *op, PyObject *const *args, Py_ssize_t n)
     if (mask < 0 || mask > 2 * MT_READ_DEVICES - 1)
         return PyErr_Format(PyExc_ValueError, "fields is a sum of READ_ constants, got %ld", mask);
     mt_probe_linux_read(self->probe, (unsigned)mask, &sample);
-    if (mask & MT_READ_RSS) sample.mapped_again = mt_gauge_read(&self->state->mapped_again);
+    if (mask & MT_READ_RSS) sample.mapped_again = mt_gauge_read(self->state->mapped_again);
     return mt_py_sample(self->state, &sample);
 }
 

@@ -23,8 +23,8 @@ typedef struct mt_state {
     PyObject *errors; /* module memtools.errors */
     PyTypeObject *GateHistory;
     PyTypeObject *KVPool, *KVLease;
-    mt_gauge
-        mapped_again; /* bytes that pools map beyond the first time; resident sets count them */
+    mt_gauge *mapped_again; /* bytes that pools map beyond the first time, which resident sets
+                             * count; 0 again in a child of fork(). NULL: not to be had */
     PyTypeObject *Budget;
     PyTypeObject *Probe, *Sample;
     mt_peaks *peaks; /* of this process, opened by the first Probe */
