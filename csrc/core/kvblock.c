@@ -97,6 +97,7 @@ note_dropped(mt_kvpool *pool, mt_kvslot *s, size_t tb)
     s->idle--;
     pool->idle--;
     pool->dropped++;
+    mt_kvpool_tell_pages(pool, 0 - pool->geom.block_bytes);
 }
 
 static void
@@ -310,6 +311,7 @@ make_resident(mt_kvpool *pool, mt_kvslot *home, size_t tb, mt_error *err)
     home->idle++;
     pool->idle++;
     pool->taken++;
+    mt_kvpool_tell_pages(pool, pool->geom.block_bytes);
     return MT_OK;
 }
 

@@ -146,6 +146,7 @@ free_parts(mt_kvpool *pool)
     mem.put(mem.ctx, pool->scratch, 2 * pool->geom.blocks * sizeof *pool->scratch);
     mt_gauge_subtract(pool->mapped_again,
                       pool->again * pool->geom.unit_ranges * pool->geom.part_bytes);
+    mt_kvpool_tell_pages(pool, 0 - (pool->live + pool->idle) * pool->geom.block_bytes);
     pool->store.close(pool->store.ctx);
     mt_lock_fini(&pool->lock);
     mem.put(mem.ctx, pool, sizeof *pool);

@@ -121,6 +121,13 @@ struct mt_kvlease {
     size_t *from, *to; /* [row] tokens to write, for prepare */
 };
 
+/* The pool's pages are so many bytes more, or fewer: modulo 2^64. */
+static inline void
+mt_kvpool_tell_pages(mt_kvpool *pool, uint64_t bytes)
+{
+    if (pool->mapped_again != NULL) mt_gauge_add_once(pool->mapped_again, bytes);
+}
+
 /* What a new arena maps at this place. */
 static inline uint32_t
 mt_kvslot_fresh(const mt_kvslot *s, size_t tb)

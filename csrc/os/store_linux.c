@@ -376,16 +376,18 @@ static mt_status
 map_over(const store *s, void *at, size_t bytes, int flags, int fd, size_t offset, mt_error *err)
 {
     mt_status st;
+    bool full;
 
     flags |= MAP_FIXED | MAP_NORESERVE;
     if (s->sys->mmap(at, bytes, READ_WRITE, flags, fd, (off_t)offset) != MAP_FAILED) return MT_OK;
     st = fail(err, "mmap", bytes);
-    if (errno == ENOMEM && err != NULL && linux_maps_left((void *)s) == 0) {
+    full = errno == ENOMEM;
+    flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+    s->sys->mmap(at, bytes, PROT_NONE, flags, -1, 0);
+    if (full && err != NULL && linux_maps_left((void *)s) == 0) {
         err->call = MT_STORE_MAPS;
         err->limit = most_maps(s->sys);
     }
-    flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
-    s->sys->mmap(at, bytes, PROT_NONE, flags, -1, 0);
     return st;
 }
 
