@@ -112,7 +112,7 @@ class WindowLoop(WindowEnds):
         if window.last and self._main is not None and self.ranks.world == 1:
             self._main.measure_next()
         try:
-            if self.ranks.world > 1:
+            if self.ranks.surrounds:
                 self._context = self.ranks.forward(window.last)
                 self._context.__enter__()
             self._passes.enter()
