@@ -39,7 +39,24 @@ CODES = {
     "import sys; sys.exit(3)": "code 3",
     "import sys; sys.exit('no')": "code 1: no",
     "import sys; sys.exit(['no', 1])": "code 1: ['no', 1]",
-    "raise SystemExit('no')": "code 1",  # which nobody hears of
+    "raise SystemExit('no')": "code 1: no",
+    "raise SystemExit('no such file\\nin the folder')": "code 1: no such file",
+    "raise SystemExit('no', 3)": "code 1: ('no', 3)",
+    "raise SystemExit(ValueError('no'))": "code 1: no",
+    "exit('no')": "code 1: no",
+    "class Own(SystemExit): pass\nraise Own('no')": "code 1: no",
+    "class Own(SystemExit):\n def __init__(self, n): super().__init__(f'no {n}')\nraise Own(3)": (
+        "code 1: no 3"
+    ),
+    "def f(): raise SystemExit('no')\ntry: f()\nfinally: print('bye')": "code 1: no",
+    "raise SystemExit('no ' + 'more ' * 99)": "code 1: no " + "more " * 34 + "...",
+    "raise SystemExit('--token abc')": "code 1: --token ***",
+    "raise SystemExit(None)": "code 0",
+    "try: raise SystemExit('no')\nexcept SystemExit: raise SystemExit(1)": "code 1",
+    "try: raise SystemExit('no')\nexcept SystemExit: pass": "code 0",
+    "try: raise SystemExit('no')\nexcept SystemExit: 1 / 0": (
+        "exception ZeroDivisionError: division by zero"
+    ),
     "import sys\ntry: sys.exit('no')\nexcept SystemExit: pass": "code 0",
     "import sys\ntry: sys.exit('no')\nexcept SystemExit: sys.exit(2)": "code 2",
     "import sys\ntry: sys.exit('no')\nexcept SystemExit: sys.exit(1)": "code 1",
@@ -53,6 +70,8 @@ CODES = {
     "import threading as t; t.Thread(target=lambda: 1 / 0).start()": "code 0",
     "import sys, threading as t; t.Thread(target=lambda: sys.exit('no')).start(); "
     "raise SystemExit(1)": "code 1",
+    "import sys, threading as t\ndef f(): raise SystemExit('no')\n"
+    "a = t.Thread(target=f); a.start(); a.join(); sys.excepthook = print; 1 / 0": "code 1",
     "raise SystemExit(256 + 7)": "code 7",
     "1 / 0": "exception ZeroDivisionError: division by zero",
     "raise KeyboardInterrupt": "exception KeyboardInterrupt",
@@ -96,6 +115,25 @@ def test_json_is_the_last_line_of_stderr(tmp_path: Path) -> None:
     assert summary["limit_bytes"] == 2 << 30
     assert 0 < summary["peak_bytes"] < 1 << 30
     assert summary["samples"] >= 1
+
+
+SLOW_ENDS = {
+    "code 0": "",
+    "an exception": "raise ValueError",
+    "a text": "sys.exit('no such batch')",
+    "Ctrl-C": "os.kill(os.getpid(), signal.SIGINT)",
+    "SIGTERM": "os.kill(os.getpid(), signal.SIGTERM)",
+}
+
+
+@pytest.mark.parametrize("end", SLOW_ENDS)
+def test_the_summary_and_the_record_have_one_duration(end: str, tmp_path: Path) -> None:
+    """Until the program's end: what the interpreter tidies up behind it is not the program's."""
+    slow = "class Slow:\n    def __del__(self, sleep=time.sleep): sleep(0.3)\n"
+    write(tmp_path, f"import os, signal, sys, time\n{slow}slow = Slow()\n{SLOW_ENDS[end]}\n")
+    found = run(tmp_path, "--json", "train.py")
+    told = json.loads(found.stderr.decode().splitlines()[-1])["seconds"]
+    assert told == memtools.read_record(tmp_path / "run.mem").seconds
 
 
 REFUSED = {
@@ -234,6 +272,23 @@ def test_the_record_of_a_killed_run_is_kept(way: list[str], tmp_path: Path) -> N
         assert not old.complete
         assert old.total > 0
     assert len(list(tmp_path.glob("*.mem"))) == 3
+
+
+def test_many_kept_records_are_counted(tmp_path: Path) -> None:
+    """From the tenth on: a job that is killed and started again for ever fills the disk."""
+    others = ["run.mem.1", "run.x.mem", "other.1.mem", "run-2.mem"]
+    for n, kept in [(8, []), (9, ["run.10.mem"])]:
+        for name in [*others, *(f"run.{i}.mem" for i in range(1, n + 1))]:
+            (tmp_path / name).write_bytes(bytes(1 << 20))
+        execute([*RUN, "-c", "import os; os._exit(3)"], tmp_path)
+        line = run(tmp_path, "-c", "pass").stderr.decode().splitlines()[0]
+        assert ("records of runs that were cut off" in line) == bool(kept), line
+        (tmp_path / f"run.{n + 1}.mem").unlink()
+    size = 9 + memtools.read_record(tmp_path / "run.mem").nbytes / 2**20
+    assert line == (
+        "memtools: the run that wrote run.mem was cut off; its record is kept as run.10.mem; 10 "
+        f"records of runs that were cut off take {size:.1f} MiB now: remove what is not needed"
+    )
 
 
 def test_a_limit_that_python_alone_has_passed_is_refused(tmp_path: Path) -> None:
@@ -427,6 +482,7 @@ def test_a_guard_stops_an_unchanged_script_at_the_end_of_a_step(tmp_path: Path) 
     errors = found.stderr.decode()
     assert "memtools.errors.HostMemoryPressure: host memory runs out at step" in errors
     assert "It ended by exception HostMemoryPressure: host memory runs out" in errors
+    assert errors.count(", watermark 60%") == 2  # the traceback's and the end's, not a third
     record = memtools.read_record(tmp_path / "run.mem")
     assert "guard" in [event.kind for event in record.events]
     assert max(record.buckets.most["rss"]) < 1 << 30
