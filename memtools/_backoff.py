@@ -107,9 +107,10 @@ class BackOff:
         acc._require_outside("step()")
         acc._require_whole("step()")
         if not acc.window.empty:
+            many = f"{acc.window.count:,} micro-batch{'es' * (acc.window.count != 1)}"
             raise RuntimeError(
-                f"step() is a window of its own, and this one has {acc.window.count} micro-batches "
-                "already: flush() or reset() first"
+                f"step() is a window of its own, and this one has {many} already: flush() or "
+                "reset() first"
             )
         if not callable(loss_fn):
             raise TypeError(
