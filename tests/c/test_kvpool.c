@@ -161,6 +161,28 @@ a_crop_gives_blocks_back_to_the_pool(void)
 
 /* ---- trim ---- */
 
+/* What a view shows past a shorter row's end is made zeros a block at a time. */
+static void
+ragged_rows_are_cleaned_once_a_block(void)
+{
+    static const size_t ends[MODEL_ROWS] = {1, 2};
+    static rig g;
+    size_t zeros;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    m = lend(&g, 0, 2, 0);
+    for (size_t layer = 0; layer < 2; layer++)
+        CHECK(rig_update(&g, m, layer, ends, false) == MT_OK);
+    zeros = g.store.zeros;
+    append(&g, m, 1);
+    append(&g, m, 1);
+    CHECK(g.store.zeros == zeros);
+    rig_look(&g, m, 0, BLOCK, true);
+    rig_look(&g, m, 1, BLOCK, true);
+    rig_end(&g);
+}
+
 static void
 trim_drops_what_was_used_longest_ago(void)
 {
@@ -267,7 +289,7 @@ pages_that_are_mapped_again_are_counted(void)
 
     begin(&g, RIG_LINUX, SIZE_MAX);
     append(&g, lend(&g, 0, 1, 0), 3 * BLOCK);
-    CHECK(mt_gauge_read(&g.again) == 0);
+    CHECK(mt_gauge_read(&g.again) == 0 && g.again.once == 3 * (size_t)BLOCK_BYTES);
     CHECK(rig_fork(&g, &g.lease[1], &g.lease[0], 4, 0) == MT_OK);
     CHECK(mt_gauge_read(&g.again) == 0); /* nobody has looked */
     rig_look(&g, &g.lease[1], 0, 3 * BLOCK, true);
@@ -452,6 +474,7 @@ main(void)
     RUN(physical_bytes_never_exceed_the_largest_need);
     RUN(recycled_pages_show_nothing_of_their_past);
     RUN(a_crop_gives_blocks_back_to_the_pool);
+    RUN(ragged_rows_are_cleaned_once_a_block);
     RUN(trim_drops_what_was_used_longest_ago);
     RUN(trim_keeps_addresses);
     RUN(a_fork_stores_the_prompt_once);
