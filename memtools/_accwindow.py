@@ -167,8 +167,9 @@ class WindowEnds:
             norm = math.nan if nans else math.inf
             return Outcome(norm, 0.0, "skipped", infs, nans, measure.first_bad)
         decided = self._finish.decide(squares, average)
-        if self._main is None:  # else the gradients that the optimizer sees are not there yet
-            self._retries += make_state(self.optimizer, self._totals.windows, self.window.count)
+        self._retries += make_state(
+            self.optimizer, self._totals.windows, self.window.count, self._main
+        )
         with self._update():
             applied, norm = self._finish.apply(self.gradients, self.parameters, self._main, decided)
             self._step_scheduler()
@@ -259,15 +260,14 @@ class WindowEnds:
     def _changed(self, call: str) -> RuntimeError | None:
         """What somebody else did to the gradients since the last micro-batch; the window is torn
         by it."""
-        what = self._watch.changed(self.gradients) if self._watch.on else ""
-        if not what:
+        change = self._watch.changed(self.gradients) if self._watch.on else None
+        if change is None:
             return None
         self.window.torn = "a change from outside"
         return RuntimeError(
-            f"{call}: the gradients of this window were {what}, after {self.window.count} of "
-            f"{self._steps} micro-batches and outside of acc.backward(), so they are not those of "
-            "its micro-batches: leave that call out, as GradAccumulator drops the gradients where "
-            "a window ends; reset() drops this one"
+            f"{call}: the gradients of this window were {change.what}, after {self.window.count} "
+            f"of {self._steps} micro-batches and outside of acc.backward(), so they are not those "
+            f"of its micro-batches: {change.remedy}; reset() drops this window"
         )
 
     def _sparse(self) -> TypeError | None:

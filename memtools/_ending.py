@@ -1,5 +1,5 @@
 """How this process is about to end, as far as the interpreter knows: by an exception that nobody
-caught, by sys.exit("text").
+caught, by sys.exit("text") or SystemExit("text").
 
 Not by sys.last_value, which pytest, IPython and debuggers set for exceptions that end nothing; but
 for Ctrl-C that a hook of somebody else's printed, of which nothing else tells (interrupt()).
@@ -12,6 +12,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from memtools import _allocator_malloc, _core
 from memtools._oomforms import MUCH_IDLE, is_of_host
@@ -49,25 +50,29 @@ class Ending:
             self.idle_heap = idle if is_in_the_way else None
 
     def hear_exit(self, status: object) -> None:
-        """A text is printed by Python, and the code is 1. In another thread it ends that alone."""
-        if threading.current_thread() is not threading.main_thread():
+        """A text is printed by Python, and the code is 1. In another thread it ends that alone. The
+        last is the one that counts, as those before it have been caught."""
+        if threading.get_ident() != threading.main_thread().ident:
             return
         is_text = status is not None and not isinstance(status, int)
         self._exit_text = exit_words(status) if is_text else None
 
 
 ending = Ending()
+_before: list[Any] = []  # the hook that was there before the newest watch()
 
 
 def watch(*, whole_program: bool = False) -> None:
     """Hear of exceptions from now on. For a `whole_program`, whose first line is still to come,
-    also of sys.exit(), and whatever it puts back."""
+    also of sys.exit() and SystemExit, and whatever it puts back."""
     if sys.excepthook is not _core.excepthook:
+        _before[:] = [sys.excepthook]
         _core._watch_end(ending.hear_exception, ending.hear_exit, sys.excepthook)
         sys.excepthook = _core.excepthook
     if whole_program:
         sys.__excepthook__ = _core.excepthook  # type: ignore[assignment]
         sys.exit = _core.exit
+        _core._hear_system_exit()
 
 
 def unwatch() -> None:
@@ -75,15 +80,18 @@ def unwatch() -> None:
     a whole program."""
     if sys.excepthook is not _core.excepthook or sys.__excepthook__ is _core.excepthook:
         return
-    sys.excepthook = _core._watch_end(None, None, None)
+    sys.excepthook = _before[0]  # first: an interrupt after the call below would lose it
+    _core._watch_end(None, None, None)
 
 
 def interrupt() -> str | None:
     """Ctrl-C in words, where that is what ends the program; else None. A hook of somebody else's
     that printed it may not have called ours: then what the interpreter handed to it tells, but not
-    at a prompt, where Ctrl-C ends nothing."""
+    at a prompt, where Ctrl-C ends nothing, whoever heard of it."""
+    if hasattr(sys, "ps1"):
+        return None
     last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    somebody_elses = sys.excepthook is not _core.excepthook and not hasattr(sys, "ps1")
+    somebody_elses = sys.excepthook is not _core.excepthook
     if ending.uncaught is None and somebody_elses and isinstance(last, KeyboardInterrupt):
         ending.hear_exception(last)
     return ending.uncaught if ending.interrupted else None

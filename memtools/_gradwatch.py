@@ -6,10 +6,26 @@ micro-batch 1 ends: remember()  ── zero_grad(), backward() of the program �
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from memtools._gradients import Gradients
+
+_LEAVE_OUT: Final = (
+    "leave that call out, as GradAccumulator drops the gradients where a window ends"
+)
+_MEASURE_OR_KEEP_OUT: Final = (
+    "memtools.grad_norm() measures them and writes nothing, where torch's clip_grad_norm_ writes "
+    "with max_norm=inf too; requires_grad_(False) on this model keeps out the backward pass of "
+    "another one that goes through it, as that of a GAN's generator does"
+)
+
+
+class Change(NamedTuple):
+    """What somebody did to gradients, and what to do instead, in words."""
+
+    what: str
+    remedy: str
 
 
 class GradientWatch:
@@ -37,15 +53,18 @@ class GradientWatch:
         """Keeps no gradient alive."""
         self._grads, self._versions, self.on = [], [], False
 
-    def changed(self, gradients: Gradients) -> str:
-        """What happened to them since, in words; "" for nothing."""
+    def changed(self, gradients: Gradients) -> Change | None:
+        """What happened to them since; None for nothing."""
         grads, before = [p.grad for p in gradients.watched], self._grads
         if len(grads) != len(before):
-            return ""  # other parameters, of which the window's end tells
+            return None  # other parameters, of which the window's end tells
         if not all(map(operator.is_, grads, before)):
             pairs = zip(grads, before, strict=True)
-            gone = any(new is None and old is not None for new, old in pairs)
-            return "set to None, as by zero_grad()" if gone else "added to or replaced"
-        if [grad._version for grad in grads if grad is not None] != self._versions:
-            return "written to, as by zero_grad(set_to_none=False), clipping or a backward()"
-        return ""
+            if any(new is None and old is not None for new, old in pairs):
+                return Change("set to None, as by zero_grad()", _LEAVE_OUT)
+            what = "added to or replaced"
+        elif [grad._version for grad in grads if grad is not None] != self._versions:
+            what = "written to, as by zero_grad(set_to_none=False), clipping or a backward()"
+        else:
+            return None
+        return Change(what, f"{_LEAVE_OUT}; {_MEASURE_OR_KEEP_OUT}")

@@ -115,11 +115,13 @@ class Judged(NamedTuple):
     `growth`: of the host and of each device, without the quiet ones. `short`: why that, or a part
     of it, cannot be said; None where each signal had readings enough. `rises`: what is known of
     signals that grow and were not judged, or were quiet until the last stretch of the run.
+    `step_seconds`: how long a step is in the newer half of the run; None where that is not known.
     """
 
     growth: list[Growth]
     short: str | None
     rises: list[Rise]
+    step_seconds: float | None
 
 
 def judge(line: Timeline, limit_bytes: int | None, devices: list[int]) -> Judged:
@@ -139,8 +141,11 @@ def judge(line: Timeline, limit_bytes: int | None, devices: list[int]) -> Judged
     rises: list[Rise] = []
     few: list[str] = []
     enough, most = True, 0
+    step_seconds = None
     for where, columns, limit in groups:
         readings = _readings(line, columns, by_step=per == "step")
+        if per == "step" and len(readings.steps) >= LEAST:
+            step_seconds = _pace(readings)
         most = max(most, len(readings.steps))
         quiet = True
         fed = {s: even(readings.steps, v) for s, v in readings.values.items()}
@@ -165,7 +170,7 @@ def judge(line: Timeline, limit_bytes: int | None, devices: list[int]) -> Judged
         short = f"too short to judge: {count(most, 'step')} with a reading, {ENOUGH} are needed"
     if enough and most:
         short = f"too few readings to judge: {' and '.join(few)}" if few else None
-    return Judged(growth, short, rises)
+    return Judged(growth, short, rises, step_seconds)
 
 
 def _known(values: list[int]) -> int:

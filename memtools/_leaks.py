@@ -11,6 +11,9 @@ from memtools import _core
 from memtools._size import format_bytes, parse_bytes
 
 SIGNALS = ("heap", "python", "tensors", "children", "device", "rss")
+#: Growth that no container explains matters from so many bytes a step on, which a buffer or a cache
+#: of a warm-up seldom takes, or from so many a second, which fill 16 GiB within a day.
+LEAST_PER_STEP, LEAST_PER_SECOND = 1024, 256 * 1024
 
 
 class StepsLeft(NamedTuple):
@@ -87,6 +90,12 @@ class LeakVerdict:
         if self.declarable:
             line = f'{line}; if a buffer fills, declare it: expect_growth("its name", bytes=...)'
         return line
+
+
+def matters(bytes_per_step: float, steps_per_second: float) -> bool:
+    """Whether growth is worth a word also where nobody is known to hold it."""
+    per_second = bytes_per_step * steps_per_second
+    return bytes_per_step >= LEAST_PER_STEP or per_second >= LEAST_PER_SECOND
 
 
 def _sooner(one: StepsLeft | None, other: StepsLeft | None) -> StepsLeft | None:

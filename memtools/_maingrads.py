@@ -13,7 +13,8 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from memtools import _bridge, _gradtorch
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 # They step a 16-bit parameter by an fp32 gradient, and none of their state takes the gradient's
-# dtype, which a saved state would lose. SGD's momentum does.
+# dtype, which a saved state would lose. SGD's momentum does, and a centered RMSprop mixes none.
 _TAKES_FP32 = {"SGD", "Adagrad", "RMSprop", "Adadelta"}
 
 
@@ -137,8 +138,9 @@ class MainGrads(Gradients):
     def give(self, optimizer: torch.optim.Optimizer) -> None:
         """Puts the gradients where the optimizer looks for them, and frees the sums as it goes.
 
-        torch's Adagrad, RMSprop, Adadelta and SGD without momentum, unless fused, get them in
-        fp32. All other optimizers need the parameter's own dtype: rounded once, to nearest.
+        torch's Adagrad, RMSprop that is not centered, Adadelta and SGD without momentum, unless
+        fused, get them in fp32. All other optimizers need the parameter's own dtype: rounded once,
+        to nearest.
         """
         torch = _bridge.connect().torch
         as_fp32 = takes_fp32(optimizer)
@@ -152,6 +154,22 @@ class MainGrads(Gradients):
                 self._given.append(i)
             with torch.no_grad():
                 parameter.grad = grad if as_fp32 else grad.to(parameter.dtype)
+
+    @contextmanager
+    def stand_ins(self, but: Container[torch.Tensor]) -> Iterator[None]:
+        """Lets the optimizer see which parameters will be given a gradient: those with a sum, but
+        for those in `but`, have a zero of one element's memory as their gradient."""
+        torch, lent = _bridge.connect().torch, []
+        try:
+            for i, found in self._sums.items():
+                p = self._where[i]
+                if found.holder.grad is not None and p.grad is None and p not in but:
+                    lent.append(p)
+                    p.grad = torch.zeros(1, dtype=p.dtype, device=p.device).expand(p.shape)
+            yield
+        finally:
+            for p in lent:
+                p.grad = None
 
     def clear(self) -> None:
         """Drops sums and given gradients: after a step, a skipped one, or a window given up."""
@@ -202,8 +220,8 @@ class _Sum:
             total = torch.empty_like(grad, dtype=torch.float32, requires_grad=False)
         if total.stride() != grad.stride():
             with torch.no_grad():
-                total.add_(grad)
-            self.measured = None
+                total.copy_(grad) if first else total.add_(grad)
+            self.measured, self.holder.grad = None, total
             return
         # On a device a pass for each parameter would cost more than one over all in the end.
         measure = measure and grad.device.type == "cpu"
@@ -230,11 +248,11 @@ def _hook(main: weakref.ref[MainGrads], index: int, parameter: torch.Tensor) -> 
 def takes_fp32(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer steps 16-bit parameters by fp32 gradients."""
     torch = _bridge.connect().torch
-    kind = type(optimizer)
+    kind, groups = type(optimizer), optimizer.param_groups
     return (
         kind.__name__ in _TAKES_FP32
         and kind is getattr(torch.optim, kind.__name__)
         and hasattr(torch.Tensor, "grad_dtype")
-        and not any(group.get("fused") for group in optimizer.param_groups)
-        and not (kind.__name__ == "SGD" and any(g["momentum"] for g in optimizer.param_groups))
+        and not any(group.get("fused") or group.get("centered") for group in groups)
+        and not (kind.__name__ == "SGD" and any(group["momentum"] for group in groups))
     )

@@ -21,7 +21,7 @@ from memtools._size import parse_bytes
 
 IDLE_NS = 1_000_000_000  # between safe points where nothing is due
 STALL_NS = 100_000_000  # and while a guard waits for stalls
-LOST_NS = 10_000_000_000  # after so long without a safe point a guard that waits has failed
+LOST_NS = 10_000_000_000  # or two steps: so long without a safe point is nothing unusual
 
 
 class MemoryMonitor(Readings):
@@ -158,7 +158,11 @@ class MemoryMonitor(Readings):
 
     def stop(self) -> None:
         """Stop, and complete the record. Twice is fine, in a signal handler too."""
-        self._end("stop()", last_look=True)
+        try:
+            self._end("stop()", last_look=True)
+        finally:
+            if self._live is not None:  # an interrupt came before all was done
+                self._end("stop()")
 
     def _end(self, how: str | None, *, last_look: bool = False) -> None:
         run = self._live
@@ -172,9 +176,9 @@ class MemoryMonitor(Readings):
             raise
         finally:
             if run.over:  # else another thread is at it
-                self._live = self._book = None
                 self._marks.end()
                 _monitor_run.leave(self)
+                self._live = self._book = None  # last: an interrupt before it is known by that
 
     def __enter__(self) -> MemoryMonitor:
         begun: list[Run] = []
@@ -191,10 +195,14 @@ class MemoryMonitor(Readings):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is None:
-            self._end("normal", last_look=True)
-        else:
-            self._end(_ending.exception_words(error))
+        try:
+            if error is None:
+                self._end("normal", last_look=True)
+            else:
+                self._end(_ending.exception_words(error))
+        finally:
+            if self._live is not None:  # as in stop()
+                self._end("normal" if error is None else f"exception {type(error).__name__}")
 
     @property
     def running(self) -> bool:
@@ -291,8 +299,13 @@ class MemoryMonitor(Readings):
         waiting = self._marks.waiting(run.waiting)
         if run.safe_ns == 0:
             self._cannot_act(run, waiting, "the main thread called no step()")
-        elif time.monotonic_ns() - run.safe_ns >= LOST_NS:
+        elif time.monotonic_ns() - run.safe_ns >= max(LOST_NS, 2 * self._step_ns(run)):
             self._cannot_act(run, waiting, "the main thread had stopped calling step()")
+
+    @staticmethod
+    def _step_ns(run: Run) -> int:
+        """How long a step takes, with the time before the first one."""
+        return (run.safe_ns - run.clock_ns) // max(1, run.sampler.step_count)
 
     def _cannot_act(self, run: Run, waiting: Sequence[Handle], why: str) -> None:
         for handle in waiting:

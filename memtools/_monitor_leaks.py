@@ -7,7 +7,7 @@ import time
 from typing import Protocol
 
 from memtools._holders import Holder
-from memtools._leaks import LeakDetector, LeakVerdict, StepsLeft
+from memtools._leaks import LeakDetector, LeakVerdict, StepsLeft, matters
 from memtools._monitor_log import Log
 from memtools._monitor_signals import FIRST_LOOKS, FIRST_STEPS, Signal
 from memtools._monitor_suspect import Suspicion, holds_growth, is_container
@@ -15,7 +15,6 @@ from memtools._size import format_bytes
 
 VERDICT_EVERY_NS = 100_000_000
 HASTE = 4  # how much more of the time readings may take while something grows
-LEAST_TOLD = 1024  # bytes a step: less is said only where somebody is known to hold it
 _RANK = {"quiet": 0, "growing": 0, "fragmentation": 1, "likely": 2, "leak": 3}
 
 
@@ -52,6 +51,7 @@ class LeakWatch:
         "_begun_ns",
         "_checked",
         "_first_step",
+        "_last_ns",
         "_last_step",
         "_limits",
         "_log",
@@ -81,7 +81,7 @@ class LeakWatch:
         self.declares = declares
         self.kind = "quiet"
         self._signals, self._limits, self._log = signals, limits, log
-        self._first_step = self._last_step = self._begun_ns = 0
+        self._first_step = self._last_step = self._begun_ns = self._last_ns = 0
         self._looks = -1  # taken while steps and readings are timed
         self._timed = False
         self._checked = 0
@@ -94,7 +94,7 @@ class LeakWatch:
         if self._looks < 0:
             self._first_step, self._begun_ns, self._looks = step, now, 0
         elif step > self._last_step:
-            self._last_step = step
+            self._last_step, self._last_ns = step, now
             read = self._read if self._timed else self._time
             now = read(step, now)
         kind = self.detector.kind
@@ -158,9 +158,12 @@ class LeakWatch:
 
     def matters(self, verdict: LeakVerdict) -> bool:
         """Whether growth is worth a word while the program runs: where it is a KiB a step or more,
-        or where a holder is known by its name in the program."""
+        or much a second at the run's pace, or where a holder is known by its name in the program.
+        """
         cost = max(verdict.rate_bytes_per_step, verdict.rss_bytes_per_step or 0.0)
-        return cost >= LEAST_TOLD or any(map(holds_growth, self.holders()))
+        seconds = max(1, self._last_ns - self._begun_ns) / 1e9
+        pace = (self._last_step - self._first_step) / seconds
+        return matters(cost, pace) or any(map(holds_growth, self.holders()))
 
     def _census(self, step: int) -> None:
         """A look. What it takes and keeps itself is no growth of the program's."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from memtools import _core
 from memtools._redact import redacted_command
+from memtools._size import format_bytes
 
 logger = logging.getLogger("memtools")
 
@@ -33,6 +34,7 @@ _REMEDIES = {
 
 
 MOST_RECORDS = 99  # of one name, in a folder
+MANY_KEPT = 10  # records of killed runs: from here on they are counted
 
 
 def ranked(path: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -81,8 +83,26 @@ def open_record(
         who = "memtools run" if _is_of_the_run(path) else "another monitor"
         announce(f"{who} writes {path} already; the record of this monitor is {writer.path}")
     if writer.kept is not None:
-        announce(f"the run that wrote {path} was cut off; its record is kept as {writer.kept}")
+        text = f"the run that wrote {path} was cut off; its record is kept as {writer.kept}"
+        announce(text + _many_kept(path))
     return writer
+
+
+def _many_kept(path: str) -> str:
+    """How many records of this name are kept and what they take, where they are many: nobody but
+    the user removes one."""
+    folder, name = os.path.split(path)
+    stem, ending = os.path.splitext(name)
+    kept = re.compile(re.escape(stem) + r"\.\d{1,4}" + re.escape(ending))
+    try:
+        with os.scandir(folder or ".") as files:
+            sizes = [file.stat().st_size for file in files if kept.fullmatch(file.name)]
+    except OSError:
+        return ""
+    if len(sizes) < MANY_KEPT:
+        return ""
+    taken = f"{len(sizes):,} records of runs that were cut off take {format_bytes(sum(sizes))} now"
+    return f"; {taken}: remove what is not needed"
 
 
 def _first_free(
@@ -178,12 +198,12 @@ class Log:
             self._try(lambda writer: writer.close())
         self.writes = False
 
-    def close_at_exit(self, failed: str) -> None:
-        """The end event, with the exit code, and the close are left to the end of the process.
-        Where the code is 1, `failed` says why; "": nobody knows."""
+    def close_at_exit(self, failed: str, time_ns: int) -> None:
+        """The end event, of that time and with the exit code, and the close are left to the end of
+        the process. Where the code is 1, `failed` says why; "": nobody knows."""
         if self._writer is not None:
             text = f"exit: {failed}".replace("\0", "\\0") if failed else ""
-            self._try(lambda writer: writer._close_at_exit(text))
+            self._try(lambda writer: writer._close_at_exit(text, time_ns))
         self.writes = False
 
     def abandon(self) -> None:

@@ -247,12 +247,13 @@ class Run:
             self.log.complain("stop", f"stop() failed: {error}")
 
     def _finish(self, how: str | None) -> None:
+        self.ended_ns = self.ended_ns or time.monotonic_ns()
         if how is None:
-            self.log.close_at_exit(_ending.ending.failed)
+            self.log.close_at_exit(_ending.ending.failed, self.ended_ns)
         else:
             while self._untold:  # once, also when this is interrupted and done again
                 self._untold.pop()
-                self.log.event("end", f"exit: {how}")
+                self.log.event("end", f"exit: {how}", time_ns=self.ended_ns)
             self.log.close()
 
     def look(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
@@ -116,7 +115,14 @@ class Record:
 
     @property
     def seconds(self) -> float:
-        """From the start to the last thing recorded."""
+        """From the start to the program's end, or without an end mark, to the last thing recorded.
+
+        What the interpreter and the exit handlers of libraries do after the program's last line
+        and its own exit handlers is not counted: the summary of a run is printed before that.
+        """
+        ended = [event.time_ns for event in self.events if event.kind == "end"]
+        if ended:
+            return max(0, ended[-1] - self.clock_ns) / 1e9
         ends = [self.clock_ns, self.closed_ns or 0]
         ends += [self.buckets.last_ns[-1]] if len(self.buckets) else []
         ends += [event.time_ns + event.duration_ns for event in self.events]
@@ -211,9 +217,9 @@ def _end_by_signal(data: dict[str, Any]) -> tuple[RecordEvent, ...]:
     return (RecordEvent(data["events_total"], data["signal_ns"], 0, None, "end", text),)
 
 
-def with_end(record: Record, text: str) -> Record:
+def with_end(record: Record, text: str, time_ns: int) -> Record:
     """The record as it will be once its process has ended, which it is about to."""
-    end = RecordEvent(record.events_total, time.monotonic_ns(), 0, None, "end", f"exit: {text}")
+    end = RecordEvent(record.events_total, time_ns, 0, None, "end", f"exit: {text}")
     events = (*record.events, end)
     return replace(record, events=events, events_total=record.events_total + 1, written=False)
 

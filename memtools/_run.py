@@ -36,15 +36,15 @@ OPTIMIZER = "torch.optim.optimizer"
 A_CODE = 987654321  # that no process ends with: another takes its place
 A_CODE_BYTES = str(A_CODE).encode()
 RESERVE = 16 << 20  # bytes
-PATIENCE = 16  # steps of other optimizers after which the first is taken to be out of use
+PATIENCE = 16  # steps of another optimizer after which the first is taken to be out of use
 IN_A_PROCESS = """
 import sys
-root, path, as_json, how = sys.argv[1:]
+root, path, as_json, how, ended_ns = sys.argv[1:]
 sys.path.insert(0, root)
 from memtools._record import read_record, with_end
 from memtools._runsummary import Summary, write_summary
 record = read_record(path)
-write_summary(Summary.of(with_end(record, how) if how else record), as_json == "1")
+write_summary(Summary.of(with_end(record, how, int(ended_ns)) if how else record), as_json == "1")
 """
 REST = 200  # times as long as a safe point took
 LONGEST_REST_NS = 100_000_000  # a census may take a second: 200 of them would hide a run's growth
@@ -55,8 +55,9 @@ _Made = TypeVar("_Made")
 class StepCounter:
     """Counts the steps of one optimizer; with several in turn, those of the first one alone.
 
-    A generator and a discriminator that step in turn make one step of training. When the optimizer
-    that counts is gone, or silent while others step 16 times, the next takes its place.
+    A generator and a discriminator that step in turn make one step of training, and so do the
+    optimizers of any number of layers. When the optimizer that counts is gone, or silent while
+    another steps more than 16 times, that one takes its place.
 
     Each step is counted when it ends. Where steps are short, not each is a safe point: what the
     monitor does there (0.1 ms for the readings of the leak test) is then 0.5 % of the time. A
@@ -70,6 +71,7 @@ class StepCounter:
         self._monitor = monitor
         self._first: int | None = None
         self._others: dict[int, int] = {}  # their steps since the last of the first
+        self._beside: dict[int, int] = {}  # their steps between the last two of the first
         self._alive: dict[int, object] = {}  # weak references: an id is used again after a death
         self._due = 0
 
@@ -87,21 +89,22 @@ class StepCounter:
     def _forget(self, who: int) -> None:
         self._alive.pop(who, None)
         self._others.pop(who, None)
+        self._beside.pop(who, None)
         if who == self._first:
             self._first = None
 
     def _counted(self, who: int) -> int:
-        """How many steps this one is: none of another's, those not counted so far when it is seen
-        that another has taken the place of the first."""
-        others = self._others
-        if who != self._first:
-            others[who] = others.get(who, 0) + 1
-            if self._first is not None and sum(others.values()) <= PATIENCE:
-                return 0
-            self._first = next(iter(others))
-        steps = others.get(self._first, 1)
-        others.clear()
-        return steps
+        """How many steps of training this one is: none where it is another's than the first one's.
+        One that takes the place of the first makes up for what it did alone."""
+        if who == self._first:
+            self._beside, self._others = self._others, {}
+            return 1
+        made = self._others[who] = self._others.get(who, 0) + 1
+        if self._first is not None and made <= PATIENCE:
+            return 0
+        alone = made - self._beside.get(who, 0)
+        self._first, self._beside, self._others = who, {}, {}
+        return max(alone, 0)
 
     def _safe_point(self) -> None:
         """Raises HostMemoryPressure where a guard wants it."""
@@ -237,23 +240,27 @@ def _end(monitor: MemoryMonitor, options: dict[str, Any], pid: int) -> None:
     monitor._end(how, last_look=True)
     if options["quiet"]:
         return
+    run = monitor._last
+    assert run is not None
+    ended_ns = run.ended_ns or time.monotonic_ns()
     try:
         if how is not None:
-            _write(_summary(path, options, how))
+            _write(_summary(path, options, how, ended_ns))
             keep_interrupt()
         else:
-            _core._write_at_exit(*_texts(path, options))
+            _core._write_at_exit(*_texts(path, options, ended_ns))
     except Exception:  # out of memory, for one; or the file is gone
-        _write_elsewhere(path, options, how or ending.failed)
+        _write_elsewhere(path, options, how or ending.failed, ended_ns)
 
 
-def _write_elsewhere(path: str, options: dict[str, Any], how: str | None) -> None:
+def _write_elsewhere(path: str, options: dict[str, Any], how: str | None, ended_ns: int) -> None:
     """A program that has used up a limit of its process (RLIMIT_AS, RLIMIT_DATA) leaves no memory
     for a summary: a process of its own, which has room under the same limit, writes it."""
     root = os.path.dirname(os.path.dirname(__file__))
     try:
-        words = ["-I", "-S", "-c", IN_A_PROCESS, root, path, str(int(options["json"])), how or ""]
-        child = os.posix_spawn(sys.executable, [sys.executable, *words], {})
+        facts = [root, path, str(int(options["json"])), how or "", str(ended_ns)]
+        words = [sys.executable, "-I", "-S", "-c", IN_A_PROCESS, *facts]
+        child = os.posix_spawn(sys.executable, words, {})
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
             return
     except Exception:  # no memory for that either: one line is ready
@@ -261,22 +268,24 @@ def _write_elsewhere(path: str, options: dict[str, Any], how: str | None) -> Non
     _write(f"memtools: Wrote {path}\n".encode(errors="backslashreplace"))
 
 
-def _texts(path: str, options: dict[str, Any]) -> tuple[bytes, bytes, bytes, bytes]:
+def _texts(path: str, options: dict[str, Any], ended_ns: int) -> tuple[bytes, bytes, bytes, bytes]:
     """For exit code 0; for 1 where it is known what ends the program; and what stands before and
     after the number of any other code."""
     failed = ending.failed
-    before, found, after = _summary(path, options, f"code {A_CODE}").rpartition(A_CODE_BYTES)
-    known = _summary(path, options, failed or "code 0")
+    text = _summary(path, options, f"code {A_CODE}", ended_ns)
+    before, found, after = text.rpartition(A_CODE_BYTES)
+    known = _summary(path, options, failed or "code 0", ended_ns)
     return (b"" if failed else known), (known if failed else b""), before, after if found else b""
 
 
-def _summary(path: str, options: dict[str, Any], how: str | None) -> bytes:
+def _summary(path: str, options: dict[str, Any], how: str | None, ended_ns: int) -> bytes:
+    """`how` and when the program ended; None where the record tells that."""
     from memtools._record import read_record, with_end
     from memtools._runsummary import Summary, summary_text
 
     record = read_record(path)
     if how is not None:
-        record = with_end(record, how)
+        record = with_end(record, how, ended_ns)
     text = summary_text(Summary.of(record), options["json"])
     return text.replace("\0", "\\0").encode(errors="backslashreplace")
 
@@ -297,7 +306,7 @@ def _say_end_by_signal(monitor: MemoryMonitor, options: dict[str, Any]) -> None:
         return
     _reserve.clear()
     with contextlib.suppress(Exception):
-        _write(_summary(str(monitor.record_path), options, None))
+        _write(_summary(str(monitor.record_path), options, None, 0))
     os.kill(os.getpid(), number)
 
 

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from memtools._record import Record
 
 _RANK = {"quiet": 0, "growing": 1, "fragmentation": 2, "likely": 3, "leak": 4}
-#: growth below so much, which no container explains, is told by `explain` alone, as one quiet line
-LITTLE = {"step": 1024.0, "s": 10240.0}
+#: Bytes a second, where no steps were made: less growth that no container explains is told by
+#: `explain` alone, as one quiet line.
+LEAST_WITHOUT_STEPS = 10 * 1024
 #: without steps nobody knows where a program's start ends: a rise shorter than this is its start
 SHORTEST_SECONDS = 10.0
 _LIVE = re.compile(
@@ -48,6 +49,8 @@ class Verdict:
     forecast: str | None
     #: "the process does not grow" and so on, where each signal was tested and nothing was found
     nothing: str
+    #: how long a step is; None where that is not known
+    step_seconds: float | None
 
     @property
     def leaking(self) -> bool:
@@ -55,9 +58,16 @@ class Verdict:
 
     @property
     def said(self) -> tuple[Growth, ...]:
-        """Those that matter: not a few bytes a step that no container explains."""
+        """Those that matter: not a few bytes now and then that no container explains."""
         named = any(holder.collects and holder.named for holder in self.holders)
-        return tuple(g for g in self.growth if named or g.rate_bytes >= LITTLE[g.per])
+        return tuple(g for g in self.growth if named or self._matters(g))
+
+    def _matters(self, growth: Growth) -> bool:
+        from memtools._leaks import matters
+
+        if growth.per == "s":
+            return growth.rate_bytes >= LEAST_WITHOUT_STEPS
+        return matters(growth.rate_bytes, 1 / self.step_seconds if self.step_seconds else 0.0)
 
     @property
     def grows(self) -> bool:
@@ -118,7 +128,13 @@ def verdict_of(figures: Figures) -> Verdict:
     if live is not None and live.signal != "children":
         rises = [rise for rise in rises if rise.signal == "children"]
     verdict = Verdict(
-        tuple(growth), tuple(rises), judged.short, figures.holders, None, _nothing(figures)
+        tuple(growth),
+        tuple(rises),
+        judged.short,
+        figures.holders,
+        None,
+        _nothing(figures),
+        judged.step_seconds,
     )
     if figures.ending.by_memory(near=figures.near_limit):
         return replace(verdict, forecast="the limit was reached" if verdict.grows else None)

@@ -107,9 +107,9 @@ CASES: dict[str, list[Case]] = {
     ],
     "RecordWriter.flush": [WRITER.flush],
     "RecordWriter._close_at_exit": [
-        LEFT._close_at_exit,
-        lambda: LEFT._close_at_exit("exit: code 1: " + "ä" * 200),
-        lambda: refused(lambda: LEFT._close_at_exit(1)),  # type: ignore[arg-type]
+        lambda: LEFT._close_at_exit("", 1),
+        lambda: LEFT._close_at_exit("exit: code 1: " + "ä" * 200, 2**63),
+        lambda: refused(lambda: LEFT._close_at_exit("", "")),  # type: ignore[arg-type]
     ],
     "RecordWriter._mark_signals": [
         lambda: make()._mark_signals(),
@@ -128,6 +128,7 @@ CASES: dict[str, list[Case]] = {
         lambda: leaves(lambda: _core.exit("text")),
         lambda: refused(lambda: _core.exit(1, 2)),  # type: ignore[call-arg]
     ],
+    "_hear_system_exit": [_core._hear_system_exit],
     "_watch_end": [
         watched,
         lambda: refused(lambda: _core._watch_end(None)),  # type: ignore[call-arg]

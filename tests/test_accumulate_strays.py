@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import math
+
 import pytest
 import torch
 from torch import nn
 
+import memtools
 from memtools import GradAccumulator
 from tests.accumulatecases import Recorder, batches, error, loss_sum, net, reference
 from tests.test_accumulate_owner import micro
@@ -111,6 +115,81 @@ def test_sums_in_fp32_are_watched_too(stray):
         return
     with pytest.raises(RuntimeError, match="were written to, .* after 1 of 2"):
         micro(acc, data[1])
+
+
+def test_a_norm_is_measured_in_the_middle_of_a_window_without_writing():
+    """torch's clip_grad_norm_ with max_norm=inf multiplies by 1: the same bits, but written."""
+    model, data = net(), batches((3, 4))
+    twin = copy.deepcopy(model)
+    optimizer, other = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, twin))
+    acc, plain = GradAccumulator(model, optimizer, 2), GradAccumulator(twin, other, 2)
+    micro(acc, data[0])
+    told = nn.utils.clip_grad_norm_(model.parameters(), math.inf)
+    with pytest.raises(RuntimeError, match=r"written to, .*memtools\.grad_norm\(\) .*inf"):
+        micro(acc, data[1])
+    acc.reset()
+    micro(acc, data[0])
+    assert math.isclose(memtools.grad_norm(model.parameters()), told, rel_tol=1e-6)
+    memtools.clip_grad_norm_(model.parameters(), math.inf)
+    micro(acc, data[1])
+    for x in data:
+        micro(plain, x)
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+
+
+def pair():
+    """A generator and a discriminator."""
+    torch.manual_seed(0)
+    return nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_generators_backward_pass_in_a_window_of_its_discriminator(first):
+    """It leaves gradients in the discriminator; the error's remedy keeps them out."""
+    noise, real = batches((6, 6)), [x[:, :4] for x in batches((6, 6))]
+    before = [one for model in pair() for one in model.parameters()]
+    generator, discriminator = pair()
+    accs = [
+        GradAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=2)
+        for model in (discriminator, generator)
+    ]
+
+    def go(i, model_is_kept_out):
+        with accs[1].micro_batch():
+            if model_is_kept_out:
+                discriminator.requires_grad_(False)
+            accs[1].backward(-discriminator(generator(noise[i][:, :3])).sum(), weight=6)
+            discriminator.requires_grad_(True)
+
+    def judge(i):
+        with accs[0].micro_batch():
+            fake = discriminator(generator(noise[i][:, :3]).detach()).sum()
+            accs[0].backward(fake - 2 * discriminator(real[i]).sum(), weight=6)
+
+    def stray():
+        if first:  # before the first backward pass: there were no gradients
+            with accs[0].micro_batch():
+                go(0, False)
+                accs[0].backward(discriminator(real[0]).sum(), weight=6)
+        judge(0)
+        go(0, False)
+        judge(1)
+
+    with pytest.raises(RuntimeError, match=r"requires_grad_\(False\) on this model .*generator"):
+        stray()
+    for acc in accs:
+        acc.reset()
+    for i in range(2):
+        judge(i)
+        go(i, True)
+    twin, critic = pair()
+    fakes = [twin(x[:, :3]).detach() for x in noise]
+    loss = sum(critic(f).sum() - 2 * critic(x).sum() for f, x in zip(fakes, real, strict=True))
+    grads = torch.autograd.grad(loss / 12, list(critic.parameters()))
+    moved = [p.detach() - 0.1 * g for p, g in zip(critic.parameters(), grads, strict=True)]
+    assert error([p.detach() for p in discriminator.parameters()], moved) < 1e-6
+    assert not any(map(torch.equal, [*generator.parameters(), *discriminator.parameters()], before))
+    assert [acc.report().updates for acc in accs] == [1, 1]
 
 
 def test_a_step_of_the_programs_own_in_the_middle_of_a_window_is_refused_before_it_steps():

@@ -29,6 +29,7 @@ ENDS: dict[str, tuple[str, str | None]] = {
     "clean": ("pass", "code 0"),
     "an exit code": ("import sys; sys.exit(3)", "code 3"),
     "a text for sys.exit": ("import sys; sys.exit('no such batch')", "code 1: no such batch"),
+    "a text for SystemExit": ("raise SystemExit('no such batch')", "code 1: no such batch"),
     "an exception": ("raise ValueError('no such batch')", "exception ValueError: no such batch"),
     "a MemoryError": ("bytearray(1 << 60)", "exception MemoryError"),
     "RLIMIT_AS": (OUT_OF_MEMORY.format("AS"), "exception MemoryError"),
@@ -162,7 +163,7 @@ def test_with_a_monitor(case: str, form: str, tmp_path: Path) -> None:
     if form == "with":
         plain = "".join(f"    {line}\n" for line in plain.splitlines())
         end = "normal" if end == "code 0" else end
-    elif case == "a text for sys.exit":  # it is heard of under memtools run alone
+    elif case.startswith("a text for "):  # it is heard of under memtools run alone
         end = "code 1"
     write(tmp_path, FORMS[form] + plain)
     found = execute([sys.executable, "train.py"], tmp_path)
@@ -241,3 +242,12 @@ def test_a_monitor_that_has_stopped_leaves_no_handler(tmp_path: Path) -> None:
     """
     found = execute([sys.executable, str(write(tmp_path, program))], tmp_path)
     assert (found.returncode, found.stderr) == (0, b"")
+
+
+def test_ctrl_c_at_a_prompt_is_no_end(tmp_path: Path) -> None:
+    lines = FORMS["start"] + "import os, signal; os.kill(os.getpid(), signal.SIGINT)\nexit()\n"
+    done = subprocess.run(
+        [sys.executable, "-i", "-q"], input=lines, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "KeyboardInterrupt" in done.stderr
+    check(tmp_path / "run.mem", "code 0")

@@ -143,6 +143,18 @@ def test_a_gradient_with_other_strides_than_the_sum_is_added() -> None:
     assert main.measure().sum_squares == 91
 
 
+def test_a_first_gradient_of_one_elements_memory_is_added() -> None:
+    """As a program may set one: it has strides of 0, which no sum has."""
+    weight = nn.Parameter(torch.ones(3, 2, dtype=torch.bfloat16))
+    main = MainGrads([weight], hooks=False)
+    for _ in range(2):
+        weight.grad = torch.full((1,), 2.0, dtype=torch.bfloat16).expand(3, 2)
+        main.measure_next()
+        main.absorb()
+    assert main.tensors()[0].tolist() == [[4, 4]] * 3
+    assert main.measure().sum_squares == 6 * 16
+
+
 def test_a_parameter_that_is_used_twice_is_added_once() -> None:
     weight = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
     main = MainGrads([weight])
@@ -204,6 +216,35 @@ def test_those_that_can_get_them_in_fp32(kind: str, foreach: bool) -> None:
     assert main.tensors()[0].dtype == torch.float32
 
 
+SETTINGS: list[tuple[str, dict[str, float]]] = [
+    ("SGD", {"weight_decay": 0.1, "maximize": True}),
+    ("SGD", {"momentum": 0.9, "nesterov": True}),
+    ("Adagrad", {"weight_decay": 0.1, "lr_decay": 0.1, "maximize": True}),
+    ("Adadelta", {"weight_decay": 0.1, "maximize": True}),
+    ("RMSprop", {"centered": True}),
+    ("RMSprop", {"momentum": 0.9, "weight_decay": 0.1, "maximize": True}),
+]
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize(("kind", "settings"), SETTINGS, ids=str)
+def test_with_all_their_settings_they_step(
+    kind: str, settings: dict[str, float], foreach: bool
+) -> None:
+    model, main = trained(torch.bfloat16)
+    optimizer = getattr(torch.optim, kind)(model.parameters(), foreach=foreach, **settings)
+    before = [p.detach().clone() for p in model.parameters()]
+    for _ in range(2):
+        next(losses(model, torch.bfloat16)).backward()
+        main.give(optimizer)
+        optimizer.step()
+        main.clear()
+    for p, was in zip(model.parameters(), before, strict=True):
+        assert not torch.equal(p, was)
+        states = {k: v for k, v in optimizer.state[p].items() if k != "step"}
+        assert {value.dtype for value in states.values()} <= {p.dtype}
+
+
 def test_which_optimizers_take_fp32() -> None:
     class Own(torch.optim.SGD):
         pass
@@ -213,6 +254,8 @@ def test_which_optimizers_take_fp32() -> None:
     assert not takes_fp32(torch.optim.SGD(weights, momentum=0.9))
     assert not takes_fp32(torch.optim.SGD(weights, fused=True))
     assert not takes_fp32(torch.optim.AdamW(weights))
+    assert takes_fp32(torch.optim.RMSprop(weights))
+    assert not takes_fp32(torch.optim.RMSprop(weights, centered=True))
     assert not takes_fp32(Own(weights))
 
 

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import gc
 import os
+import sys
 import threading
 import weakref
 from pathlib import Path
@@ -14,7 +15,16 @@ from typing import Any
 
 import pytest
 
-from memtools import HostMemoryPressure, MemoryMonitor, _monitor, _monitor_run, read_record
+from memtools import (
+    HostMemoryPressure,
+    MemoryMonitor,
+    _ending,
+    _monitor,
+    _monitor_guard,
+    _monitor_log,
+    _monitor_run,
+    read_record,
+)
 from tests.interrupts import interrupted
 from tests.monitorroot import Root, root, settle
 from tests.test_monitor_faults import use_all_of
@@ -143,6 +153,43 @@ def test_who_gets_an_interrupt_out_of_start_has_no_monitor_that_runs(
     assert [ref() for ref in alive if ref() is not None] == []
     assert not _monitor_run._owners
     assert threads() == 0
+
+
+PARTS = [_monitor, _monitor_run, _monitor_guard, _monitor_log, _ending]
+
+
+@pytest.mark.parametrize("module", PARTS, ids=[part.__name__ for part in PARTS])
+@pytest.mark.parametrize("way", ["stop", "with"])
+def test_who_gets_an_interrupt_out_of_stop_has_no_monitor_that_runs(
+    module: ModuleType, way: str, path: Path
+) -> None:
+    """But for one that comes before the first line of stop(), which has then done nothing."""
+
+    def end(m: MemoryMonitor) -> None:
+        m.stop() if way == "stop" else m.__exit__(None, None, None)
+
+    hook, n, wrong = sys.excepthook, 0, list[object]()
+    while True:
+        m = monitor(path, leaks=False)
+        guard = m.guard(0.9, "record")
+        m.start()
+        hit = interrupted(module, n, functools.partial(end, m))
+        if hit and n == 0 and module is _monitor:
+            assert m.running
+            m.stop()
+        left = (m.running, m in _monitor_run._owners, threads(), sys.excepthook is not hook)
+        if left != (False, False, 0, False) or guard._bits or not read_record(path).complete:
+            wrong.append((n, *left, guard._bits))
+            m.stop()
+            _monitor_run._owners.discard(m)
+        m.start()  # as ever
+        m.stop()
+        assert (m.running, m in _monitor_run._owners, threads()) == (False, False, 0)
+        if not hit:
+            break
+        n += 1
+    assert n > 1
+    assert wrong == []
 
 
 def test_marks_in_a_forked_child(root: Root) -> None:

@@ -382,15 +382,31 @@ def test_a_graph_is_named_when_a_second_look_finds_it_larger() -> None:
     assert [h.kind for h in suspicion.holders if "total" in h.path] == ["autograd graph"]
 
 
-def test_little_growth_that_nobody_is_known_to_hold_is_not_said(clock: Clock) -> None:
-    program = Program(clock)
+@pytest.mark.parametrize(
+    ("grow", "step_ns"), [(210, 5 * 10**6), (600, 4 * 10**6), (1000, 20 * 10**6)]
+)
+def test_little_growth_that_nobody_is_known_to_hold_is_not_said(
+    clock: Clock, grow: int, step_ns: int
+) -> None:
+    program = Program(clock, step_ns)
     watch = program.watch()
-    program.run(watch, 6000, grow=600)
+    program.run(watch, 6000, grow=grow)
     assert watch.verdict().kind == "leak"
     assert program.events.told == []
     assert not watch.matters(watch.verdict())
-    program.run(watch, 3000, grow=6000)
+    program.run(watch, 3000, grow=10 * grow)
     assert [kind for kind, _ in program.events.told] == ["leak"]
+
+
+@pytest.mark.parametrize(("grow", "step_ns"), [(900, 10**6), (300, 10**6), (60, 2 * 10**5)])
+def test_growth_that_is_little_a_step_and_much_a_second_is_said(
+    clock: Clock, grow: int, step_ns: int
+) -> None:
+    program = Program(clock, step_ns)
+    watch = program.watch()
+    program.run(watch, 12_000, grow=grow)
+    assert watch.matters(watch.verdict())
+    assert [kind for kind, _ in program.events.told][:1] == ["leak"]
 
 
 def test_little_growth_of_a_container_is_said_with_its_time_left(clock: Clock) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 import memtools
 from memtools._optstate import make_state
@@ -151,3 +153,138 @@ def test_an_optimizer_of_somebody_elses_makes_its_state_itself(monkeypatch):
     model(batches()[0]).sum().backward()
     assert make_state(Mine(model.parameters()), 0, 0) == []
     assert make_state(torch.optim.SGD(model.parameters(), lr=0.1), 0, 0) == []
+
+
+# --- with sums in fp32 ---
+
+
+def summed(kind: str):
+    model, _ = made(kind)
+    model.bfloat16()
+    optimizer = KINDS[kind](list(model.parameters()))
+    return model, optimizer, memtools.GradAccumulator(model, optimizer, main_grads=True)
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "fused AdamW", "RMSprop", "SGD with momentum"])
+@pytest.mark.parametrize("how", ["loop", "step"])
+def test_state_for_sums_in_fp32_is_all_made_or_none_before_a_parameter_moves(
+    kind, how, monkeypatch
+):
+    def loss_sum(model, x):
+        return model(x.bfloat16()).float().square().sum()
+
+    def window(model, acc, x):
+        if how == "step":
+            acc.step(x, lambda micro: (loss_sum(model, micro), len(micro)))
+        else:
+            with acc.micro_batch():
+                acc.backward(loss_sum(model, x), weight=len(x))
+
+    twin, _, other = summed(kind)
+    for x in batches():
+        window(twin, other, x)
+    model, optimizer, acc = summed(kind)
+    values = copy.deepcopy(model.state_dict())
+    window(model, acc, batches()[0])  # torch has made what it makes once
+    model.load_state_dict(values)
+    optimizer.state.clear()
+    failing, real = Failing(monkeypatch), memtools._optstate._make
+
+    def fail_in_it(*args):
+        failing.calls, failing.fails = 0, set(range(2, 10**6))
+        try:
+            real(*args)
+        finally:
+            failing.fails = set()
+
+    monkeypatch.setattr("memtools._optstate._make", fail_in_it)
+    with pytest.raises(RuntimeError, match="can't allocate memory") as caught:
+        window(model, acc, batches()[0])
+    assert "no parameter moved and no state was made" in caught.value.__notes__[0]
+    assert len(optimizer.state) == 0
+    assert flat(values) == flat(model.state_dict())
+    monkeypatch.undo()
+    if how == "loop":  # the window is whole: its end is tried again
+        acc.flush()
+    else:  # the window was dropped, with all its gradients
+        assert all(p.grad is None for p in model.parameters())
+        window(model, acc, batches()[0])
+    for x in batches()[1:]:
+        window(model, acc, x)
+    assert flat(twin.state_dict()) == flat(model.state_dict())
+
+
+# --- what a step needs besides ---
+
+STEPS = [
+    ("AdamW", {}),
+    ("AdamW", {"amsgrad": True}),
+    ("AdamW", {"maximize": True}),
+    ("Adam", {"weight_decay": 0.1}),
+    ("Adam", {"weight_decay": 0.1, "maximize": True, "amsgrad": True}),
+    ("SGD", {"momentum": 0.9}),
+    ("SGD", {"momentum": 0.9, "nesterov": True}),
+    ("SGD", {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True, "maximize": True}),
+    ("RMSprop", {}),
+    ("RMSprop", {"momentum": 0.9, "centered": True, "weight_decay": 0.1}),
+    ("Adadelta", {}),
+    ("Adadelta", {"weight_decay": 0.1}),
+    ("Adamax", {}),
+    ("NAdam", {}),
+    ("NAdam", {"weight_decay": 0.1}),
+    ("RAdam", {"weight_decay": 0.1}),
+    ("Rprop", {}),
+    ("ASGD", {}),
+    ("ASGD", {"weight_decay": 0.1}),
+    ("Adafactor", {}),
+    ("Adafactor", {"weight_decay": 0.1}),
+    ("Muon", {}),
+]
+PARAMETER = 256 * 256 * 4  # bytes
+HOW = [{}, {"foreach": False}, {"foreach": True}, {"fused": True}]
+
+
+def of_parameters(events) -> float:
+    """The most that was held at a time, in sizes of one parameter."""
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most / PARAMETER
+
+
+def needs(function) -> float:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        function()
+    events = found.profiler.kineto_results.events()
+    return of_parameters(event for event in events if event.name() == "[memory]")
+
+
+@pytest.mark.parametrize("how", HOW, ids=str)
+@pytest.mark.parametrize(("kind", "options"), STEPS, ids=str)
+def test_as_much_is_tried_as_a_first_step_takes(kind, options, how):
+    """Less would let a step run out halfway; much more would refuse what fits."""
+    make = getattr(torch.optim, kind)
+    if not set(how) <= set(inspect.signature(make).parameters):
+        with pytest.raises(TypeError):
+            make([torch.nn.Parameter(torch.zeros(1))], **how)
+        return
+
+    def one():
+        parameters = [torch.nn.Parameter(torch.randn(256, 256)) for _ in range(6)]
+        for p in parameters:
+            p.grad = torch.randn(256, 256)
+        groups = [{"params": parameters[:2]}, {"params": parameters[2:]}]
+        return make(groups, **options, **how)
+
+    one().step()  # what torch makes once
+    optimizer = one()
+    tried = needs(lambda: make_state(optimizer, 0, 0))
+    made = [t for kept in optimizer.state.values() for t in kept.values() if torch.is_tensor(t)]
+    taken = sum(t.nbytes for t in made) / PARAMETER + needs(optimizer.step)
+    if (kind, how) == ("Rprop", {"foreach": True}):
+        taken -= 1.25  # of one parameter after the other
+    assert taken <= tried + 0.01
+    assert tried <= taken + 1.2
+    if how.get("fused"):
+        assert tried == pytest.approx(taken, abs=0.01)

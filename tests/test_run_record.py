@@ -39,7 +39,24 @@ CODES = {
     "import sys; sys.exit(3)": "code 3",
     "import sys; sys.exit('no')": "code 1: no",
     "import sys; sys.exit(['no', 1])": "code 1: ['no', 1]",
-    "raise SystemExit('no')": "code 1",  # which nobody hears of
+    "raise SystemExit('no')": "code 1: no",
+    "raise SystemExit('no such file\\nin the folder')": "code 1: no such file",
+    "raise SystemExit('no', 3)": "code 1: ('no', 3)",
+    "raise SystemExit(ValueError('no'))": "code 1: no",
+    "exit('no')": "code 1: no",
+    "class Own(SystemExit): pass\nraise Own('no')": "code 1: no",
+    "class Own(SystemExit):\n def __init__(self, n): super().__init__(f'no {n}')\nraise Own(3)": (
+        "code 1: no 3"
+    ),
+    "def f(): raise SystemExit('no')\ntry: f()\nfinally: print('bye')": "code 1: no",
+    "raise SystemExit('no ' + 'more ' * 99)": "code 1: no " + "more " * 34 + "...",
+    "raise SystemExit('--token abc')": "code 1: --token ***",
+    "raise SystemExit(None)": "code 0",
+    "try: raise SystemExit('no')\nexcept SystemExit: raise SystemExit(1)": "code 1",
+    "try: raise SystemExit('no')\nexcept SystemExit: pass": "code 0",
+    "try: raise SystemExit('no')\nexcept SystemExit: 1 / 0": (
+        "exception ZeroDivisionError: division by zero"
+    ),
     "import sys\ntry: sys.exit('no')\nexcept SystemExit: pass": "code 0",
     "import sys\ntry: sys.exit('no')\nexcept SystemExit: sys.exit(2)": "code 2",
     "import sys\ntry: sys.exit('no')\nexcept SystemExit: sys.exit(1)": "code 1",
@@ -53,6 +70,8 @@ CODES = {
     "import threading as t; t.Thread(target=lambda: 1 / 0).start()": "code 0",
     "import sys, threading as t; t.Thread(target=lambda: sys.exit('no')).start(); "
     "raise SystemExit(1)": "code 1",
+    "import sys, threading as t\ndef f(): raise SystemExit('no')\n"
+    "a = t.Thread(target=f); a.start(); a.join(); sys.excepthook = print; 1 / 0": "code 1",
     "raise SystemExit(256 + 7)": "code 7",
     "1 / 0": "exception ZeroDivisionError: division by zero",
     "raise KeyboardInterrupt": "exception KeyboardInterrupt",
@@ -96,6 +115,25 @@ def test_json_is_the_last_line_of_stderr(tmp_path: Path) -> None:
     assert summary["limit_bytes"] == 2 << 30
     assert 0 < summary["peak_bytes"] < 1 << 30
     assert summary["samples"] >= 1
+
+
+SLOW_ENDS = {
+    "code 0": "",
+    "an exception": "raise ValueError",
+    "a text": "sys.exit('no such batch')",
+    "Ctrl-C": "os.kill(os.getpid(), signal.SIGINT)",
+    "SIGTERM": "os.kill(os.getpid(), signal.SIGTERM)",
+}
+
+
+@pytest.mark.parametrize("end", SLOW_ENDS)
+def test_the_summary_and_the_record_have_one_duration(end: str, tmp_path: Path) -> None:
+    """Until the program's end: what the interpreter tidies up behind it is not the program's."""
+    slow = "class Slow:\n    def __del__(self, sleep=time.sleep): sleep(0.3)\n"
+    write(tmp_path, f"import os, signal, sys, time\n{slow}slow = Slow()\n{SLOW_ENDS[end]}\n")
+    found = run(tmp_path, "--json", "train.py")
+    told = json.loads(found.stderr.decode().splitlines()[-1])["seconds"]
+    assert told == memtools.read_record(tmp_path / "run.mem").seconds
 
 
 REFUSED = {
@@ -236,6 +274,23 @@ def test_the_record_of_a_killed_run_is_kept(way: list[str], tmp_path: Path) -> N
     assert len(list(tmp_path.glob("*.mem"))) == 3
 
 
+def test_many_kept_records_are_counted(tmp_path: Path) -> None:
+    """From the tenth on: a job that is killed and started again for ever fills the disk."""
+    others = ["run.mem.1", "run.x.mem", "other.1.mem", "run-2.mem"]
+    for n, kept in [(8, []), (9, ["run.10.mem"])]:
+        for name in [*others, *(f"run.{i}.mem" for i in range(1, n + 1))]:
+            (tmp_path / name).write_bytes(bytes(1 << 20))
+        execute([*RUN, "-c", "import os; os._exit(3)"], tmp_path)
+        line = run(tmp_path, "-c", "pass").stderr.decode().splitlines()[0]
+        assert ("records of runs that were cut off" in line) == bool(kept), line
+        (tmp_path / f"run.{n + 1}.mem").unlink()
+    size = 9 + memtools.read_record(tmp_path / "run.mem").nbytes / 2**20
+    assert line == (
+        "memtools: the run that wrote run.mem was cut off; its record is kept as run.10.mem; 10 "
+        f"records of runs that were cut off take {size:.1f} MiB now: remove what is not needed"
+    )
+
+
 def test_a_limit_that_python_alone_has_passed_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "print('started')")
     found = run(tmp_path, "--limit", "10 KiB", "train.py")
@@ -311,11 +366,52 @@ def test_of_several_optimizers_the_first_counts_until_it_is_out_of_use() -> None
     assert steps.count == 10
     for _ in range(100):
         counter(third, (), {})
-    assert steps.count == 10 + 2 + 86  # the second's two; 14 of the third while it was waited for
+    assert steps.count == 10 + 100  # those while the first was waited for are made up for
     fourth = Optimizer()
     for _ in range(100):
         counter(fourth, (), {})
-    assert steps.count == 98 + 100  # the steps before it took the third's place are made up for
+    assert steps.count == 110 + 100
+
+
+@pytest.mark.parametrize("each", [1, 2])
+@pytest.mark.parametrize("many", [1, 2, 17, 18, 19, 30, 200])
+def test_any_number_of_optimizers_in_turn_make_one_step(many: int, each: int) -> None:
+    """One for each layer, as those that step in the backward pass."""
+    steps = Steps()
+    counter = StepCounter(steps)  # type: ignore[arg-type,unused-ignore]
+    layers = [Optimizer() for _ in range(many)]
+    for done in range(1, 41):
+        for i, optimizer in enumerate(layers):
+            for _ in range(each if i else 1):
+                counter(optimizer, (), {})
+        assert steps.count == done
+
+
+def test_a_second_set_of_optimizers_takes_the_place_of_the_first() -> None:
+    """As in a second stage of training, while the first one's optimizers are kept."""
+    steps = Steps()
+    counter = StepCounter(steps)  # type: ignore[arg-type,unused-ignore]
+    stages = [[Optimizer() for _ in range(30)] for _ in range(3)]
+    for stage, layers in enumerate(stages):
+        for _ in range(40):
+            for optimizer in layers:
+                counter(optimizer, (), {})
+        assert steps.count == (stage + 1) * 40
+
+
+@pytest.mark.parametrize("follows", [0, 1])
+def test_what_steps_beside_an_optimizer_that_goes_is_not_counted_twice(follows: int) -> None:
+    """As a discriminator that is made anew each epoch beside one generator."""
+    steps = Steps()
+    counter = StepCounter(steps)  # type: ignore[arg-type,unused-ignore]
+    other = Optimizer()
+    for epoch in range(5):
+        optimizer = Optimizer()
+        for _ in range(10):
+            for one in (optimizer, other) if follows else (other, optimizer):
+                counter(one, (), {})
+        assert steps.count == (epoch + 1) * 10
+        del optimizer, one
 
 
 def test_an_optimizer_that_is_gone_is_followed_by_the_next_at_once() -> None:
@@ -386,6 +482,7 @@ def test_a_guard_stops_an_unchanged_script_at_the_end_of_a_step(tmp_path: Path) 
     errors = found.stderr.decode()
     assert "memtools.errors.HostMemoryPressure: host memory runs out at step" in errors
     assert "It ended by exception HostMemoryPressure: host memory runs out" in errors
+    assert errors.count(", watermark 60%") == 2  # the traceback's and the end's, not a third
     record = memtools.read_record(tmp_path / "run.mem")
     assert "guard" in [event.kind for event in record.events]
     assert max(record.buckets.most["rss"]) < 1 << 30

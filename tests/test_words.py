@@ -125,6 +125,7 @@ class Made:
     closed: bool = True
     events: tuple[tuple[str, str], ...] = ()
     count: bool = True
+    step_ns: int = 10**7
 
     def write(self, path: str) -> str:
         rng = random.Random(1)
@@ -143,7 +144,7 @@ class Made:
             row = [step if self.count else None, rss, rss - 50 * MIB if rss > 50 * MIB else 0, 0]
             row += [group, self.limit, 24 * GIB - self.used_by_others - total, 0, heap]
             row += [2 if children else 0, children if i % 20 == 0 else None]
-            with_close.append(origin + i * 10**7, row)
+            with_close.append(origin + i * self.step_ns, row)
         for kind, text in self.events:
             with_close.event(kind, text)
         if self.end is not None:
@@ -304,7 +305,7 @@ ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
         Made(rate=RISE, base=180 * MIB, start=GIVEN, end="exit: exception HostMemoryPressure: host",
              events=(("guard_set", "0.9 of the limit, at the end of a step"),
                      ("guard", "raise: 542.7 MiB of 600.0 MiB used"))),
-        ["the guard acted before the limit did: raise: 542.7 MiB", STEPS_95],
+        ["the guard acted before the limit did: it raised at 542.7 MiB of 600.0 MiB", STEPS_95],
         [SILENCED, "could not act", "ran out of memory"],
     ),
     "a guard that could not act": (
@@ -329,6 +330,11 @@ ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
             ("leak", "growing: +300.0 B/step in heap since step 289, not a straight line"), LOSS)),
         ["grows by \\d+ B a step, too little to matter", "Finished"],
         ["growing: ", "__main__.loss", "nothing leaks", "What to do next"],
+    ),
+    "growth that is little a step and much a second": (
+        Made(steps=6000, rate=900, step_ns=10**6),
+        [r"leak: \+(89\d|90\d) B/step in heap .*; limit in \d h", "What to do next"],
+        ["too little to matter", "nothing leaks"],
     ),
     "a leak of a monitor of the program's own": (
         Made(steps=1200, rate=65536, limit=LIMIT, start=OWN,

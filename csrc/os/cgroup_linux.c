@@ -407,7 +407,7 @@ mt_cgroup_usage(mt_cgroup *cg)
     ssize_t n;
 
     if (cg->usage_path[0] == 0) return MT_UNKNOWN;
-    if ((n = mt_proc_read(cg->sys, &cg->kept_usage, cg->usage_path, buf, sizeof buf)) < 0)
+    if ((n = mt_proc_read_placed(cg->sys, &cg->kept_usage, cg->usage_path, buf, sizeof buf)) < 0)
         return MT_UNKNOWN;
     text.len = (size_t)n;
     return mt_text_number(&text, &bytes) ? bytes : MT_UNKNOWN;

@@ -3,8 +3,8 @@
  * A program may close what it did not open (os.closerange, to become a daemon) and open files of
  * its own, which then have the same numbers. So whatever keeps a descriptor asks before it writes
  * to it or closes it whether it is still its own, and leaves it alone where it is not. That costs
- * one fstat, about 0.2 us. To read from another's file changes nothing there: procfile_linux.h says
- * which files are read without asking. */
+ * one fstat, 0.2 to 0.35 us. To read from another's file changes nothing there: procfile_linux.h
+ * says which files are read without asking. */
 #ifndef MT_DESCRIPTOR_LINUX_H
 #define MT_DESCRIPTOR_LINUX_H
 
@@ -15,6 +15,7 @@ typedef struct mt_descriptor {
     int fd; /* -1: none */
     dev_t device;
     ino_t inode;
+    off_t position; /* where the file was put, to be known by it; 0: nowhere */
 } mt_descriptor;
 
 static const mt_descriptor MT_NO_DESCRIPTOR = {.fd = -1};

@@ -65,6 +65,12 @@ ssize_t mt_proc_read(const mt_proc_sys *sys, mt_descriptor *kept, const char *pa
 ssize_t mt_proc_read_unasked(const mt_proc_sys *sys, mt_descriptor *kept, const char *path,
                              char *to, size_t room);
 
+/* As mt_proc_read, for the files of control groups, which are asked where they stand: 0.16 us where
+ * fstat takes 0.34. The file is put, when it is opened, at a position that no other file has by
+ * chance; pread leaves it there. Files under /proc would write their whole text for that. */
+ssize_t mt_proc_read_placed(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, char *to,
+                            size_t room);
+
 /* The pages that /proc/self/statm states, read without asking. False, and then opened anew by the
  * next call, where its text is none of statm's. */
 bool mt_proc_statm(const mt_proc_sys *sys, mt_descriptor *kept, const char *path,

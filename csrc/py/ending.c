@@ -75,6 +75,46 @@ mt_py_exit(PyObject *module, PyObject *const *args, Py_ssize_t n)
     return NULL;
 }
 
+/* SystemExit's own, from the first call of _hear_system_exit() on; NULL before. */
+static initproc system_exit_init;
+
+/* Every SystemExit that is made, as the one that ends the process reaches no hook. By the module's
+ * name: a type of the interpreter leads to no module, and each interpreter has its own. */
+static int
+heard_system_exit(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    PyObject *name, *module, *code;
+
+    if (system_exit_init(self, args, kwargs) < 0) return -1;
+    name = PyUnicode_FromString(mt_module.m_name);
+    module = name == NULL ? NULL : PyImport_GetModule(name);
+    if (module != NULL && PyModule_Check(module) && PyModule_GetDef(module) == &mt_module) {
+        code = ((PySystemExitObject *)self)->code;
+        tell(((mt_state *)PyModule_GetState(module))->on_exit_call, code == NULL ? Py_None : code);
+    }
+    PyErr_Clear();
+    Py_XDECREF(module);
+    Py_XDECREF(name);
+    return 0;
+}
+
+PyObject *
+mt_py_hear_system_exit(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    PyTypeObject *type = (PyTypeObject *)PyExc_SystemExit;
+    PyObject *method; /* what derived classes call, and take for their own where they have none */
+
+    if (system_exit_init != NULL) Py_RETURN_NONE;
+    if ((method = PyObject_GetAttrString(PyExc_SystemExit, "__init__")) == NULL) return NULL;
+    if (Py_IS_TYPE(method, &PyWrapperDescr_Type)) {
+        system_exit_init = type->tp_init;
+        type->tp_init = heard_system_exit;
+        ((PyWrapperDescrObject *)method)->d_wrapped = heard_system_exit;
+    }
+    Py_DECREF(method);
+    Py_RETURN_NONE;
+}
+
 /* On the main thread, at its next instruction of Python: by default the program would have ended.
  */
 static int

@@ -16,6 +16,10 @@ PyObject *mt_py_excepthook(PyObject *module, PyObject *args);
 /* exit(status=None): calls on_exit_call(status), then raises SystemExit as sys.exit does. */
 PyObject *mt_py_exit(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
+/* _hear_system_exit(): from now on, where a program makes a SystemExit of its own, on_exit_call(its
+ * code) as well. exit() cannot be left out: Python 3.11 ends by it without making one. */
+PyObject *mt_py_hear_system_exit(PyObject *module, PyObject *none);
+
 /* _expect_signal(), _wait_for_signal(), _stop_waiting(): see endmark_linux.h. */
 PyObject *mt_py_expect_signal(PyObject *module, PyObject *none);
 PyObject *mt_py_wait_for_signal(PyObject *module, PyObject *none);

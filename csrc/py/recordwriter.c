@@ -24,6 +24,7 @@ typedef struct RecordWriter {
     bool at_exit;                  /* end_with_status is registered */
     char failed[MT_RECORD_TEXT];   /* the end event where the exit code is 1; "": by the code */
     size_t failed_bytes;
+    uint64_t ended_ns; /* of the end event, where at_exit */
     mt_record record;
     mt_recordfile file;
 } RecordWriter;
@@ -285,7 +286,7 @@ end_with_status(int status, void *op)
     bool failed = (status & 0xFF) == 1 && self->failed_bytes > 0;
     char code[32];
     int n = snprintf(code, sizeof code, "exit: code %d", status & 0xFF);
-    mt_record_event e = {.time_ns = clock_ns(CLOCK_MONOTONIC),
+    mt_record_event e = {.time_ns = self->ended_ns,
                          .step = MT_UNKNOWN,
                          .kind = "end",
                          .kind_bytes = 3,
@@ -302,10 +303,12 @@ static PyObject *
 recordwriter_close_at_exit(PyObject *op, PyObject *args)
 {
     RecordWriter *self = (RecordWriter *)op;
-    const char *failed = "";
-    Py_ssize_t n = 0;
+    const char *failed;
+    Py_ssize_t n;
+    unsigned long long time_ns;
 
-    if (!PyArg_ParseTuple(args, "|s#:_close_at_exit", &failed, &n)) return NULL;
+    if (!PyArg_ParseTuple(args, "s#K:_close_at_exit", &failed, &n, &time_ns)) return NULL;
+    self->ended_ns = time_ns;
     self->failed_bytes = mt_utf8_cut(failed, (size_t)n, sizeof self->failed);
     memcpy(self->failed, failed, self->failed_bytes);
     if (self->at_exit) Py_RETURN_NONE;
@@ -520,10 +523,10 @@ static PyMethodDef methods[] = {
            "flush($self, /)\n--\n\n"
            "Wait until it is on the disk; only a power failure makes that necessary. OSError."),
     {"_close_at_exit", recordwriter_close_at_exit, METH_VARARGS,
-     "_close_at_exit($self, failed='', /)\n--\n\n"
-     "When the process ends, as the last of all, write the exit code as an event and close; where "
-     "the code is 1, `failed` in its place, unless that is empty. May be called again with another "
-     "text. Not where a signal or os._exit ends it."},
+     "_close_at_exit($self, failed, time_ns, /)\n--\n\n"
+     "When the process ends, as the last of all, write the exit code as an event of the time "
+     "time_ns and close; where the code is 1, `failed` in its place, unless that is empty. May be "
+     "called again with another text and time. Not where a signal or os._exit ends it."},
     {"_mark_signals", recordwriter_mark_signals, METH_NOARGS,
      "_mark_signals($self, /)\n--\n\n"
      "Until close(), write into the record by which signal the process ends, where the program has "

@@ -359,7 +359,7 @@ see_another_file(const proctree *t, const char *text)
     mt_probe_linux *p;
     mt_mark_ops mark;
     mt_sample whole;
-    uint64_t now;
+    uint64_t now, shared;
     char path[128];
     int user;
 
@@ -370,12 +370,12 @@ see_another_file(const proctree *t, const char *text)
     p = probe_on(t->root);
     CHECK(mt_mark_linux_new(&mt_alloc_libc, &faulty_proc, t->root, &mark, NULL) == MT_OK);
     whole = sample(p, ALL & ~(unsigned)MT_READ_HEAP);
-    now = mark.now(mark.ctx);
+    now = mark.now(mark.ctx, &shared);
     CHECK(mark.reset(mark.ctx) && mark.high(mark.ctx, 0) == 9000 << 10);
     CHECK(take_over(before, taken, user) == 11); /* 7 of the probe, its child, 3 of the mark */
     see_right(p, &whole);
     CHECK(mark.reset(mark.ctx) && mark.high(mark.ctx, 0) == 9000 << 10);
-    CHECK(mark.now(mark.ctx) == MT_UNKNOWN && mark.now(mark.ctx) == now);
+    CHECK(mark.now(mark.ctx, &shared) == MT_UNKNOWN && mark.now(mark.ctx, &shared) == now);
     mark.close(mark.ctx);
     mt_probe_linux_free(p);
     see_untouched(taken, text);
@@ -434,6 +434,67 @@ a_number_that_is_kept_anew_is_no_longer_the_first_ones(void)
     tree_end(&t);
 }
 
+static int
+number_of(const char *root, const char *name)
+{
+    char path[192], link[64], target[512];
+    ssize_t n;
+
+    snprintf(path, sizeof path, "%s/%s", root, name);
+    for (int fd = 0; fd < NUMBERS; fd++) {
+        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+        n = readlink(link, target, sizeof target - 1);
+        if (n == (ssize_t)strlen(path) && memcmp(path, target, (size_t)n) == 0) return fd;
+    }
+    return -1;
+}
+
+/* What a group uses is a bare number, which only the file's position tells from a user's. */
+static void
+a_group_s_usage_is_known_by_where_its_file_stands(void)
+{
+    enum { HERE = MT_READ_CGROUP };
+    static const off_t places[] = {0, 3, (off_t)1 << 30, ((off_t)1 << 31) - 1};
+    mt_probe_linux *p, *other;
+    proctree t;
+    char path[128];
+    off_t position;
+    int fd, user;
+
+    tree_begin(&t);
+    plant_v1(&t);
+    plant(&t, "user", "77\n");
+    snprintf(path, sizeof path, "%s/user", t.root);
+    p = probe_on(t.root);
+    CHECK(sample(p, HERE).cgroup_used == 2000);
+    CHECK((fd = number_of(t.root, "cg/memory/a/memory.usage_in_bytes")) >= 0);
+    position = lseek(fd, 0, SEEK_CUR);
+    CHECK(position > (off_t)1 << 30 && position % 2 == 1);
+    CHECK(sample(p, HERE).cgroup_used == 2000 && lseek(fd, 0, SEEK_CUR) == position);
+
+    other = probe_on(t.root); /* another probe's file stands elsewhere */
+    CHECK(sample(other, HERE).cgroup_used == 2000);
+    CHECK(close(fd) == 0 && (user = number_of(t.root, "cg/memory/a/memory.usage_in_bytes")) >= 0);
+    CHECK(lseek(user, 0, SEEK_CUR) != position);
+    mt_probe_linux_free(other);
+    CHECK(sample(p, HERE).cgroup_used == 2000);
+
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        CHECK((fd = number_of(t.root, "cg/memory/a/memory.usage_in_bytes")) >= 0);
+        CHECK(lseek(fd, places[i], SEEK_SET) == places[i]); /* moved by the program, and ours */
+        CHECK(sample(p, HERE).cgroup_used == 2000);
+        CHECK(number_of(t.root, "cg/memory/a/memory.usage_in_bytes") == fd);
+        CHECK(lseek(fd, 0, SEEK_CUR) > (off_t)1 << 30); /* and put back */
+        CHECK((user = open(path, O_RDONLY)) >= 0 && dup2(user, fd) == fd && close(user) == 0);
+        CHECK(lseek(fd, places[i], SEEK_SET) == places[i]); /* the user's own */
+        CHECK(sample(p, HERE).cgroup_used == 2000 && lseek(fd, 0, SEEK_CUR) == places[i]);
+        CHECK(close(fd) == 0);
+    }
+    mt_probe_linux_free(p);
+    proc_faults.live = 0; /* what was closed from outside */
+    tree_end(&t);
+}
+
 static void
 making_one_may_fail(void)
 {
@@ -489,12 +550,12 @@ static void
 a_peak_forgets_what_was_before_the_reset(void)
 {
     mt_mark_ops mark = own_mark();
-    uint64_t base;
+    uint64_t base, shared;
 
     touch(300 << 20);
     CHECK(mark.high(mark.ctx, 0) > 300u << 20);
     CHECK(mark.reset(mark.ctx));
-    base = mark.now(mark.ctx);
+    base = mark.now(mark.ctx, &shared);
     CHECK(is_near(mark.high(mark.ctx, 0), base));
     touch(120 << 20);
     CHECK(is_near(mark.high(mark.ctx, 0), base + (120 << 20)));
@@ -509,6 +570,7 @@ behind_a_floor(void)
 {
     mt_mark_ops mark = own_mark();
     struct rusage usage;
+    uint64_t shared;
     long before;
     bool ok = mark.reset(mark.ctx) && getrusage(RUSAGE_SELF, &usage) == 0;
 
@@ -517,10 +579,10 @@ behind_a_floor(void)
     before = proc_faults.calls; /* what is known already is not read for */
     ok = ok && mark.high(mark.ctx, 1 << 30) == 0 && proc_faults.calls == before + 1;
     touch(120 << 20);
-    ok = ok && is_near(mark.high(mark.ctx, 0), mark.now(mark.ctx) + (120 << 20));
+    ok = ok && is_near(mark.high(mark.ctx, 0), mark.now(mark.ctx, &shared) + (120 << 20));
     ok = ok && mark.reset(mark.ctx) && mark.high(mark.ctx, 0) < 100 << 20;
     touch(400 << 20);
-    ok = ok && is_near(mark.high(mark.ctx, 0), mark.now(mark.ctx) + (400 << 20));
+    ok = ok && is_near(mark.high(mark.ctx, 0), mark.now(mark.ctx, &shared) + (400 << 20));
     mark.close(mark.ctx);
     return ok ? 0 : 1;
 }
@@ -554,14 +616,14 @@ a_forked_child_reads_itself(void)
     mt_mark_ops mark = own_mark();
     size_t bytes = 64 << 20;
     char *block = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    uint64_t before = mt_probe_linux_rss(p);
+    uint64_t before = mt_probe_linux_rss(p), shared;
     pid_t child;
 
     CHECK(mark.reset(mark.ctx) && block != MAP_FAILED && before != MT_UNKNOWN);
     if ((child = fork()) == 0) {
         memset(block, 1, bytes);
         int bad = mt_probe_linux_rss(p) < bytes + (mt_probe_linux_rss(p) > before ? 0 : before);
-        bad |= 2 * (mark.now(mark.ctx) < bytes) + 4 * (mark.high(mark.ctx, 0) < bytes);
+        bad |= 2 * (mark.now(mark.ctx, &shared) < bytes) + 4 * (mark.high(mark.ctx, 0) < bytes);
         munmap(block, bytes);
         bad |= 8 * (!mark.reset(mark.ctx) || mark.high(mark.ctx, 0) > bytes);
         _exit(bad);
@@ -611,6 +673,7 @@ main(int argc, char **argv)
     RUN(any_call_may_fail);
     RUN(another_file_under_a_kept_number_is_neither_believed_nor_touched);
     RUN(a_number_that_is_kept_anew_is_no_longer_the_first_ones);
+    RUN(a_group_s_usage_is_known_by_where_its_file_stands);
     RUN(making_one_may_fail);
     RUN(a_peak_forgets_what_was_before_the_reset);
     RUN(a_peak_of_the_program_before_exec_is_none_of_ours);
