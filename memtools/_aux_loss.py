@@ -56,7 +56,7 @@ class AuxLoss:
         if warn_after < 1:
             raise ValueError(f"warn_after is at least 1 update, got {warn_after}")
         self._warn_after = warn_after
-        self._owner = -1
+        self._lock, self._owner = threading.RLock(), _forks
         self._warned: set[str] = set()
         self._sum: torch.Tensor | None = None
         self._clear()
@@ -135,6 +135,11 @@ class AuxLoss:
         """Let go of the sum and its graph."""
         with self._locked():
             self._clear()
+
+    def __reduce__(self) -> tuple[type[AuxLoss], tuple[int]]:
+        """A copy of a model that holds one, or a file of it, gets an empty one: the graphs belong
+        to the step of this model."""
+        return type(self), (self._warn_after,)
 
     def __len__(self) -> int:
         """Losses added since the last reset()."""

@@ -87,9 +87,11 @@ def unwatch() -> None:
 def interrupt() -> str | None:
     """Ctrl-C in words, where that is what ends the program; else None. A hook of somebody else's
     that printed it may not have called ours: then what the interpreter handed to it tells, but not
-    at a prompt, where Ctrl-C ends nothing."""
+    at a prompt, where Ctrl-C ends nothing, whoever heard of it."""
+    if hasattr(sys, "ps1"):
+        return None
     last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    somebody_elses = sys.excepthook is not _core.excepthook and not hasattr(sys, "ps1")
+    somebody_elses = sys.excepthook is not _core.excepthook
     if ending.uncaught is None and somebody_elses and isinstance(last, KeyboardInterrupt):
         ending.hear_exception(last)
     return ending.uncaught if ending.interrupted else None

@@ -182,6 +182,28 @@ class Figures:
             return max(0, self.machine.total_bytes - self.machine.last_bytes)
         return max(0, used.limit_bytes - used.last_bytes)
 
+    # --- the peaks and the limit, None where they are not known: for the JSON of every command ---
+
+    @property
+    def peak_bytes(self) -> int | None:
+        return None if self.process is None else self.process.peak_bytes
+
+    @property
+    def peak_with_workers_bytes(self) -> int | None:
+        return None if self.together is None else self.together.peak_bytes
+
+    @property
+    def used_peak_bytes(self) -> int | None:
+        return None if self.used is None else self.used.peak_bytes
+
+    @property
+    def limit_bytes(self) -> int | None:
+        return None if self.used is None else self.used.limit_bytes
+
+    @property
+    def limit_source(self) -> str:
+        return "none" if self.used is None else self.used.source
+
     @property
     def near_limit(self) -> bool:
         return self.used is not None and self.used.near_since_seconds is not None
@@ -280,7 +302,7 @@ class Figures:
             phase["name"] = shown(phase["name"])
         return {
             **found,
-            "peak_with_workers_bytes": None if self.together is None else self.together.peak_bytes,
+            "peak_with_workers_bytes": self.peak_with_workers_bytes,
             "limit_acted": self.limit_acted,
             "guard_text": self.guard_words(),
             **self.verdict.as_json(),

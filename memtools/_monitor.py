@@ -21,7 +21,7 @@ from memtools._size import parse_bytes
 
 IDLE_NS = 1_000_000_000  # between safe points where nothing is due
 STALL_NS = 100_000_000  # and while a guard waits for stalls
-LOST_NS = 10_000_000_000  # after so long without a safe point a guard that waits has failed
+LOST_NS = 10_000_000_000  # or two steps: so long without a safe point is nothing unusual
 
 
 class MemoryMonitor(Readings):
@@ -299,8 +299,13 @@ class MemoryMonitor(Readings):
         waiting = self._marks.waiting(run.waiting)
         if run.safe_ns == 0:
             self._cannot_act(run, waiting, "the main thread called no step()")
-        elif time.monotonic_ns() - run.safe_ns >= LOST_NS:
+        elif time.monotonic_ns() - run.safe_ns >= max(LOST_NS, 2 * self._step_ns(run)):
             self._cannot_act(run, waiting, "the main thread had stopped calling step()")
+
+    @staticmethod
+    def _step_ns(run: Run) -> int:
+        """How long a step takes, with the time before the first one."""
+        return (run.safe_ns - run.clock_ns) // max(1, run.sampler.step_count)
 
     def _cannot_act(self, run: Run, waiting: Sequence[Handle], why: str) -> None:
         for handle in waiting:

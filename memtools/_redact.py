@@ -106,14 +106,14 @@ _NAME = (
 _IN_TEXT = re.compile(
     rf"""(?<![\w.-])({_NAME})(["']?\s*[=:]\s*)("[^"]*"|'[^']*'|[^\s"',;&)}}\]]+)""", re.I
 )
-_AFTER_OPTION = re.compile(rf"(?<![\w-])(--?{_NAME})(\s+)([^\s-]\S*)", re.I)
+_AFTER_OPTION = re.compile(rf"(?<![\w.-])(--?{_NAME})(\s+)([^\s-]\S*)", re.I)
 
 # --- shapes ---
 
 # Keys by which services know their own: Hugging Face, OpenAI and Anthropic, GitHub, GitLab, Slack,
 # AWS, Google, NVIDIA, Groq, Weights & Biases, Replicate, PyPI, and JSON web tokens.
 _KEY = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{20,}|api_org_[A-Za-z0-9]{20,}|sk-(?!learn\b)(?=[\w-]*\d)[\w-]{8,}"
+    r"\b(?:hf_[A-Za-z0-9]{20,}|api_org_[A-Za-z0-9]{20,}|sk-(?!learn\b)(?=[\w-]{0,64}\d)[\w-]{8,}"
     r"|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{8,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|nvapi-[\w-]{16,}|gsk_[A-Za-z0-9]{16,}"
     r"|wandb_v1_\w{16,}|r8_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
@@ -130,8 +130,15 @@ _WEBHOOK = re.compile(
 _HEADER = re.compile(r"\b(bearer\s+|basic\s+(?=[\w+/-]*[\d=]))[\w.~+/=-]{8,}", re.I)
 
 
+# A record has room for far less; a value that a program looked up may have any length.
+_MOST = 4096
+
+
 def redacted(text: str) -> str:
-    """The text with `***` in place of what looks like a secret."""
+    """The text with `***` in place of what looks like a secret; of a text of more than 4,096
+    characters the whole words at its beginning."""
+    if len(text) > _MOST:
+        text = f"{text[:_MOST].rpartition(' ')[0] or text[:_MOST]} ..."
     text = _USER.sub(rf"\1{MASK}@", text)
     text = _QUERY.sub(rf"\1{MASK}", text)
     text = _WEBHOOK.sub(rf"\1{MASK}", text)

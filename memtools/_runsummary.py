@@ -14,6 +14,7 @@ from typing import Any
 from memtools._figures import Figures, figures_of
 from memtools._oomforms import remedy
 from memtools._record import Record, read_record
+from memtools.report._events import guard_act
 from memtools.report._words import count, duration, shown, size
 
 _DEVICE = re.compile(r"cuda\d+_reserved")
@@ -73,8 +74,15 @@ class Summary:
         return self.figures.growth_lines()[: told + HOLDERS]
 
     def _acts(self) -> list[str]:
-        events = self.figures.record.events
-        return [shown(e.text) for e in events if e.kind in ("guard", "oom")][-ACTS:]
+        """What memtools did about memory; not what the end tells already."""
+        ended, acts = self.figures.ending.text, []
+        for event in self.figures.record.events:
+            text = shown(event.text)
+            if event.kind == "oom":
+                acts.append(text)
+            elif event.kind == "guard" and (text.partition(": ")[2] or text) not in ended:
+                acts.append(f"the guard acted: {guard_act(text)}")
+        return acts[-ACTS:]
 
     def _devices(self) -> dict[str, int]:
         return {
@@ -85,7 +93,7 @@ class Summary:
 
     def as_json(self) -> dict[str, Any]:
         """Sizes in bytes, None for what was not to be had."""
-        figures, used = self.figures, self.figures.used
+        figures = self.figures
         return {
             "record": self.path,
             "record_bytes": self.nbytes,
@@ -93,13 +101,11 @@ class Summary:
             "samples": figures.samples,
             "steps": figures.steps,
             "ended": figures.ending.text,
-            "peak_bytes": None if figures.process is None else figures.process.peak_bytes,
-            "peak_with_workers_bytes": (
-                None if figures.together is None else figures.together.peak_bytes
-            ),
-            "used_peak_bytes": None if used is None else used.peak_bytes,
-            "limit_bytes": None if used is None else used.limit_bytes,
-            "limit_source": None if used is None else used.source,
+            "peak_bytes": figures.peak_bytes,
+            "peak_with_workers_bytes": figures.peak_with_workers_bytes,
+            "used_peak_bytes": figures.used_peak_bytes,
+            "limit_bytes": figures.limit_bytes,
+            "limit_source": figures.limit_source,
             "limit_acted": figures.limit_acted,
             "machine_peak_bytes": None if figures.machine is None else figures.machine.peak_bytes,
             "children_most": figures.children_most,

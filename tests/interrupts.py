@@ -1,4 +1,5 @@
-"""KeyboardInterrupt at each place of a module in turn where Python may deliver it."""
+"""KeyboardInterrupt at each place of a module in turn where Python may deliver it, or, finer,
+before each of its instructions."""
 
 from __future__ import annotations
 
@@ -31,4 +32,35 @@ def interrupted(module: ModuleType, n: int, call: Callable[[], Any]) -> bool:
         return True
     finally:
         sys.setprofile(None)
+    return False
+
+
+class _Instruction:
+    """Before the n-th instruction, also between what a call returns and where it is kept."""
+
+    def __init__(self, module: ModuleType, n: int) -> None:
+        self.file, self.left = module.__file__, n
+
+    def __call__(self, frame: Any, event: str, arg: Any) -> _Instruction | None:
+        if frame.f_code.co_filename != self.file:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            self.left -= 1
+            if self.left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self
+
+
+def interrupted_before(module: ModuleType, n: int, call: Callable[[], Any]) -> bool:
+    """Calls it, interrupted before instruction n; False where it has fewer."""
+    before = sys.gettrace()
+    sys.settrace(_Instruction(module, n))
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
     return False

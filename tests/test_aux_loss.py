@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import signal
 import threading
 import warnings
@@ -167,3 +169,26 @@ def test_a_child_forked_while_another_thread_adds_goes_on():
     thread.join(timeout=30)
     assert os.waitpid(child, 0)[1] == 0
     assert (float(aux.total()), len(aux)) == (101.0, 2)
+
+
+def through_a_file(aux: AuxLoss) -> AuxLoss:
+    return pickle.loads(pickle.dumps(aux))
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, through_a_file])
+def test_a_copy_is_empty_whether_or_not_it_was_used(again):
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.aux_loss = AuxLoss(warn_after=7)
+
+    assert len(again(AuxLoss())) == 0
+    model = Model()
+    weight = torch.ones(1, requires_grad=True)
+    model.aux_loss.add(weight.sum() * 2)  # with a graph, which no copy can have
+    if again is not through_a_file:
+        assert len(again(model).aux_loss) == (1 if again is copy.copy else 0)
+    other = again(model.aux_loss)
+    assert (len(other), other.total().item(), other._warn_after) == (0, 0.0, 7)
+    other.add(torch.tensor(1.0))
+    assert (len(other), len(model.aux_loss)) == (1, 1)

@@ -9,6 +9,7 @@ import pickle
 import sys
 import threading
 import types
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -168,7 +169,20 @@ def test_a_history_gets_what_a_pool_holds_idle_before_it_trims():
     assert budget.used == sum(reserved(budget).values()) <= MIB
 
 
-def test_other_threads_run_while_a_pool_gives_back_for_a_history():
+def asks_at(way: str, budget: Budget, rows: torch.Tensor) -> Callable[[], object]:
+    """A call of a history that needs what others in the budget have idle: they fill the budget."""
+    history = GateHistory(max_bytes=budget)
+    if way == "append":
+        return lambda: history.append(rows)
+    if way == "an append to a copy":
+        mine = copy.copy(history)
+        return lambda: mine.append(rows)
+    history.append(rows[:400])
+    return (lambda: history[:]) if way == "a slice" else (lambda: copy.copy(history))
+
+
+@pytest.mark.parametrize("way", ["append", "an append to a copy", "a slice", "a copy"])
+def test_other_threads_run_while_a_pool_gives_back_for_a_history(way):
     turns, stop = [0], threading.Event()
 
     def take_turns() -> None:
@@ -184,11 +198,12 @@ def test_other_threads_run_while_a_pool_gives_back_for_a_history():
         # Seldom the other thread is not there in time; with the GIL held it never would be.
         for _ in range(200):
             budget = Budget("1 MiB")
+            ask = asks_at(way, budget, gates(800))
             pool = small_pool(budget)
-            fill(pool, 16, 16)
-            history, rows = GateHistory(max_bytes=budget), gates(800)
+            fill(pool, budget.available // (64 * KIB), 16)
+            assert budget.available < 64 * KIB
             before = turns[0]
-            history.append(rows)
+            ask()
             if ran := turns[0] > before:
                 break
     finally:

@@ -242,3 +242,12 @@ def test_a_monitor_that_has_stopped_leaves_no_handler(tmp_path: Path) -> None:
     """
     found = execute([sys.executable, str(write(tmp_path, program))], tmp_path)
     assert (found.returncode, found.stderr) == (0, b"")
+
+
+def test_ctrl_c_at_a_prompt_is_no_end(tmp_path: Path) -> None:
+    lines = FORMS["start"] + "import os, signal; os.kill(os.getpid(), signal.SIGINT)\nexit()\n"
+    done = subprocess.run(
+        [sys.executable, "-i", "-q"], input=lines, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "KeyboardInterrupt" in done.stderr
+    check(tmp_path / "run.mem", "code 0")

@@ -16,6 +16,7 @@ from memtools._figures import Figures, figures_of
 from memtools._hostmem import process_limits
 from memtools._runsummary import Summary
 from memtools._size import exact_bytes, format_bytes
+from memtools.cli._frame import look
 from memtools.report import render
 from memtools.report._words import size
 from tests.reportcases import COLUMNS, MIB, Page
@@ -38,7 +39,7 @@ def written(path: str, *, start: str = START, limit: int | None = None) -> memto
             heap = used - 100 * MIB if i % 10 == 0 else None
             writer.append(origin + i * 10**7, [*row, heap, 2 if step > 10 else 0, workers])
         writer.phase("train", 10**9, 260 * MIB)
-        writer.event("end", "exit: code 0")
+        writer.event("end", "exit: code 0", time_ns=origin + 10**10)
     return memtools.read_record(path)
 
 
@@ -75,8 +76,18 @@ def data(record: memtools.Record, capsys: pytest.CaptureFixture[str]) -> dict[st
             "limit": summary["limit_bytes"],
             "machine": summary["machine_peak_bytes"],
             "rate": summary["growth"][0]["rate_bytes"],
+            "seconds": summary["seconds"],
+            "steps": summary["steps"],
+            "used": summary["used_peak_bytes"],
+            "source": summary["limit_source"],
+            "ended": summary["ended"],
         },
         "watch": {
+            "seconds": frame["seconds"],
+            "steps": frame["steps"],
+            "used": frame["used_peak"],
+            "source": frame["limit_source"],
+            "ended": frame["ended"],
             "process": frame["peak"],
             "together": frame["peak_with_workers"],
             "workers": frame["workers"]["peak_bytes"],
@@ -92,8 +103,28 @@ def data(record: memtools.Record, capsys: pytest.CaptureFixture[str]) -> dict[st
             "limit": one["used"]["limit_bytes"],
             "machine": (one["machine"] or {}).get("peak_bytes"),
             "rate": one["growth"][0]["rate_bytes"],
+            "seconds": one["seconds"],
+            "steps": one["steps"],
+            "used": one["used"]["peak_bytes"],
+            "source": one["used"]["source"],
+            "ended": one["ending"]["text"],
         }
     return found
+
+
+def test_what_is_not_known_is_told_alike(tmp_path: Path) -> None:
+    path = str(tmp_path / "run.mem")
+    with _core.RecordWriter(path, ["x"]) as writer:
+        writer.event("end", "exit: killed by SIGTERM")
+    summary = Summary.of_record(path).as_json()
+    frame = look(memtools.read_record(path)).as_json()
+    names = {
+        "peak_bytes": "peak", "peak_with_workers_bytes": "peak_with_workers",
+        "used_peak_bytes": "used_peak", "limit_bytes": "limit", "limit_source": "limit_source",
+        "ended": "ended", "seconds": "seconds", "steps": "steps", "samples": "samples",
+    }  # fmt: skip
+    assert {a: summary[a] for a in names} == {a: frame[b] for a, b in names.items()}
+    assert summary["ended"] == "it was killed by SIGTERM"
 
 
 LIMITS = {

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import memtools
-from memtools.export import JsonlWriter
+from memtools.export import JsonlWriter, _jsonl
+from tests.interrupts import interrupted_before
 from tests.metricsource import Figures, usual
 
 
@@ -181,6 +182,63 @@ def test_forgotten_it_is_closed_and_says_so(tmp_path):
     assert len(os.listdir("/proc/self/fd")) == before
     with pytest.raises(ValueError, match="at least 1"):  # and what was never opened says nothing
         JsonlWriter(tmp_path / "a", usual(), every=0)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_an_interrupt_while_it_is_made_leaves_no_descriptor(tmp_path):
+    n, before = 0, descriptors()
+    while True:
+        made = list[JsonlWriter]()
+        hit = interrupted_before(
+            _jsonl, n, lambda made=made: made.append(JsonlWriter(tmp_path / "a", usual()))
+        )
+        for lines in made:
+            lines.close()
+        assert descriptors() == before, n
+        if not hit:
+            break
+        n += 1
+    assert n > 50
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_an_interrupt_while_files_rotate_leaves_no_descriptor_and_whole_lines(tmp_path):
+    path, before, left, places = tmp_path / "a", descriptors(), list[int](), 0
+    with JsonlWriter(path, usual(), max_bytes=4096, keep=2) as lines:
+        while True:
+            while lines._size + 1000 < lines._most:
+                lines.write()
+            first = lines.path, lines.lost
+            hit = interrupted_before(_jsonl, places, lambda: [lines.write() for _ in range(4)])
+            lines.write()
+            left.append(descriptors())
+            assert (lines.path, lines.lost) == first
+            assert path.stat().st_size <= 4096
+            for found in tmp_path.iterdir():
+                read(found)  # which raises for a line that is none
+            if not hit:
+                break
+            places += 1
+    assert {count - before for count in left} == {1}, left
+    assert places > 100
+    assert descriptors() == before
+
+
+def test_an_interrupt_while_it_is_closed_leaves_no_descriptor(tmp_path):
+    n, before = 0, descriptors()
+    while True:
+        lines = JsonlWriter(tmp_path / "a", usual())
+        hit = interrupted_before(_jsonl, n, lines.close)
+        lines.close()
+        assert descriptors() == before, n
+        if not hit:
+            break
+        n += 1
+    assert n > 5
 
 
 def test_closed_it_does_nothing(tmp_path):

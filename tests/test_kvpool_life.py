@@ -339,6 +339,32 @@ def test_interpreter_shutdown_with_leases_and_views_everywhere():
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
+KEPT = """
+import sys
+import torch
+from memtools import KVPool
+pool = KVPool(2, 2, 64, max_tokens=256, max_sequences=4, dtype="float32", device=sys.argv[1])
+lease = pool.acquire(1, 64)
+if sys.argv[1] == "cpu":
+    for layer in range(2): lease.update(layer, *torch.rand(2, 1, 2, 64, 64))
+    lease = lease.fork(2)  # which shows pages of the other one twice
+    sys.kept = [view for layer in range(2) for view in lease.layer(layer)]
+else:
+    sys.kept = lease.buffers()
+del pool, lease
+print("done")
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_a_view_may_be_the_last_thing_of_a_process(device):
+    """Its pages end after the module has, by which they were counted or came from the device."""
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", KEPT, device], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
 class Numbers(Dataset[torch.Tensor]):
     """What a worker is to have: no view of a lease."""
 

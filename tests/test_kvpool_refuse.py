@@ -298,3 +298,19 @@ def test_one_tensor_changes_while_the_other_is_looked_at(meddle, message, order)
         with pytest.raises((TypeError, ValueError, RuntimeError), match=message):
             lease.update(0, *pair)
         assert lease.lengths == [0]
+
+
+def test_a_process_with_the_most_arenas_says_how_many_and_what_helps():
+    """Each lease of a pool of one sequence has an arena of its own."""
+    with KVPool(1, 1, 64, max_tokens=16, max_sequences=1, dtype="float32") as pool:
+        leases = []
+        with pytest.raises(MemoryError) as caught:
+            for _ in range(2049):
+                leases.append(pool.acquire(1))
+        assert str(caught.value) == (
+            "acquire(): the KV pools of this process have 2048 stretches of addresses for "
+            "max_sequences rows each (1 in this pool), the most that can be closed in forked "
+            "children; make pools with a larger max_sequences, or close those that are not in use"
+        )
+        leases.pop().release()
+        assert pool.acquire(1).batch_size == 1

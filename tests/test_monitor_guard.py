@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -280,6 +281,30 @@ def test_a_guard_says_once_that_only_another_thread_steps(
     (text,) = said(caplog, path)
     assert text.startswith("<on_pressure print at 90%> cannot act: so far steps end on the thread ")
     assert "'trainer'" in text
+
+
+@pytest.mark.parametrize(("step_seconds", "silent"), [(0.1, False), (4, False), (30, True)])
+def test_who_stopped_calling_step_is_judged_by_how_long_steps_take(
+    root: Root,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    step_seconds: float,
+    silent: bool,
+) -> None:
+    """An exception 12 s after the last step, in the middle of the next where steps take 30 s."""
+    path, began, passed = tmp_path / "run.mem", time.monotonic_ns(), [0.0]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: began + int(passed[0] * 1e9))
+    with monitor(log=path) as m:
+        m.guard(0.9, "record")
+        for _ in range(5):
+            passed[0] += step_seconds
+            m.step()
+        root.use(0.95)
+        settle(m, root)
+        passed[0] += 12
+    told = said(caplog, path)
+    assert told == [] if silent else "had stopped calling step()" in told[0]
 
 
 def test_a_guard_that_acted_or_had_nothing_to_do_says_nothing(

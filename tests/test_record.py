@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -298,3 +301,45 @@ def test_an_empty_record_is_shown_and_exported(path):
     assert "0 samples" in str(record)
     for export in (record.to_jsonl, record.to_chrome_trace):
         export(io.StringIO())
+
+
+# --- the events that docs/record.md lists ---------------------------------------------------------
+
+
+def kinds_of_python() -> Iterator[tuple[str, bool]]:
+    """Of each call that writes an event: its kind, and whether it is a span. Log alone hands on the
+    kind that it is called with."""
+    for path in sorted((PROJECT / "memtools").rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+                continue
+            if call.func.attr == "event":
+                kind = call.args[0]
+            elif ast.unparse(call.func).endswith("log.warn"):
+                kind = call.args[1]
+            else:
+                continue
+            if isinstance(kind, ast.Constant):
+                yield kind.value, any(k.arg == "duration_ns" for k in call.keywords)
+            else:
+                assert path.name == "_monitor_log.py", f"{path}:{call.lineno}: which kind?"
+
+
+def kinds_of_c() -> Iterator[tuple[str, bool]]:
+    for path in sorted((PROJECT / "csrc").rglob("*.c")):
+        for event in re.findall(r"mt_record_event e = \{(.*?)\};", path.read_text(), re.DOTALL):
+            found = re.search(r'\.kind = "(\w+)"', event)
+            if found is not None:
+                yield found[1], ".duration_ns" in event
+            else:
+                assert path.name == "recordwriter.c", f"{path}: which kind?"  # RecordWriter.event
+
+
+def test_every_kind_of_event_is_in_the_documents() -> None:
+    text = (PROJECT / "docs/record.md").read_text().partition("\n## Events\n")[2]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", text.partition("\n## ")[0], re.MULTILINE)
+    written = {*kinds_of_python(), *kinds_of_c()}
+    assert {("pressure", False), ("end", False), ("phase", True)} <= written
+    spans = {kind for kind, is_span in written if is_span}
+    assert sorted(kind for kind, _ in rows) == sorted({kind for kind, _ in written})
+    assert {kind for kind, row in rows if "a span" in row} == spans

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 
 import pytest
 
@@ -124,3 +126,24 @@ def test_the_text_of_an_error() -> None:
 def test_what_is_masked_stays_as_it_is(line: str) -> None:
     once = redacted_command(shlex.split(line))
     assert redacted_command(once) == once
+
+
+# A word of a protein, an image or a key that was looked up; each is searched many times over by an
+# expression that begins anew at each of its characters.
+LONG = ["A", "a.-", "sk-", "key", "--key ", "a=", "a://", "token=", "eyJ-", "bearer ", "_", "Tt"]
+
+
+@pytest.mark.parametrize("part", LONG)
+def test_a_text_of_any_length_is_done_at_once(part):
+    code = "import sys\nfrom memtools._redact import redacted, redacted_command\n"
+    code += "text = sys.argv[1] * 1_000_000\n"
+    code += "print(len(redacted(text)), *map(len, redacted_command(['--seq', text, text])))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, part], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert max(map(int, done.stdout.split())) < 5000
+
+
+def test_a_key_in_a_long_text_is_masked():
+    assert redacted("token=abc " + "x" * 10_000) == "token=*** ..."
+    assert "hf_" not in redacted("x " * 2043 + "hf_" + "a" * 40)

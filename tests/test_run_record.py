@@ -482,6 +482,7 @@ def test_a_guard_stops_an_unchanged_script_at_the_end_of_a_step(tmp_path: Path) 
     errors = found.stderr.decode()
     assert "memtools.errors.HostMemoryPressure: host memory runs out at step" in errors
     assert "It ended by exception HostMemoryPressure: host memory runs out" in errors
+    assert errors.count(", watermark 60%") == 2  # the traceback's and the end's, not a third
     record = memtools.read_record(tmp_path / "run.mem")
     assert "guard" in [event.kind for event in record.events]
     assert max(record.buckets.most["rss"]) < 1 << 30

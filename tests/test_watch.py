@@ -174,7 +174,7 @@ def test_json_is_an_object_a_line_to_the_end(tmp_path: Path) -> None:
     assert process.returncode == 0
     assert (first["state"], first["rss"], first["steps"]) == ("running", 400 * MIB, 7)
     assert (last["state"], last["rss"], last["steps"]) == ("ended", 500 * MIB, 8)
-    assert (last["ended"], last["events"][-1]["kind"]) == ("exit: code 0", "end")
+    assert (last["ended"], last["events"][-1]["kind"]) == ("finished (exit code 0)", "end")
     assert {device["name"] for device in last["devices"]} == {"cuda0", "cuda1"}
 
 
@@ -193,7 +193,7 @@ def test_a_pipe_gets_lines_and_each_event_once(tmp_path: Path) -> None:
         lines += process.stdout
     events = [line.split(" s ", 1)[1] for line in lines if line.startswith("  ")]
     assert events == ["start: host every 10 ms; no cgroup limit\n", "mark: epoch 2\n"]
-    assert lines[-1] == f"{path}: the run has ended\n"
+    assert lines[-1] == f"{path}: finished\n"
 
 
 def killed_writer(folder: Path) -> subprocess.Popen[str]:
@@ -221,7 +221,7 @@ def test_a_writer_is_found_by_its_process_and_its_death_is_told(tmp_path: Path) 
             assert "peak: the process 400.0 MiB" in watch.stdout.readline()
             process.kill()
             *_, last = watch.stdout
-    assert last.startswith(f"{tmp_path}/run.mem: the writer is gone")
+    assert last.startswith(f"{tmp_path}/run.mem: no end mark: the process was killed")
     assert watch.returncode == 0
 
 
@@ -296,7 +296,7 @@ def test_the_live_view_follows_the_run_and_the_size_of_the_terminal(tmp_path: Pa
     writer.close()
     assert terminal.wait() == 0
     left = terminal.text.rpartition("\x1b[?1049l")[2]  # after the screen was given back
-    assert "the run has ended" in left
+    assert "finished (exit code 0)" in left
     assert "400.0 MiB of 1.00 GiB (39 %), given limit" in left
 
 
@@ -311,15 +311,19 @@ def test_an_interrupt_leaves_the_view_and_not_the_run(tmp_path: Path) -> None:
         assert "\x1b[?1049l" in terminal.text
 
 
-def test_without_rich_a_terminal_is_told_what_to_do(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("once", [["--once"], []])
+def test_without_rich_a_terminal_gets_lines_and_is_told_of_the_view(
+    once: list[str], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frame_of(tmp_path / "run.mem", row(MIB))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert cli.main(["watch", "--once", str(tmp_path / "run.mem")]) == 1
-    assert "python -m pip install rich" in capsys.readouterr().err
-    assert cli.main(["watch", "--once", "--json", str(tmp_path / "run.mem")]) == 0
+    assert cli.main(["watch", *once, str(tmp_path / "run.mem")]) == 0
+    out, err = capsys.readouterr()
+    assert "peak: the process 1.0 MiB" in out
+    assert err == "memtools watch: for the live view run python -m pip install rich\n"
+    assert cli.main(["watch", *once, "--json", str(tmp_path / "run.mem")]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def drawn(frame: Frame, width: int) -> str:

@@ -305,7 +305,7 @@ ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
         Made(rate=RISE, base=180 * MIB, start=GIVEN, end="exit: exception HostMemoryPressure: host",
              events=(("guard_set", "0.9 of the limit, at the end of a step"),
                      ("guard", "raise: 542.7 MiB of 600.0 MiB used"))),
-        ["the guard acted before the limit did: raise: 542.7 MiB", STEPS_95],
+        ["the guard acted before the limit did: it raised at 542.7 MiB of 600.0 MiB", STEPS_95],
         [SILENCED, "could not act", "ran out of memory"],
     ),
     "a guard that could not act": (

@@ -328,6 +328,7 @@ mt_gatehist_parse(const mt_alloc *mem, const mt_vmem_ops *vm, mt_ledger *ledger,
 
     if ((st = take_header(&in, &head, err)) != MT_OK) return st;
     head.config.ledger = ledger;
+    head.config.owner_asks = true;
     if ((st = mt_gatehist_new(mem, vm, &head.config, &h, err)) != MT_OK) return st;
     if ((st = fill_from(&in, h, &head, err)) != MT_OK) {
         mt_gatehist_free(h);

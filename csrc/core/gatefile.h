@@ -22,8 +22,9 @@
 size_t mt_gatehist_dump_bytes(const mt_gatehist *h);
 void mt_gatehist_dump(const mt_gatehist *h, void *dst);
 
-/* The history has the ledger given here, or none: files know nothing of it. MT_EFORMAT with what is
- * wrong, MT_ENOMEM, MT_EOVERFLOW, MT_ELIMIT from the ledger; *out is written on MT_OK only. */
+/* The history has the ledger given here, or none: files know nothing of it. Its owner asks the
+ * others in the ledger, see owner_asks. MT_EFORMAT with what is wrong, MT_ENOMEM, MT_EOVERFLOW,
+ * MT_ELIMIT from the ledger as for a slice; *out is written on MT_OK only. */
 mt_status mt_gatehist_parse(const mt_alloc *mem, const mt_vmem_ops *vm, mt_ledger *ledger,
                             const void *src, size_t bytes, mt_gatehist **out, mt_error *err);
 

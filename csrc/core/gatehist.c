@@ -136,7 +136,7 @@ mt_status
 mt_gatehist_hold(mt_gatehist *h, size_t bytes, mt_error *err)
 {
     assert(bytes <= h->ring.capacity);
-    return bytes <= h->ring.bound ? MT_OK : reserve_more(h, bytes - h->ring.bound, true, err);
+    return bytes <= h->ring.bound ? MT_OK : reserve_more(h, bytes - h->ring.bound, false, err);
 }
 
 /* True while asking for so many bytes more would be in vain: nothing has changed since no. */

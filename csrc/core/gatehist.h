@@ -104,7 +104,8 @@ void mt_gatehist_clear(mt_gatehist *h);
 
 /* A history of `count` entries start, start + step, ... with the same limits, its own memory, and
  * statistics of just these. pre: step != 0; all of them exist and are filled. MT_ENOMEM; MT_ELIMIT
- * where the ledger refuses their bytes. */
+ * where the ledger refuses their bytes, with them as `asked`: the owner may ask the others in it,
+ * and try again. */
 mt_status mt_gatehist_slice(const mt_gatehist *h, size_t start, ptrdiff_t step, size_t count,
                             mt_gatehist **out, mt_error *err);
 

@@ -60,7 +60,7 @@ mt_status mt_gatehist_new_named(const mt_alloc *mem, const mt_vmem_ops *vm,
                                 mt_gatehist **out, mt_error *err);
 
 /* Reserves room for `bytes` of records in all, where there is a ledger. pre: bytes <= max_bytes.
- * MT_ELIMIT, and nothing has changed. */
+ * Asks nobody: MT_ELIMIT, and nothing has changed. */
 mt_status mt_gatehist_hold(mt_gatehist *h, size_t bytes, mt_error *err);
 
 /* Adds packed rows of any dtype to s, by way of the scratch. raw is not h->wide. */

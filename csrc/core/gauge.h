@@ -9,6 +9,10 @@
  * set counts it each time. What the pools map beyond the first time is in this gauge, so that the
  * bytes that really fill memory are rss - mapped_again. The kernel's own rss stays what it is.
  *
+ * The resident set has a page only after it was touched there, which nobody tells the pools. So the
+ * gauge also knows how large the pools' pages are, each counted once: what is taken off a resident
+ * set leaves at least that much of its shared memory.
+ *
  * The gauge remembers its highest value as well, because the kernel's mark of the most that was
  * ever resident does: neither says when that was. */
 #ifndef MT_GAUGE_H
@@ -20,6 +24,7 @@
 typedef struct mt_gauge {
     _Atomic(uint64_t) bytes;
     _Atomic(uint64_t) most; /* the highest value of `bytes` since the last reset */
+    _Atomic(uint64_t) once; /* the pools' pages themselves, each counted once */
 } mt_gauge;
 
 static inline void
@@ -44,6 +49,26 @@ static inline uint64_t
 mt_gauge_read(mt_gauge *g)
 {
     return atomic_load_explicit(&g->bytes, memory_order_relaxed);
+}
+
+/* The pools have so many bytes of pages more, or fewer (then as a number modulo 2^64). */
+static inline void
+mt_gauge_add_once(mt_gauge *g, uint64_t bytes)
+{
+    atomic_fetch_add_explicit(&g->once, bytes, memory_order_relaxed);
+}
+
+/* How much of a resident set is counted more than once, if `shared` bytes of it are shared memory
+ * or of files; UINT64_MAX where that is not known. */
+static inline uint64_t
+mt_gauge_within(mt_gauge *g, uint64_t shared)
+{
+    uint64_t bytes = mt_gauge_read(g);
+    uint64_t once = atomic_load_explicit(&g->once, memory_order_relaxed), room;
+
+    if (bytes == 0 || shared == UINT64_MAX) return bytes;
+    room = shared > once ? shared - once : 0;
+    return bytes < room ? bytes : room;
 }
 
 /* The highest value since the last reset. */

@@ -78,12 +78,10 @@ drop_home(mt_kvpool *pool, mt_kvslot *s)
 }
 
 static void
-drop_runs(mt_kvpool *pool, mt_kvslot *s)
+drop_runs(mt_kvpool *pool, mt_kvslot *s, size_t first, size_t end)
 {
-    size_t n = pool->geom.blocks;
-
-    for (size_t lo = 0, hi; lo < n; lo = hi + 1) {
-        for (hi = lo; hi < n && is_idle(s, hi);)
+    for (size_t lo = first, hi; lo < end; lo = hi + 1) {
+        for (hi = lo; hi < end && is_idle(s, hi);)
             hi++;
         if (hi > lo) drop_run(pool, s, lo, hi);
     }
@@ -99,17 +97,34 @@ note_dropped(mt_kvpool *pool, mt_kvslot *s, size_t tb)
     s->idle--;
     pool->idle--;
     pool->dropped++;
+    mt_kvpool_tell_pages(pool, 0 - pool->geom.block_bytes);
+}
+
+static void
+note_idle_dropped(mt_kvpool *pool, mt_kvslot *s, size_t lo, size_t hi)
+{
+    for (size_t tb = lo; tb < hi; tb++)
+        if (is_idle(s, tb)) note_dropped(pool, s, tb);
+}
+
+/* Drops the home's idle blocks at places [lo, hi). */
+static void
+drop_idle_in(mt_kvpool *pool, mt_kvslot *s, size_t lo, size_t hi)
+{
+    drop_runs(pool, s, lo, hi);
+    note_idle_dropped(pool, s, lo, hi);
 }
 
 static void
 drop_idle_of(mt_kvpool *pool, mt_kvslot *s)
 {
+    size_t blocks = pool->geom.blocks;
+
     if (s->named == 0)
         drop_home(pool, s);
     else
-        drop_runs(pool, s);
-    for (size_t tb = 0; tb < pool->geom.blocks; tb++)
-        if (is_idle(s, tb)) note_dropped(pool, s, tb);
+        drop_runs(pool, s, 0, blocks);
+    note_idle_dropped(pool, s, 0, blocks);
     assert(s->idle == 0);
 }
 
@@ -264,6 +279,23 @@ reserve_for_one(mt_kvpool *pool, mt_error *err)
     return st;
 }
 
+/* One name less; true where it was the last, and the block is idle now. */
+static bool
+take_name(mt_kvpool *pool, uint32_t block)
+{
+    mt_kvslot *home = mt_kvpool_home(pool, block);
+    size_t tb = mt_kvpool_place(pool, block);
+
+    assert(home->refs[tb] > 0 && home->resident[tb]);
+    if (--home->refs[tb] > 0) return false;
+    home->named--;
+    home->idle++;
+    pool->live--;
+    pool->idle++;
+    pool->untold = true;
+    return true;
+}
+
 static mt_status
 make_resident(mt_kvpool *pool, mt_kvslot *home, size_t tb, mt_error *err)
 {
@@ -279,6 +311,7 @@ make_resident(mt_kvpool *pool, mt_kvslot *home, size_t tb, mt_error *err)
     home->idle++;
     pool->idle++;
     pool->taken++;
+    mt_kvpool_tell_pages(pool, pool->geom.block_bytes);
     return MT_OK;
 }
 
@@ -347,11 +380,28 @@ mt_kvblock_take(mt_kvlease *lease, size_t slot, size_t tb, uint32_t exact, uint3
 }
 
 void
-mt_kvblock_untake(mt_kvlease *lease, size_t slot, size_t tb, uint32_t block)
+mt_kvblock_untake(mt_kvlease *lease, size_t slot, uint32_t block, bool filled)
 {
-    mt_kvblock_let_go(lease->pool, slot, tb, block);
+    size_t tb = mt_kvpool_place(lease->pool, block);
+    mt_kvslot *home = mt_kvpool_home(lease->pool, block);
+    bool last = take_name(lease->pool, block);
+
+    assert(last);
+    (void)last;
+    mt_kvblock_note_shown(lease->pool, slot, block);
+    if (filled && home->exposed) drop_idle_in(lease->pool, home, tb, tb + 1);
     lease->promised++;
     lease->pool->promised++;
+}
+
+void
+mt_kvblock_note_undone(const mt_kvpool *pool, size_t reserved, mt_error *why)
+{
+    size_t bytes = (reserved - pool->reserved) * pool->geom.block_bytes;
+
+    if (why->status != MT_ELIMIT) return;
+    why->asked += bytes;
+    why->used -= bytes;
 }
 
 /* --- naming --- */
@@ -374,15 +424,7 @@ mt_kvblock_unname(mt_kvpool *pool, uint32_t block)
     if (block == MT_KV_ZERO) return;
     home = mt_kvpool_home(pool, block);
     tb = mt_kvpool_place(pool, block);
-    assert(home->refs[tb] > 0 && home->resident[tb]);
-    if (--home->refs[tb] > 0) return;
-    home->named--;
-    home->idle++;
-    pool->live--;
-    pool->idle++;
-    if (!home->exposed) return;
-    drop_run(pool, home, tb, tb + 1);
-    note_dropped(pool, home, tb);
+    if (take_name(pool, block) && home->exposed) drop_idle_in(pool, home, tb, tb + 1);
 }
 
 bool
@@ -404,15 +446,41 @@ mt_kvblock_note_shown(mt_kvpool *pool, size_t slot, uint32_t block)
     s->stale = true;
 }
 
-void
-mt_kvblock_let_go(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+/* pre: it does not need to leave the block at place tb, or has. */
+static void
+note_left(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
 {
     (void)tb; /* for the assertion alone */
-    if (block == MT_KV_ZERO) return;
     assert(!mt_kvblock_must_leave(pool, slot, block) ||
            !mt_kvmap_shows(pool, &pool->slots[slot], tb, block));
     mt_kvblock_note_shown(pool, slot, block);
+}
+
+void
+mt_kvblock_let_go(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+{
+    if (block == MT_KV_ZERO) return;
+    note_left(pool, slot, tb, block);
     mt_kvblock_unname(pool, block);
+}
+
+void
+mt_kvblock_let_go_from(mt_kvpool *pool, size_t slot, size_t keep)
+{
+    mt_kvslot *s = &pool->slots[slot];
+    size_t end = s->taken;
+
+    while (s->taken > keep) {
+        size_t tb = --s->taken;
+
+        if (s->table[tb] != s->first_block + tb) {
+            mt_kvblock_let_go(pool, slot, tb, s->table[tb]);
+            continue;
+        }
+        note_left(pool, slot, tb, s->table[tb]);
+        (void)take_name(pool, s->table[tb]);
+    }
+    if (s->exposed) drop_idle_in(pool, s, keep, end);
 }
 
 /* Pages of the home beside those that are counted, which code may have touched. */

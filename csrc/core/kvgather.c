@@ -14,11 +14,13 @@
  * nobody else, or it is copied first; rings of rows that want each other's need one block more.
  *
  * What code wrote privately is put into blocks before all this (mt_kvgrow_keep_written). All blocks
- * are taken, and all addresses leave what their rows will not have, before the first copy: after
- * it, on a host, nothing can fail. */
+ * are taken, and all addresses leave what their rows will not have, before anything is written:
+ * from then on, on a host, nothing can fail. Where a device fails, rows that were copied over each
+ * other have lost tokens of their last block. */
 typedef struct move { /* the partial block of one new row */
     size_t row, source, tb, tokens;
     uint32_t to, from; /* blocks; `to` is named by this move already */
+    bool fresh;        /* `to` was taken now */
     bool waits;        /* not copied yet */
 } move;
 
@@ -30,8 +32,7 @@ typedef struct plan {
     size_t *taken;   /* [n] */
     move *moves;     /* [n + 1] the moves, then a spare block where there are rings */
     size_t move_count, spare_count;
-    uint32_t *fresh; /* [n + 1] of them: those whose block was taken now */
-    size_t promised, fresh_count;
+    size_t promised;
 } plan;
 
 static size_t
@@ -119,9 +120,7 @@ take_places(plan *p, mt_error *err)
 
         if (m->to != MT_KV_ZERO) continue;
         st = mt_kvblock_take(p->lease, p->lease->first + m->row, m->tb, MT_KV_ANY, &m->to, err);
-        if (st != MT_OK) break;
-        p->fresh[p->fresh_count++] = (uint32_t)i;
-        st = mt_kvblock_zero(p->lease->pool, m->to, 0, err);
+        m->fresh = st == MT_OK;
     }
     return st;
 }
@@ -150,12 +149,16 @@ find_places(plan *p, mt_error *err)
     return take_places(p, err);
 }
 
+/* Zeros behind the tokens in a new block: a view from before may show it. */
 static mt_status
 copy_move(plan *p, move *m, mt_error *err)
 {
+    mt_kvpool *pool = p->lease->pool;
+    mt_status st = mt_kvblock_copy(pool, m->to, m->from, m->tokens, SIZE_MAX, 0, err);
+
     m->waits = false;
-    p->lease->pool->copied++;
-    return mt_kvblock_copy(p->lease->pool, m->to, m->from, m->tokens, SIZE_MAX, 0, err);
+    pool->copied++;
+    return st == MT_OK && m->fresh ? mt_kvblock_zero(pool, m->to, m->tokens, err) : st;
 }
 
 /* Saves the content that keeps a ring waiting in the spare block. */
@@ -228,7 +231,19 @@ change_row(plan *p, size_t row, mt_error *err)
     return mt_kvmap_become(pool, slot, p->table + row * pool->geom.blocks, p->taken[row], own, err);
 }
 
-/* pre: all blocks are taken. Undone, as far as the system lets it be, when it fails. */
+/* Of rows [0, end), as far as the system lets it be; else when they are used. */
+static void
+restore_rows(const plan *p, size_t end)
+{
+    mt_kvlease *lease = p->lease;
+
+    for (size_t row = 0; row < end; row++) {
+        (void)mt_kvmap_restore(lease->pool, lease->first + row);
+        mt_kvlease_unready(lease, row);
+    }
+}
+
+/* pre: all blocks are taken. */
 static mt_status
 change_rows(plan *p, mt_error *err)
 {
@@ -240,10 +255,8 @@ change_rows(plan *p, mt_error *err)
         p->table[p->moves[i].row * n + p->moves[i].tb] = p->moves[i].to;
     for (row = 0; st == MT_OK && row < lease->max_rows; row++)
         st = change_row(p, row, err);
-    while (st != MT_OK && row-- > 0) {
-        (void)mt_kvmap_restore(lease->pool, lease->first + row); /* or when it is used */
-        mt_kvlease_unready(lease, row);
-    }
+    if (st == MT_OK) st = copy_all(p, err);
+    if (st != MT_OK) restore_rows(p, row);
     return st;
 }
 
@@ -287,6 +300,17 @@ let_go_of_row(const plan *p, size_t row)
     s->taken = 0;
 }
 
+/* A view from before, or of an exposed row, may show it. */
+static void
+drop_spare(plan *p)
+{
+    const move *m = &p->moves[p->move_count];
+
+    if (p->spare_count == 0) return;
+    (void)mt_kvblock_zero(p->lease->pool, m->to, 0, NULL);
+    mt_kvblock_untake(p->lease, p->lease->first + m->row, m->to, false);
+}
+
 /* Names the new before it lets go of the old: what both have stays. */
 static void
 commit(plan *p)
@@ -298,14 +322,9 @@ commit(plan *p)
     for (size_t row = 0; row < p->n; row++)
         for (size_t tb = 0; tb < p->taken[row]; tb++)
             mt_kvblock_name(pool, p->table[row * n + tb]);
-    for (size_t i = 0; i < p->fresh_count; i++) { /* named once by the take; spares are done with */
-        const move *m = &p->moves[p->fresh[i]];
-
-        if (p->fresh[i] < p->move_count)
-            mt_kvblock_unname(pool, m->to);
-        else
-            mt_kvblock_untake(lease, lease->first + m->row, m->tb, m->to);
-    }
+    for (size_t i = 0; i < p->move_count; i++) /* named once by the take */
+        if (p->moves[i].fresh) mt_kvblock_unname(pool, p->moves[i].to);
+    drop_spare(p);
     for (size_t row = 0; row < lease->rows; row++)
         let_go_of_row(p, row);
     for (size_t row = 0; row < p->n; row++) {
@@ -324,10 +343,10 @@ commit(plan *p)
 static void
 undo(plan *p)
 {
-    for (size_t i = 0; i < p->fresh_count; i++) {
-        const move *m = &p->moves[p->fresh[i]];
+    for (size_t i = 0; i < p->move_count + p->spare_count; i++) {
+        const move *m = &p->moves[i];
 
-        mt_kvblock_untake(p->lease, p->lease->first + m->row, m->tb, m->to);
+        if (m->fresh) mt_kvblock_untake(p->lease, p->lease->first + m->row, m->to, false);
     }
 }
 
@@ -336,12 +355,11 @@ gather_locked(plan *p, mt_error *err)
 {
     mt_status st;
 
-    p->move_count = p->spare_count = p->fresh_count = p->promised = 0;
+    p->move_count = p->spare_count = p->promised = 0;
     for (size_t row = 0; row < p->n; row++)
         plan_row(p, row);
     st = find_places(p, err);
     if (st == MT_OK) st = change_rows(p, err);
-    if (st == MT_OK) st = copy_all(p, err);
     if (st == MT_OK)
         commit(p);
     else
@@ -361,7 +379,6 @@ free_plan(plan *p)
     mem->put(mem->ctx, p->table, n * p->lease->pool->geom.blocks * sizeof *p->table);
     mem->put(mem->ctx, p->taken, n * sizeof *p->taken);
     mem->put(mem->ctx, p->moves, (n + 1) * sizeof *p->moves);
-    mem->put(mem->ctx, p->fresh, (n + 1) * sizeof *p->fresh);
 }
 
 static bool
@@ -373,8 +390,7 @@ new_plan(plan *p)
     p->table = mt_alloc_zeroed(mem, p->n * blocks, sizeof *p->table);
     p->taken = mt_alloc_zeroed(mem, p->n, sizeof *p->taken);
     p->moves = mt_alloc_zeroed(mem, p->n + 1, sizeof *p->moves);
-    p->fresh = mt_alloc_zeroed(mem, p->n + 1, sizeof *p->fresh);
-    return p->table != NULL && p->taken != NULL && p->moves != NULL && p->fresh != NULL;
+    return p->table != NULL && p->taken != NULL && p->moves != NULL;
 }
 
 mt_status

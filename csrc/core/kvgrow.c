@@ -80,7 +80,7 @@ renew(mt_kvjournal *j, size_t row, size_t tb, uint32_t exact, size_t keep, mt_er
 
     if (st != MT_OK) return st;
     if ((st = fill(lease->pool, slot, tb, got, was, keep, err)) != MT_OK) {
-        mt_kvblock_untake(lease, slot, tb, got);
+        mt_kvblock_untake(lease, slot, got, true);
         return st;
     }
     assert(j->count < j->room && tb <= mt_kvlease_slot(lease, row)->taken);
@@ -100,7 +100,7 @@ mt_kvjournal_undo(mt_kvjournal *j, mt_error *why)
         const mt_kventry *e = &j->entry[--j->count];
         mt_kvslot *s = mt_kvlease_slot(j->lease, e->row);
 
-        mt_kvblock_untake(j->lease, j->lease->first + e->row, e->tb, s->table[e->tb]);
+        mt_kvblock_untake(j->lease, j->lease->first + e->row, s->table[e->tb], e->was != MT_KV_NEW);
         if (e->was == MT_KV_NEW)
             s->taken--;
         else
@@ -109,10 +109,7 @@ mt_kvjournal_undo(mt_kvjournal *j, mt_error *why)
     }
     mt_kvblock_unpromise(j->lease, j->promised);
     free_entries(j);
-    if (why->status != MT_ELIMIT) return;
-    reserved = (reserved - pool->reserved) * pool->geom.block_bytes;
-    why->asked += reserved;
-    why->used -= reserved;
+    mt_kvblock_note_undone(pool, reserved, why);
 }
 
 void

@@ -96,7 +96,8 @@ roomed_of(const mt_kvlease *lease, size_t layer, size_t row)
 }
 
 /* What of the row's blocks a view of `view` tokens shows past `to`, as far as it is not known to be
- * zeros: tokens [lo, hi). Past the table's end views show zeros anyway. */
+ * zeros: tokens [lo, hi). Past the table's end views show zeros anyway. If there is any, then to
+ * the end of the block, which views of the next tokens will show. */
 static mt_kvspan
 dirt(const mt_kvlease *lease, size_t layer, size_t row, size_t to, size_t view)
 {
@@ -105,8 +106,9 @@ dirt(const mt_kvlease *lease, size_t layer, size_t row, size_t to, size_t view)
         mt_size_max(mt_kvlease_slot(lease, row)->taken, mt_kvgeom_blocks(&lease->pool->geom, to));
     size_t lo =
         to < *roomed_of(lease, layer, row) ? to : mt_size_max(*clean_of(lease, layer, row), to);
+    size_t hi = mt_size_min(view, taken * step);
 
-    return (mt_kvspan){lo, mt_size_max(lo, mt_size_min(view, taken * step))};
+    return (mt_kvspan){lo, hi > lo ? mt_kvgeom_blocks(&lease->pool->geom, hi) * step : lo};
 }
 
 static bool
@@ -443,13 +445,10 @@ crop_row(mt_kvlease *lease, size_t row, size_t length)
         *clean = *roomed_of(lease, layer, row) = *len;
     }
     keep = mt_kvlease_blocks(lease, row);
-    if (mt_kvmap_leave(lease->pool, lease->first + row, keep, s->taken, NULL) != MT_OK)
-        keep = s->taken; /* they are still in view, so they stay the row's */
-    while (s->taken > keep) {
-        s->taken--;
-        mt_kvblock_let_go(lease->pool, lease->first + row, s->taken, s->table[s->taken]);
-    }
-    mt_kvlease_unclean(lease, row);
+    if (keep == s->taken) return;
+    if (mt_kvmap_leave(lease->pool, lease->first + row, keep, s->taken, NULL) == MT_OK)
+        mt_kvblock_let_go_from(lease->pool, lease->first + row, keep);
+    mt_kvlease_unclean(lease, row); /* where it failed, they are in view and stay the row's */
     mt_kvlease_unready(lease, row);
 }
 

@@ -237,8 +237,8 @@ map_changes(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, mt_error *e
         while (hi < pool->geom.blocks && m.want[hi] != m.had[hi] &&
                continues(pool, m.want[hi - 1], m.want[hi]))
             hi++;
-        for (size_t tb = lo; st == MT_OK && tb < hi; tb++)
-            if (m.had[tb] == (m.want[tb] | MT_HAVE_PRIVATE))
+        for (size_t tb = lo; st == MT_OK && tb < hi && tb < s->taken; tb++)
+            if (m.had[tb] == (m.want[tb] | MT_HAVE_PRIVATE)) /* past the table it is nobody's */
                 st = keep_written(pool, s, unit, tb, err);
         if (st != MT_OK) return st;
         st = map_run(pool, s, unit, lo, hi, m.want[lo], err);

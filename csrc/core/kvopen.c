@@ -40,7 +40,7 @@ close_rows(mt_kvlease *lease, const size_t *taken, size_t promised)
 
         while (s->taken > taken[row]) {
             s->taken--;
-            mt_kvblock_untake(lease, lease->first + row, s->taken, s->table[s->taken]);
+            mt_kvblock_untake(lease, lease->first + row, s->table[s->taken], false);
         }
         mt_kvlease_unclean(lease, row);
         mt_kvlease_unready(lease, row);

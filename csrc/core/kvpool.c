@@ -147,6 +147,7 @@ free_parts(mt_kvpool *pool)
     if (pool->mapped_again != NULL)
         mt_gauge_subtract(pool->mapped_again,
                           pool->again * pool->geom.unit_ranges * pool->geom.part_bytes);
+    mt_kvpool_tell_pages(pool, 0 - (pool->live + pool->idle) * pool->geom.block_bytes);
     pool->store.close(pool->store.ctx);
     mt_lock_fini(&pool->lock);
     mem.put(mem.ctx, pool, sizeof *pool);
@@ -195,6 +196,7 @@ mt_kvpool_unlock_or_free(mt_kvpool *pool)
     bool over = pool->closed && pool->leases == NULL;
     mt_ledger *ledger = over ? NULL : mt_ledger_hold(mt_member_ledger(pool->member));
 
+    pool->untold = false;
     mt_lock_give(&pool->lock);
     if (!over) {
         mt_ledger_stir(ledger);
@@ -291,8 +293,13 @@ ask_others(mt_kvpool *pool, size_t bytes)
 bool
 mt_kvpool_again(mt_kvpool *pool, mt_status st, const mt_error *why, mt_error *err)
 {
+    bool news = st == MT_OK || pool->untold;
+
+    pool->untold = false;
     mt_lock_give(&pool->lock);
-    mt_ledger_stir(mt_member_ledger(pool->member)); /* what it let go of may be room for others */
+    /* What it let go of may be room for others. A refused try that let go of nothing wakes nobody:
+     * who waits would wake itself. */
+    if (news) mt_ledger_stir(mt_member_ledger(pool->member));
     if (st == MT_ELIMIT && ask_others(pool, why->asked)) return true;
     if (st != MT_OK && err != NULL) *err = *why;
     return false;

@@ -95,6 +95,7 @@ struct mt_kvpool {
     mt_gauge *mapped_again;       /* the same in bytes, with other pools'; or NULL */
     uint64_t clock;
     mt_kvlease *leases; /* doubly linked: alive and lingering */
+    bool untold;        /* blocks became idle, and those who wait in the ledger were not told */
     bool closed;
     uint64_t acquired, forked, released, taken, recycled, dropped, copied, map_calls;
 };
@@ -119,6 +120,13 @@ struct mt_kvlease {
     uint32_t *shown;   /* [row x units + unit] tokens [0, shown) are mapped as the table says */
     size_t *from, *to; /* [row] tokens to write, for prepare */
 };
+
+/* The pool's pages are so many bytes more, or fewer: modulo 2^64. */
+static inline void
+mt_kvpool_tell_pages(mt_kvpool *pool, uint64_t bytes)
+{
+    if (pool->mapped_again != NULL) mt_gauge_add_once(pool->mapped_again, bytes);
+}
 
 /* What a new arena maps at this place. */
 static inline uint32_t
@@ -196,14 +204,20 @@ void mt_kvblock_unpromise(mt_kvlease *lease, size_t blocks);
  * place. pre: a promise is left; refs of `exact` are 0. */
 mt_status mt_kvblock_take(mt_kvlease *lease, size_t slot, size_t tb, uint32_t exact,
                           uint32_t *block, mt_error *err);
-/* Undoes a take: the block is idle, the promise is back. */
-void mt_kvblock_untake(mt_kvlease *lease, size_t slot, size_t tb, uint32_t block);
+/* Undoes a take: the block is idle, the promise is back. Where an exposed row took it and it was
+ * not filled since, what code wrote there in place before is there as it was; else it reads zeros
+ * there. */
+void mt_kvblock_untake(mt_kvlease *lease, size_t slot, uint32_t block, bool filled);
+/* A try was undone that had `reserved` blocks: what it let go of counts as asked in a refusal. */
+void mt_kvblock_note_undone(const mt_kvpool *pool, size_t reserved, mt_error *why);
 void mt_kvblock_name(mt_kvpool *pool, uint32_t block); /* pre: refs > 0. MT_KV_ZERO is ignored */
 /* For a row that is over: nobody sees its addresses any more. MT_KV_ZERO is ignored. */
 void mt_kvblock_unname(mt_kvpool *pool, uint32_t block);
 /* The same for a row that goes on and named it at place tb, where its addresses may map it still.
  * pre: they do not where mt_kvblock_must_leave says so. */
 void mt_kvblock_let_go(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block);
+/* The same for the row's blocks from place `keep` on, where its table ends then. */
+void mt_kvblock_let_go_from(mt_kvpool *pool, size_t slot, size_t keep);
 /* The slot's addresses may map the block where a view shows it, though its row does not name it. */
 void mt_kvblock_note_shown(mt_kvpool *pool, size_t slot, uint32_t block);
 /* Whether the slot's addresses have to leave the block before its row lets go of it. */

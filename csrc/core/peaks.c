@@ -71,9 +71,10 @@ less(uint64_t bytes, uint64_t again)
 static uint64_t
 now_once(mt_peaks *p)
 {
-    uint64_t now = p->mark.now(p->mark.ctx);
+    uint64_t shared, now = p->mark.now(p->mark.ctx, &shared);
 
-    return p->mark.mapped_again == NULL ? now : less(now, mt_gauge_read(p->mark.mapped_again));
+    if (now == MT_UNKNOWN || p->mark.mapped_again == NULL) return now;
+    return less(now, mt_gauge_within(p->mark.mapped_again, shared));
 }
 
 /* At least so much was in use at once, or 0 for no more than is known; *exact tells whether it was

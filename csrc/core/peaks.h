@@ -14,7 +14,8 @@
  * Where the mark cannot be set back, an interval's peak is the most of what was in use when any
  * interval began or ended: `exact` is false, and the peak means "at least". The same holds while
  * pages are mapped more than once: the mark counts them each time, and how much of it they were at
- * the highest moment nobody knows, so all that they ever were is taken off.
+ * the highest moment nobody knows, so all that they ever were is taken off, and the peak is at
+ * least what is in use now.
  *
  * Locked inside. The intervals are the callers' memory, in a list. */
 #ifndef MT_PEAKS_H
@@ -32,8 +33,9 @@ typedef struct mt_mark_ops {
     bool (*reset)(void *ctx); /* sets the mark back to what is in use; false when it cannot */
     /* The mark; 0 stands for one that is at most `known`, where that is cheaper to find out. */
     uint64_t (*high)(void *ctx, uint64_t known);
-    uint64_t (*now)(void *ctx);     /* in use */
-    uint64_t (*time_ns)(void *ctx); /* monotonic */
+    uint64_t (*now)(void *ctx, uint64_t *shared); /* in use; `shared` of it is shared memory or of
+                                                   * files, which is only written with a result */
+    uint64_t (*time_ns)(void *ctx);               /* monotonic */
     void (*close)(void *ctx);
     void *ctx;
     mt_gauge

@@ -1,5 +1,6 @@
 #include "probe.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 void
@@ -9,8 +10,15 @@ mt_sample_clear(mt_sample *out)
     out->devices = 0;
 }
 
-/* The gauge counts what is mapped, rss what was touched: a page that was mapped and never read is
- * in the first alone. */
+void
+mt_sample_count_once(mt_sample *x, mt_gauge *mapped_again)
+{
+    bool known = x->rss < MT_UNLIMITED && x->priv < MT_UNLIMITED;
+    uint64_t shared = known && x->rss > x->priv ? x->rss - x->priv : 0;
+
+    x->mapped_again = mt_gauge_within(mapped_again, known ? shared : UINT64_MAX);
+}
+
 uint64_t
 mt_sample_process(const mt_sample *x)
 {

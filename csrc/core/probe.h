@@ -13,6 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "gauge.h"
+
 #define MT_UNKNOWN   UINT64_MAX
 #define MT_UNLIMITED (UINT64_MAX - 1)
 
@@ -66,6 +68,9 @@ typedef struct mt_sample {
 
 /* Everything MT_UNKNOWN, and no device. */
 void mt_sample_clear(mt_sample *out);
+
+/* Fills in mapped_again, after rss and priv. */
+void mt_sample_count_once(mt_sample *x, mt_gauge *mapped_again);
 
 /* What the process itself fills of memory: rss, each page counted once. MT_UNKNOWN as rss is. */
 uint64_t mt_sample_process(const mt_sample *x);

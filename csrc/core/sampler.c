@@ -18,7 +18,12 @@ enum {
     MIB = 1 << 20,
 };
 
-static const uint64_t WAITS_NS = 10000000000; /* for a step() after a mark was passed */
+static const uint64_t WAITS_NS = 10000000000; /* at least, for a step() after a mark was passed */
+
+/* The count of steps as samples have seen it: its first and its newest value, and since when. */
+typedef struct progress {
+    uint64_t first, first_at, last, last_at;
+} progress;
 
 struct mt_sampler {
     mt_alloc mem;
@@ -36,6 +41,7 @@ struct mt_sampler {
     /* The thread's own. */
     mt_pace pace;
     uint64_t pressure_at; /* when it was read */
+    progress progress;
     uint64_t waits_since; /* 0: no mark waits for a step() */
     bool told_waiting;
     uint64_t cpu_before; /* of the threads before this one */
@@ -165,28 +171,45 @@ tell(mt_sampler *s, uint32_t passed, const mt_marks *marks, const mt_limit *limi
         if (passed & 1) write_event(s, s->latest.time_ns, marks->at[i], limit);
 }
 
+/* How long no step() is nothing unusual: twice as long as steps have taken so far. */
+static uint64_t
+usual_wait_ns(progress *p, uint64_t steps, uint64_t now)
+{
+    uint64_t twice;
+
+    if (p->first == 0 && steps > 0) *p = (progress){steps, now, steps, now};
+    if (p->last != steps) {
+        p->last = steps;
+        p->last_at = now;
+    }
+    if (p->last == p->first) return WAITS_NS;
+    twice = 2 * ((p->last_at - p->first_at) / (p->last - p->first));
+    return twice > WAITS_NS ? twice : WAITS_NS;
+}
+
 /* Callbacks and guards act in step(). Of a program that does not call it for a long time, its
  * record says so, once: it may be killed before anybody else can. */
 static void
 tell_waiting(mt_sampler *s, uint64_t now)
 {
-    static const char text[] = "no step() for 10 s since then: callbacks and guards have not "
-                               "acted, as they do so in step() on the main thread";
-    mt_record_event e = {.time_ns = now,
-                         .step = s->steps,
-                         .kind = "pressure",
-                         .kind_bytes = 8,
-                         .text = text,
-                         .text_bytes = sizeof text - 1};
+    uint64_t steps = s->steps, most = usual_wait_ns(&s->progress, steps, now);
+    char text[MT_RECORD_TEXT];
+    mt_record_event e = {.time_ns = now, .step = steps, .kind = "pressure", .kind_bytes = 8};
 
     if (atomic_load_explicit(&s->passed, memory_order_relaxed) == 0) {
         s->waits_since = 0;
         return;
     }
     if (s->waits_since == 0) s->waits_since = now;
-    if (s->told_waiting || now - s->waits_since < WAITS_NS) return;
+    if (s->told_waiting || now - s->waits_since < most) return;
     s->told_waiting = true;
-    if (s->with.record != NULL) mt_record_write_event(s->with.record, &e);
+    if (s->with.record == NULL) return;
+    e.text = text;
+    e.text_bytes = (size_t)snprintf(text, sizeof text,
+                                    "no step() for %" PRIu64 " s since then: callbacks and guards "
+                                    "have not acted, as they do so in step() on the main thread",
+                                    most / 1000000000);
+    mt_record_write_event(s->with.record, &e);
 }
 
 /* What every sample reads, and the pressure when it is old. */
@@ -203,7 +226,7 @@ mask_now(mt_sampler *s, uint64_t now)
 static void
 count_once(const mt_sampler *s, mt_sample *x)
 {
-    if (s->with.mapped_again != NULL) x->mapped_again = mt_gauge_read(s->with.mapped_again);
+    if (s->with.mapped_again != NULL) mt_sample_count_once(x, s->with.mapped_again);
 }
 
 /* What was not read now, as it was read last. */

@@ -32,6 +32,8 @@
 /* What extend() names as the failed call where there are no addresses to be had: pages would help
  * nobody then. */
 #define MT_STORE_ADDRESSES "mmap of addresses"
+/* The same where the process has `limit` arenas, the most that are closed in children of fork(). */
+#define MT_STORE_ARENAS "arenas that children close"
 /* The same where the process may not map more stretches, each of them apart. */
 #define MT_STORE_MAPS "vm.max_map_count"
 

@@ -44,14 +44,16 @@ settle(mark *m)
 }
 
 static uint64_t
-mark_now(void *ctx)
+mark_now(void *ctx, uint64_t *shared)
 {
     mark *m = ctx;
-    uint64_t resident, shared;
+    uint64_t resident;
 
     settle(m);
-    if (!mt_proc_statm(m->sys, &m->kept_statm, m->statm, &resident, &shared)) return MT_UNKNOWN;
-    return resident > (MT_UNLIMITED - 1) / m->page ? MT_UNKNOWN : resident * m->page;
+    if (!mt_proc_statm(m->sys, &m->kept_statm, m->statm, &resident, shared)) return MT_UNKNOWN;
+    if (resident > (MT_UNLIMITED - 1) / m->page) return MT_UNKNOWN;
+    *shared = (*shared < resident ? *shared : resident) * m->page;
+    return resident * m->page;
 }
 
 static uint64_t
@@ -78,14 +80,14 @@ static uint64_t
 mark_high(void *ctx, uint64_t known)
 {
     mark *m = ctx;
-    uint64_t high, now;
+    uint64_t high, now, shared;
 
     settle(m);
     if ((high = usage_high(m)) == MT_UNKNOWN) return status_high(m);
     if (high > m->bound) return high;
     if (high <= known) return 0; /* the floor makes it no smaller */
     m->bound = high;             /* the floor is in every reading */
-    now = mark_now(m);
+    now = mark_now(m, &shared);
     if (now != MT_UNKNOWN && now + SLACK >= high) return now > high ? now : high;
     return status_high(m);
 }

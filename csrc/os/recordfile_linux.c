@@ -213,18 +213,19 @@ keep(const mt_recordfile_sys *sys, const char *path, char *kept, mt_error *err)
 }
 
 /* Of two names of one file rename() keeps both, and unlink() takes the second; of one name, the
- * first call gives it back and the second finds nothing. */
-static void
-take_back(const mt_recordfile_sys *sys, const char *path, char *kept)
+ * first call gives it back and the second finds nothing. Where the old record may have no other
+ * name, it keeps that one; false then. */
+static bool
+take_back(const mt_recordfile_sys *sys, const struct stat *old, const char *path, const char *kept)
 {
-    (void)sys->rename(kept, path);
+    if (sys->rename(kept, path) != 0 && !is_same(sys, path, old)) return false;
     (void)sys->unlink(kept);
-    kept[0] = 0;
+    return true;
 }
 
 static mt_status
-move_over(const mt_recordfile_sys *sys, int old, const char *name, const char *path, char *kept,
-          mt_error *err)
+move_over(const mt_recordfile_sys *sys, int old, const struct stat *old_one, const char *name,
+          const char *path, char *kept, mt_error *err)
 {
     bool closed = false;
     mt_status st = look_whether_closed(sys, old, &closed, err);
@@ -232,7 +233,10 @@ move_over(const mt_recordfile_sys *sys, int old, const char *name, const char *p
     if (st == MT_OK && !closed) st = keep(sys, path, kept, err);
     if (st != MT_OK || sys->rename(name, path) == 0) return st;
     refuse(err, "rename", errno, NULL);
-    if (kept[0] != 0) take_back(sys, path, kept);
+    if (kept[0] != 0 && !take_back(sys, old_one, path, kept) && err != NULL)
+        err->detail =
+            "the record of a killed run that was there is kept under the next free number";
+    kept[0] = 0;
     return MT_EFILE;
 }
 
@@ -255,7 +259,7 @@ replace(const mt_recordfile_sys *sys, int old, const char *name, const char *pat
                       "another process writes the record there; choose another name");
     }
     if (!is_same(sys, path, &st)) return MT_EAGAIN;
-    return move_over(sys, old, name, path, kept, err);
+    return move_over(sys, old, &st, name, path, kept, err);
 }
 
 /* link() never replaces; file systems without it have rename() only. */

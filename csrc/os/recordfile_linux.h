@@ -61,7 +61,8 @@ typedef struct mt_recordfile {
 /* Makes a file of `bytes` at `path` and maps it; `format` writes all of it, with the mark of this
  * process as `home`. `kept`, of PATH_MAX bytes, gets the name under which an older record was kept
  * that was not closed; "" if there was none. On failure nothing is left but what was there before,
- * and *out is untouched.
+ * and *out is untouched; an older record that could not get its name back stays where it was kept,
+ * and `detail` says so.
  * MT_EFILE: ENOSPC; EFBIG beyond ulimit -f (no SIGXFSZ is raised); EROFS, EACCES, ENOENT, EMFILE...
  *   of the call; with `detail` set: EEXIST, the file there is not a record; EISDIR, it is a
  *   directory; ENOENT, it is a symbolic link to nothing; EBUSY, another process writes the record

@@ -32,7 +32,13 @@ typedef struct scan_region {
 } scan_region;
 
 #define SCAN_REQUEST _IOWR('f', 16, scan_arg)
-enum { SCAN_FILE = 1 << 2, SCAN_PRESENT = 1 << 3, SCAN_SWAPPED = 1 << 4, SCAN_REGIONS = 64 };
+enum {
+    SCAN_FILE = 1 << 2,
+    SCAN_PRESENT = 1 << 3,
+    SCAN_SWAPPED = 1 << 4,
+    SCAN_ZEROS = 1 << 5, /* the kernel's page of zeros, which reading brings */
+    SCAN_REGIONS = 64
+};
 
 /* Of an entry of /proc/self/pagemap, in any version: present or swapped; a page of a file, or one
  * that is shared. */
@@ -97,7 +103,7 @@ fail(mt_error *err, const char *call, size_t bytes)
  * touches an inherited view there ends with SIGSEGV. They stay reserved, so that nothing else of
  * the child comes to lie under such a view. A child of vfork() or posix_spawn() runs none of this.
  */
-enum { CLOSED_IN_CHILDREN = 4096 };
+enum { CLOSED_IN_CHILDREN = 4096 }; /* two of each arena */
 
 /* `at` is written first and taken back last, so what has bytes is closed where it lies. */
 static struct stretch {
@@ -180,18 +186,27 @@ has_file(const store *s)
     return false;
 }
 
+static mt_status
+fail_to_close(size_t bytes, mt_error *err)
+{
+    errno = ENOMEM;
+    (void)fail(err, handler_is_there ? MT_STORE_ARENAS : "pthread_atfork", bytes);
+    if (err != NULL) err->limit = CLOSED_IN_CHILDREN / 2;
+    return MT_ENOMEM;
+}
+
 /* The file's bytes from `offset` on, wherever there is room for them. */
-static void *
-map_file(const store *s, size_t offset, size_t bytes)
+static mt_status
+map_file(const store *s, size_t offset, size_t bytes, unsigned char **out, mt_error *err)
 {
     void *at = s->sys->mmap(NULL, bytes, READ_WRITE, MAP_SHARED | MAP_NORESERVE, s->file.fd,
                             (off_t)offset);
 
-    if (at == MAP_FAILED) return NULL;
-    if (close_in_children(at, bytes)) return at;
+    if (at == MAP_FAILED) return fail(err, MT_STORE_ADDRESSES, bytes);
+    *out = at;
+    if (close_in_children(at, bytes)) return MT_OK;
     s->sys->munmap(at, bytes);
-    errno = ENOMEM;
-    return NULL;
+    return fail_to_close(bytes, err);
 }
 
 static void
@@ -206,6 +221,7 @@ linux_extend(void *ctx, size_t bytes, void **base, mt_error *err)
 {
     store *s = ctx;
     arena next = {.offset = s->end, .bytes = bytes};
+    mt_status st;
 
     if (bytes > (size_t)INT64_MAX - s->end || !room_for_arena(s)) {
         errno = ENOMEM;
@@ -215,11 +231,8 @@ linux_extend(void *ctx, size_t bytes, void **base, mt_error *err)
         return fail(err, "ftruncate", bytes);
     /* A file that stays longer after a failure costs nothing: its pages are not there, and the next
      * extend sets its length anew. */
-    if ((next.home = map_file(s, next.offset, bytes)) == NULL)
-        return fail(err, MT_STORE_ADDRESSES, bytes);
-    if ((next.window = map_file(s, next.offset, bytes)) == NULL) {
-        mt_status st = fail(err, MT_STORE_ADDRESSES, bytes);
-
+    if ((st = map_file(s, next.offset, bytes, &next.home, err)) != MT_OK) return st;
+    if ((st = map_file(s, next.offset, bytes, &next.window, err)) != MT_OK) {
         unmap_file(s, next.home, bytes);
         return st;
     }
@@ -264,7 +277,8 @@ linux_window(void *ctx, size_t offset, size_t bytes, void **out, mt_error *err)
     return MT_OK;
 }
 
-/* What drop promises of the content, where the system cannot take the pages. */
+/* What drop promises, where the file cannot be asked: the pages go by their mapping, or at least
+ * read zeros. */
 static void
 wipe(store *s, size_t offset, size_t bytes)
 {
@@ -272,7 +286,7 @@ wipe(store *s, size_t offset, size_t bytes)
         const arena *a = arena_of(s, offset);
         size_t from = offset - a->offset, n = mt_size_min(bytes, a->bytes - from);
 
-        memset(a->window + from, 0, n);
+        if (s->sys->madvise(a->window + from, n, MADV_REMOVE) != 0) memset(a->window + from, 0, n);
         offset += n;
         bytes -= n;
     }
@@ -362,16 +376,18 @@ static mt_status
 map_over(const store *s, void *at, size_t bytes, int flags, int fd, size_t offset, mt_error *err)
 {
     mt_status st;
+    bool full;
 
     flags |= MAP_FIXED | MAP_NORESERVE;
     if (s->sys->mmap(at, bytes, READ_WRITE, flags, fd, (off_t)offset) != MAP_FAILED) return MT_OK;
     st = fail(err, "mmap", bytes);
-    if (errno == ENOMEM && err != NULL && linux_maps_left((void *)s) == 0) {
+    full = errno == ENOMEM;
+    flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+    s->sys->mmap(at, bytes, PROT_NONE, flags, -1, 0);
+    if (full && err != NULL && linux_maps_left((void *)s) == 0) {
         err->call = MT_STORE_MAPS;
         err->limit = most_maps(s->sys);
     }
-    flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
-    s->sys->mmap(at, bytes, PROT_NONE, flags, -1, 0);
     return st;
 }
 
@@ -402,7 +418,8 @@ forget(const store *s, uint64_t start, uint64_t end, mt_error *err)
     return MT_OK;
 }
 
-/* Finds pages of [*start, end) that are no page of a file, and moves *start to where it looked to.
+/* Finds pages of [*start, end) that were written: no page of a file nor the kernel's one of zeros;
+ * and moves *start to where it looked to.
  * Returns how many regions; -1: the page table cannot be asked. */
 static int
 find_copies(const store *s, int pagemap, uint64_t *start, uint64_t end, scan_region *found,
@@ -413,8 +430,8 @@ find_copies(const store *s, int pagemap, uint64_t *start, uint64_t end, scan_reg
                     .end = end,
                     .vec = (uintptr_t)found,
                     .vec_len = (uint64_t)most,
-                    .category_inverted = SCAN_FILE, /* FILE must be 0 */
-                    .category_mask = SCAN_FILE,
+                    .category_inverted = SCAN_FILE | SCAN_ZEROS, /* these must be 0 */
+                    .category_mask = SCAN_FILE | SCAN_ZEROS,
                     .category_anyof_mask = SCAN_PRESENT | SCAN_SWAPPED,
                     .return_mask = SCAN_PRESENT | SCAN_SWAPPED};
     int n = s->sys->scan(pagemap, &arg);

@@ -15,8 +15,8 @@
  * A handler of pthread_atfork does that, from a table of the homes and windows of all stores of the
  * process: a fork knows no store, and the child closes them before any other code of its own runs.
  * The handler takes no lock, so it does not matter what other threads of the parent were doing. A
- * store that finds no room in the table (2,048 arenas in all) is not extended. A child of vfork()
- * or posix_spawn() runs no handler, and calls exec at once.
+ * store that finds no room in the table (2,048 arenas in all, MT_STORE_ARENAS) is not extended. A
+ * child of vfork() or posix_spawn() runs no handler, and calls exec at once.
  *
  * Reading a page that was dropped, other than through map_zero, makes it physical again. */
 #ifndef MT_STORE_LINUX_H

@@ -45,9 +45,11 @@ close_sources(void *ctx)
 static mt_status
 open_driver(mt_state *st, mt_devmem **out, mt_error *err)
 {
-    if (st->cudart == NULL)
-        (void)mt_cudart_open(&mt_alloc_libc, getenv("MEMTOOLS_CUDART"), &st->cudart, NULL);
-    return st->cudart == NULL ? MT_OK : mt_devmem_new(&mt_alloc_libc, st->cudart, out, err);
+    if (st->natives->cudart == NULL)
+        (void)mt_cudart_open(&mt_alloc_libc, getenv("MEMTOOLS_CUDART"), &st->natives->cudart, NULL);
+    return st->natives->cudart == NULL
+               ? MT_OK
+               : mt_devmem_new(&mt_alloc_libc, st->natives->cudart, out, err);
 }
 
 mt_status

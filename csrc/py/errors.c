@@ -58,9 +58,9 @@ static PyObject *
 raise_device(mt_state *st, const mt_error *err, const char *doing)
 {
     if (err->native == 0) return mt_py_raise_own(st, "DeviceError", "%s: %s", doing, err->call);
-    return mt_py_raise_own(st, "DeviceError", "%s: %s failed with code %d: %s", doing, err->call,
-                           err->native,
-                           st->cudart ? mt_cudart_strerror(st->cudart, err->native) : "unknown");
+    return mt_py_raise_own(
+        st, "DeviceError", "%s: %s failed with code %d: %s", doing, err->call, err->native,
+        st->natives->cudart ? mt_cudart_strerror(st->natives->cudart, err->native) : "unknown");
 }
 
 PyObject *

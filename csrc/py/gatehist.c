@@ -171,6 +171,21 @@ mt_py_gatehist_ask(GateHistory *self)
     if (self->core != NULL) mt_gatehist_asked(self->core, lack);
 }
 
+bool
+mt_py_gatehist_ask_for(GateHistory *self, const mt_error *refused)
+{
+    mt_ledger *ledger = mt_gatehist_configuration(self->core)->ledger;
+    size_t gave;
+
+    if (refused->status != MT_ELIMIT || ledger == NULL) return false;
+    mt_ledger_hold(ledger);
+    Py_BEGIN_ALLOW_THREADS;
+    gave = mt_ledger_reclaim(ledger, NULL, refused->asked);
+    mt_ledger_drop(ledger);
+    Py_END_ALLOW_THREADS;
+    return gave > 0;
+}
+
 /* Everything that runs Python code comes before the tensor's address is read. *lacks: nothing was
  * appended, and the others in the budget must be asked first. */
 static int
@@ -291,18 +306,33 @@ gatehist_item(PyObject *op, Py_ssize_t i)
     return entry_tensor(self, (size_t)i);
 }
 
+static mt_status
+slice_now(const GateHistory *self, Py_ssize_t start, Py_ssize_t stop, Py_ssize_t step,
+          mt_gatehist **out, mt_error *err)
+{
+    Py_ssize_t len = (Py_ssize_t)mt_gatehist_len(self->core);
+    Py_ssize_t count = PySlice_AdjustIndices(len, &start, &stop, step);
+
+    return mt_gatehist_slice(self->core, (size_t)start, step, (size_t)count, out, err);
+}
+
+/* The indices count what is there after the others in the budget were asked. */
 static PyObject *
 gatehist_slice(GateHistory *self, PyObject *slice)
 {
-    Py_ssize_t start, stop, step, count;
+    Py_ssize_t start, stop, step;
     mt_gatehist *core;
     mt_error err;
 
     if (PySlice_Unpack(slice, &start, &stop, &step) < 0) return NULL; /* this may close it */
     if (mt_py_gatehist_arrive_all(self) < 0) return NULL;
-    count = PySlice_AdjustIndices((Py_ssize_t)mt_gatehist_len(self->core), &start, &stop, step);
-    if (mt_gatehist_slice(self->core, (size_t)start, step, (size_t)count, &core, &err) != MT_OK)
-        return mt_py_gatehist_raise(self, &err, "GateHistory[slice]");
+    if (slice_now(self, start, stop, step, &core, &err) != MT_OK) {
+        if (!mt_py_gatehist_ask_for(self, &err))
+            return mt_py_gatehist_raise(self, &err, "GateHistory[slice]");
+        if (!mt_py_gatehist_is_open(self) || mt_py_gatehist_arrive_all(self) < 0) return NULL;
+        if (slice_now(self, start, stop, step, &core, &err) != MT_OK)
+            return mt_py_gatehist_raise(self, &err, "GateHistory[slice]");
+    }
     return mt_py_gatehist_wrap(Py_TYPE(self), self->state, core);
 }
 

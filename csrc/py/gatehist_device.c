@@ -191,8 +191,8 @@ replace_stage(GateHistory *self, int device, size_t bytes, mt_error *err)
     if (st != MT_OK) return st;
     if (self->stage != NULL) free_stage(self);
     if (self->core == NULL) return MT_OK;
-    return mt_stage_new(&mt_alloc_libc, mt_cudart_dev_ops(self->state->cudart), device, capacity,
-                        STAGE_ITEMS, &self->stage, err);
+    return mt_stage_new(&mt_alloc_libc, mt_cudart_dev_ops(self->state->natives->cudart), device,
+                        capacity, STAGE_ITEMS, &self->stage, err);
 }
 
 /* Starts the copy and gives the entry its place. Nothing in here gives the GIL up, so the number in

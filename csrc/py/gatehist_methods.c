@@ -242,19 +242,23 @@ mt_py_gatehist_copy(PyObject *op, PyObject *none)
 {
     GateHistory *self = (GateHistory *)op;
     PyObject *bytes = mt_py_gatehist_bytes_out(op, none);
+    bool may_ask = true, asked, is_open;
     mt_gatehist *core;
     mt_status status;
     mt_error err;
 
     if (bytes == NULL) return NULL;
-    if (!mt_py_gatehist_is_open(self)) { /* closed by what making bytes may have run */
-        Py_DECREF(bytes);
-        return NULL;
-    }
-    status = mt_gatehist_parse(
-        &mt_alloc_libc, &mt_vmem_linux, mt_gatehist_configuration(self->core)->ledger,
-        PyBytes_AS_STRING(bytes), (size_t)PyBytes_GET_SIZE(bytes), &core, &err);
+    do {
+        /* Making bytes and asking others may run what closes it. */
+        if (!(is_open = mt_py_gatehist_is_open(self))) break;
+        status = mt_gatehist_parse(
+            &mt_alloc_libc, &mt_vmem_linux, mt_gatehist_configuration(self->core)->ledger,
+            PyBytes_AS_STRING(bytes), (size_t)PyBytes_GET_SIZE(bytes), &core, &err);
+        asked = status != MT_OK && may_ask && mt_py_gatehist_ask_for(self, &err);
+        may_ask = false;
+    } while (asked);
     Py_DECREF(bytes);
+    if (!is_open) return NULL;
     if (status != MT_OK) return mt_py_gatehist_raise(self, &err, "copying a GateHistory");
     return mt_py_gatehist_wrap(Py_TYPE(op), self->state, core);
 }

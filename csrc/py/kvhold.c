@@ -7,6 +7,7 @@
 
 struct mt_kvguests {
     mt_forkmark *mark;
+    mt_natives *natives;
     mt_lock lock; /* guards the rest */
     size_t refs;  /* the pool's, and one of each hold */
     mt_kvhold *first;
@@ -25,7 +26,7 @@ struct mt_kvhold {
 };
 
 mt_status
-mt_kvguests_new(mt_kvguests **out, mt_error *err)
+mt_kvguests_new(mt_natives *natives, mt_kvguests **out, mt_error *err)
 {
     mt_kvguests *g = calloc(1, sizeof *g);
     mt_status st;
@@ -36,6 +37,7 @@ mt_kvguests_new(mt_kvguests **out, mt_error *err)
         return st;
     }
     mt_lock_init(&g->lock);
+    g->natives = mt_natives_hold(natives);
     g->refs = 1;
     *out = g;
     return MT_OK;
@@ -49,6 +51,7 @@ drop_locked(mt_kvguests *g)
 
     mt_lock_give(&g->lock);
     if (!last) return;
+    mt_natives_drop(g->natives);
     mt_forkmark_free(g->mark);
     mt_lock_fini(&g->lock);
     free(g);

@@ -11,8 +11,9 @@
  * is then no longer held, and KVLease finds that out by is_done.
  *
  * The deleter runs on any thread and without the GIL, perhaps long after lease and pool are gone
- * from Python, perhaps in a forked child, which must leave the parent's pages alone. So a hold has
- * no Python object in it, and guests count their own references. Thread-safe. */
+ * from Python, perhaps in a forked child, which must leave the parent's pages alone, perhaps after
+ * the module is gone. So a hold has no Python object in it, guests count their own references, and
+ * hold what of the module the pool uses in C. Thread-safe. */
 #ifndef MT_PY_KVHOLD_H
 #define MT_PY_KVHOLD_H
 
@@ -22,6 +23,7 @@
 #include "../core/kvpool.h"
 #include "../os/forkmark_linux.h"
 #include "../torch/torch_shim.h"
+#include "natives.h"
 
 typedef struct mt_kvguests mt_kvguests;
 typedef struct mt_kvhold mt_kvhold;
@@ -34,7 +36,7 @@ typedef struct mt_kvlinger {
 } mt_kvlinger;
 
 /* *out is written on MT_OK only. MT_ENOMEM. */
-mt_status mt_kvguests_new(mt_kvguests **out, mt_error *err);
+mt_status mt_kvguests_new(mt_natives *natives, mt_kvguests **out, mt_error *err);
 void mt_kvguests_drop(mt_kvguests *guests); /* NULL is ignored */
 
 /* False in a forked child: nothing of the pool may be touched there. */

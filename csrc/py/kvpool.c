@@ -116,7 +116,7 @@ static mt_status
 open_store(KVPool *self, Py_ssize_t page_bytes, mt_store_ops *store, mt_error *err)
 {
     if (self->cuda_device < 0) return open_host_store((size_t)page_bytes, store, err);
-    return mt_store_cuda_new(&mt_alloc_libc, self->state->cudart, self->cuda_device,
+    return mt_store_cuda_new(&mt_alloc_libc, self->state->natives->cudart, self->cuda_device,
                              (size_t)page_bytes, store, err);
 }
 
@@ -126,10 +126,11 @@ open_core(KVPool *self, Py_ssize_t page_bytes, const char *name, mt_error *err)
     mt_store_ops store;
     mt_status st;
 
-    if ((st = mt_kvguests_new(&self->guests, err)) != MT_OK) return st;
+    if ((st = mt_kvguests_new(self->state->natives, &self->guests, err)) != MT_OK) return st;
     if ((st = open_store(self, page_bytes, &store, err)) != MT_OK) return st;
     st = mt_kvpool_new(&mt_alloc_libc, &store, self->ledger, name, &self->config,
-                       self->cuda_device < 0 ? &self->state->mapped_again : NULL, &self->core, err);
+                       self->cuda_device < 0 ? &self->state->natives->mapped_again : NULL,
+                       &self->core, err);
     if (st != MT_OK) return st;
     self->block_tokens = mt_kvpool_geom(self->core)->block_tokens;
     self->block_bytes = mt_kvpool_geom(self->core)->block_bytes;
@@ -302,6 +303,13 @@ static PyObject *
 raise_no_memory(const KVPool *self, const mt_error *err, const char *doing)
 {
     if (strcmp(err->call, MT_STORE_ADDRESSES) == 0) return raise_no_addresses(self, err, doing);
+    if (strcmp(err->call, MT_STORE_ARENAS) == 0)
+        return PyErr_Format(PyExc_MemoryError,
+                            "%s: the KV pools of this process have %zu stretches of addresses for "
+                            "max_sequences rows each (%zu in this pool), the most that can be "
+                            "closed in forked children; make pools with a larger max_sequences, or "
+                            "close those that are not in use",
+                            doing, err->limit, self->config.max_rows);
     if (strcmp(err->call, MT_STORE_MAPS) == 0)
         return PyErr_Format(PyExc_MemoryError,
                             "%s: the process maps as many stretches of memory as vm.max_map_count "

@@ -101,10 +101,10 @@ mt_state_cudart(mt_state *st)
 {
     mt_error err;
 
-    if (st->cudart == NULL &&
-        mt_cudart_open(&mt_alloc_libc, getenv("MEMTOOLS_CUDART"), &st->cudart, &err) != MT_OK)
+    if (st->natives->cudart == NULL && mt_cudart_open(&mt_alloc_libc, getenv("MEMTOOLS_CUDART"),
+                                                      &st->natives->cudart, &err) != MT_OK)
         mt_py_raise(st, &err, "opening the CUDA runtime");
-    return st->cudart;
+    return st->natives->cudart;
 }
 
 static PyObject *
@@ -115,7 +115,7 @@ cuda_info(PyObject *module, PyObject *Py_UNUSED(none))
     mt_error err;
 
     if (mt_state_cudart(st) == NULL) return NULL;
-    if (mt_cudart_info(st->cudart, &runtime, &driver, &devices, &err) != MT_OK)
+    if (mt_cudart_info(st->natives->cudart, &runtime, &driver, &devices, &err) != MT_OK)
         return mt_py_raise(st, &err, "asking the CUDA runtime");
     return Py_BuildValue("{s:i,s:i,s:i}", "runtime_version", runtime, "driver_version", driver,
                          "devices", devices);
@@ -179,6 +179,10 @@ module_exec(PyObject *module)
 {
     mt_state *st = PyModule_GetState(module);
 
+    if ((st->natives = mt_natives_new()) == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
     if ((st->errors = PyImport_ImportModule("memtools.errors")) == NULL) return -1;
     if (PyModule_AddStringConstant(module, "__version__", MEMTOOLS_VERSION) < 0) return -1;
     if (mt_py_gatehist_register(module, st) < 0 || mt_py_kvpool_register(module, st) < 0) return -1;
@@ -267,8 +271,9 @@ module_free(void *module)
     mt_py_managed_free(st);
     mt_peaks_drop(st->peaks);
     mt_devmem_free(st->devmem);
-    mt_cudart_close(
-        st->cudart); /* no history is left: each holds its type, each type this module */
+    /* Histories are gone, because each holds its type and each type this module. Pages of a pool
+     * may be left under tensors, and hold their part of this. */
+    mt_natives_drop(st->natives);
 }
 
 static PyModuleDef_Slot slots[] = {

@@ -43,13 +43,13 @@ never_reset(void *ctx)
 /* The kernel has one mark for the process, and each interpreter a list of the intervals that share
  * it: only the main one may set it back, and only its peaks are exact. */
 static mt_status
-open_peaks(const char *root, mt_gauge *mapped_again, mt_peaks **out, mt_error *err)
+open_peaks(const char *root, mt_natives *natives, mt_peaks **out, mt_error *err)
 {
     mt_mark_ops mark;
     mt_status st = mt_mark_linux_new(&mt_alloc_libc, &mt_proc_sys_libc, root, &mark, err);
 
     if (st != MT_OK) return st;
-    mark.mapped_again = mapped_again;
+    mark.mapped_again = natives == NULL ? NULL : &natives->mapped_again;
     if (root[0] == 0 && PyInterpreterState_Get() != PyInterpreterState_Main())
         mark.reset = never_reset;
     return mt_peaks_new(&mt_alloc_libc, &mark, out, err);
@@ -64,7 +64,7 @@ open_probe(Probe *self, const char *root, const mt_probe_ages *ages, mt_error *e
 
     st = mt_probe_linux_new(&mt_alloc_libc, &mt_proc_sys_libc, root, ages, &self->probe, err);
     if (st == MT_OK && root[0] == 0) {
-        if (state->peaks == NULL) st = open_peaks(root, &state->mapped_again, &state->peaks, err);
+        if (state->peaks == NULL) st = open_peaks(root, state->natives, &state->peaks, err);
         if (st == MT_OK) self->peaks = mt_peaks_hold(state->peaks);
     } else if (st == MT_OK) {
         st = open_peaks(root, NULL, &self->peaks, err);
@@ -186,7 +186,7 @@ probe_read(PyObject *op, PyObject *const *args, Py_ssize_t n)
     if (mask < 0 || mask > 2 * MT_READ_DEVICES - 1)
         return PyErr_Format(PyExc_ValueError, "fields is a sum of READ_ constants, got %ld", mask);
     mt_probe_linux_read(self->probe, (unsigned)mask, &sample);
-    if (mask & MT_READ_RSS) sample.mapped_again = mt_gauge_read(&self->state->mapped_again);
+    if (mask & MT_READ_RSS) mt_sample_count_once(&sample, &self->state->natives->mapped_again);
     return mt_py_sample(self->state, &sample);
 }
 

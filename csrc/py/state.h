@@ -10,12 +10,11 @@
 
 #include <stdbool.h>
 
-#include "../core/gauge.h"
 #include "../core/peaks.h"
-#include "../cuda/cudart.h"
 #include "../cuda/devmem.h"
 #include "../third_party/dlpack/dlpack.h"
 #include "../torch/torch_shim.h"
+#include "natives.h"
 
 typedef struct mt_managed_call mt_managed_call; /* see managed.h */
 
@@ -23,8 +22,7 @@ typedef struct mt_state {
     PyObject *errors; /* module memtools.errors */
     PyTypeObject *GateHistory;
     PyTypeObject *KVPool, *KVLease;
-    mt_gauge
-        mapped_again; /* bytes that pools map beyond the first time; resident sets count them */
+    mt_natives *natives;
     PyTypeObject *Budget;
     PyTypeObject *Probe, *Sample;
     mt_peaks *peaks; /* of this process, opened by the first Probe */
@@ -39,7 +37,6 @@ typedef struct mt_state {
     bool in_excepthook;
     mt_managed_call *calls, *idle_calls; /* of managed functions: those that run, and spare ones */
     uint64_t call_tokens;                /* numbers that were given to them */
-    mt_cudart *cudart;                   /* opened by the first CUDA tensor */
     mt_devmem *devmem;                   /* by the first device_memory() */
     /* From here on: NULL until connected. */
     const DLPackExchangeAPI *dlpack; /* static in torch */

@@ -65,6 +65,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     try:
+        if not (sys.argv[1:] if argv is None else argv):
+            parser.error(f"give a command: {', '.join(kind.name for kind in COMMANDS)}")
         args, unknown = parser.parse_known_args(argv)
         if unknown:
             parser.prog = args.prog  # its own --help is the one that helps

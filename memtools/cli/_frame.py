@@ -13,11 +13,6 @@ from memtools.report._words import count, shown, size
 
 POINTS = 512  # of the series, at most
 EVENTS = 8
-STATES = {
-    "running": "running",
-    "ended": "the run has ended",
-    "killed": "the writer is gone: the run ended without closing its record",
-}
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,6 @@ class Frame:
     devices: list[Device]
     leak: list[str]
     series: list[int]  # used, oldest first, each the most of a stretch of equal length
-    ended: str | None
     events_total: int
     events: list[Happening]
 
@@ -90,17 +84,17 @@ class Frame:
             "workers": plain(figures.workers),
             "machine": plain(figures.machine),
             "used": None if used is None else used.last_bytes,
-            "used_peak": None if used is None else used.peak_bytes,
-            "limit": None if used is None else used.limit_bytes,
-            "limit_source": "none" if used is None else used.source,
-            "peak": None if figures.process is None else figures.process.peak_bytes,
-            "peak_with_workers": None if figures.together is None else figures.together.peak_bytes,
+            "used_peak": figures.used_peak_bytes,
+            "limit": figures.limit_bytes,
+            "limit_source": figures.limit_source,
+            "peak": figures.peak_bytes,
+            "peak_with_workers": figures.peak_with_workers_bytes,
             "share": self.share,
             "pressure_percent": self.pressure_percent,
             "devices": [plain(device) for device in self.devices],
             "phases": [plain(phase) for phase in figures.phases],
             "leak": self.leak,
-            "ended": self.ended,
+            "ended": None if self.state == "running" else figures.ending.text,
             "series": self.series,
             "events_total": self.events_total,
             "events": [plain(event) for event in self.events],
@@ -118,7 +112,7 @@ class Frame:
         return f"{of(used.last_bytes, used.limit_bytes)}, {used.source} limit"
 
     def state_words(self) -> str:
-        return STATES[self.state]
+        return "running" if self.state == "running" else self.figures.ending.text
 
     def line(self) -> str:
         """One line, as it goes into a log."""
@@ -186,7 +180,6 @@ def look(record: Record, judge: Judge | None = None) -> Frame:
         devices=[_device(figures, i) for i in range(8) if f"cuda{i}_allocated" in columns],
         leak=(judge or Judge()).lines(figures),
         series=[] if counted is None else series(line, counted[1], POINTS),
-        ended=next((e.text for e in reversed(record.events) if e.kind == "end"), None),
         events_total=record.events_total,
         events=[
             Happening((e.time_ns - record.clock_ns) / 1e9, shown(e.kind), shown(e.text))

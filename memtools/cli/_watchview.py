@@ -79,12 +79,10 @@ def bars(frame: Frame) -> Table:
     for device in frame.devices:
         grid.add_row(device.name, device_bar(device), device_words(device))
     if frame.series:
-        grid.add_row("", Sparkline(frame.series, frame.limit), f"peak {known(_peak(frame))}")
+        grid.add_row(
+            "", Sparkline(frame.series, frame.limit), f"peak {known(frame.figures.used_peak_bytes)}"
+        )
     return grid
-
-
-def _peak(frame: Frame) -> int | None:
-    return None if frame.figures.used is None else frame.figures.used.peak_bytes
 
 
 def device_bar(device: Device) -> Bar:

@@ -51,9 +51,9 @@ class Run:
     memtools run -- torchrun train.py   any command, watched from outside with all its descendants
 
     The record, run.mem, survives whatever ends the run. A summary goes to stderr at the end; stdout
-    is the program's own. The exit code is the program's: 1 for a record that cannot be made, 2 for
-    wrong usage and a script that is not there, 126 and 127 for a command that cannot be executed or
-    found, 128 + n where signal n ended it, which ends this command too.
+    is the program's own. The exit code is the program's; a signal that ends the program ends this
+    command too. memtools' own are 1 for a record that cannot be made, 2 for wrong usage or for a
+    script that is not there, 126 and 127 for a command that cannot be executed or is not found.
     """
 
     name = "run"
@@ -61,8 +61,9 @@ class Run:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
         record = "the record (default: run.mem; run-2.mem while run.mem is in use)"
+        interval = "milliseconds between samples (default: 10; less by itself near the limit)"
         add("-o", "--output", "--log", dest="log", metavar="PATH", help=record)
-        add("--interval-ms", type=milliseconds, default=10, metavar="N", help="default: 10")
+        add("--interval-ms", type=milliseconds, default=10, metavar="N", help=interval)
         add("--limit", type=size, metavar="SIZE", help='what counts as full, for example "12 GiB"')
         add(
             "--guard",

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"MTRECORD"
 _MADE = re.compile(r"(.*/)\.(.+)\.\d+\.\d+\.new(?: \(deleted\))?", re.S)
-NO_RICH = (
-    "the live view on a terminal is drawn by rich, which is not installed: run python -m pip "
-    "install rich, or use --json or memtools watch | cat"
-)
+NO_RICH = "for the live view run python -m pip install rich"
 
 
 def seconds(text: str) -> float:
@@ -46,8 +43,9 @@ class Watch:
     memtools watch PATH         another record; of a run that has ended, the last state
     memtools watch PID          the record that this process writes
 
-    On a terminal it draws (with rich); into a file or pipe it writes a line each time, and one per
-    event. It ends with the run, and says so when that was killed. Ctrl-C leaves the run alone.
+    On a terminal it draws, where rich is installed; otherwise, and into a file or pipe, it writes a
+    line each time, and one per event. It ends with the run, and says how that ended. Ctrl-C leaves
+    the run alone.
     """
 
     name = "watch"
@@ -187,10 +185,12 @@ def printable(text: str) -> str:
 def view_for(args: argparse.Namespace) -> AbstractContextManager[View]:
     if args.json:
         return nullcontext(JsonLines())
-    if not sys.stdout.isatty():
+    draws = sys.stdout.isatty()
+    if draws and importlib.util.find_spec("rich") is None:
+        print(f"{args.prog}: {NO_RICH}", file=sys.stderr)
+        draws = False
+    if not draws:
         return nullcontext(Block() if args.once else Lines())
-    if importlib.util.find_spec("rich") is None:
-        raise MemtoolsError(NO_RICH)
     from memtools.cli import _watchview
 
     return _watchview.once() if args.once else _watchview.live()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import logging
 import math
@@ -23,8 +24,14 @@ from memtools._size import format_bytes, parse_bytes
 from memtools.export._source import MetricsSource, check_source
 
 _LEAST = 4096
-# Never waiting for a reader, should the path be a pipe; O_RDWR, or opening one would wait as well.
-_OPEN = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+def _opened(path: str) -> io.FileIO:
+    """The file, which has its descriptor from the start: an interrupt leaves none behind. For
+    reading too, or to open a pipe would wait for its reader."""
+    file = io.FileIO(path, "a+")
+    os.set_blocking(file.fileno(), False)  # nor does a line wait for one
+    return file
 
 
 class JsonlWriter:
@@ -78,15 +85,16 @@ class JsonlWriter:
         self._pid = os.getpid()
         self._steps = self._lines = self._lost = 0
         self._is_failing = False
-        self._fd = os.open(self._path, _OPEN, 0o666)
+        self._file = _opened(self._path)
         self._look()
 
     def _look(self) -> None:
         """What the open file is like, and whether its last line was cut off."""
-        status = os.fstat(self._fd)
+        file = self._file.fileno()
+        status = os.fstat(file)
         self._is_regular = stat.S_ISREG(status.st_mode)
         self._size = status.st_size if self._is_regular else 0
-        self._is_torn = self._size > 0 and os.pread(self._fd, 1, self._size - 1) != b"\n"
+        self._is_torn = self._size > 0 and os.pread(file, 1, self._size - 1) != b"\n"
 
     @property
     def path(self) -> str:
@@ -112,7 +120,7 @@ class JsonlWriter:
 
     def write(self) -> None:
         """Write a line now. Does nothing after `close()` and in a forked child."""
-        if self._fd < 0 or os.getpid() != self._pid:
+        if self._file.closed or os.getpid() != self._pid:
             return
         line = _line(time.time(), self._steps, self._source.metrics(self._expert))
         with self._lock:
@@ -127,37 +135,45 @@ class JsonlWriter:
 
     def _put(self, line: bytes) -> None:
         data = b"\n" + line if self._is_torn else line
-        done = os.write(self._fd, data)
-        if done < len(data):
-            self._take_back(done)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._size, self._is_torn = self._size + done, False
+        try:
+            done = os.write(self._file.fileno(), data)
+            if done == len(data):
+                self._size, self._is_torn = self._size + done, False
+                return
+        except BaseException:  # an interrupt: nobody knows whether it came before the line
+            self._look()
+            raise
+        self._take_back(done)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _take_back(self, done: int) -> None:
         """A part of a line was written: cut it off, or let the next line begin anew."""
         self._is_torn = True
         with contextlib.suppress(OSError):
-            if self._is_regular and os.fstat(self._fd).st_size == self._size + done:
-                os.ftruncate(self._fd, self._size)
+            file = self._file.fileno()
+            if self._is_regular and os.fstat(file).st_size == self._size + done:
+                os.ftruncate(file, self._size)
                 self._look()
 
     def _rotate(self) -> None:
         """The new file is made first: where that fails, nothing has moved."""
         fresh = f"{self._path}.new"
-        fd = os.open(fresh, _OPEN | os.O_TRUNC, 0o666)
+        file = _opened(fresh)
         try:
+            file.truncate(0)
             for i in range(self._keep, 0, -1):
                 older = f"{self._path}.{i - 1}" if i > 1 else self._path
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(older, f"{self._path}.{i}")
             os.replace(fresh, self._path)
-        except OSError:
-            os.close(fd)
+        except BaseException:
+            file.close()
             with contextlib.suppress(OSError):
                 os.unlink(fresh)
             raise
-        os.close(self._fd)
-        self._fd = fd
+        self._file, file = file, self._file
+        self._size, self._is_torn = 0, False
+        file.close()
         self._look()
 
     def _lose(self, error: OSError) -> None:
@@ -173,13 +189,12 @@ class JsonlWriter:
     def close(self) -> None:
         """Close the file. May be called again."""
         with self._lock:
-            fd, self._fd = self._fd, -1
-            if fd >= 0:
-                os.close(fd)
+            self._file.close()
 
     def __del__(self) -> None:
         """As a file that is forgotten open."""
-        if getattr(self, "_fd", -1) < 0:
+        file: io.FileIO | None = getattr(self, "_file", None)
+        if file is None or file.closed:
             return
         if os.getpid() == self._pid:
             warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memtools._oomforms import remedy
+from memtools.report._events import guard_act
 from memtools.report._words import count, duration, percent, shown, size
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def _about_the_end(figures: Figures) -> list[str]:
     if end.out_of_memory == "host":
         return _about_host_memory(figures)
     if figures.guards and end.kind in ("killed", "failed"):
-        return [f"the guard acted before the limit did: {figures.guards[-1].text}"]
+        return [f"the guard acted before the limit did: {guard_act(figures.guards[-1].text)}"]
     if end.kind != "killed":
         return []
     if end.signal in SIGNALS:

@@ -101,6 +101,14 @@ def _by_exception(how: str) -> Ending:
     return Ending("failed", f"it ran out of memory: {how}", None, where)
 
 
+def guard_act(text: str) -> str:
+    """A guard's event, "raise: 450 MiB of 500 MiB used", as a clause: what it did, and when."""
+    name, _, pressure = text.partition(": ")
+    if not re.match(rf"{_SIZE} of {_SIZE}", pressure):
+        return text
+    return f"it {'raised' if name == 'raise' else f'called {name}'} at {pressure}"
+
+
 def process_limits(record: Record) -> dict[str, int]:
     """The limits of the process itself by name, as "RLIMIT_AS 5120000000 B" of a limit event says;
     one that was lifted later, "RLIMIT_AS unlimited", does not count."""

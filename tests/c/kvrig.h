@@ -588,7 +588,7 @@ rig_end(rig *g)
         rig_end_of(g, &g->lease[i]);
     rig_agree(g);
     mt_kvpool_close(g->pool);
-    CHECK(mt_gauge_read(&g->again) == 0);
+    CHECK(mt_gauge_read(&g->again) == 0 && g->again.once == 0);
     CHECK(!g->store.open && (!g->alone || mt_ledger_used(g->ledger) == 0));
     mt_ledger_drop(g->ledger);
     CHECK(g->faults.live == 0);

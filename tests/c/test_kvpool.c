@@ -161,6 +161,28 @@ a_crop_gives_blocks_back_to_the_pool(void)
 
 /* ---- trim ---- */
 
+/* What a view shows past a shorter row's end is made zeros a block at a time. */
+static void
+ragged_rows_are_cleaned_once_a_block(void)
+{
+    static const size_t ends[MODEL_ROWS] = {1, 2};
+    static rig g;
+    size_t zeros;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    m = lend(&g, 0, 2, 0);
+    for (size_t layer = 0; layer < 2; layer++)
+        CHECK(rig_update(&g, m, layer, ends, false) == MT_OK);
+    zeros = g.store.zeros;
+    append(&g, m, 1);
+    append(&g, m, 1);
+    CHECK(g.store.zeros == zeros);
+    rig_look(&g, m, 0, BLOCK, true);
+    rig_look(&g, m, 1, BLOCK, true);
+    rig_end(&g);
+}
+
 static void
 trim_drops_what_was_used_longest_ago(void)
 {
@@ -267,7 +289,7 @@ pages_that_are_mapped_again_are_counted(void)
 
     begin(&g, RIG_LINUX, SIZE_MAX);
     append(&g, lend(&g, 0, 1, 0), 3 * BLOCK);
-    CHECK(mt_gauge_read(&g.again) == 0);
+    CHECK(mt_gauge_read(&g.again) == 0 && g.again.once == 3 * (size_t)BLOCK_BYTES);
     CHECK(rig_fork(&g, &g.lease[1], &g.lease[0], 4, 0) == MT_OK);
     CHECK(mt_gauge_read(&g.again) == 0); /* nobody has looked */
     rig_look(&g, &g.lease[1], 0, 3 * BLOCK, true);
@@ -276,6 +298,26 @@ pages_that_are_mapped_again_are_counted(void)
     append(&g, &g.lease[1], 1);
     CHECK(mt_gauge_read(&g.again) == (size_t)4 * 3 * BLOCK_BYTES);
     rig_end_of(&g, &g.lease[1]);
+    CHECK(mt_gauge_read(&g.again) == 0);
+    rig_end(&g);
+}
+
+/* What a row that is over showed counts no more for the row that takes its blocks. */
+static void
+an_idle_block_that_another_row_takes_is_not_mapped_again(void)
+{
+    static rig g;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    append(&g, lend(&g, 0, 1, 0), BLOCK);
+    m = lend(&g, 1, 1, 0);
+    append(&g, m, BLOCK);
+    rig_look_at_all(&g, true);
+    rig_end_of(&g, &g.lease[0]);
+    append(&g, m, BLOCK);
+    rig_look_at_all(&g, true);
+    CHECK(stats_of(&g).recycled == 1 && stats_of(&g).taken == 2);
     CHECK(mt_gauge_read(&g.again) == 0);
     rig_end(&g);
 }
@@ -432,12 +474,14 @@ main(void)
     RUN(physical_bytes_never_exceed_the_largest_need);
     RUN(recycled_pages_show_nothing_of_their_past);
     RUN(a_crop_gives_blocks_back_to_the_pool);
+    RUN(ragged_rows_are_cleaned_once_a_block);
     RUN(trim_drops_what_was_used_longest_ago);
     RUN(trim_keeps_addresses);
     RUN(a_fork_stores_the_prompt_once);
     RUN(a_write_copies_just_the_block_that_is_shared);
     RUN(a_fork_takes_one_mapping_a_row);
     RUN(pages_that_are_mapped_again_are_counted);
+    RUN(an_idle_block_that_another_row_takes_is_not_mapped_again);
     RUN(idle_blocks_serve_any_row_at_any_place);
     RUN(a_stray_write_stays_with_its_row);
     RUN(would_fit_counts_a_shared_prompt_once);

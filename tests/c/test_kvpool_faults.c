@@ -218,6 +218,37 @@ announce_is_all_or_nothing(void)
     on_every_store(op_announce);
 }
 
+/* ---- by the device ---- */
+
+/* Row 0 gets a new block for a copy of row 1's last one, so no row is copied over another. */
+static void
+a_device_that_fails_in_a_gather_leaves_the_rows_as_they_were(void)
+{
+    static const size_t counts[MODEL_ROWS] = {4, 6}, last[] = {1, 1};
+    static rig g;
+    rig_setup setup = {steps_config(0), RIG_STRICT, SIZE_MAX};
+    mt_error err = {0};
+    mt_status st;
+    long n = 0;
+
+    do {
+        dice = rng_seeded(1);
+        rig_begin(&g, &setup, roll, &dice);
+        CHECK(rig_acquire(&g, &g.lease[0], 2, 0) == MT_OK);
+        for (size_t layer = 0; layer < 2; layer++)
+            CHECK(rig_update(&g, &g.lease[0], layer, counts, false) == MT_OK);
+        rig_look_at_all(&g, true);
+        rig_fail(&g, n++);
+        st = mt_kvlease_gather(g.lease[0].lease, last, 2, &err);
+        rig_fail(&g, -1);
+        if (st == MT_OK) mlease_gather(&g.lease[0], last, 2);
+        if (st == MT_OK) memset(g.lease[0].seen, 0, sizeof g.lease[0].seen);
+        rig_look_at_all(&g, true);
+        rig_end(&g);
+    } while (st != MT_OK);
+    CHECK(n > 30 && err.status == MT_EDEVICE);
+}
+
 /* ---- by the budget ---- */
 
 /* One block more each time, until it suffices: every point at which a budget can refuse. */
@@ -329,6 +360,7 @@ main(void)
     RUN(open_is_all_or_nothing);
     RUN(expose_is_all_or_nothing);
     RUN(announce_is_all_or_nothing);
+    RUN(a_device_that_fails_in_a_gather_leaves_the_rows_as_they_were);
     RUN(a_refusal_by_the_budget_changes_nothing);
     RUN(a_pool_that_is_not_made_leaves_nothing);
     RUN(a_geometry_that_does_not_fit_is_refused);

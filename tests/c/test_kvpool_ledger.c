@@ -119,6 +119,33 @@ what_is_promised_is_not_given_away(void)
     rig_end(&pool[1]);
 }
 
+/* Who is refused and waits would else wake itself, and try again at once, for ever. */
+static void
+a_refused_try_wakes_nobody(void)
+{
+    static const size_t cut[MODEL_ROWS] = {BLOCK_TOKENS}, more[MODEL_ROWS] = {1};
+    static rig pool[2];
+    mt_ledger *ledger;
+    uint64_t before;
+
+    two_pools(pool, 4, RIG_LINUX);
+    ledger = pool[0].ledger;
+    CHECK(rig_acquire(&pool[0], &pool[0].lease[0], 1, 0) == MT_OK);
+    append(&pool[0], &pool[0].lease[0], 4 * BLOCK_TOKENS);
+    before = mt_ledger_changes(ledger);
+    CHECK(rig_acquire(&pool[0], &pool[0].lease[1], 1, 1) == MT_ELIMIT);
+    CHECK(rig_acquire(&pool[1], &pool[1].lease[0], 1, 1) == MT_ELIMIT);
+    CHECK(rig_update(&pool[0], &pool[0].lease[0], 0, more, true) == MT_ELIMIT);
+    CHECK(mt_ledger_changes(ledger) == before);
+
+    /* idle blocks stay reserved, and are room for others all the same */
+    rig_crop(&pool[0], &pool[0].lease[0], cut);
+    CHECK(stats_of(&pool[0]).idle_bytes > 0 && mt_ledger_changes(ledger) > before);
+    CHECK(rig_acquire(&pool[1], &pool[1].lease[0], 1, 1) == MT_OK);
+    rig_end(&pool[0]);
+    rig_end(&pool[1]);
+}
+
 static void
 two_pools_at_random_do_as_their_models(void)
 {
@@ -147,6 +174,7 @@ main(void)
     RUN(an_idle_pool_gives_way);
     RUN(a_growing_row_takes_what_is_idle_and_no_more);
     RUN(what_is_promised_is_not_given_away);
+    RUN(a_refused_try_wakes_nobody);
     RUN(two_pools_at_random_do_as_their_models);
     CHECK_DONE();
 }

@@ -79,6 +79,29 @@ private_writes_go_where_their_row_goes(void)
     rig_end(&g);
 }
 
+/* Rows that changed places and back map their own homes privately. The next row there maps what
+ * lies ahead of it anew, and takes no page for what an ended row may have written. */
+static void
+private_writes_end_with_their_row(void)
+{
+    static const size_t swap[] = {1, 0};
+    static rig g;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    m = lend(&g, 0, 2, 0);
+    append(&g, m, 3 * BLOCK);
+    for (size_t i = 0; i < 2; i++) {
+        CHECK(rig_gather(&g, m, swap, 2) == MT_OK);
+        rig_look_at_all(&g, true);
+    }
+    rig_end_of(&g, m);
+    CHECK(mt_kvpool_trim(g.pool, 0) == 6 * BLOCK_BYTES);
+    append(&g, lend(&g, 0, 2, 0), 1);
+    CHECK(stats_of(&g).physical_bytes == 2 * BLOCK_BYTES);
+    rig_end(&g);
+}
+
 /* What is appended may be a view of the same rows that reaches past their end. */
 static void
 tokens_that_overlap_where_they_go_are_moved(void)
@@ -139,6 +162,99 @@ exposed_rows_stay_exposed(void)
     rig_look(&g, m, 0, 22, true);
     rig_look(&g, m, 1, 22, true);
     CHECK(stats_of(&g).copied == 0);
+    rig_end(&g);
+}
+
+/* Rows 0 and 1 of lease 0 are exposed, and three idle blocks of row 0's home are not to be dropped:
+ * a limit of three blocks suffices for one block of row 0, and not for one of row 1 as well. */
+static mlease *
+expose_at_the_limit(rig *g)
+{
+    mlease *m;
+
+    begin(g, RIG_LINUX, 3);
+    append(g, lend(g, 0, 1, 0), 3 * BLOCK);
+    rig_end_of(g, &g->lease[0]);
+    m = lend(g, 0, 2, 0);
+    CHECK(rig_expose(g, m) == MT_OK && stats_of(g).idle_bytes == 3 * BLOCK_BYTES);
+    return m;
+}
+
+/* The row whose tokens could be announced before the call failed, too. */
+static void
+a_refused_announcement_leaves_what_was_written(void)
+{
+    static uint32_t ids[MODEL_ROWS][MODEL_LAYERS];
+    static const size_t both[MODEL_ROWS] = {BLOCK, BLOCK}, one[MODEL_ROWS] = {BLOCK};
+    static rig g;
+    mlease *m = expose_at_the_limit(&g);
+
+    for (size_t row = 0; row < 2; row++)
+        for (size_t layer = 0; layer < 2; layer++)
+            ids[row][layer] = rig_scribble(&g, m, row, layer, BLOCK, 0);
+    CHECK(rig_announce(&g, m, both, ids) == MT_ELIMIT);
+    CHECK(stats_of(&g).live_bytes == 0);
+    rig_agree(&g);
+    CHECK(rig_announce(&g, m, one, ids) == MT_OK);
+    rig_look_at_all(&g, true);
+    for (size_t t = 0; t < BLOCK; t++) /* not announced yet, and there all the same */
+        for (size_t layer = 0; layer < 2; layer++)
+            CHECK(token_shows(m->lease, 1, layer, t, ids[1][layer] + (uint32_t)t, true));
+    rig_end(&g);
+}
+
+/* The limit suffices for the new block of row 0, an idle one, and not for that of row 1 as well. */
+static void
+a_refused_gather_leaves_what_was_written(void)
+{
+    static uint32_t ids[MODEL_ROWS][MODEL_LAYERS];
+    static const size_t counts[MODEL_ROWS] = {0, 0, 0, 2}, last[] = {3, 3, 3, 3};
+    static rig g;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, 4);
+    append(&g, lend(&g, 0, 1, 0), 3 * BLOCK);
+    rig_end_of(&g, &g.lease[0]);
+    m = lend(&g, 0, 4, 0);
+    CHECK(rig_expose(&g, m) == MT_OK);
+    for (size_t row = 0; row < 4; row++)
+        for (size_t layer = 0; layer < 2; layer++)
+            ids[row][layer] = rig_scribble(&g, m, row, layer, 2, 0);
+    CHECK(rig_announce(&g, m, counts, ids) == MT_OK);
+    CHECK(stats_of(&g).live_bytes == BLOCK_BYTES && stats_of(&g).idle_bytes == 3 * BLOCK_BYTES);
+    CHECK(rig_gather(&g, m, last, 4) == MT_ELIMIT); /* and comes back: it is not tried for ever */
+    CHECK(stats_of(&g).live_bytes == BLOCK_BYTES);
+    rig_agree(&g);
+    for (size_t row = 0; row < 4; row++)
+        for (size_t layer = 0; layer < 2; layer++)
+            for (size_t t = 0; t < 2; t++)
+                CHECK(token_shows(m->lease, row, layer, t, ids[row][layer] + (uint32_t)t, true));
+    rig_end(&g);
+}
+
+/* Pages of a run of blocks go back in one call for each range. */
+static void
+a_crop_of_an_exposed_row_drops_its_blocks_at_once(void)
+{
+    static uint32_t ids[MODEL_ROWS][MODEL_LAYERS];
+    static const size_t counts[MODEL_ROWS] = {5 * BLOCK}, cut[MODEL_ROWS] = {BLOCK};
+    static rig g;
+    size_t drops;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    m = lend(&g, 0, 1, 0);
+    CHECK(rig_expose(&g, m) == MT_OK);
+    for (size_t layer = 0; layer < 2; layer++)
+        ids[0][layer] = rig_scribble(&g, m, 0, layer, 5 * BLOCK, 0);
+    CHECK(rig_announce(&g, m, counts, ids) == MT_OK);
+    drops = g.store.drops;
+    rig_crop(&g, m, cut);
+    CHECK(g.store.drops == drops + RANGES);
+    CHECK(stats_of(&g).live_bytes == BLOCK_BYTES && stats_of(&g).dropped == 4);
+    m->row[0].scribbled = 0; /* zeros again */
+    rig_look(&g, m, 0, 22, true);
+    rig_look(&g, m, 1, 22, true);
     rig_end(&g);
 }
 
@@ -343,9 +459,13 @@ main(void)
     RUN(an_exposed_row_costs_what_is_touched);
     RUN(exposed_rows_stay_exposed);
     RUN(private_writes_go_where_their_row_goes);
+    RUN(private_writes_end_with_their_row);
     RUN(tokens_that_overlap_where_they_go_are_moved);
     RUN(a_write_into_a_shared_block_stays_with_its_row);
     RUN(pages_that_linger_for_several_rows_count_once);
+    RUN(a_refused_announcement_leaves_what_was_written);
+    RUN(a_refused_gather_leaves_what_was_written);
+    RUN(a_crop_of_an_exposed_row_drops_its_blocks_at_once);
     RUN(opened_rows_are_taken_ahead);
     RUN(opening_further_keeps_what_was_written);
     RUN(announced_zeros_take_no_page);

@@ -58,6 +58,48 @@ a_view_from_before_a_crop_does_not_reach_the_fork(void)
     rig_end(&g);
 }
 
+/* A fork of a fork, whose blocks lie in two homes: no one mapping of a home serves it, and place by
+ * place it is just as private. */
+static void
+a_write_into_a_fork_of_scattered_blocks_stays_with_its_row(void)
+{
+    static rig g;
+    mlease *prompt, *longer, *child;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    prompt = lend(&g, 0, 1, 0);
+    append(&g, prompt, BLOCK);
+    longer = &g.lease[1];
+    CHECK(rig_fork(&g, longer, prompt, 1, 0) == MT_OK);
+    append(&g, longer, 2 * BLOCK);
+    child = &g.lease[2];
+    CHECK(rig_fork(&g, child, longer, 1, 0) == MT_OK);
+    rig_look_at_all(&g, true);
+    for (size_t t = 0; t < 3 * BLOCK; t += BLOCK) {
+        child->row[0].id[0][t] = 999;
+        token_write(child->lease, 0, 0, t, 999);
+    }
+    rig_look_at_all(&g, true);
+    rig_end(&g);
+}
+
+/* A row that was ready to be written to before it was forked is not any more. */
+static void
+what_a_row_appends_after_its_fork_goes_into_a_copy(void)
+{
+    static rig g;
+    mlease *prompt;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    prompt = lend(&g, 0, 1, 0);
+    append(&g, prompt, BLOCK + 1);
+    CHECK(rig_fork(&g, &g.lease[1], prompt, 1, 0) == MT_OK);
+    append(&g, prompt, 1);
+    CHECK(stats_of(&g).copied == 1);
+    rig_look_at_all(&g, true);
+    rig_end(&g);
+}
+
 /* Row 0 becomes row 1 and lets go of its blocks, or gives them to row 1. */
 static void
 a_view_from_before_a_reorder_does_not_reach_other_rows(void)
@@ -196,6 +238,8 @@ main(void)
 {
     RUN(a_view_from_before_a_crop_shows_nothing_of_who_takes_the_block);
     RUN(a_view_from_before_a_crop_does_not_reach_the_fork);
+    RUN(a_write_into_a_fork_of_scattered_blocks_stays_with_its_row);
+    RUN(what_a_row_appends_after_its_fork_goes_into_a_copy);
     RUN(a_view_from_before_a_reorder_does_not_reach_other_rows);
     RUN(a_view_from_before_a_call_that_was_undone_reaches_nobody);
     RUN(writes_past_the_end_are_gone_with_the_lease);

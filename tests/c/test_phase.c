@@ -10,7 +10,7 @@
 
 /* A memory that is set by hand, and its mark. */
 typedef struct memory {
-    uint64_t bytes, high, clock;
+    uint64_t bytes, shared, high, clock;
     bool can_reset, can_read;
     int closed;
     mt_gauge again;
@@ -40,8 +40,9 @@ sim_high(void *ctx, uint64_t known)
 }
 
 static uint64_t
-sim_now(void *ctx)
+sim_now(void *ctx, uint64_t *shared)
 {
+    *shared = ((memory *)ctx)->shared;
     return ((memory *)ctx)->can_read ? ((memory *)ctx)->bytes : MT_UNKNOWN;
 }
 
@@ -63,7 +64,8 @@ peaks_over(memory *m, const mt_alloc *mem)
     mt_mark_ops ops = {sim_reset, sim_high, sim_now, sim_time, sim_close, m, &m->again};
     mt_peaks *peaks = NULL;
 
-    *m = (memory){.bytes = 100, .high = 900, .can_reset = true, .can_read = true};
+    *m = (memory){
+        .bytes = 100, .shared = UINT64_MAX, .high = 900, .can_reset = true, .can_read = true};
     return mt_peaks_new(mem, &ops, &peaks, NULL) == MT_OK ? peaks : NULL;
 }
 
@@ -147,10 +149,18 @@ what_is_mapped_again_is_no_peak(void)
     token = enter(ph, "none");
     set(&m, 990);
     CHECK((seen = leave(ph, token)).peak == 990 && seen.exact);
+    token = enter(ph, "mapped and not touched");
+    mt_gauge_add(&m.again, 5000);
+    mt_gauge_add_once(&m.again, 60);
+    m.shared = 200;
+    set(&m, 1000);
+    CHECK((seen = leave(ph, token)).peak == 860 && !seen.exact);
+    mt_gauge_subtract(&m.again, 5000);
+    m.shared = UINT64_MAX;
     m.can_reset = false;
     mt_gauge_add(&m.again, 90);
     token = enter(ph, "no mark");
-    CHECK((seen = leave(ph, token)).peak == 900 && !seen.exact);
+    CHECK((seen = leave(ph, token)).peak == 910 && !seen.exact);
     m.can_read = false;
     token = enter(ph, "nothing to read");
     CHECK((seen = leave(ph, token)).peak == MT_UNKNOWN && !seen.exact);

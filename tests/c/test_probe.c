@@ -359,7 +359,7 @@ see_another_file(const proctree *t, const char *text)
     mt_probe_linux *p;
     mt_mark_ops mark;
     mt_sample whole;
-    uint64_t now;
+    uint64_t now, shared;
     char path[128];
     int user;
 
@@ -370,12 +370,12 @@ see_another_file(const proctree *t, const char *text)
     p = probe_on(t->root);
     CHECK(mt_mark_linux_new(&mt_alloc_libc, &faulty_proc, t->root, &mark, NULL) == MT_OK);
     whole = sample(p, ALL & ~(unsigned)MT_READ_HEAP);
-    now = mark.now(mark.ctx);
+    now = mark.now(mark.ctx, &shared);
     CHECK(mark.reset(mark.ctx) && mark.high(mark.ctx, 0) == 9000 << 10);
     CHECK(take_over(before, taken, user) == 11); /* 7 of the probe, its child, 3 of the mark */
     see_right(p, &whole);
     CHECK(mark.reset(mark.ctx) && mark.high(mark.ctx, 0) == 9000 << 10);
-    CHECK(mark.now(mark.ctx) == MT_UNKNOWN && mark.now(mark.ctx) == now);
+    CHECK(mark.now(mark.ctx, &shared) == MT_UNKNOWN && mark.now(mark.ctx, &shared) == now);
     mark.close(mark.ctx);
     mt_probe_linux_free(p);
     see_untouched(taken, text);
@@ -550,12 +550,12 @@ static void
 a_peak_forgets_what_was_before_the_reset(void)
 {
     mt_mark_ops mark = own_mark();
-    uint64_t base;
+    uint64_t base, shared;
 
     touch(300 << 20);
     CHECK(mark.high(mark.ctx, 0) > 300u << 20);
     CHECK(mark.reset(mark.ctx));
-    base = mark.now(mark.ctx);
+    base = mark.now(mark.ctx, &shared);
     CHECK(is_near(mark.high(mark.ctx, 0), base));
     touch(120 << 20);
     CHECK(is_near(mark.high(mark.ctx, 0), base + (120 << 20)));
@@ -570,6 +570,7 @@ behind_a_floor(void)
 {
     mt_mark_ops mark = own_mark();
     struct rusage usage;
+    uint64_t shared;
     long before;
     bool ok = mark.reset(mark.ctx) && getrusage(RUSAGE_SELF, &usage) == 0;
 
@@ -578,10 +579,10 @@ behind_a_floor(void)
     before = proc_faults.calls; /* what is known already is not read for */
     ok = ok && mark.high(mark.ctx, 1 << 30) == 0 && proc_faults.calls == before + 1;
     touch(120 << 20);
-    ok = ok && is_near(mark.high(mark.ctx, 0), mark.now(mark.ctx) + (120 << 20));
+    ok = ok && is_near(mark.high(mark.ctx, 0), mark.now(mark.ctx, &shared) + (120 << 20));
     ok = ok && mark.reset(mark.ctx) && mark.high(mark.ctx, 0) < 100 << 20;
     touch(400 << 20);
-    ok = ok && is_near(mark.high(mark.ctx, 0), mark.now(mark.ctx) + (400 << 20));
+    ok = ok && is_near(mark.high(mark.ctx, 0), mark.now(mark.ctx, &shared) + (400 << 20));
     mark.close(mark.ctx);
     return ok ? 0 : 1;
 }
@@ -615,14 +616,14 @@ a_forked_child_reads_itself(void)
     mt_mark_ops mark = own_mark();
     size_t bytes = 64 << 20;
     char *block = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    uint64_t before = mt_probe_linux_rss(p);
+    uint64_t before = mt_probe_linux_rss(p), shared;
     pid_t child;
 
     CHECK(mark.reset(mark.ctx) && block != MAP_FAILED && before != MT_UNKNOWN);
     if ((child = fork()) == 0) {
         memset(block, 1, bytes);
         int bad = mt_probe_linux_rss(p) < bytes + (mt_probe_linux_rss(p) > before ? 0 : before);
-        bad |= 2 * (mark.now(mark.ctx) < bytes) + 4 * (mark.high(mark.ctx, 0) < bytes);
+        bad |= 2 * (mark.now(mark.ctx, &shared) < bytes) + 4 * (mark.high(mark.ctx, 0) < bytes);
         munmap(block, bytes);
         bad |= 8 * (!mark.reset(mark.ctx) || mark.high(mark.ctx, 0) > bytes);
         _exit(bad);

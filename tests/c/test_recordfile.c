@@ -408,6 +408,35 @@ no_failure_loses_what_was_not_closed(void)
     faults.fail_at = -1;
 }
 
+static int
+rename_that_gives_nothing_the_name(const char *from, const char *to)
+{
+    if (strcmp(to, path) != 0) return rename(from, to);
+    errno = EIO;
+    return -1;
+}
+
+/* Neither the new record nor the old one gets the name: the old one stays under the other name. */
+static void
+what_cannot_be_given_back_stays_where_it_is_kept(void)
+{
+    ino_t before = left_by_a_kill(&mt_recordfile_sys_libc);
+    mt_recordfile_sys broken = mt_recordfile_sys_libc;
+    mt_recordfile file;
+    mt_record r;
+    mt_error err;
+    char name[80];
+
+    snprintf(name, sizeof name, "%s/run.1.mem", folder);
+    broken.rename = rename_that_gives_nothing_the_name;
+    CHECK(create(&broken, &r, &file, &err) == MT_EFILE && err.native == EIO);
+    CHECK(err.detail == NULL && names_in_folder() == 1 && inode_of(path) == before);
+    broken.link = link_that_is_none;
+    CHECK(create(&broken, &r, &file, &err) == MT_EFILE && err.native == EIO);
+    CHECK(err.detail != NULL && names_in_folder() == 1 && inode_of(name) == before);
+    CHECK(unlink(name) == 0);
+}
+
 static void
 only_the_user_may_read_it(void)
 {
@@ -746,6 +775,7 @@ main(void)
     RUN(a_living_record_is_not_replaced_and_a_dead_one_is);
     RUN(what_was_not_closed_is_kept_under_the_next_free_number);
     RUN(no_failure_loses_what_was_not_closed);
+    RUN(what_cannot_be_given_back_stays_where_it_is_kept);
     RUN(only_the_user_may_read_it);
     RUN(what_is_no_record_is_left_alone);
     RUN(of_many_that_want_a_name_one_gets_it);

@@ -243,9 +243,18 @@ what_is_mapped_again_is_not_used(void)
     rig_run(&r, 0);
     CHECK(mt_sampler_limit(r.s).used == 400);
     r.now.cgroup_used = MT_UNKNOWN;
-    r.now.rss = 20; /* less than what is mapped: not all of that was touched */
+    mt_gauge_add(&again, 4950); /* of which little was touched */
+    mt_gauge_add_once(&again, 30);
+    r.now.rss = 400;
+    r.now.priv = 300;
     rig_run(&r, 0);
-    CHECK(mt_sampler_limit(r.s).used == 0);
+    CHECK(mt_sampler_limit(r.s).used == 330); /* the pools' own pages, and what is private */
+    mt_gauge_add_once(&again, 90);
+    rig_run(&r, 0);
+    CHECK(mt_sampler_limit(r.s).used == 400); /* not all of the pools' pages are mapped here */
+    r.now.priv = 500;                         /* the two are not read at once */
+    rig_run(&r, 0);
+    CHECK(mt_sampler_limit(r.s).used == 400);
     r.now.rss = MT_UNKNOWN;
     rig_run(&r, 0);
     CHECK(mt_sampler_limit(r.s).used == MT_UNKNOWN);
@@ -363,10 +372,10 @@ static void
 a_row_has_the_columns_in_their_order(void)
 {
     static const uint64_t wanted[COLUMNS] = {
-        0,          11, 12, 13, 14, MT_UNKNOWN, 16,         17,         MT_UNKNOWN, MT_UNKNOWN,
+        0,          11, 2,  13, 14, MT_UNKNOWN, 16,         17,         MT_UNKNOWN, MT_UNKNOWN,
         MT_UNKNOWN, 7,  21, 22, 23, 24,         MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN};
     rig r = rig_new();
-    mt_gauge again = {4, 4};
+    mt_gauge again = {4, 4, 5};
     mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
     mt_recordview v;
     notes n;
@@ -375,7 +384,7 @@ a_row_has_the_columns_in_their_order(void)
     setup.record = &n.r;
     setup.devices = 2;
     setup.mapped_again = &again;
-    r.now.rss = 11, r.now.priv = 12, r.now.swap = 13, r.now.cgroup_used = 14;
+    r.now.rss = 11, r.now.priv = 2, r.now.swap = 13, r.now.cgroup_used = 14;
     r.now.cgroup_limit = MT_UNLIMITED, r.now.available = 16, r.now.pressure = 17;
     r.now.heap_used = 18, r.now.children = 19, r.now.children_priv = 20;
     r.now.devices = 1; /* of two: the other one is not there yet */
@@ -429,15 +438,20 @@ a_mark_is_an_event_of_the_record(void)
 }
 
 static size_t
-events_about_waiting(const notes *n)
+events_about_waiting(const notes *n, unsigned seconds)
 {
     mt_recordview v;
     mt_event_view e;
     size_t found = 0;
+    char text[64];
+    int bytes = snprintf(text, sizeof text, "no step() for %u s since then", seconds);
 
     CHECK(mt_record_open(&v, n->region, n->bytes, NULL) == MT_OK);
-    for (uint64_t i = 0; i < v.events_end; i++)
-        found += mt_recordview_event(&v, i, &e) && strncmp(e.text, "no step() for 10 s", 18) == 0;
+    for (uint64_t i = 0; i < v.events_end; i++) {
+        if (!mt_recordview_event(&v, i, &e) || strncmp(e.text, "no step() for", 13) != 0) continue;
+        CHECK(memcmp(e.text, text, (size_t)bytes) == 0);
+        found++;
+    }
     return found;
 }
 
@@ -462,11 +476,45 @@ a_mark_that_no_step_asks_for_is_told_of_once(void)
     rig_run(&r, 2);
     r.now.cgroup_used = 600;
     rig_run(&r, 80);
-    CHECK(events_about_waiting(&n) == 0);
+    CHECK(events_about_waiting(&n, 10) == 0);
     rig_run(&r, 40);
-    CHECK(events_about_waiting(&n) == 1);
+    CHECK(events_about_waiting(&n, 10) == 1);
     rig_run(&r, 300);
-    CHECK(events_about_waiting(&n) == 1);
+    CHECK(events_about_waiting(&n, 10) == 1);
+    rig_free(&r);
+    free(n.region);
+}
+
+/* The start of 50 s is no step. */
+static void
+a_mark_waits_as_long_as_steps_usually_take(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 100 * RIG_MS);
+    notes n;
+
+    notes_open(&n, MT_SAMPLER_HOST);
+    setup.record = &n.r;
+    r.now.cgroup_limit = 1000;
+    r.now.cgroup_used = 100;
+    rig_open(&r, &setup);
+    CHECK(mt_sampler_watch(r.s, 0.5) == 0);
+    rig_run(&r, 500);
+    for (int i = 0; i < 4; i++) {
+        mt_sampler_step(r.s, 2); /* as 15 s each, and then 30 */
+        rig_run(&r, 300);
+    }
+    mt_sampler_step(r.s, 1);
+    rig_run(&r, 600);
+    mt_sampler_step(r.s, 1); /* 180 s for 8 steps: 22.5 each, so 45 are waited for */
+    rig_run(&r, 10);
+    r.now.cgroup_used = 600;
+    rig_run(&r, 440);
+    CHECK(events_about_waiting(&n, 45) == 0);
+    rig_run(&r, 30);
+    CHECK(events_about_waiting(&n, 45) == 1);
+    rig_run(&r, 900);
+    CHECK(events_about_waiting(&n, 45) == 1);
     rig_free(&r);
     free(n.region);
 }
@@ -579,6 +627,7 @@ main(void)
     RUN(a_row_has_the_columns_in_their_order);
     RUN(a_mark_is_an_event_of_the_record);
     RUN(a_mark_that_no_step_asks_for_is_told_of_once);
+    RUN(a_mark_waits_as_long_as_steps_usually_take);
     RUN(a_start_that_fails_can_be_tried_again);
     RUN(without_memory_nothing_is_made);
     RUN(a_forked_child_has_none);

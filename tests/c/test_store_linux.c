@@ -4,6 +4,7 @@
 #define _GNU_SOURCE /* mkstemp, pread */
 #include <pthread.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -220,7 +221,9 @@ a_descriptor_that_means_another_file_is_left_alone(void)
 {
     char name[] = "/tmp/memtools-test-XXXXXX", text[5];
     int user = mkstemp(name), memfd = dup(user); /* the next number that is free */
+    struct stat is;
     mt_store_ops ops;
+    int other;
     void *at, *more;
     size_t unit;
 
@@ -230,12 +233,14 @@ a_descriptor_that_means_another_file_is_left_alone(void)
     CHECK(ops.extend(ops.ctx, 4 * unit, &at, NULL) == MT_OK);
     CHECK(ops.map(ops.ctx, at, 4 * unit, 0, MT_MAP_SHARED, NULL) == MT_OK);
     memset(at, 7, 4 * unit);
+    CHECK((other = dup(memfd)) >= 0);
     CHECK(lseek(memfd, 0, SEEK_END) == (off_t)(4 * unit) && dup2(user, memfd) == memfd);
 
     CHECK(ops.extend(ops.ctx, unit, &more, NULL) == MT_ENOMEM);
     CHECK(ops.map(ops.ctx, at, unit, unit, MT_MAP_SHARED, NULL) == MT_ENOMEM);
     CHECK(ops.physical(ops.ctx) == 0);
     ops.drop(ops.ctx, 0, unit);
+    CHECK(fstat(other, &is) == 0 && (size_t)is.st_blocks * 512 == 3 * unit && close(other) == 0);
     CHECK(((unsigned char *)at)[0] == 0 && ((unsigned char *)at)[unit] == 7);
     ops.close(ops.ctx);
     sys_faults.live--; /* the memfd, which dup2 closed */
@@ -287,6 +292,51 @@ the_first_page_that_was_written_privately_is_found(void)
     CHECK(m.ops.written(m.ops.ctx, at, PAGES * unit) == WRITTEN * unit);
     CHECK(m.ops.written(m.ops.ctx, (char *)at + unit, PAGES * unit - unit) == (WRITTEN - 1) * unit);
     sim_close(&m);
+}
+
+/* Where zeros were read, no more than that. Older kernels cannot tell. */
+static void
+pages_of_zeros_that_were_read_are_not_written(void)
+{
+    enum { PAGES = 8, WRITTEN = 5 };
+    sim m = sim_new(bench);
+    size_t unit = m.ops.page_bytes, found;
+    volatile unsigned char *base;
+    void *at;
+
+    CHECK(m.ops.extend(m.ops.ctx, PAGES * unit, &at, NULL) == MT_OK);
+    CHECK(m.ops.map_zero(m.ops.ctx, at, PAGES * unit, NULL) == MT_OK);
+    base = at;
+    for (size_t i = 0; i < PAGES; i++)
+        CHECK(base[i * unit] == 0);
+    found = m.ops.written(m.ops.ctx, at, PAGES * unit);
+    CHECK(found == (sys_scanned ? PAGES * unit : 0));
+    base[WRITTEN * unit] = 7;
+    CHECK(m.ops.written(m.ops.ctx, at, PAGES * unit) == (sys_scanned ? WRITTEN * unit : 0));
+    CHECK(m.ops.settle(m.ops.ctx, at, PAGES * unit, NULL) == MT_OK);
+    for (size_t i = 0; i < PAGES; i++)
+        CHECK(base[i * unit] == 0);
+    sim_close(&m);
+}
+
+/* Each arena has two stretches in the table of what is closed in children. */
+static void
+a_process_has_so_many_arenas(void)
+{
+    enum { MOST = 2048 };
+    mt_error err = {0};
+    mt_store_ops ops;
+    size_t arenas = 0;
+    void *at;
+
+    CHECK(make(bench->ctx, &ops) == MT_OK);
+    while (ops.extend(ops.ctx, ops.page_bytes, &at, &err) == MT_OK)
+        arenas++;
+    CHECK(arenas == MOST && err.limit == MOST && strcmp(err.call, MT_STORE_ARENAS) == 0);
+    ops.close(ops.ctx);
+    CHECK(make(bench->ctx, &ops) == MT_OK);
+    CHECK(ops.extend(ops.ctx, ops.page_bytes, &at, NULL) == MT_OK);
+    ops.close(ops.ctx);
 }
 
 /* Also: with the scan, pages of the file keep their places in the page table. */
@@ -455,6 +505,8 @@ main(void)
     RUN(settling_forgets_more_copies_than_one_scan_finds);
     RUN(settling_leaves_a_file_s_pages_mapped);
     RUN(the_first_page_that_was_written_privately_is_found);
+    RUN(pages_of_zeros_that_were_read_are_not_written);
+    RUN(a_process_has_so_many_arenas);
     RUN(a_child_of_fork_cannot_touch_the_pages);
     RUN(children_of_any_thread_find_all_stores_closed);
     RUN(mappings_that_exist_leave_room_for_fewer);
