@@ -181,13 +181,17 @@ STEPS_95 = r"memory rose 3\.9\d? MiB a step over the last 9\d steps: too few to 
 ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
     "a control group's kill of a leak in 95 steps": (
         Made(rate=RISE, base=235 * MIB, limit=LIMIT, start=CGROUP, end=None, closed=False),
-        [r"No end mark: the process was killed", STEPS_95, r"out-of-memory killer is the likely"],
+        [r"No end mark: the process is gone", STEPS_95, r"out-of-memory killer is the likely"],
         [SILENCED, "peak .* is too high", "limit in about"],
     ),
     "the same where the limit was given": (
         Made(rate=RISE, base=235 * MIB, start=GIVEN, end=None, closed=False),
-        [STEPS_95, "it was killed at the limit that was given", r"\(given limit, 10\d %\)"],
-        [SILENCED, "too high"],
+        [
+            STEPS_95,
+            "what enforces the limit that was given is the likely end",
+            r"\(given limit, 10\d %\)",
+        ],
+        [SILENCED, "too high", "was killed"],
     ),
     "with a holder": (
         Made(rate=RISE, base=235 * MIB, limit=LIMIT, start=CGROUP, end=None, closed=False,
@@ -228,8 +232,8 @@ ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
     ),
     "SIGKILL with room": (
         Made(limit=LIMIT, start=CGROUP, end=None, closed=False),
-        ["No end mark: the process was killed, or left by os._exit", "does not explain the end"],
-        [SILENCED, "out-of-memory killer"],
+        ["No end mark: the process is gone", "does not explain the end"],
+        [SILENCED, "was killed", "out-of-memory killer"],
     ),
     "SIGKILL from outside": (
         Made(count=False, base=595 * MIB, start=TREE, end="exit: killed by SIGKILL"),
@@ -268,8 +272,8 @@ ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
     ),
     "os._exit": (
         Made(end=None, closed=False),
-        ["the process was killed, or left by os._exit"],
-        [SILENCED, "the out-of-memory killer is"],
+        [r"the process is gone \(SIGKILL and os\._exit\(\) leave no mark\)"],
+        [SILENCED, "was killed", "who killed", "the out-of-memory killer is"],
     ),
     "a clean end": (
         Made(steps=3000),

@@ -11,7 +11,7 @@
 #include "../os/probe_linux.h"
 #include "errors.h"
 
-enum { ROWS = 64, FIELDS = offsetof(mt_sample, devices) / sizeof(uint64_t) };
+enum { ROWS = 64, READ = offsetof(mt_sample, devices) / sizeof(uint64_t), FIELDS = READ + 1 };
 
 typedef struct Probe {
     PyObject_HEAD mt_state *state;
@@ -170,7 +170,11 @@ as_tuple(PyObject *tuple, const uint64_t *values, Py_ssize_t n)
 PyObject *
 mt_py_sample(mt_state *st, const mt_sample *sample)
 {
-    return as_tuple(PyStructSequence_New(st->Sample), &sample->time_ns, FIELDS);
+    uint64_t values[FIELDS];
+
+    memcpy(values, sample, READ * sizeof *values);
+    values[READ] = mt_sample_process(sample);
+    return as_tuple(PyStructSequence_New(st->Sample), values, FIELDS);
 }
 
 /* read(fields=HOST) */
@@ -381,14 +385,14 @@ static PyType_Spec spec = {
 /* --- registration ------------------------------------------------------------------------------
  */
 
-/* In the order of mt_sample. */
+/* In the order of mt_sample, and last what follows from them. */
 static PyTypeObject *
 new_sample_type(void)
 {
     static const char *const names[FIELDS] = {
-        "time_ns",     "rss",          "private",          "swap",        "heap_used", "heap_free",
-        "cgroup_used", "cgroup_limit", "pressure",         "pressure_us", "available", "total",
-        "swap_free",   "children",     "children_private", "mapped_again"};
+        "time_ns",     "rss",          "private",          "swap",         "heap_used", "heap_free",
+        "cgroup_used", "cgroup_limit", "pressure",         "pressure_us",  "available", "total",
+        "swap_free",   "children",     "children_private", "mapped_again", "process"};
     PyStructSequence_Field fields[FIELDS + 1] = {{NULL, NULL}};
     PyStructSequence_Desc desc = {"memtools._core.Sample",
                                   "One reading: bytes, or None where it was not to be had.", fields,
