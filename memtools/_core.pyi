@@ -87,6 +87,7 @@ class Sample(structseq[int | None], tuple[int | None, ...]):
         "children",
         "children_private",
         "mapped_again",
+        "process",
     )
     @property
     def time_ns(self) -> int: ...
@@ -120,6 +121,8 @@ class Sample(structseq[int | None], tuple[int | None, ...]):
     def children_private(self) -> int | None: ...
     @property
     def mapped_again(self) -> int | None: ...
+    @property
+    def process(self) -> int | None: ...
 
 _Seen = tuple[int | None, int | None, int | None, int, bool]
 

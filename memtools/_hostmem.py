@@ -82,13 +82,6 @@ def limit_source(probe: _core.Probe, total: int | None) -> str:
     return f"cgroup v{version} limit {format_bytes(limit)} ({where})"
 
 
-def process_bytes(sample: _core.Sample) -> int | None:
-    """What the process itself fills, by a sample that has rss: each page counted once."""
-    if sample.rss is None:
-        return None
-    return max(0, sample.rss - (sample.mapped_again or 0))
-
-
 def high_water(root: str = "/") -> tuple[int | None, bool]:
     """The most that was ever resident of this process, as far as the kernel's mark goes back, and
     False: a monitor's phases set the mark back."""
@@ -146,7 +139,7 @@ def host_memory(root: str = "/") -> HostMemory:
         total=s.total,
         pressure=None if s.pressure is None else s.pressure / 100,
         limit_source=words,
-        process=process_bytes(s),
+        process=s.process,
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from memtools import _core, _ending, _monitor_device
-from memtools._hostmem import limit_source, process_bytes, process_limits
+from memtools._hostmem import limit_source, process_limits
 from memtools._monitor_device import DevicePeaks
 from memtools._monitor_guard import Watermarks
 from memtools._monitor_leaks import LeakWatch
@@ -78,7 +78,7 @@ class Limits:
             sample.available,
             sample.children_private,
             None if sample.pressure is None else sample.pressure / 100,
-            process_bytes(sample),
+            sample.process,
             "" if limit is None else limit[1],
         )
 

@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from memtools import _core, _monitor_device
-from memtools._hostmem import process_bytes
 
 READ_RSS, READ_HEAP, READ_CHILDREN = 1, 32, 64  # of _core.Probe.read
 FIRST_STEPS = 32  # in which steps and readings are timed; they are not fed
@@ -90,7 +89,7 @@ def _heap(probe: _core.Probe) -> Callable[[], int | None]:
 
 def _process(probe: _core.Probe) -> Callable[[], int | None]:
     """Resident bytes, less what pools map more than once: forks of a cache are no growth."""
-    return lambda: process_bytes(probe.read(READ_RSS))
+    return lambda: probe.read(READ_RSS).process
 
 
 def _children(probe: _core.Probe) -> Callable[[], int | None]:

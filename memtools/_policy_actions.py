@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 
 from memtools import _bridge, _core, _monitor_cleanup, _monitor_device
 from memtools._cycles import Collected, collect
-from memtools._hostmem import process_bytes
 from memtools._monitor_device import initialised
 from memtools._monitor_signals import READ_HEAP, READ_RSS
 
@@ -117,7 +116,7 @@ class Meter:
     def read(self, heap: bool) -> Held:
         devices = _monitor_device.held(devices_in_use())
         used = self._heap() if heap else None
-        host = process_bytes(self.probe.read(READ_RSS))
+        host = self.probe.read(READ_RSS).process
         return Held(host, used, *(devices or (None, None)))
 
     def heap_is_cheap(self, beside_ns: int = 0) -> bool:

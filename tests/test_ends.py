@@ -101,6 +101,7 @@ ENDS: dict[str, tuple[str, str | None]] = {
         "killed by SIGBUS",
     ),
     "abort": ("import os; os.abort()", "killed by SIGABRT"),
+    "a code that a shell gives to signals": ("import sys; sys.exit(143)", "code 143"),
     "a handler of its own": (
         """
         import os, signal, sys
@@ -244,10 +245,30 @@ def test_a_monitor_that_has_stopped_leaves_no_handler(tmp_path: Path) -> None:
     assert (found.returncode, found.stderr) == (0, b"")
 
 
+def test_a_handler_that_was_restored_takes_no_mark_away(tmp_path: Path) -> None:
+    """As libraries do it around a training: Python knows of no handler before theirs."""
+    program = """
+        import os, signal, time
+        def has_handler():
+            caught = next(l for l in open("/proc/self/status") if l.startswith("SigCgt"))
+            return int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1
+        before = signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.signal(signal.SIGTERM, before)
+        end = time.monotonic() + 20
+        while not has_handler() and time.monotonic() < end: time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+    """
+    write(tmp_path, FORMS["start"] + textwrap.dedent(program))
+    found = execute([sys.executable, "train.py"], tmp_path)
+    assert found.returncode == -signal.SIGTERM
+    check(tmp_path / "run.mem", "killed by SIGTERM")
+
+
 def test_ctrl_c_at_a_prompt_is_no_end(tmp_path: Path) -> None:
     lines = FORMS["start"] + "import os, signal; os.kill(os.getpid(), signal.SIGINT)\nexit()\n"
     done = subprocess.run(
         [sys.executable, "-i", "-q"], input=lines, cwd=tmp_path, capture_output=True, text=True
     )
-    assert done.returncode == 0 and "KeyboardInterrupt" in done.stderr
+    assert done.returncode == 0
+    assert "KeyboardInterrupt" in done.stderr
     check(tmp_path / "run.mem", "code 0")

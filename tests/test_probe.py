@@ -60,7 +60,10 @@ def test_only_what_was_asked_for_is_read() -> None:
     s = _core.Probe().read(1)
     assert s.rss is not None
     assert (s.available, s.cgroup_limit, s.children, s.heap_used) == (None,) * 4
-    assert len(s) == 16
+    assert s.mapped_again is not None
+    assert s.process == s.rss - s.mapped_again
+    assert _core.Probe().read(4).process is None  # it follows from rss
+    assert len(s) == 17
 
 
 # Of a process of their own: in this one other tests' garbage may be freed at any moment.

@@ -1,8 +1,9 @@
 /* lock.h -- a mutex, as a thin name over POSIX threads.
  *
- * Core has few locks, each inside one object: the ledger's, the pool's and the record's. The order
- * is pool, then ledger; the record's is taken alone. No call back into a caller is made while one
- * is held. */
+ * Each lock of core is inside one object: the ledger, the pool, the record, the phases, the peaks,
+ * the sampler (two) and the ticker. Where a thread holds two, it took the pool's before the
+ * ledger's, the phases' before the peaks', or the sampler's `life` before the ticker's. All others
+ * are taken alone. No call back into a caller is made while one is held. */
 #ifndef MT_LOCK_H
 #define MT_LOCK_H
 

@@ -14,6 +14,7 @@ enum {
     ALWAYS = MT_READ_RSS | MT_READ_CGROUP | MT_READ_SYSTEM,
     DEAR = MT_READ_SWAP | MT_READ_HEAP | MT_READ_CHILDREN,
     PRESSURE_AGE_NS = 20000000, /* an average over 10 s; its file is the dearest of a sample */
+    SECOND_NS = 1000000000,
     ROW_MOST = MT_SAMPLER_HOST + MT_SAMPLER_DEVICE * MT_SAMPLE_DEVICES,
     MIB = 1 << 20,
 };
@@ -41,6 +42,7 @@ struct mt_sampler {
     /* The thread's own. */
     mt_pace pace;
     uint64_t pressure_at; /* when it was read */
+    uint64_t second_at;   /* when each_second was called */
     progress progress;
     uint64_t waits_since; /* 0: no mark waits for a step() */
     bool told_waiting;
@@ -212,6 +214,14 @@ tell_waiting(mt_sampler *s, uint64_t now)
     mt_record_write_event(s->with.record, &e);
 }
 
+static void
+tell_second(mt_sampler *s, uint64_t now)
+{
+    if (s->with.each_second == NULL || now - s->second_at < SECOND_NS) return;
+    s->second_at = now;
+    s->with.each_second();
+}
+
 /* What every sample reads, and the pressure when it is old. */
 static unsigned
 mask_now(mt_sampler *s, uint64_t now)
@@ -272,6 +282,7 @@ sample(mt_sampler *s)
     limit = mt_limit_of(&x, s->with.limit);
     tell(s, publish(s, &x, &limit, &marks), &marks, &limit);
     tell_waiting(s, now);
+    tell_second(s, now);
     write_row(s, &x, fresh);
     return next_time(s, &limit, cost);
 }

@@ -34,10 +34,11 @@ typedef struct mt_sampler_setup {
     mt_ticker_ops ticker; /* or, on failure, by whoever gave them */
     mt_record *record;    /* NULL: none. Borrowed, with one column for each value of a row */
     const volatile unsigned char *home; /* borrowed: 0 there means a forked child */
-    mt_gauge *mapped_again; /* borrowed: what rss counts more than once; NULL: nothing */
-    uint64_t interval_ns;   /* > 0 */
-    uint64_t limit;         /* bytes; MT_UNLIMITED: none is given */
-    size_t devices;         /* at most MT_SAMPLE_DEVICES */
+    mt_gauge *mapped_again;    /* borrowed: what rss counts more than once; NULL: nothing */
+    void (*each_second)(void); /* called by the thread, at a sample; NULL: nothing */
+    uint64_t interval_ns;      /* > 0 */
+    uint64_t limit;            /* bytes; MT_UNLIMITED: none is given */
+    size_t devices;            /* at most MT_SAMPLE_DEVICES */
 } mt_sampler_setup;
 
 typedef struct mt_sampler mt_sampler;

@@ -10,13 +10,14 @@
 #include <unistd.h>
 
 #include "endmark_linux.h"
+#include "ownplace_linux.h"
 
 enum { DONE = -1 };
 
 typedef struct region {
-    _Atomic uintptr_t from; /* 0: free */
-    _Atomic size_t bytes;   /* 0: not in use yet */
-    _Atomic long pid;       /* a child has something else at these addresses */
+    _Atomic long owner; /* see ownplace_linux.h */
+    _Atomic uintptr_t from;
+    _Atomic size_t bytes;
     _Atomic bool hit;
 } region;
 
@@ -29,7 +30,9 @@ static region *
 region_of(uintptr_t at)
 {
     for (int i = 0; i < MT_BUSGUARD_REGIONS; i++)
-        if (regions[i].from <= at && at - regions[i].from < regions[i].bytes) return &regions[i];
+        if (regions[i].from <= at && at - regions[i].from < regions[i].bytes &&
+            mt_ownplace_is_used(&regions[i].owner))
+            return &regions[i];
     return NULL;
 }
 
@@ -41,7 +44,7 @@ replace_page(uintptr_t at)
     region *r = region_of(at);
     void *page = (void *)(at & ~(page_bytes - 1));
 
-    if (r == NULL || r->pid != (long)getpid()) return false;
+    if (r == NULL) return false;
     if (mmap(page, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
              0) == MAP_FAILED)
         return false;
@@ -50,7 +53,8 @@ replace_page(uintptr_t at)
 }
 
 /* Under the default handler a fault comes again when it is returned from; what was sent does not.
- */
+ * That handler is there before the mark is made, so that a fault in the marking ends the process
+ * and does not come here again. */
 static void
 pass_on(int number, siginfo_t *info, void *context)
 {
@@ -59,8 +63,8 @@ pass_on(int number, siginfo_t *info, void *context)
     } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
         before.sa_handler(number);
     } else if (info->si_code > 0 || before.sa_handler == SIG_DFL) {
-        mt_endmark_now(number); /* the process ends by it */
         sigaction(number, &before, NULL);
+        mt_endmark_now(number); /* the process ends by it */
         if (info->si_code <= 0) raise(number);
     }
 }
@@ -93,17 +97,30 @@ is_mine_to_install(void)
     return true;
 }
 
+/* A process that is forked while its parent installs the handler may have it already: then the
+ * handler before is known as well. */
 static bool
-install(void)
+put_handler(void)
 {
     struct sigaction mine = {.sa_sigaction = on_bus,
                              .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART};
+    struct sigaction now;
+
+    sigemptyset(&mine.sa_mask);
+    if (sigaction(SIGBUS, NULL, &now) != 0) return false;
+    if (now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_bus) return true;
+    before = now;
+    return sigaction(SIGBUS, &mine, NULL) == 0;
+}
+
+static bool
+install(void)
+{
     bool done;
 
     if (!is_mine_to_install()) return true;
     page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
-    sigemptyset(&mine.sa_mask);
-    done = sigaction(SIGBUS, NULL, &before) == 0 && sigaction(SIGBUS, &mine, NULL) == 0;
+    done = put_handler();
     installer = done ? DONE : 0;
     return done;
 }
@@ -113,41 +130,39 @@ mt_busguard_add(void *at, size_t bytes)
 {
     if (!install()) return false;
     for (int i = 0; i < MT_BUSGUARD_REGIONS; i++) {
-        uintptr_t none = 0;
         region *r = &regions[i];
-        if (!atomic_compare_exchange_strong(&r->from, &none, (uintptr_t)at)) continue;
-        r->hit = false;
-        r->pid = (long)getpid();
+        if (!mt_ownplace_take(&r->owner)) continue;
+        r->from = (uintptr_t)at;
         r->bytes = bytes;
+        r->hit = false;
+        mt_ownplace_use(&r->owner);
         return true;
     }
     return false;
 }
 
-/* A child may find a region of its parent's at an address of its own. */
 static region *
-own(const void *at)
+region_from(const void *at)
 {
-    for (int i = 0; i < MT_BUSGUARD_REGIONS; i++)
-        if (regions[i].from == (uintptr_t)at && regions[i].pid == (long)getpid())
-            return &regions[i];
-    return NULL;
+    region *r = region_of((uintptr_t)at);
+
+    return r != NULL && r->from == (uintptr_t)at ? r : NULL;
 }
 
 void
 mt_busguard_remove(const void *at)
 {
-    region *r = own(at);
+    region *r = region_from(at);
 
     if (r == NULL) return;
     r->bytes = 0;
-    r->from = 0;
+    r->owner = 0;
 }
 
 bool
 mt_busguard_hit(const void *at)
 {
-    region *r = own(at);
+    region *r = region_from(at);
 
     return r != NULL && r->hit;
 }

@@ -85,12 +85,6 @@ mt_children_free(mt_children *ch)
     mem.put(mem.ctx, ch, sizeof *ch);
 }
 
-bool
-mt_children_is_slow(const mt_children *ch)
-{
-    return ch->slow;
-}
-
 /* What ended between two looks is no fault. */
 static bool
 has_gone(void)

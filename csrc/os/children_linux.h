@@ -45,7 +45,4 @@ bool mt_children_scan(mt_children *ch);
  * is MT_UNKNOWN when it could not be found out. */
 void mt_children_read(mt_children *ch, uint64_t *count, uint64_t *priv);
 
-/* Whether the slower way is in use. */
-bool mt_children_is_slow(const mt_children *ch);
-
 #endif

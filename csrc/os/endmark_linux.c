@@ -12,10 +12,11 @@
 #include <unistd.h>
 
 #include "../core/record.h"
+#include "ownplace_linux.h"
 
 typedef struct record {
-    _Atomic uintptr_t at; /* 0: free */
-    _Atomic long pid;     /* a child has something else at this address */
+    _Atomic long owner; /* see ownplace_linux.h */
+    _Atomic uintptr_t at;
 } record;
 
 /* Those that end a process by default and that something may send or cause, but SIGBUS, which
@@ -28,6 +29,7 @@ enum { WAIT_MS = 200, SAY_MS = 2000 };
 
 static record records[MT_ENDMARK_RECORDS];
 static _Atomic int inside; /* handlers that are at the records */
+static _Atomic long ends;  /* the process that a signal is about to end */
 static _Atomic int came;
 static _Atomic long waiter; /* the process of whoever waits */
 static timer_t timers[2];   /* of SIGTERM and SIGHUP; constant while somebody waits */
@@ -78,18 +80,28 @@ hand_over(int number)
     return true;
 }
 
+/* Whether a store to the place of the mark is done, and does not raise SIGBUS because the page has
+ * gone. The kernel says so when it is asked to write there, which it does with the mask of signals,
+ * into the word of the time: that word has no meaning as long as there is no mark. */
+static bool
+has_its_page(void *region)
+{
+    uint64_t *time_ns = (uint64_t *)region + MT_RECORD_AT_SIGNAL_NS;
+
+    return syscall(SYS_rt_sigprocmask, SIG_BLOCK, NULL, time_ns, sizeof *time_ns) == 0;
+}
+
 void
 mt_endmark_now(int number)
 {
     struct timespec now;
-    long pid = (long)getpid();
 
     clock_gettime(CLOCK_MONOTONIC, &now);
     inside++;
     for (int i = 0; i < MT_ENDMARK_RECORDS; i++) {
-        uintptr_t at = records[i].at;
-        if (at != 0 && records[i].pid == pid)
-            mt_record_mark_signal((void *)at, (uint64_t)number,
+        void *region = (void *)records[i].at;
+        if (mt_ownplace_is_used(&records[i].owner) && has_its_page(region))
+            mt_record_mark_signal(region, (uint64_t)number,
                                   (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec);
     }
     inside--;
@@ -102,6 +114,7 @@ on_end(int number, siginfo_t *info, void *context)
     int kept = errno;
 
     (void)context;
+    ends = (long)getpid();
     mt_endmark_now(number);
     if (!hand_over(number)) {
         set_default(number);
@@ -112,20 +125,39 @@ on_end(int number, siginfo_t *info, void *context)
 
 /* --- outside of it --- */
 
-/* A page of a record that is gone must reach busguard_linux.h from within the handler too. */
+/* Both kinds of handlers lie in one union. */
+static bool
+is_same(const struct sigaction *one, const struct sigaction *other)
+{
+    return one->sa_sigaction == other->sa_sigaction;
+}
+
+/* Where what is taken away is not what was there a moment ago, another thread has installed it
+ * meanwhile: then it goes back. So the last one that anybody installed stays. */
+static void
+replace_default(int number, const struct sigaction *mine)
+{
+    struct sigaction last = {.sa_handler = SIG_DFL}, put = *mine, was;
+
+    if (sigaction(number, NULL, &was) != 0 || !is_same(&was, &last)) return;
+    while (sigaction(number, &put, &was) == 0 && !is_same(&was, &last)) {
+        last = put;
+        put = was;
+    }
+}
+
+/* A page of a record that goes while it is marked must reach busguard_linux.h from within the
+ * handler too. */
 static void
 install(void)
 {
     struct sigaction mine = {.sa_sigaction = on_end,
                              .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART};
-    struct sigaction now;
 
     sigfillset(&mine.sa_mask);
     sigdelset(&mine.sa_mask, SIGBUS);
     for (int i = 0; i < SIGNALS; i++)
-        if (sigaction(signals[i], NULL, &now) == 0 && !(now.sa_flags & SA_SIGINFO) &&
-            now.sa_handler == SIG_DFL)
-            sigaction(signals[i], &mine, NULL);
+        replace_default(signals[i], &mine);
 }
 
 static void
@@ -134,51 +166,68 @@ uninstall(void)
     struct sigaction now;
 
     for (int i = 0; i < SIGNALS; i++)
-        if (sigaction(signals[i], NULL, &now) == 0 && now.sa_flags & SA_SIGINFO &&
-            now.sa_sigaction == on_end)
+        if (sigaction(signals[i], NULL, &now) == 0 && now.sa_sigaction == on_end)
             set_default(signals[i]);
 }
 
 static bool
-any_of(long pid)
+any(void)
 {
     for (int i = 0; i < MT_ENDMARK_RECORDS; i++)
-        if (records[i].at != 0 && records[i].pid == pid) return true;
+        if (mt_ownplace_is_used(&records[i].owner)) return true;
+    return false;
+}
+
+/* NULL: it is not in the table. */
+static record *
+place_of(const void *region)
+{
+    for (int i = 0; i < MT_ENDMARK_RECORDS; i++)
+        if (records[i].at == (uintptr_t)region && mt_ownplace_is_used(&records[i].owner))
+            return &records[i];
+    return NULL;
+}
+
+static bool
+put(void *region)
+{
+    for (int i = 0; i < MT_ENDMARK_RECORDS; i++) {
+        if (!mt_ownplace_take(&records[i].owner)) continue;
+        records[i].at = (uintptr_t)region;
+        mt_ownplace_use(&records[i].owner);
+        return true;
+    }
     return false;
 }
 
 bool
 mt_endmark_add(void *region)
 {
-    long pid = (long)getpid();
-
-    if (pid == 1) return true;
-    if (!any_of(pid)) inside = 0; /* a parent's handler may have been in it at the fork */
-    for (int i = 0; i < MT_ENDMARK_RECORDS; i++) {
-        uintptr_t at = records[i].at;
-        if (at != 0 && records[i].pid == pid) continue;
-        if (!atomic_compare_exchange_strong(&records[i].at, &at, (uintptr_t)region)) continue;
-        records[i].pid = pid;
-        install();
-        return true;
-    }
-    return false;
+    if (getpid() == 1 || place_of(region) != NULL) return true;
+    if (!any()) inside = 0; /* a parent's handler may have been in it at the fork */
+    if (!put(region)) return false;
+    install();
+    return true;
 }
 
 void
 mt_endmark_remove(const void *region)
 {
-    long pid = (long)getpid();
+    record *r = place_of(region);
 
-    if (region == NULL) return;
-    for (int i = 0; i < MT_ENDMARK_RECORDS; i++)
-        if (records[i].at == (uintptr_t)region && records[i].pid == pid) {
-            records[i].at = 0;
-            while (inside > 0)
-                sched_yield();
-            if (!any_of(pid)) uninstall();
-            return;
-        }
+    if (r == NULL) return;
+    r->owner = 0;
+    while (inside > 0)
+        sched_yield();
+    if (!any()) uninstall();
+}
+
+void
+mt_endmark_renew(void)
+{
+    if (ends == (long)getpid() || !any()) return;
+    install();
+    if (!any()) uninstall(); /* the last record went meanwhile */
 }
 
 static bool

@@ -6,7 +6,8 @@
  *                      2 s to say what there is to say; a timer sends the signal once more
  *
  * The handler is installed only where a signal would end the process by default, so that what the
- * program installed, before or later, and what it ignores stay as they are. In a process forked
+ * program installed, before or later, and what it ignores stay as they are. A record whose page has
+ * gone (busguard_linux.h) gets no mark, and the process ends as it would. In a process forked
  * since, nothing is marked, and the signal ends it as it would have. The process ends by the same
  * signal as without the handler, so that its parent sees the same. The first process of a container
  * does not die of a signal that it has no handler for: it gets none here.
@@ -21,12 +22,19 @@
 enum { MT_ENDMARK_RECORDS = 64 };
 
 /* From now on a signal that ends this process marks the record that mt_record_init made at
- * `region`. Any thread may call it. False, and nothing is marked, when 64 records are. */
+ * `region`; once, also when it is added twice. Any thread may call it. False, and nothing is
+ * marked, when 64 records are. */
 bool mt_endmark_add(void *region);
 
 /* Before the region is unmapped. With the last record, the handlers go. Nothing happens where
  * `region` was not added. */
 void mt_endmark_remove(const void *region);
+
+/* Installs the handlers again where the program has put the default action back since, as it does
+ * when it restores what it found (Python's signal.signal knows nothing of a handler like this one).
+ * To be called now and then; some microseconds. Any thread. Nothing happens without a record, and
+ * when a signal is ending the process. */
+void mt_endmark_renew(void);
 
 /* Marks all records of this process. For handlers of signals: nothing in it may not be called
  * there. */

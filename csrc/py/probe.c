@@ -11,7 +11,7 @@
 #include "../os/probe_linux.h"
 #include "errors.h"
 
-enum { ROWS = 64, FIELDS = offsetof(mt_sample, devices) / sizeof(uint64_t) };
+enum { ROWS = 64, READ = offsetof(mt_sample, devices) / sizeof(uint64_t), FIELDS = READ + 1 };
 
 typedef struct Probe {
     PyObject_HEAD mt_state *state;
@@ -49,7 +49,7 @@ open_peaks(const char *root, mt_natives *natives, mt_peaks **out, mt_error *err)
     mt_status st = mt_mark_linux_new(&mt_alloc_libc, &mt_proc_sys_libc, root, &mark, err);
 
     if (st != MT_OK) return st;
-    mark.mapped_again = natives == NULL ? NULL : &natives->mapped_again;
+    mark.mapped_again = natives == NULL ? NULL : natives->mapped_again;
     if (root[0] == 0 && PyInterpreterState_Get() != PyInterpreterState_Main())
         mark.reset = never_reset;
     return mt_peaks_new(&mt_alloc_libc, &mark, out, err);
@@ -170,7 +170,11 @@ as_tuple(PyObject *tuple, const uint64_t *values, Py_ssize_t n)
 PyObject *
 mt_py_sample(mt_state *st, const mt_sample *sample)
 {
-    return as_tuple(PyStructSequence_New(st->Sample), &sample->time_ns, FIELDS);
+    uint64_t values[FIELDS];
+
+    memcpy(values, sample, READ * sizeof *values);
+    values[READ] = mt_sample_process(sample);
+    return as_tuple(PyStructSequence_New(st->Sample), values, FIELDS);
 }
 
 /* read(fields=HOST) */
@@ -186,7 +190,7 @@ probe_read(PyObject *op, PyObject *const *args, Py_ssize_t n)
     if (mask < 0 || mask > 2 * MT_READ_DEVICES - 1)
         return PyErr_Format(PyExc_ValueError, "fields is a sum of READ_ constants, got %ld", mask);
     mt_probe_linux_read(self->probe, (unsigned)mask, &sample);
-    if (mask & MT_READ_RSS) mt_sample_count_once(&sample, &self->state->natives->mapped_again);
+    if (mask & MT_READ_RSS) mt_sample_count_once(&sample, self->state->natives->mapped_again);
     return mt_py_sample(self->state, &sample);
 }
 
@@ -381,14 +385,14 @@ static PyType_Spec spec = {
 /* --- registration ------------------------------------------------------------------------------
  */
 
-/* In the order of mt_sample. */
+/* In the order of mt_sample, and last what follows from them. */
 static PyTypeObject *
 new_sample_type(void)
 {
     static const char *const names[FIELDS] = {
-        "time_ns",     "rss",          "private",          "swap",        "heap_used", "heap_free",
-        "cgroup_used", "cgroup_limit", "pressure",         "pressure_us", "available", "total",
-        "swap_free",   "children",     "children_private", "mapped_again"};
+        "time_ns",     "rss",          "private",          "swap",         "heap_used", "heap_free",
+        "cgroup_used", "cgroup_limit", "pressure",         "pressure_us",  "available", "total",
+        "swap_free",   "children",     "children_private", "mapped_again", "process"};
     PyStructSequence_Field fields[FIELDS + 1] = {{NULL, NULL}};
     PyStructSequence_Desc desc = {"memtools._core.Sample",
                                   "One reading: bytes, or None where it was not to be had.", fields,

@@ -41,7 +41,11 @@ def advise(figures: Figures) -> list[str]:
             "to stop in time, call monitor.step() in the program's own loop, or run it as a "
             "command, which gets SIGTERM: memtools run --guard 0.9 -- python ..."
         )
-    elif figures.ending.kind == "killed" and figures.near_limit and "guard" not in figures.kinds:
+    elif (
+        figures.ending.kind in ("killed", "gone")
+        and figures.near_limit
+        and "guard" not in figures.kinds
+    ):
         lines.append(
             'to save a checkpoint before the limit, set monitor.guard(0.90, action="raise") and '
             "catch memtools.HostMemoryPressure"
@@ -56,6 +60,12 @@ def advise(figures: Figures) -> list[str]:
 
 def _about_the_end(figures: Figures) -> list[str]:
     end = figures.ending
+    lines = [] if end.code is None else [f"exit code {end.code} stands for {end.signal} in a shell"]
+    return lines + _about_the_cause(figures)
+
+
+def _about_the_cause(figures: Figures) -> list[str]:
+    end = figures.ending
     if end.out_of_memory == "device" or "oom" in figures.kinds:
         return [
             "the device ran out of memory: the oom event has the three tiers and who held most; "
@@ -65,9 +75,9 @@ def _about_the_end(figures: Figures) -> list[str]:
         return ["a memtools.Budget was full: give it more, or close what holds it"]
     if end.out_of_memory == "host":
         return _about_host_memory(figures)
-    if figures.guards and end.kind in ("killed", "failed"):
+    if figures.guards and end.kind in ("killed", "gone", "failed"):
         return [f"the guard acted before the limit did: {guard_act(figures.guards[-1].text)}"]
-    if end.kind != "killed":
+    if end.kind not in ("killed", "gone"):
         return []
     if end.signal in SIGNALS:
         return [SIGNALS[end.signal]]
@@ -99,7 +109,9 @@ def _about_the_limit(figures: Figures) -> list[str]:
     assert figures.used is not None
     lines = ["the out-of-memory killer is the likely end: the kernel's log (dmesg) names it"]
     if figures.used.source == "given":
-        lines = ["it was killed at the limit that was given: what enforces that limit ended it"]
+        lines = ["what enforces the limit that was given is the likely end"]
+        if figures.ending.signal:
+            lines = ["it was killed at the limit that was given: what enforces that limit ended it"]
     if not figures.verdict.grows:
         lines.append(_about_peak(figures))
     return lines
@@ -108,7 +120,7 @@ def _about_the_limit(figures: Figures) -> list[str]:
 def _about_a_kill(figures: Figures) -> list[str]:
     room = figures.room_bytes
     if room is None:
-        return ["no limit is recorded: ask the kernel's log (dmesg) or the scheduler who killed it"]
+        return ["no limit is recorded: ask the kernel's log (dmesg) or the scheduler what ended it"]
     return [
         f"memory does not explain the end, {size(room)} were free at the last sample: ask the "
         "kernel's log (dmesg) or the scheduler, and look for one allocation larger than that"
@@ -119,8 +131,8 @@ def _about_peak(figures: Figures) -> str:
     peak = next((phase for phase in figures.phases if phase.peak_bytes is not None), None)
     where = f" in phase {shown(peak.name)}" if peak else ""
     less = "take smaller micro-batches (memtools accumulates the gradient), fewer workers"
-    if figures.verdict.short is None:
-        return f"{figures.verdict.nothing}, its peak{where} is too high: {less}, or a higher limit"
+    if figures.verdict.tested:
+        return f"{figures.verdict.nothing}; its peak{where} is too high: {less}, or a higher limit"
     return (
         f"the run is too short to tell a leak from a peak{where} that is too high; for the latter, "
         f"{less}, or a higher limit"

@@ -26,20 +26,22 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 @dataclass(frozen=True)
 class Ending:
     """How the run ended. `kind`: "clean", "failed" (an exception or another exit code), "killed"
-    (by a signal, or no end mark), "ended" (an end mark that nobody here understands) or "running".
-    `text`: one clause about it. `signal`: its name where one ended the run, "" where a kill left no
-    name. `out_of_memory`: "host", "device" or "budget" where an exception says that it ran out.
+    (by a signal), "gone" (no end mark), "ended" (an end mark that nobody here understands) or
+    "running". `text`: one clause about it. `signal`: its name where one ended the run, "" where
+    that is not known. `code`: the exit code by which a shell or a launcher tells of that signal.
+    `out_of_memory`: "host", "device" or "budget" where an exception says that it ran out.
     """
 
     kind: str
     text: str
     signal: str | None = None
     out_of_memory: str | None = None
+    code: int | None = None
 
     def by_memory(self, *, near: bool) -> bool:
-        """Whether memory ended it: an exception says so, or a SIGKILL came near the limit."""
-        killed = self.kind == "killed" and self.signal in ("", "SIGKILL")
-        return self.out_of_memory is not None or (killed and near)
+        """Whether memory ended it: an exception says so, or what may have been a SIGKILL came near
+        the limit."""
+        return self.out_of_memory is not None or (self.signal in ("", "SIGKILL") and near)
 
 
 def ending(record: Record) -> Ending:
@@ -50,7 +52,9 @@ def ending(record: Record) -> Ending:
     if said is None and record.written:
         return Ending("running", "the process is alive and still writes this record")
     if said is None:
-        return Ending("killed", "no end mark: the process was killed, or left by os._exit()", "")
+        return Ending(
+            "gone", "no end mark: the process is gone (SIGKILL and os._exit() leave no mark)", ""
+        )
     how = re.sub(r"^exit\b:? ?", "", shown(said).strip())
     code = re.fullmatch(r"(?:code )?(-?\d{1,9})(?:: (.*))?", how)
     if code:
@@ -79,7 +83,7 @@ def _by_code(code: int, text: str | None) -> Ending:
     number = -code if code < 0 else code - 128
     if 0 < number <= 64:
         name = _signal_name(number)
-        return Ending("killed", f"it ended with exit code {code}, which stands for {name}", name)
+        return Ending("killed", f"it ended with exit code {code}", name, code=code)
     return Ending("failed", f"it ended with exit code {code}{f': {text}' if text else ''}")
 
 

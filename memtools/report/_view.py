@@ -21,6 +21,7 @@ ENDINGS = {
     "clean": "Finished",
     "ended": "Ended",
     "failed": "Failed",
+    "gone": "No end mark",
     "killed": "Killed",
     "running": "Still running",
 }

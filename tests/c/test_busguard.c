@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "check.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -133,6 +134,88 @@ only_stores_into_the_region_are_caught(void)
     CHECK(ended_by(sent) == SIGBUS);
 }
 
+/* --- forks --- */
+
+/* As a record's pages, which a child does not get: those of its own may come to lie there. */
+static void
+store_where_the_parent_has_a_region(void)
+{
+    char *at = mapped(), *own;
+    int status;
+
+    CHECK(mt_busguard_add(at, BYTES) && madvise(at, BYTES, MADV_DONTFORK) == 0);
+    if (fork() == 0) {
+        own = mapped();
+        if (own != at) CHECK(mremap(own, BYTES, BYTES, MREMAP_MAYMOVE | MREMAP_FIXED, at) == at);
+        CHECK(mt_busguard_add(at, BYTES) && ftruncate(fd, 0) == 0);
+        store(at + PAGE, 1);
+        CHECK(mt_busguard_hit(at) && at[PAGE] == 1);
+        _exit(0);
+    }
+    CHECK(wait(&status) > 0);
+    if (WIFSIGNALED(status)) raise(WTERMSIG(status));
+    CHECK(WEXITSTATUS(status) == 0);
+}
+
+static void
+fill_the_table_and_fork(void)
+{
+    static char page[MT_BUSGUARD_REGIONS][16];
+    int status;
+
+    for (int i = 0; i < MT_BUSGUARD_REGIONS; i++)
+        CHECK(mt_busguard_add(page[i], 16));
+    if (fork() == 0) {
+        for (int i = 0; i < MT_BUSGUARD_REGIONS; i++)
+            CHECK(mt_busguard_add(page[i], 16));
+        CHECK(!mt_busguard_add(page[0], 16));
+        _exit(0);
+    }
+    CHECK(wait(&status) > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    mt_busguard_remove(page[3]);
+    CHECK(mt_busguard_add(page[3], 16));
+}
+
+static void (*in_child_of_installation)(void);
+
+/* The system's, but that a child can be forked as soon as a handler of SIGBUS is there, before
+ * whoever installs it has gone on: as another thread may. */
+int
+sigaction(int number, const struct sigaction *act, struct sigaction *old)
+{
+    int (*real)(int, const struct sigaction *, struct sigaction *);
+    void (*what)(void) = in_child_of_installation;
+    int done, status;
+
+    *(void **)&real = dlsym(RTLD_NEXT, "sigaction");
+    done = real(number, act, old);
+    if (number != SIGBUS || act == NULL || what == NULL) return done;
+    in_child_of_installation = NULL;
+    if (fork() == 0) {
+        what();
+        _exit(0);
+    }
+    CHECK(wait(&status) > 0);
+    if (WIFSIGNALED(status)) raise(WTERMSIG(status));
+    CHECK(WEXITSTATUS(status) == 0);
+    return done;
+}
+
+static void
+fork_while_the_handler_is_installed(void)
+{
+    in_child_of_installation = store_outside;
+    CHECK(mt_busguard_add(mapped(), BYTES));
+}
+
+static void
+a_child_has_its_own_regions(void)
+{
+    CHECK(ended_by(store_where_the_parent_has_a_region) == 0);
+    CHECK(ended_by(fill_the_table_and_fork) == 0);
+    CHECK(ended_by(fork_while_the_handler_is_installed) == SIGBUS);
+}
+
 /* --- the handler before --- */
 
 static sigjmp_buf out;
@@ -256,6 +339,7 @@ int
 main(void)
 {
     RUN(only_stores_into_the_region_are_caught);
+    RUN(a_child_has_its_own_regions);
     RUN(an_earlier_handler_hears_of_all_else);
     RUN(beyond_the_last_region_none_is_guarded);
     RUN(a_disk_that_is_full_after_all);

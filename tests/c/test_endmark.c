@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "check.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -12,6 +13,7 @@
 #include <unistd.h>
 
 #include "core/recordform.h"
+#include "os/busguard_linux.h"
 #include "os/endmark_linux.h"
 
 enum { WORDS = 32 };
@@ -114,6 +116,56 @@ faults_and_aborts_are_marked(void)
     CHECK(ended_by(status_of(abort_it), SIGABRT) && marked() == SIGABRT);
 }
 
+/* --- a record whose file was cut --- */
+
+static uint64_t *
+record_without_its_page(void)
+{
+    char name[] = "/tmp/mt_endmark_XXXXXX";
+    uint64_t *at;
+    int fd = mkstemp(name);
+
+    CHECK(fd >= 0 && unlink(name) == 0 && ftruncate(fd, 4096) == 0);
+    at = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(at != MAP_FAILED && ftruncate(fd, 0) == 0);
+    return at;
+}
+
+/* The handler of SIGBUS is there, and cannot replace the page of `gone`. */
+static uint64_t *
+add_one_that_is_gone_and_one_that_is_not(void)
+{
+    static char elsewhere[16];
+    uint64_t *gone = record_without_its_page();
+
+    CHECK(mt_busguard_add(elsewhere, sizeof elsewhere));
+    CHECK(mt_endmark_add(gone) && mt_endmark_add(region));
+    return gone;
+}
+
+static void
+be_sent_without_the_page(void)
+{
+    add_one_that_is_gone_and_one_that_is_not();
+    kill(getpid(), number);
+}
+
+static void
+store_without_the_page(void)
+{
+    *(volatile uint64_t *)add_one_that_is_gone_and_one_that_is_not() = 1;
+}
+
+static void
+a_record_that_is_gone_keeps_no_other_from_its_mark(void)
+{
+    number = SIGTERM;
+    CHECK(ended_by(status_of(be_sent_without_the_page), SIGTERM) && marked() == SIGTERM);
+    number = SIGBUS;
+    CHECK(ended_by(status_of(be_sent_without_the_page), SIGBUS) && marked() == SIGBUS);
+    CHECK(ended_by(status_of(store_without_the_page), SIGBUS) && marked() == SIGBUS);
+}
+
 /* --- what is left alone --- */
 
 static void
@@ -192,6 +244,17 @@ after_the_last_record(void)
 }
 
 static void
+added_twice(void)
+{
+    struct sigaction now;
+
+    CHECK(mt_endmark_add(region) && mt_endmark_add(region));
+    mt_endmark_remove(region);
+    CHECK(sigaction(SIGTERM, NULL, &now) == 0 && now.sa_handler == SIG_DFL);
+    kill(getpid(), SIGTERM);
+}
+
+static void
 what_is_not_its_own_is_left_alone(void)
 {
     number = SIGTERM;
@@ -201,6 +264,150 @@ what_is_not_its_own_is_left_alone(void)
     CHECK(WEXITSTATUS(status_of(in_a_forked_child)) == 7 && marked() == 0);
     CHECK(WEXITSTATUS(status_of(in_a_child_with_a_record_of_its_own)) == 7 && marked() == SIGTERM);
     CHECK(ended_by(status_of(after_the_last_record), SIGTERM) && marked() == 0);
+    CHECK(ended_by(status_of(added_twice), SIGTERM) && marked() == 0);
+}
+
+/* --- a program that puts the default action back --- */
+
+static void
+round_trip(void)
+{
+    CHECK(signal(SIGTERM, exit_6) != exit_6 && signal(SIGTERM, SIG_DFL) == exit_6);
+}
+
+static void
+after_a_round_trip(void)
+{
+    CHECK(mt_endmark_add(region));
+    round_trip();
+    mt_endmark_renew();
+    kill(getpid(), SIGTERM);
+}
+
+static void
+with_a_handler_when_renewed(void)
+{
+    CHECK(mt_endmark_add(region));
+    signal(SIGTERM, exit_6);
+    mt_endmark_renew();
+    kill(getpid(), SIGTERM);
+}
+
+static void
+renewed_without_a_record(void)
+{
+    CHECK(mt_endmark_add(region));
+    mt_endmark_remove(region);
+    mt_endmark_renew();
+    CHECK(signal(SIGTERM, exit_6) == SIG_DFL);
+}
+
+static void
+renewed_in_a_child(void)
+{
+    int status;
+
+    CHECK(mt_endmark_add(region));
+    if (fork() == 0) {
+        round_trip();
+        mt_endmark_renew();
+        _exit(signal(SIGTERM, exit_6) == SIG_DFL ? 5 : 9);
+    }
+    _exit(wait(&status) > 0 && WEXITSTATUS(status) == 5 ? 7 : 8);
+}
+
+static void (*just_before)(void);
+
+/* The system's, but that something can happen just before a handler of SIGTERM is installed: as on
+ * another thread. */
+int
+sigaction(int n, const struct sigaction *act, struct sigaction *old)
+{
+    int (*real)(int, const struct sigaction *, struct sigaction *);
+    void (*what)(void) = just_before;
+
+    *(void **)&real = dlsym(RTLD_NEXT, "sigaction");
+    if (n == SIGTERM && act != NULL && what != NULL) {
+        just_before = NULL;
+        what();
+    }
+    return real(n, act, old);
+}
+
+static void
+install_one_of_its_own(void)
+{
+    signal(SIGTERM, exit_6);
+}
+
+static void
+exit_5(int n)
+{
+    (void)n;
+    _exit(5);
+}
+
+static void
+install_another_of_its_own(void)
+{
+    signal(SIGTERM, exit_5);
+}
+
+static void
+install_one_after_another(void)
+{
+    install_one_of_its_own();
+    just_before = install_another_of_its_own;
+}
+
+static void
+with_two_handlers_meanwhile(void)
+{
+    CHECK(mt_endmark_add(region));
+    round_trip();
+    just_before = install_one_after_another;
+    mt_endmark_renew();
+    CHECK(just_before == NULL);
+    kill(getpid(), SIGTERM);
+}
+
+static void
+with_a_handler_meanwhile(void)
+{
+    CHECK(mt_endmark_add(region));
+    round_trip();
+    just_before = install_one_of_its_own;
+    mt_endmark_renew();
+    CHECK(just_before == NULL);
+    kill(getpid(), SIGTERM);
+}
+
+static void
+remove_it(void)
+{
+    mt_endmark_remove(region);
+}
+
+static void
+removed_meanwhile(void)
+{
+    CHECK(mt_endmark_add(region));
+    round_trip();
+    just_before = remove_it;
+    mt_endmark_renew();
+    CHECK(signal(SIGTERM, exit_6) == SIG_DFL);
+}
+
+static void
+where_the_default_is_back_the_handler_is_too(void)
+{
+    CHECK(ended_by(status_of(after_a_round_trip), SIGTERM) && marked() == SIGTERM);
+    CHECK(WEXITSTATUS(status_of(with_a_handler_when_renewed)) == 6 && marked() == 0);
+    CHECK(WEXITSTATUS(status_of(renewed_without_a_record)) == 7);
+    CHECK(WEXITSTATUS(status_of(renewed_in_a_child)) == 7);
+    CHECK(WEXITSTATUS(status_of(with_a_handler_meanwhile)) == 6 && marked() == 0);
+    CHECK(WEXITSTATUS(status_of(with_two_handlers_meanwhile)) == 5 && marked() == 0);
+    CHECK(WEXITSTATUS(status_of(removed_meanwhile)) == 7);
 }
 
 static void
@@ -247,6 +454,7 @@ be_sent_while_somebody_waits(void *end)
     CHECK(mt_endmark_add(region));
     CHECK(mt_endmark_expect(when_it_came) && !mt_endmark_expect(when_it_came));
     kill(getpid(), SIGTERM);
+    mt_endmark_renew(); /* nothing: the process is about to end */
     CHECK(sigaction(SIGTERM, NULL, &now) == 0 && now.sa_handler == SIG_DFL);
     CHECK(pthread_create(&thread, NULL, wait_and_say, end) == 0); /* not too late */
     for (;;)
@@ -343,7 +551,9 @@ main(void)
     CHECK(region != MAP_FAILED);
     RUN(each_signal_marks_and_ends_the_process_as_by_default);
     RUN(faults_and_aborts_are_marked);
+    RUN(a_record_that_is_gone_keeps_no_other_from_its_mark);
     RUN(what_is_not_its_own_is_left_alone);
+    RUN(where_the_default_is_back_the_handler_is_too);
     RUN(there_is_room_for_64_records);
     RUN(who_waits_is_told);
     RUN(who_waits_has_so_long_and_no_longer);

@@ -42,6 +42,28 @@ samples_keep_the_interval_and_the_dear_is_read_seldom(void)
     rig_free(&r);
 }
 
+static int times_told;
+
+static void
+count_second(void)
+{
+    times_told++;
+}
+
+static void
+each_second_is_told_of_once(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
+
+    setup.each_second = count_second;
+    rig_open(&r, &setup);
+    CHECK(times_told == 0);
+    rig_run(&r, 298);
+    CHECK(r.asked[0] == 1010 * (uint64_t)RIG_MS && times_told == 3); /* at 1.00, 2.00 and 3.00 s */
+    rig_free(&r);
+}
+
 static void
 devices_are_read_only_where_there_are_any(void)
 {
@@ -613,6 +635,7 @@ int
 main(void)
 {
     RUN(samples_keep_the_interval_and_the_dear_is_read_seldom);
+    RUN(each_second_is_told_of_once);
     RUN(devices_are_read_only_where_there_are_any);
     RUN(it_never_takes_more_than_a_twentieth_of_a_processor);
     RUN(what_is_dear_does_not_slow_the_samples);
