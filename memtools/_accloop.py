@@ -112,7 +112,7 @@ class WindowLoop(WindowEnds):
         if window.last and self._main is not None and self.ranks.world == 1:
             self._main.measure_next()
         try:
-            if self.ranks.world > 1:
+            if self.ranks.surrounds:
                 self._context = self.ranks.forward(window.last)
                 self._context.__enter__()
             self._passes.enter()
@@ -148,8 +148,8 @@ class WindowLoop(WindowEnds):
             self._require_whole("micro_batch()")
         if not window.chunks:
             raise RuntimeError(
-                "no backward() in this micro-batch: call acc.backward(loss_sum, weight) in it; "
-                "nothing was counted"
+                "no backward() in this micro-batch: call acc.backward(loss_sum, weight) in it, or "
+                "leave a batch out before its block begins; nothing was counted"
             )
         if self._main is not None:
             self._main.absorb()

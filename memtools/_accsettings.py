@@ -42,7 +42,7 @@ def check(settings: Mapping[str, Any]) -> None:
         raise ValueError(f"gradients are clipped in one way; got {' and '.join(clips)}: pick one")
     for name in ("max_norm", "max_value"):
         if settings[name] is not None:
-            _positive(name, settings[name])
+            _positive(name, settings[name], "; leave it out where the norm is only to be measured")
     if settings["clip"] is not None and not callable(settings["clip"]):
         raise TypeError(f"clip is called with the parameters; got {_kind(settings['clip'])}")
     for name in ("init_scale", "min_scale"):
@@ -76,11 +76,13 @@ def count(name: str, value: object) -> int:
     return value
 
 
-def _positive(name: str, value: object) -> None:
+def _positive(name: str, value: object, without: str = "") -> None:
+    """`without`: what to do in place of an infinite value."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} is a number, got {_kind(value)}")
     if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} is above 0 and finite, got {value}")
+        hint = without if value == math.inf else ""
+        raise ValueError(f"{name} is above 0 and finite, got {value}{hint}")
 
 
 def _check_scheduler(scheduler: Any) -> None:

@@ -167,6 +167,11 @@ def _window(acc: GradAccumulator, state: Mapping[str, Any]) -> Window:
             f"this state is in the middle of a window of {state['steps']} micro-batches, and "
             f"steps is {acc.steps} here: set steps to {state['steps']} until that window ends"
         )
+    if saved["count"] >= acc.steps:
+        raise ValueError(
+            f"this state was saved after {saved['count']} of {acc.steps} micro-batches, which no "
+            "window has between two of them: it is damaged"
+        )
     if state["gradients"] is None:
         raise ValueError(
             f"this state was saved after {saved['count']} of {state['steps']} micro-batches "

@@ -6,7 +6,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from memtools import _accsettings, _accstate, _bridge
 from memtools._accloop import WindowLoop
@@ -334,6 +334,14 @@ class GradAccumulator(WindowLoop):
             ran_out=totals.ran_out + len(self._retries),
             last=totals.last,
             notes=self._notes,
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Raises TypeError, in copy.copy(), copy.deepcopy() and pickle."""
+        raise TypeError(
+            "a GradAccumulator cannot be copied or pickled, as it belongs to one optimizer: save "
+            "its state_dict() beside the model's and the optimizer's, or make a new one of the "
+            "copied model and optimizer"
         )
 
     def __repr__(self) -> str:

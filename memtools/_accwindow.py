@@ -216,7 +216,8 @@ class WindowEnds:
         if reduced.guess and self.gradients.empty():
             raise RuntimeError(
                 "no parameter of the optimizer has a gradient at the end of this window: does the "
-                "loss depend on the model?"
+                "loss depend on the model, and has the model still the parameters that the "
+                "optimizer was made with, which load_state_dict(assign=True) replaces?"
             )
         return reduced
 

@@ -25,6 +25,7 @@ from memtools._oomforms import is_out_of_memory
 from memtools._pieces import Hooked, Rows, pieces
 from memtools._probe_up import SizeControl
 from memtools._retry import Failed, Retry, prepare_host
+from memtools._split import Readings
 from memtools._undo import Undo, choose
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class BackOff:
         self._way, self._known = undo, _parameters(acc)
         self.undo = Undo(choose(undo, self._known))
         self._rows: int | None = None
+        self._readings = Readings()
         self._thrashed = 0
         self._flushes = 0
         note = prepare_host()
@@ -76,7 +78,7 @@ class BackOff:
         """One window; `sizes`: rows of the first micro-batches, instead of what was learnt."""
         acc = self._acc
         self._require_ready(loss_fn)
-        left = pieces(batch, split)
+        left = pieces(batch, split, self._readings.of(loss_fn))
         self._flushes = _allocator_flushes()
         acc._begin_window()
         self._adopt()
@@ -107,9 +109,10 @@ class BackOff:
         acc._require_outside("step()")
         acc._require_whole("step()")
         if not acc.window.empty:
+            many = f"{acc.window.count:,} micro-batch{'es' * (acc.window.count != 1)}"
             raise RuntimeError(
-                f"step() is a window of its own, and this one has {acc.window.count} micro-batches "
-                "already: flush() or reset() first"
+                f"step() is a window of its own, and this one has {many} already: flush() or "
+                "reset() first"
             )
         if not callable(loss_fn):
             raise TypeError(

@@ -54,8 +54,9 @@ class Ending:
         last is the one that counts, as those before it have been caught."""
         if threading.get_ident() != threading.main_thread().ident:
             return
-        is_text = status is not None and not isinstance(status, int)
-        self._exit_text = exit_words(status) if is_text else None
+        self._exit_text = None  # also where the text of this one cannot be had
+        if status is not None and not isinstance(status, int):
+            self._exit_text = exit_words(status)
 
 
 ending = Ending()

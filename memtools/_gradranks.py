@@ -70,8 +70,11 @@ class Ranks:
         no_retry: why a micro-batch cannot be tried again; "" where it can.
         finished: whether every rank had flushed at the last window's end.
         sharded: each rank has parts of the parameters.
+        surrounds: a micro-batch's passes run within forward(), in a job of one rank too: DDP and
+            fully_shard reduce there as well.
     """
 
+    surrounds = False
     world = 1
     rank = 0
     no_retry = ""

@@ -47,6 +47,8 @@ class PlainRanks(SummingRanks):
 class DataParallelRanks(SummingRanks):
     """A model in DistributedDataParallel, itself or a part of it."""
 
+    surrounds = True
+
     def __init__(self, model: Any, overlap: bool) -> None:
         self._wrappers = _wrappers(model)
         self._overlap = overlap

@@ -49,6 +49,7 @@ class ShardedRanks(Ranks):
     """A model of fully_shard, in one dimension or with replicas (HSDP)."""
 
     sharded = True
+    surrounds = True
 
     def __init__(self, model: Any, parameters: Sequence[torch.Tensor]) -> None:
         self._names = {name: i for i, (name, _) in enumerate(model.named_parameters())}

@@ -31,6 +31,8 @@ ENOUGH = 256
 CELLS, LEAST = 32, 8
 #: the share of the variance that such a line explains
 STRAIGHT = 0.8
+#: of one that is but a small part of the run: it is not to begin before the growth does
+STRAIGHTER = 0.98
 LEAST_GAIN = 2 * 2**20
 _HOST = {"heap": "heap_used", "children": "children_private", "rss": "rss"}
 
@@ -113,14 +115,18 @@ class Judged(NamedTuple):
     """What a record's series say of growth.
 
     `growth`: of the host and of each device, without the quiet ones. `short`: why that, or a part
-    of it, cannot be said; None where each signal had readings enough. `rises`: what is known of
-    signals that grow and were not judged, or were quiet until the last stretch of the run.
-    `step_seconds`: how long a step is in the newer half of the run; None where that is not known.
+    of it, cannot be said; None where each signal had readings enough. `enough`: some signal of the
+    host and of each device had. `rises`: what is known of signals that grow and were not judged, or
+    were quiet until the last stretch of the run. `late`: how the process ended above all that it
+    had before, which may be no growth; "" where it did not. `step_seconds`: how long a step is in
+    the newer half of the run; None where that is not known.
     """
 
     growth: list[Growth]
     short: str | None
+    enough: bool
     rises: list[Rise]
+    late: str
     step_seconds: float | None
 
 
@@ -141,7 +147,7 @@ def judge(line: Timeline, limit_bytes: int | None, devices: list[int]) -> Judged
     rises: list[Rise] = []
     few: list[str] = []
     enough, most = True, 0
-    step_seconds = None
+    late, step_seconds = "", None
     for where, columns, limit in groups:
         readings = _readings(line, columns, by_step=per == "step")
         if per == "step" and len(readings.steps) >= LEAST:
@@ -162,6 +168,8 @@ def judge(line: Timeline, limit_bytes: int | None, devices: list[int]) -> Judged
             rise = _rise(readings, values, where or signal, per)
             if rise is not None:
                 rises.append(rise)
+            if signal == "rss":
+                late = _late(readings, values, per)
     growth = [_begun(_exact(one, rises), rises) for one in growth]
     growth = [replace(g, shared=g.signal == "rss" and _of_files(line, per)) for g in growth]
     rises = _beyond(rises, growth)
@@ -170,7 +178,7 @@ def judge(line: Timeline, limit_bytes: int | None, devices: list[int]) -> Judged
         short = f"too short to judge: {count(most, 'step')} with a reading, {ENOUGH} are needed"
     if enough and most:
         short = f"too few readings to judge: {' and '.join(few)}" if few else None
-    return Judged(growth, short, rises, step_seconds)
+    return Judged(growth, short, enough and most > 0, rises, late, step_seconds)
 
 
 def _known(values: list[int]) -> int:
@@ -213,11 +221,13 @@ def _begun(growth: Growth, rises: list[Rise]) -> Growth:
 
 def _beyond(rises: list[Rise], growth: list[Growth]) -> list[Rise]:
     """Without those that the verdict tells already, and one of the process's own: the heap's where
-    it explains half of what is resident, else that."""
+    it was read often enough and explains half of what is resident, else that."""
     told = {one.signal for one in growth}
     of = {rise.signal: rise for rise in rises}
     heap, rss = of.get("heap"), of.get("rss")
-    own = heap if heap and (not rss or heap.rate_bytes >= rss.rate_bytes / 2) else rss
+    own = rss
+    if heap and (not rss or (heap.readings >= 2 * LEAST and heap.rate_bytes >= rss.rate_bytes / 2)):
+        own = heap
     if own is not None and rss is not None and rss.over > own.over:  # it is read more often
         own = replace(own, over=rss.over, since=rss.since, since_seconds=rss.since_seconds)
     if own is not None and told & {"heap", "rss"}:
@@ -275,7 +285,7 @@ def _readings(line: Timeline, columns: dict[str, str], *, by_step: bool) -> _Rea
 @dataclass(frozen=True)
 class Rise:
     """A signal that rose in a line to the end, too short for a verdict. `rate_bytes` per `per`
-    ("step" or "s") over the last `over` of them, by `gain_bytes` in all."""
+    ("step" or "s") over the last `over` of them, in so many `readings`, by `gain_bytes` in all."""
 
     signal: str
     per: str
@@ -284,57 +294,125 @@ class Rise:
     gain_bytes: int
     since: int | None
     since_seconds: float
+    readings: int
 
     def __str__(self) -> str:
         whose = {"children": "the workers' memory", "heap": "memory", "rss": "memory"}
         name = whose.get(self.signal, f"memory of {self.signal}")
         if self.per == "step":
             return (
-                f"{name} rose {size(self.rate_bytes)} a step over the last {self.over:,.0f} steps: "
-                "too few to tell a leak from a warm-up"
+                f"{name} rose {size(self.rate_bytes)} a step over the last {self.over:,.0f} steps"
+                f"{self._why()} to tell a leak from a warm-up"
             )
         return (
             f"{name} rose {size(self.rate_bytes)} a second over the last {duration(self.over)}: "
             "too short to tell a leak from a warm-up"
         )
 
+    def _why(self) -> str:
+        if self.over < ENOUGH:
+            return ": too few"
+        if self.readings < ENOUGH:
+            return f", read {self.readings:,} times: too seldom"
+        return ", a small part of the run: too late"
+
 
 def _rise(readings: _Readings, floors: list[int], signal: str, per: str) -> Rise | None:
     """The longest end of the series that is a straight line upwards, into memory that had not been
     in use before: a sawtooth comes back to where it was, a warm-up or a full buffer is flat at the
-    end. None where there is none, and below 2 MiB or 1 % of what is in use."""
+    end. None where there is none, and below 2 MiB or 1 % of what is in use. Ends of less than the
+    last quarter are looked at more closely: of the last half, the last quarter and so on."""
     where = readings.steps if per == "step" else [int(s * 1e6) for s in readings.seconds]
     tops = readings.tops[signal if signal in readings.tops else "device"]
-    known = [
-        (x, floor, top)
-        for x, floor, top in zip(where, floors, tops, strict=True)
-        if floor != UNKNOWN
-    ]
-    if len(known) < LEAST:
+    known = _known_of(where, floors, tops)
+    before, closer = 0, False
+    rough: _End | None = None
+    while len(known) >= (2 * LEAST if closer else LEAST):
+        cells = _settled(_cells(known, CELLS))
+        quarters = (len(cells) // 4, len(cells) // 2, len(cells) * 3 // 4)
+        for begin in quarters if closer else (0, 1, *quarters):
+            found = _end(cells, begin, before)
+            if found is not None and (not closer or found.straight >= STRAIGHTER):
+                return _rise_from(readings, where, signal, per, found)
+            rough = rough or found
+        middle = known[0][0] + (known[-1][0] - known[0][0]) / 2
+        at = bisect_left(known, middle, key=lambda one: one[0])
+        if at == 0:
+            break
+        before = max(before, *(top for _, _, top in known[:at]))
+        known, closer = known[at:], True
+    return rough and _rise_from(readings, where, signal, per, rough)
+
+
+def _known_of(
+    where: Sequence[int], floors: list[int], tops: list[int]
+) -> list[tuple[int, int, int]]:
+    each = zip(where, floors, tops, strict=True)
+    return [(x, floor, top) for x, floor, top in each if floor != UNKNOWN]
+
+
+class _End(NamedTuple):
+    """An end of a series that is a line: where it begins, its slope, the share of the variance that
+    it explains, and its gain."""
+
+    first: float
+    slope: float
+    straight: float
+    gain: float
+
+
+def _end(cells: list[tuple[float, int, int]], begin: int, before: int) -> _End | None:
+    """The cells from `begin` on, where they are such a line; up to `before` was in use earlier."""
+    part = cells[begin:]
+    if len(part) < LEAST:
         return None
-    cells = _settled(_cells(known, CELLS))
-    for begin in (0, 1, len(cells) // 4, len(cells) // 2, len(cells) * 3 // 4):
-        part = cells[begin:]
-        if len(part) < LEAST:
-            continue
-        slope, straight = _line([(x, floor) for x, floor, _ in part])
-        gain = slope * (part[-1][0] - part[0][0])
-        late, _ = _line([(x, floor) for x, floor, _ in part[-max(LEAST // 2, len(part) // 3) :]])
-        before = max((top for _, _, top in cells[:begin]), default=0)
-        if (
-            straight >= STRAIGHT
-            and late >= slope / 2
-            and gain >= max(LEAST_GAIN, part[-1][1] / 100)
-            and part[-1][1] > before
-        ):
-            unit = 1.0 if per == "step" else 1e-6
-            over = (known[-1][0] - part[0][0]) * unit + (1 if per == "step" else 0)
-            start = int(part[0][0])
-            at = min(bisect_left(where, start), len(where) - 1)
-            step = start if per == "step" else None
-            seconds = readings.seconds[at]
-            return Rise(signal, per, slope / unit, over, int(gain), step, seconds)
-    return None
+    slope, straight = _line([(x, floor) for x, floor, _ in part])
+    gain = slope * (part[-1][0] - part[0][0])
+    late, _ = _line([(x, floor) for x, floor, _ in part[-max(LEAST // 2, len(part) // 3) :]])
+    is_line = (
+        straight >= STRAIGHT
+        and late >= slope / 2
+        and gain >= max(LEAST_GAIN, part[-1][1] / 100)
+        and part[-1][1] > max((top for _, _, top in cells[:begin]), default=before)
+        and part[-1][1] > before
+    )
+    return _End(part[0][0], slope, straight, gain) if is_line else None
+
+
+def _rise_from(readings: _Readings, where: Sequence[int], signal: str, per: str, end: _End) -> Rise:
+    start = int(end.first)
+    at = min(bisect_left(where, start), len(where) - 1)
+    unit = 1.0 if per == "step" else 1e-6
+    floors = readings.values[signal if signal in readings.values else "device"]
+    last = max(x for x, floor in zip(where, floors, strict=True) if floor != UNKNOWN)
+    return Rise(
+        signal,
+        per,
+        end.slope / unit,
+        (last - end.first) * unit + (1 if per == "step" else 0),
+        int(end.gain),
+        start if per == "step" else None,
+        readings.seconds[at],
+        sum(floor != UNKNOWN for floor in floors[at:]),
+    )
+
+
+def _late(readings: _Readings, floors: list[int], per: str) -> str:
+    """That the signal ended above all that it had in the first three quarters, in words. It came
+    too suddenly for a line, so that it may be anything."""
+    where = readings.steps if per == "step" else [int(s * 1e6) for s in readings.seconds]
+    known = _known_of(where, floors, readings.tops["rss"])
+    if len(known) < LEAST:
+        return ""
+    quarter = known[0][0] + (known[-1][0] - known[0][0]) * 3 // 4
+    before = max(top for x, _, top in known if x <= quarter)
+    gain = known[-1][1] - before
+    if gain < max(LEAST_GAIN, before / 100):
+        return ""
+    since = next(x for x, floor, _ in reversed(known) if floor <= before)
+    over = (known[-1][0] - since) / (1 if per == "step" else 1e6)
+    last = f"{count(int(over), 'step')}" if per == "step" else duration(over)
+    return f"memory rose {size(gain)} in the last {last} and had not been so high before"
 
 
 def _cells(known: list[tuple[int, int, int]], most: int) -> list[tuple[float, int, int]]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from memtools._split import Split, rows, take
+from memtools._split import Known, Split, read
 
 
 class Rows:
@@ -20,11 +20,12 @@ class Rows:
         most: rows.
     """
 
-    __slots__ = ("_at", "_batch", "most")
+    __slots__ = ("_at", "_batch", "_cut", "most")
 
-    def __init__(self, batch: Any) -> None:
+    def __init__(self, batch: Any, known: Known) -> None:
         self._batch, self._at = batch, 0
-        self.most = rows(batch)
+        self._cut = read(batch, known)
+        self.most = self._cut.rows
 
     @property
     def over(self) -> bool:
@@ -33,7 +34,7 @@ class Rows:
     def next(self, size: float) -> tuple[Any, int, bool]:
         """The next micro-batch of at most so many rows, how many it has, whether it is the last."""
         stop = int(min(self._at + size, self.most))
-        micro = take(self._batch, self._at, stop, self.most)
+        micro = self._cut.take(self._batch, self._at, stop)
         return micro, stop - self._at, stop == self.most
 
     def advance(self, count: int) -> None:
@@ -100,6 +101,7 @@ class Hooked:
         return parts
 
 
-def pieces(batch: Any, split: Split | None) -> Rows | Hooked:
-    """Raises TypeError and ValueError for what cannot be cut."""
-    return Rows(batch) if split is None else Hooked(batch, split)
+def pieces(batch: Any, split: Split | None, known: Known) -> Rows | Hooked:
+    """`known`: how batches before were read. Raises TypeError and ValueError for what cannot be
+    cut."""
+    return Rows(batch, known) if split is None else Hooked(batch, split)

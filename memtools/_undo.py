@@ -297,12 +297,14 @@ class Copy(Redo):
         for i, grad in enumerate(self._grads):
             if grad is None:
                 continue
-            copy = self._copies[i]
+            copy, grad = self._copies[i], grad.detach()
             if copy is None or copy.shape != grad.shape or copy.layout is not grad.layout:
-                self._copies[i] = grad.detach().clone()
-            else:
+                self._copies[i] = grad.clone()
+            elif type(grad) is torch.Tensor:
                 into.append(copy)
-                of.append(grad.detach())
+                of.append(grad)
+            else:  # torch copies shards one by one only
+                copy.copy_(grad)
         if into:
             torch._foreach_copy_(into, of)
 

@@ -47,8 +47,11 @@ class Verdict:
     short: str | None
     holders: tuple[Holding, ...]
     forecast: str | None
-    #: "the process does not grow" and so on, where each signal was tested and nothing was found
+    #: "the process does not grow" and so on, where each signal was tested and nothing was found;
+    #: or that memory rose at the very end
     nothing: str
+    #: whether what the process takes was tested; of its workers that may not be known
+    tested: bool
     #: how long a step is; None where that is not known
     step_seconds: float | None
 
@@ -133,7 +136,8 @@ def verdict_of(figures: Figures) -> Verdict:
         judged.short,
         figures.holders,
         None,
-        _nothing(figures),
+        judged.late or _nothing(figures),
+        judged.enough,
         judged.step_seconds,
     )
     if figures.ending.by_memory(near=figures.near_limit):

@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 from memtools import GradAccumulator
-from tests.fsdprankcases import FSDP, Deep, sharded
+from tests.fsdprankcases import FSDP, Deep, fsdp, fsdp_out_of_memory, sharded
 from tests.gradrankcases import STEPS, Net, counts, data, flat
-from tests.oomrankcases import OOM
+from tests.oominject import Inject
+from tests.oomrankcases import OOM, out_of_memory
 from tests.ranks import fork_ranks
 
 DDP = torch.nn.parallel.DistributedDataParallel
@@ -248,7 +249,40 @@ def losses(rank: int) -> Any:
     return [found, [sum(sums) / rows, rows, {"rows": rows}], report.weight]
 
 
-SHARED = (windows, means, losses, closed, clipped, main_grads, skips, torn, skipped_batch,
+def views(rank: int) -> Any:
+    """DDP whose gradients are views of its buckets: which of its runs do not have the bits of those
+    in which they are not."""
+    make = torch.Generator().manual_seed(rank)
+    batches = [[torch.randn(16, n, generator=make) for n in (3, 2)] for _ in range(3)]
+
+    def run(view: bool, overlap: bool, how: str) -> Any:
+        model = DDP(Net(), gradient_as_bucket_view=view)
+        acc = made(model, overlap=overlap, undo="scratch", micro_batch_size=4)
+        inject = Inject(backward={1} if how == "out of memory" else ())
+
+        def loss_fn(micro: Any) -> Any:
+            return (inject(model(micro[0])) - micro[1]).square().sum(), len(micro[0])
+
+        for batch in batches:
+            if how != "loop":
+                acc.step(tuple(batch), loss_fn)
+                continue
+            for x, y in zip(*(part.split(4) for part in batch), strict=True):
+                lossy(acc, (x, y))
+        report = acc.report()
+        return [flat(model), report.updates, report.micro_batches, report.ran_out]
+
+    wrong = []
+    for overlap in (False, True):
+        for how in ("loop", "step", "out of memory"):
+            wanted = told(lambda o=overlap, h=how: run(False, o, h))  # type: ignore[misc]
+            found = told(lambda o=overlap, h=how: run(True, o, h))  # type: ignore[misc]
+            if found != wanted or "Error" in wanted:
+                wrong.append([overlap, how, found, wanted])
+    return wrong
+
+
+SHARED = (views, windows, means, losses, closed, clipped, main_grads, skips, torn, skipped_batch,
           sparse_error, no_weight, nothing, resumed, *OOM)  # fmt: skip
 
 
@@ -259,6 +293,12 @@ def healthy(rank: int) -> Any:
         torch.manual_seed(3)
         found[case.__name__] = case(rank)
     return found
+
+
+def alone(rank: int) -> Any:
+    """A job of one rank, as one tries it on a machine of one's own."""
+    cases = (views, windows, means, losses, clipped, out_of_memory, fsdp, fsdp_out_of_memory)
+    return {case.__name__: case(rank) for case in cases}
 
 
 def dead(rank: int) -> Any:
@@ -272,7 +312,7 @@ def dead(rank: int) -> Any:
     return told(lambda: lossy(acc, data(rank)[3])).split(":")[0]
 
 
-CASES: dict[str, Callable[[int], Any]] = {case.__name__: case for case in (healthy, dead)}
+CASES: dict[str, Callable[[int], Any]] = {case.__name__: case for case in (healthy, alone, dead)}
 
 
 def ready() -> None:

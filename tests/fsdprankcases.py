@@ -95,15 +95,15 @@ def fsdp_scale(rank: int) -> Any:
             acc.scale]  # fmt: skip
 
 
-def run(rank: int, inject: Inject, after: int, sizes: Any = None) -> Any:
+def run(rank: int, inject: Inject, after: int, sizes: Any = None, undo: str = "scratch") -> Any:
     torch.manual_seed(rank)
     inner = Deep(6, 1)
     inner.inject, inner.after, inner.drop.p = inject, after, 0.3
     model = sharded(inner)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    acc = GradAccumulator(model, optimizer, 4, undo="scratch", micro_batch_size=SIZE, max_norm=1.0)
+    acc = GradAccumulator(model, optimizer, 4, undo=undo, micro_batch_size=SIZE, max_norm=1.0)
     if sizes is not None:
-        acc._backoff = BackOff(acc, "scratch", SIZE)
+        acc._backoff = BackOff(acc, undo, SIZE)
     for i in range(2):
         named = {} if sizes is None else {"sizes": sizes[i]}
         step: Any = acc.step if sizes is None else acc._backoff.step
@@ -124,6 +124,20 @@ def fsdp_out_of_memory(rank: int) -> Any:
             found, retries = run(rank, inject, index % 3)
             if found != want or none or retries != [[index, SIZE // 2]]:
                 wrong.append([index, phase, retries])
+    return wrong
+
+
+def fsdp_undo(rank: int) -> Any:
+    """Which ways to take a micro-batch back do not come to the same bits."""
+    wrong = []
+    for index in (0, 2):
+        want = None
+        for undo in ("scratch", "copy", "redo"):
+            inject = Inject(backward={index} if rank == 0 else ())
+            found = told(lambda i=inject, u=undo: run(rank, i, 1, undo=u)[0])
+            want = found if want is None else want
+            if found != want or "Error" in found:
+                wrong.append([index, undo, found])
     return wrong
 
 
@@ -242,5 +256,5 @@ def fsdp_closed(rank: int) -> Any:
     return found
 
 
-FSDP = (fsdp, fsdp_scale, fsdp_out_of_memory, fsdp_hopeless, fsdp_raises, fsdp_uneven,
+FSDP = (fsdp, fsdp_scale, fsdp_out_of_memory, fsdp_undo, fsdp_hopeless, fsdp_raises, fsdp_uneven,
         fsdp_refused, fsdp_outside, fsdp_closed)  # fmt: skip

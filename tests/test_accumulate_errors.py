@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -337,6 +338,7 @@ def test_parameters_that_come_inside_of_a_window(model):
         ({"max_norm": 1.0, "max_value": 1.0}, ValueError, "got max_norm and max_value: pick one"),
         ({"max_norm": 0}, ValueError, "max_norm is above 0"),
         ({"max_norm": float("nan")}, ValueError, "max_norm is above 0 and finite, got nan"),
+        ({"max_norm": float("inf")}, ValueError, "got inf; leave it out where the norm is only"),
         ({"max_norm": "1"}, TypeError, "max_norm is a number, got str"),
         ({"max_value": -1.0}, ValueError, "max_value is above 0"),
         ({"clip": 1.0}, TypeError, "clip is called with the parameters; got float"),
@@ -354,6 +356,30 @@ def test_an_argument_that_makes_no_sense(model, settings, kind, match):
     with pytest.raises(kind, match=match):
         GradAccumulator(model, optimizer, **settings)
     GradAccumulator(model, optimizer)  # it was not taken
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_an_accumulator_is_not_copied(model, how):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    acc = GradAccumulator(model, optimizer)
+    with pytest.raises(
+        TypeError, match=r"save its state_dict\(\) .* a new one of the copied model"
+    ):
+        how(acc)
+    twin, _ = how((model, optimizer)) if how is copy.deepcopy else (model, None)
+    assert isinstance(twin, torch.nn.Module)
+
+
+def test_parameters_that_the_model_has_no_more(model):
+    acc = GradAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+
+    def micro():
+        with acc.micro_batch():
+            acc.backward(loss_sum(model, torch.ones(2, 8)), weight=2)
+
+    with pytest.raises(RuntimeError, match=r"at the end of this window: .*assign=True"):
+        micro()
 
 
 def test_a_scheduler_that_wants_a_metric(model):

@@ -225,3 +225,42 @@ def test_what_in_backward_excludes():
     for settings in ({"max_norm": 1.0}, {"precision": "fp16"}, {"clip": print}):
         with pytest.raises(ValueError, match="in_backward=True steps each parameter"):
             GradAccumulator(model, optimizer, in_backward=True, **settings)
+
+
+class Both(torch.optim.Optimizer):
+    """Two optimizers as one, as docs/accumulation.md has it."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self.optimizers = optimizers
+        super().__init__([group for one in optimizers for group in one.param_groups], {})
+        self.param_groups = [group for one in optimizers for group in one.param_groups]
+
+    def step(self, closure=None):
+        for one in self.optimizers:
+            one.step()
+
+
+@pytest.mark.parametrize("how", ["loop", "step"])
+def test_two_optimizers_of_one_model_as_one(how):
+    def made():
+        torch.manual_seed(0)
+        model = net()
+        matrices = [p for p in model.parameters() if p.ndim == 2]
+        others = [p for p in model.parameters() if p.ndim != 2]
+        return model, torch.optim.Muon(matrices), torch.optim.AdamW(others, fused=True)
+
+    data = batches((4,) * 8)
+    model, *optimizers = made()
+    acc = GradAccumulator(model, Both(*optimizers), steps=4, micro_batch_size=4)
+    twin, *others = made()
+    for window in (data[:4], data[4:]):
+        if how == "step":
+            acc.step(torch.cat(window), lambda x: (loss_sum(model, x), len(x)))
+        else:
+            run(acc, window)
+        for x in window:
+            (loss_sum(twin, x) / 16).backward()
+        for one in others:
+            one.step()
+            one.zero_grad()
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))

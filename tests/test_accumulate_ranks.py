@@ -54,6 +54,22 @@ def test_without_weights_each_micro_batch_counts_one_wherever_it_was(ranks):
     assert close(same(answers), flat(model))
 
 
+def test_gradients_that_are_views_of_ddps_buckets_have_the_same_bits(ranks):
+    for wrong in ranks("views"):
+        assert wrong == []
+
+
+def test_a_job_of_one_rank_is_one_of_many(tmp_path):
+    (found,) = run_ranks("tests.accrankworker", "alone", 1, tmp_path)
+    assert found["views"] == []
+    batches = [data(0)[:10]]
+    assert close(found["windows"][0], reference(Net(), batches, epochs=2))
+    assert found["losses"][0] == [pytest.approx(found["losses"][1][0]), *found["losses"][1][1:]]
+    assert found["clipped"][2] < 1
+    assert found["out_of_memory"][0] == []
+    assert found["fsdp_out_of_memory"] == []
+
+
 def test_a_closed_accumulator_leaves_ddp_as_it_was(ranks):
     before, after, gradients = same(ranks("closed"))
     assert (before, after) == (True, True)
@@ -227,6 +243,10 @@ def test_an_inf_in_one_ranks_part_is_seen_by_all(ranks):
 
 def test_an_oom_between_two_collectives_lets_all_ranks_halve_together(ranks):
     assert same(ranks("fsdp_out_of_memory")) == []
+
+
+def test_whatever_takes_a_sharded_micro_batch_back_has_the_same_bits(ranks):
+    assert same(ranks("fsdp_undo")) == []
 
 
 def test_a_sharded_rank_that_fails_for_good_ends_the_window_of_all(ranks):

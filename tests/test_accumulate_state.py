@@ -116,6 +116,7 @@ def broken(state, change):
         (lambda s: s["gradients"].update(other=torch.ones(1)), "gradient of other, which is not"),
         (lambda s: s["gradients"].update({"0.bias": torch.ones(1)}), "gradient of 0.bias is"),
         (lambda s: s["window"].update(weight=float("nan")), "window.'weight'. is 0 or more"),
+        (lambda s: s["window"].update(count=3), "after 3 of 3 micro-batches, which no window"),
         (lambda s: s.update(steps=4), "in the middle of a window of 4 micro-batches.*steps is 3"),
     ],
 )

@@ -161,7 +161,7 @@ def test_step_refuses_a_window_that_has_begun_by_hand():
     with acc.micro_batch():
         acc.backward(*loss_of(model)(batch()))
     kept = [g.clone() for g in grads(model)]
-    with pytest.raises(RuntimeError, match=r"this one has 1 micro-batches already: flush\(\)"):
+    with pytest.raises(RuntimeError, match=r"this one has 1 micro-batch already: flush\(\)"):
         acc.step(batch(), loss_of(model))
     assert all(torch.equal(a, b) for a, b in zip(kept, grads(model), strict=True))
     assert acc.flush().micro_batches == 1

@@ -104,7 +104,7 @@ ENDS = {
     "exit: exception ValueError: exit 0": ("failed", "it ended by exception ValueError: exit 0"),
     "not started: No such file": ("failed", "it was not started: No such file"),
     "killed by SIGKILL": ("killed", "it was killed by SIGKILL"),
-    "exit 137": ("killed", "it ended with exit code 137, which stands for SIGKILL"),
+    "exit 137": ("killed", "it ended with exit code 137"),
 }
 
 

@@ -21,6 +21,9 @@ from tests.kvmodel import BLOCK, Plain, fill, same, small_pool, some, step
 
 pytestmark = pytest.mark.usefixtures("either_way")
 
+# A program of its own connects to torch by itself, by the shim: twice would be the same.
+in_a_program = pytest.mark.parametrize("either_way", ["shim"], indirect=True)
+
 
 def live(pool: KVPool) -> tuple[int, int, int]:
     stats = pool.stats()
@@ -332,6 +335,7 @@ print("done")
 """
 
 
+@in_a_program
 def test_interpreter_shutdown_with_leases_and_views_everywhere():
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", AT_EXIT], capture_output=True, text=True
@@ -410,6 +414,47 @@ def test_a_child_that_touches_a_view_ends_there_and_the_parent_goes_on():
         assert same(lease, model)
 
 
+COUNTED = """
+import os, torch, memtools
+def pool(): return memtools.KVPool(2, 2, 64, max_tokens=64, max_sequences=8, dtype="float32")
+def again(): return memtools._core.Probe().read().mapped_again
+def fork(prompt):
+    rows = prompt.fork(4)
+    for view in rows.update(0, *torch.rand(2, 4, 2, 1, 64)): view.sum()
+    return rows
+mine = pool()
+prompt = mine.acquire(1)
+prompt.update(0, *torch.rand(2, 1, 2, 33, 64))
+rows = fork(prompt)
+counted = again()
+assert counted == mine.stats().mapped_again_bytes > 0
+if (child := os.fork()) == 0:
+    assert again() == 0, again()
+    own = pool()
+    prompt = own.acquire(1)
+    prompt.update(0, *torch.rand(2, 1, 2, 33, 64))
+    del rows  # the parent's: nothing of them counts here
+    rows = fork(prompt)
+    assert again() == own.stats().mapped_again_bytes == counted
+    rows.release()
+    assert again() == 0, again()
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert again() == counted
+print("done")
+"""
+
+
+@in_a_program
+def test_a_child_counts_only_what_it_maps_itself():
+    """What its parent's views show more than once is closed there; taken off the child's resident
+    bytes, it would make them too few."""
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTED], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
 CHILDREN = """
 import gc, os, sys, threading, torch, memtools
 def pool(): return memtools.KVPool(2, 2, 64, max_tokens=64, max_sequences=8, dtype="float32")
@@ -440,14 +485,15 @@ def fork(generation):
         own.close()
         if generation == 2: del globals()["kept"], globals()["views"], globals()["mine"]
         gc.collect()
-        sys.exit(0)
+        if generation == 3: os._exit(0)
+        sys.exit(0)  # in a child of torch that takes half a second
     assert ends(child) == 0
 def from_a_thread():
     if (child := os.fork()) == 0: os._exit(0)
     assert ends(child) == 0
 wanted = views[0].clone()
-for _ in range(2):
-    fork(1)
+for generation in 1, 3:
+    fork(generation)
     thread = threading.Thread(target=from_a_thread)
     thread.start()
     thread.join()
@@ -458,6 +504,7 @@ print("done")
 """
 
 
+@in_a_program
 def test_children_of_any_thread_end_cleanly_while_the_pool_is_at_work():
     """They make pools of their own, fork again, collect, drop everything, and end as any program
     does; whatever locks of the parent's pool were held when they began."""

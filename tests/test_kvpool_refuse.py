@@ -303,10 +303,9 @@ def test_one_tensor_changes_while_the_other_is_looked_at(meddle, message, order)
 def test_a_process_with_the_most_arenas_says_how_many_and_what_helps():
     """Each lease of a pool of one sequence has an arena of its own."""
     with KVPool(1, 1, 64, max_tokens=16, max_sequences=1, dtype="float32") as pool:
-        leases = []
+        leases: list[KVLease] = []
         with pytest.raises(MemoryError) as caught:
-            for _ in range(2049):
-                leases.append(pool.acquire(1))
+            leases.extend(pool.acquire(1) for _ in range(2049))
         assert str(caught.value) == (
             "acquire(): the KV pools of this process have 2048 stretches of addresses for "
             "max_sequences rows each (1 in this pool), the most that can be closed in forked "

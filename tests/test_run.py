@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import memtools
+from memtools.cli.run import BOOT
 from tests.runs import RUN, execute, run, without_addresses, write
 
 # All that a program can ask about how it was started. Python 3.11 has no last_exc.
@@ -176,6 +177,21 @@ def test_a_sitecustomize_that_fails_is_reported_as_by_python(tmp_path: Path) -> 
     assert found.stdout == expected.stdout == b"runs\n"
     assert found.stderr == 2 * expected.stderr
     assert (tmp_path / "run.mem").exists()
+
+
+@pytest.mark.parametrize("options", [None, "null"])
+def test_the_folder_alone_on_the_path_starts_nothing(options: str | None, tmp_path: Path) -> None:
+    """As in a child that is given the environment of its parent's start, in part."""
+    environment = {**os.environ, "PYTHONPATH": str(BOOT)}
+    if options is not None:
+        environment["MEMTOOLS_RUN"] = options
+    code = "import sys; print('runs', 'memtools' in sys.modules, sys.path[1:2])"
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.startswith("runs False")
+    assert str(BOOT) not in found.stdout
 
 
 @pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "USR1", "KILL"])

@@ -54,6 +54,8 @@ CODES = {
     "raise SystemExit(None)": "code 0",
     "try: raise SystemExit('no')\nexcept SystemExit: raise SystemExit(1)": "code 1",
     "try: raise SystemExit('no')\nexcept SystemExit: pass": "code 0",
+    "class Mute:\n def __str__(self): 1 / 0\n"
+    "try: raise SystemExit('no')\nexcept SystemExit: raise SystemExit(Mute())": "code 1",
     "try: raise SystemExit('no')\nexcept SystemExit: 1 / 0": (
         "exception ZeroDivisionError: division by zero"
     ),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import pathlib
+import re
 import types
 from typing import Any, NamedTuple
 
@@ -14,6 +16,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import memtools
 from memtools import _split
 
 
@@ -49,9 +52,14 @@ def x(count: int = 6, *more: int) -> torch.Tensor:
     return torch.arange(count * max(1, int(np.prod(more)))).reshape(count, *more)
 
 
-def cut(batch: Any, size: int) -> list[Any]:
-    count = _split.rows(batch)
-    return [_split.take(batch, at, min(at + size, count), count) for at in range(0, count, size)]
+def rows(batch: Any) -> int:
+    return _split.read(batch).rows
+
+
+def cut(batch: Any, size: int, known: Any = None) -> list[Any]:
+    found = _split.read(batch, known)
+    count = found.rows
+    return [found.take(batch, at, min(at + size, count)) for at in range(0, count, size)]
 
 
 CASES = {
@@ -74,10 +82,9 @@ CASES = {
     "texts in a tuple": (x(6), tuple("abcdef"), (224, 224)),
     "0-d examples": [torch.tensor(i) for i in range(6)],
     "dtype and device": {"a": x(6), "d": torch.float32, "e": torch.device("cpu")},
-    "samples of one length": [x(10, 8)] * 6,
-    "samples as long as there are samples": [x(6, 8)] * 6,
-    "samples as long as there are samples, beside their labels": ([x(6)] * 6, x(6)),
-    "images of several sizes": [x(3, 4 + i, 5) for i in range(6)],
+    "samples of one length, beside their labels": ([x(10, 8)] * 6, x(6)),
+    "images of several sizes, beside their labels": ([x(3, 4 + i, 5) for i in range(6)], x(6)),
+    "images of several sizes and channels": [x(i % 2 + 3, 4 + i, 5) for i in range(6)],
     "lists of samples in a dict": {"a": [x(10)] * 6, "b": [x(3, 2)] * 6},
     "samples of one length in a nested dict": {"in": {"a": [x(10)] * 6}, "y": x(6)},
     "tuples of samples": (
@@ -86,6 +93,12 @@ CASES = {
     ),
     "pairs": [(x(4), x(1)) for _ in range(6)],
     "columns of one kind, of which there are others": [[x(6), x(6)], {"y": x(6)}],
+    "columns of samples": [[x(3, i + 1) for i in range(6)], [{"i": i} for i in range(6)]],
+    "columns of samples in tuples": [
+        tuple(x(3, 2) for i in range(6)),
+        tuple({"boxes": x(i, 4)} for i in range(6)),
+    ],
+    "texts in tuples": (tuple("abcdef"), tuple("ghijkl")),
     "a model's output": transformers.tokenization_utils_base.BatchEncoding(
         {"ids": x(6, 3), "mask": x(6, 3)}
     ),
@@ -96,12 +109,12 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_batch_has_six_rows(name):
-    assert _split.rows(CASES[name]) == 6
+    assert rows(CASES[name]) == 6
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_whole_batch_is_passed_as_it_is(name):
-    assert _split.take(CASES[name], 0, 6, 6) is CASES[name]
+    assert _split.read(CASES[name]).take(CASES[name], 0, 6) is CASES[name]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 5])
@@ -114,9 +127,11 @@ def test_parts_have_the_batchs_form_and_their_share_of_rows(name, size):
 
 
 def _rows_of(name: str, part: Any) -> int:
+    if name.startswith("columns of samples"):
+        return len(part[1])
     if isinstance(part, list) and not name.startswith(("collated", "columns")):
         return len(part)
-    if name.startswith("tuples"):
+    if name.startswith(("tuples", "texts in tuples")):
         return len(part[0])
     if name.endswith("beside their labels"):
         return len(part[1])
@@ -172,14 +187,6 @@ def test_cutting_changes_nothing_in_the_batch():
     assert len(batch["names"]) == 6
 
 
-def test_equal_lengths_by_chance_do_not_change_what_a_sample_is():
-    """A batch of texts as tensors: whether their lengths differ is an accident of the data."""
-    assert _split.rows([torch.zeros(10, 8)] * 4) == 4
-    assert _split.rows([torch.zeros(n, 8) for n in (10, 9, 10, 10)]) == 4
-    for part in cut([torch.zeros(10, 8)] * 4, 2):
-        assert [len(one) for one in part] == [10, 10]
-
-
 class Samples(list):
     """What a user's collate returns to say that its items are samples."""
 
@@ -200,7 +207,7 @@ COLLATED = {
 @pytest.mark.parametrize("name", COLLATED)
 def test_what_the_usual_collate_makes_is_columns(name):
     batch = COLLATED[name]
-    assert _split.rows(batch) == 32
+    assert rows(batch) == 32
     parts = cut(batch, 12)
     assert [[len(one) for one in part] for part in parts] == [
         [size] * len(batch) for size in (12, 12, 8)
@@ -209,14 +216,14 @@ def test_what_the_usual_collate_makes_is_columns(name):
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3])
-@pytest.mark.parametrize("rows", [1, 2, 3, 5])
-def test_a_loaders_batch_has_the_rows_of_its_tensors_whatever_their_number(columns, rows):
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_a_loaders_batch_has_the_rows_of_its_tensors_whatever_their_number(columns, count):
     """A last batch may have as many rows as there are columns."""
-    dataset = torch.utils.data.TensorDataset(*[ids(rows)] * columns)
-    (batch,) = torch.utils.data.DataLoader(dataset, batch_size=rows)
+    dataset = torch.utils.data.TensorDataset(*[ids(count)] * columns)
+    (batch,) = torch.utils.data.DataLoader(dataset, batch_size=count)
     assert type(batch) is list
-    assert _split.rows(batch) == rows
-    assert [[len(one) for one in part] for part in cut(batch, 1)] == [[1] * columns] * rows
+    assert rows(batch) == count
+    assert [[len(one) for one in part] for part in cut(batch, 1)] == [[1] * columns] * count
 
 
 @pytest.mark.parametrize(
@@ -226,7 +233,6 @@ def test_a_loaders_batch_has_the_rows_of_its_tensors_whatever_their_number(colum
         ([x(6), x(5), x(6)], 3),
         ([torch.tensor(1.0)], 1),
         ([torch.tensor(1.0), torch.tensor(2.0)], 2),
-        ([x(10, 8)] * 4, 4),
         (Samples([x(10, 8)]), 1),
         (Samples([x(10, 8)] * 2), 2),
         (["a", "b"], 2),
@@ -234,13 +240,232 @@ def test_a_loaders_batch_has_the_rows_of_its_tensors_whatever_their_number(colum
     ids=lambda one: "" if isinstance(one, int) else f"{type(one).__name__} of {len(one)}",
 )
 def test_a_short_list_of_what_has_no_rows_in_common_is_samples(batch, count):
-    assert _split.rows(batch) == count
+    assert rows(batch) == count
     assert [len(part) for part in cut(batch, 1)] == [1] * count
+
+
+REFUSED = {
+    "four tensors of equal lengths": [x(32, 3)] * 4,
+    "samples of one length": [x(10, 8)] * 6,
+    "as many as they are long": [x(6, 8)] * 6,
+    "two views in a batch of two": [[x(2, 8), x(2, 8)], x(2)],
+    "two views in a tuple in a batch of two": ((x(2, 8), x(2, 8)), x(2)),
+    "two views alone": {"views": [x(32, 8), x(32, 8)]},
+    "three images of three channels": (
+        tuple(x(3, i + 1, 5) for i in range(3)),
+        tuple({"boxes": x(i, 4)} for i in range(3)),
+    ),
+    "pairs of pairs": [[x(8, 2), x(8, 2)], [x(8, 2), x(8, 2)]],
+    "pairs of dicts": [{"ids": x(8, 2)}, {"ids": x(8, 2)}],
+    "pairs of texts": [("a",) * 8, ("b",) * 8],
+    "numbers in a tuple": (x(4, 2), (1, 2, 3, 4)),
+    "0-d tensors in a tuple": (x(4, 2), tuple(torch.tensor(i) for i in range(4))),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_can_be_samples_or_columns_is_refused_with_the_remedy(name):
+    with pytest.raises(ValueError, match="can be .* rows or .*, and nothing tells which") as caught:
+        rows(REFUSED[name])
+    told = str(caught.value)
+    assert re.search(r"as (tuple\(batch\)|a dict or named tuple|a list|a class)", told)
+    assert "split=, a function of (batch, size)" in told
+
+
+@pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        ((x(32, 3), x(32, 3), x(32, 3), x(32, 3)), 32),
+        (tuple([x(4, 3)] * 4), 4),
+        (Samples([x(32, 3)] * 4), 4),
+        ([{"a": x(2, 8), "b": x(2, 8)}, x(2)], 2),
+        ([Samples([x(2, 8), x(2, 8)]), x(2)], 2),
+        ((Samples(x(3, i + 1) for i in range(3)), Samples([{"boxes": x(3)}] * 3)), 3),
+        ((x(4, 2), [1, 2, 3, 4]), 4),
+    ],
+)
+def test_the_remedies_are_read(batch, count):
+    assert rows(batch) == count
+    assert len(cut(batch, 1)) == count
+
+
+def test_a_class_of_the_users_is_samples_whatever_their_number():
+    """Not columns where the batch has another number of rows."""
+    with pytest.raises(ValueError, match=r"batch\[0\] has 2, batch\[1\] has 8"):
+        rows([Samples([x(8), x(8)]), x(8)])
+
+
+def views(count: int) -> list[Any]:
+    return [[x(count, 8), x(count, 8)], x(count)]
+
+
+def samples(*lengths: int) -> list[Any]:
+    return [x(length, 8) for length in lengths]
+
+
+@pytest.mark.parametrize(
+    ("before", "batch", "sizes"),
+    [
+        (views(8), views(2), [[[1, 1], 1]] * 2),
+        (samples(5, 4, 3), samples(5, 5, 5, 5), [[5]] * 4),
+        (samples(5, 4, 3), samples(3, 3, 3), [[3]] * 3),
+        (samples(5, 4, 3), samples(2, 2), [[2]] * 2),
+        (samples(5, 4, 3), samples(5), [[5]]),
+        ((samples(5, 4, 3), x(3)), (samples(2, 2), x(2)), [([2], 1)] * 2),
+        ((x(8), (7, 7)), (x(2), (7, 7)), [(1, (7, 7))] * 2),
+    ],
+)
+def test_a_batch_is_read_as_those_before_it(before, batch, sizes):
+    known: dict[str, set[str]] = {}
+    _split.read(before, known)
+    assert [_sizes_of(part) for part in cut(batch, 1, known)] == sizes
+
+
+def _sizes_of(part: Any) -> Any:
+    if isinstance(part, (list, tuple)):
+        return type(part)(map(_sizes_of, part))
+    return len(part) if isinstance(part, torch.Tensor) else part
+
+
+def test_what_was_read_in_both_ways_tells_nothing():
+    known: dict[str, set[str]] = {}
+    _split.read((samples(5, 4, 3), x(3)), known)
+    _split.read((samples(8, 8), x(8)), known)
+    with pytest.raises(ValueError, match="nothing tells which"):
+        _split.read((samples(2, 2), x(2)), known)
+
+
+def test_a_guess_is_not_taken_for_known():
+    known: dict[str, set[str]] = {}
+    _split.read(samples(5, 5), known)
+    assert known == {}
+    _split.read({"a": [[1, 2], [3, 4]], "y": x(2)}, known)
+    assert known == {}
+
+
+def test_each_loss_function_has_batches_of_its_own_form():
+    readings = _split.Readings()
+
+    def first(micro):
+        return micro
+
+    def made():
+        return lambda micro: micro
+
+    assert readings.of(made()) is readings.of(made())
+    assert readings.of(first) is not readings.of(made())
+    _split.read(views(8), readings.of(first))
+    assert _split.read(views(2), readings.of(first)).rows == 2
+    with pytest.raises(ValueError, match="nothing tells which"):
+        _split.read(views(2), readings.of(made()))
+
+
+def test_keys_that_change_with_each_batch_are_not_kept_for_ever():
+    known: dict[str, set[str]] = {}
+    for i in range(600):
+        _split.read({"y": x(3), f"sample {i}": samples(5, 4, 3)}, known)
+    assert len(known) == 256
+
+
+# --- the table of the docs ---
+
+TABLE = pathlib.Path(__file__).parents[1] / "docs" / "oom_backoff.md"
+
+
+def _table() -> list[tuple[str, str, str]]:
+    """Its lines: the batch as an expression, the rows, how it is read."""
+    lines = TABLE.read_text().split("| batch | rows |")[1].splitlines()[2:]
+    ends = next(i for i, line in enumerate(lines) if not line.startswith("|"))
+    return [tuple(part.strip() for part in line.split("|")[1:4]) for line in lines[:ends]]
+
+
+@pytest.mark.parametrize("line", _table(), ids=lambda line: line[0])
+def test_the_table_of_shapes_in_the_docs_is_true(line):
+    code, count, _ = line
+    batch = eval(code.strip("`"), {"x": x, "Samples": Samples})
+    if count == "refused":
+        with pytest.raises(ValueError, match="nothing tells which"):
+            rows(batch)
+        return
+    assert rows(batch) == int(count)
+    assert len(cut(batch, 1)) == int(count)
+
+
+# --- gradients: the same, cut or whole ---
+
+_PARTS = st.recursive(
+    st.sampled_from(["wide", "wide", "flat", "number"]),
+    lambda inner: st.lists(inner, min_size=1, max_size=4),
+    max_leaves=5,
+)
+
+
+def _sample(shape: Any, make: torch.Generator) -> Any:
+    """A sample with tuples as a data set returns it."""
+    if isinstance(shape, list):
+        return tuple(_sample(one, make) for one in shape)
+    if shape == "number":
+        return 0.5
+    return torch.rand(3 if shape == "wide" else (), generator=make)
+
+
+def _total(model: torch.nn.Module, node: Any, place: int = 1) -> Any:
+    """One number for each row, which depends on where in its sample a part is."""
+    if isinstance(node, torch.Tensor):
+        wide = node if node.ndim == 2 else node[:, None].expand(-1, 3)
+        return place * model(wide.float()).squeeze(1)
+    parts = [_total(model, one, 5 * place + at) for at, one in enumerate(node)]
+    assert len({len(one) for one in parts}) == 1
+    return sum(parts)
+
+
+def _gradient(batches: list[Any], size: int | None) -> tuple[Any, Any, Any]:
+    """Of the last batch: the gradient, the weight and the mean loss."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    acc = memtools.GradAccumulator(
+        model, torch.optim.SGD(model.parameters(), lr=0.0), micro_batch_size=size
+    )
+    kept = []
+    acc.optimizer.register_step_pre_hook(
+        lambda *_: kept.append([p.grad.clone() for p in model.parameters()])
+    )
+
+    def loss_fn(micro):
+        loss = _total(model, micro).square()
+        return loss.sum(), len(loss)
+
+    for batch in batches:
+        report = acc.step(batch, loss_fn)
+    return torch.cat([one.flatten() for one in kept[-1]]), report.weight, report.loss
+
+
+@given(st.lists(_PARTS, min_size=1, max_size=4), st.integers(2, 6), st.integers(1, 3))
+@settings(max_examples=200, deadline=None)
+def test_what_a_loader_makes_has_one_gradient_cut_or_whole_or_is_refused(shape, count, size):
+    """By torch's own collate; after a full batch, and before any."""
+    make = torch.Generator().manual_seed(count)
+    collate = torch.utils.data.default_collate
+    full, last = ([_sample(shape, make) for _ in range(n)] for n in (9, count))
+    for before in ([], [collate(full)]):
+        batches = [*before, collate(last)]
+        try:
+            part, weight, loss = _gradient(batches, size)
+        except ValueError as error:
+            assert "nothing tells which" in str(error)
+            continue
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        whole = _total(model, batches[-1]).square()
+        (whole.sum() / count).backward()
+        wanted = torch.cat([p.grad.flatten() for p in model.parameters()])
+        torch.testing.assert_close(part, wanted, rtol=1e-4, atol=1e-4)
+        assert (weight, loss) == (count, pytest.approx(whole.mean().item(), rel=1e-4))
 
 
 def test_columns_without_rows_are_an_empty_batch():
     with pytest.raises(ValueError, match="empty"):
-        _split.rows([x(0), x(0)])
+        rows([x(0), x(0)])
 
 
 # --- random trees: what a batch is made of, to be built of any rows ---
@@ -281,7 +506,7 @@ _BUILD_LEAF = {
     "array": np.array,
     "texts": lambda ids: [f"t{i}" for i in ids],
     "dicts": lambda ids: [{"i": i, "x": torch.full((i % 3,), i)} for i in ids],
-    "one length": lambda ids: [torch.full((7, 2), i) for i in ids],
+    "one length": lambda ids: [torch.full((70, 2), i) for i in ids],
     "lengths": lambda ids: [torch.full((i % 5 + 1,), i) for i in ids],
     "tuple of lengths": lambda ids: tuple(torch.full((i % 5 + 50,), i) for i in ids),
     "number": lambda ids: 0.5,
@@ -329,10 +554,11 @@ def test_any_tree_is_cut_into_parts_in_which_each_row_is_once(tree, count, size)
     """A part is what would have been built of its rows alone, in the same order."""
     ids = list(range(count))
     batch = {"first": torch.tensor(ids), "tree": build(tree, ids)}
-    assert _split.rows(batch) == count
+    found = _split.read(batch)
+    assert found.rows == count
     for at in range(0, count, size):
         mine = ids[at : at + size]
-        part = _split.take(batch, at, min(at + size, count), count)
+        part = found.take(batch, at, min(at + size, count))
         assert equal(part, {"first": torch.tensor(mine), "tree": build(tree, mine)})
 
 
@@ -362,7 +588,7 @@ def test_parts_put_together_are_the_batch(count, size):
 )  # fmt: skip
 def test_what_cannot_be_cut_is_named_with_the_remedy(batch, error, text):
     with pytest.raises(error, match=text) as caught:
-        _split.rows(batch)
+        rows(batch)
     if "empty" not in text:
         assert "split=, a function of (batch, size)" in str(caught.value)
 
@@ -370,4 +596,4 @@ def test_what_cannot_be_cut_is_named_with_the_remedy(batch, error, text):
 def test_a_packed_sequence_is_no_named_tuple_of_rows():
     packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
     with pytest.raises(TypeError, match="PackedSequence, whose rows are unknown"):
-        _split.rows((x(6), packed))
+        rows((x(6), packed))

@@ -110,12 +110,14 @@ def test_what_does_not_leak_is_not_called_a_leak(name: str, tmp_path: Path) -> N
 
 @dataclass(frozen=True)
 class Made:
-    """A made-up run. `imports`: seconds before the first step; `rate`: bytes a step in the process,
-    `workers`: in its workers; `used_by_others`: of a machine of 24 GiB; `end`: the end event."""
+    """A made-up run. `imports`: seconds before the first step; `rate`: bytes a step in the process
+    after `from_step`, `workers`: in its workers; `used_by_others`: of a machine of 24 GiB; `end`:
+    the end event; `each`: so many-th step is read."""
 
     steps: int = 95
     imports: float = 4.0
     rate: float = 0
+    from_step: int = 0
     workers: float = 0
     base: int = 300 * MIB
     limit: int | None = None
@@ -126,6 +128,7 @@ class Made:
     events: tuple[tuple[str, str], ...] = ()
     count: bool = True
     step_ns: int = 10**7
+    each: int = 1
 
     def write(self, path: str) -> str:
         rng = random.Random(1)
@@ -133,10 +136,10 @@ class Made:
         origin = memtools.read_record(path).clock_ns
         with_close.event("start", self.start, time_ns=origin)
         before = int(self.imports * 100)
-        for i in range(before + self.steps):
+        for i in (*range(before), *range(before, before + self.steps, self.each)):
             step = max(0, i - before)
             own = self.base if i >= before else self.base * i // before
-            rss = int(own + step * self.rate) + rng.randrange(64) * 4096
+            rss = int(own + max(0, step - self.from_step) * self.rate) + rng.randrange(64) * 4096
             children = int(20 * MIB + step * self.workers) if self.workers and step > 1 else 0
             total = rss + children
             group = None if self.limit is None else min(total, self.limit)
@@ -198,8 +201,29 @@ ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
     ),
     "a peak that is too high": (
         Made(steps=3000, base=590 * MIB, limit=LIMIT, start=CGROUP, end=None, closed=False),
-        ["the process does not grow, its peak is too high: take smaller micro-batches"],
+        ["the process does not grow; its peak is too high: take smaller micro-batches"],
         ["nothing leaks", "rose"],
+    ),
+    **{
+        f"a leak of the last {late} of {steps} steps": (
+            Made(steps=steps, rate=RISE / 2, from_step=steps - late, limit=LIMIT, start=CGROUP,
+                 base=600 * MIB - int(late * RISE / 2), end=None, closed=False),
+            [rf"memory rose (2\.0|1\.[89]\d?) MiB a step over the last {over} steps: too few to"],
+            ["does not grow", "too short", "too high", SILENCED],
+        )
+        for steps, late, over in ((1999, 119, r"1[12]\d"), (3000, 99, r"\d\d"), (660, 60, r"\d\d"))
+    },
+    "a jump in the last steps": (
+        Made(steps=3000, rate=RISE * 4, from_step=2995, limit=LIMIT, start=CGROUP,
+             base=540 * MIB, end=None, closed=False),
+        [r"memory rose \d\d\.\d MiB in the last [3-5] steps and had not been so high before; its"],
+        ["does not grow", "too short", SILENCED],
+    ),
+    "seldom read": (
+        Made(steps=1500, each=19, rate=16 * 1024, limit=LIMIT, start=CGROUP, end=None,
+             closed=False),
+        [r"rose 1\d\.\d KiB a step over the last 1,\d{3} steps, read \d\d times: too seldom"],
+        ["too few", SILENCED],
     ),
     "a peak in a run that is too short": (
         Made(steps=40, base=590 * MIB, limit=LIMIT, start=CGROUP, end=None, closed=False),
@@ -223,17 +247,17 @@ ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
     ),
     "exit code 143": (
         Made(end="exit: code 143"),
-        ["exit code 143, which stands for SIGTERM", "a request to end"],
+        ["with exit code 143", "143 stands for SIGTERM in a shell", "a request to end"],
         [SILENCED, "dmesg"],
     ),
     "exit code 137 near the limit": (
         Made(base=590 * MIB, start=GIVEN, end="exit: code 137"),
-        ["exit code 137, which stands for SIGKILL", "killed at the limit that was given"],
+        ["137 stands for SIGKILL in a shell", "killed at the limit that was given"],
         [SILENCED],
     ),
     "exit code 137 with room": (
         Made(end="exit: code 137"),
-        ["which stands for SIGKILL", "memory does not explain the end, 21.7 GiB were free"],
+        ["137 stands for SIGKILL", "memory does not explain the end, 21.7 GiB were free"],
         [SILENCED],
     ),
     "SIGBUS": (
@@ -320,7 +344,7 @@ ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
     ),
     "workers that grow for 1,000 steps": (
         Made(steps=1000, workers=0.66 * MIB),
-        [r"the workers' memory rose 67\d\.\d KiB a step over the last 9\d\d steps: too few",
+        [r"the workers' memory rose 67\d\.\d KiB a step over the last 9\d\d steps, read 48 times",
          "the workers grow: look for what the dataset keeps", "its workers 66\\d"],
         [SILENCED],
     ),

@@ -9,6 +9,9 @@
  * set counts it each time. What the pools map beyond the first time is in this gauge, so that the
  * bytes that really fill memory are rss - mapped_again. The kernel's own rss stays what it is.
  *
+ * In a child made by fork() those mappings are closed, so the module's gauge lies where a child
+ * finds zeros. NULL is a gauge that stays at 0.
+ *
  * The resident set has a page only after it was touched there, which nobody tells the pools. So the
  * gauge also knows how large the pools' pages are, each counted once: what is taken off a resident
  * set leaves at least that much of its shared memory.
@@ -19,6 +22,7 @@
 #define MT_GAUGE_H
 
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 
 typedef struct mt_gauge {
@@ -30,9 +34,11 @@ typedef struct mt_gauge {
 static inline void
 mt_gauge_add(mt_gauge *g, uint64_t bytes)
 {
-    uint64_t now = atomic_fetch_add_explicit(&g->bytes, bytes, memory_order_relaxed) + bytes;
-    uint64_t most = atomic_load_explicit(&g->most, memory_order_relaxed);
+    uint64_t now, most;
 
+    if (g == NULL) return;
+    now = atomic_fetch_add_explicit(&g->bytes, bytes, memory_order_relaxed) + bytes;
+    most = atomic_load_explicit(&g->most, memory_order_relaxed);
     while (most < now && !atomic_compare_exchange_weak_explicit(
                              &g->most, &most, now, memory_order_relaxed, memory_order_relaxed))
         continue;
@@ -42,20 +48,20 @@ mt_gauge_add(mt_gauge *g, uint64_t bytes)
 static inline void
 mt_gauge_subtract(mt_gauge *g, uint64_t bytes)
 {
-    atomic_fetch_sub_explicit(&g->bytes, bytes, memory_order_relaxed);
+    if (g != NULL) atomic_fetch_sub_explicit(&g->bytes, bytes, memory_order_relaxed);
 }
 
 static inline uint64_t
 mt_gauge_read(mt_gauge *g)
 {
-    return atomic_load_explicit(&g->bytes, memory_order_relaxed);
+    return g == NULL ? 0 : atomic_load_explicit(&g->bytes, memory_order_relaxed);
 }
 
 /* The pools have so many bytes of pages more, or fewer (then as a number modulo 2^64). */
 static inline void
 mt_gauge_add_once(mt_gauge *g, uint64_t bytes)
 {
-    atomic_fetch_add_explicit(&g->once, bytes, memory_order_relaxed);
+    if (g != NULL) atomic_fetch_add_explicit(&g->once, bytes, memory_order_relaxed);
 }
 
 /* How much of a resident set is counted more than once, if `shared` bytes of it are shared memory
@@ -63,10 +69,10 @@ mt_gauge_add_once(mt_gauge *g, uint64_t bytes)
 static inline uint64_t
 mt_gauge_within(mt_gauge *g, uint64_t shared)
 {
-    uint64_t bytes = mt_gauge_read(g);
-    uint64_t once = atomic_load_explicit(&g->once, memory_order_relaxed), room;
+    uint64_t bytes = mt_gauge_read(g), once, room;
 
     if (bytes == 0 || shared == UINT64_MAX) return bytes;
+    once = atomic_load_explicit(&g->once, memory_order_relaxed);
     room = shared > once ? shared - once : 0;
     return bytes < room ? bytes : room;
 }
@@ -75,14 +81,14 @@ mt_gauge_within(mt_gauge *g, uint64_t shared)
 static inline uint64_t
 mt_gauge_most(mt_gauge *g)
 {
-    return atomic_load_explicit(&g->most, memory_order_relaxed);
+    return g == NULL ? 0 : atomic_load_explicit(&g->most, memory_order_relaxed);
 }
 
 /* Sets the highest value back to the present one. One caller at a time. */
 static inline void
 mt_gauge_reset_most(mt_gauge *g)
 {
-    atomic_store_explicit(&g->most, mt_gauge_read(g), memory_order_relaxed);
+    if (g != NULL) atomic_store_explicit(&g->most, mt_gauge_read(g), memory_order_relaxed);
 }
 
 #endif

@@ -144,9 +144,8 @@ free_parts(mt_kvpool *pool)
         slot_fini(pool, &pool->slots[i]);
     mem.put(mem.ctx, pool->slots, pool->slot_room * sizeof *pool->slots);
     mem.put(mem.ctx, pool->scratch, 2 * pool->geom.blocks * sizeof *pool->scratch);
-    if (pool->mapped_again != NULL)
-        mt_gauge_subtract(pool->mapped_again,
-                          pool->again * pool->geom.unit_ranges * pool->geom.part_bytes);
+    mt_gauge_subtract(pool->mapped_again,
+                      pool->again * pool->geom.unit_ranges * pool->geom.part_bytes);
     mt_kvpool_tell_pages(pool, 0 - (pool->live + pool->idle) * pool->geom.block_bytes);
     pool->store.close(pool->store.ctx);
     mt_lock_fini(&pool->lock);

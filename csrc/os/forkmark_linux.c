@@ -14,9 +14,9 @@ page_bytes(void)
 }
 
 mt_status
-mt_forkmark_new(mt_forkmark **out, mt_error *err)
+mt_forkmark_zeros(void **out, mt_error *err)
 {
-    unsigned char *page =
+    void *page =
         mmap(NULL, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
     if (page == MAP_FAILED) return mt_fail(err, MT_ENOMEM, "mmap", errno);
@@ -25,7 +25,24 @@ mt_forkmark_new(mt_forkmark **out, mt_error *err)
         munmap(page, page_bytes());
         return st;
     }
-    *page = 1;
+    *out = page;
+    return MT_OK;
+}
+
+void
+mt_forkmark_free_zeros(void *page)
+{
+    if (page != NULL) munmap(page, page_bytes());
+}
+
+mt_status
+mt_forkmark_new(mt_forkmark **out, mt_error *err)
+{
+    void *page;
+    mt_status st = mt_forkmark_zeros(&page, err);
+
+    if (st != MT_OK) return st;
+    *(unsigned char *)page = 1;
     *out = page;
     return MT_OK;
 }
@@ -33,7 +50,7 @@ mt_forkmark_new(mt_forkmark **out, mt_error *err)
 void
 mt_forkmark_free(mt_forkmark *mark)
 {
-    if (mark != NULL) munmap((void *)(uintptr_t)mark /* not volatile any more */, page_bytes());
+    mt_forkmark_free_zeros((void *)(uintptr_t)mark /* not volatile any more */);
 }
 
 /* The page is the kernel's zeros in a child, writable there, and zeros again in a child of that. */

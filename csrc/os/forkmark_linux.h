@@ -26,6 +26,11 @@ mt_forkmark_is_home(mt_forkmark *mark)
     return *mark != 0;
 }
 
+/* A page of zeros, which a child has as zeros again: for figures of what a process alone does. As
+ * forkmark_new; NULL is ignored. */
+mt_status mt_forkmark_zeros(void **out, mt_error *err);
+void mt_forkmark_free_zeros(void *page);
+
 /* The same for what core makes its own in a child. */
 extern const mt_home_ops mt_home_linux;
 

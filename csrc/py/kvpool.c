@@ -129,7 +129,7 @@ open_core(KVPool *self, Py_ssize_t page_bytes, const char *name, mt_error *err)
     if ((st = mt_kvguests_new(self->state->natives, &self->guests, err)) != MT_OK) return st;
     if ((st = open_store(self, page_bytes, &store, err)) != MT_OK) return st;
     st = mt_kvpool_new(&mt_alloc_libc, &store, self->ledger, name, &self->config,
-                       self->cuda_device < 0 ? &self->state->natives->mapped_again : NULL,
+                       self->cuda_device < 0 ? self->state->natives->mapped_again : NULL,
                        &self->core, err);
     if (st != MT_OK) return st;
     self->block_tokens = mt_kvpool_geom(self->core)->block_tokens;

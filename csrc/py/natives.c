@@ -2,12 +2,17 @@
 
 #include <stdlib.h>
 
+#include "../os/forkmark_linux.h"
+
 mt_natives *
 mt_natives_new(void)
 {
     mt_natives *natives = calloc(1, sizeof *natives);
+    void *zeros;
 
-    if (natives != NULL) atomic_init(&natives->refs, 1);
+    if (natives == NULL) return NULL;
+    atomic_init(&natives->refs, 1);
+    if (mt_forkmark_zeros(&zeros, NULL) == MT_OK) natives->mapped_again = zeros;
     return natives;
 }
 
@@ -23,5 +28,6 @@ mt_natives_drop(mt_natives *natives)
 {
     if (natives == NULL || atomic_fetch_sub(&natives->refs, 1) > 1) return;
     mt_cudart_close(natives->cudart);
+    mt_forkmark_free_zeros(natives->mapped_again);
     free(natives);
 }

@@ -16,9 +16,9 @@
 
 typedef struct mt_natives {
     atomic_size_t refs;
-    mt_gauge
-        mapped_again;  /* bytes that pools map beyond the first time; resident sets count them */
-    mt_cudart *cudart; /* opened by the first CUDA tensor; NULL: not yet */
+    mt_gauge *mapped_again; /* bytes that pools map beyond the first time, which resident sets
+                             * count; 0 again in a child of fork(). NULL: not to be had */
+    mt_cudart *cudart;      /* opened by the first CUDA tensor; NULL: not yet */
 } mt_natives;
 
 /* One reference. NULL without memory. */

@@ -152,7 +152,7 @@ read_memory(Policy *self, unsigned mask, mt_sample *out)
     if (self->devices == 0 || !mt_forkmark_is_home(self->home)) mask &= ~(unsigned)MT_READ_DEVICES;
     if (self->limit != MT_UNLIMITED && mask & MT_READ_CGROUP) mask |= MT_READ_CHILDREN;
     self->probe.read(self->probe.ctx, mask & ~(unsigned)MT_READ_HEAP, out);
-    mt_sample_count_once(out, &self->state->natives->mapped_again);
+    mt_sample_count_once(out, self->state->natives->mapped_again);
 }
 
 /* Apart, because it may take milliseconds, and how long is to be known. */

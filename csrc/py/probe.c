@@ -49,7 +49,7 @@ open_peaks(const char *root, mt_natives *natives, mt_peaks **out, mt_error *err)
     mt_status st = mt_mark_linux_new(&mt_alloc_libc, &mt_proc_sys_libc, root, &mark, err);
 
     if (st != MT_OK) return st;
-    mark.mapped_again = natives == NULL ? NULL : &natives->mapped_again;
+    mark.mapped_again = natives == NULL ? NULL : natives->mapped_again;
     if (root[0] == 0 && PyInterpreterState_Get() != PyInterpreterState_Main())
         mark.reset = never_reset;
     return mt_peaks_new(&mt_alloc_libc, &mark, out, err);
@@ -190,7 +190,7 @@ probe_read(PyObject *op, PyObject *const *args, Py_ssize_t n)
     if (mask < 0 || mask > 2 * MT_READ_DEVICES - 1)
         return PyErr_Format(PyExc_ValueError, "fields is a sum of READ_ constants, got %ld", mask);
     mt_probe_linux_read(self->probe, (unsigned)mask, &sample);
-    if (mask & MT_READ_RSS) mt_sample_count_once(&sample, &self->state->natives->mapped_again);
+    if (mask & MT_READ_RSS) mt_sample_count_once(&sample, self->state->natives->mapped_again);
     return mt_py_sample(self->state, &sample);
 }
 

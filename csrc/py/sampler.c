@@ -68,7 +68,7 @@ static mt_status
 open_sampler(Sampler *self, const wish *w, mt_record *record, mt_error *err)
 {
     mt_sampler_setup with = {.record = record,
-                             .mapped_again = &self->state->natives->mapped_again,
+                             .mapped_again = self->state->natives->mapped_again,
                              .each_second = mt_endmark_renew,
                              .interval_ns = (uint64_t)w->interval_ns,
                              .limit = w->limit,

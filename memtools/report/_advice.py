@@ -60,6 +60,12 @@ def advise(figures: Figures) -> list[str]:
 
 def _about_the_end(figures: Figures) -> list[str]:
     end = figures.ending
+    lines = [] if end.code is None else [f"exit code {end.code} stands for {end.signal} in a shell"]
+    return lines + _about_the_cause(figures)
+
+
+def _about_the_cause(figures: Figures) -> list[str]:
+    end = figures.ending
     if end.out_of_memory == "device" or "oom" in figures.kinds:
         return [
             "the device ran out of memory: the oom event has the three tiers and who held most; "
@@ -125,8 +131,8 @@ def _about_peak(figures: Figures) -> str:
     peak = next((phase for phase in figures.phases if phase.peak_bytes is not None), None)
     where = f" in phase {shown(peak.name)}" if peak else ""
     less = "take smaller micro-batches (memtools accumulates the gradient), fewer workers"
-    if figures.verdict.short is None:
-        return f"{figures.verdict.nothing}, its peak{where} is too high: {less}, or a higher limit"
+    if figures.verdict.tested:
+        return f"{figures.verdict.nothing}; its peak{where} is too high: {less}, or a higher limit"
     return (
         f"the run is too short to tell a leak from a peak{where} that is too high; for the latter, "
         f"{less}, or a higher limit"

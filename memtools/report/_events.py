@@ -28,14 +28,15 @@ class Ending:
     """How the run ended. `kind`: "clean", "failed" (an exception or another exit code), "killed"
     (by a signal), "gone" (no end mark), "ended" (an end mark that nobody here understands) or
     "running". `text`: one clause about it. `signal`: its name where one ended the run, "" where
-    that is not known. `out_of_memory`: "host", "device" or "budget" where an exception says that it
-    ran out.
+    that is not known. `code`: the exit code by which a shell or a launcher tells of that signal.
+    `out_of_memory`: "host", "device" or "budget" where an exception says that it ran out.
     """
 
     kind: str
     text: str
     signal: str | None = None
     out_of_memory: str | None = None
+    code: int | None = None
 
     def by_memory(self, *, near: bool) -> bool:
         """Whether memory ended it: an exception says so, or what may have been a SIGKILL came near
@@ -82,7 +83,7 @@ def _by_code(code: int, text: str | None) -> Ending:
     number = -code if code < 0 else code - 128
     if 0 < number <= 64:
         name = _signal_name(number)
-        return Ending("killed", f"it ended with exit code {code}, which stands for {name}", name)
+        return Ending("killed", f"it ended with exit code {code}", name, code=code)
     return Ending("failed", f"it ended with exit code {code}{f': {text}' if text else ''}")
 
 

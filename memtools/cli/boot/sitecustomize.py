@@ -19,14 +19,18 @@ from typing import Any
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
+def _leave_the_path() -> None:
+    """The program sees sys.path of the command line; and this file is not found a second time."""
+    sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]
+    sys.path_importer_cache.pop(_HERE, None)
+
+
 def _put_back(options: dict[str, Any]) -> None:
-    """The program and its children see the environment and sys.path of the command line."""
+    """The program and its children see the environment of the command line."""
     if options["pythonpath"] is None:
         os.environ.pop("PYTHONPATH", None)
     else:
         os.environ["PYTHONPATH"] = options["pythonpath"]
-    sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]
-    sys.path_importer_cache.pop(_HERE, None)
 
 
 def _import_the_users() -> bool:
@@ -54,6 +58,7 @@ def _start_monitor(options: dict[str, Any]) -> None:
 
 _given = os.environ.pop("MEMTOOLS_RUN", None)
 _options = None if _given is None else json.loads(_given)
+_leave_the_path()
 if _options is not None:
     _put_back(_options)
 _found = False
