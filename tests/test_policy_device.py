@@ -56,7 +56,12 @@ assert said == []
 
 def test_pressure_of_a_device_asks_for_gc_cache_pools_and_callbacks(program: Program):  # noqa: F811
     program(f"""{POLICY}
+import gc
 from memtools import KVPool
+def slow(phase, info):
+    if (phase, info["generation"]) == ("stop", 2):
+        time.sleep(0.1)  # so that it rests for 10 s, not for as little as a slow machine may take
+gc.callbacks.append(slow)
 kept, idle = (
     KVPool(1, 1, 64, max_tokens=1 << 20, max_sequences=1, dtype="float16", device="cuda:0")
     for _ in range(2)

@@ -84,30 +84,67 @@ renew(mt_kvjournal *j, size_t row, size_t tb, uint32_t exact, size_t keep, mt_er
         return st;
     }
     assert(j->count < j->room && tb <= mt_kvlease_slot(lease, row)->taken);
-    j->entry[j->count++] = (mt_kventry){.row = row, .tb = tb, .was = was};
+    j->entry[j->count++] = (mt_kventry){.row = row, .tb = tb, .was = was, .copied = keep};
     mt_kvlease_slot(lease, row)->table[tb] = got;
     mt_kvlease_slot(lease, row)->taken += added;
     return MT_OK;
 }
 
+/* Whether the copy has what the row wrote privately, and the old block has not. */
+static bool
+has_written(mt_kvpool *pool, const mt_kventry *e, uint32_t copy)
+{
+    const mt_kvgeom *g = &pool->geom;
+    size_t bytes = e->copied * g->token_bytes;
+    void *old, *new;
+
+    if (!pool->store.private_writes || e->was == MT_KV_NEW || e->was == MT_KV_ZERO) return false;
+    for (size_t at = 0; at < g->slot_bytes; at += g->range_bytes) {
+        if (mt_kvblock_window(pool, e->was, at, &old, NULL) != MT_OK) return false;
+        if (mt_kvblock_window(pool, copy, at, &new, NULL) != MT_OK) return false;
+        if (memcmp(old, new, bytes) != 0) return true;
+    }
+    return false;
+}
+
+/* The row goes on with the copy. Addresses that show the old block show zeros until they are used
+ * again. */
+static void
+keep_copy(mt_kvlease *lease, const mt_kventry *e)
+{
+    mt_kvslot *s = mt_kvlease_slot(lease, e->row);
+    size_t slot = lease->first + e->row;
+    uint32_t copy = s->table[e->tb];
+
+    s->table[e->tb] = e->was;
+    (void)mt_kvmap_leave(lease->pool, slot, e->tb, e->tb + 1, NULL);
+    s->table[e->tb] = copy;
+    mt_kvblock_let_go(lease->pool, slot, e->tb, e->was);
+}
+
 void
 mt_kvjournal_undo(mt_kvjournal *j, mt_error *why)
 {
-    const mt_kvpool *pool = j->lease->pool;
-    size_t reserved = pool->reserved;
+    mt_kvpool *pool = j->lease->pool;
+    size_t reserved = pool->reserved, kept = 0;
 
     while (j->count > 0) {
         const mt_kventry *e = &j->entry[--j->count];
         mt_kvslot *s = mt_kvlease_slot(j->lease, e->row);
 
+        mt_kvlease_unready(j->lease, e->row);
+        if (has_written(pool, e, s->table[e->tb])) {
+            keep_copy(j->lease, e);
+            kept++;
+            continue;
+        }
         mt_kvblock_untake(j->lease, j->lease->first + e->row, s->table[e->tb], e->was != MT_KV_NEW);
         if (e->was == MT_KV_NEW)
             s->taken--;
         else
             s->table[e->tb] = e->was;
-        mt_kvlease_unready(j->lease, e->row);
     }
-    mt_kvblock_unpromise(j->lease, j->promised);
+    mt_kvblock_unpromise(j->lease, j->promised - mt_size_min(kept, j->promised));
     free_entries(j);
     mt_kvblock_note_undone(pool, reserved, why);
 }

@@ -7,7 +7,8 @@
  *             4. commit  the names given up are unnamed
  *
  * Only tables and references change what a row *is*; they change in 1 and are put back by undo. A
- * mapping that was changed on the way is found changed and followed anew. */
+ * mapping that was changed on the way is found changed and followed anew. With it goes what code
+ * wrote privately over a shared block: a row whose copy has that keeps the copy. */
 #ifndef MT_KVGROW_H
 #define MT_KVGROW_H
 
@@ -15,7 +16,8 @@
 
 typedef struct mt_kventry { /* one name given in a table */
     size_t row, tb;
-    uint32_t was; /* MT_KV_NEW: the table ended here */
+    uint32_t was;  /* MT_KV_NEW: the table ended here */
+    size_t copied; /* tokens that the new block has of the old */
 } mt_kventry;
 
 #define MT_KV_NEW UINT32_MAX

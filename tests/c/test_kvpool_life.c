@@ -79,6 +79,36 @@ private_writes_go_where_their_row_goes(void)
     rig_end(&g);
 }
 
+/* Also where the call had copied the block already, in which they are, and failed after that. */
+static void
+private_writes_stay_when_a_call_fails(void)
+{
+    static const size_t counts[MODEL_ROWS] = {1, 1};
+    static rig g;
+    mt_status st;
+    long n = 0;
+
+    do {
+        mlease *m;
+
+        begin(&g, RIG_LINUX, SIZE_MAX);
+        append(&g, lend(&g, 0, 1, 0), BLOCK + 2);
+        m = &g.lease[1];
+        CHECK(rig_fork(&g, m, &g.lease[0], 2, 0) == MT_OK);
+        rig_look_at_all(&g, true);
+        for (size_t layer = 0; layer < rig_layers(&g); layer++) {
+            m->row[0].id[layer][BLOCK] = 999;
+            token_write(m->lease, 0, layer, BLOCK, 999);
+        }
+        rig_fail(&g, n++);
+        st = rig_update(&g, m, 0, counts, true);
+        rig_fail(&g, -1);
+        rig_look_at_all(&g, true);
+        rig_end(&g);
+    } while (st != MT_OK);
+    CHECK(n > 5);
+}
+
 /* Rows that changed places and back map their own homes privately. The next row there maps what
  * lies ahead of it anew, and takes no page for what an ended row may have written. */
 static void
@@ -459,6 +489,7 @@ main(void)
     RUN(an_exposed_row_costs_what_is_touched);
     RUN(exposed_rows_stay_exposed);
     RUN(private_writes_go_where_their_row_goes);
+    RUN(private_writes_stay_when_a_call_fails);
     RUN(private_writes_end_with_their_row);
     RUN(tokens_that_overlap_where_they_go_are_moved);
     RUN(a_write_into_a_shared_block_stays_with_its_row);
