@@ -16,6 +16,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
+from memtools._monitor_log import callers
 from memtools._notice import notice
 from memtools._window import Window
 
@@ -94,7 +95,7 @@ class Ownership:
         notice(
             f"{many}{units} came to no update, as their GradAccumulator ended in the middle of a "
             f"window ({self.ended}): call acc.flush() after the loop, or acc.reset() to drop them",
-            stacklevel=4,
+            stacklevel=callers(),
         )
 
     def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:

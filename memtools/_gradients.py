@@ -99,9 +99,9 @@ class Gradients:
         return f"parameter {index} {list(self.parameters[index].shape)}"
 
     @property
-    def watched(self) -> list[torch.Tensor]:
-        """Whose gradients nobody else may change in the middle of a window."""
-        return self.parameters
+    def watched(self) -> _core.GradSet:
+        """Those that nobody else may change in the middle of a window."""
+        return self._native
 
     def tensors(self) -> list[torch.Tensor]:
         """The gradients that there are, in the order of the parameters."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from memtools import _core
+
 if TYPE_CHECKING:
     from memtools._gradients import Gradients
 
@@ -19,6 +21,11 @@ _MEASURE_OR_KEEP_OUT: Final = (
     "with max_norm=inf too; requires_grad_(False) on this model keeps out the backward pass of "
     "another one that goes through it, as that of a GAN's generator does"
 )
+
+
+_WRITTEN: Final = 1  # as GradSet.changed() tells them
+_REPLACED: Final = 2
+_DROPPED: Final = 3
 
 
 class Change(NamedTuple):
@@ -35,9 +42,10 @@ class GradientWatch:
         on: whether there is a moment to compare with. It ends with a backward pass.
     """
 
-    __slots__ = ("_grads", "_versions", "on")
+    __slots__ = ("_grads", "_set", "_versions", "on")
 
-    _grads: list[Any]
+    _set: _core.GradSet | None
+    _grads: list[Any] | None
     _versions: list[int]
 
     def __init__(self) -> None:
@@ -45,26 +53,39 @@ class GradientWatch:
 
     def remember(self, gradients: Gradients) -> None:
         """As they are now."""
-        grads = self._grads = [p.grad for p in gradients.watched]
-        self._versions = [grad._version for grad in grads if grad is not None]
+        watched = self._set = gradients.watched
+        self._grads = None
+        if not watched.remember():  # there is no shim
+            grads = self._grads = [p.grad for p in watched.parameters]
+            self._versions = [grad._version for grad in grads if grad is not None]
         self.on = True
 
     def forget(self) -> None:
         """Keeps no gradient alive."""
-        self._grads, self._versions, self.on = [], [], False
+        self._set, self._grads, self._versions, self.on = None, None, [], False
 
     def changed(self, gradients: Gradients) -> Change | None:
         """What happened to them since; None for nothing."""
-        grads, before = [p.grad for p in gradients.watched], self._grads
-        if len(grads) != len(before):
+        watched = gradients.watched
+        if watched is not self._set:
             return None  # other parameters, of which the window's end tells
-        if not all(map(operator.is_, grads, before)):
-            pairs = zip(grads, before, strict=True)
-            if any(new is None and old is not None for new, old in pairs):
-                return Change("set to None, as by zero_grad()", _LEAVE_OUT)
+        found = watched.changed() if self._grads is None else self._compared(self._grads, watched)
+        if found == _DROPPED:
+            return Change("set to None, as by zero_grad()", _LEAVE_OUT)
+        if found == _REPLACED:
             what = "added to or replaced"
-        elif [grad._version for grad in grads if grad is not None] != self._versions:
+        elif found == _WRITTEN:
             what = "written to, as by zero_grad(set_to_none=False), clipping or a backward()"
         else:
             return None
         return Change(what, f"{_LEAVE_OUT}; {_MEASURE_OR_KEEP_OUT}")
+
+    def _compared(self, before: list[Any], watched: _core.GradSet) -> int:
+        """The same as GradSet.changed()."""
+        grads = [p.grad for p in watched.parameters]
+        if not all(map(operator.is_, grads, before)):
+            pairs = zip(grads, before, strict=True)
+            dropped = any(new is None and old is not None for new, old in pairs)
+            return _DROPPED if dropped else _REPLACED
+        versions = [grad._version for grad in grads if grad is not None]
+        return _WRITTEN if versions != self._versions else 0

@@ -17,7 +17,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from memtools import _bridge, _gradtorch
+from memtools import _bridge, _core, _gradtorch
 from memtools._gradients import Gradients, Measure
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class MainGrads(Gradients):
         }
         held = {i: found.holder for i, found in self._sums.items()}
         super().__init__((held.get(i, p) for i, p in enumerate(self._where)), names)
-        self._watched = [*self._where, *held.values()]
+        self._watched = _core.GradSet([*self._where, *held.values()])
         self._measuring = False
         self._given: list[int] = []  # parameters that have an fp32 gradient now
         self._handles: list[Any] = []
@@ -82,7 +82,7 @@ class MainGrads(Gradients):
         self._finalizer.atexit = False
 
     @property
-    def watched(self) -> list[torch.Tensor]:
+    def watched(self) -> _core.GradSet:
         return self._watched
 
     @property

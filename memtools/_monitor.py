@@ -15,7 +15,7 @@ from memtools._monitor_device import parse_device
 from memtools._monitor_guard import Callback, Handle, Pressure, Watermarks, accepted
 from memtools._monitor_log import logger, ranked
 from memtools._monitor_phase import Phase, PhaseBook
-from memtools._monitor_readings import Readings
+from memtools._monitor_readings import Readings, whole
 from memtools._monitor_run import Run, Settings
 from memtools._size import parse_bytes
 
@@ -80,8 +80,10 @@ class MemoryMonitor(Readings):
             raise TypeError(f"interval_ms is a number, got {type(interval_ms).__name__}")
         if not 0.1 <= interval_ms <= 3_600_000:
             raise ValueError(f"interval_ms is 0.1 to 3,600,000 (1 hour), got {interval_ms}")
-        if log_interval is not None and log_interval < 1:
-            raise ValueError(f"log_interval is at least 1 step, got {log_interval}")
+        if log_interval is not None:
+            log_interval = whole("log_interval", log_interval)
+            if log_interval < 1:
+                raise ValueError(f"log_interval is at least 1 step, got {log_interval}")
         parse_device(device)
         path = None if log is None else ranked(os.fspath(log))
         bound = None if limit is None else parse_bytes(limit, "limit")

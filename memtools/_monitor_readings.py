@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Mapping
+from typing import SupportsIndex
 
 from memtools import _hostmem, _monitor_cleanup, _monitor_device, _monitor_run, _monitor_text
 from memtools._core import Probe
@@ -16,6 +18,13 @@ from memtools._monitor_run import Run, Settings
 from memtools._monitor_text import GB, DeviceTiers, HostTiers, PhaseTotals, known
 
 LOG_EVERY = 10.0  # seconds between two lines of log_memory
+
+
+def whole(name: str, value: object) -> int:
+    """An argument that is an int, of numpy's or torch's as well."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f"{name} is an int or None, got {type(value).__name__}")
+    return operator.index(value)
 
 
 class Readings:
@@ -169,9 +178,12 @@ class Readings:
         Args:
             step: None for the steps that `step()` has counted.
             force: write the line in any case.
+
+        Raises:
+            TypeError: `step` is not an int; nothing has changed.
         """
         run = self._last
-        step = self.step_count if step is None else step
+        step = self.step_count if step is None else whole("step", step)
         stats: dict[str, float | None] = {"step": step, "seconds": run.seconds if run else 0.0}
         stats |= _monitor_text.memory_stats(*self._in_use()) | self.get_peak_memory()
         if force or self._is_line_due(step):

@@ -40,7 +40,8 @@ def graph_of_result(result: Any, name: str) -> str | None:
     carry = "carries" if len(tensors) == 1 else "carry"
     return (
         f"{many}, which {name}() returned, {carry} a graph of {format_bytes(size)} that lives as "
-        "long as they do: sample within torch.no_grad(), or detach() what is kept"
+        "long as they do: sample within torch.no_grad(), or detach() what is kept; if a loss needs "
+        "the graph, as that of REINFORCE does, drop them after its backward pass"
     )
 
 

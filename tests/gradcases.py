@@ -36,6 +36,17 @@ def moving() -> None:
     SET.measure()
 
 
+def remembering() -> None:
+    PARAMETERS[0].grad = torch.ones(64)
+    assert SET.remember()
+    PARAMETERS[0].grad = torch.zeros(64)
+    assert SET.changed() == 2
+    fresh = _core.GradSet(PARAMETERS)
+    fresh.remember()
+    PARAMETERS[0].grad.zero_()
+    assert fresh.changed() == 1
+
+
 def cyclic() -> None:
     parameter = with_gradient()
     parameter.set = _core.GradSet([parameter])  # type: ignore[attr-defined]
@@ -76,6 +87,8 @@ CASES: dict[str, list[Case]] = {
         lambda: refused(lambda: SET.add_to(INTO, threads=-1)),
         lambda: refused(lambda: SET.add_to()),  # type: ignore[call-overload]
     ],
+    "GradSet.remember": [SET.remember, remembering],
+    "GradSet.changed": [SET.changed, lambda: _core.GradSet(PARAMETERS).changed()],
     "GradMeasure": [
         SET.measure,
         lambda: refused(lambda: _core.GradMeasure([1])),

@@ -190,6 +190,21 @@ def test_a_window_that_is_left_is_said_once(end, strict):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("way", ["close", "newer"])
+def test_a_window_that_is_left_is_said_at_the_programs_own_line(way, recwarn):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    acc = GradAccumulator(model, optimizer, steps=4)
+    micro(acc, torch.ones(2, 8))
+    if way == "close":
+        acc.close()
+    else:
+        GradAccumulator(model, optimizer, steps=4)
+    (said,) = recwarn.list
+    assert "came to no update" in str(said.message)
+    assert said.filename == __file__
+
+
 def test_a_window_that_an_exception_leaves_is_told_by_the_exception_alone():
     code = """
         import torch, memtools

@@ -8,11 +8,14 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import memtools
 from memtools import GradAccumulator
 from tests.accumulatecases import Recorder, batches, error, loss_sum, net, reference
 from tests.test_accumulate_owner import micro
+
+pytestmark = pytest.mark.usefixtures("either_way")
 
 STRAYS = {
     "zero_grad": lambda model, optimizer: optimizer.zero_grad(),
@@ -278,9 +281,29 @@ def test_the_gradients_are_freed_though_they_are_watched():
         model, torch.optim.SGD(model.parameters(), lr=0.1), steps=2, in_backward=True
     )
     micro(acc, torch.ones(2, 8))
-    assert acc._watch._grads
+    held = [StorageWeakRef(p.grad.untyped_storage()) for p in model.parameters()]
+    gone = []
+
+    def look(module, args, out):
+        out.register_hook(lambda grad: gone.extend(one.expired() for one in held[2:]))
+
+    model[0].register_forward_hook(look)
     micro(acc, torch.ones(2, 8))
-    assert not acc._watch._grads
+    assert gone
+    assert all(gone)
+
+
+def test_a_gradient_that_is_made_again_at_the_old_place_is_another_one():
+    """torch's and malloc's memory of the one that was dropped is used for the next."""
+    model, x = net(), torch.ones(2, 8)
+    acc = GradAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=3)
+    for _ in range(50):
+        micro(acc, x)
+        model.zero_grad()
+        loss_sum(model, x).backward()
+        with pytest.raises(RuntimeError, match="added to or replaced"):
+            micro(acc, x)
+        acc.reset()
 
 
 def test_a_state_that_was_loaded_in_the_middle_of_a_window_goes_on():

@@ -56,6 +56,7 @@ def test_samples_with_a_graph_are_said_once_with_its_size(shape, recwarn):
     text = str(said.message)
     assert "8 sampled tensors, which rollout() returned, carry a graph of 2.0 MiB" in text
     assert "sample within torch.no_grad(), or detach() what is kept" in text
+    assert "if a loss needs the graph, as that of REINFORCE does, drop them after" in text
 
 
 @pytest.mark.parametrize("way", ["no_grad", "detach", "leaf", "freed", "none"])

@@ -24,7 +24,9 @@ typedef struct GradSet {
     mt_grad_span *span;
     Py_ssize_t *owner; /* of each span: the number of its parameter */
     float **into;
-    Py_ssize_t *room; /* see mt_py_flat_shared() */
+    Py_ssize_t *room;              /* see mt_py_flat_shared() */
+    mt_torch_seen *seen;           /* what remember() saw; NULL: nothing yet */
+    const mt_torch_ops *seen_with; /* the shim that saw it */
     bool busy;
 } GradSet;
 
@@ -335,6 +337,42 @@ add_to(GradSet *self, PyObject *into, bool first, bool measured, int threads)
     return result;
 }
 
+/* --- whether somebody changed them ----------------------------------------------------------- */
+
+static PyObject *
+gradset_remember(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    GradSet *self = (GradSet *)op;
+
+    if (mt_state_connect(self->state) < 0) return NULL;
+    if (self->state->shim == NULL) Py_RETURN_FALSE;
+    if (self->seen == NULL) {
+        self->seen = PyMem_Calloc((size_t)self->n + 1, sizeof *self->seen);
+        if (self->seen == NULL) return PyErr_NoMemory();
+        self->seen_with = self->state->shim;
+    }
+    self->seen_with->grads_see((void *const *)&PyTuple_GET_ITEM(self->parameters, 0),
+                               (size_t)self->n, self->seen);
+    Py_RETURN_TRUE;
+}
+
+static PyObject *
+gradset_changed(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    GradSet *self = (GradSet *)op;
+
+    if (self->seen == NULL) return PyLong_FromLong(MT_TORCH_SAME);
+    return PyLong_FromLong(self->seen_with->grads_changed(
+        (void *const *)&PyTuple_GET_ITEM(self->parameters, 0), (size_t)self->n, self->seen));
+}
+
+static void
+forget(GradSet *self)
+{
+    if (self->seen != NULL) self->seen_with->grads_forget(self->seen, (size_t)self->n);
+    PyMem_Free(self->seen);
+}
+
 /* A new tuple of torch.Tensor. NULL with an error. */
 static PyObject *
 tensor_tuple(mt_state *st, PyObject *sequence, const char *name)
@@ -466,6 +504,7 @@ gradset_dealloc(PyObject *op)
     PyObject_GC_UnTrack(op);
     Py_XDECREF(self->parameters);
     mt_gradset_free(self->set);
+    forget(self);
     PyMem_Free(self->grads);
     PyMem_Free(self->targets);
     PyMem_Free(self->span);
@@ -517,6 +556,14 @@ static PyMethodDef methods[] = {
      "add_to($self, /, into, *, first=False, measure=False, threads=0)\n--\n\n"
      "into[i] += gradient i, in float32, or = where first is true. Gives the measure of the "
      "results where that is asked for, else the numbers of those left."},
+    {"remember", gradset_remember, METH_NOARGS,
+     "remember($self, /)\n--\n\n"
+     "Remember which tensors the gradients are and how often each was written to, without keeping "
+     "their memory. False without the torch shim: nothing is remembered."},
+    {"changed", gradset_changed, METH_NOARGS,
+     "changed($self, /)\n--\n\n"
+     "The most that happened to a gradient since remember(): 0 nothing, 1 written to, 2 replaced "
+     "or made, 3 set to None."},
     {NULL, NULL, 0, NULL},
 };
 

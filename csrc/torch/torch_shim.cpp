@@ -319,6 +319,60 @@ flat_written(const mt_torch_flat *flat, size_t n) noexcept
             static_cast<c10::TensorImpl *>(flat[i].tensor)->bump_version();
 }
 
+/* A tensor made in inference mode has no version. */
+uint32_t
+version_of(const c10::TensorImpl *grad) noexcept
+{
+    const c10::VariableVersion &version = grad->version_counter();
+
+    return version.enabled() ? version.current_version() : 0;
+}
+
+void
+see_one(const at::Tensor &grad, mt_torch_seen *seen)
+{
+    c10::TensorImpl *impl = grad.defined() ? grad.unsafeGetTensorImpl() : nullptr;
+
+    if (impl != seen->grad) {
+        using weak = c10::weak_intrusive_ptr<c10::TensorImpl>;
+        if (seen->grad != nullptr) weak::reclaim(static_cast<c10::TensorImpl *>(seen->grad));
+        seen->grad = impl != nullptr ? weak(grad.getIntrusivePtr()).release() : nullptr;
+    }
+    seen->version = impl != nullptr ? version_of(impl) : 0;
+}
+
+void
+grads_see(void *const *tensors, size_t n, mt_torch_seen *seen) noexcept
+{
+    for (size_t i = 0; i < n; i++)
+        see_one(subject(tensors[i], true), &seen[i]);
+}
+
+int
+grads_changed(void *const *tensors, size_t n, const mt_torch_seen *seen) noexcept
+{
+    int most = MT_TORCH_SAME;
+
+    for (size_t i = 0; i < n; i++) {
+        const at::Tensor &grad = subject(tensors[i], true);
+        const c10::TensorImpl *impl = grad.defined() ? grad.unsafeGetTensorImpl() : nullptr;
+        int found = MT_TORCH_SAME;
+        if (impl != seen[i].grad)
+            found = impl != nullptr ? MT_TORCH_REPLACED : MT_TORCH_DROPPED;
+        else if (impl != nullptr && version_of(impl) != seen[i].version)
+            found = MT_TORCH_WRITTEN;
+        most = std::max(most, found);
+    }
+    return most;
+}
+
+void
+grads_forget(mt_torch_seen *seen, size_t n) noexcept
+{
+    for (size_t i = 0; i < n; i++)
+        see_one(at::Tensor(), &seen[i]);
+}
+
 int
 threads() noexcept
 {
@@ -346,6 +400,9 @@ const mt_torch_ops ops = {MT_TORCH_OPS_VERSION,
                           flat,
                           flat_drop,
                           flat_written,
+                          grads_see,
+                          grads_changed,
+                          grads_forget,
                           threads,
                           parallel};
 

@@ -12,7 +12,7 @@
 
 #define MT_TORCH_CAPSULE "memtools._torch.ops"
 
-enum { MT_TORCH_OPS_VERSION = 7 };
+enum { MT_TORCH_OPS_VERSION = 8 };
 
 /* A 2-D tensor's memory, borrowed. type and bits are DLPack's. */
 typedef struct mt_torch_view {
@@ -77,6 +77,14 @@ typedef struct mt_torch_flat {
     void *tensor, *storage;         /* references, until flat_drop() */
 } mt_torch_flat;
 
+/* A tensor's gradient at one moment. Zeros: none. */
+typedef struct mt_torch_seen {
+    void *grad; /* a weak reference: what it holds may be freed, its address is not used again */
+    uint32_t version; /* how often it had been written to */
+} mt_torch_seen;
+
+enum { MT_TORCH_SAME = 0, MT_TORCH_WRITTEN = 1, MT_TORCH_REPLACED = 2, MT_TORCH_DROPPED = 3 };
+
 typedef struct mt_torch_ops {
     int version; /* MT_TORCH_OPS_VERSION of the header it was built with */
     /* 1 while autograd runs a backward pass on this thread, else 0. */
@@ -121,6 +129,11 @@ typedef struct mt_torch_ops {
     /* Tells autograd that the FLAT ones among them are written to, as an operation in place does.
      */
     void (*flat_written)(const mt_torch_flat *flat, size_t n);
+    /* The gradients of n tensors, now: seen[n] is zeros or what the last call left there. */
+    void (*grads_see)(void *const *tensors, size_t n, mt_torch_seen *seen);
+    /* The most that happened to one of them since: written to, replaced, dropped. */
+    int (*grads_changed)(void *const *tensors, size_t n, const mt_torch_seen *seen);
+    void (*grads_forget)(mt_torch_seen *seen, size_t n);
     /* How many threads parallel() uses at most: torch.get_num_threads(). */
     int (*threads)(void);
     /* task(arg, begin, end) for parts of [0, n), on torch's own threads and the caller's; back when
