@@ -20,9 +20,10 @@ tuple in a sample. It is read in the one way in which all parts have equally man
                                                          that this loss function had before,
                                                          and refused if they do not tell
 
-Two rules decide where both fit. A batch that is a list of one, two or three tensors of one type and
-dimension is columns, as a TensorDataset's are. In a list without a user's class, dicts and other
-items with numbers, texts or 0-d tensors of their own are samples: a collate would have joined them.
+Two rules decide where both fit and no tensor outside of lists tells the number of rows. A batch
+that is a list of one, two or three tensors of one type and dimension is columns, as a
+TensorDataset's are. In other lists, items with numbers, texts or 0-d tensors of their own are
+samples: a collate would have joined them.
 
 What is none of these has to be cut by the user, who knows what its rows are.
 """
@@ -187,7 +188,8 @@ class _Try:
             return False
         if name == "batch" and _is_short(node):
             return self._guess(node, name, _FIELDS)
-        return self._guess(node, name, _ROWS if type(node) is list and not collated else None)
+        joined = collated or self.firm or type(node) is tuple
+        return self._guess(node, name, None if joined else _ROWS)
 
     def _is_rows_of_values(self, node: tuple[Any, ...], name: str) -> bool:
         """Of a tuple without any tensor that has rows: texts, numbers, lists of texts."""

@@ -256,6 +256,8 @@ REFUSED = {
         tuple({"boxes": x(i, 4)} for i in range(3)),
     ),
     "pairs of pairs": [[x(8, 2), x(8, 2)], [x(8, 2), x(8, 2)]],
+    "columns that are not joined": [[[x(7), x(8)], (1, 2)], x(2)],
+    "numbers in lists": {"boxes": [[1, 2], [5, 6]], "y": x(2)},
     "pairs of dicts": [{"ids": x(8, 2)}, {"ids": x(8, 2)}],
     "pairs of texts": [("a",) * 8, ("b",) * 8],
     "numbers in a tuple": (x(4, 2), (1, 2, 3, 4)),
@@ -313,6 +315,7 @@ def samples(*lengths: int) -> list[Any]:
         (samples(5, 4, 3), samples(5), [[5]]),
         ((samples(5, 4, 3), x(3)), (samples(2, 2), x(2)), [([2], 1)] * 2),
         ((x(8), (7, 7)), (x(2), (7, 7)), [(1, (7, 7))] * 2),
+        ((x(8), [[7, 7]] * 8), (x(2), [[7, 7]] * 2), [(1, [[7, 7]])] * 2),
     ],
 )
 def test_a_batch_is_read_as_those_before_it(before, batch, sizes):
@@ -339,7 +342,7 @@ def test_a_guess_is_not_taken_for_known():
     known: dict[str, set[str]] = {}
     _split.read(samples(5, 5), known)
     assert known == {}
-    _split.read({"a": [[1, 2], [3, 4]], "y": x(2)}, known)
+    _split.read([{"x": x(2), "label": 1}] * 2, known)
     assert known == {}
 
 
@@ -461,6 +464,55 @@ def test_what_a_loader_makes_has_one_gradient_cut_or_whole_or_is_refused(shape, 
         wanted = torch.cat([p.grad.flatten() for p in model.parameters()])
         torch.testing.assert_close(part, wanted, rtol=1e-4, atol=1e-4)
         assert (weight, loss) == (count, pytest.approx(whole.mean().item(), rel=1e-4))
+
+
+_ITEMS = {
+    "wide": lambda i, n: torch.full((3,), float(i)),
+    "lengths": lambda i, n: torch.full((n + i % 2, 2), float(i)),
+    "one length": lambda i, n: torch.full((n, 2), float(i)),
+    "text": lambda i, n: f"{i}",
+    "number": lambda i, n: float(i),
+    "dict": lambda i, n: {"a": torch.full((n,), float(i)), "id": float(i)},
+    "dict of tensors": lambda i, n: {"a": torch.full((n,), float(i)), "b": torch.ones(n, 2) * i},
+}
+
+
+def _owners(node: Any) -> set[float]:
+    """Whose rows are in a part: each is filled with its number."""
+    if isinstance(node, torch.Tensor):
+        return set(node.flatten().tolist())
+    if isinstance(node, (dict, list, tuple)):
+        values = node.values() if isinstance(node, dict) else node
+        return set().union(*map(_owners, values))
+    return {float(node)}
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([*_ITEMS]), st.sampled_from([list, tuple])),
+        min_size=1,
+        max_size=3,
+    ),
+    st.integers(2, 6),
+    st.integers(1, 6),
+    st.sampled_from(["tuple", "dict", "beside a tensor"]),
+)
+@settings(max_examples=500, deadline=None)
+def test_columns_of_samples_are_cut_by_sample_or_refused(columns, count, length, form):
+    """Of whatever lengths, and whatever their number has in common with the number of columns."""
+    made = [kind(_ITEMS[item](i, length) for i in range(count)) for item, kind in columns]
+    if form == "tuple":
+        batch: Any = tuple(made)
+    elif form == "dict":
+        batch = {str(i): column for i, column in enumerate(made)}
+    else:
+        batch = {"columns": tuple(made), "y": torch.arange(float(count))}
+    try:
+        parts = cut(batch, 1)
+    except ValueError as error:
+        assert re.search("nothing tells which|has no tensor", str(error))
+        return
+    assert [_owners(part) for part in parts] == [{float(i)} for i in range(count)]
 
 
 def test_columns_without_rows_are_an_empty_batch():
