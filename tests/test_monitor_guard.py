@@ -436,7 +436,8 @@ def resident() -> tuple[int, int]:
 
 def read_all(samples: KVLease, layer: int) -> None:
     for view in samples.update(layer, *torch.randn(2, samples.batch_size, 8, 1, 64)):
-        assert view.isfinite().all()
+        # Row by row: what a reading of them all makes in between stays in the heap for a while.
+        assert all(row.isfinite().all() for row in view)
 
 
 def test_a_guard_leaves_rows_alone_that_show_one_prompt() -> None:
