@@ -233,13 +233,12 @@ def _choose(fits: list[_Try], known: Known, is_short: bool) -> _Try:
         alike = [one for one in fits if one.readings.get("batch") == _FIELDS]
     if len(alike) == 1 and not alike[0].unsure:
         return alike[0]
-    columns = [
-        (name, one)
-        for one in fits
-        for name, reading in one.readings.items()
-        if reading == _FIELDS and _may_be_columns(one.nodes[name])
+    # Some there are: two numbers of rows fit only where something is read in two ways.
+    fields = [
+        (name, one) for one in fits for name, reading in one.readings.items() if reading == _FIELDS
     ]
-    name, one = columns[0]  # two numbers of rows fit only where something is read in two ways
+    columns = [(name, one) for name, one in fields if _may_be_columns(one.nodes[name])]
+    name, one = (columns or fields)[0]
     return _refuse(name, one.nodes[name], one.count)
 
 
@@ -331,6 +330,8 @@ def _agrees(node: Any, count: int) -> bool | None:
         return len(node) == count or None
     if type(node) is tuple and len(node) == count and (_are_texts(node) or _has_rows(node)):
         return True
+    if _is_of_constants(node):
+        return None if isinstance(node, list) else False
     fields = _fields(node)
     if fields is None:
         return False if isinstance(node, _CONSTANT) or _is_torchs(node) else None
@@ -342,28 +343,42 @@ def _has_rows(node: Any) -> bool:
     """Whether there is an array with a dimension in it."""
     if _is_array(node):
         return bool(node.ndim)
-    return any(_has_rows(value) for value in _values(node))
+    return not _is_of_constants(node) and any(_has_rows(value) for value in _values(node))
+
+
+def _is_of_constants(node: Any) -> bool:
+    """Whether it is a list or tuple of numbers, texts and the like alone. Long ones, as tokens
+    are, are not walked in Python."""
+    if type(node) not in (list, tuple):
+        return False
+    return all(issubclass(kind, _CONSTANT) for kind in set(map(type, node)))
 
 
 def _is_mixed(node: Any) -> bool:
     """Fields for certain: things of several kinds, tensors among them. Rows are of one kind."""
     kinds: set[Any] = set(map(type, node))
     if len(kinds) > 1 or (node and _is_array(node[0])):
-        kinds = {_array_kind(one) if _is_array(one) else type(one) for one in node}
+        kinds = set(map(_kind, node))
     if len(kinds) > 1:
         return any(_is_firm(one) for one in node)
     return kinds <= {list, tuple} and _is_transposed(node)
 
 
 def _is_transposed(node: Any) -> bool:
-    """Whether it is `list(zip(*samples))`: sequences of one length, each of one kind of its own."""
-    inner = []
-    for one in node:
-        kinds = {_array_kind(item) if _is_array(item) else type(item) for item in one}
-        if len(kinds) != 1 or len(one) != len(node[0]):
-            return False
-        inner.append(kinds.pop())
-    return len(set(inner)) > 1 and any(_has_rows(one) for one in node)
+    """Whether it is `list(zip(*samples))`: sequences of one length, each of one kind of its own.
+    The first items tell it of lists of numbers, which are long."""
+    if not node or any(not one or len(one) != len(node[0]) for one in node):
+        return False
+    firsts = [one[0] for one in node]
+    if all(isinstance(item, _CONSTANT) for item in firsts) or len(set(map(_kind, firsts))) == 1:
+        return False
+    one_each = all(len(set(map(_kind, one))) == 1 for one in node)
+    return one_each and any(_has_rows(one) for one in node)
+
+
+def _kind(node: Any) -> Any:
+    """What is alike of the items of one column."""
+    return _array_kind(node) if _is_array(node) else type(node)
 
 
 def _array_kind(node: Any) -> tuple[Any, ...]:
@@ -459,6 +474,8 @@ def _lengths(node: Any, is_batch: bool = True) -> tuple[list[int], bool]:
         if type(node) not in (list, tuple):
             return found, True
         is_certain = True
+    if _is_of_constants(node):
+        return found, is_certain
     for value in _values(node):
         inner, last = _lengths(value, False)
         found += inner

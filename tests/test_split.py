@@ -260,6 +260,8 @@ REFUSED = {
     "numbers in lists": {"boxes": [[1, 2], [5, 6]], "y": x(2)},
     "pairs of dicts": [{"ids": x(8, 2)}, {"ids": x(8, 2)}],
     "pairs of texts": [("a",) * 8, ("b",) * 8],
+    "texts beside fewer texts": {"task": ("glue",), "text": ("a", "b", "c", "d")},
+    "a text beside two": (("a",), ("b", "c")),
     "numbers in a tuple": (x(4, 2), (1, 2, 3, 4)),
     "0-d tensors in a tuple": (x(4, 2), tuple(torch.tensor(i) for i in range(4))),
 }
@@ -368,6 +370,38 @@ def test_keys_that_change_with_each_batch_are_not_kept_for_ever():
     for i in range(600):
         _split.read({"y": x(3), f"sample {i}": samples(5, 4, 3)}, known)
     assert len(known) == 256
+
+
+def _asked(batch: Any, patch: pytest.MonkeyPatch) -> int:
+    """How many nodes the reading of a batch looks at."""
+    seen, is_array = [0], _split._is_array
+
+    def counting(node: Any) -> bool:
+        seen[0] += 1
+        return is_array(node)
+
+    with patch.context() as patched:
+        patched.setattr(_split, "_is_array", counting)
+        _split.read(batch)
+    return seen[0]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        lambda ids: {"ids": ids, "y": x(8)},
+        lambda ids: {"y": x(8), "ids": ids, "mask": ids},
+        lambda ids: (ids, x(8)),
+        lambda ids: {"ids": ids},
+        lambda ids: {"ids": [tuple(one) for one in ids], "y": x(8)},
+        lambda ids: [{"ids": one, "y": x(8)[0]} for one in ids],
+        lambda ids: {"ids": [*ids[:4], *[[0.5] * len(ids[0])] * 4], "y": x(8)},
+    ],
+)
+def test_padded_lists_of_tokens_are_not_walked(batch, monkeypatch):
+    """The splitter looks at as many nodes as where the lists are short."""
+    short, long = (_asked(batch([[1] * count] * 8), monkeypatch) for count in (10, 1000))
+    assert long == short
 
 
 # --- the table of the docs ---
