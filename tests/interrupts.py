@@ -38,8 +38,8 @@ def interrupted(module: ModuleType, n: int, call: Callable[[], Any]) -> bool:
 class _Instruction:
     """Before the n-th instruction, also between what a call returns and where it is kept."""
 
-    def __init__(self, module: ModuleType, n: int) -> None:
-        self.file, self.left = module.__file__, n
+    def __init__(self, module: ModuleType, n: int, handler: Callable[[], Any]) -> None:
+        self.file, self.left, self.handler = module.__file__, n, handler
 
     def __call__(self, frame: Any, event: str, arg: Any) -> _Instruction | None:
         if frame.f_code.co_filename != self.file:
@@ -47,20 +47,32 @@ class _Instruction:
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event == "opcode":
             self.left -= 1
-            if self.left < 0:
+            if self.left == -1:
                 sys.settrace(None)
-                raise KeyboardInterrupt
+                self.handler()
         return self
+
+
+def handled_before(
+    module: ModuleType, n: int, handler: Callable[[], Any], call: Callable[[], Any]
+) -> bool:
+    """Calls it, and the handler of a signal before instruction n; False where it has fewer."""
+    before, place = sys.gettrace(), _Instruction(module, n, handler)
+    sys.settrace(place)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return place.left < 0
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def interrupted_before(module: ModuleType, n: int, call: Callable[[], Any]) -> bool:
     """Calls it, interrupted before instruction n; False where it has fewer."""
-    before = sys.gettrace()
-    sys.settrace(_Instruction(module, n))
     try:
-        call()
+        return handled_before(module, n, _interrupt, call)
     except KeyboardInterrupt:
         return True
-    finally:
-        sys.settrace(before)
-    return False

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import resource
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 import memtools
 from memtools.export import JsonlWriter, _jsonl
-from tests.interrupts import interrupted_before
+from tests.interrupts import handled_before, interrupted_before
 from tests.metricsource import Figures, usual
 
 
@@ -162,6 +163,26 @@ def test_a_pipe_without_a_reader_does_not_stop_the_training(tmp_path):
         assert lines.lines > 0
 
 
+def test_a_line_cut_off_in_a_full_pipe_is_ended_before_the_next(tmp_path):
+    """Also where nothing at all went into the pipe since."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    figures = Figures(**{f"figure{i}": i + 0.5 for i in range(400)})  # more than a page
+    with JsonlWriter(path, figures) as lines, open(path, "rb", buffering=0) as pipe:
+        os.set_blocking(pipe.fileno(), False)
+        while not lines._is_torn:
+            lines.step()
+        lost = lines.lost
+        while lines.lost < lost + 10:  # the last of them write nothing
+            lines.step()
+        whole = lines.lines
+        text = b"".join(iter(lambda: pipe.read(65536), None))
+        lines.step()
+        assert lines.lines == whole + 1
+        text += pipe.read(65536)
+    assert json.loads(text.split(b"\n")[-2])["step"] == whole + lines.lost + 1
+
+
 def test_a_forked_child_writes_nothing(tmp_path):
     path = tmp_path / "memory.jsonl"
     with JsonlWriter(path, usual()) as lines:
@@ -249,6 +270,70 @@ def test_closed_it_does_nothing(tmp_path):
     lines.step()
     assert repr(lines) == f"JsonlWriter({str(tmp_path / 'a')!r}, 1 lines)"
     assert len(read(tmp_path / "a")) == 1
+
+
+class Closing(Figures):
+    """Has the writer closed while it is asked for figures."""
+
+    def __init__(self) -> None:
+        super().__init__(a=1.0)
+        self.lines: JsonlWriter | None = None
+
+    def metrics(self, expert: bool = False) -> dict[str, float]:
+        if self.lines is not None:
+            other = threading.Thread(target=self.lines.close)
+            other.start()
+            other.join()
+        return super().metrics(expert)
+
+
+def test_closed_by_another_thread_while_it_asks_for_figures_it_writes_nothing(tmp_path):
+    figures = Closing()
+    lines = JsonlWriter(tmp_path / "a", figures, max_bytes=4096)
+    while lines._size + 60 < 4096:
+        lines.step()
+    written, figures.lines = lines.lines, lines
+    lines.step(10**30)  # a line that does not fit: files would rotate
+    assert (lines.lines, lines.lost) == (written, 0)
+    assert len(read(tmp_path / "a")) == written
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_signals_handler_may_close_it_at_any_place(tmp_path, leaves):
+    """Handlers that return, and those that leave the program: what they raise comes through."""
+    before, n, hit = descriptors(), 0, True
+    while hit:
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        lines = JsonlWriter(folder / "a", usual(), max_bytes=4096)
+        while lines._size + 300 < lines._most:
+            lines.write()
+
+        def handler(lines: JsonlWriter = lines) -> None:
+            lines.close()
+            if leaves:
+                raise SystemExit
+
+        def write(lines: JsonlWriter = lines) -> None:
+            for _ in range(3):
+                lines.write()
+
+        try:
+            hit = handled_before(_jsonl, n, handler, write)
+        except SystemExit:
+            assert leaves
+        else:
+            assert not (leaves and hit), n
+        if hit:
+            assert descriptors() == before, n
+        lines.close()
+        for found in folder.iterdir():
+            read(found)  # which raises for a line that is none
+        n += 1
+    assert n > 100
+    assert descriptors() == before
 
 
 @pytest.mark.parametrize(

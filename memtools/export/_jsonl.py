@@ -124,12 +124,17 @@ class JsonlWriter:
             return
         line = _line(time.time(), self._steps, self._source.metrics(self._expert))
         with self._lock:
+            if self._file.closed:  # meanwhile
+                return
             try:
                 if self._is_regular and self._size and self._size + len(line) > self._most:
                     self._rotate()
                 self._put(line)
             except OSError as error:
                 self._lose(error)
+            except ValueError:  # a closed file is asked for its descriptor
+                if not self._file.closed:
+                    raise
             else:
                 self._lines, self._is_failing = self._lines + 1, False
 
@@ -141,7 +146,8 @@ class JsonlWriter:
                 self._size, self._is_torn = self._size + done, False
                 return
         except BaseException:  # an interrupt: nobody knows whether it came before the line
-            self._look()
+            if self._is_regular and not self._file.closed:
+                self._look()
             raise
         self._take_back(done)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -172,6 +178,8 @@ class JsonlWriter:
                 os.unlink(fresh)
             raise
         self._file, file = file, self._file
+        if file.closed:  # by a signal's handler, meanwhile
+            self._file.close()
         self._size, self._is_torn = 0, False
         file.close()
         self._look()
@@ -187,7 +195,7 @@ class JsonlWriter:
             )
 
     def close(self) -> None:
-        """Close the file. May be called again."""
+        """Close the file. May be called again, from any thread and from a signal's handler."""
         with self._lock:
             self._file.close()
 
