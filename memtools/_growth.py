@@ -118,7 +118,7 @@ class Judged(NamedTuple):
     of it, cannot be said; None where each signal had readings enough. `enough`: some signal of the
     host and of each device had. `rises`: what is known of signals that grow and were not judged, or
     were quiet until the last stretch of the run. `late`: how the process ended above all that it
-    had before, which may be no growth; "" where it did not. `step_seconds`: how long a step is in
+    had before, which may be no growth; None where it did not. `step_seconds`: how long a step is in
     the newer half of the run; None where that is not known.
     """
 
@@ -126,7 +126,7 @@ class Judged(NamedTuple):
     short: str | None
     enough: bool
     rises: list[Rise]
-    late: str
+    late: Late | None
     step_seconds: float | None
 
 
@@ -147,7 +147,7 @@ def judge(line: Timeline, limit_bytes: int | None, devices: list[int]) -> Judged
     rises: list[Rise] = []
     few: list[str] = []
     enough, most = True, 0
-    late, step_seconds = "", None
+    late = step_seconds = None
     for where, columns, limit in groups:
         readings = _readings(line, columns, by_step=per == "step")
         if per == "step" and len(readings.steps) >= LEAST:
@@ -160,7 +160,7 @@ def judge(line: Timeline, limit_bytes: int | None, devices: list[int]) -> Judged
             if columns and any(fed.values()):
                 judged = _judged(fed, readings, limit, per, where)
                 quiet = judged.kind == "quiet"
-                growth += [] if quiet else [judged]
+                growth += [] if quiet or judged.rate_bytes <= 0 else [judged]
         else:
             enough = False
         few += [s for s, v in readings.values.items() if not fed[s] and _known(v) < CELLS]
@@ -233,6 +233,9 @@ def _beyond(rises: list[Rise], growth: list[Growth]) -> list[Rise]:
     if own is not None and told & {"heap", "rss"}:
         rate = max(one.rate_bytes for one in growth if one.signal in ("heap", "rss"))
         own = own if own.rate_bytes > 4 * rate else None
+    costs = max((one.rss_bytes or 0.0 for one in growth), default=0.0)
+    if own is not None and own.signal == "rss" and costs >= own.rate_bytes / 2:
+        own = None  # it is what the growth of another signal costs
     others = [r for r in rises if r.signal not in ("heap", "rss") and r.signal not in told]
     return ([own] if own else []) + others
 
@@ -285,7 +288,8 @@ def _readings(line: Timeline, columns: dict[str, str], *, by_step: bool) -> _Rea
 @dataclass(frozen=True)
 class Rise:
     """A signal that rose in a line to the end, too short for a verdict. `rate_bytes` per `per`
-    ("step" or "s") over the last `over` of them, in so many `readings`, by `gain_bytes` in all."""
+    ("step" or "s") over the last `over` of `of` of them, in so many `readings`, by `gain_bytes` in
+    all."""
 
     signal: str
     per: str
@@ -295,6 +299,7 @@ class Rise:
     since: int | None
     since_seconds: float
     readings: int
+    of: float
 
     def __str__(self) -> str:
         whose = {"children": "the workers' memory", "heap": "memory", "rss": "memory"}
@@ -314,7 +319,9 @@ class Rise:
             return ": too few"
         if self.readings < ENOUGH:
             return f", read {self.readings:,} times: too seldom"
-        return ", a small part of the run: too late"
+        return (
+            ", a small part of the run: too late" if self.over < self.of / 4 else ", too unevenly"
+        )
 
 
 def _rise(readings: _Readings, floors: list[int], signal: str, per: str) -> Rise | None:
@@ -394,25 +401,38 @@ def _rise_from(readings: _Readings, where: Sequence[int], signal: str, per: str,
         start if per == "step" else None,
         readings.seconds[at],
         sum(floor != UNKNOWN for floor in floors[at:]),
+        (last - where[0]) * unit,
     )
 
 
-def _late(readings: _Readings, floors: list[int], per: str) -> str:
-    """That the signal ended above all that it had in the first three quarters, in words. It came
-    too suddenly for a line, so that it may be anything."""
+@dataclass(frozen=True)
+class Late:
+    """Memory that ended above all that it was in the first three quarters of a run, by `gain_bytes`
+    in the `last` steps or seconds. It came too suddenly for a line, so that it may be anything."""
+
+    gain_bytes: int
+    last: str
+
+    def __str__(self) -> str:
+        gain = size(self.gain_bytes)
+        return f"memory rose {gain} in the last {self.last} and had not been so high before"
+
+
+def _late(readings: _Readings, floors: list[int], per: str) -> Late | None:
+    """Without steps the last sample alone says nothing: it may be of a file that is written."""
     where = readings.steps if per == "step" else [int(s * 1e6) for s in readings.seconds]
     known = _known_of(where, floors, readings.tops["rss"])
     if len(known) < LEAST:
-        return ""
+        return None
     quarter = known[0][0] + (known[-1][0] - known[0][0]) * 3 // 4
     before = max(top for x, _, top in known if x <= quarter)
-    gain = known[-1][1] - before
+    last = known[-1][1] if per == "step" else min(known[-1][1], known[-2][1])
+    gain = last - before
     if gain < max(LEAST_GAIN, before / 100):
-        return ""
+        return None
     since = next(x for x, floor, _ in reversed(known) if floor <= before)
     over = (known[-1][0] - since) / (1 if per == "step" else 1e6)
-    last = f"{count(int(over), 'step')}" if per == "step" else duration(over)
-    return f"memory rose {size(gain)} in the last {last} and had not been so high before"
+    return Late(gain, count(int(over), "step") if per == "step" else duration(over))
 
 
 def _cells(known: list[tuple[int, int, int]], most: int) -> list[tuple[float, int, int]]:

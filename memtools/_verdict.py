@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from memtools._growth import Growth, Judged, Rise, judge, rounded
+from memtools._growth import Growth, Judged, Late, Rise, judge, rounded
 from memtools._holdings import Holding
 from memtools._size import parse_bytes
 from memtools.report._words import duration, shown, size
@@ -50,6 +50,7 @@ class Verdict:
     #: "the process does not grow" and so on, where each signal was tested and nothing was found;
     #: or that memory rose at the very end
     nothing: str
+    late: Late | None
     #: whether what the process takes was tested; of its workers that may not be known
     tested: bool
     #: how long a step is; None where that is not known
@@ -136,7 +137,8 @@ def verdict_of(figures: Figures) -> Verdict:
         judged.short,
         figures.holders,
         None,
-        judged.late or _nothing(figures),
+        _nothing(figures) if judged.late is None else str(judged.late),
+        judged.late,
         judged.enough,
         judged.step_seconds,
     )

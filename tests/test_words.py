@@ -225,6 +225,16 @@ ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
         [r"rose 1\d\.\d KiB a step over the last 1,\d{3} steps, read \d\d times: too seldom"],
         ["too few", SILENCED],
     ),
+    "one sample at the end of a program without steps": (
+        Made(steps=3000, rate=300 * MIB, from_step=2998, count=False),
+        ["the process does not grow"],
+        ["rose", SILENCED],
+    ),
+    "an uneven rise beside workers that leak": (
+        Made(steps=3000, rate=100 * 1024, workers=40 * 1024),
+        [r"\+\d\d\d\.\d KiB/step in heap since"],
+        ["small part", SILENCED],
+    ),
     "a peak in a run that is too short": (
         Made(steps=40, base=590 * MIB, limit=LIMIT, start=CGROUP, end=None, closed=False),
         ["too short to judge", "too short to tell a leak from a peak that is too high"],

@@ -670,18 +670,17 @@ holds_writes(uint32_t have)
     return have == MT_HAVE_ZERO || (mt_kvhave_is_block(have) && (have & MT_HAVE_PRIVATE));
 }
 
-/* Whether a row, or other addresses, have the block as well. */
+/* Whether a row, or other addresses, its window's too, have the block as well. */
 static bool
 is_shown_again(const mt_kvpool *pool, uint32_t have)
 {
-    size_t place, once = pool->geom.units;
+    size_t place;
     const mt_kvslot *home;
 
     if (!mt_kvhave_is_block(have)) return false;
     home = mt_kvpool_home(pool, have >> 1);
     place = mt_kvpool_place(pool, have >> 1);
-    if (home->windowed[place]) once += pool->geom.units;
-    return home->refs[place] > 0 || home->sights[place] > once;
+    return home->refs[place] > 0 || home->sights[place] > pool->geom.units;
 }
 
 /* Whether the place of a row that is over must be settled. */

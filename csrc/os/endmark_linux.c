@@ -99,8 +99,9 @@ mt_endmark_now(int number)
     clock_gettime(CLOCK_MONOTONIC, &now);
     inside++;
     for (int i = 0; i < MT_ENDMARK_RECORDS; i++) {
+        bool is_used = mt_ownplace_is_used(&records[i].owner);
         void *region = (void *)records[i].at;
-        if (mt_ownplace_is_used(&records[i].owner) && has_its_page(region))
+        if (is_used && mt_ownplace_is_used(&records[i].owner) && has_its_page(region))
             mt_record_mark_signal(region, (uint64_t)number,
                                   (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec);
     }

@@ -38,10 +38,10 @@ mt_forkmark_free_zeros(void *page)
 mt_status
 mt_forkmark_new(mt_forkmark **out, mt_error *err)
 {
-    void *page;
+    void *page = NULL;
     mt_status st = mt_forkmark_zeros(&page, err);
 
-    if (st != MT_OK) return st;
+    if (page == NULL) return st;
     *(unsigned char *)page = 1;
     *out = page;
     return MT_OK;

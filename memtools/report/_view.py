@@ -208,6 +208,9 @@ def _growth_tiles(figures: Figures) -> list[Tile]:
         return [
             Tile("Growth at the end", f"+{size(rise.rate_bytes)}/{rise.per}", _of_rise(rise.signal))
         ]
+    if verdict.late is not None and verdict.short is None:
+        late = verdict.late
+        return [Tile("Growth at the end", f"+{size(late.gain_bytes)}", f"in the last {late.last}")]
     return [Tile("Growth at the end", "none" if verdict.short is None else "unknown")]
 
 
