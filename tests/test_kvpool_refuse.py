@@ -313,5 +313,5 @@ def test_a_process_with_the_most_arenas_says_how_many_and_what_helps():
         )
         leases.pop().release()
         leases.append(pool.acquire(1))
-        for lease in leases:  # what was raised keeps this frame, and all of them, until a collection
+        for lease in leases:  # what was raised keeps all of them until a collection
             lease.release()
