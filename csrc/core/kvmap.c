@@ -526,8 +526,9 @@ mt_kvmap_leave(mt_kvpool *pool, size_t slot, size_t lo, size_t hi, mt_error *err
     return st == MT_OK || !pool->store.lazy ? st : map_whole(pool, s, MT_HAVE_ZERO, err);
 }
 
-/* Whether a place that maps `have` must leave it before the row's table becomes another one. Where
- * stretches run short it leaves what nobody is to have as well: mt_kvmap_clear could not refuse. */
+/* Whether a place that maps `have` must leave it before the row's table becomes another one. It
+ * leaves what nobody is to have as well, while that may still be refused: mt_kvmap_clear, which
+ * would do it for all rows at once, could not refuse. */
 static bool
 must_change(const mt_kvpool *pool, const mt_kvslot *s, size_t tb, uint32_t have, uint32_t next)
 {
@@ -535,7 +536,7 @@ must_change(const mt_kvpool *pool, const mt_kvslot *s, size_t tb, uint32_t have,
 
     if (have == MT_HAVE_UNKNOWN) return true;
     if (!mt_kvhave_is_block(have) || have >> 1 == next) return false;
-    if (have >> 1 == named_at(s, tb) && pool->maps > pool->store.max_maps / 4) return true;
+    if (have >> 1 == named_at(s, tb)) return true;
     home = mt_kvpool_home(pool, have >> 1);
     return mt_kvpool_refs(pool, have >> 1) > 0 || (home->exposed && home != s);
 }
