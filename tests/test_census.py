@@ -233,11 +233,11 @@ def test_a_census_keeps_nothing_alive_and_changes_no_reference_count():
 def test_the_new_ones_are_sampled_and_never_an_old_one():
     old = [torch.empty(2, 96) for _ in range(2000)]
     before = memtools.census()
-    fresh = [torch.empty(2, 96) for _ in range(200)]
+    fresh = [torch.empty(2, 96) for _ in range(2000)]
     growth = memtools.census().diff(before)
-    assert [(g.kind.shape, g.count) for g in growth.groups] == [((2, 96), 200)]
-    found = growth.sample(limit=1000)
-    assert len(found) > 150
+    assert [(g.kind.shape, g.count) for g in growth.groups] == [((2, 96), 2000)]
+    found = growth.sample(limit=10_000)
+    assert len(found) > 1600  # not one in 16, nor some that lie where the first census made its own
     assert {id(t) for t in found} <= {id(t) for t in fresh}
     assert len(growth.sample()) == 64
     assert len(old) == 2000
