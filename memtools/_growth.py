@@ -329,7 +329,7 @@ def _rise(readings: _Readings, floors: list[int], signal: str, per: str) -> Rise
     in use before: a sawtooth comes back to where it was, a warm-up or a full buffer is flat at the
     end. None where there is none, and below 2 MiB or 1 % of what is in use. Ends of less than the
     last quarter are looked at more closely: of the last half, the last quarter and so on."""
-    where = readings.steps if per == "step" else [int(s * 1e6) for s in readings.seconds]
+    where = _places(readings, per)
     tops = readings.tops[signal if signal in readings.tops else "device"]
     known = _known_of(where, floors, tops)
     before, closer = 0, False
@@ -349,6 +349,11 @@ def _rise(readings: _Readings, floors: list[int], signal: str, per: str) -> Rise
         before = max(before, *(top for _, _, top in known[:at]))
         known, closer = known[at:], True
     return rough and _rise_from(readings, where, signal, per, rough)
+
+
+def _places(readings: _Readings, per: str) -> list[int]:
+    """Where each reading lies: its step, or microseconds."""
+    return readings.steps if per == "step" else [int(s * 1e6) for s in readings.seconds]
 
 
 def _known_of(
@@ -420,7 +425,7 @@ class Late:
 
 def _late(readings: _Readings, floors: list[int], per: str) -> Late | None:
     """Without steps the last sample alone says nothing: it may be of a file that is written."""
-    where = readings.steps if per == "step" else [int(s * 1e6) for s in readings.seconds]
+    where = _places(readings, per)
     known = _known_of(where, floors, readings.tops["rss"])
     if len(known) < LEAST:
         return None
