@@ -158,32 +158,36 @@ gatehist_close(PyObject *op, PyObject *Py_UNUSED(none))
     Py_RETURN_NONE;
 }
 
+/* Returns what the others in the budget gave, of whom a history is none: it has nothing idle. Other
+ * threads run meanwhile, and may close the history. pre: it has a budget. */
+static size_t
+ask_others(const GateHistory *self, size_t bytes)
+{
+    mt_ledger *ledger = mt_ledger_hold(mt_gatehist_configuration(self->core)->ledger);
+    size_t gave;
+
+    Py_BEGIN_ALLOW_THREADS;
+    gave = mt_ledger_reclaim(ledger, NULL, bytes);
+    mt_ledger_drop(ledger);
+    Py_END_ALLOW_THREADS;
+    return gave;
+}
+
 void
 mt_py_gatehist_ask(GateHistory *self)
 {
-    mt_ledger *ledger = mt_ledger_hold(mt_gatehist_configuration(self->core)->ledger);
     mt_gatehist_lack lack = mt_gatehist_lacks(self->core);
 
-    Py_BEGIN_ALLOW_THREADS;
-    mt_ledger_reclaim(ledger, NULL, lack.bytes); /* a history has nothing idle to give */
-    mt_ledger_drop(ledger);
-    Py_END_ALLOW_THREADS;
+    ask_others(self, lack.bytes);
     if (self->core != NULL) mt_gatehist_asked(self->core, lack);
 }
 
 bool
 mt_py_gatehist_ask_for(GateHistory *self, const mt_error *refused)
 {
-    mt_ledger *ledger = mt_gatehist_configuration(self->core)->ledger;
-    size_t gave;
+    bool has_budget = mt_gatehist_configuration(self->core)->ledger != NULL;
 
-    if (refused->status != MT_ELIMIT || ledger == NULL) return false;
-    mt_ledger_hold(ledger);
-    Py_BEGIN_ALLOW_THREADS;
-    gave = mt_ledger_reclaim(ledger, NULL, refused->asked);
-    mt_ledger_drop(ledger);
-    Py_END_ALLOW_THREADS;
-    return gave > 0;
+    return refused->status == MT_ELIMIT && has_budget && ask_others(self, refused->asked) > 0;
 }
 
 /* Everything that runs Python code comes before the tensor's address is read. *lacks: nothing was
