@@ -77,16 +77,6 @@ drop_home(mt_kvpool *pool, mt_kvslot *s)
     pool->store.drop(pool->store.ctx, s->offset, pool->geom.slot_bytes);
 }
 
-static void
-drop_runs(mt_kvpool *pool, mt_kvslot *s, size_t first, size_t end)
-{
-    for (size_t lo = first, hi; lo < end; lo = hi + 1) {
-        for (hi = lo; hi < end && is_idle(s, hi);)
-            hi++;
-        if (hi > lo) drop_run(pool, s, lo, hi);
-    }
-}
-
 /* Counts the block as dropped. pre: it is idle. */
 static void
 note_dropped(mt_kvpool *pool, mt_kvslot *s, size_t tb)
@@ -100,32 +90,51 @@ note_dropped(mt_kvpool *pool, mt_kvslot *s, size_t tb)
     mt_kvpool_tell_pages(pool, 0 - pool->geom.block_bytes);
 }
 
+/* Drops the home's idle blocks at places [first, end). */
 static void
-note_idle_dropped(mt_kvpool *pool, mt_kvslot *s, size_t lo, size_t hi)
+drop_idle_in(mt_kvpool *pool, mt_kvslot *s, size_t first, size_t end)
 {
-    for (size_t tb = lo; tb < hi; tb++)
-        if (is_idle(s, tb)) note_dropped(pool, s, tb);
+    for (size_t lo = first, hi; lo < end; lo = hi + 1) {
+        for (hi = lo; hi < end && is_idle(s, hi);)
+            hi++;
+        if (hi > lo) drop_run(pool, s, lo, hi);
+        for (size_t tb = lo; tb < hi; tb++)
+            note_dropped(pool, s, tb);
+    }
 }
 
-/* Drops the home's idle blocks at places [lo, hi). */
-static void
-drop_idle_in(mt_kvpool *pool, mt_kvslot *s, size_t lo, size_t hi)
+/* Whether a row that goes on may show the block still, after it let go of it. */
+static bool
+may_be_shown(const mt_kvpool *pool, uint32_t block)
 {
-    drop_runs(pool, s, lo, hi);
-    note_idle_dropped(pool, s, lo, hi);
+    uint32_t by = mt_kvpool_home(pool, block)->let_go[mt_kvpool_place(pool, block)];
+
+    if (by == 0 || pool->stale == 0) return false;
+    return by == MT_KV_MANY || pool->slots[by - 1].stale;
+}
+
+static bool
+may_drop(const mt_kvpool *pool, const mt_kvslot *s, size_t tb)
+{
+    return is_idle(s, tb) && !may_be_shown(pool, s->first_block + (uint32_t)tb);
 }
 
 static void
 drop_idle_of(mt_kvpool *pool, mt_kvslot *s)
 {
     size_t blocks = pool->geom.blocks;
+    bool whole = s->named == 0 && pool->stale == 0;
 
-    if (s->named == 0)
-        drop_home(pool, s);
-    else
-        drop_runs(pool, s, 0, blocks);
-    note_idle_dropped(pool, s, 0, blocks);
-    assert(s->idle == 0);
+    if (whole) drop_home(pool, s);
+    for (size_t tb = 0; tb < blocks; tb++) {
+        size_t lo = tb;
+
+        while (tb < blocks && may_drop(pool, s, tb))
+            tb++;
+        if (!whole && tb > lo) drop_run(pool, s, lo, tb);
+        while (lo < tb)
+            note_dropped(pool, s, lo++);
+    }
 }
 
 /* Whose idle blocks are missed less: a free slot's, of them the one used longer ago; then those of
@@ -138,8 +147,19 @@ is_missed_less(const mt_kvslot *s, const mt_kvslot *than)
     return s->used_at < than->used_at;
 }
 
-/* The slot whose idle blocks are missed least. What code may have written in place is nobody's to
- * drop. */
+/* Whether idle blocks of the home can be dropped. What code may have written in place is nobody's
+ * to drop. */
+static bool
+has_to_drop(const mt_kvpool *pool, const mt_kvslot *s)
+{
+    if (s->idle == 0 || s->exposed) return false;
+    if (pool->stale == 0) return true;
+    for (size_t tb = 0; tb < pool->geom.blocks; tb++)
+        if (may_drop(pool, s, tb)) return true;
+    return false;
+}
+
+/* The slot whose idle blocks are missed least. */
 static mt_kvslot *
 victim(mt_kvpool *pool)
 {
@@ -148,19 +168,21 @@ victim(mt_kvpool *pool)
     for (size_t i = 0; i < pool->slot_count; i++) {
         mt_kvslot *s = &pool->slots[i];
 
-        if (s->idle > 0 && !s->exposed && is_missed_less(s, best)) best = s;
+        if (has_to_drop(pool, s) && is_missed_less(s, best)) best = s;
     }
     return best;
 }
 
 /* A view that still shows a dropped block would make it physical again, and what is written through
- * it would be there when the block is taken the next time: so all such addresses change first. */
+ * it would be there when the block is taken the next time: so all such addresses change first, and
+ * where they cannot the block stays. */
 void
 mt_kvblock_drop(mt_kvpool *pool, size_t keep)
 {
     mt_kvslot *s;
 
-    if (pool->idle <= keep || mt_kvmap_clear(pool, NULL) != MT_OK) return;
+    if (pool->idle <= keep) return;
+    (void)mt_kvmap_clear(pool, NULL);
     while (pool->idle > keep && (s = victim(pool)) != NULL)
         drop_idle_of(pool, s);
 }
@@ -285,6 +307,49 @@ choose(mt_kvpool *pool, size_t slot, size_t tb)
     return is_free(pool, slot, own) ? own : any_free(pool, slot);
 }
 
+/* Whether a row that goes on may show the block, other than at the place it is taken for. */
+static bool
+is_in_view(const mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+{
+    uint32_t by = mt_kvpool_home(pool, block)->let_go[mt_kvpool_place(pool, block)];
+
+    if (!may_be_shown(pool, block)) return false;
+    return by != slot + 1 || mt_kvmap_is_elsewhere(pool, slot, tb, block);
+}
+
+/* A block that no row shows, whether it is physical or not: the row's own one rather than others.
+ */
+static uint32_t
+any_unseen(const mt_kvpool *pool, size_t slot, size_t tb)
+{
+    uint32_t own = pool->slots[slot].first_block + (uint32_t)tb;
+
+    if (is_free(pool, slot, own) && !is_in_view(pool, slot, tb, own)) return own;
+    for (uint32_t block = 0; block < pool->slot_count * pool->geom.blocks; block++)
+        if (is_free(pool, slot, block) && !is_in_view(pool, slot, tb, block)) return block;
+    return MT_KV_ANY;
+}
+
+/* The block to take: of a new arena where there is none. Where the system gives no mappings for
+ * rows to leave what costs least, one that they need not leave; but a row that code writes to in
+ * place has its own. */
+static mt_status
+find_block(mt_kvpool *pool, size_t slot, size_t tb, uint32_t *block, mt_error *err)
+{
+    const mt_kvslot *s = &pool->slots[slot];
+    mt_status st = MT_OK;
+
+    *block = choose(pool, slot, tb);
+    if (*block != MT_KV_ANY && is_in_view(pool, slot, tb, *block)) st = mt_kvmap_clear(pool, err);
+    if (st == MT_EAGAIN && (s->exposed || s->lease->exposing))
+        return mt_fail(err, MT_ENOMEM, MT_STORE_MAPS, 0);
+    if (st == MT_EAGAIN) *block = any_unseen(pool, slot, tb);
+    if (st != MT_OK && st != MT_EAGAIN) return st;
+    if (*block != MT_KV_ANY) return MT_OK;
+    *block = (uint32_t)(pool->slot_count * pool->geom.blocks);
+    return mt_kvpool_extend(pool, err);
+}
+
 /* The pages of one block, of a store that is not lazy. */
 static mt_status
 take_pages(mt_kvpool *pool, const mt_kvslot *s, size_t tb, mt_error *err)
@@ -353,16 +418,6 @@ make_resident(mt_kvpool *pool, mt_kvslot *home, size_t tb, mt_error *err)
     return MT_OK;
 }
 
-/* Whether a row that goes on may show the block, other than at the place it is taken for. */
-static bool
-is_in_view(const mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
-{
-    uint32_t by = mt_kvpool_home(pool, block)->let_go[mt_kvpool_place(pool, block)];
-
-    if (by == 0) return false;
-    return by != slot + 1 || block_here(pool, &pool->slots[slot], tb) != block;
-}
-
 /* Nobody else's addresses show the block from now on. */
 static mt_status
 leave_to(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block, mt_error *err)
@@ -373,10 +428,11 @@ leave_to(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block, mt_error *err)
     mt_status st = MT_OK;
 
     if (is_in_view(pool, slot, tb, block)) st = mt_kvmap_clear(pool, err);
+    if (st == MT_EAGAIN) return mt_fail(err, MT_ENOMEM, MT_STORE_MAPS, 0);
     if (st != MT_OK) return st;
     if (!pool->store.lazy && home->resident[place] && !lies_here)
         mt_kvmap_forget(pool, block, block + 1);
-    if (mt_kvmap_is_elsewhere(pool, slot, tb, block)) mt_kvmap_yield(pool, block, slot);
+    mt_kvmap_yield(pool, slot, tb, block);
     mt_kvmap_forget_private(pool, slot, tb, block);
     home->let_go[place] = 0;
     return MT_OK;
@@ -387,17 +443,14 @@ mt_kvblock_take(mt_kvlease *lease, size_t slot, size_t tb, uint32_t exact, uint3
                 mt_error *err)
 {
     mt_kvpool *pool = lease->pool;
-    uint32_t found = exact != MT_KV_ANY ? exact : choose(pool, slot, tb);
-    uint32_t behind = (uint32_t)(pool->slot_count * pool->geom.blocks);
-    mt_status st;
+    uint32_t found = exact;
+    mt_status st = MT_OK;
     mt_kvslot *home;
     size_t place;
 
     assert(lease->promised > 0);
-    if (found == MT_KV_ANY) {
-        if ((st = mt_kvpool_extend(pool, err)) != MT_OK) return st;
-        found = behind; /* the first of the new ones */
-    }
+    if (exact == MT_KV_ANY) st = find_block(pool, slot, tb, &found, err);
+    if (st != MT_OK) return st;
     home = mt_kvpool_home(pool, found);
     place = mt_kvpool_place(pool, found);
     assert(home->refs[place] == 0);

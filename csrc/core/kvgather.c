@@ -13,8 +13,9 @@
  * copied at once, into the block that the row has at that place: its own content is wanted by
  * nobody else, or it is copied first; rings of rows that want each other's need one block more.
  *
- * What code wrote privately is put into blocks before all this (mt_kvgrow_keep_written). All blocks
- * are taken, and all addresses leave what only others will have, before anything is written:
+ * What code wrote privately is put into blocks: that of rows which are copied before all this
+ * (mt_kvgrow_keep_written), and of a block that is copied over when its row's addresses change. All
+ * blocks are taken, and all addresses leave what only others will have, before anything is written:
  * from then on, on a host, nothing can fail. Where a device fails, rows that were copied over each
  * other have lost tokens of their last block. */
 typedef struct move { /* the partial block of one new row */
@@ -217,6 +218,21 @@ copy_all(plan *p, mt_error *err)
 
 /* --- addresses --- */
 
+/* The row's own block is copied over: its addresses are to show that, and not what was written
+ * privately over the block, which goes into it for an undo to find. */
+static mt_status
+give_up_private(plan *p, const move *m, mt_error *err)
+{
+    mt_kvpool *pool = p->lease->pool;
+    size_t slot = p->lease->first + m->row;
+    mt_status st;
+
+    if (m->fresh || !pool->store.private_writes) return MT_OK;
+    if ((st = mt_kvmap_keep(pool, slot, m->tb, err)) != MT_OK) return st;
+    mt_kvmap_forget_private(pool, slot, m->tb, m->to);
+    return MT_OK;
+}
+
 /* The row's addresses leave what its table will not name and others will. */
 static mt_status
 change_row(plan *p, size_t row, mt_error *err)
@@ -224,10 +240,15 @@ change_row(plan *p, size_t row, mt_error *err)
     mt_kvpool *pool = p->lease->pool;
     size_t slot = p->lease->first + row;
     uint32_t own = MT_KV_ZERO;
+    mt_status st = MT_OK;
 
     if (row >= p->n) return mt_kvmap_become(pool, slot, NULL, 0, own, err);
-    for (size_t i = 0; i < p->move_count; i++)
-        if (p->moves[i].row == row) own = p->moves[i].to;
+    for (size_t i = 0; st == MT_OK && i < p->move_count; i++)
+        if (p->moves[i].row == row) {
+            own = p->moves[i].to;
+            st = give_up_private(p, &p->moves[i], err);
+        }
+    if (st != MT_OK) return st;
     return mt_kvmap_become(pool, slot, p->table + row * pool->geom.blocks, p->taken[row], own, err);
 }
 

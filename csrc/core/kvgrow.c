@@ -216,10 +216,8 @@ mt_kvgrow_extend_nearest(mt_kvjournal *j, size_t row, size_t hi, mt_error *err)
     mt_status st = MT_OK;
 
     for (; st == MT_OK && tb < hi; tb++) {
-        uint32_t block = mt_kvblock_nearest(lease->pool, lease->first + row, tb);
-
-        if (block == MT_KV_ANY) return MT_OK;
-        st = renew(j, row, tb, block, 0, err);
+        if (mt_kvblock_nearest(lease->pool, lease->first + row, tb) == MT_KV_ANY) return MT_OK;
+        st = renew(j, row, tb, MT_KV_ANY, 0, err);
     }
     return st;
 }

@@ -305,27 +305,20 @@ recount_unit(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t before)
     s->maps = s->maps - before + after;
 }
 
-/* Brings the unit to m.want, however many stretches that takes. */
-static mt_status
-change_anyway(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, mt_error *err)
-{
-    size_t before = stretches(pool, s, m.had);
-    mt_status st = map_changes(pool, s, unit, m, err);
-
-    recount_unit(pool, s, unit, before);
-    return st;
-}
-
-/* The same, unless that would be too many. One stretch always passes: to it a row moves when there
- * are too many. An exposed row does not move: code writes into its home. */
+/* Brings the unit to m.want, unless that takes more stretches than there may be. One stretch always
+ * passes: to it a row moves when there are too many. An exposed row does not move: code writes into
+ * its home. */
 static mt_status
 change(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, mt_error *err)
 {
     size_t before = stretches(pool, s, m.had), after = stretches(pool, s, m.want);
+    mt_status st;
 
     if (after > before && after > 1 && !s->exposed && !may_have(pool, pool->maps - before + after))
         return mt_fail(err, MT_EAGAIN, MT_STORE_MAPS, 0);
-    return change_anyway(pool, s, unit, m, err);
+    st = map_changes(pool, s, unit, m, err);
+    recount_unit(pool, s, unit, before);
+    return st;
 }
 
 void
@@ -436,10 +429,9 @@ is_astray(const mt_kvpool *pool, const mt_kvslot *s, size_t tb, uint32_t have)
     return !home->exposed || home != s;
 }
 
-/* Places where a view has been map the table again: all of them, or those that are astray. Never
- * refused for the number of stretches: the system keeps some in hand. */
+/* Places where a view has been map the table again: all of them, or those that are astray. */
 static mt_status
-follow_anyway(mt_kvpool *pool, mt_kvslot *s, bool all, mt_error *err)
+follow_again(mt_kvpool *pool, mt_kvslot *s, bool all, mt_error *err)
 {
     mt_status st = MT_OK;
 
@@ -452,7 +444,7 @@ follow_anyway(mt_kvpool *pool, mt_kvslot *s, bool all, mt_error *err)
             m.want[tb] = wanted(pool, s, unit, tb, false);
             changed |= m.want[tb] != m.had[tb];
         }
-        if (changed) st = change_anyway(pool, s, unit, m, err);
+        if (changed) st = change(pool, s, unit, m, err);
     }
     return st;
 }
@@ -465,17 +457,13 @@ mt_kvmap_clear(mt_kvpool *pool, mt_error *err)
         mt_status st;
 
         if (!s->stale) continue;
-        if ((st = follow_anyway(pool, s, false, err)) != MT_OK) return st;
+        st = follow_again(pool, s, false, err);
+        if (st == MT_EAGAIN && mt_kvmap_relax(pool)) st = follow_again(pool, s, false, err);
+        if (st != MT_OK) return st;
         s->stale = false;
         pool->stale--;
     }
     return MT_OK;
-}
-
-mt_status
-mt_kvmap_restore(mt_kvpool *pool, size_t slot)
-{
-    return follow_anyway(pool, &pool->slots[slot], true, NULL);
 }
 
 static void
@@ -505,7 +493,17 @@ map_whole(mt_kvpool *pool, mt_kvslot *s, uint32_t to, mt_error *err)
 }
 
 mt_status
-mt_kvmap_leave(mt_kvpool *pool, size_t slot, size_t lo, size_t hi, mt_error *err)
+mt_kvmap_restore(mt_kvpool *pool, size_t slot)
+{
+    mt_kvslot *s = &pool->slots[slot];
+    mt_status st = follow_again(pool, s, true, NULL);
+
+    if (st != MT_EAGAIN || !pool->store.lazy) return st;
+    return map_whole(pool, s, MT_HAVE_ZERO, NULL);
+}
+
+static mt_status
+leave(mt_kvpool *pool, size_t slot, size_t lo, size_t hi, mt_error *err)
 {
     mt_kvslot *s = &pool->slots[slot];
     mt_status st = MT_OK;
@@ -521,14 +519,25 @@ mt_kvmap_leave(mt_kvpool *pool, size_t slot, size_t lo, size_t hi, mt_error *err
                 m.want[tb] = MT_HAVE_ZERO;
             changed |= m.want[tb] != m.had[tb];
         }
-        if (changed) st = change_anyway(pool, s, unit, m, err);
+        if (changed) st = change(pool, s, unit, m, err);
     }
-    return st == MT_OK || !pool->store.lazy ? st : map_whole(pool, s, MT_HAVE_ZERO, err);
+    return st;
+}
+
+mt_status
+mt_kvmap_leave(mt_kvpool *pool, size_t slot, size_t lo, size_t hi, mt_error *err)
+{
+    mt_status st = leave(pool, slot, lo, hi, err);
+
+    if (st == MT_EAGAIN && mt_kvmap_relax(pool)) st = leave(pool, slot, lo, hi, err);
+    for (int tries = 0; st != MT_OK && pool->store.lazy && tries < 2; tries++)
+        st = map_whole(pool, &pool->slots[slot], MT_HAVE_ZERO, err); /* twice: others' tokens */
+    return st;
 }
 
 /* Whether a place that maps `have` must leave it before the row's table becomes another one. It
- * leaves what nobody is to have as well, while that may still be refused: mt_kvmap_clear, which
- * would do it for all rows at once, could not refuse. */
+ * leaves what nobody is to have as well, so that it is free for others: mt_kvmap_clear may find too
+ * few stretches for that, and cannot map all of a row to zeros, whose views must go on. */
 static bool
 must_change(const mt_kvpool *pool, const mt_kvslot *s, size_t tb, uint32_t have, uint32_t next)
 {
@@ -550,9 +559,9 @@ next_map(uint32_t block, uint32_t own)
     return block == own ? block << 1 : block << 1 | MT_HAVE_PRIVATE;
 }
 
-mt_status
-mt_kvmap_become(mt_kvpool *pool, size_t slot, const uint32_t *table, size_t taken, uint32_t own,
-                mt_error *err)
+static mt_status
+become(mt_kvpool *pool, size_t slot, const uint32_t *table, size_t taken, uint32_t own,
+       mt_error *err)
 {
     mt_kvslot *s = &pool->slots[slot];
     size_t end = mt_size_max(s->reach, taken);
@@ -571,8 +580,18 @@ mt_kvmap_become(mt_kvpool *pool, size_t slot, const uint32_t *table, size_t take
         }
         if (changed) st = change(pool, s, unit, m, err);
     }
-    if (st == MT_EAGAIN && pool->store.lazy) return map_whole(pool, s, MT_HAVE_ZERO, err);
     return st;
+}
+
+mt_status
+mt_kvmap_become(mt_kvpool *pool, size_t slot, const uint32_t *table, size_t taken, uint32_t own,
+                mt_error *err)
+{
+    mt_status st = become(pool, slot, table, taken, own, err);
+
+    if (st == MT_EAGAIN && mt_kvmap_relax(pool)) st = become(pool, slot, table, taken, own, err);
+    if (st != MT_EAGAIN || !pool->store.lazy) return st;
+    return map_whole(pool, &pool->slots[slot], MT_HAVE_ZERO, err);
 }
 
 /* --- a whole home at once --- */
@@ -663,12 +682,13 @@ mt_kvmap_relax(mt_kvpool *pool)
 
 /* --- the end of a row, the end of a block --- */
 
-/* Whether what code wrote at a place that maps `have` is in no block: it stays with the addresses.
- */
+/* Whether what code wrote at a place that maps `have` is in no block, or may be: it stays with the
+ * addresses. */
 static bool
 holds_writes(uint32_t have)
 {
-    return have == MT_HAVE_ZERO || (mt_kvhave_is_block(have) && (have & MT_HAVE_PRIVATE));
+    if (have == MT_HAVE_ZERO || have == MT_HAVE_UNKNOWN) return true;
+    return mt_kvhave_is_block(have) && (have & MT_HAVE_PRIVATE);
 }
 
 /* Whether a row, or other addresses, its window's too, have the block as well. */
@@ -792,15 +812,21 @@ has_in_sight(const mt_kvpool *pool, const mt_kvslot *s, uint32_t block)
     return false;
 }
 
-void
-mt_kvmap_yield(mt_kvpool *pool, uint32_t block, size_t slot)
+static void
+yield(mt_kvpool *pool, mt_kvslot *s, uint32_t block)
 {
-    for (size_t i = 0; pool->store.lazy && i < pool->slot_count; i++) {
-        mt_kvslot *s = &pool->slots[i];
+    if (s->lease != NULL || !has_in_sight(pool, s, block)) return;
+    if (settle_whole(pool, s) != MT_OK) reset(pool, s);
+}
 
-        if (s->lease != NULL || i == slot || !has_in_sight(pool, s, block)) continue;
-        if (settle_whole(pool, s) != MT_OK) reset(pool, s);
-    }
+/* The block's home has seen it nearly always, and mostly nobody else. */
+void
+mt_kvmap_yield(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+{
+    if (!pool->store.lazy || !mt_kvmap_is_elsewhere(pool, slot, tb, block)) return;
+    yield(pool, mt_kvpool_home(pool, block), block);
+    for (size_t i = 0; i < pool->slot_count && mt_kvmap_is_elsewhere(pool, slot, tb, block); i++)
+        yield(pool, &pool->slots[i], block);
 }
 
 /* A live row's stale views read zeros from now on, rather than nothing at all. */

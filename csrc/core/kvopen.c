@@ -110,7 +110,7 @@ expose_row(mt_kvlease *lease, size_t row, mt_error *err)
         if (s->resident[tb] && s->refs[tb] == 0)
             st = mt_kvblock_zero(pool, s->first_block + (uint32_t)tb, 0, err);
     if (st == MT_OK) s->exposed = true;
-    return st == MT_EAGAIN ? mt_fail(err, MT_ENOMEM, MT_STORE_MAPS, 0) : st;
+    return st;
 }
 
 /* The row's addresses leave its home again past its table, where older views may have been; at the
@@ -184,6 +184,7 @@ mt_kvlease_expose(mt_kvlease *lease, mt_error *err)
     st = mt_kvmap_clear(pool, err); /* what others let go of here is zeros from now on */
     for (size_t row = 0; st == MT_OK && row < lease->rows; row++)
         st = expose_row(lease, row, err);
+    if (st == MT_EAGAIN) st = mt_fail(err, MT_ENOMEM, MT_STORE_MAPS, 0);
     for (size_t row = 0; st != MT_OK && row < lease->rows; row++) {
         if (!lease->exposed) hide_row(lease, row);
         mt_kvlease_unready(lease, row); /* a mapping may have failed half-way */

@@ -239,6 +239,7 @@ mt_kvpool_trim(mt_kvpool *pool, size_t target_bytes)
     before = pool->idle;
     mt_kvblock_drop(pool, keep > pool->live ? keep - pool->live : 0);
     before -= pool->idle;
+    if (pool->store.lazy) (void)mt_kvmap_relax(pool); /* other pools may be short of stretches */
     mt_kvblock_fit(pool);
     mt_kvpool_unlock_or_free(pool);
     return before * pool->geom.block_bytes;

@@ -226,8 +226,9 @@ void mt_kvblock_let_go_from(mt_kvpool *pool, size_t slot, size_t keep);
 void mt_kvblock_note_shown(mt_kvpool *pool, size_t slot, uint32_t block);
 /* Whether the slot's addresses have to leave the block before its row lets go of it. */
 bool mt_kvblock_must_leave(const mt_kvpool *pool, size_t slot, uint32_t block);
-/* Drops idle blocks until at most `keep` idle ones are left or only exposed homes have any, or the
- * system gives no mapping for addresses that show them. */
+/* Drops idle blocks until at most `keep` idle ones are left, or none but those of exposed homes and
+ * those that rows may show which let go of them, where the system gives no mappings to change that.
+ */
 void mt_kvblock_drop(mt_kvpool *pool, size_t keep);
 /* The slot's own home is open to others again; what code wrote there without a word is dropped. */
 void mt_kvblock_unexpose(mt_kvpool *pool, size_t slot);
@@ -256,7 +257,8 @@ mt_status mt_kvmap_home(mt_kvpool *pool, size_t slot, size_t unit, mt_error *err
 /* One mapping of a whole home, where that is what most of the table names and not mapped yet. */
 mt_status mt_kvmap_alias(mt_kvpool *pool, size_t slot, mt_error *err);
 /* Addresses of all rows that map blocks which their rows let go of map the table again, or zeros.
- * After it no block is in a view of a row that does not name it. */
+ * After it no block is in a view of a row that does not name it. MT_EAGAIN where that takes more
+ * stretches than there may be: some rows have not changed, and are stale still. */
 mt_status mt_kvmap_clear(mt_kvpool *pool, mt_error *err);
 /* The row's addresses leave those of its blocks [lo, hi) that it must leave before it lets go of
  * them: zeros; where that fails, all of its addresses are zeros, until they are used again. */
@@ -267,7 +269,7 @@ mt_status mt_kvmap_leave(mt_kvpool *pool, size_t slot, size_t lo, size_t hi, mt_
 mt_status mt_kvmap_become(mt_kvpool *pool, size_t slot, const uint32_t *table, size_t taken,
                           uint32_t own, mt_error *err);
 /* The row's addresses show again what its table names, wherever a view has been, after a change
- * that came to nothing. */
+ * that came to nothing; zeros where that takes too many stretches, until they are used again. */
 mt_status mt_kvmap_restore(mt_kvpool *pool, size_t slot);
 /* What the row wrote privately over its block tb goes into the block. pre: it is its own. */
 mt_status mt_kvmap_keep(mt_kvpool *pool, size_t slot, size_t tb, mt_error *err);
@@ -276,8 +278,8 @@ bool mt_kvmap_is_elsewhere(const mt_kvpool *pool, size_t slot, size_t tb, uint32
 /* The row takes the block for place tb: what it wrote privately there before, when it had the block
  * as well, is nothing that the block is to hold. */
 void mt_kvmap_forget_private(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block);
-/* Free slots have the block, which another row takes, in sight no more. */
-void mt_kvmap_yield(mt_kvpool *pool, uint32_t block, size_t slot);
+/* The row in `slot` takes the block for place tb: free slots have it in sight no more. */
+void mt_kvmap_yield(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block);
 /* All free slots map their own homes; false: none had anything to give. */
 bool mt_kvmap_relax(mt_kvpool *pool);
 /* The row is over: forgets private writes, and what others map as well is in sight no more. What is

@@ -14,7 +14,7 @@
 #include "memstore.h"
 #include "os/store_linux.h"
 
-enum { RIG_LEASES = 5 };
+enum { RIG_LEASES = 5, FEW_MAPS = 40 };
 
 typedef enum rig_store {
     RIG_LINUX,     /* lazy */
@@ -64,7 +64,7 @@ rig_open_store(rig *g, const mt_linux_sys *sys)
         CHECK(mt_store_linux_new_with(&mt_alloc_libc, sys, &ops, NULL) == MT_OK);
     else
         CHECK(memstore_new(&mt_alloc_libc, sys, page, &ops, NULL) == MT_OK);
-    if (g->setup.store == RIG_FEW_MAPS) ops.max_maps = 40;
+    if (g->setup.store == RIG_FEW_MAPS) ops.max_maps = FEW_MAPS;
     ops = faulty_store_over(&g->store, &ops, &g->faults);
     g->store.device = !ops.lazy;
     return ops;
@@ -473,6 +473,7 @@ rig_gather(rig *g, mlease *m, const size_t *index, size_t n)
     st = mt_kvlease_gather(m->lease, index, n, &err);
     g->store.device = device;
     rig_reason(g, st, &err, must);
+    if (st != MT_OK && g->setup.store == RIG_FEW_MAPS) memset(m->seen, 0, sizeof m->seen);
     if (st != MT_OK) return st;
     mlease_gather(m, index, n);
     memset(m->seen, 0, sizeof m->seen);

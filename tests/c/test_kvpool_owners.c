@@ -147,6 +147,64 @@ what_was_written_privately_goes_with_a_reorder(void)
     rig_end(&g);
 }
 
+/* Row 0 of a fork is alone with the prompt's last block and wrote to it privately. It becomes row
+ * 1, which is copied into that block. Each call fails in turn: then row 0 has what it wrote. */
+static void
+a_reorder_shows_what_is_copied_and_not_what_was_written_before(void)
+{
+    for (long n = -1; n < 60; n++) {
+        static const size_t second[] = {1, 1}, lengths[] = {3, 2}, one[MODEL_ROWS] = {0, 1};
+        static rig g;
+        mlease *prompt, *m;
+
+        begin(&g, RIG_LINUX, SIZE_MAX);
+        prompt = lend(&g, 0, 1, 0);
+        append(&g, prompt, 3);
+        m = &g.lease[1];
+        CHECK(rig_fork(&g, m, prompt, 2, 0) == MT_OK);
+        rig_end_of(&g, prompt);
+        rig_look_at_all(&g, true);
+        m->row[0].id[1][1] = 999;
+        token_write(m->lease, 0, 1, 1, 999);
+        rig_crop(&g, m, lengths);
+        for (size_t layer = 0; layer < rig_layers(&g); layer++)
+            CHECK(rig_update(&g, m, layer, one, false) == MT_OK);
+        rig_fail(&g, n);
+        (void)rig_gather(&g, m, second, 2);
+        rig_fail(&g, -1);
+        rig_look_at_all(&g, true);
+        append(&g, m, 1);
+        rig_look_at_all(&g, true);
+        rig_end(&g);
+    }
+}
+
+/* Rows that shrank need more stretches to leave their blocks than there are: those that find none
+ * keep them, and all go on. */
+static void
+rows_that_shrank_leave_the_process_its_mappings(void)
+{
+    static const size_t less[MODEL_ROWS] = {1, 1, 1, 1};
+    static rig g;
+    mlease *m;
+
+    begin(&g, RIG_FEW_MAPS, SIZE_MAX);
+    m = lend(&g, 0, 4, 0);
+    append(&g, m, 2 * BLOCK);
+    append(&g, lend(&g, 1, 1, 0), BLOCK);
+    rig_end_of(&g, &g.lease[1]);
+    rig_crop(&g, m, less);
+    CHECK(stats_of(&g).idle_bytes == 5 * BLOCK_BYTES);
+    (void)mt_kvpool_trim(g.pool, 0);
+    CHECK(stats_of(&g).idle_bytes < 4 * BLOCK_BYTES && stats_of(&g).idle_bytes > 0);
+    CHECK(stats_of(&g).maps <= FEW_MAPS);
+    append(&g, lend(&g, 1, 4, 0), 2 * BLOCK);
+    rig_look_at_all(&g, true);
+    append(&g, m, BLOCK);
+    rig_look_at_all(&g, true);
+    rig_end(&g);
+}
+
 /* The addresses of a row that is over map their own home for writing; a fork that is lent them and
  * names a block which lies there, as others do, writes to none of them. */
 static void
@@ -295,6 +353,8 @@ main(void)
     RUN(what_a_row_appends_after_its_fork_goes_into_a_copy);
     RUN(a_view_from_before_a_reorder_does_not_reach_other_rows);
     RUN(what_was_written_privately_goes_with_a_reorder);
+    RUN(a_reorder_shows_what_is_copied_and_not_what_was_written_before);
+    RUN(rows_that_shrank_leave_the_process_its_mappings);
     RUN(a_fork_in_the_home_of_its_prompt_writes_to_itself_alone);
     RUN(a_view_from_before_a_call_that_was_undone_reaches_nobody);
     RUN(writes_past_the_end_are_gone_with_the_lease);
