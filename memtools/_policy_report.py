@@ -104,7 +104,7 @@ class PolicyReport:
         name = f" {self.name}" if self.name else ""
         lines = [
             f"Cleanup policy{name}: {self.updates:,} updates in {self.seconds:,.1f} s, "
-            f"{_percent(self.share)} of it for cleanups"
+            f"of which cleanups took {_percent(self.share)}"
         ]
         lines += table([_HEAD, *map(_row, self.actions)])
         return "\n".join(lines + self._notes())
