@@ -18,7 +18,7 @@ import torch.distributed as dist
 from memtools import CleanupPolicy, _policy_engine
 from memtools._policy_actions import FIRST_CALLBACK
 from memtools._policy_ranks import agree
-from tests.ranks import fork_ranks
+from tests.ranks import fork_ranks, meet
 
 
 def says(call: Callable[[], Any]) -> str:
@@ -84,6 +84,7 @@ def subset(rank: int) -> Any:
 def destroyed(rank: int) -> Any:
     agreed = agree()
     answers = [agreed(1 << rank)]
+    meet()
     dist.destroy_process_group()
     return [*answers, says(lambda: agreed(1)), says(agree)]
 
@@ -92,6 +93,7 @@ def dead(rank: int) -> Any:
     """Rank 1 ends without a word; rank 0 gets torch's error."""
     agreed = agree()
     agreed(0)
+    meet()
     if rank == 1:
         os._exit(0)
     return says(lambda: agreed(1))
