@@ -6,16 +6,16 @@ python -m tests.policyrankworker CASE RANK WORLD RENDEZVOUS OUT
 from __future__ import annotations
 
 import os
-import time
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 
-from memtools import CleanupPolicy, _policy_engine
+from memtools import CleanupPolicy, _policy_actions, _policy_engine
 from memtools._policy_actions import FIRST_CALLBACK
 from memtools._policy_ranks import agree
 from tests.ranks import fork_ranks, meet
@@ -125,17 +125,25 @@ def pressure(rank: int) -> Any:
 
 
 def costs(rank: int) -> Any:
-    """What frees nothing is dear on rank 1, so that its budget allows it seldom."""
-    policy, seen = quiet(), []
+    """What frees nothing is dear on rank 1, so that its budget allows it seldom. It costs what is
+    said here: by a real clock, a rank that waits for the processor would find it dear as well."""
+    policy, seen, cost = quiet(), list[int](), SimpleNamespace(ns=0)
+
+    def perf_counter_ns() -> int:
+        cost.ns += 100  # so much a look at the clock takes
+        return cost.ns
 
     def work() -> None:
         seen.append(policy._core.ticks(0))
-        end = time.perf_counter() + 0.004 * rank
-        while time.perf_counter() < end:
-            pass
+        cost.ns += 4_000_000 * rank
 
     policy.add("work", work, 10)
-    updates(policy, 2_000, add=False)
+    told = SimpleNamespace(perf_counter_ns=perf_counter_ns)
+    with (
+        mock.patch.object(_policy_engine, "time", told),
+        mock.patch.object(_policy_actions, "time", told),
+    ):
+        updates(policy, 2_000, add=False)
     _, _, _, _, _, skipped, backoff, *_ = policy._core.figures(FIRST_CALLBACK)
     return [seen, skipped, backoff]
 
