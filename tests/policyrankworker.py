@@ -127,15 +127,17 @@ def pressure(rank: int) -> Any:
 def costs(rank: int) -> Any:
     """What frees nothing is dear on rank 1, so that its budget allows it seldom. It costs what is
     said here: by a real clock, a rank that waits for the processor would find it dear as well."""
-    policy, seen, cost = quiet(), list[int](), SimpleNamespace(ns=0)
+    policy, seen, ns = quiet(), list[int](), 0
 
     def perf_counter_ns() -> int:
-        cost.ns += 100  # so much a look at the clock takes
-        return cost.ns
+        nonlocal ns
+        ns += 100  # so much a look at the clock takes
+        return ns
 
     def work() -> None:
+        nonlocal ns
         seen.append(policy._core.ticks(0))
-        cost.ns += 4_000_000 * rank
+        ns += 4_000_000 * rank
 
     policy.add("work", work, 10)
     told = SimpleNamespace(perf_counter_ns=perf_counter_ns)
