@@ -17,7 +17,7 @@ from tests.fsdprankcases import FSDP, Deep, fsdp, fsdp_out_of_memory, sharded
 from tests.gradrankcases import STEPS, Net, counts, data, flat
 from tests.oominject import Inject
 from tests.oomrankcases import OOM, out_of_memory
-from tests.ranks import fork_ranks
+from tests.ranks import fork_ranks, meet
 
 DDP = torch.nn.parallel.DistributedDataParallel
 
@@ -304,11 +304,11 @@ def alone(rank: int) -> Any:
 def dead(rank: int) -> Any:
     """Rank 1 ends in the middle of a window; rank 0 gets torch's error at its end."""
     acc = made(DDP(Net()))
-    for i, batch in enumerate(data(rank)[:4]):
-        if rank == 1 and i == 2:
-            return None
-        if i < 3:
-            lossy(acc, batch)
+    for batch in data(rank)[: 2 if rank == 1 else 3]:
+        lossy(acc, batch)
+    meet()
+    if rank == 1:
+        return None
     return told(lambda: lossy(acc, data(rank)[3])).split(":")[0]
 
 

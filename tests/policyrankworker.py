@@ -6,19 +6,19 @@ python -m tests.policyrankworker CASE RANK WORLD RENDEZVOUS OUT
 from __future__ import annotations
 
 import os
-import time
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 
-from memtools import CleanupPolicy, _policy_engine
+from memtools import CleanupPolicy, _policy_actions, _policy_engine
 from memtools._policy_actions import FIRST_CALLBACK
 from memtools._policy_ranks import agree
-from tests.ranks import fork_ranks
+from tests.ranks import fork_ranks, meet
 
 
 def says(call: Callable[[], Any]) -> str:
@@ -84,6 +84,7 @@ def subset(rank: int) -> Any:
 def destroyed(rank: int) -> Any:
     agreed = agree()
     answers = [agreed(1 << rank)]
+    meet()
     dist.destroy_process_group()
     return [*answers, says(lambda: agreed(1)), says(agree)]
 
@@ -92,6 +93,7 @@ def dead(rank: int) -> Any:
     """Rank 1 ends without a word; rank 0 gets torch's error."""
     agreed = agree()
     agreed(0)
+    meet()
     if rank == 1:
         os._exit(0)
     return says(lambda: agreed(1))
@@ -123,17 +125,27 @@ def pressure(rank: int) -> Any:
 
 
 def costs(rank: int) -> Any:
-    """What frees nothing is dear on rank 1, so that its budget allows it seldom."""
-    policy, seen = quiet(), []
+    """What frees nothing is dear on rank 1, so that its budget allows it seldom. It costs what is
+    said here: by a real clock, a rank that waits for the processor would find it dear as well."""
+    policy, seen, ns = quiet(), list[int](), 0
+
+    def perf_counter_ns() -> int:
+        nonlocal ns
+        ns += 100  # so much a look at the clock takes
+        return ns
 
     def work() -> None:
+        nonlocal ns
         seen.append(policy._core.ticks(0))
-        end = time.perf_counter() + 0.004 * rank
-        while time.perf_counter() < end:
-            pass
+        ns += 4_000_000 * rank
 
     policy.add("work", work, 10)
-    updates(policy, 2_000, add=False)
+    told = SimpleNamespace(perf_counter_ns=perf_counter_ns)
+    with (
+        mock.patch.object(_policy_engine, "time", told),
+        mock.patch.object(_policy_actions, "time", told),
+    ):
+        updates(policy, 2_000, add=False)
     _, _, _, _, _, skipped, backoff, *_ = policy._core.figures(FIRST_CALLBACK)
     return [seen, skipped, backoff]
 

@@ -27,6 +27,34 @@ def run_ranks(module: str, case: str, world: int, folder: Path) -> list[Any]:
     return [json.loads(out.read_text()) if out.exists() else None for out in outs]
 
 
+class Meeting:
+    """A place in the program that all ranks come to: none goes on before every other has come
+    there or ended, whatever the machine runs first. Made before the ranks are forked: the pipe
+    ends once nobody can write to it any more, and an end cannot be missed."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+
+    def leave(self) -> None:
+        """For a process that does not come."""
+        os.close(self._write)
+
+    def come(self) -> None:
+        self.leave()
+        os.read(self._read, 1)
+
+
+#: those that the ranks of a job still have before them: two of their own, and one for the case
+_MEETINGS: list[Meeting] = []
+
+
+def meet() -> None:
+    """Waits until every rank that has not ended has called this as often. A rank that is to end
+    early calls it first: gloo cannot connect to one that has ended, nor end a collective with it,
+    so that the others could fail before the place at which they are to find out."""
+    _MEETINGS.pop(0).come()
+
+
 def fork_ranks(
     cases: dict[str, Callable[[int], Any]],
     *,
@@ -36,6 +64,7 @@ def fork_ranks(
     """What a worker module does as a program: torch is imported once, and each rank is a child of
     this process. Prints how each ended. A case's backend is gloo unless `backends` has another."""
     case, rendezvous, *outs = sys.argv[1:]
+    _MEETINGS[:] = [Meeting() for _ in range(3)]
     ranks = []
     for rank, out in enumerate(outs):
         ranks.append(os.fork())
@@ -49,6 +78,8 @@ def fork_ranks(
                 traceback.print_exc()
             finally:
                 os._exit(code)
+    for meeting in _MEETINGS:
+        meeting.leave()
     print(*(os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks))
 
 
@@ -64,9 +95,11 @@ def _work(
         world_size=world,
         timeout=datetime.timedelta(seconds=120),
     )
+    meet()  # none begins, and maybe ends, while another still connects to it
     result = case(rank)
     with open(out, "w") as file:
         json.dump(result, file)
     # torch cannot take a broken group apart
     if case.__name__ != "dead" and dist.is_initialized():
+        meet()
         dist.destroy_process_group()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -45,7 +44,8 @@ def recorded(tmp_path: Path) -> Callable[..., Any]:
     ) -> Any:
         names = columns(devices)
         writer = _core.RecordWriter(tmp_path / "run.mem", names, **sizes)
-        begin = time.monotonic_ns()
+        # of the record: making it may take long, and seconds are counted from its start
+        begin = read_record(tmp_path / "run.mem").clock_ns
         for step in range(0, updates + 1, 10):
             at, values = begin + step * 10 * MS, {"step": step, **reading(step)}
             writer.append(at, [values.get(name) for name, _ in names])

@@ -254,9 +254,9 @@ def test_a_kill_of_memtools_leaves_a_record_and_the_command_alone(tmp_path: Path
 
 def test_a_guard_asks_the_command_to_end_and_says_so(tmp_path: Path) -> None:
     text = """
-        blocks = []
-        while True:
-            blocks.append(b"x" * (1 << 20))
+        import signal
+        blocks = b"x" * (200 << 20)
+        signal.pause()
     """
     options = ["--limit", "300 MiB", "--guard", "0.5", "--interval-ms", "1"]
     found = run(tmp_path, *options, "--", *python(text))

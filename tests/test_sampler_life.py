@@ -31,7 +31,7 @@ sampler.start()
 def wait_for(samples):
     while sampler.samples < samples:
         time.sleep(0.001)
-wait_for(5)
+wait_for(6)  # and so five are written: a sample is counted before its row is
 """
 
 
@@ -209,7 +209,7 @@ def work(path, ready, go):
     writer = _core.RecordWriter(path, COLUMNS)
     sampler = _core.Sampler(10**6, writer)
     sampler.start()
-    while sampler.samples < 5:
+    while sampler.samples < 6:  # and so five are written
         time.sleep(0.001)
     ready.release()
     go.wait()
