@@ -159,16 +159,17 @@ has_to_drop(const mt_kvpool *pool, const mt_kvslot *s)
     return false;
 }
 
-/* The slot whose idle blocks are missed least. */
+/* The slot whose idle blocks are missed least, of those that can be dropped or of all. */
 static mt_kvslot *
-victim(mt_kvpool *pool)
+victim(mt_kvpool *pool, bool to_drop)
 {
     mt_kvslot *best = NULL;
 
     for (size_t i = 0; i < pool->slot_count; i++) {
         mt_kvslot *s = &pool->slots[i];
 
-        if (has_to_drop(pool, s) && is_missed_less(s, best)) best = s;
+        if (to_drop ? !has_to_drop(pool, s) : s->idle == 0 || s->exposed) continue;
+        if (is_missed_less(s, best)) best = s;
     }
     return best;
 }
@@ -183,26 +184,28 @@ mt_kvblock_drop(mt_kvpool *pool, size_t keep)
 
     if (pool->idle <= keep) return;
     (void)mt_kvmap_clear(pool, NULL);
-    while (pool->idle > keep && (s = victim(pool)) != NULL)
+    while (pool->idle > keep && (s = victim(pool, true)) != NULL)
         drop_idle_of(pool, s);
 }
 
 /* --- taking --- */
 
-/* Whether the row in `slot` may take the block. */
+/* Whether the row in `slot` may take the block for place tb. Views of an exposed row show each
+ * block of its home at its own place. */
 static bool
-is_free(const mt_kvpool *pool, size_t slot, uint32_t block)
+is_free(const mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
 {
     const mt_kvslot *home = mt_kvpool_home(pool, block);
+    size_t place = mt_kvpool_place(pool, block);
 
-    return home->refs[mt_kvpool_place(pool, block)] == 0 &&
-           (!home->exposed || home == &pool->slots[slot]);
+    return home->refs[place] == 0 &&
+           (!home->exposed || (home == &pool->slots[slot] && place == tb));
 }
 
 static bool
-is_spare(const mt_kvpool *pool, size_t slot, uint32_t block)
+is_spare(const mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
 {
-    return is_free(pool, slot, block) &&
+    return is_free(pool, slot, tb, block) &&
            mt_kvpool_home(pool, block)->resident[mt_kvpool_place(pool, block)];
 }
 
@@ -237,7 +240,7 @@ first_of_run(const mt_kvpool *pool, const mt_kvslot *s)
 }
 
 /* Any idle block: where a run of them begins, which the row takes next, in its own home or in that
- * where it is missed least; else of the slot that victim() would drop from first. */
+ * where it is missed least; else any of the slot where they are missed least. */
 static uint32_t
 any_spare(mt_kvpool *pool, size_t slot)
 {
@@ -253,7 +256,7 @@ any_spare(mt_kvpool *pool, size_t slot)
     }
     if (found != MT_KV_ANY) return found;
     if (best != NULL) return first_of_run(pool, best);
-    best = victim(pool);
+    best = victim(pool, false);
     for (size_t tb = 0; best != NULL && tb < pool->geom.blocks; tb++)
         if (is_idle(best, tb)) return best->first_block + (uint32_t)tb;
     return MT_KV_ANY;
@@ -268,10 +271,10 @@ may_scatter(const mt_kvpool *pool)
 }
 
 static uint32_t
-any_free(const mt_kvpool *pool, size_t slot)
+any_free(const mt_kvpool *pool, size_t slot, size_t tb)
 {
     for (uint32_t block = 0; block < pool->slot_count * pool->geom.blocks; block++)
-        if (is_free(pool, slot, block)) return block;
+        if (is_free(pool, slot, tb, block)) return block;
     return MT_KV_ANY;
 }
 
@@ -287,10 +290,10 @@ mt_kvblock_nearest(const mt_kvpool *pool, size_t slot, size_t tb)
     uint32_t own = s->first_block + (uint32_t)tb, here = block_here(pool, s, tb);
 
     if ((s->exposed || s->lease->exposing) && s->refs[tb] == 0) return own;
-    if (home != s && is_free(pool, slot, home->first_block + (uint32_t)tb))
+    if (home != s && is_free(pool, slot, tb, home->first_block + (uint32_t)tb))
         return home->first_block + (uint32_t)tb;
-    if (here != MT_KV_ANY && is_spare(pool, slot, here)) return here;
-    return is_spare(pool, slot, own) ? own : MT_KV_ANY;
+    if (here != MT_KV_ANY && is_spare(pool, slot, tb, here)) return here;
+    return is_spare(pool, slot, tb, own) ? own : MT_KV_ANY;
 }
 
 static uint32_t
@@ -301,38 +304,42 @@ choose(mt_kvpool *pool, size_t slot, size_t tb)
 
     if (found != MT_KV_ANY) return found;
     found = may_scatter(pool) ? block_behind(pool, s, tb) : MT_KV_ANY;
-    if (found != MT_KV_ANY && is_spare(pool, slot, found)) return found;
+    if (found != MT_KV_ANY && is_spare(pool, slot, tb, found)) return found;
     found = may_scatter(pool) ? any_spare(pool, slot) : MT_KV_ANY;
     if (found != MT_KV_ANY) return found;
-    return is_free(pool, slot, own) ? own : any_free(pool, slot);
+    return is_free(pool, slot, tb, own) ? own : any_free(pool, slot, tb);
 }
 
-/* Whether a row that goes on may show the block, other than at the place it is taken for. */
-static bool
-is_in_view(const mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+bool
+mt_kvblock_is_in_view(const mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
 {
     uint32_t by = mt_kvpool_home(pool, block)->let_go[mt_kvpool_place(pool, block)];
 
+    const mt_kvslot *s = &pool->slots[slot];
+
     if (!may_be_shown(pool, block)) return false;
-    return by != slot + 1 || mt_kvmap_is_elsewhere(pool, slot, tb, block);
+    if (by != slot + 1 || s->broken || block_here(pool, s, tb) != block) return true;
+    return mt_kvmap_is_elsewhere(pool, slot, tb, block);
 }
 
-/* A block that no row shows, whether it is physical or not: the row's own one rather than others.
- */
+/* A block that no row shows: an idle one, else the row's own, else any. */
 static uint32_t
 any_unseen(const mt_kvpool *pool, size_t slot, size_t tb)
 {
-    uint32_t own = pool->slots[slot].first_block + (uint32_t)tb;
+    uint32_t own = pool->slots[slot].first_block + (uint32_t)tb, found = MT_KV_ANY;
 
-    if (is_free(pool, slot, own) && !is_in_view(pool, slot, tb, own)) return own;
-    for (uint32_t block = 0; block < pool->slot_count * pool->geom.blocks; block++)
-        if (is_free(pool, slot, block) && !is_in_view(pool, slot, tb, block)) return block;
-    return MT_KV_ANY;
+    for (uint32_t block = 0; block < pool->slot_count * pool->geom.blocks; block++) {
+        if (!is_free(pool, slot, tb, block)) continue;
+        if (mt_kvblock_is_in_view(pool, slot, tb, block)) continue;
+        if (is_spare(pool, slot, tb, block)) return block;
+        if (found == MT_KV_ANY || block == own) found = block;
+    }
+    return found;
 }
 
 /* The block to take: of a new arena where there is none. Where the system gives no mappings for
- * rows to leave what costs least, one that they need not leave; but a row that code writes to in
- * place has its own. */
+ * rows to leave what costs least, one that they need not leave; but not where code may have written
+ * to the row's own one in place. */
 static mt_status
 find_block(mt_kvpool *pool, size_t slot, size_t tb, uint32_t *block, mt_error *err)
 {
@@ -340,8 +347,9 @@ find_block(mt_kvpool *pool, size_t slot, size_t tb, uint32_t *block, mt_error *e
     mt_status st = MT_OK;
 
     *block = choose(pool, slot, tb);
-    if (*block != MT_KV_ANY && is_in_view(pool, slot, tb, *block)) st = mt_kvmap_clear(pool, err);
-    if (st == MT_EAGAIN && (s->exposed || s->lease->exposing))
+    if (*block != MT_KV_ANY && mt_kvblock_is_in_view(pool, slot, tb, *block))
+        st = mt_kvmap_clear(pool, err);
+    if (st == MT_EAGAIN && (s->exposed || s->lease->exposing) && *block == s->first_block + tb)
         return mt_fail(err, MT_ENOMEM, MT_STORE_MAPS, 0);
     if (st == MT_EAGAIN) *block = any_unseen(pool, slot, tb);
     if (st != MT_OK && st != MT_EAGAIN) return st;
@@ -418,24 +426,20 @@ make_resident(mt_kvpool *pool, mt_kvslot *home, size_t tb, mt_error *err)
     return MT_OK;
 }
 
-/* Nobody else's addresses show the block from now on. */
-static mt_status
-leave_to(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block, mt_error *err)
+/* Nobody else's addresses show the block from now on. pre: it is in no view. */
+static void
+leave_to(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
 {
     mt_kvslot *home = mt_kvpool_home(pool, block);
     size_t place = mt_kvpool_place(pool, block);
     bool lies_here = block_here(pool, &pool->slots[slot], tb) == block;
-    mt_status st = MT_OK;
 
-    if (is_in_view(pool, slot, tb, block)) st = mt_kvmap_clear(pool, err);
-    if (st == MT_EAGAIN) return mt_fail(err, MT_ENOMEM, MT_STORE_MAPS, 0);
-    if (st != MT_OK) return st;
+    assert(!mt_kvblock_is_in_view(pool, slot, tb, block));
     if (!pool->store.lazy && home->resident[place] && !lies_here)
         mt_kvmap_forget(pool, block, block + 1);
     mt_kvmap_yield(pool, slot, tb, block);
     mt_kvmap_forget_private(pool, slot, tb, block);
     home->let_go[place] = 0;
-    return MT_OK;
 }
 
 mt_status
@@ -454,7 +458,7 @@ mt_kvblock_take(mt_kvlease *lease, size_t slot, size_t tb, uint32_t exact, uint3
     home = mt_kvpool_home(pool, found);
     place = mt_kvpool_place(pool, found);
     assert(home->refs[place] == 0);
-    if ((st = leave_to(pool, slot, tb, found, err)) != MT_OK) return st;
+    leave_to(pool, slot, tb, found);
     if (home->resident[place])
         pool->recycled++;
     else if ((st = make_resident(pool, home, place, err)) != MT_OK)

@@ -13,11 +13,11 @@
  * copied at once, into the block that the row has at that place: its own content is wanted by
  * nobody else, or it is copied first; rings of rows that want each other's need one block more.
  *
- * What code wrote privately is put into blocks: that of rows which are copied before all this
- * (mt_kvgrow_keep_written), and of a block that is copied over when its row's addresses change. All
- * blocks are taken, and all addresses leave what only others will have, before anything is written:
- * from then on, on a host, nothing can fail. Where a device fails, rows that were copied over each
- * other have lost tokens of their last block. */
+ * What code wrote privately into rows that are copied is put into blocks before all this
+ * (mt_kvgrow_keep_written), and what it wrote into those that become others is dropped after it.
+ * All blocks are taken, and all addresses leave what only others will have, before anything is
+ * written: from then on, on a host, nothing can fail. Where a device fails, rows that were copied
+ * over each other have lost tokens of their last block. */
 typedef struct move { /* the partial block of one new row */
     size_t row, source, tb, tokens;
     uint32_t to, from; /* blocks; `to` is named by this move already */
@@ -218,38 +218,23 @@ copy_all(plan *p, mt_error *err)
 
 /* --- addresses --- */
 
-/* The row's own block is copied over: its addresses are to show that, and not what was written
- * privately over the block, which goes into it for an undo to find. */
-static mt_status
-give_up_private(plan *p, const move *m, mt_error *err)
-{
-    mt_kvpool *pool = p->lease->pool;
-    size_t slot = p->lease->first + m->row;
-    mt_status st;
-
-    if (m->fresh || !pool->store.private_writes) return MT_OK;
-    if ((st = mt_kvmap_keep(pool, slot, m->tb, err)) != MT_OK) return st;
-    mt_kvmap_forget_private(pool, slot, m->tb, m->to);
-    return MT_OK;
-}
-
-/* The row's addresses leave what its table will not name and others will. */
+/* The row's addresses leave what its table will not name and others will; all, where that takes too
+ * many stretches, unless the row goes on as it is and has what is nowhere else. */
 static mt_status
 change_row(plan *p, size_t row, mt_error *err)
 {
     mt_kvpool *pool = p->lease->pool;
-    size_t slot = p->lease->first + row;
+    size_t slot = p->lease->first + row, taken = row < p->n ? p->taken[row] : 0;
+    const uint32_t *table = row < p->n ? p->table + row * pool->geom.blocks : NULL;
     uint32_t own = MT_KV_ZERO;
-    mt_status st = MT_OK;
+    mt_status st;
 
-    if (row >= p->n) return mt_kvmap_become(pool, slot, NULL, 0, own, err);
-    for (size_t i = 0; st == MT_OK && i < p->move_count; i++)
-        if (p->moves[i].row == row) {
-            own = p->moves[i].to;
-            st = give_up_private(p, &p->moves[i], err);
-        }
-    if (st != MT_OK) return st;
-    return mt_kvmap_become(pool, slot, p->table + row * pool->geom.blocks, p->taken[row], own, err);
+    for (size_t i = 0; i < p->move_count; i++)
+        if (p->moves[i].row == row) own = p->moves[i].to;
+    if ((st = mt_kvmap_become(pool, slot, table, taken, own, err)) != MT_EAGAIN) return st;
+    if (row < p->n && p->index[row] == row && mt_kvmap_has_private(pool, slot, taken))
+        return mt_fail(err, MT_ENOMEM, MT_STORE_MAPS, 0);
+    return mt_kvmap_blank(pool, slot, err);
 }
 
 static void
@@ -276,15 +261,22 @@ count_names(const plan *p, bool after)
     }
 }
 
-/* Of rows [0, end), as far as the system lets it be; else when they are used. */
+/* Of rows [0, end), as far as the system lets it be; else when they are used, or when somebody
+ * takes what they may show of others. */
 static void
 restore_rows(const plan *p, size_t end)
 {
     mt_kvlease *lease = p->lease;
+    mt_kvpool *pool = lease->pool;
 
     for (size_t row = 0; row < end; row++) {
-        (void)mt_kvmap_restore(lease->pool, lease->first + row);
+        bool good = mt_kvmap_restore(pool, lease->first + row) == MT_OK;
+
         mt_kvlease_unready(lease, row);
+        for (size_t tb = 0; !good && row < p->n && tb < p->taken[row]; tb++)
+            if (p->table[row * pool->geom.blocks + tb] != MT_KV_ZERO)
+                mt_kvblock_note_shown(pool, lease->first + row,
+                                      p->table[row * pool->geom.blocks + tb]);
     }
 }
 
@@ -368,6 +360,19 @@ drop_spare(plan *p)
     mt_kvblock_untake(p->lease, p->lease->first + m->row, m->to, false);
 }
 
+/* What the row wrote privately over blocks that it has still, or that were copied over, is not the
+ * other row's. Where it cannot be dropped the addresses map their blocks anew. */
+static void
+become_plain(const plan *p, size_t row)
+{
+    mt_kvpool *pool = p->lease->pool;
+    size_t slot = p->lease->first + row;
+
+    if (mt_kvmap_drop_private(pool, slot) == MT_OK) return;
+    for (size_t tb = 0; tb < pool->slots[slot].taken; tb++)
+        mt_kvmap_forget_private(pool, slot, tb, pool->slots[slot].table[tb]);
+}
+
 /* Names the new before it lets go of the old: what both have stays. */
 static void
 commit(plan *p)
@@ -395,6 +400,8 @@ commit(plan *p)
     lease->rows = p->n;
     for (size_t row = 0; row < lease->max_rows; row++)
         mt_kvlease_unready(lease, row);
+    for (size_t row = 0; row < p->n; row++)
+        if (p->index[row] != row) become_plain(p, row);
 }
 
 static void

@@ -117,7 +117,8 @@ keep_copy(mt_kvlease *lease, const mt_kventry *e)
     uint32_t copy = s->table[e->tb];
 
     s->table[e->tb] = e->was;
-    (void)mt_kvmap_leave(lease->pool, slot, e->tb, e->tb + 1, NULL);
+    if (mt_kvmap_leave(lease->pool, slot, e->tb, e->tb + 1, NULL) != MT_OK)
+        (void)mt_kvmap_blank(lease->pool, slot, NULL);
     s->table[e->tb] = copy;
     mt_kvblock_let_go(lease->pool, slot, e->tb, e->was);
 }
@@ -224,16 +225,21 @@ mt_kvgrow_extend_nearest(mt_kvjournal *j, size_t row, size_t hi, mt_error *err)
 
 /* --- moving --- */
 
-/* Nobody but the row itself, alone and at the block's own place, names one of blocks [0, hi). */
+/* Nobody but the row itself, alone and at the block's own place, names or shows one of blocks
+ * [0, hi). */
 static bool
 is_free_for(const mt_kvlease *lease, size_t row, size_t home, size_t hi)
 {
     const mt_kvslot *s = mt_kvlease_slot(lease, row), *h = &lease->pool->slots[home];
 
-    for (size_t tb = 0; tb < hi; tb++)
-        if (h->refs[tb] > 1 ||
-            (h->refs[tb] == 1 && (tb >= s->taken || s->table[tb] != h->first_block + tb)))
+    for (size_t tb = 0; tb < hi; tb++) {
+        uint32_t block = h->first_block + (uint32_t)tb;
+
+        if (h->refs[tb] > 1) return false;
+        if (h->refs[tb] == 1 && (tb >= s->taken || s->table[tb] != block)) return false;
+        if (h->refs[tb] == 0 && mt_kvblock_is_in_view(lease->pool, lease->first + row, tb, block))
             return false;
+    }
     return true;
 }
 
@@ -337,30 +343,6 @@ mt_kvgrow_follow_copies(mt_kvjournal *j, size_t unit, size_t view, mt_error *err
 
 /* --- private writes --- */
 
-/* Whether the row's addresses map any of its blocks privately. */
-static bool
-maps_privately(const mt_kvpool *pool, const mt_kvslot *s)
-{
-    for (size_t unit = 0; unit < pool->geom.units; unit++)
-        for (size_t tb = 0; tb < s->taken; tb++)
-            if (mt_kvslot_have(pool, s, unit, tb) == (s->table[tb] << 1 | MT_HAVE_PRIVATE))
-                return true;
-    return false;
-}
-
-/* The place of the row's table that holds the byte at `at` of the slot, where it is mapped
- * privately; SIZE_MAX. */
-static size_t
-private_place(const mt_kvpool *pool, const mt_kvslot *s, size_t at)
-{
-    const mt_kvgeom *g = &pool->geom;
-    size_t unit = at / g->unit_bytes, tb = at % g->range_bytes / g->part_bytes;
-
-    if (tb >= s->taken || s->table[tb] == MT_KV_ZERO) return SIZE_MAX;
-    return mt_kvslot_have(pool, s, unit, tb) == (s->table[tb] << 1 | MT_HAVE_PRIVATE) ? tb
-                                                                                      : SIZE_MAX;
-}
-
 /* Into the block itself, if it is the row's own; or once into a copy, which then is. */
 static mt_status
 keep_place(mt_kvjournal *j, size_t row, size_t tb, mt_error *err)
@@ -376,20 +358,13 @@ keep_place(mt_kvjournal *j, size_t row, size_t tb, mt_error *err)
 static mt_status
 keep_row(mt_kvjournal *j, size_t row, mt_error *err)
 {
-    mt_kvpool *pool = j->lease->pool;
-    size_t at = 0, end = pool->geom.slot_bytes, step = pool->geom.part_bytes;
+    const mt_kvpool *pool = j->lease->pool;
+    size_t slot = j->lease->first + row, at = 0, tb;
     mt_status st = MT_OK;
 
-    if (!maps_privately(pool, mt_kvlease_slot(j->lease, row))) return MT_OK;
-    while (st == MT_OK && at < end) {
-        const mt_kvslot *s = mt_kvlease_slot(j->lease, row);
-        size_t tb;
-
-        at += pool->store.written(pool->store.ctx, s->base + at, end - at);
-        if (at >= end) break;
-        if ((tb = private_place(pool, s, at)) != SIZE_MAX) st = keep_place(j, row, tb, err);
-        at = (at / step + 1) * step;
-    }
+    if (!mt_kvmap_has_private(pool, slot, pool->slots[slot].taken)) return MT_OK;
+    while (st == MT_OK && mt_kvmap_next_private(pool, slot, &at, &tb))
+        st = keep_place(j, row, tb, err);
     return st;
 }
 

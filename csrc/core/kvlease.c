@@ -436,10 +436,11 @@ mt_kvlease_unclean(mt_kvlease *lease, size_t row)
 static void
 crop_row(mt_kvlease *lease, size_t row, size_t length)
 {
+    mt_kvpool *pool = lease->pool;
     mt_kvslot *s = mt_kvlease_slot(lease, row);
-    size_t keep;
+    size_t slot = lease->first + row, keep;
 
-    for (size_t layer = 0; layer < lease->pool->geom.config.layers; layer++) {
+    for (size_t layer = 0; layer < pool->geom.config.layers; layer++) {
         uint32_t *len = mt_kvlease_len(lease, layer, row), *clean = clean_of(lease, layer, row);
 
         if (*len <= length) continue;
@@ -448,8 +449,8 @@ crop_row(mt_kvlease *lease, size_t row, size_t length)
     }
     keep = mt_kvlease_blocks(lease, row);
     if (keep == s->taken) return;
-    if (mt_kvmap_leave(lease->pool, lease->first + row, keep, s->taken, NULL) == MT_OK)
-        mt_kvblock_let_go_from(lease->pool, lease->first + row, keep);
+    if (mt_kvmap_leave(pool, slot, keep, s->taken, NULL) == MT_OK)
+        mt_kvblock_let_go_from(pool, slot, keep);
     mt_kvlease_unclean(lease, row); /* where it failed, they are in view and stay the row's */
     mt_kvlease_unready(lease, row);
 }

@@ -268,6 +268,7 @@ map_changes(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, mt_error *e
                 st = keep_written(pool, s, unit, tb, err);
         if (st != MT_OK) return st;
         st = map_run(pool, s, unit, lo, hi, m.want[lo], err);
+        s->broken |= st != MT_OK;
         for (size_t tb = lo; tb < hi; tb++)
             set_have(pool, s, unit, tb, st == MT_OK ? m.want[tb] : MT_HAVE_UNKNOWN);
     }
@@ -305,16 +306,17 @@ recount_unit(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t before)
     s->maps = s->maps - before + after;
 }
 
-/* Brings the unit to m.want, unless that takes more stretches than there may be. One stretch always
- * passes: to it a row moves when there are too many. An exposed row does not move: code writes into
- * its home. */
+/* Brings the unit to m.want: `anyway`, or unless that takes more stretches than there may be. One
+ * stretch always passes: to it a row moves when there are too many. An exposed row does not move:
+ * code writes into its home. */
 static mt_status
-change(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, mt_error *err)
+change(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, bool anyway, mt_error *err)
 {
     size_t before = stretches(pool, s, m.had), after = stretches(pool, s, m.want);
     mt_status st;
 
-    if (after > before && after > 1 && !s->exposed && !may_have(pool, pool->maps - before + after))
+    if (!anyway && after > before && after > 1 && !s->exposed &&
+        !may_have(pool, pool->maps - before + after))
         return mt_fail(err, MT_EAGAIN, MT_STORE_MAPS, 0);
     st = map_changes(pool, s, unit, m, err);
     recount_unit(pool, s, unit, before);
@@ -393,7 +395,7 @@ mt_kvmap_follow(mt_kvpool *pool, size_t slot, size_t unit, const mt_kvspan *span
     }
     if (changed) {
         look_ahead(pool, s, m, span->hi, write->hi > write->lo);
-        st = change(pool, s, unit, m, err);
+        st = change(pool, s, unit, m, false, err);
     }
     if (st == MT_OK) see(pool, s, unit, span);
     return st;
@@ -411,7 +413,7 @@ mt_kvmap_home(mt_kvpool *pool, size_t slot, size_t unit, mt_error *err)
         assert(s->refs[tb] == 0);
         m.want[tb] = own_block(s, tb) << 1;
     }
-    return change(pool, s, unit, m, err);
+    return change(pool, s, unit, m, false, err);
 }
 
 /* --- leaving blocks --- */
@@ -429,7 +431,8 @@ is_astray(const mt_kvpool *pool, const mt_kvslot *s, size_t tb, uint32_t have)
     return !home->exposed || home != s;
 }
 
-/* Places where a view has been map the table again: all of them, or those that are astray. */
+/* Places where a view has been map the table again: all of them, as many stretches as that takes,
+ * because the row had about as many before; or those that are astray. */
 static mt_status
 follow_again(mt_kvpool *pool, mt_kvslot *s, bool all, mt_error *err)
 {
@@ -442,9 +445,11 @@ follow_again(mt_kvpool *pool, mt_kvslot *s, bool all, mt_error *err)
         for (size_t tb = 0; tb < s->reach; tb++) {
             if (!all && !is_astray(pool, s, tb, m.had[tb])) continue;
             m.want[tb] = wanted(pool, s, unit, tb, false);
-            changed |= m.want[tb] != m.had[tb];
+            if (m.want[tb] == m.had[tb]) continue;
+            see(pool, s, unit, &(mt_kvspan){tb, tb + 1}); /* also where all was mapped at once */
+            changed = true;
         }
-        if (changed) st = change(pool, s, unit, m, err);
+        if (changed) st = change(pool, s, unit, m, all, err);
     }
     return st;
 }
@@ -452,6 +457,8 @@ follow_again(mt_kvpool *pool, mt_kvslot *s, bool all, mt_error *err)
 mt_status
 mt_kvmap_clear(mt_kvpool *pool, mt_error *err)
 {
+    mt_status all = MT_OK;
+
     for (size_t i = 0; pool->stale > 0 && i < pool->slot_count; i++) {
         mt_kvslot *s = &pool->slots[i];
         mt_status st;
@@ -459,11 +466,13 @@ mt_kvmap_clear(mt_kvpool *pool, mt_error *err)
         if (!s->stale) continue;
         st = follow_again(pool, s, false, err);
         if (st == MT_EAGAIN && mt_kvmap_relax(pool)) st = follow_again(pool, s, false, err);
-        if (st != MT_OK) return st;
-        s->stale = false;
+        if (st != MT_OK && st != MT_EAGAIN) return st;
+        if (st == MT_EAGAIN) all = st;
+        if (st == MT_EAGAIN) continue;
+        s->stale = s->broken = false;
         pool->stale--;
     }
-    return MT_OK;
+    return all;
 }
 
 static void
@@ -481,6 +490,7 @@ map_whole(mt_kvpool *pool, mt_kvslot *s, uint32_t to, mt_error *err)
     size_t offset = to == MT_HAVE_ZERO ? 0 : mt_kvpool_home(pool, to >> 1)->offset;
     mt_status st = map_stretch(pool, s->base, pool->geom.slot_bytes, offset, to, err);
 
+    s->broken = st != MT_OK;
     see_nothing(pool, s);
     for (size_t unit = 0; unit < pool->geom.units; unit++)
         for (size_t tb = 0; tb < pool->geom.blocks; tb++) {
@@ -493,17 +503,76 @@ map_whole(mt_kvpool *pool, mt_kvslot *s, uint32_t to, mt_error *err)
 }
 
 mt_status
-mt_kvmap_restore(mt_kvpool *pool, size_t slot)
+mt_kvmap_blank(mt_kvpool *pool, size_t slot, mt_error *err)
 {
-    mt_kvslot *s = &pool->slots[slot];
-    mt_status st = follow_again(pool, s, true, NULL);
+    enum { TRIES = 2 }; /* what others have is at stake */
+    mt_status st = MT_EAGAIN;
 
-    if (st != MT_EAGAIN || !pool->store.lazy) return st;
-    return map_whole(pool, s, MT_HAVE_ZERO, NULL);
+    for (int i = 0; st != MT_OK && pool->store.lazy && i < TRIES; i++)
+        st = map_whole(pool, &pool->slots[slot], MT_HAVE_ZERO, err);
+    return st;
 }
 
+mt_status
+mt_kvmap_restore(mt_kvpool *pool, size_t slot)
+{
+    if (follow_again(pool, &pool->slots[slot], true, NULL) == MT_OK) return MT_OK;
+    return mt_kvmap_blank(pool, slot, NULL);
+}
+
+bool
+mt_kvmap_has_private(const mt_kvpool *pool, size_t slot, size_t end)
+{
+    const mt_kvslot *s = &pool->slots[slot];
+
+    assert(end <= s->taken);
+    for (size_t unit = 0; pool->store.private_writes && unit < pool->geom.units; unit++)
+        for (size_t tb = 0; tb < end; tb++)
+            if (mt_kvslot_have(pool, s, unit, tb) == (s->table[tb] << 1 | MT_HAVE_PRIVATE))
+                return true;
+    return false;
+}
+
+bool
+mt_kvmap_next_private(const mt_kvpool *pool, size_t slot, size_t *at, size_t *tb)
+{
+    const mt_kvgeom *g = &pool->geom;
+    const mt_kvslot *s = &pool->slots[slot];
+
+    while (*at < g->slot_bytes) {
+        size_t unit, step = g->part_bytes;
+
+        *at += pool->store.written(pool->store.ctx, s->base + *at, g->slot_bytes - *at);
+        if (*at >= g->slot_bytes) break;
+        unit = *at / g->unit_bytes;
+        *tb = *at % g->range_bytes / step;
+        *at = (*at / step + 1) * step;
+        if (*tb >= s->taken || s->table[*tb] == MT_KV_ZERO) continue;
+        if (mt_kvslot_have(pool, s, unit, *tb) == (s->table[*tb] << 1 | MT_HAVE_PRIVATE))
+            return true;
+    }
+    return false;
+}
+
+/* The system may keep page-table entries for the addresses: they are in sight still. */
+mt_status
+mt_kvmap_drop_private(mt_kvpool *pool, size_t slot)
+{
+    const mt_kvgeom *g = &pool->geom;
+    const mt_kvslot *s = &pool->slots[slot];
+    size_t at = 0, tb;
+    mt_status st = MT_OK;
+
+    if (!mt_kvmap_has_private(pool, slot, s->taken)) return MT_OK;
+    while (st == MT_OK && mt_kvmap_next_private(pool, slot, &at, &tb))
+        st = pool->store.settle(pool->store.ctx, s->base + at - g->part_bytes, g->part_bytes, NULL);
+    return st;
+}
+
+/* Places that must leave their blocks map zeros; or of these, however many stretches that takes,
+ * those where a write would reach the block. */
 static mt_status
-leave(mt_kvpool *pool, size_t slot, size_t lo, size_t hi, mt_error *err)
+leave(mt_kvpool *pool, size_t slot, size_t lo, size_t hi, bool writable, mt_error *err)
 {
     mt_kvslot *s = &pool->slots[slot];
     mt_status st = MT_OK;
@@ -515,11 +584,12 @@ leave(mt_kvpool *pool, size_t slot, size_t lo, size_t hi, mt_error *err)
         for (size_t tb = lo; tb < hi; tb++) {
             if (s->table[tb] == MT_KV_ZERO) continue;
             if (!mt_kvblock_must_leave(pool, slot, s->table[tb])) continue;
+            if (writable && m.had[tb] == (s->table[tb] << 1 | MT_HAVE_PRIVATE)) continue;
             if (m.had[tb] == MT_HAVE_UNKNOWN || m.had[tb] >> 1 == s->table[tb])
                 m.want[tb] = MT_HAVE_ZERO;
             changed |= m.want[tb] != m.had[tb];
         }
-        if (changed) st = change(pool, s, unit, m, err);
+        if (changed) st = change(pool, s, unit, m, writable, err);
     }
     return st;
 }
@@ -527,11 +597,12 @@ leave(mt_kvpool *pool, size_t slot, size_t lo, size_t hi, mt_error *err)
 mt_status
 mt_kvmap_leave(mt_kvpool *pool, size_t slot, size_t lo, size_t hi, mt_error *err)
 {
-    mt_status st = leave(pool, slot, lo, hi, err);
+    mt_status st = leave(pool, slot, lo, hi, false, err);
 
-    if (st == MT_EAGAIN && mt_kvmap_relax(pool)) st = leave(pool, slot, lo, hi, err);
-    for (int tries = 0; st != MT_OK && pool->store.lazy && tries < 2; tries++)
-        st = map_whole(pool, &pool->slots[slot], MT_HAVE_ZERO, err); /* twice: others' tokens */
+    if (st == MT_EAGAIN && mt_kvmap_relax(pool)) st = leave(pool, slot, lo, hi, false, err);
+    if (st == MT_OK) return st;
+    if (!mt_kvmap_has_private(pool, slot, lo)) return mt_kvmap_blank(pool, slot, err);
+    (void)leave(pool, slot, lo, hi, true, NULL);
     return st;
 }
 
@@ -578,7 +649,7 @@ become(mt_kvpool *pool, size_t slot, const uint32_t *table, size_t taken, uint32
             m.want[tb] = next_map(next, own);
             changed = true;
         }
-        if (changed) st = change(pool, s, unit, m, err);
+        if (changed) st = change(pool, s, unit, m, false, err);
     }
     return st;
 }
@@ -589,9 +660,8 @@ mt_kvmap_become(mt_kvpool *pool, size_t slot, const uint32_t *table, size_t take
 {
     mt_status st = become(pool, slot, table, taken, own, err);
 
-    if (st == MT_EAGAIN && mt_kvmap_relax(pool)) st = become(pool, slot, table, taken, own, err);
-    if (st != MT_EAGAIN || !pool->store.lazy) return st;
-    return map_whole(pool, &pool->slots[slot], MT_HAVE_ZERO, err);
+    if (st != MT_EAGAIN || !mt_kvmap_relax(pool)) return st;
+    return become(pool, slot, table, taken, own, err);
 }
 
 /* --- a whole home at once --- */

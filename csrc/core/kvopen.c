@@ -113,8 +113,8 @@ expose_row(mt_kvlease *lease, size_t row, mt_error *err)
     return st;
 }
 
-/* The row's addresses leave its home again past its table, where older views may have been; at the
- * latest when somebody takes a block there. */
+/* The row's addresses are to leave its home again past its table, where older views may have been.
+ */
 static void
 hide_row(mt_kvlease *lease, size_t row)
 {
@@ -122,7 +122,6 @@ hide_row(mt_kvlease *lease, size_t row)
     mt_kvslot *s = mt_kvlease_slot(lease, row);
 
     s->exposed = false;
-    if (mt_kvmap_restore(pool, lease->first + row) == MT_OK) return;
     for (size_t tb = s->taken; tb < pool->geom.blocks; tb++)
         mt_kvblock_note_shown(pool, lease->first + row, s->first_block + (uint32_t)tb);
 }
@@ -189,6 +188,7 @@ mt_kvlease_expose(mt_kvlease *lease, mt_error *err)
         if (!lease->exposed) hide_row(lease, row);
         mt_kvlease_unready(lease, row); /* a mapping may have failed half-way */
     }
+    if (st != MT_OK) (void)mt_kvmap_clear(pool, NULL); /* what it leaves is left when it is taken */
     mt_lock_give(&pool->lock);
     if (st == MT_OK) note_exposed(lease);
     return st;

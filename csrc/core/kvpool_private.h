@@ -73,6 +73,7 @@ typedef struct mt_kvslot {
     size_t home;       /* the slot whose home the row moved to; its own where it did not */
     bool lazy;         /* a new arena maps the home, not nothing */
     bool stale;        /* the row let go of blocks that its addresses may map */
+    bool broken;       /* a call that was to change its addresses failed half-way */
     bool exposed;      /* pages may appear on touch past `taken` */
 } mt_kvslot;
 
@@ -201,10 +202,14 @@ mt_status mt_kvblock_promise(mt_kvlease *lease, size_t blocks, mt_error *err);
 void mt_kvblock_unpromise(mt_kvlease *lease, size_t blocks);
 /* A block that is nobody's, for place tb of the row in `slot`: `exact`; or with MT_KV_ANY the idle
  * one that lies there, else any idle one, else a new one, for which idle ones are dropped where the
- * count would rise. Its refs become 1, and no address that a view has shown maps it but at that
- * place. pre: a promise is left; refs of `exact` are 0. */
+ * count would rise; where there are no stretches for others to leave it, one that nobody shows. Its
+ * refs become 1, and no address that a view has shown maps it but at that place. pre: a promise is
+ * left; refs of `exact` are 0, and it is in no view. */
 mt_status mt_kvblock_take(mt_kvlease *lease, size_t slot, size_t tb, uint32_t exact,
                           uint32_t *block, mt_error *err);
+/* Whether a row that goes on may show the block, which nobody names, other than at place tb of the
+ * slot. */
+bool mt_kvblock_is_in_view(const mt_kvpool *pool, size_t slot, size_t tb, uint32_t block);
 /* The block for place tb that is idle and mapped there without a call, or is the row's own one of
  * that place; MT_KV_ANY where there is none, or the place is no longer to have what lies there. */
 uint32_t mt_kvblock_nearest(const mt_kvpool *pool, size_t slot, size_t tb);
@@ -261,16 +266,29 @@ mt_status mt_kvmap_alias(mt_kvpool *pool, size_t slot, mt_error *err);
  * stretches than there may be: some rows have not changed, and are stale still. */
 mt_status mt_kvmap_clear(mt_kvpool *pool, mt_error *err);
 /* The row's addresses leave those of its blocks [lo, hi) that it must leave before it lets go of
- * them: zeros; where that fails, all of its addresses are zeros, until they are used again. */
+ * them: zeros there; where that fails all are zeros until they are used again. But not those of a
+ * row that has private writes below `lo`, which goes on naming the blocks then: MT_EAGAIN, or as
+ * the store says. A write through them reaches nobody else after it, as far as the system lets it
+ * be. */
 mt_status mt_kvmap_leave(mt_kvpool *pool, size_t slot, size_t lo, size_t hi, mt_error *err);
 /* The same for all blocks that somebody is to name and another table, which is to be the row's,
  * does not: its blocks. pre: refs count names as they are to be. `own` is one of that table that is
- * to be the row's alone; or MT_KV_ZERO. */
+ * to be the row's alone; or MT_KV_ZERO. MT_EAGAIN as above: some have changed. */
 mt_status mt_kvmap_become(mt_kvpool *pool, size_t slot, const uint32_t *table, size_t taken,
                           uint32_t own, mt_error *err);
+/* All of the slot's addresses are zeros, in one stretch, until they are used again. With it goes
+ * what was written privately. MT_EAGAIN: the store is not lazy. */
+mt_status mt_kvmap_blank(mt_kvpool *pool, size_t slot, mt_error *err);
 /* The row's addresses show again what its table names, wherever a view has been, after a change
- * that came to nothing; zeros where that takes too many stretches, until they are used again. */
+ * that came to nothing; where that fails they are zeros. */
 mt_status mt_kvmap_restore(mt_kvpool *pool, size_t slot);
+/* Whether the row's addresses map any of its blocks [0, end) privately. */
+bool mt_kvmap_has_private(const mt_kvpool *pool, size_t slot, size_t end);
+/* The next part of one of the row's blocks that code wrote to privately: at *at bytes into the slot
+ * or behind. Writes its place to *tb and the end of the part to *at; false: there is none. */
+bool mt_kvmap_next_private(const mt_kvpool *pool, size_t slot, size_t *at, size_t *tb);
+/* What the row wrote privately is gone: it shows its blocks. */
+mt_status mt_kvmap_drop_private(mt_kvpool *pool, size_t slot);
 /* What the row wrote privately over its block tb goes into the block. pre: it is its own. */
 mt_status mt_kvmap_keep(mt_kvpool *pool, size_t slot, size_t tb, mt_error *err);
 /* Whether the block is in sight anywhere but at place tb of the slot. */

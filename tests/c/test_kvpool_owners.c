@@ -179,6 +179,97 @@ a_reorder_shows_what_is_copied_and_not_what_was_written_before(void)
     }
 }
 
+/* Row 0 of a fork wrote over a token of the prompt, which it has for itself. It becomes row 1,
+ * which names the same block and did not. */
+static void
+a_reorder_drops_what_was_written_over_shared_tokens(void)
+{
+    static const size_t second[] = {1, 1};
+    static rig g;
+    mlease *prompt, *m;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    prompt = lend(&g, 0, 1, 0);
+    append(&g, prompt, 2 * BLOCK);
+    m = &g.lease[1];
+    CHECK(rig_fork(&g, m, prompt, 2, 0) == MT_OK);
+    rig_look_at_all(&g, true);
+    m->row[0].id[1][1] = 999;
+    token_write(m->lease, 0, 1, 1, 999);
+    rig_look_at_all(&g, true);
+    CHECK(rig_gather(&g, m, second, 2) == MT_OK);
+    rig_look_at_all(&g, true);
+    append(&g, m, 1);
+    rig_look_at_all(&g, true);
+    rig_end(&g);
+}
+
+/* Forks that cannot leave the prompt's last block, for want of stretches, go on naming it: what
+ * they wrote over other tokens is nowhere else. */
+static void
+forks_that_shrink_keep_what_they_wrote(void)
+{
+    static const size_t less[MODEL_ROWS] = {BLOCK, BLOCK, BLOCK, BLOCK};
+    static rig g;
+    mlease *m;
+
+    begin(&g, RIG_FEW_MAPS, SIZE_MAX);
+    append(&g, lend(&g, 0, 1, 0), 3 * BLOCK);
+    m = &g.lease[1];
+    CHECK(rig_fork(&g, m, &g.lease[0], 4, 0) == MT_OK);
+    rig_look_at_all(&g, true);
+    for (size_t row = 0; row < 4; row++) {
+        m->row[row].id[0][1] = (uint32_t)(999 + row);
+        token_write(m->lease, row, 0, 1, (uint32_t)(999 + row));
+    }
+    rig_crop(&g, m, less);
+    rig_look_at_all(&g, true);
+    for (size_t row = 0; row < 4; row++)
+        token_write(m->lease, row, 0, 2 * BLOCK, 888); /* by a view from before */
+    rig_look_at_all(&g, true);
+    append(&g, m, 1);
+    rig_look_at_all(&g, true);
+    rig_end(&g);
+}
+
+/* Code writes into an exposed row's home in place, past the row's end. A block there is not for
+ * another place of the row, though nothing else is free. */
+static void
+an_exposed_row_takes_no_block_of_its_home_for_another_place(void)
+{
+    static rig g;
+    mlease *m;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    m = lend(&g, 0, 1, 0);
+    append(&g, m, BLOCK + 1);
+    CHECK(rig_expose(&g, m) == MT_OK);
+    CHECK(rig_fork(&g, &g.lease[1], m, 1, 0) == MT_OK);
+    append(&g, m, 1); /* the last block is shared, and copied */
+    for (size_t t = 2 * BLOCK; t < 4 * BLOCK; t++)
+        token_write(m->lease, 0, 0, t, 999);
+    m->row[0].scribbled = 4 * BLOCK;
+    rig_look_at_all(&g, true);
+    rig_end(&g);
+}
+
+/* The only idle block is one that a shorter row may show still: it leaves that, and the page goes
+ * on to the other row. */
+static void
+an_idle_block_in_an_old_view_is_taken_before_a_new_page(void)
+{
+    static const size_t two[MODEL_ROWS] = {2 * BLOCK};
+    static rig g;
+
+    begin(&g, RIG_LINUX, SIZE_MAX);
+    append(&g, lend(&g, 0, 1, 0), 3 * BLOCK);
+    rig_crop(&g, &g.lease[0], two);
+    append(&g, lend(&g, 1, 1, 0), BLOCK);
+    CHECK(stats_of(&g).recycled == 1 && stats_of(&g).dropped == 0);
+    rig_look_at_all(&g, true);
+    rig_end(&g);
+}
+
 /* Rows that shrank need more stretches to leave their blocks than there are: those that find none
  * keep them, and all go on. */
 static void
@@ -354,6 +445,10 @@ main(void)
     RUN(a_view_from_before_a_reorder_does_not_reach_other_rows);
     RUN(what_was_written_privately_goes_with_a_reorder);
     RUN(a_reorder_shows_what_is_copied_and_not_what_was_written_before);
+    RUN(a_reorder_drops_what_was_written_over_shared_tokens);
+    RUN(forks_that_shrink_keep_what_they_wrote);
+    RUN(an_exposed_row_takes_no_block_of_its_home_for_another_place);
+    RUN(an_idle_block_in_an_old_view_is_taken_before_a_new_page);
     RUN(rows_that_shrank_leave_the_process_its_mappings);
     RUN(a_fork_in_the_home_of_its_prompt_writes_to_itself_alone);
     RUN(a_view_from_before_a_call_that_was_undone_reaches_nobody);
