@@ -337,19 +337,20 @@ any_unseen(const mt_kvpool *pool, size_t slot, size_t tb)
     return found;
 }
 
-/* The block to take: of a new arena where there is none. Where the system gives no mappings for
- * rows to leave what costs least, one that they need not leave; but not where code may have written
- * to the row's own one in place. */
+/* The block to take: `exact`, or what costs least, of a new arena where there is none. Where the
+ * system gives no mappings for rows to leave it, one that they need not leave; but not where it has
+ * to be this one, or code may have written to it in place. */
 static mt_status
-find_block(mt_kvpool *pool, size_t slot, size_t tb, uint32_t *block, mt_error *err)
+find_block(mt_kvpool *pool, size_t slot, size_t tb, uint32_t exact, uint32_t *block, mt_error *err)
 {
     const mt_kvslot *s = &pool->slots[slot];
+    bool in_place = s->exposed || s->lease->exposing;
     mt_status st = MT_OK;
 
-    *block = choose(pool, slot, tb);
+    *block = exact != MT_KV_ANY ? exact : choose(pool, slot, tb);
     if (*block != MT_KV_ANY && mt_kvblock_is_in_view(pool, slot, tb, *block))
         st = mt_kvmap_clear(pool, err);
-    if (st == MT_EAGAIN && (s->exposed || s->lease->exposing) && *block == s->first_block + tb)
+    if (st == MT_EAGAIN && (exact != MT_KV_ANY || (in_place && *block == s->first_block + tb)))
         return mt_fail(err, MT_ENOMEM, MT_STORE_MAPS, 0);
     if (st == MT_EAGAIN) *block = any_unseen(pool, slot, tb);
     if (st != MT_OK && st != MT_EAGAIN) return st;
@@ -447,14 +448,13 @@ mt_kvblock_take(mt_kvlease *lease, size_t slot, size_t tb, uint32_t exact, uint3
                 mt_error *err)
 {
     mt_kvpool *pool = lease->pool;
-    uint32_t found = exact;
-    mt_status st = MT_OK;
+    uint32_t found;
     mt_kvslot *home;
     size_t place;
+    mt_status st;
 
     assert(lease->promised > 0);
-    if (exact == MT_KV_ANY) st = find_block(pool, slot, tb, &found, err);
-    if (st != MT_OK) return st;
+    if ((st = find_block(pool, slot, tb, exact, &found, err)) != MT_OK) return st;
     home = mt_kvpool_home(pool, found);
     place = mt_kvpool_place(pool, found);
     assert(home->refs[place] == 0);

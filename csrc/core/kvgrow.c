@@ -117,7 +117,7 @@ keep_copy(mt_kvlease *lease, const mt_kventry *e)
     uint32_t copy = s->table[e->tb];
 
     s->table[e->tb] = e->was;
-    if (mt_kvmap_leave(lease->pool, slot, e->tb, e->tb + 1, NULL) != MT_OK)
+    if (mt_kvmap_leave(lease->pool, slot, &(mt_kvspan){e->tb, e->tb + 1}, true, NULL) != MT_OK)
         (void)mt_kvmap_blank(lease->pool, slot, NULL);
     s->table[e->tb] = copy;
     mt_kvblock_let_go(lease->pool, slot, e->tb, e->was);

@@ -449,7 +449,7 @@ crop_row(mt_kvlease *lease, size_t row, size_t length)
     }
     keep = mt_kvlease_blocks(lease, row);
     if (keep == s->taken) return;
-    if (mt_kvmap_leave(pool, slot, keep, s->taken, NULL) == MT_OK)
+    if (mt_kvmap_leave(pool, slot, &(mt_kvspan){keep, s->taken}, false, NULL) == MT_OK)
         mt_kvblock_let_go_from(pool, slot, keep);
     mt_kvlease_unclean(lease, row); /* where it failed, they are in view and stay the row's */
     mt_kvlease_unready(lease, row);

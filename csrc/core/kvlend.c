@@ -244,11 +244,11 @@ static mt_status
 fork_locked(mt_kvlease *parent, size_t n, size_t tokens, mt_kvlease **out, mt_error *err)
 {
     mt_kvpool *pool = parent->pool;
-    size_t rows, whole, promise;
+    size_t rows = parent->rows * n, whole, promise;
     mt_kvlease *child = NULL;
     mt_status st;
 
-    if (!mt_size_mul(parent->rows, n, &rows) || !promise_of(parent, n, tokens, &whole, &promise))
+    if (!promise_of(parent, n, tokens, &whole, &promise))
         return mt_fail(err, MT_EOVERFLOW, "kvpool", 0);
     st = mt_kvpool_lend(pool, rows, whole, pool->geom.blocks, promise, &child, err);
     if (st != MT_OK) return st;
@@ -271,10 +271,13 @@ mt_status
 mt_kvlease_fork(mt_kvlease *parent, size_t n, size_t tokens, mt_kvlease **out, mt_error *err)
 {
     mt_kvpool *pool = parent->pool;
-    mt_status st = mt_kvgrow_keep_written(parent, NULL, parent->rows, err);
+    size_t most = pool->geom.config.max_rows, rows;
+    mt_status st;
     mt_error why;
 
-    if (st != MT_OK) return st;
+    if (!mt_size_mul(parent->rows, n, &rows)) return mt_fail(err, MT_EOVERFLOW, "kvpool", 0);
+    if (rows == 0 || rows > most) return mt_fail_shape(err, "rows", rows, most);
+    if ((st = mt_kvgrow_keep_written(parent, NULL, parent->rows, err)) != MT_OK) return st;
     do {
         mt_lock_take(&pool->lock);
         st = fork_locked(parent, n, tokens, out, &why);

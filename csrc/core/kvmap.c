@@ -569,10 +569,11 @@ mt_kvmap_drop_private(mt_kvpool *pool, size_t slot)
     return st;
 }
 
-/* Places that must leave their blocks map zeros; or of these, however many stretches that takes,
- * those where a write would reach the block. */
+/* Places that must leave their blocks map zeros: `anyway`, or unless that takes too many stretches;
+ * all, or only those where a write would reach the block. */
 static mt_status
-leave(mt_kvpool *pool, size_t slot, size_t lo, size_t hi, bool writable, mt_error *err)
+leave(mt_kvpool *pool, size_t slot, const mt_kvspan *span, bool anyway, bool writable,
+      mt_error *err)
 {
     mt_kvslot *s = &pool->slots[slot];
     mt_status st = MT_OK;
@@ -581,7 +582,7 @@ leave(mt_kvpool *pool, size_t slot, size_t lo, size_t hi, bool writable, mt_erro
         unit_maps m = maps_of(pool, s, unit);
         bool changed = false;
 
-        for (size_t tb = lo; tb < hi; tb++) {
+        for (size_t tb = span->lo; tb < span->hi; tb++) {
             if (s->table[tb] == MT_KV_ZERO) continue;
             if (!mt_kvblock_must_leave(pool, slot, s->table[tb])) continue;
             if (writable && m.had[tb] == (s->table[tb] << 1 | MT_HAVE_PRIVATE)) continue;
@@ -589,20 +590,20 @@ leave(mt_kvpool *pool, size_t slot, size_t lo, size_t hi, bool writable, mt_erro
                 m.want[tb] = MT_HAVE_ZERO;
             changed |= m.want[tb] != m.had[tb];
         }
-        if (changed) st = change(pool, s, unit, m, writable, err);
+        if (changed) st = change(pool, s, unit, m, anyway, err);
     }
     return st;
 }
 
 mt_status
-mt_kvmap_leave(mt_kvpool *pool, size_t slot, size_t lo, size_t hi, mt_error *err)
+mt_kvmap_leave(mt_kvpool *pool, size_t slot, const mt_kvspan *span, bool anyway, mt_error *err)
 {
-    mt_status st = leave(pool, slot, lo, hi, false, err);
+    mt_status st = leave(pool, slot, span, anyway, false, err);
 
-    if (st == MT_EAGAIN && mt_kvmap_relax(pool)) st = leave(pool, slot, lo, hi, false, err);
+    if (st == MT_EAGAIN && mt_kvmap_relax(pool)) st = leave(pool, slot, span, false, false, err);
     if (st == MT_OK) return st;
-    if (!mt_kvmap_has_private(pool, slot, lo)) return mt_kvmap_blank(pool, slot, err);
-    (void)leave(pool, slot, lo, hi, true, NULL);
+    if (!mt_kvmap_has_private(pool, slot, span->lo)) return mt_kvmap_blank(pool, slot, err);
+    (void)leave(pool, slot, span, true, true, NULL);
     return st;
 }
 

@@ -204,7 +204,7 @@ void mt_kvblock_unpromise(mt_kvlease *lease, size_t blocks);
  * one that lies there, else any idle one, else a new one, for which idle ones are dropped where the
  * count would rise; where there are no stretches for others to leave it, one that nobody shows. Its
  * refs become 1, and no address that a view has shown maps it but at that place. pre: a promise is
- * left; refs of `exact` are 0, and it is in no view. */
+ * left; refs of `exact` are 0. */
 mt_status mt_kvblock_take(mt_kvlease *lease, size_t slot, size_t tb, uint32_t exact,
                           uint32_t *block, mt_error *err);
 /* Whether a row that goes on may show the block, which nobody names, other than at place tb of the
@@ -265,12 +265,13 @@ mt_status mt_kvmap_alias(mt_kvpool *pool, size_t slot, mt_error *err);
  * After it no block is in a view of a row that does not name it. MT_EAGAIN where that takes more
  * stretches than there may be: some rows have not changed, and are stale still. */
 mt_status mt_kvmap_clear(mt_kvpool *pool, mt_error *err);
-/* The row's addresses leave those of its blocks [lo, hi) that it must leave before it lets go of
- * them: zeros there; where that fails all are zeros until they are used again. But not those of a
- * row that has private writes below `lo`, which goes on naming the blocks then: MT_EAGAIN, or as
- * the store says. A write through them reaches nobody else after it, as far as the system lets it
- * be. */
-mt_status mt_kvmap_leave(mt_kvpool *pool, size_t slot, size_t lo, size_t hi, mt_error *err);
+/* The row's addresses leave those of its blocks in the span that it must leave before it lets go of
+ * them: zeros there, `anyway` however many stretches that takes; where it fails all are zeros until
+ * they are used again. But not those of a row that has private writes before the span, which goes
+ * on naming the blocks then: MT_EAGAIN, or as the store says. A write through them reaches nobody
+ * else after it, as far as the system lets it be. */
+mt_status mt_kvmap_leave(mt_kvpool *pool, size_t slot, const mt_kvspan *span, bool anyway,
+                         mt_error *err);
 /* The same for all blocks that somebody is to name and another table, which is to be the row's,
  * does not: its blocks. pre: refs count names as they are to be. `own` is one of that table that is
  * to be the row's alone; or MT_KV_ZERO. MT_EAGAIN as above: some have changed. */

@@ -230,6 +230,15 @@ rig_copied(rig *g)
     return s.copied;
 }
 
+/* A call failed: views from before may show zeros, and code that writes through them by itself, if
+ * not into an exposed lease, has to ask for room again. */
+static inline void
+rig_after_failure(mlease *m)
+{
+    memset(m->seen, 0, sizeof m->seen);
+    if (!m->exposed) m->writable = 0;
+}
+
 /* Where mappings are short, other layers' views show the old blocks until their turn. */
 static inline void
 rig_after_copy(rig *g, mlease *m, size_t layer, uint64_t copied)
@@ -255,7 +264,7 @@ rig_look(rig *g, mlease *m, size_t layer, size_t view, bool whole)
 
     rig_reason(g, st, &err, fits);
     if (st != MT_OK) {
-        memset(m->seen, 0, sizeof m->seen);
+        rig_after_failure(m);
         return;
     }
     rig_after_copy(g, m, layer, copied);
@@ -319,7 +328,7 @@ rig_acquire(rig *g, mlease *m, size_t rows, size_t tokens)
 }
 
 static inline mt_status
-rig_fork(rig *g, mlease *to, const mlease *parent, size_t n, size_t tokens)
+rig_fork(rig *g, mlease *to, mlease *parent, size_t n, size_t tokens)
 {
     size_t rows = parent->rows * n, hint = mt_size_min(tokens, g->setup.config.max_tokens);
     bool must = rig_must_fit(g, rows * mt_kvgeom_blocks(rig_geom(g), hint));
@@ -333,6 +342,7 @@ rig_fork(rig *g, mlease *to, const mlease *parent, size_t n, size_t tokens)
     }
     rig_reason(g, st, &err, must);
     CHECK((st == MT_OK) == (lease != NULL));
+    if (st != MT_OK && g->setup.store == RIG_FEW_MAPS) rig_after_failure(parent);
     if (st != MT_OK) return st;
     *to = (mlease){.lease = lease, .rows = rows, .max_rows = rows};
     for (size_t row = 0; row < rows; row++) {
@@ -435,7 +445,7 @@ rig_update(rig *g, mlease *m, size_t layer, const size_t *counts, bool uniform)
     }
     rig_reason(g, st, &err, must);
     if (st != MT_OK) {
-        memset(m->seen, 0, sizeof m->seen);
+        rig_after_failure(m);
         return st;
     }
     rig_after_copy(g, m, layer, copied);
@@ -473,7 +483,7 @@ rig_gather(rig *g, mlease *m, const size_t *index, size_t n)
     st = mt_kvlease_gather(m->lease, index, n, &err);
     g->store.device = device;
     rig_reason(g, st, &err, must);
-    if (st != MT_OK && g->setup.store == RIG_FEW_MAPS) memset(m->seen, 0, sizeof m->seen);
+    if (st != MT_OK && g->setup.store == RIG_FEW_MAPS) rig_after_failure(m);
     if (st != MT_OK) return st;
     mlease_gather(m, index, n);
     memset(m->seen, 0, sizeof m->seen);
