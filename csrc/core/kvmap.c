@@ -602,9 +602,10 @@ mt_kvmap_leave(mt_kvpool *pool, size_t slot, const mt_kvspan *span, bool anyway,
 
     if (st == MT_EAGAIN && mt_kvmap_relax(pool)) st = leave(pool, slot, span, false, false, err);
     if (st == MT_OK) return st;
-    if (!mt_kvmap_has_private(pool, slot, span->lo)) return mt_kvmap_blank(pool, slot, err);
-    (void)leave(pool, slot, span, true, true, NULL);
-    return st;
+    if (mt_kvmap_has_private(pool, slot, span->lo) &&
+        leave(pool, slot, span, true, true, NULL) == MT_OK)
+        return st;
+    return mt_kvmap_blank(pool, slot, err);
 }
 
 /* Whether a place that maps `have` must leave it before the row's table becomes another one. It

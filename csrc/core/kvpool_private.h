@@ -267,9 +267,9 @@ mt_status mt_kvmap_alias(mt_kvpool *pool, size_t slot, mt_error *err);
 mt_status mt_kvmap_clear(mt_kvpool *pool, mt_error *err);
 /* The row's addresses leave those of its blocks in the span that it must leave before it lets go of
  * them: zeros there, `anyway` however many stretches that takes; where it fails all are zeros until
- * they are used again. But not those of a row that has private writes before the span, which goes
- * on naming the blocks then: MT_EAGAIN, or as the store says. A write through them reaches nobody
- * else after it, as far as the system lets it be. */
+ * they are used again. But not those of a row that has private writes before the span, as long as
+ * writes in the span can be kept from others: it goes on naming the blocks. MT_EAGAIN, or as the
+ * store says. */
 mt_status mt_kvmap_leave(mt_kvpool *pool, size_t slot, const mt_kvspan *span, bool anyway,
                          mt_error *err);
 /* The same for all blocks that somebody is to name and another table, which is to be the row's,
