@@ -14,8 +14,9 @@ SOURCES = [
     f"csrc/core/{n}.c" for n in ("series", "record", "recordform", "utf8", "status", "alloc")
 ]
 SOURCES += [f"csrc/core/{n}.c" for n in ("recordread",)]
-SOURCES += [f"csrc/os/{n}.c" for n in ("recordfile_linux", "forkmark_linux")]
+SOURCES += [f"csrc/os/{n}_linux.c" for n in ("recordfile", "forkmark", "busguard", "endmark")]
 LOOPS = r"""
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -44,11 +45,12 @@ format(void *region, mt_forkmark *home, void *ctx)
 int
 begin(const char *path, const char *jsonl, size_t n)
 {
+    static char kept[PATH_MAX];
     mt_record_size size = {{n, 8192, 1024}, 1024, 128};
     columns = n;
     lines = fopen(jsonl, "w");
     return lines == NULL || mt_recordfile_create(&mt_recordfile_sys_libc, path,
-        mt_record_parts_of(&size).end, format, NULL, &file, NULL) != MT_OK;
+        mt_record_parts_of(&size).end, format, NULL, &file, kept, NULL) != MT_OK;
 }
 
 static double

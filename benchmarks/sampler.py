@@ -38,7 +38,7 @@ from _limits import Limit, finish, number_limit
 from memtools import _core
 
 COLUMNS = ["step", "rss", "private", "swap", "cgroup_used", "cgroup_limit", "available",
-           "pressure", "heap_used", "children", "children_private"]  # fmt: skip
+           "pressure", "heap_used", "children", "children_private", "process"]  # fmt: skip
 RATES = {"100 Hz": 10_000_000, "1 kHz": 1_000_000}
 STEPS = 24  # a turn: about a quarter of a second
 FOLDER = tempfile.TemporaryDirectory()
