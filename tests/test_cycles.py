@@ -342,7 +342,9 @@ def test_other_threads_make_and_collect_garbage_meanwhile():
     interval = sys.getswitchinterval()
 
     def work() -> None:
-        while not stop.is_set():
+        # Not without end: where a collection is slower than these two threads, each that follows
+        # finds more than it frees.
+        while not stop.is_set() and len(made) < 20_000:
             garbage(torch.empty(4))
             made.append(1)
             gc.collect(0)
