@@ -29,9 +29,11 @@ typedef struct plan {
     mt_kvlease *lease;
     const size_t *index;
     size_t n;
-    uint32_t *table; /* [n x blocks] as it will be */
-    size_t *taken;   /* [n] */
-    move *moves;     /* [n + 1] the moves, then a spare block where there are rings */
+    uint32_t *table;       /* [n x blocks] as it will be */
+    size_t *taken;         /* [n] */
+    move *moves;           /* [n + 1] the moves, then a spare block where there are rings */
+    mt_kvwritten *written; /* [rows] as they were before */
+    size_t rows;
     size_t move_count, spare_count;
     size_t promised;
 } plan;
@@ -368,6 +370,7 @@ become_plain(const plan *p, size_t row)
     mt_kvpool *pool = p->lease->pool;
     size_t slot = p->lease->first + row;
 
+    if (row < p->rows && p->written[row] == MT_KV_PLAIN) return;
     if (mt_kvmap_drop_private(pool, slot) == MT_OK) return;
     for (size_t tb = 0; tb < pool->slots[slot].taken; tb++)
         mt_kvmap_forget_private(pool, slot, tb, pool->slots[slot].table[tb]);
@@ -443,6 +446,7 @@ free_plan(plan *p)
     mem->put(mem->ctx, p->table, n * p->lease->pool->geom.blocks * sizeof *p->table);
     mem->put(mem->ctx, p->taken, n * sizeof *p->taken);
     mem->put(mem->ctx, p->moves, (n + 1) * sizeof *p->moves);
+    mem->put(mem->ctx, p->written, p->rows * sizeof *p->written);
 }
 
 static bool
@@ -454,22 +458,26 @@ new_plan(plan *p)
     p->table = mt_alloc_zeroed(mem, p->n * blocks, sizeof *p->table);
     p->taken = mt_alloc_zeroed(mem, p->n, sizeof *p->taken);
     p->moves = mt_alloc_zeroed(mem, p->n + 1, sizeof *p->moves);
-    return p->table != NULL && p->taken != NULL && p->moves != NULL;
+    p->written = mt_alloc_zeroed(mem, p->rows, sizeof *p->written);
+    return p->table != NULL && p->taken != NULL && p->moves != NULL && p->written != NULL;
 }
 
 mt_status
 mt_kvlease_gather(mt_kvlease *lease, const size_t *index, size_t n, mt_error *err)
 {
     mt_kvpool *pool = lease->pool;
-    plan p = {.lease = lease, .index = index, .n = n};
+    plan p = {.lease = lease, .index = index, .n = n, .rows = lease->rows};
     mt_status st;
     mt_error why;
 
     assert(n > 0 && n <= lease->max_rows);
-    if ((st = mt_kvgrow_keep_written(lease, index, n, err)) != MT_OK) return st;
     if (!new_plan(&p)) {
         free_plan(&p);
         return mt_fail(err, MT_ENOMEM, "kvpool", 0);
+    }
+    if ((st = mt_kvgrow_keep_written(lease, index, n, p.written, err)) != MT_OK) {
+        free_plan(&p);
+        return st;
     }
     do {
         mt_lock_take(&pool->lock);

@@ -52,10 +52,15 @@ mt_status mt_kvgrow_extend_nearest(mt_kvjournal *j, size_t row, size_t hi, mt_er
  * lies behind them in that home. Lazy stores. */
 mt_status mt_kvgrow_move(mt_kvjournal *j, size_t row, size_t view, mt_error *err);
 
+/* What is known of a row's addresses: whether code wrote privately over blocks. */
+typedef enum mt_kvwritten { MT_KV_UNSEEN, MT_KV_PLAIN, MT_KV_WRITTEN } mt_kvwritten;
+
 /* What code wrote privately into rows, over blocks which they share, becomes blocks of their own,
  * so that other rows can become what these are: rows index[i] for i < n, but where it is i itself;
- * all n where index is NULL. Takes the lock; asks others as prepare does. */
-mt_status mt_kvgrow_keep_written(mt_kvlease *lease, const size_t *index, size_t n, mt_error *err);
+ * all n where index is NULL. Writes to written[row] what it found, of each of the lease's rows,
+ * where that is not NULL. Takes the lock; asks others as prepare does. */
+mt_status mt_kvgrow_keep_written(mt_kvlease *lease, const size_t *index, size_t n,
+                                 mt_kvwritten *written, mt_error *err);
 
 /* The other layers of rows whose blocks were copied show the old ones, which are somebody else's:
  * they follow at once, all but this unit (SIZE_MAX: all). Where there are no stretches left for

@@ -277,7 +277,8 @@ mt_kvlease_fork(mt_kvlease *parent, size_t n, size_t tokens, mt_kvlease **out, m
 
     if (!mt_size_mul(parent->rows, n, &rows)) return mt_fail(err, MT_EOVERFLOW, "kvpool", 0);
     if (rows == 0 || rows > most) return mt_fail_shape(err, "rows", rows, most);
-    if ((st = mt_kvgrow_keep_written(parent, NULL, parent->rows, err)) != MT_OK) return st;
+    st = mt_kvgrow_keep_written(parent, NULL, parent->rows, NULL, err);
+    if (st != MT_OK) return st;
     do {
         mt_lock_take(&pool->lock);
         st = fork_locked(parent, n, tokens, out, &why);
