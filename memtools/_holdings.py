@@ -109,7 +109,7 @@ def holdings(record: Record) -> tuple[Holding, ...]:
     kept = [
         one
         for key, one in found.items()
-        if one.kind != "autograd graph" or seen or one.rate_bytes or _grew(nodes[key])
+        if one.kind != "autograd graph" or seen or one.rate_bytes or _grew(nodes.get(key, []))
     ]
     return tuple(sorted(kept, key=lambda h: (not h.named, -(h.rate_bytes or 0))))
 

@@ -58,6 +58,11 @@ def test_a_killed_leak_is_told_with_its_limit_holder_and_what_to_do(path, capsys
     assert "monitor.guard(0.90" in out
 
 
+def test_a_graph_whose_nodes_are_not_told_is_left_out(path, capsys):
+    write(path, steps=10, events=[("start", "host"), ("holder", "autograd graph of")])
+    assert "  autograd graph of" not in explain(capsys, path)
+
+
 def test_the_moment_of_passing_95_percent_is_that_of_the_series(path):
     write(path, grows=256 * 1024, limit=1024 * MIB, steps=2890, close=False)
     facts = figures_of(memtools.read_record(path))

@@ -27,6 +27,7 @@ LONG = not settings.default.derandomize
 FORKS = 300 if LONG else 2
 ROWS, FULL = 64, 1024  # of a gate tensor on the device; copies that a stage holds
 HOST = torch.full((1, 8), 1.0)
+LARGER = torch.full((300_000, 8), 2.0)  # wants another stage; one for all: they are kept
 
 # --- pairs of methods -----------------------------------------------------------------------------
 
@@ -37,7 +38,7 @@ class Shared:
     def __init__(self, waits: str) -> None:
         self.budget = Budget("64 MiB")
         self.device = as_cuda(torch.full((ROWS, 8), 2.0))
-        self.larger = as_cuda(torch.full((300_000, 8), 2.0))  # wants another stage
+        self.larger = as_cuda(LARGER)
         self.history = GateHistory(4000, self.budget)
         for _ in range(FULL if waits == "append" else 12):
             self.history.append(self.device)
