@@ -252,6 +252,7 @@ fork_locked(mt_kvlease *parent, size_t n, size_t tokens, mt_kvlease **out, mt_er
         return mt_fail(err, MT_EOVERFLOW, "kvpool", 0);
     st = mt_kvpool_lend(pool, rows, whole, pool->geom.blocks, promise, &child, err);
     if (st != MT_OK) return st;
+    assert(child != NULL);
     for (size_t row = 0; row < rows; row++)
         copy_row(child, row, parent, row / n);
     for (size_t row = 0; st == MT_OK && row < rows; row++)
