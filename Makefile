@@ -14,15 +14,15 @@ OUT := build
 EXTRA = $$($(PY) -c "import sys, tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \
     print(*p['project']['optional-dependencies'][sys.argv[1]])" $(1))
 
-C_FLAGS := -std=c11 -pthread -Wall -Wextra -Wconversion -Wshadow -Werror -Icsrc
-C_CORE := $(wildcard csrc/core/*.c csrc/os/*.c)
+C_FLAGS := -std=c11 -pthread -Wall -Wextra -Wconversion -Wshadow -Werror -Icsrc -Icsrc/core -Itests/c
+C_CORE := $(sort $(shell find csrc/core csrc/os -name '*.c'))
 C_SOURCES := $(C_CORE) $(filter-out %_absent.c,$(wildcard csrc/cuda/*.c))
-C_HEADERS := $(wildcard csrc/*/*.h tests/c/*.h tests/fake_cuda/*.h)
-C_TESTS := $(patsubst tests/c/%.c,%,$(wildcard tests/c/test_*.c))
+C_HEADERS := $(sort $(shell find csrc tests/c tests/fake_cuda -name '*.h'))
+C_TESTS := $(patsubst tests/c/%.c,%,$(wildcard tests/c/*/test_*.c))
 # Those that start threads are run under the thread sanitiser as well.
-THREAD_TESTS := $(patsubst tests/c/%.c,%,$(shell grep -l '<pthread.h>' tests/c/test_*.c))
+THREAD_TESTS := $(patsubst tests/c/%.c,%,$(shell grep -l '<pthread.h>' tests/c/*/test_*.c))
 FUZZERS := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
-EXT_SOURCES := $(wildcard csrc/*/*.c csrc/*/*.h csrc/*/*.cpp)
+EXT_SOURCES := $(sort $(shell find csrc -name '*.c' -o -name '*.h' -o -name '*.cpp'))
 SAN := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g
 # The CUDA Toolkit's headers where it is installed, else the two header packages in .venv.
 CUDA = $(firstword $(wildcard /usr/local/cuda/include/cuda_runtime_api.h \
@@ -78,6 +78,7 @@ $(OUT)/$(1)/obj/%.o: csrc/%.c $(C_HEADERS) | $(VENV)/.deps
 	@$(CC) $(C_FLAGS) $$(CUDA_FLAGS) -UNDEBUG $(2) -c $$< -o $$@
 
 $(OUT)/$(1)/%: tests/c/%.c $(C_HEADERS) $(call C_OBJECTS,$(1))
+	@mkdir -p $$(@D)
 	@$(CC) $(C_FLAGS) -UNDEBUG $(2) $$< $(call C_OBJECTS,$(1)) -lm -ldl -o $$@
 
 $(OUT)/$(1)/libfakecudart.so: $(wildcard tests/fake_cuda/*) | $(VENV)/.deps
@@ -169,7 +170,7 @@ test-pages: $(VENV)/.built  ## the HTML report in a headless chromium, which mus
 
 lint: $(VENV)/.built $(VENV)/.lint  ## formatters, static analysis, strict typing
 	$(VENV)/bin/clang-format --dry-run -Werror $$(git ls-files 'csrc/*.[ch]' 'csrc/*.cpp' 'tests/*.[ch]' | grep -v third_party)
-	$(VENV)/bin/clang-tidy --quiet $(C_SOURCES) $(wildcard csrc/py/*.c) -- -std=c11 -Icsrc $(CUDA_FLAGS) \
+	$(VENV)/bin/clang-tidy --quiet $(C_SOURCES) $(sort $(shell find csrc/py -name '*.c')) -- -std=c11 -Icsrc -Icsrc/core $(CUDA_FLAGS) \
 	    -isystem $$($(PY) -c "import sysconfig; print(sysconfig.get_path('include'))") -DMEMTOOLS_VERSION='"x"'
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .

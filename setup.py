@@ -51,7 +51,7 @@ VERSION = find(r'__version__ = "(.+)"', HERE / "memtools/_version.py")
 
 def sources(folder: str) -> list[str]:
     """All C files of a layer, relative to this file."""
-    return [str(path) for path in sorted(Path("csrc", folder).glob("*.c"))]
+    return [str(path) for path in sorted(Path("csrc", folder).rglob("*.c"))]
 
 
 def torch_dir() -> Path | None:
@@ -118,13 +118,13 @@ def core_extension() -> Extension:
     return Extension(
         "memtools._core",
         sources("core") + sources("os") + backend + sources("py"),
-        include_dirs=["csrc"],
+        include_dirs=["csrc", "csrc/core"],
         define_macros=[("MEMTOOLS_VERSION", f'"{VERSION}"')],
         extra_compile_args=["-std=c11", "-pthread", *WARNINGS, *compile_flags(), *whole_program()]
         + (["-isystem", str(cuda)] if cuda else []),
         extra_link_args=["-pthread", *link_flags(), *whole_program()],
         libraries=["m", "dl"],
-        depends=[str(path) for path in sorted(Path("csrc").glob("*/*.h"))],
+        depends=[str(path) for path in sorted(Path("csrc").rglob("*.h"))],
     )
 
 

@@ -10,17 +10,15 @@ from functools import cache
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
-SOURCES = [
-    f"csrc/core/{n}.c" for n in ("series", "record", "recordform", "utf8", "status", "alloc")
-]
-SOURCES += [f"csrc/core/{n}.c" for n in ("recordread",)]
+SOURCES = [f"csrc/core/record/{n}.c" for n in ("series", "writer", "layout", "reader")]
+SOURCES += [f"csrc/core/base/{n}.c" for n in ("utf8", "status", "alloc")]
 SOURCES += [f"csrc/os/{n}_linux.c" for n in ("recordfile", "forkmark", "busguard", "endmark")]
 LOOPS = r"""
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
-#include "core/record.h"
+#include "core/record/writer.h"
 #include "os/recordfile_linux.h"
 
 static mt_record record;
@@ -136,7 +134,8 @@ def loops(columns: int, folder: str) -> ctypes.CDLL:
         source, out = Path(build, "loops.c"), Path(build, f"loops{columns}.so")
         source.write_text(LOOPS)
         command = [compiler, "-std=gnu11", "-O3", "-shared", "-fPIC", "-flto", "-pthread"]
-        command += ["-fvisibility=default", "-DNDEBUG", f"-I{PROJECT / 'csrc'}", str(source)]
+        command += ["-fvisibility=default", "-DNDEBUG", f"-I{PROJECT / 'csrc'}"]
+        command += [f"-I{PROJECT / 'csrc/core'}", str(source)]
         command += [str(PROJECT / path) for path in SOURCES]
         subprocess.run([*command, "-o", str(out)], check=True)
         library = ctypes.CDLL(str(out))

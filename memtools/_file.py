@@ -1,6 +1,6 @@
 """The frame around a saved history: magic, version, length and checksum.
 
-b"MTGATES\\x01"   u64 length of the body   u32 CRC-32 of the body   body (csrc/core/gatefile.h)
+b"MTGATES\\x01"   u64 length of the body   u32 CRC-32 of the body   body (csrc/core/gate/file.h)
 """
 
 from __future__ import annotations

@@ -139,9 +139,9 @@ def _held(torch: Any, index: int) -> tuple[int, int]:
 class DevicePeaks:
     """The exact peak of each of several intervals that overlap, by torch's one mark a device.
 
-    As csrc/core/peaks.h does it for the host: whoever begins reads the mark for all that are open
-    and sets it back, whoever ends reads it. So the phases of this monitor may nest; what else in
-    the program calls `torch.cuda.reset_peak_memory_stats` makes peaks too low.
+    As csrc/core/monitor/peaks.h does it for the host: whoever begins reads the mark for all that
+    are open and sets it back, whoever ends reads it. So the phases of this monitor may nest; what
+    else in the program calls `torch.cuda.reset_peak_memory_stats` makes peaks too low.
     """
 
     __slots__ = ("_indexes", "_lock", "_open", "run")

@@ -76,7 +76,7 @@ def includes(path: str, text: str, own: set[str]) -> Iterator[tuple[str, str | N
         r'^\s*#\s*include\s*([<"])([^>"\n]+)', without_comments(text), re.M
     ):
         beside = posixpath.normpath(posixpath.join(posixpath.dirname(path), name))
-        candidates = [beside, f"csrc/{name}"] if mark == '"' else []
+        candidates = [beside, f"csrc/{name}", f"csrc/core/{name}"] if mark == '"' else []
         yield name, next((found for found in candidates if found in own), None)
 
 

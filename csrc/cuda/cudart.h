@@ -15,9 +15,9 @@
 
 #include <stdbool.h>
 
-#include "../core/alloc.h"
-#include "../core/devops.h"
-#include "../core/status.h"
+#include "core/base/alloc.h"
+#include "core/port/device.h"
+#include "core/base/status.h"
 
 typedef struct mt_cudart mt_cudart;
 

@@ -5,7 +5,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#include "../core/size.h"
+#include "core/base/size.h"
 #include "driver.h"
 #include "streams.h"
 

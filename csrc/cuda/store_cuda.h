@@ -25,8 +25,8 @@
 #ifndef MT_STORE_CUDA_H
 #define MT_STORE_CUDA_H
 
-#include "../core/alloc.h"
-#include "../core/store.h"
+#include "core/base/alloc.h"
+#include "core/port/store.h"
 #include "cudart.h"
 
 /* A store of no bytes on `device`; out->close gives everything back. Borrows rt until then.

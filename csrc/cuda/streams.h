@@ -14,8 +14,8 @@
 
 #include <stdbool.h>
 
-#include "../core/alloc.h"
-#include "../core/devops.h"
+#include "core/base/alloc.h"
+#include "core/port/device.h"
 
 typedef struct mt_custream mt_custream;
 

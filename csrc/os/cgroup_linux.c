@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../core/probe.h"
+#include "core/port/probe.h"
 
 enum { TEXT_ROOM = 8192, STAT_ROOM = 4096, NUMBER_ROOM = 64, MOST_LEVELS = 64 };
 

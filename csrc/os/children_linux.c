@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../core/probe.h"
+#include "core/port/probe.h"
 
 enum { LIST_ROOM = 4096, TEXT_ROOM = 1024, MOST_PROCESSES = 32768 };
 

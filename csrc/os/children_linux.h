@@ -19,8 +19,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../core/alloc.h"
-#include "../core/status.h"
+#include "core/base/alloc.h"
+#include "core/base/status.h"
 #include "procfile_linux.h"
 
 enum {

@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../core/record.h"
+#include "core/record/writer.h"
 #include "ownplace_linux.h"
 
 typedef struct record {

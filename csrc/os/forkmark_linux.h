@@ -10,8 +10,8 @@
 
 #include <stdbool.h>
 
-#include "../core/lock.h"
-#include "../core/status.h"
+#include "core/base/lock.h"
+#include "core/base/status.h"
 
 typedef const volatile unsigned char mt_forkmark;
 

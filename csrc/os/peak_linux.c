@@ -6,7 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../core/probe.h"
+#include "core/port/probe.h"
 #include "forkmark_linux.h"
 
 /* What the kernel's counters may be apart, and still mean the same. */

@@ -14,8 +14,8 @@
 #ifndef MT_PEAK_LINUX_H
 #define MT_PEAK_LINUX_H
 
-#include "../core/alloc.h"
-#include "../core/peaks.h"
+#include "core/base/alloc.h"
+#include "core/monitor/peaks.h"
 #include "procfile_linux.h"
 
 /* root is "" for the machine's own /proc, or a folder that holds a `proc`: the mark is then what

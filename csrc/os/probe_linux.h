@@ -14,9 +14,9 @@
 #ifndef MT_PROBE_LINUX_H
 #define MT_PROBE_LINUX_H
 
-#include "../core/alloc.h"
-#include "../core/probe.h"
-#include "../core/status.h"
+#include "core/base/alloc.h"
+#include "core/port/probe.h"
+#include "core/base/status.h"
 #include "cgroup_linux.h"
 #include "procfile_linux.h"
 

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "../core/probe.h"
+#include "core/port/probe.h"
 
 bool
 mt_text_word(mt_text *text, char end, mt_text *word)

@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "../core/recordread.h"
+#include "core/record/reader.h"
 #include "busguard_linux.h"
 
 #ifndef MADV_POPULATE_WRITE

@@ -25,9 +25,9 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
-#include "../core/alloc.h"
-#include "../core/recordform.h"
-#include "../core/status.h"
+#include "core/base/alloc.h"
+#include "core/record/layout.h"
+#include "core/base/status.h"
 #include "forkmark_linux.h"
 
 /* The system calls, so that tests can make the n-th fail. */

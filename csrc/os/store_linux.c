@@ -14,7 +14,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "../core/size.h"
+#include "core/base/size.h"
 #include "descriptor_linux.h"
 
 #ifndef MFD_NOEXEC_SEAL

@@ -24,8 +24,8 @@
 
 #include <sys/types.h>
 
-#include "../core/alloc.h"
-#include "../core/store.h"
+#include "core/base/alloc.h"
+#include "core/port/store.h"
 
 /* The system calls that can fail, as libc has them: -1 or MAP_FAILED, and errno. A table, so that
  * tests make them fail. */

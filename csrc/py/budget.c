@@ -7,7 +7,7 @@
 #include <structmember.h>
 
 #include "errors.h"
-#include "../core/size.h"
+#include "core/base/size.h"
 #include "../os/forkmark_linux.h"
 
 typedef struct Budget {

@@ -7,7 +7,7 @@
 #define MT_PY_BUDGET_H
 
 #include "state.h"
-#include "../core/ledger.h"
+#include "core/budget/ledger.h"
 
 /* A new reference to the ledger that `limit` means: None, an int of bytes or text like "2 GiB", or
  * a Budget. NULL with TypeError, ValueError or MemoryError. */

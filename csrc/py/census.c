@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "heap.h"
-#include "../core/tally.h"
+#include "core/census/counts.h"
 
 enum { KEY_WORDS = 64, BITS_PER_OBJECT = 16, AHEAD = 12 };
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "probe.h"
-#include "../core/devprobe.h"
+#include "core/monitor/devprobe.h"
 
 typedef struct sources {
     const mt_torch_ops *shim; /* or NULL */

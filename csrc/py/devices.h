@@ -3,7 +3,7 @@
 #define MT_PY_DEVICES_H
 
 #include "state.h"
-#include "../core/probe.h"
+#include "core/port/probe.h"
 
 /* A probe over `inner`, taken over on success, with the columns of so many devices, which needs no
  * GIL. allocated and its peak, reserved and inactive_split are unknown without the shim, free and

@@ -9,7 +9,7 @@
 #define MT_PY_FLAT_H
 
 #include "state.h"
-#include "../core/dtype.h"
+#include "core/base/dtype.h"
 
 typedef struct mt_py_flats {
     mt_torch_flat *at; /* the caller's array */

@@ -14,8 +14,8 @@
 
 #include "state.h"
 #include "tensor.h"
-#include "../core/gatehist.h"
-#include "../core/stage.h"
+#include "core/gate/history.h"
+#include "core/gate/stage.h"
 
 typedef struct GateHistory {
     PyObject_HEAD mt_state *state; /* kept alive by the type */

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "errors.h"
-#include "../core/gatefile.h"
+#include "core/gate/file.h"
 #include "../os/vmem_linux.h"
 
 static PyObject *

@@ -1,5 +1,5 @@
 /* gradset.c -- memtools._core.GradSet: the gradients of a list of parameters, measured, multiplied
- * and added up in C. See csrc/core/gradset.h.
+ * and added up in C. See csrc/core/grad/set.h.
  *
  *   parameters ──► .grad, now ──► flat ones: spans of the native set, GIL given up during the pass
  *                             └─► others: their numbers, "left" to the caller
@@ -11,7 +11,7 @@
 #include <string.h>
 #include <structmember.h>
 
-#include "../core/gradset.h"
+#include "core/grad/set.h"
 #include "errors.h"
 #include "flat.h"
 

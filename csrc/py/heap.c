@@ -2,7 +2,7 @@
 #include "heap.h"
 
 #include "frames.h"
-#include "../core/alloc.h"
+#include "core/base/alloc.h"
 
 static void *
 get(void *ctx, size_t bytes)

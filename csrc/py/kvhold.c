@@ -3,7 +3,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "../core/lock.h"
+#include "core/base/lock.h"
 
 struct mt_kvguests {
     mt_forkmark *mark;

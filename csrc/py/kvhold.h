@@ -20,7 +20,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "../core/kvpool.h"
+#include "core/kv/pool.h"
 #include "../os/forkmark_linux.h"
 #include "../torch/torch_shim.h"
 #include "natives.h"

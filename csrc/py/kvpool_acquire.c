@@ -10,7 +10,7 @@
 
 #include "budget.h"
 #include "errors.h"
-#include "../core/size.h"
+#include "core/base/size.h"
 
 #define SLICE_NS UINT64_C(50000000)
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "errors.h"
-#include "../core/leak.h"
+#include "core/leak/leak.h"
 
 typedef struct LeakDetector {
     PyObject_HEAD mt_leak *core;

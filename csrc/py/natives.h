@@ -11,7 +11,7 @@
 
 #include <stdatomic.h>
 
-#include "../core/gauge.h"
+#include "core/base/gauge.h"
 #include "../cuda/cudart.h"
 
 typedef struct mt_natives {

@@ -1,4 +1,4 @@
-/* policy.c -- memtools._core.Policy: see csrc/core/policy.h.
+/* policy.c -- memtools._core.Policy: see csrc/core/cleanup/policy.h.
  *
  *   tick ──► due? ──► read memory ──► decide ──► act(mask, clock)        Python: does what is asked
  *                                                     └─► done(action, ...)
@@ -13,7 +13,7 @@
 #include "devices.h"
 #include "errors.h"
 #include "policy_args.h"
-#include "../core/policy.h"
+#include "core/cleanup/policy.h"
 #include "../os/forkmark_linux.h"
 #include "../os/probe_linux.h"
 

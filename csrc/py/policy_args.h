@@ -4,7 +4,7 @@
 
 #include "state.h"
 
-#include "../core/policy.h"
+#include "core/cleanup/policy.h"
 #include "../os/procfile_linux.h"
 
 typedef struct mt_policy_wish {

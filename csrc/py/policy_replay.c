@@ -10,8 +10,8 @@
 #include <string.h>
 
 #include "policy_args.h"
-#include "../core/limit.h"
-#include "../core/policy.h"
+#include "core/monitor/limit.h"
+#include "core/cleanup/policy.h"
 
 enum { HOST_FIELDS = 8, DEVICE_FIELDS = 5 };
 

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "../core/phase.h"
+#include "core/monitor/phase.h"
 #include "../os/peak_linux.h"
 #include "../os/probe_linux.h"
 #include "errors.h"

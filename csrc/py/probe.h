@@ -4,7 +4,7 @@
 
 #include "state.h"
 
-#include "../core/probe.h"
+#include "core/port/probe.h"
 #include "../os/procfile_linux.h"
 
 /* Unknown is None, no limit is -1. */

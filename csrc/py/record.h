@@ -3,7 +3,7 @@
 #define MT_PY_RECORD_H
 
 #include "state.h"
-#include "../core/record.h"
+#include "core/record/writer.h"
 
 /* The record that a RecordWriter writes, borrowed: hold a reference to the object as long as it is
  * used, from whatever thread. After close() its functions do nothing. NULL with a TypeError for

@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "../core/recordread.h"
+#include "core/record/reader.h"
 #include "../os/recordfile_linux.h"
 
 static PyObject *

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "errors.h"
-#include "../core/utf8.h"
+#include "core/base/utf8.h"
 #include "../os/endmark_linux.h"
 #include "../os/recordfile_linux.h"
 

@@ -1,12 +1,12 @@
-/* sampler.c -- memtools._core.Sampler: see csrc/core/sampler.h. */
+/* sampler.c -- memtools._core.Sampler: see csrc/core/monitor/sampler.h. */
 #include "state.h"
 
 #include "devices.h"
 #include "errors.h"
 #include "probe.h"
 #include "record.h"
-#include "../core/marks.h"
-#include "../core/sampler.h"
+#include "core/monitor/marks.h"
+#include "core/monitor/sampler.h"
 #include "../os/endmark_linux.h"
 #include "../os/forkmark_linux.h"
 #include "../os/probe_linux.h"

@@ -10,7 +10,7 @@
 
 #include <stdbool.h>
 
-#include "../core/peaks.h"
+#include "core/monitor/peaks.h"
 #include "../cuda/devmem.h"
 #include "../third_party/dlpack/dlpack.h"
 #include "../torch/torch_shim.h"

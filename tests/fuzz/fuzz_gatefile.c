@@ -2,7 +2,7 @@
  *
  *   byte 0 even: the rest is parsed as it is
  *   byte 0 odd:  the next bytes build a small history; what is left edits its dump */
-#include "../c/gaterig.h"
+#include "gate/rig.h"
 #include "input.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

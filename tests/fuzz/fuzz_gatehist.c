@@ -1,5 +1,5 @@
 /* Bytes to a list of operations on a gate history and its model, compared after every one. */
-#include "../c/gaterig.h"
+#include "gate/rig.h"
 #include "input.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -1,5 +1,5 @@
 /* Bytes to a list of gradients and a few passes over it, against one element after the other. */
-#include "../c/gradmodel.h"
+#include "grad/model.h"
 #include "input.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

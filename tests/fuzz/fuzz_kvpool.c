@@ -2,7 +2,7 @@
  *
  *   byte 0: the store, byte 1: the geometry, byte 2: the budget in blocks (0: none), then
  * operations */
-#include "../c/kvsteps.h"
+#include "kv/steps.h"
 #include "input.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -1,5 +1,5 @@
-/* Bytes to calls of a policy and of its model, compared after every one: see policysteps.h. */
-#include "../c/policysteps.h"
+/* Bytes to calls of a policy and of its model, compared after every one: see cleanup/steps.h. */
+#include "cleanup/steps.h"
 #include "input.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../c/check.h"
-#include "core/probe.h"
+#include "kit/check.h"
+#include "core/port/probe.h"
 #include "os/proctext_linux.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -2,9 +2,9 @@
  *
  *   byte 0 even: the rest is opened as it is
  *   byte 0 odd:  the next bytes build a small record; what is left edits it */
-#include "../c/recordrig.h"
-#include "core/utf8.h"
-#include "core/words.h"
+#include "record/rig.h"
+#include "core/base/utf8.h"
+#include "core/record/words.h"
 #include "input.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

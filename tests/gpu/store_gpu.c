@@ -5,8 +5,8 @@
 
 #include <dlfcn.h>
 
-#include "../c/faulty.h"
-#include "../c/store_suite.h"
+#include "kit/faulty.h"
+#include "kit/store_suite.h"
 
 enum { HOST_TO_DEVICE = 1 }; /* as cudaMemcpyKind has it */
 

@@ -12,7 +12,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [
     "tests/gpu/store_gpu.c",
-    *(f"csrc/core/{name}.c" for name in ("alloc", "status")),
+    *(f"csrc/core/{name}.c" for name in ("base/alloc", "base/status")),
     *(f"csrc/cuda/{name}.c" for name in ("cudart", "driver", "streams", "store_cuda")),
 ]
 
@@ -36,7 +36,8 @@ def runtime() -> Path:
 
 def test_the_store_is_one_like_any_other(tmp_path: Path) -> None:
     program = tmp_path / "store_gpu"
-    flags = ["-std=c11", "-O1", "-g", "-UNDEBUG", "-Icsrc", "-isystem"]
+    flags = ["-std=c11", "-O1", "-g", "-UNDEBUG", "-Icsrc", "-Icsrc/core"]
+    flags += ["-Itests/c", "-isystem"]
     libraries = ["-ldl", "-lm", "-o", str(program)]
     build = ["cc", *flags, str(headers()), *SOURCES, *libraries]
     subprocess.run(build, cwd=ROOT, check=True)

@@ -1,0 +1,44 @@
+#include "base/alloc.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/size.h"
+
+static void *
+libc_get(void *ctx, size_t bytes)
+{
+    (void)ctx;
+    return malloc(bytes);
+}
+
+static void *
+libc_zeroed(void *ctx, size_t bytes)
+{
+    (void)ctx;
+    return calloc(1, bytes);
+}
+
+static void
+libc_put(void *ctx, void *block, size_t bytes)
+{
+    (void)ctx;
+    (void)bytes;
+    free(block);
+}
+
+const mt_alloc mt_alloc_libc = {
+    .get = libc_get, .zeroed = libc_zeroed, .put = libc_put, .ctx = NULL};
+
+void *
+mt_alloc_zeroed(const mt_alloc *mem, size_t count, size_t size)
+{
+    size_t bytes;
+    void *block;
+
+    if (!mt_size_mul(count, size, &bytes) || bytes == 0) return NULL;
+    if (mem->zeroed != NULL) return mem->zeroed(mem->ctx, bytes);
+    block = mem->get(mem->ctx, bytes);
+    if (block != NULL) memset(block, 0, bytes);
+    return block;
+}

@@ -1,0 +1,51 @@
+/* lock.h -- a mutex, as a thin name over POSIX threads.
+ *
+ * Each lock of core is inside one object: the ledger, the pool, the record, the phases, the peaks,
+ * the sampler (two) and the ticker. Where a thread holds two, it took the pool's before the
+ * ledger's, the phases' before the peaks', or the sampler's `life` before the ticker's. All others
+ * are taken alone. No call back into a caller is made while one is held. */
+#ifndef MT_BASE_LOCK_H
+#define MT_BASE_LOCK_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/status.h"
+
+typedef pthread_mutex_t mt_lock;
+
+/* A byte that is not 0 in this process, and 0 in every child that is forked from it: there a lock
+ * may be held for ever by a thread that only the parent has. The child may write to it, and it is 0
+ * again in a child of its own. The table makes and frees such bytes; *out is written on MT_OK only.
+ */
+typedef _Atomic unsigned char mt_home;
+typedef struct mt_home_ops {
+    mt_status (*get)(mt_home **out, mt_error *err);
+    void (*put)(mt_home *home); /* NULL is ignored */
+} mt_home_ops;
+
+static inline void
+mt_lock_init(mt_lock *lock)
+{
+    pthread_mutex_init(lock, NULL); /* cannot fail for a plain mutex on Linux */
+}
+
+static inline void
+mt_lock_fini(mt_lock *lock)
+{
+    pthread_mutex_destroy(lock);
+}
+
+static inline void
+mt_lock_take(mt_lock *lock)
+{
+    pthread_mutex_lock(lock);
+}
+
+static inline void
+mt_lock_give(mt_lock *lock)
+{
+    pthread_mutex_unlock(lock);
+}
+
+#endif

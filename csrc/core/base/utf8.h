@@ -1,0 +1,19 @@
+/* utf8.h -- texts of a limited number of bytes. */
+#ifndef MT_BASE_UTF8_H
+#define MT_BASE_UTF8_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* True for well-formed UTF-8 (no overlong forms, no surrogates, nothing past U+10FFFF) without
+ * a zero byte. */
+bool mt_utf8_valid(const char *text, size_t bytes);
+
+/* How many of the bytes to keep so that at most `most` are left and no character is cut.
+ * pre: the text is valid. */
+size_t mt_utf8_cut(const char *text, size_t bytes, size_t most);
+
+/* Length of what a field of `bytes` holds: up to the first zero byte, or all of it. */
+size_t mt_utf8_field(const char *field, size_t bytes);
+
+#endif

@@ -1,0 +1,361 @@
+#include "budget/ledger.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "budget/private.h"
+#include "base/size.h"
+
+/* The line that counts what this one counts, one level up. */
+static mt_member *
+above(mt_member *m)
+{
+    return m->ledger == NULL ? NULL : &m->ledger->line;
+}
+
+bool
+mt_member_balances(const mt_member *m)
+{
+    for (const mt_ledger *l = m->ledger; l != NULL; l = l->line.ledger) {
+        size_t sum = 0;
+        for (const mt_member *each = l->members; each != NULL; each = each->next)
+            sum += each->reserved;
+        if (sum != l->line.reserved || sum > l->limit) return false;
+    }
+    return true;
+}
+
+/* pre: lock is held, the member is in its ledger's list. */
+static void
+discharge(mt_member *member, size_t bytes)
+{
+    assert(bytes <= member->reserved);
+    for (mt_member *m = member; m != NULL; m = above(m))
+        m->reserved -= bytes;
+    assert(mt_member_balances(member));
+    if (bytes > 0) mt_tree_announce(member->ledger->tree);
+}
+
+/* --- ledgers and members come and go --------------------------------------------------------- */
+
+static mt_tree *
+tree_new(const mt_alloc *mem)
+{
+    mt_tree *t = mt_alloc_zeroed(mem, 1, sizeof *t);
+
+    if (t == NULL) return NULL;
+    t->mem = mem;
+    mt_lock_init(&t->lock);
+    mt_lock_init(&t->turn);
+    mt_tree_init_condition(t);
+    return t;
+}
+
+/* The condition is not destroyed: it holds nothing, and in a child of fork() glibc would wait there
+ * for threads that waited in the parent. */
+static void
+tree_free(mt_tree *t)
+{
+    mt_lock_fini(&t->turn);
+    mt_lock_fini(&t->lock);
+    if (t->home != NULL) t->homes->put(t->home);
+    t->mem->put(t->mem->ctx, t, sizeof *t);
+}
+
+mt_status
+mt_ledger_notice_forks(mt_ledger *ledger, const mt_home_ops *homes, mt_error *err)
+{
+    assert(ledger->line.ledger == NULL && ledger->tree->home == NULL);
+    ledger->tree->homes = homes;
+    return homes->get(&ledger->tree->home, err);
+}
+
+/* Figures and lists of a ledger that was copied by fork(), and of its suballocations. */
+static void
+move_in_ledger(mt_ledger *ledger)
+{
+    size_t sum = 0;
+
+    for (mt_member *m = ledger->members; m != NULL; m = m->next) {
+        if (m->sub != NULL) move_in_ledger(m->sub); /* m is the line of it */
+        m->ops = (mt_member_ops){.ctx = NULL};
+        sum += m->reserved;
+    }
+    ledger->line.reserved = sum;
+    while (ledger->queue != NULL) {
+        mt_place *place = ledger->queue;
+        ledger->queue = place->next;
+        ledger->tree->mem->put(ledger->tree->mem->ctx, place, sizeof *place);
+    }
+}
+
+void
+mt_tree_move_in(mt_tree *t)
+{
+    unsigned char seen = MT_FORKED;
+
+    if (atomic_compare_exchange_strong(t->home, &seen, MT_MOVING)) {
+        mt_lock_init(&t->lock);
+        mt_lock_init(&t->turn);
+        mt_tree_init_condition(t);
+        move_in_ledger(t->root);
+        atomic_store(t->home, MT_AT_HOME);
+    }
+    while (atomic_load(t->home) == MT_MOVING)
+        continue; /* another thread is at it, for a moment */
+}
+
+/* Cuts a name that is too long, between two characters of UTF-8. */
+static void
+set_name(mt_member *m, const char *name)
+{
+    size_t n = strlen(name);
+
+    if (n >= MT_NAME_BYTES)
+        for (n = MT_NAME_BYTES - 1; n > 0 && (name[n] & 0xC0) == 0x80;)
+            n--;
+    memcpy(m->name, name, n);
+    m->name[n] = '\0';
+}
+
+/* Puts a member behind those of its rank, and counts a reference to the ledger. */
+static void
+link_member(mt_member *m)
+{
+    mt_tree *t = m->ledger->tree;
+    mt_member **at = &m->ledger->members;
+
+    mt_tree_take(t, &t->turn);
+    mt_tree_take(t, &t->lock);
+    while (*at != NULL && (*at)->rank <= m->rank)
+        at = &(*at)->next;
+    m->next = *at;
+    *at = m;
+    m->ledger->references++;
+    mt_lock_give(&t->lock);
+    mt_lock_give(&t->turn);
+}
+
+/* Takes a member out, once nobody asks it any more. The reference stays to be dropped. */
+static void
+unlink_member(mt_member *m)
+{
+    mt_tree *t = m->ledger->tree;
+    mt_member **at = &m->ledger->members;
+
+    mt_tree_take(t, &t->turn);
+    mt_tree_take(t, &t->lock);
+    discharge(m, m->reserved);
+    while (*at != m)
+        at = &(*at)->next;
+    *at = m->next;
+    assert(mt_member_balances(m));
+    mt_lock_give(&t->lock);
+    mt_lock_give(&t->turn);
+}
+
+mt_status
+mt_ledger_new(const mt_alloc *mem, size_t limit, const char *name, mt_ledger *parent,
+              mt_ledger **out, mt_error *err)
+{
+    mt_ledger *ledger;
+    mt_tree *t;
+
+    if (parent != NULL) mem = parent->tree->mem; /* one for the whole tree: any drop may free it */
+    if ((ledger = mt_alloc_zeroed(mem, 1, sizeof *ledger)) == NULL)
+        return mt_fail(err, MT_ENOMEM, "mt_ledger_new", 0);
+    if ((t = parent != NULL ? parent->tree : tree_new(mem)) == NULL) {
+        mem->put(mem->ctx, ledger, sizeof *ledger);
+        return mt_fail(err, MT_ENOMEM, "mt_ledger_new", 0);
+    }
+    ledger->tree = t;
+    if (parent == NULL) t->root = ledger;
+    ledger->limit = limit;
+    ledger->references = 1;
+    ledger->line.ledger = parent;
+    ledger->line.sub = ledger;
+    set_name(&ledger->line, name);
+    mt_tree_take(t, &t->lock);
+    t->ledgers++;
+    mt_lock_give(&t->lock);
+    if (parent != NULL) link_member(&ledger->line);
+    *out = ledger;
+    return MT_OK;
+}
+
+mt_ledger *
+mt_ledger_hold(mt_ledger *ledger)
+{
+    mt_tree_take(ledger->tree, &ledger->tree->lock);
+    ledger->references++;
+    mt_lock_give(&ledger->tree->lock);
+    return ledger;
+}
+
+static bool
+last_reference(mt_ledger *ledger)
+{
+    bool last;
+
+    mt_tree_take(ledger->tree, &ledger->tree->lock);
+    assert(ledger->references > 0);
+    last = --ledger->references == 0;
+    mt_lock_give(&ledger->tree->lock);
+    return last;
+}
+
+/* pre: it is in no list. The tree goes with its last ledger. */
+static void
+ledger_free(mt_ledger *ledger)
+{
+    mt_tree *t = ledger->tree;
+    const mt_alloc *mem = t->mem;
+    bool last;
+
+    assert(ledger->members == NULL && ledger->queue == NULL && ledger->line.reserved == 0);
+    mem->put(mem->ctx, ledger, sizeof *ledger);
+    mt_tree_take(t, &t->lock);
+    last = --t->ledgers == 0;
+    mt_lock_give(&t->lock);
+    if (last) tree_free(t);
+}
+
+/* The last reference to a suballocation may be the last reason for its parent to be. */
+void
+mt_ledger_drop(mt_ledger *ledger)
+{
+    while (ledger != NULL && last_reference(ledger)) {
+        mt_ledger *parent = ledger->line.ledger;
+        if (parent != NULL) unlink_member(&ledger->line);
+        ledger_free(ledger);
+        ledger = parent;
+    }
+}
+
+mt_status
+mt_ledger_join(mt_ledger *ledger, const char *name, int rank, const mt_member_ops *ops,
+               mt_member **out, mt_error *err)
+{
+    mt_member *m = mt_alloc_zeroed(ledger->tree->mem, 1, sizeof *m);
+
+    if (m == NULL) return mt_fail(err, MT_ENOMEM, "mt_ledger_join", 0);
+    m->ledger = ledger;
+    m->rank = rank;
+    if (ops != NULL) m->ops = *ops;
+    set_name(m, name);
+    *out = m; /* first: it may be asked before this call is over */
+    link_member(m);
+    return MT_OK;
+}
+
+void
+mt_ledger_leave(mt_member *member)
+{
+    const mt_alloc *mem;
+    mt_ledger *ledger;
+
+    if (member == NULL) return;
+    ledger = member->ledger;
+    mem = ledger->tree->mem;
+    unlink_member(member);
+    mem->put(mem->ctx, member, sizeof *member);
+    mt_ledger_drop(ledger);
+}
+
+/* --- reserving ------------------------------------------------------------------------------- */
+
+/* The innermost ledger that has no room for it, or NULL. pre: lock is held. */
+static mt_ledger *
+refusing(const mt_member *member, size_t bytes)
+{
+    mt_ledger *l = member->ledger;
+
+    while (l != NULL && bytes <= mt_ledger_room(l))
+        l = l->line.ledger;
+    return l;
+}
+
+mt_status
+mt_member_reserve(mt_member *member, size_t bytes, mt_error *err)
+{
+    mt_tree *t = member->ledger->tree;
+    mt_status st = MT_OK;
+    mt_ledger *no;
+
+    mt_tree_take(t, &t->lock);
+    if ((no = refusing(member, bytes)) != NULL)
+        st = mt_fail_limit(err, bytes, no->line.reserved, no->limit);
+    for (mt_member *m = no == NULL ? member : NULL; m != NULL; m = above(m)) {
+        m->reserved += bytes;
+        m->peak = mt_size_max(m->peak, m->reserved);
+    }
+    assert(mt_member_balances(member));
+    mt_lock_give(&t->lock);
+    return st;
+}
+
+void
+mt_member_release(mt_member *member, size_t bytes)
+{
+    mt_tree *t = member->ledger->tree;
+
+    mt_tree_take(t, &t->lock);
+    discharge(member, bytes);
+    mt_lock_give(&t->lock);
+}
+
+size_t
+mt_member_reserved(const mt_member *member)
+{
+    return mt_tree_figure(member->ledger->tree, &member->reserved);
+}
+
+mt_ledger *
+mt_member_ledger(const mt_member *member)
+{
+    return member->ledger;
+}
+
+/* --- figures --------------------------------------------------------------------------------- */
+
+size_t
+mt_ledger_limit(const mt_ledger *ledger)
+{
+    return ledger->limit;
+}
+
+const char *
+mt_ledger_name(const mt_ledger *ledger)
+{
+    return ledger->line.name;
+}
+
+mt_ledger *
+mt_ledger_parent(const mt_ledger *ledger)
+{
+    return ledger->line.ledger;
+}
+
+size_t
+mt_ledger_used(mt_ledger *ledger)
+{
+    return mt_tree_figure(ledger->tree, &ledger->line.reserved);
+}
+
+size_t
+mt_ledger_peak(mt_ledger *ledger)
+{
+    return mt_tree_figure(ledger->tree, &ledger->line.peak);
+}
+
+size_t
+mt_ledger_available(mt_ledger *ledger)
+{
+    size_t least = SIZE_MAX;
+
+    mt_tree_take(ledger->tree, &ledger->tree->lock);
+    for (const mt_ledger *l = ledger; l != NULL; l = l->line.ledger)
+        least = mt_size_min(least, mt_ledger_room(l));
+    mt_lock_give(&ledger->tree->lock);
+    return least;
+}

@@ -1,0 +1,120 @@
+/* wait.c -- the part of ledger.h that waits for room. */
+#define _POSIX_C_SOURCE 200809L /* pthread_condattr_setclock, clock_gettime */
+#include "budget/ledger.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <time.h>
+
+#include "budget/private.h"
+
+/* Waiting must not end early or late because somebody set the clock. */
+void
+mt_tree_init_condition(mt_tree *t)
+{
+    pthread_condattr_t how;
+
+    pthread_condattr_init(&how);
+    pthread_condattr_setclock(&how, CLOCK_MONOTONIC);
+    pthread_cond_init(&t->changed, &how);
+    pthread_condattr_destroy(&how);
+}
+
+/* Wakes all who wait. pre: lock is held. */
+void
+mt_tree_announce(mt_tree *t)
+{
+    atomic_fetch_add_explicit(&t->changes, 1, memory_order_release);
+    pthread_cond_broadcast(&t->changed);
+}
+
+uint64_t
+mt_ledger_changes(mt_ledger *ledger)
+{
+    return atomic_load_explicit(&ledger->tree->changes, memory_order_acquire);
+}
+
+void
+mt_ledger_stir(mt_ledger *ledger)
+{
+    mt_tree_take(ledger->tree, &ledger->tree->lock);
+    mt_tree_announce(ledger->tree);
+    mt_lock_give(&ledger->tree->lock);
+}
+
+/* So far from now; what is further than a century is no deadline that anybody sees. */
+static struct timespec
+deadline_in(uint64_t ns)
+{
+    const uint64_t second = 1000000000, century = 100ull * 366 * 24 * 3600 * second;
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    ns = (ns < century ? ns : century) + (uint64_t)t.tv_nsec;
+    t.tv_sec += (time_t)(ns / second);
+    t.tv_nsec = (long)(ns % second);
+    return t;
+}
+
+bool
+mt_ledger_wait(mt_ledger *ledger, uint64_t seen, uint64_t ns)
+{
+    struct timespec deadline = deadline_in(ns);
+    mt_tree *t = ledger->tree;
+    bool changed;
+
+    mt_tree_take(t, &t->lock);
+    while (mt_ledger_changes(ledger) == seen)
+        if (pthread_cond_timedwait(&t->changed, &t->lock, &deadline) == ETIMEDOUT) break;
+    changed = mt_ledger_changes(ledger) != seen;
+    mt_lock_give(&t->lock);
+    return changed;
+}
+
+uint64_t
+mt_ledger_enter(mt_ledger *ledger)
+{
+    mt_tree *t = ledger->tree;
+    mt_place *p = t->mem->get(t->mem->ctx, sizeof *p), **at = &ledger->queue;
+    uint64_t ticket;
+
+    if (p == NULL) return 0;
+    mt_tree_take(t, &t->lock);
+    ticket = ++t->tickets;
+    *p = (mt_place){.ticket = ticket};
+    while (*at != NULL)
+        at = &(*at)->next;
+    *at = p;
+    mt_lock_give(&t->lock);
+    return ticket;
+}
+
+bool
+mt_ledger_is_first(mt_ledger *ledger, uint64_t ticket)
+{
+    bool first;
+
+    mt_tree_take(ledger->tree, &ledger->tree->lock);
+    first = ledger->queue == NULL ? ticket == 0 : ledger->queue->ticket == ticket;
+    mt_lock_give(&ledger->tree->lock);
+    return first;
+}
+
+/* The next in the queue has to look. */
+void
+mt_ledger_quit(mt_ledger *ledger, uint64_t ticket)
+{
+    mt_tree *t = ledger->tree;
+    mt_place **at = &ledger->queue, *p = NULL;
+
+    if (ticket == 0) return;
+    mt_tree_take(t, &t->lock);
+    while (*at != NULL && (*at)->ticket != ticket)
+        at = &(*at)->next;
+    assert(*at != NULL);
+    p = *at;
+    *at = p->next;
+    mt_tree_announce(t);
+    mt_lock_give(&t->lock);
+    t->mem->put(t->mem->ctx, p, sizeof *p);
+}

@@ -1,0 +1,164 @@
+#include "census/counts.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "base/size.h"
+
+enum { FIRST = 64, FIRST_SLOTS = 128 }; /* lines, and words */
+
+void
+mt_tally_init(mt_tally *t, const mt_alloc *mem)
+{
+    *t = (mt_tally){.mem = mem};
+}
+
+static void
+put(const mt_tally *t, void *block, size_t count, size_t size)
+{
+    t->mem->put(t->mem->ctx, block, count * size);
+}
+
+void
+mt_tally_fini(mt_tally *t)
+{
+    put(t, t->lines, t->lines_cap, sizeof *t->lines);
+    put(t, t->slots, t->slots_cap, sizeof *t->slots);
+    put(t, t->words, t->words_cap, sizeof *t->words);
+    mt_tally_init(t, t->mem);
+}
+
+static uint64_t
+hash_of(const int64_t *key, size_t words)
+{
+    uint64_t h = words;
+
+    for (size_t i = 0; i < words; i++) {
+        h = (h ^ (uint64_t)key[i]) * UINT64_C(0x9E3779B97F4A7C15);
+        h ^= h >> 29;
+    }
+    return h;
+}
+
+/* A larger copy of a block, the rest zero; NULL without memory or when the size overflows. */
+static void *
+grown(const mt_tally *t, const void *block, size_t used, size_t cap, size_t size)
+{
+    void *larger = mt_alloc_zeroed(t->mem, cap, size);
+
+    if (larger != NULL && used > 0) memcpy(larger, block, used * size);
+    return larger;
+}
+
+static mt_status
+room_for_words(mt_tally *t, size_t words, mt_error *err)
+{
+    size_t cap = t->words_cap == 0 ? FIRST : t->words_cap;
+    int64_t *larger;
+
+    while (cap - t->words_n < words)
+        cap *= 2;
+    if (cap == t->words_cap) return MT_OK;
+    if ((larger = grown(t, t->words, t->words_n, cap, sizeof *larger)) == NULL)
+        return mt_fail(err, MT_ENOMEM, "malloc", 0);
+    put(t, t->words, t->words_cap, sizeof *t->words);
+    t->words = larger;
+    t->words_cap = cap;
+    return MT_OK;
+}
+
+static mt_status
+room_for_a_line(mt_tally *t, mt_error *err)
+{
+    size_t cap = t->lines_cap == 0 ? FIRST : 2 * t->lines_cap;
+    mt_tally_line *larger;
+
+    if (t->n < t->lines_cap) return MT_OK;
+    if ((larger = grown(t, t->lines, t->n, cap, sizeof *larger)) == NULL)
+        return mt_fail(err, MT_ENOMEM, "malloc", 0);
+    put(t, t->lines, t->lines_cap, sizeof *t->lines);
+    t->lines = larger;
+    t->lines_cap = cap;
+    return MT_OK;
+}
+
+static void
+enter(mt_tally *t, size_t line)
+{
+    size_t mask = t->slots_cap - 1, at = t->lines[line].hash & mask;
+
+    while (t->slots[at] != 0)
+        at = (at + 1) & mask;
+    t->slots[at] = (uint32_t)line + 1;
+}
+
+static mt_status
+room_in_the_table(mt_tally *t, mt_error *err)
+{
+    size_t cap = t->slots_cap == 0 ? FIRST_SLOTS : 2 * t->slots_cap;
+    uint32_t *larger;
+
+    if (2 * (t->n + 1) <= t->slots_cap) return MT_OK;
+    if (t->n >= UINT32_MAX / 2 || (larger = grown(t, NULL, 0, cap, sizeof *larger)) == NULL)
+        return mt_fail(err, MT_ENOMEM, "malloc", 0);
+    put(t, t->slots, t->slots_cap, sizeof *t->slots);
+    t->slots = larger;
+    t->slots_cap = cap;
+    for (size_t i = 0; i < t->n; i++)
+        enter(t, i);
+    return MT_OK;
+}
+
+static size_t
+find(const mt_tally *t, const int64_t *key, size_t words, uint64_t hash)
+{
+    size_t mask = t->slots_cap - 1;
+
+    if (t->slots_cap == 0) return SIZE_MAX;
+    for (size_t at = hash & mask; t->slots[at] != 0; at = (at + 1) & mask) {
+        const mt_tally_line *line = &t->lines[t->slots[at] - 1];
+        if (line->hash != hash || line->words != words) continue;
+        if (memcmp(t->words + line->key, key, words * sizeof *key) == 0) return t->slots[at] - 1;
+    }
+    return SIZE_MAX;
+}
+
+mt_status
+mt_tally_line_of(mt_tally *t, const int64_t *key, size_t words, size_t *out, mt_error *err)
+{
+    uint64_t hash = hash_of(key, words);
+    size_t line = find(t, key, words, hash);
+    mt_status st;
+
+    assert(words > 0 && words < 1 << 16);
+    if (line == SIZE_MAX) {
+        if ((st = room_for_words(t, words, err)) != MT_OK) return st;
+        if ((st = room_for_a_line(t, err)) != MT_OK) return st;
+        if ((st = room_in_the_table(t, err)) != MT_OK) return st;
+        line = t->n++;
+        t->lines[line] = (mt_tally_line){.key = t->words_n, .words = words, .hash = hash};
+        memcpy(t->words + t->words_n, key, words * sizeof *key);
+        t->words_n += words;
+        enter(t, line);
+    }
+    *out = line;
+    return MT_OK;
+}
+
+const int64_t *
+mt_tally_key(const mt_tally *t, size_t line)
+{
+    assert(line < t->n);
+    return t->words + t->lines[line].key;
+}
+
+int
+mt_tally_compare(const mt_tally *t, size_t line, size_t other)
+{
+    const int64_t *a = mt_tally_key(t, line), *b = mt_tally_key(t, other);
+    size_t words = mt_size_min(t->lines[line].words, t->lines[other].words);
+
+    for (size_t i = 0; i < words; i++)
+        if (a[i] != b[i]) return a[i] < b[i] ? -1 : 1;
+    return (t->lines[line].words > words) - (t->lines[other].words > words);
+}

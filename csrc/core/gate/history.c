@@ -1,0 +1,372 @@
+#include "gate/history.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "gate/history_private.h"
+#include "base/size.h"
+#include "gate/nontemporal.h"
+
+/* At least so much is reserved at a time, where there is so much. */
+enum { LEDGER_STEP = 64 << 10 };
+
+/* Has reserved nothing, so not a byte may be touched. It never gives back what others ask for: its
+ * records are what it is for. */
+static mt_status
+join_ledger(mt_gatehist *h, const char *name, mt_error *err)
+{
+    if (h->config.ledger == NULL) return MT_OK;
+    h->ring.bound = 0;
+    h->refused_more = SIZE_MAX; /* nothing was yet */
+    return mt_ledger_join(h->config.ledger, name, 0, NULL, &h->member, err);
+}
+
+mt_status
+mt_gatehist_new_named(const mt_alloc *mem, const mt_vmem_ops *vm, const mt_gatehist_config *config,
+                      const char *name, mt_gatehist **out, mt_error *err)
+{
+    mt_gatehist *h = mt_alloc_zeroed(mem, 1, sizeof *h);
+    mt_status st;
+
+    if (h == NULL) return mt_fail(err, MT_ENOMEM, "mt_gatehist_new", 0);
+    h->mem = mem;
+    h->vm = vm;
+    h->config = *config;
+    mt_gatestats_init(&h->stats, mem, config->top_k);
+    st = mt_ring_init(&h->ring, vm, config->max_entries, config->max_bytes, err);
+    if (st == MT_OK) st = join_ledger(h, name, err);
+    if (st != MT_OK) {
+        mt_gatehist_free(h);
+        return st;
+    }
+    *out = h;
+    return MT_OK;
+}
+
+mt_status
+mt_gatehist_new(const mt_alloc *mem, const mt_vmem_ops *vm, const mt_gatehist_config *config,
+                mt_gatehist **out, mt_error *err)
+{
+    return mt_gatehist_new_named(mem, vm, config, "GateHistory", out, err);
+}
+
+/* Gives the scratch and the statistics' storage back: both are sized for the experts. */
+static void
+forget_experts(mt_gatehist *h)
+{
+    if (h->scratch_bytes > 0) h->mem->put(h->mem->ctx, h->raw, h->scratch_bytes);
+    h->scratch_bytes = 0;
+    mt_gatestats_fini(&h->stats);
+    h->experts = 0;
+}
+
+void
+mt_gatehist_free(mt_gatehist *h)
+{
+    if (h == NULL) return;
+    forget_experts(h);
+    mt_ring_fini(&h->ring);
+    mt_ledger_leave(h->member); /* last: it releases what was given back just now */
+    h->mem->put(h->mem->ctx, h, sizeof *h);
+}
+
+/* The scratch holds a chunk of rows four times over: raw, value, wide and coded. */
+static mt_status
+reserve_scratch(mt_gatehist *h, size_t experts, mt_error *err)
+{
+    size_t elements = mt_size_max(MT_CHUNK, experts), bytes;
+
+    if (!mt_size_mul(elements, 8 + 8 + 4 + 12, &bytes))
+        return mt_fail(err, MT_EOVERFLOW, "mt_gatehist_admit", 0);
+    h->raw = h->mem->get(h->mem->ctx, bytes);
+    if (h->raw == NULL) return mt_fail(err, MT_ENOMEM, "mt_gatehist_admit", 0);
+    h->value = h->raw + 8 * elements;
+    h->wide = (float *)(void *)(h->value + 8 * elements);
+    h->coded = (unsigned char *)h->wide + 4 * elements;
+    h->scratch_bytes = bytes;
+    return MT_OK;
+}
+
+mt_status
+mt_gatehist_fix_experts(mt_gatehist *h, size_t experts, mt_error *err)
+{
+    mt_status st;
+
+    forget_experts(h); /* admitted once, but then never claimed: a device failed in between */
+    if ((st = reserve_scratch(h, experts, err)) != MT_OK) return st;
+    if (h->config.statistics && (st = mt_gatestats_reserve(&h->stats, experts, err)) != MT_OK) {
+        forget_experts(h);
+        return st;
+    }
+    h->experts = experts;
+    return MT_OK;
+}
+
+static mt_dtype
+record_dtype(const mt_gatehist *h, const mt_rows *rows)
+{
+    return h->config.dtype == MT_DTYPE_SAME ? rows->dtype : (mt_dtype)h->config.dtype;
+}
+
+static bool
+record_bytes(const mt_gatehist *h, const mt_rows *shape, size_t *out)
+{
+    mt_record_format f = mt_gatehist_format(h, shape->cols, record_dtype(h, shape));
+
+    return mt_size_mul(shape->rows, mt_record_row_bytes(&f), out);
+}
+
+/* Reserves so many more bytes, and more than that where they are to be had. `asks`: the others in
+ * the ledger, where there are not even so many. */
+static mt_status
+reserve_more(mt_gatehist *h, size_t least, bool asks, mt_error *err)
+{
+    size_t step = mt_size_max(LEDGER_STEP, h->ring.bound / 8 / LEDGER_STEP * LEDGER_STEP);
+    size_t more = mt_size_min(mt_size_max(least, step), h->ring.capacity - h->ring.bound);
+    mt_status st = mt_member_reserve(h->member, more, err);
+
+    if (st != MT_OK) st = mt_member_reserve(h->member, more = least, err);
+    if (st != MT_OK && asks && mt_ledger_reclaim(h->config.ledger, h->member, least) > 0)
+        st = mt_member_reserve(h->member, least, err);
+    if (st == MT_OK) h->ring.bound += more;
+    return st;
+}
+
+mt_status
+mt_gatehist_hold(mt_gatehist *h, size_t bytes, mt_error *err)
+{
+    assert(bytes <= h->ring.capacity);
+    return bytes <= h->ring.bound ? MT_OK : reserve_more(h, bytes - h->ring.bound, false, err);
+}
+
+/* True while asking for so many bytes more would be in vain: nothing has changed since no. */
+static bool
+is_refused(const mt_gatehist *h, size_t more)
+{
+    return more >= h->refused_more && mt_ledger_changes(h->config.ledger) == h->refused;
+}
+
+/* Holds a record of so many bytes beside what is there, where the ledger allows that. Otherwise
+ * entries are evicted for it. */
+static mt_status
+hold_record(mt_gatehist *h, size_t bytes, mt_error *err)
+{
+    bool fits_alone = bytes <= h->ring.bound, owner_asks = h->config.owner_asks, refused;
+    size_t need = mt_size_min(h->ring.bytes + bytes, h->ring.capacity);
+    mt_gatehist_lack lack;
+    uint64_t seen;
+
+    if (need <= h->ring.bound) return MT_OK;
+    refused = is_refused(h, need - h->ring.bound);
+    if (fits_alone && refused) return MT_OK;
+    seen = mt_ledger_changes(h->config.ledger);
+    if (reserve_more(h, need - h->ring.bound, !owner_asks, err) == MT_OK) return MT_OK;
+    lack = (mt_gatehist_lack){need - h->ring.bound, seen};
+    if (owner_asks && !refused) {
+        h->lack = lack;
+        return mt_fail(err, MT_EAGAIN, "mt_gatehist_admit", 0);
+    }
+    mt_gatehist_asked(h, lack);
+    return fits_alone ? MT_OK : MT_ELIMIT;
+}
+
+mt_gatehist_lack
+mt_gatehist_lacks(const mt_gatehist *h)
+{
+    return h->lack;
+}
+
+void
+mt_gatehist_asked(mt_gatehist *h, mt_gatehist_lack lack)
+{
+    h->refused = lack.seen;
+    h->refused_more = lack.bytes;
+}
+
+mt_status
+mt_gatehist_admit(mt_gatehist *h, const mt_rows *shape, mt_error *err)
+{
+    size_t bytes;
+    mt_status st;
+
+    if (h->ring.seq > 0 && shape->cols != h->experts)
+        return mt_fail_shape(err, "experts", shape->cols, h->experts);
+    if (shape->cols > MT_EXPERTS_MAX)
+        return mt_fail_shape(err, "columns", shape->cols, MT_EXPERTS_MAX);
+    if (shape->cols < h->config.top_k)
+        return mt_fail_shape(err, "top_k", shape->cols, h->config.top_k);
+    if (shape->rows > UINT32_MAX) return mt_fail_shape(err, "rows", shape->rows, UINT32_MAX);
+    if (!record_bytes(h, shape, &bytes)) return mt_fail(err, MT_EOVERFLOW, "mt_gatehist_admit", 0);
+    if (bytes > h->config.max_bytes)
+        return mt_fail_limit(err, bytes, h->ring.bytes, h->config.max_bytes);
+    if (h->member != NULL && (st = hold_record(h, bytes, err)) != MT_OK) return st;
+    return h->experts == shape->cols ? MT_OK : mt_gatehist_fix_experts(h, shape->cols, err);
+}
+
+/* How many entries must go so that one more fits in `entries` entries and `limit` bytes. */
+static size_t
+surplus(const mt_ring *r, size_t bytes, size_t entries, size_t limit)
+{
+    size_t n = 0, live = r->bytes;
+
+    while (n < r->len && (r->len - n >= entries || live + bytes > limit))
+        live -= mt_ring_slot(r, n++)->bytes;
+    return n;
+}
+
+/* MT_TRIM_HALF does what people write by hand, `if len(h) > limit: h = h[-limit // 2:]`: after the
+ * append, half of the limit that was hit is occupied, the new entry included. Where a ledger has
+ * refused more, what is held there is the limit. */
+static void
+evict(mt_gatehist *h, size_t bytes)
+{
+    mt_ring *r = &h->ring;
+    bool by_count = r->len == h->config.max_entries;
+    bool by_bytes = bytes > r->bound - r->bytes;
+    size_t entries = h->config.max_entries, limit = r->bound;
+
+    if (!by_count && !by_bytes) return;
+    if (h->config.trim == MT_TRIM_HALF && by_count) entries = mt_size_max(1, entries / 2);
+    if (h->config.trim == MT_TRIM_HALF && by_bytes) limit /= 2;
+    mt_ring_drop(r, surplus(r, bytes, entries, limit));
+}
+
+uint64_t
+mt_gatehist_claim(mt_gatehist *h, const mt_rows *shape)
+{
+    size_t bytes = 0;
+    bool fits = record_bytes(h, shape, &bytes);
+
+    assert(fits && shape->cols == h->experts);
+    (void)fits;
+    evict(h, bytes);
+    return mt_ring_claim(&h->ring, (mt_slot){.bytes = bytes,
+                                             .rows = (uint32_t)shape->rows,
+                                             .dtype = (uint32_t)record_dtype(h, shape)});
+}
+
+/* The slot of an entry number, or NULL when it was evicted. */
+static const mt_slot *
+find(const mt_ring *r, uint64_t number)
+{
+    uint64_t oldest = r->seq - r->len;
+
+    assert(number < r->seq);
+    return number < oldest ? NULL : mt_ring_slot(r, (size_t)(number - oldest));
+}
+
+/* A chunk of n elements as float32 or float64, whichever its dtype calls for. */
+static const void *
+widened(const mt_gatehist *h, const void *raw, mt_dtype dtype, size_t n)
+{
+    if (dtype == MT_F32 || dtype == MT_F64) return raw;
+    mt_widen_f32(dtype, raw, h->wide, n);
+    return h->wide;
+}
+
+/* A chunk of n elements in the record's dtype. */
+static const void *
+narrowed(mt_gatehist *h, const void *raw, mt_dtype from, mt_dtype to, size_t n)
+{
+    if (from == to) return raw;
+    mt_widen_f32(from, raw, h->wide, n);
+    mt_narrow_f32(to, h->wide, h->value, n);
+    return h->value;
+}
+
+static void
+write_chunk(mt_gatehist *h, const mt_slot *slot, const void *raw, mt_dtype dtype, size_t first,
+            size_t rows)
+{
+    mt_record_format f = mt_gatehist_format(h, h->experts, (mt_dtype)slot->dtype);
+    size_t row = mt_record_row_bytes(&f), n = rows * h->experts;
+    const void *record = narrowed(h, raw, dtype, f.dtype, n);
+
+    if (f.keep == MT_KEEP_TOPK) {
+        mt_record_encode(&f, record, widened(h, raw, dtype, n), mt_gatehist_width(dtype), rows,
+                         h->coded);
+        record = h->coded;
+    }
+    mt_ring_write(&h->ring, slot, first * row, record, rows * row);
+}
+
+void
+mt_gatehist_count(const mt_gatehist *h, const void *raw, mt_dtype dtype, size_t rows,
+                  mt_gatestats *s)
+{
+    const void *wide = widened(h, raw, dtype, rows * h->experts);
+
+    mt_gatestats_add(s, wide, mt_gatehist_width(dtype), rows, NULL);
+}
+
+/* Rows [first, first + count) packed: where they lie, or gathered into scratch. */
+static const void *
+packed_chunk(mt_gatehist *h, const mt_rows *rows, size_t first, size_t count)
+{
+    size_t row = rows->cols * mt_dtype_size(rows->dtype);
+
+    if (mt_rows_is_packed(rows)) return (const unsigned char *)rows->data + first * row;
+    mt_rows_pack(rows, first, count, h->raw);
+    return h->raw;
+}
+
+/* True when the record is the tensor's own bytes. */
+static bool
+same_bytes(const mt_gatehist *h, const mt_slot *slot, const mt_rows *rows)
+{
+    return slot != NULL && h->config.keep == MT_KEEP_ALL && slot->dtype == rows->dtype;
+}
+
+/* Where the record may be written while the rows are counted: it is the tensor's own float32 or
+ * float64 bytes, in one piece, and large enough to go around the cache. NULL otherwise. */
+static unsigned char *
+fused_target(const mt_gatehist *h, const mt_slot *slot, const mt_rows *rows)
+{
+    bool counted = h->config.statistics && (rows->dtype == MT_F32 || rows->dtype == MT_F64);
+
+    if (!same_bytes(h, slot, rows) || !counted || slot->bytes < MT_STREAM_BYTES) return NULL;
+    return mt_ring_direct(&h->ring, slot);
+}
+
+/* True when nobody but the copy wants to see the bytes, and they lie in one piece. */
+static bool
+plain_copy(const mt_gatehist *h, const mt_slot *slot, const mt_rows *rows)
+{
+    return same_bytes(h, slot, rows) && !h->config.statistics && mt_rows_is_packed(rows);
+}
+
+static void
+fill_chunk(mt_gatehist *h, const mt_slot *slot, const mt_rows *rows, size_t first, size_t count)
+{
+    const void *raw = packed_chunk(h, rows, first, count);
+    unsigned char *fused = fused_target(h, slot, rows);
+
+    if (fused != NULL) {
+        fused += first * h->experts * mt_dtype_size(rows->dtype);
+        mt_gatestats_add(&h->stats, raw, mt_gatehist_width(rows->dtype), count, fused);
+        return;
+    }
+    if (slot != NULL) write_chunk(h, slot, raw, rows->dtype, first, count);
+    if (h->config.statistics) mt_gatehist_count(h, raw, rows->dtype, count, &h->stats);
+}
+
+void
+mt_gatehist_fill(mt_gatehist *h, uint64_t number, const mt_rows *rows)
+{
+    const mt_slot *slot = find(&h->ring, number);
+    size_t step = plain_copy(h, slot, rows) ? rows->rows : mt_gatehist_chunk_rows(h);
+
+    assert(rows->cols == h->experts && (slot == NULL || slot->rows == rows->rows));
+    for (size_t first = 0; first < rows->rows; first += step)
+        fill_chunk(h, slot, rows, first, mt_size_min(step, rows->rows - first));
+    if (h->config.statistics) mt_gatestats_end_entry(&h->stats);
+}
+
+mt_status
+mt_gatehist_push(mt_gatehist *h, const mt_rows *rows, mt_error *err)
+{
+    mt_status st = mt_gatehist_admit(h, rows, err);
+
+    if (st == MT_OK) mt_gatehist_fill(h, mt_gatehist_claim(h, rows), rows);
+    return st;
+}

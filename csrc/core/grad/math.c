@@ -1,0 +1,397 @@
+#include "grad/math.h"
+
+#include <assert.h>
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/clones.h"
+#include "base/half.h"
+#include "base/size.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { BLOCK = 4096 };
+#define LANES ((size_t)16)
+#define STEP  (4 * LANES)
+
+/* Below this a block's float squares may have lost bits that count: 4096 squares of less than
+ * 2^-126, which float flushes or rounds, are less than 2^-34 of it. */
+#define SAFE_SUM 0x1p-80
+
+bool
+mt_grad_takes(mt_dtype dtype)
+{
+    return mt_dtype_writable(dtype);
+}
+
+/* With the type a constant, the switch is gone and the loop around it becomes vectors. */
+INLINE float
+load(const void *data, size_t i, mt_dtype dtype)
+{
+    switch (dtype) {
+    case MT_BF16:
+        return mt_bfloat_to_float(((const uint16_t *)data)[i]);
+    case MT_F16:
+        return mt_half_to_float(((const uint16_t *)data)[i]);
+    case MT_F64:
+        return (float)((const double *)data)[i];
+    default:
+        return ((const float *)data)[i];
+    }
+}
+
+INLINE double
+load_double(const void *data, size_t i, mt_dtype dtype)
+{
+    return dtype == MT_F64 ? ((const double *)data)[i] : (double)load(data, i, dtype);
+}
+
+INLINE void
+store(void *data, size_t i, mt_dtype dtype, float value)
+{
+    switch (dtype) {
+    case MT_BF16:
+        ((uint16_t *)data)[i] = mt_float_to_bfloat(value);
+        break;
+    case MT_F16:
+        ((uint16_t *)data)[i] = mt_float_to_half(value);
+        break;
+    default:
+        ((float *)data)[i] = value;
+        break;
+    }
+}
+
+INLINE size_t
+width(mt_dtype dtype)
+{
+    return dtype == MT_F64 ? 8 : dtype == MT_F32 ? 4 : 2;
+}
+
+INLINE const void *
+element(const void *data, size_t i, mt_dtype dtype)
+{
+    return (const char *)data + i * width(dtype);
+}
+
+/* --- sums of squares ------------------------------------------------------------------------- */
+
+INLINE double
+square_block(const void *data, size_t n, mt_dtype dtype)
+{
+    double lane[LANES] = {0}, sum = 0;
+    size_t i = 0;
+
+    for (; i + STEP <= n; i += STEP) {
+        for (size_t l = 0; l < LANES; l++) {
+            float a = load(data, i + l, dtype), b = load(data, i + LANES + l, dtype);
+            float c = load(data, i + 2 * LANES + l, dtype);
+            float d = load(data, i + 3 * LANES + l, dtype);
+            lane[l] += (double)((a * a + b * b) + (c * c + d * d));
+        }
+    }
+    for (; i < n; i++) {
+        double x = (double)load(data, i, dtype);
+        sum += x * x;
+    }
+    for (size_t l = 0; l < LANES; l++)
+        sum += lane[l];
+    return sum;
+}
+
+MT_CLONES static double
+square_f32(const void *data, size_t n)
+{
+    return square_block(data, n, MT_F32);
+}
+
+MT_CLONES static double
+square_bf16(const void *data, size_t n)
+{
+    return square_block(data, n, MT_BF16);
+}
+
+MT_CLONES static double
+square_f16(const void *data, size_t n)
+{
+    return square_block(data, n, MT_F16);
+}
+
+/* The same in double, in which no square of a float overflows or loses bits. */
+INLINE double
+square_block_wide(const void *data, size_t n, mt_dtype dtype)
+{
+    double lane[LANES] = {0}, sum = 0;
+    size_t i = 0;
+
+    for (; i + LANES <= n; i += LANES) {
+        for (size_t l = 0; l < LANES; l++) {
+            double x = load_double(data, i + l, dtype);
+            lane[l] += x * x;
+        }
+    }
+    for (; i < n; i++) {
+        double x = load_double(data, i, dtype);
+        sum += x * x;
+    }
+    for (size_t l = 0; l < LANES; l++)
+        sum += lane[l];
+    return sum;
+}
+
+MT_CLONES static double
+square_wide_f32(const void *data, size_t n)
+{
+    return square_block_wide(data, n, MT_F32);
+}
+
+MT_CLONES static double
+square_wide_bf16(const void *data, size_t n)
+{
+    return square_block_wide(data, n, MT_BF16);
+}
+
+MT_CLONES static double
+square_wide_f16(const void *data, size_t n)
+{
+    return square_block_wide(data, n, MT_F16);
+}
+
+MT_CLONES static double
+square_wide_f64(const void *data, size_t n)
+{
+    return square_block_wide(data, n, MT_F64);
+}
+
+static double
+square_wide(mt_dtype dtype, const void *data, size_t n)
+{
+    switch (dtype) {
+    case MT_BF16:
+        return square_wide_bf16(data, n);
+    case MT_F16:
+        return square_wide_f16(data, n);
+    case MT_F64:
+        return square_wide_f64(data, n);
+    default:
+        return square_wide_f32(data, n);
+    }
+}
+
+/* pre: not float64. */
+static double
+square_narrow(mt_dtype dtype, const void *data, size_t n)
+{
+    switch (dtype) {
+    case MT_BF16:
+        return square_bf16(data, n);
+    case MT_F16:
+        return square_f16(data, n);
+    default:
+        return square_f32(data, n);
+    }
+}
+
+MT_CLONES static bool
+all_zero_bits(const void *data, size_t bytes)
+{
+    const unsigned char *at = data;
+    uint64_t any = 0, word;
+    size_t i = 0;
+
+    for (; i + sizeof word <= bytes; i += sizeof word) {
+        memcpy(&word, at + i, sizeof word);
+        any |= word;
+    }
+    for (; i < bytes; i++)
+        any |= at[i];
+    return any == 0;
+}
+
+/* The sum of one block. Where float squares may have lost bits, the block is added up again in
+ * double. It is in the first-level cache by then; one of zeros, which are most of an embedding's
+ * gradient, need not even that. */
+static double
+square(mt_dtype dtype, const void *data, size_t n)
+{
+    double squares;
+
+    if (dtype == MT_F64) return square_wide(dtype, data, n);
+    squares = square_narrow(dtype, data, n);
+    if (squares >= SAFE_SUM && squares <= DBL_MAX) return squares;
+    if (squares == 0 && all_zero_bits(data, n * width(dtype))) return 0;
+    return square_wide(dtype, data, n);
+}
+
+static void
+count_nonfinite(mt_dtype dtype, const void *data, size_t n, mt_grad_sum *sum)
+{
+    for (size_t i = 0; i < n; i++) {
+        double x = load_double(data, i, dtype);
+        sum->infs += fabs(x) > DBL_MAX;
+        sum->nans += isnan(x) != 0;
+    }
+}
+
+mt_grad_sum
+mt_grad_square(mt_dtype dtype, const void *data, size_t n)
+{
+    mt_grad_sum sum = {0};
+
+    for (size_t i = 0; i < n; i += BLOCK) {
+        const void *block = element(data, i, dtype);
+        size_t size = mt_size_min(BLOCK, n - i);
+        double squares = square(dtype, block, size);
+        if (!(squares <= DBL_MAX)) count_nonfinite(dtype, block, size, &sum);
+        sum.squares += squares;
+    }
+    return sum;
+}
+
+/* --- multiplication -------------------------------------------------------------------------- */
+
+/* Comparisons that a NaN fails leave it. */
+INLINE float
+clamped(float x, float limit)
+{
+    x = x > limit ? limit : x;
+    return x < -limit ? -limit : x;
+}
+
+INLINE void
+scale(void *data, size_t n, mt_dtype dtype, float factor, float limit)
+{
+    if (limit <= FLT_MAX) {
+        for (size_t i = 0; i < n; i++)
+            store(data, i, dtype, clamped(load(data, i, dtype) * factor, limit));
+    } else {
+        for (size_t i = 0; i < n; i++)
+            store(data, i, dtype, load(data, i, dtype) * factor);
+    }
+}
+
+MT_CLONES static void
+scale_f32(void *data, size_t n, float factor, float limit)
+{
+    scale(data, n, MT_F32, factor, limit);
+}
+
+MT_CLONES static void
+scale_bf16(void *data, size_t n, float factor, float limit)
+{
+    scale(data, n, MT_BF16, factor, limit);
+}
+
+MT_CLONES static void
+scale_f16(void *data, size_t n, float factor, float limit)
+{
+    scale(data, n, MT_F16, factor, limit);
+}
+
+INLINE double
+clamped_double(double x, double limit)
+{
+    x = x > limit ? limit : x;
+    return x < -limit ? -limit : x;
+}
+
+MT_CLONES static void
+scale_f64(void *data, size_t n, double factor, double limit)
+{
+    double *x = data;
+
+    for (size_t i = 0; i < n; i++)
+        x[i] = clamped_double(x[i] * factor, limit);
+}
+
+/* For a factor that a float would round to 0, to infinity or to few bits. */
+static void
+scale_wide(mt_dtype dtype, void *data, size_t n, double factor, double limit)
+{
+    for (size_t i = 0; i < n; i++) {
+        double x = clamped_double((double)load(data, i, dtype) * factor, limit);
+        store(data, i, dtype, (float)x);
+    }
+}
+
+static bool
+fits_float(double factor)
+{
+    double size = fabs(factor);
+
+    return size >= FLT_MIN && size <= FLT_MAX;
+}
+
+void
+mt_grad_scale(mt_dtype dtype, void *data, size_t n, double factor, double limit)
+{
+    assert(limit >= 0);
+    if (dtype == MT_F64)
+        scale_f64(data, n, factor, limit);
+    else if (!fits_float(factor))
+        scale_wide(dtype, data, n, factor, limit);
+    else if (dtype == MT_BF16)
+        scale_bf16(data, n, (float)factor, (float)limit);
+    else if (dtype == MT_F16)
+        scale_f16(data, n, (float)factor, (float)limit);
+    else
+        scale_f32(data, n, (float)factor, (float)limit);
+}
+
+/* --- accumulation ---------------------------------------------------------------------------- */
+
+INLINE void
+accumulate(mt_dtype dtype, const void *data, float *restrict into, size_t n, bool first)
+{
+    if (first) {
+        for (size_t i = 0; i < n; i++)
+            into[i] = load(data, i, dtype);
+    } else {
+        for (size_t i = 0; i < n; i++)
+            into[i] += load(data, i, dtype);
+    }
+}
+
+MT_CLONES static void
+accumulate_f32(const void *data, float *into, size_t n, bool first)
+{
+    accumulate(MT_F32, data, into, n, first);
+}
+
+MT_CLONES static void
+accumulate_bf16(const void *data, float *into, size_t n, bool first)
+{
+    accumulate(MT_BF16, data, into, n, first);
+}
+
+MT_CLONES static void
+accumulate_f16(const void *data, float *into, size_t n, bool first)
+{
+    accumulate(MT_F16, data, into, n, first);
+}
+
+MT_CLONES static void
+accumulate_f64(const void *data, float *into, size_t n, bool first)
+{
+    accumulate(MT_F64, data, into, n, first);
+}
+
+void
+mt_grad_accumulate(mt_dtype dtype, const void *data, float *into, size_t n, bool first)
+{
+    switch (dtype) {
+    case MT_BF16:
+        accumulate_bf16(data, into, n, first);
+        break;
+    case MT_F16:
+        accumulate_f16(data, into, n, first);
+        break;
+    case MT_F64:
+        accumulate_f64(data, into, n, first);
+        break;
+    default:
+        accumulate_f32(data, into, n, first);
+        break;
+    }
+}

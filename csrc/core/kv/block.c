@@ -1,0 +1,666 @@
+#include "kv/private.h"
+
+#include <assert.h>
+
+#include "base/size.h"
+
+static size_t
+need(const mt_kvpool *pool, size_t promised)
+{
+    return pool->live + mt_size_max(pool->idle, promised);
+}
+
+mt_status
+mt_kvblock_promise(mt_kvlease *lease, size_t blocks, mt_error *err)
+{
+    mt_kvpool *pool = lease->pool;
+    size_t wanted = need(pool, pool->promised + blocks), bytes;
+    mt_status st;
+
+    if (wanted > pool->reserved) {
+        if (!mt_size_mul(wanted - pool->reserved, pool->geom.block_bytes, &bytes))
+            return mt_fail(err, MT_EOVERFLOW, "promise", 0);
+        if ((st = mt_member_reserve(pool->member, bytes, err)) != MT_OK) return st;
+        pool->reserved = wanted;
+    }
+    pool->promised += blocks;
+    lease->promised += blocks;
+    return MT_OK;
+}
+
+void
+mt_kvblock_unpromise(mt_kvlease *lease, size_t blocks)
+{
+    assert(blocks <= lease->promised);
+    lease->promised -= blocks;
+    lease->pool->promised -= blocks;
+    mt_kvblock_fit(lease->pool);
+}
+
+void
+mt_kvblock_fit(mt_kvpool *pool)
+{
+    size_t wanted = need(pool, pool->promised);
+
+    assert(wanted <= pool->reserved);
+    if (wanted == pool->reserved) return;
+    mt_member_release(pool->member, (pool->reserved - wanted) * pool->geom.block_bytes);
+    pool->reserved = wanted;
+}
+
+/* --- dropping --- */
+
+static bool
+is_idle(const mt_kvslot *s, size_t tb)
+{
+    return s->resident[tb] && s->refs[tb] == 0;
+}
+
+static void
+drop_run(mt_kvpool *pool, mt_kvslot *s, size_t lo, size_t hi)
+{
+    const mt_kvgeom *g = &pool->geom;
+
+    if (!pool->store.lazy)
+        mt_kvmap_forget(pool, s->first_block + (uint32_t)lo, s->first_block + (uint32_t)hi);
+    for (size_t at = lo * g->part_bytes; at < g->slot_bytes; at += g->range_bytes)
+        pool->store.drop(pool->store.ctx, s->offset + at, (hi - lo) * g->part_bytes);
+}
+
+/* A home that nobody names is one stretch of the store: one call drops it. */
+static void
+drop_home(mt_kvpool *pool, mt_kvslot *s)
+{
+    size_t blocks = pool->geom.blocks;
+
+    if (!pool->store.lazy) mt_kvmap_forget(pool, s->first_block, s->first_block + (uint32_t)blocks);
+    pool->store.drop(pool->store.ctx, s->offset, pool->geom.slot_bytes);
+}
+
+/* Counts the block as dropped. pre: it is idle. */
+static void
+note_dropped(mt_kvpool *pool, mt_kvslot *s, size_t tb)
+{
+    assert(is_idle(s, tb));
+    mt_kvmap_window(pool, s->first_block + (uint32_t)tb, false);
+    s->resident[tb] = false;
+    s->idle--;
+    pool->idle--;
+    pool->dropped++;
+    mt_kvpool_tell_pages(pool, 0 - pool->geom.block_bytes);
+}
+
+/* Drops the home's idle blocks at places [first, end). */
+static void
+drop_idle_in(mt_kvpool *pool, mt_kvslot *s, size_t first, size_t end)
+{
+    for (size_t lo = first, hi; lo < end; lo = hi + 1) {
+        for (hi = lo; hi < end && is_idle(s, hi);)
+            hi++;
+        if (hi > lo) drop_run(pool, s, lo, hi);
+        for (size_t tb = lo; tb < hi; tb++)
+            note_dropped(pool, s, tb);
+    }
+}
+
+/* Whether a row that goes on may show the block still, after it let go of it. */
+static bool
+may_be_shown(const mt_kvpool *pool, uint32_t block)
+{
+    uint32_t by = mt_kvpool_home(pool, block)->let_go[mt_kvpool_place(pool, block)];
+
+    if (by == 0 || pool->stale == 0) return false;
+    return by == MT_KV_MANY || pool->slots[by - 1].stale;
+}
+
+static bool
+may_drop(const mt_kvpool *pool, const mt_kvslot *s, size_t tb)
+{
+    return is_idle(s, tb) && !may_be_shown(pool, s->first_block + (uint32_t)tb);
+}
+
+static void
+drop_idle_of(mt_kvpool *pool, mt_kvslot *s)
+{
+    size_t blocks = pool->geom.blocks;
+    bool whole = s->named == 0 && pool->stale == 0;
+
+    if (whole) drop_home(pool, s);
+    for (size_t tb = 0; tb < blocks; tb++) {
+        size_t lo = tb;
+
+        while (tb < blocks && may_drop(pool, s, tb))
+            tb++;
+        if (!whole && tb > lo) drop_run(pool, s, lo, tb);
+        while (lo < tb)
+            note_dropped(pool, s, lo++);
+    }
+}
+
+/* Whose idle blocks are missed less: a free slot's, of them the one used longer ago; then those of
+ * a row that shrank. */
+static bool
+is_missed_less(const mt_kvslot *s, const mt_kvslot *than)
+{
+    if (than == NULL || (s->lease == NULL) != (than->lease == NULL))
+        return than == NULL || s->lease == NULL;
+    return s->used_at < than->used_at;
+}
+
+/* Whether idle blocks of the home can be dropped. What code may have written in place is nobody's
+ * to drop. */
+static bool
+has_to_drop(const mt_kvpool *pool, const mt_kvslot *s)
+{
+    if (s->idle == 0 || s->exposed) return false;
+    if (pool->stale == 0) return true;
+    for (size_t tb = 0; tb < pool->geom.blocks; tb++)
+        if (may_drop(pool, s, tb)) return true;
+    return false;
+}
+
+/* The slot whose idle blocks are missed least, of those that can be dropped or of all. */
+static mt_kvslot *
+victim(mt_kvpool *pool, bool to_drop)
+{
+    mt_kvslot *best = NULL;
+
+    for (size_t i = 0; i < pool->slot_count; i++) {
+        mt_kvslot *s = &pool->slots[i];
+
+        if (to_drop ? !has_to_drop(pool, s) : s->idle == 0 || s->exposed) continue;
+        if (is_missed_less(s, best)) best = s;
+    }
+    return best;
+}
+
+/* A view that still shows a dropped block would make it physical again, and what is written through
+ * it would be there when the block is taken the next time: so all such addresses change first, and
+ * where they cannot the block stays. */
+void
+mt_kvblock_drop(mt_kvpool *pool, size_t keep)
+{
+    mt_kvslot *s;
+
+    if (pool->idle <= keep) return;
+    (void)mt_kvmap_clear(pool, NULL);
+    while (pool->idle > keep && (s = victim(pool, true)) != NULL)
+        drop_idle_of(pool, s);
+}
+
+/* --- taking --- */
+
+/* Whether the row in `slot` may take the block for place tb. Views of an exposed row show each
+ * block of its home at its own place. */
+static bool
+is_free(const mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+{
+    const mt_kvslot *home = mt_kvpool_home(pool, block);
+    size_t place = mt_kvpool_place(pool, block);
+
+    return home->refs[place] == 0 &&
+           (!home->exposed || (home == &pool->slots[slot] && place == tb));
+}
+
+static bool
+is_spare(const mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+{
+    return is_free(pool, slot, tb, block) &&
+           mt_kvpool_home(pool, block)->resident[mt_kvpool_place(pool, block)];
+}
+
+/* The block that the slot's addresses map at place tb; MT_KV_ANY: none. */
+static uint32_t
+block_here(const mt_kvpool *pool, const mt_kvslot *s, size_t tb)
+{
+    uint32_t have = mt_kvslot_have(pool, s, 0, tb);
+
+    return mt_kvhave_is_block(have) ? have >> 1 : MT_KV_ANY;
+}
+
+/* The block behind the row's last one, so that both are one stretch. */
+static uint32_t
+block_behind(const mt_kvpool *pool, const mt_kvslot *s, size_t tb)
+{
+    uint32_t before = tb > 0 && tb <= s->taken ? s->table[tb - 1] : MT_KV_ZERO;
+
+    if (before == MT_KV_ZERO || mt_kvpool_place(pool, before) + 1 == pool->geom.blocks)
+        return MT_KV_ANY;
+    return before + 1;
+}
+
+/* The home's first idle block that does not lie behind one in use: that is for whoever uses it. */
+static uint32_t
+first_of_run(const mt_kvpool *pool, const mt_kvslot *s)
+{
+    for (size_t tb = 0; s->idle > 0 && !s->exposed && tb < pool->geom.blocks; tb++)
+        if (is_idle(s, tb) && (tb == 0 || s->refs[tb - 1] == 0))
+            return s->first_block + (uint32_t)tb;
+    return MT_KV_ANY;
+}
+
+/* Any idle block: where a run of them begins, which the row takes next, in its own home or in that
+ * where it is missed least; else any of the slot where they are missed least. */
+static uint32_t
+any_spare(mt_kvpool *pool, size_t slot)
+{
+    const mt_kvslot *own = &pool->slots[slot], *best = NULL;
+    uint32_t found = own->lease->exposing ? MT_KV_ANY : first_of_run(pool, own);
+
+    for (size_t i = 0; found == MT_KV_ANY && i < pool->slot_count; i++) {
+        const mt_kvslot *s = &pool->slots[i];
+
+        if (s != own && s->idle > 0 && is_missed_less(s, best) &&
+            first_of_run(pool, s) != MT_KV_ANY)
+            best = s;
+    }
+    if (found != MT_KV_ANY) return found;
+    if (best != NULL) return first_of_run(pool, best);
+    best = victim(pool, false);
+    for (size_t tb = 0; best != NULL && tb < pool->geom.blocks; tb++)
+        if (is_idle(best, tb)) return best->first_block + (uint32_t)tb;
+    return MT_KV_ANY;
+}
+
+/* Whether an idle block may be mapped at a place where it does not lie. Each is a stretch or more
+ * in every range: where they run short, rather a new page than a copy of the whole row. */
+static bool
+may_scatter(const mt_kvpool *pool)
+{
+    return pool->idle > 0 && pool->maps < pool->store.max_maps / 2;
+}
+
+static uint32_t
+any_free(const mt_kvpool *pool, size_t slot, size_t tb)
+{
+    for (uint32_t block = 0; block < pool->slot_count * pool->geom.blocks; block++)
+        if (is_free(pool, slot, tb, block)) return block;
+    return MT_KV_ANY;
+}
+
+/* The block that costs the row least: of an exposed one the block that its addresses map, which
+ * code may have written to; of one that is about to be exposed the same, because rows whose homes
+ * others have named up to some place have to own all blocks up to there; the same where the row has
+ * moved; else an idle one that lies there, or behind the row's last, or anywhere; a new one at its
+ * own place; any. MT_KV_ANY: there is none in any home. */
+uint32_t
+mt_kvblock_nearest(const mt_kvpool *pool, size_t slot, size_t tb)
+{
+    const mt_kvslot *s = &pool->slots[slot], *home = &pool->slots[s->home];
+    uint32_t own = s->first_block + (uint32_t)tb, here = block_here(pool, s, tb);
+
+    if ((s->exposed || s->lease->exposing) && s->refs[tb] == 0) return own;
+    if (home != s && is_free(pool, slot, tb, home->first_block + (uint32_t)tb))
+        return home->first_block + (uint32_t)tb;
+    if (here != MT_KV_ANY && is_spare(pool, slot, tb, here)) return here;
+    return is_spare(pool, slot, tb, own) ? own : MT_KV_ANY;
+}
+
+static uint32_t
+choose(mt_kvpool *pool, size_t slot, size_t tb)
+{
+    const mt_kvslot *s = &pool->slots[slot];
+    uint32_t own = s->first_block + (uint32_t)tb, found = mt_kvblock_nearest(pool, slot, tb);
+
+    if (found != MT_KV_ANY) return found;
+    found = may_scatter(pool) ? block_behind(pool, s, tb) : MT_KV_ANY;
+    if (found != MT_KV_ANY && is_spare(pool, slot, tb, found)) return found;
+    found = may_scatter(pool) ? any_spare(pool, slot) : MT_KV_ANY;
+    if (found != MT_KV_ANY) return found;
+    return is_free(pool, slot, tb, own) ? own : any_free(pool, slot, tb);
+}
+
+bool
+mt_kvblock_is_in_view(const mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+{
+    uint32_t by = mt_kvpool_home(pool, block)->let_go[mt_kvpool_place(pool, block)];
+
+    const mt_kvslot *s = &pool->slots[slot];
+
+    if (!may_be_shown(pool, block)) return false;
+    if (by != slot + 1 || s->broken || block_here(pool, s, tb) != block) return true;
+    return mt_kvmap_is_elsewhere(pool, slot, tb, block);
+}
+
+/* A block that no row shows: an idle one, else the row's own, else any. */
+static uint32_t
+any_unseen(const mt_kvpool *pool, size_t slot, size_t tb)
+{
+    uint32_t own = pool->slots[slot].first_block + (uint32_t)tb, found = MT_KV_ANY;
+
+    for (uint32_t block = 0; block < pool->slot_count * pool->geom.blocks; block++) {
+        if (!is_free(pool, slot, tb, block)) continue;
+        if (mt_kvblock_is_in_view(pool, slot, tb, block)) continue;
+        if (is_spare(pool, slot, tb, block)) return block;
+        if (found == MT_KV_ANY || block == own) found = block;
+    }
+    return found;
+}
+
+/* The block to take: `exact`, or what costs least, of a new arena where there is none. Where the
+ * system gives no mappings for rows to leave it, one that they need not leave; but not where it has
+ * to be this one, or code may have written to it in place. */
+static mt_status
+find_block(mt_kvpool *pool, size_t slot, size_t tb, uint32_t exact, uint32_t *block, mt_error *err)
+{
+    const mt_kvslot *s = &pool->slots[slot];
+    bool in_place = s->exposed || s->lease->exposing;
+    mt_status st = MT_OK;
+
+    *block = exact != MT_KV_ANY ? exact : choose(pool, slot, tb);
+    if (*block != MT_KV_ANY && mt_kvblock_is_in_view(pool, slot, tb, *block))
+        st = mt_kvmap_clear(pool, err);
+    if (st == MT_EAGAIN && (exact != MT_KV_ANY || (in_place && *block == s->first_block + tb)))
+        return mt_fail(err, MT_ENOMEM, MT_STORE_MAPS, 0);
+    if (st == MT_EAGAIN) *block = any_unseen(pool, slot, tb);
+    if (st != MT_OK && st != MT_EAGAIN) return st;
+    if (*block != MT_KV_ANY) return MT_OK;
+    *block = (uint32_t)(pool->slot_count * pool->geom.blocks);
+    return mt_kvpool_extend(pool, err);
+}
+
+/* The pages of one block, of a store that is not lazy. */
+static mt_status
+take_pages(mt_kvpool *pool, const mt_kvslot *s, size_t tb, mt_error *err)
+{
+    const mt_kvgeom *g = &pool->geom;
+    size_t first = s->offset + tb * g->part_bytes, at;
+    mt_status st = MT_OK;
+
+    for (at = 0; at < g->slot_bytes; at += g->range_bytes)
+        if ((st = pool->store.take(pool->store.ctx, first + at, g->part_bytes, err)) != MT_OK)
+            break;
+    while (st != MT_OK && at > 0) {
+        at -= g->range_bytes;
+        pool->store.drop(pool->store.ctx, first + at, g->part_bytes);
+    }
+    return st;
+}
+
+/* Where nothing could be dropped, because the idle blocks are exposed rows', one more page is one
+ * more reserved, whatever was promised. */
+static mt_status
+reserve_for_one(mt_kvpool *pool, mt_error *err)
+{
+    size_t wanted = pool->live + 1 + mt_size_max(pool->idle, pool->promised - 1);
+    mt_status st;
+
+    if (wanted <= pool->reserved) return MT_OK;
+    st = mt_member_reserve(pool->member, (wanted - pool->reserved) * pool->geom.block_bytes, err);
+    if (st == MT_OK) pool->reserved = wanted;
+    return st;
+}
+
+/* One name less; true where it was the last, and the block is idle now. */
+static bool
+take_name(mt_kvpool *pool, uint32_t block)
+{
+    mt_kvslot *home = mt_kvpool_home(pool, block);
+    size_t tb = mt_kvpool_place(pool, block);
+
+    assert(home->refs[tb] > 0 && home->resident[tb]);
+    if (--home->refs[tb] > 0) return false;
+    home->named--;
+    home->idle++;
+    pool->live--;
+    pool->idle++;
+    pool->untold = true;
+    return true;
+}
+
+static mt_status
+make_resident(mt_kvpool *pool, mt_kvslot *home, size_t tb, mt_error *err)
+{
+    mt_status st;
+
+    if (pool->idle > 0) mt_kvblock_drop(pool, pool->idle - 1); /* what is physical stays level */
+    if ((st = reserve_for_one(pool, err)) != MT_OK) return st;
+    if (!pool->store.lazy) {
+        st = take_pages(pool, home, tb, err);
+        if (st != MT_OK) return st;
+    }
+    home->resident[tb] = true;
+    home->idle++;
+    pool->idle++;
+    pool->taken++;
+    mt_kvpool_tell_pages(pool, pool->geom.block_bytes);
+    return MT_OK;
+}
+
+/* Nobody else's addresses show the block from now on. pre: it is in no view. */
+static void
+leave_to(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+{
+    mt_kvslot *home = mt_kvpool_home(pool, block);
+    size_t place = mt_kvpool_place(pool, block);
+    bool lies_here = block_here(pool, &pool->slots[slot], tb) == block;
+
+    assert(!mt_kvblock_is_in_view(pool, slot, tb, block));
+    if (!pool->store.lazy && home->resident[place] && !lies_here)
+        mt_kvmap_forget(pool, block, block + 1);
+    mt_kvmap_yield(pool, slot, tb, block);
+    mt_kvmap_forget_private(pool, slot, tb, block);
+    home->let_go[place] = 0;
+}
+
+mt_status
+mt_kvblock_take(mt_kvlease *lease, size_t slot, size_t tb, uint32_t exact, uint32_t *block,
+                mt_error *err)
+{
+    mt_kvpool *pool = lease->pool;
+    uint32_t found;
+    mt_kvslot *home;
+    size_t place;
+    mt_status st;
+
+    assert(lease->promised > 0);
+    if ((st = find_block(pool, slot, tb, exact, &found, err)) != MT_OK) return st;
+    home = mt_kvpool_home(pool, found);
+    place = mt_kvpool_place(pool, found);
+    assert(home->refs[place] == 0);
+    leave_to(pool, slot, tb, found);
+    if (home->resident[place])
+        pool->recycled++;
+    else if ((st = make_resident(pool, home, place, err)) != MT_OK)
+        return st;
+    home->idle--;
+    pool->idle--;
+    home->refs[place] = 1;
+    home->named++;
+    pool->live++;
+    lease->promised--;
+    pool->promised--;
+    pool->peak = mt_size_max(pool->peak, pool->live + pool->idle);
+    *block = found;
+    return MT_OK;
+}
+
+void
+mt_kvblock_untake(mt_kvlease *lease, size_t slot, uint32_t block, bool filled)
+{
+    size_t tb = mt_kvpool_place(lease->pool, block);
+    mt_kvslot *home = mt_kvpool_home(lease->pool, block);
+    bool last = take_name(lease->pool, block);
+
+    assert(last);
+    (void)last;
+    mt_kvblock_note_shown(lease->pool, slot, block);
+    if (filled && home->exposed) drop_idle_in(lease->pool, home, tb, tb + 1);
+    lease->promised++;
+    lease->pool->promised++;
+}
+
+void
+mt_kvblock_note_undone(const mt_kvpool *pool, size_t reserved, mt_error *why)
+{
+    size_t bytes = (reserved - pool->reserved) * pool->geom.block_bytes;
+
+    if (why->status != MT_ELIMIT) return;
+    why->asked += bytes;
+    why->used -= bytes;
+}
+
+/* --- naming --- */
+
+void
+mt_kvblock_name(mt_kvpool *pool, uint32_t block)
+{
+    if (block == MT_KV_ZERO) return;
+    assert(mt_kvpool_refs(pool, block) > 0);
+    mt_kvpool_home(pool, block)->refs[mt_kvpool_place(pool, block)]++;
+}
+
+/* A row that sees all of its home sees zeros where it names nothing. */
+void
+mt_kvblock_unname(mt_kvpool *pool, uint32_t block)
+{
+    mt_kvslot *home;
+    size_t tb;
+
+    if (block == MT_KV_ZERO) return;
+    home = mt_kvpool_home(pool, block);
+    tb = mt_kvpool_place(pool, block);
+    if (take_name(pool, block) && home->exposed) drop_idle_in(pool, home, tb, tb + 1);
+}
+
+bool
+mt_kvblock_must_leave(const mt_kvpool *pool, size_t slot, uint32_t block)
+{
+    const mt_kvslot *home = mt_kvpool_home(pool, block);
+
+    return mt_kvpool_refs(pool, block) > 1 || (home->exposed && home != &pool->slots[slot]);
+}
+
+void
+mt_kvblock_note_shown(mt_kvpool *pool, size_t slot, uint32_t block)
+{
+    mt_kvslot *s = &pool->slots[slot];
+    uint32_t *by = &mt_kvpool_home(pool, block)->let_go[mt_kvpool_place(pool, block)];
+
+    *by = *by == 0 || *by == slot + 1 ? (uint32_t)slot + 1 : MT_KV_MANY;
+    pool->stale += !s->stale;
+    s->stale = true;
+}
+
+/* pre: it does not need to leave the block at place tb, or has. */
+static void
+note_left(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+{
+    (void)tb; /* for the assertion alone */
+    assert(!mt_kvblock_must_leave(pool, slot, block) ||
+           !mt_kvmap_shows(pool, &pool->slots[slot], tb, block));
+    mt_kvblock_note_shown(pool, slot, block);
+}
+
+void
+mt_kvblock_let_go(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+{
+    if (block == MT_KV_ZERO) return;
+    note_left(pool, slot, tb, block);
+    mt_kvblock_unname(pool, block);
+}
+
+void
+mt_kvblock_let_go_from(mt_kvpool *pool, size_t slot, size_t keep)
+{
+    mt_kvslot *s = &pool->slots[slot];
+    size_t end = s->taken;
+
+    while (s->taken > keep) {
+        size_t tb = --s->taken;
+
+        if (s->table[tb] != s->first_block + tb) {
+            mt_kvblock_let_go(pool, slot, tb, s->table[tb]);
+            continue;
+        }
+        note_left(pool, slot, tb, s->table[tb]);
+        (void)take_name(pool, s->table[tb]);
+    }
+    if (s->exposed) drop_idle_in(pool, s, keep, end);
+}
+
+/* Pages of the home beside those that are counted, which code may have touched. */
+static void
+drop_uncounted(mt_kvpool *pool, const mt_kvslot *s)
+{
+    const mt_kvgeom *g = &pool->geom;
+
+    for (size_t lo = 0, hi; lo < g->blocks; lo = hi + 1) {
+        for (hi = lo; hi < g->blocks && !s->resident[hi];)
+            hi++;
+        for (size_t at = lo * g->part_bytes; hi > lo && at < g->slot_bytes; at += g->range_bytes)
+            pool->store.drop(pool->store.ctx, s->offset + at, (hi - lo) * g->part_bytes);
+    }
+}
+
+void
+mt_kvblock_unexpose(mt_kvpool *pool, size_t slot)
+{
+    mt_kvslot *s = &pool->slots[slot];
+
+    if (s->exposed) drop_uncounted(pool, s);
+    s->exposed = false;
+}
+
+/* --- content --- */
+
+mt_status
+mt_kvblock_window(mt_kvpool *pool, uint32_t block, size_t at, void **out, mt_error *err)
+{
+    const mt_kvslot *home = mt_kvpool_home(pool, block);
+
+    at += mt_kvpool_place(pool, block) * pool->geom.part_bytes;
+    mt_kvmap_window(pool, block, true);
+    return pool->store.window(pool->store.ctx, home->offset + at, pool->geom.part_bytes, out, err);
+}
+
+/* Where the row in `slot` reads its block at place tb of the unit, if not in the block itself. */
+static const char *
+written_over(const mt_kvpool *pool, size_t slot, size_t unit, size_t tb, uint32_t block)
+{
+    const mt_kvslot *s;
+
+    if (slot == SIZE_MAX || !pool->store.private_writes) return NULL;
+    s = &pool->slots[slot];
+    if (mt_kvslot_have(pool, s, unit, tb) != (block << 1 | MT_HAVE_PRIVATE)) return NULL;
+    return s->base + tb * pool->geom.part_bytes;
+}
+
+mt_status
+mt_kvblock_copy(mt_kvpool *pool, uint32_t to, uint32_t from, size_t tokens, size_t slot, size_t tb,
+                mt_error *err)
+{
+    const mt_kvgeom *g = &pool->geom;
+    mt_status st = MT_OK;
+    void *dst, *window;
+
+    for (size_t at = 0; st == MT_OK && tokens > 0 && at < g->slot_bytes; at += g->range_bytes) {
+        const char *src = written_over(pool, slot, at / g->unit_bytes, tb, from);
+
+        if (src == NULL) {
+            if ((st = mt_kvblock_window(pool, from, at, &window, err)) != MT_OK) break;
+            src = window;
+        } else {
+            src += at;
+        }
+        if ((st = mt_kvblock_window(pool, to, at, &dst, err)) != MT_OK) break;
+        st = pool->store.copy(pool->store.ctx, dst, src, tokens * g->token_bytes, err);
+    }
+    return st;
+}
+
+mt_status
+mt_kvblock_zero(mt_kvpool *pool, uint32_t block, size_t from, mt_error *err)
+{
+    const mt_kvgeom *g = &pool->geom;
+    size_t skip = from * g->token_bytes;
+    mt_status st = MT_OK;
+    void *dst;
+
+    if (skip == g->part_bytes) return MT_OK;
+    for (size_t at = 0; st == MT_OK && at < g->slot_bytes; at += g->range_bytes) {
+        if ((st = mt_kvblock_window(pool, block, at, &dst, err)) != MT_OK) break;
+        st = pool->store.zero(pool->store.ctx, (char *)dst + skip, g->part_bytes - skip, err);
+    }
+    return st;
+}

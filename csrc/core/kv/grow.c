@@ -1,0 +1,420 @@
+#include "kv/grow.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "base/size.h"
+
+/* --- the journal --- */
+
+void
+mt_kvjournal_begin(mt_kvjournal *j, mt_kvlease *lease)
+{
+    *j = (mt_kvjournal){.lease = lease};
+}
+
+static void
+free_entries(mt_kvjournal *j)
+{
+    const mt_alloc *mem = &j->lease->pool->mem;
+
+    if (j->entry != NULL) mem->put(mem->ctx, j->entry, j->room * sizeof *j->entry);
+    j->entry = NULL;
+}
+
+static bool
+make_room(mt_kvjournal *j, size_t more)
+{
+    const mt_alloc *mem = &j->lease->pool->mem;
+    size_t want = mt_size_max(j->count + more, 2 * j->room);
+    mt_kventry *entry;
+
+    if (j->count + more <= j->room) return true;
+    if ((entry = mt_alloc_zeroed(mem, want, sizeof *entry)) == NULL) return false;
+    if (j->count > 0) memcpy(entry, j->entry, j->count * sizeof *entry);
+    free_entries(j);
+    j->entry = entry;
+    j->room = want;
+    return true;
+}
+
+mt_status
+mt_kvjournal_promise(mt_kvjournal *j, size_t more, mt_error *err)
+{
+    size_t left = j->lease->promised, add = more > left ? more - left : 0;
+    mt_status st;
+
+    if (!make_room(j, more)) return mt_fail(err, MT_ENOMEM, "kvpool", 0);
+    if (add == 0) return MT_OK;
+    if ((st = mt_kvblock_promise(j->lease, add, err)) == MT_OK) j->promised += add;
+    return st;
+}
+
+/* Fills a block that was just taken for place tb: a copy of the old one's tokens as the row sees
+ * them, or zeros where it stood for zeros, or where a view that was taken before would show what
+ * the block held. Zeros behind the tokens: some layers' may be known to be clean there. */
+static mt_status
+fill(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block, uint32_t was, size_t keep,
+     mt_error *err)
+{
+    const mt_kvslot *s = &pool->slots[slot];
+    mt_status st;
+
+    if (was == MT_KV_NEW && (tb >= s->reach || s->exposed)) return MT_OK; /* code wrote there */
+    if (was == MT_KV_NEW || was == MT_KV_ZERO) return mt_kvblock_zero(pool, block, 0, err);
+    pool->copied++;
+    st = mt_kvblock_copy(pool, block, was, keep, slot, tb, err);
+    return st != MT_OK ? st : mt_kvblock_zero(pool, block, keep, err);
+}
+
+/* Gives place tb of the row's table a new block, `exact` or MT_KV_ANY; copies the first `keep`
+ * tokens of the old. */
+static mt_status
+renew(mt_kvjournal *j, size_t row, size_t tb, uint32_t exact, size_t keep, mt_error *err)
+{
+    mt_kvlease *lease = j->lease;
+    size_t slot = lease->first + row;
+    bool added = tb == mt_kvlease_slot(lease, row)->taken;
+    uint32_t got, was = added ? MT_KV_NEW : mt_kvlease_slot(lease, row)->table[tb];
+    mt_status st = mt_kvblock_take(lease, slot, tb, exact, &got, err);
+
+    if (st != MT_OK) return st;
+    if ((st = fill(lease->pool, slot, tb, got, was, keep, err)) != MT_OK) {
+        mt_kvblock_untake(lease, slot, got, true);
+        return st;
+    }
+    assert(j->count < j->room && tb <= mt_kvlease_slot(lease, row)->taken);
+    j->entry[j->count++] = (mt_kventry){.row = row, .tb = tb, .was = was, .copied = keep};
+    mt_kvlease_slot(lease, row)->table[tb] = got;
+    mt_kvlease_slot(lease, row)->taken += added;
+    return MT_OK;
+}
+
+/* Whether the copy has what the row wrote privately, and the old block has not. */
+static bool
+has_written(mt_kvpool *pool, const mt_kventry *e, uint32_t copy)
+{
+    const mt_kvgeom *g = &pool->geom;
+    size_t bytes = e->copied * g->token_bytes;
+    void *old, *new;
+
+    if (!pool->store.private_writes || e->was == MT_KV_NEW || e->was == MT_KV_ZERO) return false;
+    for (size_t at = 0; at < g->slot_bytes; at += g->range_bytes) {
+        if (mt_kvblock_window(pool, e->was, at, &old, NULL) != MT_OK) return false;
+        if (mt_kvblock_window(pool, copy, at, &new, NULL) != MT_OK) return false;
+        if (memcmp(old, new, bytes) != 0) return true;
+    }
+    return false;
+}
+
+/* The row goes on with the copy. Addresses that show the old block show zeros until they are used
+ * again. */
+static void
+keep_copy(mt_kvlease *lease, const mt_kventry *e)
+{
+    mt_kvslot *s = mt_kvlease_slot(lease, e->row);
+    size_t slot = lease->first + e->row;
+    uint32_t copy = s->table[e->tb];
+
+    s->table[e->tb] = e->was;
+    if (mt_kvmap_leave(lease->pool, slot, &(mt_kvspan){e->tb, e->tb + 1}, true, NULL) != MT_OK)
+        (void)mt_kvmap_blank(lease->pool, slot, NULL);
+    s->table[e->tb] = copy;
+    mt_kvblock_let_go(lease->pool, slot, e->tb, e->was);
+}
+
+void
+mt_kvjournal_undo(mt_kvjournal *j, mt_error *why)
+{
+    mt_kvpool *pool = j->lease->pool;
+    size_t reserved = pool->reserved, kept = 0;
+
+    while (j->count > 0) {
+        const mt_kventry *e = &j->entry[--j->count];
+        mt_kvslot *s = mt_kvlease_slot(j->lease, e->row);
+
+        mt_kvlease_unready(j->lease, e->row);
+        if (has_written(pool, e, s->table[e->tb])) {
+            keep_copy(j->lease, e);
+            kept++;
+            continue;
+        }
+        mt_kvblock_untake(j->lease, j->lease->first + e->row, s->table[e->tb], e->was != MT_KV_NEW);
+        if (e->was == MT_KV_NEW)
+            s->taken--;
+        else
+            s->table[e->tb] = e->was;
+    }
+    mt_kvblock_unpromise(j->lease, j->promised - mt_size_min(kept, j->promised));
+    free_entries(j);
+    mt_kvblock_note_undone(pool, reserved, why);
+}
+
+void
+mt_kvjournal_commit(mt_kvjournal *j)
+{
+    for (size_t i = 0; i < j->count; i++) {
+        const mt_kventry *e = &j->entry[i];
+
+        if (e->was != MT_KV_NEW)
+            mt_kvblock_let_go(j->lease->pool, j->lease->first + e->row, e->tb, e->was);
+    }
+    mt_kvblock_fit(j->lease->pool);
+    free_entries(j);
+}
+
+/* --- owning --- */
+
+static bool
+is_own(const mt_kvlease *lease, size_t row, size_t tb)
+{
+    uint32_t named = mt_kvlease_slot(lease, row)->table[tb];
+
+    return named != MT_KV_ZERO && mt_kvpool_refs(lease->pool, named) == 1;
+}
+
+/* Tokens of block tb that the row holds in some layer. */
+static size_t
+held_in(const mt_kvlease *lease, size_t row, size_t tb)
+{
+    size_t first = tb * lease->pool->geom.block_tokens, held = mt_kvlease_row_tokens(lease, row);
+
+    return held > first ? mt_size_min(held - first, lease->pool->geom.block_tokens) : 0;
+}
+
+size_t
+mt_kvgrow_missing(const mt_kvlease *lease, size_t row, size_t lo, size_t hi)
+{
+    size_t taken = mt_kvlease_slot(lease, row)->taken, more = hi > taken ? hi - taken : 0;
+
+    for (size_t tb = lo; tb < mt_size_min(hi, taken); tb++)
+        more += !is_own(lease, row, tb);
+    return more;
+}
+
+mt_status
+mt_kvgrow_own(mt_kvjournal *j, size_t row, size_t lo, size_t hi, mt_error *err)
+{
+    mt_kvlease *lease = j->lease;
+    size_t taken = mt_kvlease_slot(lease, row)->taken;
+    size_t more = mt_kvgrow_missing(lease, row, lo, hi);
+    mt_status st;
+
+    assert(lo <= taken);
+    if (more == 0) return MT_OK;
+    st = mt_kvjournal_promise(j, more, err);
+    for (size_t tb = lo; st == MT_OK && tb < hi; tb++)
+        if (tb >= taken || !is_own(lease, row, tb))
+            st = renew(j, row, tb, MT_KV_ANY, held_in(lease, row, tb), err);
+    return st;
+}
+
+mt_status
+mt_kvgrow_extend_nearest(mt_kvjournal *j, size_t row, size_t hi, mt_error *err)
+{
+    mt_kvlease *lease = j->lease;
+    size_t tb = mt_kvlease_slot(lease, row)->taken;
+    mt_status st = MT_OK;
+
+    for (; st == MT_OK && tb < hi; tb++) {
+        if (mt_kvblock_nearest(lease->pool, lease->first + row, tb) == MT_KV_ANY) return MT_OK;
+        st = renew(j, row, tb, MT_KV_ANY, 0, err);
+    }
+    return st;
+}
+
+/* --- moving --- */
+
+/* Nobody but the row itself, alone and at the block's own place, names or shows one of blocks
+ * [0, hi). */
+static bool
+is_free_for(const mt_kvlease *lease, size_t row, size_t home, size_t hi)
+{
+    const mt_kvslot *s = mt_kvlease_slot(lease, row), *h = &lease->pool->slots[home];
+
+    for (size_t tb = 0; tb < hi; tb++) {
+        uint32_t block = h->first_block + (uint32_t)tb;
+
+        if (h->refs[tb] > 1) return false;
+        if (h->refs[tb] == 1 && (tb >= s->taken || s->table[tb] != block)) return false;
+        if (h->refs[tb] == 0 && mt_kvblock_is_in_view(lease->pool, lease->first + row, tb, block))
+            return false;
+    }
+    return true;
+}
+
+/* The home that the row moved to before, its own if it did not; or that of a slot that nobody uses.
+ */
+static mt_status
+find_home(mt_kvlease *lease, size_t row, size_t hi, size_t *home, mt_error *err)
+{
+    mt_kvpool *pool = lease->pool;
+
+    *home = mt_kvlease_slot(lease, row)->home;
+    if (pool->slots[*home].lease == NULL && is_free_for(lease, row, *home, hi)) return MT_OK;
+    *home = lease->first + row;
+    if (is_free_for(lease, row, *home, hi)) return MT_OK;
+    for (*home = 0; *home < pool->slot_count; ++*home)
+        if (pool->slots[*home].lease == NULL && is_free_for(lease, row, *home, hi)) return MT_OK;
+    return mt_kvpool_extend(pool, err); /* then it is the first of the new ones */
+}
+
+/* Whole blocks: code may have written past lengths. */
+static mt_status
+copy_to(mt_kvjournal *j, size_t row, size_t hi, size_t home, mt_error *err)
+{
+    mt_kvlease *lease = j->lease;
+    mt_kvpool *pool = lease->pool;
+    uint32_t first = pool->slots[home].first_block;
+    size_t taken = mt_kvlease_slot(lease, row)->taken, more = hi;
+    mt_status st;
+
+    for (size_t tb = 0; tb < taken; tb++)
+        more -= mt_kvlease_slot(lease, row)->table[tb] == first + tb;
+    st = mt_kvjournal_promise(j, more, err);
+    for (size_t tb = 0; st == MT_OK && tb < hi; tb++) {
+        if (tb < taken && mt_kvlease_slot(lease, row)->table[tb] == first + tb) {
+            st = mt_kvmap_keep(pool, lease->first + row, tb, err);
+            continue;
+        }
+        st = renew(j, row, tb, first + (uint32_t)tb, pool->geom.block_tokens, err);
+        if (st == MT_OK && tb >= taken) st = mt_kvblock_zero(pool, first + (uint32_t)tb, 0, err);
+    }
+    return st;
+}
+
+mt_status
+mt_kvgrow_move(mt_kvjournal *j, size_t row, size_t view, mt_error *err)
+{
+    mt_kvlease *lease = j->lease;
+    const mt_kvslot *s = mt_kvlease_slot(lease, row);
+    size_t hi = mt_size_max(view, mt_size_max(s->reach, s->taken)), home;
+    mt_status st;
+
+    assert(!s->exposed);
+    if ((st = find_home(lease, row, hi, &home, err)) != MT_OK) return st;
+    mt_kvlease_slot(lease, row)->home = home;
+    if ((st = copy_to(j, row, hi, home, err)) != MT_OK) return st;
+    mt_kvlease_unready(lease, row);
+    return mt_kvmap_move(lease->pool, lease->first + row, home, hi, err);
+}
+
+/* --- following at once --- */
+
+static mt_status
+follow_place(mt_kvjournal *j, size_t row, size_t tb, size_t unit, size_t view, mt_error *err)
+{
+    mt_kvlease *lease = j->lease;
+    mt_kvspan write = {tb, tb + 1};
+    mt_status st = mt_kvmap_follow(lease->pool, lease->first + row, unit, &write, &write, err);
+
+    if (st == MT_EAGAIN && mt_kvmap_relax(lease->pool))
+        st = mt_kvmap_follow(lease->pool, lease->first + row, unit, &write, &write, err);
+    if (st != MT_EAGAIN) return st;
+    return mt_kvgrow_move(j, row, view, err);
+}
+
+static mt_status
+follow_copy(mt_kvjournal *j, mt_kventry e, size_t unit, size_t view, mt_error *err)
+{
+    const mt_kvpool *pool = j->lease->pool;
+    mt_status st = MT_OK;
+
+    for (size_t u = 0; st == MT_OK && u < pool->geom.units; u++) {
+        uint32_t have = mt_kvslot_have(pool, mt_kvlease_slot(j->lease, e.row), u, e.tb);
+
+        if (u == unit) continue;
+        if (have != MT_HAVE_UNKNOWN && have >> 1 != e.was) continue;
+        st = follow_place(j, e.row, e.tb, u, view, err);
+    }
+    return st;
+}
+
+mt_status
+mt_kvgrow_follow_copies(mt_kvjournal *j, size_t unit, size_t view, mt_error *err)
+{
+    mt_status st = MT_OK;
+
+    for (size_t i = 0; st == MT_OK && i < j->count; i++) /* a move adds entries */
+        if (j->entry[i].was != MT_KV_NEW && j->entry[i].was != MT_KV_ZERO)
+            st = follow_copy(j, j->entry[i], unit, view, err);
+    return st;
+}
+
+/* --- private writes --- */
+
+/* Into the block itself, if it is the row's own; or once into a copy, which then is. */
+static mt_status
+keep_place(mt_kvjournal *j, size_t row, size_t tb, mt_error *err)
+{
+    mt_status st;
+
+    if (is_own(j->lease, row, tb))
+        return mt_kvmap_keep(j->lease->pool, j->lease->first + row, tb, err);
+    if ((st = mt_kvjournal_promise(j, 1, err)) != MT_OK) return st;
+    return renew(j, row, tb, MT_KV_ANY, j->lease->pool->geom.block_tokens, err);
+}
+
+static mt_status
+keep_row(mt_kvjournal *j, size_t row, mt_kvwritten *written, mt_error *err)
+{
+    const mt_kvpool *pool = j->lease->pool;
+    size_t slot = j->lease->first + row, at = 0, tb;
+    mt_status st = MT_OK;
+
+    *written = MT_KV_PLAIN;
+    if (!mt_kvmap_has_private(pool, slot, pool->slots[slot].taken)) return MT_OK;
+    while (st == MT_OK && mt_kvmap_next_private(pool, slot, &at, &tb)) {
+        *written = MT_KV_WRITTEN;
+        st = keep_place(j, row, tb, err);
+    }
+    return st;
+}
+
+/* The rows that are copied, each once. */
+static mt_status
+keep_rows(mt_kvlease *lease, const size_t *index, size_t n, mt_kvwritten *written, mt_error *err)
+{
+    mt_kvjournal j;
+    mt_status st = MT_OK;
+
+    for (size_t row = 0; written != NULL && row < lease->rows; row++)
+        written[row] = MT_KV_UNSEEN;
+    mt_kvjournal_begin(&j, lease);
+    for (size_t i = 0; st == MT_OK && i < n; i++) {
+        size_t row = index == NULL ? i : index[i];
+        mt_kvwritten found;
+
+        if (index != NULL && row == i) continue;
+        if (written != NULL && written[row] != MT_KV_UNSEEN) continue;
+        st = keep_row(&j, row, &found, err);
+        if (written != NULL) written[row] = found;
+    }
+    if (st == MT_OK) st = mt_kvgrow_follow_copies(&j, SIZE_MAX, 0, err);
+    if (st == MT_OK) {
+        mt_kvjournal_commit(&j);
+        return MT_OK;
+    }
+    mt_kvjournal_undo(&j, err);
+    for (size_t row = 0; row < lease->rows; row++)
+        mt_kvlease_unready(lease, row); /* a mapping may have failed half-way */
+    return st;
+}
+
+mt_status
+mt_kvgrow_keep_written(mt_kvlease *lease, const size_t *index, size_t n, mt_kvwritten *written,
+                       mt_error *err)
+{
+    mt_kvpool *pool = lease->pool;
+    mt_status st;
+    mt_error why;
+
+    for (size_t row = 0; written != NULL && row < lease->rows; row++)
+        written[row] = MT_KV_PLAIN;
+    if (!pool->store.private_writes) return MT_OK;
+    do {
+        mt_lock_take(&pool->lock);
+        st = keep_rows(lease, index, n, written, &why);
+    } while (mt_kvpool_again(pool, st, &why, err));
+    return st;
+}

@@ -1,0 +1,300 @@
+/* Rows that code writes into by itself: opened ahead, exposed whole, and announced. */
+#include <assert.h>
+#include <string.h>
+
+#include "kv/grow.h"
+#include "base/size.h"
+
+/* --- open --- */
+
+static void
+set_rows(mt_kvlease *lease, size_t layer, size_t tokens)
+{
+    for (size_t row = 0; row < lease->rows; row++) {
+        lease->from[row] = *mt_kvlease_len(lease, layer, row);
+        lease->to[row] = mt_size_max(lease->from[row], tokens);
+    }
+}
+
+/* Twice: first the blocks are owned, then what lies in them past the lengths is zeros. */
+static mt_status
+open_layer(mt_kvlease *lease, size_t layer, size_t tokens, mt_error *err)
+{
+    mt_status st;
+
+    set_rows(lease, layer, tokens);
+    lease->opening = true;
+    st = mt_kvgrow_prepare(lease, layer, tokens, err);
+    lease->opening = false;
+    if (st != MT_OK) return st;
+    set_rows(lease, layer, 0);
+    return mt_kvgrow_prepare(lease, layer, tokens, err);
+}
+
+/* The rows' tables end where they did, and what was promised then is promised again. */
+static void
+close_rows(mt_kvlease *lease, const size_t *taken, size_t promised)
+{
+    for (size_t row = 0; row < lease->rows; row++) {
+        mt_kvslot *s = mt_kvlease_slot(lease, row);
+
+        while (s->taken > taken[row]) {
+            s->taken--;
+            mt_kvblock_untake(lease, lease->first + row, s->table[s->taken], false);
+        }
+        mt_kvlease_unclean(lease, row);
+        mt_kvlease_unready(lease, row);
+    }
+    mt_kvblock_unpromise(lease, mt_size_max(lease->promised, promised) - promised);
+}
+
+static mt_status
+open_all(mt_kvlease *lease, size_t tokens, size_t *taken, mt_error *err)
+{
+    mt_kvpool *pool = lease->pool;
+    size_t promised = lease->promised, layers = pool->geom.config.layers;
+    mt_status st = MT_OK;
+
+    mt_lock_take(&pool->lock);
+    for (size_t row = 0; row < lease->rows; row++)
+        taken[row] = mt_kvlease_slot(lease, row)->taken;
+    mt_lock_give(&pool->lock);
+    for (size_t i = 0; st == MT_OK && i < 2 * layers; i++) /* again: a later layer may move rows */
+        st = open_layer(lease, i % layers, tokens, err);
+    if (st == MT_OK) return st;
+    mt_lock_take(&pool->lock);
+    close_rows(lease, taken, promised);
+    mt_lock_give(&pool->lock);
+    return st;
+}
+
+mt_status
+mt_kvlease_open(mt_kvlease *lease, size_t tokens, mt_error *err)
+{
+    const mt_alloc *mem = &lease->pool->mem;
+    size_t *taken, n = lease->rows;
+    mt_status st;
+
+    assert(tokens <= lease->pool->geom.config.max_tokens);
+    if ((taken = mt_alloc_zeroed(mem, n, sizeof *taken)) == NULL)
+        return mt_fail(err, MT_ENOMEM, "kvpool", 0);
+    st = open_all(lease, tokens, taken, err);
+    mem->put(mem->ctx, taken, n * sizeof *taken);
+    return st;
+}
+
+/* --- expose --- */
+
+/* Whether the row's own home is free past its table, but for what others have named there: then
+ * the row has to have blocks of its own up to that. */
+static size_t
+named_by_others(const mt_kvpool *pool, const mt_kvslot *s)
+{
+    size_t tb = pool->geom.blocks;
+
+    while (tb > s->taken && s->refs[tb - 1] == 0)
+        tb--;
+    return tb > s->taken ? tb : 0;
+}
+
+static mt_status
+expose_row(mt_kvlease *lease, size_t row, mt_error *err)
+{
+    mt_kvpool *pool = lease->pool;
+    mt_kvslot *s = mt_kvlease_slot(lease, row);
+    mt_status st = MT_OK;
+
+    for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++)
+        st = mt_kvmap_home(pool, lease->first + row, unit, err);
+    for (size_t tb = 0; st == MT_OK && !s->exposed && tb < pool->geom.blocks; tb++)
+        if (s->resident[tb] && s->refs[tb] == 0)
+            st = mt_kvblock_zero(pool, s->first_block + (uint32_t)tb, 0, err);
+    if (st == MT_OK) s->exposed = true;
+    return st;
+}
+
+/* The row's addresses are to leave its home again past its table, where older views may have been.
+ */
+static void
+hide_row(mt_kvlease *lease, size_t row)
+{
+    mt_kvpool *pool = lease->pool;
+    mt_kvslot *s = mt_kvlease_slot(lease, row);
+
+    s->exposed = false;
+    for (size_t tb = s->taken; tb < pool->geom.blocks; tb++)
+        mt_kvblock_note_shown(pool, lease->first + row, s->first_block + (uint32_t)tb);
+}
+
+static void
+note_exposed(mt_kvlease *lease)
+{
+    const mt_kvgeom *g = &lease->pool->geom;
+
+    lease->exposed = true;
+    for (size_t i = 0; i < lease->rows * g->config.layers; i++)
+        lease->clean[i] = (uint32_t)(g->blocks * g->block_tokens);
+}
+
+/* Blocks that every row has to have before it is exposed: where somebody has named the home's. */
+static size_t
+needed(const mt_kvlease *lease)
+{
+    size_t blocks = 0;
+
+    for (size_t row = 0; row < lease->rows; row++)
+        blocks = mt_size_max(blocks, named_by_others(lease->pool, mt_kvlease_slot(lease, row)));
+    return blocks;
+}
+
+/* Opens the rows as far as that, and takes the lock. Meanwhile another lease may take blocks of
+ * their homes: then further. */
+static mt_status
+open_and_lock(mt_kvlease *lease, mt_error *err)
+{
+    const mt_kvgeom *g = &lease->pool->geom;
+    size_t tokens;
+    mt_status st;
+
+    mt_lock_take(&lease->pool->lock);
+    do {
+        tokens = needed(lease) * g->block_tokens;
+        for (size_t row = 0; row < lease->rows; row++)
+            tokens = mt_size_max(tokens, mt_kvlease_slot(lease, row)->taken * g->block_tokens);
+        mt_lock_give(&lease->pool->lock);
+        st = mt_kvlease_open(lease, mt_size_min(tokens, g->config.max_tokens), err);
+        if (st != MT_OK) return st;
+        mt_lock_take(&lease->pool->lock);
+    } while (needed(lease) > 0);
+    return MT_OK;
+}
+
+mt_status
+mt_kvlease_expose(mt_kvlease *lease, mt_error *err)
+{
+    mt_kvpool *pool = lease->pool;
+    mt_status st;
+
+    assert(pool->store.lazy);
+    lease->exposing = true;
+    st = open_and_lock(lease, err);
+    lease->exposing = false;
+    if (st != MT_OK) return st;
+    st = mt_kvmap_clear(pool, err); /* what others let go of here is zeros from now on */
+    for (size_t row = 0; st == MT_OK && row < lease->rows; row++)
+        st = expose_row(lease, row, err);
+    if (st == MT_EAGAIN) st = mt_fail(err, MT_ENOMEM, MT_STORE_MAPS, 0);
+    for (size_t row = 0; st != MT_OK && row < lease->rows; row++) {
+        if (!lease->exposed) hide_row(lease, row);
+        mt_kvlease_unready(lease, row); /* a mapping may have failed half-way */
+    }
+    if (st != MT_OK) (void)mt_kvmap_clear(pool, NULL); /* what it leaves is left when it is taken */
+    mt_lock_give(&pool->lock);
+    if (st == MT_OK) note_exposed(lease);
+    return st;
+}
+
+/* --- announce --- */
+
+/* Blocks past the row's table that the announced tokens lie in. */
+static mt_kvspan
+announced(const mt_kvlease *lease, const mt_kvstep *step, size_t row)
+{
+    size_t to = mt_kvlease_row_tokens(lease, row) + mt_kvstep_count(step, row);
+    size_t taken = mt_kvlease_slot(lease, row)->taken;
+
+    return (mt_kvspan){taken, mt_size_max(taken, mt_kvgeom_blocks(&lease->pool->geom, to))};
+}
+
+/* Where code may have written, the row's own home holds it: name its blocks. */
+static mt_status
+name_touched(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
+{
+    mt_status st = MT_OK;
+    mt_kvjournal j;
+    size_t more = 0;
+
+    for (size_t row = 0; row < lease->rows; row++) {
+        mt_kvspan w = announced(lease, step, row);
+
+        more += mt_kvgrow_missing(lease, row, w.lo, w.hi);
+    }
+    mt_kvjournal_begin(&j, lease);
+    if (more > 0) st = mt_kvjournal_promise(&j, more, err);
+    for (size_t row = 0; st == MT_OK && row < lease->rows; row++) {
+        mt_kvspan w = announced(lease, step, row);
+        mt_kvslot *s = mt_kvlease_slot(lease, row);
+
+        /* Of a row that came after the others were exposed no code has written the tokens: they are
+         * zeros, as of places that a view has shown before. */
+        if (!s->exposed) s->reach = mt_size_max(s->reach, w.hi);
+        st = mt_kvgrow_own(&j, row, w.lo, w.hi, err);
+    }
+    if (st == MT_OK)
+        mt_kvjournal_commit(&j);
+    else
+        mt_kvjournal_undo(&j, err);
+    return st;
+}
+
+static mt_status
+announce_exposed(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
+{
+    mt_kvpool *pool = lease->pool;
+    mt_status st;
+    mt_error why;
+
+    do {
+        mt_lock_take(&pool->lock);
+        st = name_touched(lease, step, &why);
+    } while (mt_kvpool_again(pool, st, &why, err));
+    return st;
+}
+
+/* Zeros in what the rows have, and the name of zeros past that. */
+static mt_status
+announce_zeros(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
+{
+    mt_kvpool *pool = lease->pool;
+    mt_status st = MT_OK;
+
+    for (size_t layer = 0; st == MT_OK && layer < pool->geom.config.layers; layer++) {
+        size_t view = 0;
+
+        for (size_t row = 0; row < lease->rows; row++)
+            view =
+                mt_size_max(view, *mt_kvlease_len(lease, layer, row) + mt_kvstep_count(step, row));
+        st = mt_kvlease_show(lease, layer, view, err);
+    }
+    if (st != MT_OK) return st;
+    mt_lock_take(&pool->lock);
+    for (size_t row = 0; row < lease->rows; row++) {
+        mt_kvslot *s = mt_kvlease_slot(lease, row);
+        size_t to = mt_kvlease_row_tokens(lease, row) + mt_kvstep_count(step, row);
+
+        while (s->taken < mt_kvgeom_blocks(&pool->geom, to))
+            s->table[s->taken++] = MT_KV_ZERO;
+        s->reach = mt_size_max(s->reach, s->taken);
+    }
+    mt_lock_give(&pool->lock);
+    return MT_OK;
+}
+
+mt_status
+mt_kvlease_announce(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
+{
+    const mt_kvconfig *c = &lease->pool->geom.config;
+    mt_status st;
+
+    for (size_t row = 0; row < lease->rows; row++) {
+        size_t has = mt_kvlease_row_tokens(lease, row), count = mt_kvstep_count(step, row);
+
+        if (count > c->max_tokens - has)
+            return mt_fail_shape(err, "tokens", count > SIZE_MAX - has ? SIZE_MAX : has + count,
+                                 c->max_tokens);
+    }
+    st = lease->exposed ? announce_exposed(lease, step, err) : announce_zeros(lease, step, err);
+    for (size_t layer = 0; st == MT_OK && layer < c->layers; layer++)
+        mt_kvlease_advance(lease, layer, step);
+    return st;
+}

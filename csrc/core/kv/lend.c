@@ -1,0 +1,356 @@
+#include "kv/grow.h"
+
+#include <assert.h>
+
+#include "base/size.h"
+
+/* --- which slots --- */
+
+typedef struct mt_score { /* of a run of slots: more is better, then less */
+    size_t wanted;        /* resident blocks where the lease will need them */
+    size_t others;        /* idle blocks that some other lease may want */
+} mt_score;
+
+static mt_score
+slot_score(const mt_kvslot *s, size_t lo, size_t hi)
+{
+    mt_score score = {0, s->idle};
+
+    for (size_t tb = lo; s->idle > 0 && tb < hi; tb++)
+        score.wanted += s->resident[tb] && s->refs[tb] == 0;
+    if (lo == hi) score.wanted = s->idle; /* nobody says how long it will be: the more the better */
+    score.others -= score.wanted;
+    return score;
+}
+
+static bool
+better(mt_score a, mt_score b)
+{
+    return a.wanted != b.wanted ? a.wanted > b.wanted : a.others < b.others;
+}
+
+static bool
+run_score(const mt_kvpool *pool, size_t first, size_t rows, size_t lo, size_t hi, bool named,
+          mt_score *out)
+{
+    mt_score sum = {0, 0};
+
+    for (size_t i = first; i < first + rows; i++) {
+        const mt_kvslot *s = &pool->slots[i];
+        mt_score one;
+
+        if (s->lease != NULL || s->exposed || (!named && s->named > 0)) return false;
+        one = slot_score(s, lo, hi);
+        sum.wanted += one.wanted;
+        sum.others += one.others;
+    }
+    *out = sum;
+    return true;
+}
+
+/* The best run of free slots within one arena, with or without those whose homes hold blocks that
+ * others have named; slot_count when there is none. */
+static size_t
+best_run(const mt_kvpool *pool, size_t rows, size_t lo, size_t hi, bool named)
+{
+    size_t arena = pool->geom.config.max_rows, best = pool->slot_count;
+    mt_score best_score = {0, 0}, score;
+
+    for (size_t first = 0; first < pool->slot_count; first++) {
+        if (first % arena + rows > arena) continue;
+        if (!run_score(pool, first, rows, lo, hi, named, &score)) continue;
+        if (best < pool->slot_count && !better(score, best_score)) continue;
+        best = first;
+        best_score = score;
+    }
+    return best;
+}
+
+/* A row whose home others have named finds its blocks elsewhere, in more stretches; so before a
+ * pool has some arenas it rather takes one more. */
+static size_t
+find_run(const mt_kvpool *pool, size_t rows, size_t lo, size_t hi)
+{
+    enum { SOME_ARENAS = 4 };
+    size_t first = best_run(pool, rows, lo, hi, false);
+
+    if (first < pool->slot_count) return first;
+    if (pool->slot_count < SOME_ARENAS * pool->geom.config.max_rows) return first;
+    return best_run(pool, rows, lo, hi, true);
+}
+
+/* --- the struct --- */
+
+static size_t
+array_words(const mt_kvgeom *g, size_t rows)
+{
+    return rows * (3 * g->config.layers + 3 * g->units);
+}
+
+static void
+free_lease(mt_kvlease *lease)
+{
+    mt_alloc mem = lease->pool->mem;
+    size_t rows = lease->max_rows;
+
+    if (lease->lengths != NULL)
+        mem.put(mem.ctx, lease->lengths,
+                array_words(&lease->pool->geom, rows) * sizeof *lease->lengths);
+    if (lease->from != NULL) mem.put(mem.ctx, lease->from, 2 * rows * sizeof *lease->from);
+    mem.put(mem.ctx, lease, sizeof *lease);
+}
+
+static mt_kvlease *
+new_lease(mt_kvpool *pool, size_t rows)
+{
+    const mt_kvgeom *g = &pool->geom;
+    mt_kvlease *lease = mt_alloc_zeroed(&pool->mem, 1, sizeof *lease);
+
+    if (lease == NULL) return NULL;
+    lease->pool = pool;
+    lease->rows = lease->max_rows = rows;
+    lease->holds = 1;
+    lease->lengths = mt_alloc_zeroed(&pool->mem, array_words(g, rows), sizeof *lease->lengths);
+    lease->from = mt_alloc_zeroed(&pool->mem, 2 * rows, sizeof *lease->from);
+    if (lease->lengths == NULL || lease->from == NULL) {
+        free_lease(lease);
+        return NULL;
+    }
+    lease->clean = lease->lengths + rows * g->config.layers;
+    lease->roomed = lease->clean + rows * g->config.layers;
+    lease->ready_lo = lease->roomed + rows * g->config.layers;
+    lease->ready_hi = lease->ready_lo + rows * g->units;
+    lease->shown = lease->ready_hi + rows * g->units;
+    lease->to = lease->from + rows;
+    return lease;
+}
+
+/* --- lending --- */
+
+static void
+settle_in(mt_kvlease *lease, size_t first)
+{
+    mt_kvpool *pool = lease->pool;
+
+    lease->first = first;
+    lease->base = pool->slots[first].base;
+    for (size_t row = 0; row < lease->rows; row++) {
+        mt_kvslot *s = mt_kvlease_slot(lease, row);
+
+        s->lease = lease;
+        s->taken = s->reach = 0;
+        s->home = first + row;
+        assert(!s->stale && !s->exposed);
+    }
+    lease->next = pool->leases;
+    if (lease->next != NULL) lease->next->prev = lease;
+    pool->leases = lease;
+}
+
+mt_status
+mt_kvpool_lend(mt_kvpool *pool, size_t rows, size_t lo, size_t hi, size_t promise, mt_kvlease **out,
+               mt_error *err)
+{
+    mt_kvlease *lease;
+    size_t first;
+    mt_status st;
+
+    if (rows == 0 || rows > pool->geom.config.max_rows)
+        return mt_fail_shape(err, "rows", rows, pool->geom.config.max_rows);
+    if ((lease = new_lease(pool, rows)) == NULL) return mt_fail(err, MT_ENOMEM, "kvpool", 0);
+    if ((st = mt_kvblock_promise(lease, promise, err)) != MT_OK) goto no_promise;
+    first = find_run(pool, rows, lo, hi);
+    if (first == pool->slot_count && (st = mt_kvpool_extend(pool, err)) != MT_OK) goto no_slots;
+    settle_in(lease, first); /* where there was none, the new arena begins there */
+    *out = lease;
+    return MT_OK;
+
+no_slots: /* the promise stands */
+    mt_kvblock_unpromise(lease, promise);
+no_promise: /* the lease is linked nowhere */
+    free_lease(lease);
+    return st;
+}
+
+static mt_status
+acquire(mt_kvpool *pool, size_t rows, size_t tokens, mt_kvlease **out, mt_error *err)
+{
+    size_t blocks = mt_kvgeom_blocks(&pool->geom, tokens), promise;
+    mt_status st;
+
+    if (!mt_size_mul(rows, blocks, &promise)) return mt_fail(err, MT_EOVERFLOW, "kvpool", 0);
+    if ((st = mt_kvpool_lend(pool, rows, 0, blocks, promise, out, err)) != MT_OK) return st;
+    pool->acquired++;
+    return MT_OK;
+}
+
+mt_status
+mt_kvpool_acquire(mt_kvpool *pool, size_t rows, size_t tokens, mt_kvlease **out, mt_error *err)
+{
+    mt_status st;
+    mt_error why;
+
+    tokens = mt_size_min(tokens, pool->geom.config.max_tokens);
+    do {
+        mt_lock_take(&pool->lock);
+        st = acquire(pool, rows, tokens, out, &why);
+    } while (mt_kvpool_again(pool, st, &why, err));
+    return st;
+}
+
+/* --- forking --- */
+
+static void
+copy_row(mt_kvlease *child, size_t row, const mt_kvlease *parent, size_t from)
+{
+    mt_kvpool *pool = child->pool;
+    mt_kvslot *to = mt_kvlease_slot(child, row);
+    const mt_kvslot *s = mt_kvlease_slot(parent, from);
+
+    to->taken = mt_kvlease_blocks(parent, from);
+    for (size_t tb = 0; tb < to->taken; tb++) {
+        to->table[tb] = s->table[tb];
+        mt_kvblock_name(pool, s->table[tb]);
+    }
+    to->reach = to->taken;
+    for (size_t layer = 0; layer < pool->geom.config.layers; layer++) {
+        size_t at = row * pool->geom.config.layers + layer;
+
+        child->lengths[at] = *mt_kvlease_len(parent, layer, from);
+        child->clean[at] = child->roomed[at] = child->lengths[at];
+    }
+}
+
+/* Blocks that the children need beside the shared ones, for tokens each. */
+static bool
+promise_of(const mt_kvlease *parent, size_t n, size_t tokens, size_t *whole, size_t *promise)
+{
+    const mt_kvgeom *g = &parent->pool->geom;
+    size_t blocks = mt_kvgeom_blocks(g, mt_size_min(tokens, g->config.max_tokens)), one;
+
+    *promise = 0;
+    *whole = g->blocks;
+    for (size_t row = 0; row < parent->rows; row++) {
+        size_t full = mt_kvlease_row_tokens(parent, row) / g->block_tokens;
+
+        *whole = mt_size_min(*whole, full);
+        if (!mt_size_mul(n, blocks > full ? blocks - full : 0, &one)) return false;
+        if (!mt_size_add(*promise, one, promise)) return false;
+    }
+    return true;
+}
+
+static mt_status
+fork_locked(mt_kvlease *parent, size_t n, size_t tokens, mt_kvlease **out, mt_error *err)
+{
+    mt_kvpool *pool = parent->pool;
+    size_t rows = parent->rows * n, whole, promise;
+    mt_kvlease *child = NULL;
+    mt_status st;
+
+    if (!promise_of(parent, n, tokens, &whole, &promise))
+        return mt_fail(err, MT_EOVERFLOW, "kvpool", 0);
+    st = mt_kvpool_lend(pool, rows, whole, pool->geom.blocks, promise, &child, err);
+    if (st != MT_OK) return st;
+    assert(child != NULL);
+    for (size_t row = 0; row < rows; row++)
+        copy_row(child, row, parent, row / n);
+    for (size_t row = 0; st == MT_OK && row < rows; row++)
+        st = mt_kvmap_alias(pool, child->first + row, err);
+    if (st != MT_OK) {
+        mt_kvpool_take_back(child);
+        return st;
+    }
+    for (size_t row = 0; row < parent->rows; row++)
+        mt_kvlease_unready(parent, row); /* its blocks are shared now */
+    pool->forked++;
+    *out = child;
+    return MT_OK;
+}
+
+mt_status
+mt_kvlease_fork(mt_kvlease *parent, size_t n, size_t tokens, mt_kvlease **out, mt_error *err)
+{
+    mt_kvpool *pool = parent->pool;
+    size_t most = pool->geom.config.max_rows, rows;
+    mt_status st;
+    mt_error why;
+
+    if (!mt_size_mul(parent->rows, n, &rows)) return mt_fail(err, MT_EOVERFLOW, "kvpool", 0);
+    if (rows == 0 || rows > most) return mt_fail_shape(err, "rows", rows, most);
+    st = mt_kvgrow_keep_written(parent, NULL, parent->rows, NULL, err);
+    if (st != MT_OK) return st;
+    do {
+        mt_lock_take(&pool->lock);
+        st = fork_locked(parent, n, tokens, out, &why);
+    } while (mt_kvpool_again(pool, st, &why, err));
+    return st;
+}
+
+/* --- giving back --- */
+
+static void
+free_slot(mt_kvpool *pool, size_t index)
+{
+    mt_kvslot *s = &pool->slots[index];
+
+    mt_kvblock_unexpose(pool, index); /* before its blocks are unnamed: they are kept */
+    s->home = index;
+    for (size_t tb = 0; tb < s->taken; tb++)
+        mt_kvblock_unname(pool, s->table[tb]);
+    pool->stale -= s->stale;
+    s->stale = false;
+    s->taken = 0;
+    s->lease = NULL;
+    s->used_at = ++pool->clock;
+    mt_kvmap_settle(pool, index);
+    s->reach = 0;
+}
+
+void
+mt_kvpool_take_back(mt_kvlease *lease)
+{
+    mt_kvpool *pool = lease->pool;
+
+    for (size_t row = 0; row < lease->max_rows; row++)
+        free_slot(pool, lease->first + row);
+    if (lease->prev != NULL) lease->prev->next = lease->next;
+    if (lease->prev == NULL) pool->leases = lease->next;
+    if (lease->next != NULL) lease->next->prev = lease->prev;
+    mt_kvblock_unpromise(lease, lease->promised);
+    if (pool->closed) mt_kvblock_drop(pool, 0);
+    mt_kvblock_fit(pool);
+    free_lease(lease);
+}
+
+void
+mt_kvlease_release(mt_kvlease *lease)
+{
+    mt_kvpool *pool = lease->pool;
+
+    mt_lock_take(&pool->lock);
+    assert(!lease->released);
+    lease->released = true;
+    pool->released++;
+    if (--lease->holds == 0) mt_kvpool_take_back(lease);
+    mt_kvpool_unlock_or_free(pool);
+}
+
+void
+mt_kvlease_hold(mt_kvlease *lease)
+{
+    mt_lock_take(&lease->pool->lock);
+    lease->holds++;
+    mt_lock_give(&lease->pool->lock);
+}
+
+void
+mt_kvlease_unhold(mt_kvlease *lease)
+{
+    mt_kvpool *pool = lease->pool;
+
+    mt_lock_take(&pool->lock);
+    assert(lease->holds > 0);
+    if (--lease->holds == 0) mt_kvpool_take_back(lease);
+    mt_kvpool_unlock_or_free(pool);
+}

@@ -1,0 +1,948 @@
+/* How this file works. A row's table says which blocks it names; its addresses are mapped to them
+ * unit by unit, when a unit is used. Every change goes the same way: the unit's mappings as they
+ * are (`had`) and as they should be (`want`) stand in two arrays, and what differs is mapped in as
+ * few stretches as the blocks' numbers allow. A whole slot can also be mapped at once, to one home
+ * or to zeros. What is mapped where for a view is counted in `sights`, so that the pool knows which
+ * pages the system counts more than once. */
+#include "kv/private.h"
+
+#include <assert.h>
+
+#include "base/size.h"
+
+/* --- what is in sight --- */
+
+static void
+count_again(mt_kvpool *pool, bool more)
+{
+    size_t bytes = pool->geom.unit_ranges * pool->geom.part_bytes;
+
+    if (more) {
+        pool->again++;
+        if (pool->mapped_again != NULL) mt_gauge_add(pool->mapped_again, bytes);
+    } else {
+        assert(pool->again > 0);
+        pool->again--;
+        if (pool->mapped_again != NULL) mt_gauge_subtract(pool->mapped_again, bytes);
+    }
+}
+
+/* One place of a unit maps the block and is in sight, or is no more. A block has as many sights as
+ * it has units before it counts as mapped again. */
+static void
+count_sight(mt_kvpool *pool, uint32_t have, bool more)
+{
+    uint32_t *sights;
+
+    if (!mt_kvhave_is_block(have)) return;
+    sights = &mt_kvpool_home(pool, have >> 1)->sights[mt_kvpool_place(pool, have >> 1)];
+    if (more) {
+        if (++*sights > pool->geom.units) count_again(pool, true);
+    } else {
+        assert(*sights > 0);
+        if ((*sights)-- > pool->geom.units) count_again(pool, false);
+    }
+}
+
+static bool
+is_in_sight(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, size_t tb)
+{
+    return s->in_sight[unit * pool->geom.blocks + tb];
+}
+
+static void
+set_in_sight(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t tb, bool in_sight)
+{
+    if (is_in_sight(pool, s, unit, tb) == in_sight) return;
+    s->in_sight[unit * pool->geom.blocks + tb] = in_sight;
+    count_sight(pool, mt_kvslot_have(pool, s, unit, tb), in_sight);
+}
+
+/* These places of the unit are in a view now. */
+static void
+see(mt_kvpool *pool, mt_kvslot *s, size_t unit, const mt_kvspan *span)
+{
+    for (size_t tb = span->lo; tb < span->hi; tb++)
+        set_in_sight(pool, s, unit, tb, true);
+    if (s->seen[unit] < span->hi) s->seen[unit] = (uint32_t)span->hi;
+}
+
+/* The system has no page-table entries for the slot's addresses. */
+static void
+see_nothing(mt_kvpool *pool, mt_kvslot *s)
+{
+    for (size_t unit = 0; unit < pool->geom.units; unit++) {
+        for (size_t tb = 0; tb < s->seen[unit]; tb++)
+            set_in_sight(pool, s, unit, tb, false);
+        if (s->seen[unit] > 0) s->seen[unit] = 0;
+    }
+}
+
+bool
+mt_kvmap_is_elsewhere(const mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+{
+    const mt_kvslot *s = &pool->slots[slot], *home = mt_kvpool_home(pool, block);
+    size_t place = mt_kvpool_place(pool, block);
+    size_t here = home->windowed[place] ? pool->geom.units : 0;
+
+    for (size_t unit = 0; unit < pool->geom.units; unit++)
+        here += is_in_sight(pool, s, unit, tb) && mt_kvslot_have(pool, s, unit, tb) >> 1 == block;
+    return home->sights[place] > here;
+}
+
+void
+mt_kvmap_window(mt_kvpool *pool, uint32_t block, bool used)
+{
+    bool *windowed = &mt_kvpool_home(pool, block)->windowed[mt_kvpool_place(pool, block)];
+
+    if (!pool->store.lazy || *windowed == used) return;
+    *windowed = used;
+    for (size_t unit = 0; unit < pool->geom.units; unit++)
+        count_sight(pool, block << 1, used);
+}
+
+/* --- mappings as arrays --- */
+
+static void
+set_have(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t tb, uint32_t have)
+{
+    uint32_t *changed = &s->changed[unit * pool->geom.blocks + tb];
+    uint32_t value = have ^ mt_kvslot_fresh(s, tb);
+
+    if (*changed == value) return; /* an array of zeros that nobody writes to is free */
+    if (is_in_sight(pool, s, unit, tb)) {
+        count_sight(pool, mt_kvslot_have(pool, s, unit, tb), false);
+        count_sight(pool, have, true);
+    }
+    *changed = value;
+}
+
+/* The unit's mappings as they are, in one half of the scratch; what they should be, which starts
+ * with the same, in the other. */
+typedef struct unit_maps {
+    uint32_t *want, *had;
+} unit_maps;
+
+static unit_maps
+maps_of(mt_kvpool *pool, const mt_kvslot *s, size_t unit)
+{
+    unit_maps m = {pool->scratch, pool->scratch + pool->geom.blocks};
+
+    for (size_t tb = 0; tb < pool->geom.blocks; tb++)
+        m.want[tb] = m.had[tb] = mt_kvslot_have(pool, s, unit, tb);
+    return m;
+}
+
+/* Whether a place mapped as `next` lies behind one mapped as `have` in one stretch. */
+static bool
+continues(const mt_kvpool *pool, uint32_t have, uint32_t next)
+{
+    if (!mt_kvhave_is_block(have) || !mt_kvhave_is_block(next)) return have == next;
+    return next == have + 2 && mt_kvpool_place(pool, next >> 1) != 0;
+}
+
+/* Stretches of one unit. One that is mapped to a single home throughout is contiguous over its
+ * ranges, in addresses and in the store; its own home is the arena's own stretch. */
+static size_t
+stretches(const mt_kvpool *pool, const mt_kvslot *s, const uint32_t *maps)
+{
+    size_t runs = 1;
+
+    for (size_t tb = 1; tb < pool->geom.blocks; tb++)
+        runs += !continues(pool, maps[tb - 1], maps[tb]);
+    if (runs > 1) return runs * pool->geom.unit_ranges;
+    return maps[0] != s->first_block << 1 && maps[0] != MT_HAVE_NONE;
+}
+
+size_t
+mt_kvmap_count(mt_kvpool *pool, const mt_kvslot *s)
+{
+    size_t maps = 0;
+
+    for (size_t unit = 0; unit < pool->geom.units; unit++)
+        maps += stretches(pool, s, maps_of(pool, s, unit).had);
+    return maps;
+}
+
+bool
+mt_kvmap_shows(const mt_kvpool *pool, const mt_kvslot *s, size_t tb, uint32_t block)
+{
+    for (size_t unit = 0; unit < pool->geom.units; unit++)
+        if (mt_kvslot_have(pool, s, unit, tb) >> 1 == block) return true;
+    return false;
+}
+
+/* --- changing them --- */
+
+static uint32_t
+own_block(const mt_kvslot *s, size_t tb)
+{
+    return s->first_block + (uint32_t)tb;
+}
+
+/* Bytes from the slot's base to place tb of the unit's first range. */
+static size_t
+at_place(const mt_kvpool *pool, size_t unit, size_t tb)
+{
+    return unit * pool->geom.unit_bytes + tb * pool->geom.part_bytes;
+}
+
+static mt_status
+map_stretch(mt_kvpool *pool, void *at, size_t bytes, size_t offset, uint32_t to, mt_error *err)
+{
+    const mt_store_ops *store = &pool->store;
+    mt_map_kind kind = to & MT_HAVE_PRIVATE ? MT_MAP_PRIVATE : MT_MAP_SHARED;
+
+    pool->map_calls++;
+    if (to == MT_HAVE_ZERO) return store->map_zero(store->ctx, at, bytes, err);
+    return store->map(store->ctx, at, bytes, offset, kind, err);
+}
+
+/* Maps places [lo, hi) of the unit's ranges to a run of blocks from `to` on; a whole unit is one
+ * stretch. */
+static mt_status
+map_run(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t lo, size_t hi, uint32_t to,
+        mt_error *err)
+{
+    const mt_kvgeom *g = &pool->geom;
+    bool whole = hi - lo == g->blocks;
+    size_t bytes = whole ? g->unit_bytes : (hi - lo) * g->part_bytes, offset = 0;
+    char *at = s->base + at_place(pool, unit, lo);
+    mt_status st = MT_OK;
+
+    if (to != MT_HAVE_ZERO)
+        offset = mt_kvpool_home(pool, to >> 1)->offset +
+                 at_place(pool, unit, mt_kvpool_place(pool, to >> 1));
+    for (size_t r = 0; st == MT_OK && r < (whole ? 1 : g->unit_ranges); r++) {
+        st = map_stretch(pool, at, bytes, offset, to, err);
+        at += g->range_bytes;
+        offset += g->range_bytes;
+    }
+    return st;
+}
+
+/* What was written privately over the block at this place goes into the block. */
+static mt_status
+keep_written(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t tb, mt_error *err)
+{
+    const mt_kvgeom *g = &pool->geom;
+    uint32_t block = mt_kvslot_have(pool, s, unit, tb) >> 1;
+    const char *from = s->base + at_place(pool, unit, tb);
+    mt_status st = MT_OK;
+    void *to;
+
+    if (!pool->store.private_writes) return MT_OK;
+    for (size_t r = 0; st == MT_OK && r < g->unit_ranges; r++, from += g->range_bytes) {
+        st = mt_kvblock_window(pool, block, unit * g->unit_bytes + r * g->range_bytes, &to, err);
+        if (st == MT_OK) st = pool->store.copy(pool->store.ctx, to, from, g->part_bytes, err);
+    }
+    return st;
+}
+
+mt_status
+mt_kvmap_keep(mt_kvpool *pool, size_t slot, size_t tb, mt_error *err)
+{
+    mt_kvslot *s = &pool->slots[slot];
+    uint32_t mine = s->table[tb] << 1 | MT_HAVE_PRIVATE;
+    mt_status st = MT_OK;
+
+    assert(mt_kvpool_refs(pool, s->table[tb]) == 1);
+    for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++)
+        if (mt_kvslot_have(pool, s, unit, tb) == mine) st = keep_written(pool, s, unit, tb, err);
+    return st;
+}
+
+static mt_status
+map_changes(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, mt_error *err)
+{
+    mt_status st = MT_OK;
+
+    for (size_t lo = 0, hi; st == MT_OK && lo < pool->geom.blocks; lo = hi) {
+        hi = lo + 1;
+        if (m.want[lo] == m.had[lo]) continue;
+        while (hi < pool->geom.blocks && m.want[hi] != m.had[hi] &&
+               continues(pool, m.want[hi - 1], m.want[hi]))
+            hi++;
+        for (size_t tb = lo; st == MT_OK && tb < hi && tb < s->taken; tb++)
+            if (m.had[tb] == (m.want[tb] | MT_HAVE_PRIVATE) && is_in_sight(pool, s, unit, tb))
+                st = keep_written(pool, s, unit, tb, err);
+        if (st != MT_OK) return st;
+        st = map_run(pool, s, unit, lo, hi, m.want[lo], err);
+        s->broken |= st != MT_OK;
+        for (size_t tb = lo; tb < hi; tb++)
+            set_have(pool, s, unit, tb, st == MT_OK ? m.want[tb] : MT_HAVE_UNKNOWN);
+    }
+    return st;
+}
+
+/* Whether the pool may have so many stretches. The process has one limit for all that it maps, so
+ * the system is asked what is left, a quarter of which is this pool's until it asks again: others
+ * may be at it as well. Asking takes milliseconds where there are many, so a refusal stands for
+ * some time. */
+static bool
+may_have(mt_kvpool *pool, size_t maps)
+{
+    enum { ASK_AGAIN = 256 };
+    const mt_store_ops *store = &pool->store;
+
+    if (maps <= pool->maps_allowed) return true;
+    if (maps > store->max_maps) return false;
+    if (store->maps_left == NULL) return true;
+    if (pool->refusals > 0) {
+        pool->refusals++;
+        if (pool->refusals <= ASK_AGAIN) return false;
+    }
+    pool->maps_allowed = pool->maps + store->maps_left(store->ctx) / 4;
+    pool->refusals = maps > pool->maps_allowed;
+    return pool->refusals == 0;
+}
+
+static void
+recount_unit(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t before)
+{
+    size_t after = stretches(pool, s, maps_of(pool, s, unit).had);
+
+    pool->maps = pool->maps - before + after;
+    s->maps = s->maps - before + after;
+}
+
+/* Brings the unit to m.want: `anyway`, or unless that takes more stretches than there may be. One
+ * stretch always passes: to it a row moves when there are too many. An exposed row does not move:
+ * code writes into its home. */
+static mt_status
+change(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, bool anyway, mt_error *err)
+{
+    size_t before = stretches(pool, s, m.had), after = stretches(pool, s, m.want);
+    mt_status st;
+
+    if (!anyway && after > before && after > 1 && !s->exposed &&
+        !may_have(pool, pool->maps - before + after))
+        return mt_fail(err, MT_EAGAIN, MT_STORE_MAPS, 0);
+    st = map_changes(pool, s, unit, m, err);
+    recount_unit(pool, s, unit, before);
+    return st;
+}
+
+void
+mt_kvmap_forget_private(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+{
+    mt_kvslot *s = &pool->slots[slot];
+
+    for (size_t unit = 0; unit < pool->geom.units; unit++) {
+        size_t before;
+
+        if (mt_kvslot_have(pool, s, unit, tb) != (block << 1 | MT_HAVE_PRIVATE)) continue;
+        before = stretches(pool, s, maps_of(pool, s, unit).had);
+        set_have(pool, s, unit, tb, MT_HAVE_UNKNOWN);
+        recount_unit(pool, s, unit, before);
+    }
+}
+
+/* --- following the table --- */
+
+static uint32_t
+named_at(const mt_kvslot *s, size_t tb)
+{
+    return tb < s->taken ? s->table[tb] : MT_KV_ZERO;
+}
+
+/* What place tb should map, if not what it has. A row that wrote to a block which others name as
+ * well goes on mapping it as it did; but not one that finds it mapped so by the row before it. */
+static uint32_t
+wanted(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, size_t tb, bool write)
+{
+    uint32_t block = named_at(s, tb), shared = block << 1;
+    uint32_t have = mt_kvslot_have(pool, s, unit, tb);
+
+    if (tb >= s->taken && s->exposed && s->refs[tb] == 0) return own_block(s, tb) << 1;
+    if (block == MT_KV_ZERO) return MT_HAVE_ZERO;
+    if (!write && have == (shared | MT_HAVE_PRIVATE)) return have;
+    if (write || mt_kvpool_refs(pool, block) == 1) return shared;
+    if (have == shared && (s->exposed || is_in_sight(pool, s, unit, tb))) return have;
+    return shared | MT_HAVE_PRIVATE;
+}
+
+/* The same for what lies ahead costs nothing now and a call per range later: zeros, or the blocks
+ * behind a row's last one, which it will rather take than others. Not where a view has been: it
+ * shows zeros there, and goes on to. */
+static void
+look_ahead(const mt_kvpool *pool, const mt_kvslot *s, unit_maps m, size_t end, bool write)
+{
+    uint32_t last = m.want[end - 1];
+
+    if (!pool->store.lazy || end < s->taken || end < s->reach || last == m.had[end - 1]) return;
+    if (last == MT_HAVE_ZERO)
+        for (size_t tb = end; tb < pool->geom.blocks; tb++)
+            m.want[tb] = MT_HAVE_ZERO;
+    else if (write)
+        for (size_t tb = end; tb < pool->geom.blocks && continues(pool, last, last + 2); tb++)
+            m.want[tb] = last += 2;
+}
+
+mt_status
+mt_kvmap_follow(mt_kvpool *pool, size_t slot, size_t unit, const mt_kvspan *span,
+                const mt_kvspan *write, mt_error *err)
+{
+    mt_kvslot *s = &pool->slots[slot];
+    unit_maps m = maps_of(pool, s, unit);
+    bool changed = false;
+    mt_status st = MT_OK;
+
+    s->reach = mt_size_max(s->reach, mt_size_max(span->hi, s->taken));
+    for (size_t tb = span->lo; tb < span->hi; tb++) {
+        m.want[tb] = wanted(pool, s, unit, tb, tb >= write->lo && tb < write->hi);
+        changed |= m.want[tb] != m.had[tb];
+    }
+    if (changed) {
+        look_ahead(pool, s, m, span->hi, write->hi > write->lo);
+        st = change(pool, s, unit, m, false, err);
+    }
+    if (st == MT_OK) see(pool, s, unit, span);
+    return st;
+}
+
+mt_status
+mt_kvmap_home(mt_kvpool *pool, size_t slot, size_t unit, mt_error *err)
+{
+    mt_kvslot *s = &pool->slots[slot];
+    unit_maps m = maps_of(pool, s, unit);
+
+    assert(pool->store.lazy);
+    s->reach = pool->geom.blocks;
+    for (size_t tb = s->taken; tb < pool->geom.blocks; tb++) {
+        assert(s->refs[tb] == 0);
+        m.want[tb] = own_block(s, tb) << 1;
+    }
+    return change(pool, s, unit, m, false, err);
+}
+
+/* --- leaving blocks --- */
+
+/* Whether a place that maps `have` shows what the row neither names there nor has for itself. */
+static bool
+is_astray(const mt_kvpool *pool, const mt_kvslot *s, size_t tb, uint32_t have)
+{
+    const mt_kvslot *home;
+
+    if (have == MT_HAVE_UNKNOWN) return true;
+    if (!mt_kvhave_is_block(have) || have >> 1 == named_at(s, tb)) return false;
+    home = mt_kvpool_home(pool, have >> 1);
+    if (mt_kvpool_place(pool, have >> 1) != tb || home->refs[tb] > 0) return true;
+    return !home->exposed || home != s;
+}
+
+/* Places where a view has been map the table again: all of them, as many stretches as that takes,
+ * because the row had about as many before; or those that are astray. */
+static mt_status
+follow_again(mt_kvpool *pool, mt_kvslot *s, bool all, mt_error *err)
+{
+    mt_status st = MT_OK;
+
+    for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++) {
+        unit_maps m = maps_of(pool, s, unit);
+        bool changed = false;
+
+        for (size_t tb = 0; tb < s->reach; tb++) {
+            if (!all && !is_astray(pool, s, tb, m.had[tb])) continue;
+            m.want[tb] = wanted(pool, s, unit, tb, false);
+            if (m.want[tb] == m.had[tb]) continue;
+            see(pool, s, unit, &(mt_kvspan){tb, tb + 1}); /* also where all was mapped at once */
+            changed = true;
+        }
+        if (changed) st = change(pool, s, unit, m, all, err);
+    }
+    return st;
+}
+
+mt_status
+mt_kvmap_clear(mt_kvpool *pool, mt_error *err)
+{
+    mt_status all = MT_OK;
+
+    for (size_t i = 0; pool->stale > 0 && i < pool->slot_count; i++) {
+        mt_kvslot *s = &pool->slots[i];
+        mt_status st;
+
+        if (!s->stale) continue;
+        st = follow_again(pool, s, false, err);
+        if (st == MT_EAGAIN && mt_kvmap_relax(pool)) st = follow_again(pool, s, false, err);
+        if (st != MT_OK && st != MT_EAGAIN) return st;
+        if (st == MT_EAGAIN) all = st;
+        if (st == MT_EAGAIN) continue;
+        s->stale = s->broken = false;
+        pool->stale--;
+    }
+    return all;
+}
+
+static void
+recount(mt_kvpool *pool, mt_kvslot *s)
+{
+    pool->maps -= s->maps;
+    s->maps = mt_kvmap_count(pool, s);
+    pool->maps += s->maps;
+}
+
+/* Maps all of the slot: to a home, or to zeros. */
+static mt_status
+map_whole(mt_kvpool *pool, mt_kvslot *s, uint32_t to, mt_error *err)
+{
+    size_t offset = to == MT_HAVE_ZERO ? 0 : mt_kvpool_home(pool, to >> 1)->offset;
+    mt_status st = map_stretch(pool, s->base, pool->geom.slot_bytes, offset, to, err);
+
+    s->broken = st != MT_OK;
+    see_nothing(pool, s);
+    for (size_t unit = 0; unit < pool->geom.units; unit++)
+        for (size_t tb = 0; tb < pool->geom.blocks; tb++) {
+            uint32_t have = to == MT_HAVE_ZERO ? to : to + 2 * (uint32_t)tb;
+
+            set_have(pool, s, unit, tb, st == MT_OK ? have : MT_HAVE_UNKNOWN);
+        }
+    recount(pool, s);
+    return st;
+}
+
+mt_status
+mt_kvmap_blank(mt_kvpool *pool, size_t slot, mt_error *err)
+{
+    enum { TRIES = 2 }; /* what others have is at stake */
+    mt_status st = MT_EAGAIN;
+
+    for (int i = 0; st != MT_OK && pool->store.lazy && i < TRIES; i++)
+        st = map_whole(pool, &pool->slots[slot], MT_HAVE_ZERO, err);
+    return st;
+}
+
+mt_status
+mt_kvmap_restore(mt_kvpool *pool, size_t slot)
+{
+    if (follow_again(pool, &pool->slots[slot], true, NULL) == MT_OK) return MT_OK;
+    return mt_kvmap_blank(pool, slot, NULL);
+}
+
+bool
+mt_kvmap_has_private(const mt_kvpool *pool, size_t slot, size_t end)
+{
+    const mt_kvslot *s = &pool->slots[slot];
+
+    assert(end <= s->taken);
+    for (size_t unit = 0; pool->store.private_writes && unit < pool->geom.units; unit++)
+        for (size_t tb = 0; tb < end; tb++)
+            if (mt_kvslot_have(pool, s, unit, tb) == (s->table[tb] << 1 | MT_HAVE_PRIVATE))
+                return true;
+    return false;
+}
+
+bool
+mt_kvmap_next_private(const mt_kvpool *pool, size_t slot, size_t *at, size_t *tb)
+{
+    const mt_kvgeom *g = &pool->geom;
+    const mt_kvslot *s = &pool->slots[slot];
+
+    while (*at < g->slot_bytes) {
+        size_t unit, step = g->part_bytes;
+
+        *at += pool->store.written(pool->store.ctx, s->base + *at, g->slot_bytes - *at);
+        if (*at >= g->slot_bytes) break;
+        unit = *at / g->unit_bytes;
+        *tb = *at % g->range_bytes / step;
+        *at = (*at / step + 1) * step;
+        if (*tb >= s->taken || s->table[*tb] == MT_KV_ZERO) continue;
+        if (mt_kvslot_have(pool, s, unit, *tb) == (s->table[*tb] << 1 | MT_HAVE_PRIVATE))
+            return true;
+    }
+    return false;
+}
+
+/* The system may keep page-table entries for the addresses: they are in sight still. */
+mt_status
+mt_kvmap_drop_private(mt_kvpool *pool, size_t slot)
+{
+    const mt_kvgeom *g = &pool->geom;
+    const mt_kvslot *s = &pool->slots[slot];
+    size_t at = 0, tb;
+    mt_status st = MT_OK;
+
+    if (!mt_kvmap_has_private(pool, slot, s->taken)) return MT_OK;
+    while (st == MT_OK && mt_kvmap_next_private(pool, slot, &at, &tb))
+        st = pool->store.settle(pool->store.ctx, s->base + at - g->part_bytes, g->part_bytes, NULL);
+    return st;
+}
+
+/* Places that must leave their blocks map zeros: `anyway`, or unless that takes too many stretches;
+ * all, or only those where a write would reach the block. */
+static mt_status
+leave(mt_kvpool *pool, size_t slot, const mt_kvspan *span, bool anyway, bool writable,
+      mt_error *err)
+{
+    mt_kvslot *s = &pool->slots[slot];
+    mt_status st = MT_OK;
+
+    for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++) {
+        unit_maps m = maps_of(pool, s, unit);
+        bool changed = false;
+
+        for (size_t tb = span->lo; tb < span->hi; tb++) {
+            if (s->table[tb] == MT_KV_ZERO) continue;
+            if (!mt_kvblock_must_leave(pool, slot, s->table[tb])) continue;
+            if (writable && m.had[tb] == (s->table[tb] << 1 | MT_HAVE_PRIVATE)) continue;
+            if (m.had[tb] == MT_HAVE_UNKNOWN || m.had[tb] >> 1 == s->table[tb])
+                m.want[tb] = MT_HAVE_ZERO;
+            changed |= m.want[tb] != m.had[tb];
+        }
+        if (changed) st = change(pool, s, unit, m, anyway, err);
+    }
+    return st;
+}
+
+mt_status
+mt_kvmap_leave(mt_kvpool *pool, size_t slot, const mt_kvspan *span, bool anyway, mt_error *err)
+{
+    mt_status st = leave(pool, slot, span, anyway, false, err);
+
+    if (st == MT_EAGAIN && mt_kvmap_relax(pool)) st = leave(pool, slot, span, false, false, err);
+    if (st == MT_OK) return st;
+    if (mt_kvmap_has_private(pool, slot, span->lo) &&
+        leave(pool, slot, span, true, true, NULL) == MT_OK)
+        return st;
+    return mt_kvmap_blank(pool, slot, err);
+}
+
+/* Whether a place that maps `have` must leave it before the row's table becomes another one. It
+ * leaves what nobody is to have as well, so that it is free for others: mt_kvmap_clear may find too
+ * few stretches for that, and cannot map all of a row to zeros, whose views must go on. */
+static bool
+must_change(const mt_kvpool *pool, const mt_kvslot *s, size_t tb, uint32_t have, uint32_t next)
+{
+    const mt_kvslot *home;
+
+    if (have == MT_HAVE_UNKNOWN) return true;
+    if (!mt_kvhave_is_block(have) || have >> 1 == next) return false;
+    if (have >> 1 == named_at(s, tb)) return true;
+    home = mt_kvpool_home(pool, have >> 1);
+    return mt_kvpool_refs(pool, have >> 1) > 0 || (home->exposed && home != s);
+}
+
+/* A new table's blocks are mapped privately, but for the row's own one: whether it will be alone
+ * with the others is not known before all rows have changed. */
+static uint32_t
+next_map(uint32_t block, uint32_t own)
+{
+    if (block == MT_KV_ZERO) return MT_HAVE_ZERO;
+    return block == own ? block << 1 : block << 1 | MT_HAVE_PRIVATE;
+}
+
+static mt_status
+become(mt_kvpool *pool, size_t slot, const uint32_t *table, size_t taken, uint32_t own,
+       mt_error *err)
+{
+    mt_kvslot *s = &pool->slots[slot];
+    size_t end = mt_size_max(s->reach, taken);
+    mt_status st = MT_OK;
+
+    for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++) {
+        unit_maps m = maps_of(pool, s, unit);
+        bool changed = false;
+
+        for (size_t tb = 0; tb < end; tb++) {
+            uint32_t next = tb < taken ? table[tb] : MT_KV_ZERO;
+
+            if (!must_change(pool, s, tb, m.had[tb], next)) continue;
+            m.want[tb] = next_map(next, own);
+            changed = true;
+        }
+        if (changed) st = change(pool, s, unit, m, false, err);
+    }
+    return st;
+}
+
+mt_status
+mt_kvmap_become(mt_kvpool *pool, size_t slot, const uint32_t *table, size_t taken, uint32_t own,
+                mt_error *err)
+{
+    mt_status st = become(pool, slot, table, taken, own, err);
+
+    if (st != MT_EAGAIN || !mt_kvmap_relax(pool)) return st;
+    return become(pool, slot, table, taken, own, err);
+}
+
+/* --- a whole home at once --- */
+
+static size_t
+times_at_home(const mt_kvslot *s, uint32_t first_block)
+{
+    size_t times = 0;
+
+    for (size_t tb = 0; tb < s->taken; tb++)
+        times += s->table[tb] == first_block + tb;
+    return times;
+}
+
+/* Block 0 of the home that the most of the table lies in, each block at its own place, of the two
+ * likeliest: the first block's, which is the oldest ancestor's, and the middle one's. MT_KV_ZERO:
+ * half of the table does not. */
+static uint32_t
+main_home(const mt_kvpool *pool, const mt_kvslot *s)
+{
+    uint32_t blocks[] = {s->table[0], s->table[s->taken / 2]}, best = MT_KV_ZERO;
+    size_t most = (s->taken - 1) / 2;
+
+    for (size_t i = 0; i < 2; i++) {
+        uint32_t first;
+
+        if (blocks[i] == MT_KV_ZERO) continue;
+        first = mt_kvpool_home(pool, blocks[i])->first_block;
+        if (times_at_home(s, first) <= most) continue;
+        most = times_at_home(s, first);
+        best = first;
+    }
+    return best;
+}
+
+/* Whether following the table block by block touches the last one at most, which a row that was
+ * here before had a copy of. Anything else takes a call for each range. */
+static bool
+is_mapped(const mt_kvpool *pool, const mt_kvslot *s)
+{
+    size_t same = 0;
+
+    for (size_t tb = 0; tb < s->taken; tb++)
+        same += mt_kvslot_have(pool, s, 0, tb) >> 1 == s->table[tb];
+    return same + 1 >= s->taken;
+}
+
+mt_status
+mt_kvmap_alias(mt_kvpool *pool, size_t slot, mt_error *err)
+{
+    mt_kvslot *s = &pool->slots[slot];
+    uint32_t first;
+
+    if (!pool->store.lazy || s->taken == 0 || is_mapped(pool, s)) return MT_OK;
+    if ((first = main_home(pool, s)) == MT_KV_ZERO || first == s->first_block) return MT_OK;
+    return map_whole(pool, s, first << 1 | MT_HAVE_PRIVATE, err);
+}
+
+mt_status
+mt_kvmap_move(mt_kvpool *pool, size_t slot, size_t home, size_t end, mt_error *err)
+{
+    mt_kvslot *s = &pool->slots[slot];
+    mt_kvspan views = {0, end};
+    mt_status st = map_whole(pool, s, pool->slots[home].first_block << 1, err);
+
+    assert(pool->store.lazy);
+    for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++)
+        see(pool, s, unit, &views);
+    return st;
+}
+
+static void
+reset(mt_kvpool *pool, mt_kvslot *s)
+{
+    assert(s->lease == NULL && pool->store.lazy);
+    (void)map_whole(pool, s, s->first_block << 1, NULL);
+}
+
+bool
+mt_kvmap_relax(mt_kvpool *pool)
+{
+    size_t before = pool->maps;
+
+    for (size_t i = 0; i < pool->slot_count; i++)
+        if (pool->slots[i].lease == NULL && pool->slots[i].maps > 0) reset(pool, &pool->slots[i]);
+    return pool->maps < before;
+}
+
+/* --- the end of a row, the end of a block --- */
+
+/* Whether what code wrote at a place that maps `have` is in no block, or may be: it stays with the
+ * addresses. */
+static bool
+holds_writes(uint32_t have)
+{
+    if (have == MT_HAVE_ZERO || have == MT_HAVE_UNKNOWN) return true;
+    return mt_kvhave_is_block(have) && (have & MT_HAVE_PRIVATE);
+}
+
+/* Whether a row, or other addresses, its window's too, have the block as well. */
+static bool
+is_shown_again(const mt_kvpool *pool, uint32_t have)
+{
+    size_t place;
+    const mt_kvslot *home;
+
+    if (!mt_kvhave_is_block(have)) return false;
+    home = mt_kvpool_home(pool, have >> 1);
+    place = mt_kvpool_place(pool, have >> 1);
+    return home->refs[place] > 0 || home->sights[place] > pool->geom.units;
+}
+
+/* Whether the place of a row that is over must be settled. */
+static bool
+must_settle(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, size_t tb)
+{
+    uint32_t have = mt_kvslot_have(pool, s, unit, tb);
+
+    if (tb < s->reach && holds_writes(have)) return true;
+    return is_in_sight(pool, s, unit, tb) && is_shown_again(pool, have);
+}
+
+static mt_status
+settle_run(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t lo, size_t hi)
+{
+    const mt_kvgeom *g = &pool->geom;
+    char *at = s->base + at_place(pool, unit, lo);
+    mt_status st = MT_OK;
+
+    for (size_t r = 0; st == MT_OK && r < g->unit_ranges; r++, at += g->range_bytes)
+        st = pool->store.settle(pool->store.ctx, at, (hi - lo) * g->part_bytes, NULL);
+    for (size_t tb = lo; st == MT_OK && tb < hi; tb++)
+        set_in_sight(pool, s, unit, tb, false);
+    return st;
+}
+
+static mt_status
+settle_unit(mt_kvpool *pool, mt_kvslot *s, size_t unit)
+{
+    size_t end = mt_size_max(s->seen[unit], s->reach);
+    mt_status st = MT_OK;
+
+    for (size_t lo = 0, hi; st == MT_OK && lo < end; lo = hi + 1) {
+        for (hi = lo; hi < end && must_settle(pool, s, unit, hi);)
+            hi++;
+        if (hi > lo) st = settle_run(pool, s, unit, lo, hi);
+    }
+    return st;
+}
+
+static mt_status
+settle_whole(mt_kvpool *pool, mt_kvslot *s)
+{
+    mt_status st = pool->store.settle(pool->store.ctx, s->base, pool->geom.slot_bytes, NULL);
+
+    if (st == MT_OK) see_nothing(pool, s);
+    return st;
+}
+
+/* Places of the slot that must be settled, and others that are in sight. */
+typedef struct settling {
+    size_t must, others;
+} settling;
+
+static settling
+to_settle(const mt_kvpool *pool, const mt_kvslot *s)
+{
+    settling n = {0, 0};
+
+    for (size_t unit = 0; unit < pool->geom.units; unit++)
+        for (size_t tb = 0; tb < mt_size_max(s->seen[unit], s->reach); tb++)
+            if (must_settle(pool, s, unit, tb))
+                n.must++;
+            else
+                n.others += is_in_sight(pool, s, unit, tb);
+    return n;
+}
+
+/* Whether a slot that nobody uses may keep its stretches: not so many that others lack them, nor so
+ * scattered that the next row would rather not find them. */
+static bool
+may_keep(const mt_kvpool *pool, const mt_kvslot *s)
+{
+    enum { EACH_RANGE = 3 }; /* what is shared, the row's own, and what lies ahead */
+
+    return pool->maps <= pool->store.max_maps / 4 &&
+           s->maps <= EACH_RANGE * pool->geom.units * pool->geom.unit_ranges;
+}
+
+void
+mt_kvmap_settle(mt_kvpool *pool, size_t slot)
+{
+    mt_kvslot *s = &pool->slots[slot];
+    settling n = {0, 0};
+    mt_status st = MT_OK;
+
+    assert(s->lease == NULL);
+    if (!pool->store.lazy) return;
+    n = to_settle(pool, s);
+    if (n.must == 0) return;
+    if (!may_keep(pool, s)) {
+        reset(pool, s);
+        return;
+    }
+    if (n.others == 0) st = settle_whole(pool, s);
+    for (size_t unit = 0; st == MT_OK && n.others > 0 && unit < pool->geom.units; unit++)
+        st = settle_unit(pool, s, unit);
+    if (st != MT_OK) reset(pool, s);
+}
+
+static bool
+has_in_sight(const mt_kvpool *pool, const mt_kvslot *s, uint32_t block)
+{
+    for (size_t unit = 0; unit < pool->geom.units; unit++)
+        for (size_t tb = 0; tb < s->seen[unit]; tb++)
+            if (is_in_sight(pool, s, unit, tb) && mt_kvslot_have(pool, s, unit, tb) >> 1 == block)
+                return true;
+    return false;
+}
+
+static void
+yield(mt_kvpool *pool, mt_kvslot *s, uint32_t block)
+{
+    if (s->lease != NULL || !has_in_sight(pool, s, block)) return;
+    if (settle_whole(pool, s) != MT_OK) reset(pool, s);
+}
+
+/* The block's home has seen it nearly always, and mostly nobody else. */
+void
+mt_kvmap_yield(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+{
+    if (!pool->store.lazy || !mt_kvmap_is_elsewhere(pool, slot, tb, block)) return;
+    yield(pool, mt_kvpool_home(pool, block), block);
+    for (size_t i = 0; i < pool->slot_count && mt_kvmap_is_elsewhere(pool, slot, tb, block); i++)
+        yield(pool, &pool->slots[i], block);
+}
+
+/* A live row's stale views read zeros from now on, rather than nothing at all. */
+static uint32_t
+clear_run(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t lo, size_t hi)
+{
+    const mt_kvgeom *g = &pool->geom;
+    size_t bytes = (hi - lo) * g->part_bytes, at = at_place(pool, unit, lo);
+
+    if (s->lease != NULL && map_run(pool, s, unit, lo, hi, MT_HAVE_ZERO, NULL) == MT_OK)
+        return MT_HAVE_ZERO;
+    for (size_t r = 0; r < g->unit_ranges; r++, at += g->range_bytes)
+        pool->store.unmap(pool->store.ctx, s->base + at, bytes);
+    return MT_HAVE_NONE;
+}
+
+static bool
+may_map(uint32_t have, uint32_t first, uint32_t end)
+{
+    if (!mt_kvhave_is_block(have)) return have == MT_HAVE_UNKNOWN;
+    return have >> 1 >= first && have >> 1 < end;
+}
+
+void
+mt_kvmap_forget(mt_kvpool *pool, uint32_t first, uint32_t end)
+{
+    assert(!pool->store.lazy);
+    for (size_t i = 0; i < pool->slot_count; i++) {
+        mt_kvslot *s = &pool->slots[i];
+        bool changed = false;
+
+        for (size_t unit = 0; unit < pool->geom.units; unit++)
+            for (size_t lo = 0, hi; lo < pool->geom.blocks; lo = hi + 1) {
+                uint32_t left;
+
+                for (hi = lo; hi < pool->geom.blocks &&
+                              may_map(mt_kvslot_have(pool, s, unit, hi), first, end);)
+                    hi++;
+                if (hi == lo) continue;
+                left = clear_run(pool, s, unit, lo, hi);
+                for (size_t tb = lo; tb < hi; tb++)
+                    set_have(pool, s, unit, tb, left);
+                changed = true;
+            }
+        if (changed) recount(pool, s);
+    }
+}

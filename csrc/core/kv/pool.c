@@ -1,0 +1,404 @@
+#include "kv/private.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "base/size.h"
+
+/* --- arenas --- */
+
+/* One piece of memory per slot: words for refs, let_go, sights and the table, and for maps and
+ * seen; then resident, windowed and in_sight. */
+static bool
+slot_array_bytes(const mt_kvgeom *g, size_t *words, size_t *bytes)
+{
+    size_t places, units;
+
+    return mt_size_mul(g->units, g->blocks, &places) && mt_size_add(places, g->units, &units) &&
+           mt_size_mul(4, g->blocks, words) && mt_size_add(*words, units, words) &&
+           mt_size_mul(*words, sizeof(uint32_t), bytes) &&
+           mt_size_add(*bytes, (2 * g->blocks + places) * sizeof(bool), bytes);
+}
+
+static bool
+slot_init(mt_kvpool *pool, mt_kvslot *s, size_t index)
+{
+    size_t n = pool->geom.blocks, words, bytes;
+    uint32_t *array;
+
+    *s = (mt_kvslot){.lease = NULL, .home = index, .lazy = pool->store.lazy};
+    s->first_block = (uint32_t)(index * n);
+    if (!slot_array_bytes(&pool->geom, &words, &bytes)) return false;
+    if ((array = mt_alloc_zeroed(&pool->mem, 1, bytes)) == NULL) return false;
+    s->refs = array;
+    s->let_go = array + n;
+    s->sights = array + 2 * n;
+    s->table = array + 3 * n;
+    s->changed = array + 4 * n;
+    s->seen = s->changed + pool->geom.units * n;
+    s->resident = (bool *)(array + words);
+    s->windowed = s->resident + n;
+    s->in_sight = s->windowed + n;
+    return true;
+}
+
+static void
+slot_fini(mt_kvpool *pool, mt_kvslot *s)
+{
+    size_t words, bytes = 0;
+
+    if (s->refs == NULL) return;
+    (void)slot_array_bytes(&pool->geom, &words, &bytes);
+    pool->mem.put(pool->mem.ctx, s->refs, bytes);
+}
+
+static bool
+make_room(mt_kvpool *pool)
+{
+    size_t want = pool->slot_count + pool->geom.config.max_rows;
+    mt_kvslot *slots;
+
+    if (want <= pool->slot_room) return true;
+    want = mt_size_max(want, 2 * pool->slot_room);
+    if ((slots = mt_alloc_zeroed(&pool->mem, want, sizeof *slots)) == NULL) return false;
+    if (pool->slots != NULL) memcpy(slots, pool->slots, pool->slot_count * sizeof *slots);
+    pool->mem.put(pool->mem.ctx, pool->slots, pool->slot_room * sizeof *slots);
+    pool->slots = slots;
+    pool->slot_room = want;
+    return true;
+}
+
+/* As the store says it, where what fails first is our own account of so many addresses. */
+static mt_status
+no_room(mt_error *err, size_t bytes)
+{
+    mt_fail(err, MT_ENOMEM, MT_STORE_ADDRESSES, 0);
+    if (err != NULL) err->asked = bytes;
+    return MT_ENOMEM;
+}
+
+mt_status
+mt_kvpool_extend(mt_kvpool *pool, mt_error *err)
+{
+    const mt_kvgeom *g = &pool->geom;
+    size_t rows = g->config.max_rows, first = pool->slot_count, made = 0, bytes, numbers;
+    mt_status st = MT_OK;
+    void *base = NULL;
+
+    if (!mt_size_mul(rows, g->slot_bytes, &bytes)) return no_room(err, SIZE_MAX);
+    if (!mt_size_mul(first + rows, g->blocks, &numbers) || numbers > MT_KV_MOST || !make_room(pool))
+        return no_room(err, bytes);
+    while (made < rows && slot_init(pool, &pool->slots[first + made], first + made))
+        made++;
+    if (made < rows) st = no_room(err, bytes);
+    if (st == MT_OK) st = pool->store.extend(pool->store.ctx, bytes, &base, err);
+    if (st != MT_OK) {
+        while (made-- > 0)
+            slot_fini(pool, &pool->slots[first + made]);
+        return st;
+    }
+    for (size_t i = 0; i < rows; i++) {
+        pool->slots[first + i].base = (char *)base + i * g->slot_bytes;
+        pool->slots[first + i].offset = (first + i) * g->slot_bytes;
+    }
+    pool->slot_count += rows;
+    pool->maps++;
+    return MT_OK;
+}
+
+/* --- the pool --- */
+
+static size_t
+idle_bytes(void *ctx)
+{
+    mt_kvpool *pool = ctx;
+    size_t spare;
+
+    mt_lock_take(&pool->lock);
+    spare = pool->idle > pool->promised ? pool->idle - pool->promised : 0;
+    mt_lock_give(&pool->lock);
+    return spare * pool->geom.block_bytes;
+}
+
+static size_t
+give_back(void *ctx, size_t bytes)
+{
+    mt_kvpool *pool = ctx;
+    size_t unit = pool->geom.block_bytes, before, blocks = bytes / unit + (bytes % unit != 0);
+
+    mt_lock_take(&pool->lock);
+    before = pool->reserved;
+    mt_kvblock_drop(pool,
+                    mt_size_max(pool->promised, pool->idle - mt_size_min(blocks, pool->idle)));
+    mt_kvblock_fit(pool);
+    before -= pool->reserved;
+    mt_lock_give(&pool->lock);
+    return before * unit;
+}
+
+static void
+free_parts(mt_kvpool *pool)
+{
+    mt_alloc mem = pool->mem;
+
+    for (size_t i = 0; i < pool->slot_count; i++)
+        slot_fini(pool, &pool->slots[i]);
+    mem.put(mem.ctx, pool->slots, pool->slot_room * sizeof *pool->slots);
+    mem.put(mem.ctx, pool->scratch, 2 * pool->geom.blocks * sizeof *pool->scratch);
+    mt_gauge_subtract(pool->mapped_again,
+                      pool->again * pool->geom.unit_ranges * pool->geom.part_bytes);
+    mt_kvpool_tell_pages(pool, 0 - (pool->live + pool->idle) * pool->geom.block_bytes);
+    pool->store.close(pool->store.ctx);
+    mt_lock_fini(&pool->lock);
+    mem.put(mem.ctx, pool, sizeof *pool);
+}
+
+static mt_status
+new_parts(mt_kvpool *pool, mt_ledger *ledger, const char *name, const mt_kvconfig *config,
+          mt_error *err)
+{
+    mt_member_ops ops = {.idle = idle_bytes, .give_back = give_back, .ctx = pool};
+    mt_status st = mt_kvgeom_init(&pool->geom, config, pool->store.page_bytes, err);
+
+    if (st != MT_OK) return st;
+    pool->scratch = mt_alloc_zeroed(&pool->mem, 2 * pool->geom.blocks, sizeof *pool->scratch);
+    if (pool->scratch == NULL) return mt_fail(err, MT_ENOMEM, "kvpool", 0);
+    return mt_ledger_join(ledger, name, 0, &ops, &pool->member, err);
+}
+
+mt_status
+mt_kvpool_new(const mt_alloc *mem, const mt_store_ops *store, mt_ledger *ledger, const char *name,
+              const mt_kvconfig *config, mt_gauge *mapped_again, mt_kvpool **out, mt_error *err)
+{
+    mt_kvpool *pool = mt_alloc_zeroed(mem, 1, sizeof *pool);
+    mt_status st;
+
+    if (pool == NULL) {
+        store->close(store->ctx);
+        return mt_fail(err, MT_ENOMEM, "kvpool", 0);
+    }
+    pool->mem = *mem;
+    pool->store = *store;
+    pool->mapped_again = mapped_again;
+    mt_lock_init(&pool->lock);
+    if ((st = new_parts(pool, ledger, name, config, err)) != MT_OK) {
+        free_parts(pool);
+        return st;
+    }
+    *out = pool;
+    return MT_OK;
+}
+
+/* Leaving the ledger waits for a give_back of ours, which takes the lock: so not under it. */
+void
+mt_kvpool_unlock_or_free(mt_kvpool *pool)
+{
+    bool over = pool->closed && pool->leases == NULL;
+    mt_ledger *ledger = over ? NULL : mt_ledger_hold(mt_member_ledger(pool->member));
+
+    pool->untold = false;
+    mt_lock_give(&pool->lock);
+    if (!over) {
+        mt_ledger_stir(ledger);
+        mt_ledger_drop(ledger);
+        return;
+    }
+    mt_ledger_leave(pool->member);
+    free_parts(pool);
+}
+
+void
+mt_kvpool_close(mt_kvpool *pool)
+{
+    if (pool == NULL) return;
+    mt_lock_take(&pool->lock);
+    pool->closed = true;
+    mt_kvblock_drop(pool, 0);
+    mt_kvblock_fit(pool);
+    mt_kvpool_unlock_or_free(pool);
+}
+
+const mt_kvgeom *
+mt_kvpool_geom(const mt_kvpool *pool)
+{
+    return &pool->geom;
+}
+
+mt_member *
+mt_kvpool_member(const mt_kvpool *pool)
+{
+    return pool->member;
+}
+
+size_t
+mt_kvpool_trim(mt_kvpool *pool, size_t target_bytes)
+{
+    size_t keep = target_bytes / pool->geom.block_bytes, before;
+
+    mt_lock_take(&pool->lock);
+    before = pool->idle;
+    mt_kvblock_drop(pool, keep > pool->live ? keep - pool->live : 0);
+    before -= pool->idle;
+    if (pool->store.lazy) (void)mt_kvmap_relax(pool); /* other pools may be short of stretches */
+    mt_kvblock_fit(pool);
+    mt_kvpool_unlock_or_free(pool);
+    return before * pool->geom.block_bytes;
+}
+
+void
+mt_kvpool_await(mt_kvpool *pool)
+{
+    mt_lock_take(&pool->lock);
+    mt_lock_give(&pool->lock);
+}
+
+bool
+mt_kvpool_would_fit(mt_kvpool *pool, size_t rows, size_t tokens, size_t shared)
+{
+    const mt_kvgeom *g = &pool->geom;
+    mt_ledger *ledger = mt_member_ledger(pool->member);
+    size_t whole = mt_size_min(shared, tokens) / g->block_tokens, blocks, wanted, more;
+
+    if (rows == 0 || rows > g->config.max_rows || tokens > g->config.max_tokens) return false;
+    if (!mt_size_mul(rows, mt_kvgeom_blocks(g, tokens) - whole, &blocks)) return false;
+    mt_lock_take(&pool->lock);
+    wanted = pool->live + mt_size_max(pool->idle, pool->promised + blocks + whole);
+    wanted = wanted > pool->reserved ? wanted - pool->reserved : 0;
+    mt_lock_give(&pool->lock);
+    if (!mt_size_mul(wanted, g->block_bytes, &wanted)) return false;
+    more = mt_ledger_idle(ledger, pool->member); /* asks the others: not under our lock */
+    return wanted <= mt_ledger_available(ledger) || wanted - mt_ledger_available(ledger) <= more;
+}
+
+mt_status
+mt_kvpool_use_stream(mt_kvpool *pool, void *stream, mt_error *err)
+{
+    mt_status st;
+
+    mt_lock_take(&pool->lock);
+    st = pool->store.use_stream(pool->store.ctx, stream, err);
+    mt_lock_give(&pool->lock);
+    return st;
+}
+
+static bool
+ask_others(mt_kvpool *pool, size_t bytes)
+{
+    mt_ledger *ledger = mt_member_ledger(pool->member);
+    size_t free = mt_ledger_available(ledger);
+
+    if (free >= bytes) return true; /* somebody gave back in between */
+    return mt_ledger_reclaim(ledger, pool->member, bytes) > 0;
+}
+
+bool
+mt_kvpool_again(mt_kvpool *pool, mt_status st, const mt_error *why, mt_error *err)
+{
+    bool news = st == MT_OK || pool->untold;
+
+    pool->untold = false;
+    mt_lock_give(&pool->lock);
+    /* What it let go of may be room for others. A refused try that let go of nothing wakes nobody:
+     * who waits would wake itself. */
+    if (news) mt_ledger_stir(mt_member_ledger(pool->member));
+    if (st == MT_ELIMIT && ask_others(pool, why->asked)) return true;
+    if (st != MT_OK && err != NULL) *err = *why;
+    return false;
+}
+
+/* --- statistics --- */
+
+enum { SEEN = 1 << 30 }; /* in refs, while blocks are counted; there are fewer rows than that */
+
+/* Blocks of the lease without the mark, which is put there; or takes the marks away again. */
+static size_t
+mark_blocks(mt_kvlease *lease, bool mark)
+{
+    size_t changed = 0;
+
+    for (size_t row = 0; row < lease->rows; row++) {
+        const mt_kvslot *s = mt_kvlease_slot(lease, row);
+
+        for (size_t tb = 0; tb < s->taken; tb++) {
+            uint32_t *refs;
+
+            if (s->table[tb] == MT_KV_ZERO) continue;
+            refs = &mt_kvpool_home(lease->pool, s->table[tb])
+                        ->refs[mt_kvpool_place(lease->pool, s->table[tb])];
+            changed += ((*refs & SEEN) != 0) != mark;
+            *refs = mark ? *refs | SEEN : *refs & ~(uint32_t)SEEN;
+        }
+    }
+    return changed;
+}
+
+/* Blocks that released leases hold, each once, whoever else has them. */
+static size_t
+lingering_blocks(mt_kvpool *pool)
+{
+    size_t blocks = 0;
+
+    for (mt_kvlease *lease = pool->leases; lease != NULL; lease = lease->next)
+        if (lease->released) blocks += mark_blocks(lease, true);
+    for (mt_kvlease *lease = pool->leases; lease != NULL; lease = lease->next)
+        if (lease->released) (void)mark_blocks(lease, false);
+    return blocks;
+}
+
+static void
+add_lease(const mt_kvlease *lease, mt_kvstats *out)
+{
+    const mt_kvgeom *g = &lease->pool->geom;
+    const mt_kvconfig *c = &g->config;
+    size_t tokens = 0;
+
+    for (size_t row = 0; row < lease->rows; row++)
+        tokens += mt_kvlease_row_tokens(lease, row);
+    out->payload_bytes += tokens * 2 * c->layers * c->heads * g->row_bytes;
+    out->leases++;
+    out->rows += lease->rows;
+    out->lingering += lease->released;
+}
+
+static size_t
+shared_blocks(const mt_kvpool *pool)
+{
+    size_t shared = 0;
+
+    for (size_t i = 0; i < pool->slot_count; i++)
+        for (size_t tb = 0; pool->slots[i].named > 0 && tb < pool->geom.blocks; tb++)
+            shared += pool->slots[i].refs[tb] > 1;
+    return shared;
+}
+
+void
+mt_kvpool_stats(mt_kvpool *pool, mt_kvstats *out)
+{
+    size_t unit = pool->geom.block_bytes;
+
+    mt_lock_take(&pool->lock);
+    *out = (mt_kvstats){
+        .live_bytes = pool->live * unit,
+        .shared_bytes = shared_blocks(pool) * unit,
+        .idle_bytes = pool->idle * unit,
+        .promised_bytes = pool->promised * unit,
+        .reserved_bytes = pool->reserved * unit,
+        .physical_bytes = pool->store.physical(pool->store.ctx),
+        .peak_bytes = pool->peak * unit,
+        .address_bytes = pool->slot_count * pool->geom.slot_bytes,
+        .maps = pool->maps,
+        .mapped_again_bytes = pool->again * pool->geom.unit_ranges * pool->geom.part_bytes,
+        .acquired = pool->acquired,
+        .forked = pool->forked,
+        .released = pool->released,
+        .taken = pool->taken,
+        .recycled = pool->recycled,
+        .dropped = pool->dropped,
+        .copied = pool->copied,
+        .map_calls = pool->map_calls,
+    };
+    for (const mt_kvlease *lease = pool->leases; lease != NULL; lease = lease->next)
+        add_lease(lease, out);
+    out->lingering_bytes = lingering_blocks(pool) * unit;
+    mt_lock_give(&pool->lock);
+}

@@ -1,0 +1,488 @@
+/* Rows become copies of other rows: beams reorder, finished samples leave. */
+#include <assert.h>
+#include <string.h>
+
+#include "kv/grow.h"
+#include "base/size.h"
+
+/*   before   row 0: A A a     row 1: A B b          index = [1, 1]
+ *   after    row 0: A B b'    row 1: A B b          b' is a copy of b in row 0's block of that
+ * place
+ *
+ * Full blocks are shared by naming. The last, partial block of a row is written to next, so it is
+ * copied at once, into the block that the row has at that place: its own content is wanted by
+ * nobody else, or it is copied first; rings of rows that want each other's need one block more.
+ *
+ * What code wrote privately into rows that are copied is put into blocks before all this
+ * (mt_kvgrow_keep_written), and what it wrote into those that become others is dropped after it.
+ * All blocks are taken, and all addresses leave what only others will have, before anything is
+ * written: from then on, on a host, nothing can fail. Where a device fails, rows that were copied
+ * over each other have lost tokens of their last block. */
+typedef struct move { /* the partial block of one new row */
+    size_t row, source, tb, tokens;
+    uint32_t to, from; /* blocks; `to` is named by this move already */
+    bool fresh;        /* `to` was taken now */
+    bool waits;        /* not copied yet */
+} move;
+
+typedef struct plan {
+    mt_kvlease *lease;
+    const size_t *index;
+    size_t n;
+    uint32_t *table;       /* [n x blocks] as it will be */
+    size_t *taken;         /* [n] */
+    move *moves;           /* [n + 1] the moves, then a spare block where there are rings */
+    mt_kvwritten *written; /* [rows] as they were before */
+    size_t rows;
+    size_t move_count, spare_count;
+    size_t promised;
+} plan;
+
+static size_t
+partial_tokens(const mt_kvlease *lease, size_t row)
+{
+    return mt_kvlease_row_tokens(lease, row) % lease->pool->geom.block_tokens;
+}
+
+/* The block that the row has for itself at the place of its last, partial one. */
+static bool
+has_own_partial(const mt_kvlease *lease, size_t row, size_t tb)
+{
+    const mt_kvslot *s = mt_kvlease_slot(lease, row);
+
+    if (row >= lease->rows || partial_tokens(lease, row) == 0) return false;
+    if (mt_kvlease_blocks(lease, row) != tb + 1 || s->table[tb] == MT_KV_ZERO) return false;
+    return mt_kvpool_refs(lease->pool, s->table[tb]) == 1;
+}
+
+/* The new row's table; its last block, when it is partial and somebody else's, as a move. */
+static void
+plan_row(plan *p, size_t row)
+{
+    const mt_kvlease *lease = p->lease;
+    size_t source = p->index[row], tokens = partial_tokens(lease, source);
+    size_t n = lease->pool->geom.blocks, taken = mt_kvlease_blocks(lease, source);
+    uint32_t *table = p->table + row * n;
+
+    memcpy(table, mt_kvlease_slot(lease, source)->table, taken * sizeof *table);
+    p->taken[row] = taken;
+    if (source == row || tokens == 0 || table[taken - 1] == MT_KV_ZERO) return;
+    p->moves[p->move_count++] = (move){.row = row,
+                                       .source = source,
+                                       .tb = taken - 1,
+                                       .tokens = tokens,
+                                       .from = table[taken - 1],
+                                       .waits = true};
+}
+
+/* Whether another move still has to read the block that this one writes. */
+static bool
+is_wanted(const plan *p, const move *by)
+{
+    for (size_t i = 0; i < p->move_count; i++) {
+        const move *m = &p->moves[i];
+
+        if (m != by && m->waits && m->from == by->to) return true;
+    }
+    return false;
+}
+
+/* Goes through the moves as copy_all will, copying nothing: those that keep waiting are rings. One
+ * spare block does for all: a ring that is broken runs to its end before the next one is. */
+static void
+find_rings(plan *p)
+{
+    size_t waiting = p->move_count, before;
+
+    do {
+        before = waiting;
+        for (size_t i = 0; i < p->move_count; i++) {
+            if (!p->moves[i].waits || is_wanted(p, &p->moves[i])) continue;
+            p->moves[i].waits = false;
+            waiting--;
+        }
+    } while (waiting < before);
+    for (size_t i = 0; i < p->move_count; i++) {
+        move *m = &p->moves[i];
+
+        if (m->waits && p->spare_count == 0) {
+            p->spare_count = 1;
+            p->moves[p->move_count] = (move){.row = m->row, .tb = m->tb, .to = MT_KV_ZERO};
+        }
+        m->waits = true;
+    }
+}
+
+static mt_status
+take_places(plan *p, mt_error *err)
+{
+    mt_status st = MT_OK;
+
+    for (size_t i = 0; st == MT_OK && i < p->move_count + p->spare_count; i++) {
+        move *m = &p->moves[i];
+
+        if (m->to != MT_KV_ZERO) continue;
+        st = mt_kvblock_take(p->lease, p->lease->first + m->row, m->tb, MT_KV_ANY, &m->to, err);
+        m->fresh = st == MT_OK;
+    }
+    return st;
+}
+
+/* Where each move goes: over the row's own partial block, or into a new one. */
+static mt_status
+find_places(plan *p, mt_error *err)
+{
+    mt_kvlease *lease = p->lease;
+    size_t more = 0;
+    mt_status st;
+
+    for (size_t i = 0; i < p->move_count; i++) {
+        move *m = &p->moves[i];
+
+        m->to = MT_KV_ZERO;
+        if (has_own_partial(lease, m->row, m->tb))
+            m->to = mt_kvlease_slot(lease, m->row)->table[m->tb];
+        more += m->to == MT_KV_ZERO;
+    }
+    find_rings(p);
+    more += p->spare_count;
+    more = more > lease->promised ? more - lease->promised : 0;
+    if ((st = mt_kvblock_promise(lease, more, err)) != MT_OK) return st;
+    p->promised = more;
+    return take_places(p, err);
+}
+
+/* Zeros behind the tokens in a new block: a view from before may show it. */
+static mt_status
+copy_move(plan *p, move *m, mt_error *err)
+{
+    mt_kvpool *pool = p->lease->pool;
+    mt_status st = mt_kvblock_copy(pool, m->to, m->from, m->tokens, SIZE_MAX, 0, err);
+
+    m->waits = false;
+    pool->copied++;
+    return st == MT_OK && m->fresh ? mt_kvblock_zero(pool, m->to, m->tokens, err) : st;
+}
+
+/* Saves the content that keeps a ring waiting in the spare block. */
+static mt_status
+break_ring(plan *p, const move *m, mt_error *err)
+{
+    mt_kvpool *pool = p->lease->pool;
+    uint32_t spare = p->moves[p->move_count].to;
+    mt_status st;
+
+    assert(p->spare_count == 1);
+    st = mt_kvblock_copy(pool, spare, m->to, pool->geom.block_tokens, SIZE_MAX, 0, err);
+    for (size_t i = 0; st == MT_OK && i < p->move_count; i++)
+        if (p->moves[i].waits && p->moves[i].from == m->to) p->moves[i].from = spare;
+    return st;
+}
+
+/* One round: whatever can be copied without losing what a waiting move wants. */
+static mt_status
+copy_free_ones(plan *p, bool *progress, mt_error *err)
+{
+    mt_status st = MT_OK;
+
+    *progress = false;
+    for (size_t i = 0; st == MT_OK && i < p->move_count; i++) {
+        move *m = &p->moves[i];
+
+        if (!m->waits || is_wanted(p, m)) continue;
+        st = copy_move(p, m, err);
+        *progress = true;
+    }
+    return st;
+}
+
+static const move *
+first_waiting(const plan *p)
+{
+    for (size_t i = 0; i < p->move_count; i++)
+        if (p->moves[i].waits) return &p->moves[i];
+    return NULL;
+}
+
+static mt_status
+copy_all(plan *p, mt_error *err)
+{
+    mt_status st = MT_OK;
+    bool progress;
+    const move *m;
+
+    while (st == MT_OK && (m = first_waiting(p)) != NULL) {
+        st = copy_free_ones(p, &progress, err);
+        if (st == MT_OK && !progress) st = break_ring(p, m, err);
+    }
+    return st;
+}
+
+/* --- addresses --- */
+
+/* The row's addresses leave what its table will not name and others will; all, where that takes too
+ * many stretches, unless the row goes on as it is and has what is nowhere else. */
+static mt_status
+change_row(plan *p, size_t row, mt_error *err)
+{
+    mt_kvpool *pool = p->lease->pool;
+    size_t slot = p->lease->first + row, taken = row < p->n ? p->taken[row] : 0;
+    const uint32_t *table = row < p->n ? p->table + row * pool->geom.blocks : NULL;
+    uint32_t own = MT_KV_ZERO;
+    mt_status st;
+
+    for (size_t i = 0; i < p->move_count; i++)
+        if (p->moves[i].row == row) own = p->moves[i].to;
+    if ((st = mt_kvmap_become(pool, slot, table, taken, own, err)) != MT_EAGAIN) return st;
+    if (row < p->n && p->index[row] == row && mt_kvmap_has_private(pool, slot, taken))
+        return mt_fail(err, MT_ENOMEM, MT_STORE_MAPS, 0);
+    return mt_kvmap_blank(pool, slot, err);
+}
+
+static void
+count_name(const mt_kvpool *pool, uint32_t block, bool more)
+{
+    if (block == MT_KV_ZERO) return;
+    mt_kvpool_home(pool, block)->refs[mt_kvpool_place(pool, block)] += more ? 1 : UINT32_MAX;
+}
+
+/* Names are counted as they are to be after the change, for mt_kvmap_become; or as they are. */
+static void
+count_names(const plan *p, bool after)
+{
+    const mt_kvpool *pool = p->lease->pool;
+
+    for (size_t row = 0; row < p->n; row++)
+        for (size_t tb = 0; tb < p->taken[row]; tb++)
+            count_name(pool, p->table[row * pool->geom.blocks + tb], after);
+    for (size_t row = 0; row < p->lease->rows; row++) {
+        const mt_kvslot *s = mt_kvlease_slot(p->lease, row);
+
+        for (size_t tb = 0; tb < s->taken; tb++)
+            count_name(pool, s->table[tb], !after);
+    }
+}
+
+/* Of rows [0, end), as far as the system lets it be; else when they are used, or when somebody
+ * takes what they may show of others. */
+static void
+restore_rows(const plan *p, size_t end)
+{
+    mt_kvlease *lease = p->lease;
+    mt_kvpool *pool = lease->pool;
+
+    for (size_t row = 0; row < end; row++) {
+        bool good = mt_kvmap_restore(pool, lease->first + row) == MT_OK;
+
+        mt_kvlease_unready(lease, row);
+        for (size_t tb = 0; !good && row < p->n && tb < p->taken[row]; tb++)
+            if (p->table[row * pool->geom.blocks + tb] != MT_KV_ZERO)
+                mt_kvblock_note_shown(pool, lease->first + row,
+                                      p->table[row * pool->geom.blocks + tb]);
+    }
+}
+
+/* pre: all blocks are taken. */
+static mt_status
+change_rows(plan *p, mt_error *err)
+{
+    mt_kvlease *lease = p->lease;
+    size_t n = lease->pool->geom.blocks, row;
+    mt_status st = MT_OK;
+
+    for (size_t i = 0; i < p->move_count; i++)
+        p->table[p->moves[i].row * n + p->moves[i].tb] = p->moves[i].to;
+    count_names(p, true);
+    for (row = 0; st == MT_OK && row < lease->max_rows; row++)
+        st = change_row(p, row, err);
+    count_names(p, false);
+    if (st == MT_OK) st = copy_all(p, err);
+    if (st != MT_OK) restore_rows(p, row);
+    return st;
+}
+
+/* --- the change --- */
+
+static void
+copy_lengths(plan *p)
+{
+    mt_kvlease *lease = p->lease;
+    size_t layers = lease->pool->geom.config.layers;
+    uint32_t *old = lease->ready_lo; /* free to use: nothing stays ready */
+
+    for (size_t layer = 0; layer < layers; layer++) {
+        for (size_t row = 0; row < lease->rows; row++)
+            old[row] = *mt_kvlease_len(lease, layer, row);
+        for (size_t row = 0; row < p->n; row++) {
+            *mt_kvlease_len(lease, layer, row) = old[p->index[row]];
+            lease->clean[row * layers + layer] = old[p->index[row]];
+            lease->roomed[row * layers + layer] = old[p->index[row]];
+        }
+        for (size_t row = p->n; row < lease->rows; row++) {
+            *mt_kvlease_len(lease, layer, row) = 0;
+            lease->clean[row * layers + layer] = lease->roomed[row * layers + layer] = 0;
+        }
+    }
+}
+
+/* Other rows that let go of the block as well may name it still: none does in the end, or this
+ * row's addresses have left it. */
+static void
+let_go(const plan *p, size_t row, uint32_t block)
+{
+    if (block == MT_KV_ZERO) return;
+    mt_kvblock_note_shown(p->lease->pool, p->lease->first + row, block);
+    mt_kvblock_unname(p->lease->pool, block);
+}
+
+/* What the row has in both tables it has at the same place: that goes on being named. */
+static void
+let_go_of_row(const plan *p, size_t row)
+{
+    mt_kvpool *pool = p->lease->pool;
+    mt_kvslot *s = mt_kvlease_slot(p->lease, row);
+    const uint32_t *table = p->table + row * pool->geom.blocks;
+
+    for (size_t tb = 0; tb < s->taken; tb++)
+        if (row < p->n && tb < p->taken[row] && table[tb] == s->table[tb])
+            mt_kvblock_unname(pool, s->table[tb]);
+        else
+            let_go(p, row, s->table[tb]);
+    s->taken = 0;
+}
+
+/* A view from before, or of an exposed row, may show it. */
+static void
+drop_spare(plan *p)
+{
+    const move *m = &p->moves[p->move_count];
+
+    if (p->spare_count == 0) return;
+    (void)mt_kvblock_zero(p->lease->pool, m->to, 0, NULL);
+    mt_kvblock_untake(p->lease, p->lease->first + m->row, m->to, false);
+}
+
+/* What the row wrote privately over blocks that it has still, or that were copied over, is not the
+ * other row's. Where it cannot be dropped the addresses map their blocks anew. */
+static void
+become_plain(const plan *p, size_t row)
+{
+    mt_kvpool *pool = p->lease->pool;
+    size_t slot = p->lease->first + row;
+
+    if (row < p->rows && p->written[row] == MT_KV_PLAIN) return;
+    if (mt_kvmap_drop_private(pool, slot) == MT_OK) return;
+    for (size_t tb = 0; tb < pool->slots[slot].taken; tb++)
+        mt_kvmap_forget_private(pool, slot, tb, pool->slots[slot].table[tb]);
+}
+
+/* Names the new before it lets go of the old: what both have stays. */
+static void
+commit(plan *p)
+{
+    mt_kvlease *lease = p->lease;
+    mt_kvpool *pool = lease->pool;
+    size_t n = pool->geom.blocks;
+
+    for (size_t row = 0; row < p->n; row++)
+        for (size_t tb = 0; tb < p->taken[row]; tb++)
+            mt_kvblock_name(pool, p->table[row * n + tb]);
+    for (size_t i = 0; i < p->move_count; i++) /* named once by the take */
+        if (p->moves[i].fresh) mt_kvblock_unname(pool, p->moves[i].to);
+    drop_spare(p);
+    for (size_t row = 0; row < lease->rows; row++)
+        let_go_of_row(p, row);
+    for (size_t row = 0; row < p->n; row++) {
+        mt_kvslot *s = mt_kvlease_slot(lease, row);
+
+        s->taken = p->taken[row];
+        s->reach = mt_size_max(s->reach, s->taken);
+        memcpy(s->table, p->table + row * n, s->taken * sizeof *s->table);
+    }
+    copy_lengths(p);
+    lease->rows = p->n;
+    for (size_t row = 0; row < lease->max_rows; row++)
+        mt_kvlease_unready(lease, row);
+    for (size_t row = 0; row < p->n; row++)
+        if (p->index[row] != row) become_plain(p, row);
+}
+
+static void
+undo(plan *p)
+{
+    for (size_t i = 0; i < p->move_count + p->spare_count; i++) {
+        const move *m = &p->moves[i];
+
+        if (m->fresh) mt_kvblock_untake(p->lease, p->lease->first + m->row, m->to, false);
+    }
+}
+
+static mt_status
+gather_locked(plan *p, mt_error *err)
+{
+    mt_status st;
+
+    p->move_count = p->spare_count = p->promised = 0;
+    for (size_t row = 0; row < p->n; row++)
+        plan_row(p, row);
+    st = find_places(p, err);
+    if (st == MT_OK) st = change_rows(p, err);
+    if (st == MT_OK)
+        commit(p);
+    else
+        undo(p);
+    mt_kvblock_unpromise(p->lease, mt_size_min(p->promised, p->lease->promised));
+    return st;
+}
+
+/* --- memory --- */
+
+static void
+free_plan(plan *p)
+{
+    const mt_alloc *mem = &p->lease->pool->mem;
+    size_t n = p->n;
+
+    mem->put(mem->ctx, p->table, n * p->lease->pool->geom.blocks * sizeof *p->table);
+    mem->put(mem->ctx, p->taken, n * sizeof *p->taken);
+    mem->put(mem->ctx, p->moves, (n + 1) * sizeof *p->moves);
+    mem->put(mem->ctx, p->written, p->rows * sizeof *p->written);
+}
+
+static bool
+new_plan(plan *p)
+{
+    const mt_alloc *mem = &p->lease->pool->mem;
+    size_t blocks = p->lease->pool->geom.blocks;
+
+    p->table = mt_alloc_zeroed(mem, p->n * blocks, sizeof *p->table);
+    p->taken = mt_alloc_zeroed(mem, p->n, sizeof *p->taken);
+    p->moves = mt_alloc_zeroed(mem, p->n + 1, sizeof *p->moves);
+    p->written = mt_alloc_zeroed(mem, p->rows, sizeof *p->written);
+    return p->table != NULL && p->taken != NULL && p->moves != NULL && p->written != NULL;
+}
+
+mt_status
+mt_kvlease_gather(mt_kvlease *lease, const size_t *index, size_t n, mt_error *err)
+{
+    mt_kvpool *pool = lease->pool;
+    plan p = {.lease = lease, .index = index, .n = n, .rows = lease->rows};
+    mt_status st;
+    mt_error why;
+
+    assert(n > 0 && n <= lease->max_rows);
+    if (!new_plan(&p)) {
+        free_plan(&p);
+        return mt_fail(err, MT_ENOMEM, "kvpool", 0);
+    }
+    if ((st = mt_kvgrow_keep_written(lease, index, n, p.written, err)) != MT_OK) {
+        free_plan(&p);
+        return st;
+    }
+    do {
+        mt_lock_take(&pool->lock);
+        st = gather_locked(&p, &why);
+    } while (mt_kvpool_again(pool, st, &why, err));
+    free_plan(&p);
+    return st;
+}

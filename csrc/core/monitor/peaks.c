@@ -1,0 +1,193 @@
+#include "monitor/peaks.h"
+
+#include <assert.h>
+#include <stddef.h>
+
+#include "base/lock.h"
+#include "port/probe.h"
+
+struct mt_peaks {
+    mt_alloc mem;
+    mt_mark_ops mark;
+    mt_lock lock;
+    size_t refs;
+    mt_interval *open;
+};
+
+mt_status
+mt_peaks_new(const mt_alloc *mem, const mt_mark_ops *mark, mt_peaks **out, mt_error *err)
+{
+    mt_peaks *p = mt_alloc_zeroed(mem, 1, sizeof *p);
+
+    if (p == NULL) {
+        mark->close(mark->ctx);
+        return mt_fail(err, MT_ENOMEM, "malloc", 0);
+    }
+    p->mem = *mem;
+    p->mark = *mark;
+    p->refs = 1;
+    mt_lock_init(&p->lock);
+    *out = p;
+    return MT_OK;
+}
+
+mt_peaks *
+mt_peaks_hold(mt_peaks *p)
+{
+    mt_lock_take(&p->lock);
+    p->refs++;
+    mt_lock_give(&p->lock);
+    return p;
+}
+
+void
+mt_peaks_drop(mt_peaks *p)
+{
+    mt_alloc mem;
+    size_t left;
+
+    if (p == NULL) return;
+    mt_lock_take(&p->lock);
+    left = --p->refs;
+    mt_lock_give(&p->lock);
+    if (left > 0) return;
+    assert(p->open == NULL);
+    p->mark.close(p->mark.ctx);
+    mt_lock_fini(&p->lock);
+    mem = p->mem;
+    mem.put(mem.ctx, p, sizeof *p);
+}
+
+/* --- what the mark says, with each page counted once -------------------------------------------
+ */
+
+static uint64_t
+less(uint64_t bytes, uint64_t again)
+{
+    if (bytes == MT_UNKNOWN) return MT_UNKNOWN;
+    return bytes > again ? bytes - again : 0;
+}
+
+static uint64_t
+now_once(mt_peaks *p)
+{
+    uint64_t shared, now = p->mark.now(p->mark.ctx, &shared);
+
+    if (now == MT_UNKNOWN || p->mark.mapped_again == NULL) return now;
+    return less(now, mt_gauge_within(p->mark.mapped_again, shared));
+}
+
+/* At least so much was in use at once, or 0 for no more than is known; *exact tells whether it was
+ * no more. */
+static uint64_t
+high_once(mt_peaks *p, uint64_t known, bool *exact)
+{
+    uint64_t again = p->mark.mapped_again == NULL ? 0 : mt_gauge_most(p->mark.mapped_again);
+    uint64_t high = p->mark.high(p->mark.ctx, again == 0 ? known : 0), now;
+
+    *exact = again == 0;
+    if (again == 0 || high == MT_UNKNOWN) return high;
+    high = less(high, again);
+    now = now_once(p);
+    return now != MT_UNKNOWN && now > high ? now : high;
+}
+
+static bool
+reset(mt_peaks *p)
+{
+    if (!p->mark.reset(p->mark.ctx)) return false;
+    if (p->mark.mapped_again != NULL) mt_gauge_reset_most(p->mark.mapped_again);
+    return true;
+}
+
+/* --- intervals -------------------------------------------------------------------------------- */
+
+static void
+raise_to(mt_interval *in, uint64_t bytes)
+{
+    if (bytes == MT_UNKNOWN)
+        in->exact = false;
+    else if (in->peak == MT_UNKNOWN || in->peak < bytes)
+        in->peak = bytes;
+}
+
+/* What is known of two intervals at least; of one without a peak that is nothing. */
+static uint64_t
+least_known(uint64_t known, uint64_t peak)
+{
+    if (peak == MT_UNKNOWN) return 0;
+    return peak < known ? peak : known;
+}
+
+/* An interval that the mark is too old for has to do with what is in use now. */
+static void
+look(mt_peaks *p)
+{
+    uint64_t high = MT_UNKNOWN, now = MT_UNKNOWN, known = MT_UNKNOWN;
+    bool any_marked = false, any_not = false, exact = true;
+
+    for (mt_interval *in = p->open; in != NULL; in = in->next) {
+        *(in->marked ? &any_marked : &any_not) = true;
+        if (in->marked) known = least_known(known, in->peak);
+    }
+    if (any_marked) high = high_once(p, known, &exact);
+    if (any_not) now = now_once(p);
+    for (mt_interval *in = p->open; in != NULL; in = in->next) {
+        raise_to(in, in->marked ? high : now);
+        if (in->marked && !exact) in->exact = false;
+    }
+}
+
+void
+mt_peaks_look(mt_peaks *p)
+{
+    mt_lock_take(&p->lock);
+    look(p);
+    mt_lock_give(&p->lock);
+}
+
+void
+mt_peaks_begin(mt_peaks *p, mt_interval *in)
+{
+    mt_lock_take(&p->lock);
+    look(p);
+    *in = (mt_interval){.next = p->open, .peak = MT_UNKNOWN};
+    if (p->open != NULL) p->open->prev = in;
+    p->open = in;
+    if (reset(p)) {
+        in->exact = true;
+        for (mt_interval *each = in; each != NULL; each = each->next)
+            each->marked = true;
+    } else {
+        raise_to(in, now_once(p));
+    }
+    mt_lock_give(&p->lock);
+}
+
+void
+mt_peaks_end(mt_peaks *p, mt_interval *in)
+{
+    mt_lock_take(&p->lock);
+    look(p);
+    if (in->next != NULL) in->next->prev = in->prev;
+    *(in->prev != NULL ? &in->prev->next : &p->open) = in->next;
+    in->prev = in->next = NULL;
+    mt_lock_give(&p->lock);
+}
+
+uint64_t
+mt_peaks_now(mt_peaks *p)
+{
+    uint64_t now;
+
+    mt_lock_take(&p->lock);
+    now = now_once(p);
+    mt_lock_give(&p->lock);
+    return now;
+}
+
+uint64_t
+mt_peaks_time_ns(mt_peaks *p)
+{
+    return p->mark.time_ns(p->mark.ctx);
+}

@@ -1,0 +1,481 @@
+#include "monitor/sampler.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/lock.h"
+#include "monitor/marks.h"
+#include "monitor/pace.h"
+
+enum {
+    ALWAYS = MT_READ_RSS | MT_READ_CGROUP | MT_READ_SYSTEM,
+    DEAR = MT_READ_SWAP | MT_READ_HEAP | MT_READ_CHILDREN,
+    PRESSURE_AGE_NS = 20000000, /* an average over 10 s; its file is the dearest of a sample */
+    SECOND_NS = 1000000000,
+    ROW_MOST = MT_SAMPLER_HOST + MT_SAMPLER_DEVICE * MT_SAMPLE_DEVICES,
+    MIB = 1 << 20,
+};
+
+static const uint64_t WAITS_NS = 10000000000; /* at least, for a step() after a mark was passed */
+
+/* The count of steps as samples have seen it: its first and its newest value, and since when. */
+typedef struct progress {
+    uint64_t first, first_at, last, last_at;
+} progress;
+
+struct mt_sampler {
+    mt_alloc mem;
+    mt_sampler_setup with;
+    mt_lock life; /* of start and stop: one at a time */
+    mt_lock lock; /* of what follows; taken alone */
+    mt_marks marks;
+    mt_sample latest;
+    mt_limit limit;
+    uint64_t peak;
+    /* From here on without a lock. */
+    _Atomic bool runs;
+    _Atomic uint32_t passed;
+    _Atomic uint64_t steps, samples, cpu_ns, interval_ns;
+    /* The thread's own. */
+    mt_pace pace;
+    uint64_t pressure_at; /* when it was read */
+    uint64_t second_at;   /* when each_second was called */
+    progress progress;
+    uint64_t waits_since; /* 0: no mark waits for a step() */
+    bool told_waiting;
+    uint64_t cpu_before; /* of the threads before this one */
+    uint64_t cpu_seen;   /* of this one, at the end of its last sample */
+};
+
+static bool
+is_home(const mt_sampler *s)
+{
+    return *s->with.home != 0;
+}
+
+/* --- one sample --------------------------------------------------------------------------------
+ */
+
+static void
+take_over(mt_sample *to, const mt_sample *from, unsigned what)
+{
+    if (what == MT_READ_SWAP) to->swap = from->swap;
+    if (what == MT_READ_PRESSURE) {
+        to->pressure = from->pressure;
+        to->pressure_us = from->pressure_us;
+    }
+    if (what == MT_READ_HEAP) {
+        to->heap_used = from->heap_used;
+        to->heap_free = from->heap_free;
+    }
+    if (what == MT_READ_CHILDREN) {
+        to->children = from->children;
+        to->children_priv = from->children_priv;
+    }
+}
+
+/* Reads what is due of the dear values; returns which, and what it cost. */
+static unsigned
+read_seldom(mt_sampler *s, mt_sample *x, uint64_t now, uint64_t *cost)
+{
+    const mt_ticker_ops *t = &s->with.ticker;
+    unsigned what = mt_pace_due(&s->pace, now);
+    uint64_t before;
+    mt_sample one;
+
+    *cost = 0;
+    if (what == 0) return 0;
+    before = t->cpu_ns(t->ctx);
+    s->with.probe.read(s->with.probe.ctx, what, &one);
+    take_over(x, &one, what);
+    *cost = t->cpu_ns(t->ctx) - before;
+    mt_pace_seldom(&s->pace, what, now, *cost);
+    return what;
+}
+
+static uint64_t *
+put_device(uint64_t *to, const mt_device_sample *d, bool known)
+{
+    const uint64_t values[MT_SAMPLER_DEVICE] = {d->allocated, d->reserved, d->free, d->total};
+
+    for (int i = 0; i < MT_SAMPLER_DEVICE; i++)
+        *to++ = known ? values[i] : MT_UNKNOWN;
+    return to;
+}
+
+/* A row has a dear value only where it was read for it. */
+static void
+write_row(mt_sampler *s, const mt_sample *x, unsigned fresh)
+{
+    uint64_t row[ROW_MOST] = {[0] = s->steps, x->rss, x->priv}, *to = row + MT_SAMPLER_HOST;
+    mt_sample sparse;
+
+    if (s->with.record == NULL) return;
+    mt_sample_clear(&sparse);
+    take_over(&sparse, x, fresh);
+    row[3] = sparse.swap;
+    row[4] = x->cgroup_used;
+    row[5] = mt_is_number(x->cgroup_limit) ? x->cgroup_limit : MT_UNKNOWN;
+    row[6] = x->available;
+    row[7] = x->pressure;
+    row[8] = sparse.heap_used;
+    row[9] = sparse.children;
+    row[10] = sparse.children_priv;
+    row[11] = mt_sample_process(x);
+    for (size_t i = 0; i < s->with.devices; i++)
+        to = put_device(to, &x->device[i], i < x->devices);
+    mt_record_append(s->with.record, x->time_ns, row);
+}
+
+/* Takes what others see; returns the marks that are passed now. */
+static uint32_t
+publish(mt_sampler *s, const mt_sample *x, const mt_limit *limit, mt_marks *marks)
+{
+    bool known = mt_is_number(limit->bytes) && mt_is_number(limit->used) && limit->bytes > 0;
+    uint32_t passed = 0;
+
+    mt_lock_take(&s->lock);
+    s->latest = *x;
+    s->limit = *limit;
+    if (mt_is_number(limit->used) && (!mt_is_number(s->peak) || s->peak < limit->used))
+        s->peak = limit->used;
+    if (known) passed = mt_marks_look(&s->marks, limit->used, limit->bytes);
+    atomic_fetch_or(&s->passed, passed);
+    *marks = s->marks;
+    mt_lock_give(&s->lock);
+    s->samples++;
+    return passed;
+}
+
+/* Written here, because a program that is killed in its step tells nobody. */
+static void
+write_event(mt_sampler *s, uint64_t time_ns, double fraction, const mt_limit *limit)
+{
+    char text[MT_RECORD_TEXT];
+    unsigned tenths = (unsigned)(fraction * 1000 + 0.5);
+    mt_record_event e = {.time_ns = time_ns, .step = s->steps, .kind = "pressure", .kind_bytes = 8};
+
+    if (s->with.record == NULL) return;
+    e.text = text;
+    e.text_bytes = (size_t)snprintf(
+        text, sizeof text, "%u.%u %% of the limit passed: %" PRIu64 " of %" PRIu64 " MiB (%s)",
+        tenths / 10, tenths % 10, limit->used / MIB, limit->bytes / MIB, limit->from);
+    mt_record_write_event(s->with.record, &e);
+}
+
+static void
+tell(mt_sampler *s, uint32_t passed, const mt_marks *marks, const mt_limit *limit)
+{
+    for (int i = 0; passed != 0; i++, passed >>= 1)
+        if (passed & 1) write_event(s, s->latest.time_ns, marks->at[i], limit);
+}
+
+/* How long no step() is nothing unusual: twice as long as steps have taken so far. */
+static uint64_t
+usual_wait_ns(progress *p, uint64_t steps, uint64_t now)
+{
+    uint64_t twice;
+
+    if (p->first == 0 && steps > 0) *p = (progress){steps, now, steps, now};
+    if (p->last != steps) {
+        p->last = steps;
+        p->last_at = now;
+    }
+    if (p->last == p->first) return WAITS_NS;
+    twice = 2 * ((p->last_at - p->first_at) / (p->last - p->first));
+    return twice > WAITS_NS ? twice : WAITS_NS;
+}
+
+/* Callbacks and guards act in step(). Of a program that does not call it for a long time, its
+ * record says so, once: it may be killed before anybody else can. */
+static void
+tell_waiting(mt_sampler *s, uint64_t now)
+{
+    uint64_t steps = s->steps, most = usual_wait_ns(&s->progress, steps, now);
+    char text[MT_RECORD_TEXT];
+    mt_record_event e = {.time_ns = now, .step = steps, .kind = "pressure", .kind_bytes = 8};
+
+    if (atomic_load_explicit(&s->passed, memory_order_relaxed) == 0) {
+        s->waits_since = 0;
+        return;
+    }
+    if (s->waits_since == 0) s->waits_since = now;
+    if (s->told_waiting || now - s->waits_since < most) return;
+    s->told_waiting = true;
+    if (s->with.record == NULL) return;
+    e.text = text;
+    e.text_bytes = (size_t)snprintf(text, sizeof text,
+                                    "no step() for %" PRIu64 " s since then: callbacks and guards "
+                                    "have not acted, as they do so in step() on the main thread",
+                                    most / 1000000000);
+    mt_record_write_event(s->with.record, &e);
+}
+
+static void
+tell_second(mt_sampler *s, uint64_t now)
+{
+    if (s->with.each_second == NULL || now - s->second_at < SECOND_NS) return;
+    s->second_at = now;
+    s->with.each_second();
+}
+
+/* What every sample reads, and the pressure when it is old. */
+static unsigned
+mask_now(mt_sampler *s, uint64_t now)
+{
+    unsigned mask = ALWAYS | (s->with.devices > 0 ? MT_READ_DEVICES : 0u);
+
+    if (now - s->pressure_at < PRESSURE_AGE_NS) return mask;
+    s->pressure_at = now;
+    return mask | MT_READ_PRESSURE;
+}
+
+static void
+count_once(const mt_sampler *s, mt_sample *x)
+{
+    if (s->with.mapped_again != NULL) mt_sample_count_once(x, s->with.mapped_again);
+}
+
+/* What was not read now, as it was read last. */
+static void
+carry(mt_sample *x, unsigned mask, const mt_sample *last)
+{
+    take_over(x, last, MT_READ_SWAP);
+    take_over(x, last, MT_READ_HEAP);
+    take_over(x, last, MT_READ_CHILDREN);
+    if (!(mask & MT_READ_PRESSURE)) take_over(x, last, MT_READ_PRESSURE);
+}
+
+/* The cost of a sample is all that the thread used since the last one, waking up included, but for
+ * what is dear. */
+static uint64_t
+next_time(mt_sampler *s, const mt_limit *limit, uint64_t seldom)
+{
+    const mt_ticker_ops *t = &s->with.ticker;
+    uint64_t cpu = t->cpu_ns(t->ctx), now = t->now_ns(t->ctx), next;
+
+    next = mt_pace_next(&s->pace, now, cpu - s->cpu_seen - seldom, limit->used, limit->bytes);
+    s->cpu_seen = cpu;
+    s->cpu_ns = s->cpu_before + cpu;
+    s->interval_ns = s->pace.wait_ns;
+    return next;
+}
+
+/* Samples and returns when to do it again. */
+static uint64_t
+sample(mt_sampler *s)
+{
+    const mt_ticker_ops *t = &s->with.ticker;
+    uint64_t now = t->now_ns(t->ctx), cost;
+    unsigned mask = mask_now(s, now), fresh;
+    mt_sample x;
+    mt_limit limit;
+    mt_marks marks;
+
+    s->with.probe.read(s->with.probe.ctx, mask, &x);
+    count_once(s, &x);
+    carry(&x, mask, &s->latest);
+    fresh = read_seldom(s, &x, now, &cost);
+    limit = mt_limit_of(&x, s->with.limit);
+    tell(s, publish(s, &x, &limit, &marks), &marks, &limit);
+    tell_waiting(s, now);
+    tell_second(s, now);
+    write_row(s, &x, fresh);
+    return next_time(s, &limit, cost);
+}
+
+static void
+run(void *arg)
+{
+    mt_sampler *s = arg;
+    const mt_ticker_ops *t = &s->with.ticker;
+
+    s->cpu_before = s->cpu_ns;
+    s->cpu_seen = t->cpu_ns(t->ctx);
+    mt_pace_init(&s->pace, s->with.interval_ns, t->now_ns(t->ctx));
+    while (t->wait(t->ctx, sample(s)))
+        continue;
+    sample(s);
+}
+
+/* --- life --------------------------------------------------------------------------------------
+ */
+
+mt_status
+mt_sampler_new(const mt_alloc *mem, const mt_sampler_setup *setup, mt_sampler **out, mt_error *err)
+{
+    mt_sampler *s = mt_alloc_zeroed(mem, 1, sizeof *s);
+
+    assert(setup->interval_ns > 0 && setup->devices <= MT_SAMPLE_DEVICES);
+    if (s == NULL) return mt_fail(err, MT_ENOMEM, "malloc", 0);
+    s->mem = *mem;
+    s->with = *setup;
+    mt_lock_init(&s->life);
+    mt_lock_init(&s->lock);
+    s->peak = MT_UNKNOWN;
+    s->interval_ns = setup->interval_ns;
+    /* With what is dear, so that whatever the probe needs memory for, it has when the thread runs.
+     */
+    setup->probe.read(setup->probe.ctx, ALWAYS | MT_READ_PRESSURE | DEAR, &s->latest);
+    count_once(s, &s->latest);
+    s->limit = mt_limit_of(&s->latest, setup->limit);
+    *out = s;
+    return MT_OK;
+}
+
+static mt_status
+refuse(mt_error *err, const char *detail)
+{
+    mt_fail(err, MT_EAGAIN, NULL, 0);
+    if (err != NULL) err->detail = detail;
+    return MT_EAGAIN;
+}
+
+mt_status
+mt_sampler_start(mt_sampler *s, mt_error *err)
+{
+    mt_status st;
+
+    if (!is_home(s)) return refuse(err, "it belongs to the parent process");
+    mt_lock_take(&s->life);
+    if (s->runs) {
+        st = refuse(err, "it runs already");
+    } else {
+        s->runs = true;
+        st = s->with.ticker.start(s->with.ticker.ctx, run, s, err);
+        if (st != MT_OK) s->runs = false;
+    }
+    mt_lock_give(&s->life);
+    return st;
+}
+
+void
+mt_sampler_stop(mt_sampler *s)
+{
+    if (!is_home(s)) return;
+    mt_lock_take(&s->life);
+    s->with.ticker.stop(s->with.ticker.ctx);
+    s->runs = false;
+    mt_lock_give(&s->life);
+}
+
+void
+mt_sampler_free(mt_sampler *s)
+{
+    mt_alloc mem;
+
+    if (s == NULL) return;
+    if (is_home(s)) {
+        mt_sampler_stop(s);
+        s->with.ticker.close(s->with.ticker.ctx);
+        s->with.probe.close(s->with.probe.ctx);
+        mt_lock_fini(&s->lock);
+        mt_lock_fini(&s->life);
+    }
+    mem = s->mem;
+    mem.put(mem.ctx, s, sizeof *s);
+}
+
+bool
+mt_sampler_runs(mt_sampler *s)
+{
+    return is_home(s) && s->runs;
+}
+
+/* --- what others ask ---------------------------------------------------------------------------
+ */
+
+/* A plain load unless a mark was passed. */
+uint32_t
+mt_sampler_step(mt_sampler *s, uint64_t n)
+{
+    atomic_fetch_add_explicit(&s->steps, n, memory_order_relaxed);
+    if (atomic_load_explicit(&s->passed, memory_order_relaxed) == 0) return 0;
+    return atomic_exchange(&s->passed, 0);
+}
+
+uint64_t
+mt_sampler_steps(mt_sampler *s)
+{
+    return s->steps;
+}
+
+int
+mt_sampler_watch(mt_sampler *s, double fraction)
+{
+    int mark;
+
+    if (!is_home(s)) return -1;
+    mt_lock_take(&s->lock);
+    mark = mt_marks_add(&s->marks, fraction);
+    mt_lock_give(&s->lock);
+    return mark;
+}
+
+bool
+mt_sampler_unwatch(mt_sampler *s, unsigned mark)
+{
+    bool was;
+
+    if (!is_home(s)) return false;
+    mt_lock_take(&s->lock);
+    was = mt_marks_remove(&s->marks, mark);
+    if (was) atomic_fetch_and(&s->passed, ~(1u << mark));
+    mt_lock_give(&s->lock);
+    return was;
+}
+
+bool
+mt_sampler_latest(mt_sampler *s, mt_sample *out)
+{
+    if (!is_home(s) || s->samples == 0) return false;
+    mt_lock_take(&s->lock);
+    *out = s->latest;
+    mt_lock_give(&s->lock);
+    return true;
+}
+
+mt_limit
+mt_sampler_limit(mt_sampler *s)
+{
+    mt_limit limit = {MT_UNKNOWN, MT_UNKNOWN, ""};
+
+    if (!is_home(s)) return limit;
+    mt_lock_take(&s->lock);
+    limit = s->limit;
+    mt_lock_give(&s->lock);
+    return limit;
+}
+
+uint64_t
+mt_sampler_peak(mt_sampler *s)
+{
+    uint64_t peak;
+
+    if (!is_home(s)) return MT_UNKNOWN;
+    mt_lock_take(&s->lock);
+    peak = s->peak;
+    mt_lock_give(&s->lock);
+    return peak;
+}
+
+uint64_t
+mt_sampler_samples(mt_sampler *s)
+{
+    return s->samples;
+}
+
+uint64_t
+mt_sampler_cpu_ns(mt_sampler *s)
+{
+    return s->cpu_ns;
+}
+
+uint64_t
+mt_sampler_interval_ns(mt_sampler *s)
+{
+    return s->interval_ns;
+}

@@ -1,0 +1,80 @@
+/* sampler.h -- watches memory from a thread of its own, while the program trains.
+ *
+ *   ticker ──► thread: probe ──► row ──► record          (run.mem)
+ *                            ├─► latest, peak, limit ──► any thread, by a lock held for a copy
+ *                            └─► marks ──► passed ─────► step(): a bit each, and an event
+ *   step() ──► steps ────────────────► row
+ *
+ * What limits memory, and what counts as used, is limit.h's to say.
+ *
+ * Once started, nothing is allocated. A probe reading that fails leaves its columns unknown; the
+ * thread itself cannot fail. In a forked child there is no thread: `home` is 0 there, and all calls
+ * do nothing; free then leaves probe, ticker and locks alone, which the thread may have been using
+ * when the process was forked: their memory and descriptors are the child's until it ends. */
+#ifndef MT_MONITOR_SAMPLER_H
+#define MT_MONITOR_SAMPLER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/alloc.h"
+#include "base/gauge.h"
+#include "monitor/limit.h"
+#include "port/probe.h"
+#include "record/writer.h"
+#include "base/status.h"
+#include "port/thread.h"
+
+/* Columns of a row before those of the devices, which have four each. */
+enum { MT_SAMPLER_HOST = 12, MT_SAMPLER_DEVICE = 4 };
+
+typedef struct mt_sampler_setup {
+    mt_probe_ops probe;   /* taken over, as the ticker is; used by the thread only */
+    mt_ticker_ops ticker; /* or, on failure, by whoever gave them */
+    mt_record *record;    /* NULL: none. Borrowed, with one column for each value of a row */
+    const volatile unsigned char *home; /* borrowed: 0 there means a forked child */
+    mt_gauge *mapped_again;    /* borrowed: what rss counts more than once; NULL: nothing */
+    void (*each_second)(void); /* called by the thread, at a sample; NULL: nothing */
+    uint64_t interval_ns;      /* > 0 */
+    uint64_t limit;            /* bytes; MT_UNLIMITED: none is given */
+    size_t devices;            /* at most MT_SAMPLE_DEVICES */
+} mt_sampler_setup;
+
+typedef struct mt_sampler mt_sampler;
+
+/* Reads the limits once. *out is written on MT_OK only. MT_ENOMEM. */
+mt_status mt_sampler_new(const mt_alloc *mem, const mt_sampler_setup *setup, mt_sampler **out,
+                         mt_error *err);
+/* Stops it first. NULL is ignored. */
+void mt_sampler_free(mt_sampler *s);
+
+/* Starts the thread, which takes a sample at once. After stop it may be started again.
+ * MT_EAGAIN when the system gives no thread (call is set), when it runs already or in a forked
+ * child (call is NULL, detail says which). */
+mt_status mt_sampler_start(mt_sampler *s, mt_error *err);
+/* Takes a last sample and ends the thread; nothing where none runs. Waits for a reading that is
+ * under way, never for the interval. */
+void mt_sampler_stop(mt_sampler *s);
+bool mt_sampler_runs(mt_sampler *s);
+
+/* Counts n steps, and returns the marks passed since the last call. */
+uint32_t mt_sampler_step(mt_sampler *s, uint64_t n);
+uint64_t mt_sampler_steps(mt_sampler *s);
+
+/* A watermark's number (see marks.h), or -1 when there are MT_MARKS; false when it is none. */
+int mt_sampler_watch(mt_sampler *s, double fraction);
+bool mt_sampler_unwatch(mt_sampler *s, unsigned mark);
+
+/* The last sample; a value that is read seldom is the last one read. False before the first. */
+bool mt_sampler_latest(mt_sampler *s, mt_sample *out);
+/* The limit by the last sample, and the highest `used` of all (MT_UNKNOWN before the first). */
+mt_limit mt_sampler_limit(mt_sampler *s);
+uint64_t mt_sampler_peak(mt_sampler *s);
+/* Samples taken, what the thread used of a processor for them, and the interval that it keeps now.
+ */
+uint64_t mt_sampler_samples(mt_sampler *s);
+uint64_t mt_sampler_cpu_ns(mt_sampler *s);
+uint64_t mt_sampler_interval_ns(mt_sampler *s);
+
+#endif

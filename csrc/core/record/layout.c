@@ -1,0 +1,85 @@
+#include "record/layout.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "base/utf8.h"
+
+_Static_assert(MT_RECORD_CRC_FROM == 8 * MT_RECORD_AT_CRC, "the CRC's own word does not count");
+_Static_assert(MT_RECORD_COMMAND_FROM + MT_RECORD_COMMAND == MT_RECORD_HEADER, "nothing behind it");
+
+const char *
+mt_record_size_fault(const mt_record_size *size)
+{
+    const char *fault = mt_series_fault(&size->series);
+
+    if (fault != NULL) return fault;
+    if (size->events < 1 || size->events > MT_RECORD_EVENTS_MAX)
+        return "a number of events outside 1 to 65,536";
+    if (size->phases < 1 || size->phases > MT_RECORD_PHASES_MAX)
+        return "a number of phases outside 1 to 4,096";
+    return NULL;
+}
+
+mt_record_parts
+mt_record_parts_of(const mt_record_size *size)
+{
+    mt_record_parts p = {.columns = MT_RECORD_HEADER};
+
+    assert(mt_record_size_fault(size) == NULL);
+    p.series = p.columns + size->series.columns * sizeof(mt_record_column);
+    p.events = p.series + mt_series_bytes(&size->series);
+    p.phases = p.events + size->events * 8 * MT_EVENT_STRIDE;
+    p.end = p.phases + size->phases * 8 * MT_PHASE_STRIDE;
+    return p;
+}
+
+static const char *
+column_fault(const mt_record_column *column)
+{
+    static const char zero[sizeof column->zero];
+    size_t name = mt_utf8_field(column->name, MT_RECORD_NAME);
+    size_t unit = mt_utf8_field(column->unit, MT_RECORD_UNIT);
+
+    if (name == 0) return "a column without a name";
+    if (name == MT_RECORD_NAME) return "a column's name of more than 31 bytes";
+    if (unit == MT_RECORD_UNIT) return "a column's unit of more than 15 bytes";
+    if (!mt_utf8_valid(column->name, name) || !mt_utf8_valid(column->unit, unit))
+        return "a column's name or unit that is not UTF-8";
+    if (memcmp(column->zero, zero, sizeof zero) != 0) return "a column with more than it may have";
+    return NULL;
+}
+
+const char *
+mt_record_columns_fault(const mt_record_column *columns, size_t n)
+{
+    for (size_t c = 0; c < n; c++) {
+        const char *fault = column_fault(&columns[c]);
+        if (fault != NULL) return fault;
+        for (size_t before = 0; before < c; before++)
+            if (strcmp(columns[before].name, columns[c].name) == 0)
+                return "two columns of one name";
+    }
+    return NULL;
+}
+
+static uint32_t
+crc_of(uint32_t crc, const unsigned char *at, size_t n)
+{
+    for (; n > 0; n--, at++) {
+        crc ^= *at;
+        for (int bit = 0; bit < 8; bit++)
+            crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0);
+    }
+    return crc;
+}
+
+uint32_t
+mt_record_crc(const void *record, size_t columns)
+{
+    const unsigned char *at = record;
+    uint32_t crc = crc_of(0xFFFFFFFFu, at, MT_RECORD_CRC_FROM);
+
+    crc = crc_of(crc, at + MT_RECORD_COMMAND_FROM, MT_RECORD_COMMAND);
+    return ~crc_of(crc, at + MT_RECORD_HEADER, columns * sizeof(mt_record_column));
+}

@@ -1,0 +1,256 @@
+#include "record/series.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "record/words.h"
+
+enum { STATE_WORDS = 8, LINE = 64 };
+
+static size_t
+row_words(const mt_series_size *size)
+{
+    return 1 + 1 + size->columns + 1;
+}
+
+static size_t
+bucket_words(const mt_series_size *size)
+{
+    return 2 + 3 * size->columns;
+}
+
+const char *
+mt_series_fault(const mt_series_size *size)
+{
+    if (size->columns < 1 || size->columns > MT_SERIES_COLUMNS_MAX)
+        return "a number of columns outside 1 to 64";
+    if (size->rows < 1 || size->rows > MT_SERIES_ROWS_MAX)
+        return "a number of rows outside 1 to 16,777,216";
+    if (size->buckets < 2 || size->buckets > MT_SERIES_BUCKETS_MAX || size->buckets % 2 != 0)
+        return "a number of buckets that is not even and 2 to 65,536";
+    return NULL;
+}
+
+size_t
+mt_series_bytes(const mt_series_size *size)
+{
+    size_t words = STATE_WORDS + size->rows * row_words(size);
+
+    words += 2 * size->buckets * bucket_words(size);
+    return (8 * words + LINE - 1) / LINE * LINE;
+}
+
+static void
+lay_out(mt_series *s, void *region, const mt_series_size *size)
+{
+    assert(mt_series_fault(size) == NULL);
+    s->size = *size;
+    s->state = region;
+    s->row = s->state + STATE_WORDS;
+    s->bank[0] = s->row + size->rows * row_words(size);
+    s->bank[1] = s->bank[0] + size->buckets * bucket_words(size);
+    s->samples = 0;
+    s->folds = 0;
+}
+
+void
+mt_series_init(mt_series *s, void *region, const mt_series_size *size)
+{
+    lay_out(s, region, size);
+    memset(region, 0, mt_series_bytes(size));
+}
+
+static uint64_t *
+row_at(const mt_series *s, uint64_t k)
+{
+    return s->row + (size_t)(k % s->size.rows) * row_words(&s->size);
+}
+
+static void
+put_row(mt_series *s, uint64_t k, uint64_t time_ns, const uint64_t *values)
+{
+    size_t columns = s->size.columns;
+    uint64_t *at = row_at(s, k), sum;
+
+    mt_word_put(at, 0);
+    sum = (k + 1) * mt_check_factor(0) + time_ns * mt_check_factor(1);
+    mt_word_put(at + 1, time_ns);
+    for (size_t c = 0; c < columns; c++) {
+        mt_word_put(at + 2 + c, values[c]);
+        sum += values[c] * mt_check_factor(2 + c);
+    }
+    mt_word_put(at + 2 + columns, sum);
+    mt_word_put(at, k + 1);
+}
+
+const uint64_t *
+mt_series_row(const mt_series *s, uint64_t k)
+{
+    const uint64_t *at = row_at(s, k);
+    size_t check = 2 + s->size.columns;
+
+    return at[0] == k + 1 && at[check] == mt_words_check(at, check) ? at + 1 : NULL;
+}
+
+uint64_t
+mt_series_stamp(const mt_series *s, size_t slot)
+{
+    uint64_t stamp = row_at(s, slot)[0];
+
+    if (stamp == 0 || (stamp - 1) % s->size.rows != slot) return 0;
+    return mt_series_row(s, stamp - 1) != NULL ? stamp : 0;
+}
+
+/* MT_UNKNOWN is the largest number: `least` needs no test for it, and + 1 makes it the smallest
+ * where the most is looked for. */
+static uint64_t
+least_of(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static uint64_t
+most_of(uint64_t a, uint64_t b)
+{
+    return a + 1 > b + 1 ? a : b;
+}
+
+static uint64_t *
+bucket_at(const mt_series *s, unsigned folds, size_t i)
+{
+    return s->bank[folds & 1] + i * bucket_words(&s->size);
+}
+
+/* Pairs of the full bank become the first half of the other. Nothing that counts is touched, and
+ * doing it again comes to the same. */
+static void
+fold(mt_series *s)
+{
+    size_t words = bucket_words(&s->size);
+
+    for (size_t i = 0; i < s->size.buckets / 2; i++) {
+        const uint64_t *a = bucket_at(s, s->folds, 2 * i), *b = a + words;
+        uint64_t *to = bucket_at(s, s->folds + 1, i);
+        mt_word_put(to, a[0]);
+        mt_word_put(to + 1, b[1]);
+        for (size_t w = 2; w < words; w += 3) {
+            mt_word_put(to + w, least_of(a[w], b[w]));
+            mt_word_put(to + w + 1, most_of(a[w + 1], b[w + 1]));
+            mt_word_put(to + w + 2, b[w + 2] != MT_UNKNOWN ? b[w + 2] : a[w + 2]);
+        }
+    }
+    s->folds++;
+    mt_word_put(s->state, (uint64_t)s->folds << MT_SERIES_FOLDS_AT | s->samples);
+}
+
+static void
+begin_bucket(uint64_t *at, size_t columns, uint64_t time_ns, const uint64_t *values)
+{
+    mt_word_put(at, time_ns);
+    mt_word_put(at + 1, time_ns);
+    for (size_t c = 0; c < columns; c++)
+        for (size_t w = 0; w < 3; w++)
+            mt_word_put(at + 2 + 3 * c + w, values[c]);
+}
+
+static void
+widen_bucket(uint64_t *at, size_t columns, uint64_t time_ns, const uint64_t *values)
+{
+    mt_word_put(at + 1, time_ns);
+    for (size_t c = 0; c < columns; c++) {
+        uint64_t *x = at + 2 + 3 * c, v = values[c];
+        if (v == MT_UNKNOWN) continue;
+        if (v < x[0]) mt_word_put(x, v);
+        if (v + 1 > x[1] + 1) mt_word_put(x + 1, v);
+        mt_word_put(x + 2, v);
+    }
+}
+
+/* Adds sample number `samples` to its bucket and counts it. */
+static void
+count_sample(mt_series *s, uint64_t time_ns, const uint64_t *values)
+{
+    uint64_t width = (uint64_t)1 << s->folds, *at;
+
+    if (s->samples == s->size.buckets * width) {
+        fold(s);
+        width *= 2;
+    }
+    at = bucket_at(s, s->folds, (size_t)(s->samples >> s->folds));
+    if ((s->samples & (width - 1)) == 0)
+        begin_bucket(at, s->size.columns, time_ns, values);
+    else
+        widen_bucket(at, s->size.columns, time_ns, values);
+    s->samples++;
+    mt_word_put(s->state, (uint64_t)s->folds << MT_SERIES_FOLDS_AT | s->samples);
+}
+
+void
+mt_series_append(mt_series *s, uint64_t time_ns, const uint64_t *values)
+{
+    put_row(s, s->samples, time_ns, values);
+    count_sample(s, time_ns, values);
+}
+
+/* What an append leaves behind: after n folds more than half of the buckets are begun, or exactly
+ * half in the moment after a fold. */
+static bool
+state_fits(const mt_series *s)
+{
+    uint64_t full = (uint64_t)s->size.buckets << s->folds;
+
+    return s->samples <= full && (s->folds == 0 || s->samples >= full / 2);
+}
+
+mt_status
+mt_series_open(mt_series *s, void *copy, const mt_series_size *size, mt_error *err)
+{
+    uint64_t state;
+
+    lay_out(s, copy, size);
+    state = *s->state;
+    s->samples = state & (((uint64_t)1 << MT_SERIES_FOLDS_AT) - 1);
+    s->folds = (unsigned)mt_series_folds(state);
+    if (s->folds > MT_SERIES_FOLDS_MAX || !state_fits(s))
+        return mt_fail_format(err, "a number of samples that does not fit its buckets");
+    for (const uint64_t *row; (row = mt_series_row(s, s->samples)) != NULL;) {
+        if (s->folds == MT_SERIES_FOLDS_MAX) break; /* a fold more, and the next could overflow */
+        count_sample(s, row[0], row + 1);
+    }
+    return MT_OK;
+}
+
+size_t
+mt_series_used(const mt_series *s)
+{
+    uint64_t width = mt_series_width(s);
+
+    return (size_t)((s->samples + width - 1) >> s->folds);
+}
+
+uint64_t
+mt_series_width(const mt_series *s)
+{
+    return (uint64_t)1 << s->folds;
+}
+
+/* Words that contradict each other, as only a foreign hand leaves them, are no reading. */
+static mt_extent
+extent_of(const uint64_t *x)
+{
+    if (x[0] > x[2] || x[2] > x[1] || x[1] == MT_UNKNOWN)
+        return (mt_extent){MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN};
+    return (mt_extent){x[0], x[1], x[2]};
+}
+
+mt_bucket
+mt_series_bucket(const mt_series *s, size_t i, mt_extent *extent)
+{
+    const uint64_t *at = bucket_at(s, s->folds, i);
+    uint64_t before = (uint64_t)i << s->folds, width = mt_series_width(s);
+
+    assert(i < mt_series_used(s));
+    for (size_t c = 0; extent != NULL && c < s->size.columns; c++)
+        extent[c] = extent_of(at + 2 + 3 * c);
+    return (mt_bucket){at[0], at[1], s->samples - before < width ? s->samples - before : width};
+}

@@ -1,0 +1,562 @@
+/* mt_stage on two devices: latedev.h, and the fake CUDA runtime through csrc/cuda.
+ *
+ * MT_FAKE_CUDART names libfakecudart.so; it must be set where the CUDA backend is built. */
+#include "gate/stage_rig.h"
+
+enum { CAPACITY = 4096, ITEMS = 6 };
+
+/* ---- cases for both devices ---- */
+
+/* The dumb queue: what was pushed and not yet popped. */
+typedef struct model {
+    uint32_t value[600];
+    size_t bytes[600];
+    size_t first, last;
+} model;
+
+/* Pushes something on some stream; every third time, some device call fails on the way. */
+static void
+model_push(mt_stage *s, model *m, uint32_t value)
+{
+    size_t bytes = roll(4) == 0 ? roll(CAPACITY + 1) : roll(900);
+    long fired = on.fired();
+    mt_status st;
+
+    on.fail_at(roll(3) == 0 ? (long)roll(20) : -1);
+    st = push_to(s, on.stream[roll(STREAMS)], value, bytes, NULL);
+    if (st == MT_OK) {
+        m->value[m->last] = value;
+        m->bytes[m->last++] = bytes;
+    } else if (st == MT_EAGAIN) {
+        CHECK(m->last > m->first);
+    } else {
+        CHECK(on.fired() > fired);
+    }
+    on.fail_at(-1);
+}
+
+static void
+model_pop(mt_stage *s, model *m)
+{
+    mt_stage_item item;
+    bool ready = false;
+
+    CHECK(mt_stage_peek(s, roll(4) == 0, &item, &ready, NULL) == MT_OK);
+    if (!ready) return;
+    check_item(&item, m->value[m->first], m->bytes[m->first]);
+    mt_stage_pop(s);
+    m->first++;
+}
+
+static void
+items_arrive_in_order_as_in_a_dumb_queue(void)
+{
+    for (unsigned round = 0; round < 20; round++) {
+        long live = on.live();
+        mt_stage *s = make_stage(CAPACITY, ITEMS);
+        model m = {.first = 0};
+
+        on.shuffle(round * 77 + 1);
+        for (uint32_t step = 0; step < 600; step++) {
+            switch (roll(4)) {
+            case 0:
+                on.run(roll(12));
+                break;
+            case 1:
+                model_pop(s, &m);
+                break;
+            default:
+                model_push(s, &m, step);
+                break;
+            }
+            CHECK(mt_stage_len(s) == m.last - m.first);
+            CHECK(mt_stage_check(s));
+        }
+        CHECK(m.first > 20);
+        for (; round % 2 == 0 && m.first < m.last; m.first++) /* else it goes with all in flight */
+            take(s, m.value[m.first], m.bytes[m.first]);
+        finish(s, live);
+    }
+}
+
+static void
+a_later_write_in_place_changes_nothing(void)
+{
+    unsigned char tensor[64], first[64], second[64];
+    uint64_t tag[2] = {5, ~(uint64_t)5};
+    long live = on.live();
+    mt_stage *s = make_stage(CAPACITY, ITEMS);
+
+    fill(first, sizeof first, 5);
+    fill(second, sizeof second, 6);
+    on.write(tensor, first, sizeof first, on.stream[1]);
+    CHECK(mt_stage_push(s, tensor, sizeof tensor, on.stream[1], tag, NULL) == MT_OK);
+    on.write(tensor, second, sizeof second, on.stream[1]);
+    on.run_stream(on.stream[1], SIZE_MAX); /* the producer is done before the side stream begins */
+    on.run(SIZE_MAX);
+    take(s, 5, sizeof first);
+    CHECK(memcmp(tensor, second, sizeof second) == 0);
+    finish(s, live);
+}
+
+static void
+a_full_stage_says_so_and_recovers(void)
+{
+    long live = on.live();
+    mt_stage *s = make_stage(1024, 3);
+    mt_error err = {0};
+
+    CHECK(push(s, 1, 256) == MT_OK);
+    CHECK(push(s, 2, 512) == MT_OK);
+    CHECK(push_to(s, NULL, 3, 257, &err) == MT_EAGAIN); /* 512 bytes, 256 are left */
+    CHECK(err.status == MT_EAGAIN && err.native == 0 && mt_stage_len(s) == 2);
+    CHECK(push(s, 3, 200) == MT_OK);
+    CHECK(push(s, 4, 0) == MT_EAGAIN); /* three items */
+    take(s, 1, 256);
+    CHECK(push(s, 4, 512) == MT_EAGAIN);
+    CHECK(push(s, 4, 256) == MT_OK); /* at the start again */
+    take(s, 2, 512);
+    CHECK(push(s, 5, 513) == MT_EAGAIN); /* would have to go round item 3 */
+    CHECK(push(s, 5, 512) == MT_OK);
+    take(s, 3, 200);
+    take(s, 4, 256);
+    take(s, 5, 512);
+    CHECK(push(s, 6, 1024) == MT_OK); /* an empty stage takes all that it holds */
+    take(s, 6, 1024);
+    finish(s, live);
+}
+
+static void
+more_than_the_capacity_never_fits(void)
+{
+    long live = on.live();
+    mt_stage *s = make_stage(1000, 3);
+    mt_error err = {0};
+
+    CHECK(mt_stage_capacity(s) == 1024);
+    CHECK(mt_stage_device(s) == 0);
+    CHECK(push_to(s, NULL, 1, 1025, &err) == MT_ELIMIT);
+    CHECK(err.asked == 1025 && err.limit == 1024);
+    CHECK(mt_stage_push(s, NULL, SIZE_MAX, NULL, (uint64_t[2]){0, 0}, &err) == MT_ELIMIT);
+    CHECK(mt_stage_len(s) == 0);
+    finish(s, live);
+}
+
+static void
+an_empty_item_keeps_its_place(void)
+{
+    uint64_t tag[2] = {2, ~(uint64_t)2};
+    long live = on.live();
+    mt_stage *s = make_stage(CAPACITY, ITEMS);
+
+    CHECK(push(s, 1, 10) == MT_OK);
+    CHECK(mt_stage_push(s, NULL, 0, on.stream[0], tag, NULL) == MT_OK);
+    CHECK(push(s, 3, 10) == MT_OK);
+    take(s, 1, 10);
+    take(s, 2, 0);
+    take(s, 3, 10);
+    finish(s, live);
+}
+
+static void
+sizes_that_do_not_fit_are_refused(void)
+{
+    mt_alloc mem = faulty_alloc(&heap);
+    mt_stage *s = NULL;
+    mt_error err = {0};
+
+    CHECK(mt_stage_new(&mem, on.dev, 0, SIZE_MAX, 1, &s, &err) == MT_EOVERFLOW);
+    CHECK(mt_stage_new(&mem, on.dev, 0, 1, SIZE_MAX / 2, &s, &err) == MT_EOVERFLOW);
+    CHECK(s == NULL && err.status == MT_EOVERFLOW && heap.live == 0);
+    mt_stage_free(NULL);
+    mt_stage_abandon(NULL);
+}
+
+/* Makes a stage while the n-th device call fails; says whether that call was reached. */
+static bool
+new_failing_at(long n)
+{
+    mt_alloc mem = faulty_alloc(&heap);
+    long live = on.live(), before = on.fired();
+    mt_stage *s = NULL;
+    mt_error err = {0};
+    mt_status st;
+    bool fired;
+
+    on.fail_at(n);
+    st = mt_stage_new(&mem, on.dev, 0, 512, 2, &s, &err);
+    fired = on.fired() > before;
+    on.fail_at(-1);
+    CHECK((st == MT_OK) == (s != NULL));
+    CHECK(st == MT_OK || (fired && err.status == st && err.call != NULL && err.native != 0));
+    mt_stage_free(s);
+    CHECK(on.live() == live && heap.live == 0);
+    on.reset();
+    return fired;
+}
+
+static void
+a_failed_new_keeps_nothing(void)
+{
+    mt_alloc mem = faulty_alloc(&heap);
+    mt_stage *s = NULL;
+    long n = 0;
+
+    while (new_failing_at(n))
+        n++;
+    CHECK(n >= 7); /* two blocks, a stream, four events */
+    for (n = 0; n < 2; n++) {
+        heap = (faulty){.fail_at = n};
+        CHECK(mt_stage_new(&mem, on.dev, 0, 512, 2, &s, NULL) == MT_ENOMEM && s == NULL);
+        CHECK(heap.live == 0);
+    }
+    heap = (faulty){.fail_at = -1};
+}
+
+/* Pushes while the n-th device call fails. The failed push may have left a copy on the way, on a
+ * slow stream: another stream then gets the same slot (`again`), or nobody does. */
+static bool
+push_failing_at(long n, bool again)
+{
+    long live = on.live(), before = on.fired();
+    mt_stage *s = make_stage(1024, 3);
+    mt_error err = {0};
+    mt_status st;
+    bool fired;
+
+    CHECK(push_to(s, on.stream[0], 1, 100, NULL) == MT_OK);
+    on.fail_at(n);
+    st = push_to(s, on.stream[1], 2, 300, &err);
+    fired = on.fired() > before;
+    on.fail_at(-1);
+    CHECK(st == MT_OK || (fired && err.status == st && err.native != 0));
+    CHECK(mt_stage_len(s) == (st == MT_OK ? 2 : 1));
+    if (again) CHECK(push_to(s, on.stream[2], 3, 300, NULL) == MT_OK);
+    on.run_stream(on.stream[2], SIZE_MAX);
+    on.run_stream(on.stream[1], SIZE_MAX);
+    take(s, 1, 100);
+    if (st == MT_OK) take(s, 2, 300);
+    if (again) take(s, 3, 300);
+    CHECK(push_to(s, on.stream[0], 4, 1024, NULL) == MT_OK);
+    take(s, 4, 1024);
+    finish(s, live);
+    return fired;
+}
+
+static void
+a_failed_push_changes_nothing(void)
+{
+    long n = 0;
+
+    while (push_failing_at(n, false) && push_failing_at(n, true))
+        n++;
+    CHECK(n >= 6); /* capturing? copy, record, wait, copy, record */
+}
+
+/* Two strays in the stage, on two streams, and the push that fences the first may fail as well. */
+static void
+strays_stay_fenced_through_further_failures(void)
+{
+    bool fired = true;
+
+    for (long n = 0; fired; n++) {
+        long live = on.live(), before;
+        mt_stage *s = make_stage(1024, 3);
+        mt_status second;
+
+        on.fail_at(on.first_record);
+        CHECK(push_to(s, on.stream[0], 1, 300, NULL) != MT_OK);
+        on.fail_at(-1);
+        before = on.fired();
+        on.fail_at(n);
+        second = push_to(s, on.stream[1], 2, 300, NULL);
+        fired = on.fired() > before;
+        on.fail_at(-1);
+        if (second != MT_OK) {
+            CHECK(push_to(s, on.stream[2], 3, 300, NULL) == MT_OK);
+            for (int i = STREAMS; i-- > 0;)
+                on.run_stream(on.stream[i], SIZE_MAX);
+            take(s, 3, 300);
+        }
+        finish(s, live);
+    }
+}
+
+/* After a failed push the stage is freed at once: nothing may be under way in what it frees. */
+static void
+a_failed_push_is_waited_for_by_free(void)
+{
+    bool fired = true;
+
+    for (long n = 0; fired; n++) {
+        long live = on.live(), before = on.fired();
+        mt_stage *s = make_stage(1024, 3);
+
+        on.fail_at(n);
+        push_to(s, on.stream[1], 2, 300, NULL);
+        fired = on.fired() > before;
+        on.fail_at(-1);
+        finish(s, live);
+    }
+}
+
+static void
+push_never_waits(void)
+{
+    long live = on.live(), syncs;
+    mt_stage *s = make_stage(1024, 2);
+
+    syncs = on.syncs();
+    CHECK(push(s, 1, 300) == MT_OK);
+    CHECK(push(s, 2, 300) == MT_OK);
+    CHECK(push(s, 3, 300) == MT_EAGAIN);
+    CHECK(!arrived(s));
+    CHECK(on.syncs() == syncs);
+    take(s, 1, 300);
+    CHECK(on.syncs() == syncs + 1);
+    on.fail_at(on.first_record);
+    CHECK(push_to(s, on.stream[1], 3, 100, NULL) != MT_OK);
+    on.fail_at(-1);
+    CHECK(push_to(s, on.stream[2], 4, 100, NULL) == MT_OK);
+    CHECK(on.syncs() == syncs + 1);
+    finish(s, live);
+}
+
+static void
+a_stream_under_capture_is_refused(void)
+{
+    long live = on.live();
+    mt_stage *s = make_stage(1024, 2);
+    mt_error err = {0};
+
+    CHECK(push(s, 1, 8) == MT_OK);
+    on.capture(on.stream[1], true);
+    CHECK(push_to(s, on.stream[1], 2, 8, &err) == MT_EDEVICE);
+    CHECK(err.native == 0 && strcmp(err.call, "append during CUDA graph capture") == 0);
+    CHECK(mt_stage_len(s) == 1);
+    on.capture(on.stream[1], false);
+    CHECK(push_to(s, on.stream[1], 3, 8, &err) == MT_OK);
+    take(s, 1, 8);
+    take(s, 3, 8);
+    finish(s, live);
+}
+
+static void
+an_item_is_ready_when_it_has_arrived(void)
+{
+    mt_stage_item item = {.bytes = 77};
+    bool ready = true;
+    long live = on.live(), calls;
+    mt_stage *s = make_stage(1024, 3);
+
+    CHECK(mt_stage_peek(s, true, &item, &ready, NULL) == MT_OK && !ready); /* empty */
+    CHECK(push(s, 1, 8) == MT_OK);
+    CHECK(!arrived(s));
+    CHECK(item.bytes == 77);
+    while (!arrived(s))
+        CHECK(on.run(1) == 1);
+    calls = on.calls();
+    CHECK(arrived(s) && on.calls() == calls); /* known: not asked again */
+    take(s, 1, 8);
+    CHECK(on.calls() == calls);
+    finish(s, live);
+}
+
+static void
+reading_waits_for_the_oldest_alone(void)
+{
+    long live = on.live();
+    mt_stage *s = make_stage(1024, 3);
+
+    CHECK(push(s, 1, 8) == MT_OK);
+    CHECK(push(s, 2, 8) == MT_OK);
+    take(s, 1, 8);
+    CHECK(!arrived(s));
+    take(s, 2, 8);
+    finish(s, live);
+}
+
+static void
+a_failed_peek_leaves_the_item(void)
+{
+    mt_stage_item item = {.bytes = 77};
+    bool ready = true;
+    long live = on.live();
+    mt_stage *s = make_stage(1024, 3);
+
+    CHECK(push(s, 1, 8) == MT_OK);
+    for (int wait = 0; wait < 2; wait++) {
+        mt_error err = {0};
+
+        on.fail_at(0);
+        CHECK(mt_stage_peek(s, wait != 0, &item, &ready, &err) == MT_EDEVICE);
+        CHECK(err.native != 0 && item.bytes == 77 && ready && mt_stage_len(s) == 1);
+        on.fail_at(-1);
+    }
+    take(s, 1, 8);
+    finish(s, live);
+}
+
+static void
+free_waits_for_work_in_flight(void)
+{
+    long live = on.live(), syncs;
+    mt_stage *s = make_stage(1024, 3);
+
+    CHECK(push_to(s, on.stream[0], 1, 8, NULL) == MT_OK);
+    CHECK(push_to(s, on.stream[1], 2, 8, NULL) == MT_OK);
+    syncs = on.syncs();
+    mt_stage_free(s);
+    CHECK(on.syncs() > syncs && on.busy_frees() == 0);
+    CHECK(on.live() == live && heap.live == 0);
+    on.run(SIZE_MAX);
+    on.reset();
+}
+
+static void
+a_child_of_fork_makes_no_device_call(void)
+{
+    mt_stage *s = make_stage(1024, 3);
+    long calls, live;
+
+    CHECK(push(s, 1, 8) == MT_OK);
+    calls = on.calls();
+    live = on.live();
+    mt_stage_abandon(s);
+    CHECK(on.calls() == calls && on.live() == live);
+    CHECK(heap.live == 0);
+    on.run(SIZE_MAX);
+    on.reset();
+}
+
+/* ---- cases that need the fake runtime ---- */
+
+static void
+another_device_is_left_current(void)
+{
+    mt_alloc mem = faulty_alloc(&heap);
+    long live = on.live();
+    mt_stage *s = NULL;
+    mt_stage_item item;
+    mt_status st;
+    bool ready;
+
+    CHECK(mt_stage_new(&mem, on.dev, 1, 1024, 3, &s, NULL) == MT_OK);
+    CHECK(mt_stage_device(s) == 1 && fake.fake_cuda_device() == 0);
+    fake.fake_cuda_set_device(1); /* the "kernels" of push_to run there */
+    CHECK(push_to(s, NULL, 1, 8, NULL) == MT_OK);
+    CHECK(fake.fake_cuda_device() == 1);
+    fake.fake_cuda_set_device(0);
+    CHECK(!arrived(s) && fake.fake_cuda_device() == 0);
+    take(s, 1, 8);
+    CHECK(fake.fake_cuda_device() == 0);
+    for (long n = 0; n < 24; n++) {
+        fake.fake_cuda_fail_at(n, BAD);
+        st = mt_stage_push(s, NULL, 0, NULL, (uint64_t[2]){0, 0}, NULL);
+        fake.fake_cuda_fail_at(-1, 0);
+        CHECK(st == MT_OK || fake.fake_cuda_device() == 0);
+        fake.fake_cuda_set_device(0); /* where the call that failed was the one to put it back */
+        if (st == MT_OK) {
+            CHECK(mt_stage_peek(s, true, &item, &ready, NULL) == MT_OK && ready);
+            mt_stage_pop(s);
+        }
+    }
+    finish(s, live);
+    CHECK(fake.fake_cuda_device() == 0);
+}
+
+/* The number that docs/gpu.md states: six calls, and a look at the current device before each. */
+static void
+push_makes_twelve_runtime_calls(void)
+{
+    long live = on.live(), calls;
+    mt_stage *s = make_stage(1024, 3);
+
+    calls = on.calls();
+    CHECK(push(s, 1, 8) == MT_OK);
+    CHECK(on.calls() == calls + 12);
+    finish(s, live);
+}
+
+static void
+somebody_elses_capture_is_not_spoiled(void)
+{
+    long live = on.live();
+    mt_stage *s;
+
+    on.capture(on.stream[2], true);
+    s = make_stage(1024, 3);
+    CHECK(push(s, 1, 8) == MT_OK);
+    CHECK(!arrived(s));
+    take(s, 1, 8);
+    mt_stage_free(s);
+    CHECK(fake.fake_cuda_spoiled_captures() == 0 && !fake.fake_cuda_relaxed());
+    CHECK(on.live() == live);
+    on.capture(on.stream[2], false);
+    on.run(SIZE_MAX);
+    on.reset();
+}
+
+static void
+no_error_is_left_for_others_to_find(void)
+{
+    long live = on.live();
+    mt_stage *s = make_stage(1024, 3);
+
+    CHECK(push(s, 1, 8) == MT_OK);
+    CHECK(!arrived(s)); /* cudaErrorNotReady */
+    CHECK(fake.fake_cuda_last_error() == 0);
+    on.fail_at(3);
+    CHECK(push_to(s, on.stream[1], 2, 8, NULL) == MT_EDEVICE);
+    CHECK(fake.fake_cuda_last_error() == 0);
+    finish(s, live);
+}
+
+static void
+run_suite(void)
+{
+    RUN(items_arrive_in_order_as_in_a_dumb_queue);
+    RUN(a_later_write_in_place_changes_nothing);
+    RUN(a_full_stage_says_so_and_recovers);
+    RUN(more_than_the_capacity_never_fits);
+    RUN(an_empty_item_keeps_its_place);
+    RUN(sizes_that_do_not_fit_are_refused);
+    RUN(a_failed_new_keeps_nothing);
+    RUN(a_failed_push_changes_nothing);
+    RUN(strays_stay_fenced_through_further_failures);
+    RUN(a_failed_push_is_waited_for_by_free);
+    RUN(push_never_waits);
+    RUN(a_stream_under_capture_is_refused);
+    RUN(an_item_is_ready_when_it_has_arrived);
+    RUN(reading_waits_for_the_oldest_alone);
+    RUN(a_failed_peek_leaves_the_item);
+    RUN(free_waits_for_work_in_flight);
+    RUN(a_child_of_fork_makes_no_device_call);
+}
+
+int
+main(void)
+{
+    const char *path = getenv("MT_FAKE_CUDART");
+    mt_cudart *rt = NULL;
+
+    heap.fail_at = -1;
+    use_late_device();
+    run_suite();
+    if (!mt_cudart_built()) {
+        puts("test_stage: the CUDA backend is not built; latedev.h only");
+        CHECK_DONE();
+    }
+    CHECK(path != NULL && fake_cuda_load(path, &fake));
+    CHECK(mt_cudart_open(&mt_alloc_libc, path, &rt, NULL) == MT_OK);
+    use_fake_runtime(rt);
+    run_suite();
+    RUN(another_device_is_left_current);
+    RUN(push_makes_twelve_runtime_calls);
+    RUN(somebody_elses_capture_is_not_spoiled);
+    RUN(no_error_is_left_for_others_to_find);
+    fake.fake_cuda_drop_stream(on.stream[1]);
+    fake.fake_cuda_drop_stream(on.stream[2]);
+    mt_cudart_close(rt);
+    CHECK_DONE();
+}

@@ -1,0 +1,658 @@
+/* A sampler with made-up memory and a made-up clock: what it reads when, what it records, limits,
+ * watermarks, costs, and what is left of it in a forked child. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "monitor/rig.h"
+#include "core/record/reader.h"
+#include "os/forkmark_linux.h"
+
+enum { GIB = 1 << 30, COLUMNS = MT_SAMPLER_HOST + 2 * MT_SAMPLER_DEVICE };
+
+static int
+bit(unsigned what)
+{
+    return __builtin_ctz(what);
+}
+
+/* --- what is read when -------------------------------------------------------------------------
+ */
+
+static void
+samples_keep_the_interval_and_the_dear_is_read_seldom(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
+
+    setup.devices = 1;
+    rig_open(&r, &setup);
+    CHECK(r.reads[0] == 1 && r.reads[bit(MT_READ_CHILDREN)] == 1); /* before there is a thread */
+    CHECK(!mt_sampler_runs(r.s) && mt_sampler_samples(r.s) == 0);
+    rig_run(&r, 100);
+    CHECK(mt_sampler_samples(r.s) == 102 && r.reads[0] == 103 && r.reads[1] == 103);
+    CHECK(r.reads[3] == 103 && r.reads[bit(MT_READ_DEVICES)] == 102);
+    CHECK(r.reads[bit(MT_READ_PRESSURE)] == 1 + 51); /* every 20 ms */
+    for (int i = 0; i < 60; i++)
+        CHECK(r.asked[i] == (uint64_t)(1010 + 10 * i) * RIG_MS);
+    CHECK(r.reads[bit(MT_READ_SWAP)] == 12 && r.reads[bit(MT_READ_HEAP)] == 12);
+    CHECK(r.reads[bit(MT_READ_CHILDREN)] == 6);
+    CHECK(mt_sampler_interval_ns(r.s) == 10 * RIG_MS);
+    rig_free(&r);
+}
+
+static int times_told;
+
+static void
+count_second(void)
+{
+    times_told++;
+}
+
+static void
+each_second_is_told_of_once(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
+
+    setup.each_second = count_second;
+    rig_open(&r, &setup);
+    CHECK(times_told == 0);
+    rig_run(&r, 298);
+    CHECK(r.asked[0] == 1010 * (uint64_t)RIG_MS && times_told == 3); /* at 1.00, 2.00 and 3.00 s */
+    rig_free(&r);
+}
+
+static void
+devices_are_read_only_where_there_are_any(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
+
+    rig_open(&r, &setup);
+    rig_run(&r, 3);
+    CHECK(r.reads[bit(MT_READ_DEVICES)] == 0);
+    rig_free(&r);
+}
+
+/* A second costs what it costs, whatever each reading takes. */
+static void
+it_never_takes_more_than_a_twentieth_of_a_processor(void)
+{
+    static const uint64_t costs[] = {1000, 100 * 1000, 5 * RIG_MS, 100 * (uint64_t)RIG_MS};
+
+    for (int dear = 0; dear < 4; dear++)
+        for (int plain = 0; plain < 3; plain++) {
+            rig r = rig_new();
+            mt_sampler_setup setup = rig_setup(&r, RIG_MS);
+            r.cost[0] = costs[plain];
+            r.wake = costs[plain];
+            r.cost[bit(MT_READ_SWAP)] = r.cost[bit(MT_READ_HEAP)] = costs[dear];
+            r.cost[bit(MT_READ_CHILDREN)] = costs[dear];
+            r.now.cgroup_used = r.now.cgroup_limit = 5; /* at the limit */
+            rig_open(&r, &setup);
+            rig_run(&r, 20000);
+            CHECK((double)mt_sampler_cpu_ns(r.s) <
+                  0.05 * (double)(r.ns - 1000 * (uint64_t)RIG_MS) + 4 * (double)costs[dear]);
+            CHECK(mt_sampler_cpu_ns(r.s) == r.cpu);
+            rig_free(&r);
+        }
+}
+
+static void
+what_is_dear_does_not_slow_the_samples(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
+
+    r.cost[bit(MT_READ_HEAP)] = r.cost[bit(MT_READ_CHILDREN)] = 5 * RIG_MS;
+    rig_open(&r, &setup);
+    rig_run(&r, 60);
+    for (int i = 1; i < 60; i++)
+        CHECK(r.asked[i] - r.asked[i - 1] == 10 * RIG_MS);
+    rig_free(&r);
+}
+
+static void
+costs_add_up_over_threads(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
+
+    r.cost[0] = 1000;
+    rig_open(&r, &setup);
+    rig_run(&r, 0);
+    CHECK(mt_sampler_samples(r.s) == 2 && mt_sampler_cpu_ns(r.s) == 2000);
+    rig_run(&r, 0);
+    CHECK(mt_sampler_samples(r.s) == 4 && mt_sampler_cpu_ns(r.s) == 4000);
+    rig_free(&r);
+}
+
+static void
+rise(rig *r)
+{
+    r->now.cgroup_used += GIB / 16;
+}
+
+static void
+it_looks_more_often_near_the_limit(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 100 * RIG_MS);
+
+    r.now.cgroup_used = 0;
+    r.now.cgroup_limit = 4ull * GIB;
+    r.each = rise;
+    rig_open(&r, &setup);
+    rig_run(&r, 8);
+    CHECK(r.asked[1] - r.asked[0] == 100 * RIG_MS && r.asked[7] - r.asked[6] == 100 * RIG_MS);
+    rig_run(&r, 44);
+    CHECK(mt_sampler_interval_ns(r.s) < 45 * RIG_MS && mt_sampler_interval_ns(r.s) > RIG_MS);
+    rig_run(&r, 10);
+    CHECK(mt_sampler_interval_ns(r.s) == RIG_MS);
+    rig_free(&r);
+}
+
+/* Woken up late for the first time: no burst follows. */
+static void
+hang(rig *r)
+{
+    r->late = r->asks == 3 ? 3600ull * 1000 * RIG_MS : 0;
+}
+
+static void
+a_stopped_process_owes_no_samples(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
+
+    r.each = hang;
+    rig_open(&r, &setup);
+    rig_run(&r, 8);
+    CHECK(mt_sampler_samples(r.s) == 10);
+    CHECK(r.asked[3] == 1040 * (uint64_t)RIG_MS);
+    for (int i = 5; i < 8; i++)
+        CHECK(r.asked[i] - r.asked[i - 1] == 10 * RIG_MS);
+    rig_free(&r);
+}
+
+/* --- what it knows -----------------------------------------------------------------------------
+ */
+
+static void
+the_lowest_limit_counts_and_what_is_used_follows_from_it(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
+    mt_limit at;
+
+    rig_open(&r, &setup);
+    rig_run(&r, 0);
+    at = mt_sampler_limit(r.s);
+    CHECK(at.bytes == MT_UNKNOWN && at.used == MT_UNKNOWN && strcmp(at.from, "") == 0);
+    CHECK(mt_sampler_peak(r.s) == MT_UNKNOWN);
+    r.now.total = 1000;
+    r.now.available = 400;
+    rig_run(&r, 0);
+    at = mt_sampler_limit(r.s);
+    CHECK(at.bytes == 1000 && at.used == 600 && strcmp(at.from, "machine") == 0);
+    r.now.available = 2000; /* nonsense */
+    r.now.cgroup_limit = MT_UNLIMITED;
+    rig_run(&r, 0);
+    CHECK(mt_sampler_limit(r.s).used == MT_UNKNOWN && mt_sampler_limit(r.s).bytes == 1000);
+    r.now.cgroup_limit = 900; /* at run time */
+    r.now.rss = 50;
+    rig_run(&r, 0);
+    at = mt_sampler_limit(r.s);
+    CHECK(at.bytes == 900 && at.used == 50 && strcmp(at.from, "cgroup") == 0);
+    r.now.cgroup_used = 300;
+    rig_run(&r, 0);
+    CHECK(mt_sampler_limit(r.s).used == 300 && mt_sampler_peak(r.s) == 600);
+    rig_free(&r);
+}
+
+static void
+a_given_limit_counts_the_process_and_its_children(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
+    mt_limit at;
+
+    setup.limit = 800;
+    r.now.cgroup_limit = 800; /* of two that are the same, the given one */
+    r.now.cgroup_used = 700;
+    r.now.rss = 100;
+    rig_open(&r, &setup);
+    at = mt_sampler_limit(r.s);
+    CHECK(at.bytes == 800 && at.used == 100 && strcmp(at.from, "given") == 0);
+    r.now.children = 2;
+    r.now.children_priv = 30;
+    rig_run(&r, 5); /* the children's turn */
+    CHECK(mt_sampler_limit(r.s).used == 130 && mt_sampler_peak(r.s) == 130);
+    r.now.rss = 20;
+    rig_run(&r, 0);
+    CHECK(mt_sampler_limit(r.s).used == 50 && mt_sampler_peak(r.s) == 130);
+    rig_free(&r);
+}
+
+/* A generation with many forks of one prompt: each page stands in rss once for each row. */
+static void
+what_is_mapped_again_is_not_used(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
+    mt_gauge again = {0};
+    mt_sample x;
+
+    setup.limit = 1000;
+    setup.mapped_again = &again;
+    r.now.rss = 300;
+    rig_open(&r, &setup);
+    CHECK(mt_sampler_watch(r.s, 0.9) == 0);
+    rig_run(&r, 0);
+    mt_gauge_add(&again, 950);
+    r.now.rss = 1250;
+    rig_run(&r, 0);
+    CHECK(mt_sampler_step(r.s, 1) == 0);
+    CHECK(mt_sampler_limit(r.s).used == 300 && mt_sampler_peak(r.s) == 300);
+    CHECK(mt_sampler_latest(r.s, &x) && x.rss == 1250 && x.mapped_again == 950);
+    mt_gauge_subtract(&again, 900); /* now the program itself has them */
+    rig_run(&r, 0);
+    CHECK(mt_sampler_step(r.s, 1) == 1 && mt_sampler_peak(r.s) == 1200);
+    r.now.cgroup_limit = 500; /* whose usage the kernel counts once */
+    r.now.cgroup_used = 400;
+    rig_run(&r, 0);
+    CHECK(mt_sampler_limit(r.s).used == 400);
+    r.now.cgroup_used = MT_UNKNOWN;
+    mt_gauge_add(&again, 4950); /* of which little was touched */
+    mt_gauge_add_once(&again, 30);
+    r.now.rss = 400;
+    r.now.priv = 300;
+    rig_run(&r, 0);
+    CHECK(mt_sampler_limit(r.s).used == 330); /* the pools' own pages, and what is private */
+    mt_gauge_add_once(&again, 90);
+    rig_run(&r, 0);
+    CHECK(mt_sampler_limit(r.s).used == 400); /* not all of the pools' pages are mapped here */
+    r.now.priv = 500;                         /* the two are not read at once */
+    rig_run(&r, 0);
+    CHECK(mt_sampler_limit(r.s).used == 400);
+    r.now.rss = MT_UNKNOWN;
+    rig_run(&r, 0);
+    CHECK(mt_sampler_limit(r.s).used == MT_UNKNOWN);
+    rig_free(&r);
+}
+
+static void
+the_latest_sample_keeps_what_was_read_seldom(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, RIG_MS);
+    mt_sample x;
+
+    r.now.rss = 1;
+    r.now.pressure = 7;
+    r.now.swap = 2;
+    r.now.heap_used = 3;
+    r.now.heap_free = 4;
+    r.now.children = 5;
+    r.now.children_priv = 6;
+    rig_open(&r, &setup);
+    CHECK(!mt_sampler_latest(r.s, &x));
+    rig_run(&r, 9);
+    CHECK(mt_sampler_latest(r.s, &x));
+    CHECK(x.rss == 1 && x.swap == 2 && x.heap_used == 3 && x.heap_free == 4);
+    CHECK(x.children == 5 && x.children_priv == 6 && x.time_ns == r.ns && x.pressure == 7);
+    r.now.pressure = 8;
+    rig_run(&r, 5);
+    CHECK(mt_sampler_latest(r.s, &x) && x.pressure == 7);
+    rig_run(&r, 5);
+    CHECK(mt_sampler_latest(r.s, &x) && x.pressure == 8);
+    r.now.heap_used = MT_UNKNOWN; /* cannot be read any more: not an old value for ever */
+    rig_run(&r, 200);
+    CHECK(mt_sampler_latest(r.s, &x) && x.heap_used == MT_UNKNOWN && x.heap_free == 4);
+    rig_free(&r);
+}
+
+/* --- watermarks --------------------------------------------------------------------------------
+ */
+
+static void
+a_mark_reaches_the_next_step_once(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
+
+    r.now.cgroup_limit = 100;
+    r.now.cgroup_used = 10;
+    rig_open(&r, &setup);
+    CHECK(mt_sampler_watch(r.s, 0.5) == 0 && mt_sampler_watch(r.s, 0.9) == 1);
+    rig_run(&r, 0);
+    CHECK(mt_sampler_step(r.s, 1) == 0);
+    r.now.cgroup_used = 60;
+    rig_run(&r, 3);
+    r.now.cgroup_used = 95;
+    rig_run(&r, 3);
+    CHECK(mt_sampler_step(r.s, 2) == 3 && mt_sampler_step(r.s, 1) == 0);
+    CHECK(mt_sampler_steps(r.s) == 4);
+    CHECK(mt_sampler_watch(r.s, 0.1) == 2);
+    rig_run(&r, 0);
+    CHECK(mt_sampler_unwatch(r.s, 2) && !mt_sampler_unwatch(r.s, 2));
+    CHECK(mt_sampler_step(r.s, 1) == 0); /* nobody waits for it any more */
+    CHECK(mt_sampler_watch(r.s, 0.1) == 2);
+    r.now.cgroup_limit = 0; /* nothing to be a part of */
+    rig_run(&r, 0);
+    r.now.cgroup_limit = MT_UNKNOWN;
+    rig_run(&r, 0);
+    CHECK(mt_sampler_step(r.s, 1) == 0);
+    for (int i = 3; i < 32; i++)
+        CHECK(mt_sampler_watch(r.s, 0.1) == i);
+    CHECK(mt_sampler_watch(r.s, 0.1) == -1);
+    rig_free(&r);
+}
+
+/* --- the record --------------------------------------------------------------------------------
+ */
+
+typedef struct notes {
+    mt_record r;
+    size_t bytes;
+    uint64_t *region;
+} notes;
+
+static void
+notes_open(notes *n, size_t columns)
+{
+    mt_record_column names[COLUMNS];
+    mt_record_start start = {.wall_ns = 5, .clock_ns = 6, .pid = 7, .page_bytes = 4096};
+    mt_record_size size = {.series = {columns, 64, 32}, .events = 8, .phases = 2};
+
+    memset(names, 0, sizeof names);
+    for (size_t c = 0; c < columns; c++)
+        names[c].name[0] = (char)('A' + c);
+    n->bytes = mt_record_parts_of(&size).end;
+    n->region = malloc(n->bytes);
+    mt_record_init(&n->r, n->region, &size, names, &start, &rig_at_home);
+}
+
+static const uint64_t *
+row(const mt_recordview *v, uint64_t k)
+{
+    const uint64_t *words = mt_series_row(&v->series, k);
+
+    CHECK(words != NULL);
+    return words + 1;
+}
+
+static void
+count_step(rig *r)
+{
+    mt_sampler_step(r->s, 10);
+}
+
+static void
+a_row_has_the_columns_in_their_order(void)
+{
+    static const uint64_t wanted[COLUMNS] = {
+        0,          11, 2,  13, 14, MT_UNKNOWN, 16,         17,         MT_UNKNOWN, MT_UNKNOWN,
+        MT_UNKNOWN, 7,  21, 22, 23, 24,         MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN};
+    rig r = rig_new();
+    mt_gauge again = {4, 4, 5};
+    mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
+    mt_recordview v;
+    notes n;
+
+    notes_open(&n, COLUMNS);
+    setup.record = &n.r;
+    setup.devices = 2;
+    setup.mapped_again = &again;
+    r.now.rss = 11, r.now.priv = 2, r.now.swap = 13, r.now.cgroup_used = 14;
+    r.now.cgroup_limit = MT_UNLIMITED, r.now.available = 16, r.now.pressure = 17;
+    r.now.heap_used = 18, r.now.children = 19, r.now.children_priv = 20;
+    r.now.devices = 1; /* of two: the other one is not there yet */
+    r.now.device[0] = (mt_device_sample){21, 99, 22, 23, 24, 25};
+    r.now.device[1] = (mt_device_sample){1, 1, 1, 1, 1, 1};
+    r.each = count_step;
+    rig_open(&r, &setup);
+    rig_run(&r, 3);
+    CHECK(mt_record_open(&v, n.region, n.bytes, NULL) == MT_OK && v.rows_end == 5);
+    CHECK(memcmp(row(&v, 0), wanted, sizeof wanted) == 0);
+    CHECK(row(&v, 0)[-1] == 1000 * (uint64_t)RIG_MS && row(&v, 2)[-1] == 1020 * (uint64_t)RIG_MS);
+    CHECK(row(&v, 1)[0] == 10 && row(&v, 4)[0] == 40);
+    CHECK(row(&v, 1)[3] == MT_UNKNOWN && row(&v, 1)[8] == 18 && row(&v, 1)[9] == MT_UNKNOWN);
+    CHECK(row(&v, 2)[8] == MT_UNKNOWN && row(&v, 2)[9] == 19 && row(&v, 2)[10] == 20);
+    CHECK(row(&v, 3)[8] == MT_UNKNOWN && row(&v, 3)[9] == MT_UNKNOWN);
+    r.now.cgroup_limit = 15;
+    rig_run(&r, 0);
+    mt_record_close(&n.r, 1); /* what comes now is lost, and nothing else happens */
+    rig_run(&r, 1);
+    CHECK(mt_record_open(&v, n.region, n.bytes, NULL) == MT_OK && v.rows_end == 7);
+    CHECK(row(&v, 6)[5] == 15 && mt_sampler_samples(r.s) == 10);
+    rig_free(&r);
+    free(n.region);
+}
+
+static void
+a_mark_is_an_event_of_the_record(void)
+{
+    static const char text[] = "87.5 % of the limit passed: 1900 of 2048 MiB (cgroup)";
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
+    mt_recordview v;
+    mt_event_view e;
+    notes n;
+
+    notes_open(&n, MT_SAMPLER_HOST);
+    setup.record = &n.r;
+    r.now.cgroup_limit = 2048ull << 20;
+    r.now.cgroup_used = 1900ull << 20;
+    rig_open(&r, &setup);
+    CHECK(mt_sampler_watch(r.s, 0.99) == 0 && mt_sampler_watch(r.s, 0.875) == 1);
+    mt_sampler_step(r.s, 7);
+    rig_run(&r, 2);
+    CHECK(mt_record_open(&v, n.region, n.bytes, NULL) == MT_OK && v.events_end == 1);
+    CHECK(mt_recordview_event(&v, 0, &e));
+    CHECK(e.time_ns == 1000 * (uint64_t)RIG_MS && e.step == 7 && e.duration_ns == 0);
+    CHECK(e.kind_bytes == 8 && memcmp(e.kind, "pressure", 8) == 0);
+    CHECK(e.text_bytes == strlen(text) && memcmp(e.text, text, e.text_bytes) == 0);
+    rig_free(&r);
+    free(n.region);
+}
+
+static size_t
+events_about_waiting(const notes *n, unsigned seconds)
+{
+    mt_recordview v;
+    mt_event_view e;
+    size_t found = 0;
+    char text[64];
+    int bytes = snprintf(text, sizeof text, "no step() for %u s since then", seconds);
+
+    CHECK(mt_record_open(&v, n->region, n->bytes, NULL) == MT_OK);
+    for (uint64_t i = 0; i < v.events_end; i++) {
+        if (!mt_recordview_event(&v, i, &e) || strncmp(e.text, "no step() for", 13) != 0) continue;
+        CHECK(memcmp(e.text, text, (size_t)bytes) == 0);
+        found++;
+    }
+    return found;
+}
+
+static void
+a_mark_that_no_step_asks_for_is_told_of_once(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 100 * RIG_MS);
+    notes n;
+
+    notes_open(&n, MT_SAMPLER_HOST);
+    setup.record = &n.r;
+    r.now.cgroup_limit = 1000;
+    r.now.cgroup_used = 100;
+    rig_open(&r, &setup);
+    CHECK(mt_sampler_watch(r.s, 0.5) == 0);
+    rig_run(&r, 200); /* 20 s in which nothing waits */
+    r.now.cgroup_used = 600;
+    rig_run(&r, 50);
+    CHECK(mt_sampler_step(r.s, 1) == 1); /* in time */
+    r.now.cgroup_used = 100;
+    rig_run(&r, 2);
+    r.now.cgroup_used = 600;
+    rig_run(&r, 80);
+    CHECK(events_about_waiting(&n, 10) == 0);
+    rig_run(&r, 40);
+    CHECK(events_about_waiting(&n, 10) == 1);
+    rig_run(&r, 300);
+    CHECK(events_about_waiting(&n, 10) == 1);
+    rig_free(&r);
+    free(n.region);
+}
+
+/* The start of 50 s is no step. */
+static void
+a_mark_waits_as_long_as_steps_usually_take(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 100 * RIG_MS);
+    notes n;
+
+    notes_open(&n, MT_SAMPLER_HOST);
+    setup.record = &n.r;
+    r.now.cgroup_limit = 1000;
+    r.now.cgroup_used = 100;
+    rig_open(&r, &setup);
+    CHECK(mt_sampler_watch(r.s, 0.5) == 0);
+    rig_run(&r, 500);
+    for (int i = 0; i < 4; i++) {
+        mt_sampler_step(r.s, 2); /* as 15 s each, and then 30 */
+        rig_run(&r, 300);
+    }
+    mt_sampler_step(r.s, 1);
+    rig_run(&r, 600);
+    mt_sampler_step(r.s, 1); /* 180 s for 8 steps: 22.5 each, so 45 are waited for */
+    rig_run(&r, 10);
+    r.now.cgroup_used = 600;
+    rig_run(&r, 440);
+    CHECK(events_about_waiting(&n, 45) == 0);
+    rig_run(&r, 30);
+    CHECK(events_about_waiting(&n, 45) == 1);
+    rig_run(&r, 900);
+    CHECK(events_about_waiting(&n, 45) == 1);
+    rig_free(&r);
+    free(n.region);
+}
+
+/* --- life --------------------------------------------------------------------------------------
+ */
+
+static void
+a_start_that_fails_can_be_tried_again(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
+    mt_error err;
+
+    rig_open(&r, &setup);
+    r.fails = 1;
+    CHECK(mt_sampler_start(r.s, &err) == MT_EAGAIN && err.native == 11 && err.call != NULL);
+    CHECK(!mt_sampler_runs(r.s));
+    mt_sampler_stop(r.s);
+    r.fails = 0;
+    CHECK(mt_sampler_start(r.s, &err) == MT_OK && mt_sampler_runs(r.s));
+    CHECK(mt_sampler_start(r.s, &err) == MT_EAGAIN && strstr(err.detail, "runs already"));
+    CHECK(mt_sampler_start(r.s, NULL) == MT_EAGAIN && mt_sampler_runs(r.s));
+    mt_sampler_stop(r.s);
+    CHECK(!mt_sampler_runs(r.s));
+    rig_free(&r);
+}
+
+static void
+without_memory_nothing_is_made(void)
+{
+    faulty heap = {.fail_at = 0};
+    mt_alloc mem = faulty_alloc(&heap);
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
+    mt_sampler *s;
+    mt_error err;
+
+    CHECK(mt_sampler_new(&mem, &setup, &s, &err) == MT_ENOMEM && r.closed == 0);
+    CHECK(mt_sampler_new(&mem, &setup, &s, &err) == MT_OK && heap.live == 1);
+    mt_sampler_free(s);
+    CHECK(heap.live == 0 && r.closed == 2);
+    mt_sampler_free(NULL);
+}
+
+/* All calls of a child do nothing, and end. */
+static int
+child(rig *r)
+{
+    mt_error err;
+    mt_sample x;
+
+    if (mt_sampler_runs(r->s) || mt_sampler_latest(r->s, &x)) return 1;
+    if (mt_sampler_start(r->s, &err) != MT_EAGAIN) return 2;
+    if (strstr(err.detail, "parent") == NULL) return 3;
+    mt_sampler_stop(r->s);
+    if (mt_sampler_watch(r->s, 0.5) != -1 || mt_sampler_unwatch(r->s, 0)) return 4;
+    if (mt_sampler_limit(r->s).bytes != MT_UNKNOWN || mt_sampler_peak(r->s) != MT_UNKNOWN) return 5;
+    mt_sampler_step(r->s, 5);
+    if (mt_sampler_steps(r->s) != 6) return 6;
+    mt_sampler_free(r->s);
+    return r->closed == 0 ? 0 : 7;
+}
+
+static void
+fork_now(rig *r)
+{
+    pid_t pid = fork(); /* with all locks taken that a start takes */
+    int status;
+
+    if (pid == 0) _exit(child(r));
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void
+a_forked_child_has_none(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
+    mt_forkmark *mark;
+
+    CHECK(mt_forkmark_new(&mark, NULL) == MT_OK);
+    setup.home = mark;
+    r.now.cgroup_limit = 100;
+    rig_open(&r, &setup);
+    mt_sampler_watch(r.s, 0.5);
+    mt_sampler_step(r.s, 1);
+    r.each = fork_now;
+    rig_run(&r, 1);
+    CHECK(mt_sampler_steps(r.s) == 1);
+    rig_free(&r);
+    mt_forkmark_free(mark);
+}
+
+int
+main(void)
+{
+    RUN(samples_keep_the_interval_and_the_dear_is_read_seldom);
+    RUN(each_second_is_told_of_once);
+    RUN(devices_are_read_only_where_there_are_any);
+    RUN(it_never_takes_more_than_a_twentieth_of_a_processor);
+    RUN(what_is_dear_does_not_slow_the_samples);
+    RUN(costs_add_up_over_threads);
+    RUN(it_looks_more_often_near_the_limit);
+    RUN(a_stopped_process_owes_no_samples);
+    RUN(the_lowest_limit_counts_and_what_is_used_follows_from_it);
+    RUN(a_given_limit_counts_the_process_and_its_children);
+    RUN(what_is_mapped_again_is_not_used);
+    RUN(the_latest_sample_keeps_what_was_read_seldom);
+    RUN(a_mark_reaches_the_next_step_once);
+    RUN(a_row_has_the_columns_in_their_order);
+    RUN(a_mark_is_an_event_of_the_record);
+    RUN(a_mark_that_no_step_asks_for_is_told_of_once);
+    RUN(a_mark_waits_as_long_as_steps_usually_take);
+    RUN(a_start_that_fails_can_be_tried_again);
+    RUN(without_memory_nothing_is_made);
+    RUN(a_forked_child_has_none);
+    CHECK_DONE();
+}
