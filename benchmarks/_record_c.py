@@ -12,14 +12,16 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 SOURCES = [f"csrc/core/record/{n}.c" for n in ("series", "writer", "layout", "reader")]
 SOURCES += [f"csrc/core/base/{n}.c" for n in ("utf8", "status", "alloc")]
-SOURCES += [f"csrc/os/{n}_linux.c" for n in ("recordfile", "forkmark", "busguard", "endmark")]
+SOURCES += [
+    f"csrc/os/{n}.c" for n in ("record/file", "base/forkmark", "record/busguard", "record/endmark")
+]
 LOOPS = r"""
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 #include "core/record/writer.h"
-#include "os/recordfile_linux.h"
+#include "os/record/file.h"
 
 static mt_record record;
 static mt_recordfile file;

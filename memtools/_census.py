@@ -244,7 +244,8 @@ def _has_shim(torch: Any) -> bool:
 
 
 def _grouped(tensors: Iterable[TensorFacts]) -> list[TensorGroup]:
-    """As csrc/py/census.c does it: the largest tensor over a storage answers for all of it."""
+    """As csrc/py/census/census.c does it: the largest tensor over a storage answers for all of
+    it."""
     counts: Counter[TensorKind] = Counter()
     claims: dict[int, tuple[int, tuple[int, ...], TensorKind]] = {}
     whole: dict[int, int] = {}

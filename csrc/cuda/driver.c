@@ -1,10 +1,10 @@
-#include "driver.h"
+#include "cuda/driver.h"
 
 #include <cuda.h>
 #include <dlfcn.h>
 #include <string.h>
 
-#include "cuscope.h"
+#include "cuda/scope.h"
 
 enum { VERSION = 12000 }; /* of the entry points: these signatures are those of 10.2 still */
 

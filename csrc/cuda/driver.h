@@ -7,15 +7,15 @@
  *
  * The entry points are asked of the runtime (cudaGetDriverEntryPointByVersion, CUDA 12.5), so that
  * they are those of the driver that it uses itself. Each call makes the device current, which makes
- * its context, and puts the thread back as cudart.h says; it is legal while a graph is captured.
+ * its context, and puts the thread back as runtime.h says; it is legal while a graph is captured.
  * None waits for work of the device: unmap expects that there is none left on those addresses. */
-#ifndef MT_DRIVER_H
-#define MT_DRIVER_H
+#ifndef MT_CUDA_DRIVER_H
+#define MT_CUDA_DRIVER_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#include "cudart.h"
+#include "cuda/runtime.h"
 
 typedef struct mt_cudrv mt_cudrv;
 typedef uint64_t mt_cupage; /* a handle of device memory */

@@ -1,4 +1,4 @@
-#include "streams.h"
+#include "cuda/streams.h"
 
 struct mt_custream {
     mt_custream *next;

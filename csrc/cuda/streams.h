@@ -9,8 +9,8 @@
  * A stream that is being captured into a CUDA graph takes no part: nothing may wait for it or be
  * enqueued on it for our sake. What was on it before the capture counts as done (torch.cuda.graph
  * synchronises before it begins). Not thread-safe. */
-#ifndef MT_CUSTREAMS_H
-#define MT_CUSTREAMS_H
+#ifndef MT_CUDA_STREAMS_H
+#define MT_CUDA_STREAMS_H
 
 #include <stdbool.h>
 

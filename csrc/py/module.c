@@ -1,17 +1,17 @@
 /* module.c -- memtools._core: state, connection to torch, and what is in the module. */
-#include "state.h"
+#include "py/base/state.h"
 
 #include <stdlib.h>
 
-#include "budget.h"
-#include "census.h"
-#include "devices.h"
-#include "ending.h"
-#include "errors.h"
-#include "managed.h"
-#include "policy.h"
-#include "probe.h"
-#include "record.h"
+#include "py/budget/budget.h"
+#include "py/census/census.h"
+#include "py/monitor/devices.h"
+#include "py/monitor/ending.h"
+#include "py/base/errors.h"
+#include "py/cleanup/managed.h"
+#include "py/cleanup/policy.h"
+#include "py/monitor/probe.h"
+#include "py/record/record.h"
 
 mt_state *
 mt_state_of_type(PyTypeObject *type)

@@ -4,8 +4,8 @@
  *   stream A   [copy][record e]              queues; an operation runs only by fake_cuda_run*(), or
  *   stream B   [wait e][copy][record f]      as far as cudaEventSynchronize(f) needs it to
  *
- * libfakecudart.so implements the entry points that csrc/cuda/cudart.c takes, and these controls. A
- * C test opens it by path (fake_cuda_load below); a Python test may ctypes.CDLL the same file.
+ * libfakecudart.so implements the entry points that csrc/cuda/runtime.c takes, and these controls.
+ * A C test opens it by path (fake_cuda_load below); a Python test may ctypes.CDLL the same file.
  * "Device memory" is any host memory, so a test may call a CPU tensor a CUDA one. Events mean what
  * CUDA's do: a wait is for the record before it, whatever is recorded later.
  *

@@ -7,7 +7,7 @@
 
 #include "kit/check.h"
 #include "core/port/probe.h"
-#include "os/proctext_linux.h"
+#include "os/monitor/proctext.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

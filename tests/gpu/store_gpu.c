@@ -1,7 +1,7 @@
 /* The CUDA store on a real device: the suite of every store. test_store_gpu.py builds and runs it.
  *
  * What fails here, call by call, is the allocator: a driver cannot be told to. */
-#include "../../csrc/cuda/store_cuda.h"
+#include "cuda/store.h"
 
 #include <dlfcn.h>
 

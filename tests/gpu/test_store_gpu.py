@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [
     "tests/gpu/store_gpu.c",
     *(f"csrc/core/{name}.c" for name in ("base/alloc", "base/status")),
-    *(f"csrc/cuda/{name}.c" for name in ("cudart", "driver", "streams", "store_cuda")),
+    *(f"csrc/cuda/{name}.c" for name in ("runtime", "driver", "streams", "store")),
 ]
 
 

@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "kit/check.h"
-#include "os/forkmark_linux.h"
+#include "os/base/forkmark.h"
 
 static int
 status_of(pid_t child)

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "core/budget/private.h"
-#include "os/forkmark_linux.h"
+#include "os/base/forkmark.h"
 #include "kit/rng.h"
 
 enum { THREADS = 4, ROUNDS = 3000 };

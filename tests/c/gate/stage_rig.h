@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "core/gate/stage.h"
-#include "cuda/cudart.h"
+#include "cuda/runtime.h"
 #include "../../fake_cuda/fakecudart.h"
 #include "kit/check.h"
 #include "kit/latedev.h"

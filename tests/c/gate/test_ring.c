@@ -5,7 +5,7 @@
 #include "core/gate/ring.h"
 #include "core/base/size.h"
 #include "kit/faulty.h"
-#include "os/vmem_linux.h"
+#include "os/port/vmem.h"
 #include "kit/rng.h"
 
 enum { MODEL_ENTRIES = 64, MODEL_BYTES = 512 };

@@ -4,7 +4,7 @@
 #ifndef MT_TESTS_KIT_CUDARIG_H
 #define MT_TESTS_KIT_CUDARIG_H
 
-#include "cuda/store_cuda.h"
+#include "cuda/store.h"
 
 #include "../../fake_cuda/fakecudart.h"
 #include "kit/check.h"

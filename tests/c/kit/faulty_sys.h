@@ -9,7 +9,7 @@
 
 #include "kit/check.h"
 #include "kit/faulty.h"
-#include "os/store_linux.h"
+#include "os/port/store.h"
 
 static faulty sys_faults = {.fail_at = -1};
 static int sys_errno = ENOMEM; /* of the call that fails */

@@ -15,7 +15,7 @@
 #include "kit/check.h"
 #include "core/base/alloc.h"
 #include "core/base/size.h"
-#include "os/store_linux.h"
+#include "os/port/store.h"
 
 enum { MEM_PAGES = 1 << 14, MEM_ARENAS = 256 };
 

@@ -12,7 +12,7 @@
 
 #include "kit/check.h"
 #include "kit/faulty.h"
-#include "os/procfile_linux.h"
+#include "os/monitor/procfile.h"
 
 typedef struct proctree {
     char root[64];

@@ -12,7 +12,7 @@
 #include "kit/faulty_store.h"
 #include "kv/model.h"
 #include "kit/memstore.h"
-#include "os/store_linux.h"
+#include "os/port/store.h"
 
 enum { RIG_LEASES = 5, FEW_MAPS = 40 };
 

@@ -5,7 +5,7 @@
 
 #include "core/base/lock.h"
 #include "kv/model.h"
-#include "os/store_linux.h"
+#include "os/port/store.h"
 
 enum { WORKERS = 4, POOLS = 10, ROUNDS = 3, HELD = 64 };
 

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "core/port/probe.h"
-#include "os/children_linux.h"
+#include "os/monitor/children.h"
 #include "kit/proctree.h"
 
 static mt_children *

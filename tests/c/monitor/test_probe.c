@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 #include "core/monitor/peaks.h"
-#include "os/peak_linux.h"
-#include "os/probe_linux.h"
+#include "os/monitor/peak.h"
+#include "os/monitor/probe.h"
 #include "kit/proctree.h"
 
 enum { ALL = 255, HOST = MT_READ_HOST, GIB = 1 << 30 };

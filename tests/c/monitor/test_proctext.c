@@ -3,7 +3,7 @@
 
 #include "kit/check.h"
 #include "core/port/probe.h"
-#include "os/proctext_linux.h"
+#include "os/monitor/proctext.h"
 
 static mt_text
 text_of(const char *at)

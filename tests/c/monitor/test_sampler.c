@@ -7,7 +7,7 @@
 
 #include "monitor/rig.h"
 #include "core/record/reader.h"
-#include "os/forkmark_linux.h"
+#include "os/base/forkmark.h"
 
 enum { GIB = 1 << 30, COLUMNS = MT_SAMPLER_HOST + 2 * MT_SAMPLER_DEVICE };
 

@@ -9,7 +9,7 @@
 
 #include "kit/check.h"
 #include "core/monitor/sampler.h"
-#include "os/probe_linux.h"
+#include "os/monitor/probe.h"
 
 #ifdef __SANITIZE_ADDRESS__ /* which has a malloc of its own */
 

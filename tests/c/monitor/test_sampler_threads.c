@@ -8,8 +8,8 @@
 #include "kit/check.h"
 #include "core/record/reader.h"
 #include "core/monitor/sampler.h"
-#include "os/probe_linux.h"
-#include "os/threadname_linux.h"
+#include "os/monitor/probe.h"
+#include "os/port/threadname.h"
 
 enum { ROUNDS = 2000, STARTS = 200 };
 

@@ -1,7 +1,7 @@
 /* The CUDA backend over the fake runtime; and what it says where there is none.
  *
  * MT_FAKE_CUDART names libfakecudart.so; it must be set where the CUDA backend is built. */
-#include "cuda/cudart.h"
+#include "cuda/runtime.h"
 
 #include <string.h>
 

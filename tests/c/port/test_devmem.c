@@ -2,7 +2,7 @@
  * put back whichever call fails. */
 #include <string.h>
 
-#include "cuda/devmem.h"
+#include "cuda/memory.h"
 
 #include "../../fake_cuda/fakecudart.h"
 #include "kit/check.h"

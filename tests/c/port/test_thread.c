@@ -12,7 +12,7 @@
 #include "kit/check.h"
 #include "core/port/thread.h"
 #include "kit/faulty.h"
-#include "os/threadname_linux.h"
+#include "os/port/threadname.h"
 
 #define HOUR 3600000000000ull
 

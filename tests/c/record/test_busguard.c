@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "os/busguard_linux.h"
+#include "os/record/busguard.h"
 
 enum { PAGES = 4, PAGE = 4096, BYTES = PAGES * PAGE };
 

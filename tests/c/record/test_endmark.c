@@ -13,8 +13,8 @@
 #include <unistd.h>
 
 #include "core/record/layout.h"
-#include "os/busguard_linux.h"
-#include "os/endmark_linux.h"
+#include "os/record/busguard.h"
+#include "os/record/endmark.h"
 
 enum { WORDS = 32 };
 

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "kit/faulty.h"
-#include "os/recordfile_linux.h"
+#include "os/record/file.h"
 
 /* --- a folder of its own, and what is in it --- */
 

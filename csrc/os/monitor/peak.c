@@ -1,0 +1,163 @@
+#define _GNU_SOURCE /* O_CLOEXEC, getrusage */
+#include "os/monitor/peak.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/port/probe.h"
+#include "os/base/forkmark.h"
+
+/* What the kernel's counters may be apart, and still mean the same. */
+enum { SLACK = 1 << 20, STATUS_ROOM = 4096 };
+
+typedef struct mark {
+    mt_alloc mem;
+    const mt_proc_sys *sys;
+    mt_forkmark *home; /* NULL: nothing may be kept open */
+    mt_descriptor kept_clear, kept_statm, kept_status;
+    bool real; /* the machine's own /proc, which getrusage agrees with */
+    uint64_t page;
+    uint64_t bound; /* the floor is at most that */
+    char clear[MT_PATH_ROOM], statm[MT_PATH_ROOM], status[MT_PATH_ROOM];
+} mark;
+
+static void
+close_all(mark *m)
+{
+    mt_proc_close(m->sys, &m->kept_clear);
+    mt_proc_close(m->sys, &m->kept_statm);
+    mt_proc_close(m->sys, &m->kept_status);
+}
+
+/* A forked child has a mark of its own, no floor, and the parent's descriptors. */
+static void
+settle(mark *m)
+{
+    if (m->home != NULL && mt_forkmark_is_home(m->home)) return;
+    close_all(m);
+    if (m->home != NULL) m->bound = 0;
+    mt_forkmark_free(m->home);
+    m->home = NULL;
+    if (mt_forkmark_new(&m->home, NULL) != MT_OK) m->home = NULL;
+}
+
+static uint64_t
+mark_now(void *ctx, uint64_t *shared)
+{
+    mark *m = ctx;
+    uint64_t resident;
+
+    settle(m);
+    if (!mt_proc_statm(m->sys, &m->kept_statm, m->statm, &resident, shared)) return MT_UNKNOWN;
+    if (resident > (MT_UNLIMITED - 1) / m->page) return MT_UNKNOWN;
+    *shared = (*shared < resident ? *shared : resident) * m->page;
+    return resident * m->page;
+}
+
+static uint64_t
+status_high(mark *m)
+{
+    char buf[STATUS_ROOM];
+    uint64_t kib;
+    ssize_t n = mt_proc_read(m->sys, &m->kept_status, m->status, buf, sizeof buf);
+
+    if (n < 0 || !mt_text_field((mt_text){buf, (size_t)n}, "VmHWM:", &kib)) return MT_UNKNOWN;
+    return kib > (MT_UNLIMITED - 1) / 1024 ? MT_UNKNOWN : kib * 1024;
+}
+
+static uint64_t
+usage_high(mark *m)
+{
+    struct rusage usage;
+
+    if (!m->real || m->sys->getrusage(RUSAGE_SELF, &usage) != 0) return MT_UNKNOWN;
+    return usage.ru_maxrss <= 0 ? MT_UNKNOWN : (uint64_t)usage.ru_maxrss * 1024;
+}
+
+static uint64_t
+mark_high(void *ctx, uint64_t known)
+{
+    mark *m = ctx;
+    uint64_t high, now, shared;
+
+    settle(m);
+    if ((high = usage_high(m)) == MT_UNKNOWN) return status_high(m);
+    if (high > m->bound) return high;
+    if (high <= known) return 0; /* the floor makes it no smaller */
+    m->bound = high;             /* the floor is in every reading */
+    now = mark_now(m, &shared);
+    if (now != MT_UNKNOWN && now + SLACK >= high) return now > high ? now : high;
+    return status_high(m);
+}
+
+static bool
+mark_reset(void *ctx)
+{
+    mark *m = ctx;
+    uint64_t high;
+
+    settle(m);
+    if (!mt_proc_open(m->sys, &m->kept_clear, m->clear, O_WRONLY)) return false;
+    if (m->sys->pwrite(m->kept_clear.fd, "5", 1, 0) != 1) {
+        mt_proc_close(m->sys, &m->kept_clear);
+        return false;
+    }
+    if (m->bound == MT_UNKNOWN && (high = usage_high(m)) != MT_UNKNOWN) m->bound = high;
+    return true;
+}
+
+static uint64_t
+mark_time_ns(void *ctx)
+{
+    struct timespec t;
+
+    (void)ctx;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void
+mark_close(void *ctx)
+{
+    mark *m = ctx;
+    mt_alloc mem;
+
+    if (m == NULL) return;
+    close_all(m);
+    mt_forkmark_free(m->home);
+    mem = m->mem;
+    mem.put(mem.ctx, m, sizeof *m);
+}
+
+mt_status
+mt_mark_linux_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root, mt_mark_ops *out,
+                  mt_error *err)
+{
+    mark *m = mt_alloc_zeroed(mem, 1, sizeof *m);
+    bool fits;
+
+    if (m == NULL) return mt_fail(err, MT_ENOMEM, "malloc", 0);
+    m->mem = *mem;
+    m->sys = sys;
+    m->kept_clear = m->kept_statm = m->kept_status = MT_NO_DESCRIPTOR;
+    m->real = root[0] == 0;
+    m->page = (uint64_t)sysconf(_SC_PAGESIZE);
+    m->bound = MT_UNKNOWN;
+    fits = mt_path_join(m->clear, root, "/proc/self/clear_refs") &&
+           mt_path_join(m->statm, root, "/proc/self/statm") &&
+           mt_path_join(m->status, root, "/proc/self/status");
+    if (!fits) {
+        mark_close(m);
+        return mt_fail(err, MT_EOVERFLOW, "mt_mark_linux_new", 0);
+    }
+    settle(m);
+    *out = (mt_mark_ops){.reset = mark_reset,
+                         .high = mark_high,
+                         .now = mark_now,
+                         .time_ns = mark_time_ns,
+                         .close = mark_close,
+                         .ctx = m};
+    return MT_OK;
+}

@@ -1,0 +1,305 @@
+#define _GNU_SOURCE /* mallinfo2 */
+#include "os/monitor/probe.h"
+
+#include <malloc.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "os/monitor/children.h"
+#include "os/base/forkmark.h"
+
+enum { STATUS_ROOM = 4096, MEMINFO_ROOM = 1024, MS = 1000000 };
+
+const mt_probe_ages mt_probe_ages_usual = {
+    .slow_ns = 10ull * MS, .limit_ns = 1000ull * MS, .children_ns = 100ull * MS};
+
+typedef struct machine {
+    uint64_t available, total, swap_total, swap_free;
+} machine;
+
+struct mt_probe_linux {
+    mt_alloc mem;
+    const mt_proc_sys *sys;
+    mt_probe_ages ages;
+    mt_forkmark *home; /* NULL: nothing may be kept open */
+    uint64_t page;
+    mt_descriptor kept_statm, kept_status, kept_meminfo;
+    uint64_t inactive, inactive_at; /* each with the time of the reading, 0 for never */
+    machine machine;
+    uint64_t machine_at, limit_at, children_at;
+    mt_cgroup cgroup;
+    mt_children *children;
+    char root[MT_PATH_ROOM];
+    char statm[MT_PATH_ROOM], status[MT_PATH_ROOM], meminfo[MT_PATH_ROOM], smaps[MT_PATH_ROOM];
+};
+
+static uint64_t
+time_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* --- life --------------------------------------------------------------------------------------
+ */
+
+static void
+close_all(mt_probe_linux *p)
+{
+    mt_proc_close(p->sys, &p->kept_statm);
+    mt_proc_close(p->sys, &p->kept_status);
+    mt_proc_close(p->sys, &p->kept_meminfo);
+    mt_cgroup_fini(&p->cgroup);
+    if (p->children != NULL) mt_children_clear(p->children);
+    p->inactive_at = p->machine_at = p->limit_at = p->children_at = 0;
+}
+
+static void
+settle(mt_probe_linux *p)
+{
+    if (p->home != NULL && mt_forkmark_is_home(p->home)) return;
+    close_all(p);
+    mt_forkmark_free(p->home);
+    p->home = NULL;
+    if (mt_forkmark_new(&p->home, NULL) != MT_OK) p->home = NULL;
+}
+
+void
+mt_probe_linux_free(mt_probe_linux *p)
+{
+    mt_alloc mem;
+
+    if (p == NULL) return;
+    close_all(p);
+    mt_children_free(p->children);
+    mt_forkmark_free(p->home);
+    mem = p->mem;
+    mem.put(mem.ctx, p, sizeof *p);
+}
+
+static bool
+set_paths(mt_probe_linux *p, const char *root)
+{
+    return mt_path_join(p->root, root, "") && mt_path_join(p->statm, root, "/proc/self/statm") &&
+           mt_path_join(p->status, root, "/proc/self/status") &&
+           mt_path_join(p->meminfo, root, "/proc/meminfo") &&
+           mt_path_join(p->smaps, root, "/proc/self/smaps_rollup");
+}
+
+mt_status
+mt_probe_linux_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root,
+                   const mt_probe_ages *ages, mt_probe_linux **out, mt_error *err)
+{
+    mt_probe_linux *p = mt_alloc_zeroed(mem, 1, sizeof *p);
+    mt_status st;
+
+    if (p == NULL) return mt_fail(err, MT_ENOMEM, "malloc", 0);
+    p->mem = *mem;
+    p->sys = sys;
+    p->ages = *ages;
+    p->page = (uint64_t)sysconf(_SC_PAGESIZE);
+    p->kept_statm = p->kept_status = p->kept_meminfo = MT_NO_DESCRIPTOR;
+    mt_cgroup_init(&p->cgroup, sys, p->root);
+    st = set_paths(p, root) ? mt_children_new(mem, sys, p->root, &p->children, err)
+                            : mt_fail(err, MT_EOVERFLOW, "mt_probe_linux_new", 0);
+    if (st != MT_OK) {
+        mt_probe_linux_free(p);
+        return st;
+    }
+    settle(p);
+    *out = p;
+    return MT_OK;
+}
+
+/* --- readings ----------------------------------------------------------------------------------
+ */
+
+static bool
+has_aged(uint64_t *read_at, uint64_t most, uint64_t now)
+{
+    if (*read_at != 0 && most != 0 && now - *read_at < most) return false;
+    *read_at = now;
+    return true;
+}
+
+static void
+read_rss(mt_probe_linux *p, mt_sample *out)
+{
+    uint64_t resident, shared;
+
+    if (!mt_proc_statm(p->sys, &p->kept_statm, p->statm, &resident, &shared)) return;
+    if (resident > (MT_UNLIMITED - 1) / p->page) return;
+    out->rss = resident * p->page;
+    out->priv = (resident - shared) * p->page;
+}
+
+static void
+read_cgroup(mt_probe_linux *p, uint64_t now, mt_sample *out)
+{
+    uint64_t usage;
+
+    /* Without the limit it is not known whose usage counts. */
+    if (p->cgroup.limit != MT_UNKNOWN && (usage = mt_cgroup_usage(&p->cgroup)) != MT_UNKNOWN) {
+        if (has_aged(&p->inactive_at, p->ages.slow_ns, now))
+            p->inactive = mt_cgroup_inactive(&p->cgroup);
+        if (p->inactive != MT_UNKNOWN)
+            out->cgroup_used = usage > p->inactive ? usage - p->inactive : 0;
+    }
+    out->cgroup_limit = p->cgroup.limit;
+}
+
+static uint64_t
+kib_field(mt_text text, const char *key)
+{
+    uint64_t kib;
+
+    if (!mt_text_field(text, key, &kib) || kib > (MT_UNLIMITED - 1) / 1024) return MT_UNKNOWN;
+    return kib * 1024;
+}
+
+static void
+look_at_machine(mt_probe_linux *p, uint64_t now)
+{
+    char buf[MEMINFO_ROOM];
+    mt_text text = {buf, 0};
+    ssize_t n;
+
+    if (!has_aged(&p->machine_at, p->ages.slow_ns, now)) return;
+    n = mt_proc_read_unasked(p->sys, &p->kept_meminfo, p->meminfo, buf, sizeof buf);
+    text.len = n < 0 ? 0 : (size_t)n;
+    if (!mt_text_starts(text, "MemTotal:")) {
+        mt_proc_close(p->sys, &p->kept_meminfo);
+        text.len = 0;
+    }
+    p->machine.available = kib_field(text, "MemAvailable:");
+    p->machine.total = kib_field(text, "MemTotal:");
+    p->machine.swap_total = kib_field(text, "SwapTotal:");
+    p->machine.swap_free = kib_field(text, "SwapFree:");
+}
+
+/* Where the machine has no swap, nothing needs to be read. */
+static uint64_t
+swap_of(mt_probe_linux *p, uint64_t now)
+{
+    char buf[STATUS_ROOM];
+    ssize_t n;
+
+    look_at_machine(p, now);
+    if (p->machine.swap_total == 0) return 0;
+    n = mt_proc_read(p->sys, &p->kept_status, p->status, buf, sizeof buf);
+    return n < 0 ? MT_UNKNOWN : kib_field((mt_text){buf, (size_t)n}, "VmSwap:");
+}
+
+/* Other C libraries and older ones do not say. The two conditions stand apart, because a macro with
+ * arguments that is not known is an error also behind &&. */
+static void
+read_heap(mt_sample *out)
+{
+#ifdef __GLIBC__
+#if __GLIBC_PREREQ(2, 33)
+    struct mallinfo2 heap = mallinfo2();
+
+    out->heap_used = heap.uordblks + heap.hblkhd;
+    out->heap_free = heap.fordblks;
+#endif
+#endif
+    (void)out;
+}
+
+static void
+refresh_limits(mt_probe_linux *p, uint64_t now)
+{
+    if (!has_aged(&p->limit_at, p->ages.limit_ns, now)) return;
+    mt_cgroup_refresh(&p->cgroup);
+    p->inactive_at = 0; /* perhaps of another group */
+}
+
+void
+mt_probe_linux_read(mt_probe_linux *p, unsigned mask, mt_sample *out)
+{
+    uint64_t now = time_ns();
+
+    settle(p);
+    mt_sample_clear(out);
+    out->time_ns = now;
+    if (mask & (MT_READ_CGROUP | MT_READ_PRESSURE)) refresh_limits(p, now);
+    if (mask & MT_READ_RSS) read_rss(p, out);
+    if (mask & MT_READ_CGROUP) read_cgroup(p, now, out);
+    if (mask & MT_READ_PRESSURE &&
+        !mt_cgroup_pressure(&p->cgroup, &out->pressure, &out->pressure_us))
+        out->pressure = out->pressure_us = MT_UNKNOWN;
+    if (mask & MT_READ_SYSTEM) {
+        look_at_machine(p, now);
+        out->available = p->machine.available;
+        out->total = p->machine.total;
+        out->swap_free = p->machine.swap_free;
+    }
+    if (mask & MT_READ_SWAP) out->swap = swap_of(p, now);
+    if (mask & MT_READ_HEAP) read_heap(out);
+    if (mask & MT_READ_CHILDREN) {
+        if (has_aged(&p->children_at, p->ages.children_ns, now)) mt_children_scan(p->children);
+        mt_children_read(p->children, &out->children, &out->children_priv);
+    }
+}
+
+uint64_t
+mt_probe_linux_rss(mt_probe_linux *p)
+{
+    mt_sample sample = {.rss = MT_UNKNOWN};
+
+    settle(p);
+    read_rss(p, &sample);
+    return sample.rss;
+}
+
+void
+mt_probe_linux_smaps(mt_probe_linux *p, mt_smaps *out)
+{
+    char buf[STATUS_ROOM];
+    mt_text text = {buf, 0};
+    uint64_t clean, dirty;
+    ssize_t n = mt_proc_slurp(p->sys, p->smaps, buf, sizeof buf);
+
+    text.len = n < 0 ? 0 : (size_t)n;
+    clean = kib_field(text, "Private_Clean:");
+    dirty = kib_field(text, "Private_Dirty:");
+    *out = (mt_smaps){.rss = kib_field(text, "Rss:"),
+                      .pss = kib_field(text, "Pss:"),
+                      .uss = MT_UNKNOWN,
+                      .swap = kib_field(text, "Swap:"),
+                      .swap_pss = kib_field(text, "SwapPss:")};
+    if (clean < MT_UNLIMITED / 2 && dirty < MT_UNLIMITED / 2) out->uss = clean + dirty;
+}
+
+const mt_cgroup *
+mt_probe_linux_cgroup(mt_probe_linux *p)
+{
+    settle(p);
+    p->limit_at = 0;
+    refresh_limits(p, time_ns());
+    return &p->cgroup;
+}
+
+/* --- the table ---------------------------------------------------------------------------------
+ */
+
+static void
+ops_read(void *ctx, unsigned mask, mt_sample *out)
+{
+    mt_probe_linux_read(ctx, mask, out);
+}
+
+static void
+ops_close(void *ctx)
+{
+    mt_probe_linux_free(ctx);
+}
+
+mt_probe_ops
+mt_probe_linux_ops(mt_probe_linux *p)
+{
+    return (mt_probe_ops){.read = ops_read, .close = ops_close, .ctx = p};
+}

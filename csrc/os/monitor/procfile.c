@@ -1,0 +1,203 @@
+#define _GNU_SOURCE /* O_CLOEXEC, getrusage, syscall */
+#include "os/monitor/procfile.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static int
+libc_open(const char *path, int flags)
+{
+    return open(path, flags);
+}
+
+static int
+libc_getrusage(int who, struct rusage *out)
+{
+    return getrusage(who, out);
+}
+
+static bool
+linux_opendir(const char *path, mt_folder *out)
+{
+    out->at = out->len = 0;
+    out->fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return out->fd >= 0;
+}
+
+/* What the system call writes: the C library has a type for it since 2.30 only. */
+typedef struct entry {
+    uint64_t inode, next;
+    unsigned short bytes;
+    unsigned char kind;
+    char name[];
+} entry;
+
+static const char *
+linux_readdir(mt_folder *folder)
+{
+    const entry *e;
+    long n;
+
+    errno = 0;
+    if (folder->at == folder->len) {
+        n = syscall(SYS_getdents64, folder->fd, folder->entries, sizeof folder->entries);
+        folder->at = 0;
+        folder->len = n > 0 ? (size_t)n : 0;
+        if (n <= 0) return NULL;
+    }
+    e = (const void *)(folder->entries + folder->at);
+    folder->at += e->bytes;
+    return e->name;
+}
+
+static void
+linux_closedir(mt_folder *folder)
+{
+    close(folder->fd);
+}
+
+const mt_proc_sys mt_proc_sys_libc = {.open = libc_open,
+                                      .pread = pread,
+                                      .pwrite = pwrite,
+                                      .close = close,
+                                      .getrusage = libc_getrusage,
+                                      .opendir = linux_opendir,
+                                      .readdir = linux_readdir,
+                                      .closedir = linux_closedir};
+
+bool
+mt_path_join(char *out, const char *root, const char *path)
+{
+    size_t a = strlen(root), b = strlen(path);
+
+    if (a + b + 1 > MT_PATH_ROOM) return false;
+    memcpy(out, root, a);
+    memcpy(out + a, path, b);
+    out[a + b] = 0;
+    return true;
+}
+
+void
+mt_proc_close(const mt_proc_sys *sys, mt_descriptor *kept)
+{
+    int saved = errno;
+
+    if (mt_descriptor_is_ours(kept)) sys->close(kept->fd);
+    *kept = MT_NO_DESCRIPTOR;
+    errno = saved;
+}
+
+/* By number, the inode of the file that was last opened here to be kept. This process's statm and a
+ * child's look alike, so a number that was given out again must be known as such. */
+enum { NUMBERS = 1024 };
+static _Atomic(ino_t) last_kept[NUMBERS];
+
+bool
+mt_proc_open(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, int flags)
+{
+    if (mt_descriptor_is_ours(kept)) return true;
+    *kept = mt_descriptor_keep(sys->open(path, flags | O_CLOEXEC));
+    if (kept->fd >= 0 && kept->fd < NUMBERS)
+        atomic_store_explicit(&last_kept[kept->fd], kept->inode, memory_order_relaxed);
+    return kept->fd >= 0;
+}
+
+/* True where nothing else was opened here under the number since; a high number is asked. */
+static bool
+is_last_kept(const mt_descriptor *kept)
+{
+    if (kept->fd < 0 || kept->fd >= NUMBERS) return mt_descriptor_is_ours(kept);
+    return atomic_load_explicit(&last_kept[kept->fd], memory_order_relaxed) == kept->inode;
+}
+
+static ssize_t
+read_start(const mt_proc_sys *sys, int fd, char *to, size_t room)
+{
+    ssize_t n;
+
+    do
+        n = sys->pread(fd, to, room, 0);
+    while (n < 0 && errno == EINTR);
+    return n;
+}
+
+static ssize_t
+read_kept(const mt_proc_sys *sys, mt_descriptor *kept, char *to, size_t room)
+{
+    ssize_t n = read_start(sys, kept->fd, to, room);
+
+    if (n < 0) mt_proc_close(sys, kept);
+    return n;
+}
+
+ssize_t
+mt_proc_read(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, char *to, size_t room)
+{
+    return mt_proc_open(sys, kept, path, O_RDONLY) ? read_kept(sys, kept, to, room) : -1;
+}
+
+ssize_t
+mt_proc_read_unasked(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, char *to,
+                     size_t room)
+{
+    if (!is_last_kept(kept) && !mt_proc_open(sys, kept, path, O_RDONLY)) return -1;
+    return read_kept(sys, kept, to, room);
+}
+
+/* An odd number between 1 and 2 GiB that no other descriptor of this process was given: the longest
+ * that a control group's file takes. Where the numbers begin is another place in each process whose
+ * addresses are. */
+static off_t
+new_position(void)
+{
+    static atomic_uint given;
+    uint32_t start = (uint32_t)((uintptr_t)&given >> 3);
+    uint32_t n = atomic_fetch_add_explicit(&given, 1, memory_order_relaxed);
+
+    return ((off_t)1 << 30) + 2 * (off_t)((start + n * 2654435761u) % ((uint32_t)1 << 29)) + 1;
+}
+
+ssize_t
+mt_proc_read_placed(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, char *to,
+                    size_t room)
+{
+    off_t position;
+
+    if (kept->position == 0 || lseek(kept->fd, 0, SEEK_CUR) != kept->position) {
+        if (!mt_proc_open(sys, kept, path, O_RDONLY)) return -1;
+        position = new_position();
+        kept->position = lseek(kept->fd, position, SEEK_SET) == position ? position : 0;
+    }
+    return read_kept(sys, kept, to, room);
+}
+
+bool
+mt_proc_statm(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, uint64_t *resident,
+              uint64_t *shared)
+{
+    char buf[128];
+    ssize_t n = mt_proc_read_unasked(sys, kept, path, buf, sizeof buf);
+
+    if (n >= 0 && mt_statm_parse((mt_text){buf, (size_t)n}, resident, shared)) return true;
+    mt_proc_close(sys, kept);
+    return false;
+}
+
+ssize_t
+mt_proc_slurp(const mt_proc_sys *sys, const char *path, char *to, size_t room)
+{
+    int fd = sys->open(path, O_RDONLY | O_CLOEXEC), saved;
+    ssize_t n;
+
+    if (fd < 0) return -1;
+    n = read_start(sys, fd, to, room);
+    saved = errno;
+    sys->close(fd);
+    errno = saved;
+    return n;
+}

@@ -1,0 +1,285 @@
+#define _GNU_SOURCE /* syscall */
+#include "os/record/endmark.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/record/writer.h"
+#include "os/base/ownplace.h"
+
+typedef struct record {
+    _Atomic long owner; /* see os/base/ownplace.h */
+    _Atomic uintptr_t at;
+} record;
+
+/* Those that end a process by default and that something may send or cause, but SIGBUS, which
+ * busguard.h has, and SIGPIPE and SIGXFSZ, which Python ignores. */
+static const int signals[] = {SIGTERM, SIGHUP, SIGINT,  SIGQUIT, SIGABRT, SIGSEGV,
+                              SIGFPE,  SIGILL, SIGXCPU, SIGALRM, SIGUSR1, SIGUSR2};
+enum { SIGNALS = sizeof signals / sizeof *signals };
+enum { NOBODY = 0, WAITING = -1 }; /* of `came`, beside the number of a signal */
+enum { WAIT_MS = 200, SAY_MS = 2000 };
+
+static record records[MT_ENDMARK_RECORDS];
+static _Atomic int inside; /* handlers that are at the records */
+static _Atomic long ends;  /* the process that a signal is about to end */
+static _Atomic int came;
+static _Atomic long waiter; /* the process of whoever waits */
+static timer_t timers[2];   /* of SIGTERM and SIGHUP; constant while somebody waits */
+static void (*tell)(void);  /* as well */
+
+/* --- in the handler: only what is safe there --- */
+
+static void
+set_default(int number)
+{
+    struct sigaction by_default = {.sa_handler = SIG_DFL};
+
+    sigaction(number, &by_default, NULL);
+}
+
+static bool
+is_fault(int number)
+{
+    return number == SIGSEGV || number == SIGFPE || number == SIGILL;
+}
+
+static void
+futex(int what, int value)
+{
+    syscall(SYS_futex, &came, what | FUTEX_PRIVATE_FLAG, value, NULL, NULL, 0);
+}
+
+static bool
+arm(int number, long ms)
+{
+    struct itimerspec at = {.it_value = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}};
+
+    return timer_settime(timers[number == SIGHUP], 0, &at, NULL) == 0;
+}
+
+/* Whether somebody who waits ends the process, or else the timer. */
+static bool
+hand_over(int number)
+{
+    int waiting = WAITING;
+
+    if ((number != SIGTERM && number != SIGHUP) || waiter != (long)getpid()) return false;
+    if (!atomic_compare_exchange_strong(&came, &waiting, number)) return false;
+    set_default(number);
+    if (!arm(number, WAIT_MS)) return false;
+    tell();
+    futex(FUTEX_WAKE, 1);
+    return true;
+}
+
+/* Whether a store to the place of the mark is done, and does not raise SIGBUS because the page has
+ * gone. The kernel says so when it is asked to write there, which it does with the mask of signals,
+ * into the word of the time: that word has no meaning as long as there is no mark. */
+static bool
+has_its_page(void *region)
+{
+    uint64_t *time_ns = (uint64_t *)region + MT_RECORD_AT_SIGNAL_NS;
+
+    return syscall(SYS_rt_sigprocmask, SIG_BLOCK, NULL, time_ns, sizeof *time_ns) == 0;
+}
+
+void
+mt_endmark_now(int number)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    inside++;
+    for (int i = 0; i < MT_ENDMARK_RECORDS; i++) {
+        bool is_used = mt_ownplace_is_used(&records[i].owner);
+        void *region = (void *)records[i].at;
+        if (is_used && mt_ownplace_is_used(&records[i].owner) && has_its_page(region))
+            mt_record_mark_signal(region, (uint64_t)number,
+                                  (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec);
+    }
+    inside--;
+}
+
+/* A fault comes again when it is returned from; what was sent does not. */
+static void
+on_end(int number, siginfo_t *info, void *context)
+{
+    int kept = errno;
+
+    (void)context;
+    ends = (long)getpid();
+    mt_endmark_now(number);
+    if (!hand_over(number)) {
+        set_default(number);
+        if (!is_fault(number) || info->si_code <= 0) kill(getpid(), number);
+    }
+    errno = kept;
+}
+
+/* --- outside of it --- */
+
+/* Both kinds of handlers lie in one union. */
+static bool
+is_same(const struct sigaction *one, const struct sigaction *other)
+{
+    return one->sa_sigaction == other->sa_sigaction;
+}
+
+/* Where what is taken away is not what was there a moment ago, another thread has installed it
+ * meanwhile: then it goes back. So the last one that anybody installed stays. */
+static void
+replace_default(int number, const struct sigaction *mine)
+{
+    struct sigaction last = {.sa_handler = SIG_DFL}, put = *mine, was;
+
+    if (sigaction(number, NULL, &was) != 0 || !is_same(&was, &last)) return;
+    while (sigaction(number, &put, &was) == 0 && !is_same(&was, &last)) {
+        last = put;
+        put = was;
+    }
+}
+
+/* A page of a record that goes while it is marked must reach busguard.h from within the
+ * handler too. */
+static void
+install(void)
+{
+    struct sigaction mine = {.sa_sigaction = on_end,
+                             .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART};
+
+    sigfillset(&mine.sa_mask);
+    sigdelset(&mine.sa_mask, SIGBUS);
+    for (int i = 0; i < SIGNALS; i++)
+        replace_default(signals[i], &mine);
+}
+
+static void
+uninstall(void)
+{
+    struct sigaction now;
+
+    for (int i = 0; i < SIGNALS; i++)
+        if (sigaction(signals[i], NULL, &now) == 0 && now.sa_sigaction == on_end)
+            set_default(signals[i]);
+}
+
+static bool
+any(void)
+{
+    for (int i = 0; i < MT_ENDMARK_RECORDS; i++)
+        if (mt_ownplace_is_used(&records[i].owner)) return true;
+    return false;
+}
+
+/* NULL: it is not in the table. */
+static record *
+place_of(const void *region)
+{
+    for (int i = 0; i < MT_ENDMARK_RECORDS; i++)
+        if (records[i].at == (uintptr_t)region && mt_ownplace_is_used(&records[i].owner))
+            return &records[i];
+    return NULL;
+}
+
+static bool
+put(void *region)
+{
+    for (int i = 0; i < MT_ENDMARK_RECORDS; i++) {
+        if (!mt_ownplace_take(&records[i].owner)) continue;
+        records[i].at = (uintptr_t)region;
+        mt_ownplace_use(&records[i].owner);
+        return true;
+    }
+    return false;
+}
+
+bool
+mt_endmark_add(void *region)
+{
+    if (getpid() == 1 || place_of(region) != NULL) return true;
+    if (!any()) inside = 0; /* a parent's handler may have been in it at the fork */
+    if (!put(region)) return false;
+    install();
+    return true;
+}
+
+void
+mt_endmark_remove(const void *region)
+{
+    record *r = place_of(region);
+
+    if (r == NULL) return;
+    r->owner = 0;
+    while (inside > 0)
+        sched_yield();
+    if (!any()) uninstall();
+}
+
+void
+mt_endmark_renew(void)
+{
+    if (ends == (long)getpid() || !any()) return;
+    install();
+    if (!any()) uninstall(); /* the last record went meanwhile */
+}
+
+static bool
+make_timers(void)
+{
+    for (int i = 0; i < 2; i++) {
+        struct sigevent event = {.sigev_notify = SIGEV_SIGNAL,
+                                 .sigev_signo = i == 0 ? SIGTERM : SIGHUP};
+        if (timer_create(CLOCK_MONOTONIC, &event, &timers[i]) != 0) {
+            if (i == 1) timer_delete(timers[0]);
+            return false;
+        }
+    }
+    return true;
+}
+
+bool
+mt_endmark_expect(void (*when_it_came)(void))
+{
+    if (waiter == (long)getpid() || !make_timers()) return false;
+    tell = when_it_came;
+    came = WAITING;
+    waiter = (long)getpid();
+    return true;
+}
+
+int
+mt_endmark_wait(void)
+{
+    int number;
+
+    while ((number = came) == WAITING)
+        futex(FUTEX_WAIT, WAITING);
+    return number;
+}
+
+void
+mt_endmark_extend(int number)
+{
+    (void)arm(number, SAY_MS);
+}
+
+void
+mt_endmark_stop(void)
+{
+    int waiting = WAITING;
+
+    if (waiter != (long)getpid()) return;
+    if (!atomic_compare_exchange_strong(&came, &waiting, NOBODY)) return;
+    timer_delete(timers[0]);
+    timer_delete(timers[1]);
+    waiter = 0;
+    futex(FUTEX_WAKE, 1);
+}

@@ -1,0 +1,57 @@
+/* endmark.h -- a record says by which signal its process ended, also while C code runs.
+ *
+ *   SIGTERM ──► handler ──► the mark in each record ──► default action, and the signal once more
+ *                  │
+ *                  └── where somebody waits (mt_endmark_expect): he has 0.2 s to come, and then
+ *                      2 s to say what there is to say; a timer sends the signal once more
+ *
+ * The handler is installed only where a signal would end the process by default, so that what the
+ * program installed, before or later, and what it ignores stay as they are. A record whose page has
+ * gone (busguard.h) gets no mark, and the process ends as it would. In a process forked
+ * since, nothing is marked, and the signal ends it as it would have. The process ends by the same
+ * signal as without the handler, so that its parent sees the same. The first process of a container
+ * does not die of a signal that it has no handler for: it gets none here.
+ *
+ * As for busguard.h: a signal handler has no argument, so that the records are the process's.
+ */
+#ifndef MT_OS_RECORD_ENDMARK_H
+#define MT_OS_RECORD_ENDMARK_H
+
+#include <stdbool.h>
+
+enum { MT_ENDMARK_RECORDS = 64 };
+
+/* From now on a signal that ends this process marks the record that mt_record_init made at
+ * `region`; once, also when it is added twice. Any thread may call it. False, and nothing is
+ * marked, when 64 records are. */
+bool mt_endmark_add(void *region);
+
+/* Before the region is unmapped. With the last record, the handlers go. Nothing happens where
+ * `region` was not added. */
+void mt_endmark_remove(const void *region);
+
+/* Installs the handlers again where the program has put the default action back since, as it does
+ * when it restores what it found (Python's signal.signal knows nothing of a handler like this one).
+ * To be called now and then; some microseconds. Any thread. Nothing happens without a record, and
+ * when a signal is ending the process. */
+void mt_endmark_renew(void);
+
+/* Marks all records of this process. For handlers of signals: nothing in it may not be called
+ * there. */
+void mt_endmark_now(int number);
+
+/* From now on SIGTERM and SIGHUP are handed over to whoever calls mt_endmark_wait; nobody has to be
+ * there yet. `when_it_came` is called in the handler then, on any thread; it has the program stop,
+ * which would end there. False where somebody is expected already, or the system gives no timer. */
+bool mt_endmark_expect(void (*when_it_came)(void));
+
+/* Waits for the signal. Returns its number within 0.2 s; then the caller ends the process by this
+ * signal, at the latest when it has called mt_endmark_extend and 2 s have passed since. Returns 0
+ * after mt_endmark_stop. pre: mt_endmark_expect. */
+int mt_endmark_wait(void);
+void mt_endmark_extend(int number);
+
+/* Nobody waits any more: a signal ends the process at once. */
+void mt_endmark_stop(void);
+
+#endif

@@ -1,0 +1,93 @@
+/* file.h -- the file behind a record: made, mapped, let go, and read.
+ *
+ *   create   ".run.mem.<pid>.<n>.new" ──► all its blocks allocated ──► mapped ──► written by
+ *            `format` ──► takes the name run.mem in one step
+ *
+ * All space is taken when the file is made, so that a full disk is an error here and never a
+ * SIGBUS in the middle of a run. The name appears with a whole record behind it, or not at all. An
+ * older record of that name is replaced if it was closed. One that was not is what a killed run
+ * left as evidence: it is kept as run.1.mem, or the next number that is free. What is not a record
+ * is never touched, nor is a record that a living process still writes, which its lock (flock)
+ * tells. Only the user can read and write the file, whatever the umask is: it has the command line
+ * and the texts of errors in it. The lock belongs to the
+ * mapping, of which forked children get nothing, so it ends with the process that made it, however
+ * that ends.
+ *
+ * A process that truncates the file while it is mapped, and a disk that copies on write and is
+ * full, take the pages away: see busguard.h. What is stored from then on is lost, which
+ * mt_recordfile_check tells. */
+#ifndef MT_OS_RECORD_FILE_H
+#define MT_OS_RECORD_FILE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+
+#include "core/base/alloc.h"
+#include "core/record/layout.h"
+#include "core/base/status.h"
+#include "os/base/forkmark.h"
+
+/* The system calls, so that tests can make the n-th fail. */
+typedef struct mt_recordfile_sys {
+    int (*open)(const char *path, int flags, mode_t mode);
+    int (*fstat)(int fd, struct stat *out);
+    ssize_t (*pread)(int fd, void *to, size_t bytes, off_t at);
+    int (*getrlimit)(struct rlimit *out); /* of RLIMIT_FSIZE */
+    int (*fchmod)(int fd, mode_t mode);
+    int (*fallocate)(int fd, off_t at, off_t bytes); /* posix_fallocate: returns the errno */
+    int (*flock)(int fd, int how);
+    void *(*mmap)(size_t bytes, int fd);
+    int (*madvise)(void *at, size_t bytes, int advice);
+    int (*msync)(void *at, size_t bytes);
+    int (*munmap)(void *at, size_t bytes);
+    int (*rename)(const char *from, const char *to);
+    int (*link)(const char *from, const char *to);
+    int (*unlink)(const char *path);
+    int (*close)(int fd);
+} mt_recordfile_sys;
+
+extern const mt_recordfile_sys mt_recordfile_sys_libc;
+
+typedef struct mt_recordfile {
+    const mt_recordfile_sys *sys;
+    void *at; /* the mapping; NULL: none */
+    size_t bytes;
+    mt_forkmark *mark;
+} mt_recordfile;
+
+/* Makes a file of `bytes` at `path` and maps it; `format` writes all of it, with the mark of this
+ * process as `home`. `kept`, of PATH_MAX bytes, gets the name under which an older record was kept
+ * that was not closed; "" if there was none. On failure nothing is left but what was there before,
+ * and *out is untouched; an older record that could not get its name back stays where it was kept,
+ * and `detail` says so.
+ * MT_EFILE: ENOSPC; EFBIG beyond ulimit -f (no SIGXFSZ is raised); EROFS, EACCES, ENOENT, EMFILE...
+ *   of the call; with `detail` set: EEXIST, the file there is not a record; EISDIR, it is a
+ *   directory; ENOENT, it is a symbolic link to nothing; EBUSY, another process writes the record
+ *   there.
+ * MT_ENOMEM when there is no memory for the mapping. */
+mt_status mt_recordfile_create(const mt_recordfile_sys *sys, const char *path, size_t bytes,
+                               void (*format)(void *region, mt_forkmark *home, void *ctx),
+                               void *ctx, mt_recordfile *out, char *kept, mt_error *err);
+
+/* MT_EFILE with EIO once a page of the file was gone when it was written. A look at memory. */
+mt_status mt_recordfile_check(const mt_recordfile *file, mt_error *err);
+
+/* Asks the system to write everything to the disk, and waits. MT_EFILE. pre: it is mapped. */
+mt_status mt_recordfile_flush(const mt_recordfile *file, mt_error *err);
+
+/* Unmaps, in the process that made it; in a forked child, which has no mapping, it only forgets.
+ * The mark stays until free, because whoever writes looks at it first. Both may be called twice. */
+void mt_recordfile_unmap(mt_recordfile *file);
+void mt_recordfile_free(mt_recordfile *file);
+
+/* Reads a whole record for mt_record_open, also one that is being written. *bytes is its length,
+ * and *copy is to be given back to `mem` with that length. *written tells whether a process writes
+ * it now (never true where the file system has no locks). MT_EFILE, MT_ENOMEM, MT_EFORMAT as of
+ * mt_record_peek and mt_record_open, and for what is not a regular file. */
+mt_status mt_recordfile_read(const mt_recordfile_sys *sys, const mt_alloc *mem, const char *path,
+                             void **copy, size_t *bytes, bool *written, mt_error *err);
+
+#endif

@@ -1,0 +1,384 @@
+/* budget.c -- memtools._core.Budget, and the sentence of a BudgetError. */
+#include "py/budget/budget.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <structmember.h>
+
+#include "py/base/errors.h"
+#include "core/base/size.h"
+#include "os/base/forkmark.h"
+
+typedef struct Budget {
+    PyObject_HEAD mt_state *state; /* kept alive by the type */
+    mt_ledger *ledger;
+    PyObject *device; /* a str or None */
+    PyObject *weakrefs;
+} Budget;
+
+/* --- ledgers out of Python objects ----------------------------------------------------------- */
+
+static mt_ledger *
+new_ledger(mt_state *st, size_t limit, const char *name, mt_ledger *parent)
+{
+    mt_ledger *ledger;
+    mt_error err;
+
+    if (mt_ledger_new(&mt_alloc_libc, limit, name, parent, &ledger, &err) == MT_OK) {
+        if (parent != NULL || mt_ledger_notice_forks(ledger, &mt_home_linux, &err) == MT_OK)
+            return ledger;
+        mt_ledger_drop(ledger);
+    }
+    mt_py_raise(st, &err, "Budget()");
+    return NULL;
+}
+
+/* None is no limit; text and wrong types are memtools._size's business. */
+static bool
+bytes_of(PyObject *limit, size_t *out)
+{
+    PyObject *module, *bytes;
+
+    *out = SIZE_MAX;
+    if (limit == Py_None) return true;
+    if ((module = PyImport_ImportModule("memtools._size")) == NULL) return false;
+    bytes = PyObject_CallMethod(module, "parse_bytes", "Os", limit, "limit");
+    Py_DECREF(module);
+    if (bytes == NULL) return false;
+    *out = PyLong_AsSize_t(bytes);
+    Py_DECREF(bytes);
+    return *out != SIZE_MAX || !PyErr_Occurred();
+}
+
+mt_ledger *
+mt_py_budget_ledger(mt_state *st, PyObject *budget)
+{
+    if (PyObject_TypeCheck(budget, st->Budget)) return ((Budget *)budget)->ledger;
+    PyErr_Format(PyExc_TypeError, "a Budget is needed, got %s", Py_TYPE(budget)->tp_name);
+    return NULL;
+}
+
+mt_ledger *
+mt_py_ledger(mt_state *st, PyObject *limit, const char *name)
+{
+    size_t bytes;
+
+    if (PyObject_TypeCheck(limit, st->Budget)) return mt_ledger_hold(((Budget *)limit)->ledger);
+    return bytes_of(limit, &bytes) ? new_ledger(st, bytes, name, NULL) : NULL;
+}
+
+/* --- reports --------------------------------------------------------------------------------- */
+
+/* All lines, in PyMem memory. Asking the members may take a while, so other threads run. NULL with
+ * MemoryError. pre: somebody holds the ledger. */
+static mt_holder *
+take_report(mt_ledger *ledger, size_t *n)
+{
+    for (size_t cap = 16;; cap = *n + 4) { /* some may join in between */
+        mt_holder *lines = PyMem_Calloc(cap, sizeof *lines);
+        if (lines == NULL) {
+            PyErr_NoMemory();
+            return NULL;
+        }
+        Py_BEGIN_ALLOW_THREADS;
+        *n = mt_ledger_report(ledger, lines, cap);
+        Py_END_ALLOW_THREADS;
+        if (*n <= cap) return lines;
+        PyMem_Free(lines);
+    }
+}
+
+/* Names are cut between characters, and came from Python: they are UTF-8. */
+static PyObject *
+line_tuple(const mt_holder *line)
+{
+    PyObject *limit = line->limit == SIZE_MAX ? Py_NewRef(Py_None) : PyLong_FromSize_t(line->limit);
+
+    if (limit == NULL) return NULL;
+    return Py_BuildValue("(sKKKNKO)", line->name, (unsigned long long)line->reserved,
+                         (unsigned long long)line->idle, (unsigned long long)line->peak, limit,
+                         (unsigned long long)line->depth, line->suballocation ? Py_True : Py_False);
+}
+
+static PyObject *
+budget_report(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    size_t n;
+    mt_holder *lines = take_report(((Budget *)op)->ledger, &n);
+    PyObject *list = lines == NULL ? NULL : PyList_New((Py_ssize_t)n);
+
+    for (size_t i = 0; list != NULL && i < n; i++) {
+        PyObject *line = line_tuple(&lines[i]);
+        if (line == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, (Py_ssize_t)i, line);
+    }
+    PyMem_Free(lines);
+    return list;
+}
+
+/* --- the sentence ---------------------------------------------------------------------------- */
+
+enum { SIZE_TEXT = 32, HOLDERS_NAMED = 6, HOLDERS_TEXT = 1024 };
+
+typedef struct text {
+    char at[HOLDERS_TEXT];
+    size_t len;
+} text;
+
+/* As memtools._size.format_bytes does it. */
+static const char *
+size_text(size_t bytes, char out[SIZE_TEXT])
+{
+    static const char *const units[] = {"KiB", "MiB", "GiB", "TiB"};
+    double value = (double)bytes;
+    int unit = -1;
+
+    for (; value >= 1024 && unit < 3; unit++)
+        value /= 1024;
+    if (unit < 0)
+        snprintf(out, SIZE_TEXT, "%zu B", bytes);
+    else
+        snprintf(out, SIZE_TEXT, "%.1f %s", value, units[unit]);
+    return out;
+}
+
+/* pre: HOLDERS_NAMED + 1 of them fit. */
+static void
+add_holder(text *t, const char *name, size_t parts, const mt_holder *sum)
+{
+    char count[SIZE_TEXT] = "", reserved[SIZE_TEXT], idle[SIZE_TEXT], spare[2 * SIZE_TEXT] = "";
+
+    if (parts > 1) snprintf(count, sizeof count, " x%zu", parts);
+    if (sum->idle > 0) snprintf(spare, sizeof spare, ", of it %s idle", size_text(sum->idle, idle));
+    t->len += (size_t)snprintf(t->at + t->len, HOLDERS_TEXT - t->len, "%s%s%s %s%s",
+                               t->len == 0 ? " (" : ", ", name, count,
+                               size_text(sum->reserved, reserved), spare);
+}
+
+/* Adds to line i what later parts of the same name hold, which are then left out; returns how many
+ * parts that is. */
+static size_t
+gather(mt_holder *lines, size_t n, size_t i)
+{
+    size_t parts = 1;
+
+    for (size_t k = i + 1; k < n; k++) {
+        if (lines[k].depth > 0 || lines[k].reserved == 0) continue;
+        if (strcmp(lines[k].name, lines[i].name) != 0) continue;
+        lines[i].reserved += lines[k].reserved;
+        lines[i].idle += lines[k].idle;
+        lines[k].reserved = 0;
+        parts++;
+    }
+    return parts;
+}
+
+/* The holders at the first level, those of one name as one; parts that hold nothing are left out.
+ * Overwrites the lines. */
+static void
+add_holders(text *t, mt_holder *lines, size_t n)
+{
+    mt_holder rest = {.reserved = 0};
+    size_t named = 0, others = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        size_t parts;
+        if (lines[i].depth > 0 || lines[i].reserved == 0) continue;
+        parts = gather(lines, n, i);
+        if (named++ < HOLDERS_NAMED) {
+            add_holder(t, lines[i].name, parts, &lines[i]);
+        } else {
+            others += parts;
+            rest.reserved += lines[i].reserved;
+            rest.idle += lines[i].idle;
+        }
+    }
+    if (others > 0) add_holder(t, "others", others, &rest);
+    if (named > 0) memcpy(t->at + t->len, ")", 2);
+}
+
+/* The ledger that said no, by its figures: borrowed, this one or a parent. Two of one limit are
+ * told apart by what is used. */
+static mt_ledger *
+refuser(mt_ledger *ledger, const mt_error *err)
+{
+    mt_ledger *found = NULL;
+
+    for (mt_ledger *l = ledger; l != NULL; l = mt_ledger_parent(l)) {
+        if (mt_ledger_limit(l) != err->limit) continue;
+        if (found == NULL || mt_ledger_used(l) == err->used) found = l;
+    }
+    return found != NULL ? found : ledger;
+}
+
+static PyObject *
+raise_with_holders(mt_state *st, mt_ledger *by, bool nested, const mt_error *err, const char *doing,
+                   const char *remedy)
+{
+    char asked[SIZE_TEXT], used[SIZE_TEXT], limit[SIZE_TEXT];
+    text t = {.len = 0};
+    mt_holder *lines;
+    size_t n;
+
+    if ((lines = take_report(by, &n)) == NULL) return NULL;
+    add_holders(&t, lines, n);
+    PyMem_Free(lines);
+    return mt_py_raise_own(st, "BudgetError", "%s: asked %s, used %s of %s%s%s%s%s; %s", doing,
+                           size_text(err->asked, asked), size_text(err->used, used),
+                           err->limit == SIZE_MAX ? "no limit" : size_text(err->limit, limit),
+                           nested ? " in budget \"" : "", nested ? mt_ledger_name(by) : "",
+                           nested ? "\"" : "", t.at, remedy);
+}
+
+PyObject *
+mt_py_raise_budget(mt_state *st, mt_ledger *ledger, const mt_error *err, const char *doing,
+                   const char *remedy)
+{
+    mt_ledger *by = mt_ledger_hold(refuser(ledger, err)); /* others may close the part meanwhile */
+
+    raise_with_holders(st, by, by != ledger || mt_ledger_parent(by) != NULL, err, doing, remedy);
+    mt_ledger_drop(by);
+    return NULL;
+}
+
+/* --- the type -------------------------------------------------------------------------------- */
+
+/* (limit, name, device, parent) */
+static PyObject *
+budget_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"limit", "name", "device", "parent", NULL};
+    mt_state *st = mt_state_of_type(type);
+    PyObject *limit, *device = Py_None, *parent = Py_None;
+    mt_ledger *above = NULL;
+    const char *name;
+    Budget *self;
+    size_t bytes;
+
+    if (st == NULL || !PyArg_ParseTupleAndKeywords(args, kwargs, "Os|OO:Budget", names, &limit,
+                                                   &name, &device, &parent))
+        return NULL;
+    if (parent != Py_None && (above = mt_py_budget_ledger(st, parent)) == NULL) return NULL;
+    if (device != Py_None && !PyUnicode_Check(device))
+        return PyErr_Format(PyExc_TypeError, "device is a str or None, not %s",
+                            Py_TYPE(device)->tp_name);
+    if (!bytes_of(limit, &bytes) || (self = (Budget *)type->tp_alloc(type, 0)) == NULL) return NULL;
+    self->state = st;
+    self->device = Py_NewRef(device);
+    self->ledger = new_ledger(st, bytes, name, above);
+    if (self->ledger == NULL) Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static void
+budget_dealloc(PyObject *op)
+{
+    Budget *self = (Budget *)op;
+    PyTypeObject *type = Py_TYPE(op);
+
+    if (self->weakrefs != NULL) PyObject_ClearWeakRefs(op);
+    mt_ledger_drop(self->ledger);
+    Py_XDECREF(self->device);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+/* No limit is None. */
+static PyObject *
+bytes_or_none(size_t bytes)
+{
+    if (bytes == SIZE_MAX) Py_RETURN_NONE;
+    return PyLong_FromSize_t(bytes);
+}
+
+static PyObject *
+get_limit(PyObject *op, void *Py_UNUSED(which))
+{
+    return bytes_or_none(mt_ledger_limit(((Budget *)op)->ledger));
+}
+
+static PyObject *
+get_used(PyObject *op, void *Py_UNUSED(which))
+{
+    return PyLong_FromSize_t(mt_ledger_used(((Budget *)op)->ledger));
+}
+
+static PyObject *
+get_peak(PyObject *op, void *Py_UNUSED(which))
+{
+    return PyLong_FromSize_t(mt_ledger_peak(((Budget *)op)->ledger));
+}
+
+/* Where nothing has a limit, what is left of size_t is no figure that helps anybody. */
+static PyObject *
+get_available(PyObject *op, void *Py_UNUSED(which))
+{
+    mt_ledger *ledger = ((Budget *)op)->ledger, *l = ledger;
+
+    while (l != NULL && mt_ledger_limit(l) == SIZE_MAX)
+        l = mt_ledger_parent(l);
+    return bytes_or_none(l == NULL ? SIZE_MAX : mt_ledger_available(ledger));
+}
+
+static PyObject *
+get_name(PyObject *op, void *Py_UNUSED(which))
+{
+    return PyUnicode_FromString(mt_ledger_name(((Budget *)op)->ledger));
+}
+
+static PyObject *
+get_device(PyObject *op, void *Py_UNUSED(which))
+{
+    return Py_NewRef(((Budget *)op)->device);
+}
+
+#define GET(name, doc) {#name, get_##name, NULL, doc, NULL}
+static PyGetSetDef getters[] = {
+    GET(limit, "Bytes that may be reserved; None for no limit."),
+    GET(used, "Bytes that the parts have reserved now: exactly the sum of the parts."),
+    GET(peak, "The most that was ever used, in bytes."),
+    GET(available,
+        "Bytes that can be reserved now, here and in what this is a part of, before anybody gives "
+        "back what is idle; None where nothing has a limit."),
+    GET(name, "How reports and errors call it; cut to 47 bytes of UTF-8."),
+    GET(device, "The device whose memory is counted, as text, or None for any."),
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMethodDef methods[] = {
+    {"_report", budget_report, METH_NOARGS, "_report($self, /)\n--\n\n"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(Budget, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "The native half of memtools.Budget."},
+    {Py_tp_new, budget_new},
+    {Py_tp_dealloc, budget_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, getters},
+    {Py_tp_members, members},
+    {0, NULL},
+};
+
+/* No Py_TPFLAGS_HAVE_GC: the one object it holds is text, so it cannot be in a cycle. */
+static PyType_Spec spec = {
+    .name = "memtools._core.Budget",
+    .basicsize = sizeof(Budget),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slots,
+};
+
+int
+mt_py_budget_register(PyObject *module, mt_state *st)
+{
+    st->Budget = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
+    return st->Budget == NULL ? -1 : PyModule_AddType(module, st->Budget);
+}

@@ -1,0 +1,295 @@
+/* census.c -- how many objects of each type, and tensors by type, shape, dtype and device. */
+#include "py/census/census.h"
+
+#include <string.h>
+
+#include "py/census/heap.h"
+#include "core/census/counts.h"
+
+enum { KEY_WORDS = 64, BITS_PER_OBJECT = 16, AHEAD = 12 };
+
+/* --- a filter of addresses: one bit each, in a table of 16 to 32 bits an object ----------------
+ */
+
+typedef struct seen {
+    unsigned char *bits;
+    unsigned shift; /* 64 - log2 of how many bits there are */
+} seen;
+
+static size_t
+seen_bytes(size_t objects)
+{
+    size_t bytes = 1024;
+
+    while (8 * bytes < BITS_PER_OBJECT * objects)
+        bytes *= 2;
+    return bytes;
+}
+
+static seen
+seen_over(char *bytes, Py_ssize_t n)
+{
+    seen s = {.bits = (unsigned char *)bytes, .shift = 61};
+
+    for (; n > 1; n /= 2)
+        s.shift--;
+    return s;
+}
+
+static uint64_t
+bit_of(const seen *s, const PyObject *op)
+{
+    return (((uint64_t)(uintptr_t)op >> 4) * UINT64_C(0x9E3779B97F4A7C15)) >> s->shift;
+}
+
+static void
+see(const seen *s, const PyObject *op)
+{
+    uint64_t bit = bit_of(s, op);
+
+    s->bits[bit / 8] |= (unsigned char)(1U << bit % 8);
+}
+
+static bool
+was_seen(const seen *s, const PyObject *op)
+{
+    uint64_t bit = bit_of(s, op);
+
+    return s->bits[bit / 8] >> bit % 8 & 1;
+}
+
+/* --- counting ----------------------------------------------------------------------------------
+ */
+
+typedef struct census {
+    PyTypeObject *tensor;     /* NULL: no torch */
+    const mt_torch_ops *shim; /* NULL: tensors are listed */
+    mt_tally types;           /* key: the type; mark: a `kind` */
+    mt_tally groups;          /* key: type, dimensions, shape, dtype, device; mark: one of them */
+    mt_tally storages;        /* key: where; count: the largest claim; mark: the claimer's group */
+    PyObject *tensors;
+    size_t last; /* line of the type before */
+} census;
+
+enum kind { NOT_ASKED, NO_TENSOR, TENSOR };
+
+/* -1 without memory. The line of the object's type. */
+static int
+type_line(census *c, PyObject *op, size_t *line)
+{
+    int64_t key = (int64_t)(intptr_t)Py_TYPE(op);
+
+    if (c->last < c->types.n && *mt_tally_key(&c->types, c->last) == key) {
+        *line = c->last;
+        return 0;
+    }
+    if (mt_tally_line_of(&c->types, &key, 1, line, NULL) != MT_OK) return -1;
+    c->last = *line;
+    if (c->types.lines[*line].mark == NOT_ASKED) {
+        bool tensor = c->tensor != NULL && PyType_IsSubtype(Py_TYPE(op), c->tensor);
+        c->types.lines[*line].mark = tensor ? TENSOR : NO_TENSOR;
+    }
+    return 0;
+}
+
+/* The group that has the largest tensor over a storage answers for all of it; of equal ones the
+ * first in the order of keys, so that two looks agree. */
+static int
+claim(census *c, const mt_torch_facts *facts, size_t group)
+{
+    int64_t key = (int64_t)(intptr_t)facts->storage;
+    mt_tally_line *s;
+    size_t line;
+
+    if (facts->storage == NULL) return 0;
+    if (mt_tally_line_of(&c->storages, &key, 1, &line, NULL) != MT_OK) return -1;
+    s = &c->storages.lines[line];
+    if (facts->storage_bytes > s->bytes) s->bytes = facts->storage_bytes;
+    if (s->mark == 0 || facts->bytes > s->count ||
+        (facts->bytes == s->count && mt_tally_compare(&c->groups, group, s->mark - 1) < 0)) {
+        s->count = facts->bytes;
+        s->mark = group + 1;
+    }
+    return 0;
+}
+
+static int
+count_tensor(census *c, PyObject *op)
+{
+    int64_t key[KEY_WORDS];
+    mt_torch_facts facts;
+    size_t words = 2, line;
+
+    if (c->shim->facts(op, &facts) != 1) return 0; /* half-built: no tensor yet */
+    key[0] = (int64_t)(intptr_t)Py_TYPE(op);
+    key[1] = facts.dims;
+    for (int i = 0; i < facts.dims && words < KEY_WORDS - 2; i++)
+        key[words++] = facts.shape[i];
+    key[words++] = (int64_t)(intptr_t)facts.dtype;
+    key[words++] = facts.device;
+    if (mt_tally_line_of(&c->groups, key, words, &line, NULL) != MT_OK) return -1;
+    c->groups.lines[line].count++;
+    c->groups.lines[line].mark = (uint64_t)(uintptr_t)op;
+    return claim(c, &facts, line);
+}
+
+static int
+count(census *c, PyObject *op)
+{
+    size_t line;
+
+    if (type_line(c, op, &line) < 0) return -1;
+    c->types.lines[line].count++;
+    if (c->types.lines[line].mark != TENSOR) return 0;
+    return c->shim != NULL ? count_tensor(c, op) : PyList_Append(c->tensors, op);
+}
+
+static int
+count_all(census *c, const mt_heap *heap, const seen *s)
+{
+    size_t n = mt_py_heap_len(heap);
+
+    for (size_t i = 0; i < n; i++) {
+        PyObject *op = mt_py_heap_at(heap, i);
+        if (i + AHEAD < n) __builtin_prefetch(mt_py_heap_at(heap, i + AHEAD));
+        see(s, op);
+        if (count(c, op) < 0) return -1;
+    }
+    for (size_t i = 0; i < c->storages.n; i++) {
+        const mt_tally_line *line = &c->storages.lines[i];
+        c->groups.lines[line->mark - 1].bytes += line->bytes;
+    }
+    return 0;
+}
+
+/* --- the answer --------------------------------------------------------------------------------
+ */
+
+/* Appends and drops item, which may be NULL with an error. */
+static int
+append(PyObject *list, PyObject *item)
+{
+    int failed = item == NULL ? -1 : PyList_Append(list, item);
+
+    Py_XDECREF(item);
+    return failed;
+}
+
+static PyObject *
+type_rows(const census *c)
+{
+    PyObject *list = PyList_New(0);
+
+    for (size_t i = 0; list != NULL && i < c->types.n; i++) {
+        const mt_tally_line *line = &c->types.lines[i];
+        PyObject *type = (PyObject *)(intptr_t)*mt_tally_key(&c->types, i);
+        PyObject *row = Py_BuildValue("OKO", type, (unsigned long long)line->count,
+                                      line->mark == TENSOR ? Py_True : Py_False);
+        if (append(list, row) < 0) Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *
+group_rows(const census *c)
+{
+    PyObject *list = PyList_New(0);
+
+    for (size_t i = 0; list != NULL && i < c->groups.n; i++) {
+        const mt_tally_line *line = &c->groups.lines[i];
+        PyObject *row =
+            Py_BuildValue("OKK", (PyObject *)(uintptr_t)line->mark, (unsigned long long)line->count,
+                          (unsigned long long)line->bytes);
+        if (append(list, row) < 0) Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *
+answer(census *c, const mt_heap *heap)
+{
+    size_t n = mt_py_heap_len(heap);
+    PyObject *bits = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)seen_bytes(n));
+    PyObject *types = NULL, *groups = NULL, *result = NULL;
+    seen s;
+
+    if (bits == NULL) return NULL;
+    memset(PyBytes_AS_STRING(bits), 0, seen_bytes(n));
+    s = seen_over(PyBytes_AS_STRING(bits), PyBytes_GET_SIZE(bits));
+    if (count_all(c, heap, &s) < 0) {
+        if (!PyErr_Occurred()) PyErr_NoMemory();
+    } else if ((types = type_rows(c)) != NULL && (groups = group_rows(c)) != NULL) {
+        result = Py_BuildValue("OOOOK", types, groups, c->tensors, bits, (unsigned long long)n);
+    }
+    Py_XDECREF(types);
+    Py_XDECREF(groups);
+    Py_DECREF(bits);
+    return result;
+}
+
+PyObject *
+mt_py_census(PyObject *module, PyObject *args)
+{
+    mt_state *st = PyModule_GetState(module);
+    PyObject *tensor, *result = NULL;
+    census c = {.last = SIZE_MAX};
+    mt_heap heap;
+    int by_shim;
+
+    if (!PyArg_ParseTuple(args, "Op:_census", &tensor, &by_shim)) return NULL;
+    if (tensor != Py_None && !PyType_Check(tensor))
+        return PyErr_Format(PyExc_TypeError, "tensor is a type or None, not %s",
+                            Py_TYPE(tensor)->tp_name);
+    if (tensor != Py_None) c.tensor = (PyTypeObject *)tensor;
+    if (by_shim && c.tensor == st->tensor) c.shim = st->shim; /* which reads no other objects */
+    mt_tally_init(&c.types, &mt_py_alloc);
+    mt_tally_init(&c.groups, &mt_py_alloc);
+    mt_tally_init(&c.storages, &mt_py_alloc);
+    if ((c.tensors = PyList_New(0)) == NULL) return NULL;
+    if (mt_py_heap_open(&heap) == 0) {
+        result = answer(&c, &heap);
+        mt_py_heap_close(&heap);
+    }
+    mt_tally_fini(&c.types);
+    mt_tally_fini(&c.groups);
+    mt_tally_fini(&c.storages);
+    Py_DECREF(c.tensors);
+    return result;
+}
+
+/* --- what is new -------------------------------------------------------------------------------
+ */
+
+static int
+add_fresh(PyObject *list, const mt_heap *heap, PyTypeObject *type, const seen *s, Py_ssize_t limit)
+{
+    for (size_t i = mt_py_heap_len(heap); i-- > 0 && PyList_GET_SIZE(list) < limit;) {
+        PyObject *op = mt_py_heap_at(heap, i);
+        if (Py_IS_TYPE(op, type) && !was_seen(s, op) && op != list && PyList_Append(list, op) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+PyObject *
+mt_py_fresh(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *type, *bits, *list;
+    Py_ssize_t limit;
+    mt_heap heap;
+    seen s;
+
+    if (!PyArg_ParseTuple(args, "O!Sn:_fresh", &PyType_Type, &type, &bits, &limit)) return NULL;
+    if ((size_t)PyBytes_GET_SIZE(bits) < seen_bytes(0))
+        return PyErr_Format(PyExc_ValueError, "seen is what _census() gave, not %zd bytes",
+                            PyBytes_GET_SIZE(bits));
+    if ((list = PyList_New(0)) == NULL) return NULL;
+    if (mt_py_heap_open(&heap) < 0) {
+        Py_DECREF(list);
+        return NULL;
+    }
+    s = seen_over(PyBytes_AS_STRING(bits), PyBytes_GET_SIZE(bits));
+    if (add_fresh(list, &heap, (PyTypeObject *)type, &s, limit) < 0) Py_CLEAR(list);
+    mt_py_heap_close(&heap);
+    return list;
+}

@@ -1,0 +1,31 @@
+/* census.h -- functions of memtools._core that look at the whole heap: see heap.h. */
+#ifndef MT_PY_CENSUS_CENSUS_H
+#define MT_PY_CENSUS_CENSUS_H
+
+#include "py/base/state.h"
+
+/* _census(tensor, shim) -> (types, groups, tensors, seen, objects)
+ *   types    [(type, how many, whether tensors)]
+ *   groups   by the shim: [(one of them, how many, bytes)] by (type, shape, dtype, device); else []
+ *   tensors  without it: each tensor
+ *   seen     a filter of the addresses, for _fresh
+ *   objects  how many are tracked
+ * tensor is torch.Tensor or None. */
+PyObject *mt_py_census(PyObject *module, PyObject *args);
+
+/* _fresh(type, seen, limit) -> the last `limit` objects of exactly this type that are not in seen.
+ * The filter takes about one new object of sixteen for an old one, and no old one for a new. */
+PyObject *mt_py_fresh(PyObject *module, PyObject *args);
+
+/* _referrers(targets) -> (containers, frames, unaccounted): see referrers.c. */
+PyObject *mt_py_referrers(PyObject *module, PyObject *args);
+
+/* _place(container, value) -> the key or the index where value itself lies, or None;
+ * _frame_place(frame, value) -> the variable's name, or None. */
+PyObject *mt_py_place(PyObject *module, PyObject *args);
+PyObject *mt_py_frame_place(PyObject *module, PyObject *args);
+
+/* _instance_dict(object) -> its __dict__ itself, whatever its class says, or None. */
+PyObject *mt_py_instance_dict(PyObject *module, PyObject *object);
+
+#endif

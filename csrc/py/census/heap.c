@@ -1,0 +1,188 @@
+/* heap.c -- one look at the collector's objects: see heap.h. */
+#include "py/census/heap.h"
+
+#include "py/census/frames.h"
+#include "core/base/alloc.h"
+
+static void *
+get(void *ctx, size_t bytes)
+{
+    (void)ctx;
+    return PyMem_Malloc(bytes);
+}
+
+static void
+put(void *ctx, void *block, size_t bytes)
+{
+    (void)ctx;
+    (void)bytes;
+    PyMem_Free(block);
+}
+
+const mt_alloc mt_py_alloc = {.get = get, .put = put, .ctx = NULL};
+
+/* --- a set of addresses, for the frozen ------------------------------------------------------- */
+
+typedef struct reach {
+    mt_heap *heap;
+    PyObject **slots; /* a power of two of them, at most half full */
+    size_t cap, n;
+} reach;
+
+static size_t
+slot_of(PyObject **slots, size_t cap, PyObject *op)
+{
+    size_t at = (size_t)(((uint64_t)(uintptr_t)op >> 4) * UINT64_C(0x9E3779B97F4A7C15) >> 20);
+
+    for (at &= cap - 1; slots[at] != NULL && slots[at] != op;)
+        at = (at + 1) & (cap - 1);
+    return at;
+}
+
+static bool
+set_room(reach *r)
+{
+    size_t cap = r->cap;
+    PyObject **larger;
+
+    if (2 * (r->n + 1) <= cap) return true;
+    while (2 * (r->n + 1) > cap)
+        cap *= 2;
+    if ((larger = (PyObject **)PyMem_Calloc(cap, sizeof *larger)) == NULL) return false;
+    for (size_t i = 0; i < r->cap; i++)
+        if (r->slots[i] != NULL) larger[slot_of(larger, cap, r->slots[i])] = r->slots[i];
+    PyMem_Free((void *)r->slots);
+    r->slots = larger;
+    r->cap = cap;
+    return true;
+}
+
+/* 1 when it was not in the set, 0 when it was, -1 without memory. */
+static int
+set_add(reach *r, PyObject *op)
+{
+    size_t at;
+
+    if (!set_room(r)) return -1;
+    at = slot_of(r->slots, r->cap, op);
+    if (r->slots[at] != NULL) return 0;
+    r->slots[at] = op;
+    r->n++;
+    return 1;
+}
+
+/* --- what is frozen ----------------------------------------------------------------------------
+ */
+
+static bool
+keep_frozen(mt_heap *heap, PyObject *op)
+{
+    if (heap->frozen_n == heap->frozen_cap) {
+        size_t cap = heap->frozen_cap == 0 ? 1024 : 2 * heap->frozen_cap;
+        PyObject **larger = (PyObject **)PyMem_Realloc((void *)heap->frozen, cap * sizeof *larger);
+        if (larger == NULL) return false;
+        heap->frozen = larger;
+        heap->frozen_cap = cap;
+    }
+    heap->frozen[heap->frozen_n++] = op;
+    return true;
+}
+
+/* A visitproc: a container that is tracked and not in the list is a frozen one. */
+static int
+reached(PyObject *op, void *arg)
+{
+    reach *r = arg;
+    int added;
+
+    if (!PyObject_IS_GC(op) || !PyObject_GC_IsTracked(op) || op == r->heap->list) return 0;
+    if ((added = set_add(r, op)) <= 0) return added;
+    return keep_frozen(r->heap, op) ? 0 : -1;
+}
+
+static int
+reached_in_frame(void *arg, PyObject *code, PyObject *name, PyObject *value)
+{
+    (void)code;
+    (void)name;
+    return reached(value, arg);
+}
+
+static int
+follow(reach *r, PyObject *op)
+{
+    traverseproc traverse = Py_TYPE(op)->tp_traverse;
+
+    return traverse == NULL ? 0 : traverse(op, reached, r);
+}
+
+static int
+find_frozen(reach *r)
+{
+    mt_heap *heap = r->heap;
+    PyObject *modules = PyImport_GetModuleDict();
+
+    for (size_t i = 0; i < heap->tracked; i++)
+        if (set_add(r, mt_py_heap_at(heap, i)) < 0) return -1;
+    if (modules != NULL && reached(modules, r) < 0) return -1;
+    if (mt_py_frames_visit(reached_in_frame, r) < 0) return -1;
+    for (size_t i = 0; i < mt_py_heap_len(heap); i++) /* which grows */
+        if (follow(r, mt_py_heap_at(heap, i)) < 0) return -1;
+    return 0;
+}
+
+static int
+add_frozen(mt_heap *heap)
+{
+    reach r = {.heap = heap, .cap = 1024};
+    int failed = -1;
+
+    r.slots = (PyObject **)PyMem_Calloc(r.cap, sizeof(PyObject *));
+    if (r.slots != NULL) failed = find_frozen(&r);
+    PyMem_Free((void *)r.slots);
+    if (failed && !PyErr_Occurred()) PyErr_NoMemory();
+    return failed;
+}
+
+/* --- open and close ----------------------------------------------------------------------------
+ */
+
+/* *frozen: whether gc.freeze() has put anything aside. */
+static PyObject *
+get_objects(bool *frozen)
+{
+    PyObject *gc = PyImport_ImportModule("gc"), *count, *list = NULL;
+
+    if (gc == NULL) return NULL;
+    if ((count = PyObject_CallMethod(gc, "get_freeze_count", NULL)) != NULL) {
+        *frozen = PyObject_IsTrue(count) == 1;
+        Py_DECREF(count);
+        list = PyObject_CallMethod(gc, "get_objects", NULL);
+    }
+    Py_DECREF(gc);
+    return list;
+}
+
+int
+mt_py_heap_open(mt_heap *heap)
+{
+    bool frozen = false;
+
+    *heap = (mt_heap){.collecting = PyGC_Disable() != 0};
+    if ((heap->list = get_objects(&frozen)) != NULL) {
+        heap->tracked = (size_t)PyList_GET_SIZE(heap->list);
+        if (!frozen || add_frozen(heap) == 0) return 0;
+    }
+    mt_py_heap_close(heap);
+    return -1;
+}
+
+void
+mt_py_heap_close(mt_heap *heap)
+{
+    Py_CLEAR(heap->list);
+    PyMem_Free((void *)heap->frozen);
+    heap->frozen = NULL;
+    heap->tracked = heap->frozen_n = heap->frozen_cap = 0;
+    if (heap->collecting) PyGC_Enable();
+}

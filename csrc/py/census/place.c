@@ -1,0 +1,77 @@
+/* place.c -- where in a container an object lies, by identity and without asking anybody's class.
+ */
+#include "py/census/census.h"
+
+#include "py/census/frames.h"
+
+static PyObject *
+key_in_dict(PyObject *dict, const PyObject *value)
+{
+    PyObject *key, *held;
+    Py_ssize_t at = 0;
+
+    while (PyDict_Next(dict, &at, &key, &held))
+        if (held == value || key == value) return Py_NewRef(key);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+index_in(PyObject *sequence, const PyObject *value)
+{
+    PyObject **items = PySequence_Fast_ITEMS(sequence);
+
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence); i++)
+        if (items[i] == value) return PyLong_FromSsize_t(i);
+    Py_RETURN_NONE;
+}
+
+/* _place(container, value) */
+PyObject *
+mt_py_place(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *container, *value;
+
+    if (!PyArg_ParseTuple(args, "OO:_place", &container, &value)) return NULL;
+    if (PyDict_Check(container)) return key_in_dict(container, value);
+    if (PyList_Check(container) || PyTuple_Check(container)) return index_in(container, value);
+    Py_RETURN_NONE;
+}
+
+typedef struct wanted {
+    PyObject *value, *name; /* borrowed, new */
+} wanted;
+
+static int
+is_wanted(void *arg, PyObject *code, PyObject *name, PyObject *value)
+{
+    wanted *w = arg;
+
+    (void)code;
+    if (value != w->value || name == NULL) return 0;
+    w->name = Py_NewRef(name);
+    return 1;
+}
+
+/* _frame_place(frame, value) */
+PyObject *
+mt_py_frame_place(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    wanted w = {.name = NULL};
+    PyObject *frame;
+
+    if (!PyArg_ParseTuple(args, "O!O:_frame_place", &PyFrame_Type, &frame, &w.value)) return NULL;
+    if (mt_py_frame_visit((PyFrameObject *)frame, is_wanted, &w) < 0) return NULL;
+    if (w.name == NULL) Py_RETURN_NONE;
+    return w.name;
+}
+
+PyObject *
+mt_py_instance_dict(PyObject *Py_UNUSED(module), PyObject *object)
+{
+    PyObject *dict = PyObject_GenericGetDict(object, NULL);
+
+    if (dict != NULL) return dict;
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return NULL;
+    PyErr_Clear();
+    Py_RETURN_NONE;
+}

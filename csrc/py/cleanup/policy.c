@@ -1,0 +1,455 @@
+/* policy.c -- memtools._core.Policy: see csrc/core/cleanup/policy.h.
+ *
+ *   tick ──► due? ──► read memory ──► decide ──► act(mask, clock)        Python: does what is asked
+ *                                                     └─► done(action, ...)
+ *
+ * The GIL is its lock. It is held while memory is read, as torch holds it for its own statistics:
+ * whoever gives it up may wait 5 ms to have it again. act gives it up, so that `acts` keeps others
+ * out meanwhile. In a forked child all goes on, but for the devices, which are the parent's. */
+#include "py/cleanup/policy.h"
+
+#include <time.h>
+
+#include "py/monitor/devices.h"
+#include "py/base/errors.h"
+#include "py/cleanup/args.h"
+#include "core/cleanup/policy.h"
+#include "os/base/forkmark.h"
+#include "os/monitor/probe.h"
+
+typedef struct Policy {
+    PyObject_HEAD mt_state *state; /* kept alive by the type */
+    mt_policy policy;
+    PyObject *act;
+    mt_forkmark *home; /* of the process that ticked last */
+    mt_probe_ops probe;
+    uint64_t limit; /* MT_UNLIMITED: none is given */
+    int devices;    /* 0 in a forked child */
+    bool acts;
+    unsigned long thread; /* that acts, or did */
+    uint64_t look_ns;
+} Policy;
+
+static uint64_t
+time_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* --- life --------------------------------------------------------------------------------------
+ */
+
+static mt_status
+open_probe(mt_state *st, const mt_policy_wish *w, mt_probe_ops *out, mt_error *err)
+{
+    mt_probe_linux *probe;
+    mt_probe_ops host;
+    mt_status status = mt_probe_linux_new(&mt_alloc_libc, &mt_proc_sys_libc, w->root,
+                                          &mt_probe_ages_usual, &probe, err);
+
+    if (status != MT_OK) return status;
+    host = mt_probe_linux_ops(probe);
+    if (w->devices > 0)
+        status = mt_py_devices(st, &host, (size_t)w->devices, out, err);
+    else
+        *out = host;
+    if (status != MT_OK) host.close(host.ctx);
+    return status;
+}
+
+static int
+add_rules(Policy *self, PyObject *rules)
+{
+    PyObject *list = PySequence_Fast(rules, "Policy(): rules is a sequence");
+    mt_policy_rule rule;
+    int status = 0;
+
+    if (list == NULL) return -1;
+    if (PySequence_Fast_GET_SIZE(list) > MT_POLICY_ACTIONS) {
+        PyErr_Format(PyExc_ValueError, "Policy(): %zd rules, at most %d are possible",
+                     PySequence_Fast_GET_SIZE(list), MT_POLICY_ACTIONS);
+        status = -1;
+    }
+    for (Py_ssize_t i = 0; status == 0 && i < PySequence_Fast_GET_SIZE(list); i++)
+        if ((status = mt_py_policy_rule_of(PySequence_Fast_GET_ITEM(list, i), i, &rule)) == 0)
+            mt_policy_rule_set(&self->policy, (unsigned)i, &rule);
+    Py_DECREF(list);
+    return status;
+}
+
+static int
+open_parts(Policy *self, const mt_policy_wish *w)
+{
+    mt_error err = {0};
+    mt_status st = mt_forkmark_new(&self->home, &err);
+
+    if (st == MT_OK) st = open_probe(self->state, w, &self->probe, &err);
+    if (st == MT_OK) return 0;
+    mt_py_raise(self->state, &err, "Policy()");
+    return -1;
+}
+
+static PyObject *
+policy_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    mt_state *st = mt_state_of_type(type);
+    Policy *self;
+    mt_policy_wish w;
+
+    if (st == NULL || mt_py_policy_wish(args, kwargs, &w) < 0) return NULL;
+    if (w.devices > 0 && mt_state_connect(st) < 0) return NULL;
+    if ((self = (Policy *)type->tp_alloc(type, 0)) == NULL) return NULL;
+    self->state = st;
+    self->act = Py_NewRef(w.act);
+    self->limit = w.limit;
+    self->devices = w.devices;
+    mt_policy_init(&self->policy, &w.with, time_ns());
+    if (open_parts(self, &w) == 0 && add_rules(self, w.rules) == 0) return (PyObject *)self;
+    Py_DECREF(self);
+    return NULL;
+}
+
+static int
+policy_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(((Policy *)op)->act);
+    return 0;
+}
+
+/* What is due from here on has nobody to do it: see decide(). */
+static int
+policy_clear(PyObject *op)
+{
+    Py_CLEAR(((Policy *)op)->act);
+    return 0;
+}
+
+static void
+policy_dealloc(PyObject *op)
+{
+    Policy *self = (Policy *)op;
+    PyTypeObject *type = Py_TYPE(op);
+
+    PyObject_GC_UnTrack(op);
+    policy_clear(op);
+    if (self->probe.close != NULL) self->probe.close(self->probe.ctx);
+    mt_forkmark_free(self->home);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+/* --- readings ----------------------------------------------------------------------------------
+ */
+
+/* Children count where the limit is given, see limit.h. */
+static void
+read_memory(Policy *self, unsigned mask, mt_sample *out)
+{
+    if (self->devices == 0 || !mt_forkmark_is_home(self->home)) mask &= ~(unsigned)MT_READ_DEVICES;
+    if (self->limit != MT_UNLIMITED && mask & MT_READ_CGROUP) mask |= MT_READ_CHILDREN;
+    self->probe.read(self->probe.ctx, mask & ~(unsigned)MT_READ_HEAP, out);
+    mt_sample_count_once(out, self->state->natives->mapped_again);
+}
+
+/* Apart, because it may take milliseconds, and how long is to be known. */
+static void
+read_heap(Policy *self, mt_sample *out)
+{
+    uint64_t start = time_ns(), end;
+    mt_sample heap;
+
+    self->probe.read(self->probe.ctx, MT_READ_HEAP, &heap);
+    end = time_ns();
+    out->heap_used = heap.heap_used;
+    out->heap_free = heap.heap_free;
+    mt_policy_heap_read(&self->policy, end, end - start);
+}
+
+/* --- ticks -------------------------------------------------------------------------------------
+ */
+
+/* After a fork: another thread that acted is not in this process. False where there is no memory
+ * for a new mark: then the next tick tries again. */
+static bool
+settle(Policy *self)
+{
+    mt_forkmark *home;
+
+    if (mt_forkmark_is_home(self->home)) return true;
+    if (mt_forkmark_new(&home, NULL) != MT_OK) return false;
+    mt_forkmark_free(self->home);
+    self->home = home;
+    self->devices = 0;
+    if (self->thread != PyThread_get_thread_ident()) self->acts = false;
+    return true;
+}
+
+/* False where a thread acts, this one included. */
+static bool
+enter(Policy *self)
+{
+    if (!settle(self) || self->acts) return false;
+    self->acts = true;
+    self->thread = PyThread_get_thread_ident();
+    return true;
+}
+
+/* pre: entered. */
+static unsigned
+decide(Policy *self, unsigned clock, bool now)
+{
+    mt_policy *p = &self->policy;
+    uint64_t start = time_ns();
+    unsigned reads = now ? mt_policy_reads_now(p, start) : mt_policy_reads(p, clock, start), mask;
+    mt_limit limit = {MT_UNKNOWN, MT_UNKNOWN, ""};
+    mt_sample sample;
+
+    if (reads != 0) {
+        read_memory(self, reads, &sample);
+        if (reads & MT_READ_HEAP) read_heap(self, &sample);
+        limit = mt_limit_of(&sample, self->limit);
+    }
+    mask = mt_policy_decide(p, clock, start, reads != 0 ? &sample : NULL, limit);
+    self->look_ns += time_ns() - start;
+    return mask;
+}
+
+static int
+call(PyObject *act, unsigned mask, unsigned clock)
+{
+    PyObject *done = PyObject_CallFunction(act, "II", mask, clock);
+
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+static int
+decide_and_act(Policy *self, unsigned clock)
+{
+    PyObject *act = self->act;
+    unsigned mask;
+    int status = 0;
+
+    if (act == NULL || !enter(self)) return 0;
+    Py_INCREF(act);
+    Py_INCREF(self);
+    mask = decide(self, clock, false);
+    if (mask != 0 || self->policy.with.together > 0) status = call(act, mask, clock);
+    self->acts = false;
+    Py_DECREF(self);
+    Py_DECREF(act);
+    return status;
+}
+
+int
+mt_py_policy_tick(PyObject *policy, unsigned clock)
+{
+    Policy *self = (Policy *)policy;
+
+    return mt_policy_tick(&self->policy, clock) ? decide_and_act(self, clock) : 0;
+}
+
+bool
+mt_py_policy_check(mt_state *st, PyObject *op)
+{
+    return Py_IS_TYPE(op, st->Policy);
+}
+
+/* (clock=0, n=1, /) */
+static PyObject *
+policy_tick(PyObject *op, PyObject *const *args, Py_ssize_t n)
+{
+    Policy *self = (Policy *)op;
+    int clock = 0;
+    long long times = 1;
+
+    if (n > 2) return PyErr_Format(PyExc_TypeError, "tick() takes two arguments, got %zd", n);
+    if (n > 0 && (clock = mt_py_policy_clock(args[0], "tick")) < 0) return NULL;
+    if (n > 1 && (times = PyLong_AsLongLong(args[1])) == -1 && PyErr_Occurred()) return NULL;
+    if (times < 0 || times > (long long)MT_POLICY_EVERY)
+        return PyErr_Format(PyExc_ValueError, "tick(): n is 0 to 2**48, got %R", args[1]);
+    if (times > 0 && mt_policy_tick_many(&self->policy, (unsigned)clock, (uint64_t)times) &&
+        decide_and_act(self, (unsigned)clock) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* --- what it is told ---------------------------------------------------------------------------
+ */
+
+static PyObject *
+policy_set_rule(PyObject *op, PyObject *args)
+{
+    mt_policy_rule rule;
+    PyObject *number, *every;
+    long triggers;
+    int later, action;
+
+    if (!PyArg_ParseTuple(args, "OOlp:set_rule", &number, &every, &triggers, &later)) return NULL;
+    if ((action = mt_py_policy_action(number, "set_rule")) < 0 ||
+        mt_py_policy_rule(every, triggers, later, action, &rule) < 0)
+        return NULL;
+    mt_policy_rule_set(&((Policy *)op)->policy, (unsigned)action, &rule);
+    Py_RETURN_NONE;
+}
+
+/* (action, ns, host_before, host_after, host_total, device_before, device_after, device_total, /)
+ */
+static PyObject *
+policy_done(PyObject *op, PyObject *const *args, Py_ssize_t n)
+{
+    Policy *self = (Policy *)op;
+    mt_policy_level level;
+    mt_policy_result result;
+    bool later;
+    int action;
+
+    if (n != 8) return PyErr_Format(PyExc_TypeError, "done() takes eight arguments, got %zd", n);
+    if ((action = mt_py_policy_action(args[0], "done")) < 0 ||
+        mt_py_policy_result(args + 1, &result) < 0)
+        return NULL;
+    later = self->policy.action[action].rule.later;
+    if (later) {
+        mt_sample sample;
+        read_memory(self, MT_READ_RSS | MT_READ_DEVICES, &sample);
+        level = mt_policy_level_of(&sample);
+    }
+    mt_policy_done(&self->policy, (unsigned)action, time_ns(), &result, later ? &level : NULL);
+    Py_RETURN_NONE;
+}
+
+/* Where another thread is at it, or this one, what it knows already. */
+static PyObject *
+policy_look(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    Policy *self = (Policy *)op;
+    unsigned mask;
+
+    if (!enter(self)) return PyLong_FromUnsignedLong(self->policy.asked);
+    mask = decide(self, self->policy.clock, true);
+    self->acts = false;
+    return PyLong_FromUnsignedLong(mask);
+}
+
+static PyObject *
+policy_forget(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    mt_policy_forget(&((Policy *)op)->policy, time_ns());
+    Py_RETURN_NONE;
+}
+
+/* --- what it knows -----------------------------------------------------------------------------
+ */
+
+static PyObject *
+policy_why(PyObject *op, PyObject *arg)
+{
+    int action = mt_py_policy_action(arg, "why");
+
+    return action < 0 ? NULL : PyLong_FromUnsignedLong(((Policy *)op)->policy.action[action].why);
+}
+
+static PyObject *
+policy_ticks(PyObject *op, PyObject *arg)
+{
+    int clock = mt_py_policy_clock(arg, "ticks");
+
+    return clock < 0 ? NULL : PyLong_FromUnsignedLongLong(((Policy *)op)->policy.ticks[clock]);
+}
+
+static PyObject *
+policy_figures(PyObject *op, PyObject *arg)
+{
+    int action = mt_py_policy_action(arg, "figures");
+    const mt_policy_action *a;
+
+    if (action < 0) return NULL;
+    a = &((Policy *)op)->policy.action[action];
+    return Py_BuildValue("(KKKKKKKKK)", a->count, a->ns, a->host_freed, a->device_freed, a->paid,
+                         a->skipped, a->backoff, a->unpaid_ns, a->last_ns);
+}
+
+static PyObject *
+get_seconds(PyObject *op, void *Py_UNUSED(which))
+{
+    return PyFloat_FromDouble((double)(time_ns() - ((Policy *)op)->policy.start_ns) * 1e-9);
+}
+
+static PyObject *
+get_looks(PyObject *op, void *Py_UNUSED(which))
+{
+    return PyLong_FromUnsignedLongLong(((Policy *)op)->policy.looks);
+}
+
+static PyObject *
+get_look_ns(PyObject *op, void *Py_UNUSED(which))
+{
+    return PyLong_FromUnsignedLongLong(((Policy *)op)->look_ns);
+}
+
+static PyGetSetDef getters[] = {
+    {"seconds", get_seconds, NULL, "Since it was made, or forget().", NULL},
+    {"looks", get_looks, NULL, "How often memory was read for a decision.", NULL},
+    {"look_ns", get_look_ns, NULL, "Time spent on looks and decisions.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+#define METHOD(name, flags, doc) {#name, (PyCFunction)(void (*)(void))policy_##name, flags, doc}
+static PyMethodDef methods[] = {
+    METHOD(tick, METH_FASTCALL,
+           "tick($self, clock=0, n=1, /)\n--\n\n"
+           "Count n ticks of a clock; call act(mask, clock) when something is to be done, on this "
+           "thread. Raises what act does. From within act, and while another thread is in it, a "
+           "tick only counts."),
+    METHOD(set_rule, METH_VARARGS,
+           "set_rule($self, action, every, triggers, later, /)\n--\n\n"
+           "Give an action another rule, or its first. ValueError."),
+    METHOD(done, METH_FASTCALL,
+           "done($self, action, ns, host_before, host_after, host_total, device_before, "
+           "device_after, device_total, /)\n--\n\n"
+           "An action was done, and what it cost and freed; None where bytes are unknown."),
+    METHOD(look, METH_NOARGS,
+           "look($self, /)\n--\n\n"
+           "Read memory and decide now: the mask of what is asked for, which the next tick asks "
+           "for as well."),
+    METHOD(why, METH_O,
+           "why($self, action, /)\n--\n\n"
+           "What the action was asked for last: bits of the triggers, 32 for a cadence."),
+    METHOD(ticks, METH_O, "ticks($self, clock, /)\n--\n\nHow often that clock ticked."),
+    METHOD(figures, METH_O,
+           "figures($self, action, /)\n--\n\n"
+           "(count, ns, host_freed, device_freed, paid, skipped, backoff, unpaid_ns, last_ns)."),
+    METHOD(forget, METH_NOARGS,
+           "forget($self, /)\n--\n\n"
+           "Start anew: time, budget and back-off. Ticks, rules and figures stay."),
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "Decides when to clean up, by counted ticks and by memory."},
+    {Py_tp_new, policy_new},
+    {Py_tp_dealloc, policy_dealloc},
+    {Py_tp_traverse, policy_traverse},
+    {Py_tp_clear, policy_clear},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, getters},
+    {0, NULL},
+};
+
+static PyType_Spec spec = {
+    .name = "memtools._core.Policy",
+    .basicsize = sizeof(Policy),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slots,
+};
+
+int
+mt_py_policy_register(PyObject *module, mt_state *st)
+{
+    st->Policy = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
+    return st->Policy == NULL ? -1 : PyModule_AddType(module, st->Policy);
+}

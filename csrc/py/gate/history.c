@@ -1,0 +1,536 @@
+/* history.c -- memtools._core.GateHistory: lifecycle, append, and the sequence protocol. */
+#include "py/gate/history.h"
+
+#include <stddef.h>
+#include <structmember.h>
+#include <string.h>
+
+#include "py/budget/budget.h"
+#include "py/base/errors.h"
+#include "os/port/vmem.h"
+
+bool
+mt_py_gatehist_is_open(GateHistory *self)
+{
+    if (self->core != NULL) return true;
+    PyErr_SetString(PyExc_ValueError, "this GateHistory is closed");
+    return false;
+}
+
+PyObject *
+mt_py_gatehist_wrap(PyTypeObject *type, mt_state *st, mt_gatehist *core)
+{
+    GateHistory *self = (GateHistory *)type->tp_alloc(type, 0);
+
+    if (self == NULL) {
+        mt_gatehist_free(core);
+        return NULL;
+    }
+    self->state = st;
+    self->core = core;
+    return (PyObject *)self;
+}
+
+PyObject *
+mt_py_gatehist_raise(GateHistory *self, const mt_error *err, const char *doing)
+{
+    const mt_gatehist_config *c = self->core == NULL ? NULL : mt_gatehist_configuration(self->core);
+
+    if (err->status != MT_ELIMIT || c == NULL || c->ledger == NULL || err->asked > c->max_bytes)
+        return mt_py_raise(self->state, err, doing);
+    return mt_py_raise_budget(self->state, c->ledger, err, doing,
+                              "clear() or close() what holds it, raise the budget's limit, or "
+                              "record less (dtype=\"float16\", keep=\"topk\")");
+}
+
+/* Finds a word in a NULL-terminated list; -1 with a ValueError that names the choices. */
+static int
+choice(const char *option, const char *word, const char *const *choices)
+{
+    for (int i = 0; choices[i] != NULL; i++)
+        if (strcmp(word, choices[i]) == 0) return i;
+    PyErr_Format(PyExc_ValueError, "%s is \"%s\" or \"%s\", got \"%s\"", option, choices[0],
+                 choices[1], word);
+    return -1;
+}
+
+static int
+dtype_choice(const char *name)
+{
+    if (name == NULL) return MT_DTYPE_SAME;
+    for (int dtype = 0; dtype < MT_DTYPE_COUNT; dtype++)
+        if (mt_dtype_writable((mt_dtype)dtype) && strcmp(name, mt_dtype_name((mt_dtype)dtype)) == 0)
+            return dtype;
+    PyErr_Format(
+        PyExc_ValueError,
+        "dtype is \"float64\", \"float32\", \"float16\", \"bfloat16\" or None for what comes, "
+        "got \"%s\"",
+        name);
+    return MT_DTYPE_COUNT;
+}
+
+static bool
+valid_limits(Py_ssize_t max_entries, Py_ssize_t max_bytes, int top_k)
+{
+    if (max_entries < 1)
+        PyErr_Format(PyExc_ValueError, "max_entries is at least 1, got %zd", max_entries);
+    else if (max_bytes < 1)
+        PyErr_Format(PyExc_ValueError, "max_bytes is at least 1, got %zd", max_bytes);
+    else if (top_k < 1 || top_k > MT_TOP_K_MAX)
+        PyErr_Format(PyExc_ValueError, "top_k is from 1 to %d, got %d", MT_TOP_K_MAX, top_k);
+    return !PyErr_Occurred();
+}
+
+static bool
+parse_config(mt_state *st, PyObject *args, PyObject *kwargs, mt_gatehist_config *c)
+{
+    static const char *const trims[] = {"half", "oldest", NULL};
+    static const char *const keeps[] = {"all", "topk", NULL};
+    static char *names[] = {"max_entries", "max_bytes",  "trim",   "keep", "dtype",
+                            "top_k",       "statistics", "budget", NULL};
+    const char *trim = "half", *keep = "all", *dtype = NULL;
+    PyObject *budget = Py_None;
+    Py_ssize_t max_entries, max_bytes;
+    mt_ledger *ledger = NULL;
+    int top_k = 1, statistics = 1, trim_choice, keep_choice;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nn|sszipO:GateHistory", names, &max_entries,
+                                     &max_bytes, &trim, &keep, &dtype, &top_k, &statistics,
+                                     &budget))
+        return false;
+    if (budget != Py_None && (ledger = mt_py_budget_ledger(st, budget)) == NULL) return false;
+    if (!valid_limits(max_entries, max_bytes, top_k)) return false;
+    if ((trim_choice = choice("trim", trim, trims)) < 0) return false;
+    if ((keep_choice = choice("keep", keep, keeps)) < 0) return false;
+    *c = (mt_gatehist_config){.max_entries = (size_t)max_entries,
+                              .max_bytes = (size_t)max_bytes,
+                              .trim = (mt_trim)trim_choice,
+                              .keep = (mt_keep)keep_choice,
+                              .dtype = dtype_choice(dtype),
+                              .top_k = (unsigned)top_k,
+                              .statistics = statistics != 0,
+                              .ledger = ledger,
+                              .owner_asks = true};
+    return c->dtype != MT_DTYPE_COUNT;
+}
+
+static PyObject *
+gatehist_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    mt_state *st = mt_state_of_type(type);
+    mt_gatehist_config config;
+    mt_gatehist *core;
+    mt_error err;
+
+    if (st == NULL || !parse_config(st, args, kwargs, &config)) return NULL;
+    if (mt_gatehist_new(&mt_alloc_libc, &mt_vmem_linux, &config, &core, &err) != MT_OK)
+        return mt_py_raise(st, &err, "GateHistory()");
+    return mt_py_gatehist_wrap(type, st, core);
+}
+
+/* Drops what the object holds; it stays a valid, closed object. */
+static void
+let_go(GateHistory *self)
+{
+    mt_gatehist *core = self->core;
+
+    self->core = NULL; /* first: dropping the stage lets other threads run */
+    mt_py_gatehist_drop_stage(self);
+    mt_gatehist_free(core);
+}
+
+static void
+gatehist_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+
+    if (((GateHistory *)op)->weakrefs != NULL) PyObject_ClearWeakRefs(op);
+    let_go((GateHistory *)op);
+    if (((GateHistory *)op)->lock != NULL) PyThread_free_lock(((GateHistory *)op)->lock);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+static PyObject *
+gatehist_close(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    let_go((GateHistory *)op);
+    Py_RETURN_NONE;
+}
+
+/* Returns what the others in the budget gave, of whom a history is none: it has nothing idle. Other
+ * threads run meanwhile, and may close the history. pre: it has a budget. */
+static size_t
+ask_others(const GateHistory *self, size_t bytes)
+{
+    mt_ledger *ledger = mt_ledger_hold(mt_gatehist_configuration(self->core)->ledger);
+    size_t gave;
+
+    Py_BEGIN_ALLOW_THREADS;
+    gave = mt_ledger_reclaim(ledger, NULL, bytes);
+    mt_ledger_drop(ledger);
+    Py_END_ALLOW_THREADS;
+    return gave;
+}
+
+void
+mt_py_gatehist_ask(GateHistory *self)
+{
+    mt_gatehist_lack lack = mt_gatehist_lacks(self->core);
+
+    ask_others(self, lack.bytes);
+    if (self->core != NULL) mt_gatehist_asked(self->core, lack);
+}
+
+bool
+mt_py_gatehist_ask_for(GateHistory *self, const mt_error *refused)
+{
+    bool has_budget = mt_gatehist_configuration(self->core)->ledger != NULL;
+
+    return refused->status == MT_ELIMIT && has_budget && ask_others(self, refused->asked) > 0;
+}
+
+/* Everything that runs Python code comes before the tensor's address is read. *lacks: nothing was
+ * appended, and the others in the budget must be asked first. */
+static int
+try_append(GateHistory *self, PyObject *tensor, bool *lacks)
+{
+    mt_py_tensor t;
+    mt_error err;
+    mt_status st;
+    int failed = 0;
+
+    *lacks = false;
+    if (mt_py_tensor_read(self->state, tensor, &t) < 0) return -1;
+    if (!mt_py_gatehist_is_open(self)) { /* closed by what read() may have run */
+        failed = -1;
+    } else if (t.on_device) {
+        failed = mt_py_gatehist_append_device(self, &t);
+    } else if ((st = mt_gatehist_push(self->core, &t.rows, &err)) == MT_EAGAIN) {
+        *lacks = true;
+    } else if (st != MT_OK) {
+        mt_py_gatehist_raise(self, &err, "GateHistory.append()");
+        failed = -1;
+    }
+    mt_py_tensor_done(&t);
+    return failed;
+}
+
+/* Other threads run while the budget is asked, and may change the tensor: it is read anew. */
+static int
+append_tensor(GateHistory *self, PyObject *tensor)
+{
+    bool lacks;
+    int failed;
+
+    while ((failed = try_append(self, tensor, &lacks)) == 0 && lacks)
+        mt_py_gatehist_ask(self);
+    return failed;
+}
+
+static PyObject *
+gatehist_append(PyObject *op, PyObject *tensor)
+{
+    GateHistory *self = (GateHistory *)op;
+    int backward;
+
+    if (!mt_py_gatehist_is_open(self) || mt_state_connect(self->state) < 0) return NULL;
+    if ((backward = mt_py_in_backward(self->state)) < 0) return NULL;
+    if (backward) {
+        self->recomputed++;
+        Py_RETURN_NONE;
+    }
+    if (append_tensor(self, tensor) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+static Py_ssize_t
+gatehist_len(PyObject *op)
+{
+    GateHistory *self = (GateHistory *)op;
+
+    return mt_py_gatehist_is_open(self) ? (Py_ssize_t)mt_gatehist_len(self->core) : -1;
+}
+
+bool
+mt_py_gatehist_unchanged(GateHistory *self, uint64_t appended, size_t len)
+{
+    if (self->core != NULL && mt_gatehist_appended(self->core) == appended &&
+        mt_gatehist_len(self->core) == len)
+        return true;
+    PyErr_SetString(PyExc_RuntimeError,
+                    "a finalizer or another thread changed the history while it "
+                    "was read; read it again");
+    return false;
+}
+
+/* Copies entry i into a new tensor. */
+static PyObject *
+copied_entry(GateHistory *self, size_t i)
+{
+    uint64_t appended = mt_gatehist_appended(self->core);
+    size_t len = mt_gatehist_len(self->core);
+    mt_rows shape = mt_gatehist_shape(self->core, i);
+    PyObject *tensor;
+    void *data;
+
+    if ((tensor = mt_py_tensor_new(self->state, &shape, &data)) == NULL) return NULL;
+    if (!mt_py_gatehist_unchanged(self, appended, len)) {
+        Py_DECREF(tensor);
+        return NULL;
+    }
+    mt_gatehist_copy(self->core, i, data);
+    return tensor;
+}
+
+/* Importing torch and waiting for the device let other threads append, clear and close: the entry
+ * is found again by its number. */
+static PyObject *
+entry_tensor(GateHistory *self, size_t i)
+{
+    uint64_t number = mt_gatehist_appended(self->core) - mt_gatehist_len(self->core) + i, oldest;
+
+    if (mt_state_connect(self->state) < 0 || mt_py_gatehist_arrive(self, number) < 0) return NULL;
+    oldest = mt_gatehist_appended(self->core) - mt_gatehist_len(self->core);
+    if (number >= oldest) return copied_entry(self, (size_t)(number - oldest));
+    PyErr_Format(PyExc_IndexError, "entry %zu was evicted while it was waited for", i);
+    return NULL;
+}
+
+/* Also what iteration uses, as a list's does: an index past the end ends it. */
+static PyObject *
+gatehist_item(PyObject *op, Py_ssize_t i)
+{
+    GateHistory *self = (GateHistory *)op;
+
+    if (!mt_py_gatehist_is_open(self)) return NULL;
+    if (i < 0 || (size_t)i >= mt_gatehist_len(self->core))
+        return PyErr_Format(PyExc_IndexError, "entry %zd of a history of %zu entries", i,
+                            mt_gatehist_len(self->core));
+    return entry_tensor(self, (size_t)i);
+}
+
+static mt_status
+slice_now(const GateHistory *self, Py_ssize_t start, Py_ssize_t stop, Py_ssize_t step,
+          mt_gatehist **out, mt_error *err)
+{
+    Py_ssize_t len = (Py_ssize_t)mt_gatehist_len(self->core);
+    Py_ssize_t count = PySlice_AdjustIndices(len, &start, &stop, step);
+
+    return mt_gatehist_slice(self->core, (size_t)start, step, (size_t)count, out, err);
+}
+
+/* The indices count what is there after the others in the budget were asked. */
+static PyObject *
+gatehist_slice(GateHistory *self, PyObject *slice)
+{
+    Py_ssize_t start, stop, step;
+    mt_gatehist *core;
+    mt_error err;
+
+    if (PySlice_Unpack(slice, &start, &stop, &step) < 0) return NULL; /* this may close it */
+    if (mt_py_gatehist_arrive_all(self) < 0) return NULL;
+    if (slice_now(self, start, stop, step, &core, &err) != MT_OK) {
+        if (!mt_py_gatehist_ask_for(self, &err))
+            return mt_py_gatehist_raise(self, &err, "GateHistory[slice]");
+        if (!mt_py_gatehist_is_open(self) || mt_py_gatehist_arrive_all(self) < 0) return NULL;
+        if (slice_now(self, start, stop, step, &core, &err) != MT_OK)
+            return mt_py_gatehist_raise(self, &err, "GateHistory[slice]");
+    }
+    return mt_py_gatehist_wrap(Py_TYPE(self), self->state, core);
+}
+
+static PyObject *
+gatehist_subscript(PyObject *op, PyObject *key)
+{
+    GateHistory *self = (GateHistory *)op;
+    Py_ssize_t i;
+
+    if (!mt_py_gatehist_is_open(self)) return NULL;
+    if (PySlice_Check(key)) return gatehist_slice(self, key);
+    if (!PyIndex_Check(key))
+        return PyErr_Format(PyExc_TypeError, "history indices are integers or slices, not %s",
+                            Py_TYPE(key)->tp_name);
+    if ((i = PyNumber_AsSsize_t(key, PyExc_IndexError)) == -1 && PyErr_Occurred()) return NULL;
+    if (!mt_py_gatehist_is_open(self)) return NULL; /* __index__ may have closed it */
+    return gatehist_item(op, i < 0 ? i + (Py_ssize_t)mt_gatehist_len(self->core) : i);
+}
+
+static PyObject *
+gatehist_clear(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    GateHistory *self = (GateHistory *)op;
+
+    if (!mt_py_gatehist_is_open(self)) return NULL;
+    mt_gatehist_clear(self->core);
+    Py_RETURN_NONE;
+}
+
+/* One getter for all numbers of the core; the closure says which. */
+enum {
+    NBYTES,
+    ARENA,
+    EXPERTS,
+    APPENDED,
+    MAX_ENTRIES,
+    MAX_BYTES,
+    TOP_K,
+    RECOMPUTED,
+    WAITS,
+    PENDING
+};
+
+static uint64_t
+number_of(const GateHistory *self, intptr_t which)
+{
+    const mt_gatehist_config *c = mt_gatehist_configuration(self->core);
+
+    switch (which) {
+    case NBYTES:
+        return mt_gatehist_bytes(self->core);
+    case ARENA:
+        return mt_gatehist_extent(self->core);
+    case EXPERTS:
+        return mt_gatehist_experts(self->core);
+    case APPENDED:
+        return mt_gatehist_appended(self->core);
+    case MAX_ENTRIES:
+        return c->max_entries;
+    case MAX_BYTES:
+        return c->max_bytes;
+    case TOP_K:
+        return c->top_k;
+    case RECOMPUTED:
+        return self->recomputed;
+    case WAITS:
+        return self->device_waits;
+    default:
+        return self->stage == NULL ? 0 : mt_stage_len(self->stage);
+    }
+}
+
+static PyObject *
+get_number(PyObject *op, void *which)
+{
+    GateHistory *self = (GateHistory *)op;
+
+    if (!mt_py_gatehist_is_open(self)) return NULL;
+    return PyLong_FromUnsignedLongLong(number_of(self, (intptr_t)which));
+}
+
+static PyObject *
+get_closed(PyObject *op, void *Py_UNUSED(which))
+{
+    return PyBool_FromLong(((GateHistory *)op)->core == NULL);
+}
+
+static PyObject *
+get_statistics(PyObject *op, void *Py_UNUSED(which))
+{
+    GateHistory *self = (GateHistory *)op;
+
+    if (!mt_py_gatehist_is_open(self)) return NULL;
+    return PyBool_FromLong(mt_gatehist_configuration(self->core)->statistics);
+}
+
+static PyObject *
+get_word(PyObject *op, void *which)
+{
+    GateHistory *self = (GateHistory *)op;
+    const mt_gatehist_config *c;
+
+    if (!mt_py_gatehist_is_open(self)) return NULL;
+    c = mt_gatehist_configuration(self->core);
+    if (strcmp(which, "trim") == 0)
+        return PyUnicode_FromString(c->trim == MT_TRIM_HALF ? "half" : "oldest");
+    if (strcmp(which, "keep") == 0)
+        return PyUnicode_FromString(c->keep == MT_KEEP_ALL ? "all" : "topk");
+    if (c->dtype == MT_DTYPE_SAME) Py_RETURN_NONE;
+    return PyUnicode_FromString(mt_dtype_name((mt_dtype)c->dtype));
+}
+
+#define NUMBER(name, which, doc) {name, get_number, NULL, doc, (void *)(intptr_t)(which)}
+static PyGetSetDef getters[] = {
+    NUMBER("nbytes", NBYTES, "Bytes of the records held now; never more than max_bytes."),
+    NUMBER("arena_bytes", ARENA, "Bytes of the arena in use so far; at most max_bytes."),
+    NUMBER("n_experts", EXPERTS, "Columns of every entry; 0 before the first."),
+    NUMBER("appended", APPENDED, "Entries ever appended, evicted or not."),
+    NUMBER("max_entries", MAX_ENTRIES, "The limit on entries."),
+    NUMBER("max_bytes", MAX_BYTES, "The limit on record bytes."),
+    NUMBER("top_k", TOP_K, "Experts per token that count as load and that keep=\"topk\" records."),
+    NUMBER("recomputed", RECOMPUTED, "Appends left out because they ran inside a backward pass."),
+    NUMBER("device_waits", WAITS, "Appends that waited because the device was far behind."),
+    NUMBER("pending", PENDING, "Entries whose values are still on their way from the device."),
+    {"closed", get_closed, NULL, "True after close().", NULL},
+    {"statistics", get_statistics, NULL, "Whether statistics are kept.", NULL},
+    {"trim", get_word, NULL, "\"half\" or \"oldest\".", "trim"},
+    {"keep", get_word, NULL, "\"all\" or \"topk\".", "keep"},
+    {"dtype", get_word, NULL, "The records' dtype by name, or None for what comes.", "dtype"},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMethodDef methods[] = {
+    {"append", gatehist_append, METH_O,
+     "append($self, gates, /)\n--\n\n"
+     "Record a copy of gates, a floating-point tensor [n, n_experts], as the newest entry.\n\n"
+     "Any device and memory layout, with or without a graph; the entry holds the values of this\n"
+     "moment. A CUDA tensor is copied behind the scenes: append does not wait. While autograd "
+     "runs\n"
+     "backward (activation checkpointing recomputes the forward) nothing is recorded.\n"
+     "Raises TypeError for what is no plain floating-point tensor, ValueError for a wrong rank or\n"
+     "number of experts, BudgetError for an entry larger than max_bytes, or than a Budget leaves "
+     "room\n"
+     "for; then nothing has changed."},
+    {"clear", gatehist_clear, METH_NOARGS,
+     "clear($self, /)\n--\n\n"
+     "Drop all records and keep the statistics; see reset_stats(). Under a Budget the memory goes "
+     "back\n"
+     "at once."},
+    {"reset_stats", mt_py_gatehist_reset_statistics, METH_NOARGS,
+     "reset_stats($self, /)\n--\n\nForget the statistics and keep the records."},
+    {"close", gatehist_close, METH_NOARGS,
+     "close($self, /)\n--\n\nGive the memory back now; any later use is a ValueError."},
+    {"_sums", mt_py_gatehist_sums, METH_O, "_sums($self, window, /)\n--\n\n"},
+    {"_windows", mt_py_gatehist_windows, METH_NOARGS, "_windows($self, /)\n--\n\n"},
+    {"_cat", mt_py_gatehist_cat, METH_NOARGS, "_cat($self, /)\n--\n\n"},
+    {"_dump", mt_py_gatehist_bytes_out, METH_NOARGS, "_dump($self, /)\n--\n\n"},
+    {"_copy", mt_py_gatehist_copy, METH_NOARGS, "_copy($self, /)\n--\n\n"},
+    {"_parse", mt_py_gatehist_bytes_in, METH_O | METH_CLASS, "_parse($type, data, /)\n--\n\n"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(GateHistory, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "The native half of memtools.GateHistory."},
+    {Py_tp_new, gatehist_new},
+    {Py_tp_dealloc, gatehist_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, getters},
+    {Py_tp_members, members},
+    {Py_tp_iter, PySeqIter_New},
+    {Py_sq_length, gatehist_len},
+    {Py_sq_item, gatehist_item},
+    {Py_mp_length, gatehist_len},
+    {Py_mp_subscript, gatehist_subscript},
+    {0, NULL},
+};
+
+/* No Py_TPFLAGS_HAVE_GC: it holds no PyObject but weak references, so it cannot be in a cycle.
+ * Python subclasses it once, in memtools/_history.py. */
+static PyType_Spec spec = {
+    .name = "memtools._core.GateHistory",
+    .basicsize = sizeof(GateHistory),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slots,
+};
+
+int
+mt_py_gatehist_register(PyObject *module, mt_state *st)
+{
+    st->GateHistory = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
+    return st->GateHistory == NULL ? -1 : PyModule_AddType(module, st->GateHistory);
+}

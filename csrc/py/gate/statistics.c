@@ -1,0 +1,281 @@
+/* statistics.c -- statistics as tuples, concatenation, and bytes in and out. */
+#include "py/gate/history.h"
+
+#include <string.h>
+
+#include "py/base/errors.h"
+#include "core/gate/file.h"
+#include "os/port/vmem.h"
+
+static PyObject *
+double_at(const void *x, size_t i)
+{
+    return PyFloat_FromDouble(((const double *)x)[i]);
+}
+
+static PyObject *
+count_at(const void *x, size_t i)
+{
+    return PyLong_FromUnsignedLongLong(((const uint64_t *)x)[i]);
+}
+
+static PyObject *
+list_of(const void *x, size_t n, PyObject *(*item)(const void *x, size_t i))
+{
+    PyObject *list = PyList_New((Py_ssize_t)n);
+
+    for (size_t i = 0; list != NULL && i < n; i++) {
+        PyObject *value = item(x, i);
+        if (value == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, (Py_ssize_t)i, value);
+    }
+    return list;
+}
+
+/* A copy of sums, in memory that Python's collector knows nothing of. Making Python objects may run
+ * finalizers, and those may append to the very history or close it. */
+typedef struct sums_copy {
+    uint64_t entries;
+    size_t experts;
+    mt_gatesums sums;
+} sums_copy;
+
+static bool
+sums_copy_new(sums_copy *c, size_t experts)
+{
+    c->experts = experts;
+    c->sums.importance = PyMem_Calloc(experts + 1, sizeof(double));
+    c->sums.load = PyMem_Calloc(experts + 1, sizeof(uint64_t));
+    if (c->sums.importance == NULL || c->sums.load == NULL) PyErr_NoMemory();
+    return c->sums.importance != NULL && c->sums.load != NULL;
+}
+
+static void
+sums_copy_free(sums_copy *c)
+{
+    PyMem_Free(c->sums.importance);
+    PyMem_Free(c->sums.load);
+}
+
+static void
+sums_copy_take(sums_copy *c, uint64_t entries, const mt_gatesums *from)
+{
+    c->entries = entries;
+    c->sums.tokens = from->tokens;
+    c->sums.nonfinite = from->nonfinite;
+    if (c->experts == 0) return;
+    memcpy(c->sums.importance, from->importance, c->experts * sizeof(double));
+    memcpy(c->sums.load, from->load, c->experts * sizeof(uint64_t));
+}
+
+/* (entries, tokens, nonfinite, importance sums, load counts) */
+static PyObject *
+sums_copy_tuple(const void *copies, size_t i)
+{
+    const sums_copy *c = (const sums_copy *)copies + i;
+
+    return Py_BuildValue("KKKNN", (unsigned long long)c->entries,
+                         (unsigned long long)c->sums.tokens, (unsigned long long)c->sums.nonfinite,
+                         list_of(c->sums.importance, c->experts, double_at),
+                         list_of(c->sums.load, c->experts, count_at));
+}
+
+static bool
+keeps_statistics(GateHistory *self)
+{
+    if (!mt_py_gatehist_is_open(self) || mt_py_gatehist_arrive_all(self) < 0) return false;
+    if (mt_gatehist_configuration(self->core)->statistics) return true;
+    PyErr_SetString(PyExc_ValueError, "this history was made with statistics=False; make it with "
+                                      "statistics=True to have stats() and windows()");
+    return false;
+}
+
+/* The sums of the newest n records, by one pass over them. */
+static bool
+recount(GateHistory *self, size_t n, sums_copy *out)
+{
+    mt_gatestats stats;
+    mt_error err;
+
+    mt_gatestats_init(&stats, &mt_alloc_libc, mt_gatehist_configuration(self->core)->top_k);
+    if (out->experts > 0 && mt_gatestats_reserve(&stats, out->experts, &err) != MT_OK) {
+        mt_py_raise(self->state, &err, "GateHistory.stats()");
+        return false;
+    }
+    mt_gatehist_recount(self->core, n, &stats);
+    sums_copy_take(out, stats.entries, &stats.total);
+    mt_gatestats_fini(&stats);
+    return true;
+}
+
+static bool
+valid_window(GateHistory *self, Py_ssize_t n)
+{
+    size_t len = mt_gatehist_len(self->core);
+
+    if (n >= 0 && (size_t)n <= len) return true;
+    PyErr_Format(PyExc_ValueError, "window is %zd entries, the history holds %zu", n, len);
+    return false;
+}
+
+/* Argument: None for everything ever appended, or how many of the newest records. */
+PyObject *
+mt_py_gatehist_sums(PyObject *op, PyObject *window)
+{
+    GateHistory *self = (GateHistory *)op;
+    Py_ssize_t n = window == Py_None ? 0 : PyNumber_AsSsize_t(window, PyExc_OverflowError);
+    const mt_gatestats *stats;
+    PyObject *result = NULL;
+    sums_copy copy = {0};
+
+    if (n == -1 && PyErr_Occurred()) return NULL;
+    if (!keeps_statistics(self) || !valid_window(self, n)) return NULL;
+    stats = mt_gatehist_stats(self->core);
+    if (sums_copy_new(&copy, stats->experts)) {
+        if (window == Py_None) sums_copy_take(&copy, stats->entries, &stats->total);
+        if (window == Py_None || recount(self, (size_t)n, &copy))
+            result = sums_copy_tuple(&copy, 0);
+    }
+    sums_copy_free(&copy);
+    return result;
+}
+
+static bool
+copy_windows(const mt_gatestats *stats, sums_copy *copies, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (!sums_copy_new(&copies[i], stats->experts)) return false;
+        mt_gatestats_window(stats, i, &copies[i].sums, &copies[i].entries);
+    }
+    return true;
+}
+
+PyObject *
+mt_py_gatehist_windows(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    GateHistory *self = (GateHistory *)op;
+    sums_copy copies[MT_MARKS + 1] = {0};
+    PyObject *result = NULL;
+    size_t n;
+
+    if (!keeps_statistics(self)) return NULL;
+    n = mt_gatestats_windows(mt_gatehist_stats(self->core));
+    if (copy_windows(mt_gatehist_stats(self->core), copies, n))
+        result = list_of(copies, n, sums_copy_tuple);
+    for (size_t i = 0; i < n; i++)
+        sums_copy_free(&copies[i]);
+    return result;
+}
+
+PyObject *
+mt_py_gatehist_reset_statistics(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    GateHistory *self = (GateHistory *)op;
+
+    if (!keeps_statistics(self)) return NULL;
+    mt_gatehist_reset_stats(self->core);
+    Py_RETURN_NONE;
+}
+
+/* The sum of rows; false when the dtypes differ. */
+static bool
+common_shape(const mt_gatehist *h, mt_rows *shape)
+{
+    *shape = mt_gatehist_shape(h, 0);
+    for (size_t i = 1; i < mt_gatehist_len(h); i++) {
+        mt_rows next = mt_gatehist_shape(h, i);
+        if (next.dtype != shape->dtype) return false;
+        shape->rows += next.rows;
+    }
+    return true;
+}
+
+/* All entries in one tensor: one pass over the records. None when that takes torch.cat's own type
+ * promotion, because entries of several dtypes were recorded. */
+PyObject *
+mt_py_gatehist_cat(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    GateHistory *self = (GateHistory *)op;
+    unsigned char *at;
+    uint64_t appended;
+    PyObject *tensor;
+    mt_rows shape;
+    void *data;
+    size_t len;
+
+    if (!mt_py_gatehist_is_open(self) || mt_state_connect(self->state) < 0 ||
+        mt_py_gatehist_arrive_all(self) < 0)
+        return NULL;
+    len = mt_gatehist_len(self->core);
+    if (len == 0 || !common_shape(self->core, &shape)) Py_RETURN_NONE;
+    appended = mt_gatehist_appended(self->core);
+    if ((tensor = mt_py_tensor_new(self->state, &shape, &data)) == NULL) return NULL;
+    if (!mt_py_gatehist_unchanged(self, appended, len)) {
+        Py_DECREF(tensor);
+        return NULL;
+    }
+    at = data;
+    for (size_t i = 0; i < len; i++) {
+        mt_gatehist_copy(self->core, i, at);
+        at += mt_gatehist_shape(self->core, i).rows * shape.cols * mt_dtype_size(shape.dtype);
+    }
+    return tensor;
+}
+
+PyObject *
+mt_py_gatehist_bytes_out(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    GateHistory *self = (GateHistory *)op;
+    PyObject *bytes;
+
+    if (!mt_py_gatehist_is_open(self) || mt_py_gatehist_arrive_all(self) < 0) return NULL;
+    bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)mt_gatehist_dump_bytes(self->core));
+    if (bytes != NULL) mt_gatehist_dump(self->core, PyBytes_AS_STRING(bytes));
+    return bytes;
+}
+
+/* An equal history of its own that counts in the same budget, which a file could not say. */
+PyObject *
+mt_py_gatehist_copy(PyObject *op, PyObject *none)
+{
+    GateHistory *self = (GateHistory *)op;
+    PyObject *bytes = mt_py_gatehist_bytes_out(op, none);
+    bool may_ask = true, asked, is_open;
+    mt_gatehist *core;
+    mt_status status;
+    mt_error err;
+
+    if (bytes == NULL) return NULL;
+    do {
+        /* Making bytes and asking others may run what closes it. */
+        if (!(is_open = mt_py_gatehist_is_open(self))) break;
+        status = mt_gatehist_parse(
+            &mt_alloc_libc, &mt_vmem_linux, mt_gatehist_configuration(self->core)->ledger,
+            PyBytes_AS_STRING(bytes), (size_t)PyBytes_GET_SIZE(bytes), &core, &err);
+        asked = status != MT_OK && may_ask && mt_py_gatehist_ask_for(self, &err);
+        may_ask = false;
+    } while (asked);
+    Py_DECREF(bytes);
+    if (!is_open) return NULL;
+    if (status != MT_OK) return mt_py_gatehist_raise(self, &err, "copying a GateHistory");
+    return mt_py_gatehist_wrap(Py_TYPE(op), self->state, core);
+}
+
+PyObject *
+mt_py_gatehist_bytes_in(PyObject *type, PyObject *data)
+{
+    mt_state *st = mt_state_of_type((PyTypeObject *)type);
+    mt_gatehist *core;
+    mt_error err;
+    Py_buffer view;
+    mt_status status;
+
+    if (st == NULL || PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0) return NULL;
+    status = mt_gatehist_parse(&mt_alloc_libc, &mt_vmem_linux, NULL, view.buf, (size_t)view.len,
+                               &core, &err);
+    PyBuffer_Release(&view);
+    if (status != MT_OK) return mt_py_raise(st, &err, "GateHistory.load()");
+    return mt_py_gatehist_wrap((PyTypeObject *)type, st, core);
+}

@@ -1,0 +1,180 @@
+#include "py/kv/hold.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "core/base/lock.h"
+
+struct mt_kvguests {
+    mt_forkmark *mark;
+    mt_natives *natives;
+    mt_lock lock; /* guards the rest */
+    size_t refs;  /* the pool's, and one of each hold */
+    mt_kvhold *first;
+};
+
+struct mt_kvhold {
+    mt_kvguests *guests;
+    mt_kvlease *lease;
+    mt_kvhold *next, **link;
+    const mt_torch_ops *shim; /* NULL: its views cannot be counted */
+    const void *storage;      /* alive as long as the hold is in the list: done() takes it out */
+    atomic_bool done;         /* the storage's end: out of the list, and the lease no longer held */
+    bool dropped;             /* the lease's end: with done, the hold's own */
+    bool released;
+    mt_kvlinger linger;
+};
+
+mt_status
+mt_kvguests_new(mt_natives *natives, mt_kvguests **out, mt_error *err)
+{
+    mt_kvguests *g = calloc(1, sizeof *g);
+    mt_status st;
+
+    if (g == NULL) return mt_fail(err, MT_ENOMEM, "calloc", 0);
+    if ((st = mt_forkmark_new(&g->mark, err)) != MT_OK) {
+        free(g);
+        return st;
+    }
+    mt_lock_init(&g->lock);
+    g->natives = mt_natives_hold(natives);
+    g->refs = 1;
+    *out = g;
+    return MT_OK;
+}
+
+/* pre: the lock is held; it is given. */
+static void
+drop_locked(mt_kvguests *g)
+{
+    bool last = --g->refs == 0;
+
+    mt_lock_give(&g->lock);
+    if (!last) return;
+    mt_natives_drop(g->natives);
+    mt_forkmark_free(g->mark);
+    mt_lock_fini(&g->lock);
+    free(g);
+}
+
+void
+mt_kvguests_drop(mt_kvguests *guests)
+{
+    if (guests == NULL || !mt_kvguests_at_home(guests)) return;
+    mt_lock_take(&guests->lock);
+    drop_locked(guests);
+}
+
+bool
+mt_kvguests_at_home(const mt_kvguests *guests)
+{
+    return mt_forkmark_is_home(guests->mark);
+}
+
+static mt_kvlinger
+line_of(const mt_kvhold *hold)
+{
+    mt_kvlinger line = hold->linger;
+
+    if (hold->shim != NULL) line.views = hold->shim->storage_uses(hold->storage);
+    return line;
+}
+
+size_t
+mt_kvguests_lingering(mt_kvguests *guests, mt_kvlinger *out, size_t cap)
+{
+    size_t n = 0;
+
+    mt_lock_take(&guests->lock);
+    for (const mt_kvhold *hold = guests->first; hold != NULL; hold = hold->next) {
+        if (!hold->released) continue;
+        if (n < cap) out[n] = line_of(hold);
+        n++;
+    }
+    mt_lock_give(&guests->lock);
+    return n;
+}
+
+mt_kvhold *
+mt_kvhold_new(mt_kvguests *guests, mt_kvlease *lease, uint64_t number)
+{
+    mt_kvhold *hold = calloc(1, sizeof *hold);
+
+    if (hold == NULL) return NULL;
+    hold->guests = guests;
+    hold->lease = lease;
+    hold->linger.number = number;
+    mt_kvlease_hold(lease);
+    mt_lock_take(&guests->lock);
+    guests->refs++;
+    hold->next = guests->first;
+    hold->link = &guests->first;
+    if (hold->next != NULL) hold->next->link = &hold->next;
+    guests->first = hold;
+    mt_lock_give(&guests->lock);
+    return hold;
+}
+
+/* pre: the lock is held; it is given. Frees the hold when both storage and lease are done with it,
+ * and only then its reference to guests. */
+static void
+free_unless_used_locked(mt_kvhold *hold)
+{
+    mt_kvguests *guests = hold->guests;
+
+    if (!hold->dropped || !atomic_load(&hold->done)) {
+        mt_lock_give(&guests->lock);
+        return;
+    }
+    free(hold);
+    drop_locked(guests);
+}
+
+/* In a forked child nothing is freed: its copy of the locks may be held for ever. */
+void
+mt_kvhold_done(void *ctx)
+{
+    mt_kvhold *hold = ctx;
+
+    if (!mt_kvguests_at_home(hold->guests)) return;
+    mt_kvlease_unhold(hold->lease);
+    mt_lock_take(&hold->guests->lock);
+    *hold->link = hold->next;
+    if (hold->next != NULL) hold->next->link = hold->link;
+    atomic_store(&hold->done, true);
+    free_unless_used_locked(hold);
+}
+
+bool
+mt_kvhold_is_done(const mt_kvhold *hold)
+{
+    return hold != NULL && atomic_load_explicit(&hold->done, memory_order_acquire);
+}
+
+void
+mt_kvhold_drop(mt_kvhold *hold)
+{
+    if (hold == NULL || !mt_kvguests_at_home(hold->guests)) return;
+    mt_lock_take(&hold->guests->lock);
+    hold->dropped = true;
+    free_unless_used_locked(hold);
+}
+
+void
+mt_kvhold_watch(mt_kvhold *hold, const mt_torch_ops *shim, const void *storage)
+{
+    mt_lock_take(&hold->guests->lock);
+    hold->shim = shim;
+    hold->storage = storage;
+    mt_lock_give(&hold->guests->lock);
+}
+
+void
+mt_kvhold_linger(mt_kvhold *hold, size_t rows, size_t tokens)
+{
+    mt_lock_take(&hold->guests->lock);
+    hold->released = true;
+    hold->linger.rows = rows;
+    hold->linger.tokens = tokens;
+    mt_lock_give(&hold->guests->lock);
+}

@@ -1,0 +1,343 @@
+/* lease.c -- memtools._core.KVLease: lifecycle, what a lease tells about itself, and its type. */
+#include <stddef.h>
+
+#include "py/kv/pool.h"
+
+#include <structmember.h>
+
+/* --- lifecycle ------------------------------------------------------------------------------- */
+
+PyObject *
+mt_py_kvlease_wrap(PyTypeObject *type, KVPool *pool, mt_kvlease *core)
+{
+    KVLease *self = (KVLease *)type->tp_alloc(type, 0);
+
+    if (self == NULL) {
+        mt_kvlease_release(core);
+        return NULL;
+    }
+    self->state = pool->state;
+    self->core = core;
+    self->pool = (KVPool *)Py_NewRef((PyObject *)pool);
+    self->number = ++pool->lent;
+    return (PyObject *)self;
+}
+
+static size_t
+most_tokens(const mt_kvlease *core)
+{
+    size_t most = 0, tokens;
+
+    for (size_t row = 0; row < mt_kvlease_rows(core); row++)
+        most = (tokens = mt_kvlease_row_tokens(core, row)) > most ? tokens : most;
+    return most;
+}
+
+/* Gives everything back, once. Without views of it, in this moment: our own reference to their
+ * storage goes first. In a forked child nothing is touched but that reference. */
+static void
+let_go(KVLease *self)
+{
+    mt_kvlease *core = self->core;
+
+    if (core == NULL) return;
+    self->core = NULL;
+    if (!mt_kvguests_at_home(self->pool->guests)) {
+        mt_py_kvlease_drop_views(self, 0, 0);
+        return;
+    }
+    mt_py_kvpool_await(self->pool, mt_kvlease_pool(core));
+    if (mt_py_kvpool_follow_stream(self->pool, mt_kvlease_pool(core)) < 0)
+        PyErr_Clear(); /* the default stream, then */
+    mt_py_kvlease_drop_views(self, mt_kvlease_rows(core), most_tokens(core));
+    mt_kvlease_release(core);
+}
+
+static int
+kvlease_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    KVLease *self = (KVLease *)op;
+
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(self->pool);
+    Py_VISIT(self->base);
+    return 0;
+}
+
+static int
+kvlease_clear(PyObject *op)
+{
+    let_go((KVLease *)op);
+    return 0; /* pool stays: methods count on it, and no cycle goes through it alone */
+}
+
+/* May run in the middle of anything, an exception included. */
+static void
+kvlease_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+    PyObject *kind, *value, *trace;
+
+    PyObject_GC_UnTrack(op);
+    if (((KVLease *)op)->weakrefs != NULL) PyObject_ClearWeakRefs(op);
+    PyErr_Fetch(&kind, &value, &trace);
+    let_go((KVLease *)op);
+    PyErr_Restore(kind, value, trace);
+    Py_CLEAR(((KVLease *)op)->pool);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+/* False with an exception in a forked child, or while another thread is inside. */
+static bool
+is_ours(const KVLease *self)
+{
+    if (!mt_kvguests_at_home(self->pool->guests))
+        PyErr_Format(PyExc_RuntimeError,
+                     "this lease's pool belongs to process %ld, which was forked; make a new pool "
+                     "in the child",
+                     self->pool->owner);
+    else if (self->busy)
+        PyErr_SetString(PyExc_RuntimeError,
+                        "this lease is in use by another thread; use a lease from one thread at a "
+                        "time");
+    else
+        return true;
+    return false;
+}
+
+bool
+mt_py_kvlease_enter(KVLease *self)
+{
+    if (!is_ours(self)) return false;
+    if (self->core == NULL) {
+        PyErr_SetString(PyExc_ValueError,
+                        "this lease was released; acquire() another one, its views stay readable");
+        return false;
+    }
+    if (mt_kvhold_is_done(self->hold)) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "torch moved the views of this lease into memory of its own, as "
+                        "share_memory_() and queues between processes do, so they are no longer "
+                        "its pages; release() it, and share a copy: clone() first");
+        return false;
+    }
+    self->busy = true;
+    mt_py_kvpool_await(self->pool, mt_kvlease_pool(self->core));
+    return true;
+}
+
+static PyObject *
+kvlease_release(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    KVLease *self = (KVLease *)op;
+
+    if (self->core == NULL) Py_RETURN_NONE;
+    if (!is_ours(self)) return NULL;
+    let_go(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+kvlease_open(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    KVLease *self = (KVLease *)op;
+
+    if (!mt_py_kvlease_enter(self)) return NULL;
+    mt_py_kvlease_leave(self);
+    return Py_NewRef(op);
+}
+
+static PyObject *
+kvlease_exit(PyObject *op, PyObject *Py_UNUSED(exception))
+{
+    return kvlease_release(op, NULL);
+}
+
+int
+mt_py_kvlease_try(KVLease *self, mt_py_kvcall *call, const void *args, const char *doing)
+{
+    mt_error err;
+
+    if (mt_py_kvpool_follow_stream(self->pool, mt_kvlease_pool(self->core)) < 0) return -1;
+    if (call(self, args, &err) == MT_OK) return 0;
+    if (mt_py_kvpool_freed_some(self->pool, &err) && call(self, args, &err) == MT_OK) return 0;
+    if (!PyErr_Occurred()) mt_py_kvpool_raise(self->pool, &err, doing);
+    return -1;
+}
+
+/* --- what it tells --------------------------------------------------------------------------- */
+
+static PyObject *
+get_lengths(PyObject *op, void *Py_UNUSED(which))
+{
+    KVLease *self = (KVLease *)op;
+    PyObject *list, *length;
+    size_t rows;
+
+    if (!mt_py_kvlease_enter(self)) return NULL;
+    rows = mt_kvlease_rows(self->core);
+    list = PyList_New((Py_ssize_t)rows);
+    for (size_t row = 0; list != NULL && row < rows; row++) {
+        if ((length = PyLong_FromSize_t(mt_kvlease_row_tokens(self->core, row))) == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, (Py_ssize_t)row, length);
+    }
+    mt_py_kvlease_leave(self);
+    return list;
+}
+
+enum { TOKENS, BATCH };
+
+static PyObject *
+get_number(PyObject *op, void *which)
+{
+    KVLease *self = (KVLease *)op;
+    size_t number;
+
+    if (!mt_py_kvlease_enter(self)) return NULL;
+    number = (intptr_t)which == TOKENS ? most_tokens(self->core) : mt_kvlease_rows(self->core);
+    mt_py_kvlease_leave(self);
+    return PyLong_FromSize_t(number);
+}
+
+static PyObject *
+kvlease_seq_length(PyObject *op, PyObject *which)
+{
+    KVLease *self = (KVLease *)op;
+    size_t layer, length;
+
+    if (mt_py_layer_read(self, which, &layer) < 0 || !mt_py_kvlease_enter(self)) return NULL;
+    length = mt_kvlease_longest(self->core, layer);
+    mt_py_kvlease_leave(self);
+    return PyLong_FromSize_t(length);
+}
+
+static PyObject *
+get_pool(PyObject *op, void *Py_UNUSED(which))
+{
+    return Py_NewRef((PyObject *)((KVLease *)op)->pool);
+}
+
+static PyObject *
+get_name(PyObject *op, void *Py_UNUSED(which))
+{
+    return PyUnicode_FromFormat("lease %llu", (unsigned long long)((KVLease *)op)->number);
+}
+
+static PyObject *
+get_released(PyObject *op, void *Py_UNUSED(which))
+{
+    return PyBool_FromLong(((KVLease *)op)->core == NULL);
+}
+
+/* --- the type -------------------------------------------------------------------------------- */
+
+static PyGetSetDef getters[] = {
+    {"lengths", get_lengths, NULL, "Tokens of each row, in its longest layer; list[int].", NULL},
+    {"num_tokens", get_number, NULL, "Tokens of the longest row.", (void *)(intptr_t)TOKENS},
+    {"batch_size", get_number, NULL, "Rows: sequences in this lease.", (void *)(intptr_t)BATCH},
+    {"pool", get_pool, NULL, "The pool that lent it.", NULL},
+    {"name", get_name, NULL, "\"lease 3\": how the pool's statistics call it.", NULL},
+    {"released", get_released, NULL, "True once it is over.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+#define KEYWORDS(function) ((PyCFunction)(void (*)(void))(function))
+static PyMethodDef methods[] = {
+    {"update", KEYWORDS(mt_py_kvlease_update), METH_FASTCALL | METH_KEYWORDS,
+     "update($self, layer, k, v, counts=None)\n--\n\n"
+     "Append k and v, [B, H_kv, t, D], to one layer and return (K, V), [B, H_kv, T, D].\n\n"
+     "K and V are views of everything the layer holds, T the longest row; no token that was there\n"
+     "is copied. Rows shorter than T read zeros there. k and v have the pool's dtype and device,\n"
+     "any strides. counts, an int or one per row, says how many of the t tokens of each row are\n"
+     "real; the others are left out, so that rows may have different lengths.\n\n"
+     "Raises IndexError past max_tokens or for a layer that is not there, BudgetError, ValueError\n"
+     "for another shape, device or for tensors that require grad while grad mode is on, TypeError\n"
+     "for another dtype or what is no plain tensor; then nothing has changed. Costs 1 to 2 us a\n"
+     "layer beside the copy of k and v."},
+    {"layer", KEYWORDS(mt_py_kvlease_layer), METH_VARARGS | METH_KEYWORDS,
+     "layer($self, i, *, layout=\"BHTD\", tokens=None)\n--\n\n"
+     "Views (K, V) of layer i, [B, H_kv, T, D]; layout=\"BTHD\" gives [B, T, H_kv, D].\n\n"
+     "T is the longest row, or `tokens`, at most max_tokens. Past a row's length they read zeros.\n"
+     "Writing into tokens that rows hold is welcome where nobody shares them; see reserve()."},
+    {"crop", mt_py_kvlease_crop, METH_O,
+     "crop($self, n, /)\n--\n\n"
+     "Shorten rows: to at most n tokens, by the last -n where n is negative, or each to its own\n"
+     "length where n is a sequence. Pages past the new lengths go back to the pool.\n\n"
+     "ValueError for another number of lengths than rows."},
+    {"reorder", mt_py_kvlease_reorder, METH_O,
+     "reorder($self, index, /)\n--\n\n"
+     "Row i becomes what row index[i] was, as a beam search needs it; a list or a 1-D integer\n"
+     "tensor of batch_size row numbers, repeats welcome. Full pages are shared, not copied.\n\n"
+     "IndexError for a row that is not there, ValueError for another number of rows, BudgetError;\n"
+     "then nothing has changed."},
+    {"select", mt_py_kvlease_select, METH_O,
+     "select($self, rows, /)\n--\n\n"
+     "Keep, repeat or drop rows: as reorder(), but batch_size becomes len(rows), at most what it\n"
+     "was at acquire()."},
+    {"fork", KEYWORDS(mt_py_kvlease_fork), METH_VARARGS | METH_KEYWORDS,
+     "fork($self, n=1, num_tokens=None)\n--\n\n"
+     "A new lease whose row r * n + i continues row r of this one. What is there is shared; a\n"
+     "page that either then writes to is copied first. Both live and end on their own. num_tokens\n"
+     "promises room for so many tokens a row, the shared ones included.\n\n"
+     "ValueError for more than max_sequences rows; BudgetError, then nothing has changed. Costs a\n"
+     "few us a row and no memory."},
+    {"advance", mt_py_kvlease_advance, METH_O,
+     "advance($self, n, /)\n--\n\n"
+     "Tokens that code wrote into the views itself, past the lengths, are now part of the rows:\n"
+     "n more in every layer, or one count per row.\n\n"
+     "IndexError past max_tokens, BudgetError; then nothing has changed."},
+    {"reserve", mt_py_kvlease_reserve, METH_O,
+     "reserve($self, tokens, /)\n--\n\n"
+     "Make the first `tokens` tokens of every row and layer writable in place, ahead of\n"
+     "advance(): pages are taken, and copied where they are shared. Lengths stay.\n\n"
+     "IndexError past max_tokens, BudgetError; then nothing has changed."},
+    {"buffers", mt_py_kvlease_buffers, METH_NOARGS,
+     "buffers($self, /)\n--\n\n"
+     "Views (K, V) of full capacity, [L, B, H_kv, max_tokens, D], at stable addresses.\n\n"
+     "For code that keeps its own position: it writes in place and calls advance(). On the host\n"
+     "pages appear when they are touched, and count; on CUDA call reserve() before writing."},
+    {"seq_length", kvlease_seq_length, METH_O,
+     "seq_length($self, layer, /)\n--\n\nTokens of the longest row of one layer."},
+    {"release", kvlease_release, METH_NOARGS,
+     "release($self, /)\n--\n\n"
+     "The end: every page goes back to the pool now, or with the last view that lives. Leaving\n"
+     "the with block and garbage collection do the same; a second time does nothing."},
+    {"__enter__", kvlease_open, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
+    {"__exit__", kvlease_exit, METH_VARARGS, "__exit__($self, /, *exception)\n--\n\n"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(KVLease, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "The native half of memtools.KVLease."},
+    {Py_tp_dealloc, kvlease_dealloc},
+    {Py_tp_traverse, kvlease_traverse},
+    {Py_tp_clear, kvlease_clear},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, getters},
+    {Py_tp_members, members},
+    {0, NULL},
+};
+
+/* HAVE_GC: it owns its pool, which a subclass may let refer back. */
+static PyType_Spec spec = {
+    .name = "memtools._core.KVLease",
+    .basicsize = sizeof(KVLease),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC |
+             Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = slots,
+};
+
+int
+mt_py_kvlease_register(PyObject *module, mt_state *st)
+{
+    st->KVLease = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
+    return st->KVLease == NULL ? -1 : PyModule_AddType(module, st->KVLease);
+}

@@ -1,0 +1,372 @@
+/* pool.c -- memtools._core.KVPool: lifecycle, statistics, trim, and its type. */
+#include "py/kv/pool.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "py/budget/budget.h"
+#include "py/base/errors.h"
+#include "py/tensor/one.h"
+#include "cuda/store.h"
+#include "os/port/store.h"
+
+/* --- making ---------------------------------------------------------------------------------- */
+
+typedef struct arguments {
+    Py_ssize_t layers, heads, head_dim, max_tokens, max_rows, elem_bytes, group, page_bytes;
+    PyObject *dtype, *device, *limit, *name, *helpers;
+    const char *layout;
+    int cuda_device;
+} arguments;
+
+static bool
+positive(Py_ssize_t value, const char *what)
+{
+    if (value > 0) return true;
+    PyErr_Format(PyExc_ValueError, "%s is at least 1, got %zd", what, value);
+    return false;
+}
+
+/* The core keeps lengths in 32 bits. */
+static bool
+countable(Py_ssize_t max_tokens)
+{
+    if (max_tokens <= INT32_MAX) return true;
+    PyErr_Format(PyExc_ValueError, "max_tokens is at most %d, got %zd", INT32_MAX, max_tokens);
+    return false;
+}
+
+static bool
+parse_arguments(PyObject *args, arguments *a)
+{
+    if (!PyArg_ParseTuple(args, "nnnnnOnOiOsnnUO:KVPool", &a->layers, &a->heads, &a->head_dim,
+                          &a->max_tokens, &a->max_rows, &a->dtype, &a->elem_bytes, &a->device,
+                          &a->cuda_device, &a->limit, &a->layout, &a->group, &a->page_bytes,
+                          &a->name, &a->helpers))
+        return false;
+    return positive(a->layers, "num_layers") && positive(a->heads, "num_kv_heads") &&
+           positive(a->head_dim, "head_dim") && positive(a->max_tokens, "max_tokens") &&
+           positive(a->max_rows, "max_sequences") && positive(a->elem_bytes, "itemsize") &&
+           positive(a->group, "layer_group") && countable(a->max_tokens);
+}
+
+static bool
+config_of(const arguments *a, mt_kvconfig *out)
+{
+    bool head = strcmp(a->layout, "head") == 0;
+
+    if (!head && strcmp(a->layout, "token") != 0)
+        PyErr_Format(PyExc_ValueError, "layout is \"head\" or \"token\", got \"%s\"", a->layout);
+    else if (head && a->group != 1)
+        PyErr_Format(PyExc_ValueError,
+                     "layer_group of %zd goes with layout=\"token\"; layout=\"head\" takes 1",
+                     a->group);
+    else if (a->elem_bytes > 8 || (a->elem_bytes & (a->elem_bytes - 1)) != 0)
+        PyErr_Format(PyExc_ValueError, "a dtype of 1, 2, 4 or 8 bytes is taken, got %zd",
+                     a->elem_bytes);
+    *out = (mt_kvconfig){.layers = (size_t)a->layers,
+                         .heads = (size_t)a->heads,
+                         .head_dim = (size_t)a->head_dim,
+                         .elem_bytes = (size_t)a->elem_bytes,
+                         .max_tokens = (size_t)a->max_tokens,
+                         .max_rows = (size_t)a->max_rows,
+                         .layout = head ? MT_KV_HEAD_MAJOR : MT_KV_TOKEN_MAJOR,
+                         .layer_group = (size_t)a->group};
+    return !PyErr_Occurred();
+}
+
+/* An object with everything but its core. */
+static KVPool *
+new_object(PyTypeObject *type, mt_state *st, const arguments *a)
+{
+    KVPool *self = (KVPool *)type->tp_alloc(type, 0);
+
+    if (self == NULL) return NULL;
+    self->state = st;
+    self->helpers = Py_NewRef(a->helpers);
+    self->dtype = Py_NewRef(a->dtype);
+    self->device = Py_NewRef(a->device);
+    self->name = Py_NewRef(a->name);
+    self->budget = Py_NewRef(PyObject_TypeCheck(a->limit, st->Budget) ? a->limit : Py_None);
+    self->cuda_device = a->cuda_device;
+    self->owner = (long)getpid();
+    self->dtype_number = st->shim == NULL ? -1 : st->shim->dtype(a->dtype);
+    while ((Py_ssize_t)1 << self->elem_shift < a->elem_bytes)
+        self->elem_shift++;
+    return self;
+}
+
+/* A host store has the system's pages; the pool may count in multiples of them. */
+static mt_status
+open_host_store(size_t page_bytes, mt_store_ops *store, mt_error *err)
+{
+    mt_status st = mt_store_linux_new(&mt_alloc_libc, store, err);
+
+    if (st != MT_OK || page_bytes == 0) return st;
+    if (page_bytes < store->page_bytes || (page_bytes & (page_bytes - 1)) != 0) {
+        store->close(store->ctx);
+        return mt_fail_shape(err, "page_bytes", page_bytes, store->page_bytes);
+    }
+    store->page_bytes = page_bytes;
+    return MT_OK;
+}
+
+static mt_status
+open_store(KVPool *self, Py_ssize_t page_bytes, mt_store_ops *store, mt_error *err)
+{
+    if (self->cuda_device < 0) return open_host_store((size_t)page_bytes, store, err);
+    return mt_store_cuda_new(&mt_alloc_libc, self->state->natives->cudart, self->cuda_device,
+                             (size_t)page_bytes, store, err);
+}
+
+static mt_status
+open_core(KVPool *self, Py_ssize_t page_bytes, const char *name, mt_error *err)
+{
+    mt_store_ops store;
+    mt_status st;
+
+    if ((st = mt_kvguests_new(self->state->natives, &self->guests, err)) != MT_OK) return st;
+    if ((st = open_store(self, page_bytes, &store, err)) != MT_OK) return st;
+    st = mt_kvpool_new(&mt_alloc_libc, &store, self->ledger, name, &self->config,
+                       self->cuda_device < 0 ? self->state->natives->mapped_again : NULL,
+                       &self->core, err);
+    if (st != MT_OK) return st;
+    self->block_tokens = mt_kvpool_geom(self->core)->block_tokens;
+    self->block_bytes = mt_kvpool_geom(self->core)->block_bytes;
+    return MT_OK;
+}
+
+static int
+fill_object(KVPool *self, const arguments *a)
+{
+    const char *name = PyUnicode_AsUTF8(a->name);
+    mt_error err;
+
+    if (name == NULL || !config_of(a, &self->config)) return -1;
+    if (self->cuda_device >= 0 && mt_state_cudart(self->state) == NULL) return -1;
+    if ((self->ledger = mt_py_ledger(self->state, a->limit, name)) == NULL) return -1;
+    if (open_core(self, a->page_bytes, name, &err) == MT_OK) return 0;
+    mt_py_kvpool_raise(self, &err, "KVPool()");
+    return -1;
+}
+
+PyObject *
+mt_py_kvpool_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
+{
+    mt_state *st = mt_state_of_type(type);
+    arguments a;
+    KVPool *self;
+
+    if (st == NULL || !parse_arguments(args, &a) || mt_state_connect(st) < 0) return NULL;
+    if ((self = new_object(type, st, &a)) == NULL) return NULL;
+    if (fill_object(self, &a) == 0) return (PyObject *)self;
+    Py_DECREF((PyObject *)self);
+    return NULL;
+}
+
+/* --- ending ---------------------------------------------------------------------------------- */
+
+/* Leases go on without it; what they hold is freed with the last. */
+static void
+close_core(KVPool *self)
+{
+    mt_kvpool *core = self->core;
+
+    self->core = NULL;
+    mt_kvpool_close(core);
+}
+
+void
+mt_py_kvpool_await(KVPool *self, mt_kvpool *core)
+{
+    while (atomic_load_explicit(&self->trims, memory_order_relaxed) > 0) {
+        Py_BEGIN_ALLOW_THREADS;
+        mt_kvpool_await(core);
+        Py_END_ALLOW_THREADS;
+    }
+}
+
+bool
+mt_py_kvpool_enter(KVPool *self)
+{
+    if (!mt_py_kvpool_is_open(self)) return false;
+    self->users++;
+    mt_py_kvpool_await(self, self->core);
+    if (!self->closing) return true;
+    mt_py_kvpool_leave(self);
+    return mt_py_kvpool_is_open(self); /* which says that it was closed meanwhile */
+}
+
+void
+mt_py_kvpool_leave(KVPool *self)
+{
+    if (--self->users == 0 && self->closing) close_core(self);
+}
+
+PyObject *
+mt_py_kvpool_close(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    KVPool *self = (KVPool *)op;
+
+    if (!mt_kvguests_at_home(self->guests)) Py_RETURN_NONE;
+    if (self->core == NULL || self->closing) Py_RETURN_NONE;
+    self->closing = true;
+    if (self->users == 0)
+        close_core(self);
+    else
+        mt_ledger_stir(self->ledger); /* who waits looks again, and finds it closed */
+    Py_RETURN_NONE;
+}
+
+int
+mt_py_kvpool_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    KVPool *self = (KVPool *)op;
+
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(self->budget);
+    return 0;
+}
+
+/* In a forked child all but the Python objects is left alone. */
+void
+mt_py_kvpool_dealloc(PyObject *op)
+{
+    KVPool *self = (KVPool *)op;
+    PyTypeObject *type = Py_TYPE(op);
+
+    PyObject_GC_UnTrack(op);
+    if (self->weakrefs != NULL) PyObject_ClearWeakRefs(op);
+    if (self->guests == NULL || mt_kvguests_at_home(self->guests)) {
+        mt_kvpool_close(self->core);
+        mt_kvguests_drop(self->guests);
+        mt_ledger_drop(self->ledger);
+    }
+    Py_XDECREF(self->helpers);
+    Py_XDECREF(self->dtype);
+    Py_XDECREF(self->device);
+    Py_XDECREF(self->name);
+    Py_XDECREF(self->budget);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+/* --- errors ---------------------------------------------------------------------------------- */
+
+bool
+mt_py_kvpool_is_open(KVPool *self)
+{
+    if (!mt_kvguests_at_home(self->guests))
+        PyErr_Format(PyExc_RuntimeError,
+                     "this pool belongs to process %ld, which was forked; make a new pool in the "
+                     "child",
+                     self->owner);
+    else if (self->core == NULL || self->closing)
+        PyErr_SetString(PyExc_ValueError, "this KVPool is closed; make another one");
+    else
+        return true;
+    return false;
+}
+
+static PyObject *
+raise_shape(const KVPool *self, const mt_error *err, const char *doing)
+{
+    if (strcmp(err->detail, "tokens") == 0)
+        return PyErr_Format(PyExc_IndexError,
+                            "%s: a row would hold %zu tokens, max_tokens of this pool is %zu; "
+                            "crop() first, or make the pool with a larger max_tokens",
+                            doing, err->asked, err->limit);
+    if (strcmp(err->detail, "page_bytes") == 0)
+        return PyErr_Format(PyExc_ValueError,
+                            "%s: page_bytes is a power of two and a multiple of %zu here, got %zu",
+                            doing, err->limit, err->asked);
+    return PyErr_Format(PyExc_ValueError,
+                        "%s: a lease of %zu rows was asked for, max_sequences of this pool is %zu",
+                        doing, err->asked, self->config.max_rows);
+}
+
+static PyObject *
+raise_no_addresses(const KVPool *self, const mt_error *err, const char *doing)
+{
+    enum { SIZE = 24 };
+    char gib[SIZE];
+
+    snprintf(gib, sizeof gib, "%.3g", (double)err->asked / ((uint64_t)1 << 30));
+    return PyErr_Format(PyExc_MemoryError,
+                        "%s: max_tokens %zu for max_sequences %zu rows takes %s GiB of addresses, "
+                        "twice, and the system gave none (see ulimit -v); lower one of them",
+                        doing, self->config.max_tokens, self->config.max_rows, gib);
+}
+
+static PyObject *
+raise_no_memory(const KVPool *self, const mt_error *err, const char *doing)
+{
+    if (strcmp(err->call, MT_STORE_ADDRESSES) == 0) return raise_no_addresses(self, err, doing);
+    if (strcmp(err->call, MT_STORE_ARENAS) == 0)
+        return PyErr_Format(PyExc_MemoryError,
+                            "%s: the KV pools of this process have %zu stretches of addresses for "
+                            "max_sequences rows each (%zu in this pool), the most that can be "
+                            "closed in forked children; make pools with a larger max_sequences, or "
+                            "close those that are not in use",
+                            doing, err->limit, self->config.max_rows);
+    if (strcmp(err->call, MT_STORE_MAPS) == 0)
+        return PyErr_Format(PyExc_MemoryError,
+                            "%s: the process maps as many stretches of memory as vm.max_map_count "
+                            "allows, less a tenth for the program; release leases or close other "
+                            "pools, or raise it (sysctl -w vm.max_map_count=262144)",
+                            doing);
+    return PyErr_Format(PyExc_MemoryError,
+                        "%s: %s failed with code %d for %zu bytes; make room on the machine, or "
+                        "set a limit that it can hold",
+                        doing, err->call, err->native, err->asked);
+}
+
+/* What is reserved and not allocated is no mistake, but it surprises who reads physical bytes. */
+static PyObject *
+raise_limit(KVPool *self, const mt_error *err, const char *doing)
+{
+    enum { REMEDY_BYTES = 256 };
+    char remedy[REMEDY_BYTES];
+    mt_kvstats s = {0};
+
+    if (self->core != NULL) mt_kvpool_stats(self->core, &s);
+    snprintf(remedy, sizeof remedy,
+             "this pool has %.1f MiB reserved but unallocated (num_tokens of leases) and %.1f MiB "
+             "idle; raise limit, release leases, or ask for fewer rows or a smaller num_tokens",
+             (double)s.promised_bytes / (1 << 20), (double)s.idle_bytes / (1 << 20));
+    return mt_py_raise_budget(self->state, self->ledger, err, doing, remedy);
+}
+
+PyObject *
+mt_py_kvpool_raise(KVPool *self, const mt_error *err, const char *doing)
+{
+    if (err->status == MT_ELIMIT) return raise_limit(self, err, doing);
+    if (err->status == MT_ESHAPE) return raise_shape(self, err, doing);
+    if (err->status == MT_ENOMEM) return raise_no_memory(self, err, doing);
+    return mt_py_raise(self->state, err, doing);
+}
+
+int
+mt_py_kvpool_follow_stream(KVPool *self, mt_kvpool *core)
+{
+    mt_error err;
+    void *stream;
+
+    if (self->cuda_device < 0) return 0;
+    if (mt_py_current_stream(self->state, self->cuda_device, &stream) < 0) return -1;
+    if (mt_kvpool_use_stream(core, stream, &err) == MT_OK) return 0;
+    mt_py_kvpool_raise(self, &err, "following the stream");
+    return -1;
+}
+
+bool
+mt_py_kvpool_freed_some(KVPool *self, const mt_error *err)
+{
+    PyObject *done;
+
+    if (self->cuda_device < 0 || err->status != MT_ENOMEM) return false;
+    done = PyObject_CallMethod(self->helpers, "free_device_memory", NULL);
+    Py_XDECREF(done);
+    return done != NULL;
+}

@@ -1,0 +1,246 @@
+/* rows.c -- what changes a lease's rows as wholes: crop, reorder, select, fork, reserve. */
+#include "py/kv/pool.h"
+
+/* --- crop ------------------------------------------------------------------------------------ */
+
+/* n >= 0: at most n tokens of each row; n < 0: all but the last -n. */
+static size_t
+kept_of(const mt_kvlease *core, size_t row, Py_ssize_t n)
+{
+    size_t length = mt_kvlease_row_tokens(core, row), cut = (size_t)0 - (size_t)n;
+
+    if (n >= 0) return (size_t)n;
+    return cut > length ? 0 : length - cut;
+}
+
+static bool
+shortens(const mt_kvlease *core, const size_t *lengths)
+{
+    for (size_t row = 0; row < mt_kvlease_rows(core); row++)
+        if (lengths[row] < mt_kvlease_row_tokens(core, row)) return true;
+    return false;
+}
+
+static int
+crop_to(KVLease *self, const size_t *lengths)
+{
+    if (!shortens(self->core, lengths)) return 0;
+    if (mt_py_kvlease_changed(self) < 0) return -1;
+    mt_kvlease_crop(self->core, lengths);
+    return 0;
+}
+
+static int
+crop_rows(KVLease *self, const mt_py_sizes *n)
+{
+    size_t rows = mt_kvlease_rows(self->core);
+    size_t *lengths;
+    int failed;
+
+    if (n->at != NULL && n->n != rows) {
+        PyErr_Format(PyExc_ValueError, "crop() got %zu lengths, this lease has %zu rows", n->n,
+                     rows);
+        return -1;
+    }
+    if (n->at != NULL) return crop_to(self, n->at);
+    if ((lengths = PyMem_New(size_t, rows)) == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (size_t row = 0; row < rows; row++)
+        lengths[row] = kept_of(self->core, row, n->same);
+    failed = crop_to(self, lengths);
+    PyMem_Free(lengths);
+    return failed;
+}
+
+PyObject *
+mt_py_kvlease_crop(PyObject *op, PyObject *n)
+{
+    KVLease *self = (KVLease *)op;
+    mt_py_sizes sizes;
+    int failed = -1;
+
+    if (mt_py_sizes_read_any(self, n, "lengths", &sizes) < 0) return NULL;
+    if (mt_py_kvlease_enter(self)) {
+        if ((failed = mt_py_kvpool_follow_stream(self->pool, mt_kvlease_pool(self->core))) == 0)
+            failed = crop_rows(self, &sizes);
+        mt_py_kvlease_leave(self);
+    }
+    mt_py_sizes_done(&sizes);
+    return failed < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* --- reorder and select ---------------------------------------------------------------------- */
+
+static mt_status
+gather(KVLease *self, const void *args, mt_error *err)
+{
+    const mt_py_sizes *index = args;
+
+    return mt_kvlease_gather(self->core, index->at, index->n, err);
+}
+
+static int
+rows_exist(const KVLease *self, const mt_py_sizes *index, const char *doing)
+{
+    size_t rows = mt_kvlease_rows(self->core);
+
+    for (size_t i = 0; i < index->n; i++)
+        if (index->at[i] >= rows) {
+            PyErr_Format(PyExc_IndexError, "%s got row %zu, this lease has rows 0 to %zu", doing,
+                         index->at[i], rows - 1);
+            return -1;
+        }
+    return 0;
+}
+
+static int
+reorder_rows(KVLease *self, const mt_py_sizes *index)
+{
+    size_t rows = mt_kvlease_rows(self->core);
+
+    if (index->n != rows) {
+        PyErr_Format(PyExc_ValueError,
+                     "reorder() takes one row number for each of the %zu rows, got %zu; select() "
+                     "changes how many there are",
+                     rows, index->n);
+        return -1;
+    }
+    if (rows_exist(self, index, "reorder()") < 0) return -1;
+    return mt_py_kvlease_try(self, gather, index, "reorder()");
+}
+
+static int
+select_rows(KVLease *self, const mt_py_sizes *index)
+{
+    size_t most = mt_kvlease_max_rows(self->core);
+
+    if (index->n == 0 || index->n > most) {
+        PyErr_Format(PyExc_ValueError,
+                     "select() takes 1 to %zu rows, as many as this lease was acquired with, got "
+                     "%zu",
+                     most, index->n);
+        return -1;
+    }
+    if (rows_exist(self, index, "select()") < 0) return -1;
+    return mt_py_kvlease_try(self, gather, index, "select()");
+}
+
+static PyObject *
+change_rows(PyObject *op, PyObject *index, const char *what,
+            int (*change)(KVLease *self, const mt_py_sizes *index))
+{
+    KVLease *self = (KVLease *)op;
+    mt_py_sizes sizes;
+    int failed = -1;
+
+    if (mt_py_sizes_read(self, index, what, &sizes) < 0) return NULL;
+    if (mt_py_kvlease_enter(self)) {
+        failed = change(self, &sizes) < 0 ? -1 : mt_py_kvlease_changed(self);
+        mt_py_kvlease_leave(self);
+    }
+    mt_py_sizes_done(&sizes);
+    return failed < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+PyObject *
+mt_py_kvlease_reorder(PyObject *op, PyObject *index)
+{
+    return change_rows(op, index, "row numbers", reorder_rows);
+}
+
+PyObject *
+mt_py_kvlease_select(PyObject *op, PyObject *rows)
+{
+    return change_rows(op, rows, "row numbers", select_rows);
+}
+
+/* --- fork ------------------------------------------------------------------------------------ */
+
+typedef struct forked {
+    size_t n, tokens;
+    mt_kvlease **out;
+} forked;
+
+static mt_status
+fork_lease(KVLease *self, const void *args, mt_error *err)
+{
+    const forked *f = args;
+
+    return mt_kvlease_fork(self->core, f->n, f->tokens, f->out, err);
+}
+
+static int
+fork_arguments(PyObject *args, PyObject *kwargs, forked *out)
+{
+    static char *names[] = {"n", "num_tokens", NULL};
+    Py_ssize_t n = 1, count = 0;
+    PyObject *tokens = Py_None;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|nO:fork", names, &n, &tokens)) return -1;
+    if (tokens != Py_None && (count = PyNumber_AsSsize_t(tokens, PyExc_OverflowError)) == -1 &&
+        PyErr_Occurred())
+        return -1;
+    if (n < 1 || count < 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "fork() takes n of at least 1 and num_tokens of 0 or more, got %zd and %zd", n,
+                     count);
+        return -1;
+    }
+    out->n = (size_t)n;
+    out->tokens = (size_t)count;
+    return 0;
+}
+
+PyObject *
+mt_py_kvlease_fork(PyObject *op, PyObject *args, PyObject *kwargs)
+{
+    KVLease *self = (KVLease *)op;
+    mt_kvlease *child = NULL;
+    forked f = {.out = &child};
+    PyObject *lease = NULL;
+
+    if (fork_arguments(args, kwargs, &f) < 0) return NULL;
+    if (!mt_py_kvlease_enter(self)) return NULL;
+    if (mt_py_kvlease_try(self, fork_lease, &f, "fork()") == 0)
+        lease = mt_py_kvlease_wrap(Py_TYPE(op), self->pool, child);
+    mt_py_kvlease_leave(self);
+    return lease;
+}
+
+/* --- reserve --------------------------------------------------------------------------------- */
+
+static mt_status
+open_tokens(KVLease *self, const void *args, mt_error *err)
+{
+    return mt_kvlease_open(self->core, *(const size_t *)args, err);
+}
+
+static int
+reserve_tokens(KVLease *self, Py_ssize_t tokens)
+{
+    size_t most = self->pool->config.max_tokens, want = (size_t)tokens;
+
+    if (tokens < 0 || want > most) {
+        PyErr_Format(tokens < 0 ? PyExc_ValueError : PyExc_IndexError,
+                     "reserve() takes 0 to %zu tokens, max_tokens of this pool, got %zd", most,
+                     tokens);
+        return -1;
+    }
+    return mt_py_kvlease_try(self, open_tokens, &want, "reserve()");
+}
+
+PyObject *
+mt_py_kvlease_reserve(PyObject *op, PyObject *tokens)
+{
+    KVLease *self = (KVLease *)op;
+    Py_ssize_t want = PyNumber_AsSsize_t(tokens, PyExc_IndexError);
+    int failed;
+
+    if (want == -1 && PyErr_Occurred()) return NULL;
+    if (!mt_py_kvlease_enter(self)) return NULL;
+    failed = reserve_tokens(self, want);
+    mt_py_kvlease_leave(self);
+    return failed < 0 ? NULL : Py_NewRef(Py_None);
+}

@@ -1,0 +1,432 @@
+/* views.c -- tensors over a lease's addresses.
+ *
+ *   storage   | slot of row 0        | slot of row 1        | ...     one for all views of a lease
+ *   view        ├ first ┤[H, T, D]     ├ first ┤[H, T, D]             [B, H, T, D], B at slot
+ * stride
+ *
+ * The storage is made by the shim, or without it as a tensor by DLPack; either calls back when the
+ * last view has died. */
+#include "py/kv/pool.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static size_t
+span_bytes(const KVLease *self)
+{
+    return mt_kvlease_max_rows(self->core) *
+           mt_kvpool_geom(mt_kvlease_pool(self->core))->slot_bytes;
+}
+
+/* --- the storage --------------------------------------------------------------------------- */
+
+typedef struct managed {
+    DLManagedTensorVersioned tensor;
+    int64_t bytes;
+    mt_kvhold *hold;
+} managed;
+
+static void
+managed_done(DLManagedTensorVersioned *tensor)
+{
+    managed *m = tensor->manager_ctx;
+
+    mt_kvhold_done(m->hold);
+    free(m);
+}
+
+/* Takes over the hold's reference for the storage, unless it returns NULL. */
+static managed *
+managed_new(const KVLease *self, mt_kvhold *hold)
+{
+    managed *m = calloc(1, sizeof *m);
+    int cuda = self->pool->cuda_device;
+
+    if (m == NULL) return NULL;
+    m->bytes = (int64_t)span_bytes(self);
+    m->hold = hold;
+    m->tensor.version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+    m->tensor.manager_ctx = m;
+    m->tensor.deleter = managed_done;
+    m->tensor.dl_tensor = (DLTensor){
+        .data = mt_kvlease_base(self->core),
+        .device = cuda < 0 ? (DLDevice){kDLCPU, 0} : (DLDevice){kDLCUDA, cuda},
+        .ndim = 1,
+        .dtype = {kDLUInt, 8, 1},
+        .shape = &m->bytes,
+    };
+    return m;
+}
+
+static mt_kvhold *
+hold_new(const KVLease *self)
+{
+    mt_kvhold *hold = mt_kvhold_new(self->pool->guests, self->core, self->number);
+
+    if (hold == NULL) PyErr_NoMemory();
+    return hold;
+}
+
+/* Where no storage came to be: both references are ours. */
+static void
+hold_cancel(mt_kvhold *hold)
+{
+    mt_kvhold_done(hold);
+    mt_kvhold_drop(hold);
+}
+
+/* All slots as bytes. helpers.base calls it, with inference mode off. */
+static PyObject *
+bytes_tensor(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    KVLease *self = (KVLease *)op;
+    mt_kvhold *hold = hold_new(self);
+    managed *m;
+    void *tensor;
+
+    if (hold == NULL) return NULL;
+    if ((m = managed_new(self, hold)) == NULL) {
+        hold_cancel(hold);
+        return PyErr_NoMemory();
+    }
+    if (self->state->dlpack->managed_tensor_to_py_object_no_sync(&m->tensor, &tensor) != 0) {
+        free(m); /* torch does not, on failure */
+        hold_cancel(hold);
+        return NULL;
+    }
+    self->hold = hold;
+    return tensor;
+}
+
+static int
+make_base(KVLease *self)
+{
+    static const PyMethodDef def = {"bytes_tensor", bytes_tensor, METH_NOARGS, NULL};
+    PyObject *make = PyCFunction_New((PyMethodDef *)&def, (PyObject *)self);
+
+    if (make == NULL) return -1;
+    self->base = PyObject_CallMethod(self->pool->helpers, "base", "OO", make, self->pool->dtype);
+    Py_DECREF(make);
+    if (self->base != NULL) return 0;
+    mt_kvhold_drop(self->hold);
+    self->hold = NULL;
+    return -1;
+}
+
+static int
+make_storage(KVLease *self)
+{
+    const mt_torch_ops *shim = self->state->shim;
+    mt_kvhold *hold = hold_new(self);
+
+    if (hold == NULL) return -1;
+    self->storage = shim->storage_new(mt_kvlease_base(self->core), span_bytes(self),
+                                      self->pool->cuda_device, mt_kvhold_done, hold);
+    if (self->storage == NULL) {
+        hold_cancel(hold);
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->shim = shim;
+    self->hold = hold;
+    mt_kvhold_watch(hold, shim, self->storage);
+    return 0;
+}
+
+/* pre: busy. */
+static int
+ready_storage(KVLease *self)
+{
+    if (self->storage != NULL || self->base != NULL) return 0;
+    if (self->viewed == NULL &&
+        (self->viewed = PyMem_Calloc(self->pool->config.layers, sizeof *self->viewed)) == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (self->state->shim == NULL || self->pool->dtype_number < 0) return make_base(self);
+    return make_storage(self);
+}
+
+/* --- what autograd saved ----------------------------------------------------------------------
+
+   All views of a lease have one version counter. It moves when what one of them shows changes, so
+   that a backward pass through it is refused:
+
+       crop, reorder, select     always
+       update                    where it writes over what a view of the layer shows: after a crop,
+                                 past the end of a shorter row, or where more was asked to be shown
+       a write through a view    by torch itself
+
+   After it has moved, all views that were handed out are of an older version, and what they show
+   is forgotten here: of the layers of one forward pass only the first moves the counter. */
+
+int
+mt_py_kvlease_changed(KVLease *self)
+{
+    PyObject *done;
+
+    if (self->storage != NULL) self->shim->storage_written(self->storage);
+    if (self->base == NULL) return 0;
+    done = PyObject_CallMethod(self->pool->helpers, "overwritten", "O", self->base);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+int
+mt_py_kvlease_overwrites(KVLease *self, size_t layer, const mt_kvstep *step)
+{
+    size_t rows = mt_kvlease_rows(self->core), viewed;
+    bool over = false;
+
+    if (self->viewed == NULL) return 0;
+    viewed = self->viewed[layer];
+    if (mt_kvlease_shortest(self->core, layer) >= viewed) return 0; /* nearly always */
+    for (size_t row = 0; row < rows && !over; row++)
+        over = mt_kvlease_length(self->core, layer, row) < viewed &&
+               (step->counts != NULL ? step->counts[row] : step->count) > 0;
+    if (!over) return 0;
+    if (!self->all_viewed)
+        memset(self->viewed, 0, self->pool->config.layers * sizeof *self->viewed);
+    return mt_py_kvlease_changed(self);
+}
+
+static void
+note_viewed(KVLease *self, size_t layer, size_t tokens)
+{
+    if (self->viewed[layer] < tokens) self->viewed[layer] = tokens;
+}
+
+/* --- the end ---------------------------------------------------------------------------------- */
+
+/* pre: core is alive, and will be until this returns. */
+void
+mt_py_kvlease_drop_views(KVLease *self, size_t rows, size_t tokens)
+{
+    void *storage = self->storage;
+    PyObject *base = self->base;
+    mt_kvhold *hold = self->hold;
+
+    self->storage = NULL;
+    self->base = NULL;
+    if (hold != NULL && mt_kvguests_at_home(self->pool->guests))
+        mt_kvhold_linger(hold, rows, tokens);
+    self->hold = NULL;
+    mt_kvhold_drop(hold);
+    PyMem_Free(self->viewed);
+    self->viewed = NULL;
+    if (storage != NULL) self->shim->storage_drop(storage);
+    Py_XDECREF(base);
+}
+
+/* --- views ----------------------------------------------------------------------------------- */
+
+static PyObject *
+sizes_tuple(const int64_t *sizes, int dims)
+{
+    PyObject *tuple = PyTuple_New(dims);
+
+    for (int i = 0; tuple != NULL && i < dims; i++) {
+        PyObject *size = PyLong_FromLongLong(sizes[i]);
+        if (size == NULL)
+            Py_CLEAR(tuple);
+        else
+            PyTuple_SET_ITEM(tuple, i, size);
+    }
+    return tuple;
+}
+
+static PyObject *
+views_of_base(KVLease *self, const mt_torch_shape *s, const int64_t first[2])
+{
+    PyObject *base = Py_NewRef(self->base); /* Python code runs, and may release the lease */
+    PyObject *shape = sizes_tuple(s->shape, s->dims), *strides = sizes_tuple(s->strides, s->dims);
+    PyObject *views = NULL;
+
+    if (shape != NULL && strides != NULL)
+        views = PyObject_CallMethod(self->pool->helpers, "views", "OOOLL", base, shape, strides,
+                                    (long long)first[0], (long long)first[1]);
+    Py_XDECREF(shape);
+    Py_XDECREF(strides);
+    Py_DECREF(base);
+    return views;
+}
+
+static PyObject *
+make_views(KVLease *self, const mt_torch_shape *shape, const int64_t first[2])
+{
+    PyObject *pair;
+    void *made[2];
+
+    if (ready_storage(self) < 0) return NULL;
+    if (self->storage == NULL) return views_of_base(self, shape, first);
+    if (self->shim->tensors(self->storage, shape, first, made) < 0) return NULL;
+    if ((pair = PyTuple_New(2)) == NULL) {
+        Py_DECREF((PyObject *)made[0]);
+        Py_DECREF((PyObject *)made[1]);
+        return NULL;
+    }
+    PyTuple_SET_ITEM(pair, 0, made[0]);
+    PyTuple_SET_ITEM(pair, 1, made[1]);
+    return pair;
+}
+
+PyObject *
+mt_py_kvlease_views(KVLease *self, size_t layer, size_t tokens, bool token_first)
+{
+    const mt_kvgeom *g = mt_kvpool_geom(mt_kvlease_pool(self->core));
+    size_t shift = self->pool->elem_shift;
+    int head = token_first ? 2 : 1, token = token_first ? 1 : 2;
+    mt_torch_shape s = {.dtype = self->pool->dtype_number, .dims = 4};
+    int64_t first[2];
+    PyObject *pair;
+
+    s.shape[0] = (int64_t)mt_kvlease_rows(self->core);
+    s.shape[head] = (int64_t)g->config.heads;
+    s.shape[token] = (int64_t)tokens;
+    s.shape[3] = (int64_t)g->config.head_dim;
+    s.strides[0] = (int64_t)(g->slot_bytes >> shift);
+    s.strides[head] = (int64_t)(g->head_stride >> shift);
+    s.strides[token] = (int64_t)(g->token_bytes >> shift);
+    s.strides[3] = 1;
+    first[0] = (int64_t)(mt_kvgeom_offset(g, layer, 0) >> shift);
+    first[1] = (int64_t)(mt_kvgeom_offset(g, layer, 1) >> shift);
+    if ((pair = make_views(self, &s, first)) != NULL) note_viewed(self, layer, tokens);
+    return pair;
+}
+
+/* --- layer() and buffers() ------------------------------------------------------------------- */
+
+typedef struct shown {
+    size_t layer, tokens;
+} shown;
+
+static mt_status
+show(KVLease *self, const void *args, mt_error *err)
+{
+    const shown *s = args;
+
+    return mt_kvlease_show(self->core, s->layer, s->tokens, err);
+}
+
+/* tokens: None for the layer's longest row. pre: busy. */
+static PyObject *
+layer_views(KVLease *self, size_t layer, size_t tokens, bool all, bool token_first)
+{
+    shown s = {layer, all ? mt_kvlease_longest(self->core, layer) : tokens};
+
+    if (s.tokens > self->pool->config.max_tokens)
+        return PyErr_Format(PyExc_IndexError,
+                            "layer() cannot show %zu tokens: max_tokens of this pool is %zu",
+                            s.tokens, self->pool->config.max_tokens);
+    if (mt_py_kvlease_try(self, show, &s, "layer()") < 0) return NULL;
+    return mt_py_kvlease_views(self, layer, s.tokens, token_first);
+}
+
+static int
+layout_choice(const char *layout)
+{
+    if (strcmp(layout, "BHTD") == 0) return 0;
+    if (strcmp(layout, "BTHD") == 0) return 1;
+    PyErr_Format(PyExc_ValueError, "layout is \"BHTD\" or \"BTHD\", got \"%s\"", layout);
+    return -1;
+}
+
+static int
+tokens_argument(PyObject *object, size_t *out)
+{
+    Py_ssize_t tokens = PyNumber_AsSsize_t(object, PyExc_IndexError);
+
+    if (tokens == -1 && PyErr_Occurred()) return -1;
+    if (tokens < 0) {
+        PyErr_Format(PyExc_ValueError, "tokens is 0 or more, got %zd", tokens);
+        return -1;
+    }
+    *out = (size_t)tokens;
+    return 0;
+}
+
+PyObject *
+mt_py_kvlease_layer(PyObject *op, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"i", "layout", "tokens", NULL};
+    KVLease *self = (KVLease *)op;
+    const char *layout = "BHTD";
+    PyObject *i, *tokens = Py_None, *pair;
+    size_t layer, count = 0;
+    int token_first;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$sO:layer", names, &i, &layout, &tokens))
+        return NULL;
+    if ((token_first = layout_choice(layout)) < 0 || mt_py_layer_read(self, i, &layer) < 0)
+        return NULL;
+    if (tokens != Py_None && tokens_argument(tokens, &count) < 0) return NULL;
+    if (!mt_py_kvlease_enter(self)) return NULL;
+    pair = layer_views(self, layer, count, tokens == Py_None, token_first);
+    mt_py_kvlease_leave(self);
+    return pair;
+}
+
+static mt_status
+expose(KVLease *self, const void *args, mt_error *err)
+{
+    const mt_kvconfig *c = &self->pool->config;
+    mt_status st = MT_OK;
+
+    (void)args;
+    if (self->pool->cuda_device < 0) return mt_kvlease_expose(self->core, err);
+    for (size_t layer = 0; layer < c->layers && st == MT_OK; layer++)
+        st = mt_kvlease_show(self->core, layer, c->max_tokens, err);
+    return st;
+}
+
+/* Bytes from each layer to the next; 0 when they differ. */
+static size_t
+layer_stride(const mt_kvgeom *g)
+{
+    size_t stride = g->config.layers > 1 ? mt_kvgeom_offset(g, 1, 0) : g->unit_bytes;
+
+    for (size_t layer = 0; layer < g->config.layers; layer++)
+        if (mt_kvgeom_offset(g, layer, 0) != layer * stride) return 0;
+    return stride;
+}
+
+static PyObject *
+buffer_views(KVLease *self)
+{
+    const mt_kvgeom *g = mt_kvpool_geom(mt_kvlease_pool(self->core));
+    size_t shift = self->pool->elem_shift, stride = layer_stride(g);
+    mt_torch_shape s = {.dtype = self->pool->dtype_number, .dims = 5};
+    size_t shape[5] = {g->config.layers, mt_kvlease_rows(self->core), g->config.heads,
+                       g->config.max_tokens, g->config.head_dim};
+    size_t bytes[5] = {stride, g->slot_bytes, g->head_stride, g->token_bytes, (size_t)1 << shift};
+    int64_t first[2] = {0, (int64_t)(mt_kvgeom_offset(g, 0, 1) >> shift)};
+    PyObject *pair;
+
+    if (stride == 0)
+        return PyErr_Format(PyExc_ValueError,
+                            "buffers() takes layers at one stride: layer_group is %zu of %zu "
+                            "layers, use 1 or %zu",
+                            g->config.layer_group, g->config.layers, g->config.layers);
+    for (int i = 0; i < 5; i++) {
+        s.shape[i] = (int64_t)shape[i];
+        s.strides[i] = (int64_t)(bytes[i] >> shift);
+    }
+    if (mt_py_kvlease_try(self, expose, NULL, "buffers()") < 0) return NULL;
+    if ((pair = make_views(self, &s, first)) == NULL) return NULL;
+    self->all_viewed = true;
+    for (size_t layer = 0; layer < g->config.layers; layer++)
+        note_viewed(self, layer, g->config.max_tokens);
+    return pair;
+}
+
+PyObject *
+mt_py_kvlease_buffers(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    KVLease *self = (KVLease *)op;
+    PyObject *pair;
+
+    if (!mt_py_kvlease_enter(self)) return NULL;
+    pair = buffer_views(self);
+    mt_py_kvlease_leave(self);
+    return pair;
+}

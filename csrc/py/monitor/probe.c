@@ -1,0 +1,414 @@
+/* The native Probe: readings as a named tuple, and phases by tokens. See csrc/os/monitor/probe.h.
+ *
+ * Called with the GIL held, which is the lock that the probe needs. All probes of this machine's
+ * own root share one mark, mt_state.peaks, or they would set it back under each other. */
+#include "py/monitor/probe.h"
+
+#include <string.h>
+
+#include "core/monitor/phase.h"
+#include "os/monitor/peak.h"
+#include "os/monitor/probe.h"
+#include "py/base/errors.h"
+
+enum { ROWS = 64, READ = offsetof(mt_sample, devices) / sizeof(uint64_t), FIELDS = READ + 1 };
+
+typedef struct Probe {
+    PyObject_HEAD mt_state *state;
+    mt_probe_linux *probe;
+    mt_peaks *peaks;
+    mt_phases *phases;
+    mt_interval since; /* the last reset_peak() */
+    bool is_open;      /* there was one */
+} Probe;
+
+PyObject *
+mt_py_number(uint64_t value)
+{
+    if (value == MT_UNKNOWN) Py_RETURN_NONE;
+    if (value == MT_UNLIMITED) return PyLong_FromLong(-1);
+    return PyLong_FromUnsignedLongLong(value);
+}
+
+/* --- life --------------------------------------------------------------------------------------
+ */
+
+static bool
+never_reset(void *ctx)
+{
+    (void)ctx;
+    return false;
+}
+
+/* The kernel has one mark for the process, and each interpreter a list of the intervals that share
+ * it: only the main one may set it back, and only its peaks are exact. */
+static mt_status
+open_peaks(const char *root, mt_natives *natives, mt_peaks **out, mt_error *err)
+{
+    mt_mark_ops mark;
+    mt_status st = mt_mark_linux_new(&mt_alloc_libc, &mt_proc_sys_libc, root, &mark, err);
+
+    if (st != MT_OK) return st;
+    mark.mapped_again = natives == NULL ? NULL : natives->mapped_again;
+    if (root[0] == 0 && PyInterpreterState_Get() != PyInterpreterState_Main())
+        mark.reset = never_reset;
+    return mt_peaks_new(&mt_alloc_libc, &mark, out, err);
+}
+
+/* pre: the rest of self is zeros. */
+static mt_status
+open_probe(Probe *self, const char *root, const mt_probe_ages *ages, mt_error *err)
+{
+    mt_state *state = self->state;
+    mt_status st;
+
+    st = mt_probe_linux_new(&mt_alloc_libc, &mt_proc_sys_libc, root, ages, &self->probe, err);
+    if (st == MT_OK && root[0] == 0) {
+        if (state->peaks == NULL) st = open_peaks(root, state->natives, &state->peaks, err);
+        if (st == MT_OK) self->peaks = mt_peaks_hold(state->peaks);
+    } else if (st == MT_OK) {
+        st = open_peaks(root, NULL, &self->peaks, err);
+    }
+    if (st != MT_OK) return st;
+    return mt_phases_new(&mt_alloc_libc, self->peaks, ROWS, &self->phases, err);
+}
+
+bool
+mt_py_root(const char *given, const char *who, char out[MT_PATH_ROOM])
+{
+    size_t len = strlen(given);
+
+    while (len > 0 && given[len - 1] == '/')
+        len--;
+    if (len > MT_PATH_ROOM / 2) {
+        PyErr_Format(PyExc_ValueError, "%s(): root has %zu bytes, at most %d are possible", who,
+                     len, MT_PATH_ROOM / 2);
+        return false;
+    }
+    memcpy(out, given, len);
+    out[len] = 0;
+    return true;
+}
+
+bool
+mt_py_limit(PyObject *given, const char *who, uint64_t *out)
+{
+    *out = MT_UNLIMITED;
+    if (given == Py_None) return true;
+    *out = PyLong_AsUnsignedLongLong(given);
+    if (*out == (uint64_t)-1 && PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_OverflowError))
+        return false;
+    if (*out > 0 && *out < MT_UNLIMITED) return true;
+    PyErr_Clear();
+    PyErr_Format(PyExc_ValueError, "%s(): limit is a number of bytes above 0, got %R", who, given);
+    return false;
+}
+
+/* (root="/", fresh=False) */
+static PyObject *
+probe_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"root", "fresh", NULL};
+    static const mt_probe_ages fresh_ages = {.limit_ns = 1000000000};
+    mt_state *st = mt_state_of_type(type);
+    char root[MT_PATH_ROOM];
+    const char *given = "/";
+    mt_error err = {0};
+    Probe *self;
+    int fresh = 0;
+
+    if (st == NULL ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "|sp:Probe", names, &given, &fresh))
+        return NULL;
+    if (!mt_py_root(given, "Probe", root) || (self = (Probe *)type->tp_alloc(type, 0)) == NULL)
+        return NULL;
+    self->state = st;
+    if (open_probe(self, root, fresh ? &fresh_ages : &mt_probe_ages_usual, &err) == MT_OK)
+        return (PyObject *)self;
+    Py_DECREF(self);
+    return mt_py_raise(st, &err, "Probe()");
+}
+
+static void
+probe_dealloc(PyObject *op)
+{
+    Probe *self = (Probe *)op;
+    PyTypeObject *type = Py_TYPE(op);
+
+    if (self->is_open) mt_peaks_end(self->peaks, &self->since);
+    mt_phases_free(self->phases);
+    mt_peaks_drop(self->peaks);
+    mt_probe_linux_free(self->probe);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+/* --- readings ----------------------------------------------------------------------------------
+ */
+
+static PyObject *
+probe_rss(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    return mt_py_number(mt_probe_linux_rss(((Probe *)op)->probe));
+}
+
+static PyObject *
+as_tuple(PyObject *tuple, const uint64_t *values, Py_ssize_t n)
+{
+    for (Py_ssize_t i = 0; tuple != NULL && i < n; i++) {
+        PyObject *value = mt_py_number(values[i]);
+        if (value == NULL)
+            Py_CLEAR(tuple);
+        else if (Py_TYPE(tuple) == &PyTuple_Type)
+            PyTuple_SET_ITEM(tuple, i, value);
+        else
+            PyStructSequence_SetItem(tuple, i, value);
+    }
+    return tuple;
+}
+
+PyObject *
+mt_py_sample(mt_state *st, const mt_sample *sample)
+{
+    uint64_t values[FIELDS];
+
+    memcpy(values, sample, READ * sizeof *values);
+    values[READ] = mt_sample_process(sample);
+    return as_tuple(PyStructSequence_New(st->Sample), values, FIELDS);
+}
+
+/* read(fields=HOST) */
+static PyObject *
+probe_read(PyObject *op, PyObject *const *args, Py_ssize_t n)
+{
+    Probe *self = (Probe *)op;
+    mt_sample sample;
+    long mask = MT_READ_HOST;
+
+    if (n > 1) return PyErr_Format(PyExc_TypeError, "read() takes one argument, got %zd", n);
+    if (n == 1 && (mask = PyLong_AsLong(args[0])) == -1 && PyErr_Occurred()) return NULL;
+    if (mask < 0 || mask > 2 * MT_READ_DEVICES - 1)
+        return PyErr_Format(PyExc_ValueError, "fields is a sum of READ_ constants, got %ld", mask);
+    mt_probe_linux_read(self->probe, (unsigned)mask, &sample);
+    if (mask & MT_READ_RSS) mt_sample_count_once(&sample, self->state->natives->mapped_again);
+    return mt_py_sample(self->state, &sample);
+}
+
+/* The walk takes milliseconds, and nothing of the probe that changes. */
+static PyObject *
+probe_smaps(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    mt_smaps s;
+
+    Py_BEGIN_ALLOW_THREADS mt_probe_linux_smaps(((Probe *)op)->probe, &s);
+    Py_END_ALLOW_THREADS uint64_t values[] = {s.rss, s.pss, s.uss, s.swap, s.swap_pss};
+    return as_tuple(PyTuple_New(5), values, 5);
+}
+
+static PyObject *
+path_or_none(const char *path)
+{
+    if (path == NULL || path[0] == 0) Py_RETURN_NONE;
+    return PyUnicode_DecodeFSDefault(path);
+}
+
+/* (version, limit or None or -1, folder that states it, above, why not, pressure, of the host) */
+static PyObject *
+probe_source(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    const mt_cgroup *cg = mt_probe_linux_cgroup(((Probe *)op)->probe);
+    char stated_by[MT_PATH_ROOM];
+
+    memcpy(stated_by, cg->dir, cg->stated_by);
+    stated_by[cg->stated_by] = 0;
+    return Py_BuildValue("(iNNNzNN)", cg->version, mt_py_number(cg->limit), path_or_none(stated_by),
+                         PyBool_FromLong(cg->above), cg->why, path_or_none(cg->pressure_path),
+                         PyBool_FromLong(cg->pressure_of_host));
+}
+
+/* --- peaks -------------------------------------------------------------------------------------
+ */
+
+static PyObject *
+probe_reset_peak(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    Probe *self = (Probe *)op;
+
+    if (self->is_open) mt_peaks_end(self->peaks, &self->since);
+    mt_peaks_begin(self->peaks, &self->since);
+    self->is_open = true;
+    return PyBool_FromLong(self->since.exact);
+}
+
+static PyObject *
+probe_peak(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    Probe *self = (Probe *)op;
+
+    if (!self->is_open)
+        return PyErr_Format(PyExc_RuntimeError, "peak() tells the peak since reset_peak(), which "
+                                                "was not called; call it where you start to count");
+    mt_peaks_look(self->peaks);
+    return Py_BuildValue("(NN)", mt_py_number(self->since.peak),
+                         PyBool_FromLong(self->since.exact));
+}
+
+/* enter(name, ends=False) */
+static PyObject *
+probe_enter(PyObject *op, PyObject *const *args, Py_ssize_t n)
+{
+    Probe *self = (Probe *)op;
+    mt_error err = {0};
+    const char *name;
+    Py_ssize_t len;
+    uint64_t token;
+    int ends = 0;
+
+    if (n < 1 || n > 2)
+        return PyErr_Format(PyExc_TypeError,
+                            "enter() takes a name and whether to read both ends, "
+                            "got %zd arguments",
+                            n);
+    if ((name = PyUnicode_AsUTF8AndSize(args[0], &len)) == NULL) return NULL;
+    if (memchr(name, 0, (size_t)len) != NULL)
+        return PyErr_Format(PyExc_ValueError, "enter(): a phase's name has no zero character");
+    if (n == 2 && (ends = PyObject_IsTrue(args[1])) < 0) return NULL;
+    if (mt_phases_enter(self->phases, name, (size_t)len, ends != 0, &token, &err) != MT_OK)
+        return PyErr_Format(PyExc_RuntimeError,
+                            "enter(): %d phases are open already; leave those that have ended",
+                            MT_PHASE_OPEN);
+    return PyLong_FromUnsignedLongLong(token);
+}
+
+static PyObject *
+seen_tuple(const mt_phase_seen *seen)
+{
+    return Py_BuildValue("(NNNNN)", mt_py_number(seen->peak), mt_py_number(seen->entry),
+                         mt_py_number(seen->exit), mt_py_number(seen->ns),
+                         PyBool_FromLong(seen->exact));
+}
+
+static PyObject *
+probe_leave(PyObject *op, PyObject *arg)
+{
+    uint64_t token = PyLong_AsUnsignedLongLong(arg);
+    mt_phase_seen seen;
+
+    if (token == UINT64_MAX && PyErr_Occurred()) return NULL;
+    if (mt_phases_leave(((Probe *)op)->phases, token, &seen, NULL) != MT_OK)
+        return PyErr_Format(PyExc_RuntimeError, "leave(): this phase is not open; it was left "
+                                                "already, or another probe entered it");
+    return seen_tuple(&seen);
+}
+
+static PyObject *
+row_tuple(const mt_phase_row *r)
+{
+    return Py_BuildValue(
+        "(NKKKKNNKN)", PyUnicode_DecodeUTF8(r->name, (Py_ssize_t)strlen(r->name), "replace"),
+        (unsigned long long)r->count, (unsigned long long)r->open, (unsigned long long)r->total_ns,
+        (unsigned long long)r->most_ns, mt_py_number(r->peak), mt_py_number(r->most_rise),
+        (unsigned long long)r->inexact, seen_tuple(&r->last));
+}
+
+static PyObject *
+probe_phases(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    mt_phase_row rows[ROWS];
+    size_t n = mt_phases_rows(((Probe *)op)->phases, rows, ROWS);
+    PyObject *list = PyList_New((Py_ssize_t)n);
+
+    for (size_t i = 0; list != NULL && i < n; i++) {
+        PyObject *row = row_tuple(&rows[i]);
+        if (row == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, (Py_ssize_t)i, row);
+    }
+    return list;
+}
+
+static PyObject *
+probe_current(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    char name[MT_PHASE_NAME];
+
+    if (!mt_phases_current(((Probe *)op)->phases, name)) Py_RETURN_NONE;
+    return PyUnicode_DecodeUTF8(name, (Py_ssize_t)strlen(name), "replace");
+}
+
+#define NOARGS(name, doc) {#name, probe_##name, METH_NOARGS, #name "($self, /)\n--\n\n" doc}
+static PyMethodDef methods[] = {
+    NOARGS(rss, "Resident bytes now, or None: one read of 30 bytes."),
+    NOARGS(smaps, "(rss, pss, uss, swap, swap pss) in bytes; the kernel walks all pages for it: a "
+                  "millisecond, 20 with 1.5 GB resident."),
+    NOARGS(source, "Where the memory limit comes from: (cgroup version, bytes or -1 for none, "
+                   "directory, whether it is set above that, why it is unknown, pressure file, "
+                   "whether that is the whole machine's)."),
+    NOARGS(reset_peak, "Count peak() from now on; False where the kernel does not allow it."),
+    NOARGS(peak, "(highest resident bytes since reset_peak(), whether that is exact)."),
+    NOARGS(phases, "Of each name: (name, passages, open, ns, longest ns, highest peak, largest "
+                   "rise, inexact ones, the last passage as leave() told it)."),
+    NOARGS(current, "The name of the phase that was entered last and is open, or None."),
+    {"read", (PyCFunction)(void (*)(void))probe_read, METH_FASTCALL,
+     "read($self, fields=31, /)\n--\n\n"
+     "A Sample with the fields asked for, by bits: 1 rss and private, 2 control group, 4 its "
+     "pressure, 8 machine, 16 swap, 32 heap, 64 children; the others are None."},
+    {"enter", (PyCFunction)(void (*)(void))probe_enter, METH_FASTCALL,
+     "enter($self, name, ends=False, /)\n--\n\n"
+     "Begin a phase; a token for leave(). With ends, read rss at both ends too. RuntimeError when "
+     "64 "
+     "are open."},
+    {"leave", probe_leave, METH_O,
+     "leave($self, token, /)\n--\n\n"
+     "End a phase: (peak, rss at its beginning, at its end, ns, whether the peak is exact). "
+     "RuntimeError for one that is not open."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "Readings of this process's memory, its machine and its control group, in bytes."},
+    {Py_tp_new, probe_new},
+    {Py_tp_dealloc, probe_dealloc},
+    {Py_tp_methods, methods},
+    {0, NULL},
+};
+
+/* No Py_TPFLAGS_HAVE_GC: it holds no object. */
+static PyType_Spec spec = {
+    .name = "memtools._core.Probe",
+    .basicsize = sizeof(Probe),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slots,
+};
+
+/* --- registration ------------------------------------------------------------------------------
+ */
+
+/* In the order of mt_sample, and last what follows from them. */
+static PyTypeObject *
+new_sample_type(void)
+{
+    static const char *const names[FIELDS] = {
+        "time_ns",     "rss",          "private",          "swap",         "heap_used", "heap_free",
+        "cgroup_used", "cgroup_limit", "pressure",         "pressure_us",  "available", "total",
+        "swap_free",   "children",     "children_private", "mapped_again", "process"};
+    PyStructSequence_Field fields[FIELDS + 1] = {{NULL, NULL}};
+    PyStructSequence_Desc desc = {"memtools._core.Sample",
+                                  "One reading: bytes, or None where it was not to be had.", fields,
+                                  FIELDS};
+
+    for (int i = 0; i < FIELDS; i++)
+        fields[i].name = names[i];
+    return PyStructSequence_NewType(&desc);
+}
+
+int
+mt_py_probe_register(PyObject *module, mt_state *st)
+{
+    if ((st->Sample = new_sample_type()) == NULL || PyModule_AddType(module, st->Sample) < 0)
+        return -1;
+    st->Probe = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
+    if (st->Probe == NULL || PyModule_AddType(module, st->Probe) < 0) return -1;
+    return 0;
+}

@@ -1,0 +1,390 @@
+/* sampler.c -- memtools._core.Sampler: see csrc/core/monitor/sampler.h. */
+#include "py/base/state.h"
+
+#include "py/monitor/devices.h"
+#include "py/base/errors.h"
+#include "py/monitor/probe.h"
+#include "py/record/record.h"
+#include "core/monitor/marks.h"
+#include "core/monitor/sampler.h"
+#include "os/record/endmark.h"
+#include "os/base/forkmark.h"
+#include "os/monitor/probe.h"
+#include "os/port/threadname.h"
+
+#define SHORTEST_NS 100000ll        /* a tenth of a millisecond: beyond, no timer is that exact */
+#define LONGEST_NS  3600000000000ll /* an hour */
+
+typedef struct Sampler {
+    PyObject_HEAD mt_state *state; /* kept alive by the type */
+    PyObject *writer;              /* or NULL: its record is written by the thread */
+    mt_forkmark *home;
+    mt_sampler *sampler;
+} Sampler;
+
+/* --- life --------------------------------------------------------------------------------------
+ */
+
+typedef struct wish {
+    PyObject *writer;
+    long long interval_ns;
+    int devices;
+    uint64_t limit;
+    char root[MT_PATH_ROOM];
+} wish;
+
+/* The children are as old as the sampler lets them be: it asks seldom. */
+static const mt_probe_ages ages = {.slow_ns = 20000000, .limit_ns = 1000000000, .children_ns = 0};
+
+static mt_status
+open_probe(mt_state *st, const wish *w, mt_probe_ops *out, mt_error *err)
+{
+    mt_probe_linux *probe;
+    mt_probe_ops host;
+    mt_status status;
+
+    status = mt_probe_linux_new(&mt_alloc_libc, &mt_proc_sys_libc, w->root, &ages, &probe, err);
+    if (status != MT_OK) return status;
+    *out = host = mt_probe_linux_ops(probe);
+    if (w->devices > 0) status = mt_py_devices(st, &host, (size_t)w->devices, out, err);
+    if (status != MT_OK) host.close(host.ctx);
+    return status;
+}
+
+/* What was opened is closed again on failure. */
+static mt_status
+open_parts(mt_state *st, const wish *w, mt_sampler_setup *with, mt_error *err)
+{
+    mt_status status = open_probe(st, w, &with->probe, err);
+
+    if (status != MT_OK) return status;
+    status =
+        mt_ticker_new(&mt_alloc_libc, &mt_thread_sys_posix, mt_threadname_set, &with->ticker, err);
+    if (status != MT_OK) with->probe.close(with->probe.ctx);
+    return status;
+}
+
+static mt_status
+open_sampler(Sampler *self, const wish *w, mt_record *record, mt_error *err)
+{
+    mt_sampler_setup with = {.record = record,
+                             .mapped_again = self->state->natives->mapped_again,
+                             .each_second = mt_endmark_renew,
+                             .interval_ns = (uint64_t)w->interval_ns,
+                             .limit = w->limit,
+                             .devices = (size_t)w->devices};
+    mt_status st = mt_forkmark_new(&self->home, err);
+
+    if (st != MT_OK || (st = open_parts(self->state, w, &with, err)) != MT_OK) return st;
+    with.home = self->home;
+    st = mt_sampler_new(&mt_alloc_libc, &with, &self->sampler, err);
+    if (st != MT_OK) {
+        with.ticker.close(with.ticker.ctx);
+        with.probe.close(with.probe.ctx);
+    }
+    return st;
+}
+
+/* The record of the writer, or NULL with *ok false and an error. */
+static mt_record *
+take_writer(mt_state *st, const wish *w, bool *ok)
+{
+    size_t columns = MT_SAMPLER_HOST + MT_SAMPLER_DEVICE * (size_t)w->devices;
+    mt_record *record = w->writer == Py_None ? NULL : mt_py_record(st, w->writer);
+
+    *ok = w->writer == Py_None || record != NULL;
+    if (record == NULL || record->size.series.columns == columns) return record;
+    PyErr_Format(PyExc_ValueError,
+                 "Sampler(): the record has %zu columns, a sampler of %d devices writes %zu; make "
+                 "one with the columns that docs/sampler.md names",
+                 record->size.series.columns, w->devices, columns);
+    *ok = false;
+    return NULL;
+}
+
+static int
+check_numbers(const wish *w)
+{
+    if (w->interval_ns < SHORTEST_NS || w->interval_ns > LONGEST_NS) {
+        PyErr_Format(PyExc_ValueError,
+                     "Sampler(): interval_ns is %lld (0.1 ms) to %lld (1 hour), got %lld",
+                     SHORTEST_NS, LONGEST_NS, w->interval_ns);
+        return -1;
+    }
+    if (w->devices >= 0 && w->devices <= MT_SAMPLE_DEVICES) return 0;
+    PyErr_Format(PyExc_ValueError, "Sampler(): devices is 0 to %d, got %d", MT_SAMPLE_DEVICES,
+                 w->devices);
+    return -1;
+}
+
+/* (interval_ns, writer=None, root="/", devices=0, limit=None) */
+static int
+take_arguments(PyObject *args, PyObject *kwargs, wish *w)
+{
+    static char *names[] = {"interval_ns", "writer", "root", "devices", "limit", NULL};
+    PyObject *limit = Py_None;
+    const char *root = "/";
+
+    w->writer = Py_None;
+    w->devices = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|OsiO:Sampler", names, &w->interval_ns,
+                                     &w->writer, &root, &w->devices, &limit))
+        return -1;
+    if (check_numbers(w) < 0 || !mt_py_limit(limit, "Sampler", &w->limit)) return -1;
+    return mt_py_root(root, "Sampler", w->root) ? 0 : -1;
+}
+
+static PyObject *
+sampler_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    mt_state *st = mt_state_of_type(type);
+    mt_error err = {0};
+    mt_record *record;
+    Sampler *self;
+    wish w;
+    bool ok;
+
+    if (st == NULL || take_arguments(args, kwargs, &w) < 0) return NULL;
+    if (w.devices > 0 && mt_state_connect(st) < 0) return NULL;
+    record = take_writer(st, &w, &ok);
+    if (!ok || (self = (Sampler *)type->tp_alloc(type, 0)) == NULL) return NULL;
+    self->state = st;
+    if (record != NULL) self->writer = Py_NewRef(w.writer);
+    if (open_sampler(self, &w, record, &err) == MT_OK) return (PyObject *)self;
+    Py_DECREF(self);
+    return mt_py_raise(st, &err, "Sampler()");
+}
+
+/* A reading that is under way may wait for a lock of torch's whose holder waits for the GIL. */
+static void
+stop(Sampler *self)
+{
+    Py_BEGIN_ALLOW_THREADS;
+    mt_sampler_stop(self->sampler);
+    Py_END_ALLOW_THREADS;
+}
+
+static void
+sampler_dealloc(PyObject *op)
+{
+    Sampler *self = (Sampler *)op;
+    PyTypeObject *type = Py_TYPE(op);
+
+    if (self->sampler != NULL) stop(self);
+    mt_sampler_free(self->sampler);
+    mt_forkmark_free(self->home);
+    Py_XDECREF(self->writer);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+static PyObject *
+sampler_start(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    Sampler *self = (Sampler *)op;
+    mt_error err = {0};
+    mt_status st;
+
+    Py_BEGIN_ALLOW_THREADS;
+    st = mt_sampler_start(self->sampler, &err);
+    Py_END_ALLOW_THREADS;
+    if (st == MT_OK) Py_RETURN_NONE;
+    if (err.detail != NULL)
+        return PyErr_Format(PyExc_RuntimeError,
+                            "Sampler.start(): %s; stop() it first, or make a new one", err.detail);
+    return PyErr_Format(PyExc_RuntimeError,
+                        "Sampler.start(): the system gives no thread (%s, errno %d); end other "
+                        "threads or raise their limit (ulimit -u)",
+                        err.call, err.native);
+}
+
+static PyObject *
+sampler_stop(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    stop((Sampler *)op);
+    Py_RETURN_NONE;
+}
+
+/* --- steps and marks ---------------------------------------------------------------------------
+ */
+
+static PyObject *
+sampler_step(PyObject *op, PyObject *const *args, Py_ssize_t n)
+{
+    long long steps = 1;
+
+    if (n > 1) return PyErr_Format(PyExc_TypeError, "step() takes one argument, got %zd", n);
+    if (n == 1 && (steps = PyLong_AsLongLong(args[0])) == -1 && PyErr_Occurred()) return NULL;
+    if (steps < 0) return PyErr_Format(PyExc_ValueError, "step(): n is 0 or more, got %lld", steps);
+    return PyLong_FromUnsignedLong(mt_sampler_step(((Sampler *)op)->sampler, (uint64_t)steps));
+}
+
+static PyObject *
+sampler_watch(PyObject *op, PyObject *arg)
+{
+    double fraction = PyFloat_AsDouble(arg);
+    int mark;
+
+    if (fraction == -1 && PyErr_Occurred()) return NULL;
+    if (!(fraction > 0 && fraction <= 1))
+        return PyErr_Format(PyExc_ValueError,
+                            "watch(): a watermark is a part of the limit, above 0 and at most 1, "
+                            "got %R",
+                            arg);
+    if ((mark = mt_sampler_watch(((Sampler *)op)->sampler, fraction)) >= 0)
+        return PyLong_FromLong(mark);
+    return PyErr_Format(PyExc_RuntimeError,
+                        "watch(): %d watermarks are set already, or this is a forked child; "
+                        "unwatch() one, or make a new Sampler",
+                        MT_MARKS);
+}
+
+static PyObject *
+sampler_unwatch(PyObject *op, PyObject *arg)
+{
+    long mark = PyLong_AsLong(arg);
+
+    if (mark == -1 && PyErr_Occurred()) return NULL;
+    if (mark >= 0 && mark < MT_MARKS &&
+        mt_sampler_unwatch(((Sampler *)op)->sampler, (unsigned)mark))
+        Py_RETURN_NONE;
+    return PyErr_Format(PyExc_ValueError, "unwatch(): there is no watermark %ld", mark);
+}
+
+/* --- what it knows -----------------------------------------------------------------------------
+ */
+
+static PyObject *
+sampler_latest(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    Sampler *self = (Sampler *)op;
+    mt_sample sample;
+
+    if (!mt_sampler_latest(self->sampler, &sample)) Py_RETURN_NONE;
+    return mt_py_sample(self->state, &sample);
+}
+
+static PyObject *
+sampler_devices(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    mt_sample sample;
+    PyObject *list;
+
+    if (!mt_sampler_latest(((Sampler *)op)->sampler, &sample)) return PyList_New(0);
+    list = PyList_New((Py_ssize_t)sample.devices);
+    for (size_t i = 0; list != NULL && i < sample.devices; i++) {
+        PyObject *device = mt_py_device_tuple(&sample.device[i]);
+        if (device == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, (Py_ssize_t)i, device);
+    }
+    return list;
+}
+
+static PyObject *
+sampler_limit(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    mt_limit limit = mt_sampler_limit(((Sampler *)op)->sampler);
+
+    if (limit.bytes == MT_UNKNOWN) Py_RETURN_NONE;
+    return Py_BuildValue("(Ns)", mt_py_number(limit.bytes), limit.from);
+}
+
+static PyObject *
+sampler_used(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    return mt_py_number(mt_sampler_limit(((Sampler *)op)->sampler).used);
+}
+
+static PyObject *
+sampler_peak(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    return mt_py_number(mt_sampler_peak(((Sampler *)op)->sampler));
+}
+
+static PyObject *
+get_running(PyObject *op, void *Py_UNUSED(which))
+{
+    return PyBool_FromLong(mt_sampler_runs(((Sampler *)op)->sampler));
+}
+
+typedef struct count {
+    uint64_t (*of)(mt_sampler *s);
+} count;
+
+static PyObject *
+get_count(PyObject *op, void *ask)
+{
+    const count *c = ask;
+
+    return PyLong_FromUnsignedLongLong(c->of(((Sampler *)op)->sampler));
+}
+
+static const count counts[] = {
+    {mt_sampler_steps}, {mt_sampler_samples}, {mt_sampler_cpu_ns}, {mt_sampler_interval_ns}};
+
+static PyGetSetDef getters[] = {
+    {"running", get_running, NULL, "Whether its thread runs; False in a forked child.", NULL},
+    {"step_count", get_count, NULL, "Steps counted by step().", (void *)&counts[0]},
+    {"samples", get_count, NULL, "Samples taken.", (void *)&counts[1]},
+    {"cpu_ns", get_count, NULL, "Processor time that its threads have used.", (void *)&counts[2]},
+    {"interval_ns", get_count, NULL, "The interval that it keeps now: shorter near the limit.",
+     (void *)&counts[3]},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+#define METHOD(name, flags, doc) {#name, (PyCFunction)(void (*)(void))sampler_##name, flags, doc}
+static PyMethodDef methods[] = {
+    METHOD(start, METH_NOARGS,
+           "start($self, /)\n--\n\n"
+           "Start the thread. RuntimeError when it runs, in a forked child, and when the system "
+           "gives no thread."),
+    METHOD(stop, METH_NOARGS,
+           "stop($self, /)\n--\n\nTake a last sample and end the thread; idempotent."),
+    METHOD(step, METH_FASTCALL,
+           "step($self, n=1, /)\n--\n\n"
+           "Count n steps; the watermarks passed since the last call, a bit each."),
+    METHOD(watch, METH_O,
+           "watch($self, fraction, /)\n--\n\n"
+           "Set a watermark at this part of the limit; its number, which is its bit in step()."),
+    METHOD(unwatch, METH_O, "unwatch($self, mark, /)\n--\n\nTake a watermark away. ValueError."),
+    METHOD(latest, METH_NOARGS,
+           "latest($self, /)\n--\n\n"
+           "The last Sample, with what is read seldom as it was read last; None before the first."),
+    METHOD(devices, METH_NOARGS,
+           "devices($self, /)\n--\n\n"
+           "(allocated, reserved, free, total, inactive_split, allocated_peak) bytes of each "
+           "device, by the last "
+           "sample."),
+    METHOD(limit, METH_NOARGS,
+           "limit($self, /)\n--\n\n"
+           "(bytes, \"given\" or \"cgroup\" or \"machine\") of the lowest limit now, or None."),
+    METHOD(used, METH_NOARGS, "used($self, /)\n--\n\nBytes that count against limit() now."),
+    METHOD(peak, METH_NOARGS, "peak($self, /)\n--\n\nThe highest used() of all samples."),
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "Samples memory on a thread of its own, without the GIL: see docs/sampler.md."},
+    {Py_tp_new, sampler_new},
+    {Py_tp_dealloc, sampler_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, getters},
+    {0, NULL},
+};
+
+/* No Py_TPFLAGS_HAVE_GC: the one object it holds holds none itself. */
+static PyType_Spec spec = {
+    .name = "memtools._core.Sampler",
+    .basicsize = sizeof(Sampler),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slots,
+};
+
+int
+mt_py_sampler_register(PyObject *module, mt_state *st)
+{
+    st->Sampler = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
+    return st->Sampler == NULL ? -1 : PyModule_AddType(module, st->Sampler);
+}

@@ -1,0 +1,563 @@
+/* writer.c -- memtools._core.RecordWriter. */
+#include "py/record/record.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <structmember.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "py/base/errors.h"
+#include "core/base/utf8.h"
+#include "os/record/endmark.h"
+#include "os/record/file.h"
+
+typedef struct RecordWriter {
+    PyObject_HEAD mt_state *state; /* kept alive by the type */
+    PyObject *path;                /* a str */
+    PyObject *kept;                /* a str, or NULL: where an older record was kept */
+    bool begun;                    /* record is initialised */
+    bool at_exit;                  /* end_with_status is registered */
+    char failed[MT_RECORD_TEXT];   /* the end event where the exit code is 1; "": by the code */
+    size_t failed_bytes;
+    uint64_t ended_ns; /* of the end event, where at_exit */
+    mt_record record;
+    mt_recordfile file;
+} RecordWriter;
+
+static uint64_t
+clock_ns(clockid_t clock)
+{
+    struct timespec now;
+
+    clock_gettime(clock, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+mt_record *
+mt_py_record(mt_state *st, PyObject *writer)
+{
+    if (PyObject_TypeCheck(writer, st->RecordWriter)) return &((RecordWriter *)writer)->record;
+    PyErr_Format(PyExc_TypeError, "a RecordWriter is needed, got %s", Py_TYPE(writer)->tp_name);
+    return NULL;
+}
+
+/* --- arguments --- */
+
+/* UTF-8 of a str without zero bytes; borrowed. NULL with a sentence. */
+static const char *
+text_of(PyObject *text, const char *what, Py_ssize_t *bytes)
+{
+    const char *utf8;
+
+    if (!PyUnicode_Check(text)) {
+        PyErr_Format(PyExc_TypeError, "%s is a str, not %s", what, Py_TYPE(text)->tp_name);
+        return NULL;
+    }
+    if ((utf8 = PyUnicode_AsUTF8AndSize(text, bytes)) == NULL) return NULL;
+    if (memchr(utf8, 0, (size_t)*bytes) == NULL) return utf8;
+    PyErr_Format(PyExc_ValueError, "%s has a zero byte in it: %R; leave it out", what, text);
+    return NULL;
+}
+
+static int
+take_field(PyObject *text, const char *what, char *to, size_t bytes)
+{
+    Py_ssize_t n;
+    const char *utf8 = text_of(text, what, &n);
+
+    if (utf8 == NULL) return -1;
+    if ((size_t)n >= bytes) {
+        PyErr_Format(PyExc_ValueError, "%s is at most %zu bytes of UTF-8, %R has %zd", what,
+                     bytes - 1, text, n);
+        return -1;
+    }
+    memcpy(to, utf8, (size_t)n);
+    return 0;
+}
+
+/* "name" or ("name", "unit"). */
+static int
+take_column(PyObject *given, mt_record_column *column)
+{
+    if (!PyTuple_Check(given))
+        return take_field(given, "a column's name", column->name, MT_RECORD_NAME);
+    if (PyTuple_GET_SIZE(given) != 2) {
+        PyErr_Format(PyExc_ValueError, "a column is a name or (name, unit), got %R", given);
+        return -1;
+    }
+    if (take_field(PyTuple_GET_ITEM(given, 0), "a column's name", column->name, MT_RECORD_NAME) < 0)
+        return -1;
+    return take_field(PyTuple_GET_ITEM(given, 1), "a column's unit", column->unit, MT_RECORD_UNIT);
+}
+
+/* To columns[MT_SERIES_COLUMNS_MAX], which are zeros; how many, or -1. */
+static Py_ssize_t
+take_columns(PyObject *given, mt_record_column *columns)
+{
+    PyObject *list = PySequence_Fast(given, "columns is a sequence of names or (name, unit)");
+    Py_ssize_t n = list == NULL ? -1 : PySequence_Fast_GET_SIZE(list);
+
+    if (n == 0 || n > MT_SERIES_COLUMNS_MAX) {
+        PyErr_Format(PyExc_ValueError, "a record has 1 to 64 columns, got %zd", n);
+        n = -1;
+    }
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (take_column(PySequence_Fast_GET_ITEM(list, i), &columns[i]) < 0) n = -1;
+    Py_XDECREF(list);
+    if (n > 0) {
+        const char *fault = mt_record_columns_fault(columns, (size_t)n);
+        if (fault == NULL) return n;
+        PyErr_Format(PyExc_ValueError, "RecordWriter(): %s; rename one", fault);
+    }
+    return -1;
+}
+
+/* Arguments each ended by a zero byte, as far as they fit. */
+static int
+take_command(PyObject *given, char *to, size_t *used)
+{
+    PyObject *list = PySequence_Fast(given, "command is a sequence of str");
+
+    *used = 0;
+    for (Py_ssize_t i = 0; list != NULL && i < PySequence_Fast_GET_SIZE(list); i++) {
+        PyObject *arg = PySequence_Fast_GET_ITEM(list, i), *bytes;
+        size_t n;
+        if (!PyUnicode_Check(arg)) {
+            PyErr_Format(PyExc_TypeError, "command is a sequence of str, not of %s",
+                         Py_TYPE(arg)->tp_name);
+            Py_CLEAR(list);
+            break;
+        }
+        if ((bytes = PyUnicode_EncodeFSDefault(arg)) == NULL) {
+            Py_CLEAR(list);
+            break;
+        }
+        n = strlen(PyBytes_AS_STRING(bytes)) + 1;
+        if (n > MT_RECORD_COMMAND - *used) n = MT_RECORD_COMMAND - *used;
+        memcpy(to + *used, PyBytes_AS_STRING(bytes), n);
+        *used += n;
+        Py_DECREF(bytes);
+    }
+    Py_XDECREF(list);
+    return list == NULL ? -1 : 0;
+}
+
+/* --- begin --- */
+
+typedef struct beginning {
+    RecordWriter *self;
+    mt_record_size size;
+    mt_record_column columns[MT_SERIES_COLUMNS_MAX];
+    mt_record_start start;
+    char command[MT_RECORD_COMMAND];
+} beginning;
+
+static void
+format(void *region, mt_forkmark *home, void *ctx)
+{
+    beginning *b = ctx;
+
+    mt_record_init(&b->self->record, region, &b->size, b->columns, &b->start, home);
+    b->self->begun = true;
+}
+
+static int
+create(RecordWriter *self, beginning *b)
+{
+    PyObject *path = PyUnicode_EncodeFSDefault(self->path);
+    char kept[PATH_MAX];
+    mt_status st;
+    mt_error err;
+
+    if (path == NULL) return -1;
+    b->self = self;
+    b->start = (mt_record_start){.wall_ns = clock_ns(CLOCK_REALTIME),
+                                 .clock_ns = clock_ns(CLOCK_MONOTONIC),
+                                 .pid = (uint64_t)getpid(),
+                                 .page_bytes = (uint64_t)sysconf(_SC_PAGESIZE),
+                                 .command = b->command,
+                                 .command_bytes = b->start.command_bytes};
+    Py_BEGIN_ALLOW_THREADS;
+    st = mt_recordfile_create(&mt_recordfile_sys_libc, PyBytes_AS_STRING(path),
+                              mt_record_parts_of(&b->size).end, format, b, &self->file, kept, &err);
+    Py_END_ALLOW_THREADS;
+    Py_DECREF(path);
+    if (st == MT_OK) {
+        if (kept[0] == 0) return 0;
+        self->kept = PyUnicode_DecodeFSDefault(kept);
+        return self->kept == NULL ? -1 : 0;
+    }
+    mt_py_raise_record(self->state, &err, self->path);
+    return -1;
+}
+
+/* (path, columns, rows, buckets, events, phases, command) */
+static int
+take_arguments(PyObject *args, PyObject *kwargs, PyObject **path, beginning *b)
+{
+    static char *names[] = {"path",   "columns", "rows",    "buckets",
+                            "events", "phases",  "command", NULL};
+    Py_ssize_t n, rows = 8192, buckets = 1024, events = 1024, phases = 128;
+    PyObject *columns, *command = Py_None;
+    const char *fault;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O|nnnnO:RecordWriter", names,
+                                     PyUnicode_FSDecoder, path, &columns, &rows, &buckets, &events,
+                                     &phases, &command))
+        return -1;
+    if (command == Py_None && (command = PySys_GetObject("orig_argv")) == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "sys.orig_argv is gone; pass command=");
+        return -1;
+    }
+    if ((n = take_columns(columns, b->columns)) < 0) return -1;
+    if (take_command(command, b->command, &b->start.command_bytes) < 0) return -1;
+    /* A negative number becomes one that is too large. */
+    b->size = (mt_record_size){.series = {(size_t)n, (size_t)rows, (size_t)buckets},
+                               .events = (size_t)events,
+                               .phases = (size_t)phases};
+    if ((fault = mt_record_size_fault(&b->size)) == NULL) return 0;
+    PyErr_Format(PyExc_ValueError, "RecordWriter(): %s", fault);
+    return -1;
+}
+
+static PyObject *
+recordwriter_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    mt_state *st = mt_state_of_type(type);
+    beginning b = {.self = NULL};
+    PyObject *path = NULL;
+    RecordWriter *self;
+
+    if (st == NULL) return NULL;
+    if (take_arguments(args, kwargs, &path, &b) < 0 ||
+        (self = (RecordWriter *)type->tp_alloc(type, 0)) == NULL) {
+        Py_XDECREF(path);
+        return NULL;
+    }
+    self->state = st;
+    self->path = path;
+    if (create(self, &b) < 0) Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+/* --- end --- */
+
+static void
+end(RecordWriter *self)
+{
+    if (self->file.mark != NULL) mt_record_close(&self->record, clock_ns(CLOCK_MONOTONIC));
+    mt_endmark_remove(self->file.at);
+    mt_recordfile_unmap(&self->file);
+}
+
+static void
+recordwriter_dealloc(PyObject *op)
+{
+    RecordWriter *self = (RecordWriter *)op;
+    PyTypeObject *type = Py_TYPE(op);
+
+    end(self);
+    mt_recordfile_free(&self->file);
+    if (self->begun) mt_record_fini(&self->record);
+    Py_XDECREF(self->path);
+    Py_XDECREF(self->kept);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+static PyObject *
+recordwriter_close(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    end((RecordWriter *)op);
+    Py_RETURN_NONE;
+}
+
+/* Within exit(), when the interpreter has gone: of the object, only what is not Python's is used.
+ */
+static void
+end_with_status(int status, void *op)
+{
+    RecordWriter *self = op;
+    bool failed = (status & 0xFF) == 1 && self->failed_bytes > 0;
+    char code[32];
+    int n = snprintf(code, sizeof code, "exit: code %d", status & 0xFF);
+    mt_record_event e = {.time_ns = self->ended_ns,
+                         .step = MT_UNKNOWN,
+                         .kind = "end",
+                         .kind_bytes = 3,
+                         .text = failed ? self->failed : code,
+                         .text_bytes = failed ? self->failed_bytes : (size_t)n};
+
+    mt_record_write_event(&self->record, &e);
+    end(self);
+}
+
+/* The object is never freed then: its memory is that of the process. The text lies in it, so that
+ * the end takes no memory, which may have run out. */
+static PyObject *
+recordwriter_close_at_exit(PyObject *op, PyObject *args)
+{
+    RecordWriter *self = (RecordWriter *)op;
+    const char *failed;
+    Py_ssize_t n;
+    unsigned long long time_ns;
+
+    if (!PyArg_ParseTuple(args, "s#K:_close_at_exit", &failed, &n, &time_ns)) return NULL;
+    self->ended_ns = time_ns;
+    self->failed_bytes = mt_utf8_cut(failed, (size_t)n, sizeof self->failed);
+    memcpy(self->failed, failed, self->failed_bytes);
+    if (self->at_exit) Py_RETURN_NONE;
+    if (on_exit(end_with_status, op) != 0) return PyErr_NoMemory();
+    Py_INCREF(op);
+    self->at_exit = true;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+recordwriter_mark_signals(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    RecordWriter *self = (RecordWriter *)op;
+
+    if (self->file.at != NULL && mt_forkmark_is_home(self->file.mark))
+        (void)mt_endmark_add(self->file.at);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+recordwriter_exit(PyObject *op, PyObject *Py_UNUSED(exception))
+{
+    return recordwriter_close(op, NULL);
+}
+
+static PyObject *
+recordwriter_enter(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    return Py_NewRef(op);
+}
+
+/* After close a caller learns of it; in a forked child it is none of his business. */
+static int
+is_open(const RecordWriter *self, const char *method)
+{
+    if (self->file.at != NULL) return 1;
+    PyErr_Format(PyExc_ValueError, "RecordWriter.%s(): the record %R is closed", method,
+                 self->path);
+    return 0;
+}
+
+static PyObject *
+recordwriter_flush(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    RecordWriter *self = (RecordWriter *)op;
+    mt_error err;
+
+    if (!is_open(self, "flush")) return NULL;
+    /* With the GIL: close() must not unmap meanwhile. */
+    if (mt_recordfile_flush(&self->file, &err) != MT_OK)
+        return mt_py_raise_record(self->state, &err, self->path);
+    Py_RETURN_NONE;
+}
+
+/* --- what is recorded --- */
+
+/* None is no reading. */
+static int
+take_number(PyObject *given, const char *what, uint64_t *out)
+{
+    *out = MT_UNKNOWN;
+    if (given == Py_None) return 0;
+    if (PyLong_Check(given)) {
+        *out = PyLong_AsUnsignedLongLong(given);
+        if (*out != MT_UNKNOWN) return 0;
+        PyErr_Clear();
+        PyErr_Format(PyExc_ValueError, "%s is 0 to 2**64 - 2 or None, got %R", what, given);
+        return -1;
+    }
+    PyErr_Format(PyExc_TypeError, "%s is an int or None, not %s", what, Py_TYPE(given)->tp_name);
+    return -1;
+}
+
+/* As take_number, where None is the clock's time now. */
+static int
+take_time(PyObject *given, uint64_t *out)
+{
+    if (given != Py_None) return take_number(given, "time_ns", out);
+    *out = clock_ns(CLOCK_MONOTONIC);
+    return 0;
+}
+
+static PyObject *
+recordwriter_append(PyObject *op, PyObject *const *args, Py_ssize_t n)
+{
+    RecordWriter *self = (RecordWriter *)op;
+    uint64_t values[MT_SERIES_COLUMNS_MAX], time_ns;
+    size_t columns = self->record.size.series.columns;
+    PyObject *list;
+    int fault = 0;
+
+    if (n != 2)
+        return PyErr_Format(PyExc_TypeError, "append() takes time_ns and values, got %zd", n);
+    if (!is_open(self, "append") || take_time(args[0], &time_ns) < 0) return NULL;
+    if ((list = PySequence_Fast(args[1], "values is a sequence of int or None")) == NULL)
+        return NULL;
+    if ((size_t)PySequence_Fast_GET_SIZE(list) != columns) {
+        PyErr_Format(PyExc_ValueError, "append(): %zd values, the record has %zu columns",
+                     PySequence_Fast_GET_SIZE(list), columns);
+        fault = -1;
+    }
+    for (size_t c = 0; fault == 0 && c < columns; c++)
+        fault = take_number(PySequence_Fast_GET_ITEM(list, (Py_ssize_t)c), "a value", &values[c]);
+    Py_DECREF(list);
+    if (fault < 0) return NULL;
+    mt_record_append(&self->record, time_ns, values);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+recordwriter_event(PyObject *op, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"kind", "text", "step", "time_ns", "duration_ns", NULL};
+    PyObject *kind, *text, *step = Py_None, *time = Py_None, *duration = NULL;
+    RecordWriter *self = (RecordWriter *)op;
+    Py_ssize_t kind_bytes, text_bytes;
+    mt_record_event e = {.duration_ns = 0};
+    mt_error err;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOO:event", names, &kind, &text, &step,
+                                     &time, &duration))
+        return NULL;
+    if (!is_open(self, "event")) return NULL;
+    if (mt_recordfile_check(&self->file, &err) != MT_OK)
+        return mt_py_raise_record(self->state, &err, self->path);
+    if ((e.kind = text_of(kind, "kind", &kind_bytes)) == NULL) return NULL;
+    if ((e.text = text_of(text, "text", &text_bytes)) == NULL) return NULL;
+    if (take_number(step, "step", &e.step) < 0 || take_time(time, &e.time_ns) < 0) return NULL;
+    if (duration != NULL && take_number(duration, "duration_ns", &e.duration_ns) < 0) return NULL;
+    if (e.duration_ns == MT_UNKNOWN) e.duration_ns = 0;
+    e.kind_bytes = (size_t)kind_bytes;
+    e.text_bytes = (size_t)text_bytes;
+    mt_record_write_event(&self->record, &e);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+recordwriter_phase(PyObject *op, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"name", "duration_ns", "peak_bytes", NULL};
+    PyObject *name, *duration, *peak = Py_None;
+    RecordWriter *self = (RecordWriter *)op;
+    uint64_t ns, most;
+    const char *utf8;
+    Py_ssize_t n;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O:phase", names, &name, &duration, &peak))
+        return NULL;
+    if (!is_open(self, "phase") || (utf8 = text_of(name, "name", &n)) == NULL) return NULL;
+    if (n == 0) {
+        PyErr_SetString(PyExc_ValueError, "phase(): a phase needs a name, got \"\"");
+        return NULL;
+    }
+    if (take_number(duration, "duration_ns", &ns) < 0) return NULL;
+    if (take_number(peak, "peak_bytes", &most) < 0) return NULL;
+    mt_record_phase(&self->record, utf8, (size_t)n, ns == MT_UNKNOWN ? 0 : ns, most);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+get_closed(PyObject *op, void *Py_UNUSED(which))
+{
+    return PyBool_FromLong(((RecordWriter *)op)->file.at == NULL);
+}
+
+static PyObject *
+get_nbytes(PyObject *op, void *Py_UNUSED(which))
+{
+    return PyLong_FromSize_t(((RecordWriter *)op)->file.bytes);
+}
+
+static PyObject *
+get_kept(PyObject *op, void *Py_UNUSED(which))
+{
+    PyObject *kept = ((RecordWriter *)op)->kept;
+
+    return Py_NewRef(kept == NULL ? Py_None : kept);
+}
+
+static PyObject *
+get_path(PyObject *op, void *Py_UNUSED(which))
+{
+    return Py_NewRef(((RecordWriter *)op)->path);
+}
+
+static PyGetSetDef getters[] = {
+    {"closed", get_closed, NULL, "True after close().", NULL},
+    {"kept", get_kept, NULL,
+     "The new name of a record that was in the way and had not been closed; None without one.",
+     NULL},
+    {"nbytes", get_nbytes, NULL, "Bytes of the file, the same from its beginning to its end.",
+     NULL},
+    {"path", get_path, NULL, "Where it was made, as text.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+#define METHOD(name, flags, doc)                                                                   \
+    {#name, (PyCFunction)(void (*)(void))recordwriter_##name, flags, doc}
+static PyMethodDef methods[] = {
+    METHOD(append, METH_FASTCALL,
+           "append($self, time_ns, values, /)\n--\n\n"
+           "Add a sample: one int (0 to 2**64 - 2) or None for each column. time_ns: of "
+           "time.monotonic_ns(); None for now."),
+    METHOD(event, METH_VARARGS | METH_KEYWORDS,
+           "event($self, /, kind, text, *, step=None, time_ns=None, duration_ns=0)\n--\n\n"
+           "Add an event, or with a duration a span that began at time_ns. Cut at 24 bytes of "
+           "kind, 192 of text."),
+    METHOD(phase, METH_VARARGS | METH_KEYWORDS,
+           "phase($self, /, name, duration_ns, peak_bytes=None)\n--\n\n"
+           "Count one passage of a phase. The name is cut at 40 bytes."),
+    METHOD(flush, METH_NOARGS,
+           "flush($self, /)\n--\n\n"
+           "Wait until it is on the disk; only a power failure makes that necessary. OSError."),
+    {"_close_at_exit", recordwriter_close_at_exit, METH_VARARGS,
+     "_close_at_exit($self, failed, time_ns, /)\n--\n\n"
+     "When the process ends, as the last of all, write the exit code as an event of the time "
+     "time_ns and close; where the code is 1, `failed` in its place, unless that is empty. May be "
+     "called again with another text and time. Not where a signal or os._exit ends it."},
+    {"_mark_signals", recordwriter_mark_signals, METH_NOARGS,
+     "_mark_signals($self, /)\n--\n\n"
+     "Until close(), write into the record by which signal the process ends, where the program has "
+     "no handler for it."},
+    METHOD(close, METH_NOARGS, "close($self, /)\n--\n\nMark the record as complete; idempotent."),
+    {"__enter__", recordwriter_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
+    {"__exit__", recordwriter_exit, METH_VARARGS, "__exit__($self, /, *exception)\n--\n\n"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "Writes a run.mem: see docs/record.md. Any thread may call it; in a forked child "
+                "nothing is written."},
+    {Py_tp_new, recordwriter_new},
+    {Py_tp_dealloc, recordwriter_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, getters},
+    {0, NULL},
+};
+
+/* No Py_TPFLAGS_HAVE_GC: it holds text alone, so it cannot be in a cycle. */
+static PyType_Spec spec = {
+    .name = "memtools._core.RecordWriter",
+    .basicsize = sizeof(RecordWriter),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slots,
+};
+
+int
+mt_py_recordwriter_register(PyObject *module, mt_state *st)
+{
+    st->RecordWriter = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
+    return st->RecordWriter == NULL ? -1 : PyModule_AddType(module, st->RecordWriter);
+}

@@ -1,0 +1,258 @@
+#include "py/tensor/many.h"
+
+#include <stdint.h>
+#include <string.h>
+
+bool
+mt_py_flat_dtype(const mt_torch_flat *flat, mt_dtype *out)
+{
+    switch (flat->type << 8 | flat->bits) {
+    case kDLFloat << 8 | 32:
+        *out = MT_F32;
+        return true;
+    case kDLFloat << 8 | 64:
+        *out = MT_F64;
+        return true;
+    case kDLFloat << 8 | 16:
+        *out = MT_F16;
+        return true;
+    case kDLBfloat << 8 | 16:
+        *out = MT_BF16;
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* A stride of a dimension of one element says nothing. */
+bool
+mt_py_flat_alike(const mt_torch_flat *a, const mt_torch_flat *b)
+{
+    if (a->dims != b->dims || a->count != b->count) return false;
+    for (int d = 0; d < a->dims; d++) {
+        if (a->shape[d] != b->shape[d]) return false;
+        if (a->shape[d] != 1 && a->strides[d] != b->strides[d]) return false;
+    }
+    return true;
+}
+
+/* --- memory that two have -------------------------------------------------------------------- */
+
+/* Room for a table of numbers, half empty, found by the address. */
+size_t
+mt_py_flat_room(Py_ssize_t n)
+{
+    size_t room = 4;
+
+    while (room < 2 * (size_t)n)
+        room *= 2;
+    return room;
+}
+
+/* Where the number of the tensor at this address is, plus 1, or is to go: 0. */
+static Py_ssize_t *
+place_of(const mt_py_flats *f, const void *data, Py_ssize_t *room)
+{
+    size_t size = mt_py_flat_room(f->n);
+    size_t at = (size_t)((uint64_t)(uintptr_t)data * 0x9E3779B97F4A7C15u >> 32) & (size - 1);
+
+    while (room[at] != 0 && f->at[room[at] - 1].data != data)
+        at = (at + 1) & (size - 1);
+    return &room[at];
+}
+
+Py_ssize_t
+mt_py_flat_shared(const mt_py_flats *f, Py_ssize_t from, Py_ssize_t *room, Py_ssize_t *earlier)
+{
+    for (Py_ssize_t k = from; k < f->n; k++) {
+        Py_ssize_t *place;
+        if (f->at[k].is != MT_TORCH_FLAT || f->at[k].count == 0) continue;
+        place = place_of(f, f->at[k].data, room);
+        if (*place != 0) {
+            *earlier = *place - 1;
+            return k;
+        }
+        *place = k + 1;
+    }
+    return -1;
+}
+
+/* --- without the shim ------------------------------------------------------------------------ */
+
+/* Whether the strides are, in some order, those of packed memory: each dimension's is the product
+ * of the sizes of those inside it. */
+static bool
+is_dense(const DLTensor *dl)
+{
+    int64_t stride = 1;
+    uint64_t left = 0;
+
+    if (dl->ndim > 64) return false;
+    for (int d = 0; d < dl->ndim; d++)
+        if (dl->shape[d] != 1) left |= (uint64_t)1 << d;
+    while (left != 0) {
+        int inner = 0;
+        while (inner < dl->ndim && !(left >> inner & 1 && dl->strides[inner] == stride))
+            inner++;
+        if (inner == dl->ndim) return false;
+        stride *= dl->shape[inner];
+        left &= ~((uint64_t)1 << inner);
+    }
+    return true;
+}
+
+static size_t
+elements(const DLTensor *dl)
+{
+    size_t n = 1;
+
+    for (int d = 0; d < dl->ndim; d++)
+        n *= (size_t)dl->shape[d];
+    return n;
+}
+
+/* 1 for true, 0 for false, -1 with an error; takes the reference. */
+static int
+truth(PyObject *answer)
+{
+    int value = answer == NULL ? -1 : PyObject_IsTrue(answer);
+
+    Py_XDECREF(answer);
+    return value;
+}
+
+/* 1 for a tensor whose memory holds its very values, and may be written to; 0 for another, -1 with
+ * an error. */
+static int
+is_plain(mt_state *st, PyObject *tensor, bool writing)
+{
+    int neg, frozen = 0;
+
+    if (!Py_IS_TYPE(tensor, st->tensor) && !Py_IS_TYPE(tensor, st->parameter)) return 0;
+    neg = truth(PyObject_CallOneArg(st->is_neg, tensor));
+    if (neg == 0 && writing) frozen = truth(PyObject_CallMethod(tensor, "is_inference", NULL));
+    return neg < 0 || frozen < 0 ? -1 : !neg && !frozen;
+}
+
+static void
+take(PyObject *tensor, const DLTensor *dl, mt_torch_flat *out)
+{
+    size_t count = elements(dl);
+
+    if (dl->device.device_type != kDLCPU || dl->dtype.lanes != 1 || dl->strides == NULL) return;
+    if (count > 0 && (dl->data == NULL || !is_dense(dl))) return;
+    *out = (mt_torch_flat){.is = MT_TORCH_FLAT,
+                           .type = dl->dtype.code,
+                           .bits = dl->dtype.bits,
+                           .dims = dl->ndim,
+                           .data = (char *)dl->data + dl->byte_offset,
+                           .count = count,
+                           .shape = dl->shape,
+                           .strides = dl->strides,
+                           .tensor = Py_NewRef(tensor)};
+}
+
+static int
+read_tensor(mt_state *st, PyObject *tensor, bool writing, mt_torch_flat *out)
+{
+    int plain = is_plain(st, tensor, writing);
+    mt_dtype dtype;
+    DLTensor dl;
+
+    out->is = MT_TORCH_OTHER;
+    if (plain <= 0) return plain;
+    if (st->dlpack->dltensor_from_py_object_no_sync(tensor, &dl) != 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    take(tensor, &dl, out);
+    if (out->is == MT_TORCH_FLAT && !mt_py_flat_dtype(out, &dtype)) {
+        Py_DECREF(out->tensor);
+        *out = (mt_torch_flat){.is = MT_TORCH_OTHER};
+    }
+    return 0;
+}
+
+static int
+read_one(mt_state *st, PyObject *tensor, bool of_grad, bool writing, mt_torch_flat *out)
+{
+    PyObject *subject = of_grad ? PyObject_GetAttrString(tensor, "grad") : Py_NewRef(tensor);
+    int failed = 0;
+
+    *out = (mt_torch_flat){.is = MT_TORCH_NONE};
+    if (subject == NULL) return -1;
+    if (subject != Py_None) failed = read_tensor(st, subject, writing, out);
+    Py_DECREF(subject);
+    return failed;
+}
+
+/* --- both ways ------------------------------------------------------------------------------- */
+
+/* A loop of vectors may rely on elements that lie at multiples of their size. */
+static void
+leave_unaligned(mt_py_flats *f)
+{
+    for (Py_ssize_t i = 0; i < f->n; i++) {
+        mt_py_flats one = {&f->at[i], 1, f->shim};
+        if (f->at[i].is != MT_TORCH_FLAT) continue;
+        if ((uintptr_t)f->at[i].data % (f->at[i].bits / 8u) == 0) continue;
+        mt_py_flat_drop(&one);
+        f->at[i].is = MT_TORCH_OTHER;
+    }
+}
+
+int
+mt_py_flat_read(mt_state *st, PyObject *tensors, bool of_grad, bool writing, mt_py_flats *f)
+{
+    PyObject **items = &PyTuple_GET_ITEM(tensors, 0);
+    Py_ssize_t n = f->n;
+
+    f->shim = st->shim;
+    if (f->shim != NULL) {
+        f->shim->flat((void *const *)items, (size_t)n, of_grad, writing, f->at);
+    } else {
+        for (f->n = 0; f->n < n; f->n++)
+            if (read_one(st, items[f->n], of_grad, writing, &f->at[f->n]) < 0) {
+                mt_py_flat_drop(f);
+                f->n = n;
+                return -1;
+            }
+    }
+    leave_unaligned(f);
+    return 0;
+}
+
+int
+mt_py_flat_written(const mt_py_flats *f)
+{
+    PyObject *list, *bridge, *done = NULL;
+    int failed = 0;
+
+    if (f->shim != NULL) {
+        f->shim->flat_written(f->at, (size_t)f->n);
+        return 0;
+    }
+    if ((list = PyList_New(0)) == NULL) return -1;
+    for (Py_ssize_t i = 0; i < f->n && !failed; i++)
+        if (f->at[i].is == MT_TORCH_FLAT) failed = PyList_Append(list, f->at[i].tensor);
+    bridge = failed ? NULL : PyImport_ImportModule("memtools._bridge");
+    if (bridge != NULL) done = PyObject_CallMethod(bridge, "written", "O", list);
+    Py_XDECREF(bridge);
+    Py_XDECREF(done);
+    Py_DECREF(list);
+    return done == NULL ? -1 : 0;
+}
+
+void
+mt_py_flat_drop(mt_py_flats *f)
+{
+    if (f->shim != NULL) {
+        f->shim->flat_drop(f->at, (size_t)f->n);
+        return;
+    }
+    for (Py_ssize_t i = 0; i < f->n; i++) {
+        if (f->at[i].is != MT_TORCH_FLAT) continue;
+        f->at[i].is = MT_TORCH_NONE;
+        Py_DECREF(f->at[i].tensor);
+    }
+}
