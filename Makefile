@@ -129,7 +129,7 @@ SAN_SKIP := not test_does_not_leak and not planted_leak and not gives_its_memory
     and not agree_with_psutil and not each_others_peak and not without_a_thread and not what_malloc_keeps \
     and not than_there_are_addresses
 
-$(OUT)/py-san/.built: $(VENV)/.deps setup.py $(EXT_SOURCES) $(wildcard memtools/*.py)
+$(OUT)/py-san/.built: $(VENV)/.deps setup.py $(EXT_SOURCES) $(sort $(shell find memtools -name '*.py'))
 	MEMTOOLS_SANITIZE=address,undefined $(PIP) --no-build-isolation --no-deps --upgrade --target $(@D) .
 	@touch $@
 

@@ -17,7 +17,7 @@ from _limits import Limit, number_limit
 
 import memtools
 from memtools import _core
-from memtools._monitor_run import columns
+from memtools.monitor.run import columns
 
 MIB, GIB, MS = 1 << 20, 1 << 30, 1_000_000
 UNKNOWN = 2**64 - 1

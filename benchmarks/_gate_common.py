@@ -14,7 +14,8 @@ from _harness import (
 )
 from torch import Tensor
 
-from memtools import _bridge, _core
+from memtools import _core
+from memtools._base import torch as base_torch
 
 TRIMS: tuple[Literal["half", "oldest"], ...] = ("half", "oldest")
 MIB, PAGE = 2**20, 4096
@@ -98,8 +99,8 @@ def gates_like(shape: tuple[int, int], *, grad: bool = True) -> Tensor:
 @contextlib.contextmanager
 def without_shim() -> Iterator[None]:
     """memtools._core by public torch calls alone, as where memtools._torch was not built."""
-    bridge, connect = _bridge.connect(), cast(Callable[..., None], _core._connect)
-    parts = _bridge.parts(torch)
+    bridge, connect = base_torch.connect(), cast(Callable[..., None], _core._connect)
+    parts = base_torch.parts(torch)
     connect(*parts, None)
     try:
         yield

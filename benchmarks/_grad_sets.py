@@ -14,7 +14,7 @@ import torch
 from _harness import Json, Runner, compiled, interleave, statement
 
 import memtools
-from memtools._gradients import Gradients
+from memtools.grad.gradients import Gradients
 
 SETS = ("gpt2-148", "small-2000", "one-64M")
 NEAR = 0.9999  # a factor and a coefficient that change every element, and hardly its size

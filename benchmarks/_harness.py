@@ -171,9 +171,9 @@ def environment(threads: int) -> Json:
     import torch
 
     import memtools
-    from memtools import _bridge
+    from memtools._base import torch as bridge
 
-    shim, reason = _bridge.shim_status()
+    shim, reason = bridge.shim_status()
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),

@@ -98,12 +98,13 @@ def loop_section(seconds: float) -> Json:
 
 
 def read_section(seconds: float) -> Json:
-    from memtools import _allocator_malloc, allocator_settings
+    from memtools import allocator_settings
+    from memtools.allocators import malloc
 
     runners = {
         "allocator_settings()": statement("f()", f=allocator_settings),
         "/proc/self/maps": statement("f('/proc/self/maps').read_text()", f=Path),
-        "malloc_info()": statement("f()", f=_allocator_malloc.malloc_info),
+        "malloc_info()": statement("f()", f=malloc.malloc_info),
     }
     rows = interleave(runners, 5, seconds=seconds, warm=1).summary("allocator_settings()")
     print(timing_table(rows, "allocator_settings()"))

@@ -37,7 +37,8 @@ from _limits import Limit, limits_table, number_limit
 from pympler import muppy, summary
 
 import memtools
-from memtools import _bridge, _core
+from memtools import _core
+from memtools._base import torch as base_torch
 
 OBJECTS = 450_000
 OURS, FILTER = "memtools.census()", "gc.get_objects() + isinstance"
@@ -97,8 +98,8 @@ def by_pympler() -> None:
 
 def without_shim() -> memtools.Census:
     """A census by torch's public attributes."""
-    bridge = _bridge.connect()
-    parts = _bridge.parts(torch)
+    bridge = base_torch.connect()
+    parts = base_torch.parts(torch)
     _core._connect(*parts, None)
     try:
         return memtools.census()

@@ -21,7 +21,7 @@ from _limits import finish, number_limit
 
 import memtools
 from memtools import _core
-from memtools._series import UNKNOWN, _reduce, cuts
+from memtools.record.series import UNKNOWN, _reduce, cuts
 from memtools.report import render
 
 TEN_MILLION = 10_000_000

@@ -16,26 +16,26 @@ from memtools.errors import (
 )
 
 if TYPE_CHECKING:
-    from memtools._accreport import AccumulatorReport, WindowReport
-    from memtools._accumulate import GradAccumulator
-    from memtools._allocator import AllocatorSettings, allocator_settings
-    from memtools._aux_loss import AuxLoss
-    from memtools._budget import Budget, BudgetReport
-    from memtools._census import Census, Growth, census
-    from memtools._checkpointing import CheckpointedLayers, checkpoint_layers
-    from memtools._generation import generation
-    from memtools._gradnorm import clip_grad_norm_, grad_norm
-    from memtools._history import GateHistory
-    from memtools._holders import Holder, holder_of
-    from memtools._hostmem import HostMemory, host_memory
-    from memtools._kvpool import KVLease, KVPool, KVStats
-    from memtools._leaks import LeakDetector, LeakVerdict, StepsLeft
-    from memtools._managed import managed
-    from memtools._monitor import MemoryMonitor
-    from memtools._policy import CleanupPolicy
-    from memtools._policy_report import PolicyReport
-    from memtools._record import Record, read_record
-    from memtools._stats import GateStats
+    from memtools._census.census import Census, Growth, census
+    from memtools._census.holders import Holder, holder_of
+    from memtools.allocators.settings import AllocatorSettings, allocator_settings
+    from memtools.budget import Budget, BudgetReport
+    from memtools.cleanup.generation import generation
+    from memtools.cleanup.managed import managed
+    from memtools.cleanup.policy import CleanupPolicy
+    from memtools.cleanup.report import PolicyReport
+    from memtools.gate.aux_loss import AuxLoss
+    from memtools.gate.history import GateHistory
+    from memtools.gate.stats import GateStats
+    from memtools.grad.accumulator import GradAccumulator
+    from memtools.grad.checkpoint import CheckpointedLayers, checkpoint_layers
+    from memtools.grad.norm import clip_grad_norm_, grad_norm
+    from memtools.grad.report import AccumulatorReport, WindowReport
+    from memtools.kv.pool import KVLease, KVPool, KVStats
+    from memtools.leak.detector import LeakDetector, LeakVerdict, StepsLeft
+    from memtools.monitor.host import HostMemory, host_memory
+    from memtools.monitor.monitor import MemoryMonitor
+    from memtools.record.record import Record, read_record
 
 __all__ = [
     "AccumulatorReport",
@@ -82,40 +82,40 @@ __all__ = [
 
 # Loaded at first use: where memtools._core does not load, `memtools doctor` must still say so.
 _LATER = {
-    "AccumulatorReport": "_accreport",
-    "AllocatorSettings": "_allocator",
-    "AuxLoss": "_aux_loss",
-    "Budget": "_budget",
-    "BudgetReport": "_budget",
-    "Census": "_census",
-    "CheckpointedLayers": "_checkpointing",
-    "CleanupPolicy": "_policy",
-    "GateHistory": "_history",
-    "GateStats": "_stats",
-    "GradAccumulator": "_accumulate",
-    "Growth": "_census",
-    "Holder": "_holders",
-    "HostMemory": "_hostmem",
-    "KVLease": "_kvpool",
-    "KVPool": "_kvpool",
-    "KVStats": "_kvpool",
-    "LeakDetector": "_leaks",
-    "LeakVerdict": "_leaks",
-    "MemoryMonitor": "_monitor",
-    "PolicyReport": "_policy_report",
-    "Record": "_record",
-    "StepsLeft": "_leaks",
-    "WindowReport": "_accreport",
-    "allocator_settings": "_allocator",
-    "census": "_census",
-    "checkpoint_layers": "_checkpointing",
-    "clip_grad_norm_": "_gradnorm",
-    "generation": "_generation",
-    "grad_norm": "_gradnorm",
-    "holder_of": "_holders",
-    "host_memory": "_hostmem",
-    "managed": "_managed",
-    "read_record": "_record",
+    "AccumulatorReport": "grad.report",
+    "AllocatorSettings": "allocators.settings",
+    "AuxLoss": "gate.aux_loss",
+    "Budget": "budget",
+    "BudgetReport": "budget",
+    "Census": "_census.census",
+    "CheckpointedLayers": "grad.checkpoint",
+    "CleanupPolicy": "cleanup.policy",
+    "GateHistory": "gate.history",
+    "GateStats": "gate.stats",
+    "GradAccumulator": "grad.accumulator",
+    "Growth": "_census.census",
+    "Holder": "_census.holders",
+    "HostMemory": "monitor.host",
+    "KVLease": "kv.pool",
+    "KVPool": "kv.pool",
+    "KVStats": "kv.pool",
+    "LeakDetector": "leak.detector",
+    "LeakVerdict": "leak.detector",
+    "MemoryMonitor": "monitor.monitor",
+    "PolicyReport": "cleanup.report",
+    "Record": "record.record",
+    "StepsLeft": "leak.detector",
+    "WindowReport": "grad.report",
+    "allocator_settings": "allocators.settings",
+    "census": "_census.census",
+    "checkpoint_layers": "grad.checkpoint",
+    "clip_grad_norm_": "grad.norm",
+    "generation": "cleanup.generation",
+    "grad_norm": "grad.norm",
+    "holder_of": "_census.holders",
+    "host_memory": "monitor.host",
+    "managed": "cleanup.managed",
+    "read_record": "record.record",
 }
 
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memtools import _bridge
-from memtools.export._source import MetricsSource, check_source
+from memtools._base import torch as bridge
+from memtools.export.source import MetricsSource, check_source
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -114,7 +114,7 @@ def monitor_ranks(
 
 def _initialised() -> Any:
     """torch.distributed when the program has a process group, else None; imports nothing."""
-    torch = _bridge.loaded()
+    torch = bridge.loaded()
     dist = getattr(torch, "distributed", None)
     return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
 
@@ -132,7 +132,7 @@ def _packed(values: dict[str, float], most: int) -> bytearray:
 
 def _gathered(dist: Any, group: Any, row: bytearray) -> list[bytes]:
     """Every rank's row, by one collective."""
-    torch = _bridge.connect().torch
+    torch = bridge.connect().torch
     kinds = {device.type for device in group._device_types}
     device = "cpu" if "cpu" in kinds or not kinds else sorted(kinds)[0]
     count = dist.get_world_size(group)

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import memtools
-from memtools._accumulate import GradAccumulator
-from memtools._backoff import BackOff
-from memtools._retry import Retry
+from memtools.grad.accumulator import GradAccumulator
+from memtools.grad.backoff import BackOff
+from memtools.grad.retry import Retry
 from tests.oominject import Inject
 
 ROWS = 16

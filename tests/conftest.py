@@ -14,7 +14,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from memtools import _bridge, _build_info, _core
+from memtools import _build_info, _core
+from memtools._base import torch as base_torch
 from tests.fakecuda import FakeRuntime
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -75,8 +76,8 @@ def without_shim() -> Callable[[], contextlib.AbstractContextManager[None]]:
 
     @contextlib.contextmanager
     def context() -> Iterator[None]:
-        bridge = _bridge.connect()
-        parts = _bridge.parts(torch)
+        bridge = base_torch.connect()
+        parts = base_torch.parts(torch)
         _core._connect(*parts, None)
         try:
             yield

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memtools import _bridge
+from memtools._base import torch as bridge
 
 TOTAL = 24 << 30
 
@@ -74,9 +74,9 @@ class FakeCuda:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """Where memtools finds torch, there is this and nothing else."""
-    _bridge.connect()  # the native side is connected to the real one, which has no devices
+    bridge.connect()  # the native side is connected to the real one, which has no devices
     fake = FakeCuda()
     torch = SimpleNamespace(cuda=fake, version=SimpleNamespace(cuda="13.0"))
-    monkeypatch.setattr(_bridge, "loaded", lambda: torch)
-    monkeypatch.setattr(_bridge, "connect", lambda: SimpleNamespace(torch=torch))
+    monkeypatch.setattr(bridge, "loaded", lambda: torch)
+    monkeypatch.setattr(bridge, "connect", lambda: SimpleNamespace(torch=torch))
     return fake

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from memtools import GradAccumulator
-from memtools._backoff import BackOff
+from memtools.grad.backoff import BackOff
 from tests.backoffcases import ROWS, batch, loss_of
 from tests.gradrankcases import STEPS, data
 from tests.oominject import Inject

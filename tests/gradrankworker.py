@@ -14,10 +14,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from memtools._gradients import Gradients
-from memtools._gradranks import Ranks, find_ranks
-from memtools._gradwire import BUCKET_BYTES, Wire
-from memtools._window import Window
+from memtools.grad.gradients import Gradients
+from memtools.grad.ranks import Ranks, find_ranks
+from memtools.grad.ranks_wire import BUCKET_BYTES, Wire
+from memtools.grad.window import Window
 from tests.gradrankcases import STEPS, Net, counts, data, flat
 from tests.ranks import fork_ranks
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from memtools import KVLease, KVPool, LeakDetector, _core, _kvtorch
+from memtools import KVLease, KVPool, LeakDetector, _core
+from memtools.kv import tensors
 
 Case = Callable[[], object]
 ONE = torch.ones(1, 1, 1, 64)
@@ -24,7 +25,7 @@ def refused(call: Case) -> None:
 
 def raw(*changed: object) -> object:
     """_core.KVPool with some of its first arguments changed."""
-    given: list[object] = [1, 1, 64, 64, 4, DTYPE, 4, CPU, -1, None, "head", 1, 0, "raw", _kvtorch]
+    given: list[object] = [1, 1, 64, 64, 4, DTYPE, 4, CPU, -1, None, "head", 1, 0, "raw", tensors]
     given[: len(changed)] = changed
     return _core.KVPool(*given)  # type: ignore[arg-type]
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from memtools import MemoryMonitor, read_record
-from memtools._record import UNKNOWN, Record
+from memtools.record.record import UNKNOWN, Record
 
 
 def train_for_ever(path: str, ready: int) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from memtools import GradAccumulator
-from memtools._backoff import BackOff
+from memtools.grad.backoff import BackOff
 from tests.backoffcases import ROWS, Model, batch, loss_of
 from tests.gradrankcases import flat
 from tests.oominject import Inject

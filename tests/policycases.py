@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from memtools import CleanupPolicy
-from memtools._policy_actions import IDLE_HEAP, TRIGGERS, TRIM
+from memtools.cleanup.actions import IDLE_HEAP, TRIGGERS, TRIM
 from tests.monitorroot import Root
 
 

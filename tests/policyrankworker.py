@@ -15,9 +15,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from memtools import CleanupPolicy, _policy_actions, _policy_engine
-from memtools._policy_actions import FIRST_CALLBACK
-from memtools._policy_ranks import agree
+from memtools import CleanupPolicy
+from memtools.cleanup import actions, engine
+from memtools.cleanup.actions import FIRST_CALLBACK
+from memtools.cleanup.ranks import agree
 from tests.ranks import fork_ranks, meet
 
 
@@ -142,8 +143,8 @@ def costs(rank: int) -> Any:
     policy.add("work", work, 10)
     told = SimpleNamespace(perf_counter_ns=perf_counter_ns)
     with (
-        mock.patch.object(_policy_engine, "time", told),
-        mock.patch.object(_policy_actions, "time", told),
+        mock.patch.object(engine, "time", told),
+        mock.patch.object(actions, "time", told),
     ):
         updates(policy, 2_000, add=False)
     _, _, _, _, _, skipped, backoff, *_ = policy._core.figures(FIRST_CALLBACK)
@@ -157,7 +158,7 @@ def capture(rank: int) -> Any:
     def capturing() -> bool:
         return rank == 1 and 15 <= policy._core.ticks(0) < 45
 
-    with mock.patch.object(_policy_engine, "capturing", capturing):
+    with mock.patch.object(engine, "capturing", capturing):
         return updates(policy, 80, every=20)
 
 

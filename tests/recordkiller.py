@@ -14,7 +14,7 @@ from pathlib import Path
 
 import memtools
 from memtools import _core
-from memtools._record import UNKNOWN, Record
+from memtools.record.record import UNKNOWN, Record
 
 COLUMNS = 3
 

@@ -29,7 +29,8 @@ from typing import Any
 import torch
 
 import memtools
-from memtools import _core, _kvtorch, distributed, export
+from memtools import _core, distributed, export
+from memtools.kv import tensors
 
 STUB = Path(_core.__file__).parent / "_core.pyi"
 GIB = 1 << 30
@@ -328,7 +329,7 @@ NAMED: dict[str, Any] = {
     "KVLease.update.layer": 0,
     "KVLease.update.counts": lambda: [1, 2],
     "KVLease.layer.layout": "BHTD",
-    "KVPool.__new__.helpers": _kvtorch,
+    "KVPool.__new__.helpers": tensors,
     "KVPool.__new__.head_dim": 64,
     "KVPool.__new__.max_tokens": 64,
     "KVPool.__new__.itemsize": 4,

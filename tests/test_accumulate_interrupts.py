@@ -8,27 +8,27 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import memtools._accloop
-import memtools._accowner
-import memtools._accumulate
-import memtools._accwindow
-import memtools._backward
-import memtools._finish
-import memtools._gradwatch
-import memtools._window
+import memtools.grad.accumulator
+import memtools.grad.backward
+import memtools.grad.finish
+import memtools.grad.gradwatch
+import memtools.grad.loop
+import memtools.grad.owner
+import memtools.grad.window
+import memtools.grad.window_end
 from memtools import GradAccumulator
 from tests.accumulatecases import batches, loss_sum, net
 from tests.interrupts import interrupted
 
 MODULES = (
-    memtools._accloop,
-    memtools._accowner,
-    memtools._accumulate,
-    memtools._accwindow,
-    memtools._backward,
-    memtools._finish,
-    memtools._gradwatch,
-    memtools._window,
+    memtools.grad.loop,
+    memtools.grad.owner,
+    memtools.grad.accumulator,
+    memtools.grad.window_end,
+    memtools.grad.backward,
+    memtools.grad.finish,
+    memtools.grad.gradwatch,
+    memtools.grad.window,
 )
 SETTINGS = {
     "fp32": {},
@@ -74,7 +74,7 @@ def test_an_interrupt_anywhere_leaves_an_accumulator_that_goes_on(module, settin
         now = model.state_dict()
         assert all(torch.equal(now[name], wanted[name]) for name in wanted), (module, n)
         n += 1
-    assert n > 0 or module in (memtools._accowner, memtools._finish)
+    assert n > 0 or module in (memtools.grad.owner, memtools.grad.finish)
 
 
 def test_reset_in_a_micro_batch_drops_it():

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from memtools import GradAccumulator
-from memtools._backoff import BackOff
+from memtools.grad.backoff import BackOff
 from tests.accumulatecases import (
     Recorder,
     batches,

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from memtools import AllocatorSettings, _bridge, allocator_settings
-from memtools import _allocator_malloc as malloc
-from memtools._allocator import CudaDevice, Setting
-from memtools._allocator_conf import KEYS, VARIABLES, chosen, merged, parse
-from memtools._allocator_malloc import Heap
+from memtools import AllocatorSettings, allocator_settings
+from memtools._base import torch as bridge
+from memtools.allocators import malloc
+from memtools.allocators.conf import KEYS, VARIABLES, chosen, merged, parse
+from memtools.allocators.malloc import Heap
+from memtools.allocators.settings import CudaDevice, Setting
 from tests.allocatorcases import MIB, FakeTorch, program
 
 # --- torch's text ---------------------------------------------------------------------------------
@@ -371,7 +372,7 @@ def test_holes_on_a_device(quiet: AllocatorSettings) -> None:
 def test_a_torch_that_uses_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeTorch(reserved=200 * MIB)
     fake.text, fake.inactive, fake.retries, fake.share = "max_split_size_mb:64", 5, 2, 0.5
-    monkeypatch.setattr(_bridge, "loaded", lambda: fake)
+    monkeypatch.setattr(bridge, "loaded", lambda: fake)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:99")
     now = allocator_settings()
     assert now.cuda.max_split_size_mb == Setting(64, "torch, at run time")

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from memtools import _allocator_malloc as malloc
-from memtools import _bridge, allocator_settings
+from memtools import allocator_settings
+from memtools._base import torch as bridge
+from memtools.allocators import malloc
 from tests.allocatorcases import MIB, FakeTorch, program
 
 BAD = [
@@ -51,12 +52,12 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     monkeypatch.delenv("PYTORCH_ALLOC_CONF")
     monkeypatch.setattr(malloc, "mallopt", note)
     monkeypatch.setattr(malloc, "environment_at_start", dict)
-    monkeypatch.setattr(_bridge, "loaded", lambda: None)
+    monkeypatch.setattr(bridge, "loaded", lambda: None)
     return calls
 
 
 def use(monkeypatch: pytest.MonkeyPatch, fake: FakeTorch) -> FakeTorch:
-    monkeypatch.setattr(_bridge, "loaded", lambda: fake)
+    monkeypatch.setattr(bridge, "loaded", lambda: fake)
     return fake
 
 

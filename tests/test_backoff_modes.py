@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import memtools
-from memtools._backoff import BackOff
+from memtools.grad.backoff import BackOff
 from tests.backoffcases import ROWS, Model, batch, loss_of
 from tests.oominject import TEXT, Inject
 

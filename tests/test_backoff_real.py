@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REAL = """
 import json, resource, sys, torch
 import memtools
-from memtools._backoff import BackOff
+from memtools.grad.backoff import BackOff
 from tests.backoffcases import sizes_of
 
 ROWS, WIDTH = 4096, 256

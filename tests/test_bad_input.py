@@ -193,7 +193,7 @@ def test_extend_keeps_what_came_before_the_refused_one(gates):
 
 
 def test_sizes_are_read_as_people_write_them():
-    from memtools._size import format_bytes, parse_bytes
+    from memtools._base.size import format_bytes, parse_bytes
 
     for text, count in {
         "1": 1,

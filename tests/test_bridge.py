@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import memtools
-from memtools import GateHistory, ShimUnavailable, _bridge, _build_info, _core
+from memtools import GateHistory, ShimUnavailable, _build_info, _core
+from memtools._base import torch as bridge
 from tests.ownprocess import in_own_process
 
 
@@ -50,7 +51,7 @@ def test_a_handler_in_the_first_connection_is_told_so_or_served(moment):
         f"""
         import sys
         import memtools
-        from memtools import _bridge
+        from memtools._base import torch as _bridge
 
         class Handler:
             def find_spec(self, name, path=None, target=None):
@@ -81,14 +82,14 @@ def test_the_shim_is_loaded_here_and_was_built_for_this_torch():
         torch.__version__,
         torch.version.git_version,
     ) == (_build_info.TORCH_VERSION, _build_info.TORCH_GIT_VERSION)
-    assert _bridge.shim_status() == (True, "")
-    assert _bridge.require_shim().ops is not None
+    assert bridge.shim_status() == (True, "")
+    assert bridge.require_shim().ops is not None
 
 
 MISMATCH = """
 import sys, warnings
 import memtools
-from memtools import _bridge, _build_info
+from memtools import _build_info; from memtools._base import torch as _bridge
 {change}
 import torch
 with warnings.catch_warnings(record=True) as caught:
@@ -145,15 +146,15 @@ def test_a_shim_that_does_not_load_warns_once():
 
 def test_an_old_torch_is_refused_with_the_version_found(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.10.1+cpu")
-    monkeypatch.setattr(_bridge, "_connected", [])
+    monkeypatch.setattr(bridge, "_connected", [])
     with pytest.raises(ImportError, match=r"torch >= 2\.11, found 2\.10\.1"):
-        _bridge.connect()
+        bridge.connect()
 
 
 def test_a_capsule_of_another_kind_or_major_version_is_refused(without_shim):
-    parts = [torch.Tensor, torch.nn.Parameter, lambda: -1, torch.Tensor.is_neg, _bridge.plain, None]
+    parts = [torch.Tensor, torch.nn.Parameter, lambda: -1, torch.Tensor.is_neg, bridge.plain, None]
     with pytest.raises(ValueError, match="PyCapsule"):
-        _core._connect(_bridge.require_shim().ops, *parts)
+        _core._connect(bridge.require_shim().ops, *parts)
     with without_shim():
         history = GateHistory()
         history.append(torch.rand(2, 2))

@@ -16,9 +16,10 @@ import pytest
 import torch
 
 import memtools
-from memtools import _bridge, _core
-from memtools._census import Census, TensorGroup
-from memtools._facts import TensorKind
+from memtools import _core
+from memtools._base import torch as bridge
+from memtools._census.census import Census, TensorGroup
+from memtools._census.facts import TensorKind
 
 
 def group(look: Census, *shape: int, type: str = "torch.Tensor") -> TensorGroup:
@@ -33,7 +34,7 @@ def _each_way(
     if request.param == "shim":
         yield
         return
-    monkeypatch.setattr("memtools._census._has_shim", lambda torch: False)
+    monkeypatch.setattr("memtools._census.census._has_shim", lambda torch: False)
     with without_shim():
         yield
 
@@ -168,7 +169,7 @@ def test_both_ways_of_reading_tensors_say_the_same(without_shim, monkeypatch):
     kept = [*odd_tensors(), torch.nn.Linear(98, 3), torch.empty(9, 99)[:, 3:7].t()]
     gc.collect()
     shim = memtools.census()
-    monkeypatch.setattr("memtools._census._has_shim", lambda torch: False)
+    monkeypatch.setattr("memtools._census.census._has_shim", lambda torch: False)
     with without_shim():
         public = memtools.census()
     assert set(shim.groups) == set(public.groups)
@@ -345,7 +346,7 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_whatever_allocation_fails_it_is_a_memory_error_and_nothing_is_left(name):
     """The number of allocations depends on the heap, so the last ones are sampled."""
-    _bridge.connect()
+    bridge.connect()
     call = CALLS[name]
     call()
     counts = [sys.getrefcount(o) for o in (CALLS, ARMED, gc, torch.Tensor)]

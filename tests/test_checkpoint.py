@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import memtools
-from memtools import _bridge
+from memtools._base import torch as bridge
 
 
 class Layer(torch.nn.Module):
@@ -106,11 +106,11 @@ def test_in_backward_is_only_true_inside(gates):
     seen = []
     x = torch.ones(1, requires_grad=True)
     y = x * 2
-    y.register_hook(lambda grad: seen.append(_bridge.in_backward()))
-    assert not _bridge.in_backward()
+    y.register_hook(lambda grad: seen.append(bridge.in_backward()))
+    assert not bridge.in_backward()
     y.backward()
     assert seen == [True]
-    assert not _bridge.in_backward()
+    assert not bridge.in_backward()
 
 
 @pytest.mark.filterwarnings(

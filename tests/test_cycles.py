@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from memtools import _cycles
-from memtools._cycles import Collected, collect
+from memtools._census import cycles
+from memtools._census.cycles import Collected, collect
 from tests.interrupts import interrupted
 
 
@@ -29,7 +29,7 @@ def _only_garbage_of_ours() -> Iterator[None]:
     gc.disable()
     yield
     gc.unfreeze()
-    assert not _cycles._inspectors
+    assert not cycles._inspectors
     assert (gc.get_debug(), gc.garbage) == (flags, garbage)
     (gc.enable if enabled else gc.disable)()
 
@@ -153,7 +153,7 @@ def test_the_examples_are_paths_from_a_cycle_to_the_largest_kinds():
 
 
 def test_of_much_garbage_the_paths_are_searched_near_the_tensors(monkeypatch):
-    monkeypatch.setattr(_cycles, "_NEAR", 12)
+    monkeypatch.setattr(cycles, "_NEAR", 12)
     for i in range(20):
         garbage(torch.empty(i % 3 + 1))
     far = [torch.empty(9), *([] for _ in range(50))]
@@ -169,7 +169,7 @@ def test_of_much_garbage_the_paths_are_searched_near_the_tensors(monkeypatch):
 
 
 def test_of_little_garbage_all_of_it_is_searched(monkeypatch):
-    monkeypatch.setattr(_cycles, "_NEAR", 60)
+    monkeypatch.setattr(cycles, "_NEAR", 60)
     trainer = Trainer()
     trainer.pad = [[] for _ in range(40)]  # type: ignore[attr-defined]
     trainer.metrics.append(torch.empty(3))  # lies far from who holds it
@@ -178,7 +178,7 @@ def test_of_little_garbage_all_of_it_is_searched(monkeypatch):
 
 
 def test_a_cycle_far_above_a_tensor_is_not_looked_for(monkeypatch):
-    monkeypatch.setattr(_cycles, "_LOOKED_UP", 2)  # the tensor and the list
+    monkeypatch.setattr(cycles, "_LOOKED_UP", 2)  # the tensor and the list
     garbage(torch.empty(3))
     assert collect(inspect=True).examples == ("list -> Tensor [3] float32",)
 
@@ -369,8 +369,8 @@ def test_an_interrupt_anywhere_leaves_flags_and_garbage_as_they_were():
     struck, places = True, 0
     while struck:
         garbage(torch.empty(4))
-        struck = interrupted(_cycles, places, lambda: collect(inspect=True))
-        assert (gc.get_debug(), gc.garbage, _cycles._inspectors) == (0, [], {}), places
+        struck = interrupted(cycles, places, lambda: collect(inspect=True))
+        assert (gc.get_debug(), gc.garbage, cycles._inspectors) == (0, [], {}), places
         gc.collect()
         assert alive() == 0, places
         places += 1
@@ -382,7 +382,7 @@ def test_a_fault_in_the_look_leaves_nothing_behind(monkeypatch):
         raise MemoryError
 
     garbage(torch.empty(4))
-    monkeypatch.setattr("memtools._cycles._merged", fail)
+    monkeypatch.setattr("memtools._census.cycles._merged", fail)
     with pytest.raises(MemoryError) as error:
         collect(inspect=True)
     gc.collect()
@@ -392,7 +392,7 @@ def test_a_fault_in_the_look_leaves_nothing_behind(monkeypatch):
 
 def test_without_torch_there_are_no_tensors():
     program = (
-        "import sys; from memtools._cycles import collect\n"
+        "import sys; from memtools._census.cycles import collect\n"
         "l = []; l.append(l); del l\n"
         "found = collect(inspect=True)\n"
         "assert found.objects >= 1 and (found.tensors, found.tensor_bytes) == (0, 0), found\n"

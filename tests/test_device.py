@@ -13,7 +13,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from memtools import Budget, DeviceError, GateHistory, KVPool, _bridge, _core
+from memtools import Budget, DeviceError, GateHistory, KVPool, _core
+from memtools._base import torch as base_torch
 from tests.fakecuda import FakeRuntime, as_cuda, as_host
 
 
@@ -180,8 +181,8 @@ def test_gates_with_gaps_are_packed_before_they_are_fetched(fake_cuda, layout, s
         packed.append(tensor.stride())
         return as_cuda(host.contiguous())
 
-    bridge = _bridge.connect()
-    parts = _bridge.parts(torch)
+    bridge = base_torch.connect()
+    parts = base_torch.parts(torch)
     ops = bridge.shim.ops if bridge.shim else None
     _core._connect(*parts[:5], contiguous, ops if shim == "with" else None)
     try:

@@ -18,8 +18,8 @@ import pytest
 
 import memtools
 from memtools import DeviceError, MemtoolsError, cli
-from memtools.cli import _allocators, _monitor, doctor
-from memtools.cli._system import Fact, cgroup_facts, host_memory, kernel
+from memtools.cli import allocators, doctor, monitor
+from memtools.cli.system import Fact, cgroup_facts, host_memory, kernel
 
 Patch: TypeAlias = pytest.MonkeyPatch
 Capture: TypeAlias = pytest.CaptureFixture[str]
@@ -240,7 +240,7 @@ def examine(patch: Patch, root: Path, torch: str = TORCH, core: bool = True,
     plant(root, {"torch/version.py": torch, "proc/driver/nvidia/version": DRIVER})
     patch.setattr(doctor, "find_package", lambda name: root / name if torch else None)
     module("_build_info", **BUILD | build)
-    module("_bridge", connect=connect, shim_status=lambda: status)
+    module("_base.torch", connect=connect, shim_status=lambda: status)
     module("_core", __file__="core.so", cuda_info=cuda_info)
     if not core:
         patch.setitem(sys.modules, "memtools._core", None)
@@ -332,12 +332,12 @@ KEYS = {
     "shim_torch_git_version shim_rebuild",
     "cuda": "headers_version kernel_driver runtime_version driver_version devices",
     "host_memory": "total_bytes available_bytes swap_total_bytes swap_free_bytes "
-    f"{' '.join([*CGROUP_KEYS, 'pressure_host', *_monitor.KEYS])}",
+    f"{' '.join([*CGROUP_KEYS, 'pressure_host', *monitor.KEYS])}",
     "kernel": "page_size_bytes huge_page_size_bytes transparent_huge_pages "
     "transparent_huge_pages_shmem max_map_count overcommit_mode madv_populate_read "
     "rlimit_as_bytes rlimit_data_bytes rlimit_memlock_bytes",
     "threads": "cpus_usable omp_num_threads mkl_num_threads",
-    "allocators": " ".join(_allocators.KEYS),
+    "allocators": " ".join(allocators.KEYS),
     "exporters": "prometheus_client tensorboard wandb transformers lightning",
     "works": "gate_history_cpu gate_history_cuda kv_pool cleanup_policy amp run watch report plot "
     "neg_bit_check",

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from memtools import _allocator_malloc as malloc
-from memtools.cli import _allocators
+from memtools.allocators import malloc
+from memtools.cli import allocators
 from tests.allocatorcases import OURS, PROJECT
 
 
@@ -59,8 +59,8 @@ def test_nothing_is_set() -> None:
 def test_another_malloc_and_a_host_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     other = malloc.Serving("musl", None, "/lib/ld-musl-x86_64.so.1", ())
     monkeypatch.setattr(malloc, "find_serving", lambda: other)
-    facts = _allocators.allocator_facts()
-    assert tuple(facts) == _allocators.KEYS
+    facts = allocators.allocator_facts()
+    assert tuple(facts) == allocators.KEYS
     assert facts["malloc"].text == "musl (/lib/ld-musl-x86_64.so.1)"
     assert facts["malloc_arenas"].text == "unknown (musl does not tell)"
 
@@ -68,6 +68,6 @@ def test_another_malloc_and_a_host_that_does_not_tell(monkeypatch: pytest.Monkey
         raise OSError("no such thing")
 
     monkeypatch.setattr(malloc, "find_serving", fails)
-    facts = _allocators.allocator_facts()
-    assert tuple(facts) == _allocators.KEYS
+    facts = allocators.allocator_facts()
+    assert tuple(facts) == allocators.KEYS
     assert {fact.text for fact in facts.values()} == {"unknown (no such thing)"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import memtools
-from memtools.report._events import ending
+from memtools.record.events import ending
 from tests.runs import RUN, execute, run, write
 
 NO_MARK = None  # nothing of the process runs when it ends so

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import memtools
 from memtools import _core, cli
-from memtools._figures import figures_of
-from memtools.report._events import ending, started_with
+from memtools.record.events import ending, started_with
+from memtools.record.figures import figures_of
 from tests.reportcases import COLUMNS, HOSTILE, MIB, write
 
 HOLDER = (

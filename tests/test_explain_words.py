@@ -11,10 +11,10 @@ import pytest
 
 import memtools
 from memtools import _core, cli
-from memtools._figures import figures_of, plain
-from memtools.report._advice import advise
-from memtools.report._events import cleanup
-from memtools.report._words import duration, percent, shown, size
+from memtools._base.text import duration, percent, shown, size
+from memtools.record.events import cleanup
+from memtools.record.figures import figures_of, plain
+from memtools.report.advice import advise
 from tests.reportcases import HOSTILE, MIB, START, write
 
 

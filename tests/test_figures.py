@@ -12,13 +12,13 @@ import pytest
 
 import memtools
 from memtools import _core, cli
-from memtools._figures import Figures, figures_of
-from memtools._hostmem import process_limits
-from memtools._runsummary import Summary
-from memtools._size import exact_bytes, format_bytes
-from memtools.cli._frame import look
+from memtools._base.size import exact_bytes, format_bytes
+from memtools._base.text import size
+from memtools.cli.frame import look
+from memtools.monitor.host import process_limits
+from memtools.record.figures import Figures, figures_of
+from memtools.record.summary import Summary
 from memtools.report import render
-from memtools.report._words import size
 from tests.reportcases import COLUMNS, MIB, Page
 
 START = "host every 10 ms; no cgroup limit; machine 24.0 GiB"

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from memtools import _gcstate
-from memtools._gcstate import ManagedGc
+from memtools.cleanup import gcstate
+from memtools.cleanup.gcstate import ManagedGc
 from tests.interrupts import interrupted
 
 
 def state() -> tuple[bool, tuple[int, ...], bool]:
-    return gc.isenabled(), gc.get_threshold(), gc.get_freeze_count() > _gcstate._IMMORTAL
+    return gc.isenabled(), gc.get_threshold(), gc.get_freeze_count() > gcstate._IMMORTAL
 
 
 @pytest.fixture(autouse=True)
@@ -27,8 +27,8 @@ def _as_found() -> Iterator[None]:
     assert not frozen
     gc.enable()
     yield
-    left = len(_gcstate._shared.members)
-    _gcstate._shared.members.clear()
+    left = len(gcstate._shared.members)
+    gcstate._shared.members.clear()
     gc.unfreeze()
     gc.set_threshold(*thresholds)
     (gc.enable if enabled else gc.disable)()
@@ -190,8 +190,8 @@ def test_threads_that_begin_and_end_at_the_same_time():
         gate.wait()
         for _ in range(25):
             manager = begun()
-            with _gcstate._shared.lock:  # collecting 100 times would take a minute
-                _gcstate._shared.freeze(manager._member)
+            with gcstate._shared.lock:  # collecting 100 times would take a minute
+                gcstate._shared.freeze(manager._member)
                 if gc.isenabled():
                     faults.append("enabled")
             manager.end()
@@ -203,7 +203,7 @@ def test_threads_that_begin_and_end_at_the_same_time():
         thread.join()
     assert not faults
     assert state() == before
-    assert _gcstate._shared.found is None
+    assert gcstate._shared.found is None
 
 
 @pytest.mark.parametrize("name", ["begin", "freeze", "end"])
@@ -217,7 +217,7 @@ def test_an_interrupt_anywhere_leaves_a_state_that_end_completes(name, company):
             manager.begin()
         if name == "end":
             manager.freeze()
-        struck = interrupted(_gcstate, places, getattr(manager, name))
+        struck = interrupted(gcstate, places, getattr(manager, name))
         if manager.managed and name != "end":
             manager.freeze()
         if manager.managed:
@@ -225,7 +225,7 @@ def test_an_interrupt_anywhere_leaves_a_state_that_end_completes(name, company):
         if other is not None:
             other.end()
         assert state() == before, places
-        assert not _gcstate._shared.members, places
+        assert not gcstate._shared.members, places
         if not struck:
             break
         places += 1

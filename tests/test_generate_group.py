@@ -13,8 +13,8 @@ import torch
 from transformers import GenerationConfig
 
 import memtools
-from memtools.integrations._transformers_prefill import needs_padding
 from memtools.integrations.transformers import PooledCache, generate_group, pool_for
+from memtools.integrations.transformers.prefill import needs_padding
 from tests.poolback import everything_is_back
 from tests.tinyhf import prompt, ragged, tiny
 

@@ -1,4 +1,4 @@
-"""memtools._gradients for gradients on a device, without one: meta tensors raise when anything
+"""memtools.grad.gradients for gradients on a device, without one: meta tensors raise when anything
 waits for their values, and the same functions give the right values for tensors on the CPU."""
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ import math
 import pytest
 import torch
 
-from memtools import _gradients, _gradtorch
-from memtools._gradients import Gradients, Measure
+from memtools.grad import gradients as grad_gradients
+from memtools.grad import torch_ops
+from memtools.grad.gradients import Gradients, Measure
 from tests.test_gradients import FLOATS, mixed, parameters_of, squares_of
 
 
@@ -38,7 +39,7 @@ def test_nothing_waits_for_the_device() -> None:
 
 def test_sums_are_those_of_python() -> None:
     grads = there(mixed(torch.randn(7, dtype=torch.complex64)))
-    found = _gradtorch.device_sums(torch, grads)
+    found = torch_ops.device_sums(torch, grads)
     assert float(found.squares) == pytest.approx(squares_of(grads), rel=1e-7)
     assert bool(found.finite)
 
@@ -46,7 +47,7 @@ def test_sums_are_those_of_python() -> None:
 @pytest.mark.parametrize("size", [1e25, 1e-25, 3e38])
 def test_sums_are_in_float64(size: float) -> None:
     grad = torch.randn(5_000).clamp(-1, 1) * size
-    found = _gradtorch.device_sums(torch, [grad])
+    found = torch_ops.device_sums(torch, [grad])
     assert float(found.squares) == pytest.approx(squares_of([grad]), rel=1e-7)
     assert bool(found.finite)
 
@@ -55,14 +56,14 @@ def test_sums_are_in_float64(size: float) -> None:
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_inf_and_nan_are_found(dtype: torch.dtype, value: float) -> None:
     grads = [torch.randn(5).to(dtype), torch.randn(5).to(dtype), torch.zeros(0, dtype=dtype)]
-    assert bool(_gradtorch.device_sums(torch, grads).finite)
+    assert bool(torch_ops.device_sums(torch, grads).finite)
     grads[1][3] = value
-    assert not bool(_gradtorch.device_sums(torch, grads).finite)
+    assert not bool(torch_ops.device_sums(torch, grads).finite)
 
 
 def test_large_float64_is_finite() -> None:
     large = torch.full((3,), 1e200, dtype=torch.float64)
-    assert bool(_gradtorch.device_sums(torch, [large, torch.zeros(0, dtype=torch.float64)]).finite)
+    assert bool(torch_ops.device_sums(torch, [large, torch.zeros(0, dtype=torch.float64)]).finite)
 
 
 @pytest.mark.parametrize("limit", [math.inf, 0.25])
@@ -70,7 +71,7 @@ def test_large_float64_is_finite() -> None:
 def test_factor_is_not_rounded_to_16_bits(factor: float | torch.Tensor, limit: float) -> None:
     grads = there(mixed())
     wanted = [(exact(g) * 0.3).clamp(-limit, limit).to(g.dtype) for g in grads]
-    _gradtorch.device_multiply(torch, grads, factor, limit)
+    torch_ops.device_multiply(torch, grads, factor, limit)
     assert all(map(torch.equal, grads, wanted))
 
 
@@ -90,7 +91,7 @@ def test_bad_elements_are_counted_when_they_are_asked_for(monkeypatch: pytest.Mo
         return bad(self)
 
     monkeypatch.setattr(Gradients, "bad", counting)
-    monkeypatch.setattr(_gradients, "_by_device", lambda left: {torch.device("cpu"): grads})
+    monkeypatch.setattr(grad_gradients, "_by_device", lambda left: {torch.device("cpu"): grads})
     found = gradients._with_devices(torch, Measure(0.0, 3), [])
     assert isinstance(found.finite, torch.Tensor)
     assert not bool(found.finite)

@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 import memtools
-from memtools._gradients import Gradients, Measure
+from memtools.grad.gradients import Gradients, Measure
 from tests.test_gradients import mixed, parameters_of, squares_of
 
 Grads = list[torch.Tensor | None]

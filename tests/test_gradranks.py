@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from memtools._gradients import Gradients
-from memtools._gradranks import Ranks, find_ranks
-from memtools._window import Window
+from memtools.grad.gradients import Gradients
+from memtools.grad.ranks import Ranks, find_ranks
+from memtools.grad.window import Window
 from tests.gradrankcases import Net, counts, data, reference, windows_of
 from tests.ranks import run_ranks
 

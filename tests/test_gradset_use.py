@@ -105,7 +105,7 @@ def test_writing_fails_before_anything_is_written(without_shim, parameters, monk
     def written(tensors: list[torch.Tensor]) -> None:
         raise OSError(f"{len(tensors)} tensors")
 
-    monkeypatch.setattr("memtools._bridge.written", written)
+    monkeypatch.setattr("memtools._base.torch.written", written)
     gradient_set = _core.GradSet(parameters)
     into = [torch.zeros_like(ones) for ones in ONES]
     with without_shim():

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import memtools
-from memtools._census import TypeGrowth
+from memtools._census.census import TypeGrowth
 
 N = 300
 CACHE: list[Any] = []

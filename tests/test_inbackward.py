@@ -1,4 +1,4 @@
-"""memtools._inbackward: stepped in backward, the same parameters bit for bit."""
+"""memtools.grad.in_backward: stepped in backward, the same parameters bit for bit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from memtools._inbackward import InBackward, refuse_settings
+from memtools.grad.in_backward import InBackward, refuse_settings
 
 Make = Callable[..., torch.optim.Optimizer]
 MAKERS: dict[str, tuple[Make, dict[str, Any]]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memtools._cycles import Collected, Inspector
+from memtools._census.cycles import Collected, Inspector
 
 
 def test_inspections_are_advised_after_collections_that_found_much():

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import memtools
-from memtools.export import JsonlWriter, _jsonl
+from memtools.export import JsonlWriter, jsonl
 from tests.interrupts import handled_before, interrupted_before
 from tests.metricsource import Figures, usual
 
@@ -215,7 +215,7 @@ def test_an_interrupt_while_it_is_made_leaves_no_descriptor(tmp_path):
     while True:
         made = list[JsonlWriter]()
         hit = interrupted_before(
-            _jsonl, n, lambda made=made: made.append(JsonlWriter(tmp_path / "a", usual()))
+            jsonl, n, lambda made=made: made.append(JsonlWriter(tmp_path / "a", usual()))
         )
         for lines in made:
             lines.close()
@@ -234,7 +234,7 @@ def test_an_interrupt_while_files_rotate_leaves_no_descriptor_and_whole_lines(tm
             while lines._size + 1000 < lines._most:
                 lines.write()
             first = lines.path, lines.lost
-            hit = interrupted_before(_jsonl, places, lambda: [lines.write() for _ in range(4)])
+            hit = interrupted_before(jsonl, places, lambda: [lines.write() for _ in range(4)])
             lines.write()
             left.append(descriptors())
             assert (lines.path, lines.lost) == first
@@ -253,7 +253,7 @@ def test_an_interrupt_while_it_is_closed_leaves_no_descriptor(tmp_path):
     n, before = 0, descriptors()
     while True:
         lines = JsonlWriter(tmp_path / "a", usual())
-        hit = interrupted_before(_jsonl, n, lines.close)
+        hit = interrupted_before(jsonl, n, lines.close)
         lines.close()
         assert descriptors() == before, n
         if not hit:
@@ -321,7 +321,7 @@ def test_a_signals_handler_may_close_it_at_any_place(tmp_path, leaves):
                 lines.write()
 
         try:
-            hit = handled_before(_jsonl, n, handler, write)
+            hit = handled_before(jsonl, n, handler, write)
         except SystemExit:
             assert leaves
         else:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import memtools
-from memtools import KVLease, KVPool, _kvtorch
+from memtools import KVLease, KVPool
+from memtools.kv import tensors
 from tests.kvmodel import (
     BLOCK,
     HEADS,
@@ -88,7 +89,7 @@ def test_k_and_v_may_lie_in_memory_in_any_way():
             assert type(got) is type(gotten) is torch.Tensor
 
 
-@pytest.mark.parametrize("name", sorted(_kvtorch._DTYPES))
+@pytest.mark.parametrize("name", sorted(tensors._DTYPES))
 def test_every_dtype_of_one_two_four_or_eight_bytes_comes_back_bit_for_bit(name):
     dtype = getattr(torch, name)
     with small_pool(dtype=name) as pool, pool.acquire(2) as lease:

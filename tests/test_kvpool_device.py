@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from memtools import BudgetError, DeviceError, KVLease, KVPool, _kvtorch
+from memtools import BudgetError, DeviceError, KVLease, KVPool
+from memtools.kv import tensors
 from tests.fakecuda import FakeRuntime, as_cuda, as_host
 from tests.kvmodel import Plain, same, small_pool, some, step
 
@@ -80,7 +81,7 @@ def fake(fake_cuda: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fa
                         dst, address(source, *at), to.shape[3] * to.element_size(), None
                     )
 
-    monkeypatch.setattr(_kvtorch, "write", write)
+    monkeypatch.setattr(tensors, "write", write)
     fake_cuda.set_granularity(PAGE)
     yield fake_cuda
     assert fake_cuda.spoiled_captures() == 0
@@ -304,14 +305,14 @@ def test_a_device_without_memory_is_asked_again_after_torch_gave_its_own_back(
 ):
     asked = []
     monkeypatch.setattr(
-        _kvtorch, "free_device_memory", lambda: (asked.append(1), fake.set_capacity(4 * BLOCK))
+        tensors, "free_device_memory", lambda: (asked.append(1), fake.set_capacity(4 * BLOCK))
     )
     with device_pool() as pool, lend(pool) as lease:
         model = Plain(1)
         fake.set_capacity(BLOCK)
         step(lease, model, 20)
         assert len(asked) == 1
-        monkeypatch.setattr(_kvtorch, "free_device_memory", lambda: asked.append(1))
+        monkeypatch.setattr(tensors, "free_device_memory", lambda: asked.append(1))
         with pytest.raises(MemoryError, match="cuMemCreate failed with code 2 for"):
             lease.update(0, some(1, 30), some(1, 30))
         assert same(lease, model)

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from memtools import KVLease, KVPool, _kvtorch
+from memtools import KVLease, KVPool
+from memtools.kv import tensors
 from tests.kvmodel import Plain, fill, same, small_pool, some, step
 
 pytestmark = pytest.mark.usefixtures("either_way")
@@ -346,7 +347,7 @@ def test_a_write_by_torch_calls_is_an_append_as_well():
         views = lease.layer(0, tokens=50)
         for rows in ([(40, 10)] * 2, [(40, 3), (40, 5)]):
             k, v = some(2, 10), some(2, 10)
-            _kvtorch.write(views, k, v, rows)
+            tensors.write(views, k, v, rows)
             for row, (start, count) in enumerate(rows):
                 assert torch.equal(views[0][row, :, start : start + count], k[row, :, :count])
                 assert torch.equal(views[1][row, :, start : start + count], v[row, :, :count])

@@ -15,8 +15,9 @@ import pytest
 PROJECT = Path(__file__).resolve().parent.parent
 LAYERS = {"core", "os", "cuda", "py", "torch"}
 THE_CPP_FILE = "csrc/torch/torch_shim.cpp"
-IMPORTED_IN = {"torch": "memtools/_bridge.py", "matplotlib": "memtools/_plot.py", "numpy": "-",
-               "transformers": "memtools/integrations/", "lightning": "memtools/integrations/",
+IMPORTED_IN = {"torch": "memtools/_base/torch.py", "matplotlib": "memtools/gate/plot.py",
+               "numpy": "-", "transformers": "memtools/integrations/",
+               "lightning": "memtools/integrations/",
                "prometheus_client": "memtools/export/"}  # fmt: skip
 
 # Our own headers: which layer may include which.
@@ -337,14 +338,14 @@ WRONG_IMPORTS = [
     ("memtools/x.py", "import importlib\nimportlib.import_module('torch')"),
     ("memtools/x.py", "t = __import__('torch.cuda')"),
     ("memtools/x.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch"),
-    ("memtools/_bridge.py", "import numpy as np"),
-    ("memtools/_plot.py", "def f():\n    import numpy"),
-    ("memtools/_bridge.py", "import matplotlib.pyplot"),
-    ("memtools/_kvpool.py", "from transformers import Cache"),
+    ("memtools/_base/torch.py", "import numpy as np"),
+    ("memtools/gate/plot.py", "def f():\n    import numpy"),
+    ("memtools/_base/torch.py", "import matplotlib.pyplot"),
+    ("memtools/kv/pool.py", "from transformers import Cache"),
 ]
 RIGHT_IMPORTS = [
-    ("memtools/_bridge.py", "def f():\n    import torch"),
-    ("memtools/_plot.py", "import matplotlib.pyplot as plt"),
+    ("memtools/_base/torch.py", "def f():\n    import torch"),
+    ("memtools/gate/plot.py", "import matplotlib.pyplot as plt"),
     ("memtools/integrations/x.py", "from transformers.cache_utils import Cache"),
     ("memtools/x.py", "import typing\nif typing.TYPE_CHECKING:\n    import torch, numpy"),
     ("memtools/x.py", "from .torch import a\nimport torchlike\n'import torch'"),
@@ -407,7 +408,7 @@ def test_the_package_imports_torch_numpy_and_matplotlib_where_it_may() -> None:
 def test_a_policy_brings_no_exporter() -> None:
     code = (
         "import sys; from memtools import CleanupPolicy; import memtools.distributed\n"
-        "print([name for name in sys.modules if name.startswith('memtools.export._')])"
+        "print([name for name in sys.modules if name.startswith('memtools.export.')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "['memtools.export._source']\n"
+    assert done.stdout == "['memtools.export.source']\n"

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from memtools import Budget, BudgetError, GateHistory, _bridge, _core
+from memtools import Budget, BudgetError, GateHistory, _core
+from memtools._base import torch as base_torch
 from tests import (
     gradcases,
     leakcases,
@@ -60,8 +61,8 @@ def refused(call: Callable[[], object]) -> None:
 
 
 def reconnect(*changed: object) -> None:
-    bridge = _bridge.connect()
-    parts = [*_bridge.parts(torch), bridge.shim.ops if bridge.shim else None]
+    bridge = base_torch.connect()
+    parts = [*base_torch.parts(torch), bridge.shim.ops if bridge.shim else None]
     parts[: len(changed)] = changed
     _core._connect(*parts)
 

@@ -1,4 +1,5 @@
-"""memtools._maingrads: fp32 sums of 16-bit gradients, beside float64 and beside torch's own."""
+"""memtools.grad.main_grads: fp32 sums of 16-bit gradients, beside float64 and beside torch's
+own."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from memtools._gradients import Gradients
-from memtools._maingrads import MainGrads, takes_fp32
+from memtools.grad.gradients import Gradients
+from memtools.grad.main_grads import MainGrads, takes_fp32
 
 HALF = [torch.bfloat16, torch.float16]
 

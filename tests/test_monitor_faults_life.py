@@ -15,16 +15,9 @@ from typing import Any
 
 import pytest
 
-from memtools import (
-    HostMemoryPressure,
-    MemoryMonitor,
-    _ending,
-    _monitor,
-    _monitor_guard,
-    _monitor_log,
-    _monitor_run,
-    read_record,
-)
+from memtools import HostMemoryPressure, MemoryMonitor, read_record
+from memtools.monitor import ending, guards, log, run
+from memtools.monitor import monitor as monitor_monitor
 from tests.interrupts import interrupted
 from tests.monitorroot import Root, root, settle
 from tests.test_monitor_faults import use_all_of
@@ -126,7 +119,7 @@ def test_a_signal_at_any_instant_of_a_run(path: Path, what: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("module", [_monitor, _monitor_run], ids=["_monitor", "_monitor_run"])
+@pytest.mark.parametrize("module", [monitor_monitor, run], ids=["monitor", "run"])
 @pytest.mark.parametrize("way", ["start", "with"])
 def test_who_gets_an_interrupt_out_of_start_has_no_monitor_that_runs(
     module: ModuleType, way: str
@@ -151,11 +144,11 @@ def test_who_gets_an_interrupt_out_of_start_has_no_monitor_that_runs(
     gc.collect()
     assert n > 5
     assert [ref() for ref in alive if ref() is not None] == []
-    assert not _monitor_run._owners
+    assert not run._owners
     assert threads() == 0
 
 
-PARTS = [_monitor, _monitor_run, _monitor_guard, _monitor_log, _ending]
+PARTS = [monitor_monitor, run, guards, log, ending]
 
 
 @pytest.mark.parametrize("module", PARTS, ids=[part.__name__ for part in PARTS])
@@ -174,17 +167,17 @@ def test_who_gets_an_interrupt_out_of_stop_has_no_monitor_that_runs(
         guard = m.guard(0.9, "record")
         m.start()
         hit = interrupted(module, n, functools.partial(end, m))
-        if hit and n == 0 and module is _monitor:
+        if hit and n == 0 and module is monitor_monitor:
             assert m.running
             m.stop()
-        left = (m.running, m in _monitor_run._owners, threads(), sys.excepthook is not hook)
+        left = (m.running, m in run._owners, threads(), sys.excepthook is not hook)
         if left != (False, False, 0, False) or guard._bits or not read_record(path).complete:
             wrong.append((n, *left, guard._bits))
             m.stop()
-            _monitor_run._owners.discard(m)
+            run._owners.discard(m)
         m.start()  # as ever
         m.stop()
-        assert (m.running, m in _monitor_run._owners, threads()) == (False, False, 0)
+        assert (m.running, m in run._owners, threads()) == (False, False, 0)
         if not hit:
             break
         n += 1

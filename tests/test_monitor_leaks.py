@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from memtools import GateHistory, LeakVerdict, MemoryMonitor, _monitor_suspect, read_record
-from memtools._census import TypeGrowth
-from memtools._holders import Holder
-from memtools._monitor_leaks import FillVerdict, LeakWatch
-from memtools._monitor_log import Log
-from memtools._monitor_signals import Signal
-from memtools._monitor_suspect import Suspicion, suspects
+from memtools import GateHistory, LeakVerdict, MemoryMonitor, read_record
+from memtools._census.census import TypeGrowth
+from memtools._census.holders import Holder
+from memtools.monitor import suspects as monitor_suspect
+from memtools.monitor.leakwatch import FillVerdict, LeakWatch
+from memtools.monitor.log import Log
+from memtools.monitor.signals import Signal
+from memtools.monitor.suspects import Suspicion, suspects
 
 MIB, GIB = 2**20, 2**30
 
@@ -25,8 +26,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ns = 10**9
-        for module in ("_monitor_leaks", "_monitor_suspect"):
-            monkeypatch.setattr(f"memtools.{module}.time.monotonic_ns", lambda: self.ns)
+        for module in ("leakwatch", "suspects"):
+            monkeypatch.setattr(f"memtools.monitor.{module}.time.monotonic_ns", lambda: self.ns)
 
 
 @pytest.fixture
@@ -241,7 +242,7 @@ def test_looks_become_rarer_and_are_bounded_in_time(clock: Clock) -> None:
             at.append(step)
             suspicion.look(step, verdict)
     assert at == [0, 100, 300, 700, 1500, 3100]
-    suspicion._spent = _monitor_suspect.GRACE_NS + 10**9
+    suspicion._spent = monitor_suspect.GRACE_NS + 10**9
     assert not suspicion.due(10**6, clock.ns)
     assert suspicion.due(10**6, clock.ns + 101 * 10**9)
 
@@ -263,7 +264,7 @@ def holder(new: int, length: int | None, capacity: int | None) -> Holder:
 def told_apart(monkeypatch: pytest.MonkeyPatch, *found: Holder) -> Suspicion:
     suspicion = Suspicion()
     verdict = LeakVerdict("leak", 1000.0, "high", signal="heap", since_step=1)
-    monkeypatch.setattr(_monitor_suspect, "suspects", lambda *_: list(found))
+    monkeypatch.setattr(monitor_suspect, "suspects", lambda *_: list(found))
     suspicion.look(0, verdict)
     suspicion.look(10, verdict)
     return suspicion
@@ -315,7 +316,7 @@ class Types:
     """A Growth in which only lists grew; each question is noted."""
 
     def __init__(self, count: int) -> None:
-        from memtools._census import TypeGrowth
+        from memtools._census.census import TypeGrowth
 
         self.groups, self.types = (), (TypeGrowth("list", count),)
 
@@ -324,7 +325,7 @@ class Types:
 
 
 def test_what_could_not_be_the_leak_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memtools._graphs.largest", lambda: None)
+    monkeypatch.setattr("memtools._census.graphs.largest", lambda: None)
     verdict = LeakVerdict("growing", 500.0, "low", signal="python")
     few, many = Types(20), Types(100)
     assert suspects(few, verdict, 100) == []  # type: ignore[arg-type]
@@ -351,7 +352,7 @@ def held(path: str, kind: str, new: int, length: int | None = None) -> Holder:
 
 
 def test_who_has_a_name_in_the_program_comes_before_c_code(monkeypatch: Any) -> None:
-    monkeypatch.setattr("memtools._graphs.largest", lambda: None)
+    monkeypatch.setattr("memtools._census.graphs.largest", lambda: None)
     verdict = LeakVerdict("growing", 500.0, "low", signal="python")
     by_c = held("C code (64 references nobody on the Python heap holds)", "C code", 900)
     losses = held("list module attribute __main__.losses", "list", 90, 90)
@@ -360,7 +361,7 @@ def test_who_has_a_name_in_the_program_comes_before_c_code(monkeypatch: Any) -> 
 
 
 def test_the_variable_of_this_step_is_no_holder(monkeypatch: Any) -> None:
-    monkeypatch.setattr("memtools._graphs.largest", lambda: None)
+    monkeypatch.setattr("memtools._census.graphs.largest", lambda: None)
     verdict = LeakVerdict("growing", 500.0, "low", signal="python")
     loss, chain = held("local 'loss' of train()", "variable", 1), held("local 'n'", "variable", 50)
     found = suspects(Found(loss, chain), verdict, 100)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from memtools import MemoryMonitor, _core, read_record
-from memtools._monitor_log import Log
+from memtools.monitor.log import Log
 from tests.monitorroot import wait_for
 from tests.threadnames import thread_names
 

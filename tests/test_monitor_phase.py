@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from memtools import DeviceError, MemoryMonitor, _bridge, read_record
-from memtools._monitor_device import find_devices, tiers
-from memtools._monitor_text import PhaseTotals
+from memtools import DeviceError, MemoryMonitor, read_record
+from memtools._base import torch as bridge
+from memtools._base.devices import find_devices, tiers
+from memtools.monitor.text import PhaseTotals
 from tests.fakedevice import FakeCuda, cuda
 
 __all__ = ["cuda"]
@@ -268,7 +269,7 @@ def test_a_phase_may_outlast_its_run() -> None:
 
 def test_phases_in_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic_ns() + 10**9
-    monkeypatch.setattr("memtools._monitor_phase.time.monotonic_ns", lambda: now)
+    monkeypatch.setattr("memtools.monitor.phases.time.monotonic_ns", lambda: now)
     path = tmp_path / "run.mem"
     with monitor(log=path) as m:
         for _ in range(3):
@@ -284,7 +285,7 @@ def test_phases_in_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_events_come_again_after_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 0
-    monkeypatch.setattr("memtools._monitor_phase.time.monotonic_ns", lambda: clock)
+    monkeypatch.setattr("memtools.monitor.phases.time.monotonic_ns", lambda: clock)
     path = tmp_path / "run.mem"
     with monitor(log=path) as m:
         for clock in (10**9, 10**9 + 5, 2 * 10**9 - 1, 2 * 10**9, 2 * 10**9 + 1, 5 * 10**9):  # noqa: B007
@@ -388,8 +389,8 @@ def test_devices_before_torch_is_imported(
         connected.append(1)
         raise ImportError("no torch here")
 
-    monkeypatch.setattr(_bridge, "loaded", lambda: None)
-    monkeypatch.setattr(_bridge, "connect", connect)
+    monkeypatch.setattr(bridge, "loaded", lambda: None)
+    monkeypatch.setattr(bridge, "connect", connect)
     assert find_devices("auto", str(tmp_path)) == ()
     assert connected == [], "nothing is imported where there is no device"
     (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)

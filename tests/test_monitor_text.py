@@ -12,7 +12,7 @@ import pytest
 
 import memtools
 from memtools import MemoryMonitor, StepsLeft, read_record
-from memtools._monitor_text import (
+from memtools.monitor.text import (
     DeviceTiers,
     HostTiers,
     format_stats,
@@ -285,8 +285,8 @@ def test_a_device_that_is_not_there(cuda: FakeCuda) -> None:
 
 
 def test_a_forecast_is_in_the_summary(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memtools._leaks import LeakVerdict
-    from memtools._monitor_leaks import LeakWatch
+    from memtools.leak.detector import LeakVerdict
+    from memtools.monitor.leakwatch import LeakWatch
 
     left = StepsLeft(100.0, 150.0, 200.0)
     verdict = LeakVerdict("leak", 4 * GIB, "high", left, "heap", 10)

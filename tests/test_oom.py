@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import memtools
-from memtools import _oom
+from memtools.monitor import oom
 
 GIB = 2**30
 
@@ -51,7 +51,7 @@ class FakeCuda:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda()
-    monkeypatch.setattr(torch._C, _oom._HOOK, fake.attach, raising=False)
+    monkeypatch.setattr(torch._C, oom._HOOK, fake.attach, raising=False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: fake.is_initialized)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
@@ -61,9 +61,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 
 @pytest.fixture
-def observer(monkeypatch: pytest.MonkeyPatch) -> _oom.Observer:
-    made = _oom.Observer()
-    monkeypatch.setattr(_oom, "observer", made)
+def observer(monkeypatch: pytest.MonkeyPatch) -> oom.Observer:
+    made = oom.Observer()
+    monkeypatch.setattr(oom, "observer", made)
     return made
 
 
@@ -95,18 +95,18 @@ class Buffer:
 
 
 def test_the_biggest_holders_are_named(cuda, observer, monitor, monkeypatch):
-    monkeypatch.setattr(_oom, "SLOW_CENSUS", 3600.0)  # however long it takes here and now
+    monkeypatch.setattr(oom, "SLOW_CENSUS", 3600.0)  # however long it takes here and now
     buffer = Buffer()
     buffer.kept = [torch.empty(257, 1021) for _ in range(40)]
-    (line, *more) = _oom.holder_lines("cpu")
+    (line, *more) = oom.holder_lines("cpu")
     assert line == "40 [257, 1021] float32 tensors, 40.0 MiB, most held by list Buffer.kept"
-    assert len(more) <= _oom.GROUPS - 1
-    assert list(_oom.holder_lines("cuda:0")) == []
+    assert len(more) <= oom.GROUPS - 1
+    assert list(oom.holder_lines("cuda:0")) == []
 
 
 def test_holders_go_into_the_record(cuda, observer, monitor, monkeypatch):
     lines = ["a", "b" * 400]
-    monkeypatch.setattr(_oom, "holder_lines", lambda device: [f"{device} {x}" for x in lines])
+    monkeypatch.setattr(oom, "holder_lines", lambda device: [f"{device} {x}" for x in lines])
     observer.follow(monitor)
     with pytest.raises(torch.OutOfMemoryError):
         cuda.fail(device=1)
@@ -117,8 +117,8 @@ def test_holders_go_into_the_record(cuda, observer, monitor, monkeypatch):
 
 def test_a_slow_census_is_not_followed_by_passes_that_take_ten_times_as_long(monkeypatch):
     kept = [torch.empty(257, 1023) for _ in range(40)]
-    monkeypatch.setattr(_oom, "SLOW_CENSUS", 0.0)
-    assert next(_oom.holder_lines("cpu")) == "40 [257, 1023] float32 tensors, 40.1 MiB"
+    monkeypatch.setattr(oom, "SLOW_CENSUS", 0.0)
+    assert next(oom.holder_lines("cpu")) == "40 [257, 1023] float32 tensors, 40.1 MiB"
     assert len(kept) == 40
 
 
@@ -137,7 +137,7 @@ def test_it_is_attached_once_and_only_when_the_program_has_a_context(cuda, obser
 def test_a_monitor_of_devices_attaches_it_at_the_start_or_at_a_safe_point(
     cuda, observer, monkeypatch
 ):
-    monkeypatch.setattr("memtools._monitor_device.find_devices", lambda device, root: (0,))
+    monkeypatch.setattr("memtools._base.devices.find_devices", lambda device, root: (0,))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (GIB, 79 * GIB))
     cuda.is_initialized = False
     with memtools.MemoryMonitor(leaks=False) as monitor:
@@ -155,9 +155,9 @@ def test_many_failures_are_one_event_a_second_with_their_number(
     cuda, observer, monitor, monkeypatch
 ):
     clock = [100.0]
-    monkeypatch.setattr(_oom.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(oom.time, "monotonic", lambda: clock[0])
     looks = []
-    monkeypatch.setattr(_oom, "holder_lines", lambda device: looks.append(device) or [])
+    monkeypatch.setattr(oom, "holder_lines", lambda device: looks.append(device) or [])
     observer.follow(monitor)
     for now in (100.0, 100.1, 100.9, 101.0, 129.0, 130.0):
         clock[0] = now
@@ -206,7 +206,7 @@ def test_a_failure_within_it_does_not_begin_it_again(cuda, observer, monitor, mo
             cuda.fail()
         return cuda.stats(device)
 
-    monkeypatch.setattr(_oom, "EVENT_EVERY", 0.0)
+    monkeypatch.setattr(oom, "EVENT_EVERY", 0.0)
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", fails_too)
     observer.follow(monitor)
     with pytest.raises(torch.OutOfMemoryError):
@@ -218,7 +218,7 @@ def test_an_allocator_without_observers_is_said_once(cuda, observer, monitor, mo
     def refuse(observer: object) -> None:
         raise RuntimeError("CUDAPluggableAllocator does not yet support it")
 
-    monkeypatch.setattr(torch._C, _oom._HOOK, refuse)
+    monkeypatch.setattr(torch._C, oom._HOOK, refuse)
     with pytest.warns(RuntimeWarning, match="out of device memory is not recorded: CUDAPluggable"):
         observer.follow(monitor)
     assert observer.attach()
@@ -228,7 +228,7 @@ def test_an_older_torch_has_snapshots_with_traces_only(cuda):
     def older() -> list[dict[str, Any]]:
         return cuda.snapshot(include_traces=False)
 
-    assert _oom.largest_free(torch, 0) == GIB
+    assert oom.largest_free(torch, 0) == GIB
     torch.cuda.memory_snapshot = older  # the fixture puts it back
-    assert _oom.largest_free(torch, 1) == 50 * GIB
-    assert _oom.largest_free(torch, 2) == 0
+    assert oom.largest_free(torch, 1) == 50 * GIB
+    assert oom.largest_free(torch, 2) == 0

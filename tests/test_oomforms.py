@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import memtools
-from memtools import _oomforms
+from memtools._base import oom
 from memtools.errors import HostMemoryPressure
 
 
@@ -122,19 +122,19 @@ def _while_handling():
 
 @pytest.mark.parametrize("name", OUT)
 def test_it_is_out_of_memory(name):
-    assert _oomforms.is_out_of_memory(OUT[name])
+    assert oom.is_out_of_memory(OUT[name])
 
 
 @pytest.mark.parametrize("name", OTHER)
 def test_it_is_something_else(name):
-    assert not _oomforms.is_out_of_memory(OTHER[name])
+    assert not oom.is_out_of_memory(OTHER[name])
 
 
 def test_a_ring_of_causes_ends():
     first, second = ValueError("a"), ValueError("b")
     first.__cause__, second.__cause__ = second, first
-    assert not _oomforms.is_out_of_memory(first)
-    assert _oomforms.asked_bytes(first) is None
+    assert not oom.is_out_of_memory(first)
+    assert oom.asked_bytes(first) is None
 
 
 @pytest.mark.parametrize(
@@ -152,29 +152,29 @@ def test_a_ring_of_causes_ends():
     ],
 )
 def test_the_bytes_asked_for_are_read_where_they_are_said(error, bytes_):
-    assert _oomforms.asked_bytes(error) == bytes_
+    assert oom.asked_bytes(error) == bytes_
 
 
 def test_a_budgets_own_error_says_what_was_asked():
     history = memtools.GateHistory(max_bytes=memtools.Budget("1 MiB"))
     with pytest.raises(memtools.BudgetError) as caught:
         history.append(torch.rand(100_000, 64))
-    assert _oomforms.is_out_of_memory(caught.value)
-    assert _oomforms.asked_bytes(caught.value) > 1 << 20
+    assert oom.is_out_of_memory(caught.value)
+    assert oom.asked_bytes(caught.value) > 1 << 20
 
 
 def test_a_line_has_the_type_and_the_first_line_and_is_not_long():
-    assert _oomforms.first_line(RuntimeError("a\nb")) == "RuntimeError: a"
-    assert _oomforms.first_line(MemoryError()) == "MemoryError"
-    assert _oomforms.first_line(NoTextError()) == "NoTextError"
-    long = _oomforms.first_line(RuntimeError("x" * 500))
+    assert oom.first_line(RuntimeError("a\nb")) == "RuntimeError: a"
+    assert oom.first_line(MemoryError()) == "MemoryError"
+    assert oom.first_line(NoTextError()) == "NoTextError"
+    long = oom.first_line(RuntimeError("x" * 500))
     assert len(long) == 200
     assert long.endswith("...")
 
 
 REAL = """
 import json, resource, torch
-from memtools import _oomforms
+from memtools._base import oom as _oomforms
 
 def few(call, kind, beside=64 << 20):
     which = getattr(resource, "RLIMIT_" + kind)
@@ -230,14 +230,14 @@ OF_HOST = {
 
 @pytest.mark.parametrize("name", OUT)
 def test_the_hosts_own_memory_is_told_from_a_devices(name):
-    assert _oomforms.is_of_host(OUT[name]) == (name in OF_HOST)
+    assert oom.is_of_host(OUT[name]) == (name in OF_HOST)
 
 
 def test_the_remedy_names_freed_heap_only_where_it_is_in_the_way():
-    assert "checkpoint_layers()" in _oomforms.remedy(None)
-    assert "checkpoint_layers()" in _oomforms.remedy(63 << 20)
-    assert "checkpoint_layers()" in _oomforms.remedy(512 << 20, thresholds_are_set=True)
-    text = _oomforms.remedy(180 << 20)
+    assert "checkpoint_layers()" in oom.remedy(None)
+    assert "checkpoint_layers()" in oom.remedy(63 << 20)
+    assert "checkpoint_layers()" in oom.remedy(512 << 20, thresholds_are_set=True)
+    text = oom.remedy(180 << 20)
     assert text.startswith("malloc keeps 180.0 MiB of freed memory, which counts against the limit")
     assert "set(mmap_threshold='1 MiB')" in text
     assert "MALLOC_MMAP_THRESHOLD_=1048576" in text

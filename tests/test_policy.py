@@ -16,7 +16,7 @@ import torch
 
 import memtools
 from memtools import CleanupPolicy
-from memtools._policy_callbacks import CleanupCall
+from memtools.cleanup.callbacks import CleanupCall
 from tests.monitorroot import MIB, Root
 from tests.policycases import (  # noqa: F401 - fixtures
     aged,

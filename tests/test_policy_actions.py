@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import memtools
-from memtools import _bridge, _monitor_cleanup
-from memtools._cycles import Collected
-from memtools._policy_actions import (
+from memtools._base import reclaim
+from memtools._base import torch as bridge
+from memtools._census.cycles import Collected
+from memtools.cleanup.actions import (
     DEVICE,
     EMPTY_CACHE,
     FIRST_CALLBACK,
@@ -273,7 +274,7 @@ def test_without_a_context_nothing_asks_a_device(cuda: FakeCuda):  # noqa: F811
     assert not capturing()
     synchronize()
     assert run(GC).device == Change()
-    assert not _monitor_cleanup.empty_cache()
+    assert not reclaim.empty_cache()
 
 
 def test_only_devices_in_use_are_waited_for(cuda: FakeCuda):  # noqa: F811
@@ -283,7 +284,7 @@ def test_only_devices_in_use_are_waited_for(cuda: FakeCuda):  # noqa: F811
 
 
 def test_without_torch_host_actions_work(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_bridge, "loaded", lambda: None)
+    monkeypatch.setattr(bridge, "loaded", lambda: None)
     assert devices_in_use() == ()
     assert not capturing()
     for action in (GC, GC_YOUNG, TRIM):

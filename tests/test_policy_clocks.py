@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memtools._policy_clocks import BUILT_IN, MOST_CLOCKS, MOST_EVERY, Clocks
+from memtools.cleanup.clocks import BUILT_IN, MOST_CLOCKS, MOST_EVERY, Clocks
 from tests.policycases import quiet
 
 

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from memtools import CleanupPolicy, _policy_actions, _policy_engine
+from memtools import CleanupPolicy
+from memtools.cleanup import actions, engine
 from tests.policycases import gc_as_found, no_gc, quiet  # noqa: F401 - fixtures
 
 COST = SimpleNamespace(ns=0)
@@ -24,8 +25,8 @@ def _told_cost(monkeypatch: pytest.MonkeyPatch) -> None:
         return COST.ns
 
     told = SimpleNamespace(perf_counter_ns=perf_counter_ns)
-    monkeypatch.setattr(_policy_engine, "time", told)
-    monkeypatch.setattr(_policy_actions, "time", told)
+    monkeypatch.setattr(engine, "time", told)
+    monkeypatch.setattr(actions, "time", told)
 
 
 def busy(ms: float) -> None:
@@ -51,7 +52,7 @@ def steps(policy: CleanupPolicy, count: int, ms: float = 0) -> None:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is said after 20 ms instead of 5 s."""
-    monkeypatch.setattr(_policy_engine, "WARN_SECONDS", 0.02)
+    monkeypatch.setattr(engine, "WARN_SECONDS", 0.02)
 
 
 @pytest.mark.usefixtures("soon")
@@ -78,8 +79,8 @@ def test_a_hundred_updates_must_have_shown_it():
 
 
 def test_five_seconds_must_have_shown_it(monkeypatch: pytest.MonkeyPatch):
-    assert _policy_engine.WARN_SECONDS == 5
-    monkeypatch.setattr(_policy_engine, "WARN_SECONDS", 3600.0)  # for a machine that is slow today
+    assert engine.WARN_SECONDS == 5
+    monkeypatch.setattr(engine, "WARN_SECONDS", 3600.0)  # for a machine that is slow today
     policy = dear()
     steps(policy, 150)
     assert policy.report()["tidy"].share > 0.01

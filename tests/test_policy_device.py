@@ -10,7 +10,7 @@ from tests.test_sampler_devices import Program, program  # noqa: F401 - fixtures
 POLICY = """
 sampler.stop()
 from types import SimpleNamespace
-from memtools import CleanupPolicy, _bridge
+from memtools import CleanupPolicy; from memtools._base import torch as _bridge
 from tests.fakedevice import FakeCuda
 MIB = 2**20
 fake = FakeCuda(2)

@@ -7,11 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from memtools import MemoryMonitor, _policy_events, read_record
-from memtools._figures import figures_of
-from memtools._policy_actions import FIRST_CALLBACK, Change, Outcome
-from memtools._policy_events import Events
-from memtools.report import _events
+from memtools import MemoryMonitor, read_record
+from memtools.cleanup import events as policy_events
+from memtools.cleanup.actions import FIRST_CALLBACK, Change, Outcome
+from memtools.cleanup.events import Events
+from memtools.record import events as record_events
+from memtools.record.figures import figures_of
 from tests.policycases import gc_as_found, quiet  # noqa: F401 - a fixture
 
 MIB = 2**20
@@ -47,7 +48,7 @@ def test_every_running_monitor_is_told(tmp_path: Path):
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The monotonic time, as the test sets it."""
     now = [10**12]
-    monkeypatch.setattr(_policy_events, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
+    monkeypatch.setattr(policy_events, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
     return now
 
 
@@ -63,7 +64,7 @@ def test_the_text_is_what_reports_read(tmp_path: Path, clock: list[int]):
         "empty_cache (fragmented) 1.5 ms: freed 0 B on the host, 8.0 MiB on the devices",
         "drop  a  small  one 2.0 ms: freed 0 B on the host",
     ]
-    read = [_events.cleanup(e) for e in read_record(path).events if e.kind == "cleanup"]
+    read = [record_events.cleanup(e) for e in read_record(path).events if e.kind == "cleanup"]
     assert read == [
         ("gc", 0.002, 4 * MIB),
         ("empty_cache", 0.0015, 8 * MIB),
@@ -88,7 +89,7 @@ def test_what_comes_often_is_added_up(tmp_path: Path, clock: list[int]):
         "gc_young (cadence, 10 times) 20.0 ms: freed 10.0 MiB on the host",
         "gc_young (3 objects, cadence) 2.0 ms: freed 1.0 MiB on the host",
     ]
-    sums = [_events.cleanup(e) for e in read_record(path).events if e.kind == "cleanup"]
+    sums = [record_events.cleanup(e) for e in read_record(path).events if e.kind == "cleanup"]
     assert sum(seconds for _, seconds, _ in sums) == pytest.approx(0.024)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from memtools import CleanupPolicy, HostMemoryPressure, _bridge
+from memtools import CleanupPolicy, HostMemoryPressure
+from memtools._base import torch as bridge
 from tests.fakedevice import FakeCuda, cuda  # noqa: F401 - a fixture
 from tests.monitorroot import Root
 from tests.policycases import calls, gc_as_found, memory, quiet, times  # noqa: F401 - fixtures
@@ -254,7 +255,7 @@ def test_a_policy_older_than_torch_says_that_it_watches_no_device(
     monkeypatch: pytest.MonkeyPatch,
 ):
     with monkeypatch.context() as before:
-        before.setattr(_bridge, "loaded", lambda: None)
+        before.setattr(bridge, "loaded", lambda: None)
         policy = quiet()
         assert policy.report().notes == ()
     assert "made before torch was imported; make it after that" in str(policy.report())

@@ -21,8 +21,9 @@ from types import SimpleNamespace
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from memtools import CleanupPolicy, _policy_actions, _policy_engine
-from memtools._policy_report import ActionReport
+from memtools import CleanupPolicy
+from memtools.cleanup import actions, engine
+from memtools.cleanup.report import ActionReport
 from tests.policycases import gc_as_found, quiet, times  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,8 +99,8 @@ def young_collects(monkeypatch: pytest.MonkeyPatch, cost_ns: int) -> ActionRepor
         return clock.ns
 
     told = SimpleNamespace(perf_counter_ns=perf_counter_ns)
-    monkeypatch.setattr(_policy_engine, "time", told)
-    monkeypatch.setattr(_policy_actions, "time", told)
+    monkeypatch.setattr(engine, "time", told)
+    monkeypatch.setattr(actions, "time", told)
     with CleanupPolicy(gc_every=None, warmup=0) as policy:
         for _ in range(40):
             policy.step(10)
@@ -122,7 +123,7 @@ def test_young_collects_that_are_dear_and_free_nothing_are_skipped(
 
 def test_young_collects_that_free_some_are_not_backed_off(monkeypatch: pytest.MonkeyPatch):
     """2 MiB at a time is less than what pays, and nothing else would free it."""
-    monkeypatch.setattr(_policy_engine, "CHEAP", -1.0)
+    monkeypatch.setattr(engine, "CHEAP", -1.0)
     with CleanupPolicy(gc_every=None, warmup=0) as policy:
         for _ in range(40):
             holder = SimpleNamespace(pages=mmap.mmap(-1, 2 << 20))

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from memtools import CleanupPolicy, MemoryMonitor, _core, read_record
-from memtools._monitor_run import columns
-from memtools._policy_replay import Replayed, Settings, replay
+from memtools.cleanup.replay import Replayed, Settings, replay
+from memtools.monitor.run import columns
 
 MIB, GIB = 1 << 20, 1 << 30
 MS = 1_000_000

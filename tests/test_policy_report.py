@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from memtools._policy_report import ActionReport, CycleReport, PolicyReport, verdict
+from memtools.cleanup.report import ActionReport, CycleReport, PolicyReport, verdict
 
 MIB = 2**20
 RAN = ActionReport(

@@ -16,8 +16,8 @@ import pytest
 
 import memtools
 from memtools import _core
-from memtools.cli import _monitor
-from memtools.cli._system import cgroup_facts
+from memtools.cli import monitor
+from memtools.cli.system import cgroup_facts
 from tests.ownprocess import in_own_process
 
 MIB = 2**20
@@ -293,7 +293,7 @@ def test_host_memory_tells_the_containers_limit(tmp_path: Path) -> None:
     memory = memtools.host_memory(str(tmp_path))
     assert (memory.cgroup_limit, memory.percent) == (None, 75.0)
     assert memory.limit_source == "no cgroup limit; machine 4.0 MiB"
-    facts = _monitor.monitor_facts(tmp_path)
+    facts = monitor.monitor_facts(tmp_path)
     assert facts["peak_reset"].value is False
     assert facts["pressure_readings"].value is False
 

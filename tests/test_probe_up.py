@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from memtools._probe_up import FIRST_WAIT, LONGEST_WAIT, PROVEN, SizeControl
+from memtools.grad.sizes import FIRST_WAIT, LONGEST_WAIT, PROVEN, SizeControl
 
 BATCH = 64
 

@@ -16,10 +16,10 @@ import pytest
 
 import memtools
 from memtools import cli
-from memtools._figures import figures_of
-from memtools._series import UNKNOWN
+from memtools.record.figures import figures_of
+from memtools.record.series import UNKNOWN
 from memtools.report import render, write_report
-from memtools.report._payload import CELLS
+from memtools.report.payload import CELLS
 from tests.reportcases import COLUMNS, HOSTILE, MIB, Page, write
 
 PROJECT = Path(__file__).resolve().parent.parent

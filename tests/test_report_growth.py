@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import memtools
 from memtools import _core
-from memtools._growth import ENOUGH, Growth, even, judge
-from memtools._series import UNKNOWN, timeline
+from memtools.record.growth import ENOUGH, Growth, even, judge
+from memtools.record.series import UNKNOWN, timeline
 from tests.reportcases import MIB
 from tests.traces import record
 

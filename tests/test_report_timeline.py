@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import memtools
 from memtools import _core
-from memtools._series import UNKNOWN, _reduce, cuts, timeline
+from memtools.record.series import UNKNOWN, _reduce, cuts, timeline
 
 TEN_MILLION = 10_000_000
 

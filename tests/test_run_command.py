@@ -17,8 +17,8 @@ import pytest
 
 import memtools
 from memtools import _core
-from memtools._record import UNKNOWN
-from memtools.cli._tree import COLUMNS, Guard, Tree, pass_on
+from memtools.cli.tree import COLUMNS, Guard, Tree, pass_on
+from memtools.record.record import UNKNOWN
 
 RUN = [sys.executable, "-m", "memtools", "run"]
 MIB = 2**20

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import memtools
-from memtools._monitor_log import ranked
-from memtools._run import StepCounter
 from memtools.cli.run import own_flags
+from memtools.monitor.inprocess import StepCounter
+from memtools.monitor.log import ranked
 from tests.runs import RUN, execute, run, write
 
 
@@ -448,7 +448,7 @@ def test_a_safe_point_that_took_long_does_not_hide_what_comes_after(
 ) -> None:
     """A census takes a second now and then; 200 s without another look would miss a whole run."""
     now = 0
-    monkeypatch.setattr("memtools._run.time.monotonic_ns", lambda: now)
+    monkeypatch.setattr("memtools.monitor.inprocess.time.monotonic_ns", lambda: now)
     steps = Steps()
     counter, optimizer = StepCounter(steps), Optimizer()  # type: ignore[arg-type,unused-ignore]
 
@@ -500,7 +500,8 @@ TRAINING = """
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
     assert type(module.__loader__) is type(module.__spec__.loader) is type(torch.__loader__)
-    assert not any(type(finder).__module__ == "memtools._run" for finder in sys.meta_path)
+    kinds = {type(finder).__module__ for finder in sys.meta_path}
+    assert "memtools.monitor.inprocess" not in kinds
     print(step, bool(model.weight.isfinite().all()))
 """
 

@@ -12,7 +12,7 @@ import pytest
 
 import memtools
 from memtools import _core
-from memtools._record import UNKNOWN
+from memtools.record.record import UNKNOWN
 from tests.samplercases import columns
 from tests.test_probe import plant_limit
 from tests.threadnames import thread_names

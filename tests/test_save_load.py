@@ -11,7 +11,8 @@ from functools import partial
 import pytest
 import torch
 
-from memtools import GateHistory, _file
+from memtools import GateHistory
+from memtools.gate import file as gate_file
 from tests.interrupts import interrupted
 
 OPTIONS = [
@@ -69,7 +70,7 @@ def test_an_interrupt_anywhere_in_saving_is_an_interrupt_and_leaves_one_file(tmp
     second.save(path)
     wanted.add(path.read_bytes())
     places = 0
-    while interrupted(_file, places, partial((first, second)[places % 2].save, path)):
+    while interrupted(gate_file, places, partial((first, second)[places % 2].save, path)):
         places += 1
         assert os.listdir(tmp_path) == ["gates.mtg"]
         assert path.read_bytes() in wanted

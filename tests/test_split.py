@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memtools
-from memtools import _split
+from memtools.grad import split
 
 
 class Pair(NamedTuple):
@@ -53,11 +53,11 @@ def x(count: int = 6, *more: int) -> torch.Tensor:
 
 
 def rows(batch: Any) -> int:
-    return _split.read(batch).rows
+    return split.read(batch).rows
 
 
 def cut(batch: Any, size: int, known: Any = None) -> list[Any]:
-    found = _split.read(batch, known)
+    found = split.read(batch, known)
     count = found.rows
     return [found.take(batch, at, min(at + size, count)) for at in range(0, count, size)]
 
@@ -114,7 +114,7 @@ def test_a_batch_has_six_rows(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_whole_batch_is_passed_as_it_is(name):
-    assert _split.read(CASES[name]).take(CASES[name], 0, 6) is CASES[name]
+    assert split.read(CASES[name]).take(CASES[name], 0, 6) is CASES[name]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 5])
@@ -322,7 +322,7 @@ def samples(*lengths: int) -> list[Any]:
 )
 def test_a_batch_is_read_as_those_before_it(before, batch, sizes):
     known: dict[str, set[str]] = {}
-    _split.read(before, known)
+    split.read(before, known)
     assert [_sizes_of(part) for part in cut(batch, 1, known)] == sizes
 
 
@@ -334,22 +334,22 @@ def _sizes_of(part: Any) -> Any:
 
 def test_what_was_read_in_both_ways_tells_nothing():
     known: dict[str, set[str]] = {}
-    _split.read((samples(5, 4, 3), x(3)), known)
-    _split.read((samples(8, 8), x(8)), known)
+    split.read((samples(5, 4, 3), x(3)), known)
+    split.read((samples(8, 8), x(8)), known)
     with pytest.raises(ValueError, match="nothing tells which"):
-        _split.read((samples(2, 2), x(2)), known)
+        split.read((samples(2, 2), x(2)), known)
 
 
 def test_a_guess_is_not_taken_for_known():
     known: dict[str, set[str]] = {}
-    _split.read(samples(5, 5), known)
+    split.read(samples(5, 5), known)
     assert known == {}
-    _split.read([{"x": x(2), "label": 1}] * 2, known)
+    split.read([{"x": x(2), "label": 1}] * 2, known)
     assert known == {}
 
 
 def test_each_loss_function_has_batches_of_its_own_form():
-    readings = _split.Readings()
+    readings = split.Readings()
 
     def first(micro):
         return micro
@@ -359,30 +359,30 @@ def test_each_loss_function_has_batches_of_its_own_form():
 
     assert readings.of(made()) is readings.of(made())
     assert readings.of(first) is not readings.of(made())
-    _split.read(views(8), readings.of(first))
-    assert _split.read(views(2), readings.of(first)).rows == 2
+    split.read(views(8), readings.of(first))
+    assert split.read(views(2), readings.of(first)).rows == 2
     with pytest.raises(ValueError, match="nothing tells which"):
-        _split.read(views(2), readings.of(made()))
+        split.read(views(2), readings.of(made()))
 
 
 def test_keys_that_change_with_each_batch_are_not_kept_for_ever():
     known: dict[str, set[str]] = {}
     for i in range(600):
-        _split.read({"y": x(3), f"sample {i}": samples(5, 4, 3)}, known)
+        split.read({"y": x(3), f"sample {i}": samples(5, 4, 3)}, known)
     assert len(known) == 256
 
 
 def _asked(batch: Any, patch: pytest.MonkeyPatch) -> int:
     """How many nodes the reading of a batch looks at."""
-    seen, is_array = [0], _split._is_array
+    seen, is_array = [0], split._is_array
 
     def counting(node: Any) -> bool:
         seen[0] += 1
         return is_array(node)
 
     with patch.context() as patched:
-        patched.setattr(_split, "_is_array", counting)
-        _split.read(batch)
+        patched.setattr(split, "_is_array", counting)
+        split.read(batch)
     return seen[0]
 
 
@@ -640,7 +640,7 @@ def test_any_tree_is_cut_into_parts_in_which_each_row_is_once(tree, count, size)
     """A part is what would have been built of its rows alone, in the same order."""
     ids = list(range(count))
     batch = {"first": torch.tensor(ids), "tree": build(tree, ids)}
-    found = _split.read(batch)
+    found = split.read(batch)
     assert found.rows == count
     for at in range(0, count, size):
         mine = ids[at : at + size]

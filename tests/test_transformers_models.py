@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import memtools
-from memtools.integrations._transformers_prefill import needs_padding
 from memtools.integrations.transformers import PooledCache, generate_group, pool_for
+from memtools.integrations.transformers.prefill import needs_padding
 from tests.poolback import everything_is_back
 from tests.tinyhf import prompt, ragged, tiny
 

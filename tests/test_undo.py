@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from memtools import _undo
-from memtools._undo import Buffers, Copy, RandomState, Redo, Scratch, Undo, choose
+from memtools.grad import undo as grad_undo
+from memtools.grad.undo import Buffers, Copy, RandomState, Redo, Scratch, Undo, choose
 
 
 def draw() -> tuple:
@@ -92,7 +92,7 @@ def test_copies_of_buffers_are_made_once():
     assert torch.equal(model.running_mean, kept)
 
 
-MANY = _undo.LARGE  # elements: enough of any type
+MANY = grad_undo.LARGE  # elements: enough of any type
 
 
 class Holding(nn.Module):
@@ -123,13 +123,13 @@ LARGE = {
 @pytest.mark.parametrize("name", LARGE)
 def test_a_large_buffer_that_does_not_change_is_copied_no_more(name):
     model = Holding(LARGE[name].clone())
-    buffers = model.saved(_undo.QUIET)
+    buffers = model.saved(grad_undo.QUIET)
     assert buffers._kept[0].copy is not None
-    buffers = model.saved(_undo.QUIET + 1)
+    buffers = model.saved(grad_undo.QUIET + 1)
     assert [kept.copy is None for kept in buffers._kept] == [True, False]
     version = model.mask._version
     buffers.restore()
-    assert model.count[0] == 2 * _undo.QUIET  # as at the last save
+    assert model.count[0] == 2 * grad_undo.QUIET  # as at the last save
     assert model.mask._version == version
 
 
@@ -312,7 +312,7 @@ def test_scratch_adds_sparse_gradients_as_autograd_does(first_sparse):
 @pytest.mark.parametrize(("memory", "name"), [(4000, "redo"), (4001, "scratch")])
 def test_auto_spends_less_than_a_tenth_of_the_memory(monkeypatch, memory, name):
     ps = [*parameters((100,)), nn.Parameter(torch.randn(10**6), requires_grad=False)]
-    monkeypatch.setattr(_undo, "memory_of", lambda device: memory)
+    monkeypatch.setattr(grad_undo, "memory_of", lambda device: memory)
     assert choose("auto", ps).name == name
     assert choose("copy", ps).name == "copy"
 
@@ -321,13 +321,13 @@ def test_the_hosts_memory_is_the_lowest_of_its_limits(monkeypatch):
     class Host:
         cgroup_limit, total = None, 1 << 40
 
-    monkeypatch.setattr(_undo, "host_memory", lambda: Host)
-    monkeypatch.setattr(_undo.resource, "getrlimit", lambda which: (-1, -1))
-    assert _undo.memory_of(torch.device("cpu")) == 1 << 40
+    monkeypatch.setattr(grad_undo, "host_memory", lambda: Host)
+    monkeypatch.setattr(grad_undo.resource, "getrlimit", lambda which: (-1, -1))
+    assert grad_undo.memory_of(torch.device("cpu")) == 1 << 40
     Host.cgroup_limit = 1 << 32
-    assert _undo.memory_of(torch.device("cpu")) == 1 << 32
-    monkeypatch.setattr(_undo.resource, "getrlimit", lambda which: (1 << 30, -1))
-    assert _undo.memory_of(torch.device("cpu")) == 1 << 30
+    assert grad_undo.memory_of(torch.device("cpu")) == 1 << 32
+    monkeypatch.setattr(grad_undo.resource, "getrlimit", lambda which: (1 << 30, -1))
+    assert grad_undo.memory_of(torch.device("cpu")) == 1 << 30
 
 
 def test_what_was_put_back_is_said():

@@ -21,10 +21,11 @@ from rich.console import Console
 
 import memtools
 from memtools import _core, cli
-from memtools._monitor_run import columns
-from memtools.cli import _frame, _watchview
-from memtools.cli._frame import Frame, look
-from memtools.cli._tree import COLUMNS as TREE_COLUMNS
+from memtools.cli import frame as cli_frame
+from memtools.cli import watch_live
+from memtools.cli.frame import Frame, look
+from memtools.cli.tree import COLUMNS as TREE_COLUMNS
+from memtools.monitor.run import columns
 
 WATCH = [sys.executable, "-m", "memtools", "watch"]
 MIB, GIB = 2**20, 2**30
@@ -106,7 +107,7 @@ def test_a_record_of_something_else_is_shown_as_far_as_it_goes(tmp_path: Path) -
     with _core.RecordWriter(tmp_path / "run.mem", ["loss"]) as writer:
         writer.append(None, [5])
         writer.event("mark", "begun")
-    frame = look(memtools.read_record(tmp_path / "run.mem"), _frame.Judge())
+    frame = look(memtools.read_record(tmp_path / "run.mem"), cli_frame.Judge())
     assert (frame.figures.process, frame.series, frame.figures.samples) == (None, [], 1)
     assert "mark: begun" in frame.block()
 
@@ -119,7 +120,7 @@ def test_growth_of_a_run_without_steps_is_judged_by_its_series(tmp_path: Path) -
         for k in range(6000):
             values: dict[str, Any] = {"rss": (100 + k) * MIB, "private": k * MIB}
             writer.append(start + k * 10_000_000, [values.get(name) for name in names])
-        frame = look(memtools.read_record(tmp_path / "run.mem"), _frame.Judge())
+        frame = look(memtools.read_record(tmp_path / "run.mem"), cli_frame.Judge())
     (growth,) = frame.leak
     assert "/s in rss since" in growth
     assert "; limit in " in growth
@@ -329,7 +330,7 @@ def test_without_rich_a_terminal_gets_lines_and_is_told_of_the_view(
 def drawn(frame: Frame, width: int) -> str:
     console = Console(width=width, force_terminal=True, color_system=None, record=True)
     with console.capture() as capture:
-        console.print(_watchview.drawn(frame))
+        console.print(watch_live.drawn(frame))
     return capture.get()
 
 

@@ -16,9 +16,9 @@ import pytest
 
 import memtools
 from memtools import _core
-from memtools._figures import Figures, figures_of
-from memtools._runsummary import Summary
-from memtools.report._explain import explain
+from memtools.record.figures import Figures, figures_of
+from memtools.record.summary import Summary
+from memtools.report.explain import explain
 from tests.reportcases import COLUMNS, MIB, abandon
 from tests.traces import runs
 

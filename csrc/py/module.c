@@ -27,13 +27,14 @@ mt_state_connect(mt_state *st)
     PyObject *bridge, *done;
 
     if (st->dlpack != NULL) return 0;
-    if ((bridge = PyImport_ImportModule("memtools._bridge")) == NULL) return -1;
+    if ((bridge = PyImport_ImportModule("memtools._base.torch")) == NULL) return -1;
     done = PyObject_CallMethod(bridge, "connect", NULL);
     Py_DECREF(bridge);
     if (done == NULL) return -1;
     Py_DECREF(done);
     if (st->dlpack != NULL) return 0;
-    PyErr_SetString(PyExc_ImportError, "memtools._bridge.connect() did not connect this module");
+    PyErr_SetString(PyExc_ImportError,
+                    "memtools._base.torch.connect() did not connect this module");
     return -1;
 }
 
@@ -124,7 +125,7 @@ cuda_info(PyObject *module, PyObject *Py_UNUSED(none))
 static PyMethodDef methods[] = {
     {"_connect", mt_state_take_connection, METH_VARARGS,
      "_connect(dlpack, tensor, parameter, graph_task_id, is_neg, plain, shim)\n--\n\n"
-     "Take torch's parts; memtools._bridge calls it."},
+     "Take torch's parts; memtools._base.torch calls it."},
     {"cuda_info", cuda_info, METH_NOARGS,
      "cuda_info()\n--\n\n"
      "runtime_version, driver_version and devices of the CUDA runtime as a dict of int; "

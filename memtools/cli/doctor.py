@@ -18,11 +18,11 @@ from pathlib import Path
 from types import ModuleType
 
 from memtools import MemtoolsError, __version__
-from memtools._install import rebuild_command
-from memtools.cli._allocators import allocator_facts
-from memtools.cli._exporters import exporter_facts
-from memtools.cli._monitor import monitor_facts
-from memtools.cli._system import (
+from memtools._base.install import rebuild_command
+from memtools.cli.allocators import allocator_facts
+from memtools.cli.exporters import exporter_facts
+from memtools.cli.monitor import monitor_facts
+from memtools.cli.system import (
     ROOT,
     Fact,
     Section,
@@ -165,7 +165,7 @@ def connect(torch: Torch | None, core: ModuleType | str) -> Connection:
         reason = "memtools._core does not load" if torch else "torch is not installed"
         return Connection(reason, reason)
     try:
-        bridge = importlib.import_module("memtools._bridge")
+        bridge = importlib.import_module("memtools._base.torch")
         # What the bridge or torch would warn of is what this report says by itself.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

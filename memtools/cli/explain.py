@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from memtools.cli._records import UnreadableError, complain, newest_record, printed, read
+from memtools.cli.records import UnreadableError, complain, newest_record, printed, read
 
 
 class Explain:
@@ -30,9 +30,9 @@ class Explain:
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        from memtools._figures import figures_of
-        from memtools.report._advice import advise
-        from memtools.report._explain import explain
+        from memtools.record.figures import figures_of
+        from memtools.report.advice import advise
+        from memtools.report.explain import explain
 
         try:
             figures = figures_of(read(args.record or newest_record()))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import IO
 
 from memtools import MemtoolsError
-from memtools.cli._records import UnreadableError, newest_record, read
+from memtools.cli.records import UnreadableError, newest_record, read
 
 FORMATS = {"jsonl": ".jsonl", "trace": ".trace.json"}
 

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from memtools.cli._records import UnreadableError, complain, newest_record, printed, read
+from memtools.cli.records import UnreadableError, complain, newest_record, printed, read
 
 
 class Report:
@@ -40,10 +40,10 @@ class Report:
 
     def run(self, args: argparse.Namespace) -> int:
         from memtools import report
-        from memtools._figures import figures_of
-        from memtools._redact import redacted_record
-        from memtools.report._advice import advise
-        from memtools.report._words import shown, size
+        from memtools._base.text import shown, size
+        from memtools.record.figures import figures_of
+        from memtools.record.redact import redacted_record
+        from memtools.report.advice import advise
 
         try:
             paths = args.records or [newest_record()]

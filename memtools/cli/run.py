@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from memtools import MemtoolsError
-from memtools._size import parse_bytes
+from memtools._base.size import parse_bytes
 
 PACKAGE = Path(__file__).resolve().parent.parent
 BOOT = PACKAGE / "cli" / "boot"
@@ -89,7 +89,7 @@ class Run:
         if not words or words == ["--"]:
             return wrong("nothing to run: give a script, or -- and a command")
         if words[0] == "--":
-            from memtools.cli._tree import run_command
+            from memtools.cli.tree import run_command
 
             return run_command(words[1:], args)
         if words[0] != "-" and not os.path.exists(words[0]):

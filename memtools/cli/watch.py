@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from memtools import MemtoolsError
-from memtools.cli._records import UnreadableError, newest_record
+from memtools.cli.records import UnreadableError, newest_record
 
 if TYPE_CHECKING:
-    from memtools._record import Record
-    from memtools.cli._frame import Frame
+    from memtools.cli.frame import Frame
+    from memtools.record.record import Record
 
 MAGIC = b"MTRECORD"
 _MADE = re.compile(r"(.*/)\.(.+)\.\d+\.\d+\.new(?: \(deleted\))?", re.S)
@@ -122,7 +122,7 @@ def record_in(line: str) -> str | None:
 
 
 def read(path: str) -> Record:
-    from memtools._record import read_record
+    from memtools.record.record import read_record
 
     try:
         return read_record(path)
@@ -132,7 +132,7 @@ def read(path: str) -> Record:
 
 def follow(path: str, interval: float, once: bool) -> Iterator[Frame]:
     """A frame now and after each interval, to the end of the run."""
-    from memtools.cli._frame import Judge, look
+    from memtools.cli.frame import Judge, look
 
     judge = Judge()
     while True:
@@ -191,6 +191,6 @@ def view_for(args: argparse.Namespace) -> AbstractContextManager[View]:
         draws = False
     if not draws:
         return nullcontext(Block() if args.once else Lines())
-    from memtools.cli import _watchview
+    from memtools.cli import watch_live
 
-    return _watchview.once() if args.once else _watchview.live()
+    return watch_live.once() if args.once else watch_live.live()

@@ -13,19 +13,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memtools.export._jsonl import JsonlWriter
-    from memtools.export._prometheus import PrometheusExporter
-    from memtools.export._scalars import write_scalars
-    from memtools.export._source import MetricsSource
+    from memtools.export.jsonl import JsonlWriter
+    from memtools.export.prometheus import PrometheusExporter
+    from memtools.export.scalars import write_scalars
+    from memtools.export.source import MetricsSource
 
 __all__ = ["JsonlWriter", "MetricsSource", "PrometheusExporter", "write_scalars"]
 
 # Loaded at first use: other parts need what a source of figures is, and no exporter.
 _LATER = {
-    "JsonlWriter": "_jsonl",
-    "MetricsSource": "_source",
-    "PrometheusExporter": "_prometheus",
-    "write_scalars": "_scalars",
+    "JsonlWriter": "jsonl",
+    "MetricsSource": "source",
+    "PrometheusExporter": "prometheus",
+    "write_scalars": "scalars",
 }
 
 

@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Self
 
 from memtools import GradAccumulator, MemoryMonitor
-from memtools.integrations._run import MonitoredRun
+from memtools.integrations._monitored import MonitoredRun
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback

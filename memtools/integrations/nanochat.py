@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import memtools
-from memtools._bridge import connect
+from memtools._base.torch import connect
 
 if TYPE_CHECKING:
     import torch

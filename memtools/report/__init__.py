@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memtools._record import Record
+    from memtools.record.record import Record
 
 __all__ = ["render", "write_report"]
 
@@ -31,8 +31,8 @@ def render(records: Record | Sequence[Record], *, title: str | None = None) -> s
         MemtoolsError: jinja2 is not installed.
         ValueError: there is no record.
     """
-    from memtools._record import Record
-    from memtools.report._page import page
+    from memtools.record.record import Record
+    from memtools.report.page import page
 
     several = [records] if isinstance(records, Record) else list(records)
     wrong = [type(one).__name__ for one in several if not isinstance(one, Record)]
@@ -82,7 +82,7 @@ def write_report(
 
 
 def _refuse_other_files(target: Path) -> None:
-    from memtools.report._page import GENERATOR
+    from memtools.report.page import GENERATOR
 
     if not target.exists():
         return

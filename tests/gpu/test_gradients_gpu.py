@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 import memtools
-from memtools._gradients import Gradients
-from memtools._inbackward import InBackward
-from memtools._maingrads import MainGrads
+from memtools.grad.gradients import Gradients
+from memtools.grad.in_backward import InBackward
+from memtools.grad.main_grads import MainGrads
 
 CUDA = torch.device("cuda")
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import memtools
-from memtools import _oom
+from memtools.monitor import oom
 
 MIB = 2**20
 
@@ -24,9 +24,9 @@ class Keeper:
 @pytest.fixture(autouse=True)
 def _anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test may leave an event at once; torch keeps the one observer."""
-    monkeypatch.setattr(_oom, "EVENT_EVERY", 0.0)
-    monkeypatch.setattr(_oom, "CENSUS_EVERY", 0.0)
-    _oom.observer._next_event = _oom.observer._next_census = 0.0
+    monkeypatch.setattr(oom, "EVENT_EVERY", 0.0)
+    monkeypatch.setattr(oom, "CENSUS_EVERY", 0.0)
+    oom.observer._next_event = oom.observer._next_census = 0.0
     yield
     torch.cuda.empty_cache()
 
@@ -60,7 +60,7 @@ def test_the_largest_free_block_is_that_of_the_allocator(tmp_path):
     torch.cuda.empty_cache()
     parts = [torch.empty(64 * MIB, dtype=torch.int8, device=0) for _ in range(3)]
     del parts[1]
-    assert _oom.largest_free(torch, 0) >= 64 * MIB
+    assert oom.largest_free(torch, 0) >= 64 * MIB
     assert len(parts) == 2
 
 
@@ -91,7 +91,7 @@ def test_a_monitor_that_began_before_the_context_attaches_at_a_step(tmp_path):
     with memtools.MemoryMonitor(path, leaks=False) as monitor:
         torch.ones(1, device="cuda")
         monitor.step()
-        assert _oom.observer.attach()
+        assert oom.observer.attach()
         with pytest.raises(torch.OutOfMemoryError):
             too_much()
     assert len(texts(path, "oom")) == 1

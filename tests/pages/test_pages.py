@@ -10,8 +10,8 @@ import pytest
 
 import memtools
 from memtools import _core
+from memtools._base.text import size
 from memtools.report import write_report
-from memtools.report._words import size
 from tests.pages.chromium import Browser, browser
 from tests.reportcases import HOSTILE, MIB, write
 

@@ -1,7 +1,7 @@
 /* state.h -- what the module keeps: error classes, the type, and the connection to torch.
  *
  * One per interpreter, in the module object; no mutable statics anywhere. The torch half is empty
- * until memtools._bridge.connect() fills it, which the first tensor triggers. */
+ * until memtools._base.torch.connect() fills it, which the first tensor triggers. */
 #ifndef MT_PY_BASE_STATE_H
 #define MT_PY_BASE_STATE_H
 
@@ -57,7 +57,7 @@ mt_state *mt_state_of_type(PyTypeObject *type);
 /* Connects to torch unless that is done. -1 with an error when torch is missing or too old. */
 int mt_state_connect(mt_state *st);
 
-/* Takes the connection's parts from Python: see memtools/_bridge.py. */
+/* Takes the connection's parts from Python: see memtools/_base/torch.py. */
 PyObject *mt_state_take_connection(PyObject *module, PyObject *args);
 
 /* Each registers its type in the module. */

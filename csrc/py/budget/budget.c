@@ -34,7 +34,7 @@ new_ledger(mt_state *st, size_t limit, const char *name, mt_ledger *parent)
     return NULL;
 }
 
-/* None is no limit; text and wrong types are memtools._size's business. */
+/* None is no limit; text and wrong types are memtools._base.size's business. */
 static bool
 bytes_of(PyObject *limit, size_t *out)
 {
@@ -42,7 +42,7 @@ bytes_of(PyObject *limit, size_t *out)
 
     *out = SIZE_MAX;
     if (limit == Py_None) return true;
-    if ((module = PyImport_ImportModule("memtools._size")) == NULL) return false;
+    if ((module = PyImport_ImportModule("memtools._base.size")) == NULL) return false;
     bytes = PyObject_CallMethod(module, "parse_bytes", "Os", limit, "limit");
     Py_DECREF(module);
     if (bytes == NULL) return false;
@@ -128,7 +128,7 @@ typedef struct text {
     size_t len;
 } text;
 
-/* As memtools._size.format_bytes does it. */
+/* As memtools._base.size.format_bytes does it. */
 static const char *
 size_text(size_t bytes, char out[SIZE_TEXT])
 {

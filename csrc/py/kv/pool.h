@@ -22,7 +22,7 @@ typedef struct KVPool {
     mt_kvpool *core;               /* NULL once closed */
     mt_kvguests *guests;
     mt_ledger *ledger; /* one reference */
-    PyObject *helpers; /* memtools._kvtorch */
+    PyObject *helpers; /* memtools.kv.tensors */
     PyObject *dtype, *device, *name;
     PyObject *budget; /* the Budget that was given as limit, or None */
     mt_kvconfig config;

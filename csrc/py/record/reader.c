@@ -1,4 +1,4 @@
-/* reader.c -- memtools._core.record_read: a run.mem as plain data. memtools/_record.py makes
+/* reader.c -- memtools._core.record_read: a run.mem as plain data. memtools/record/record.py makes
  * the public classes of it. */
 #include "py/record/record.h"
 

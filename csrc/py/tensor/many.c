@@ -235,7 +235,7 @@ mt_py_flat_written(const mt_py_flats *f)
     if ((list = PyList_New(0)) == NULL) return -1;
     for (Py_ssize_t i = 0; i < f->n && !failed; i++)
         if (f->at[i].is == MT_TORCH_FLAT) failed = PyList_Append(list, f->at[i].tensor);
-    bridge = failed ? NULL : PyImport_ImportModule("memtools._bridge");
+    bridge = failed ? NULL : PyImport_ImportModule("memtools._base.torch");
     if (bridge != NULL) done = PyObject_CallMethod(bridge, "written", "O", list);
     Py_XDECREF(bridge);
     Py_XDECREF(done);

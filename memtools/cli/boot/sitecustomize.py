@@ -50,7 +50,7 @@ def _start_monitor(options: dict[str, Any]) -> None:
     longer than it takes to import it."""
     sys.path.insert(0, options["root"])
     try:
-        started = importlib.import_module("memtools._run")
+        started = importlib.import_module("memtools.monitor.inprocess")
     finally:
         sys.path.remove(options["root"])
     started.begin(options)

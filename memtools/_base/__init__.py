@@ -1,0 +1,1 @@
+"""What every part of memtools builds on: torch's connection, sizes, text, decorators."""

@@ -1,0 +1,85 @@
+"""Giving memory back: Python's cycles, torch's cached blocks, malloc's idle pages."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from memtools import _core
+from memtools._base import devices as monitor_device
+from memtools._base import torch as bridge
+from memtools._base.devices import initialised
+from memtools._base.size import format_bytes
+from memtools.monitor.signals import READ_HEAP
+
+WORTH = 64 << 20  # idle bytes of malloc that are worth a walk through its free lists
+
+
+def cleanup(probe: _core.Probe, devices: Sequence[int], aggressive: bool) -> dict[str, float]:
+    """What MemoryMonitor.cleanup_memory returns."""
+    rss, reserved = probe.rss(), _reserved(devices)
+    collected, gc_ms = _timed(lambda: gc.collect() + (gc.collect() if aggressive else 0))
+    emptied, cache_ms = _timed(empty_cache)
+    idle = probe.read(READ_HEAP).heap_free
+    trims = aggressive or (idle is not None and idle >= WORTH)
+    trimmed, trim_ms = _timed(trim) if trims else (False, 0.0)
+    host, device = fallen(rss, probe.rss()), fallen(reserved, _reserved(devices))
+    return {
+        "freed_bytes": host + device,
+        "host_freed_bytes": host,
+        "device_freed_bytes": device,
+        "collected_objects": collected,
+        "ms": gc_ms + cache_ms + trim_ms,
+        "gc_ms": gc_ms,
+        "empty_cache_ms": cache_ms if emptied else 0.0,
+        "trim_ms": trim_ms if trimmed else 0.0,
+    }
+
+
+def in_words(done: dict[str, float]) -> str:
+    parts = [f"gc ({done['collected_objects']:.0f} objects) {done['gc_ms']:.1f} ms"]
+    for key, name in (("empty_cache_ms", "empty_cache"), ("trim_ms", "malloc_trim")):
+        parts += [f"{name} {done[key]:.1f} ms"] if done[key] else []
+    return f"{', '.join(parts)}: {freed(done['host_freed_bytes'], done['device_freed_bytes'])}"
+
+
+def freed(host: float, device: float) -> str:
+    """As the text of a cleanup event ends, of which reports read the bytes."""
+    text = f"freed {format_bytes(host)} on the host"
+    return f"{text}, {format_bytes(device)} on the devices" if device else text
+
+
+def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    begin = time.perf_counter()
+    result = call()
+    return result, 1e3 * (time.perf_counter() - begin)
+
+
+def _reserved(devices: Sequence[int]) -> int | None:
+    held = monitor_device.held(devices)
+    return None if held is None else held[1]
+
+
+def empty_cache() -> bool:
+    torch = bridge.loaded()
+    if not initialised(torch):
+        return False
+    torch.cuda.empty_cache()
+    return True
+
+
+def trim() -> bool:
+    """False on a C library that cannot."""
+    try:
+        give_back = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError):
+        return False
+    give_back(ctypes.c_size_t(0))
+    return True
+
+
+def fallen(before: int | None, after: int | None) -> int:
+    return 0 if before is None or after is None else max(0, before - after)

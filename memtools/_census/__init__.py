@@ -1,0 +1,1 @@
+"""Who holds what: counts of objects and tensors, holders, paths, graphs, cycles."""

@@ -1,0 +1,159 @@
+"""Budget: one limit that several parts share, and who holds how much of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from memtools import _core
+from memtools._base.size import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Holding(NamedTuple):
+    """What one part has reserved, or all parts of a suballocation; all figures in bytes."""
+
+    name: str
+    reserved: int
+    #: of it: what the part would give back to one that needs it
+    idle: int
+    peak: int
+    #: of a suballocation; None for a part, and for no limit
+    limit: int | None
+    #: 0 for the budget's own parts, 1 for those of its suballocations, ...
+    depth: int
+    suballocation: bool
+
+
+class BudgetReport:
+    """A budget at one moment: iterates over `Holding`, in the order in which parts are asked to
+    give back; `str()` is the table. `used` is the sum of the holdings of depth 0."""
+
+    __slots__ = ("budget", "holdings", "peak", "used")
+
+    def __init__(self, budget: Budget, holdings: tuple[Holding, ...]) -> None:
+        if not isinstance(budget, Budget):
+            raise TypeError(f"BudgetReport takes a Budget, got {type(budget).__name__}")
+        wrong = [type(one).__name__ for one in holdings if not isinstance(one, Holding)]
+        if wrong:
+            raise TypeError(f"BudgetReport takes the holdings of a report(), got {wrong[0]}")
+        self.budget = repr(budget.name), budget.limit, budget.device
+        self.holdings = holdings
+        self.used = sum(line.reserved for line in holdings if line.depth == 0)
+        self.peak = max(budget.peak, self.used)
+
+    def __iter__(self) -> Iterator[Holding]:
+        return iter(self.holdings)
+
+    def __len__(self) -> int:
+        return len(self.holdings)
+
+    def __getitem__(self, i: int) -> Holding:
+        return self.holdings[i]
+
+    def __repr__(self) -> str:
+        return f"BudgetReport({_summary(*self.budget, self.used, self.peak)}; parts: {len(self)})"
+
+    def __str__(self) -> str:
+        return "\n".join([_summary(*self.budget, self.used, self.peak), *_table(self.holdings)])
+
+
+def _summary(name: str, limit: int | None, device: str | None, used: int, peak: int) -> str:
+    of = "" if limit is None else f" of {format_bytes(limit)}"
+    where = "" if device is None else f" on {device}"
+    return f"budget {name}: {format_bytes(used)}{of} used{where}, peak {format_bytes(peak)}"
+
+
+def _table(holdings: tuple[Holding, ...]) -> list[str]:
+    """Names to the left and indented by depth, figures to the right, as wide as the widest."""
+    rows = [["part", "reserved", "idle", "peak", "limit"]]
+    for line in holdings:
+        figures = [format_bytes(n) for n in (line.reserved, line.idle, line.peak)]
+        limit = "" if line.limit is None else format_bytes(line.limit)
+        rows.append(["  " * line.depth + line.name, *figures, limit])
+    if len(rows) == 1:
+        return ["  no parts"]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = [[row[0].ljust(widths[0])] + list(map(str.rjust, row[1:], widths[1:])) for row in rows]
+    return ["  " + "  ".join(row).rstrip() for row in cells]
+
+
+class Budget(_core.Budget):
+    """A limit in bytes that several parts share: pass it where a part takes `limit` or `max_bytes`.
+
+    A part reserves here before it takes memory, and releases when it has given it back; the sum of
+    the parts is `used`, at every moment. When a reservation does not fit, the other parts are asked
+    to give back what they hold idle, pages that a KVPool keeps for its next lease for example, and
+    only then BudgetError is raised, which names who holds what. Thread-safe.
+
+    Args:
+        limit: bytes, as an int or like `"20 GiB"`; None counts without a limit.
+        device: whose memory it counts, like `"cuda"` (any CUDA device), `"cuda:1"` or `"cpu"`; a
+            part that lies elsewhere refuses it with a ValueError. None: any, in one sum.
+        name: how reports and errors call it.
+
+    Raises:
+        ValueError: a limit below one byte, or text of another form.
+
+    A forked child has a copy, which counts what the child does from then on.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        limit: int | str | None,
+        *,
+        device: str | torch.device | None = None,
+        name: str | None = None,
+    ) -> Budget:
+        where = None if device is None else str(device)
+        return super().__new__(cls, limit, "budget" if name is None else name, where)
+
+    def suballocate(self, name: str, limit: int | str | None = None) -> Budget:
+        """A budget within this one: what its parts reserve counts here as well.
+
+        `limit` is its own and at most this one's; None: as much as this one. Several may promise
+        more than there is: who comes first has it. It lives as long as anybody uses it.
+
+        Raises ValueError for more than this budget's limit.
+        """
+        size = self.limit if limit is None else parse_bytes(limit, "limit")
+        if size is not None and self.limit is not None and size > self.limit:
+            raise ValueError(
+                f"suballocate({name!r}) asks for {format_bytes(size)}, more than the "
+                f"{format_bytes(self.limit)} of {self.name!r}; pass at most that"
+            )
+        return _core.Budget.__new__(type(self), size, name, self.device, self)
+
+    def report(self) -> BudgetReport:
+        """Who holds how much: `print(budget.report())`. Takes a few us a part."""
+        return BudgetReport(self, tuple(Holding(*line) for line in self._report()))
+
+    def __repr__(self) -> str:
+        used, parts = format_bytes(self.used), len(self._report())
+        of = "" if self.limit is None else f" of {format_bytes(self.limit)}"
+        where = "" if self.device is None else f" on {self.device}"
+        return f"Budget({self.name!r}, {used}{of} used{where}, {parts} part{'s' * (parts != 1)})"
+
+    def __copy__(self) -> Budget:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Budget:
+        return self  # a copied model's parts count in the same budget
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Budget counts memory of this process; make one where you need it")
+
+
+def check_device(budget: object, device: str, part: str) -> None:
+    """ValueError when `budget` is a Budget that counts the memory of another device."""
+    counted = budget.device if isinstance(budget, _core.Budget) else None
+    if counted is None or counted in (device, device.partition(":")[0]):
+        return
+    raise ValueError(
+        f"{part} lies on {device}, this budget counts memory of {counted}; pass one that was made "
+        f"with device={device.partition(':')[0]!r} or without a device"
+    )

@@ -1,0 +1,1 @@
+"""When to clean up and what that brings: policy, cadence, actions, gc, managed."""

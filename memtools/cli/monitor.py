@@ -1,0 +1,82 @@
+"""What the memory monitor can do on this machine, tried with its own parts."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from memtools.cli.system import ROOT, Fact, Section, guarded, known, no, unknown, why, yes
+
+KEYS = (
+    "limit_source",
+    "pressure_readings",
+    "peak_reset",
+    "sampler",
+    "record",
+    "leak_test",
+    "census",
+)
+INTERVAL_NS = 10_000_000  # of a MemoryMonitor by default
+
+
+def monitor_facts(root: Path = ROOT) -> Section:
+    """Whose limit counts, what can be read, and whether thread, record and census work."""
+    try:
+        from memtools import _core
+        from memtools._base import torch as bridge
+        from memtools.monitor.host import limit_source
+        from memtools.monitor.signals import READ_CHILDREN, READ_HEAP, READ_RSS
+    except ImportError as error:
+        return dict.fromkeys(KEYS, unknown(why(error)))
+    probe = _core.Probe(str(root), True)
+    sample = probe.read()
+
+    def source() -> Fact:
+        text = limit_source(probe, sample.total)
+        return Fact(None, text) if sample.cgroup_limit is None else known(text)
+
+    def pressure() -> Fact:
+        path, of_host = probe.source()[5:]
+        if sample.pressure is None:
+            return no(f"no {path}" if path else "no v2 control group is mounted")
+        return yes("of the whole machine: this is the root group" if of_host else f"{path}")
+
+    def peak() -> Fact:
+        exact = probe.reset_peak()
+        return yes() if exact else no("/proc/self/clear_refs cannot be written: peaks are at least")
+
+    def sampler() -> Fact:
+        thread = _core.Sampler(INTERVAL_NS, root=str(root))
+        try:
+            thread.start()
+        except RuntimeError as error:
+            return no(str(error))
+        thread.stop()
+        return yes(f"{thread.samples} samples taken")
+
+    def record() -> Fact:
+        """Made where a script would make its run.mem, and removed again."""
+        try:
+            with tempfile.TemporaryDirectory(prefix=".memtools-", dir=os.getcwd()) as folder:
+                writer = _core.RecordWriter(Path(folder, "run.mem"), ["rss"])
+                writer.close()
+        except OSError as error:
+            return no(f"not in this folder: {why(error)}; name another place by log=")
+        return yes(f"in this folder, {writer.nbytes:,} bytes and more")
+
+    def leak_test() -> Fact:
+        read = probe.read(READ_RSS | READ_HEAP | READ_CHILDREN)
+        found = {"heap": read.heap_used, "children": read.children_private, "rss": read.rss}
+        names = ["python", *(name for name, value in found.items() if value is not None)]
+        remark = f"reads {', '.join(names)}"
+        return yes(remark) if read.rss is not None else no(f"{remark}, but no rss")
+
+    def census() -> Fact:
+        if bridge.loaded() is None:
+            return yes("torch is not installed: objects only, no tensors")
+        shim, reason = bridge.shim_status()
+        return yes("by the shim" if shim else f"by torch's own getters, slower: {reason}")
+
+    readers = (source, pressure, peak, sampler, record, leak_test, census)
+    return dict(zip(KEYS, map(guarded, readers), strict=True))

@@ -1,0 +1,268 @@
+"""`memtools run -- command`: watches a command and all that it starts, from outside.
+
+    terminal ── Ctrl-C ──► both, as one job          memtools  ── posix_spawn ──►  command
+    kill, scheduler ─────► memtools ── passes it on ─────────────────────────►       │
+                              │  ◄── SIGCHLD, wait4: how it ended, and its peak ─────┤
+                              └── every interval: /proc of all descendants ──► run.mem
+                              ◄── orphans come here, and still count ─────────── grandchildren
+
+One thread and no signal handlers: signals are blocked and waited for until a sample is due.
+The command is in memtools' process group, so that the terminal, the shell's job control and
+memtools agree who is in the foreground. The kernel sends what is typed to both: memtools leaves the
+command to decide then, and passes on only what another process sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import re
+import resource
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memtools import _core
+from memtools._base.size import exact_bytes, format_bytes
+from memtools.monitor.inprocess import announce, announce_nothing, log_name, opened
+from memtools.monitor.log import open_record
+from memtools.monitor.run import columns
+from memtools.record.summary import Summary, write_summary
+
+NOT_EXECUTABLE, NOT_FOUND, SIGNALLED = 126, 127, 128
+PASSED_ON = tuple(
+    getattr(signal, f"SIG{name}")
+    for name in ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "CONT", "TSTP", "ALRM")
+)
+WATCHED = {signal.SIGCHLD, *PASSED_ON}
+FIELDS = 2 | 4 | 8 | 64  # control group, pressure, system, children
+UNLIMITED = 2**64 - 2
+FROM_KERNEL = 128  # si_code of a key typed at the terminal; what a process sends has 0 or less
+PAGE = resource.getpagesize()
+PR_SET_CHILD_SUBREAPER = 36
+COLUMNS = columns(devices=0)
+
+
+@dataclass
+class Ended:
+    """How the command ended."""
+
+    status: int  # as wait gives it
+    peak_bytes: int | None  # of its largest process; None: below what memtools itself takes
+
+    @property
+    def signal(self) -> int | None:
+        return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else None
+
+    def __str__(self) -> str:
+        if self.signal is None:
+            return f"code {os.WEXITSTATUS(self.status)}"
+        return f"killed by {signal.Signals(self.signal).name}"
+
+
+class Process:
+    """One process's own memory, by a descriptor that means it and no later one of its number."""
+
+    def __init__(self, pid: int) -> None:
+        try:
+            self._fd = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # it has ended already
+            self._fd = -1
+
+    def read(self) -> tuple[int, int]:
+        """Resident bytes, and those of them that are private; zeros when it has ended."""
+        try:
+            _, resident, shared, *_ = os.pread(self._fd, 256, 0).split()
+        except (OSError, ValueError):
+            return 0, 0
+        return int(resident) * PAGE, (int(resident) - int(shared)) * PAGE
+
+
+class Tree:
+    """Samples the command and its descendants into a record."""
+
+    def __init__(self, writer: _core.RecordWriter, limit: int | None) -> None:
+        self.writer = writer
+        self._probe = _core.Probe()
+        self._given = limit
+        self._process: Process | None = None
+        self.limit, self.source = self._limit(self._probe.read(FIELDS))
+        self.used = 0
+
+    def _limit(self, now: _core.Sample) -> tuple[int | None, str]:
+        """The lowest of the limit that was asked for, the control group's and the machine's."""
+        known = [(self._given, "given"), (now.cgroup_limit, "cgroup"), (now.total, "machine")]
+        limits = [(size, name) for size, name in known if size is not None and size >= 0]
+        return min(limits, default=(None, "unknown"))
+
+    def begin(self, pid: int) -> None:
+        self._process = Process(pid)
+
+    def sample(self) -> None:
+        """One row, whose rss and private are the tree's: the command's resident bytes in full, of
+        all others what is theirs alone, so that what they share counts once. A reader that adds
+        children_private to rss must find none there."""
+        now = self._probe.read(FIELDS)
+        rss, private = self._process.read() if self._process else (0, 0)
+        # The command is one of the children, and its private memory part of theirs.
+        others = max(0, (now.children_private or 0) - private)
+        count = None if now.children is None else max(0, now.children - 1)
+        total = rss + others
+        limit = now.cgroup_limit if now.cgroup_limit is not None and now.cgroup_limit >= 0 else None
+        row = [None, total, private + others, None, now.cgroup_used, limit, now.available]
+        self.writer.append(None, [*row, now.pressure, None, count, None, total])
+        self.limit, self.source = self._limit(now)
+        self.used = self._used(now, total)
+
+    def _used(self, now: _core.Sample, tree: int) -> int:
+        """What counts against the limit: the tree's memory against one that was given, the control
+        group's against that of the group, and all that is not available against the machine's."""
+        if self.source == "cgroup" and now.cgroup_used is not None:
+            return now.cgroup_used
+        if self.source == "machine" and now.total is not None and now.available is not None:
+            return now.total - now.available
+        return tree
+
+    def share(self) -> float:
+        return self.used / self.limit if self.limit else 0.0
+
+
+def adopt_orphans() -> None:
+    """A daemon of the command becomes our child, not init's: it is still in the tree. Where the
+    kernel refuses, such processes are not seen."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def own_peak() -> int:
+    """The most that was ever resident in this process. The kernel carries it over into the peak of
+    what this process spawns, for a moment of which the two share their memory."""
+    with open("/proc/self/status") as file:
+        found = re.search(r"VmHWM:\s*(\d+) kB", file.read())
+    return int(found[1]) * 1024 if found else 0
+
+
+def reap(command: int) -> Ended | None:
+    """Takes all that has ended; how the command did, once it has."""
+    ended = None
+    while True:
+        try:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        if pid == command:
+            peak = usage.ru_maxrss * 1024
+            ended = Ended(status, peak if peak > own_peak() else None)
+
+
+def pass_on(info: signal.struct_siginfo, command: int) -> None:
+    """What another process sent to memtools goes to the command. What was typed went there by
+    itself. A stop stops memtools too, until both are continued."""
+    if info.si_code != FROM_KERNEL:
+        os.kill(command, info.si_signo)
+    if info.si_signo == signal.SIGTSTP:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class Guard:
+    """Once the tree is so full: says so and asks the command to end by SIGTERM, once."""
+
+    def __init__(self, fraction: float | None) -> None:
+        self._fraction = fraction
+
+    def look(self, tree: Tree, command: int) -> None:
+        if self._fraction is None or tree.share() < self._fraction:
+            return
+        text = (
+            f"{format_bytes(tree.used)} of {format_bytes(tree.limit or 0)} ({tree.source}) used, "
+            f"{100 * tree.share():.0f} % (guard: {100 * self._fraction:.0f} %): sent SIGTERM"
+        )
+        self._fraction = None
+        tree.writer.event("guard", text)
+        print(f"memtools: {text}", file=sys.stderr, flush=True)
+        os.kill(command, signal.SIGTERM)
+
+
+def watch(command: int, tree: Tree, guard: Guard, interval: float) -> Ended:
+    """Samples until the command has ended."""
+    due = time.monotonic()
+    while True:
+        info = signal.sigtimedwait(WATCHED, max(0.0, due - time.monotonic()))
+        if info is not None and info.si_signo == signal.SIGCHLD:
+            ended = reap(command)
+            if ended is not None:
+                return ended
+        elif info is not None:
+            pass_on(info, command)
+        if time.monotonic() >= due:
+            tree.sample()
+            guard.look(tree, command)
+            due = max(due + interval, time.monotonic() + interval / 10)
+
+
+def start(words: Sequence[str], mask: set[signal.Signals | int]) -> int:
+    """The command, with the signals as memtools found them."""
+    ignored_by_python = [signal.SIGPIPE, signal.SIGXFSZ]
+    return os.posix_spawnp(
+        words[0], list(words), os.environ, setsigmask=mask, setsigdef=ignored_by_python
+    )
+
+
+def end_like(ended: Ended) -> int:
+    """Ends by the signal that ended the command, so that a shell or scheduler sees the same."""
+    number = ended.signal
+    if number is None:
+        return os.WEXITSTATUS(ended.status)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core is enough
+    sys.stderr.flush()
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)
+    return SIGNALLED + number  # process 1 of a container does not die of it
+
+
+def run_command(words: Sequence[str], args: argparse.Namespace) -> int:
+    found = shutil.which(words[0])
+    if found is None:
+        there = os.path.exists(words[0]) and os.sep in words[0]
+        reason = "cannot be executed" if there else "is not found"
+        print(f"memtools run: the command {words[0]} {reason}", file=sys.stderr)
+        return NOT_EXECUTABLE if there else NOT_FOUND
+    said = announce_nothing if args.quiet else announce
+    with opened(lambda: open_record(log_name(args.log), COLUMNS, words, said)) as writer:
+        tree = Tree(writer, args.limit)
+        ended = run_recorded(words, args, tree)
+    if isinstance(ended, int):
+        return ended
+    if not args.quiet:
+        write_summary(Summary.of_record(writer.path), args.json)
+    return end_like(ended)
+
+
+def run_recorded(words: Sequence[str], args: argparse.Namespace, tree: Tree) -> Ended | int:
+    writer = tree.writer
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # ignored by the caller, nothing could be waited for
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    adopt_orphans()
+    limit = f"limit {exact_bytes(tree.limit)} ({tree.source})" if tree.limit else "limit unknown"
+    writer.event("start", f"process tree of {words[0]} every {args.interval_ms} ms; {limit}")
+    begun = time.monotonic_ns()
+    try:
+        pid = start(words, mask)
+    except OSError as error:
+        writer.event("end", f"exit: not started, {error.strerror}")
+        print(f"memtools run: {words[0]}: {error.strerror}", file=sys.stderr)
+        return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+    tree.begin(pid)
+    ended = watch(pid, tree, Guard(args.guard), args.interval_ms / 1000)
+    writer.phase("command", time.monotonic_ns() - begun, ended.peak_bytes)
+    writer.event("end", f"exit: {ended}")
+    return ended

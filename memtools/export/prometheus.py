@@ -1,0 +1,203 @@
+"""PrometheusExporter: the figures over HTTP, read when they are asked for.
+
+Prometheus --GET /metrics--> thread of the server --> collect() --> monitor.metrics()
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from memtools.export.names import Sample, check_labels, samples_of
+from memtools.export.source import MetricsSource, check_source
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+_INSTALL = "pip install prometheus_client"
+
+
+class PrometheusExporter:
+    """Serves `source.metrics()` in Prometheus' text format, on this machine only by default.
+
+    Names follow Prometheus' rules: `memory/host_rss_bytes` is `memtools_host_rss_bytes`, a percent
+    is a ratio of 0 to 1, `memory/cuda1_free_bytes` is `memtools_cuda_free_bytes{device="1"}`.
+    `memtools_up` is 1, or 0 when the source raised. Between scrapes nothing runs. The registry is
+    the exporter's own: what the program counts itself is not touched. A forked child closes its
+    copy of the socket.
+
+        with monitor, PrometheusExporter(monitor, port=9400) as exporter:
+            print(exporter.url)
+
+    Args:
+        source: the monitor, or anything with `metrics()`, which is called by the server's thread.
+        port: 0 takes a free one; see `port` after the start.
+        host: the address to listen at. There is no password: `"0.0.0.0"` shows the figures, and
+            nothing else, to everybody who reaches this machine.
+        labels: the same on every value, like `{"rank": "0"}`.
+        expert: all figures there are.
+
+    Raises:
+        ValueError: a label's name is none of Prometheus', or `device`; a port is out of range.
+        TypeError: `source` has no `metrics()`.
+    """
+
+    def __init__(
+        self,
+        source: MetricsSource,
+        port: int = 0,
+        host: str = "127.0.0.1",
+        *,
+        labels: Mapping[str, str] | None = None,
+        expert: bool = False,
+    ) -> None:
+        check_source(source, "PrometheusExporter")
+        if not 0 <= port <= 65535:
+            raise ValueError(f"port is 0 to 65535, got {port}; 0 takes a free one")
+        self._source, self._asked, self._host, self._expert = source, port, host, expert
+        self._labels = check_labels(labels or {})
+        self._server: Any = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> Self:
+        """Listen from now on.
+
+        Raises:
+            OSError: the port is taken, or the address is none of this machine.
+            RuntimeError: it runs already.
+            ImportError: prometheus_client is not installed.
+        """
+        if self._server is not None:
+            raise RuntimeError(f"the exporter runs already, at {self.url}; stop() it first")
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server
+        except ImportError as error:
+            raise ImportError(f"PrometheusExporter needs prometheus_client; {_INSTALL}") from error
+        registry = CollectorRegistry()
+        registry.register(_Collector(self))
+        try:
+            server, thread = start_http_server(self._asked, self._host, registry)
+        except OSError as error:
+            raise _explained(error, self._host, self._asked) from error
+        self._server, self._thread = server, thread
+        _RUNNING.add(self)
+        return self
+
+    def stop(self) -> None:
+        """Free the port and the thread; takes up to half a second. May be called again."""
+        server, self._server = self._server, None
+        thread, self._thread = self._thread, None
+        _RUNNING.discard(self)
+        if server is None or thread is None:
+            return
+        if thread.is_alive():  # not in a forked child
+            server.shutdown()
+            thread.join()
+        server.server_close()
+
+    def __del__(self) -> None:
+        """As a file that is forgotten open. Whatever thread comes here, it does not wait: it may be
+        the server's own. When the interpreter ends, so does the server."""
+        server = getattr(self, "_server", None)
+        if server is None or sys.is_finalizing():
+            return
+        warnings.warn(f"running {self!r} was forgotten", ResourceWarning, stacklevel=2, source=self)
+        alive = self._thread is not None and self._thread.is_alive()
+        threading.Thread(target=_close, args=(server, alive), daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """The port that it listens at; what was asked for while it does not run."""
+        return self._asked if self._server is None else int(self._server.server_port)
+
+    @property
+    def url(self) -> str:
+        """What to tell Prometheus to scrape."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self.port}/metrics"
+
+    def collect(self) -> Iterator[Metric]:
+        """What a scrape reads now, as prometheus_client's metrics."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        names = list(self._labels)
+        families: dict[str, Any] = {}
+        for sample in self._samples():
+            if sample.name not in families:
+                kind = CounterMetricFamily if sample.is_counter else GaugeMetricFamily
+                keys = [*names, *sample.labels]
+                families[sample.name] = kind(sample.name, sample.help, labels=keys)
+            values = [*self._labels.values(), *sample.labels.values()]
+            families[sample.name].add_metric(values, sample.value)
+        yield from families.values()
+
+    def _samples(self) -> list[Sample]:
+        try:
+            metrics = self._source.metrics(self._expert)
+        except Exception:  # the program's own source: a scrape must not end in a traceback
+            metrics = {}
+            up = 0.0
+        else:
+            up = 1.0
+        alive = Sample("memtools_up", "1 when the figures could be read, else 0.", {}, up, False)
+        return [*samples_of(metrics), alive]
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"PrometheusExporter({self.url}{'' if self._server else ', stopped'})"
+
+
+def _close(server: Any, alive: bool) -> None:
+    if alive:
+        server.shutdown()
+    server.server_close()
+
+
+class _Collector:
+    """What the registry holds. Weak, so that a forgotten exporter and its monitor can go."""
+
+    def __init__(self, exporter: PrometheusExporter) -> None:
+        self._exporter = weakref.ref(exporter)
+
+    def collect(self) -> Iterator[Metric]:
+        exporter = self._exporter()
+        if exporter is not None:
+            yield from exporter.collect()
+
+    def describe(self) -> list[Metric]:
+        return []  # or the registry would read the figures once at the start
+
+
+def _explained(error: OSError, host: str, port: int) -> OSError:
+    if error.errno == errno.EADDRINUSE:
+        text = f"port {port} of {host} is taken by another server; pass port=0 for a free one"
+    elif error.errno == errno.EACCES:
+        text = f"port {port} of {host} is for root only; pass one from 1024 on"
+    else:
+        text = f"cannot listen at port {port} of {host}: {error.strerror or error}"
+    return type(error)(error.errno or errno.EADDRNOTAVAIL, text)
+
+
+_RUNNING: weakref.WeakSet[PrometheusExporter] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """A worker that inherits the socket would hold the port when the training has ended."""
+    for exporter in list(_RUNNING):
+        server = exporter._server
+        if server is not None:
+            server.socket.close()  # this process's descriptor; the parent's goes on listening
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,0 +1,1 @@
+"""A bounded history of gate tensors, their statistics, and the auxiliary loss."""

@@ -1,0 +1,1 @@
+"""Gradient accumulation: windows, precision, norms, back-off, undo, split, ranks."""

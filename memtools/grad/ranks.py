@@ -1,0 +1,300 @@
+"""The ranks of a training job, as gradient accumulation sees them.
+
+        rank 0   |-- micro --|-- micro --|-- micro --|-- micro --|
+        rank 1   |-- micro --|-- micro --|-- flush()             |
+                     nobody waits for anybody here               | table, then gradients
+                                                                 | one step, the same on all
+
+Until the window's end a rank works alone: no collective lies in a forward or backward pass, so a
+rank may run out of memory, halve and go on, or have fewer batches, without the others. Then the
+ranks tell each other how many units they have, and whether one has failed; only if none has, the
+gradients are summed. This file is the way of one process; `ranks_ddp` and
+`ranks_fsdp` are the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from memtools._base import torch as bridge
+from memtools.grad.ranks_wire import Table, Wire
+
+if TYPE_CHECKING:
+    import torch
+
+RUNNING, FLUSHING, FAILED = 0.0, 1.0, 2.0
+_CODE, _COUNT, _WEIGHT, _GUESS, _WEIGHTED, _SCALE, _HAVING = range(7)
+_ALONE: Final = nullcontext()
+
+
+class Reduced(NamedTuple):
+    """A window over all ranks.
+
+    Attributes:
+        weight: units of all ranks.
+        counts: micro-batches of each rank.
+        guess: what every rank's gradients are in units of now, where the ranks had different
+            guesses; 0.0 where no rank had a loss.
+        divided: the gradients are the sum over the ranks divided by this.
+        finished: whether every rank has flushed.
+    """
+
+    weight: float
+    counts: tuple[int, ...]
+    guess: float
+    divided: float = 1.0
+    finished: bool = True
+
+    @property
+    def micro_batches(self) -> int:
+        return sum(self.counts)
+
+    def average(self, scale: float) -> float:
+        """What the reduced gradients are multiplied with, to be those of the mean."""
+        return self.divided / (scale * self.guess * self.weight)
+
+
+class RankError(RuntimeError):
+    """Another rank could not end its window; nothing was reduced and no rank has stepped."""
+
+
+class Ranks:
+    """One process: nothing to agree on.
+
+    Attributes:
+        world: how many ranks there are.
+        rank: which of them this is.
+        no_retry: why a micro-batch cannot be tried again; "" where it can.
+        finished: whether every rank had flushed at the last window's end.
+        sharded: each rank has parts of the parameters.
+        surrounds: a micro-batch's passes run within forward(), in a job of one rank too: DDP and
+            fully_shard reduce there as well.
+    """
+
+    surrounds = False
+    world = 1
+    rank = 0
+    no_retry = ""
+    finished = True
+    sharded = False
+
+    def attach(self) -> None:
+        """From now on the accumulator has the model: what is put on it, is put on it here."""
+
+    def close(self) -> None:
+        """The model is as attach() found it. Again is no error."""
+
+    def forward(self, last: bool) -> Any:
+        """A context for a micro-batch's forward and backward pass."""
+        return _ALONE
+
+    def guess(self, own: float) -> float:
+        """The guess of this window, given this rank's; called at its first backward pass."""
+        return own
+
+    def agree(self, failed: str) -> str:
+        """Whether a micro-batch is to be tried again: "" or why. Every rank calls it after every
+        micro-batch, where that is a collective; where it is not, each decides for itself."""
+        return failed
+
+    def reduce(
+        self, gradients: Any, window: Any, *, flushing: bool = False, problem: Any = None
+    ) -> Reduced:
+        """Sums the gradients over the ranks, at the window's end.
+
+        Args:
+            gradients: where the gradients lie.
+            window: this rank's numbers; empty where its loader has ended.
+            flushing: this rank has no more batches; others may have.
+            problem: the exception by which this rank failed, raised here after the others know.
+        """
+        if problem is not None:
+            raise problem
+        return Reduced(window.total(), (window.count,), window.guess)
+
+    def fail(self, error: BaseException) -> None:
+        """This rank cannot end its window: tells the others, who raise RankError at theirs. Waits
+        for them."""
+
+    def abort(self, error: BaseException, window: Any) -> None:
+        """An exception left a micro-batch's block: fails where the window cannot go on."""
+
+    def measure(self, measure: Any) -> Any:
+        """The measure of the whole gradient, given that of this rank's part."""
+        return measure
+
+
+class SummingRanks(Ranks):
+    """Several processes with a copy of the model each; gradients are summed by hand.
+
+    Attributes:
+        left_out: ids of parameters whose gradients stay each rank's own.
+    """
+
+    def __init__(self, group: Any, left_out: frozenset[int] = frozenset()) -> None:
+        self._wire = Wire(group)
+        self.world, self.rank = self._wire.world, self._wire.rank
+        self.left_out = left_out
+
+    def reduce(
+        self, gradients: Any, window: Any, *, flushing: bool = False, problem: Any = None
+    ) -> Reduced:
+        """One small table, one more of the parameters where not all ranks have gradients of the
+        same, and the gradients."""
+        code = FAILED if problem is not None else FLUSHING if flushing else RUNNING
+        holders = [p for p in gradients.parameters if id(p) not in self.left_out]
+        having = [p.grad is not None for p in holders]
+        table = self._wire.table(row(window, code, _digest(having)))
+        if problem is not None:
+            raise problem
+        check(table, self.rank)
+        reduced = total(table)
+        self.finished = reduced.finished
+        if reduced.guess and reduced.weight > 0:
+            if len(set(table.column(_HAVING))) > 1:
+                having = [n > 0 for n in self._wire.table([], having).counts]
+            held = [p for p, has in zip(holders, having, strict=True) if has]
+            self._sum(held, reduced.guess / (window.guess or reduced.guess))
+        return reduced
+
+    def abort(self, error: BaseException, window: Any) -> None:
+        if window.torn:  # else the window can go on with another micro-batch
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        if not isinstance(error, Exception):  # ctrl-C does not wait for anybody
+            return
+        try:
+            self._wire.table([FAILED] + [0.0] * _HAVING)
+        except RuntimeError as unheard:
+            error.add_note(f"the other ranks could not be told of this: {unheard}")
+
+    def _sum(self, holders: list[Any], factor: float) -> None:
+        """A factor is a power of two, from this rank's guess to the common one."""
+        torch = bridge.connect().torch
+        for holder in holders:
+            if holder.grad is None:
+                holder.grad = torch.zeros_like(holder)
+        self._wire.sum([holder.grad for holder in holders], factor)
+
+
+def row(window: Any, code: float, having: float = 0.0) -> list[float]:
+    """What this rank says. Without a loss the window has no guess, and no scale to compare."""
+    if code == FAILED or window.empty:
+        return [code] + [0.0] * _SCALE + [having]
+    weighted = 1.0 if window.weighted else 0.0
+    return [code, window.count, window.total(), window.guess, weighted, window.scale, having]
+
+
+def _digest(having: list[bool]) -> float:
+    """48 bits: exact in a float64."""
+    return float(int.from_bytes(hashlib.blake2b(bytes(having), digest_size=6).digest()))
+
+
+def check(table: Table, rank: int) -> None:
+    """Raises where the ranks cannot end this window together, on all of them alike."""
+    failed = [i for i, code in enumerate(table.column(_CODE)) if code == FAILED]
+    if failed:
+        raise RankError(
+            f"rank {', '.join(map(str, failed))} failed in this window, its own error says how; "
+            f"rank {rank} has not stepped: reset() drops its window"
+        )
+    losses = [row for row in table.rows if row[_GUESS]]
+    if len({row[_WEIGHTED] for row in losses}) > 1:
+        raise ValueError(
+            "some ranks gave their losses a weight and others none; give one on all ranks or none"
+        )
+    if len({row[_SCALE] for row in losses}) > 1:
+        raise ValueError(
+            f"the ranks have different loss scales, {sorted(table.column(_SCALE))}; make "
+            "GradAccumulator alike on all ranks and load the same state"
+        )
+
+
+def total(table: Table, divided: float = 1.0) -> Reduced:
+    """The least guess of all, so that a sum of fp16 gradients does not overflow by it."""
+    guesses = [guess for guess in table.column(_GUESS) if guess]
+    return Reduced(
+        weight=sum(table.column(_WEIGHT)),
+        counts=tuple(int(count) for count in table.column(_COUNT)),
+        guess=min(guesses, default=0.0),
+        divided=divided,
+        finished=all(code == FLUSHING for code in table.column(_CODE)),
+    )
+
+
+def find_ranks(
+    model: Any, parameters: Sequence[torch.Tensor], ranks: Any = None, overlap: bool = False
+) -> Ranks:
+    """How this model's ranks work together.
+
+    Args:
+        ranks: None looks for DistributedDataParallel and fully_shard in the model; False for one
+            process in any case; True for all ranks of the job, or a process group: the model is
+            a plain one, and starts as it is on the group's first rank.
+        overlap: DistributedDataParallel reduces in the backward pass of the last micro-batch.
+
+    Raises:
+        ValueError: the model is wrapped in what is not supported, or `overlap` without DDP.
+    """
+    if ranks is not None and ranks is not False:
+        from memtools.grad.ranks_ddp import PlainRanks
+
+        _no_overlap(overlap)
+        return PlainRanks(model, None if ranks is True else ranks)
+    if ranks is None and _distributed():
+        found = _wrapped(model, parameters, overlap)
+        if found is not None:
+            return found
+    _no_overlap(overlap)
+    return Ranks()
+
+
+def check_together(ranks: Ranks, main_grads: bool, in_backward: bool, overlap: bool) -> None:
+    """Raises ValueError where gradients would be gone before the ranks have summed them."""
+    if in_backward and ranks.world > 1:
+        raise ValueError(
+            "in_backward=True steps before ranks have summed their gradients: leave it out"
+        )
+    if main_grads and overlap:
+        raise ValueError(
+            "overlap=True reduces the gradients of the last backward pass where they are, and "
+            "main_grads=True takes them away: pick one"
+        )
+    if main_grads and ranks.sharded:
+        raise ValueError(
+            "main_grads=True is not for fully_shard, which reduces each micro-batch: leave it "
+            "out, and give fully_shard MixedPrecisionPolicy(reduce_dtype=torch.float32)"
+        )
+
+
+def _wrapped(model: Any, parameters: Sequence[torch.Tensor], overlap: bool) -> Ranks | None:
+    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    if "FullyShardedDataParallel" in kinds:
+        raise ValueError(
+            "FullyShardedDataParallel is not supported; shard the model with "
+            "torch.distributed.fsdp.fully_shard"
+        )
+    if "FSDPModule" in kinds:
+        from memtools.grad.ranks_fsdp import ShardedRanks
+
+        _no_overlap(overlap)
+        return ShardedRanks(model, parameters)
+    if "DistributedDataParallel" in kinds:
+        from memtools.grad.ranks_ddp import DataParallelRanks
+
+        return DataParallelRanks(model, overlap)
+    return None
+
+
+def _distributed() -> bool:
+    dist = bridge.connect().torch.distributed
+    return bool(dist.is_available() and dist.is_initialized())
+
+
+def _no_overlap(overlap: bool) -> None:
+    if overlap:
+        raise ValueError("overlap=True is for models in DistributedDataParallel; leave it out")

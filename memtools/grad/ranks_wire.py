@@ -1,0 +1,155 @@
+"""What the ranks send each other at a window's end: a small table, then the gradients.
+
+table   one all_reduce (SUM) of float64; a row is one rank's own, the others add zeros to it
+        rank 0  [code, micro-batches, weight, ...]   per parameter: how many ranks have a gradient
+        rank 1  [code, micro-batches, weight, ...]
+flat    gradients side by side in buffers of up to 25 MiB, summed; fp16 and bf16 in fp32
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from memtools._base import torch as bridge
+
+if TYPE_CHECKING:
+    import torch
+
+BUCKET_BYTES = 25 << 20  # as DDP's
+
+
+class Wire:
+    """A process group, and where its small tables lie: in host memory, where that can be.
+
+    Not all backends take host tensors (nccl does not); a gloo group of the same ranks is made for
+    the tables then, if the group is the whole job: making one is a collective of the whole job.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        torch = bridge.connect().torch
+        self._torch, self._dist = torch, torch.distributed
+        self.group = self._dist.group.WORLD if group is None else group
+        self.rank: int = self._dist.get_rank(self.group)
+        self.world: int = self._dist.get_world_size(self.group)
+        if self.rank < 0:
+            raise ValueError("this rank is not in the process group of the model")
+        self._table_group = self.group
+        kinds = sorted(device.type for device in self.group._device_types)
+        if "cpu" not in kinds and self.group is self._dist.group.WORLD:
+            self._table_group = self._dist.new_group(
+                backend="gloo", group_desc="memtools accumulation"
+            )
+            kinds = ["cpu"]
+        self._table_device = "cpu" if "cpu" in kinds or not kinds else kinds[0]
+
+    def table(self, row: Sequence[float], counts: Sequence[float] = ()) -> Table:
+        """Every rank's row, and the sums of the counts. A collective of (world * len(row) +
+        len(counts)) * 8 bytes; each number is exact, as only zeros are added to it."""
+        width, start = len(row), self.rank * len(row)
+        with self._torch.inference_mode(False), self._torch.no_grad():
+            sent = self._torch.zeros(
+                self.world * width + len(counts), dtype=self._torch.float64, device="cpu"
+            )
+            sent[start : start + width] = self._torch.tensor(row, dtype=sent.dtype, device="cpu")
+            if counts:
+                sent[self.world * width :] = self._torch.tensor(
+                    counts, dtype=sent.dtype, device="cpu"
+                )
+            sent = sent.to(self._table_device)
+            self._dist.all_reduce(sent, group=self._table_group)
+            flat: list[float] = sent.tolist()
+        rows = [tuple(flat[i * width : (i + 1) * width]) for i in range(self.world)]
+        return Table(rows, flat[self.world * width :])
+
+    def sum(self, tensors: Sequence[torch.Tensor], factor: float = 1.0) -> None:
+        """Each tensor becomes its own sum over the ranks, after it was multiplied by `factor`.
+
+        Tensors have the same shapes and dtypes on all ranks. Afterwards they have the same bits
+        on all of them. Takes up to two buffers of 25 MiB meanwhile; a contiguous tensor larger than
+        one is summed where it lies.
+        """
+        self._each(tensors, factor, lambda flat: self._dist.all_reduce(flat, group=self.group,
+                                                                       async_op=True))  # fmt: skip
+
+    def broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Each tensor becomes what it is on the group's first rank."""
+        source = self._dist.get_global_rank(self.group, 0)
+        self._each(tensors, 1.0, lambda flat: self._dist.broadcast(
+            flat, source, group=self.group, async_op=True), widen=False)  # fmt: skip
+
+    def _each(
+        self, tensors: Sequence[torch.Tensor], factor: float, send: Any, widen: bool = True
+    ) -> None:
+        """Fills the next buffer while the one before is on its way."""
+        under_way: list[tuple[Any, torch.Tensor, list[torch.Tensor]]] = []
+        with self._torch.inference_mode(False), self._torch.no_grad():
+            for bucket in self._buckets(tensors):
+                flat = self._filled(bucket, widen)
+                if factor != 1.0:
+                    flat.mul_(factor)
+                under_way.append((send(flat), flat, bucket))
+                if len(under_way) == 2:
+                    _land(*under_way.pop(0))
+            for work, flat, bucket in under_way:
+                _land(work, flat, bucket)
+
+    def _buckets(self, tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+        """In the given order within a device and dtype, as all ranks see them alike."""
+        kinds: dict[Any, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            real = self._torch.view_as_real(tensor) if tensor.is_complex() else tensor
+            kinds.setdefault((real.device, real.dtype), []).append(real)
+        for alike in kinds.values():
+            bucket: list[torch.Tensor] = []
+            size = 0
+            for tensor in alike:
+                if bucket and size + tensor.nbytes > BUCKET_BYTES:
+                    yield bucket
+                    bucket, size = [], 0
+                bucket.append(tensor)
+                size += tensor.nbytes
+            yield bucket
+
+    def _filled(self, bucket: list[torch.Tensor], widen: bool) -> torch.Tensor:
+        """One flat tensor of what the bucket holds. A sum of half floats rounds once, not once for
+        each rank, and does not overflow on its way: it is made in fp32."""
+        first = bucket[0]
+        half = first.dtype in (self._torch.float16, self._torch.bfloat16)
+        if len(bucket) == 1 and first.is_contiguous() and not (half and widen):
+            return first.view(-1)
+        flat: torch.Tensor = self._torch.empty(
+            sum(tensor.numel() for tensor in bucket),
+            dtype=self._torch.float32 if half and widen else first.dtype,
+            device=first.device,
+        )
+        for part, tensor in _parts(flat, bucket):
+            part.copy_(tensor)
+        return flat
+
+
+class Table(NamedTuple):
+    """What all ranks have said."""
+
+    rows: list[tuple[float, ...]]
+    counts: list[float]
+
+    def column(self, which: int) -> list[float]:
+        return [row[which] for row in self.rows]
+
+
+def _parts(
+    flat: torch.Tensor, bucket: list[torch.Tensor]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    start = 0
+    for tensor in bucket:
+        yield flat[start : start + tensor.numel()].view(tensor.shape), tensor
+        start += tensor.numel()
+
+
+def _land(work: Any, flat: torch.Tensor, bucket: list[torch.Tensor]) -> None:
+    work.wait()
+    if flat.data_ptr() == bucket[0].data_ptr():
+        return
+    for part, tensor in _parts(flat, bucket):
+        tensor.copy_(part)

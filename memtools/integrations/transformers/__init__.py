@@ -1,0 +1,31 @@
+"""memtools in transformers: a KVPool behind `model.generate`, and a monitor for `Trainer`.
+
+    pool = pool_for(model, max_tokens=2048, max_sequences=16)
+    with PooledCache.for_model(model, pool) as cache:
+        model.generate(input_ids, past_key_values=cache, max_new_tokens=64)
+    generate_group(model, input_ids, 16, pool, max_new_tokens=64, do_sample=True)
+
+    Trainer(model, args, train_dataset=data, callbacks=[MemoryCallback()]).train()
+
+Needs transformers 5.21 or newer.
+"""
+
+from typing import TYPE_CHECKING
+
+from memtools.integrations.transformers.cache import PooledCache
+from memtools.integrations.transformers.group import generate_group
+from memtools.integrations.transformers.model import pool_for
+
+if TYPE_CHECKING:
+    from memtools.integrations.transformers.callback import MemoryCallback
+
+__all__ = ["MemoryCallback", "PooledCache", "generate_group", "pool_for"]
+
+
+def __getattr__(name: str) -> object:
+    """MemoryCallback when it is asked for: transformers takes a second to import what it is of."""
+    if name != "MemoryCallback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from memtools.integrations.transformers import callback
+
+    return callback.MemoryCallback

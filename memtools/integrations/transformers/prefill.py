@@ -1,0 +1,179 @@
+"""Prompts in a pool, each computed once: with its padding, as generate() computes it, or without;
+and which of both is right for a model.
+
+padded     | . . a b c |      all prompts at once: [prompts, tokens]
+           | e f g h i |
+unpadded   | . . a b c |      prompt by prompt; the row's padding is never computed and reads as
+                 |-----|      zeros, which the attention mask hides from the tokens that follow
+
+The second is right where a token's place comes from `position_ids`, or where only distances count.
+A model that counts a token's place from what the cache holds finds another one without the padding.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, cast
+
+from transformers.cache_utils import Cache
+
+from memtools._base.torch import connect
+from memtools.integrations.transformers.cache import PooledCache, PooledLayer
+from memtools.integrations.transformers.model import pool_for
+from memtools.integrations.transformers.rows import View, as_held
+from memtools.integrations.transformers.settings import accepts
+
+if TYPE_CHECKING:
+    import torch
+
+    from memtools import KVLease, KVPool
+else:
+    torch = connect().torch
+
+_PADDING, _TOKENS = 3, 6  # of the row that tells how a model counts
+# By so much of their spread logits may differ, in 32 bits and in 16. Rounding makes 1e-6 and a few
+# hundredths; a token in another place about all of it.
+_ROUNDING, _ROUNDING_16 = 1e-3, 0.2
+
+_needs_padding: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+class _OneRow:
+    """One row of a lease from token `first` on, as if there were nothing else."""
+
+    def __init__(self, lease: KVLease, row: int, first: int) -> None:
+        self.pool = cast("KVPool", lease.pool)
+        self._lease, self._row, self._first = lease, row, first
+        self._seen = [0] * lease.pool.num_layers
+
+    def length(self, layer: int) -> int:
+        return self._seen[layer]
+
+    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> View:
+        rows, counts = self._lease.batch_size, [0] * self._lease.batch_size
+        counts[self._row] = k.shape[2]
+        k, v = as_held(self.pool, k, v)
+        self._lease.update(layer, k.expand(rows, -1, -1, -1), v.expand(rows, -1, -1, -1), counts)
+        self._seen[layer] += k.shape[2]
+        return self.views(layer)
+
+    def views(self, layer: int) -> View:
+        row, end = slice(self._row, self._row + 1), self._first + self._seen[layer]
+        k, v = self._lease.layer(layer)
+        return k[row, :, self._first : end], v[row, :, self._first : end]
+
+
+def offsets(mask: torch.Tensor) -> list[int]:
+    """Where each prompt begins. ValueError where padding is not all on the left."""
+    first = mask.shape[1] - (mask != 0).sum(1)
+    left = torch.arange(mask.shape[1], device=mask.device) >= first[:, None]
+    holes = ((mask != 0) != left).any(1).nonzero()
+    if len(holes):
+        raise ValueError(
+            f"the attention mask of prompt {int(holes[0])} has zeros between its tokens; give the "
+            'attention_mask, or set prefill="padded"'
+        )
+    return [int(offset) for offset in first.tolist()]
+
+
+def prefill_rows(
+    model: Any,
+    lease: KVLease,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    offsets: list[int] | None,
+    chunk: int | None,
+) -> None:
+    """Fills the lease's rows with all of `ids` [prompts, tokens], which may be none; without their
+    padding where `offsets` say how much of it there is."""
+    tokens = ids.shape[1]
+    if tokens == 0:
+        return
+    ids, mask = ids.to(lease.pool.device), mask.to(lease.pool.device)  # as generate() does
+    if offsets is None:
+        _forward(model, PooledCache.from_lease(lease), ids, mask, chunk)
+    else:
+        lease.advance([min(offset, tokens) for offset in offsets])  # padding reads as zeros
+        for row, offset in enumerate(offsets):
+            source = _OneRow(lease, row, offset)
+            layers = [PooledLayer(source, i) for i in range(lease.pool.num_layers)]
+            if offset < tokens:
+                at = slice(row, row + 1), slice(offset, None)
+                _forward(model, Cache(layers=layers), ids[at], mask[at], chunk)
+    if set(lease.lengths) != {tokens}:
+        raise RuntimeError(
+            f"the model left {lease.lengths} of {tokens} prompt tokens in the cache; call "
+            "model.eval(), since gradient checkpointing in training mode goes without a cache"
+        )
+
+
+def _forward(
+    model: Any, cache: Any, ids: torch.Tensor, mask: torch.Tensor, chunk: int | None
+) -> None:
+    """Runs the ids through the model for the sake of the cache, `chunk` tokens at a time."""
+    if accepts(model, "logits_to_keep"):  # of all logits, those of one token
+        extra = {"logits_to_keep": 1}
+    else:
+        extra, model = {}, model.base_model
+    tokens = ids.shape[1]
+    for begin in range(0, tokens, chunk or tokens):
+        end = min(begin + (chunk or tokens), tokens)
+        _run(model, cache, ids[:, begin:end], mask[:, :end], **extra)
+
+
+def _run(model: Any, cache: Any, ids: torch.Tensor, mask: torch.Tensor, **extra: Any) -> Any:
+    """One forward of the ids, the last ones of the mask, with what generate() would give it."""
+    if accepts(model, "position_ids"):
+        positions = (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0)
+        extra["position_ids"] = positions[:, -ids.shape[1] :]
+    if not bool(mask.all()):
+        extra["attention_mask"] = mask
+    return model(input_ids=ids, past_key_values=cache, use_cache=True, **extra)
+
+
+# --- which of both ------------------------------------------------------------------------------
+
+
+def forget_positions(model: Any) -> None:
+    """Vision models of Qwen's kind keep `rope_deltas` of the last batch, one for each row of it,
+    and generate() would add them to the rows of another. Without them it counts anew."""
+    for module in model.modules():
+        if getattr(module, "rope_deltas", None) is not None:
+            module.rope_deltas = None
+
+
+def needs_padding(model: Any, input_ids: torch.Tensor) -> bool:
+    """Whether a prompt without its padding gives other logits: found by the model's first call, by
+    one row of a few tokens, and remembered for as long as the model lives."""
+    found = _needs_padding.get(model)
+    if found is None:
+        found = _needs_padding[model] = _differs_without_padding(model, input_ids)
+    return found
+
+
+def _differs_without_padding(model: Any, input_ids: torch.Tensor) -> bool:
+    ids, mask = _probe(model, input_ids)
+    prompt = ids.shape[1] - 2
+    forget_positions(model)
+    with torch.no_grad(), pool_for(model, ids.shape[1], 2) as pool:
+        logits = []
+        for offset in (None, [_PADDING]):
+            with pool.acquire(1) as lease:
+                prefill_rows(model, lease, ids[:, :prompt], mask[:, :prompt], offset, None)
+                cache = PooledCache.from_lease(lease)
+                for end in (prompt + 1, prompt + 2):
+                    out = _run(model, cache, ids[:, end - 1 : end], mask[:, :end])
+                    logits.append(out.logits[0, -1].double())
+    spread = max(float(x.std()) for x in logits)
+    error = max(float((a - b).abs().max()) for a, b in zip(logits[:2], logits[2:], strict=True))
+    coarse = pool.dtype.itemsize < 4 or torch.is_autocast_enabled(pool.device.type)
+    return not error <= (_ROUNDING_16 if coarse else _ROUNDING) * spread  # NaN: it is not known
+
+
+def _probe(model: Any, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A row of padding and different tokens, those of the user's prompts first, and its mask."""
+    size = model.config.get_text_config(decoder=True).vocab_size
+    some = input_ids.flatten()[-64:].tolist()
+    tokens = list(dict.fromkeys([*reversed(some), *range(min(size, 64))]))[:_TOKENS]
+    ids = torch.tensor([[0] * _PADDING + tokens], device=model.device)
+    return ids, (torch.arange(ids.shape[1], device=ids.device) >= _PADDING)[None].long()

@@ -1,0 +1,174 @@
+"""What one generate() call will do, read from its keywords and configs before anything runs."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from transformers import GenerationConfig
+
+from memtools._base.torch import connect
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = connect().torch
+
+DEFAULT_NEW_TOKENS = 20  # transformers', where no length is given
+
+# Keywords of generate() that do not name a setting and concern rows as they are.
+_PASSED_ON = {
+    "generation_config",
+    "logits_processor",
+    "stopping_criteria",
+    "prefix_allowed_tokens_fn",
+    "synced_gpus",
+    "tokenizer",
+}
+# What generate_group() decides itself, or what a shared prompt cannot be had with.
+_REFUSED = {
+    "num_return_sequences": "num_samples says how many",
+    "num_beams": "for beams give a PooledCache to model.generate",
+    "prompt_lookup_num_tokens": "it takes one row only",
+    "cache_implementation": "the cache is the pool's",
+    "token_healing": "it changes the prompt after its cache is there",
+    "penalty_alpha": "contrastive search goes back to the prompt's activations",
+    "dola_layers": "it goes back to the prompt's activations",
+}
+# Settings that look at where generate() began, or at what it returns: they would mean another
+# thing in every chunk.
+_WHOLE_RUN_ONLY = (
+    "stop_strings",
+    "max_time",
+    "return_dict_in_generate",
+    "begin_suppress_tokens",
+    "exponential_decay_length_penalty",
+    "encoder_repetition_penalty",
+    "encoder_no_repeat_ngram_size",
+    "guidance_scale",
+    "watermarking_config",
+    "logits_processor",
+    "stopping_criteria",
+    "prefix_allowed_tokens_fn",
+)
+# Values by which a setting does nothing, beside None and False.
+_NEUTRAL = {
+    "num_return_sequences": 1,
+    "num_beams": 1,
+    "penalty_alpha": 0,
+    "encoder_repetition_penalty": 1,
+    "encoder_no_repeat_ngram_size": 0,
+    "guidance_scale": 1,
+    "cache_implementation": "hybrid",  # what old checkpoints say; generate() takes it for None
+}
+
+
+class Settings:
+    """The settings of one call, by generate()'s own precedence: keywords, then the given
+    `generation_config`, then the model's."""
+
+    def __init__(self, model: Any, keywords: dict[str, Any]) -> None:
+        self.model = model
+        self.keywords = keywords
+
+    def get(self, name: str) -> Any:
+        if name in self.keywords:
+            return self.keywords[name]
+        for config in (self.keywords.get("generation_config"), self.model.generation_config):
+            value = getattr(config, name, None)
+            if value is not None:
+                return value
+        return None
+
+    def _does_something(self, name: str) -> bool:
+        value = self.get(name)
+        return not (value is None or value is False or value == _NEUTRAL.get(name))
+
+    def check(self) -> None:
+        """Raises ValueError for what cannot go with a prompt prefilled once."""
+        unknown = set(self.keywords) - set(vars(GenerationConfig())) - _PASSED_ON
+        if unknown:
+            raise ValueError(
+                f"generate_group() prefills from input_ids alone and has no use for "
+                f"{', '.join(sorted(unknown))}; leave it out, or use model.generate"
+            )
+        if self.get("use_cache") is False:
+            raise ValueError("generate_group() is about the cache: leave out use_cache=False")
+        for name, why in _REFUSED.items():
+            if self._does_something(name):
+                raise ValueError(f"generate_group() takes no {name}: {why}")
+
+    def check_chunks(self) -> None:
+        """Raises ValueError for what cannot go with `compact_every`."""
+        for name in _WHOLE_RUN_ONLY:
+            if self._does_something(name):
+                raise ValueError(
+                    f"compact_every runs generate() in chunks, which {name} does not survive; "
+                    "leave one of them out"
+                )
+
+    def new_tokens(self, prompt: int) -> int:
+        """Tokens that generate() adds at most to a prompt of that many."""
+        asked, longest = self.get("max_new_tokens"), self.get("max_length")
+        if asked is None and longest is not None:
+            asked = longest - prompt
+        elif asked is None:
+            most = getattr(self.model.config, "max_position_embeddings", None)
+            asked = DEFAULT_NEW_TOKENS
+            asked = asked if most is None else min(asked, most - prompt)
+        if asked < 1:
+            raise ValueError(
+                f"there is nothing to generate: the prompt has {prompt} tokens, "
+                f"max_new_tokens is {self.get('max_new_tokens')} and max_length {longest}"
+            )
+        return int(asked)
+
+    def shortest(self, prompt: int) -> int:
+        """Tokens, prompt and answer, before which no sequence ends."""
+        least = self.get("min_new_tokens")
+        return int(self.get("min_length") or 0) if least is None else prompt + int(least)
+
+    def eos(self) -> list[int]:
+        return _ids(self.get("eos_token_id"))
+
+    def pad(self) -> int | None:
+        """The token that fills up rows: the first that ends one where there is no other."""
+        return next(iter(_ids(self.get("pad_token_id")) + self.eos()), None)
+
+    def mask(self, input_ids: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor:
+        """The attention mask `[prompts, tokens]`: as given, or inferred as generate() does.
+
+        Raises ValueError for a mask of another shape, an empty prompt, or padding on the right.
+        """
+        if given is None:
+            pad = self.pad()
+            mask = torch.ones_like(input_ids)
+            if pad is not None and pad not in self.eos():
+                mask = input_ids.ne(pad).long()
+        else:
+            mask = given
+        if mask.shape != input_ids.shape:
+            raise ValueError(
+                f"attention_mask is {list(mask.shape)}, input_ids are {list(input_ids.shape)}"
+            )
+        empty = (mask[:, -1] == 0).nonzero()
+        if len(empty):
+            raise ValueError(
+                f"prompt {int(empty[0])} has padding at its end: pad on the left "
+                "(tokenizer.padding_side = 'left')"
+            )
+        return mask.to(input_ids.device)
+
+
+def accepts(model: Any, name: str) -> bool:
+    """Whether the model's forward has a parameter of that name, under PEFT's wrapper or not."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return name in inspect.signature(inner.forward).parameters
+
+
+def _ids(value: Any) -> list[int]:
+    if value is None:
+        return []
+    if isinstance(value, torch.Tensor):
+        value = value.tolist()
+    return [int(token) for token in (value if isinstance(value, (list, tuple)) else [value])]

@@ -1,0 +1,1 @@
+"""The KV cache: pools of pages, and leases of them."""

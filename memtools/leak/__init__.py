@@ -1,0 +1,1 @@
+"""The leak test: a verdict from readings of memory."""

@@ -1,0 +1,291 @@
+"""LeakDetector: does a program leak, how fast, and how long is left? From memory readings alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from memtools import _core
+from memtools._base.size import format_bytes, parse_bytes
+
+SIGNALS = ("heap", "python", "tensors", "children", "device", "rss")
+#: Growth that no container explains matters from so many bytes a step on, which a buffer or a cache
+#: of a warm-up seldom takes, or from so many a second, which fill 16 GiB within a day.
+LEAST_PER_STEP, LEAST_PER_SECOND = 1024, 256 * 1024
+
+
+class StepsLeft(NamedTuple):
+    """Steps until a limit is reached, as an interval; `math.inf` where the series does not grow."""
+
+    #: hardly earlier than this, if nothing else is loaded
+    lo: float
+    #: at the present rate
+    mid: float
+    #: hardly later
+    hi: float
+
+    def __str__(self) -> str:
+        if math.isinf(self.lo):
+            return "no limit in sight"
+        if self.hi < 1:
+            return "limit reached"
+        if math.isinf(self.hi):
+            return f"limit in {_rounded(self.lo)} steps at the earliest"
+        return f"limit in {_rounded(self.lo)} to {_rounded(self.hi)} steps"
+
+
+@dataclass(frozen=True)
+class LeakVerdict:
+    """What a LeakDetector says at one moment; `str()` is one plain line."""
+
+    #: "quiet", "growing", "likely", "leak" or "fragmentation"
+    kind: str
+    #: growth of the signal that decided, in bytes a step; 0 when quiet
+    rate_bytes_per_step: float
+    #: that what grows is a leak: "high", "good" (leak), "fair" (likely), "low" (growing), "none"
+    confidence: str
+    #: until the limit that the detector was given; None without one, and when quiet
+    steps_left: StepsLeft | None = None
+    #: "heap", "python", "tensors", "children", "device" or "rss"; None when quiet
+    signal: str | None = None
+    #: the step at which the growth began, as far as the readings show it
+    since_step: int | None = None
+    #: the rate is within so much of the truth, 19 times out of 20 if the program stays as it is
+    rate_error: float = 0.0
+    #: what it costs in resident memory, in bytes a step; None where rss is not read
+    rss_bytes_per_step: float | None = None
+    #: growth late in the run over growth early in it: 1 is a straight line
+    shape: float = 0.0
+    #: the limit may be reached within a tenth of the steps done, or a hundred steps
+    pressure: bool = False
+    #: what grows may be a buffer that the caller can declare by `expect_growth`
+    declarable: bool = False
+
+    def __str__(self) -> str:
+        if self.signal is None:
+            return "quiet: no signal grows"
+        rate = format_bytes(self.rate_bytes_per_step)
+        left = "" if self.steps_left is None else f"{self.steps_left}"
+        if self.kind == "fragmentation":
+            line = f"fragmentation: +{rate}/step in rss since step {self.since_step:,}, while what"
+            return _joined(f"{line} is in use does not grow", left)
+        if self.kind == "growing":
+            return self._growing(rate, left)
+        line = f"{self.kind}: +{rate}/step in {self.signal} since step {self.since_step:,}"
+        cost = self.rss_bytes_per_step or 0
+        if self.signal != "rss" and cost > 1.5 * self.rate_bytes_per_step:
+            line = f"{line}, costs {format_bytes(cost)}/step of rss"
+        return _joined(line, left)
+
+    def _growing(self, rate: str, left: str) -> str:
+        shape = "straight line" if 0.8 <= self.shape <= 1.25 else "not a straight line"
+        since = f"in {self.signal} since step {self.since_step:,}"
+        if self.rate_bytes_per_step < 0.5:
+            return f"growing: {since}, but no longer at the end"
+        line = f"growing: +{rate}/step {since}, {shape}"
+        if left:
+            line = f"{line}; {left} if it goes on"
+        if self.declarable:
+            line = f'{line}; if a buffer fills, declare it: expect_growth("its name", bytes=...)'
+        return line
+
+
+def matters(bytes_per_step: float, steps_per_second: float) -> bool:
+    """Whether growth is worth a word also where nobody is known to hold it."""
+    per_second = bytes_per_step * steps_per_second
+    return bytes_per_step >= LEAST_PER_STEP or per_second >= LEAST_PER_SECOND
+
+
+def _sooner(one: StepsLeft | None, other: StepsLeft | None) -> StepsLeft | None:
+    if one is None or other is None:
+        return one or other
+    return StepsLeft(*map(min, one, other))
+
+
+def _together(one: StepsLeft | None, other: StepsLeft | None) -> StepsLeft | None:
+    """Until two that grow side by side have filled what each alone would fill in that time."""
+    if one is None or other is None:
+        return one or other
+    pairs = zip(one, other, strict=True)
+    return StepsLeft(*(1 / (1 / a + 1 / b) if a and b else 0.0 for a, b in pairs))
+
+
+def _joined(line: str, left: str) -> str:
+    return f"{line}, {left}" if left else line
+
+
+def _rounded(steps: float) -> str:
+    """Two digits of a forecast are more than it knows."""
+    digits = len(str(int(steps)))
+    return f"{round(steps, min(0, 2 - digits)):,.0f}"
+
+
+def _bars(bar: int | str | Mapping[str, int | str] | None) -> tuple[float, ...]:
+    """Of each signal in the order of SIGNALS; 0 for what is usual."""
+    if bar is None:
+        return (0.0,) * len(SIGNALS)
+    if not isinstance(bar, Mapping):
+        return (float(parse_bytes(bar, "bar_bytes")),) * len(SIGNALS)
+    for name in bar:
+        if name not in SIGNALS:
+            raise ValueError(f"bar_bytes: there is no signal {name!r}; there are {_named()}")
+    given = {name: parse_bytes(size, f"bar_bytes[{name!r}]") for name, size in bar.items()}
+    return tuple(float(given.get(name, 0)) for name in SIGNALS)
+
+
+def _named() -> str:
+    return f"{', '.join(SIGNALS[:-1])} and {SIGNALS[-1]}"
+
+
+class LeakDetector(_core.LeakDetector):
+    """A leak test for a training loop, or for any series of memory readings.
+
+        detector = memtools.LeakDetector(limit_bytes="16 GiB")
+        for step in range(steps):
+            ...
+            detector.update(step, heap=bytes_in_use, rss=bytes_resident)
+        print(detector.verdict())
+
+    Signals: `heap` (malloc's bytes in use), `python` (the interpreter's own blocks), `tensors`,
+    `children` (private bytes of child processes) and `device` (bytes allocated there) are exact and
+    decide; `rss` is noisy, may grow without a leak, and decides only where `heap` is not read.
+    Give what you have, at the same point of each step. docs/leaks.md says what can be told apart.
+
+    Memory 16 KiB, whatever the length of the run. Not thread-safe beyond what the GIL gives.
+
+    Args:
+        limit_bytes: what the process may use with its children, for `steps_left`.
+        device_limit_bytes: the same for the device.
+        span_steps: a shape counts once a window covers so many steps. Where memory has a period,
+            an epoch for example, pass 2.5 times its length if that is more.
+        bar_bytes: less growth than this is none: one size, or a dict by signal. None: 1 MiB for
+            rss, children and device, 512 KiB for python, 256 KiB for heap and tensors.
+
+    Raises:
+        ValueError: a size or span below 1, an unknown signal.
+    """
+
+    __slots__ = ("_device_limit", "_limit")
+    _limit: int | None
+    _device_limit: int | None
+
+    def __new__(
+        cls,
+        limit_bytes: int | str | None = None,
+        *,
+        device_limit_bytes: int | str | None = None,
+        span_steps: int = 1500,
+        bar_bytes: int | str | Mapping[str, int | str] | None = None,
+    ) -> LeakDetector:
+        if span_steps < 1:
+            raise ValueError(f"span_steps is at least 1 step, got {span_steps}")
+        self = super().__new__(cls, span_steps, _bars(bar_bytes))
+        self._limit = None if limit_bytes is None else parse_bytes(limit_bytes, "limit_bytes")
+        self._device_limit = (
+            None
+            if device_limit_bytes is None
+            else parse_bytes(device_limit_bytes, "device_limit_bytes")
+        )
+        return self
+
+    def verdict(self) -> LeakVerdict:
+        """What the readings so far say; takes about 10 us. `kind` alone is cheaper."""
+        kind, signal, confidence, rate, error, shape, rss, since = self._judge()
+        cost = None if math.isnan(rss) else rss
+        if signal is None:
+            return LeakVerdict(kind, 0.0, confidence, rss_bytes_per_step=cost)
+        limit = self._device_limit if signal == "device" else self._limit
+        left = None if limit is None else self._left(signal, limit)
+        done = max(newest - first for newest, _, _, first in self._last().values())
+        pressure = left is not None and left.lo < max(100, done / 10)
+        return LeakVerdict(
+            kind, rate, confidence, left, signal, since, error, cost, shape, pressure, True
+        )
+
+    def forecast(
+        self, limit_bytes: int | str | None = None, *, signal: str | None = None
+    ) -> StepsLeft | None:
+        """Steps until the limit is reached: about nine times out of ten within `lo` to `hi`, if the
+        program goes on as it is. None before 256 readings.
+
+        `limit_bytes`: None for the one given to the detector. `signal`: None for rss, or what grows
+        where rss is not read. Declared growth that is still to come is counted.
+
+        Raises ValueError without any limit, and for a signal that there is not. Takes 10 us.
+        """
+        limit = self._device_limit if signal == "device" else self._limit
+        if limit_bytes is not None:
+            limit = parse_bytes(limit_bytes, "limit_bytes")
+        if limit is None:
+            raise ValueError("forecast() knows no limit; pass limit_bytes, here or to LeakDetector")
+        if signal is not None:
+            return self._of(signal, limit)
+        grows = self._judge()[1]
+        return self._left(None if grows == "device" else grows, limit)
+
+    def _of(self, signal: str, limit: float) -> StepsLeft | None:
+        interval = self._forecast(signal, limit)
+        return None if interval is None else StepsLeft(*interval)
+
+    def _left(self, signal: str | None, limit: int) -> StepsLeft | None:
+        """Of the device's memory; or of the process's and its children's, which share a limit.
+
+        What is resident runs into the limit, and children beside it. But rss may sleep for a long
+        time while malloc fills its holes: an exact signal that grows makes the forecast sooner,
+        where it is, never later. Series that grow side by side reach the limit together.
+        """
+        if signal == "device":
+            return self._of(signal, limit)
+        last = {name: line[1] for name, line in self._last().items()}
+        rss, children = last.get("rss", 0.0), last.get("children", 0.0)
+        resident = self._of("rss", limit - children)
+        inside = "tensors" if signal == "tensors" or "heap" not in last else "heap"
+        process: StepsLeft | None = None
+        for name in (inside, "python"):  # the interpreter's own blocks are not in malloc's figure
+            beside = max(0.0, rss - last.get(name, 0.0)) + children
+            process = _together(process, self._growing(name, signal, limit - beside))
+        process = _sooner(resident, process)
+        beside_it = self._growing("children", signal, limit - rss)
+        if beside_it is None or process is None:
+            return process or beside_it
+        return _together(process, beside_it) if process.hi < math.inf else beside_it
+
+    def _growing(self, name: str, signal: str | None, limit: float) -> StepsLeft | None:
+        """Of a series that decided, or that grows for certain."""
+        left = self._of(name, limit)
+        return left if left is not None and (name == signal or left.hi < math.inf) else None
+
+    def expect_growth(
+        self,
+        name: str,
+        *,
+        bytes: int | str | None = None,
+        rate: int | float | None = None,
+        until: int | None = None,
+        signal: str | None = None,
+    ) -> None:
+        """Declare growth that is meant, a buffer that fills: it is taken out of the readings from
+        now on, so that only growth beside it counts. Forecasts go on counting it.
+
+        Args:
+            name: of the buffer; to declare it again changes the figures.
+            bytes: how much in all, as an int or like `"2 GiB"`, as fast as it comes.
+            rate: bytes a step; with `bytes`, until that much has come.
+            until: the last step at which it grows.
+            signal: the only one that grows; None for each of them.
+
+        Raises ValueError for neither bytes nor rate, a rate that is not above 0, an unknown signal,
+        and for a ninth name.
+        """
+        if bytes is None and rate is None:
+            raise ValueError(f"expect_growth({name!r}) declares nothing; pass bytes or rate")
+        if rate is not None and not 0 < rate < math.inf:
+            raise ValueError(f"expect_growth({name!r}): rate is above 0 bytes a step, got {rate}")
+        size = math.inf if bytes is None else float(parse_bytes(bytes, "bytes"))
+        self._expect(name, size, math.inf if rate is None else float(rate), until, signal)
+
+    def __repr__(self) -> str:
+        readings = max((line[2] for line in self._last().values()), default=0)
+        return f"LeakDetector({self.kind}, {readings:,} readings of {len(self._last())} signals)"

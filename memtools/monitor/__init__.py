@@ -1,0 +1,1 @@
+"""What memory does while a program runs: readings, limits, phases, guards, the run."""

@@ -1,0 +1,134 @@
+"""How this process is about to end, as far as the interpreter knows: by an exception that nobody
+caught, by sys.exit("text") or SystemExit("text").
+
+Not by sys.last_value, which pytest, IPython and debuggers set for exceptions that end nothing; but
+for Ctrl-C that a hook of somebody else's printed, of which nothing else tells (interrupt()).
+The exit code itself is known last of all, to exit(): see RecordWriter._close_at_exit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from memtools import _core
+from memtools._base.oom import MUCH_IDLE, is_of_host
+from memtools.allocators import malloc
+from memtools.record.redact import redacted
+
+ROOM = 192 - len("exit: ")  # bytes of an event's text
+
+
+class Ending:
+    """What was heard; `failed` is what ends the process where its exit code is 1."""
+
+    def __init__(self) -> None:
+        self.uncaught: str | None = None
+        self.interrupted = False  # the uncaught one is a KeyboardInterrupt: Python ends by SIGINT
+        #: bytes of freed memory that malloc kept when the host's memory ran out, where they are in
+        #: the way; None where they are not, or nobody knows
+        self.idle_heap: int | None = None
+        self._exit_text: str | None = None
+        #: called when an exception was not caught, before anything else
+        self.on_uncaught: list[Callable[[], None]] = []
+
+    @property
+    def failed(self) -> str:
+        return self.uncaught or self._exit_text or ""
+
+    def hear_exception(self, error: BaseException) -> None:
+        for call in self.on_uncaught:
+            call()
+        self.uncaught = f"exception {type(error).__name__}"
+        self.interrupted = isinstance(error, KeyboardInterrupt)
+        self.uncaught = exception_words(error)
+        if is_of_host(error):  # now, while the traceback keeps alive what the program had
+            idle, thresholds_are_set = malloc.idle()
+            is_in_the_way = idle is not None and idle >= MUCH_IDLE and not thresholds_are_set
+            self.idle_heap = idle if is_in_the_way else None
+
+    def hear_exit(self, status: object) -> None:
+        """A text is printed by Python, and the code is 1. In another thread it ends that alone. The
+        last is the one that counts, as those before it have been caught."""
+        if threading.get_ident() != threading.main_thread().ident:
+            return
+        self._exit_text = None  # also where the text of this one cannot be had
+        if status is not None and not isinstance(status, int):
+            self._exit_text = exit_words(status)
+
+
+ending = Ending()
+_before: list[Any] = []  # the hook that was there before the newest watch()
+
+
+def watch(*, whole_program: bool = False) -> None:
+    """Hear of exceptions from now on. For a `whole_program`, whose first line is still to come,
+    also of sys.exit() and SystemExit, and whatever it puts back."""
+    if sys.excepthook is not _core.excepthook:
+        _before[:] = [sys.excepthook]
+        _core._watch_end(ending.hear_exception, ending.hear_exit, sys.excepthook)
+        sys.excepthook = _core.excepthook
+    if whole_program:
+        sys.__excepthook__ = _core.excepthook  # type: ignore[assignment]
+        sys.exit = _core.exit
+        _core._hear_system_exit()
+
+
+def unwatch() -> None:
+    """Leave sys.excepthook as it was, unless somebody has put another over it, or it is watched for
+    a whole program."""
+    if sys.excepthook is not _core.excepthook or sys.__excepthook__ is _core.excepthook:
+        return
+    sys.excepthook = _before[0]  # first: an interrupt after the call below would lose it
+    _core._watch_end(None, None, None)
+
+
+def interrupt() -> str | None:
+    """Ctrl-C in words, where that is what ends the program; else None. A hook of somebody else's
+    that printed it may not have called ours: then what the interpreter handed to it tells, but not
+    at a prompt, where Ctrl-C ends nothing, whoever heard of it."""
+    if hasattr(sys, "ps1"):
+        return None
+    last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    somebody_elses = sys.excepthook is not _core.excepthook
+    if ending.uncaught is None and somebody_elses and isinstance(last, KeyboardInterrupt):
+        ending.hear_exception(last)
+    return ending.uncaught if ending.interrupted else None
+
+
+def keep_interrupt() -> None:
+    """Let the interpreter end by SIGINT after Ctrl-C, as it does unless a text was executed as a
+    program since: by dataclasses, for example, which an import at the end may bring."""
+    if ending.interrupted:
+        with contextlib.suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")
+
+
+def exception_words(error: BaseException) -> str:
+    """`exception ValueError: no such file`, or the code and text of a sys.exit(); as long as an
+    event of a record has room for, whole words of it."""
+    if isinstance(error, SystemExit):
+        return exit_words(error.code)
+    lines = str(error).strip().splitlines()
+    text = f": {lines[0]}" if lines else ""
+    return shortened(redacted(f"exception {type(error).__name__}{text}"), ROOM)
+
+
+def exit_words(code: object) -> str:
+    """How the process ends by sys.exit(code): a text, which Python prints, is code 1."""
+    if code is None or isinstance(code, int):
+        return f"code {(code or 0) & 0xFF}"
+    lines = str(code).strip().splitlines()
+    return shortened(redacted(f"code 1: {lines[0]}"), ROOM) if lines else "code 1"
+
+
+def shortened(text: str, room: int) -> str:
+    """The text in so many bytes of UTF-8, cut between two words."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= room:
+        return data.decode()
+    cut = data[: room - len(" ...")].decode("utf-8", "ignore")
+    return f"{cut.rpartition(' ')[0] or cut} ..."

@@ -1,0 +1,247 @@
+"""What a monitor does when memory runs short: callbacks and guards, at safe points."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from memtools._base.size import format_bytes
+from memtools.errors import HostMemoryPressure
+from memtools.monitor.log import Log
+from memtools.monitor.text import HostTiers, percent
+
+STALLED = 40.0  # percent of the last 10 s: below it, systemd-oomd's users saw false alarms
+MOST_WATERMARKS = 32  # of a sampler
+
+
+class Pressure(NamedTuple):
+    """What a callback of `on_pressure` or `guard` is told."""
+
+    #: the watermark that was passed, as a share of the limit
+    fraction: float
+    #: bytes that count against the limit, and the limit
+    used_bytes: int
+    limit_bytes: int
+    #: where the limit comes from, in words
+    limit_source: str
+    step: int
+    #: share of the last 10 s, 0 to 100, in which some task waited for memory; None when unknown
+    stalled_percent: float | None
+
+    def __str__(self) -> str:
+        used = percent(self.used_bytes, self.limit_bytes)
+        line = (
+            f"{format_bytes(self.used_bytes)} of {format_bytes(self.limit_bytes)} used "
+            f"({used:.1f}%; {self.limit_source}), watermark {100 * self.fraction:g}%"
+        )
+        if self.stalled_percent:
+            line += f", stalled {self.stalled_percent:.0f}% of the last 10 s"
+        return line
+
+
+Callback = Callable[..., object]
+
+
+class Watched(Protocol):
+    """What watermarks need of a sampler."""
+
+    def watch(self, fraction: float, /) -> int: ...
+    def unwatch(self, bit: int, /) -> None: ...
+
+
+class Handle:
+    """A callback or guard that waits. `cancel()` ends that, at any time, also from within it."""
+
+    __slots__ = ("_bits", "_marks", "action", "fraction", "name", "near", "safe")
+
+    def __init__(self, marks: Watermarks, fraction: float, action: Callback | str, safe: bool):
+        self._marks = marks
+        self.fraction, self.action = fraction, action
+        #: True for a guard; False for a callback of on_pressure, which runs before all guards
+        self.safe = safe
+        self.name = action if isinstance(action, str) else _name(action)
+        #: a guard's second watermark was passed: it acts when tasks stall, too
+        self.near = False
+        self._bits: list[int] = []
+
+    def cancel(self) -> None:
+        """Twice is fine."""
+        self._marks._drop(self)
+
+    def __repr__(self) -> str:
+        kind = "guard" if self.safe else "on_pressure"
+        return f"<{kind} {self.name} at {100 * self.fraction:g}%>"
+
+
+class Watermarks:
+    """The watermarks of a monitor; they outlast a run, the sampler's bits do not."""
+
+    __slots__ = ("_handles", "_of_bit", "_sampler")
+
+    def __init__(self) -> None:
+        self._handles: list[Handle] = []
+        self._of_bit: dict[int, tuple[Handle, bool]] = {}  # bit: whose, and whether it is "near"
+        self._sampler: Watched | None = None
+
+    def add(self, fraction: float, action: Callback | str, safe: bool) -> Handle:
+        """Raises ValueError for a fraction that is not in (0, 1] or too many watermarks."""
+        what = "guard" if safe else "on_pressure"
+        if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
+            raise TypeError(f"{what}(): fraction is a number, got {type(fraction).__name__}")
+        if not 0 < fraction <= 1:
+            raise ValueError(f"{what}(): fraction is above 0 and at most 1, got {fraction}")
+        handle = Handle(self, float(fraction), action, safe)
+        if sum(map(_bits_of, self._handles)) + _bits_of(handle) > MOST_WATERMARKS:
+            raise ValueError(
+                f"{what}(): {len(self._handles)} callbacks and guards wait already; cancel some"
+            )
+        self._handles.append(handle)
+        if self._sampler is not None:
+            self._install(handle, self._sampler)
+        return handle
+
+    def begin(self, sampler: Watched) -> None:
+        self._of_bit.clear()
+        self._sampler = sampler
+        for handle in self._handles:
+            self._install(handle, sampler)
+
+    def end(self) -> None:
+        self._sampler = None
+        self._of_bit.clear()
+        for handle in self._handles:
+            handle._bits.clear()
+            handle.near = False
+
+    def _install(self, handle: Handle, sampler: Watched) -> None:
+        self._watch(handle, handle.fraction, False, sampler)
+        if handle.safe and handle.fraction > 0.5:
+            self._watch(handle, 2 * handle.fraction - 1, True, sampler)
+
+    def _watch(self, handle: Handle, fraction: float, near: bool, sampler: Watched) -> None:
+        bit = sampler.watch(fraction)
+        handle._bits.append(bit)
+        self._of_bit[bit] = handle, near
+
+    def _drop(self, handle: Handle) -> None:
+        try:
+            self._handles.remove(handle)
+        except ValueError:
+            return
+        for bit in handle._bits:
+            self._of_bit.pop(bit, None)
+            if self._sampler is not None:
+                self._sampler.unwatch(bit)
+        handle._bits.clear()
+
+    def waiting(self, fired: int) -> list[Handle]:
+        """Those whose own watermark is in the sampler's mask, the lowest first."""
+        found = [pair for bit, pair in list(self._of_bit.items()) if fired >> bit & 1]
+        return sorted((h for h, near in found if not near), key=lambda h: h.fraction)
+
+    @property
+    def handles(self) -> tuple[Handle, ...]:
+        return tuple(self._handles)
+
+    def due(self, fired: int, host: Callable[[], HostTiers]) -> list[Handle]:
+        """Whose turn it is, callbacks before guards, the lowest watermark first. `fired` is the
+        sampler's mask; `host` is asked only where a guard's second watermark was passed."""
+        turn = []
+        while fired:
+            bit = (fired & -fired).bit_length() - 1
+            fired &= fired - 1
+            found = self._of_bit.get(bit)  # another thread may cancel it now
+            if found is not None:
+                handle, near = found
+                if near:
+                    handle.near = True
+                else:
+                    turn.append(handle)
+        stalled = [h for h in self._handles if h.near and h not in turn and h.safe]
+        if stalled:
+            now = host()
+            turn += [handle for handle in stalled if _stalls(handle, now)]
+        for handle in turn:
+            handle.near = False
+        return sorted(turn, key=lambda h: (h.safe, h.fraction))
+
+    @property
+    def watchful(self) -> bool:
+        """Whether a guard waits for stalls: look again soon."""
+        return any(handle.near for handle in self._handles)
+
+    def act(self, handle: Handle, pressure: Pressure, log: Log) -> HostMemoryPressure | None:
+        """Runs a callback; what a guard wants raised is returned. Only HostMemoryPressure and what
+        is no Exception leave a callback."""
+        if handle not in self._handles:
+            return None  # another callback has cancelled it
+        if handle.safe:  # that a watermark was passed, the sampler has written
+            log.event("guard", f"{handle.name}: {pressure}")
+        if handle.action == "raise":
+            return HostMemoryPressure(
+                f"host memory runs out at step {pressure.step:,}: {pressure}; save a checkpoint "
+                "and free memory, or raise the limit"
+            )
+        if callable(handle.action):
+            _call(handle.action, pressure, log)
+        return None
+
+
+def _call(callback: Callback, pressure: Pressure, log: Log) -> None:
+    try:
+        callback(pressure)
+    except HostMemoryPressure:
+        raise
+    except Exception as error:
+        name = _name(callback)
+        log.complain(
+            f"callback {name}",
+            f"{name}(), which waits for memory pressure, failed with "
+            f"{type(error).__name__}: {error}; training goes on, and this is said once",
+        )
+
+
+def _stalls(handle: Handle, now: HostTiers) -> bool:
+    """Little headroom alone may be a full cache, stalls alone another container's: both count."""
+    used = percent(now.used, now.limit)
+    if used is None or used < 100 * (2 * handle.fraction - 1) - 5:
+        handle.near = False
+        return False
+    return now.pressure is not None and now.pressure >= STALLED
+
+
+def _bits_of(handle: Handle) -> int:
+    return 2 if handle.safe and handle.fraction > 0.5 else 1
+
+
+def _name(callback: Any) -> str:
+    return str(getattr(callback, "__qualname__", None) or type(callback).__name__)
+
+
+def accepted(callback: Any, what: str, told: str = "a Pressure") -> Callback:
+    """`callback`, to be called with what it is told; one that takes no argument is wrapped.
+
+    Raises TypeError for what cannot be called with one argument or none.
+    """
+    if not callable(callback):
+        raise TypeError(f"{what}: a function is needed, got {type(callback).__name__}")
+    try:
+        signature = inspect.signature(callback)
+    except (TypeError, ValueError):  # some built-in functions tell none
+        return callback  # type: ignore[no-any-return]
+    for arguments in ((None,), ()):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return callback if arguments else _without(callback)
+    raise TypeError(f"{what}: {_name(callback)}{signature} takes neither {told} nor nothing")
+
+
+def _without(callback: Callable[[], object]) -> Callback:
+    def call(_: object) -> object:
+        return callback()
+
+    call.__qualname__ = _name(callback)
+    return call

@@ -1,0 +1,149 @@
+"""host_memory(): what this process has of the host's memory, and what it may have."""
+
+from __future__ import annotations
+
+import re
+import resource
+from dataclasses import dataclass
+
+from memtools import _core
+from memtools._base.size import format_bytes
+
+_LIMITS = ("RLIMIT_AS", "RLIMIT_DATA")
+SOURCE_NS = 1_000_000_000  # for so long the words about the limit's source are kept
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """The host's memory at one moment, in bytes; None where a figure was not to be had."""
+
+    #: resident memory of this process
+    rss: int | None
+    #: of it, neither of files nor shared
+    private: int | None
+    #: of this process, swapped out
+    swap: int | None
+    #: what counts against the container's limit, less file cache that is easily dropped
+    cgroup_used: int | None
+    #: the lowest limit over the control group and its ancestors; None: there is none, or it is
+    #: unknown, which `limit_source` tells apart
+    cgroup_limit: int | None
+    #: what the machine could still hand out without swapping
+    available: int | None
+    #: the machine's memory
+    total: int | None
+    #: share of the last 10 s, 0 to 100, in which some task of the control group waited for memory
+    pressure: float | None
+    #: where the limit comes from, in words: "cgroup v2 limit 8.0 GiB (/sys/fs/cgroup/a)"
+    limit_source: str
+    #: what this process fills itself: `rss`, with pages that it maps several times counted once
+    process: int | None = None
+
+    @property
+    def percent(self) -> float | None:
+        """What is used of the container's limit, 0 to 100 or above, or where there is none, of the
+        machine's memory; None where it is unknown."""
+        if self.cgroup_limit is not None:
+            return _share(self.cgroup_used, self.cgroup_limit)
+        if self.available is None or self.total is None:
+            return None
+        return _share(self.total - self.available, self.total)
+
+    def __str__(self) -> str:
+        process = "unknown" if self.process is None else f"{self.process / 2**30:.2f} GB"
+        percent = "unknown" if self.percent is None else f"{self.percent:.1f}%"
+        lines = [f"CPU: {process} (System: {percent})"]
+        if self.process is not None:
+            lines.append(f"  Process: {format_bytes(self.process)}")
+        if self.cgroup_limit is not None and self.cgroup_used is not None:
+            used, limit = format_bytes(self.cgroup_used), format_bytes(self.cgroup_limit)
+            lines.append(f"  Container: {used} of {limit} used")
+        if self.available is not None and self.total is not None:
+            used, total = format_bytes(self.total - self.available), format_bytes(self.total)
+            lines.append(f"  Machine: {used} of {total} used")
+        return "\n".join(lines)
+
+
+def _share(used: int | None, limit: int) -> float | None:
+    if used is None:
+        return None
+    return 100.0 * used / limit if limit else 100.0
+
+
+def limit_source(probe: _core.Probe, total: int | None) -> str:
+    """Where the memory limit comes from, or that there is none, or why it is unknown."""
+    version, limit, directory, above, why, _, _ = probe.source()
+    if limit is None:
+        return f"unknown ({why})"
+    if limit == -1:
+        machine = "of unknown size" if total is None else format_bytes(total)
+        return f"no cgroup limit; machine {machine}"
+    where = f"above {directory}" if above else directory
+    return f"cgroup v{version} limit {format_bytes(limit)} ({where})"
+
+
+def high_water(root: str = "/") -> tuple[int | None, bool]:
+    """The most that was ever resident of this process, as far as the kernel's mark goes back, and
+    False: a monitor's phases set the mark back."""
+    try:
+        with open(f"{root.rstrip('/')}/proc/self/status", "rb") as file:
+            found = re.search(rb"^VmHWM:\s*(\d+) kB", file.read(), re.MULTILINE)
+    except OSError:
+        found = None
+    return (None if found is None else 1024 * int(found[1])), False
+
+
+class _Reader:
+    """Keeps the files of one root open, and the words about its limit while that stays the same."""
+
+    __slots__ = ("_of", "_probe", "_until", "_words")
+
+    def __init__(self, root: str) -> None:
+        self._probe = _core.Probe(root, True)
+        self._of: tuple[int | None, int | None] = (None, None)
+        self._until, self._words = 0, ""
+
+    def read(self) -> tuple[_core.Sample, str]:
+        sample = self._probe.read()
+        of = (sample.cgroup_limit, sample.total)
+        if of != self._of or sample.time_ns >= self._until:
+            self._words = limit_source(self._probe, sample.total)
+            self._of, self._until = of, sample.time_ns + SOURCE_NS
+        return sample, self._words
+
+
+_readers: dict[str, _Reader] = {}  # of the machine's own root, from the first call on
+
+
+def host_memory(root: str = "/") -> HostMemory:
+    """Read this process's memory, its container's limit and the machine's memory.
+
+    Takes some 30 us. Every figure is read anew, but that the control group and its limit are looked
+    up at most once a second. Raises nothing for what cannot be read: such a figure is None.
+
+    Args:
+        root: the folder under which `proc` and `sys` are read. The files of "/" stay open.
+    """
+    if root == "/":
+        s, words = (_readers.get(root) or _readers.setdefault(root, _Reader(root))).read()
+    else:
+        s, words = _Reader(root).read()
+    unlimited = s.cgroup_limit == -1
+    return HostMemory(
+        rss=s.rss,
+        private=s.private,
+        swap=s.swap,
+        cgroup_used=s.cgroup_used,
+        cgroup_limit=None if unlimited else s.cgroup_limit,
+        available=s.available,
+        total=s.total,
+        pressure=None if s.pressure is None else s.pressure / 100,
+        limit_source=words,
+        process=s.process,
+    )
+
+
+def process_limits() -> dict[str, int | None]:
+    """What RLIMIT_AS and RLIMIT_DATA allow this process now, in bytes; None for no limit."""
+    found = {name: resource.getrlimit(getattr(resource, name))[0] for name in _LIMITS}
+    return {n: None if limit == resource.RLIM_INFINITY else limit for n, limit in found.items()}

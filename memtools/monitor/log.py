@@ -1,0 +1,240 @@
+"""The record and the complaints of a monitor: nothing in here ends a training run."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from memtools import _core
+from memtools._base.size import format_bytes
+from memtools.record.redact import redacted_command
+
+logger = logging.getLogger("memtools")
+
+_REMEDIES = {
+    errno.ENOSPC: "free space there, or name another place, such as one in /dev/shm",
+    errno.EDQUOT: "free space there, or name another place, such as one in /dev/shm",
+    errno.EROFS: "the file system is read-only; name another place, such as one in /tmp",
+    errno.EACCES: "name a place where this user may write, such as one in /tmp",
+    errno.EPERM: "name a place where this user may write, such as one in /tmp",
+    errno.ENOENT: "make its directory first, or name another place",
+    errno.ENOTDIR: "make its directory first, or name another place",
+    errno.EMFILE: "close files, or raise the limit by ulimit -n",
+    errno.ENFILE: "the machine has no file descriptors left; close files",
+    errno.EBUSY: "give each process a record of its own",
+    errno.EISDIR: "name a file in it, such as run.mem",
+    errno.EEXIST: "it is not a record, and is left as it is; name another place",
+}
+
+
+MOST_RECORDS = 99  # of one name, in a folder
+MANY_KEPT = 10  # records of killed runs: from here on they are counted
+
+
+def ranked(path: str, environment: Mapping[str, str] = os.environ) -> str:
+    """On rank 3 of a job of several ranks, run.rank3.mem for run.mem: each rank writes a record of
+    its own. A file name that has the rank's number in it already is kept."""
+    rank = environment.get("RANK", "")
+    if not rank.isdecimal() or environment.get("WORLD_SIZE") == "1":
+        return path
+    folder, name = os.path.split(path)
+    if rank in re.findall(r"\d+", name):
+        return path
+    stem, ending = os.path.splitext(name)
+    return os.path.join(folder, f"{stem}.rank{rank}{ending}")
+
+
+def record_names(path: str) -> list[str]:
+    """The path; then, for as long as others write those before, run-2.mem and so on."""
+    stem, ending = os.path.splitext(path)
+    return [path, *(f"{stem}-{n}{ending}" for n in range(2, MOST_RECORDS + 1))]
+
+
+def warned(text: str) -> None:
+    """What a monitor that a program starts says of its record's name."""
+    warn(text, stacklevel=callers())
+
+
+def open_record(
+    path: str | os.PathLike[str],
+    columns: Sequence[tuple[str, str]],
+    command: Sequence[str] | None = None,
+    announce: Callable[[str], None] = warned,
+) -> _core.RecordWriter:
+    """The writer of a new record, of this process's command unless another is given.
+
+    Where somebody writes a record of that name now, this one gets the next name that is free:
+    run-2.mem. One that was not closed is kept under another name: run.1.mem. Each is announced.
+    Raises OSError with the path, why, and what to do.
+    """
+    path = os.fspath(path)
+    shown = redacted_command(sys.orig_argv if command is None else command)
+    try:
+        writer = _first_free(path, columns, shown)
+    except OSError as error:
+        raise _explained(error, path) from error
+    if writer.path != path:
+        who = "memtools run" if _is_of_the_run(path) else "another monitor"
+        announce(f"{who} writes {path} already; the record of this monitor is {writer.path}")
+    if writer.kept is not None:
+        text = f"the run that wrote {path} was cut off; its record is kept as {writer.kept}"
+        announce(text + _many_kept(path))
+    return writer
+
+
+def _many_kept(path: str) -> str:
+    """How many records of this name are kept and what they take, where they are many: nobody but
+    the user removes one."""
+    folder, name = os.path.split(path)
+    stem, ending = os.path.splitext(name)
+    kept = re.compile(re.escape(stem) + r"\.\d{1,4}" + re.escape(ending))
+    try:
+        with os.scandir(folder or ".") as files:
+            sizes = [file.stat().st_size for file in files if kept.fullmatch(file.name)]
+    except OSError:
+        return ""
+    if len(sizes) < MANY_KEPT:
+        return ""
+    taken = f"{len(sizes):,} records of runs that were cut off take {format_bytes(sum(sizes))} now"
+    return f"; {taken}: remove what is not needed"
+
+
+def _first_free(
+    path: str, columns: Sequence[tuple[str, str]], command: Sequence[str]
+) -> _core.RecordWriter:
+    """The record under the first of its names that nobody else writes."""
+    names = record_names(path)
+    for name in names[:-1]:
+        try:
+            return _core.RecordWriter(name, columns, command=command)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+    return _core.RecordWriter(names[-1], columns, command=command)
+
+
+def warn(text: str, stacklevel: int) -> None:
+    """A RuntimeWarning. Where warnings are errors it goes to the log instead: a monitor must not
+    end what it watches."""
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)
+    except RuntimeWarning:
+        logger.warning("%s", text)
+
+
+def callers() -> int:
+    """The level of the line that called this package, as its caller's warnings.warn counts."""
+    frame, level, here = sys._getframe(1), 1, os.path.dirname(os.path.dirname(__file__))
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(here):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _is_of_the_run(path: str) -> bool:
+    run = sys.modules.get("memtools.monitor.inprocess")
+    held = None if run is None else run.record_path()
+    return held is not None and os.path.realpath(path) == os.path.realpath(held)
+
+
+def refusal(error: OSError, path: str) -> str:
+    """Why the record cannot be made, and what to do."""
+    number = error.errno or 0
+    remedy = _REMEDIES.get(number, "name another place")
+    if number == errno.ENOENT and os.path.islink(path):
+        remedy = "a symbolic link is there that leads to nothing; remove it, or name another place"
+    return f"{os.strerror(number) if number else error}; {remedy}"
+
+
+def _explained(error: OSError, path: str) -> OSError:
+    text = f"the record cannot be made: {refusal(error, path)}, or pass log=None"
+    return type(error)(error.errno or 0, text, path)
+
+
+class Log:
+    """Where events and phases go. What goes wrong is said once, as a RuntimeWarning."""
+
+    __slots__ = ("_said", "_step", "_writer", "writes")
+
+    def __init__(self, writer: _core.RecordWriter | None, step: Callable[[], int]) -> None:
+        self._writer, self._step = writer, step
+        #: False where there is no record: callers may save themselves the work
+        self.writes = writer is not None
+        self._said: set[str] = set()
+
+    @property
+    def path(self) -> str | None:
+        return None if self._writer is None else self._writer.path
+
+    def event(
+        self, kind: str, text: str, *, time_ns: int | None = None, duration_ns: int = 0
+    ) -> None:
+        """An event at the present step. A zero byte in the text is shown as one."""
+        if self._writer is None or not self.writes:
+            return
+        text = text.replace("\0", "\\0").encode("utf-8", "replace").decode()
+        step = self._step()
+        self._try(
+            lambda writer: writer.event(
+                kind, text, step=step, time_ns=time_ns, duration_ns=duration_ns
+            )
+        )
+
+    def phase(self, name: str, ns: int, peak: int | None) -> None:
+        if self._writer is None or not self.writes:
+            return
+        try:
+            self._writer.phase(name, ns, peak)
+        except Exception as error:
+            self._broken(error)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._try(lambda writer: writer.close())
+        self.writes = False
+
+    def close_at_exit(self, failed: str, time_ns: int) -> None:
+        """The end event, of that time and with the exit code, and the close are left to the end of
+        the process. Where the code is 1, `failed` says why; "": nobody knows."""
+        if self._writer is not None:
+            text = f"exit: {failed}".replace("\0", "\\0") if failed else ""
+            self._try(lambda writer: writer._close_at_exit(text, time_ns))
+        self.writes = False
+
+    def abandon(self) -> None:
+        """In a forked child: the record is the parent's."""
+        self._writer, self.writes = None, False
+
+    def _try(self, what: Callable[[Any], None]) -> None:
+        try:
+            what(self._writer)
+        except Exception as error:
+            self._broken(error)
+
+    def _broken(self, error: Exception) -> None:
+        """A record that fails once is left alone: one of which parts are missing would mislead.
+
+        A closed one is no fault: another thread, or a signal handler, has stopped the monitor."""
+        self.writes = False
+        if self._writer is None or not self._writer.closed:
+            self.complain("record", f"nothing more is recorded: {error}")
+
+    def warn(self, key: str, kind: str, text: str, *, aloud: bool = True) -> None:
+        """As an event and, `aloud`, to the logger; once for each key."""
+        if key not in self._said:
+            self._said.add(key)
+            if aloud:
+                logger.warning("%s", text)
+            self.event(kind, text)
+
+    def complain(self, key: str, text: str, *, stacklevel: int = 4) -> None:
+        """A warning, once for each key."""
+        if key in self._said:
+            return
+        self._said.add(key)
+        warn(f"memtools: {text}", stacklevel=stacklevel)

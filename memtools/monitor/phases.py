@@ -1,0 +1,128 @@
+"""Phases of a monitor: `with monitor.phase("train"):` and `@monitor.phase("train")`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from memtools import _core
+from memtools._base.devices import DevicePeaks
+from memtools._base.span import spanned
+from memtools.monitor.text import PhaseTotals
+
+if TYPE_CHECKING:
+    from memtools.monitor.log import Log
+
+EVENT_EVERY_NS = 1_000_000_000
+MOST_NAMES = 256  # of which events are written; totals keep fewer, see _core.Probe
+NO_PHASE = 0  # the token of a phase that is not counted
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class PhaseBook:
+    """The phases of one run: exact host peaks by the probe, device peaks, and the record's rows."""
+
+    __slots__ = ("_log", "_next_event", "_probe", "_tops", "begin", "devices", "finish")
+
+    def __init__(self, probe: _core.Probe, log: Log, devices: DevicePeaks | None) -> None:
+        self._probe, self._log, self.devices = probe, log, devices
+        #: the probe's own, where nothing else is to be done: without a record and without devices
+        self.begin: Callable[[str], int] = probe.enter if devices is None else self.enter
+        self.finish = None if log.writes or devices is not None else probe.leave
+        self._next_event: dict[str, int] = {}
+        self._tops: dict[str, dict[int, int]] = {}  # largest device peaks by name
+
+    def enter(self, name: str) -> int:
+        """A token. RuntimeError where no more phases can be open."""
+        token = self._probe.enter(name)
+        if self.devices is not None:
+            self.devices.enter(token)
+        return token
+
+    def refused(self, name: str, error: RuntimeError) -> int:
+        self._log.complain("phase", f"phase {name!r} is not measured: {error}")
+        return NO_PHASE
+
+    def leave(self, token: int, name: str) -> None:
+        peak, _, _, ns, _ = self._probe.leave(token)
+        if self.devices is not None:
+            self._leave_devices(token, name, ns)
+        log = self._log
+        if log.writes:
+            log.phase(name, ns, peak)
+            now = time.monotonic_ns()
+            if now >= self._next_event.get(name, 0):
+                self._event(name, now, ns)
+
+    def _leave_devices(self, token: int, name: str, ns: int) -> None:
+        assert self.devices is not None
+        peaks = self.devices.leave(token)
+        if name not in self._tops and len(self._tops) == MOST_NAMES:
+            name = "(others)"
+        tops = self._tops.setdefault(name, {})
+        for index, peak in peaks.items():
+            tops[index] = max(tops.get(index, 0), peak)
+            self._log.phase(f"{name} (cuda{index})", ns, peak)
+
+    def _event(self, name: str, now: int, ns: int) -> None:
+        if name not in self._next_event and len(self._next_event) == MOST_NAMES:
+            return
+        self._next_event[name] = now + EVENT_EVERY_NS
+        self._log.event("phase", name, time_ns=now - ns, duration_ns=ns)
+
+    def totals(self) -> list[PhaseTotals]:
+        """In the order in which the names came; those that are open and were never left, too."""
+        return [
+            PhaseTotals(
+                name, count, ns / 1e9, most_ns / 1e9, peak, inexact == 0, self._tops.get(name, {})
+            )
+            for name, count, _, ns, most_ns, peak, _, inexact, _ in self._probe.phases()
+            if count
+        ]
+
+
+class HasBook(Protocol):
+    """A monitor: its book while it runs, else None."""
+
+    _book: PhaseBook | None
+
+
+class Phase:
+    """A part of a training program whose time and exact peaks are kept under a name.
+
+    Made by `MemoryMonitor.phase`. As a context manager it belongs to one thread at a time, and may
+    be entered anew, also inside itself. As a decorator it serves functions, methods, coroutines and
+    generators (from their first value to their end), on any thread. Does nothing while the monitor
+    is not running; swallows no exception.
+    """
+
+    __slots__ = ("_entered", "_monitor", "_name")
+
+    def __init__(self, monitor: HasBook, name: str) -> None:
+        self._monitor, self._name = monitor, name
+        self._entered: list[tuple[PhaseBook | None, int]] = []
+
+    def __enter__(self) -> Phase:
+        book, token = self._monitor._book, NO_PHASE
+        if book is not None:
+            try:
+                token = book.begin(self._name)
+            except RuntimeError as error:
+                token = book.refused(self._name, error)
+        self._entered.append((book, token))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        book, token = self._entered.pop()
+        if token and book is not None:
+            if book.finish is not None:
+                book.finish(token)
+            else:
+                book.leave(token, self._name)
+
+    def __call__(self, function: _F) -> _F:
+        """`function` as a phase; keeps its name, signature and documentation."""
+        monitor, name = self._monitor, self._name
+        return spanned(function, lambda: Phase(monitor, name), f"phase({name!r})")

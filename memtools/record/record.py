@@ -1,0 +1,272 @@
+"""Record: what a run.mem holds, read while it is written, after its end, or after a SIGKILL."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, field, replace
+from typing import IO, Any
+
+from memtools import _core
+from memtools._base.size import format_bytes
+
+UNKNOWN = 2**64 - 1  # "no reading" in a memoryview
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's name and unit ("B" for bytes; "" for none)."""
+
+    name: str
+    unit: str
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The newest samples, one by one: memoryviews of format "Q" and of one length.
+
+    `numbers` counts from 0 at the start of the run; `time_ns` is of the run's monotonic clock; a
+    value of `UNKNOWN` (2**64 - 1) is no reading.
+    """
+
+    numbers: memoryview
+    time_ns: memoryview
+    values: dict[str, memoryview]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The whole run in buckets of `width` samples (the last may hold fewer), oldest first.
+
+    All are memoryviews of format "Q" and of one length. `least`, `most` and `last` are of a
+    column's readings in the bucket, `UNKNOWN` where it has none.
+    """
+
+    width: int
+    first_ns: memoryview
+    last_ns: memoryview
+    counts: memoryview
+    least: dict[str, memoryview]
+    most: dict[str, memoryview]
+    last: dict[str, memoryview]
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+
+@dataclass(frozen=True)
+class RecordEvent:
+    """Something that happened; with a duration, a span that began at `time_ns`."""
+
+    number: int
+    time_ns: int
+    duration_ns: int
+    step: int | None
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class RecordPhase:
+    """All passages of a phase: how many, their time in seconds, the largest peak in bytes."""
+
+    name: str
+    count: int
+    seconds: float
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a `run.mem` holds. Made by `memtools.read_record`.
+
+    `complete`: it was closed properly; otherwise it is still `written` by a living process, or
+    that was killed. Where a signal did it that leaves a mark, the last event is an "end" that names
+    it. `total` samples were taken ever: `samples` has the newest, `buckets` all. `unreadable` rows
+    and events were in flight when the writer was killed or the copy was taken (none of a complete
+    record), or were damaged.
+    """
+
+    path: str
+    nbytes: int
+    start_ns: int
+    clock_ns: int
+    closed_ns: int | None
+    written: bool
+    pid: int
+    page_bytes: int
+    command: tuple[str, ...]
+    columns: tuple[Column, ...]
+    total: int
+    unreadable: int
+    samples: Samples = field(repr=False)
+    buckets: Buckets = field(repr=False)
+    events: tuple[RecordEvent, ...] = field(repr=False)
+    events_total: int
+    phases: tuple[RecordPhase, ...]
+
+    @property
+    def complete(self) -> bool:
+        """True when the writer closed it; False when it was cut off, or goes on."""
+        return self.closed_ns is not None
+
+    @property
+    def seconds(self) -> float:
+        """From the start to the program's end, or without an end mark, to the last thing recorded.
+
+        What the interpreter and the exit handlers of libraries do after the program's last line
+        and its own exit handlers is not counted: the summary of a run is printed before that.
+        """
+        ended = [event.time_ns for event in self.events if event.kind == "end"]
+        if ended:
+            return max(0, ended[-1] - self.clock_ns) / 1e9
+        ends = [self.clock_ns, self.closed_ns or 0]
+        ends += [self.buckets.last_ns[-1]] if len(self.buckets) else []
+        ends += [event.time_ns + event.duration_ns for event in self.events]
+        return (max(ends) - self.clock_ns) / 1e9
+
+    def wall_time(self, time_ns: int) -> float:
+        """Seconds since 1970 at `time_ns` of the run's clock."""
+        return (self.start_ns + time_ns - self.clock_ns) / 1e9
+
+    def to_jsonl(self, file: IO[str]) -> None:
+        """Write a line of JSON for the header, each bucket, sample, event and phase."""
+        from memtools.record import export
+
+        export.to_jsonl(self, file)
+
+    def to_chrome_trace(self, file: IO[str]) -> None:
+        """Write a trace that Perfetto and chrome://tracing load: columns as counters, spans."""
+        from memtools.record import export
+
+        export.to_chrome_trace(self, file)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.path}: {format_bytes(self.nbytes)}, process {self.pid}, {_ending(self)}",
+            f"  command  {' '.join(self.command)}",
+            f"  {self.total:,} samples in {self.seconds:,.1f} s: the newest {len(self.samples):,} "
+            f"one by one, all in {len(self.buckets):,} buckets of {self.buckets.width:,}",
+        ]
+        lines += [f"  {_column_line(self, column)}" for column in self.columns]
+        lines += [f"  phase {_phase_line(phase)}" for phase in self.phases]
+        if self.events_total:
+            event = self.events[-1].text if self.events else "unreadable"
+            lines.append(f"  {self.events_total:,} events, the last: {event}")
+        return "\n".join(lines)
+
+
+def read_record(path: str | os.PathLike[str]) -> Record:
+    """Read a `run.mem`: one that is complete, was cut off by a kill, or is being written now.
+
+    Takes about 10 ms for the default size; memory of twice the file meanwhile. Nothing in the
+    file is trusted.
+
+    Raises:
+        OSError: the file cannot be opened or read.
+        ValueError: it is no record, was truncated or changed, or is of a later version.
+    """
+    return _record(os.fspath(path), _core.record_read(path))
+
+
+def _numbers(data: bytes) -> memoryview:
+    return memoryview(data).cast("Q")
+
+
+def _record(path: str, data: dict[str, Any]) -> Record:
+    columns = tuple(Column(*column) for column in data["columns"])
+    names = [column.name for column in columns]
+    numbers, time_ns, *values = map(_numbers, data["samples"])
+    events = tuple(RecordEvent(*event) for event in data["events"])
+    lost = data["total"] - data["first"] - len(numbers)
+    lost += data["events_total"] - data["events_first"] - len(events)
+    events += _end_by_signal(data)
+    return Record(
+        path=path,
+        nbytes=data["bytes"],
+        start_ns=data["start_ns"],
+        clock_ns=data["clock_ns"],
+        closed_ns=data["closed_ns"],
+        written=data["written"],
+        pid=data["pid"],
+        page_bytes=data["page_bytes"],
+        command=_command(data["command"]),
+        columns=columns,
+        total=data["total"],
+        unreadable=lost,
+        samples=Samples(numbers, time_ns, dict(zip(names, values, strict=True))),
+        buckets=_buckets(names, data["width"], list(map(_numbers, data["buckets"]))),
+        events=events,
+        events_total=data["events_total"] + bool(data["signal"]),
+        phases=tuple(
+            RecordPhase(name, count, ns / 1e9, peak) for name, count, ns, peak in data["phases"]
+        ),
+    )
+
+
+def _end_by_signal(data: dict[str, Any]) -> tuple[RecordEvent, ...]:
+    """The end event of a process that a signal has ended. It could only mark that."""
+    number = data["signal"]
+    if not number:
+        return ()
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    text = f"exit: killed by {name}"
+    return (RecordEvent(data["events_total"], data["signal_ns"], 0, None, "end", text),)
+
+
+def with_end(record: Record, text: str, time_ns: int) -> Record:
+    """The record as it will be once its process has ended, which it is about to."""
+    end = RecordEvent(record.events_total, time_ns, 0, None, "end", f"exit: {text}")
+    events = (*record.events, end)
+    return replace(record, events=events, events_total=record.events_total + 1, written=False)
+
+
+def _buckets(names: list[str], width: int, parts: list[memoryview]) -> Buckets:
+    def of(which: int) -> dict[str, memoryview]:
+        return dict(zip(names, parts[3 + which :: 3], strict=True))
+
+    first_ns, last_ns, counts = parts[:3]
+    return Buckets(width, first_ns, last_ns, counts, of(0), of(1), of(2))
+
+
+def _command(data: bytes) -> tuple[str, ...]:
+    """The arguments; what was no text in the run's encoding is shown escaped."""
+    arguments = data.decode("utf-8", "backslashreplace").split("\0")
+    return tuple(arguments[:-1] if data.endswith(b"\0") else arguments if data else ())
+
+
+def _ending(record: Record) -> str:
+    if record.complete:
+        return "complete"
+    if record.events and record.events[-1].kind == "end":
+        return f"cut off: {record.events[-1].text.removeprefix('exit: ')}"
+    return "being written" if record.written else "cut off: the process ended without closing it"
+
+
+def _shown(value: int | None, unit: str) -> str:
+    if value is None or value == UNKNOWN:
+        return "no reading"
+    if unit == "0.01%":
+        return f"{value / 100:g} %"
+    return format_bytes(value) if unit == "B" else f"{value:,} {unit}".rstrip()
+
+
+def _column_line(record: Record, column: Column) -> str:
+    most = [v for v in record.buckets.most[column.name] if v != UNKNOWN]
+    last = [v for v in record.buckets.last[column.name] if v != UNKNOWN]
+    if not most:
+        return f"{column.name}: no reading"
+    least = min(record.buckets.least[column.name])
+    return (
+        f"{column.name}: {_shown(least, column.unit)} to {_shown(max(most), column.unit)}, "
+        f"last {_shown(last[-1], column.unit)}"
+    )
+
+
+def _phase_line(phase: RecordPhase) -> str:
+    peak = f", peak {format_bytes(phase.peak_bytes)}" if phase.peak_bytes is not None else ""
+    times = "1 time" if phase.count == 1 else f"{phase.count:,} times"
+    return f"{phase.name}: {times}, {phase.seconds:,.3f} s{peak}"

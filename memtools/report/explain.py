@@ -1,0 +1,106 @@
+"""What happened, as plain text: what `memtools explain` prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memtools._base.text import count, duration, shown, size
+from memtools.record.figures import is_bytes
+from memtools.report.advice import advise
+
+if TYPE_CHECKING:
+    from memtools.record.figures import Figures, Tier
+
+PHASES, SAID = 10, 8
+NOT_USED = ("limit", "_total", "available", "_free")  # what is left or allowed has no peak
+
+
+def explain(figures: Figures) -> str:
+    """The whole text, a few dozen lines."""
+    parts = [
+        [sentence(figures.headline())],
+        _about(figures),
+        _section("Memory", _memory(figures)),
+        _section("Growth", _growth(figures)),
+        _section("Phases by peak", _phases(figures)),
+        _section("Cleanups", _cleanups(figures)),
+        _section("What to do next", [f"- {line}" for line in advise(figures)]),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + "."
+
+
+def _section(title: str, lines: list[str]) -> list[str]:
+    return [title, *(f"  {line}" for line in lines)] if lines else []
+
+
+def _about(figures: Figures) -> list[str]:
+    run = f"{figures.path}: {figures.command or 'no command recorded'}, process {figures.pid}"
+    length = f"{duration(figures.seconds)}, {count(figures.samples, 'sample')}"
+    if figures.steps:
+        length += f", {count(figures.steps, 'step')}"
+    if figures.unreadable:
+        length += f"; {count(figures.unreadable, 'row')} in flight or damaged, left out"
+    return [run, length]
+
+
+def _memory(figures: Figures) -> list[str]:
+    lines = [] if figures.process is None and figures.used is None else [_peaks(figures)]
+    if figures.workers is not None:
+        lines.append(f"workers: {figures.workers.most:,} at most")
+    for name, limit in figures.process_limits.items():
+        lines.append(f"limit of the process: {name} {size(limit)}")
+    guard = figures.guard_words()
+    lines += [guard] if guard else []
+    shown_tiers = [tier for tier in figures.tiers if is_bytes(tier.unit) and tier.peak > 0]
+    shown_tiers = [tier for tier in shown_tiers if not tier.name.endswith(NOT_USED)]
+    shown_tiers = [tier for tier in shown_tiers if not _is_rss(tier, figures)]
+    if shown_tiers:
+        lines.append(f"{'':22} {'first':>10} {'peak':>10} {'last':>10}   peak at")
+    return lines + [_tier(tier) for tier in shown_tiers]
+
+
+def _peaks(figures: Figures) -> str:
+    at = (
+        ""
+        if figures.used is None or figures.used.peak_seconds is None
+        else (f", at {duration(figures.used.peak_seconds)}")
+    )
+    return f"{figures.peaks()}{at}"
+
+
+def _is_rss(tier: Tier, figures: Figures) -> bool:
+    """The process's own column, where no page is mapped twice: it says what rss says."""
+    rss = next((one for one in figures.tiers if one.name == "rss"), None)
+    return tier.name == "process" and rss is not None and tier.peak == rss.peak
+
+
+def _tier(tier: Tier) -> str:
+    sizes = " ".join(f"{size(n):>10}" for n in (tier.first, tier.peak, tier.last))
+    return f"{tier.name:22} {sizes}   {duration(tier.peak_seconds)}"
+
+
+def _growth(figures: Figures) -> list[str]:
+    return figures.growth_lines(quiet=True)[:SAID]
+
+
+def _phases(figures: Figures) -> list[str]:
+    lines = [
+        f"{shown(phase.name):22} "
+        f"{'' if phase.peak_bytes is None else size(phase.peak_bytes):>10}"
+        f"   {phase.count:,} x, {duration(phase.seconds)}"
+        for phase in figures.phases[:PHASES]
+    ]
+    more = len(figures.phases) - PHASES
+    return lines + ([f"and {more:,} more"] if more > 0 else [])
+
+
+def _cleanups(figures: Figures) -> list[str]:
+    return [
+        f"{one.what}: {one.count:,} x, {duration(one.seconds)}"
+        + ("" if one.freed_bytes is None else f", freed {size(one.freed_bytes)}")
+        for one in figures.cleanups
+    ]

@@ -1,0 +1,339 @@
+"""The page's texts: what the template shows of one record, and of several side by side."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from memtools._base.text import count, duration, percent, shown, size, tight
+from memtools.record.figures import Use, is_bytes, of, seconds_of
+from memtools.report.advice import advise
+from memtools.report.explain import sentence
+from memtools.report.payload import slug
+
+if TYPE_CHECKING:
+    from memtools.record.figures import Figures, Tier
+    from memtools.record.record import Record, RecordEvent
+
+ENDINGS = {
+    "clean": "Finished",
+    "ended": "Ended",
+    "failed": "Failed",
+    "gone": "No end mark",
+    "killed": "Killed",
+    "running": "Still running",
+}
+EVENTS = 400  # rows of a page's tables of events
+
+
+@dataclass(frozen=True)
+class Kind:
+    name: str
+    slug: str
+    letter: str
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One figure at the top; `share` is of a limit, in percent."""
+
+    name: str
+    value: str
+    remark: str = ""
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class View:
+    """One record as the template shows it."""
+
+    number: int
+    name: str
+    figures: Figures
+    charts: list[tuple[str, str]]
+    ending: str = ""
+    headline: str = ""
+    started: str = ""
+    samples: str = ""
+    lanes_note: str = ""
+    no_leaks: str = ""
+    more_events: str = ""
+    advice: list[str] = field(default_factory=list)
+    tiles: list[Tile] = field(default_factory=list)
+    leaks: list[dict[str, Any]] = field(default_factory=list)
+    phases: list[list[str]] = field(default_factory=list)
+    cleanups: list[list[str]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    columns: list[list[str]] = field(default_factory=list)
+
+
+def view(number: int, name: str, record: Record, figures: Figures, data: dict[str, Any]) -> View:
+    rows = max(20, EVENTS // len(data["records"]))
+    events = [event for event in record.events if event.kind != "phase"]
+    events.sort(key=lambda event: event.time_ns)
+    first, last = events[: rows // 4], events[rows // 4 :][-(rows - rows // 4) :]
+    hidden = len(events) - len(first) - len(last)
+    places = [(c["place"], c["title"]) for c in data["charts"]]
+    return View(
+        number=number,
+        name=name,
+        figures=figures,
+        charts=[pair for pair in places if pair[0].startswith(f"r{number}-")],
+        ending=ENDINGS[figures.ending.kind],
+        headline=_headline(figures),
+        started=_started(figures.start),
+        samples=count(figures.samples, "sample"),
+        lanes_note=_lanes_note(data["records"][number]),
+        no_leaks=sentence(figures.verdict.short or figures.verdict.nothing),
+        more_events=f"{hidden:,} more events between these are not shown." if hidden > 0 else "",
+        advice=[tight(sentence(line)) for line in advise(figures)],
+        tiles=_tiles(figures),
+        leaks=_leaks(figures),
+        phases=_phases(figures),
+        cleanups=_cleanups(figures),
+        events=[_event(record, event) for event in first + last],
+        columns=[_column(tier) for tier in figures.tiers],
+    )
+
+
+def _headline(figures: Figures) -> str:
+    """Without what the badge beside it says already."""
+    if figures.ending.kind == "clean":
+        return tight(sentence(figures.standing())) if figures.used else ""
+    return tight(sentence(figures.headline()))
+
+
+def _started(seconds: float) -> str:
+    try:
+        when = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    except (ValueError, OverflowError, OSError):
+        return "at no known time"
+    return when.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _lanes_note(data: dict[str, Any]) -> str:
+    if not data["lanes"]:
+        return ""
+    left = data["lanes_left_out"]
+    note = "Bars below the time line are phases: the record keeps at most one passage per name and "
+    note += "second for drawing, the table below counts all."
+    return note + (f" {left:,} shorter phases are not drawn." if left else "")
+
+
+def kind_of(name: str) -> Kind:
+    letter = name[:1].upper()
+    return Kind(shown(name), slug(name), letter if letter.isalnum() and letter.isascii() else "?")
+
+
+# --- figures at the top ---------------------------------------------------------------------------
+
+
+def _tiles(figures: Figures) -> list[Tile]:
+    tiles = _used_tiles(figures) + _growth_tiles(figures)
+    for device in figures.devices:
+        tiers = {tier.name: tier for tier in figures.tiers}
+        allocated = tiers.get(f"cuda{device}_allocated")
+        reserved = tiers.get(f"cuda{device}_reserved")
+        if allocated is not None:
+            remark = f"reserved {size(reserved.peak)}" if reserved else ""
+            tiles.append(Tile(f"Peak of cuda:{device}", size(allocated.peak), remark))
+    if figures.steps:
+        each = duration(figures.seconds / figures.steps)
+        tiles.append(Tile("Steps", f"{figures.steps:,}", f"{each} each"))
+    tiles.append(Tile("Duration", duration(figures.seconds), count(figures.samples, "sample")))
+    return tiles
+
+
+def _used_tiles(figures: Figures) -> list[Tile]:
+    """The process, its workers and the machine: three figures under three names, and the one that
+    counts against the limit with its share."""
+    used, name = figures.used, "process tree" if figures.outside else "process"
+    tiles = []
+    if figures.process is not None:
+        tiles.append(_peak_tile(f"Peak of the {name}", figures.process, figures, "process"))
+    if figures.workers is not None and figures.together is not None:
+        both = _peak_tile("Peak with its workers", figures.together, figures, "process and workers")
+        theirs = (
+            f"{figures.workers.most:,} at most, {size(figures.workers.peak_bytes)} of their own"
+        )
+        tiles += [both, Tile("Workers", size(figures.workers.peak_bytes), theirs)]
+    if used is not None and used.of == "control group":
+        group = Use(used.last_bytes, used.peak_bytes, used.peak_seconds)
+        tiles.append(_peak_tile("Peak of the control group", group, figures, "control group"))
+    if used is not None and used.limit_bytes is not None and used.source != "machine":
+        remark = f"{percent(used.last_bytes, used.limit_bytes)} of the limit"
+        share = _share(used.last_bytes, used.limit_bytes)
+        tiles.append(Tile("At the end", size(used.last_bytes), remark, share))
+    if figures.machine is not None and (used is None or used.source == "machine"):
+        machine = figures.machine
+        share = _share(machine.last_bytes, machine.total_bytes)
+        remark = tight(f"{of(machine.last_bytes, machine.total_bytes)} in use at the end")
+        tiles.append(Tile("Machine, all programs", size(machine.last_bytes), remark, share))
+    return tiles
+
+
+def _peak_tile(name: str, use: Use, figures: Figures, counted: str) -> Tile:
+    used = figures.used
+    at = "" if use.peak_seconds is None else f"at {duration(use.peak_seconds)}"
+    if used is None or used.limit_bytes is None:
+        return Tile(
+            name, size(use.peak_bytes), at + ("" if used is None else ", no limit recorded")
+        )
+    if used.of != counted or used.source == "machine":
+        return Tile(name, size(use.peak_bytes), at)
+    limit = f"of {size(used.limit_bytes)} ({used.source} limit)"
+    remark = f"{percent(use.peak_bytes, used.limit_bytes)} {limit}" + (f", {at}" if at else "")
+    return Tile(name, size(use.peak_bytes), tight(remark), _share(use.peak_bytes, used.limit_bytes))
+
+
+def _share(part: int, whole: int) -> float:
+    return min(100.0, 100 * part / whole)
+
+
+def _of_rise(signal: str) -> str:
+    return f"{'of the workers, ' if signal == 'children' else ''}too short to judge"
+
+
+def _growth_tiles(figures: Figures) -> list[Tile]:
+    verdict = figures.verdict
+    if verdict.said:
+        growth = verdict.said[0]
+        rate = f"+{size(growth.rate_bytes)}/{growth.per}"
+        remark = f"{growth.kind}, in {growth.signal}{growth.cost()}"
+        return [Tile("Growth at the end", rate, remark)]
+    if verdict.rises:
+        rise = verdict.rises[0]
+        return [
+            Tile("Growth at the end", f"+{size(rise.rate_bytes)}/{rise.per}", _of_rise(rise.signal))
+        ]
+    if verdict.late is not None and verdict.short is None:
+        late = verdict.late
+        return [Tile("Growth at the end", f"+{size(late.gain_bytes)}", f"in the last {late.last}")]
+    return [Tile("Growth at the end", "none" if verdict.short is None else "unknown")]
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def _leaks(figures: Figures) -> list[dict[str, Any]]:
+    """The verdict, then who holds what grows, each with the time when the run found it."""
+    found, verdict = [], figures.verdict
+    texts = {holder.text: holder.seconds for holder in verdict.holders}
+    for text in figures.growth_lines(quiet=not verdict.said and bool(verdict.growth)):
+        seconds = texts.get(text)
+        when = "at the end" if seconds is None else duration(seconds)
+        kind = kind_of("leak" if seconds is None else "holder")
+        found.append({"when": when, "kind": kind, "text": text})
+    return found
+
+
+def _phases(figures: Figures) -> list[list[str]]:
+    return [
+        [
+            shown(phase.name),
+            "" if phase.peak_bytes is None else size(phase.peak_bytes),
+            f"{phase.count:,}",
+            duration(phase.seconds),
+            duration(phase.seconds / phase.count) if phase.count else "",
+            percent(phase.seconds, figures.seconds),
+        ]
+        for phase in figures.phases
+    ]
+
+
+def _cleanups(figures: Figures) -> list[list[str]]:
+    rows = []
+    for one in figures.cleanups:
+        freed = one.freed_bytes
+        rows.append(
+            [
+                one.what,
+                f"{one.count:,}",
+                duration(one.seconds),
+                percent(one.seconds, figures.seconds),
+                "unknown" if freed is None else size(freed),
+                "" if freed is None or not one.seconds else size(freed / one.seconds / 1e3),
+            ]
+        )
+    return rows
+
+
+def _event(record: Record, event: RecordEvent) -> dict[str, Any]:
+    seconds = seconds_of(record, event.time_ns)
+    took = event.duration_ns / 1e9
+    return {
+        "at": round(seconds * 1000),
+        "when": duration(seconds),
+        "step": "" if event.step is None else f"{event.step:,}",
+        "kind": kind_of(event.kind),
+        "text": shown(event.text),
+        "took": duration(took) if took else "",
+    }
+
+
+def _column(tier: Tier) -> list[str]:
+    sizes = (tier.first, tier.least, tier.peak, tier.last)
+    if is_bytes(tier.unit):
+        return [tier.name, *map(size, sizes)]
+    if tier.unit in ("0.01%", "1/100 percent"):
+        return [tier.name, *(f"{value / 100:,.2f} %" for value in sizes)]
+    unit = "" if tier.unit == "count" else f" {tier.unit}".rstrip()
+    return [tier.name, *(f"{value:,}{unit}" for value in sizes)]
+
+
+# --- side by side ---------------------------------------------------------------------------------
+
+
+def compare(views: list[View], data: dict[str, Any]) -> dict[str, Any]:
+    """The table and the charts that hold all records at once."""
+    devices = sorted({device for view in views for device in view.figures.devices})
+    names = ["Peak", "Of the limit", "Growth", "Steps", "Each step", "Duration"]
+    names += [f"Peak of cuda:{device}" for device in devices]
+    return {
+        "names": names,
+        "rows": [{"view": view, "cells": _cells(view.figures, devices)} for view in views],
+        "charts": [
+            (chart["place"], chart["title"])
+            for chart in data["charts"]
+            if chart["place"].startswith("all-")
+        ],
+    }
+
+
+def _cells(figures: Figures, devices: list[int]) -> list[str]:
+    used, growth = figures.used, _growth_tiles(figures)[0].value
+    limit = used.limit_bytes if used and used.source != "machine" else None
+    peak = figures.together or used
+    peaks = {tier.name: size(tier.peak) for tier in figures.tiers}
+    return [
+        "" if peak is None else size(peak.peak_bytes),
+        percent(used.peak_bytes, limit) if used and limit else "no limit",
+        growth,
+        f"{figures.steps:,}" if figures.steps else "",
+        duration(figures.seconds / figures.steps) if figures.steps else "",
+        duration(figures.seconds),
+        *(peaks.get(f"cuda{device}_allocated", "") for device in devices),
+    ]
+
+
+def names(records: list[Record]) -> list[str]:
+    """A short name of each record: the file's, or its path where two are alike."""
+    short = [os.path.basename(record.path) for record in records]
+    alike = len(set(short)) < len(short)
+    return [
+        shown(record.path if alike else name) for record, name in zip(records, short, strict=True)
+    ]
+
+
+def title(records: list[Record]) -> str:
+    """Named after the script, which is what people look for."""
+    if len(records) > 1:
+        return f"Memory of {len(records)} runs"
+    command = list(records[0].command)
+    script = next((part for part in command if part.endswith(".py")), "")
+    if not script and "-m" in command[:-1]:
+        script = command[command.index("-m") + 1]
+    script = os.path.basename(script or (command[0] if command else "")) or "a run"
+    return shown(f"Memory of {script}")
