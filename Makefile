@@ -113,13 +113,13 @@ SAN_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file
     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONMALLOC=malloc \
     PYTHONPATH=$(OUT)/py-san:. MEMTOOLS_EXPECT_SANITIZE=address,undefined
 # Those of the census first: what other tests leave alive would be found as well.
-SAN_TESTS := tests/test_census.py tests/test_holders.py tests/test_graphs.py \
-    tests/test_history.py tests/test_stats.py tests/test_bad_input.py tests/test_save_load.py \
-    tests/test_checkpoint.py tests/test_device.py tests/test_leaks.py tests/test_threads.py \
-    tests/test_budget.py tests/test_history_budget.py tests/test_record.py tests/test_probe.py \
-    tests/test_managed.py tests/test_managed_kinds.py tests/test_managed_clear.py \
-    $(wildcard tests/test_leakdetector*.py tests/test_kvpool*.py tests/test_sampler*.py \
-    tests/test_policy_core*.py tests/test_policy_replay.py tests/test_gradset*.py)
+SAN_TESTS := tests/census/test_census.py tests/census/test_holders.py tests/census/test_graphs.py \
+    tests/gate/test_history.py tests/gate/test_stats.py tests/gate/test_bad_input.py tests/gate/test_save_load.py \
+    tests/gate/test_checkpoint.py tests/gate/test_device.py tests/meta/test_leaks.py tests/gate/test_threads.py \
+    tests/budget/test_budget.py tests/gate/test_budget.py tests/record/test_record.py tests/monitor/test_probe.py \
+    tests/cleanup/test_managed.py tests/cleanup/test_managed_kinds.py tests/cleanup/test_managed_clear.py \
+    $(wildcard tests/leak/test_detector*.py tests/kv/test_*.py tests/monitor/test_sampler*.py \
+    tests/cleanup/test_core*.py tests/cleanup/test_replay.py tests/grad/test_set*.py)
 
 # What a sanitiser's own memory makes meaningless: resident bytes (its quarantine), what malloc
 # says of itself (its own says 0), fork() beside a thread that allocates (its locks do not survive that), and tables
@@ -145,7 +145,7 @@ FUZZ_BUILD = $(if $(FUZZ_CLANG),$(FUZZ_CLANG) -fsanitize=fuzzer,$(CC) tests/fuzz
 FUZZ_ARGS = $(if $(FUZZ_CLANG),-max_total_time=$(FUZZ_SECONDS) -max_len=600 corpus/$(1),-runs=20000 -seed=1)
 
 fuzz: $(FUZZERS:%=$(OUT)/fuzz/%) $(VENV)/.built  ## run every fuzz target for FUZZ_SECONDS (60), and tests of random input
-	@$(PY) -m pytest -q --hypothesis-profile=random $$(grep -l hypothesis tests/test_*.py)
+	@$(PY) -m pytest -q --hypothesis-profile=random $$(grep -l hypothesis tests/*/test_*.py)
 	@for f in $(FUZZERS); do mkdir -p $(OUT)/fuzz/corpus/$$f; \
 	    (cd $(OUT)/fuzz && ./$$f $(call FUZZ_ARGS,$$f)) || exit 1; done
 
@@ -156,9 +156,11 @@ $(OUT)/fuzz/%: tests/fuzz/%.c $(C_CORE) $(C_HEADERS) $(wildcard tests/fuzz/*.h) 
 # --- the rest --------------------------------------------------------------------------------------
 BENCHES := gate_history kv_cache monitor record leaks census sampler report monitor_leaks run cleanup accumulate \
     backoff
+# A benchmark's module by its name: kv_cache is benchmarks.kv.kv_cache.
+BENCH_MODULE = $(subst /,.,$(basename $(wildcard benchmarks/*/$(1).py)))
 
 bench: $(VENV)/.built $(VENV)/.bench  ## benchmarks against the peers; JSON in benchmarks/results
-	@for b in $(BENCHES); do $(PY) benchmarks/$$b.py $(ARGS) || exit 1; done
+	@for b in $(foreach b,$(BENCHES),$(call BENCH_MODULE,$(b))); do $(PY) -m $$b $(ARGS) || exit 1; done
 
 # On a machine with a GPU and its own torch: nothing is downloaded, .venv is not used.
 test-gpu:  ## tests/gpu with the machine's own torch

@@ -16,7 +16,7 @@ from hypothesis import settings
 
 from memtools import _build_info, _core
 from memtools._base import torch as base_torch
-from tests.fakecuda import FakeRuntime
+from tests.kit.fakecuda import FakeRuntime
 
 ROOT = Path(__file__).resolve().parent.parent
 # In a shell's background or under nohup this process ignores them, and so would all it starts.

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 EXIT_UNREADABLE = 2
 MAGIC = b"MTRECORD"
-HEAD = struct.Struct("<8s56xQ")  # the magic, and the start in ns since 1970: see docs/record.md
+# The magic, and the start in ns since 1970: see docs/internals/record.md.
+HEAD = struct.Struct("<8s56xQ")
 
 
 class UnreadableError(Exception):

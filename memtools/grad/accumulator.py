@@ -171,7 +171,7 @@ class GradAccumulator(WindowLoop):
         state is restored and smaller ones go on, with the same gradient. `loss_fn(micro)` returns
         the sum of losses and its weight, and may return a dict of more sums. The report has the
         mean of the losses as `loss` and the sums as `extras`, in which a micro-batch that was tried
-        again counts once. See docs/oom_backoff.md.
+        again counts once. See docs/guides/oom_backoff.md.
 
         Args:
             split: called with a batch and a size, returns a list of batches of at most that size;

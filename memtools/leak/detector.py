@@ -151,7 +151,8 @@ class LeakDetector(_core.LeakDetector):
     Signals: `heap` (malloc's bytes in use), `python` (the interpreter's own blocks), `tensors`,
     `children` (private bytes of child processes) and `device` (bytes allocated there) are exact and
     decide; `rss` is noisy, may grow without a leak, and decides only where `heap` is not read.
-    Give what you have, at the same point of each step. docs/leaks.md says what can be told apart.
+    Give what you have, at the same point of each step. docs/guides/leaks.md says what can be told
+    apart.
 
     Memory 16 KiB, whatever the length of the run. Not thread-safe beyond what the GIL gives.
 

@@ -227,7 +227,8 @@ class MemoryMonitor(Readings):
 
     def phase(self, name: str) -> Phase:
         """A part of the program, as a context manager or decorator; may nest and overlap. Keeps the
-        time and the exact peaks of host and devices under the name. See docs/monitor.md for costs.
+        time and the exact peaks of host and devices under the name. See docs/guides/monitor.md for
+        costs.
 
         Raises TypeError and ValueError for a name that is none.
         """

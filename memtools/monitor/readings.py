@@ -46,8 +46,9 @@ class Readings:
     # --- leaks ---
 
     def leaks(self) -> LeakVerdict:
-        """What the leak test says so far; docs/leaks.md explains it. Growth that a census has found
-        to be a container with a bound is `growing`, and its text says what fills. Takes 20 us.
+        """What the leak test says so far; docs/guides/leaks.md explains it. Growth that a census
+        has found to be a container with a bound is `growing`, and its text says what fills. Takes
+        20 us.
 
         Raises RuntimeError where the monitor was made with leaks=False.
         """

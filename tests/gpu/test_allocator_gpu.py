@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.allocatorcases import program
+from tests.allocators.allocatorcases import program
 
 COMMON = """
 import torch

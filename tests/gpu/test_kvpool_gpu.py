@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as attend
 
 from memtools import BudgetError, DeviceError, KVLease, KVPool
-from tests.kvmodel import HEADS, LAYERS, WIDTH, Plain, same, small_pool, some, step
+from tests.kv.model import HEADS, LAYERS, WIDTH, Plain, same, small_pool, some, step
 
 CUDA = torch.device("cuda")
 MIB = 2**20

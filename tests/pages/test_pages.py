@@ -1,5 +1,5 @@
 """The report opened in a headless chromium: `make test-pages`. Not part of `make test`, which has
-no browser; tests/test_report.py takes the same page apart without one."""
+no browser; tests/report/test_report.py takes the same page apart without one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memtools import _core
 from memtools._base.text import size
 from memtools.report import write_report
 from tests.pages.chromium import Browser, browser
-from tests.reportcases import HOSTILE, MIB, write
+from tests.report.reportcases import HOSTILE, MIB, write
 
 EVENTS = [("start", "host"), ("leak", "leak: +1.0 KiB/step in heap since step 3"),
           *(("mark", text) for text in HOSTILE), ("cleanup", "gc 3 ms: freed 1.0 MiB"),

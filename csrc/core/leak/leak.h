@@ -10,7 +10,7 @@
  *   rss ───────► bytes resident: noisy, may grow without a leak and faster than one
  *
  * Four numbers out of a library of 4,800 leak-free series show what a grade is worth; they are in
- * docs/leaks.md. Constant memory (16 KiB), one allocation, no history; a sample costs some
+ * docs/guides/leaks.md. Constant memory (16 KiB), one allocation, no history; a sample costs some
  * nanoseconds and an evaluation some microseconds, 40 of them in 8,000 samples. No lock: the caller
  * serialises. */
 #ifndef MT_LEAK_LEAK_H

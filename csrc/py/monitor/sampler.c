@@ -96,7 +96,7 @@ take_writer(mt_state *st, const wish *w, bool *ok)
     if (record == NULL || record->size.series.columns == columns) return record;
     PyErr_Format(PyExc_ValueError,
                  "Sampler(): the record has %zu columns, a sampler of %d devices writes %zu; make "
-                 "one with the columns that docs/sampler.md names",
+                 "one with the columns that docs/internals/sampler.md names",
                  record->size.series.columns, w->devices, columns);
     *ok = false;
     return NULL;
@@ -366,7 +366,8 @@ static PyMethodDef methods[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Samples memory on a thread of its own, without the GIL: see docs/sampler.md."},
+    {Py_tp_doc,
+     "Samples memory on a thread of its own, without the GIL: see docs/internals/sampler.md."},
     {Py_tp_new, sampler_new},
     {Py_tp_dealloc, sampler_dealloc},
     {Py_tp_methods, methods},

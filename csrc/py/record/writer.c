@@ -538,8 +538,9 @@ static PyMethodDef methods[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Writes a run.mem: see docs/record.md. Any thread may call it; in a forked child "
-                "nothing is written."},
+    {Py_tp_doc,
+     "Writes a run.mem: see docs/internals/record.md. Any thread may call it; in a forked child "
+     "nothing is written."},
     {Py_tp_new, recordwriter_new},
     {Py_tp_dealloc, recordwriter_dealloc},
     {Py_tp_methods, methods},

@@ -465,7 +465,8 @@ another_device_is_left_current(void)
     CHECK(fake.fake_cuda_device() == 0);
 }
 
-/* The number that docs/gpu.md states: six calls, and a look at the current device before each. */
+/* The number that docs/internals/gpu.md states: six calls, and a look at the current device before
+ * each. */
 static void
 push_makes_twelve_runtime_calls(void)
 {

@@ -1,0 +1,180 @@
+"""What a census costs beside the ways people look for what grew.
+
+    python -m benchmarks.census.census       # about two minutes; writes results/census.json
+    python -m benchmarks.census.census --quick
+
+The process holds torch, transformers, a small BERT and records in plain Python: some 450,000
+objects of the collector. Each way is timed on that same heap in turns, one look a turn. Needs
+transformers, objgraph and pympler.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from typing import Any
+
+import objgraph
+import torch
+import transformers
+from pympler import muppy, summary
+
+import memtools
+from benchmarks.kit.harness import (
+    RESULTS,
+    Json,
+    arguments,
+    environment,
+    interleave,
+    pooled,
+    repeated,
+    statement,
+    timing_table,
+    write_json,
+)
+from benchmarks.kit.limits import Limit, limits_table, number_limit
+from memtools import _core
+from memtools._base import torch as base_torch
+
+OBJECTS = 450_000
+OURS, FILTER = "memtools.census()", "gc.get_objects() + isinstance"
+MS = 1e6
+HISTORY = 2_000  # tensors in a list, as a leak has them
+
+
+class MoEBlock:
+    def __init__(self) -> None:
+        self.gate_history = [torch.empty(16, 8) for _ in range(HISTORY)]
+
+
+def heap() -> list[Any]:
+    """Brings the process to OBJECTS tracked objects."""
+    bert = transformers.BertModel(transformers.BertConfig(num_hidden_layers=2))
+    kept: list[Any] = [bert, MoEBlock()]
+    gc.collect()
+    lacking = OBJECTS - len(gc.get_objects())
+    kept.append([{"tokens": [i], "at": (i, [])} for i in range(lacking // 4)])
+    return kept
+
+
+def by_isinstance() -> dict[Any, int]:
+    """The loop of the forums."""
+    found: dict[Any, int] = {}
+    for obj in gc.get_objects():
+        if isinstance(obj, torch.Tensor):
+            key = tuple(obj.shape), obj.dtype, obj.device
+            found[key] = found.get(key, 0) + 1
+    return found
+
+
+def by_reporter() -> int:
+    """As pytorch_memlab's MemReporter does it: by storage, each tensor once."""
+    sizes: dict[int, int] = {}
+    for obj in gc.get_objects():
+        try:
+            if isinstance(obj, torch.Tensor) or (
+                hasattr(obj, "data") and torch.is_tensor(obj.data)
+            ):
+                sizes[obj.data_ptr()] = obj.numel() * obj.element_size()
+        except Exception:
+            continue
+    return sum(sizes.values())
+
+
+def by_objgraph() -> None:
+    with redirect_stdout(io.StringIO()):
+        objgraph.show_growth(limit=10)
+
+
+def by_pympler() -> None:
+    summarize: Callable[[object], object] = summary.summarize
+    get_objects: Callable[[], object] = muppy.get_objects
+    summarize(get_objects())
+
+
+def without_shim() -> memtools.Census:
+    """A census by torch's public attributes."""
+    bridge = base_torch.connect()
+    parts = base_torch.parts(torch)
+    _core._connect(*parts, None)
+    try:
+        return memtools.census()
+    finally:
+        _core._connect(*parts, bridge.shim.ops)
+
+
+WAYS: dict[str, Callable[[], Any]] = {
+    OURS: memtools.census,
+    f"{OURS}, without the shim": without_shim,
+    FILTER: by_isinstance,
+    "MemReporter's loop": by_reporter,
+    "objgraph.show_growth()": by_objgraph,
+}
+
+
+def measure(seconds: float) -> Json:
+    warnings.simplefilter("ignore")
+    kept = heap()
+    objects = memtools.census().objects
+    runners = {name: statement("look()", look=look) for name, look in WAYS.items()}
+    turns = interleave(runners, 1, seconds=seconds).turns
+    slow = interleave({"pympler summary": statement("look()", look=by_pympler)}, 1,
+                      seconds=0, least=2).turns  # fmt: skip
+    before = memtools.census()
+    kept[1].gate_history += [torch.empty(16, 8) for _ in range(300)]
+    growth = memtools.census().diff(before)
+    holders = interleave({"Growth.holders()": statement("look()", look=growth.holders)}, 1,
+                         seconds=0, least=5).turns  # fmt: skip
+    text = str(growth.holders(steps=300)[0])
+    return {"turns": turns, "slow": slow | holders, "objects": objects, "holder": text}
+
+
+def limits(samples: Any) -> list[Limit]:
+    own = samples.least(OURS) / MS, samples.median(OURS) / MS
+    return [number_limit(f"census of {OBJECTS:,} objects", 60.0, "ms", *own)]
+
+
+def main() -> int:
+    options = arguments(__doc__).parse_args()
+    torch.set_num_threads(options.threads)
+    if options.child:
+        write_json(options.out, measure(options.seconds))
+        return 0
+    seconds = 5 if options.quick else 30
+    given = ["--seconds", str(seconds), "--threads", str(options.threads)]
+    results = repeated(__file__, "all", given, 1 if options.quick else 2)
+    return report(options, results)
+
+
+def report(options: Any, results: list[Json]) -> int:
+    fast, slow = pooled(r["turns"] for r in results), pooled(r["slow"] for r in results)
+    rows = fast.summary(FILTER)
+    slow_rows: list[Json] = [
+        {"name": name, "min_ns": slow.least(name), "median_ns": slow.median(name)}
+        for name in slow.turns
+    ]
+    facts, found = environment(options.threads), limits(fast)
+    print(f"{results[0]['objects']:,} objects\n{timing_table(rows, FILTER)}\n")
+    for row in slow_rows:
+        print(f"{row['name']}: {row['min_ns'] / MS:.0f} / {row['median_ns'] / MS:.0f} ms")
+    print(f"{results[0]['holder']}\n\n{limits_table(found)}")
+    content = {
+        "environment": facts,
+        "quick": options.quick,
+        "objects": [r["objects"] for r in results],
+        "holder": results[0]["holder"],
+        "rows": rows,
+        "slow": slow_rows,
+        "limits": [row._asdict() for row in found],
+    }
+    if not options.quick or options.out:
+        write_json(options.out or RESULTS / "census.json", content)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

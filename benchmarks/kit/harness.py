@@ -1,0 +1,281 @@
+"""What the benchmarks share: interleaved timing, facts about the machine, tables, JSON.
+
+Every way of doing a thing is timed in the same process, in turns of a few milliseconds in random
+order, so that a busy neighbour or a clock change hits all alike. Of many turns the least and the
+median are reported, and ratios and differences are taken turn by turn before their median is. A
+figure from one run says little: `repeated` does all of it again in fresh processes, where the
+addresses and pages differ, and pools them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import functools
+import gc
+import json
+import os
+import platform
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import timeit
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# Runs an operation n times and returns the nanoseconds that took, by whatever clock suits it.
+Runner = Callable[[int], float]
+Json = dict[str, Any]
+
+HERE = Path(__file__).resolve().parents[1]
+RESULTS = HERE / "results"
+CFLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
+
+
+def statement(code: str, setup: str = "pass", **names: Any) -> Runner:
+    """Times a line of Python, loop included; `setup` runs before each turn and is not timed."""
+    timer = timeit.Timer(code, setup, globals=names)
+    return lambda n: timer.timeit(n) * 1e9
+
+
+@dataclass
+class Samples:
+    """Nanoseconds per operation of each runner, one number a turn; turn i of all is one round."""
+
+    turns: dict[str, list[float]] = field(default_factory=dict)
+
+    def least(self, name: str) -> float:
+        return min(self.turns[name])
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.turns[name])
+
+    def ratios(self, name: str, baseline: str) -> list[float]:
+        return [a / b for a, b in zip(self.turns[name], self.turns[baseline], strict=True)]
+
+    def differences(self, name: str, baseline: str) -> list[float]:
+        return [a - b for a, b in zip(self.turns[name], self.turns[baseline], strict=True)]
+
+    def extend(self, other: Samples) -> None:
+        for name, turns in other.turns.items():
+            self.turns.setdefault(name, []).extend(turns)
+
+    def summary(self, baseline: str) -> list[Json]:
+        """A row for each runner: least, median, spread, and what `baseline` makes of it."""
+        return [
+            {
+                "name": name,
+                "turns": len(turns),
+                "min_ns": self.least(name),
+                "median_ns": self.median(name),
+                "p90_ns": quantile(turns, 0.9),
+                "ratio_of_mins": self.least(name) / self.least(baseline),
+                "median_ratio": statistics.median(self.ratios(name, baseline)),
+                "difference_of_mins_ns": self.least(name) - self.least(baseline),
+                "median_difference_ns": statistics.median(self.differences(name, baseline)),
+            }
+            for name, turns in self.turns.items()
+        ]
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def interleave(
+    runners: Mapping[str, Runner],
+    calls: int | Mapping[str, int],
+    *,
+    seconds: float,
+    warm: int = 0,
+    first: int = 1,
+    least: int = 5,
+) -> Samples:
+    """Rounds of one turn each until the time is up, and at least `least` of them.
+
+    A turn is `warm` operations that are not timed, so that what the others did to the caches does
+    not count, and then `calls` that are. Before all turns come `first` operations of each, which
+    touch all memory and set up what is set up lazily. The cyclic garbage collector is off.
+    """
+    number = {name: calls if isinstance(calls, int) else calls[name] for name in runners}
+    samples = Samples({name: [] for name in runners})
+    order, shuffle = list(runners), random.Random(0).shuffle
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        for name in order:
+            runners[name](first)
+        start, rounds = time.perf_counter(), 0
+        while rounds < least or time.perf_counter() - start < seconds:
+            shuffle(order)
+            for name in order:
+                if warm:
+                    runners[name](warm)
+                samples.turns[name].append(runners[name](number[name]) / number[name])
+            rounds += 1
+    finally:
+        if collecting:
+            gc.enable()
+    return samples
+
+
+def as_module(script: str) -> list[str]:
+    """The command that runs a file of this package as what it is, a module of it."""
+    path = Path(script).resolve().relative_to(HERE.parent).with_suffix("")
+    return [sys.executable, "-m", ".".join(path.parts)]
+
+
+def repeated(script: str, section: str, options: Sequence[str], times: int) -> list[Json]:
+    """Runs `script --child section` in `times` fresh processes; what each wrote, parsed."""
+    results = []
+    for _ in range(times):
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder, "part.json")
+            command = [*as_module(script), "--child", section, "--out", str(out), *options]
+            subprocess.run(command, cwd=HERE.parent, check=True)
+            results.append(json.loads(out.read_text()))
+    return results
+
+
+def pooled(results: Iterable[Mapping[str, list[float]]]) -> Samples:
+    """The turns of several processes as one."""
+    samples = Samples()
+    for turns in results:
+        samples.extend(Samples(dict(turns)))
+    return samples
+
+
+@functools.cache
+def compiled(source: str) -> ctypes.CDLL:
+    """C source as a library, compiled now in a folder that is removed once it is loaded."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        raise SystemExit("the C baseline needs a C compiler: cc, or the one that CC names")
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder, "baseline.so")
+        command = [compiler, *CFLAGS, "-x", "c", "-", "-o", str(library)]
+        subprocess.run(command, input=source, text=True, check=True)
+        return ctypes.CDLL(str(library))
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def environment(threads: int) -> Json:
+    """Where and with what the figures were taken."""
+    import numpy
+    import torch
+
+    import memtools
+    from memtools._base import torch as bridge
+
+    shim, reason = bridge.shim_status()
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg(),
+        "system": platform.platform(),
+        "huge_pages": _text("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "memtools": memtools.__version__,
+        "shim": "loaded" if shim else reason,
+        "revision": _revision(),
+        "threads": threads,
+        "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+    }
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _cpu_model() -> str:
+    for line in _text("/proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _revision() -> str | None:
+    command = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout.strip() or None
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Aligned columns, the first to the left and the others to the right."""
+    lines = [list(header), *map(list, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+
+    def aligned(line: list[str]) -> str:
+        first, *rest = (
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        return "  ".join([first, *rest]).rstrip()
+
+    return "\n".join(map(aligned, lines))
+
+
+def timing_table(rows: Iterable[Json], baseline: str) -> str:
+    """The rows of `Samples.summary` in microseconds, beside `baseline`."""
+    header = (
+        f"(x and + beside {baseline})",
+        "min us",
+        "median us",
+        "x of mins",
+        "median x",
+        "+ of mins",
+        "median +",
+    )
+    return table(
+        header,
+        (
+            (
+                row["name"],
+                f"{row['min_ns'] / 1e3:.3f}",
+                f"{row['median_ns'] / 1e3:.3f}",
+                f"{row['ratio_of_mins']:.3f}",
+                f"{row['median_ratio']:.3f}",
+                f"{row['difference_of_mins_ns'] / 1e3:+.3f}",
+                f"{row['median_difference_ns'] / 1e3:+.3f}",
+            )
+            for row in rows
+        ),
+    )
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="20 s instead of 3 minutes; noisier")
+    parser.add_argument("--threads", type=int, default=1, help="torch's threads (default: 1)")
+    parser.add_argument("--only", help="only the sections whose names start so; writes no JSON")
+    parser.add_argument("--out", type=Path, help="where to write the JSON")
+    parser.add_argument("--child", help=argparse.SUPPRESS)  # what repeated() passes
+    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
+    return parser
+
+
+def write_json(path: Path, content: Json) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")

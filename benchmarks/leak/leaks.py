@@ -1,0 +1,324 @@
+"""How often the leak test is right, beside rules that people use, and what a reading costs.
+
+    python -m benchmarks.leak.leaks         # under two minutes; writes results/leaks.json
+    python -m benchmarks.leak.leaks --quick      # a quarter of the series
+    python -m benchmarks.leak.leaks --only cost
+
+The series are those of tests/traces: made up from a seed that nothing was tuned on, and recorded.
+docs/guides/leaks.md says what the figures mean.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from benchmarks.kit.harness import (
+    RESULTS,
+    Json,
+    arguments,
+    environment,
+    interleave,
+    statement,
+    table,
+    timing_table,
+    write_json,
+)
+from benchmarks.kit.limits import Limit, limits_table
+from benchmarks.leak.rules import BAR, GRADES, PEERS, Array, all_rules, moments
+from memtools import LeakDetector
+from tests.traces import record, synthetic
+
+SEED = 90210  # tuned on 101 and 202
+EACH, EACH_LEAK = 400, 12
+BUCKETS = (3, 6, 12, 30, 100, np.inf)
+UNCHANGING = ("flat", "warm", "saw", "spikes", "walk")  # the program does not change later
+RULES = (*GRADES, *PEERS)
+
+
+def percent(flags: Sequence[bool]) -> float:
+    return 100 * float(np.mean(flags)) if len(flags) else float("nan")
+
+
+def leak_free(each: int) -> Json:
+    """By family and rule: % of series called a leak at any moment, and at the last one."""
+    ever: dict[str, dict[str, list[bool]]] = {}
+    at_end: dict[str, dict[str, list[bool]]] = {}
+    for s in synthetic.leak_free_library(SEED, each):
+        counted = moments(len(s.bytes)) > s.settled
+        for rule, flags in all_rules(s.bytes).items():
+            for where, value in ((ever, (flags & counted).any()), (at_end, flags[-1])):
+                where.setdefault(rule, {}).setdefault(s.family, []).append(bool(value))
+    return {
+        "series": each * len(synthetic.FAMILIES),
+        "ever_percent": {rule: means(families) for rule, families in ever.items()},
+        "at_end_percent": {rule: means(families) for rule, families in at_end.items()},
+    }
+
+
+def means(families: dict[str, list[bool]]) -> dict[str, float]:
+    every = [flag for flags in families.values() for flag in flags]
+    return {**{name: percent(flags) for name, flags in families.items()}, "all": percent(every)}
+
+
+def bucket(ratio: float) -> str:
+    """ "3-6" for a leaked total of 3 to 6 times the noise of the floor."""
+    low = 0.0
+    for high in BUCKETS:
+        if ratio < high:
+            return f"{low:g}-{high:g}" if high < np.inf else f">{low:g}"
+        low = high
+    raise AssertionError(ratio)
+
+
+def leaking(each: int) -> Json:
+    """% found from the onset to the end of the run, and at its end, by bucket and rule; delays."""
+    found: dict[str, dict[str, list[bool]]] = {}
+    at_end: dict[str, dict[str, list[bool]]] = {}
+    delays: dict[float, list[float]] = {}
+    early, count = 0, 0
+    for s in synthetic.leaking_library(SEED, each):
+        name, at = bucket(s.leaked / s.floor_noise), moments(len(s.bytes))
+        for rule, flags in all_rules(s.bytes).items():
+            hits = flags & (at >= s.onset)
+            found.setdefault(name, {}).setdefault(rule, []).append(bool(hits.any()))
+            at_end.setdefault(name, {}).setdefault(rule, []).append(bool(flags[-1]))
+            if rule == "leak":
+                early += bool((flags & (at < s.onset)).any())
+                if hits.any():
+                    delays.setdefault(s.rate, []).append(float(at[hits.argmax()] - s.onset))
+        count += 1
+    order = [bucket(low) for low in (0.0, *BUCKETS[:-1])]
+    shares = [
+        {b: {r: percent(f) for r, f in where[b].items()} for b in order if b in where}
+        for where in (found, at_end)
+    ]
+    return {
+        "series": count,
+        "by_bucket": {b: len(found[b]["leak"]) for b in order if b in found},
+        "found_percent": shares[0],
+        "at_end_percent": shares[1],
+        "leak_before_onset": early,
+        "delay_of_leak_steps": {
+            f"{rate:g} MiB/1k": {"median": float(np.median(d)), "p90": float(np.quantile(d, 0.9))}
+            for rate, d in sorted(delays.items())
+        },
+    }
+
+
+def first_with(y: Array, kind: str) -> int | None:
+    changes = LeakDetector(bar_bytes=BAR).update_many(0, rss=y)
+    return next((step for step, found in changes if found == kind), None)
+
+
+def interval_is(s: synthetic.Series, step: int, rng: np.random.Generator) -> str | None:
+    """The forecast at `step` of when a level above the highest peak so far is reached."""
+    peak, later = s.bytes[: step + 1].max(), s.bytes[step + 1 :]
+    if len(later) == 0 or later.max() <= peak:
+        return None
+    limit = int(peak + rng.uniform(0, 1) * (later.max() - peak))
+    truth = 1 + int(np.argmax(later >= limit))
+    detector = LeakDetector(bar_bytes=BAR)
+    detector.update_many(0, rss=s.bytes[: step + 1])
+    left = detector.forecast(limit)
+    assert left is not None
+    return "before lo" if truth < left.lo else "after hi" if truth > left.hi else "covered"
+
+
+def forecasts(each: int) -> Json:
+    """Of the intervals made at the first `leak`, and at the first `likely`: % that cover."""
+    result: Json = {}
+    for kind in ("leak", "likely"):
+        rng = np.random.default_rng(SEED)
+        said: dict[str, list[str]] = {"the program does not change": [], "it may change": []}
+        for s in synthetic.leaking_library(SEED + 1, each):
+            step = first_with(s.bytes, kind)
+            answer = None if step is None else interval_is(s, step, rng)
+            if answer is not None:
+                said[list(said)[s.family not in UNCHANGING]].append(answer)
+        result[kind] = {
+            which: {
+                "intervals": len(answers),
+                **{
+                    f"{answer}_percent": percent([a == answer for a in answers])
+                    for answer in ("covered", "before lo", "after hi")
+                },
+            }
+            for which, answers in said.items()
+        }
+    return result
+
+
+def recorded() -> list[Json]:
+    """Each recorded loop, all signals fused."""
+    rows = []
+    for name in (*record.LEAK_FREE, *record.LEAKS):
+        detector = LeakDetector()
+        changes = detector.update_many(0, **record.load(name))
+        verdict = detector.verdict()
+        rows.append(
+            {
+                "loop": name,
+                "leaks": name in record.LEAKS,
+                "leak_at": next((step for step, kind in changes if kind == "leak"), None),
+                "at_end": verdict.kind,
+                "signal": verdict.signal,
+                "bytes_per_step": round(verdict.rate_bytes_per_step),
+                "leaked_per_step": record.LEAKS.get(name, (None,))[0],
+            }
+        )
+    return rows
+
+
+MANY, MANY_QUIET = "update_many, a leak", "update_many, quiet"
+CALLS, DEQUE, FITTED = "update, two signals a call", "two points, a deque", "polyfit, each 100th"
+
+TWO_POINTS = """
+window = deque(maxlen=1000)
+for size in sizes:
+    window.append(size)
+    size - window[0] > 100_000_000
+"""
+FIT = """
+window = deque(maxlen=1000)
+for t, size in enumerate(sizes):
+    window.append(size)
+    if t % 100 == 99:
+        polyfit(arange(len(window)), window, 1)
+"""
+UPDATES = """
+update = LeakDetector().update
+for t, size in enumerate(sizes):
+    update(t, heap=size, rss=size)
+"""
+
+
+def cost(seconds: float) -> list[Json]:
+    """Nanoseconds a reading, all in; each turn is a new detector and 8,000 readings of a signal."""
+    leak = synthetic.leaking("saw", "step", 50, SEED, 0).bytes.astype(np.int64)
+    quiet = synthetic.leak_free("flat", SEED, 0).bytes.astype(np.int64)
+    names = {"LeakDetector": LeakDetector, "sizes": leak.tolist(), "deque": deque}
+    many = "LeakDetector().update_many(0, rss=y)"
+    samples = interleave(
+        {
+            MANY: statement(many, y=leak, **names),
+            MANY_QUIET: statement(many, y=quiet, **names),
+            CALLS: statement(UPDATES, **names),
+            DEQUE: statement(TWO_POINTS, **names),
+            FITTED: statement(FIT, polyfit=np.polyfit, arange=np.arange, **names),
+        },
+        1,
+        seconds=seconds,
+    )
+    for name, turns in samples.turns.items():
+        readings = len(leak) * (2 if name == CALLS else 1)
+        samples.turns[name] = [turn / readings for turn in turns]
+    return samples.summary(MANY)
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+def limit(what: str, bound: float, value: float, unit: str = "%", *, least: bool = False) -> Limit:
+    """A figure that has one value: at most `bound`, or at least."""
+    reached = value >= bound if least else value <= bound
+    text = f"{value:.3g} {unit}"
+    return Limit(what, f"{'>=' if least else '<='} {bound:g} {unit}", text, text, reached, reached)
+
+
+def limits(sections: Json) -> list[Limit]:
+    found = list[Limit]()
+    if free := sections.get("leak free"):
+        ever, end = free["ever_percent"]["leak"]["all"], free["at_end_percent"]["leak"]["all"]
+        found.append(limit("leak-free series called a leak, ever", 0.5, ever))
+        found.append(limit("leak-free series called a leak, at the end", 0.1, end))
+    if leaks := sections.get("leaking"):
+        shares = leaks["found_percent"]
+        for kind, name, bound in (
+            *[("leak", "30-100", 75), ("leak", ">100", 89)],
+            *[("growing", "3-6", 90), ("growing", "6-12", 99), ("growing", "12-30", 99)],
+            *[("growing", "30-100", 99), ("growing", ">100", 99)],
+        ):
+            what = f"{kind} on leaks of {name} times the floor noise"
+            found.append(limit(what, bound, shares[name][kind], least=True))
+    if told := sections.get("forecasts"):
+        share = told["leak"]["the program does not change"]["covered_percent"]
+        found.append(limit("forecasts that cover, no later change", 90, share, least=True))
+    if rows := sections.get("recorded"):
+        hits = sum(row["leaks"] and row["leak_at"] is not None for row in rows)
+        wrong = sum(not row["leaks"] and row["leak_at"] is not None for row in rows)
+        found.append(limit("recorded leaks found", len(record.LEAKS), hits, "loops", least=True))
+        found.append(limit("recorded leak-free loops called a leak", 0, wrong, "loops"))
+        known = [row for row in rows if row["leaked_per_step"]]
+        off = max(abs(row["bytes_per_step"] / row["leaked_per_step"] - 1) for row in known)
+        found.append(limit("rate of recorded leaks of known size, off by", 10, 100 * off))
+    if rows := sections.get("cost"):
+        worst = rows[0]["min_ns"], rows[0]["median_ns"]
+        text = [f"{ns:.1f} ns" for ns in worst]
+        reached = [ns <= 30 for ns in worst]
+        found.append(Limit("a reading, all in", "<= 30 ns", text[0], text[1], *reached))
+    return found
+
+
+# --- all of it ------------------------------------------------------------------------------------
+
+
+def shown(name: str, content: Json | list[Json]) -> str:
+    if name == "cost":
+        return timing_table(content, MANY)  # type: ignore[arg-type]
+    if isinstance(content, list):
+        return table([*content[0]], ([str(v) for v in row.values()] for row in content))
+    if name == "forecasts":
+        rows = [
+            [kind, which, *map(figure, row.values())]
+            for kind, c in content.items()
+            for which, row in c.items()
+        ]
+        return table(("at", "", "intervals", "covered", "before lo", "after hi"), rows)
+    parts = []
+    for part in ("ever_percent", "at_end_percent"):
+        if part in content and name == "leak free":
+            families = [*synthetic.FAMILIES, "all"]
+            rows = [[r, *(figure(content[part][r][f]) for f in families)] for r in RULES]
+            parts.append(f"{part}\n{table((part, *families), rows)}")
+    for part in ("found_percent", "at_end_percent"):
+        if part in content and name == "leaking":
+            buckets = [*content["by_bucket"]]
+            rows = [[r, *(figure(content[part][b][r]) for b in buckets)] for r in RULES]
+            parts.append(table((part, *buckets), rows))
+    return "\n".join(parts)
+
+
+def figure(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
+
+
+def main() -> int:
+    options = arguments(__doc__).parse_args()
+    share = 4 if options.quick else 1
+    sections: dict[str, Callable[[], Json | list[Json]]] = {
+        "leak free": lambda: leak_free(EACH // share),
+        "leaking": lambda: leaking(EACH_LEAK // share),
+        "forecasts": lambda: forecasts(EACH_LEAK // share),
+        "recorded": recorded,
+        "cost": lambda: cost(10 / share),
+    }
+    facts = environment(options.threads)
+    found: Json = {}
+    for name, run in sections.items():
+        if name.startswith(options.only or ""):
+            found[name] = run()
+            print(f"{name}\n{shown(name, found[name])}\n", flush=True)
+    rows = limits(found)
+    print(f"{facts['cpu']}, seed {SEED}\n{limits_table(rows)}")
+    if out := options.out or (None if options.only else RESULTS / "leaks.json"):
+        content = {"environment": facts, "quick": options.quick, "seed": SEED, "sections": found}
+        write_json(out, {**content, "limits": [row._asdict() for row in rows]})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""C loops that the record's benchmark times: csrc/core's, and what people write instead."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[2]
+SOURCES = [f"csrc/core/record/{n}.c" for n in ("series", "writer", "layout", "reader")]
+SOURCES += [f"csrc/core/base/{n}.c" for n in ("utf8", "status", "alloc")]
+SOURCES += [
+    f"csrc/os/{n}.c" for n in ("record/file", "base/forkmark", "record/busguard", "record/endmark")
+]
+LOOPS = r"""
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include "core/record/writer.h"
+#include "os/record/file.h"
+
+static mt_record record;
+static mt_recordfile file;
+static size_t columns;
+static uint64_t values[64], ticks;
+static FILE *lines;
+
+static void
+format(void *region, mt_forkmark *home, void *ctx)
+{
+    mt_record_size size = {{columns, 8192, 1024}, 1024, 128};
+    mt_record_column column[64];
+    mt_record_start start = {0};
+    (void)ctx;
+    memset(column, 0, sizeof column);
+    for (size_t c = 0; c < columns; c++)
+        snprintf(column[c].name, sizeof column[c].name, "column_%zu", c);
+    mt_record_init(&record, region, &size, column, &start, home);
+}
+
+int
+begin(const char *path, const char *jsonl, size_t n)
+{
+    static char kept[PATH_MAX];
+    mt_record_size size = {{n, 8192, 1024}, 1024, 128};
+    columns = n;
+    lines = fopen(jsonl, "w");
+    return lines == NULL || mt_recordfile_create(&mt_recordfile_sys_libc, path,
+        mt_record_parts_of(&size).end, format, NULL, &file, kept, NULL) != MT_OK;
+}
+
+static double
+now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return 1e9 * (double)t.tv_sec + (double)t.tv_nsec;
+}
+
+static void
+next_values(void)
+{
+    ticks++;
+    for (size_t c = 0; c < columns; c++)
+        values[c] = (1ull << 32) + ticks * 4096 * (c + 1) % (1ull << 30);
+}
+
+double
+only_values(long n)
+{
+    double start = now();
+    while (n-- > 0) {
+        next_values();
+        __asm__ volatile("" : : "r"(values) : "memory");
+    }
+    return now() - start;
+}
+
+double
+append(long n)
+{
+    double start = now();
+    while (n-- > 0) {
+        next_values();
+        mt_record_append(&record, ticks, values);
+    }
+    return now() - start;
+}
+
+double
+jsonl(long n)
+{
+    double start = now();
+    while (n-- > 0) {
+        next_values();
+        fprintf(lines, "{\"time_ns\":%llu", (unsigned long long)ticks);
+        for (size_t c = 0; c < columns; c++)
+            fprintf(lines, ",\"column_%zu\":%llu", c, (unsigned long long)values[c]);
+        fputs("}\n", lines);
+        fflush(lines);
+    }
+    return now() - start;
+}
+
+double
+event(long n)
+{
+    static const char text[] = "a buffer of 64.0 MiB was given back to the system after 12.5 ms";
+    mt_record_event e = {1, 2, 3, "cleanup", text, 7, sizeof text - 1};
+    double start = now();
+    while (n-- > 0)
+        mt_record_write_event(&record, &e);
+    return now() - start;
+}
+
+double
+phase(long n)
+{
+    double start = now();
+    while (n-- > 0)
+        mt_record_phase(&record, n % 2 ? "train" : "generate", n % 2 ? 5 : 8, 5, 6);
+    return now() - start;
+}
+"""
+
+
+@cache
+def loops(columns: int, folder: str) -> ctypes.CDLL:
+    """The loops over a record and a JSONL file of their own, with the flags of the extension."""
+    compiler = os.environ.get("CC", "cc")
+    with tempfile.TemporaryDirectory() as build:
+        source, out = Path(build, "loops.c"), Path(build, f"loops{columns}.so")
+        source.write_text(LOOPS)
+        command = [compiler, "-std=gnu11", "-O3", "-shared", "-fPIC", "-flto", "-pthread"]
+        command += ["-fvisibility=default", "-DNDEBUG", f"-I{PROJECT / 'csrc'}"]
+        command += [f"-I{PROJECT / 'csrc/core'}", str(source)]
+        command += [str(PROJECT / path) for path in SOURCES]
+        subprocess.run([*command, "-o", str(out)], check=True)
+        library = ctypes.CDLL(str(out))
+    for name in ("only_values", "append", "jsonl", "event", "phase"):
+        function = getattr(library, name)
+        function.restype, function.argtypes = ctypes.c_double, [ctypes.c_long]
+    paths = [os.fsencode(Path(folder, f"{kind}{columns}")) for kind in ("run", "jsonl")]
+    if library.begin(*paths, ctypes.c_size_t(columns)) != 0:
+        raise SystemExit(f"no record can be made in {folder}")
+    return library

@@ -1,0 +1,303 @@
+"""Setting allocators: that each setting takes effect, what is refused, and that then nothing is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memtools import allocator_settings
+from memtools._base import torch as bridge
+from memtools.allocators import malloc
+from tests.allocators.allocatorcases import MIB, FakeTorch, program
+
+BAD = [
+    ({}, ValueError, "name at least one setting"),
+    ({"max_split_size_mb": 19}, ValueError, "max_split_size_mb is 20 MiB or more"),
+    ({"max_split_size_mb": -1}, ValueError, "got -1"),
+    ({"max_split_size_mb": 64.0}, TypeError, "max_split_size_mb is an int, got float"),
+    ({"max_split_size_mb": True}, TypeError, "got bool"),
+    ({"garbage_collection_threshold": 1.0}, ValueError, "is 0.001 to 0.999"),
+    ({"garbage_collection_threshold": 0}, ValueError, "got 0"),
+    ({"garbage_collection_threshold": float("nan")}, ValueError, "got nan"),
+    ({"garbage_collection_threshold": "0.8"}, TypeError, "is a number, got str"),
+    ({"expandable_segments": 1}, TypeError, "is True or False, got int"),
+    ({"arena_max": 0}, ValueError, "arena_max is 1 arena or more, got 0"),
+    ({"arena_max": 2**31}, ValueError, "got 2147483648"),
+    ({"arena_max": "2"}, TypeError, "arena_max is an int, got str"),
+    ({"trim_threshold": -5}, ValueError, "trim_threshold is at least 1 byte"),
+    ({"trim_threshold": "3 GiB"}, ValueError, "at most 2,147,483,647 bytes"),
+    ({"trim_threshold": 1.5}, TypeError, "trim_threshold is an int"),
+    ({"mmap_threshold": 4095}, ValueError, r"4,096 to 33,554,432 bytes \(32 MiB\), got 4,095"),
+    ({"mmap_threshold": "33 MiB"}, ValueError, "got 34,603,008"),
+    ({"mmap_threshold": "a lot"}, ValueError, "number of bytes or like"),
+]
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """No variables, and a mallopt that only notes; torch is not there."""
+    calls: list[tuple[str, int]] = []
+
+    def note(name: str, value: int) -> bool:
+        calls.append((name, value))
+        return True
+
+    for name in list(os.environ):
+        if name.startswith(("MALLOC_", "PYTORCH_", "GLIBC_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")  # so that it is put back after the test
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    monkeypatch.setattr(malloc, "mallopt", note)
+    monkeypatch.setattr(malloc, "environment_at_start", dict)
+    monkeypatch.setattr(bridge, "loaded", lambda: None)
+    return calls
+
+
+def use(monkeypatch: pytest.MonkeyPatch, fake: FakeTorch) -> FakeTorch:
+    monkeypatch.setattr(bridge, "loaded", lambda: fake)
+    return fake
+
+
+@pytest.mark.parametrize(("settings", "error", "text"), BAD)
+def test_what_cannot_be_is_one_sentence(
+    clean: list[Any], settings: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    before = dict(os.environ)
+    good = {"arena_max": 3, "expandable_segments": True, "mmap_threshold": MIB}
+    with pytest.raises(error, match=text) as raised:
+        allocator_settings().set(**({**good, **settings} if settings else {}))
+    assert "\n" not in str(raised.value)
+    assert (clean, dict(os.environ)) == ([], before)
+
+
+# --- malloc, in programs of their own -------------------------------------------------------------
+
+FREED = """
+def kept():
+    "MiB that stay resident of 200 blocks of 1 MiB, behind each of which a small one lives on."
+    give(take(1, 8 * MIB))  # from here on, glibc takes blocks up to so large from its heap
+    before = rss()
+    large, small = [], [0]
+    for _ in range(200):
+        large += take(1, MIB)
+        while small[-1] < large[-1] < libc.sbrk(0):  # the interpreter may have left holes
+            small += take(1, 2000)
+    assert rss() - before > 190 * MIB
+    give(large)
+    return (rss() - before) // MIB
+"""
+
+
+def test_blocks_above_the_mmap_threshold_are_given_back() -> None:
+    assert program(FREED + "print(kept() > 190)") == "True\n"
+    done, result = program(FREED + """
+print(allocator_settings().set(mmap_threshold="512 KiB"))
+print(kept() < 10, allocator_settings().host.mmap_threshold)
+""").splitlines()  # fmt: skip
+    assert done == (
+        "['glibc: mmap_threshold 512.0 KiB (524,288 bytes) by mallopt, "
+        "and no longer raises its thresholds by itself']"
+    )
+    assert result == "True Setting(value=524288, source='mallopt, by memtools')"
+
+
+@pytest.mark.parametrize("bytecode", ["kept", "made anew"])
+def test_the_advice_follows_what_is_held(bytecode: str, tmp_path: Path) -> None:
+    """Whatever holes the interpreter left in the heap: to compile modules leaves megabytes."""
+    anew = {"PYTHONPYCACHEPREFIX": str(tmp_path)} if bytecode == "made anew" else {}
+    told = program(FREED + """
+assert allocator_settings().advice() == []
+kept()
+(advice,) = allocator_settings().advice()
+print(advice)
+""", **anew)  # fmt: skip
+    assert "freeing large blocks has raised its thresholds" in told
+
+
+def test_the_end_of_the_heap_is_given_back_at_the_trim_threshold() -> None:
+    code = """
+def kept(base):
+    "MiB that stay resident of 30 MiB at the heap's end, once its thresholds have risen."
+    give(take(1, 20 * MIB))
+    give(take(480, 65536))
+    return (rss() - base) // MIB
+
+base = rss()
+held = kept(base)
+allocator_settings().set(trim_threshold="1 MiB")
+print(held > 25, kept(base) < 10)
+"""
+    assert program(code) == "True True\n"
+
+
+def test_blocks_below_the_mmap_threshold_are_not_mapped() -> None:
+    told = program("""
+def mapped(size):
+    before = allocator_settings().host.heap.mapped_bytes
+    take(1, size)
+    return (allocator_settings().host.heap.mapped_bytes - before) // MIB
+
+print(mapped(MIB), mapped(3 * MIB))
+allocator_settings().set(mmap_threshold="2 MiB")
+print(mapped(MIB), mapped(3 * MIB))
+""")
+    assert told == "1 3\n0 3\n"
+
+
+def test_so_many_arenas_and_no_more() -> None:
+    assert program("print(arenas(8))") == "9\n"
+    told = program("print(allocator_settings().set(arena_max=2)); print(arenas(8))")
+    assert told == "['glibc: at most 2 arenas, of which 1 exist']\n2\n"
+
+
+def test_a_limit_of_arenas_that_cannot_be_kept_is_refused() -> None:
+    program("""
+assert arenas(4) == 5
+refused("too late for arena_max=4: glibc already has 5 arenas", arena_max=4, mmap_threshold=MIB)
+refused("put MALLOC_ARENA_MAX=4 before the program in the shell", arena_max=4)
+assert allocator_settings().host.values == {}
+allocator_settings().set(arena_max=6)
+assert arenas(12) == 6
+refused("keeps the first limit that it used, 6 by mallopt, by memtools", arena_max=7)
+allocator_settings().set(arena_max=6)  # the same again
+""")
+    program("""
+assert arenas(11) == 12
+refused("with 12 arenas glibc has fixed its limit", arena_max=13)
+""")
+    program("""
+assert arenas(3) == 1
+refused("keeps the first limit that it used, 1 by MALLOC_ARENA_MAX", arena_max=3)
+""", MALLOC_ARENA_MAX="1")  # fmt: skip
+
+
+def test_a_limit_that_would_have_been_refused_is_not_kept_by_glibc() -> None:
+    """The rules of too late are glibc's: where set() refuses, mallopt does nothing."""
+    blind = "libc.mallopt(-8, {most})\nprint(arenas(16))"
+    assert program("arenas(4)\n" + blind.format(most=4)) == "5\n"
+    assert program("arenas(11)\n" + blind.format(most=13)) != "13\n"
+    assert program("arenas(3)\n" + blind.format(most=3), MALLOC_ARENA_MAX="1") == "1\n"
+
+
+def test_another_malloc_is_not_set(clean: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    other = malloc.Serving("jemalloc", None, "/lib/libjemalloc.so.2", ())
+    monkeypatch.setattr(malloc, "find_serving", lambda: other)
+    now = allocator_settings()
+    assert (now.host.heap, now.host.arenas, now.host.dynamic) == (None, None, False)
+    assert str(now).startswith("malloc: jemalloc (/lib/libjemalloc.so.2)\nCUDA")
+    with pytest.raises(RuntimeError, match=r"malloc is jemalloc's \(/lib/libjemalloc.so.2\)"):
+        now.set(arena_max=2)
+    assert clean == []
+
+
+def test_what_glibc_refuses_undoes_the_rest(
+    clean: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = use(monkeypatch, FakeTorch())
+    asked: list[str] = []
+    monkeypatch.setattr(malloc, "mallopt", lambda name, value: asked.append(name))
+    with pytest.raises(RuntimeError, match="nothing: glibc refuses mmap_threshold=1,048,576"):
+        allocator_settings().set(trim_threshold=MIB, mmap_threshold=MIB, expandable_segments=True)
+    assert asked == ["mmap_threshold"]
+    assert fake.texts == ["expandable_segments:True", ""]
+    assert "PYTORCH_ALLOC_CONF" not in os.environ
+
+
+# --- torch's CUDA allocator -----------------------------------------------------------------------
+
+
+def test_before_torch_is_imported_the_variable_is_set() -> None:
+    told = program("""
+done = allocator_settings().set(expandable_segments=True, garbage_collection_threshold=0.8)
+assert "torch" not in sys.modules
+import torch
+print(done)
+print(torch._C._accelerator_getAllocatorSettings())
+""")
+    text = "expandable_segments:True,garbage_collection_threshold:0.8"
+    first = "expandable_segments:True, garbage_collection_threshold:0.8 in PYTORCH_ALLOC_CONF"
+    assert told == f"['{first}: torch reads it at its first use of CUDA']\n{text}\n"
+
+
+def test_after_torch_is_imported_its_setter_is_called_too() -> None:
+    begun = "max_split_size_mb:99,roundup_power2_divisions:[256:1,>:4]"
+    told = program("""
+import torch
+allocator_settings().set(max_split_size_mb=64)
+print(torch._C._accelerator_getAllocatorSettings(), os.environ["PYTORCH_CUDA_ALLOC_CONF"])
+allocator_settings().set(expandable_segments=False)
+print(torch._C._accelerator_getAllocatorSettings(), "PYTORCH_ALLOC_CONF" in os.environ)
+""", PYTORCH_CUDA_ALLOC_CONF=begun)  # fmt: skip
+    kept = "roundup_power2_divisions:[256:1,>:4],max_split_size_mb:64"
+    assert told == f"{kept} {kept}\n{kept},expandable_segments:False False\n"
+
+
+def test_too_late_once_there_are_segments(
+    clean: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = use(monkeypatch, FakeTorch(reserved=3 * MIB))
+    fake.text = "roundup_power2_divisions:[256:1,>:4]"
+    with pytest.raises(RuntimeError) as raised:
+        allocator_settings().set(
+            expandable_segments=True, garbage_collection_threshold=0.5, trim_threshold=MIB
+        )
+    assert str(raised.value) == (
+        "set() changed nothing: too late for expandable_segments: torch already has 3.0 MiB in "
+        "segments; put PYTORCH_ALLOC_CONF='roundup_power2_divisions:[256:1,>:4],"
+        "expandable_segments:True,garbage_collection_threshold:0.5' before the program in the "
+        "shell, or call it before the first tensor on a GPU"
+    )
+    assert (fake.texts, clean, "PYTORCH_ALLOC_CONF" in os.environ) == ([], [], False)
+    (done,) = allocator_settings().set(garbage_collection_threshold=0.5)  # read at each allocation
+    assert done.startswith("garbage_collection_threshold:0.5 in torch's allocator, and in PYTORCH_")
+    assert fake.text == "roundup_power2_divisions:[256:1,>:4],garbage_collection_threshold:0.5"
+    fake.reserved = [0, 0]  # all freed, and empty_cache()
+    assert len(allocator_settings().set(expandable_segments=True)) == 1
+    assert fake.text.endswith(",garbage_collection_threshold:0.5,expandable_segments:True")
+
+
+def test_what_torch_refuses_changes_nothing(
+    clean: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = use(monkeypatch, FakeTorch())
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    fake.text, fake.refuses = "max_split_size_mb:64", "expandable"
+    with pytest.raises(RuntimeError, match="torch refuses .*True': no such thing$"):
+        allocator_settings().set(expandable_segments=True, trim_threshold=MIB)
+    assert (fake.text, clean) == ("max_split_size_mb:64", [])
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:64"
+
+
+def test_a_torch_without_a_setter(clean: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = use(monkeypatch, FakeTorch())
+    del fake._C._accelerator_setAllocatorSettings
+    with pytest.raises(RuntimeError, match="no setter; put PYTORCH_ALLOC_CONF=expandable_segments"):
+        allocator_settings().set(expandable_segments=True)
+    assert "PYTORCH_ALLOC_CONF" not in os.environ
+
+
+INEFFECTIVE = [
+    ("PYTORCH_NO_CUDA_MEMORY_CACHING", "0", "PYTORCH_NO_CUDA_MEMORY_CACHING is set"),
+    ("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync", "ignores expandable_segments; take backend"),
+    ("PYTORCH_ALLOC_CONF", "max_split_size_mb:3", "cannot be read: max_split_size_mb is at least"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "text"), INEFFECTIVE)
+def test_where_it_would_do_nothing_it_is_refused(
+    clean: list[Any], monkeypatch: pytest.MonkeyPatch, name: str, value: str, text: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(RuntimeError, match=text):
+        allocator_settings().set(expandable_segments=True, trim_threshold=MIB)
+    assert (clean, os.environ[name]) == ([], value)
+
+
+def test_a_split_size_below_the_segments(clean: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "large_segment_size_mb:64")
+    with pytest.raises(RuntimeError, match="at least large_segment_size_mb, here 64"):
+        allocator_settings().set(max_split_size_mb=32)
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "large_segment_size_mb:64"

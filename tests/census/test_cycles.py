@@ -1,0 +1,401 @@
+"""collect(): a collection that can say which tensors hung on the cycles that it freed."""
+
+from __future__ import annotations
+
+import _testcapi
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from memtools._census import cycles
+from memtools._census.cycles import Collected, collect
+from tests.kit.interrupts import interrupted
+
+
+@pytest.fixture(autouse=True)
+def _only_garbage_of_ours() -> Iterator[None]:
+    """No automatic collection comes between, what pytest drops is no garbage of ours (and full
+    collections are short), and the collector is left as it was."""
+    enabled, flags, garbage = gc.isenabled(), gc.get_debug(), list(gc.garbage)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    yield
+    gc.unfreeze()
+    assert not cycles._inspectors
+    assert (gc.get_debug(), gc.garbage) == (flags, garbage)
+    (gc.enable if enabled else gc.disable)()
+
+
+class Hook:
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+
+class Trainer:
+    """The usual cycle: what it made refers to it."""
+
+    def __init__(self, *tensors: torch.Tensor, **more: Any) -> None:
+        self.hook = Hook(self)
+        self.metrics = list(tensors)
+        vars(self).update(more)
+
+
+class Mine(torch.Tensor):
+    pass
+
+
+def garbage(*tensors: torch.Tensor, **more: Any) -> None:
+    Trainer(*tensors, **more)
+
+
+def alive(kind: type = Trainer) -> int:
+    """How many there are. A weak reference would not tell: it dies before what is looked at."""
+    return sum(type(obj) is kind for obj in gc.get_objects())
+
+
+def test_an_ordinary_collection_looks_at_nothing():
+    garbage(torch.empty(3))
+    found = collect()
+    assert (found.tensors, found.tensor_bytes, found.examples) == (None, None, ())
+    assert found.objects >= 4
+    assert found.ms > 0
+    assert alive() == 0
+
+
+def test_objects_are_what_a_bare_collection_says():
+    counts = []
+    for call in (gc.collect, lambda: collect(inspect=True).objects, lambda: collect().objects):
+        for _ in range(50):
+            garbage(torch.empty(3))
+        counts.append(call())
+        assert alive() == 0
+    assert counts[0] == counts[1] == counts[2]
+
+
+def test_tensors_of_every_class_are_counted_and_a_shared_storage_once():
+    base = torch.empty(64, 10)
+    int8 = torch.empty(6, dtype=torch.int8)
+    garbage(*base[:8], torch.nn.Parameter(torch.empty(5)), int8.as_subclass(Mine))
+    found = collect(inspect=True)
+    assert found.tensors == 10
+    assert found.tensor_bytes == 64 * 10 * 4 + 5 * 4 + 6
+
+
+def test_garbage_without_tensors_shows_none():
+    garbage()
+    assert collect(inspect=True).tensors == 0
+
+
+class Touchy:
+    """A proxy that raises, or loads things, as it is touched."""
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        raise RuntimeError("touched")
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("touched")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("touched")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Meta(type):
+    def __getattribute__(cls, name: str) -> Any:
+        raise RuntimeError("touched")
+
+    def __eq__(cls, other: object) -> bool:
+        raise RuntimeError("touched")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Odd(metaclass=Meta):
+    pass
+
+
+def test_nothing_of_the_programs_code_runs():
+    touchy = Touchy()
+    object.__setattr__(touchy, "me", [touchy, torch.empty(2), Odd()])
+    tensors = torch.empty(3).as_subclass(Mine)
+    tensors.odd = [touchy, tensors]
+    del touchy, tensors
+    found = collect(inspect=True)
+    assert found.tensors == 2
+    assert any("Touchy" in example for example in found.examples)
+
+
+def test_the_examples_are_paths_from_a_cycle_to_the_largest_kinds():
+    for _ in range(2):
+        garbage(
+            torch.empty(256, 256),
+            logs={"loss": torch.empty(3)},
+            w=torch.nn.Parameter(torch.ones(2)),
+        )
+        garbage(torch.empty(1, dtype=torch.int8))
+    assert collect(inspect=True).examples == (
+        "Trainer -> list 'metrics' -> Tensor [256, 256] float32, "
+        "cycle Trainer -> Hook 'hook' -> Trainer 'trainer'",
+        "Trainer -> dict 'logs' -> Tensor 'loss' [3] float32, "
+        "cycle Trainer -> Hook 'hook' -> Trainer 'trainer'",
+        "Trainer -> Parameter 'w' [2] float32, cycle Trainer -> Hook 'hook' -> Trainer 'trainer'",
+    )
+
+
+def test_of_much_garbage_the_paths_are_searched_near_the_tensors(monkeypatch):
+    monkeypatch.setattr(cycles, "_NEAR", 12)
+    for i in range(20):
+        garbage(torch.empty(i % 3 + 1))
+    far = [torch.empty(9), *([] for _ in range(50))]
+    far[-1].append(far)  # type: ignore[union-attr]
+    del far
+    examples = collect(inspect=True).examples
+    cycle = ", cycle Trainer -> Hook 'hook' -> Trainer 'trainer'"
+    assert examples == (
+        f"Trainer -> list 'metrics' -> Tensor [3] float32{cycle}",
+        f"Trainer -> list 'metrics' -> Tensor [2] float32{cycle}",
+        "list -> Tensor [9] float32",  # the rest of its cycle lies too far away
+    )
+
+
+def test_of_little_garbage_all_of_it_is_searched(monkeypatch):
+    monkeypatch.setattr(cycles, "_NEAR", 60)
+    trainer = Trainer()
+    trainer.pad = [[] for _ in range(40)]  # type: ignore[attr-defined]
+    trainer.metrics.append(torch.empty(3))  # lies far from who holds it
+    del trainer
+    assert collect(inspect=True).examples[0].startswith("Trainer -> list 'metrics' -> Tensor")
+
+
+def test_a_cycle_far_above_a_tensor_is_not_looked_for(monkeypatch):
+    monkeypatch.setattr(cycles, "_LOOKED_UP", 2)  # the tensor and the list
+    garbage(torch.empty(3))
+    assert collect(inspect=True).examples == ("list -> Tensor [3] float32",)
+
+
+def by_exception() -> None:
+    batch = torch.ones(3, 5)
+    try:
+        raise ValueError(batch.shape)
+    except ValueError as error:
+        kept = error  # noqa: F841
+
+
+def by_closure() -> None:
+    loss = torch.ones(9)
+    loss.log = lambda: loss
+
+
+def by_list() -> None:
+    rows: list[Any] = [torch.ones(4)]
+    rows.append(rows)
+
+
+def by_key() -> None:
+    rows: dict[str, Any] = {"k" * 41: torch.ones(6)}
+    rows["me"] = rows
+
+
+def by_attribute() -> None:
+    out = torch.ones(8)
+    out.hook = Hook(out)
+
+
+def by_class() -> None:
+    class Config:
+        table = torch.ones(2)
+
+
+def by_ring() -> None:
+    ring = [Hook(None) for _ in range(100)]
+    for a, b in zip(ring, ring[1:] + ring[:1], strict=True):
+        a.trainer = b
+    ring[0].out = torch.ones(7)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (by_exception, "frame of by_exception() -> Tensor 'batch' [3, 5] float32, cycle "
+         "frame of by_exception() -> ValueError 'kept' -> traceback -> frame of by_exception()"),
+        (by_closure, "Tensor [9] float32, cycle "
+         "Tensor -> function <lambda>() 'log' -> tuple -> Tensor"),
+        (by_list, "list -> Tensor [4] float32, cycle list -> list"),
+        (by_key, "dict -> Tensor [6] float32, cycle dict -> dict 'me'"),
+        (by_attribute, "Hook -> Tensor 'trainer' [8] float32, cycle "
+         "Hook -> Tensor 'trainer' -> Hook 'hook'"),
+        (by_class, "class Config -> Tensor 'table' [2] float32, cycle "
+         "class Config -> getset_descriptor -> class Config"),
+        (by_ring, "Hook -> Tensor 'out' [7] float32, cycle Hook -> Hook 'trainer' -> Hook "
+         "'trainer' -> Hook 'trainer' -> (93 more) -> Hook 'trainer' -> Hook 'trainer' -> Hook "
+         "'trainer' -> Hook 'trainer'"),
+    ],
+)  # fmt: skip
+def test_an_example_of_each_usual_cycle(make, text):
+    make()
+    assert collect(inspect=True).examples == (text,)
+
+
+def test_a_finalizer_runs_once_and_weak_references_die():
+    class Final:
+        def __del__(self) -> None:
+            ran.append(ref())
+
+    ran, called = list[Any](), list[Any]()
+    obj: Any = Final()
+    obj.me, obj.tensor = obj, torch.empty(2)
+    ref, tensor = weakref.ref(obj, called.append), weakref.ref(obj.tensor)
+    del obj
+    assert collect(inspect=True).tensors == 1
+    assert len(ran) == 1
+    assert called == [ref]
+    assert (ref(), tensor(), alive(Final)) == (None, None, 0)
+    assert collect(inspect=True).objects == 0
+    assert len(ran) == 1
+
+
+def test_what_a_finalizer_brings_back_lives_and_is_not_counted():
+    class Lazarus:
+        def __del__(self) -> None:
+            back.append(self)
+
+    back = list[Any]()
+    obj: Any = Lazarus()
+    obj.me, obj.tensor = obj, torch.full((2,), 7.0)
+    del obj
+    assert collect(inspect=True).tensors == 0
+    assert back[0].tensor.tolist() == [7, 7]
+
+
+def test_what_cannot_be_freed_stays_in_gc_garbage_as_ever():
+    kind: Any = _testcapi.with_tp_del(type("Old", (), {"__tp_del__": lambda self: None}))
+    old = kind()
+    old.me, old.tensor = old, torch.empty(2)
+    try:
+        del old
+        assert collect(inspect=True).tensors == 1
+        assert [type(obj) for obj in gc.garbage] == [kind]
+    finally:
+        vars(gc.garbage.pop()).clear()
+
+
+def test_the_programs_own_debug_flags_and_garbage_are_left():
+    mine = torch.empty(5)
+    gc.garbage.append(mine)
+    try:
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        garbage(torch.empty(2))
+        assert collect(inspect=True).tensors == 1
+        assert gc.get_debug() == gc.DEBUG_SAVEALL
+        assert gc.garbage[0] is mine
+        assert len(gc.garbage) > 3  # it asked for that
+        gc.set_debug(0)
+        del gc.garbage[1:]
+        assert collect(inspect=True).tensors == 1  # it is garbage yet
+        assert gc.garbage == [mine]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+
+
+def test_a_young_collection_counts_the_young():
+    old = Trainer(torch.empty(2))
+    gc.collect()
+    del old
+    garbage(torch.empty(3), torch.empty(3))
+    found = collect(0, inspect=True)
+    assert found.tensors == 2
+    assert alive() == 0  # the old one is freed by the full one that comes after
+
+
+@pytest.mark.parametrize("bad", [-1, 3, True, 1.0, "2", None])
+def test_a_wrong_generation_says_so(bad):
+    with pytest.raises(ValueError, match="generation is 0, 1 or 2, got"):
+        collect(bad)
+
+
+def test_an_inspection_within_an_inspection_is_an_ordinary_collection():
+    class Final:
+        def __del__(self) -> None:
+            inner.append(collect(inspect=True))
+
+    inner = list[Collected]()
+    obj: Any = Final()
+    obj.me, obj.tensor = obj, torch.empty(2)
+    del obj
+    assert collect(inspect=True).tensors == 1
+    assert [found.tensors for found in inner] == [None]
+
+
+def test_other_threads_make_and_collect_garbage_meanwhile():
+    stop, made, seen = threading.Event(), list[int](), list[Collected]()
+    interval = sys.getswitchinterval()
+
+    def work() -> None:
+        # Not without end: where a collection is slower than these two threads, each that follows
+        # finds more than it frees.
+        while not stop.is_set() and len(made) < 20_000:
+            garbage(torch.empty(4))
+            made.append(1)
+            gc.collect(0)
+
+    gc.enable()
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    sys.setswitchinterval(1e-6)  # they come between wherever they can
+    while len(made) < 1_000:
+        seen.append(collect(inspect=True))
+    sys.setswitchinterval(interval)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    collect(inspect=True)
+    assert all(found.tensors is not None for found in seen)
+    assert alive() == 0
+
+
+def test_an_interrupt_anywhere_leaves_flags_and_garbage_as_they_were():
+    struck, places = True, 0
+    while struck:
+        garbage(torch.empty(4))
+        struck = interrupted(cycles, places, lambda: collect(inspect=True))
+        assert (gc.get_debug(), gc.garbage, cycles._inspectors) == (0, [], {}), places
+        gc.collect()
+        assert alive() == 0, places
+        places += 1
+    assert places > 60
+
+
+def test_a_fault_in_the_look_leaves_nothing_behind(monkeypatch):
+    def fail(*args: Any) -> None:
+        raise MemoryError
+
+    garbage(torch.empty(4))
+    monkeypatch.setattr("memtools._census.cycles._merged", fail)
+    with pytest.raises(MemoryError) as error:
+        collect(inspect=True)
+    gc.collect()
+    assert alive() == 0  # though the traceback keeps the frames
+    assert error.tb is not None
+
+
+def test_without_torch_there_are_no_tensors():
+    program = (
+        "import sys; from memtools._census.cycles import collect\n"
+        "l = []; l.append(l); del l\n"
+        "found = collect(inspect=True)\n"
+        "assert found.objects >= 1 and (found.tensors, found.tensor_bytes) == (0, 0), found\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

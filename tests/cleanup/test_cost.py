@@ -1,0 +1,165 @@
+"""A schedule that costs too much says so, once; what the policy itself takes is in its report."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from memtools import CleanupPolicy
+from memtools.cleanup import actions, engine
+from tests.cleanup.policycases import gc_as_found, no_gc, quiet  # noqa: F401 - fixtures
+
+COST = SimpleNamespace(ns=0)
+
+
+@pytest.fixture(autouse=True)
+def _told_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What work costs is what the test says, however often it has to wait for the processor."""
+
+    def perf_counter_ns() -> int:
+        COST.ns += 100  # so much a look at the clock takes
+        return COST.ns
+
+    told = SimpleNamespace(perf_counter_ns=perf_counter_ns)
+    monkeypatch.setattr(engine, "time", told)
+    monkeypatch.setattr(actions, "time", told)
+
+
+def busy(ms: float) -> None:
+    COST.ns += round(ms * 1e6)
+    end = time.perf_counter_ns() + ms * 1e6
+    while time.perf_counter_ns() < end:
+        pass
+
+
+def dear(**changes: object) -> CleanupPolicy:
+    policy = quiet(**changes)
+    policy.add("tidy", lambda: busy(0.5), 1)
+    policy.add("cheap", lambda: None, 1)
+    return policy
+
+
+def steps(policy: CleanupPolicy, count: int, ms: float = 0) -> None:
+    for _ in range(count):
+        busy(ms)
+        policy.step()
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said after 20 ms instead of 5 s."""
+    monkeypatch.setattr(engine, "WARN_SECONDS", 0.02)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_schedule_that_costs_too_much_says_so_once():
+    policy = dear()
+    with pytest.warns(RuntimeWarning, match="cleanups have taken") as said:
+        steps(policy, 150)
+    assert len(said) == 1
+    text = str(said[0].message)
+    assert "% of the time so far, most of it for tidy: print(policy.report()) says" in text
+    assert text.endswith("take a longer cadence or strict=False")
+    assert said[0].filename == __file__
+    assert policy.report()["tidy"].verdict.startswith("costs ")
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_hundred_updates_must_have_shown_it():
+    policy = dear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steps(policy, 99)
+    with pytest.warns(RuntimeWarning, match="cleanups have taken"):
+        policy.step()
+
+
+def test_five_seconds_must_have_shown_it(monkeypatch: pytest.MonkeyPatch):
+    assert engine.WARN_SECONDS == 5
+    monkeypatch.setattr(engine, "WARN_SECONDS", 3600.0)  # for a machine that is slow today
+    policy = dear()
+    steps(policy, 150)
+    assert policy.report()["tidy"].share > 0.01
+    assert policy.report().seconds < 3600
+
+
+@pytest.mark.usefixtures("soon")
+def test_what_costs_little_is_not_worth_a_word():
+    policy = quiet()
+    policy.add("cheap", lambda: busy(0.01), 10)  # 0.5 % of the time
+    steps(policy, 150, 0.2)
+    assert policy.report()["cheap"].count == 15
+
+
+@pytest.mark.usefixtures("soon")
+def test_costs_of_an_earlier_run_are_not_held_against_this_one():
+    policy = dear(manage_gc=False)
+    with policy:
+        steps(policy, 50)
+    before = policy.report()["tidy"].total_ms / 1000
+    for handle in list(policy._engine.callbacks.by_action.values()):
+        handle.cancel()
+    with policy, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        steps(policy, 200, 0.2)
+        policy.cleanup("gc_young")
+        assert before > 0.01 * policy.report().seconds, "enough to be warned of, were it counted"
+    assert said == []
+
+
+def test_without_strict_what_frees_nothing_costs_what_was_allowed():
+    """20 ms at every update of 1 ms would be nearly all of the time. Before each but the first, all
+    that came before is within the part that was allowed."""
+    policy = quiet(strict=False, max_cost=0.05)
+    took: list[float] = []
+
+    def tidy() -> None:
+        COST.ns += 20_000_000
+        took.append(0.02)
+
+    policy.add("tidy", tidy, 1)
+    while len(took) < 3:
+        steps(policy, 1, 1.0)
+    assert sum(took[:-1]) <= 0.05 * policy.report().seconds
+    assert policy.report()["tidy"].skipped > 0
+
+
+def test_the_policys_own_time_is_told_apart():
+    policy = dear()
+    steps(policy, 20)
+    found = policy.report()
+    looks_ms = policy._core.look_ns / 1e6  # told by the core, by a clock of its own
+    assert 0 < found.own_ms - looks_ms < found.total_ms / 2
+    assert found["tidy"].total_ms >= 10
+    assert found.share == pytest.approx((found.total_ms + found.own_ms) / 1e3 / found.seconds)
+
+
+def test_looks_are_counted():
+    policy = quiet()
+    assert policy.report().looks == 0
+    policy._core.look()
+    assert policy.report().looks == 1
+    assert policy.report().own_ms > 0
+    policy.reset_report()
+    assert (policy.report().looks, policy.report().own_ms) == (0, 0.0)
+
+
+def test_quiet_young_collects_do_not_keep_full_ones_from_being_looked_into(no_gc: None):  # noqa: F811
+    """What dies old is found by full collects only."""
+    policy = CleanupPolicy(gc_every=6, young_every=1, at_epoch=False, manage_gc=False, strict=True)
+    for _ in range(4):
+        old = [SimpleNamespace(tensor=torch.ones(4)) for _ in range(600)]
+        for holder in old:
+            holder.me = holder
+        policy.step(4)  # past the young generations
+        policy.step()
+        del old, holder
+        policy.step()
+    found = policy.report().cycles
+    assert policy.report()["gc"].count == 4
+    assert found.tensors >= 600
+    assert found.inspected >= 2

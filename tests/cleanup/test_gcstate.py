@@ -1,0 +1,244 @@
+"""ManagedGc: the collector taken over for a training loop and given back as it was found."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from memtools.cleanup import gcstate
+from memtools.cleanup.gcstate import ManagedGc
+from tests.kit.interrupts import interrupted
+
+
+def state() -> tuple[bool, tuple[int, ...], bool]:
+    return gc.isenabled(), gc.get_threshold(), gc.get_freeze_count() > gcstate._IMMORTAL
+
+
+@pytest.fixture(autouse=True)
+def _as_found() -> Iterator[None]:
+    """Whatever a test does, the next one and pytest find the collector as it was."""
+    enabled, thresholds, frozen = state()
+    assert not frozen
+    gc.enable()
+    yield
+    left = len(gcstate._shared.members)
+    gcstate._shared.members.clear()
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+    (gc.enable if enabled else gc.disable)()
+    assert not left, "a test has left a manager"
+
+
+def begun() -> ManagedGc:
+    manager = ManagedGc()
+    manager.begin()
+    return manager
+
+
+def test_freeze_puts_all_aside_and_end_gives_it_back():
+    before, manager = state(), begun()
+    assert state() == before
+    assert (manager.managed, manager.frozen) == (True, 0)
+    known = len(gc.get_objects())
+    objects, ms = manager.freeze()
+    assert 0.5 * known < gc.get_freeze_count() <= objects == manager.frozen
+    assert ms > 0
+    assert not gc.isenabled()
+    assert len(gc.get_objects()) < 0.05 * known
+    manager.end()
+    assert state() == before
+    assert (manager.managed, manager.frozen) == (False, 0)
+
+
+def test_freeze_collects_first():
+    class Node:
+        pass
+
+    died = []
+    node = Node()
+    node.self, node.weak = node, weakref_to(node, died)
+    manager = begun()
+    gc.disable()
+    del node
+    manager.freeze()
+    assert died == [True]
+    manager.end()
+
+
+def weakref_to(obj: object, died: list[bool]) -> Any:
+    import weakref
+
+    return weakref.finalize(obj, died.append, True)
+
+
+@pytest.mark.parametrize("order", ["abc", "acb", "bac", "bca", "cab", "cba"])
+def test_the_last_one_out_restores_in_whatever_order(order):
+    before = state()
+    managers = {name: begun() for name in "abc"}
+    managers["a"].freeze()
+    managers["b"].freeze()
+    for name in order[:2]:
+        managers[name].end()
+        assert (managers[name].managed, managers[name].frozen) == (False, 0)
+        assert (gc.isenabled(), managers[order[2]].managed) == (False, True)
+        assert managers[order[2]].frozen >= gc.get_freeze_count() > 0
+    managers[order[2]].end()
+    assert state() == before
+
+
+def test_one_manager_may_begin_twice_and_ends_twice():
+    before, manager = state(), begun()
+    manager.begin()
+    manager.freeze()
+    manager.end()
+    assert not gc.isenabled()
+    manager.end()
+    assert state() == before
+    manager.end()  # one too many
+    assert state() == before
+    manager.begin()  # and again
+    assert manager.managed
+    manager.end()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_what_others_change_within_does_not_stay(enabled):
+    (gc.enable if enabled else gc.disable)()
+    before = state()
+    changes: list[Callable[[], Any]] = [
+        gc.enable, gc.disable, gc.freeze, gc.unfreeze, lambda: gc.set_threshold(7, 3, 2),
+    ]  # fmt: skip
+    for change in changes:
+        for first in (False, True):
+            manager = begun()
+            if first:
+                change()
+                gc.unfreeze()
+            manager.freeze()
+            change()
+            manager.end()
+            assert state() == before, change
+
+
+def test_what_others_froze_is_never_thawed():
+    gc.freeze()
+    theirs = gc.get_freeze_count()
+    manager = begun()
+    assert manager.freeze()[0] == manager.frozen == 0
+    assert not gc.isenabled()
+    assert gc.get_freeze_count() <= theirs
+    manager.end()
+    assert gc.get_freeze_count() > 0.9 * theirs
+    assert gc.isenabled()
+
+
+def test_what_others_freeze_between_begin_and_freeze_is_theirs_too():
+    manager = begun()
+    gc.freeze()
+    assert manager.freeze()[0] == 0
+    manager.end()
+    assert gc.get_freeze_count() > 0
+
+
+def test_an_end_while_freeze_collects_is_the_end(monkeypatch):
+    before, manager = state(), begun()
+    with monkeypatch.context() as patched:  # as a finalizer does it, or another thread
+        patched.setattr(gc, "collect", manager.end)
+        assert manager.freeze()[0] == 0
+    assert state() == before
+
+
+def test_another_freeze_puts_aside_what_is_new():
+    first, second = begun(), begun()
+    before = first.freeze()[0]
+    kept = [[] for _ in range(10_000)]
+    assert second.freeze()[0] >= before + 0.9 * len(kept)
+    assert first.frozen == second.frozen
+    first.end(), second.end()
+
+
+def test_a_manager_that_dies_without_end_has_ended():
+    before, manager, other = state(), begun(), begun()
+    manager.begin()
+    manager.freeze()
+    del manager
+    assert not gc.isenabled()
+    other.freeze()
+    del other
+    assert state() == before
+
+
+def test_freeze_without_begin_says_so():
+    manager = ManagedGc()
+    with pytest.raises(RuntimeError, match=r"call begin\(\) first"):
+        manager.freeze()
+    manager.end()
+    assert gc.isenabled()
+    assert not manager.managed
+
+
+def test_threads_that_begin_and_end_at_the_same_time():
+    before, gate, faults = state(), threading.Barrier(4), []
+
+    def run() -> None:
+        gate.wait()
+        for _ in range(25):
+            manager = begun()
+            with gcstate._shared.lock:  # collecting 100 times would take a minute
+                gcstate._shared.freeze(manager._member)
+                if gc.isenabled():
+                    faults.append("enabled")
+            manager.end()
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+    assert state() == before
+    assert gcstate._shared.found is None
+
+
+@pytest.mark.parametrize("name", ["begin", "freeze", "end"])
+@pytest.mark.parametrize("company", [False, True])
+def test_an_interrupt_anywhere_leaves_a_state_that_end_completes(name, company):
+    before, places = state(), 0
+    while True:
+        other = begun() if company else None
+        manager = ManagedGc()
+        if name != "begin":
+            manager.begin()
+        if name == "end":
+            manager.freeze()
+        struck = interrupted(gcstate, places, getattr(manager, name))
+        if manager.managed and name != "end":
+            manager.freeze()
+        if manager.managed:
+            manager.end()
+        if other is not None:
+            other.end()
+        assert state() == before, places
+        assert not gcstate._shared.members, places
+        if not struck:
+            break
+        places += 1
+    assert places >= 3  # the function itself, and what it calls
+
+
+def test_a_manager_that_dies_before_it_has_begun_is_no_fault(monkeypatch: pytest.MonkeyPatch):
+    """What goes wrong in a weak reference's callback is an unraisable error."""
+    wrong: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", wrong.append)
+    before, manager = state(), ManagedGc()
+    alive = weakref.ref(manager)
+    del manager
+    assert alive() is None
+    assert wrong == []
+    assert state() == before

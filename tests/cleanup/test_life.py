@@ -1,0 +1,407 @@
+"""CleanupPolicy from start to stop: Python's gc, interrupts, forks, workers, the process's end."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import mmap
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from torch.utils.data import DataLoader, Dataset
+
+from memtools import CleanupPolicy
+from memtools.cleanup import actions, engine
+from memtools.cleanup.report import ActionReport
+from tests.cleanup.policycases import gc_as_found, quiet, times  # noqa: F401 - a fixture
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def program(code: str) -> str:
+    """What a program of its own prints; it must end well."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True,
+        timeout=120, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+# --- gc ---
+
+
+def test_gc_is_managed_from_warm_up_to_the_end():
+    policy = CleanupPolicy(warmup=3)
+    with policy:
+        policy.step(), policy.step()
+        assert gc.isenabled()
+        assert not policy.report().manages_gc
+        policy.step()
+        assert not gc.isenabled()
+        found = policy.report()
+        assert found.manages_gc
+        assert found.frozen_objects >= gc.get_freeze_count() > 10_000
+        assert found["freeze"].count == 1
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+    assert not policy.report().manages_gc
+
+
+def test_without_warm_up_at_once():
+    with CleanupPolicy(warmup=0) as policy:
+        assert not gc.isenabled()
+        assert times(policy, "freeze") == 1
+
+
+def test_young_collects_come_while_gc_is_managed_and_only_then():
+    policy = CleanupPolicy(
+        warmup=2, gc_every=None, strict=True
+    )  # at its cadence, whatever it costs
+    for _ in range(30):
+        policy.step()
+    with policy:
+        for _ in range(30):
+            policy.step()
+    during = times(policy, "gc_young")
+    for _ in range(30):
+        policy.step()
+    assert times(policy, "gc_young") == during == 3
+
+
+def test_young_collects_of_ones_own_come_always():
+    policy = quiet(young_every=4)
+    policy.step(4)
+    assert times(policy, "gc_young") == 1
+    with policy:
+        policy.step(4)
+    assert times(policy, "gc_young") == 2
+
+
+def young_collects(monkeypatch: pytest.MonkeyPatch, cost_ns: int) -> ActionReport:
+    """Forty of them, that take what the test says and free nothing. The time between them is the
+    machine's own: what they take is nothing of it, or more than all of it."""
+    clock = SimpleNamespace(ns=0)
+
+    def perf_counter_ns() -> int:
+        clock.ns += cost_ns // 2  # as an action begins and as it ends, among other looks
+        return clock.ns
+
+    told = SimpleNamespace(perf_counter_ns=perf_counter_ns)
+    monkeypatch.setattr(engine, "time", told)
+    monkeypatch.setattr(actions, "time", told)
+    with CleanupPolicy(gc_every=None, warmup=0) as policy:
+        for _ in range(40):
+            policy.step(10)
+        return policy.report()["gc_young"]
+
+
+def test_young_collects_are_not_backed_off_while_they_are_cheap(monkeypatch: pytest.MonkeyPatch):
+    found = young_collects(monkeypatch, 0)
+    assert found.share < 0.001
+    assert (found.backoff, found.count) == (1, 40)
+
+
+def test_young_collects_that_are_dear_and_free_nothing_are_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    found = young_collects(monkeypatch, 2_000_000_000_000)
+    assert found.share > 1
+    assert (found.count, found.skipped) == (1, 39)
+
+
+def test_young_collects_that_free_some_are_not_backed_off(monkeypatch: pytest.MonkeyPatch):
+    """2 MiB at a time is less than what pays, and nothing else would free it."""
+    monkeypatch.setattr(engine, "CHEAP", -1.0)
+    with CleanupPolicy(gc_every=None, warmup=0) as policy:
+        for _ in range(40):
+            holder = SimpleNamespace(pages=mmap.mmap(-1, 2 << 20))
+            holder.pages.write(b"x" * (2 << 20))
+            holder.me = holder
+            del holder
+            policy.step(10)
+        found = policy.report()["gc_young"]
+    assert found.paid == 0
+    assert (found.count, found.backoff) == (40, 1)
+
+
+def test_a_second_run_begins_with_warm_up_again():
+    policy = CleanupPolicy(warmup=2)
+    for run in (1, 2, 3):
+        with policy:
+            policy.step()
+            assert gc.isenabled()
+            policy.step()
+            assert not gc.isenabled()
+        assert times(policy, "freeze") == run
+
+
+def test_the_first_epochs_collect_is_left_to_the_end_of_warm_up():
+    policy = CleanupPolicy(gc_every=None)
+    with policy:
+        for _ in range(2):
+            with policy.epoch():
+                policy.step(2)
+    assert times(policy, "gc") >= 1
+    assert times(policy, "freeze") == 1
+    again = CleanupPolicy(gc_every=None)
+    with again, again.epoch():
+        assert times(again, "gc") == 0
+
+
+def test_manage_gc_false_leaves_gc_alone():
+    with CleanupPolicy(manage_gc=False, warmup=0) as policy:
+        policy.step(50)
+        assert gc.isenabled()
+        assert gc.get_freeze_count() == 0
+    assert "freeze" not in [action.name for action in policy.report().actions]
+
+
+def test_an_exception_passes_and_gc_is_put_back():
+    policy = CleanupPolicy(warmup=0)
+    with pytest.raises(ZeroDivisionError), policy:
+        raise ZeroDivisionError
+    assert gc.isenabled()
+    assert not policy.running
+
+
+def test_nested_blocks_and_several_policies():
+    outer, inner = CleanupPolicy(warmup=0), CleanupPolicy(warmup=1)
+    with outer:
+        with outer, inner:
+            inner.step()
+            assert inner.report().manages_gc
+        assert not gc.isenabled()
+        assert outer.running
+        assert not inner.running
+    assert gc.isenabled()
+
+
+def test_stop_without_start_and_twice():
+    policy = CleanupPolicy(warmup=0)
+    policy.stop()
+    policy.start()
+    policy.stop()
+    policy.stop()
+    assert gc.isenabled()
+
+
+def test_gc_disabled_by_others_stays_disabled():
+    gc.disable()
+    try:
+        with CleanupPolicy(warmup=1, gc_every=1, strict=True) as policy:
+            policy.step(), policy.step()
+            assert times(policy, "gc") == 2
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_what_others_have_frozen_stays_frozen():
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    try:
+        with CleanupPolicy(warmup=0) as policy:
+            assert not gc.isenabled()
+            assert policy.report().frozen_objects == 0
+        assert gc.get_freeze_count() == frozen
+    finally:
+        gc.unfreeze()
+
+
+def test_a_policy_that_nobody_holds_any_more_manages_nothing():
+    policy = CleanupPolicy(warmup=0)
+    policy.start()
+    core = policy._core
+    gone = weakref.ref(policy)
+    del policy
+    assert gone() is None
+    assert gc.isenabled()
+    core.tick(0, 200)  # as a function does that it decorates
+
+
+# --- processes ---
+
+
+def test_at_the_end_of_the_process_finalizers_run():
+    out = program(
+        "import memtools, gc\n"
+        "policy = memtools.CleanupPolicy(warmup=0)\n"
+        "policy.start()\n"
+        "class Late:\n"
+        "    def __del__(self): print('closed', gc.isenabled())\n"
+        "a = Late(); a.me = a\n"
+    )
+    assert out == "closed True\n"
+
+
+def test_neither_the_package_nor_a_policy_imports_torch():
+    code = (
+        "import sys, memtools\n"
+        "policy = memtools.CleanupPolicy(warmup=1)\n"
+        "with policy, policy.epoch():\n"
+        "    for _ in range(300): policy.step()\n"
+        "policy.cleanup(); print(policy.report(), file=sys.stderr) if 0 else str(policy.report())\n"
+        "print('torch' in sys.modules, policy.report()['gc'].count > 0)\n"
+    )
+    assert program(code) == "False True\n"
+
+
+def test_without_torch_host_actions_work():
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import memtools\n"
+        "with memtools.CleanupPolicy(warmup=1, strict=True) as policy, policy.epoch():\n"
+        "    policy.step(100)\n"
+        "found = policy.report()\n"
+        "print([(a.name, a.count) for a in found.actions if a.count])\n"
+        "print(found['empty_cache'].verdict)\n"
+    )
+    assert program(code) == ("[('gc', 3), ('trim', 2), ('freeze', 1)]\nno CUDA in this process\n")
+
+
+def test_a_forked_child_has_gc_enabled_and_the_policy_does_not_manage_it():
+    policy = CleanupPolicy(warmup=0, gc_every=1, strict=True)
+    with policy:
+        child = os.fork()
+        if child == 0:
+            good = gc.isenabled() and not policy.report().manages_gc
+            policy.step()
+            os._exit(0 if good and times(policy, "gc") == 1 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert not gc.isenabled()
+
+
+def test_forked_while_another_thread_acts_the_child_can_act():
+    policy = quiet()
+    inside, go = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        inside.set()
+        go.wait()
+
+    handle = policy.add("wait", wait, 1)
+    thread = threading.Thread(target=policy.step)
+    thread.start()
+    inside.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)  # rather than to wait for ever
+        handle.cancel()
+        os._exit(0 if len(policy.cleanup("gc")) == 1 else 1)
+    go.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+# --- workers ---
+
+
+class State(Dataset[list[int]]):
+    """What a worker says of its gc."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> list[int]:
+        return [gc.isenabled(), gc.get_freeze_count()]
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_workers_of_a_data_loader(how):
+    policy = CleanupPolicy(warmup=0, ranks=False)
+    with policy:
+        loader = DataLoader(
+            State(), num_workers=1, worker_init_fn=policy.worker_init,
+            collate_fn=list, multiprocessing_context=multiprocessing.get_context(how),
+        )  # fmt: skip
+        found = [item for batch in loader for item in batch]
+        assert not gc.isenabled()
+    assert [enabled for enabled, _ in found] == [True, True]
+    assert all(frozen > 10_000 for _, frozen in found)
+
+
+def test_a_worker_inherits_a_gc_that_is_on_even_without_worker_init():
+    fork = multiprocessing.get_context("fork")
+    with CleanupPolicy(warmup=0):
+        loader = DataLoader(State(), num_workers=1, collate_fn=list, multiprocessing_context=fork)
+        assert all(enabled for batch in loader for enabled, _ in batch)
+
+
+def test_worker_init_of_a_policy_that_leaves_gc_alone_leaves_it_alone():
+    CleanupPolicy(manage_gc=False).worker_init(0)
+    assert gc.get_freeze_count() == 0
+
+
+Copier = Callable[[CleanupPolicy], CleanupPolicy]
+
+
+def pickled(policy: CleanupPolicy) -> CleanupPolicy:
+    return pickle.loads(pickle.dumps(policy))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
+def test_a_copy_has_the_same_settings_and_is_not_running(copied: Copier):
+    policy = CleanupPolicy({"update": 3, "rollout": 1}, trim_every=7, name="main", strict=True)
+    policy.add("note", lambda: None, 1)
+    with policy:
+        policy.step(5)
+        other = copied(policy)
+        assert not other.running
+    assert repr(other) == "CleanupPolicy(main, not running, 0 updates)"
+    assert other.report()["gc"].when == "3 updates, 1 epoch, 1 rollout; pressure"
+    assert other.report()["trim"].when == policy.report()["trim"].when
+    assert "note" not in [action.name for action in other.report().actions]
+
+
+def test_time_before_the_start_is_not_the_policys():
+    policy = CleanupPolicy(manage_gc=False)
+    while policy.report().seconds < 0.05:
+        pass
+    begun = time.monotonic()
+    with policy:
+        assert policy.report().seconds <= time.monotonic() - begun
+        policy.step()
+    ended = policy.report().seconds
+    assert policy.report().seconds == ended
+    with policy:
+        assert policy.report().seconds >= ended
+
+
+def test_leaking_cycles_of_tensors_stay_bounded():
+    """4 MiB a step that only a cycle holds: without the policy the collector, which counts objects,
+    lets 600 MiB come together. Strict: a collect that another program interrupts looks dear, and
+    the policy would rest for longer than this lasts."""
+    code = (
+        "import gc, sys, torch, memtools, contextlib\n"
+        "from types import SimpleNamespace\n"
+        "gc.collect(); gc.freeze(); gc.set_threshold(20000)\n"
+        "rss = lambda: int(open('/proc/self/statm').read().split()[1]) * 4096 >> 20\n"
+        "chosen = sys.argv[1:]\n"
+        "policy = memtools.CleanupPolicy(strict=True) if chosen else contextlib.nullcontext()\n"
+        "before = most = rss()\n"
+        "with policy:\n"
+        "    for step in range(150):\n"
+        "        holder = SimpleNamespace(tensor=torch.ones(1 << 20)); holder.me = holder\n"
+        "        most = max(most, rss())\n"
+        "        if chosen: policy.step()\n"
+        "print(most - before)\n"
+    )
+
+    def grown(*arguments: str) -> int:
+        command = [sys.executable, "-c", code, *arguments]
+        return int(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
+
+    assert grown() > 500
+    assert grown("policy") < 120

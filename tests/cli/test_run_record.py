@@ -1,0 +1,597 @@
+"""`memtools run`: its record, its summary, its steps, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+import memtools
+from memtools.cli.run import own_flags
+from memtools.monitor.inprocess import StepCounter
+from memtools.monitor.log import ranked
+from tests.cli.runs import RUN, execute, run, write
+
+
+def test_the_record_tells_what_ran_and_how_it_ended(tmp_path: Path) -> None:
+    write(tmp_path, "x = bytearray(100 << 20)\nraise ValueError('too much\\nof it')")
+    found = run(tmp_path, "--limit", "1 GiB", "train.py", "--lr", "1")
+    record = memtools.read_record(tmp_path / "run.mem")
+    assert record.complete
+    assert record.command[1:] == ("train.py", "--lr", "1")
+    assert max(record.buckets.most["rss"]) > 100 << 20
+    lines = found.stderr.decode().splitlines()
+    wrote = f"memtools: Wrote run.mem ({record.nbytes / 2**20:.1f} MiB)"
+    assert lines[-1] == f"{wrote}; for details: memtools explain run.mem"
+    assert lines[-2] == "memtools: It ended by exception ValueError: too much"
+    assert " of 1.00 GiB (given limit, 1" in found.stderr.decode()
+
+
+CODES = {
+    "pass": "code 0",
+    "import sys; sys.exit()": "code 0",
+    "import sys; sys.exit(3)": "code 3",
+    "import sys; sys.exit('no')": "code 1: no",
+    "import sys; sys.exit(['no', 1])": "code 1: ['no', 1]",
+    "raise SystemExit('no')": "code 1: no",
+    "raise SystemExit('no such file\\nin the folder')": "code 1: no such file",
+    "raise SystemExit('no', 3)": "code 1: ('no', 3)",
+    "raise SystemExit(ValueError('no'))": "code 1: no",
+    "exit('no')": "code 1: no",
+    "class Own(SystemExit): pass\nraise Own('no')": "code 1: no",
+    "class Own(SystemExit):\n def __init__(self, n): super().__init__(f'no {n}')\nraise Own(3)": (
+        "code 1: no 3"
+    ),
+    "def f(): raise SystemExit('no')\ntry: f()\nfinally: print('bye')": "code 1: no",
+    "raise SystemExit('no ' + 'more ' * 99)": "code 1: no " + "more " * 34 + "...",
+    "raise SystemExit('--token abc')": "code 1: --token ***",
+    "raise SystemExit(None)": "code 0",
+    "try: raise SystemExit('no')\nexcept SystemExit: raise SystemExit(1)": "code 1",
+    "try: raise SystemExit('no')\nexcept SystemExit: pass": "code 0",
+    "class Mute:\n def __str__(self): 1 / 0\n"
+    "try: raise SystemExit('no')\nexcept SystemExit: raise SystemExit(Mute())": "code 1",
+    "try: raise SystemExit('no')\nexcept SystemExit: 1 / 0": (
+        "exception ZeroDivisionError: division by zero"
+    ),
+    "import sys\ntry: sys.exit('no')\nexcept SystemExit: pass": "code 0",
+    "import sys\ntry: sys.exit('no')\nexcept SystemExit: sys.exit(2)": "code 2",
+    "import sys\ntry: sys.exit('no')\nexcept SystemExit: sys.exit(1)": "code 1",
+    "import sys\ntry: 1 / 0\nexcept Exception as e: sys.last_value = e": "code 0",
+    "import sys\ntry: 1 / 0\nexcept Exception as e: sys.last_value = e; sys.exit(1)": "code 1",
+    "import sys\ntry: 1 / 0\nexcept Exception: sys.excepthook(*sys.exc_info())": "code 0",
+    "import sys; sys.excepthook = print; 1 / 0": "code 1",
+    "import sys; sys.excepthook = sys.__excepthook__; 1 / 0": (
+        "exception ZeroDivisionError: division by zero"
+    ),
+    "import threading as t; t.Thread(target=lambda: 1 / 0).start()": "code 0",
+    "import sys, threading as t; t.Thread(target=lambda: sys.exit('no')).start(); "
+    "raise SystemExit(1)": "code 1",
+    "import sys, threading as t\ndef f(): raise SystemExit('no')\n"
+    "a = t.Thread(target=f); a.start(); a.join(); sys.excepthook = print; 1 / 0": "code 1",
+    "raise SystemExit(256 + 7)": "code 7",
+    "1 / 0": "exception ZeroDivisionError: division by zero",
+    "raise KeyboardInterrupt": "exception KeyboardInterrupt",
+    "import os; os.fork() or exit(9); os.wait(); exit(4)": "code 4",
+    "import atexit, os; atexit.register(os.closerange, 0, 9); exit(5)": "code 5",
+}
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_the_record_has_the_code_that_the_process_ends_with(code: str, tmp_path: Path) -> None:
+    run(tmp_path, "-c", code)
+    record = memtools.read_record(tmp_path / "run.mem")
+    assert record.events[-1].kind == "end"
+    assert record.events[-1].text == f"exit: {CODES[code]}"
+    assert record.complete
+
+
+def test_a_process_that_just_stops_leaves_a_record_without_an_end(tmp_path: Path) -> None:
+    assert run(tmp_path, "-c", "import os; os._exit(3)").returncode == 3
+    record = memtools.read_record(tmp_path / "run.mem")
+    assert not record.complete
+    assert not record.written
+    assert [event.kind for event in record.events] == ["start"]
+
+
+def test_a_forked_child_that_ends_as_python_does_says_nothing(tmp_path: Path) -> None:
+    found = run(tmp_path, "-c", "import os; os.fork() or exit(9); os.wait()")
+    assert found.returncode == 0
+    assert found.stderr.count(b"Wrote run.mem") == 1
+    assert b"Traceback" not in found.stderr
+
+
+def test_json_is_the_last_line_of_stderr(tmp_path: Path) -> None:
+    write(tmp_path, "import sys; print('out'); sys.stderr.write('err\\n')")
+    found = run(tmp_path, "--json", "-o", "other.mem", "--limit", "2 GiB", "train.py")
+    assert found.stdout == b"out\n"
+    first, last = found.stderr.decode().splitlines()
+    summary = json.loads(last)
+    assert first == "err"
+    assert summary["record"] == "other.mem"
+    assert summary["limit_bytes"] == 2 << 30
+    assert 0 < summary["peak_bytes"] < 1 << 30
+    assert summary["samples"] >= 1
+
+
+SLOW_ENDS = {
+    "code 0": "",
+    "an exception": "raise ValueError",
+    "a text": "sys.exit('no such batch')",
+    "Ctrl-C": "os.kill(os.getpid(), signal.SIGINT)",
+    "SIGTERM": "os.kill(os.getpid(), signal.SIGTERM)",
+}
+
+
+@pytest.mark.parametrize("end", SLOW_ENDS)
+def test_the_summary_and_the_record_have_one_duration(end: str, tmp_path: Path) -> None:
+    """Until the program's end: what the interpreter tidies up behind it is not the program's."""
+    slow = "class Slow:\n    def __del__(self, sleep=time.sleep): sleep(0.3)\n"
+    write(tmp_path, f"import os, signal, sys, time\n{slow}slow = Slow()\n{SLOW_ENDS[end]}\n")
+    found = run(tmp_path, "--json", "train.py")
+    told = json.loads(found.stderr.decode().splitlines()[-1])["seconds"]
+    assert told == memtools.read_record(tmp_path / "run.mem").seconds
+
+
+REFUSED = {
+    "nothing to run": ([], 2, "nothing to run"),
+    "a script that is not there": (["nosuch.py"], 2, "there is no script nosuch.py"),
+    "an unknown option": (["--nosuch", "train.py"], 2, "--nosuch"),
+    "a command without --": (
+        ["true", "--x", "a b"],
+        2,
+        "there is no script true; to run a command: memtools run -- true --x 'a b'",
+    ),
+    "an unknown option, whose help is this command's": (
+        ["--nosuch", "train.py"],
+        2,
+        "unrecognized arguments: --nosuch (see memtools run --help)",
+    ),
+    "no module": (["-m"], 2, "-m needs an argument"),
+    "a limit in words": (["--limit", "much", "train.py"], 2, "like \"64 MiB\", got 'much'"),
+    "a guard above the limit": (["--guard", "1.5", "train.py"], 2, "at most 1, got 1.5"),
+    "an interval of nothing": (["--interval-ms", "0", "train.py"], 2, "1 to 60000 ms, got 0"),
+    "a folder that is not there": (["--log", "no/run.mem", "train.py"], 1, "no/run.mem"),
+    "a record that is something else": (["--log", "train.py", "train.py"], 1, "train.py"),
+    "a folder as record": (["--log", ".", "train.py"], 1, "Is a directory; name a file in it"),
+    "a folder of a command": (["--log", ".", "--", "true"], 1, "Is a directory; name a file in it"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_run_is_refused_in_one_line_before_it_starts(
+    case: str, tmp_path: Path
+) -> None:
+    words, code, text = REFUSED[case]
+    write(tmp_path, "print('started')")
+    found = run(tmp_path, *words)
+    assert (found.returncode, found.stdout) == (code, b"")
+    errors = found.stderr.decode()
+    assert errors.startswith("memtools run: ")
+    assert errors.count("\n") == 1
+    assert text in errors
+    assert "log=None" not in errors
+    assert sorted(os.listdir(tmp_path)) == ["train.py"]
+
+
+@pytest.mark.parametrize("flag", ["-E", "-I", "-S"])
+def test_flags_that_keep_the_monitor_out_are_refused(flag: str, tmp_path: Path) -> None:
+    write(tmp_path, "print('started')")
+    root = str(Path(memtools.__file__).parent.parent)
+    code = (
+        f"import sys; sys.path.insert(0, {root!r}); from memtools.cli import main; sys.exit(main())"
+    )
+    found = execute([sys.executable, flag, "-c", code, "run", "train.py"], tmp_path)
+    assert (found.returncode, found.stdout) == (1, b"")
+    assert b"watch from outside: memtools run -- python -I" in found.stderr
+
+
+def test_a_run_within_a_run_writes_a_record_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path, "print('inner')", "inner.py")
+    write(tmp_path, f"import subprocess; subprocess.run({[*RUN, 'inner.py']!r}, check=True)")
+    found = run(tmp_path, "train.py")
+    assert (found.returncode, found.stdout) == (0, b"inner\n")
+    assert [r.complete for r in map(memtools.read_record, sorted(tmp_path.glob("*.mem")))] == [
+        True
+    ] * 2
+    assert b"Wrote run-2.mem" in found.stderr
+
+
+def test_a_record_that_is_asked_for_and_in_use_gets_the_next_name(tmp_path: Path) -> None:
+    """Two processes that were told one name: what watches them must not end one of them."""
+    write(tmp_path, "print('inner')", "inner.py")
+    again = [*RUN, "--log", "x.mem", "inner.py"]
+    write(tmp_path, f"import subprocess; print(subprocess.run({again!r}).returncode)")
+    found = run(tmp_path, "--log", "x.mem", "train.py")
+    assert found.stdout == b"inner\n0\n"
+    said = b"memtools: another monitor writes x.mem already; the record of this monitor is x-2.mem"
+    assert found.stderr.splitlines()[0] == said
+    assert [memtools.read_record(tmp_path / name).complete for name in ("x.mem", "x-2.mem")] == [
+        True
+    ] * 2
+
+
+def test_every_rank_has_a_record_of_its_own() -> None:
+    for path, environment, name in [
+        ("run.mem", {}, "run.mem"),
+        ("run.mem", {"RANK": "3", "WORLD_SIZE": "8"}, "run.rank3.mem"),
+        ("logs/1/x", {"RANK": "1"}, "logs/1/x.rank1"),
+        ("run.mem", {"RANK": "0", "WORLD_SIZE": "1"}, "run.mem"),
+        ("run.mem", {"RANK": "a/b"}, "run.mem"),
+        ("logs/rank-3.mem", {"RANK": "3"}, "logs/rank-3.mem"),
+        ("run13.mem", {"RANK": "3"}, "run13.rank3.mem"),
+    ]:
+        assert ranked(path, environment) == name
+
+
+RANKS = """
+    import os, subprocess, sys
+    if "RANK" not in os.environ:
+        ranks = [
+            subprocess.Popen([*sys.argv[1:]], env={**os.environ, "RANK": str(rank)},
+                             stdin=subprocess.PIPE)
+            for rank in range(2)
+        ]
+        for process in ranks:
+            process.communicate()
+        sys.exit(max(process.returncode for process in ranks))
+    import memtools
+    with memtools.MemoryMonitor("mine.mem") as monitor:
+        sys.stdin.read()
+"""
+
+
+def test_two_ranks_of_one_name_write_one_record_each(tmp_path: Path) -> None:
+    script = str(write(tmp_path, RANKS))
+    found = execute([sys.executable, script, *RUN, "--quiet", "--log", "out.mem", script], tmp_path)
+    assert (found.returncode, found.stderr) == (0, b"")
+    assert sorted(path.name for path in tmp_path.glob("*.mem")) == [
+        "mine.rank0.mem", "mine.rank1.mem", "out.rank0.mem", "out.rank1.mem"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", [[], ["--"]])
+def test_the_record_of_a_killed_run_is_kept(way: list[str], tmp_path: Path) -> None:
+    """As a launcher does that starts a job anew; a run of other ways may have been killed."""
+    killed = [*RUN, sys.executable, "-c", "import os; os.kill(os.getppid(), 9)"]
+    killed.insert(len(RUN), "--")
+    for n in (1, 2):
+        assert execute(killed, tmp_path).returncode == -9
+        script = str(write(tmp_path, "print('again')"))
+        command = [sys.executable, script] if way else [script]
+        found = run(tmp_path, *way, *command)
+        kept = (
+            f"memtools: the run that wrote run.mem was cut off; its record is kept as run.{n}.mem"
+        )
+        assert (found.returncode, found.stderr.decode().splitlines()[0]) == (0, kept)
+        assert memtools.read_record(tmp_path / "run.mem").complete
+        old = memtools.read_record(tmp_path / f"run.{n}.mem")
+        assert not old.complete
+        assert old.total > 0
+    assert len(list(tmp_path.glob("*.mem"))) == 3
+
+
+def test_many_kept_records_are_counted(tmp_path: Path) -> None:
+    """From the tenth on: a job that is killed and started again for ever fills the disk."""
+    others = ["run.mem.1", "run.x.mem", "other.1.mem", "run-2.mem"]
+    for n, kept in [(8, []), (9, ["run.10.mem"])]:
+        for name in [*others, *(f"run.{i}.mem" for i in range(1, n + 1))]:
+            (tmp_path / name).write_bytes(bytes(1 << 20))
+        execute([*RUN, "-c", "import os; os._exit(3)"], tmp_path)
+        line = run(tmp_path, "-c", "pass").stderr.decode().splitlines()[0]
+        assert ("records of runs that were cut off" in line) == bool(kept), line
+        (tmp_path / f"run.{n + 1}.mem").unlink()
+    size = 9 + memtools.read_record(tmp_path / "run.mem").nbytes / 2**20
+    assert line == (
+        "memtools: the run that wrote run.mem was cut off; its record is kept as run.10.mem; 10 "
+        f"records of runs that were cut off take {size:.1f} MiB now: remove what is not needed"
+    )
+
+
+def test_a_limit_that_python_alone_has_passed_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "print('started')")
+    found = run(tmp_path, "--limit", "10 KiB", "train.py")
+    assert (found.returncode, found.stdout) == (1, b"")
+    assert b"memtools run: the limit of 10.0 KiB is below the " in found.stderr
+    assert os.listdir(tmp_path) == ["train.py"]
+
+
+@pytest.mark.parametrize("way", ["script", "command"])
+def test_a_record_tells_no_secrets(way: str, tmp_path: Path) -> None:
+    write(tmp_path, "raise ValueError('no model for https://me:p4ss@hub/x')")
+    secrets = ["--api-key=p4ss", "--token", "p4ss", "HF_TOKEN=p4ss"]
+    words = {"script": ["train.py"], "command": ["--", sys.executable, "train.py"]}[way]
+    run(tmp_path, *words, *secrets)
+    assert b"p4ss" not in (tmp_path / "run.mem").read_bytes()
+    assert (tmp_path / "run.mem").stat().st_mode & 0o777 == 0o600
+    command = memtools.read_record(tmp_path / "run.mem").command
+    assert command[-4:] == ("--api-key=***", "--token", "***", "HF_TOKEN=***")
+
+
+STARTED = [
+    (["python", "-m", "memtools", "run", "x"], 2, []),
+    (["python", "/bin/memtools", "run", "x"], 2, []),
+    (["python", "-O", "-X", "dev", "-m", "memtools", "run", "x", "y"], 3, ["-O", "-X", "dev"]),
+    (["python", "-W", "error", "/bin/memtools", "run"], 1, ["-W", "error"]),
+    (["python", "-uOm", "memtools", "run"], 1, ["-uO"]),
+    (["python", "-Bc", "import memtools", "run"], 1, ["-B"]),
+    (["python"], 0, []),
+]
+
+
+@pytest.mark.parametrize(("command", "arguments", "flags"), STARTED)
+def test_pythons_own_flags_are_handed_on(
+    command: list[str], arguments: int, flags: list[str]
+) -> None:
+    assert own_flags(command, arguments) == flags
+
+
+# --- steps ----------------------------------------------------------------------------------------
+
+
+class Optimizer:
+    """One that steps; what is weakly referenced, as torch's are."""
+
+
+class Steps:
+    """A monitor whose safe points take so many seconds."""
+
+    def __init__(self, takes: float = 0.0) -> None:
+        self.count = self.calls = 0
+        self.passed = False
+        self._takes = takes
+
+    def _count(self, steps: int) -> bool:
+        self.count += steps
+        return self.passed
+
+    def step(self, n: int) -> None:
+        assert n == 0
+        self.calls += 1
+        end = time.perf_counter() + self._takes
+        while time.perf_counter() < end:
+            pass
+
+
+def test_of_several_optimizers_the_first_counts_until_it_is_out_of_use() -> None:
+    steps = Steps()
+    counter = StepCounter(steps)  # type: ignore[arg-type,unused-ignore]
+    first, second, third = Optimizer(), Optimizer(), Optimizer()
+    for _ in range(10):
+        for optimizer in (first, second, second, third):
+            counter(optimizer, (), {})
+    assert steps.count == 10
+    for _ in range(100):
+        counter(third, (), {})
+    assert steps.count == 10 + 100  # those while the first was waited for are made up for
+    fourth = Optimizer()
+    for _ in range(100):
+        counter(fourth, (), {})
+    assert steps.count == 110 + 100
+
+
+@pytest.mark.parametrize("each", [1, 2])
+@pytest.mark.parametrize("many", [1, 2, 17, 18, 19, 30, 200])
+def test_any_number_of_optimizers_in_turn_make_one_step(many: int, each: int) -> None:
+    """One for each layer, as those that step in the backward pass."""
+    steps = Steps()
+    counter = StepCounter(steps)  # type: ignore[arg-type,unused-ignore]
+    layers = [Optimizer() for _ in range(many)]
+    for done in range(1, 41):
+        for i, optimizer in enumerate(layers):
+            for _ in range(each if i else 1):
+                counter(optimizer, (), {})
+        assert steps.count == done
+
+
+def test_a_second_set_of_optimizers_takes_the_place_of_the_first() -> None:
+    """As in a second stage of training, while the first one's optimizers are kept."""
+    steps = Steps()
+    counter = StepCounter(steps)  # type: ignore[arg-type,unused-ignore]
+    stages = [[Optimizer() for _ in range(30)] for _ in range(3)]
+    for stage, layers in enumerate(stages):
+        for _ in range(40):
+            for optimizer in layers:
+                counter(optimizer, (), {})
+        assert steps.count == (stage + 1) * 40
+
+
+@pytest.mark.parametrize("follows", [0, 1])
+def test_what_steps_beside_an_optimizer_that_goes_is_not_counted_twice(follows: int) -> None:
+    """As a discriminator that is made anew each epoch beside one generator."""
+    steps = Steps()
+    counter = StepCounter(steps)  # type: ignore[arg-type,unused-ignore]
+    other = Optimizer()
+    for epoch in range(5):
+        optimizer = Optimizer()
+        for _ in range(10):
+            for one in (optimizer, other) if follows else (other, optimizer):
+                counter(one, (), {})
+        assert steps.count == (epoch + 1) * 10
+        del optimizer, one
+
+
+def test_an_optimizer_that_is_gone_is_followed_by_the_next_at_once() -> None:
+    """As in folds, one optimizer after another, whether or not Python uses an id again."""
+    steps = Steps()
+    counter = StepCounter(steps)  # type: ignore[arg-type,unused-ignore]
+    between = []
+    for fold in range(6):
+        optimizer = Optimizer()
+        for _ in range(10):
+            counter(optimizer, (), {})
+        assert steps.count == (fold + 1) * 10
+        del optimizer
+        if fold % 2:
+            between.append(Optimizer())  # takes the place that became free
+    assert not counter._alive
+
+
+def test_of_short_steps_some_are_safe_points_and_all_are_counted() -> None:
+    steps = Steps(takes=0.001)
+    counter, optimizer = StepCounter(steps), Optimizer()  # type: ignore[arg-type,unused-ignore]
+    end, made = time.monotonic() + 0.5, 0
+    while time.monotonic() < end:
+        counter(optimizer, (), {})
+        made += 1
+    assert 1 <= steps.calls <= 6  # 0.5 s are 5 times 100 ms
+    assert steps.count == made
+
+
+def test_a_safe_point_that_took_long_does_not_hide_what_comes_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A census takes a second now and then; 200 s without another look would miss a whole run."""
+    now = 0
+    monkeypatch.setattr("memtools.monitor.inprocess.time.monotonic_ns", lambda: now)
+    steps = Steps()
+    counter, optimizer = StepCounter(steps), Optimizer()  # type: ignore[arg-type,unused-ignore]
+
+    def census(n: int) -> None:
+        nonlocal now
+        steps.calls += 1
+        now += 10**9
+
+    steps.step = census  # type: ignore[method-assign,unused-ignore]
+    counter(optimizer, (), {})
+    counter(optimizer, (), {})
+    assert steps.calls == 1
+    now += 10**8
+    counter(optimizer, (), {})
+    assert steps.calls == 2
+
+
+def test_a_watermark_makes_the_next_step_a_safe_point() -> None:
+    steps = Steps(takes=0.001)
+    counter, optimizer = StepCounter(steps), Optimizer()  # type: ignore[arg-type,unused-ignore]
+    counter(optimizer, (), {})
+    steps.passed = True
+    counter(optimizer, (), {})
+    assert steps.calls == 2
+
+
+def test_a_guard_stops_an_unchanged_script_at_the_end_of_a_step(tmp_path: Path) -> None:
+    leaking = TRAINING.replace("optimizer.step()", "optimizer.step(); held.append(b'x' * 2**18)")
+    # 1600 steps lie between the guard and the limit: the sampler has a turn in one of them.
+    write(tmp_path, "held = []\n" + textwrap.dedent(leaking.replace("STEPS", "5000")))
+    found = run(tmp_path, "--limit", "1 GiB", "--guard", "0.6", "train.py")
+    assert found.returncode == 1
+    errors = found.stderr.decode()
+    assert "memtools.errors.HostMemoryPressure: host memory runs out at step" in errors
+    assert "It ended by exception HostMemoryPressure: host memory runs out" in errors
+    assert errors.count(", watermark 60%") == 2  # the traceback's and the end's, not a third
+    record = memtools.read_record(tmp_path / "run.mem")
+    assert "guard" in [event.kind for event in record.events]
+    assert max(record.buckets.most["rss"]) < 1 << 30
+
+
+TRAINING = """
+    import sys
+    import torch
+    import torch.optim.optimizer as module
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(STEPS):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    assert type(module.__loader__) is type(module.__spec__.loader) is type(torch.__loader__)
+    kinds = {type(finder).__module__ for finder in sys.meta_path}
+    assert "memtools.monitor.inprocess" not in kinds
+    print(step, bool(model.weight.isfinite().all()))
+"""
+
+
+def test_steps_of_an_unchanged_script_are_those_of_its_optimizer(tmp_path: Path) -> None:
+    write(tmp_path, TRAINING.replace("STEPS", "37"))
+    found = run(tmp_path, "--json", "train.py")
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == b"36 True\n"
+    assert json.loads(found.stderr)["steps"] == 37
+
+
+def test_a_monitor_of_the_programs_own_gets_the_next_name(tmp_path: Path) -> None:
+    code = """
+    import memtools
+    with memtools.MemoryMonitor("run.mem") as monitor:
+        monitor.mark("mine")
+    print(monitor.record_path)
+    memtools.MemoryMonitor("other.mem").start()
+    """
+    write(tmp_path, textwrap.dedent(code))
+    found = run(tmp_path, "train.py")
+    assert (found.returncode, found.stdout) == (0, b"run-2.mem\n")
+    assert b"RuntimeWarning: memtools run writes run.mem already" in found.stderr
+    assert b"train.py:3: " in found.stderr
+    own = memtools.read_record(tmp_path / "run-2.mem")
+    assert "mine" in [event.text for event in own.events]
+    assert memtools.read_record(tmp_path / "run.mem").complete
+    assert memtools.read_record(tmp_path / "other.mem").complete
+
+
+def test_a_guard_that_cannot_act_is_told_at_the_end(tmp_path: Path) -> None:
+    write(tmp_path, "x = bytearray(200 << 20)")
+    found = run(tmp_path, "--limit", "100 MiB", "--guard", "0.9", "train.py")
+    assert found.returncode == 0
+    assert b"the guard at 90% could not act although memory passed it" in found.stderr
+    said = [line for line in found.stderr.decode().splitlines() if "guard" in line]
+    assert len(said) == 1  # the summary alone says it
+    record = memtools.read_record(tmp_path / "run.mem")
+    assert [event.kind for event in record.events if " cannot act: " in event.text] == ["pressure"]
+    explained = execute([sys.executable, "-m", "memtools", "explain"], tmp_path)
+    assert b"the guard at 90% could not act" in explained.stdout
+
+
+def test_a_quiet_run_says_in_the_log_that_a_guard_cannot_act(tmp_path: Path) -> None:
+    write(tmp_path, "x = bytearray(200 << 20)")
+    found = run(tmp_path, "--quiet", "--limit", "100 MiB", "--guard", "0.9", "train.py")
+    assert found.stderr.decode().splitlines() == [
+        "<guard raise at 90%> cannot act: the main thread called no step(); "
+        "it acts in a step() of the main thread"
+    ]
+
+
+FILLED = """
+    import resource
+    room = 64 << 20
+    size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + room, size + room))
+    held = []
+    while True:
+        held.append(bytearray(100))
+"""
+
+
+def test_a_program_that_used_up_its_own_limit_gets_a_summary_that_names_it(tmp_path: Path) -> None:
+    write(tmp_path, FILLED)
+    found = run(tmp_path, "train.py")
+    errors = found.stderr.decode()
+    assert found.returncode == 1
+    assert "Exception ignored" not in errors
+    assert "It ran out of memory: exception MemoryError; RLIMIT_AS of " in errors
+    assert errors.splitlines()[-1].endswith("for details: memtools explain run.mem")
+
+
+FREED = """
+import resource
+blocks = [bytearray(100_000) for _ in range(3000)]
+kept = blocks[::32]  # they keep what lies between them from going back to the system
+del blocks
+with open("/proc/self/statm") as file:
+    data = int(file.read().split()[5]) * 4096
+resource.setrlimit(resource.RLIMIT_DATA, (data + 2**24, data + 2**24))
+bytearray(2**29)
+"""
+
+
+def test_freed_memory_that_is_in_the_way_of_an_allocation_is_told(tmp_path: Path) -> None:
+    write(tmp_path, FREED)
+    errors = run(tmp_path, "train.py").stderr.decode()
+    assert "exception MemoryError; RLIMIT_DATA of " in errors
+    assert re.search(r"malloc keeps 2\d\d\.\d MiB of freed memory, which counts against", errors)
+    events = memtools.read_record(str(tmp_path / "run.mem")).events
+    assert [event.kind for event in events].count("heap") == 1

@@ -1,0 +1,70 @@
+"""The Python in README.md and docs is executed; what the docs name exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import memtools
+
+PROJECT = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    [PROJECT / "README.md", *PROJECT.glob("docs/**/*.md"), *PROJECT.glob("examples/*.md")]
+)
+BLOCKS = [
+    pytest.param(block, id=f"{page.name}-{n}")
+    for page in PAGES
+    for n, block in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M))
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_python_in_the_docs_runs(block, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_there_are_blocks_to_run_and_they_show_every_public_class():
+    text = "".join(block.values[0] for block in BLOCKS)  # type: ignore[misc]
+    assert "GateHistory" in text
+    assert "AuxLoss" in text
+
+
+def test_readme_shows_the_feature_in_under_ten_lines():
+    block = re.search(r"^```python\n(.*?)^```", (PROJECT / "README.md").read_text(), re.S | re.M)
+    assert block is not None
+    assert len(block[1].splitlines()) < 10
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_make_targets_exist(page):
+    text, makefile = page.read_text(), (PROJECT / "Makefile").read_text()
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (page.parent / link).exists(), link
+    for target in re.findall(r"`make ([a-z-]+)", text):
+        assert re.search(rf"^{target}:", makefile, re.M), target
+
+
+def test_every_public_name_has_a_docstring():
+    for name in memtools.__all__:
+        if name != "__version__":
+            assert getattr(memtools, name).__doc__, name
+
+
+def test_no_line_of_the_project_names_this_machine():
+    files = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=PROJECT, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    common = PROJECT.parent in (Path("/"), Path(tempfile.gettempdir()))
+    home = f"{PROJECT if common else PROJECT.parent}/"
+    for name in filter(None, files):
+        path = PROJECT / name
+        if path.is_file():
+            assert home not in path.read_text(errors="replace"), name

@@ -1,0 +1,154 @@
+"""save and load: equal in every observable; a damaged file is refused."""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import zlib
+from functools import partial
+
+import pytest
+import torch
+
+from memtools import GateHistory
+from memtools.gate import file as gate_file
+from tests.kit.interrupts import interrupted
+
+OPTIONS = [
+    {},
+    {"trim": "oldest", "max_entries": 5},
+    {"dtype": "bfloat16", "top_k": 2},
+    {"keep": "topk", "top_k": 3},
+    {"statistics": False},
+]
+
+
+def filled(**options: object) -> GateHistory:
+    history = GateHistory(**options)  # type: ignore[arg-type]
+    for n in range(12):
+        history.append(torch.softmax(torch.randn(n, 8), -1))
+    return history
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("entries", ["none", "some"])
+def test_what_is_loaded_is_what_was_saved(tmp_path, options, entries):
+    history = filled(**options) if entries == "some" else GateHistory(**options)
+    history.save(tmp_path / "gates.mtg")
+    loaded = GateHistory.load(tmp_path / "gates.mtg")
+    names = ["max_entries", "max_bytes", "trim", "keep", "dtype", "top_k", "statistics"]
+    names += ["nbytes", "n_experts", "appended"]
+    assert [getattr(loaded, n) for n in names] == [getattr(history, n) for n in names]
+    assert [entry.tolist() for entry in loaded] == [entry.tolist() for entry in history]
+    if history.statistics:
+        assert loaded.stats() == history.stats()
+        assert loaded.windows() == history.windows()
+    loaded.append(torch.rand(3, 8))
+    history.append(torch.rand(3, 8))
+    assert len(loaded) == len(history)
+
+
+def test_saving_is_atomic_and_leaves_no_temporary_file(tmp_path, monkeypatch):
+    path = tmp_path / "gates.mtg"
+    filled().save(path)
+    before = path.read_bytes()
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk on fire")))
+    with pytest.raises(OSError, match="fire"):
+        filled(max_entries=3).save(path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["gates.mtg"]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+def test_an_interrupt_anywhere_in_saving_is_an_interrupt_and_leaves_one_file(tmp_path):
+    path, first, second = tmp_path / "gates.mtg", filled(), filled(max_entries=3)
+    first.save(path)
+    wanted = {path.read_bytes()}
+    second.save(path)
+    wanted.add(path.read_bytes())
+    places = 0
+    while interrupted(gate_file, places, partial((first, second)[places % 2].save, path)):
+        places += 1
+        assert os.listdir(tmp_path) == ["gates.mtg"]
+        assert path.read_bytes() in wanted
+    assert places >= 10
+
+
+def test_loading_a_descriptor_is_refused_and_leaves_it_open(tmp_path):
+    path = tmp_path / "gates.mtg"
+    filled().save(path)
+    with open(path, "rb") as file:
+        with pytest.raises(TypeError, match="int"):
+            GateHistory.load(file.fileno())
+        assert file.read(7) == b"MTGATES"
+
+
+def test_the_file_has_the_permissions_any_new_file_has(tmp_path):
+    plain, saved = tmp_path / "plain", tmp_path / "gates.mtg"
+    plain.write_bytes(b"")
+    filled().save(saved)
+    assert stat.S_IMODE(saved.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+
+
+def test_every_truncation_and_every_flipped_byte_is_refused(tmp_path):
+    path = tmp_path / "gates.mtg"
+    small = GateHistory()
+    small.append(torch.rand(2, 2))
+    small.save(path)
+    whole = path.read_bytes()
+    for end in range(len(whole)):
+        path.write_bytes(whole[:end])
+        with pytest.raises(ValueError, match="damaged|not a saved"):
+            GateHistory.load(path)
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x40]) + whole[at + 1 :])
+        with pytest.raises(ValueError, match="damaged|not a saved|format"):
+            GateHistory.load(path)
+
+
+def test_a_newer_format_says_what_to_do(tmp_path):
+    path = tmp_path / "gates.mtg"
+    path.write_bytes(struct.pack("<8sQI", b"MTGATES\x02", 0, zlib.crc32(b"")))
+    with pytest.raises(ValueError, match="upgrade memtools"):
+        GateHistory.load(path)
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b"", "ends inside the header"),
+        (struct.pack("<QQIIiIIIQQQ", 0, 9, 0, 0, -1, 1, 1, 0, 0, 0, 0), "limit of zero"),
+        (struct.pack("<QQIIiIIIQQQ", 9, 9, 7, 0, -1, 1, 1, 0, 0, 0, 0), "unknown option"),
+        (struct.pack("<QQIIiIIIQQQ", 9, 9, 0, 0, 99, 1, 1, 0, 0, 0, 0), "unknown dtype"),
+        (struct.pack("<QQIIiIIIQQQ", 9, 9, 0, 0, -1, 65, 1, 0, 0, 0, 0), "top_k out of range"),
+        (struct.pack("<QQIIiIIIQQQ", 9, 9, 0, 0, -1, 1, 0, 0, 8, 9, 9), "inside the index"),
+        (struct.pack("<QQIIiIIIQQQ", 9, 9, 0, 0, -1, 1, 1, 0, 8, 9, 9), "inside the stat"),
+    ],
+)
+def test_hostile_bytes_are_refused_before_memory_is_taken(body, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        GateHistory._parse(body)
+
+
+@pytest.mark.parametrize("field", [0, 1, 4, 5])  # tokens, nonfinite, load of either expert
+def test_marks_that_shrink_are_refused(field):
+    small = GateHistory()
+    for _ in range(3):
+        small.append(torch.rand(2, 2))
+    body = small._dump()
+    sums = 8 * (2 + 2 + 2)
+    at = struct.calcsize("<QQIIiIIIQQQ") + 8 * 3 + sums + 8 * field  # in the first mark
+    assert GateHistory._parse(body).windows() == small.windows()
+    more = struct.pack("<Q", struct.unpack_from("<Q", body, at)[0] + 9)
+    with pytest.raises(ValueError, match="contradict"):
+        GateHistory._parse(body[:at] + more + body[at + 8 :])
+
+
+def test_a_missing_file_is_an_os_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        GateHistory.load(tmp_path / "none.mtg")
+    with pytest.raises(FileNotFoundError):
+        filled().save(tmp_path / "no" / "gates.mtg")

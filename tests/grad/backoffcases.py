@@ -1,0 +1,132 @@
+"""A small model with all that a retry must put back, and runs of it to compare bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import memtools
+from memtools.grad.accumulator import GradAccumulator
+from memtools.grad.backoff import BackOff
+from memtools.grad.retry import Retry
+from tests.kit.oominject import Inject
+
+ROWS = 16
+
+
+class Model(nn.Module):
+    """Two dropouts, BatchNorm, tied weights; memory runs out between its first and last layer, so
+    that a failed pass has drawn random numbers, moved buffers and made a part of the gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 12), nn.BatchNorm1d(12)
+        self.tied, self.last = nn.Linear(12, 12), nn.Linear(12, 1)
+        self.inject = Inject()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.dropout(self.norm(self.first(x)).relu(), 0.3)
+        x = x + 0.01 * random.random() + 0.01 * float(np.random.random())
+        x = nn.functional.dropout(self.tied(self.tied(x)).relu(), 0.3)
+        return self.last(self.inject(x))
+
+
+@dataclasses.dataclass
+class Run:
+    """Everything that a run leaves behind."""
+
+    state: dict[str, Any]
+    reports: list[Any]
+    random: Any
+
+    def bits(self) -> list[bytes]:
+        found = [t.detach().numpy().tobytes() for t in _tensors(self.state)]
+        numbers = [
+            (r.weight, r.norm, r.coefficient, r.skipped, r.scale, r.loss) for r in self.reports
+        ]
+        return [*found, repr(numbers).encode(), repr(self.random).encode()]
+
+
+def _tensors(state: Any) -> Any:
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, dict):
+        for value in state.values():
+            yield from _tensors(value)
+
+
+def batch(index: int = 0, rows: int = ROWS) -> dict[str, torch.Tensor]:
+    make = torch.Generator().manual_seed(100 + index)
+    return {
+        "x": torch.randn(rows, 6, generator=make),
+        "y": torch.randn(rows, 1, generator=make),
+        "n": torch.randint(1, 9, (rows,), generator=make),
+    }
+
+
+def made(
+    *, undo: str = "scratch", size: int | None = None, **settings: Any
+) -> tuple[GradAccumulator, Model]:
+    torch.manual_seed(1)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    acc = memtools.GradAccumulator(
+        model, optimizer, 4, undo=undo, micro_batch_size=size, **settings
+    )
+    acc._backoff = BackOff(acc, undo, size)
+    return acc, model
+
+
+def loss_of(model: nn.Module):
+    """Sum of losses over units that differ from row to row, and their number."""
+
+    def loss_fn(micro: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
+        error = (model(micro["x"]) - micro["y"]).square().squeeze(1)
+        return (error * micro["n"]).sum(), int(micro["n"].sum())
+
+    return loss_fn
+
+
+def run(
+    inject: Inject | None = None,
+    sizes: list[list[int]] | None = None,
+    windows: int = 2,
+    **settings: Any,
+) -> tuple[Run, GradAccumulator]:
+    """Some windows; `sizes`: those of each window's micro-batches, else as step() finds them."""
+    acc, model = made(**settings)
+    model.inject = inject or Inject()
+    random.seed(5)
+    np.random.seed(5)
+    torch.manual_seed(5)
+    reports = [
+        acc._backoff.step(batch(i), loss_of(model), sizes=sizes[i] if sizes else ())
+        for i in range(windows)
+    ]
+    state = {"model": model.state_dict(), "momentum": acc.optimizer.state_dict()["state"]}
+    drawn = [torch.rand(3).tolist(), random.random(), float(np.random.random())]
+    return Run(state, reports, drawn), acc
+
+
+def sizes_of(retries: Sequence[Retry], rows: int, size: int) -> tuple[list[int], int]:
+    """The sizes of a window's micro-batches, and the size that it ended with, by its retries.
+
+    A window that runs again from its start (redo) may fail at an earlier micro-batch than before,
+    since how much of the heap is free differs from pass to pass. Its plan ends there.
+    """
+    sizes: list[int] = []
+    for retry in retries:
+        at = retry.micro_batch
+        sizes += [size] * (at - len(sizes))
+        planned = sizes[at] if at < len(sizes) else size
+        assert retry.rows == min(planned, rows - sum(sizes[:at])), (retry, sizes)
+        assert retry.next_rows is not None
+        del sizes[at:]
+        size = retry.next_rows
+    return sizes + [size] * -(-(rows - sum(sizes)) // size), size

@@ -1,0 +1,266 @@
+"""GradAccumulator with fp32 main gradients, and with the optimizer in backward."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from memtools import GradAccumulator
+from memtools.grad.backoff import BackOff
+from tests.grad.accumulatecases import (
+    Recorder,
+    batches,
+    error,
+    everything,
+    loss_sum,
+    net,
+    reference,
+    same,
+)
+from tests.kit.oominject import Inject
+
+
+def run(acc, data):
+    for x in data:
+        with acc.micro_batch():
+            acc.backward(loss_sum(acc.model, x.to(acc.parameters[0].dtype)), weight=len(x))
+
+
+def halves():
+    return nn.Linear(8, 1).to(torch.bfloat16)
+
+
+# --- main gradients ---
+
+
+def test_sums_of_16_bit_gradients_are_kept_in_fp32():
+    """256 small gradients beside a large one: in bf16 all of them vanish."""
+    model, seen = halves(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer.register_step_pre_hook(lambda *_: seen.extend(p.grad.clone() for p in acc.parameters))
+    acc = GradAccumulator(model, optimizer, steps=257, main_grads=True)
+    data = [torch.full((1, 8), 16.0)] + [torch.full((1, 8), 0.25)] * 256
+    for x in data:
+        with acc.micro_batch():
+            acc.backward(model(x.bfloat16()).sum(), weight=1)
+    mean = (16.0 + 256 * 0.25) / 257
+    weight, bias = seen
+    assert torch.allclose(weight, torch.full((1, 8), mean), rtol=1e-6)
+    assert bias.item() == pytest.approx(1.0)
+    assert acc.report().last.norm == pytest.approx(math.sqrt(8 * mean**2 + 1), rel=1e-6)
+
+
+def test_gradients_of_16_bits_are_freed_in_the_backward_pass():
+    model = halves()
+    acc = GradAccumulator(model, Recorder(model), steps=3, main_grads=True)
+    run(acc, batches((4,)))
+    assert all(p.grad is None for p in model.parameters())
+    assert not acc.gradients.empty()
+    acc.reset()
+    assert acc.gradients.empty()
+
+
+def test_an_optimizer_that_needs_16_bits_gets_them_rounded_once():
+    model, data = halves(), batches((4, 4))
+    seen = []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: seen.extend(p.grad.clone() for p in acc.parameters))
+    acc = GradAccumulator(model, optimizer, steps=2, main_grads=True, max_norm=0.1)
+    run(acc, data)
+    assert {g.dtype for g in seen} == {torch.bfloat16}
+    norm = math.sqrt(sum(float(g.double().square().sum()) for g in seen))
+    assert norm == pytest.approx(0.1, rel=2e-2)
+
+
+def test_sums_are_averaged_before_they_are_rounded_to_fp16():
+    """The sum is beyond fp16, the mean is not."""
+    model = nn.Linear(8, 1).half()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    acc = GradAccumulator(model, optimizer, steps=2, main_grads=True)
+    before = [p.detach().clone() for p in model.parameters()]
+    for weight in (1, 255):
+        with acc.micro_batch():
+            acc.backward((model(torch.full((1, 8), 100.0).half()) * 1200).sum(), weight=weight)
+    assert acc.report().updates == 1
+    for p, old in zip(model.parameters(), before, strict=True):
+        assert torch.allclose(p, old - 0.1, atol=2e-2)
+
+
+def test_main_gradients_are_part_of_the_state():
+    data = batches((4, 3, 5))
+
+    def fresh():
+        torch.manual_seed(3)
+        model = halves()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return GradAccumulator(model, optimizer, steps=3, main_grads=True)
+
+    straight, stopped, resumed = fresh(), fresh(), fresh()
+    run(straight, data)
+    run(stopped, data[:2])
+    resumed.load_state_dict(stopped.state_dict())
+    run(resumed, data[2:])
+    assert same(list(resumed.parameters), list(straight.parameters))
+    assert resumed.report().last.norm == straight.report().last.norm
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("undo", ["scratch", "copy", "redo"])
+def test_main_gradients_survive_an_out_of_memory_bit_for_bit(where, undo):
+    """The third micro-batch runs out; a layer of fp32 beside, so that both kinds are undone."""
+
+    def one(inject, sizes):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1).to(torch.bfloat16))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        acc = GradAccumulator(model, optimizer, main_grads=True, undo=undo, micro_batch_size=4)
+
+        def loss_fn(x):
+            out = inject(model[1](model[0](x).bfloat16()))
+            return out.float().square().sum(), len(x)
+
+        x = torch.randn(12, 8)
+        backoff = acc._back_off()
+        assert isinstance(backoff, BackOff)
+        report = backoff.step(x, loss_fn, sizes=sizes)
+        return acc, report
+
+    acc, report = one(Inject(**{where: {2}}), ())
+    assert len(report.retries) == 1
+    twin, right = one(Inject(), [4, 4, 2, 2])
+    assert same(list(acc.parameters), list(twin.parameters))
+    assert report.norm == right.norm
+    assert report.micro_batches == right.micro_batches == 4
+
+
+def test_main_gradients_of_step_are_those_of_a_loop():
+    data, accs = batches((4, 4, 2)), []
+    for _ in range(2):
+        torch.manual_seed(3)
+        model = halves()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        accs.append(GradAccumulator(model, optimizer, 3, main_grads=True, micro_batch_size=4))
+    run(accs[0], data)
+    report = accs[1].step(
+        torch.cat(data), lambda x: (loss_sum(accs[1].model, x.bfloat16()), len(x))
+    )
+    assert report.norm == accs[0].report().last.norm
+    assert same(list(accs[1].parameters), list(accs[0].parameters))
+
+
+def test_main_gradients_of_a_model_without_16_bits():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="main_grads=True.*only torch.float32: leave it out"):
+        GradAccumulator(model, optimizer, main_grads=True)
+
+
+# --- the optimizer in backward ---
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_in_backward_gives_the_same_bits(steps, kind):
+    model, data = net(), batches((4, 3, 5, 2, 6, 1))
+    twin = copy.deepcopy(model)
+    accs = [
+        GradAccumulator(one, kind(one.parameters(), lr=0.05), steps, in_backward=inside)
+        for one, inside in ((model, True), (twin, False))
+    ]
+    for acc in accs:
+        run(acc, data)
+    assert same(list(model.parameters()), list(twin.parameters()))
+    last = accs[0].report().last
+    assert last.applied == "in backward"
+    assert last.weight == accs[1].report().last.weight
+    assert math.isnan(last.norm)
+    assert (last.saved_bytes > 0) == (steps == 1)
+
+
+def test_a_partial_window_of_in_backward_steps_at_the_end():
+    model, data = net(), batches((4, 3))
+    optimizer = Recorder(model)
+    acc = GradAccumulator(model, optimizer, steps=3, in_backward=True)
+    run(acc, data)
+    acc.flush()
+    assert error(optimizer.seen[0], reference(model, data)) < 1e-6
+
+
+def test_in_backward_takes_one_backward_at_the_end():
+    model = net()
+    acc = GradAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1), in_backward=True)
+    with pytest.raises(RuntimeError, match="one backward"), acc.micro_batch():  # noqa: PT012
+        for _ in range(2):
+            acc.backward(loss_sum(model, torch.ones(2, 8)), weight=2)
+    acc.reset()
+    run(acc, batches((3,)))
+    assert acc.report().updates == 1
+
+
+def test_a_window_of_no_weight_is_refused_before_it_steps():
+    model = net()
+    acc = GradAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1), in_backward=True)
+    before = copy.deepcopy(everything(acc))
+
+    def call():
+        with acc.micro_batch():
+            acc.backward(loss_sum(model, torch.ones(2, 8)), weight=0)
+
+    with pytest.raises(ValueError, match="sum to 0"):
+        call()
+    found = everything(acc)
+    assert same({**found, "window": 0}, {**before, "window": 0})
+    assert acc.window.empty
+    run(acc, batches((3,)))
+    assert acc.report().updates == 1
+
+
+def test_what_in_backward_excludes():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for settings in ({"max_norm": 1.0}, {"precision": "fp16"}, {"clip": print}):
+        with pytest.raises(ValueError, match="in_backward=True steps each parameter"):
+            GradAccumulator(model, optimizer, in_backward=True, **settings)
+
+
+class Both(torch.optim.Optimizer):
+    """Two optimizers as one, as docs/guides/accumulation.md has it."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self.optimizers = optimizers
+        super().__init__([group for one in optimizers for group in one.param_groups], {})
+        self.param_groups = [group for one in optimizers for group in one.param_groups]
+
+    def step(self, closure=None):
+        for one in self.optimizers:
+            one.step()
+
+
+@pytest.mark.parametrize("how", ["loop", "step"])
+def test_two_optimizers_of_one_model_as_one(how):
+    def made():
+        torch.manual_seed(0)
+        model = net()
+        matrices = [p for p in model.parameters() if p.ndim == 2]
+        others = [p for p in model.parameters() if p.ndim != 2]
+        return model, torch.optim.Muon(matrices), torch.optim.AdamW(others, fused=True)
+
+    data = batches((4,) * 8)
+    model, *optimizers = made()
+    acc = GradAccumulator(model, Both(*optimizers), steps=4, micro_batch_size=4)
+    twin, *others = made()
+    for window in (data[:4], data[4:]):
+        if how == "step":
+            acc.step(torch.cat(window), lambda x: (loss_sum(model, x), len(x)))
+        else:
+            run(acc, window)
+        for x in window:
+            (loss_sum(twin, x) / 16).backward()
+        for one in others:
+            one.step()
+            one.zero_grad()
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))

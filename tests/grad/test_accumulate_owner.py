@@ -1,0 +1,246 @@
+"""An optimizer belongs to the newest accumulator; one that has ended leaves no hook anywhere."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import textwrap
+import weakref
+
+import pytest
+import torch
+
+from memtools import GradAccumulator
+from tests.grad.accumulatecases import Recorder, batches, error, loss_sum, net, reference
+
+
+def micro(acc, x):
+    with acc.micro_batch():
+        acc.backward(loss_sum(acc.model, x).float(), weight=len(x))
+
+
+def hooks(model, optimizer):
+    """All that a program could find of an accumulator."""
+    return [
+        *optimizer._optimizer_step_pre_hooks.values(),
+        *optimizer._optimizer_step_post_hooks.values(),
+        *[hook for p in model.parameters() for hook in (p._backward_hooks or {}).values()],
+        *[
+            hook
+            for p in model.parameters()
+            for hook in (p._post_accumulate_grad_hooks or {}).values()
+        ],
+        *[hook for module in model.modules() for hook in module._forward_hooks.values()],
+        *[hook for module in model.modules() for hook in module._forward_pre_hooks.values()],
+    ]
+
+
+SETTINGS = ({}, {"main_grads": True}, {"in_backward": True}, {"precision": "bf16"})
+
+
+def made(settings):
+    model = net().bfloat16() if "main_grads" in settings else net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, optimizer
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("how", ["close", "close in a window", "gone"])
+def test_an_accumulator_that_has_ended_leaves_no_hook(settings, how):
+    model, optimizer = made(settings)
+    acc = GradAccumulator(model, optimizer, steps=2, **settings)
+    dtype = model[0].weight.dtype
+    for x in batches((3, 4, 2) if how == "close in a window" else (3, 4)):
+        micro(acc, x.to(dtype))
+    assert hooks(model, optimizer)
+    if how == "gone":
+        gone = weakref.ref(acc)
+        del acc
+        assert gone() is None
+    else:
+        acc.close()
+        acc.close()
+    assert hooks(model, optimizer) == []
+    model.zero_grad()
+    loss_sum(model, torch.ones(2, 8, dtype=dtype)).backward()
+    optimizer.step()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_after_close_another_accumulator_is_right_with_main_gradients():
+    model, optimizer = made({"main_grads": True})
+    GradAccumulator(model, optimizer, main_grads=True).close()
+    acc = GradAccumulator(model, optimizer, main_grads=True)
+    micro(acc, torch.ones(2, 8).bfloat16())
+    assert acc.report().last.norm > 0
+
+
+def test_the_newest_accumulator_has_the_optimizer():
+    model, data = net(), batches((3, 4))
+    optimizer = Recorder(model)
+    older = GradAccumulator(model, optimizer, steps=2)
+    newer = GradAccumulator(model, optimizer, steps=2)
+    for call in (
+        lambda: micro(older, data[0]),
+        lambda: older.step(data[0], lambda x: (loss_sum(model, x), len(x))),
+        older.flush,
+        older.reset,
+        older.state_dict,
+        lambda: older.load_state_dict(newer.state_dict()),
+    ):
+        with pytest.raises(RuntimeError, match="has ended: a newer GradAccumulator has its opt"):
+            call()
+    older.close()
+    assert older.report().windows == 0
+    for x in data:
+        micro(newer, x)
+    assert error(optimizer.seen[0], reference(model, data)) < 1e-6
+    assert len(hooks(model, optimizer)) == 1
+
+
+def test_a_newer_one_may_come_in_the_middle_of_a_window(caplog):
+    model, data = net(), batches((3, 4, 5))
+    optimizer = Recorder(model)
+    older = GradAccumulator(model, optimizer, steps=2)
+    micro(older, data[0])
+    newer = GradAccumulator(model, optimizer, steps=2)
+    assert "1 micro-batch of weight 3 came to no update" in caplog.text
+    for x in data[1:]:
+        micro(newer, x)
+    assert error(optimizer.seen[0], reference(model, data[1:])) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"overlap": True}, {"main_grads": True, "overlap": True}, {"main_grads": True}],
+    ids=str,
+)
+def test_a_construction_that_failed_owns_nothing(settings, monkeypatch):
+    model = net().bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = GradAccumulator(model, optimizer, steps=2)
+    micro(first, torch.ones(2, 8).bfloat16())
+    if "overlap" not in settings:
+        monkeypatch.setattr("memtools.grad.accumulator.find_ranks", lambda *_: 1 / 0)
+    before = hooks(model, optimizer)
+    try:
+        GradAccumulator(model, optimizer, **settings)
+    except (ValueError, ZeroDivisionError):
+        assert hooks(model, optimizer) == before
+        micro(first, torch.ones(2, 8).bfloat16())  # the optimizer is still the first one's
+        assert first.report().windows == 1
+        monkeypatch.undo()
+        micro(GradAccumulator(model, optimizer), torch.ones(2, 8).bfloat16())
+    else:
+        pytest.fail("nothing was refused")
+
+
+def test_an_optimizer_that_wraps_another_and_that_one_have_one_owner():
+    model = net()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+
+        param_groups = property(lambda self: self.optimizer.param_groups)
+
+        def step(self, closure=None):
+            return self.optimizer.step(closure)
+
+    outer = GradAccumulator(model, Wrapper(inner))
+    micro(outer, torch.ones(2, 8))
+    assert outer.report().updates == 1
+    GradAccumulator(model, inner)
+    with pytest.raises(RuntimeError, match="has ended: a newer"):
+        micro(outer, torch.ones(2, 8))
+
+
+def test_close_in_a_micro_batch_leaves_it():
+    model = net()
+    acc = GradAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1), precision="bf16")
+    with acc.micro_batch():
+        acc.close()
+        assert not torch.is_autocast_enabled("cpu")
+    with pytest.raises(RuntimeError, match="it was closed"):
+        micro(acc, torch.ones(2, 8))
+
+
+# --- a window that is left ---
+
+
+@pytest.mark.parametrize("end", ["acc.close()", "del acc", "acc = None", "pass"])
+@pytest.mark.parametrize("strict", [(), ("-W", "error")], ids=["", "errors"])
+def test_a_window_that_is_left_is_said_once(end, strict):
+    code = f"""
+        import torch, memtools
+        model = torch.nn.Linear(4, 1)
+        acc = memtools.GradAccumulator(model, torch.optim.SGD(model.parameters()), steps=4)
+        for _ in range(11):
+            with acc.micro_batch():
+                acc.backward(model(torch.ones(2, 4)).sum(), weight=2)
+        {end}
+    """
+    done = subprocess.run(
+        [sys.executable, *strict, "-c", textwrap.dedent(code)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("3 micro-batches of weight 6 came to no update") == 1
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("way", ["close", "newer"])
+def test_a_window_that_is_left_is_said_at_the_programs_own_line(way, recwarn):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    acc = GradAccumulator(model, optimizer, steps=4)
+    micro(acc, torch.ones(2, 8))
+    if way == "close":
+        acc.close()
+    else:
+        GradAccumulator(model, optimizer, steps=4)
+    (said,) = recwarn.list
+    assert "came to no update" in str(said.message)
+    assert said.filename == __file__
+
+
+def test_a_window_that_an_exception_leaves_is_told_by_the_exception_alone():
+    code = """
+        import torch, memtools
+        model = torch.nn.Linear(4, 1)
+        acc = memtools.GradAccumulator(model, torch.optim.SGD(model.parameters()), steps=4)
+        with acc.micro_batch():
+            acc.backward(model(torch.ones(2, 4)).sum(), weight=2)
+        raise ValueError("of the loader")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith("ValueError: of the loader\n")
+
+
+def tear(acc):
+    with acc.micro_batch():
+        acc.backward(loss_sum(acc.model, torch.ones(2, 8)), weight=2)
+        raise KeyError("mine")
+
+
+@pytest.mark.parametrize("end", ["flush", "reset", "state_dict", "step", "torn"])
+def test_a_window_that_is_not_left_is_not_said(end, caplog):
+    model = net()
+    acc = GradAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=4)
+    for x in batches((3, 4)):
+        micro(acc, x)
+    if end == "step":
+        acc.reset()
+        acc.step(torch.ones(2, 8), lambda x: (loss_sum(model, x), len(x)))
+    elif end == "torn":
+        with pytest.raises(KeyError):
+            tear(acc)
+    else:
+        getattr(acc, end)()
+    del acc
+    gc.collect()
+    assert caplog.text == ""

@@ -1,0 +1,406 @@
+"""step(): the same gradient however it is cut, sizes over several windows, and their report."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import memtools
+from memtools.grad import backoff
+from memtools.grad.backoff import THRASHING
+from memtools.grad.sizes import FIRST_WAIT
+from tests.grad.backoffcases import batch, loss_of, made
+from tests.kit.oominject import Inject
+
+# A retry collects cycles: not among all that the other tests have imported.
+pytestmark = pytest.mark.usefixtures("frozen")
+
+
+class Kept:
+    """An optimizer's step that keeps what it was given."""
+
+    def __init__(self, acc):
+        self.gradients = []
+        optimizer = acc.optimizer
+        optimizer.step = lambda: self.gradients.append(
+            torch.cat([p.grad.flatten() for g in optimizer.param_groups for p in g["params"]])
+        )
+
+
+def linear(**settings):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return memtools.GradAccumulator(model, optimizer, **settings), model
+
+
+def reference(model, what, loss_fn):
+    """The full batch's gradient, in double precision."""
+    model.double()
+    loss, weight = loss_fn({k: v.double() for k, v in what.items()})
+    loss.backward()
+    grads = torch.cat([p.grad.flatten() / float(weight) for p in model.parameters()])
+    model.zero_grad()
+    model.float()
+    return grads
+
+
+@pytest.mark.parametrize("fails", [{}, {0}, {0, 2}, {0, 1, 2, 4}])
+@pytest.mark.parametrize("form", ["sum and weight", "mean of rows"])
+def test_the_gradient_is_the_full_batchs_however_it_was_cut(form, fails):
+    acc, model = linear()
+    what, inject, kept = batch(rows=13), Inject(forward=fails), Kept(acc)
+
+    def summed(micro):
+        error = (model(inject(micro["x"])) - micro["y"]).square().squeeze(1)
+        return (error * micro["n"]).sum(), micro["n"].sum()
+
+    def mean(micro):
+        return (model(inject(micro["x"])) - micro["y"]).square().mean()
+
+    loss_fn = summed if form == "sum and weight" else mean
+    report = acc.step(what, loss_fn)
+    inject.fails["forward"] = set()
+    exact = reference(model, what, summed if loss_fn is summed else lambda m: (mean(m), 1))
+    error = (kept.gradients[0].double() - exact).norm() / exact.norm()
+    assert error < 1e-6
+    assert report.weight == (what["n"].sum() if loss_fn is summed else 13)
+    assert len(report.retries) == len(fails)
+
+
+def test_a_batch_that_fits_is_one_micro_batch_and_as_if_written_by_hand():
+    acc, model = linear()
+    other, twin = linear()
+    for i in range(3):
+        what = batch(i)
+        acc.step(what, loss_of(model))
+        with other.micro_batch():
+            other.backward(*loss_of(twin)(what))
+    assert acc.report().micro_batches == 3
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True)
+    )
+
+
+def test_the_size_is_remembered_and_a_step_up_is_on_trial():
+    acc, model = made(size=16)
+    model.inject = Inject(forward={0, 5 + 4 * FIRST_WAIT})
+    counts = [acc.step(batch(i, 32), loss_of(model)).micro_batches for i in range(FIRST_WAIT + 3)]
+    assert counts == [4] * len(counts)
+    first, trial = acc.report().retries
+    assert (first.window, first.rows, first.next_rows, first.probing) == (0, 16, 8, False)
+    assert (trial.window, trial.rows, trial.probing) == (FIRST_WAIT + 1, 16, True)
+    assert acc.report().micro_batch_size == 8
+    assert acc._backoff.control.wait == 2 * FIRST_WAIT
+
+
+def test_the_report_says_the_rows_that_were_used():
+    acc, model = made()
+    assert acc.step(batch(rows=6), loss_of(model)).micro_batch_size == 6
+    model.inject = Inject(backward={0})
+    assert acc.step(batch(rows=8), loss_of(model)).micro_batch_size == 4
+    assert "Micro-batch: 4 rows" in str(acc.report())
+
+
+LINE = re.compile(
+    r"window 0, micro-batch 1 of 4 rows, backward: OutOfMemoryError: CUDA out of memory\. .*"
+    r"\(asked 2\.5 GiB\); restored random numbers, 3 buffers, gradients \((\w+)\)"
+    r"(, the window from its start)?; went on with 2 rows; \d+\.\d ms lost"
+)
+
+
+@pytest.mark.parametrize(
+    ("undo", "whole"), [("scratch", None), ("copy", None), ("redo", ", the window from its start")]
+)
+def test_each_retry_is_a_line_of_the_report(undo, whole):
+    acc, model = made(undo=undo, size=4)
+    model.inject = Inject(backward={1})
+    report = acc.step(batch(), loss_of(model))
+    (line,) = [str(one) for one in report.retries]
+    assert LINE.fullmatch(line).groups() == (undo, whole)
+    assert line in str(report)
+    assert line in str(acc.report())
+    assert report.as_dict()["retries"] == [line]
+    assert acc.step(batch(), loss_of(model)).retries == ()
+    assert len(acc.report().retries) == 1
+
+
+def graphs(rows: int, nodes: list[int]) -> list[dict[str, torch.Tensor]]:
+    make = torch.Generator().manual_seed(rows)
+    return [{"x": torch.randn(n, 6, generator=make)} for n in nodes]
+
+
+class Graphs:
+    """A batch that only its maker can cut, by a budget of nodes."""
+
+    def __init__(self, nodes):
+        self.nodes = nodes
+
+    @staticmethod
+    def split(whole, budget):
+        parts = [[]]
+        for n in whole.nodes:
+            if parts[-1] and sum(parts[-1]) + n > budget:
+                parts.append([])
+            parts[-1].append(n)
+        return [Graphs(part) for part in parts]
+
+
+def by_nodes(model, limit, tried):
+    def loss_fn(micro):
+        nodes = sum(micro.nodes)
+        tried.append(list(micro.nodes))
+        if nodes > limit:
+            raise MemoryError
+        return model(torch.ones(nodes, 6)).sum(), nodes
+
+    return loss_fn
+
+
+def test_a_users_function_cuts_what_only_it_knows():
+    acc, model = linear(micro_batch_size=40)
+    tried = []
+    report = acc.step(Graphs([10, 20, 10, 30, 5]), by_nodes(model, 30, tried), Graphs.split)
+    assert tried == [[10, 20, 10], [10], [20], [10], [30], [5]]
+    assert (report.weight, report.micro_batch_size) == (75, 20)
+    assert acc._backoff.control.size == 20
+    assert [(r.rows, r.next_rows) for r in report.retries] == [(40, 20)]
+
+
+def test_a_whole_batch_of_the_users_is_tried_first_and_cut_by_its_parts():
+    acc, model = linear()
+    tried = []
+    report = acc.step(Graphs([1, 1, 1, 1, 1]), by_nodes(model, 3, tried), Graphs.split)
+    assert [len(one) for one in tried] == [5, 3, 2]
+    assert [(r.rows, r.next_rows) for r in report.retries] == [(None, 3)]
+    assert "micro-batch 0 of the whole batch, forward: MemoryError; restored" in str(report)
+
+
+def test_one_part_that_cannot_be_cut_raises():
+    acc, model = linear(micro_batch_size=1000)
+    with pytest.raises(MemoryError) as caught:
+        acc.step(Graphs([500, 7]), by_nodes(model, 400, []), Graphs.split)
+    assert "nothing smaller can be tried" in caught.value.__notes__[0]
+    assert "of 500 rows, forward: MemoryError; restored" in caught.value.__notes__[-1]
+
+
+@pytest.mark.parametrize("undo", ["scratch", "copy", "redo"])
+def test_a_window_of_a_users_parts_is_cut_the_same_when_it_runs_again(undo):
+    acc, model = linear(micro_batch_size=20, undo=undo)
+    inject, tried = Inject(backward={1}), []
+
+    def loss_fn(micro):
+        tried.append(list(micro.nodes))
+        return inject(model(torch.ones(sum(micro.nodes), 6))).sum(), sum(micro.nodes)
+
+    acc.step(Graphs([10, 10, 10, 10]), loss_fn, Graphs.split)
+    again = [[10, 10]] if undo == "redo" else []
+    assert tried == [[10, 10], [10, 10], *again, [10], [10]]
+
+
+def test_an_allocator_that_empties_its_cache_again_and_again_lowers_the_size(monkeypatch):
+    flushes = iter(range(1000))
+    monkeypatch.setattr(backoff, "_allocator_flushes", lambda: next(flushes))
+    acc, model = made(size=16)
+    counts = [acc.step(batch(i), loss_of(model)).micro_batches for i in range(THRASHING + 1)]
+    assert counts == [1] * THRASHING + [2]
+    (retry,) = acc.report().retries
+    assert (retry.phase, retry.rows, retry.next_rows) == ("allocator", 16, 8)
+    assert "its cache was emptied once in this window" in str(retry)
+
+
+def test_an_allocator_that_did_so_now_and_then_changes_nothing(monkeypatch):
+    flushes = iter([0, 5, 5, 5, 5, 9, 9, 10, 10, 10])
+    monkeypatch.setattr(backoff, "_allocator_flushes", lambda: next(flushes))
+    acc, model = made(size=16)
+    assert [acc.step(batch(i), loss_of(model)).micro_batches for i in range(5)] == [1] * 5
+
+
+def test_flushes_are_read_of_all_devices_once_torch_uses_them(monkeypatch):
+    assert backoff._allocator_flushes() == 0
+    monkeypatch.setattr(backoff, "initialised", lambda torch: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(
+        torch.cuda, "memory_stats_as_nested_dict", lambda i: {"num_alloc_retries": 3 + i}
+    )
+    assert backoff._allocator_flushes() == 7
+
+
+def pairs(rows: int, width: int = 6) -> list[torch.Tensor]:
+    """As TensorDataset(x, y) comes out of a DataLoader: a list of two tensors of one kind."""
+    make = torch.Generator().manual_seed(rows)
+    return [torch.randn(rows, width, generator=make), torch.randn(rows, 1, generator=make)]
+
+
+TAKES = {
+    "unpacked": lambda micro: (lambda a, b: (a, b))(*(one for one in micro)),
+    "tuple assignment": lambda micro: _two(micro),
+    "by index": lambda micro: (micro[0], micro[1]),
+}
+
+
+def _two(micro):
+    a, b = micro
+    return a, b
+
+
+@pytest.mark.parametrize("undo", ["scratch", "copy", "redo"])
+@pytest.mark.parametrize("takes", TAKES)
+def test_a_list_of_two_columns_is_cut_along_its_rows(takes, undo):
+    acc, model = linear(undo=undo)
+    inject, kept, tried = Inject(forward={0}), Kept(acc), []
+
+    def loss_fn(micro):
+        a, b = TAKES[takes](micro)
+        tried.append(len(a))
+        return (model(inject(a)) - b).square().mean()
+
+    what = pairs(13)
+    report = acc.step(what, loss_fn)
+    assert tried == [13, 7, 6]
+    assert (report.micro_batch_size, report.weight) == (7, 13)
+    model.zero_grad()
+    (model(what[0]) - what[1]).square().mean().backward()
+    want = torch.cat([p.grad.flatten() for p in model.parameters()])
+    torch.testing.assert_close(kept.gradients[0], want)
+    model.zero_grad()
+    inject.fails["forward"] = set()
+    del tried[:]
+    acc.step(pairs(20), loss_fn)
+    assert tried == [7, 7, 6]
+
+
+@pytest.mark.parametrize("lengths", [[6, 6, 6, 6], [6, 5, 6, 6]])
+def test_a_list_of_samples_is_cut_by_samples_whatever_their_lengths(lengths):
+    """Known from a batch before; equal lengths in the first batch may be columns."""
+    acc, model = linear()
+    inject, tried = Inject(), []
+
+    def loss_fn(micro):
+        tried.append([len(one) for one in micro])
+        inject(torch.zeros(1))
+        return sum(model(one).square().sum() for one in micro), sum(map(len, micro))
+
+    if len(set(lengths)) == 1:
+        with pytest.raises(ValueError, match=r"4 rows or 4 columns of 6 rows.*derived from list"):
+            acc.step([torch.randn(n, 6) for n in lengths], loss_fn)
+        assert tried == []
+    acc.step([torch.randn(n, 6) for n in (3, 4, 5)], loss_fn)
+    inject.fails["forward"] = {1}
+    acc.step([torch.randn(n, 6) for n in lengths], loss_fn)
+    assert tried == [[3, 4, 5], lengths, lengths[:2], lengths[2:]]
+
+
+@pytest.mark.parametrize("undo", ["scratch", "copy", "redo"])
+def test_the_last_batch_of_a_loader_with_two_views_has_the_whole_batchs_gradient(undo):
+    """Two rows of two views: the first micro-batch is the first row of both, with its label."""
+    acc, model = linear(undo=undo)
+    kept, tried = Kept(acc), []
+    data = [((torch.randn(6), torch.randn(6)), torch.tensor(float(i))) for i in range(10)]
+
+    def loss_fn(micro):
+        (first, second), labels = micro
+        tried.append((len(first), len(second), len(labels)))
+        out = torch.cat([model(first), model(second)], 1).mean(1)
+        return (out - labels).square().sum(), len(labels)
+
+    inject = Inject(forward={1})
+    model.register_forward_hook(lambda module, args, out: inject(out))
+    for one in torch.utils.data.DataLoader(data, batch_size=8):
+        acc.step(one, loss_fn)
+    assert tried == [(8, 8, 8), (4, 4, 4), (4, 4, 4), (2, 2, 2)]
+    acc._backoff.control.size = 1
+    batch = torch.utils.data.default_collate(data[8:])
+    acc.step(batch, loss_fn)
+    assert tried[4:] == [(1, 1, 1), (1, 1, 1)]
+    torch.testing.assert_close(kept.gradients[-1], kept.gradients[-2])
+
+
+def test_a_loader_of_four_columns_is_refused_before_anything_ran_out():
+    """A replay buffer: state, action, reward and the next state."""
+    data = torch.utils.data.TensorDataset(*[torch.rand(32, n) for n in (6, 2, 1, 6)])
+    (batch,) = torch.utils.data.DataLoader(data, batch_size=32)
+    acc, model = linear(micro_batch_size=8)
+    tried = []
+
+    def loss_fn(micro):
+        state, _, reward, _ = micro
+        tried.append(len(state))
+        return (model(state) - reward).square().sum(), len(state)
+
+    with pytest.raises(ValueError, match=r"4 rows or 4 columns of 32 rows.*as tuple\(batch\)"):
+        acc.step(batch, loss_fn)
+    assert tried == []
+    acc.step(tuple(batch), loss_fn)
+    assert tried == [8, 8, 8, 8]
+
+
+def test_a_micro_batch_size_is_that_of_the_columns_rows():
+    """Both are of one type, as tokens and labels are, and both are there in each micro-batch."""
+    acc, model = linear(micro_batch_size=8)
+    tokens, tried = torch.arange(32 * 6).reshape(32, 6), []
+
+    def loss_fn(micro):
+        assert torch.equal(micro[-1], -micro[0])
+        tried.append(len(micro[0]))
+        return model(micro[0] / 100).square().mean()
+
+    report = acc.step([tokens, -tokens], loss_fn)
+    assert tried == [8, 8, 8, 8]
+    assert (report.weight, report.micro_batch_size) == (32, 8)
+
+
+def test_a_list_of_one_tensor_is_cut_along_its_rows():
+    acc, model = linear()
+    inject, tried = Inject(forward={0}), []
+
+    def loss_fn(micro):
+        (a,) = micro
+        tried.append(len(a))
+        return model(inject(a)).square().mean()
+
+    report = acc.step([torch.randn(13, 6)], loss_fn)
+    assert tried == [13, 7, 6]
+    assert report.weight == 13
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+def test_all_ranks_cut_columns_alike_whichever_ran_out_of_memory(columns, monkeypatch):
+    """Each rank's part of the answers of a world of two, one after the other."""
+    seen = {}
+    for rank in (0, 1):
+        acc, model = linear()
+        monkeypatch.setattr(acc.ranks, "world", 2)
+        answers = iter(["", "", ""] if rank == 0 else ["rank 0: MemoryError", "", ""])
+        monkeypatch.setattr(acc.ranks, "agree", lambda failed, answers=answers: next(answers))
+        inject, tried = Inject(forward={0} if rank == 0 else set()), []
+
+        def loss_fn(micro, model=model, inject=inject, tried=tried):
+            assert len(micro) == columns
+            tried.append([len(one) for one in micro])
+            return inject(model(micro[0])).square().sum(), len(micro[-1])
+
+        report = acc.step([torch.randn(12, 6)] * columns, loss_fn)
+        seen[rank] = tried, report.weight, [one.next_rows for one in report.retries]
+    assert seen[0] == seen[1] == ([[n] * columns for n in (12, 6, 6)], 12, [6])
+
+
+@pytest.mark.parametrize("split", [None, Graphs.split])
+def test_a_loss_of_unknown_weight_is_refused_before_anything_ran_out(split):
+    """A mean over what a user's function cut would weigh each part alike."""
+    acc, model = linear()
+    before = [p.tolist() for p in model.parameters()]
+
+    def loss_fn(micro):
+        loss = model(torch.ones(4, 6)).mean()
+        if split is not None:
+            return loss
+        return acc.backward(loss)
+
+    with pytest.raises(ValueError, match=r"loss_fn returns \(loss_sum, weight\)"):
+        acc.step(Graphs([1, 3]) if split else torch.ones(4, 6), loss_fn, split)
+    assert before == [p.tolist() for p in model.parameters()]
+    assert all(p.grad is None for p in model.parameters())
+    assert acc.window.empty

@@ -1,0 +1,195 @@
+"""memtools._core.GradSet in use: threads, refusals that change nothing, and its life."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+
+import pytest
+import torch
+
+from memtools import _core
+from tests.grad.test_set import random_gradient, with_gradient
+
+ONES = [torch.ones(4), torch.ones(3, 2)]
+
+
+@pytest.fixture
+def parameters() -> list[torch.nn.Parameter]:
+    return [with_gradient(ones.clone()) for ones in ONES]
+
+
+def several_kinds() -> list[torch.nn.Parameter]:
+    sizes = [(400_000, torch.float32), (3, torch.float32), (500_001, torch.bfloat16)]
+    return [
+        with_gradient(random_gradient(n, dtype=dtype, seed=i)) for i, (n, dtype) in enumerate(sizes)
+    ]
+
+
+def test_any_number_of_threads_gives_the_same_bits():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        gradient_set = _core.GradSet(several_kinds())
+        into = [torch.zeros(len(p)) for p in gradient_set.parameters]
+        sums = {gradient_set.measure(threads) for threads in (0, 1, 2, 3, 4, 99)}
+        totals = {
+            gradient_set.add_to(into, first=True, measure=True, threads=threads)
+            for threads in (0, 1, 3)
+        }
+        assert len(sums) == len(totals) == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_several_threads_multiply_every_element_once():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        parameters = several_kinds()
+        expected = [(p.grad.float() * 0.7).to(p.dtype) for p in parameters]
+        assert _core.GradSet(parameters).multiply(0.7) == ()
+        for parameter, product in zip(parameters, expected, strict=True):
+            assert torch.equal(parameter.grad, product)
+    finally:
+        torch.set_num_threads(before)
+
+
+class Telling(torch.Tensor):
+    """Its gradient is what `tell` returns."""
+
+    @property
+    def grad(self):
+        return self.tell()
+
+
+def test_a_gradient_that_nobody_else_holds_lasts_until_the_pass_is_over(without_shim):
+    tensors = [torch.ones(100_000).as_subclass(Telling) for _ in range(3)]
+    for tensor in tensors:
+        tensor.tell = lambda: torch.full((100_000,), 2.0)
+    with without_shim():
+        for _ in range(3):
+            assert _core.GradSet(tensors).measure().sum_squares == 3 * 100_000 * 4
+
+
+def test_a_call_in_the_middle_of_a_call_is_refused(without_shim):
+    tensor = torch.ones(3).as_subclass(Telling)
+    gradient_set = _core.GradSet([tensor])
+    tensor.tell = gradient_set.measure
+    with without_shim():
+        for call in (gradient_set.measure, lambda: gradient_set.multiply(2)):
+            with pytest.raises(RuntimeError, match="another thread is in a call"):
+                call()
+        tensor.tell = lambda: torch.ones(3)
+        assert gradient_set.measure().sum_squares == 3
+
+
+def test_an_error_of_a_gradient_is_passed_on(without_shim, parameters):
+    tensor = torch.ones(3).as_subclass(Telling)
+    gradient_set = _core.GradSet([*parameters, tensor])
+
+    def tell() -> None:
+        raise KeyError("mine")
+
+    tensor.tell = tell
+    with without_shim():
+        with pytest.raises(KeyError, match="mine"):
+            gradient_set.multiply(2)
+        assert [torch.equal(p.grad, x) for p, x in zip(parameters, ONES, strict=True)] == [True] * 2
+        tensor.tell = lambda: None
+        assert gradient_set.measure().sum_squares == 10
+
+
+def test_writing_fails_before_anything_is_written(without_shim, parameters, monkeypatch):
+    def written(tensors: list[torch.Tensor]) -> None:
+        raise OSError(f"{len(tensors)} tensors")
+
+    monkeypatch.setattr("memtools._base.torch.written", written)
+    gradient_set = _core.GradSet(parameters)
+    into = [torch.zeros_like(ones) for ones in ONES]
+    with without_shim():
+        with pytest.raises(OSError, match="2 tensors"):
+            gradient_set.multiply(2)
+        with pytest.raises(OSError, match="2 tensors"):
+            gradient_set.add_to(into)
+    assert [p.grad.sum() for p in parameters] == [4, 6]
+    assert not any(map(torch.any, into))
+
+
+REFUSED = {
+    "negative threads": (lambda s, into: s.measure(-1), ValueError, "threads=-1; give 1 or more"),
+    "threads of multiply": (lambda s, into: s.multiply(2, threads=-2), ValueError, "threads=-2"),
+    "negative limit": (lambda s, into: s.multiply(2, -1.0), ValueError, "0 or more"),
+    "limit of NaN": (lambda s, into: s.multiply(2, math.nan), ValueError, "0 or more"),
+    "no factor": (lambda s, into: s.multiply(), TypeError, "multiply"),
+    "factor of text": (lambda s, into: s.multiply("2"), TypeError, "real number"),
+    "too few": (lambda s, into: s.add_to(into[:1]), ValueError, "1 tensors for 2 parameters"),
+    "no tensor": (lambda s, into: s.add_to([into[0], None]), TypeError, r"into\[1\] is a torch"),
+    "no sequence": (lambda s, into: s.add_to(5), TypeError, "iterable"),
+    "float64": (
+        lambda s, into: s.add_to([into[0], into[1].double()]),
+        ValueError,
+        r"into\[1\] is not float32",
+    ),
+    "other shape": (
+        lambda s, into: s.add_to([into[0], into[1].view(2, 3)]),
+        ValueError,
+        r"into\[1\] has not the shape and strides",
+    ),
+    "other order": (
+        lambda s, into: s.add_to([into[0], into[1].view(2, 3).t()]),
+        ValueError,
+        r"into\[1\] has not the shape and strides",
+    ),
+    "gaps": (
+        lambda s, into: s.add_to([into[0], torch.zeros(3, 4)[:, ::2]]),
+        ValueError,
+        r"into\[1\] is no dense tensor on the CPU",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_is_refused_and_changes_nothing(name, parameters, either_way):
+    call, error, text = REFUSED[name]
+    gradient_set = _core.GradSet(parameters)
+    into = [torch.zeros_like(ones) for ones in ONES]
+    with pytest.raises(error, match=text):
+        call(gradient_set, into)
+    for parameter, total, ones in zip(parameters, into, ONES, strict=True):
+        assert torch.equal(parameter.grad, ones)
+        assert not total.any()
+        assert parameter.grad._version == total._version == 0
+    assert gradient_set.measure().sum_squares == 10
+
+
+def test_one_buffer_for_two_gradients_is_refused():
+    gradient_set = _core.GradSet([with_gradient(torch.ones(3)) for _ in range(3)])
+    into = [torch.zeros(3), torch.zeros(3)]
+    with pytest.raises(ValueError, match=r"into\[0\] and into\[2\] are the same memory"):
+        gradient_set.add_to([*into, into[0]])
+    assert not any(map(torch.any, into))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "error", "text"),
+    [
+        ([1], TypeError, r"parameters\[0\] is a torch.Tensor, got int"),
+        (None, TypeError, "not iterable"),
+        ([ONES[0], ONES[1], ONES[0]], ValueError, "1 of 3 parameters are given more than once"),
+    ],
+)
+def test_parameters_that_are_none(parameters, error, text):
+    with pytest.raises(error, match=text):
+        _core.GradSet(parameters)
+
+
+def test_is_collected_with_the_cycle_it_is_in():
+    parameter = with_gradient(torch.ones(3))
+    parameter.mine = _core.GradSet([parameter])
+    parameter.mine.measure()
+    gone = weakref.ref(parameter)
+    del parameter
+    gc.collect()
+    assert gone() is None

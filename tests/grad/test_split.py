@@ -1,0 +1,685 @@
+"""Batches cut into micro-batches: every kind of part, and what cannot be cut."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import pathlib
+import re
+import types
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memtools
+from memtools.grad import split
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    x: torch.Tensor
+    ids: list[str]
+    rate: float = 0.5
+    made: bool = dataclasses.field(default=True, init=False)
+
+
+class Registered:
+    """Of no kind that the splitter knows."""
+
+    def __init__(self, a: Any, b: Any) -> None:
+        self.a, self.b = a, b
+
+    def __iter__(self) -> Any:
+        return iter((self.a, self.b))
+
+
+torch.utils._pytree.register_pytree_node(
+    Registered, lambda one: ([one.a, one.b], None), lambda parts, _: Registered(*parts)
+)
+
+
+def x(count: int = 6, *more: int) -> torch.Tensor:
+    return torch.arange(count * max(1, int(np.prod(more)))).reshape(count, *more)
+
+
+def rows(batch: Any) -> int:
+    return split.read(batch).rows
+
+
+def cut(batch: Any, size: int, known: Any = None) -> list[Any]:
+    found = split.read(batch, known)
+    count = found.rows
+    return [found.take(batch, at, min(at + size, count)) for at in range(0, count, size)]
+
+
+CASES = {
+    "tensor": x(6, 3),
+    "array": np.arange(12).reshape(6, 2),
+    "collated list": [x(6, 3), x(6)],
+    "collated pair with a dict": [{"a": x(6, 2), "b": x(6)}, x(6)],
+    "collated nested list": [[x(6, 2), x(6)], x(6)],
+    "tuple": (x(6), x(6, 2)),
+    "dict": {"a": x(6), "names": list("abcdef"), "rate": 0.5, "none": None, "text": "t"},
+    "default dict": collections.defaultdict(list, a=x(6)),
+    "user dict": collections.UserDict(a=x(6), b=1),
+    "named tuple": Pair(x(6), "n"),
+    "dataclass": Sample(x(6), list("abcdef")),
+    "nested": {"a": (x(6), {"b": [x(6), x(6, 2)]}), "c": torch.tensor(3.0)},
+    "examples": [f"text {i}" for i in range(6)],
+    "examples of dicts": [{"img": x(3, 2), "label": i} for i in range(6)],
+    "examples of unequal tensors": [x(i + 1) for i in range(6)],
+    "images beside targets": (x(6, 3), [{"boxes": x(i, 4)} for i in range(6)]),
+    "texts in a tuple": (x(6), tuple("abcdef"), (224, 224)),
+    "0-d examples": [torch.tensor(i) for i in range(6)],
+    "dtype and device": {"a": x(6), "d": torch.float32, "e": torch.device("cpu")},
+    "samples of one length, beside their labels": ([x(10, 8)] * 6, x(6)),
+    "images of several sizes, beside their labels": ([x(3, 4 + i, 5) for i in range(6)], x(6)),
+    "images of several sizes and channels": [x(i % 2 + 3, 4 + i, 5) for i in range(6)],
+    "lists of samples in a dict": {"a": [x(10)] * 6, "b": [x(3, 2)] * 6},
+    "samples of one length in a nested dict": {"in": {"a": [x(10)] * 6}, "y": x(6)},
+    "tuples of samples": (
+        tuple(x(3, i + 1) for i in range(6)),
+        tuple({"boxes": x(i, 4)} for i in range(6)),
+    ),
+    "pairs": [(x(4), x(1)) for _ in range(6)],
+    "columns of one kind, of which there are others": [[x(6), x(6)], {"y": x(6)}],
+    "columns of samples": [[x(3, i + 1) for i in range(6)], [{"i": i} for i in range(6)]],
+    "columns of samples in tuples": [
+        tuple(x(3, 2) for i in range(6)),
+        tuple({"boxes": x(i, 4)} for i in range(6)),
+    ],
+    "texts in tuples": (tuple("abcdef"), tuple("ghijkl")),
+    "a model's output": transformers.tokenization_utils_base.BatchEncoding(
+        {"ids": x(6, 3), "mask": x(6, 3)}
+    ),
+    "a type of the user's that pytree knows": Registered(x(6), x(6, 2)),
+    "objects of the user's, one a row": [types.SimpleNamespace(i=i) for i in range(6)],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_batch_has_six_rows(name):
+    assert rows(CASES[name]) == 6
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_whole_batch_is_passed_as_it_is(name):
+    assert split.read(CASES[name]).take(CASES[name], 0, 6) is CASES[name]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 5])
+@pytest.mark.parametrize("name", CASES)
+def test_parts_have_the_batchs_form_and_their_share_of_rows(name, size):
+    parts = cut(CASES[name], size)
+    sizes = [size] * (6 // size) + [6 % size] * (6 % size > 0)
+    assert [_rows_of(name, part) for part in parts] == sizes
+    assert all(type(part) is type(CASES[name]) for part in parts)
+
+
+def _rows_of(name: str, part: Any) -> int:
+    if name.startswith("columns of samples"):
+        return len(part[1])
+    if isinstance(part, list) and not name.startswith(("collated", "columns")):
+        return len(part)
+    if name.startswith(("tuples", "texts in tuples")):
+        return len(part[0])
+    if name.endswith("beside their labels"):
+        return len(part[1])
+    if name.endswith("in a dict"):
+        return len(part["a"])
+    if name.endswith("in a nested dict"):
+        return len(part["y"])
+    return next(_lens(part))
+
+
+def _lens(node: Any) -> Any:
+    if isinstance(node, (torch.Tensor, np.ndarray)) and node.ndim:
+        yield len(node)
+    elif isinstance(node, (dict, collections.UserDict)):
+        for value in node.values():
+            yield from _lens(value)
+    elif dataclasses.is_dataclass(node):
+        yield len(node.x)
+    elif isinstance(node, (list, tuple, Registered)):
+        for value in node:
+            yield from _lens(value)
+
+
+def test_rows_stay_together_and_the_rest_is_repeated():
+    batch = {"a": x(6, 2), "names": list("abcdef"), "rate": 0.5, "s": torch.tensor(7)}
+    first, second = cut(batch, 4)
+    assert torch.equal(second["a"], batch["a"][4:])
+    assert (first["names"], second["names"]) == (list("abcd"), list("ef"))
+    assert second["rate"] == 0.5
+    assert second["s"] is batch["s"]
+
+
+def test_tensors_are_cut_as_views():
+    batch = (x(6, 3), x(6))
+    assert cut(batch, 4)[1][0].untyped_storage().data_ptr() == (
+        batch[0].untyped_storage().data_ptr()
+    )
+
+
+def test_containers_keep_what_they_have_beside_their_items():
+    made = cut(CASES["default dict"], 4)[1]
+    assert made.default_factory is list
+    frozen = cut(CASES["dataclass"], 4)[1]
+    assert (frozen.rate, frozen.made, frozen.ids) == (0.5, True, ["e", "f"])
+    assert cut(CASES["named tuple"], 4)[1].name == "n"
+    assert cut(CASES["texts in a tuple"], 4)[1][1:] == (("e", "f"), (224, 224))
+
+
+def test_cutting_changes_nothing_in_the_batch():
+    batch = {"a": [x(6), x(6)], "names": list("abcdef")}
+    cut(batch, 1)
+    assert [len(one) for one in batch["a"]] == [6, 6]
+    assert len(batch["names"]) == 6
+
+
+class Samples(list):
+    """What a user's collate returns to say that its items are samples."""
+
+
+def ids(count: int = 32) -> torch.Tensor:
+    return torch.arange(count * 7).reshape(count, 7)
+
+
+COLLATED = {
+    "one tensor": [ids()],
+    "tokens and labels of one type": [ids(), ids()],
+    "three of one type": [ids(), ids(), ids()],
+    "two of one type and several widths": [torch.zeros(32, 16), torch.zeros(32, 3)],
+    "arrays": [np.zeros((32, 2)), np.zeros((32, 2))],
+}
+
+
+@pytest.mark.parametrize("name", COLLATED)
+def test_what_the_usual_collate_makes_is_columns(name):
+    batch = COLLATED[name]
+    assert rows(batch) == 32
+    parts = cut(batch, 12)
+    assert [[len(one) for one in part] for part in parts] == [
+        [size] * len(batch) for size in (12, 12, 8)
+    ]
+    assert all(type(part) is list for part in parts)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_a_loaders_batch_has_the_rows_of_its_tensors_whatever_their_number(columns, count):
+    """A last batch may have as many rows as there are columns."""
+    dataset = torch.utils.data.TensorDataset(*[ids(count)] * columns)
+    (batch,) = torch.utils.data.DataLoader(dataset, batch_size=count)
+    assert type(batch) is list
+    assert rows(batch) == count
+    assert [[len(one) for one in part] for part in cut(batch, 1)] == [[1] * columns] * count
+
+
+@pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        ([x(6, 8), x(5, 8)], 2),
+        ([x(6), x(5), x(6)], 3),
+        ([torch.tensor(1.0)], 1),
+        ([torch.tensor(1.0), torch.tensor(2.0)], 2),
+        (Samples([x(10, 8)]), 1),
+        (Samples([x(10, 8)] * 2), 2),
+        (["a", "b"], 2),
+    ],
+    ids=lambda one: "" if isinstance(one, int) else f"{type(one).__name__} of {len(one)}",
+)
+def test_a_short_list_of_what_has_no_rows_in_common_is_samples(batch, count):
+    assert rows(batch) == count
+    assert [len(part) for part in cut(batch, 1)] == [1] * count
+
+
+REFUSED = {
+    "four tensors of equal lengths": [x(32, 3)] * 4,
+    "samples of one length": [x(10, 8)] * 6,
+    "as many as they are long": [x(6, 8)] * 6,
+    "two views in a batch of two": [[x(2, 8), x(2, 8)], x(2)],
+    "two views in a tuple in a batch of two": ((x(2, 8), x(2, 8)), x(2)),
+    "two views alone": {"views": [x(32, 8), x(32, 8)]},
+    "three images of three channels": (
+        tuple(x(3, i + 1, 5) for i in range(3)),
+        tuple({"boxes": x(i, 4)} for i in range(3)),
+    ),
+    "pairs of pairs": [[x(8, 2), x(8, 2)], [x(8, 2), x(8, 2)]],
+    "columns that are not joined": [[[x(7), x(8)], (1, 2)], x(2)],
+    "numbers in lists": {"boxes": [[1, 2], [5, 6]], "y": x(2)},
+    "pairs of dicts": [{"ids": x(8, 2)}, {"ids": x(8, 2)}],
+    "pairs of texts": [("a",) * 8, ("b",) * 8],
+    "texts beside fewer texts": {"task": ("glue",), "text": ("a", "b", "c", "d")},
+    "a text beside two": (("a",), ("b", "c")),
+    "numbers in a tuple": (x(4, 2), (1, 2, 3, 4)),
+    "0-d tensors in a tuple": (x(4, 2), tuple(torch.tensor(i) for i in range(4))),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_can_be_samples_or_columns_is_refused_with_the_remedy(name):
+    with pytest.raises(ValueError, match="can be .* rows or .*, and nothing tells which") as caught:
+        rows(REFUSED[name])
+    told = str(caught.value)
+    assert re.search(r"as (tuple\(batch\)|a dict or named tuple|a list|a class)", told)
+    assert "split=, a function of (batch, size)" in told
+
+
+@pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        ((x(32, 3), x(32, 3), x(32, 3), x(32, 3)), 32),
+        (tuple([x(4, 3)] * 4), 4),
+        (Samples([x(32, 3)] * 4), 4),
+        ([{"a": x(2, 8), "b": x(2, 8)}, x(2)], 2),
+        ([Samples([x(2, 8), x(2, 8)]), x(2)], 2),
+        ((Samples(x(3, i + 1) for i in range(3)), Samples([{"boxes": x(3)}] * 3)), 3),
+        ((x(4, 2), [1, 2, 3, 4]), 4),
+    ],
+)
+def test_the_remedies_are_read(batch, count):
+    assert rows(batch) == count
+    assert len(cut(batch, 1)) == count
+
+
+def test_a_class_of_the_users_is_samples_whatever_their_number():
+    """Not columns where the batch has another number of rows."""
+    with pytest.raises(ValueError, match=r"batch\[0\] has 2, batch\[1\] has 8"):
+        rows([Samples([x(8), x(8)]), x(8)])
+
+
+def views(count: int) -> list[Any]:
+    return [[x(count, 8), x(count, 8)], x(count)]
+
+
+def samples(*lengths: int) -> list[Any]:
+    return [x(length, 8) for length in lengths]
+
+
+@pytest.mark.parametrize(
+    ("before", "batch", "sizes"),
+    [
+        (views(8), views(2), [[[1, 1], 1]] * 2),
+        (samples(5, 4, 3), samples(5, 5, 5, 5), [[5]] * 4),
+        (samples(5, 4, 3), samples(3, 3, 3), [[3]] * 3),
+        (samples(5, 4, 3), samples(2, 2), [[2]] * 2),
+        (samples(5, 4, 3), samples(5), [[5]]),
+        ((samples(5, 4, 3), x(3)), (samples(2, 2), x(2)), [([2], 1)] * 2),
+        ((x(8), (7, 7)), (x(2), (7, 7)), [(1, (7, 7))] * 2),
+        ((x(8), [[7, 7]] * 8), (x(2), [[7, 7]] * 2), [(1, [[7, 7]])] * 2),
+    ],
+)
+def test_a_batch_is_read_as_those_before_it(before, batch, sizes):
+    known: dict[str, set[str]] = {}
+    split.read(before, known)
+    assert [_sizes_of(part) for part in cut(batch, 1, known)] == sizes
+
+
+def _sizes_of(part: Any) -> Any:
+    if isinstance(part, (list, tuple)):
+        return type(part)(map(_sizes_of, part))
+    return len(part) if isinstance(part, torch.Tensor) else part
+
+
+def test_what_was_read_in_both_ways_tells_nothing():
+    known: dict[str, set[str]] = {}
+    split.read((samples(5, 4, 3), x(3)), known)
+    split.read((samples(8, 8), x(8)), known)
+    with pytest.raises(ValueError, match="nothing tells which"):
+        split.read((samples(2, 2), x(2)), known)
+
+
+def test_a_guess_is_not_taken_for_known():
+    known: dict[str, set[str]] = {}
+    split.read(samples(5, 5), known)
+    assert known == {}
+    split.read([{"x": x(2), "label": 1}] * 2, known)
+    assert known == {}
+
+
+def test_each_loss_function_has_batches_of_its_own_form():
+    readings = split.Readings()
+
+    def first(micro):
+        return micro
+
+    def made():
+        return lambda micro: micro
+
+    assert readings.of(made()) is readings.of(made())
+    assert readings.of(first) is not readings.of(made())
+    split.read(views(8), readings.of(first))
+    assert split.read(views(2), readings.of(first)).rows == 2
+    with pytest.raises(ValueError, match="nothing tells which"):
+        split.read(views(2), readings.of(made()))
+
+
+def test_keys_that_change_with_each_batch_are_not_kept_for_ever():
+    known: dict[str, set[str]] = {}
+    for i in range(600):
+        split.read({"y": x(3), f"sample {i}": samples(5, 4, 3)}, known)
+    assert len(known) == 256
+
+
+def _asked(batch: Any, patch: pytest.MonkeyPatch) -> int:
+    """How many nodes the reading of a batch looks at."""
+    seen, is_array = [0], split._is_array
+
+    def counting(node: Any) -> bool:
+        seen[0] += 1
+        return is_array(node)
+
+    with patch.context() as patched:
+        patched.setattr(split, "_is_array", counting)
+        split.read(batch)
+    return seen[0]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        lambda ids: {"ids": ids, "y": x(8)},
+        lambda ids: {"y": x(8), "ids": ids, "mask": ids},
+        lambda ids: (ids, x(8)),
+        lambda ids: {"ids": ids},
+        lambda ids: {"ids": [tuple(one) for one in ids], "y": x(8)},
+        lambda ids: [{"ids": one, "y": x(8)[0]} for one in ids],
+        lambda ids: {"ids": [*ids[:4], *[[0.5] * len(ids[0])] * 4], "y": x(8)},
+    ],
+)
+def test_padded_lists_of_tokens_are_not_walked(batch, monkeypatch):
+    """The splitter looks at as many nodes as where the lists are short."""
+    short, long = (_asked(batch([[1] * count] * 8), monkeypatch) for count in (10, 1000))
+    assert long == short
+
+
+# --- the table of the docs ---
+
+TABLE = pathlib.Path(__file__).parents[2] / "docs/guides/oom_backoff.md"
+
+
+def _table() -> list[tuple[str, str, str]]:
+    """Its lines: the batch as an expression, the rows, how it is read."""
+    lines = TABLE.read_text().split("| batch | rows |")[1].splitlines()[2:]
+    ends = next(i for i, line in enumerate(lines) if not line.startswith("|"))
+    return [tuple(part.strip() for part in line.split("|")[1:4]) for line in lines[:ends]]
+
+
+@pytest.mark.parametrize("line", _table(), ids=lambda line: line[0])
+def test_the_table_of_shapes_in_the_docs_is_true(line):
+    code, count, _ = line
+    batch = eval(code.strip("`"), {"x": x, "Samples": Samples})
+    if count == "refused":
+        with pytest.raises(ValueError, match="nothing tells which"):
+            rows(batch)
+        return
+    assert rows(batch) == int(count)
+    assert len(cut(batch, 1)) == int(count)
+
+
+# --- gradients: the same, cut or whole ---
+
+_PARTS = st.recursive(
+    st.sampled_from(["wide", "wide", "flat", "number"]),
+    lambda inner: st.lists(inner, min_size=1, max_size=4),
+    max_leaves=5,
+)
+
+
+def _sample(shape: Any, make: torch.Generator) -> Any:
+    """A sample with tuples as a data set returns it."""
+    if isinstance(shape, list):
+        return tuple(_sample(one, make) for one in shape)
+    if shape == "number":
+        return 0.5
+    return torch.rand(3 if shape == "wide" else (), generator=make)
+
+
+def _total(model: torch.nn.Module, node: Any, place: int = 1) -> Any:
+    """One number for each row, which depends on where in its sample a part is."""
+    if isinstance(node, torch.Tensor):
+        wide = node if node.ndim == 2 else node[:, None].expand(-1, 3)
+        return place * model(wide.float()).squeeze(1)
+    parts = [_total(model, one, 5 * place + at) for at, one in enumerate(node)]
+    assert len({len(one) for one in parts}) == 1
+    return sum(parts)
+
+
+def _gradient(batches: list[Any], size: int | None) -> tuple[Any, Any, Any]:
+    """Of the last batch: the gradient, the weight and the mean loss."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    acc = memtools.GradAccumulator(
+        model, torch.optim.SGD(model.parameters(), lr=0.0), micro_batch_size=size
+    )
+    kept = []
+    acc.optimizer.register_step_pre_hook(
+        lambda *_: kept.append([p.grad.clone() for p in model.parameters()])
+    )
+
+    def loss_fn(micro):
+        loss = _total(model, micro).square()
+        return loss.sum(), len(loss)
+
+    for batch in batches:
+        report = acc.step(batch, loss_fn)
+    return torch.cat([one.flatten() for one in kept[-1]]), report.weight, report.loss
+
+
+@given(st.lists(_PARTS, min_size=1, max_size=4), st.integers(2, 6), st.integers(1, 3))
+@settings(max_examples=200, deadline=None)
+def test_what_a_loader_makes_has_one_gradient_cut_or_whole_or_is_refused(shape, count, size):
+    """By torch's own collate; after a full batch, and before any."""
+    make = torch.Generator().manual_seed(count)
+    collate = torch.utils.data.default_collate
+    full, last = ([_sample(shape, make) for _ in range(n)] for n in (9, count))
+    for before in ([], [collate(full)]):
+        batches = [*before, collate(last)]
+        try:
+            part, weight, loss = _gradient(batches, size)
+        except ValueError as error:
+            assert "nothing tells which" in str(error)
+            continue
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        whole = _total(model, batches[-1]).square()
+        (whole.sum() / count).backward()
+        wanted = torch.cat([p.grad.flatten() for p in model.parameters()])
+        torch.testing.assert_close(part, wanted, rtol=1e-4, atol=1e-4)
+        assert (weight, loss) == (count, pytest.approx(whole.mean().item(), rel=1e-4))
+
+
+_ITEMS = {
+    "wide": lambda i, n: torch.full((3,), float(i)),
+    "lengths": lambda i, n: torch.full((n + i % 2, 2), float(i)),
+    "one length": lambda i, n: torch.full((n, 2), float(i)),
+    "text": lambda i, n: f"{i}",
+    "number": lambda i, n: float(i),
+    "dict": lambda i, n: {"a": torch.full((n,), float(i)), "id": float(i)},
+    "dict of tensors": lambda i, n: {"a": torch.full((n,), float(i)), "b": torch.ones(n, 2) * i},
+}
+
+
+def _owners(node: Any) -> set[float]:
+    """Whose rows are in a part: each is filled with its number."""
+    if isinstance(node, torch.Tensor):
+        return set(node.flatten().tolist())
+    if isinstance(node, (dict, list, tuple)):
+        values = node.values() if isinstance(node, dict) else node
+        return set().union(*map(_owners, values))
+    return {float(node)}
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([*_ITEMS]), st.sampled_from([list, tuple])),
+        min_size=1,
+        max_size=3,
+    ),
+    st.integers(2, 6),
+    st.integers(1, 6),
+    st.sampled_from(["tuple", "dict", "beside a tensor"]),
+)
+@settings(max_examples=500, deadline=None)
+def test_columns_of_samples_are_cut_by_sample_or_refused(columns, count, length, form):
+    """Of whatever lengths, and whatever their number has in common with the number of columns."""
+    made = [kind(_ITEMS[item](i, length) for i in range(count)) for item, kind in columns]
+    if form == "tuple":
+        batch: Any = tuple(made)
+    elif form == "dict":
+        batch = {str(i): column for i, column in enumerate(made)}
+    else:
+        batch = {"columns": tuple(made), "y": torch.arange(float(count))}
+    try:
+        parts = cut(batch, 1)
+    except ValueError as error:
+        assert re.search("nothing tells which|has no tensor", str(error))
+        return
+    assert [_owners(part) for part in parts] == [{float(i)} for i in range(count)]
+
+
+def test_columns_without_rows_are_an_empty_batch():
+    with pytest.raises(ValueError, match="empty"):
+        rows([x(0), x(0)])
+
+
+# --- random trees: what a batch is made of, to be built of any rows ---
+
+_LEAVES = st.sampled_from(
+    ["tensor", "wide", "array", "texts", "dicts", "one length", "lengths", "tuple of lengths"]
+    + ["number", "none", "scalar"]
+)
+
+
+def _nodes(inner: Any) -> Any:
+    few = st.lists(inner, min_size=1, max_size=3)
+    return st.tuples(
+        st.sampled_from(
+            ["dict", "user dict", "tuple", "pair", "dataclass", "mixed list", "pytree"]
+        ),
+        few,
+    )
+
+
+TREES = st.recursive(_LEAVES, _nodes, max_leaves=8)
+
+
+@dataclasses.dataclass
+class Fields:
+    first: Any
+    rest: Any
+
+
+class Two(NamedTuple):
+    first: Any
+    rest: Any
+
+
+_BUILD_LEAF = {
+    "tensor": torch.tensor,
+    "wide": lambda ids: torch.tensor(ids)[:, None, None] * torch.ones(3, 2),
+    "array": np.array,
+    "texts": lambda ids: [f"t{i}" for i in ids],
+    "dicts": lambda ids: [{"i": i, "x": torch.full((i % 3,), i)} for i in ids],
+    "one length": lambda ids: [torch.full((70, 2), i) for i in ids],
+    "lengths": lambda ids: [torch.full((i % 5 + 1,), i) for i in ids],
+    "tuple of lengths": lambda ids: tuple(torch.full((i % 5 + 50,), i) for i in ids),
+    "number": lambda ids: 0.5,
+    "none": lambda ids: None,
+    "scalar": lambda ids: torch.tensor(3.0),
+}
+
+
+def build(tree: Any, ids: list[int]) -> Any:
+    """The part of a batch that has these rows."""
+    if isinstance(tree, str):
+        return _BUILD_LEAF[tree](ids)
+    kind, parts = tree[0], [build(one, ids) for one in tree[1]]
+    if kind in ("dict", "user dict"):
+        made = {f"k{i}": part for i, part in enumerate(parts)}
+        return made if kind == "dict" else collections.UserDict(made)
+    if kind == "mixed list":
+        return [torch.tensor(ids), 1.5, *parts]
+    if kind == "tuple":
+        return (torch.tensor(ids), None, *parts)
+    two = {"pair": Two, "dataclass": Fields, "pytree": Registered}[kind]
+    return two(parts[0], tuple(parts[1:]) or None)
+
+
+def equal(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, (dict, collections.UserDict)):
+        return list(one) == list(other) and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple, Registered)):
+        both = list(one), list(other)
+        return len(both[0]) == len(both[1]) and all(map(equal, *both))
+    if dataclasses.is_dataclass(one):
+        return equal(one.first, other.first) and equal(one.rest, other.rest)
+    return one == other
+
+
+@given(TREES, st.integers(6, 30), st.integers(1, 35))
+@settings(max_examples=300, deadline=None)
+def test_any_tree_is_cut_into_parts_in_which_each_row_is_once(tree, count, size):
+    """A part is what would have been built of its rows alone, in the same order."""
+    ids = list(range(count))
+    batch = {"first": torch.tensor(ids), "tree": build(tree, ids)}
+    found = split.read(batch)
+    assert found.rows == count
+    for at in range(0, count, size):
+        mine = ids[at : at + size]
+        part = found.take(batch, at, min(at + size, count))
+        assert equal(part, {"first": torch.tensor(mine), "tree": build(tree, mine)})
+
+
+@given(st.integers(1, 40), st.integers(1, 50))
+def test_parts_put_together_are_the_batch(count, size):
+    batch = {"a": torch.arange(count), "b": list(range(count))}
+    parts = cut(batch, size)
+    assert torch.equal(torch.cat([part["a"] for part in parts]), batch["a"])
+    assert [b for part in parts for b in part["b"]] == batch["b"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "text"),
+    [
+        ({"a": x(6), "b": x(4)}, ValueError, r"batch\['a'\] has 6, batch\['b'\] has 4"),
+        ((x(6), [1.0, 2.0]), ValueError, r"batch\[0\] has 6, batch\[1\] has 2"),
+        ([[x(6), x(6)], x(5)], ValueError, r"disagree"),
+        (Pair(x(0), "n"), ValueError, "empty"),
+        ([], ValueError, "empty"),
+        ({"rate": 0.5}, ValueError, "has no tensor, array or list"),
+        (torch.tensor(1.0), ValueError, "has no tensor, array or list"),
+        (types.SimpleNamespace(x=x(6)), ValueError, "SimpleNamespace"),
+        ((x(6), types.SimpleNamespace()), TypeError, r"batch\[1\] is a SimpleNamespace"),
+        (torch.eye(6).to_sparse(), TypeError, "sparse"),
+        (torch.nested.nested_tensor([[1.0], [2.0, 3.0]], layout=torch.jagged), TypeError, "nested"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_cut_is_named_with_the_remedy(batch, error, text):
+    with pytest.raises(error, match=text) as caught:
+        rows(batch)
+    if "empty" not in text:
+        assert "split=, a function of (batch, size)" in str(caught.value)
+
+
+def test_a_packed_sequence_is_no_named_tuple_of_rows():
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    with pytest.raises(TypeError, match="PackedSequence, whose rows are unknown"):
+        rows((x(6), packed))

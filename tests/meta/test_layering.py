@@ -1,0 +1,414 @@
+"""Which file may reach what. Each rule is a function, so that it can be shown to fail."""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+LAYERS = {"core", "os", "cuda", "py", "torch"}
+THE_CPP_FILE = "csrc/torch/torch_shim.cpp"
+IMPORTED_IN = {"torch": "memtools/_base/torch.py", "matplotlib": "memtools/gate/plot.py",
+               "numpy": "-", "transformers": "memtools/integrations/",
+               "lightning": "memtools/integrations/",
+               "prometheus_client": "memtools/export/"}  # fmt: skip
+
+# Our own headers: which layer may include which.
+MAY_REACH = {
+    "core": {"core"},
+    "os": {"core", "os"},
+    "cuda": {"core", "cuda"},
+    "py": {"core", "os", "cuda", "torch", "py", "third_party"},
+    "torch": {"core", "torch", "third_party"},
+}
+# Everybody else's headers, by kind.
+MAY_USE = {
+    "core": {"iso", "simd", "threads"},  # intrinsics are instructions: they call nothing
+    "os": {"iso", "host", "threads"},  # what a fork does to memory is the system's matter
+    "cuda": {"iso", "host", "cuda"},
+    "py": {"iso", "host", "python"},
+    "torch": {"iso", "host", "python", "c++", "torch"},
+}
+KINDS = {
+    "torch": r"(torch|ATen|c10|caffe2)/.*",
+    "cuda": r"(cu|nvml|nvrtc|nvtx)[\w/]*\.h|(driver|vector|host)_(types|defines)\.h",
+    "python": r"(Python|structmember)\.h|(cpython|internal)/.*",
+    "iso": r"(assert|complex|ctype|errno|fenv|float|inttypes|iso646|limits|locale|math|setjmp"
+    r"|signal|stdalign|stdarg|stdatomic|stdbool|stddef|stdint|stdio|stdlib|stdnoreturn|string|tgmath"
+    r"|threads|time|uchar|wchar|wctype)\.h",
+    "simd": r"(emmintrin|immintrin|arm_neon)\.h",
+    "threads": r"pthread\.h",
+    "host": r"(dirent|dlfcn|endian|fcntl|features|link|malloc|poll|sched|semaphore|strings"
+    r"|syscall|ucontext|unistd)\.h|(sys|linux|asm)/.*",
+    "c++": r"[a-z_]+",
+}
+
+
+# --- the rules: C ---------------------------------------------------------------------------------
+
+
+def without_comments(text: str, strings: bool = True) -> str:
+    """The code, line by line; with strings=False literals are emptied too."""
+
+    def blank(match: re.Match[str]) -> str:
+        found = match[0]
+        if found[0] in "\"'":
+            return found if strings else found[0] * 2
+        return " " + "\n" * found.count("\n")
+
+    literal = r"\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'"
+    return re.sub(rf"//[^\n]*|/\*.*?\*/|{literal}", blank, text, flags=re.S)
+
+
+def kind_of_header(name: str) -> str:
+    return next((kind for kind, form in KINDS.items() if re.fullmatch(form, name)), "unlisted")
+
+
+def includes(path: str, text: str, own: set[str]) -> Iterator[tuple[str, str | None]]:
+    """Each included name, with the project's file that it means, if it means one."""
+    for mark, name in re.findall(
+        r'^\s*#\s*include\s*([<"])([^>"\n]+)', without_comments(text), re.M
+    ):
+        beside = posixpath.normpath(posixpath.join(posixpath.dirname(path), name))
+        candidates = [beside, f"csrc/{name}", f"csrc/core/{name}"] if mark == '"' else []
+        yield name, next((found for found in candidates if found in own), None)
+
+
+def layer_of(path: str) -> str:
+    parts = path.split("/")
+    return parts[1] if len(parts) > 2 else ""
+
+
+def include_breaches(path: str, text: str, own: set[str]) -> list[str]:
+    layer = layer_of(path)
+    if layer not in LAYERS:
+        return [f"{path}: lies in no layer"]
+    breaches = []
+    for name, target in includes(path, text, own):
+        if target is None and kind_of_header(name) not in MAY_USE[layer]:
+            breaches.append(f"{path}: {layer} may not include {name} ({kind_of_header(name)})")
+        elif target is not None and layer_of(target) not in MAY_REACH[layer]:
+            breaches.append(f"{path}: {layer} may not reach {target}")
+    return breaches
+
+
+def reached_breaches(start: str, files: dict[str, str]) -> list[str]:
+    """csrc/py may include our headers of csrc/cuda and csrc/torch as long as these are plain C:
+    nothing of the toolkit or of torch may come in through them either."""
+    seen, todo, breaches = {start}, [start], []
+    while todo:
+        path = todo.pop()
+        for name, target in includes(path, files[path], set(files)):
+            if target is None and kind_of_header(name) in ("cuda", "torch"):
+                breaches.append(f"{start}: reaches {name} through {path}")
+            elif target is not None and target not in seen:
+                seen.add(target)
+                todo.append(target)
+    return breaches
+
+
+def cpp_breaches(paths: list[str]) -> list[str]:
+    suffixes = (".cpp", ".cc", ".cxx", ".hpp", ".hh", ".cu", ".cuh")
+    found = sorted(path for path in paths if path.endswith(suffixes))
+    return [] if found == [THE_CPP_FILE] else [f"C++ files {found}, not [{THE_CPP_FILE!r}]"]
+
+
+def call_breaches(path: str, text: str) -> list[str]:
+    """A library never ends or prints for its host program. snprintf writes to memory: fine."""
+    calls = r"\b(_?exit|_Exit|quick_exit|abort|v?[fd]?printf|f?puts|putchar|perror)\s*\("
+    found = re.findall(calls, without_comments(text, strings=False))
+    return [f"{path}: calls {name}()" for name in found]
+
+
+def condition_breaches(path: str, text: str) -> list[str]:
+    """A macro with arguments that is not known is an error even behind `defined(...) &&`: other C
+    libraries than glibc have no __GLIBC_PREREQ, so what asks for glibc stands in its own line."""
+    lines = without_comments(text, strings=False).replace("\\\n", " ")
+    conditions = re.findall(r"^\s*#\s*(?:el)?if\b(.*\bdefined\b.*)$", lines, re.M)
+    asked = [name for line in conditions for name in re.findall(r"(\w+)\s*\(", line)]
+    return [f"{path}: {name}() beside defined()" for name in asked if name != "defined"]
+
+
+def is_function(declaration: str) -> bool:
+    """The first parenthesis opens parameters, or else the (*name) of a function pointer."""
+    opened = re.search(r"\(\s*(\*?)", declaration)
+    return opened is not None and not opened[1]
+
+
+def is_constant(declaration: str) -> bool:
+    """Is what the declaration names itself const? `const char *p` is not."""
+    pointer = re.search(r"\(\s*\*([^()]*)\)", declaration)
+    last = pointer[1] if pointer else declaration.rpartition("*")[2]
+    return re.search(r"\bconst\b", last) is not None
+
+
+def at_file_scope(code: str) -> Iterator[str]:
+    """Declarations and definitions, each with its {...} body as {}."""
+    depth, chunk = 0, ""
+    for char in code:
+        depth -= char == "}" and depth > 0
+        if depth == 0:
+            chunk += char
+            ends_function = char == "}" and re.search(r"\)\s*\{\}$", chunk)
+            if char == ";" or ends_function:
+                yield chunk.strip()
+                chunk = ""
+        depth += char == "{"
+
+
+def static_breaches(path: str, text: str) -> list[str]:
+    """Mutable variables that outlive a call: static ones anywhere, and any at file scope."""
+    code = re.sub(r"^\s*#(?:.*\\\n)*.*$", "", without_comments(text, strings=False), flags=re.M)
+    code = re.sub(r"__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)|_Alignas\s*\([^()]*\)", "", code)
+    found = re.findall(r"(?<!\[)\bstatic\b[^;={]*", code)
+    types_only = (
+        r"(typedef|extern|_Static_assert|static)\b|(struct|union|enum)\b[\s\w]*(\{\})?\s*;|;"
+    )
+    for chunk in at_file_scope(code):
+        if not re.match(types_only, chunk):
+            found.append(re.split(r"[=;]|\{\}$", chunk)[0])
+    names = (" ".join(part.split()) for part in found if not is_function(part))
+    return [f"{path}: mutable: {name}" for name in names if not is_constant(name)]
+
+
+# --- the rules: Python ----------------------------------------------------------------------------
+
+
+def is_type_checking(test: ast.expr) -> bool:
+    return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def imported(text: str) -> set[str]:
+    """Top-level names of everything imported at run time, at any depth and by any call."""
+    names: set[str] = set()
+    todo: list[ast.AST] = [ast.parse(text)]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.If) and is_type_checking(node.test):
+            todo += node.orelse
+            continue
+        todo += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names.add(node.module or "")
+        elif isinstance(node, ast.Call) and node.args:
+            called, first = ast.unparse(node.func).rpartition(".")[2], node.args[0]
+            if called in ("import_module", "__import__") and isinstance(first, ast.Constant):
+                names.add(str(first.value))
+    return {name.partition(".")[0] for name in names}
+
+
+def import_breaches(path: str, text: str) -> list[str]:
+    bad = [name for name in imported(text) if not path.startswith(IMPORTED_IN.get(name, path))]
+    return [f"{path}: may not import {name}" for name in sorted(bad)]
+
+
+# --- each rule can fail ---------------------------------------------------------------------------
+
+OWN = {"csrc/core/a.h", "csrc/os/b.h", "csrc/cuda/c.h", "csrc/torch/torch_shim.h", "csrc/py/d.h",
+       "csrc/third_party/dlpack/dlpack.h"}  # fmt: skip
+REFUSED = {
+    "csrc/core/x.c": '<Python.h> <unistd.h> <sys/mman.h> <cuda.h> <ATen/ATen.h> <vector> "os/b.h" '
+    '"../os/b.h" "third_party/dlpack/dlpack.h" "not_ours.h"',
+    "csrc/os/x.c": '<cuda_runtime_api.h> <immintrin.h> <Python.h> <c10/util/Half.h> "cuda/c.h"',
+    "csrc/cuda/x.c": '<Python.h> <pthread.h> <c10/cuda/CUDAStream.h> "../os/b.h" "py/d.h"',
+    "csrc/py/x.c": "<torch/extension.h> <immintrin.h> <ATen/ATen.h> <cuda_runtime_api.h> "
+    '"torch/csrc/Exceptions.h"',
+    "csrc/torch/x.cpp": '<cuda.h> "../py/d.h" "cuda/c.h"',
+}
+ALLOWED = {
+    "csrc/core/x.c": '"a.h" <stdlib.h> <stdatomic.h> <immintrin.h> <pthread.h>',
+    "csrc/os/x.c": '"../core/a.h" "b.h" <sys/mman.h> <linux/futex.h> <sched.h> <pthread.h>',
+    "csrc/cuda/x.c": '"core/a.h" <cuda.h> <cuda_runtime_api.h> <dlfcn.h>',
+    "csrc/py/x.c": '<Python.h> "torch/torch_shim.h" "cuda/c.h" "third_party/dlpack/dlpack.h"',
+    "csrc/torch/x.cpp": '"torch_shim.h" <ATen/core/Tensor.h> <c10/core/Device.h> <new> <Python.h>',
+}
+
+
+def pairs(table: dict[str, str]) -> list[tuple[str, str]]:
+    return [(path, header) for path, headers in table.items() for header in headers.split()]
+
+
+@pytest.mark.parametrize(("path", "header"), pairs(REFUSED))
+def test_an_include_across_a_layer_is_a_breach(path: str, header: str) -> None:
+    for form in ("#include {}", "int a;\n  #  include {} /* why */\n"):
+        assert len(include_breaches(path, form.format(header), OWN)) == 1
+    assert include_breaches(path, f"// #include {header}\n/*\n#include {header}\n*/", OWN) == []
+
+
+@pytest.mark.parametrize(("path", "header"), pairs(ALLOWED))
+def test_an_include_within_the_layers_is_no_breach(path: str, header: str) -> None:
+    assert include_breaches(path, f"#include {header}", OWN) == []
+
+
+@pytest.mark.parametrize("path", ["csrc/x.c", "csrc/util/x.c"])
+def test_a_file_in_no_layer_is_a_breach(path: str) -> None:
+    assert len(include_breaches(path, "", OWN)) == 1
+
+
+@pytest.mark.parametrize("header", ["cuda_runtime_api.h", "ATen/core/Tensor.h"])
+def test_a_forbidden_header_is_found_through_our_own_headers(header: str) -> None:
+    files = {
+        "csrc/py/x.c": '#include "d.h"\n',
+        "csrc/py/d.h": '#include "cuda/c.h"\n',
+        "csrc/cuda/c.h": '#include "deep.h"\n#include "c.h"\n',
+        "csrc/cuda/deep.h": "#include <stddef.h>\n",
+    }
+    assert reached_breaches("csrc/py/x.c", files) == []
+    files["csrc/cuda/deep.h"] = f"#include <{header}>\n"
+    assert reached_breaches("csrc/py/x.c", files) == [
+        f"csrc/py/x.c: reaches {header} through csrc/cuda/deep.h"
+    ]
+
+
+@pytest.mark.parametrize("paths", [[], [THE_CPP_FILE, "csrc/py/x.cc"], ["csrc/core/a.cpp"]])
+def test_there_is_one_cpp_file_and_it_is_the_shim(paths: list[str]) -> None:
+    assert cpp_breaches([*paths, "csrc/core/a.c"])
+    assert cpp_breaches([THE_CPP_FILE, "csrc/core/a.c"]) == []
+
+
+@pytest.mark.parametrize("call", ["exit(1)", "_exit (1)", "abort()", 'printf("x")',
+                                  'fprintf(stderr, "x")', "puts(s)"])  # fmt: skip
+def test_ending_or_printing_for_the_host_program_is_a_breach(call: str) -> None:
+    assert len(call_breaches("csrc/os/x.c", f"void f(void) {{ {call}; }}")) == 1
+
+
+def test_names_and_texts_like_the_forbidden_calls_are_no_breach() -> None:
+    text = 'snprintf(b, n, "exit(%d)", 1); atexit(f); pthread_exit(0); /* abort() */ // printf(x)'
+    assert call_breaches("csrc/os/x.c", text) == []
+
+
+MUTABLE = [
+    "static int count;",
+    "static size_t table[4] = {1, 2};",
+    'static const char *name = "x";',
+    "static _Thread_local int depth;",
+    "static int (*hook)(void);",
+    "static __attribute__((aligned(64))) int slot;",
+    "static struct { int a; } state;",
+    "int shared;",
+    "struct pool *first = 0;",
+    "const char *names[] = {0};",
+    "void f(void) {}\nstatic int after;",
+    "int\nf(void)\n{\n    static int calls;\n    return ++calls;\n}",
+]
+CONSTANT = [
+    "static const int count = 3;",
+    'static const char *const names[] = {"a", "b"};',
+    "static int (*const hook)(void) = f;",
+    "static const struct row { int a; } rows[] = {{1}, {2}};",
+    "static inline int f(int x) { int y = x; return y; }",
+    "static void *\nget(void *ctx, size_t n)\n{\n    char *p = 0;\n    return p;\n}",
+    "static int f(int (*g)(int));",
+    "static __attribute__((noinline)) int f(int a[static 3]) { return a[0]; }",
+    "const mt_alloc mt_alloc_libc = {.get = get};",
+    "typedef struct a { int x; } a;\nstruct b { int y; };\nenum { A, B };\nstruct c;",
+    'extern const int seen;\n_Static_assert(1, "x");\nint f(void);',
+    "#define ONE(x) \\\n    static int x;\n/* static int y; */",
+    '#ifdef __cplusplus\nextern "C" {\n#endif\nint f(void);\n#ifdef __cplusplus\n}\n#endif',
+]
+
+
+def test_a_variable_that_outlives_its_call_and_can_change_is_a_breach() -> None:
+    assert [len(static_breaches("csrc/core/x.c", text)) for text in MUTABLE] == [1] * len(MUTABLE)
+    assert [b for text in CONSTANT for b in static_breaches("csrc/core/x.c", text)] == []
+
+
+def test_a_macro_with_arguments_beside_defined_is_a_breach() -> None:
+    wrong = "#if defined(__GLIBC__) && \\\n    __GLIBC_PREREQ(2, 33)\n#endif"
+    right = (
+        "#ifdef __GLIBC__\n#if __GLIBC_PREREQ(2, 33)\n#endif\n#endif\n#if defined(A) || !defined(B)"
+    )
+    assert len(condition_breaches("csrc/os/x.c", wrong)) == 1
+    assert condition_breaches("csrc/os/x.c", right) == []
+
+
+WRONG_IMPORTS = [
+    ("memtools/cli/x.py", "import torch"),
+    ("memtools/integrations/x.py", "import os, torch.nn as nn"),
+    ("memtools/x.py", "def f():\n    from torch.utils import data"),
+    ("memtools/x.py", "import importlib\nimportlib.import_module('torch')"),
+    ("memtools/x.py", "t = __import__('torch.cuda')"),
+    ("memtools/x.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch"),
+    ("memtools/_base/torch.py", "import numpy as np"),
+    ("memtools/gate/plot.py", "def f():\n    import numpy"),
+    ("memtools/_base/torch.py", "import matplotlib.pyplot"),
+    ("memtools/kv/pool.py", "from transformers import Cache"),
+]
+RIGHT_IMPORTS = [
+    ("memtools/_base/torch.py", "def f():\n    import torch"),
+    ("memtools/gate/plot.py", "import matplotlib.pyplot as plt"),
+    ("memtools/integrations/x.py", "from transformers.cache_utils import Cache"),
+    ("memtools/x.py", "import typing\nif typing.TYPE_CHECKING:\n    import torch, numpy"),
+    ("memtools/x.py", "from .torch import a\nimport torchlike\n'import torch'"),
+]
+
+
+def test_a_run_time_import_in_the_wrong_file_is_a_breach() -> None:
+    assert [len(import_breaches(*case)) for case in WRONG_IMPORTS] == [1] * len(WRONG_IMPORTS)
+    assert [b for case in RIGHT_IMPORTS for b in import_breaches(*case)] == []
+
+
+# --- the project keeps them -----------------------------------------------------------------------
+
+
+def read(*patterns: str) -> dict[str, str]:
+    found = {path for pattern in patterns for path in PROJECT.glob(pattern) if path.is_file()}
+    return {path.relative_to(PROJECT).as_posix(): path.read_text("utf-8") for path in sorted(found)}
+
+
+ALL_C = read("csrc/**/*.[ch]", "csrc/**/*.c*", "csrc/**/*.h*")
+C = {path: text for path, text in ALL_C.items() if layer_of(path) != "third_party"}
+PACKAGE = read("memtools/**/*.py")
+
+
+def test_the_project_has_files_in_every_layer() -> None:
+    assert {layer_of(path) for path in C} == LAYERS
+
+
+def test_no_file_includes_across_its_layer() -> None:
+    own = set(ALL_C)
+    assert [b for path, text in C.items() for b in include_breaches(path, text, own)] == []
+
+
+def test_csrc_py_reaches_neither_torch_nor_the_toolkit() -> None:
+    assert [b for p in C if layer_of(p) == "py" for b in reached_breaches(p, ALL_C)] == []
+
+
+def test_csrc_has_one_cpp_file() -> None:
+    assert cpp_breaches(list(C)) == []
+
+
+def test_csrc_neither_exits_nor_prints() -> None:
+    assert [b for path, text in C.items() for b in call_breaches(path, text)] == []
+
+
+def test_csrc_compiles_with_c_libraries_other_than_glibc() -> None:
+    assert [b for path, text in C.items() for b in condition_breaches(path, text)] == []
+
+
+def test_core_has_no_mutable_state_of_its_own() -> None:
+    core = [file for file in C.items() if layer_of(file[0]) == "core"]
+    assert [b for file in core for b in static_breaches(*file)] == []
+
+
+def test_the_package_imports_torch_numpy_and_matplotlib_where_it_may() -> None:
+    assert [b for path, text in PACKAGE.items() for b in import_breaches(path, text)] == []
+    assert [p for p, text in PACKAGE.items() if "torch" in imported(text)] == [IMPORTED_IN["torch"]]
+
+
+def test_a_policy_brings_no_exporter() -> None:
+    code = (
+        "import sys; from memtools import CleanupPolicy; import memtools.distributed\n"
+        "print([name for name in sys.modules if name.startswith('memtools.export.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "['memtools.export.source']\n"

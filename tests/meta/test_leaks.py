@@ -1,0 +1,236 @@
+"""Nothing leaks: every callable and attribute of memtools._core is called many times, with good and
+with bad arguments. A name without a case here fails the suite."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from memtools import Budget, BudgetError, GateHistory, _core
+from memtools._base import torch as base_torch
+from tests.cleanup import managedcases, policyleaks, replaycases
+from tests.grad import gradcases
+from tests.kit.growth import least_growth
+from tests.meta import leakcases
+from tests.monitor import leakprobe, samplercases
+from tests.record import recordcases
+
+ROUNDS = 400
+GATES = torch.softmax(torch.randn(64, 8), -1)
+DUMP = GateHistory()
+DUMP.append(GATES)
+BYTES = DUMP._dump()
+
+
+def filled() -> GateHistory:
+    history = GateHistory(max_entries=4)
+    history.append(GATES)
+    return history
+
+
+SHARED = filled()
+BUDGET = Budget("1 MiB")
+COUNTED = GateHistory(max_bytes=BUDGET.suballocate("gates"))
+COUNTED.append(GATES)
+TOO_LARGE = torch.rand(2**15, 8)
+
+
+def use_budget() -> None:
+    """What needs no room, what gets it, and what does not."""
+    history = GateHistory(max_bytes=BUDGET)
+    history.append(GATES)
+    history.clear()
+    _ = COUNTED[:]
+    with pytest.raises(BudgetError, match="gates"):
+        history.append(TOO_LARGE)
+
+
+def refused(call: Callable[[], object]) -> None:
+    with pytest.raises(Exception):  # noqa: B017, PT011 - any refusal; which one, other tests say
+        call()
+
+
+def reconnect(*changed: object) -> None:
+    bridge = base_torch.connect()
+    parts = [*base_torch.parts(torch), bridge.shim.ops if bridge.shim else None]
+    parts[: len(changed)] = changed
+    _core._connect(*parts)
+
+
+LOOKS: list[bool] = []
+
+
+def small_heap(look: Callable[[], object]) -> None:
+    """A pass takes as long as the heap is large, so of 400 rounds only every tenth is made."""
+    LOOKS.append(True)
+    if len(LOOKS) % 10 == 0:
+        look()
+    if len(LOOKS) == 1000:
+        LOOKS.clear()
+
+
+CASES: dict[str, list[Callable[[], object]]] = {
+    "_connect": [
+        reconnect,
+        lambda: refused(lambda: reconnect(object())),
+        lambda: refused(lambda: _core._connect()),  # type: ignore[call-arg]
+    ],
+    "cuda_info": [_core.cuda_info, lambda: refused(lambda: _core.cuda_info(1))],  # type: ignore[call-arg]
+    "_census": [
+        lambda: small_heap(lambda: _core._census(torch.Tensor, True)),
+        lambda: small_heap(lambda: _core._census(torch.Tensor, False)),
+        lambda: small_heap(lambda: _core._census(None, False)),
+        lambda: refused(lambda: _core._census(1, False)),  # type: ignore[arg-type]
+    ],
+    "_fresh": [
+        lambda: small_heap(lambda: _core._fresh(list, bytes(1024), 9)),
+        lambda: refused(lambda: _core._fresh(list, b"", 9)),
+        lambda: refused(lambda: _core._fresh(1, bytes(1024), 9)),  # type: ignore[arg-type]
+    ],
+    "_referrers": [
+        lambda: small_heap(lambda: _core._referrers([GATES, SHARED, CASES])),
+        lambda: refused(lambda: _core._referrers([None] * 5000)),
+        lambda: refused(lambda: _core._referrers(())),  # type: ignore[arg-type]
+    ],
+    "_place": [
+        lambda: _core._place({"a": GATES}, GATES),
+        lambda: _core._place([1, GATES], GATES),
+        lambda: _core._place(GATES, GATES),
+        lambda: refused(lambda: _core._place(1)),  # type: ignore[call-arg]
+    ],
+    "_frame_place": [
+        lambda: _core._frame_place(sys._getframe(), CASES),
+        lambda: refused(lambda: _core._frame_place(1, 1)),
+    ],
+    "_instance_dict": [lambda: _core._instance_dict(sys), lambda: _core._instance_dict(1)],
+    "GateHistory": [
+        filled,
+        lambda: GateHistory(max_entries=3, trim="oldest", dtype="float16", keep="topk"),
+        lambda: refused(lambda: GateHistory(max_entries=0)),
+        lambda: refused(lambda: GateHistory(trim="x")),  # type: ignore[arg-type]
+        lambda: refused(lambda: GateHistory(max_bytes=2**62)),
+        lambda: refused(lambda: _core.GateHistory()),  # type: ignore[call-arg]
+        use_budget,
+        lambda: refused(lambda: GateHistory(max_bytes=Budget(None))),
+        lambda: refused(lambda: _core.GateHistory(1, 1, budget=1)),  # type: ignore[arg-type]
+    ],
+    "Budget": [
+        lambda: Budget("1 MiB", device="cpu", name="x").suballocate("y"),
+        lambda: refused(lambda: Budget(0)),
+        lambda: refused(lambda: Budget("x")),
+        lambda: refused(lambda: _core.Budget(None, "x", 1)),  # type: ignore[arg-type]
+        lambda: refused(lambda: _core.Budget(None, "x", None, 1)),  # type: ignore[arg-type]
+        lambda: refused(lambda: _core.Budget(None, "\0")),
+    ],
+    "Budget.__new__": [lambda: Budget(None)],
+    "Budget._report": [
+        BUDGET._report,
+        BUDGET.report,
+        lambda: str(BUDGET.report()),
+        lambda: repr(BUDGET),
+    ],
+    "GateHistory.append": [
+        lambda: SHARED.append(GATES),
+        lambda: SHARED.append(GATES.t().contiguous().t()),
+        lambda: refused(lambda: SHARED.append(GATES[0])),
+        lambda: refused(lambda: SHARED.append(None)),  # type: ignore[arg-type]
+        lambda: refused(lambda: SHARED.append(torch.empty(1, 8, device="meta"))),
+        lambda: refused(lambda: SHARED.append(torch.rand(2, 9))),
+    ],
+    "GateHistory.clear": [lambda: filled().clear()],
+    "GateHistory.reset_stats": [lambda: filled().reset_stats()],
+    "GateHistory.close": [lambda: filled().close()],
+    "GateHistory._sums": [
+        lambda: SHARED._sums(None),
+        lambda: SHARED._sums(1),
+        lambda: refused(lambda: SHARED._sums(99)),
+        lambda: refused(lambda: SHARED._sums("x")),  # type: ignore[arg-type]
+    ],
+    "GateHistory._windows": [SHARED._windows],
+    "GateHistory._cat": [SHARED._cat, lambda: GateHistory()._cat()],
+    "GateHistory._dump": [SHARED._dump],
+    "GateHistory._copy": [SHARED._copy, COUNTED._copy],
+    "GateHistory._parse": [
+        lambda: GateHistory._parse(BYTES),
+        lambda: refused(lambda: GateHistory._parse(BYTES[:-1])),
+        lambda: refused(lambda: GateHistory._parse(b"")),
+        lambda: refused(lambda: GateHistory._parse(None)),  # type: ignore[arg-type]
+    ],
+    "GateHistory.__new__": [filled],
+    "GateHistory.__len__": [lambda: len(SHARED)],
+    "GateHistory.__iter__": [lambda: list(SHARED), lambda: iter(SHARED)],
+    "GateHistory.__getitem__": [
+        lambda: SHARED[0],
+        lambda: SHARED[-1:],
+        lambda: list(SHARED),
+        lambda: refused(lambda: SHARED[99]),
+        lambda: refused(lambda: SHARED["x"]),
+    ],
+}
+for _name in [
+    *["nbytes", "arena_bytes", "n_experts", "appended", "max_entries", "max_bytes", "top_k"],
+    *["recomputed", "device_waits", "pending", "closed", "statistics", "trim", "keep", "dtype"],
+]:
+    CASES[f"GateHistory.{_name}"] = [lambda name=_name: getattr(SHARED, name)]  # type: ignore[misc]
+for _name in ["limit", "used", "peak", "available", "name", "device"]:
+    CASES[f"Budget.{_name}"] = [lambda name=_name: getattr(BUDGET, name)]  # type: ignore[misc]
+CASES |= leakcases.CASES | leakprobe.CASES
+CASES |= recordcases.CASES | samplercases.CASES | policyleaks.CASES
+CASES |= managedcases.CASES | replaycases.CASES | gradcases.CASES
+
+
+def names_of_core() -> set[str]:
+    """Everything that can be called or read: functions, types and their own attributes."""
+    found = {name for name in vars(_core) if not name.startswith("__")}
+    for name, value in list(vars(_core).items()):
+        if isinstance(value, type):
+            own = set(vars(value)) - {"__doc__", "__module__"}
+            found |= {f"{name}.{attribute}" for attribute in own}
+    return found
+
+
+def test_every_name_of_core_has_a_leak_test():
+    assert names_of_core() == set(CASES)
+
+
+@pytest.mark.usefixtures("_fake_library")
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_every_case_runs(name):
+    for case in CASES[name]:
+        case()
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.usefixtures("frozen")
+def test_does_not_leak(name, rss):
+    def run(rounds: int) -> None:
+        for _ in range(rounds):
+            for case in CASES[name]:
+                case()
+
+    run(20)  # caches of interpreter and torch fill
+    gc.collect()
+    tracemalloc.start()
+    try:
+        blocks, before = sys.getallocatedblocks(), tracemalloc.get_traced_memory()[0]
+        resident = least_growth(run, ROUNDS, rss)
+        gc.collect()
+        growth = tracemalloc.get_traced_memory()[0] - before
+        grown_blocks = sys.getallocatedblocks() - blocks
+    finally:
+        tracemalloc.stop()
+    assert grown_blocks < ROUNDS / 2, f"{grown_blocks} more Python blocks after {ROUNDS} rounds"
+    assert growth < 64 * ROUNDS, f"{growth} more bytes after {ROUNDS} rounds"
+    assert resident < 4 << 20, f"{resident} more resident bytes after {ROUNDS} rounds"
+
+
+def test_a_planted_leak_is_found(monkeypatch, rss):
+    kept: list[object] = []
+    monkeypatch.setitem(CASES, "GateHistory.clear", [lambda: kept.append(bytearray(100))])
+    with pytest.raises(AssertionError, match="more Python blocks"):
+        test_does_not_leak("GateHistory.clear", rss)

@@ -1,0 +1,338 @@
+"""The probe on this machine against psutil, another reader of the same kernel; peaks, forks and
+children; made-up control groups against doctor's own reading of them."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+import memtools
+from memtools import _core
+from memtools.cli import monitor
+from memtools.cli.system import cgroup_facts
+from tests.kit.ownprocess import in_own_process
+
+MIB = 2**20
+HEAP, CHILDREN = 32, 64
+
+
+def near(got: int | None, wanted: int, within: int = 8 * MIB) -> bool:
+    return got is not None and abs(got - wanted) <= within
+
+
+def agree(ours: Callable[[], int | None], theirs: Callable[[], int]) -> bool:
+    """Whether they do at one of many moments: the machine's memory comes and goes between two
+    readings."""
+    return any(near(ours(), theirs()) for _ in range(10_000))
+
+
+def test_readings_agree_with_psutil() -> None:
+    block, probe = bytearray(64 * MIB), _core.Probe("/", True)
+    s, process = probe.read(127), psutil.Process().memory_info()
+    assert near(s.rss, process.rss)
+    assert near(s.private, process.rss - process.shared)
+    assert s.total == psutil.virtual_memory().total
+    assert agree(lambda: probe.read(31).available, lambda: int(psutil.virtual_memory().available))
+    assert s.swap == 0 or psutil.swap_memory().total > 0
+    assert s.heap_used is not None
+    assert s.heap_used > len(block)
+    assert s.children == len(psutil.Process().children(recursive=True))
+
+
+def test_smaps_agree_with_psutil() -> None:
+    rss, pss, uss, swap, _ = _core.Probe().smaps()
+    full = psutil.Process().memory_full_info()
+    assert near(rss, full.rss)
+    assert near(pss, full.pss)
+    assert near(uss, full.uss)
+    assert swap == full.swap
+
+
+def test_only_what_was_asked_for_is_read() -> None:
+    s = _core.Probe().read(1)
+    assert s.rss is not None
+    assert (s.available, s.cgroup_limit, s.children, s.heap_used) == (None,) * 4
+    assert s.mapped_again is not None
+    assert s.process == s.rss - s.mapped_again
+    assert _core.Probe().read(4).process is None  # it follows from rss
+    assert len(s) == 17
+
+
+# Of a process of their own: in this one other tests' garbage may be freed at any moment.
+PEAKS = """
+import mmap, os
+import psutil
+from memtools import _core
+from tests.monitor.test_probe import CHILDREN, MIB, near
+
+def spike(mib):
+    with mmap.mmap(-1, mib * MIB) as block:  # malloc might have the pages already
+        for page in range(0, mib * MIB, mmap.PAGESIZE):
+            block[page] = 1
+"""
+
+
+def peaks(code: str) -> None:
+    in_own_process(PEAKS + textwrap.dedent(code))
+
+
+def test_nested_phases_have_exact_peaks() -> None:
+    peaks("""
+        probe = _core.Probe()
+        spike(300)
+        base = probe.rss()
+        outer = probe.enter("outer", True)
+        spike(40)
+        inner = probe.enter("inner")
+        spike(120)
+        peak, entry, _, _, exact = probe.leave(inner)
+        assert exact
+        assert near(peak, base + 120 * MIB), (peak, base)
+        assert entry is None
+        again = probe.enter("inner")
+        assert probe.current() == "inner"
+        spike(10)
+        assert near(probe.leave(again)[0], base + 10 * MIB)
+        peak, entry, leaving, ns, exact = probe.leave(outer)
+        assert near(peak, base + 120 * MIB)
+        assert near(entry, base)
+        assert near(leaving, base)
+        assert ns > 0
+        names = [(row[0], row[1], row[2]) for row in probe.phases()]
+        assert names == [("outer", 1, 0), ("inner", 2, 0)]
+        assert near(probe.phases()[1][5], base + 120 * MIB)
+    """)
+
+
+def test_two_probes_do_not_take_each_others_peak() -> None:
+    peaks("""
+        one, other = _core.Probe(), _core.Probe()
+        base = one.rss()
+        assert one.reset_peak()
+        spike(150)
+        other.reset_peak()
+        other.leave(other.enter("x"))
+        assert near(one.peak()[0], base + 150 * MIB)
+        assert near(other.peak()[0], base)
+    """)
+
+
+def test_a_phase_may_be_left_by_another_thread_and_only_once() -> None:
+    probe = _core.Probe()
+    token = probe.enter("here")
+    thread = threading.Thread(target=probe.leave, args=(token,))
+    thread.start()
+    thread.join()
+    with pytest.raises(RuntimeError, match="not open"):
+        probe.leave(token)
+    tokens = [probe.enter("many") for _ in range(64)]
+    with pytest.raises(RuntimeError, match="64 phases are open"):
+        probe.enter("one more")
+    for token in tokens:
+        probe.leave(token)
+    with pytest.raises(RuntimeError, match="reset_peak"):
+        probe.peak()
+
+
+def test_a_forked_child_reads_itself() -> None:
+    peaks("""
+        probe = _core.Probe()
+        probe.reset_peak()
+        before = probe.read(127).rss
+        child = os.fork()
+        if child == 0:
+            block = bytearray(200 * MIB)
+            good = near(probe.rss(), psutil.Process().memory_info().rss)
+            good = good and probe.peak()[0] > before / 4 + 200 * MIB
+            good = good and probe.read(CHILDREN).children == 0
+            del block
+            os._exit(0 if good else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert probe.peak()[0] < before + 100 * MIB
+    """)
+
+
+@pytest.mark.parametrize("text", ["A" * 100, "7 7 7 7 7 7 7\\n", "4096\\n"])
+def test_descriptors_that_the_program_closed_and_used_again_are_left_alone(text: str) -> None:
+    said = in_own_process(
+        """
+        import os, tempfile
+        import torch
+        import memtools
+        from memtools import _core
+
+        os.chdir(tempfile.mkdtemp())
+        text = "TEXT".encode()
+        probe = _core.Probe()
+        right = probe.read()
+        monitor = memtools.MemoryMonitor("run.mem", 2)
+        pool = memtools.KVPool(num_layers=1, num_kv_heads=1, head_dim=64, dtype=torch.float32,
+                               max_tokens=256, max_sequences=4)
+        monitor.start()
+        with monitor.phase("before"):
+            lease = pool.acquire(batch_size=1)
+        monitor.step()
+        os.closerange(3, 256)
+        files = [open(f"user{i}.dat", "w+b") for i in range(40)]
+        for file in files:
+            file.write(text)
+            file.flush()
+        for _ in range(5):
+            with monitor.phase("after"):
+                monitor.step()
+        lease.update(0, torch.ones(1, 1, 64, 64), torch.ones(1, 1, 64, 64))
+        for field in ("rss", "cgroup_used", "cgroup_limit", "total", "available"):
+            was = getattr(right, field)
+            for now in getattr(probe.read(), field), getattr(probe.read(), field):
+                assert now is None or now == was or 0.5 < now / was < 2, (field, now, was)
+        record = memtools.read_record("run.mem")
+        assert all(rss is None or rss > 2**20 for rss in record.samples.values["rss"])
+        print(memtools.host_memory().rss is not None, probe.rss() > 2**20)
+        lease.release()
+        del lease, pool
+        monitor.stop()
+        del monitor
+        print({os.pread(file.fileno(), 200, 0) for file in files} == {text})
+        """.replace("TEXT", text)
+    )
+    assert said == "True True\nTrue\n"
+
+
+def test_children_and_grandchildren_count() -> None:
+    code = "import os, sys; b = bytearray(50 << 20); os.fork(); print(flush=True); sys.stdin.read()"
+    probe = _core.Probe("/", True)
+    before = probe.read(CHILDREN)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert child.stdin
+    assert child.stdout
+    child.stdout.read(2)
+    during = probe.read(CHILDREN)
+    child.communicate()
+    assert during.children == (before.children or 0) + 2
+    assert (during.children_private or 0) > (before.children_private or 0) + 100 * MIB
+    assert probe.read(CHILDREN).children == before.children
+
+
+LEVELS = {"v1": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+          "v2": ("memory.max", "memory.current")}  # fmt: skip
+
+
+def grow_groups(root: Path, rng: random.Random) -> None:
+    """A host with control groups of either version, with limits, gaps and dirt."""
+    version = rng.choice(["v1", "v2"])
+    top = rng.choice(["/", "/a"])
+    path = rng.choice(["/a", "/a/b", "/a/b/c", "/x", "/", "/../a"])
+    kind = "cgroup cgroup rw,memory" if version == "v1" else "cgroup2 cgroup2 rw"
+    (root / "proc/self").mkdir(parents=True)
+    number = "4:memory" if version == "v1" else "0:"
+    (root / "proc/self/cgroup").write_text(f"9:pids:/z\n{number}:{path}\n")
+    (root / "proc/self/mountinfo").write_text(f"1 2 0:3 {top} /cg rw - {kind}\n")
+    directory = root / "cg"
+    for name in ["", "a", "b", "c"]:
+        directory = directory / name
+        if rng.random() < 0.1:
+            break
+        directory.mkdir(exist_ok=True)
+        says = ["max", "max", "4096", "8192", "12288", "lots", "9223372036854771712", "-5", ""]
+        limit = rng.choice(says if rng.random() < 0.3 else ["8192", "9999999", "4096"])
+        if limit == "max" and version == "v1":
+            limit = "9223372036854771712"
+        if rng.random() < 0.9:
+            (directory / LEVELS[version][0]).write_text(limit + rng.choice(["", "\n"]))
+        (directory / LEVELS[version][1]).write_text("100\n")
+        (directory / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 1\n")
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_limits_agree_with_doctors_reading(seed: int, tmp_path: Path) -> None:
+    grow_groups(tmp_path, random.Random(seed))
+    facts = cgroup_facts(tmp_path)["memory_limit_bytes"]
+    limit = _core.Probe(str(tmp_path)).source()[1]
+    wanted = -1 if facts.text == "unlimited" else facts.value
+    # A number below zero is no limit to doctor's reader; the probe takes it for dirt.
+    negative = any("-5" in p.read_text() for p in (tmp_path / "cg").rglob(LEVELS["v2"][0]))
+    negative |= any("-5" in p.read_text() for p in (tmp_path / "cg").rglob(LEVELS["v1"][0]))
+    assert limit == wanted or (negative and limit is None)
+
+
+def plant_limit(root: Path, limit: str) -> None:
+    for name, text in {
+        "proc/self/cgroup": "0::/a\n",
+        "proc/self/mountinfo": "1 2 0:3 / /cg rw - cgroup2 cgroup2 rw\n",
+        "proc/self/statm": "9 5 1 0 0 0 0\n",
+        "proc/meminfo": "MemTotal: 4096 kB\nMemAvailable: 1024 kB\n",
+        "cg/a/memory.max": limit,
+        "cg/a/memory.current": str(3 * MIB),
+        "cg/a/memory.stat": f"inactive_file {MIB}\n",
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def test_host_memory_tells_the_containers_limit(tmp_path: Path) -> None:
+    plant_limit(tmp_path, str(8 * MIB))
+    memory = memtools.host_memory(str(tmp_path))
+    assert (memory.cgroup_used, memory.cgroup_limit) == (2 * MIB, 8 * MIB)
+    assert memory.percent == 25.0
+    assert str(memory) == (
+        "CPU: 0.00 GB (System: 25.0%)\n  Process: 20.0 KiB\n"
+        "  Container: 2.0 MiB of 8.0 MiB used\n  Machine: 3.0 MiB of 4.0 MiB used"
+    )
+    assert memory.limit_source == f"cgroup v2 limit 8.0 MiB ({tmp_path}/cg/a)"
+    plant_limit(tmp_path, "max\n")
+    memory = memtools.host_memory(str(tmp_path))
+    assert (memory.cgroup_limit, memory.percent) == (None, 75.0)
+    assert memory.limit_source == "no cgroup limit; machine 4.0 MiB"
+    facts = monitor.monitor_facts(tmp_path)
+    assert facts["peak_reset"].value is False
+    assert facts["pressure_readings"].value is False
+
+
+def test_host_memory_keeps_its_files_and_a_forked_child_reads_its_own() -> None:
+    told = in_own_process("""
+        import os
+        import memtools
+
+        before = memtools.host_memory()
+        files = len(os.listdir("/proc/self/fd"))
+        for _ in range(100):
+            memtools.host_memory()
+        assert len(os.listdir("/proc/self/fd")) == files
+        out, into = os.pipe()
+        if os.fork() == 0:
+            kept = b"x" * (64 << 20)
+            os.write(into, str(memtools.host_memory().rss - before.rss).encode())
+            os._exit(0)
+        grown = int(os.read(out, 99))
+        os.wait()
+        print(grown >> 20, memtools.host_memory().rss - before.rss >> 20)
+        """)
+    child, parent = map(int, told.split())
+    assert child > 48
+    assert parent < 16
+
+
+def test_host_memory_of_nothing_is_unknown_and_raises_nothing(tmp_path: Path) -> None:
+    memory = memtools.host_memory(str(tmp_path))
+    assert (memory.rss, memory.percent, memory.cgroup_limit) == (None, None, None)
+    assert str(memory) == "CPU: unknown (System: unknown)"
+    assert memory.limit_source == "unknown (no /proc/self/cgroup that can be read)"
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="at most"):
+        _core.Probe("/" + "x" * 5000)
+    with pytest.raises(ValueError, match="READ_"):
+        _core.Probe().read(256)
+    with pytest.raises(ValueError, match="zero character"):
+        _core.Probe().enter("a\0b")

@@ -1,0 +1,277 @@
+"""The figures of a record are computed once: whoever prints them says the same."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import resource
+from pathlib import Path
+
+import pytest
+
+import memtools
+from memtools import _core, cli
+from memtools._base.size import exact_bytes, format_bytes
+from memtools._base.text import size
+from memtools.cli.frame import look
+from memtools.monitor.host import process_limits
+from memtools.record.figures import Figures, figures_of
+from memtools.record.summary import Summary
+from memtools.report import render
+from tests.report.reportcases import COLUMNS, MIB, Page
+
+START = "host every 10 ms; no cgroup limit; machine 24.0 GiB"
+GIB = 2**30
+
+
+def written(path: str, *, start: str = START, limit: int | None = None) -> memtools.Record:
+    """700 steps of 10 ms after 3 s of imports: 64 KiB a step in the process, two workers of 40 MiB
+    each, and a machine on which others use 14 GiB."""
+    with _core.RecordWriter(path, COLUMNS, command=["python", "train.py"]) as writer:
+        origin = memtools.read_record(path).clock_ns
+        writer.event("start", start)
+        for i in range(1000):
+            step = max(0, i - 300)
+            used = (100 + min(i, 300) // 3) * MIB + step * 65536
+            workers = 80 * MIB if step > 10 and i % 20 == 0 else None
+            row = [step, used, used - 50 * MIB, 0, used + 100 * MIB, limit, 10 * GIB - used, 0]
+            heap = used - 100 * MIB if i % 10 == 0 else None
+            writer.append(origin + i * 10**7, [*row, heap, 2 if step > 10 else 0, workers])
+        writer.phase("train", 10**9, 260 * MIB)
+        writer.event("end", "exit: code 0", time_ns=origin + 10**10)
+    return memtools.read_record(path)
+
+
+def told(record: memtools.Record, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """What each says, as text."""
+    found = {"run": "\n".join(Summary.of_record(record.path).lines())}
+    for name, words in (("watch", ["watch", "--once"]), ("explain", ["explain"])):
+        assert cli.main([*words, record.path]) == 0
+        found[name] = capsys.readouterr().out
+    found["report"] = Page(render(record)).text().replace("\xa0", " ")
+    return found
+
+
+def data(record: memtools.Record, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, int]]:
+    """What each says as JSON, under one set of names."""
+    summary = Summary.of_record(record.path).as_json()
+    assert cli.main(["watch", "--once", "--json", record.path]) == 0
+    frame = json.loads(capsys.readouterr().out)
+    assert cli.main(["explain", "--json", record.path]) == 0
+    explained = json.loads(capsys.readouterr().out)
+    out = io.StringIO()
+    record.to_jsonl(out)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    (exported,) = (line for line in lines if line["type"] == "figures")
+    trace = io.StringIO()
+    record.to_chrome_trace(trace)
+    del explained["advice"]  # which is explain's alone
+    assert json.loads(trace.getvalue())["otherData"] == explained
+    found = {
+        "run": {
+            "process": summary["peak_bytes"],
+            "together": summary["peak_with_workers_bytes"],
+            "workers": summary["children_peak_bytes"],
+            "limit": summary["limit_bytes"],
+            "machine": summary["machine_peak_bytes"],
+            "rate": summary["growth"][0]["rate_bytes"],
+            "seconds": summary["seconds"],
+            "steps": summary["steps"],
+            "used": summary["used_peak_bytes"],
+            "source": summary["limit_source"],
+            "ended": summary["ended"],
+        },
+        "watch": {
+            "seconds": frame["seconds"],
+            "steps": frame["steps"],
+            "used": frame["used_peak"],
+            "source": frame["limit_source"],
+            "ended": frame["ended"],
+            "process": frame["peak"],
+            "together": frame["peak_with_workers"],
+            "workers": frame["workers"]["peak_bytes"],
+            "limit": frame["limit"],
+            "machine": (frame["machine"] or {}).get("peak_bytes"),
+        },
+    }
+    for name, one in (("explain", explained), ("export", exported)):
+        found[name] = {
+            "process": one["process"]["peak_bytes"],
+            "together": one["peak_with_workers_bytes"],
+            "workers": one["workers"]["peak_bytes"],
+            "limit": one["used"]["limit_bytes"],
+            "machine": (one["machine"] or {}).get("peak_bytes"),
+            "rate": one["growth"][0]["rate_bytes"],
+            "seconds": one["seconds"],
+            "steps": one["steps"],
+            "used": one["used"]["peak_bytes"],
+            "source": one["used"]["source"],
+            "ended": one["ending"]["text"],
+        }
+    return found
+
+
+def test_what_is_not_known_is_told_alike(tmp_path: Path) -> None:
+    path = str(tmp_path / "run.mem")
+    with _core.RecordWriter(path, ["x"]) as writer:
+        writer.event("end", "exit: killed by SIGTERM")
+    summary = Summary.of_record(path).as_json()
+    frame = look(memtools.read_record(path)).as_json()
+    names = {
+        "peak_bytes": "peak", "peak_with_workers_bytes": "peak_with_workers",
+        "used_peak_bytes": "used_peak", "limit_bytes": "limit", "limit_source": "limit_source",
+        "ended": "ended", "seconds": "seconds", "steps": "steps", "samples": "samples",
+    }  # fmt: skip
+    assert {a: summary[a] for a in names} == {a: frame[b] for a, b in names.items()}
+    assert summary["ended"] == "it was killed by SIGTERM"
+
+
+LIMITS = {
+    "the machine": (START, None),
+    "given": ("memtools run: host every 10 ms; limit given, 2 GiB", None),
+    "the control group": ("host every 10 ms; cgroup v2 limit 1.0 GiB (/sys/x)", GIB),
+}
+
+
+@pytest.mark.parametrize("case", LIMITS)
+def test_run_watch_explain_report_and_export_say_the_same(case, tmp_path, capsys):
+    start, limit = LIMITS[case]
+    record = written(str(tmp_path / "run.mem"), start=start, limit=limit)
+    figures = figures_of(record)
+    growth = figures.verdict.growth[0]
+    assert (growth.signal, growth.per) == ("heap", "step")
+    assert growth.rate_bytes == pytest.approx(65536, rel=0.02)
+    assert growth.since is not None
+    assert growth.since <= 20
+    for name, text in told(record, capsys).items():
+        peaks = [size(use.peak_bytes) for use in parties(figures)]
+        for words in [*peaks, f"+{size(growth.rate_bytes)}/step", str(figures.verdict.forecast)]:
+            assert words in text, (name, words)
+    first, *others = data(record, capsys).values()
+    for other in others:
+        assert other.items() <= first.items()
+
+
+def parties(figures: Figures):
+    assert figures.process is not None
+    assert figures.workers is not None
+    assert figures.together is not None
+    assert figures.process.peak_bytes == 260 * MIB  # the kernel's mark of a phase
+    assert figures.workers.peak_bytes == 80 * MIB
+    yield from (figures.process, figures.workers)
+
+
+def test_the_process_its_workers_and_the_machine_have_three_names(tmp_path):
+    figures = figures_of(written(str(tmp_path / "run.mem")))
+    assert figures.together is not None
+    peak = (100 + 100) * MIB + 699 * 65536 + 80 * MIB
+    assert figures.together.peak_bytes == peak
+    assert figures.peaks() == (
+        f"peak: the process 260.0 MiB; its workers 80.0 MiB; together {size(peak)}; "
+        "the machine 14.2 of 24.0 GiB (59 %)"
+    )
+    assert "it used" not in figures.headline()
+    assert figures.headline().startswith(
+        "finished (exit code 0); at the last sample: the process 243.7 MiB; its workers 80.0 MiB"
+    )
+
+
+def test_what_was_loaded_before_the_first_step_is_no_growth(tmp_path):
+    path = str(tmp_path / "run.mem")
+    with _core.RecordWriter(path, COLUMNS) as writer:
+        writer.event("start", START)
+        for i in range(2000):  # 12 s of imports, then flat
+            rss = min(20 + i // 4, 320) * MIB
+            writer.append(10**15 + i * 10**7, [max(0, i - 1300), rss, *[None] * 9])
+    assert figures_of(memtools.read_record(path)).growth_lines(quiet=True) == [
+        "the process does not grow"
+    ]
+
+
+GRAPH = "autograd graph of {:,} nodes kept by module attribute __main__.hidden"
+
+
+@pytest.mark.parametrize(
+    ("columns", "nodes", "named"),
+    [(["rss"], [409], False), (["rss"], [409, 409], False), (["rss"], [409, 5000], True),
+     (["rss", "process"], [5000], True)],
+)  # fmt: skip
+def test_a_graph_is_a_holder_where_somebody_saw_it_grow(columns, nodes, named, tmp_path):
+    path = str(tmp_path / "run.mem")
+    with _core.RecordWriter(path, columns) as writer:
+        writer.event("leak", "growing: +64.0 KiB/step in heap since step 9")
+        for n in nodes:
+            writer.event("holder", GRAPH.format(n))
+    holders = figures_of(memtools.read_record(path)).holders
+    assert [holder.kind for holder in holders] == ["autograd graph"] * named
+    assert all("__main__.hidden keeps an autograd graph alive" in h.advice() for h in holders)
+
+
+def test_a_peak_counts_each_page_once_where_the_record_knows(tmp_path):
+    """A KV pool maps pages again; the kernel's rss counts them each time, a phase's peak once."""
+    path = str(tmp_path / "run.mem")
+    with _core.RecordWriter(path, [("rss", "B"), ("process", "B")]) as writer:
+        for own in (100, 200, 150):
+            writer.append(None, [(own + 800) * MIB, own * MIB])
+        writer.phase("generate", 10**9, 210 * MIB)
+    figures = figures_of(memtools.read_record(path))
+    assert figures.process is not None
+    assert (figures.process.last_bytes, figures.process.peak_bytes) == (150 * MIB, 210 * MIB)
+
+
+def test_sizes_are_never_1024_of_a_unit():
+    cases = {2**20 - 1: "1.0 MiB", 1023: "1023 B", 2**10 - 0.4: "1.0 KiB", 2**30 - 1: "1.0 GiB"}
+    assert {n: format_bytes(n) for n in cases} == cases
+    assert [exact_bytes(n) for n in (3 * GIB, 5 * MIB, 1025)] == ["3 GiB", "5 MiB", "1025 B"]
+
+
+def test_the_limits_of_a_process_are_in_its_record(tmp_path: Path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    try:
+        with memtools.MemoryMonitor(tmp_path / "run.mem"):
+            resource.setrlimit(resource.RLIMIT_DATA, (2**44, hard))  # as a program may itself
+            assert process_limits()["RLIMIT_DATA"] == 2**44
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    record = memtools.read_record(tmp_path / "run.mem")
+    assert "RLIMIT_DATA 17592186044416 B" in [e.text for e in record.events if e.kind == "limit"]
+    assert figures_of(record).process_limits["RLIMIT_DATA"] == 2**44
+
+
+def test_a_limit_that_is_set_later_is_in_the_record_and_one_that_is_lifted_is_not(tmp_path):
+    path = str(tmp_path / "run.mem")
+    with _core.RecordWriter(path, ["x"]) as writer:
+        for text in ("RLIMIT_AS 4096 B", "RLIMIT_DATA 8192 B", "RLIMIT_AS unlimited", "RLIMIT_X"):
+            writer.event("limit", text)
+    assert figures_of(memtools.read_record(path)).process_limits == {"RLIMIT_DATA": 8192}
+
+
+@pytest.mark.parametrize("command", ["explain", "report", "watch"])
+def test_the_newest_record_is_taken_when_none_is_named(command, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused = 1 if command == "watch" else 2
+    assert cli.main([command]) == refused
+    assert "there is no record here" in capsys.readouterr().err
+    written("old.mem")
+    written("run.mem")
+    once = ["--once"] if command == "watch" else []
+    assert cli.main([command, *once]) == 0
+    assert re.search(r"\brun\.(mem|html)\b", capsys.readouterr().out)
+
+
+def test_a_report_can_be_redacted(tmp_path, capsys):
+    path = str(tmp_path / "run.mem")
+    command = ["python", "train.py", "--token", "abc123", "--api-key=xyz789"]
+    with _core.RecordWriter(path, COLUMNS, command=command) as writer:
+        writer.event("mark", "logged in with HF_TOKEN=hf_abcdefghijkl")
+        writer.append(None, [1, MIB, *[None] * 9])
+    secrets = ("abc123", "xyz789", "hf_abcdefghijkl")
+    assert cli.main(["report", path]) == 0
+    page = (tmp_path / "run.html").read_text()
+    assert all(secret in page for secret in secrets)
+    assert cli.main(["report", "--redact", "--json", path]) == 0
+    out = capsys.readouterr().out
+    page = (tmp_path / "run.html").read_text()
+    assert not any(secret in page or secret in out.partition("{")[2] for secret in secrets)
+    assert "--token ***" in page

@@ -1,0 +1,88 @@
+"""What the report judges of a record's own series: evenly in steps, on recorded training loops."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import memtools
+from memtools import _core
+from memtools.record.growth import ENOUGH, Growth, even, judge
+from memtools.record.series import UNKNOWN, timeline
+from tests.report.reportcases import MIB
+from tests.traces import record
+
+NAMES = {"heap": "heap_used", "children": "children_private", "rss": "rss"}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 10**9)), max_size=900),
+    st.randoms(use_true_random=False),
+)
+def test_even_readings_are_at_equal_distances_and_within_the_given_ones(parts, rng):
+    steps, at = [], 0
+    for gap, _ in parts:
+        at += gap + 1
+        steps.append(at)
+    values = [value if rng.random() < 0.7 else UNKNOWN for _, value in parts]
+    known = [(s, v) for s, v in zip(steps, values, strict=True) if v != UNKNOWN]
+    found = even(steps, values)
+    if len(known) < ENOUGH:
+        assert found == []
+        return
+    assert ENOUGH <= len(found) <= len(known)
+    distances = {b[0] - a[0] for a, b in pairwise(found)}
+    assert max(distances) - min(distances) <= 1
+    assert (found[0][0] >= known[0][0], found[-1][0]) == (True, known[-1][0])
+    assert min(v for _, v in found) == min(v for _, v in known)
+    assert max(v for _, v in found) <= max(v for _, v in known)
+
+
+def judged(path: str, limit: int | None = None) -> list[Growth]:
+    return judge(timeline(memtools.read_record(path)), limit, [])[0]
+
+
+@pytest.mark.parametrize("name", [*record.LEAK_FREE, *record.LEAKS])
+def test_a_record_of_a_recorded_loop_is_judged_right(name, tmp_path):
+    series = {signal: v.tolist() for signal, v in record.load(name).items() if signal in NAMES}
+    path = str(tmp_path / "run.mem")
+    columns = [("step", ""), *((NAMES[signal], "B") for signal in series)]
+    with _core.RecordWriter(path, columns) as writer:
+        for step, row in enumerate(zip(*series.values(), strict=True)):
+            writer.append(10**15 + step * 10**7, [step, *row])
+    found = [(growth.kind, growth.signal) for growth in judged(path)]
+    _, seen_by = record.LEAKS.get(name, (0, ()))
+    expected = [("leak", signal) for signal in seen_by if signal in NAMES]  # no column of "python"
+    assert [growth for growth in found if growth[0] == "leak"] == expected
+
+
+def test_slow_steps_and_seldom_readings_do_not_bend_the_rate(tmp_path):
+    """Steps that take one sample at first and five later, the heap read at each tenth sample."""
+    path, rng, sample = str(tmp_path / "run.mem"), random.Random(5), 0
+    columns = [("step", ""), ("rss", "B"), ("heap_used", "B")]
+    with _core.RecordWriter(path, columns, rows=32768) as writer:
+        for step in range(6000):
+            for _ in range(1 if step < 3000 else 5):
+                heap = 300 * MIB + step * 65536 + rng.randrange(MIB)
+                seldom = heap if sample % 10 == 0 else None
+                writer.append(10**15 + sample * 10**7, [step, heap + 200 * MIB, seldom])
+                sample += 1
+    (growth,) = judged(path, 1024 * MIB)
+    assert (growth.kind, growth.signal, growth.per) == ("leak", "heap", "step")
+    assert growth.rate_bytes == pytest.approx(65536, rel=0.1)
+
+
+def test_a_long_run_is_judged_by_its_buckets_and_its_newest_samples_alike(tmp_path):
+    path = str(tmp_path / "run.mem")
+    with _core.RecordWriter(path, [("step", ""), ("rss", "B")], rows=2048) as writer:
+        for i in range(200_000):
+            writer.append(10**15 + i * 10**7, [i // 4, 400 * MIB + (i // 4) * 4096 + i % 7 * 9999])
+    (growth,) = judged(path, 1024 * MIB)
+    assert (growth.kind, growth.signal) == ("leak", "rss")
+    assert growth.rate_bytes == pytest.approx(4096, rel=0.1)
+    assert growth.left is not None
+    assert growth.left[0] <= (624 * MIB - 50_000 * 4096) / 4096 <= growth.left[1]

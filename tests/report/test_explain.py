@@ -1,0 +1,373 @@
+"""`memtools explain`: what it says of real and made-up records, and of files that are none."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memtools
+from memtools import _core, cli
+from memtools.record.events import ending, started_with
+from memtools.record.figures import figures_of
+from tests.report.reportcases import COLUMNS, HOSTILE, MIB, write
+
+HOLDER = (
+    "+64.0 KiB/step: 1 new [1024, 16] float32 tensor a step, held by list MoEBlock.gate_history"
+)
+LEAK = "leak: +64.0 KiB/step in heap since step 255"
+GIB_LIMIT = "host every 10 ms; limit given, 1.0 GiB"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "run.mem")
+
+
+def explain(capsys, *args: str) -> str:
+    assert cli.main(["explain", *args]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+def test_a_killed_leak_is_told_with_its_limit_holder_and_what_to_do(path, capsys):
+    events = [("start", "host"), ("leak", LEAK), ("holder", HOLDER)]
+    write(path, grows=256 * 1024, limit=1024 * MIB, events=events, steps=2890, close=False)
+    out = explain(capsys, path)
+    assert out.startswith(
+        "No end mark: the process is gone (SIGKILL and os._exit() leave no mark); at"
+    )
+    assert "; the control group 1022.4 MiB of 1.00 GiB (cgroup limit, 99.8 %), 1.98 s after" in out
+    assert "out-of-memory killer is the likely end" in out
+    assert "- list MoEBlock.gate_history grows: clear it once it has been used, or bound it" in out
+    # The newest, by the whole series: the run itself said 64 KiB, and nothing since.
+    assert re.search(r"  leak: \+25\d\.\d KiB/step in heap since step \d+; the limit was", out)
+    assert HOLDER in out
+    assert "monitor.guard(0.90" in out
+
+
+def test_a_graph_whose_nodes_are_not_told_is_left_out(path, capsys):
+    write(path, steps=10, events=[("start", "host"), ("holder", "autograd graph of")])
+    assert "  autograd graph of" not in explain(capsys, path)
+
+
+def test_the_moment_of_passing_95_percent_is_that_of_the_series(path):
+    write(path, grows=256 * 1024, limit=1024 * MIB, steps=2890, close=False)
+    facts = figures_of(memtools.read_record(path))
+    used = [300 * MIB + 262144 * s + (s * 7919 % 64) * 4096 for s in range(2890)]
+    below = max(s for s in range(2890) if used[s] < 0.95 * 1024 * MIB)
+    assert facts.used is not None
+    assert facts.used.near_since_seconds == pytest.approx((2889 - below - 1) * 0.01)
+    assert facts.used.peak_bytes == max(used)
+    assert facts.used.last_bytes == used[-1]
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_growth_is_judged_from_the_series_where_the_record_has_no_verdict(path, capsys, counted):
+    write(path, grows=65536, limit=1024 * MIB, steps=6000, counted=counted)
+    out = explain(capsys, path)
+    rate, per = (65536, "step") if counted else (65536 * 100, "s")
+    assert re.search(rf"leak: \+[\d.]+ [KM]iB/{per} in heap since .*; limit in ", out)
+    left = (1024 - 300 - 375) * MIB / 65536 / 100
+    growth = figures_of(memtools.read_record(path)).verdict.growth[0]
+    assert growth.seconds_left is not None
+    assert growth.rate_bytes == pytest.approx(rate, rel=0.05)
+    assert growth.seconds_left[0] <= left <= growth.seconds_left[1]
+
+
+def test_what_does_not_grow_is_called_quiet_and_what_is_too_short_is_not_judged(path, capsys):
+    write(path, steps=6000)
+    assert "  neither the process nor its workers grow\n" in explain(capsys, path)
+    os.unlink(path)
+    write(path, steps=100)
+    assert "too short to judge: 98 steps with a reading, 256 are needed" in explain(capsys, path)
+
+
+ENDS = {
+    "exit: normal": ("clean", "finished"),
+    "exit: stop()": ("clean", "finished"),
+    "exit 0": ("clean", "finished (exit code 0)"),
+    "exit: code 0": ("clean", "finished (exit code 0)"),
+    "exit: the program ended without stop()": (
+        "clean",
+        "finished: the program ended without stop()",
+    ),
+    "exit 3": ("failed", "it ended with exit code 3"),
+    "exit: code 1": ("failed", "it ended with exit code 1"),
+    "exit: exception ValueError: exit 0": ("failed", "it ended by exception ValueError: exit 0"),
+    "not started: No such file": ("failed", "it was not started: No such file"),
+    "killed by SIGKILL": ("killed", "it was killed by SIGKILL"),
+    "exit 137": ("killed", "it ended with exit code 137"),
+}
+
+
+@pytest.mark.parametrize("text", ENDS)
+def test_the_end_mark_says_how_it_ended(text, path):
+    write(path, steps=3, events=[("end", "exit 7"), ("end", text)])
+    found = ending(memtools.read_record(path))
+    assert (found.kind, found.text) == ENDS[text]
+
+
+def test_without_an_end_mark_the_file_itself_says_it(path, tmp_path):
+    write(path, steps=3)
+    assert ending(memtools.read_record(path)).kind == "clean"
+    other = str(tmp_path / "other.mem")
+    write(other, steps=3, close=False)
+    lost = ending(memtools.read_record(other))
+    assert lost.kind == "gone"
+    assert "killed" not in lost.text  # it may have left by os._exit()
+    with _core.RecordWriter(str(tmp_path / "now.mem"), ["x"]):
+        assert ending(memtools.read_record(tmp_path / "now.mem")).kind == "running"
+
+
+LIMITS = {
+    "host every 10 ms; limit given, 1.0 GiB": (2**30, None),
+    "process tree of x; limit 943718400 bytes (given)": (943718400, None),
+    "process tree of x; limit 943718400 bytes (machine)": (None, 943718400),
+    "host; no cgroup limit; machine 2.0 GiB": (None, 2**31),
+    "host; cgroup v2 limit 8.0 GiB (/sys/x)": (None, None),
+    "limit given, 99999999999999999999999 GiB": (None, None),
+    "limit given, 0 B": (None, None),
+    "limit 0.5 GiB (given)": (2**29, None),
+}
+
+
+@pytest.mark.parametrize("text", LIMITS)
+def test_the_start_event_tells_of_limits_that_have_no_column(text):
+    assert started_with(text) == LIMITS[text]
+
+
+def test_the_lower_of_two_limits_counts_and_what_is_counted_fits_it(path):
+    write(path, steps=3, limit=2048 * MIB, events=[("start", GIB_LIMIT)])
+    used = figures_of(memtools.read_record(path)).used
+    assert used is not None
+    assert (used.limit_bytes, used.source) == (2**30, "given")
+    assert used.of == "process and workers"
+    assert used.last_bytes == 300 * MIB + (2 * 7919 % 64) * 4096 + 20 * MIB
+    os.unlink(path)
+    write(path, steps=3, limit=None, events=[("start", "host; no cgroup limit; machine 10.0 GiB")])
+    used = figures_of(memtools.read_record(path)).used
+    assert used is not None
+    assert (used.limit_bytes, used.source, used.of) == (
+        10 * 2**30, "machine", "process and workers"
+    )  # fmt: skip
+    assert used.last_bytes == 300 * MIB + (2 * 7919 % 64) * 4096 + 20 * MIB
+    machine = figures_of(memtools.read_record(path)).machine
+    assert machine is not None
+    assert machine.last_bytes == 10 * 2**30 - 9000 * MIB
+
+
+def falling(path: str, end: str, *events: tuple[str, str]) -> str:
+    """A command watched from outside: 2 s at 297 MiB of 300 (once 299), then it ends in 0.2 s."""
+    with _core.RecordWriter(path, [("rss", "B"), ("cgroup_used", "B")]) as writer:
+        writer.event("start", "process tree of x every 10 ms; limit 300 MiB (given)")
+        for i in range(220):
+            used = 5 * (219 - i) if i >= 200 else 299 if i == 5 else 297
+            writer.append(10**15 + i * 10**7, [used * MIB, 7])
+        for event in (*events, ("end", end)):
+            writer.event(*event)
+    return path
+
+
+def test_memory_that_falls_while_a_command_ends_does_not_hide_the_limit(path, capsys):
+    falling(path, "exit: killed by SIGKILL")
+    out = explain(capsys, path)
+    assert out.startswith(
+        "It was killed by SIGKILL; in its last second: the process tree 297.0 MiB of 300.0 MiB "
+        "(given limit, 99 %), 1.99 s after passing 95 %.\n"
+    )
+    assert "what enforces that limit ended it" in out
+
+
+def test_what_the_guard_did_is_the_reason_of_the_end(path, capsys):
+    falling(path, "exit: killed by SIGTERM", ("guard", "297.0 MiB used: sent SIGTERM"))
+    out = explain(capsys, path)
+    assert "- the guard acted before the limit did: 297.0 MiB used: sent SIGTERM\n" in out
+    assert "set monitor.guard" not in out
+
+
+def test_cleanups_are_added_up_by_what_was_done(path):
+    texts = ["gc (12 objects) 3.0 ms, malloc_trim 0.5 ms: freed 4.0 MiB on the host"] * 2
+    texts += ["gc (0 objects) 3.0 ms: freed 0 B on the host, 1.0 GiB on the devices"]
+    write(path, steps=3, events=[("cleanup", text) for text in texts])
+    rows = figures_of(memtools.read_record(path)).cleanups
+    assert [(r.what, r.count, r.freed_bytes) for r in rows] == [
+        ("gc", 1, 2**30),
+        ("gc, malloc_trim", 2, 8 * MIB),
+    ]
+    assert rows[1].seconds == pytest.approx(0.007)
+
+
+def test_json_has_the_same_figures(path, capsys):
+    write(path, grows=65536, steps=6000, device=True, events=[("leak", LEAK), ("holder", HOLDER)])
+    found = json.loads(explain(capsys, path, "--json"))
+    facts = figures_of(memtools.read_record(path))
+    assert found["headline"] == facts.headline()
+    assert found["steps"] == 5999
+    assert found["used"]["limit_bytes"] == 2**30
+    assert found["used"]["peak_bytes"] == facts.used.peak_bytes  # type: ignore[union-attr]
+    assert found["leaks"][0]["text"] == LEAK
+    assert [phase["name"] for phase in found["phases"]] == ["train", "eval"]
+    assert found["phases"][0]["peak_bytes"] == 302 * MIB
+    assert found["growth"][0]["kind"] == "leak"
+    assert [growth["signal"] for growth in found["growth"]] == ["heap", "cuda:0"]
+    assert any("gate_history" in line for line in found["advice"])
+
+
+def test_a_run_that_was_sigkilled_is_read_afterwards(tmp_path, capsys):
+    script = (
+        "import os, signal, sys; from memtools import _core\n"
+        "names = ['rss', 'cgroup_used', 'cgroup_limit']\n"
+        "w = _core.RecordWriter(sys.argv[1], [('step', ''), *((n, 'B') for n in names)])\n"
+        "for i in range(500): w.append(None, [i, *[2**20 * (1 + i)] * 2, 500 * 2**20])\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    path = str(tmp_path / "run.mem")
+    done = subprocess.run([sys.executable, "-c", script, path], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert explain(capsys, path).startswith(
+        "No end mark: the process is gone (SIGKILL and os._exit() leave no mark); at the last "
+        "sample: the process 500.0 MiB; the control group 500.0 MiB of 500.0 MiB (cgroup limit, "
+        "100 %)"
+    )
+
+
+# --- files that are no record ---------------------------------------------------------------------
+
+
+def refused(capsys, command: str, *args: str) -> str:
+    assert cli.main([command, *args]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"memtools {command}: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def later_version(data: bytes) -> bytes:
+    head = bytearray(data)
+    struct.pack_into("<Q", head, 8, 2)
+    struct.pack_into("<I", head, 104, zlib.crc32(head[:104] + head[256:2048]))
+    return bytes(head)
+
+
+UNREADABLE = {
+    "empty": lambda data: b"",
+    "text": lambda data: b"step,rss\n1,2\n" * 400,
+    "cut in the header": lambda data: data[:100],
+    "cut": lambda data: data[: len(data) // 2],
+    "one byte short": lambda data: data[:-1],
+    "too long": lambda data: data + b"\0" * 8,
+    "a later version": later_version,
+    "other counts": lambda data: data[:32] + b"\xff" * 8 + data[40:],
+    "zeros": lambda data: bytes(len(data)),
+    "random": lambda data: random.Random(1).randbytes(len(data)),
+}
+
+
+@pytest.mark.parametrize("command", ["explain", "report"])
+@pytest.mark.parametrize("fault", UNREADABLE)
+def test_a_file_that_is_no_record_gets_one_sentence_and_code_2(fault, command, path, capsys):
+    data = Path(write(path, steps=5)).read_bytes()
+    Path(path).write_bytes(UNREADABLE[fault](data))
+    assert "run.mem" in refused(capsys, command, path)
+    assert not Path(path).with_suffix(".html").exists()
+
+
+@pytest.mark.parametrize("command", ["explain", "report"])
+def test_no_file_and_a_folder_get_one_sentence_too(command, tmp_path, capsys):
+    error = refused(capsys, command, str(tmp_path / "none.mem"))
+    assert f"there is no record {tmp_path / 'none.mem'}; memtools run writes one" in error
+    assert "is a directory; give the run.mem file" in refused(capsys, command, str(tmp_path))
+    odd = str(tmp_path / "a\x1b[31m\n.mem")
+    assert "\x1b" not in refused(capsys, command, odd)
+    refused(capsys, command, "a\0b")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 10**9), st.binary(min_size=1, max_size=16)), max_size=8))
+def test_a_damaged_record_is_explained_or_refused_in_one_line(tmp_path_factory, changes):
+    folder = tmp_path_factory.mktemp("damaged")
+    path = write(str(folder / "run.mem"), steps=60, events=[("leak", LEAK)], sizes=SMALL)
+    data = bytearray(Path(path).read_bytes())
+    for at, what in changes:
+        at %= len(data)
+        data[at : at + len(what)] = what[: len(data) - at]
+    Path(path).write_bytes(data)
+    for command in (["explain", path], ["explain", path, "--json"], ["report", path]):
+        done = subprocess_free(command)
+        assert done in (0, 2)
+
+
+SMALL = {"rows": 16, "buckets": 8, "events": 8, "phases": 4}
+
+
+def subprocess_free(command: list[str]) -> int:
+    """cli.main with its streams caught: what it raises is a failure of the test."""
+    import contextlib
+    import io
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = cli.main(command)
+    if code == 2:
+        assert err.getvalue().count("\n") == 1
+        assert out.getvalue() == ""
+    else:
+        assert err.getvalue() == ""
+        assert "--json" not in command or json.loads(out.getvalue())
+    return code
+
+
+TEXT = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=40)).map(
+    lambda text: text.encode("utf-8", "ignore").decode().replace("\0", "")
+)
+VALUE = st.one_of(st.none(), st.integers(0, 2**64 - 2), st.sampled_from([0, 1, 2**63, 2**30]))
+NAMES = [name for name, _ in COLUMNS] + ["cuda0_allocated", "cuda0_total", "cuda999_x", "other"]
+EVENT = st.tuples(
+    st.sampled_from(["start", "end", "leak", "holder", "cleanup", "phase", "fork", "what"]),
+    st.one_of(
+        TEXT,
+        st.from_regex(
+            r"(exit|limit|gc|freed)[ :,]{1,2}[0-9]{1,30}[.0-9]* (GiB|ms|B)", fullmatch=True
+        ),
+    ),
+    st.one_of(st.none(), st.integers(0, 2**64 - 2)),
+    st.integers(0, 2**64 - 2),
+    st.integers(0, 2**64 - 2),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from(NAMES), min_size=1, max_size=8, unique=True),
+    st.lists(st.tuples(st.integers(0, 2**64 - 2), st.lists(VALUE, min_size=8, max_size=8))),
+    st.lists(EVENT, max_size=8),
+    st.lists(st.tuples(TEXT, st.integers(0, 2**63), VALUE), max_size=4),
+)
+def test_any_valid_record_is_explained_and_reported(tmp_path_factory, names, rows, events, phases):
+    path = str(tmp_path_factory.mktemp("odd") / "run.mem")
+    with _core.RecordWriter(path, [(n, "B") for n in names], **SMALL, command=HOSTILE) as writer:
+        for time_ns, values in rows:
+            writer.append(time_ns, values[: len(names)])
+        for kind, text, step, time_ns, took in events:
+            if text:
+                writer.event(kind, text, step=step, time_ns=time_ns, duration_ns=took)
+        for name, took, peak in phases:
+            if name:
+                writer.phase(name, took, peak)
+    assert subprocess_free(["explain", path]) == 0
+    assert subprocess_free(["explain", path, "--json"]) == 0
+    assert subprocess_free(["report", path]) == 0

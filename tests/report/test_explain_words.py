@@ -1,0 +1,114 @@
+"""The words of `memtools explain`: harmless, short, with units; and what it advises."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import memtools
+from memtools import _core, cli
+from memtools._base.text import duration, percent, shown, size
+from memtools.record.events import cleanup
+from memtools.record.figures import figures_of, plain
+from memtools.report.advice import advise
+from tests.report.reportcases import HOSTILE, MIB, START, write
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "run.mem")
+
+
+def test_nothing_reaches_the_terminal_that_could_lead_it(path, capsys):
+    events = [(kind, text) for text in HOSTILE for kind in ("leak", "holder", "cleanup", "mark")]
+    write(path, steps=300, events=events, command=tuple(HOSTILE))
+    assert cli.main(["explain", path]) == 0
+    out = capsys.readouterr().out
+    assert all(char == "\n" or char.isprintable() for char in out)
+    assert r"\u202egnp.exe" in out
+
+
+def test_shown_keeps_words_and_escapes_what_cannot_be_seen():
+    assert shown("Größe 3 µs, 中文 é") == "Größe 3 µs, 中文 é"
+    assert shown("a\tb\x85\u202e\U000e0001") == r"a\x09b\x85\u202e\U000e0001"
+
+
+def test_durations_sizes_and_shares_are_short_and_have_units():
+    cases = {0: "0 s", 2e-6: "2 us", 0.0042: "4.2 ms", 0.42: "0.42 s", 59.94: "59.9 s",
+             59.96: "1 min 00 s", 200: "3 min 20 s", 3599.6: "1 h 00 min", 14700: "4 h 05 min",
+             1e6: "11 d 14 h"}  # fmt: skip
+    assert {seconds: duration(seconds) for seconds in cases} == cases
+    assert [size(n) for n in (0, 2**20, 1536 * MIB, 12 << 30)] == [
+        "0 B", "1.0 MiB", "1.50 GiB", "12.0 GiB"]  # fmt: skip
+    assert [percent(n, 1000) for n in (0, 5, 500, 996, 1000, 2200)] == [
+        "0 %", "0.5 %", "50 %", "99.6 %", "100 %", "220 %"]  # fmt: skip
+
+
+def test_explain_needs_neither_torch_nor_numpy_nor_jinja2(path):
+    write(path, grows=65536, steps=600)
+    script = (
+        "import sys; sys.modules.update(torch=None, numpy=None, jinja2=None)\n"
+        "from memtools import cli; sys.exit(cli.main(['explain', sys.argv[1]]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Memory\n" in done.stdout
+
+
+def test_a_cleanup_event_with_a_duration_takes_that(path):
+    with _core.RecordWriter(path, ["x"]) as writer:
+        writer.event("cleanup", "gc: 9 ms, freed 1 MiB", time_ns=START, duration_ns=5_000_000)
+    (event,) = memtools.read_record(path).events
+    assert cleanup(event) == ("gc", 0.005, MIB)
+
+
+def test_a_forecast_without_an_end_is_null_in_json():
+    assert plain((1.0, math.inf, (math.nan, "x"), 2**70)) == [1.0, None, [None, "x"], 2**70]
+
+
+def test_a_leak_that_is_no_longer_one_is_not_blamed(path):
+    held = ("holder", "+1.0 KiB/step: 1 new tensor a step, held by list Net.kept")
+    events = [("leak", "leak: +1.0 KiB/step in heap since step 3"), held]
+    write(path, steps=600, base=1000 * MIB, events=events, close=False)
+    assert any("list Net.kept" in line for line in advise(figures_of(memtools.read_record(path))))
+    Path(path).unlink()
+    events.append(("leak", "no longer: quiet: no signal grows"))
+    write(path, steps=600, base=1000 * MIB, events=events, close=False)
+    lines = advise(figures_of(memtools.read_record(path)))
+    assert not any("list Net.kept" in line for line in lines)
+    assert any("its peak in phase train is too high" in line for line in lines)
+
+
+def test_what_leaks_in_workers_is_not_looked_for_by_a_census(path):
+    write(path, steps=600, events=[("leak", "leak: +39.3 KiB/step in children since step 9")])
+    lines = advise(figures_of(memtools.read_record(path)))
+    assert any(
+        line.startswith("the workers grow: look for what the dataset keeps") for line in lines
+    )
+    assert not any("census" in line for line in lines)
+
+
+def test_the_holder_that_takes_most_is_the_one_to_stop(path):
+    rates = ("+900 B/step", "+1,023.5 KiB/step", "+1.5 MiB/step", "+4.0 KiB/step", "+0 B/step")
+    held = [
+        ("holder", f"{r}: 1 new tensor a step, held by list Net.{'abcde'[i]}")
+        for i, r in enumerate(rates)
+    ]
+    write(path, steps=600, events=[("leak", "leak: +1.0 KiB/step in heap since step 3"), *held])
+    assert any(
+        line.startswith("list Net.c grows: ")
+        for line in advise(figures_of(memtools.read_record(path)))
+    )
+
+
+def test_the_name_of_a_damaged_file_cannot_lead_the_terminal(tmp_path, capsys):
+    odd = tmp_path / "a\x1b[31m\n\u202e.mem"
+    odd.write_bytes(b"x" * 5000)
+    assert cli.main(["explain", str(odd)]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert err[:-1].isprintable()

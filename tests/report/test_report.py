@@ -1,0 +1,317 @@
+"""The HTML page, taken apart without a browser; `make test-pages` opens it in one."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import memtools
+from memtools import cli
+from memtools.record.figures import figures_of
+from memtools.record.series import UNKNOWN
+from memtools.report import render, write_report
+from memtools.report.payload import CELLS
+from tests.report.reportcases import COLUMNS, HOSTILE, MIB, Page, write
+
+PROJECT = Path(__file__).resolve().parents[2]
+STATIC = PROJECT / "memtools/report/static"
+LIMIT_BYTES = 2 * MIB
+EVENTS = [("start", "host"), ("leak", "leak: +1.0 KiB/step in heap since step 3"),
+          ("holder", "+1.0 KiB/step: 1 new tensor a step, held by list Net.kept"),
+          ("cleanup", "gc 3 ms: freed 1.0 MiB"), ("end", "exit 0")]  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "run.mem")
+
+
+@pytest.fixture
+def record(path: str) -> memtools.Record:
+    return memtools.read_record(write(path, grows=65536, device=True, events=EVENTS))
+
+
+@pytest.fixture
+def page(record: memtools.Record) -> Page:
+    return Page(render(record))
+
+
+def sources(policy: str, kind: str) -> list[str]:
+    found = next(part.split() for part in policy.split(";") if part.split()[0] == kind)
+    return found[1:]
+
+
+def digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def test_the_page_is_whole_and_each_element_is_closed(page):
+    assert (page.wrong, page.open) == ([], [])
+    ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    assert page.tags[0] == ("html", {"lang": "en"})
+
+
+def test_nothing_can_be_loaded_and_nothing_else_can_run(page):
+    metas = [attrs for tag, attrs in page.tags if tag == "meta"]
+    (policy,) = [m["content"] for m in metas if m.get("http-equiv") == "Content-Security-Policy"]
+    assert sources(policy, "default-src") == ["'none'"]
+    _data, *scripts = page.parts["script"]
+    assert sources(policy, "script-src") == [digest(script) for script in scripts]
+    assert sources(policy, "style-src") == [digest(style) for style in page.parts["style"]]
+    assert {part.split()[0] for part in policy.split(";")} == {
+        "default-src", "script-src", "style-src", "base-uri", "form-action"}  # fmt: skip
+    order = [tag for tag, attrs in page.tags if tag in ("style", "script") or "http-equiv" in attrs]
+    assert order[0] == "meta"
+
+
+def test_no_attribute_style_or_script_reaches_for_an_address(page):
+    for tag, attrs in page.tags:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base", "form"), tag
+        for name, value in attrs.items():
+            assert name not in ("style", "srcset", "action", "data", "background"), name
+            assert not name.startswith("on"), name
+            if name in ("src", "href"):
+                assert value is not None
+                assert value.startswith("#")
+    assert not re.search(r"url\(|@import|expression\(", page.parts["style"][0])
+    calls = (
+        r"fetch\(|XMLHttpRequest|WebSocket|EventSource|import\(|sendBeacon|\beval\(|new Function"
+    )
+    for script in page.parts["script"][1:]:
+        assert not re.search(calls + r"|\.src\s*=|innerHTML|document\.write", script)
+
+
+def test_the_series_are_the_records_in_bytes(page, record):
+    (drawn,) = page.data["records"]
+    cells = len(drawn["ms"])
+    assert 500 < cells <= CELLS
+    assert drawn["ms"] == sorted(drawn["ms"])
+    for name, line in drawn["lines"].items():
+        if name.startswith("="):
+            continue
+        assert len(line["most"]) == cells
+        values = [v for v in record.samples.values[name] if v != UNKNOWN]
+        assert max(v for v in line["most"] if v is not None) == max(values)
+        least = line.get("least", line["most"])
+        assert min(v for v in least if v is not None) == min(values)
+        assert {*line["most"], *least} <= {*values, None}
+    assert drawn["step"][-1] == 2999
+    assert drawn["lines"]["= limit"] == {"level": 1024 * MIB}
+    assert [lane["name"] for lane in drawn["lanes"]] == ["train"]
+    assert drawn["lanes"][0]["spans"] == [[0, 5000], [8000, 5000], [16000, 5000]]
+    assert [mark[1:] for mark in drawn["marks"]] == [list(event) for event in EVENTS]
+
+
+def test_each_chart_has_its_place_and_its_lines(page):
+    places = [attrs["data-chart"] for _, attrs in page.tags if "data-chart" in attrs]
+    charts = {chart["place"]: chart for chart in page.data["charts"]}
+    assert places == list(charts) == ["r0-host", "r0-cuda0"]
+    keys = [line["key"] for line in charts["r0-host"]["lines"]]
+    assert keys == ["rss", "private", "children_private", "cgroup_used", "heap_used", "available",
+                    "cgroup_limit"]  # fmt: skip
+    keys = [line["key"] for line in charts["r0-cuda0"]["lines"]]
+    assert keys == ["cuda0_allocated", "cuda0_reserved", "cuda0_free", "cuda0_total"]
+    for chart in charts.values():
+        for line in chart["lines"]:
+            assert line["key"] in page.data["records"][line["record"]]["lines"]
+
+
+def test_the_page_says_what_explain_says(page, record):
+    text, figures = page.text(), figures_of(record)
+    assert figures.used is not None
+    for words in ("Finished", "Memory of train.py", "List Net.kept grows: clear it",
+                  figures.growth_lines()[0], "freed 1.0 MiB", "2,999",
+                  f"of 1.00 GiB (cgroup limit), at {figures.used.peak_seconds:.1f} s"):  # fmt: skip
+        assert words in text, words
+    phases = [attrs for tag, attrs in page.tags if tag == "th" and attrs.get("scope") == "row"]
+    assert len(phases) == 2 + 1 + len(figures.tiers)  # phases, cleanups, columns
+
+
+def test_tables_are_marked_up_for_those_who_cannot_see_them(page):
+    assert all("scope" in attrs for tag, attrs in page.tags if tag == "th")
+    plots = [attrs for _, attrs in page.tags if attrs.get("class") == "plot"]
+    assert all(attrs["tabindex"] == "0" and "Arrow keys" in attrs["aria-label"] for attrs in plots)
+    assert sum(tag == "h1" for tag, _ in page.tags) == 1
+
+
+def test_hostile_texts_are_shown_and_do_nothing(path, tmp_path):
+    events = [(kind, text) for text in HOSTILE for kind in ("leak", "mark", "cleanup", "end")]
+    write(path, events=events, command=tuple(HOSTILE))
+    odd = tmp_path / "'\"><script>x<.mem"
+    os.rename(path, odd)
+    plain = Page(render(memtools.read_record(write(path, events=EVENTS))))
+    for records in ([memtools.read_record(odd)], [memtools.read_record(odd)] * 2):
+        text = render(records, title=HOSTILE[0])
+        page = Page(text)
+        assert (page.wrong, page.open) == ([], [])
+        assert {tag for tag, _ in page.tags} <= {tag for tag, _ in plain.tags} | {"a", "h2"}
+        assert len(page.parts["script"]) == 3
+        assert HOSTILE[0] in page.parts["title"][0]
+        assert all(char in "\n\t\xa0" or char.isprintable() for char in text)
+        assert "{{ 7*7 }}" in page.text()
+        assert not set("<>&") & set(page.parts["script"][0])
+        marks = [mark[2] for mark in page.data["records"][0]["marks"]]
+        assert HOSTILE[0] in marks
+        assert all(mark.isprintable() for mark in marks)
+
+
+def test_several_records_lie_side_by_side(tmp_path, capsys):
+    paths = [write(str(tmp_path / f"{name}.mem"), steps=steps, grows=grows)
+             for name, steps, grows in (("plain", 2000, 65536), ("memtools", 1000, 0))]  # fmt: skip
+    out = str(tmp_path / "both.html")
+    assert cli.main(["report", *paths, "-o", out, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["path"] == out
+    assert said["bytes"] == os.path.getsize(out)
+    assert [one["path"] for one in said["records"]] == paths
+    page = Page(Path(out).read_text())
+    assert (page.wrong, page.open) == ([], [])
+    overlay = page.data["charts"][0]
+    assert overlay["place"] == "all-0"
+    assert [line["label"] for line in overlay["lines"]] == ["plain.mem", "memtools.mem", "Limit"]
+    assert [len(record["ms"]) for record in page.data["records"]] == [2000, 1000]
+    places = [attrs["data-chart"] for _, attrs in page.tags if "data-chart" in attrs]
+    assert places == ["all-0", "r0-host", "r1-host"]
+    assert "Side by side" in page.text()
+
+
+def test_growth_that_the_run_itself_saw_is_not_called_none(path):
+    write(path, steps=500, events=[("leak", "leak: +39.3 KiB/step in children since step 9")])
+    text = Page(render(memtools.read_record(path))).text()
+    assert "Growth at the end+39.3 KiB/stepleak, in children" in text
+
+
+def test_a_process_without_a_limit_of_its_own_is_told_from_its_machine(path):
+    start = [("start", "host every 10 ms; no cgroup limit; machine 10.0 GiB")]
+    write(path, steps=500, limit=None, events=start)
+    record = memtools.read_record(path)
+    text = Page(render(record)).text()
+    assert "Peak of the process302.0 MiB" in text
+    assert "Peak with its workers320.2 MiB" in text
+    assert "Machine, all programs1.21 GiB 1.21 of 10.0 GiB (12 %) in use at the end" in text
+    both = Page(render([record, record]))
+    assert max(both.data["records"][0]["lines"]["= used"]["most"]) < 330 * MIB
+
+
+def test_records_of_one_name_are_told_apart_by_their_paths(tmp_path):
+    (tmp_path / "a").mkdir()
+    records = [memtools.read_record(write(str(tmp_path / name), steps=5))
+               for name in ("run.mem", "a/run.mem")]  # fmt: skip
+    labels = [line["label"] for line in Page(render(records)).data["charts"][0]["lines"]]
+    assert labels[:2] == [record.path for record in records]
+
+
+def test_a_page_stays_small_whatever_it_shows(tmp_path):
+    columns = {"rows": 20_000, "buckets": 4096, "events": 4096}
+    long = write(str(tmp_path / "long.mem"), steps=30_000, grows=997, device=True, sizes=columns,
+                 events=[("mark", "x" * 190)] * 4000)  # fmt: skip
+    record = memtools.read_record(long)
+    assert len(render(record)) < LIMIT_BYTES
+    assert len(render([record] * 3)) < LIMIT_BYTES
+
+
+def test_without_jinja2_it_says_what_to_install(path, tmp_path):
+    write(path, steps=5)
+    script = (
+        "import sys; sys.modules.update(jinja2=None)\n"
+        "from memtools import cli; sys.exit(cli.main(['report', sys.argv[1]]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "memtools report: the report needs jinja2, which is not installed; run "
+        "python -m pip install jinja2\n"
+    )
+    assert sorted(os.listdir(tmp_path)) == ["run.mem"]
+
+
+def test_only_an_earlier_report_is_replaced(path, tmp_path, capsys):
+    write(path, steps=5)
+    assert cli.main(["report", path]) == 0
+    out, first = capsys.readouterr().out, tmp_path / "run.html"
+    assert re.fullmatch(rf"Wrote {re.escape(str(first))} \([\d.]+ KiB\)\n", out)
+    assert cli.main(["report", path]) == 0
+    mine = tmp_path / "notes.html"
+    mine.write_text("<p>mine</p>")
+    for other in (mine, Path(path)):
+        before = other.read_bytes()
+        assert cli.main(["report", path, "-o", str(other)]) == 1
+        assert "is no report of memtools and is left as it is" in capsys.readouterr().err
+        assert other.read_bytes() == before
+    assert sorted(os.listdir(tmp_path)) == ["notes.html", "run.html", "run.mem"]
+
+
+def test_a_folder_that_is_not_there_is_named(path, tmp_path, capsys):
+    """And not a temporary file in it."""
+    write(path, steps=5)
+    out = tmp_path / "no" / "x.html"
+    assert cli.main(["report", path, "-o", str(out)]) == 1
+    said = capsys.readouterr().err
+    assert f"there is no such directory: '{out.parent}'" in said
+    assert said.count("\n") == 1
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing_behind(path, tmp_path, monkeypatch, capsys):
+    write(path, steps=5)
+    assert cli.main(["report", path, "-o", str(tmp_path / "none/x.html")]) == 1
+    assert cli.main(["report", path, "-o", str(tmp_path)]) == 1
+
+    def fails(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "replace", fails)
+    assert cli.main(["report", path]) == 1
+    assert "no space left" in capsys.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == ["run.mem"]
+
+
+def test_the_page_has_the_permissions_of_any_new_file(path, tmp_path):
+    record = memtools.read_record(write(path, steps=5))
+    before = os.umask(0o027)
+    try:
+        write_report(record, tmp_path / "x.html")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x.html").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_report_needs_a_record_and_an_empty_one_will_do(tmp_path, path):
+    with pytest.raises(ValueError, match="at least one record"):
+        render([])
+    write(path, steps=0)
+    page = Page(render(memtools.read_record(path)))
+    assert (page.wrong, page.open) == ([], [])
+    assert page.data["charts"] == []
+
+
+def test_the_chart_library_comes_with_its_license_and_is_packaged():
+    text = (STATIC / "uplot.js").read_text()
+    assert "uPlot 1.6.32" in text
+    assert "Permission is hereby granted, free of charge" in text
+    assert sum(file.stat().st_size for file in STATIC.iterdir()) <= 150_000
+    settings = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    assert settings["tool"]["setuptools"]["package-data"]["memtools.report"] == ["static/*"]
+    assert "memtools.report" in settings["tool"]["setuptools"]["packages"]
+    assert settings["project"]["optional-dependencies"]["report"] == ["jinja2>=3.1"]
+
+
+def test_columns_of_another_program_are_drawn_too(path):
+    from memtools import _core
+
+    with _core.RecordWriter(path, [("buffers", "bytes"), ("workers", "")]) as writer:
+        for i in range(10):
+            writer.append(10**15 + i, [i * MIB, i])
+    page = Page(render(memtools.read_record(path)))
+    assert [line["label"] for line in page.data["charts"][0]["lines"]] == ["buffers"]
+    assert "workers" in page.text()
+    assert len(COLUMNS) == 11

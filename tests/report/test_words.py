@@ -1,0 +1,403 @@
+"""What is said of runs whose truth is known: 21 real programs, and the ways in which a run ends.
+
+Each case says which words must be there and which must not, in the last lines of `memtools run` and
+in `memtools explain`. The programs are in tests/traces/runs.py; the ends are made up here, in the
+form in which the monitor writes them.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import memtools
+from memtools import _core
+from memtools.record.figures import Figures, figures_of
+from memtools.record.summary import Summary
+from memtools.report.explain import explain
+from tests.report.reportcases import COLUMNS, MIB, abandon
+from tests.traces import runs
+
+GIB = 2**30
+SILENCED = r"nothing grows|nothing leaks|[Ee]nded properly|it used|expect_growth"
+
+#: bytes a step that each program leaks (a second, where it makes no steps), who holds them where
+#: the run found it, and the words for it
+LEAKS = {
+    "l02_lightning_val_outputs": (32128, r"list Net\.validation_step_outputs grows: clear it"),
+    "l03_lru_cache_getitem": (153600, r"lru_cache of LazyDataset\.__getitem__\(\) has no bound"),
+    "l05_hook_each_forward": (49152, r"AdapterLayer\._forward_pre_hooks grows: delete the entries"),
+    "l09_numpy_replay_list": (28224, None),
+    "l10_actor_queue_backlog": (66048, r"the workers grow"),
+    "l11_sampler_thread_queue": (66560, None),
+    "l14_shm_not_unlinked": (None, None),  # in files of /dev/shm, which no column sees
+    "l15_profiler_no_schedule": (None, None),
+    "l17_hidden_not_detached": (217702, r"keeps an autograd graph alive: keep x\.detach\(\)"),
+    "l20_eval_concat_numpy": (None, None),
+    "l22_stale_optimizer_state": (129600, None),
+    "l23_native_buffer": (36864, None),
+    "l27_weights_each_epoch": (48006, r"list module attribute __main__\.history\['weights'\]"),
+}
+LEAK_FREE = (
+    "f02_conv_varying_sizes",
+    "f04_deque_replay",
+    "f06_memmap_tokens",
+    "f08_lru_bounded",
+    "f09_folds_in_cycles",
+    "f11_longer_answers",
+    "f12_lightning_cleared",
+    "f15_thread_per_request",
+)
+
+
+def said(path: str) -> tuple[Figures, str]:
+    """The figures, and all that run and explain say of them."""
+    figures = figures_of(memtools.read_record(path))
+    lines = "\n".join(Summary.of_record(path).lines())
+    return figures, f"{lines}\n{explain(figures)}"
+
+
+def test_every_program_has_its_truth() -> None:
+    assert sorted([*LEAKS, *LEAK_FREE]) == sorted(runs.events())
+
+
+@pytest.mark.parametrize("name", LEAKS)
+def test_a_leak_is_said_with_its_rate_and_holder(name: str, tmp_path: Path) -> None:
+    rate, holder = LEAKS[name]
+    figures, words = said(runs.write(name, str(tmp_path / "run.mem")))
+    assert not re.search(SILENCED, words), words
+    if name == "l14_shm_not_unlinked":
+        assert "neither the process nor its workers grow" in words
+        return
+    verdict = figures.verdict
+    assert verdict.grows
+    rates = [one.rate_bytes for one in (*verdict.said, *verdict.rises)]
+    assert len(rates) == 1  # one rate, and one forecast
+    assert words.count("the limit in about") + words.count("; limit in ") == 2  # in each once
+    if rate is not None:
+        assert rates[0] == pytest.approx(rate, rel=0.2)
+    if holder is not None and (figures.holders or name == "l10_actor_queue_backlog"):
+        assert re.search(holder, words), words
+    assert_forecast(figures, rates[0])
+
+
+def assert_forecast(figures: Figures, rate: float) -> None:
+    """Never later than the growth itself allows."""
+    room = figures.room_bytes
+    assert room is not None
+    for growth in figures.verdict.said:
+        assert growth.left is not None
+        assert growth.left[0] <= room / rate
+        assert growth.left[1] <= 1.26 * room / rate
+
+
+@pytest.mark.parametrize("name", LEAK_FREE)
+def test_what_does_not_leak_is_not_called_a_leak(name: str, tmp_path: Path) -> None:
+    _, words = said(runs.write(name, str(tmp_path / "run.mem")))
+    assert not re.search(r"\b(leak|likely): ", words), words
+    assert not re.search(r"__main__\.loss|autograd graph", words), words  # of the current step
+    assert not re.search(r"nothing leaks|[Ee]nded properly|it used|grows: clear", words), words
+    if name == "f06_memmap_tokens":
+        assert "by pages of files or shared memory" in words
+
+
+# --- how runs end ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Made:
+    """A made-up run. `imports`: seconds before the first step; `rate`: bytes a step in the process
+    after `from_step`, `workers`: in its workers; `used_by_others`: of a machine of 24 GiB; `end`:
+    the end event; `each`: so many-th step is read."""
+
+    steps: int = 95
+    imports: float = 4.0
+    rate: float = 0
+    from_step: int = 0
+    workers: float = 0
+    base: int = 300 * MIB
+    limit: int | None = None
+    start: str = "memtools run: host every 10 ms; no cgroup limit; machine 24.0 GiB"
+    used_by_others: int = 2 * GIB
+    end: str | None = "exit: code 0"
+    closed: bool = True
+    events: tuple[tuple[str, str], ...] = ()
+    count: bool = True
+    step_ns: int = 10**7
+    each: int = 1
+
+    def write(self, path: str) -> str:
+        rng = random.Random(1)
+        with_close = _core.RecordWriter(path, COLUMNS, command=["python", "train.py"])
+        origin = memtools.read_record(path).clock_ns
+        with_close.event("start", self.start, time_ns=origin)
+        before = int(self.imports * 100)
+        for i in (*range(before), *range(before, before + self.steps, self.each)):
+            step = max(0, i - before)
+            own = self.base if i >= before else self.base * i // before
+            rss = int(own + max(0, step - self.from_step) * self.rate) + rng.randrange(64) * 4096
+            children = int(20 * MIB + step * self.workers) if self.workers and step > 1 else 0
+            total = rss + children
+            group = None if self.limit is None else min(total, self.limit)
+            heap = max(0, rss - 100 * MIB) if i % 10 == 0 else None
+            row = [step if self.count else None, rss, rss - 50 * MIB if rss > 50 * MIB else 0, 0]
+            row += [group, self.limit, 24 * GIB - self.used_by_others - total, 0, heap]
+            row += [2 if children else 0, children if i % 20 == 0 else None]
+            with_close.append(origin + i * self.step_ns, row)
+        for kind, text in self.events:
+            with_close.event(kind, text)
+        if self.end is not None:
+            with_close.event("end", self.end)
+        if self.closed:
+            with_close.close()
+        else:
+            abandon(with_close, path)
+        return path
+
+
+GIVEN = "memtools run: host every 10 ms; limit given, 600 MiB"
+CGROUP = "memtools run: host every 10 ms; cgroup v1 limit 600.0 MiB (/lab)"
+OWN = "host every 10 ms; cgroup v1 limit 600.0 MiB (/lab)"
+TREE = "process tree of python every 10 ms; limit 600 MiB (given)"
+CANNOT = (
+    "exit: exception RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. "
+    "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4194304 bytes."
+)
+PRIMITIVE = "exit: exception RuntimeError: could not create a primitive"
+CUDA = "exit: exception OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+HOLDS = ("holder", "+3.9 MiB/step: 1 new [1024] float32 tensor a step, held by list Net.kept")
+CODE = ("holder", "+9.0 MiB/step: held by C code (64 references nobody on the Python heap holds)")
+LOSS = ("holder", "autograd graph of 409 nodes kept by module attribute __main__.loss")
+IDLE = ("heap", f"malloc keeps {400 * MIB} B of freed memory")
+RISE = 3.9 * MIB
+LIMIT = 600 * MIB
+STEPS_95 = r"memory rose 3\.9\d? MiB a step over the last 9\d steps: too few to tell a leak from"
+
+#: a run, what must be said of it, and what must not
+ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
+    "a control group's kill of a leak in 95 steps": (
+        Made(rate=RISE, base=235 * MIB, limit=LIMIT, start=CGROUP, end=None, closed=False),
+        [r"No end mark: the process is gone", STEPS_95, r"out-of-memory killer is the likely"],
+        [SILENCED, "peak .* is too high", "limit in about"],
+    ),
+    "the same where the limit was given": (
+        Made(rate=RISE, base=235 * MIB, start=GIVEN, end=None, closed=False),
+        [
+            STEPS_95,
+            "what enforces the limit that was given is the likely end",
+            r"\(given limit, 10\d %\)",
+        ],
+        [SILENCED, "too high", "was killed"],
+    ),
+    "with a holder": (
+        Made(rate=RISE, base=235 * MIB, limit=LIMIT, start=CGROUP, end=None, closed=False,
+             events=(CODE, HOLDS)),
+        [STEPS_95, r"- list Net\.kept grows: clear it once it has been used"],
+        [SILENCED, "stop list"],
+    ),
+    "a peak that is too high": (
+        Made(steps=3000, base=590 * MIB, limit=LIMIT, start=CGROUP, end=None, closed=False),
+        ["the process does not grow; its peak is too high: take smaller micro-batches"],
+        ["nothing leaks", "rose"],
+    ),
+    **{
+        f"a leak of the last {late} of {steps} steps": (
+            Made(steps=steps, rate=RISE / 2, from_step=steps - late, limit=LIMIT, start=CGROUP,
+                 base=600 * MIB - int(late * RISE / 2), end=None, closed=False),
+            [rf"memory rose (2\.0|1\.[89]\d?) MiB a step over the last {over} steps: too few to"],
+            ["does not grow", "too short", "too high", SILENCED],
+        )
+        for steps, late, over in ((1999, 119, r"1[12]\d"), (3000, 99, r"\d\d"), (660, 60, r"\d\d"))
+    },
+    "a jump in the last steps": (
+        Made(steps=3000, rate=RISE * 4, from_step=2995, limit=LIMIT, start=CGROUP,
+             base=540 * MIB, end=None, closed=False),
+        [r"memory rose \d\d\.\d MiB in the last [3-5] steps and had not been so high before; its"],
+        ["does not grow", "too short", SILENCED],
+    ),
+    "seldom read": (
+        Made(steps=1500, each=19, rate=16 * 1024, limit=LIMIT, start=CGROUP, end=None,
+             closed=False),
+        [r"rose 1\d\.\d KiB a step over the last 1,\d{3} steps, read \d\d times: too seldom"],
+        ["too few", SILENCED],
+    ),
+    "one sample at the end of a program without steps": (
+        Made(steps=3000, rate=300 * MIB, from_step=2998, count=False),
+        ["the process does not grow"],
+        ["rose", SILENCED],
+    ),
+    "an uneven rise beside workers that leak": (
+        Made(steps=3000, rate=100 * 1024, workers=40 * 1024),
+        [r"\+\d\d\d\.\d KiB/step in heap since"],
+        ["small part", SILENCED],
+    ),
+    "a peak in a run that is too short": (
+        Made(steps=40, base=590 * MIB, limit=LIMIT, start=CGROUP, end=None, closed=False),
+        ["too short to judge", "too short to tell a leak from a peak that is too high"],
+        [SILENCED],
+    ),
+    "SIGKILL with room": (
+        Made(limit=LIMIT, start=CGROUP, end=None, closed=False),
+        ["No end mark: the process is gone", "does not explain the end"],
+        [SILENCED, "was killed", "out-of-memory killer"],
+    ),
+    "SIGKILL from outside": (
+        Made(count=False, base=595 * MIB, start=TREE, end="exit: killed by SIGKILL"),
+        ["It was killed by SIGKILL", "the process tree 595", "killed at the limit"],
+        ["nothing leaks"],
+    ),
+    "SIGTERM": (
+        Made(end="exit: killed by SIGTERM"),
+        ["It was killed by SIGTERM", "SIGTERM is a request to end", "memory is not its reason"],
+        [SILENCED, "out-of-memory killer", "dmesg"],
+    ),
+    "exit code 143": (
+        Made(end="exit: code 143"),
+        ["with exit code 143", "143 stands for SIGTERM in a shell", "a request to end"],
+        [SILENCED, "dmesg"],
+    ),
+    "exit code 137 near the limit": (
+        Made(base=590 * MIB, start=GIVEN, end="exit: code 137"),
+        ["137 stands for SIGKILL in a shell", "killed at the limit that was given"],
+        [SILENCED],
+    ),
+    "exit code 137 with room": (
+        Made(end="exit: code 137"),
+        ["137 stands for SIGKILL", "memory does not explain the end, 21.7 GiB were free"],
+        [SILENCED],
+    ),
+    "SIGBUS": (
+        Made(end="exit: killed by SIGBUS"),
+        ["It was killed by SIGBUS", "look whether /dev/shm is full"],
+        [SILENCED, "dmesg"],
+    ),
+    "Ctrl-C": (
+        Made(end="exit: exception KeyboardInterrupt"),
+        [r"It was interrupted \(KeyboardInterrupt, Ctrl-C\)"],
+        [SILENCED, "memory does not explain"],
+    ),
+    "os._exit": (
+        Made(end=None, closed=False),
+        [r"the process is gone \(SIGKILL and os\._exit\(\) leave no mark\)"],
+        [SILENCED, "was killed", "who killed", "the out-of-memory killer is"],
+    ),
+    "a clean end": (
+        Made(steps=3000),
+        [r"Finished \(exit code 0\)", "the process does not grow"],
+        ["nothing leaks", "What to do next", "ended properly"],
+    ),
+    "a clean end of a run of 95 steps": (
+        Made(),
+        [r"Finished \(exit code 0\)", "too short to judge: 9\\d steps"],
+        [SILENCED],
+    ),
+    "exit code 1 with a text": (
+        Made(end="exit: code 1: bad learning rate"),
+        ["It ended with exit code 1: bad learning rate"],
+        [SILENCED, "stands for"],
+    ),
+    "an exception": (
+        Made(end="exit: exception ValueError: no such column"),
+        ["It ended by exception ValueError: no such column"],
+        [SILENCED, "out of memory"],
+    ),
+    "RLIMIT_AS": (
+        Made(rate=RISE, end=CANNOT, events=(("limit", "RLIMIT_AS 5120000000 B"), HOLDS)),
+        ["It ran out of memory: exception RuntimeError", "RLIMIT_AS of 4.77 GiB was in force",
+         "counts addresses, touched or not: raise it", STEPS_95, r"list Net\.kept grows"],
+        [SILENCED, "limit in about"],
+    ),
+    "RLIMIT_DATA and oneDNN": (
+        Made(end=PRIMITIVE, events=(("limit", "RLIMIT_DATA 1073741824 B"),)),
+        ["It ran out of memory", "RLIMIT_DATA of 1.00 GiB", r"raise it \(ulimit -d\)"],
+        [SILENCED, "malloc keeps"],
+    ),
+    "RLIMIT_DATA, oneDNN and much freed heap": (
+        Made(end=PRIMITIVE, events=(("limit", "RLIMIT_DATA 1073741824 B"), IDLE)),
+        ["It ran out of memory", "RLIMIT_DATA of 1.00 GiB",
+         r"malloc keeps 400\.0 MiB of freed memory, which counts against the limit",
+         r"- malloc keeps .* call memtools\.allocator_settings\(\)\.set\(mmap_threshold='1 MiB'\)",
+         "MALLOC_MMAP_THRESHOLD_=1048576"],
+        [SILENCED],
+    ),
+    "MemoryError without a limit": (
+        Made(end="exit: exception MemoryError"),
+        ["It ran out of memory: exception MemoryError", "no limit of the process is recorded"],
+        [SILENCED, "was in force"],
+    ),
+    "CUDA out of memory": (
+        Made(end=CUDA),
+        ["It ran out of memory: exception OutOfMemoryError", "the device ran out of memory"],
+        [SILENCED, "no limit of the process"],
+    ),
+    "a budget": (
+        Made(end="exit: exception BudgetError: budget 'kv': 2.0 GiB asked, 1.0 GiB free"),
+        ["It ran out of memory: exception BudgetError", r"a memtools\.Budget was full"],
+        [SILENCED, "ulimit"],
+    ),
+    "a guard that raised": (
+        Made(rate=RISE, base=180 * MIB, start=GIVEN, end="exit: exception HostMemoryPressure: host",
+             events=(("guard_set", "0.9 of the limit, at the end of a step"),
+                     ("guard", "raise: 542.7 MiB of 600.0 MiB used"))),
+        ["the guard acted before the limit did: it raised at 542.7 MiB of 600.0 MiB", STEPS_95],
+        [SILENCED, "could not act", "ran out of memory"],
+    ),
+    "a guard that could not act": (
+        Made(count=False, steps=600, rate=2 * MIB, start=GIVEN,
+             events=(("guard_set", "0.9 of the limit, at the end of a step"),)),
+        [r"the guard at 90% could not act although memory passed it", "call monitor.step()"],
+        [SILENCED],
+    ),
+    "workers that grow for 1,000 steps": (
+        Made(steps=1000, workers=0.66 * MIB),
+        [r"the workers' memory rose 67\d\.\d KiB a step over the last 9\d\d steps, read 48 times",
+         "the workers grow: look for what the dataset keeps", "its workers 66\\d"],
+        [SILENCED],
+    ),
+    "a machine that others fill": (
+        Made(used_by_others=14 * GIB),
+        [r"the process 300\.\d MiB; the machine 14\.3 of 24\.0 GiB \(60 %\)"],
+        [SILENCED, r"14\.3 GiB of"],
+    ),
+    "growth that is too little to matter": (
+        Made(steps=6000, rate=300, events=(
+            ("leak", "growing: +300.0 B/step in heap since step 289, not a straight line"), LOSS)),
+        ["grows by \\d+ B a step, too little to matter", "Finished"],
+        ["growing: ", "__main__.loss", "nothing leaks", "What to do next"],
+    ),
+    "growth that is little a step and much a second": (
+        Made(steps=6000, rate=900, step_ns=10**6),
+        [r"leak: \+(89\d|90\d) B/step in heap .*; limit in \d h", "What to do next"],
+        ["too little to matter", "nothing leaks"],
+    ),
+    "a leak of a monitor of the program's own": (
+        Made(steps=1200, rate=65536, limit=LIMIT, start=OWN,
+             events=(("leak", "growing: +64.0 KiB/step in heap since step 289"), HOLDS)),
+        ["growing: ", r"list Net\.kept grows", r"declare it: monitor\.expect_growth"],
+        ["nothing leaks", "nothing grows"],
+    ),
+    "a start that was interrupted": (
+        Made(end="exit: start() was interrupted"),
+        [r"The monitor's start\(\) was interrupted"],
+        [SILENCED, "Finished"],
+    ),
+    "an end that nobody understands": (
+        Made(end="exit: the moon"),
+        ["It ended: the moon"],
+        [SILENCED, "Finished"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_the_end_of_a_run_is_told_with_what_is_known(case: str, tmp_path: Path) -> None:
+    made, wanted, unwanted = ENDS[case]
+    _, words = said(made.write(str(tmp_path / "run.mem")))
+    for pattern in wanted:
+        assert re.search(pattern, words), f"{pattern}\nis not in\n{words}"
+    for pattern in unwanted:
+        assert not re.search(pattern, words), f"{pattern}\nis in\n{words}"
