@@ -1,4 +1,10 @@
-"""Which file may reach what. Each rule is a function, so that it can be shown to fail."""
+"""Which file may reach what. Each rule is a function, so that it can be shown to fail.
+
+Layers are the first level of csrc: core, os, cuda, torch, py. Rooms are the second level, and the
+first of memtools: one concept each, by the same word in every tree. ARROWS says which room may use
+which; what breaks an arrow today stands in BROKEN, and both a new breach and a line of BROKEN that
+is no longer needed fail.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,11 @@ from pathlib import Path
 
 import pytest
 
+import memtools
+
 PROJECT = Path(__file__).resolve().parents[2]
+PUBLIC = {"BudgetError", "DeviceError", "HostMemoryPressure", "MemtoolsError", "ShimUnavailable",
+          "__version__"}  # fmt: skip
 LAYERS = {"core", "os", "cuda", "py", "torch"}
 THE_CPP_FILE = "csrc/torch/torch_shim.cpp"
 IMPORTED_IN = {"torch": "memtools/_base/torch.py", "matplotlib": "memtools/gate/plot.py",
@@ -48,6 +58,191 @@ KINDS = {
     "host": r"(dirent|dlfcn|endian|fcntl|features|link|malloc|poll|sched|semaphore|strings"
     r"|syscall|ucontext|unistd)\.h|(sys|linux|asm)/.*",
     "c++": r"[a-z_]+",
+}
+
+
+# --- the rooms ------------------------------------------------------------------------------------
+
+# What the rooms of csrc/core may include, beside themselves.
+CORE_ARROWS = {
+    "base": set(),
+    "port": {"base"},
+    "budget": {"base", "port"},
+    "gate": {"base", "port", "budget"},
+    "kv": {"base", "port", "budget"},
+    "record": {"base"},
+    "monitor": {"base", "port", "record"},
+    "cleanup": {"base", "port", "record", "monitor"},
+    "leak": {"base"},
+    "census": {"base"},
+    "grad": {"base", "port"},
+}
+# csrc/py and csrc/os go along the arrows of csrc/core, by rooms of core and of their own, and use
+# besides what serves all: csrc/py may also use every room of csrc/os.
+SERVES_ALL = {"os": {"base", "port"}, "py": {"base", "port", "tensor"}}
+ROOMS = {"core": set(CORE_ARROWS), "os": set(CORE_ARROWS), "py": {*CORE_ARROWS, "tensor"}}
+# These make the extension module of all its parts.
+USES_ALL = {"csrc/py/module.c"}
+
+# What the rooms of memtools may import when they run, at any depth of a function, beside themselves
+# and what is EVERYBODYS. The room of memtools/x.py is x; "*" is every room.
+EVERYBODYS = {"_core", "_version", "_build_info", "_torch", "errors"}
+ARROWS: dict[str, set[str]] = {
+    "__init__": {"*"},
+    "__main__": {"cli"},
+    "_base": set(),
+    "_census": {"_base"},
+    "_build_info": set(),
+    "_version": set(),
+    "allocators": {"_base"},
+    "budget": {"_base"},
+    "cleanup": {"_base", "_census"},
+    "cli": {"*"},
+    "distributed": {"_base"},
+    "errors": set(),
+    "export": {"_base", "record"},
+    "gate": {"_base", "budget"},
+    "grad": {"_base"},
+    "integrations": {"__init__"},  # public names only
+    "kv": {"_base", "budget"},
+    "leak": {"_base"},
+    "monitor": {"_base", "record", "leak", "_census"},
+    "record": {"_base"},
+    "report": {"_base", "record", "leak"},
+    "testing": {"_base", "monitor", "leak", "_census", "record", "blocks"},
+}
+
+# Breaches of today: (file, what it reaches) and why it does.
+BROKEN = {
+    ("csrc/py/base/state.h", "csrc/core/monitor/peaks.h"): (
+        "The module's state holds the one mark of peaks that all probes share."
+    ),
+    ("csrc/py/tensor/one.h", "csrc/core/gate/rows.h"): (
+        "A tensor is read as the view of rows that the gate history copies from."
+    ),
+    ("memtools/_base/devices.py", "memtools.monitor.text"): (
+        "The figures of a device are a type that the monitor's texts declare."
+    ),
+    ("memtools/_base/reclaim.py", "memtools.monitor.signals"): (
+        "The number that asks the probe for the heap is declared by the monitor's signals."
+    ),
+    ("memtools/cleanup/actions.py", "memtools.monitor.signals"): (
+        "The numbers that ask the probe for heap and resident bytes are declared there."
+    ),
+    ("memtools/cleanup/callbacks.py", "memtools.monitor.guards"): (
+        "How a callback's arguments are counted is written in the monitor's guards."
+    ),
+    ("memtools/cleanup/engine.py", "memtools.monitor.log"): (
+        "A policy writes its warnings through the monitor's log and asks it whose call it is."
+    ),
+    ("memtools/cleanup/events.py", "memtools.monitor.run"): (
+        "A policy tells running monitors by their list, not by a registry in _base."
+    ),
+    ("memtools/cleanup/generation.py", "memtools.monitor.phases"): (
+        "generation opens a phase in every monitor that runs."
+    ),
+    ("memtools/cleanup/generation.py", "memtools.monitor.run"): (
+        "generation finds the monitors that run by their list, not by a registry in _base."
+    ),
+    ("memtools/cleanup/life.py", "memtools.distributed"): (
+        "Whether a process group is there is a question that _base should answer."
+    ),
+    ("memtools/cleanup/life.py", "memtools.distributed._initialised"): (
+        "The function that answers it is private to memtools.distributed."
+    ),
+    ("memtools/cleanup/ranks.py", "memtools.distributed"): (
+        "Whether a process group is there is a question that _base should answer."
+    ),
+    ("memtools/cleanup/ranks.py", "memtools.distributed._initialised"): (
+        "The function that answers it is private to memtools.distributed."
+    ),
+    ("memtools/cleanup/replay.py", "memtools.record.events"): (
+        "The replay of a policy reads a record."
+    ),
+    ("memtools/cleanup/replay.py", "memtools.record.record"): (
+        "The replay of a policy reads a record."
+    ),
+    ("memtools/cleanup/replay.py", "memtools.record.series"): (
+        "The replay of a policy reads a record."
+    ),
+    ("memtools/distributed.py", "memtools.export.source"): (
+        "What a source of figures is stands in export, and is not export's alone."
+    ),
+    ("memtools/grad/kept_graph.py", "memtools._census.graphs"): (
+        "After a failed pass the back-off asks the census which graphs are still held."
+    ),
+    ("memtools/grad/kept_graph.py", "memtools._census.holders"): (
+        "After a failed pass the back-off asks the census who holds them."
+    ),
+    ("memtools/grad/owner.py", "memtools.monitor.log"): (
+        "Which line of the program called is found by a function of the monitor's log."
+    ),
+    ("memtools/grad/retry.py", "memtools.allocators.malloc"): (
+        "What malloc keeps after a failed pass is read by the room of allocators."
+    ),
+    ("memtools/grad/undo.py", "memtools.monitor.host"): (
+        "Whether a copy fits is asked of the host's memory, which the monitor reads."
+    ),
+    ("memtools/integrations/_monitored.py", "memtools.export.source"): (
+        "Which figures are finite is a function of export that is not public."
+    ),
+    ("memtools/integrations/nanochat.py", "memtools._base.torch"): (
+        "The adapters connect to torch by the private bridge."
+    ),
+    ("memtools/integrations/transformers/cache.py", "memtools._base.torch"): (
+        "The adapters connect to torch by the private bridge."
+    ),
+    ("memtools/integrations/transformers/group.py", "memtools._base.torch"): (
+        "The adapters connect to torch by the private bridge."
+    ),
+    ("memtools/integrations/transformers/model.py", "memtools._base.torch"): (
+        "The adapters connect to torch by the private bridge."
+    ),
+    ("memtools/integrations/transformers/prefill.py", "memtools._base.torch"): (
+        "The adapters connect to torch by the private bridge."
+    ),
+    ("memtools/integrations/transformers/rows.py", "memtools._base.torch"): (
+        "The adapters connect to torch by the private bridge."
+    ),
+    ("memtools/integrations/transformers/settings.py", "memtools._base.torch"): (
+        "The adapters connect to torch by the private bridge."
+    ),
+    ("memtools/monitor/ending.py", "memtools.allocators.malloc"): (
+        "The arenas of malloc are read at the end of a process by the room of allocators."
+    ),
+    ("memtools/monitor/suspects.py", "memtools.gate.history"): (
+        "A gate history among the holders is named by what it is."
+    ),
+    ("memtools/record/growth.py", "memtools.leak.detector"): (
+        "The growth of a record is judged by the leak test over the record's own series."
+    ),
+    ("memtools/record/verdict.py", "memtools.leak.detector"): (
+        "The verdict about a record uses the leak test's measure of what matters."
+    ),
+    ("memtools/cleanup/gcstate.py", "atexit.register"): (
+        "The collector is given back at the process's end by a handler of this file."
+    ),
+    ("memtools/cleanup/gcstate.py", "os.register_at_fork"): (
+        "A forked child forgets by a handler of this file what its parent took over."
+    ),
+    ("memtools/cleanup/life.py", "os.register_at_fork"): (
+        "A forked child stops its parent's policies by a handler of this file."
+    ),
+    ("memtools/export/prometheus.py", "os.register_at_fork"): (
+        "A forked child closes its parent's servers by a handler of this file."
+    ),
+    ("memtools/gate/aux_loss.py", "os.register_at_fork"): (
+        "A forked child is counted by a handler of this file."
+    ),
+    ("memtools/monitor/inprocess.py", "atexit.register"): (
+        "memtools run ends its monitor by a handler of this file."
+    ),
+    ("memtools/monitor/run.py", "atexit.register"): (
+        "Monitors that still run are ended by a handler of this file."
+    ),
+    ("memtools/monitor/run.py", "os.register_at_fork"): (
+        "A forked child lets go of its parent's monitors by a handler of this file."
+    ),
 }
 
 
@@ -96,6 +291,29 @@ def include_breaches(path: str, text: str, own: set[str]) -> list[str]:
             breaches.append(f"{path}: {layer} may not include {name} ({kind_of_header(name)})")
         elif target is not None and layer_of(target) not in MAY_REACH[layer]:
             breaches.append(f"{path}: {layer} may not reach {target}")
+    return breaches
+
+
+def room_of(path: str) -> str:
+    """The folder below the layer; empty for a file of the layer itself."""
+    parts = path.split("/")
+    return parts[2] if len(parts) > 3 else ""
+
+
+def room_breaches(path: str, text: str, own: set[str]) -> list[tuple[str, str]]:
+    """What a file of csrc includes that lies in a room which its own may not use."""
+    layer, room = layer_of(path), room_of(path)
+    if layer not in ROOMS or path in USES_ALL:
+        return []
+    if room not in ROOMS[layer]:
+        return [(path, "lies in no room")]
+    may = {room} | CORE_ARROWS.get(room, set()) | SERVES_ALL.get(layer, set())
+    breaches = []
+    for _, target in includes(path, text, own):
+        if target is None or layer_of(target) not in (layer, "core"):
+            continue  # another layer than core has no rooms for this one
+        if room_of(target) not in may:
+            breaches.append((path, target))
     return breaches
 
 
@@ -204,6 +422,76 @@ def imported(text: str) -> set[str]:
             if called in ("import_module", "__import__") and isinstance(first, ast.Constant):
                 names.add(str(first.value))
     return {name.partition(".")[0] for name in names}
+
+
+def imported_of_memtools(
+    text: str, modules: set[str], later: dict[str, str]
+) -> Iterator[tuple[str, str]]:
+    """What a file imports of memtools when it runs: the module, and the name in it or "". A name
+    that `memtools` itself hands on counts as one of the module that has it."""
+    todo: list[ast.AST] = [ast.parse(text)]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.If) and is_type_checking(node.test):
+            todo += node.orelse
+            continue
+        todo += ast.iter_child_nodes(node)
+        found: list[tuple[str, str]] = []
+        if isinstance(node, ast.Import):
+            found = [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found = [(node.module or "", alias.name) for alias in node.names]
+        elif isinstance(node, ast.Call) and node.args:
+            called, first = ast.unparse(node.func).rpartition(".")[2], node.args[0]
+            if called in ("import_module", "__import__") and isinstance(first, ast.Constant):
+                found = [(str(first.value), "")]
+        for module, name in found:
+            if module.partition(".")[0] != "memtools":
+                continue
+            if f"{module}.{name}" in modules:
+                yield f"{module}.{name}", ""
+            elif module == "memtools" and name in later:
+                yield f"memtools.{later[name]}", name
+            else:
+                yield module, name
+
+
+def module_of(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def room_of_module(module: str) -> str:
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def arrow_breaches(
+    path: str, text: str, modules: set[str], later: dict[str, str]
+) -> list[tuple[str, str]]:
+    """Modules of rooms that a file's own room may not use, and private names of other rooms."""
+    room = room_of_module(module_of(path))
+    if room not in ARROWS:
+        return [(path, "lies in no room")]
+    may, breaches = ARROWS[room], set()
+    for module, name in imported_of_memtools(text, modules, later):
+        target = room_of_module(module)
+        if target == room or target in EVERYBODYS or (target == "__init__" and "." not in module
+                                                      and name in (*PUBLIC, "")):  # fmt: skip
+            continue
+        by_public_name = module == f"memtools.{later.get(name)}"
+        if room == "integrations" and (by_public_name or (module, name) == ("memtools", "")):
+            continue
+        if target not in may and "*" not in may:
+            breaches.add((path, module))
+        if re.match(r"_(?!_)", name) and room not in ("__init__", "cli"):
+            breaches.add((path, f"{module}.{name}"))
+    return sorted(breaches)
+
+
+def handler_breaches(path: str, text: str) -> list[tuple[str, str]]:
+    """Handlers of a fork and of the process's end are registered in one file."""
+    calls = {ast.unparse(n.func) for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)}
+    found = calls & {"atexit.register", "os.register_at_fork"}
+    return [] if path == "memtools/_base/process.py" else [(path, name) for name in sorted(found)]
 
 
 def import_breaches(path: str, text: str) -> list[str]:
@@ -357,6 +645,75 @@ def test_a_run_time_import_in_the_wrong_file_is_a_breach() -> None:
     assert [b for case in RIGHT_IMPORTS for b in import_breaches(*case)] == []
 
 
+OWN_ROOMS = {"csrc/core/base/a.h", "csrc/core/kv/k.h", "csrc/core/gate/g.h", "csrc/py/gate/g.h",
+             "csrc/py/kv/k.h", "csrc/py/tensor/t.h", "csrc/os/record/f.h"}  # fmt: skip
+ROOM_REFUSED = [
+    ("csrc/core/base/x.c", "kv/k.h"),
+    ("csrc/core/gate/x.c", "kv/k.h"),
+    ("csrc/core/kv/x.c", "../gate/g.h"),
+    ("csrc/py/kv/x.c", "core/gate/g.h"),
+    ("csrc/py/kv/x.c", "py/gate/g.h"),
+    ("csrc/os/monitor/x.c", "core/kv/k.h"),
+    ("csrc/core/x.c", "base/a.h"),
+    ("csrc/py/rest/x.c", "core/base/a.h"),
+]
+ROOM_ALLOWED = [
+    ("csrc/core/kv/x.c", "base/a.h"),
+    ("csrc/core/kv/x.c", "k.h"),
+    ("csrc/py/kv/x.c", "core/kv/k.h"),
+    ("csrc/py/gate/x.c", "py/tensor/t.h"),
+    ("csrc/py/gate/x.c", "os/record/f.h"),
+    ("csrc/py/module.c", "py/kv/k.h"),
+    ("csrc/os/record/x.c", "core/base/a.h"),
+]
+
+
+def test_an_include_against_the_arrows_is_a_breach() -> None:
+    for path, header in ROOM_REFUSED:
+        assert len(room_breaches(path, f'#include "{header}"', OWN_ROOMS)) == 1, (path, header)
+    for path, header in ROOM_ALLOWED:
+        assert room_breaches(path, f'#include "{header}"', OWN_ROOMS) == [], (path, header)
+
+
+MODULES = {"memtools", "memtools._core", "memtools.kv", "memtools.kv.pool", "memtools.cli.run",
+           "memtools._base.size", "memtools.gate.history", "memtools.errors"}  # fmt: skip
+ARROW_REFUSED = [
+    ("memtools/gate/x.py", "from memtools.kv.pool import KVPool"),
+    ("memtools/gate/x.py", "from memtools.kv import pool"),
+    ("memtools/gate/x.py", "from memtools import KVPool"),
+    ("memtools/gate/x.py", "def f():\n    import memtools.kv.pool"),
+    ("memtools/gate/x.py", "import importlib\nimportlib.import_module('memtools.kv.pool')"),
+    ("memtools/gate/x.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import memtools.kv.pool"),
+    ("memtools/gate/x.py", "from memtools._base.size import _private"),
+    ("memtools/_base/x.py", "from memtools.gate.history import GateHistory"),
+    ("memtools/report/x.py", "from memtools.cli.run import Run"),
+    ("memtools/integrations/x.py", "from memtools.kv.pool import Rows"),
+    ("memtools/rest/x.py", ""),
+]
+ARROW_ALLOWED = [
+    ("memtools/gate/x.py", "from memtools._base.size import format_bytes"),
+    ("memtools/gate/x.py", "from memtools import BudgetError, _core, errors"),
+    ("memtools/gate/x.py", "from memtools.gate.history import _own"),
+    ("memtools/gate/x.py", "if TYPE_CHECKING:\n    from memtools.kv.pool import KVPool"),
+    ("memtools/cli/x.py", "from memtools.kv.pool import KVPool"),
+    ("memtools/integrations/x.py", "import memtools\nfrom memtools import KVPool"),
+]
+
+
+def test_an_import_against_the_arrows_is_a_breach() -> None:
+    later = {"KVPool": "kv.pool"}
+    for path, text in ARROW_REFUSED:
+        assert len(arrow_breaches(path, text, MODULES, later)) == 1, (path, text)
+    for path, text in ARROW_ALLOWED:
+        assert arrow_breaches(path, text, MODULES, later) == [], (path, text)
+
+
+def test_a_handler_that_another_file_registers_is_a_breach() -> None:
+    text = "import atexit, os\ndef f():\n    atexit.register(f)\n    os.register_at_fork()"
+    assert len(handler_breaches("memtools/kv/x.py", text)) == 2
+    assert handler_breaches("memtools/_base/process.py", text) == []
+
+
 # --- the project keeps them -----------------------------------------------------------------------
 
 
@@ -368,10 +725,41 @@ def read(*patterns: str) -> dict[str, str]:
 ALL_C = read("csrc/**/*.[ch]", "csrc/**/*.c*", "csrc/**/*.h*")
 C = {path: text for path, text in ALL_C.items() if layer_of(path) != "third_party"}
 PACKAGE = read("memtools/**/*.py")
+MODULES_OF_PACKAGE = {module_of(path) for path in PACKAGE} | {
+    f"memtools.{name}" for name in EVERYBODYS
+}
 
 
 def test_the_project_has_files_in_every_layer() -> None:
     assert {layer_of(path) for path in C} == LAYERS
+
+
+def breaches_of_rooms() -> Iterator[tuple[str, str]]:
+    for path, text in C.items():
+        yield from room_breaches(path, text, set(ALL_C))
+    for path, text in PACKAGE.items():
+        if path != "memtools/cli/boot/sitecustomize.py":  # is no module of the package
+            yield from arrow_breaches(path, text, MODULES_OF_PACKAGE, memtools._LATER)
+            yield from handler_breaches(path, text)
+
+
+def test_rooms_use_each_other_along_the_arrows_alone() -> None:
+    found = set(breaches_of_rooms())
+    assert sorted(found - set(BROKEN)) == []
+
+
+def test_each_exception_from_the_arrows_is_still_needed() -> None:
+    assert sorted(set(BROKEN) - set(breaches_of_rooms())) == []
+
+
+def test_core_has_every_room_and_memtools_has_no_module_beside_them() -> None:
+    assert {room_of(path) for path in C if layer_of(path) == "core"} == set(CORE_ARROWS)
+    flat = [path for path in PACKAGE if path.count("/") == 1 and path.startswith("memtools/_")]
+    assert {*flat} - {"memtools/_build_info.py"} == {
+        "memtools/__init__.py",
+        "memtools/__main__.py",
+        "memtools/_version.py",
+    }
 
 
 def test_no_file_includes_across_its_layer() -> None:
