@@ -459,26 +459,27 @@ CHILDREN = """
 import gc, os, sys, threading, torch, memtools
 def pool(): return memtools.KVPool(2, 2, 64, max_tokens=64, max_sequences=8, dtype="float32")
 old = pool(); old.acquire(1).release(); old.close()
+tokens = torch.rand(2, 4, 2, 33, 64)  # here: a fork while torch.rand has its lock leaves it held
 mine, at_work, enough = pool(), threading.Event(), threading.Event()
 def work():
     while not enough.is_set():
         with mine.acquire(1) as prompt:
-            prompt.update(0, *torch.rand(2, 1, 2, 33, 64))
+            prompt.update(0, *tokens[:, :1])
             with prompt.fork(4) as rows:
-                rows.update(0, *torch.rand(2, 4, 2, 1, 64))
+                rows.update(0, *tokens[:, :, :, :1])
         mine.trim(0)
         at_work.set()
 threads = [threading.Thread(target=work, daemon=True)]
 for thread in threads: thread.start()
 at_work.wait()
 kept = mine.acquire(2)
-views = kept.update(0, *torch.rand(2, 2, 2, 20, 64))
+views = kept.update(0, *tokens[:, :2, :, :20])
 def ends(child): return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 def fork(generation):
     if (child := os.fork()) == 0:
         own = pool()
         lease = own.acquire(1)
-        lease.update(0, *torch.rand(2, 1, 2, 9, 64))
+        lease.update(0, *tokens[:, :1, :, :9])
         if generation < 3: fork(generation + 1)
         lease.layer(0)[0].sum().item()
         lease.release()
