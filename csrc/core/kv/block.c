@@ -314,7 +314,6 @@ bool
 mt_kvblock_is_in_view(const mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
 {
     uint32_t by = mt_kvpool_home(pool, block)->let_go[mt_kvpool_place(pool, block)];
-
     const mt_kvslot *s = &pool->slots[slot];
 
     if (!may_be_shown(pool, block)) return false;

@@ -409,8 +409,6 @@ mt_kvgrow_keep_written(mt_kvlease *lease, const size_t *index, size_t n, mt_kvwr
     mt_status st;
     mt_error why;
 
-    for (size_t row = 0; written != NULL && row < lease->rows; row++)
-        written[row] = MT_KV_PLAIN;
     if (!pool->store.private_writes) return MT_OK;
     do {
         mt_lock_take(&pool->lock);

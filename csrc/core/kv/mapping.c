@@ -466,9 +466,11 @@ mt_kvmap_clear(mt_kvpool *pool, mt_error *err)
         if (!s->stale) continue;
         st = follow_again(pool, s, false, err);
         if (st == MT_EAGAIN && mt_kvmap_relax(pool)) st = follow_again(pool, s, false, err);
-        if (st != MT_OK && st != MT_EAGAIN) return st;
-        if (st == MT_EAGAIN) all = st;
-        if (st == MT_EAGAIN) continue;
+        if (st == MT_EAGAIN) {
+            all = st;
+            continue;
+        }
+        if (st != MT_OK) return st;
         s->stale = s->broken = false;
         pool->stale--;
     }
