@@ -107,7 +107,7 @@ _MAKERS |= {
     "qwen2-vl": _seeing("Qwen2VL", embed_dim=32),
     "qwen2.5-vl": _seeing("Qwen2_5_VL", out_hidden_size=64, intermediate_size=32),
     "qwen3-vl": _seeing("Qwen3VL", out_hidden_size=64, deepstack_visual_indexes=[0]),
-    "mimo-v2-flash": _of("MiMoV2Flash", **_SIZES),
+    "mimo-v2-flash": _of("MiMoV2Flash", **_SIZES, n_routed_experts=8, moe_intermediate_size=32),
     "cpmant": _of("CpmAnt", vocab_size=VOCAB, hidden_size=64, num_hidden_layers=2),
     "gpt-neox-japanese": _of(
         "GPTNeoXJapanese", vocab_size=VOCAB, hidden_size=64, num_hidden_layers=2

@@ -94,12 +94,17 @@ class Buffer:
     """Holds what the holder lines are to name."""
 
 
+def pages_never_touched(count: int, width: int) -> list[torch.Tensor]:
+    """Tensors that are larger than what any other test keeps alive, and cost no memory."""
+    return [torch.empty(4111, width) for _ in range(count)]
+
+
 def test_the_biggest_holders_are_named(cuda, observer, monitor, monkeypatch):
     monkeypatch.setattr(oom, "SLOW_CENSUS", 3600.0)  # however long it takes here and now
     buffer = Buffer()
-    buffer.kept = [torch.empty(257, 1021) for _ in range(40)]
+    buffer.kept = pages_never_touched(40, 4093)
     (line, *more) = oom.holder_lines("cpu")
-    assert line == "40 [257, 1021] float32 tensors, 40.0 MiB, most held by list Buffer.kept"
+    assert line == "40 [4111, 4093] float32 tensors, 2.5 GiB, most held by list Buffer.kept"
     assert len(more) <= oom.GROUPS - 1
     assert list(oom.holder_lines("cuda:0")) == []
 
@@ -116,9 +121,9 @@ def test_holders_go_into_the_record(cuda, observer, monitor, monkeypatch):
 
 
 def test_a_slow_census_is_not_followed_by_passes_that_take_ten_times_as_long(monkeypatch):
-    kept = [torch.empty(257, 1023) for _ in range(40)]
+    kept = pages_never_touched(40, 4091)
     monkeypatch.setattr(oom, "SLOW_CENSUS", 0.0)
-    assert next(oom.holder_lines("cpu")) == "40 [257, 1023] float32 tensors, 40.1 MiB"
+    assert next(oom.holder_lines("cpu")) == "40 [4111, 4091] float32 tensors, 2.5 GiB"
     assert len(kept) == 40
 
 
