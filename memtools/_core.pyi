@@ -422,37 +422,6 @@ class Policy:
     def forget(self, /) -> None: ...
 
 @final
-class PolicyReplay:
-    def __new__(
-        cls,
-        rules: Sequence[tuple[tuple[int, ...], int, bool]],
-        *,
-        pressure: float = 0.85,
-        max_cost: float = 0.003,
-        strict: bool = False,
-        together: int = 0,
-        limit: int = ...,
-        start_ns: int = 0,
-    ) -> Self: ...
-    def advance(
-        self, clock: int, ticks: int, from_ns: int, to_ns: int, reading: tuple[int, ...], /
-    ) -> tuple[int, int, int]: ...
-    def done(
-        self,
-        action: int,
-        now_ns: int,
-        ns: int,
-        host_before: int,
-        host_after: int,
-        host_total: int,
-        device_before: int,
-        device_after: int,
-        device_total: int,
-        /,
-    ) -> None: ...
-    def figures(self, action: int, /) -> tuple[int, int, int, int, int, int]: ...
-
-@final
 class Managed:
     __dict__: dict[str, Any]
     _traced: Any

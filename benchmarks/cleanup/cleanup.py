@@ -9,8 +9,7 @@ by the usual decorator that collects and empties the cache at every 100th update
 Megatron-LM do; by a default CleanupPolicy, its decorator alone and within `with policy:`. In each,
 its updates alternate with those of the bare method, one by one. `leak` is a loop that leaves a
 cycle with a tensor behind at every update. `decorator` is a call of a method when nothing is due,
-`deciding` what a policy's core takes for a decision, `trim` malloc_trim on a heap full of holes,
-and `hour` what a policy would have asked for in a recorded hour.
+`deciding` what a policy's core takes for a decision, `trim` malloc_trim on a heap full of holes.
 """
 
 from __future__ import annotations
@@ -237,7 +236,7 @@ def main() -> int:
         print(f"decorator: a call of a method, nothing due\n{timing_table(rows, 'bare')}\n")
         sections["decorator"] = rows
         held += decorator_limits(rows)
-    for name in ("deciding", "trim", "hour"):
+    for name in ("deciding", "trim"):
         if asked(name):
             sections[name] = getattr(core, name)(2 if quick else 5)
             getattr(core, f"show_{name}")(sections[name])

@@ -1,4 +1,4 @@
-"""What a policy's decisions take, what malloc_trim gives back, and an hour of decisions."""
+"""What a policy's decisions take, and what malloc_trim gives back."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import gc
 import json
 import statistics
 import subprocess
-import tempfile
 import time
-from pathlib import Path
+from collections.abc import Callable
 
-import memtools
+from benchmarks.cleanup.loops_c import loops
 from benchmarks.kit.harness import (
     Json,
     as_module,
@@ -23,14 +22,9 @@ from benchmarks.kit.harness import (
 )
 from benchmarks.kit.limits import Limit, number_limit
 from memtools import _core
-from memtools.monitor.run import columns
 
-MIB, GIB, MS = 1 << 20, 1 << 30, 1_000_000
-UNKNOWN = 2**64 - 1
+MIB = 1 << 20
 CALLS = 20_000
-# rss, private, cgroup_used, cgroup_limit, available, total, heap_free, children_private; a device
-READING = (GIB, GIB, 2 * GIB, 8 * GIB, 9 * GIB, 16 * GIB, UNKNOWN, UNKNOWN)
-DEVICE = (20 * GIB, 24 * GIB, 50 * GIB, 80 * GIB, GIB)
 ALL = 1 | 2 | 4 | 8 | 16
 RULES = [((100,), ALL, later) for later in (False, False, True, True, True)]
 
@@ -44,9 +38,9 @@ def deciding(seconds: float) -> Json:
     looking = _core.Policy(lambda mask, clock: None, RULES)
     runners = {
         "tick, nothing due": statement("tick()", tick=policy.tick),
-        "decide by cadence": by_cadence,
-        "decide by a look": lambda n: by_looks(n, READING),
-        "decide by a look, 1 device": lambda n: by_looks(n, READING + DEVICE),
+        "decide by cadence": in_c("by_cadence"),
+        "decide by a look": in_c("by_looks_host"),
+        "decide by a look, 1 device": in_c("by_looks_device"),
         "look, reading included": statement("look()", look=looking.look),
     }
     calls = {**dict.fromkeys(runners, CALLS), "look, reading included": 500}
@@ -54,29 +48,16 @@ def deciding(seconds: float) -> Json:
     return {"rows": samples.summary("tick, nothing due")}
 
 
-def by_cadence(n: int) -> float:
-    """n ticks at each of which something is due, and skipped because it did not pay and is dear."""
-    core = _core.PolicyReplay([((1,), 0, False)])
-    _, _, asked = core.advance(0, 1, 0, 0, READING)
-    core.done(0, 0, 10**18, 0, 0, 1, 0, 0, 1)
-    begin = time.perf_counter_ns()
-    ticks, _, again = core.advance(0, n, 0, n * MS, READING)
-    took = time.perf_counter_ns() - begin
-    if (asked, ticks, again) != (1, n, 0):
-        raise SystemExit("the core did not decide as it was to")
-    return took
+def in_c(name: str) -> Callable[[int], float]:
+    """A loop of loops_c.py: n ticks, in nanoseconds."""
 
+    def run(n: int) -> float:
+        took: float = getattr(loops(), name)(n)
+        if took < 0:
+            raise SystemExit("the core did not decide as it was to")
+        return took
 
-def by_looks(n: int, reading: tuple[int, ...]) -> float:
-    """n ticks a second apart: a look, and so a decision with all triggers, at each."""
-    core = _core.PolicyReplay([((2**40,), ALL, True)] * 5)
-    core.advance(0, 50, 0, 50_000 * MS, reading)
-    begin = time.perf_counter_ns()
-    ticks, _, asked = core.advance(0, n, 50_000 * MS, (50 + n) * 1_000 * MS, reading)
-    took = time.perf_counter_ns() - begin
-    if (ticks, asked) != (n, 0):
-        raise SystemExit("the core did not decide as it was to")
-    return took
+    return run
 
 
 def show_deciding(section: Json) -> None:
@@ -145,56 +126,6 @@ def show_trim(section: Json) -> None:
 
 def trim_limits(section: Json) -> list[Limit]:
     return []
-
-
-# --- an hour ---
-
-
-def hour(seconds: float) -> Json:
-    """An hour of updates of 10 ms by its record, where gc frees nothing: what policies ask for."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "run.mem")
-        names = columns(0)
-        writer = _core.RecordWriter(path, names)
-        begin = time.monotonic_ns()
-        for second in range(3_600):
-            values = {"step": 100 * second, "rss": GIB}
-            writer.append(begin + second * 1_000 * MS, [values.get(name) for name, _ in names])
-        writer.close()
-        record = memtools.read_record(path)
-        begin = time.perf_counter_ns()
-        rows = []
-        for cost in (0.06, 0.1, 0.6):
-            told = memtools.CleanupPolicy().replay(record, costs={"gc": cost})
-            times = sum(one.action == "gc" for one in told)
-            rows.append({"cost": cost, "times": times, "share": times * cost / 3_600})
-    took = (time.perf_counter_ns() - begin) / 3e9
-    return {"rows": rows, "every_100": 3_600, "replay_seconds": took}
-
-
-def show_hour(section: Json) -> None:
-    header = (
-        "an hour of 10 ms updates, gc frees nothing",
-        "full collects",
-        "of the time",
-        "by hand",
-    )
-    rows = [
-        (
-            f"a collect takes {1e3 * row['cost']:.0f} ms",
-            str(row["times"]),
-            f"{100 * row['share']:.3f} %",
-            f"{100 * row['cost']:.0f} %",
-        )
-        for row in section["rows"]
-    ]
-    took = 1e3 * section["replay_seconds"]
-    print(f"{table(header, rows)}\na replay of its record takes {took:.0f} ms\n", flush=True)
-
-
-def hour_limits(section: Json) -> list[Limit]:
-    most = 100 * max(row["share"] for row in section["rows"])
-    return [number_limit("full collects of an hour, of the time", 0.5, "%", most, most)]
 
 
 if __name__ == "__main__":

@@ -194,7 +194,6 @@ module_exec(PyObject *module)
     if (mt_py_sampler_register(module, st) < 0) return -1;
     if (mt_py_managed_register(module, st) < 0) return -1;
     if (mt_py_policy_register(module, st) < 0) return -1;
-    if (mt_py_policyreplay_register(module) < 0) return -1;
     if (mt_py_gradset_register(module, st) < 0) return -1;
     return mt_py_kvlease_register(module, st);
 }

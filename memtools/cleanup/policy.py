@@ -31,10 +31,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from memtools.cleanup.callbacks import CleanupHandle
-    from memtools.cleanup.replay import Replayed
     from memtools.cleanup.report import PolicyReport
     from memtools.kv.pool import KVPool
-    from memtools.record.record import Record
 
 YOUNG_EVERY: Final = 10  # updates between young collects while gc is managed
 _NOTHING: Final[AbstractContextManager[None]] = nullcontext()
@@ -284,22 +282,6 @@ class CleanupPolicy:
     def reset_report(self) -> None:
         """Report from here on. What was learnt, such as back-off, stays."""
         self._figures.reset()
-
-    def replay(self, record: Record, *, costs: Mapping[str, float] | None = None) -> Replayed:
-        """What a policy of these settings would have asked for in the run of a record, and why: a
-        list of `Decision(step, seconds, action, why, ms, freed_bytes, recorded)`; as a string,
-        what they come to. Same record, same decisions; nothing is done.
-
-        A cleanup frees and costs what the record's own nearest one of its kind did; where there is
-        none, nothing, and `costs`: seconds by the action's name (gc: 0.1). A record has updates
-        only, no phases. Takes some 100 ms an hour of updates of 10 ms.
-
-        Raises ValueError where the record has no steps, or a cost is none.
-        """
-        from memtools.cleanup import replay as policy_replay
-
-        settings = policy_replay.settings_of(self._engine, self._settings, record)
-        return policy_replay.replay(record, settings, costs)
 
 
 def _remade(settings: Mapping[str, Any]) -> CleanupPolicy:

@@ -250,7 +250,6 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "Managed": lambda: memtools.managed(policy())(lambda *_, **__: None),
     "MemoryMonitor": monitor,
     "Policy": core_policy,
-    "PolicyReplay": lambda: _core.PolicyReplay([((1,), 15, True)] * 3),
     "PolicyReport": lambda: policy().report(),
     "PrometheusExporter": lambda: export.PrometheusExporter(Figures()),
     "Probe": _core.Probe,
@@ -313,7 +312,6 @@ KINDS: dict[str, Any] = {
 NAMED: dict[str, Any] = {
     "BudgetReport.__init__.holdings": (),
     "CleanupPolicy.cleanup.only": "gc",
-    "CleanupPolicy.replay.costs": lambda: {"gc": 0.01},
     "JsonlWriter.__init__.every": 1,
     "JsonlWriter.__init__.keep": 1,
     "PrometheusExporter.__init__.labels": lambda: {"rank": "0"},
@@ -347,8 +345,6 @@ NAMED: dict[str, Any] = {
     "Record.time_ns": 5,
     "Sampler.__new__.interval_ns": 5_000_000,
     "Policy.__new__.act": lambda: lambda *_: None,
-    "PolicyReplay.advance.to_ns": 100,
-    "PolicyReplay.advance.reading": (GIB,) * 8,
     "MemoryMonitor.__init__.log": "log.mem",
     "MemoryMonitor.guard.action": lambda: lambda *_: None,
     "GradAccumulator.step.batch": lambda: torch.rand(4, 8),
@@ -405,7 +401,7 @@ NAMED: dict[str, Any] = {
 }
 # Only these say more than a number of bytes.
 NAMED |= {
-    f"{owner}.limit": GIB for owner in ("Growth", "PolicyReplay", "GradSet", "Sampler", "Policy")
+    f"{owner}.limit": GIB for owner in ("Growth", "GradSet", "Sampler", "Policy")
 }
 NAMED |= {"_core._fresh.limit": 3, "LeakDetector._forecast.limit": 1e9, "KVPool.limit": "1 MiB"}
 NAMED |= {

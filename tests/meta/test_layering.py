@@ -156,15 +156,6 @@ BROKEN = {
     ("memtools/cleanup/ranks.py", "memtools.distributed._initialised"): (
         "The function that answers it is private to memtools.distributed."
     ),
-    ("memtools/cleanup/replay.py", "memtools.record.events"): (
-        "The replay of a policy reads a record."
-    ),
-    ("memtools/cleanup/replay.py", "memtools.record.record"): (
-        "The replay of a policy reads a record."
-    ),
-    ("memtools/cleanup/replay.py", "memtools.record.series"): (
-        "The replay of a policy reads a record."
-    ),
     ("memtools/distributed.py", "memtools.export.source"): (
         "What a source of figures is stands in export, and is not export's alone."
     ),

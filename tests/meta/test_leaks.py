@@ -13,7 +13,7 @@ import torch
 
 from memtools import Budget, BudgetError, GateHistory, _core
 from memtools._base import torch as base_torch
-from tests.cleanup import managedcases, policyleaks, replaycases
+from tests.cleanup import managedcases, policyleaks
 from tests.grad import gradcases
 from tests.kit.growth import least_growth
 from tests.meta import leakcases
@@ -181,7 +181,7 @@ for _name in ["limit", "used", "peak", "available", "name", "device"]:
     CASES[f"Budget.{_name}"] = [lambda name=_name: getattr(BUDGET, name)]  # type: ignore[misc]
 CASES |= leakcases.CASES | leakprobe.CASES
 CASES |= recordcases.CASES | samplercases.CASES | policyleaks.CASES
-CASES |= managedcases.CASES | replaycases.CASES | gradcases.CASES
+CASES |= managedcases.CASES | gradcases.CASES
 
 
 def names_of_core() -> set[str]:

@@ -66,7 +66,6 @@ int mt_py_kvpool_register(PyObject *module, mt_state *st);
 int mt_py_kvlease_register(PyObject *module, mt_state *st);
 int mt_py_leakdetector_register(PyObject *module, mt_state *st);
 int mt_py_sampler_register(PyObject *module, mt_state *st);
-int mt_py_policyreplay_register(PyObject *module);
 int mt_py_gradset_register(PyObject *module, mt_state *st);
 
 /* The CUDA runtime, opened at the first call; NULL with a DeviceError. */
