@@ -98,7 +98,6 @@ class GradAccumulator(WindowLoop):
         micro_batch_size: int | None = None,
         ranks: Any = None,
         overlap: bool = False,
-        in_backward: bool = False,
     ) -> None:
         told = locals()
         settings.check({name: told[name] for name in settings.NAMES})
@@ -107,8 +106,7 @@ class GradAccumulator(WindowLoop):
         self.model, self.optimizer, self._scheduler = model, optimizer, scheduler
         self._steps, self._max_skips = steps, max_skips
         self._precision = precision or "fp32"
-        self._wants = "main_grads" if main_grads else "in_backward" if in_backward else ""
-        self._main, self._inside, self._context = None, None, None
+        self._wants_main, self._main, self._context = main_grads, None, None
         self._owner, self._watch, self.ranks = Ownership(self), GradientWatch(), Ranks()
         self._block = _Block()
         self._passes = Passes(torch, _device(self._held()), self._precision)
@@ -119,13 +117,13 @@ class GradAccumulator(WindowLoop):
         self._set_window(Window(self._scale.value))
         self.micro_batch_size, self._retries = micro_batch_size, []
         self._backoff: BackOff | None = None
-        self._stepping = (undo, micro_batch_size, overlap, in_backward)
+        self._stepping = (undo, micro_batch_size, overlap)
         advice = settings.fused_advice(optimizer)
         self._notes: tuple[str, ...] = (advice,) if advice else ()
         try:
             self._adopt(hooks=False)
             self.ranks = find_ranks(model, self.parameters, ranks, overlap)
-            check_together(self.ranks, main_grads, in_backward, overlap)
+            check_together(self.ranks, main_grads, overlap)
             self._owner.take(optimizer)  # from here on nothing is refused
             if self._main is not None:
                 self._main.hook()
@@ -300,8 +298,6 @@ class GradAccumulator(WindowLoop):
         self._owner.end(why)
         if self._main is not None:
             self._main.close()
-        if self._inside is not None:
-            self._inside.close()
         self.ranks.close()
         self.window = Window(self._scale.value)
         self.window.torn = why

@@ -45,12 +45,10 @@ class BackOff:
         undo: str = "auto",
         micro_batch_size: int | None = None,
         overlap: bool = False,
-        in_backward: bool = False,
     ) -> None:
         """As GradAccumulator was told; `acc` may be a weak proxy of it."""
         self._acc, self.control = acc, SizeControl(micro_batch_size)
-        # what reduces or steps in the last backward pass takes the gradients where they are
-        self._overlap, self._in_backward = overlap, in_backward
+        self._overlap = overlap  # the last backward pass reduces the gradients where they are
         self._way, self._known = undo, _parameters(acc)
         self.undo = Undo(choose(undo, self._known))
         self._rows: int | None = None
@@ -88,7 +86,7 @@ class BackOff:
         try:
             _Step(self, left, loss_fn, sizes).run()
         except BaseException as error:
-            self._give_up(start, acc.window.torn if self._in_backward else "")
+            self._give_up(start, "")
             for retry in acc._retries:
                 error.add_note(f"memtools: {retry}")
             acc._totals.keep(acc._retries)
@@ -194,7 +192,7 @@ class _Step:
         """One micro-batch; what failed, when the exception's block is left."""
         acc = self.acc
         self.begun, self.mark = time.perf_counter(), acc.window.mark()
-        self.undo.begin(in_place=last and (self.owner._overlap or self.owner._in_backward))
+        self.undo.begin(in_place=last and self.owner._overlap)
         failed = None
         try:
             acc._run(micro, self._weighted(rows), last)
@@ -242,12 +240,8 @@ class _Step:
         return weighted
 
     def _is_final(self, last: bool) -> bool:
-        """Whether what failed cannot be done again: others took part in it, or parameters moved."""
-        owner = self.owner
-        if self.acc.ranks.no_retry:
-            return True
-        moved = owner._in_backward and bool(self.acc.window.torn)
-        return last and (owner._overlap or moved)
+        """Whether what failed cannot be done again, because others took part in it."""
+        return bool(self.acc.ranks.no_retry) or (last and self.owner._overlap)
 
     def _go_back(self, failed: Failed, rows: int) -> None:
         """As before the micro-batch, or where its gradients cannot be told from those of before,

@@ -24,7 +24,6 @@ from collections.abc import Callable
 from typing import Any
 
 from memtools.grad.backward import Passes, refuse_loss, unfit, units
-from memtools.grad.in_backward import InBackward
 from memtools.grad.ranks import RankError
 from memtools.grad.sums import checked, taken
 from memtools.grad.window_end import INTERRUPTED, WindowEnds
@@ -84,8 +83,6 @@ class WindowLoop(WindowEnds):
             window.begin(self._steps, weight, self._totals.usual_weight())
         elif window.weighted is (weight is None):
             self._refuse_mixed()
-        if self._inside is not None and window.last:
-            self._arm(self._inside, weight)
         self._watch.forget()
         window.torn = INTERRUPTED
         try:
@@ -137,8 +134,6 @@ class WindowLoop(WindowEnds):
             context, self._context = self._context, None
             context.__exit__(KeyboardInterrupt, None, None)
             self.ranks.fail(KeyboardInterrupt())  # tells nobody, but takes the pass back
-        if self._inside is not None:
-            self._inside.disarm()
 
     def _close(self) -> None:
         """A micro-batch ends well."""
@@ -162,28 +157,6 @@ class WindowLoop(WindowEnds):
         if window.chunks and not window.torn:
             window.torn = type(error).__name__
         window.chunks = 0
-        if self._inside is not None and self._inside.armed:
-            self._inside.disarm()
-
-    def _arm(self, inside: InBackward, weight: Any) -> None:
-        """The pass that follows is the window's last, and steps."""
-        if inside.armed:
-            raise RuntimeError(
-                "in_backward=True: the last micro-batch of a window takes one backward(), as it "
-                "steps the parameters; add its losses up"
-            )
-        window = self.window
-        mark = window.mark()
-        window.add(weight)
-        total = window.total()
-        window.rewind(mark)
-        try:
-            self._require_weight(total)
-        except ValueError:
-            if not (window.count or window.chunks):
-                window.guess = 0.0  # it is still empty
-            raise
-        inside.arm(1.0 / (window.scale * window.guess * total), self._finish.max_value)
 
     def _end_block(self) -> None:
         """A micro-batch of a loop ends well, and maybe the window with it."""

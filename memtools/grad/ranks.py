@@ -253,12 +253,8 @@ def find_ranks(
     return Ranks()
 
 
-def check_together(ranks: Ranks, main_grads: bool, in_backward: bool, overlap: bool) -> None:
+def check_together(ranks: Ranks, main_grads: bool, overlap: bool) -> None:
     """Raises ValueError where gradients would be gone before the ranks have summed them."""
-    if in_backward and ranks.world > 1:
-        raise ValueError(
-            "in_backward=True steps before ranks have summed their gradients: leave it out"
-        )
     if main_grads and overlap:
         raise ValueError(
             "overlap=True reduces the gradients of the last backward pass where they are, and "

@@ -46,12 +46,10 @@ class WindowReport:
     #: the first parameter with such an element, by `model.named_parameters()`
     first_bad: str | None
     #: how the factor came into the gradients: "nothing" (it was 1), "folded" into the optimizer,
-    #: "multiplied", "skipped", or "in backward" (then nothing was measured)
+    #: "multiplied" or "skipped"
     applied: str
     #: from the end of the last micro-batch to the end of the window, the optimizer's step included
     ms: float
-    #: of gradients that in_backward never had at once with the others
-    saved_bytes: int = 0
     #: rows that step() gives to a micro-batch; None where it was not called
     micro_batch_size: int | None = None
     #: what ran out of memory and was done again, in order

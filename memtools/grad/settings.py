@@ -7,8 +7,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from memtools.grad.in_backward import refuse_settings
-
 UNDO: Final = ("auto", "scratch", "copy", "redo")
 PRECISIONS: Final = ("fp32", "bf16", "fp16")
 NAMES: Final = (
@@ -26,7 +24,6 @@ NAMES: Final = (
     "undo",
     "micro_batch_size",
     "overlap",
-    "in_backward",
 )
 
 
@@ -58,12 +55,9 @@ def check(settings: Mapping[str, Any]) -> None:
         raise ValueError(f"undo is one of {', '.join(UNDO)}; got {settings['undo']!r}")
     if settings["micro_batch_size"] is not None:
         count("micro_batch_size", settings["micro_batch_size"])
-    for name in ("main_grads", "overlap", "in_backward"):
+    for name in ("main_grads", "overlap"):
         if not isinstance(settings[name], bool):
             raise TypeError(f"{name} is True or False, got {_kind(settings[name])}")
-    if settings["in_backward"]:
-        names = ("precision", "max_norm", "clip", "main_grads")
-        refuse_settings(**{name: settings[name] for name in names})
     _check_scheduler(settings["scheduler"])
 
 

@@ -5,8 +5,7 @@
     decide, apply   see finish;  or nothing, where the gradients are not finite
     count           report, loss scale, an empty window
 
-With `main_grads` the gradients of 16-bit parameters are sums in fp32 until they are applied. With
-`in_backward` the last backward pass has made the update, and what is left is to count it.
+With `main_grads` the gradients of 16-bit parameters are sums in fp32 until they are applied.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from memtools.grad.finish import Finish
 from memtools.grad.gradients import Gradients
 from memtools.grad.gradwatch import GradientWatch
-from memtools.grad.in_backward import InBackward
 from memtools.grad.loss_scale import LossScale
 from memtools.grad.main_grads import MainGrads
 from memtools.grad.optimizer_state import make_state
@@ -45,7 +43,6 @@ class Outcome(NamedTuple):
     infs: int = 0
     nans: int = 0
     first_bad: str | None = None
-    saved_bytes: int = 0
 
     @property
     def skipped(self) -> bool:
@@ -58,7 +55,6 @@ class WindowEnds:
     __slots__ = (
         "__weakref__",
         "_finish",
-        "_inside",
         "_main",
         "_max_skips",
         "_owner",
@@ -68,7 +64,7 @@ class WindowEnds:
         "_steps",
         "_torch",
         "_totals",
-        "_wants",
+        "_wants_main",
         "_watch",
         "gradients",
         "micro_batch_size",
@@ -80,7 +76,6 @@ class WindowEnds:
     )
 
     _finish: Finish
-    _inside: InBackward | None
     _main: MainGrads | None
     _max_skips: int
     _owner: Ownership
@@ -90,7 +85,7 @@ class WindowEnds:
     _steps: int
     _torch: Any
     _totals: Totals
-    _wants: str  # "main_grads", "in_backward" or ""
+    _wants_main: bool
     _watch: GradientWatch
     gradients: Gradients
     micro_batch_size: int | None
@@ -123,15 +118,11 @@ class WindowEnds:
         nothing. None where no rank had a loss."""
         began, window = time.perf_counter(), self.window
         self._require_same()
-        if self._inside is not None and self._inside.armed:
-            reduced = Reduced(window.total(), (window.count,), window.guess)
-            outcome = self._made_in_backward(self._inside)
-        else:
-            reduced = self._reduce(flushing)
-            if reduced.guess == 0.0:
-                return None
-            self._require_weight(reduced.weight)
-            outcome = self._measure_and_update(reduced.average(window.scale))
+        reduced = self._reduce(flushing)
+        if reduced.guess == 0.0:
+            return None
+        self._require_weight(reduced.weight)
+        outcome = self._measure_and_update(reduced.average(window.scale))
         self._drop_gradients()
         self._scale.update(outcome.skipped)
         self._set_window(Window(self._scale.value))
@@ -148,7 +139,6 @@ class WindowEnds:
             first_bad=outcome.first_bad,
             applied=outcome.applied,
             ms=(time.perf_counter() - began) * 1e3,
-            saved_bytes=outcome.saved_bytes,
             micro_batch_size=self.micro_batch_size,
             retries=tuple(self._retries),
             own_weight=window.total(),
@@ -174,12 +164,6 @@ class WindowEnds:
             applied, norm = self._finish.apply(self.gradients, self.parameters, self._main, decided)
             self._step_scheduler()
         return Outcome(norm, decided.coefficient, applied)
-
-    def _made_in_backward(self, inside: InBackward) -> Outcome:
-        with self._update():
-            saved = inside.finish()
-            self._step_scheduler()
-        return Outcome(math.nan, 1.0, "in backward", saved_bytes=saved)
 
     @contextmanager
     def _update(self) -> Iterator[None]:
@@ -231,13 +215,9 @@ class WindowEnds:
         self.parameters, self.gradients = parameters, Gradients(parameters, names)
         if self._main is not None:
             self._main.close()
-        if self._inside is not None:
-            self._inside.close()
-        if self._wants == "main_grads":
+        if self._wants_main:
             hooks = hooks and (self._main is None or self._main.hooked)
             self.gradients = self._main = MainGrads(parameters, names, hooks=hooks)
-        elif self._wants == "in_backward":
-            self._inside = InBackward(parameters, self.optimizer, names)
 
     def _held(self) -> list[torch.Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]

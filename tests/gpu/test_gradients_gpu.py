@@ -15,7 +15,6 @@ from torch import nn
 
 import memtools
 from memtools.grad.gradients import Gradients
-from memtools.grad.in_backward import InBackward
 from memtools.grad.main_grads import MainGrads
 
 CUDA = torch.device("cuda")
@@ -171,27 +170,3 @@ def test_optimizers_that_take_fp32_gradients(kind: str, foreach: bool) -> None:
     optimizer.step()
     main.clear()
     assert not torch.equal(weight, before)
-
-
-@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}])
-def test_stepping_in_backward_gives_the_same_parameters(options: dict[str, bool]) -> None:
-    models = []
-    for ours in (False, True):
-        torch.manual_seed(2)
-        layers = (nn.Linear(64, 64, device=CUDA) for _ in range(4))
-        model = nn.Sequential(*layers)
-        optimizer = torch.optim.AdamW(model.parameters(), **options)
-        inside = InBackward(model.parameters(), optimizer) if ours else None
-        for _ in range(3):
-            x = torch.randn(16, 64, device=CUDA)
-            if inside is not None:
-                inside.arm()
-            model(x).square().sum().backward()
-            if inside is not None:
-                assert all(p.grad is None for p in model.parameters())
-                inside.finish()
-            else:
-                optimizer.step()
-                optimizer.zero_grad()
-        models.append(model)
-    assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))

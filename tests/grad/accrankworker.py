@@ -91,9 +91,8 @@ def main_grads(rank: int) -> Any:
         lossy(acc, (x.bfloat16(), y.bfloat16()))
     acc.flush()
     refused = told(lambda: made(sharded(Deep().bfloat16()), main_grads=True))
-    inside = told(lambda: made(DDP(Net()), in_backward=True))
     both = told(lambda: made(DDP(Net().bfloat16()), main_grads=True, overlap=True))
-    return [flat(model), acc.report().updates, refused, inside, both]
+    return [flat(model), acc.report().updates, refused, both]
 
 
 def skips(rank: int) -> Any:

@@ -35,7 +35,6 @@ SETTINGS = {
     "bf16": {"precision": "bf16"},
     "max_norm": {"max_norm": 0.1},
     "main_grads": {"main_grads": True},
-    "in_backward": {"in_backward": True},
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import pytest
@@ -14,11 +13,8 @@ from memtools.grad.backoff import BackOff
 from tests.grad.accumulatecases import (
     Recorder,
     batches,
-    error,
-    everything,
     loss_sum,
     net,
-    reference,
     same,
 )
 from tests.kit.oominject import Inject
@@ -157,74 +153,6 @@ def test_main_gradients_of_a_model_without_16_bits():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="main_grads=True.*only torch.float32: leave it out"):
         GradAccumulator(model, optimizer, main_grads=True)
-
-
-# --- the optimizer in backward ---
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-def test_in_backward_gives_the_same_bits(steps, kind):
-    model, data = net(), batches((4, 3, 5, 2, 6, 1))
-    twin = copy.deepcopy(model)
-    accs = [
-        GradAccumulator(one, kind(one.parameters(), lr=0.05), steps, in_backward=inside)
-        for one, inside in ((model, True), (twin, False))
-    ]
-    for acc in accs:
-        run(acc, data)
-    assert same(list(model.parameters()), list(twin.parameters()))
-    last = accs[0].report().last
-    assert last.applied == "in backward"
-    assert last.weight == accs[1].report().last.weight
-    assert math.isnan(last.norm)
-    assert (last.saved_bytes > 0) == (steps == 1)
-
-
-def test_a_partial_window_of_in_backward_steps_at_the_end():
-    model, data = net(), batches((4, 3))
-    optimizer = Recorder(model)
-    acc = GradAccumulator(model, optimizer, steps=3, in_backward=True)
-    run(acc, data)
-    acc.flush()
-    assert error(optimizer.seen[0], reference(model, data)) < 1e-6
-
-
-def test_in_backward_takes_one_backward_at_the_end():
-    model = net()
-    acc = GradAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1), in_backward=True)
-    with pytest.raises(RuntimeError, match="one backward"), acc.micro_batch():  # noqa: PT012
-        for _ in range(2):
-            acc.backward(loss_sum(model, torch.ones(2, 8)), weight=2)
-    acc.reset()
-    run(acc, batches((3,)))
-    assert acc.report().updates == 1
-
-
-def test_a_window_of_no_weight_is_refused_before_it_steps():
-    model = net()
-    acc = GradAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1), in_backward=True)
-    before = copy.deepcopy(everything(acc))
-
-    def call():
-        with acc.micro_batch():
-            acc.backward(loss_sum(model, torch.ones(2, 8)), weight=0)
-
-    with pytest.raises(ValueError, match="sum to 0"):
-        call()
-    found = everything(acc)
-    assert same({**found, "window": 0}, {**before, "window": 0})
-    assert acc.window.empty
-    run(acc, batches((3,)))
-    assert acc.report().updates == 1
-
-
-def test_what_in_backward_excludes():
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for settings in ({"max_norm": 1.0}, {"precision": "fp16"}, {"clip": print}):
-        with pytest.raises(ValueError, match="in_backward=True steps each parameter"):
-            GradAccumulator(model, optimizer, in_backward=True, **settings)
 
 
 class Both(torch.optim.Optimizer):

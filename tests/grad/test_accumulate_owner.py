@@ -36,7 +36,7 @@ def hooks(model, optimizer):
     ]
 
 
-SETTINGS = ({}, {"main_grads": True}, {"in_backward": True}, {"precision": "bf16"})
+SETTINGS = ({}, {"main_grads": True}, {"precision": "bf16"})
 
 
 def made(settings):

@@ -1,4 +1,4 @@
-"""step() with fp32 sums of 16-bit gradients, with an optimizer in backward, and with new groups."""
+"""step() with fp32 sums of 16-bit gradients, and with new groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import memtools
 from memtools.grad.backoff import BackOff
 from tests.grad.backoffcases import ROWS, Model, batch, loss_of
-from tests.kit.oominject import TEXT, Inject
+from tests.kit.oominject import Inject
 
 # A retry collects cycles: not among all that the other tests have imported.
 pytestmark = pytest.mark.usefixtures("frozen")
@@ -19,7 +19,7 @@ def made(undo: str, dtype: torch.dtype, **settings):
     model = Model().to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     acc = memtools.GradAccumulator(model, optimizer, 4, micro_batch_size=4, **settings)
-    acc._backoff = BackOff(acc, undo, 4, in_backward=settings.get("in_backward", False))
+    acc._backoff = BackOff(acc, undo, 4)
     return acc, model
 
 
@@ -47,32 +47,6 @@ def test_fp32_sums_of_16_bit_gradients_go_back_bit_for_bit(index, phase, undo, m
     got = run(Inject(**{phase: {index}}), undo, torch.bfloat16, **settings)
     assert got[:2] == want[:2]
     assert len(got[2].report().retries) == 1
-
-
-@pytest.mark.parametrize("undo", ["scratch", "copy", "redo"])
-@pytest.mark.parametrize(("index", "phase"), [(0, "backward"), (2, "backward"), (3, "forward")])
-def test_an_optimizer_in_backward_is_not_in_the_way_of_a_retry(index, phase, undo, monkeypatch):
-    """Up to the last forward pass: nothing has been stepped by then."""
-    monkeypatch.setattr("random.random", lambda: 0.5)
-    monkeypatch.setattr("numpy.random.random", lambda: 0.5)
-    sizes = ([4] * index + [2] * (2 * (4 - index)), [2] * 8)
-    want = run(Inject(), "scratch", torch.float32, sizes, in_backward=True)
-    got = run(Inject(**{phase: {index}}), undo, torch.float32, in_backward=True)
-    assert got[0] == want[0]
-    assert len(got[2].report().retries) == 1
-
-
-def test_parameters_that_moved_are_not_moved_again():
-    """An OOM in the pass that steps: the layers above it have been stepped already."""
-    acc, model = made("scratch", torch.float32, in_backward=True)
-    model.inject = Inject(backward={3})
-    with pytest.raises(torch.OutOfMemoryError, match=TEXT):
-        acc.step(batch(), loss_of(model))
-    assert model.inject.backwards == 4
-    with pytest.raises(RuntimeError, match=r"reset\(\) drops the window"):
-        acc.step(batch(), loss_of(model))
-    acc.reset()
-    assert acc.step(batch(1), loss_of(model)).micro_batches == 4
 
 
 @pytest.mark.parametrize("undo", ["scratch", "copy"])

@@ -400,9 +400,7 @@ NAMED: dict[str, Any] = {
     "trim": "half",
 }
 # Only these say more than a number of bytes.
-NAMED |= {
-    f"{owner}.limit": GIB for owner in ("Growth", "GradSet", "Sampler", "Policy")
-}
+NAMED |= {f"{owner}.limit": GIB for owner in ("Growth", "GradSet", "Sampler", "Policy")}
 NAMED |= {"_core._fresh.limit": 3, "LeakDetector._forecast.limit": 1e9, "KVPool.limit": "1 MiB"}
 NAMED |= {
     "checkpoint_layers.every": 1,
