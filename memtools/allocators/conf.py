@@ -193,9 +193,3 @@ def parse(text: str) -> Conf:
 def least_split_mb(values: Mapping[str, Any]) -> int:
     """What torch demands of max_split_size_mb: the size of a segment."""
     return int(values.get("large_segment_size_mb", DEFAULT_SEGMENT_MB))
-
-
-def merged(text: str, changes: Mapping[str, Any]) -> str:
-    """`text` with these keys at the end, in place of what it says of them."""
-    kept = [item for item in _items(text) if item and item.partition(":")[0] not in changes]
-    return ",".join([*kept, *(f"{key}:{value}" for key, value in changes.items())])

@@ -2,7 +2,7 @@
 
     allocator_settings() ─► AllocatorSettings ─┬─ .cuda, .host   each value and its source
                                                ├─ .advice()      what to set, and why
-                                               ├─ .set(...)      sets it, or says it is too late
+                                               ├─ .set(...)      sets malloc, or says it is too late
                                                └─ str()          a table
 
 Reading changes nothing: torch is not imported, and torch reads its variable at the first use of its
@@ -141,23 +141,17 @@ class AllocatorSettings:
     def set(
         self,
         *,
-        expandable_segments: bool | None = None,
-        max_split_size_mb: int | None = None,
-        garbage_collection_threshold: float | None = None,
         arena_max: int | None = None,
         trim_threshold: int | str | None = None,
         mmap_threshold: int | str | None = None,
     ) -> list[str]:
-        """Sets what is given, for this process, all of it or nothing; what was done, in words.
+        """Set malloc for this process, all that is given or nothing. Returns what was done, in
+        words.
 
-        This object stays as it was read; `memtools.allocator_settings()` reads anew.
+        This object stays as it was read; `memtools.allocator_settings()` reads anew. torch's CUDA
+        allocator is set by its variable, before the program in the shell: `advice()` has the line.
 
         Args:
-            expandable_segments: torch's segments grow, so that free blocks of many sizes do not
-                lie between used ones. Also max_split_size_mb: possible until torch has segments.
-            max_split_size_mb: MiB, at least 20; larger blocks are not split.
-            garbage_collection_threshold: above 0 and below 1, of what
-                torch.cuda.set_per_process_memory_fraction() allows; without that it does nothing.
             arena_max: most arenas of glibc; possible until there are more.
             trim_threshold: bytes or "16 MiB" of free memory at a heap's end that glibc keeps.
             mmap_threshold: bytes or "1 MiB", 4 KiB to 32 MiB; from there on each block is mapped
@@ -170,9 +164,6 @@ class AllocatorSettings:
         from memtools.allocators import change
 
         wanted = {
-            "expandable_segments": expandable_segments,
-            "max_split_size_mb": max_split_size_mb,
-            "garbage_collection_threshold": garbage_collection_threshold,
             "arena_max": arena_max,
             "trim_threshold": trim_threshold,
             "mmap_threshold": mmap_threshold,

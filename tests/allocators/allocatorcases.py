@@ -81,8 +81,7 @@ class FakeTorch:
     """As much of a torch that uses CUDA as the allocator settings ask for."""
 
     def __init__(self, reserved: int = 0, ready: bool = True) -> None:
-        self.text, self.refuses = "", ""
-        self.texts: list[str] = []
+        self.text = ""
         self.reserved, self.inactive, self.retries, self.share = [reserved, 0], 0, 0, 1.0
         self.version = SimpleNamespace(cuda="13.0")
         self.cuda = SimpleNamespace(
@@ -91,16 +90,7 @@ class FakeTorch:
             memory_stats_as_nested_dict=self._stats,
             get_per_process_memory_fraction=lambda index: self.share,
         )
-        self._C = SimpleNamespace(
-            _accelerator_getAllocatorSettings=lambda: self.text,
-            _accelerator_setAllocatorSettings=self._set,
-        )
-
-    def _set(self, text: str) -> None:
-        self.text = text  # torch keeps it even where it refuses it
-        self.texts.append(text)
-        if self.refuses and self.refuses in text:
-            raise ValueError("no such thing\nand a backtrace")
+        self._C = SimpleNamespace(_accelerator_getAllocatorSettings=lambda: self.text)
 
     def _stats(self, index: int) -> dict[str, Any]:
         reserved = self.reserved[index]

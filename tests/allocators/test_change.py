@@ -11,22 +11,14 @@ import pytest
 from memtools import allocator_settings
 from memtools._base import torch as bridge
 from memtools.allocators import malloc
-from tests.allocators.allocatorcases import MIB, FakeTorch, program
+from tests.allocators.allocatorcases import MIB, program
 
 BAD = [
     ({}, ValueError, "name at least one setting"),
-    ({"max_split_size_mb": 19}, ValueError, "max_split_size_mb is 20 MiB or more"),
-    ({"max_split_size_mb": -1}, ValueError, "got -1"),
-    ({"max_split_size_mb": 64.0}, TypeError, "max_split_size_mb is an int, got float"),
-    ({"max_split_size_mb": True}, TypeError, "got bool"),
-    ({"garbage_collection_threshold": 1.0}, ValueError, "is 0.001 to 0.999"),
-    ({"garbage_collection_threshold": 0}, ValueError, "got 0"),
-    ({"garbage_collection_threshold": float("nan")}, ValueError, "got nan"),
-    ({"garbage_collection_threshold": "0.8"}, TypeError, "is a number, got str"),
-    ({"expandable_segments": 1}, TypeError, "is True or False, got int"),
     ({"arena_max": 0}, ValueError, "arena_max is 1 arena or more, got 0"),
     ({"arena_max": 2**31}, ValueError, "got 2147483648"),
     ({"arena_max": "2"}, TypeError, "arena_max is an int, got str"),
+    ({"arena_max": True}, TypeError, "got bool"),
     ({"trim_threshold": -5}, ValueError, "trim_threshold is at least 1 byte"),
     ({"trim_threshold": "3 GiB"}, ValueError, "at most 2,147,483,647 bytes"),
     ({"trim_threshold": 1.5}, TypeError, "trim_threshold is an int"),
@@ -56,17 +48,12 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     return calls
 
 
-def use(monkeypatch: pytest.MonkeyPatch, fake: FakeTorch) -> FakeTorch:
-    monkeypatch.setattr(bridge, "loaded", lambda: fake)
-    return fake
-
-
 @pytest.mark.parametrize(("settings", "error", "text"), BAD)
 def test_what_cannot_be_is_one_sentence(
     clean: list[Any], settings: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     before = dict(os.environ)
-    good = {"arena_max": 3, "expandable_segments": True, "mmap_threshold": MIB}
+    good = {"arena_max": 3, "mmap_threshold": MIB}
     with pytest.raises(error, match=text) as raised:
         allocator_settings().set(**({**good, **settings} if settings else {}))
     assert "\n" not in str(raised.value)
@@ -193,111 +180,11 @@ def test_another_malloc_is_not_set(clean: list[Any], monkeypatch: pytest.MonkeyP
     assert clean == []
 
 
-def test_what_glibc_refuses_undoes_the_rest(
+def test_what_glibc_refuses_comes_first_and_alone(
     clean: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = use(monkeypatch, FakeTorch())
     asked: list[str] = []
     monkeypatch.setattr(malloc, "mallopt", lambda name, value: asked.append(name))
     with pytest.raises(RuntimeError, match="nothing: glibc refuses mmap_threshold=1,048,576"):
-        allocator_settings().set(trim_threshold=MIB, mmap_threshold=MIB, expandable_segments=True)
+        allocator_settings().set(trim_threshold=MIB, mmap_threshold=MIB)
     assert asked == ["mmap_threshold"]
-    assert fake.texts == ["expandable_segments:True", ""]
-    assert "PYTORCH_ALLOC_CONF" not in os.environ
-
-
-# --- torch's CUDA allocator -----------------------------------------------------------------------
-
-
-def test_before_torch_is_imported_the_variable_is_set() -> None:
-    told = program("""
-done = allocator_settings().set(expandable_segments=True, garbage_collection_threshold=0.8)
-assert "torch" not in sys.modules
-import torch
-print(done)
-print(torch._C._accelerator_getAllocatorSettings())
-""")
-    text = "expandable_segments:True,garbage_collection_threshold:0.8"
-    first = "expandable_segments:True, garbage_collection_threshold:0.8 in PYTORCH_ALLOC_CONF"
-    assert told == f"['{first}: torch reads it at its first use of CUDA']\n{text}\n"
-
-
-def test_after_torch_is_imported_its_setter_is_called_too() -> None:
-    begun = "max_split_size_mb:99,roundup_power2_divisions:[256:1,>:4]"
-    told = program("""
-import torch
-allocator_settings().set(max_split_size_mb=64)
-print(torch._C._accelerator_getAllocatorSettings(), os.environ["PYTORCH_CUDA_ALLOC_CONF"])
-allocator_settings().set(expandable_segments=False)
-print(torch._C._accelerator_getAllocatorSettings(), "PYTORCH_ALLOC_CONF" in os.environ)
-""", PYTORCH_CUDA_ALLOC_CONF=begun)  # fmt: skip
-    kept = "roundup_power2_divisions:[256:1,>:4],max_split_size_mb:64"
-    assert told == f"{kept} {kept}\n{kept},expandable_segments:False False\n"
-
-
-def test_too_late_once_there_are_segments(
-    clean: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake = use(monkeypatch, FakeTorch(reserved=3 * MIB))
-    fake.text = "roundup_power2_divisions:[256:1,>:4]"
-    with pytest.raises(RuntimeError) as raised:
-        allocator_settings().set(
-            expandable_segments=True, garbage_collection_threshold=0.5, trim_threshold=MIB
-        )
-    assert str(raised.value) == (
-        "set() changed nothing: too late for expandable_segments: torch already has 3.0 MiB in "
-        "segments; put PYTORCH_ALLOC_CONF='roundup_power2_divisions:[256:1,>:4],"
-        "expandable_segments:True,garbage_collection_threshold:0.5' before the program in the "
-        "shell, or call it before the first tensor on a GPU"
-    )
-    assert (fake.texts, clean, "PYTORCH_ALLOC_CONF" in os.environ) == ([], [], False)
-    (done,) = allocator_settings().set(garbage_collection_threshold=0.5)  # read at each allocation
-    assert done.startswith("garbage_collection_threshold:0.5 in torch's allocator, and in PYTORCH_")
-    assert fake.text == "roundup_power2_divisions:[256:1,>:4],garbage_collection_threshold:0.5"
-    fake.reserved = [0, 0]  # all freed, and empty_cache()
-    assert len(allocator_settings().set(expandable_segments=True)) == 1
-    assert fake.text.endswith(",garbage_collection_threshold:0.5,expandable_segments:True")
-
-
-def test_what_torch_refuses_changes_nothing(
-    clean: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake = use(monkeypatch, FakeTorch())
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
-    fake.text, fake.refuses = "max_split_size_mb:64", "expandable"
-    with pytest.raises(RuntimeError, match="torch refuses .*True': no such thing$"):
-        allocator_settings().set(expandable_segments=True, trim_threshold=MIB)
-    assert (fake.text, clean) == ("max_split_size_mb:64", [])
-    assert os.environ["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:64"
-
-
-def test_a_torch_without_a_setter(clean: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = use(monkeypatch, FakeTorch())
-    del fake._C._accelerator_setAllocatorSettings
-    with pytest.raises(RuntimeError, match="no setter; put PYTORCH_ALLOC_CONF=expandable_segments"):
-        allocator_settings().set(expandable_segments=True)
-    assert "PYTORCH_ALLOC_CONF" not in os.environ
-
-
-INEFFECTIVE = [
-    ("PYTORCH_NO_CUDA_MEMORY_CACHING", "0", "PYTORCH_NO_CUDA_MEMORY_CACHING is set"),
-    ("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync", "ignores expandable_segments; take backend"),
-    ("PYTORCH_ALLOC_CONF", "max_split_size_mb:3", "cannot be read: max_split_size_mb is at least"),
-]
-
-
-@pytest.mark.parametrize(("name", "value", "text"), INEFFECTIVE)
-def test_where_it_would_do_nothing_it_is_refused(
-    clean: list[Any], monkeypatch: pytest.MonkeyPatch, name: str, value: str, text: str
-) -> None:
-    monkeypatch.setenv(name, value)
-    with pytest.raises(RuntimeError, match=text):
-        allocator_settings().set(expandable_segments=True, trim_threshold=MIB)
-    assert (clean, os.environ[name]) == ([], value)
-
-
-def test_a_split_size_below_the_segments(clean: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "large_segment_size_mb:64")
-    with pytest.raises(RuntimeError, match="at least large_segment_size_mb, here 64"):
-        allocator_settings().set(max_split_size_mb=32)
-    assert os.environ["PYTORCH_ALLOC_CONF"] == "large_segment_size_mb:64"

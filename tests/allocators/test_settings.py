@@ -16,7 +16,7 @@ import torch
 from memtools import AllocatorSettings, allocator_settings
 from memtools._base import torch as bridge
 from memtools.allocators import malloc
-from memtools.allocators.conf import KEYS, VARIABLES, chosen, merged, parse
+from memtools.allocators.conf import KEYS, VARIABLES, chosen, parse
 from memtools.allocators.malloc import Heap
 from memtools.allocators.settings import CudaDevice, Setting
 from tests.allocators.allocatorcases import MIB, FakeTorch, program
@@ -96,14 +96,6 @@ def test_what_has_no_fault_is_taken_by_torch() -> None:
         setter("large_segment_size_mb:20")
         setter("")
     assert faultless > 1000
-
-
-def test_what_memtools_writes_replaces_a_key() -> None:
-    text = "max_split_size_mb:50, roundup_power2_divisions:[256:1,>:4],x:1"
-    changed = merged(text, {"max_split_size_mb": 64, "expandable_segments": True})
-    kept = "roundup_power2_divisions:[256:1,>:4],x:1"
-    assert changed == f"{kept},max_split_size_mb:64,expandable_segments:True"
-    assert merged("", {"expandable_segments": False}) == "expandable_segments:False"
 
 
 @pytest.mark.parametrize("names", [0b001, 0b010, 0b100, 0b011, 0b110, 0b101, 0b111, 0b000])
