@@ -1,6 +1,7 @@
 #include "cleanup/policy.h"
 
 #include <assert.h>
+#include <math.h>
 #include <string.h>
 
 #include "cleanup/private.h"
@@ -19,8 +20,7 @@ lesser(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* --- when: multiples, looks, and the tick from which there is something to decide ---------------
- */
+/* --- when: multiples, looks, and the tick from which there is something to decide ------------- */
 
 /* The first multiple that is not below `from`; MT_UNKNOWN for none. */
 static uint64_t
@@ -94,7 +94,7 @@ set_pace(mt_policy *p, unsigned clock, uint64_t now)
     uint64_t most = lesser(LOOK_MOST, 2 * w->gap);
     double gap = ns > 0 ? (double)LOOK_NS * ticks / ns : LOOK_MOST;
 
-    w->gap = gap<1 ? 1 : gap>(double) most ? most : (uint64_t)gap;
+    w->gap = gap < 1 ? 1 : (uint64_t)fmin(gap, (double)most);
     w->tick = p->ticks[clock];
     w->at_ns = now;
     w->at = w->tick + w->gap;
@@ -110,8 +110,7 @@ start_looks(mt_policy *p, uint64_t now)
     }
 }
 
-/* --- life --------------------------------------------------------------------------------------
- */
+/* --- life ------------------------------------------------------------------------------------- */
 
 void
 mt_policy_init(mt_policy *p, const mt_policy_setup *with, uint64_t now)
@@ -183,8 +182,7 @@ mt_policy_rule_set(mt_policy *p, unsigned action, const mt_policy_rule *rule)
     mt_policy_aim_all(p);
 }
 
-/* --- what to read ------------------------------------------------------------------------------
- */
+/* --- what to read ----------------------------------------------------------------------------- */
 
 /* Every 50 ms, whichever clocks tick; half of it is near enough, as a tick is when it is. */
 static bool
@@ -239,8 +237,7 @@ mt_policy_heap_read(mt_policy *p, uint64_t now, uint64_t cost)
     p->heap_ns = now + HEAP_SHARE * cost;
 }
 
-/* --- decisions ---------------------------------------------------------------------------------
- */
+/* --- decisions -------------------------------------------------------------------------------- */
 
 static void
 ask(mt_policy *p, unsigned i, unsigned why)

@@ -43,8 +43,7 @@ time_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* --- life --------------------------------------------------------------------------------------
- */
+/* --- life ------------------------------------------------------------------------------------- */
 
 static void
 close_all(mt_probe_linux *p)
@@ -114,8 +113,7 @@ mt_probe_linux_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root
     return MT_OK;
 }
 
-/* --- readings ----------------------------------------------------------------------------------
- */
+/* --- readings --------------------------------------------------------------------------------- */
 
 static bool
 has_aged(uint64_t *read_at, uint64_t most, uint64_t now)
@@ -283,8 +281,7 @@ mt_probe_linux_cgroup(mt_probe_linux *p)
     return &p->cgroup;
 }
 
-/* --- the table ---------------------------------------------------------------------------------
- */
+/* --- the table -------------------------------------------------------------------------------- */
 
 static void
 ops_read(void *ctx, unsigned mask, mt_sample *out)

@@ -18,7 +18,8 @@
 #include "os/monitor/probe.h"
 
 typedef struct Policy {
-    PyObject_HEAD mt_state *state; /* kept alive by the type */
+    PyObject_HEAD
+    mt_state *state; /* kept alive by the type */
     mt_policy policy;
     PyObject *act;
     mt_forkmark *home; /* of the process that ticked last */
@@ -39,8 +40,7 @@ time_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* --- life --------------------------------------------------------------------------------------
- */
+/* --- life ------------------------------------------------------------------------------------- */
 
 static mt_status
 open_probe(mt_state *st, const mt_policy_wish *w, mt_probe_ops *out, mt_error *err)
@@ -142,8 +142,7 @@ policy_dealloc(PyObject *op)
     Py_DECREF(type);
 }
 
-/* --- readings ----------------------------------------------------------------------------------
- */
+/* --- readings --------------------------------------------------------------------------------- */
 
 /* Children count where the limit is given, see limit.h. */
 static void
@@ -169,8 +168,7 @@ read_heap(Policy *self, mt_sample *out)
     mt_policy_heap_read(&self->policy, end, end - start);
 }
 
-/* --- ticks -------------------------------------------------------------------------------------
- */
+/* --- ticks ------------------------------------------------------------------------------------ */
 
 /* After a fork: another thread that acted is not in this process. False where there is no memory
  * for a new mark: then the next tick tries again. */
@@ -278,8 +276,7 @@ policy_tick(PyObject *op, PyObject *const *args, Py_ssize_t n)
     Py_RETURN_NONE;
 }
 
-/* --- what it is told ---------------------------------------------------------------------------
- */
+/* --- what it is told -------------------------------------------------------------------------- */
 
 static PyObject *
 policy_set_rule(PyObject *op, PyObject *args)
@@ -342,8 +339,7 @@ policy_forget(PyObject *op, PyObject *Py_UNUSED(none))
     Py_RETURN_NONE;
 }
 
-/* --- what it knows -----------------------------------------------------------------------------
- */
+/* --- what it knows ---------------------------------------------------------------------------- */
 
 static PyObject *
 policy_why(PyObject *op, PyObject *arg)

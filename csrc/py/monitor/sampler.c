@@ -16,14 +16,14 @@
 #define LONGEST_NS  3600000000000ll /* an hour */
 
 typedef struct Sampler {
-    PyObject_HEAD mt_state *state; /* kept alive by the type */
-    PyObject *writer;              /* or NULL: its record is written by the thread */
+    PyObject_HEAD
+    mt_state *state;  /* kept alive by the type */
+    PyObject *writer; /* or NULL: its record is written by the thread */
     mt_forkmark *home;
     mt_sampler *sampler;
 } Sampler;
 
-/* --- life --------------------------------------------------------------------------------------
- */
+/* --- life ------------------------------------------------------------------------------------- */
 
 typedef struct wish {
     PyObject *writer;
@@ -205,8 +205,7 @@ sampler_stop(PyObject *op, PyObject *Py_UNUSED(none))
     Py_RETURN_NONE;
 }
 
-/* --- steps and marks ---------------------------------------------------------------------------
- */
+/* --- steps and marks -------------------------------------------------------------------------- */
 
 static PyObject *
 sampler_step(PyObject *op, PyObject *const *args, Py_ssize_t n)
@@ -251,8 +250,7 @@ sampler_unwatch(PyObject *op, PyObject *arg)
     return PyErr_Format(PyExc_ValueError, "unwatch(): there is no watermark %ld", mark);
 }
 
-/* --- what it knows -----------------------------------------------------------------------------
- */
+/* --- what it knows ---------------------------------------------------------------------------- */
 
 static PyObject *
 sampler_latest(PyObject *op, PyObject *Py_UNUSED(none))

@@ -17,12 +17,13 @@
 #include "os/record/file.h"
 
 typedef struct RecordWriter {
-    PyObject_HEAD mt_state *state; /* kept alive by the type */
-    PyObject *path;                /* a str */
-    PyObject *kept;                /* a str, or NULL: where an older record was kept */
-    bool begun;                    /* record is initialised */
-    bool at_exit;                  /* end_with_status is registered */
-    char failed[MT_RECORD_TEXT];   /* the end event where the exit code is 1; "": by the code */
+    PyObject_HEAD
+    mt_state *state;             /* kept alive by the type */
+    PyObject *path;              /* a str */
+    PyObject *kept;              /* a str, or NULL: where an older record was kept */
+    bool begun;                  /* record is initialised */
+    bool at_exit;                /* end_with_status is registered */
+    char failed[MT_RECORD_TEXT]; /* the end event where the exit code is 1; "": by the code */
     size_t failed_bytes;
     uint64_t ended_ns; /* of the end event, where at_exit */
     mt_record record;
