@@ -10,7 +10,7 @@
 #include "os/record/endmark.h"
 #include "os/base/forkmark.h"
 #include "os/monitor/probe.h"
-#include "os/port/threadname.h"
+#include "os/port/thread.h"
 
 #define SHORTEST_NS 100000ll        /* a tenth of a millisecond: beyond, no timer is that exact */
 #define LONGEST_NS  3600000000000ll /* an hour */
@@ -59,7 +59,7 @@ open_parts(mt_state *st, const wish *w, mt_sampler_setup *with, mt_error *err)
 
     if (status != MT_OK) return status;
     status =
-        mt_ticker_new(&mt_alloc_libc, &mt_thread_sys_posix, mt_threadname_set, &with->ticker, err);
+        mt_ticker_new(&mt_alloc_libc, &mt_thread_sys_posix, mt_thread_name, &with->ticker, err);
     if (status != MT_OK) with->probe.close(with->probe.ctx);
     return status;
 }
