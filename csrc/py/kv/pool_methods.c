@@ -4,6 +4,8 @@
 #include <stddef.h>
 #include <structmember.h>
 
+#include "py/base/objects.h"
+
 enum { LINGER_MAX = 64 }; /* leases named; more are only counted */
 
 /* --- statistics ------------------------------------------------------------------------------ */
@@ -245,6 +247,5 @@ static PyType_Spec spec = {
 int
 mt_py_kvpool_register(PyObject *module, mt_state *st)
 {
-    st->KVPool = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
-    return st->KVPool == NULL ? -1 : PyModule_AddType(module, st->KVPool);
+    return mt_py_add_type(module, &spec, &st->KVPool);
 }
