@@ -2,8 +2,12 @@
 #include <assert.h>
 #include <string.h>
 
-#include "kv/grow.h"
+#include "kv/inplace.h"
 #include "base/size.h"
+#include "kv/block.h"
+#include "kv/journal.h"
+#include "kv/mapping.h"
+#include "kv/prepare.h"
 
 /* --- open --- */
 
@@ -133,7 +137,7 @@ note_exposed(mt_kvlease *lease)
 
     lease->exposed = true;
     for (size_t i = 0; i < lease->rows * g->config.layers; i++)
-        lease->clean[i] = (uint32_t)(g->blocks * g->block_tokens);
+        lease->zero_to[i] = (uint32_t)(g->blocks * g->block_tokens);
 }
 
 /* Blocks that every row has to have before it is exposed: where somebody has named the home's. */

@@ -4,11 +4,12 @@
  * few stretches as the blocks' numbers allow. A whole slot can also be mapped at once, to one home
  * or to zeros. What is mapped where for a view is counted in `sights`, so that the pool knows which
  * pages the system counts more than once. */
-#include "kv/private.h"
+#include "kv/mapping.h"
 
 #include <assert.h>
 
 #include "base/size.h"
+#include "kv/block.h"
 
 /* --- what is in sight --- */
 

@@ -4,6 +4,8 @@
 #include <string.h>
 
 #include "base/size.h"
+#include "kv/block.h"
+#include "kv/mapping.h"
 
 /* --- arenas --- */
 

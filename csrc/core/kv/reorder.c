@@ -2,8 +2,12 @@
 #include <assert.h>
 #include <string.h>
 
-#include "kv/grow.h"
+#include "kv/reorder.h"
 #include "base/size.h"
+#include "kv/block.h"
+#include "kv/mapping.h"
+#include "kv/prepare.h"
+#include "kv/written.h"
 
 /*   before   row 0: A A a     row 1: A B b          index = [1, 1]
  *   after    row 0: A B b'    row 1: A B b          b' is a copy of b in row 0's block of that
@@ -308,19 +312,19 @@ copy_lengths(plan *p)
 {
     mt_kvlease *lease = p->lease;
     size_t layers = lease->pool->geom.config.layers;
-    uint32_t *old = lease->ready_lo; /* free to use: nothing stays ready */
+    uint32_t *old = lease->owned_from; /* free to use: nothing stays ready */
 
     for (size_t layer = 0; layer < layers; layer++) {
         for (size_t row = 0; row < lease->rows; row++)
             old[row] = *mt_kvlease_len(lease, layer, row);
         for (size_t row = 0; row < p->n; row++) {
             *mt_kvlease_len(lease, layer, row) = old[p->index[row]];
-            lease->clean[row * layers + layer] = old[p->index[row]];
-            lease->roomed[row * layers + layer] = old[p->index[row]];
+            lease->zero_to[row * layers + layer] = old[p->index[row]];
+            lease->writable_to[row * layers + layer] = old[p->index[row]];
         }
         for (size_t row = p->n; row < lease->rows; row++) {
             *mt_kvlease_len(lease, layer, row) = 0;
-            lease->clean[row * layers + layer] = lease->roomed[row * layers + layer] = 0;
+            lease->zero_to[row * layers + layer] = lease->writable_to[row * layers + layer] = 0;
         }
     }
 }
