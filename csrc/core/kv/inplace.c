@@ -11,28 +11,15 @@
 
 /* --- open --- */
 
-static void
-set_rows(mt_kvlease *lease, size_t layer, size_t tokens)
-{
-    for (size_t row = 0; row < lease->rows; row++) {
-        lease->from[row] = *mt_kvlease_len(lease, layer, row);
-        lease->to[row] = mt_size_max(lease->from[row], tokens);
-    }
-}
-
 /* Twice: first the blocks are owned, then what lies in them past the lengths is zeros. */
 static mt_status
 open_layer(mt_kvlease *lease, size_t layer, size_t tokens, mt_error *err)
 {
-    mt_status st;
+    mt_kvwant own = {.layer = layer, .to = tokens, .view = tokens, .own_only = true};
+    mt_kvwant zeros = {.layer = layer, .view = tokens};
+    mt_status st = mt_kvprepare(lease, &own, err);
 
-    set_rows(lease, layer, tokens);
-    lease->opening = true;
-    st = mt_kvgrow_prepare(lease, layer, tokens, err);
-    lease->opening = false;
-    if (st != MT_OK) return st;
-    set_rows(lease, layer, 0);
-    return mt_kvgrow_prepare(lease, layer, tokens, err);
+    return st == MT_OK ? mt_kvprepare(lease, &zeros, err) : st;
 }
 
 /* The rows' tables end where they did, and what was promised then is promised again. */
@@ -46,8 +33,8 @@ close_rows(mt_kvlease *lease, const size_t *taken, size_t promised)
             s->taken--;
             mt_kvblock_untake(lease, lease->first + row, s->table[s->taken], false);
         }
-        mt_kvlease_unclean(lease, row);
-        mt_kvlease_unready(lease, row);
+        mt_kvprepare_forget_zeros(lease, row);
+        mt_kvprepare_forget_maps(lease, row);
     }
     mt_kvblock_unpromise(lease, mt_size_max(lease->promised, promised) - promised);
 }
@@ -190,7 +177,7 @@ mt_kvlease_expose(mt_kvlease *lease, mt_error *err)
     if (st == MT_EAGAIN) st = mt_fail(err, MT_ENOMEM, MT_STORE_MAPS, 0);
     for (size_t row = 0; st != MT_OK && row < lease->rows; row++) {
         if (!lease->exposed) hide_row(lease, row);
-        mt_kvlease_unready(lease, row); /* a mapping may have failed half-way */
+        mt_kvprepare_forget_maps(lease, row); /* a mapping may have failed half-way */
     }
     if (st != MT_OK) (void)mt_kvmap_clear(pool, NULL); /* what it leaves is left when it is taken */
     mt_lock_give(&pool->lock);

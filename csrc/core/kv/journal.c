@@ -136,7 +136,7 @@ mt_kvjournal_undo(mt_kvjournal *j, mt_error *why)
         const mt_kventry *e = &j->entry[--j->count];
         mt_kvslot *s = mt_kvlease_slot(j->lease, e->row);
 
-        mt_kvlease_unready(j->lease, e->row);
+        mt_kvprepare_forget_maps(j->lease, e->row);
         if (has_written(pool, e, s->table[e->tb])) {
             keep_copy(j->lease, e);
             kept++;
@@ -309,7 +309,7 @@ mt_kvgrow_move(mt_kvjournal *j, size_t row, size_t view, mt_error *err)
     if ((st = find_home(lease, row, hi, &home, err)) != MT_OK) return st;
     mt_kvlease_slot(lease, row)->home = home;
     if ((st = copy_to(j, row, hi, home, err)) != MT_OK) return st;
-    mt_kvlease_unready(lease, row);
+    mt_kvprepare_forget_maps(lease, row);
     return mt_kvmap_move(lease->pool, lease->first + row, home, hi, err);
 }
 

@@ -163,7 +163,6 @@ free_lease(mt_kvlease *lease)
     if (lease->lengths != NULL)
         mem.put(mem.ctx, lease->lengths,
                 array_words(&lease->pool->geom, rows) * sizeof *lease->lengths);
-    if (lease->from != NULL) mem.put(mem.ctx, lease->from, 2 * rows * sizeof *lease->from);
     mem.put(mem.ctx, lease, sizeof *lease);
 }
 
@@ -178,8 +177,7 @@ new_lease(mt_kvpool *pool, size_t rows)
     lease->rows = lease->max_rows = rows;
     lease->holds = 1;
     lease->lengths = mt_alloc_zeroed(&pool->mem, array_words(g, rows), sizeof *lease->lengths);
-    lease->from = mt_alloc_zeroed(&pool->mem, 2 * rows, sizeof *lease->from);
-    if (lease->lengths == NULL || lease->from == NULL) {
+    if (lease->lengths == NULL) {
         free_lease(lease);
         return NULL;
     }
@@ -188,7 +186,6 @@ new_lease(mt_kvpool *pool, size_t rows)
     lease->owned_from = lease->writable_to + rows * g->config.layers;
     lease->owned_to = lease->owned_from + rows * g->units;
     lease->mapped_to = lease->owned_to + rows * g->units;
-    lease->to = lease->from + rows;
     return lease;
 }
 
@@ -397,7 +394,7 @@ fork_locked(mt_kvlease *parent, size_t n, size_t tokens, mt_kvlease **out, mt_er
         return st;
     }
     for (size_t row = 0; row < parent->rows; row++)
-        mt_kvlease_unready(parent, row); /* its blocks are shared now */
+        mt_kvprepare_forget_maps(parent, row); /* its blocks are shared now */
     pool->forked++;
     *out = child;
     return MT_OK;
@@ -427,7 +424,8 @@ mt_kvlease_fork(mt_kvlease *parent, size_t n, size_t tokens, mt_kvlease **out, m
 mt_status
 mt_kvlease_room(mt_kvlease *lease, size_t layer, const mt_kvstep *step, mt_error *err)
 {
-    size_t view = 0, most = lease->pool->geom.config.max_tokens;
+    size_t most = lease->pool->geom.config.max_tokens;
+    mt_kvwant want = {.layer = layer, .step = *step};
 
     for (size_t row = 0; row < lease->rows; row++) {
         size_t from = *mt_kvlease_len(lease, layer, row), count = mt_kvstep_count(step, row);
@@ -437,11 +435,9 @@ mt_kvlease_room(mt_kvlease *lease, size_t layer, const mt_kvstep *step, mt_error
 
             return mt_fail_shape(err, "tokens", asked, most);
         }
-        lease->from[row] = from;
-        lease->to[row] = from + count;
-        view = mt_size_max(view, from + count);
+        want.view = mt_size_max(want.view, from + count);
     }
-    return mt_kvgrow_prepare(lease, layer, view, err);
+    return mt_kvprepare(lease, &want, err);
 }
 
 /* `tokens` rows of one head; the caller's tokens and ours may both lie apart. They may overlap:
@@ -508,10 +504,10 @@ mt_kvlease_advance(mt_kvlease *lease, size_t layer, const mt_kvstep *step)
 mt_status
 mt_kvlease_show(mt_kvlease *lease, size_t layer, size_t tokens, mt_error *err)
 {
+    mt_kvwant want = {.layer = layer, .view = tokens};
+
     assert(tokens <= lease->pool->geom.config.max_tokens);
-    for (size_t row = 0; row < lease->rows; row++)
-        lease->from[row] = lease->to[row] = *mt_kvlease_len(lease, layer, row);
-    return mt_kvgrow_prepare(lease, layer, tokens, err);
+    return mt_kvprepare(lease, &want, err);
 }
 
 /* --- shrinking --- */
@@ -535,8 +531,9 @@ crop_row(mt_kvlease *lease, size_t row, size_t length)
     if (keep == s->taken) return;
     if (mt_kvmap_leave(pool, slot, &(mt_kvspan){keep, s->taken}, false, NULL) == MT_OK)
         mt_kvblock_let_go_from(pool, slot, keep);
-    mt_kvlease_unclean(lease, row); /* where it failed, they are in view and stay the row's */
-    mt_kvlease_unready(lease, row);
+    mt_kvprepare_forget_zeros(lease,
+                              row); /* where it failed, they are in view and stay the row's */
+    mt_kvprepare_forget_maps(lease, row);
 }
 
 void

@@ -111,16 +111,14 @@ struct mt_kvlease {
     bool released;
     bool exposed;
     bool exposing; /* expose is under way: its rows take blocks of their own homes */
-    bool opening;  /* prepare makes blocks ready, and is asked for what they hold after that */
     char *base;
-    /* Of this lease's one thread, [row x layers + layer]: */
-    uint32_t *lengths;
-    uint32_t *zero_to;     /* tokens [roomed, clean) are known to be zeros, */
-    uint32_t *writable_to; /* those before it may be written to since the last room */
-    uint32_t *owned_from;  /* [row x units + unit] tokens [lo, hi) are owned, mapped and writable */
+    /* Of this lease's one thread; what they mean stands in prepare.h: */
+    uint32_t *lengths; /* [row x layers + layer] */
+    uint32_t *zero_to;
+    uint32_t *writable_to;
+    uint32_t *owned_from; /* [row x units + unit] */
     uint32_t *owned_to;
-    uint32_t *mapped_to; /* [row x units + unit] tokens [0, shown) are mapped as the table says */
-    size_t *from, *to;   /* [row] tokens to write, for prepare */
+    uint32_t *mapped_to;
 };
 
 /* The pool's pages are so many bytes more, or fewer: modulo 2^64. */
@@ -202,7 +200,7 @@ mt_kvlease_writable_to(const mt_kvlease *lease, size_t layer, size_t row)
     return &lease->writable_to[row * lease->pool->geom.config.layers + layer];
 }
 
-typedef struct mt_kvspan { /* blocks [lo, hi) */
+typedef struct mt_kvspan { /* blocks, or tokens, [lo, hi) */
     size_t lo, hi;
 } mt_kvspan;
 

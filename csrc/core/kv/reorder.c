@@ -278,7 +278,7 @@ restore_rows(const plan *p, size_t end)
     for (size_t row = 0; row < end; row++) {
         bool good = mt_kvmap_restore(pool, lease->first + row) == MT_OK;
 
-        mt_kvlease_unready(lease, row);
+        mt_kvprepare_forget_maps(lease, row);
         for (size_t tb = 0; !good && row < p->n && tb < p->taken[row]; tb++)
             if (p->table[row * pool->geom.blocks + tb] != MT_KV_ZERO)
                 mt_kvblock_note_shown(pool, lease->first + row,
@@ -406,7 +406,7 @@ commit(plan *p)
     copy_lengths(p);
     lease->rows = p->n;
     for (size_t row = 0; row < lease->max_rows; row++)
-        mt_kvlease_unready(lease, row);
+        mt_kvprepare_forget_maps(lease, row);
     for (size_t row = 0; row < p->n; row++)
         if (p->index[row] != row) become_plain(p, row);
 }

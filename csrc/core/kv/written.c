@@ -46,7 +46,7 @@ keep_rows(mt_kvlease *lease, const size_t *index, size_t n, mt_kvwritten *writte
     }
     mt_kvjournal_undo(&j, err);
     for (size_t row = 0; row < lease->rows; row++)
-        mt_kvlease_unready(lease, row); /* a mapping may have failed half-way */
+        mt_kvprepare_forget_maps(lease, row); /* a mapping may have failed half-way */
     return st;
 }
 
