@@ -198,22 +198,29 @@ announced(const mt_kvlease *lease, const mt_kvstep *step, size_t row)
 }
 
 /* Where code may have written, the row's own home holds it: name its blocks. */
+typedef struct announcement {
+    mt_kvlease *lease;
+    const mt_kvstep *step;
+} announcement;
+
 static mt_status
-name_touched(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
+name_touched(void *arg, mt_error *err)
 {
+    const announcement *a = arg;
+    mt_kvlease *lease = a->lease;
     mt_status st = MT_OK;
     mt_kvjournal j;
     size_t more = 0;
 
     for (size_t row = 0; row < lease->rows; row++) {
-        mt_kvspan w = announced(lease, step, row);
+        mt_kvspan w = announced(lease, a->step, row);
 
         more += mt_kvgrow_missing(lease, row, w.lo, w.hi);
     }
     mt_kvjournal_begin(&j, lease);
     if (more > 0) st = mt_kvjournal_promise(&j, more, err);
     for (size_t row = 0; st == MT_OK && row < lease->rows; row++) {
-        mt_kvspan w = announced(lease, step, row);
+        mt_kvspan w = announced(lease, a->step, row);
         mt_kvslot *s = mt_kvlease_slot(lease, row);
 
         /* Of a row that came after the others were exposed no code has written the tokens: they are
@@ -225,20 +232,6 @@ name_touched(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
         mt_kvjournal_commit(&j);
     else
         mt_kvjournal_undo(&j, err);
-    return st;
-}
-
-static mt_status
-announce_exposed(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
-{
-    mt_kvpool *pool = lease->pool;
-    mt_status st;
-    mt_error why;
-
-    do {
-        mt_lock_take(&pool->lock);
-        st = name_touched(lease, step, &why);
-    } while (mt_kvpool_again(pool, st, &why, err));
     return st;
 }
 
@@ -275,6 +268,7 @@ mt_status
 mt_kvlease_announce(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
 {
     const mt_kvconfig *c = &lease->pool->geom.config;
+    announcement a = {lease, step};
     mt_status st;
 
     for (size_t row = 0; row < lease->rows; row++) {
@@ -284,7 +278,8 @@ mt_kvlease_announce(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
             return mt_fail_shape(err, "tokens", count > SIZE_MAX - has ? SIZE_MAX : has + count,
                                  c->max_tokens);
     }
-    st = lease->exposed ? announce_exposed(lease, step, err) : announce_zeros(lease, step, err);
+    st = lease->exposed ? mt_kvpool_retry(lease->pool, name_touched, &a, err)
+                        : announce_zeros(lease, step, err);
     for (size_t layer = 0; st == MT_OK && layer < c->layers; layer++)
         mt_kvlease_advance(lease, layer, step);
     return st;

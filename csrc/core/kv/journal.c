@@ -322,8 +322,6 @@ follow_place(mt_kvjournal *j, size_t row, size_t tb, size_t unit, size_t view, m
     mt_kvspan write = {tb, tb + 1};
     mt_status st = mt_kvmap_follow(lease->pool, lease->first + row, unit, &write, &write, err);
 
-    if (st == MT_EAGAIN && mt_kvmap_relax(lease->pool))
-        st = mt_kvmap_follow(lease->pool, lease->first + row, unit, &write, &write, err);
     if (st != MT_EAGAIN) return st;
     return mt_kvgrow_move(j, row, view, err);
 }

@@ -236,30 +236,31 @@ no_promise: /* the lease is linked nowhere */
     return st;
 }
 
+typedef struct acquisition {
+    mt_kvpool *pool;
+    size_t rows, tokens;
+    mt_kvlease **out;
+} acquisition;
+
 static mt_status
-acquire(mt_kvpool *pool, size_t rows, size_t tokens, mt_kvlease **out, mt_error *err)
+acquire_locked(void *arg, mt_error *err)
 {
-    size_t blocks = mt_kvgeom_blocks(&pool->geom, tokens), promise;
+    const acquisition *a = arg;
+    size_t blocks = mt_kvgeom_blocks(&a->pool->geom, a->tokens), promise;
     mt_status st;
 
-    if (!mt_size_mul(rows, blocks, &promise)) return mt_fail(err, MT_EOVERFLOW, "kvpool", 0);
-    if ((st = lend(pool, rows, 0, blocks, promise, out, err)) != MT_OK) return st;
-    pool->acquired++;
-    return MT_OK;
+    if (!mt_size_mul(a->rows, blocks, &promise)) return mt_fail(err, MT_EOVERFLOW, "kvpool", 0);
+    st = lend(a->pool, a->rows, 0, blocks, promise, a->out, err);
+    a->pool->acquired += st == MT_OK;
+    return st;
 }
 
 mt_status
 mt_kvpool_acquire(mt_kvpool *pool, size_t rows, size_t tokens, mt_kvlease **out, mt_error *err)
 {
-    mt_status st;
-    mt_error why;
+    acquisition a = {pool, rows, mt_size_min(tokens, pool->geom.config.max_tokens), out};
 
-    tokens = mt_size_min(tokens, pool->geom.config.max_tokens);
-    do {
-        mt_lock_take(&pool->lock);
-        st = acquire(pool, rows, tokens, out, &why);
-    } while (mt_kvpool_again(pool, st, &why, err));
-    return st;
+    return mt_kvpool_retry(pool, acquire_locked, &a, err);
 }
 
 /* --- giving back --- */
@@ -372,21 +373,28 @@ promise_of(const mt_kvlease *parent, size_t n, size_t tokens, size_t *whole, siz
     return true;
 }
 
+typedef struct forking {
+    mt_kvlease *parent;
+    size_t n, tokens;
+    mt_kvlease **out;
+} forking;
+
 static mt_status
-fork_locked(mt_kvlease *parent, size_t n, size_t tokens, mt_kvlease **out, mt_error *err)
+fork_locked(void *arg, mt_error *err)
 {
+    const forking *f = arg;
+    mt_kvlease *parent = f->parent, *child = NULL;
     mt_kvpool *pool = parent->pool;
-    size_t rows = parent->rows * n, whole, promise;
-    mt_kvlease *child = NULL;
+    size_t rows = parent->rows * f->n, whole, promise;
     mt_status st;
 
-    if (!promise_of(parent, n, tokens, &whole, &promise))
+    if (!promise_of(parent, f->n, f->tokens, &whole, &promise))
         return mt_fail(err, MT_EOVERFLOW, "kvpool", 0);
     st = lend(pool, rows, whole, pool->geom.blocks, promise, &child, err);
     if (st != MT_OK) return st;
     assert(child != NULL);
     for (size_t row = 0; row < rows; row++)
-        copy_row(child, row, parent, row / n);
+        copy_row(child, row, parent, row / f->n);
     for (size_t row = 0; st == MT_OK && row < rows; row++)
         st = mt_kvmap_alias(pool, child->first + row, err);
     if (st != MT_OK) {
@@ -396,27 +404,22 @@ fork_locked(mt_kvlease *parent, size_t n, size_t tokens, mt_kvlease **out, mt_er
     for (size_t row = 0; row < parent->rows; row++)
         mt_kvprepare_forget_maps(parent, row); /* its blocks are shared now */
     pool->forked++;
-    *out = child;
+    *f->out = child;
     return MT_OK;
 }
 
 mt_status
 mt_kvlease_fork(mt_kvlease *parent, size_t n, size_t tokens, mt_kvlease **out, mt_error *err)
 {
-    mt_kvpool *pool = parent->pool;
-    size_t most = pool->geom.config.max_rows, rows;
+    size_t most = parent->pool->geom.config.max_rows, rows;
+    forking f = {parent, n, tokens, out};
     mt_status st;
-    mt_error why;
 
     if (!mt_size_mul(parent->rows, n, &rows)) return mt_fail(err, MT_EOVERFLOW, "kvpool", 0);
     if (rows == 0 || rows > most) return mt_fail_shape(err, "rows", rows, most);
     st = mt_kvgrow_keep_written(parent, NULL, parent->rows, NULL, err);
     if (st != MT_OK) return st;
-    do {
-        mt_lock_take(&pool->lock);
-        st = fork_locked(parent, n, tokens, out, &why);
-    } while (mt_kvpool_again(pool, st, &why, err));
-    return st;
+    return mt_kvpool_retry(parent->pool, fork_locked, &f, err);
 }
 
 /* --- appending --- */
@@ -545,5 +548,5 @@ mt_kvlease_crop(mt_kvlease *lease, const size_t *lengths)
     for (size_t row = 0; row < lease->rows; row++)
         if (lengths[row] < mt_kvlease_row_tokens(lease, row)) crop_row(lease, row, lengths[row]);
     mt_kvblock_fit(pool);
-    mt_kvpool_unlock_or_free(pool);
+    mt_kvpool_unlock(pool);
 }

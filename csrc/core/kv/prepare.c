@@ -144,7 +144,6 @@ follow_or_move(mt_kvjournal *j, const mt_kvwant *want, size_t row, mt_kvspan wri
     mt_kvlease *lease = j->lease;
     mt_status st = follow(lease, want, row, write, err);
 
-    if (st == MT_EAGAIN && mt_kvmap_relax(lease->pool)) st = follow(lease, want, row, write, err);
     if (st != MT_EAGAIN) return st;
     st = mt_kvgrow_move(j, row, mt_kvgeom_blocks(&lease->pool->geom, want->view), err);
     return st == MT_OK ? follow(lease, want, row, write, err) : st;
@@ -242,9 +241,17 @@ mt_kvprepare_forget_zeros(mt_kvlease *lease, size_t row)
 
 /* --- together --- */
 
+typedef struct preparation {
+    mt_kvlease *lease;
+    const mt_kvwant *want;
+} preparation;
+
 static mt_status
-prepare_locked(mt_kvlease *lease, const mt_kvwant *want, mt_error *err)
+prepare_locked(void *arg, mt_error *err)
 {
+    const preparation *p = arg;
+    const mt_kvwant *want = p->want;
+    mt_kvlease *lease = p->lease;
     mt_status st;
     mt_kvjournal j;
 
@@ -272,17 +279,9 @@ prepare_locked(mt_kvlease *lease, const mt_kvwant *want, mt_error *err)
 mt_status
 mt_kvprepare(mt_kvlease *lease, const mt_kvwant *want, mt_error *err)
 {
-    mt_kvpool *pool = lease->pool;
-    mt_status st;
-    mt_error why;
+    preparation p = {lease, want};
 
-    if (is_ready(lease, want)) {
-        if (!want->own_only) note_writable(lease, want);
-        return MT_OK;
-    }
-    do {
-        mt_lock_take(&pool->lock);
-        st = prepare_locked(lease, want, &why);
-    } while (mt_kvpool_again(pool, st, &why, err));
-    return st;
+    if (!is_ready(lease, want)) return mt_kvpool_retry(lease->pool, prepare_locked, &p, err);
+    if (!want->own_only) note_writable(lease, want);
+    return MT_OK;
 }

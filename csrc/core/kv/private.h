@@ -85,16 +85,16 @@ struct mt_kvpool {
     mt_lock lock; /* guards everything below, and all slots */
     mt_kvslot *slots;
     size_t slot_count, slot_room; /* arenas x max_rows */
-    uint32_t *scratch;            /* [2 x blocks] mappings of a unit, wanted and had */
-    size_t live, idle, promised;  /* blocks; live + max(idle, promised) are reserved */
-    size_t reserved;              /* blocks, in the ledger */
-    size_t peak;                  /* largest live + idle */
-    size_t maps;                  /* stretches, over all slots and arenas */
-    size_t maps_allowed;          /* so many before the system is asked again */
-    size_t refusals;              /* for want of stretches, since it was asked */
-    size_t stale;                 /* slots that are */
-    size_t again;                 /* sights beyond the first of each block in each unit */
-    mt_gauge *mapped_again;       /* the same in bytes, with other pools'; or NULL */
+    uint32_t *scratch; /* [3 x blocks] mappings of a unit: wanted, had, and to be counted */
+    size_t live, idle, promised; /* blocks; live + max(idle, promised) are reserved */
+    size_t reserved;             /* blocks, in the ledger */
+    size_t peak;                 /* largest live + idle */
+    size_t maps;                 /* stretches, over all slots and arenas */
+    size_t maps_allowed;         /* so many before the system is asked again */
+    size_t refusals;             /* for want of stretches, since it was asked */
+    size_t stale;                /* slots that are */
+    size_t again;                /* sights beyond the first of each block in each unit */
+    mt_gauge *mapped_again;      /* the same in bytes, with other pools'; or NULL */
     uint64_t clock;
     mt_kvlease *leases; /* doubly linked: alive and lingering */
     bool untold;        /* blocks became idle, and those who wait in the ledger were not told */
@@ -215,10 +215,16 @@ mt_kvlease_blocks(const mt_kvlease *lease, size_t row)
 
 /* One more arena of max_rows slots: pool->slots may move. */
 mt_status mt_kvpool_extend(mt_kvpool *pool, mt_error *err);
-/* Frees the pool when it is closed and nothing is lent. pre: the lock is held; it is given. */
+/* Gives the lock, and wakes those who wait in the ledger. pre: a lease of the pool is alive, or it
+ * is not closed. */
+void mt_kvpool_unlock(mt_kvpool *pool);
+/* The same for the end of a lease, or of the pool: frees the pool when it is closed and nothing is
+ * lent. */
 void mt_kvpool_unlock_or_free(mt_kvpool *pool);
-/* The end of a try under the lock, which it gives: whether to try again, because the ledger's other
- * members gave something of what it lacked. Else *why goes to err. */
-bool mt_kvpool_again(mt_kvpool *pool, mt_status st, const mt_error *why, mt_error *err);
+/* Calls once(arg, &error) under the lock, which it takes and gives, and again as long as that is
+ * refused with MT_ELIMIT and the ledger's other members give back something of what it lacks.
+ * Returns the last status; its error goes to err. */
+typedef mt_status mt_kvtry(void *arg, mt_error *err);
+mt_status mt_kvpool_retry(mt_kvpool *pool, mt_kvtry *once, void *arg, mt_error *err);
 
 #endif

@@ -422,8 +422,9 @@ undo(plan *p)
 }
 
 static mt_status
-gather_locked(plan *p, mt_error *err)
+gather_locked(void *arg, mt_error *err)
 {
+    plan *p = arg;
     mt_status st;
 
     p->move_count = p->spare_count = p->promised = 0;
@@ -469,24 +470,13 @@ new_plan(plan *p)
 mt_status
 mt_kvlease_gather(mt_kvlease *lease, const size_t *index, size_t n, mt_error *err)
 {
-    mt_kvpool *pool = lease->pool;
     plan p = {.lease = lease, .index = index, .n = n, .rows = lease->rows};
     mt_status st;
-    mt_error why;
 
     assert(n > 0 && n <= lease->max_rows);
-    if (!new_plan(&p)) {
-        free_plan(&p);
-        return mt_fail(err, MT_ENOMEM, "kvpool", 0);
-    }
-    if ((st = mt_kvgrow_keep_written(lease, index, n, p.written, err)) != MT_OK) {
-        free_plan(&p);
-        return st;
-    }
-    do {
-        mt_lock_take(&pool->lock);
-        st = gather_locked(&p, &why);
-    } while (mt_kvpool_again(pool, st, &why, err));
+    st = new_plan(&p) ? mt_kvgrow_keep_written(lease, index, n, p.written, err)
+                      : mt_fail(err, MT_ENOMEM, "kvpool", 0);
+    if (st == MT_OK) st = mt_kvpool_retry(lease->pool, gather_locked, &p, err);
     free_plan(&p);
     return st;
 }

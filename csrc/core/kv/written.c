@@ -21,20 +21,30 @@ keep_row(mt_kvjournal *j, size_t row, mt_kvwritten *written, mt_error *err)
 }
 
 /* The rows that are copied, each once. */
+typedef struct keeping {
+    mt_kvlease *lease;
+    const size_t *index;
+    size_t n;
+    mt_kvwritten *written;
+} keeping;
+
 static mt_status
-keep_rows(mt_kvlease *lease, const size_t *index, size_t n, mt_kvwritten *written, mt_error *err)
+keep_rows(void *arg, mt_error *err)
 {
+    const keeping *k = arg;
+    mt_kvlease *lease = k->lease;
+    mt_kvwritten *written = k->written;
     mt_kvjournal j;
     mt_status st = MT_OK;
 
     for (size_t row = 0; written != NULL && row < lease->rows; row++)
         written[row] = MT_KV_UNSEEN;
     mt_kvjournal_begin(&j, lease);
-    for (size_t i = 0; st == MT_OK && i < n; i++) {
-        size_t row = index == NULL ? i : index[i];
+    for (size_t i = 0; st == MT_OK && i < k->n; i++) {
+        size_t row = k->index == NULL ? i : k->index[i];
         mt_kvwritten found;
 
-        if (index != NULL && row == i) continue;
+        if (k->index != NULL && row == i) continue;
         if (written != NULL && written[row] != MT_KV_UNSEEN) continue;
         st = keep_row(&j, row, &found, err);
         if (written != NULL) written[row] = found;
@@ -54,14 +64,8 @@ mt_status
 mt_kvgrow_keep_written(mt_kvlease *lease, const size_t *index, size_t n, mt_kvwritten *written,
                        mt_error *err)
 {
-    mt_kvpool *pool = lease->pool;
-    mt_status st;
-    mt_error why;
+    keeping k = {lease, index, n, written};
 
-    if (!pool->store.private_writes) return MT_OK;
-    do {
-        mt_lock_take(&pool->lock);
-        st = keep_rows(lease, index, n, written, &why);
-    } while (mt_kvpool_again(pool, st, &why, err));
-    return st;
+    if (!lease->pool->store.private_writes) return MT_OK;
+    return mt_kvpool_retry(lease->pool, keep_rows, &k, err);
 }
