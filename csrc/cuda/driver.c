@@ -1,3 +1,8 @@
+/* driver.c -- how this file works.
+ *
+ * The entry points are looked up once, by name and version, through the runtime. Every call enters
+ * a scope (scope.h), which makes the device current and so its context, calls the driver, and
+ * leaves the scope with the result as an mt_error. */
 #include "cuda/driver.h"
 
 #include <cuda.h>

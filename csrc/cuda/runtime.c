@@ -1,3 +1,8 @@
+/* runtime.c -- how this file works.
+ *
+ * The library is found and its entry points are taken at run time. Each function of the device
+ * table enters a scope (scope.h), calls the runtime and leaves the scope, which puts the thread's
+ * device and capture mode back and turns the result into an mt_error. */
 #define _GNU_SOURCE /* RTLD_NOLOAD */
 
 #include "cuda/runtime.h"

@@ -1,3 +1,10 @@
+/* store.c -- how this file works.
+ *
+ * pages[] has one element for each page of the store and, at the same index, for one page of
+ * addresses: whether the page is taken, which handle it has and whether it was zeroed, and what the
+ * address shows. Addresses are mapped page by page. Before a mapping is taken away the host waits
+ * for the work on all streams that were used (streams.h), in clear(). What the driver refuses to
+ * take away stays in that table as it was, and is tried again by the next call that comes to it. */
 #include "cuda/store.h"
 
 #include <assert.h>

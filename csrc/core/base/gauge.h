@@ -21,6 +21,7 @@
 #ifndef MT_BASE_GAUGE_H
 #define MT_BASE_GAUGE_H
 
+#include <assert.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -48,7 +49,11 @@ mt_gauge_add(mt_gauge *g, uint64_t bytes)
 static inline void
 mt_gauge_subtract(mt_gauge *g, uint64_t bytes)
 {
-    if (g != NULL) atomic_fetch_sub_explicit(&g->bytes, bytes, memory_order_relaxed);
+    uint64_t before = bytes;
+
+    if (g != NULL) before = atomic_fetch_sub_explicit(&g->bytes, bytes, memory_order_relaxed);
+    assert(before >= bytes);
+    (void)before;
 }
 
 static inline uint64_t

@@ -5,9 +5,14 @@
 #ifndef MT_BASE_SIZE_H
 #define MT_BASE_SIZE_H
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+/* What a number of bytes says, or a time, where there is no number. */
+#define MT_UNKNOWN   UINT64_MAX       /* it could not be read, or was not asked for */
+#define MT_UNLIMITED (UINT64_MAX - 1) /* of a limit: none is set */
 
 static inline bool
 mt_size_add(size_t a, size_t b, size_t *out)
@@ -31,6 +36,7 @@ mt_size_align_up(size_t a, size_t unit, size_t *out)
 {
     size_t padded;
 
+    assert(unit > 0 && (unit & (unit - 1)) == 0);
     if (!mt_size_add(a, unit - 1, &padded)) return false;
     *out = padded & ~(unit - 1);
     return true;

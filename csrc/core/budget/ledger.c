@@ -1,3 +1,11 @@
+/* ledger.c -- how this file works.
+ *
+ * Every ledger is itself a member, its `line`, of the one above it, up to the root of a tree. To
+ * reserve walks from the member upwards twice under the tree's one lock: refusing() looks for a
+ * ledger without room, and only where there is none all figures change. Members join and leave
+ * with `turn` held as well, so that reclaim.c can call them without the lock. After fork() the
+ * first use of the tree in the child makes its locks anew (mt_tree_move_in) and adds the figures
+ * up again. */
 #include "budget/ledger.h"
 
 #include <assert.h>

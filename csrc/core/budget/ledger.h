@@ -64,8 +64,9 @@ mt_status mt_ledger_notice_forks(mt_ledger *ledger, const mt_home_ops *homes, mt
 mt_ledger *mt_ledger_hold(mt_ledger *ledger);
 void mt_ledger_drop(mt_ledger *ledger);
 
-/* A new member that has reserved nothing. Lower ranks are asked first, from before this call is
- * over: *out is written by then. It is written on MT_OK only. MT_ENOMEM. */
+/* A new member that has reserved nothing. Members of a lower rank are asked first. Another thread
+ * may ask the new one before this call returns, so *out is written before the member joins; it is
+ * written on MT_OK only. MT_ENOMEM. */
 mt_status mt_ledger_join(mt_ledger *ledger, const char *name, int rank, const mt_member_ops *ops,
                          mt_member **out, mt_error *err);
 /* Releases what the member has reserved and frees it; waits for a give_back of it that runs. After

@@ -8,24 +8,24 @@
 enum { FIRST = 64, FIRST_SLOTS = 128 }; /* lines, and words */
 
 void
-mt_tally_init(mt_tally *t, const mt_alloc *mem)
+mt_counts_init(mt_counts *t, const mt_alloc *mem)
 {
-    *t = (mt_tally){.mem = mem};
+    *t = (mt_counts){.mem = mem};
 }
 
 static void
-put(const mt_tally *t, void *block, size_t count, size_t size)
+put(const mt_counts *t, void *block, size_t count, size_t size)
 {
     t->mem->put(t->mem->ctx, block, count * size);
 }
 
 void
-mt_tally_fini(mt_tally *t)
+mt_counts_fini(mt_counts *t)
 {
     put(t, t->lines, t->lines_cap, sizeof *t->lines);
     put(t, t->slots, t->slots_cap, sizeof *t->slots);
     put(t, t->words, t->words_cap, sizeof *t->words);
-    mt_tally_init(t, t->mem);
+    mt_counts_init(t, t->mem);
 }
 
 static uint64_t
@@ -42,7 +42,7 @@ hash_of(const int64_t *key, size_t words)
 
 /* A larger copy of a block, the rest zero; NULL without memory or when the size overflows. */
 static void *
-grown(const mt_tally *t, const void *block, size_t used, size_t cap, size_t size)
+grown(const mt_counts *t, const void *block, size_t used, size_t cap, size_t size)
 {
     void *larger = mt_alloc_zeroed(t->mem, cap, size);
 
@@ -51,7 +51,7 @@ grown(const mt_tally *t, const void *block, size_t used, size_t cap, size_t size
 }
 
 static mt_status
-room_for_words(mt_tally *t, size_t words, mt_error *err)
+room_for_words(mt_counts *t, size_t words, mt_error *err)
 {
     size_t cap = t->words_cap == 0 ? FIRST : t->words_cap;
     int64_t *larger;
@@ -68,10 +68,10 @@ room_for_words(mt_tally *t, size_t words, mt_error *err)
 }
 
 static mt_status
-room_for_a_line(mt_tally *t, mt_error *err)
+room_for_a_line(mt_counts *t, mt_error *err)
 {
     size_t cap = t->lines_cap == 0 ? FIRST : 2 * t->lines_cap;
-    mt_tally_line *larger;
+    mt_counts_line *larger;
 
     if (t->n < t->lines_cap) return MT_OK;
     if ((larger = grown(t, t->lines, t->n, cap, sizeof *larger)) == NULL)
@@ -83,7 +83,7 @@ room_for_a_line(mt_tally *t, mt_error *err)
 }
 
 static void
-enter(mt_tally *t, size_t line)
+enter(mt_counts *t, size_t line)
 {
     size_t mask = t->slots_cap - 1, at = t->lines[line].hash & mask;
 
@@ -93,7 +93,7 @@ enter(mt_tally *t, size_t line)
 }
 
 static mt_status
-room_in_the_table(mt_tally *t, mt_error *err)
+room_in_the_table(mt_counts *t, mt_error *err)
 {
     size_t cap = t->slots_cap == 0 ? FIRST_SLOTS : 2 * t->slots_cap;
     uint32_t *larger;
@@ -110,13 +110,13 @@ room_in_the_table(mt_tally *t, mt_error *err)
 }
 
 static size_t
-find(const mt_tally *t, const int64_t *key, size_t words, uint64_t hash)
+find(const mt_counts *t, const int64_t *key, size_t words, uint64_t hash)
 {
     size_t mask = t->slots_cap - 1;
 
     if (t->slots_cap == 0) return SIZE_MAX;
     for (size_t at = hash & mask; t->slots[at] != 0; at = (at + 1) & mask) {
-        const mt_tally_line *line = &t->lines[t->slots[at] - 1];
+        const mt_counts_line *line = &t->lines[t->slots[at] - 1];
         if (line->hash != hash || line->words != words) continue;
         if (memcmp(t->words + line->key, key, words * sizeof *key) == 0) return t->slots[at] - 1;
     }
@@ -124,7 +124,7 @@ find(const mt_tally *t, const int64_t *key, size_t words, uint64_t hash)
 }
 
 mt_status
-mt_tally_line_of(mt_tally *t, const int64_t *key, size_t words, size_t *out, mt_error *err)
+mt_counts_line_of(mt_counts *t, const int64_t *key, size_t words, size_t *out, mt_error *err)
 {
     uint64_t hash = hash_of(key, words);
     size_t line = find(t, key, words, hash);
@@ -136,7 +136,7 @@ mt_tally_line_of(mt_tally *t, const int64_t *key, size_t words, size_t *out, mt_
         if ((st = room_for_a_line(t, err)) != MT_OK) return st;
         if ((st = room_in_the_table(t, err)) != MT_OK) return st;
         line = t->n++;
-        t->lines[line] = (mt_tally_line){.key = t->words_n, .words = words, .hash = hash};
+        t->lines[line] = (mt_counts_line){.key = t->words_n, .words = words, .hash = hash};
         memcpy(t->words + t->words_n, key, words * sizeof *key);
         t->words_n += words;
         enter(t, line);
@@ -146,16 +146,16 @@ mt_tally_line_of(mt_tally *t, const int64_t *key, size_t words, size_t *out, mt_
 }
 
 const int64_t *
-mt_tally_key(const mt_tally *t, size_t line)
+mt_counts_key(const mt_counts *t, size_t line)
 {
     assert(line < t->n);
     return t->words + t->lines[line].key;
 }
 
 int
-mt_tally_compare(const mt_tally *t, size_t line, size_t other)
+mt_counts_compare(const mt_counts *t, size_t line, size_t other)
 {
-    const int64_t *a = mt_tally_key(t, line), *b = mt_tally_key(t, other);
+    const int64_t *a = mt_counts_key(t, line), *b = mt_counts_key(t, other);
     size_t words = mt_size_min(t->lines[line].words, t->lines[other].words);
 
     for (size_t i = 0; i < words; i++)

@@ -16,34 +16,34 @@
 #include "base/alloc.h"
 #include "base/status.h"
 
-typedef struct mt_tally_line {
-    size_t key;   /* where in the tally's words it begins */
+typedef struct mt_counts_line {
+    size_t key;   /* where in the table's words it begins */
     size_t words; /* of the key */
     uint64_t hash;
     uint64_t count, bytes;
-    uint64_t mark; /* the caller's: 0 in a new line */
-} mt_tally_line;
+    uint64_t tag; /* the caller's: 0 in a new line */
+} mt_counts_line;
 
-typedef struct mt_tally {
+typedef struct mt_counts {
     const mt_alloc *mem;
-    mt_tally_line *lines;
+    mt_counts_line *lines;
     uint32_t *slots; /* line + 1; 0 is empty; a power of two of them, at most half full */
     int64_t *words;
     size_t n, lines_cap, slots_cap, words_n, words_cap;
-} mt_tally;
+} mt_counts;
 
 /* Takes no memory yet. */
-void mt_tally_init(mt_tally *t, const mt_alloc *mem);
-void mt_tally_fini(mt_tally *t);
+void mt_counts_init(mt_counts *t, const mt_alloc *mem);
+void mt_counts_fini(mt_counts *t);
 
 /* *out is the key's line, made with zeros when it is new. MT_ENOMEM, and nothing has changed. */
-mt_status mt_tally_line_of(mt_tally *t, const int64_t *key, size_t words, size_t *out,
-                           mt_error *err);
+mt_status mt_counts_line_of(mt_counts *t, const int64_t *key, size_t words, size_t *out,
+                            mt_error *err);
 
 /* The key's words; until the next new key. */
-const int64_t *mt_tally_key(const mt_tally *t, size_t line);
+const int64_t *mt_counts_key(const mt_counts *t, size_t line);
 
 /* Keys in a fixed order: negative, 0 or positive, as words compare from the first. */
-int mt_tally_compare(const mt_tally *t, size_t line, size_t other);
+int mt_counts_compare(const mt_counts *t, size_t line, size_t other);
 
 #endif

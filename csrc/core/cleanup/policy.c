@@ -1,3 +1,10 @@
+/* policy.c -- how this file works.
+ *
+ * A tick compares a counter with next[clock], and this file keeps that number: aim() sets it to the
+ * earliest of the next cadence, the next look at memory and the next verdict. Whoever is told that
+ * there is something to decide reads what mt_policy_reads asks for and calls mt_policy_decide,
+ * which looks at cadences and at triggers (triggers.c), leaves out what is backed off (backoff.c),
+ * and answers with the actions to be done until mt_policy_done was called for each. */
 #include "cleanup/policy.h"
 
 #include <assert.h>

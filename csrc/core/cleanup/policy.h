@@ -138,7 +138,7 @@ void mt_policy_init(mt_policy *p, const mt_policy_setup *with, uint64_t now_ns);
 /* Anew from here: time, budget and back-off, as if nothing had been tried; what is asked for is
  * not any more. Rules, ticks and what actions did stay. */
 void mt_policy_forget(mt_policy *p, uint64_t now_ns);
-/* Cadences are due at their next multiples. An empty rule is none: the action is not asked for. */
+/* Cadences are due at their next multiples. With an empty rule the action is never asked for. */
 void mt_policy_rule_set(mt_policy *p, unsigned action, const mt_policy_rule *rule);
 
 /* Counts; true when there is something to decide. pre: clock < MT_POLICY_CLOCKS. */

@@ -1,3 +1,10 @@
+/* file.c -- how this file works.
+ *
+ * Writing knows the exact size before it begins (mt_gatehist_dump_bytes) and then goes once through
+ * the history in the order that file.h draws. Reading goes the same way through a cursor that never
+ * passes the end: each count is held against its maximum and against the bytes that are left before
+ * memory is taken for it; then the history is made, its entries are claimed in the ring as an
+ * append would, and their bytes are copied in. */
 #include "gate/file.h"
 
 #include <string.h>
@@ -254,13 +261,13 @@ take_stats(cursor *in, mt_gatestats *s, uint64_t appended, mt_error *err)
 static mt_status
 claim_entry(mt_gatehist *h, uint32_t rows, uint32_t dtype, size_t left, mt_error *err)
 {
-    mt_record_format f = mt_gatehist_format(h, h->experts, (mt_dtype)dtype);
+    mt_gaterow_format f = mt_gatehist_format(h, h->experts, (mt_dtype)dtype);
     size_t bytes;
 
     if (dtype >= MT_DTYPE_COUNT ||
         (h->config.dtype != MT_DTYPE_SAME && (int)dtype != h->config.dtype))
         return mt_fail_format(err, "an entry of another dtype");
-    if (!mt_size_mul(rows, mt_record_row_bytes(&f), &bytes) || bytes > left - h->ring.bytes)
+    if (!mt_size_mul(rows, mt_gaterow_bytes(&f), &bytes) || bytes > left - h->ring.bytes)
         return mt_fail_format(err, "an entry longer than the file");
     if (bytes > h->config.max_bytes - h->ring.bytes)
         return mt_fail_format(err, "more bytes than its own limit");
@@ -273,9 +280,9 @@ take_records(cursor *in, mt_gatehist *h, mt_error *err)
 {
     for (size_t i = 0; i < h->ring.len; i++) {
         const mt_slot *slot = mt_ring_slot(&h->ring, i);
-        mt_record_format f = mt_gatehist_format(h, h->experts, (mt_dtype)slot->dtype);
+        mt_gaterow_format f = mt_gatehist_format(h, h->experts, (mt_dtype)slot->dtype);
         unsigned char *to = mt_ring_direct(&h->ring, slot);
-        if (!mt_record_valid(&f, in->at, slot->rows))
+        if (!mt_gaterow_valid(&f, in->at, slot->rows))
             return mt_fail_format(err, "an expert index out of range");
         if (slot->bytes > 0) take(in, to, slot->bytes);
     }

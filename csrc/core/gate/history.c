@@ -1,3 +1,11 @@
+/* history.c -- how this file works.
+ *
+ * An append has three steps. admit() checks the shape, reserves memory and scratch, and is all
+ * that can fail. claim() evicts old entries and gives the record its place in the ring. fill()
+ * writes it: rows go through in chunks that fit the scratch buffers, each packed, narrowed to the
+ * record's type, encoded and counted. Where the record is the tensor's own bytes and is large, the
+ * pass that counts the rows writes it as well (fused_target): then mt_ring_write is not called at
+ * all. */
 #include "gate/history.h"
 
 #include <assert.h>
@@ -92,6 +100,7 @@ mt_gatehist_fix_experts(mt_gatehist *h, size_t experts, mt_error *err)
 {
     mt_status st;
 
+    assert(h->ring.seq == 0);
     forget_experts(h); /* admitted once, but then never claimed: a device failed in between */
     if ((st = reserve_scratch(h, experts, err)) != MT_OK) return st;
     if (h->config.statistics && (st = mt_gatestats_reserve(&h->stats, experts, err)) != MT_OK) {
@@ -111,9 +120,9 @@ record_dtype(const mt_gatehist *h, const mt_rows *rows)
 static bool
 record_bytes(const mt_gatehist *h, const mt_rows *shape, size_t *out)
 {
-    mt_record_format f = mt_gatehist_format(h, shape->cols, record_dtype(h, shape));
+    mt_gaterow_format f = mt_gatehist_format(h, shape->cols, record_dtype(h, shape));
 
-    return mt_size_mul(shape->rows, mt_record_row_bytes(&f), out);
+    return mt_size_mul(shape->rows, mt_gaterow_bytes(&f), out);
 }
 
 /* Reserves so many more bytes, and more than that where they are to be had. `asks`: the others in
@@ -278,13 +287,13 @@ static void
 write_chunk(mt_gatehist *h, const mt_slot *slot, const void *raw, mt_dtype dtype, size_t first,
             size_t rows)
 {
-    mt_record_format f = mt_gatehist_format(h, h->experts, (mt_dtype)slot->dtype);
-    size_t row = mt_record_row_bytes(&f), n = rows * h->experts;
+    mt_gaterow_format f = mt_gatehist_format(h, h->experts, (mt_dtype)slot->dtype);
+    size_t row = mt_gaterow_bytes(&f), n = rows * h->experts;
     const void *record = narrowed(h, raw, dtype, f.dtype, n);
 
     if (f.keep == MT_KEEP_TOPK) {
-        mt_record_encode(&f, record, widened(h, raw, dtype, n), mt_gatehist_width(dtype), rows,
-                         h->coded);
+        mt_gaterow_encode(&f, record, widened(h, raw, dtype, n), mt_gatehist_width(dtype), rows,
+                          h->coded);
         record = h->coded;
     }
     mt_ring_write(&h->ring, slot, first * row, record, rows * row);
@@ -324,7 +333,7 @@ fused_target(const mt_gatehist *h, const mt_slot *slot, const mt_rows *rows)
 {
     bool counted = h->config.statistics && (rows->dtype == MT_F32 || rows->dtype == MT_F64);
 
-    if (!same_bytes(h, slot, rows) || !counted || slot->bytes < MT_STREAM_BYTES) return NULL;
+    if (!same_bytes(h, slot, rows) || !counted || slot->bytes < MT_NONTEMPORAL_BYTES) return NULL;
     return mt_ring_direct(&h->ring, slot);
 }
 

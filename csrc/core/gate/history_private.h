@@ -44,10 +44,10 @@ mt_gatehist_width(mt_dtype dtype)
     return dtype == MT_F64 ? MT_GATE_F64 : MT_GATE_F32;
 }
 
-static inline mt_record_format
+static inline mt_gaterow_format
 mt_gatehist_format(const mt_gatehist *h, size_t experts, mt_dtype dtype)
 {
-    return (mt_record_format){h->config.keep, h->config.top_k, experts, dtype};
+    return (mt_gaterow_format){h->config.keep, h->config.top_k, experts, dtype};
 }
 
 /* Allocates scratch and statistics for this many experts and fixes their number, in place of an

@@ -22,13 +22,13 @@ stream_line(unsigned char *dst, const unsigned char *src)
 }
 
 void
-mt_stream_copy(void *dst, const void *src, size_t n)
+mt_copy_nontemporal(void *dst, const void *src, size_t n)
 {
     unsigned char *to = dst;
     const unsigned char *from = src;
     size_t head = (LINE - (uintptr_t)to % LINE) % LINE;
 
-    if (n < MT_STREAM_BYTES) {
+    if (n < MT_NONTEMPORAL_BYTES) {
         memcpy(dst, src, n);
         return;
     }
@@ -42,7 +42,7 @@ mt_stream_copy(void *dst, const void *src, size_t n)
 #else
 
 void
-mt_stream_copy(void *dst, const void *src, size_t n)
+mt_copy_nontemporal(void *dst, const void *src, size_t n)
 {
     memcpy(dst, src, n);
 }

@@ -13,6 +13,7 @@ mt_ring_init(mt_ring *r, const mt_vmem_ops *vm, size_t max_entries, size_t capac
     void *block;
     mt_status st;
 
+    assert(max_entries > 0 && capacity > 0);
     *r = (mt_ring){0};
     if (!mt_size_mul(max_entries, sizeof(mt_slot), &slot_bytes) ||
         !mt_size_align_up(slot_bytes, 64, &slot_bytes) ||
@@ -140,11 +141,11 @@ mt_ring_write(mt_ring *r, const mt_slot *slot, size_t from, const void *src, siz
     size_t n1;
     unsigned char *dst;
 
-    assert(from + n <= slot->bytes);
-    if (n == 0) return;
+    assert(from <= slot->bytes && n <= slot->bytes - from);
+    if (n == 0 || from + n > slot->bytes) return; /* no caller's fault reaches other memory */
     dst = split(r, slot, from, n, &n1);
-    mt_stream_copy(dst, src, n1);
-    if (n1 < n) mt_stream_copy(r->base, (const unsigned char *)src + n1, n - n1);
+    mt_copy_nontemporal(dst, src, n1);
+    if (n1 < n) mt_copy_nontemporal(r->base, (const unsigned char *)src + n1, n - n1);
 }
 
 void

@@ -4,13 +4,13 @@
 #include <string.h>
 
 static size_t
-index_bytes(const mt_record_format *f)
+index_bytes(const mt_gaterow_format *f)
 {
     return f->experts <= 0x100 ? 1 : f->experts <= 0x10000 ? 2 : 4;
 }
 
 size_t
-mt_record_row_bytes(const mt_record_format *f)
+mt_gaterow_bytes(const mt_gaterow_format *f)
 {
     size_t size = mt_dtype_size(f->dtype);
 
@@ -34,7 +34,7 @@ get_index(const unsigned char *src, size_t width)
 }
 
 static void
-encode_row(const mt_record_format *f, const unsigned char *values, const uint32_t *top,
+encode_row(const mt_gaterow_format *f, const unsigned char *values, const uint32_t *top,
            unsigned char *dst)
 {
     size_t width = index_bytes(f), size = mt_dtype_size(f->dtype);
@@ -47,10 +47,10 @@ encode_row(const mt_record_format *f, const unsigned char *values, const uint32_
 }
 
 void
-mt_record_encode(const mt_record_format *f, const void *values, const void *order,
-                 mt_gate_width width, size_t rows, void *dst)
+mt_gaterow_encode(const mt_gaterow_format *f, const void *values, const void *order,
+                  mt_gate_width width, size_t rows, void *dst)
 {
-    size_t row = f->experts * mt_dtype_size(f->dtype), coded = mt_record_row_bytes(f);
+    size_t row = f->experts * mt_dtype_size(f->dtype), coded = mt_gaterow_bytes(f);
     size_t wide = f->experts * (width == MT_GATE_F64 ? sizeof(double) : sizeof(float));
     uint32_t top[MT_TOP_K_MAX];
 
@@ -62,7 +62,7 @@ mt_record_encode(const mt_record_format *f, const void *values, const void *orde
 }
 
 static void
-decode_row(const mt_record_format *f, const unsigned char *record, unsigned char *dst)
+decode_row(const mt_gaterow_format *f, const unsigned char *record, unsigned char *dst)
 {
     size_t width = index_bytes(f), size = mt_dtype_size(f->dtype);
     const unsigned char *gates = record + f->top_k * width;
@@ -73,9 +73,9 @@ decode_row(const mt_record_format *f, const unsigned char *record, unsigned char
 }
 
 void
-mt_record_decode(const mt_record_format *f, const void *record, size_t rows, void *dst)
+mt_gaterow_decode(const mt_gaterow_format *f, const void *record, size_t rows, void *dst)
 {
-    size_t row = f->experts * mt_dtype_size(f->dtype), coded = mt_record_row_bytes(f);
+    size_t row = f->experts * mt_dtype_size(f->dtype), coded = mt_gaterow_bytes(f);
 
     assert(f->keep == MT_KEEP_TOPK);
     for (size_t r = 0; r < rows; r++)
@@ -83,10 +83,10 @@ mt_record_decode(const mt_record_format *f, const void *record, size_t rows, voi
 }
 
 const void *
-mt_record_kept(const mt_record_format *f, const void *record, size_t row, uint32_t *experts)
+mt_gaterow_kept(const mt_gaterow_format *f, const void *record, size_t row, uint32_t *experts)
 {
     size_t width = index_bytes(f);
-    const unsigned char *at = (const unsigned char *)record + row * mt_record_row_bytes(f);
+    const unsigned char *at = (const unsigned char *)record + row * mt_gaterow_bytes(f);
 
     for (unsigned k = 0; k < f->top_k; k++)
         experts[k] = get_index(at + k * width, width);
@@ -94,9 +94,9 @@ mt_record_kept(const mt_record_format *f, const void *record, size_t row, uint32
 }
 
 bool
-mt_record_valid(const mt_record_format *f, const void *record, size_t rows)
+mt_gaterow_valid(const mt_gaterow_format *f, const void *record, size_t rows)
 {
-    size_t width = index_bytes(f), coded = mt_record_row_bytes(f);
+    size_t width = index_bytes(f), coded = mt_gaterow_bytes(f);
 
     if (f->keep == MT_KEEP_ALL) return true;
     for (size_t r = 0; r < rows; r++)

@@ -123,7 +123,7 @@ mt_gatescan(const void *x, mt_gate_width width, size_t rows, size_t experts, uns
         scan_fast(x, rows, experts, top_k, sums, copy);
         return;
     }
-    if (copy != NULL) mt_stream_copy(copy, x, rows * row);
+    if (copy != NULL) mt_copy_nontemporal(copy, x, rows * row);
     exact_rows(x, width, rows, experts, top_k, sums);
 }
 

@@ -202,8 +202,8 @@ add_wide(const float *x, size_t rows, size_t experts, double *sum, uint32_t *cou
     size_t copied = aligned ? done : 0;
 
     if (copy != NULL)
-        mt_stream_copy(copy + copied * experts, x + copied * experts,
-                       (rows - copied) * experts * sizeof *x);
+        mt_copy_nontemporal(copy + copied * experts, x + copied * experts,
+                            (rows - copied) * experts * sizeof *x);
     return done;
 }
 
@@ -218,7 +218,7 @@ mt_gatefast_block(const float *x, size_t rows, size_t experts, unsigned top_k, d
     if (top_k == 1)
         done = add_wide(x, rows, experts, sum, count, copy);
     else if (copy != NULL)
-        mt_stream_copy(copy, x, rows * experts * sizeof *x);
+        mt_copy_nontemporal(copy, x, rows * experts * sizeof *x);
     add_block(x + done * experts, rows - done, experts, top_k, sum, count);
     if (!all_finite(sum, experts)) return false;
     if (total_of(count, experts) == (uint64_t)rows * top_k) return true;

@@ -79,15 +79,15 @@ mt_gatehist_shape(const mt_gatehist *h, size_t i)
 static void
 decode_chunk(const mt_gatehist *h, const mt_slot *slot, size_t first, size_t rows, void *dst)
 {
-    mt_record_format f = mt_gatehist_format(h, h->experts, (mt_dtype)slot->dtype);
-    size_t row = mt_record_row_bytes(&f);
+    mt_gaterow_format f = mt_gatehist_format(h, h->experts, (mt_dtype)slot->dtype);
+    size_t row = mt_gaterow_bytes(&f);
 
     if (f.keep == MT_KEEP_ALL) {
         mt_ring_read(&h->ring, slot, first * row, dst, rows * row);
         return;
     }
     mt_ring_read(&h->ring, slot, first * row, h->coded, rows * row);
-    mt_record_decode(&f, h->coded, rows, dst);
+    mt_gaterow_decode(&f, h->coded, rows, dst);
 }
 
 void
@@ -107,14 +107,14 @@ mt_gatehist_copy(const mt_gatehist *h, size_t i, void *dst)
 static void
 recount_kept(const mt_gatehist *h, const mt_slot *slot, size_t first, size_t rows, mt_gatestats *s)
 {
-    mt_record_format f = mt_gatehist_format(h, h->experts, (mt_dtype)slot->dtype);
-    size_t row = mt_record_row_bytes(&f);
+    mt_gaterow_format f = mt_gatehist_format(h, h->experts, (mt_dtype)slot->dtype);
+    size_t row = mt_gaterow_bytes(&f);
     uint32_t experts[MT_TOP_K_MAX];
     double gates[MT_TOP_K_MAX];
 
     mt_ring_read(&h->ring, slot, first * row, h->coded, rows * row);
     for (size_t r = 0; r < rows; r++) {
-        const void *kept = mt_record_kept(&f, h->coded, r, experts);
+        const void *kept = mt_gaterow_kept(&f, h->coded, r, experts);
         memcpy(h->raw, kept, f.top_k * mt_dtype_size(f.dtype)); /* aligned from here on */
         if (f.dtype == MT_F64) {
             memcpy(gates, h->raw, f.top_k * sizeof *gates);
@@ -187,6 +187,7 @@ mt_gatehist_slice(const mt_gatehist *h, size_t start, ptrdiff_t step, size_t cou
     mt_status st =
         mt_gatehist_new_named(h->mem, h->vm, &h->config, "GateHistory slice", &slice, err);
 
+    assert(step != 0 && (count == 0 || start < h->ring.len));
     if (st != MT_OK) return st;
     if ((st = prepare_slice(slice, h, start, step, count, err)) != MT_OK) {
         mt_gatehist_free(slice);
@@ -202,9 +203,9 @@ mt_gatehist_slice(const mt_gatehist *h, size_t start, ptrdiff_t step, size_t cou
 static bool
 slot_is_sound(const mt_gatehist *h, const mt_slot *slot)
 {
-    mt_record_format f = mt_gatehist_format(h, h->experts, (mt_dtype)slot->dtype);
+    mt_gaterow_format f = mt_gatehist_format(h, h->experts, (mt_dtype)slot->dtype);
 
-    return slot->dtype < MT_DTYPE_COUNT && slot->bytes == slot->rows * mt_record_row_bytes(&f);
+    return slot->dtype < MT_DTYPE_COUNT && slot->bytes == slot->rows * mt_gaterow_bytes(&f);
 }
 
 bool

@@ -1,3 +1,10 @@
+/* stage.c -- how this file works.
+ *
+ * Items lie in a ring of bytes, the same on the device and in pinned memory. push() makes room,
+ * copies the source into the device block on the producer's stream, and lets the side stream wait
+ * for that and copy the slot on to pinned memory; an event behind the second copy tells that the
+ * host has the bytes. peek() asks that event of the oldest item. What a push that failed half-way
+ * may leave running is the `stray`, below. */
 #include "gate/stage.h"
 
 #include <assert.h>

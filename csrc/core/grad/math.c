@@ -1,3 +1,10 @@
+/* math.c -- how this file works.
+ *
+ * Each loop is written once, as an inline function of the element type, and called with that type
+ * as a constant, so that the compiler makes vectors of it for each type and, by MT_CLONES, for
+ * several instruction sets. A sum of squares goes through blocks of 4,096 elements in float first;
+ * a block whose float sum cannot be trusted, because squares overflowed or vanished or an element
+ * is not finite, is done again in double. */
 #include "grad/math.h"
 
 #include <assert.h>

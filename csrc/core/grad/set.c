@@ -1,3 +1,9 @@
+/* set.c -- how this file works.
+ *
+ * mt_gradset_set cuts the gradients into chunks and gathers them into shares. A pass hands the
+ * shares to the caller's pool of threads: each thread takes the next one by an atomic counter,
+ * runs the pass's function over its chunks and leaves one part per chunk. The calling thread adds
+ * the parts up in the order of the chunks, so that the result does not depend on the threads. */
 #include "grad/set.h"
 
 #include <assert.h>

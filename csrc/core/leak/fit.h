@@ -27,24 +27,24 @@ typedef struct mt_leakfit {
     double end;       /* the line at the last block, bytes */
     double z;         /* slope / se */
     double rise;      /* first to last of eight groups of blocks: the least of two ways, by the
-                       * groups' minima and by their medians. The three below are the least of
+                       * groups' minima and by their medians. `even` and `shape` are the least of
                        * both ways too */
-    double even;      /* the least step between groups, in average steps */
+    double even;      /* the smallest step from one group to the next, over the average step */
     double shape;     /* R above; -9 where the series does not rise */
     double snr;       /* rise over the noise about the line */
-    double jumps;     /* of how many equal jumps the never-returned floor could be made */
-    double front;     /* slope of the last half over the slope */
+    double jumps; /* into how many equal steps the growth that is never given back could be cut */
+    double front; /* slope of the last half over the slope */
 } mt_leakfit;
 
 /* The window number w (0: 3/4, 1: 1/2, 2: 1/4). pre: 64 blocks or more. */
-void mt_leakfit_window(const mt_floor *f, size_t w, mt_leakfit *out);
+void mt_leakfit_window(const mt_minima *f, size_t w, mt_leakfit *out);
 
 /* How many blocks that window has. */
-size_t mt_leakfit_blocks(const mt_floor *f, size_t w);
+size_t mt_leakfit_blocks(const mt_minima *f, size_t w);
 
 /* False where no window rises by more than `bar` bytes, by its groups' minima: the fits need not be
  * made. */
-bool mt_leakfit_may_rise(const mt_floor *f, double bar);
+bool mt_leakfit_may_rise(const mt_minima *f, double bar);
 
 /* What counts as a rise (bytes), and how many samples a window must cover before its shape says
  * anything. */
@@ -65,6 +65,6 @@ size_t mt_leakfit_straight(const mt_leakfit fit[MT_WINDOWS]);
 
 /* The first block from which on the floor rises as it does at its end: where the growth began, as
  * far as the blocks show it. pre: `fit` are f's three windows. */
-size_t mt_leakfit_onset(const mt_floor *f, const mt_leakfit fit[MT_WINDOWS]);
+size_t mt_leakfit_onset(const mt_minima *f, const mt_leakfit fit[MT_WINDOWS]);
 
 #endif

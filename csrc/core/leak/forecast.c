@@ -11,7 +11,7 @@ mt_forecast_error(const mt_leakfit *fit)
 /* Block by block, how far the series went above its floor over the last half of the blocks, in
  * order of size; returns how many. */
 static size_t
-excursions(const mt_floor *f, double out[MT_FLOOR_BLOCKS])
+excursions(const mt_minima *f, double out[MT_MINIMA_BLOCKS])
 {
     size_t n = 0;
 
@@ -36,7 +36,7 @@ quantile(const double *sorted, size_t n, double share)
 }
 
 static double
-largest_jump(const mt_floor *f, double slope)
+largest_jump(const mt_minima *f, double slope)
 {
     double jump = 0;
 
@@ -47,7 +47,7 @@ largest_jump(const mt_floor *f, double slope)
 
 /* Samples until `room` bytes are used at `slope` bytes a block; of them some are past. */
 static double
-samples_until(const mt_floor *f, double room, double slope)
+samples_until(const mt_minima *f, double room, double slope)
 {
     if (room <= 0) return 0;
     if (slope <= 0) return HUGE_VAL;
@@ -56,13 +56,13 @@ samples_until(const mt_floor *f, double room, double slope)
 
 /* With `coming` bytes that are as good as there, and `rate` bytes a block beside the series. */
 static mt_forecast
-foretell(const mt_floor *f, const mt_leakfit fit[MT_WINDOWS], double limit, double coming,
+foretell(const mt_minima *f, const mt_leakfit fit[MT_WINDOWS], double limit, double coming,
          double rate)
 {
     const mt_leakfit *w = &fit[mt_leakfit_straight(fit)];
     double s = w->slope + rate, u = mt_forecast_error(w);
     double last = fmax(fit[0].end, fmax(fit[1].end, fit[2].end));
-    double ex[MT_FLOOR_BLOCKS], room = limit - coming;
+    double ex[MT_MINIMA_BLOCKS], room = limit - coming;
     size_t n = excursions(f, ex);
 
     return (mt_forecast){
@@ -73,7 +73,7 @@ foretell(const mt_floor *f, const mt_leakfit fit[MT_WINDOWS], double limit, doub
 }
 
 mt_forecast
-mt_forecast_samples(const mt_floor *f, const mt_leakfit fit[MT_WINDOWS], const mt_outlook *outlook)
+mt_forecast_samples(const mt_minima *f, const mt_leakfit fit[MT_WINDOWS], const mt_outlook *outlook)
 {
     double coming = outlook->coming, rate = outlook->rate, limit = outlook->limit, ends;
     mt_forecast soon = foretell(f, fit, limit, coming, rate), later;

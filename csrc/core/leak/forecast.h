@@ -30,7 +30,7 @@ typedef struct mt_outlook {
 double mt_forecast_error(const mt_leakfit *fit);
 
 /* Samples from the newest one on. pre: `fit` are f's three windows. */
-mt_forecast mt_forecast_samples(const mt_floor *f, const mt_leakfit fit[MT_WINDOWS],
+mt_forecast mt_forecast_samples(const mt_minima *f, const mt_leakfit fit[MT_WINDOWS],
                                 const mt_outlook *outlook);
 
 #endif

@@ -1,3 +1,10 @@
+/* leak.c -- how this file works.
+ *
+ * mt_leak_add takes out of a reading the growth that was declared (undeclared) and adds the rest to
+ * the signal's minima. When these have eight blocks more, evaluate() fits three windows of them and
+ * gives the signal a grade; a leak has to hold at three evaluations in a row. The answers put the
+ * grades of the signals together: fuse() decides which signal speaks, and mt_leak_judge fits it
+ * anew for the figures. */
 #include "leak/leak.h"
 
 #include <assert.h>
@@ -8,7 +15,7 @@
 typedef struct share {
     bool begun;
     int64_t since; /* the step of the first reading after it was declared */
-    double floor;  /* the least reading since then: growth is counted from here */
+    double least;  /* the least reading since then: growth is counted from here */
     double used;   /* the most that was taken out at once */
 } share;
 
@@ -18,7 +25,7 @@ typedef struct growth {
 } growth;
 
 typedef struct series {
-    mt_floor floor;
+    mt_minima minima;
     uint64_t samples;
     int64_t first, last; /* steps */
     double reading;      /* the newest */
@@ -69,7 +76,7 @@ mt_leak_reset(mt_leak *leak)
 {
     for (size_t i = 0; i < MT_LEAK_SIGNALS; i++) {
         series *s = &leak->of[i];
-        mt_floor_reset(&s->floor);
+        mt_minima_reset(&s->minima);
         s->samples = 0;
         s->grade = MT_LEAK_QUIET;
         s->known = false;
@@ -118,8 +125,8 @@ take_out(growth *g, share *in, int64_t step, double y)
     double taken;
 
     if (!in->begun) *in = (share){true, step, y, 0};
-    in->floor = fmin(in->floor, y);
-    taken = fmin(y - in->floor, allowed(g, in, step));
+    in->least = fmin(in->least, y);
+    taken = fmin(y - in->least, allowed(g, in, step));
     in->used = fmax(in->used, taken);
     return y - taken;
 }
@@ -147,7 +154,7 @@ static void
 fit_all(const series *s, mt_leakfit fit[MT_WINDOWS])
 {
     for (size_t w = 0; w < MT_WINDOWS; w++)
-        mt_leakfit_window(&s->floor, w, &fit[w]);
+        mt_leakfit_window(&s->minima, w, &fit[w]);
 }
 
 /* Three evaluations in a row make a leak, two what is likely one: a look at each of them alone
@@ -155,7 +162,7 @@ fit_all(const series *s, mt_leakfit fit[MT_WINDOWS])
 static mt_leak_kind
 grade_of(series *s, const mt_leakfit fit[MT_WINDOWS], double bar, double span)
 {
-    double length = (double)s->floor.length * stride(s);
+    double length = (double)s->minima.length * stride(s);
     bool lasting = mt_leakfit_lasting(fit, (mt_leakbar){bar, span}, length, 0);
     bool nearly = mt_leakfit_lasting(fit, (mt_leakbar){bar, span * 2 / 3}, length, .25);
 
@@ -172,7 +179,7 @@ evaluate(series *s, double bar, double span)
     mt_leakfit fit[MT_WINDOWS];
 
     s->known = true;
-    if (mt_leakfit_may_rise(&s->floor, bar)) {
+    if (mt_leakfit_may_rise(&s->minima, bar)) {
         fit_all(s, fit);
         s->grade = grade_of(s, fit, bar, span);
     } else {
@@ -187,13 +194,14 @@ mt_leak_add(mt_leak *leak, mt_leak_signal signal, int64_t step, uint64_t bytes)
     series *s = &leak->of[signal];
     double y = (double)bytes;
 
+    assert(signal < MT_LEAK_SIGNALS);
     if (bytes == UINT64_MAX) return false;
     assert(s->samples == 0 || step > s->last);
     if (s->samples++ == 0) s->first = step;
     s->last = step;
     s->reading = y;
     if (leak->growths > 0) y = undeclared(leak, signal, step, y);
-    if (!mt_floor_add(&s->floor, y)) return false;
+    if (!mt_minima_add(&s->minima, y)) return false;
     evaluate(s, leak->bar[signal], leak->span);
     return true;
 }
@@ -283,7 +291,7 @@ rate_of(const mt_leak *leak, mt_leak_signal signal, double *rate)
 
     if (!s->known) return false;
     fit_all(s, fit);
-    *rate = fit[mt_leakfit_straight(fit)].slope / ((double)s->floor.length * stride(s));
+    *rate = fit[mt_leakfit_straight(fit)].slope / ((double)s->minima.length * stride(s));
     return true;
 }
 
@@ -334,12 +342,12 @@ mt_leak_judge(const mt_leak *leak, mt_leak_verdict *out)
     s = &leak->of[out->signal];
     fit_all(s, fit);
     w = mt_leakfit_straight(fit);
-    steps = (double)s->floor.length * stride(s);
+    steps = (double)s->minima.length * stride(s);
     out->trust = trust_of(leak, out->kind, fit);
     out->rate = fit[w].slope / steps;
     out->error = mt_forecast_error(&fit[w]) / steps;
     out->shape = fit[0].shape;
-    out->since = s->first + (int64_t)((double)mt_leakfit_onset(&s->floor, fit) * steps);
+    out->since = s->first + (int64_t)((double)mt_leakfit_onset(&s->minima, fit) * steps);
 }
 
 /* What was taken out is in use all the same; what is declared with an end will come. */
@@ -347,7 +355,7 @@ static void
 foresee(const growth *g, mt_leak_signal signal, const series *s, mt_outlook *outlook)
 {
     const share *in = &g->in[signal];
-    double left = g->says.bytes - in->used, block = (double)s->floor.length * stride(s);
+    double left = g->says.bytes - in->used, block = (double)s->minima.length * stride(s);
 
     if (!concerns(g, signal) || !in->begun) return;
     outlook->limit -= in->used;
@@ -374,7 +382,7 @@ mt_leak_forecast(const mt_leak *leak, mt_leak_signal signal, double limit, mt_fo
     for (size_t i = 0; i < leak->growths; i++)
         foresee(&leak->growth[i], signal, s, &outlook);
     fit_all(s, fit);
-    *out = mt_forecast_samples(&s->floor, fit, &outlook);
+    *out = mt_forecast_samples(&s->minima, fit, &outlook);
     *out = (mt_forecast){out->lo * steps, out->mid * steps, out->hi * steps};
     return true;
 }

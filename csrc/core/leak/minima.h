@@ -14,31 +14,31 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { MT_FLOOR_BLOCKS = 128, MT_FLOOR_FIRST = 64, MT_FLOOR_EVERY = 8, MT_FLOOR_LENGTH = 4 };
+enum { MT_MINIMA_BLOCKS = 128, MT_MINIMA_FIRST = 64, MT_MINIMA_EVERY = 8, MT_MINIMA_LENGTH = 4 };
 
-typedef struct mt_floor {
+typedef struct mt_minima {
     double low, high; /* of the block that is being filled */
     uint64_t count;   /* samples in it */
     uint64_t length;  /* samples of a whole block */
     size_t n;         /* whole blocks */
-    double lows[MT_FLOOR_BLOCKS], highs[MT_FLOOR_BLOCKS];
-} mt_floor;
+    double lows[MT_MINIMA_BLOCKS], highs[MT_MINIMA_BLOCKS];
+} mt_minima;
 
 /* Nothing seen. */
-void mt_floor_reset(mt_floor *f);
+void mt_minima_reset(mt_minima *f);
 
 /* Ends a block. True when the series should be looked at: there are 64 blocks or more, and eight
  * more than the last time. That is after each 6 to 12 % of the series, 40 times in 8,000 samples.
  */
-bool mt_floor_push(mt_floor *f);
+bool mt_minima_push(mt_minima *f);
 
 /* Adds a sample, which is finite. True as for push. */
 static inline bool
-mt_floor_add(mt_floor *f, double y)
+mt_minima_add(mt_minima *f, double y)
 {
     if (y < f->low) f->low = y;
     if (y > f->high) f->high = y;
-    return ++f->count == f->length && mt_floor_push(f);
+    return ++f->count == f->length && mt_minima_push(f);
 }
 
 #endif

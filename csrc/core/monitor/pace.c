@@ -1,5 +1,7 @@
 #include "monitor/pace.h"
 
+#include <assert.h>
+
 #include "base/size.h"
 #include "port/probe.h"
 
@@ -7,20 +9,21 @@ enum {
     MS = 1000000,
     OFTEN_NS = 100000000,
     CHILDREN_NS = 200000000,
-    SAMPLE_SHARE = 30,  /* of a core: one part in so many */
-    SELDOM_SHARE = 200, /* for each of the three */
-    LOOKS_BEFORE = 16,  /* samples in the time that is left at the rate of the last interval */
+    SAMPLE_SHARE = 30, /* of a core: one part in so many */
+    RARE_SHARE = 200,  /* for each of the three */
+    LOOKS_BEFORE = 16, /* samples in the time that is left at the rate of the last interval */
 };
 
-static const struct seldom {
+static const struct rare {
     unsigned what;
     uint64_t interval_ns;
-} seldom[MT_PACE_SELDOM] = {
+} rare[MT_PACE_RARE] = {
     {MT_READ_SWAP, OFTEN_NS}, {MT_READ_HEAP, OFTEN_NS}, {MT_READ_CHILDREN, CHILDREN_NS}};
 
 void
 mt_pace_init(mt_pace *p, uint64_t interval_ns, uint64_t now)
 {
+    assert(interval_ns > 0);
     *p = (mt_pace){
         .interval_ns = interval_ns, .wait_ns = interval_ns, .next_ns = now, .used = MT_UNKNOWN};
 }
@@ -30,17 +33,17 @@ mt_pace_due(const mt_pace *p, uint64_t now)
 {
     int first = 0;
 
-    for (int i = 1; i < MT_PACE_SELDOM; i++)
+    for (int i = 1; i < MT_PACE_RARE; i++)
         if (p->due[i] < p->due[first]) first = i;
-    return p->due[first] <= now ? seldom[first].what : 0;
+    return p->due[first] <= now ? rare[first].what : 0;
 }
 
 void
-mt_pace_seldom(mt_pace *p, unsigned what, uint64_t now, uint64_t cost_ns)
+mt_pace_rare(mt_pace *p, unsigned what, uint64_t now, uint64_t cost_ns)
 {
-    for (int i = 0; i < MT_PACE_SELDOM; i++)
-        if (seldom[i].what == what)
-            p->due[i] = now + mt_u64_max(seldom[i].interval_ns, SELDOM_SHARE * cost_ns);
+    for (int i = 0; i < MT_PACE_RARE; i++)
+        if (rare[i].what == what)
+            p->due[i] = now + mt_u64_max(rare[i].interval_ns, RARE_SHARE * cost_ns);
 }
 
 /* From three quarters of the limit on, the part of the last quarter that is left. */
@@ -78,7 +81,7 @@ interval_at(mt_pace *p, uint64_t now, uint64_t used, uint64_t limit)
     return wait;
 }
 
-/* The first cost counts in full, a later one by an eighth: one that was dear does not stop the
+/* The first cost counts in full, a later one by an eighth: one that was expensive does not stop the
  * samples, one that always is slows them down. */
 uint64_t
 mt_pace_next(mt_pace *p, uint64_t now, uint64_t cost_ns, uint64_t used, uint64_t limit)

@@ -4,10 +4,10 @@
  *   interval       asked for ...........\______________ 1 ms
  *                  and shorter anywhere while memory rises so fast that the limit is near in time
  *
- * What is dear is read seldom, one at a time: swap, the heap's counters and the children. Each of
- * these waits 200 times as long as its last reading took (0.5 % of a core), and an ordinary sample
- * 30 times as long as samples take (3.3 %): less than 5 % of a core together, whatever they cost
- * and however near the limit is.
+ * What is expensive is read rarely, one at a time: swap, the heap's counters and the children. Each
+ * of these waits 200 times as long as its last reading took (0.5 % of a core), and an ordinary
+ * sample 30 times as long as samples take (3.3 %): less than 5 % of a core together, whatever they
+ * cost and however near the limit is.
  *
  * Plain data, no lock: the sampling thread's. Times are those of one monotonic clock. */
 #ifndef MT_MONITOR_PACE_H
@@ -15,7 +15,7 @@
 
 #include <stdint.h>
 
-enum { MT_PACE_SELDOM = 3 };
+enum { MT_PACE_RARE = 3 };
 
 typedef struct mt_pace {
     uint64_t interval_ns; /* asked for */
@@ -23,17 +23,17 @@ typedef struct mt_pace {
     uint64_t cost_ns;     /* processor time of a sample, smoothed */
     uint64_t next_ns;
     uint64_t used, used_at; /* at the last sample; MT_UNKNOWN: none yet */
-    uint64_t due[MT_PACE_SELDOM];
+    uint64_t due[MT_PACE_RARE];
 } mt_pace;
 
 /* Everything is due at once. pre: interval_ns > 0. */
 void mt_pace_init(mt_pace *p, uint64_t interval_ns, uint64_t now);
 
-/* The seldom reading (one of MT_READ_SWAP, MT_READ_HEAP, MT_READ_CHILDREN) that is due, the one
+/* The rare reading (one of MT_READ_SWAP, MT_READ_HEAP, MT_READ_CHILDREN) that is due, the one
  * that waits longest; 0 for none. */
 unsigned mt_pace_due(const mt_pace *p, uint64_t now);
 /* It was read, and took that much processor time. */
-void mt_pace_seldom(mt_pace *p, unsigned what, uint64_t now, uint64_t cost_ns);
+void mt_pace_rare(mt_pace *p, unsigned what, uint64_t now, uint64_t cost_ns);
 
 /* A sample was taken: returns when to take the next. used and limit are MT_UNKNOWN where they are.
  * Where the time is over already, because the process was stopped or the machine is busy, what was

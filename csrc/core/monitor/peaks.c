@@ -76,8 +76,9 @@ now_once(mt_peaks *p)
     return less(now, mt_gauge_within(p->mark.mapped_again, shared));
 }
 
-/* At least so much was in use at once, or 0 for no more than is known; *exact tells whether it was
- * no more. */
+/* The mark with each page counted once: the most that was in use since its reset, or 0 where that
+ * is no more than `known`. Where pages are mapped more than once *exact is false: then it was at
+ * least so much. */
 static uint64_t
 high_once(mt_peaks *p, uint64_t known, bool *exact)
 {
@@ -118,7 +119,8 @@ least_known(uint64_t known, uint64_t peak)
     return peak < known ? peak : known;
 }
 
-/* An interval that the mark is too old for has to do with what is in use now. */
+/* Brings the peaks of all open intervals up to date. The mark counts for those that began with its
+ * reset or later; the peak of an older one can only be raised to what is in use now. */
 static void
 look(mt_peaks *p)
 {

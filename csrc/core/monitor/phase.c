@@ -1,3 +1,9 @@
+/* phase.c -- how this file works.
+ *
+ * A phase that is open has a slot with an interval of peaks.h; its token is the slot's number plus
+ * a multiple of the number of slots, so that an old token never fits a new phase. Leaving it ends
+ * the interval and adds it to the row of its name. One lock is held throughout, and the one of the
+ * peaks inside of it. */
 #include "monitor/phase.h"
 
 #include <assert.h>

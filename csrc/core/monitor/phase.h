@@ -64,7 +64,8 @@ mt_status mt_phases_leave(mt_phases *phases, uint64_t token, mt_phase_seen *out,
 
 /* Copies at most n rows, in the order in which the names came; returns how many there are. */
 size_t mt_phases_rows(mt_phases *phases, mt_phase_row *out, size_t n);
-/* The row of the open phase that was entered last, or NULL; its name is cut to MT_PHASE_NAME. */
+/* Copies the name of the open phase that was entered last, cut to MT_PHASE_NAME; false where none
+ * is open. */
 bool mt_phases_current(mt_phases *phases, char out[MT_PHASE_NAME]);
 
 #endif

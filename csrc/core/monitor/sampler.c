@@ -1,3 +1,10 @@
+/* sampler.c -- how this file works.
+ *
+ * The thread (at the end of "one sample") takes a sample, publishes it, writes its row into the
+ * record and asks pace.h when to come again: that is sample(). It reads what every sample needs,
+ * and of what is expensive at most one value, whose turn it is; the last known value stands for the
+ * rest. What other threads ask for lies under one lock, held for a copy, or in atomics. Watermarks
+ * that are passed wait as bits for the next step(). */
 #include "monitor/sampler.h"
 
 #include <assert.h>
@@ -7,13 +14,14 @@
 #include <string.h>
 
 #include "base/lock.h"
-#include "monitor/marks.h"
+#include "monitor/watermark.h"
 #include "monitor/pace.h"
 
 enum {
     ALWAYS = MT_READ_RSS | MT_READ_CGROUP | MT_READ_SYSTEM,
-    DEAR = MT_READ_SWAP | MT_READ_HEAP | MT_READ_CHILDREN,
-    PRESSURE_AGE_NS = 20000000, /* an average over 10 s; its file is the dearest of a sample */
+    EXPENSIVE = MT_READ_SWAP | MT_READ_HEAP | MT_READ_CHILDREN,
+    PRESSURE_AGE_NS =
+        20000000, /* an average over 10 s; its file is the most expensive of a sample */
     SECOND_NS = 1000000000,
     ROW_MOST = MT_SAMPLER_HOST + MT_SAMPLER_DEVICE * MT_SAMPLE_DEVICES,
     MIB = 1 << 20,
@@ -31,7 +39,7 @@ struct mt_sampler {
     mt_sampler_setup with;
     mt_lock life; /* of start and stop: one at a time */
     mt_lock lock; /* of what follows; taken alone */
-    mt_marks marks;
+    mt_watermarks marks;
     mt_sample latest;
     mt_limit limit;
     uint64_t peak;
@@ -58,27 +66,28 @@ is_home(const mt_sampler *s)
 
 /* --- one sample ------------------------------------------------------------------------------- */
 
+/* Copies what these readings (MT_READ_, one or several of those that are not in ALWAYS) fill in. */
 static void
 take_over(mt_sample *to, const mt_sample *from, unsigned what)
 {
-    if (what == MT_READ_SWAP) to->swap = from->swap;
-    if (what == MT_READ_PRESSURE) {
+    if (what & MT_READ_SWAP) to->swap = from->swap;
+    if (what & MT_READ_PRESSURE) {
         to->pressure = from->pressure;
         to->pressure_us = from->pressure_us;
     }
-    if (what == MT_READ_HEAP) {
+    if (what & MT_READ_HEAP) {
         to->heap_used = from->heap_used;
         to->heap_free = from->heap_free;
     }
-    if (what == MT_READ_CHILDREN) {
+    if (what & MT_READ_CHILDREN) {
         to->children = from->children;
         to->children_priv = from->children_priv;
     }
 }
 
-/* Reads what is due of the dear values; returns which, and what it cost. */
+/* Reads what is due of the rare values; returns which, and what it cost. */
 static unsigned
-read_seldom(mt_sampler *s, mt_sample *x, uint64_t now, uint64_t *cost)
+read_rare(mt_sampler *s, mt_sample *x, uint64_t now, uint64_t *cost)
 {
     const mt_ticker_ops *t = &s->with.ticker;
     unsigned what = mt_pace_due(&s->pace, now);
@@ -91,7 +100,7 @@ read_seldom(mt_sampler *s, mt_sample *x, uint64_t now, uint64_t *cost)
     s->with.probe.read(s->with.probe.ctx, what, &one);
     take_over(x, &one, what);
     *cost = t->cpu_ns(t->ctx) - before;
-    mt_pace_seldom(&s->pace, what, now, *cost);
+    mt_pace_rare(&s->pace, what, now, *cost);
     return what;
 }
 
@@ -105,25 +114,28 @@ put_device(uint64_t *to, const mt_device_sample *d, bool known)
     return to;
 }
 
-/* A row has a dear value only where it was read for it. */
+/* A row has a rare value only where it was read for it. */
 static void
 write_row(mt_sampler *s, const mt_sample *x, unsigned fresh)
 {
-    uint64_t row[ROW_MOST] = {[0] = s->steps, x->rss, x->priv}, *to = row + MT_SAMPLER_HOST;
+    uint64_t row[ROW_MOST] = {0}, *to = row + MT_SAMPLER_HOST;
     mt_sample sparse;
 
     if (s->with.record == NULL) return;
     mt_sample_clear(&sparse);
     take_over(&sparse, x, fresh);
-    row[3] = sparse.swap;
-    row[4] = x->cgroup_used;
-    row[5] = mt_is_number(x->cgroup_limit) ? x->cgroup_limit : MT_UNKNOWN;
-    row[6] = x->available;
-    row[7] = x->pressure;
-    row[8] = sparse.heap_used;
-    row[9] = sparse.children;
-    row[10] = sparse.children_priv;
-    row[11] = mt_sample_process(x);
+    row[MT_ROW_STEPS] = s->steps;
+    row[MT_ROW_RSS] = x->rss;
+    row[MT_ROW_PRIVATE] = x->priv;
+    row[MT_ROW_SWAP] = sparse.swap;
+    row[MT_ROW_CGROUP_USED] = x->cgroup_used;
+    row[MT_ROW_CGROUP_LIMIT] = mt_is_number(x->cgroup_limit) ? x->cgroup_limit : MT_UNKNOWN;
+    row[MT_ROW_AVAILABLE] = x->available;
+    row[MT_ROW_PRESSURE] = x->pressure;
+    row[MT_ROW_HEAP_USED] = sparse.heap_used;
+    row[MT_ROW_CHILDREN] = sparse.children;
+    row[MT_ROW_CHILDREN_PRIVATE] = sparse.children_priv;
+    row[MT_ROW_PROCESS] = mt_sample_process(x);
     for (size_t i = 0; i < s->with.devices; i++)
         to = put_device(to, &x->device[i], i < x->devices);
     mt_record_append(s->with.record, x->time_ns, row);
@@ -131,7 +143,7 @@ write_row(mt_sampler *s, const mt_sample *x, unsigned fresh)
 
 /* Takes what others see; returns the marks that are passed now. */
 static uint32_t
-publish(mt_sampler *s, const mt_sample *x, const mt_limit *limit, mt_marks *marks)
+publish(mt_sampler *s, const mt_sample *x, const mt_limit *limit, mt_watermarks *marks)
 {
     bool known = mt_is_number(limit->bytes) && mt_is_number(limit->used) && limit->bytes > 0;
     uint32_t passed = 0;
@@ -141,7 +153,7 @@ publish(mt_sampler *s, const mt_sample *x, const mt_limit *limit, mt_marks *mark
     s->limit = *limit;
     if (mt_is_number(limit->used) && (!mt_is_number(s->peak) || s->peak < limit->used))
         s->peak = limit->used;
-    if (known) passed = mt_marks_look(&s->marks, limit->used, limit->bytes);
+    if (known) passed = mt_watermarks_look(&s->marks, limit->used, limit->bytes);
     atomic_fetch_or(&s->passed, passed);
     *marks = s->marks;
     mt_lock_give(&s->lock);
@@ -166,7 +178,7 @@ write_event(mt_sampler *s, uint64_t time_ns, double fraction, const mt_limit *li
 }
 
 static void
-tell(mt_sampler *s, uint32_t passed, const mt_marks *marks, const mt_limit *limit)
+tell(mt_sampler *s, uint32_t passed, const mt_watermarks *marks, const mt_limit *limit)
 {
     for (int i = 0; passed != 0; i++, passed >>= 1)
         if (passed & 1) write_event(s, s->latest.time_ns, marks->at[i], limit);
@@ -238,25 +250,15 @@ count_once(const mt_sampler *s, mt_sample *x)
     if (s->with.mapped_again != NULL) mt_sample_count_once(x, s->with.mapped_again);
 }
 
-/* What was not read now, as it was read last. */
-static void
-carry(mt_sample *x, unsigned mask, const mt_sample *last)
-{
-    take_over(x, last, MT_READ_SWAP);
-    take_over(x, last, MT_READ_HEAP);
-    take_over(x, last, MT_READ_CHILDREN);
-    if (!(mask & MT_READ_PRESSURE)) take_over(x, last, MT_READ_PRESSURE);
-}
-
 /* The cost of a sample is all that the thread used since the last one, waking up included, but for
- * what is dear. */
+ * what is expensive. */
 static uint64_t
-next_time(mt_sampler *s, const mt_limit *limit, uint64_t seldom)
+next_time(mt_sampler *s, const mt_limit *limit, uint64_t rare_cost)
 {
     const mt_ticker_ops *t = &s->with.ticker;
     uint64_t cpu = t->cpu_ns(t->ctx), now = t->now_ns(t->ctx), next;
 
-    next = mt_pace_next(&s->pace, now, cpu - s->cpu_seen - seldom, limit->used, limit->bytes);
+    next = mt_pace_next(&s->pace, now, cpu - s->cpu_seen - rare_cost, limit->used, limit->bytes);
     s->cpu_seen = cpu;
     s->cpu_ns = s->cpu_before + cpu;
     s->interval_ns = s->pace.wait_ns;
@@ -272,12 +274,12 @@ sample(mt_sampler *s)
     unsigned mask = mask_now(s, now), fresh;
     mt_sample x;
     mt_limit limit;
-    mt_marks marks;
+    mt_watermarks marks;
 
     s->with.probe.read(s->with.probe.ctx, mask, &x);
     count_once(s, &x);
-    carry(&x, mask, &s->latest);
-    fresh = read_seldom(s, &x, now, &cost);
+    take_over(&x, &s->latest, EXPENSIVE | (MT_READ_PRESSURE & ~mask)); /* as they were read last */
+    fresh = read_rare(s, &x, now, &cost);
     limit = mt_limit_of(&x, s->with.limit);
     tell(s, publish(s, &x, &limit, &marks), &marks, &limit);
     tell_waiting(s, now);
@@ -315,9 +317,9 @@ mt_sampler_new(const mt_alloc *mem, const mt_sampler_setup *setup, mt_sampler **
     mt_lock_init(&s->lock);
     s->peak = MT_UNKNOWN;
     s->interval_ns = setup->interval_ns;
-    /* With what is dear, so that whatever the probe needs memory for, it has when the thread runs.
-     */
-    setup->probe.read(setup->probe.ctx, ALWAYS | MT_READ_PRESSURE | DEAR, &s->latest);
+    /* With what is expensive, so that whatever the probe needs memory for, it has when the thread
+     * runs. / */
+    setup->probe.read(setup->probe.ctx, ALWAYS | MT_READ_PRESSURE | EXPENSIVE, &s->latest);
     count_once(s, &s->latest);
     s->limit = mt_limit_of(&s->latest, setup->limit);
     *out = s;
@@ -407,7 +409,7 @@ mt_sampler_watch(mt_sampler *s, double fraction)
 
     if (!is_home(s)) return -1;
     mt_lock_take(&s->lock);
-    mark = mt_marks_add(&s->marks, fraction);
+    mark = mt_watermarks_add(&s->marks, fraction);
     mt_lock_give(&s->lock);
     return mark;
 }
@@ -419,7 +421,7 @@ mt_sampler_unwatch(mt_sampler *s, unsigned mark)
 
     if (!is_home(s)) return false;
     mt_lock_take(&s->lock);
-    was = mt_marks_remove(&s->marks, mark);
+    was = mt_watermarks_remove(&s->marks, mark);
     if (was) atomic_fetch_and(&s->passed, ~(1u << mark));
     mt_lock_give(&s->lock);
     return was;

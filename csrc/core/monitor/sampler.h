@@ -26,8 +26,24 @@
 #include "base/status.h"
 #include "port/thread.h"
 
-/* Columns of a row before those of the devices, which have four each. */
-enum { MT_SAMPLER_HOST = 12, MT_SAMPLER_DEVICE = 4 };
+/* The columns of a row. Those of the devices come behind the host's: allocated, reserved, free and
+ * total of each. memtools/monitor/run.py gives them their names in a record. */
+enum {
+    MT_ROW_STEPS,
+    MT_ROW_RSS,
+    MT_ROW_PRIVATE,
+    MT_ROW_SWAP,
+    MT_ROW_CGROUP_USED,
+    MT_ROW_CGROUP_LIMIT,
+    MT_ROW_AVAILABLE,
+    MT_ROW_PRESSURE,
+    MT_ROW_HEAP_USED,
+    MT_ROW_CHILDREN, /* how many */
+    MT_ROW_CHILDREN_PRIVATE,
+    MT_ROW_PROCESS, /* rss, each page counted once */
+    MT_SAMPLER_HOST,
+    MT_SAMPLER_DEVICE = 4
+};
 
 typedef struct mt_sampler_setup {
     mt_probe_ops probe;   /* taken over, as the ticker is; used by the thread only */
@@ -62,7 +78,8 @@ bool mt_sampler_runs(mt_sampler *s);
 uint32_t mt_sampler_step(mt_sampler *s, uint64_t n);
 uint64_t mt_sampler_steps(mt_sampler *s);
 
-/* A watermark's number (see marks.h), or -1 when there are MT_MARKS; false when it is none. */
+/* A watermark's number (see watermark.h), or -1 when there are MT_WATERMARKS; false when it is
+ * none. */
 int mt_sampler_watch(mt_sampler *s, double fraction);
 bool mt_sampler_unwatch(mt_sampler *s, unsigned mark);
 

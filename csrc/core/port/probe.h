@@ -14,9 +14,7 @@
 #include <stdint.h>
 
 #include "base/gauge.h"
-
-#define MT_UNKNOWN   UINT64_MAX
-#define MT_UNLIMITED (UINT64_MAX - 1)
+#include "base/size.h"
 
 /* What to read. The costs are those of a bare system call each, except where it says otherwise. */
 typedef enum mt_read {

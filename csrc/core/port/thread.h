@@ -5,8 +5,8 @@
  *   thread      └─► run: wait(10) work wait(20) work wait(30)──┴─► return
  *                        ..........     ..........    .. cut short: false
  *
- * The table is what a sampler runs on: os/port/thread.h makes a real one; tests have one whose clock
- * is made up and whose thread is the caller.
+ * The table is what a sampler runs on: os/port/thread.h makes a real one; tests have one whose
+ * clock is made up and whose thread is the caller.
  *
  * start, stop and close are the owner's, one at a time; now_ns may be called by anybody. */
 #ifndef MT_PORT_THREAD_H

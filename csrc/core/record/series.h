@@ -30,9 +30,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/size.h"
 #include "base/status.h"
-
-#define MT_UNKNOWN UINT64_MAX
 
 enum {
     MT_SERIES_COLUMNS_MAX = 64,

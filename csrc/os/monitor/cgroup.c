@@ -1,3 +1,9 @@
+/* cgroup.c -- how this file works.
+ *
+ * mt_cgroup_refresh asks /proc/self/cgroup which group this process is in, and where its text has
+ * changed looks in /proc/self/mountinfo for the place where that hierarchy is mounted (see_mounts).
+ * From there it walks the folders from the group up to the mount's top and takes the lowest limit
+ * (find_limit). The readings at the end use the paths that were found, by kept descriptors. */
 #define _GNU_SOURCE /* O_CLOEXEC */
 #include "os/monitor/cgroup.h"
 

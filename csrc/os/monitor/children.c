@@ -1,3 +1,9 @@
+/* children.c -- how this file works.
+ *
+ * A scan marks all children of the table as not listed, walks the kernel's lists of children from
+ * this process down, and drops those that it did not come by; where the kernel has no such lists it
+ * reads the parents of all processes instead and picks the descendants out ("the slower way").
+ * Between scans only the memory of the children in the table is read. */
 #define _DEFAULT_SOURCE /* sysconf */
 #include "os/monitor/children.h"
 

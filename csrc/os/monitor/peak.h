@@ -7,7 +7,7 @@
  * A worker that a 20 GB trainer starts reads 20 GB from its first moment on. What was read after a
  * reset bounds the floor from above, so a reading above that bound is the mark itself. One at or
  * below it is believed where as much is resident now; else VmHWM is read from /proc/self/status,
- * ten times dearer, which knows no floor.
+ * at ten times the cost, which knows no floor.
  *
  * The kernel counts pages per processor and adds up now and then: the mark may be off by up to
  * 64 pages a processor. */

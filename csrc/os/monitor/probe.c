@@ -1,3 +1,9 @@
+/* probe.c -- how this file works.
+ *
+ * mt_probe_linux_read goes through the bits of the mask, one function for each file. What costs
+ * more than a system call is kept with the time of its reading and read again only when it is older
+ * than `ages` allows. After a fork settle() closes and forgets all that was kept, because it means
+ * the parent. */
 #define _GNU_SOURCE /* mallinfo2 */
 #include "os/monitor/probe.h"
 

@@ -20,7 +20,7 @@
 #include "os/monitor/cgroup.h"
 #include "os/monitor/procfile.h"
 
-/* How old the readings that cost microseconds, or change seldom, may be; 0: never old. */
+/* How old the readings that cost microseconds, or change rarely, may be; 0: never old. */
 typedef struct mt_probe_ages {
     uint64_t slow_ns, limit_ns, children_ns;
 } mt_probe_ages;

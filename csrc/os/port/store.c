@@ -1,3 +1,11 @@
+/* store.c -- how this file works.
+ *
+ * All pages lie in one memfd. An arena is two stretches of addresses over a part of that file: its
+ * home, whose pages map() puts elsewhere as the pool asks, and its window, which always shows the
+ * part as it is. To drop a page is to punch a hole into the file. written() finds out which pages
+ * of a private mapping hold a copy of their own: by PAGEMAP_SCAN, else by the entries of
+ * /proc/self/pagemap, else it says all; settle() drops the copies. Both stretches of each arena
+ * stand in a table that a handler closes in every child of fork(). */
 #define _GNU_SOURCE /* memfd_create, fallocate, MAP_FIXED_NOREPLACE */
 #include "os/port/store.h"
 

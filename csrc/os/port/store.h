@@ -6,10 +6,9 @@
  *   window     [ arena 0 ]   `--> [ arena 1 ]                        stays shared, one to one
  *
  * lazy: addresses read zeros before anything is mapped, and take() has nothing to do. A private map
- * is MAP_PRIVATE: the kernel copies a page when it is written to there. settle() asks the page
- * table (PAGEMAP_SCAN, Linux 6.7) which pages were copied and drops only those; where that cannot
- * be asked it drops the page-table entries of the whole stretch, which costs page faults and no
- * content.
+ * is MAP_PRIVATE: the kernel copies a page when it is written to there. written() asks the page
+ * table which pages were copied, by PAGEMAP_SCAN (Linux 6.7) or else entry by entry. settle() drops
+ * the page-table entries of the whole stretch and the copies with them, which costs page faults.
  *
  * In a child made by fork() all of this store's addresses are closed: touching one ends the child.
  * A handler of pthread_atfork does that, from a table of the homes and windows of all stores of the

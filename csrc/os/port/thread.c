@@ -1,6 +1,7 @@
 #define _POSIX_C_SOURCE 200809L /* signal masks */
 #include "os/port/thread.h"
 
+#include <assert.h>
 #include <signal.h>
 #include <sys/prctl.h>
 
@@ -83,6 +84,7 @@ start(void *ctx, void (*run)(void *), void *arg, mt_error *err)
     ticker *t = ctx;
     int fault;
 
+    assert(!t->runs);
     t->stopping = false;
     t->run = run;
     t->arg = arg;
@@ -141,6 +143,7 @@ close(void *ctx)
     mt_alloc mem;
 
     if (t == NULL) return;
+    assert(!t->runs);
     mt_condition_fini(&t->wake);
     mt_lock_fini(&t->lock);
     mem = t->mem;

@@ -2,7 +2,8 @@
  *
  * One per interpreter, in the module object. The torch half is empty until
  * memtools._base.torch.connect() fills it, which the first tensor triggers. What handlers of
- * signals, of fork() and of the interpreter's exit need is the process's, and lies in their files. */
+ * signals, of fork() and of the interpreter's exit need is the process's, and lies in their
+ * files. */
 #ifndef MT_PY_BASE_STATE_H
 #define MT_PY_BASE_STATE_H
 

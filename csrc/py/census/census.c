@@ -64,9 +64,9 @@ was_seen(const seen *s, const PyObject *op)
 typedef struct census {
     PyTypeObject *tensor;     /* NULL: no torch */
     const mt_torch_ops *shim; /* NULL: tensors are listed */
-    mt_tally types;           /* key: the type; mark: a `kind` */
-    mt_tally groups;          /* key: type, dimensions, shape, dtype, device; mark: one of them */
-    mt_tally storages;        /* key: where; count: the largest claim; mark: the claimer's group */
+    mt_counts types;          /* key: the type; tag: a `kind` */
+    mt_counts groups;         /* key: type, dimensions, shape, dtype, device; tag: one of them */
+    mt_counts storages;       /* key: where; count: the largest claim; tag: the claimer's group */
     PyObject *tensors;
     size_t last; /* line of the type before */
 } census;
@@ -79,15 +79,15 @@ type_line(census *c, PyObject *op, size_t *line)
 {
     int64_t key = (int64_t)(intptr_t)Py_TYPE(op);
 
-    if (c->last < c->types.n && *mt_tally_key(&c->types, c->last) == key) {
+    if (c->last < c->types.n && *mt_counts_key(&c->types, c->last) == key) {
         *line = c->last;
         return 0;
     }
-    if (mt_tally_line_of(&c->types, &key, 1, line, NULL) != MT_OK) return -1;
+    if (mt_counts_line_of(&c->types, &key, 1, line, NULL) != MT_OK) return -1;
     c->last = *line;
-    if (c->types.lines[*line].mark == NOT_ASKED) {
+    if (c->types.lines[*line].tag == NOT_ASKED) {
         bool tensor = c->tensor != NULL && PyType_IsSubtype(Py_TYPE(op), c->tensor);
-        c->types.lines[*line].mark = tensor ? TENSOR : NO_TENSOR;
+        c->types.lines[*line].tag = tensor ? TENSOR : NO_TENSOR;
     }
     return 0;
 }
@@ -98,17 +98,17 @@ static int
 claim(census *c, const mt_torch_facts *facts, size_t group)
 {
     int64_t key = (int64_t)(intptr_t)facts->storage;
-    mt_tally_line *s;
+    mt_counts_line *s;
     size_t line;
 
     if (facts->storage == NULL) return 0;
-    if (mt_tally_line_of(&c->storages, &key, 1, &line, NULL) != MT_OK) return -1;
+    if (mt_counts_line_of(&c->storages, &key, 1, &line, NULL) != MT_OK) return -1;
     s = &c->storages.lines[line];
     if (facts->storage_bytes > s->bytes) s->bytes = facts->storage_bytes;
-    if (s->mark == 0 || facts->bytes > s->count ||
-        (facts->bytes == s->count && mt_tally_compare(&c->groups, group, s->mark - 1) < 0)) {
+    if (s->tag == 0 || facts->bytes > s->count ||
+        (facts->bytes == s->count && mt_counts_compare(&c->groups, group, s->tag - 1) < 0)) {
         s->count = facts->bytes;
-        s->mark = group + 1;
+        s->tag = group + 1;
     }
     return 0;
 }
@@ -127,9 +127,9 @@ count_tensor(census *c, PyObject *op)
         key[words++] = facts.shape[i];
     key[words++] = (int64_t)(intptr_t)facts.dtype;
     key[words++] = facts.device;
-    if (mt_tally_line_of(&c->groups, key, words, &line, NULL) != MT_OK) return -1;
+    if (mt_counts_line_of(&c->groups, key, words, &line, NULL) != MT_OK) return -1;
     c->groups.lines[line].count++;
-    c->groups.lines[line].mark = (uint64_t)(uintptr_t)op;
+    c->groups.lines[line].tag = (uint64_t)(uintptr_t)op;
     return claim(c, &facts, line);
 }
 
@@ -140,7 +140,7 @@ count(census *c, PyObject *op)
 
     if (type_line(c, op, &line) < 0) return -1;
     c->types.lines[line].count++;
-    if (c->types.lines[line].mark != TENSOR) return 0;
+    if (c->types.lines[line].tag != TENSOR) return 0;
     return c->shim != NULL ? count_tensor(c, op) : PyList_Append(c->tensors, op);
 }
 
@@ -156,8 +156,8 @@ count_all(census *c, const mt_heap *heap, const seen *s)
         if (count(c, op) < 0) return -1;
     }
     for (size_t i = 0; i < c->storages.n; i++) {
-        const mt_tally_line *line = &c->storages.lines[i];
-        c->groups.lines[line->mark - 1].bytes += line->bytes;
+        const mt_counts_line *line = &c->storages.lines[i];
+        c->groups.lines[line->tag - 1].bytes += line->bytes;
     }
     return 0;
 }
@@ -167,20 +167,19 @@ count_all(census *c, const mt_heap *heap, const seen *s)
 static PyObject *
 type_row(const void *from, size_t i)
 {
-    const mt_tally *types = from;
-    const mt_tally_line *line = &types->lines[i];
+    const mt_counts *types = from;
+    const mt_counts_line *line = &types->lines[i];
 
-    return Py_BuildValue("OKO", (PyObject *)(intptr_t)*mt_tally_key(types, i),
-                         (unsigned long long)line->count,
-                         line->mark == TENSOR ? Py_True : Py_False);
+    return Py_BuildValue("OKO", (PyObject *)(intptr_t)*mt_counts_key(types, i),
+                         (unsigned long long)line->count, line->tag == TENSOR ? Py_True : Py_False);
 }
 
 static PyObject *
 group_row(const void *from, size_t i)
 {
-    const mt_tally_line *line = &((const mt_tally *)from)->lines[i];
+    const mt_counts_line *line = &((const mt_counts *)from)->lines[i];
 
-    return Py_BuildValue("OKK", (PyObject *)(uintptr_t)line->mark, (unsigned long long)line->count,
+    return Py_BuildValue("OKK", (PyObject *)(uintptr_t)line->tag, (unsigned long long)line->count,
                          (unsigned long long)line->bytes);
 }
 
@@ -222,17 +221,17 @@ mt_py_census(PyObject *module, PyObject *args)
                             Py_TYPE(tensor)->tp_name);
     if (tensor != Py_None) c.tensor = (PyTypeObject *)tensor;
     if (by_shim && c.tensor == st->tensor) c.shim = st->shim; /* which reads no other objects */
-    mt_tally_init(&c.types, &mt_py_alloc);
-    mt_tally_init(&c.groups, &mt_py_alloc);
-    mt_tally_init(&c.storages, &mt_py_alloc);
+    mt_counts_init(&c.types, &mt_py_alloc);
+    mt_counts_init(&c.groups, &mt_py_alloc);
+    mt_counts_init(&c.storages, &mt_py_alloc);
     if ((c.tensors = PyList_New(0)) == NULL) return NULL;
     if (mt_py_heap_open(&heap) == 0) {
         result = answer(&c, &heap);
         mt_py_heap_close(&heap);
     }
-    mt_tally_fini(&c.types);
-    mt_tally_fini(&c.groups);
-    mt_tally_fini(&c.storages);
+    mt_counts_fini(&c.types);
+    mt_counts_fini(&c.groups);
+    mt_counts_fini(&c.storages);
     Py_DECREF(c.tensors);
     return result;
 }

@@ -33,24 +33,6 @@ typedef struct Policy {
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-static mt_status
-open_probe(mt_state *st, const mt_policy_wish *w, mt_probe_ops *out, mt_error *err)
-{
-    mt_probe_linux *probe;
-    mt_probe_ops host;
-    mt_status status = mt_probe_linux_new(&mt_alloc_libc, &mt_proc_sys_libc, w->root,
-                                          &mt_probe_ages_usual, &probe, err);
-
-    if (status != MT_OK) return status;
-    host = mt_probe_linux_ops(probe);
-    if (w->devices > 0)
-        status = mt_py_devices(st, &host, (size_t)w->devices, out, err);
-    else
-        *out = host;
-    if (status != MT_OK) host.close(host.ctx);
-    return status;
-}
-
 static int
 add_rules(Policy *self, PyObject *rules)
 {
@@ -77,7 +59,9 @@ open_parts(Policy *self, const mt_policy_wish *w)
     mt_error err = {0};
     mt_status st = mt_forkmark_new(&self->home, &err);
 
-    if (st == MT_OK) st = open_probe(self->state, w, &self->probe, &err);
+    if (st == MT_OK)
+        st = mt_py_open_probe(self->state, w->root, &mt_probe_ages_usual, w->devices, &self->probe,
+                              &err);
     if (st == MT_OK) return 0;
     mt_py_raise(self->state, &err, "Policy()");
     return -1;

@@ -263,7 +263,7 @@ add_rows(LeakDetector *self, const table *t, int64_t first)
         if ((kind = mt_leak_kind_now(self->core)) == before) continue;
         before = kind;
         if (changes == NULL) continue;
-        change = Py_BuildValue("(Ls)", (long long)(first + i), KINDS[kind]);
+        change = Py_BuildValue("(Ls)", (long long)first + i, KINDS[kind]);
         if (mt_py_append(changes, change) < 0) Py_CLEAR(changes);
     }
     return changes;

@@ -52,9 +52,10 @@ open_driver(mt_state *st, mt_devmem **out, mt_error *err)
                : mt_devmem_new(&mt_alloc_libc, st->natives->cudart, out, err);
 }
 
-mt_status
-mt_py_devices(mt_state *st, const mt_probe_ops *inner, size_t devices, mt_probe_ops *out,
-              mt_error *err)
+/* A probe over `inner`, taken over on success, with the columns of so many devices. */
+static mt_status
+with_devices(mt_state *st, const mt_probe_ops *inner, size_t devices, mt_probe_ops *out,
+             mt_error *err)
 {
     mt_devprobe_sources from = {ask_allocator, ask_driver, close_sources, NULL};
     sources *s = calloc(1, sizeof *s);
@@ -66,6 +67,22 @@ mt_py_devices(mt_state *st, const mt_probe_ops *inner, size_t devices, mt_probe_
     status = open_driver(st, &s->driver, err);
     if (status == MT_OK) status = mt_devprobe_new(&mt_alloc_libc, inner, &from, devices, out, err);
     if (status != MT_OK) close_sources(s);
+    return status;
+}
+
+mt_status
+mt_py_open_probe(mt_state *st, const char *root, const mt_probe_ages *ages, int devices,
+                 mt_probe_ops *out, mt_error *err)
+{
+    mt_probe_linux *probe;
+    mt_probe_ops host;
+    mt_status status =
+        mt_probe_linux_new(&mt_alloc_libc, &mt_proc_sys_libc, root, ages, &probe, err);
+
+    if (status != MT_OK) return status;
+    *out = host = mt_probe_linux_ops(probe);
+    if (devices > 0) status = with_devices(st, &host, (size_t)devices, out, err);
+    if (status != MT_OK) host.close(host.ctx);
     return status;
 }
 

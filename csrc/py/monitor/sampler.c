@@ -6,7 +6,7 @@
 #include "py/base/objects.h"
 #include "py/monitor/probe.h"
 #include "py/record/record.h"
-#include "core/monitor/marks.h"
+#include "core/monitor/watermark.h"
 #include "core/monitor/sampler.h"
 #include "os/record/endmark.h"
 #include "os/base/forkmark.h"
@@ -34,29 +34,14 @@ typedef struct wish {
     char root[MT_PATH_ROOM];
 } wish;
 
-/* The children are as old as the sampler lets them be: it asks seldom. */
+/* The children are as old as the sampler lets them be: it asks rarely. */
 static const mt_probe_ages ages = {.slow_ns = 20000000, .limit_ns = 1000000000, .children_ns = 0};
-
-static mt_status
-open_probe(mt_state *st, const wish *w, mt_probe_ops *out, mt_error *err)
-{
-    mt_probe_linux *probe;
-    mt_probe_ops host;
-    mt_status status;
-
-    status = mt_probe_linux_new(&mt_alloc_libc, &mt_proc_sys_libc, w->root, &ages, &probe, err);
-    if (status != MT_OK) return status;
-    *out = host = mt_probe_linux_ops(probe);
-    if (w->devices > 0) status = mt_py_devices(st, &host, (size_t)w->devices, out, err);
-    if (status != MT_OK) host.close(host.ctx);
-    return status;
-}
 
 /* What was opened is closed again on failure. */
 static mt_status
 open_parts(mt_state *st, const wish *w, mt_sampler_setup *with, mt_error *err)
 {
-    mt_status status = open_probe(st, w, &with->probe, err);
+    mt_status status = mt_py_open_probe(st, w->root, &ages, w->devices, &with->probe, err);
 
     if (status != MT_OK) return status;
     status =
@@ -236,7 +221,7 @@ sampler_watch(PyObject *op, PyObject *arg)
     return PyErr_Format(PyExc_RuntimeError,
                         "watch(): %d watermarks are set already, or this is a forked child; "
                         "unwatch() one, or make a new Sampler",
-                        MT_MARKS);
+                        MT_WATERMARKS);
 }
 
 static PyObject *
@@ -245,7 +230,7 @@ sampler_unwatch(PyObject *op, PyObject *arg)
     long mark = PyLong_AsLong(arg);
 
     if (mark == -1 && PyErr_Occurred()) return NULL;
-    if (mark >= 0 && mark < MT_MARKS &&
+    if (mark >= 0 && mark < MT_WATERMARKS &&
         mt_sampler_unwatch(((Sampler *)op)->sampler, (unsigned)mark))
         Py_RETURN_NONE;
     return PyErr_Format(PyExc_ValueError, "unwatch(): there is no watermark %ld", mark);
@@ -344,7 +329,7 @@ static PyMethodDef methods[] = {
     MT_PY_METHOD(
         sampler, latest, METH_NOARGS,
         "latest($self, /)\n--\n\n"
-        "The last Sample, with what is read seldom as it was read last; None before the first."),
+        "The last Sample, with what is read rarely as it was read last; None before the first."),
     MT_PY_METHOD(sampler, devices, METH_NOARGS,
                  "devices($self, /)\n--\n\n"
                  "(allocated, reserved, free, total, inactive_split, allocated_peak) bytes of each "

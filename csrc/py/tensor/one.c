@@ -1,3 +1,9 @@
+/* one.c -- how this file works.
+ *
+ * A tensor is read by the shim where it is there, else through DLPack's exchange API, which makes
+ * no copy. One that cannot be read as it is (a subclass, a lazy negation, a strange layout) goes
+ * once through mt_state.plain, a function of Python that makes a plain one of it or raises
+ * TypeError. */
 #include "py/tensor/one.h"
 
 #include "py/base/errors.h"

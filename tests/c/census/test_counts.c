@@ -19,12 +19,12 @@ key_of(size_t k, int64_t out[WORDS])
 }
 
 static mt_status
-add(mt_tally *t, size_t k, size_t *line)
+add(mt_counts *t, size_t k, size_t *line)
 {
     int64_t key[WORDS];
     size_t words = key_of(k, key);
     mt_error err;
-    mt_status st = mt_tally_line_of(t, key, words, line, &err);
+    mt_status st = mt_counts_line_of(t, key, words, line, &err);
 
     if (st == MT_OK) t->lines[*line].count++;
     return st;
@@ -39,9 +39,9 @@ counts_like_a_list(void)
     mt_alloc mem = faulty_alloc(&f);
     rng r = rng_seeded(1);
     size_t met = 0, line;
-    mt_tally t;
+    mt_counts t;
 
-    mt_tally_init(&t, &mem);
+    mt_counts_init(&t, &mem);
     for (int i = 0; i < 20000; i++) {
         size_t k = (size_t)(rng_next(&r) % KEYS);
         CHECK(add(&t, k, &line) == MT_OK);
@@ -53,42 +53,42 @@ counts_like_a_list(void)
         size_t words = key_of(k, key);
         if (expected[k] == 0) continue;
         CHECK(t.lines[line_of[k]].words == words);
-        CHECK(memcmp(mt_tally_key(&t, line_of[k]), key, words * sizeof *key) == 0);
-        CHECK(t.lines[line_of[k]].bytes == 0 && t.lines[line_of[k]].mark == 0);
+        CHECK(memcmp(mt_counts_key(&t, line_of[k]), key, words * sizeof *key) == 0);
+        CHECK(t.lines[line_of[k]].bytes == 0 && t.lines[line_of[k]].tag == 0);
     }
-    mt_tally_fini(&t);
+    mt_counts_fini(&t);
     CHECK(f.live == 0);
-    mt_tally_fini(&t); /* empty again: nothing to give back */
+    mt_counts_fini(&t); /* empty again: nothing to give back */
 }
 
 static void
 a_prefix_is_another_key(void)
 {
     const int64_t key[] = {1, 2, 3};
-    mt_tally t;
+    mt_counts t;
     size_t a, b;
 
-    mt_tally_init(&t, &mt_alloc_libc);
-    CHECK(mt_tally_line_of(&t, key, 2, &a, NULL) == MT_OK);
-    CHECK(mt_tally_line_of(&t, key, 3, &b, NULL) == MT_OK);
+    mt_counts_init(&t, &mt_alloc_libc);
+    CHECK(mt_counts_line_of(&t, key, 2, &a, NULL) == MT_OK);
+    CHECK(mt_counts_line_of(&t, key, 3, &b, NULL) == MT_OK);
     CHECK(a != b);
-    CHECK(mt_tally_compare(&t, a, b) < 0 && mt_tally_compare(&t, b, a) > 0);
-    CHECK(mt_tally_compare(&t, a, a) == 0);
-    mt_tally_fini(&t);
+    CHECK(mt_counts_compare(&t, a, b) < 0 && mt_counts_compare(&t, b, a) > 0);
+    CHECK(mt_counts_compare(&t, a, a) == 0);
+    mt_counts_fini(&t);
 }
 
 static void
 keys_compare_by_their_words(void)
 {
     const int64_t low[] = {-5, 9}, high[] = {3};
-    mt_tally t;
+    mt_counts t;
     size_t a, b;
 
-    mt_tally_init(&t, &mt_alloc_libc);
-    CHECK(mt_tally_line_of(&t, high, 1, &b, NULL) == MT_OK);
-    CHECK(mt_tally_line_of(&t, low, 2, &a, NULL) == MT_OK);
-    CHECK(mt_tally_compare(&t, a, b) < 0 && mt_tally_compare(&t, b, a) > 0);
-    mt_tally_fini(&t);
+    mt_counts_init(&t, &mt_alloc_libc);
+    CHECK(mt_counts_line_of(&t, high, 1, &b, NULL) == MT_OK);
+    CHECK(mt_counts_line_of(&t, low, 2, &a, NULL) == MT_OK);
+    CHECK(mt_counts_compare(&t, a, b) < 0 && mt_counts_compare(&t, b, a) > 0);
+    mt_counts_fini(&t);
 }
 
 /* Whatever allocation fails, the counts so far stand and the same key may be tried again. */
@@ -99,8 +99,8 @@ no_memory_changes_nothing(void)
         faulty f = {.fail_at = fail_at};
         mt_alloc mem = faulty_alloc(&f);
         size_t failed = 0, line;
-        mt_tally t;
-        mt_tally_init(&t, &mem);
+        mt_counts t;
+        mt_counts_init(&t, &mem);
         for (size_t k = 0; k < 500; k++) {
             size_t before = t.n;
             if (add(&t, k, &line) == MT_OK) continue;
@@ -110,7 +110,7 @@ no_memory_changes_nothing(void)
         }
         for (size_t k = 0; k < 500; k++)
             CHECK(t.lines[k].count == 1 && t.n == 500);
-        mt_tally_fini(&t);
+        mt_counts_fini(&t);
         CHECK(f.live == 0);
         if (failed == 0) break;
         CHECK(failed == 1);

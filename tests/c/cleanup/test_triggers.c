@@ -427,7 +427,7 @@ the_first_tick_looks(void)
     CHECK(r.read != 0);
 }
 
-/* What is dear rests four thousand times as long as it took, and what was done makes it unknown. */
+/* What is expensive rests four thousand times as long as it took, and what was done makes it unknown. */
 static void
 the_heap_is_read_seldom(void)
 {

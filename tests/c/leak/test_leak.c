@@ -179,15 +179,15 @@ static void
 the_floor_is_the_least_and_greatest_of_each_block(void)
 {
     static double y[20000];
-    mt_floor f;
+    mt_minima f;
     rng r = rng_seeded(5);
 
-    mt_floor_reset(&f);
+    mt_minima_reset(&f);
     for (size_t n = 0; n < 20000; n++) {
         y[n] = rng_unit(&r) - .5;
-        mt_floor_add(&f, y[n]);
-        CHECK(f.n < MT_FLOOR_BLOCKS && f.n * f.length + f.count == n + 1);
-        CHECK(f.length == MT_FLOOR_LENGTH || f.n >= MT_FLOOR_FIRST);
+        mt_minima_add(&f, y[n]);
+        CHECK(f.n < MT_MINIMA_BLOCKS && f.n * f.length + f.count == n + 1);
+        CHECK(f.length == MT_MINIMA_LENGTH || f.n >= MT_MINIMA_FIRST);
         if (n % 500 != 0) continue;
         for (size_t b = 0; b < f.n; b++) {
             double low = 1, high = -1;

@@ -1,4 +1,4 @@
-/* When to look next: the interval near the limit, what is dear, the share of a processor, and time
+/* When to look next: the interval near the limit, what is expensive, the share of a processor, and time
  * that was lost. */
 #include "kit/check.h"
 #include "core/monitor/pace.h"
@@ -64,7 +64,7 @@ samples_take_a_thirtieth_of_a_processor_at_most(void)
     CHECK(wait_at(10 * MS, MS / 5, 1000, 1000) == 6 * MS); /* near the limit as well */
     mt_pace_init(&p, 10 * MS, 0);
     mt_pace_next(&p, 0, MS / 10, 0, 1000);
-    mt_pace_next(&p, 0, 9 * MS / 10, 0, 1000); /* one that was dear counts by an eighth */
+    mt_pace_next(&p, 0, 9 * MS / 10, 0, 1000); /* one that was expensive counts by an eighth */
     CHECK(p.cost_ns == MS / 5 && p.wait_ns == 10 * MS);
     for (int i = 0; i < 100; i++)
         mt_pace_next(&p, 0, MS, 0, 1000);
@@ -87,7 +87,7 @@ what_was_missed_is_left_out(void)
 }
 
 static void
-what_is_dear_takes_turns_and_waits_by_its_cost(void)
+what_is_expensive_takes_turns_and_waits_by_its_cost(void)
 {
     mt_pace p;
     unsigned seen = 0, what;
@@ -97,22 +97,22 @@ what_is_dear_takes_turns_and_waits_by_its_cost(void)
         what = mt_pace_due(&p, 50 * MS);
         CHECK(what != 0 && !(seen & what));
         seen |= what;
-        mt_pace_seldom(&p, what, 50 * MS, 0);
+        mt_pace_rare(&p, what, 50 * MS, 0);
     }
     CHECK(seen == (MT_READ_SWAP | MT_READ_HEAP | MT_READ_CHILDREN));
     CHECK(mt_pace_due(&p, 149 * MS) == 0);
     CHECK(mt_pace_due(&p, 150 * MS) == MT_READ_SWAP);
-    mt_pace_seldom(&p, MT_READ_SWAP, 150 * MS, 2 * MS);
+    mt_pace_rare(&p, MT_READ_SWAP, 150 * MS, 2 * MS);
     CHECK(mt_pace_due(&p, 150 * MS) == MT_READ_HEAP);
-    mt_pace_seldom(&p, MT_READ_HEAP, 150 * MS, MS / 2);
+    mt_pace_rare(&p, MT_READ_HEAP, 150 * MS, MS / 2);
     CHECK(mt_pace_due(&p, 249 * MS) == 0 && mt_pace_due(&p, 250 * MS) == MT_READ_HEAP);
-    mt_pace_seldom(&p, MT_READ_HEAP, 250 * MS, MS);
+    mt_pace_rare(&p, MT_READ_HEAP, 250 * MS, MS);
     CHECK(mt_pace_due(&p, 250 * MS) == MT_READ_CHILDREN);
-    mt_pace_seldom(&p, MT_READ_CHILDREN, 250 * MS, MS);
+    mt_pace_rare(&p, MT_READ_CHILDREN, 250 * MS, MS);
     CHECK(mt_pace_due(&p, 449 * MS) == 0 && mt_pace_due(&p, 450 * MS) == MT_READ_HEAP);
-    mt_pace_seldom(&p, MT_READ_HEAP, 450 * MS, 5 * MS);
+    mt_pace_rare(&p, MT_READ_HEAP, 450 * MS, 5 * MS);
     CHECK(mt_pace_due(&p, 450 * MS) == MT_READ_CHILDREN);
-    mt_pace_seldom(&p, MT_READ_CHILDREN, 450 * MS, MS);
+    mt_pace_rare(&p, MT_READ_CHILDREN, 450 * MS, MS);
     CHECK(mt_pace_due(&p, 549 * MS) == 0 && mt_pace_due(&p, 550 * MS) == MT_READ_SWAP);
 }
 
@@ -123,6 +123,6 @@ main(void)
     RUN(memory_that_rises_fast_is_looked_at_often);
     RUN(samples_take_a_thirtieth_of_a_processor_at_most);
     RUN(what_was_missed_is_left_out);
-    RUN(what_is_dear_takes_turns_and_waits_by_its_cost);
+    RUN(what_is_expensive_takes_turns_and_waits_by_its_cost);
     CHECK_DONE();
 }

@@ -81,26 +81,26 @@ it_never_takes_more_than_a_twentieth_of_a_processor(void)
 {
     static const uint64_t costs[] = {1000, 100 * 1000, 5 * RIG_MS, 100 * (uint64_t)RIG_MS};
 
-    for (int dear = 0; dear < 4; dear++)
+    for (int k = 0; k < 4; k++)
         for (int plain = 0; plain < 3; plain++) {
             rig r = rig_new();
             mt_sampler_setup setup = rig_setup(&r, RIG_MS);
             r.cost[0] = costs[plain];
             r.wake = costs[plain];
-            r.cost[bit(MT_READ_SWAP)] = r.cost[bit(MT_READ_HEAP)] = costs[dear];
-            r.cost[bit(MT_READ_CHILDREN)] = costs[dear];
+            r.cost[bit(MT_READ_SWAP)] = r.cost[bit(MT_READ_HEAP)] = costs[k];
+            r.cost[bit(MT_READ_CHILDREN)] = costs[k];
             r.now.cgroup_used = r.now.cgroup_limit = 5; /* at the limit */
             rig_open(&r, &setup);
             rig_run(&r, 20000);
             CHECK((double)mt_sampler_cpu_ns(r.s) <
-                  0.05 * (double)(r.ns - 1000 * (uint64_t)RIG_MS) + 4 * (double)costs[dear]);
+                  0.05 * (double)(r.ns - 1000 * (uint64_t)RIG_MS) + 4 * (double)costs[k]);
             CHECK(mt_sampler_cpu_ns(r.s) == r.cpu);
             rig_free(&r);
         }
 }
 
 static void
-what_is_dear_does_not_slow_the_samples(void)
+what_is_expensive_does_not_slow_the_samples(void)
 {
     rig r = rig_new();
     mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
@@ -633,7 +633,7 @@ main(void)
     RUN(each_second_is_told_of_once);
     RUN(devices_are_read_only_where_there_are_any);
     RUN(it_never_takes_more_than_a_twentieth_of_a_processor);
-    RUN(what_is_dear_does_not_slow_the_samples);
+    RUN(what_is_expensive_does_not_slow_the_samples);
     RUN(costs_add_up_over_threads);
     RUN(it_looks_more_often_near_the_limit);
     RUN(a_stopped_process_owes_no_samples);

@@ -1,11 +1,14 @@
-#include "monitor/marks.h"
+#include "monitor/watermark.h"
+
+#include <assert.h>
 
 #define REARM 0.95
 
 int
-mt_marks_add(mt_marks *m, double fraction)
+mt_watermarks_add(mt_watermarks *m, double fraction)
 {
-    for (int i = 0; i < MT_MARKS; i++) {
+    assert(fraction > 0);
+    for (int i = 0; i < MT_WATERMARKS; i++) {
         if (m->at[i] > 0) continue;
         m->at[i] = fraction;
         m->armed |= 1u << i;
@@ -15,20 +18,21 @@ mt_marks_add(mt_marks *m, double fraction)
 }
 
 bool
-mt_marks_remove(mt_marks *m, unsigned i)
+mt_watermarks_remove(mt_watermarks *m, unsigned i)
 {
-    if (i >= MT_MARKS || !(m->at[i] > 0)) return false;
+    if (i >= MT_WATERMARKS || !(m->at[i] > 0)) return false;
     m->at[i] = 0;
     return true;
 }
 
 uint32_t
-mt_marks_look(mt_marks *m, uint64_t used, uint64_t limit)
+mt_watermarks_look(mt_watermarks *m, uint64_t used, uint64_t limit)
 {
     double part = (double)used / (double)limit;
     uint32_t passed = 0;
 
-    for (unsigned i = 0; i < MT_MARKS; i++) {
+    assert(limit > 0);
+    for (unsigned i = 0; i < MT_WATERMARKS; i++) {
         if (!(m->at[i] > 0)) continue;
         if (part >= m->at[i])
             passed |= m->armed & 1u << i;

@@ -1,4 +1,4 @@
-/* marks.h -- watermarks: tells once when memory has risen past a part of its limit.
+/* watermark.h -- watermarks: tells once when memory has risen past a part of its limit.
  *
  *   used / limit      ________          ______
  *   0.90  ----------/----------\------/--------     told at each of the two rises, because
@@ -6,26 +6,26 @@
  *                 /              \__/
  *
  * Plain data, no lock. */
-#ifndef MT_MONITOR_MARKS_H
-#define MT_MONITOR_MARKS_H
+#ifndef MT_MONITOR_WATERMARK_H
+#define MT_MONITOR_WATERMARK_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { MT_MARKS = 32 };
+enum { MT_WATERMARKS = 32 };
 
-typedef struct mt_marks {
-    double at[MT_MARKS]; /* 0: free */
+typedef struct mt_watermarks {
+    double at[MT_WATERMARKS]; /* 0: free */
     uint32_t armed;
-} mt_marks;
+} mt_watermarks;
 
 /* The mark's number, or -1 when all are in use. One that memory is above already is told by the
  * next look. pre: fraction > 0. */
-int mt_marks_add(mt_marks *m, double fraction);
+int mt_watermarks_add(mt_watermarks *m, double fraction);
 /* False when there is no such mark. */
-bool mt_marks_remove(mt_marks *m, unsigned i);
+bool mt_watermarks_remove(mt_watermarks *m, unsigned i);
 
 /* The marks that are passed now and were armed, a bit each. pre: limit > 0. */
-uint32_t mt_marks_look(mt_marks *m, uint64_t used, uint64_t limit);
+uint32_t mt_watermarks_look(mt_watermarks *m, uint64_t used, uint64_t limit);
 
 #endif
