@@ -1,6 +1,6 @@
-/* lease.h -- rows of a pool that are lent: appending to them, showing and cropping them, giving them
- * back. What code writes into views by itself is in inplace.h, rows that become others in reorder.h.
- * Calls, threads and failures as in pool.h. */
+/* lease.h -- rows of a pool that are lent: appending to them, showing and cropping them, giving
+ * them back. What code writes into views by itself is in inplace.h, rows that become others in
+ * reorder.h. Calls, threads and failures as in pool.h. */
 #ifndef MT_KV_LEASE_H
 #define MT_KV_LEASE_H
 

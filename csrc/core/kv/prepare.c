@@ -136,7 +136,7 @@ follow(mt_kvlease *lease, const mt_kvwant *want, size_t row, mt_kvspan write, mt
     return mt_kvmap_follow(lease->pool, lease->first + row, unit, &see, &write, err);
 }
 
-/* Where the system allows no more stretches, the row's blocks move to one home, which all of its
+/* Where the system allows no more stretches, the row's blocks move to one extent, which all of its
  * addresses map: then there is nothing left to follow but what is in view. */
 static mt_status
 follow_or_move(mt_kvjournal *j, const mt_kvwant *want, size_t row, mt_kvspan write, mt_error *err)
@@ -145,7 +145,7 @@ follow_or_move(mt_kvjournal *j, const mt_kvwant *want, size_t row, mt_kvspan wri
     mt_status st = follow(lease, want, row, write, err);
 
     if (st != MT_EAGAIN) return st;
-    st = mt_kvgrow_move(j, row, mt_kvgeom_blocks(&lease->pool->geom, want->view), err);
+    st = mt_kvjournal_move(j, row, mt_kvgeom_blocks(&lease->pool->geom, want->view), err);
     return st == MT_OK ? follow(lease, want, row, write, err) : st;
 }
 
@@ -153,7 +153,7 @@ static mt_status
 prepare_row(mt_kvjournal *j, const mt_kvwant *want, size_t row, mt_error *err)
 {
     mt_kvspan write = written_blocks(j->lease, want, row), left;
-    mt_status st = mt_kvgrow_own(j, row, write.lo, write.hi, err);
+    mt_status st = mt_kvjournal_own(j, row, write.lo, write.hi, err);
 
     if (st == MT_OK) st = follow_or_move(j, want, row, write, err);
     if (st != MT_OK) return st;
@@ -170,7 +170,7 @@ promise_rows(mt_kvjournal *j, const mt_kvwant *want, mt_error *err)
     for (size_t row = 0; row < j->lease->rows; row++) {
         mt_kvspan write = written_blocks(j->lease, want, row);
 
-        blocks += mt_kvgrow_missing(j->lease, row, write.lo, write.hi);
+        blocks += mt_kvjournal_missing(j->lease, row, write.lo, write.hi);
     }
     return blocks > 0 ? mt_kvjournal_promise(j, blocks, err) : MT_OK;
 }
@@ -258,12 +258,12 @@ prepare_locked(void *arg, mt_error *err)
     mt_kvjournal_begin(&j, lease);
     st = promise_rows(&j, want, err);
     for (size_t row = 0; st == MT_OK && row < lease->rows; row++)
-        st = mt_kvgrow_extend_nearest(&j, row, written_blocks(lease, want, row).hi, err);
+        st = mt_kvjournal_extend_nearest(&j, row, written_blocks(lease, want, row).hi, err);
     for (size_t row = 0; st == MT_OK && row < lease->rows; row++)
         st = prepare_row(&j, want, row, err);
     if (st == MT_OK)
-        st = mt_kvgrow_follow_copies(&j, unit_of(lease, want),
-                                     mt_kvgeom_blocks(&lease->pool->geom, want->view), err);
+        st = mt_kvjournal_follow_copies(&j, unit_of(lease, want),
+                                        mt_kvgeom_blocks(&lease->pool->geom, want->view), err);
     if (st != MT_OK) {
         mt_kvjournal_undo(&j, err);
         for (size_t row = 0; row < lease->rows; row++)

@@ -12,7 +12,7 @@ typedef enum mt_kvwritten { MT_KV_UNSEEN, MT_KV_PLAIN, MT_KV_WRITTEN } mt_kvwrit
  * all n where index is NULL. Writes to written[row], of each of the lease's rows, what it found of
  * those, where that is not NULL and the store has private writes at all. Takes the lock; asks
  * others as prepare does. */
-mt_status mt_kvgrow_keep_written(mt_kvlease *lease, const size_t *index, size_t n,
-                                 mt_kvwritten *written, mt_error *err);
+mt_status mt_kvwritten_save(mt_kvlease *lease, const size_t *index, size_t n, mt_kvwritten *written,
+                            mt_error *err);
 
 #endif

@@ -81,7 +81,7 @@ gather(KVLease *self, const void *args, mt_error *err)
 {
     const mt_py_sizes *index = args;
 
-    return mt_kvlease_gather(self->core, index->at, index->n, err);
+    return mt_kvlease_reorder(self->core, index->at, index->n, err);
 }
 
 static int
@@ -217,7 +217,7 @@ mt_py_kvlease_fork(PyObject *op, PyObject *args, PyObject *kwargs)
 static mt_status
 open_tokens(KVLease *self, const void *args, mt_error *err)
 {
-    return mt_kvlease_open(self->core, *(const size_t *)args, err);
+    return mt_kvlease_reserve(self->core, *(const size_t *)args, err);
 }
 
 static int

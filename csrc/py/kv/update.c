@@ -335,7 +335,7 @@ mt_py_kvlease_update(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyOb
 static mt_status
 announce(KVLease *self, const void *args, mt_error *err)
 {
-    return mt_kvlease_announce(self->core, args, err);
+    return mt_kvlease_advance_all(self->core, args, err);
 }
 
 static int

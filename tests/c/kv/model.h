@@ -22,14 +22,14 @@ enum { MODEL_LAYERS = 4, MODEL_TOKENS = 40, MODEL_ROWS = 6 };
 typedef struct mrow {
     size_t len[MODEL_LAYERS];
     uint32_t id[MODEL_LAYERS][MODEL_TOKENS];
-    size_t scribbled; /* tokens before this may hold what was written in place, unannounced */
+    size_t scribbled; /* tokens before this may hold what was written in place, with no advance */
 } mrow;
 
 typedef struct mlease {
     mt_kvlease *lease; /* NULL: none */
     size_t rows, max_rows;
     mrow row[MODEL_ROWS];
-    size_t writable; /* tokens that may be written in place: opened, or exposed */
+    size_t writable; /* tokens that may be written in place: reserved, or exposed */
     bool exposed;
     bool released;             /* and held: lingering */
     size_t seen[MODEL_LAYERS]; /* tokens [0, seen) are in sight without another call */
@@ -157,7 +157,7 @@ mlease_append(mlease *m, size_t layers)
 }
 
 static inline void
-mlease_gather(mlease *m, const size_t *index, size_t n)
+mlease_reorder(mlease *m, const size_t *index, size_t n)
 {
     mrow old[MODEL_ROWS];
 
