@@ -29,6 +29,12 @@ mt_kvlease_pool(const mt_kvlease *lease)
     return lease->pool;
 }
 
+const mt_kvgeom *
+mt_kvlease_geom(const mt_kvlease *lease)
+{
+    return &lease->pool->geom;
+}
+
 void *
 mt_kvlease_base(const mt_kvlease *lease)
 {

@@ -25,6 +25,7 @@ void mt_kvlease_unhold(mt_kvlease *lease); /* from any thread */
 
 size_t mt_kvlease_rows(const mt_kvlease *lease);
 mt_kvpool *mt_kvlease_pool(const mt_kvlease *lease);
+const mt_kvgeom *mt_kvlease_geom(const mt_kvlease *lease);
 void *mt_kvlease_base(const mt_kvlease *lease);      /* of row 0; row r at r * slot_bytes */
 size_t mt_kvlease_max_rows(const mt_kvlease *lease); /* rows at acquire: slots behind base */
 size_t mt_kvlease_length(const mt_kvlease *lease, size_t layer, size_t row);
@@ -37,6 +38,13 @@ typedef struct mt_kvstep {
     size_t count;
     const size_t *counts;
 } mt_kvstep;
+
+/* Tokens of the row in the step. */
+static inline size_t
+mt_kvstep_count(const mt_kvstep *step, size_t row)
+{
+    return step->counts != NULL ? step->counts[row] : step->count;
+}
 
 /* Where one of the two tensors [rows, H, t, D] comes from; strides in bytes, the last dimension
  * is contiguous. Row r's first counts[r] tokens are taken. */

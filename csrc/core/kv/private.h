@@ -175,13 +175,6 @@ mt_kvlease_slot(const mt_kvlease *lease, size_t row)
     return &lease->pool->slots[lease->first + row];
 }
 
-/* Tokens of the row in the step. */
-static inline size_t
-mt_kvstep_count(const mt_kvstep *step, size_t row)
-{
-    return step->counts != NULL ? step->counts[row] : step->count;
-}
-
 static inline uint32_t *
 mt_kvlease_len(const mt_kvlease *lease, size_t layer, size_t row)
 {

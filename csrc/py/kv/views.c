@@ -16,8 +16,7 @@
 static size_t
 span_bytes(const KVLease *self)
 {
-    return mt_kvlease_max_rows(self->core) *
-           mt_kvpool_geom(mt_kvlease_pool(self->core))->slot_bytes;
+    return mt_kvlease_max_rows(self->core) * mt_kvlease_geom(self->core)->slot_bytes;
 }
 
 /* --- the storage --------------------------------------------------------------------------- */
@@ -184,8 +183,7 @@ mt_py_kvlease_overwrites(KVLease *self, size_t layer, const mt_kvstep *step)
     viewed = self->viewed[layer];
     if (mt_kvlease_shortest(self->core, layer) >= viewed) return 0; /* nearly always */
     for (size_t row = 0; row < rows && !over; row++)
-        over = mt_kvlease_length(self->core, layer, row) < viewed &&
-               (step->counts != NULL ? step->counts[row] : step->count) > 0;
+        over = mt_kvlease_length(self->core, layer, row) < viewed && mt_kvstep_count(step, row) > 0;
     if (!over) return 0;
     if (!self->all_viewed)
         memset(self->viewed, 0, self->pool->config.layers * sizeof *self->viewed);
@@ -275,7 +273,7 @@ make_views(KVLease *self, const mt_torch_shape *shape, const int64_t first[2])
 PyObject *
 mt_py_kvlease_views(KVLease *self, size_t layer, size_t tokens, bool token_first)
 {
-    const mt_kvgeom *g = mt_kvpool_geom(mt_kvlease_pool(self->core));
+    const mt_kvgeom *g = mt_kvlease_geom(self->core);
     size_t shift = self->pool->elem_shift;
     int head = token_first ? 2 : 1, token = token_first ? 1 : 2;
     mt_torch_shape s = {.dtype = self->pool->dtype_number, .dims = 4};
@@ -395,7 +393,7 @@ layer_stride(const mt_kvgeom *g)
 static PyObject *
 buffer_views(KVLease *self)
 {
-    const mt_kvgeom *g = mt_kvpool_geom(mt_kvlease_pool(self->core));
+    const mt_kvgeom *g = mt_kvlease_geom(self->core);
     size_t shift = self->pool->elem_shift, stride = layer_stride(g);
     mt_torch_shape s = {.dtype = self->pool->dtype_number, .dims = 5};
     size_t shape[5] = {g->config.layers, mt_kvlease_rows(self->core), g->config.heads,

@@ -76,7 +76,7 @@ token_is(const char *at, size_t row_bytes, uint32_t id, size_t layer, size_t whi
 static inline char *
 token_at(const mt_kvlease *lease, size_t row, size_t layer, size_t which, size_t head, size_t t)
 {
-    const mt_kvgeom *g = mt_kvpool_geom(mt_kvlease_pool(lease));
+    const mt_kvgeom *g = mt_kvlease_geom(lease);
 
     return (char *)mt_kvlease_base(lease) + row * g->slot_bytes +
            mt_kvgeom_offset(g, layer, which) + head * g->head_stride + t * g->token_bytes;
@@ -86,7 +86,7 @@ token_at(const mt_kvlease *lease, size_t row, size_t layer, size_t which, size_t
 static inline void
 token_write(const mt_kvlease *lease, size_t row, size_t layer, size_t t, uint32_t id)
 {
-    const mt_kvgeom *g = mt_kvpool_geom(mt_kvlease_pool(lease));
+    const mt_kvgeom *g = mt_kvlease_geom(lease);
 
     for (size_t i = 0; i < 2 * g->config.heads; i++)
         token_fill(token_at(lease, row, layer, i % 2, i / 2, t), g->row_bytes, id, layer, i % 2,
@@ -96,7 +96,7 @@ token_write(const mt_kvlease *lease, size_t row, size_t layer, size_t t, uint32_
 static inline bool
 token_shows(const mt_kvlease *lease, size_t row, size_t layer, size_t t, uint32_t id, bool whole)
 {
-    const mt_kvgeom *g = mt_kvpool_geom(mt_kvlease_pool(lease));
+    const mt_kvgeom *g = mt_kvlease_geom(lease);
 
     for (size_t i = 0; i < 2 * g->config.heads; i++)
         if (!token_is(token_at(lease, row, layer, i % 2, i / 2, t), g->row_bytes, id, layer, i % 2,
