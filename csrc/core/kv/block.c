@@ -1,3 +1,10 @@
+/* How this file works. It counts. Each block of the pool is live, idle or nothing, and every change
+ * of that goes through take_name, make_resident, mt_kvblock_take and note_dropped, which keep the
+ * sums of the pool and of the extent. The rest is choice: which idle blocks are missed least when
+ * some must be dropped (victim), and which block costs a row least when it takes one (choose).
+ * Where a row lets go of a block that its addresses may still map, the slot is called stale, and
+ * the block remembers which slot it was (let_go), so that nobody takes or drops it before those
+ * addresses have changed. */
 #include "kv/block.h"
 
 #include <assert.h>
@@ -32,7 +39,7 @@ mt_kvblock_promise(mt_kvlease *lease, size_t blocks, mt_error *err)
 void
 mt_kvblock_unpromise(mt_kvlease *lease, size_t blocks)
 {
-    assert(blocks <= lease->promised);
+    assert(blocks <= lease->promised && lease->promised <= lease->pool->promised);
     lease->promised -= blocks;
     lease->pool->promised -= blocks;
     mt_kvblock_shrink_reservation(lease->pool);
@@ -455,7 +462,7 @@ mt_kvblock_take(mt_kvlease *lease, size_t slot, size_t place, uint32_t exact, ui
     size_t index;
     mt_status st;
 
-    assert(lease->promised > 0);
+    assert(lease->promised > 0 && place < pool->geom.blocks);
     if ((st = find_block(pool, slot, place, exact, &found, err)) != MT_OK) return st;
     extent = mt_kvblock_extent(pool, found);
     index = mt_kvblock_index(pool, found);

@@ -84,7 +84,7 @@ slot_holds(mt_kvpool *pool, size_t index)
 /* What the lease's thread takes for mapped without looking is mapped as the table says, or to zeros
  * where another layer has made the row longer since. */
 static bool
-shown_holds(const mt_kvlease *lease, size_t row)
+mapped_to_holds(const mt_kvlease *lease, size_t row)
 {
     const mt_kvpool *pool = lease->pool;
     const mt_kvslot *s = mt_kvlease_slot(lease, row);
@@ -104,6 +104,28 @@ shown_holds(const mt_kvlease *lease, size_t row)
     return true;
 }
 
+/* What prepare.h says of a row's marks. */
+static bool
+marks_hold(const mt_kvlease *lease, size_t row)
+{
+    const mt_kvgeom *g = &lease->pool->geom;
+    size_t end = g->blocks * g->block_tokens;
+
+    for (size_t layer = 0; layer < g->config.layers; layer++) {
+        uint32_t length = *mt_kvlease_len(lease, layer, row);
+
+        if (length > *mt_kvlease_writable_to(lease, layer, row)) return false;
+        if (length > *mt_kvlease_zero_to(lease, layer, row)) return false;
+    }
+    for (size_t at = row * g->units; at < (row + 1) * g->units; at++) {
+        if (lease->owned_from[at] > lease->owned_to[at] || lease->owned_to[at] > end) return false;
+        if (lease->owned_from[at] % g->block_tokens != 0) return false;
+        if (lease->owned_to[at] % g->block_tokens != 0) return false;
+        if (lease->mapped_to[at] % g->block_tokens != 0 || lease->mapped_to[at] > end) return false;
+    }
+    return true;
+}
+
 static bool
 lease_holds(const mt_kvlease *lease)
 {
@@ -118,7 +140,7 @@ lease_holds(const mt_kvlease *lease)
     for (size_t row = 0; row < lease->rows; row++) {
         if (mt_kvlease_slot(lease, row)->taken < mt_kvlease_blocks(lease, row)) return false;
         if (mt_kvlease_row_tokens(lease, row) > g->config.max_tokens) return false;
-        if (!shown_holds(lease, row)) return false;
+        if (!marks_hold(lease, row) || !mapped_to_holds(lease, row)) return false;
     }
     return true;
 }

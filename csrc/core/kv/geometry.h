@@ -15,6 +15,7 @@
 #ifndef MT_KV_GEOMETRY_H
 #define MT_KV_GEOMETRY_H
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -60,6 +61,7 @@ mt_kvgeom_offset(const mt_kvgeom *g, size_t layer, size_t which)
     size_t group = g->config.layer_group, heads = g->config.heads;
     size_t unit = layer / group * g->unit_bytes;
 
+    assert(layer < g->config.layers && which < 2);
     if (g->config.layout == MT_KV_HEAD_MAJOR) return unit + which * heads * g->range_bytes;
     if (group == 1) return unit + which * g->range_bytes;
     return unit + (2 * (layer % group) + which) * heads * g->row_bytes;

@@ -1,4 +1,9 @@
-/* Rows that code writes into by itself: opened ahead, exposed whole, and announced. */
+/* How this file works. Code that writes into views by itself needs addresses that it may write to
+ * before it says how much it wrote. There are two ways. Reserve takes the blocks ahead, layer by
+ * layer, by mt_kvprepare. Expose takes none: it maps each row's own extent past the table's end, so
+ * that pages appear on touch, and keeps others out of that extent. Afterwards advance_all makes the
+ * rows longer: it names the blocks of exposed rows, where the tokens are already, and names zeros
+ * in all others. */
 #include <assert.h>
 #include <string.h>
 

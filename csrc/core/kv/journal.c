@@ -1,3 +1,7 @@
+/* How this file works. `renew` makes every change: it takes a block for one place of a row's
+ * table, fills it with what the old one held, and adds an entry. Owning, extending and moving are
+ * loops around it. Undo goes through the entries from the last to the first; commit lets go of the
+ * blocks that were replaced. */
 #include "kv/journal.h"
 
 #include <assert.h>

@@ -1,3 +1,9 @@
+/* How this file works. First come the getters, which take no lock: a lease is one thread's. A lease
+ * gets the run of free slots where the blocks that it will need lie already (find_run), and an
+ * arena more where there is none. Forking names the parent's blocks in the child's tables and
+ * copies nothing. Appending is three calls: room has the layer prepared, write copies tokens,
+ * advance makes the rows longer. Releasing gives the blocks back, unless views still hold the
+ * lease. */
 #include "kv/lease.h"
 
 #include <assert.h>
@@ -489,6 +495,8 @@ mt_kvlease_write(mt_kvlease *lease, size_t layer, const mt_kvstep *step, const m
                  const mt_kvsource *v)
 {
     for (size_t row = 0; row < lease->rows; row++) {
+        assert(*mt_kvlease_len(lease, layer, row) + mt_kvstep_count(step, row) <=
+               *mt_kvlease_writable_to(lease, layer, row));
         write_row(lease, layer, row, mt_kvstep_count(step, row), 0, k);
         write_row(lease, layer, row, mt_kvstep_count(step, row), 1, v);
     }
@@ -504,6 +512,7 @@ mt_kvlease_advance(mt_kvlease *lease, size_t layer, const mt_kvstep *step)
         uint32_t *writable_to = mt_kvlease_writable_to(lease, layer, row);
 
         *length += (uint32_t)mt_kvstep_count(step, row);
+        assert(*length <= lease->pool->geom.config.max_tokens);
         if (*zero_to < *length) *zero_to = *length;
         if (*writable_to < *length) *writable_to = *length;
     }

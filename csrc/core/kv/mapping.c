@@ -1,9 +1,9 @@
 /* How this file works. A row's table says which blocks it names; its addresses are mapped to them
  * unit by unit, when a unit is used. Every change goes the same way: the unit's mappings as they
- * are (`had`) and as they should be (`want`) stand in two arrays, and what differs is mapped in as
- * few stretches as the blocks' numbers allow. A whole slot can also be mapped at once, to one
- * extent or to zeros. What is mapped where for a view is counted in `sights`, so that the pool
- * knows which pages the system counts more than once. */
+ * are (`had`) and as they should be (`want`) stand in two arrays, and `change` maps what differs,
+ * in as few stretches as the blocks' numbers allow, unless there are too many. A whole slot can
+ * also be mapped at once, to one extent or to zeros (map_whole). What is mapped where for a view is
+ * counted in `sights`, so that the pool knows which pages the system counts more than once. */
 #include "kv/mapping.h"
 
 #include <assert.h>
@@ -413,6 +413,7 @@ mt_kvmap_follow(mt_kvpool *pool, size_t slot, size_t unit, const mt_kvspan *span
     bool changed = false;
     mt_status st = MT_OK;
 
+    assert(span->lo < span->hi && span->hi <= pool->geom.blocks);
     s->reach = mt_size_max(s->reach, mt_size_max(span->hi, s->taken));
     for (size_t place = span->lo; place < span->hi; place++) {
         m.want[place] = wanted(pool, s, unit, place, place >= write->lo && place < write->hi);
@@ -667,6 +668,7 @@ mt_kvmap_leave_for_table(mt_kvpool *pool, size_t slot, const uint32_t *table, si
     size_t end = mt_size_max(s->reach, taken);
     mt_status st = MT_OK;
 
+    assert(taken <= pool->geom.blocks);
     for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++) {
         unit_maps m = maps_of(pool, s, unit);
         bool changed = false;

@@ -1,3 +1,7 @@
+/* How this file works. The first part makes arenas: max_rows slots each, with one stretch of
+ * addresses and of the store for all of them. The second part is the pool as a member of its
+ * ledger, its lock, and its end, when it is closed and the last lease is over. The third part adds
+ * up statistics. */
 #include "kv/private.h"
 
 #include <assert.h>
@@ -194,6 +198,7 @@ mt_kvpool_new(const mt_alloc *mem, const mt_store_ops *store, mt_ledger *ledger,
 void
 mt_kvpool_unlock(mt_kvpool *pool)
 {
+    assert(!pool->closed || pool->leases != NULL);
     pool->notify_due = false;
     mt_lock_give(&pool->lock);
     mt_ledger_stir(mt_member_ledger(pool->member));
@@ -223,6 +228,7 @@ mt_kvpool_close(mt_kvpool *pool)
 {
     if (pool == NULL) return;
     mt_lock_take(&pool->lock);
+    assert(!pool->closed);
     pool->closed = true;
     mt_kvblock_drop(pool, 0);
     mt_kvblock_shrink_reservation(pool);
@@ -233,12 +239,6 @@ const mt_kvgeom *
 mt_kvpool_geom(const mt_kvpool *pool)
 {
     return &pool->geom;
-}
-
-mt_member *
-mt_kvpool_member(const mt_kvpool *pool)
-{
-    return pool->member;
 }
 
 size_t

@@ -1,11 +1,17 @@
+/* How this file works. Most calls find in the marks that all is ready (is_ready) and only move a
+ * mark. The others take the pool's lock and go through the four steps for all rows, with a journal:
+ * promise_rows makes sure of all blocks that are missing, prepare_row owns, maps and zeroes one
+ * row, and note_ready writes down what was reached. What a call writes to, and what it has to make
+ * zeros of, is worked out from the marks and the table whenever it is needed (tokens_of,
+ * unknown_tokens, written_blocks), never stored. */
 #include "kv/prepare.h"
+
+#include <assert.h>
 
 #include "base/size.h"
 #include "kv/block.h"
 #include "kv/journal.h"
 #include "kv/mapping.h"
-
-/* How this file works. */
 
 /* --- what is missing --- */
 
@@ -14,8 +20,10 @@ static mt_kvspan
 tokens_of(const mt_kvlease *lease, const mt_kvwant *want, size_t row)
 {
     size_t from = *mt_kvlease_len(lease, want->layer, row);
+    size_t to = mt_size_max(from + mt_kvstep_count(&want->step, row), want->to);
 
-    return (mt_kvspan){from, mt_size_max(from + mt_kvstep_count(&want->step, row), want->to)};
+    assert(to <= lease->pool->geom.config.max_tokens);
+    return (mt_kvspan){from, to};
 }
 
 /* Tokens [lo, hi) of the row, past those that are to be written, which the view shows and which are
@@ -187,6 +195,7 @@ note_zeros(mt_kvlease *lease, const mt_kvwant *want, size_t row)
 
     *zero_to = (uint32_t)(to < *writable_to && hi < *writable_to ? hi : mt_size_max(*zero_to, hi));
     *writable_to = (uint32_t)to;
+    assert(*mt_kvlease_len(lease, want->layer, row) <= *zero_to);
 }
 
 /* The row's part of what was made ready, for the next call to see. pre: committed. */
@@ -236,6 +245,7 @@ mt_kvprepare_forget_zeros(mt_kvlease *lease, size_t row)
 
         if (*zero_to > end) *zero_to = (uint32_t)end;
         if (*writable_to > *zero_to) *writable_to = *zero_to;
+        assert(*mt_kvlease_len(lease, layer, row) <= *writable_to);
     }
 }
 
@@ -281,6 +291,8 @@ mt_kvprepare(mt_kvlease *lease, const mt_kvwant *want, mt_error *err)
 {
     preparation p = {lease, want};
 
+    assert(want->layer < lease->pool->geom.config.layers);
+    assert(want->view <= lease->pool->geom.config.max_tokens);
     if (!is_ready(lease, want)) return mt_kvpool_retry(lease->pool, prepare_locked, &p, err);
     if (!want->own_only) note_writable(lease, want);
     return MT_OK;

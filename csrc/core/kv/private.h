@@ -1,23 +1,31 @@
-/* private.h -- the structures behind pool.h, for this room.
+/* private.h -- the structures behind pool.h and lease.h, for this room.
  *
- *   pool ── slot 0: addresses | table (row) | extent: blocks 0 ... n-1        in the store
- *        ├─ slot 1: addresses | table (row) | extent: blocks n ... 2n-1       table[place] = the number
- *        └─ ...                                                             of the block named
+ *   pool -- slot 0:  addresses | row's table | extent: blocks 0 ... n-1      of the store
+ *        |  slot 1:  addresses | row's table | extent: blocks n ... 2n-1
+ *        |  slot 2:  ...
  *
- * A slot is two things at one index: an address range with the row that lives there, and a *extent*:
- * a place in the store for as many blocks as the range has places. A block has one number in the
- * whole pool, extent x blocks + place, and any row may name it at any place of its table. A
- * fresh row names its own extent's blocks, each at its own place, so that its addresses and its
- * place in the store run in parallel: one mapping for a whole arena. A forked row names its
- * parent's blocks, and a row that finds idle blocks elsewhere names those.
+ *   table[place] = number of the block that holds the row's tokens of that place
+ *   number       = slot of the extent x n + the block's index in the extent
  *
- *   block            refs > 0            live: named by that many rows
- *                    refs = 0, resident  idle: physical, content meaningless
+ * A slot is two things. It is a range of addresses, with the row that lives there; the range has n
+ * places of one block each. And it is an *extent*: a part of the store with room for n blocks. A
+ * block has one number in the whole pool, and any row may name it at any place of its table. A
+ * fresh row names the blocks of its own slot's extent, each at its own place, so that addresses and
+ * store run in parallel: one mapping for a whole arena of slots. A forked row names its parent's
+ * blocks, and a row that finds idle blocks elsewhere names those.
+ *
+ *   block            refs > 0            live: so many rows name it
+ *                    refs = 0, resident  idle: physical, and its content means nothing
  *                    refs = 0            nothing
  *
- * A slot's maps say what its addresses map now, per unit and place; they follow the table late.
- * They are kept as differences from what a new arena maps, so that rows and tokens that are never
- * used cost no memory: the arrays come as zeros, and pages of zeros that nobody writes to are free.
+ * Each slot keeps what its addresses map now, for each unit and place: a *mapping*, which is a
+ * block, zeros, or nothing. Mappings follow the table late. They are kept as differences from what
+ * a new arena maps, so that rows and tokens that are never used cost no memory: the arrays come as
+ * zeros, and pages of zeros that nobody writes to are free.
+ *
+ * A place of a unit is *in sight* when a view may have touched its addresses, so that the system
+ * may have page-table entries for them. The pages of a block that is in sight at several places are
+ * counted several times in the resident set of the process; `sights` counts those places.
  *
  * Isolation. An address that a view of a lease has ever shown maps one of
  *   - the block that the lease's row names at that place,
@@ -56,7 +64,7 @@ typedef struct mt_kvslot {
     /* Of the extent's blocks, [blocks]: */
     uint32_t *refs;   /* rows that name it */
     uint32_t *let_go; /* the slot + 1 whose row let go of it and may map it still; MT_KV_MANY; 0 */
-    uint32_t *sights; /* places of units of all slots that map it and are in sight */
+    uint32_t *sights; /* places of units, over all slots, that map it and are in sight */
     bool *resident;   /* it is physical, as far as we took it */
     bool *windowed;   /* its window was used, and counts as a sight in each unit */
     size_t named;     /* blocks with refs > 0 */
@@ -66,15 +74,14 @@ typedef struct mt_kvslot {
     size_t taken;          /* table[0 .. taken) is valid: covers the row's tokens */
     size_t reach;          /* places [0, reach) were in a view or the table since it was lent */
     uint32_t *differences; /* [units x blocks] mappings, each xor what a new arena maps there */
-    bool *in_sight; /* [units x blocks] mapped for a view, and not settled since: the system may
-                        * have page-table entries, and then counts the resident set by them */
-    uint32_t *seen; /* [units] places from here on are not in sight */
-    size_t maps;    /* stretches its addresses are mapped in, beyond the arena's one */
-    size_t extent;  /* the slot whose extent the row moved to; its own where it did not */
-    bool lazy;      /* a new arena maps the extent, not nothing */
-    bool stale;     /* the row let go of blocks that its addresses may map */
-    bool broken;    /* a call that was to change its addresses failed half-way */
-    bool exposed;   /* pages may appear on touch past `taken` */
+    bool *in_sight;        /* [units x blocks] see above */
+    uint32_t *seen;        /* [units] places from here on are not in sight */
+    size_t maps;           /* stretches its addresses are mapped in, beyond the arena's one */
+    size_t extent;         /* the slot whose extent the row moved to; its own where it did not */
+    bool lazy;             /* a new arena maps the extent, not nothing */
+    bool stale;            /* the row let go of blocks that its addresses may map still */
+    bool broken;           /* a call that was to change its addresses failed half-way */
+    bool exposed;          /* pages may appear on touch past `taken` */
 } mt_kvslot;
 
 struct mt_kvpool {
@@ -152,7 +159,7 @@ mt_kvmapped_is_block(uint32_t mapped)
 static inline mt_kvslot *
 mt_kvblock_extent(const mt_kvpool *pool, uint32_t block)
 {
-    assert(pool->geom.blocks > 0);
+    assert(pool->geom.blocks > 0 && block / pool->geom.blocks < pool->slot_count);
     return &pool->slots[block / pool->geom.blocks];
 }
 

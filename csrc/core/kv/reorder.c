@@ -1,4 +1,17 @@
-/* Rows become copies of other rows: beams reorder, finished samples leave. */
+/* How this file works. Rows become copies of other rows: beams reorder, finished samples leave.
+ *
+ *   before   row 0: A A a    row 1: A B b          index = [1, 1]
+ *   after    row 0: A B b'   row 1: A B b          b': a copy of b, in row 0's block of that place
+ *
+ * Full blocks are shared by naming. The last, partial block of a row is written to next, so it is
+ * copied at once, into the block that the row has at that place. Nobody else wants what that holds,
+ * or it is copied first; rows that want each other's blocks in a ring need one block more.
+ *
+ * What code wrote privately into rows that are copied is put into blocks before all this
+ * (mt_kvwritten_save), and what it wrote into those that become others is dropped after it. All
+ * blocks are taken, and all addresses leave what only others will have, before anything is written:
+ * from then on, on a host, nothing can fail. Where a device fails, rows that were copied over each
+ * other have lost tokens of their last block. */
 #include <assert.h>
 #include <string.h>
 
@@ -9,19 +22,6 @@
 #include "kv/prepare.h"
 #include "kv/written.h"
 
-/*   before   row 0: A A a     row 1: A B b          index = [1, 1]
- *   after    row 0: A B b'    row 1: A B b          b' is a copy of b in row 0's block of that
- * place
- *
- * Full blocks are shared by naming. The last, partial block of a row is written to next, so it is
- * copied at once, into the block that the row has at that place: its own content is wanted by
- * nobody else, or it is copied first; rings of rows that want each other's need one block more.
- *
- * What code wrote privately into rows that are copied is put into blocks before all this
- * (mt_kvwritten_save), and what it wrote into those that become others is dropped after it.
- * All blocks are taken, and all addresses leave what only others will have, before anything is
- * written: from then on, on a host, nothing can fail. Where a device fails, rows that were copied
- * over each other have lost tokens of their last block. */
 typedef struct move { /* the partial block of one new row */
     size_t row, source, place, tokens;
     uint32_t to, from; /* blocks; `to` is named by this move already */
@@ -475,6 +475,8 @@ mt_kvlease_reorder(mt_kvlease *lease, const size_t *index, size_t n, mt_error *e
     mt_status st;
 
     assert(n > 0 && n <= lease->max_rows);
+    for (size_t i = 0; i < n; i++)
+        assert(index[i] < lease->rows);
     st = new_plan(&p) ? mt_kvwritten_save(lease, index, n, p.written, err)
                       : mt_fail(err, MT_ENOMEM, "kvpool", 0);
     if (st == MT_OK) st = mt_kvpool_retry(lease->pool, reorder_locked, &p, err);

@@ -1,4 +1,10 @@
-/* lease.c -- memtools._core.KVLease: lifecycle, what a lease tells about itself, and its type. */
+/* lease.c -- memtools._core.KVLease: arguments, lifecycle, what a lease tells, and its type.
+ *
+ * How this file works. A method reads its arguments, enters the lease (mt_py_kvlease_enter, which
+ * refuses a released, a busy or a forked one), calls the core by mt_py_kvlease_try, and leaves. The
+ * lease ends in let_go, whoever ends it: release(), the with block or the garbage collector.
+ * update() and advance() are in update.c, what gives tensors in views.c, what changes rows in
+ * rows.c. */
 #include <stddef.h>
 
 #include "py/kv/pool.h"
@@ -290,6 +296,7 @@ mt_py_kvlease_try(KVLease *self, mt_py_kvcall *call, const void *args, const cha
 {
     mt_error err;
 
+    assert(self->busy);
     if (mt_py_kvpool_follow_stream(self->pool, mt_kvlease_pool(self->core)) < 0) return -1;
     if (call(self, args, &err) == MT_OK) return 0;
     if (mt_py_kvpool_freed_some(self->pool, &err) && call(self, args, &err) == MT_OK) return 0;

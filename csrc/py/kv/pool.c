@@ -1,4 +1,9 @@
-/* pool.c -- memtools._core.KVPool: its making and end, errors, statistics, trim, and the type. */
+/* pool.c -- memtools._core.KVPool: its making and end, errors, statistics, trim, and the type.
+ *
+ * How this file works. A call that may let other threads run counts itself as a user of the pool
+ * (mt_py_kvpool_enter), and close() leaves the core to the last of them. Calls of leases need no
+ * such count: a lease keeps its pool's core alive. Errors of the core become exceptions in
+ * mt_py_kvpool_raise, for pool and leases. acquire() is in acquire.c. */
 #include "py/kv/pool.h"
 
 #include <stddef.h>
@@ -206,6 +211,7 @@ mt_py_kvpool_enter(KVPool *self)
 void
 mt_py_kvpool_leave(KVPool *self)
 {
+    assert(self->users > 0);
     if (--self->users == 0 && self->closing) close_core(self);
 }
 

@@ -91,6 +91,7 @@ bool mt_py_kvlease_enter(KVLease *self);
 static inline void
 mt_py_kvlease_leave(KVLease *self)
 {
+    assert(self->busy);
     self->busy = false;
 }
 /* Calls fork, gather, room, ... until it succeeds or nobody frees anything. pre: busy. */

@@ -1,4 +1,8 @@
-/* rows.c -- what changes a lease's rows as wholes: crop, reorder, select, fork, reserve. */
+/* rows.c -- what changes a lease's rows as wholes: crop, reorder, select, fork, reserve.
+ *
+ * How this file works. Each method reads its arguments, which may run Python code, before it enters
+ * the lease. Then it checks them against the lease's rows, calls the core through
+ * mt_py_kvlease_try, and tells autograd that what views show has changed. */
 #include "py/kv/pool.h"
 
 #include "core/kv/inplace.h"

@@ -1,11 +1,13 @@
 /* views.c -- tensors over a lease's addresses.
  *
- *   storage   | slot of row 0        | slot of row 1        | ...     one for all views of a lease
- *   view        ├ first ┤[H, T, D]     ├ first ┤[H, T, D]             [B, H, T, D], B at slot
- * stride
+ *   storage   | slot of row 0          | slot of row 1          | ...    one for all views
+ *   view      |  first |-- [H, T, D] --|  first |-- [H, T, D] --|        [B, H, T, D]
+ *             |------------------------|                                 B's stride: one slot
  *
- * The storage is made by the shim, or without it as a tensor by DLPack; either calls back when the
- * last view has died. */
+ * How this file works. The first view of a lease makes the storage: by the shim, or without it as a
+ * tensor by DLPack. Either calls back when the last view has died. Every view after that is sizes,
+ * strides and two offsets into the storage. update() ends here with mt_py_kvlease_views; layer()
+ * and buffers() first have the core make ready what they show. */
 #include "py/kv/pool.h"
 
 #include "core/kv/inplace.h"

@@ -152,7 +152,6 @@ sums_agree(rig *g, const mt_kvstats *s)
     CHECK(s->leases == leases && s->rows == rows && s->lingering == lingering);
     CHECK(s->shared_bytes <= s->live_bytes && s->lingering_bytes <= s->live_bytes);
     CHECK(s->reserved_bytes == s->live_bytes + mt_size_max(s->idle_bytes, s->promised_bytes));
-    CHECK(s->reserved_bytes == mt_member_reserved(mt_kvpool_member(g->pool)));
     CHECK(!g->alone || s->reserved_bytes == mt_ledger_used(g->ledger));
     CHECK(s->reserved_bytes <= mt_ledger_limit(g->ledger));
     CHECK(s->peak_bytes >= s->live_bytes + s->idle_bytes);
