@@ -23,6 +23,7 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS)
 def test_the_python_in_the_docs_runs(block, tmp_path):
     done = subprocess.run(

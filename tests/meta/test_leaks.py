@@ -202,6 +202,7 @@ def test_every_case_runs(name):
         case()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CASES))
 @pytest.mark.usefixtures("frozen")
 def test_does_not_leak(name, rss):
