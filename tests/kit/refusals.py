@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 def refused(error: type[BaseException], call: Callable[[], object]) -> None:
     """Fails unless the call raises this very exception: a subclass of it is another refusal, and a
-    NameError in the test is none. Nothing is left for the collector, as leak tests count objects."""
+    NameError in the test is none. It leaves nothing to the collector: leak tests count objects."""
     try:
         call()
     except BaseException as raised:
