@@ -35,9 +35,9 @@ help:  ## this list
 demo: $(VENV)/.optimised $(VENV)/.examples  ## train with and without memtools, and print the table
 	@$(PY) examples/demo.py $(ARGS)
 
-# tests/docs and tests/meta, which are about the whole project, take about as long as all rooms together. The two run
-# side by side, each always in the same order, so that what fails once fails again.
-WHOLE_TESTS := tests/docs tests/meta
+# What is about the whole project takes about as long as all rooms together. The two run side by side, each always in
+# the same order, so that what fails once fails again.
+WHOLE_TESTS := tests/docs tests/integrations tests/meta
 ROOM_TESTS := $(filter-out $(WHOLE_TESTS) tests/gpu tests/pages,$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/test_*.py)))))
 BOTH = mkdir -p $(OUT); \
     $(PY) -m pytest -q -o cache_dir=$(OUT)/pytest $(1) $(WHOLE_TESTS) >$(OUT)/whole.log 2>&1 & other=$$!; \
