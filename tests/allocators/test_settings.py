@@ -98,6 +98,7 @@ def test_what_has_no_fault_is_taken_by_torch() -> None:
     assert faultless > 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [0b001, 0b010, 0b100, 0b011, 0b110, 0b101, 0b111, 0b000])
 def test_the_variable_that_torch_itself_reads(names: int) -> None:
     variables = {
@@ -117,6 +118,7 @@ print(torch._C._accelerator_getAllocatorSettings())
     assert found == [f"{mine[1]} {mine[0]} {number}", mine[1]]
 
 
+@pytest.mark.slow
 def test_an_empty_variable_hides_the_others() -> None:
     text = "import torch; print(torch._C._accelerator_getAllocatorSettings())"
     both = {VARIABLES[0]: "", VARIABLES[2]: "max_split_size_mb:30"}
@@ -124,6 +126,7 @@ def test_an_empty_variable_hides_the_others() -> None:
     assert chosen(both) == (VARIABLES[0], "")
 
 
+@pytest.mark.slow
 def test_reading_imports_no_torch_and_leaves_torch_to_read_later() -> None:
     program("""
 allocator_settings().advice()
@@ -204,6 +207,7 @@ TAKEN = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variables", "read", "arenas"), TAKEN)
 def test_what_is_read_is_what_glibc_took(
     variables: dict[str, str], read: dict[str, Any], arenas: int

@@ -352,6 +352,7 @@ def command(*args: str, stdout: int = PIPE, **environ: str) -> CompletedProcess[
     return run(line, text=True, stdout=stdout, stderr=PIPE, env=env)
 
 
+@pytest.mark.slow
 def test_doctor_prints_the_same_facts_as_text_and_as_json() -> None:
     # A setting that no terminal can print: one odd byte must not end the report.
     text = command("-m", "memtools", "doctor", OMP_NUM_THREADS="\udcff")
@@ -371,6 +372,7 @@ def test_doctor_prints_the_same_facts_as_text_and_as_json() -> None:
             assert (f"{name}.{key}" in report["notes"]) == (value is None or value is False)
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_gone_is_no_traceback() -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -160,6 +160,7 @@ def test_a_forked_child_reads_itself() -> None:
     """)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["A" * 100, "7 7 7 7 7 7 7\\n", "4096\\n"])
 def test_descriptors_that_the_program_closed_and_used_again_are_left_alone(text: str) -> None:
     said = in_own_process(
@@ -253,6 +254,7 @@ def grow_groups(root: Path, rng: random.Random) -> None:
         (directory / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 1\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(200))
 def test_limits_agree_with_doctors_reading(seed: int, tmp_path: Path) -> None:
     grow_groups(tmp_path, random.Random(seed))

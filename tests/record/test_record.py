@@ -47,6 +47,7 @@ def written(path: str, samples: int = 20, close: bool = True) -> memtools.Record
     return memtools.read_record(path)
 
 
+@pytest.mark.slow
 def test_a_thousand_sigkills_leave_a_readable_record_each(tmp_path):
     script = str(PROJECT / "tests/record/recordkiller.py")
     done = subprocess.run(
