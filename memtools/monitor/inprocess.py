@@ -215,9 +215,12 @@ def _started(options: dict[str, Any]) -> MemoryMonitor:
             name="memtools run",
         )
         quiet = options["quiet"]
-        said = announce_nothing if quiet else announce
-        monitor._settings = replace(monitor._settings, announce=said, sums_up=not quiet)
-        monitor._declares = False
+        monitor._settings = replace(
+            monitor._settings,
+            announce=announce_nothing if quiet else announce,
+            sums_up=not quiet,
+            declares=False,
+        )
         monitor.start()
         return monitor
 
