@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import operator
 import time
 import weakref
 from collections import Counter
@@ -101,7 +102,7 @@ class Census:
             groups = _grouped(tensor_facts(torch, t) for t in tensors)
         del shown, tensors
         self.groups = _merged(groups)
-        self.bytes = sum(group.bytes for group in self.groups)
+        self.bytes = sum(map(operator.attrgetter("bytes"), self.groups))
         self.types: Counter[str] = Counter()
         self._names, self._types = _Part(), _Part()
         for kind, count, _ in rows:
@@ -195,13 +196,13 @@ class Growth:
             own = self._own_tuples() if kind is tuple else frozenset[int]()
             fresh = _core._fresh(kind, self._seen, limit + len(own))
             return [obj for obj in fresh if id(obj) not in own][:limit]
-        torch, found = bridge.loaded(), []
+        torch, fresh = bridge.loaded(), []
         for tensor in _core._fresh(kind, self._seen, _FRESH):
             if tensor_kind(torch, tensor) == of.kind:
-                found.append(tensor)
-                if len(found) == limit:
+                fresh.append(tensor)
+                if len(fresh) == limit:
                     break
-        return found
+        return fresh
 
     def _own_tuples(self) -> frozenset[int]:
         """Where the tuples of the two looks lie, which are newer than what the first one saw."""
@@ -269,8 +270,8 @@ def _has_shim(torch: Any) -> bool:
 
 
 def _grouped(tensors: Iterable[TensorFacts]) -> list[TensorGroup]:
-    """As csrc/py/census/census.c does it: the largest tensor over a storage answers for all of
-    it."""
+    """Group tensors as csrc/py/census/census.c does: the largest one over a storage answers for all
+    of it."""
     counts: Counter[TensorKind] = Counter()
     claims: dict[int, tuple[int, tuple[int, ...], TensorKind]] = {}
     whole: dict[int, int] = {}

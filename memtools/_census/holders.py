@@ -448,7 +448,7 @@ def _dotted(steps: list[Step]) -> str:
 
 
 def _attribute(holder: Any, obj: Any) -> str | None:
-    """By which attribute an instance holds an object, or "" when it is its __dict__."""
+    """The attribute by which an instance holds an object; "" where that is its __dict__."""
     space = _core._instance_dict(holder)
     if space is not None:
         if space is obj:

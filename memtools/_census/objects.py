@@ -169,7 +169,7 @@ def referrers(objects: Sequence[Any], ignored: Any = None) -> Referrers:
     count."""
     targets = list(objects)
     edges, frames, unaccounted = _core._referrers(targets)
-    holders = [Own() for _ in targets]
+    holders = list(map(Own, [()] * len(targets)))
     for container, i in edges:
         if type(container) is not Own and container is not ignored:
             holders[i].append(container)

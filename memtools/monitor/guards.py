@@ -137,9 +137,9 @@ class Watermarks:
         self.near.pop(handle, None)
 
     def waiting(self, fired: int) -> list[Handle]:
-        """Those whose own watermark is in the sampler's mask, the lowest first."""
-        found = [pair for bit, pair in list(self._of_bit.items()) if fired >> bit & 1]
-        return sorted((h for h, near in found if not near), key=lambda h: h.fraction)
+        """The handles whose own watermark is in the sampler's mask, the lowest first."""
+        passed = [pair for bit, pair in list(self._of_bit.items()) if fired >> bit & 1]
+        return sorted((h for h, near in passed if not near), key=lambda h: h.fraction)
 
     @property
     def handles(self) -> tuple[Handle, ...]:
@@ -152,9 +152,9 @@ class Watermarks:
         while fired:
             bit = (fired & -fired).bit_length() - 1
             fired &= fired - 1
-            found = self._of_bit.get(bit)  # another thread may cancel it now
-            if found is not None:
-                handle, near = found
+            watermark = self._of_bit.get(bit)  # another thread may cancel it now
+            if watermark is not None:
+                handle, near = watermark
                 if near:
                     self.near[handle] = None
                 else:

@@ -225,7 +225,7 @@ class LeakWatch:
         return now
 
     def _grade(self, kind: str, step: int, now: int) -> None:
-        """At each change of the grade, and ten times a second while something grows."""
+        """Write what is new: at each change of the grade, and ten times a second while it grows."""
         has_changed, self.kind = kind != self.kind, kind
         self._next_verdict = now + VERDICT_EVERY_NS
         if self.suspicion is not None:
@@ -286,7 +286,7 @@ class LeakWatch:
             self._log.event("holder", str(holder))
 
     def last_look(self, step: int) -> None:
-        """At the end of a run that was too short for the second look of a census."""
+        """Take the second census of a run that was too short for it, at its end."""
         if self.suspicion is not None and self.kind != "quiet" and self.suspicion.pending(step):
             self._census(step)
 
@@ -412,8 +412,8 @@ class Suspicion:
             self._gap *= 2
             self._next = step + self._gap
             steps = max(1, step - self._base_step)
-            found = suspects(census.diff(self._base), verdict, steps, self._base_graph)
-            return self._keep(found, steps, histories)
+            holders = suspects(census.diff(self._base), verdict, steps, self._base_graph)
+            return self._keep(holders, steps, histories)
         finally:
             self._spent += time.monotonic_ns() - begin
 
@@ -497,7 +497,8 @@ def suspects(
         heavy = [g for g in growth.groups if g.count >= often and g.bytes >= 0.1 * wanted]
         for group in heavy[:MOST_GROUPS]:
             found += growth.holders(group, steps=steps)
-    if verdict.signal != "children" and sum(h.new_bytes for h in found) < 0.5 * wanted:
+    explained = sum(map(operator.attrgetter("new_bytes"), found))
+    if verdict.signal != "children" and explained < 0.5 * wanted:
         often = max(2, steps // 4)  # every few steps leave an object
         for kind in [kind for kind in growth.types if kind.count >= often][:2]:
             found += growth.holders(kind, steps=steps)

@@ -157,7 +157,7 @@ def _explained(error: OSError, path: str) -> OSError:
 
 
 class Log:
-    """Where the events and phases of a run go. Of each kind of failure it warns once."""
+    """The record that a run's events and phases go to. It warns once of each kind of failure."""
 
     __slots__ = ("_complaints", "_step", "_writer", "writes")
 
@@ -207,7 +207,7 @@ class Log:
         self.writes = False
 
     def abandon(self) -> None:
-        """In a forked child: the record is the parent's."""
+        """Write nothing more: in a forked child, where the record is the parent's."""
         self._writer, self.writes = None, False
 
     def _try(self, what: Callable[[Any], None]) -> None:
@@ -225,7 +225,7 @@ class Log:
             self.complain("record", f"nothing more is recorded: {error}")
 
     def warn(self, key: str, kind: str, text: str, *, aloud: bool = True) -> None:
-        """As an event and, `aloud`, to the logger; once for each key."""
+        """Write the text as an event and, `aloud`, to the logger; once for each key."""
         if key not in self._complaints:
             self._complaints.add(key)
             if aloud:
@@ -233,7 +233,7 @@ class Log:
             self.event(kind, text)
 
     def complain(self, key: str, text: str, *, stacklevel: int = 4) -> None:
-        """A warning, once for each key."""
+        """Warn, once for each key."""
         if key in self._complaints:
             return
         self._complaints.add(key)

@@ -474,7 +474,7 @@ class MemoryMonitor:
 
     @property
     def record_path(self) -> str | None:
-        """Where the record is, or will be; None without one."""
+        """The path of the record that is written, or will be; None without one."""
         run, path = self._last, self._settings.log
         written = None if run is None else run.log.path
         return written if path is None or written is not None else str(path)

@@ -65,7 +65,7 @@ class Observer:
         return True
 
     def __call__(self, device: int, asked: int, total: int, free: int) -> None:
-        """As torch calls it; `total` is less than the device's where a fraction was set."""
+        """Called by torch; `total` is less than the device's where a fraction was set."""
         if self._is_busy:
             return
         self._is_busy = True
@@ -125,7 +125,7 @@ def tiers_text(device: int, asked: int, total: int, free: int) -> str:
 
 
 def largest_free(torch: Any, device: int) -> int:
-    """Of the blocks that torch holds and could hand out without asking the driver."""
+    """The largest block that torch could hand out without asking the driver, in bytes."""
     try:
         segments = torch.cuda.memory_snapshot(include_traces=False)
     except TypeError:  # an older torch

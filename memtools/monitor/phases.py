@@ -111,7 +111,7 @@ class PhaseBook:
         self._log.event("phase", name, time_ns=now - ns, duration_ns=ns)
 
     def totals(self) -> list[PhaseTotals]:
-        """In the order in which the names came; those that are open and were never left, too."""
+        """The totals of each name that was left once, in the order in which the names came."""
         return [
             PhaseTotals(
                 name, count, ns / 1e9, most_ns / 1e9, peak, inexact == 0, self._tops.get(name, {})

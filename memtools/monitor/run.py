@@ -223,7 +223,7 @@ class Run:
     # --- forks ---
 
     def forked(self) -> None:
-        """In the parent, after a fork: an event, at most one a second."""
+        """Write an event of a fork, in the parent, at most once a second."""
         self._forks += 1
         now = time.monotonic_ns()
         if now >= self._next_fork:

@@ -323,6 +323,7 @@ NAMED: dict[str, Any] = {
     "export.write_scalars.target": lambda: types.SimpleNamespace(add_scalar=lambda *_: None),
     "Growth.of": None,
     "Handle.__init__.action": "record",
+    "Phase.__call__.function": lambda: lambda *_, **__: None,
     "GateHistory.extend.tensors": lambda: [torch.rand(4, 8) for _ in range(3)],
     "GateHistory._parse.data": lambda: history()._dump(),
     "GateHistory.__new__.trim": "half",
