@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from memtools import _core
 from memtools._base import torch as bridge
 from memtools._base.size import format_bytes
+from memtools._base.text import aligned
 from memtools._census.facts import TensorFacts, TensorKind, tensor_facts, tensor_kind, type_name
 from memtools._census.paths import Own
 
@@ -117,7 +118,7 @@ class Census:
             count, size = sum(g.count for g in rest), sum(g.bytes for g in rest)
             rows.append((f"{count:,}", format_bytes(size), f"in {len(rest):,} other groups"))
         common = ", ".join(f"{count:,} {name}" for name, count in self.types.most_common(6))
-        return "\n".join([repr(self), *_aligned(rows), f"  objects: {common}"])
+        return "\n".join([repr(self), *aligned(rows, right=(0, 1)), f"  objects: {common}"])
 
 
 class Growth:
@@ -219,7 +220,7 @@ class Growth:
     def __str__(self) -> str:
         rows = [(f"{g.count:+,}", _signed(g.bytes), str(g.kind)) for g in self.groups[:_ROWS]]
         rows += [(f"{t.count:+,}", "", t.type) for t in self.types[: max(3, _ROWS - len(rows))]]
-        return "\n".join([f"{_signed(self.bytes)} of tensors", *_aligned(rows)])
+        return "\n".join([f"{_signed(self.bytes)} of tensors", *aligned(rows, right=(0, 1))])
 
 
 #: what looks are made of: none of these is a holder
@@ -281,8 +282,3 @@ def _counts(name: str, tensors: set[str]) -> bool:
 
 def _signed(size: int) -> str:
     return ("+" if size >= 0 else "") + format_bytes(size)
-
-
-def _aligned(rows: list[tuple[str, str, str]]) -> list[str]:
-    wide = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
-    return [f"  {a.rjust(wide[0])}  {b.rjust(wide[1])}  {c}" for a, b, c in rows]

@@ -28,6 +28,7 @@ from memtools._base.malloc import (
     Heap,
 )
 from memtools._base.size import format_bytes
+from memtools._base.text import aligned
 from memtools.allocators import advice as allocator_advice
 from memtools.allocators.conf import NO_CACHING, chosen, parse
 
@@ -172,13 +173,11 @@ class AllocatorSettings:
 
     def __str__(self) -> str:
         rows = [*_host_rows(self.host), *_cuda_rows(self.cuda)]
-        width = [max(len(row[i]) for row in rows if len(row) == 3) for i in (0, 1)]
-        lines = [
-            row[0] if len(row) == 1 else f"  {row[0]:{width[0]}}  {row[1]:{width[1]}}  {row[2]}"
-            for row in rows
-        ]
-        lines += ["advice", *(f"  {text}" for text in self.advice() or ["nothing to set"])]
-        return "\n".join(line.rstrip() for line in lines)
+        body = aligned([row for row in rows if len(row) == 3])
+        lines = [row[0] if len(row) == 1 else next(body) for row in rows]
+        return "\n".join(
+            [*lines, "advice", *(f"  {a}" for a in self.advice() or ["nothing to set"])]
+        )
 
 
 def allocator_settings() -> AllocatorSettings:

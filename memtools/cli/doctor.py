@@ -19,21 +19,12 @@ from types import ModuleType
 
 from memtools import MemtoolsError, __version__
 from memtools._base.install import rebuild_command
+from memtools._base.text import aligned
 from memtools.cli.allocators import allocator_facts
 from memtools.cli.exporters import exporter_facts
+from memtools.cli.facts import Fact, Section, guarded, known, no, unknown, yes
 from memtools.cli.monitor import monitor_facts
-from memtools.cli.system import (
-    ROOT,
-    Fact,
-    Section,
-    guarded,
-    host_memory,
-    kernel,
-    known,
-    no,
-    unknown,
-    yes,
-)
+from memtools.cli.system import ROOT, host_memory, kernel
 
 TITLES = {
     "versions": "Versions",
@@ -341,18 +332,13 @@ def examine(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Repor
 
 
 def as_text(report: Report) -> str:
-    width = max(len(label(key)) for section in report.sections.values() for key in section)
+    facts = [pair for section in report.sections.values() for pair in section.items()]
+    body = aligned([(label(key), fact.text) for key, fact in facts])
     lines = []
     for name, section in report.sections.items():
-        lines.append(TITLES[name])
-        lines += [f"  {label(key):{width}}  {fact.text}" for key, fact in section.items()]
-        lines.append("")
-    lines.append("What works here")
-    width = max(len(part.title) for part in report.parts.values())
-    for part in report.parts.values():
-        answer = "yes" if part.works else "no"
-        lines.append(f"  {part.title:{width}}  {answer:3}  {part.remark}".rstrip())
-    return "\n".join(lines)
+        lines += [TITLES[name], *(next(body) for _ in section), ""]
+    parts = [(p.title, "yes" if p.works else "no", p.remark) for p in report.parts.values()]
+    return "\n".join([*lines, "What works here", *aligned(parts)])
 
 
 def label(key: str) -> str:

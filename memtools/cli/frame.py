@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from memtools._base.text import count, shown, size
+from memtools._base.size import format_bytes
+from memtools._base.text import count, shown
 from memtools.record.figures import Figures, figures_of, of, plain, used_cells
 from memtools.record.record import Record
 from memtools.record.series import series
@@ -108,7 +109,7 @@ class Frame:
         if machine is not None and used.source == "machine":
             return f"the machine {of(machine.last_bytes, machine.total_bytes)}"
         if used.limit_bytes is None:
-            return f"the {used.of} {size(used.last_bytes)}"
+            return f"the {used.of} {format_bytes(used.last_bytes)}"
         return f"{of(used.last_bytes, used.limit_bytes)}, {used.source} limit"
 
     def state_words(self) -> str:
@@ -143,7 +144,7 @@ class Frame:
 
 
 def known(count: int | None) -> str:
-    return "unknown" if count is None else size(count)
+    return "unknown" if count is None else format_bytes(count)
 
 
 class Judge:
