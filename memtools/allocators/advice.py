@@ -145,14 +145,6 @@ def _limited(host: HostAllocator, seen: Seen) -> Iterator[str]:
 
 
 def _cuda_text(cuda: CudaAllocator, seen: Seen) -> Iterator[str]:
-    source = cuda.text.source or VARIABLES[-1]
-    for fault in cuda.faults:
-        yield f"{source}: {fault}; torch raises an error when its allocator is first used."
-    for key in cuda.unknown:
-        yield (
-            f"{source}: memtools does not know the key {key}; torch's builds for CUDA raise "
-            "ValueError for a key that they do not know."
-        )
     there = [name for name in VARIABLES if name in seen.now]
     if len({seen.now[name] for name in there}) > 1:
         yield (
