@@ -24,6 +24,7 @@ from memtools.cli.allocators import allocator_facts
 from memtools.cli.exporters import exporter_facts
 from memtools.cli.facts import Fact, Section, guarded, known, no, unknown, yes
 from memtools.cli.monitor import monitor_facts
+from memtools.cli.records import printed
 from memtools.cli.system import ROOT, host_memory, kernel
 
 TITLES = {
@@ -384,11 +385,7 @@ class Doctor:
 
     def run(self, args: argparse.Namespace) -> int:
         report = examine()
-        text = as_json(report) if args.json else as_text(report)
-        # A path need not be printable in the terminal's encoding; that must not end the report.
-        encoding = sys.stdout.encoding or "ascii"
-        print(text.encode(encoding, "backslashreplace").decode(encoding))
+        printed(as_json(report) if args.json else as_text(report))
         if report.broken:
-            sys.stdout.flush()  # or a shared log has the error above the report
             print(f"memtools doctor: {'; '.join(report.broken)}", file=sys.stderr)
         return 1 if report.broken else 0

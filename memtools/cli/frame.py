@@ -48,6 +48,7 @@ class Frame:
     pressure_percent: float | None
     devices: list[Device]
     leak: list[str]
+    leaking: bool
     series: list[int]  # used, oldest first, each the most of a stretch of equal length
     events_total: int
     events: list[Happening]
@@ -155,6 +156,7 @@ class Judge:
         self._due = 0.0
         self._heard: tuple[int, bool] = (-1, False)
         self._lines: list[str] = []
+        self.leaking = False  # as those lines say
 
     def lines(self, figures: Figures) -> list[str]:
         now = time.monotonic()
@@ -162,6 +164,7 @@ class Judge:
         heard = sum(e.kind in ("leak", "holder") for e in events), figures.ending.kind == "running"
         if now >= self._due or heard != self._heard:
             self._lines, self._heard = figures.growth_lines(), heard
+            self.leaking = figures.verdict.leaking
             self._due = now + 50 * (time.monotonic() - now)
         return self._lines
 
@@ -173,13 +176,15 @@ def look(record: Record, judge: Judge | None = None) -> Frame:
     columns = {column.name for column in record.columns}
     state = "ended" if record.complete else "running" if record.written else "killed"
     counted = None if figures.used is None else used_cells(line, figures.used.source)
+    judge = judge or Judge()
     shown_events = [event for event in record.events if event.kind != "phase"][-EVENTS:]
     return Frame(
         figures=figures,
         state=state,
         pressure_percent=None if pressure is None else pressure / 100,
         devices=[_device(figures, i) for i in range(8) if f"cuda{i}_allocated" in columns],
-        leak=(judge or Judge()).lines(figures),
+        leak=judge.lines(figures),
+        leaking=judge.leaking,
         series=[] if counted is None else series(line, counted[1], POINTS),
         events_total=record.events_total,
         events=[
