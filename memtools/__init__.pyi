@@ -1,0 +1,43 @@
+"""The public names and where each lives: what type checkers and editors read, and __init__.py at
+run time. A name stands on a line of its own."""
+
+from memtools._census.census import Census as Census
+from memtools._census.census import Growth as Growth
+from memtools._census.census import census as census
+from memtools._census.holders import Holder as Holder
+from memtools._census.holders import holder_of as holder_of
+from memtools._version import __version__ as __version__
+from memtools.allocators.settings import AllocatorSettings as AllocatorSettings
+from memtools.allocators.settings import allocator_settings as allocator_settings
+from memtools.budget import Budget as Budget
+from memtools.budget import BudgetReport as BudgetReport
+from memtools.cleanup.generation import generation as generation
+from memtools.cleanup.managed import managed as managed
+from memtools.cleanup.policy import CleanupPolicy as CleanupPolicy
+from memtools.cleanup.report import PolicyReport as PolicyReport
+from memtools.errors import BudgetError as BudgetError
+from memtools.errors import DeviceError as DeviceError
+from memtools.errors import HostMemoryPressure as HostMemoryPressure
+from memtools.errors import MemtoolsError as MemtoolsError
+from memtools.errors import ShimUnavailable as ShimUnavailable
+from memtools.gate.aux_loss import AuxLoss as AuxLoss
+from memtools.gate.history import GateHistory as GateHistory
+from memtools.gate.stats import GateStats as GateStats
+from memtools.grad.accumulator import GradAccumulator as GradAccumulator
+from memtools.grad.checkpoint import CheckpointedLayers as CheckpointedLayers
+from memtools.grad.checkpoint import checkpoint_layers as checkpoint_layers
+from memtools.grad.norm import clip_grad_norm_ as clip_grad_norm_
+from memtools.grad.norm import grad_norm as grad_norm
+from memtools.grad.report import AccumulatorReport as AccumulatorReport
+from memtools.grad.report import WindowReport as WindowReport
+from memtools.kv.pool import KVLease as KVLease
+from memtools.kv.pool import KVPool as KVPool
+from memtools.kv.pool import KVStats as KVStats
+from memtools.leak.detector import LeakDetector as LeakDetector
+from memtools.leak.detector import LeakVerdict as LeakVerdict
+from memtools.leak.detector import StepsLeft as StepsLeft
+from memtools.monitor.host import HostMemory as HostMemory
+from memtools.monitor.host import host_memory as host_memory
+from memtools.monitor.monitor import MemoryMonitor as MemoryMonitor
+from memtools.record.record import Record as Record
+from memtools.record.record import read_record as read_record
