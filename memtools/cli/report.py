@@ -57,7 +57,7 @@ class Report:
         written = report.write_report(records, output, title=args.title)
         if args.json:
             figures = [figures_of(record) for record in records]
-            found = [{**one.as_json(), "advice": advise(one)} for one in figures]
+            found = [{**f.as_json(), "advice": advise(f)} for f in figures]
             printed(json.dumps({"path": output, "bytes": written, "records": found}, indent=2))
         else:
             printed(f"Wrote {shown(output)} ({format_bytes(written)})")

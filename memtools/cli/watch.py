@@ -113,11 +113,11 @@ def record_in(line: str) -> str | None:
 
 def follow(path: str, interval: float, once: bool) -> Iterator[Frame]:
     """A frame now and after each interval, to the end of the run."""
-    from memtools.cli.frame import Judge, look
+    from memtools.cli.frame import GrowthLines, frame_of
 
-    judge = Judge()
+    growth = GrowthLines()
     while True:
-        frame = look(read(path), judge)
+        frame = frame_of(read(path), growth)
         yield frame
         if once or frame.state != "running":
             return

@@ -147,7 +147,7 @@ def _about_growth(figures: Figures) -> list[str]:
     """Who holds it, else where to look; one line for the process, one for the workers."""
     verdict = figures.verdict
     lines: list[str] = []
-    signals = {one.signal: one.kind for one in verdict.said}
+    signals = {growth.signal: growth.kind for growth in verdict.said}
     signals |= {rise.signal: "rise" for rise in verdict.rises}
     own = {signal: kind for signal, kind in signals.items() if signal != "children"}
     if own and verdict.holders:

@@ -77,7 +77,7 @@ def _peaks(figures: Figures) -> str:
 
 def _is_rss(tier: Tier, figures: Figures) -> bool:
     """The process's own column, where no page is mapped twice: it says what rss says."""
-    rss = next((one for one in figures.tiers if one.name == "rss"), None)
+    rss = next((other for other in figures.tiers if other.name == "rss"), None)
     return tier.name == "process" and rss is not None and tier.peak == rss.peak
 
 
@@ -101,7 +101,7 @@ def _phases(figures: Figures) -> list[str]:
 
 def _cleanups(figures: Figures) -> list[str]:
     return [
-        f"{one.what}: {one.count:,} x, {duration(one.seconds)}"
-        + ("" if one.freed_bytes is None else f", freed {format_bytes(one.freed_bytes)}")
-        for one in figures.cleanups
+        f"{cleanup.what}: {cleanup.count:,} x, {duration(cleanup.seconds)}"
+        + ("" if cleanup.freed_bytes is None else f", freed {format_bytes(cleanup.freed_bytes)}")
+        for cleanup in figures.cleanups
     ]

@@ -155,10 +155,11 @@ def _used_tiles(figures: Figures) -> list[Tile]:
     if figures.process is not None:
         tiles.append(_peak_tile(f"Peak of the {name}", figures.process, figures, "process"))
     if figures.workers is not None and figures.together is not None:
-        both = _peak_tile("Peak with its workers", figures.together, figures, "process and workers")
+        together = figures.together
+        sum_tile = _peak_tile("Peak with its workers", together, figures, "process and workers")
         peak = format_bytes(figures.workers.peak_bytes)
         theirs = f"{figures.workers.most:,} at most, {peak} of their own"
-        tiles += [both, Tile("Workers", peak, theirs)]
+        tiles += [sum_tile, Tile("Workers", peak, theirs)]
     if used is not None and used.of == "control group":
         group = Use(used.last_bytes, used.peak_bytes, used.peak_seconds)
         tiles.append(_peak_tile("Peak of the control group", group, figures, "control group"))
@@ -255,16 +256,18 @@ def _phases(figures: Figures) -> list[list[str]]:
 
 def _cleanups(figures: Figures) -> list[list[str]]:
     rows = []
-    for one in figures.cleanups:
-        freed = one.freed_bytes
+    for cleanup in figures.cleanups:
+        freed = cleanup.freed_bytes
         rows.append(
             [
-                one.what,
-                f"{one.count:,}",
-                duration(one.seconds),
-                percent(one.seconds, figures.seconds),
+                cleanup.what,
+                f"{cleanup.count:,}",
+                duration(cleanup.seconds),
+                percent(cleanup.seconds, figures.seconds),
                 "unknown" if freed is None else format_bytes(freed),
-                "" if freed is None or not one.seconds else format_bytes(freed / one.seconds / 1e3),
+                ""
+                if freed is None or not cleanup.seconds
+                else format_bytes(freed / cleanup.seconds / 1e3),
             ]
         )
     return rows

@@ -221,7 +221,7 @@ BUILD = {"TORCH_VERSION": "2.13.0+cu130", "TORCH_GIT_VERSION": "abc", "CUDA_HEAD
 
 def examine(patch: Patch, root: Path, torch: str = TORCH, core: bool = True,
             devices: int | Exception = 2, status: tuple[bool, str] = (True, ""),
-            error: Exception | None = None, **build: object) -> doctor.Report:  # fmt: skip
+            error: Exception | None = None, **build: object) -> doctor.Findings:  # fmt: skip
     """What doctor finds on a machine of stubs: a torch, and our modules as they answer on it."""
 
     def connect() -> None:

@@ -13,7 +13,7 @@ import pytest
 import memtools
 from memtools import _core, cli
 from memtools._base.size import exact_bytes, format_bytes
-from memtools.cli.frame import look
+from memtools.cli.frame import frame_of
 from memtools.monitor.host import process_limits
 from memtools.record.figures import Figures, figures_of
 from memtools.record.summary import Summary
@@ -120,7 +120,7 @@ def test_what_is_not_known_is_told_alike(tmp_path: Path) -> None:
     with _core.RecordWriter(path, ["x"]) as writer:
         writer.event("end", "exit: killed by SIGTERM")
     summary = Summary.of_record(path).as_json()
-    frame = look(memtools.read_record(path)).as_json()
+    frame = frame_of(memtools.read_record(path)).as_json()
     names = {
         "peak_bytes": "peak", "peak_with_workers_bytes": "peak_with_workers",
         "used_peak_bytes": "used_peak", "limit_bytes": "limit", "limit_source": "limit_source",
