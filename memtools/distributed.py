@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memtools._base import torch as bridge
+from memtools._base.ranks import device_of
 from memtools.export.source import MetricsSource, check_source
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def monitor_ranks(
         check_source(source, "monitor_ranks()")
     figures = source if isinstance(source, Mapping) else source.metrics()
     values = {key: float(value) for key, value in figures.items()}
-    dist = _initialised()
+    dist = bridge.process_group()
     if dist is None:
         return _merged([(0, values)])
     group = dist.group.WORLD if group is None else group
@@ -112,13 +113,6 @@ def monitor_ranks(
     return _merged([(rank, json.loads(text)) for rank, text in zip(ranks, texts, strict=True)])
 
 
-def _initialised() -> Any:
-    """torch.distributed when the program has a process group, else None; imports nothing."""
-    torch = bridge.loaded()
-    dist = getattr(torch, "distributed", None)
-    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
-
-
 def _packed(values: dict[str, float], most: int) -> bytearray:
     """Length, then JSON. What is too long sends its length alone: to raise here would leave the
     other ranks waiting."""
@@ -133,8 +127,7 @@ def _packed(values: dict[str, float], most: int) -> bytearray:
 def _gathered(dist: Any, group: Any, row: bytearray) -> list[bytes]:
     """Every rank's row, by one collective."""
     torch = bridge.connect().torch
-    kinds = {device.type for device in group._device_types}
-    device = "cpu" if "cpu" in kinds or not kinds else sorted(kinds)[0]
+    device = device_of(group)
     count = dist.get_world_size(group)
     data = bytearray(count * len(row))
     host = torch.frombuffer(data, dtype=torch.uint8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memtools import _core
-from memtools._base import stepwise, traceable
+from memtools._base import decorate, running
 from memtools._base.notice import notice
 from memtools.cleanup.sampled import graph_of_result
 
@@ -75,7 +74,7 @@ class Generating:
 
     def __call__(self, function: _F) -> _F:
         """`function` as a generation; keeps its name, signature and documentation."""
-        return stepwise.decorated(function, "generation()", self._wrapped)
+        return decorate.decorated(function, "generation()", self._wrapped)
 
     def _wrapped(self, function: Callable[..., Any]) -> Any:
         policy = self._policy
@@ -84,7 +83,7 @@ class Generating:
             return _Generation(policy)
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            if traceable.compiling():
+            if decorate.compiling():
                 return function(*args, **kwargs)
             with _Generation(policy) as call:
                 call.enter()
@@ -98,7 +97,7 @@ class Generating:
                     notice(text)
             return result
 
-        return stepwise.named_after(stepwise.wrapper(function, scope) or called, function)
+        return decorate.named_after(decorate.stepping(function, scope) or called, function)
 
     def _graph_of(self, result: Any, function: Callable[..., Any]) -> str | None:
         """What is to be said of a result that carries a graph. That is said once, and graphs that
@@ -120,7 +119,7 @@ class Generating:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        call = stepwise.left(self._entered)
+        call = decorate.latest_of_thread(self._entered)
         call.leave()
         call.__exit__(kind, error, traceback)
 
@@ -167,7 +166,7 @@ class _Generation:
             if self._policy is not None and id(self._policy) in self._mine:
                 opened.enter_context(self._policy.phase(_PHASE))
             if _MONITORS in self._mine:
-                for phase in _monitors_phases():
+                for phase in running.phases(_PHASE):
                     opened.enter_context(phase)
             self._phases = opened.pop_all()
 
@@ -185,13 +184,3 @@ class _Generation:
         if kind is GeneratorExit:  # whoever reads a stream may have enough of it
             kind = error = traceback = None
         self._phases.__exit__(kind, error, traceback)
-
-
-def _monitors_phases() -> list[Any]:
-    """Of the monitors that run; where none was ever made, their module is not loaded."""
-    if "memtools.monitor.run" not in sys.modules:
-        return []
-    from memtools.monitor import run
-    from memtools.monitor.phases import Phase
-
-    return [Phase(owner, _PHASE) for owner in list(run._owners) if owner._book is not None]

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from memtools import _core
-from memtools._base import stepwise, traceable
+from memtools._base import decorate
 from memtools.cleanup import clearing
 from memtools.cleanup.clearing import Clear, Names
 
@@ -91,7 +91,7 @@ class Managing:
 
     def __call__(self, function: _F) -> _F:
         """`function`, managed; keeps its name, signature and documentation."""
-        return stepwise.decorated(function, "managed()", self._wrapped)
+        return decorate.decorated(function, "managed()", self._wrapped)
 
     def _wrapped(self, function: Callable[..., Any]) -> Any:
         names = Names(function, self._targets) if self._targets else None
@@ -100,13 +100,13 @@ class Managing:
         def scope(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
             return _Call(gate, policy, names, args, kwargs)
 
-        stepping = stepwise.wrapper(function, scope)
+        stepping = decorate.stepping(function, scope)
         if stepping is not None:
-            return stepwise.named_after(stepping, function)
+            return decorate.named_after(stepping, function)
         core = _core.Managed(function, policy, names)
-        stepwise.named_after(core, function)
-        twin = traceable.twin(core, gate, function, names)
-        core._traced = stepwise.named_after(twin, function)
+        decorate.named_after(core, function)
+        twin = decorate.twin(core, gate, function, names)
+        core._traced = decorate.named_after(twin, function)
         return core
 
     def __enter__(self) -> Managing:
@@ -121,7 +121,7 @@ class Managing:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        token = stepwise.left(self._entered)
+        token = decorate.latest_of_thread(self._entered)
         self._gate._end(token)
         _finish(Names(None, self._targets), (), {}, error)
         if error is None and token and self._policy is not None:
@@ -161,7 +161,7 @@ def _finish(
 
 
 class _Call:
-    """A call of a coroutine or a generator, as stepwise has it."""
+    """A call of a coroutine or a generator, with the steps in which it runs."""
 
     __slots__ = ("_args", "_gate", "_kwargs", "_names", "_outermost", "_policy", "_token")
 

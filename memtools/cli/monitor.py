@@ -26,7 +26,6 @@ def monitor_facts(root: Path = ROOT) -> Section:
         from memtools import _core
         from memtools._base import torch as bridge
         from memtools.monitor.host import limit_source
-        from memtools.monitor.signals import READ_CHILDREN, READ_HEAP, READ_RSS
     except ImportError as error:
         return dict.fromkeys(KEYS, unknown(why(error)))
     probe = _core.Probe(str(root), True)
@@ -66,7 +65,7 @@ def monitor_facts(root: Path = ROOT) -> Section:
         return yes(f"in this folder, {writer.nbytes:,} bytes and more")
 
     def leak_test() -> Fact:
-        read = probe.read(READ_RSS | READ_HEAP | READ_CHILDREN)
+        read = probe.read(_core.READ_RSS | _core.READ_HEAP | _core.READ_CHILDREN)
         found = {"heap": read.heap_used, "children": read.children_private, "rss": read.rss}
         names = ["python", *(name for name, value in found.items() if value is not None)]
         remark = f"reads {', '.join(names)}"

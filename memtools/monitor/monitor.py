@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from memtools._base.decorate import as_callback
 from memtools._base.devices import parse_device
 from memtools._base.size import parse_bytes
 from memtools.leak.detector import LeakDetector
 from memtools.monitor import ending, oom
 from memtools.monitor import run as monitor_run
-from memtools.monitor.guards import Callback, Handle, Pressure, Watermarks, accepted
+from memtools.monitor.guards import Callback, Handle, Pressure, Watermarks
 from memtools.monitor.log import logger, ranked
 from memtools.monitor.phases import Phase, PhaseBook
 from memtools.monitor.readings import Readings, whole
@@ -240,6 +241,12 @@ class MemoryMonitor(Readings):
             name = name.encode("utf-8", "replace").decode()
         return Phase(self, name)
 
+    def _event(self, kind: str, text: str, **details: Any) -> None:
+        """What another part of memtools did, for the record: see memtools/_base/running.py."""
+        run = self._live
+        if run is not None:
+            run.log.event(kind, text, **details)
+
     def step(self, n: int = 1) -> None:
         """The end of a step, or of n. On the main thread this is the safe point: callbacks and
         guards act in it, and the leak test reads memory. `step(0)` is a safe point without a step.
@@ -337,7 +344,9 @@ class MemoryMonitor(Readings):
 
         Returns a handle with `cancel()`. Raises ValueError and TypeError.
         """
-        return self._marks.add(fraction, accepted(callback, "on_pressure()"), safe=False)
+        return self._marks.add(
+            fraction, as_callback(callback, "on_pressure()", "a Pressure"), safe=False
+        )
 
     def guard(self, fraction: float, action: str | Callback = "raise") -> Handle:
         """At this part of the limit, act at the next safe point on the main thread: "raise" raises
@@ -351,7 +360,7 @@ class MemoryMonitor(Readings):
             if action not in ("raise", "record"):
                 raise ValueError(f'guard(): action is "raise", "record" or a function, {action!r}')
             return self._marks.add(fraction, action, safe=True)
-        return self._marks.add(fraction, accepted(action, "guard()"), safe=True)
+        return self._marks.add(fraction, as_callback(action, "guard()", "a Pressure"), safe=True)
 
     def expect_growth(
         self,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from memtools import _core
+from memtools._base.decorate import decorated, in_scope
 from memtools._base.devices import DevicePeaks
-from memtools._base.span import spanned
 from memtools.monitor.text import PhaseTotals
 
 if TYPE_CHECKING:
@@ -125,4 +125,8 @@ class Phase:
     def __call__(self, function: _F) -> _F:
         """`function` as a phase; keeps its name, signature and documentation."""
         monitor, name = self._monitor, self._name
-        return spanned(function, lambda: Phase(monitor, name), f"phase({name!r})")
+        return decorated(
+            function,
+            f"phase({name!r})",
+            lambda plain: in_scope(plain, lambda args, kwargs: Phase(monitor, name)),
+        )

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from memtools import _core
 from memtools._base import devices as monitor_device
 
-READ_RSS, READ_HEAP, READ_CHILDREN = 1, 32, 64  # of _core.Probe.read
 FIRST_STEPS = 32  # in which steps and readings are timed; they are not fed
 FIRST_LOOKS = 4
 EACH_READING = 16  # units from one reading to the next, as long as costs stay what they were
@@ -85,16 +84,16 @@ class Signal:
 
 
 def _heap(probe: _core.Probe) -> Callable[[], int | None]:
-    return lambda: probe.read(READ_HEAP).heap_used
+    return lambda: probe.read(_core.READ_HEAP).heap_used
 
 
 def _process(probe: _core.Probe) -> Callable[[], int | None]:
     """Resident bytes, less what pools map more than once: forks of a cache are no growth."""
-    return lambda: probe.read(READ_RSS).process
+    return lambda: probe.read(_core.READ_RSS).process
 
 
 def _children(probe: _core.Probe) -> Callable[[], int | None]:
-    return lambda: probe.read(READ_CHILDREN).children_private
+    return lambda: probe.read(_core.READ_CHILDREN).children_private
 
 
 def _python() -> int:

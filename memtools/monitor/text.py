@@ -5,28 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from memtools._base.devices import DeviceTiers as DeviceTiers
 from memtools._base.size import format_bytes
 
 GB = 2**30  # as people print it: a card of 24 GiB shows 23.63 GB
 SHOWN_PHASES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceTiers:
-    """A device's memory in bytes; None where it is not known (yet)."""
-
-    index: int
-    #: in tensors, as torch's allocator counts them
-    allocated: int | None
-    #: that the allocator has from the driver
-    reserved: int | None
-    #: that the driver would still give to anybody
-    free: int | None
-    total: int | None
-    #: reserved, not allocated, and in blocks that are partly in use
-    inactive: int | None
-    #: the most in tensors since the program last reset torch's peak
-    allocated_peak: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,42 +120,6 @@ BROKEN = {
     ("csrc/py/tensor/one.h", "csrc/core/gate/rows.h"): (
         "A tensor is read as the view of rows that the gate history copies from."
     ),
-    ("memtools/_base/devices.py", "memtools.monitor.text"): (
-        "The figures of a device are a type that the monitor's texts declare."
-    ),
-    ("memtools/_base/reclaim.py", "memtools.monitor.signals"): (
-        "The number that asks the probe for the heap is declared by the monitor's signals."
-    ),
-    ("memtools/cleanup/actions.py", "memtools.monitor.signals"): (
-        "The numbers that ask the probe for heap and resident bytes are declared there."
-    ),
-    ("memtools/cleanup/callbacks.py", "memtools.monitor.guards"): (
-        "How a callback's arguments are counted is written in the monitor's guards."
-    ),
-    ("memtools/cleanup/engine.py", "memtools.monitor.log"): (
-        "A policy writes its warnings through the monitor's log and asks it whose call it is."
-    ),
-    ("memtools/cleanup/events.py", "memtools.monitor.run"): (
-        "A policy tells running monitors by their list, not by a registry in _base."
-    ),
-    ("memtools/cleanup/generation.py", "memtools.monitor.phases"): (
-        "generation opens a phase in every monitor that runs."
-    ),
-    ("memtools/cleanup/generation.py", "memtools.monitor.run"): (
-        "generation finds the monitors that run by their list, not by a registry in _base."
-    ),
-    ("memtools/cleanup/life.py", "memtools.distributed"): (
-        "Whether a process group is there is a question that _base should answer."
-    ),
-    ("memtools/cleanup/life.py", "memtools.distributed._initialised"): (
-        "The function that answers it is private to memtools.distributed."
-    ),
-    ("memtools/cleanup/ranks.py", "memtools.distributed"): (
-        "Whether a process group is there is a question that _base should answer."
-    ),
-    ("memtools/cleanup/ranks.py", "memtools.distributed._initialised"): (
-        "The function that answers it is private to memtools.distributed."
-    ),
     ("memtools/distributed.py", "memtools.export.source"): (
         "What a source of figures is stands in export, and is not export's alone."
     ),
@@ -164,9 +128,6 @@ BROKEN = {
     ),
     ("memtools/grad/kept_graph.py", "memtools._census.holders"): (
         "After a failed pass the back-off asks the census who holds them."
-    ),
-    ("memtools/grad/owner.py", "memtools.monitor.log"): (
-        "Which line of the program called is found by a function of the monitor's log."
     ),
     ("memtools/grad/retry.py", "memtools.allocators.malloc"): (
         "What malloc keeps after a failed pass is read by the room of allocators."
@@ -209,30 +170,6 @@ BROKEN = {
     ),
     ("memtools/record/verdict.py", "memtools.leak.detector"): (
         "The verdict about a record uses the leak test's measure of what matters."
-    ),
-    ("memtools/cleanup/gcstate.py", "atexit.register"): (
-        "The collector is given back at the process's end by a handler of this file."
-    ),
-    ("memtools/cleanup/gcstate.py", "os.register_at_fork"): (
-        "A forked child forgets by a handler of this file what its parent took over."
-    ),
-    ("memtools/cleanup/life.py", "os.register_at_fork"): (
-        "A forked child stops its parent's policies by a handler of this file."
-    ),
-    ("memtools/export/prometheus.py", "os.register_at_fork"): (
-        "A forked child closes its parent's servers by a handler of this file."
-    ),
-    ("memtools/gate/aux_loss.py", "os.register_at_fork"): (
-        "A forked child is counted by a handler of this file."
-    ),
-    ("memtools/monitor/inprocess.py", "atexit.register"): (
-        "memtools run ends its monitor by a handler of this file."
-    ),
-    ("memtools/monitor/run.py", "atexit.register"): (
-        "Monitors that still run are ended by a handler of this file."
-    ),
-    ("memtools/monitor/run.py", "os.register_at_fork"): (
-        "A forked child lets go of its parent's monitors by a handler of this file."
     ),
 }
 

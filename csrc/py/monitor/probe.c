@@ -410,5 +410,9 @@ mt_py_probe_register(PyObject *module, mt_state *st)
         return -1;
     st->Probe = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
     if (st->Probe == NULL || PyModule_AddType(module, st->Probe) < 0) return -1;
-    return 0;
+    return PyModule_AddIntConstant(module, "READ_RSS", MT_READ_RSS) < 0 ||
+                   PyModule_AddIntConstant(module, "READ_HEAP", MT_READ_HEAP) < 0 ||
+                   PyModule_AddIntConstant(module, "READ_CHILDREN", MT_READ_CHILDREN) < 0
+               ? -1
+               : 0;
 }
