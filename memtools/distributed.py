@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memtools._base import torch as bridge
+from memtools._base.metrics import MetricsSource, check_source
 from memtools._base.ranks import device_of
-from memtools.export.source import MetricsSource, check_source
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

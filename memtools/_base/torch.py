@@ -51,12 +51,6 @@ def loaded() -> Any:
     return torch if hasattr(torch, "Tensor") else None  # without one: still being imported
 
 
-def process_group() -> Any:
-    """torch.distributed when the program has a process group, else None; imports nothing."""
-    dist = getattr(loaded(), "distributed", None)
-    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
-
-
 def parts(torch: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
     """What `memtools._core` takes of torch, beside the shim."""
     return (
@@ -125,6 +119,13 @@ def _warn(message: str) -> None:
 
     message = f"{message}; to rebuild, run {rebuild_command()}"
     warnings.warn(message, RuntimeWarning, stacklevel=5)
+
+
+def process_group() -> Any:
+    """The module torch.distributed where the program has a process group, else None. Imports
+    nothing."""
+    dist = getattr(loaded(), "distributed", None)
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
 
 
 def in_backward() -> bool:
