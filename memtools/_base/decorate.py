@@ -4,8 +4,8 @@
     call of the wrapper      ──► with scope: call of the function
 
 A function that just returns is inside its scope from the call to the return. A coroutine or a
-generator is suspended in between, and other tasks of its thread run meanwhile; a scope that has
-enter() and leave() is told of each step, so that it can tell what is inside:
+generator is suspended in between, and other tasks of its thread run meanwhile; enter() and leave()
+of a scope that has them are called around each step, so that it knows what is inside:
 
     call ──► first step ──► suspended ──► step ──► ... ──► return or exception
              └ scope.enter() ... leave() ┘└ enter() ... leave() ┘           └ scope.__exit__

@@ -1,4 +1,4 @@
-"""What a program is told that made a mistake which must not end it."""
+"""Warnings about a mistake of the program that must not end it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""generation: a part of the program that generates, for monitors and for a policy."""
+"""generation: marks a part of the program that generates, for monitors and for a policy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOOKS = 8  # at results with a graph, until one is large
 
 
 def generation(pool: KVPool | None = None, policy: CleanupPolicy | None = None) -> Generating:
-    """Around generation: the phase "generation", whose end is where a policy may act.
+    """Mark generation as the phase "generation", at whose end a policy may act.
 
         @memtools.generation(pool=pool, policy=policy)
         def rollout(model, prompts): ...
@@ -45,8 +45,13 @@ def generation(pool: KVPool | None = None, policy: CleanupPolicy | None = None) 
     graph of 1 MiB or more, a RuntimeWarning says so once, with its size; of coroutines, generators
     and blocks the result is not seen.
 
-    Raises TypeError for a pool or a policy that is none. Costs about 10 us, and what the phase
-    costs, see MemoryMonitor.phase; a decorated coroutine or generator 1 us for each step.
+    Args:
+        pool: a KVPool whose idle pages the policy is to give back.
+        policy: the CleanupPolicy; None: only monitors are told.
+
+    Raises TypeError if `pool` is not a KVPool or `policy` not a CleanupPolicy. Costs about 10 us,
+    and what the phase costs, see MemoryMonitor.phase; a decorated coroutine or generator 1 us for
+    each step.
     """
     if pool is not None and not isinstance(pool, _core.KVPool):
         kind = getattr(pool, "__name__", type(pool).__name__)
@@ -100,8 +105,8 @@ class Generating:
         return decorate.named_after(decorate.stepping(function, scope) or called, function)
 
     def _graph_of(self, result: Any, function: Callable[..., Any]) -> str | None:
-        """What is to be said of a result that carries a graph. That is said once, and graphs that
-        are small are not looked at for ever."""
+        """The warning about a result that carries a graph. It is given once, and small graphs are
+        looked at a few times only."""
         text = graph_of_result(result, getattr(function, "__name__", "generation"))
         if text is not None:
             self._looks = 0 if text else self._looks - 1
