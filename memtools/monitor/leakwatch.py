@@ -6,7 +6,7 @@ import dataclasses
 import time
 from typing import Protocol
 
-from memtools._base.size import format_bytes
+from memtools._base import sentences
 from memtools._census.holders import Holder
 from memtools.leak.detector import LeakDetector, LeakVerdict, StepsLeft, matters
 from memtools.monitor.log import Log
@@ -26,9 +26,7 @@ class FillVerdict(LeakVerdict):
     filling: str = ""
 
     def __str__(self) -> str:
-        rate = format_bytes(self.rate_bytes_per_step)
-        line = f"growing: +{rate}/step in {self.signal} since step {self.since_step:,}, but no leak"
-        return f"{line}: a buffer fills, {self.filling}"
+        return sentences.of_verdict(self, self.filling)
 
 
 class Limits(Protocol):
@@ -150,10 +148,10 @@ class LeakWatch:
         """An event when the grade rises, and when nothing is left of it."""
         rank, told = _RANK[verdict.kind], _RANK[self._told]
         if rank > told and self.matters(verdict):
-            self._log.event("leak", str(verdict))
+            self._log.event("leak", verdict)
             self._told = verdict.kind
         elif rank == 0 and told > 0:
-            self._log.event("leak", f"no longer: {verdict}")
+            self._log.event("leak", verdict, over=True)
             self._told = "quiet"
 
     def matters(self, verdict: LeakVerdict) -> bool:
@@ -180,10 +178,10 @@ class LeakWatch:
         if not self.matters(verdict):
             return
         if self._told == "quiet":
-            self._log.event("leak", str(verdict))
+            self._log.event("leak", verdict)
             self._told = verdict.kind
         for holder in fresh:
-            self._log.event("holder", str(holder))
+            self._log.event("holder", holder)
 
     def last_look(self, step: int) -> None:
         """At the end of a run that was too short for the second look of a census."""

@@ -196,12 +196,12 @@ class Run:
         for name, limit in process_limits().items():
             if limit != self._noted.get(name):
                 self._noted[name] = limit
-                self.log.event("limit", f"{name} {'unlimited' if limit is None else f'{limit} B'}")
+                self.log.event("limit", {"name": name, "limit_bytes": limit})
 
     def _note_idle_heap(self) -> None:
         """What malloc kept of freed memory when the program could not have any more."""
         if ending.ending.idle_heap is not None:
-            self.log.event("heap", f"malloc keeps {ending.ending.idle_heap} B of freed memory")
+            self.log.event("heap", {"kept_bytes": ending.ending.idle_heap})
 
     def _start_words(self, settings: Settings) -> str:
         watched = ", ".join(["host", *(f"cuda{i}" for i in self.devices)])
