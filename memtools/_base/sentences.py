@@ -1,6 +1,6 @@
-"""The sentences about growth and about who holds it: of a verdict and a holder in a running program,
-and of the same two read from a record. They know the fields alone, so that no room needs another.
-"""
+"""The sentences about growth and about who holds it: of a verdict and a holder in a program that
+runs, and of the same two read from a record. They know the fields alone, so that no room needs
+another."""
 
 from __future__ import annotations
 

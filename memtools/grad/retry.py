@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
-from memtools._base import reclaim
+from memtools._base import malloc, reclaim
 from memtools._base.oom import asked_bytes, first_line, is_of_host, remedy
 from memtools._base.size import format_bytes
-from memtools.allocators import malloc
 
 _CHANGED: Final = (
     "set glibc's mmap_threshold to 1.0 MiB and its trim_threshold to 16.0 MiB, so that freed "

@@ -60,9 +60,11 @@ class Buckets:
 
 @dataclass(frozen=True)
 class RecordEvent:
-    """Something that happened; with a duration, a span that began at `time_ns`. `text` is a sentence
-    or a name; `data` the fields of which the sentence is made, where the kind has fields (see
-    memtools/record/kinds.py), else None."""
+    """Something that happened; with a duration, a span that began at `time_ns`.
+
+    `text` is a sentence or a name; `data` the fields of which the sentence is made, where the kind
+    has fields (see memtools/record/kinds.py), else None.
+    """
 
     number: int
     time_ns: int
@@ -89,8 +91,9 @@ class Record:
 
     `complete`: it was closed properly; otherwise it is still `written` by a living process, or
     that was killed. Where a signal did it that leaves a mark, the last event is an "end" that names
-    it. `total` samples were taken ever: `samples` has the newest, `buckets` all. `events_gone` of the
-    newest events have lost the place of their long fields to newer ones, and are not in `events`.
+    it. `total` samples were taken ever: `samples` has the newest, `buckets` all. `events_gone` of
+    the newest events have lost the place of their long fields to newer ones, and are not in
+    `events`.
     `unreadable` rows and events were in flight when the writer was killed or the copy was taken
     (none of a complete record), or were damaged.
     """
