@@ -165,14 +165,11 @@ BROKEN = {
     ("memtools/grad/kept_graph.py", "memtools._census.holders"): (
         "After a failed pass the back-off asks the census who holds them."
     ),
-    ("memtools/grad/owner.py", "memtools.monitor.log"): (
+    ("memtools/grad/optimizer.py", "memtools.monitor.log"): (
         "Which line of the program called is found by a function of the monitor's log."
     ),
-    ("memtools/grad/retry.py", "memtools.allocators.malloc"): (
+    ("memtools/grad/backoff.py", "memtools.allocators.malloc"): (
         "What malloc keeps after a failed pass is read by the room of allocators."
-    ),
-    ("memtools/grad/undo.py", "memtools.monitor.host"): (
-        "Whether a copy fits is asked of the host's memory, which the monitor reads."
     ),
     ("memtools/integrations/_monitored.py", "memtools.export.source"): (
         "Which figures are finite is a function of export that is not public."
