@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memtools._base import torch as bridge
-from memtools.export.source import MetricsSource, check_source
+from memtools._base.metrics import MetricsSource, check_source
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -93,7 +93,7 @@ def monitor_ranks(
         check_source(source, "monitor_ranks()")
     figures = source if isinstance(source, Mapping) else source.metrics()
     values = {key: float(value) for key, value in figures.items()}
-    dist = _initialised()
+    dist = bridge.process_group()
     if dist is None:
         return _merged([(0, values)])
     group = dist.group.WORLD if group is None else group
@@ -110,13 +110,6 @@ def monitor_ranks(
         )
     texts = [row[_LENGTH : _LENGTH + n] for row, n in zip(rows, lengths, strict=True)]
     return _merged([(rank, json.loads(text)) for rank, text in zip(ranks, texts, strict=True)])
-
-
-def _initialised() -> Any:
-    """torch.distributed when the program has a process group, else None; imports nothing."""
-    torch = bridge.loaded()
-    dist = getattr(torch, "distributed", None)
-    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
 
 
 def _packed(values: dict[str, float], most: int) -> bytearray:

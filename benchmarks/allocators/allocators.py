@@ -107,7 +107,7 @@ def loop_section(seconds: float) -> Json:
 
 def read_section(seconds: float) -> Json:
     from memtools import allocator_settings
-    from memtools.allocators import malloc
+    from memtools._base import malloc
 
     runners = {
         "allocator_settings()": statement("f()", f=allocator_settings),

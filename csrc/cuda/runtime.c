@@ -276,12 +276,6 @@ take_symbols(mt_cudart *rt, mt_error *err)
     return MT_OK;
 }
 
-bool
-mt_cudart_built(void)
-{
-    return true;
-}
-
 mt_status
 mt_cudart_open(const mt_alloc *mem, const char *path, mt_cudart **out, mt_error *err)
 {

@@ -22,9 +22,6 @@
 
 typedef struct mt_cudart mt_cudart;
 
-/* Whether this build can open a CUDA runtime at all. */
-bool mt_cudart_built(void);
-
 /* Opens the library at `path`, or with NULL the first of libcudart.so.13, .12 and libcudart.so
  * that is loaded already, else that can be loaded, and takes its entry points. Touches no device:
  * success does not mean that there is one. *out is written on MT_OK only.

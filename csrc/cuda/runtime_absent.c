@@ -6,12 +6,6 @@
  * out an mt_cudart, so the other functions see NULL at most. */
 static const char not_built[] = "cudart: this memtools was built without the CUDA Toolkit headers";
 
-bool
-mt_cudart_built(void)
-{
-    return false;
-}
-
 mt_status
 mt_cudart_open(const mt_alloc *mem, const char *path, mt_cudart **out, mt_error *err)
 {

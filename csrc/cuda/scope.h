@@ -1,8 +1,8 @@
 /* scope.h -- the runtime's entry points, and a scope around each use of them; for csrc/cuda
  * alone.
  *
- *   enter: the thread's device becomes ours, its capture mode relaxed  -> calls ->  leave: as
- * before
+ *   enter ──► the thread's device is ours, its capture mode relaxed ──► calls
+ *   leave ──► both are as they were before
  */
 #ifndef MT_CUDA_SCOPE_H
 #define MT_CUDA_SCOPE_H

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import warnings
 
 _logger = logging.getLogger("memtools")
@@ -16,3 +18,11 @@ def notice(text: str, stacklevel: int = 2) -> None:
         warnings.warn(f"memtools: {text}", RuntimeWarning, stacklevel=stacklevel + 1)
     except RuntimeWarning:
         _logger.warning("%s", text)
+
+
+def callers() -> int:
+    """Return the level of the line that called this package, for its caller's warnings.warn."""
+    frame, level, here = sys._getframe(1), 1, os.path.dirname(os.path.dirname(__file__))
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(here):
+        frame, level = frame.f_back, level + 1
+    return level

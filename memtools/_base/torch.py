@@ -117,6 +117,13 @@ def _warn(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=5)
 
 
+def process_group() -> Any:
+    """The module torch.distributed where the program has a process group, else None. Imports
+    nothing."""
+    dist = getattr(loaded(), "distributed", None)
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
+
+
 def in_backward() -> bool:
     """Whether autograd runs a backward pass on this thread: a forward that runs now is a
     recomputation under activation checkpointing."""

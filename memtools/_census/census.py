@@ -8,22 +8,28 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memtools import _core
 from memtools._base import torch as bridge
 from memtools._base.size import format_bytes
-from memtools._census.facts import TensorFacts, TensorKind, tensor_facts, tensor_kind, type_name
-from memtools._census.paths import Own
+from memtools._census import graphs
+from memtools._census.holders import SAMPLE, Holder, find_holders, graph_holder
+from memtools._census.objects import (
+    Own,
+    TensorFacts,
+    TensorKind,
+    part_of_a_look,
+    tensor_facts,
+    tensor_kind,
+    type_name,
+)
 
-if TYPE_CHECKING:
-    from memtools._census.holders import Holder
-
-SAMPLE = 64
 _FRESH = 20_000  # new objects of one type that are looked at for those of one shape
 _ROWS = 12
 
 
+@part_of_a_look
 @dataclass(frozen=True, slots=True)
 class TensorGroup:
     """Live tensors of one kind; `bytes` is memory, each storage counted once in one group."""
@@ -33,6 +39,7 @@ class TensorGroup:
     bytes: int
 
 
+@part_of_a_look
 @dataclass(frozen=True, slots=True)
 class GroupGrowth:
     """How many more tensors of a kind there are, and how many more bytes they hold."""
@@ -42,6 +49,7 @@ class GroupGrowth:
     bytes: int
 
 
+@part_of_a_look
 @dataclass(frozen=True, slots=True)
 class TypeGrowth:
     """How many more objects of a type there are."""
@@ -50,12 +58,14 @@ class TypeGrowth:
     count: int
 
 
+@part_of_a_look
 class _Part(list[Any]):
     """A list that a census is made of."""
 
     __slots__ = ()
 
 
+@part_of_a_look
 class Census:
     """What lived at one moment. Keeps none of it alive: it holds numbers, names and a filter of
     addresses of two bytes an object.
@@ -120,6 +130,7 @@ class Census:
         return "\n".join([repr(self), *_aligned(rows), f"  objects: {common}"])
 
 
+@part_of_a_look
 class Growth:
     """What there is more of than at an earlier census.
 
@@ -132,9 +143,9 @@ class Growth:
     __slots__ = ("_looks", "_names", "_seen", "_types", "bytes", "groups", "types")
 
     def __init__(self, earlier: Census, later: Census) -> None:
-        for one in (earlier, later):
-            if not isinstance(one, Census):
-                raise TypeError(f"a growth is between two censuses, got {type(one).__name__}")
+        for look in (earlier, later):
+            if not isinstance(look, Census):
+                raise TypeError(f"a growth is between two censuses, got {type(look).__name__}")
         before = {group.kind: group for group in earlier.groups}
         grown = []
         for now in later.groups:
@@ -179,7 +190,7 @@ class Growth:
         if isinstance(of, TypeGrowth):
             own = self._own_tuples() if kind is tuple else frozenset[int]()
             fresh = _core._fresh(kind, self._seen, limit + len(own))
-            return [one for one in fresh if id(one) not in own][:limit]
+            return [obj for obj in fresh if id(obj) not in own][:limit]
         torch, found = bridge.loaded(), []
         for tensor in _core._fresh(kind, self._seen, _FRESH):
             if tensor_kind(torch, tensor) == of.kind:
@@ -203,9 +214,19 @@ class Growth:
         is not in any group. Takes three to ten passes over the heap, some 50 ms each with 450,000
         objects. Raises ValueError for `steps` below 1.
         """
-        from memtools._census import holders as census_holders
-
-        return census_holders.of_growth(self, of, steps)
+        if steps < 1:
+            raise ValueError(
+                f"steps is at least 1, got {steps}; pass how many lie between the looks"
+            )
+        found: list[Holder] = []
+        for grown in [of] if of is not None else [*self.groups, *self.types][:1]:
+            sample = Own(self.sample(grown))
+            size = grown.bytes if isinstance(grown, GroupGrowth) else 0
+            found += find_holders(sample, max(grown.count, len(sample)), size, steps)
+        if of is None and all(holder.kind != "autograd graph" for holder in found):
+            graph = graphs.largest()
+            found += [] if graph is None else [graph_holder(graph, steps)]
+        return found
 
     def __bool__(self) -> bool:
         return bool(self.groups or self.types)
@@ -220,10 +241,6 @@ class Growth:
         rows = [(f"{g.count:+,}", _signed(g.bytes), str(g.kind)) for g in self.groups[:_ROWS]]
         rows += [(f"{t.count:+,}", "", t.type) for t in self.types[: max(3, _ROWS - len(rows))]]
         return "\n".join([f"{_signed(self.bytes)} of tensors", *_aligned(rows)])
-
-
-#: what looks are made of: none of these is a holder
-PARTS = (Census, Growth, TensorGroup, GroupGrowth, TypeGrowth, TensorKind, _Part)
 
 
 def census() -> Census:

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 from memtools import _core
 from memtools._base import torch as bridge
 from memtools._census.census import _grouped, _merged
-from memtools._census.facts import TensorFacts, TensorKind, short_name, tensor_facts
-from memtools._census.paths import Own, function_name, step_down
+from memtools._census.holders import function_name, step_down
+from memtools._census.objects import Own, TensorFacts, TensorKind, short_name, tensor_facts
 
 _EXAMPLES = 3
 _NEAR = 20_000  # objects that paths are searched in, 2 us each

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from memtools import _core
 from memtools._base import torch as bridge
-from memtools._census.facts import graph_of
-from memtools._census.paths import Own, referrers
+from memtools._census.objects import Own, graph_of, referrers
 
 MOST_NODES = 200_000  # that are walked in one search
 _LEAST = 256  # nodes of a graph that is worth a word when nothing else grew
@@ -20,7 +19,7 @@ _ROOTS = 256  # tensors that graphs are walked from, the newest first
 
 
 class Graph(NamedTuple):
-    """A graph, and the tensor that keeps it; or several, and theirs."""
+    """A graph and the tensor that keeps it, or several graphs and their tensors."""
 
     roots: Own
     nodes: int
@@ -28,13 +27,17 @@ class Graph(NamedTuple):
 
 def largest() -> Graph | None:
     """The largest graph that a tensor with a holder keeps, if it is a large one."""
-    graphs = _walk(_roots())
-    best = max(graphs, key=lambda found: found[0].nodes, default=None)
-    return None if best is None or best[0].nodes < _LEAST else best[0]
+    graphs = kept()
+    return graphs[0][0] if graphs and graphs[0][0].nodes >= _LEAST else None
+
+
+def kept() -> list[tuple[Graph, Own]]:
+    """Each graph that a tensor with a holder keeps, with its nodes, the largest first."""
+    return _walk(_roots())
 
 
 def keeper(orphans: Sequence[Any]) -> Graph | None:
-    """The graphs that these tensors hang on, if they do, as one."""
+    """The graphs that keep these tensors alive, as one; None where none does."""
     torch = bridge.loaded()
     if torch is None or not issubclass(type(orphans[0]), torch.Tensor):
         return None
@@ -58,14 +61,14 @@ def _roots() -> Own:
     tensors = Own(t for t in tensors if graph_of(torch, t) is not None)
     tensors.sort(key=lambda t: -graph_of(torch, t)._sequence_nr())
     del tensors[_ROOTS:]
-    held = referrers(tensors).holders
-    return Own(t for t, holders in zip(tensors, held, strict=True) if holders)
+    holders_of_each = referrers(tensors).holders
+    return Own(t for t, holders in zip(tensors, holders_of_each, strict=True) if holders)
 
 
 def _walk(roots: Sequence[Any]) -> list[tuple[Graph, Own]]:
-    """Each root's nodes that no root before it reaches."""
+    """Each root's graph with the nodes that no root before it reaches, the largest first."""
     torch, seen = bridge.loaded(), set[Any]()
-    found = []
+    graphs = []
     for root in roots:
         reached, todo = Own(), [graph_of(torch, root)]
         while todo and len(seen) < MOST_NODES:
@@ -76,8 +79,8 @@ def _walk(roots: Sequence[Any]) -> list[tuple[Graph, Own]]:
             reached.append(node)
             todo += [following for following, _ in node.next_functions]
         if reached:
-            found.append((Graph(Own([root]), len(reached)), reached))
-    return sorted(found, key=lambda pair: -pair[0].nodes)
+            graphs.append((Graph(Own([root]), len(reached)), reached))
+    return sorted(graphs, key=lambda pair: -pair[0].nodes)
 
 
 def _saves(nodes: Sequence[Any], wanted: set[int]) -> bool:

@@ -1,36 +1,61 @@
-"""Holders: which container, variable or graph keeps the new objects alive."""
+"""Who keeps objects alive, and what a person would call the place: `list MoEBlock.gate_history`.
+
+Two searches go upwards from an object, one pass over the heap a level. `find_holders` climbs from a
+sample of the new objects until they meet: a container that holds a good part of them is where they
+are collected. `Namer` climbs from that container until it comes to a name that a reader finds in
+the program: an attribute of an instance, class or module, a variable, a function's closure or
+default. At each level it takes the referrer that says most.
+
+    sample ──► referrers ──► a container of many of them? ──► Namer ──► Holder
+                  ▲ no: climb to the first referrer │
+                  └─────────────────────────────────┘
+"""
 
 from __future__ import annotations
 
 import collections
+import operator
+import sys
+import threading
+import types
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+from memtools import _core
 from memtools._base import torch as bridge
 from memtools._base.size import format_bytes
 from memtools._census import graphs
-from memtools._census.census import PARTS, SAMPLE, GroupGrowth, TypeGrowth
-from memtools._census.facts import short_name, tensor_facts, type_name
-from memtools._census.paths import (
-    LEVELS,
+from memtools._census.objects import (
+    LRU_CACHE,
     Local,
-    Namer,
     Own,
-    Seen,
+    Referrers,
+    are_parts_of_looks,
     capacity_of,
     length_of,
+    part_of_a_look,
     referrers,
-    step_down,
+    short_name,
+    tensor_facts,
+    type_name,
 )
 
-if TYPE_CHECKING:
-    from memtools._census.census import Growth
-
+SAMPLE = 64  # objects that are looked at
+_LEVELS = 8  # that either search climbs at most
 _NAMED = 4  # containers that are named in one call
 _COMMON = 1 / 8  # of the sample: a container that holds so much is where things are collected
+_FRAMES = {
+    types.GeneratorType: ("gi_frame", "generator"),
+    types.CoroutineType: ("cr_frame", "coroutine"),
+    types.AsyncGeneratorType: ("ag_frame", "async generator"),
+}
+# Classes whose own attributes say nothing: the name is where the instance lies.
+_WRAPPERS = ("collections", "weakref", "queue", "_weakrefset", "asyncio.queues", "functools")
+_MODULE_PARTS = ("_modules", "_buffers", "_parameters")
 
 
+@part_of_a_look
 @dataclass(frozen=True)
 class Holder:
     """Who keeps objects alive.
@@ -41,11 +66,11 @@ class Holder:
         length: how many entries it has now; nodes of a graph. None where that has no meaning.
         capacity: how many it will have at most (`deque(maxlen=...)`, `lru_cache(maxsize)`); None
             without a bound.
-        new_objects: of the objects asked about, how many are estimated to be there.
-        new_bytes: their memory in bytes; 0 for other objects than tensors.
-        containers: how many of this name there are.
+        new_objects: how many of the objects that were asked about it holds, by estimate.
+        new_bytes: their memory in bytes; 0 for objects other than tensors.
+        containers: how many containers of this name there are.
         what: the objects in words, like `[2048, 64] float32 tensors`.
-        steps: over which the objects came.
+        steps: the number of steps in which the objects came.
     """
 
     path: str
@@ -72,8 +97,9 @@ class Holder:
         rate = ("/step", " a step") if self.steps > 1 else ("", "")
         what = self.what.removesuffix("s") if each == 1 else self.what
         number = f"{each:,.0f}" if each >= 100 or each == int(each) else f"{each:.2g}"
+        verb = "kept by" if self.kind == "autograd graph" else "held by"
         parts = [f"+{format_bytes(size)}{rate[0]}: " if self.new_bytes else ""]
-        parts.append(f"{number} new {what}{rate[1]}, {self._verb()} {self.path}")
+        parts.append(f"{number} new {what}{rate[1]}, {verb} {self.path}")
         if self.containers > 1:
             parts.append(f" ({self.containers} of them)")
         if self.capacity is not None:
@@ -83,248 +109,462 @@ class Holder:
                 parts.append(f" and then {format_bytes(self.final_bytes)}")
         return "".join(parts)
 
-    def _verb(self) -> str:
-        return "kept by" if self.kind == "autograd graph" else "held by"
-
 
 def holder_of(objects: Sequence[Any], *, steps: int = 1) -> list[Holder]:
-    """Who holds these objects (up to 64 of them are looked at), the one that holds most first.
+    """Find who holds these objects: a list of Holder, the one that holds most first.
 
     Takes some passes over the heap, about 0.15 us an object each. Runs none of the program's code.
     `objects` itself does not count, unless nobody else holds them and a container, an attribute or
-    a module of the program holds it. Empty for no objects. Raises MemoryError.
+    a module of the program holds it.
+
+    Args:
+        objects: a sequence of any objects, of which the first 64 are looked at.
+        steps: in how many steps they came, at least 1; the holders' texts give rates by it.
+
+    Returns an empty list for no objects. Raises MemoryError.
     """
-    sample, count = Own(objects[:SAMPLE]), len(objects)
-    found = _named(sample, objects, count, None, steps)
-    if any(holder.kind == "nobody" for holder in found) and _is_kept(objects):
-        return _named(sample, None, count, None, steps)
-    return found
+    sample = Own(objects[:SAMPLE])
+    found = find_holders(sample, len(objects), None, steps, ignored=objects)
+    if all(holder.kind != "nobody" for holder in found):
+        return found
+    # Nobody else holds them: does anything but a variable of a running function hold the sequence?
+    if all(type(holder) is Local for holder in referrers(Own([objects])).holders[0]):
+        return found
+    return find_holders(sample, len(objects), None, steps)
 
 
-def _is_kept(objects: Sequence[Any]) -> bool:
-    """Whether others than the variables of running functions refer to it."""
-    return any(type(holder) is not Local for holder in referrers(Own([objects])).holders[0])
+# --- from a sample to the containers where it is collected ----------------------------------------
 
 
-def of_growth(growth: Growth, of: GroupGrowth | TypeGrowth | None, steps: int) -> list[Holder]:
-    """What `Growth.holders` returns."""
-    if steps < 1:
-        raise ValueError(f"steps is at least 1, got {steps}; pass how many lie between the looks")
-    if of is not None:
-        return _of_one(growth, of, steps)
-    grown: list[GroupGrowth | TypeGrowth] = [*growth.groups, *growth.types]
-    found = _of_one(growth, grown[0], steps) if grown else []
-    if all(holder.kind != "autograd graph" for holder in found):
-        graph = graphs.largest()
-        found += [] if graph is None else [_graph_holder(graph, 0, 0, "objects", steps)]
-    return found
+class _Share(NamedTuple):
+    """What the sample stands for."""
 
+    count: int
+    bytes: int
+    what: str
+    steps: int
 
-def _of_one(growth: Growth, of: GroupGrowth | TypeGrowth, steps: int) -> list[Holder]:
-    sample = Own(growth.sample(of))
-    size = of.bytes if isinstance(of, GroupGrowth) else 0
-    return _named(sample, None, max(of.count, len(sample)), size, steps)
+    def of(self, part: float) -> tuple[int, int, int, str, int]:
+        """The last fields of a Holder of this part, 0 to 1, of the sample."""
+        return round(part * self.count), round(part * self.bytes), 1, self.what, self.steps
 
 
 @dataclass
 class _Place:
-    """A container of some of the sample, and how it gets from there to an object."""
+    """A container of some of the sample."""
 
-    container: Own  # the one, or a Local
-    inner: str
-    members: set[int]
-    one: Own | None = None  # the sample, when it is one object
+    container: Own  # the container alone, or a Local
+    inner: str  # how one gets from an entry of it to an object, like `['loss']`
+    members: set[int]  # the indexes of the objects in the sample
+    only: Own | None = None  # the sample, where it is one object
 
 
-def _named(sample: Own, ignored: Any, count: int, size: int | None, steps: int) -> list[Holder]:
+def _members(place: _Place) -> int:
+    return len(place.members)
+
+
+def find_holders(
+    sample: Own, count: int, size: int | None, steps: int, ignored: Any = None
+) -> list[Holder]:
+    """The holders of `count` objects of `size` bytes that came in so many steps, by a sample of
+    them; those that hold most first.
+
+    Args:
+        sample: some of the objects.
+        count: how many there are.
+        size: their bytes; None to take them from the sample.
+        steps: in how many steps they came.
+        ignored: a container that does not count as a holder.
+    """
     if not sample:
         return []
-    namer, found = Namer(), []
+    namer = Namer()
     places, orphans = _collect(sample, namer, ignored)
-    what, total = _in_words(sample), _bytes(sample, count) if size is None else size
-    for place in sorted(places, key=lambda p: -len(p.members))[:_NAMED]:
-        share = len(place.members) / len(sample)
-        found.append(_holder(namer, place, ignored, (share, count, total, what, steps)))
+    share = _share(sample, count, size, steps)
+    places.sort(key=_members, reverse=True)
+    found = [
+        _holder(namer, place, ignored, len(place.members) / len(sample), share)
+        for place in places[:_NAMED]
+    ]
     if len(orphans) > len(sample) / 8:
-        found.append(_orphans(sample, orphans, count, total, what, steps))
-    return _joined(sorted(found, key=lambda h: -h.new_objects))
+        found.append(_orphans(sample, orphans, share))
+    return _joined(found)
+
+
+def _share(sample: Own, count: int, size: int | None, steps: int) -> _Share:
+    """Names what is in the sample; storages that several tensors share count once."""
+    torch, names, storages = bridge.loaded(), set[str](), dict[int, int]()
+    for obj in sample:
+        if torch is not None and issubclass(type(obj), torch.Tensor):
+            facts = tensor_facts(torch, obj)
+            names.add(f"{facts.kind}s")
+            if facts.storage:
+                storages[facts.storage] = facts.storage_bytes
+        else:
+            names.add(f"{type_name(type(obj))} objects")
+    if size is None:
+        size = sum(storages.values()) * count // len(sample)
+    return _Share(count, size, names.pop() if len(names) == 1 else "objects", steps)
 
 
 def _collect(sample: Own, namer: Namer, ignored: Any) -> tuple[list[_Place], dict[int, int]]:
-    """Climbs from the objects until they meet: containers, {object without holder: references}.
+    """Climbs from the objects until they meet: the containers where they do, and
+    {object without a holder: references}.
 
-    Those that meet in nothing are named only where nothing else is, or where they are many.
+    Places where only a few objects lie are named only where there are no others.
     """
-    heads, inner = Own(sample), [""] * len(sample)
+    heads, inner = Own(sample), [""] * len(sample)  # what the climb has reached from each object
     members = [{i} for i in range(len(sample))]
     orphans: dict[int, int] = {}
-    places, alone = list[_Place](), list[_Place]()
-    for level in range(LEVELS):
-        seen = referrers(heads, ignored)
-        for i, holders in enumerate(seen.holders):
-            if holders and all(map(_is_of_a_look, holders)):
+    places, lonely = list[_Place](), list[_Place]()
+    for level in range(_LEVELS):
+        above = referrers(heads, ignored)
+        for i, holders in enumerate(above.holders):
+            if level == 0 and not holders:
+                orphans[i] = above.unaccounted[i]
+            if holders and are_parts_of_looks(holders):
                 members[i] = set()
-        if level == 0:
-            orphans = {i: seen.unaccounted[i] for i, h in enumerate(seen.holders) if not h}
-        common = _common(heads, seen, members, inner, len(sample))
-        places += common
-        done = set().union(*(p.members for p in common)) if common else set()
-        climbed = _climb(heads, seen, members, inner, done)
-        alone += _tops(namer, *climbed)
-        heads, members, inner = climbed
+        places += _common(heads, above, members, inner, len(sample))
+        heads, members, inner = _climb(heads, above, members, inner, places)
+        for i in reversed(range(len(heads))):
+            if namer.is_namespace(heads[i]):  # nothing above it says more
+                lonely.append(_Place(Own([heads.pop(i)]), inner.pop(i), members.pop(i)))
         if not heads:
             break
     if len(sample) == 1:
         for place in places:
-            place.one = sample
-    alone += [_Place(Own([h]), how, who) for h, how, who in zip(heads, inner, members, strict=True)]
+            place.only = sample
+    for head, how, indexes in zip(heads, inner, members, strict=True):
+        lonely.append(_Place(Own([head]), how, indexes))
     least = 1 if not places else max(2, len(sample) * _COMMON)
-    return places + [p for p in alone if len(p.members) >= least][:_NAMED], orphans
-
-
-def _is_of_a_look(holder: Any) -> bool:
-    """Whether it is part of a census, and so no holder: it is there because somebody looked."""
-    kind = type(holder)
-    return any(kind is part for part in (*PARTS, Holder))  # by identity: classes may redefine ==
-
-
-def _tops(namer: Namer, heads: Own, members: list[set[int]], inner: list[str]) -> list[_Place]:
-    """Takes out the namespaces of modules: nothing above them says more."""
-    found = []
-    for i in reversed(range(len(heads))):
-        if namer.is_namespace(heads[i]):
-            found.append(_Place(Own([heads.pop(i)]), inner.pop(i), members.pop(i)))
-    return found
+    return places + [place for place in lonely if len(place.members) >= least][:_NAMED], orphans
 
 
 def _common(
-    heads: Own, seen: Seen, members: list[set[int]], inner: list[str], n: int
+    heads: Own, above: Referrers, members: list[set[int]], inner: list[str], n: int
 ) -> list[_Place]:
     """Containers that hold a good part of the sample, each object given to the fullest."""
-    found: dict[Any, _Place] = {}
-    for i, holders in enumerate(seen.holders):
+    candidates: dict[Any, _Place] = {}
+    for i, holders in enumerate(above.holders):
         for holder in holders:
             key = holder if type(holder) is Local else id(holder)
-            place = found.setdefault(key, _Place(Own([holder]), inner[i], set()))
+            place = candidates.setdefault(key, _Place(Own([holder]), inner[i], set()))
             place.members |= members[i]
     least = max(2, n * _COMMON) if n > 1 else 1
     places, given = [], set[int]()
-    for place in sorted(found.values(), key=lambda p: -len(p.members)):
+    for place in sorted(candidates.values(), key=_members, reverse=True):
         place.members -= given
-        if len(place.members) >= least and _collects(place.container[0]):
+        # A type that all its instances refer to is no finding.
+        if len(place.members) >= least and not issubclass(type(place.container[0]), type):
             given |= place.members
             places.append(place)
     return places
 
 
-def _collects(holder: Any) -> bool:
-    """Whether many objects in it would be a finding: not a type that its instances refer to."""
-    return not issubclass(type(holder), type)
-
-
 def _climb(
-    heads: Own, seen: Seen, members: list[set[int]], inner: list[str], done: set[int]
+    heads: Own, above: Referrers, members: list[set[int]], inner: list[str], places: list[_Place]
 ) -> tuple[Own, list[set[int]], list[str]]:
-    """From each object that has not met others to its first holder, those that meet as one."""
-    above, who, how, where = Own(), list[set[int]](), list[str](), dict[int, int]()
-    for i, holders in enumerate(seen.holders):
+    """One level up, to the first holder of each object that lies in none of the places; those that
+    come to one holder go on as one."""
+    done = set[int]()
+    for place in places:
+        done |= place.members
+    upper, their_members, ways = Own(), list[set[int]](), list[str]()
+    index: dict[int, int] = {}
+    for i, holders in enumerate(above.holders):
         rest = members[i] - done
-        nearest = [h for h in holders if type(h) is not Local and _collects(h)]
-        if not rest or not nearest:
+        if not rest:
             continue
-        holder = nearest[0]
-        if id(holder) not in where:
-            where[id(holder)] = len(above)
-            above.append(holder)
-            who.append(set())
-            how.append(step_down(holder, heads[i]).text + inner[i])
-        who[where[id(holder)]] |= rest
-    return above, who, how
+        for holder in holders:
+            if type(holder) is not Local and not issubclass(type(holder), type):
+                break
+        else:
+            continue
+        if id(holder) not in index:
+            index[id(holder)] = len(upper)
+            upper.append(holder)
+            their_members.append(set())
+            ways.append(step_down(holder, heads[i]).text + inner[i])
+        their_members[index[id(holder)]] |= rest
+    return upper, their_members, ways
 
 
-def _holder(namer: Namer, place: _Place, ignored: Any, scale: tuple[Any, ...]) -> Holder:
-    share, count, total, what, steps = scale
-    container = place.container[0]
-    more = (round(share * count), round(share * total), 1, what, steps)
+def _holder(namer: Namer, place: _Place, ignored: Any, part: float, share: _Share) -> Holder:
+    container, figures = place.container[0], share.of(part)
     if type(container) is Local:
-        if len(place.members) == 1 and steps > 1:  # it refers to that one, whatever the sample
-            more = (min(1, count), total // max(1, count), 1, what, steps)
+        if len(place.members) == 1 and share.steps > 1:  # a variable refers to one object
+            size = share.bytes // max(1, share.count)
+            figures = (min(1, share.count), size, 1, share.what, share.steps)
         code = container.code.co_qualname.rpartition("<locals>.")[2]
         path = f"local {container.name!r} of {code}()" if container.name else f"values of {code}()"
-        return Holder(path, "variable", None, None, *more)
+        return Holder(path, "variable", None, None, *figures)
     kind, capacity = short_name(type(container)), capacity_of(container)
-    if place.one is not None and type(container) not in (list, set, collections.deque):
-        path = namer.path(place.one[0], ignored)
-        return Holder(path, kind, length_of(container), capacity, *more)
-    text = namer.path(container, ignored) or "that only C code refers to"
-    if not text.startswith("lru_cache"):
-        text = f"{kind}{'' if capacity is None else f'(maxlen={capacity})'} {text}"
-    inner = f", as {place.inner} of each entry" if place.inner else ""
-    return Holder(text + inner, kind, length_of(container), capacity, *more)
+    if place.only is not None and type(container) not in (list, set, collections.deque):
+        path = namer.path(place.only[0], ignored)
+        return Holder(path, kind, length_of(container), capacity, *figures)
+    path = namer.path(container, ignored) or "that only C code refers to"
+    if not path.startswith("lru_cache"):
+        path = f"{kind}{'' if capacity is None else f'(maxlen={capacity})'} {path}"
+    if place.inner:
+        path = f"{path}, as {place.inner} of each entry"
+    return Holder(path, kind, length_of(container), capacity, *figures)
 
 
-def _orphans(
-    sample: Own, orphans: dict[int, int], count: int, total: int, what: str, steps: int
-) -> Holder:
-    """Nobody on the Python heap holds them: autograd, or other C or C++ code."""
-    share = len(orphans) / len(sample)
-    new, size = round(share * count), round(share * total)
+def _orphans(sample: Own, orphans: dict[int, int], share: _Share) -> Holder:
+    """Who holds what nobody on the Python heap holds: autograd, or other C or C++ code."""
+    figures = share.of(len(orphans) / len(sample))
     graph = graphs.keeper([sample[i] for i in orphans])
     if graph is not None:
-        return _graph_holder(graph, new, size, what, steps)
+        return replace(graph_holder(graph, share.steps), new_objects=figures[0],
+                       new_bytes=figures[1], what=share.what)  # fmt: skip
     references = sum(orphans.values())
     if references == 0:
         path = "nobody but who asks: they are free when that list goes"
-        return Holder(path, "nobody", None, None, new, size, 1, what, steps)
+        return Holder(path, "nobody", None, None, *figures)
     noun = "reference" if references == 1 else "references"
     path = f"C code ({references:,} {noun} nobody on the Python heap holds)"
-    return Holder(path, "C code", None, None, new, size, 1, what, steps)
+    return Holder(path, "C code", None, None, *figures)
 
 
-def _graph_holder(graph: graphs.Graph, new: int, size: int, what: str, steps: int) -> Holder:
+def graph_holder(graph: graphs.Graph, steps: int) -> Holder:
+    """Who keeps a graph, as a holder of no objects."""
     places, many = _collect(graph.roots, Namer(), None)[0], len(graph.roots)
     if many > 1 and places:
-        best = max(places, key=lambda place: len(place.members))
-        kept = _holder(Namer(), best, None, (1, 0, 0, what, 1)).path
-        path = f"autograd graphs of some {graph.nodes // many:,} nodes each kept by {kept}"
+        keeper = _holder(Namer(), max(places, key=_members), None, 1, _Share(0, 0, "", 1)).path
+        path = f"autograd graphs of some {graph.nodes // many:,} nodes each kept by {keeper}"
     else:
-        kept = Namer().path(graph.roots[0]) or "C code"
-        path = f"autograd graph of {graph.nodes:,} nodes kept by {kept}"
-    return Holder(path, "autograd graph", graph.nodes, None, new, size, 1, what, steps)
-
-
-def _in_words(sample: Own) -> str:
-    torch, names = bridge.loaded(), set()
-    for obj in sample:
-        if torch is not None and issubclass(type(obj), torch.Tensor):
-            names.add(f"{tensor_facts(torch, obj).kind}s")
-        else:
-            names.add(f"{type_name(type(obj))} objects")
-    return names.pop() if len(names) == 1 else "objects"
-
-
-def _bytes(sample: Own, count: int) -> int:
-    """Memory of all the objects, from that of the sample; a shared storage counts once."""
-    torch, storages = bridge.loaded(), dict[int, int]()
-    for obj in sample:
-        if torch is not None and issubclass(type(obj), torch.Tensor):
-            facts = tensor_facts(torch, obj)
-            if facts.storage:
-                storages[facts.storage] = facts.storage_bytes
-    return sum(storages.values()) * count // len(sample)
+        keeper = Namer().path(graph.roots[0]) or "C code"
+        path = f"autograd graph of {graph.nodes:,} nodes kept by {keeper}"
+    return Holder(path, "autograd graph", graph.nodes, None, 0, 0, steps=steps)
 
 
 def _joined(holders: list[Holder]) -> list[Holder]:
-    """Holders of one name as one: twelve layers have each a list of that name."""
+    """Holders of one name as one (twelve layers have each a list of that name), those that hold
+    most first."""
     joined: dict[tuple[str, str], Holder] = {}
-    for h in holders:
+    for h in sorted(holders, key=operator.attrgetter("new_objects"), reverse=True):
         old = joined.get((h.path, h.kind))
-        if old is None:
-            joined[h.path, h.kind] = h
-            continue
-        length = None if h.length is None or old.length is None else h.length + old.length
-        joined[h.path, h.kind] = Holder(
-            h.path, h.kind, length, h.capacity, h.new_objects + old.new_objects,
-            h.new_bytes + old.new_bytes, old.containers + 1, h.what, h.steps,
-        )  # fmt: skip
+        if old is not None:
+            length = None if h.length is None or old.length is None else h.length + old.length
+            objects, size = h.new_objects + old.new_objects, h.new_bytes + old.new_bytes
+            h = replace(h, length=length, new_objects=objects, new_bytes=size,
+                        containers=old.containers + 1)  # fmt: skip
+        joined[h.path, h.kind] = h
     return list(joined.values())
+
+
+# --- from a container to its name in the program ------------------------------------------------
+
+
+class Step(NamedTuple):
+    """One step down from an owner to what it holds: `.name`, `[key]`, or "" for neither."""
+
+    text: str
+    key: Any = None
+
+
+class Namer:
+    """Names places in the program. Keeps the modules' namespaces alive as long as it lives."""
+
+    def __init__(self) -> None:
+        self.modules = Own()
+        self._names: dict[int, str] = {}
+        for name, module in list(sys.modules.items()):
+            if issubclass(type(module), types.ModuleType):
+                space = _core._instance_dict(module)
+                self.modules.append(space)
+                self._names.setdefault(id(space), name)  # __main__ may have a second one
+
+    def is_namespace(self, obj: Any) -> bool:
+        """Whether the object is the namespace of a module."""
+        return type(obj) is dict and id(obj) in self._names
+
+    def path(self, obj: Any, ignored: Any = None) -> str:
+        """`Trainer.metrics['loss']`; "" when nobody on the Python heap refers to the object."""
+        if type(obj) is LRU_CACHE:
+            return _cached(obj)
+        steps: list[Step] = []
+        head = Own([obj])
+        for _ in range(_LEVELS):
+            if self.is_namespace(head[0]):
+                module = self._names[id(head[0])]
+                if not steps or type(steps[0].key) is not str:
+                    return f"attributes of module {module}"
+                return f"module attribute {module}.{_dotted(steps)}"
+            above = referrers(head, ignored).holders[0]
+            if not above:
+                return _text(steps).lstrip(".")
+            best = min(above, key=lambda holder: self._rank(head[0], holder))
+            name = _final(head[0], best, steps)
+            if name is not None:
+                return name
+            steps.insert(0, step_down(best, head[0]))
+            head[0] = best
+        return f"a {short_name(type(head[0]))}{_text(steps)}"
+
+    def _rank(self, obj: Any, holder: Any) -> int:
+        """How little a holder says of where the object is: the lowest rank is taken."""
+        kind = type(holder)
+        if kind is Local:
+            return 5 if holder.name else 9
+        if id(holder) in self._names:
+            return 0
+        if issubclass(kind, (type, types.ModuleType)):
+            return 1
+        if kind is types.FunctionType or kind is LRU_CACHE:
+            return 3 if type(obj) is not types.CellType else 1
+        if kind in _FRAMES or kind is types.FrameType:
+            return 6
+        if issubclass(kind, (dict, list, collections.deque, set, tuple, frozenset)):
+            return 4
+        return 2 if _attribute(holder, obj) is not None else 7
+
+
+def step_down(holder: Any, obj: Any) -> Step:
+    """How a container gets at what it holds."""
+    kind = type(holder)
+    if issubclass(kind, (dict, list, tuple)):
+        key = _core._place(holder, obj)
+        return Step(f"[{_key_text(key)}]", key)
+    if issubclass(kind, (collections.deque, set, frozenset)):
+        return Step("[...]")
+    if kind in (types.CellType, types.MethodType) or _is_wrapper(holder):
+        return Step("")
+    name = _attribute(holder, obj)
+    return Step("" if name is None else f".{name}")
+
+
+def _key_text(key: Any) -> str:
+    if type(key) in (str, int, bool, float, bytes) and len(repr(key)) <= 40:
+        return repr(key)
+    return short_name(type(key)) if key is not None else "..."
+
+
+def _text(steps: list[Step]) -> str:
+    return "".join(step.text for step in steps)
+
+
+def _dotted(steps: list[Step]) -> str:
+    """The first step as an attribute of a namespace, then the others."""
+    return f"{steps[0].key}{_text(steps[1:])}"
+
+
+def _attribute(holder: Any, obj: Any) -> str | None:
+    """By which attribute an instance holds an object, or "" when it is its __dict__."""
+    space = _core._instance_dict(holder)
+    if space is not None:
+        if space is obj:
+            return ""
+        name = _core._place(space, obj)
+        if type(name) is str:
+            return name
+    for base in type.__dict__["__mro__"].__get__(type(holder)):
+        for name, member in base.__dict__.items():
+            if type(member) is types.MemberDescriptorType and _slot(member, holder) is obj:
+                return str(name)
+    return None
+
+
+def _slot(member: types.MemberDescriptorType, holder: Any) -> Any:
+    try:
+        return member.__get__(holder)
+    except AttributeError:  # not set
+        return _slot
+
+
+def _is_wrapper(holder: Any) -> bool:
+    module = type.__dict__["__module__"].__get__(type(holder))
+    return type(module) is str and module in _WRAPPERS
+
+
+def _final(obj: Any, holder: Any, steps: list[Step]) -> str | None:
+    """The whole name where the holder is one that a reader finds in the program, else None."""
+    kind, rest = type(holder), _text(steps)
+    if kind is Local:
+        name = f"local {holder.name!r}" if holder.name else "a value in use"
+        return f"{name}{rest} of {function_name(holder.code)}"
+    if kind is types.FunctionType:
+        return _of_function(obj, holder, steps)
+    if kind is LRU_CACHE:
+        return f"{_cached(holder)}{rest}"
+    if kind in _FRAMES:
+        attribute, what = _FRAMES[kind]
+        frame = getattr(holder, attribute)
+        variable = None if frame is None else _core._frame_place(frame, obj)
+        return f"{_variable(variable)}{rest} of {what} {function_name(holder)}"
+    if kind is types.FrameType:
+        variable = _core._frame_place(holder, obj)
+        return f"{_variable(variable)}{rest} of {function_name(holder.f_code)}, kept by a traceback"
+    if issubclass(kind, type):
+        return _of_namespace(f"class attribute {short_name(holder)}", obj, steps)
+    if issubclass(kind, (dict, list, tuple, set, frozenset, collections.deque)):
+        return None
+    return _of_instance(obj, holder, steps, rest)
+
+
+def _cached(cache: Any) -> str:
+    return f"lru_cache of {function_name(cache.__wrapped__)}"
+
+
+def _variable(name: str | None) -> str:
+    return f"local {name!r}" if name else "a value in use"
+
+
+def function_name(owner: Any) -> str:
+    """`train()`, of a function, a code object or a generator; whatever it has."""
+    code = owner if type(owner) is types.CodeType else getattr(owner, "__code__", owner)
+    name = getattr(code, "co_qualname", None) or getattr(owner, "__qualname__", "a function")
+    return f"{str(name).rpartition('<locals>.')[2]}()"
+
+
+def _of_namespace(owner: str, obj: Any, steps: list[Step]) -> str | None:
+    if type(obj) is not dict:  # a base class, say
+        return None
+    if not steps or type(steps[0].key) is not str:
+        return owner.replace("class attribute", "attributes of class")
+    return f"{owner}.{_dotted(steps)}"
+
+
+def _of_function(obj: Any, function: types.FunctionType, steps: list[Step]) -> str:
+    name, rest = function_name(function), _text(steps)
+    if obj is _core._instance_dict(function):
+        return f"attribute {name[:-2]}.{_dotted(steps)}" if steps else f"attributes of {name}"
+    if (argument := _defaulted(function, obj, steps)) is not None:
+        return f"default argument {argument!r}{_text(steps[1:])} of {name}"
+    if obj is function.__closure__ and steps and type(steps[0].key) is int:
+        variable = function.__code__.co_freevars[steps[0].key]
+        return f"{variable!r}{_text(steps[1:])} in closure of {name}"
+    return f"{rest.lstrip('.')} of function {name}".lstrip()
+
+
+def _defaulted(function: types.FunctionType, obj: Any, steps: list[Step]) -> str | None:
+    """The argument whose default lies at the first step of a function's defaults."""
+    defaults, code = function.__defaults__, function.__code__
+    if not steps or obj is None:
+        return None
+    if obj is defaults and defaults is not None and type(steps[0].key) is int:
+        first = code.co_argcount - len(defaults)
+        return code.co_varnames[first + steps[0].key]
+    return str(steps[0].key) if obj is function.__kwdefaults__ else None
+
+
+def _of_instance(obj: Any, holder: Any, steps: list[Step], rest: str) -> str | None:
+    """`MoEBlock.gate_history`. None for wrappers and for C objects without attributes."""
+    if _is_wrapper(holder) or type(holder) is types.CellType:
+        return None
+    if issubclass(type(holder), threading.local):
+        names = [step.key for step in steps if type(step.key) is str]
+        return f"thread-local attribute {names[-1]}" if names else "thread-local attributes"
+    name = _attribute(holder, obj)
+    if name is None:
+        return None
+    owner = short_name(type(holder))
+    if name in _MODULE_PARTS and steps and type(steps[0].key) is str:
+        return f"{owner}.{_dotted(steps)}"  # of torch.nn.Module: how it is written in the program
+    if name:
+        return f"{owner}.{name}{rest}"
+    if not steps or type(steps[0].key) is not str:
+        return f"attributes of {owner}"
+    if steps[0].key in _MODULE_PARTS and len(steps) > 1 and type(steps[1].key) is str:
+        return f"{owner}.{_dotted(steps[1:])}"
+    return f"{owner}.{_dotted(steps)}"

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memtools._base import malloc
 from memtools._base.size import format_bytes
-from memtools.allocators import malloc
 from memtools.allocators.conf import ASYNC_KEYS, NO_CACHING, VARIABLES
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from memtools._base import malloc
 from memtools._base.size import format_bytes, parse_bytes
-from memtools.allocators import malloc
 
 if TYPE_CHECKING:
     from memtools.allocators.settings import HostAllocator

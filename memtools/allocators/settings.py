@@ -17,19 +17,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from memtools._base import malloc
 from memtools._base import torch as bridge
 from memtools._base.devices import initialised
-from memtools._base.size import format_bytes
-from memtools.allocators import advice as allocator_advice
-from memtools.allocators import malloc
-from memtools.allocators.conf import NO_CACHING, chosen, parse
-from memtools.allocators.malloc import (
+from memtools._base.malloc import (
     ARENA_TEST,
     ARENAS_A_CORE,
     BY_MALLOPT,
     END_THE_DYNAMIC,
     Heap,
 )
+from memtools._base.size import format_bytes
+from memtools.allocators import advice as allocator_advice
+from memtools.allocators.conf import NO_CACHING, chosen, parse
 
 T = TypeVar("T")
 

@@ -7,12 +7,12 @@ import threading
 import weakref
 from typing import Any
 
+from memtools._base import torch as bridge
 from memtools.cleanup.actions import WARM_UP
 from memtools.cleanup.clocks import UPDATE
 from memtools.cleanup.engine import NEVER, Engine
 from memtools.cleanup.figures import Figures
 from memtools.cleanup.ranks import agree
-from memtools.distributed import _initialised
 
 
 class Life:
@@ -103,7 +103,7 @@ class Life:
         return self._agreement
 
     def _warn_of_ranks(self) -> None:
-        dist = _initialised()
+        dist = bridge.process_group()
         if dist is not None and dist.get_world_size() > 1:
             self._engine.complain(
                 "ranks",

@@ -17,7 +17,6 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from memtools._base import torch as bridge
-from memtools.distributed import _initialised
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -42,7 +41,7 @@ def agree(group: ProcessGroup | None = None) -> Agreement:
         ValueError: this rank is not in the group; or it is a group of some ranks that has no
             CPU backend.
     """
-    dist = _initialised()
+    dist = bridge.process_group()
     if dist is None:
         raise RuntimeError(
             "the ranks cannot agree: torch.distributed has no process group; call "

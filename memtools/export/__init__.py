@@ -9,33 +9,9 @@ Nothing here starts a thread of its own but the exporter, and only that needs a 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from memtools.export.jsonl import JsonlWriter
-    from memtools.export.prometheus import PrometheusExporter
-    from memtools.export.scalars import write_scalars
-    from memtools.export.source import MetricsSource
+from memtools._base.metrics import MetricsSource
+from memtools.export.jsonl import JsonlWriter
+from memtools.export.prometheus import PrometheusExporter
+from memtools.export.scalars import write_scalars
 
 __all__ = ["JsonlWriter", "MetricsSource", "PrometheusExporter", "write_scalars"]
-
-# Loaded at first use: other parts need what a source of figures is, and no exporter.
-_LATER = {
-    "JsonlWriter": "jsonl",
-    "MetricsSource": "source",
-    "PrometheusExporter": "prometheus",
-    "write_scalars": "scalars",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _LATER:
-        raise AttributeError(f"module 'memtools.export' has no attribute {name!r}")
-    value = getattr(import_module(f"memtools.export.{_LATER[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__} - {"TYPE_CHECKING", "import_module"})

@@ -20,8 +20,8 @@ import time
 import warnings
 from typing import Self
 
+from memtools._base.metrics import MetricsSource, check_source
 from memtools._base.size import format_bytes, parse_bytes
-from memtools.export.source import MetricsSource, check_source
 
 _LEAST = 4096
 

@@ -14,8 +14,8 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+from memtools._base.metrics import MetricsSource, check_source
 from memtools.export.names import Sample, check_labels, samples_of
-from memtools.export.source import MetricsSource, check_source
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

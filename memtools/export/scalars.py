@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from memtools.export.source import MetricsSource, check_source, finite
+from memtools._base.metrics import MetricsSource, check_source, finite
 
 
 def write_scalars(

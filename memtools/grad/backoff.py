@@ -24,12 +24,11 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from memtools._base import reclaim
+from memtools._base import malloc, reclaim
 from memtools._base import torch as bridge
 from memtools._base.devices import initialised
 from memtools._base.oom import asked_bytes, first_line, is_of_host, is_out_of_memory, remedy
 from memtools._base.size import format_bytes
-from memtools.allocators import malloc
 from memtools.grad.report import Retry, WindowReport
 from memtools.grad.split import PartsByFunction, PartsByRows, Readings, Split
 from memtools.grad.undo import Undo

@@ -24,7 +24,7 @@ def kept_graphs(known: Iterable[torch.Tensor]) -> str:
 
     Returns a clause, or "" where less than a MiB is kept.
     """
-    found = graphs._walk(graphs._roots())
+    found = graphs.kept()
     # The graphs' storages by address; parts of one batch share theirs.
     own = {t.untyped_storage().data_ptr() for t in known}
     sizes: dict[int, int] = {}
@@ -38,7 +38,7 @@ def kept_graphs(known: Iterable[torch.Tensor]) -> str:
         return ""
     roots = type(found[0][0].roots)(root for graph, _ in found for root in graph.roots)
     graph = graphs.Graph(roots, sum(graph.nodes for graph, _ in found))
-    path = holders._graph_holder(graph, 0, 0, "objects", 1).path
+    path = holders.graph_holder(graph, 1).path
     return (
         f"{format_bytes(total)} that passes before saved for backward() are still held: {path}; "
         "keep loss.detach(), or what is in step()'s report, rather than outputs with their graph"

@@ -23,11 +23,10 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from memtools._base import torch as bridge
-from memtools._base.notice import notice
+from memtools._base.notice import callers, notice
 from memtools._base.oom import is_out_of_memory
 from memtools.grad.gradients import Gradients
 from memtools.grad.report import Retry
-from memtools.monitor.log import callers
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from memtools import MemoryMonitor
-from memtools.export.source import finite
+from memtools._base.metrics import finite
 
 
 class MonitoredRun:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from memtools import _core
+from memtools._base import malloc
 from memtools._base.oom import MUCH_IDLE, is_of_host
-from memtools.allocators import malloc
 from memtools.record.redact import redacted
 
 ROOM = 192 - len("exit: ")  # bytes of an event's text

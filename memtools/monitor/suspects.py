@@ -203,7 +203,7 @@ def suspects(
             found += growth.holders(kind, steps=steps)
         graph = None if any(h.kind == "autograd graph" for h in found) else graphs.largest()
         if graph is not None and graph.nodes - nodes_before >= max(2, steps // 4):
-            found.append(census_holders._graph_holder(graph, 0, 0, "objects", steps))
+            found.append(census_holders.graph_holder(graph, steps))
     found = [h for h in _distinct(found) if h.kind != "variable" or h.new_objects > 1]
     return sorted(found, key=lambda h: (not is_named(h), -h.new_bytes, -h.new_objects))
 

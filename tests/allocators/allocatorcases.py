@@ -15,7 +15,7 @@ OURS = ("MALLOC_", "GLIBC_TUNABLES", "PYTORCH_", "LD_PRELOAD")
 BEGIN = """
 import ctypes, os, sys, threading
 from memtools import allocator_settings
-from memtools.allocators.malloc import malloc_info
+from memtools._base.malloc import malloc_info
 MIB = 2**20
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]

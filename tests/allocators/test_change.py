@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from memtools import allocator_settings
+from memtools._base import malloc
 from memtools._base import torch as bridge
-from memtools.allocators import malloc
 from tests.allocators.allocatorcases import MIB, program
 
 BAD = [

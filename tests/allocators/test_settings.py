@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from memtools import AllocatorSettings, allocator_settings
+from memtools._base import malloc
 from memtools._base import torch as bridge
-from memtools.allocators import malloc
+from memtools._base.malloc import Heap
 from memtools.allocators.conf import KEYS, VARIABLES, chosen, parse
-from memtools.allocators.malloc import Heap
 from memtools.allocators.settings import CudaDevice, Setting
 from tests.allocators.allocatorcases import MIB, FakeTorch, program
 

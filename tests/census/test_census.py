@@ -19,7 +19,7 @@ import memtools
 from memtools import _core
 from memtools._base import torch as bridge
 from memtools._census.census import Census, TensorGroup
-from memtools._census.facts import TensorKind
+from memtools._census.objects import TensorKind
 
 
 def group(look: Census, *shape: int, type: str = "torch.Tensor") -> TensorGroup:

@@ -5,18 +5,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
-import pytest
-
 from memtools import _core
+from tests.kit.refusals import refused
 
 Case = Callable[[], object]
 Rule = tuple[tuple[int, ...], int, bool]
 RULES: list[Rule] = [((1, 2), 0, False), ((0, 0, 3), 31, True)]
-
-
-def refused(call: Case) -> None:
-    with pytest.raises(Exception):  # noqa: B017, PT011 - any refusal; which one, other tests say
-        call()
 
 
 class Actor:
@@ -48,8 +42,8 @@ def made(**settings: object) -> Case:
     return lambda: _core.Policy(print, RULES, **settings)  # type: ignore[arg-type]
 
 
-def bad(*rules: object, **settings: object) -> Case:
-    return lambda: refused(lambda: _core.Policy(print, rules, **settings))  # type: ignore[arg-type]
+def bad(*rules: object, error: type[BaseException] = ValueError, **settings: object) -> Case:
+    return lambda: refused(error, lambda: _core.Policy(print, rules, **settings))  # type: ignore[arg-type]
 
 
 CASES: dict[str, list[Case]] = {
@@ -62,7 +56,7 @@ CASES: dict[str, list[Case]] = {
         bad(max_cost=-1),
         bad(sync_every=-1),
         bad(limit=0),
-        bad(limit="much"),
+        bad(limit="much", error=TypeError),
         bad(devices=9),
         bad(root="/" * 9000 + "x"),
         bad(1),
@@ -73,43 +67,49 @@ CASES: dict[str, list[Case]] = {
         bad(((0,) * 17, 0, False)),
         bad(((0,), 32, False)),
         bad(*RULES * 9),
-        lambda: refused(lambda: _core.Policy(1, RULES)),  # type: ignore[arg-type]
-        lambda: refused(lambda: _core.Policy(print, 1)),  # type: ignore[arg-type]
-        lambda: refused(lambda: _core.Policy()),  # type: ignore[call-arg]
+        lambda: refused(TypeError, lambda: _core.Policy(1, RULES)),  # type: ignore[arg-type]
+        lambda: refused(TypeError, lambda: _core.Policy(print, 1)),  # type: ignore[arg-type]
+        lambda: refused(TypeError, lambda: _core.Policy()),  # type: ignore[call-arg]
     ],
     "Policy.tick": [
         SHARED.tick,
         lambda: SHARED.tick(1, 5),
         lambda: SHARED.tick(2, 0),
-        lambda: refused(FAILS.tick),
-        lambda: refused(lambda: SHARED.tick(16)),
-        lambda: refused(lambda: SHARED.tick(2**70)),
-        lambda: refused(lambda: SHARED.tick("x")),  # type: ignore[arg-type]
-        lambda: refused(lambda: SHARED.tick(0, -1)),
-        lambda: refused(lambda: SHARED.tick(0, "x")),  # type: ignore[arg-type]
-        lambda: refused(lambda: SHARED.tick(0, 1, 2)),  # type: ignore[call-arg]
+        lambda: refused(LookupError, FAILS.tick),
+        lambda: refused(ValueError, lambda: SHARED.tick(16)),
+        lambda: refused(ValueError, lambda: SHARED.tick(2**70)),
+        lambda: refused(TypeError, lambda: SHARED.tick("x")),  # type: ignore[arg-type]
+        lambda: refused(ValueError, lambda: SHARED.tick(0, -1)),
+        lambda: refused(TypeError, lambda: SHARED.tick(0, "x")),  # type: ignore[arg-type]
+        lambda: refused(TypeError, lambda: SHARED.tick(0, 1, 2)),  # type: ignore[call-arg]
     ],
     "Policy.set_rule": [
         lambda: SHARED.set_rule(3, (5,), 1, False),
         lambda: SHARED.set_rule(3, (), 0, False),
-        lambda: refused(lambda: SHARED.set_rule(16, (), 0, False)),
-        lambda: refused(lambda: SHARED.set_rule(0, (-1,), 0, False)),
-        lambda: refused(lambda: SHARED.set_rule(0)),  # type: ignore[call-arg]
+        lambda: refused(ValueError, lambda: SHARED.set_rule(16, (), 0, False)),
+        lambda: refused(ValueError, lambda: SHARED.set_rule(0, (-1,), 0, False)),
+        lambda: refused(TypeError, lambda: SHARED.set_rule(0)),  # type: ignore[call-arg]
     ],
     "Policy.done": [
         lambda: SHARED.done(0, 5, 1, 2, 3, None, None, None),
         lambda: SHARED.done(1, 5, None, None, None, 3, 2, 1),
-        lambda: refused(lambda: SHARED.done(16, 5, 1, 2, 3, 1, 2, 3)),
-        lambda: refused(lambda: SHARED.done(0, -5, 1, 2, 3, 1, 2, 3)),
-        lambda: refused(lambda: SHARED.done(0, None, 1, 2, 3, 1, 2, 3)),  # type: ignore[arg-type]
-        lambda: refused(lambda: SHARED.done(0, 5, "x", 2, 3, 1, 2, 3)),  # type: ignore[arg-type]
-        lambda: refused(lambda: SHARED.done(0)),  # type: ignore[call-arg]
+        lambda: refused(ValueError, lambda: SHARED.done(16, 5, 1, 2, 3, 1, 2, 3)),
+        lambda: refused(ValueError, lambda: SHARED.done(0, -5, 1, 2, 3, 1, 2, 3)),
+        lambda: refused(ValueError, lambda: SHARED.done(0, None, 1, 2, 3, 1, 2, 3)),  # type: ignore[arg-type]
+        lambda: refused(TypeError, lambda: SHARED.done(0, 5, "x", 2, 3, 1, 2, 3)),  # type: ignore[arg-type]
+        lambda: refused(TypeError, lambda: SHARED.done(0)),  # type: ignore[call-arg]
     ],
     "Policy.look": [SHARED.look],
     "Policy.forget": [SHARED.forget],
-    "Policy.why": [lambda: SHARED.why(0), lambda: refused(lambda: SHARED.why(16))],
-    "Policy.ticks": [lambda: SHARED.ticks(0), lambda: refused(lambda: SHARED.ticks(-1))],
-    "Policy.figures": [lambda: SHARED.figures(0), lambda: refused(lambda: SHARED.figures(-1))],
+    "Policy.why": [lambda: SHARED.why(0), lambda: refused(ValueError, lambda: SHARED.why(16))],
+    "Policy.ticks": [
+        lambda: SHARED.ticks(0),
+        lambda: refused(ValueError, lambda: SHARED.ticks(-1)),
+    ],
+    "Policy.figures": [
+        lambda: SHARED.figures(0),
+        lambda: refused(ValueError, lambda: SHARED.figures(-1)),
+    ],
     "Policy.__new__": [made()],
 }
 for _name in ["seconds", "looks", "look_ns"]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from memtools.allocators import malloc
+from memtools._base import malloc
 from memtools.cli import allocators
 from tests.allocators.allocatorcases import OURS, PROJECT
 

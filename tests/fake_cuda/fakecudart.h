@@ -27,9 +27,9 @@
 #define FAKE_CUDA_CONTROLS(X)                                                                      \
     /* Settings and totals as at load; what is live or queued stays. */                            \
     X(void, fake_cuda_reset, (void))                                                               \
-    /* Runs up to n operations and says how many: an idle or stalled machine runs fewer. The       \
-     * oldest runnable one goes first or, with a seed that is not 0, any stream's, by a fixed      \
-     * dice. */                                                                                    \
+    /* Runs up to n operations and says how many: an idle or stalled machine runs fewer. The */    \
+    /* oldest runnable one goes first or, with a seed that is not 0, any stream's, by a fixed */   \
+    /* dice. */                                                                                    \
     X(size_t, fake_cuda_run, (size_t n))                                                           \
     X(size_t, fake_cuda_run_all, (void))                                                           \
     X(size_t, fake_cuda_run_stream, (void *stream, size_t n))                                      \
@@ -42,8 +42,8 @@
     /* The n-th entry-point call from now (0: the next) fails with this code; n < 0: none. */      \
     X(void, fake_cuda_fail_at, (long n, int code))                                                 \
     X(void, fake_cuda_set_capturing, (void *stream, bool capturing))                               \
-    /* While true, a thread that waits for an event is kept waiting. await_held returns as soon as \
-     * n threads are. */                                                                           \
+    /* While true, a thread that waits for an event is kept waiting; await_held returns once n */  \
+    /* threads are. */                                                                             \
     X(void, fake_cuda_hold, (bool hold))                                                           \
     X(void, fake_cuda_await_held, (int n))                                                         \
     X(void, fake_cuda_set_devices, (int count))                                                    \

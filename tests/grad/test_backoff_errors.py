@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import memtools
-from memtools.allocators import malloc
+from memtools._base import malloc
 from tests.grad.backoffcases import ROWS, Model, batch, loss_of, made, run
 from tests.kit.oominject import TEXT, Inject
 

@@ -5,22 +5,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 
-import pytest
 import torch
 
-from memtools import KVLease, KVPool, LeakDetector, _core
+from memtools import BudgetError, KVLease, KVPool, LeakDetector, _core
 from memtools.kv import tensors
+from tests.kit.refusals import refused
 
 Case = Callable[[], object]
 ONE = torch.ones(1, 1, 1, 64)
 POOL = KVPool(1, 1, 64, max_tokens=64, max_sequences=4, dtype="float32", limit="64 KiB")
 LEASE = POOL.acquire()
 DTYPE, CPU = torch.float32, torch.device("cpu")
-
-
-def refused(call: Case) -> None:
-    with pytest.raises(Exception):  # noqa: B017, PT011 - any refusal; which one, other tests say
-        call()
 
 
 def raw(*changed: object) -> object:
@@ -41,8 +36,8 @@ def with_lease(use: Callable[[KVLease], object]) -> Case:
     return case
 
 
-def with_bad(use: Callable[[KVLease], object]) -> Case:
-    return with_lease(lambda lease: refused(lambda: use(lease)))
+def with_bad(error: type[BaseException], use: Callable[[KVLease], object]) -> Case:
+    return with_lease(lambda lease: refused(error, lambda: use(lease)))
 
 
 def closed() -> None:
@@ -50,7 +45,7 @@ def closed() -> None:
     lease = pool.acquire()
     pool.close()
     lease.update(0, ONE, ONE)
-    refused(pool.acquire)
+    refused(ValueError, pool.acquire)
 
 
 def outlived() -> object:
@@ -62,78 +57,91 @@ CASES: dict[str, list[Case]] = {
     "KVPool": [
         raw,
         lambda: raw(2, 2, 64, 64, 4, DTYPE, 4, CPU, -1, "1 MiB", "token", 2),
-        lambda: refused(lambda: raw(0)),
-        lambda: refused(lambda: raw(1, 1, 2**62)),
-        lambda: refused(lambda: raw(1, 1, 64, 64, 4, DTYPE, 3)),
-        lambda: refused(lambda: raw(1, 1, 64, 64, 4, DTYPE, 4, CPU, -1, "much")),
-        lambda: refused(lambda: raw(1, 1, 64, 64, 4, DTYPE, 4, CPU, -1, None, "x")),
-        lambda: refused(lambda: raw(1, 1, 64, 64, 4, DTYPE, 4, CPU, -1, None, "head", 1, 77)),
-        lambda: refused(lambda: _core.KVPool()),  # type: ignore[call-arg]
+        lambda: refused(ValueError, lambda: raw(0)),
+        lambda: refused(OverflowError, lambda: raw(1, 1, 2**62)),
+        lambda: refused(ValueError, lambda: raw(1, 1, 64, 64, 4, DTYPE, 3)),
+        lambda: refused(ValueError, lambda: raw(1, 1, 64, 64, 4, DTYPE, 4, CPU, -1, "much")),
+        lambda: refused(ValueError, lambda: raw(1, 1, 64, 64, 4, DTYPE, 4, CPU, -1, None, "x")),
+        lambda: refused(
+            ValueError, lambda: raw(1, 1, 64, 64, 4, DTYPE, 4, CPU, -1, None, "head", 1, 77)
+        ),
+        lambda: refused(TypeError, lambda: _core.KVPool()),  # type: ignore[call-arg]
     ],
     "KVPool._acquire": [
         lambda: POOL._acquire(KVLease, 2, 16, False, None),
         lambda: POOL._acquire(_core.KVLease, 1, 0, True, 1.0),
-        lambda: refused(lambda: POOL._acquire(KVLease, 0, 0, False, None)),
-        lambda: refused(lambda: POOL._acquire(KVLease, 9, 0, False, None)),
-        lambda: refused(lambda: POOL._acquire(KVLease, 4, 64, False, None)),
-        lambda: refused(lambda: POOL._acquire(KVLease, 4, 64, True, None)),
-        lambda: refused(lambda: POOL._acquire(KVLease, 1, 0, True, -1.0)),
-        lambda: refused(lambda: POOL._acquire(int, 1, 0, False, None)),  # type: ignore[type-var]
-        with_lease(lambda _: refused(lambda: POOL._acquire(KVLease, 2, 60, True, 0.0))),
+        lambda: refused(ValueError, lambda: POOL._acquire(KVLease, 0, 0, False, None)),
+        lambda: refused(ValueError, lambda: POOL._acquire(KVLease, 9, 0, False, None)),
+        lambda: refused(BudgetError, lambda: POOL._acquire(KVLease, 4, 64, False, None)),
+        lambda: refused(BudgetError, lambda: POOL._acquire(KVLease, 4, 64, True, None)),
+        lambda: refused(ValueError, lambda: POOL._acquire(KVLease, 1, 0, True, -1.0)),
+        lambda: refused(TypeError, lambda: POOL._acquire(int, 1, 0, False, None)),  # type: ignore[type-var]
+        with_lease(
+            lambda _: refused(TimeoutError, lambda: POOL._acquire(KVLease, 2, 60, True, 0.0))
+        ),
         outlived,
     ],
     "KVPool._would_fit": [
         lambda: POOL._would_fit(1, 1, 0),
-        lambda: refused(lambda: POOL._would_fit(0, 1, 0)),
+        lambda: refused(ValueError, lambda: POOL._would_fit(0, 1, 0)),
     ],
     "KVPool._stats": [POOL._stats, lambda: (outlived(), POOL._stats()), lambda: repr(POOL)],
-    "KVPool._trim": [lambda: POOL._trim(0), lambda: refused(lambda: POOL._trim(-1))],
+    "KVPool._trim": [lambda: POOL._trim(0), lambda: refused(OverflowError, lambda: POOL._trim(-1))],
     "KVPool._check": [POOL._check],
     "KVPool.close": [closed],
     "KVPool.__new__": [raw],
     "KVPool.__enter__": [POOL.__enter__],
     "KVPool.__exit__": [lambda: KVPool(1, 1, 8, max_tokens=8, max_sequences=1).__exit__()],
-    "KVLease": [POOL.acquire, lambda: refused(lambda: _core.KVLease())],
+    "KVLease": [POOL.acquire, lambda: refused(TypeError, lambda: _core.KVLease())],
     "KVLease.update": [
         with_lease(lambda x: x.update(0, torch.ones(2, 1, 1, 64), v=torch.ones(2, 1, 1, 64))),
         with_lease(lambda x: x.update(0, *(torch.ones(2, 1, 2, 64),) * 2, [1, 2])),
         with_lease(lambda x: x.update(0, *(torch.ones(2, 1, 64, 2).transpose(2, 3),) * 2)),
-        with_bad(lambda x: x.update(0, ONE, ONE)),
-        with_bad(lambda x: x.update(0, None, None)),  # type: ignore[arg-type]
-        with_bad(lambda x: x.update(0, *(torch.ones(2, 1, 1, 64),) * 2, [1, "x"])),  # type: ignore[list-item]
-        with_bad(lambda x: x.update(0, *(torch.ones(2, 1, 62, 64),) * 2)),
-        with_bad(lambda x: x.update(0, k=ONE, w=ONE)),  # type: ignore[call-arg]
+        with_bad(ValueError, lambda x: x.update(0, ONE, ONE)),
+        with_bad(TypeError, lambda x: x.update(0, None, None)),  # type: ignore[arg-type]
+        with_bad(TypeError, lambda x: x.update(0, *(torch.ones(2, 1, 1, 64),) * 2, [1, "x"])),  # type: ignore[list-item]
+        with_bad(IndexError, lambda x: x.update(0, *(torch.ones(2, 1, 62, 64),) * 2)),
+        with_bad(TypeError, lambda x: x.update(0, k=ONE, w=ONE)),  # type: ignore[call-arg]
         outlived,
     ],
     "KVLease.layer": [
         with_lease(lambda x: x.layer(0, layout="BTHD", tokens=9)),
-        with_bad(lambda x: x.layer(1)),
-        with_bad(lambda x: x.layer(0, layout="x")),
+        with_bad(IndexError, lambda x: x.layer(1)),
+        with_bad(ValueError, lambda x: x.layer(0, layout="x")),
     ],
     "KVLease.crop": [
         with_lease(lambda x: x.crop(-1)),
         with_lease(lambda x: x.crop(torch.tensor([1, 2]))),
-        with_bad(lambda x: x.crop([1])),
-        with_bad(lambda x: x.crop("x")),  # type: ignore[arg-type]
+        with_bad(ValueError, lambda x: x.crop([1])),
+        with_bad(TypeError, lambda x: x.crop("x")),  # type: ignore[arg-type]
     ],
     "KVLease.reorder": [
         with_lease(lambda x: x.reorder([1, 1])),
-        with_bad(lambda x: x.reorder([0, 2])),
-        with_bad(lambda x: x.reorder(torch.ones(2))),
+        with_bad(IndexError, lambda x: x.reorder([0, 2])),
+        with_bad(TypeError, lambda x: x.reorder(torch.ones(2))),
     ],
-    "KVLease.select": [with_lease(lambda x: x.select((1,))), with_bad(lambda x: x.select([]))],
+    "KVLease.select": [
+        with_lease(lambda x: x.select((1,))),
+        with_bad(ValueError, lambda x: x.select([])),
+    ],
     "KVLease.fork": [
         with_lease(lambda x: x.fork(2, 10)),
         with_lease(lambda x: x.fork().fork().layer(0)),
-        with_bad(lambda x: x.fork(3)),
-        with_bad(lambda x: x.fork(2, 64)),
+        with_bad(ValueError, lambda x: x.fork(3)),
+        with_bad(BudgetError, lambda x: x.fork(2, 64)),
     ],
-    "KVLease.advance": [with_lease(lambda x: x.advance([1, 0])), with_bad(lambda x: x.advance(99))],
-    "KVLease.reserve": [with_lease(lambda x: x.reserve(8)), with_bad(lambda x: x.reserve(99))],
+    "KVLease.advance": [
+        with_lease(lambda x: x.advance([1, 0])),
+        with_bad(IndexError, lambda x: x.advance(99)),
+    ],
+    "KVLease.reserve": [
+        with_lease(lambda x: x.reserve(8)),
+        with_bad(IndexError, lambda x: x.reserve(99)),
+    ],
     "KVLease.buffers": [with_lease(lambda x: x.buffers())],
     "KVLease.seq_length": [
         with_lease(lambda x: x.seq_length(0)),
-        with_bad(lambda x: x.seq_length(9)),
+        with_bad(IndexError, lambda x: x.seq_length(9)),
     ],
     "KVLease.release": [with_lease(lambda x: x.release())],
     "KVLease.__enter__": [with_lease(lambda x: x.__enter__())],
@@ -157,43 +165,47 @@ def nine() -> None:
 CASES |= {
     "LeakDetector": [
         lambda: LeakDetector(bar_bytes={"rss": 5}),
-        lambda: refused(lambda: LeakDetector(0)),
-        lambda: refused(lambda: _core.LeakDetector(1, (1,))),
+        lambda: refused(ValueError, lambda: LeakDetector(0)),
+        lambda: refused(TypeError, lambda: _core.LeakDetector(1, (1,))),
     ],
     "LeakDetector.__new__": [LeakDetector],
     "LeakDetector.kind": [lambda: fed().kind],
     "LeakDetector.update": [
         lambda: fed().update(2000, heap=1, rss=None),
         lambda: fed().update(step=2000, heap=10**12),
-        lambda: refused(lambda: fed().update(1, heap=1)),
-        lambda: refused(lambda: fed().update(9999, heap=-1)),
-        lambda: refused(lambda: fed().update(9999, heap=2**65)),
-        lambda: refused(lambda: fed().update(9999, heap="x")),  # type: ignore[arg-type]
-        lambda: refused(lambda: fed().update(2**70, heap=1)),
-        lambda: refused(lambda: fed().update(9999, x=1)),
-        lambda: refused(lambda: fed().update(9999, 1)),  # type: ignore[call-arg]
+        lambda: refused(ValueError, lambda: fed().update(1, heap=1)),
+        lambda: refused(ValueError, lambda: fed().update(9999, heap=-1)),
+        lambda: refused(ValueError, lambda: fed().update(9999, heap=2**65)),
+        lambda: refused(TypeError, lambda: fed().update(9999, heap="x")),  # type: ignore[arg-type]
+        lambda: refused(ValueError, lambda: fed().update(2**70, heap=1)),
+        lambda: refused(ValueError, lambda: fed().update(9999, x=1)),
+        lambda: refused(TypeError, lambda: fed().update(9999, 1)),  # type: ignore[call-arg]
     ],
     "LeakDetector.update_many": [
         fed,
-        lambda: refused(lambda: fed().update_many(0, heap=SIZES)),
-        lambda: refused(lambda: LeakDetector().update_many(0, rss=SIZES, heap=SIZES[:3])),
-        lambda: refused(lambda: LeakDetector().update_many(0, rss=SIZES, heap=array("q", [-1]))),
-        lambda: refused(lambda: LeakDetector().update_many(0, rss=SIZES, heap=b"x")),
-        lambda: refused(lambda: LeakDetector().update_many(0, rss=SIZES, x=SIZES)),
-        lambda: refused(lambda: LeakDetector().update_many(0, rss=SIZES, heap=5)),
+        lambda: refused(ValueError, lambda: fed().update_many(0, heap=SIZES)),
+        lambda: refused(
+            ValueError, lambda: LeakDetector().update_many(0, rss=SIZES, heap=SIZES[:3])
+        ),
+        lambda: refused(
+            ValueError, lambda: LeakDetector().update_many(0, rss=SIZES, heap=array("q", [-1]))
+        ),
+        lambda: refused(TypeError, lambda: LeakDetector().update_many(0, rss=SIZES, heap=b"x")),
+        lambda: refused(ValueError, lambda: LeakDetector().update_many(0, rss=SIZES, x=SIZES)),
+        lambda: refused(TypeError, lambda: LeakDetector().update_many(0, rss=SIZES, heap=5)),
     ],
     "LeakDetector.reset": [lambda: fed().reset()],
     "LeakDetector._judge": [lambda: str(fed().verdict()), lambda: LeakDetector().verdict()],
     "LeakDetector._forecast": [
         lambda: str(fed().forecast("2 GiB")),
-        lambda: refused(lambda: fed().forecast(5, signal="x")),
+        lambda: refused(ValueError, lambda: fed().forecast(5, signal="x")),
     ],
     "LeakDetector._expect": [
         lambda: fed().expect_growth("x", bytes=5, until=9, signal="rss"),
-        lambda: refused(lambda: fed().expect_growth("x" * 99, bytes=5)),
-        lambda: refused(lambda: fed().expect_growth("x", bytes=5, until=2**70)),
-        lambda: refused(lambda: fed().expect_growth("x", bytes=5, signal="x")),
-        lambda: refused(nine),
+        lambda: refused(ValueError, lambda: fed().expect_growth("x" * 99, bytes=5)),
+        lambda: refused(ValueError, lambda: fed().expect_growth("x", bytes=5, until=2**70)),
+        lambda: refused(ValueError, lambda: fed().expect_growth("x", bytes=5, signal="x")),
+        lambda: refused(ValueError, nine),
     ],
     "LeakDetector._last": [lambda: repr(fed())],
 }
@@ -207,5 +219,5 @@ for _name in ["pool", "name", "released"]:
 for _name in ["lengths", "num_tokens", "batch_size"]:
     CASES[f"KVLease.{_name}"] = [
         lambda name=_name: getattr(LEASE, name),  # type: ignore[misc]
-        with_bad(lambda x, name=_name: (x.release(), getattr(x, name))),  # type: ignore[misc]
+        with_bad(ValueError, lambda x, name=_name: (x.release(), getattr(x, name))),  # type: ignore[misc]
     ]

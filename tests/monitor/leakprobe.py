@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 from memtools import _core
+from tests.kit.refusals import refused
 
 Case = Callable[[], object]
 PROBE = _core.Probe()
-
-
-def refused(call: Case) -> None:
-    with pytest.raises(Exception):  # noqa: B017, PT011 - any refusal; which one, other tests say
-        call()
 
 
 def dropped_open() -> None:
@@ -24,37 +18,37 @@ def dropped_open() -> None:
 
 
 CASES: dict[str, list[Case]] = {
-    "Sample": [lambda: PROBE.read(), lambda: refused(lambda: _core.Sample([1]))],
+    "Sample": [lambda: PROBE.read(), lambda: refused(TypeError, lambda: _core.Sample([1]))],
     "Probe": [
         lambda: _core.Probe("/nowhere", True).read(127),
-        lambda: refused(lambda: _core.Probe("/" + "x" * 5000)),
-        lambda: refused(lambda: _core.Probe(1)),  # type: ignore[arg-type]
+        lambda: refused(ValueError, lambda: _core.Probe("/" + "x" * 5000)),
+        lambda: refused(TypeError, lambda: _core.Probe(1)),  # type: ignore[arg-type]
         dropped_open,
     ],
     "Probe.rss": [PROBE.rss],
     "Probe.read": [
         lambda: PROBE.read(127),
-        lambda: refused(lambda: PROBE.read(-1)),
-        lambda: refused(lambda: PROBE.read("x")),  # type: ignore[arg-type]
-        lambda: refused(lambda: PROBE.read(1, 2)),  # type: ignore[call-arg]
+        lambda: refused(ValueError, lambda: PROBE.read(-1)),
+        lambda: refused(TypeError, lambda: PROBE.read("x")),  # type: ignore[arg-type]
+        lambda: refused(TypeError, lambda: PROBE.read(1, 2)),  # type: ignore[call-arg]
     ],
     "Probe.smaps": [PROBE.smaps],
     "Probe.source": [PROBE.source, lambda: _core.Probe("/nowhere").source()],
     "Probe.reset_peak": [PROBE.reset_peak],
     "Probe.peak": [
         lambda: (PROBE.reset_peak(), PROBE.peak()),
-        lambda: refused(lambda: _core.Probe().peak()),
+        lambda: refused(RuntimeError, lambda: _core.Probe().peak()),
     ],
     "Probe.enter": [
         lambda: PROBE.leave(PROBE.enter("a", True)),
-        lambda: refused(lambda: PROBE.enter(1)),  # type: ignore[arg-type]
-        lambda: refused(lambda: PROBE.enter("\0")),
-        lambda: refused(lambda: PROBE.enter()),  # type: ignore[call-arg]
+        lambda: refused(TypeError, lambda: PROBE.enter(1)),  # type: ignore[arg-type]
+        lambda: refused(ValueError, lambda: PROBE.enter("\0")),
+        lambda: refused(TypeError, lambda: PROBE.enter()),  # type: ignore[call-arg]
     ],
     "Probe.leave": [
-        lambda: refused(lambda: PROBE.leave(0)),
-        lambda: refused(lambda: PROBE.leave(-1)),
-        lambda: refused(lambda: PROBE.leave("x")),  # type: ignore[arg-type]
+        lambda: refused(RuntimeError, lambda: PROBE.leave(0)),
+        lambda: refused(OverflowError, lambda: PROBE.leave(-1)),
+        lambda: refused(TypeError, lambda: PROBE.leave("x")),  # type: ignore[arg-type]
     ],
     "Probe.phases": [PROBE.phases],
     "Probe.current": [PROBE.current],

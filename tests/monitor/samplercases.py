@@ -6,9 +6,8 @@ import os
 import tempfile
 from collections.abc import Callable
 
-import pytest
-
 from memtools import _core
+from tests.kit.refusals import refused
 
 Case = Callable[[], object]
 
@@ -28,11 +27,6 @@ def columns(devices: int = 0) -> list[tuple[str, str]]:
     return COLUMNS + [(f"cuda{i}_{part}", "B") for i in range(devices) for part in parts]
 
 
-def refused(call: Case) -> None:
-    with pytest.raises(Exception):  # noqa: B017, PT011 - any refusal; which one, other tests say
-        call()
-
-
 def recorded() -> None:
     path = os.path.join(FOLDER.name, "case.mem")
     with _core.RecordWriter(path, columns(2), **SMALL) as writer:
@@ -45,14 +39,14 @@ def recorded() -> None:
 def forgotten() -> None:
     sampler = _core.Sampler(10**7)
     sampler.start()
-    refused(sampler.start)
+    refused(RuntimeError, sampler.start)
 
 
 def full() -> None:
     sampler = _core.Sampler(10**7)
     for _ in range(32):
         sampler.watch(0.5)
-    refused(lambda: sampler.watch(0.5))
+    refused(RuntimeError, lambda: sampler.watch(0.5))
 
 
 def with_devices() -> None:
@@ -69,21 +63,21 @@ SAMPLER.stop()
 CASES: dict[str, list[Case]] = {
     "device_memory": [
         lambda: _core.device_memory(0),
-        lambda: refused(lambda: _core.device_memory(-1)),
-        lambda: refused(lambda: _core.device_memory("x")),  # type: ignore[arg-type]
+        lambda: refused(ValueError, lambda: _core.device_memory(-1)),
+        lambda: refused(TypeError, lambda: _core.device_memory("x")),  # type: ignore[arg-type]
     ],
     "Sampler": [
         recorded,
         forgotten,
         lambda: _core.Sampler(10**7, None, "/nowhere", 8, 2**40),
-        lambda: refused(lambda: _core.Sampler(0)),
-        lambda: refused(lambda: _core.Sampler("x")),  # type: ignore[arg-type]
-        lambda: refused(lambda: _core.Sampler(10**7, 1)),  # type: ignore[arg-type]
-        lambda: refused(lambda: _core.Sampler(10**7, None, "/" + "x" * 5000)),
-        lambda: refused(lambda: _core.Sampler(10**7, devices=9)),
-        lambda: refused(lambda: _core.Sampler(10**7, limit=0)),
-        lambda: refused(lambda: _core.Sampler(10**7, limit=2**64)),
-        lambda: refused(lambda: _core.Sampler(10**7, limit="x")),  # type: ignore[arg-type]
+        lambda: refused(ValueError, lambda: _core.Sampler(0)),
+        lambda: refused(TypeError, lambda: _core.Sampler("x")),  # type: ignore[arg-type]
+        lambda: refused(TypeError, lambda: _core.Sampler(10**7, 1)),  # type: ignore[arg-type]
+        lambda: refused(ValueError, lambda: _core.Sampler(10**7, None, "/" + "x" * 5000)),
+        lambda: refused(ValueError, lambda: _core.Sampler(10**7, devices=9)),
+        lambda: refused(ValueError, lambda: _core.Sampler(10**7, limit=0)),
+        lambda: refused(ValueError, lambda: _core.Sampler(10**7, limit=2**64)),
+        lambda: refused(TypeError, lambda: _core.Sampler(10**7, limit="x")),  # type: ignore[arg-type]
     ],
     "Sampler.__new__": [lambda: _core.Sampler(10**7)],
     "Sampler.start": [forgotten],
@@ -91,19 +85,19 @@ CASES: dict[str, list[Case]] = {
     "Sampler.step": [
         SAMPLER.step,
         lambda: SAMPLER.step(3),
-        lambda: refused(lambda: SAMPLER.step(-1)),
-        lambda: refused(lambda: SAMPLER.step("x")),  # type: ignore[arg-type]
-        lambda: refused(lambda: SAMPLER.step(1, 2)),  # type: ignore[call-arg]
+        lambda: refused(ValueError, lambda: SAMPLER.step(-1)),
+        lambda: refused(TypeError, lambda: SAMPLER.step("x")),  # type: ignore[arg-type]
+        lambda: refused(TypeError, lambda: SAMPLER.step(1, 2)),  # type: ignore[call-arg]
     ],
     "Sampler.watch": [
         lambda: SAMPLER.unwatch(SAMPLER.watch(0.5)),
         full,
-        lambda: refused(lambda: SAMPLER.watch(0)),
-        lambda: refused(lambda: SAMPLER.watch("x")),  # type: ignore[arg-type]
+        lambda: refused(ValueError, lambda: SAMPLER.watch(0)),
+        lambda: refused(TypeError, lambda: SAMPLER.watch("x")),  # type: ignore[arg-type]
     ],
     "Sampler.unwatch": [
-        lambda: refused(lambda: SAMPLER.unwatch(31)),
-        lambda: refused(lambda: SAMPLER.unwatch("x")),  # type: ignore[arg-type]
+        lambda: refused(ValueError, lambda: SAMPLER.unwatch(31)),
+        lambda: refused(TypeError, lambda: SAMPLER.unwatch("x")),  # type: ignore[arg-type]
     ],
     "Sampler.latest": [SAMPLER.latest, lambda: _core.Sampler(10**7).latest()],
     "Sampler.devices": [with_devices, SAMPLER.devices, lambda: _core.Sampler(10**7).devices()],

@@ -1,4 +1,4 @@
-/* lock.h -- a mutex, as a thin name over POSIX threads.
+/* lock.h -- a mutex and a condition to wait on, as thin names over POSIX threads.
  *
  * Each lock of core is inside one object: the ledger, the pool, the record, the phases, the peaks,
  * the sampler (two) and the ticker. Where a thread holds two, it took the pool's before the
@@ -9,10 +9,13 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
 
 #include "base/status.h"
 
 typedef pthread_mutex_t mt_lock;
+typedef pthread_cond_t mt_condition;
 
 /* A byte that is not 0 in this process, and 0 in every child that is forked from it: there a lock
  * may be held for ever by a thread that only the parent has. The child may write to it, and it is 0
@@ -46,6 +49,27 @@ static inline void
 mt_lock_give(mt_lock *lock)
 {
     pthread_mutex_unlock(lock);
+}
+
+/* A condition whose deadlines are of mt_now_ns. Returns 0, or the errno of the call that failed. */
+int mt_condition_init(mt_condition *c);
+
+static inline void
+mt_condition_fini(mt_condition *c)
+{
+    pthread_cond_destroy(c);
+}
+
+/* Gives the lock up until somebody wakes the condition; false when until_ns came first. As with any
+ * condition, a waiter may wake without a reason: it looks again at what it waits for.
+ * pre: the lock is held, and it is again on return. */
+bool mt_condition_wait(mt_condition *c, mt_lock *lock, uint64_t until_ns);
+
+/* pre: the lock of those who wait is held. */
+static inline void
+mt_condition_wake_all(mt_condition *c)
+{
+    pthread_cond_broadcast(c);
 }
 
 #endif

@@ -1,6 +1,7 @@
-/* size.h -- size arithmetic that cannot wrap unnoticed.
+/* size.h -- size arithmetic that cannot wrap unnoticed, and the lesser and greater of two numbers.
  *
- * Each returns false when the true result does not fit a size_t, and leaves *out alone. */
+ * Each mt_size_... with an `out` returns false when the true result does not fit a size_t, and
+ * leaves *out alone. */
 #ifndef MT_BASE_SIZE_H
 #define MT_BASE_SIZE_H
 
@@ -43,6 +44,18 @@ mt_size_min(size_t a, size_t b)
 
 static inline size_t
 mt_size_max(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline uint64_t
+mt_u64_min(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline uint64_t
+mt_u64_max(uint64_t a, uint64_t b)
 {
     return a > b ? a : b;
 }

@@ -5,6 +5,7 @@
 
 #include "budget/private.h"
 #include "base/size.h"
+#include "base/utf8.h"
 
 /* The line that counts what this one counts, one level up. */
 static mt_member *
@@ -13,8 +14,11 @@ above(mt_member *m)
     return m->ledger == NULL ? NULL : &m->ledger->line;
 }
 
-bool
-mt_member_balances(const mt_member *m)
+#ifndef NDEBUG
+/* True when from this member's ledger up to the root the sum of the members is what is used, and
+ * within the limit: asserted after every change. pre: lock is held. */
+static bool
+balances(const mt_member *m)
 {
     for (const mt_ledger *l = m->ledger; l != NULL; l = l->line.ledger) {
         size_t sum = 0;
@@ -24,6 +28,7 @@ mt_member_balances(const mt_member *m)
     }
     return true;
 }
+#endif
 
 /* pre: lock is held, the member is in its ledger's list. */
 static void
@@ -32,7 +37,7 @@ discharge(mt_member *member, size_t bytes)
     assert(bytes <= member->reserved);
     for (mt_member *m = member; m != NULL; m = above(m))
         m->reserved -= bytes;
-    assert(mt_member_balances(member));
+    assert(balances(member));
     if (bytes > 0) mt_tree_announce(member->ledger->tree);
 }
 
@@ -47,7 +52,7 @@ tree_new(const mt_alloc *mem)
     t->mem = mem;
     mt_lock_init(&t->lock);
     mt_lock_init(&t->turn);
-    mt_tree_init_condition(t);
+    (void)mt_condition_init(&t->changed); /* cannot fail on Linux */
     return t;
 }
 
@@ -97,7 +102,7 @@ mt_tree_move_in(mt_tree *t)
     if (atomic_compare_exchange_strong(t->home, &seen, MT_MOVING)) {
         mt_lock_init(&t->lock);
         mt_lock_init(&t->turn);
-        mt_tree_init_condition(t);
+        (void)mt_condition_init(&t->changed); /* cannot fail on Linux */
         move_in_ledger(t->root);
         atomic_store(t->home, MT_AT_HOME);
     }
@@ -109,11 +114,8 @@ mt_tree_move_in(mt_tree *t)
 static void
 set_name(mt_member *m, const char *name)
 {
-    size_t n = strlen(name);
+    size_t n = mt_utf8_cut(name, strlen(name), MT_NAME_BYTES - 1);
 
-    if (n >= MT_NAME_BYTES)
-        for (n = MT_NAME_BYTES - 1; n > 0 && (name[n] & 0xC0) == 0x80;)
-            n--;
     memcpy(m->name, name, n);
     m->name[n] = '\0';
 }
@@ -149,7 +151,7 @@ unlink_member(mt_member *m)
     while (*at != m)
         at = &(*at)->next;
     *at = m->next;
-    assert(mt_member_balances(m));
+    assert(balances(m));
     mt_lock_give(&t->lock);
     mt_lock_give(&t->turn);
 }
@@ -289,7 +291,7 @@ mt_member_reserve(mt_member *member, size_t bytes, mt_error *err)
         m->reserved += bytes;
         m->peak = mt_size_max(m->peak, m->reserved);
     }
-    assert(mt_member_balances(member));
+    assert(balances(member));
     mt_lock_give(&t->lock);
     return st;
 }

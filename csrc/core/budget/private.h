@@ -21,7 +21,7 @@ typedef struct mt_tree {
     mt_home *home; /* NULL: forks are not noticed */
     mt_lock lock;
     mt_lock turn; /* reclaims, reports, joining and leaving: one at a time */
-    pthread_cond_t changed;
+    mt_condition changed;
     _Atomic uint64_t changes; /* written under lock */
     uint64_t tickets;         /* given so far */
     size_t ledgers;
@@ -85,14 +85,7 @@ mt_tree_figure(mt_tree *t, const size_t *at)
     return value;
 }
 
-/* True when from this member's ledger up to the root the sum of the members is what is used, and
- * within the limit: asserted after every change. pre: lock is held. */
-bool mt_member_balances(const mt_member *m);
-
 /* Wakes all who wait. pre: lock is held. */
 void mt_tree_announce(mt_tree *t);
-
-/* The condition that the tree waits on. */
-void mt_tree_init_condition(mt_tree *t);
 
 #endif

@@ -1,31 +1,18 @@
 /* wait.c -- the part of ledger.h that waits for room. */
-#define _POSIX_C_SOURCE 200809L /* pthread_condattr_setclock, clock_gettime */
 #include "budget/ledger.h"
 
 #include <assert.h>
-#include <errno.h>
-#include <time.h>
 
+#include "base/clock.h"
+#include "base/size.h"
 #include "budget/private.h"
-
-/* Waiting must not end early or late because somebody set the clock. */
-void
-mt_tree_init_condition(mt_tree *t)
-{
-    pthread_condattr_t how;
-
-    pthread_condattr_init(&how);
-    pthread_condattr_setclock(&how, CLOCK_MONOTONIC);
-    pthread_cond_init(&t->changed, &how);
-    pthread_condattr_destroy(&how);
-}
 
 /* Wakes all who wait. pre: lock is held. */
 void
 mt_tree_announce(mt_tree *t)
 {
     atomic_fetch_add_explicit(&t->changes, 1, memory_order_release);
-    pthread_cond_broadcast(&t->changed);
+    mt_condition_wake_all(&t->changed);
 }
 
 uint64_t
@@ -42,30 +29,17 @@ mt_ledger_stir(mt_ledger *ledger)
     mt_lock_give(&ledger->tree->lock);
 }
 
-/* So far from now; what is further than a century is no deadline that anybody sees. */
-static struct timespec
-deadline_in(uint64_t ns)
-{
-    const uint64_t second = 1000000000, century = 100ull * 366 * 24 * 3600 * second;
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    ns = (ns < century ? ns : century) + (uint64_t)t.tv_nsec;
-    t.tv_sec += (time_t)(ns / second);
-    t.tv_nsec = (long)(ns % second);
-    return t;
-}
-
 bool
 mt_ledger_wait(mt_ledger *ledger, uint64_t seen, uint64_t ns)
 {
-    struct timespec deadline = deadline_in(ns);
+    const uint64_t century = 100ull * 366 * 24 * 3600 * 1000000000; /* what is longer has no end */
+    uint64_t until = mt_now_ns() + mt_u64_min(ns, century);
     mt_tree *t = ledger->tree;
     bool changed;
 
     mt_tree_take(t, &t->lock);
     while (mt_ledger_changes(ledger) == seen)
-        if (pthread_cond_timedwait(&t->changed, &t->lock, &deadline) == ETIMEDOUT) break;
+        if (!mt_condition_wait(&t->changed, &t->lock, until)) break;
     changed = mt_ledger_changes(ledger) != seen;
     mt_lock_give(&t->lock);
     return changed;

@@ -1,8 +1,10 @@
 #include "cleanup/policy.h"
 
 #include <assert.h>
+#include <math.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "cleanup/private.h"
 
 #define LOOK_NS 50000000ull
@@ -13,14 +15,7 @@ enum {
     LOOK = MT_READ_RSS | MT_READ_CGROUP | MT_READ_SYSTEM | MT_READ_DEVICES,
 };
 
-static uint64_t
-lesser(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
-/* --- when: multiples, looks, and the tick from which there is something to decide ---------------
- */
+/* --- when: multiples, looks, and the tick from which there is something to decide ------------- */
 
 /* The first multiple that is not below `from`; MT_UNKNOWN for none. */
 static uint64_t
@@ -41,7 +36,7 @@ find_cadence(mt_policy *p, unsigned clock)
     uint64_t first = MT_UNKNOWN;
 
     for (int i = 0; i < MT_POLICY_ACTIONS; i++)
-        first = lesser(first, p->action[i].due[clock]);
+        first = mt_u64_min(first, p->action[i].due[clock]);
     p->cadence[clock] = first;
 }
 
@@ -53,7 +48,7 @@ judged_at(const mt_policy *p, unsigned clock)
 
     for (unsigned i = 0, left = p->waiting; left != 0; i++, left >>= 1)
         if (left & 1 && p->action[i].pending.clock == clock)
-            first = lesser(first, p->action[i].pending.tick);
+            first = mt_u64_min(first, p->action[i].pending.tick);
     return first;
 }
 
@@ -61,11 +56,11 @@ judged_at(const mt_policy *p, unsigned clock)
 static void
 aim(mt_policy *p, unsigned clock)
 {
-    uint64_t next = lesser(p->cadence[clock], p->pace[clock].at);
+    uint64_t next = mt_u64_min(p->cadence[clock], p->pace[clock].at);
 
     if (p->with.together > 0) return;
-    if (p->waiting != 0) next = lesser(next, judged_at(p, clock));
-    if (p->asked != 0) next = lesser(next, p->ticks[clock] + 1);
+    if (p->waiting != 0) next = mt_u64_min(next, judged_at(p, clock));
+    if (p->asked != 0) next = mt_u64_min(next, p->ticks[clock] + 1);
     p->next[clock] = next;
 }
 
@@ -80,7 +75,7 @@ void
 mt_policy_move_due(mt_policy *p, mt_policy_action *a)
 {
     for (unsigned c = 0; c < MT_POLICY_CLOCKS; c++) {
-        a->due[c] = multiple(lesser(a->due[c], p->ticks[c] + 1), step_of(p, a, c));
+        a->due[c] = multiple(mt_u64_min(a->due[c], p->ticks[c] + 1), step_of(p, a, c));
         find_cadence(p, c);
     }
 }
@@ -91,10 +86,10 @@ set_pace(mt_policy *p, unsigned clock, uint64_t now)
 {
     mt_policy_pace *w = &p->pace[clock];
     double ns = (double)mt_policy_since(w->at_ns, now), ticks = (double)(p->ticks[clock] - w->tick);
-    uint64_t most = lesser(LOOK_MOST, 2 * w->gap);
+    uint64_t most = mt_u64_min(LOOK_MOST, 2 * w->gap);
     double gap = ns > 0 ? (double)LOOK_NS * ticks / ns : LOOK_MOST;
 
-    w->gap = gap<1 ? 1 : gap>(double) most ? most : (uint64_t)gap;
+    w->gap = gap < 1 ? 1 : (uint64_t)fmin(gap, (double)most);
     w->tick = p->ticks[clock];
     w->at_ns = now;
     w->at = w->tick + w->gap;
@@ -110,8 +105,7 @@ start_looks(mt_policy *p, uint64_t now)
     }
 }
 
-/* --- life --------------------------------------------------------------------------------------
- */
+/* --- life ------------------------------------------------------------------------------------- */
 
 void
 mt_policy_init(mt_policy *p, const mt_policy_setup *with, uint64_t now)
@@ -183,8 +177,7 @@ mt_policy_rule_set(mt_policy *p, unsigned action, const mt_policy_rule *rule)
     mt_policy_aim_all(p);
 }
 
-/* --- what to read ------------------------------------------------------------------------------
- */
+/* --- what to read ----------------------------------------------------------------------------- */
 
 /* Every 50 ms, whichever clocks tick; half of it is near enough, as a tick is when it is. */
 static bool
@@ -239,8 +232,7 @@ mt_policy_heap_read(mt_policy *p, uint64_t now, uint64_t cost)
     p->heap_ns = now + HEAP_SHARE * cost;
 }
 
-/* --- decisions ---------------------------------------------------------------------------------
- */
+/* --- decisions -------------------------------------------------------------------------------- */
 
 static void
 ask(mt_policy *p, unsigned i, unsigned why)

@@ -9,8 +9,7 @@
 
 #define REST_SHARE 100.0
 
-/* --- signals -----------------------------------------------------------------------------------
- */
+/* --- signals ---------------------------------------------------------------------------------- */
 
 /* Whether used is at its mark, and whether it is 5 % below. False for both where it is unknown. */
 static bool
@@ -114,8 +113,7 @@ mt_policy_level_of(const mt_sample *x)
     return out;
 }
 
-/* --- reasons to act ----------------------------------------------------------------------------
- */
+/* --- reasons to act --------------------------------------------------------------------------- */
 
 unsigned
 mt_policy_reasons(const mt_policy_action *a, const mt_policy_signals *s)

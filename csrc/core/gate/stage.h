@@ -51,8 +51,8 @@ void mt_stage_abandon(mt_stage *s);
  * its order. bytes may be 0 (then src is not read): such an item keeps its place, and 256 bytes.
  *   MT_EAGAIN   full, in bytes or in items: pop, then try again
  *   MT_ELIMIT   more than the capacity: will never fit
- *   MT_EDEVICE  a device call failed; or, with native 0 and call "append during CUDA graph
- * capture", the stream is being captured: a copy would be replayed instead of made
+ *   MT_EDEVICE  a device call failed; or, with native 0 and the call "append during CUDA graph
+ *               capture", the stream is being captured: a copy would be replayed, not made
  *
  * On failure the length, every item and src are as before, and the stage stays usable; src's memory
  * is free for work on `stream`, as after success, and `stream` must live until a later push

@@ -19,12 +19,6 @@ enum { BLOCK = 4096 };
  * 2^-126, which float flushes or rounds, are less than 2^-34 of it. */
 #define SAFE_SUM 0x1p-80
 
-bool
-mt_grad_takes(mt_dtype dtype)
-{
-    return mt_dtype_writable(dtype);
-}
-
 /* With the type a constant, the switch is gone and the loop around it becomes vectors. */
 INLINE float
 load(const void *data, size_t i, mt_dtype dtype)

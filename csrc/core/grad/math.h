@@ -24,9 +24,6 @@ typedef struct mt_grad_sum {
     uint64_t nans;
 } mt_grad_sum;
 
-/* True for the types that the functions here take: float32, float64, float16, bfloat16. */
-bool mt_grad_takes(mt_dtype dtype);
-
 /* The sum of squares of n elements, and how many of them are not finite. Squares of float64 are
  * taken in double, where they can overflow and vanish. */
 mt_grad_sum mt_grad_square(mt_dtype dtype, const void *data, size_t n);

@@ -22,7 +22,7 @@
 typedef struct mt_grad_span {
     void *data;
     size_t n;
-    mt_dtype dtype; /* mt_grad_takes() it */
+    mt_dtype dtype; /* mt_dtype_writable() */
 } mt_grad_span;
 
 typedef struct mt_grad_total {

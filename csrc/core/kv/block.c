@@ -1,8 +1,9 @@
-#include "kv/private.h"
+#include "kv/block.h"
 
 #include <assert.h>
 
 #include "base/size.h"
+#include "kv/mapping.h"
 
 static size_t
 need(const mt_kvpool *pool, size_t promised)

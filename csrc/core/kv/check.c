@@ -1,7 +1,9 @@
 /* What is true of a pool between any two calls; for tests and fuzzing. */
-#include "kv/private.h"
+#include "kv/check.h"
 
 #include "base/size.h"
+#include "kv/mapping.h"
+#include "kv/private.h"
 
 /* Takes all names off the references, or puts them back: in between each is 0. */
 static void
@@ -88,7 +90,7 @@ shown_holds(const mt_kvlease *lease, size_t row)
     const mt_kvslot *s = mt_kvlease_slot(lease, row);
 
     for (size_t unit = 0; unit < pool->geom.units; unit++) {
-        size_t end = lease->shown[row * pool->geom.units + unit] / pool->geom.block_tokens;
+        size_t end = lease->mapped_to[row * pool->geom.units + unit] / pool->geom.block_tokens;
 
         for (size_t tb = 0; tb < end; tb++) {
             uint32_t have = mt_kvslot_have(pool, s, unit, tb);

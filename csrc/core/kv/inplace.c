@@ -2,33 +2,24 @@
 #include <assert.h>
 #include <string.h>
 
-#include "kv/grow.h"
+#include "kv/inplace.h"
 #include "base/size.h"
+#include "kv/block.h"
+#include "kv/journal.h"
+#include "kv/mapping.h"
+#include "kv/prepare.h"
 
 /* --- open --- */
-
-static void
-set_rows(mt_kvlease *lease, size_t layer, size_t tokens)
-{
-    for (size_t row = 0; row < lease->rows; row++) {
-        lease->from[row] = *mt_kvlease_len(lease, layer, row);
-        lease->to[row] = mt_size_max(lease->from[row], tokens);
-    }
-}
 
 /* Twice: first the blocks are owned, then what lies in them past the lengths is zeros. */
 static mt_status
 open_layer(mt_kvlease *lease, size_t layer, size_t tokens, mt_error *err)
 {
-    mt_status st;
+    mt_kvwant own = {.layer = layer, .to = tokens, .view = tokens, .own_only = true};
+    mt_kvwant zeros = {.layer = layer, .view = tokens};
+    mt_status st = mt_kvprepare(lease, &own, err);
 
-    set_rows(lease, layer, tokens);
-    lease->opening = true;
-    st = mt_kvgrow_prepare(lease, layer, tokens, err);
-    lease->opening = false;
-    if (st != MT_OK) return st;
-    set_rows(lease, layer, 0);
-    return mt_kvgrow_prepare(lease, layer, tokens, err);
+    return st == MT_OK ? mt_kvprepare(lease, &zeros, err) : st;
 }
 
 /* The rows' tables end where they did, and what was promised then is promised again. */
@@ -42,8 +33,8 @@ close_rows(mt_kvlease *lease, const size_t *taken, size_t promised)
             s->taken--;
             mt_kvblock_untake(lease, lease->first + row, s->table[s->taken], false);
         }
-        mt_kvlease_unclean(lease, row);
-        mt_kvlease_unready(lease, row);
+        mt_kvprepare_forget_zeros(lease, row);
+        mt_kvprepare_forget_maps(lease, row);
     }
     mt_kvblock_unpromise(lease, mt_size_max(lease->promised, promised) - promised);
 }
@@ -133,7 +124,7 @@ note_exposed(mt_kvlease *lease)
 
     lease->exposed = true;
     for (size_t i = 0; i < lease->rows * g->config.layers; i++)
-        lease->clean[i] = (uint32_t)(g->blocks * g->block_tokens);
+        lease->zero_to[i] = (uint32_t)(g->blocks * g->block_tokens);
 }
 
 /* Blocks that every row has to have before it is exposed: where somebody has named the home's. */
@@ -186,7 +177,7 @@ mt_kvlease_expose(mt_kvlease *lease, mt_error *err)
     if (st == MT_EAGAIN) st = mt_fail(err, MT_ENOMEM, MT_STORE_MAPS, 0);
     for (size_t row = 0; st != MT_OK && row < lease->rows; row++) {
         if (!lease->exposed) hide_row(lease, row);
-        mt_kvlease_unready(lease, row); /* a mapping may have failed half-way */
+        mt_kvprepare_forget_maps(lease, row); /* a mapping may have failed half-way */
     }
     if (st != MT_OK) (void)mt_kvmap_clear(pool, NULL); /* what it leaves is left when it is taken */
     mt_lock_give(&pool->lock);
@@ -207,22 +198,29 @@ announced(const mt_kvlease *lease, const mt_kvstep *step, size_t row)
 }
 
 /* Where code may have written, the row's own home holds it: name its blocks. */
+typedef struct announcement {
+    mt_kvlease *lease;
+    const mt_kvstep *step;
+} announcement;
+
 static mt_status
-name_touched(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
+name_touched(void *arg, mt_error *err)
 {
+    const announcement *a = arg;
+    mt_kvlease *lease = a->lease;
     mt_status st = MT_OK;
     mt_kvjournal j;
     size_t more = 0;
 
     for (size_t row = 0; row < lease->rows; row++) {
-        mt_kvspan w = announced(lease, step, row);
+        mt_kvspan w = announced(lease, a->step, row);
 
         more += mt_kvgrow_missing(lease, row, w.lo, w.hi);
     }
     mt_kvjournal_begin(&j, lease);
     if (more > 0) st = mt_kvjournal_promise(&j, more, err);
     for (size_t row = 0; st == MT_OK && row < lease->rows; row++) {
-        mt_kvspan w = announced(lease, step, row);
+        mt_kvspan w = announced(lease, a->step, row);
         mt_kvslot *s = mt_kvlease_slot(lease, row);
 
         /* Of a row that came after the others were exposed no code has written the tokens: they are
@@ -234,20 +232,6 @@ name_touched(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
         mt_kvjournal_commit(&j);
     else
         mt_kvjournal_undo(&j, err);
-    return st;
-}
-
-static mt_status
-announce_exposed(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
-{
-    mt_kvpool *pool = lease->pool;
-    mt_status st;
-    mt_error why;
-
-    do {
-        mt_lock_take(&pool->lock);
-        st = name_touched(lease, step, &why);
-    } while (mt_kvpool_again(pool, st, &why, err));
     return st;
 }
 
@@ -284,6 +268,7 @@ mt_status
 mt_kvlease_announce(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
 {
     const mt_kvconfig *c = &lease->pool->geom.config;
+    announcement a = {lease, step};
     mt_status st;
 
     for (size_t row = 0; row < lease->rows; row++) {
@@ -293,7 +278,8 @@ mt_kvlease_announce(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
             return mt_fail_shape(err, "tokens", count > SIZE_MAX - has ? SIZE_MAX : has + count,
                                  c->max_tokens);
     }
-    st = lease->exposed ? announce_exposed(lease, step, err) : announce_zeros(lease, step, err);
+    st = lease->exposed ? mt_kvpool_retry(lease->pool, name_touched, &a, err)
+                        : announce_zeros(lease, step, err);
     for (size_t layer = 0; st == MT_OK && layer < c->layers; layer++)
         mt_kvlease_advance(lease, layer, step);
     return st;

@@ -1,8 +1,13 @@
+#include "kv/lease.h"
+
 #include <assert.h>
 #include <string.h>
 
-#include "kv/grow.h"
 #include "base/size.h"
+#include "kv/block.h"
+#include "kv/mapping.h"
+#include "kv/prepare.h"
+#include "kv/written.h"
 
 /* --- looking --- */
 
@@ -66,265 +71,355 @@ mt_kvlease_row_tokens(const mt_kvlease *lease, size_t row)
     return tokens;
 }
 
-size_t
-mt_kvlease_blocks(const mt_kvlease *lease, size_t row)
+/* --- which slots --- */
+
+typedef struct mt_score { /* of a run of slots: more is better, then less */
+    size_t wanted;        /* resident blocks where the lease will need them */
+    size_t others;        /* idle blocks that some other lease may want */
+} mt_score;
+
+static mt_score
+slot_score(const mt_kvslot *s, size_t lo, size_t hi)
 {
-    return mt_kvgeom_blocks(&lease->pool->geom, mt_kvlease_row_tokens(lease, row));
+    mt_score score = {0, s->idle};
+
+    for (size_t tb = lo; s->idle > 0 && tb < hi; tb++)
+        score.wanted += s->resident[tb] && s->refs[tb] == 0;
+    if (lo == hi) score.wanted = s->idle; /* nobody says how long it will be: the more the better */
+    score.others -= score.wanted;
+    return score;
+}
+
+static bool
+better(mt_score a, mt_score b)
+{
+    return a.wanted != b.wanted ? a.wanted > b.wanted : a.others < b.others;
+}
+
+static bool
+run_score(const mt_kvpool *pool, size_t first, size_t rows, size_t lo, size_t hi, bool named,
+          mt_score *out)
+{
+    mt_score sum = {0, 0};
+
+    for (size_t i = first; i < first + rows; i++) {
+        const mt_kvslot *s = &pool->slots[i];
+        mt_score one;
+
+        if (s->lease != NULL || s->exposed || (!named && s->named > 0)) return false;
+        one = slot_score(s, lo, hi);
+        sum.wanted += one.wanted;
+        sum.others += one.others;
+    }
+    *out = sum;
+    return true;
+}
+
+/* The best run of free slots within one arena, with or without those whose homes hold blocks that
+ * others have named; slot_count when there is none. */
+static size_t
+best_run(const mt_kvpool *pool, size_t rows, size_t lo, size_t hi, bool named)
+{
+    size_t arena = pool->geom.config.max_rows, best = pool->slot_count;
+    mt_score best_score = {0, 0}, score;
+
+    for (size_t first = 0; first < pool->slot_count; first++) {
+        if (first % arena + rows > arena) continue;
+        if (!run_score(pool, first, rows, lo, hi, named, &score)) continue;
+        if (best < pool->slot_count && !better(score, best_score)) continue;
+        best = first;
+        best_score = score;
+    }
+    return best;
+}
+
+/* A row whose home others have named finds its blocks elsewhere, in more stretches; so before a
+ * pool has some arenas it rather takes one more. */
+static size_t
+find_run(const mt_kvpool *pool, size_t rows, size_t lo, size_t hi)
+{
+    enum { SOME_ARENAS = 4 };
+    size_t first = best_run(pool, rows, lo, hi, false);
+
+    if (first < pool->slot_count) return first;
+    if (pool->slot_count < SOME_ARENAS * pool->geom.config.max_rows) return first;
+    return best_run(pool, rows, lo, hi, true);
+}
+
+/* --- the struct --- */
+
+static size_t
+array_words(const mt_kvgeom *g, size_t rows)
+{
+    return rows * (3 * g->config.layers + 3 * g->units);
+}
+
+static void
+free_lease(mt_kvlease *lease)
+{
+    mt_alloc mem = lease->pool->mem;
+    size_t rows = lease->max_rows;
+
+    if (lease->lengths != NULL)
+        mem.put(mem.ctx, lease->lengths,
+                array_words(&lease->pool->geom, rows) * sizeof *lease->lengths);
+    mem.put(mem.ctx, lease, sizeof *lease);
+}
+
+static mt_kvlease *
+new_lease(mt_kvpool *pool, size_t rows)
+{
+    const mt_kvgeom *g = &pool->geom;
+    mt_kvlease *lease = mt_alloc_zeroed(&pool->mem, 1, sizeof *lease);
+
+    if (lease == NULL) return NULL;
+    lease->pool = pool;
+    lease->rows = lease->max_rows = rows;
+    lease->holds = 1;
+    lease->lengths = mt_alloc_zeroed(&pool->mem, array_words(g, rows), sizeof *lease->lengths);
+    if (lease->lengths == NULL) {
+        free_lease(lease);
+        return NULL;
+    }
+    lease->zero_to = lease->lengths + rows * g->config.layers;
+    lease->writable_to = lease->zero_to + rows * g->config.layers;
+    lease->owned_from = lease->writable_to + rows * g->config.layers;
+    lease->owned_to = lease->owned_from + rows * g->units;
+    lease->mapped_to = lease->owned_to + rows * g->units;
+    return lease;
+}
+
+/* --- lending --- */
+
+static void
+settle_in(mt_kvlease *lease, size_t first)
+{
+    mt_kvpool *pool = lease->pool;
+
+    lease->first = first;
+    lease->base = pool->slots[first].base;
+    for (size_t row = 0; row < lease->rows; row++) {
+        mt_kvslot *s = mt_kvlease_slot(lease, row);
+
+        s->lease = lease;
+        s->taken = s->reach = 0;
+        s->home = first + row;
+        assert(!s->stale && !s->exposed);
+    }
+    lease->next = pool->leases;
+    if (lease->next != NULL) lease->next->prev = lease;
+    pool->leases = lease;
+}
+
+mt_status
+lend(mt_kvpool *pool, size_t rows, size_t lo, size_t hi, size_t promise, mt_kvlease **out,
+     mt_error *err)
+{
+    mt_kvlease *lease;
+    size_t first;
+    mt_status st;
+
+    if (rows == 0 || rows > pool->geom.config.max_rows)
+        return mt_fail_shape(err, "rows", rows, pool->geom.config.max_rows);
+    if ((lease = new_lease(pool, rows)) == NULL) return mt_fail(err, MT_ENOMEM, "kvpool", 0);
+    if ((st = mt_kvblock_promise(lease, promise, err)) != MT_OK) goto no_promise;
+    first = find_run(pool, rows, lo, hi);
+    if (first == pool->slot_count && (st = mt_kvpool_extend(pool, err)) != MT_OK) goto no_slots;
+    settle_in(lease, first); /* where there was none, the new arena begins there */
+    *out = lease;
+    return MT_OK;
+
+no_slots: /* the promise stands */
+    mt_kvblock_unpromise(lease, promise);
+no_promise: /* the lease is linked nowhere */
+    free_lease(lease);
+    return st;
+}
+
+typedef struct acquisition {
+    mt_kvpool *pool;
+    size_t rows, tokens;
+    mt_kvlease **out;
+} acquisition;
+
+static mt_status
+acquire_locked(void *arg, mt_error *err)
+{
+    const acquisition *a = arg;
+    size_t blocks = mt_kvgeom_blocks(&a->pool->geom, a->tokens), promise;
+    mt_status st;
+
+    if (!mt_size_mul(a->rows, blocks, &promise)) return mt_fail(err, MT_EOVERFLOW, "kvpool", 0);
+    st = lend(a->pool, a->rows, 0, blocks, promise, a->out, err);
+    a->pool->acquired += st == MT_OK;
+    return st;
+}
+
+mt_status
+mt_kvpool_acquire(mt_kvpool *pool, size_t rows, size_t tokens, mt_kvlease **out, mt_error *err)
+{
+    acquisition a = {pool, rows, mt_size_min(tokens, pool->geom.config.max_tokens), out};
+
+    return mt_kvpool_retry(pool, acquire_locked, &a, err);
+}
+
+/* --- giving back --- */
+
+static void
+free_slot(mt_kvpool *pool, size_t index)
+{
+    mt_kvslot *s = &pool->slots[index];
+
+    mt_kvblock_unexpose(pool, index); /* before its blocks are unnamed: they are kept */
+    s->home = index;
+    for (size_t tb = 0; tb < s->taken; tb++)
+        mt_kvblock_unname(pool, s->table[tb]);
+    pool->stale -= s->stale;
+    s->stale = false;
+    s->taken = 0;
+    s->lease = NULL;
+    s->used_at = ++pool->clock;
+    mt_kvmap_settle(pool, index);
+    s->reach = 0;
 }
 
 void
-mt_kvlease_unready(mt_kvlease *lease, size_t row)
+take_back(mt_kvlease *lease)
 {
-    size_t units = lease->pool->geom.units;
+    mt_kvpool *pool = lease->pool;
 
-    for (size_t at = row * units; at < (row + 1) * units; at++)
-        lease->ready_lo[at] = lease->ready_hi[at] = lease->shown[at] = 0;
+    for (size_t row = 0; row < lease->max_rows; row++)
+        free_slot(pool, lease->first + row);
+    if (lease->prev != NULL) lease->prev->next = lease->next;
+    if (lease->prev == NULL) pool->leases = lease->next;
+    if (lease->next != NULL) lease->next->prev = lease->prev;
+    mt_kvblock_unpromise(lease, lease->promised);
+    if (pool->closed) mt_kvblock_drop(pool, 0);
+    mt_kvblock_fit(pool);
+    free_lease(lease);
 }
 
-/* --- prepare --- */
-
-static uint32_t *
-clean_of(const mt_kvlease *lease, size_t layer, size_t row)
+void
+mt_kvlease_release(mt_kvlease *lease)
 {
-    return &lease->clean[row * lease->pool->geom.config.layers + layer];
+    mt_kvpool *pool = lease->pool;
+
+    mt_lock_take(&pool->lock);
+    assert(!lease->released);
+    lease->released = true;
+    pool->released++;
+    if (--lease->holds == 0) take_back(lease);
+    mt_kvpool_unlock_or_free(pool);
 }
 
-static uint32_t *
-roomed_of(const mt_kvlease *lease, size_t layer, size_t row)
+void
+mt_kvlease_hold(mt_kvlease *lease)
 {
-    return &lease->roomed[row * lease->pool->geom.config.layers + layer];
+    mt_lock_take(&lease->pool->lock);
+    lease->holds++;
+    mt_lock_give(&lease->pool->lock);
 }
 
-/* What of the row's blocks a view of `view` tokens shows past `to`, as far as it is not known to be
- * zeros: tokens [lo, hi). Past the table's end views show zeros anyway. If there is any, then to
- * the end of the block, which views of the next tokens will show. */
-static mt_kvspan
-dirt(const mt_kvlease *lease, size_t layer, size_t row, size_t to, size_t view)
+void
+mt_kvlease_unhold(mt_kvlease *lease)
 {
-    size_t step = lease->pool->geom.block_tokens;
-    size_t taken =
-        mt_size_max(mt_kvlease_slot(lease, row)->taken, mt_kvgeom_blocks(&lease->pool->geom, to));
-    size_t lo =
-        to < *roomed_of(lease, layer, row) ? to : mt_size_max(*clean_of(lease, layer, row), to);
-    size_t hi = mt_size_min(view, taken * step);
+    mt_kvpool *pool = lease->pool;
 
-    return (mt_kvspan){lo, hi > lo ? mt_kvgeom_blocks(&lease->pool->geom, hi) * step : lo};
+    mt_lock_take(&pool->lock);
+    assert(lease->holds > 0);
+    if (--lease->holds == 0) take_back(lease);
+    mt_kvpool_unlock_or_free(pool);
 }
 
+/* --- forking --- */
+
+static void
+copy_row(mt_kvlease *child, size_t row, const mt_kvlease *parent, size_t from)
+{
+    mt_kvpool *pool = child->pool;
+    mt_kvslot *to = mt_kvlease_slot(child, row);
+    const mt_kvslot *s = mt_kvlease_slot(parent, from);
+
+    to->taken = mt_kvlease_blocks(parent, from);
+    for (size_t tb = 0; tb < to->taken; tb++) {
+        to->table[tb] = s->table[tb];
+        mt_kvblock_name(pool, s->table[tb]);
+    }
+    to->reach = to->taken;
+    for (size_t layer = 0; layer < pool->geom.config.layers; layer++) {
+        size_t at = row * pool->geom.config.layers + layer;
+
+        child->lengths[at] = *mt_kvlease_len(parent, layer, from);
+        child->zero_to[at] = child->writable_to[at] = child->lengths[at];
+    }
+}
+
+/* Blocks that the children need beside the shared ones, for tokens each. */
 static bool
-row_is_mapped(const mt_kvlease *lease, size_t layer, size_t row, size_t view)
+promise_of(const mt_kvlease *parent, size_t n, size_t tokens, size_t *whole, size_t *promise)
 {
-    size_t from = lease->from[row], to = lease->to[row];
-    size_t unit = row * lease->pool->geom.units + mt_kvgeom_unit(&lease->pool->geom, layer);
+    const mt_kvgeom *g = &parent->pool->geom;
+    size_t blocks = mt_kvgeom_blocks(g, mt_size_min(tokens, g->config.max_tokens)), one;
 
-    if (to > from && (from < lease->ready_lo[unit] || to > lease->ready_hi[unit])) return false;
-    return view <= lease->shown[unit];
-}
+    *promise = 0;
+    *whole = g->blocks;
+    for (size_t row = 0; row < parent->rows; row++) {
+        size_t full = mt_kvlease_row_tokens(parent, row) / g->block_tokens;
 
-static bool
-is_clean(const mt_kvlease *lease, size_t layer, size_t view)
-{
-    for (size_t row = 0; row < lease->rows; row++) {
-        mt_kvspan left = dirt(lease, layer, row, lease->to[row], view);
-
-        if (left.lo < left.hi) return false;
+        *whole = mt_size_min(*whole, full);
+        if (!mt_size_mul(n, blocks > full ? blocks - full : 0, &one)) return false;
+        if (!mt_size_add(*promise, one, promise)) return false;
     }
     return true;
 }
 
-/* Without the lock where all rows end at the view: the lease's own arrays say it. */
-static bool
-is_ready(mt_kvlease *lease, size_t layer, size_t view)
-{
-    bool clean, ragged = false;
-
-    for (size_t row = 0; row < lease->rows; row++) {
-        if (!row_is_mapped(lease, layer, row, view)) return false;
-        ragged |= view > lease->to[row];
-    }
-    if (!ragged) return true;
-    mt_lock_take(&lease->pool->lock); /* slots move when the pool grows */
-    clean = is_clean(lease, layer, view);
-    mt_lock_give(&lease->pool->lock);
-    return clean;
-}
-
-/* Blocks that are written: by the caller, and by cleaning. */
-static mt_kvspan
-written(const mt_kvlease *lease, size_t layer, size_t row, size_t view)
-{
-    const mt_kvgeom *g = &lease->pool->geom;
-    size_t from = lease->from[row], to = lease->to[row];
-    mt_kvspan left = dirt(lease, layer, row, to, view), w = {from / g->block_tokens, 0};
-
-    w.hi = to > from ? mt_kvgeom_blocks(g, to) : w.lo;
-    if (left.lo == left.hi) return w;
-    if (w.lo == w.hi) w.lo = left.lo / g->block_tokens;
-    w.hi = mt_size_max(w.hi, mt_kvgeom_blocks(g, left.hi));
-    return w;
-}
-
-/* Zeros in tokens [lo, hi) of one layer's K and V. Heads follow each other where tokens do not. */
-static mt_status
-zero_tokens(mt_kvlease *lease, size_t layer, size_t row, mt_kvspan t, mt_error *err)
-{
-    mt_kvpool *pool = lease->pool;
-    const mt_kvgeom *g = &pool->geom;
-    bool head_major = g->config.layout == MT_KV_HEAD_MAJOR;
-    bool gaps = g->config.layer_group > 1;
-    size_t pieces = head_major ? g->config.heads : gaps ? t.hi - t.lo : 1;
-    size_t stride = head_major ? g->head_stride : g->token_bytes;
-    size_t bytes = gaps ? g->config.heads * g->row_bytes : (t.hi - t.lo) * g->token_bytes;
-    mt_status st = MT_OK;
-
-    for (size_t which = 0; which < 2; which++) {
-        char *at = lease->base + row * g->slot_bytes + mt_kvgeom_offset(g, layer, which) +
-                   t.lo * g->token_bytes;
-
-        for (size_t i = 0; st == MT_OK && i < pieces; i++, at += stride)
-            st = pool->store.zero(pool->store.ctx, at, bytes, err);
-    }
-    return st;
-}
-
-/* The row's addresses follow its table, in this unit, from what was ready before on to `view`. */
-static mt_status
-follow(mt_kvlease *lease, size_t unit, size_t row, size_t view, mt_kvspan write, mt_error *err)
-{
-    const mt_kvgeom *g = &lease->pool->geom;
-    size_t shown = lease->shown[row * g->units + unit];
-    mt_kvspan see = {shown / g->block_tokens, mt_kvgeom_blocks(g, view)};
-
-    if (write.hi > write.lo) see.lo = mt_size_min(see.lo, write.lo);
-    /* what was shown stays in sight: what lies ahead of `see` may be mapped otherwise */
-    see.hi = mt_size_max(see.hi, mt_size_max(write.hi, shown / g->block_tokens));
-    if (see.lo >= see.hi) return MT_OK;
-    return mt_kvmap_follow(lease->pool, lease->first + row, unit, &see, &write, err);
-}
-
-/* Where the system allows no more stretches, the row's blocks move to one home, which all of its
- * addresses map: then there is nothing left to follow but what is in view. */
-static mt_status
-follow_or_move(mt_kvjournal *j, size_t unit, size_t row, size_t view, mt_kvspan write,
-               mt_error *err)
-{
-    mt_kvlease *lease = j->lease;
-    mt_status st = follow(lease, unit, row, view, write, err);
-    size_t blocks = mt_kvgeom_blocks(&lease->pool->geom, view);
-
-    if (st == MT_EAGAIN && mt_kvmap_relax(lease->pool))
-        st = follow(lease, unit, row, view, write, err);
-    if (st != MT_EAGAIN) return st;
-    if ((st = mt_kvgrow_move(j, row, blocks, err)) != MT_OK) return st;
-    return follow(lease, unit, row, view, write, err);
-}
+typedef struct forking {
+    mt_kvlease *parent;
+    size_t n, tokens;
+    mt_kvlease **out;
+} forking;
 
 static mt_status
-prepare_row(mt_kvjournal *j, size_t layer, size_t row, size_t view, mt_error *err)
+fork_locked(void *arg, mt_error *err)
 {
-    mt_kvspan write = written(j->lease, layer, row, view), left;
-    mt_status st = mt_kvgrow_own(j, row, write.lo, write.hi, err);
-
-    if (st == MT_OK)
-        st = follow_or_move(j, mt_kvgeom_unit(&j->lease->pool->geom, layer), row, view, write, err);
-    if (st != MT_OK) return st;
-    left = dirt(j->lease, layer, row, j->lease->to[row], view);
-    return left.lo < left.hi ? zero_tokens(j->lease, layer, row, left, err) : MT_OK;
-}
-
-/* The caller may write up to `to` now; from there on it is zeros, as far as it was cleaned. */
-static void
-note_clean(mt_kvlease *lease, size_t layer, size_t row, size_t view)
-{
-    uint32_t *clean = clean_of(lease, layer, row), *roomed = roomed_of(lease, layer, row);
-    size_t to = lease->to[row], hi = dirt(lease, layer, row, to, view).hi;
-
-    *clean = (uint32_t)(to < *roomed && hi < *roomed ? hi : mt_size_max(*clean, hi));
-    *roomed = (uint32_t)to;
-}
-
-/* The row's part of what prepare promised, for the next call to see. pre: committed. */
-static void
-note_ready(mt_kvlease *lease, size_t layer, size_t row, size_t view)
-{
-    const mt_kvgeom *g = &lease->pool->geom;
-    size_t at = row * g->units + mt_kvgeom_unit(g, layer), step = g->block_tokens;
-    size_t blocks = mt_size_max(mt_kvgeom_blocks(g, view), lease->shown[at] / step);
-
-    lease->shown[at] = (uint32_t)(blocks * step);
-    if (!lease->opening) note_clean(lease, layer, row, view);
-    if (lease->to[row] == lease->from[row]) return;
-    lease->ready_lo[at] = (uint32_t)(lease->from[row] / step * step);
-    lease->ready_hi[at] = (uint32_t)(mt_kvgeom_blocks(g, lease->to[row]) * step);
-}
-
-/* For all rows at once, so that a refusal takes nothing and says what the whole call lacks. */
-static mt_status
-promise_rows(mt_kvjournal *j, size_t layer, size_t view, mt_error *err)
-{
-    size_t blocks = 0;
-
-    for (size_t row = 0; row < j->lease->rows; row++) {
-        mt_kvspan write = written(j->lease, layer, row, view);
-
-        blocks += mt_kvgrow_missing(j->lease, row, write.lo, write.hi);
-    }
-    return blocks > 0 ? mt_kvjournal_promise(j, blocks, err) : MT_OK;
-}
-
-static mt_status
-prepare_locked(mt_kvlease *lease, size_t layer, size_t view, mt_error *err)
-{
+    const forking *f = arg;
+    mt_kvlease *parent = f->parent, *child = NULL;
+    mt_kvpool *pool = parent->pool;
+    size_t rows = parent->rows * f->n, whole, promise;
     mt_status st;
-    mt_kvjournal j;
 
-    mt_kvjournal_begin(&j, lease);
-    st = promise_rows(&j, layer, view, err);
-    for (size_t row = 0; st == MT_OK && row < lease->rows; row++)
-        st = mt_kvgrow_extend_nearest(&j, row, written(lease, layer, row, view).hi, err);
-    for (size_t row = 0; st == MT_OK && row < lease->rows; row++)
-        st = prepare_row(&j, layer, row, view, err);
-    if (st == MT_OK)
-        st = mt_kvgrow_follow_copies(&j, mt_kvgeom_unit(&lease->pool->geom, layer),
-                                     mt_kvgeom_blocks(&lease->pool->geom, view), err);
+    if (!promise_of(parent, f->n, f->tokens, &whole, &promise))
+        return mt_fail(err, MT_EOVERFLOW, "kvpool", 0);
+    st = lend(pool, rows, whole, pool->geom.blocks, promise, &child, err);
+    if (st != MT_OK) return st;
+    assert(child != NULL);
+    for (size_t row = 0; row < rows; row++)
+        copy_row(child, row, parent, row / f->n);
+    for (size_t row = 0; st == MT_OK && row < rows; row++)
+        st = mt_kvmap_alias(pool, child->first + row, err);
     if (st != MT_OK) {
-        mt_kvjournal_undo(&j, err);
-        for (size_t row = 0; row < lease->rows; row++)
-            mt_kvlease_unready(lease, row); /* a mapping may have failed half-way */
+        take_back(child);
         return st;
     }
-    mt_kvjournal_commit(&j);
-    for (size_t row = 0; row < lease->rows; row++)
-        note_ready(lease, layer, row, view);
+    for (size_t row = 0; row < parent->rows; row++)
+        mt_kvprepare_forget_maps(parent, row); /* its blocks are shared now */
+    pool->forked++;
+    *f->out = child;
     return MT_OK;
 }
 
-static void
-note_roomed(mt_kvlease *lease, size_t layer)
-{
-    for (size_t row = 0; row < lease->rows; row++) {
-        uint32_t *roomed = roomed_of(lease, layer, row);
-
-        if (*roomed < lease->to[row]) *roomed = (uint32_t)lease->to[row];
-    }
-}
-
 mt_status
-mt_kvgrow_prepare(mt_kvlease *lease, size_t layer, size_t view, mt_error *err)
+mt_kvlease_fork(mt_kvlease *parent, size_t n, size_t tokens, mt_kvlease **out, mt_error *err)
 {
-    mt_kvpool *pool = lease->pool;
+    size_t most = parent->pool->geom.config.max_rows, rows;
+    forking f = {parent, n, tokens, out};
     mt_status st;
-    mt_error why;
 
-    if (is_ready(lease, layer, view)) {
-        if (!lease->opening) note_roomed(lease, layer);
-        return MT_OK;
-    }
-    do {
-        mt_lock_take(&pool->lock);
-        st = prepare_locked(lease, layer, view, &why);
-    } while (mt_kvpool_again(pool, st, &why, err));
-    return st;
+    if (!mt_size_mul(parent->rows, n, &rows)) return mt_fail(err, MT_EOVERFLOW, "kvpool", 0);
+    if (rows == 0 || rows > most) return mt_fail_shape(err, "rows", rows, most);
+    st = mt_kvgrow_keep_written(parent, NULL, parent->rows, NULL, err);
+    if (st != MT_OK) return st;
+    return mt_kvpool_retry(parent->pool, fork_locked, &f, err);
 }
 
 /* --- appending --- */
@@ -332,7 +427,8 @@ mt_kvgrow_prepare(mt_kvlease *lease, size_t layer, size_t view, mt_error *err)
 mt_status
 mt_kvlease_room(mt_kvlease *lease, size_t layer, const mt_kvstep *step, mt_error *err)
 {
-    size_t view = 0, most = lease->pool->geom.config.max_tokens;
+    size_t most = lease->pool->geom.config.max_tokens;
+    mt_kvwant want = {.layer = layer, .step = *step};
 
     for (size_t row = 0; row < lease->rows; row++) {
         size_t from = *mt_kvlease_len(lease, layer, row), count = mt_kvstep_count(step, row);
@@ -342,11 +438,9 @@ mt_kvlease_room(mt_kvlease *lease, size_t layer, const mt_kvstep *step, mt_error
 
             return mt_fail_shape(err, "tokens", asked, most);
         }
-        lease->from[row] = from;
-        lease->to[row] = from + count;
-        view = mt_size_max(view, from + count);
+        want.view = mt_size_max(want.view, from + count);
     }
-    return mt_kvgrow_prepare(lease, layer, view, err);
+    return mt_kvprepare(lease, &want, err);
 }
 
 /* `tokens` rows of one head; the caller's tokens and ours may both lie apart. They may overlap:
@@ -399,12 +493,13 @@ mt_kvlease_advance(mt_kvlease *lease, size_t layer, const mt_kvstep *step)
 {
     mt_lock_take(&lease->pool->lock); /* the pool's statistics read lengths */
     for (size_t row = 0; row < lease->rows; row++) {
-        uint32_t *length = mt_kvlease_len(lease, layer, row), *clean = clean_of(lease, layer, row);
-        uint32_t *roomed = roomed_of(lease, layer, row);
+        uint32_t *length = mt_kvlease_len(lease, layer, row),
+                 *zero_to = mt_kvlease_zero_to(lease, layer, row);
+        uint32_t *writable_to = mt_kvlease_writable_to(lease, layer, row);
 
         *length += (uint32_t)mt_kvstep_count(step, row);
-        if (*clean < *length) *clean = *length;
-        if (*roomed < *length) *roomed = *length;
+        if (*zero_to < *length) *zero_to = *length;
+        if (*writable_to < *length) *writable_to = *length;
     }
     mt_lock_give(&lease->pool->lock);
 }
@@ -412,23 +507,10 @@ mt_kvlease_advance(mt_kvlease *lease, size_t layer, const mt_kvstep *step)
 mt_status
 mt_kvlease_show(mt_kvlease *lease, size_t layer, size_t tokens, mt_error *err)
 {
+    mt_kvwant want = {.layer = layer, .view = tokens};
+
     assert(tokens <= lease->pool->geom.config.max_tokens);
-    for (size_t row = 0; row < lease->rows; row++)
-        lease->from[row] = lease->to[row] = *mt_kvlease_len(lease, layer, row);
-    return mt_kvgrow_prepare(lease, layer, tokens, err);
-}
-
-void
-mt_kvlease_unclean(mt_kvlease *lease, size_t row)
-{
-    size_t end = mt_kvlease_slot(lease, row)->taken * lease->pool->geom.block_tokens;
-
-    for (size_t layer = 0; layer < lease->pool->geom.config.layers; layer++) {
-        uint32_t *clean = clean_of(lease, layer, row), *roomed = roomed_of(lease, layer, row);
-
-        if (*clean > end) *clean = (uint32_t)end;
-        if (*roomed > *clean) *roomed = *clean;
-    }
+    return mt_kvprepare(lease, &want, err);
 }
 
 /* --- shrinking --- */
@@ -441,18 +523,20 @@ crop_row(mt_kvlease *lease, size_t row, size_t length)
     size_t slot = lease->first + row, keep;
 
     for (size_t layer = 0; layer < pool->geom.config.layers; layer++) {
-        uint32_t *len = mt_kvlease_len(lease, layer, row), *clean = clean_of(lease, layer, row);
+        uint32_t *len = mt_kvlease_len(lease, layer, row),
+                 *zero_to = mt_kvlease_zero_to(lease, layer, row);
 
         if (*len <= length) continue;
         *len = (uint32_t)length;
-        *clean = *roomed_of(lease, layer, row) = *len;
+        *zero_to = *mt_kvlease_writable_to(lease, layer, row) = *len;
     }
     keep = mt_kvlease_blocks(lease, row);
     if (keep == s->taken) return;
     if (mt_kvmap_leave(pool, slot, &(mt_kvspan){keep, s->taken}, false, NULL) == MT_OK)
         mt_kvblock_let_go_from(pool, slot, keep);
-    mt_kvlease_unclean(lease, row); /* where it failed, they are in view and stay the row's */
-    mt_kvlease_unready(lease, row);
+    mt_kvprepare_forget_zeros(lease,
+                              row); /* where it failed, they are in view and stay the row's */
+    mt_kvprepare_forget_maps(lease, row);
 }
 
 void
@@ -464,5 +548,5 @@ mt_kvlease_crop(mt_kvlease *lease, const size_t *lengths)
     for (size_t row = 0; row < lease->rows; row++)
         if (lengths[row] < mt_kvlease_row_tokens(lease, row)) crop_row(lease, row, lengths[row]);
     mt_kvblock_fit(pool);
-    mt_kvpool_unlock_or_free(pool);
+    mt_kvpool_unlock(pool);
 }

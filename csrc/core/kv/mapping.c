@@ -4,11 +4,12 @@
  * few stretches as the blocks' numbers allow. A whole slot can also be mapped at once, to one home
  * or to zeros. What is mapped where for a view is counted in `sights`, so that the pool knows which
  * pages the system counts more than once. */
-#include "kv/private.h"
+#include "kv/mapping.h"
 
 #include <assert.h>
 
 #include "base/size.h"
+#include "kv/block.h"
 
 /* --- what is in sight --- */
 
@@ -117,8 +118,8 @@ set_have(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t tb, uint32_t have)
     *changed = value;
 }
 
-/* The unit's mappings as they are, in one half of the scratch; what they should be, which starts
- * with the same, in the other. */
+/* The unit's mappings as they are, in one third of the scratch; what they should be, which starts
+ * with the same, in another. */
 typedef struct unit_maps {
     uint32_t *want, *had;
 } unit_maps;
@@ -154,13 +155,23 @@ stretches(const mt_kvpool *pool, const mt_kvslot *s, const uint32_t *maps)
     return maps[0] != s->first_block << 1 && maps[0] != MT_HAVE_NONE;
 }
 
+static size_t
+stretches_now(mt_kvpool *pool, const mt_kvslot *s, size_t unit)
+{
+    uint32_t *maps = pool->scratch + 2 * pool->geom.blocks; /* not the two of a change under way */
+
+    for (size_t tb = 0; tb < pool->geom.blocks; tb++)
+        maps[tb] = mt_kvslot_have(pool, s, unit, tb);
+    return stretches(pool, s, maps);
+}
+
 size_t
 mt_kvmap_count(mt_kvpool *pool, const mt_kvslot *s)
 {
     size_t maps = 0;
 
     for (size_t unit = 0; unit < pool->geom.units; unit++)
-        maps += stretches(pool, s, maps_of(pool, s, unit).had);
+        maps += stretches_now(pool, s, unit);
     return maps;
 }
 
@@ -300,23 +311,33 @@ may_have(mt_kvpool *pool, size_t maps)
 static void
 recount_unit(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t before)
 {
-    size_t after = stretches(pool, s, maps_of(pool, s, unit).had);
+    size_t after = stretches_now(pool, s, unit);
 
     pool->maps = pool->maps - before + after;
     s->maps = s->maps - before + after;
 }
 
-/* Brings the unit to m.want: `anyway`, or unless that takes more stretches than there may be. One
- * stretch always passes: to it a row moves when there are too many. An exposed row does not move:
- * code writes into its home. */
+/* How many stretches a change may take. */
+typedef enum limit {
+    ALLOWED,      /* as many as the pool may have now */
+    AFTER_OTHERS, /* as many as it may have, if need be without those of free slots */
+    ANY_NUMBER
+} limit;
+
+/* Brings the unit to m.want, or fails with MT_EAGAIN where that takes too many stretches. This is
+ * the one place that gives up mappings of free slots for those of a row and tries again. One stretch
+ * always passes: to it a row moves when there are too many. An exposed row does not move: code
+ * writes into its home. */
 static mt_status
-change(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, bool anyway, mt_error *err)
+change(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, limit most, mt_error *err)
 {
     size_t before = stretches(pool, s, m.had), after = stretches(pool, s, m.want);
     mt_status st;
 
-    if (!anyway && after > before && after > 1 && !s->exposed &&
-        !may_have(pool, pool->maps - before + after))
+    if (most != ANY_NUMBER && after > before && after > 1 && !s->exposed &&
+        !may_have(pool, pool->maps - before + after) &&
+        !(most == AFTER_OTHERS && mt_kvmap_relax(pool) &&
+          may_have(pool, pool->maps - before + after)))
         return mt_fail(err, MT_EAGAIN, MT_STORE_MAPS, 0);
     st = map_changes(pool, s, unit, m, err);
     recount_unit(pool, s, unit, before);
@@ -332,7 +353,7 @@ mt_kvmap_forget_private(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
         size_t before;
 
         if (mt_kvslot_have(pool, s, unit, tb) != (block << 1 | MT_HAVE_PRIVATE)) continue;
-        before = stretches(pool, s, maps_of(pool, s, unit).had);
+        before = stretches_now(pool, s, unit);
         set_have(pool, s, unit, tb, MT_HAVE_UNKNOWN);
         recount_unit(pool, s, unit, before);
     }
@@ -395,7 +416,7 @@ mt_kvmap_follow(mt_kvpool *pool, size_t slot, size_t unit, const mt_kvspan *span
     }
     if (changed) {
         look_ahead(pool, s, m, span->hi, write->hi > write->lo);
-        st = change(pool, s, unit, m, false, err);
+        st = change(pool, s, unit, m, AFTER_OTHERS, err);
     }
     if (st == MT_OK) see(pool, s, unit, span);
     return st;
@@ -413,7 +434,7 @@ mt_kvmap_home(mt_kvpool *pool, size_t slot, size_t unit, mt_error *err)
         assert(s->refs[tb] == 0);
         m.want[tb] = own_block(s, tb) << 1;
     }
-    return change(pool, s, unit, m, false, err);
+    return change(pool, s, unit, m, ALLOWED, err);
 }
 
 /* --- leaving blocks --- */
@@ -449,7 +470,7 @@ follow_again(mt_kvpool *pool, mt_kvslot *s, bool all, mt_error *err)
             see(pool, s, unit, &(mt_kvspan){tb, tb + 1}); /* also where all was mapped at once */
             changed = true;
         }
-        if (changed) st = change(pool, s, unit, m, all, err);
+        if (changed) st = change(pool, s, unit, m, all ? ANY_NUMBER : AFTER_OTHERS, err);
     }
     return st;
 }
@@ -465,7 +486,6 @@ mt_kvmap_clear(mt_kvpool *pool, mt_error *err)
 
         if (!s->stale) continue;
         st = follow_again(pool, s, false, err);
-        if (st == MT_EAGAIN && mt_kvmap_relax(pool)) st = follow_again(pool, s, false, err);
         if (st == MT_EAGAIN) {
             all = st;
             continue;
@@ -592,7 +612,7 @@ leave(mt_kvpool *pool, size_t slot, const mt_kvspan *span, bool anyway, bool wri
                 m.want[tb] = MT_HAVE_ZERO;
             changed |= m.want[tb] != m.had[tb];
         }
-        if (changed) st = change(pool, s, unit, m, anyway, err);
+        if (changed) st = change(pool, s, unit, m, anyway ? ANY_NUMBER : AFTER_OTHERS, err);
     }
     return st;
 }
@@ -602,7 +622,6 @@ mt_kvmap_leave(mt_kvpool *pool, size_t slot, const mt_kvspan *span, bool anyway,
 {
     mt_status st = leave(pool, slot, span, anyway, false, err);
 
-    if (st == MT_EAGAIN && mt_kvmap_relax(pool)) st = leave(pool, slot, span, false, false, err);
     if (st == MT_OK) return st;
     if (mt_kvmap_has_private(pool, slot, span->lo) &&
         leave(pool, slot, span, true, true, NULL) == MT_OK)
@@ -634,9 +653,9 @@ next_map(uint32_t block, uint32_t own)
     return block == own ? block << 1 : block << 1 | MT_HAVE_PRIVATE;
 }
 
-static mt_status
-become(mt_kvpool *pool, size_t slot, const uint32_t *table, size_t taken, uint32_t own,
-       mt_error *err)
+mt_status
+mt_kvmap_become(mt_kvpool *pool, size_t slot, const uint32_t *table, size_t taken, uint32_t own,
+                mt_error *err)
 {
     mt_kvslot *s = &pool->slots[slot];
     size_t end = mt_size_max(s->reach, taken);
@@ -653,19 +672,9 @@ become(mt_kvpool *pool, size_t slot, const uint32_t *table, size_t taken, uint32
             m.want[tb] = next_map(next, own);
             changed = true;
         }
-        if (changed) st = change(pool, s, unit, m, false, err);
+        if (changed) st = change(pool, s, unit, m, AFTER_OTHERS, err);
     }
     return st;
-}
-
-mt_status
-mt_kvmap_become(mt_kvpool *pool, size_t slot, const uint32_t *table, size_t taken, uint32_t own,
-                mt_error *err)
-{
-    mt_status st = become(pool, slot, table, taken, own, err);
-
-    if (st != MT_EAGAIN || !mt_kvmap_relax(pool)) return st;
-    return become(pool, slot, table, taken, own, err);
 }
 
 /* --- a whole home at once --- */

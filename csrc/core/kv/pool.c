@@ -4,6 +4,8 @@
 #include <string.h>
 
 #include "base/size.h"
+#include "kv/block.h"
+#include "kv/mapping.h"
 
 /* --- arenas --- */
 
@@ -144,7 +146,7 @@ free_parts(mt_kvpool *pool)
     for (size_t i = 0; i < pool->slot_count; i++)
         slot_fini(pool, &pool->slots[i]);
     mem.put(mem.ctx, pool->slots, pool->slot_room * sizeof *pool->slots);
-    mem.put(mem.ctx, pool->scratch, 2 * pool->geom.blocks * sizeof *pool->scratch);
+    mem.put(mem.ctx, pool->scratch, 3 * pool->geom.blocks * sizeof *pool->scratch);
     mt_gauge_subtract(pool->mapped_again,
                       pool->again * pool->geom.unit_ranges * pool->geom.part_bytes);
     mt_kvpool_tell_pages(pool, 0 - (pool->live + pool->idle) * pool->geom.block_bytes);
@@ -161,7 +163,7 @@ new_parts(mt_kvpool *pool, mt_ledger *ledger, const char *name, const mt_kvconfi
     mt_status st = mt_kvgeom_init(&pool->geom, config, pool->store.page_bytes, err);
 
     if (st != MT_OK) return st;
-    pool->scratch = mt_alloc_zeroed(&pool->mem, 2 * pool->geom.blocks, sizeof *pool->scratch);
+    pool->scratch = mt_alloc_zeroed(&pool->mem, 3 * pool->geom.blocks, sizeof *pool->scratch);
     if (pool->scratch == NULL) return mt_fail(err, MT_ENOMEM, "kvpool", 0);
     return mt_ledger_join(ledger, name, 0, &ops, &pool->member, err);
 }
@@ -189,22 +191,31 @@ mt_kvpool_new(const mt_alloc *mem, const mt_store_ops *store, mt_ledger *ledger,
     return MT_OK;
 }
 
+void
+mt_kvpool_unlock(mt_kvpool *pool)
+{
+    pool->untold = false;
+    mt_lock_give(&pool->lock);
+    mt_ledger_stir(mt_member_ledger(pool->member));
+}
+
 /* Leaving the ledger waits for a give_back of ours, which takes the lock: so not under it. */
 void
 mt_kvpool_unlock_or_free(mt_kvpool *pool)
 {
-    bool over = pool->closed && pool->leases == NULL;
-    mt_ledger *ledger = over ? NULL : mt_ledger_hold(mt_member_ledger(pool->member));
+    mt_ledger *ledger;
 
-    pool->untold = false;
-    mt_lock_give(&pool->lock);
-    if (!over) {
-        mt_ledger_stir(ledger);
-        mt_ledger_drop(ledger);
+    if (pool->closed && pool->leases == NULL) {
+        mt_lock_give(&pool->lock);
+        mt_ledger_leave(pool->member);
+        free_parts(pool);
         return;
     }
-    mt_ledger_leave(pool->member);
-    free_parts(pool);
+    ledger = mt_ledger_hold(mt_member_ledger(pool->member)); /* another thread may free the pool */
+    pool->untold = false;
+    mt_lock_give(&pool->lock);
+    mt_ledger_stir(ledger);
+    mt_ledger_drop(ledger);
 }
 
 void
@@ -241,7 +252,7 @@ mt_kvpool_trim(mt_kvpool *pool, size_t target_bytes)
     before -= pool->idle;
     if (pool->store.lazy) (void)mt_kvmap_relax(pool); /* other pools may be short of stretches */
     mt_kvblock_fit(pool);
-    mt_kvpool_unlock_or_free(pool);
+    mt_kvpool_unlock(pool);
     return before * pool->geom.block_bytes;
 }
 
@@ -291,19 +302,26 @@ ask_others(mt_kvpool *pool, size_t bytes)
     return mt_ledger_reclaim(ledger, pool->member, bytes) > 0;
 }
 
-bool
-mt_kvpool_again(mt_kvpool *pool, mt_status st, const mt_error *why, mt_error *err)
+mt_status
+mt_kvpool_retry(mt_kvpool *pool, mt_kvtry *once, void *arg, mt_error *err)
 {
-    bool news = st == MT_OK || pool->untold;
+    mt_status st;
+    mt_error why;
 
-    pool->untold = false;
-    mt_lock_give(&pool->lock);
-    /* What it let go of may be room for others. A refused try that let go of nothing wakes nobody:
-     * who waits would wake itself. */
-    if (news) mt_ledger_stir(mt_member_ledger(pool->member));
-    if (st == MT_ELIMIT && ask_others(pool, why->asked)) return true;
-    if (st != MT_OK && err != NULL) *err = *why;
-    return false;
+    do {
+        bool news;
+
+        mt_lock_take(&pool->lock);
+        st = once(arg, &why);
+        news = st == MT_OK || pool->untold;
+        pool->untold = false;
+        mt_lock_give(&pool->lock);
+        /* What it let go of may be room for others. A refused try that let go of nothing wakes
+         * nobody: who waits would wake itself. */
+        if (news) mt_ledger_stir(mt_member_ledger(pool->member));
+    } while (st == MT_ELIMIT && ask_others(pool, why.asked));
+    if (st != MT_OK && err != NULL) *err = why;
+    return st;
 }
 
 /* --- statistics --- */

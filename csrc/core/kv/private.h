@@ -31,7 +31,7 @@
 
 #include <assert.h>
 
-#include "kv/pool.h"
+#include "kv/lease.h"
 #include "base/lock.h"
 
 enum {
@@ -85,16 +85,16 @@ struct mt_kvpool {
     mt_lock lock; /* guards everything below, and all slots */
     mt_kvslot *slots;
     size_t slot_count, slot_room; /* arenas x max_rows */
-    uint32_t *scratch;            /* [2 x blocks] mappings of a unit, wanted and had */
-    size_t live, idle, promised;  /* blocks; live + max(idle, promised) are reserved */
-    size_t reserved;              /* blocks, in the ledger */
-    size_t peak;                  /* largest live + idle */
-    size_t maps;                  /* stretches, over all slots and arenas */
-    size_t maps_allowed;          /* so many before the system is asked again */
-    size_t refusals;              /* for want of stretches, since it was asked */
-    size_t stale;                 /* slots that are */
-    size_t again;                 /* sights beyond the first of each block in each unit */
-    mt_gauge *mapped_again;       /* the same in bytes, with other pools'; or NULL */
+    uint32_t *scratch; /* [3 x blocks] mappings of a unit: wanted, had, and to be counted */
+    size_t live, idle, promised; /* blocks; live + max(idle, promised) are reserved */
+    size_t reserved;             /* blocks, in the ledger */
+    size_t peak;                 /* largest live + idle */
+    size_t maps;                 /* stretches, over all slots and arenas */
+    size_t maps_allowed;         /* so many before the system is asked again */
+    size_t refusals;             /* for want of stretches, since it was asked */
+    size_t stale;                /* slots that are */
+    size_t again;                /* sights beyond the first of each block in each unit */
+    mt_gauge *mapped_again;      /* the same in bytes, with other pools'; or NULL */
     uint64_t clock;
     mt_kvlease *leases; /* doubly linked: alive and lingering */
     bool untold;        /* blocks became idle, and those who wait in the ledger were not told */
@@ -111,16 +111,14 @@ struct mt_kvlease {
     bool released;
     bool exposed;
     bool exposing; /* expose is under way: its rows take blocks of their own homes */
-    bool opening;  /* prepare makes blocks ready, and is asked for what they hold after that */
     char *base;
-    /* Of this lease's one thread, [row x layers + layer]: */
-    uint32_t *lengths;
-    uint32_t *clean;    /* tokens [roomed, clean) are known to be zeros, */
-    uint32_t *roomed;   /* those before it may be written to since the last room */
-    uint32_t *ready_lo; /* [row x units + unit] tokens [lo, hi) are owned, mapped and writable */
-    uint32_t *ready_hi;
-    uint32_t *shown;   /* [row x units + unit] tokens [0, shown) are mapped as the table says */
-    size_t *from, *to; /* [row] tokens to write, for prepare */
+    /* Of this lease's one thread; what they mean stands in prepare.h: */
+    uint32_t *lengths; /* [row x layers + layer] */
+    uint32_t *zero_to;
+    uint32_t *writable_to;
+    uint32_t *owned_from; /* [row x units + unit] */
+    uint32_t *owned_to;
+    uint32_t *mapped_to;
 };
 
 /* The pool's pages are so many bytes more, or fewer: modulo 2^64. */
@@ -190,150 +188,43 @@ mt_kvlease_len(const mt_kvlease *lease, size_t layer, size_t row)
     return &lease->lengths[row * lease->pool->geom.config.layers + layer];
 }
 
-typedef struct mt_kvspan { /* blocks [lo, hi) */
+static inline uint32_t *
+mt_kvlease_zero_to(const mt_kvlease *lease, size_t layer, size_t row)
+{
+    return &lease->zero_to[row * lease->pool->geom.config.layers + layer];
+}
+
+static inline uint32_t *
+mt_kvlease_writable_to(const mt_kvlease *lease, size_t layer, size_t row)
+{
+    return &lease->writable_to[row * lease->pool->geom.config.layers + layer];
+}
+
+typedef struct mt_kvspan { /* blocks, or tokens, [lo, hi) */
     size_t lo, hi;
 } mt_kvspan;
 
-/* --- block.c: counting, promising, naming and dropping blocks. All expect the lock. --- */
-
-/* Promises the lease `blocks` more: MT_ELIMIT with the bytes that the ledger lacks as `asked`. */
-mt_status mt_kvblock_promise(mt_kvlease *lease, size_t blocks, mt_error *err);
-/* Takes back what is left of a promise. */
-void mt_kvblock_unpromise(mt_kvlease *lease, size_t blocks);
-/* A block that is nobody's, for place tb of the row in `slot`: `exact`; or with MT_KV_ANY the idle
- * one that lies there, else any idle one, else a new one, for which idle ones are dropped where the
- * count would rise; where there are no stretches for others to leave it, one that nobody shows. Its
- * refs become 1, and no address that a view has shown maps it but at that place. pre: a promise is
- * left; refs of `exact` are 0. */
-mt_status mt_kvblock_take(mt_kvlease *lease, size_t slot, size_t tb, uint32_t exact,
-                          uint32_t *block, mt_error *err);
-/* Whether a row that goes on may show the block, which nobody names, other than at place tb of the
- * slot. */
-bool mt_kvblock_is_in_view(const mt_kvpool *pool, size_t slot, size_t tb, uint32_t block);
-/* The block for place tb that is idle and mapped there without a call, or is the row's own one of
- * that place; MT_KV_ANY where there is none, or the place is no longer to have what lies there. */
-uint32_t mt_kvblock_nearest(const mt_kvpool *pool, size_t slot, size_t tb);
-/* Undoes a take: the block is idle, the promise is back. Where an exposed row took it and it was
- * not filled since, what code wrote there in place before is there as it was; else it reads zeros
- * there. */
-void mt_kvblock_untake(mt_kvlease *lease, size_t slot, uint32_t block, bool filled);
-/* A try was undone that had `reserved` blocks: what it let go of counts as asked in a refusal. */
-void mt_kvblock_note_undone(const mt_kvpool *pool, size_t reserved, mt_error *why);
-void mt_kvblock_name(mt_kvpool *pool, uint32_t block); /* pre: refs > 0. MT_KV_ZERO is ignored */
-/* For a row that is over: nobody sees its addresses any more. MT_KV_ZERO is ignored. */
-void mt_kvblock_unname(mt_kvpool *pool, uint32_t block);
-/* The same for a row that goes on and named it at place tb, where its addresses may map it still.
- * pre: they do not where mt_kvblock_must_leave says so. */
-void mt_kvblock_let_go(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block);
-/* The same for the row's blocks from place `keep` on, where its table ends then. */
-void mt_kvblock_let_go_from(mt_kvpool *pool, size_t slot, size_t keep);
-/* The slot's addresses may map the block where a view shows it, though its row does not name it. */
-void mt_kvblock_note_shown(mt_kvpool *pool, size_t slot, uint32_t block);
-/* Whether the slot's addresses have to leave the block before its row lets go of it. */
-bool mt_kvblock_must_leave(const mt_kvpool *pool, size_t slot, uint32_t block);
-/* Drops idle blocks until at most `keep` idle ones are left, or none but those of exposed homes and
- * those that rows may show which let go of them, where the system gives no mappings to change that.
- */
-void mt_kvblock_drop(mt_kvpool *pool, size_t keep);
-/* The slot's own home is open to others again; what code wrote there without a word is dropped. */
-void mt_kvblock_unexpose(mt_kvpool *pool, size_t slot);
-/* Copies the first `tokens` tokens of a block to another, in all ranges. What the row in `slot`
- * wrote privately over the block at place tb is copied in its stead; SIZE_MAX: there is no row. */
-mt_status mt_kvblock_copy(mt_kvpool *pool, uint32_t to, uint32_t from, size_t tokens, size_t slot,
-                          size_t tb, mt_error *err);
-/* Zeros in all ranges of a block, from its token `from` on. */
-mt_status mt_kvblock_zero(mt_kvpool *pool, uint32_t block, size_t from, mt_error *err);
-/* An address of the block's part at `at` bytes into the slot, less its place. */
-mt_status mt_kvblock_window(mt_kvpool *pool, uint32_t block, size_t at, void **out, mt_error *err);
-/* Brings the ledger's reservation down to the need. */
-void mt_kvblock_fit(mt_kvpool *pool);
-
-/* --- mapping.c: what addresses map. All expect the lock. --- */
-
-/* Makes the blocks `see` of the slot's unit follow its table (past `taken`: zeros), those of
- * `write` writable. MT_EAGAIN when that would take more stretches than there may be. */
-mt_status mt_kvmap_follow(mt_kvpool *pool, size_t slot, size_t unit, const mt_kvspan *see,
-                          const mt_kvspan *write, mt_error *err);
-/* Maps one home at all addresses of the slot, for writing: one stretch. Views show places [0, end).
- * Lazy stores. */
-mt_status mt_kvmap_move(mt_kvpool *pool, size_t slot, size_t home, size_t end, mt_error *err);
-/* Maps the slot's own home at blocks [taken, end) of the unit, for writing. Lazy stores. */
-mt_status mt_kvmap_home(mt_kvpool *pool, size_t slot, size_t unit, mt_error *err);
-/* One mapping of a whole home, where that is what most of the table names and not mapped yet. */
-mt_status mt_kvmap_alias(mt_kvpool *pool, size_t slot, mt_error *err);
-/* Addresses of all rows that map blocks which their rows let go of map the table again, or zeros.
- * After it no block is in a view of a row that does not name it. MT_EAGAIN where that takes more
- * stretches than there may be: some rows have not changed, and are stale still. */
-mt_status mt_kvmap_clear(mt_kvpool *pool, mt_error *err);
-/* The row's addresses leave those of its blocks in the span that it must leave before it lets go of
- * them: zeros there, `anyway` however many stretches that takes; where it fails all are zeros until
- * they are used again. But not those of a row that has private writes before the span, as long as
- * writes in the span can be kept from others: it goes on naming the blocks. MT_EAGAIN, or as the
- * store says. */
-mt_status mt_kvmap_leave(mt_kvpool *pool, size_t slot, const mt_kvspan *span, bool anyway,
-                         mt_error *err);
-/* The same for all blocks that somebody is to name and another table, which is to be the row's,
- * does not: its blocks. pre: refs count names as they are to be. `own` is one of that table that is
- * to be the row's alone; or MT_KV_ZERO. MT_EAGAIN as above: some have changed. */
-mt_status mt_kvmap_become(mt_kvpool *pool, size_t slot, const uint32_t *table, size_t taken,
-                          uint32_t own, mt_error *err);
-/* All of the slot's addresses are zeros, in one stretch, until they are used again. With it goes
- * what was written privately. MT_EAGAIN: the store is not lazy. */
-mt_status mt_kvmap_blank(mt_kvpool *pool, size_t slot, mt_error *err);
-/* The row's addresses show again what its table names, wherever a view has been, after a change
- * that came to nothing; where that fails they are zeros. */
-mt_status mt_kvmap_restore(mt_kvpool *pool, size_t slot);
-/* Whether the row's addresses map any of its blocks [0, end) privately. */
-bool mt_kvmap_has_private(const mt_kvpool *pool, size_t slot, size_t end);
-/* The next part of one of the row's blocks that code wrote to privately: at *at bytes into the slot
- * or behind. Writes its place to *tb and the end of the part to *at; false: there is none. */
-bool mt_kvmap_next_private(const mt_kvpool *pool, size_t slot, size_t *at, size_t *tb);
-/* What the row wrote privately is gone: it shows its blocks. */
-mt_status mt_kvmap_drop_private(mt_kvpool *pool, size_t slot);
-/* What the row wrote privately over its block tb goes into the block. pre: it is its own. */
-mt_status mt_kvmap_keep(mt_kvpool *pool, size_t slot, size_t tb, mt_error *err);
-/* Whether the block is in sight anywhere but at place tb of the slot. */
-bool mt_kvmap_is_elsewhere(const mt_kvpool *pool, size_t slot, size_t tb, uint32_t block);
-/* The row takes the block for place tb: what it wrote privately there before, when it had the block
- * as well, is nothing that the block is to hold. */
-void mt_kvmap_forget_private(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block);
-/* The row in `slot` takes the block for place tb: free slots have it in sight no more. */
-void mt_kvmap_yield(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block);
-/* All free slots map their own homes; false: none had anything to give. */
-bool mt_kvmap_relax(mt_kvpool *pool);
-/* The row is over: forgets private writes, and what others map as well is in sight no more. What is
- * mapped stays mapped for the next row, unless the pool has very many stretches. */
-void mt_kvmap_settle(mt_kvpool *pool, size_t slot);
-/* Nobody maps blocks [first, end) after it; for stores that are not lazy. */
-void mt_kvmap_forget(mt_kvpool *pool, uint32_t first, uint32_t end);
-/* A block's window was used for the first time, or is gone: what it adds to the sights. */
-void mt_kvmap_window(mt_kvpool *pool, uint32_t block, bool used);
-/* Stretches of a slot, counted anew. */
-size_t mt_kvmap_count(mt_kvpool *pool, const mt_kvslot *s);
-/* Whether the slot's addresses map the block at place tb in some unit. */
-bool mt_kvmap_shows(const mt_kvpool *pool, const mt_kvslot *s, size_t tb, uint32_t block);
+/* The row's longest layer, and the blocks that hold it. */
+static inline size_t
+mt_kvlease_blocks(const mt_kvlease *lease, size_t row)
+{
+    return mt_kvgeom_blocks(&lease->pool->geom, mt_kvlease_row_tokens(lease, row));
+}
 
 /* --- pool.c --- */
 
-/* A new, empty lease of rows slots side by side, those with the most resident blocks in
- * [lo, hi) of their homes. MT_ENOMEM, MT_ELIMIT, MT_ESHAPE. */
-mt_status mt_kvpool_lend(mt_kvpool *pool, size_t rows, size_t lo, size_t hi, size_t promise,
-                         mt_kvlease **out, mt_error *err);
 /* One more arena of max_rows slots: pool->slots may move. */
 mt_status mt_kvpool_extend(mt_kvpool *pool, mt_error *err);
-/* Gives back slots, blocks and the struct. */
-void mt_kvpool_take_back(mt_kvlease *lease);
-/* Frees the pool when it is closed and nothing is lent. pre: the lock is held; it is given. */
+/* Gives the lock, and wakes those who wait in the ledger. pre: a lease of the pool is alive, or it
+ * is not closed. */
+void mt_kvpool_unlock(mt_kvpool *pool);
+/* The same for the end of a lease, or of the pool: frees the pool when it is closed and nothing is
+ * lent. */
 void mt_kvpool_unlock_or_free(mt_kvpool *pool);
-/* The end of a try under the lock, which it gives: whether to try again, because the ledger's other
- * members gave something of what it lacked. Else *why goes to err. */
-bool mt_kvpool_again(mt_kvpool *pool, mt_status st, const mt_error *why, mt_error *err);
-
-/* The row's longest layer, and the blocks that hold it. */
-size_t mt_kvlease_blocks(const mt_kvlease *lease, size_t row);
-/* Nothing past the row's table is known to be zeros any more. */
-void mt_kvlease_unclean(mt_kvlease *lease, size_t row);
-/* Nothing is known to be ready any more. */
-void mt_kvlease_unready(mt_kvlease *lease, size_t row);
+/* Calls once(arg, &error) under the lock, which it takes and gives, and again as long as that is
+ * refused with MT_ELIMIT and the ledger's other members give back something of what it lacks.
+ * Returns the last status; its error goes to err. */
+typedef mt_status mt_kvtry(void *arg, mt_error *err);
+mt_status mt_kvpool_retry(mt_kvpool *pool, mt_kvtry *once, void *arg, mt_error *err);
 
 #endif

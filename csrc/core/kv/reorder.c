@@ -2,8 +2,12 @@
 #include <assert.h>
 #include <string.h>
 
-#include "kv/grow.h"
+#include "kv/reorder.h"
 #include "base/size.h"
+#include "kv/block.h"
+#include "kv/mapping.h"
+#include "kv/prepare.h"
+#include "kv/written.h"
 
 /*   before   row 0: A A a     row 1: A B b          index = [1, 1]
  *   after    row 0: A B b'    row 1: A B b          b' is a copy of b in row 0's block of that
@@ -274,7 +278,7 @@ restore_rows(const plan *p, size_t end)
     for (size_t row = 0; row < end; row++) {
         bool good = mt_kvmap_restore(pool, lease->first + row) == MT_OK;
 
-        mt_kvlease_unready(lease, row);
+        mt_kvprepare_forget_maps(lease, row);
         for (size_t tb = 0; !good && row < p->n && tb < p->taken[row]; tb++)
             if (p->table[row * pool->geom.blocks + tb] != MT_KV_ZERO)
                 mt_kvblock_note_shown(pool, lease->first + row,
@@ -308,19 +312,19 @@ copy_lengths(plan *p)
 {
     mt_kvlease *lease = p->lease;
     size_t layers = lease->pool->geom.config.layers;
-    uint32_t *old = lease->ready_lo; /* free to use: nothing stays ready */
+    uint32_t *old = lease->owned_from; /* free to use: nothing stays ready */
 
     for (size_t layer = 0; layer < layers; layer++) {
         for (size_t row = 0; row < lease->rows; row++)
             old[row] = *mt_kvlease_len(lease, layer, row);
         for (size_t row = 0; row < p->n; row++) {
             *mt_kvlease_len(lease, layer, row) = old[p->index[row]];
-            lease->clean[row * layers + layer] = old[p->index[row]];
-            lease->roomed[row * layers + layer] = old[p->index[row]];
+            lease->zero_to[row * layers + layer] = old[p->index[row]];
+            lease->writable_to[row * layers + layer] = old[p->index[row]];
         }
         for (size_t row = p->n; row < lease->rows; row++) {
             *mt_kvlease_len(lease, layer, row) = 0;
-            lease->clean[row * layers + layer] = lease->roomed[row * layers + layer] = 0;
+            lease->zero_to[row * layers + layer] = lease->writable_to[row * layers + layer] = 0;
         }
     }
 }
@@ -402,7 +406,7 @@ commit(plan *p)
     copy_lengths(p);
     lease->rows = p->n;
     for (size_t row = 0; row < lease->max_rows; row++)
-        mt_kvlease_unready(lease, row);
+        mt_kvprepare_forget_maps(lease, row);
     for (size_t row = 0; row < p->n; row++)
         if (p->index[row] != row) become_plain(p, row);
 }
@@ -418,8 +422,9 @@ undo(plan *p)
 }
 
 static mt_status
-gather_locked(plan *p, mt_error *err)
+gather_locked(void *arg, mt_error *err)
 {
+    plan *p = arg;
     mt_status st;
 
     p->move_count = p->spare_count = p->promised = 0;
@@ -465,24 +470,13 @@ new_plan(plan *p)
 mt_status
 mt_kvlease_gather(mt_kvlease *lease, const size_t *index, size_t n, mt_error *err)
 {
-    mt_kvpool *pool = lease->pool;
     plan p = {.lease = lease, .index = index, .n = n, .rows = lease->rows};
     mt_status st;
-    mt_error why;
 
     assert(n > 0 && n <= lease->max_rows);
-    if (!new_plan(&p)) {
-        free_plan(&p);
-        return mt_fail(err, MT_ENOMEM, "kvpool", 0);
-    }
-    if ((st = mt_kvgrow_keep_written(lease, index, n, p.written, err)) != MT_OK) {
-        free_plan(&p);
-        return st;
-    }
-    do {
-        mt_lock_take(&pool->lock);
-        st = gather_locked(&p, &why);
-    } while (mt_kvpool_again(pool, st, &why, err));
+    st = new_plan(&p) ? mt_kvgrow_keep_written(lease, index, n, p.written, err)
+                      : mt_fail(err, MT_ENOMEM, "kvpool", 0);
+    if (st == MT_OK) st = mt_kvpool_retry(lease->pool, gather_locked, &p, err);
     free_plan(&p);
     return st;
 }

@@ -274,6 +274,19 @@ mt_leak_kind_now(const mt_leak *leak)
     return fuse(leak, &which);
 }
 
+/* Bytes a step of a signal; false before its first evaluation. */
+static bool
+rate_of(const mt_leak *leak, mt_leak_signal signal, double *rate)
+{
+    const series *s = &leak->of[signal];
+    mt_leakfit fit[MT_WINDOWS];
+
+    if (!s->known) return false;
+    fit_all(s, fit);
+    *rate = fit[mt_leakfit_straight(fit)].slope / ((double)s->floor.length * stride(s));
+    return true;
+}
+
 /* Of the exact signals that have the deciding one's grade, the one that grows fastest. */
 static mt_leak_signal
 fastest(const mt_leak *leak, mt_leak_signal which)
@@ -283,7 +296,7 @@ fastest(const mt_leak *leak, mt_leak_signal which)
 
     for (mt_leak_signal i = MT_LEAK_HEAP; i <= MT_LEAK_DEVICE; i++) {
         if (leak->of[i].grade != leak->of[which].grade) continue;
-        if (!mt_leak_rate(leak, i, &rate) || rate <= most) continue;
+        if (!rate_of(leak, i, &rate) || rate <= most) continue;
         most = rate;
         found = i;
     }
@@ -315,7 +328,7 @@ mt_leak_judge(const mt_leak *leak, mt_leak_verdict *out)
 
     *out = (mt_leak_verdict){.rss_rate = NAN};
     out->kind = fuse(leak, &out->signal);
-    mt_leak_rate(leak, MT_LEAK_RSS, &out->rss_rate);
+    rate_of(leak, MT_LEAK_RSS, &out->rss_rate);
     if (out->signal == MT_LEAK_NONE) return;
     if (out->signal != MT_LEAK_RSS) out->signal = fastest(leak, out->signal);
     s = &leak->of[out->signal];
@@ -327,18 +340,6 @@ mt_leak_judge(const mt_leak *leak, mt_leak_verdict *out)
     out->error = mt_forecast_error(&fit[w]) / steps;
     out->shape = fit[0].shape;
     out->since = s->first + (int64_t)((double)mt_leakfit_onset(&s->floor, fit) * steps);
-}
-
-bool
-mt_leak_rate(const mt_leak *leak, mt_leak_signal signal, double *rate)
-{
-    const series *s = &leak->of[signal];
-    mt_leakfit fit[MT_WINDOWS];
-
-    if (!s->known) return false;
-    fit_all(s, fit);
-    *rate = fit[mt_leakfit_straight(fit)].slope / ((double)s->floor.length * stride(s));
-    return true;
 }
 
 /* What was taken out is in use all the same; what is declared with an end will come. */

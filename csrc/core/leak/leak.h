@@ -114,7 +114,5 @@ void mt_leak_judge(const mt_leak *leak, mt_leak_verdict *out);
 /* Steps until the signal reaches `limit` bytes, with what is declared and still to come. False
  * before the first evaluation, after 256 readings. */
 bool mt_leak_forecast(const mt_leak *leak, mt_leak_signal signal, double limit, mt_forecast *out);
-/* Bytes a step of a signal, as in the verdict; false as above. */
-bool mt_leak_rate(const mt_leak *leak, mt_leak_signal signal, double *rate);
 
 #endif

@@ -1,5 +1,6 @@
 #include "monitor/pace.h"
 
+#include "base/size.h"
 #include "port/probe.h"
 
 enum {
@@ -16,18 +17,6 @@ static const struct seldom {
     uint64_t interval_ns;
 } seldom[MT_PACE_SELDOM] = {
     {MT_READ_SWAP, OFTEN_NS}, {MT_READ_HEAP, OFTEN_NS}, {MT_READ_CHILDREN, CHILDREN_NS}};
-
-static uint64_t
-lesser(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
-static uint64_t
-greater(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
 
 void
 mt_pace_init(mt_pace *p, uint64_t interval_ns, uint64_t now)
@@ -51,7 +40,7 @@ mt_pace_seldom(mt_pace *p, unsigned what, uint64_t now, uint64_t cost_ns)
 {
     for (int i = 0; i < MT_PACE_SELDOM; i++)
         if (seldom[i].what == what)
-            p->due[i] = now + greater(seldom[i].interval_ns, SELDOM_SHARE * cost_ns);
+            p->due[i] = now + mt_u64_max(seldom[i].interval_ns, SELDOM_SHARE * cost_ns);
 }
 
 /* From three quarters of the limit on, the part of the last quarter that is left. */
@@ -81,8 +70,8 @@ interval_at(mt_pace *p, uint64_t now, uint64_t used, uint64_t limit)
     uint64_t wait = p->interval_ns;
 
     if (used != MT_UNKNOWN && limit != MT_UNKNOWN) {
-        wait = lesser(by_place(wait, used, limit), by_rise(p, now, used, limit));
-        wait = greater(wait, lesser(MS, p->interval_ns));
+        wait = mt_u64_min(by_place(wait, used, limit), by_rise(p, now, used, limit));
+        wait = mt_u64_max(wait, mt_u64_min(MS, p->interval_ns));
     }
     p->used = used;
     p->used_at = now;
@@ -95,7 +84,7 @@ uint64_t
 mt_pace_next(mt_pace *p, uint64_t now, uint64_t cost_ns, uint64_t used, uint64_t limit)
 {
     p->cost_ns = p->cost_ns == 0 ? cost_ns : (7 * p->cost_ns + cost_ns) / 8;
-    p->wait_ns = greater(interval_at(p, now, used, limit), SAMPLE_SHARE * p->cost_ns);
+    p->wait_ns = mt_u64_max(interval_at(p, now, used, limit), SAMPLE_SHARE * p->cost_ns);
     p->next_ns += p->wait_ns;
     if (p->next_ns <= now) p->next_ns = now + p->wait_ns;
     return p->next_ns;

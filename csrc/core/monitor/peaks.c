@@ -58,8 +58,7 @@ mt_peaks_drop(mt_peaks *p)
     mem.put(mem.ctx, p, sizeof *p);
 }
 
-/* --- what the mark says, with each page counted once -------------------------------------------
- */
+/* --- what the mark says, with each page counted once ------------------------------------------ */
 
 static uint64_t
 less(uint64_t bytes, uint64_t again)

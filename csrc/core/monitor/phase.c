@@ -6,6 +6,7 @@
 #include "base/lock.h"
 #include "port/probe.h"
 #include "base/size.h"
+#include "base/utf8.h"
 
 typedef struct slot {
     mt_interval in;
@@ -70,16 +71,6 @@ mt_phases_free(mt_phases *ph)
 
 /* --- rows ------------------------------------------------------------------------------------ */
 
-/* How much of a name is kept: no half of a UTF-8 character at its end. */
-static size_t
-kept(const char *name, size_t len)
-{
-    if (len < MT_PHASE_NAME) return len;
-    for (len = MT_PHASE_NAME - 1; len > 0 && ((unsigned char)name[len] & 0xC0) == 0x80;)
-        len--;
-    return len;
-}
-
 static bool
 is_named(const mt_phase_row *row, const char *name, size_t len)
 {
@@ -93,7 +84,7 @@ row_of(mt_phases *ph, const char *name, size_t len)
     mt_phase_row *row;
     size_t i;
 
-    len = kept(name, len);
+    len = mt_utf8_cut(name, len, MT_PHASE_NAME - 1);
     for (i = 0; i < ph->len; i++) {
         if (is_named(&ph->rows[i], name, len)) return i;
     }

@@ -56,8 +56,7 @@ is_home(const mt_sampler *s)
     return *s->with.home != 0;
 }
 
-/* --- one sample --------------------------------------------------------------------------------
- */
+/* --- one sample ------------------------------------------------------------------------------- */
 
 static void
 take_over(mt_sample *to, const mt_sample *from, unsigned what)
@@ -301,8 +300,7 @@ run(void *arg)
     sample(s);
 }
 
-/* --- life --------------------------------------------------------------------------------------
- */
+/* --- life ------------------------------------------------------------------------------------- */
 
 mt_status
 mt_sampler_new(const mt_alloc *mem, const mt_sampler_setup *setup, mt_sampler **out, mt_error *err)
@@ -385,8 +383,7 @@ mt_sampler_runs(mt_sampler *s)
     return is_home(s) && s->runs;
 }
 
-/* --- what others ask ---------------------------------------------------------------------------
- */
+/* --- what others ask -------------------------------------------------------------------------- */
 
 /* A plain load unless a mark was passed. */
 uint32_t

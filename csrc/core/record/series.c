@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "record/words.h"
 
 enum { STATE_WORDS = 8, LINE = 64 };
@@ -101,14 +102,8 @@ mt_series_stamp(const mt_series *s, size_t slot)
     return mt_series_row(s, stamp - 1) != NULL ? stamp : 0;
 }
 
-/* MT_UNKNOWN is the largest number: `least` needs no test for it, and + 1 makes it the smallest
+/* MT_UNKNOWN is the largest number: the least needs no test for it, and + 1 makes it the smallest
  * where the most is looked for. */
-static uint64_t
-least_of(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 static uint64_t
 most_of(uint64_t a, uint64_t b)
 {
@@ -134,7 +129,7 @@ fold(mt_series *s)
         mt_word_put(to, a[0]);
         mt_word_put(to + 1, b[1]);
         for (size_t w = 2; w < words; w += 3) {
-            mt_word_put(to + w, least_of(a[w], b[w]));
+            mt_word_put(to + w, mt_u64_min(a[w], b[w]));
             mt_word_put(to + w + 1, most_of(a[w + 1], b[w + 1]));
             mt_word_put(to + w + 2, b[w + 2] != MT_UNKNOWN ? b[w + 2] : a[w + 2]);
         }

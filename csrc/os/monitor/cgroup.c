@@ -47,8 +47,7 @@ mt_cgroup_fini(mt_cgroup *cg)
     forget(cg);
 }
 
-/* --- where the hierarchies are mounted ---------------------------------------------------------
- */
+/* --- where the hierarchies are mounted -------------------------------------------------------- */
 
 typedef struct place {
     mt_text path;  /* of the group, as the kernel names it */
@@ -171,8 +170,7 @@ see_mounts(const mt_cgroup *cg, places *ps)
     return n == 0;
 }
 
-/* --- limits ------------------------------------------------------------------------------------
- */
+/* --- limits ----------------------------------------------------------------------------------- */
 
 /* dir[:len] + "/" + name. */
 static const char *
@@ -301,8 +299,7 @@ look_at_limits(mt_cgroup *cg)
     file_in(cg, cg->stated_by, "memory.stat", cg->stat_path);
 }
 
-/* --- where this process is ---------------------------------------------------------------------
- */
+/* --- where this process is -------------------------------------------------------------------- */
 
 static void
 settle_pressure(mt_cgroup *cg, const place *v2)
@@ -395,8 +392,7 @@ mt_cgroup_refresh(mt_cgroup *cg)
     look_at_limits(cg);
 }
 
-/* --- readings ----------------------------------------------------------------------------------
- */
+/* --- readings --------------------------------------------------------------------------------- */
 
 uint64_t
 mt_cgroup_usage(mt_cgroup *cg)

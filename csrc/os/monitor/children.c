@@ -92,8 +92,7 @@ has_gone(void)
     return errno == ENOENT || errno == ESRCH;
 }
 
-/* --- one child's memory ------------------------------------------------------------------------
- */
+/* --- one child's memory ----------------------------------------------------------------------- */
 
 static uint64_t
 private_bytes(const mt_children *ch, const char *text, size_t len, bool *gone)
@@ -129,8 +128,7 @@ look_at(mt_children *ch, child *c)
     return !gone;
 }
 
-/* --- the tree ----------------------------------------------------------------------------------
- */
+/* --- the tree --------------------------------------------------------------------------------- */
 
 static void
 list_child(mt_children *ch, uint64_t pid)
@@ -241,8 +239,7 @@ scan_lists(mt_children *ch, bool *lists)
     return ok;
 }
 
-/* --- the slower way ----------------------------------------------------------------------------
- */
+/* --- the slower way --------------------------------------------------------------------------- */
 
 typedef struct process_list {
     process *at;
@@ -315,8 +312,7 @@ scan_all(mt_children *ch)
     return true;
 }
 
-/* --- scan and read -----------------------------------------------------------------------------
- */
+/* --- scan and read ---------------------------------------------------------------------------- */
 
 bool
 mt_children_scan(mt_children *ch)

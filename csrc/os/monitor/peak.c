@@ -3,9 +3,9 @@
 
 #include <fcntl.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "core/base/clock.h"
 #include "core/port/probe.h"
 #include "os/base/forkmark.h"
 
@@ -111,11 +111,8 @@ mark_reset(void *ctx)
 static uint64_t
 mark_time_ns(void *ctx)
 {
-    struct timespec t;
-
     (void)ctx;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    return mt_now_ns();
 }
 
 static void

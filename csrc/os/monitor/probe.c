@@ -3,9 +3,9 @@
 
 #include <malloc.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "core/base/clock.h"
 #include "os/monitor/children.h"
 #include "os/base/forkmark.h"
 
@@ -34,17 +34,7 @@ struct mt_probe_linux {
     char statm[MT_PATH_ROOM], status[MT_PATH_ROOM], meminfo[MT_PATH_ROOM], smaps[MT_PATH_ROOM];
 };
 
-static uint64_t
-time_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-/* --- life --------------------------------------------------------------------------------------
- */
+/* --- life ------------------------------------------------------------------------------------- */
 
 static void
 close_all(mt_probe_linux *p)
@@ -114,8 +104,7 @@ mt_probe_linux_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root
     return MT_OK;
 }
 
-/* --- readings ----------------------------------------------------------------------------------
- */
+/* --- readings --------------------------------------------------------------------------------- */
 
 static bool
 has_aged(uint64_t *read_at, uint64_t most, uint64_t now)
@@ -220,7 +209,7 @@ refresh_limits(mt_probe_linux *p, uint64_t now)
 void
 mt_probe_linux_read(mt_probe_linux *p, unsigned mask, mt_sample *out)
 {
-    uint64_t now = time_ns();
+    uint64_t now = mt_now_ns();
 
     settle(p);
     mt_sample_clear(out);
@@ -279,12 +268,11 @@ mt_probe_linux_cgroup(mt_probe_linux *p)
 {
     settle(p);
     p->limit_at = 0;
-    refresh_limits(p, time_ns());
+    refresh_limits(p, mt_now_ns());
     return &p->cgroup;
 }
 
-/* --- the table ---------------------------------------------------------------------------------
- */
+/* --- the table -------------------------------------------------------------------------------- */
 
 static void
 ops_read(void *ctx, unsigned mask, mt_sample *out)

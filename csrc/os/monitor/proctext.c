@@ -38,8 +38,9 @@ mt_text_is(mt_text text, const char *word)
     return text.len == strlen(word) && mt_text_starts(text, word);
 }
 
-bool
-mt_text_lists(mt_text list, const char *word)
+/* Is `word` one of the words of a list that commas separate? */
+static bool
+is_listed(mt_text list, const char *word)
 {
     mt_text one;
 
@@ -169,8 +170,7 @@ mt_cgroup_path(mt_text text, const char *controller, mt_text *path)
         if (!mt_text_word(&line, ':', &number) || line.len == 0) continue;
         if (memchr(line.at, ':', line.len) == NULL) continue;
         mt_text_word(&line, ':', &controllers);
-        if (*controller == 0 ? controllers.len != 0 : !mt_text_lists(controllers, controller))
-            continue;
+        if (*controller == 0 ? controllers.len != 0 : !is_listed(controllers, controller)) continue;
         *path = line;
         found = true;
     }
@@ -195,7 +195,7 @@ mt_cgroup_mount_parse(mt_text line, mt_cgroup_mount *out)
     out->v2 = mt_text_is(kind, "cgroup2");
     if (!out->v2 && !mt_text_is(kind, "cgroup")) return false;
     if (!mt_text_word(&line, ' ', &source)) return out->v2;
-    out->memory = !out->v2 && mt_text_lists(line, "memory");
+    out->memory = !out->v2 && is_listed(line, "memory");
     return true;
 }
 

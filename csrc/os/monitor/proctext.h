@@ -22,8 +22,6 @@ bool mt_text_line(mt_text *text, mt_text *line);
 bool mt_text_word(mt_text *text, char end, mt_text *word);
 bool mt_text_is(mt_text text, const char *word);
 bool mt_text_starts(mt_text text, const char *word);
-/* Is `word` one of the words of a list that commas separate? */
-bool mt_text_lists(mt_text list, const char *word);
 
 /* Skips blanks, takes a number off the text. */
 bool mt_text_number(mt_text *text, uint64_t *out);

@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/base/clock.h"
 #include "core/record/writer.h"
 #include "os/base/ownplace.h"
 
@@ -94,16 +95,14 @@ has_its_page(void *region)
 void
 mt_endmark_now(int number)
 {
-    struct timespec now;
+    uint64_t now = mt_now_ns();
 
-    clock_gettime(CLOCK_MONOTONIC, &now);
     inside++;
     for (int i = 0; i < MT_ENDMARK_RECORDS; i++) {
         bool is_used = mt_ownplace_is_used(&records[i].owner);
         void *region = (void *)records[i].at;
         if (is_used && mt_ownplace_is_used(&records[i].owner) && has_its_page(region))
-            mt_record_mark_signal(region, (uint64_t)number,
-                                  (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec);
+            mt_record_mark_signal(region, (uint64_t)number, now);
     }
     inside--;
 }

@@ -11,7 +11,8 @@
 #include "os/base/forkmark.h"
 
 typedef struct Budget {
-    PyObject_HEAD mt_state *state; /* kept alive by the type */
+    PyObject_HEAD
+    mt_state *state; /* kept alive by the type */
     mt_ledger *ledger;
     PyObject *device; /* a str or None */
     PyObject *weakrefs;

@@ -8,8 +8,7 @@
 
 enum { KEY_WORDS = 64, BITS_PER_OBJECT = 16, AHEAD = 12 };
 
-/* --- a filter of addresses: one bit each, in a table of 16 to 32 bits an object ----------------
- */
+/* --- a filter of addresses: one bit each, in a table of 16 to 32 bits an object --------------- */
 
 typedef struct seen {
     unsigned char *bits;
@@ -58,8 +57,7 @@ was_seen(const seen *s, const PyObject *op)
     return s->bits[bit / 8] >> bit % 8 & 1;
 }
 
-/* --- counting ----------------------------------------------------------------------------------
- */
+/* --- counting --------------------------------------------------------------------------------- */
 
 typedef struct census {
     PyTypeObject *tensor;     /* NULL: no torch */
@@ -162,8 +160,7 @@ count_all(census *c, const mt_heap *heap, const seen *s)
     return 0;
 }
 
-/* --- the answer --------------------------------------------------------------------------------
- */
+/* --- the answer ------------------------------------------------------------------------------- */
 
 /* Appends and drops item, which may be NULL with an error. */
 static int
@@ -257,8 +254,7 @@ mt_py_census(PyObject *module, PyObject *args)
     return result;
 }
 
-/* --- what is new -------------------------------------------------------------------------------
- */
+/* --- what is new ------------------------------------------------------------------------------ */
 
 static int
 add_fresh(PyObject *list, const mt_heap *heap, PyTypeObject *type, const seen *s, Py_ssize_t limit)

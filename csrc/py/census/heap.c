@@ -71,8 +71,7 @@ set_add(reach *r, PyObject *op)
     return 1;
 }
 
-/* --- what is frozen ----------------------------------------------------------------------------
- */
+/* --- what is frozen --------------------------------------------------------------------------- */
 
 static bool
 keep_frozen(mt_heap *heap, PyObject *op)
@@ -144,8 +143,7 @@ add_frozen(mt_heap *heap)
     return failed;
 }
 
-/* --- open and close ----------------------------------------------------------------------------
- */
+/* --- open and close --------------------------------------------------------------------------- */
 
 /* *frozen: whether gc.freeze() has put anything aside. */
 static PyObject *

@@ -114,8 +114,7 @@ traverse_all(search *s, const mt_heap *heap)
     return mt_py_frames_visit(visit_frame, s);
 }
 
-/* --- the answer --------------------------------------------------------------------------------
- */
+/* --- the answer ------------------------------------------------------------------------------- */
 
 static PyObject *
 edge_rows(const search *s)

@@ -2,8 +2,7 @@
 
 #include "py/monitor/probe.h"
 
-/* --- rules -------------------------------------------------------------------------------------
- */
+/* --- rules ------------------------------------------------------------------------------------ */
 
 static int
 refuse_rule(Py_ssize_t action, const char *what, PyObject *got)
@@ -59,8 +58,7 @@ mt_py_policy_rule_of(PyObject *rule, Py_ssize_t action, mt_policy_rule *out)
     return mt_py_policy_rule(every, triggers, later, action, out);
 }
 
-/* --- a new policy ------------------------------------------------------------------------------
- */
+/* --- a new policy ----------------------------------------------------------------------------- */
 
 /* PyErr_Format knows no doubles. */
 static int

@@ -14,7 +14,8 @@ struct mt_managed_call {
 };
 
 typedef struct Managed {
-    PyObject_HEAD vectorcallfunc call;
+    PyObject_HEAD
+    vectorcallfunc call;
     PyObject *function;
     PyObject *policy; /* NULL: not counted */
     PyObject *clear;  /* NULL: nothing to clear */
@@ -224,8 +225,7 @@ managed_vectorcall(PyObject *op, PyObject *const *args, size_t nargsf, PyObject 
     return result;
 }
 
-/* --- for what does not run from a call to its return: blocks, generators, coroutines -----------
- */
+/* --- for what does not run from a call to its return: blocks, generators, coroutines ---------- */
 
 static PyObject *
 managed_begin(PyObject *op, PyObject *Py_UNUSED(none))
@@ -310,7 +310,8 @@ managed_dealloc(PyObject *op)
     PyTypeObject *type = Py_TYPE(op);
 
     PyObject_GC_UnTrack(op);
-    Py_TRASHCAN_BEGIN(op, managed_dealloc) if (self->weakrefs != NULL) PyObject_ClearWeakRefs(op);
+    Py_TRASHCAN_BEGIN(op, managed_dealloc)
+    if (self->weakrefs != NULL) PyObject_ClearWeakRefs(op);
     managed_clear(op);
     type->tp_free(op);
     Py_DECREF(type);

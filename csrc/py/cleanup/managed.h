@@ -1,9 +1,10 @@
 /* managed.h -- the Python object around a function whose outermost calls are a policy's updates.
  *
  *   obj.update(buffer) ──► Managed ──► function ──► clear(args, kwargs) ──► tick of the policy
- *                             │                       also when it raised      only when it did
- * not, ▼                                                and at the outermost mt_state.calls: thread
- * 1, policy A ──► thread 2, policy A ──► thread 1, policy B
+ *                             │                     also when the           only when it did not
+ *                             │                     function raised         raise, and only for an
+ *                             ▼                                             outermost call
+ *   mt_state.calls: thread 1, policy A ──► thread 2, policy A ──► thread 1, policy B
  *
  * A call is an outermost one if its thread has no entry for its policy yet. The entries are few:
  * one a thread and policy, however deep the calls nest. They lie in the heap, not on the C stack,

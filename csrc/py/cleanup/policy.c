@@ -8,17 +8,17 @@
  * out meanwhile. In a forked child all goes on, but for the devices, which are the parent's. */
 #include "py/cleanup/policy.h"
 
-#include <time.h>
-
 #include "py/monitor/devices.h"
 #include "py/base/errors.h"
 #include "py/cleanup/args.h"
+#include "core/base/clock.h"
 #include "core/cleanup/policy.h"
 #include "os/base/forkmark.h"
 #include "os/monitor/probe.h"
 
 typedef struct Policy {
-    PyObject_HEAD mt_state *state; /* kept alive by the type */
+    PyObject_HEAD
+    mt_state *state; /* kept alive by the type */
     mt_policy policy;
     PyObject *act;
     mt_forkmark *home; /* of the process that ticked last */
@@ -30,17 +30,7 @@ typedef struct Policy {
     uint64_t look_ns;
 } Policy;
 
-static uint64_t
-time_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-/* --- life --------------------------------------------------------------------------------------
- */
+/* --- life ------------------------------------------------------------------------------------- */
 
 static mt_status
 open_probe(mt_state *st, const mt_policy_wish *w, mt_probe_ops *out, mt_error *err)
@@ -106,7 +96,7 @@ policy_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->act = Py_NewRef(w.act);
     self->limit = w.limit;
     self->devices = w.devices;
-    mt_policy_init(&self->policy, &w.with, time_ns());
+    mt_policy_init(&self->policy, &w.with, mt_now_ns());
     if (open_parts(self, &w) == 0 && add_rules(self, w.rules) == 0) return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
@@ -142,8 +132,7 @@ policy_dealloc(PyObject *op)
     Py_DECREF(type);
 }
 
-/* --- readings ----------------------------------------------------------------------------------
- */
+/* --- readings --------------------------------------------------------------------------------- */
 
 /* Children count where the limit is given, see limit.h. */
 static void
@@ -159,18 +148,17 @@ read_memory(Policy *self, unsigned mask, mt_sample *out)
 static void
 read_heap(Policy *self, mt_sample *out)
 {
-    uint64_t start = time_ns(), end;
+    uint64_t start = mt_now_ns(), end;
     mt_sample heap;
 
     self->probe.read(self->probe.ctx, MT_READ_HEAP, &heap);
-    end = time_ns();
+    end = mt_now_ns();
     out->heap_used = heap.heap_used;
     out->heap_free = heap.heap_free;
     mt_policy_heap_read(&self->policy, end, end - start);
 }
 
-/* --- ticks -------------------------------------------------------------------------------------
- */
+/* --- ticks ------------------------------------------------------------------------------------ */
 
 /* After a fork: another thread that acted is not in this process. False where there is no memory
  * for a new mark: then the next tick tries again. */
@@ -203,7 +191,7 @@ static unsigned
 decide(Policy *self, unsigned clock, bool now)
 {
     mt_policy *p = &self->policy;
-    uint64_t start = time_ns();
+    uint64_t start = mt_now_ns();
     unsigned reads = now ? mt_policy_reads_now(p, start) : mt_policy_reads(p, clock, start), mask;
     mt_limit limit = {MT_UNKNOWN, MT_UNKNOWN, ""};
     mt_sample sample;
@@ -214,7 +202,7 @@ decide(Policy *self, unsigned clock, bool now)
         limit = mt_limit_of(&sample, self->limit);
     }
     mask = mt_policy_decide(p, clock, start, reads != 0 ? &sample : NULL, limit);
-    self->look_ns += time_ns() - start;
+    self->look_ns += mt_now_ns() - start;
     return mask;
 }
 
@@ -278,8 +266,7 @@ policy_tick(PyObject *op, PyObject *const *args, Py_ssize_t n)
     Py_RETURN_NONE;
 }
 
-/* --- what it is told ---------------------------------------------------------------------------
- */
+/* --- what it is told -------------------------------------------------------------------------- */
 
 static PyObject *
 policy_set_rule(PyObject *op, PyObject *args)
@@ -318,7 +305,7 @@ policy_done(PyObject *op, PyObject *const *args, Py_ssize_t n)
         read_memory(self, MT_READ_RSS | MT_READ_DEVICES, &sample);
         level = mt_policy_level_of(&sample);
     }
-    mt_policy_done(&self->policy, (unsigned)action, time_ns(), &result, later ? &level : NULL);
+    mt_policy_done(&self->policy, (unsigned)action, mt_now_ns(), &result, later ? &level : NULL);
     Py_RETURN_NONE;
 }
 
@@ -338,12 +325,11 @@ policy_look(PyObject *op, PyObject *Py_UNUSED(none))
 static PyObject *
 policy_forget(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    mt_policy_forget(&((Policy *)op)->policy, time_ns());
+    mt_policy_forget(&((Policy *)op)->policy, mt_now_ns());
     Py_RETURN_NONE;
 }
 
-/* --- what it knows -----------------------------------------------------------------------------
- */
+/* --- what it knows ---------------------------------------------------------------------------- */
 
 static PyObject *
 policy_why(PyObject *op, PyObject *arg)
@@ -376,7 +362,7 @@ policy_figures(PyObject *op, PyObject *arg)
 static PyObject *
 get_seconds(PyObject *op, void *Py_UNUSED(which))
 {
-    return PyFloat_FromDouble((double)(time_ns() - ((Policy *)op)->policy.start_ns) * 1e-9);
+    return PyFloat_FromDouble((double)(mt_now_ns() - ((Policy *)op)->policy.start_ns) * 1e-9);
 }
 
 static PyObject *

@@ -18,16 +18,17 @@
 #include "core/gate/stage.h"
 
 typedef struct GateHistory {
-    PyObject_HEAD mt_state *state; /* kept alive by the type */
-    mt_gatehist *core;             /* NULL once closed */
-    mt_stage *stage;               /* NULL until a CUDA tensor comes */
-    PyThread_type_lock lock;       /* NULL as long */
-    pid_t owner;                   /* the process that made lock and stage */
-    uint64_t oldest_pending;       /* no entry below this number is in the stage */
-    uint64_t lost_from;    /* entries [lost_from, lost_to) were on their way when this process */
-    uint64_t lost_to;      /* was forked: their values never arrive */
-    uint64_t recomputed;   /* appends left out because autograd was running backward */
-    uint64_t device_waits; /* appends that had to wait because the device was far behind */
+    PyObject_HEAD
+    mt_state *state;         /* kept alive by the type */
+    mt_gatehist *core;       /* NULL once closed */
+    mt_stage *stage;         /* NULL until a CUDA tensor comes */
+    PyThread_type_lock lock; /* NULL as long */
+    pid_t owner;             /* the process that made lock and stage */
+    uint64_t oldest_pending; /* no entry below this number is in the stage */
+    uint64_t lost_from;      /* entries [lost_from, lost_to) were on their way when this process */
+    uint64_t lost_to;        /* was forked: their values never arrive */
+    uint64_t recomputed;     /* appends left out because autograd was running backward */
+    uint64_t device_waits;   /* appends that had to wait because the device was far behind */
     PyObject *weakrefs;
 } GateHistory;
 

@@ -16,8 +16,9 @@
 #include "py/tensor/many.h"
 
 typedef struct GradSet {
-    PyObject_HEAD mt_state *state; /* kept alive by the type */
-    PyObject *parameters;          /* a tuple of torch.Tensor */
+    PyObject_HEAD
+    mt_state *state;      /* kept alive by the type */
+    PyObject *parameters; /* a tuple of torch.Tensor */
     mt_gradset *set;
     Py_ssize_t n, spans; /* parameters, and those of them that the last call read */
     mt_torch_flat *grads, *targets;

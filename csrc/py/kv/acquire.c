@@ -6,10 +6,9 @@
  */
 #include "py/kv/pool.h"
 
-#include <time.h>
-
 #include "py/budget/budget.h"
 #include "py/base/errors.h"
+#include "core/base/clock.h"
 #include "core/base/size.h"
 
 #define SLICE_NS UINT64_C(50000000)
@@ -21,15 +20,6 @@ typedef struct request {
     double timeout; /* seconds; negative: none */
     uint64_t began;
 } request;
-
-static uint64_t
-now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 /* --- the argument tuple ---------------------------------------------------------------------- */
 
@@ -70,7 +60,7 @@ parse_request(KVPool *self, PyObject *args, request *r)
     r->rows = (size_t)rows;
     r->tokens = (size_t)tokens;
     r->wait = wait != 0;
-    r->began = now_ns();
+    r->began = mt_now_ns();
     return read_timeout(timeout, &r->timeout);
 }
 
@@ -137,7 +127,7 @@ raise_timeout(KVPool *self, const request *r, const mt_error *tried)
                  "acquire(): no room for %zu rows of %zu tokens in %llu ms: %zu bytes asked%s, %zu "
                  "used, limit %zu; %zu leases are alive, %zu bytes promised and not taken; release "
                  "leases, or wait longer",
-                 r->rows, r->tokens, (unsigned long long)((now_ns() - r->began) / 1000000),
+                 r->rows, r->tokens, (unsigned long long)((mt_now_ns() - r->began) / 1000000),
                  err.asked, tried == NULL ? " behind others that wait" : "", err.used, err.limit,
                  s.leases, s.promised_bytes);
     return -1;
@@ -147,7 +137,7 @@ raise_timeout(KVPool *self, const request *r, const mt_error *tried)
 static uint64_t
 slice_of(const request *r)
 {
-    double spent = (double)(now_ns() - r->began), left = r->timeout * 1e9 - spent;
+    double spent = (double)(mt_now_ns() - r->began), left = r->timeout * 1e9 - spent;
 
     if (r->timeout < 0 || left > (double)SLICE_NS) return SLICE_NS;
     return left > 0 ? (uint64_t)left + 1 : 0;

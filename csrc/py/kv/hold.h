@@ -20,7 +20,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "core/kv/pool.h"
+#include "core/kv/lease.h"
 #include "os/base/forkmark.h"
 #include "torch/torch_shim.h"
 #include "py/base/natives.h"

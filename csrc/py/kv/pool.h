@@ -18,8 +18,9 @@
 #include "py/kv/hold.h"
 
 typedef struct KVPool {
-    PyObject_HEAD mt_state *state; /* kept alive by the type */
-    mt_kvpool *core;               /* NULL once closed */
+    PyObject_HEAD
+    mt_state *state; /* kept alive by the type */
+    mt_kvpool *core; /* NULL once closed */
     mt_kvguests *guests;
     mt_ledger *ledger; /* one reference */
     PyObject *helpers; /* memtools.kv.tensors */
@@ -39,7 +40,8 @@ typedef struct KVPool {
 } KVPool;
 
 typedef struct KVLease {
-    PyObject_HEAD mt_state *state;
+    PyObject_HEAD
+    mt_state *state;
     mt_kvlease *core; /* NULL once released */
     KVPool *pool;
     bool busy;

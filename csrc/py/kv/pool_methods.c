@@ -1,6 +1,8 @@
 /* pool_methods.c -- what a KVPool tells, trim, and the type. */
 #include "py/kv/pool.h"
 
+#include "core/kv/check.h"
+
 #include <stddef.h>
 #include <structmember.h>
 

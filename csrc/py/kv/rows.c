@@ -1,6 +1,9 @@
 /* rows.c -- what changes a lease's rows as wholes: crop, reorder, select, fork, reserve. */
 #include "py/kv/pool.h"
 
+#include "core/kv/inplace.h"
+#include "core/kv/reorder.h"
+
 /* --- crop ------------------------------------------------------------------------------------ */
 
 /* n >= 0: at most n tokens of each row; n < 0: all but the last -n. */

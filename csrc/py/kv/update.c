@@ -9,6 +9,8 @@
  * change either tensor, so both are made plain before the memory of one is looked at. */
 #include "py/kv/pool.h"
 
+#include "core/kv/inplace.h"
+
 #include <string.h>
 
 enum { LET_GO_BYTES = 256 << 10 }; /* longer copies let other threads run */

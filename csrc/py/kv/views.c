@@ -8,6 +8,8 @@
  * last view has died. */
 #include "py/kv/pool.h"
 
+#include "core/kv/inplace.h"
+
 #include <stdlib.h>
 #include <string.h>
 

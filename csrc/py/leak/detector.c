@@ -8,7 +8,8 @@
 #include "core/leak/leak.h"
 
 typedef struct LeakDetector {
-    PyObject_HEAD mt_leak *core;
+    PyObject_HEAD
+    mt_leak *core;
 } LeakDetector;
 
 static const char *const SIGNALS[MT_LEAK_SIGNALS] = {"heap",     "python", "tensors",

@@ -69,8 +69,7 @@ mt_py_devices(mt_state *st, const mt_probe_ops *inner, size_t devices, mt_probe_
     return status;
 }
 
-/* --- one reading now ---------------------------------------------------------------------------
- */
+/* --- one reading now -------------------------------------------------------------------------- */
 
 PyObject *
 mt_py_device_tuple(const mt_device_sample *d)

@@ -14,7 +14,8 @@
 enum { ROWS = 64, READ = offsetof(mt_sample, devices) / sizeof(uint64_t), FIELDS = READ + 1 };
 
 typedef struct Probe {
-    PyObject_HEAD mt_state *state;
+    PyObject_HEAD
+    mt_state *state;
     mt_probe_linux *probe;
     mt_peaks *peaks;
     mt_phases *phases;
@@ -30,8 +31,7 @@ mt_py_number(uint64_t value)
     return PyLong_FromUnsignedLongLong(value);
 }
 
-/* --- life --------------------------------------------------------------------------------------
- */
+/* --- life ------------------------------------------------------------------------------------- */
 
 static bool
 never_reset(void *ctx)
@@ -143,8 +143,7 @@ probe_dealloc(PyObject *op)
     Py_DECREF(type);
 }
 
-/* --- readings ----------------------------------------------------------------------------------
- */
+/* --- readings --------------------------------------------------------------------------------- */
 
 static PyObject *
 probe_rss(PyObject *op, PyObject *Py_UNUSED(none))
@@ -200,8 +199,10 @@ probe_smaps(PyObject *op, PyObject *Py_UNUSED(none))
 {
     mt_smaps s;
 
-    Py_BEGIN_ALLOW_THREADS mt_probe_linux_smaps(((Probe *)op)->probe, &s);
-    Py_END_ALLOW_THREADS uint64_t values[] = {s.rss, s.pss, s.uss, s.swap, s.swap_pss};
+    Py_BEGIN_ALLOW_THREADS
+    mt_probe_linux_smaps(((Probe *)op)->probe, &s);
+    Py_END_ALLOW_THREADS
+    uint64_t values[] = {s.rss, s.pss, s.uss, s.swap, s.swap_pss};
     return as_tuple(PyTuple_New(5), values, 5);
 }
 
@@ -226,8 +227,7 @@ probe_source(PyObject *op, PyObject *Py_UNUSED(none))
                          PyBool_FromLong(cg->pressure_of_host));
 }
 
-/* --- peaks -------------------------------------------------------------------------------------
- */
+/* --- peaks ------------------------------------------------------------------------------------ */
 
 static PyObject *
 probe_reset_peak(PyObject *op, PyObject *Py_UNUSED(none))
@@ -382,8 +382,7 @@ static PyType_Spec spec = {
     .slots = slots,
 };
 
-/* --- registration ------------------------------------------------------------------------------
- */
+/* --- registration ----------------------------------------------------------------------------- */
 
 /* In the order of mt_sample, and last what follows from them. */
 static PyTypeObject *

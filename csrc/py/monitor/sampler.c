@@ -10,20 +10,20 @@
 #include "os/record/endmark.h"
 #include "os/base/forkmark.h"
 #include "os/monitor/probe.h"
-#include "os/port/threadname.h"
+#include "os/port/thread.h"
 
 #define SHORTEST_NS 100000ll        /* a tenth of a millisecond: beyond, no timer is that exact */
 #define LONGEST_NS  3600000000000ll /* an hour */
 
 typedef struct Sampler {
-    PyObject_HEAD mt_state *state; /* kept alive by the type */
-    PyObject *writer;              /* or NULL: its record is written by the thread */
+    PyObject_HEAD
+    mt_state *state;  /* kept alive by the type */
+    PyObject *writer; /* or NULL: its record is written by the thread */
     mt_forkmark *home;
     mt_sampler *sampler;
 } Sampler;
 
-/* --- life --------------------------------------------------------------------------------------
- */
+/* --- life ------------------------------------------------------------------------------------- */
 
 typedef struct wish {
     PyObject *writer;
@@ -59,7 +59,7 @@ open_parts(mt_state *st, const wish *w, mt_sampler_setup *with, mt_error *err)
 
     if (status != MT_OK) return status;
     status =
-        mt_ticker_new(&mt_alloc_libc, &mt_thread_sys_posix, mt_threadname_set, &with->ticker, err);
+        mt_ticker_new(&mt_alloc_libc, &mt_thread_sys_posix, mt_thread_name, &with->ticker, err);
     if (status != MT_OK) with->probe.close(with->probe.ctx);
     return status;
 }
@@ -205,8 +205,7 @@ sampler_stop(PyObject *op, PyObject *Py_UNUSED(none))
     Py_RETURN_NONE;
 }
 
-/* --- steps and marks ---------------------------------------------------------------------------
- */
+/* --- steps and marks -------------------------------------------------------------------------- */
 
 static PyObject *
 sampler_step(PyObject *op, PyObject *const *args, Py_ssize_t n)
@@ -251,8 +250,7 @@ sampler_unwatch(PyObject *op, PyObject *arg)
     return PyErr_Format(PyExc_ValueError, "unwatch(): there is no watermark %ld", mark);
 }
 
-/* --- what it knows -----------------------------------------------------------------------------
- */
+/* --- what it knows ---------------------------------------------------------------------------- */
 
 static PyObject *
 sampler_latest(PyObject *op, PyObject *Py_UNUSED(none))

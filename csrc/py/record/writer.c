@@ -8,35 +8,27 @@
 #include <stdlib.h>
 #include <string.h>
 #include <structmember.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "py/base/errors.h"
+#include "core/base/clock.h"
 #include "core/base/utf8.h"
 #include "os/record/endmark.h"
 #include "os/record/file.h"
 
 typedef struct RecordWriter {
-    PyObject_HEAD mt_state *state; /* kept alive by the type */
-    PyObject *path;                /* a str */
-    PyObject *kept;                /* a str, or NULL: where an older record was kept */
-    bool begun;                    /* record is initialised */
-    bool at_exit;                  /* end_with_status is registered */
-    char failed[MT_RECORD_TEXT];   /* the end event where the exit code is 1; "": by the code */
+    PyObject_HEAD
+    mt_state *state;             /* kept alive by the type */
+    PyObject *path;              /* a str */
+    PyObject *kept;              /* a str, or NULL: where an older record was kept */
+    bool begun;                  /* record is initialised */
+    bool at_exit;                /* end_with_status is registered */
+    char failed[MT_RECORD_TEXT]; /* the end event where the exit code is 1; "": by the code */
     size_t failed_bytes;
     uint64_t ended_ns; /* of the end event, where at_exit */
     mt_record record;
     mt_recordfile file;
 } RecordWriter;
-
-static uint64_t
-clock_ns(clockid_t clock)
-{
-    struct timespec now;
-
-    clock_gettime(clock, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 mt_record *
 mt_py_record(mt_state *st, PyObject *writer)
@@ -176,8 +168,8 @@ create(RecordWriter *self, beginning *b)
 
     if (path == NULL) return -1;
     b->self = self;
-    b->start = (mt_record_start){.wall_ns = clock_ns(CLOCK_REALTIME),
-                                 .clock_ns = clock_ns(CLOCK_MONOTONIC),
+    b->start = (mt_record_start){.wall_ns = mt_wall_ns(),
+                                 .clock_ns = mt_now_ns(),
                                  .pid = (uint64_t)getpid(),
                                  .page_bytes = (uint64_t)sysconf(_SC_PAGESIZE),
                                  .command = b->command,
@@ -250,7 +242,7 @@ recordwriter_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static void
 end(RecordWriter *self)
 {
-    if (self->file.mark != NULL) mt_record_close(&self->record, clock_ns(CLOCK_MONOTONIC));
+    if (self->file.mark != NULL) mt_record_close(&self->record, mt_now_ns());
     mt_endmark_remove(self->file.at);
     mt_recordfile_unmap(&self->file);
 }
@@ -387,7 +379,7 @@ static int
 take_time(PyObject *given, uint64_t *out)
 {
     if (given != Py_None) return take_number(given, "time_ns", out);
-    *out = clock_ns(CLOCK_MONOTONIC);
+    *out = mt_now_ns();
     return 0;
 }
 

@@ -1,7 +1,8 @@
 /* many.h -- the memory of many tensors at once, each of which lies flat on the host.
  *
- *   tuple of tensors ──read()──► mt_torch_flat[n]: where each one's elements (or its gradient's)
- * are ◄─drop()──  references that keep them there, the GIL given up meanwhile or not
+ *   tuple of tensors ──read()──► mt_torch_flat[n]   where each one's elements, or its gradient's,
+ *                                                   are, and a reference that keeps them there,
+ *                   ◄──drop()──                     the GIL given up meanwhile or not
  *
  * The shim does it in one call; without it, DLPack and a few calls of Python for each. All
  * functions hold the GIL. */

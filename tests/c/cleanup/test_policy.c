@@ -3,8 +3,7 @@
 
 enum { LATER = 4 }; /* ticks until what may grow back is judged */
 
-/* --- cadences ---------------------------------------------------------------------------------
- */
+/* --- cadences --------------------------------------------------------------------------------- */
 
 static void
 a_cadence_is_due_at_its_multiples(void)
@@ -97,8 +96,7 @@ an_empty_rule_takes_the_action_back(void)
     CHECK(r.ever == 0);
 }
 
-/* --- paying and back-off ----------------------------------------------------------------------
- */
+/* --- paying and back-off ---------------------------------------------------------------------- */
 
 /* Does what is due at each of the next n multiples of `every`; what is in between is quiet. */
 static void
@@ -189,8 +187,7 @@ what_it_freed_is_added_up(void)
     CHECK(r.p.action[2].paid == 1 && r.p.action[2].unpaid_ns == 9);
 }
 
-/* --- judged later -----------------------------------------------------------------------------
- */
+/* --- judged later ----------------------------------------------------------------------------- */
 
 /* Frees 1 GiB of 10 at tick 100, then `again` grows back; whether that paid. */
 static bool
@@ -348,8 +345,7 @@ done_again_it_is_judged_by_where_that_began(void)
     }
 }
 
-/* --- the budget -------------------------------------------------------------------------------
- */
+/* --- the budget ------------------------------------------------------------------------------- */
 
 /* 1 % of the time: 10 ms may be spent once in 2 s, since what is spent already counts too. */
 static void
@@ -430,8 +426,7 @@ strict_keeps_its_cadences_whatever_they_cost(void)
     CHECK(rig_tick_at(&r, CLOCK, SEC) == 1 && r.p.action[0].why == MT_WHEN_HOST_PRESSURE);
 }
 
-/* --- together, and anew -----------------------------------------------------------------------
- */
+/* --- together, and anew ----------------------------------------------------------------------- */
 
 static void
 ranks_decide_at_multiples_only(void)

@@ -3,8 +3,7 @@
 
 enum { LOOKS = MT_READ_RSS | MT_READ_CGROUP | MT_READ_SYSTEM | MT_READ_DEVICES };
 
-/* --- triggers ---------------------------------------------------------------------------------
- */
+/* --- triggers --------------------------------------------------------------------------------- */
 
 /* An action of these triggers alone, by a reading that says what r->x does. */
 static bool
@@ -181,8 +180,7 @@ trimming_under_pressure_needs_something_to_trim(void)
     CHECK(!fires(&r, trim, 0));
 }
 
-/* --- rests and hysteresis ---------------------------------------------------------------------
- */
+/* --- rests and hysteresis --------------------------------------------------------------------- */
 
 /* A tick that looks, whatever the pace is. */
 static unsigned
@@ -314,8 +312,7 @@ a_trigger_judges_what_waits_first(void)
     CHECK(r.p.waiting == 1); /* it still rests: its 4 ticks are not over */
 }
 
-/* --- looks ------------------------------------------------------------------------------------
- */
+/* --- looks ------------------------------------------------------------------------------------ */
 
 /* Looks in the last of two seconds of such ticks. */
 static int

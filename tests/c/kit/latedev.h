@@ -2,8 +2,7 @@
  * fails.
  *
  *   [copy][mark 1][copy][write][mark 2]   one queue for all streams, run in the order of enqueuing,
- *    done ^                               which is always legal; so a stream's wait has nothing to
- * do
+ *    done ^                               which is always legal; so a stream waits for nothing
  *
  * What depends on another order between streams is tested with tests/fake_cuda. One instance, since
  * a test of a stage needs no more. */

@@ -11,7 +11,9 @@
 #include <string.h>
 
 #include "kit/check.h"
-#include "core/kv/pool.h"
+#include "core/kv/check.h"
+#include "core/kv/inplace.h"
+#include "core/kv/reorder.h"
 #include "core/base/size.h"
 #include "kit/rng.h"
 

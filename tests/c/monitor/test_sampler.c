@@ -17,8 +17,7 @@ bit(unsigned what)
     return __builtin_ctz(what);
 }
 
-/* --- what is read when -------------------------------------------------------------------------
- */
+/* --- what is read when ------------------------------------------------------------------------ */
 
 static void
 samples_keep_the_interval_and_the_dear_is_read_seldom(void)
@@ -177,8 +176,7 @@ a_stopped_process_owes_no_samples(void)
     rig_free(&r);
 }
 
-/* --- what it knows -----------------------------------------------------------------------------
- */
+/* --- what it knows ---------------------------------------------------------------------------- */
 
 static void
 the_lowest_limit_counts_and_what_is_used_follows_from_it(void)
@@ -314,8 +312,7 @@ the_latest_sample_keeps_what_was_read_seldom(void)
     rig_free(&r);
 }
 
-/* --- watermarks --------------------------------------------------------------------------------
- */
+/* --- watermarks ------------------------------------------------------------------------------- */
 
 static void
 a_mark_reaches_the_next_step_once(void)
@@ -351,8 +348,7 @@ a_mark_reaches_the_next_step_once(void)
     rig_free(&r);
 }
 
-/* --- the record --------------------------------------------------------------------------------
- */
+/* --- the record ------------------------------------------------------------------------------- */
 
 typedef struct notes {
     mt_record r;
@@ -541,8 +537,7 @@ a_mark_waits_as_long_as_steps_usually_take(void)
     free(n.region);
 }
 
-/* --- life --------------------------------------------------------------------------------------
- */
+/* --- life ------------------------------------------------------------------------------------- */
 
 static void
 a_start_that_fails_can_be_tried_again(void)

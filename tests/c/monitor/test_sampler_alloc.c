@@ -10,6 +10,7 @@
 #include "kit/check.h"
 #include "core/monitor/sampler.h"
 #include "os/monitor/probe.h"
+#include "os/port/thread.h"
 
 #ifdef __SANITIZE_ADDRESS__ /* which has a malloc of its own */
 

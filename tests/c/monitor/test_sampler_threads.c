@@ -9,7 +9,7 @@
 #include "core/record/reader.h"
 #include "core/monitor/sampler.h"
 #include "os/monitor/probe.h"
-#include "os/port/threadname.h"
+#include "os/port/thread.h"
 
 enum { ROUNDS = 2000, STARTS = 200 };
 
@@ -49,7 +49,7 @@ open_all(shared *x)
     CHECK(mt_probe_linux_new(&mt_alloc_libc, &mt_proc_sys_libc, "", &mt_probe_ages_usual, &probe,
                              NULL) == MT_OK);
     setup.probe = mt_probe_linux_ops(probe);
-    CHECK(mt_ticker_new(&mt_alloc_libc, &mt_thread_sys_posix, mt_threadname_set, &setup.ticker,
+    CHECK(mt_ticker_new(&mt_alloc_libc, &mt_thread_sys_posix, mt_thread_name, &setup.ticker,
                         NULL) == MT_OK);
     CHECK(mt_sampler_new(&mt_alloc_libc, &setup, &x->s, NULL) == MT_OK);
 }

@@ -1,6 +1,4 @@
-/* The CUDA backend over the fake runtime; and what it says where there is none.
- *
- * MT_FAKE_CUDART names libfakecudart.so; it must be set where the CUDA backend is built. */
+/* The CUDA backend over the fake runtime, libfakecudart.so, which MT_FAKE_CUDART names. */
 #include "cuda/runtime.h"
 
 #include <string.h>
@@ -37,16 +35,6 @@ check_refused(const char *library, const char *call)
     CHECK(rt == NULL && heap.live == 0);
     CHECK(err.status == MT_EDEVICE && err.native == 0 && strcmp(err.call, call) == 0);
     CHECK(mt_cudart_open(&mem, library, &rt, NULL) == MT_EDEVICE);
-}
-
-static void
-a_build_without_cuda_says_so(void)
-{
-    check_refused(NULL, "cudart: this memtools was built without the CUDA Toolkit headers");
-    CHECK(mt_cudart_info(NULL, NULL, NULL, NULL, NULL) == MT_EDEVICE);
-    CHECK(strstr(mt_cudart_strerror(NULL, 1), "without the CUDA Toolkit") != NULL);
-    CHECK(mt_cudart_dev_ops(NULL) == NULL);
-    mt_cudart_close(NULL);
 }
 
 static void
@@ -234,10 +222,6 @@ an_unknown_device_is_refused(void)
 int
 main(void)
 {
-    if (!mt_cudart_built()) {
-        RUN(a_build_without_cuda_says_so);
-        CHECK_DONE();
-    }
     path = getenv("MT_FAKE_CUDART");
     RUN(a_bad_path_is_refused);
     RUN(a_missing_entry_point_is_named);

@@ -148,25 +148,9 @@ without_memory_nothing_is_made(void)
     heap = (faulty){.fail_at = -1};
 }
 
-static void
-a_build_without_cuda_says_so(void)
-{
-    mt_devmem *dm = NULL;
-    mt_error err;
-
-    CHECK(mt_devmem_new(&mt_alloc_libc, NULL, &dm, &err) == MT_EDEVICE && dm == NULL);
-    CHECK(strstr(err.call, "without the CUDA Toolkit") != NULL);
-    CHECK(!mt_devmem_read(NULL, 0, NULL, NULL));
-    mt_devmem_free(NULL);
-}
-
 int
 main(void)
 {
-    if (!mt_cudart_built()) {
-        RUN(a_build_without_cuda_says_so);
-        CHECK_DONE();
-    }
     path = getenv("MT_FAKE_CUDART");
     CHECK(path != NULL && fake_cuda_load(path, &fake));
     RUN(it_makes_no_context);

@@ -10,9 +10,8 @@
 #include <time.h>
 
 #include "kit/check.h"
-#include "core/port/thread.h"
 #include "kit/faulty.h"
-#include "os/port/threadname.h"
+#include "os/port/thread.h"
 
 #define HOUR 3600000000000ull
 
@@ -70,7 +69,7 @@ wait_twice(void *arg)
 static void
 a_thread_waits_by_the_clock_and_stops_at_once(void)
 {
-    seen s = {.ops = ticker(mt_threadname_set)};
+    seen s = {.ops = ticker(mt_thread_name)};
     const mt_ticker_ops *t = &s.ops;
     sigset_t before, after;
     uint64_t began = monotonic();
@@ -160,7 +159,7 @@ what_the_system_refuses_is_told(void)
     CHECK(strcmp(err.call, "malloc") == 0);
     CHECK(mt_ticker_new(&mem, &sys, NULL, &ops, &err) == MT_ENOMEM && heap.live == 0);
     CHECK(strcmp(err.call, "pthread_cond_init") == 0 && err.native == ENOMEM);
-    sys.cond_new = mt_thread_sys_posix.cond_new;
+    sys.condition_init = mt_thread_sys_posix.condition_init;
     CHECK(mt_ticker_new(&mem, &sys, NULL, &ops, &err) == MT_OK);
     CHECK(ops.start(ops.ctx, count, &s, &err) == MT_EAGAIN && err.native == EAGAIN);
     CHECK(strcmp(err.call, "pthread_create") == 0 && s.rounds == 0);

@@ -1,19 +1,20 @@
-#define _POSIX_C_SOURCE 200809L /* clocks, signal masks */
-#include "port/thread.h"
+#define _POSIX_C_SOURCE 200809L /* signal masks */
+#include "os/port/thread.h"
 
 #include <signal.h>
-#include <time.h>
+#include <sys/prctl.h>
 
-#include "base/lock.h"
+#include "core/base/clock.h"
+#include "core/base/lock.h"
 
-enum { STACK = 512 * 1024, SECOND = 1000000000 };
+enum { STACK = 512 * 1024 };
 
 typedef struct ticker {
     mt_alloc mem;
     const mt_thread_sys *sys;
     void (*prepare)(void);
     mt_lock lock;
-    pthread_cond_t wake;
+    mt_condition wake;
     bool stopping;
     bool runs; /* the owner's */
     pthread_t thread;
@@ -21,21 +22,7 @@ typedef struct ticker {
     void *arg;
 } ticker;
 
-/* --- the system --------------------------------------------------------------------------------
- */
-
-static int
-posix_cond_new(pthread_cond_t *out)
-{
-    pthread_condattr_t attr;
-    int fault = pthread_condattr_init(&attr);
-
-    if (fault != 0) return fault;
-    fault = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    if (fault == 0) fault = pthread_cond_init(out, &attr);
-    pthread_condattr_destroy(&attr);
-    return fault;
-}
+/* --- the system ------------------------------------------------------------------------------- */
 
 /* A thread begins with its maker's mask. The four that a fault of the thread itself raises stay
  * open, so that a handler which prints where it happened still does. */
@@ -70,33 +57,15 @@ posix_thread_new(pthread_t *out, void *(*run)(void *), void *arg)
     return fault;
 }
 
-const mt_thread_sys mt_thread_sys_posix = {posix_cond_new, posix_thread_new};
+const mt_thread_sys mt_thread_sys_posix = {mt_condition_init, posix_thread_new};
 
-static uint64_t
-clock_ns(clockid_t clock)
+void
+mt_thread_name(void)
 {
-    struct timespec t;
-
-    clock_gettime(clock, &t);
-    return (uint64_t)t.tv_sec * SECOND + (uint64_t)t.tv_nsec;
+    prctl(PR_SET_NAME, (unsigned long)"memtools", 0ul, 0ul, 0ul);
 }
 
-static uint64_t
-now_ns(void *ctx)
-{
-    (void)ctx;
-    return clock_ns(CLOCK_MONOTONIC);
-}
-
-static uint64_t
-cpu_ns(void *ctx)
-{
-    (void)ctx;
-    return clock_ns(CLOCK_THREAD_CPUTIME_ID);
-}
-
-/* --- the thread --------------------------------------------------------------------------------
- */
+/* --- the thread ------------------------------------------------------------------------------- */
 
 static void *
 body(void *arg)
@@ -126,14 +95,12 @@ start(void *ctx, void (*run)(void *), void *arg, mt_error *err)
 static bool
 wait(void *ctx, uint64_t at_ns)
 {
-    struct timespec at = {(time_t)(at_ns / SECOND), (long)(at_ns % SECOND)};
     ticker *t = ctx;
-    int fault = 0;
-    bool go_on;
+    bool go_on, waiting = true;
 
     mt_lock_take(&t->lock);
-    while (!t->stopping && fault == 0)
-        fault = pthread_cond_timedwait(&t->wake, &t->lock, &at);
+    while (!t->stopping && waiting)
+        waiting = mt_condition_wait(&t->wake, &t->lock, at_ns);
     go_on = !t->stopping;
     mt_lock_give(&t->lock);
     return go_on;
@@ -147,10 +114,24 @@ stop(void *ctx)
     if (!t->runs) return;
     mt_lock_take(&t->lock);
     t->stopping = true;
-    pthread_cond_signal(&t->wake);
+    mt_condition_wake_all(&t->wake);
     mt_lock_give(&t->lock);
     pthread_join(t->thread, NULL);
     t->runs = false;
+}
+
+static uint64_t
+now_ns(void *ctx)
+{
+    (void)ctx;
+    return mt_now_ns();
+}
+
+static uint64_t
+cpu_ns(void *ctx)
+{
+    (void)ctx;
+    return mt_thread_cpu_ns();
 }
 
 static void
@@ -160,7 +141,7 @@ close(void *ctx)
     mt_alloc mem;
 
     if (t == NULL) return;
-    pthread_cond_destroy(&t->wake);
+    mt_condition_fini(&t->wake);
     mt_lock_fini(&t->lock);
     mem = t->mem;
     mem.put(mem.ctx, t, sizeof *t);
@@ -174,7 +155,7 @@ mt_ticker_new(const mt_alloc *mem, const mt_thread_sys *sys, void (*prepare)(voi
     int fault;
 
     if (t == NULL) return mt_fail(err, MT_ENOMEM, "malloc", 0);
-    if ((fault = sys->cond_new(&t->wake)) != 0) {
+    if ((fault = sys->condition_init(&t->wake)) != 0) {
         mem->put(mem->ctx, t, sizeof *t);
         return mt_fail(err, MT_ENOMEM, "pthread_cond_init", fault);
     }

@@ -1,16 +1,11 @@
-/* grow.h -- making a stretch of a lease's rows its own, mapped and clean; for this room.
+/* journal.h -- the changes of a lease's tables that one call makes, so that they can be undone.
  *
- *   prepare:  1. own     every block to be written gets a name nobody else has: new at the end,
- *                        a copy where it was shared            (journal: undone on failure)
- *             2. map     the layer's addresses follow the table
- *             3. clean   what a view will show past a row's length becomes zeros
- *             4. commit  the names given up are unnamed
- *
- * Only tables and references change what a row *is*; they change in 1 and are put back by undo. A
- * mapping that was changed on the way is found changed and followed anew. With it goes what code
- * wrote privately over a shared block: a row whose copy has that keeps the copy. */
-#ifndef MT_KV_GROW_H
-#define MT_KV_GROW_H
+ * Only tables and references change what a row *is*. Blocks are taken and named here, each with an
+ * entry; undo puts the names back, commit unnames what was given up. A mapping that was changed on
+ * the way is found changed and followed anew. With it goes what code wrote privately over a shared
+ * block: a row whose copy has that keeps the copy, also when the rest is undone. */
+#ifndef MT_KV_JOURNAL_H
+#define MT_KV_JOURNAL_H
 
 #include "kv/private.h"
 
@@ -42,6 +37,10 @@ size_t mt_kvgrow_missing(const mt_kvlease *lease, size_t row, size_t lo, size_t 
 /* Rows' blocks [lo, hi) become theirs alone; those past the table's end are added. */
 mt_status mt_kvgrow_own(mt_kvjournal *j, size_t row, size_t lo, size_t hi, mt_error *err);
 
+/* What code wrote privately at place tb of the row goes into the block there, if that is the row's
+ * own, or else into a copy, which is then. */
+mt_status mt_kvjournal_own_written(mt_kvjournal *j, size_t row, size_t tb, mt_error *err);
+
 /* Of the blocks past the table's end, up to place hi, the row takes those that lie nearest, as long
  * as there are any, so that no other row takes them first. pre: they are promised. */
 mt_status mt_kvgrow_extend_nearest(mt_kvjournal *j, size_t row, size_t hi, mt_error *err);
@@ -52,24 +51,9 @@ mt_status mt_kvgrow_extend_nearest(mt_kvjournal *j, size_t row, size_t hi, mt_er
  * lies behind them in that home. Lazy stores. */
 mt_status mt_kvgrow_move(mt_kvjournal *j, size_t row, size_t view, mt_error *err);
 
-/* What is known of a row's addresses: whether code wrote privately over blocks. */
-typedef enum mt_kvwritten { MT_KV_UNSEEN, MT_KV_PLAIN, MT_KV_WRITTEN } mt_kvwritten;
-
-/* What code wrote privately into rows, over blocks which they share, becomes blocks of their own,
- * so that other rows can become what these are: rows index[i] for i < n, but where it is i itself;
- * all n where index is NULL. Writes to written[row], of each of the lease's rows, what it found of
- * those, where that is not NULL and the store has private writes at all. Takes the lock; asks
- * others as prepare does. */
-mt_status mt_kvgrow_keep_written(mt_kvlease *lease, const size_t *index, size_t n,
-                                 mt_kvwritten *written, mt_error *err);
-
 /* The other layers of rows whose blocks were copied show the old ones, which are somebody else's:
  * they follow at once, all but this unit (SIZE_MAX: all). Where there are no stretches left for
  * that, the row moves, with as many blocks as a view of this unit shows. */
 mt_status mt_kvgrow_follow_copies(mt_kvjournal *j, size_t unit, size_t view, mt_error *err);
-
-/* Tokens [from, to) of each row (lease->from, lease->to) can be written, [0, view) read, with zeros
- * past `to`. Takes the lock; asks other members of the ledger when ours does not suffice. */
-mt_status mt_kvgrow_prepare(mt_kvlease *lease, size_t layer, size_t view, mt_error *err);
 
 #endif

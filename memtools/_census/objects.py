@@ -1,20 +1,47 @@
-"""What a census says of types and tensors, asked so that no code of theirs runs.
+"""What can be learnt of an object, and who refers to it, without running any code of its class.
 
 A class may override `__class__`, `__qualname__` (in its metaclass), `__torch_function__` or
 `__getattr__`; proxies raise or load things when they are touched. So types are named by `type`'s
-own getters, and tensors are read by `torch.Tensor`'s.
+own getters, tensors are read by `torch.Tensor`'s, and types are compared by identity.
+
+    objects: names, tensors, referrers  <-  graphs  <-  holders  <-  census
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import collections
+import functools
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from memtools import _core
 
 if TYPE_CHECKING:
     import torch
 
+_PACKAGE = str(Path(__file__).parents[1])
+LRU_CACHE = type(functools.lru_cache(lambda: None))
 _QUALNAME = type.__dict__["__qualname__"].__get__
 _MODULE = type.__dict__["__module__"].__get__
 _MRO = type.__dict__["__mro__"].__get__
+
+
+_T = TypeVar("_T", bound=type)
+_parts_of_looks: set[int] = set()  # the ids of classes: a class may define how it compares
+
+
+def part_of_a_look(kind: _T) -> _T:
+    """Class decorator for what a census is made of: it exists because somebody looked, and so it
+    holds nothing of the program's."""
+    _parts_of_looks.add(id(kind))
+    return kind
+
+
+def are_parts_of_looks(objects: Sequence[Any]) -> bool:
+    """Whether each of the objects was made by a census."""
+    return _parts_of_looks.issuperset(map(id, map(type, objects)))
 
 
 def type_name(kind: type) -> str:
@@ -42,6 +69,7 @@ def defines(kind: type, name: str, before: type) -> bool:
     return False
 
 
+@part_of_a_look
 class TensorKind(NamedTuple):
     """What tensors are grouped by. `shape` and `device` are None where asking would run Python code
     of the tensor's class (`__torch_dispatch__`); `shape` also for a nested tensor."""
@@ -83,17 +111,14 @@ def tensor_kind(torch: Any, tensor: torch.Tensor) -> TensorKind:
         if not defines(kind, "__torch_dispatch__", torch.Tensor):
             device = str(base.device.__get__(tensor))
             if not base.is_nested.__get__(tensor):
-                shape = _shape(base, tensor)
+                shape = tuple(base.shape.__get__(tensor))
+                if not {int}.issuperset(map(type, shape)):  # symbols while tracing
+                    shape = None
     return TensorKind(type_name(kind), shape, dtype, device)
 
 
-def _shape(base: Any, tensor: torch.Tensor) -> tuple[int, ...] | None:
-    shape = tuple(base.shape.__get__(tensor))
-    return shape if all(type(n) is int for n in shape) else None  # symbols while tracing
-
-
 def tensor_facts(torch: Any, tensor: torch.Tensor) -> TensorFacts:
-    """All that the shim tells, by public calls: some 20 us."""
+    """The facts that the shim gives, by public calls of torch: some 20 us a tensor."""
     base, kind = torch._C.TensorBase, tensor_kind(torch, tensor)
     where = whole = own = 0
     if kind.dtype == "undefined":
@@ -114,8 +139,63 @@ def tensor_facts(torch: Any, tensor: torch.Tensor) -> TensorFacts:
 
 
 def graph_of(torch: Any, tensor: torch.Tensor) -> Any:
-    """The node of autograd's graph that the tensor came from, or None."""
+    """The node of autograd's graph that made the tensor, or None."""
     if defines(type(tensor), "__torch_dispatch__", torch.Tensor):
         return None
     with torch._C.DisableTorchFunctionSubclass():
         return torch._C.TensorBase.grad_fn.__get__(tensor)
+
+
+class Own(list[Any]):
+    """A list of this package's own, which never counts as a holder."""
+
+    __slots__ = ()
+
+
+class Local(NamedTuple):
+    """A variable of a running function."""
+
+    code: types.CodeType
+    name: str | None
+
+
+class Referrers(NamedTuple):
+    """Who refers to each of some objects, in their order."""
+
+    #: the program's containers and instances, and a Local for each variable of a running function
+    holders: list[Own]
+    #: references that nothing on the Python heap accounts for
+    unaccounted: list[int]
+
+
+def referrers(objects: Sequence[Any], ignored: Any = None) -> Referrers:
+    """Who refers to the objects, by one pass over the heap; `ignored` is a container that does not
+    count."""
+    targets = list(objects)
+    edges, frames, unaccounted = _core._referrers(targets)
+    holders = [Own() for _ in targets]
+    for container, i in edges:
+        if type(container) is not Own and container is not ignored:
+            holders[i].append(container)
+    for code, name, i in frames:
+        if not code.co_filename.startswith(_PACKAGE):
+            holders[i].append(Local(code, name))
+    return Referrers(holders, unaccounted)
+
+
+def capacity_of(container: Any) -> int | None:
+    """How many objects a container will ever hold; None without a bound."""
+    kind = type(container)
+    if issubclass(kind, collections.deque):
+        return collections.deque.maxlen.__get__(container)  # type: ignore[no-any-return]
+    if kind is LRU_CACHE:
+        return container.cache_parameters()["maxsize"]  # type: ignore[no-any-return]
+    return None
+
+
+def length_of(container: Any) -> int | None:
+    """The length of a container whose type is Python's own; len() of another is the program's."""
+    for kind in (list, dict, tuple, set, frozenset, collections.deque):
+        if issubclass(type(container), kind):
+            return int(kind.__len__(container))
+    return None

@@ -1,9 +1,12 @@
-#include "kv/grow.h"
+#include "kv/journal.h"
 
 #include <assert.h>
 #include <string.h>
 
 #include "base/size.h"
+#include "kv/block.h"
+#include "kv/mapping.h"
+#include "kv/prepare.h"
 
 /* --- the journal --- */
 
@@ -133,7 +136,7 @@ mt_kvjournal_undo(mt_kvjournal *j, mt_error *why)
         const mt_kventry *e = &j->entry[--j->count];
         mt_kvslot *s = mt_kvlease_slot(j->lease, e->row);
 
-        mt_kvlease_unready(j->lease, e->row);
+        mt_kvprepare_forget_maps(j->lease, e->row);
         if (has_written(pool, e, s->table[e->tb])) {
             keep_copy(j->lease, e);
             kept++;
@@ -223,6 +226,17 @@ mt_kvgrow_extend_nearest(mt_kvjournal *j, size_t row, size_t hi, mt_error *err)
     return st;
 }
 
+mt_status
+mt_kvjournal_own_written(mt_kvjournal *j, size_t row, size_t tb, mt_error *err)
+{
+    mt_status st;
+
+    if (is_own(j->lease, row, tb))
+        return mt_kvmap_keep(j->lease->pool, j->lease->first + row, tb, err);
+    if ((st = mt_kvjournal_promise(j, 1, err)) != MT_OK) return st;
+    return renew(j, row, tb, MT_KV_ANY, j->lease->pool->geom.block_tokens, err);
+}
+
 /* --- moving --- */
 
 /* Nobody but the row itself, alone and at the block's own place, names or shows one of blocks
@@ -295,7 +309,7 @@ mt_kvgrow_move(mt_kvjournal *j, size_t row, size_t view, mt_error *err)
     if ((st = find_home(lease, row, hi, &home, err)) != MT_OK) return st;
     mt_kvlease_slot(lease, row)->home = home;
     if ((st = copy_to(j, row, hi, home, err)) != MT_OK) return st;
-    mt_kvlease_unready(lease, row);
+    mt_kvprepare_forget_maps(lease, row);
     return mt_kvmap_move(lease->pool, lease->first + row, home, hi, err);
 }
 
@@ -308,8 +322,6 @@ follow_place(mt_kvjournal *j, size_t row, size_t tb, size_t unit, size_t view, m
     mt_kvspan write = {tb, tb + 1};
     mt_status st = mt_kvmap_follow(lease->pool, lease->first + row, unit, &write, &write, err);
 
-    if (st == MT_EAGAIN && mt_kvmap_relax(lease->pool))
-        st = mt_kvmap_follow(lease->pool, lease->first + row, unit, &write, &write, err);
     if (st != MT_EAGAIN) return st;
     return mt_kvgrow_move(j, row, view, err);
 }
@@ -338,81 +350,5 @@ mt_kvgrow_follow_copies(mt_kvjournal *j, size_t unit, size_t view, mt_error *err
     for (size_t i = 0; st == MT_OK && i < j->count; i++) /* a move adds entries */
         if (j->entry[i].was != MT_KV_NEW && j->entry[i].was != MT_KV_ZERO)
             st = follow_copy(j, j->entry[i], unit, view, err);
-    return st;
-}
-
-/* --- private writes --- */
-
-/* Into the block itself, if it is the row's own; or once into a copy, which then is. */
-static mt_status
-keep_place(mt_kvjournal *j, size_t row, size_t tb, mt_error *err)
-{
-    mt_status st;
-
-    if (is_own(j->lease, row, tb))
-        return mt_kvmap_keep(j->lease->pool, j->lease->first + row, tb, err);
-    if ((st = mt_kvjournal_promise(j, 1, err)) != MT_OK) return st;
-    return renew(j, row, tb, MT_KV_ANY, j->lease->pool->geom.block_tokens, err);
-}
-
-static mt_status
-keep_row(mt_kvjournal *j, size_t row, mt_kvwritten *written, mt_error *err)
-{
-    const mt_kvpool *pool = j->lease->pool;
-    size_t slot = j->lease->first + row, at = 0, tb;
-    mt_status st = MT_OK;
-
-    *written = MT_KV_PLAIN;
-    if (!mt_kvmap_has_private(pool, slot, pool->slots[slot].taken)) return MT_OK;
-    while (st == MT_OK && mt_kvmap_next_private(pool, slot, &at, &tb)) {
-        *written = MT_KV_WRITTEN;
-        st = keep_place(j, row, tb, err);
-    }
-    return st;
-}
-
-/* The rows that are copied, each once. */
-static mt_status
-keep_rows(mt_kvlease *lease, const size_t *index, size_t n, mt_kvwritten *written, mt_error *err)
-{
-    mt_kvjournal j;
-    mt_status st = MT_OK;
-
-    for (size_t row = 0; written != NULL && row < lease->rows; row++)
-        written[row] = MT_KV_UNSEEN;
-    mt_kvjournal_begin(&j, lease);
-    for (size_t i = 0; st == MT_OK && i < n; i++) {
-        size_t row = index == NULL ? i : index[i];
-        mt_kvwritten found;
-
-        if (index != NULL && row == i) continue;
-        if (written != NULL && written[row] != MT_KV_UNSEEN) continue;
-        st = keep_row(&j, row, &found, err);
-        if (written != NULL) written[row] = found;
-    }
-    if (st == MT_OK) st = mt_kvgrow_follow_copies(&j, SIZE_MAX, 0, err);
-    if (st == MT_OK) {
-        mt_kvjournal_commit(&j);
-        return MT_OK;
-    }
-    mt_kvjournal_undo(&j, err);
-    for (size_t row = 0; row < lease->rows; row++)
-        mt_kvlease_unready(lease, row); /* a mapping may have failed half-way */
-    return st;
-}
-
-mt_status
-mt_kvgrow_keep_written(mt_kvlease *lease, const size_t *index, size_t n, mt_kvwritten *written,
-                       mt_error *err)
-{
-    mt_kvpool *pool = lease->pool;
-    mt_status st;
-    mt_error why;
-
-    if (!pool->store.private_writes) return MT_OK;
-    do {
-        mt_lock_take(&pool->lock);
-        st = keep_rows(lease, index, n, written, &why);
-    } while (mt_kvpool_again(pool, st, &why, err));
     return st;
 }

@@ -1,0 +1,287 @@
+#include "kv/prepare.h"
+
+#include "base/size.h"
+#include "kv/block.h"
+#include "kv/journal.h"
+#include "kv/mapping.h"
+
+/* How this file works. */
+
+/* --- what is missing --- */
+
+/* The tokens of the row that are to be written: [lo, hi). */
+static mt_kvspan
+tokens_of(const mt_kvlease *lease, const mt_kvwant *want, size_t row)
+{
+    size_t from = *mt_kvlease_len(lease, want->layer, row);
+
+    return (mt_kvspan){from, mt_size_max(from + mt_kvstep_count(&want->step, row), want->to)};
+}
+
+/* Tokens [lo, hi) of the row, past those that are to be written, which the view shows and which are
+ * not known to be zeros. What lies past the table's end is never among them: addresses map zeros
+ * there. If there are any, then all up to the end of the block, because views of the next tokens
+ * will show those. */
+static mt_kvspan
+unknown_tokens(const mt_kvlease *lease, const mt_kvwant *want, size_t row)
+{
+    const mt_kvgeom *g = &lease->pool->geom;
+    size_t to = tokens_of(lease, want, row).hi;
+    size_t taken = mt_size_max(mt_kvlease_slot(lease, row)->taken, mt_kvgeom_blocks(g, to));
+    size_t lo = to < *mt_kvlease_writable_to(lease, want->layer, row)
+                    ? to
+                    : mt_size_max(*mt_kvlease_zero_to(lease, want->layer, row), to);
+    size_t hi = mt_size_min(want->view, taken * g->block_tokens);
+
+    return (mt_kvspan){lo, hi > lo ? mt_kvgeom_blocks(g, hi) * g->block_tokens : lo};
+}
+
+static size_t
+unit_of(const mt_kvlease *lease, const mt_kvwant *want)
+{
+    return mt_kvgeom_unit(&lease->pool->geom, want->layer);
+}
+
+static bool
+row_is_mapped(const mt_kvlease *lease, const mt_kvwant *want, size_t row)
+{
+    mt_kvspan t = tokens_of(lease, want, row);
+    size_t at = row * lease->pool->geom.units + unit_of(lease, want);
+
+    if (t.hi > t.lo && (t.lo < lease->owned_from[at] || t.hi > lease->owned_to[at])) return false;
+    return want->view <= lease->mapped_to[at];
+}
+
+static bool
+all_are_zeros(const mt_kvlease *lease, const mt_kvwant *want)
+{
+    for (size_t row = 0; row < lease->rows; row++) {
+        mt_kvspan left = unknown_tokens(lease, want, row);
+
+        if (left.lo < left.hi) return false;
+    }
+    return true;
+}
+
+/* Where all rows end at the view the lease's own arrays say it, without the lock. */
+static bool
+is_ready(mt_kvlease *lease, const mt_kvwant *want)
+{
+    bool zeros, ragged = false;
+
+    for (size_t row = 0; row < lease->rows; row++) {
+        if (!row_is_mapped(lease, want, row)) return false;
+        ragged |= want->view > tokens_of(lease, want, row).hi;
+    }
+    if (!ragged) return true;
+    mt_lock_take(&lease->pool->lock); /* slots move when the pool grows */
+    zeros = all_are_zeros(lease, want);
+    mt_lock_give(&lease->pool->lock);
+    return zeros;
+}
+
+/* Blocks that are written to: by the caller, and by making zeros. */
+static mt_kvspan
+written_blocks(const mt_kvlease *lease, const mt_kvwant *want, size_t row)
+{
+    const mt_kvgeom *g = &lease->pool->geom;
+    mt_kvspan t = tokens_of(lease, want, row), left = unknown_tokens(lease, want, row);
+    mt_kvspan w = {t.lo / g->block_tokens, 0};
+
+    w.hi = t.hi > t.lo ? mt_kvgeom_blocks(g, t.hi) : w.lo;
+    if (left.lo == left.hi) return w;
+    if (w.lo == w.hi) w.lo = left.lo / g->block_tokens;
+    w.hi = mt_size_max(w.hi, mt_kvgeom_blocks(g, left.hi));
+    return w;
+}
+
+/* --- the steps --- */
+
+/* Zeros in tokens [lo, hi) of one layer's K and V. Heads follow each other where tokens do not. */
+static mt_status
+zero_tokens(mt_kvlease *lease, size_t layer, size_t row, mt_kvspan t, mt_error *err)
+{
+    mt_kvpool *pool = lease->pool;
+    const mt_kvgeom *g = &pool->geom;
+    bool head_major = g->config.layout == MT_KV_HEAD_MAJOR;
+    bool gaps = g->config.layer_group > 1;
+    size_t pieces = head_major ? g->config.heads : gaps ? t.hi - t.lo : 1;
+    size_t stride = head_major ? g->head_stride : g->token_bytes;
+    size_t bytes = gaps ? g->config.heads * g->row_bytes : (t.hi - t.lo) * g->token_bytes;
+    mt_status st = MT_OK;
+
+    for (size_t which = 0; which < 2; which++) {
+        char *at = lease->base + row * g->slot_bytes + mt_kvgeom_offset(g, layer, which) +
+                   t.lo * g->token_bytes;
+
+        for (size_t i = 0; st == MT_OK && i < pieces; i++, at += stride)
+            st = pool->store.zero(pool->store.ctx, at, bytes, err);
+    }
+    return st;
+}
+
+/* The row's addresses follow its table, in this unit, from what was ready before on to `view`. */
+static mt_status
+follow(mt_kvlease *lease, const mt_kvwant *want, size_t row, mt_kvspan write, mt_error *err)
+{
+    const mt_kvgeom *g = &lease->pool->geom;
+    size_t unit = unit_of(lease, want);
+    size_t mapped = lease->mapped_to[row * g->units + unit] / g->block_tokens;
+    mt_kvspan see = {mapped, mt_kvgeom_blocks(g, want->view)};
+
+    if (write.hi > write.lo) see.lo = mt_size_min(see.lo, write.lo);
+    /* what was mapped stays in sight: what lies ahead of `see` may be mapped otherwise */
+    see.hi = mt_size_max(see.hi, mt_size_max(write.hi, mapped));
+    if (see.lo >= see.hi) return MT_OK;
+    return mt_kvmap_follow(lease->pool, lease->first + row, unit, &see, &write, err);
+}
+
+/* Where the system allows no more stretches, the row's blocks move to one home, which all of its
+ * addresses map: then there is nothing left to follow but what is in view. */
+static mt_status
+follow_or_move(mt_kvjournal *j, const mt_kvwant *want, size_t row, mt_kvspan write, mt_error *err)
+{
+    mt_kvlease *lease = j->lease;
+    mt_status st = follow(lease, want, row, write, err);
+
+    if (st != MT_EAGAIN) return st;
+    st = mt_kvgrow_move(j, row, mt_kvgeom_blocks(&lease->pool->geom, want->view), err);
+    return st == MT_OK ? follow(lease, want, row, write, err) : st;
+}
+
+static mt_status
+prepare_row(mt_kvjournal *j, const mt_kvwant *want, size_t row, mt_error *err)
+{
+    mt_kvspan write = written_blocks(j->lease, want, row), left;
+    mt_status st = mt_kvgrow_own(j, row, write.lo, write.hi, err);
+
+    if (st == MT_OK) st = follow_or_move(j, want, row, write, err);
+    if (st != MT_OK) return st;
+    left = unknown_tokens(j->lease, want, row);
+    return left.lo < left.hi ? zero_tokens(j->lease, want->layer, row, left, err) : MT_OK;
+}
+
+/* For all rows at once, so that a refusal takes nothing and says what the whole call lacks. */
+static mt_status
+promise_rows(mt_kvjournal *j, const mt_kvwant *want, mt_error *err)
+{
+    size_t blocks = 0;
+
+    for (size_t row = 0; row < j->lease->rows; row++) {
+        mt_kvspan write = written_blocks(j->lease, want, row);
+
+        blocks += mt_kvgrow_missing(j->lease, row, write.lo, write.hi);
+    }
+    return blocks > 0 ? mt_kvjournal_promise(j, blocks, err) : MT_OK;
+}
+
+/* --- the marks --- */
+
+/* The caller may write the step's tokens now; the view shows zeros behind them. */
+static void
+note_zeros(mt_kvlease *lease, const mt_kvwant *want, size_t row)
+{
+    uint32_t *zero_to = mt_kvlease_zero_to(lease, want->layer, row);
+    uint32_t *writable_to = mt_kvlease_writable_to(lease, want->layer, row);
+    size_t to = tokens_of(lease, want, row).hi, hi = unknown_tokens(lease, want, row).hi;
+
+    *zero_to = (uint32_t)(to < *writable_to && hi < *writable_to ? hi : mt_size_max(*zero_to, hi));
+    *writable_to = (uint32_t)to;
+}
+
+/* The row's part of what was made ready, for the next call to see. pre: committed. */
+static void
+note_ready(mt_kvlease *lease, const mt_kvwant *want, size_t row)
+{
+    const mt_kvgeom *g = &lease->pool->geom;
+    mt_kvspan t = tokens_of(lease, want, row);
+    size_t at = row * g->units + unit_of(lease, want), step = g->block_tokens;
+    size_t blocks = mt_size_max(mt_kvgeom_blocks(g, want->view), lease->mapped_to[at] / step);
+
+    lease->mapped_to[at] = (uint32_t)(blocks * step);
+    if (!want->own_only) note_zeros(lease, want, row);
+    if (t.hi == t.lo) return;
+    lease->owned_from[at] = (uint32_t)(t.lo / step * step);
+    lease->owned_to[at] = (uint32_t)(mt_kvgeom_blocks(g, t.hi) * step);
+}
+
+/* All was ready: the caller may write further than before. */
+static void
+note_writable(mt_kvlease *lease, const mt_kvwant *want)
+{
+    for (size_t row = 0; row < lease->rows; row++) {
+        uint32_t *writable_to = mt_kvlease_writable_to(lease, want->layer, row);
+
+        *writable_to = (uint32_t)mt_size_max(*writable_to, tokens_of(lease, want, row).hi);
+    }
+}
+
+void
+mt_kvprepare_forget_maps(mt_kvlease *lease, size_t row)
+{
+    size_t units = lease->pool->geom.units;
+
+    for (size_t at = row * units; at < (row + 1) * units; at++)
+        lease->owned_from[at] = lease->owned_to[at] = lease->mapped_to[at] = 0;
+}
+
+void
+mt_kvprepare_forget_zeros(mt_kvlease *lease, size_t row)
+{
+    size_t end = mt_kvlease_slot(lease, row)->taken * lease->pool->geom.block_tokens;
+
+    for (size_t layer = 0; layer < lease->pool->geom.config.layers; layer++) {
+        uint32_t *zero_to = mt_kvlease_zero_to(lease, layer, row);
+        uint32_t *writable_to = mt_kvlease_writable_to(lease, layer, row);
+
+        if (*zero_to > end) *zero_to = (uint32_t)end;
+        if (*writable_to > *zero_to) *writable_to = *zero_to;
+    }
+}
+
+/* --- together --- */
+
+typedef struct preparation {
+    mt_kvlease *lease;
+    const mt_kvwant *want;
+} preparation;
+
+static mt_status
+prepare_locked(void *arg, mt_error *err)
+{
+    const preparation *p = arg;
+    const mt_kvwant *want = p->want;
+    mt_kvlease *lease = p->lease;
+    mt_status st;
+    mt_kvjournal j;
+
+    mt_kvjournal_begin(&j, lease);
+    st = promise_rows(&j, want, err);
+    for (size_t row = 0; st == MT_OK && row < lease->rows; row++)
+        st = mt_kvgrow_extend_nearest(&j, row, written_blocks(lease, want, row).hi, err);
+    for (size_t row = 0; st == MT_OK && row < lease->rows; row++)
+        st = prepare_row(&j, want, row, err);
+    if (st == MT_OK)
+        st = mt_kvgrow_follow_copies(&j, unit_of(lease, want),
+                                     mt_kvgeom_blocks(&lease->pool->geom, want->view), err);
+    if (st != MT_OK) {
+        mt_kvjournal_undo(&j, err);
+        for (size_t row = 0; row < lease->rows; row++)
+            mt_kvprepare_forget_maps(lease, row); /* a mapping may have failed half-way */
+        return st;
+    }
+    mt_kvjournal_commit(&j);
+    for (size_t row = 0; row < lease->rows; row++)
+        note_ready(lease, want, row);
+    return MT_OK;
+}
+
+mt_status
+mt_kvprepare(mt_kvlease *lease, const mt_kvwant *want, mt_error *err)
+{
+    preparation p = {lease, want};
+
+    if (!is_ready(lease, want)) return mt_kvpool_retry(lease->pool, prepare_locked, &p, err);
+    if (!want->own_only) note_writable(lease, want);
+    return MT_OK;
+}

@@ -1,0 +1,71 @@
+#include "kv/written.h"
+
+#include "kv/journal.h"
+#include "kv/mapping.h"
+#include "kv/prepare.h"
+
+static mt_status
+keep_row(mt_kvjournal *j, size_t row, mt_kvwritten *written, mt_error *err)
+{
+    const mt_kvpool *pool = j->lease->pool;
+    size_t slot = j->lease->first + row, at = 0, tb;
+    mt_status st = MT_OK;
+
+    *written = MT_KV_PLAIN;
+    if (!mt_kvmap_has_private(pool, slot, pool->slots[slot].taken)) return MT_OK;
+    while (st == MT_OK && mt_kvmap_next_private(pool, slot, &at, &tb)) {
+        *written = MT_KV_WRITTEN;
+        st = mt_kvjournal_own_written(j, row, tb, err);
+    }
+    return st;
+}
+
+/* The rows that are copied, each once. */
+typedef struct keeping {
+    mt_kvlease *lease;
+    const size_t *index;
+    size_t n;
+    mt_kvwritten *written;
+} keeping;
+
+static mt_status
+keep_rows(void *arg, mt_error *err)
+{
+    const keeping *k = arg;
+    mt_kvlease *lease = k->lease;
+    mt_kvwritten *written = k->written;
+    mt_kvjournal j;
+    mt_status st = MT_OK;
+
+    for (size_t row = 0; written != NULL && row < lease->rows; row++)
+        written[row] = MT_KV_UNSEEN;
+    mt_kvjournal_begin(&j, lease);
+    for (size_t i = 0; st == MT_OK && i < k->n; i++) {
+        size_t row = k->index == NULL ? i : k->index[i];
+        mt_kvwritten found;
+
+        if (k->index != NULL && row == i) continue;
+        if (written != NULL && written[row] != MT_KV_UNSEEN) continue;
+        st = keep_row(&j, row, &found, err);
+        if (written != NULL) written[row] = found;
+    }
+    if (st == MT_OK) st = mt_kvgrow_follow_copies(&j, SIZE_MAX, 0, err);
+    if (st == MT_OK) {
+        mt_kvjournal_commit(&j);
+        return MT_OK;
+    }
+    mt_kvjournal_undo(&j, err);
+    for (size_t row = 0; row < lease->rows; row++)
+        mt_kvprepare_forget_maps(lease, row); /* a mapping may have failed half-way */
+    return st;
+}
+
+mt_status
+mt_kvgrow_keep_written(mt_kvlease *lease, const size_t *index, size_t n, mt_kvwritten *written,
+                       mt_error *err)
+{
+    keeping k = {lease, index, n, written};
+
+    if (!lease->pool->store.private_writes) return MT_OK;
+    return mt_kvpool_retry(lease->pool, keep_rows, &k, err);
+}
