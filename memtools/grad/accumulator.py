@@ -50,25 +50,44 @@ class GradAccumulator:
 
     Args:
         model: the module that is trained; its parameters' names are for reports.
-        optimizer: any of torch.optim's form that needs no closure; its parameters' gradients are
-            what is measured, clipped and dropped. `fused=True` is fastest. It belongs to the
-            newest accumulator that was made with it; the one that had it is closed.
-        steps: micro-batches in a window.
-        precision: None or "fp32": as torch computes; "bf16": under autocast; "fp16": under
-            autocast with a loss scale that moves at the ends of windows.
-        max_norm: clip by the 2-norm of all gradients together.
-        max_value: clip each element.
-        clip: called with the parameters once gradients are averaged; returns a norm for the
-            report, or None. One of the three at most.
-        scheduler: its `step()` is called after each update that was made.
-        init_scale, growth_interval, min_scale: the loss scale of "fp16": where it begins, after
-            how many good windows it doubles, and the least it falls to.
-        max_skips: so many updates left out in a row raise RuntimeError.
-        micro_batch_size: rows that `step()` begins with; None: the whole batch.
+        optimizer: any optimizer of torch.optim's form that needs no closure; its parameters'
+            gradients are what is measured, clipped and dropped. `fused=True` is fastest. It belongs
+            to the newest accumulator that was made with it; the one that had it is closed.
+        steps: micro-batches in a window, 1 or more.
+        precision: None or "fp32": compute as torch does; "bf16": under autocast; "fp16": under
+            autocast, with a loss scale that moves at the ends of windows.
+        max_norm: clip by the 2-norm of all gradients together; above 0. None: do not clip.
+        max_value: clip each element to this size; above 0. None: do not clip.
+        clip: a function that is called with the parameters once gradients are averaged; it returns
+            a norm for the report, or None. Give at most one of max_norm, max_value and clip.
+        scheduler: its `step()` is called without arguments after each update that was made. None:
+            there is none.
+        init_scale: where the loss scale of "fp16" begins; above 0.
+        growth_interval: after so many good windows in a row the loss scale doubles; 1 or more.
+        min_scale: the loss scale falls no lower than this; above 0, at most init_scale.
+        max_skips: so many updates left out in a row raise RuntimeError; 1 or more.
+        main_grads: add up the gradients of bf16 and fp16 parameters in fp32 during a window, and
+            round them once. Costs 4 bytes a parameter, less the 2 of the gradient. False: gradients
+            are added up in the parameter's own dtype.
+        undo: how `step()` takes back the gradients of a micro-batch that ran out of memory.
+            "scratch": they are made apart from the sums, which takes the memory of the gradients
+            once more during a backward pass. "copy": the sums are copied before each micro-batch.
+            "redo": nothing is kept, and the window runs again from its start. "auto": "scratch"
+            where gradients take less than a tenth of the memory there is, else "redo". The result
+            has the same bits in all cases.
+        micro_batch_size: rows that `step()` begins with, 1 or more. None: the whole batch.
+        ranks: the processes that train the model together. None: look for DistributedDataParallel
+            and fully_shard in the model. True or a process group: all ranks of the job, or of the
+            group, have the same plain model, which starts as it is on the first of them. False:
+            this process trains alone in any case.
+        overlap: let DistributedDataParallel reduce in the backward pass of a window's last
+            micro-batch, which cannot be tried again then. False: gradients are summed at the
+            window's end.
 
     Raises:
-        TypeError, ValueError: an argument that makes no sense, an optimizer that needs a closure,
-            or one without any of the model's parameters.
+        TypeError: an argument of the wrong type, or an optimizer that needs a closure.
+        ValueError: an argument out of its range, two ways of clipping, an optimizer without any of
+            the model's parameters, or a combination that cannot work.
     """
 
     __slots__ = ("__weakref__", "_advice", "_back_off", "_block", "_runner", "_settings")
@@ -128,12 +147,13 @@ class GradAccumulator:
     # --- in the loop ---
 
     def micro_batch(self) -> Block:
-        """`with acc.micro_batch():` around forward and `backward()`: under autocast, where a
-        precision was asked for, and without the ranks' reduction. The end of the last one of a
-        window makes the update.
+        """Return a context for the forward pass and `backward()` of one micro-batch.
 
-        Raises RuntimeError inside of another, in a window that an exception tore, at its end where
-        there was no backward(); and what `flush()` does, where the window ends.
+        Inside of it autocast is on, where a precision was asked for, and the ranks' own reduction
+        is off. The end of a window's last micro-batch makes the update.
+
+        Raises RuntimeError inside of another micro-batch, in a window that an exception tore, or at
+        its end if backward() was not called; and what `flush()` raises, where the window ends.
         """
         self._block.runner = self._runner
         return self._block
@@ -141,34 +161,42 @@ class GradAccumulator:
     def backward(self, loss_sum: torch.Tensor, weight: Any = None, *, retain: bool = False) -> None:
         """Add the gradient of a sum of losses over `weight` units.
 
-        Several in one micro-batch are parts of it: their weights add up. Without weights, in a
-        whole window, each micro-batch counts one: its loss is a mean (several losses in it are
-        added), and the gradient is the mean over micro-batches. A weight of 0 is fine for a
-        micro-batch of padding. A weight on a device is not waited for.
+        Several calls in one micro-batch are parts of it: their weights add up. Without weights, in
+        a whole window, each micro-batch counts one: its loss is a mean (several losses in it are
+        added), and the gradient is the mean over micro-batches.
 
         Args:
+            loss_sum: a tensor without dimensions: the SUM of the losses.
+            weight: how many units it is the sum over: a number, or a tensor of one element, 0 or
+                more; 0 is for a micro-batch of padding. A tensor on a device is not waited for.
+                None: the loss is a mean.
             retain: keep the graph, for another loss of this micro-batch that shares it.
 
-        Raises TypeError and ValueError for what is no loss without dimensions, for weights that
-        are negative, nan or inf, and for weights here and none there; RuntimeError outside of a
-        micro-batch, for a loss that needs no gradient or went backward before.
+        Raises TypeError if `loss_sum` is not a tensor; ValueError if it has dimensions, if a weight
+        is negative or not finite, or if only some losses of the window have weights; RuntimeError
+        outside of a micro-batch, or if the loss needs no gradient or went backward before.
         """
         self._runner.backward(loss_sum, weight, retain)
 
     def step(
         self, batch: Any, loss_fn: Callable[[Any], Any], split: Callable[..., Any] | None = None
     ) -> WindowReport:
-        """One window of a whole batch, in micro-batches as large as fit: where memory runs out,
-        state is restored and smaller ones go on, with the same gradient. `loss_fn(micro)` returns
-        the sum of losses and its weight, and may return a dict of more sums. The report has the
-        mean of the losses as `loss` and the sums as `extras`, in which a micro-batch that was tried
-        again counts once. See docs/guides/oom_backoff.md.
+        """Make one window of a whole batch, in micro-batches as large as fit.
+
+        Where memory runs out, state is restored and smaller micro-batches go on, with the same
+        gradient. See docs/guides/oom_backoff.md.
 
         Args:
-            split: called with a batch and a size, returns a list of batches of at most that size;
-                for what is no tensor and no dict, list, tuple or dataclass of them.
+            batch: a tensor, array, list, dict, tuple or dataclass of them, cut along its rows.
+            loss_fn: called with each micro-batch; returns the sum of losses and its weight, and may
+                return a dict of more sums.
+            split: called with a batch and a size, returns a list of batches of at most that size.
+                It is for what is not made of tensors, lists, dicts, tuples and dataclasses.
 
-        Raises what `flush()` does, and what `loss_fn` does, with the gradients and counters as
+        Returns the window's report, which has the mean of the losses as `loss` and the sums as
+        `extras`; a micro-batch that was tried again counts once in them.
+
+        Raises what `flush()` raises, and what `loss_fn` raises, with the gradients and counters as
         before; out of memory only where one row does not fit.
         """
         return self._get_back_off().step(batch, loss_fn, split)
@@ -183,14 +211,14 @@ class GradAccumulator:
         return self._back_off
 
     def flush(self) -> WindowReport | None:
-        """End a window that has fewer micro-batches than `steps`, with the gradient of those
-        there are. Returns its report, or None where there is none.
+        """End a window that has fewer micro-batches than `steps`, with the gradient of those that
+        it has. Returns its report, or None if it is empty.
 
         With several ranks every one of them calls it where its loader has ended: it takes part in
         the windows of those that go on, and returns when all have flushed.
 
-        Raises TypeError for sparse gradients, ValueError where all weights were 0, RuntimeError
-        where no parameter has a gradient, or after `max_skips` updates left out in a row.
+        Raises TypeError if a gradient is sparse, ValueError if all weights were 0, RuntimeError if
+        no parameter has a gradient, or after `max_skips` updates left out in a row.
         """
         runner = self._runner
         runner.require_outside("flush()")
@@ -203,9 +231,10 @@ class GradAccumulator:
         return report
 
     def accumulate(self, function: _Function) -> _Function:
-        """A decorator: each call is a micro-batch. The function returns the loss, or the loss and
-        its weight, or these and a dict of more sums, or None where it called `backward()` itself;
-        the call returns the same.
+        """Decorate a function of which each call is a micro-batch.
+
+        The function returns the loss, or the loss and its weight, or these and a dict of more sums,
+        or None if it called `backward()` itself; the call returns the same.
 
         Raises TypeError for a generator or a coroutine function: a call of it runs nothing yet.
         """
@@ -222,17 +251,17 @@ class GradAccumulator:
         return micro_batch  # type: ignore[return-value]
 
     def reset(self) -> None:
-        """Drop the window: its gradients, and what was counted of it. In a micro-batch, as after
-        an interrupt that left one open, it drops that too: the rest of its block does nothing.
+        """Drop the window: its gradients, and what was counted of it. A micro-batch that is open,
+        as after an interrupt, is dropped too: the rest of its block does nothing.
         """
         self._runner.require_owned("reset()")
         self._runner.reset()
 
-    # --- what it is told ---
+    # --- settings and state ---
 
     @property
     def steps(self) -> int:
-        """Micro-batches in a window. To be changed between windows: RuntimeError inside of one."""
+        """Micro-batches in a window. Setting it inside of a window raises RuntimeError."""
         return self._runner.steps
 
     @steps.setter
@@ -247,12 +276,15 @@ class GradAccumulator:
         self._runner.steps = value
 
     def state_dict(self, *, gradients: bool = True, rng: bool = True) -> dict[str, Any]:
-        """What a run needs to go on bit for bit, in the middle of a window too: counters, weights,
-        loss scale, copies of the gradients so far (one more gradient-sized buffer; none between
-        windows), torch's random state of the CPU and of the parameters' CUDA devices. The model,
-        the optimizer and the scheduler have their own.
+        """Return what a run needs to go on bit for bit, in the middle of a window too.
 
-        Every rank saves its own. `torch.load(weights_only=True)` reads it.
+        It has counters, weights and the loss scale; the model, the optimizer and the scheduler have
+        their own states. Every rank saves its own. `torch.load(weights_only=True)` reads it.
+
+        Args:
+            gradients: add copies of the gradients so far: one more gradient-sized buffer in the
+                middle of a window, nothing between windows.
+            rng: add torch's random state of the CPU and of the parameters' CUDA devices.
 
         Raises RuntimeError inside of a micro-batch and in a window that an exception tore.
         """
@@ -261,10 +293,10 @@ class GradAccumulator:
         return state_of(self._runner, self._back_off, gradients, rng)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; the window that is here is dropped.
+        """Go on from a state_dict(); the window that is open here is dropped.
 
-        Raises RuntimeError inside of a micro-batch; ValueError and TypeError for what is no such
-        state, or one of other parameters or, in the middle of a window, of other `steps`: then
+        Raises RuntimeError inside of a micro-batch; ValueError or TypeError if `state` is not such
+        a state, or is one of other parameters or, in the middle of a window, of other `steps`. Then
         nothing was changed.
         """
         self._runner.require_owned("load_state_dict()")
@@ -272,13 +304,15 @@ class GradAccumulator:
         load(self._runner, state, self._get_back_off)
 
     def close(self) -> None:
-        """Give the optimizer back and take away every hook; a window that is not at its end is
-        dropped, and a RuntimeWarning says so. What is in `p.grad` stays; sums of `main_grads` go.
-        Afterwards only report() works. A newer accumulator of the same optimizer closes this one.
+        """Give the optimizer back and take every hook away.
+
+        A window that is not at its end is dropped, and a RuntimeWarning says so. What is in
+        `p.grad` stays; sums of `main_grads` are dropped. Afterwards only report() works. A newer
+        accumulator of the same optimizer closes this one.
         """
         self._runner.release("it was closed")
 
-    # --- what it tells ---
+    # --- what was done ---
 
     @property
     def scale(self) -> float:

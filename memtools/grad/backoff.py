@@ -250,7 +250,7 @@ class _Step:
                 "known here, so that the gradient would depend on how the batch is cut: loss_fn "
                 "returns (loss_sum, weight), the SUM of the losses and the number of their units"
             )
-        if runner.ranks.sharded:
+        if runner.ranks.world > 1 or runner.ranks.sharded:
             others = runner.ranks.agree("" if failed is None else failed.line)
             if others and failed is None:
                 failed = Failed(None, True, others)
