@@ -99,7 +99,8 @@ class Ranks:
     def reduce(
         self, gradients: Any, window: Any, *, flushing: bool = False, problem: Any = None
     ) -> Reduced:
-        """Sums the gradients over the ranks, at the window's end.
+        """Sum the gradients over the ranks, at the window's end. It is called where `reduces` is
+        set.
 
         Args:
             gradients: where the gradients lie.
@@ -117,9 +118,9 @@ class Ranks:
         """An exception left a micro-batch's block: fails where the window cannot go on."""
 
     def measure(self, measure: Any) -> Any:
-        """Return the measure of the whole gradient, given that of this rank's part; for ranks that
-        are sharded."""
-        return measure
+        """Return the measure of the whole gradient, given that of this rank's part. It is called
+        where ranks are sharded."""
+        raise NotImplementedError
 
 
 class SummingRanks(Ranks):
