@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memtools import _core
-from memtools._base.notice import callers as callers
+from memtools._base.notice import callers
 from memtools._base.size import format_bytes
 from memtools.record.redact import redacted_command
 
