@@ -11,6 +11,8 @@
 
 #include <structmember.h>
 
+#include "py/base/objects.h"
+
 /* --- counts, lengths, row numbers and layers as Python gives them ---------------------------- */
 
 static int
@@ -382,9 +384,8 @@ static PyGetSetDef getters[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-#define KEYWORDS(function) ((PyCFunction)(void (*)(void))(function))
 static PyMethodDef methods[] = {
-    {"update", KEYWORDS(mt_py_kvlease_update), METH_FASTCALL | METH_KEYWORDS,
+    {"update", MT_PY_FUNCTION(mt_py_kvlease_update), METH_FASTCALL | METH_KEYWORDS,
      "update($self, layer, k, v, counts=None)\n--\n\n"
      "Append k and v, [B, H_kv, t, D], to one layer and return (K, V), [B, H_kv, T, D].\n\n"
      "K and V are views of everything the layer holds, T the longest row; no token that was there\n"
@@ -395,7 +396,7 @@ static PyMethodDef methods[] = {
      "for another shape, device or for tensors that require grad while grad mode is on, TypeError\n"
      "for another dtype or what is no plain tensor; then nothing has changed. Costs 1 to 2 us a\n"
      "layer beside the copy of k and v."},
-    {"layer", KEYWORDS(mt_py_kvlease_layer), METH_VARARGS | METH_KEYWORDS,
+    {"layer", MT_PY_FUNCTION(mt_py_kvlease_layer), METH_VARARGS | METH_KEYWORDS,
      "layer($self, i, *, layout=\"BHTD\", tokens=None)\n--\n\n"
      "Views (K, V) of layer i, [B, H_kv, T, D]; layout=\"BTHD\" gives [B, T, H_kv, D].\n\n"
      "T is the longest row, or `tokens`, at most max_tokens. Past a row's length they read zeros.\n"
@@ -415,7 +416,7 @@ static PyMethodDef methods[] = {
      "select($self, rows, /)\n--\n\n"
      "Keep, repeat or drop rows: as reorder(), but batch_size becomes len(rows), at most what it\n"
      "was at acquire()."},
-    {"fork", KEYWORDS(mt_py_kvlease_fork), METH_VARARGS | METH_KEYWORDS,
+    {"fork", MT_PY_FUNCTION(mt_py_kvlease_fork), METH_VARARGS | METH_KEYWORDS,
      "fork($self, n=1, num_tokens=None)\n--\n\n"
      "A new lease whose row r * n + i continues row r of this one. What is there is shared; a\n"
      "page that either then writes to is copied first. Both live and end on their own. num_tokens\n"
@@ -476,6 +477,5 @@ static PyType_Spec spec = {
 int
 mt_py_kvlease_register(PyObject *module, mt_state *st)
 {
-    st->KVLease = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
-    return st->KVLease == NULL ? -1 : PyModule_AddType(module, st->KVLease);
+    return mt_py_add_type(module, &spec, &st->KVLease);
 }

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "py/budget/budget.h"
+#include "py/base/objects.h"
 #include "py/base/errors.h"
 #include "py/tensor/one.h"
 #include "cuda/store.h"
@@ -620,6 +621,5 @@ static PyType_Spec spec = {
 int
 mt_py_kvpool_register(PyObject *module, mt_state *st)
 {
-    st->KVPool = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
-    return st->KVPool == NULL ? -1 : PyModule_AddType(module, st->KVPool);
+    return mt_py_add_type(module, &spec, &st->KVPool);
 }
