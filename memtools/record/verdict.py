@@ -12,8 +12,9 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from memtools._base.size import format_bytes as size
 from memtools._base.size import parse_bytes
-from memtools._base.text import duration, shown, size
+from memtools._base.text import duration, shown
 from memtools.record.growth import Growth, Judged, Late, Rise, judge, rounded
 from memtools.record.holdings import Holding
 

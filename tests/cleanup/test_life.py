@@ -98,7 +98,7 @@ def young_collects(monkeypatch: pytest.MonkeyPatch, cost_ns: int) -> ActionRepor
         clock.ns += cost_ns // 2  # as an action begins and as it ends, among other looks
         return clock.ns
 
-    told = SimpleNamespace(perf_counter_ns=perf_counter_ns)
+    told = SimpleNamespace(perf_counter_ns=perf_counter_ns, monotonic_ns=time.monotonic_ns)
     monkeypatch.setattr(engine, "time", told)
     monkeypatch.setattr(actions, "time", told)
     with CleanupPolicy(gc_every=None, warmup=0) as policy:
@@ -136,6 +136,7 @@ def test_young_collects_that_free_some_are_not_backed_off(monkeypatch: pytest.Mo
     assert (found.count, found.backoff) == (40, 1)
 
 
+@pytest.mark.slow
 def test_a_second_run_begins_with_warm_up_again():
     policy = CleanupPolicy(warmup=2)
     for run in (1, 2, 3):
@@ -147,6 +148,7 @@ def test_a_second_run_begins_with_warm_up_again():
         assert times(policy, "freeze") == run
 
 
+@pytest.mark.slow
 def test_the_first_epochs_collect_is_left_to_the_end_of_warm_up():
     policy = CleanupPolicy(gc_every=None)
     with policy:
@@ -244,6 +246,16 @@ def test_at_the_end_of_the_process_finalizers_run():
         "a = Late(); a.me = a\n"
     )
     assert out == "closed True\n"
+
+
+def test_a_policy_loads_what_cleanup_needs_and_nothing_else():
+    code = (
+        "import sys; from memtools import CleanupPolicy\n"
+        "print(*sorted({name.split('.')[1] for name in sys.modules if name[:9] == 'memtools.'}))\n"
+        "print(len([name for name in sys.modules if name.split('.')[0] == 'memtools']) <= 20)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "_base _census _core _version cleanup errors\nTrue\n"
 
 
 def test_neither_the_package_nor_a_policy_imports_torch():

@@ -16,7 +16,7 @@ import torch
 
 import memtools
 from memtools import CleanupPolicy
-from memtools.cleanup.callbacks import CleanupCall
+from memtools.cleanup.engine import CleanupCall
 from tests.cleanup.policycases import (  # noqa: F401 - fixtures
     aged,
     calls,
@@ -64,6 +64,7 @@ def test_step_is_a_context_whose_cleanup_comes_first():
     assert seen == [1]
 
 
+@pytest.mark.slow
 def test_gc_collects():
     policy = quiet(gc_every=2)
     gc.collect()
@@ -106,6 +107,7 @@ def test_a_phase_counts_where_it_ends():
     assert [(call.clock, call.ticks) for call in said] == [("rollout", 2), ("rollout", 4)]
 
 
+@pytest.mark.slow
 def test_at_epoch_asks_for_gc_and_trim_and_a_cadence_of_ones_own_comes_first():
     policy = CleanupPolicy(None, manage_gc=False, strict=True)
     with policy.epoch():
@@ -172,7 +174,7 @@ def test_as_decorators(kind):
     assert (inside - before, len(seen) - before) == (each - 1, each)
     assert list(count()) == [before + each + each - 1]
     assert len(seen) == before + 2 * each
-    with pytest.raises(TypeError, match=r"decorates a function or a method, got 'Agent'"):
+    with pytest.raises(TypeError, match=r"decorates functions and methods, got class Agent"):
         span(Agent)
 
 

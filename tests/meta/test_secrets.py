@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "hf_PlantedSecretOfThisTest"
 NAMES = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DATABASE_URL", "MEMTOOLS_OF_MINE")
@@ -68,6 +70,7 @@ def output_of(*command: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_no_repr_and_no_record_holds_the_environment(tmp_path: Path) -> None:
     record = tmp_path / "run.mem"
     printed, missing = json.loads(output_of("-c", EVERYTHING, str(record)).splitlines()[-1])

@@ -440,6 +440,7 @@ def read_all(samples: KVLease, layer: int) -> None:
         assert all(row.isfinite().all() for row in view)
 
 
+@pytest.mark.slow
 def test_a_guard_leaves_rows_alone_that_show_one_prompt() -> None:
     """The resident set counts the prompt's pages once for each of the 32 rows that read them."""
     rows, tokens = 32, 512

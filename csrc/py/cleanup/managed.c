@@ -3,6 +3,7 @@
 
 #include <structmember.h>
 
+#include "py/base/objects.h"
 #include "py/cleanup/policy.h"
 
 enum { CLOCK_UPDATE = 0 };
@@ -417,7 +418,7 @@ static int
 add_traceable(PyTypeObject *type)
 {
     static const char *const names[] = {"__call__", "__get__"};
-    PyObject *python = PyImport_ImportModule("memtools._base.traceable"), *function;
+    PyObject *python = PyImport_ImportModule("memtools._base.decorate"), *function;
     int failed = python == NULL;
 
     for (size_t i = 0; !failed && i < sizeof names / sizeof names[0]; i++) {
@@ -433,7 +434,6 @@ add_traceable(PyTypeObject *type)
 int
 mt_py_managed_register(PyObject *module, mt_state *st)
 {
-    st->Managed = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
-    if (st->Managed == NULL || add_traceable(st->Managed) < 0) return -1;
-    return PyModule_AddType(module, st->Managed);
+    if (mt_py_add_type(module, &spec, &st->Managed) < 0) return -1;
+    return add_traceable(st->Managed);
 }

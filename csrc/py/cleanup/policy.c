@@ -10,6 +10,7 @@
 
 #include "py/monitor/devices.h"
 #include "py/base/errors.h"
+#include "py/base/objects.h"
 #include "py/cleanup/args.h"
 #include "core/base/clock.h"
 #include "core/cleanup/policy.h"
@@ -33,7 +34,7 @@ typedef struct Policy {
 /* --- life ------------------------------------------------------------------------------------- */
 
 static mt_status
-open_probe(mt_state *st, const mt_policy_wish *w, mt_probe_ops *out, mt_error *err)
+open_probe(mt_state *st, const mt_policy_args *w, mt_probe_ops *out, mt_error *err)
 {
     mt_probe_linux *probe;
     mt_probe_ops host;
@@ -71,7 +72,7 @@ add_rules(Policy *self, PyObject *rules)
 }
 
 static int
-open_parts(Policy *self, const mt_policy_wish *w)
+open_parts(Policy *self, const mt_policy_args *w)
 {
     mt_error err = {0};
     mt_status st = mt_forkmark_new(&self->home, &err);
@@ -87,9 +88,9 @@ policy_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     mt_state *st = mt_state_of_type(type);
     Policy *self;
-    mt_policy_wish w;
+    mt_policy_args w;
 
-    if (st == NULL || mt_py_policy_wish(args, kwargs, &w) < 0) return NULL;
+    if (st == NULL || mt_py_policy_args(args, kwargs, &w) < 0) return NULL;
     if (w.devices > 0 && mt_state_connect(st) < 0) return NULL;
     if ((self = (Policy *)type->tp_alloc(type, 0)) == NULL) return NULL;
     self->state = st;
@@ -163,7 +164,7 @@ read_heap(Policy *self, mt_sample *out)
 /* After a fork: another thread that acted is not in this process. False where there is no memory
  * for a new mark: then the next tick tries again. */
 static bool
-settle(Policy *self)
+forget_parents_thread(Policy *self)
 {
     mt_forkmark *home;
 
@@ -180,7 +181,7 @@ settle(Policy *self)
 static bool
 enter(Policy *self)
 {
-    if (!settle(self) || self->acts) return false;
+    if (!forget_parents_thread(self) || self->acts) return false;
     self->acts = true;
     self->thread = PyThread_get_thread_ident();
     return true;
@@ -266,7 +267,7 @@ policy_tick(PyObject *op, PyObject *const *args, Py_ssize_t n)
     Py_RETURN_NONE;
 }
 
-/* --- what it is told -------------------------------------------------------------------------- */
+/* --- rules and results ------------------------------------------------------------------------ */
 
 static PyObject *
 policy_set_rule(PyObject *op, PyObject *args)
@@ -384,34 +385,37 @@ static PyGetSetDef getters[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-#define METHOD(name, flags, doc) {#name, (PyCFunction)(void (*)(void))policy_##name, flags, doc}
 static PyMethodDef methods[] = {
-    METHOD(tick, METH_FASTCALL,
-           "tick($self, clock=0, n=1, /)\n--\n\n"
-           "Count n ticks of a clock; call act(mask, clock) when something is to be done, on this "
-           "thread. Raises what act does. From within act, and while another thread is in it, a "
-           "tick only counts."),
-    METHOD(set_rule, METH_VARARGS,
-           "set_rule($self, action, every, triggers, later, /)\n--\n\n"
-           "Give an action another rule, or its first. ValueError."),
-    METHOD(done, METH_FASTCALL,
-           "done($self, action, ns, host_before, host_after, host_total, device_before, "
-           "device_after, device_total, /)\n--\n\n"
-           "An action was done, and what it cost and freed; None where bytes are unknown."),
-    METHOD(look, METH_NOARGS,
-           "look($self, /)\n--\n\n"
-           "Read memory and decide now: the mask of what is asked for, which the next tick asks "
-           "for as well."),
-    METHOD(why, METH_O,
-           "why($self, action, /)\n--\n\n"
-           "What the action was asked for last: bits of the triggers, 32 for a cadence."),
-    METHOD(ticks, METH_O, "ticks($self, clock, /)\n--\n\nHow often that clock ticked."),
-    METHOD(figures, METH_O,
-           "figures($self, action, /)\n--\n\n"
-           "(count, ns, host_freed, device_freed, paid, skipped, backoff, unpaid_ns, last_ns)."),
-    METHOD(forget, METH_NOARGS,
-           "forget($self, /)\n--\n\n"
-           "Start anew: time, budget and back-off. Ticks, rules and figures stay."),
+    MT_PY_METHOD(
+        policy, tick, METH_FASTCALL,
+        "tick($self, clock=0, n=1, /)\n--\n\n"
+        "Count n ticks of a clock; call act(mask, clock) when something is to be done, on this "
+        "thread. Raises what act does. From within act, and while another thread is in it, a "
+        "tick only counts."),
+    MT_PY_METHOD(policy, set_rule, METH_VARARGS,
+                 "set_rule($self, action, every, triggers, later, /)\n--\n\n"
+                 "Give an action another rule, or its first. ValueError."),
+    MT_PY_METHOD(policy, done, METH_FASTCALL,
+                 "done($self, action, ns, host_before, host_after, host_total, device_before, "
+                 "device_after, device_total, /)\n--\n\n"
+                 "An action was done, and what it cost and freed; None where bytes are unknown."),
+    MT_PY_METHOD(
+        policy, look, METH_NOARGS,
+        "look($self, /)\n--\n\n"
+        "Read memory and decide now: the mask of what is asked for, which the next tick asks "
+        "for as well."),
+    MT_PY_METHOD(policy, why, METH_O,
+                 "why($self, action, /)\n--\n\n"
+                 "What the action was asked for last: bits of the triggers, 32 for a cadence."),
+    MT_PY_METHOD(policy, ticks, METH_O,
+                 "ticks($self, clock, /)\n--\n\nHow often that clock ticked."),
+    MT_PY_METHOD(
+        policy, figures, METH_O,
+        "figures($self, action, /)\n--\n\n"
+        "(count, ns, host_freed, device_freed, paid, skipped, backoff, unpaid_ns, last_ns)."),
+    MT_PY_METHOD(policy, forget, METH_NOARGS,
+                 "forget($self, /)\n--\n\n"
+                 "Start anew: time, budget and back-off. Ticks, rules and figures stay."),
     {NULL, NULL, 0, NULL},
 };
 
@@ -436,6 +440,5 @@ static PyType_Spec spec = {
 int
 mt_py_policy_register(PyObject *module, mt_state *st)
 {
-    st->Policy = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
-    return st->Policy == NULL ? -1 : PyModule_AddType(module, st->Policy);
+    return mt_py_add_type(module, &spec, &st->Policy);
 }
