@@ -329,13 +329,14 @@ class RecordWriter:
         events: int = 1024,
         phases: int = 128,
         command: Sequence[str] | None = None,
+        payloads: int = 262144,
     ) -> Self: ...
     def append(self, time_ns: int | None, values: Sequence[int | None], /) -> None: ...
     def event(
         self,
         /,
         kind: str,
-        text: str,
+        text: str | bytes,
         *,
         step: int | None = None,
         time_ns: int | None = None,

@@ -336,7 +336,7 @@ def _keep_a_reserve() -> None:
 def _note_guard(monitor: MemoryMonitor, fraction: float) -> None:
     """So that a record tells of a guard that could not act, for want of steps."""
     if monitor._live is not None:
-        monitor._live.log.event("guard_set", f"{fraction:g} of the limit, at the end of a step")
+        monitor._live.log.event("guard_set", {"fraction": fraction})
 
 
 def begin(options: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from memtools import _core
 from memtools._base import devices as cuda_devices
+from memtools._base import sentences
 from memtools._base.size import format_bytes
 from memtools._census import graphs
 from memtools._census.census import Census, Growth
@@ -145,9 +146,7 @@ class FillVerdict(LeakVerdict):
     filling: str = ""
 
     def __str__(self) -> str:
-        rate = format_bytes(self.rate_bytes_per_step)
-        line = f"growing: +{rate}/step in {self.signal} since step {self.since_step:,}, but no leak"
-        return f"{line}: a buffer fills, {self.filling}"
+        return sentences.of_verdict(self, self.filling)
 
 
 class LeakWatch:
@@ -245,10 +244,10 @@ class LeakWatch:
         """
         rank, written = _RANK[verdict.kind], _RANK[self._written]
         if rank > written and self.matters(verdict):
-            self._log.event("leak", str(verdict))
+            self._log.event("leak", verdict)
             self._written = verdict.kind
         elif rank == 0 and written > 0:
-            self._log.event("leak", f"no longer: {verdict}")
+            self._log.event("leak", verdict, over=True)
             self._written = "quiet"
 
     def matters(self, verdict: LeakVerdict) -> bool:
@@ -279,10 +278,10 @@ class LeakWatch:
         if not self.matters(verdict):
             return
         if self._written == "quiet":
-            self._log.event("leak", str(verdict))
+            self._log.event("leak", verdict)
             self._written = verdict.kind
         for holder in new_holders:
-            self._log.event("holder", str(holder))
+            self._log.event("holder", holder)
 
     def last_look(self, step: int) -> None:
         """Take the second census of a run that was too short for it, at its end."""

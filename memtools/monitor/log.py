@@ -14,6 +14,7 @@ from typing import Any
 from memtools import _core
 from memtools._base.notice import callers
 from memtools._base.size import format_bytes
+from memtools.record.kinds import payload
 from memtools.record.redact import redacted_command
 
 logger = logging.getLogger("memtools")
@@ -165,18 +166,28 @@ class Log:
         return None if self._writer is None else self._writer.path
 
     def event(
-        self, kind: str, text: str, *, time_ns: int | None = None, duration_ns: int = 0
+        self,
+        kind: str,
+        body: object,
+        *,
+        time_ns: int | None = None,
+        duration_ns: int = 0,
+        **more: object,
     ) -> None:
-        """An event at the present step. A zero byte in the text is shown as one."""
+        """An event at the present step: a text, in which a zero byte is shown as one, or an object
+        or mapping with the fields that memtools/record/kinds.py lists, and `more` of them."""
         if self._writer is None or not self.writes:
             return
-        text = text.replace("\0", "\\0").encode("utf-8", "replace").decode()
         step = self._step()
-        self._try(
-            lambda writer: writer.event(
-                kind, text, step=step, time_ns=time_ns, duration_ns=duration_ns
-            )
-        )
+
+        def write(writer: Any) -> None:
+            if isinstance(body, str):
+                what: str | bytes = body.replace("\0", "\\0").encode("utf-8", "replace").decode()
+            else:
+                what = payload(kind, body, **more)
+            writer.event(kind, what, step=step, time_ns=time_ns, duration_ns=duration_ns)
+
+        self._try(write)
 
     def phase(self, name: str, ns: int, peak: int | None) -> None:
         if self._writer is None or not self.writes:

@@ -151,7 +151,7 @@ class Run:
         for name, limit in process_limits().items():
             if limit != self._noted.get(name):
                 self._noted[name] = limit
-                self.log.event("limit", f"{name} {'unlimited' if limit is None else f'{limit} B'}")
+                self.log.event("limit", {"name": name, "limit_bytes": limit})
 
     def end(self, how: str | None, *, last_look: bool) -> bool:
         """Stop the thread and close the record; False if another call does so or has done so.
@@ -174,8 +174,7 @@ class Run:
             self.ended_ns = time.monotonic_ns()
             self._note_limits()
             if ending.ending.idle_heap is not None:
-                idle = f"malloc keeps {ending.ending.idle_heap} B of freed memory"
-                self.log.event("heap", idle)
+                self.log.event("heap", {"kept_bytes": ending.ending.idle_heap})
         except Exception as error:
             self.log.complain("stop", f"stop() failed: {error}")
         self._finish(how)
