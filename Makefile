@@ -32,11 +32,23 @@ CUDA_FLAGS = -isystem $(patsubst %/,%,$(dir $(CUDA)))
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-demo: $(VENV)/.built $(VENV)/.examples  ## train with and without memtools, and print the table
+demo: $(VENV)/.optimised $(VENV)/.examples  ## train with and without memtools, and print the table
 	@$(PY) examples/demo.py $(ARGS)
 
+# What is about the whole project takes about as long as all rooms together. The two run side by side, each always in
+# the same order, so that what fails once fails again.
+WHOLE_TESTS := tests/docs tests/integrations tests/meta
+ROOM_TESTS := $(filter-out $(WHOLE_TESTS) tests/gpu tests/pages,$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/test_*.py)))))
+BOTH = mkdir -p $(OUT); \
+    $(PY) -m pytest -q -o cache_dir=$(OUT)/pytest $(1) $(WHOLE_TESTS) >$(OUT)/whole.log 2>&1 & other=$$!; \
+    $(PY) -m pytest -q $(1) $(ROOM_TESTS); rooms=$$?; \
+    wait $$other; whole=$$?; cat $(OUT)/whole.log; exit $$((rooms | whole))
+
+check: test-c $(VENV)/.built $(VENV)/.examples  ## the quick loop: C tests, and those of tests/ that are not marked slow
+	@$(call BOTH,-m "not slow")
+
 test: test-c $(VENV)/.built $(VENV)/.examples  ## C tests, then all of tests/ under pytest
-	@$(PY) -m pytest -q $(ARGS)
+	@$(if $(ARGS),$(PY) -m pytest -q $(ARGS),$(BOTH))
 
 $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
@@ -49,9 +61,14 @@ $(VENV)/.deps: $(VENV)/.python pyproject.toml
 	$(PIP) --no-deps nvidia-cuda-runtime nvidia-cuda-crt  # headers, 9 MB; nothing is linked
 	@touch $@
 
+# With assertions, for the tests; and as a user's is, for what tells times. Each is made in place of the other.
 $(VENV)/.built: $(VENV)/.deps setup.py memtools/_version.py $(EXT_SOURCES)
+	MEMTOOLS_ASSERT=1 $(PIP) --no-build-isolation --no-deps -e .
+	@rm -f $(VENV)/.optimised && touch $@
+
+$(VENV)/.optimised: $(VENV)/.deps setup.py memtools/_version.py $(EXT_SOURCES)
 	$(PIP) --no-build-isolation --no-deps -e .
-	@touch $@
+	@rm -f $(VENV)/.built && touch $@
 
 $(VENV)/.examples: $(VENV)/.deps
 	$(PIP) $(call EXTRA,examples)
@@ -69,17 +86,21 @@ $(VENV)/.lint: $(VENV)/.deps
 # Three times the same: plain in build/c, under ASan and UBSan in build/c-san, under TSan in build/c-tsan.
 C_OBJECTS = $(C_SOURCES:csrc/%.c=$(OUT)/$(1)/obj/%.o)
 FAKE = -fPIC -shared -pthread -Wl,-soname,libcudart.so.13 -Wl,-Bsymbolic $(wildcard tests/fake_cuda/*.c)
-RUN_C_TESTS = for t in $(or $(2),$(C_TESTS)); do \
-    MT_FAKE_CUDART=$(CURDIR)/$(OUT)/$(1)/libfakecudart.so $(OUT)/$(1)/$$t || exit 1; done
+RUN_C_TESTS = printf '%s\n' $(or $(2),$(C_TESTS)) | MT_FAKE_CUDART=$(CURDIR)/$(OUT)/$(1)/libfakecudart.so \
+    xargs -P $(or $(3),1) -I {} sh -c '$(OUT)/$(1)/{} || exit 255'
 
 define c-build
 $(OUT)/$(1)/obj/%.o: csrc/%.c $(C_HEADERS) | $(VENV)/.deps
 	@mkdir -p $$(@D)
 	@$(CC) $(C_FLAGS) $$(CUDA_FLAGS) -UNDEBUG $(2) -c $$< -o $$@
 
-$(OUT)/$(1)/%: tests/c/%.c $(C_HEADERS) $(call C_OBJECTS,$(1))
+$(OUT)/$(1)/obj/tests/%.o: tests/c/%.c $(C_HEADERS) | $(VENV)/.deps
 	@mkdir -p $$(@D)
-	@$(CC) $(C_FLAGS) -UNDEBUG $(2) $$< $(call C_OBJECTS,$(1)) -lm -ldl -o $$@
+	@$(CC) $(C_FLAGS) -UNDEBUG $(2) -c $$< -o $$@
+
+$(OUT)/$(1)/%: $(OUT)/$(1)/obj/tests/%.o $(call C_OBJECTS,$(1))
+	@mkdir -p $$(@D)
+	@$(CC) $(C_FLAGS) $(2) $$^ -lm -ldl -o $$@
 
 $(OUT)/$(1)/libfakecudart.so: $(wildcard tests/fake_cuda/*) | $(VENV)/.deps
 	@mkdir -p $$(@D)
@@ -90,13 +111,14 @@ $(eval $(call c-build,c-san,-O1 $(SAN)))
 $(eval $(call c-build,c-tsan,-O1 -g -fsanitize=thread))
 .SECONDARY:
 
-# They are built on all cores, if make was not told how many to use, and run one after the other.
+# They are built on all cores, if make was not told how many to use. The plain ones run on all of them as well; those
+# of a sanitizer, which are slow and beside others of their kind in .ci/run, one after the other.
 BUILD_C = $(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(CORES)) \
     $(2:%=$(OUT)/$(1)/%) $(OUT)/$(1)/libfakecudart.so
 
 test-c: $(VENV)/.deps  ## C tests of csrc/core, csrc/os and csrc/cuda
 	@$(call BUILD_C,c,$(C_TESTS))
-	@$(call RUN_C_TESTS,c)
+	@$(call RUN_C_TESTS,c,,$(CORES))
 
 sanitize-c: $(VENV)/.deps
 	@$(call BUILD_C,c-san,$(C_TESTS))
@@ -159,7 +181,7 @@ BENCHES := gate_history kv_cache monitor record leaks census sampler report moni
 # A benchmark's module by its name: kv_cache is benchmarks.kv.kv_cache.
 BENCH_MODULE = $(subst /,.,$(basename $(wildcard benchmarks/*/$(1).py)))
 
-bench: $(VENV)/.built $(VENV)/.bench  ## benchmarks against the peers; JSON in benchmarks/results
+bench: $(VENV)/.optimised $(VENV)/.bench  ## benchmarks against the peers; JSON in benchmarks/results
 	@for b in $(foreach b,$(BENCHES),$(call BENCH_MODULE,$(b))); do $(PY) -m $$b $(ARGS) || exit 1; done
 
 # On a machine with a GPU and its own torch: nothing is downloaded, .venv is not used.
@@ -181,4 +203,4 @@ lint: $(VENV)/.built $(VENV)/.lint  ## formatters, static analysis, strict typin
 clean:  ## remove what the build made, not .venv
 	rm -rf $(OUT) *.egg-info memtools/*.so memtools/_build_info.py
 
-.PHONY: help demo test test-c sanitize sanitize-c tsan sanitize-py fuzz bench test-gpu test-pages lint clean
+.PHONY: help demo check test test-c sanitize sanitize-c tsan sanitize-py fuzz bench test-gpu test-pages lint clean

@@ -6,6 +6,7 @@ memtools is installed into, or from MEMTOOLS_TORCH_DIR. Environment variables:
     MEMTOOLS_TORCH_DIR   the torch package's directory; empty: build without the shim
     MEMTOOLS_CUDA_HOME   where include/cuda_runtime_api.h lies; empty: leave the CUDA backend out
     MEMTOOLS_DEBUG=1     -O0 with assertions
+    MEMTOOLS_ASSERT=1    with assertions, optimised but for what takes long to link: for the tests
     MEMTOOLS_SANITIZE    for example "address,undefined"
     MEMTOOLS_WERROR=1    a compiler's warning ends the build
 """
@@ -17,7 +18,9 @@ import re
 import shutil
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -32,6 +35,7 @@ if sys.platform != "linux":
 if sys.byteorder != "little":
     raise SystemExit("memtools writes its records little-endian and knows no other order")
 DEBUG = os.environ.get("MEMTOOLS_DEBUG") == "1"
+ASSERT = os.environ.get("MEMTOOLS_ASSERT") == "1"
 SANITIZE = os.environ.get("MEMTOOLS_SANITIZE", "")
 WARNINGS = ["-Wall", "-Wextra"]
 # Only where it is asked for: a compiler of next year may warn of what is right.
@@ -108,7 +112,7 @@ def whole_program() -> list[str]:
     """An append crosses eight small functions in six files: worth 15 ns of 70. gcc only, whose
     plugin is always beside its linker."""
     clang = "clang" in os.environ.get("CC", sysconfig.get_config_var("CC") or "")
-    return [] if DEBUG or SANITIZE or clang else ["-flto"]
+    return [] if DEBUG or ASSERT or SANITIZE or clang else ["-flto"]
 
 
 def core_extension() -> Extension:
@@ -121,6 +125,7 @@ def core_extension() -> Extension:
         include_dirs=["csrc", "csrc/core"],
         define_macros=[("MEMTOOLS_VERSION", f'"{VERSION}"')],
         extra_compile_args=["-std=c11", "-pthread", *WARNINGS, *compile_flags(), *whole_program()]
+        + (["-O2", "-g", "-UNDEBUG"] if ASSERT and not DEBUG and not SANITIZE else [])
         + (["-isystem", str(cuda)] if cuda else []),
         extra_link_args=["-pthread", *link_flags(), *whole_program()],
         libraries=["m", "dl"],
@@ -203,9 +208,29 @@ class BuildExt(build_ext):
             if ext.language == "c++":
                 require_compiler(self.compiler.compiler_cxx[0], "C++")
             ext.depends.append(str(settings_file(ext)))
+        compile_on_all_cores(self.compiler)
         if TORCH is None:  # an earlier build may have left one, for a torch that is gone
             Path(self.get_ext_fullpath("memtools._torch")).unlink(missing_ok=True)
         super().build_extensions()
+
+
+def compile_on_all_cores(compiler: Any) -> None:
+    """Makes the compiler object compile an extension's files side by side: it takes them one after
+    the other by itself."""
+    compile_all, compile_one = compiler.compile, compiler._compile
+
+    def compile_side_by_side(*args: Any, **kwargs: Any) -> Any:
+        pool, jobs = ThreadPoolExecutor(len(os.sched_getaffinity(0))), []
+        compiler._compile = lambda *one: jobs.append(pool.submit(compile_one, *one))
+        try:
+            objects = compile_all(*args, **kwargs)
+            for job in jobs:
+                job.result()
+        finally:
+            pool.shutdown(cancel_futures=True)  # the first error ends it
+        return objects
+
+    compiler.compile = compile_side_by_side
 
 
 def require_compiler(command: str, language: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import os
 import signal
@@ -102,7 +103,10 @@ def _fake_library() -> FakeRuntime:
     """Loads the fake CUDA runtime and points this process's memtools at it, before any test: a
     process opens one once, and whichever test is first may be what opens it."""
     path = ROOT / "build/c/libfakecudart.so"
-    subprocess.run(["make", "-s", str(path.relative_to(ROOT))], cwd=ROOT, check=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_suffix(".lock"), "w") as lock:  # another worker of xdist makes it as well
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(["make", "-s", str(path.relative_to(ROOT))], cwd=ROOT, check=True)
     os.environ["MEMTOOLS_CUDART"] = str(path)
     runtime = FakeRuntime(path)
     assert _core.cuda_info()["devices"] == 2, "another CUDA runtime was opened before"

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from memtools._base.size import format_bytes
+from memtools._base.text import aligned
 
 MUCH = 0.01  # of the time: a schedule that costs more says so
 
@@ -144,14 +145,8 @@ def _row(action: ActionReport) -> tuple[str, ...]:
 def table(rows: list[tuple[str, ...]]) -> list[str]:
     """Lines of even columns: words to the left, figures to the right; empty columns go."""
     kept = [i for i in range(len(rows[0])) if any(row[i] for row in rows[1:])]
-    widths = {i: max(len(row[i]) for row in rows) for i in kept}
-    left = {0, 1, len(rows[0]) - 1}
-    return [
-        "  ".join(
-            row[i].ljust(widths[i]) if i in left else row[i].rjust(widths[i]) for i in kept
-        ).rstrip()
-        for row in rows
-    ]
+    right = [n for n, i in enumerate(kept) if 1 < i < len(rows[0]) - 1]
+    return list(aligned([[row[i] for i in kept] for row in rows], right, indent=""))
 
 
 def verdict(

@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from memtools._base.text import duration, shown, size
+from memtools._base.size import format_bytes as size
+from memtools._base.text import duration, shown
 from memtools.record.growth import Growth, Judged, Late, Rise, judge, rounded
 from memtools.record.holdings import Holding
 from memtools.record.kinds import Leak

@@ -212,6 +212,7 @@ print(json.dumps({f"{kind} {name}": few(call, kind) for kind in ("DATA", "AS")
 """
 
 
+@pytest.mark.slow
 def test_what_a_process_at_its_limit_raises_is_recognised():
     run = [sys.executable, "-c", REAL]
     out = subprocess.run(run, capture_output=True, text=True, check=True, timeout=300).stdout

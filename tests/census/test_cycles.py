@@ -223,6 +223,7 @@ def by_ring() -> None:
     ring[0].out = torch.ones(7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -318,6 +319,7 @@ def test_a_young_collection_counts_the_young():
     assert alive() == 0  # the old one is freed by the full one that comes after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [-1, 3, True, 1.0, "2", None])
 def test_a_wrong_generation_says_so(bad):
     with pytest.raises(ValueError, match="generation is 0, 1 or 2, got"):

@@ -319,6 +319,7 @@ def _empty() -> Iterator[None]:
     CACHE.clear(), TABLE.clear(), MoEBlock.seen.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("put", PLACES, ids=lambda put: put.__name__)
 def test_the_holder_is_named(put: Place) -> None:
     before = memtools.census()
@@ -332,6 +333,7 @@ def test_the_holder_is_named(put: Place) -> None:
     assert kept is None or kept is not holder
 
 
+@pytest.mark.slow
 def test_a_variable_of_a_running_function_is_named() -> None:
     def train() -> None:
         before = memtools.census()
@@ -343,6 +345,7 @@ def test_a_variable_of_a_running_function_is_named() -> None:
     train()
 
 
+@pytest.mark.slow
 def test_single_objects_in_variables_of_a_module_are_not_told_beside_the_list(monkeypatch):
     loop = types.ModuleType("loop")
     monkeypatch.setitem(sys.modules, "loop", loop)
@@ -356,6 +359,7 @@ def test_single_objects_in_variables_of_a_module_are_not_told_beside_the_list(mo
     assert (holder.path, holder.new_objects) == ("dict attributes of module loop", 6)
 
 
+@pytest.mark.slow
 def test_a_list_that_lives_in_a_dict_of_the_caller_is_the_holder() -> None:
     result = {"latents_sequence": [torch.ones(3) for _ in range(10)], "steps": 10}
     (found,) = memtools.holder_of(result["latents_sequence"])
@@ -378,6 +382,7 @@ def uncollected() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.slow
 def test_what_a_look_is_made_of_has_no_holder(uncollected: None) -> None:
     """The tuples of a look are newer than what it saw: they neither grow, nor hold each other, nor
     hide what the program keeps."""

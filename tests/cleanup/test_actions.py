@@ -55,6 +55,7 @@ def cycle(elements: int) -> weakref.ref[torch.Tensor]:
     return weakref.ref(holder.tensor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", [GC, GC_YOUNG])
 def test_a_collect_frees_what_hangs_on_cycles(no_gc: None, action):  # noqa: F811
     kept = cycle(16 * MIB)
@@ -172,6 +173,7 @@ def test_what_grew_has_freed_nothing():
     assert Change(5, 9, 100).freed == 0
 
 
+@pytest.mark.slow
 def test_trim_gives_the_heap_back():
     """In a process in which nobody has set glibc's thresholds, as step() does under a limit."""
     in_own_process("""

@@ -321,6 +321,7 @@ assert core.look() == {int(size == 64)}, core.look()
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=PROJECT, env=ENV)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_fake_library")
 def test_devices_are_read_by_the_allocator_and_the_driver(
     allocator: Path,

@@ -148,6 +148,7 @@ def test_looks_are_counted():
     assert (policy.report().looks, policy.report().own_ms) == (0, 0.0)
 
 
+@pytest.mark.slow
 def test_quiet_young_collects_do_not_keep_full_ones_from_being_looked_into(no_gc: None):  # noqa: F811
     """What dies old is found by full collects only."""
     policy = CleanupPolicy(gc_every=6, young_every=1, at_epoch=False, manage_gc=False, strict=True)

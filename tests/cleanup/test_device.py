@@ -34,6 +34,7 @@ assert done() == {}, done()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("numbers", "reason"),
     [
@@ -54,6 +55,7 @@ assert said == []
 """)
 
 
+@pytest.mark.slow
 def test_pressure_of_a_device_asks_for_gc_cache_pools_and_callbacks(program: Program):  # noqa: F811
     program(f"""{POLICY}
 import gc

@@ -107,6 +107,7 @@ def test_days_of_it_leave_the_record_its_other_events(tmp_path: Path, clock: lis
     assert kinds[0] == "start"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("clock")
 def test_the_rest_is_told_at_the_end(tmp_path: Path):
     path = tmp_path / "run.mem"
@@ -119,6 +120,7 @@ def test_the_rest_is_told_at_the_end(tmp_path: Path):
     assert "3 times" in said[1]
 
 
+@pytest.mark.slow
 def test_the_economics_are_in_the_facts_of_the_record(tmp_path: Path):
     path = tmp_path / "run.mem"
     policy = quiet(gc_every=1, trim_every=2)

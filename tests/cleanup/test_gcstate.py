@@ -77,6 +77,7 @@ def weakref_to(obj: object, died: list[bool]) -> Any:
     return weakref.finalize(obj, died.append, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["abc", "acb", "bac", "bca", "cab", "cba"])
 def test_the_last_one_out_restores_in_whatever_order(order):
     before = state()

@@ -136,6 +136,7 @@ def test_young_collects_that_free_some_are_not_backed_off(monkeypatch: pytest.Mo
     assert (found.count, found.backoff) == (40, 1)
 
 
+@pytest.mark.slow
 def test_a_second_run_begins_with_warm_up_again():
     policy = CleanupPolicy(warmup=2)
     for run in (1, 2, 3):
@@ -147,6 +148,7 @@ def test_a_second_run_begins_with_warm_up_again():
         assert times(policy, "freeze") == run
 
 
+@pytest.mark.slow
 def test_the_first_epochs_collect_is_left_to_the_end_of_warm_up():
     policy = CleanupPolicy(gc_every=None)
     with policy:

@@ -64,6 +64,7 @@ def test_step_is_a_context_whose_cleanup_comes_first():
     assert seen == [1]
 
 
+@pytest.mark.slow
 def test_gc_collects():
     policy = quiet(gc_every=2)
     gc.collect()
@@ -106,6 +107,7 @@ def test_a_phase_counts_where_it_ends():
     assert [(call.clock, call.ticks) for call in said] == [("rollout", 2), ("rollout", 4)]
 
 
+@pytest.mark.slow
 def test_at_epoch_asks_for_gc_and_trim_and_a_cadence_of_ones_own_comes_first():
     policy = CleanupPolicy(None, manage_gc=False, strict=True)
     with policy.epoch():

@@ -24,6 +24,7 @@ def doctor(*args: str, **variables: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_what_is_set_and_by_which_variable() -> None:
     found: dict[str, Any] = json.loads(
         doctor(
@@ -48,6 +49,7 @@ def test_what_is_set_and_by_which_variable() -> None:
     assert "PYTORCH_NO_CUDA_MEMORY_CACHING is set" in found["notes"]["allocators.cuda_caching"]
 
 
+@pytest.mark.slow
 def test_nothing_is_set() -> None:
     lines = {line.strip().partition("  ")[0]: line for line in doctor().splitlines()}
     assert lines["advice"].endswith("  nothing to set")

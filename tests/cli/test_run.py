@@ -105,6 +105,7 @@ ENDINGS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ENDINGS)
 def test_a_script_ends_as_it_does_under_python(case: str, tmp_path: Path) -> None:
     script = str(write(tmp_path, ENDINGS[case]))
@@ -131,6 +132,7 @@ FLAGS = {"none": [], "some": ["-O", "-X", "dev", "-W", "ignore::DeprecationWarni
          "unbuffered": ["-u"], "safe path": ["-P"]}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_program_finds_everything_as_under_python(way: str, flags: str, tmp_path: Path) -> None:
@@ -194,6 +196,7 @@ def test_the_folder_alone_on_the_path_starts_nothing(options: str | None, tmp_pa
     assert str(BOOT) not in found.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "USR1", "KILL"])
 def test_a_signal_ends_it_as_it_ends_python(name: str, tmp_path: Path) -> None:
     number = getattr(signal, f"SIG{name}")

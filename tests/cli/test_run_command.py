@@ -57,6 +57,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ENDINGS)
 def test_a_command_ends_as_it_does_alone(case: str, tmp_path: Path) -> None:
     expected = subprocess.run(ENDINGS[case], cwd=tmp_path, input=b"typed", capture_output=True)
@@ -71,6 +72,7 @@ def test_a_command_ends_as_it_does_alone(case: str, tmp_path: Path) -> None:
     assert record.command == tuple(ENDINGS[case])
 
 
+@pytest.mark.slow
 def test_the_record_is_of_the_whole_tree(tmp_path: Path) -> None:
     """A child of 40 MiB, a grandchild of 60 whose parent ends; the command ends once the record
     shows both."""
@@ -121,6 +123,7 @@ def test_the_record_is_of_the_whole_tree(tmp_path: Path) -> None:
     assert summary["peak_bytes"] == max(phase.peak_bytes, *values["rss"])
 
 
+@pytest.mark.slow
 def test_thousands_of_short_lived_children(tmp_path: Path) -> None:
     text = """
         import os
@@ -293,6 +296,7 @@ def write_file(folder: Path, name: str, text: str, mode: int) -> None:
     (folder / name).chmod(mode)
 
 
+@pytest.mark.slow
 def test_commands_that_cannot_be_started(tmp_path: Path) -> None:
     write_file(tmp_path, "plain", "#!/bin/sh\n", 0o644)
     write_file(tmp_path, "odd", "neither a program nor a script", 0o755)
@@ -317,6 +321,7 @@ def test_a_record_that_cannot_be_made_is_refused_before_the_command_starts(tmp_p
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_run_in_a_run_in_a_run(tmp_path: Path) -> None:
     inner = [*RUN, "--quiet", "--", *RUN, "--quiet", "-c", "import sys; sys.exit(4)"]
     found = run(tmp_path, "--quiet", "--", *inner)

@@ -82,6 +82,7 @@ CODES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", CODES)
 def test_the_record_has_the_code_that_the_process_ends_with(code: str, tmp_path: Path) -> None:
     run(tmp_path, "-c", code)
@@ -128,6 +129,7 @@ SLOW_ENDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", SLOW_ENDS)
 def test_the_summary_and_the_record_have_one_duration(end: str, tmp_path: Path) -> None:
     """Until the program's end: what the interpreter tidies up behind it is not the program's."""
@@ -163,6 +165,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_run_is_refused_in_one_line_before_it_starts(
     case: str, tmp_path: Path
@@ -255,6 +258,7 @@ def test_two_ranks_of_one_name_write_one_record_each(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [[], ["--"]])
 def test_the_record_of_a_killed_run_is_kept(way: list[str], tmp_path: Path) -> None:
     """As a launcher does that starts a job anew; a run of other ways may have been killed."""
@@ -276,6 +280,7 @@ def test_the_record_of_a_killed_run_is_kept(way: list[str], tmp_path: Path) -> N
     assert len(list(tmp_path.glob("*.mem"))) == 3
 
 
+@pytest.mark.slow
 def test_many_kept_records_are_counted(tmp_path: Path) -> None:
     """From the tenth on: a job that is killed and started again for ever fills the disk."""
     others = ["run.mem.1", "run.x.mem", "other.1.mem", "run-2.mem"]
@@ -475,6 +480,7 @@ def test_a_watermark_makes_the_next_step_a_safe_point() -> None:
     assert steps.calls == 2
 
 
+@pytest.mark.slow
 def test_a_guard_stops_an_unchanged_script_at_the_end_of_a_step(tmp_path: Path) -> None:
     leaking = TRAINING.replace("optimizer.step()", "optimizer.step(); held.append(b'x' * 2**18)")
     # 1600 steps lie between the guard and the limit: the sampler has a turn in one of them.
@@ -506,6 +512,7 @@ TRAINING = """
 """
 
 
+@pytest.mark.slow
 def test_steps_of_an_unchanged_script_are_those_of_its_optimizer(tmp_path: Path) -> None:
     write(tmp_path, TRAINING.replace("STEPS", "37"))
     found = run(tmp_path, "--json", "train.py")

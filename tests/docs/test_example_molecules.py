@@ -38,6 +38,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**json.loads(out.read_text())["molecule_gnn"], "printed": done}
 
 
+@pytest.mark.slow
 def test_the_allocator_ends_the_usual_loop_at_the_largest_molecule(ended: dict[str, Any]) -> None:
     naive = ended["naive"]
     assert naive["ended"].startswith("out of memory in update ")
@@ -46,6 +47,7 @@ def test_the_allocator_ends_the_usual_loop_at_the_largest_molecule(ended: dict[s
     assert naive["ended"] in ended["printed"].stderr
 
 
+@pytest.mark.slow
 def test_memtools_finishes_with_smaller_parts_and_the_same_update(ended: dict[str, Any]) -> None:
     ours = ended["memtools"]
     assert ours["ended"] == "finished"
@@ -56,6 +58,7 @@ def test_memtools_finishes_with_smaller_parts_and_the_same_update(ended: dict[st
     assert 0 < ours["valid_loss"] < 10
 
 
+@pytest.mark.slow
 def test_the_demo_tells_who_got_to_the_end(ended: dict[str, Any]) -> None:
     lines = [line.split() for line in ended["printed"].stdout.splitlines()]
     rule = next(i for i, line in enumerate(lines) if line and set("".join(line)) == {"-"})
@@ -93,6 +96,7 @@ def test_parts_hold_so_many_atoms_or_one_molecule(gnn: Any) -> None:
     assert [[len(one.element) for one in part] for part in parts] == [[6, 3], [20], [1, 9], [2]]
 
 
+@pytest.mark.slow
 def test_the_loss_of_molecules_is_the_sum_of_each(gnn: Any) -> None:
     batch = molecules(gnn, 6, 3, 20)
     model = gnn.Network()

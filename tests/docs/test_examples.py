@@ -47,18 +47,21 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     return results
 
 
+@pytest.mark.slow
 def test_the_losses_are_the_same_to_the_last_bit(trained: dict[str, Any]) -> None:
     assert len(trained["list"]["losses"]) == 16
     assert trained["list"]["losses"] == trained["memtools"]["losses"]
     assert trained["list"]["mean_episode_return"] == trained["memtools"]["mean_episode_return"]
 
 
+@pytest.mark.slow
 def test_the_losses_are_those_of_a_model_that_learns(trained: dict[str, Any]) -> None:
     losses = [float.fromhex(loss) for loss in trained["memtools"]["losses"]]
     assert len(set(losses)) == 16
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_the_list_holds_every_gate_ever_seen(trained: dict[str, Any]) -> None:
     # Each update: 4 training steps over 64 rows and 3 planning steps over 32, 8 floats a row.
     per_update = BLOCKS * (4 * 64 + 3 * 32) * 8 * 4
@@ -66,6 +69,7 @@ def test_the_list_holds_every_gate_ever_seen(trained: dict[str, Any]) -> None:
     assert samples["held_bytes"] == [per_update * update for update in samples["update"]]
 
 
+@pytest.mark.slow
 def test_memtools_holds_no_more_than_its_limit(trained: dict[str, Any]) -> None:
     held = trained["memtools"]["samples"]["held_bytes"]
     limit = BLOCKS * LIMIT_KIB * 1024
@@ -73,11 +77,13 @@ def test_memtools_holds_no_more_than_its_limit(trained: dict[str, Any]) -> None:
     assert limit // 4 <= max(held) <= limit
 
 
+@pytest.mark.slow
 def test_the_summary_counts_entries_that_were_evicted(trained: dict[str, Any]) -> None:
     tokens = 16 * (4 * 64 + 3 * 32)
     assert f"{tokens:,} tokens in {16 * 7} entries" in trained["memtools"]["printed"]
 
 
+@pytest.mark.slow
 def test_the_demo_prints_a_table_and_finds_the_losses_the_same(tmp_path: Path) -> None:
     out = tmp_path / "demo.json"
     page = tmp_path / "report.html"
@@ -102,6 +108,7 @@ def test_the_demo_prints_a_table_and_finds_the_losses_the_same(tmp_path: Path) -
     assert results["list"]["final_loss"] == results["memtools"]["final_loss"]
 
 
+@pytest.mark.slow
 def test_the_demo_fails_when_an_example_fails() -> None:
     options = ["--only", "moe_world_model", "--updates", "8"]
     done = execute("demo.py", *options, "--", "--env", "NoSuchEnvironment-v0")
@@ -167,6 +174,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**json.loads(out.read_text())["rl_generation"], "printed": done.stdout}
 
 
+@pytest.mark.slow
 def test_the_pool_samples_and_trains_as_the_naive_cache_does(sampled: dict[str, Any]) -> None:
     naive, pool = sampled["naive"], sampled["memtools"]
     assert (naive["cache"], pool["cache"]) == ("naive", "pool")
@@ -178,12 +186,14 @@ def test_the_pool_samples_and_trains_as_the_naive_cache_does(sampled: dict[str, 
     assert wrote.startswith("Wrote ")
 
 
+@pytest.mark.slow
 def test_the_rewards_tell_samples_apart(sampled: dict[str, Any]) -> None:
     # After so little pre-training most samples earn nothing, and in a group of them the loss is 0.
     assert 0 < max(sampled["memtools"]["rewards"]) < 1
     assert len(set(sampled["memtools"]["losses"])) > 2
 
 
+@pytest.mark.slow
 def test_the_naive_cache_is_of_maximum_length_and_the_pool_of_what_is_used(
     sampled: dict[str, Any],
 ) -> None:

@@ -81,6 +81,7 @@ def test_a_later_write_on_the_stream_does_not_change_the_entry(fake_cuda: FakeRu
     assert torch.equal(history[0], wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("options", [{}, {"dtype": "float32"}, {"keep": "topk", "top_k": 2}])
 def test_records_and_statistics_are_those_of_the_host_tensor(fake_cuda, dtype, options):
@@ -165,6 +166,7 @@ def test_pinned_memory_stays_flat(fake_cuda: FakeRuntime):
     assert history.device_waits == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shim", ["with", "without"])
 @pytest.mark.parametrize("layout", ["transposed", "column_step", "row_step", "expanded"])
 def test_gates_with_gaps_are_packed_before_they_are_fetched(fake_cuda, layout, shim):
@@ -200,6 +202,7 @@ def test_zero_rows_on_the_device_need_no_copy(fake_cuda: FakeRuntime):
     assert (len(history), history.pending, history[0].shape) == (1, 0, (0, 8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["first", "later"])
 def test_a_failure_at_any_runtime_call_records_nothing(fake_cuda: FakeRuntime, first):
     tensors = [make(), make()]
@@ -248,6 +251,7 @@ def test_refused_during_graph_capture(fake_cuda: FakeRuntime):
     assert len(history) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", ["experts", "rank", "size"])
 def test_what_is_refused_on_the_host_is_refused_on_the_device(fake_cuda: FakeRuntime, bad):
     history = GateHistory(max_bytes=4096)
@@ -259,6 +263,7 @@ def test_what_is_refused_on_the_host_is_refused_on_the_device(fake_cuda: FakeRun
     assert (len(history), fake_cuda.calls()) == (1, calls)
 
 
+@pytest.mark.slow
 def test_closing_and_dropping_with_copies_in_flight(fake_cuda: FakeRuntime):
     history = GateHistory()
     history.append(as_cuda(make()))
@@ -393,6 +398,7 @@ READS: dict[str, Callable[[GateHistory], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", READS)
 def test_a_history_that_is_closed_while_a_read_waits(fake_cuda: FakeRuntime, read):
     history = GateHistory()

@@ -98,6 +98,7 @@ def test_an_index_that_closes_the_history_is_told_so(gates, convert, value):
         CONVERTED[convert](history, ClosesWhenUsed(history, value))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "read", ["history[0]", "history[-1]", "history._cat()", "next(iter(history))"]
 )

@@ -194,6 +194,7 @@ def test_a_slice_of_topk_records_of_negative_gates_counts_what_was_kept(dtype):
     assert history[:].stats().load == history.stats().load == history.stats(window=1).load
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experts", [8, 16, 32, 48, 64, 60, 128, 1100])
 @pytest.mark.parametrize("before", [0, 1, 3])
 @pytest.mark.parametrize("special", ["distinct", "ties", "nan"])

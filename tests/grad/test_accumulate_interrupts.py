@@ -54,6 +54,7 @@ def window(model, acc):
 DATA = batches((3, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_an_interrupt_anywhere_leaves_an_accumulator_that_goes_on(module, settings):

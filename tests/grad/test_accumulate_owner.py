@@ -170,6 +170,7 @@ def test_close_in_a_micro_batch_leaves_it():
 # --- a window that is left ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["acc.close()", "del acc", "acc = None", "pass"])
 @pytest.mark.parametrize("strict", [(), ("-W", "error")], ids=["", "errors"])
 def test_a_window_that_is_left_is_said_once(end, strict):
@@ -205,6 +206,7 @@ def test_a_window_that_is_left_is_said_at_the_programs_own_line(way, recwarn):
     assert said.filename == __file__
 
 
+@pytest.mark.slow
 def test_a_window_that_an_exception_leaves_is_told_by_the_exception_alone():
     code = """
         import torch, memtools
@@ -227,6 +229,7 @@ def tear(acc):
         raise KeyError("mine")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["flush", "reset", "state_dict", "step", "torn"])
 def test_a_window_that_is_not_left_is_not_said(end, caplog):
     model = net()

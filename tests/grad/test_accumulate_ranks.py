@@ -31,6 +31,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return lambda case: [result[case] for result in results]
 
 
+@pytest.mark.slow
 def test_uneven_loaders_give_the_gradient_of_all_their_data(ranks):
     answers = ranks("windows")
     found, ends, updates, micro_batches, steps = same(answers)
@@ -59,6 +60,7 @@ def test_gradients_that_are_views_of_ddps_buckets_have_the_same_bits(ranks):
         assert wrong == []
 
 
+@pytest.mark.slow
 def test_a_job_of_one_rank_is_one_of_many(tmp_path):
     (found,) = run_ranks("tests.grad.accrankworker", "alone", 1, tmp_path)
     assert found["views"] == []
@@ -208,6 +210,7 @@ def test_a_rank_without_batches_flushes_while_others_step(ranks):
     assert updates == 3
 
 
+@pytest.mark.slow
 def test_a_rank_that_died_is_torchs_error_on_the_others(tmp_path):
     first, second = run_ranks("tests.grad.accrankworker", "dead", 2, tmp_path)
     assert first in ("RuntimeError", "DistBackendError", "DistNetworkError")

@@ -31,6 +31,7 @@ STRAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stray", STRAYS)
 @pytest.mark.parametrize("where", ["between", "inside", "before flush"])
 @pytest.mark.parametrize("foreach", [True, False])

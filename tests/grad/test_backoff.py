@@ -33,6 +33,7 @@ def from_the_start(settings: str, index: int) -> list[bytes]:
     return run(sizes=split_after(index), size=4, **SETTINGS[settings])[0].bits()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("undo", MODES)
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 @pytest.mark.parametrize("index", range(4))

@@ -60,6 +60,7 @@ def no_norm(**settings):
     return acc, model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 def test_one_row_that_does_not_fit_raises_the_original_error_with_the_report(phase):
     errors = [torch.OutOfMemoryError(f"{TEXT} {i}") for i in range(9)]
@@ -310,6 +311,7 @@ def test_under_a_limit_malloc_is_set_before_anything_runs_out(monkeypatch):
     assert not [note for note in acc.report().notes if "RLIMIT_DATA" in note]
 
 
+@pytest.mark.slow
 def test_where_freed_heap_is_in_the_way_the_error_says_so(monkeypatch):
     monkeypatch.setattr(malloc, "map_large_blocks", lambda: False)
     monkeypatch.setattr(malloc, "idle", lambda: (300 << 20, False))
@@ -341,6 +343,7 @@ def test_a_large_buffer_that_changes_for_the_first_time_ends_the_window():
     assert len(acc.step(batch(1), loss_fn).retries) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("detached", [False, True])
 def test_outputs_that_are_kept_with_their_graph_are_named(detached):
     """They keep what the failed passes saved, so the smaller ones fail as well."""

@@ -178,6 +178,7 @@ def test_a_whole_batch_of_the_users_is_tried_first_and_cut_by_its_parts():
     assert "micro-batch 0 of the whole batch, forward: MemoryError; restored" in str(report)
 
 
+@pytest.mark.slow
 def test_one_part_that_cannot_be_cut_raises():
     acc, model = linear(micro_batch_size=1000)
     with pytest.raises(MemoryError) as caught:

@@ -165,6 +165,7 @@ def summed(kind: str):
     return model, optimizer, memtools.GradAccumulator(model, optimizer, main_grads=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["AdamW", "fused AdamW", "RMSprop", "SGD with momentum"])
 @pytest.mark.parametrize("how", ["loop", "step"])
 def test_state_for_sums_in_fp32_is_all_made_or_none_before_a_parameter_moves(
@@ -260,6 +261,7 @@ def needs(function) -> float:
     return of_parameters(event for event in events if event.name() == "[memory]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW, ids=str)
 @pytest.mark.parametrize(("kind", "options"), STEPS, ids=str)
 def test_as_much_is_tried_as_a_first_step_takes(kind, options, how):

@@ -46,6 +46,7 @@ def close(found: list[float], wanted: list[float]) -> bool:
     return bool((a - b).norm() <= 1e-6 * b.norm())
 
 
+@pytest.mark.slow
 def test_a_table_has_every_ranks_row_to_the_last_bit(ranks):
     rows, sums, alone, none = same(ranks("table"))
     world = len(rows)

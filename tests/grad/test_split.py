@@ -477,6 +477,7 @@ def _gradient(batches: list[Any], size: int | None) -> tuple[Any, Any, Any]:
     return torch.cat([one.flatten() for one in kept[-1]]), report.weight, report.loss
 
 
+@pytest.mark.slow
 @given(st.lists(_PARTS, min_size=1, max_size=4), st.integers(2, 6), st.integers(1, 3))
 @settings(max_examples=200, deadline=None)
 def test_what_a_loader_makes_has_one_gradient_cut_or_whole_or_is_refused(shape, count, size):
@@ -521,6 +522,7 @@ def _owners(node: Any) -> set[float]:
     return {float(node)}
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.sampled_from([*_ITEMS]), st.sampled_from([list, tuple])),
@@ -634,6 +636,7 @@ def equal(one: Any, other: Any) -> bool:
     return one == other
 
 
+@pytest.mark.slow
 @given(TREES, st.integers(6, 30), st.integers(1, 35))
 @settings(max_examples=300, deadline=None)
 def test_any_tree_is_cut_into_parts_in_which_each_row_is_once(tree, count, size):

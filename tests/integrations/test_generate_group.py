@@ -56,6 +56,7 @@ def pool() -> Iterator[memtools.KVPool]:
         assert everything_is_back(pool)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefill", ["unpadded", "padded"])
 @pytest.mark.parametrize("lengths", [(13,), (9, 9), (11, 4, 7), (6, 1)])
 @pytest.mark.parametrize("name", MODELS)

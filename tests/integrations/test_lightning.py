@@ -229,6 +229,7 @@ OURS = "from memtools.integrations.lightning import MemoryCallback\n"
 OLD = "import pytorch_lightning as pl\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("imports", "absent", "expected"),
     [

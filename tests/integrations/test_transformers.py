@@ -55,6 +55,7 @@ MODES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", MODELS)
 def test_generate_gives_the_tokens_of_a_dynamic_cache(name: str, mode: str) -> None:

@@ -87,6 +87,7 @@ def test_it_starts_with_the_training_and_stops_with_it_and_says_the_summary(tmp_
     ]
 
 
+@pytest.mark.slow
 def test_the_losses_are_the_same_bit_for_bit(tmp_path):
     options = {"gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
     plain = trainer(tmp_path / "a", **options)
@@ -110,6 +111,7 @@ def test_a_step_is_an_update_of_the_optimizer(tmp_path):
     assert callback.monitor.step_count == made.state.global_step == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log_history", [False, True])
 def test_the_figures_join_the_logs_of_reporters_and_the_history_if_asked(tmp_path, log_history):
     listener = Listener()
@@ -134,6 +136,7 @@ def without_times(made: Trainer) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_the_history_of_a_watched_and_of_a_resumed_run_is_that_of_a_plain_one(tmp_path):
     options = {"save_strategy": "steps", "save_steps": 2}
     plain = trainer(tmp_path / "a", **options)
@@ -233,6 +236,7 @@ def test_a_guard_may_act_between_two_batches_of_one_step(tmp_path):
     assert monitor.step_count == made.state.global_step == 0
 
 
+@pytest.mark.slow
 def test_it_trains_again_after_an_exception(tmp_path):
     rows, callback = Rows(fails_at=7), MemoryCallback()
     made = trainer(tmp_path, [callback], rows=rows)
@@ -244,6 +248,7 @@ def test_it_trains_again_after_an_exception(tmp_path):
     assert not callback.monitor.running
 
 
+@pytest.mark.slow
 def test_a_training_that_begins_anew_by_itself_goes_on_being_watched(tmp_path):
     """As with auto_find_batch_size: on_train_begin comes twice, on_train_end once."""
 
@@ -271,6 +276,7 @@ def test_a_monitor_that_runs_already_is_not_stopped(tmp_path):
         assert monitor.step_count == 14
 
 
+@pytest.mark.slow
 def test_added_later_it_goes_before_the_reporters_by_add_to(tmp_path):
     listener, callback = Listener(), MemoryCallback()
     made = trainer(tmp_path, [listener], rows=Rows(fails_at=7))

@@ -34,6 +34,7 @@ def group(model: Any, ids: torch.Tensor, samples: int, **keywords: Any) -> torch
     return generate_group(model, ids, samples, **KEYWORDS | keywords)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefill", ["unpadded", "padded"])
 @pytest.mark.parametrize("lengths", [(9, 9), (11, 4, 7)])
 @pytest.mark.parametrize("name", SERVED)
@@ -97,6 +98,7 @@ def test_sliding_layers_with_more_heads_are_seen_where_keys_and_values_are_alike
         pool_for(model, 40, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*SERVED, "llama", "gpt2", "qwen3", "mistral"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_one_row_tells_whether_a_model_needs_the_padding(name: str, dtype: torch.dtype) -> None:

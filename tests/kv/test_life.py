@@ -82,6 +82,7 @@ def test_a_generator_that_is_closed_or_dropped():
         assert live(pool) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_the_last_reference_and_the_garbage_collector():
     with small_pool() as pool:
         lease = pool.acquire(1)
@@ -103,6 +104,7 @@ def test_the_last_reference_and_the_garbage_collector():
         assert live(pool) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_cycle_through_the_pool_itself_is_collected():
     class Pool(KVPool):
         last: KVLease
@@ -197,6 +199,7 @@ def test_views_may_die_on_any_thread():
             assert live(pool) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_closing_lends_no_more_and_lets_leases_go_on():
     pool = small_pool()
     lease, model = pool.acquire(1), Plain(1)
@@ -213,6 +216,7 @@ def test_closing_lends_no_more_and_lets_leases_go_on():
     assert torch.equal(kept[0], wanted[0])  # the views still hold their pages, and nobody else does
 
 
+@pytest.mark.slow
 def test_a_pool_that_nobody_refers_to_lives_as_long_as_its_leases():
     lease = small_pool().acquire(1)
     gc.collect()
@@ -261,6 +265,7 @@ LEASE_USES: list[Callable[[Any], object]] = [
 ]
 
 
+@pytest.mark.slow
 def test_a_forked_child_can_neither_use_nor_spoil_the_parents_pool():
     pool = small_pool(limit="1 MiB")
     box = [pool.acquire(2)]
@@ -335,6 +340,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 @in_a_program
 def test_interpreter_shutdown_with_leases_and_views_everywhere():
     done = subprocess.run(
@@ -360,6 +366,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_a_view_may_be_the_last_thing_of_a_process(device):
     """Its pages end after the module has, by which they were counted or came from the device."""
@@ -445,6 +452,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 @in_a_program
 def test_a_child_counts_only_what_it_maps_itself():
     """What its parent's views show more than once is closed there; taken off the child's resident
@@ -505,6 +513,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 @in_a_program
 def test_children_of_any_thread_end_cleanly_while_the_pool_is_at_work():
     """They make pools of their own, fork again, collect, drop everything, and end as any program

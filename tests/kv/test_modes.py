@@ -74,6 +74,7 @@ def test_inside_vmap_update_is_refused():
         assert lease.num_tokens == 0
 
 
+@pytest.mark.slow
 def test_compile_breaks_the_graph_and_goes_on():
     with small_pool() as pool, pool.acquire(1) as lease:
 

@@ -80,6 +80,7 @@ def test_a_view_that_is_shared_between_processes_ends_the_lease_and_harms_nobody
         check_books(pool)
 
 
+@pytest.mark.slow
 def test_a_lease_whose_views_moved_may_end_by_any_way():
     with small_pool() as pool:
         with pool.acquire(1) as lease:
@@ -135,6 +136,7 @@ class Views(Dataset[torch.Tensor]):
         return self.view[index].clone()
 
 
+@pytest.mark.slow
 def test_a_view_in_a_data_set_of_spawned_workers():
     with small_pool() as pool:
         lease = pool.acquire(2)

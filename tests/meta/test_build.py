@@ -63,6 +63,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin/python"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [["."], [".", "--no-build-isolation"], ["-e", "."], ["-e", ".", "--no-build-isolation"]],
@@ -87,6 +88,7 @@ def test_installs_without_torch_and_never_imports_one(how, source, bare, tmp_pat
         run(bare, "-m", "pip", "uninstall", "-q", "-y", "memtools", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_an_isolated_wheel_finds_the_environments_torch(source, tmp_path):
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "-q"]
     run(*pip, ".", "-w", tmp_path / "wheels", cwd=source, MEMTOOLS_DEBUG="1")  # it takes less time
@@ -110,6 +112,7 @@ def unpacked(archive: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_wheel_is_built_from_the_source_distribution(source, tmp_path):
     backend = "from setuptools import build_meta; print(build_meta.build_{}({!r}))"
     run(sys.executable, "-c", backend.format("sdist", str(tmp_path)), cwd=source)
@@ -147,6 +150,7 @@ def make_torch(folder: Path, version: str, commit: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_another_torch_makes_another_shim(source, tmp_path):
     first = make_torch(tmp_path / "first", "2.12.1", "a" * 40)
     second = make_torch(tmp_path / "second", "2.13.0", "b" * 40)
@@ -178,6 +182,7 @@ def failure(*command: str | Path, cwd: Path, **environ: str) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 def test_a_machine_that_cannot_build_it_is_told_so_in_one_sentence(source, tmp_path):
     settings = {"MEMTOOLS_TORCH_DIR": "", "CC": str(tmp_path / "gcc")}
     said = failure(sys.executable, "setup.py", "-q", "build_ext", cwd=source, **settings)
@@ -188,6 +193,7 @@ def test_a_machine_that_cannot_build_it_is_told_so_in_one_sentence(source, tmp_p
     assert said.startswith("memtools runs on Linux only, and this is darwin")
 
 
+@pytest.mark.slow
 def test_a_warning_ends_the_build_only_where_that_is_asked_for(source):
     (source / "csrc/core/warning.c").write_text("static int unused;\n")
     settings = {"MEMTOOLS_TORCH_DIR": "", "MEMTOOLS_DEBUG": "1", "MEMTOOLS_WERROR": ""}
@@ -198,6 +204,7 @@ def test_a_warning_ends_the_build_only_where_that_is_asked_for(source):
     assert "-Werror=unused-variable" in said
 
 
+@pytest.mark.slow
 def test_a_named_torch_or_toolkit_that_is_not_there_is_an_error(source, bare, tmp_path):
     for name in ("MEMTOOLS_TORCH_DIR", "MEMTOOLS_CUDA_HOME"):
         done = subprocess.run(

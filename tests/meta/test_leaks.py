@@ -209,6 +209,7 @@ def python_blocks() -> int:
     return sys.getallocatedblocks()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CASES))
 @pytest.mark.usefixtures("frozen")
 def test_does_not_leak(name, rss):

@@ -57,6 +57,7 @@ def test_every_callable_has_a_maker_and_every_parameter_a_value():
     assert len(TARGETS) > 190
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", [label for label, target in TARGETS.items() if target.parameters])
 def test_hostile_arguments_neither_crash_nor_hang(label):
     target = TARGETS[label]
@@ -65,6 +66,7 @@ def test_hostile_arguments_neither_crash_nor_hang(label):
     assert reentry.failures(target, some) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", [label for label, target in TARGETS.items() if target.parameters])
 def test_arguments_of_another_type_are_refused_in_words(label):
     assert reentry.misfit_failures(TARGETS[label]) == []

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "hf_PlantedSecretOfThisTest"
 NAMES = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DATABASE_URL", "MEMTOOLS_OF_MINE")
@@ -28,7 +30,7 @@ pool = memtools.KVPool(1, 2, 64, max_tokens=64, max_sequences=2, dtype="float32"
 lease = pool.acquire(1)
 before = memtools.census()
 detector = memtools.LeakDetector()
-with memtools.MemoryMonitor(log=record) as monitor:
+with memtools.MemoryMonitor(log=record) as monitor, monitor.phase("train"):
     for step in range(3):
         window = acc.step(torch.rand(8, 4), lambda micro: (model(micro).sum(), len(micro)))
         detector.update(step, heap=1 << 20)
@@ -41,7 +43,8 @@ found = [
     memtools.read_record(record), memtools.checkpoint_layers(model), memtools.allocator_settings(),
     memtools.allocator_settings().seen, memtools.allocator_settings().host,
     memtools.allocator_settings().cuda, memtools.allocator_settings().advice(),
-    memtools.census().diff(before),
+    memtools.census().diff(before), before.groups[0], before.groups[0].kind,
+    monitor.guard(0.9, "record"), monitor.phase("train"), *monitor.phases(),
 ]
 with contextlib.redirect_stdout(io.StringIO()) as printed:
     for one in found:
@@ -67,6 +70,7 @@ def output_of(*command: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_no_repr_and_no_record_holds_the_environment(tmp_path: Path) -> None:
     record = tmp_path / "run.mem"
     printed, missing = json.loads(output_of("-c", EVERYTHING, str(record)).splitlines()[-1])
@@ -74,7 +78,14 @@ def test_no_repr_and_no_record_holds_the_environment(tmp_path: Path) -> None:
     assert SECRET not in printed
     assert SECRET.encode() not in record.read_bytes()
     # types of the public names of which EVERYTHING has no object at hand
-    assert missing == ["Holder", "StepsLeft"]
+    assert missing == [
+        "FillVerdict",
+        "GroupGrowth",
+        "Holder",
+        "Pressure",
+        "StepsLeft",
+        "TypeGrowth",
+    ]
     page = tmp_path / "page.html"
     for command in (
         ["doctor"],

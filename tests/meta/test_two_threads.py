@@ -100,6 +100,7 @@ def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[BaseEx
 SOME_WAITS = WAITS if LONG else ("append", "append_larger", "item", "cat", "close")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("meanwhile", MEANWHILE)
 @pytest.mark.parametrize("waits", SOME_WAITS)
 def test_two_methods_while_the_copy_of_one_is_held(fake_cuda: FakeRuntime, waits, meanwhile):
@@ -171,6 +172,7 @@ def in_child(*calls: Callable[[], object]) -> int:
     return child
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waits", WAITS)
 def test_a_child_forked_while_a_method_waits_for_the_device(fake_cuda: FakeRuntime, waits):
     it = Shared(waits)
@@ -276,6 +278,7 @@ BUSY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BUSY)
 @pytest.mark.filterwarnings("ignore")
 def test_children_forked_beside_a_busy_thread_can_use_what_it_uses(kind, tmp_path, monkeypatch):

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROJECT = Path(__file__).resolve().parents[2]
 
 USER = """
@@ -63,10 +65,12 @@ def check(*command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_package_is_strictly_typed():
     check("mypy", "memtools", "examples", "benchmarks")
 
 
+@pytest.mark.slow
 def test_a_users_program_is_understood(tmp_path):
     program = tmp_path / "user.py"
     program.write_text(USER)
@@ -76,6 +80,7 @@ def test_a_users_program_is_understood(tmp_path):
     assert "def (n: int) -> typing.Coroutine[Any, Any, bytes]" in told
 
 
+@pytest.mark.slow
 def test_a_wrong_program_is_caught(tmp_path):
     program = tmp_path / "user.py"
     program.write_text('import memtools\nmemtools.GateHistory(trim="newest")\n')

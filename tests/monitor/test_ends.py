@@ -137,6 +137,7 @@ def check(path: Path, end: str | None) -> None:
     assert str(record)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ENDS)
 def test_under_memtools_run(case: str, tmp_path: Path) -> None:
     program, end = ENDS[case]
@@ -155,6 +156,7 @@ def test_under_memtools_run(case: str, tmp_path: Path) -> None:
     assert any(words in line for line in said) == (end != "code 0"), said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", ENDS)
 def test_with_a_monitor(case: str, form: str, tmp_path: Path) -> None:

@@ -412,7 +412,7 @@ def test_bad_arguments_change_nothing() -> None:
         m.guard(0.9, "kill")
     with pytest.raises(TypeError, match="takes neither a Pressure nor nothing"):
         m.on_pressure(0.9, lambda a, b: None)
-    assert m._marks._handles == []
+    assert m._watermarks.handles == ()
 
 
 def test_there_is_room_for_32_watermarks() -> None:
@@ -440,6 +440,7 @@ def read_all(samples: KVLease, layer: int) -> None:
         assert all(row.isfinite().all() for row in view)
 
 
+@pytest.mark.slow
 def test_a_guard_leaves_rows_alone_that_show_one_prompt() -> None:
     """The resident set counts the prompt's pages once for each of the 32 rows that read them."""
     rows, tokens = 32, 512

@@ -168,6 +168,7 @@ def in_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]
 BEGIN = "m = memtools.MemoryMonitor(sys.argv[1]); m.start(); m.step()\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "text", "status"),
     [
@@ -244,6 +245,7 @@ def test_in_a_forked_child_it_is_not_running_and_writes_nothing(path: Path) -> N
     assert {p.name: p.count for p in record.phases} == {"both": 1}
 
 
+@pytest.mark.slow
 def test_many_forks_are_one_event_a_second(path: Path) -> None:
     began = time.monotonic()
     with monitor(path):
@@ -344,6 +346,7 @@ def test_the_record_of_a_killed_run_is_kept(path: Path) -> None:
         assert ([e.kind for e in kept.events], kept.complete) == (["start"], False)
 
 
+@pytest.mark.slow
 def test_no_file_descriptors_left(path: Path) -> None:
     gc.collect()  # monitors of other tests: their files must not close on the way
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -350,6 +350,7 @@ EVENT = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.sampled_from(NAMES), min_size=1, max_size=8, unique=True),

@@ -393,6 +393,7 @@ ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ENDS)
 def test_the_end_of_a_run_is_told_with_what_is_known(case: str, tmp_path: Path) -> None:
     made, wanted, unwanted = ENDS[case]
