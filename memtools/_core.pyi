@@ -124,6 +124,10 @@ class Sample(structseq[int | None], tuple[int | None, ...]):
     @property
     def process(self) -> int | None: ...
 
+READ_RSS: Final = 1
+READ_HEAP: Final = 32
+READ_CHILDREN: Final = 64
+
 _Seen = tuple[int | None, int | None, int | None, int, bool]
 
 @final

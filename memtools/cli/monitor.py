@@ -25,7 +25,6 @@ def monitor_facts(root: Path = ROOT) -> Section:
     try:
         from memtools import _core
         from memtools._base import torch as bridge
-        from memtools._base.reclaim import READ_CHILDREN, READ_HEAP, READ_RSS
     except ImportError as error:
         return dict.fromkeys(KEYS, unknown(why(error)))
     probe = _core.Probe(str(root), True)
@@ -54,7 +53,7 @@ def monitor_facts(root: Path = ROOT) -> Section:
         return yes(f"in this folder, {format_bytes(writer.nbytes)} and more")
 
     def leak_test() -> Fact:
-        read = probe.read(READ_RSS | READ_HEAP | READ_CHILDREN)
+        read = probe.read(_core.READ_RSS | _core.READ_HEAP | _core.READ_CHILDREN)
         found = {"heap": read.heap_used, "children": read.children_private, "rss": read.rss}
         names = ["python", *(name for name, value in found.items() if value is not None)]
         remark = f"reads {', '.join(names)}"

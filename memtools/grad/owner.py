@@ -16,9 +16,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-from memtools._base.notice import notice
+from memtools._base.notice import callers, notice
 from memtools.grad.window import Window
-from memtools.monitor.log import callers
 
 if TYPE_CHECKING:
     from memtools.grad.accumulator import GradAccumulator

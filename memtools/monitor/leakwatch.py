@@ -30,7 +30,6 @@ from typing import NamedTuple
 from memtools import _core
 from memtools._base import devices as cuda_devices
 from memtools._base import sentences
-from memtools._base.reclaim import READ_CHILDREN, READ_HEAP, READ_RSS
 from memtools._base.size import format_bytes
 from memtools._census import graphs
 from memtools._census.census import Census, Growth
@@ -125,9 +124,9 @@ def signals_of(probe: _core.Probe, devices: Sequence[int]) -> list[Signal]:
 
     signals = [
         # Resident bytes, less what pools map more than once: forks of a cache are no growth.
-        Signal("rss", figure(READ_RSS, "process"), 200),
-        Signal("heap", figure(READ_HEAP, "heap_used"), 800),
-        Signal("children", figure(READ_CHILDREN, "children_private"), 800),
+        Signal("rss", figure(_core.READ_RSS, "process"), 200),
+        Signal("heap", figure(_core.READ_HEAP, "heap_used"), 800),
+        Signal("children", figure(_core.READ_CHILDREN, "children_private"), 800),
         # Bytes of the interpreter's own blocks, about.
         Signal("python", lambda: 64 * sys.getallocatedblocks(), 800),
     ]

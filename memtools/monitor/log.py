@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memtools import _core
+from memtools._base.notice import callers
 from memtools._base.size import format_bytes
 from memtools.record.kinds import payload
 from memtools.record.redact import redacted_command
@@ -127,14 +128,6 @@ def warn(text: str, stacklevel: int) -> None:
         warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)
     except RuntimeWarning:
         logger.warning("%s", text)
-
-
-def callers() -> int:
-    """The level of the line that called this package, as its caller's warnings.warn counts."""
-    frame, level, here = sys._getframe(1), 1, os.path.dirname(os.path.dirname(__file__))
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(here):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _is_of_the_run(path: str) -> bool:

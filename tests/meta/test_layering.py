@@ -122,29 +122,11 @@ BROKEN = {
     ("csrc/py/tensor/one.h", "csrc/core/gate/rows.h"): (
         "A tensor is read as the view of rows that the gate history copies from."
     ),
-    ("memtools/cleanup/callbacks.py", "memtools.monitor.guards"): (
-        "How a callback's arguments are counted is written in the monitor's guards."
-    ),
-    ("memtools/cleanup/engine.py", "memtools.monitor.log"): (
-        "A policy writes its warnings through the monitor's log and asks it whose call it is."
-    ),
-    ("memtools/cleanup/events.py", "memtools.monitor.run"): (
-        "A policy tells running monitors by their list, not by a registry in _base."
-    ),
-    ("memtools/cleanup/generation.py", "memtools.monitor.phases"): (
-        "generation opens a phase in every monitor that runs."
-    ),
-    ("memtools/cleanup/generation.py", "memtools.monitor.run"): (
-        "generation finds the monitors that run by their list, not by a registry in _base."
-    ),
     ("memtools/grad/kept_graph.py", "memtools._census.graphs"): (
         "After a failed pass the back-off asks the census which graphs are still held."
     ),
     ("memtools/grad/kept_graph.py", "memtools._census.holders"): (
         "After a failed pass the back-off asks the census who holds them."
-    ),
-    ("memtools/grad/owner.py", "memtools.monitor.log"): (
-        "Which line of the program called is found by a function of the monitor's log."
     ),
     ("memtools/grad/undo.py", "memtools.monitor.host"): (
         "Whether a copy fits is asked of the host's memory, which the monitor reads."
@@ -154,30 +136,6 @@ BROKEN = {
     ),
     ("memtools/record/verdict.py", "memtools.leak.detector"): (
         "The verdict about a record uses the leak test's measure of what matters."
-    ),
-    ("memtools/cleanup/gcstate.py", "atexit.register"): (
-        "The collector is given back at the process's end by a handler of this file."
-    ),
-    ("memtools/cleanup/gcstate.py", "os.register_at_fork"): (
-        "A forked child forgets by a handler of this file what its parent took over."
-    ),
-    ("memtools/cleanup/life.py", "os.register_at_fork"): (
-        "A forked child stops its parent's policies by a handler of this file."
-    ),
-    ("memtools/export/prometheus.py", "os.register_at_fork"): (
-        "A forked child closes its parent's servers by a handler of this file."
-    ),
-    ("memtools/gate/aux_loss.py", "os.register_at_fork"): (
-        "A forked child is counted by a handler of this file."
-    ),
-    ("memtools/monitor/inprocess.py", "atexit.register"): (
-        "memtools run ends its monitor by a handler of this file."
-    ),
-    ("memtools/monitor/run.py", "atexit.register"): (
-        "Monitors that still run are ended by a handler of this file."
-    ),
-    ("memtools/monitor/run.py", "os.register_at_fork"): (
-        "A forked child lets go of its parent's monitors by a handler of this file."
     ),
 }
 
@@ -441,8 +399,8 @@ def import_breaches(path: str, text: str) -> list[str]:
 OWN = {"csrc/core/a.h", "csrc/os/b.h", "csrc/cuda/c.h", "csrc/torch/torch_shim.h", "csrc/py/d.h",
        "csrc/third_party/dlpack/dlpack.h"}  # fmt: skip
 REFUSED = {
-    "csrc/core/x.c": '<Python.h> <pthread.h> <unistd.h> <sys/mman.h> <cuda.h> <ATen/ATen.h> <vector> "os/b.h" '
-    '"../os/b.h" "third_party/dlpack/dlpack.h" "not_ours.h"',
+    "csrc/core/x.c": "<Python.h> <pthread.h> <unistd.h> <sys/mman.h> <cuda.h> <ATen/ATen.h> "
+    '<vector> "os/b.h" "../os/b.h" "third_party/dlpack/dlpack.h" "not_ours.h"',
     "csrc/os/x.c": '<cuda_runtime_api.h> <immintrin.h> <Python.h> <c10/util/Half.h> "cuda/c.h"',
     "csrc/cuda/x.c": '<Python.h> <pthread.h> <c10/cuda/CUDAStream.h> "../os/b.h" "py/d.h"',
     "csrc/py/x.c": "<torch/extension.h> <immintrin.h> <ATen/ATen.h> <cuda_runtime_api.h> "

@@ -218,7 +218,7 @@ def test_a_payload_that_nobody_understands_is_shown_as_it_is(tmp_path):
 
 
 def test_the_oldest_payloads_go_and_are_counted(tmp_path):
-    bodies: list[tuple[str, str | bytes]] = [("peak", bytes([65 + k]) * 40_000) for k in range(9)]
+    bodies: list[tuple[str, object]] = [("peak", bytes([65 + k]) * 40_000) for k in range(9)]
     record = write(tmp_path / "x.mem", [*bodies, ("mark", "a text")], 2**17)
     assert (record.events_total, record.events_gone, record.unreadable) == (10, 6, 0)
     assert [event.number for event in record.events] == [6, 7, 8, 9]
