@@ -128,9 +128,6 @@ BROKEN = {
     ("memtools/grad/kept_graph.py", "memtools._census.holders"): (
         "After a failed pass the back-off asks the census who holds them."
     ),
-    ("memtools/grad/undo.py", "memtools.monitor.host"): (
-        "Whether a copy fits is asked of the host's memory, which the monitor reads."
-    ),
     ("memtools/record/growth.py", "memtools.leak.detector"): (
         "The growth of a record is judged by the leak test over the record's own series."
     ),
