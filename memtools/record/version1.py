@@ -15,11 +15,11 @@ from memtools._base.text import shown
 from memtools.record.kinds import Event, GuardSet, Heap, Holder, Leak, Limit
 
 _VERDICT = re.compile(
-    r"(leak|likely|growing|fragmentation): \+(\d{1,9}(?:\.\d)?) (B|[KMGT]iB)/step in (\w{1,16})"
-    r" since step ([\d,]{1,19})"
+    r"(leak|likely|growing|fragmentation): \+(\d{1,9}(?:\.\d{1,2})?) (B|[KMGT]iB)/step"
+    r" in (\w{1,16}) since step ([\d,]{1,19})"
 )
 _FILLS = ", but no leak: a buffer fills, "
-_RATE = re.compile(r"\+(\d[\d,]{0,8}(?:\.\d)?) (B|[KMGT]iB)/step: ")
+_RATE = re.compile(r"\+(\d[\d,]{0,8}(?:\.\d{1,2})?) (B|[KMGT]iB)/step: ")
 _NODES = re.compile(r"autograd graphs? of (?:some )?([\d,]{1,19}) nodes")
 _BOUND = re.compile(r", which holds (?:[\d,]+ of )?at most ")
 _LIMIT = re.compile(r"(RLIMIT_[A-Z]{1,10}) (?:(\d{1,18}) B|unlimited)")

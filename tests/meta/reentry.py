@@ -349,6 +349,7 @@ NAMED: dict[str, Any] = {
     "RecordWriter.__new__.path": "made.mem",
     "RecordWriter.__new__.rows": 64,
     "RecordWriter.__new__.buckets": 16,
+    "RecordWriter.__new__.payloads": 4096,
     "Record.time_ns": 5,
     "Sampler.__new__.interval_ns": 5_000_000,
     "Policy.__new__.act": lambda: lambda *_: None,

@@ -87,7 +87,7 @@ mt_record_crc(const void *record, size_t columns)
     uint64_t version;
     uint32_t crc;
 
-    memcpy(&version, at + 8 * MT_RECORD_AT_VERSION, sizeof version);
+    memcpy(&version, at + (size_t)8 * MT_RECORD_AT_VERSION, sizeof version);
     crc = crc_of(0xFFFFFFFFu, at, 8 * mt_record_crc_at(version));
     crc = crc_of(crc, at + MT_RECORD_COMMAND_FROM, MT_RECORD_COMMAND);
     return ~crc_of(crc, at + MT_RECORD_HEADER, columns * sizeof(mt_record_column));
