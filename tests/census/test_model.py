@@ -149,6 +149,7 @@ def seen(look: memtools.Census) -> dict[Kind, list[int]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("each_way", ["shim", "public attributes"], indirect=True)
 @pytest.mark.usefixtures("each_way")
 @settings(max_examples=25, deadline=None)

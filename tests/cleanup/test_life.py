@@ -236,6 +236,7 @@ def test_a_policy_that_nobody_holds_any_more_manages_nothing():
 # --- processes ---
 
 
+@pytest.mark.slow
 def test_at_the_end_of_the_process_finalizers_run():
     out = program(
         "import memtools, gc\n"
@@ -381,6 +382,7 @@ def test_time_before_the_start_is_not_the_policys():
         assert policy.report().seconds >= ended
 
 
+@pytest.mark.slow
 def test_leaking_cycles_of_tensors_stay_bounded():
     """4 MiB a step that only a cycle holds: without the policy the collector, which counts objects,
     lets 600 MiB come together. Strict: a collect that another program interrupts looks dear, and

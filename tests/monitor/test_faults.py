@@ -39,6 +39,7 @@ def use_all_of(m: MemoryMonitor) -> None:
     m.summary()
 
 
+@pytest.mark.slow
 def test_a_thousand_sigkills_of_a_monitored_loop(tmp_path: Path) -> None:
     script = str(PROJECT / "tests/monitor/killer.py")
     done = subprocess.run(
@@ -198,6 +199,7 @@ def test_a_record_that_is_cut_during_the_run(path: Path, length: int, handler: s
         read_record(path)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", tmp_path]).returncode:
         pytest.skip("mounting a small disk takes root")
@@ -213,6 +215,7 @@ def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
     assert threads() == 0
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_during_the_run(tmp_path: Path) -> None:
     """All space was taken at the start: the record has every sample."""
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", tmp_path]).returncode:

@@ -293,6 +293,7 @@ def test_the_writer_may_be_closed_at_any_moment(tmp_path: Path) -> None:
     assert threads() == []
 
 
+@pytest.mark.slow
 def test_many_starts_and_stops_cost_no_memory(tmp_path: Path) -> None:
     told = in_own_process(
         f"""
