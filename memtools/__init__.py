@@ -16,8 +16,16 @@ from memtools.errors import (
 )
 
 if TYPE_CHECKING:
-    from memtools._census.census import Census, Growth, census
+    from memtools._census.census import (
+        Census,
+        GroupGrowth,
+        Growth,
+        TensorGroup,
+        TypeGrowth,
+        census,
+    )
     from memtools._census.holders import Holder, holder_of
+    from memtools._census.objects import TensorKind
     from memtools.allocators.settings import AllocatorSettings, allocator_settings
     from memtools.budget import Budget, BudgetReport
     from memtools.cleanup.generation import generation
@@ -33,8 +41,11 @@ if TYPE_CHECKING:
     from memtools.grad.report import AccumulatorReport, WindowReport
     from memtools.kv.pool import KVLease, KVPool, KVStats
     from memtools.leak.detector import LeakDetector, LeakVerdict, StepsLeft
+    from memtools.monitor.guards import Handle, Pressure
     from memtools.monitor.host import HostMemory, host_memory
+    from memtools.monitor.leakwatch import FillVerdict
     from memtools.monitor.monitor import MemoryMonitor
+    from memtools.monitor.phases import Phase, PhaseTotals
     from memtools.record.record import Record, read_record
 
 __all__ = [
@@ -48,10 +59,13 @@ __all__ = [
     "CheckpointedLayers",
     "CleanupPolicy",
     "DeviceError",
+    "FillVerdict",
     "GateHistory",
     "GateStats",
     "GradAccumulator",
+    "GroupGrowth",
     "Growth",
+    "Handle",
     "Holder",
     "HostMemory",
     "HostMemoryPressure",
@@ -62,10 +76,16 @@ __all__ = [
     "LeakVerdict",
     "MemoryMonitor",
     "MemtoolsError",
+    "Phase",
+    "PhaseTotals",
     "PolicyReport",
+    "Pressure",
     "Record",
     "ShimUnavailable",
     "StepsLeft",
+    "TensorGroup",
+    "TensorKind",
+    "TypeGrowth",
     "WindowReport",
     "__version__",
     "allocator_settings",
@@ -90,10 +110,13 @@ _LATER = {
     "Census": "_census.census",
     "CheckpointedLayers": "grad.checkpoint",
     "CleanupPolicy": "cleanup.policy",
+    "FillVerdict": "monitor.leakwatch",
     "GateHistory": "gate.history",
     "GateStats": "gate.stats",
     "GradAccumulator": "grad.accumulator",
+    "GroupGrowth": "_census.census",
     "Growth": "_census.census",
+    "Handle": "monitor.guards",
     "Holder": "_census.holders",
     "HostMemory": "monitor.host",
     "KVLease": "kv.pool",
@@ -102,9 +125,15 @@ _LATER = {
     "LeakDetector": "leak.detector",
     "LeakVerdict": "leak.detector",
     "MemoryMonitor": "monitor.monitor",
+    "Phase": "monitor.phases",
+    "PhaseTotals": "monitor.phases",
     "PolicyReport": "cleanup.report",
+    "Pressure": "monitor.guards",
     "Record": "record.record",
     "StepsLeft": "leak.detector",
+    "TensorGroup": "_census.census",
+    "TensorKind": "_census.objects",
+    "TypeGrowth": "_census.census",
     "WindowReport": "grad.report",
     "allocator_settings": "allocators.settings",
     "census": "_census.census",

@@ -8,6 +8,7 @@
 #include "py/monitor/devices.h"
 #include "py/monitor/ending.h"
 #include "py/base/errors.h"
+#include "py/base/objects.h"
 #include "py/cleanup/managed.h"
 #include "py/cleanup/policy.h"
 #include "py/monitor/probe.h"
@@ -72,8 +73,9 @@ usable_shim(PyObject *capsule, const mt_torch_ops **out)
     return 0;
 }
 
-PyObject *
-mt_state_take_connection(PyObject *module, PyObject *args)
+/* Takes the connection's parts from Python: see memtools/_base/torch.py. */
+static PyObject *
+take_connection(PyObject *module, PyObject *args)
 {
     mt_state *st = PyModule_GetState(module);
     PyObject *dlpack, *tensor, *parameter, *graph_task_id, *is_neg, *plain, *shim;
@@ -123,7 +125,7 @@ cuda_info(PyObject *module, PyObject *Py_UNUSED(none))
 }
 
 static PyMethodDef methods[] = {
-    {"_connect", mt_state_take_connection, METH_VARARGS,
+    {"_connect", take_connection, METH_VARARGS,
      "_connect(dlpack, tensor, parameter, graph_task_id, is_neg, plain, shim)\n--\n\n"
      "Take torch's parts; memtools._base.torch calls it."},
     {"cuda_info", cuda_info, METH_NOARGS,
@@ -143,7 +145,7 @@ static PyMethodDef methods[] = {
     {"excepthook", mt_py_excepthook, METH_VARARGS,
      "excepthook($module, exctype, value, traceback, /)\n--\n\n"
      "Handle an exception by displaying it with a traceback on sys.stderr."},
-    {"exit", (PyCFunction)(void (*)(void))mt_py_exit, METH_FASTCALL,
+    {"exit", MT_PY_FUNCTION(mt_py_exit), METH_FASTCALL,
      "exit($module, status=None, /)\n--\n\nExit the interpreter by raising SystemExit(status)."},
     {"_hear_system_exit", mt_py_hear_system_exit, METH_NOARGS,
      "_hear_system_exit($module, /)\n--\n\n"
@@ -175,6 +177,14 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+/* In the order in which they are made. */
+static int (*const registers[])(PyObject *module, mt_state *st) = {
+    mt_py_gatehist_register,     mt_py_kvpool_register,  mt_py_kvlease_register,
+    mt_py_budget_register,       mt_py_probe_register,   mt_py_recordwriter_register,
+    mt_py_leakdetector_register, mt_py_sampler_register, mt_py_managed_register,
+    mt_py_policy_register,       mt_py_gradset_register,
+};
+
 static int
 module_exec(PyObject *module)
 {
@@ -186,16 +196,9 @@ module_exec(PyObject *module)
     }
     if ((st->errors = PyImport_ImportModule("memtools.errors")) == NULL) return -1;
     if (PyModule_AddStringConstant(module, "__version__", MEMTOOLS_VERSION) < 0) return -1;
-    if (mt_py_gatehist_register(module, st) < 0 || mt_py_kvpool_register(module, st) < 0) return -1;
-    if (mt_py_budget_register(module, st) < 0) return -1;
-    if (mt_py_probe_register(module, st) < 0) return -1;
-    if (mt_py_recordwriter_register(module, st) < 0) return -1;
-    if (mt_py_leakdetector_register(module, st) < 0) return -1;
-    if (mt_py_sampler_register(module, st) < 0) return -1;
-    if (mt_py_managed_register(module, st) < 0) return -1;
-    if (mt_py_policy_register(module, st) < 0) return -1;
-    if (mt_py_gradset_register(module, st) < 0) return -1;
-    return mt_py_kvlease_register(module, st);
+    for (size_t i = 0; i < sizeof registers / sizeof *registers; i++)
+        if (registers[i](module, st) < 0) return -1;
+    return 0;
 }
 
 static int
@@ -203,29 +206,9 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
 {
     mt_state *st = PyModule_GetState(module);
 
-    Py_VISIT(st->errors);
-    Py_VISIT(st->GateHistory);
-    Py_VISIT(st->KVPool);
-    Py_VISIT(st->KVLease);
-    Py_VISIT(st->Budget);
-    Py_VISIT(st->Probe);
-    Py_VISIT(st->Sample);
-    Py_VISIT(st->RecordWriter);
-    Py_VISIT(st->on_uncaught);
-    Py_VISIT(st->on_exit_call);
-    Py_VISIT(st->excepthook_before);
-    Py_VISIT(st->excepthook_first);
-    Py_VISIT(st->LeakDetector);
-    Py_VISIT(st->Sampler);
-    Py_VISIT(st->Managed);
-    Py_VISIT(st->GradMeasure);
-    Py_VISIT(st->Policy);
-    Py_VISIT(st->tensor);
-    Py_VISIT(st->parameter);
-    Py_VISIT(st->graph_task_id);
-    Py_VISIT(st->is_neg);
-    Py_VISIT(st->plain);
-    Py_VISIT(st->keep_alive);
+#define VISIT(type, name) Py_VISIT(st->name);
+    MT_STATE_OBJECTS(VISIT)
+#undef VISIT
     return 0;
 }
 
@@ -236,29 +219,9 @@ module_clear(PyObject *module)
 
     st->dlpack = NULL; /* no tensor can be read from here on */
     st->shim = NULL;
-    Py_CLEAR(st->errors);
-    Py_CLEAR(st->GateHistory);
-    Py_CLEAR(st->KVPool);
-    Py_CLEAR(st->KVLease);
-    Py_CLEAR(st->Budget);
-    Py_CLEAR(st->Probe);
-    Py_CLEAR(st->Sample);
-    Py_CLEAR(st->RecordWriter);
-    Py_CLEAR(st->on_uncaught);
-    Py_CLEAR(st->on_exit_call);
-    Py_CLEAR(st->excepthook_before);
-    Py_CLEAR(st->excepthook_first);
-    Py_CLEAR(st->LeakDetector);
-    Py_CLEAR(st->Sampler);
-    Py_CLEAR(st->Managed);
-    Py_CLEAR(st->GradMeasure);
-    Py_CLEAR(st->Policy);
-    Py_CLEAR(st->tensor);
-    Py_CLEAR(st->parameter);
-    Py_CLEAR(st->graph_task_id);
-    Py_CLEAR(st->is_neg);
-    Py_CLEAR(st->plain);
-    Py_CLEAR(st->keep_alive);
+#define CLEAR(type, name) Py_CLEAR(st->name);
+    MT_STATE_OBJECTS(CLEAR)
+#undef CLEAR
     return 0;
 }
 

@@ -9,15 +9,33 @@ import os
 import re
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memtools import _core
 from memtools._base import torch as bridge
 from memtools.errors import DeviceError
-from memtools.monitor.text import DeviceTiers
 
 MOST_DEVICES = 8  # that a sample has room for
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTiers:
+    """A device's memory in bytes; None where it is not known (yet)."""
+
+    index: int
+    #: in tensors, as torch's allocator counts them
+    allocated: int | None
+    #: that the allocator has from the driver
+    reserved: int | None
+    #: that the driver would still give to anybody
+    free: int | None
+    total: int | None
+    #: reserved, not allocated, and in blocks that are partly in use
+    inactive: int | None
+    #: the most in tensors since the program last reset torch's peak
+    allocated_peak: int | None = None
 
 
 def parse_device(device: object) -> tuple[str, int | None]:

@@ -13,8 +13,8 @@ from memtools._base import devices as monitor_device
 from memtools._base import torch as bridge
 from memtools._base.devices import initialised
 from memtools._base.size import format_bytes
-from memtools.monitor.signals import READ_HEAP
 
+READ_RSS, READ_HEAP, READ_CHILDREN = 1, 32, 64  # what to read: fields of _core.Probe.read
 WORTH = 64 << 20  # idle bytes of malloc that are worth a walk through its free lists
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import operator
 import time
 import weakref
 from collections import Counter
@@ -101,12 +102,13 @@ class Census:
             groups = _grouped(tensor_facts(torch, t) for t in tensors)
         del shown, tensors
         self.groups = _merged(groups)
-        self.bytes = sum(group.bytes for group in self.groups)
-        self._names = _Part(type_name(row[0]) for row in rows)
-        self._types = _Part(weakref.ref(row[0]) for row in rows)
+        self.bytes = sum(map(operator.attrgetter("bytes"), self.groups))
         self.types: Counter[str] = Counter()
-        for name, row in zip(self._names, rows, strict=True):
-            self.types[name] += row[1]
+        self._names, self._types = _Part(), _Part()
+        for kind, count, _ in rows:
+            self._names.append(type_name(kind))
+            self._types.append(weakref.ref(kind))
+            self.types[self._names[-1]] += count
         self.seconds = time.perf_counter() - begin
 
     def diff(self, earlier: Census) -> Growth:
@@ -146,21 +148,24 @@ class Growth:
         for look in (earlier, later):
             if not isinstance(look, Census):
                 raise TypeError(f"a growth is between two censuses, got {type(look).__name__}")
-        before = {group.kind: group for group in earlier.groups}
-        grown = []
+        before, own = dict[TensorKind, TensorGroup](), 1  # tuples that came with the earlier look
+        for old in earlier.groups:
+            before[old.kind] = old
+            own += gc.is_tracked(old.kind.shape)
+        groups, tensors = list[GroupGrowth](), set[str]()
         for now in later.groups:
+            tensors.add(now.kind.type)
             old = before.get(now.kind, TensorGroup(now.kind, 0, 0))
             more, size = now.count - old.count, now.bytes - old.bytes
             if more > 0 or size > 0:
-                grown.append(GroupGrowth(now.kind, more, size))
-        self.groups = tuple(sorted(grown, key=lambda g: (-g.bytes, -g.count, str(g.kind))))
-        tensors = {group.kind.type for group in later.groups}
-        shapes = sum(gc.is_tracked(group.kind.shape) for group in earlier.groups)
-        own = Counter({"tuple": shapes + 1})  # came with the earlier look, after its count
-        risen = later.types - earlier.types - own
-        self.types = tuple(
-            TypeGrowth(*row) for row in risen.most_common() if _counts(row[0], tensors)
-        )
+                groups.append(GroupGrowth(now.kind, more, size))
+        self.groups = tuple(sorted(groups, key=_most_first))
+        types = list[TypeGrowth]()
+        for name, more in (later.types - earlier.types - Counter({"tuple": own})).most_common():
+            # Tensors are in the groups, and what a census is made of is no news.
+            if name not in tensors and not name.startswith("memtools._"):
+                types.append(TypeGrowth(name, more))
+        self.types = tuple(types)
         self.bytes = later.bytes - earlier.bytes
         self._seen, self._names, self._types = earlier._seen, later._names, later._types
         self._looks = earlier.groups, later.groups
@@ -180,8 +185,8 @@ class Growth:
             raise TypeError(f"`of` is one of groups or types of a growth, got {type(of).__name__}")
         name = of.type if isinstance(of, TypeGrowth) else of.kind.type
         found: list[Any] = Own()  # no plain list: it would be found among the new lists itself
-        kinds = zip(self._names, self._types, strict=True)
-        for kind in (ref() for named, ref in kinds if named == name):
+        for type_of, reference in zip(self._names, self._types, strict=True):
+            kind = reference() if type_of == name else None
             if kind is not None and len(found) < limit:
                 found += self._fresh(kind, of, limit - len(found))
         return found
@@ -191,13 +196,13 @@ class Growth:
             own = self._own_tuples() if kind is tuple else frozenset[int]()
             fresh = _core._fresh(kind, self._seen, limit + len(own))
             return [obj for obj in fresh if id(obj) not in own][:limit]
-        torch, found = bridge.loaded(), []
+        torch, fresh = bridge.loaded(), []
         for tensor in _core._fresh(kind, self._seen, _FRESH):
             if tensor_kind(torch, tensor) == of.kind:
-                found.append(tensor)
-                if len(found) == limit:
+                fresh.append(tensor)
+                if len(fresh) == limit:
                     break
-        return found
+        return fresh
 
     def _own_tuples(self) -> frozenset[int]:
         """Where the tuples of the two looks lie, which are newer than what the first one saw."""
@@ -219,10 +224,13 @@ class Growth:
                 f"steps is at least 1, got {steps}; pass how many lie between the looks"
             )
         found: list[Holder] = []
-        for grown in [of] if of is not None else [*self.groups, *self.types][:1]:
+        grown = of
+        if grown is None and self:
+            grown = self.groups[0] if self.groups else self.types[0]
+        if grown is not None:
             sample = Own(self.sample(grown))
             size = grown.bytes if isinstance(grown, GroupGrowth) else 0
-            found += find_holders(sample, max(grown.count, len(sample)), size, steps)
+            found = find_holders(sample, max(grown.count, len(sample)), size, steps)
         if of is None and all(holder.kind != "autograd graph" for holder in found):
             graph = graphs.largest()
             found += [] if graph is None else [graph_holder(graph, steps)]
@@ -262,8 +270,8 @@ def _has_shim(torch: Any) -> bool:
 
 
 def _grouped(tensors: Iterable[TensorFacts]) -> list[TensorGroup]:
-    """As csrc/py/census/census.c does it: the largest tensor over a storage answers for all of
-    it."""
+    """Group tensors as csrc/py/census/census.c does: the largest one over a storage answers for all
+    of it."""
     counts: Counter[TensorKind] = Counter()
     claims: dict[int, tuple[int, tuple[int, ...], TensorKind]] = {}
     whole: dict[int, int] = {}
@@ -288,12 +296,11 @@ def _merged(groups: list[TensorGroup]) -> tuple[TensorGroup, ...]:
         old = merged.get(group.kind, TensorGroup(group.kind, 0, 0))
         total = TensorGroup(group.kind, old.count + group.count, old.bytes + group.bytes)
         merged[group.kind] = total
-    return tuple(sorted(merged.values(), key=lambda g: (-g.bytes, -g.count, str(g.kind))))
+    return tuple(sorted(merged.values(), key=_most_first))
 
 
-def _counts(name: str, tensors: set[str]) -> bool:
-    """Whether a type's growth is news: it has no groups, and is not what a census is made of."""
-    return name not in tensors and not name.startswith("memtools._")
+def _most_first(group: TensorGroup | GroupGrowth) -> tuple[int, int, str]:
+    return -group.bytes, -group.count, str(group.kind)
 
 
 def _signed(size: int) -> str:

@@ -14,6 +14,7 @@ default. At each level it takes the referrer that says most.
 from __future__ import annotations
 
 import collections
+import functools
 import operator
 import sys
 import threading
@@ -28,12 +29,11 @@ from memtools._base.size import format_bytes
 from memtools._census import graphs
 from memtools._census.objects import (
     LRU_CACHE,
+    PARTS_OF_LOOKS,
     Local,
     Own,
     Referrers,
-    are_parts_of_looks,
-    capacity_of,
-    length_of,
+    extent,
     part_of_a_look,
     referrers,
     short_name,
@@ -90,6 +90,17 @@ class Holder:
             return None
         return self.capacity * self.containers * self.new_bytes // self.new_objects
 
+    def _with(self, other: Holder) -> Holder:
+        """Both as one, of containers that have the same name."""
+        lengths = self.length, other.length
+        return replace(
+            self,
+            length=None if lengths[0] is None or lengths[1] is None else lengths[0] + lengths[1],
+            new_objects=self.new_objects + other.new_objects,
+            new_bytes=self.new_bytes + other.new_bytes,
+            containers=self.containers + 1,
+        )
+
     def __str__(self) -> str:
         if self.new_objects == 0:
             return self.path
@@ -136,7 +147,8 @@ def holder_of(objects: Sequence[Any], *, steps: int = 1) -> list[Holder]:
 # --- from a sample to the containers where it is collected ----------------------------------------
 
 
-class _Share(NamedTuple):
+@dataclass(frozen=True)
+class _Share:
     """What the sample stands for."""
 
     count: int
@@ -182,13 +194,17 @@ def find_holders(
     places, orphans = _collect(sample, namer, ignored)
     share = _share(sample, count, size, steps)
     places.sort(key=_members, reverse=True)
-    found = [
-        _holder(namer, place, ignored, len(place.members) / len(sample), share)
-        for place in places[:_NAMED]
-    ]
+    found = list[Holder]()
+    for place in places[:_NAMED]:
+        found.append(_holder(namer, place, ignored, len(place.members) / len(sample), share))
     if len(orphans) > len(sample) / 8:
         found.append(_orphans(sample, orphans, share))
-    return _joined(found)
+    # Holders of one name as one: twelve layers have each a list of that name.
+    joined: dict[tuple[str, str], Holder] = {}
+    for holder in sorted(found, key=operator.attrgetter("new_objects"), reverse=True):
+        key = holder.path, holder.kind
+        joined[key] = joined[key]._with(holder) if key in joined else holder
+    return list(joined.values())
 
 
 def _share(sample: Own, count: int, size: int | None, steps: int) -> _Share:
@@ -222,12 +238,12 @@ def _collect(sample: Own, namer: Namer, ignored: Any) -> tuple[list[_Place], dic
         for i, holders in enumerate(above.holders):
             if level == 0 and not holders:
                 orphans[i] = above.unaccounted[i]
-            if holders and are_parts_of_looks(holders):
-                members[i] = set()
+            if holders and PARTS_OF_LOOKS.issuperset(map(id, map(type, holders))):
+                members[i] = set()  # it is there because somebody looked
         places += _common(heads, above, members, inner, len(sample))
         heads, members, inner = _climb(heads, above, members, inner, places)
         for i in reversed(range(len(heads))):
-            if namer.is_namespace(heads[i]):  # nothing above it says more
+            if id(heads[i]) in namer.modules:  # nothing above it says more
                 lonely.append(_Place(Own([heads.pop(i)]), inner.pop(i), members.pop(i)))
         if not heads:
             break
@@ -298,16 +314,16 @@ def _holder(namer: Namer, place: _Place, ignored: Any, part: float, share: _Shar
         code = container.code.co_qualname.rpartition("<locals>.")[2]
         path = f"local {container.name!r} of {code}()" if container.name else f"values of {code}()"
         return Holder(path, "variable", None, None, *figures)
-    kind, capacity = short_name(type(container)), capacity_of(container)
+    kind, (length, capacity) = short_name(type(container)), extent(container)
     if place.only is not None and type(container) not in (list, set, collections.deque):
         path = namer.path(place.only[0], ignored)
-        return Holder(path, kind, length_of(container), capacity, *figures)
+        return Holder(path, kind, length, capacity, *figures)
     path = namer.path(container, ignored) or "that only C code refers to"
     if not path.startswith("lru_cache"):
         path = f"{kind}{'' if capacity is None else f'(maxlen={capacity})'} {path}"
     if place.inner:
         path = f"{path}, as {place.inner} of each entry"
-    return Holder(path, kind, length_of(container), capacity, *figures)
+    return Holder(path, kind, length, capacity, *figures)
 
 
 def _orphans(sample: Own, orphans: dict[int, int], share: _Share) -> Holder:
@@ -338,21 +354,6 @@ def graph_holder(graph: graphs.Graph, steps: int) -> Holder:
     return Holder(path, "autograd graph", graph.nodes, None, 0, 0, steps=steps)
 
 
-def _joined(holders: list[Holder]) -> list[Holder]:
-    """Holders of one name as one (twelve layers have each a list of that name), those that hold
-    most first."""
-    joined: dict[tuple[str, str], Holder] = {}
-    for h in sorted(holders, key=operator.attrgetter("new_objects"), reverse=True):
-        old = joined.get((h.path, h.kind))
-        if old is not None:
-            length = None if h.length is None or old.length is None else h.length + old.length
-            objects, size = h.new_objects + old.new_objects, h.new_bytes + old.new_bytes
-            h = replace(h, length=length, new_objects=objects, new_bytes=size,
-                        containers=old.containers + 1)  # fmt: skip
-        joined[h.path, h.kind] = h
-    return list(joined.values())
-
-
 # --- from a container to its name in the program ------------------------------------------------
 
 
@@ -367,17 +368,14 @@ class Namer:
     """Names places in the program. Keeps the modules' namespaces alive as long as it lives."""
 
     def __init__(self) -> None:
-        self.modules = Own()
-        self._names: dict[int, str] = {}
+        #: {id of a module's namespace: the module's name}
+        self.modules: dict[int, str] = {}
+        self._namespaces = Own()  # an id means an object as long as that lives
         for name, module in list(sys.modules.items()):
             if issubclass(type(module), types.ModuleType):
-                space = _core._instance_dict(module)
-                self.modules.append(space)
-                self._names.setdefault(id(space), name)  # __main__ may have a second one
-
-    def is_namespace(self, obj: Any) -> bool:
-        """Whether the object is the namespace of a module."""
-        return type(obj) is dict and id(obj) in self._names
+                namespace = _core._instance_dict(module)
+                self._namespaces.append(namespace)
+                self.modules.setdefault(id(namespace), name)  # __main__ may have a second one
 
     def path(self, obj: Any, ignored: Any = None) -> str:
         """`Trainer.metrics['loss']`; "" when nobody on the Python heap refers to the object."""
@@ -386,15 +384,15 @@ class Namer:
         steps: list[Step] = []
         head = Own([obj])
         for _ in range(_LEVELS):
-            if self.is_namespace(head[0]):
-                module = self._names[id(head[0])]
+            module = self.modules.get(id(head[0]))
+            if module is not None:
                 if not steps or type(steps[0].key) is not str:
                     return f"attributes of module {module}"
                 return f"module attribute {module}.{_dotted(steps)}"
             above = referrers(head, ignored).holders[0]
             if not above:
                 return _text(steps).lstrip(".")
-            best = min(above, key=lambda holder: self._rank(head[0], holder))
+            best = min(above, key=functools.partial(self._rank, head[0]))
             name = _final(head[0], best, steps)
             if name is not None:
                 return name
@@ -407,7 +405,7 @@ class Namer:
         kind = type(holder)
         if kind is Local:
             return 5 if holder.name else 9
-        if id(holder) in self._names:
+        if id(holder) in self.modules:
             return 0
         if issubclass(kind, (type, types.ModuleType)):
             return 1
@@ -441,7 +439,7 @@ def _key_text(key: Any) -> str:
 
 
 def _text(steps: list[Step]) -> str:
-    return "".join(step.text for step in steps)
+    return "".join(map(operator.attrgetter("text"), steps))
 
 
 def _dotted(steps: list[Step]) -> str:
@@ -450,7 +448,7 @@ def _dotted(steps: list[Step]) -> str:
 
 
 def _attribute(holder: Any, obj: Any) -> str | None:
-    """By which attribute an instance holds an object, or "" when it is its __dict__."""
+    """The attribute by which an instance holds an object; "" where that is its __dict__."""
     space = _core._instance_dict(holder)
     if space is not None:
         if space is obj:

@@ -29,19 +29,15 @@ _MRO = type.__dict__["__mro__"].__get__
 
 
 _T = TypeVar("_T", bound=type)
-_parts_of_looks: set[int] = set()  # the ids of classes: a class may define how it compares
+#: the ids of the classes that a census is made of: a class may define how it compares
+PARTS_OF_LOOKS: set[int] = set()
 
 
 def part_of_a_look(kind: _T) -> _T:
     """Class decorator for what a census is made of: it exists because somebody looked, and so it
     holds nothing of the program's."""
-    _parts_of_looks.add(id(kind))
+    PARTS_OF_LOOKS.add(id(kind))
     return kind
-
-
-def are_parts_of_looks(objects: Sequence[Any]) -> bool:
-    """Whether each of the objects was made by a census."""
-    return _parts_of_looks.issuperset(map(id, map(type, objects)))
 
 
 def type_name(kind: type) -> str:
@@ -173,7 +169,7 @@ def referrers(objects: Sequence[Any], ignored: Any = None) -> Referrers:
     count."""
     targets = list(objects)
     edges, frames, unaccounted = _core._referrers(targets)
-    holders = [Own() for _ in targets]
+    holders = list(map(Own, [()] * len(targets)))
     for container, i in edges:
         if type(container) is not Own and container is not ignored:
             holders[i].append(container)
@@ -183,19 +179,16 @@ def referrers(objects: Sequence[Any], ignored: Any = None) -> Referrers:
     return Referrers(holders, unaccounted)
 
 
-def capacity_of(container: Any) -> int | None:
-    """How many objects a container will ever hold; None without a bound."""
+def extent(container: Any) -> tuple[int | None, int | None]:
+    """(how many objects it has, how many it will have at most); None where it has no bound, or
+    where its length is for the program's code to say."""
     kind = type(container)
     if issubclass(kind, collections.deque):
-        return collections.deque.maxlen.__get__(container)  # type: ignore[no-any-return]
+        bound = collections.deque.maxlen.__get__(container)
+        return collections.deque.__len__(container), bound
     if kind is LRU_CACHE:
-        return container.cache_parameters()["maxsize"]  # type: ignore[no-any-return]
-    return None
-
-
-def length_of(container: Any) -> int | None:
-    """The length of a container whose type is Python's own; len() of another is the program's."""
-    for kind in (list, dict, tuple, set, frozenset, collections.deque):
-        if issubclass(type(container), kind):
-            return int(kind.__len__(container))
-    return None
+        return None, container.cache_parameters()["maxsize"]
+    for builtin in (list, dict, tuple, set, frozenset):
+        if issubclass(kind, builtin):
+            return int(builtin.__len__(container)), None
+    return None, None

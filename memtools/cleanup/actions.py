@@ -15,8 +15,8 @@ from memtools._base import devices as monitor_device
 from memtools._base import reclaim
 from memtools._base import torch as bridge
 from memtools._base.devices import initialised
+from memtools._base.reclaim import READ_HEAP, READ_RSS
 from memtools._census.cycles import Collected, collect
-from memtools.monitor.signals import READ_HEAP, READ_RSS
 
 GC, GC_YOUNG, EMPTY_CACHE, TRIM, POOL_TRIM = range(5)
 FIRST_CALLBACK, WARM_UP = 5, 15

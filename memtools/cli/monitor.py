@@ -25,8 +25,8 @@ def monitor_facts(root: Path = ROOT) -> Section:
     try:
         from memtools import _core
         from memtools._base import torch as bridge
+        from memtools._base.reclaim import READ_CHILDREN, READ_HEAP, READ_RSS
         from memtools.monitor.host import limit_source
-        from memtools.monitor.signals import READ_CHILDREN, READ_HEAP, READ_RSS
     except ImportError as error:
         return dict.fromkeys(KEYS, unknown(why(error)))
     probe = _core.Probe(str(root), True)

@@ -98,18 +98,20 @@ def matters(bytes_per_step: float, steps_per_second: float) -> bool:
     return bytes_per_step >= LEAST_PER_STEP or per_second >= LEAST_PER_SECOND
 
 
-def _sooner(one: StepsLeft | None, other: StepsLeft | None) -> StepsLeft | None:
-    if one is None or other is None:
-        return one or other
-    return StepsLeft(*map(min, one, other))
+def _sooner(a: StepsLeft | None, b: StepsLeft | None) -> StepsLeft | None:
+    if a is None or b is None:
+        return a or b
+    return StepsLeft(*map(min, a, b))
 
 
-def _together(one: StepsLeft | None, other: StepsLeft | None) -> StepsLeft | None:
+def _together(a: StepsLeft | None, b: StepsLeft | None) -> StepsLeft | None:
     """Until two that grow side by side have filled what each alone would fill in that time."""
-    if one is None or other is None:
-        return one or other
-    pairs = zip(one, other, strict=True)
-    return StepsLeft(*(1 / (1 / a + 1 / b) if a and b else 0.0 for a, b in pairs))
+    if a is None or b is None:
+        return a or b
+    steps = []
+    for x, y in zip(a, b, strict=True):
+        steps.append(1 / (1 / x + 1 / y) if x and y else 0.0)
+    return StepsLeft(*steps)
 
 
 def _joined(line: str, left: str) -> str:
@@ -123,7 +125,7 @@ def _rounded(steps: float) -> str:
 
 
 def _bars(bar: int | str | Mapping[str, int | str] | None) -> tuple[float, ...]:
-    """Of each signal in the order of SIGNALS; 0 for what is usual."""
+    """One threshold per signal, in SIGNALS order; 0 means the default."""
     if bar is None:
         return (0.0,) * len(SIGNALS)
     if not isinstance(bar, Mapping):
@@ -157,20 +159,27 @@ class LeakDetector(_core.LeakDetector):
     Memory 16 KiB, whatever the length of the run. Not thread-safe beyond what the GIL gives.
 
     Args:
-        limit_bytes: what the process may use with its children, for `steps_left`.
-        device_limit_bytes: the same for the device.
-        span_steps: a shape counts once a window covers so many steps. Where memory has a period,
-            an epoch for example, pass 2.5 times its length if that is more.
-        bar_bytes: less growth than this is none: one size, or a dict by signal. None: 1 MiB for
-            rss, children and device, 512 KiB for python, 256 KiB for heap and tensors.
+        limit_bytes: bytes that the process may use with its children, at least 1, as an int or like
+            `"16 GiB"`; for `steps_left`. None, the default: no limit is known.
+        device_limit_bytes: the same for the device. None, the default: no limit is known.
+        span_steps: steps that a window has to cover before its shape counts, at least 1, by default
+            1500. Where memory has a period, an epoch for example, pass 2.5 times its length if that
+            is more.
+        bar_bytes: bytes below which growth counts as none: one size, or a dict by signal. None, the
+            default: 1 MiB for rss, children and device, 512 KiB for python, 256 KiB for heap and
+            tensors.
 
-    Raises:
-        ValueError: a size or span below 1, an unknown signal.
+    Attributes:
+        limit_bytes: that limit in bytes as an int, or None. May be set at any time: verdicts and
+            forecasts are made with what it is then.
+        device_limit_bytes: the same for the device.
+
+    Raises ValueError if a size or span is below 1, or for an unknown signal.
     """
 
-    __slots__ = ("_device_limit", "_limit")
-    _limit: int | None
-    _device_limit: int | None
+    __slots__ = ("device_limit_bytes", "limit_bytes")
+    limit_bytes: int | None
+    device_limit_bytes: int | None
 
     def __new__(
         cls,
@@ -183,8 +192,8 @@ class LeakDetector(_core.LeakDetector):
         if span_steps < 1:
             raise ValueError(f"span_steps is at least 1 step, got {span_steps}")
         self = super().__new__(cls, span_steps, _bars(bar_bytes))
-        self._limit = None if limit_bytes is None else parse_bytes(limit_bytes, "limit_bytes")
-        self._device_limit = (
+        self.limit_bytes = None if limit_bytes is None else parse_bytes(limit_bytes, "limit_bytes")
+        self.device_limit_bytes = (
             None
             if device_limit_bytes is None
             else parse_bytes(device_limit_bytes, "device_limit_bytes")
@@ -192,14 +201,16 @@ class LeakDetector(_core.LeakDetector):
         return self
 
     def verdict(self) -> LeakVerdict:
-        """What the readings so far say; takes about 10 us. `kind` alone is cheaper."""
+        """What the readings so far say. Takes about 10 us; `kind` alone is cheaper."""
         kind, signal, confidence, rate, error, shape, rss, since = self._judge()
         cost = None if math.isnan(rss) else rss
         if signal is None:
             return LeakVerdict(kind, 0.0, confidence, rss_bytes_per_step=cost)
-        limit = self._device_limit if signal == "device" else self._limit
+        limit = self.device_limit_bytes if signal == "device" else self.limit_bytes
         left = None if limit is None else self._left(signal, limit)
-        done = max(newest - first for newest, _, _, first in self._last().values())
+        done = 0  # steps, by the signal that was read longest
+        for newest, _, _, first in self._last().values():
+            done = max(done, newest - first)
         pressure = left is not None and left.lo < max(100, done / 10)
         return LeakVerdict(
             kind, rate, confidence, left, signal, since, error, cost, shape, pressure, True
@@ -209,43 +220,48 @@ class LeakDetector(_core.LeakDetector):
         self, limit_bytes: int | str | None = None, *, signal: str | None = None
     ) -> StepsLeft | None:
         """Steps until the limit is reached: about nine times out of ten within `lo` to `hi`, if the
-        program goes on as it is. None before 256 readings.
+        program goes on as it is. None before 256 readings. Declared growth that is still to come is
+        counted. Takes 10 us.
 
-        `limit_bytes`: None for the one given to the detector. `signal`: None for rss, or what grows
-        where rss is not read. Declared growth that is still to come is counted.
+        Args:
+            limit_bytes: bytes, at least 1, as an int or like `"16 GiB"`. None, the default: the one
+                that the detector has.
+            signal: the series that is to reach it. None, the default: rss, or what grows where rss
+                is not read.
 
-        Raises ValueError without any limit, and for a signal that there is not. Takes 10 us.
+        Raises ValueError if there is no limit, or if `signal` is not one of the signals.
         """
-        limit = self._device_limit if signal == "device" else self._limit
+        limit = self.device_limit_bytes if signal == "device" else self.limit_bytes
         if limit_bytes is not None:
             limit = parse_bytes(limit_bytes, "limit_bytes")
         if limit is None:
             raise ValueError("forecast() knows no limit; pass limit_bytes, here or to LeakDetector")
         if signal is not None:
-            return self._of(signal, limit)
+            return self._until(signal, limit)
         grows = self._judge()[1]
         return self._left(None if grows == "device" else grows, limit)
 
-    def _of(self, signal: str, limit: float) -> StepsLeft | None:
+    def _until(self, signal: str, limit: float) -> StepsLeft | None:
         interval = self._forecast(signal, limit)
         return None if interval is None else StepsLeft(*interval)
 
     def _left(self, signal: str | None, limit: int) -> StepsLeft | None:
-        """Of the device's memory; or of the process's and its children's, which share a limit.
+        """Steps until the limit of the device, or of the process with its children, is reached.
 
         What is resident runs into the limit, and children beside it. But rss may sleep for a long
         time while malloc fills its holes: an exact signal that grows makes the forecast sooner,
         where it is, never later. Series that grow side by side reach the limit together.
         """
         if signal == "device":
-            return self._of(signal, limit)
-        last = {name: line[1] for name, line in self._last().items()}
-        rss, children = last.get("rss", 0.0), last.get("children", 0.0)
-        resident = self._of("rss", limit - children)
+            return self._until(signal, limit)
+        last = self._last()
+        rss = last["rss"][1] if "rss" in last else 0.0
+        children = last["children"][1] if "children" in last else 0.0
+        resident = self._until("rss", limit - children)
         inside = "tensors" if signal == "tensors" or "heap" not in last else "heap"
         process: StepsLeft | None = None
         for name in (inside, "python"):  # the interpreter's own blocks are not in malloc's figure
-            beside = max(0.0, rss - last.get(name, 0.0)) + children
+            beside = max(0.0, rss - (last[name][1] if name in last else 0.0)) + children
             process = _together(process, self._growing(name, signal, limit - beside))
         process = _sooner(resident, process)
         beside_it = self._growing("children", signal, limit - rss)
@@ -254,8 +270,8 @@ class LeakDetector(_core.LeakDetector):
         return _together(process, beside_it) if process.hi < math.inf else beside_it
 
     def _growing(self, name: str, signal: str | None, limit: float) -> StepsLeft | None:
-        """Of a series that decided, or that grows for certain."""
-        left = self._of(name, limit)
+        """The same as `_until`, of a series that decided or that grows for certain; else None."""
+        left = self._until(name, limit)
         return left if left is not None and (name == signal or left.hi < math.inf) else None
 
     def expect_growth(
@@ -272,13 +288,15 @@ class LeakDetector(_core.LeakDetector):
 
         Args:
             name: of the buffer; to declare it again changes the figures.
-            bytes: how much in all, as an int or like `"2 GiB"`, as fast as it comes.
-            rate: bytes a step; with `bytes`, until that much has come.
-            until: the last step at which it grows.
-            signal: the only one that grows; None for each of them.
+            bytes: how much it takes in all, at least 1, as an int or like `"2 GiB"`, as fast as it
+                comes. None, the default: no bound.
+            rate: bytes a step, above 0; with `bytes`, until that much has come. None, the default:
+                as fast as it comes.
+            until: the last step at which it grows. None, the default: no last step.
+            signal: the only signal that grows. None, the default: each of them.
 
-        Raises ValueError for neither bytes nor rate, a rate that is not above 0, an unknown signal,
-        and for a ninth name.
+        Raises ValueError if neither `bytes` nor `rate` is given, if `rate` is not above 0 or not
+        finite, for an unknown signal, and for a ninth name.
         """
         if bytes is None and rate is None:
             raise ValueError(f"expect_growth({name!r}) declares nothing; pass bytes or rate")

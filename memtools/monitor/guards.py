@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, Protocol
 from memtools._base.size import format_bytes
 from memtools.errors import HostMemoryPressure
 from memtools.monitor.log import Log
-from memtools.monitor.text import HostTiers, percent
+from memtools.monitor.readings import HostTiers, percent
 
 STALLED = 40.0  # percent of the last 10 s: below it, systemd-oomd's users saw false alarms
 MOST_WATERMARKS = 32  # of a sampler
 
 
 class Pressure(NamedTuple):
-    """What a callback of `on_pressure` or `guard` is told."""
+    """What a callback of `on_pressure` or `guard` gets."""
 
     #: the watermark that was passed, as a share of the limit
     fraction: float
@@ -44,30 +44,28 @@ Callback = Callable[..., object]
 
 
 class Watched(Protocol):
-    """What watermarks need of a sampler."""
+    """The part of Sampler that Watermarks uses."""
 
     def watch(self, fraction: float, /) -> int: ...
     def unwatch(self, bit: int, /) -> None: ...
 
 
 class Handle:
-    """A callback or guard that waits. `cancel()` ends that, at any time, also from within it."""
+    """A registered callback or guard. `cancel()` removes it, at any time, also from within it."""
 
-    __slots__ = ("_bits", "_marks", "action", "fraction", "name", "near", "safe")
+    __slots__ = ("_bits", "_watermarks", "action", "fraction", "name", "safe")
 
-    def __init__(self, marks: Watermarks, fraction: float, action: Callback | str, safe: bool):
-        self._marks = marks
+    def __init__(self, watermarks: Watermarks, fraction: float, action: Callback | str, safe: bool):
+        self._watermarks = watermarks
         self.fraction, self.action = fraction, action
         #: True for a guard; False for a callback of on_pressure, which runs before all guards
         self.safe = safe
         self.name = action if isinstance(action, str) else _name(action)
-        #: a guard's second watermark was passed: it acts when tasks stall, too
-        self.near = False
         self._bits: list[int] = []
 
     def cancel(self) -> None:
-        """Twice is fine."""
-        self._marks._drop(self)
+        """Remove the callback or guard. May be called twice."""
+        self._watermarks._drop(self)
 
     def __repr__(self) -> str:
         kind = "guard" if self.safe else "on_pressure"
@@ -77,12 +75,14 @@ class Handle:
 class Watermarks:
     """The watermarks of a monitor; they outlast a run, the sampler's bits do not."""
 
-    __slots__ = ("_handles", "_of_bit", "_sampler")
+    __slots__ = ("_handles", "_of_bit", "_sampler", "near")
 
     def __init__(self) -> None:
         self._handles: list[Handle] = []
         self._of_bit: dict[int, tuple[Handle, bool]] = {}  # bit: whose, and whether it is "near"
         self._sampler: Watched | None = None
+        #: guards whose second watermark was passed: they act when tasks stall, too; look again soon
+        self.near: dict[Handle, None] = {}
 
     def add(self, fraction: float, action: Callback | str, safe: bool) -> Handle:
         """Raises ValueError for a fraction that is not in (0, 1] or too many watermarks."""
@@ -110,9 +110,9 @@ class Watermarks:
     def end(self) -> None:
         self._sampler = None
         self._of_bit.clear()
+        self.near.clear()
         for handle in self._handles:
             handle._bits.clear()
-            handle.near = False
 
     def _install(self, handle: Handle, sampler: Watched) -> None:
         self._watch(handle, handle.fraction, False, sampler)
@@ -134,11 +134,12 @@ class Watermarks:
             if self._sampler is not None:
                 self._sampler.unwatch(bit)
         handle._bits.clear()
+        self.near.pop(handle, None)
 
     def waiting(self, fired: int) -> list[Handle]:
-        """Those whose own watermark is in the sampler's mask, the lowest first."""
-        found = [pair for bit, pair in list(self._of_bit.items()) if fired >> bit & 1]
-        return sorted((h for h, near in found if not near), key=lambda h: h.fraction)
+        """The handles whose own watermark is in the sampler's mask, the lowest first."""
+        passed = [pair for bit, pair in list(self._of_bit.items()) if fired >> bit & 1]
+        return sorted((h for h, near in passed if not near), key=lambda h: h.fraction)
 
     @property
     def handles(self) -> tuple[Handle, ...]:
@@ -146,34 +147,39 @@ class Watermarks:
 
     def due(self, fired: int, host: Callable[[], HostTiers]) -> list[Handle]:
         """Whose turn it is, callbacks before guards, the lowest watermark first. `fired` is the
-        sampler's mask; `host` is asked only where a guard's second watermark was passed."""
+        sampler's mask; `host` is called only if a guard is near."""
         turn = []
         while fired:
             bit = (fired & -fired).bit_length() - 1
             fired &= fired - 1
-            found = self._of_bit.get(bit)  # another thread may cancel it now
-            if found is not None:
-                handle, near = found
+            watermark = self._of_bit.get(bit)  # another thread may cancel it now
+            if watermark is not None:
+                handle, near = watermark
                 if near:
-                    handle.near = True
+                    self.near[handle] = None
                 else:
                     turn.append(handle)
-        stalled = [h for h in self._handles if h.near and h not in turn and h.safe]
-        if stalled:
-            now = host()
-            turn += [handle for handle in stalled if _stalls(handle, now)]
         for handle in turn:
-            handle.near = False
+            self.near.pop(handle, None)
+        if self.near:
+            turn += self._stalled(host())
         return sorted(turn, key=lambda h: (h.safe, h.fraction))
 
-    @property
-    def watchful(self) -> bool:
-        """Whether a guard waits for stalls: look again soon."""
-        return any(handle.near for handle in self._handles)
+    def _stalled(self, now: HostTiers) -> list[Handle]:
+        """The near guards that are to act: little headroom alone may be a full cache, stalls alone
+        another container's, so both count."""
+        used, stalled = percent(now.used, now.limit), list[Handle]()
+        for handle in list(self.near):
+            if used is None or used < 100 * (2 * handle.fraction - 1) - 5:
+                self.near.pop(handle, None)
+            elif now.pressure is not None and now.pressure >= STALLED:
+                self.near.pop(handle, None)
+                stalled.append(handle)
+        return stalled
 
     def act(self, handle: Handle, pressure: Pressure, log: Log) -> HostMemoryPressure | None:
-        """Runs a callback; what a guard wants raised is returned. Only HostMemoryPressure and what
-        is no Exception leave a callback."""
+        """Run a callback, or return what a guard is to raise. Of what a callback raises, only
+        HostMemoryPressure and BaseExceptions such as KeyboardInterrupt propagate."""
         if handle not in self._handles:
             return None  # another callback has cancelled it
         if handle.safe:  # that a watermark was passed, the sampler has written
@@ -200,15 +206,6 @@ def _call(callback: Callback, pressure: Pressure, log: Log) -> None:
             f"{name}(), which waits for memory pressure, failed with "
             f"{type(error).__name__}: {error}; training goes on, and this is said once",
         )
-
-
-def _stalls(handle: Handle, now: HostTiers) -> bool:
-    """Little headroom alone may be a full cache, stalls alone another container's: both count."""
-    used = percent(now.used, now.limit)
-    if used is None or used < 100 * (2 * handle.fraction - 1) - 5:
-        handle.near = False
-        return False
-    return now.pressure is not None and now.pressure >= STALLED
 
 
 def _bits_of(handle: Handle) -> int:

@@ -215,9 +215,12 @@ def _started(options: dict[str, Any]) -> MemoryMonitor:
             name="memtools run",
         )
         quiet = options["quiet"]
-        said = announce_nothing if quiet else announce
-        monitor._settings = replace(monitor._settings, announce=said, sums_up=not quiet)
-        monitor._declares = False
+        monitor._settings = replace(
+            monitor._settings,
+            announce=announce_nothing if quiet else announce,
+            sums_up=not quiet,
+            declares=False,
+        )
         monitor.start()
         return monitor
 
@@ -291,8 +294,8 @@ def _summary(path: str, options: dict[str, Any], how: str | None, ended_ns: int)
 
 
 def _write(text: bytes) -> None:
-    """To file descriptor 2, past whatever the program made of sys.stderr; one that is closed, or
-    whose reader has gone, is no error."""
+    """Write to file descriptor 2, past whatever the program made of sys.stderr. One that is closed,
+    or whose reader has gone, is no error."""
     with contextlib.suppress(OSError):
         os.write(2, text)
 
@@ -314,7 +317,7 @@ _running: list[MemoryMonitor] = []
 
 
 def record_path() -> str | None:
-    """Of the record that `memtools run` has written for this process since it began."""
+    """The path of the record that `memtools run` has written for this process since it began."""
     path = _running[0].record_path if _running else None
     return None if path is None else os.fspath(path)
 

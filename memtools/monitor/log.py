@@ -138,8 +138,8 @@ def callers() -> int:
 
 def _is_of_the_run(path: str) -> bool:
     run = sys.modules.get("memtools.monitor.inprocess")
-    held = None if run is None else run.record_path()
-    return held is not None and os.path.realpath(path) == os.path.realpath(held)
+    of_run = None if run is None else run.record_path()
+    return of_run is not None and os.path.realpath(path) == os.path.realpath(of_run)
 
 
 def refusal(error: OSError, path: str) -> str:
@@ -157,15 +157,15 @@ def _explained(error: OSError, path: str) -> OSError:
 
 
 class Log:
-    """Where events and phases go. What goes wrong is said once, as a RuntimeWarning."""
+    """The record that a run's events and phases go to. It warns once of each kind of failure."""
 
-    __slots__ = ("_said", "_step", "_writer", "writes")
+    __slots__ = ("_complaints", "_step", "_writer", "writes")
 
     def __init__(self, writer: _core.RecordWriter | None, step: Callable[[], int]) -> None:
         self._writer, self._step = writer, step
         #: False where there is no record: callers may save themselves the work
         self.writes = writer is not None
-        self._said: set[str] = set()
+        self._complaints: set[str] = set()
 
     @property
     def path(self) -> str | None:
@@ -207,7 +207,7 @@ class Log:
         self.writes = False
 
     def abandon(self) -> None:
-        """In a forked child: the record is the parent's."""
+        """Write nothing more: in a forked child, where the record is the parent's."""
         self._writer, self.writes = None, False
 
     def _try(self, what: Callable[[Any], None]) -> None:
@@ -225,16 +225,16 @@ class Log:
             self.complain("record", f"nothing more is recorded: {error}")
 
     def warn(self, key: str, kind: str, text: str, *, aloud: bool = True) -> None:
-        """As an event and, `aloud`, to the logger; once for each key."""
-        if key not in self._said:
-            self._said.add(key)
+        """Write the text as an event and, `aloud`, to the logger; once for each key."""
+        if key not in self._complaints:
+            self._complaints.add(key)
             if aloud:
                 logger.warning("%s", text)
             self.event(kind, text)
 
     def complain(self, key: str, text: str, *, stacklevel: int = 4) -> None:
-        """A warning, once for each key."""
-        if key in self._said:
+        """Warn, once for each key."""
+        if key in self._complaints:
             return
-        self._said.add(key)
+        self._complaints.add(key)
         warn(f"memtools: {text}", stacklevel=stacklevel)

@@ -1,31 +1,55 @@
-"""MemoryMonitor: what memory does, what leaks, who holds it, and when it ends."""
+"""MemoryMonitor: what memory does, what leaks, who holds it, and when it ends.
+
+A monitor has, from start to stop, a Run: the sampling thread, the record, Readings of what memory
+is in use, the LeakWatch and the PhaseBook. Its Watermarks (guards and callbacks) outlast a run.
+
+    step() ──► sampler.step: counts, and tells which watermarks were passed
+      │ something is due, on the main thread
+      └──────► _safe_point ──► LeakWatch.look: the leak test
+                          └──► watermarks: callbacks, then guards
+"""
 
 from __future__ import annotations
 
+import math
+import operator
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, SupportsIndex
 
-from memtools._base.devices import parse_device
+from memtools._base import devices as cuda_devices
+from memtools._base import reclaim
+from memtools._base.devices import DeviceTiers, parse_device
 from memtools._base.size import parse_bytes
-from memtools.leak.detector import LeakDetector
-from memtools.monitor import ending, oom
+from memtools._census.holders import Holder
+from memtools._core import Probe
+from memtools.leak.detector import LeakDetector, LeakVerdict, StepsLeft
+from memtools.monitor import ending, host, oom, readings
 from memtools.monitor import run as monitor_run
 from memtools.monitor.guards import Callback, Handle, Pressure, Watermarks, accepted
+from memtools.monitor.leakwatch import LeakWatch
 from memtools.monitor.log import logger, ranked
-from memtools.monitor.phases import Phase, PhaseBook
-from memtools.monitor.readings import Readings, whole
-from memtools.monitor.run import Run, Settings
+from memtools.monitor.phases import Phase, PhaseBook, PhaseTotals, phase_lines
+from memtools.monitor.readings import GB, HostTiers
+from memtools.monitor.run import MonitorSettings, Run
 
 IDLE_NS = 1_000_000_000  # between safe points where nothing is due
 STALL_NS = 100_000_000  # and while a guard waits for stalls
 LOST_NS = 10_000_000_000  # or two steps: so long without a safe point is nothing unusual
+LOG_EVERY = 10.0  # seconds between two lines of log_memory
 
 
-class MemoryMonitor(Readings):
+def _whole(name: str, value: object) -> int:
+    """An argument that is an int, also one of numpy's or torch's."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f"{name} is an int or None, got {type(value).__name__}")
+    return operator.index(value)
+
+
+class MemoryMonitor:
     """Watches the memory of a training loop, on the host and on CUDA devices.
 
         monitor = memtools.MemoryMonitor(log="run.mem")
@@ -37,33 +61,39 @@ class MemoryMonitor(Readings):
 
     A native thread samples without the GIL. `step()` at the end of each step feeds the leak test;
     on suspicion a census finds who holds what grows. It is the safe point as well: callbacks and
-    guards act in it, on the main thread. Steps that another thread ends are counted, and no more.
+    guards act in it, on the main thread. On other threads step() only counts; callbacks, guards and
+    the leak test wait for the main thread.
 
-    After `start()` nothing of this raises out of training but `HostMemoryPressure`, where a guard
-    asked for it. In a forked child the monitor is not running; its record stays the parent's.
+    After `start()` none of this raises an exception in training, except HostMemoryPressure where a
+    guard asked for it. In a forked child the monitor is not running; its record stays the parent's.
+
+    Figures are of the running run, or of the last one. Before the first, memory in use and its peak
+    are read at once, and all else is unknown.
 
     Args:
         log: path of the record, `run.mem`, which survives SIGKILL. On a rank of several (`RANK` is
             set) it is `run.rank3.mem`; while another process writes it, `run-2.mem`. A record that
             is there is replaced if it is complete; one of a killed run is kept as `run.1.mem`.
-            None: no record.
-        interval_ms: between two samples, 0.1 to 3,600,000; shorter by itself near the limit.
-        device: "auto" (CUDA devices that torch sees), "cpu" (none), "cuda" (all) or like "cuda:1".
-            No CUDA context is made: a device's figures begin when the program makes one.
-        limit: what this process and its children may use, as an int or like `"12 GiB"`; the
-            container's and the machine's limits count where they are lower.
-        leaks: whether to test for leaks.
-        census: whether to look for the holders of what grows.
-        name: for the record and for texts.
-        log_interval: steps, at least 1, from one line of `log_memory()` to the next. None: a line
-            every 10 s.
+            None, the default: no record.
+        interval_ms: milliseconds between two samples, 0.1 to 3,600,000, by default 10; the thread
+            samples more often by itself near the limit.
+        device: "auto", the default (CUDA devices that torch sees), "cpu" (none), "cuda" (all), or
+            one of "cuda:0" to "cuda:7". No CUDA context is made: a device's figures begin when the
+            program makes one.
+        limit: bytes that this process and its children may use, as an int or like `"12 GiB"`, at
+            least 1. The container's and the machine's limits count where they are lower. None, the
+            default: these alone count.
+        leaks: whether to test for leaks, by default True.
+        census: whether to look for the holders of what grows, by default True.
+        name: for the record and for texts. None, the default: no name.
+        log_interval: steps from one line of `log_memory()` to the next, at least 1. None, the
+            default: a line every 10 s.
 
-    Raises:
-        ValueError, TypeError: an argument that makes no sense.
+    Raises ValueError if a number is out of its range, `device` is not one of these or `limit` is
+    not a size; TypeError if an argument is of another type.
     """
 
     _root = "/"  # under which proc and sys are read; tests have their own
-    _declares = True  # whether the program knows this monitor, and may call its expect_growth()
 
     def __init__(
         self,
@@ -82,22 +112,26 @@ class MemoryMonitor(Readings):
         if not 0.1 <= interval_ms <= 3_600_000:
             raise ValueError(f"interval_ms is 0.1 to 3,600,000 (1 hour), got {interval_ms}")
         if log_interval is not None:
-            log_interval = whole("log_interval", log_interval)
+            log_interval = _whole("log_interval", log_interval)
             if log_interval < 1:
                 raise ValueError(f"log_interval is at least 1 step, got {log_interval}")
         parse_device(device)
         path = None if log is None else ranked(os.fspath(log))
         bound = None if limit is None else parse_bytes(limit, "limit")
         interval_ns = round(interval_ms * 1e6)
-        self._settings = Settings(path, interval_ns, device, bound, leaks, census, name)
+        self._settings = MonitorSettings(path, interval_ns, device, bound, leaks, census, name)
         self.log_interval = log_interval
-        self._marks = Watermarks()
-        self._claims: dict[str, list[int]] = {}  # of the thread that is in start()
-        self._growths: dict[str, dict[str, Any]] = {}
+        self._watermarks = Watermarks()
+        self._growths: dict[str, dict[str, Any]] = {}  # what expect_growth() has declared
         self._live: Run | None = None  # while it runs
         self._book: PhaseBook | None = None  # of _live
         self._last: Run | None = None  # stays readable after the end
-        self._told_start = False  # that it was not started
+        self._starts = threading.RLock()  # a signal handler may start it within start()
+        self._pid = os.getpid()  # whose _starts it is: another thread may have it during a fork
+        self._is_starting = False
+        self._has_warned = False  # that it was not started
+        self._next_line = 0.0  # of log_memory, on the monotonic clock
+        self._line_step: int | None = None  # of the newest line of log_memory
 
     # --- life ---
 
@@ -105,50 +139,44 @@ class MemoryMonitor(Readings):
         """Start watching. After `stop()` it may be started again: a new run, whose record takes the
         place of the one before, if that is complete.
 
-        Raises:
-            RuntimeError: it is running, or the system gives no thread.
-            OSError: the record cannot be made; says why and what to do.
-            DeviceError: the device asked for is not there.
+        Raises RuntimeError if it is running already, or if the system gives no thread; OSError if
+        the record cannot be made, with why and what to do; DeviceError if the device asked for is
+        not there.
         """
         begun: list[Run] = []
         try:
-            self._start_alone(begun)
+            self._start(begun)
         except BaseException:
-            self._undo_start(begun)
+            # Who gets an exception out of start(), an interrupt too, has no monitor that runs.
+            if begun and self._live is begun[0]:
+                self._end("start() was interrupted")
             raise
 
-    def _undo_start(self, begun: list[Run]) -> None:
-        """After an interrupt: who gets an exception out of start() has no monitor that runs."""
-        if begun and self._live is begun[0]:
-            self._end("start() was interrupted")
-
-    def _start_alone(self, begun: list[Run]) -> None:
-        """Of several threads that start it, one does."""
-        claim = [os.getpid()]
-        try:
-            # One call, within the try: an interrupt leaves no claim behind that nobody takes back.
-            found = self._claims.setdefault("start", claim)
-            if found is not claim and found == claim:  # else it was left over by a fork
-                raise RuntimeError("this MemoryMonitor is being started already, by another thread")
-            self._claims["start"] = claim
-            self._start(begun)
-        finally:
-            if "start" in self._claims and self._claims["start"] is claim:
-                del self._claims["start"]
-
     def _start(self, begun: list[Run]) -> None:
-        if self._live is not None:
-            raise RuntimeError("this MemoryMonitor is running already; stop() it first")
+        """Start, with the run in `begun` as soon as there is one."""
+        if self._pid != os.getpid():
+            self._starts, self._pid, self._is_starting = threading.RLock(), os.getpid(), False
+        with self._starts:  # of several threads that start it, one does
+            if self._live is not None:
+                raise RuntimeError("this MemoryMonitor is running already; stop() it first")
+            if self._is_starting:
+                raise RuntimeError("this MemoryMonitor is being started already")
+            try:
+                self._is_starting = True
+                self._begin(begun)
+            finally:
+                self._is_starting = False
+
+    def _begin(self, begun: list[Run]) -> None:
         run = monitor_run.begin(self._settings, self._root)
         try:
             begun.append(run)
             if run.watch is not None:
-                run.watch.declares = self._declares
                 for name, growth in self._growths.items():
                     run.watch.detector.expect_growth(name, **growth)
-            self._marks.begin(run.sampler)
+            self._watermarks.begin(run.sampler)
             if run.sampler.limit() is None:
-                self._cannot_act(run, self._marks.handles, "no limit of memory is known here")
+                self._cannot_act(run, self._watermarks.handles, "no limit of memory is known here")
             self._last, self._book, self._live = run, run.book, run
             monitor_run.follow(self)
         except BaseException:
@@ -160,7 +188,7 @@ class MemoryMonitor(Readings):
             oom.observer.follow(self)
 
     def stop(self) -> None:
-        """Stop, and complete the record. Twice is fine, in a signal handler too."""
+        """Stop, and complete the record. May be called twice, and in a signal handler."""
         try:
             self._end("stop()", last_look=True)
         finally:
@@ -179,18 +207,13 @@ class MemoryMonitor(Readings):
             raise
         finally:
             if run.over:  # else another thread is at it
-                self._marks.end()
+                self._watermarks.end()
                 monitor_run.leave(self)
                 self._live = self._book = None  # last: an interrupt before it is known by that
 
     def __enter__(self) -> MemoryMonitor:
-        begun: list[Run] = []
-        try:
-            self._start_alone(begun)
-            return self
-        except BaseException:
-            self._undo_start(begun)
-            raise
+        self.start()
+        return self
 
     def __exit__(
         self,
@@ -209,7 +232,7 @@ class MemoryMonitor(Readings):
 
     @property
     def running(self) -> bool:
-        """Between start and stop, in the process that started it."""
+        """Whether it is between start and stop, in the process that started it."""
         return self._live is not None
 
     def __reduce__(self) -> str:
@@ -230,7 +253,10 @@ class MemoryMonitor(Readings):
         time and the exact peaks of host and devices under the name. See docs/guides/monitor.md for
         costs.
 
-        Raises TypeError and ValueError for a name that is none.
+        Args:
+            name: any text; phases of one name add up.
+
+        Raises TypeError if `name` is not a str, ValueError if it is empty or contains NUL.
         """
         if type(name) is not str:
             raise TypeError(f"a phase's name is a str, got {type(name).__name__}")
@@ -246,27 +272,35 @@ class MemoryMonitor(Readings):
 
         Takes some 0.3 us where nothing is due. Does nothing while the monitor is not running.
 
-        Raises HostMemoryPressure where a guard or a callback wants it; ValueError for n below 0.
+        Args:
+            n: steps that have ended, at least 0, by default 1.
+
+        Raises HostMemoryPressure if a guard or a callback asks for it, ValueError if `n` is
+        negative.
         """
         run = self._live
         if run is None:
-            if self._last is None:
-                self._say_not_started()
+            if self._last is None and not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "step() of a MemoryMonitor that was not started does nothing; start() it"
+                )
             return
         fired = run.sampler.step(n)
         if fired or time.monotonic_ns() >= run.due:
-            self._pause(run, fired)
+            self._safe_point(run, fired)
 
     def _count(self, steps: int) -> bool:
-        """The end of steps that is no safe point; whether there should be one at once."""
+        """Count steps without acting. Returns True if a watermark was passed and the caller should
+        call step(0)."""
         run = self._live
         if run is None:
             return False
         run.waiting |= run.sampler.step(steps)
         return run.waiting != 0
 
-    def _pause(self, run: Run, fired: int) -> None:
-        """What is due at a safe point. Not entered anew by a callback that calls step()."""
+    def _safe_point(self, run: Run, fired: int) -> None:
+        """Do what is due. Not entered anew by a callback that calls step()."""
         run.waiting |= fired
         if run.busy or threading.get_ident() != run.main:
             if fired:
@@ -274,42 +308,48 @@ class MemoryMonitor(Readings):
                 if run.safe_ns == 0:
                     thread = threading.current_thread().name
                     why = f"so far steps end on the thread {thread!r}, none on the main one"
-                    self._cannot_act(run, self._marks.waiting(fired), why)
+                    self._cannot_act(run, self._watermarks.waiting(fired), why)
             return
         run.busy = True
         try:
             fired, run.waiting = run.waiting, 0
             run.safe_ns = time.monotonic_ns()
-            run.due = run.safe_ns + (STALL_NS if self._marks.watchful else IDLE_NS)
-            if run.looks:
-                run.due = min(run.due, run.look())
+            run.due = run.safe_ns + (STALL_NS if self._watermarks.near else IDLE_NS)
+            if run.watch is not None and run.tests_leaks:
+                try:
+                    run.due = min(run.due, run.watch.look(run.sampler.step_count))
+                except Exception as error:
+                    run.tests_leaks, why = False, f"{type(error).__name__}: {error}"
+                    run.log.complain("leaks", f"the leak test is off from here on: {why}")
             if run.devices:
                 oom.observer.attach()  # once the program has a context
-            if fired or self._marks.watchful:
+            if fired or self._watermarks.near:
                 self._act(run, fired)
         finally:
             run.busy = False
 
-    def _say_not_started(self) -> None:
-        if not self._told_start:
-            self._told_start = True
-            logger.warning(
-                "step() of a MemoryMonitor that was not started does nothing; start() it"
-            )
+    def _act(self, run: Run, fired: int) -> None:
+        """Run all callbacks and guards whose turn it is, then raise what they ask for."""
+        wanted = None
+        for handle in self._watermarks.due(fired, run.readings.host):
+            now, step = run.readings.host(), run.sampler.step_count
+            used, limit = now.used or 0, now.limit or 0
+            pressure = Pressure(handle.fraction, used, limit, run.limit_source, step, now.pressure)
+            wanted = self._watermarks.act(handle, pressure, run.log) or wanted
+        if wanted is not None:
+            raise wanted
 
     def _say_who_waits(self, run: Run) -> None:
-        """At the end: of a watermark that was passed when no safe point came any more."""
+        """At the end: warn of a watermark that was passed when no safe point came any more."""
         run.waiting |= run.sampler.step(0)
-        waiting = self._marks.waiting(run.waiting)
+        waiting = self._watermarks.waiting(run.waiting)
         if run.safe_ns == 0:
             self._cannot_act(run, waiting, "the main thread called no step()")
-        elif time.monotonic_ns() - run.safe_ns >= max(LOST_NS, 2 * self._step_ns(run)):
+            return
+        # How long a step takes, with the time before the first one.
+        step_ns = (run.safe_ns - run.clock_ns) // max(1, run.sampler.step_count)
+        if time.monotonic_ns() - run.safe_ns >= max(LOST_NS, 2 * step_ns):
             self._cannot_act(run, waiting, "the main thread had stopped calling step()")
-
-    @staticmethod
-    def _step_ns(run: Run) -> int:
-        """How long a step takes, with the time before the first one."""
-        return (run.safe_ns - run.clock_ns) // max(1, run.sampler.step_count)
 
     def _cannot_act(self, run: Run, waiting: Sequence[Handle], why: str) -> None:
         for handle in waiting:
@@ -317,41 +357,40 @@ class MemoryMonitor(Readings):
             aloud = not self._settings.sums_up  # which says it
             run.log.warn(f"{handle!r} {id(handle)}", "pressure", text, aloud=aloud)
 
-    def _act(self, run: Run, fired: int) -> None:
-        wanted = None
-        for handle in self._marks.due(fired, run.host):
-            found = self._marks.act(handle, self._pressure(run, handle.fraction), run.log)
-            wanted = found or wanted
-        if wanted is not None:
-            raise wanted
-
-    def _pressure(self, run: Run, fraction: float) -> Pressure:
-        host = run.host()
-        step = run.sampler.step_count
-        return Pressure(fraction, host.used or 0, host.limit or 0, run.source, step, host.pressure)
-
     def on_pressure(self, fraction: float, callback: Callback) -> Handle:
-        """Call `callback` once each time that memory in use rises above this part of the limit, at
-        the next safe point; again after it has fallen by 5 %. It gets a Pressure, or nothing if it
-        takes no argument. What it raises is reported once and ends there, but HostMemoryPressure.
+        """Call a function at the next safe point each time that memory in use has risen above a
+        part of the limit; again after it has fallen by 5 % of the limit.
 
-        Returns a handle with `cancel()`. Raises ValueError and TypeError.
+        Args:
+            fraction: the part of the limit, above 0 and at most 1.
+            callback: called with a Pressure, or without an argument if it takes none. What it
+                raises is reported once and ends there, except HostMemoryPressure, which comes out
+                of step().
+
+        Returns a Handle, whose cancel() removes the callback. Raises ValueError if `fraction` is
+        not in its range, or if 32 callbacks and guards are there already (a guard above 0.5 counts
+        twice); TypeError if `fraction` is not a number or `callback` cannot be called so.
         """
-        return self._marks.add(fraction, accepted(callback, "on_pressure()"), safe=False)
+        return self._watermarks.add(fraction, accepted(callback, "on_pressure()"), safe=False)
 
     def guard(self, fraction: float, action: str | Callback = "raise") -> Handle:
-        """At this part of the limit, act at the next safe point on the main thread: "raise" raises
-        HostMemoryPressure out of step(), "record" writes an event, a function is called as by
-        `on_pressure`. Halfway between here and that point it acts too, if the control group stalls
-        for memory 40 % of the time. Once for each crossing.
+        """Act at the next safe point on the main thread, once for each time that memory in use has
+        risen above a part of the limit. Above 0.5 it acts earlier, from 2 * fraction - 1 on, if
+        tasks of the control group stall for memory 40 % of the time.
 
-        Returns a handle with `cancel()`. Raises ValueError and TypeError.
+        Args:
+            fraction: the part of the limit, above 0 and at most 1.
+            action: "raise", the default, raises HostMemoryPressure out of step(); "record" writes
+                an event; a function is called as by `on_pressure`.
+
+        Returns a Handle, whose cancel() removes the guard. Raises as `on_pressure` does, and
+        ValueError if `action` is another text.
         """
         if isinstance(action, str):
             if action not in ("raise", "record"):
                 raise ValueError(f'guard(): action is "raise", "record" or a function, {action!r}')
-            return self._marks.add(fraction, action, safe=True)
-        return self._marks.add(fraction, accepted(action, "guard()"), safe=True)
+            return self._watermarks.add(fraction, action, safe=True)
+        return self._watermarks.add(fraction, accepted(action, "guard()"), safe=True)
 
     def expect_growth(
         self,
@@ -362,7 +401,23 @@ class MemoryMonitor(Readings):
         until: int | None = None,
         signal: str | None = None,
     ) -> None:
-        """Declare a buffer that is meant to fill: see LeakDetector.expect_growth."""
+        """Declare a buffer that is meant to fill: the leak test takes it out of its readings from
+        now on, so that only growth beside it counts; forecasts go on counting it. It stays declared
+        in later runs of this monitor.
+
+        Args:
+            name: of the buffer; to declare it again changes the figures.
+            bytes: how much it takes in all, at least 1, as an int or like `"2 GiB"`, as fast as it
+                comes. None, the default: no bound.
+            rate: bytes a step, above 0; with `bytes`, until that much has come. None, the default:
+                as fast as it comes.
+            until: the last step at which it grows. None, the default: no last step.
+            signal: the only signal that grows, "heap", "python", "tensors", "children", "device" or
+                "rss". None, the default: each of them.
+
+        Raises ValueError if neither `bytes` nor `rate` is given, if a figure is out of its range,
+        for an unknown signal, and for a ninth name.
+        """
         growth = {"bytes": bytes, "rate": rate, "until": until, "signal": signal}
         run = self._live
         detector = LeakDetector() if run is None or run.watch is None else run.watch.detector
@@ -370,8 +425,228 @@ class MemoryMonitor(Readings):
         self._growths[name] = growth
 
     def mark(self, text: str) -> None:
-        """Write a line of your own into the record."""
+        """Write a line of your own into the record. Raises TypeError if `text` is not a str."""
         if not isinstance(text, str):
             raise TypeError(f"mark() takes a str, got {type(text).__name__}")
         if self._live is not None:
             self._live.log.event("mark", text)
+
+    # --- leaks ---
+
+    def leaks(self) -> LeakVerdict:
+        """What the leak test says so far; docs/guides/leaks.md explains it. Growth that a census
+        has found to be a container with a bound is `growing`, and the verdict is a FillVerdict,
+        whose text says what fills. Takes 20 us.
+
+        Raises RuntimeError if the monitor was made with leaks=False.
+        """
+        watch = self._watch()
+        return LeakVerdict("quiet", 0.0, "none") if watch is None else watch.verdict()
+
+    def holders(self) -> tuple[Holder, ...]:
+        """Who holds what grows, those that hold most first; found by a census on suspicion, and so
+        empty as long as nothing grows or nobody was found.
+
+        Raises RuntimeError if the monitor was made with leaks=False.
+        """
+        watch = self._watch()
+        return () if watch is None else watch.holders()
+
+    def forecast(self) -> StepsLeft | None:
+        """Steps until the limit of the host or of a device is reached, the sooner of the two, as an
+        interval. None before 256 readings and without a limit. Takes 20 us.
+
+        Raises RuntimeError if the monitor was made with leaks=False.
+        """
+        watch = self._watch()
+        return None if watch is None else watch.forecast()
+
+    def _watch(self) -> LeakWatch | None:
+        if not self._settings.leaks:
+            raise RuntimeError("this MemoryMonitor was made with leaks=False; leave that out")
+        return None if self._last is None else self._last.watch
+
+    # --- figures ---
+
+    def phases(self) -> list[PhaseTotals]:
+        """Totals of each phase that was left, in the order in which their names came."""
+        return [] if self._last is None else self._last.book.totals()
+
+    @property
+    def record_path(self) -> str | None:
+        """The path of the record that is written, or will be; None without one."""
+        run, path = self._last, self._settings.log
+        written = None if run is None else run.log.path
+        return written if path is None or written is not None else str(path)
+
+    @property
+    def step_count(self) -> int:
+        """Steps that `step()` has counted in this run."""
+        return 0 if self._last is None else self._last.sampler.step_count
+
+    @property
+    def samples_taken(self) -> int:
+        """Samples that the thread has taken in this run; 0 throughout says that it does not run."""
+        return 0 if self._last is None else self._last.sampler.samples
+
+    @property
+    def overhead(self) -> tuple[float, float]:
+        """Seconds of a processor that the sampling thread has used, and their share of a core."""
+        run = self._last
+        if run is None:
+            return 0.0, 0.0
+        used = run.sampler.cpu_ns / 1e9
+        return used, used / run.seconds if run.seconds > 0 else 0.0
+
+    def metrics(self, expert: bool = False) -> dict[str, float]:
+        """Figures for a logger, `memory/...` with the unit in the name. What is not known is left
+        out.
+
+        Args:
+            expert: False, the default: 12 figures at most, of the host and of the first device.
+                True: all there are, with other devices and phases.
+        """
+        run = self._last
+        if run is None:
+            return {}
+        host, devices = run.readings.host(), run.readings.devices()
+        values = readings.host_metrics(host, run.peak()[0])
+        if run.watch is not None:
+            verdict, left = run.watch.verdict(), run.watch.forecast()
+            leaks = verdict.kind in ("likely", "leak")
+            ends = left is not None and not math.isinf(left.lo) and verdict.kind != "quiet"
+            values["memory/leak_bytes_per_step"] = verdict.rate_bytes_per_step if leaks else 0.0
+            values["memory/steps_left"] = left.lo if left is not None and ends else None
+        for device in devices[: None if expert else 1]:
+            values |= readings.device_metrics(device)
+        if expert:
+            values |= self._all_metrics(run, host, devices)
+        return readings.known(values)
+
+    def _all_metrics(
+        self, run: Run, host: HostTiers, devices: Sequence[DeviceTiers]
+    ) -> dict[str, float | None]:
+        sample = run.sampler.latest()
+        values: dict[str, float | None] = {"memory/steps": run.sampler.step_count}
+        if sample is not None:
+            names = ("private", "swap", "heap_used", "heap_free", "cgroup_used", "total")
+            values |= {f"memory/host_{name}_bytes": getattr(sample, name) for name in names}
+            values["memory/host_process_bytes"] = host.process
+            values["memory/host_used_bytes"] = host.used
+            values["memory/host_used_peak_bytes"] = run.sampler.peak()
+            values["memory/children"] = sample.children
+        for device in devices:
+            values[f"memory/cuda{device.index}_total_bytes"] = device.total
+            values[f"memory/cuda{device.index}_inactive_bytes"] = device.inactive
+        for index, peak in run.device_peaks().items():
+            values[f"memory/cuda{index}_peak_bytes"] = peak
+        for phase in self.phases():
+            values[f"memory/phase/{phase.name}/peak_bytes"] = phase.peak_bytes
+            values[f"memory/phase/{phase.name}/seconds"] = phase.seconds
+        values["memory/samples"] = run.sampler.samples
+        values["memory/sampler_cpu_seconds"], values["memory/sampler_share"] = self.overhead
+        return values
+
+    # --- texts, and what monitors have that people write themselves ---
+
+    def summary(self) -> str:
+        """Memory in use, phases, leaks with their holders, and the forecast, as text. The percent
+        behind `System:` is of the limit: the container's, when there is one. The process, its
+        workers and what limits them follow, each on a line of its own with its peak."""
+        run, (host, devices) = self._last, self._in_use()
+        lines = [readings.format_stats(readings.memory_stats(host, devices))]
+        highest = None if run is None else run.sampler.peak()
+        lines += readings.host_lines(host, self._peak(), highest)
+        lines += phase_lines(self.phases())
+        if run is not None and run.watch is not None:
+            lines += run.watch.lines()
+        return "\n".join(lines)
+
+    def log_memory(self, step: int | None = None, force: bool = False) -> dict[str, float | None]:
+        """Return the memory in use now and the peaks, as a dict: `step`, `seconds`,
+        `cpu_memory_process_gb`, `cpu_memory_percent`, `peak_cpu_memory_gb`, `cpu_used_gb`,
+        `gpu_allocated_gb` and so on, in units of 2**30 bytes; None for what is not known.
+
+        A line of it goes to the logger "memtools" too: every `log_interval` steps, every 10 s where
+        there is none, or with `force`.
+
+        Args:
+            step: the number of the step, for the line. None, the default: the steps that `step()`
+                has counted.
+            force: write the line in any case; by default False.
+
+        Raises TypeError if `step` is not an int; then nothing has changed.
+        """
+        run = self._last
+        step = self.step_count if step is None else _whole("step", step)
+        stats: dict[str, float | None] = {"step": step, "seconds": run.seconds if run else 0.0}
+        stats |= readings.memory_stats(*self._in_use()) | self.get_peak_memory()
+        if self.log_interval is None:
+            is_due = time.monotonic() >= self._next_line
+        else:
+            last = self._line_step
+            is_due = last is None or not last <= step < last + self.log_interval
+        if force or is_due:
+            self._next_line, self._line_step = time.monotonic() + LOG_EVERY, step
+            logger.info("step %d: %s", step, " ".join(self.format_memory_stats(stats).split()))
+        return stats
+
+    def format_memory_stats(self, stats: Mapping[str, float | None]) -> str:
+        """The lines that summary() begins with, made of what log_memory() returned."""
+        return readings.format_stats(stats)
+
+    def _in_use(self) -> tuple[HostTiers, list[DeviceTiers]]:
+        run = self._last
+        now = monitor_run.readings_now(self._settings, self._root) if run is None else run.readings
+        return now.host(), now.devices()
+
+    def _peak(self) -> tuple[int | None, bool]:
+        return host.high_water(self._root) if self._last is None else self._last.peak()
+
+    def get_peak_memory(self) -> dict[str, float | None]:
+        """The highest of this run, in units of 2**30 bytes: `cpu_peak_gb`, exact where the kernel
+        allows (`memtools doctor` says), and `gpu_peak_gb` or `gpu1_peak_gb` of each device; the
+        same as `peak_cpu_memory_gb`, `peak_gpu_memory_gb` and so on, as other monitors name them.
+        Before the first run the host's peak since the process began."""
+        run, peak = self._last, self._peak()[0]
+        size = None if peak is None else peak / GB
+        peaks: dict[str, float | None] = {"cpu_peak_gb": size, "peak_cpu_memory_gb": size}
+        devices = {} if run is None else run.device_peaks()
+        for n, (index, most) in enumerate(sorted(devices.items())):
+            name = "gpu" if n == 0 else f"gpu{index}"
+            peaks |= dict.fromkeys((f"{name}_peak_gb", f"peak_{name}_memory_gb"), most / GB)
+        return peaks
+
+    def check_memory_leak(self, threshold_increase_gb: float = 1.0) -> bool:
+        """Whether the leak test says `likely` or `leak`, and so much was leaked since then. Unlike
+        two readings that are compared, a warm-up or a buffer that fills does not count.
+
+        Args:
+            threshold_increase_gb: what has to be leaked, in units of 2**30 bytes; by default 1.0.
+
+        Raises RuntimeError if the monitor was made with leaks=False.
+        """
+        verdict = self.leaks()
+        if verdict.kind not in ("likely", "leak"):
+            return False
+        steps = self.step_count - (verdict.since_step or 0)
+        return verdict.rate_bytes_per_step * steps >= threshold_increase_gb * GB
+
+    def cleanup_memory(self, aggressive: bool = False) -> dict[str, float]:
+        """Collect Python's cycles, empty torch's cache of free device blocks, and give malloc's
+        idle pages back.
+
+        Args:
+            aggressive: False, the default: malloc's pages only if 64 MiB of them are idle. True: in
+                any case, and cycles are collected twice.
+
+        Returns `freed_bytes` (`host_...` and `device_...` too), `collected_objects`, and `ms` (also
+        of each part). Takes 50 to 600 ms, most of it for the cycles: too long for each step.
+        """
+        run = self._last
+        devices = cuda_devices.find_devices("auto", self._root) if run is None else run.devices
+        probe = Probe(self._root) if run is None else run.probe
+        done = reclaim.cleanup(probe, devices, aggressive)
+        if self._live is not None:
+            self._live.log.event("cleanup", reclaim.in_words(done))
+        return done

@@ -15,7 +15,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from memtools._base import torch as bridge
 from memtools._base.devices import initialised
@@ -23,7 +23,7 @@ from memtools._base.size import format_bytes
 from memtools._census.census import Census, GroupGrowth, Growth, TensorGroup
 
 if TYPE_CHECKING:
-    from memtools.monitor.run import Run
+    from memtools.monitor.monitor import MemoryMonitor
 
 EVENT_EVERY = 1.0  # seconds between two events: some libraries probe until memory is out
 CENSUS_EVERY = 30.0
@@ -33,24 +33,18 @@ _HOOK = "_cuda_attach_out_of_memory_observer"
 _NOTHING_SEEN = bytes(4096)  # an empty filter: every object is new
 
 
-class Owner(Protocol):
-    """A monitor, as far as this goes."""
-
-    _live: Run | None
-
-
 class Observer:
     """What is attached to torch. `attach` and `__call__` may be called by any thread."""
 
     def __init__(self) -> None:
-        self.owners: weakref.WeakSet[Owner] = weakref.WeakSet()
+        self.monitors: weakref.WeakSet[MemoryMonitor] = weakref.WeakSet()
         self._is_attached = self._is_busy = False
         self._next_event = self._next_census = 0.0
         self._skipped = 0
 
-    def follow(self, owner: Owner) -> None:
+    def follow(self, monitor: MemoryMonitor) -> None:
         """Leave events in this monitor's records from now on."""
-        self.owners.add(owner)
+        self.monitors.add(monitor)
         self.attach()
 
     def attach(self) -> bool:
@@ -71,7 +65,7 @@ class Observer:
         return True
 
     def __call__(self, device: int, asked: int, total: int, free: int) -> None:
-        """As torch calls it; `total` is less than the device's where a fraction was set."""
+        """Called by torch; `total` is less than the device's where a fraction was set."""
         if self._is_busy:
             return
         self._is_busy = True
@@ -83,7 +77,7 @@ class Observer:
             self._is_busy = False
 
     def _observe(self, device: int, asked: int, total: int, free: int) -> None:
-        runs = [owner._live for owner in list(self.owners)]
+        runs = [monitor._live for monitor in list(self.monitors)]
         live = [run for run in runs if run is not None and run.log.writes]
         now = time.monotonic()
         if not live or now < self._next_event:
@@ -106,8 +100,8 @@ class Observer:
     def _complain(self, text: str) -> None:
         """In the log and on paper, where a monitor is running; raises nothing."""
         try:
-            for owner in list(self.owners):
-                run = owner._live
+            for monitor in list(self.monitors):
+                run = monitor._live
                 if run is not None:
                     run.log.complain("oom", text)
         except Exception:
@@ -131,7 +125,7 @@ def tiers_text(device: int, asked: int, total: int, free: int) -> str:
 
 
 def largest_free(torch: Any, device: int) -> int:
-    """Of the blocks that torch holds and could hand out without asking the driver."""
+    """The largest block that torch could hand out without asking the driver, in bytes."""
     try:
         segments = torch.cuda.memory_snapshot(include_traces=False)
     except TypeError:  # an older torch

@@ -4,21 +4,59 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from memtools import _core
 from memtools._base.devices import DevicePeaks
+from memtools._base.size import format_bytes
 from memtools._base.span import spanned
-from memtools.monitor.text import PhaseTotals
 
 if TYPE_CHECKING:
     from memtools.monitor.log import Log
+    from memtools.monitor.monitor import MemoryMonitor
 
 EVENT_EVERY_NS = 1_000_000_000
 MOST_NAMES = 256  # of which events are written; totals keep fewer, see _core.Probe
 NO_PHASE = 0  # the token of a phase that is not counted
+SHOWN_PHASES = 8  # in a summary
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTotals:
+    """How often a phase was passed so far, and what that took."""
+
+    name: str
+    count: int
+    seconds: float
+    longest_seconds: float
+    #: the largest peak of resident memory, in bytes
+    peak_bytes: int | None
+    #: False: a peak was at least that, because the kernel's mark could not be set back
+    exact: bool
+    #: the largest peak of each device, in bytes allocated, by its index
+    device_peak_bytes: dict[int, int]
+
+    def __str__(self) -> str:
+        parts = [f"{self.count:,} time{'' if self.count == 1 else 's'}, {self.seconds:,.3f} s"]
+        if self.peak_bytes is not None:
+            least = "" if self.exact else "at least "
+            parts.append(f"peak {least}{format_bytes(self.peak_bytes)}")
+        parts += [f"cuda{i} {format_bytes(n)}" for i, n in sorted(self.device_peak_bytes.items())]
+        return f"{self.name}: {', '.join(parts)}"
+
+
+def phase_lines(phases: list[PhaseTotals]) -> list[str]:
+    """Lines of a summary: the phases that took the most memory."""
+    if not phases:
+        return []
+    most = sorted(phases, key=lambda p: -(p.peak_bytes or 0))[:SHOWN_PHASES]
+    lines = ["Phases:"] + [f"  {p}" for p in phases if p in most]
+    if len(phases) > SHOWN_PHASES:
+        lines.append(f"  and {len(phases) - SHOWN_PHASES} of lower peaks")
+    return lines
 
 
 class PhaseBook:
@@ -73,7 +111,7 @@ class PhaseBook:
         self._log.event("phase", name, time_ns=now - ns, duration_ns=ns)
 
     def totals(self) -> list[PhaseTotals]:
-        """In the order in which the names came; those that are open and were never left, too."""
+        """The totals of each name that was left once, in the order in which the names came."""
         return [
             PhaseTotals(
                 name, count, ns / 1e9, most_ns / 1e9, peak, inexact == 0, self._tops.get(name, {})
@@ -81,12 +119,6 @@ class PhaseBook:
             for name, count, _, ns, most_ns, peak, _, inexact, _ in self._probe.phases()
             if count
         ]
-
-
-class HasBook(Protocol):
-    """A monitor: its book while it runs, else None."""
-
-    _book: PhaseBook | None
 
 
 class Phase:
@@ -100,7 +132,7 @@ class Phase:
 
     __slots__ = ("_entered", "_monitor", "_name")
 
-    def __init__(self, monitor: HasBook, name: str) -> None:
+    def __init__(self, monitor: MemoryMonitor, name: str) -> None:
         self._monitor, self._name = monitor, name
         self._entered: list[tuple[PhaseBook | None, int]] = []
 

@@ -1,272 +1,192 @@
-"""What can be read from a monitor: figures, texts, verdicts, and the surface of hand-made ones."""
+"""What a monitor reads, memory in use and its limits, and how that is written: as text for people,
+and as dicts of numbers for loggers and for programs that had a monitor of their own making."""
 
 from __future__ import annotations
 
-import math
-import operator
-import time
-from collections.abc import Mapping
-from typing import SupportsIndex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from memtools._base import devices as monitor_device
-from memtools._base import reclaim
-from memtools._census.holders import Holder
-from memtools._core import Probe
-from memtools.leak.detector import LeakVerdict, StepsLeft
-from memtools.monitor import host as hostmem
-from memtools.monitor import run as monitor_run
-from memtools.monitor import text
-from memtools.monitor.leakwatch import FillVerdict, LeakWatch
-from memtools.monitor.log import logger
-from memtools.monitor.run import Run, Settings
-from memtools.monitor.text import GB, DeviceTiers, HostTiers, PhaseTotals, known
+from memtools import _core
+from memtools._base import devices as cuda_devices
+from memtools._base.devices import DeviceTiers
+from memtools._base.size import format_bytes
 
-LOG_EVERY = 10.0  # seconds between two lines of log_memory
+GB = 2**30  # as people print it: a card of 24 GiB shows 23.63 GB
 
 
-def whole(name: str, value: object) -> int:
-    """An argument that is an int, of numpy's or torch's as well."""
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise TypeError(f"{name} is an int or None, got {type(value).__name__}")
-    return operator.index(value)
+@dataclass(frozen=True, slots=True)
+class HostTiers:
+    """The host's memory in bytes; None where it is not known."""
+
+    #: resident in this process
+    rss: int | None
+    #: what counts against the limit, and the limit
+    used: int | None
+    limit: int | None
+    available: int | None
+    #: private memory of the child processes
+    children: int | None
+    #: share of the last 10 s, 0 to 100, in which some task of the control group waited for memory
+    pressure: float | None
+    #: what the process itself fills: `rss`, with pages that it maps several times counted once
+    process: int | None = None
+    #: whose limit that is: "given", "cgroup", "machine", or "" where nothing is known to limit it
+    limited_by: str = ""
 
 
 class Readings:
-    """The reading half of MemoryMonitor. Figures are of the running run, or of the last one; before
-    the first, memory in use and its peak are read at once, and all else is unknown."""
+    """Memory as a run sees it now: what is used, and how much there is."""
 
-    _root: str
-    _settings: Settings
-    _live: Run | None
-    _last: Run | None
-    log_interval: int | None
-    _next_line = 0.0  # on the monotonic clock
-    _line_step: int | None = None  # of the last line of log_memory
+    __slots__ = ("_indexes", "_probe", "_sampler")
 
-    # --- leaks ---
+    def __init__(self, sampler: _core.Sampler, probe: _core.Probe, indexes: Sequence[int]) -> None:
+        self._sampler, self._probe, self._indexes = sampler, probe, indexes
 
-    def leaks(self) -> LeakVerdict:
-        """What the leak test says so far; docs/guides/leaks.md explains it. Growth that a census
-        has found to be a container with a bound is `growing`, and its text says what fills. Takes
-        20 us.
+    def host(self) -> HostTiers:
+        """The sampler's newest sample; before the first one, a reading of the probe."""
+        sample, limit = self._sampler.latest() or self._probe.read(), self._sampler.limit()
+        return HostTiers(
+            sample.rss,
+            self._sampler.used(),
+            None if limit is None else limit[0],
+            sample.available,
+            sample.children_private,
+            None if sample.pressure is None else sample.pressure / 100,
+            sample.process,
+            "" if limit is None else limit[1],
+        )
 
-        Raises RuntimeError where the monitor was made with leaks=False.
-        """
-        watch = self._watch()
-        return LeakVerdict("quiet", 0.0, "none") if watch is None else watch.verdict()
+    def devices(self) -> list[DeviceTiers]:
+        """What torch counts now on each watched device; unknown before there is a context."""
+        return [cuda_devices.tiers(index) for index in self._indexes]
 
-    def holders(self) -> tuple[Holder, ...]:
-        """Who holds what grows, those that hold most first; found by a census on suspicion, and so
-        empty as long as nothing grows or nobody was found."""
-        watch = self._watch()
-        return () if watch is None else watch.holders()
+    def host_limit(self) -> int | None:
+        """Bytes at which this process with its children reaches the limit; None when unknown."""
+        host = self.host()
+        if host.process is None or host.used is None or host.limit is None:
+            return None
+        return host.process + (host.children or 0) + max(0, host.limit - host.used)
 
-    def forecast(self) -> StepsLeft | None:
-        """Steps until the limit of the host or of a device is reached, the sooner of the two, as an
-        interval. None before 256 readings and without a limit. Takes 20 us.
+    def device_limit(self) -> int | None:
+        """Bytes at which all watched devices are full; None when unknown."""
+        total = 0
+        for device in self.devices():
+            if device.reserved is None or device.free is None:
+                return None
+            total += device.reserved + device.free
+        return total if self._indexes else None
 
-        Raises RuntimeError where the monitor was made with leaks=False.
-        """
-        watch = self._watch()
-        return None if watch is None else watch.forecast()
 
-    def _watch(self) -> LeakWatch | None:
-        if not self._settings.leaks:
-            raise RuntimeError("this MemoryMonitor was made with leaks=False; leave that out")
-        return None if self._last is None else self._last.watch
+def percent(part: int | None, whole: int | None) -> float | None:
+    """None where one of them is not known."""
+    if part is None or whole is None:
+        return None
+    return 100.0 * part / whole if whole else 100.0
 
-    # --- figures ---
 
-    def phases(self) -> list[PhaseTotals]:
-        """Totals of each phase that was left, in the order in which their names came."""
-        return [] if self._last is None else self._last.book.totals()
+def _gb(size: int | None) -> float | None:
+    return None if size is None else size / GB
 
-    @property
-    def record_path(self) -> str | None:
-        """Where the record is, or will be; None without one."""
-        run, path = self._last, self._settings.log
-        written = None if run is None else run.log.path
-        return written if path is None or written is not None else str(path)
 
-    @property
-    def step_count(self) -> int:
-        """Steps of this run."""
-        return 0 if self._last is None else self._last.sampler.step_count
+def memory_stats(host: HostTiers, devices: list[DeviceTiers]) -> dict[str, float | None]:
+    """`cpu_...` and `gpu_...`, as monitors that people write themselves have it, in units of 2**30
+    bytes.
 
-    @property
-    def samples_taken(self) -> int:
-        """By the thread, in this run."""
-        return 0 if self._last is None else self._last.sampler.samples
-
-    @property
-    def overhead(self) -> tuple[float, float]:
-        """Seconds of a processor that the sampling thread has used, and their share of a core."""
-        run = self._last
-        if run is None:
-            return 0.0, 0.0
-        used = run.sampler.cpu_ns / 1e9
-        return used, used / run.seconds if run.seconds > 0 else 0.0
-
-    def metrics(self, expert: bool = False) -> dict[str, float]:
-        """Figures for a logger, `memory/...` with the unit in the name: 12 at most, of the host and
-        of the first device; `expert` for all there are. What is not known is left out."""
-        run = self._last
-        if run is None:
-            return {}
-        host, tiers = run.host(), run.tiers()
-        values = text.host_metrics(host, run.peak_now()[0])
-        values |= self._leak_metrics(run)
-        for device in tiers[: None if expert else 1]:
-            values |= text.device_metrics(device)
-        if expert:
-            values |= self._all_metrics(run)
-        return known(values)
-
-    def _leak_metrics(self, run: Run) -> dict[str, float | None]:
-        if run.watch is None:
-            return {}
-        verdict, left = run.watch.verdict(), run.watch.forecast()
-        leaks = verdict.kind in ("likely", "leak")
-        ends = left is not None and not math.isinf(left.lo) and verdict.kind != "quiet"
-        return {
-            "memory/leak_bytes_per_step": verdict.rate_bytes_per_step if leaks else 0.0,
-            "memory/steps_left": left.lo if left is not None and ends else None,
+    The first device is `gpu_`, each other one `gpu` and its index.
+    """
+    stats = {
+        "cpu_rss_gb": _gb(host.rss),
+        "cpu_memory_process_gb": _gb(host.process),
+        "cpu_used_gb": _gb(host.used),
+        "cpu_limit_gb": _gb(host.limit),
+        "cpu_available_gb": _gb(host.available),
+        "cpu_percent": percent(host.used, host.limit),
+        "cpu_memory_percent": percent(host.used, host.limit),
+    }
+    for n, tiers in enumerate(devices):
+        name = "gpu" if n == 0 else f"gpu{tiers.index}"
+        stats |= {
+            f"{name}_allocated_gb": _gb(tiers.allocated),
+            f"{name}_reserved_gb": _gb(tiers.reserved),
+            f"{name}_free_gb": _gb(tiers.free),
+            f"{name}_total_gb": _gb(tiers.total),
+            f"{name}_percent": percent(tiers.allocated, tiers.total),
         }
-
-    def _all_metrics(self, run: Run) -> dict[str, float | None]:
-        sample = run.sampler.latest()
-        values: dict[str, float | None] = {"memory/steps": run.sampler.step_count}
-        if sample is not None:
-            names = ("private", "swap", "heap_used", "heap_free", "cgroup_used", "total")
-            values |= {f"memory/host_{name}_bytes": getattr(sample, name) for name in names}
-            host = run.host()
-            values["memory/host_process_bytes"] = host.process
-            values["memory/host_used_bytes"] = host.used
-            values["memory/host_used_peak_bytes"] = run.sampler.peak()
-            values["memory/children"] = sample.children
-        for tiers in run.tiers():
-            values[f"memory/cuda{tiers.index}_total_bytes"] = tiers.total
-            values[f"memory/cuda{tiers.index}_inactive_bytes"] = tiers.inactive
-        for index, peak in run.device_peaks().items():
-            values[f"memory/cuda{index}_peak_bytes"] = peak
-        for phase in self.phases():
-            values[f"memory/phase/{phase.name}/peak_bytes"] = phase.peak_bytes
-            values[f"memory/phase/{phase.name}/seconds"] = phase.seconds
-        values["memory/samples"] = run.sampler.samples
-        values["memory/sampler_cpu_seconds"], values["memory/sampler_share"] = self.overhead
-        return values
-
-    # --- texts, and what hand-made monitors have ---
-
-    def summary(self) -> str:
-        """Memory in use, phases, leaks with their holders, and the forecast, as text. The percent
-        behind `System:` is of the limit: the container's, when there is one. The process, its
-        workers and what limits them follow, each on a line of its own with its peak."""
-        host, tiers = self._in_use()
-        run = self._last
-        lines = [text.format_stats(text.memory_stats(host, tiers))]
-        highest = None if run is None else run.sampler.peak()
-        lines += text.host_lines(host, self._peak(), highest)
-        lines += text.phase_lines(self.phases())
-        if self._last is not None and self._last.watch is not None:
-            lines += _leak_lines(self._last.watch)
-        return "\n".join(lines)
-
-    def log_memory(self, step: int | None = None, force: bool = False) -> dict[str, float | None]:
-        """Return the memory in use now and the peaks, as a dict: `step`, `seconds`,
-        `cpu_memory_process_gb`, `cpu_memory_percent`, `peak_cpu_memory_gb`, `cpu_used_gb`,
-        `gpu_allocated_gb` and so on, in units of 2**30 bytes; None for what is not known.
-
-        A line of it goes to the logger "memtools" too: every `log_interval` steps, every 10 s where
-        there is none, or with `force`.
-
-        Args:
-            step: None for the steps that `step()` has counted.
-            force: write the line in any case.
-
-        Raises:
-            TypeError: `step` is not an int; nothing has changed.
-        """
-        run = self._last
-        step = self.step_count if step is None else whole("step", step)
-        stats: dict[str, float | None] = {"step": step, "seconds": run.seconds if run else 0.0}
-        stats |= text.memory_stats(*self._in_use()) | self.get_peak_memory()
-        if force or self._is_line_due(step):
-            self._next_line, self._line_step = time.monotonic() + LOG_EVERY, step
-            logger.info("step %d: %s", step, " ".join(self.format_memory_stats(stats).split()))
-        return stats
-
-    def _is_line_due(self, step: int) -> bool:
-        if self.log_interval is None:
-            return time.monotonic() >= self._next_line
-        last = self._line_step
-        return last is None or not last <= step < last + self.log_interval
-
-    def format_memory_stats(self, stats: Mapping[str, float | None]) -> str:
-        """The lines that summary() begins with, from what log_memory() returned."""
-        return text.format_stats(stats)
-
-    def _in_use(self) -> tuple[HostTiers, list[DeviceTiers]]:
-        run = self._last
-        if run is None:
-            return monitor_run.read_once(self._settings, self._root)
-        return run.host(), run.tiers()
-
-    def _peak(self) -> tuple[int | None, bool]:
-        run = self._last
-        return hostmem.high_water(self._root) if run is None else run.peak_now()
-
-    def get_peak_memory(self) -> dict[str, float | None]:
-        """The highest of this run, in units of 2**30 bytes: `cpu_peak_gb`, exact where the kernel
-        allows (`memtools doctor` says), and `gpu_peak_gb` or `gpu1_peak_gb` of each device; the
-        same as `peak_cpu_memory_gb`, `peak_gpu_memory_gb` and so on, as other monitors name them.
-        Before the first run the host's peak since the process began."""
-        run, peak = self._last, self._peak()[0]
-        size = None if peak is None else peak / GB
-        peaks: dict[str, float | None] = {"cpu_peak_gb": size, "peak_cpu_memory_gb": size}
-        devices = {} if run is None else run.device_peaks()
-        for n, (index, most) in enumerate(sorted(devices.items())):
-            name = "gpu" if n == 0 else f"gpu{index}"
-            peaks |= dict.fromkeys((f"{name}_peak_gb", f"peak_{name}_memory_gb"), most / GB)
-        return peaks
-
-    def check_memory_leak(self, threshold_increase_gb: float = 1.0) -> bool:
-        """Whether the leak test says `likely` or `leak`, and so much was leaked since then. Unlike
-        two readings that are compared, a warm-up or a buffer that fills does not count.
-
-        Raises RuntimeError where the monitor was made with leaks=False.
-        """
-        verdict = self.leaks()
-        if verdict.kind not in ("likely", "leak"):
-            return False
-        steps = self.step_count - (verdict.since_step or 0)
-        return verdict.rate_bytes_per_step * steps >= threshold_increase_gb * GB
-
-    def cleanup_memory(self, aggressive: bool = False) -> dict[str, float]:
-        """Collect Python's cycles, empty torch's cache of free device blocks, and give malloc's
-        idle pages back where there are 64 MiB of them; with `aggressive` in any case, and cycles
-        twice.
-
-        Returns `freed_bytes` (`host_...` and `device_...` too), `collected_objects`, and `ms` (also
-        of each part). Takes 50 to 600 ms, most of it for the cycles: no habit for each step.
-        """
-        run = self._last
-        devices = monitor_device.find_devices("auto", self._root) if run is None else run.devices
-        probe = Probe(self._root) if run is None else run.probe
-        done = reclaim.cleanup(probe, devices, aggressive)
-        if self._live is not None:
-            self._live.log.event("cleanup", reclaim.in_words(done))
-        return done
+    return stats
 
 
-def _leak_lines(watch: LeakWatch) -> list[str]:
-    verdict = watch.verdict()
-    if verdict.kind == "quiet" or not watch.matters(verdict):
-        return []
-    lines = [f"Leak test: {verdict}"]
-    lines += [f"  {holder}" for holder in watch.holders()]
-    left = watch.forecast()
-    fills = isinstance(verdict, FillVerdict) and verdict.steps_left is None
-    if left is not None and not math.isinf(left.lo) and not fills:
-        lines.append(f"Forecast: {left}, if nothing else is loaded")
+def format_stats(stats: Mapping[str, float | None]) -> str:
+    """`Memory Usage:`, a line for each device and one for the host, of what `memory_stats` made."""
+    lines = ["Memory Usage:"]
+    for key in stats:
+        name = key.removesuffix("_allocated_gb")
+        if name != key and stats[key] is not None:
+            lines.append(f"  {name.upper()}: {_usage(stats, name)}")
+    process = stats.get("cpu_memory_process_gb")
+    if process is None:
+        process = stats.get("cpu_rss_gb")
+    text = "unknown" if process is None else f"{process:.2f} GB"
+    lines.append(f"  CPU: {text} (System: {_percent(stats.get('cpu_percent'))})")
+    return "\n".join(lines)
+
+
+def _usage(stats: Mapping[str, float | None], name: str) -> str:
+    allocated, total = stats[f"{name}_allocated_gb"], stats.get(f"{name}_total_gb")
+    if total is None:
+        return f"{allocated:.2f} GB"
+    return f"{allocated:.2f}/{total:.2f} GB ({_percent(stats.get(f'{name}_percent'))})"
+
+
+def _percent(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1f}%"
+
+
+def host_lines(host: HostTiers, peak: tuple[int | None, bool], highest: int | None) -> list[str]:
+    """The process, its workers and what limits them, each on a line of its own.
+
+    `peak` is that of the process and whether it is exact, `highest` the most that ever counted
+    against the limit.
+    """
+    lines = []
+    if host.process is not None:
+        lines.append(f"  Process: {format_bytes(host.process)}{_peak_words(*peak)}")
+    if host.children:
+        lines.append(f"  Workers: {format_bytes(host.children)}")
+    if host.used is not None and host.limit:
+        name = {"given": "Limit", "cgroup": "Container"}.get(host.limited_by, "Machine")
+        used = f"{format_bytes(host.used)} of {format_bytes(host.limit)} used"
+        share = _percent(percent(host.used, host.limit))
+        lines.append(f"  {name}: {used} ({share}){_peak_words(highest, True)}")
     return lines
+
+
+def _peak_words(peak: int | None, exact: bool) -> str:
+    if peak is None:
+        return ""
+    return f", peak {'' if exact else 'at least '}{format_bytes(peak)}"
+
+
+def host_metrics(host: HostTiers, peak: int | None) -> dict[str, float | None]:
+    return {
+        "memory/host_rss_bytes": host.rss,
+        "memory/host_limit_bytes": host.limit,
+        "memory/host_percent": percent(host.used, host.limit),
+        "memory/host_peak_bytes": peak,
+        "memory/host_available_bytes": host.available,
+        "memory/children_bytes": host.children,
+        "memory/pressure_percent": host.pressure,
+    }
+
+
+def device_metrics(tiers: DeviceTiers) -> dict[str, float | None]:
+    name = f"memory/cuda{tiers.index}"
+    return {
+        f"{name}_allocated_bytes": tiers.allocated,
+        f"{name}_reserved_bytes": tiers.reserved,
+        f"{name}_free_bytes": tiers.free,
+    }
+
+
+def known(values: Mapping[str, float | None]) -> dict[str, float]:
+    """The values without those that are not known, for which a logger has no use."""
+    return {key: float(value) for key, value in values.items() if value is not None}

@@ -31,6 +31,7 @@ import torch
 import memtools
 from memtools import _core, distributed, export
 from memtools.kv import tensors
+from memtools.monitor.guards import Watermarks
 
 STUB = Path(_core.__file__).parent / "_core.pyi"
 GIB = 1 << 30
@@ -245,10 +246,12 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "Growth": growth,
     "KVLease": lease,
     "KVPool": pool,
+    "Handle": lambda: monitor().guard(0.9, "record"),
     "JsonlWriter": lambda: export.JsonlWriter(f"{os.urandom(4).hex()}.jsonl", Figures()),
     "LeakDetector": lambda: memtools.LeakDetector("1 GiB"),
     "Managed": lambda: memtools.managed(policy())(lambda *_, **__: None),
     "MemoryMonitor": monitor,
+    "Phase": lambda: monitor().phase("a"),
     "Policy": core_policy,
     "PolicyReport": lambda: policy().report(),
     "PrometheusExporter": lambda: export.PrometheusExporter(Figures()),
@@ -307,6 +310,8 @@ KINDS: dict[str, Any] = {
     "GroupGrowth": 1,
     "ProcessGroup": False,
     "MetricsSource": Figures,
+    "MemoryMonitor": memtools.MemoryMonitor,
+    "Watermarks": Watermarks,
 }
 #: by "callable.parameter", "class.parameter" or the parameter's own name, before its kind
 NAMED: dict[str, Any] = {
@@ -317,6 +322,8 @@ NAMED: dict[str, Any] = {
     "PrometheusExporter.__init__.labels": lambda: {"rank": "0"},
     "export.write_scalars.target": lambda: types.SimpleNamespace(add_scalar=lambda *_: None),
     "Growth.of": None,
+    "Handle.__init__.action": "record",
+    "Phase.__call__.function": lambda: lambda *_, **__: None,
     "GateHistory.extend.tensors": lambda: [torch.rand(4, 8) for _ in range(3)],
     "GateHistory._parse.data": lambda: history()._dump(),
     "GateHistory.__new__.trim": "half",

@@ -122,15 +122,6 @@ BROKEN = {
     ("csrc/py/tensor/one.h", "csrc/core/gate/rows.h"): (
         "A tensor is read as the view of rows that the gate history copies from."
     ),
-    ("memtools/_base/devices.py", "memtools.monitor.text"): (
-        "The figures of a device are a type that the monitor's texts declare."
-    ),
-    ("memtools/_base/reclaim.py", "memtools.monitor.signals"): (
-        "The number that asks the probe for the heap is declared by the monitor's signals."
-    ),
-    ("memtools/cleanup/actions.py", "memtools.monitor.signals"): (
-        "The numbers that ask the probe for heap and resident bytes are declared there."
-    ),
     ("memtools/cleanup/callbacks.py", "memtools.monitor.guards"): (
         "How a callback's arguments are counted is written in the monitor's guards."
     ),
@@ -157,9 +148,6 @@ BROKEN = {
     ),
     ("memtools/grad/undo.py", "memtools.monitor.host"): (
         "Whether a copy fits is asked of the host's memory, which the monitor reads."
-    ),
-    ("memtools/monitor/suspects.py", "memtools.gate.history"): (
-        "A gate history among the holders is named by what it is."
     ),
     ("memtools/record/growth.py", "memtools.leak.detector"): (
         "The growth of a record is judged by the leak test over the record's own series."

@@ -30,7 +30,7 @@ pool = memtools.KVPool(1, 2, 64, max_tokens=64, max_sequences=2, dtype="float32"
 lease = pool.acquire(1)
 before = memtools.census()
 detector = memtools.LeakDetector()
-with memtools.MemoryMonitor(log=record) as monitor:
+with memtools.MemoryMonitor(log=record) as monitor, monitor.phase("train"):
     for step in range(3):
         window = acc.step(torch.rand(8, 4), lambda micro: (model(micro).sum(), len(micro)))
         detector.update(step, heap=1 << 20)
@@ -43,7 +43,8 @@ found = [
     memtools.read_record(record), memtools.checkpoint_layers(model), memtools.allocator_settings(),
     memtools.allocator_settings().seen, memtools.allocator_settings().host,
     memtools.allocator_settings().cuda, memtools.allocator_settings().advice(),
-    memtools.census().diff(before),
+    memtools.census().diff(before), before.groups[0], before.groups[0].kind,
+    monitor.guard(0.9, "record"), monitor.phase("train"), *monitor.phases(),
 ]
 with contextlib.redirect_stdout(io.StringIO()) as printed:
     for one in found:
@@ -77,7 +78,14 @@ def test_no_repr_and_no_record_holds_the_environment(tmp_path: Path) -> None:
     assert SECRET not in printed
     assert SECRET.encode() not in record.read_bytes()
     # types of the public names of which EVERYTHING has no object at hand
-    assert missing == ["Holder", "StepsLeft"]
+    assert missing == [
+        "FillVerdict",
+        "GroupGrowth",
+        "Holder",
+        "Pressure",
+        "StepsLeft",
+        "TypeGrowth",
+    ]
     page = tmp_path / "page.html"
     for command in (
         ["doctor"],

@@ -90,7 +90,7 @@ def test_proc_that_goes_and_comes_back_during_the_run(root: Root) -> None:
         wait_for(lambda: m.samples_taken > seen + 3)
         m.step()
         assert m._last is not None
-        assert m._last.host().used is None
+        assert m._last.readings.host().used is None
         for file, text in kept.items():
             root._put(file, text)
         root.use(0.95)

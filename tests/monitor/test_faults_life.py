@@ -244,7 +244,7 @@ def test_marks_that_come_and_go_on_other_threads(root: Root) -> None:
         stop.set()
         for thread in churners:
             thread.join()
-        assert m._marks._handles == []
+        assert m._watermarks.handles == ()
     assert faults == []
 
 
@@ -263,7 +263,7 @@ def test_a_mark_cancelled_between_two_looks_at_it(root: Root) -> None:
 
     called: list[str] = []
     with monitor(leaks=False) as m:
-        marks = m._marks
+        marks = m._watermarks
         first = m.on_pressure(0.8, lambda: called.append("first"))
         m.on_pressure(0.9, lambda: called.append("second"))
         marks._of_bit = Bits(marks._of_bit)

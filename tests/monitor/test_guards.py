@@ -412,7 +412,7 @@ def test_bad_arguments_change_nothing() -> None:
         m.guard(0.9, "kill")
     with pytest.raises(TypeError, match="takes neither a Pressure nor nothing"):
         m.on_pressure(0.9, lambda a, b: None)
-    assert m._marks._handles == []
+    assert m._watermarks.handles == ()
 
 
 def test_there_is_room_for_32_watermarks() -> None:

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from memtools import GateHistory, LeakVerdict, MemoryMonitor, read_record
+from memtools import GateHistory, LeakDetector, LeakVerdict, MemoryMonitor, read_record
 from memtools._census.census import TypeGrowth
 from memtools._census.holders import Holder
-from memtools.monitor import suspects as monitor_suspect
-from memtools.monitor.leakwatch import FillVerdict, LeakWatch
+from memtools.monitor import leakwatch
+from memtools.monitor.leakwatch import FillVerdict, LeakWatch, Signal, Suspicion, suspects
 from memtools.monitor.log import Log
-from memtools.monitor.signals import Signal
-from memtools.monitor.suspects import Suspicion, suspects
 
 MIB, GIB = 2**20, 2**30
 
@@ -26,8 +24,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ns = 10**9
-        for module in ("leakwatch", "suspects"):
-            monkeypatch.setattr(f"memtools.monitor.{module}.time.monotonic_ns", lambda: self.ns)
+        monkeypatch.setattr("memtools.monitor.leakwatch.time.monotonic_ns", lambda: self.ns)
 
 
 @pytest.fixture
@@ -48,13 +45,15 @@ class Events:
 
 
 class Limits:
+    """Readings of which only the limits are asked."""
+
     def __init__(self, host: int | None) -> None:
         self._host = host
 
-    def host(self) -> int | None:
+    def host_limit(self) -> int | None:
         return self._host
 
-    def device(self) -> int | None:
+    def device_limit(self) -> int | None:
         return None
 
 
@@ -76,7 +75,7 @@ class Program:
 
     def watch(self, suspicion: Suspicion | None = None, limit: int | None = None) -> LeakWatch:
         signals = [Signal("heap", self.read, 200)]
-        return LeakWatch(signals, Limits(limit), self.log, suspicion)
+        return LeakWatch(signals, Limits(limit), self.log, suspicion)  # type: ignore[arg-type]
 
     def run(self, watch: LeakWatch, steps: int, grow: int = 0) -> None:
         """As step() of the monitor does it."""
@@ -242,7 +241,7 @@ def test_looks_become_rarer_and_are_bounded_in_time(clock: Clock) -> None:
             at.append(step)
             suspicion.look(step, verdict)
     assert at == [0, 100, 300, 700, 1500, 3100]
-    suspicion._spent = monitor_suspect.GRACE_NS + 10**9
+    suspicion._spent = leakwatch.GRACE_NS + 10**9
     assert not suspicion.due(10**6, clock.ns)
     assert suspicion.due(10**6, clock.ns + 101 * 10**9)
 
@@ -264,7 +263,7 @@ def holder(new: int, length: int | None, capacity: int | None) -> Holder:
 def told_apart(monkeypatch: pytest.MonkeyPatch, *found: Holder) -> Suspicion:
     suspicion = Suspicion()
     verdict = LeakVerdict("leak", 1000.0, "high", signal="heap", since_step=1)
-    monkeypatch.setattr(monitor_suspect, "suspects", lambda *_: list(found))
+    monkeypatch.setattr(leakwatch, "suspects", lambda *_: list(found))
     suspicion.look(0, verdict)
     suspicion.look(10, verdict)
     return suspicion
@@ -278,7 +277,7 @@ def test_a_buffer_that_fills_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> N
     text = "deque(maxlen=100) Replay.items with 40 of at most 100, 97.7 KiB when full"
     assert (fill.text, fill.remaining_bytes) == (text, 60_000)
     watch = Program(Clock(monkeypatch)).watch(suspicion)
-    monkeypatch.setattr(LeakWatch, "_judged", lambda self: leak)
+    monkeypatch.setattr(LeakDetector, "verdict", lambda self: leak)
     told = watch.verdict()
     assert isinstance(told, FillVerdict)
     assert (told.kind, told.confidence, told.filling) == ("growing", "low", text)
@@ -469,11 +468,11 @@ def test_declared_growth_reaches_the_detector(monkeypatch: pytest.MonkeyPatch) -
 
 def test_events_in_a_real_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verdict = LeakVerdict("leak", 4096.0, "high", signal="heap", since_step=3)
-    monkeypatch.setattr(LeakWatch, "_judged", lambda self: verdict)
+    monkeypatch.setattr(LeakDetector, "verdict", lambda self: verdict)
     with MemoryMonitor(tmp_path / "run.mem", device="cpu") as m:
         m.step(4)
         watch = m._watch()
         assert watch is not None
-        watch._tell(watch.verdict())
+        watch.write(watch.verdict())
     events = read_record(tmp_path / "run.mem").events
     assert [(e.kind, e.text, e.step) for e in events][1] == ("leak", str(verdict), 4)

@@ -17,7 +17,7 @@ import pytest
 from memtools import DeviceError, MemoryMonitor, read_record
 from memtools._base import torch as bridge
 from memtools._base.devices import find_devices, tiers
-from memtools.monitor.text import PhaseTotals
+from memtools.monitor.phases import PhaseTotals
 from tests.kit.fakedevice import FakeCuda, cuda
 
 __all__ = ["cuda"]

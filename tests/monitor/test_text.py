@@ -12,8 +12,8 @@ import pytest
 
 import memtools
 from memtools import MemoryMonitor, StepsLeft, read_record
-from memtools.monitor.text import (
-    DeviceTiers,
+from memtools._base.devices import DeviceTiers
+from memtools.monitor.readings import (
     HostTiers,
     format_stats,
     host_lines,

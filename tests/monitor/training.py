@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import memtools
-from memtools.monitor import suspects
+from memtools.monitor import leakwatch
 
 # A search for holders waits until those before it are a small part of the time. This run is over
 # before that where the machine does other things meanwhile: here a search is due by steps alone.
-suspects.GRACE_NS = 3600 * 10**9
+leakwatch.GRACE_NS = 3600 * 10**9
 
 
 class MoEBlock(nn.Module):

@@ -1,3 +1,10 @@
+/* How this file works. It counts. Each block of the pool is live, idle or nothing, and every change
+ * of that goes through take_name, make_resident, mt_kvblock_take and note_dropped, which keep the
+ * sums of the pool and of the extent. The rest is choice: which idle blocks are missed least when
+ * some must be dropped (victim), and which block costs a row least when it takes one (choose).
+ * Where a row lets go of a block that its addresses may still map, the slot is called stale, and
+ * the block remembers which slot it was (let_go), so that nobody takes or drops it before those
+ * addresses have changed. */
 #include "kv/block.h"
 
 #include <assert.h>
@@ -32,14 +39,14 @@ mt_kvblock_promise(mt_kvlease *lease, size_t blocks, mt_error *err)
 void
 mt_kvblock_unpromise(mt_kvlease *lease, size_t blocks)
 {
-    assert(blocks <= lease->promised);
+    assert(blocks <= lease->promised && lease->promised <= lease->pool->promised);
     lease->promised -= blocks;
     lease->pool->promised -= blocks;
-    mt_kvblock_fit(lease->pool);
+    mt_kvblock_shrink_reservation(lease->pool);
 }
 
 void
-mt_kvblock_fit(mt_kvpool *pool)
+mt_kvblock_shrink_reservation(mt_kvpool *pool)
 {
     size_t wanted = need(pool, pool->promised);
 
@@ -52,9 +59,9 @@ mt_kvblock_fit(mt_kvpool *pool)
 /* --- dropping --- */
 
 static bool
-is_idle(const mt_kvslot *s, size_t tb)
+is_idle(const mt_kvslot *s, size_t place)
 {
-    return s->resident[tb] && s->refs[tb] == 0;
+    return s->resident[place] && s->refs[place] == 0;
 }
 
 static void
@@ -63,35 +70,35 @@ drop_run(mt_kvpool *pool, mt_kvslot *s, size_t lo, size_t hi)
     const mt_kvgeom *g = &pool->geom;
 
     if (!pool->store.lazy)
-        mt_kvmap_forget(pool, s->first_block + (uint32_t)lo, s->first_block + (uint32_t)hi);
+        mt_kvmap_unmap(pool, s->first_block + (uint32_t)lo, s->first_block + (uint32_t)hi);
     for (size_t at = lo * g->part_bytes; at < g->slot_bytes; at += g->range_bytes)
         pool->store.drop(pool->store.ctx, s->offset + at, (hi - lo) * g->part_bytes);
 }
 
-/* A home that nobody names is one stretch of the store: one call drops it. */
+/* An extent that nobody names is one stretch of the store: one call drops it. */
 static void
-drop_home(mt_kvpool *pool, mt_kvslot *s)
+drop_extent(mt_kvpool *pool, mt_kvslot *s)
 {
     size_t blocks = pool->geom.blocks;
 
-    if (!pool->store.lazy) mt_kvmap_forget(pool, s->first_block, s->first_block + (uint32_t)blocks);
+    if (!pool->store.lazy) mt_kvmap_unmap(pool, s->first_block, s->first_block + (uint32_t)blocks);
     pool->store.drop(pool->store.ctx, s->offset, pool->geom.slot_bytes);
 }
 
 /* Counts the block as dropped. pre: it is idle. */
 static void
-note_dropped(mt_kvpool *pool, mt_kvslot *s, size_t tb)
+note_dropped(mt_kvpool *pool, mt_kvslot *s, size_t place)
 {
-    assert(is_idle(s, tb));
-    mt_kvmap_window(pool, s->first_block + (uint32_t)tb, false);
-    s->resident[tb] = false;
+    assert(is_idle(s, place));
+    mt_kvmap_count_window(pool, s->first_block + (uint32_t)place, false);
+    s->resident[place] = false;
     s->idle--;
     pool->idle--;
     pool->dropped++;
-    mt_kvpool_tell_pages(pool, 0 - pool->geom.block_bytes);
+    mt_kvpool_count_pages(pool, 0 - pool->geom.block_bytes);
 }
 
-/* Drops the home's idle blocks at places [first, end). */
+/* Drops the extent's idle blocks at places [first, end). */
 static void
 drop_idle_in(mt_kvpool *pool, mt_kvslot *s, size_t first, size_t end)
 {
@@ -99,8 +106,8 @@ drop_idle_in(mt_kvpool *pool, mt_kvslot *s, size_t first, size_t end)
         for (hi = lo; hi < end && is_idle(s, hi);)
             hi++;
         if (hi > lo) drop_run(pool, s, lo, hi);
-        for (size_t tb = lo; tb < hi; tb++)
-            note_dropped(pool, s, tb);
+        for (size_t place = lo; place < hi; place++)
+            note_dropped(pool, s, place);
     }
 }
 
@@ -108,16 +115,16 @@ drop_idle_in(mt_kvpool *pool, mt_kvslot *s, size_t first, size_t end)
 static bool
 may_be_shown(const mt_kvpool *pool, uint32_t block)
 {
-    uint32_t by = mt_kvpool_home(pool, block)->let_go[mt_kvpool_place(pool, block)];
+    uint32_t by = mt_kvblock_extent(pool, block)->let_go[mt_kvblock_index(pool, block)];
 
     if (by == 0 || pool->stale == 0) return false;
     return by == MT_KV_MANY || pool->slots[by - 1].stale;
 }
 
 static bool
-may_drop(const mt_kvpool *pool, const mt_kvslot *s, size_t tb)
+may_drop(const mt_kvpool *pool, const mt_kvslot *s, size_t place)
 {
-    return is_idle(s, tb) && !may_be_shown(pool, s->first_block + (uint32_t)tb);
+    return is_idle(s, place) && !may_be_shown(pool, s->first_block + (uint32_t)place);
 }
 
 static void
@@ -126,14 +133,14 @@ drop_idle_of(mt_kvpool *pool, mt_kvslot *s)
     size_t blocks = pool->geom.blocks;
     bool whole = s->named == 0 && pool->stale == 0;
 
-    if (whole) drop_home(pool, s);
-    for (size_t tb = 0; tb < blocks; tb++) {
-        size_t lo = tb;
+    if (whole) drop_extent(pool, s);
+    for (size_t place = 0; place < blocks; place++) {
+        size_t lo = place;
 
-        while (tb < blocks && may_drop(pool, s, tb))
-            tb++;
-        if (!whole && tb > lo) drop_run(pool, s, lo, tb);
-        while (lo < tb)
+        while (place < blocks && may_drop(pool, s, place))
+            place++;
+        if (!whole && place > lo) drop_run(pool, s, lo, place);
+        while (lo < place)
             note_dropped(pool, s, lo++);
     }
 }
@@ -148,15 +155,15 @@ is_missed_less(const mt_kvslot *s, const mt_kvslot *than)
     return s->used_at < than->used_at;
 }
 
-/* Whether idle blocks of the home can be dropped. What code may have written in place is nobody's
+/* Whether idle blocks of the extent can be dropped. What code may have written in place is nobody's
  * to drop. */
 static bool
 has_to_drop(const mt_kvpool *pool, const mt_kvslot *s)
 {
     if (s->idle == 0 || s->exposed) return false;
     if (pool->stale == 0) return true;
-    for (size_t tb = 0; tb < pool->geom.blocks; tb++)
-        if (may_drop(pool, s, tb)) return true;
+    for (size_t place = 0; place < pool->geom.blocks; place++)
+        if (may_drop(pool, s, place)) return true;
     return false;
 }
 
@@ -184,64 +191,65 @@ mt_kvblock_drop(mt_kvpool *pool, size_t keep)
     mt_kvslot *s;
 
     if (pool->idle <= keep) return;
-    (void)mt_kvmap_clear(pool, NULL);
+    (void)mt_kvmap_clear_stale(pool, NULL);
     while (pool->idle > keep && (s = victim(pool, true)) != NULL)
         drop_idle_of(pool, s);
 }
 
 /* --- taking --- */
 
-/* Whether the row in `slot` may take the block for place tb. Views of an exposed row show each
- * block of its home at its own place. */
+/* Whether the row in `slot` may take the block for `place`. Views of an exposed row show each
+ * block of its extent at its own place. */
 static bool
-is_free(const mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+is_free(const mt_kvpool *pool, size_t slot, size_t place, uint32_t block)
 {
-    const mt_kvslot *home = mt_kvpool_home(pool, block);
-    size_t place = mt_kvpool_place(pool, block);
+    const mt_kvslot *extent = mt_kvblock_extent(pool, block);
+    size_t index = mt_kvblock_index(pool, block);
 
-    return home->refs[place] == 0 &&
-           (!home->exposed || (home == &pool->slots[slot] && place == tb));
+    return extent->refs[index] == 0 &&
+           (!extent->exposed || (extent == &pool->slots[slot] && index == place));
 }
 
 static bool
-is_spare(const mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+is_spare(const mt_kvpool *pool, size_t slot, size_t place, uint32_t block)
 {
-    return is_free(pool, slot, tb, block) &&
-           mt_kvpool_home(pool, block)->resident[mt_kvpool_place(pool, block)];
+    return is_free(pool, slot, place, block) &&
+           mt_kvblock_extent(pool, block)->resident[mt_kvblock_index(pool, block)];
 }
 
-/* The block that the slot's addresses map at place tb; MT_KV_ANY: none. */
+/* The block that the slot's addresses map at `place`; MT_KV_ANY: none. */
 static uint32_t
-block_here(const mt_kvpool *pool, const mt_kvslot *s, size_t tb)
+block_here(const mt_kvpool *pool, const mt_kvslot *s, size_t place)
 {
-    uint32_t have = mt_kvslot_have(pool, s, 0, tb);
+    uint32_t mapped = mt_kvslot_mapped(pool, s, 0, place);
 
-    return mt_kvhave_is_block(have) ? have >> 1 : MT_KV_ANY;
+    return mt_kvmapped_is_block(mapped) ? mapped >> 1 : MT_KV_ANY;
 }
 
 /* The block behind the row's last one, so that both are one stretch. */
 static uint32_t
-block_behind(const mt_kvpool *pool, const mt_kvslot *s, size_t tb)
+block_behind(const mt_kvpool *pool, const mt_kvslot *s, size_t place)
 {
-    uint32_t before = tb > 0 && tb <= s->taken ? s->table[tb - 1] : MT_KV_ZERO;
+    uint32_t before = place > 0 && place <= s->taken ? s->table[place - 1] : MT_KV_ZERO;
 
-    if (before == MT_KV_ZERO || mt_kvpool_place(pool, before) + 1 == pool->geom.blocks)
+    if (before == MT_KV_ZERO || mt_kvblock_index(pool, before) + 1 == pool->geom.blocks)
         return MT_KV_ANY;
     return before + 1;
 }
 
-/* The home's first idle block that does not lie behind one in use: that is for whoever uses it. */
+/* The extent's first idle block that does not lie behind one in use: that is for whoever uses it.
+ */
 static uint32_t
 first_of_run(const mt_kvpool *pool, const mt_kvslot *s)
 {
-    for (size_t tb = 0; s->idle > 0 && !s->exposed && tb < pool->geom.blocks; tb++)
-        if (is_idle(s, tb) && (tb == 0 || s->refs[tb - 1] == 0))
-            return s->first_block + (uint32_t)tb;
+    for (size_t place = 0; s->idle > 0 && !s->exposed && place < pool->geom.blocks; place++)
+        if (is_idle(s, place) && (place == 0 || s->refs[place - 1] == 0))
+            return s->first_block + (uint32_t)place;
     return MT_KV_ANY;
 }
 
-/* Any idle block: where a run of them begins, which the row takes next, in its own home or in that
- * where it is missed least; else any of the slot where they are missed least. */
+/* Any idle block: where a run of them begins, which the row takes next, in its own extent or in
+ * that where it is missed least; else any of the slot where they are missed least. */
 static uint32_t
 any_spare(mt_kvpool *pool, size_t slot)
 {
@@ -258,8 +266,8 @@ any_spare(mt_kvpool *pool, size_t slot)
     if (found != MT_KV_ANY) return found;
     if (best != NULL) return first_of_run(pool, best);
     best = victim(pool, false);
-    for (size_t tb = 0; best != NULL && tb < pool->geom.blocks; tb++)
-        if (is_idle(best, tb)) return best->first_block + (uint32_t)tb;
+    for (size_t place = 0; best != NULL && place < pool->geom.blocks; place++)
+        if (is_idle(best, place)) return best->first_block + (uint32_t)place;
     return MT_KV_ANY;
 }
 
@@ -272,66 +280,66 @@ may_scatter(const mt_kvpool *pool)
 }
 
 static uint32_t
-any_free(const mt_kvpool *pool, size_t slot, size_t tb)
+any_free(const mt_kvpool *pool, size_t slot, size_t place)
 {
     for (uint32_t block = 0; block < pool->slot_count * pool->geom.blocks; block++)
-        if (is_free(pool, slot, tb, block)) return block;
+        if (is_free(pool, slot, place, block)) return block;
     return MT_KV_ANY;
 }
 
 /* The block that costs the row least: of an exposed one the block that its addresses map, which
- * code may have written to; of one that is about to be exposed the same, because rows whose homes
+ * code may have written to; of one that is about to be exposed the same, because rows whose extents
  * others have named up to some place have to own all blocks up to there; the same where the row has
  * moved; else an idle one that lies there, or behind the row's last, or anywhere; a new one at its
- * own place; any. MT_KV_ANY: there is none in any home. */
+ * own place; any. MT_KV_ANY: there is none in any extent. */
 uint32_t
-mt_kvblock_nearest(const mt_kvpool *pool, size_t slot, size_t tb)
+mt_kvblock_nearest(const mt_kvpool *pool, size_t slot, size_t place)
 {
-    const mt_kvslot *s = &pool->slots[slot], *home = &pool->slots[s->home];
-    uint32_t own = s->first_block + (uint32_t)tb, here = block_here(pool, s, tb);
+    const mt_kvslot *s = &pool->slots[slot], *extent = &pool->slots[s->extent];
+    uint32_t own = s->first_block + (uint32_t)place, here = block_here(pool, s, place);
 
-    if ((s->exposed || s->lease->exposing) && s->refs[tb] == 0) return own;
-    if (home != s && is_free(pool, slot, tb, home->first_block + (uint32_t)tb))
-        return home->first_block + (uint32_t)tb;
-    if (here != MT_KV_ANY && is_spare(pool, slot, tb, here)) return here;
-    return is_spare(pool, slot, tb, own) ? own : MT_KV_ANY;
+    if ((s->exposed || s->lease->exposing) && s->refs[place] == 0) return own;
+    if (extent != s && is_free(pool, slot, place, extent->first_block + (uint32_t)place))
+        return extent->first_block + (uint32_t)place;
+    if (here != MT_KV_ANY && is_spare(pool, slot, place, here)) return here;
+    return is_spare(pool, slot, place, own) ? own : MT_KV_ANY;
 }
 
 static uint32_t
-choose(mt_kvpool *pool, size_t slot, size_t tb)
+choose(mt_kvpool *pool, size_t slot, size_t place)
 {
     const mt_kvslot *s = &pool->slots[slot];
-    uint32_t own = s->first_block + (uint32_t)tb, found = mt_kvblock_nearest(pool, slot, tb);
+    uint32_t own = s->first_block + (uint32_t)place, found = mt_kvblock_nearest(pool, slot, place);
 
     if (found != MT_KV_ANY) return found;
-    found = may_scatter(pool) ? block_behind(pool, s, tb) : MT_KV_ANY;
-    if (found != MT_KV_ANY && is_spare(pool, slot, tb, found)) return found;
+    found = may_scatter(pool) ? block_behind(pool, s, place) : MT_KV_ANY;
+    if (found != MT_KV_ANY && is_spare(pool, slot, place, found)) return found;
     found = may_scatter(pool) ? any_spare(pool, slot) : MT_KV_ANY;
     if (found != MT_KV_ANY) return found;
-    return is_free(pool, slot, tb, own) ? own : any_free(pool, slot, tb);
+    return is_free(pool, slot, place, own) ? own : any_free(pool, slot, place);
 }
 
 bool
-mt_kvblock_is_in_view(const mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+mt_kvblock_is_in_view(const mt_kvpool *pool, size_t slot, size_t place, uint32_t block)
 {
-    uint32_t by = mt_kvpool_home(pool, block)->let_go[mt_kvpool_place(pool, block)];
+    uint32_t by = mt_kvblock_extent(pool, block)->let_go[mt_kvblock_index(pool, block)];
     const mt_kvslot *s = &pool->slots[slot];
 
     if (!may_be_shown(pool, block)) return false;
-    if (by != slot + 1 || s->broken || block_here(pool, s, tb) != block) return true;
-    return mt_kvmap_is_elsewhere(pool, slot, tb, block);
+    if (by != slot + 1 || s->broken || block_here(pool, s, place) != block) return true;
+    return mt_kvmap_is_seen_elsewhere(pool, slot, place, block);
 }
 
 /* A block that no row shows: an idle one, else the row's own, else any. */
 static uint32_t
-any_unseen(const mt_kvpool *pool, size_t slot, size_t tb)
+any_unseen(const mt_kvpool *pool, size_t slot, size_t place)
 {
-    uint32_t own = pool->slots[slot].first_block + (uint32_t)tb, found = MT_KV_ANY;
+    uint32_t own = pool->slots[slot].first_block + (uint32_t)place, found = MT_KV_ANY;
 
     for (uint32_t block = 0; block < pool->slot_count * pool->geom.blocks; block++) {
-        if (!is_free(pool, slot, tb, block)) continue;
-        if (mt_kvblock_is_in_view(pool, slot, tb, block)) continue;
-        if (is_spare(pool, slot, tb, block)) return block;
+        if (!is_free(pool, slot, place, block)) continue;
+        if (mt_kvblock_is_in_view(pool, slot, place, block)) continue;
+        if (is_spare(pool, slot, place, block)) return block;
         if (found == MT_KV_ANY || block == own) found = block;
     }
     return found;
@@ -341,30 +349,31 @@ any_unseen(const mt_kvpool *pool, size_t slot, size_t tb)
  * system gives no mappings for rows to leave it, one that they need not leave; but not where it has
  * to be this one, or code may have written to it in place. */
 static mt_status
-find_block(mt_kvpool *pool, size_t slot, size_t tb, uint32_t exact, uint32_t *block, mt_error *err)
+find_block(mt_kvpool *pool, size_t slot, size_t place, uint32_t exact, uint32_t *block,
+           mt_error *err)
 {
     const mt_kvslot *s = &pool->slots[slot];
     bool in_place = s->exposed || s->lease->exposing;
     mt_status st = MT_OK;
 
-    *block = exact != MT_KV_ANY ? exact : choose(pool, slot, tb);
-    if (*block != MT_KV_ANY && mt_kvblock_is_in_view(pool, slot, tb, *block))
-        st = mt_kvmap_clear(pool, err);
-    if (st == MT_EAGAIN && (exact != MT_KV_ANY || (in_place && *block == s->first_block + tb)))
+    *block = exact != MT_KV_ANY ? exact : choose(pool, slot, place);
+    if (*block != MT_KV_ANY && mt_kvblock_is_in_view(pool, slot, place, *block))
+        st = mt_kvmap_clear_stale(pool, err);
+    if (st == MT_EAGAIN && (exact != MT_KV_ANY || (in_place && *block == s->first_block + place)))
         return mt_fail(err, MT_ENOMEM, MT_STORE_MAPS, 0);
-    if (st == MT_EAGAIN) *block = any_unseen(pool, slot, tb);
+    if (st == MT_EAGAIN) *block = any_unseen(pool, slot, place);
     if (st != MT_OK && st != MT_EAGAIN) return st;
     if (*block != MT_KV_ANY) return MT_OK;
     *block = (uint32_t)(pool->slot_count * pool->geom.blocks);
-    return mt_kvpool_extend(pool, err);
+    return mt_kvpool_add_arena(pool, err);
 }
 
 /* The pages of one block, of a store that is not lazy. */
 static mt_status
-take_pages(mt_kvpool *pool, const mt_kvslot *s, size_t tb, mt_error *err)
+take_pages(mt_kvpool *pool, const mt_kvslot *s, size_t place, mt_error *err)
 {
     const mt_kvgeom *g = &pool->geom;
-    size_t first = s->offset + tb * g->part_bytes, at;
+    size_t first = s->offset + place * g->part_bytes, at;
     mt_status st = MT_OK;
 
     for (at = 0; at < g->slot_bytes; at += g->range_bytes)
@@ -395,78 +404,78 @@ reserve_for_one(mt_kvpool *pool, mt_error *err)
 static bool
 take_name(mt_kvpool *pool, uint32_t block)
 {
-    mt_kvslot *home = mt_kvpool_home(pool, block);
-    size_t tb = mt_kvpool_place(pool, block);
+    mt_kvslot *extent = mt_kvblock_extent(pool, block);
+    size_t place = mt_kvblock_index(pool, block);
 
-    assert(home->refs[tb] > 0 && home->resident[tb]);
-    if (--home->refs[tb] > 0) return false;
-    home->named--;
-    home->idle++;
+    assert(extent->refs[place] > 0 && extent->resident[place]);
+    if (--extent->refs[place] > 0) return false;
+    extent->named--;
+    extent->idle++;
     pool->live--;
     pool->idle++;
-    pool->untold = true;
+    pool->notify_due = true;
     return true;
 }
 
 static mt_status
-make_resident(mt_kvpool *pool, mt_kvslot *home, size_t tb, mt_error *err)
+make_resident(mt_kvpool *pool, mt_kvslot *extent, size_t place, mt_error *err)
 {
     mt_status st;
 
     if (pool->idle > 0) mt_kvblock_drop(pool, pool->idle - 1); /* what is physical stays level */
     if ((st = reserve_for_one(pool, err)) != MT_OK) return st;
     if (!pool->store.lazy) {
-        st = take_pages(pool, home, tb, err);
+        st = take_pages(pool, extent, place, err);
         if (st != MT_OK) return st;
     }
-    home->resident[tb] = true;
-    home->idle++;
+    extent->resident[place] = true;
+    extent->idle++;
     pool->idle++;
     pool->taken++;
-    mt_kvpool_tell_pages(pool, pool->geom.block_bytes);
+    mt_kvpool_count_pages(pool, pool->geom.block_bytes);
     return MT_OK;
 }
 
 /* Nobody else's addresses show the block from now on. pre: it is in no view. */
 static void
-leave_to(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+leave_to(mt_kvpool *pool, size_t slot, size_t place, uint32_t block)
 {
-    mt_kvslot *home = mt_kvpool_home(pool, block);
-    size_t place = mt_kvpool_place(pool, block);
-    bool lies_here = block_here(pool, &pool->slots[slot], tb) == block;
+    mt_kvslot *extent = mt_kvblock_extent(pool, block);
+    size_t index = mt_kvblock_index(pool, block);
+    bool lies_here = block_here(pool, &pool->slots[slot], place) == block;
 
-    assert(!mt_kvblock_is_in_view(pool, slot, tb, block));
-    if (!pool->store.lazy && home->resident[place] && !lies_here)
-        mt_kvmap_forget(pool, block, block + 1);
-    mt_kvmap_yield(pool, slot, tb, block);
-    mt_kvmap_forget_private(pool, slot, tb, block);
-    home->let_go[place] = 0;
+    assert(!mt_kvblock_is_in_view(pool, slot, place, block));
+    if (!pool->store.lazy && extent->resident[index] && !lies_here)
+        mt_kvmap_unmap(pool, block, block + 1);
+    mt_kvmap_hide_in_free_slots(pool, slot, place, block);
+    mt_kvmap_forget_private(pool, slot, place, block);
+    extent->let_go[index] = 0;
 }
 
 mt_status
-mt_kvblock_take(mt_kvlease *lease, size_t slot, size_t tb, uint32_t exact, uint32_t *block,
+mt_kvblock_take(mt_kvlease *lease, size_t slot, size_t place, uint32_t exact, uint32_t *block,
                 mt_error *err)
 {
     mt_kvpool *pool = lease->pool;
     uint32_t found;
-    mt_kvslot *home;
-    size_t place;
+    mt_kvslot *extent;
+    size_t index;
     mt_status st;
 
-    assert(lease->promised > 0);
-    if ((st = find_block(pool, slot, tb, exact, &found, err)) != MT_OK) return st;
-    home = mt_kvpool_home(pool, found);
-    place = mt_kvpool_place(pool, found);
-    assert(home->refs[place] == 0);
-    leave_to(pool, slot, tb, found);
-    if (home->resident[place])
+    assert(lease->promised > 0 && place < pool->geom.blocks);
+    if ((st = find_block(pool, slot, place, exact, &found, err)) != MT_OK) return st;
+    extent = mt_kvblock_extent(pool, found);
+    index = mt_kvblock_index(pool, found);
+    assert(extent->refs[index] == 0);
+    leave_to(pool, slot, place, found);
+    if (extent->resident[index])
         pool->recycled++;
-    else if ((st = make_resident(pool, home, place, err)) != MT_OK)
+    else if ((st = make_resident(pool, extent, index, err)) != MT_OK)
         return st;
-    home->idle--;
+    extent->idle--;
     pool->idle--;
-    home->refs[place] = 1;
-    home->named++;
+    extent->refs[index] = 1;
+    extent->named++;
     pool->live++;
     lease->promised--;
     pool->promised--;
@@ -478,14 +487,14 @@ mt_kvblock_take(mt_kvlease *lease, size_t slot, size_t tb, uint32_t exact, uint3
 void
 mt_kvblock_untake(mt_kvlease *lease, size_t slot, uint32_t block, bool filled)
 {
-    size_t tb = mt_kvpool_place(lease->pool, block);
-    mt_kvslot *home = mt_kvpool_home(lease->pool, block);
+    size_t place = mt_kvblock_index(lease->pool, block);
+    mt_kvslot *extent = mt_kvblock_extent(lease->pool, block);
     bool last = take_name(lease->pool, block);
 
     assert(last);
     (void)last;
     mt_kvblock_note_shown(lease->pool, slot, block);
-    if (filled && home->exposed) drop_idle_in(lease->pool, home, tb, tb + 1);
+    if (filled && extent->exposed) drop_idle_in(lease->pool, extent, place, place + 1);
     lease->promised++;
     lease->pool->promised++;
 }
@@ -506,57 +515,57 @@ void
 mt_kvblock_name(mt_kvpool *pool, uint32_t block)
 {
     if (block == MT_KV_ZERO) return;
-    assert(mt_kvpool_refs(pool, block) > 0);
-    mt_kvpool_home(pool, block)->refs[mt_kvpool_place(pool, block)]++;
+    assert(mt_kvblock_refs(pool, block) > 0);
+    mt_kvblock_extent(pool, block)->refs[mt_kvblock_index(pool, block)]++;
 }
 
-/* A row that sees all of its home sees zeros where it names nothing. */
+/* A row that sees all of its extent sees zeros where it names nothing. */
 void
 mt_kvblock_unname(mt_kvpool *pool, uint32_t block)
 {
-    mt_kvslot *home;
-    size_t tb;
+    mt_kvslot *extent;
+    size_t place;
 
     if (block == MT_KV_ZERO) return;
-    home = mt_kvpool_home(pool, block);
-    tb = mt_kvpool_place(pool, block);
-    if (take_name(pool, block) && home->exposed) drop_idle_in(pool, home, tb, tb + 1);
+    extent = mt_kvblock_extent(pool, block);
+    place = mt_kvblock_index(pool, block);
+    if (take_name(pool, block) && extent->exposed) drop_idle_in(pool, extent, place, place + 1);
 }
 
 bool
 mt_kvblock_must_leave(const mt_kvpool *pool, size_t slot, uint32_t block)
 {
-    const mt_kvslot *home = mt_kvpool_home(pool, block);
+    const mt_kvslot *extent = mt_kvblock_extent(pool, block);
 
-    return mt_kvpool_refs(pool, block) > 1 || (home->exposed && home != &pool->slots[slot]);
+    return mt_kvblock_refs(pool, block) > 1 || (extent->exposed && extent != &pool->slots[slot]);
 }
 
 void
 mt_kvblock_note_shown(mt_kvpool *pool, size_t slot, uint32_t block)
 {
     mt_kvslot *s = &pool->slots[slot];
-    uint32_t *by = &mt_kvpool_home(pool, block)->let_go[mt_kvpool_place(pool, block)];
+    uint32_t *by = &mt_kvblock_extent(pool, block)->let_go[mt_kvblock_index(pool, block)];
 
     *by = *by == 0 || *by == slot + 1 ? (uint32_t)slot + 1 : MT_KV_MANY;
     pool->stale += !s->stale;
     s->stale = true;
 }
 
-/* pre: it does not need to leave the block at place tb, or has. */
+/* pre: it does not need to leave the block at `place`, or has. */
 static void
-note_left(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+note_left(mt_kvpool *pool, size_t slot, size_t place, uint32_t block)
 {
-    (void)tb; /* for the assertion alone */
+    (void)place; /* for the assertion alone */
     assert(!mt_kvblock_must_leave(pool, slot, block) ||
-           !mt_kvmap_shows(pool, &pool->slots[slot], tb, block));
+           !mt_kvmap_shows(pool, &pool->slots[slot], place, block));
     mt_kvblock_note_shown(pool, slot, block);
 }
 
 void
-mt_kvblock_let_go(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+mt_kvblock_let_go(mt_kvpool *pool, size_t slot, size_t place, uint32_t block)
 {
     if (block == MT_KV_ZERO) return;
-    note_left(pool, slot, tb, block);
+    note_left(pool, slot, place, block);
     mt_kvblock_unname(pool, block);
 }
 
@@ -567,19 +576,19 @@ mt_kvblock_let_go_from(mt_kvpool *pool, size_t slot, size_t keep)
     size_t end = s->taken;
 
     while (s->taken > keep) {
-        size_t tb = --s->taken;
+        size_t place = --s->taken;
 
-        if (s->table[tb] != s->first_block + tb) {
-            mt_kvblock_let_go(pool, slot, tb, s->table[tb]);
+        if (s->table[place] != s->first_block + place) {
+            mt_kvblock_let_go(pool, slot, place, s->table[place]);
             continue;
         }
-        note_left(pool, slot, tb, s->table[tb]);
-        (void)take_name(pool, s->table[tb]);
+        note_left(pool, slot, place, s->table[place]);
+        (void)take_name(pool, s->table[place]);
     }
     if (s->exposed) drop_idle_in(pool, s, keep, end);
 }
 
-/* Pages of the home beside those that are counted, which code may have touched. */
+/* Pages of the extent beside those that are counted, which code may have touched. */
 static void
 drop_uncounted(mt_kvpool *pool, const mt_kvslot *s)
 {
@@ -607,35 +616,36 @@ mt_kvblock_unexpose(mt_kvpool *pool, size_t slot)
 mt_status
 mt_kvblock_window(mt_kvpool *pool, uint32_t block, size_t at, void **out, mt_error *err)
 {
-    const mt_kvslot *home = mt_kvpool_home(pool, block);
+    const mt_kvslot *extent = mt_kvblock_extent(pool, block);
 
-    at += mt_kvpool_place(pool, block) * pool->geom.part_bytes;
-    mt_kvmap_window(pool, block, true);
-    return pool->store.window(pool->store.ctx, home->offset + at, pool->geom.part_bytes, out, err);
+    at += mt_kvblock_index(pool, block) * pool->geom.part_bytes;
+    mt_kvmap_count_window(pool, block, true);
+    return pool->store.window(pool->store.ctx, extent->offset + at, pool->geom.part_bytes, out,
+                              err);
 }
 
-/* Where the row in `slot` reads its block at place tb of the unit, if not in the block itself. */
+/* Where the row in `slot` reads its block at `place` of the unit, if not in the block itself. */
 static const char *
-written_over(const mt_kvpool *pool, size_t slot, size_t unit, size_t tb, uint32_t block)
+written_over(const mt_kvpool *pool, size_t slot, size_t unit, size_t place, uint32_t block)
 {
     const mt_kvslot *s;
 
     if (slot == SIZE_MAX || !pool->store.private_writes) return NULL;
     s = &pool->slots[slot];
-    if (mt_kvslot_have(pool, s, unit, tb) != (block << 1 | MT_HAVE_PRIVATE)) return NULL;
-    return s->base + tb * pool->geom.part_bytes;
+    if (mt_kvslot_mapped(pool, s, unit, place) != (block << 1 | MT_MAPPED_PRIVATE)) return NULL;
+    return s->base + place * pool->geom.part_bytes;
 }
 
 mt_status
-mt_kvblock_copy(mt_kvpool *pool, uint32_t to, uint32_t from, size_t tokens, size_t slot, size_t tb,
-                mt_error *err)
+mt_kvblock_copy(mt_kvpool *pool, uint32_t to, uint32_t from, size_t tokens, size_t slot,
+                size_t place, mt_error *err)
 {
     const mt_kvgeom *g = &pool->geom;
     mt_status st = MT_OK;
     void *dst, *window;
 
     for (size_t at = 0; st == MT_OK && tokens > 0 && at < g->slot_bytes; at += g->range_bytes) {
-        const char *src = written_over(pool, slot, at / g->unit_bytes, tb, from);
+        const char *src = written_over(pool, slot, at / g->unit_bytes, place, from);
 
         if (src == NULL) {
             if ((st = mt_kvblock_window(pool, from, at, &window, err)) != MT_OK) break;

@@ -12,11 +12,11 @@ count_names(mt_kvpool *pool, bool back)
     for (size_t i = 0; i < pool->slot_count; i++) {
         const mt_kvslot *s = &pool->slots[i];
 
-        for (size_t tb = 0; tb < s->taken; tb++) {
-            uint32_t block = s->table[tb];
+        for (size_t place = 0; place < s->taken; place++) {
+            uint32_t block = s->table[place];
 
             if (block == MT_KV_ZERO) continue;
-            mt_kvpool_home(pool, block)->refs[mt_kvpool_place(pool, block)] += back ? 1U : -1U;
+            mt_kvblock_extent(pool, block)->refs[mt_kvblock_index(pool, block)] += back ? 1U : -1U;
         }
     }
 }
@@ -29,17 +29,17 @@ count_sights(mt_kvpool *pool, bool back)
         const mt_kvslot *s = &pool->slots[i];
 
         for (size_t unit = 0; unit < pool->geom.units; unit++)
-            for (size_t tb = 0; tb < s->seen[unit]; tb++) {
-                uint32_t have = mt_kvslot_have(pool, s, unit, tb), block = have >> 1;
+            for (size_t place = 0; place < s->seen[unit]; place++) {
+                uint32_t mapped = mt_kvslot_mapped(pool, s, unit, place), block = mapped >> 1;
 
-                if (!s->in_sight[unit * pool->geom.blocks + tb] || !mt_kvhave_is_block(have))
+                if (!s->in_sight[unit * pool->geom.blocks + place] || !mt_kvmapped_is_block(mapped))
                     continue;
-                mt_kvpool_home(pool, block)->sights[mt_kvpool_place(pool, block)] +=
+                mt_kvblock_extent(pool, block)->sights[mt_kvblock_index(pool, block)] +=
                     back ? 1U : -1U;
             }
-        for (size_t tb = 0; tb < pool->geom.blocks; tb++)
-            if (s->windowed[tb])
-                s->sights[tb] += back ? (uint32_t)pool->geom.units : -(uint32_t)pool->geom.units;
+        for (size_t place = 0; place < pool->geom.blocks; place++)
+            if (s->windowed[place])
+                s->sights[place] += back ? (uint32_t)pool->geom.units : -(uint32_t)pool->geom.units;
     }
 }
 
@@ -50,16 +50,16 @@ counts_hold(mt_kvpool *pool)
     bool good = true;
 
     for (size_t i = 0; i < pool->slot_count; i++)
-        for (size_t tb = 0; tb < pool->geom.blocks; tb++)
-            again += mt_size_max(pool->slots[i].sights[tb], pool->geom.units) - pool->geom.units;
+        for (size_t place = 0; place < pool->geom.blocks; place++)
+            again += mt_size_max(pool->slots[i].sights[place], pool->geom.units) - pool->geom.units;
     count_names(pool, false);
     count_sights(pool, false);
     for (size_t i = 0; i < pool->slot_count; i++)
-        for (size_t tb = 0; tb < pool->geom.blocks; tb++)
-            good = good && pool->slots[i].refs[tb] == 0 && pool->slots[i].sights[tb] == 0;
+        for (size_t place = 0; place < pool->geom.blocks; place++)
+            good = good && pool->slots[i].refs[place] == 0 && pool->slots[i].sights[place] == 0;
     count_names(pool, true);
     count_sights(pool, true);
-    return good && again == pool->again;
+    return good && again == pool->extra_sights;
 }
 
 static bool
@@ -70,21 +70,21 @@ slot_holds(mt_kvpool *pool, size_t index)
 
     if (s->taken > pool->geom.blocks || s->reach < s->taken) return false;
     if (s->lease == NULL && (s->taken > 0 || s->stale || s->exposed)) return false;
-    for (size_t tb = 0; tb < pool->geom.blocks; tb++) {
-        if (s->refs[tb] > 0 && !s->resident[tb]) return false;
-        named += s->refs[tb] > 0;
-        idle += s->refs[tb] == 0 && s->resident[tb];
+    for (size_t place = 0; place < pool->geom.blocks; place++) {
+        if (s->refs[place] > 0 && !s->resident[place]) return false;
+        named += s->refs[place] > 0;
+        idle += s->refs[place] == 0 && s->resident[place];
     }
     for (size_t unit = 0; unit < pool->geom.units; unit++)
-        for (size_t tb = s->seen[unit]; tb < pool->geom.blocks; tb++)
-            if (s->in_sight[unit * pool->geom.blocks + tb]) return false;
-    return s->named == named && s->idle == idle && s->maps == mt_kvmap_count(pool, s);
+        for (size_t place = s->seen[unit]; place < pool->geom.blocks; place++)
+            if (s->in_sight[unit * pool->geom.blocks + place]) return false;
+    return s->named == named && s->idle == idle && s->maps == mt_kvmap_count_stretches(pool, s);
 }
 
 /* What the lease's thread takes for mapped without looking is mapped as the table says, or to zeros
  * where another layer has made the row longer since. */
 static bool
-shown_holds(const mt_kvlease *lease, size_t row)
+mapped_to_holds(const mt_kvlease *lease, size_t row)
 {
     const mt_kvpool *pool = lease->pool;
     const mt_kvslot *s = mt_kvlease_slot(lease, row);
@@ -92,14 +92,36 @@ shown_holds(const mt_kvlease *lease, size_t row)
     for (size_t unit = 0; unit < pool->geom.units; unit++) {
         size_t end = lease->mapped_to[row * pool->geom.units + unit] / pool->geom.block_tokens;
 
-        for (size_t tb = 0; tb < end; tb++) {
-            uint32_t have = mt_kvslot_have(pool, s, unit, tb);
-            uint32_t named = tb < s->taken ? s->table[tb] : MT_KV_ZERO;
+        for (size_t place = 0; place < end; place++) {
+            uint32_t mapped = mt_kvslot_mapped(pool, s, unit, place);
+            uint32_t named = place < s->taken ? s->table[place] : MT_KV_ZERO;
 
-            if (!s->in_sight[unit * pool->geom.blocks + tb]) return false;
-            if (have == MT_HAVE_ZERO || (s->exposed && tb >= s->taken)) continue;
-            if (have >> 1 != named) return false;
+            if (!s->in_sight[unit * pool->geom.blocks + place]) return false;
+            if (mapped == MT_MAPPED_ZERO || (s->exposed && place >= s->taken)) continue;
+            if (mapped >> 1 != named) return false;
         }
+    }
+    return true;
+}
+
+/* What prepare.h says of a row's marks. */
+static bool
+marks_hold(const mt_kvlease *lease, size_t row)
+{
+    const mt_kvgeom *g = &lease->pool->geom;
+    size_t end = g->blocks * g->block_tokens;
+
+    for (size_t layer = 0; layer < g->config.layers; layer++) {
+        uint32_t length = *mt_kvlease_len(lease, layer, row);
+
+        if (length > *mt_kvlease_writable_to(lease, layer, row)) return false;
+        if (length > *mt_kvlease_zero_to(lease, layer, row)) return false;
+    }
+    for (size_t at = row * g->units; at < (row + 1) * g->units; at++) {
+        if (lease->owned_from[at] > lease->owned_to[at] || lease->owned_to[at] > end) return false;
+        if (lease->owned_from[at] % g->block_tokens != 0) return false;
+        if (lease->owned_to[at] % g->block_tokens != 0) return false;
+        if (lease->mapped_to[at] % g->block_tokens != 0 || lease->mapped_to[at] > end) return false;
     }
     return true;
 }
@@ -118,7 +140,7 @@ lease_holds(const mt_kvlease *lease)
     for (size_t row = 0; row < lease->rows; row++) {
         if (mt_kvlease_slot(lease, row)->taken < mt_kvlease_blocks(lease, row)) return false;
         if (mt_kvlease_row_tokens(lease, row) > g->config.max_tokens) return false;
-        if (!shown_holds(lease, row)) return false;
+        if (!marks_hold(lease, row) || !mapped_to_holds(lease, row)) return false;
     }
     return true;
 }

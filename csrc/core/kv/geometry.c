@@ -64,14 +64,3 @@ mt_kvgeom_init(mt_kvgeom *g, const mt_kvconfig *config, size_t page_bytes, mt_er
     g->head_stride = config->layout == MT_KV_HEAD_MAJOR ? g->range_bytes : g->row_bytes;
     return MT_OK;
 }
-
-size_t
-mt_kvgeom_offset(const mt_kvgeom *g, size_t layer, size_t which)
-{
-    size_t group = g->config.layer_group, heads = g->config.heads;
-    size_t unit = layer / group * g->unit_bytes;
-
-    if (g->config.layout == MT_KV_HEAD_MAJOR) return unit + which * heads * g->range_bytes;
-    if (group == 1) return unit + which * g->range_bytes;
-    return unit + (2 * (layer % group) + which) * heads * g->row_bytes;
-}

@@ -15,6 +15,7 @@
 #ifndef MT_KV_GEOMETRY_H
 #define MT_KV_GEOMETRY_H
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -54,7 +55,17 @@ mt_kvgeom_unit(const mt_kvgeom *g, size_t layer)
 
 /* Offset in the slot of token 0, head 0 of K (which = 0) or V (1) of the layer. Heads follow at
  * head_stride, tokens at token_bytes. */
-size_t mt_kvgeom_offset(const mt_kvgeom *g, size_t layer, size_t which);
+static inline size_t
+mt_kvgeom_offset(const mt_kvgeom *g, size_t layer, size_t which)
+{
+    size_t group = g->config.layer_group, heads = g->config.heads;
+    size_t unit = layer / group * g->unit_bytes;
+
+    assert(layer < g->config.layers && which < 2);
+    if (g->config.layout == MT_KV_HEAD_MAJOR) return unit + which * heads * g->range_bytes;
+    if (group == 1) return unit + which * g->range_bytes;
+    return unit + (2 * (layer % group) + which) * heads * g->row_bytes;
+}
 
 /* Blocks that hold the first `tokens` tokens. */
 static inline size_t

@@ -1,4 +1,9 @@
-/* Rows that code writes into by itself: opened ahead, exposed whole, and announced. */
+/* How this file works. Code that writes into views by itself needs addresses that it may write to
+ * before it says how much it wrote. There are two ways. Reserve takes the blocks ahead, layer by
+ * layer, by mt_kvprepare. Expose takes none: it maps each row's own extent past the table's end, so
+ * that pages appear on touch, and keeps others out of that extent. Afterwards advance_all makes the
+ * rows longer: it names the blocks of exposed rows, where the tokens are already, and names zeros
+ * in all others. */
 #include <assert.h>
 #include <string.h>
 
@@ -13,7 +18,7 @@
 
 /* Twice: first the blocks are owned, then what lies in them past the lengths is zeros. */
 static mt_status
-open_layer(mt_kvlease *lease, size_t layer, size_t tokens, mt_error *err)
+reserve_layer(mt_kvlease *lease, size_t layer, size_t tokens, mt_error *err)
 {
     mt_kvwant own = {.layer = layer, .to = tokens, .view = tokens, .own_only = true};
     mt_kvwant zeros = {.layer = layer, .view = tokens};
@@ -24,7 +29,7 @@ open_layer(mt_kvlease *lease, size_t layer, size_t tokens, mt_error *err)
 
 /* The rows' tables end where they did, and what was promised then is promised again. */
 static void
-close_rows(mt_kvlease *lease, const size_t *taken, size_t promised)
+unreserve_rows(mt_kvlease *lease, const size_t *taken, size_t promised)
 {
     for (size_t row = 0; row < lease->rows; row++) {
         mt_kvslot *s = mt_kvlease_slot(lease, row);
@@ -40,7 +45,7 @@ close_rows(mt_kvlease *lease, const size_t *taken, size_t promised)
 }
 
 static mt_status
-open_all(mt_kvlease *lease, size_t tokens, size_t *taken, mt_error *err)
+reserve_all(mt_kvlease *lease, size_t tokens, size_t *taken, mt_error *err)
 {
     mt_kvpool *pool = lease->pool;
     size_t promised = lease->promised, layers = pool->geom.config.layers;
@@ -51,16 +56,16 @@ open_all(mt_kvlease *lease, size_t tokens, size_t *taken, mt_error *err)
         taken[row] = mt_kvlease_slot(lease, row)->taken;
     mt_lock_give(&pool->lock);
     for (size_t i = 0; st == MT_OK && i < 2 * layers; i++) /* again: a later layer may move rows */
-        st = open_layer(lease, i % layers, tokens, err);
+        st = reserve_layer(lease, i % layers, tokens, err);
     if (st == MT_OK) return st;
     mt_lock_take(&pool->lock);
-    close_rows(lease, taken, promised);
+    unreserve_rows(lease, taken, promised);
     mt_lock_give(&pool->lock);
     return st;
 }
 
 mt_status
-mt_kvlease_open(mt_kvlease *lease, size_t tokens, mt_error *err)
+mt_kvlease_reserve(mt_kvlease *lease, size_t tokens, mt_error *err)
 {
     const mt_alloc *mem = &lease->pool->mem;
     size_t *taken, n = lease->rows;
@@ -69,23 +74,23 @@ mt_kvlease_open(mt_kvlease *lease, size_t tokens, mt_error *err)
     assert(tokens <= lease->pool->geom.config.max_tokens);
     if ((taken = mt_alloc_zeroed(mem, n, sizeof *taken)) == NULL)
         return mt_fail(err, MT_ENOMEM, "kvpool", 0);
-    st = open_all(lease, tokens, taken, err);
+    st = reserve_all(lease, tokens, taken, err);
     mem->put(mem->ctx, taken, n * sizeof *taken);
     return st;
 }
 
 /* --- expose --- */
 
-/* Whether the row's own home is free past its table, but for what others have named there: then
+/* Whether the row's own extent is free past its table, but for what others have named there: then
  * the row has to have blocks of its own up to that. */
 static size_t
 named_by_others(const mt_kvpool *pool, const mt_kvslot *s)
 {
-    size_t tb = pool->geom.blocks;
+    size_t place = pool->geom.blocks;
 
-    while (tb > s->taken && s->refs[tb - 1] == 0)
-        tb--;
-    return tb > s->taken ? tb : 0;
+    while (place > s->taken && s->refs[place - 1] == 0)
+        place--;
+    return place > s->taken ? place : 0;
 }
 
 static mt_status
@@ -96,16 +101,16 @@ expose_row(mt_kvlease *lease, size_t row, mt_error *err)
     mt_status st = MT_OK;
 
     for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++)
-        st = mt_kvmap_home(pool, lease->first + row, unit, err);
-    for (size_t tb = 0; st == MT_OK && !s->exposed && tb < pool->geom.blocks; tb++)
-        if (s->resident[tb] && s->refs[tb] == 0)
-            st = mt_kvblock_zero(pool, s->first_block + (uint32_t)tb, 0, err);
+        st = mt_kvmap_own_extent(pool, lease->first + row, unit, err);
+    for (size_t place = 0; st == MT_OK && !s->exposed && place < pool->geom.blocks; place++)
+        if (s->resident[place] && s->refs[place] == 0)
+            st = mt_kvblock_zero(pool, s->first_block + (uint32_t)place, 0, err);
     if (st == MT_OK) s->exposed = true;
     return st;
 }
 
-/* The row's addresses are to leave its home again past its table, where older views may have been.
- */
+/* The row's addresses are to leave its extent again past its table, where older views may have
+ * been. */
 static void
 hide_row(mt_kvlease *lease, size_t row)
 {
@@ -113,8 +118,8 @@ hide_row(mt_kvlease *lease, size_t row)
     mt_kvslot *s = mt_kvlease_slot(lease, row);
 
     s->exposed = false;
-    for (size_t tb = s->taken; tb < pool->geom.blocks; tb++)
-        mt_kvblock_note_shown(pool, lease->first + row, s->first_block + (uint32_t)tb);
+    for (size_t place = s->taken; place < pool->geom.blocks; place++)
+        mt_kvblock_note_shown(pool, lease->first + row, s->first_block + (uint32_t)place);
 }
 
 static void
@@ -127,7 +132,7 @@ note_exposed(mt_kvlease *lease)
         lease->zero_to[i] = (uint32_t)(g->blocks * g->block_tokens);
 }
 
-/* Blocks that every row has to have before it is exposed: where somebody has named the home's. */
+/* Blocks that every row has to have before it is exposed: where somebody has named the extent's. */
 static size_t
 needed(const mt_kvlease *lease)
 {
@@ -139,9 +144,9 @@ needed(const mt_kvlease *lease)
 }
 
 /* Opens the rows as far as that, and takes the lock. Meanwhile another lease may take blocks of
- * their homes: then further. */
+ * their extents: then further. */
 static mt_status
-open_and_lock(mt_kvlease *lease, mt_error *err)
+reserve_and_lock(mt_kvlease *lease, mt_error *err)
 {
     const mt_kvgeom *g = &lease->pool->geom;
     size_t tokens;
@@ -153,7 +158,7 @@ open_and_lock(mt_kvlease *lease, mt_error *err)
         for (size_t row = 0; row < lease->rows; row++)
             tokens = mt_size_max(tokens, mt_kvlease_slot(lease, row)->taken * g->block_tokens);
         mt_lock_give(&lease->pool->lock);
-        st = mt_kvlease_open(lease, mt_size_min(tokens, g->config.max_tokens), err);
+        st = mt_kvlease_reserve(lease, mt_size_min(tokens, g->config.max_tokens), err);
         if (st != MT_OK) return st;
         mt_lock_take(&lease->pool->lock);
     } while (needed(lease) > 0);
@@ -168,10 +173,10 @@ mt_kvlease_expose(mt_kvlease *lease, mt_error *err)
 
     assert(pool->store.lazy);
     lease->exposing = true;
-    st = open_and_lock(lease, err);
+    st = reserve_and_lock(lease, err);
     lease->exposing = false;
     if (st != MT_OK) return st;
-    st = mt_kvmap_clear(pool, err); /* what others let go of here is zeros from now on */
+    st = mt_kvmap_clear_stale(pool, err); /* what others let go of here is zeros from now on */
     for (size_t row = 0; st == MT_OK && row < lease->rows; row++)
         st = expose_row(lease, row, err);
     if (st == MT_EAGAIN) st = mt_fail(err, MT_ENOMEM, MT_STORE_MAPS, 0);
@@ -179,7 +184,8 @@ mt_kvlease_expose(mt_kvlease *lease, mt_error *err)
         if (!lease->exposed) hide_row(lease, row);
         mt_kvprepare_forget_maps(lease, row); /* a mapping may have failed half-way */
     }
-    if (st != MT_OK) (void)mt_kvmap_clear(pool, NULL); /* what it leaves is left when it is taken */
+    if (st != MT_OK)
+        (void)mt_kvmap_clear_stale(pool, NULL); /* what it leaves is left when it is taken */
     mt_lock_give(&pool->lock);
     if (st == MT_OK) note_exposed(lease);
     return st;
@@ -189,7 +195,7 @@ mt_kvlease_expose(mt_kvlease *lease, mt_error *err)
 
 /* Blocks past the row's table that the announced tokens lie in. */
 static mt_kvspan
-announced(const mt_kvlease *lease, const mt_kvstep *step, size_t row)
+new_blocks(const mt_kvlease *lease, const mt_kvstep *step, size_t row)
 {
     size_t to = mt_kvlease_row_tokens(lease, row) + mt_kvstep_count(step, row);
     size_t taken = mt_kvlease_slot(lease, row)->taken;
@@ -197,36 +203,36 @@ announced(const mt_kvlease *lease, const mt_kvstep *step, size_t row)
     return (mt_kvspan){taken, mt_size_max(taken, mt_kvgeom_blocks(&lease->pool->geom, to))};
 }
 
-/* Where code may have written, the row's own home holds it: name its blocks. */
-typedef struct announcement {
+/* Where code may have written, the row's own extent holds it: name its blocks. */
+typedef struct advance_call {
     mt_kvlease *lease;
     const mt_kvstep *step;
-} announcement;
+} advance_call;
 
 static mt_status
 name_touched(void *arg, mt_error *err)
 {
-    const announcement *a = arg;
+    const advance_call *a = arg;
     mt_kvlease *lease = a->lease;
     mt_status st = MT_OK;
     mt_kvjournal j;
     size_t more = 0;
 
     for (size_t row = 0; row < lease->rows; row++) {
-        mt_kvspan w = announced(lease, a->step, row);
+        mt_kvspan w = new_blocks(lease, a->step, row);
 
-        more += mt_kvgrow_missing(lease, row, w.lo, w.hi);
+        more += mt_kvjournal_missing(lease, row, w.lo, w.hi);
     }
     mt_kvjournal_begin(&j, lease);
     if (more > 0) st = mt_kvjournal_promise(&j, more, err);
     for (size_t row = 0; st == MT_OK && row < lease->rows; row++) {
-        mt_kvspan w = announced(lease, a->step, row);
+        mt_kvspan w = new_blocks(lease, a->step, row);
         mt_kvslot *s = mt_kvlease_slot(lease, row);
 
         /* Of a row that came after the others were exposed no code has written the tokens: they are
          * zeros, as of places that a view has shown before. */
         if (!s->exposed) s->reach = mt_size_max(s->reach, w.hi);
-        st = mt_kvgrow_own(&j, row, w.lo, w.hi, err);
+        st = mt_kvjournal_own(&j, row, w.lo, w.hi, err);
     }
     if (st == MT_OK)
         mt_kvjournal_commit(&j);
@@ -237,7 +243,7 @@ name_touched(void *arg, mt_error *err)
 
 /* Zeros in what the rows have, and the name of zeros past that. */
 static mt_status
-announce_zeros(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
+advance_zeros(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
 {
     mt_kvpool *pool = lease->pool;
     mt_status st = MT_OK;
@@ -265,10 +271,10 @@ announce_zeros(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
 }
 
 mt_status
-mt_kvlease_announce(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
+mt_kvlease_advance_all(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
 {
     const mt_kvconfig *c = &lease->pool->geom.config;
-    announcement a = {lease, step};
+    advance_call a = {lease, step};
     mt_status st;
 
     for (size_t row = 0; row < lease->rows; row++) {
@@ -279,7 +285,7 @@ mt_kvlease_announce(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
                                  c->max_tokens);
     }
     st = lease->exposed ? mt_kvpool_retry(lease->pool, name_touched, &a, err)
-                        : announce_zeros(lease, step, err);
+                        : advance_zeros(lease, step, err);
     for (size_t layer = 0; st == MT_OK && layer < c->layers; layer++)
         mt_kvlease_advance(lease, layer, step);
     return st;

@@ -1,3 +1,7 @@
+/* How this file works. `renew` makes every change: it takes a block for one place of a row's
+ * table, fills it with what the old one held, and adds an entry. Owning, extending and moving are
+ * loops around it. Undo goes through the entries from the last to the first; commit lets go of the
+ * blocks that were replaced. */
 #include "kv/journal.h"
 
 #include <assert.h>
@@ -53,42 +57,42 @@ mt_kvjournal_promise(mt_kvjournal *j, size_t more, mt_error *err)
     return st;
 }
 
-/* Fills a block that was just taken for place tb: a copy of the old one's tokens as the row sees
+/* Fills a block that was just taken for `place`: a copy of the old one's tokens as the row sees
  * them, or zeros where it stood for zeros, or where a view that was taken before would show what
  * the block held. Zeros behind the tokens: some layers' may be known to be clean there. */
 static mt_status
-fill(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block, uint32_t was, size_t keep,
+fill(mt_kvpool *pool, size_t slot, size_t place, uint32_t block, uint32_t was, size_t keep,
      mt_error *err)
 {
     const mt_kvslot *s = &pool->slots[slot];
     mt_status st;
 
-    if (was == MT_KV_NEW && (tb >= s->reach || s->exposed)) return MT_OK; /* code wrote there */
+    if (was == MT_KV_NEW && (place >= s->reach || s->exposed)) return MT_OK; /* code wrote there */
     if (was == MT_KV_NEW || was == MT_KV_ZERO) return mt_kvblock_zero(pool, block, 0, err);
     pool->copied++;
-    st = mt_kvblock_copy(pool, block, was, keep, slot, tb, err);
+    st = mt_kvblock_copy(pool, block, was, keep, slot, place, err);
     return st != MT_OK ? st : mt_kvblock_zero(pool, block, keep, err);
 }
 
-/* Gives place tb of the row's table a new block, `exact` or MT_KV_ANY; copies the first `keep`
+/* Gives `place` of the row's table a new block, `exact` or MT_KV_ANY; copies the first `keep`
  * tokens of the old. */
 static mt_status
-renew(mt_kvjournal *j, size_t row, size_t tb, uint32_t exact, size_t keep, mt_error *err)
+renew(mt_kvjournal *j, size_t row, size_t place, uint32_t exact, size_t keep, mt_error *err)
 {
     mt_kvlease *lease = j->lease;
     size_t slot = lease->first + row;
-    bool added = tb == mt_kvlease_slot(lease, row)->taken;
-    uint32_t got, was = added ? MT_KV_NEW : mt_kvlease_slot(lease, row)->table[tb];
-    mt_status st = mt_kvblock_take(lease, slot, tb, exact, &got, err);
+    bool added = place == mt_kvlease_slot(lease, row)->taken;
+    uint32_t got, was = added ? MT_KV_NEW : mt_kvlease_slot(lease, row)->table[place];
+    mt_status st = mt_kvblock_take(lease, slot, place, exact, &got, err);
 
     if (st != MT_OK) return st;
-    if ((st = fill(lease->pool, slot, tb, got, was, keep, err)) != MT_OK) {
+    if ((st = fill(lease->pool, slot, place, got, was, keep, err)) != MT_OK) {
         mt_kvblock_untake(lease, slot, got, true);
         return st;
     }
-    assert(j->count < j->room && tb <= mt_kvlease_slot(lease, row)->taken);
-    j->entry[j->count++] = (mt_kventry){.row = row, .tb = tb, .was = was, .copied = keep};
-    mt_kvlease_slot(lease, row)->table[tb] = got;
+    assert(j->count < j->room && place <= mt_kvlease_slot(lease, row)->taken);
+    j->entry[j->count++] = (mt_kventry){.row = row, .place = place, .was = was, .copied = keep};
+    mt_kvlease_slot(lease, row)->table[place] = got;
     mt_kvlease_slot(lease, row)->taken += added;
     return MT_OK;
 }
@@ -117,13 +121,14 @@ keep_copy(mt_kvlease *lease, const mt_kventry *e)
 {
     mt_kvslot *s = mt_kvlease_slot(lease, e->row);
     size_t slot = lease->first + e->row;
-    uint32_t copy = s->table[e->tb];
+    uint32_t copy = s->table[e->place];
 
-    s->table[e->tb] = e->was;
-    if (mt_kvmap_leave(lease->pool, slot, &(mt_kvspan){e->tb, e->tb + 1}, true, NULL) != MT_OK)
-        (void)mt_kvmap_blank(lease->pool, slot, NULL);
-    s->table[e->tb] = copy;
-    mt_kvblock_let_go(lease->pool, slot, e->tb, e->was);
+    s->table[e->place] = e->was;
+    if (mt_kvmap_leave(lease->pool, slot, &(mt_kvspan){e->place, e->place + 1}, true, NULL) !=
+        MT_OK)
+        (void)mt_kvmap_zeros(lease->pool, slot, NULL);
+    s->table[e->place] = copy;
+    mt_kvblock_let_go(lease->pool, slot, e->place, e->was);
 }
 
 void
@@ -137,16 +142,17 @@ mt_kvjournal_undo(mt_kvjournal *j, mt_error *why)
         mt_kvslot *s = mt_kvlease_slot(j->lease, e->row);
 
         mt_kvprepare_forget_maps(j->lease, e->row);
-        if (has_written(pool, e, s->table[e->tb])) {
+        if (has_written(pool, e, s->table[e->place])) {
             keep_copy(j->lease, e);
             kept++;
             continue;
         }
-        mt_kvblock_untake(j->lease, j->lease->first + e->row, s->table[e->tb], e->was != MT_KV_NEW);
+        mt_kvblock_untake(j->lease, j->lease->first + e->row, s->table[e->place],
+                          e->was != MT_KV_NEW);
         if (e->was == MT_KV_NEW)
             s->taken--;
         else
-            s->table[e->tb] = e->was;
+            s->table[e->place] = e->was;
     }
     mt_kvblock_unpromise(j->lease, j->promised - mt_size_min(kept, j->promised));
     free_entries(j);
@@ -160,81 +166,81 @@ mt_kvjournal_commit(mt_kvjournal *j)
         const mt_kventry *e = &j->entry[i];
 
         if (e->was != MT_KV_NEW)
-            mt_kvblock_let_go(j->lease->pool, j->lease->first + e->row, e->tb, e->was);
+            mt_kvblock_let_go(j->lease->pool, j->lease->first + e->row, e->place, e->was);
     }
-    mt_kvblock_fit(j->lease->pool);
+    mt_kvblock_shrink_reservation(j->lease->pool);
     free_entries(j);
 }
 
 /* --- owning --- */
 
 static bool
-is_own(const mt_kvlease *lease, size_t row, size_t tb)
+is_own(const mt_kvlease *lease, size_t row, size_t place)
 {
-    uint32_t named = mt_kvlease_slot(lease, row)->table[tb];
+    uint32_t named = mt_kvlease_slot(lease, row)->table[place];
 
-    return named != MT_KV_ZERO && mt_kvpool_refs(lease->pool, named) == 1;
+    return named != MT_KV_ZERO && mt_kvblock_refs(lease->pool, named) == 1;
 }
 
-/* Tokens of block tb that the row holds in some layer. */
+/* Tokens of block at `place` that the row holds in some layer. */
 static size_t
-held_in(const mt_kvlease *lease, size_t row, size_t tb)
+held_in(const mt_kvlease *lease, size_t row, size_t place)
 {
-    size_t first = tb * lease->pool->geom.block_tokens, held = mt_kvlease_row_tokens(lease, row);
+    size_t first = place * lease->pool->geom.block_tokens, held = mt_kvlease_row_tokens(lease, row);
 
     return held > first ? mt_size_min(held - first, lease->pool->geom.block_tokens) : 0;
 }
 
 size_t
-mt_kvgrow_missing(const mt_kvlease *lease, size_t row, size_t lo, size_t hi)
+mt_kvjournal_missing(const mt_kvlease *lease, size_t row, size_t lo, size_t hi)
 {
     size_t taken = mt_kvlease_slot(lease, row)->taken, more = hi > taken ? hi - taken : 0;
 
-    for (size_t tb = lo; tb < mt_size_min(hi, taken); tb++)
-        more += !is_own(lease, row, tb);
+    for (size_t place = lo; place < mt_size_min(hi, taken); place++)
+        more += !is_own(lease, row, place);
     return more;
 }
 
 mt_status
-mt_kvgrow_own(mt_kvjournal *j, size_t row, size_t lo, size_t hi, mt_error *err)
+mt_kvjournal_own(mt_kvjournal *j, size_t row, size_t lo, size_t hi, mt_error *err)
 {
     mt_kvlease *lease = j->lease;
     size_t taken = mt_kvlease_slot(lease, row)->taken;
-    size_t more = mt_kvgrow_missing(lease, row, lo, hi);
+    size_t more = mt_kvjournal_missing(lease, row, lo, hi);
     mt_status st;
 
     assert(lo <= taken);
     if (more == 0) return MT_OK;
     st = mt_kvjournal_promise(j, more, err);
-    for (size_t tb = lo; st == MT_OK && tb < hi; tb++)
-        if (tb >= taken || !is_own(lease, row, tb))
-            st = renew(j, row, tb, MT_KV_ANY, held_in(lease, row, tb), err);
+    for (size_t place = lo; st == MT_OK && place < hi; place++)
+        if (place >= taken || !is_own(lease, row, place))
+            st = renew(j, row, place, MT_KV_ANY, held_in(lease, row, place), err);
     return st;
 }
 
 mt_status
-mt_kvgrow_extend_nearest(mt_kvjournal *j, size_t row, size_t hi, mt_error *err)
+mt_kvjournal_extend_nearest(mt_kvjournal *j, size_t row, size_t hi, mt_error *err)
 {
     mt_kvlease *lease = j->lease;
-    size_t tb = mt_kvlease_slot(lease, row)->taken;
+    size_t place = mt_kvlease_slot(lease, row)->taken;
     mt_status st = MT_OK;
 
-    for (; st == MT_OK && tb < hi; tb++) {
-        if (mt_kvblock_nearest(lease->pool, lease->first + row, tb) == MT_KV_ANY) return MT_OK;
-        st = renew(j, row, tb, MT_KV_ANY, 0, err);
+    for (; st == MT_OK && place < hi; place++) {
+        if (mt_kvblock_nearest(lease->pool, lease->first + row, place) == MT_KV_ANY) return MT_OK;
+        st = renew(j, row, place, MT_KV_ANY, 0, err);
     }
     return st;
 }
 
 mt_status
-mt_kvjournal_own_written(mt_kvjournal *j, size_t row, size_t tb, mt_error *err)
+mt_kvjournal_own_written(mt_kvjournal *j, size_t row, size_t place, mt_error *err)
 {
     mt_status st;
 
-    if (is_own(j->lease, row, tb))
-        return mt_kvmap_keep(j->lease->pool, j->lease->first + row, tb, err);
+    if (is_own(j->lease, row, place))
+        return mt_kvmap_save_private(j->lease->pool, j->lease->first + row, place, err);
     if ((st = mt_kvjournal_promise(j, 1, err)) != MT_OK) return st;
-    return renew(j, row, tb, MT_KV_ANY, j->lease->pool->geom.block_tokens, err);
+    return renew(j, row, place, MT_KV_ANY, j->lease->pool->geom.block_tokens, err);
 }
 
 /* --- moving --- */
@@ -242,88 +248,91 @@ mt_kvjournal_own_written(mt_kvjournal *j, size_t row, size_t tb, mt_error *err)
 /* Nobody but the row itself, alone and at the block's own place, names or shows one of blocks
  * [0, hi). */
 static bool
-is_free_for(const mt_kvlease *lease, size_t row, size_t home, size_t hi)
+is_free_for(const mt_kvlease *lease, size_t row, size_t extent, size_t hi)
 {
-    const mt_kvslot *s = mt_kvlease_slot(lease, row), *h = &lease->pool->slots[home];
+    const mt_kvslot *s = mt_kvlease_slot(lease, row), *h = &lease->pool->slots[extent];
 
-    for (size_t tb = 0; tb < hi; tb++) {
-        uint32_t block = h->first_block + (uint32_t)tb;
+    for (size_t place = 0; place < hi; place++) {
+        uint32_t block = h->first_block + (uint32_t)place;
 
-        if (h->refs[tb] > 1) return false;
-        if (h->refs[tb] == 1 && (tb >= s->taken || s->table[tb] != block)) return false;
-        if (h->refs[tb] == 0 && mt_kvblock_is_in_view(lease->pool, lease->first + row, tb, block))
+        if (h->refs[place] > 1) return false;
+        if (h->refs[place] == 1 && (place >= s->taken || s->table[place] != block)) return false;
+        if (h->refs[place] == 0 &&
+            mt_kvblock_is_in_view(lease->pool, lease->first + row, place, block))
             return false;
     }
     return true;
 }
 
-/* The home that the row moved to before, its own if it did not; or that of a slot that nobody uses.
- */
+/* The extent that the row moved to before, its own if it did not; or that of a slot that nobody
+ * uses. */
 static mt_status
-find_home(mt_kvlease *lease, size_t row, size_t hi, size_t *home, mt_error *err)
+find_extent(mt_kvlease *lease, size_t row, size_t hi, size_t *extent, mt_error *err)
 {
     mt_kvpool *pool = lease->pool;
 
-    *home = mt_kvlease_slot(lease, row)->home;
-    if (pool->slots[*home].lease == NULL && is_free_for(lease, row, *home, hi)) return MT_OK;
-    *home = lease->first + row;
-    if (is_free_for(lease, row, *home, hi)) return MT_OK;
-    for (*home = 0; *home < pool->slot_count; ++*home)
-        if (pool->slots[*home].lease == NULL && is_free_for(lease, row, *home, hi)) return MT_OK;
-    return mt_kvpool_extend(pool, err); /* then it is the first of the new ones */
+    *extent = mt_kvlease_slot(lease, row)->extent;
+    if (pool->slots[*extent].lease == NULL && is_free_for(lease, row, *extent, hi)) return MT_OK;
+    *extent = lease->first + row;
+    if (is_free_for(lease, row, *extent, hi)) return MT_OK;
+    for (*extent = 0; *extent < pool->slot_count; ++*extent)
+        if (pool->slots[*extent].lease == NULL && is_free_for(lease, row, *extent, hi))
+            return MT_OK;
+    return mt_kvpool_add_arena(pool, err); /* then it is the first of the new ones */
 }
 
 /* Whole blocks: code may have written past lengths. */
 static mt_status
-copy_to(mt_kvjournal *j, size_t row, size_t hi, size_t home, mt_error *err)
+copy_to(mt_kvjournal *j, size_t row, size_t hi, size_t extent, mt_error *err)
 {
     mt_kvlease *lease = j->lease;
     mt_kvpool *pool = lease->pool;
-    uint32_t first = pool->slots[home].first_block;
+    uint32_t first = pool->slots[extent].first_block;
     size_t taken = mt_kvlease_slot(lease, row)->taken, more = hi;
     mt_status st;
 
-    for (size_t tb = 0; tb < taken; tb++)
-        more -= mt_kvlease_slot(lease, row)->table[tb] == first + tb;
+    for (size_t place = 0; place < taken; place++)
+        more -= mt_kvlease_slot(lease, row)->table[place] == first + place;
     st = mt_kvjournal_promise(j, more, err);
-    for (size_t tb = 0; st == MT_OK && tb < hi; tb++) {
-        if (tb < taken && mt_kvlease_slot(lease, row)->table[tb] == first + tb) {
-            st = mt_kvmap_keep(pool, lease->first + row, tb, err);
+    for (size_t place = 0; st == MT_OK && place < hi; place++) {
+        if (place < taken && mt_kvlease_slot(lease, row)->table[place] == first + place) {
+            st = mt_kvmap_save_private(pool, lease->first + row, place, err);
             continue;
         }
-        st = renew(j, row, tb, first + (uint32_t)tb, pool->geom.block_tokens, err);
-        if (st == MT_OK && tb >= taken) st = mt_kvblock_zero(pool, first + (uint32_t)tb, 0, err);
+        st = renew(j, row, place, first + (uint32_t)place, pool->geom.block_tokens, err);
+        if (st == MT_OK && place >= taken)
+            st = mt_kvblock_zero(pool, first + (uint32_t)place, 0, err);
     }
     return st;
 }
 
 mt_status
-mt_kvgrow_move(mt_kvjournal *j, size_t row, size_t view, mt_error *err)
+mt_kvjournal_move(mt_kvjournal *j, size_t row, size_t view, mt_error *err)
 {
     mt_kvlease *lease = j->lease;
     const mt_kvslot *s = mt_kvlease_slot(lease, row);
-    size_t hi = mt_size_max(view, mt_size_max(s->reach, s->taken)), home;
+    size_t hi = mt_size_max(view, mt_size_max(s->reach, s->taken)), extent;
     mt_status st;
 
     assert(!s->exposed);
-    if ((st = find_home(lease, row, hi, &home, err)) != MT_OK) return st;
-    mt_kvlease_slot(lease, row)->home = home;
-    if ((st = copy_to(j, row, hi, home, err)) != MT_OK) return st;
+    if ((st = find_extent(lease, row, hi, &extent, err)) != MT_OK) return st;
+    mt_kvlease_slot(lease, row)->extent = extent;
+    if ((st = copy_to(j, row, hi, extent, err)) != MT_OK) return st;
     mt_kvprepare_forget_maps(lease, row);
-    return mt_kvmap_move(lease->pool, lease->first + row, home, hi, err);
+    return mt_kvmap_extent(lease->pool, lease->first + row, extent, hi, err);
 }
 
 /* --- following at once --- */
 
 static mt_status
-follow_place(mt_kvjournal *j, size_t row, size_t tb, size_t unit, size_t view, mt_error *err)
+follow_place(mt_kvjournal *j, size_t row, size_t place, size_t unit, size_t view, mt_error *err)
 {
     mt_kvlease *lease = j->lease;
-    mt_kvspan write = {tb, tb + 1};
+    mt_kvspan write = {place, place + 1};
     mt_status st = mt_kvmap_follow(lease->pool, lease->first + row, unit, &write, &write, err);
 
     if (st != MT_EAGAIN) return st;
-    return mt_kvgrow_move(j, row, view, err);
+    return mt_kvjournal_move(j, row, view, err);
 }
 
 static mt_status
@@ -333,17 +342,17 @@ follow_copy(mt_kvjournal *j, mt_kventry e, size_t unit, size_t view, mt_error *e
     mt_status st = MT_OK;
 
     for (size_t u = 0; st == MT_OK && u < pool->geom.units; u++) {
-        uint32_t have = mt_kvslot_have(pool, mt_kvlease_slot(j->lease, e.row), u, e.tb);
+        uint32_t mapped = mt_kvslot_mapped(pool, mt_kvlease_slot(j->lease, e.row), u, e.place);
 
         if (u == unit) continue;
-        if (have != MT_HAVE_UNKNOWN && have >> 1 != e.was) continue;
-        st = follow_place(j, e.row, e.tb, u, view, err);
+        if (mapped != MT_MAPPED_UNKNOWN && mapped >> 1 != e.was) continue;
+        st = follow_place(j, e.row, e.place, u, view, err);
     }
     return st;
 }
 
 mt_status
-mt_kvgrow_follow_copies(mt_kvjournal *j, size_t unit, size_t view, mt_error *err)
+mt_kvjournal_follow_copies(mt_kvjournal *j, size_t unit, size_t view, mt_error *err)
 {
     mt_status st = MT_OK;
 

@@ -1,3 +1,9 @@
+/* How this file works. First come the getters, which take no lock: a lease is one thread's. A lease
+ * gets the run of free slots where the blocks that it will need lie already (find_run), and an
+ * arena more where there is none. Forking names the parent's blocks in the child's tables and
+ * copies nothing. Appending is three calls: room has the layer prepared, write copies tokens,
+ * advance makes the rows longer. Releasing gives the blocks back, unless views still hold the
+ * lease. */
 #include "kv/lease.h"
 
 #include <assert.h>
@@ -27,6 +33,12 @@ mt_kvpool *
 mt_kvlease_pool(const mt_kvlease *lease)
 {
     return lease->pool;
+}
+
+const mt_kvgeom *
+mt_kvlease_geom(const mt_kvlease *lease)
+{
+    return &lease->pool->geom;
 }
 
 void *
@@ -83,8 +95,8 @@ slot_score(const mt_kvslot *s, size_t lo, size_t hi)
 {
     mt_score score = {0, s->idle};
 
-    for (size_t tb = lo; s->idle > 0 && tb < hi; tb++)
-        score.wanted += s->resident[tb] && s->refs[tb] == 0;
+    for (size_t place = lo; s->idle > 0 && place < hi; place++)
+        score.wanted += s->resident[place] && s->refs[place] == 0;
     if (lo == hi) score.wanted = s->idle; /* nobody says how long it will be: the more the better */
     score.others -= score.wanted;
     return score;
@@ -115,7 +127,7 @@ run_score(const mt_kvpool *pool, size_t first, size_t rows, size_t lo, size_t hi
     return true;
 }
 
-/* The best run of free slots within one arena, with or without those whose homes hold blocks that
+/* The best run of free slots within one arena, with or without those whose extents hold blocks that
  * others have named; slot_count when there is none. */
 static size_t
 best_run(const mt_kvpool *pool, size_t rows, size_t lo, size_t hi, bool named)
@@ -133,7 +145,7 @@ best_run(const mt_kvpool *pool, size_t rows, size_t lo, size_t hi, bool named)
     return best;
 }
 
-/* A row whose home others have named finds its blocks elsewhere, in more stretches; so before a
+/* A row whose extent others have named finds its blocks elsewhere, in more stretches; so before a
  * pool has some arenas it rather takes one more. */
 static size_t
 find_run(const mt_kvpool *pool, size_t rows, size_t lo, size_t hi)
@@ -192,7 +204,7 @@ new_lease(mt_kvpool *pool, size_t rows)
 /* --- lending --- */
 
 static void
-settle_in(mt_kvlease *lease, size_t first)
+occupy(mt_kvlease *lease, size_t first)
 {
     mt_kvpool *pool = lease->pool;
 
@@ -203,7 +215,7 @@ settle_in(mt_kvlease *lease, size_t first)
 
         s->lease = lease;
         s->taken = s->reach = 0;
-        s->home = first + row;
+        s->extent = first + row;
         assert(!s->stale && !s->exposed);
     }
     lease->next = pool->leases;
@@ -224,8 +236,8 @@ lend(mt_kvpool *pool, size_t rows, size_t lo, size_t hi, size_t promise, mt_kvle
     if ((lease = new_lease(pool, rows)) == NULL) return mt_fail(err, MT_ENOMEM, "kvpool", 0);
     if ((st = mt_kvblock_promise(lease, promise, err)) != MT_OK) goto no_promise;
     first = find_run(pool, rows, lo, hi);
-    if (first == pool->slot_count && (st = mt_kvpool_extend(pool, err)) != MT_OK) goto no_slots;
-    settle_in(lease, first); /* where there was none, the new arena begins there */
+    if (first == pool->slot_count && (st = mt_kvpool_add_arena(pool, err)) != MT_OK) goto no_slots;
+    occupy(lease, first); /* where there was none, the new arena begins there */
     *out = lease;
     return MT_OK;
 
@@ -271,15 +283,15 @@ free_slot(mt_kvpool *pool, size_t index)
     mt_kvslot *s = &pool->slots[index];
 
     mt_kvblock_unexpose(pool, index); /* before its blocks are unnamed: they are kept */
-    s->home = index;
-    for (size_t tb = 0; tb < s->taken; tb++)
-        mt_kvblock_unname(pool, s->table[tb]);
+    s->extent = index;
+    for (size_t place = 0; place < s->taken; place++)
+        mt_kvblock_unname(pool, s->table[place]);
     pool->stale -= s->stale;
     s->stale = false;
     s->taken = 0;
     s->lease = NULL;
     s->used_at = ++pool->clock;
-    mt_kvmap_settle(pool, index);
+    mt_kvmap_end_row(pool, index);
     s->reach = 0;
 }
 
@@ -295,7 +307,7 @@ take_back(mt_kvlease *lease)
     if (lease->next != NULL) lease->next->prev = lease->prev;
     mt_kvblock_unpromise(lease, lease->promised);
     if (pool->closed) mt_kvblock_drop(pool, 0);
-    mt_kvblock_fit(pool);
+    mt_kvblock_shrink_reservation(pool);
     free_lease(lease);
 }
 
@@ -341,9 +353,9 @@ copy_row(mt_kvlease *child, size_t row, const mt_kvlease *parent, size_t from)
     const mt_kvslot *s = mt_kvlease_slot(parent, from);
 
     to->taken = mt_kvlease_blocks(parent, from);
-    for (size_t tb = 0; tb < to->taken; tb++) {
-        to->table[tb] = s->table[tb];
-        mt_kvblock_name(pool, s->table[tb]);
+    for (size_t place = 0; place < to->taken; place++) {
+        to->table[place] = s->table[place];
+        mt_kvblock_name(pool, s->table[place]);
     }
     to->reach = to->taken;
     for (size_t layer = 0; layer < pool->geom.config.layers; layer++) {
@@ -396,7 +408,7 @@ fork_locked(void *arg, mt_error *err)
     for (size_t row = 0; row < rows; row++)
         copy_row(child, row, parent, row / f->n);
     for (size_t row = 0; st == MT_OK && row < rows; row++)
-        st = mt_kvmap_alias(pool, child->first + row, err);
+        st = mt_kvmap_main_extent(pool, child->first + row, err);
     if (st != MT_OK) {
         take_back(child);
         return st;
@@ -417,7 +429,7 @@ mt_kvlease_fork(mt_kvlease *parent, size_t n, size_t tokens, mt_kvlease **out, m
 
     if (!mt_size_mul(parent->rows, n, &rows)) return mt_fail(err, MT_EOVERFLOW, "kvpool", 0);
     if (rows == 0 || rows > most) return mt_fail_shape(err, "rows", rows, most);
-    st = mt_kvgrow_keep_written(parent, NULL, parent->rows, NULL, err);
+    st = mt_kvwritten_save(parent, NULL, parent->rows, NULL, err);
     if (st != MT_OK) return st;
     return mt_kvpool_retry(parent->pool, fork_locked, &f, err);
 }
@@ -483,6 +495,8 @@ mt_kvlease_write(mt_kvlease *lease, size_t layer, const mt_kvstep *step, const m
                  const mt_kvsource *v)
 {
     for (size_t row = 0; row < lease->rows; row++) {
+        assert(*mt_kvlease_len(lease, layer, row) + mt_kvstep_count(step, row) <=
+               *mt_kvlease_writable_to(lease, layer, row));
         write_row(lease, layer, row, mt_kvstep_count(step, row), 0, k);
         write_row(lease, layer, row, mt_kvstep_count(step, row), 1, v);
     }
@@ -498,6 +512,7 @@ mt_kvlease_advance(mt_kvlease *lease, size_t layer, const mt_kvstep *step)
         uint32_t *writable_to = mt_kvlease_writable_to(lease, layer, row);
 
         *length += (uint32_t)mt_kvstep_count(step, row);
+        assert(*length <= lease->pool->geom.config.max_tokens);
         if (*zero_to < *length) *zero_to = *length;
         if (*writable_to < *length) *writable_to = *length;
     }
@@ -547,6 +562,6 @@ mt_kvlease_crop(mt_kvlease *lease, const size_t *lengths)
     mt_lock_take(&pool->lock);
     for (size_t row = 0; row < lease->rows; row++)
         if (lengths[row] < mt_kvlease_row_tokens(lease, row)) crop_row(lease, row, lengths[row]);
-    mt_kvblock_fit(pool);
+    mt_kvblock_shrink_reservation(pool);
     mt_kvpool_unlock(pool);
 }

@@ -1,9 +1,9 @@
 /* How this file works. A row's table says which blocks it names; its addresses are mapped to them
  * unit by unit, when a unit is used. Every change goes the same way: the unit's mappings as they
- * are (`had`) and as they should be (`want`) stand in two arrays, and what differs is mapped in as
- * few stretches as the blocks' numbers allow. A whole slot can also be mapped at once, to one home
- * or to zeros. What is mapped where for a view is counted in `sights`, so that the pool knows which
- * pages the system counts more than once. */
+ * are (`had`) and as they should be (`want`) stand in two arrays, and `change` maps what differs,
+ * in as few stretches as the blocks' numbers allow, unless there are too many. A whole slot can
+ * also be mapped at once, to one extent or to zeros (map_whole). What is mapped where for a view is
+ * counted in `sights`, so that the pool knows which pages the system counts more than once. */
 #include "kv/mapping.h"
 
 #include <assert.h>
@@ -19,11 +19,11 @@ count_again(mt_kvpool *pool, bool more)
     size_t bytes = pool->geom.unit_ranges * pool->geom.part_bytes;
 
     if (more) {
-        pool->again++;
+        pool->extra_sights++;
         if (pool->mapped_again != NULL) mt_gauge_add(pool->mapped_again, bytes);
     } else {
-        assert(pool->again > 0);
-        pool->again--;
+        assert(pool->extra_sights > 0);
+        pool->extra_sights--;
         if (pool->mapped_again != NULL) mt_gauge_subtract(pool->mapped_again, bytes);
     }
 }
@@ -31,12 +31,12 @@ count_again(mt_kvpool *pool, bool more)
 /* One place of a unit maps the block and is in sight, or is no more. A block has as many sights as
  * it has units before it counts as mapped again. */
 static void
-count_sight(mt_kvpool *pool, uint32_t have, bool more)
+count_sight(mt_kvpool *pool, uint32_t mapped, bool more)
 {
     uint32_t *sights;
 
-    if (!mt_kvhave_is_block(have)) return;
-    sights = &mt_kvpool_home(pool, have >> 1)->sights[mt_kvpool_place(pool, have >> 1)];
+    if (!mt_kvmapped_is_block(mapped)) return;
+    sights = &mt_kvblock_extent(pool, mapped >> 1)->sights[mt_kvblock_index(pool, mapped >> 1)];
     if (more) {
         if (++*sights > pool->geom.units) count_again(pool, true);
     } else {
@@ -46,25 +46,25 @@ count_sight(mt_kvpool *pool, uint32_t have, bool more)
 }
 
 static bool
-is_in_sight(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, size_t tb)
+is_in_sight(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, size_t place)
 {
-    return s->in_sight[unit * pool->geom.blocks + tb];
+    return s->in_sight[unit * pool->geom.blocks + place];
 }
 
 static void
-set_in_sight(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t tb, bool in_sight)
+set_in_sight(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t place, bool in_sight)
 {
-    if (is_in_sight(pool, s, unit, tb) == in_sight) return;
-    s->in_sight[unit * pool->geom.blocks + tb] = in_sight;
-    count_sight(pool, mt_kvslot_have(pool, s, unit, tb), in_sight);
+    if (is_in_sight(pool, s, unit, place) == in_sight) return;
+    s->in_sight[unit * pool->geom.blocks + place] = in_sight;
+    count_sight(pool, mt_kvslot_mapped(pool, s, unit, place), in_sight);
 }
 
 /* These places of the unit are in a view now. */
 static void
 see(mt_kvpool *pool, mt_kvslot *s, size_t unit, const mt_kvspan *span)
 {
-    for (size_t tb = span->lo; tb < span->hi; tb++)
-        set_in_sight(pool, s, unit, tb, true);
+    for (size_t place = span->lo; place < span->hi; place++)
+        set_in_sight(pool, s, unit, place, true);
     if (s->seen[unit] < span->hi) s->seen[unit] = (uint32_t)span->hi;
 }
 
@@ -73,28 +73,29 @@ static void
 see_nothing(mt_kvpool *pool, mt_kvslot *s)
 {
     for (size_t unit = 0; unit < pool->geom.units; unit++) {
-        for (size_t tb = 0; tb < s->seen[unit]; tb++)
-            set_in_sight(pool, s, unit, tb, false);
+        for (size_t place = 0; place < s->seen[unit]; place++)
+            set_in_sight(pool, s, unit, place, false);
         if (s->seen[unit] > 0) s->seen[unit] = 0;
     }
 }
 
 bool
-mt_kvmap_is_elsewhere(const mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+mt_kvmap_is_seen_elsewhere(const mt_kvpool *pool, size_t slot, size_t place, uint32_t block)
 {
-    const mt_kvslot *s = &pool->slots[slot], *home = mt_kvpool_home(pool, block);
-    size_t place = mt_kvpool_place(pool, block);
-    size_t here = home->windowed[place] ? pool->geom.units : 0;
+    const mt_kvslot *s = &pool->slots[slot], *extent = mt_kvblock_extent(pool, block);
+    size_t index = mt_kvblock_index(pool, block);
+    size_t here = extent->windowed[index] ? pool->geom.units : 0;
 
     for (size_t unit = 0; unit < pool->geom.units; unit++)
-        here += is_in_sight(pool, s, unit, tb) && mt_kvslot_have(pool, s, unit, tb) >> 1 == block;
-    return home->sights[place] > here;
+        here += is_in_sight(pool, s, unit, place) &&
+                mt_kvslot_mapped(pool, s, unit, place) >> 1 == block;
+    return extent->sights[index] > here;
 }
 
 void
-mt_kvmap_window(mt_kvpool *pool, uint32_t block, bool used)
+mt_kvmap_count_window(mt_kvpool *pool, uint32_t block, bool used)
 {
-    bool *windowed = &mt_kvpool_home(pool, block)->windowed[mt_kvpool_place(pool, block)];
+    bool *windowed = &mt_kvblock_extent(pool, block)->windowed[mt_kvblock_index(pool, block)];
 
     if (!pool->store.lazy || *windowed == used) return;
     *windowed = used;
@@ -105,17 +106,17 @@ mt_kvmap_window(mt_kvpool *pool, uint32_t block, bool used)
 /* --- mappings as arrays --- */
 
 static void
-set_have(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t tb, uint32_t have)
+set_have(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t place, uint32_t mapped)
 {
-    uint32_t *changed = &s->changed[unit * pool->geom.blocks + tb];
-    uint32_t value = have ^ mt_kvslot_fresh(s, tb);
+    uint32_t *differences = &s->differences[unit * pool->geom.blocks + place];
+    uint32_t value = mapped ^ mt_kvslot_initial(s, place);
 
-    if (*changed == value) return; /* an array of zeros that nobody writes to is free */
-    if (is_in_sight(pool, s, unit, tb)) {
-        count_sight(pool, mt_kvslot_have(pool, s, unit, tb), false);
-        count_sight(pool, have, true);
+    if (*differences == value) return; /* an array of zeros that nobody writes to is free */
+    if (is_in_sight(pool, s, unit, place)) {
+        count_sight(pool, mt_kvslot_mapped(pool, s, unit, place), false);
+        count_sight(pool, mapped, true);
     }
-    *changed = value;
+    *differences = value;
 }
 
 /* The unit's mappings as they are, in one third of the scratch; what they should be, which starts
@@ -129,30 +130,30 @@ maps_of(mt_kvpool *pool, const mt_kvslot *s, size_t unit)
 {
     unit_maps m = {pool->scratch, pool->scratch + pool->geom.blocks};
 
-    for (size_t tb = 0; tb < pool->geom.blocks; tb++)
-        m.want[tb] = m.had[tb] = mt_kvslot_have(pool, s, unit, tb);
+    for (size_t place = 0; place < pool->geom.blocks; place++)
+        m.want[place] = m.had[place] = mt_kvslot_mapped(pool, s, unit, place);
     return m;
 }
 
-/* Whether a place mapped as `next` lies behind one mapped as `have` in one stretch. */
+/* Whether a place mapped as `next` lies behind one mapped as `mapped` in one stretch. */
 static bool
-continues(const mt_kvpool *pool, uint32_t have, uint32_t next)
+continues(const mt_kvpool *pool, uint32_t mapped, uint32_t next)
 {
-    if (!mt_kvhave_is_block(have) || !mt_kvhave_is_block(next)) return have == next;
-    return next == have + 2 && mt_kvpool_place(pool, next >> 1) != 0;
+    if (!mt_kvmapped_is_block(mapped) || !mt_kvmapped_is_block(next)) return mapped == next;
+    return next == mapped + 2 && mt_kvblock_index(pool, next >> 1) != 0;
 }
 
-/* Stretches of one unit. One that is mapped to a single home throughout is contiguous over its
- * ranges, in addresses and in the store; its own home is the arena's own stretch. */
+/* Stretches of one unit. One that is mapped to a single extent throughout is contiguous over its
+ * ranges, in addresses and in the store; its own extent is the arena's own stretch. */
 static size_t
 stretches(const mt_kvpool *pool, const mt_kvslot *s, const uint32_t *maps)
 {
     size_t runs = 1;
 
-    for (size_t tb = 1; tb < pool->geom.blocks; tb++)
-        runs += !continues(pool, maps[tb - 1], maps[tb]);
+    for (size_t place = 1; place < pool->geom.blocks; place++)
+        runs += !continues(pool, maps[place - 1], maps[place]);
     if (runs > 1) return runs * pool->geom.unit_ranges;
-    return maps[0] != s->first_block << 1 && maps[0] != MT_HAVE_NONE;
+    return maps[0] != s->first_block << 1 && maps[0] != MT_MAPPED_NONE;
 }
 
 static size_t
@@ -160,13 +161,13 @@ stretches_now(mt_kvpool *pool, const mt_kvslot *s, size_t unit)
 {
     uint32_t *maps = pool->scratch + 2 * pool->geom.blocks; /* not the two of a change under way */
 
-    for (size_t tb = 0; tb < pool->geom.blocks; tb++)
-        maps[tb] = mt_kvslot_have(pool, s, unit, tb);
+    for (size_t place = 0; place < pool->geom.blocks; place++)
+        maps[place] = mt_kvslot_mapped(pool, s, unit, place);
     return stretches(pool, s, maps);
 }
 
 size_t
-mt_kvmap_count(mt_kvpool *pool, const mt_kvslot *s)
+mt_kvmap_count_stretches(mt_kvpool *pool, const mt_kvslot *s)
 {
     size_t maps = 0;
 
@@ -176,36 +177,36 @@ mt_kvmap_count(mt_kvpool *pool, const mt_kvslot *s)
 }
 
 bool
-mt_kvmap_shows(const mt_kvpool *pool, const mt_kvslot *s, size_t tb, uint32_t block)
+mt_kvmap_shows(const mt_kvpool *pool, const mt_kvslot *s, size_t place, uint32_t block)
 {
     for (size_t unit = 0; unit < pool->geom.units; unit++)
-        if (mt_kvslot_have(pool, s, unit, tb) >> 1 == block) return true;
+        if (mt_kvslot_mapped(pool, s, unit, place) >> 1 == block) return true;
     return false;
 }
 
 /* --- changing them --- */
 
 static uint32_t
-own_block(const mt_kvslot *s, size_t tb)
+own_block(const mt_kvslot *s, size_t place)
 {
-    return s->first_block + (uint32_t)tb;
+    return s->first_block + (uint32_t)place;
 }
 
-/* Bytes from the slot's base to place tb of the unit's first range. */
+/* Bytes from the slot's base to `place` of the unit's first range. */
 static size_t
-at_place(const mt_kvpool *pool, size_t unit, size_t tb)
+at_place(const mt_kvpool *pool, size_t unit, size_t place)
 {
-    return unit * pool->geom.unit_bytes + tb * pool->geom.part_bytes;
+    return unit * pool->geom.unit_bytes + place * pool->geom.part_bytes;
 }
 
 static mt_status
 map_stretch(mt_kvpool *pool, void *at, size_t bytes, size_t offset, uint32_t to, mt_error *err)
 {
     const mt_store_ops *store = &pool->store;
-    mt_map_kind kind = to & MT_HAVE_PRIVATE ? MT_MAP_PRIVATE : MT_MAP_SHARED;
+    mt_map_kind kind = to & MT_MAPPED_PRIVATE ? MT_MAP_PRIVATE : MT_MAP_SHARED;
 
     pool->map_calls++;
-    if (to == MT_HAVE_ZERO) return store->map_zero(store->ctx, at, bytes, err);
+    if (to == MT_MAPPED_ZERO) return store->map_zero(store->ctx, at, bytes, err);
     return store->map(store->ctx, at, bytes, offset, kind, err);
 }
 
@@ -221,9 +222,9 @@ map_run(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t lo, size_t hi, uint32
     char *at = s->base + at_place(pool, unit, lo);
     mt_status st = MT_OK;
 
-    if (to != MT_HAVE_ZERO)
-        offset = mt_kvpool_home(pool, to >> 1)->offset +
-                 at_place(pool, unit, mt_kvpool_place(pool, to >> 1));
+    if (to != MT_MAPPED_ZERO)
+        offset = mt_kvblock_extent(pool, to >> 1)->offset +
+                 at_place(pool, unit, mt_kvblock_index(pool, to >> 1));
     for (size_t r = 0; st == MT_OK && r < (whole ? 1 : g->unit_ranges); r++) {
         st = map_stretch(pool, at, bytes, offset, to, err);
         at += g->range_bytes;
@@ -234,11 +235,11 @@ map_run(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t lo, size_t hi, uint32
 
 /* What was written privately over the block at this place goes into the block. */
 static mt_status
-keep_written(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t tb, mt_error *err)
+save_private(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t place, mt_error *err)
 {
     const mt_kvgeom *g = &pool->geom;
-    uint32_t block = mt_kvslot_have(pool, s, unit, tb) >> 1;
-    const char *from = s->base + at_place(pool, unit, tb);
+    uint32_t block = mt_kvslot_mapped(pool, s, unit, place) >> 1;
+    const char *from = s->base + at_place(pool, unit, place);
     mt_status st = MT_OK;
     void *to;
 
@@ -251,15 +252,16 @@ keep_written(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t tb, mt_error *er
 }
 
 mt_status
-mt_kvmap_keep(mt_kvpool *pool, size_t slot, size_t tb, mt_error *err)
+mt_kvmap_save_private(mt_kvpool *pool, size_t slot, size_t place, mt_error *err)
 {
     mt_kvslot *s = &pool->slots[slot];
-    uint32_t mine = s->table[tb] << 1 | MT_HAVE_PRIVATE;
+    uint32_t mine = s->table[place] << 1 | MT_MAPPED_PRIVATE;
     mt_status st = MT_OK;
 
-    assert(mt_kvpool_refs(pool, s->table[tb]) == 1);
+    assert(mt_kvblock_refs(pool, s->table[place]) == 1);
     for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++)
-        if (mt_kvslot_have(pool, s, unit, tb) == mine) st = keep_written(pool, s, unit, tb, err);
+        if (mt_kvslot_mapped(pool, s, unit, place) == mine)
+            st = save_private(pool, s, unit, place, err);
     return st;
 }
 
@@ -274,14 +276,15 @@ map_changes(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, mt_error *e
         while (hi < pool->geom.blocks && m.want[hi] != m.had[hi] &&
                continues(pool, m.want[hi - 1], m.want[hi]))
             hi++;
-        for (size_t tb = lo; st == MT_OK && tb < hi && tb < s->taken; tb++)
-            if (m.had[tb] == (m.want[tb] | MT_HAVE_PRIVATE) && is_in_sight(pool, s, unit, tb))
-                st = keep_written(pool, s, unit, tb, err);
+        for (size_t place = lo; st == MT_OK && place < hi && place < s->taken; place++)
+            if (m.had[place] == (m.want[place] | MT_MAPPED_PRIVATE) &&
+                is_in_sight(pool, s, unit, place))
+                st = save_private(pool, s, unit, place, err);
         if (st != MT_OK) return st;
         st = map_run(pool, s, unit, lo, hi, m.want[lo], err);
         s->broken |= st != MT_OK;
-        for (size_t tb = lo; tb < hi; tb++)
-            set_have(pool, s, unit, tb, st == MT_OK ? m.want[tb] : MT_HAVE_UNKNOWN);
+        for (size_t place = lo; place < hi; place++)
+            set_have(pool, s, unit, place, st == MT_OK ? m.want[place] : MT_MAPPED_UNKNOWN);
     }
     return st;
 }
@@ -325,9 +328,9 @@ typedef enum limit {
 } limit;
 
 /* Brings the unit to m.want, or fails with MT_EAGAIN where that takes too many stretches. This is
- * the one place that gives up mappings of free slots for those of a row and tries again. One stretch
- * always passes: to it a row moves when there are too many. An exposed row does not move: code
- * writes into its home. */
+ * the one place that gives up mappings of free slots for those of a row and tries again. One
+ * stretch always passes: to it a row moves when there are too many. An exposed row does not move:
+ * code writes into its extent. */
 static mt_status
 change(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, limit most, mt_error *err)
 {
@@ -336,7 +339,7 @@ change(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, limit most, mt_e
 
     if (most != ANY_NUMBER && after > before && after > 1 && !s->exposed &&
         !may_have(pool, pool->maps - before + after) &&
-        !(most == AFTER_OTHERS && mt_kvmap_relax(pool) &&
+        !(most == AFTER_OTHERS && mt_kvmap_unmap_idle(pool) &&
           may_have(pool, pool->maps - before + after)))
         return mt_fail(err, MT_EAGAIN, MT_STORE_MAPS, 0);
     st = map_changes(pool, s, unit, m, err);
@@ -345,16 +348,16 @@ change(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, limit most, mt_e
 }
 
 void
-mt_kvmap_forget_private(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+mt_kvmap_forget_private(mt_kvpool *pool, size_t slot, size_t place, uint32_t block)
 {
     mt_kvslot *s = &pool->slots[slot];
 
     for (size_t unit = 0; unit < pool->geom.units; unit++) {
         size_t before;
 
-        if (mt_kvslot_have(pool, s, unit, tb) != (block << 1 | MT_HAVE_PRIVATE)) continue;
+        if (mt_kvslot_mapped(pool, s, unit, place) != (block << 1 | MT_MAPPED_PRIVATE)) continue;
         before = stretches_now(pool, s, unit);
-        set_have(pool, s, unit, tb, MT_HAVE_UNKNOWN);
+        set_have(pool, s, unit, place, MT_MAPPED_UNKNOWN);
         recount_unit(pool, s, unit, before);
     }
 }
@@ -362,25 +365,25 @@ mt_kvmap_forget_private(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
 /* --- following the table --- */
 
 static uint32_t
-named_at(const mt_kvslot *s, size_t tb)
+named_at(const mt_kvslot *s, size_t place)
 {
-    return tb < s->taken ? s->table[tb] : MT_KV_ZERO;
+    return place < s->taken ? s->table[place] : MT_KV_ZERO;
 }
 
-/* What place tb should map, if not what it has. A row that wrote to a block which others name as
+/* What `place` should map, if not what it has. A row that wrote to a block which others name as
  * well goes on mapping it as it did; but not one that finds it mapped so by the row before it. */
 static uint32_t
-wanted(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, size_t tb, bool write)
+wanted(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, size_t place, bool write)
 {
-    uint32_t block = named_at(s, tb), shared = block << 1;
-    uint32_t have = mt_kvslot_have(pool, s, unit, tb);
+    uint32_t block = named_at(s, place), shared = block << 1;
+    uint32_t mapped = mt_kvslot_mapped(pool, s, unit, place);
 
-    if (tb >= s->taken && s->exposed && s->refs[tb] == 0) return own_block(s, tb) << 1;
-    if (block == MT_KV_ZERO) return MT_HAVE_ZERO;
-    if (!write && have == (shared | MT_HAVE_PRIVATE)) return have;
-    if (write || mt_kvpool_refs(pool, block) == 1) return shared;
-    if (have == shared && (s->exposed || is_in_sight(pool, s, unit, tb))) return have;
-    return shared | MT_HAVE_PRIVATE;
+    if (place >= s->taken && s->exposed && s->refs[place] == 0) return own_block(s, place) << 1;
+    if (block == MT_KV_ZERO) return MT_MAPPED_ZERO;
+    if (!write && mapped == (shared | MT_MAPPED_PRIVATE)) return mapped;
+    if (write || mt_kvblock_refs(pool, block) == 1) return shared;
+    if (mapped == shared && (s->exposed || is_in_sight(pool, s, unit, place))) return mapped;
+    return shared | MT_MAPPED_PRIVATE;
 }
 
 /* The same for what lies ahead costs nothing now and a call per range later: zeros, or the blocks
@@ -392,12 +395,13 @@ look_ahead(const mt_kvpool *pool, const mt_kvslot *s, unit_maps m, size_t end, b
     uint32_t last = m.want[end - 1];
 
     if (!pool->store.lazy || end < s->taken || end < s->reach || last == m.had[end - 1]) return;
-    if (last == MT_HAVE_ZERO)
-        for (size_t tb = end; tb < pool->geom.blocks; tb++)
-            m.want[tb] = MT_HAVE_ZERO;
+    if (last == MT_MAPPED_ZERO)
+        for (size_t place = end; place < pool->geom.blocks; place++)
+            m.want[place] = MT_MAPPED_ZERO;
     else if (write)
-        for (size_t tb = end; tb < pool->geom.blocks && continues(pool, last, last + 2); tb++)
-            m.want[tb] = last += 2;
+        for (size_t place = end; place < pool->geom.blocks && continues(pool, last, last + 2);
+             place++)
+            m.want[place] = last += 2;
 }
 
 mt_status
@@ -409,10 +413,11 @@ mt_kvmap_follow(mt_kvpool *pool, size_t slot, size_t unit, const mt_kvspan *span
     bool changed = false;
     mt_status st = MT_OK;
 
+    assert(span->lo < span->hi && span->hi <= pool->geom.blocks);
     s->reach = mt_size_max(s->reach, mt_size_max(span->hi, s->taken));
-    for (size_t tb = span->lo; tb < span->hi; tb++) {
-        m.want[tb] = wanted(pool, s, unit, tb, tb >= write->lo && tb < write->hi);
-        changed |= m.want[tb] != m.had[tb];
+    for (size_t place = span->lo; place < span->hi; place++) {
+        m.want[place] = wanted(pool, s, unit, place, place >= write->lo && place < write->hi);
+        changed |= m.want[place] != m.had[place];
     }
     if (changed) {
         look_ahead(pool, s, m, span->hi, write->hi > write->lo);
@@ -423,33 +428,33 @@ mt_kvmap_follow(mt_kvpool *pool, size_t slot, size_t unit, const mt_kvspan *span
 }
 
 mt_status
-mt_kvmap_home(mt_kvpool *pool, size_t slot, size_t unit, mt_error *err)
+mt_kvmap_own_extent(mt_kvpool *pool, size_t slot, size_t unit, mt_error *err)
 {
     mt_kvslot *s = &pool->slots[slot];
     unit_maps m = maps_of(pool, s, unit);
 
     assert(pool->store.lazy);
     s->reach = pool->geom.blocks;
-    for (size_t tb = s->taken; tb < pool->geom.blocks; tb++) {
-        assert(s->refs[tb] == 0);
-        m.want[tb] = own_block(s, tb) << 1;
+    for (size_t place = s->taken; place < pool->geom.blocks; place++) {
+        assert(s->refs[place] == 0);
+        m.want[place] = own_block(s, place) << 1;
     }
     return change(pool, s, unit, m, ALLOWED, err);
 }
 
 /* --- leaving blocks --- */
 
-/* Whether a place that maps `have` shows what the row neither names there nor has for itself. */
+/* Whether a place that maps `mapped` shows what the row neither names there nor has for itself. */
 static bool
-is_astray(const mt_kvpool *pool, const mt_kvslot *s, size_t tb, uint32_t have)
+is_astray(const mt_kvpool *pool, const mt_kvslot *s, size_t place, uint32_t mapped)
 {
-    const mt_kvslot *home;
+    const mt_kvslot *extent;
 
-    if (have == MT_HAVE_UNKNOWN) return true;
-    if (!mt_kvhave_is_block(have) || have >> 1 == named_at(s, tb)) return false;
-    home = mt_kvpool_home(pool, have >> 1);
-    if (mt_kvpool_place(pool, have >> 1) != tb || home->refs[tb] > 0) return true;
-    return !home->exposed || home != s;
+    if (mapped == MT_MAPPED_UNKNOWN) return true;
+    if (!mt_kvmapped_is_block(mapped) || mapped >> 1 == named_at(s, place)) return false;
+    extent = mt_kvblock_extent(pool, mapped >> 1);
+    if (mt_kvblock_index(pool, mapped >> 1) != place || extent->refs[place] > 0) return true;
+    return !extent->exposed || extent != s;
 }
 
 /* Places where a view has been map the table again: all of them, as many stretches as that takes,
@@ -463,11 +468,12 @@ follow_again(mt_kvpool *pool, mt_kvslot *s, bool all, mt_error *err)
         unit_maps m = maps_of(pool, s, unit);
         bool changed = false;
 
-        for (size_t tb = 0; tb < s->reach; tb++) {
-            if (!all && !is_astray(pool, s, tb, m.had[tb])) continue;
-            m.want[tb] = wanted(pool, s, unit, tb, false);
-            if (m.want[tb] == m.had[tb]) continue;
-            see(pool, s, unit, &(mt_kvspan){tb, tb + 1}); /* also where all was mapped at once */
+        for (size_t place = 0; place < s->reach; place++) {
+            if (!all && !is_astray(pool, s, place, m.had[place])) continue;
+            m.want[place] = wanted(pool, s, unit, place, false);
+            if (m.want[place] == m.had[place]) continue;
+            see(pool, s, unit,
+                &(mt_kvspan){place, place + 1}); /* also where all was mapped at once */
             changed = true;
         }
         if (changed) st = change(pool, s, unit, m, all ? ANY_NUMBER : AFTER_OTHERS, err);
@@ -476,7 +482,7 @@ follow_again(mt_kvpool *pool, mt_kvslot *s, bool all, mt_error *err)
 }
 
 mt_status
-mt_kvmap_clear(mt_kvpool *pool, mt_error *err)
+mt_kvmap_clear_stale(mt_kvpool *pool, mt_error *err)
 {
     mt_status all = MT_OK;
 
@@ -501,37 +507,37 @@ static void
 recount(mt_kvpool *pool, mt_kvslot *s)
 {
     pool->maps -= s->maps;
-    s->maps = mt_kvmap_count(pool, s);
+    s->maps = mt_kvmap_count_stretches(pool, s);
     pool->maps += s->maps;
 }
 
-/* Maps all of the slot: to a home, or to zeros. */
+/* Maps all of the slot: to an extent, or to zeros. */
 static mt_status
 map_whole(mt_kvpool *pool, mt_kvslot *s, uint32_t to, mt_error *err)
 {
-    size_t offset = to == MT_HAVE_ZERO ? 0 : mt_kvpool_home(pool, to >> 1)->offset;
+    size_t offset = to == MT_MAPPED_ZERO ? 0 : mt_kvblock_extent(pool, to >> 1)->offset;
     mt_status st = map_stretch(pool, s->base, pool->geom.slot_bytes, offset, to, err);
 
     s->broken = st != MT_OK;
     see_nothing(pool, s);
     for (size_t unit = 0; unit < pool->geom.units; unit++)
-        for (size_t tb = 0; tb < pool->geom.blocks; tb++) {
-            uint32_t have = to == MT_HAVE_ZERO ? to : to + 2 * (uint32_t)tb;
+        for (size_t place = 0; place < pool->geom.blocks; place++) {
+            uint32_t mapped = to == MT_MAPPED_ZERO ? to : to + 2 * (uint32_t)place;
 
-            set_have(pool, s, unit, tb, st == MT_OK ? have : MT_HAVE_UNKNOWN);
+            set_have(pool, s, unit, place, st == MT_OK ? mapped : MT_MAPPED_UNKNOWN);
         }
     recount(pool, s);
     return st;
 }
 
 mt_status
-mt_kvmap_blank(mt_kvpool *pool, size_t slot, mt_error *err)
+mt_kvmap_zeros(mt_kvpool *pool, size_t slot, mt_error *err)
 {
     enum { TRIES = 2 }; /* what others have is at stake */
     mt_status st = MT_EAGAIN;
 
     for (int i = 0; st != MT_OK && pool->store.lazy && i < TRIES; i++)
-        st = map_whole(pool, &pool->slots[slot], MT_HAVE_ZERO, err);
+        st = map_whole(pool, &pool->slots[slot], MT_MAPPED_ZERO, err);
     return st;
 }
 
@@ -539,7 +545,7 @@ mt_status
 mt_kvmap_restore(mt_kvpool *pool, size_t slot)
 {
     if (follow_again(pool, &pool->slots[slot], true, NULL) == MT_OK) return MT_OK;
-    return mt_kvmap_blank(pool, slot, NULL);
+    return mt_kvmap_zeros(pool, slot, NULL);
 }
 
 bool
@@ -549,14 +555,15 @@ mt_kvmap_has_private(const mt_kvpool *pool, size_t slot, size_t end)
 
     assert(end <= s->taken);
     for (size_t unit = 0; pool->store.private_writes && unit < pool->geom.units; unit++)
-        for (size_t tb = 0; tb < end; tb++)
-            if (mt_kvslot_have(pool, s, unit, tb) == (s->table[tb] << 1 | MT_HAVE_PRIVATE))
+        for (size_t place = 0; place < end; place++)
+            if (mt_kvslot_mapped(pool, s, unit, place) ==
+                (s->table[place] << 1 | MT_MAPPED_PRIVATE))
                 return true;
     return false;
 }
 
 bool
-mt_kvmap_next_private(const mt_kvpool *pool, size_t slot, size_t *at, size_t *tb)
+mt_kvmap_next_private(const mt_kvpool *pool, size_t slot, size_t *at, size_t *place)
 {
     const mt_kvgeom *g = &pool->geom;
     const mt_kvslot *s = &pool->slots[slot];
@@ -567,10 +574,10 @@ mt_kvmap_next_private(const mt_kvpool *pool, size_t slot, size_t *at, size_t *tb
         *at += pool->store.written(pool->store.ctx, s->base + *at, g->slot_bytes - *at);
         if (*at >= g->slot_bytes) break;
         unit = *at / g->unit_bytes;
-        *tb = *at % g->range_bytes / step;
+        *place = *at % g->range_bytes / step;
         *at = (*at / step + 1) * step;
-        if (*tb >= s->taken || s->table[*tb] == MT_KV_ZERO) continue;
-        if (mt_kvslot_have(pool, s, unit, *tb) == (s->table[*tb] << 1 | MT_HAVE_PRIVATE))
+        if (*place >= s->taken || s->table[*place] == MT_KV_ZERO) continue;
+        if (mt_kvslot_mapped(pool, s, unit, *place) == (s->table[*place] << 1 | MT_MAPPED_PRIVATE))
             return true;
     }
     return false;
@@ -582,11 +589,11 @@ mt_kvmap_drop_private(mt_kvpool *pool, size_t slot)
 {
     const mt_kvgeom *g = &pool->geom;
     const mt_kvslot *s = &pool->slots[slot];
-    size_t at = 0, tb;
+    size_t at = 0, place;
     mt_status st = MT_OK;
 
     if (!mt_kvmap_has_private(pool, slot, s->taken)) return MT_OK;
-    while (st == MT_OK && mt_kvmap_next_private(pool, slot, &at, &tb))
+    while (st == MT_OK && mt_kvmap_next_private(pool, slot, &at, &place))
         st = pool->store.settle(pool->store.ctx, s->base + at - g->part_bytes, g->part_bytes, NULL);
     return st;
 }
@@ -604,13 +611,13 @@ leave(mt_kvpool *pool, size_t slot, const mt_kvspan *span, bool anyway, bool wri
         unit_maps m = maps_of(pool, s, unit);
         bool changed = false;
 
-        for (size_t tb = span->lo; tb < span->hi; tb++) {
-            if (s->table[tb] == MT_KV_ZERO) continue;
-            if (!mt_kvblock_must_leave(pool, slot, s->table[tb])) continue;
-            if (writable && m.had[tb] == (s->table[tb] << 1 | MT_HAVE_PRIVATE)) continue;
-            if (m.had[tb] == MT_HAVE_UNKNOWN || m.had[tb] >> 1 == s->table[tb])
-                m.want[tb] = MT_HAVE_ZERO;
-            changed |= m.want[tb] != m.had[tb];
+        for (size_t place = span->lo; place < span->hi; place++) {
+            if (s->table[place] == MT_KV_ZERO) continue;
+            if (!mt_kvblock_must_leave(pool, slot, s->table[place])) continue;
+            if (writable && m.had[place] == (s->table[place] << 1 | MT_MAPPED_PRIVATE)) continue;
+            if (m.had[place] == MT_MAPPED_UNKNOWN || m.had[place] >> 1 == s->table[place])
+                m.want[place] = MT_MAPPED_ZERO;
+            changed |= m.want[place] != m.had[place];
         }
         if (changed) st = change(pool, s, unit, m, anyway ? ANY_NUMBER : AFTER_OTHERS, err);
     }
@@ -626,22 +633,22 @@ mt_kvmap_leave(mt_kvpool *pool, size_t slot, const mt_kvspan *span, bool anyway,
     if (mt_kvmap_has_private(pool, slot, span->lo) &&
         leave(pool, slot, span, true, true, NULL) == MT_OK)
         return st;
-    return mt_kvmap_blank(pool, slot, err);
+    return mt_kvmap_zeros(pool, slot, err);
 }
 
-/* Whether a place that maps `have` must leave it before the row's table becomes another one. It
- * leaves what nobody is to have as well, so that it is free for others: mt_kvmap_clear may find too
- * few stretches for that, and cannot map all of a row to zeros, whose views must go on. */
+/* Whether a place that maps `mapped` must leave it before the row's table becomes another one. It
+ * leaves what nobody is to have as well, so that it is free for others: mt_kvmap_clear_stale may
+ * find too few stretches for that, and cannot map all of a row to zeros, whose views must go on. */
 static bool
-must_change(const mt_kvpool *pool, const mt_kvslot *s, size_t tb, uint32_t have, uint32_t next)
+must_change(const mt_kvpool *pool, const mt_kvslot *s, size_t place, uint32_t mapped, uint32_t next)
 {
-    const mt_kvslot *home;
+    const mt_kvslot *extent;
 
-    if (have == MT_HAVE_UNKNOWN) return true;
-    if (!mt_kvhave_is_block(have) || have >> 1 == next) return false;
-    if (have >> 1 == named_at(s, tb)) return true;
-    home = mt_kvpool_home(pool, have >> 1);
-    return mt_kvpool_refs(pool, have >> 1) > 0 || (home->exposed && home != s);
+    if (mapped == MT_MAPPED_UNKNOWN) return true;
+    if (!mt_kvmapped_is_block(mapped) || mapped >> 1 == next) return false;
+    if (mapped >> 1 == named_at(s, place)) return true;
+    extent = mt_kvblock_extent(pool, mapped >> 1);
+    return mt_kvblock_refs(pool, mapped >> 1) > 0 || (extent->exposed && extent != s);
 }
 
 /* A new table's blocks are mapped privately, but for the row's own one: whether it will be alone
@@ -649,27 +656,28 @@ must_change(const mt_kvpool *pool, const mt_kvslot *s, size_t tb, uint32_t have,
 static uint32_t
 next_map(uint32_t block, uint32_t own)
 {
-    if (block == MT_KV_ZERO) return MT_HAVE_ZERO;
-    return block == own ? block << 1 : block << 1 | MT_HAVE_PRIVATE;
+    if (block == MT_KV_ZERO) return MT_MAPPED_ZERO;
+    return block == own ? block << 1 : block << 1 | MT_MAPPED_PRIVATE;
 }
 
 mt_status
-mt_kvmap_become(mt_kvpool *pool, size_t slot, const uint32_t *table, size_t taken, uint32_t own,
-                mt_error *err)
+mt_kvmap_leave_for_table(mt_kvpool *pool, size_t slot, const uint32_t *table, size_t taken,
+                         uint32_t own, mt_error *err)
 {
     mt_kvslot *s = &pool->slots[slot];
     size_t end = mt_size_max(s->reach, taken);
     mt_status st = MT_OK;
 
+    assert(taken <= pool->geom.blocks);
     for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++) {
         unit_maps m = maps_of(pool, s, unit);
         bool changed = false;
 
-        for (size_t tb = 0; tb < end; tb++) {
-            uint32_t next = tb < taken ? table[tb] : MT_KV_ZERO;
+        for (size_t place = 0; place < end; place++) {
+            uint32_t next = place < taken ? table[place] : MT_KV_ZERO;
 
-            if (!must_change(pool, s, tb, m.had[tb], next)) continue;
-            m.want[tb] = next_map(next, own);
+            if (!must_change(pool, s, place, m.had[place], next)) continue;
+            m.want[place] = next_map(next, own);
             changed = true;
         }
         if (changed) st = change(pool, s, unit, m, AFTER_OTHERS, err);
@@ -677,23 +685,23 @@ mt_kvmap_become(mt_kvpool *pool, size_t slot, const uint32_t *table, size_t take
     return st;
 }
 
-/* --- a whole home at once --- */
+/* --- a whole extent at once --- */
 
 static size_t
-times_at_home(const mt_kvslot *s, uint32_t first_block)
+times_in_extent(const mt_kvslot *s, uint32_t first_block)
 {
     size_t times = 0;
 
-    for (size_t tb = 0; tb < s->taken; tb++)
-        times += s->table[tb] == first_block + tb;
+    for (size_t place = 0; place < s->taken; place++)
+        times += s->table[place] == first_block + place;
     return times;
 }
 
-/* Block 0 of the home that the most of the table lies in, each block at its own place, of the two
+/* Block 0 of the extent that the most of the table lies in, each block at its own place, of the two
  * likeliest: the first block's, which is the oldest ancestor's, and the middle one's. MT_KV_ZERO:
  * half of the table does not. */
 static uint32_t
-main_home(const mt_kvpool *pool, const mt_kvslot *s)
+main_extent(const mt_kvpool *pool, const mt_kvslot *s)
 {
     uint32_t blocks[] = {s->table[0], s->table[s->taken / 2]}, best = MT_KV_ZERO;
     size_t most = (s->taken - 1) / 2;
@@ -702,9 +710,9 @@ main_home(const mt_kvpool *pool, const mt_kvslot *s)
         uint32_t first;
 
         if (blocks[i] == MT_KV_ZERO) continue;
-        first = mt_kvpool_home(pool, blocks[i])->first_block;
-        if (times_at_home(s, first) <= most) continue;
-        most = times_at_home(s, first);
+        first = mt_kvblock_extent(pool, blocks[i])->first_block;
+        if (times_in_extent(s, first) <= most) continue;
+        most = times_in_extent(s, first);
         best = first;
     }
     return best;
@@ -717,28 +725,28 @@ is_mapped(const mt_kvpool *pool, const mt_kvslot *s)
 {
     size_t same = 0;
 
-    for (size_t tb = 0; tb < s->taken; tb++)
-        same += mt_kvslot_have(pool, s, 0, tb) >> 1 == s->table[tb];
+    for (size_t place = 0; place < s->taken; place++)
+        same += mt_kvslot_mapped(pool, s, 0, place) >> 1 == s->table[place];
     return same + 1 >= s->taken;
 }
 
 mt_status
-mt_kvmap_alias(mt_kvpool *pool, size_t slot, mt_error *err)
+mt_kvmap_main_extent(mt_kvpool *pool, size_t slot, mt_error *err)
 {
     mt_kvslot *s = &pool->slots[slot];
     uint32_t first;
 
     if (!pool->store.lazy || s->taken == 0 || is_mapped(pool, s)) return MT_OK;
-    if ((first = main_home(pool, s)) == MT_KV_ZERO || first == s->first_block) return MT_OK;
-    return map_whole(pool, s, first << 1 | MT_HAVE_PRIVATE, err);
+    if ((first = main_extent(pool, s)) == MT_KV_ZERO || first == s->first_block) return MT_OK;
+    return map_whole(pool, s, first << 1 | MT_MAPPED_PRIVATE, err);
 }
 
 mt_status
-mt_kvmap_move(mt_kvpool *pool, size_t slot, size_t home, size_t end, mt_error *err)
+mt_kvmap_extent(mt_kvpool *pool, size_t slot, size_t extent, size_t end, mt_error *err)
 {
     mt_kvslot *s = &pool->slots[slot];
     mt_kvspan views = {0, end};
-    mt_status st = map_whole(pool, s, pool->slots[home].first_block << 1, err);
+    mt_status st = map_whole(pool, s, pool->slots[extent].first_block << 1, err);
 
     assert(pool->store.lazy);
     for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++)
@@ -747,58 +755,59 @@ mt_kvmap_move(mt_kvpool *pool, size_t slot, size_t home, size_t end, mt_error *e
 }
 
 static void
-reset(mt_kvpool *pool, mt_kvslot *s)
+unmap_idle_slot(mt_kvpool *pool, mt_kvslot *s)
 {
     assert(s->lease == NULL && pool->store.lazy);
     (void)map_whole(pool, s, s->first_block << 1, NULL);
 }
 
 bool
-mt_kvmap_relax(mt_kvpool *pool)
+mt_kvmap_unmap_idle(mt_kvpool *pool)
 {
     size_t before = pool->maps;
 
     for (size_t i = 0; i < pool->slot_count; i++)
-        if (pool->slots[i].lease == NULL && pool->slots[i].maps > 0) reset(pool, &pool->slots[i]);
+        if (pool->slots[i].lease == NULL && pool->slots[i].maps > 0)
+            unmap_idle_slot(pool, &pool->slots[i]);
     return pool->maps < before;
 }
 
 /* --- the end of a row, the end of a block --- */
 
-/* Whether what code wrote at a place that maps `have` is in no block, or may be: it stays with the
- * addresses. */
+/* Whether what code wrote at a place that maps `mapped` is in no block, or may be: it stays with
+ * the addresses. */
 static bool
-holds_writes(uint32_t have)
+holds_writes(uint32_t mapped)
 {
-    if (have == MT_HAVE_ZERO || have == MT_HAVE_UNKNOWN) return true;
-    return mt_kvhave_is_block(have) && (have & MT_HAVE_PRIVATE);
+    if (mapped == MT_MAPPED_ZERO || mapped == MT_MAPPED_UNKNOWN) return true;
+    return mt_kvmapped_is_block(mapped) && (mapped & MT_MAPPED_PRIVATE);
 }
 
 /* Whether a row, or other addresses, its window's too, have the block as well. */
 static bool
-is_shown_again(const mt_kvpool *pool, uint32_t have)
+is_shown_again(const mt_kvpool *pool, uint32_t mapped)
 {
-    size_t place;
-    const mt_kvslot *home;
+    size_t index;
+    const mt_kvslot *extent;
 
-    if (!mt_kvhave_is_block(have)) return false;
-    home = mt_kvpool_home(pool, have >> 1);
-    place = mt_kvpool_place(pool, have >> 1);
-    return home->refs[place] > 0 || home->sights[place] > pool->geom.units;
+    if (!mt_kvmapped_is_block(mapped)) return false;
+    extent = mt_kvblock_extent(pool, mapped >> 1);
+    index = mt_kvblock_index(pool, mapped >> 1);
+    return extent->refs[index] > 0 || extent->sights[index] > pool->geom.units;
 }
 
 /* Whether the place of a row that is over must be settled. */
 static bool
-must_settle(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, size_t tb)
+must_drop(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, size_t place)
 {
-    uint32_t have = mt_kvslot_have(pool, s, unit, tb);
+    uint32_t mapped = mt_kvslot_mapped(pool, s, unit, place);
 
-    if (tb < s->reach && holds_writes(have)) return true;
-    return is_in_sight(pool, s, unit, tb) && is_shown_again(pool, have);
+    if (place < s->reach && holds_writes(mapped)) return true;
+    return is_in_sight(pool, s, unit, place) && is_shown_again(pool, mapped);
 }
 
 static mt_status
-settle_run(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t lo, size_t hi)
+drop_private_run(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t lo, size_t hi)
 {
     const mt_kvgeom *g = &pool->geom;
     char *at = s->base + at_place(pool, unit, lo);
@@ -806,27 +815,27 @@ settle_run(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t lo, size_t hi)
 
     for (size_t r = 0; st == MT_OK && r < g->unit_ranges; r++, at += g->range_bytes)
         st = pool->store.settle(pool->store.ctx, at, (hi - lo) * g->part_bytes, NULL);
-    for (size_t tb = lo; st == MT_OK && tb < hi; tb++)
-        set_in_sight(pool, s, unit, tb, false);
+    for (size_t place = lo; st == MT_OK && place < hi; place++)
+        set_in_sight(pool, s, unit, place, false);
     return st;
 }
 
 static mt_status
-settle_unit(mt_kvpool *pool, mt_kvslot *s, size_t unit)
+drop_private_unit(mt_kvpool *pool, mt_kvslot *s, size_t unit)
 {
     size_t end = mt_size_max(s->seen[unit], s->reach);
     mt_status st = MT_OK;
 
     for (size_t lo = 0, hi; st == MT_OK && lo < end; lo = hi + 1) {
-        for (hi = lo; hi < end && must_settle(pool, s, unit, hi);)
+        for (hi = lo; hi < end && must_drop(pool, s, unit, hi);)
             hi++;
-        if (hi > lo) st = settle_run(pool, s, unit, lo, hi);
+        if (hi > lo) st = drop_private_run(pool, s, unit, lo, hi);
     }
     return st;
 }
 
 static mt_status
-settle_whole(mt_kvpool *pool, mt_kvslot *s)
+drop_private_all(mt_kvpool *pool, mt_kvslot *s)
 {
     mt_status st = pool->store.settle(pool->store.ctx, s->base, pool->geom.slot_bytes, NULL);
 
@@ -835,21 +844,21 @@ settle_whole(mt_kvpool *pool, mt_kvslot *s)
 }
 
 /* Places of the slot that must be settled, and others that are in sight. */
-typedef struct settling {
+typedef struct dropping {
     size_t must, others;
-} settling;
+} dropping;
 
-static settling
-to_settle(const mt_kvpool *pool, const mt_kvslot *s)
+static dropping
+count_to_drop(const mt_kvpool *pool, const mt_kvslot *s)
 {
-    settling n = {0, 0};
+    dropping n = {0, 0};
 
     for (size_t unit = 0; unit < pool->geom.units; unit++)
-        for (size_t tb = 0; tb < mt_size_max(s->seen[unit], s->reach); tb++)
-            if (must_settle(pool, s, unit, tb))
+        for (size_t place = 0; place < mt_size_max(s->seen[unit], s->reach); place++)
+            if (must_drop(pool, s, unit, place))
                 n.must++;
             else
-                n.others += is_in_sight(pool, s, unit, tb);
+                n.others += is_in_sight(pool, s, unit, place);
     return n;
 }
 
@@ -865,51 +874,53 @@ may_keep(const mt_kvpool *pool, const mt_kvslot *s)
 }
 
 void
-mt_kvmap_settle(mt_kvpool *pool, size_t slot)
+mt_kvmap_end_row(mt_kvpool *pool, size_t slot)
 {
     mt_kvslot *s = &pool->slots[slot];
-    settling n = {0, 0};
+    dropping n = {0, 0};
     mt_status st = MT_OK;
 
     assert(s->lease == NULL);
     if (!pool->store.lazy) return;
-    n = to_settle(pool, s);
+    n = count_to_drop(pool, s);
     if (n.must == 0) return;
     if (!may_keep(pool, s)) {
-        reset(pool, s);
+        unmap_idle_slot(pool, s);
         return;
     }
-    if (n.others == 0) st = settle_whole(pool, s);
+    if (n.others == 0) st = drop_private_all(pool, s);
     for (size_t unit = 0; st == MT_OK && n.others > 0 && unit < pool->geom.units; unit++)
-        st = settle_unit(pool, s, unit);
-    if (st != MT_OK) reset(pool, s);
+        st = drop_private_unit(pool, s, unit);
+    if (st != MT_OK) unmap_idle_slot(pool, s);
 }
 
 static bool
 has_in_sight(const mt_kvpool *pool, const mt_kvslot *s, uint32_t block)
 {
     for (size_t unit = 0; unit < pool->geom.units; unit++)
-        for (size_t tb = 0; tb < s->seen[unit]; tb++)
-            if (is_in_sight(pool, s, unit, tb) && mt_kvslot_have(pool, s, unit, tb) >> 1 == block)
+        for (size_t place = 0; place < s->seen[unit]; place++)
+            if (is_in_sight(pool, s, unit, place) &&
+                mt_kvslot_mapped(pool, s, unit, place) >> 1 == block)
                 return true;
     return false;
 }
 
 static void
-yield(mt_kvpool *pool, mt_kvslot *s, uint32_t block)
+hide(mt_kvpool *pool, mt_kvslot *s, uint32_t block)
 {
     if (s->lease != NULL || !has_in_sight(pool, s, block)) return;
-    if (settle_whole(pool, s) != MT_OK) reset(pool, s);
+    if (drop_private_all(pool, s) != MT_OK) unmap_idle_slot(pool, s);
 }
 
-/* The block's home has seen it nearly always, and mostly nobody else. */
+/* The block's extent has seen it nearly always, and mostly nobody else. */
 void
-mt_kvmap_yield(mt_kvpool *pool, size_t slot, size_t tb, uint32_t block)
+mt_kvmap_hide_in_free_slots(mt_kvpool *pool, size_t slot, size_t place, uint32_t block)
 {
-    if (!pool->store.lazy || !mt_kvmap_is_elsewhere(pool, slot, tb, block)) return;
-    yield(pool, mt_kvpool_home(pool, block), block);
-    for (size_t i = 0; i < pool->slot_count && mt_kvmap_is_elsewhere(pool, slot, tb, block); i++)
-        yield(pool, &pool->slots[i], block);
+    if (!pool->store.lazy || !mt_kvmap_is_seen_elsewhere(pool, slot, place, block)) return;
+    hide(pool, mt_kvblock_extent(pool, block), block);
+    for (size_t i = 0; i < pool->slot_count && mt_kvmap_is_seen_elsewhere(pool, slot, place, block);
+         i++)
+        hide(pool, &pool->slots[i], block);
 }
 
 /* A live row's stale views read zeros from now on, rather than nothing at all. */
@@ -919,22 +930,22 @@ clear_run(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t lo, size_t hi)
     const mt_kvgeom *g = &pool->geom;
     size_t bytes = (hi - lo) * g->part_bytes, at = at_place(pool, unit, lo);
 
-    if (s->lease != NULL && map_run(pool, s, unit, lo, hi, MT_HAVE_ZERO, NULL) == MT_OK)
-        return MT_HAVE_ZERO;
+    if (s->lease != NULL && map_run(pool, s, unit, lo, hi, MT_MAPPED_ZERO, NULL) == MT_OK)
+        return MT_MAPPED_ZERO;
     for (size_t r = 0; r < g->unit_ranges; r++, at += g->range_bytes)
         pool->store.unmap(pool->store.ctx, s->base + at, bytes);
-    return MT_HAVE_NONE;
+    return MT_MAPPED_NONE;
 }
 
 static bool
-may_map(uint32_t have, uint32_t first, uint32_t end)
+may_map(uint32_t mapped, uint32_t first, uint32_t end)
 {
-    if (!mt_kvhave_is_block(have)) return have == MT_HAVE_UNKNOWN;
-    return have >> 1 >= first && have >> 1 < end;
+    if (!mt_kvmapped_is_block(mapped)) return mapped == MT_MAPPED_UNKNOWN;
+    return mapped >> 1 >= first && mapped >> 1 < end;
 }
 
 void
-mt_kvmap_forget(mt_kvpool *pool, uint32_t first, uint32_t end)
+mt_kvmap_unmap(mt_kvpool *pool, uint32_t first, uint32_t end)
 {
     assert(!pool->store.lazy);
     for (size_t i = 0; i < pool->slot_count; i++) {
@@ -946,12 +957,12 @@ mt_kvmap_forget(mt_kvpool *pool, uint32_t first, uint32_t end)
                 uint32_t left;
 
                 for (hi = lo; hi < pool->geom.blocks &&
-                              may_map(mt_kvslot_have(pool, s, unit, hi), first, end);)
+                              may_map(mt_kvslot_mapped(pool, s, unit, hi), first, end);)
                     hi++;
                 if (hi == lo) continue;
                 left = clear_run(pool, s, unit, lo, hi);
-                for (size_t tb = lo; tb < hi; tb++)
-                    set_have(pool, s, unit, tb, left);
+                for (size_t place = lo; place < hi; place++)
+                    set_have(pool, s, unit, place, left);
                 changed = true;
             }
         if (changed) recount(pool, s);

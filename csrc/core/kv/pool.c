@@ -1,3 +1,7 @@
+/* How this file works. The first part makes arenas: max_rows slots each, with one stretch of
+ * addresses and of the store for all of them. The second part is the pool as a member of its
+ * ledger, its lock, and its end, when it is closed and the last lease is over. The third part adds
+ * up statistics. */
 #include "kv/private.h"
 
 #include <assert.h>
@@ -28,7 +32,7 @@ slot_init(mt_kvpool *pool, mt_kvslot *s, size_t index)
     size_t n = pool->geom.blocks, words, bytes;
     uint32_t *array;
 
-    *s = (mt_kvslot){.lease = NULL, .home = index, .lazy = pool->store.lazy};
+    *s = (mt_kvslot){.lease = NULL, .extent = index, .lazy = pool->store.lazy};
     s->first_block = (uint32_t)(index * n);
     if (!slot_array_bytes(&pool->geom, &words, &bytes)) return false;
     if ((array = mt_alloc_zeroed(&pool->mem, 1, bytes)) == NULL) return false;
@@ -36,8 +40,8 @@ slot_init(mt_kvpool *pool, mt_kvslot *s, size_t index)
     s->let_go = array + n;
     s->sights = array + 2 * n;
     s->table = array + 3 * n;
-    s->changed = array + 4 * n;
-    s->seen = s->changed + pool->geom.units * n;
+    s->differences = array + 4 * n;
+    s->seen = s->differences + pool->geom.units * n;
     s->resident = (bool *)(array + words);
     s->windowed = s->resident + n;
     s->in_sight = s->windowed + n;
@@ -80,7 +84,7 @@ no_room(mt_error *err, size_t bytes)
 }
 
 mt_status
-mt_kvpool_extend(mt_kvpool *pool, mt_error *err)
+mt_kvpool_add_arena(mt_kvpool *pool, mt_error *err)
 {
     const mt_kvgeom *g = &pool->geom;
     size_t rows = g->config.max_rows, first = pool->slot_count, made = 0, bytes, numbers;
@@ -132,7 +136,7 @@ give_back(void *ctx, size_t bytes)
     before = pool->reserved;
     mt_kvblock_drop(pool,
                     mt_size_max(pool->promised, pool->idle - mt_size_min(blocks, pool->idle)));
-    mt_kvblock_fit(pool);
+    mt_kvblock_shrink_reservation(pool);
     before -= pool->reserved;
     mt_lock_give(&pool->lock);
     return before * unit;
@@ -148,8 +152,8 @@ free_parts(mt_kvpool *pool)
     mem.put(mem.ctx, pool->slots, pool->slot_room * sizeof *pool->slots);
     mem.put(mem.ctx, pool->scratch, 3 * pool->geom.blocks * sizeof *pool->scratch);
     mt_gauge_subtract(pool->mapped_again,
-                      pool->again * pool->geom.unit_ranges * pool->geom.part_bytes);
-    mt_kvpool_tell_pages(pool, 0 - (pool->live + pool->idle) * pool->geom.block_bytes);
+                      pool->extra_sights * pool->geom.unit_ranges * pool->geom.part_bytes);
+    mt_kvpool_count_pages(pool, 0 - (pool->live + pool->idle) * pool->geom.block_bytes);
     pool->store.close(pool->store.ctx);
     mt_lock_fini(&pool->lock);
     mem.put(mem.ctx, pool, sizeof *pool);
@@ -194,7 +198,8 @@ mt_kvpool_new(const mt_alloc *mem, const mt_store_ops *store, mt_ledger *ledger,
 void
 mt_kvpool_unlock(mt_kvpool *pool)
 {
-    pool->untold = false;
+    assert(!pool->closed || pool->leases != NULL);
+    pool->notify_due = false;
     mt_lock_give(&pool->lock);
     mt_ledger_stir(mt_member_ledger(pool->member));
 }
@@ -212,7 +217,7 @@ mt_kvpool_unlock_or_free(mt_kvpool *pool)
         return;
     }
     ledger = mt_ledger_hold(mt_member_ledger(pool->member)); /* another thread may free the pool */
-    pool->untold = false;
+    pool->notify_due = false;
     mt_lock_give(&pool->lock);
     mt_ledger_stir(ledger);
     mt_ledger_drop(ledger);
@@ -223,9 +228,10 @@ mt_kvpool_close(mt_kvpool *pool)
 {
     if (pool == NULL) return;
     mt_lock_take(&pool->lock);
+    assert(!pool->closed);
     pool->closed = true;
     mt_kvblock_drop(pool, 0);
-    mt_kvblock_fit(pool);
+    mt_kvblock_shrink_reservation(pool);
     mt_kvpool_unlock_or_free(pool);
 }
 
@@ -233,12 +239,6 @@ const mt_kvgeom *
 mt_kvpool_geom(const mt_kvpool *pool)
 {
     return &pool->geom;
-}
-
-mt_member *
-mt_kvpool_member(const mt_kvpool *pool)
-{
-    return pool->member;
 }
 
 size_t
@@ -250,8 +250,9 @@ mt_kvpool_trim(mt_kvpool *pool, size_t target_bytes)
     before = pool->idle;
     mt_kvblock_drop(pool, keep > pool->live ? keep - pool->live : 0);
     before -= pool->idle;
-    if (pool->store.lazy) (void)mt_kvmap_relax(pool); /* other pools may be short of stretches */
-    mt_kvblock_fit(pool);
+    if (pool->store.lazy)
+        (void)mt_kvmap_unmap_idle(pool); /* other pools may be short of stretches */
+    mt_kvblock_shrink_reservation(pool);
     mt_kvpool_unlock(pool);
     return before * pool->geom.block_bytes;
 }
@@ -313,8 +314,8 @@ mt_kvpool_retry(mt_kvpool *pool, mt_kvtry *once, void *arg, mt_error *err)
 
         mt_lock_take(&pool->lock);
         st = once(arg, &why);
-        news = st == MT_OK || pool->untold;
-        pool->untold = false;
+        news = st == MT_OK || pool->notify_due;
+        pool->notify_due = false;
         mt_lock_give(&pool->lock);
         /* What it let go of may be room for others. A refused try that let go of nothing wakes
          * nobody: who waits would wake itself. */
@@ -326,7 +327,7 @@ mt_kvpool_retry(mt_kvpool *pool, mt_kvtry *once, void *arg, mt_error *err)
 
 /* --- statistics --- */
 
-enum { SEEN = 1 << 30 }; /* in refs, while blocks are counted; there are fewer rows than that */
+enum { COUNTED = 1 << 30 }; /* in refs, while blocks are counted; there are fewer rows than that */
 
 /* Blocks of the lease without the mark, which is put there; or takes the marks away again. */
 static size_t
@@ -337,14 +338,14 @@ mark_blocks(mt_kvlease *lease, bool mark)
     for (size_t row = 0; row < lease->rows; row++) {
         const mt_kvslot *s = mt_kvlease_slot(lease, row);
 
-        for (size_t tb = 0; tb < s->taken; tb++) {
+        for (size_t place = 0; place < s->taken; place++) {
             uint32_t *refs;
 
-            if (s->table[tb] == MT_KV_ZERO) continue;
-            refs = &mt_kvpool_home(lease->pool, s->table[tb])
-                        ->refs[mt_kvpool_place(lease->pool, s->table[tb])];
-            changed += ((*refs & SEEN) != 0) != mark;
-            *refs = mark ? *refs | SEEN : *refs & ~(uint32_t)SEEN;
+            if (s->table[place] == MT_KV_ZERO) continue;
+            refs = &mt_kvblock_extent(lease->pool, s->table[place])
+                        ->refs[mt_kvblock_index(lease->pool, s->table[place])];
+            changed += ((*refs & COUNTED) != 0) != mark;
+            *refs = mark ? *refs | COUNTED : *refs & ~(uint32_t)COUNTED;
         }
     }
     return changed;
@@ -384,8 +385,8 @@ shared_blocks(const mt_kvpool *pool)
     size_t shared = 0;
 
     for (size_t i = 0; i < pool->slot_count; i++)
-        for (size_t tb = 0; pool->slots[i].named > 0 && tb < pool->geom.blocks; tb++)
-            shared += pool->slots[i].refs[tb] > 1;
+        for (size_t place = 0; pool->slots[i].named > 0 && place < pool->geom.blocks; place++)
+            shared += pool->slots[i].refs[place] > 1;
     return shared;
 }
 
@@ -405,7 +406,7 @@ mt_kvpool_stats(mt_kvpool *pool, mt_kvstats *out)
         .peak_bytes = pool->peak * unit,
         .address_bytes = pool->slot_count * pool->geom.slot_bytes,
         .maps = pool->maps,
-        .mapped_again_bytes = pool->again * pool->geom.unit_ranges * pool->geom.part_bytes,
+        .mapped_again_bytes = pool->extra_sights * pool->geom.unit_ranges * pool->geom.part_bytes,
         .acquired = pool->acquired,
         .forked = pool->forked,
         .released = pool->released,

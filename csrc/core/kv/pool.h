@@ -69,26 +69,25 @@ mt_status mt_kvpool_new(const mt_alloc *mem, const mt_store_ops *store, mt_ledge
                         const char *name, const mt_kvconfig *config, mt_gauge *mapped_again,
                         mt_kvpool **out, mt_error *err);
 /* The pool lends no more and drops what is idle; it is freed when its last lease is. pre: called
- * once, and no other call of the pool itself runs or follows, but use_stream while a lease is
- * alive. NULL is ignored. */
+ * once, and no other call of the pool itself runs or follows, except use_stream and await while a
+ * lease is alive. NULL is ignored. */
 void mt_kvpool_close(mt_kvpool *pool);
 
 const mt_kvgeom *mt_kvpool_geom(const mt_kvpool *pool);
-mt_member *mt_kvpool_member(const mt_kvpool *pool);
 void mt_kvpool_stats(mt_kvpool *pool, mt_kvstats *out);
 
 /* Drops idle blocks, those used longest ago first, until physical bytes are at most `target` or
  * nothing is idle; returns the bytes given back. Addresses stay. */
 size_t mt_kvpool_trim(mt_kvpool *pool, size_t target_bytes);
 
-/* Back when no other thread is inside of the pool: trim may be for a long time. */
+/* Returns when no other thread is inside of the pool; a trim may be for a long time. */
 void mt_kvpool_await(mt_kvpool *pool);
 
 /* Whether `rows` more sequences of `tokens` tokens would fit the ledger now, with `shared` leading
  * tokens of them stored once, after everybody gave back what is idle. */
 bool mt_kvpool_would_fit(mt_kvpool *pool, size_t rows, size_t tokens, size_t shared);
 
-/* The lease's store of addresses follows this stream from now on (device pools). */
+/* What the pool does with its store next follows this stream (device pools). */
 mt_status mt_kvpool_use_stream(mt_kvpool *pool, void *stream, mt_error *err);
 
 #endif

@@ -1,11 +1,17 @@
+/* How this file works. Most calls find in the marks that all is ready (is_ready) and only move a
+ * mark. The others take the pool's lock and go through the four steps for all rows, with a journal:
+ * promise_rows makes sure of all blocks that are missing, prepare_row owns, maps and zeroes one
+ * row, and note_ready writes down what was reached. What a call writes to, and what it has to make
+ * zeros of, is worked out from the marks and the table whenever it is needed (tokens_of,
+ * unknown_tokens, written_blocks), never stored. */
 #include "kv/prepare.h"
+
+#include <assert.h>
 
 #include "base/size.h"
 #include "kv/block.h"
 #include "kv/journal.h"
 #include "kv/mapping.h"
-
-/* How this file works. */
 
 /* --- what is missing --- */
 
@@ -14,8 +20,10 @@ static mt_kvspan
 tokens_of(const mt_kvlease *lease, const mt_kvwant *want, size_t row)
 {
     size_t from = *mt_kvlease_len(lease, want->layer, row);
+    size_t to = mt_size_max(from + mt_kvstep_count(&want->step, row), want->to);
 
-    return (mt_kvspan){from, mt_size_max(from + mt_kvstep_count(&want->step, row), want->to)};
+    assert(to <= lease->pool->geom.config.max_tokens);
+    return (mt_kvspan){from, to};
 }
 
 /* Tokens [lo, hi) of the row, past those that are to be written, which the view shows and which are
@@ -136,7 +144,7 @@ follow(mt_kvlease *lease, const mt_kvwant *want, size_t row, mt_kvspan write, mt
     return mt_kvmap_follow(lease->pool, lease->first + row, unit, &see, &write, err);
 }
 
-/* Where the system allows no more stretches, the row's blocks move to one home, which all of its
+/* Where the system allows no more stretches, the row's blocks move to one extent, which all of its
  * addresses map: then there is nothing left to follow but what is in view. */
 static mt_status
 follow_or_move(mt_kvjournal *j, const mt_kvwant *want, size_t row, mt_kvspan write, mt_error *err)
@@ -145,7 +153,7 @@ follow_or_move(mt_kvjournal *j, const mt_kvwant *want, size_t row, mt_kvspan wri
     mt_status st = follow(lease, want, row, write, err);
 
     if (st != MT_EAGAIN) return st;
-    st = mt_kvgrow_move(j, row, mt_kvgeom_blocks(&lease->pool->geom, want->view), err);
+    st = mt_kvjournal_move(j, row, mt_kvgeom_blocks(&lease->pool->geom, want->view), err);
     return st == MT_OK ? follow(lease, want, row, write, err) : st;
 }
 
@@ -153,7 +161,7 @@ static mt_status
 prepare_row(mt_kvjournal *j, const mt_kvwant *want, size_t row, mt_error *err)
 {
     mt_kvspan write = written_blocks(j->lease, want, row), left;
-    mt_status st = mt_kvgrow_own(j, row, write.lo, write.hi, err);
+    mt_status st = mt_kvjournal_own(j, row, write.lo, write.hi, err);
 
     if (st == MT_OK) st = follow_or_move(j, want, row, write, err);
     if (st != MT_OK) return st;
@@ -170,7 +178,7 @@ promise_rows(mt_kvjournal *j, const mt_kvwant *want, mt_error *err)
     for (size_t row = 0; row < j->lease->rows; row++) {
         mt_kvspan write = written_blocks(j->lease, want, row);
 
-        blocks += mt_kvgrow_missing(j->lease, row, write.lo, write.hi);
+        blocks += mt_kvjournal_missing(j->lease, row, write.lo, write.hi);
     }
     return blocks > 0 ? mt_kvjournal_promise(j, blocks, err) : MT_OK;
 }
@@ -187,6 +195,7 @@ note_zeros(mt_kvlease *lease, const mt_kvwant *want, size_t row)
 
     *zero_to = (uint32_t)(to < *writable_to && hi < *writable_to ? hi : mt_size_max(*zero_to, hi));
     *writable_to = (uint32_t)to;
+    assert(*mt_kvlease_len(lease, want->layer, row) <= *zero_to);
 }
 
 /* The row's part of what was made ready, for the next call to see. pre: committed. */
@@ -236,6 +245,7 @@ mt_kvprepare_forget_zeros(mt_kvlease *lease, size_t row)
 
         if (*zero_to > end) *zero_to = (uint32_t)end;
         if (*writable_to > *zero_to) *writable_to = *zero_to;
+        assert(*mt_kvlease_len(lease, layer, row) <= *writable_to);
     }
 }
 
@@ -258,12 +268,12 @@ prepare_locked(void *arg, mt_error *err)
     mt_kvjournal_begin(&j, lease);
     st = promise_rows(&j, want, err);
     for (size_t row = 0; st == MT_OK && row < lease->rows; row++)
-        st = mt_kvgrow_extend_nearest(&j, row, written_blocks(lease, want, row).hi, err);
+        st = mt_kvjournal_extend_nearest(&j, row, written_blocks(lease, want, row).hi, err);
     for (size_t row = 0; st == MT_OK && row < lease->rows; row++)
         st = prepare_row(&j, want, row, err);
     if (st == MT_OK)
-        st = mt_kvgrow_follow_copies(&j, unit_of(lease, want),
-                                     mt_kvgeom_blocks(&lease->pool->geom, want->view), err);
+        st = mt_kvjournal_follow_copies(&j, unit_of(lease, want),
+                                        mt_kvgeom_blocks(&lease->pool->geom, want->view), err);
     if (st != MT_OK) {
         mt_kvjournal_undo(&j, err);
         for (size_t row = 0; row < lease->rows; row++)
@@ -281,6 +291,8 @@ mt_kvprepare(mt_kvlease *lease, const mt_kvwant *want, mt_error *err)
 {
     preparation p = {lease, want};
 
+    assert(want->layer < lease->pool->geom.config.layers);
+    assert(want->view <= lease->pool->geom.config.max_tokens);
     if (!is_ready(lease, want)) return mt_kvpool_retry(lease->pool, prepare_locked, &p, err);
     if (!want->own_only) note_writable(lease, want);
     return MT_OK;

@@ -1,4 +1,17 @@
-/* Rows become copies of other rows: beams reorder, finished samples leave. */
+/* How this file works. Rows become copies of other rows: beams reorder, finished samples leave.
+ *
+ *   before   row 0: A A a    row 1: A B b          index = [1, 1]
+ *   after    row 0: A B b'   row 1: A B b          b': a copy of b, in row 0's block of that place
+ *
+ * Full blocks are shared by naming. The last, partial block of a row is written to next, so it is
+ * copied at once, into the block that the row has at that place. Nobody else wants what that holds,
+ * or it is copied first; rows that want each other's blocks in a ring need one block more.
+ *
+ * What code wrote privately into rows that are copied is put into blocks before all this
+ * (mt_kvwritten_save), and what it wrote into those that become others is dropped after it. All
+ * blocks are taken, and all addresses leave what only others will have, before anything is written:
+ * from then on, on a host, nothing can fail. Where a device fails, rows that were copied over each
+ * other have lost tokens of their last block. */
 #include <assert.h>
 #include <string.h>
 
@@ -9,21 +22,8 @@
 #include "kv/prepare.h"
 #include "kv/written.h"
 
-/*   before   row 0: A A a     row 1: A B b          index = [1, 1]
- *   after    row 0: A B b'    row 1: A B b          b' is a copy of b in row 0's block of that
- * place
- *
- * Full blocks are shared by naming. The last, partial block of a row is written to next, so it is
- * copied at once, into the block that the row has at that place: its own content is wanted by
- * nobody else, or it is copied first; rings of rows that want each other's need one block more.
- *
- * What code wrote privately into rows that are copied is put into blocks before all this
- * (mt_kvgrow_keep_written), and what it wrote into those that become others is dropped after it.
- * All blocks are taken, and all addresses leave what only others will have, before anything is
- * written: from then on, on a host, nothing can fail. Where a device fails, rows that were copied
- * over each other have lost tokens of their last block. */
 typedef struct move { /* the partial block of one new row */
-    size_t row, source, tb, tokens;
+    size_t row, source, place, tokens;
     uint32_t to, from; /* blocks; `to` is named by this move already */
     bool fresh;        /* `to` was taken now */
     bool waits;        /* not copied yet */
@@ -50,13 +50,13 @@ partial_tokens(const mt_kvlease *lease, size_t row)
 
 /* The block that the row has for itself at the place of its last, partial one. */
 static bool
-has_own_partial(const mt_kvlease *lease, size_t row, size_t tb)
+has_own_partial(const mt_kvlease *lease, size_t row, size_t place)
 {
     const mt_kvslot *s = mt_kvlease_slot(lease, row);
 
     if (row >= lease->rows || partial_tokens(lease, row) == 0) return false;
-    if (mt_kvlease_blocks(lease, row) != tb + 1 || s->table[tb] == MT_KV_ZERO) return false;
-    return mt_kvpool_refs(lease->pool, s->table[tb]) == 1;
+    if (mt_kvlease_blocks(lease, row) != place + 1 || s->table[place] == MT_KV_ZERO) return false;
+    return mt_kvblock_refs(lease->pool, s->table[place]) == 1;
 }
 
 /* The new row's table; its last block, when it is partial and somebody else's, as a move. */
@@ -73,7 +73,7 @@ plan_row(plan *p, size_t row)
     if (source == row || tokens == 0 || table[taken - 1] == MT_KV_ZERO) return;
     p->moves[p->move_count++] = (move){.row = row,
                                        .source = source,
-                                       .tb = taken - 1,
+                                       .place = taken - 1,
                                        .tokens = tokens,
                                        .from = table[taken - 1],
                                        .waits = true};
@@ -111,7 +111,7 @@ find_rings(plan *p)
 
         if (m->waits && p->spare_count == 0) {
             p->spare_count = 1;
-            p->moves[p->move_count] = (move){.row = m->row, .tb = m->tb, .to = MT_KV_ZERO};
+            p->moves[p->move_count] = (move){.row = m->row, .place = m->place, .to = MT_KV_ZERO};
         }
         m->waits = true;
     }
@@ -126,7 +126,7 @@ take_places(plan *p, mt_error *err)
         move *m = &p->moves[i];
 
         if (m->to != MT_KV_ZERO) continue;
-        st = mt_kvblock_take(p->lease, p->lease->first + m->row, m->tb, MT_KV_ANY, &m->to, err);
+        st = mt_kvblock_take(p->lease, p->lease->first + m->row, m->place, MT_KV_ANY, &m->to, err);
         m->fresh = st == MT_OK;
     }
     return st;
@@ -144,8 +144,8 @@ find_places(plan *p, mt_error *err)
         move *m = &p->moves[i];
 
         m->to = MT_KV_ZERO;
-        if (has_own_partial(lease, m->row, m->tb))
-            m->to = mt_kvlease_slot(lease, m->row)->table[m->tb];
+        if (has_own_partial(lease, m->row, m->place))
+            m->to = mt_kvlease_slot(lease, m->row)->table[m->place];
         more += m->to == MT_KV_ZERO;
     }
     find_rings(p);
@@ -237,33 +237,34 @@ change_row(plan *p, size_t row, mt_error *err)
 
     for (size_t i = 0; i < p->move_count; i++)
         if (p->moves[i].row == row) own = p->moves[i].to;
-    if ((st = mt_kvmap_become(pool, slot, table, taken, own, err)) != MT_EAGAIN) return st;
+    if ((st = mt_kvmap_leave_for_table(pool, slot, table, taken, own, err)) != MT_EAGAIN) return st;
     if (row < p->n && p->index[row] == row && mt_kvmap_has_private(pool, slot, taken))
         return mt_fail(err, MT_ENOMEM, MT_STORE_MAPS, 0);
-    return mt_kvmap_blank(pool, slot, err);
+    return mt_kvmap_zeros(pool, slot, err);
 }
 
 static void
 count_name(const mt_kvpool *pool, uint32_t block, bool more)
 {
     if (block == MT_KV_ZERO) return;
-    mt_kvpool_home(pool, block)->refs[mt_kvpool_place(pool, block)] += more ? 1 : UINT32_MAX;
+    mt_kvblock_extent(pool, block)->refs[mt_kvblock_index(pool, block)] += more ? 1 : UINT32_MAX;
 }
 
-/* Names are counted as they are to be after the change, for mt_kvmap_become; or as they are. */
+/* Names are counted as they are to be after the change, for mt_kvmap_leave_for_table; or as they
+ * are. */
 static void
 count_names(const plan *p, bool after)
 {
     const mt_kvpool *pool = p->lease->pool;
 
     for (size_t row = 0; row < p->n; row++)
-        for (size_t tb = 0; tb < p->taken[row]; tb++)
-            count_name(pool, p->table[row * pool->geom.blocks + tb], after);
+        for (size_t place = 0; place < p->taken[row]; place++)
+            count_name(pool, p->table[row * pool->geom.blocks + place], after);
     for (size_t row = 0; row < p->lease->rows; row++) {
         const mt_kvslot *s = mt_kvlease_slot(p->lease, row);
 
-        for (size_t tb = 0; tb < s->taken; tb++)
-            count_name(pool, s->table[tb], !after);
+        for (size_t place = 0; place < s->taken; place++)
+            count_name(pool, s->table[place], !after);
     }
 }
 
@@ -279,10 +280,10 @@ restore_rows(const plan *p, size_t end)
         bool good = mt_kvmap_restore(pool, lease->first + row) == MT_OK;
 
         mt_kvprepare_forget_maps(lease, row);
-        for (size_t tb = 0; !good && row < p->n && tb < p->taken[row]; tb++)
-            if (p->table[row * pool->geom.blocks + tb] != MT_KV_ZERO)
+        for (size_t place = 0; !good && row < p->n && place < p->taken[row]; place++)
+            if (p->table[row * pool->geom.blocks + place] != MT_KV_ZERO)
                 mt_kvblock_note_shown(pool, lease->first + row,
-                                      p->table[row * pool->geom.blocks + tb]);
+                                      p->table[row * pool->geom.blocks + place]);
     }
 }
 
@@ -295,7 +296,7 @@ change_rows(plan *p, mt_error *err)
     mt_status st = MT_OK;
 
     for (size_t i = 0; i < p->move_count; i++)
-        p->table[p->moves[i].row * n + p->moves[i].tb] = p->moves[i].to;
+        p->table[p->moves[i].row * n + p->moves[i].place] = p->moves[i].to;
     count_names(p, true);
     for (row = 0; st == MT_OK && row < lease->max_rows; row++)
         st = change_row(p, row, err);
@@ -347,11 +348,11 @@ let_go_of_row(const plan *p, size_t row)
     mt_kvslot *s = mt_kvlease_slot(p->lease, row);
     const uint32_t *table = p->table + row * pool->geom.blocks;
 
-    for (size_t tb = 0; tb < s->taken; tb++)
-        if (row < p->n && tb < p->taken[row] && table[tb] == s->table[tb])
-            mt_kvblock_unname(pool, s->table[tb]);
+    for (size_t place = 0; place < s->taken; place++)
+        if (row < p->n && place < p->taken[row] && table[place] == s->table[place])
+            mt_kvblock_unname(pool, s->table[place]);
         else
-            let_go(p, row, s->table[tb]);
+            let_go(p, row, s->table[place]);
     s->taken = 0;
 }
 
@@ -369,15 +370,15 @@ drop_spare(plan *p)
 /* What the row wrote privately over blocks that it has still, or that were copied over, is not the
  * other row's. Where it cannot be dropped the addresses map their blocks anew. */
 static void
-become_plain(const plan *p, size_t row)
+drop_written(const plan *p, size_t row)
 {
     mt_kvpool *pool = p->lease->pool;
     size_t slot = p->lease->first + row;
 
     if (row < p->rows && p->written[row] == MT_KV_PLAIN) return;
     if (mt_kvmap_drop_private(pool, slot) == MT_OK) return;
-    for (size_t tb = 0; tb < pool->slots[slot].taken; tb++)
-        mt_kvmap_forget_private(pool, slot, tb, pool->slots[slot].table[tb]);
+    for (size_t place = 0; place < pool->slots[slot].taken; place++)
+        mt_kvmap_forget_private(pool, slot, place, pool->slots[slot].table[place]);
 }
 
 /* Names the new before it lets go of the old: what both have stays. */
@@ -389,8 +390,8 @@ commit(plan *p)
     size_t n = pool->geom.blocks;
 
     for (size_t row = 0; row < p->n; row++)
-        for (size_t tb = 0; tb < p->taken[row]; tb++)
-            mt_kvblock_name(pool, p->table[row * n + tb]);
+        for (size_t place = 0; place < p->taken[row]; place++)
+            mt_kvblock_name(pool, p->table[row * n + place]);
     for (size_t i = 0; i < p->move_count; i++) /* named once by the take */
         if (p->moves[i].fresh) mt_kvblock_unname(pool, p->moves[i].to);
     drop_spare(p);
@@ -408,7 +409,7 @@ commit(plan *p)
     for (size_t row = 0; row < lease->max_rows; row++)
         mt_kvprepare_forget_maps(lease, row);
     for (size_t row = 0; row < p->n; row++)
-        if (p->index[row] != row) become_plain(p, row);
+        if (p->index[row] != row) drop_written(p, row);
 }
 
 static void
@@ -422,7 +423,7 @@ undo(plan *p)
 }
 
 static mt_status
-gather_locked(void *arg, mt_error *err)
+reorder_locked(void *arg, mt_error *err)
 {
     plan *p = arg;
     mt_status st;
@@ -468,15 +469,17 @@ new_plan(plan *p)
 }
 
 mt_status
-mt_kvlease_gather(mt_kvlease *lease, const size_t *index, size_t n, mt_error *err)
+mt_kvlease_reorder(mt_kvlease *lease, const size_t *index, size_t n, mt_error *err)
 {
     plan p = {.lease = lease, .index = index, .n = n, .rows = lease->rows};
     mt_status st;
 
     assert(n > 0 && n <= lease->max_rows);
-    st = new_plan(&p) ? mt_kvgrow_keep_written(lease, index, n, p.written, err)
+    for (size_t i = 0; i < n; i++)
+        assert(index[i] < lease->rows);
+    st = new_plan(&p) ? mt_kvwritten_save(lease, index, n, p.written, err)
                       : mt_fail(err, MT_ENOMEM, "kvpool", 0);
-    if (st == MT_OK) st = mt_kvpool_retry(lease->pool, gather_locked, &p, err);
+    if (st == MT_OK) st = mt_kvpool_retry(lease->pool, reorder_locked, &p, err);
     free_plan(&p);
     return st;
 }

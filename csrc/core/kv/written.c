@@ -5,33 +5,33 @@
 #include "kv/prepare.h"
 
 static mt_status
-keep_row(mt_kvjournal *j, size_t row, mt_kvwritten *written, mt_error *err)
+save_row(mt_kvjournal *j, size_t row, mt_kvwritten *written, mt_error *err)
 {
     const mt_kvpool *pool = j->lease->pool;
-    size_t slot = j->lease->first + row, at = 0, tb;
+    size_t slot = j->lease->first + row, at = 0, place;
     mt_status st = MT_OK;
 
     *written = MT_KV_PLAIN;
     if (!mt_kvmap_has_private(pool, slot, pool->slots[slot].taken)) return MT_OK;
-    while (st == MT_OK && mt_kvmap_next_private(pool, slot, &at, &tb)) {
+    while (st == MT_OK && mt_kvmap_next_private(pool, slot, &at, &place)) {
         *written = MT_KV_WRITTEN;
-        st = mt_kvjournal_own_written(j, row, tb, err);
+        st = mt_kvjournal_own_written(j, row, place, err);
     }
     return st;
 }
 
 /* The rows that are copied, each once. */
-typedef struct keeping {
+typedef struct saving {
     mt_kvlease *lease;
     const size_t *index;
     size_t n;
     mt_kvwritten *written;
-} keeping;
+} saving;
 
 static mt_status
-keep_rows(void *arg, mt_error *err)
+save_rows(void *arg, mt_error *err)
 {
-    const keeping *k = arg;
+    const saving *k = arg;
     mt_kvlease *lease = k->lease;
     mt_kvwritten *written = k->written;
     mt_kvjournal j;
@@ -46,10 +46,10 @@ keep_rows(void *arg, mt_error *err)
 
         if (k->index != NULL && row == i) continue;
         if (written != NULL && written[row] != MT_KV_UNSEEN) continue;
-        st = keep_row(&j, row, &found, err);
+        st = save_row(&j, row, &found, err);
         if (written != NULL) written[row] = found;
     }
-    if (st == MT_OK) st = mt_kvgrow_follow_copies(&j, SIZE_MAX, 0, err);
+    if (st == MT_OK) st = mt_kvjournal_follow_copies(&j, SIZE_MAX, 0, err);
     if (st == MT_OK) {
         mt_kvjournal_commit(&j);
         return MT_OK;
@@ -61,11 +61,11 @@ keep_rows(void *arg, mt_error *err)
 }
 
 mt_status
-mt_kvgrow_keep_written(mt_kvlease *lease, const size_t *index, size_t n, mt_kvwritten *written,
-                       mt_error *err)
+mt_kvwritten_save(mt_kvlease *lease, const size_t *index, size_t n, mt_kvwritten *written,
+                  mt_error *err)
 {
-    keeping k = {lease, index, n, written};
+    saving k = {lease, index, n, written};
 
     if (!lease->pool->store.private_writes) return MT_OK;
-    return mt_kvpool_retry(lease->pool, keep_rows, &k, err);
+    return mt_kvpool_retry(lease->pool, save_rows, &k, err);
 }

@@ -1,7 +1,6 @@
 #include "py/base/errors.h"
 
 #include <stdarg.h>
-#include <string.h>
 
 static PyObject *
 raise_named(mt_state *st, const char *name, PyObject *message)
@@ -27,34 +26,6 @@ mt_py_raise_own(mt_state *st, const char *name, const char *format, ...)
 }
 
 static PyObject *
-raise_no_memory(const mt_error *err, const char *doing)
-{
-    if (err->asked > 0)
-        return PyErr_Format(
-            PyExc_MemoryError,
-            "%s: the system refused %zu bytes of address space (%s, errno %d); lower "
-            "max_bytes or max_entries, or raise the process's limit (ulimit -v)",
-            doing, err->asked, err->call, err->native);
-    return PyErr_Format(PyExc_MemoryError, "%s: out of host memory in %s", doing, err->call);
-}
-
-static PyObject *
-raise_shape(const mt_error *err, const char *doing)
-{
-    if (strcmp(err->detail, "experts") == 0)
-        return PyErr_Format(
-            PyExc_ValueError,
-            "%s: got %zu experts, this history records %zu; use one history per gate", doing,
-            err->asked, err->limit);
-    if (strcmp(err->detail, "top_k") == 0)
-        return PyErr_Format(PyExc_ValueError,
-                            "%s: got %zu experts, fewer than top_k=%zu; pass a smaller top_k",
-                            doing, err->asked, err->limit);
-    return PyErr_Format(PyExc_ValueError, "%s: got %zu %s, at most %zu are possible; append parts",
-                        doing, err->asked, err->detail, err->limit);
-}
-
-static PyObject *
 raise_device(mt_state *st, const mt_error *err, const char *doing)
 {
     if (err->native == 0) return mt_py_raise_own(st, "DeviceError", "%s: %s", doing, err->call);
@@ -68,22 +39,24 @@ mt_py_raise(mt_state *st, const mt_error *err, const char *doing)
 {
     switch (err->status) {
     case MT_ENOMEM:
-        return raise_no_memory(err, doing);
+        if (err->asked == 0)
+            return PyErr_Format(PyExc_MemoryError, "%s: out of host memory in %s", doing,
+                                err->call);
+        return PyErr_Format(PyExc_MemoryError, "%s: the system refused %zu bytes (%s, errno %d)",
+                            doing, err->asked, err->call, err->native);
     case MT_ESHAPE:
-        return raise_shape(err, doing);
+        return PyErr_Format(PyExc_ValueError, "%s: got %zu %s, at most %zu are possible", doing,
+                            err->asked, err->detail, err->limit);
     case MT_EDEVICE:
         return raise_device(st, err, doing);
     case MT_ELIMIT:
-        return mt_py_raise_own(st, "BudgetError",
-                               "%s: one record takes %zu bytes, max_bytes is %zu; raise max_bytes, "
-                               "append fewer rows at a time, or record less (dtype=\"float16\", "
-                               "keep=\"topk\")",
-                               doing, err->asked, err->limit);
+        return mt_py_raise_own(st, "BudgetError", "%s: asked %zu bytes, used %zu of %zu", doing,
+                               err->asked, err->used, err->limit);
     case MT_EOVERFLOW:
         return PyErr_Format(PyExc_OverflowError, "%s: the size does not fit this machine's size_t",
                             doing);
     case MT_EFORMAT:
-        return PyErr_Format(PyExc_ValueError, "%s: not a gate history: %s", doing, err->detail);
+        return PyErr_Format(PyExc_ValueError, "%s: %s", doing, err->detail);
     default:
         return PyErr_Format(PyExc_SystemError, "%s: unexpected status %s", doing,
                             mt_status_name(err->status));

@@ -1,7 +1,8 @@
-/* state.h -- what the module keeps: error classes, the type, and the connection to torch.
+/* state.h -- what the module keeps: error classes, its types, and the connection to torch.
  *
- * One per interpreter, in the module object; no mutable statics anywhere. The torch half is empty
- * until memtools._base.torch.connect() fills it, which the first tensor triggers. */
+ * One per interpreter, in the module object. The torch half is empty until
+ * memtools._base.torch.connect() fills it, which the first tensor triggers. What handlers of
+ * signals, of fork() and of the interpreter's exit need is the process's, and lies in their files. */
 #ifndef MT_PY_BASE_STATE_H
 #define MT_PY_BASE_STATE_H
 
@@ -18,36 +19,48 @@
 
 typedef struct mt_managed_call mt_managed_call; /* see managed.h */
 
+/* Every object that the module holds, as X(type of C, name). */
+#define MT_STATE_OBJECTS(X)                                                                        \
+    X(PyObject, errors) /* the module memtools.errors */                                           \
+    /* The module's own types. */                                                                  \
+    X(PyTypeObject, GateHistory)                                                                   \
+    X(PyTypeObject, KVPool)                                                                        \
+    X(PyTypeObject, KVLease)                                                                       \
+    X(PyTypeObject, Budget)                                                                        \
+    X(PyTypeObject, Probe)                                                                         \
+    X(PyTypeObject, Sample)                                                                        \
+    X(PyTypeObject, RecordWriter)                                                                  \
+    X(PyTypeObject, LeakDetector)                                                                  \
+    X(PyTypeObject, Sampler)                                                                       \
+    X(PyTypeObject, Policy)                                                                        \
+    X(PyTypeObject, Managed)                                                                       \
+    X(PyTypeObject, GradMeasure)                                                                   \
+    /* See ending.h; NULL: not set. */                                                             \
+    X(PyObject, on_uncaught)                                                                       \
+    X(PyObject, on_exit_call)                                                                      \
+    X(PyObject, excepthook_before)                                                                 \
+    X(PyObject, excepthook_first)                                                                  \
+    /* The connection to torch: NULL until there is one. */                                        \
+    X(PyTypeObject, tensor)    /* torch.Tensor */                                                  \
+    X(PyTypeObject, parameter) /* torch.nn.Parameter */                                            \
+    X(PyObject, graph_task_id) /* callable: -1 outside of a backward pass */                       \
+    X(PyObject, is_neg)        /* torch.Tensor.is_neg, for use without the shim */                 \
+    X(PyObject, plain)         /* callable: any tensor to one that can be read, or TypeError */    \
+    X(PyObject, keep_alive)    /* the capsules behind dlpack and shim */
+
+#define MT_STATE_MEMBER(type, name) type *name; /* NOLINT(bugprone-macro-parentheses) */
 typedef struct mt_state {
-    PyObject *errors; /* module memtools.errors */
-    PyTypeObject *GateHistory;
-    PyTypeObject *KVPool, *KVLease;
+    MT_STATE_OBJECTS(MT_STATE_MEMBER)
     mt_natives *natives;
-    PyTypeObject *Budget;
-    PyTypeObject *Probe, *Sample;
     mt_peaks *peaks; /* of this process, opened by the first Probe */
-    PyTypeObject *RecordWriter;
-    PyTypeObject *LeakDetector;
-    PyTypeObject *Sampler;
-    PyTypeObject *Policy;
-    PyTypeObject *Managed;
-    PyTypeObject *GradMeasure;
-    PyObject *on_uncaught, *on_exit_call; /* see ending.h; NULL: not set */
-    PyObject *excepthook_before, *excepthook_first;
     bool in_excepthook;
     mt_managed_call *calls, *idle_calls; /* of managed functions: those that run, and spare ones */
     uint64_t call_tokens;                /* numbers that were given to them */
     mt_devmem *devmem;                   /* by the first device_memory() */
-    /* From here on: NULL until connected. */
-    const DLPackExchangeAPI *dlpack; /* static in torch */
-    PyTypeObject *tensor;            /* torch.Tensor */
-    PyTypeObject *parameter;         /* torch.nn.Parameter */
-    PyObject *graph_task_id;         /* callable: -1 outside of a backward pass */
-    PyObject *is_neg;                /* torch.Tensor.is_neg, for use without the shim */
-    PyObject *plain;          /* callable: any tensor to one that can be read, or TypeError */
-    const mt_torch_ops *shim; /* NULL: not built, or for another torch */
-    PyObject *keep_alive;     /* the capsules behind dlpack and shim */
+    const DLPackExchangeAPI *dlpack;     /* static in torch; NULL until connected */
+    const mt_torch_ops *shim;            /* NULL: not connected, not built, or for another torch */
 } mt_state;
+#undef MT_STATE_MEMBER
 
 extern PyModuleDef mt_module;
 
@@ -56,9 +69,6 @@ mt_state *mt_state_of_type(PyTypeObject *type);
 
 /* Connects to torch unless that is done. -1 with an error when torch is missing or too old. */
 int mt_state_connect(mt_state *st);
-
-/* Takes the connection's parts from Python: see memtools/_base/torch.py. */
-PyObject *mt_state_take_connection(PyObject *module, PyObject *args);
 
 /* Each registers its type in the module. */
 int mt_py_gatehist_register(PyObject *module, mt_state *st);

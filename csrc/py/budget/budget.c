@@ -7,6 +7,7 @@
 #include <structmember.h>
 
 #include "py/base/errors.h"
+#include "py/base/objects.h"
 #include "core/base/size.h"
 #include "os/base/forkmark.h"
 
@@ -69,6 +70,14 @@ mt_py_ledger(mt_state *st, PyObject *limit, const char *name)
     return bytes_of(limit, &bytes) ? new_ledger(st, bytes, name, NULL) : NULL;
 }
 
+/* No limit is None. */
+static PyObject *
+bytes_or_none(size_t bytes)
+{
+    if (bytes == SIZE_MAX) Py_RETURN_NONE;
+    return PyLong_FromSize_t(bytes);
+}
+
 /* --- reports --------------------------------------------------------------------------------- */
 
 /* All lines, in PyMem memory. Asking the members may take a while, so other threads run. NULL with
@@ -92,14 +101,14 @@ take_report(mt_ledger *ledger, size_t *n)
 
 /* Names are cut between characters, and came from Python: they are UTF-8. */
 static PyObject *
-line_tuple(const mt_holder *line)
+line_tuple(const void *lines, size_t i)
 {
-    PyObject *limit = line->limit == SIZE_MAX ? Py_NewRef(Py_None) : PyLong_FromSize_t(line->limit);
+    const mt_holder *line = &((const mt_holder *)lines)[i];
 
-    if (limit == NULL) return NULL;
     return Py_BuildValue("(sKKKNKO)", line->name, (unsigned long long)line->reserved,
-                         (unsigned long long)line->idle, (unsigned long long)line->peak, limit,
-                         (unsigned long long)line->depth, line->suballocation ? Py_True : Py_False);
+                         (unsigned long long)line->idle, (unsigned long long)line->peak,
+                         bytes_or_none(line->limit), (unsigned long long)line->depth,
+                         line->suballocation ? Py_True : Py_False);
 }
 
 static PyObject *
@@ -107,15 +116,8 @@ budget_report(PyObject *op, PyObject *Py_UNUSED(none))
 {
     size_t n;
     mt_holder *lines = take_report(((Budget *)op)->ledger, &n);
-    PyObject *list = lines == NULL ? NULL : PyList_New((Py_ssize_t)n);
+    PyObject *list = lines == NULL ? NULL : mt_py_list(n, line_tuple, lines);
 
-    for (size_t i = 0; list != NULL && i < n; i++) {
-        PyObject *line = line_tuple(&lines[i]);
-        if (line == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, (Py_ssize_t)i, line);
-    }
     PyMem_Free(lines);
     return list;
 }
@@ -287,14 +289,6 @@ budget_dealloc(PyObject *op)
     Py_DECREF(type);
 }
 
-/* No limit is None. */
-static PyObject *
-bytes_or_none(size_t bytes)
-{
-    if (bytes == SIZE_MAX) Py_RETURN_NONE;
-    return PyLong_FromSize_t(bytes);
-}
-
 static PyObject *
 get_limit(PyObject *op, void *Py_UNUSED(which))
 {
@@ -380,6 +374,5 @@ static PyType_Spec spec = {
 int
 mt_py_budget_register(PyObject *module, mt_state *st)
 {
-    st->Budget = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
-    return st->Budget == NULL ? -1 : PyModule_AddType(module, st->Budget);
+    return mt_py_add_type(module, &spec, &st->Budget);
 }

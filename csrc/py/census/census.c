@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "py/base/objects.h"
+#include "py/base/ptrset.h"
 #include "py/census/heap.h"
 #include "core/census/counts.h"
 
@@ -38,7 +40,7 @@ seen_over(char *bytes, Py_ssize_t n)
 static uint64_t
 bit_of(const seen *s, const PyObject *op)
 {
-    return (((uint64_t)(uintptr_t)op >> 4) * UINT64_C(0x9E3779B97F4A7C15)) >> s->shift;
+    return mt_ptr_hash(op) >> s->shift;
 }
 
 static void
@@ -162,44 +164,24 @@ count_all(census *c, const mt_heap *heap, const seen *s)
 
 /* --- the answer ------------------------------------------------------------------------------- */
 
-/* Appends and drops item, which may be NULL with an error. */
-static int
-append(PyObject *list, PyObject *item)
+static PyObject *
+type_row(const void *from, size_t i)
 {
-    int failed = item == NULL ? -1 : PyList_Append(list, item);
+    const mt_tally *types = from;
+    const mt_tally_line *line = &types->lines[i];
 
-    Py_XDECREF(item);
-    return failed;
+    return Py_BuildValue("OKO", (PyObject *)(intptr_t)*mt_tally_key(types, i),
+                         (unsigned long long)line->count,
+                         line->mark == TENSOR ? Py_True : Py_False);
 }
 
 static PyObject *
-type_rows(const census *c)
+group_row(const void *from, size_t i)
 {
-    PyObject *list = PyList_New(0);
+    const mt_tally_line *line = &((const mt_tally *)from)->lines[i];
 
-    for (size_t i = 0; list != NULL && i < c->types.n; i++) {
-        const mt_tally_line *line = &c->types.lines[i];
-        PyObject *type = (PyObject *)(intptr_t)*mt_tally_key(&c->types, i);
-        PyObject *row = Py_BuildValue("OKO", type, (unsigned long long)line->count,
-                                      line->mark == TENSOR ? Py_True : Py_False);
-        if (append(list, row) < 0) Py_CLEAR(list);
-    }
-    return list;
-}
-
-static PyObject *
-group_rows(const census *c)
-{
-    PyObject *list = PyList_New(0);
-
-    for (size_t i = 0; list != NULL && i < c->groups.n; i++) {
-        const mt_tally_line *line = &c->groups.lines[i];
-        PyObject *row =
-            Py_BuildValue("OKK", (PyObject *)(uintptr_t)line->mark, (unsigned long long)line->count,
-                          (unsigned long long)line->bytes);
-        if (append(list, row) < 0) Py_CLEAR(list);
-    }
-    return list;
+    return Py_BuildValue("OKK", (PyObject *)(uintptr_t)line->mark, (unsigned long long)line->count,
+                         (unsigned long long)line->bytes);
 }
 
 static PyObject *
@@ -215,7 +197,8 @@ answer(census *c, const mt_heap *heap)
     s = seen_over(PyBytes_AS_STRING(bits), PyBytes_GET_SIZE(bits));
     if (count_all(c, heap, &s) < 0) {
         if (!PyErr_Occurred()) PyErr_NoMemory();
-    } else if ((types = type_rows(c)) != NULL && (groups = group_rows(c)) != NULL) {
+    } else if ((types = mt_py_list(c->types.n, type_row, &c->types)) != NULL &&
+               (groups = mt_py_list(c->groups.n, group_row, &c->groups)) != NULL) {
         result = Py_BuildValue("OOOOK", types, groups, c->tensors, bits, (unsigned long long)n);
     }
     Py_XDECREF(types);

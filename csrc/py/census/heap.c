@@ -1,6 +1,7 @@
 /* heap.c -- one look at the collector's objects: see heap.h. */
 #include "py/census/heap.h"
 
+#include "py/base/ptrset.h"
 #include "py/census/frames.h"
 #include "core/base/alloc.h"
 
@@ -21,57 +22,20 @@ put(void *ctx, void *block, size_t bytes)
 
 const mt_alloc mt_py_alloc = {.get = get, .put = put, .ctx = NULL};
 
-/* --- a set of addresses, for the frozen ------------------------------------------------------- */
+/* --- what is frozen --------------------------------------------------------------------------- */
 
 typedef struct reach {
     mt_heap *heap;
-    PyObject **slots; /* a power of two of them, at most half full */
-    size_t cap, n;
+    mt_ptrset seen;
 } reach;
 
-static size_t
-slot_of(PyObject **slots, size_t cap, PyObject *op)
-{
-    size_t at = (size_t)(((uint64_t)(uintptr_t)op >> 4) * UINT64_C(0x9E3779B97F4A7C15) >> 20);
-
-    for (at &= cap - 1; slots[at] != NULL && slots[at] != op;)
-        at = (at + 1) & (cap - 1);
-    return at;
-}
-
-static bool
-set_room(reach *r)
-{
-    size_t cap = r->cap;
-    PyObject **larger;
-
-    if (2 * (r->n + 1) <= cap) return true;
-    while (2 * (r->n + 1) > cap)
-        cap *= 2;
-    if ((larger = (PyObject **)PyMem_Calloc(cap, sizeof *larger)) == NULL) return false;
-    for (size_t i = 0; i < r->cap; i++)
-        if (r->slots[i] != NULL) larger[slot_of(larger, cap, r->slots[i])] = r->slots[i];
-    PyMem_Free((void *)r->slots);
-    r->slots = larger;
-    r->cap = cap;
-    return true;
-}
-
-/* 1 when it was not in the set, 0 when it was, -1 without memory. */
+/* 1 when it was not seen before, 0 when it was, -1 without memory. */
 static int
-set_add(reach *r, PyObject *op)
+see(reach *r, const PyObject *op)
 {
-    size_t at;
-
-    if (!set_room(r)) return -1;
-    at = slot_of(r->slots, r->cap, op);
-    if (r->slots[at] != NULL) return 0;
-    r->slots[at] = op;
-    r->n++;
-    return 1;
+    if (mt_ptrset_reserve(&r->seen, r->seen.n + 1) < 0) return -1;
+    return mt_ptrset_add(&r->seen, op, 0) == MT_PTRSET_NONE;
 }
-
-/* --- what is frozen --------------------------------------------------------------------------- */
 
 static bool
 keep_frozen(mt_heap *heap, PyObject *op)
@@ -95,7 +59,7 @@ reached(PyObject *op, void *arg)
     int added;
 
     if (!PyObject_IS_GC(op) || !PyObject_GC_IsTracked(op) || op == r->heap->list) return 0;
-    if ((added = set_add(r, op)) <= 0) return added;
+    if ((added = see(r, op)) <= 0) return added;
     return keep_frozen(r->heap, op) ? 0 : -1;
 }
 
@@ -122,7 +86,7 @@ find_frozen(reach *r)
     PyObject *modules = PyImport_GetModuleDict();
 
     for (size_t i = 0; i < heap->tracked; i++)
-        if (set_add(r, mt_py_heap_at(heap, i)) < 0) return -1;
+        if (see(r, mt_py_heap_at(heap, i)) < 0) return -1;
     if (modules != NULL && reached(modules, r) < 0) return -1;
     if (mt_py_frames_visit(reached_in_frame, r) < 0) return -1;
     for (size_t i = 0; i < mt_py_heap_len(heap); i++) /* which grows */
@@ -133,12 +97,10 @@ find_frozen(reach *r)
 static int
 add_frozen(mt_heap *heap)
 {
-    reach r = {.heap = heap, .cap = 1024};
-    int failed = -1;
+    reach r = {.heap = heap};
+    int failed = find_frozen(&r);
 
-    r.slots = (PyObject **)PyMem_Calloc(r.cap, sizeof(PyObject *));
-    if (r.slots != NULL) failed = find_frozen(&r);
-    PyMem_Free((void *)r.slots);
+    mt_ptrset_fini(&r.seen);
     if (failed && !PyErr_Occurred()) PyErr_NoMemory();
     return failed;
 }

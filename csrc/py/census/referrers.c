@@ -7,6 +7,8 @@
  * by nobody on the Python heap: by C or C++ code. */
 #include "py/census/census.h"
 
+#include "py/base/objects.h"
+#include "py/base/ptrset.h"
 #include "py/census/frames.h"
 #include "py/census/heap.h"
 
@@ -18,9 +20,9 @@ typedef struct edge {
 } edge;
 
 typedef struct search {
+    mt_heap heap;
     PyObject *list;    /* of targets */
-    size_t *slots;     /* target + 1; 0 is empty */
-    size_t slots_cap;  /* a power of two, at least twice the targets */
+    mt_ptrset targets; /* each with its number in the list */
     size_t *found;     /* references seen, for each target */
     PyObject *current; /* the container that is being traversed */
     edge *edges;
@@ -29,30 +31,14 @@ typedef struct search {
     unsigned char filter[FILTER_BITS / 8];
 } search;
 
-static uint64_t
-hash_of(const PyObject *op)
-{
-    return ((uint64_t)(uintptr_t)op >> 4) * UINT64_C(0x9E3779B97F4A7C15);
-}
-
-static size_t
-slot_of(const search *s, PyObject *op)
-{
-    size_t at = (size_t)(hash_of(op) >> 20) & (s->slots_cap - 1);
-
-    while (s->slots[at] != 0 && PyList_GET_ITEM(s->list, (Py_ssize_t)s->slots[at] - 1) != op)
-        at = (at + 1) & (s->slots_cap - 1);
-    return at;
-}
-
-/* The target's number, or SIZE_MAX. */
+/* The target's number, or MT_PTRSET_NONE. The filter says so of nearly everything else. */
 static size_t
 target_of(const search *s, PyObject *op)
 {
-    uint64_t bit = hash_of(op) >> 48;
+    uint64_t bit = mt_ptr_hash(op) >> 48;
 
-    if ((s->filter[bit / 8] >> bit % 8 & 1) == 0) return SIZE_MAX;
-    return s->slots[slot_of(s, op)] - 1;
+    if ((s->filter[bit / 8] >> bit % 8 & 1) == 0) return MT_PTRSET_NONE;
+    return mt_ptrset_find(&s->targets, op);
 }
 
 static bool
@@ -76,7 +62,7 @@ visit(PyObject *op, void *arg)
     search *s = arg;
     size_t target = target_of(s, op);
 
-    if (target == SIZE_MAX) return 0;
+    if (target == MT_PTRSET_NONE) return 0;
     s->found[target]++;
     if (s->current == s->list) return 0;
     if (!room_for_an_edge(s)) return -1;
@@ -91,23 +77,19 @@ visit_frame(void *arg, PyObject *code, PyObject *name, PyObject *value)
 {
     search *s = arg;
     size_t target = target_of(s, value);
-    PyObject *row;
-    int failed;
 
-    if (target == SIZE_MAX) return 0;
+    if (target == MT_PTRSET_NONE) return 0;
     s->found[target]++;
-    row = Py_BuildValue("OOn", code, name == NULL ? Py_None : name, (Py_ssize_t)target);
-    failed = row == NULL ? -1 : PyList_Append(s->frames, row);
-    Py_XDECREF(row);
-    return failed;
+    return mt_py_append(
+        s->frames, Py_BuildValue("OOn", code, name == NULL ? Py_None : name, (Py_ssize_t)target));
 }
 
 static int
-traverse_all(search *s, const mt_heap *heap)
+traverse_all(search *s)
 {
-    for (size_t i = 0; i < mt_py_heap_len(heap); i++) {
+    for (size_t i = 0; i < mt_py_heap_len(&s->heap); i++) {
         traverseproc traverse;
-        s->current = mt_py_heap_at(heap, i);
+        s->current = mt_py_heap_at(&s->heap, i);
         traverse = Py_TYPE(s->current)->tp_traverse;
         if (traverse != NULL && traverse(s->current, visit, s) != 0) return -1;
     }
@@ -117,46 +99,35 @@ traverse_all(search *s, const mt_heap *heap)
 /* --- the answer ------------------------------------------------------------------------------- */
 
 static PyObject *
-edge_rows(const search *s)
+edge_row(const void *from, size_t i)
 {
-    PyObject *list = PyList_New((Py_ssize_t)s->edges_n);
+    const edge *e = &((const edge *)from)[i];
 
-    for (size_t i = 0; list != NULL && i < s->edges_n; i++) {
-        PyObject *row = Py_BuildValue("On", s->edges[i].container, (Py_ssize_t)s->edges[i].target);
-        if (row == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, (Py_ssize_t)i, row);
-    }
-    return list;
+    return Py_BuildValue("On", e->container, (Py_ssize_t)e->target);
 }
 
-/* References beyond those seen, for each target; `held` are those of the pass itself. */
+/* How many references to target i nobody on the Python heap holds. Its reference in the collector's
+ * list of all objects, which this pass holds, does not count. */
 static PyObject *
-unaccounted(const search *s, const mt_heap *heap)
+unaccounted(const void *from, size_t i)
 {
-    PyObject *list = PyList_New(PyList_GET_SIZE(s->list));
+    const search *s = from;
+    PyObject *op = PyList_GET_ITEM(s->list, (Py_ssize_t)i);
+    bool in_heap = PyObject_IS_GC(op) && PyObject_GC_IsTracked(op) && s->heap.frozen_n == 0;
+    Py_ssize_t more = Py_REFCNT(op) - (Py_ssize_t)s->found[i] - in_heap;
 
-    for (Py_ssize_t i = 0; list != NULL && i < PyList_GET_SIZE(s->list); i++) {
-        PyObject *op = PyList_GET_ITEM(s->list, i), *number;
-        bool in_list = PyObject_IS_GC(op) && PyObject_GC_IsTracked(op) && heap->frozen_n == 0;
-        Py_ssize_t more = Py_REFCNT(op) - (Py_ssize_t)s->found[i] - in_list;
-        if ((number = PyLong_FromSsize_t(more > 0 ? more : 0)) == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, i, number);
-    }
-    return list;
+    return PyLong_FromSsize_t(more > 0 ? more : 0);
 }
 
 static PyObject *
-answer(search *s, const mt_heap *heap)
+answer(search *s)
 {
     PyObject *missing, *rows, *result = NULL;
 
-    if (traverse_all(s, heap) < 0) return PyErr_Occurred() ? NULL : PyErr_NoMemory();
-    if ((missing = unaccounted(s, heap)) == NULL) return NULL;
-    if ((rows = edge_rows(s)) != NULL) {
+    if (traverse_all(s) < 0) return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    missing = mt_py_list((size_t)PyList_GET_SIZE(s->list), unaccounted, s);
+    if (missing == NULL) return NULL;
+    if ((rows = mt_py_list(s->edges_n, edge_row, s->edges)) != NULL) {
         result = PyTuple_Pack(3, rows, s->frames, missing);
         Py_DECREF(rows);
     }
@@ -169,15 +140,12 @@ enter_targets(search *s)
 {
     size_t n = (size_t)PyList_GET_SIZE(s->list);
 
-    for (s->slots_cap = 16; s->slots_cap < 4 * n;)
-        s->slots_cap *= 2;
-    s->slots = PyMem_Calloc(s->slots_cap, sizeof *s->slots);
-    s->found = PyMem_Calloc(n + 1, sizeof *s->found);
-    if (s->slots == NULL || s->found == NULL) return -1;
+    if (mt_ptrset_reserve(&s->targets, n) < 0) return -1;
+    if ((s->found = PyMem_Calloc(n + 1, sizeof *s->found)) == NULL) return -1;
     for (size_t i = 0; i < n; i++) {
         PyObject *op = PyList_GET_ITEM(s->list, (Py_ssize_t)i);
-        uint64_t bit = hash_of(op) >> 48;
-        s->slots[slot_of(s, op)] = i + 1;
+        uint64_t bit = mt_ptr_hash(op) >> 48;
+        (void)mt_ptrset_add(&s->targets, op, i);
         s->filter[bit / 8] |= (unsigned char)(1U << bit % 8);
     }
     return 0;
@@ -187,13 +155,12 @@ static PyObject *
 search_heap(search *s)
 {
     PyObject *result = NULL;
-    mt_heap heap;
 
     if (enter_targets(s) < 0) return PyErr_NoMemory();
     if ((s->frames = PyList_New(0)) == NULL) return NULL;
-    if (mt_py_heap_open(&heap) == 0) {
-        result = answer(s, &heap);
-        mt_py_heap_close(&heap);
+    if (mt_py_heap_open(&s->heap) == 0) {
+        result = answer(s);
+        mt_py_heap_close(&s->heap);
     }
     Py_DECREF(s->frames);
     return result;
@@ -216,7 +183,7 @@ mt_py_referrers(PyObject *Py_UNUSED(module), PyObject *args)
     if ((s = PyMem_Calloc(1, sizeof *s)) == NULL) return PyErr_NoMemory();
     s->list = list;
     result = search_heap(s);
-    PyMem_Free(s->slots);
+    mt_ptrset_fini(&s->targets);
     PyMem_Free(s->found);
     PyMem_Free(s->edges);
     PyMem_Free(s);

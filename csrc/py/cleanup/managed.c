@@ -3,6 +3,7 @@
 
 #include <structmember.h>
 
+#include "py/base/objects.h"
 #include "py/cleanup/policy.h"
 
 enum { CLOCK_UPDATE = 0 };
@@ -433,7 +434,6 @@ add_traceable(PyTypeObject *type)
 int
 mt_py_managed_register(PyObject *module, mt_state *st)
 {
-    st->Managed = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
-    if (st->Managed == NULL || add_traceable(st->Managed) < 0) return -1;
-    return PyModule_AddType(module, st->Managed);
+    if (mt_py_add_type(module, &spec, &st->Managed) < 0) return -1;
+    return add_traceable(st->Managed);
 }

@@ -10,6 +10,7 @@
 
 #include "py/monitor/devices.h"
 #include "py/base/errors.h"
+#include "py/base/objects.h"
 #include "py/cleanup/args.h"
 #include "core/base/clock.h"
 #include "core/cleanup/policy.h"
@@ -384,34 +385,37 @@ static PyGetSetDef getters[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-#define METHOD(name, flags, doc) {#name, (PyCFunction)(void (*)(void))policy_##name, flags, doc}
 static PyMethodDef methods[] = {
-    METHOD(tick, METH_FASTCALL,
-           "tick($self, clock=0, n=1, /)\n--\n\n"
-           "Count n ticks of a clock; call act(mask, clock) when something is to be done, on this "
-           "thread. Raises what act does. From within act, and while another thread is in it, a "
-           "tick only counts."),
-    METHOD(set_rule, METH_VARARGS,
-           "set_rule($self, action, every, triggers, later, /)\n--\n\n"
-           "Give an action another rule, or its first. ValueError."),
-    METHOD(done, METH_FASTCALL,
-           "done($self, action, ns, host_before, host_after, host_total, device_before, "
-           "device_after, device_total, /)\n--\n\n"
-           "An action was done, and what it cost and freed; None where bytes are unknown."),
-    METHOD(look, METH_NOARGS,
-           "look($self, /)\n--\n\n"
-           "Read memory and decide now: the mask of what is asked for, which the next tick asks "
-           "for as well."),
-    METHOD(why, METH_O,
-           "why($self, action, /)\n--\n\n"
-           "What the action was asked for last: bits of the triggers, 32 for a cadence."),
-    METHOD(ticks, METH_O, "ticks($self, clock, /)\n--\n\nHow often that clock ticked."),
-    METHOD(figures, METH_O,
-           "figures($self, action, /)\n--\n\n"
-           "(count, ns, host_freed, device_freed, paid, skipped, backoff, unpaid_ns, last_ns)."),
-    METHOD(forget, METH_NOARGS,
-           "forget($self, /)\n--\n\n"
-           "Start anew: time, budget and back-off. Ticks, rules and figures stay."),
+    MT_PY_METHOD(
+        policy, tick, METH_FASTCALL,
+        "tick($self, clock=0, n=1, /)\n--\n\n"
+        "Count n ticks of a clock; call act(mask, clock) when something is to be done, on this "
+        "thread. Raises what act does. From within act, and while another thread is in it, a "
+        "tick only counts."),
+    MT_PY_METHOD(policy, set_rule, METH_VARARGS,
+                 "set_rule($self, action, every, triggers, later, /)\n--\n\n"
+                 "Give an action another rule, or its first. ValueError."),
+    MT_PY_METHOD(policy, done, METH_FASTCALL,
+                 "done($self, action, ns, host_before, host_after, host_total, device_before, "
+                 "device_after, device_total, /)\n--\n\n"
+                 "An action was done, and what it cost and freed; None where bytes are unknown."),
+    MT_PY_METHOD(
+        policy, look, METH_NOARGS,
+        "look($self, /)\n--\n\n"
+        "Read memory and decide now: the mask of what is asked for, which the next tick asks "
+        "for as well."),
+    MT_PY_METHOD(policy, why, METH_O,
+                 "why($self, action, /)\n--\n\n"
+                 "What the action was asked for last: bits of the triggers, 32 for a cadence."),
+    MT_PY_METHOD(policy, ticks, METH_O,
+                 "ticks($self, clock, /)\n--\n\nHow often that clock ticked."),
+    MT_PY_METHOD(
+        policy, figures, METH_O,
+        "figures($self, action, /)\n--\n\n"
+        "(count, ns, host_freed, device_freed, paid, skipped, backoff, unpaid_ns, last_ns)."),
+    MT_PY_METHOD(policy, forget, METH_NOARGS,
+                 "forget($self, /)\n--\n\n"
+                 "Start anew: time, budget and back-off. Ticks, rules and figures stay."),
     {NULL, NULL, 0, NULL},
 };
 
@@ -436,6 +440,5 @@ static PyType_Spec spec = {
 int
 mt_py_policy_register(PyObject *module, mt_state *st)
 {
-    st->Policy = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
-    return st->Policy == NULL ? -1 : PyModule_AddType(module, st->Policy);
+    return mt_py_add_type(module, &spec, &st->Policy);
 }

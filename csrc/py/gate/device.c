@@ -273,6 +273,6 @@ mt_py_gatehist_append_device(GateHistory *self, mt_py_tensor *t)
     st = record(self, t, stream, &err);
     unlock_stage(self);
     if (st == MT_OK) return mt_py_gatehist_is_open(self) ? 0 : -1;
-    mt_py_gatehist_raise(self, &err, "GateHistory.append()");
+    mt_py_gatehist_raise(self->state, self->core, &err, "GateHistory.append()");
     return -1;
 }

@@ -7,6 +7,7 @@
 
 #include "py/budget/budget.h"
 #include "py/base/errors.h"
+#include "py/base/objects.h"
 #include "os/port/vmem.h"
 
 bool
@@ -31,16 +32,52 @@ mt_py_gatehist_wrap(PyTypeObject *type, mt_state *st, mt_gatehist *core)
     return (PyObject *)self;
 }
 
-PyObject *
-mt_py_gatehist_raise(GateHistory *self, const mt_error *err, const char *doing)
+static PyObject *
+raise_shape(const mt_error *err, const char *doing)
 {
-    const mt_gatehist_config *c = self->core == NULL ? NULL : mt_gatehist_configuration(self->core);
+    if (strcmp(err->detail, "experts") == 0)
+        return PyErr_Format(
+            PyExc_ValueError,
+            "%s: got %zu experts, this history records %zu; use one history per gate", doing,
+            err->asked, err->limit);
+    if (strcmp(err->detail, "top_k") == 0)
+        return PyErr_Format(PyExc_ValueError,
+                            "%s: got %zu experts, fewer than top_k=%zu; pass a smaller top_k",
+                            doing, err->asked, err->limit);
+    return PyErr_Format(PyExc_ValueError, "%s: got %zu %s, at most %zu are possible; append parts",
+                        doing, err->asked, err->detail, err->limit);
+}
 
-    if (err->status != MT_ELIMIT || c == NULL || c->ledger == NULL || err->asked > c->max_bytes)
-        return mt_py_raise(self->state, err, doing);
-    return mt_py_raise_budget(self->state, c->ledger, err, doing,
-                              "clear() or close() what holds it, raise the budget's limit, or "
-                              "record less (dtype=\"float16\", keep=\"topk\")");
+static PyObject *
+raise_limit(mt_state *st, const mt_gatehist *core, const mt_error *err, const char *doing)
+{
+    const mt_gatehist_config *c = core == NULL ? NULL : mt_gatehist_configuration(core);
+
+    if (c != NULL && c->ledger != NULL && err->asked <= c->max_bytes)
+        return mt_py_raise_budget(st, c->ledger, err, doing,
+                                  "clear() or close() what holds it, raise the budget's limit, or "
+                                  "record less (dtype=\"float16\", keep=\"topk\")");
+    return mt_py_raise_own(st, "BudgetError",
+                           "%s: one record takes %zu bytes, max_bytes is %zu; raise max_bytes, "
+                           "append fewer rows at a time, or record less (dtype=\"float16\", "
+                           "keep=\"topk\")",
+                           doing, err->asked, err->limit);
+}
+
+PyObject *
+mt_py_gatehist_raise(mt_state *st, const mt_gatehist *core, const mt_error *err, const char *doing)
+{
+    if (err->status == MT_ESHAPE) return raise_shape(err, doing);
+    if (err->status == MT_ELIMIT) return raise_limit(st, core, err, doing);
+    if (err->status == MT_EFORMAT)
+        return PyErr_Format(PyExc_ValueError, "%s: not a gate history: %s", doing, err->detail);
+    if (err->status == MT_ENOMEM && err->asked > 0)
+        return PyErr_Format(
+            PyExc_MemoryError,
+            "%s: the system refused %zu bytes of address space (%s, errno %d); lower "
+            "max_bytes or max_entries, or raise the process's limit (ulimit -v)",
+            doing, err->asked, err->call, err->native);
+    return mt_py_raise(st, err, doing);
 }
 
 /* Finds a word in a NULL-terminated list; -1 with a ValueError that names the choices. */
@@ -124,7 +161,7 @@ gatehist_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
     if (st == NULL || !parse_config(st, args, kwargs, &config)) return NULL;
     if (mt_gatehist_new(&mt_alloc_libc, &mt_vmem_linux, &config, &core, &err) != MT_OK)
-        return mt_py_raise(st, &err, "GateHistory()");
+        return mt_py_gatehist_raise(st, NULL, &err, "GateHistory()");
     return mt_py_gatehist_wrap(type, st, core);
 }
 
@@ -209,7 +246,7 @@ try_append(GateHistory *self, PyObject *tensor, bool *lacks)
     } else if ((st = mt_gatehist_push(self->core, &t.rows, &err)) == MT_EAGAIN) {
         *lacks = true;
     } else if (st != MT_OK) {
-        mt_py_gatehist_raise(self, &err, "GateHistory.append()");
+        mt_py_gatehist_raise(self->state, self->core, &err, "GateHistory.append()");
         failed = -1;
     }
     mt_py_tensor_done(&t);
@@ -332,10 +369,10 @@ gatehist_slice(GateHistory *self, PyObject *slice)
     if (mt_py_gatehist_arrive_all(self) < 0) return NULL;
     if (slice_now(self, start, stop, step, &core, &err) != MT_OK) {
         if (!mt_py_gatehist_ask_for(self, &err))
-            return mt_py_gatehist_raise(self, &err, "GateHistory[slice]");
+            return mt_py_gatehist_raise(self->state, self->core, &err, "GateHistory[slice]");
         if (!mt_py_gatehist_is_open(self) || mt_py_gatehist_arrive_all(self) < 0) return NULL;
         if (slice_now(self, start, stop, step, &core, &err) != MT_OK)
-            return mt_py_gatehist_raise(self, &err, "GateHistory[slice]");
+            return mt_py_gatehist_raise(self->state, self->core, &err, "GateHistory[slice]");
     }
     return mt_py_gatehist_wrap(Py_TYPE(self), self->state, core);
 }
@@ -531,6 +568,5 @@ static PyType_Spec spec = {
 int
 mt_py_gatehist_register(PyObject *module, mt_state *st)
 {
-    st->GateHistory = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
-    return st->GateHistory == NULL ? -1 : PyModule_AddType(module, st->GateHistory);
+    return mt_py_add_type(module, &spec, &st->GateHistory);
 }

@@ -69,8 +69,10 @@ PyObject *mt_py_gatehist_copy(PyObject *op, PyObject *none);
 PyObject *mt_py_gatehist_cat(PyObject *op, PyObject *none);
 PyObject *mt_py_gatehist_reset_statistics(PyObject *op, PyObject *none);
 
-/* Raises what err says of the core, and for a budget that refuses who holds what in it; NULL. */
-PyObject *mt_py_gatehist_raise(GateHistory *self, const mt_error *err, const char *doing);
+/* Raises what err says of a history and what to do about it, and returns NULL. With the core, which
+ * may be NULL, a budget that refuses is told with who holds what in it. */
+PyObject *mt_py_gatehist_raise(mt_state *st, const mt_gatehist *core, const mt_error *err,
+                               const char *doing);
 
 /* An object of this type around core, which it takes over, also on failure. */
 PyObject *mt_py_gatehist_wrap(PyTypeObject *type, mt_state *st, mt_gatehist *core);

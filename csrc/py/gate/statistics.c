@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "py/base/errors.h"
+#include "py/base/objects.h"
 #include "core/gate/file.h"
 #include "os/port/vmem.h"
 
@@ -11,27 +12,6 @@ static PyObject *
 double_at(const void *x, size_t i)
 {
     return PyFloat_FromDouble(((const double *)x)[i]);
-}
-
-static PyObject *
-count_at(const void *x, size_t i)
-{
-    return PyLong_FromUnsignedLongLong(((const uint64_t *)x)[i]);
-}
-
-static PyObject *
-list_of(const void *x, size_t n, PyObject *(*item)(const void *x, size_t i))
-{
-    PyObject *list = PyList_New((Py_ssize_t)n);
-
-    for (size_t i = 0; list != NULL && i < n; i++) {
-        PyObject *value = item(x, i);
-        if (value == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, (Py_ssize_t)i, value);
-    }
-    return list;
 }
 
 /* A copy of sums, in memory that Python's collector knows nothing of. Making Python objects may run
@@ -78,8 +58,8 @@ sums_copy_tuple(const void *copies, size_t i)
 
     return Py_BuildValue("KKKNN", (unsigned long long)c->entries,
                          (unsigned long long)c->sums.tokens, (unsigned long long)c->sums.nonfinite,
-                         list_of(c->sums.importance, c->experts, double_at),
-                         list_of(c->sums.load, c->experts, count_at));
+                         mt_py_list(c->experts, double_at, c->sums.importance),
+                         mt_py_list(c->experts, mt_py_uint64_at, c->sums.load));
 }
 
 static bool
@@ -163,7 +143,7 @@ mt_py_gatehist_windows(PyObject *op, PyObject *Py_UNUSED(none))
     if (!keeps_statistics(self)) return NULL;
     n = mt_gatestats_windows(mt_gatehist_stats(self->core));
     if (copy_windows(mt_gatehist_stats(self->core), copies, n))
-        result = list_of(copies, n, sums_copy_tuple);
+        result = mt_py_list(n, sums_copy_tuple, copies);
     for (size_t i = 0; i < n; i++)
         sums_copy_free(&copies[i]);
     return result;
@@ -259,7 +239,8 @@ mt_py_gatehist_copy(PyObject *op, PyObject *none)
     } while (asked);
     Py_DECREF(bytes);
     if (!is_open) return NULL;
-    if (status != MT_OK) return mt_py_gatehist_raise(self, &err, "copying a GateHistory");
+    if (status != MT_OK)
+        return mt_py_gatehist_raise(self->state, self->core, &err, "copying a GateHistory");
     return mt_py_gatehist_wrap(Py_TYPE(op), self->state, core);
 }
 
@@ -276,6 +257,6 @@ mt_py_gatehist_bytes_in(PyObject *type, PyObject *data)
     status = mt_gatehist_parse(&mt_alloc_libc, &mt_vmem_linux, NULL, view.buf, (size_t)view.len,
                                &core, &err);
     PyBuffer_Release(&view);
-    if (status != MT_OK) return mt_py_raise(st, &err, "GateHistory.load()");
+    if (status != MT_OK) return mt_py_gatehist_raise(st, NULL, &err, "GateHistory.load()");
     return mt_py_gatehist_wrap((PyTypeObject *)type, st, core);
 }

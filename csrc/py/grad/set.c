@@ -13,6 +13,7 @@
 
 #include "core/grad/set.h"
 #include "py/base/errors.h"
+#include "py/base/objects.h"
 #include "py/tensor/many.h"
 
 typedef struct GradSet {
@@ -25,7 +26,7 @@ typedef struct GradSet {
     mt_grad_span *span;
     Py_ssize_t *owner; /* of each span: the number of its parameter */
     float **into;
-    Py_ssize_t *room;              /* see mt_py_flat_shared() */
+    mt_ptrset addresses;           /* of the flat tensors that were looked at; room for n */
     mt_torch_seen *seen;           /* what remember() saw; NULL: nothing yet */
     const mt_torch_ops *seen_with; /* the shim that saw it */
     bool busy;
@@ -76,8 +77,8 @@ leave_shared(GradSet *self, const mt_py_flats *grads)
 {
     Py_ssize_t earlier, k = 0;
 
-    memset(self->room, 0, mt_py_flat_room(self->n) * sizeof *self->room);
-    while ((k = mt_py_flat_shared(grads, k, self->room, &earlier)) >= 0) {
+    mt_ptrset_clear(&self->addresses);
+    while ((k = mt_py_flat_shared(grads, k, &self->addresses, &earlier)) >= 0) {
         mt_py_flats one = {&self->grads[k], 1, grads->shim};
         mt_py_flat_drop(&one);
         self->grads[k].is = MT_TORCH_OTHER;
@@ -104,11 +105,8 @@ left_tuple(const GradSet *self)
     PyObject *list = PyList_New(0), *tuple;
 
     for (Py_ssize_t i = 0; list != NULL && i < self->n; i++) {
-        PyObject *number;
         if (self->grads[i].is != MT_TORCH_OTHER) continue;
-        number = PyLong_FromSsize_t(i);
-        if (number == NULL || PyList_Append(list, number) < 0) Py_CLEAR(list);
-        Py_XDECREF(number);
+        if (mt_py_append(list, PyLong_FromSsize_t(i)) < 0) Py_CLEAR(list);
     }
     if (list == NULL) return NULL;
     tuple = PyList_AsTuple(list);
@@ -297,8 +295,8 @@ refuse_shared(GradSet *self, const mt_py_flats *targets)
 {
     Py_ssize_t k, earlier;
 
-    memset(self->room, 0, mt_py_flat_room(self->n) * sizeof *self->room);
-    if ((k = mt_py_flat_shared(targets, 0, self->room, &earlier)) < 0) return 0;
+    mt_ptrset_clear(&self->addresses);
+    if ((k = mt_py_flat_shared(targets, 0, &self->addresses, &earlier)) < 0) return 0;
     PyErr_Format(PyExc_ValueError,
                  "into[%zd] and into[%zd] are the same memory; give each gradient its own", earlier,
                  k);
@@ -448,9 +446,8 @@ make_arrays(GradSet *self)
     self->span = PyMem_Calloc(n + 1, sizeof *self->span);
     self->owner = PyMem_Calloc(n + 1, sizeof *self->owner);
     self->into = (float **)PyMem_Calloc(n + 1, sizeof *self->into);
-    self->room = PyMem_Calloc(mt_py_flat_room(self->n), sizeof *self->room);
     if (self->grads != NULL && self->targets != NULL && self->span != NULL && self->owner != NULL &&
-        self->into != NULL && self->room != NULL)
+        self->into != NULL && mt_ptrset_reserve(&self->addresses, n) == 0)
         return true;
     PyErr_NoMemory();
     return false;
@@ -511,7 +508,7 @@ gradset_dealloc(PyObject *op)
     PyMem_Free(self->span);
     PyMem_Free(self->owner);
     PyMem_Free((void *)self->into);
-    PyMem_Free(self->room);
+    mt_ptrset_fini(&self->addresses);
     type->tp_free(op);
     Py_DECREF(type);
 }
@@ -544,16 +541,14 @@ static PyMemberDef members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-#define KEYWORDS (METH_VARARGS | METH_KEYWORDS)
-#define CALL(f)  (PyCFunction)(void (*)(void)) f
 static PyMethodDef methods[] = {
-    {"measure", CALL(gradset_measure), KEYWORDS,
+    {"measure", MT_PY_FUNCTION(gradset_measure), METH_VARARGS | METH_KEYWORDS,
      "measure($self, /, threads=0)\n--\n\n"
      "The gradients' sum of squares, and what in them is not finite."},
-    {"multiply", CALL(gradset_multiply), KEYWORDS,
+    {"multiply", MT_PY_FUNCTION(gradset_multiply), METH_VARARGS | METH_KEYWORDS,
      "multiply($self, /, factor, limit=inf, threads=0)\n--\n\n"
      "Multiply the gradients in place, then clip by value; the numbers of those left."},
-    {"add_to", CALL(gradset_add_to), KEYWORDS,
+    {"add_to", MT_PY_FUNCTION(gradset_add_to), METH_VARARGS | METH_KEYWORDS,
      "add_to($self, /, into, *, first=False, measure=False, threads=0)\n--\n\n"
      "into[i] += gradient i, in float32, or = where first is true. Gives the measure of the "
      "results where that is asked for, else the numbers of those left."},
@@ -609,12 +604,10 @@ measure_type(void)
 int
 mt_py_gradset_register(PyObject *module, mt_state *st)
 {
-    PyTypeObject *type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
-    int failed;
+    PyTypeObject *type = NULL;
+    int failed = mt_py_add_type(module, &spec, &type);
 
-    if (type == NULL) return -1;
-    failed = PyModule_AddType(module, type);
-    Py_DECREF(type);
+    Py_XDECREF(type);
     if (failed || (st->GradMeasure = measure_type()) == NULL) return -1;
     return PyModule_AddType(module, st->GradMeasure);
 }

@@ -1,29 +1,6 @@
 #include "py/kv/hold.h"
 
-#include <stdatomic.h>
 #include <stdlib.h>
-
-#include "core/base/lock.h"
-
-struct mt_kvguests {
-    mt_forkmark *mark;
-    mt_natives *natives;
-    mt_lock lock; /* guards the rest */
-    size_t refs;  /* the pool's, and one of each hold */
-    mt_kvhold *first;
-};
-
-struct mt_kvhold {
-    mt_kvguests *guests;
-    mt_kvlease *lease;
-    mt_kvhold *next, **link;
-    const mt_torch_ops *shim; /* NULL: its views cannot be counted */
-    const void *storage;      /* alive as long as the hold is in the list: done() takes it out */
-    atomic_bool done;         /* the storage's end: out of the list, and the lease no longer held */
-    bool dropped;             /* the lease's end: with done, the hold's own */
-    bool released;
-    mt_kvlinger linger;
-};
 
 mt_status
 mt_kvguests_new(mt_natives *natives, mt_kvguests **out, mt_error *err)
@@ -63,12 +40,6 @@ mt_kvguests_drop(mt_kvguests *guests)
     if (guests == NULL || !mt_kvguests_at_home(guests)) return;
     mt_lock_take(&guests->lock);
     drop_locked(guests);
-}
-
-bool
-mt_kvguests_at_home(const mt_kvguests *guests)
-{
-    return mt_forkmark_is_home(guests->mark);
 }
 
 static mt_kvlinger
@@ -143,12 +114,6 @@ mt_kvhold_done(void *ctx)
     if (hold->next != NULL) hold->next->link = hold->link;
     atomic_store(&hold->done, true);
     free_unless_used_locked(hold);
-}
-
-bool
-mt_kvhold_is_done(const mt_kvhold *hold)
-{
-    return hold != NULL && atomic_load_explicit(&hold->done, memory_order_acquire);
 }
 
 void

@@ -17,9 +17,11 @@
 #ifndef MT_PY_KV_HOLD_H
 #define MT_PY_KV_HOLD_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/base/lock.h"
 #include "core/kv/lease.h"
 #include "os/base/forkmark.h"
 #include "torch/torch_shim.h"
@@ -35,12 +37,37 @@ typedef struct mt_kvlinger {
     size_t views; /* references to the storage; 0 where that is not known */
 } mt_kvlinger;
 
+/* For hold.c and the functions below. */
+struct mt_kvguests {
+    mt_forkmark *mark;
+    mt_natives *natives;
+    mt_lock lock; /* guards the rest */
+    size_t refs;  /* the pool's, and one of each hold */
+    mt_kvhold *first;
+};
+
+struct mt_kvhold {
+    mt_kvguests *guests;
+    mt_kvlease *lease;
+    mt_kvhold *next, **link;
+    const mt_torch_ops *shim; /* NULL: its views cannot be counted */
+    const void *storage;      /* alive as long as the hold is in the list: done() takes it out */
+    atomic_bool done;         /* the storage's end: out of the list, and the lease no longer held */
+    bool dropped;             /* the lease's end: with done, the hold's own */
+    bool released;
+    mt_kvlinger linger;
+};
+
 /* *out is written on MT_OK only. MT_ENOMEM. */
 mt_status mt_kvguests_new(mt_natives *natives, mt_kvguests **out, mt_error *err);
 void mt_kvguests_drop(mt_kvguests *guests); /* NULL is ignored */
 
 /* False in a forked child: nothing of the pool may be touched there. */
-bool mt_kvguests_at_home(const mt_kvguests *guests);
+static inline bool
+mt_kvguests_at_home(const mt_kvguests *guests)
+{
+    return mt_forkmark_is_home(guests->mark);
+}
 
 /* Fills at most cap lines and returns how many there are. */
 size_t mt_kvguests_lingering(mt_kvguests *guests, mt_kvlinger *out, size_t cap);
@@ -51,7 +78,11 @@ mt_kvhold *mt_kvhold_new(mt_kvguests *guests, mt_kvlease *lease, uint64_t number
 /* The storage's reference goes, as its deleter: the lease is no longer held. */
 void mt_kvhold_done(void *hold);
 /* Whether that has happened; false for NULL. Takes no lock. */
-bool mt_kvhold_is_done(const mt_kvhold *hold);
+static inline bool
+mt_kvhold_is_done(const mt_kvhold *hold)
+{
+    return hold != NULL && atomic_load_explicit(&hold->done, memory_order_acquire);
+}
 /* The lease's reference goes. NULL is ignored. */
 void mt_kvhold_drop(mt_kvhold *hold);
 /* The storage that calls done, so that its views can be counted. */

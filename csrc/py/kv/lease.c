@@ -1,9 +1,148 @@
-/* lease.c -- memtools._core.KVLease: lifecycle, what a lease tells about itself, and its type. */
+/* lease.c -- memtools._core.KVLease: arguments, lifecycle, what a lease tells, and its type.
+ *
+ * How this file works. A method reads its arguments, enters the lease (mt_py_kvlease_enter, which
+ * refuses a released, a busy or a forked one), calls the core by mt_py_kvlease_try, and leaves. The
+ * lease ends in let_go, whoever ends it: release(), the with block or the garbage collector.
+ * update() and advance() are in update.c, what gives tensors in views.c, what changes rows in
+ * rows.c. */
 #include <stddef.h>
 
 #include "py/kv/pool.h"
 
 #include <structmember.h>
+
+#include "py/base/objects.h"
+
+/* --- counts, lengths, row numbers and layers as Python gives them ---------------------------- */
+
+static int
+refuse(PyObject *object, const char *what)
+{
+    PyErr_Format(PyExc_TypeError,
+                 "%s are whole numbers in a sequence or a 1-D integer tensor, got %s", what,
+                 Py_TYPE(object)->tp_name);
+    return -1;
+}
+
+/* A bool is an int to Python, but a list of them is a mask: what it means is not what it says. */
+static int
+read_one(PyObject *item, const char *what, size_t *out)
+{
+    Py_ssize_t value;
+
+    if (!PyIndex_Check(item) || PyBool_Check(item)) {
+        PyErr_Format(PyExc_TypeError, "%s are whole numbers, got %s among them", what,
+                     Py_TYPE(item)->tp_name);
+        return -1;
+    }
+    if ((value = PyNumber_AsSsize_t(item, PyExc_IndexError)) == -1 && PyErr_Occurred()) return -1;
+    if (value >= 0) {
+        *out = (size_t)value;
+        return 0;
+    }
+    PyErr_Format(PyExc_IndexError, "%s are 0 or more, got %zd among them", what, value);
+    return -1;
+}
+
+/* A tuple, so that nobody changes it while __index__ of its items runs. */
+static int
+read_tuple(PyObject *tuple, const char *what, mt_py_sizes *out)
+{
+    size_t n = (size_t)PyTuple_GET_SIZE(tuple);
+
+    if ((out->at = PyMem_New(size_t, n + 1)) == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    out->n = n;
+    for (size_t i = 0; i < n; i++)
+        if (read_one(PyTuple_GET_ITEM(tuple, (Py_ssize_t)i), what, &out->at[i]) < 0) {
+            mt_py_sizes_done(out);
+            return -1;
+        }
+    return 0;
+}
+
+/* A tensor's numbers as a list, or one as an int; other objects as they are. */
+static PyObject *
+without_tensor(KVLease *self, PyObject *object, const char *what)
+{
+    int is_tensor = PyObject_IsInstance(object, (PyObject *)self->state->tensor);
+
+    if (is_tensor < 0) return NULL;
+    if (!is_tensor) return Py_NewRef(object);
+    return PyObject_CallMethod(self->pool->helpers, "whole_numbers", "Os", object, what);
+}
+
+static int
+read_plain(PyObject *object, const char *what, mt_py_sizes *out)
+{
+    PyObject *tuple;
+    int failed;
+
+    if (PyUnicode_Check(object) || PyBytes_Check(object)) return refuse(object, what);
+    if ((tuple = PySequence_Tuple(object)) == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_TypeError)) return -1;
+        PyErr_Clear();
+        return refuse(object, what);
+    }
+    failed = read_tuple(tuple, what, out);
+    Py_DECREF(tuple);
+    return failed;
+}
+
+int
+mt_py_sizes_read(KVLease *self, PyObject *object, const char *what, mt_py_sizes *out)
+{
+    PyObject *plain = without_tensor(self, object, what);
+    int failed;
+
+    *out = (mt_py_sizes){0};
+    if (plain == NULL) return -1;
+    failed = PyLong_Check(plain) ? refuse(plain, what) : read_plain(plain, what, out);
+    Py_DECREF(plain);
+    return failed;
+}
+
+int
+mt_py_sizes_read_any(KVLease *self, PyObject *object, const char *what, mt_py_sizes *out)
+{
+    PyObject *plain = without_tensor(self, object, what);
+    int failed = 0;
+
+    *out = (mt_py_sizes){0};
+    if (plain == NULL) return -1;
+    if (!PyIndex_Check(plain) || PyBool_Check(plain)) {
+        failed = read_plain(plain, what, out);
+    } else {
+        out->same = PyNumber_AsSsize_t(plain, PyExc_IndexError);
+        failed = out->same == -1 && PyErr_Occurred() ? -1 : 0;
+    }
+    Py_DECREF(plain);
+    return failed;
+}
+
+void
+mt_py_sizes_done(mt_py_sizes *sizes)
+{
+    PyMem_Free(sizes->at);
+    sizes->at = NULL;
+}
+
+int
+mt_py_layer_read(KVLease *self, PyObject *object, size_t *out)
+{
+    Py_ssize_t layer = PyNumber_AsSsize_t(object, PyExc_IndexError);
+    size_t layers = self->pool->config.layers;
+
+    if (layer == -1 && PyErr_Occurred()) return -1;
+    if (layer >= 0 && (size_t)layer < layers) {
+        *out = (size_t)layer;
+        return 0;
+    }
+    PyErr_Format(PyExc_IndexError, "layer %zd of a pool of %zu layers", layer, layers);
+    return -1;
+}
 
 /* --- lifecycle ------------------------------------------------------------------------------- */
 
@@ -159,6 +298,7 @@ mt_py_kvlease_try(KVLease *self, mt_py_kvcall *call, const void *args, const cha
 {
     mt_error err;
 
+    assert(self->busy);
     if (mt_py_kvpool_follow_stream(self->pool, mt_kvlease_pool(self->core)) < 0) return -1;
     if (call(self, args, &err) == MT_OK) return 0;
     if (mt_py_kvpool_freed_some(self->pool, &err) && call(self, args, &err) == MT_OK) return 0;
@@ -244,9 +384,8 @@ static PyGetSetDef getters[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-#define KEYWORDS(function) ((PyCFunction)(void (*)(void))(function))
 static PyMethodDef methods[] = {
-    {"update", KEYWORDS(mt_py_kvlease_update), METH_FASTCALL | METH_KEYWORDS,
+    {"update", MT_PY_FUNCTION(mt_py_kvlease_update), METH_FASTCALL | METH_KEYWORDS,
      "update($self, layer, k, v, counts=None)\n--\n\n"
      "Append k and v, [B, H_kv, t, D], to one layer and return (K, V), [B, H_kv, T, D].\n\n"
      "K and V are views of everything the layer holds, T the longest row; no token that was there\n"
@@ -257,7 +396,7 @@ static PyMethodDef methods[] = {
      "for another shape, device or for tensors that require grad while grad mode is on, TypeError\n"
      "for another dtype or what is no plain tensor; then nothing has changed. Costs 1 to 2 us a\n"
      "layer beside the copy of k and v."},
-    {"layer", KEYWORDS(mt_py_kvlease_layer), METH_VARARGS | METH_KEYWORDS,
+    {"layer", MT_PY_FUNCTION(mt_py_kvlease_layer), METH_VARARGS | METH_KEYWORDS,
      "layer($self, i, *, layout=\"BHTD\", tokens=None)\n--\n\n"
      "Views (K, V) of layer i, [B, H_kv, T, D]; layout=\"BTHD\" gives [B, T, H_kv, D].\n\n"
      "T is the longest row, or `tokens`, at most max_tokens. Past a row's length they read zeros.\n"
@@ -277,7 +416,7 @@ static PyMethodDef methods[] = {
      "select($self, rows, /)\n--\n\n"
      "Keep, repeat or drop rows: as reorder(), but batch_size becomes len(rows), at most what it\n"
      "was at acquire()."},
-    {"fork", KEYWORDS(mt_py_kvlease_fork), METH_VARARGS | METH_KEYWORDS,
+    {"fork", MT_PY_FUNCTION(mt_py_kvlease_fork), METH_VARARGS | METH_KEYWORDS,
      "fork($self, n=1, num_tokens=None)\n--\n\n"
      "A new lease whose row r * n + i continues row r of this one. What is there is shared; a\n"
      "page that either then writes to is copied first. Both live and end on their own. num_tokens\n"
@@ -338,6 +477,5 @@ static PyType_Spec spec = {
 int
 mt_py_kvlease_register(PyObject *module, mt_state *st)
 {
-    st->KVLease = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
-    return st->KVLease == NULL ? -1 : PyModule_AddType(module, st->KVLease);
+    return mt_py_add_type(module, &spec, &st->KVLease);
 }

@@ -57,14 +57,29 @@ typedef struct KVLease {
 
 /* False with a RuntimeError in a forked child, with ValueError after close(). */
 bool mt_py_kvpool_is_open(KVPool *self);
+/* A call, which may let other threads run: close() waits for its leave. False with the error of
+ * is_open. */
+bool mt_py_kvpool_enter(KVPool *self);
+void mt_py_kvpool_leave(KVPool *self);
 /* Waits for another thread's trim, and lets other threads run as long. core is the pool's, which
  * somebody keeps: an enter of the pool, or a lease that is busy or being released. */
-void mt_py_kvpool_await(KVPool *self, mt_kvpool *core);
+void mt_py_kvpool_await_trims(KVPool *self, mt_kvpool *core);
+static inline void
+mt_py_kvpool_await(KVPool *self, mt_kvpool *core)
+{
+    if (atomic_load_explicit(&self->trims, memory_order_relaxed) > 0)
+        mt_py_kvpool_await_trims(self, core);
+}
 /* The core's error as an exception; NULL. */
 PyObject *mt_py_kvpool_raise(KVPool *self, const mt_error *err, const char *doing);
 /* On a device, what the pool does next follows torch's current stream; core is the pool's, which
  * a lease still has after close(). -1 with an error. */
-int mt_py_kvpool_follow_stream(KVPool *self, mt_kvpool *core);
+int mt_py_kvpool_follow_device(KVPool *self, mt_kvpool *core);
+static inline int
+mt_py_kvpool_follow_stream(KVPool *self, mt_kvpool *core)
+{
+    return self->cuda_device < 0 ? 0 : mt_py_kvpool_follow_device(self, core);
+}
 /* After MT_ENOMEM: on a device, makes torch give back what it holds idle; true: try again. */
 bool mt_py_kvpool_freed_some(KVPool *self, const mt_error *err);
 
@@ -76,6 +91,7 @@ bool mt_py_kvlease_enter(KVLease *self);
 static inline void
 mt_py_kvlease_leave(KVLease *self)
 {
+    assert(self->busy);
     self->busy = false;
 }
 /* Calls fork, gather, room, ... until it succeeds or nobody frees anything. pre: busy. */
@@ -83,7 +99,7 @@ typedef mt_status mt_py_kvcall(KVLease *self, const void *args, mt_error *err);
 /* -1 with an error. */
 int mt_py_kvlease_try(KVLease *self, mt_py_kvcall *call, const void *args, const char *doing);
 
-/* --- args.c --- */
+/* --- what Python gives: lease.c --- */
 
 /* A Python object as n or any number of sizes. */
 typedef struct mt_py_sizes {
@@ -124,15 +140,6 @@ PyObject *mt_py_kvlease_select(PyObject *op, PyObject *rows);
 PyObject *mt_py_kvlease_fork(PyObject *op, PyObject *args, PyObject *kwargs);
 PyObject *mt_py_kvlease_reserve(PyObject *op, PyObject *tokens);
 
-/* pool.c */
-PyObject *mt_py_kvpool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
-PyObject *mt_py_kvpool_close(PyObject *op, PyObject *none);
-int mt_py_kvpool_traverse(PyObject *op, visitproc visit, void *arg);
-void mt_py_kvpool_dealloc(PyObject *op);
-/* A call, which may let other threads run: close() waits for its leave. False with the error of
- * is_open. */
-bool mt_py_kvpool_enter(KVPool *self);
-void mt_py_kvpool_leave(KVPool *self);
 /* acquire.c */
 PyObject *mt_py_kvpool_acquire(PyObject *op, PyObject *args);
 

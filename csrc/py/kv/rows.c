@@ -1,4 +1,8 @@
-/* rows.c -- what changes a lease's rows as wholes: crop, reorder, select, fork, reserve. */
+/* rows.c -- what changes a lease's rows as wholes: crop, reorder, select, fork, reserve.
+ *
+ * How this file works. Each method reads its arguments, which may run Python code, before it enters
+ * the lease. Then it checks them against the lease's rows, calls the core through
+ * mt_py_kvlease_try, and tells autograd that what views show has changed. */
 #include "py/kv/pool.h"
 
 #include "core/kv/inplace.h"
@@ -81,7 +85,7 @@ gather(KVLease *self, const void *args, mt_error *err)
 {
     const mt_py_sizes *index = args;
 
-    return mt_kvlease_gather(self->core, index->at, index->n, err);
+    return mt_kvlease_reorder(self->core, index->at, index->n, err);
 }
 
 static int
@@ -217,7 +221,7 @@ mt_py_kvlease_fork(PyObject *op, PyObject *args, PyObject *kwargs)
 static mt_status
 open_tokens(KVLease *self, const void *args, mt_error *err)
 {
-    return mt_kvlease_open(self->core, *(const size_t *)args, err);
+    return mt_kvlease_reserve(self->core, *(const size_t *)args, err);
 }
 
 static int

@@ -177,8 +177,7 @@ static void
 write_host(KVLease *self, const plan *p, const input *k, const input *v)
 {
     size_t bytes = k->tokens * mt_kvlease_rows(self->core) *
-                   mt_kvpool_geom(mt_kvlease_pool(self->core))->row_bytes *
-                   self->pool->config.heads;
+                   mt_kvlease_geom(self->core)->row_bytes * self->pool->config.heads;
 
     if (bytes == 0) return; /* an empty tensor has no address */
     if (bytes < LET_GO_BYTES) {
@@ -194,9 +193,7 @@ write_host(KVLease *self, const plan *p, const input *k, const input *v)
 static size_t
 length_after(const KVLease *self, const plan *p, size_t row)
 {
-    size_t count = p->step.counts != NULL ? p->step.counts[row] : p->step.count;
-
-    return mt_kvlease_length(self->core, p->layer, row) + count;
+    return mt_kvlease_length(self->core, p->layer, row) + mt_kvstep_count(&p->step, row);
 }
 
 /* [(length, count) of each row], for helpers.write. */
@@ -208,8 +205,8 @@ rows_of_step(const KVLease *self, const plan *p)
 
     for (size_t row = 0; list != NULL && row < rows; row++) {
         size_t length = mt_kvlease_length(self->core, p->layer, row);
-        PyObject *pair = Py_BuildValue("nn", (Py_ssize_t)length,
-                                       (Py_ssize_t)(length_after(self, p, row) - length));
+        PyObject *pair =
+            Py_BuildValue("nn", (Py_ssize_t)length, (Py_ssize_t)mt_kvstep_count(&p->step, row));
         if (pair == NULL)
             Py_CLEAR(list);
         else
@@ -335,7 +332,7 @@ mt_py_kvlease_update(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyOb
 static mt_status
 announce(KVLease *self, const void *args, mt_error *err)
 {
-    return mt_kvlease_announce(self->core, args, err);
+    return mt_kvlease_advance_all(self->core, args, err);
 }
 
 static int

@@ -1,11 +1,13 @@
 /* views.c -- tensors over a lease's addresses.
  *
- *   storage   | slot of row 0        | slot of row 1        | ...     one for all views of a lease
- *   view        ├ first ┤[H, T, D]     ├ first ┤[H, T, D]             [B, H, T, D], B at slot
- * stride
+ *   storage   | slot of row 0          | slot of row 1          | ...    one for all views
+ *   view      |  first |-- [H, T, D] --|  first |-- [H, T, D] --|        [B, H, T, D]
+ *             |------------------------|                                 B's stride: one slot
  *
- * The storage is made by the shim, or without it as a tensor by DLPack; either calls back when the
- * last view has died. */
+ * How this file works. The first view of a lease makes the storage: by the shim, or without it as a
+ * tensor by DLPack. Either calls back when the last view has died. Every view after that is sizes,
+ * strides and two offsets into the storage. update() ends here with mt_py_kvlease_views; layer()
+ * and buffers() first have the core make ready what they show. */
 #include "py/kv/pool.h"
 
 #include "core/kv/inplace.h"
@@ -16,8 +18,7 @@
 static size_t
 span_bytes(const KVLease *self)
 {
-    return mt_kvlease_max_rows(self->core) *
-           mt_kvpool_geom(mt_kvlease_pool(self->core))->slot_bytes;
+    return mt_kvlease_max_rows(self->core) * mt_kvlease_geom(self->core)->slot_bytes;
 }
 
 /* --- the storage --------------------------------------------------------------------------- */
@@ -184,8 +185,7 @@ mt_py_kvlease_overwrites(KVLease *self, size_t layer, const mt_kvstep *step)
     viewed = self->viewed[layer];
     if (mt_kvlease_shortest(self->core, layer) >= viewed) return 0; /* nearly always */
     for (size_t row = 0; row < rows && !over; row++)
-        over = mt_kvlease_length(self->core, layer, row) < viewed &&
-               (step->counts != NULL ? step->counts[row] : step->count) > 0;
+        over = mt_kvlease_length(self->core, layer, row) < viewed && mt_kvstep_count(step, row) > 0;
     if (!over) return 0;
     if (!self->all_viewed)
         memset(self->viewed, 0, self->pool->config.layers * sizeof *self->viewed);
@@ -275,7 +275,7 @@ make_views(KVLease *self, const mt_torch_shape *shape, const int64_t first[2])
 PyObject *
 mt_py_kvlease_views(KVLease *self, size_t layer, size_t tokens, bool token_first)
 {
-    const mt_kvgeom *g = mt_kvpool_geom(mt_kvlease_pool(self->core));
+    const mt_kvgeom *g = mt_kvlease_geom(self->core);
     size_t shift = self->pool->elem_shift;
     int head = token_first ? 2 : 1, token = token_first ? 1 : 2;
     mt_torch_shape s = {.dtype = self->pool->dtype_number, .dims = 4};
@@ -395,7 +395,7 @@ layer_stride(const mt_kvgeom *g)
 static PyObject *
 buffer_views(KVLease *self)
 {
-    const mt_kvgeom *g = mt_kvpool_geom(mt_kvlease_pool(self->core));
+    const mt_kvgeom *g = mt_kvlease_geom(self->core);
     size_t shift = self->pool->elem_shift, stride = layer_stride(g);
     mt_torch_shape s = {.dtype = self->pool->dtype_number, .dims = 5};
     size_t shape[5] = {g->config.layers, mt_kvlease_rows(self->core), g->config.heads,

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "py/base/errors.h"
+#include "py/base/objects.h"
 #include "core/leak/leak.h"
 
 typedef struct LeakDetector {
@@ -250,28 +251,20 @@ add_row(LeakDetector *self, const table *t, int64_t step, Py_ssize_t i)
     return evaluated;
 }
 
-static int
-append_change(PyObject *changes, int64_t step, mt_leak_kind kind)
-{
-    PyObject *change = Py_BuildValue("(Ls)", (long long)step, KINDS[kind]);
-    int failed = change == NULL ? -1 : PyList_Append(changes, change);
-
-    Py_XDECREF(change);
-    return failed;
-}
-
 /* All rows are added even where the list cannot be made. */
 static PyObject *
 add_rows(LeakDetector *self, const table *t, int64_t first)
 {
-    PyObject *changes = PyList_New(0);
+    PyObject *changes = PyList_New(0), *change;
     mt_leak_kind before = mt_leak_kind_now(self->core), kind;
 
     for (Py_ssize_t i = 0; i < t->rows; i++) {
         if (!add_row(self, t, first + i, i)) continue;
         if ((kind = mt_leak_kind_now(self->core)) == before) continue;
         before = kind;
-        if (changes != NULL && append_change(changes, first + i, kind) < 0) Py_CLEAR(changes);
+        if (changes == NULL) continue;
+        change = Py_BuildValue("(Ls)", (long long)(first + i), KINDS[kind]);
+        if (mt_py_append(changes, change) < 0) Py_CLEAR(changes);
     }
     return changes;
 }
@@ -422,15 +415,14 @@ detector_dealloc(PyObject *op)
     Py_DECREF(type);
 }
 
-#define KEYWORDS(f) (PyCFunction)(void (*)(void))(f), METH_FASTCALL | METH_KEYWORDS
 static PyMethodDef methods[] = {
-    {"update", KEYWORDS(detector_update),
+    {"update", MT_PY_FUNCTION(detector_update), METH_FASTCALL | METH_KEYWORDS,
      "update($self, step, **bytes_by_signal)\n--\n\n"
      "Add the readings of one step: bytes as an int by the name of the signal, None for one that "
      "is\nnot known. Steps grow from call to call. Takes 0.2 us.\n\nRaises ValueError for a signal "
      "that there is not, a step that does not come after the one\nbefore, or negative bytes; "
      "nothing is added then."},
-    {"update_many", KEYWORDS(detector_update_many),
+    {"update_many", MT_PY_FUNCTION(detector_update_many), METH_FASTCALL | METH_KEYWORDS,
      "update_many($self, step, **arrays_by_signal)\n--\n\n"
      "Add the readings of many steps from `step` on: arrays of one length of int64, uint64 or\n"
      "float64 (NaN: not known). Returns where the kind changed: [(step, kind), ...]. Takes 10 to\n"
@@ -471,6 +463,5 @@ static PyType_Spec spec = {
 int
 mt_py_leakdetector_register(PyObject *module, mt_state *st)
 {
-    st->LeakDetector = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
-    return st->LeakDetector == NULL ? -1 : PyModule_AddType(module, st->LeakDetector);
+    return mt_py_add_type(module, &spec, &st->LeakDetector);
 }

@@ -72,8 +72,10 @@ mt_py_devices(mt_state *st, const mt_probe_ops *inner, size_t devices, mt_probe_
 /* --- one reading now -------------------------------------------------------------------------- */
 
 PyObject *
-mt_py_device_tuple(const mt_device_sample *d)
+mt_py_device_tuple(const void *devices, size_t i)
 {
+    const mt_device_sample *d = &((const mt_device_sample *)devices)[i];
+
     return Py_BuildValue("(NNNNNN)", mt_py_number(d->allocated), mt_py_number(d->reserved),
                          mt_py_number(d->free), mt_py_number(d->total),
                          mt_py_number(d->inactive_split), mt_py_number(d->allocated_peak));
@@ -104,5 +106,5 @@ mt_py_device_memory(PyObject *module, PyObject *arg)
                             device);
     if (mt_state_connect(st) < 0) return NULL;
     if (!read_now(st, (int)device, &d)) Py_RETURN_NONE;
-    return mt_py_device_tuple(&d);
+    return mt_py_device_tuple(&d, 0);
 }

@@ -12,8 +12,9 @@
 mt_status mt_py_devices(mt_state *st, const mt_probe_ops *inner, size_t devices, mt_probe_ops *out,
                         mt_error *err);
 
-/* (allocated, reserved, free, total, inactive_split, allocated_peak), None where it is unknown. */
-PyObject *mt_py_device_tuple(const mt_device_sample *device);
+/* Device i of an array of mt_device_sample as (allocated, reserved, free, total, inactive_split,
+ * allocated_peak), None where it is unknown: an mt_py_item. */
+PyObject *mt_py_device_tuple(const void *devices, size_t i);
 
 /* memtools._core.device_memory(device). */
 PyObject *mt_py_device_memory(PyObject *module, PyObject *device);

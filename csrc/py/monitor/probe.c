@@ -10,6 +10,7 @@
 #include "os/monitor/peak.h"
 #include "os/monitor/probe.h"
 #include "py/base/errors.h"
+#include "py/base/objects.h"
 
 enum { ROWS = 64, READ = offsetof(mt_sample, devices) / sizeof(uint64_t), FIELDS = READ + 1 };
 
@@ -152,28 +153,26 @@ probe_rss(PyObject *op, PyObject *Py_UNUSED(none))
 }
 
 static PyObject *
-as_tuple(PyObject *tuple, const uint64_t *values, Py_ssize_t n)
+number_at(const void *values, size_t i)
 {
-    for (Py_ssize_t i = 0; tuple != NULL && i < n; i++) {
-        PyObject *value = mt_py_number(values[i]);
-        if (value == NULL)
-            Py_CLEAR(tuple);
-        else if (Py_TYPE(tuple) == &PyTuple_Type)
-            PyTuple_SET_ITEM(tuple, i, value);
-        else
-            PyStructSequence_SetItem(tuple, i, value);
-    }
-    return tuple;
+    return mt_py_number(((const uint64_t *)values)[i]);
 }
 
 PyObject *
 mt_py_sample(mt_state *st, const mt_sample *sample)
 {
+    PyObject *made = PyStructSequence_New(st->Sample), *value;
     uint64_t values[FIELDS];
 
     memcpy(values, sample, READ * sizeof *values);
     values[READ] = mt_sample_process(sample);
-    return as_tuple(PyStructSequence_New(st->Sample), values, FIELDS);
+    for (Py_ssize_t i = 0; made != NULL && i < FIELDS; i++) {
+        if ((value = mt_py_number(values[i])) == NULL)
+            Py_CLEAR(made);
+        else
+            PyStructSequence_SetItem(made, i, value);
+    }
+    return made;
 }
 
 /* read(fields=HOST) */
@@ -203,7 +202,7 @@ probe_smaps(PyObject *op, PyObject *Py_UNUSED(none))
     mt_probe_linux_smaps(((Probe *)op)->probe, &s);
     Py_END_ALLOW_THREADS
     uint64_t values[] = {s.rss, s.pss, s.uss, s.swap, s.swap_pss};
-    return as_tuple(PyTuple_New(5), values, 5);
+    return mt_py_tuple(5, number_at, values);
 }
 
 static PyObject *
@@ -302,8 +301,10 @@ probe_leave(PyObject *op, PyObject *arg)
 }
 
 static PyObject *
-row_tuple(const mt_phase_row *r)
+row_tuple(const void *rows, size_t i)
 {
+    const mt_phase_row *r = &((const mt_phase_row *)rows)[i];
+
     return Py_BuildValue(
         "(NKKKKNNKN)", PyUnicode_DecodeUTF8(r->name, (Py_ssize_t)strlen(r->name), "replace"),
         (unsigned long long)r->count, (unsigned long long)r->open, (unsigned long long)r->total_ns,
@@ -315,17 +316,8 @@ static PyObject *
 probe_phases(PyObject *op, PyObject *Py_UNUSED(none))
 {
     mt_phase_row rows[ROWS];
-    size_t n = mt_phases_rows(((Probe *)op)->phases, rows, ROWS);
-    PyObject *list = PyList_New((Py_ssize_t)n);
 
-    for (size_t i = 0; list != NULL && i < n; i++) {
-        PyObject *row = row_tuple(&rows[i]);
-        if (row == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, (Py_ssize_t)i, row);
-    }
-    return list;
+    return mt_py_list(mt_phases_rows(((Probe *)op)->phases, rows, ROWS), row_tuple, rows);
 }
 
 static PyObject *
@@ -350,11 +342,11 @@ static PyMethodDef methods[] = {
     NOARGS(phases, "Of each name: (name, passages, open, ns, longest ns, highest peak, largest "
                    "rise, inexact ones, the last passage as leave() told it)."),
     NOARGS(current, "The name of the phase that was entered last and is open, or None."),
-    {"read", (PyCFunction)(void (*)(void))probe_read, METH_FASTCALL,
+    {"read", MT_PY_FUNCTION(probe_read), METH_FASTCALL,
      "read($self, fields=31, /)\n--\n\n"
      "A Sample with the fields asked for, by bits: 1 rss and private, 2 control group, 4 its "
      "pressure, 8 machine, 16 swap, 32 heap, 64 children; the others are None."},
-    {"enter", (PyCFunction)(void (*)(void))probe_enter, METH_FASTCALL,
+    {"enter", MT_PY_FUNCTION(probe_enter), METH_FASTCALL,
      "enter($self, name, ends=False, /)\n--\n\n"
      "Begin a phase; a token for leave(). With ends, read rss at both ends too. RuntimeError when "
      "64 "
@@ -407,7 +399,5 @@ mt_py_probe_register(PyObject *module, mt_state *st)
 {
     if ((st->Sample = new_sample_type()) == NULL || PyModule_AddType(module, st->Sample) < 0)
         return -1;
-    st->Probe = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
-    if (st->Probe == NULL || PyModule_AddType(module, st->Probe) < 0) return -1;
-    return 0;
+    return mt_py_add_type(module, &spec, &st->Probe);
 }

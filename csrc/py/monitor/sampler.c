@@ -3,6 +3,7 @@
 
 #include "py/monitor/devices.h"
 #include "py/base/errors.h"
+#include "py/base/objects.h"
 #include "py/monitor/probe.h"
 #include "py/record/record.h"
 #include "core/monitor/marks.h"
@@ -266,18 +267,9 @@ static PyObject *
 sampler_devices(PyObject *op, PyObject *Py_UNUSED(none))
 {
     mt_sample sample;
-    PyObject *list;
 
     if (!mt_sampler_latest(((Sampler *)op)->sampler, &sample)) return PyList_New(0);
-    list = PyList_New((Py_ssize_t)sample.devices);
-    for (size_t i = 0; list != NULL && i < sample.devices; i++) {
-        PyObject *device = mt_py_device_tuple(&sample.device[i]);
-        if (device == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, (Py_ssize_t)i, device);
-    }
-    return list;
+    return mt_py_list(sample.devices, mt_py_device_tuple, sample.device);
 }
 
 static PyObject *
@@ -332,34 +324,40 @@ static PyGetSetDef getters[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-#define METHOD(name, flags, doc) {#name, (PyCFunction)(void (*)(void))sampler_##name, flags, doc}
 static PyMethodDef methods[] = {
-    METHOD(start, METH_NOARGS,
-           "start($self, /)\n--\n\n"
-           "Start the thread. RuntimeError when it runs, in a forked child, and when the system "
-           "gives no thread."),
-    METHOD(stop, METH_NOARGS,
-           "stop($self, /)\n--\n\nTake a last sample and end the thread; idempotent."),
-    METHOD(step, METH_FASTCALL,
-           "step($self, n=1, /)\n--\n\n"
-           "Count n steps; the watermarks passed since the last call, a bit each."),
-    METHOD(watch, METH_O,
-           "watch($self, fraction, /)\n--\n\n"
-           "Set a watermark at this part of the limit; its number, which is its bit in step()."),
-    METHOD(unwatch, METH_O, "unwatch($self, mark, /)\n--\n\nTake a watermark away. ValueError."),
-    METHOD(latest, METH_NOARGS,
-           "latest($self, /)\n--\n\n"
-           "The last Sample, with what is read seldom as it was read last; None before the first."),
-    METHOD(devices, METH_NOARGS,
-           "devices($self, /)\n--\n\n"
-           "(allocated, reserved, free, total, inactive_split, allocated_peak) bytes of each "
-           "device, by the last "
-           "sample."),
-    METHOD(limit, METH_NOARGS,
-           "limit($self, /)\n--\n\n"
-           "(bytes, \"given\" or \"cgroup\" or \"machine\") of the lowest limit now, or None."),
-    METHOD(used, METH_NOARGS, "used($self, /)\n--\n\nBytes that count against limit() now."),
-    METHOD(peak, METH_NOARGS, "peak($self, /)\n--\n\nThe highest used() of all samples."),
+    MT_PY_METHOD(
+        sampler, start, METH_NOARGS,
+        "start($self, /)\n--\n\n"
+        "Start the thread. RuntimeError when it runs, in a forked child, and when the system "
+        "gives no thread."),
+    MT_PY_METHOD(sampler, stop, METH_NOARGS,
+                 "stop($self, /)\n--\n\nTake a last sample and end the thread; idempotent."),
+    MT_PY_METHOD(sampler, step, METH_FASTCALL,
+                 "step($self, n=1, /)\n--\n\n"
+                 "Count n steps; the watermarks passed since the last call, a bit each."),
+    MT_PY_METHOD(
+        sampler, watch, METH_O,
+        "watch($self, fraction, /)\n--\n\n"
+        "Set a watermark at this part of the limit; its number, which is its bit in step()."),
+    MT_PY_METHOD(sampler, unwatch, METH_O,
+                 "unwatch($self, mark, /)\n--\n\nTake a watermark away. ValueError."),
+    MT_PY_METHOD(
+        sampler, latest, METH_NOARGS,
+        "latest($self, /)\n--\n\n"
+        "The last Sample, with what is read seldom as it was read last; None before the first."),
+    MT_PY_METHOD(sampler, devices, METH_NOARGS,
+                 "devices($self, /)\n--\n\n"
+                 "(allocated, reserved, free, total, inactive_split, allocated_peak) bytes of each "
+                 "device, by the last "
+                 "sample."),
+    MT_PY_METHOD(
+        sampler, limit, METH_NOARGS,
+        "limit($self, /)\n--\n\n"
+        "(bytes, \"given\" or \"cgroup\" or \"machine\") of the lowest limit now, or None."),
+    MT_PY_METHOD(sampler, used, METH_NOARGS,
+                 "used($self, /)\n--\n\nBytes that count against limit() now."),
+    MT_PY_METHOD(sampler, peak, METH_NOARGS,
+                 "peak($self, /)\n--\n\nThe highest used() of all samples."),
     {NULL, NULL, 0, NULL},
 };
 
@@ -384,6 +382,5 @@ static PyType_Spec spec = {
 int
 mt_py_sampler_register(PyObject *module, mt_state *st)
 {
-    st->Sampler = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
-    return st->Sampler == NULL ? -1 : PyModule_AddType(module, st->Sampler);
+    return mt_py_add_type(module, &spec, &st->Sampler);
 }

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "py/base/errors.h"
+#include "py/base/objects.h"
 #include "core/base/clock.h"
 #include "core/base/utf8.h"
 #include "os/record/endmark.h"
@@ -497,23 +498,23 @@ static PyGetSetDef getters[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-#define METHOD(name, flags, doc)                                                                   \
-    {#name, (PyCFunction)(void (*)(void))recordwriter_##name, flags, doc}
 static PyMethodDef methods[] = {
-    METHOD(append, METH_FASTCALL,
-           "append($self, time_ns, values, /)\n--\n\n"
-           "Add a sample: one int (0 to 2**64 - 2) or None for each column. time_ns: of "
-           "time.monotonic_ns(); None for now."),
-    METHOD(event, METH_VARARGS | METH_KEYWORDS,
-           "event($self, /, kind, text, *, step=None, time_ns=None, duration_ns=0)\n--\n\n"
-           "Add an event, or with a duration a span that began at time_ns. Cut at 24 bytes of "
-           "kind, 192 of text."),
-    METHOD(phase, METH_VARARGS | METH_KEYWORDS,
-           "phase($self, /, name, duration_ns, peak_bytes=None)\n--\n\n"
-           "Count one passage of a phase. The name is cut at 40 bytes."),
-    METHOD(flush, METH_NOARGS,
-           "flush($self, /)\n--\n\n"
-           "Wait until it is on the disk; only a power failure makes that necessary. OSError."),
+    MT_PY_METHOD(recordwriter, append, METH_FASTCALL,
+                 "append($self, time_ns, values, /)\n--\n\n"
+                 "Add a sample: one int (0 to 2**64 - 2) or None for each column. time_ns: of "
+                 "time.monotonic_ns(); None for now."),
+    MT_PY_METHOD(
+        recordwriter, event, METH_VARARGS | METH_KEYWORDS,
+        "event($self, /, kind, text, *, step=None, time_ns=None, duration_ns=0)\n--\n\n"
+        "Add an event, or with a duration a span that began at time_ns. Cut at 24 bytes of "
+        "kind, 192 of text."),
+    MT_PY_METHOD(recordwriter, phase, METH_VARARGS | METH_KEYWORDS,
+                 "phase($self, /, name, duration_ns, peak_bytes=None)\n--\n\n"
+                 "Count one passage of a phase. The name is cut at 40 bytes."),
+    MT_PY_METHOD(
+        recordwriter, flush, METH_NOARGS,
+        "flush($self, /)\n--\n\n"
+        "Wait until it is on the disk; only a power failure makes that necessary. OSError."),
     {"_close_at_exit", recordwriter_close_at_exit, METH_VARARGS,
      "_close_at_exit($self, failed, time_ns, /)\n--\n\n"
      "When the process ends, as the last of all, write the exit code as an event of the time "
@@ -523,7 +524,8 @@ static PyMethodDef methods[] = {
      "_mark_signals($self, /)\n--\n\n"
      "Until close(), write into the record by which signal the process ends, where the program has "
      "no handler for it."},
-    METHOD(close, METH_NOARGS, "close($self, /)\n--\n\nMark the record as complete; idempotent."),
+    MT_PY_METHOD(recordwriter, close, METH_NOARGS,
+                 "close($self, /)\n--\n\nMark the record as complete; idempotent."),
     {"__enter__", recordwriter_enter, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
     {"__exit__", recordwriter_exit, METH_VARARGS, "__exit__($self, /, *exception)\n--\n\n"},
     {NULL, NULL, 0, NULL},
@@ -551,6 +553,5 @@ static PyType_Spec spec = {
 int
 mt_py_recordwriter_register(PyObject *module, mt_state *st)
 {
-    st->RecordWriter = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
-    return st->RecordWriter == NULL ? -1 : PyModule_AddType(module, st->RecordWriter);
+    return mt_py_add_type(module, &spec, &st->RecordWriter);
 }

@@ -38,41 +38,16 @@ mt_py_flat_alike(const mt_torch_flat *a, const mt_torch_flat *b)
 
 /* --- memory that two have -------------------------------------------------------------------- */
 
-/* Room for a table of numbers, half empty, found by the address. */
-size_t
-mt_py_flat_room(Py_ssize_t n)
-{
-    size_t room = 4;
-
-    while (room < 2 * (size_t)n)
-        room *= 2;
-    return room;
-}
-
-/* Where the number of the tensor at this address is, plus 1, or is to go: 0. */
-static Py_ssize_t *
-place_of(const mt_py_flats *f, const void *data, Py_ssize_t *room)
-{
-    size_t size = mt_py_flat_room(f->n);
-    size_t at = (size_t)((uint64_t)(uintptr_t)data * 0x9E3779B97F4A7C15u >> 32) & (size - 1);
-
-    while (room[at] != 0 && f->at[room[at] - 1].data != data)
-        at = (at + 1) & (size - 1);
-    return &room[at];
-}
-
 Py_ssize_t
-mt_py_flat_shared(const mt_py_flats *f, Py_ssize_t from, Py_ssize_t *room, Py_ssize_t *earlier)
+mt_py_flat_shared(const mt_py_flats *f, Py_ssize_t from, mt_ptrset *before, Py_ssize_t *earlier)
 {
     for (Py_ssize_t k = from; k < f->n; k++) {
-        Py_ssize_t *place;
+        size_t found;
         if (f->at[k].is != MT_TORCH_FLAT || f->at[k].count == 0) continue;
-        place = place_of(f, f->at[k].data, room);
-        if (*place != 0) {
-            *earlier = *place - 1;
-            return k;
-        }
-        *place = k + 1;
+        found = mt_ptrset_add(before, f->at[k].data, (size_t)k);
+        if (found == MT_PTRSET_NONE) continue;
+        *earlier = (Py_ssize_t)found;
+        return k;
     }
     return -1;
 }

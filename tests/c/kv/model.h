@@ -22,14 +22,14 @@ enum { MODEL_LAYERS = 4, MODEL_TOKENS = 40, MODEL_ROWS = 6 };
 typedef struct mrow {
     size_t len[MODEL_LAYERS];
     uint32_t id[MODEL_LAYERS][MODEL_TOKENS];
-    size_t scribbled; /* tokens before this may hold what was written in place, unannounced */
+    size_t scribbled; /* tokens before this may hold what was written in place, with no advance */
 } mrow;
 
 typedef struct mlease {
     mt_kvlease *lease; /* NULL: none */
     size_t rows, max_rows;
     mrow row[MODEL_ROWS];
-    size_t writable; /* tokens that may be written in place: opened, or exposed */
+    size_t writable; /* tokens that may be written in place: reserved, or exposed */
     bool exposed;
     bool released;             /* and held: lingering */
     size_t seen[MODEL_LAYERS]; /* tokens [0, seen) are in sight without another call */
@@ -76,7 +76,7 @@ token_is(const char *at, size_t row_bytes, uint32_t id, size_t layer, size_t whi
 static inline char *
 token_at(const mt_kvlease *lease, size_t row, size_t layer, size_t which, size_t head, size_t t)
 {
-    const mt_kvgeom *g = mt_kvpool_geom(mt_kvlease_pool(lease));
+    const mt_kvgeom *g = mt_kvlease_geom(lease);
 
     return (char *)mt_kvlease_base(lease) + row * g->slot_bytes +
            mt_kvgeom_offset(g, layer, which) + head * g->head_stride + t * g->token_bytes;
@@ -86,7 +86,7 @@ token_at(const mt_kvlease *lease, size_t row, size_t layer, size_t which, size_t
 static inline void
 token_write(const mt_kvlease *lease, size_t row, size_t layer, size_t t, uint32_t id)
 {
-    const mt_kvgeom *g = mt_kvpool_geom(mt_kvlease_pool(lease));
+    const mt_kvgeom *g = mt_kvlease_geom(lease);
 
     for (size_t i = 0; i < 2 * g->config.heads; i++)
         token_fill(token_at(lease, row, layer, i % 2, i / 2, t), g->row_bytes, id, layer, i % 2,
@@ -96,7 +96,7 @@ token_write(const mt_kvlease *lease, size_t row, size_t layer, size_t t, uint32_
 static inline bool
 token_shows(const mt_kvlease *lease, size_t row, size_t layer, size_t t, uint32_t id, bool whole)
 {
-    const mt_kvgeom *g = mt_kvpool_geom(mt_kvlease_pool(lease));
+    const mt_kvgeom *g = mt_kvlease_geom(lease);
 
     for (size_t i = 0; i < 2 * g->config.heads; i++)
         if (!token_is(token_at(lease, row, layer, i % 2, i / 2, t), g->row_bytes, id, layer, i % 2,
@@ -157,7 +157,7 @@ mlease_append(mlease *m, size_t layers)
 }
 
 static inline void
-mlease_gather(mlease *m, const size_t *index, size_t n)
+mlease_reorder(mlease *m, const size_t *index, size_t n)
 {
     mrow old[MODEL_ROWS];
 

@@ -152,13 +152,12 @@ sums_agree(rig *g, const mt_kvstats *s)
     CHECK(s->leases == leases && s->rows == rows && s->lingering == lingering);
     CHECK(s->shared_bytes <= s->live_bytes && s->lingering_bytes <= s->live_bytes);
     CHECK(s->reserved_bytes == s->live_bytes + mt_size_max(s->idle_bytes, s->promised_bytes));
-    CHECK(s->reserved_bytes == mt_member_reserved(mt_kvpool_member(g->pool)));
     CHECK(!g->alone || s->reserved_bytes == mt_ledger_used(g->ledger));
     CHECK(s->reserved_bytes <= mt_ledger_limit(g->ledger));
     CHECK(s->peak_bytes >= s->live_bytes + s->idle_bytes);
     CHECK(s->acquired + s->forked == s->released + leases - lingering);
     CHECK(s->map_calls == faulty_store_maps(&g->store));
-    if (exposed > 0) return; /* pages that nobody announced */
+    if (exposed > 0) return; /* pages that no advance counts */
     CHECK(s->physical_bytes <= s->live_bytes + s->idle_bytes);
     if (!g->store.under.lazy) CHECK(s->physical_bytes == s->live_bytes + s->idle_bytes);
 }
@@ -473,30 +472,30 @@ rig_crop(rig *g, mlease *m, const size_t *lengths)
 }
 
 static inline mt_status
-rig_gather(rig *g, mlease *m, const size_t *index, size_t n)
+rig_reorder(rig *g, mlease *m, const size_t *index, size_t n)
 {
     bool must = rig_must_fit(g, 2 * n), device = g->store.device;
     mt_error err = {0};
     mt_status st;
 
     g->store.device = false; /* rows that are copied over each other have no way back */
-    st = mt_kvlease_gather(m->lease, index, n, &err);
+    st = mt_kvlease_reorder(m->lease, index, n, &err);
     g->store.device = device;
     rig_reason(g, st, &err, must);
     if (st != MT_OK && g->setup.store == RIG_FEW_MAPS) rig_after_failure(m);
     if (st != MT_OK) return st;
-    mlease_gather(m, index, n);
+    mlease_reorder(m, index, n);
     memset(m->seen, 0, sizeof m->seen);
     return MT_OK;
 }
 
 static inline mt_status
-rig_open(rig *g, mlease *m, size_t tokens)
+rig_reserve(rig *g, mlease *m, size_t tokens)
 {
     size_t most = mt_size_max(tokens, mlease_tokens(m, rig_layers(g)));
     bool must = rig_must_fit(g, m->rows * mt_kvgeom_blocks(rig_geom(g), most));
     mt_error err = {0};
-    mt_status st = mt_kvlease_open(m->lease, tokens, &err);
+    mt_status st = mt_kvlease_reserve(m->lease, tokens, &err);
 
     rig_reason(g, st, &err, must);
     memset(m->seen, 0, sizeof m->seen);
@@ -527,7 +526,8 @@ rig_expose(rig *g, mlease *m)
     return MT_OK;
 }
 
-/* Code writes into the views by itself, past the rows' lengths and past what it will announce. */
+/* Code writes into the views by itself, past the rows' lengths and past what it will advance over.
+ */
 static inline uint32_t
 rig_scribble(rig *g, mlease *m, size_t row, size_t layer, size_t count, size_t extra)
 {
@@ -542,14 +542,14 @@ rig_scribble(rig *g, mlease *m, size_t row, size_t layer, size_t count, size_t e
     return first_id;
 }
 
-/* pre: what is to be announced was written by rig_scribble, with ids[row][layer] first. */
+/* pre: what is to be advanced over was written by rig_scribble, with ids[row][layer] first. */
 static inline mt_status
-rig_announce(rig *g, mlease *m, const size_t *counts, uint32_t ids[MODEL_ROWS][MODEL_LAYERS])
+rig_advance_all(rig *g, mlease *m, const size_t *counts, uint32_t ids[MODEL_ROWS][MODEL_LAYERS])
 {
     mt_kvstep step = {.counts = counts};
     uint64_t copied = rig_copied(g);
     mt_error err = {0};
-    mt_status st = mt_kvlease_announce(m->lease, &step, &err);
+    mt_status st = mt_kvlease_advance_all(m->lease, &step, &err);
 
     if (st == MT_ESHAPE) return st;
     rig_reason(g, st, &err, false);

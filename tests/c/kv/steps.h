@@ -95,13 +95,13 @@ steps_crop(rig *g, mlease *m)
 }
 
 static inline mt_status
-steps_gather(rig *g, mlease *m)
+steps_reorder(rig *g, mlease *m)
 {
     size_t index[MODEL_ROWS], n = rig_roll(g, 2) ? m->rows : 1 + rig_roll(g, m->max_rows);
 
     for (size_t i = 0; i < n; i++)
         index[i] = rig_roll(g, m->rows);
-    return rig_gather(g, m, index, n);
+    return rig_reorder(g, m, index, n);
 }
 
 static inline mt_status
@@ -127,9 +127,9 @@ steps_acquire(rig *g)
                        rig_roll(g, g->setup.config.max_tokens + 4));
 }
 
-/* Whether what announce would add is known: written just now, or zeros. */
+/* Whether what advance_all would add is known: written just now, or zeros. */
 static inline bool
-steps_may_announce(const rig *g, const mlease *m, size_t layers)
+steps_may_advance_all(const rig *g, const mlease *m, size_t layers)
 {
     if (m->exposed && m->writable < g->setup.config.max_tokens) return false;
     for (size_t row = 0; row < m->rows; row++)
@@ -148,14 +148,14 @@ steps_in_place(rig *g, mlease *m)
     size_t counts[MODEL_ROWS] = {0}, how = rig_roll(g, 6);
     mt_status st = MT_OK;
 
-    if (how < 3) st = rig_open(g, m, rig_roll(g, g->setup.config.max_tokens + 1));
+    if (how < 3) st = rig_reserve(g, m, rig_roll(g, g->setup.config.max_tokens + 1));
     if (how == 3 && g->store.under.lazy) st = rig_expose(g, m);
-    if (st != MT_OK || !steps_may_announce(g, m, rig_layers(g))) return st;
+    if (st != MT_OK || !steps_may_advance_all(g, m, rig_layers(g))) return st;
     steps_counts(g, m, counts, rig_roll(g, 2) != 0);
     for (size_t row = 0; row < m->rows; row++)
         for (size_t layer = 0; layer < rig_layers(g); layer++)
             ids[row][layer] = rig_scribble(g, m, row, layer, counts[row], rig_roll(g, 3));
-    return rig_announce(g, m, counts, ids);
+    return rig_advance_all(g, m, counts, ids);
 }
 
 static inline mt_status
@@ -182,7 +182,7 @@ steps_other(rig *g, mlease *m)
         return steps_crop(g, m);
     case 2:
     case 3:
-        return steps_gather(g, m);
+        return steps_reorder(g, m);
     case 4:
     case 5:
         return steps_fork(g, m);

@@ -61,7 +61,7 @@ an_idle_pool_gives_way(void)
     rig_end_of(&pool[0], &pool[0].lease[0]);
     CHECK(stats_of(&pool[0]).idle_bytes == 16 * unit);
 
-    /* 5 of the 16 blocks: a whole home at a time goes */
+    /* 5 of the 16 blocks: a whole extent at a time goes */
     CHECK(mt_kvpool_would_fit(pool[1].pool, 1, 5 * BLOCK_TOKENS, 0));
     CHECK(rig_acquire(&pool[1], &pool[1].lease[0], 1, 5 * BLOCK_TOKENS) == MT_OK);
     CHECK(stats_of(&pool[0]).idle_bytes == 8 * unit);

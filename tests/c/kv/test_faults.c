@@ -74,25 +74,25 @@ op_show(rig *g)
 }
 
 static mt_status
-op_gather(rig *g)
+op_reorder(rig *g)
 {
     static const size_t ring[] = {2, 0, 1};
 
-    return rig_gather(g, &g->lease[1], ring, 3);
+    return rig_reorder(g, &g->lease[1], ring, 3);
 }
 
 static mt_status
-op_gather_shared(rig *g)
+op_reorder_shared(rig *g)
 {
     static const size_t same[] = {1, 1, 1};
 
-    return rig_gather(g, &g->lease[0], same, 3);
+    return rig_reorder(g, &g->lease[0], same, 3);
 }
 
 static mt_status
-op_open(rig *g)
+op_reserve(rig *g)
 {
-    return rig_open(g, &g->lease[0], 18);
+    return rig_reserve(g, &g->lease[0], 18);
 }
 
 static mt_status
@@ -102,12 +102,12 @@ op_expose(rig *g)
 }
 
 static mt_status
-op_announce(rig *g)
+op_advance_all(rig *g)
 {
     static const size_t counts[MODEL_ROWS] = {9, 1, 4};
     static uint32_t none[MODEL_ROWS][MODEL_LAYERS];
 
-    return rig_announce(g, &g->lease[0], counts, none);
+    return rig_advance_all(g, &g->lease[0], counts, none);
 }
 
 /* ---- what a failure leaves ---- */
@@ -194,16 +194,16 @@ show_is_all_or_nothing(void)
 }
 
 static void
-gather_is_all_or_nothing(void)
+reorder_is_all_or_nothing(void)
 {
-    on_every_store(op_gather);
-    on_every_store(op_gather_shared);
+    on_every_store(op_reorder);
+    on_every_store(op_reorder_shared);
 }
 
 static void
 open_is_all_or_nothing(void)
 {
-    on_every_store(op_open);
+    on_every_store(op_reserve);
 }
 
 static void
@@ -213,16 +213,16 @@ expose_is_all_or_nothing(void)
 }
 
 static void
-announce_is_all_or_nothing(void)
+advance_is_all_or_nothing(void)
 {
-    on_every_store(op_announce);
+    on_every_store(op_advance_all);
 }
 
 /* ---- by the device ---- */
 
 /* Row 0 gets a new block for a copy of row 1's last one, so no row is copied over another. */
 static void
-a_device_that_fails_in_a_gather_leaves_the_rows_as_they_were(void)
+a_device_that_fails_in_a_reorder_leaves_the_rows_as_they_were(void)
 {
     static const size_t counts[MODEL_ROWS] = {4, 6}, last[] = {1, 1};
     static rig g;
@@ -239,9 +239,9 @@ a_device_that_fails_in_a_gather_leaves_the_rows_as_they_were(void)
             CHECK(rig_update(&g, &g.lease[0], layer, counts, false) == MT_OK);
         rig_look_at_all(&g, true);
         rig_fail(&g, n++);
-        st = mt_kvlease_gather(g.lease[0].lease, last, 2, &err);
+        st = mt_kvlease_reorder(g.lease[0].lease, last, 2, &err);
         rig_fail(&g, -1);
-        if (st == MT_OK) mlease_gather(&g.lease[0], last, 2);
+        if (st == MT_OK) mlease_reorder(&g.lease[0], last, 2);
         if (st == MT_OK) memset(g.lease[0].seen, 0, sizeof g.lease[0].seen);
         rig_look_at_all(&g, true);
         rig_end(&g);
@@ -284,8 +284,9 @@ each_budget_refuses(mt_status (*op)(rig *g), rig_store store, size_t config)
 static void
 a_refusal_by_the_budget_changes_nothing(void)
 {
-    static mt_status (*const ops[])(rig *g) = {op_acquire, op_fork,          op_room, op_show,
-                                               op_gather,  op_gather_shared, op_open, op_announce};
+    static mt_status (*const ops[])(rig *g) = {op_acquire, op_fork,       op_room,
+                                               op_show,    op_reorder,    op_reorder_shared,
+                                               op_reserve, op_advance_all};
 
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
         for (size_t config = 0; config < STEPS_CONFIGS - 1; config++) {
@@ -356,11 +357,11 @@ main(void)
     RUN(fork_is_all_or_nothing);
     RUN(room_is_all_or_nothing);
     RUN(show_is_all_or_nothing);
-    RUN(gather_is_all_or_nothing);
+    RUN(reorder_is_all_or_nothing);
     RUN(open_is_all_or_nothing);
     RUN(expose_is_all_or_nothing);
-    RUN(announce_is_all_or_nothing);
-    RUN(a_device_that_fails_in_a_gather_leaves_the_rows_as_they_were);
+    RUN(advance_is_all_or_nothing);
+    RUN(a_device_that_fails_in_a_reorder_leaves_the_rows_as_they_were);
     RUN(a_refusal_by_the_budget_changes_nothing);
     RUN(a_pool_that_is_not_made_leaves_nothing);
     RUN(a_geometry_that_does_not_fit_is_refused);

@@ -23,12 +23,12 @@ an_exposed_row_costs_what_is_touched(void)
     for (size_t layer = 0; layer < 2; layer++)
         ids[0][layer] = rig_scribble(&g, m, 0, layer, BLOCK, BLOCK);
     CHECK(stats_of(&g).physical_bytes == 2 * BLOCK_BYTES && stats_of(&g).live_bytes == 0);
-    CHECK(rig_announce(&g, m, counts, ids) == MT_OK);
+    CHECK(rig_advance_all(&g, m, counts, ids) == MT_OK);
     CHECK(stats_of(&g).live_bytes == BLOCK_BYTES && stats_of(&g).copied == 0);
     rig_look(&g, m, 0, BLOCK, true);
     rig_look(&g, m, 1, BLOCK, true);
     rig_end_of(&g, m);
-    CHECK(stats_of(&g).physical_bytes == BLOCK_BYTES); /* the rest was announced by nobody */
+    CHECK(stats_of(&g).physical_bytes == BLOCK_BYTES); /* the rest was in no advance */
     rig_end(&g);
 }
 
@@ -44,7 +44,7 @@ a_write_into_a_shared_block_stays_with_its_row(void)
     begin(&g, RIG_LINUX, SIZE_MAX);
     m = lend(&g, 0, 2, 0);
     append(&g, m, 2 * BLOCK);
-    CHECK(rig_gather(&g, m, first_twice, 2) == MT_OK);
+    CHECK(rig_reorder(&g, m, first_twice, 2) == MT_OK);
     rig_look(&g, m, 0, 2 * BLOCK, true);
     other = (char *)mt_kvlease_base(m->lease) + rig_geom(&g)->slot_bytes;
     memset(other, 0x77, 16);
@@ -70,7 +70,7 @@ private_writes_go_where_their_row_goes(void)
         m->row[0].id[layer][3] = 999;
         token_write(m->lease, 0, layer, 3, 999);
     }
-    CHECK(rig_gather(&g, m, swap, 2) == MT_OK);
+    CHECK(rig_reorder(&g, m, swap, 2) == MT_OK);
     rig_look_at_all(&g, true);
     CHECK(rig_fork(&g, &g.lease[2], m, 2, 0) == MT_OK);
     rig_look_at_all(&g, true);
@@ -109,7 +109,7 @@ private_writes_stay_when_a_call_fails(void)
     CHECK(n > 5);
 }
 
-/* Rows that changed places and back map their own homes privately. The next row there maps what
+/* Rows that changed places and back map their own extents privately. The next row there maps what
  * lies ahead of it anew, and takes no page for what an ended row may have written. */
 static void
 private_writes_end_with_their_row(void)
@@ -122,7 +122,7 @@ private_writes_end_with_their_row(void)
     m = lend(&g, 0, 2, 0);
     append(&g, m, 3 * BLOCK);
     for (size_t i = 0; i < 2; i++) {
-        CHECK(rig_gather(&g, m, swap, 2) == MT_OK);
+        CHECK(rig_reorder(&g, m, swap, 2) == MT_OK);
         rig_look_at_all(&g, true);
     }
     rig_end_of(&g, m);
@@ -188,15 +188,16 @@ exposed_rows_stay_exposed(void)
         for (size_t layer = 0; layer < 2; layer++)
             ids[row][layer] = rig_scribble(&g, m, row, layer, counts[row], 0);
     CHECK(mt_kvlease_expose(m->lease, NULL) == MT_OK);
-    CHECK(rig_announce(&g, m, counts, ids) == MT_OK);
+    CHECK(rig_advance_all(&g, m, counts, ids) == MT_OK);
     rig_look(&g, m, 0, 22, true);
     rig_look(&g, m, 1, 22, true);
     CHECK(stats_of(&g).copied == 0);
     rig_end(&g);
 }
 
-/* Rows 0 and 1 of lease 0 are exposed, and three idle blocks of row 0's home are not to be dropped:
- * a limit of three blocks suffices for one block of row 0, and not for one of row 1 as well. */
+/* Rows 0 and 1 of lease 0 are exposed, and three idle blocks of row 0's extent are not to be
+ * dropped: a limit of three blocks suffices for one block of row 0, and not for one of row 1 as
+ * well. */
 static mlease *
 expose_at_the_limit(rig *g)
 {
@@ -210,9 +211,9 @@ expose_at_the_limit(rig *g)
     return m;
 }
 
-/* The row whose tokens could be announced before the call failed, too. */
+/* The row whose tokens could be counted before the call failed, too. */
 static void
-a_refused_announcement_leaves_what_was_written(void)
+a_refused_advance_leaves_what_was_written(void)
 {
     static uint32_t ids[MODEL_ROWS][MODEL_LAYERS];
     static const size_t both[MODEL_ROWS] = {BLOCK, BLOCK}, one[MODEL_ROWS] = {BLOCK};
@@ -222,12 +223,12 @@ a_refused_announcement_leaves_what_was_written(void)
     for (size_t row = 0; row < 2; row++)
         for (size_t layer = 0; layer < 2; layer++)
             ids[row][layer] = rig_scribble(&g, m, row, layer, BLOCK, 0);
-    CHECK(rig_announce(&g, m, both, ids) == MT_ELIMIT);
+    CHECK(rig_advance_all(&g, m, both, ids) == MT_ELIMIT);
     CHECK(stats_of(&g).live_bytes == 0);
     rig_agree(&g);
-    CHECK(rig_announce(&g, m, one, ids) == MT_OK);
+    CHECK(rig_advance_all(&g, m, one, ids) == MT_OK);
     rig_look_at_all(&g, true);
-    for (size_t t = 0; t < BLOCK; t++) /* not announced yet, and there all the same */
+    for (size_t t = 0; t < BLOCK; t++) /* in no advance yet, and there all the same */
         for (size_t layer = 0; layer < 2; layer++)
             CHECK(token_shows(m->lease, 1, layer, t, ids[1][layer] + (uint32_t)t, true));
     rig_end(&g);
@@ -235,7 +236,7 @@ a_refused_announcement_leaves_what_was_written(void)
 
 /* The limit suffices for the new block of row 0, an idle one, and not for that of row 1 as well. */
 static void
-a_refused_gather_leaves_what_was_written(void)
+a_refused_reorder_leaves_what_was_written(void)
 {
     static uint32_t ids[MODEL_ROWS][MODEL_LAYERS];
     static const size_t counts[MODEL_ROWS] = {0, 0, 0, 2}, last[] = {3, 3, 3, 3};
@@ -250,9 +251,9 @@ a_refused_gather_leaves_what_was_written(void)
     for (size_t row = 0; row < 4; row++)
         for (size_t layer = 0; layer < 2; layer++)
             ids[row][layer] = rig_scribble(&g, m, row, layer, 2, 0);
-    CHECK(rig_announce(&g, m, counts, ids) == MT_OK);
+    CHECK(rig_advance_all(&g, m, counts, ids) == MT_OK);
     CHECK(stats_of(&g).live_bytes == BLOCK_BYTES && stats_of(&g).idle_bytes == 3 * BLOCK_BYTES);
-    CHECK(rig_gather(&g, m, last, 4) == MT_ELIMIT); /* and comes back: it is not tried for ever */
+    CHECK(rig_reorder(&g, m, last, 4) == MT_ELIMIT); /* and comes back: it is not tried for ever */
     CHECK(stats_of(&g).live_bytes == BLOCK_BYTES);
     rig_agree(&g);
     for (size_t row = 0; row < 4; row++)
@@ -277,7 +278,7 @@ a_crop_of_an_exposed_row_drops_its_blocks_at_once(void)
     CHECK(rig_expose(&g, m) == MT_OK);
     for (size_t layer = 0; layer < 2; layer++)
         ids[0][layer] = rig_scribble(&g, m, 0, layer, 5 * BLOCK, 0);
-    CHECK(rig_announce(&g, m, counts, ids) == MT_OK);
+    CHECK(rig_advance_all(&g, m, counts, ids) == MT_OK);
     drops = g.store.drops;
     rig_crop(&g, m, cut);
     CHECK(g.store.drops == drops + RANGES);
@@ -289,7 +290,7 @@ a_crop_of_an_exposed_row_drops_its_blocks_at_once(void)
 }
 
 static void
-opened_rows_are_taken_ahead(void)
+reserved_rows_are_taken_ahead(void)
 {
     static rig g;
     mlease *m;
@@ -297,7 +298,7 @@ opened_rows_are_taken_ahead(void)
     begin(&g, RIG_STRICT, SIZE_MAX);
     m = lend(&g, 0, 2, 0);
     append(&g, m, 3);
-    CHECK(rig_open(&g, m, 2 * BLOCK + 1) == MT_OK);
+    CHECK(rig_reserve(&g, m, 2 * BLOCK + 1) == MT_OK);
     CHECK(stats_of(&g).live_bytes == 6 * BLOCK_BYTES);
     CHECK(mt_kvlease_length(m->lease, 0, 0) == 3);
     rig_end(&g);
@@ -319,12 +320,12 @@ opening_further_keeps_what_was_written(void)
         rig_end_of(&g, &g.lease[0]);
         m = lend(&g, 0, 2, 22);
         append(&g, m, 1);
-        CHECK(rig_open(&g, m, 7) == MT_OK);
+        CHECK(rig_reserve(&g, m, 7) == MT_OK);
         for (size_t row = 0; row < 2; row++)
             for (size_t layer = 0; layer < 2; layer++)
                 ids[row][layer] = rig_scribble(&g, m, row, layer, counts[row], 0);
-        CHECK(mt_kvlease_open(m->lease, 17, NULL) == MT_OK);
-        CHECK(rig_announce(&g, m, counts, ids) == MT_OK);
+        CHECK(mt_kvlease_reserve(m->lease, 17, NULL) == MT_OK);
+        CHECK(rig_advance_all(&g, m, counts, ids) == MT_OK);
         rig_look(&g, m, 0, 17, true);
         rig_look(&g, m, 1, 17, true);
         rig_end(&g);
@@ -332,7 +333,7 @@ opening_further_keeps_what_was_written(void)
 }
 
 static void
-announced_zeros_take_no_page(void)
+advanced_zeros_take_no_page(void)
 {
     static uint32_t none[MODEL_ROWS][MODEL_LAYERS];
     static const size_t counts[MODEL_ROWS] = {15, 15};
@@ -343,7 +344,7 @@ announced_zeros_take_no_page(void)
         begin(&g, store, SIZE_MAX);
         m = lend(&g, 0, 2, 0);
         append(&g, m, 1);
-        CHECK(rig_announce(&g, m, counts, none) == MT_OK);
+        CHECK(rig_advance_all(&g, m, counts, none) == MT_OK);
         CHECK(stats_of(&g).live_bytes == 2 * BLOCK_BYTES);
         rig_look_at_all(&g, true);
         CHECK(stats_of(&g).physical_bytes == 2 * BLOCK_BYTES);
@@ -460,7 +461,7 @@ errors_give_the_numbers(void)
     CHECK(mt_kvlease_room(m->lease, 0, &(mt_kvstep){.count = 11}, &err) == MT_ESHAPE);
     CHECK(err.asked == 23 && err.limit == 22 && strcmp(err.detail, "tokens") == 0);
     CHECK(mt_kvlease_room(m->lease, 0, &(mt_kvstep){.count = SIZE_MAX}, &err) == MT_ESHAPE);
-    CHECK(mt_kvlease_announce(m->lease, &(mt_kvstep){.count = 11}, &err) == MT_ESHAPE);
+    CHECK(mt_kvlease_advance_all(m->lease, &(mt_kvstep){.count = 11}, &err) == MT_ESHAPE);
     /* both rows' new blocks count, though the first alone would fit */
     CHECK(mt_kvlease_room(m->lease, 0, &(mt_kvstep){.count = 5}, &err) == MT_ELIMIT);
     CHECK(err.limit == 8 * BLOCK_BYTES && err.used == 6 * BLOCK_BYTES);
@@ -494,12 +495,12 @@ main(void)
     RUN(tokens_that_overlap_where_they_go_are_moved);
     RUN(a_write_into_a_shared_block_stays_with_its_row);
     RUN(pages_that_linger_for_several_rows_count_once);
-    RUN(a_refused_announcement_leaves_what_was_written);
-    RUN(a_refused_gather_leaves_what_was_written);
+    RUN(a_refused_advance_leaves_what_was_written);
+    RUN(a_refused_reorder_leaves_what_was_written);
     RUN(a_crop_of_an_exposed_row_drops_its_blocks_at_once);
-    RUN(opened_rows_are_taken_ahead);
+    RUN(reserved_rows_are_taken_ahead);
     RUN(opening_further_keeps_what_was_written);
-    RUN(announced_zeros_take_no_page);
+    RUN(advanced_zeros_take_no_page);
     RUN(a_held_lease_lingers_until_the_last_view_dies);
     RUN(a_closed_pool_goes_with_its_last_lease);
     RUN(errors_give_the_numbers);

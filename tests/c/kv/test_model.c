@@ -2,7 +2,8 @@
  * with and without a budget, with calls of the world failing. */
 #include "kv/steps.h"
 
-/* Rows move to one home only where mappings run short and several things meet: more runs there. */
+/* Rows move to one extent only where mappings run short and several things meet: more runs there.
+ */
 enum { STEPS = 250, LOOK_EVERY = 7, SEEDS = 8, FEW_MAPS_SEEDS = 150 };
 
 static size_t

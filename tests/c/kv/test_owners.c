@@ -58,8 +58,8 @@ a_view_from_before_a_crop_does_not_reach_the_fork(void)
     rig_end(&g);
 }
 
-/* A fork of a fork, whose blocks lie in two homes: no one mapping of a home serves it, and place by
- * place it is just as private. */
+/* A fork of a fork, whose blocks lie in two extents: no one mapping of an extent serves it, and
+ * place by place it is just as private. */
 static void
 a_write_into_a_fork_of_scattered_blocks_stays_with_its_row(void)
 {
@@ -111,10 +111,10 @@ a_view_from_before_a_reorder_does_not_reach_other_rows(void)
     begin(&g, RIG_LINUX, SIZE_MAX);
     m = lend(&g, 0, 2, 0);
     append(&g, m, 2 * BLOCK);
-    CHECK(rig_gather(&g, m, swap, 2) == MT_OK);
+    CHECK(rig_reorder(&g, m, swap, 2) == MT_OK);
     for (size_t row = 0; row < 2; row++) /* what it shows is its own, or zeros */
         CHECK(token_shows(m->lease, row, 1, 0, m->row[row].id[1][0], true));
-    CHECK(rig_gather(&g, m, second, 1) == MT_OK);
+    CHECK(rig_reorder(&g, m, second, 1) == MT_OK);
     token_write(m->lease, 1, 0, 0, 999); /* the row that is no more */
     rig_look_at_all(&g, true);
     append(&g, lend(&g, 1, 2, 0), 2 * BLOCK);
@@ -139,7 +139,7 @@ what_was_written_privately_goes_with_a_reorder(void)
     rig_look_at_all(&g, true);
     rig_end_of(&g, &g.lease[0]);
     token_write(m->lease, 0, 0, 1, 999);
-    CHECK(rig_gather(&g, m, third, 4) == MT_OK);
+    CHECK(rig_reorder(&g, m, third, 4) == MT_OK);
     rig_crop(&g, m, one);
     append(&g, m, 3);
     rig_look_at_all(&g, true);
@@ -170,7 +170,7 @@ a_reorder_shows_what_is_copied_and_not_what_was_written_before(void)
         for (size_t layer = 0; layer < rig_layers(&g); layer++)
             CHECK(rig_update(&g, m, layer, one, false) == MT_OK);
         rig_fail(&g, n);
-        (void)rig_gather(&g, m, second, 2);
+        (void)rig_reorder(&g, m, second, 2);
         rig_fail(&g, -1);
         rig_look_at_all(&g, true);
         append(&g, m, 1);
@@ -197,7 +197,7 @@ a_reorder_drops_what_was_written_over_shared_tokens(void)
     m->row[0].id[1][1] = 999;
     token_write(m->lease, 0, 1, 1, 999);
     rig_look_at_all(&g, true);
-    CHECK(rig_gather(&g, m, second, 2) == MT_OK);
+    CHECK(rig_reorder(&g, m, second, 2) == MT_OK);
     rig_look_at_all(&g, true);
     append(&g, m, 1);
     rig_look_at_all(&g, true);
@@ -232,10 +232,10 @@ forks_that_shrink_keep_what_they_wrote(void)
     rig_end(&g);
 }
 
-/* Code writes into an exposed row's home in place, past the row's end. A block there is not for
+/* Code writes into an exposed row's extent in place, past the row's end. A block there is not for
  * another place of the row, though nothing else is free. */
 static void
-an_exposed_row_takes_no_block_of_its_home_for_another_place(void)
+an_exposed_row_takes_no_block_of_its_extent_for_another_place(void)
 {
     static rig g;
     mlease *m;
@@ -296,10 +296,10 @@ rows_that_shrank_leave_the_process_its_mappings(void)
     rig_end(&g);
 }
 
-/* The addresses of a row that is over map their own home for writing; a fork that is lent them and
- * names a block which lies there, as others do, writes to none of them. */
+/* The addresses of a row that is over map their own extent for writing; a fork that is lent them
+ * and names a block which lies there, as others do, writes to none of them. */
 static void
-a_fork_in_the_home_of_its_prompt_writes_to_itself_alone(void)
+a_fork_in_the_extent_of_its_prompt_writes_to_itself_alone(void)
 {
     static rig g;
     mt_kvlease *rest = NULL;
@@ -377,8 +377,8 @@ writes_past_the_end_are_gone_with_the_lease(void)
 
 /* ---- at random ---- */
 
-/* As steps_one, but for code that announces what it wrote into the views: here that is everything.
- */
+/* As steps_one, but for code that advances over what it wrote into the views: here that is
+ * everything. */
 static void
 one_step(rig *g)
 {
@@ -393,7 +393,7 @@ one_step(rig *g)
     else if (what < 8)
         (void)steps_crop(g, m);
     else if (what < 9)
-        (void)steps_gather(g, m);
+        (void)steps_reorder(g, m);
     else if (what < 10)
         (void)steps_fork(g, m);
     else if (what < 11)
@@ -447,10 +447,10 @@ main(void)
     RUN(a_reorder_shows_what_is_copied_and_not_what_was_written_before);
     RUN(a_reorder_drops_what_was_written_over_shared_tokens);
     RUN(forks_that_shrink_keep_what_they_wrote);
-    RUN(an_exposed_row_takes_no_block_of_its_home_for_another_place);
+    RUN(an_exposed_row_takes_no_block_of_its_extent_for_another_place);
     RUN(an_idle_block_in_an_old_view_is_taken_before_a_new_page);
     RUN(rows_that_shrank_leave_the_process_its_mappings);
-    RUN(a_fork_in_the_home_of_its_prompt_writes_to_itself_alone);
+    RUN(a_fork_in_the_extent_of_its_prompt_writes_to_itself_alone);
     RUN(a_view_from_before_a_call_that_was_undone_reaches_nobody);
     RUN(writes_past_the_end_are_gone_with_the_lease);
     RUN(no_old_view_reaches_what_is_another_rows);

@@ -324,9 +324,9 @@ a_pool_with_few_mappings_keeps_none(void)
     rig_end(&g);
 }
 
-/* A longer generation in a pool of idle blocks: no row takes what lies in another row's home. */
+/* A longer generation in a pool of idle blocks: no row takes what lies in another row's extent. */
 static void
-rows_take_what_lies_in_their_own_homes_first(void)
+rows_take_what_lies_in_their_own_extents_first(void)
 {
     static rig g;
     size_t before;
@@ -473,17 +473,17 @@ would_fit_counts_a_shared_prompt_once(void)
     rig_end(&g);
 }
 
-/* ---- gather ---- */
+/* ---- reorder ---- */
 
 static void
-a_gather_shares_full_blocks_and_copies_the_last(void)
+a_reorder_shares_full_blocks_and_copies_the_last(void)
 {
     static const size_t all_of_one[MODEL_ROWS] = {1, 1, 1, 1};
     static rig g;
 
     begin(&g, RIG_LINUX, SIZE_MAX);
     append(&g, lend(&g, 0, 4, 0), 2 * BLOCK + 1);
-    CHECK(rig_gather(&g, &g.lease[0], all_of_one, 4) == MT_OK);
+    CHECK(rig_reorder(&g, &g.lease[0], all_of_one, 4) == MT_OK);
     CHECK(stats_of(&g).copied == 3 && stats_of(&g).taken == 12); /* over their own last blocks */
     CHECK(stats_of(&g).live_bytes == (2 + 4) * BLOCK_BYTES);
     CHECK(stats_of(&g).shared_bytes == 2 * BLOCK_BYTES);
@@ -501,14 +501,14 @@ rows_that_change_places_need_one_block_more(void)
 
     begin(&g, RIG_LINUX, 13);
     append(&g, lend(&g, 0, 4, 0), 2 * BLOCK + 1);
-    CHECK(rig_gather(&g, &g.lease[0], swap, 4) == MT_OK);
+    CHECK(rig_reorder(&g, &g.lease[0], swap, 4) == MT_OK);
     CHECK(stats_of(&g).copied == 4 && stats_of(&g).live_bytes == 12 * BLOCK_BYTES);
     CHECK(stats_of(&g).idle_bytes == BLOCK_BYTES && stats_of(&g).peak_bytes == 13 * BLOCK_BYTES);
     rig_look_at_all(&g, true);
     rig_end(&g);
     begin(&g, RIG_LINUX, 12);
     append(&g, lend(&g, 0, 4, 0), 2 * BLOCK + 1);
-    CHECK(rig_gather(&g, &g.lease[0], swap, 4) == MT_ELIMIT);
+    CHECK(rig_reorder(&g, &g.lease[0], swap, 4) == MT_ELIMIT);
     rig_look_at_all(&g, true);
     rig_end(&g);
 }
@@ -524,7 +524,7 @@ rings_at_several_places_need_one_block_for_all(void)
     m = lend(&g, 0, 4, 0);
     for (size_t layer = 0; layer < 2; layer++)
         CHECK(rig_update(&g, m, layer, ragged, false) == MT_OK);
-    CHECK(rig_gather(&g, m, swap, 4) == MT_OK); /* 2 x 3 + 2 x 1 blocks, and one */
+    CHECK(rig_reorder(&g, m, swap, 4) == MT_OK); /* 2 x 3 + 2 x 1 blocks, and one */
     rig_look_at_all(&g, true);
     CHECK(stats_of(&g).peak_bytes == 9 * BLOCK_BYTES);
     rig_end(&g);
@@ -540,7 +540,7 @@ a_pool_with_few_mappings_copies(void)
     begin(&g, RIG_FEW_MAPS, SIZE_MAX);
     append(&g, lend(&g, 0, 4, 0), BLOCK + 1);
     for (int i = 0; i < 6; i++) {
-        CHECK(rig_gather(&g, &g.lease[0], beams, 4) == MT_OK);
+        CHECK(rig_reorder(&g, &g.lease[0], beams, 4) == MT_OK);
         append(&g, &g.lease[0], 2);
         CHECK(stats_of(&g).maps <= 40 + 4 * 2); /* a moved row has one stretch a layer */
         rig_look_at_all(&g, true);
@@ -565,14 +565,14 @@ main(void)
     RUN(a_fork_takes_one_mapping_a_row);
     RUN(a_prompt_that_is_forked_again_is_not_mapped_again);
     RUN(a_pool_with_few_mappings_keeps_none);
-    RUN(rows_take_what_lies_in_their_own_homes_first);
+    RUN(rows_take_what_lies_in_their_own_extents_first);
     RUN(rows_take_idle_blocks_in_runs);
     RUN(pages_that_are_mapped_again_are_counted);
     RUN(an_idle_block_that_another_row_takes_is_not_mapped_again);
     RUN(idle_blocks_serve_any_row_at_any_place);
     RUN(a_stray_write_stays_with_its_row);
     RUN(would_fit_counts_a_shared_prompt_once);
-    RUN(a_gather_shares_full_blocks_and_copies_the_last);
+    RUN(a_reorder_shares_full_blocks_and_copies_the_last);
     RUN(rows_that_change_places_need_one_block_more);
     RUN(rings_at_several_places_need_one_block_for_all);
     RUN(a_pool_with_few_mappings_copies);

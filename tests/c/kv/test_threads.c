@@ -91,14 +91,14 @@ append(worker *w, mlease *m)
 }
 
 static void
-gather(worker *w, mlease *m)
+reorder(worker *w, mlease *m)
 {
     size_t index[MODEL_ROWS];
 
     for (size_t i = 0; i < m->rows; i++)
         index[i] = rng_below(&w->r, m->rows);
-    if (refused(w, mt_kvlease_gather(m->lease, index, m->rows, NULL))) return;
-    mlease_gather(m, index, m->rows);
+    if (refused(w, mt_kvlease_reorder(m->lease, index, m->rows, NULL))) return;
+    mlease_reorder(m, index, m->rows);
 }
 
 static void
@@ -144,7 +144,7 @@ one_group(worker *w)
         append(w, &prompt);
         for (int i = 0; i < 4; i++) {
             append(w, &group);
-            gather(w, &group);
+            reorder(w, &group);
             look(w, &group);
         }
         let_go(w, group.lease);
