@@ -441,8 +441,8 @@ def import_breaches(path: str, text: str) -> list[str]:
 OWN = {"csrc/core/a.h", "csrc/os/b.h", "csrc/cuda/c.h", "csrc/torch/torch_shim.h", "csrc/py/d.h",
        "csrc/third_party/dlpack/dlpack.h"}  # fmt: skip
 REFUSED = {
-    "csrc/core/x.c": '<Python.h> <pthread.h> <unistd.h> <sys/mman.h> <cuda.h> <ATen/ATen.h> <vector> "os/b.h" '
-    '"../os/b.h" "third_party/dlpack/dlpack.h" "not_ours.h"',
+    "csrc/core/x.c": "<Python.h> <pthread.h> <unistd.h> <sys/mman.h> <cuda.h> <ATen/ATen.h> "
+    '<vector> "os/b.h" "../os/b.h" "third_party/dlpack/dlpack.h" "not_ours.h"',
     "csrc/os/x.c": '<cuda_runtime_api.h> <immintrin.h> <Python.h> <c10/util/Half.h> "cuda/c.h"',
     "csrc/cuda/x.c": '<Python.h> <pthread.h> <c10/cuda/CUDAStream.h> "../os/b.h" "py/d.h"',
     "csrc/py/x.c": "<torch/extension.h> <immintrin.h> <ATen/ATen.h> <cuda_runtime_api.h> "

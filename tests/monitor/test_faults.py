@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from memtools import MemoryMonitor, read_record
-from tests.monitor.root import LIMIT, MIB, Root, root, settle, wait_for
+from tests.kit.children import wait_for
+from tests.monitor.root import LIMIT, MIB, Root, root, settle
 from tests.monitor.test_life import in_python, last, monitor, threads
 
 __all__ = ["root"]

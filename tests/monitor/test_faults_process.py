@@ -17,7 +17,8 @@ import pytest
 
 import memtools
 from memtools import read_record
-from tests.monitor.root import root, wait_for
+from tests.kit.children import wait_for
+from tests.monitor.root import root
 from tests.monitor.test_faults import use_all_of
 from tests.monitor.test_life import in_python, last, monitor
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from memtools import _core
+from tests.kit.children import wait_for
 from tests.kit.fakecuda import FakeRuntime
 from tests.monitor.samplercases import columns
-from tests.monitor.test_sampler import MS, wait_for
+from tests.monitor.test_sampler import MS
 from tests.monitor.test_sampler_life import ENV, PROJECT
 
 BEGIN = f"""

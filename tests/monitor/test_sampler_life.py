@@ -17,9 +17,10 @@ import pytest
 
 import memtools
 from memtools import _core
+from tests.kit.children import wait_for
 from tests.kit.ownprocess import ENV, PROJECT, in_own_process
 from tests.monitor.samplercases import columns
-from tests.monitor.test_sampler import MS, threads, wait_for
+from tests.monitor.test_sampler import MS, threads
 
 WRITER = f"""
 import os, signal, sys, threading, time
