@@ -132,6 +132,7 @@ def test_a_shim_for_another_torch_is_not_loaded_warns_once_and_all_else_works(ch
     assert lines[2].count("pip install") == 1
 
 
+@pytest.mark.slow
 def test_a_shim_that_was_not_built_is_no_reason_to_warn():
     done = run(MISMATCH.format(change="_build_info.TORCH_VERSION = None"))
     assert done.returncode == 0, done.stderr

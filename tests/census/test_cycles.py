@@ -61,6 +61,7 @@ def alive(kind: type = Trainer) -> int:
     return sum(type(obj) is kind for obj in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_an_ordinary_collection_looks_at_nothing():
     garbage(torch.empty(3))
     found = collect()
@@ -70,6 +71,7 @@ def test_an_ordinary_collection_looks_at_nothing():
     assert alive() == 0
 
 
+@pytest.mark.slow
 def test_objects_are_what_a_bare_collection_says():
     counts = []
     for call in (gc.collect, lambda: collect(inspect=True).objects, lambda: collect().objects):
@@ -80,6 +82,7 @@ def test_objects_are_what_a_bare_collection_says():
     assert counts[0] == counts[1] == counts[2]
 
 
+@pytest.mark.slow
 def test_tensors_of_every_class_are_counted_and_a_shared_storage_once():
     base = torch.empty(64, 10)
     int8 = torch.empty(6, dtype=torch.int8)
@@ -89,6 +92,7 @@ def test_tensors_of_every_class_are_counted_and_a_shared_storage_once():
     assert found.tensor_bytes == 64 * 10 * 4 + 5 * 4 + 6
 
 
+@pytest.mark.slow
 def test_garbage_without_tensors_shows_none():
     garbage()
     assert collect(inspect=True).tensors == 0
@@ -124,6 +128,7 @@ class Odd(metaclass=Meta):
     pass
 
 
+@pytest.mark.slow
 def test_nothing_of_the_programs_code_runs():
     touchy = Touchy()
     object.__setattr__(touchy, "me", [touchy, torch.empty(2), Odd()])
@@ -135,6 +140,7 @@ def test_nothing_of_the_programs_code_runs():
     assert any("Touchy" in example for example in found.examples)
 
 
+@pytest.mark.slow
 def test_the_examples_are_paths_from_a_cycle_to_the_largest_kinds():
     for _ in range(2):
         garbage(
@@ -152,6 +158,7 @@ def test_the_examples_are_paths_from_a_cycle_to_the_largest_kinds():
     )
 
 
+@pytest.mark.slow
 def test_of_much_garbage_the_paths_are_searched_near_the_tensors(monkeypatch):
     monkeypatch.setattr(cycles, "_NEAR", 12)
     for i in range(20):
@@ -168,6 +175,7 @@ def test_of_much_garbage_the_paths_are_searched_near_the_tensors(monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_of_little_garbage_all_of_it_is_searched(monkeypatch):
     monkeypatch.setattr(cycles, "_NEAR", 60)
     trainer = Trainer()
@@ -177,6 +185,7 @@ def test_of_little_garbage_all_of_it_is_searched(monkeypatch):
     assert collect(inspect=True).examples[0].startswith("Trainer -> list 'metrics' -> Tensor")
 
 
+@pytest.mark.slow
 def test_a_cycle_far_above_a_tensor_is_not_looked_for(monkeypatch):
     monkeypatch.setattr(cycles, "_LOOKED_UP", 2)  # the tensor and the list
     garbage(torch.empty(3))
@@ -247,6 +256,7 @@ def test_an_example_of_each_usual_cycle(make, text):
     assert collect(inspect=True).examples == (text,)
 
 
+@pytest.mark.slow
 def test_a_finalizer_runs_once_and_weak_references_die():
     class Final:
         def __del__(self) -> None:
@@ -265,6 +275,7 @@ def test_a_finalizer_runs_once_and_weak_references_die():
     assert len(ran) == 1
 
 
+@pytest.mark.slow
 def test_what_a_finalizer_brings_back_lives_and_is_not_counted():
     class Lazarus:
         def __del__(self) -> None:
@@ -278,6 +289,7 @@ def test_what_a_finalizer_brings_back_lives_and_is_not_counted():
     assert back[0].tensor.tolist() == [7, 7]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_freed_stays_in_gc_garbage_as_ever():
     kind: Any = _testcapi.with_tp_del(type("Old", (), {"__tp_del__": lambda self: None}))
     old = kind()
@@ -290,6 +302,7 @@ def test_what_cannot_be_freed_stays_in_gc_garbage_as_ever():
         vars(gc.garbage.pop()).clear()
 
 
+@pytest.mark.slow
 def test_the_programs_own_debug_flags_and_garbage_are_left():
     mine = torch.empty(5)
     gc.garbage.append(mine)
@@ -309,6 +322,7 @@ def test_the_programs_own_debug_flags_and_garbage_are_left():
         gc.garbage.clear()
 
 
+@pytest.mark.slow
 def test_a_young_collection_counts_the_young():
     old = Trainer(torch.empty(2))
     gc.collect()
@@ -326,6 +340,7 @@ def test_a_wrong_generation_says_so(bad):
         collect(bad)
 
 
+@pytest.mark.slow
 def test_an_inspection_within_an_inspection_is_an_ordinary_collection():
     class Final:
         def __del__(self) -> None:
@@ -339,6 +354,7 @@ def test_an_inspection_within_an_inspection_is_an_ordinary_collection():
     assert [found.tensors for found in inner] == [None]
 
 
+@pytest.mark.slow
 def test_other_threads_make_and_collect_garbage_meanwhile():
     stop, made, seen = threading.Event(), list[int](), list[Collected]()
     interval = sys.getswitchinterval()
@@ -367,6 +383,7 @@ def test_other_threads_make_and_collect_garbage_meanwhile():
     assert alive() == 0
 
 
+@pytest.mark.slow
 def test_an_interrupt_anywhere_leaves_flags_and_garbage_as_they_were():
     struck, places = True, 0
     while struck:
@@ -379,6 +396,7 @@ def test_an_interrupt_anywhere_leaves_flags_and_garbage_as_they_were():
     assert places > 60
 
 
+@pytest.mark.slow
 def test_a_fault_in_the_look_leaves_nothing_behind(monkeypatch):
     def fail(*args: Any) -> None:
         raise MemoryError
@@ -392,6 +410,7 @@ def test_a_fault_in_the_look_leaves_nothing_behind(monkeypatch):
     assert error.tb is not None
 
 
+@pytest.mark.slow
 def test_without_torch_there_are_no_tensors():
     program = (
         "import sys; from memtools._census.cycles import collect\n"

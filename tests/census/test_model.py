@@ -199,6 +199,7 @@ def wrapped(inner: Any, step: tuple[str, Any], number: int, owners: dict[str, An
     return owner
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     path=st.lists(steps, min_size=0, max_size=4),

@@ -377,6 +377,7 @@ class Numbers(Dataset[torch.Tensor]):
         return self.numbers[at]
 
 
+@pytest.mark.slow
 def test_forked_workers_of_a_data_loader_come_and_go_while_a_lease_lives():
     with small_pool() as pool, pool.acquire(2) as lease:
         model = Plain(2)

@@ -198,6 +198,7 @@ def test_cut_off(path: Path) -> None:
     assert [e.kind for e in record.events] == ["start", "mark"]
 
 
+@pytest.mark.slow
 def test_in_a_forked_child_it_is_not_running_and_writes_nothing(path: Path) -> None:
     m = monitor(path)
 
@@ -249,6 +250,7 @@ def spawned(queue: Any, path: str) -> None:
     queue.put(m.step_count)
 
 
+@pytest.mark.slow
 def test_a_spawned_process_has_its_own(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
