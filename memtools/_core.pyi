@@ -124,6 +124,10 @@ class Sample(structseq[int | None], tuple[int | None, ...]):
     @property
     def process(self) -> int | None: ...
 
+READ_RSS: Final = 1
+READ_HEAP: Final = 32
+READ_CHILDREN: Final = 64
+
 _Seen = tuple[int | None, int | None, int | None, int, bool]
 
 @final
@@ -325,13 +329,14 @@ class RecordWriter:
         events: int = 1024,
         phases: int = 128,
         command: Sequence[str] | None = None,
+        payloads: int = 262144,
     ) -> Self: ...
     def append(self, time_ns: int | None, values: Sequence[int | None], /) -> None: ...
     def event(
         self,
         /,
         kind: str,
-        text: str,
+        text: str | bytes,
         *,
         step: int | None = None,
         time_ns: int | None = None,

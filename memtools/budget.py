@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from memtools import _core
 from memtools._base.size import format_bytes, parse_bytes
+from memtools._base.text import aligned
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +68,7 @@ def _summary(name: str, limit: int | None, device: str | None, used: int, peak: 
 
 
 def _table(holdings: tuple[Holding, ...]) -> list[str]:
-    """Names to the left and indented by depth, figures to the right, as wide as the widest."""
+    """Names to the left and indented by depth, figures to the right."""
     rows = [["part", "reserved", "idle", "peak", "limit"]]
     for line in holdings:
         figures = [format_bytes(n) for n in (line.reserved, line.idle, line.peak)]
@@ -75,9 +76,7 @@ def _table(holdings: tuple[Holding, ...]) -> list[str]:
         rows.append(["  " * line.depth + line.name, *figures, limit])
     if len(rows) == 1:
         return ["  no parts"]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = [[row[0].ljust(widths[0])] + list(map(str.rjust, row[1:], widths[1:])) for row in rows]
-    return ["  " + "  ".join(row).rstrip() for row in cells]
+    return list(aligned(rows, right=range(1, 5)))
 
 
 class Budget(_core.Budget):

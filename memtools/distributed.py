@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from memtools._base import torch as bridge
 from memtools._base.metrics import MetricsSource, check_source
+from memtools._base.ranks import device_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -126,8 +127,7 @@ def _packed(values: dict[str, float], most: int) -> bytearray:
 def _gathered(dist: Any, group: Any, row: bytearray) -> list[bytes]:
     """Every rank's row, by one collective."""
     torch = bridge.connect().torch
-    kinds = {device.type for device in group._device_types}
-    device = "cpu" if "cpu" in kinds or not kinds else sorted(kinds)[0]
+    device = device_of(group)
     count = dist.get_world_size(group)
     data = bytearray(count * len(row))
     host = torch.frombuffer(data, dtype=torch.uint8)

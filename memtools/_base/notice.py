@@ -1,11 +1,14 @@
-"""What a program is told that made a mistake which must not end it."""
+"""Warnings about a mistake of the program that must not end it."""
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import warnings
 
-_logger = logging.getLogger("memtools")
+logger = logging.getLogger("memtools")
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
 
 def notice(text: str, stacklevel: int = 2) -> None:
@@ -15,4 +18,13 @@ def notice(text: str, stacklevel: int = 2) -> None:
     try:
         warnings.warn(f"memtools: {text}", RuntimeWarning, stacklevel=stacklevel + 1)
     except RuntimeWarning:
-        _logger.warning("%s", text)
+        logger.warning("%s", text)
+
+
+def callers() -> int:
+    """The `stacklevel` of the program's line that called this package, for a warning or a notice
+    that the caller of this function gives."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -26,7 +26,7 @@ from memtools._base import torch as bridge
 from memtools._base.size import format_bytes
 from memtools.errors import BudgetError
 
-#: Freed bytes in malloc's heap from which on they are worth a word: less seldom decides.
+#: Freed bytes that malloc keeps are mentioned from this size on: less rarely decides.
 MUCH_IDLE: Final = 64 << 20
 _TEXTS: Final = (
     "out of memory",  # CUDA, HIP, XPU, MPS, XLA, with or without a number

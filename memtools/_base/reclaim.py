@@ -9,12 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from memtools import _core
-from memtools._base import devices as monitor_device
+from memtools._base import devices as devices_of_torch
 from memtools._base import torch as bridge
 from memtools._base.devices import initialised
 from memtools._base.size import format_bytes
 
-READ_RSS, READ_HEAP, READ_CHILDREN = 1, 32, 64  # what to read: fields of _core.Probe.read
 WORTH = 64 << 20  # idle bytes of malloc that are worth a walk through its free lists
 
 
@@ -23,7 +22,7 @@ def cleanup(probe: _core.Probe, devices: Sequence[int], aggressive: bool) -> dic
     rss, reserved = probe.rss(), _reserved(devices)
     collected, gc_ms = _timed(lambda: gc.collect() + (gc.collect() if aggressive else 0))
     emptied, cache_ms = _timed(empty_cache)
-    idle = probe.read(READ_HEAP).heap_free
+    idle = probe.read(_core.READ_HEAP).heap_free
     trims = aggressive or (idle is not None and idle >= WORTH)
     trimmed, trim_ms = _timed(trim) if trims else (False, 0.0)
     host, device = fallen(rss, probe.rss()), fallen(reserved, _reserved(devices))
@@ -59,7 +58,7 @@ def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def _reserved(devices: Sequence[int]) -> int | None:
-    held = monitor_device.held(devices)
+    held = devices_of_torch.held(devices)
     return None if held is None else held[1]
 
 

@@ -40,13 +40,16 @@ def parse_bytes(size: int | str, name: str = "size") -> int:
 
 
 def format_bytes(count: float) -> str:
-    """`"64.0 MiB"`: binary units, one decimal, bytes as a whole number."""
+    """The size in binary units: `"512 B"`, `"64.0 MiB"`, `"1.46 GiB"`, `"23.5 GiB"`. Bytes are a
+    whole number, other units have one decimal, and two below 10 GiB and 10 TiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        digits = 0 if unit == "B" else 1
-        if round(abs(count), digits) < 1024:
-            return f"{count:.{digits}f} {unit}"
+        if round(abs(count), 0 if unit == "B" else 1) < 1024:
+            break
         count /= 1024
-    return f"{count:.1f} TiB"
+    else:
+        unit = "TiB"
+    digits = 0 if unit == "B" else 2 if unit in ("GiB", "TiB") and abs(count) < 9.995 else 1
+    return f"{count:.{digits}f} {unit}"
 
 
 def exact_bytes(count: int) -> str:

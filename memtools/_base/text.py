@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-
-from memtools._base.size import format_bytes
+from collections.abc import Collection, Iterator, Sequence
 
 
 def shown(text: str) -> str:
@@ -24,14 +23,6 @@ def _escaped(char: str) -> str:
     if code < 256:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
-
-
-def size(count: float) -> str:
-    """`"64.0 MiB"`, `"1.46 GiB"`: a second decimal below 10 GiB and 10 TiB, where it counts."""
-    for unit, shift in (("GiB", 30), ("TiB", 40)):
-        if 1 << shift <= abs(count) < 10 << shift:
-            return f"{count / (1 << shift):.2f} {unit}"
-    return format_bytes(count)
 
 
 def duration(seconds: float) -> str:
@@ -65,6 +56,19 @@ def percent(part: float, whole: float) -> str:
     if 0 < share < 0.1:
         return "< 0.1 %"
     return f"{share:.1f} %" if 99 < share < 100 or 0 < share < 1 else f"{share:.0f} %"
+
+
+def aligned(
+    rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "  "
+) -> Iterator[str]:
+    """A line for each row, with columns as wide as their widest cell and two blanks between them.
+    Cells stand at the left of their column, those of the columns `right` at its right. All rows
+    have the same number of cells."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        line = (c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(cells))
+        yield (indent + "  ".join(line)).rstrip()
 
 
 def count(number: float, word: str) -> str:

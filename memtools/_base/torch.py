@@ -12,9 +12,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memtools import _build_info as built
 from memtools import _core
-from memtools._base.install import rebuild_command
 from memtools.errors import ShimUnavailable
 
 if TYPE_CHECKING:
@@ -75,6 +73,8 @@ def require_shim() -> Any:
     """The shim module, for what only it can do; ShimUnavailable says what to run."""
     bridge = connect()
     if bridge.shim is None:
+        from memtools._base.install import rebuild_command
+
         raise ShimUnavailable(f"{bridge.reason}; run {rebuild_command()}")
     return bridge.shim
 
@@ -98,6 +98,8 @@ def _import_torch() -> Any:
 def _load_shim(version: str, git_version: str) -> tuple[Any, str]:
     """(module, "") or (None, reason). Compares before loading: c10's structures change between
     releases, and a shim of another torch may load and then read garbage."""
+    from memtools import _build_info as built
+
     if built.TORCH_VERSION is None:
         return None, "memtools._torch was not built: there was no torch when memtools was installed"
     if (version, git_version) != (built.TORCH_VERSION, built.TORCH_GIT_VERSION):
@@ -113,6 +115,8 @@ def _load_shim(version: str, git_version: str) -> tuple[Any, str]:
 
 
 def _warn(message: str) -> None:
+    from memtools._base.install import rebuild_command
+
     message = f"{message}; to rebuild, run {rebuild_command()}"
     warnings.warn(message, RuntimeWarning, stacklevel=5)
 

@@ -14,6 +14,7 @@ from typing import Any
 from memtools import _core
 from memtools._base import torch as bridge
 from memtools._base.size import format_bytes
+from memtools._base.text import aligned
 from memtools._census import graphs
 from memtools._census.holders import SAMPLE, Holder, find_holders, graph_holder
 from memtools._census.objects import (
@@ -129,7 +130,7 @@ class Census:
             count, size = sum(g.count for g in rest), sum(g.bytes for g in rest)
             rows.append((f"{count:,}", format_bytes(size), f"in {len(rest):,} other groups"))
         common = ", ".join(f"{count:,} {name}" for name, count in self.types.most_common(6))
-        return "\n".join([repr(self), *_aligned(rows), f"  objects: {common}"])
+        return "\n".join([repr(self), *aligned(rows, right=(0, 1)), f"  objects: {common}"])
 
 
 @part_of_a_look
@@ -248,7 +249,7 @@ class Growth:
     def __str__(self) -> str:
         rows = [(f"{g.count:+,}", _signed(g.bytes), str(g.kind)) for g in self.groups[:_ROWS]]
         rows += [(f"{t.count:+,}", "", t.type) for t in self.types[: max(3, _ROWS - len(rows))]]
-        return "\n".join([f"{_signed(self.bytes)} of tensors", *_aligned(rows)])
+        return "\n".join([f"{_signed(self.bytes)} of tensors", *aligned(rows, right=(0, 1))])
 
 
 def census() -> Census:
@@ -305,8 +306,3 @@ def _most_first(group: TensorGroup | GroupGrowth) -> tuple[int, int, str]:
 
 def _signed(size: int) -> str:
     return ("+" if size >= 0 else "") + format_bytes(size)
-
-
-def _aligned(rows: list[tuple[str, str, str]]) -> list[str]:
-    wide = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
-    return [f"  {a.rjust(wide[0])}  {b.rjust(wide[1])}  {c}" for a, b, c in rows]

@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from memtools import _core
+from memtools._base import sentences
 from memtools._base import torch as bridge
-from memtools._base.size import format_bytes
 from memtools._census import graphs
 from memtools._census.objects import (
     LRU_CACHE,
@@ -86,9 +86,7 @@ class Holder:
     @property
     def final_bytes(self) -> int | None:
         """Bytes that a bounded container holds once it is full; None without a bound."""
-        if self.capacity is None or self.new_objects == 0:
-            return None
-        return self.capacity * self.containers * self.new_bytes // self.new_objects
+        return sentences.final_bytes(self)
 
     def _with(self, other: Holder) -> Holder:
         """Both as one, of containers that have the same name."""
@@ -102,23 +100,7 @@ class Holder:
         )
 
     def __str__(self) -> str:
-        if self.new_objects == 0:
-            return self.path
-        size, each = self.new_bytes / self.steps, self.new_objects / self.steps
-        rate = ("/step", " a step") if self.steps > 1 else ("", "")
-        what = self.what.removesuffix("s") if each == 1 else self.what
-        number = f"{each:,.0f}" if each >= 100 or each == int(each) else f"{each:.2g}"
-        verb = "kept by" if self.kind == "autograd graph" else "held by"
-        parts = [f"+{format_bytes(size)}{rate[0]}: " if self.new_bytes else ""]
-        parts.append(f"{number} new {what}{rate[1]}, {verb} {self.path}")
-        if self.containers > 1:
-            parts.append(f" ({self.containers} of them)")
-        if self.capacity is not None:
-            now = "" if self.length is None else f"{self.length:,} of "
-            parts.append(f", which holds {now}at most {self.capacity:,}")
-            if self.final_bytes:
-                parts.append(f" and then {format_bytes(self.final_bytes)}")
-        return "".join(parts)
+        return sentences.of_holder(self)
 
 
 def holder_of(objects: Sequence[Any], *, steps: int = 1) -> list[Holder]:

@@ -70,10 +70,10 @@ def _preload(host: HostAllocator, seen: Seen) -> Iterator[str]:
 
 def _host_variables(host: HostAllocator, seen: Seen) -> Iterator[str]:
     names = [variable for variable, _, _ in malloc.TUNABLES.values()] + ["GLIBC_TUNABLES"]
-    there = [name for name in names if name in seen.at_start]
+    present = [name for name in names if name in seen.at_start]
     if host.name != "glibc":
-        if there:
-            yield f"{' and '.join(there)}: without effect, because malloc is {host.name}'s."
+        if present:
+            yield f"{' and '.join(present)}: without effect, because malloc is {host.name}'s."
         return
     for name in names:
         was, now = seen.at_start.get(name), seen.now.get(name)
@@ -145,24 +145,16 @@ def _limited(host: HostAllocator, seen: Seen) -> Iterator[str]:
 
 
 def _cuda_text(cuda: CudaAllocator, seen: Seen) -> Iterator[str]:
-    source = cuda.text.source or VARIABLES[-1]
-    for fault in cuda.faults:
-        yield f"{source}: {fault}; torch raises an error when its allocator is first used."
-    for key in cuda.unknown:
+    present = [name for name in VARIABLES if name in seen.now]
+    if len({seen.now[name] for name in present}) > 1:
         yield (
-            f"{source}: memtools does not know the key {key}; torch's builds for CUDA raise "
-            "ValueError for a key that they do not know."
+            f"{' and '.join(present)} are set and differ: torch reads {present[0]} alone; put all "
+            "keys into one."
         )
-    there = [name for name in VARIABLES if name in seen.now]
-    if len({seen.now[name] for name in there}) > 1:
+    if cuda.in_use and cuda.text.source not in VARIABLES and present:
         yield (
-            f"{' and '.join(there)} are set and differ: torch reads {there[0]} alone; put all keys "
-            "into one."
-        )
-    if cuda.in_use and cuda.text.source not in VARIABLES and there:
-        yield (
-            f"{there[0]} is not what torch uses: it was changed after torch had read it, or torch "
-            "was set at run time; put it before the program in the shell, or use set()."
+            f"{present[0]} is not what torch uses: it was changed after torch had read it, or "
+            "torch was set at run time; put it before the program in the shell."
         )
     if NO_CACHING in seen.now:
         yield (

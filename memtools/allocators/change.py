@@ -87,14 +87,14 @@ def _too_late(host: HostAllocator, wanted: Mapping[str, int]) -> str:
     most, before, arenas = wanted["arena_max"], host.arena_max.value, host.arenas or 1
     instead = f"put MALLOC_ARENA_MAX={most} before the program in the shell"
     if arenas > most:
-        there = f"glibc already has {arenas} arenas and never takes one away"
-        return f"too late for arena_max={most}: {there}; {instead}"
+        reason = f"glibc already has {arenas} arenas and never takes one away"
+        return f"too late for arena_max={most}: {reason}; {instead}"
     if before != most and arenas > host.arena_test:
-        there = f"with {arenas} arenas glibc has fixed its limit"
-        return f"too late for arena_max={most}: {there}; {instead}"
+        reason = f"with {arenas} arenas glibc has fixed its limit"
+        return f"too late for arena_max={most}: {reason}; {instead}"
     if before not in (None, most) and (arenas > 1 or before == 1):
-        there = f"glibc keeps the first limit that it used, {before} by {host.arena_max.source}"
-        return f"too late for arena_max={most}: {there}; {instead}"
+        reason = f"glibc keeps the first limit that it used, {before} by {host.arena_max.source}"
+        return f"too late for arena_max={most}: {reason}; {instead}"
     return ""
 
 
@@ -107,11 +107,11 @@ def _apply(host: HostAllocator, wanted: Mapping[str, int]) -> list[str]:
     for name in sorted(wanted, key=lambda name: name != "mmap_threshold"):
         if not malloc.mallopt(name, wanted[name]):
             raise RuntimeError(f"set() changed nothing: glibc refuses {name}={wanted[name]:,}")
-        done.append(_told(host, name, wanted[name]))
+        done.append(_sentence(host, name, wanted[name]))
     return done
 
 
-def _told(host: HostAllocator, name: str, value: int) -> str:
+def _sentence(host: HostAllocator, name: str, value: int) -> str:
     if name == "arena_max":
         return (
             f"glibc: at most {value} arena{'' if value == 1 else 's'}, of which {host.arenas} exist"

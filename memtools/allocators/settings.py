@@ -28,6 +28,7 @@ from memtools._base.malloc import (
     Heap,
 )
 from memtools._base.size import format_bytes
+from memtools._base.text import aligned
 from memtools.allocators import advice as allocator_advice
 from memtools.allocators.conf import NO_CACHING, chosen, parse
 
@@ -69,13 +70,10 @@ class CudaAllocator:
     garbage_collection_threshold: Setting[float]
     #: False: each tensor is one cudaMalloc, by PYTORCH_NO_CUDA_MEMORY_CACHING
     caching: Setting[bool]
-    #: all keys that are set, as torch reads them
+    #: all keys that are set; a list in brackets is its text
     values: Mapping[str, Any]
     #: the whole text and where it comes from
     text: Setting[str]
-    #: keys that memtools does not know, and what torch raises for
-    unknown: tuple[str, ...]
-    faults: tuple[str, ...]
     #: devices on which the process has allocated; empty before it uses CUDA
     devices: tuple[CudaDevice, ...]
     #: whether the process has begun to use CUDA
@@ -172,13 +170,11 @@ class AllocatorSettings:
 
     def __str__(self) -> str:
         rows = [*_host_rows(self.host), *_cuda_rows(self.cuda)]
-        width = [max(len(row[i]) for row in rows if len(row) == 3) for i in (0, 1)]
-        lines = [
-            row[0] if len(row) == 1 else f"  {row[0]:{width[0]}}  {row[1]:{width[1]}}  {row[2]}"
-            for row in rows
-        ]
-        lines += ["advice", *(f"  {text}" for text in self.advice() or ["nothing to set"])]
-        return "\n".join(line.rstrip() for line in lines)
+        body = aligned([row for row in rows if len(row) == 3])
+        lines = [row[0] if len(row) == 1 else next(body) for row in rows]
+        return "\n".join(
+            [*lines, "advice", *(f"  {a}" for a in self.advice() or ["nothing to set"])]
+        )
 
 
 def allocator_settings() -> AllocatorSettings:
@@ -202,21 +198,20 @@ def _read_cuda() -> CudaAllocator:
     getter = getattr(torch._C, "_accelerator_getAllocatorSettings", None) if in_use else None
     if getter is not None and (now := getter()) != (text.value or ""):
         text = Setting(now, "torch, at run time")
-    conf = parse(text.value or "")
+    values = parse(text.value or "")
 
-    def value(name: str) -> Setting[Any]:
-        return Setting(conf.values[name], text.source) if name in conf.values else Setting()
+    def value(name: str, kind: type[T]) -> Setting[T]:
+        found = values.get(name)
+        return Setting(found, text.source) if isinstance(found, kind) else Setting()
 
     return CudaAllocator(
-        backend=value("backend"),
-        expandable_segments=value("expandable_segments"),
-        max_split_size_mb=value("max_split_size_mb"),
-        garbage_collection_threshold=value("garbage_collection_threshold"),
+        backend=value("backend", str),
+        expandable_segments=value("expandable_segments", bool),
+        max_split_size_mb=value("max_split_size_mb", int),
+        garbage_collection_threshold=value("garbage_collection_threshold", float),
         caching=Setting(False, NO_CACHING) if NO_CACHING in os.environ else Setting(),
-        values=conf.values,
+        values=values,
         text=text,
-        unknown=conf.unknown,
-        faults=conf.faults,
         devices=_devices(torch) if in_use else (),
         in_use=in_use,
     )
@@ -343,7 +338,6 @@ def _cuda_rows(cuda: CudaAllocator) -> list[Row]:
     for name, text in own.items():
         rows.append(_row(name, getattr(cuda, name), text, "torch's own"))
     rows += [(name, str(v), cuda.text.source) for name, v in cuda.values.items() if name not in own]
-    rows += [(name, "unknown key", cuda.text.source) for name in cuda.unknown]
     if cuda.caching.value is False:
         rows.append(("caching", "off", cuda.caching.source))
     for device in cuda.devices:

@@ -1,4 +1,4 @@
-"""The actions of a cleanup policy: each does its work, and says what that cost and freed.
+"""The actions of a cleanup policy: each does its work, and reports what that cost and freed.
 
 held before ──► the work, timed ──► held after ──► Outcome
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from memtools import _core
-from memtools._base import devices as monitor_device
-from memtools._base import reclaim
+from memtools._base import devices, reclaim
 from memtools._base import torch as bridge
 from memtools._base.devices import initialised
-from memtools._base.reclaim import READ_HEAP, READ_RSS
 from memtools._census.cycles import Collected, collect
 
 GC, GC_YOUNG, EMPTY_CACHE, TRIM, POOL_TRIM = range(5)
@@ -28,7 +27,7 @@ NAMES: Final = {
     POOL_TRIM: "pool_trim",
     WARM_UP: "freeze",
 }
-#: Callbacks let go of objects, a collect of more, pools of pages; caches and heaps come last.
+#: Callbacks release objects, a collection more of them, pools pages; caches and heaps come last.
 ORDER: Final = (
     WARM_UP,
     *range(FIRST_CALLBACK, WARM_UP),
@@ -40,7 +39,7 @@ ORDER: Final = (
 )
 LATER: Final = frozenset((EMPTY_CACHE, TRIM, POOL_TRIM))  # what they free may soon be back
 HOST, DEVICE, FRAGMENTED, IDLE_CACHE, IDLE_HEAP, CADENCE = 1, 2, 4, 8, 16, 32
-REASONS: Final = {
+_WORDS: Final = {
     CADENCE: "cadence",
     HOST: "host pressure",
     DEVICE: "device pressure",
@@ -48,6 +47,10 @@ REASONS: Final = {
     IDLE_CACHE: "idle cache",
     IDLE_HEAP: "idle heap",
 }
+#: What an action is due for, by the mask of triggers that the core names.
+REASONS: Final = tuple(
+    tuple(text for bit, text in _WORDS.items() if mask & bit) for mask in range(2 * CADENCE)
+)
 TRIGGERS: Final = {
     GC: HOST | DEVICE,
     GC_YOUNG: 0,
@@ -55,10 +58,10 @@ TRIGGERS: Final = {
     TRIM: IDLE_HEAP | HOST,
     POOL_TRIM: HOST | DEVICE,
 }
-LEAST_TOTAL: Final = 256 << 20  # a smaller process counts as one of this size: 1 % is no noise
-PAYS: Final = 0.01
-#: After readings of malloc's bytes they rest so many times what one took: where the last collect
-#: found nothing, and where it found something, whose size is to be known.
+LEAST_TOTAL: Final = 256 << 20  # a smaller process counts as one of this size: less is noise
+PAYS: Final = 0.01  # of what the process holds: an action that frees less does not pay
+#: A reading of malloc's bytes is not repeated for so many times what it took: where the last
+#: collection found nothing, and where it found something, whose size is to be known.
 HEAP_REST, HEAP_REST_FOUND = 4000, 500
 
 
@@ -73,14 +76,12 @@ class Change(NamedTuple):
     def freed(self) -> int:
         return max(0, self.before - self.after)
 
-    @property
-    def known(self) -> tuple[int | None, ...]:
-        """As _core.Policy.done takes it."""
-        return tuple(self) if self.total else (None, None, None)
+
+UNKNOWN: Final = (None, None, None)  # as _core.Policy.done takes a Change of which nothing is known
 
 
 class Outcome(NamedTuple):
-    """What an action did."""
+    """What one action did."""
 
     action: int
     ns: int
@@ -89,14 +90,10 @@ class Outcome(NamedTuple):
     note: str  #: "12 objects", or ""
     collected: Collected | None
     error: BaseException | None
-
-    @property
-    def gain(self) -> float:
-        """The larger of the shares that it freed of the host and of the devices."""
-        return max(side.freed / side.total if side.total else 0.0 for side in self[2:4])
+    gain: float = 0.0  #: the larger of the shares that it freed of the host and of the devices
 
 
-class Held(NamedTuple):
+class Usage(NamedTuple):
     """What this process holds, in bytes; None where that was not read."""
 
     rss: int | None
@@ -105,7 +102,7 @@ class Held(NamedTuple):
     reserved: int | None  #: on devices, by torch
 
 
-class Meter:
+class Readings:
     """Reads what an action may change."""
 
     __slots__ = ("_heap_ended", "_heap_ns", "found", "probe")
@@ -116,11 +113,17 @@ class Meter:
         #: whether the last collect found anything
         self.found = False
 
-    def read(self, heap: bool) -> Held:
-        devices = monitor_device.held(devices_in_use())
-        used = self._heap() if heap else None
-        host = self.probe.read(READ_RSS).process
-        return Held(host, used, *(devices or (None, None)))
+    def read(self, heap: bool) -> Usage:
+        used, indexes = None, devices_in_use()
+        on_devices = (devices.held(indexes) if indexes else None) or (None, None)
+        if heap:
+            begin = time.perf_counter_ns()
+            used = self.probe.read(_core.READ_HEAP).heap_used
+            end = time.perf_counter_ns()
+            # The second reading of two finds all in the cache, the next one will not.
+            self._heap_ns = max(end - begin, self._heap_ns // 2)
+            self._heap_ended = end
+        return Usage(self.probe.read(_core.READ_RSS).process, used, *on_devices)
 
     def heap_is_cheap(self, beside_ns: int = 0) -> bool:
         """Whether malloc's bytes may be read again, or take little beside so many ns: with many
@@ -129,22 +132,13 @@ class Meter:
         over = time.perf_counter_ns() >= self._heap_ended + rest
         return over or 10 * self._heap_ns <= beside_ns
 
-    def _heap(self) -> int | None:
-        begin = time.perf_counter_ns()
-        used = self.probe.read(READ_HEAP).heap_used
-        end = time.perf_counter_ns()
-        # the second reading of two finds all in the cache, the next one will not
-        self._heap_ns = max(end - begin, self._heap_ns // 2)
-        self._heap_ended = end
-        return used
-
 
 def devices_in_use() -> tuple[int, ...]:
     """Indexes of the CUDA devices that torch sees; none before the program has a context."""
     torch = bridge.loaded()
     if not initialised(torch):
         return ()
-    return tuple(range(min(int(torch.cuda.device_count()), monitor_device.MOST_DEVICES)))
+    return tuple(range(min(int(torch.cuda.device_count()), devices.MOST_DEVICES)))
 
 
 def capturing() -> bool:
@@ -157,31 +151,21 @@ def synchronize() -> None:
     """Waits for the devices on which torch holds memory; others would get a context by it."""
     torch = bridge.loaded()
     for index in devices_in_use():
-        if (monitor_device.held((index,)) or (0, 0))[1]:
+        if (devices.held((index,)) or (0, 0))[1]:
             torch.cuda.synchronize(index)
 
 
-def host_change(before: Held, after: Held) -> Change:
-    """By the pages or by malloc, whichever fell more: what malloc keeps is free all the same."""
-    pairs = [
-        (old, new)
-        for old, new in ((before.rss, after.rss), (before.heap, after.heap))
-        if old is not None and new is not None
-    ]
-    if not pairs:
-        return Change()
-    most = max(pairs, key=lambda pair: pair[0] - pair[1])
-    return Change(*most, max(before.rss or 0, LEAST_TOTAL))
+def change(before: Usage, after: Usage, kinds: tuple[str, ...], total: int | None) -> Change:
+    """By the one of these `kinds` of bytes that fell most; nothing where none was read.
 
-
-def device_change(before: Held, after: Held, *kinds: str) -> Change:
-    """By what is allocated or reserved, whichever fell more of the `kinds` that count."""
-    pairs = [(getattr(before, kind), getattr(after, kind)) for kind in kinds]
-    known = [pair for pair in pairs if None not in pair]
-    if not known:
-        return Change()
-    most = max(known, key=lambda pair: pair[0] - pair[1])
-    return Change(*most, max(before.reserved or 0, LEAST_TOTAL))
+    On the host these are the pages and malloc's own count: what malloc keeps is free all the same.
+    """
+    most = None
+    for kind in kinds:
+        old, new = getattr(before, kind), getattr(after, kind)
+        if None not in (old, new) and (most is None or old - new > most[0] - most[1]):
+            most = old, new
+    return Change() if most is None else Change(*most, max(total or 0, LEAST_TOTAL))
 
 
 class Pools:
@@ -189,7 +173,7 @@ class Pools:
 
     __slots__ = ("_pools",)
 
-    def __init__(self, pools: Iterable[Any]) -> None:
+    def __init__(self, pools: Iterable[Any] = ()) -> None:
         self._pools: list[weakref.ref[Any]] = []
         for pool in pools:
             self.add(pool, "pools=")
@@ -220,55 +204,50 @@ class Pools:
         return freed
 
 
-def _note(action: int, result: Any) -> str:
-    if isinstance(result, Collected):
-        return f"{result.objects:,} objects"
-    return f"{result[0]:,} objects" if action == WARM_UP and result else ""
+_HOST: Final = ("rss", "heap")
+_DEVICE: Final = {GC: ("allocated",), GC_YOUNG: ("allocated",), EMPTY_CACHE: ("reserved",)}
 
 
-Work = Callable[[], Any]
-_KINDS = {GC: ("allocated",), GC_YOUNG: ("allocated",), EMPTY_CACHE: ("reserved",)}
-
-
-def measured(action: int, work: Work, meter: Meter, last_ns: int = 0) -> Outcome:
-    """Does it; last time it took so long. What it raises is in the outcome; what is no Exception
-    passes."""
-    heap = action not in LATER and meter.heap_is_cheap(last_ns)
-    before = meter.read(heap)
+def measured(action: int, work: Callable[[], Any], readings: Readings, last_ns: int = 0) -> Outcome:
+    """Do the work of an action, which took `last_ns` last time, and measure it. An Exception that
+    it raises is in the outcome; any other, such as KeyboardInterrupt, propagates."""
+    heap = action not in LATER and readings.heap_is_cheap(last_ns)
+    before = readings.read(heap)
     begin, result, error = time.perf_counter_ns(), None, None
     try:
         result = work()
     except Exception as failed:
         error = failed
     ns = time.perf_counter_ns() - begin
-    collected = result if isinstance(result, Collected) else None
-    if collected is not None:
-        meter.found = collected.objects > 0
-    nothing = collected is not None and not meter.found  # then what fell, others freed
-    after = before if nothing else meter.read(heap)
-    device = device_change(before, after, *_KINDS.get(action, ("allocated", "reserved")))
+    after, collected, note = before, None, ""
+    if isinstance(result, Collected):
+        collected, note = result, f"{result.objects:,} objects"
+        readings.found = collected.objects > 0
+    elif action == WARM_UP and result:
+        note = f"{result[0]:,} objects"
+    if collected is None or readings.found:  # else what fell meanwhile, others have freed
+        after = readings.read(heap)
+    host = change(before, after, _HOST, before.rss)
+    device = change(before, after, _DEVICE.get(action, ("allocated", "reserved")), before.reserved)
     if action == POOL_TRIM and isinstance(result, int) and result:
         device = Change(result, 0, max(result, before.reserved or 0, LEAST_TOTAL))
-    note = _note(action, result)
-    return Outcome(action, ns, host_change(before, after), device, note, collected, error)
+    gain = max(host.freed / max(1, host.total), device.freed / max(1, device.total))
+    return Outcome(action, ns, host, device, note, collected, error, gain)
 
 
-def built_in(action: int, pools: Pools, inspect: bool) -> Work:
-    """The work of an action that needs nothing of the policy but its pools."""
-    return {
-        GC: lambda: collect(2, inspect),
-        # to inspect takes a full collect, which is then to count for what it is
-        GC_YOUNG: lambda: collect(2 if inspect else 1, inspect),
-        EMPTY_CACHE: reclaim.empty_cache,
-        TRIM: reclaim.trim,
-        POOL_TRIM: pools.trim,
-    }[action]
+def work_of(action: int, pools: Pools, inspect: bool) -> Callable[[], Any]:
+    """The work of a built-in action. To inspect a young collection takes a full one, which is then
+    measured as what it is."""
+    if action == GC or (action == GC_YOUNG and inspect):
+        return partial(collect, 2, inspect)
+    if action == GC_YOUNG:
+        return partial(collect, 1)
+    return {EMPTY_CACHE: reclaim.empty_cache, TRIM: reclaim.trim, POOL_TRIM: pools.trim}[action]
 
 
 def trigger_words(triggers: int) -> str:
     """`pressure, idle heap`."""
-    words = [text for bit, text in REASONS.items() if triggers & bit]
-    both = [REASONS[HOST], REASONS[DEVICE]]
-    if words[:2] == both:
+    words = list(REASONS[triggers])
+    if words[:2] == [_WORDS[HOST], _WORDS[DEVICE]]:
         words[:2] = ["pressure"]
     return ", ".join(words)

@@ -38,7 +38,8 @@ class Target(NamedTuple):
 
 
 def parsed(clear: Clear) -> list[Target]:
-    """TypeError and ValueError for what cannot be meant."""
+    """The targets that `clear` names. Raises TypeError and ValueError for one that makes no
+    sense."""
     several = isinstance(clear, (tuple, list, set, frozenset)) and not _is_attribute(clear)
     return [_target(one) for one in (clear if several else (clear,))]
 
@@ -65,13 +66,13 @@ def _target(one: Any) -> Target:
     return Target(text, one, ())
 
 
-def _path(text: str, said: str) -> tuple[str, ...]:
+def _path(text: str, written: str) -> tuple[str, ...]:
     path = tuple(text.split("."))
     for i, part in enumerate(path):
         good = part.isidentifier() and not keyword.iskeyword(part)
         if not good and (i == 0 or not (part == "*" or (part.isascii() and part.isdigit()))):
             raise ValueError(
-                f"{said} is no name: {part!r} is neither an attribute nor (after the first) an "
+                f"{written} is no name: {part!r} is neither an attribute nor (after the first) an "
                 "item's number or '*'"
             )
     return path
@@ -164,7 +165,7 @@ class Names:
         owner, path = target.owner, target.path
         if owner is _MISSING:
             owner, path = self._start(path, args, kwargs)
-            if owner is _MISSING:  # a call that does not fit the function, which said so
+            if owner is _MISSING:  # the call does not fit the function, which has raised
                 return
         places = [_Place(owner, lambda _: _refuse_argument(target.text))]
         for part in path:

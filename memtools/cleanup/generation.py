@@ -1,8 +1,7 @@
-"""generation: a part of the program that generates, for monitors and for a policy."""
+"""generation: marks a part of the program that generates, for monitors and for a policy."""
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memtools import _core
-from memtools._base import stepwise, traceable
+from memtools._base import decorate, running
 from memtools._base.notice import notice
 from memtools.cleanup.sampled import graph_of_result
 
@@ -25,7 +24,7 @@ LOOKS = 8  # at results with a graph, until one is large
 
 
 def generation(pool: KVPool | None = None, policy: CleanupPolicy | None = None) -> Generating:
-    """Around generation: the phase "generation", whose end is where a policy may act.
+    """Mark generation as the phase "generation", at whose end a policy may act.
 
         @memtools.generation(pool=pool, policy=policy)
         def rollout(model, prompts): ...
@@ -46,8 +45,13 @@ def generation(pool: KVPool | None = None, policy: CleanupPolicy | None = None) 
     graph of 1 MiB or more, a RuntimeWarning says so once, with its size; of coroutines, generators
     and blocks the result is not seen.
 
-    Raises TypeError for a pool or a policy that is none. Costs about 10 us, and what the phase
-    costs, see MemoryMonitor.phase; a decorated coroutine or generator 1 us for each step.
+    Args:
+        pool: a KVPool whose idle pages the policy is to give back.
+        policy: the CleanupPolicy; None: only monitors are told.
+
+    Raises TypeError if `pool` is not a KVPool or `policy` not a CleanupPolicy. Costs about 10 us,
+    and what the phase costs, see MemoryMonitor.phase; a decorated coroutine or generator 1 us for
+    each step.
     """
     if pool is not None and not isinstance(pool, _core.KVPool):
         kind = getattr(pool, "__name__", type(pool).__name__)
@@ -75,7 +79,7 @@ class Generating:
 
     def __call__(self, function: _F) -> _F:
         """`function` as a generation; keeps its name, signature and documentation."""
-        return stepwise.decorated(function, "generation()", self._wrapped)
+        return decorate.decorated(function, "generation()", self._wrapped)
 
     def _wrapped(self, function: Callable[..., Any]) -> Any:
         policy = self._policy
@@ -84,7 +88,7 @@ class Generating:
             return _Generation(policy)
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            if traceable.compiling():
+            if decorate.compiling():
                 return function(*args, **kwargs)
             with _Generation(policy) as call:
                 call.enter()
@@ -98,11 +102,11 @@ class Generating:
                     notice(text)
             return result
 
-        return stepwise.named_after(stepwise.wrapper(function, scope) or called, function)
+        return decorate.named_after(decorate.stepping(function, scope) or called, function)
 
     def _graph_of(self, result: Any, function: Callable[..., Any]) -> str | None:
-        """What is to be said of a result that carries a graph. That is said once, and graphs that
-        are small are not looked at for ever."""
+        """The warning about a result that carries a graph. It is given once, and small graphs are
+        looked at a few times only."""
         text = graph_of_result(result, getattr(function, "__name__", "generation"))
         if text is not None:
             self._looks = 0 if text else self._looks - 1
@@ -120,7 +124,7 @@ class Generating:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        call = stepwise.left(self._entered)
+        call = decorate.latest_of_thread(self._entered)
         call.leave()
         call.__exit__(kind, error, traceback)
 
@@ -167,7 +171,7 @@ class _Generation:
             if self._policy is not None and id(self._policy) in self._mine:
                 opened.enter_context(self._policy.phase(_PHASE))
             if _MONITORS in self._mine:
-                for phase in _monitors_phases():
+                for phase in running.phases(_PHASE):
                     opened.enter_context(phase)
             self._phases = opened.pop_all()
 
@@ -185,13 +189,3 @@ class _Generation:
         if kind is GeneratorExit:  # whoever reads a stream may have enough of it
             kind = error = traceback = None
         self._phases.__exit__(kind, error, traceback)
-
-
-def _monitors_phases() -> list[Any]:
-    """Of the monitors that run; where none was ever made, their module is not loaded."""
-    if "memtools.monitor.run" not in sys.modules:
-        return []
-    from memtools.monitor import run
-    from memtools.monitor.phases import Phase
-
-    return [Phase(owner, _PHASE) for owner in list(run._owners) if owner._book is not None]

@@ -1,4 +1,4 @@
-"""managed: an update() that is counted by a policy, and what is to be cleared after each."""
+"""managed: a function each call of which is an update of a policy, and what is cleared after it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from memtools import _core
-from memtools._base import stepwise, traceable
+from memtools._base import decorate
 from memtools.cleanup import clearing
 from memtools.cleanup.clearing import Clear, Names
 
@@ -22,7 +22,8 @@ _POLICY = Union["CleanupPolicy", _core.Policy, None]
 
 
 def managed(policy: _POLICY, *, clear: Clear = ()) -> Managing:
-    """Each outermost call is one update of the policy: where it ends is where cleanups are done.
+    """Count each outermost call of a function as one update of a policy, which cleans up where the
+    call ends.
 
         class Agent:
             @memtools.managed(policy, clear=("model.gate_history", "model.aux_loss"))
@@ -41,20 +42,22 @@ def managed(policy: _POLICY, *, clear: Clear = ()) -> Managing:
     before the policy acts. A name such as "model.gate_history" begins at the parameter of that
     name, if the function has it, else at an attribute of its first argument, mostly self; "0" is an
     item and "*" is all of them: "model.blocks.*.gate_history". For objects that are at hand, put
-    the object itself, or (object, "name"), which is one target and not two; in a `with` block there
-    is nothing else. What has a
-    clear(), else a reset(), is asked to; a tensor or a number is replaced by None.
+    the object itself, or (object, "name"), which is one target and not two; in a `with` block only
+    objects can be named. An object is cleared by its clear(), or else its reset(); a tensor or a
+    number is replaced by None.
 
     Args:
-        policy: a CleanupPolicy; None where there is only something to clear.
+        policy: a CleanupPolicy; None if there is only something to clear.
         clear: names and objects to clear.
 
     Raises:
-        TypeError, ValueError: a policy or a name that is none, something that cannot be decorated.
+        TypeError: `policy` is not a CleanupPolicy, something cannot be cleared, or the decorator is
+            put above something that is not a function.
+        ValueError: a name is malformed, or the function has no parameter at which it could begin.
 
     A call raises, after it is done, AttributeError for a name that does not exist and TypeError
-    for something that cannot be cleared; where the function itself raised, that exception passes,
-    with a note. What is raised by actions of the policy passes, such as HostMemoryPressure.
+    for something that cannot be cleared; if the function itself raised, that exception propagates,
+    with a note. So does what an action of the policy raises, such as HostMemoryPressure.
 
     Costs some 20 ns a call on a method, where nothing is due and nothing is to be cleared; 1 us for
     each name to clear, 0.3 us for `bound = agent.update; bound(buffer)` and for classmethods, 4 us
@@ -64,7 +67,7 @@ def managed(policy: _POLICY, *, clear: Clear = ()) -> Managing:
 
 
 def core_of(policy: object) -> _core.Policy | None:
-    """The native half of a policy. TypeError for what is none."""
+    """The native half of a policy. Raises TypeError for anything else."""
     core = policy if isinstance(policy, _core.Policy) else getattr(policy, "_core", None)
     if core is not None and not isinstance(core, _core.Policy):
         core = None
@@ -91,7 +94,7 @@ class Managing:
 
     def __call__(self, function: _F) -> _F:
         """`function`, managed; keeps its name, signature and documentation."""
-        return stepwise.decorated(function, "managed()", self._wrapped)
+        return decorate.decorated(function, "managed()", self._wrapped)
 
     def _wrapped(self, function: Callable[..., Any]) -> Any:
         names = Names(function, self._targets) if self._targets else None
@@ -100,13 +103,13 @@ class Managing:
         def scope(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
             return _Call(gate, policy, names, args, kwargs)
 
-        stepping = stepwise.wrapper(function, scope)
+        stepping = decorate.stepping(function, scope)
         if stepping is not None:
-            return stepwise.named_after(stepping, function)
+            return decorate.named_after(stepping, function)
         core = _core.Managed(function, policy, names)
-        stepwise.named_after(core, function)
-        twin = traceable.twin(core, gate, function, names)
-        core._traced = stepwise.named_after(twin, function)
+        decorate.named_after(core, function)
+        twin = decorate.twin(core, gate, function, names)
+        core._traced = decorate.named_after(twin, function)
         return core
 
     def __enter__(self) -> Managing:
@@ -121,7 +124,7 @@ class Managing:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        token = stepwise.left(self._entered)
+        token = decorate.latest_of_thread(self._entered)
         self._gate._end(token)
         _finish(Names(None, self._targets), (), {}, error)
         if error is None and token and self._policy is not None:
@@ -161,7 +164,7 @@ def _finish(
 
 
 class _Call:
-    """A call of a coroutine or a generator, as stepwise has it."""
+    """A call of a coroutine or a generator, with the steps in which it runs."""
 
     __slots__ = ("_args", "_gate", "_kwargs", "_names", "_outermost", "_policy", "_token")
 

@@ -17,6 +17,7 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from memtools._base import torch as bridge
+from memtools._base.ranks import host_group
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -53,7 +54,14 @@ def agree(group: ProcessGroup | None = None) -> Agreement:
         raise ValueError(
             "this rank is not in the group that is to agree; give it a policy of its own"
         )
-    return Agreement(dist, world, _on_the_cpu(dist, chosen, chosen is world))
+    host = host_group(dist, chosen, "memtools cleanup policy")
+    if host is None:
+        raise ValueError(
+            "the group's ranks cannot agree on the CPU: its backend is "
+            f"{dist.get_backend(chosen)}. Make a group for it on all ranks of the job, "
+            'dist.new_group(ranks, backend="gloo"), and pass that'
+        )
+    return Agreement(dist, world, host)
 
 
 class Agreement:
@@ -104,24 +112,3 @@ class Agreement:
                 "every rank the same CleanupPolicy, and start and step it at the same points"
             )
         return 0 if words[0] & _CANNOT else words[0]
-
-
-def _on_the_cpu(dist: Any, group: Any, all_ranks: bool) -> Any:
-    """The group, or one of the same ranks that takes tensors in host memory."""
-    if _backend(group) == "gloo":
-        return group
-    if all_ranks:
-        return dist.new_group(backend="gloo", group_desc="memtools cleanup policy")
-    raise ValueError(
-        f"the group's ranks cannot agree on the CPU: its backend is {dist.get_backend(group)}. "
-        'Make a group for it on all ranks of the job, dist.new_group(ranks, backend="gloo"), '
-        "and pass that"
-    )
-
-
-def _backend(group: Any) -> str:
-    """The name of what the group does CPU tensors by; "" for nothing."""
-    torch = bridge.connect().torch
-    if torch.device("cpu") not in group._device_types:
-        return ""
-    return str(group._get_backend(torch.device("cpu")).name())

@@ -3,86 +3,111 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from memtools._base.size import format_bytes
+from memtools._base.text import aligned
+from memtools.cleanup.actions import NAMES, WARM_UP, trigger_words
+from memtools.cleanup.engine import MUCH, Counts, Done, Engine
 
-MUCH = 0.01  # of the time: a schedule that costs more says so
+_BACKOFF = 6  # of _core.Policy.figures
 
 
 @dataclass(frozen=True, slots=True)
 class ActionReport:
-    """One action of a policy: what was asked of it and what it did, since the report began."""
+    """One action of a policy: what was asked of it and what it did, since the report began.
+
+    Attributes:
+        name: "gc", "gc_young", "empty_cache", "trim", "pool_trim", "freeze", or a callback's name.
+        when: when it is due: "100 updates, 1 epoch; pressure".
+        count: how often it ran.
+        total_ms: what all runs took together, in milliseconds.
+        share: of all the time; nan before any has passed.
+        host_freed_bytes: what it freed in host memory, all runs together.
+        device_freed_bytes: what it freed on all devices, all runs together.
+        paid: how often it freed 1 % of what the process holds, on the host or on the devices.
+        skipped: cadences left out because actions that do not pay have had their part of the time.
+        backoff: how many times longer than its cadence it waits now, 1 to 64.
+        error: what it raised last, as text; "" for nothing.
+        verdict: whether it pays, in words.
+    """
 
     name: str
-    #: when it is due: "100 updates, 1 epoch; pressure"
     when: str
     count: int
     total_ms: float
-    #: of all the time; nan before any has passed
     share: float
     host_freed_bytes: int
     device_freed_bytes: int
-    #: times that it freed 1 % of what the process holds, on the host or on the devices
     paid: int
-    #: cadences left out because what does not pay has had its part of the time
     skipped: int
-    #: how many times longer it rests now, 1 to 64
     backoff: int
-    #: what it raised last; "" for nothing
     error: str
-    #: in words
     verdict: str
 
     @property
     def mean_ms(self) -> float:
-        """nan where it did not run."""
+        """Milliseconds of one run; nan if it did not run."""
         return self.total_ms / self.count if self.count else math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class CycleReport:
-    """Cycles of objects that were collected, and the tensors that they held."""
+    """Cycles of objects that were collected, and the tensors that they held.
+
+    Attributes:
+        objects: all that were collected.
+        tensors: tensors among them, counted in the collections that looked for them.
+        tensor_bytes: the memory of these tensors.
+        inspected: collections that looked for tensors: those after one that found much.
+        examples: kinds of tensors, and the classes and functions whose objects lay in the same
+            garbage: "[256, 256] float32 tensor, beside Trainer, Hook".
+    """
 
     objects: int
-    #: tensors among them, where collects looked for them
     tensors: int
     tensor_bytes: int
-    #: collects that looked for tensors: those after one that found much
     inspected: int
-    #: who held them: "Trainer -> dict -> Tensor[256, 256] float32"
     examples: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyReport:
-    """What a CleanupPolicy did so far. `str()` is a table; byte figures are sums over all times."""
+    """What a CleanupPolicy did so far. `str()` is a table; byte figures are sums over all runs.
+
+    Attributes:
+        name: of the policy.
+        seconds: since the policy began, or its report was reset.
+        updates: counted in that time.
+        actions: those that can become due, and those that ran.
+        cycles: what collections found.
+        manages_gc: whether the policy runs Python's gc now.
+        frozen_objects: how many objects it has put aside.
+        looks: readings of memory to decide by.
+        own_ms: milliseconds that looks, decisions and measuring took, beside the actions.
+        notes: what limits the policy here, a sentence each.
+    """
 
     name: str | None
-    #: since the policy began, or its report was reset
     seconds: float
     updates: int
     actions: tuple[ActionReport, ...]
     cycles: CycleReport
-    #: whether the policy runs Python's gc now, and the objects that it has frozen
     manages_gc: bool
     frozen_objects: int
-    #: readings of memory to decide by
     looks: int
-    #: time that looks, decisions and measuring took, beside the actions themselves
     own_ms: float
-    #: what limits the policy here, a sentence each
     notes: tuple[str, ...] = ()
 
     @property
     def total_ms(self) -> float:
-        """Of all actions."""
+        """Total milliseconds spent in all actions."""
         return math.fsum(action.total_ms for action in self.actions)
 
     @property
     def share(self) -> float:
-        """Of the time, actions and the policy's own; nan before any time has passed."""
+        """Share of the time that actions and the policy itself took; nan before any has passed."""
         return (self.total_ms + self.own_ms) / 1e3 / self.seconds if self.seconds else math.nan
 
     def __getitem__(self, name: str) -> ActionReport:
@@ -144,21 +169,22 @@ def _row(action: ActionReport) -> tuple[str, ...]:
 def table(rows: list[tuple[str, ...]]) -> list[str]:
     """Lines of even columns: words to the left, figures to the right; empty columns go."""
     kept = [i for i in range(len(rows[0])) if any(row[i] for row in rows[1:])]
-    widths = {i: max(len(row[i]) for row in rows) for i in kept}
-    left = {0, 1, len(rows[0]) - 1}
-    return [
-        "  ".join(
-            row[i].ljust(widths[i]) if i in left else row[i].rjust(widths[i]) for i in kept
-        ).rstrip()
-        for row in rows
-    ]
+    right = [n for n, i in enumerate(kept) if 1 < i < len(rows[0]) - 1]
+    return list(aligned([[row[i] for i in kept] for row in rows], right, indent=""))
 
 
 def verdict(
     action: ActionReport, *, applies: str, per_update_ms: float, max_cost: float, strict: bool
 ) -> str:
-    """In words. `applies` says why it cannot run, "" where it can; `strict`: its cadence stays
-    whatever it frees."""
+    """Whether an action pays, in words.
+
+    Args:
+        action: what it did.
+        applies: why it cannot run, "" where it can.
+        per_update_ms: the time of one update; 0.0 if there was none.
+        max_cost: part of the time that actions which do not pay may take.
+        strict: whether its cadence stays, whatever it frees.
+    """
     if action.error:
         return f"failed: {action.error}"
     if not action.count:
@@ -208,3 +234,68 @@ def _percent(share: float) -> str:
         return "?"
     text = f"{100 * share:.2f}" if share < 0.001 else f"{100 * share:.1f}"
     return f"{text} %"
+
+
+# --- put together ---------------------------------------------------------------------------------
+
+
+def report_of(engine: Engine, name: str | None, base: Counts) -> PolicyReport:
+    """What an engine did since the counts `base`."""
+    now = engine.counts()
+    seconds, updates = now.seconds - base.seconds, now.updates - base.updates
+    cycles, examples = engine.cycles()
+    frozen = engine.frozen_objects
+    reports = []
+    for action in sorted({*engine.rules, *now.done}):
+        ran = now.done.get(action, Done()).since(base.done.get(action, Done()))
+        when = _when(engine, action)
+        if when or ran.times:
+            reports.append(_action(engine, action, when, ran, seconds, updates))
+    return PolicyReport(
+        name,
+        seconds,
+        updates,
+        tuple(reports),
+        CycleReport(*cycles, examples),
+        frozen is not None,
+        frozen or 0,
+        now.looks - base.looks,
+        (now.own_ns - base.own_ns) / 1e6,
+        engine.notes(),
+    )
+
+
+def _when(engine: Engine, action: int) -> str:
+    """`100 updates, 1 epoch; pressure`; "" for never."""
+    every, triggers, managed = engine.when(action)
+    words = engine.clocks.words(every), trigger_words(triggers)
+    return "; ".join(word for word in words if word) + " while gc is managed" * managed
+
+
+def _action(
+    engine: Engine, action: int, when: str, ran: Done, seconds: float, updates: int
+) -> ActionReport:
+    found = ActionReport(
+        engine.names[action],
+        when or ("after warm-up" if action == WARM_UP else "by hand"),
+        ran.times,
+        ran.ns / 1e6,
+        ran.ns / 1e9 / seconds if seconds > 0 else math.nan,
+        ran.host,
+        ran.device,
+        ran.paid,
+        ran.skipped,
+        engine.core.figures(action)[_BACKOFF],
+        engine.errors.get(action, ""),
+        "",
+    )
+    if action == WARM_UP:
+        return replace(found, verdict="once, so that later collects pass over what was there")
+    words = verdict(
+        found,
+        applies=engine.why_not(action) if action in NAMES else "",
+        per_update_ms=1e3 * seconds / updates if updates else 0.0,
+        max_cost=engine.settings.max_cost,
+        strict=engine.settings.strict,
+    )
+    return replace(found, verdict=words)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memtools.cli.system import Fact, Section, known, unknown, why
+from memtools.cli.facts import Fact, Section, known, unknown, why
 
 KEYS = ("malloc", "malloc_arenas", "malloc_settings", "cuda_settings", "cuda_caching", "advice")
 

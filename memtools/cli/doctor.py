@@ -19,21 +19,13 @@ from types import ModuleType
 
 from memtools import MemtoolsError, __version__
 from memtools._base.install import rebuild_command
+from memtools._base.text import aligned
 from memtools.cli.allocators import allocator_facts
 from memtools.cli.exporters import exporter_facts
+from memtools.cli.facts import Fact, Section, guarded, known, no, unknown, yes
 from memtools.cli.monitor import monitor_facts
-from memtools.cli.system import (
-    ROOT,
-    Fact,
-    Section,
-    guarded,
-    host_memory,
-    kernel,
-    known,
-    no,
-    unknown,
-    yes,
-)
+from memtools.cli.records import printed
+from memtools.cli.system import ROOT, host_memory, kernel
 
 TITLES = {
     "versions": "Versions",
@@ -62,7 +54,9 @@ class Part:
 
 
 @dataclass
-class Report:
+class Findings:
+    """What was found: facts by section, what works here, and what is broken."""
+
     sections: dict[str, Section] = field(default_factory=dict)
     parts: dict[str, Part] = field(default_factory=dict)
     # What should work on this machine and does not: the reason for exit code 1. A machine without
@@ -258,18 +252,18 @@ def thread_facts(environ: Mapping[str, str]) -> Section:
     return facts
 
 
-def works_here(report: Report, connection: Connection) -> dict[str, Part]:
+def works_here(findings: Findings, connection: Connection) -> dict[str, Part]:
     """One line per part. For every no: why, and what to do."""
-    extensions, cuda = report.sections["extensions"], report.sections["cuda"]
+    extensions, cuda = findings.sections["extensions"], findings.sections["cuda"]
     rebuild = rebuild_command()
     no_core, blocked = "", ""
     if not extensions["core"].value:
         no_core = blocked = f"memtools._core does not load; run {rebuild}"
-    elif report.sections["versions"]["torch"].value is None:
+    elif findings.sections["versions"]["torch"].value is None:
         blocked = f"torch is not installed; {INSTALL_TORCH}"
     elif connection.torch_error:
         blocked = f"torch does not connect: {connection.torch_error}; {INSTALL_TORCH}"
-    no_cuda = blocked or _why_no_cuda(cuda, report.sections["versions"]["torch_cuda"], rebuild)
+    no_cuda = blocked or _why_no_cuda(cuda, findings.sections["versions"]["torch_cuda"], rebuild)
     plot = installed_version("matplotlib")
     no_plot = no_core or (PLOT_REMEDY if plot.value is None else "")
     page = installed_version("jinja2")
@@ -314,67 +308,62 @@ def _why_no_cuda(cuda: Section, torch_cuda: Fact, rebuild: str) -> str:
     return "; ".join(missing)
 
 
-def examine(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Report:
-    report = Report()
+def examine(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Findings:
+    findings = Findings()
     torch = read_torch(find_package("torch"))
     core, info = load("memtools._core"), load("memtools._build_info")
     connection = connect(torch, core)
     rebuild = rebuild_command()
     if isinstance(core, str):
-        report.broken.append(f"memtools._core does not load: {core}; run {rebuild}")
+        findings.broken.append(f"memtools._core does not load: {core}; run {rebuild}")
     elif torch and connection.torch_error:
-        report.broken.append(f"torch {torch.version} does not connect: {connection.torch_error}")
+        findings.broken.append(f"torch {torch.version} does not connect: {connection.torch_error}")
     elif torch and connection.shim_error and not isinstance(info, str) and info.TORCH_VERSION:
-        report.broken.append(f"the shim is not loaded: {connection.shim_error}; run {rebuild}")
-    report.sections = {
+        findings.broken.append(f"the shim is not loaded: {connection.shim_error}; run {rebuild}")
+    findings.sections = {
         "versions": version_facts(torch),
         "extensions": extension_facts(core, info, connection),
-        "cuda": cuda_facts(core, info, root, report.broken),
+        "cuda": cuda_facts(core, info, root, findings.broken),
         "host_memory": {**host_memory(root), **monitor_facts(root)},
         "kernel": kernel(root),
         "threads": thread_facts(environ),
         "allocators": allocator_facts(),
         "exporters": exporter_facts(),
     }
-    report.parts = works_here(report, connection)
-    return report
+    findings.parts = works_here(findings, connection)
+    return findings
 
 
-def as_text(report: Report) -> str:
-    width = max(len(label(key)) for section in report.sections.values() for key in section)
+def as_text(findings: Findings) -> str:
+    facts = [pair for section in findings.sections.values() for pair in section.items()]
+    body = aligned([(label(key), fact.text) for key, fact in facts])
     lines = []
-    for name, section in report.sections.items():
-        lines.append(TITLES[name])
-        lines += [f"  {label(key):{width}}  {fact.text}" for key, fact in section.items()]
-        lines.append("")
-    lines.append("What works here")
-    width = max(len(part.title) for part in report.parts.values())
-    for part in report.parts.values():
-        answer = "yes" if part.works else "no"
-        lines.append(f"  {part.title:{width}}  {answer:3}  {part.remark}".rstrip())
-    return "\n".join(lines)
+    for name, section in findings.sections.items():
+        lines += [TITLES[name], *(next(body) for _ in section), ""]
+    parts = [(p.title, "yes" if p.works else "no", p.remark) for p in findings.parts.values()]
+    return "\n".join([*lines, "What works here", *aligned(parts)])
 
 
 def label(key: str) -> str:
     return key.removesuffix("_bytes").replace("_", " ")
 
 
-def as_json(report: Report) -> str:
+def as_json(findings: Findings) -> str:
     """The facts as raw values; "notes" says why a value is null or false."""
     notes = {
         f"{name}.{key}": fact.text
-        for name, section in report.sections.items()
+        for name, section in findings.sections.items()
         for key, fact in section.items()
         if fact.value is None or fact.value is False
     }
     document: dict[str, object] = {
         name: {key: fact.value for key, fact in section.items()}
-        for name, section in report.sections.items()
+        for name, section in findings.sections.items()
     }
     document["works"] = {
-        key: {"works": part.works, "remark": part.remark} for key, part in report.parts.items()
+        key: {"works": part.works, "remark": part.remark} for key, part in findings.parts.items()
     }
-    document["broken"] = report.broken
+    document["broken"] = findings.broken
     document["notes"] = notes
     return json.dumps(document, indent=2)
 
@@ -397,12 +386,8 @@ class Doctor:
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        report = examine()
-        text = as_json(report) if args.json else as_text(report)
-        # A path need not be printable in the terminal's encoding; that must not end the report.
-        encoding = sys.stdout.encoding or "ascii"
-        print(text.encode(encoding, "backslashreplace").decode(encoding))
-        if report.broken:
-            sys.stdout.flush()  # or a shared log has the error above the report
-            print(f"memtools doctor: {'; '.join(report.broken)}", file=sys.stderr)
-        return 1 if report.broken else 0
+        findings = examine()
+        printed(as_json(findings) if args.json else as_text(findings))
+        if findings.broken:
+            print(f"memtools doctor: {'; '.join(findings.broken)}", file=sys.stderr)
+        return 1 if findings.broken else 0

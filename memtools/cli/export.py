@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import json
 import os
 import sys
 from collections.abc import Callable
-from typing import IO
+from typing import IO, BinaryIO
 
-from memtools import MemtoolsError
-from memtools.cli.records import UnreadableError, newest_record, read
+from memtools._base.file import replace_file
+from memtools.cli.records import newest_record, read
 
 FORMATS = {"jsonl": ".jsonl", "trace": ".trace.json"}
 
@@ -45,14 +44,11 @@ class Export:
         parser.add_argument("--json", action="store_true", help="say what was written as JSON")
 
     def run(self, args: argparse.Namespace) -> int:
-        try:
-            name = args.record or newest_record()
-            record = read(name)
-        except UnreadableError as error:
-            raise MemtoolsError(str(error)) from error
+        name = args.record or newest_record()
+        record = read(name)
         write = record.to_jsonl if args.to == "jsonl" else record.to_chrome_trace
         if args.output == "-":
-            to_stdout(write)
+            as_utf8(sys.stdout.buffer, write)
             return 0
         path = args.output or os.path.splitext(name)[0] + FORMATS[args.to]
         save(path, write, args.force)
@@ -65,30 +61,22 @@ class Export:
         return 0
 
 
-def to_stdout(write: Callable[[IO[str]], None]) -> None:
-    """In UTF-8, whatever the terminal's encoding is: it is JSON."""
-    text = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", newline="\n")
+def as_utf8(file: BinaryIO, write: Callable[[IO[str]], None]) -> None:
+    """Let `write` write JSON to `file`, whatever the terminal's encoding is."""
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
     try:
         write(text)
         text.flush()
     finally:
-        text.detach()  # or it would close the standard output
+        text.detach()  # or it would close the file
 
 
 def save(path: str, write: Callable[[IO[str]], None], force: bool) -> None:
-    """Write the file beside its place, then move it there. FileExistsError without `force`."""
+    """Write the file in one step. Raises FileExistsError if it is there and `force` is False."""
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe, a device
-        with open(path, "w", encoding="utf-8") as file:
-            write(file)
+        with open(path, "wb") as file:
+            as_utf8(file, write)
         return
     if not force and os.path.lexists(path):
         raise FileExistsError(f"{path} is there already; pass --force to write over it")
-    part = f"{path}.{os.getpid()}.part"
-    try:
-        with open(part, "x", encoding="utf-8") as file:
-            write(file)
-        os.replace(part, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(part)
-        raise
+    replace_file(path, lambda file: as_utf8(file, write))

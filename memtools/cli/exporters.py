@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 
-from memtools.cli.system import Fact, Section, known
+from memtools.cli.facts import Fact, Section, known
 
 # Name in the report, and what is asked for; the first that is installed counts.
 LIBRARIES = {

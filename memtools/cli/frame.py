@@ -1,4 +1,4 @@
-"""One look at a record: what `memtools watch` shows, as figures and as plain text."""
+"""A frame of `memtools watch`: what a record holds at one moment, as figures and as plain text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from memtools._base.text import count, shown, size
+from memtools._base.size import format_bytes
+from memtools._base.text import count, shown
 from memtools.record.figures import Figures, figures_of, of, plain, used_cells
 from memtools.record.record import Record
 from memtools.record.series import series
@@ -27,8 +28,8 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Happening:
-    """An event, so many seconds after the start."""
+class ShownEvent:
+    """An event of the record: how long after the start, and its text made harmless."""
 
     seconds: float
     kind: str
@@ -47,9 +48,10 @@ class Frame:
     pressure_percent: float | None
     devices: list[Device]
     leak: list[str]
+    leaking: bool
     series: list[int]  # used, oldest first, each the most of a stretch of equal length
     events_total: int
-    events: list[Happening]
+    events: list[ShownEvent]
 
     @property
     def share(self) -> float | None:
@@ -108,7 +110,7 @@ class Frame:
         if machine is not None and used.source == "machine":
             return f"the machine {of(machine.last_bytes, machine.total_bytes)}"
         if used.limit_bytes is None:
-            return f"the {used.of} {size(used.last_bytes)}"
+            return f"the {used.of} {format_bytes(used.last_bytes)}"
         return f"{of(used.last_bytes, used.limit_bytes)}, {used.source} limit"
 
     def state_words(self) -> str:
@@ -143,46 +145,52 @@ class Frame:
 
 
 def known(count: int | None) -> str:
-    return "unknown" if count is None else size(count)
+    return "unknown" if count is None else format_bytes(count)
 
 
-class Judge:
-    """What grows, by the figures of the record. Judging takes up to 0.2 s, and is done for 2 % of
-    the time at most, or when the run itself has said something new."""
+class GrowthLines:
+    """What grows, in lines, kept between two looks at the same record. To judge growth takes up to
+    0.2 s; it is done for 2 % of the time at most, or when the run itself has recorded something
+    new."""
 
     def __init__(self) -> None:
         self._due = 0.0
-        self._heard: tuple[int, bool] = (-1, False)
+        self._seen: tuple[int, bool] = (-1, False)
         self._lines: list[str] = []
+        self.leaking = False  # as those lines say
 
     def lines(self, figures: Figures) -> list[str]:
         now = time.monotonic()
         events = figures.record.events
-        heard = sum(e.kind in ("leak", "holder") for e in events), figures.ending.kind == "running"
-        if now >= self._due or heard != self._heard:
-            self._lines, self._heard = figures.growth_lines(), heard
+        seen = sum(e.kind in ("leak", "holder") for e in events), figures.ending.kind == "running"
+        if now >= self._due or seen != self._seen:
+            self._lines, self._seen = figures.growth_lines(), seen
+            self.leaking = figures.verdict.leaking
             self._due = now + 50 * (time.monotonic() - now)
         return self._lines
 
 
-def look(record: Record, judge: Judge | None = None) -> Frame:
+def frame_of(record: Record, growth: GrowthLines | None = None) -> Frame:
+    """The frame of a record as it is now. Pass the same `growth` at each look at one run."""
     figures = figures_of(record)
     line = figures.line
     pressure = line.last("pressure") if "pressure" in line.most else None
     columns = {column.name for column in record.columns}
     state = "ended" if record.complete else "running" if record.written else "killed"
     counted = None if figures.used is None else used_cells(line, figures.used.source)
+    growth = growth or GrowthLines()
     shown_events = [event for event in record.events if event.kind != "phase"][-EVENTS:]
     return Frame(
         figures=figures,
         state=state,
         pressure_percent=None if pressure is None else pressure / 100,
         devices=[_device(figures, i) for i in range(8) if f"cuda{i}_allocated" in columns],
-        leak=(judge or Judge()).lines(figures),
+        leak=growth.lines(figures),
+        leaking=growth.leaking,
         series=[] if counted is None else series(line, counted[1], POINTS),
         events_total=record.events_total,
         events=[
-            Happening((e.time_ns - record.clock_ns) / 1e9, shown(e.kind), shown(e.text))
+            ShownEvent((e.time_ns - record.clock_ns) / 1e9, shown(e.kind), shown(e.text))
             for e in shown_events
         ],
     )

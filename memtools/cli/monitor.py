@@ -6,11 +6,11 @@ import os
 import tempfile
 from pathlib import Path
 
-from memtools.cli.system import ROOT, Fact, Section, guarded, known, no, unknown, why, yes
+from memtools._base.size import format_bytes
+from memtools.cli.facts import Fact, Section, guarded, no, unknown, why, yes
+from memtools.cli.system import ROOT
 
 KEYS = (
-    "limit_source",
-    "pressure_readings",
     "peak_reset",
     "sampler",
     "record",
@@ -21,26 +21,13 @@ INTERVAL_NS = 10_000_000  # of a MemoryMonitor by default
 
 
 def monitor_facts(root: Path = ROOT) -> Section:
-    """Whose limit counts, what can be read, and whether thread, record and census work."""
+    """What can be read, and whether thread, record and census work."""
     try:
         from memtools import _core
         from memtools._base import torch as bridge
-        from memtools._base.reclaim import READ_CHILDREN, READ_HEAP, READ_RSS
-        from memtools.monitor.host import limit_source
     except ImportError as error:
         return dict.fromkeys(KEYS, unknown(why(error)))
     probe = _core.Probe(str(root), True)
-    sample = probe.read()
-
-    def source() -> Fact:
-        text = limit_source(probe, sample.total)
-        return Fact(None, text) if sample.cgroup_limit is None else known(text)
-
-    def pressure() -> Fact:
-        path, of_host = probe.source()[5:]
-        if sample.pressure is None:
-            return no(f"no {path}" if path else "no v2 control group is mounted")
-        return yes("of the whole machine: this is the root group" if of_host else f"{path}")
 
     def peak() -> Fact:
         exact = probe.reset_peak()
@@ -63,10 +50,10 @@ def monitor_facts(root: Path = ROOT) -> Section:
                 writer.close()
         except OSError as error:
             return no(f"not in this folder: {why(error)}; name another place by log=")
-        return yes(f"in this folder, {writer.nbytes:,} bytes and more")
+        return yes(f"in this folder, {format_bytes(writer.nbytes)} and more")
 
     def leak_test() -> Fact:
-        read = probe.read(READ_RSS | READ_HEAP | READ_CHILDREN)
+        read = probe.read(_core.READ_RSS | _core.READ_HEAP | _core.READ_CHILDREN)
         found = {"heap": read.heap_used, "children": read.children_private, "rss": read.rss}
         names = ["python", *(name for name, value in found.items() if value is not None)]
         remark = f"reads {', '.join(names)}"
@@ -78,5 +65,5 @@ def monitor_facts(root: Path = ROOT) -> Section:
         shim, reason = bridge.shim_status()
         return yes("by the shim" if shim else f"by torch's own getters, slower: {reason}")
 
-    readers = (source, pressure, peak, sampler, record, leak_test, census)
+    readers = (peak, sampler, record, leak_test, census)
     return dict(zip(KEYS, map(guarded, readers), strict=True))

@@ -1,4 +1,4 @@
-"""Reading the records that `memtools explain` and `memtools report` are given."""
+"""Finding and reading the record that a command is given, and printing what is made of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import struct
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from memtools import MemtoolsError
 
 if TYPE_CHECKING:
     from memtools.record.record import Record
@@ -17,8 +19,8 @@ MAGIC = b"MTRECORD"
 HEAD = struct.Struct("<8s56xQ")
 
 
-class UnreadableError(Exception):
-    """One clear sentence about a file that is no record that can be read."""
+class UnreadableError(MemtoolsError):
+    """One clear sentence about a file that is not a record, or that cannot be read."""
 
 
 def read(path: str) -> Record:
@@ -71,9 +73,10 @@ def _started(path: str) -> int | None:
 
 
 def printed(text: str) -> None:
-    """To stdout; a name need not be printable in the terminal's encoding."""
+    """Print to stdout. Characters that the terminal's encoding does not have are escaped: a record
+    may hold any name."""
     encoding = sys.stdout.encoding or "ascii"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
+    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 def complain(prog: str, reason: object) -> int:

@@ -40,7 +40,8 @@ class Report:
 
     def run(self, args: argparse.Namespace) -> int:
         from memtools import report
-        from memtools._base.text import shown, size
+        from memtools._base.size import format_bytes
+        from memtools._base.text import shown
         from memtools.record.figures import figures_of
         from memtools.record.redact import redacted_record
         from memtools.report.advice import advise
@@ -56,8 +57,8 @@ class Report:
         written = report.write_report(records, output, title=args.title)
         if args.json:
             figures = [figures_of(record) for record in records]
-            found = [{**one.as_json(), "advice": advise(one)} for one in figures]
+            found = [{**f.as_json(), "advice": advise(f)} for f in figures]
             printed(json.dumps({"path": output, "bytes": written, "records": found}, indent=2))
         else:
-            printed(f"Wrote {shown(output)} ({size(written)})")
+            printed(f"Wrote {shown(output)} ({format_bytes(written)})")
         return 0

@@ -146,7 +146,7 @@ def own_peak() -> int:
 
 
 def reap(command: int) -> Ended | None:
-    """Takes all that has ended; how the command did, once it has."""
+    """Wait for every child that has ended. Returns how the command ended, None while it runs."""
     ended = None
     while True:
         try:
@@ -161,8 +161,8 @@ def reap(command: int) -> Ended | None:
 
 
 def pass_on(info: signal.struct_siginfo, command: int) -> None:
-    """What another process sent to memtools goes to the command. What was typed went there by
-    itself. A stop stops memtools too, until both are continued."""
+    """Send the command a signal that another process sent to memtools; what was typed at the
+    terminal went there by itself. A stop stops memtools too, until both are continued."""
     if info.si_code != FROM_KERNEL:
         os.kill(command, info.si_signo)
     if info.si_signo == signal.SIGTSTP:
@@ -170,7 +170,7 @@ def pass_on(info: signal.struct_siginfo, command: int) -> None:
 
 
 class Guard:
-    """Once the tree is so full: says so and asks the command to end by SIGTERM, once."""
+    """Asks the command to end by SIGTERM, once, when its tree uses this fraction of the limit."""
 
     def __init__(self, fraction: float | None) -> None:
         self._fraction = fraction
@@ -189,7 +189,7 @@ class Guard:
 
 
 def watch(command: int, tree: Tree, guard: Guard, interval: float) -> Ended:
-    """Samples until the command has ended."""
+    """Sample the tree until the command has ended. Returns how it ended."""
     due = time.monotonic()
     while True:
         info = signal.sigtimedwait(WATCHED, max(0.0, due - time.monotonic()))
@@ -206,7 +206,7 @@ def watch(command: int, tree: Tree, guard: Guard, interval: float) -> Ended:
 
 
 def start(words: Sequence[str], mask: set[signal.Signals | int]) -> int:
-    """The command, with the signals as memtools found them."""
+    """Start the command with the signals as memtools found them. Returns its process id."""
     ignored_by_python = [signal.SIGPIPE, signal.SIGXFSZ]
     return os.posix_spawnp(
         words[0], list(words), os.environ, setsigmask=mask, setsigdef=ignored_by_python
@@ -230,12 +230,12 @@ def end_like(ended: Ended) -> int:
 def run_command(words: Sequence[str], args: argparse.Namespace) -> int:
     found = shutil.which(words[0])
     if found is None:
-        there = os.path.exists(words[0]) and os.sep in words[0]
-        reason = "cannot be executed" if there else "is not found"
+        exists = os.path.exists(words[0]) and os.sep in words[0]
+        reason = "cannot be executed" if exists else "is not found"
         print(f"memtools run: the command {words[0]} {reason}", file=sys.stderr)
-        return NOT_EXECUTABLE if there else NOT_FOUND
-    said = announce_nothing if args.quiet else announce
-    with opened(lambda: open_record(log_name(args.log), COLUMNS, words, said)) as writer:
+        return NOT_EXECUTABLE if exists else NOT_FOUND
+    announced = announce_nothing if args.quiet else announce
+    with opened(lambda: open_record(log_name(args.log), COLUMNS, words, announced)) as writer:
         tree = Tree(writer, args.limit)
         ended = run_recorded(words, args, tree)
     if isinstance(ended, int):

@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from memtools import MemtoolsError
-from memtools.cli.records import UnreadableError, newest_record
+from memtools.cli.records import MAGIC, newest_record, printed, read
 
 if TYPE_CHECKING:
     from memtools.cli.frame import Frame
-    from memtools.record.record import Record
 
-MAGIC = b"MTRECORD"
 _MADE = re.compile(r"(.*/)\.(.+)\.\d+\.\d+\.new(?: \(deleted\))?", re.S)
 NO_RICH = "for the live view run python -m pip install rich"
 
@@ -63,7 +61,7 @@ class Watch:
         add("--interval", type=seconds, default=1.0, metavar="S", help="default: 1 second")
 
     def run(self, args: argparse.Namespace) -> int:
-        path = find_record(args.target) if args.target else newest()
+        path = find_record(args.target) if args.target else newest_record()
         frames = follow(path, args.interval, args.once)
         try:
             with view_for(args) as view:
@@ -72,14 +70,6 @@ class Watch:
         except KeyboardInterrupt:  # the usual way to leave
             pass
         return 0
-
-
-def newest() -> str:
-    """Raises MemtoolsError where this folder has no record."""
-    try:
-        return newest_record()
-    except UnreadableError as error:
-        raise MemtoolsError(str(error)) from None
 
 
 def find_record(target: str) -> str:
@@ -121,22 +111,13 @@ def record_in(line: str) -> str | None:
         return None
 
 
-def read(path: str) -> Record:
-    from memtools.record.record import read_record
-
-    try:
-        return read_record(path)
-    except ValueError as error:
-        raise MemtoolsError(str(error)) from None
-
-
 def follow(path: str, interval: float, once: bool) -> Iterator[Frame]:
     """A frame now and after each interval, to the end of the run."""
-    from memtools.cli.frame import Judge, look
+    from memtools.cli.frame import GrowthLines, frame_of
 
-    judge = Judge()
+    growth = GrowthLines()
     while True:
-        frame = look(read(path), judge)
+        frame = frame_of(read(path), growth)
         yield frame
         if once or frame.state != "running":
             return
@@ -157,7 +138,7 @@ class JsonLines:
 
 class Block:
     def show(self, frame: Frame) -> None:
-        print(printable(frame.block()), flush=True)
+        printed(frame.block())
 
 
 class Lines:
@@ -169,17 +150,11 @@ class Lines:
     def show(self, frame: Frame) -> None:
         new = frame.events_total - self._seen
         self._seen = frame.events_total
-        print(printable(frame.line()))
+        printed(frame.line())
         for event in frame.events[-new:] if new > 0 else []:
-            print(printable(event.line()))
+            printed(event.line())
         if frame.state != "running":
-            print(printable(f"{frame.figures.path}: {frame.state_words()}"))
-        sys.stdout.flush()
-
-
-def printable(text: str) -> str:
-    encoding = sys.stdout.encoding or "ascii"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
+            printed(f"{frame.figures.path}: {frame.state_words()}")
 
 
 def view_for(args: argparse.Namespace) -> AbstractContextManager[View]:

@@ -132,8 +132,7 @@ def leaks(frame: Frame) -> Text:
     lines = frame.leak + ([guard] if guard else [])
     if not lines:
         return Text("no growth seen", "green")
-    style = "bold red" if lines[0].startswith(("leak", "likely")) else "yellow"
-    return Text("\n".join(lines), style)
+    return Text("\n".join(lines), "bold red" if frame.leaking else "yellow")
 
 
 def events(frame: Frame) -> Table:

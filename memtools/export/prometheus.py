@@ -6,7 +6,6 @@ Prometheus --GET /metrics--> thread of the server --> collect() --> monitor.metr
 from __future__ import annotations
 
 import errno
-import os
 import sys
 import threading
 import warnings
@@ -14,6 +13,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+from memtools._base import process
 from memtools._base.metrics import MetricsSource, check_source
 from memtools.export.names import Sample, check_labels, samples_of
 
@@ -200,4 +200,4 @@ def _close_in_child() -> None:
             server.socket.close()  # this process's descriptor; the parent's goes on listening
 
 
-os.register_at_fork(after_in_child=_close_in_child)
+process.at_fork(_close_in_child)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from typing import TYPE_CHECKING
 
+from memtools._base import process
 from memtools._base import torch as bridge
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def _forked() -> None:
     _forks += 1
 
 
-os.register_at_fork(after_in_child=_forked)
+process.at_fork(_forked)
 
 
 class AuxLoss:

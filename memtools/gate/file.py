@@ -5,29 +5,20 @@ b"MTGATES\\x01"   u64 length of the body   u32 CRC-32 of the body   body (csrc/c
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
-import uuid
 import zlib
+
+from memtools._base.file import replace_file
 
 MAGIC = b"MTGATES\x01"  # the last byte is the version
 _FRAME = struct.Struct("<8sQI")
 
 
 def write(path: str | os.PathLike[str], body: bytes) -> None:
-    """Write the file beside its place and move it there: a crash leaves the old one or the new."""
-    folder, name = os.path.split(os.path.abspath(os.fspath(path)))
-    temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(_FRAME.pack(MAGIC, len(body), zlib.crc32(body)))
-            file.write(body)
-        os.replace(temporary, os.path.join(folder, name))
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):  # an interrupt may come before or after it is
-            os.unlink(temporary)
-        raise
+    """Write the file in one step: a crash leaves the old one or the new."""
+    frame = _FRAME.pack(MAGIC, len(body), zlib.crc32(body))
+    replace_file(path, lambda file: file.writelines((frame, body)))
 
 
 def read(path: str | os.PathLike[str]) -> bytes:

@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import functools
 import inspect
-import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from memtools._base import torch as bridge
-from memtools.grad import settings
-from memtools.grad import state as accstate
-from memtools.grad.backward import Passes
-from memtools.grad.finish import Finish
-from memtools.grad.gradwatch import GradientWatch
-from memtools.grad.loop import WindowLoop
-from memtools.grad.loss_scale import LossScale
-from memtools.grad.owner import Ownership
-from memtools.grad.ranks import Ranks, check_together, find_ranks
-from memtools.grad.report import AccumulatorReport, Totals, WindowReport
-from memtools.grad.window import Window
+from memtools.grad.backoff import BackOff
+from memtools.grad.ranks import check_together, find_ranks
+from memtools.grad.report import AccumulatorReport, WindowReport
+from memtools.grad.settings import Settings, check_model, count, fused_advice
+from memtools.grad.state import load, state_of
+from memtools.grad.window import Block, WindowRunner
 
 if TYPE_CHECKING:
     import torch
 
-    from memtools.grad.backoff import BackOff
+    from memtools.grad.gradients import Gradients
+    from memtools.grad.ranks import Ranks
+    from memtools.grad.window import Window
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class GradAccumulator(WindowLoop):
+class GradAccumulator:
     """Gradients of several micro-batches, one update: the gradient of the full batch.
 
         acc = memtools.GradAccumulator(model, optimizer, steps=4, precision="bf16", max_norm=1.0)
@@ -55,28 +50,49 @@ class GradAccumulator(WindowLoop):
 
     Args:
         model: the module that is trained; its parameters' names are for reports.
-        optimizer: any of torch.optim's form that needs no closure; its parameters' gradients are
-            what is measured, clipped and dropped. `fused=True` is fastest. It belongs to the
-            newest accumulator that was made with it; the one that had it is closed.
-        steps: micro-batches in a window.
-        precision: None or "fp32": as torch computes; "bf16": under autocast; "fp16": under
-            autocast with a loss scale that moves at the ends of windows.
-        max_norm: clip by the 2-norm of all gradients together.
-        max_value: clip each element.
-        clip: called with the parameters once gradients are averaged; returns a norm for the
-            report, or None. One of the three at most.
-        scheduler: its `step()` is called after each update that was made.
-        init_scale, growth_interval, min_scale: the loss scale of "fp16": where it begins, after
-            how many good windows it doubles, and the least it falls to.
-        max_skips: so many updates left out in a row raise RuntimeError.
-        micro_batch_size: rows that `step()` begins with; None: the whole batch.
+        optimizer: any optimizer of torch.optim's form that needs no closure; its parameters'
+            gradients are what is measured, clipped and dropped. `fused=True` is fastest. It belongs
+            to the newest accumulator that was made with it; the one that had it is closed.
+        steps: micro-batches in a window, 1 or more.
+        precision: None or "fp32": compute as torch does; "bf16": under autocast; "fp16": under
+            autocast, with a loss scale that moves at the ends of windows.
+        max_norm: clip by the 2-norm of all gradients together; above 0. None: do not clip.
+        max_value: clip each element to this size; above 0. None: do not clip.
+        clip: a function that is called with the parameters once gradients are averaged; it returns
+            a norm for the report, or None. Give at most one of max_norm, max_value and clip.
+        scheduler: its `step()` is called without arguments after each update that was made. None:
+            there is none.
+        init_scale: where the loss scale of "fp16" begins; above 0.
+        growth_interval: after so many good windows in a row the loss scale doubles; 1 or more.
+        min_scale: the loss scale falls no lower than this; above 0, at most init_scale.
+        max_skips: so many updates left out in a row raise RuntimeError; 1 or more.
+        main_grads: add up the gradients of bf16 and fp16 parameters in fp32 during a window, and
+            round them once. Costs 4 bytes a parameter, less the 2 of the gradient. False: gradients
+            are added up in the parameter's own dtype.
+        undo: how `step()` takes back the gradients of a micro-batch that ran out of memory.
+            "scratch": they are made apart from the sums, which takes the memory of the gradients
+            once more during a backward pass. "copy": the sums are copied before each micro-batch.
+            "redo": nothing is kept, and the window runs again from its start. "auto": "scratch"
+            where gradients take less than a tenth of the memory there is, else "redo". The result
+            has the same bits in all cases.
+        micro_batch_size: rows that `step()` begins with, 1 or more. None: the whole batch.
+        ranks: the processes that train the model together. None: look for DistributedDataParallel
+            and fully_shard in the model. True or a process group: all ranks of the job, or of the
+            group, have the same plain model, which starts as it is on the first of them. False:
+            this process trains alone in any case.
+        overlap: let DistributedDataParallel reduce in the backward pass of a window's last
+            micro-batch, which cannot be tried again then. False: gradients are summed at the
+            window's end.
 
     Raises:
-        TypeError, ValueError: an argument that makes no sense, an optimizer that needs a closure,
-            or one without any of the model's parameters.
+        TypeError: an argument of the wrong type, or an optimizer that needs a closure.
+        ValueError: an argument out of its range, two ways of clipping, an optimizer without any of
+            the model's parameters, or a combination that cannot work.
     """
 
-    __slots__ = ("_backoff", "_block", "_notes", "_precision", "_stepping")
+    __slots__ = ("__weakref__", "_advice", "_back_off", "_block", "_runner", "_settings")
+
+    _back_off: BackOff | None
 
     def __init__(
         self,
@@ -99,121 +115,126 @@ class GradAccumulator(WindowLoop):
         ranks: Any = None,
         overlap: bool = False,
     ) -> None:
-        told = locals()
-        settings.check({name: told[name] for name in settings.NAMES})
-        torch = self._torch = bridge.connect().torch
-        settings.check_model(torch, model, optimizer, main_grads)
-        self.model, self.optimizer, self._scheduler = model, optimizer, scheduler
-        self._steps, self._max_skips = steps, max_skips
-        self._precision = precision or "fp32"
-        self._wants_main, self._main, self._context = main_grads, None, None
-        self._owner, self._watch, self.ranks = Ownership(self), GradientWatch(), Ranks()
-        self._block = _Block()
-        self._passes = Passes(torch, _device(self._held()), self._precision)
-        self._finish = Finish(optimizer, max_norm, max_value, clip)
-        fp16 = self._precision == "fp16"
-        self._scale = LossScale(float(init_scale), growth_interval, float(min_scale), fp16)
-        self._totals = Totals(self._scale.value)
-        self._set_window(Window(self._scale.value))
-        self.micro_batch_size, self._retries = micro_batch_size, []
-        self._backoff: BackOff | None = None
-        self._stepping = (undo, micro_batch_size, overlap)
-        advice = settings.fused_advice(optimizer)
-        self._notes: tuple[str, ...] = (advice,) if advice else ()
+        settings = Settings(
+            steps=steps,
+            precision=precision,
+            max_norm=max_norm,
+            max_value=max_value,
+            clip=clip,
+            scheduler=scheduler,
+            init_scale=init_scale,
+            growth_interval=growth_interval,
+            min_scale=min_scale,
+            max_skips=max_skips,
+            main_grads=main_grads,
+            undo=undo,
+            micro_batch_size=micro_batch_size,
+            overlap=overlap,
+        )
+        check_model(model, optimizer, main_grads)
+        self._settings = settings
+        self._runner = runner = WindowRunner(model, optimizer, settings)
+        self._advice = fused_advice(optimizer)
+        self._block, self._back_off = Block(), None
         try:
-            self._adopt(hooks=False)
-            self.ranks = find_ranks(model, self.parameters, ranks, overlap)
-            check_together(self.ranks, main_grads, overlap)
-            self._owner.take(optimizer)  # from here on nothing is refused
-            if self._main is not None:
-                self._main.hook()
-            self.ranks.attach()
+            runner.ranks = find_ranks(model, self.parameters, ranks, overlap)
+            check_together(runner.ranks, main_grads, overlap)
+            runner.attach()
         except BaseException:
-            self._release("it could not be made")
+            runner.release("it could not be made")
             raise
 
     # --- in the loop ---
 
-    def micro_batch(self) -> _Block:
-        """`with acc.micro_batch():` around forward and `backward()`: under autocast, where a
-        precision was asked for, and without the ranks' reduction. The end of the last one of a
-        window makes the update.
+    def micro_batch(self) -> Block:
+        """Return a context for the forward pass and `backward()` of one micro-batch.
 
-        Raises RuntimeError inside of another, in a window that an exception tore, at its end where
-        there was no backward(); and what `flush()` does, where the window ends.
+        Inside of it autocast is on, where a precision was asked for, and the ranks' own reduction
+        is off. The end of a window's last micro-batch makes the update.
+
+        Raises RuntimeError inside of another micro-batch, in a window that an exception tore, or at
+        its end if backward() was not called; and what `flush()` raises, where the window ends.
         """
-        self._block.acc = self
+        self._block.runner = self._runner
         return self._block
 
     def backward(self, loss_sum: torch.Tensor, weight: Any = None, *, retain: bool = False) -> None:
         """Add the gradient of a sum of losses over `weight` units.
 
-        Several in one micro-batch are parts of it: their weights add up. Without weights, in a
-        whole window, each micro-batch counts one: its loss is a mean (several losses in it are
-        added), and the gradient is the mean over micro-batches. A weight of 0 is fine for a
-        micro-batch of padding. A weight on a device is not waited for.
+        Several calls in one micro-batch are parts of it: their weights add up. Without weights, in
+        a whole window, each micro-batch counts one: its loss is a mean (several losses in it are
+        added), and the gradient is the mean over micro-batches.
 
         Args:
+            loss_sum: a tensor without dimensions: the SUM of the losses.
+            weight: how many units it is the sum over: a number, or a tensor of one element, 0 or
+                more; 0 is for a micro-batch of padding. A tensor on a device is not waited for.
+                None: the loss is a mean.
             retain: keep the graph, for another loss of this micro-batch that shares it.
 
-        Raises TypeError and ValueError for what is no loss without dimensions, for weights that
-        are negative, nan or inf, and for weights here and none there; RuntimeError outside of a
-        micro-batch, for a loss that needs no gradient or went backward before.
+        Raises TypeError if `loss_sum` is not a tensor; ValueError if it has dimensions, if a weight
+        is negative or not finite, or if only some losses of the window have weights; RuntimeError
+        outside of a micro-batch, or if the loss needs no gradient or went backward before.
         """
-        self._backward(loss_sum, weight, retain)
+        self._runner.backward(loss_sum, weight, retain)
 
     def step(
         self, batch: Any, loss_fn: Callable[[Any], Any], split: Callable[..., Any] | None = None
     ) -> WindowReport:
-        """One window of a whole batch, in micro-batches as large as fit: where memory runs out,
-        state is restored and smaller ones go on, with the same gradient. `loss_fn(micro)` returns
-        the sum of losses and its weight, and may return a dict of more sums. The report has the
-        mean of the losses as `loss` and the sums as `extras`, in which a micro-batch that was tried
-        again counts once. See docs/guides/oom_backoff.md.
+        """Make one window of a whole batch, in micro-batches as large as fit.
+
+        Where memory runs out, state is restored and smaller micro-batches go on, with the same
+        gradient. See docs/guides/oom_backoff.md.
 
         Args:
-            split: called with a batch and a size, returns a list of batches of at most that size;
-                for what is no tensor and no dict, list, tuple or dataclass of them.
+            batch: a tensor, array, list, dict, tuple or dataclass of them, cut along its rows.
+            loss_fn: called with each micro-batch; returns the sum of losses and its weight, and may
+                return a dict of more sums.
+            split: called with a batch and a size, returns a list of batches of at most that size.
+                It is for what is not made of tensors, lists, dicts, tuples and dataclasses.
 
-        Raises what `flush()` does, and what `loss_fn` does, with the gradients and counters as
+        Returns the window's report, which has the mean of the losses as `loss` and the sums as
+        `extras`; a micro-batch that was tried again counts once in them.
+
+        Raises what `flush()` raises, and what `loss_fn` raises, with the gradients and counters as
         before; out of memory only where one row does not fit.
         """
-        return self._back_off().step(batch, loss_fn, split)
+        return self._get_back_off().step(batch, loss_fn, split)
 
-    def _back_off(self) -> BackOff:
-        """Made where it is needed. It holds the accumulator weakly: no cycle, so that both go with
-        the last reference."""
-        if self._backoff is None:
-            from memtools.grad.backoff import BackOff
-
-            self._backoff = BackOff(weakref.proxy(self), *self._stepping)
-            if self._main is not None:
-                self._main.unhook()  # what a failed pass made can still be dropped
-        return self._backoff
+    def _get_back_off(self) -> BackOff:
+        """The back-off, which is made where it is needed: it sets malloc's thresholds, and leaves
+        the gradients of a micro-batch at the parameters until it is counted."""
+        if self._back_off is None:
+            self._back_off = BackOff(self._runner, self._settings)
+            if self._settings.main_grads:
+                self._runner.without_hooks()
+        return self._back_off
 
     def flush(self) -> WindowReport | None:
-        """End a window that has fewer micro-batches than `steps`, with the gradient of those
-        there are. Returns its report, or None where there is none.
+        """End a window that has fewer micro-batches than `steps`, with the gradient of those that
+        it has. Returns its report, or None if it is empty.
 
         With several ranks every one of them calls it where its loader has ended: it takes part in
         the windows of those that go on, and returns when all have flushed.
 
-        Raises TypeError for sparse gradients, ValueError where all weights were 0, RuntimeError
-        where no parameter has a gradient, or after `max_skips` updates left out in a row.
+        Raises TypeError if a gradient is sparse, ValueError if all weights were 0, RuntimeError if
+        no parameter has a gradient, or after `max_skips` updates left out in a row.
         """
-        self._require_outside("flush()")
-        self._require_whole("flush()")
-        if self.ranks.world == 1:
-            return None if self.window.empty else self._end_window()
-        report = self._end(flushing=True)
-        while not self.ranks.finished:
-            report = self._end(flushing=True) or report
+        runner = self._runner
+        runner.require_outside("flush()")
+        runner.require_whole("flush()")
+        if runner.ranks.world == 1:
+            return None if runner.window.empty else runner.end()
+        report = runner.end(flushing=True)
+        while not runner.ranks.finished:
+            report = runner.end(flushing=True) or report
         return report
 
     def accumulate(self, function: _Function) -> _Function:
-        """A decorator: each call is a micro-batch. The function returns the loss, or the loss and
-        its weight, or these and a dict of more sums, or None where it called `backward()` itself;
-        the call returns the same.
+        """Decorate a function of which each call is a micro-batch.
+
+        The function returns the loss, or the loss and its weight, or these and a dict of more sums,
+        or None if it called `backward()` itself; the call returns the same.
 
         Raises TypeError for a generator or a coroutine function: a call of it runs nothing yet.
         """
@@ -224,97 +245,87 @@ class GradAccumulator(WindowLoop):
         def micro_batch(*args: Any, **kwargs: Any) -> Any:
             with self.micro_batch():
                 result = function(*args, **kwargs)
-                self._take(result)
+                self._runner.take(result)
             return result
 
         return micro_batch  # type: ignore[return-value]
 
     def reset(self) -> None:
-        """Drop the window: its gradients, and what was counted of it. In a micro-batch, as after
-        an interrupt that left one open, it drops that too: the rest of its block does nothing.
+        """Drop the window: its gradients, and what was counted of it. A micro-batch that is open,
+        as after an interrupt, is dropped too: the rest of its block does nothing.
         """
-        self._require_own("reset()")
-        self._abandon()
-        self._totals.dropped += not self.window.empty
-        self._drop_gradients()
-        self._totals.keep(self._retries)
-        self._retries = []
-        self._set_window(Window(self._scale.value))
+        self._runner.require_owned("reset()")
+        self._runner.reset()
 
-    # --- what it is told ---
+    # --- settings and state ---
 
     @property
     def steps(self) -> int:
-        """Micro-batches in a window. To be changed between windows: RuntimeError inside of one."""
-        return self._steps
+        """Micro-batches in a window. Setting it inside of a window raises RuntimeError."""
+        return self._runner.steps
 
     @steps.setter
     def steps(self, value: int) -> None:
-        settings.count("steps", value)
-        if self.window.open or not self.window.empty:
+        count("steps", value)
+        window = self._runner.window
+        if window.open or not window.empty:
             raise RuntimeError(
-                f"steps cannot become {value} inside of a window, after {self.window.count} of "
-                f"{self._steps} micro-batches: flush() or reset() first"
+                f"steps cannot become {value} inside of a window, after {window.count} of "
+                f"{self.steps} micro-batches: flush() or reset() first"
             )
-        self._steps = value
+        self._runner.steps = value
 
     def state_dict(self, *, gradients: bool = True, rng: bool = True) -> dict[str, Any]:
-        """What a run needs to go on bit for bit, in the middle of a window too: counters, weights,
-        loss scale, copies of the gradients so far (one more gradient-sized buffer; none between
-        windows), torch's random state of the CPU and of the parameters' CUDA devices. The model,
-        the optimizer and the scheduler have their own.
+        """Return what a run needs to go on bit for bit, in the middle of a window too.
 
-        Every rank saves its own. `torch.load(weights_only=True)` reads it.
+        It has counters, weights and the loss scale; the model, the optimizer and the scheduler have
+        their own states. Every rank saves its own. `torch.load(weights_only=True)` reads it.
+
+        Args:
+            gradients: add copies of the gradients so far: one more gradient-sized buffer in the
+                middle of a window, nothing between windows.
+            rng: add torch's random state of the CPU and of the parameters' CUDA devices.
 
         Raises RuntimeError inside of a micro-batch and in a window that an exception tore.
         """
-        self._require_outside("state_dict()")
-        self._require_whole("state_dict()")
-        return accstate.state_of(self, gradients, rng)
+        self._runner.require_outside("state_dict()")
+        self._runner.require_whole("state_dict()")
+        return state_of(self._runner, self._back_off, gradients, rng)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; the window that is here is dropped.
+        """Go on from a state_dict(); the window that is open here is dropped.
 
-        Raises RuntimeError inside of a micro-batch; ValueError and TypeError for what is no such
-        state, or one of other parameters or, in the middle of a window, of other `steps`: then
+        Raises RuntimeError inside of a micro-batch; ValueError or TypeError if `state` is not such
+        a state, or is one of other parameters or, in the middle of a window, of other `steps`. Then
         nothing was changed.
         """
-        self._require_own("load_state_dict()")
-        self._require_outside("load_state_dict()")
-        accstate.load(self, state)
+        self._runner.require_owned("load_state_dict()")
+        self._runner.require_outside("load_state_dict()")
+        load(self._runner, state, self._get_back_off)
 
     def close(self) -> None:
-        """Give the optimizer back and take away every hook; a window that is not at its end is
-        dropped, and a RuntimeWarning says so. What is in `p.grad` stays; sums of `main_grads` go.
-        Afterwards only report() works. A newer accumulator of the same optimizer closes this one.
+        """Give the optimizer back and take every hook away.
+
+        A window that is not at its end is dropped, and a RuntimeWarning says so. What is in
+        `p.grad` stays; sums of `main_grads` are dropped. Afterwards only report() works. A newer
+        accumulator of the same optimizer closes this one.
         """
-        self._release("it was closed")
+        self._runner.release("it was closed")
 
-    def _release(self, why: str) -> None:
-        if self._owner.ended:
-            return
-        self._abandon()
-        self._watch.forget()
-        self._owner.end(why)
-        if self._main is not None:
-            self._main.close()
-        self.ranks.close()
-        self.window = Window(self._scale.value)
-        self.window.torn = why
-
-    # --- what it tells ---
+    # --- what was done ---
 
     @property
     def scale(self) -> float:
         """The loss scale of the next window; 1 without fp16."""
-        return self._scale.value
+        return self._runner.precision.scale.value
 
     def report(self) -> AccumulatorReport:
-        """What was done so far. Takes some microseconds."""
-        totals = self._totals
+        """Return what was done so far. Takes some microseconds."""
+        totals, retries = self._runner.totals, self._runner.retries
+        notes = (self._advice, None if self._back_off is None else self._back_off.note)
         return AccumulatorReport(
-            steps=self._steps,
-            precision=self._precision,
+            steps=self.steps,
+            precision=self._settings.precision or "fp32",
             windows=totals.windows,
             updates=totals.updates,
             skipped=totals.skipped,
@@ -325,14 +336,49 @@ class GradAccumulator(WindowLoop):
             dropped=totals.dropped,
             micro_batches=totals.micro_batches,
             weight=totals.weight,
-            scale=self._scale.value,
+            scale=self.scale,
             least_scale=totals.least_scale,
             micro_batch_size=self.micro_batch_size,
-            retries=(*totals.retries, *self._retries),
-            ran_out=totals.ran_out + len(self._retries),
+            retries=(*totals.retries, *retries),
+            ran_out=totals.ran_out + len(retries),
             last=totals.last,
-            notes=self._notes,
+            notes=tuple(note for note in notes if note),
         )
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The module that is trained."""
+        return self._runner.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer that the windows step."""
+        return self._runner.optimizer
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """The optimizer's parameters, as they were when the window began."""
+        return self._runner.gradients.trained
+
+    @property
+    def gradients(self) -> Gradients:
+        """Where the gradients of this window lie."""
+        return self._runner.gradients
+
+    @property
+    def window(self) -> Window:
+        """The numbers of the window that is open."""
+        return self._runner.window
+
+    @property
+    def ranks(self) -> Ranks:
+        """The other processes of the job."""
+        return self._runner.ranks
+
+    @property
+    def micro_batch_size(self) -> int | None:
+        """Rows that step() gives to a micro-batch, or None."""
+        return self._runner.micro_batch_size
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Raises TypeError, in copy.copy(), copy.deepcopy() and pickle."""
@@ -343,39 +389,6 @@ class GradAccumulator(WindowLoop):
         )
 
     def __repr__(self) -> str:
-        done = f"{self.window.count} of {self._steps} micro-batches"
-        return f"GradAccumulator({done}, {self._totals.updates:,} updates, {self._precision})"
-
-
-class _Block:
-    """One object for all micro-batches of an accumulator; holds it only inside of one."""
-
-    __slots__ = ("acc",)
-
-    acc: GradAccumulator
-
-    def __enter__(self) -> None:
-        if not hasattr(self, "acc"):
-            raise RuntimeError("this micro-batch has ended: call micro_batch() for each")
-        self.acc._open()
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        acc = self.acc
-        del self.acc
-        if not acc.window.open:  # reset() or close() came in the middle of it
-            return
-        try:
-            if error is None:
-                acc._end_block()
-            else:
-                acc._abort(error)
-                acc.ranks.abort(error, acc.window)
-        except BaseException:
-            acc._passes.recover()  # an interrupt may have come before autocast was left
-            raise
-
-
-def _device(parameters: list[torch.Tensor]) -> str:
-    """Where autocast is to work: where parameters are on two kinds, not the CPU."""
-    kinds = sorted({p.device.type for p in parameters})
-    return next((kind for kind in kinds if kind != "cpu"), "cpu")
+        done = f"{self.window.count} of {self.steps} micro-batches"
+        updates = f"{self._runner.totals.updates:,} updates"
+        return f"GradAccumulator({done}, {updates}, {self._settings.precision})"

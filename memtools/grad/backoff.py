@@ -8,62 +8,69 @@
 
 The window's end is never tried again: an optimizer that stopped halfway has moved parameters.
 Every other exception comes out as it is, with the window dropped.
+
+`SizeControl` keeps the size from window to window, `BackOff` is one accumulator's step(), `_Step`
+is one window of it, and `Failed` is what ran out of memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import math
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from memtools._base import malloc, reclaim
 from memtools._base import torch as bridge
 from memtools._base.devices import initialised
-from memtools._base.oom import is_out_of_memory
-from memtools.grad.kept_graph import kept_graphs
-from memtools.grad.main_grads import MainGrads
-from memtools.grad.pieces import Hooked, Rows, pieces
-from memtools.grad.retry import Failed, Retry, prepare_host
-from memtools.grad.sizes import SizeControl
-from memtools.grad.split import Readings
-from memtools.grad.undo import Undo, choose
+from memtools._base.oom import asked_bytes, first_line, is_of_host, is_out_of_memory, remedy
+from memtools._base.size import format_bytes
+from memtools.grad.report import Retry, WindowReport
+from memtools.grad.split import PartsByFunction, PartsByRows, Readings, Split
+from memtools.grad.undo import Undo
 
 if TYPE_CHECKING:
-    from memtools.grad.accumulator import GradAccumulator
-    from memtools.grad.report import WindowReport
-    from memtools.grad.split import Split
+    from memtools.grad.settings import Settings
+    from memtools.grad.window import Mark, WindowRunner
 
 THRASHING: Final = 3  # windows in a row in which the device's allocator emptied its cache
+FIRST_WAIT: Final = 8  # good windows before a step up
+LONGEST_WAIT: Final = 1024
+PROVEN: Final = 32  # good windows after which one failure is the data's
+_STATE: Final = ("size", "good", "wait", "before")
+_CHANGED: Final = (
+    "set glibc's mmap_threshold to 1.0 MiB and its trim_threshold to 16.0 MiB, so that freed "
+    "memory goes back to the system"
+)
 
 
 class BackOff:
-    """One accumulator's step(), with what it has learnt of sizes."""
+    """One accumulator's step(), with what it has learnt of sizes.
 
-    def __init__(
-        self,
-        acc: GradAccumulator,
-        undo: str = "auto",
-        micro_batch_size: int | None = None,
-        overlap: bool = False,
-    ) -> None:
-        """As GradAccumulator was told; `acc` may be a weak proxy of it."""
-        self._acc, self.control = acc, SizeControl(micro_batch_size)
-        self._overlap = overlap  # the last backward pass reduces the gradients where they are
-        self._way, self._known = undo, _parameters(acc)
-        self.undo = Undo(choose(undo, self._known))
+    Attributes:
+        control: the size that windows begin with.
+        note: what was set so that freed memory goes back to the system, in a sentence, or "".
+    """
+
+    def __init__(self, runner: WindowRunner, settings: Settings) -> None:
+        self._runner, self._torch = runner, bridge.connect().torch
+        self.control = SizeControl(settings.micro_batch_size)
+        self._undo = Undo(settings.undo, self._tensors())
+        # Whether the last backward pass reduces the gradients where they are.
+        self._overlap = settings.overlap
+        # Of this window: rows of the largest micro-batch, the same in the units of sizes, and what
+        # it went on with after the last failure, 0 without one.
         self._rows: int | None = None
+        self._used: float = 0
+        self._lowest = 0
         self._readings = Readings()
-        self._thrashed = 0
+        self._thrashed = 0  # windows in a row in which the device's allocator emptied its cache
         self._flushes = 0
-        note = prepare_host()
-        if note:
-            acc._notes += (note,)
-
-    def _adopt(self) -> None:
-        """What gradients there are now: groups may have been added to the optimizer."""
-        found = _parameters(self._acc)
-        if list(map(id, found)) != list(map(id, self._known)):
-            self._known, self.undo = found, Undo(choose(self._way, found))
+        self.note = prepare_host()
 
     def step(
         self,
@@ -73,44 +80,57 @@ class BackOff:
         *,
         sizes: Sequence[int] = (),
     ) -> WindowReport:
-        """One window; `sizes`: rows of the first micro-batches, instead of what was learnt."""
-        acc = self._acc
+        """Run one window; `sizes` are the rows of its first micro-batches, instead of what was
+        learnt."""
+        runner = self._runner
         self._require_ready(loss_fn)
-        left = pieces(batch, split, self._readings.of(loss_fn))
+        left: PartsByRows | PartsByFunction
+        if split is None:
+            left = PartsByRows(batch, self._readings.of(loss_fn))
+        else:
+            left = PartsByFunction(batch, split)
         self._flushes = _allocator_flushes()
-        acc._begin_window()
-        self._adopt()
-        start = acc.window.mark()
-        self.undo.begin_window(acc.model)
-        self.control.begin_window()
+        runner.begin()
+        window = runner.window
+        start = window.mark()
+        self._undo.begin_window(runner.model, self._tensors())
+        self._used = self._lowest = 0
         try:
             _Step(self, left, loss_fn, sizes).run()
         except BaseException as error:
             self._give_up(start, "")
-            for retry in acc._retries:
+            for retry in runner.retries:
                 error.add_note(f"memtools: {retry}")
-            acc._totals.keep(acc._retries)
-            acc._retries = []
+            runner.keep_retries()
             if isinstance(error, Exception):  # an interrupt reaches all ranks, and does not wait
-                acc.ranks.fail(error)
+                runner.ranks.fail(error)
             raise
-        window = acc.window
         try:
             return self._end(left)
         except BaseException:
-            if acc.window is window:  # else it ended well, and a new one has begun
+            if runner.window is window:  # else it ended well, and a new one has begun
                 self._give_up(start, window.torn)
             raise
 
+    def _tensors(self) -> list[Any]:
+        """All that a backward pass may add gradients to: the parameters of the model and of the
+        optimizer, and what holds the fp32 sums of 16-bit ones."""
+        runner = self._runner
+        gradients = runner.gradients
+        found = (*runner.model.parameters(), *gradients.trained, *gradients.parameters)
+        return list(dict(zip(map(id, found), found, strict=True)).values())
+
     def _require_ready(self, loss_fn: Any) -> None:
-        acc = self._acc
-        acc._require_outside("step()")
-        acc._require_whole("step()")
-        if not acc.window.empty:
-            many = f"{acc.window.count:,} micro-batch{'es' * (acc.window.count != 1)}"
+        runner = self._runner
+        window = runner.window
+        if window.open or window.torn:
+            runner.require_outside("step()")
+            runner.require_whole("step()")
+        if window.guess != 0.0:
+            count = window.count
             raise RuntimeError(
-                f"step() is a window of its own, and this one has {many} already: flush() or "
-                "reset() first"
+                f"step() is a window of its own, and this one has {count:,} "
+                f"micro-batch{'es' * (count != 1)} already: flush() or reset() first"
             )
         if not callable(loss_fn):
             raise TypeError(
@@ -119,64 +139,84 @@ class BackOff:
                 f"{type(loss_fn).__name__}"
             )
 
-    def _end(self, left: Rows | Hooked) -> WindowReport:
-        """The update; then what the sizes of this window say about the next."""
-        acc, control = self._acc, self.control
-        single = acc.window.count == 1
-        acc.micro_batch_size = self._rows
+    def _end(self, left: PartsByRows | PartsByFunction) -> WindowReport:
+        """Make the update; then see what the sizes of this window say about the next."""
+        runner, control = self._runner, self.control
+        single = runner.window.count == 1
+        runner.micro_batch_size = self._rows
         self._heed_allocator()
-        report = acc._end_window()
+        report = runner.end()
         assert report is not None  # this rank had a loss
-        control.end_window(control.size if single else left.most)
+        most = control.size if single else left.most
+        control.end_window(most, self._used, self._lowest)
         return report
 
     def _heed_allocator(self) -> None:
-        """Emptying its cache to find a block is what a device's allocator does before it gives up:
-        slower with each window, and half the rows cure it."""
+        """Halve the rows where the device's allocator emptied its cache window after window to find
+        a block: that is what it does before it gives up, and it is slower with each window."""
         flushed = _allocator_flushes() - self._flushes
         self._thrashed = self._thrashed + 1 if flushed else 0
         rows = self._rows or 0
         if self._thrashed < THRASHING or rows < 2:
             return
-        acc, self._thrashed = self._acc, 0
-        self.control.lower((rows + 1) // 2)
-        index, count = acc._totals.windows, acc.window.count
+        runner, self._thrashed = self._runner, 0
+        smaller = (rows + 1) // 2
+        self.control.lower(smaller)
         times = "once" if flushed == 1 else f"{flushed:,} times"
-        line = f"its cache was emptied {times} in this window, and in the last ones"
-        acc._retries.append(
-            Retry(index, count, rows, "allocator", line, None, "", (rows + 1) // 2, False, 0.0)
+        runner.retries.append(
+            Retry(
+                window=runner.totals.windows,
+                micro_batch=runner.window.count,
+                rows=rows,
+                phase="allocator",
+                error=f"its cache was emptied {times} in this window, and in the last ones",
+                asked=None,
+                restored="",
+                next_rows=smaller,
+                probing=False,
+                ms=0.0,
+            )
         )
 
-    def _give_up(self, start: Any, moved: str) -> None:
-        """The window is dropped, as if it had not begun; where parameters have moved, it stays
-        torn and says so."""
-        self._acc.window.rewind(start)
-        self._acc.window.torn = moved
-        self.undo.drop()
-        self._acc._drop_gradients()
+    def _give_up(self, start: Mark, torn: str) -> None:
+        """Drop the window, as if it had not begun; where parameters have moved, it stays torn and
+        says so."""
+        self._runner.window.rewind(start)
+        self._runner.window.torn = torn
+        self._undo.drop()
+        self._runner.gradients.drop()
 
 
 class _Step:
     """One window of step(), until its end."""
 
     def __init__(
-        self, owner: BackOff, left: Rows | Hooked, loss_fn: Callable[[Any], Any], sizes: Any
+        self,
+        owner: BackOff,
+        left: PartsByRows | PartsByFunction,
+        loss_fn: Callable[[Any], Any],
+        sizes: Sequence[int],
     ) -> None:
-        self.owner, self.acc, self.undo = owner, owner._acc, owner.undo
+        self.owner, self.runner, self.undo = owner, owner._runner, owner._undo
         self.left, self.loss_fn = left, loss_fn
-        self.plan, self.done = list(sizes), list[float]()
-        self.start = owner._acc.window.mark()
+        self.plan, self.done = list[float](sizes), list[float]()
+        self.start = self.mark = owner._runner.window.mark()
         self.size = owner.control.size
-        self.most = self.failures = 0
+        self.rows = self.failures = 0
         self.gave_all_back = False
-        self.began = self.begun = time.perf_counter()
+        #: when the window began, or began anew, and when this micro-batch did
+        self.window_began = self.began = time.perf_counter()
 
     def run(self) -> None:
-        left = self.left
-        while not left.over:
+        left, most, used = self.left, 0, 0.0
+        while True:
             at = len(self.done)
             size = self.plan[at] if at < len(self.plan) else self.size
-            micro, rows, last = left.next(size)
+            part = left.next(size)
+            if part is None:
+                break
+            micro, rows, last = part
+            del part
             failed = self._try(micro, rows, last)
             del micro
             if failed is not None:
@@ -184,69 +224,59 @@ class _Step:
                 continue
             left.advance(rows)
             self.done.append(size)
-            self.owner.control.used(rows or size)
-            self.most = max(self.most, rows)
-        self.owner._rows = self.most or None
+            used = max(used, rows or size)
+            most = max(most, rows)
+        self.owner._rows, self.owner._used = most or None, used
 
     def _try(self, micro: Any, rows: int, last: bool) -> Failed | None:
-        """One micro-batch; what failed, when the exception's block is left."""
-        acc = self.acc
-        self.begun, self.mark = time.perf_counter(), acc.window.mark()
+        """Run one micro-batch; return what failed, when the exception's block is left."""
+        runner = self.runner
+        window = runner.window
+        self.began, self.mark, self.rows = time.perf_counter(), window.mark(), rows
         self.undo.begin(in_place=last and self.owner._overlap)
         failed = None
         try:
-            acc._run(micro, self._weighted(rows), last)
+            runner.run(micro, self._loss_of, last)
         except Exception as error:
-            if not is_out_of_memory(error) or self._is_final(last):
+            # What others took part in cannot be done again.
+            final = runner.ranks.no_retry or (last and self.owner._overlap)
+            if final or not is_out_of_memory(error):
                 raise
             # ranks in one pass go back equally far, wherever in it each of them was
-            failed = Failed(error, acc.ranks.sharded or bool(acc.window.torn))
-        if failed is None and acc.window.weighted is False:
+            failed = Failed(error, runner.ranks.sharded or bool(window.torn))
+        if failed is None and window.weighted is False:
             raise ValueError(
                 "step(): a loss came without a weight, and how many rows it is the mean of is not "
                 "known here, so that the gradient would depend on how the batch is cut: loss_fn "
                 "returns (loss_sum, weight), the SUM of the losses and the number of their units"
             )
-        others = acc.ranks.agree("" if failed is None else failed.line)
-        if others and failed is None:
-            failed = Failed(None, True, others)
+        if runner.ranks.world > 1 or runner.ranks.sharded:
+            others = runner.ranks.agree("" if failed is None else failed.line)
+            if others and failed is None:
+                failed = Failed(None, True, others)
         if failed is None:
             self.undo.keep()
-        if failed is not None or acc.window.count > 1:
-            self._forget()
+        if runner.gradients.sums_apart and (failed is not None or window.count > 1):
+            # Sums are measured as they are added: those of one micro-batch, put aside or undone,
+            # are not those of the window.
+            runner.gradients.forget_measures()
         return failed
 
-    def _forget(self) -> None:
-        """fp32 sums are measured as they are added: those of one micro-batch, put aside or undone,
-        are not those of the window."""
-        gradients = self.acc.gradients
-        if isinstance(gradients, MainGrads):
-            gradients._forget()
-
-    def _weighted(self, rows: int) -> Callable[[Any], Any]:
-        """loss_fn; a loss without a weight is a mean over the rows, and counts as many."""
-        if isinstance(self.left, Hooked):
-            return self.loss_fn
-        loss_fn, tensor = self.loss_fn, bridge.connect().torch.Tensor
-
-        def weighted(micro: Any) -> Any:
-            result = loss_fn(micro)
-            if isinstance(result, tensor):
-                return result * rows, rows
-            if isinstance(result, tuple) and len(result) in (2, 3) and result[1] is None:
-                return (result[0] * rows, rows, *result[2:])
+    def _loss_of(self, micro: Any) -> Any:
+        """Call loss_fn; a loss without a weight is a mean over the rows, and counts as many."""
+        result, rows = self.loss_fn(micro), self.rows
+        if isinstance(self.left, PartsByFunction):
             return result
-
-        return weighted
-
-    def _is_final(self, last: bool) -> bool:
-        """Whether what failed cannot be done again, because others took part in it."""
-        return bool(self.acc.ranks.no_retry) or (last and self.owner._overlap)
+        if isinstance(result, self.owner._torch.Tensor):
+            return result * rows, rows
+        if isinstance(result, tuple) and len(result) in (2, 3) and result[1] is None:
+            return (result[0] * rows, rows, *result[2:])
+        return result
 
     def _go_back(self, failed: Failed, rows: int) -> None:
-        """As before the micro-batch, or where its gradients cannot be told from those of before,
-        as before the window; then with fewer rows."""
-        acc, undo, index = self.acc, self.undo, self.acc.window.count
+        """Go back to before the micro-batch, or, where its gradients cannot be told from those of
+        before, to before the window; then go on with fewer rows."""
+        runner, undo, index = self.runner, self.undo, self.runner.window.count
         failed.clear()
         smaller = self.left.smaller(rows)
         # where one more failure ends the window, all that can be given back is
@@ -259,9 +289,9 @@ class _Step:
             whole = undo.back(failed.touched)
         except RuntimeError as error:  # a buffer that had never changed has changed
             raise error from failed.error
-        began = self.begun if whole else self.began
+        began = self.began if whole else self.window_began
         retry = Retry(
-            window=acc._totals.windows,
+            window=runner.totals.windows,
             micro_batch=index,
             rows=rows or None,
             phase=failed.phase,
@@ -273,28 +303,24 @@ class _Step:
             ms=1e3 * (time.perf_counter() - began),
             changed=changed,
         )
-        acc._retries.append(retry)
+        runner.retries.append(retry)
         if smaller is not None:
-            self.owner.control.failed(smaller)
-            self.size = smaller
+            self.size = self.owner._lowest = smaller
         elif not once_more:
             self._raise(failed, retry)
-        self._rewind(self.mark if whole else self.start)
+        window = runner.window
+        agreed = (window.guess, window.weighted)
+        window.rewind(self.mark if whole else self.start)
+        if self.owner._overlap and agreed[0]:
+            # Where ranks reduce in a backward pass they have agreed on a guess: that stays, for
+            # they would not agree again.
+            window.guess, window.weighted = agreed
         if whole:
             del self.plan[len(self.done) :]
             return
-        acc._drop_gradients()
-        self.plan, self.done, self.began = self.done, [], time.perf_counter()
+        runner.gradients.drop()
+        self.plan, self.done, self.window_began = self.done, [], time.perf_counter()
         self.left.restart()
-
-    def _rewind(self, mark: Any) -> None:
-        """Where ranks reduce in a backward pass they have agreed on a guess: that stays, for they
-        would not agree again."""
-        window = self.acc.window
-        agreed = (window.guess, window.weighted)
-        window.rewind(mark)
-        if self.owner._overlap and agreed[0]:
-            window.guess, window.weighted = agreed
 
     def _raise(self, failed: Failed, retry: Retry) -> NoReturn:
         """The smallest possible micro-batch did not fit."""
@@ -304,22 +330,89 @@ class _Step:
             f"memtools: nothing smaller can be tried, so the window is dropped; {failed.remedy()}"
         )
         with contextlib.suppress(Exception):  # it looks at all objects, when memory is out
-            kept = kept_graphs([*self.owner._known, *self.acc.model.buffers()])
+            from memtools.grad.kept_graph import kept_graphs
+
+            kept = kept_graphs([*self.owner._tensors(), *self.runner.model.buffers()])
             if kept:
                 failed.error.add_note(f"memtools: {kept}")
         raise failed.error
 
 
-def _parameters(acc: GradAccumulator) -> list[Any]:
-    """Of the model and of the optimizer, and what holds the fp32 sums of 16-bit ones as its
-    gradients: all that a backward pass may add to."""
-    holders = acc.gradients.parameters
-    found = {id(p): p for p in (*acc.model.parameters(), *acc.parameters, *holders)}
-    return list(found.values())
+class Failed:
+    """A micro-batch's error, when its `except` block is left. The frames of its traceback are
+    cleared: their variables are the tensors that filled the memory."""
+
+    __slots__ = ("asked", "error", "line", "phase", "touched")
+
+    def __init__(self, error: Exception | None, touched: bool, line: str = "") -> None:
+        self.error, self.touched = error, touched
+        self.asked, self.line, self.phase = None, line, "another rank"
+        if error is not None:
+            self.asked, self.line = asked_bytes(error), first_line(error)
+            self.phase = "backward" if _in_backward(error.__traceback__) else "forward"
+
+    def clear(self) -> None:
+        """Let go of what the failed pass held. What is young is most often enough: a collection
+        of the whole heap takes half a second in a program that has imported much."""
+        if self.error is not None:
+            for error in _related(self.error, set()):
+                traceback.clear_frames(error.__traceback__)
+        gc.collect(1)
+
+    def give_back(self, thorough: bool) -> str:
+        """Give idle memory back to the device and the system. Returns what was set for that.
+
+        Args:
+            thorough: collect the whole heap first.
+        """
+        if thorough:
+            gc.collect()
+        reclaim.empty_cache()
+        if self.error is None or not is_of_host(self.error):
+            return ""
+        changed = malloc.map_large_blocks()
+        reclaim.trim()
+        return _CHANGED if changed else ""
+
+    def remedy(self) -> str:
+        """Say what the program can do where no smaller micro-batch is left, in one clause."""
+        if self.error is None or not is_of_host(self.error):
+            return remedy(None)
+        return remedy(*malloc.idle())
+
+
+def _in_backward(trace: TracebackType | None) -> bool:
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name == "_engine_run_backward":
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _related(error: BaseException | None, seen: set[int]) -> Iterator[BaseException]:
+    """Yield the error, what it was raised from or while handling, and what it groups."""
+    if error is None or id(error) in seen:
+        return
+    seen.add(id(error))
+    yield error
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    for other in (error.__cause__, error.__context__, *inner):
+        yield from _related(other, seen)
+
+
+def prepare_host() -> str:
+    """Let malloc keep no freed memory where a limit counts it, before anything runs out: what
+    oneDNN needs for a kernel fails first otherwise, and not all of it checks that. Returns what was
+    set, or ""."""
+    limit = malloc.lowest_limit()
+    if limit is None or not malloc.map_large_blocks():
+        return ""
+    return f"{limit[1]} is {format_bytes(limit[0])}: {_CHANGED}"
 
 
 def _allocator_flushes() -> int:
-    """How often the devices' allocators emptied their caches to find a block. 0 without CUDA."""
+    """Return how often the devices' allocators emptied their caches to find a block; without CUDA
+    that is 0."""
     torch = bridge.loaded()
     if not initialised(torch):
         return 0
@@ -327,3 +420,80 @@ def _allocator_flushes() -> int:
         int(torch.cuda.memory_stats_as_nested_dict(index).get("num_alloc_retries", 0))
         for index in range(torch.cuda.device_count())
     )
+
+
+# --- the size of micro-batches ---
+
+
+class SizeControl:
+    """The size that windows begin with: half after an OOM, remembered, and tried upward later.
+    Numbers only; the same failures give the same sizes.
+
+         rows
+          16  ##x                    #x          x: out of memory
+           8     ########...########   #########     ...
+           4
+                 |- 8 good windows -|  |- 16 good windows, and so on up to 1,024 -|
+
+    A step up that fails makes the next one wait twice as long; one that lasts as long as it waited
+    counts as found, and the wait is short again. It never goes above the size that it began with.
+
+    A size that did well in 32 windows is not given up for one failure: data have giants now and
+    then. That window goes on in smaller parts, the next one begins with the old size.
+
+    Attributes:
+        top: rows that it began with, inf for the whole batch.
+        size: rows of a micro-batch in the next window; inf: the whole batch, however large.
+        good: windows without a failure since the size last changed, of those that used it.
+        wait: good windows before it goes up.
+        before: the size before the last step up, while that is on trial; else 0.
+    """
+
+    __slots__ = ("before", "good", "size", "top", "wait")
+
+    def __init__(self, start: int | None) -> None:
+        self.top = self.size = math.inf if start is None else float(start)
+        self.good, self.wait, self.before = 0, FIRST_WAIT, 0.0
+
+    def end_window(self, most: float, used: float, lowest: float) -> None:
+        """Learn from a window that made its update.
+
+        Args:
+            most: more rows in a micro-batch than these are of no use.
+            used: rows of the largest micro-batch that went well.
+            lowest: what the window went on with after its last failure; 0 without one.
+        """
+        if lowest:
+            if self.before or self.good < PROVEN:
+                self.lower(lowest)
+            self.good = 0
+        elif used >= self.size or self.size == math.inf:
+            self.good += 1
+            self._rise(most)
+
+    def lower(self, smaller: float) -> None:
+        """Lower the size: to that before a step up on trial, else to `smaller`."""
+        if self.before:
+            self.wait = min(2 * self.wait, LONGEST_WAIT)
+        halved_once = 2 * smaller >= self.size  # then what is known to fit has not failed
+        self.size = self.before if self.before and halved_once else min(self.size, smaller)
+        self.before, self.good = 0.0, 0
+
+    def _rise(self, most: float) -> None:
+        if self.good < self.wait:
+            return
+        if self.before:  # it lasted as long as it had waited
+            self.before, self.wait = 0.0, FIRST_WAIT
+        if self.size < min(self.top, most):
+            self.before, self.size, self.good = self.size, min(2 * self.size, self.top), 0
+
+    def state(self) -> dict[str, Any]:
+        """For a state_dict, with None for the whole batch."""
+        state = {name: getattr(self, name) for name in _STATE}
+        return state | {"size": None if self.size == math.inf else self.size}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over a state. Raises KeyError if something is missing."""
+        size = math.inf if state["size"] is None else float(state["size"])
+        good, wait, before = int(state["good"]), int(state["wait"]), float(state["before"])
+        self.size, self.good, self.wait, self.before = min(size, self.top), good, wait, before

@@ -1,7 +1,7 @@
 """What a window's end does to gradients: measure them in one pass, and multiply them at most once.
 
     gradients on the CPU    memtools._core.GradSet: one native pass over all of them
-    what that leaves        torch's operations in float64 (memtools.grad.torch_ops)
+    what that leaves        torch's operations in float64, further down
     gradients on a device   torch's foreach operations there, and nothing waits for the device
 
 Nothing here decides anything: the caller makes one factor of the loss scale, the weights, the ranks
@@ -11,12 +11,14 @@ and the clip coefficient, and may not multiply at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+import operator
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memtools import _core
 from memtools._base import torch as bridge
-from memtools.grad import torch_ops
 
 if TYPE_CHECKING:
     import torch
@@ -24,31 +26,40 @@ if TYPE_CHECKING:
     Left = list[tuple[int, torch.Tensor]]
 
 
+_LEAVE_OUT: Final = (
+    "leave that call out, as GradAccumulator drops the gradients where a window ends"
+)
+_MEASURE_OR_KEEP_OUT: Final = (
+    "memtools.grad_norm() measures them and writes nothing, where torch's clip_grad_norm_ writes "
+    "with max_norm=inf too; requires_grad_(False) on this model keeps out the backward pass of "
+    "another one that goes through it, as that of a GAN's generator does"
+)
+
+
+_WRITTEN: Final = 1  # as GradSet.changed() tells them
+_REPLACED: Final = 2
+_DROPPED: Final = 3
+
+
+class Change(NamedTuple):
+    """What somebody did to gradients, and what to do instead, in words."""
+
+    what: str
+    remedy: str
+
+
+@dataclass(slots=True, eq=False)
 class Measure:
-    """What gradients add up to.
+    """What gradients add up to."""
 
-    `sum_squares` is a float, or a 0-d float64 tensor on the device where some gradients are on one;
-    `finite` is a bool or a 0-d bool tensor likewise. `count` is how many parameters have a
-    gradient. `infs` and `nans` count elements and `first_bad` names the first parameter that has
-    one, or is None: of gradients on a device they are counted when they are first asked for, which
-    waits for the device, and the gradients must still be there.
-    """
-
-    __slots__ = ("_bad", "_where", "count", "finite", "sum_squares")
-
-    def __init__(
-        self,
-        sum_squares: float | torch.Tensor,
-        count: int,
-        bad: tuple[int, int, str | None] = (0, 0, None),
-        finite: bool | torch.Tensor | None = None,
-        where: Gradients | None = None,
-    ) -> None:
-        self.sum_squares = sum_squares
-        self.count = count
-        self.finite: bool | torch.Tensor = bad[:2] == (0, 0) if finite is None else finite
-        self._bad = bad
-        self._where = where  # the gradients that are yet to be counted
+    #: a float, or a 0-d float64 tensor on the device where some gradients are on one
+    sum_squares: float | torch.Tensor
+    #: how many parameters have a gradient
+    count: int
+    #: whether no element is inf or nan: a bool, or a 0-d bool tensor on the device
+    finite: bool | torch.Tensor
+    _bad: tuple[int, int, str | None] = (0, 0, None)
+    _uncounted: Gradients | None = None  # where inf and nan are counted when they are asked for
 
     @property
     def norm(self) -> float | torch.Tensor:
@@ -57,23 +68,30 @@ class Measure:
         return math.sqrt(squares) if isinstance(squares, float) else squares.sqrt()
 
     @property
+    def bad(self) -> tuple[int, int, str | None]:
+        """Elements that are inf, those that are nan, and the name of the first parameter that has
+        one, or None. Those of gradients on a device are counted when they are first asked for,
+        which waits for the device, and the gradients must still be there."""
+        if self._uncounted is not None:
+            gradients, self._uncounted = self._uncounted, None
+            if not bool(self.finite):
+                self._bad = gradients.bad()
+        return self._bad
+
+    @property
     def infs(self) -> int:
-        return self._counted()[0]
+        """Elements that are inf."""
+        return self.bad[0]
 
     @property
     def nans(self) -> int:
-        return self._counted()[1]
+        """Elements that are nan."""
+        return self.bad[1]
 
     @property
     def first_bad(self) -> str | None:
-        return self._counted()[2]
-
-    def _counted(self) -> tuple[int, int, str | None]:
-        if self._where is not None:
-            where, self._where = self._where, None
-            if not bool(self.finite):
-                self._bad = where.bad()
-        return self._bad
+        """The name of the first parameter that has such an element."""
+        return self.bad[2]
 
 
 class Gradients:
@@ -81,29 +99,47 @@ class Gradients:
 
     Measuring reads each gradient once. Multiplying changes it in place, as an in-place operation of
     torch does. Dtypes, devices and layouts may be mixed; of a DTensor it is this process's shard.
+
+    Attributes:
+        parameters: the tensors whose `.grad` is measured and multiplied.
+        trained: the optimizer's parameters, at which a backward pass leaves gradients; the same
+            ones, unless gradients are summed apart from them.
+        watched: what nobody else may change between two micro-batches.
+        remembered: whether remember() was called since the last backward pass.
     """
 
-    __slots__ = ("_names", "_native", "parameters")
+    __slots__ = (
+        "_before",
+        "_names",
+        "_native",
+        "_torch",
+        "_versions",
+        "parameters",
+        "remembered",
+        "trained",
+        "watched",
+    )
+
+    #: whether gradients lie in sums apart from the optimizer's parameters, which the methods named
+    #: below `close` look after
+    sums_apart = False
 
     def __init__(
         self, parameters: Iterable[torch.Tensor], names: Sequence[str] | None = None
     ) -> None:
-        self.parameters = list(parameters)
-        self._native = _core.GradSet(self.parameters)
+        self.parameters = self.trained = list(parameters)
+        self._torch = bridge.connect().torch
+        self._native = self.watched = _core.GradSet(self.parameters)
         self._names = None if names is None else list(names)
         if self._names is not None and len(self._names) != len(self.parameters):
             raise ValueError(f"{len(self.parameters)} parameters and {len(self._names)} names")
+        self.forget()
 
     def name(self, index: int) -> str:
         """What a message calls the parameter: by its name, or by its place and shape."""
         if self._names is not None:
             return self._names[index]
         return f"parameter {index} {list(self.parameters[index].shape)}"
-
-    @property
-    def watched(self) -> _core.GradSet:
-        """Those that nobody else may change in the middle of a window."""
-        return self._native
 
     def tensors(self) -> list[torch.Tensor]:
         """The gradients that there are, in the order of the parameters."""
@@ -115,7 +151,7 @@ class Gradients:
 
     def sparse(self) -> str | None:
         """The name of the first parameter whose gradient is sparse, or None."""
-        for index in self._unread():
+        for index in self._native.multiply(1.0):  # those that the native pass leaves
             if (grad := self.parameters[index].grad) is not None and _is_sparse(grad):
                 return self.name(index)
         return None
@@ -128,36 +164,38 @@ class Gradients:
     def measure(self) -> Measure:
         """One read pass. Raises TypeError for a sparse gradient, before anything is read."""
         found = self._native.measure()
-        first = None if found.first_bad < 0 else self.name(found.first_bad)
         if not found.left:
-            return Measure(found.sum_squares, found.tensors, (found.infs, found.nans, first))
-        torch = bridge.connect().torch
+            first = None if found.first_bad < 0 else self.name(found.first_bad)
+            bad = (found.infs, found.nans, first)
+            return Measure(found.sum_squares, found.tensors, first is None, bad)
+        torch = self._torch
         with torch.no_grad():
             left = self._left(found.left)
             return self._with_devices(torch, self._with_left(torch, found, left), left)
 
     def _with_left(self, torch: Any, native: _core.GradMeasure, left: Left) -> Measure:
         """The measure with what is on the CPU, but was not read natively."""
-        sums = [torch_ops.host_sums(torch, grad) for _, grad in left if grad.device.type == "cpu"]
-        squares = torch_ops.total([native.sum_squares, *(found.squares for found in sums)])
+        sums = [host_sums(torch, grad) for _, grad in left if grad.device.type == "cpu"]
+        squares = exact_sum([native.sum_squares, *(found.squares for found in sums)])
         fine = not (native.infs or native.nans or any(found.infs or found.nans for found in sums))
         only = len(sums) == len(left)  # nothing is on a device, so that counting waits for none
         bad = self.bad() if only and not fine else (0, 0, None)
-        return Measure(squares, native.tensors + len(left), bad, fine)
+        return Measure(squares, native.tensors + len(left), fine, bad)
 
     def _with_devices(self, torch: Any, host: Measure, left: Left) -> Measure:
         """The measure with what is on devices, on the first of them."""
         groups = _by_device(left)
         if not groups:
             return host
-        sums = [torch_ops.device_sums(torch, grads) for grads in groups.values()]
+        sums = [device_sums(torch, grads) for grads in groups.values()]
         device = next(iter(groups))
         squares, finite = sums[0]
         for more in sums[1:]:
             squares = squares + more.squares.to(device, non_blocking=True)
             finite = finite & more.finite.to(device, non_blocking=True)
-        both = finite if host.finite else torch.zeros_like(finite)
-        return Measure(squares + host.sum_squares, host.count, finite=both, where=self)
+        if not host.finite:
+            finite = torch.zeros_like(finite)
+        return Measure(squares + host.sum_squares, host.count, finite, _uncounted=self)
 
     def multiply(self, factor: float | torch.Tensor, limit: float = math.inf) -> None:
         """Every gradient becomes clamp(gradient * factor, -limit, limit), in one pass.
@@ -168,32 +206,32 @@ class Gradients:
         Raises ValueError for a limit that is no positive number and TypeError for a sparse
         gradient, or a complex one with a limit; then nothing was changed.
         """
-        torch = bridge.connect().torch
+        torch = self._torch
         if not limit > 0:
             raise ValueError(f"limit is a positive number, got {limit}")
         if not isinstance(factor, torch.Tensor):
             factor = float(factor)
             if factor == 1.0 and limit == math.inf:
                 return
-        left = self._left(self._unread())
-        self._refuse_complex(left, limit)
-        if self._native.tensors:
-            self._native.multiply(float(factor), limit)
-        with torch.no_grad():
-            for _, grad in left:
-                if grad.device.type == "cpu":
-                    torch_ops.host_multiply(grad, float(factor), limit)
-            for device, grads in _by_device(left).items():
-                there = factor if isinstance(factor, float) else factor.to(device)
-                torch_ops.device_multiply(torch, grads, there, limit)
-
-    def _refuse_complex(self, left: Left, limit: float) -> None:
+        unread = self._native.multiply(1.0)  # by 1 it only looks
+        left = self._left(unread) if unread else []
         for index, grad in left:
             if limit < math.inf and grad.is_complex():
                 raise TypeError(
                     f"the gradient of {self.name(index)} is complex and cannot be clipped by "
                     "value; clip by norm"
                 )
+        if self._native.tensors:
+            self._native.multiply(float(factor), limit)
+        if not left:
+            return
+        with torch.no_grad():
+            for _, grad in left:
+                if grad.device.type == "cpu":
+                    host_multiply(grad, float(factor), limit)
+            for device, grads in _by_device(left).items():
+                near = factor if isinstance(factor, float) else factor.to(device)
+                device_multiply(torch, grads, near, limit)
 
     def add_to(
         self, into: Sequence[torch.Tensor | None], first: bool = False, measure: bool = False
@@ -206,27 +244,27 @@ class Gradients:
         same pass. Raises ValueError for another shape or a tensor that is missing; then nothing was
         changed.
         """
-        torch = bridge.connect().torch
+        torch = self._torch
         if len(into) != len(self.parameters):
             raise ValueError(f"{len(self.parameters)} parameters and {len(into)} tensors to add to")
-        left = self._left(self._unread())
+        left = self._left(self._native.multiply(1.0))  # by 1 it only looks
         for index, grad in left:
             self._check_target(index, grad, into[index])
         targets = [torch.empty(0) if target is None else target for target in into]
         found = self._native.add_to(targets, first=first, measure=measure)
         with torch.no_grad():
             for index, grad in left:
-                local = torch_ops.local(targets[index])
+                local = local_shard(targets[index])
                 local.copy_(grad) if first else local.add_(grad)
         if not isinstance(found, _core.GradMeasure):
             return None
-        there = sum(target is not None for target in into)
-        if found.tensors < there or not math.isfinite(found.sum_squares):
+        count = sum(target is not None for target in into)
+        if found.tensors < count or not math.isfinite(found.sum_squares):
             return holding(into, self._names).measure()
-        return Measure(found.sum_squares, there)
+        return Measure(found.sum_squares, count, True)
 
     def _check_target(self, index: int, grad: torch.Tensor, target: torch.Tensor | None) -> None:
-        local = None if target is None else torch_ops.local(target)
+        local = None if target is None else local_shard(target)
         if local is None or local.shape != grad.shape or local.device != grad.device:
             found = "None" if local is None else f"{list(local.shape)} on {local.device}"
             raise ValueError(
@@ -243,14 +281,82 @@ class Gradients:
         first = len(self.parameters) if found.first_bad < 0 else found.first_bad
         with torch.no_grad():
             for index, grad in self._left(found.left):
-                more = torch_ops.count_bad(torch, grad)
+                more = count_bad(torch, grad)
                 first = min(first, index) if any(more) else first
                 infs, nans = infs + more[0], nans + more[1]
         return infs, nans, self.name(first) if infs + nans else None
 
-    def _unread(self) -> tuple[int, ...]:
-        """The parameters whose gradients are not for the native passes: by 1 they only look."""
-        return self._native.multiply(1.0)
+    # --- whether somebody else changes them ---
+
+    def remember(self) -> None:
+        """Remember the gradients as they are now: the tensors, and how often each was written to.
+        From now on nobody but the next micro-batch may change them."""
+        self._before = None
+        if not self.watched.remember():  # there is no shim
+            before = self._before = [p.grad for p in self.watched.parameters]
+            self._versions = [grad._version for grad in before if grad is not None]
+        self.remembered = True
+
+    def forget(self) -> None:
+        """Forget what remember() saw: a backward pass begins, or the gradients are dropped."""
+        self._before, self._versions, self.remembered = None, [], False
+
+    def changed(self) -> Change | None:
+        """What happened to the gradients since remember(); None for nothing."""
+        found = self.watched.changed() if self._before is None else self._compared(self._before)
+        if found == _DROPPED:
+            return Change("set to None, as by zero_grad()", _LEAVE_OUT)
+        if found == _REPLACED:
+            what = "added to or replaced"
+        elif found == _WRITTEN:
+            what = "written to, as by zero_grad(set_to_none=False), clipping or a backward()"
+        else:
+            return None
+        return Change(what, f"{_LEAVE_OUT}; {_MEASURE_OR_KEEP_OUT}")
+
+    def _compared(self, before: list[Any]) -> int:
+        """The same as GradSet.changed(), by Python."""
+        grads = [p.grad for p in self.watched.parameters]
+        if not all(map(operator.is_, grads, before)):
+            pairs = zip(grads, before, strict=True)
+            dropped = any(new is None and old is not None for new, old in pairs)
+            return _DROPPED if dropped else _REPLACED
+        versions = [grad._version for grad in grads if grad is not None]
+        return _WRITTEN if versions != self._versions else 0
+
+    # --- in a window ---
+
+    def drop(self) -> None:
+        """Drop all gradients, and what is summed apart from them."""
+        self.forget()
+        for parameter in self.trained:
+            parameter.grad = None
+
+    def close(self) -> None:
+        """Drop what is summed apart and take the hooks away. Again is no error."""
+
+    def hook(self) -> None:
+        """Add each gradient to its sum as soon as a backward pass has made it."""
+
+    def unhook(self) -> None:
+        """Leave the gradients at the parameters until absorb()."""
+
+    def measure_next(self) -> None:
+        """Measure the sums of the next backward pass as they are added."""
+
+    def absorb(self) -> None:
+        """Add the gradients that are at the parameters to their sums."""
+
+    def forget_measures(self) -> None:
+        """Forget what was measured of sums: somebody may change them."""
+
+    def stand_ins(self, but: Container[torch.Tensor]) -> AbstractContextManager[None]:
+        """Show the optimizer a gradient at each parameter that will be given one, but for those in
+        `but`."""
+        return nullcontext()
+
+    def give(self, optimizer: torch.optim.Optimizer) -> None:
+        """Put the gradients where the optimizer looks for them."""
 
     def _left(self, indices: Iterable[int]) -> Left:
         """The gradients that are not read natively, of a DTensor the shard that is here."""
@@ -259,12 +365,17 @@ class Gradients:
             if (grad := self.parameters[index].grad) is None:
                 continue
             if _is_sparse(grad):
-                raise TypeError(
-                    f"the gradient of {self.name(index)} is sparse; use a layer with sparse=False, "
-                    "such as torch.nn.Embedding(..., sparse=False)"
-                )
-            left.append((index, torch_ops.local(grad)))
+                raise sparse_error(self.name(index))
+            left.append((index, local_shard(grad)))
         return left
+
+
+def sparse_error(name: str) -> TypeError:
+    """What to raise where the gradient of the parameter `name` is sparse."""
+    return TypeError(
+        f"the gradient of {name} is sparse; use a layer with sparse=False, such as "
+        "torch.nn.Embedding(..., sparse=False)"
+    )
 
 
 def _is_sparse(grad: torch.Tensor) -> bool:
@@ -289,3 +400,135 @@ def holding(grads: Sequence[torch.Tensor | None], names: Sequence[str] | None = 
         holder.grad = grad
         holders.append(holder)
     return Gradients(holders, names)
+
+
+# --- torch's own operations, for what the native pass leaves ---
+
+PIECE = 1 << 20  # elements that are copied to float64 at a time: 8 MiB
+
+
+class HostSums(NamedTuple):
+    """What one gradient on the CPU adds up to."""
+
+    squares: float
+    infs: int
+    nans: int
+
+
+class DeviceSums(NamedTuple):
+    """What the gradients on one device add up to: 0-d tensors on it, float64 and bool."""
+
+    squares: torch.Tensor
+    finite: torch.Tensor
+
+
+def local_shard(grad: torch.Tensor) -> torch.Tensor:
+    """This process's shard of a DTensor, or the gradient itself."""
+    shard = getattr(grad, "_local_tensor", None)
+    return grad if shard is None else shard
+
+
+def _real(torch: Any, grad: torch.Tensor) -> torch.Tensor:
+    """A complex gradient as pairs of real numbers: |z|^2 is the sum of their squares."""
+    return torch.view_as_real(grad.resolve_conj()) if grad.is_complex() else grad
+
+
+def _pieces(grad: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Views that together are the gradient, of PIECE elements or one row."""
+    if grad.numel() <= PIECE:
+        yield grad
+        return
+    longest = max(range(grad.dim()), key=grad.size)
+    rows = max(1, PIECE * grad.size(longest) // grad.numel())
+    for piece in grad.split(rows, longest):  # type: ignore[no-untyped-call]
+        yield from _pieces(piece) if rows == 1 and piece.numel() > PIECE else (piece,)
+
+
+def host_sums(torch: Any, grad: torch.Tensor) -> HostSums:
+    """The exact sum of squares of a gradient on the CPU, and how many of its elements are inf and
+    nan. Needs no more than 16 MiB or one row beside it."""
+    real = _real(torch, grad)
+    squares = exact_sum([float(piece.double().square().sum()) for piece in _pieces(real)])
+    if math.isfinite(squares):
+        return HostSums(squares, 0, 0)
+    infs, nans = count_bad(torch, grad)
+    return HostSums(squares, infs, nans)
+
+
+def exact_sum(squares: Sequence[float]) -> float:
+    """Their exact sum; fsum refuses what overflows, and inf beside nan."""
+    try:
+        return math.fsum(squares)
+    except (OverflowError, ValueError):
+        return sum(squares)
+
+
+def count_bad(torch: Any, grad: torch.Tensor) -> tuple[int, int]:
+    """How many elements are inf and how many nan; waits for the device that they are on."""
+    infs = nans = 0
+    for piece in _pieces(_real(torch, grad)):
+        infs += int(piece.isinf().sum())
+        nans += int(piece.isnan().sum())
+    return infs, nans
+
+
+def host_multiply(grad: torch.Tensor, factor: float, limit: float) -> None:
+    """grad = clamp(grad * factor, -limit, limit); 16-bit gradients are rounded once."""
+    if grad.is_floating_point() and grad.element_size() < 4:
+        for piece in _pieces(grad):
+            piece.copy_(piece.float().mul_(factor).clamp_(-limit, limit))
+        return
+    grad.mul_(factor)
+    if limit < math.inf:
+        grad.clamp_(-limit, limit)
+
+
+def device_sums(torch: Any, grads: Sequence[torch.Tensor]) -> DeviceSums:
+    """The sum of squares of gradients of one device, added in float64: fp32, bf16 and fp16 neither
+    overflow nor vanish in it, so it is finite where they all are."""
+    real = [_real(torch, grad) for grad in grads]
+    norms: list[torch.Tensor] = []
+    finite: list[torch.Tensor] = []
+    for alike in _by_dtype(real):
+        found = torch._foreach_norm(alike, 2, dtype=torch.float64)
+        norms += found
+        # Squares of float64 may overflow: their largest elements tell whether they are finite.
+        finite += found if alike[0].dtype != torch.float64 else _largest(torch, alike)
+    squares = torch.stack(norms).square_().sum()
+    return DeviceSums(squares, torch.stack(finite).isfinite().all())
+
+
+def _largest(torch: Any, grads: list[torch.Tensor]) -> list[torch.Tensor]:
+    filled = [grad for grad in grads if grad.numel()]
+    empty = [grad.new_zeros(()) for grad in grads[: len(grads) - len(filled)]]
+    return empty + (list(torch._foreach_norm(filled, math.inf)) if filled else [])
+
+
+def device_multiply(
+    torch: Any, grads: Sequence[torch.Tensor], factor: float | torch.Tensor, limit: float
+) -> None:
+    """grad = clamp(grad * factor, -limit, limit) for gradients of one device, where the factor is
+    too. 16-bit gradients go by an fp32 copy of one of them at a time where torch would round the
+    factor to 16 bits first, which is everywhere but for a Python number on CUDA."""
+    for alike in _by_dtype(grads):
+        exact = torch.promote_types(alike[0].dtype, torch.float32)
+        if exact != alike[0].dtype and (
+            alike[0].device.type != "cuda" or not isinstance(factor, float)
+        ):
+            for grad in alike:
+                grad.copy_(grad.to(exact).mul_(factor))
+        elif isinstance(factor, float):
+            torch._foreach_mul_(alike, factor)
+        else:
+            torch._foreach_mul_(alike, factor.to(exact.to_real()))
+        if limit < math.inf:
+            torch._foreach_clamp_min_(alike, -limit)
+            torch._foreach_clamp_max_(alike, limit)
+
+
+def _by_dtype(grads: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """torch's foreach operations are fast for lists of one dtype."""
+    groups: dict[torch.dtype, list[torch.Tensor]] = {}
+    for grad in grads:
+        groups.setdefault(grad.dtype, []).append(grad)
+    return list(groups.values())

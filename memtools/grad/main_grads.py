@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from memtools import _core
 from memtools._base import torch as bridge
-from memtools.grad import torch_ops
-from memtools.grad.gradients import Gradients, Measure
+from memtools.grad.gradients import Gradients, Measure, exact_sum
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +37,7 @@ class MainGrads(Gradients):
     one can still be dropped. Other parameters keep the gradients that torch gives them.
     """
 
+    sums_apart = True
     __slots__ = (
         "__weakref__",
         "_finalizer",
@@ -45,8 +45,6 @@ class MainGrads(Gradients):
         "_handles",
         "_measuring",
         "_sums",
-        "_watched",
-        "_where",
     )
 
     def __init__(
@@ -56,15 +54,15 @@ class MainGrads(Gradients):
         hooks: bool = True,
     ) -> None:
         torch = bridge.connect().torch
-        self._where = list(parameters)
+        trained = list(parameters)
         self._sums = {
             i: _Sum(torch, parameter)
-            for i, parameter in enumerate(self._where)
+            for i, parameter in enumerate(trained)
             if parameter.dtype in (torch.bfloat16, torch.float16)
         }
         held = {i: found.holder for i, found in self._sums.items()}
-        super().__init__((held.get(i, p) for i, p in enumerate(self._where)), names)
-        self._watched = _core.GradSet([*self._where, *held.values()])
+        super().__init__((held.get(i, p) for i, p in enumerate(trained)), names)
+        self.trained, self.watched = trained, _core.GradSet([*trained, *held.values()])
         self._measuring = False
         self._given: list[int] = []  # parameters that have an fp32 gradient now
         self._handles: list[Any] = []
@@ -72,20 +70,20 @@ class MainGrads(Gradients):
         if hooks:
             self.hook()
 
+    def drop(self) -> None:
+        super().drop()
+        self.clear()
+
     def hook(self) -> None:
         """From now on each gradient is added as soon as backward has made it."""
         # Weakly: a parameter's hook would keep all parameters alive, where no gc looks.
         this = weakref.ref(self)
         for i in self._sums:
             hook = functools.partial(_hook, this, i)
-            add = self._where[i].register_post_accumulate_grad_hook
+            add = self.trained[i].register_post_accumulate_grad_hook
             self._handles.append(add(hook))  # type: ignore[no-untyped-call]
         self._finalizer = weakref.finalize(self, _remove, self._handles)
         self._finalizer.atexit = False
-
-    @property
-    def watched(self) -> _core.GradSet:
-        return self._watched
 
     @property
     def bytes(self) -> int:
@@ -104,20 +102,20 @@ class MainGrads(Gradients):
             self._absorb(i)
 
     def _absorb(self, index: int) -> None:
-        parameter = self._where[index]
+        parameter = self.trained[index]
         if parameter.grad is not None:
             self._sums[index].add(parameter, self._measuring)
             parameter.grad = None
 
     def tensors(self) -> list[torch.Tensor]:
-        self._forget()  # whoever asks for them may change them
+        self.forget_measures()  # whoever asks for them may change them
         return super().tensors()
 
     def multiply(self, factor: float | torch.Tensor, limit: float = math.inf) -> None:
-        self._forget()
+        self.forget_measures()
         super().multiply(factor, limit)
 
-    def _forget(self) -> None:
+    def forget_measures(self) -> None:
         for found in self._sums.values():
             found.measured = None
 
@@ -128,14 +126,15 @@ class MainGrads(Gradients):
         rest = [i for i in range(len(self.parameters)) if i not in known]
         names = None if self._names is None else [self._names[i] for i in rest]
         part = Gradients((self.parameters[i] for i in rest), names).measure()
-        squares = torch_ops.total([float(found.sum_squares) for found in known.values()])
+        squares = exact_sum([float(found.sum_squares) for found in known.values()])
         count = part.count + len(known)
         fine = all(bool(found.finite) for found in known.values())
         if isinstance(part.finite, bool):
-            bad = (0, 0, None) if fine and part.finite else self.bad()
-            return Measure(part.sum_squares + squares, count, bad)
+            fine = fine and part.finite
+            bad = (0, 0, None) if fine else self.bad()
+            return Measure(part.sum_squares + squares, count, fine, bad)
         finite = part.finite if fine else part.finite.new_zeros(())
-        return Measure(part.sum_squares + squares, count, finite=finite, where=self)
+        return Measure(part.sum_squares + squares, count, finite, _uncounted=self)
 
     def give(self, optimizer: torch.optim.Optimizer) -> None:
         """Puts the gradients where the optimizer looks for them, and frees the sums as it goes.
@@ -147,7 +146,7 @@ class MainGrads(Gradients):
         torch = bridge.connect().torch
         as_fp32 = takes_fp32(optimizer)
         for i, found in self._sums.items():
-            parameter = self._where[i]
+            parameter = self.trained[i]
             if (grad := found.take()) is None:
                 continue
             parameter.grad = None
@@ -164,7 +163,7 @@ class MainGrads(Gradients):
         torch, lent = bridge.connect().torch, []
         try:
             for i, found in self._sums.items():
-                p = self._where[i]
+                p = self.trained[i]
                 if found.holder.grad is not None and p.grad is None and p not in but:
                     lent.append(p)
                     p.grad = torch.zeros(1, dtype=p.dtype, device=p.device).expand(p.shape)
@@ -178,16 +177,11 @@ class MainGrads(Gradients):
         for found in self._sums.values():
             found.take()
         for i in self._given:
-            parameter = self._where[i]
+            parameter = self.trained[i]
             parameter.grad = None
             parameter.grad_dtype = parameter.dtype
         self._given.clear()
         self._measuring = False
-
-    @property
-    def hooked(self) -> bool:
-        """Whether gradients are added as soon as they are there."""
-        return bool(self._handles)
 
     def unhook(self) -> None:
         """From now on absorb() adds them."""

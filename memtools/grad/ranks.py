@@ -38,7 +38,8 @@ class Reduced(NamedTuple):
         counts: micro-batches of each rank.
         guess: what every rank's gradients are in units of now, where the ranks had different
             guesses; 0.0 where no rank had a loss.
-        divided: the gradients are the sum over the ranks divided by this.
+        divided: the gradients are the sum over the ranks divided by this: times
+            divided / (loss scale * guess * weight) they are those of the mean.
         finished: whether every rank has flushed.
     """
 
@@ -47,14 +48,6 @@ class Reduced(NamedTuple):
     guess: float
     divided: float = 1.0
     finished: bool = True
-
-    @property
-    def micro_batches(self) -> int:
-        return sum(self.counts)
-
-    def average(self, scale: float) -> float:
-        """What the reduced gradients are multiplied with, to be those of the mean."""
-        return self.divided / (scale * self.guess * self.weight)
 
 
 class RankError(RuntimeError):
@@ -69,7 +62,9 @@ class Ranks:
         rank: which of them this is.
         no_retry: why a micro-batch cannot be tried again; "" where it can.
         finished: whether every rank had flushed at the last window's end.
-        sharded: each rank has parts of the parameters.
+        sharded: each rank has parts of the parameters, and runs each micro-batch with the others.
+        reduces: a window's end reduces over the ranks; where it does not, the gradients and the
+            numbers of this process are all there are.
         surrounds: a micro-batch's passes run within forward(), in a job of one rank too: DDP and
             fully_shard reduce there as well.
     """
@@ -80,6 +75,7 @@ class Ranks:
     no_retry = ""
     finished = True
     sharded = False
+    reduces = False
 
     def attach(self) -> None:
         """From now on the accumulator has the model: what is put on it, is put on it here."""
@@ -96,14 +92,15 @@ class Ranks:
         return own
 
     def agree(self, failed: str) -> str:
-        """Whether a micro-batch is to be tried again: "" or why. Every rank calls it after every
-        micro-batch, where that is a collective; where it is not, each decides for itself."""
+        """Return why a micro-batch is to be tried again, or "", given why it failed here. Where
+        ranks are sharded, it is a collective that every rank calls after every micro-batch."""
         return failed
 
     def reduce(
         self, gradients: Any, window: Any, *, flushing: bool = False, problem: Any = None
     ) -> Reduced:
-        """Sums the gradients over the ranks, at the window's end.
+        """Sum the gradients over the ranks, at the window's end. It is called where `reduces` is
+        set.
 
         Args:
             gradients: where the gradients lie.
@@ -111,9 +108,7 @@ class Ranks:
             flushing: this rank has no more batches; others may have.
             problem: the exception by which this rank failed, raised here after the others know.
         """
-        if problem is not None:
-            raise problem
-        return Reduced(window.total(), (window.count,), window.guess)
+        raise NotImplementedError
 
     def fail(self, error: BaseException) -> None:
         """This rank cannot end its window: tells the others, who raise RankError at theirs. Waits
@@ -123,8 +118,9 @@ class Ranks:
         """An exception left a micro-batch's block: fails where the window cannot go on."""
 
     def measure(self, measure: Any) -> Any:
-        """The measure of the whole gradient, given that of this rank's part."""
-        return measure
+        """Return the measure of the whole gradient, given that of this rank's part. It is called
+        where ranks are sharded."""
+        raise NotImplementedError
 
 
 class SummingRanks(Ranks):
@@ -133,6 +129,8 @@ class SummingRanks(Ranks):
     Attributes:
         left_out: ids of parameters whose gradients stay each rank's own.
     """
+
+    reduces = True
 
     def __init__(self, group: Any, left_out: frozenset[int] = frozenset()) -> None:
         self._wire = Wire(group)

@@ -48,6 +48,7 @@ class PeerMemoryError(MemoryError):
 class ShardedRanks(Ranks):
     """A model of fully_shard, in one dimension or with replicas (HSDP)."""
 
+    reduces = True
     sharded = True
     surrounds = True
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memtools._base import torch as bridge
+from memtools._base.ranks import device_of, host_group
 
 if TYPE_CHECKING:
     import torch
@@ -34,14 +35,9 @@ class Wire:
         self.world: int = self._dist.get_world_size(self.group)
         if self.rank < 0:
             raise ValueError("this rank is not in the process group of the model")
-        self._table_group = self.group
-        kinds = sorted(device.type for device in self.group._device_types)
-        if "cpu" not in kinds and self.group is self._dist.group.WORLD:
-            self._table_group = self._dist.new_group(
-                backend="gloo", group_desc="memtools accumulation"
-            )
-            kinds = ["cpu"]
-        self._table_device = "cpu" if "cpu" in kinds or not kinds else kinds[0]
+        host = host_group(self._dist, self.group, "memtools accumulation")
+        self._table_group = self.group if host is None else host
+        self._table_device = device_of(self._table_group)
 
     def table(self, row: Sequence[float], counts: Sequence[float] = ()) -> Table:
         """Every rank's row, and the sums of the counts. A collective of (world * len(row) +

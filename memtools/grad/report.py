@@ -3,19 +3,71 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from memtools.grad.sums import Sum
+from memtools._base.size import format_bytes
+
+if TYPE_CHECKING:
+    from memtools.grad.window import Sum
 
 
-class Sums(NamedTuple):
-    """What a window's losses, and what its loss function counted besides, come to."""
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """One micro-batch that did not fit, and how the step went on. `str()` is a line."""
 
-    loss: Sum
-    extras: Mapping[str, Sum]
+    #: windows before this one
+    window: int
+    #: which of this window's
+    micro_batch: int
+    #: it had, or the size that the split function cut it for; None for a whole batch of which only
+    #: that function knows
+    rows: int | None
+    #: "forward", "backward", "another rank", "optimizer": its state did not fit before its first
+    #: step, or "allocator": all fitted, but the device's allocator had to empty its cache again and
+    #: again
+    phase: str
+    #: its type and the first line of its text
+    error: str
+    #: bytes that could not be had, where the error says so
+    asked: int | None
+    #: what was as before when it was tried again
+    restored: str
+    #: rows of the next try, those that failed where all idle memory was given back first; None: no
+    #: try was left
+    next_rows: int | None
+    #: whether this was a step up, on trial
+    probing: bool
+    #: from the begin of what was done in vain until the next try
+    ms: float
+    #: what was set for the rest of the process, so that freed memory goes back to the system, or ""
+    changed: str = ""
+
+    def __str__(self) -> str:
+        rows = "the whole batch" if self.rows is None else _rows(self.rows)
+        where = f"micro-batch {self.micro_batch} of {rows}"
+        if self.phase == "optimizer":
+            where = f"after {self.micro_batch} micro-batches"
+        asked = "" if self.asked is None else f" (asked {format_bytes(self.asked)})"
+        trial = ", a step up on trial" if self.probing else ""
+        changed = f"; {self.changed}" if self.changed else ""
+        restored = f"restored {self.restored}; " if self.restored else ""
+        return (
+            f"window {self.window}, {where}{trial}, {self.phase}: "
+            f"{self.error}{asked}; {restored}{self._way_on()}{changed}; {self.ms:.1f} ms lost"
+        )
+
+    def _way_on(self) -> str:
+        if self.next_rows is None:
+            return "gave up"
+        if self.next_rows == (self.rows or 0):
+            return "tried once more after all idle memory was given back"
+        return f"went on with {_rows(self.next_rows)}"
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'s' * (count != 1)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +105,24 @@ class WindowReport:
     #: rows that step() gives to a micro-batch; None where it was not called
     micro_batch_size: int | None = None
     #: what ran out of memory and was done again, in order
-    retries: tuple[Any, ...] = ()
+    retries: tuple[Retry, ...] = ()
     #: units of this rank alone; with one rank the same as `weight`
     own_weight: float = 0.0
-    _sums: Sums = field(default_factory=lambda: Sums(Sum(), {}), repr=False, compare=False)
+    _loss: Sum = field(repr=False, compare=False, kw_only=True)
+    _extras: Mapping[str, Sum] = field(repr=False, compare=False, kw_only=True)
 
     @property
     def loss(self) -> float:
         """The mean loss: the sum of the losses, divided by `own_weight`; without weights, the mean
         over the micro-batches. nan where this rank had none. Losses on a device are read here, and
         not before: this is what waits for them."""
-        return self._sums.loss.read() / self.own_weight if self.own_weight else math.nan
+        return self._loss.read() / self.own_weight if self.own_weight else math.nan
 
     @property
     def extras(self) -> dict[str, float]:
         """The sums, by name, of what the loss function returned as its third value: divide by
         `own_weight` for a mean. Waits for a device as `loss` does."""
-        return {name: found.read() for name, found in self._sums.extras.items()}
+        return {name: found.read() for name, found in self._extras.items()}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, texts, lists and dicts. Waits for a device as `loss` does."""
@@ -118,7 +171,7 @@ class AccumulatorReport:
     least_scale: float
     micro_batch_size: int | None
     #: the newest 100 of what ran out of memory in step(), and how many there were
-    retries: tuple[Any, ...]
+    retries: tuple[Retry, ...]
     ran_out: int
     #: the last window, or None before the first
     last: WindowReport | None
@@ -158,106 +211,6 @@ class AccumulatorReport:
         if self.last is not None:
             lines.append(str(self.last))
         return "\n".join(lines + [f"Note: {note}" for note in self.notes])
-
-
-class Totals:
-    """The sums over all windows that a report tells."""
-
-    __slots__ = (
-        "dropped",
-        "first_bad",
-        "inf_windows",
-        "last",
-        "least_scale",
-        "micro_batches",
-        "nan_windows",
-        "ran_out",
-        "retries",
-        "skipped",
-        "skipped_in_a_row",
-        "updates",
-        "weight",
-        "windows",
-    )
-
-    dropped: int
-    inf_windows: int
-    micro_batches: int
-    nan_windows: int
-    ran_out: int
-    skipped: int
-    skipped_in_a_row: int
-    updates: int
-    windows: int
-
-    #: those that are numbers, and so are part of a state
-    COUNTS = (
-        "dropped",
-        "inf_windows",
-        "micro_batches",
-        "nan_windows",
-        "ran_out",
-        "skipped",
-        "skipped_in_a_row",
-        "updates",
-        "windows",
-    )
-
-    def __init__(self, scale: float) -> None:
-        for name in self.COUNTS:
-            setattr(self, name, 0)
-        self.first_bad: str | None = None
-        self.last: WindowReport | None = None
-        self.least_scale = scale
-        self.retries: deque[Any] = deque(maxlen=100)
-        self.weight = 0.0
-
-    def add(self, window: WindowReport, next_scale: float) -> None:
-        """One more window."""
-        self.last = window
-        self.windows += 1
-        self.micro_batches += window.micro_batches
-        self.weight += window.weight if math.isfinite(window.weight) else 0.0
-        self.least_scale = min(self.least_scale, next_scale)
-        self.keep(window.retries)
-        if not window.skipped:
-            self.updates += 1
-            self.skipped_in_a_row = 0
-            return
-        self.skipped += 1
-        self.skipped_in_a_row += 1
-        self.nan_windows += window.nans > 0
-        self.inf_windows += window.nans == 0
-        self.first_bad = window.first_bad
-
-    def keep(self, retries: Iterable[Any]) -> None:
-        """Of a window that ended, or was given up. A run of years stays small."""
-        for retry in retries:
-            self.ran_out += 1
-            self.retries.append(retry)
-
-    def usual_weight(self) -> float:
-        """Of a micro-batch so far; 1 before the first window's end."""
-        return self.weight / self.micro_batches if self.weight else 1.0
-
-    def state(self) -> dict[str, Any]:
-        """Without the last window's report and the retries: they are this process's story."""
-        found: dict[str, Any] = {name: getattr(self, name) for name in self.COUNTS}
-        kept = ("first_bad", "least_scale", "weight")
-        return found | {name: getattr(self, name) for name in kept}
-
-    def checked(self, state: Any) -> dict[str, Any]:
-        """The state, of the right types. Raises KeyError where something is missing."""
-        found: dict[str, Any] = {name: int(state[name]) for name in self.COUNTS}
-        found["first_bad"] = None if state["first_bad"] is None else str(state["first_bad"])
-        return found | {name: float(state[name]) for name in ("least_scale", "weight")}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """What `checked` returned."""
-        for name, value in state.items():
-            setattr(self, name, value)
-        self.last = None
-        self.retries.clear()
 
 
 def _plain(report: Any) -> dict[str, Any]:

@@ -1,68 +1,79 @@
-"""What a GradAccumulator may be told: one clear sentence for what makes no sense."""
+"""The arguments of a GradAccumulator, and one clear sentence for what makes no sense."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
+
+from memtools._base import torch as bridge
 
 UNDO: Final = ("auto", "scratch", "copy", "redo")
 PRECISIONS: Final = ("fp32", "bf16", "fp16")
-NAMES: Final = (
-    "steps",
-    "precision",
-    "max_norm",
-    "max_value",
-    "clip",
-    "scheduler",
-    "init_scale",
-    "growth_interval",
-    "min_scale",
-    "max_skips",
-    "main_grads",
-    "undo",
-    "micro_batch_size",
-    "overlap",
-)
 
 
-def check(settings: Mapping[str, Any]) -> None:
-    """All but the model and the optimizer. Raises TypeError and ValueError."""
-    count("steps", settings["steps"])
-    if settings["precision"] not in (None, *PRECISIONS):
-        raise ValueError(
-            f"precision is None or one of {', '.join(PRECISIONS)}; got {settings['precision']!r}"
-        )
-    clips = [name for name in ("max_norm", "max_value", "clip") if settings[name] is not None]
-    if len(clips) > 1:
-        raise ValueError(f"gradients are clipped in one way; got {' and '.join(clips)}: pick one")
-    for name in ("max_norm", "max_value"):
-        if settings[name] is not None:
-            _positive(name, settings[name], "; leave it out where the norm is only to be measured")
-    if settings["clip"] is not None and not callable(settings["clip"]):
-        raise TypeError(f"clip is called with the parameters; got {_kind(settings['clip'])}")
-    for name in ("init_scale", "min_scale"):
-        _positive(name, settings[name])
-    if settings["min_scale"] > settings["init_scale"]:
-        raise ValueError(
-            f"min_scale is at most init_scale, {settings['init_scale']}; "
-            f"got {settings['min_scale']}"
-        )
-    for name in ("growth_interval", "max_skips"):
-        count(name, settings[name])
-    if settings["undo"] not in UNDO:
-        raise ValueError(f"undo is one of {', '.join(UNDO)}; got {settings['undo']!r}")
-    if settings["micro_batch_size"] is not None:
-        count("micro_batch_size", settings["micro_batch_size"])
-    for name in ("main_grads", "overlap"):
-        if not isinstance(settings[name], bool):
-            raise TypeError(f"{name} is True or False, got {_kind(settings[name])}")
-    _check_scheduler(settings["scheduler"])
+@dataclass(slots=True)
+class Settings:
+    """The arguments of a GradAccumulator, but for the model, the optimizer and the ranks.
+
+    Raises TypeError and ValueError, in one clear sentence, if an argument makes no sense.
+    """
+
+    steps: int = 1
+    precision: str | None = None
+    max_norm: float | None = None
+    max_value: float | None = None
+    clip: Callable[..., Any] | None = None
+    scheduler: Any = None
+    init_scale: float = 2.0**16
+    growth_interval: int = 2000
+    min_scale: float = 1.0
+    max_skips: int = 50
+    main_grads: bool = False
+    undo: str = "auto"
+    micro_batch_size: int | None = None
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        count("steps", self.steps)
+        if self.precision not in (None, *PRECISIONS):
+            raise ValueError(
+                f"precision is None or one of {', '.join(PRECISIONS)}; got {self.precision!r}"
+            )
+        self.precision = self.precision or "fp32"
+        ways = {"max_norm": self.max_norm, "max_value": self.max_value, "clip": self.clip}
+        clips = [name for name, value in ways.items() if value is not None]
+        if len(clips) > 1:
+            raise ValueError(
+                f"gradients are clipped in one way; got {' and '.join(clips)}: pick one"
+            )
+        for name in ("max_norm", "max_value"):
+            if ways[name] is not None:
+                _positive(name, ways[name], "; leave it out where the norm is only to be measured")
+        if self.clip is not None and not callable(self.clip):
+            raise TypeError(f"clip is called with the parameters; got {_kind(self.clip)}")
+        _positive("init_scale", self.init_scale)
+        _positive("min_scale", self.min_scale)
+        if self.min_scale > self.init_scale:
+            raise ValueError(
+                f"min_scale is at most init_scale, {self.init_scale}; got {self.min_scale}"
+            )
+        count("growth_interval", self.growth_interval)
+        count("max_skips", self.max_skips)
+        if self.undo not in UNDO:
+            raise ValueError(f"undo is one of {', '.join(UNDO)}; got {self.undo!r}")
+        if self.micro_batch_size is not None:
+            count("micro_batch_size", self.micro_batch_size)
+        for name, value in (("main_grads", self.main_grads), ("overlap", self.overlap)):
+            if not isinstance(value, bool):
+                raise TypeError(f"{name} is True or False, got {_kind(value)}")
+        _check_scheduler(self.scheduler)
 
 
 def count(name: str, value: object) -> int:
-    """At least 1."""
+    """Return `value`. Raises TypeError if it is not an int, ValueError if it is below 1."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} is an int, got {_kind(value)}")
     if value < 1:
@@ -93,8 +104,9 @@ def _check_scheduler(scheduler: Any) -> None:
         )
 
 
-def check_model(torch: Any, model: Any, optimizer: Any, main_grads: bool) -> None:
-    """Raises TypeError and ValueError for a pair that cannot be trained."""
+def check_model(model: Any, optimizer: Any, main_grads: bool) -> None:
+    """Raise TypeError or ValueError for a pair that cannot be trained."""
+    torch = bridge.connect().torch
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model is a torch.nn.Module, got {_kind(model)}")
     if not isinstance(optimizer, torch.optim.Optimizer):

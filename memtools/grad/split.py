@@ -33,6 +33,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import enum
+import math
 import numbers
 import sys
 import types
@@ -98,6 +99,9 @@ def read(batch: Any, known: Known | None = None) -> Cut:
             a list or tuple that can be samples or columns.
         TypeError: a part that cannot be cut.
     """
+    if _is_array(batch) and batch.ndim and len(batch):  # no part of it has to agree with another
+        _check_strided(batch, "batch")
+        return Cut(len(batch), True)
     known = {} if known is None else known
     firm = next(_firm(batch), None)
     counts = dict.fromkeys(_lengths(batch)[0] if firm is None else [firm])
@@ -517,3 +521,103 @@ def _dataclass(node: Any, parts: list[Any]) -> Any:
     for one, part in zip(dataclasses.fields(node), parts, strict=True):
         object.__setattr__(new, one.name, part)
     return new
+
+
+# --- what is left of a batch ---
+#
+#   by rows       |-- done --|-- next: at most `size` rows --|------ rest ------|
+#   by function   done parts, [next part] [part] [part]: cut again where they exceed `size`
+
+
+class PartsByRows:
+    """What is left of a batch that is cut along its rows.
+
+    Attributes:
+        most: how many rows the whole batch has.
+    """
+
+    __slots__ = ("_at", "_batch", "_cut", "most")
+
+    def __init__(self, batch: Any, known: Known) -> None:
+        self._batch, self._at = batch, 0
+        self._cut = read(batch, known)
+        self.most = self._cut.rows
+
+    def next(self, size: float) -> tuple[Any, int, bool] | None:
+        """Return the next micro-batch of at most `size` rows, how many it has, and whether it is
+        the last; None where nothing is left."""
+        if self._at == self.most:
+            return None
+        stop = int(min(self._at + size, self.most))
+        micro = self._cut.take(self._batch, self._at, stop)
+        return micro, stop - self._at, stop == self.most
+
+    def advance(self, count: int) -> None:
+        """Leave the next `count` rows behind: they are done."""
+        self._at += count
+
+    def restart(self) -> None:
+        """Begin with the whole batch again."""
+        self._at = 0
+
+    def smaller(self, count: int) -> int | None:
+        """Return the size to try after `count` rows failed; None where nothing is smaller."""
+        return (count + 1) // 2 if count > 1 else None
+
+
+class PartsByFunction:
+    """What is left of a batch that the user's function cuts. A size is in units of that function's
+    own, such as nodes.
+
+    Attributes:
+        most: how many the whole batch has: inf, as only the function knows.
+    """
+
+    __slots__ = ("_batch", "_parts", "_split", "most")
+
+    def __init__(self, batch: Any, split: Split) -> None:
+        if not callable(split):
+            raise TypeError(f"split is a function of (batch, size), got {type(split).__name__}")
+        self._batch, self._split, self.most = batch, split, math.inf
+        self.restart()
+
+    def next(self, size: float) -> tuple[Any, int, bool] | None:
+        """Return the next micro-batch, cut for `size`; the size that it was cut for, 0 for the
+        whole batch; and whether it is the last. None where nothing is left."""
+        if not self._parts:
+            return None
+        head, cut = self._parts[0]
+        if size < cut:
+            parts = [(part, size) for part in self._cut(head, int(size))]
+            self._parts[:1] = parts
+            head, cut = parts[0]
+        return head, 0 if cut == math.inf else int(cut), len(self._parts) == 1
+
+    def advance(self, count: int) -> None:
+        """Leave the next micro-batch behind: it is done."""
+        del self._parts[0]
+
+    def restart(self) -> None:
+        """Begin with the whole batch again."""
+        self._parts: list[tuple[Any, float]] = [(self._batch, math.inf)]
+
+    def smaller(self, count: int) -> int | None:
+        """Return the largest of size/2, size/4, ... that cuts what failed; None where it cannot be
+        cut."""
+        head, cut = self._parts[0]
+        size = len(self._cut(head, 1)) if cut == math.inf else int(cut)
+        while size > 1:
+            size = (size + 1) // 2
+            if len(self._cut(head, size)) > 1:
+                return size
+        return None
+
+    def _cut(self, part: Any, size: int) -> Sequence[Any]:
+        parts = self._split(part, size)
+        if not isinstance(parts, (list, tuple)):
+            raise TypeError(
+                f"split(batch, {size}) returns a list of micro-batches, got {type(parts).__name__}"
+            )
+        if not parts:
+            raise ValueError(f"split(batch, {size}) returned no micro-batch; at least one is due")
+        return parts

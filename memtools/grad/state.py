@@ -3,46 +3,47 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from memtools.grad.report import Totals
-from memtools.grad.sizes import SizeControl
-from memtools.grad.sums import Sum
-from memtools.grad.window import Window
-
-if TYPE_CHECKING:
-    from memtools.grad.accumulator import GradAccumulator
+from memtools._base import torch as bridge
+from memtools.grad.backoff import BackOff, SizeControl
+from memtools.grad.window import Sum, Totals, Window, WindowRunner
 
 _VERSION: Final = 1
 _NUMBERS: Final = ("count", "guess", "scale", "weighted")
 
 
-def state_of(acc: GradAccumulator, gradients: bool, rng: bool) -> dict[str, Any]:
-    """Numbers, texts and tensors: what torch.load(weights_only=True) reads."""
-    window = acc.window
+def state_of(
+    runner: WindowRunner, back_off: BackOff | None, gradients: bool, rng: bool
+) -> dict[str, Any]:
+    """Return numbers, texts and tensors: what torch.load(weights_only=True) reads."""
+    window = runner.window
     if gradients:
-        acc._owner.saved = (window, window.count)
+        runner.ownership.saved = (window, window.count)
     return {
         "version": _VERSION,
-        "steps": acc.steps,
+        "steps": runner.steps,
         "window": {
             **{name: getattr(window, name) for name in _NUMBERS},
             "weight": window.total(),
             "loss": window.loss.read(),
             "extras": {name: found.read() for name, found in window.extras.items()},
         },
-        "scale": acc._scale.state(),
-        "totals": acc._totals.state(),
-        "micro_batch_size": acc.micro_batch_size,
-        "sizes": None if acc._backoff is None else acc._backoff.control.state(),
-        "gradients": _gradients(acc) if gradients else None,
-        "rng": _rng(acc) if rng else None,
+        "scale": runner.precision.scale.state(),
+        "totals": runner.totals.state(),
+        "micro_batch_size": runner.micro_batch_size,
+        "sizes": None if back_off is None else back_off.control.state(),
+        "gradients": _gradients(runner) if gradients else None,
+        "rng": _rng(runner) if rng else None,
     }
 
 
-def load(acc: GradAccumulator, state: Mapping[str, Any]) -> None:
-    """Checks all of it before it changes anything. Raises ValueError and TypeError."""
+def load(
+    runner: WindowRunner, state: Mapping[str, Any], make_back_off: Callable[[], BackOff]
+) -> None:
+    """Check all of the state, then take it over. Raises ValueError and TypeError; then nothing was
+    changed."""
     if not isinstance(state, Mapping):
         raise TypeError(f"load_state_dict() takes a dict, got {type(state).__name__}")
     try:
@@ -51,28 +52,28 @@ def load(acc: GradAccumulator, state: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"this state is of version {state['version']}, and version {_VERSION} is read here"
             )
-        _check(acc, state)
-        window = _window(acc, state)
-        found = _match(acc, state["gradients"] or {})
-        scale = acc._scale.checked(state["scale"])
-        totals = acc._totals.checked(state["totals"])
+        _check(state)
+        window = _window(runner, state)
+        found = _match(runner, state["gradients"] or {})
+        scale = runner.precision.scale.checked(state["scale"])
+        totals = runner.totals.checked(state["totals"])
         size, sizes, rng = state["micro_batch_size"], state["sizes"], state["rng"]
         if sizes is not None:
             SizeControl(None).load(sizes)
     except KeyError as error:
         raise ValueError(f"this is no state of a GradAccumulator: {error} is missing") from error
     if sizes is not None:
-        acc._back_off().control.load(sizes)
-    acc._drop_gradients()
+        make_back_off().control.load(sizes)
+    runner.gradients.drop()
     for parameter, gradient in found:
         parameter.grad = gradient.to(parameter.device, copy=True)
-    acc._set_window(window)
-    acc.micro_batch_size = size
-    acc._watch.remember(acc.gradients)
-    acc._scale.load(scale)
-    acc._totals.load(totals)
+    runner.set_window(window)
+    runner.micro_batch_size = size
+    runner.gradients.remember()
+    runner.precision.scale.load(scale)
+    runner.totals.load(totals)
     if rng is not None:
-        _set_rng(acc, rng)
+        _set_rng(runner, rng)
 
 
 # --- what a state may be ---
@@ -91,7 +92,7 @@ _PARTS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 
 
-def _check(acc: GradAccumulator, state: Mapping[str, Any]) -> None:
+def _check(state: Mapping[str, Any]) -> None:
     """That everything is of the right type. Raises TypeError and ValueError, KeyError where
     something is missing."""
     for part, names in _PARTS.items():
@@ -120,7 +121,7 @@ def _check(acc: GradAccumulator, state: Mapping[str, Any]) -> None:
             _check_number(name, size, kind)
             if size < 1:
                 raise ValueError(f"this state's {name} is at least 1 row, got {size}")
-    _check_tensors(acc, state["gradients"], state["rng"])
+    _check_tensors(state["gradients"], state["rng"])
 
 
 def _check_number(name: str, value: Any, kind: str) -> None:
@@ -131,8 +132,8 @@ def _check_number(name: str, value: Any, kind: str) -> None:
         raise ValueError(f"this state's {name} is 0 or more and finite, got {value}")
 
 
-def _check_tensors(acc: GradAccumulator, gradients: Any, rng: Any) -> None:
-    torch = acc._torch
+def _check_tensors(gradients: Any, rng: Any) -> None:
+    torch = bridge.connect().torch
     if gradients is not None and not isinstance(gradients, Mapping):
         raise TypeError(f"this state's gradients are a dict, got {type(gradients).__name__}")
     for name, gradient in (gradients or {}).items():
@@ -151,26 +152,28 @@ def _check_tensors(acc: GradAccumulator, gradients: Any, rng: Any) -> None:
         raise ValueError("this state's rng is not a random state of this torch's CPU generator")
 
 
-def _gradients(acc: GradAccumulator) -> dict[str, Any]:
+def _gradients(runner: WindowRunner) -> dict[str, Any]:
     """Copies, by name; the fp32 sums where main_grads keeps them."""
-    named = enumerate(acc.gradients.parameters)
-    return {acc.gradients.name(i): p.grad.detach().clone() for i, p in named if p.grad is not None}
+    named = enumerate(runner.gradients.parameters)
+    return {
+        runner.gradients.name(i): p.grad.detach().clone() for i, p in named if p.grad is not None
+    }
 
 
-def _window(acc: GradAccumulator, state: Mapping[str, Any]) -> Window:
+def _window(runner: WindowRunner, state: Mapping[str, Any]) -> Window:
     saved = state["window"]
-    window = Window(acc.scale)
+    window = Window(runner.precision.scale.value)
     if not saved["guess"]:
         return window
-    if saved["count"] and state["steps"] != acc.steps:
+    if saved["count"] and state["steps"] != runner.steps:
         raise ValueError(
             f"this state is in the middle of a window of {state['steps']} micro-batches, and "
-            f"steps is {acc.steps} here: set steps to {state['steps']} until that window ends"
+            f"steps is {runner.steps} here: set steps to {state['steps']} until that window ends"
         )
-    if saved["count"] >= acc.steps:
+    if saved["count"] >= runner.steps:
         raise ValueError(
-            f"this state was saved after {saved['count']} of {acc.steps} micro-batches, which no "
-            "window has between two of them: it is damaged"
+            f"this state was saved after {saved['count']} of {runner.steps} micro-batches, which "
+            "no window has between two of them: it is damaged"
         )
     if state["gradients"] is None:
         raise ValueError(
@@ -184,9 +187,9 @@ def _window(acc: GradAccumulator, state: Mapping[str, Any]) -> Window:
     return window
 
 
-def _match(acc: GradAccumulator, saved: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+def _match(runner: WindowRunner, saved: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     """Each gradient with its parameter."""
-    known = {acc.gradients.name(i): p for i, p in enumerate(acc.gradients.parameters)}
+    known = {runner.gradients.name(i): p for i, p in enumerate(runner.gradients.parameters)}
     missing = [name for name in saved if name not in known]
     if missing:
         raise ValueError(f"this state has a gradient of {missing[0]}, which is not trained here")
@@ -199,19 +202,19 @@ def _match(acc: GradAccumulator, saved: Mapping[str, Any]) -> list[tuple[Any, An
     return [(known[name], gradient) for name, gradient in saved.items()]
 
 
-def _cuda_devices(acc: GradAccumulator) -> list[int]:
-    return sorted({p.device.index for p in acc.parameters if p.device.type == "cuda"})
+def _cuda_devices(runner: WindowRunner) -> list[int]:
+    return sorted({p.device.index for p in runner.gradients.trained if p.device.type == "cuda"})
 
 
-def _rng(acc: GradAccumulator) -> dict[str, Any]:
-    torch = acc._torch
-    devices = {str(index): torch.cuda.get_rng_state(index) for index in _cuda_devices(acc)}
+def _rng(runner: WindowRunner) -> dict[str, Any]:
+    torch = bridge.connect().torch
+    devices = {str(index): torch.cuda.get_rng_state(index) for index in _cuda_devices(runner)}
     return {"cpu": torch.get_rng_state(), "cuda": devices}
 
 
-def _set_rng(acc: GradAccumulator, saved: Mapping[str, Any]) -> None:
-    torch = acc._torch
+def _set_rng(runner: WindowRunner, saved: Mapping[str, Any]) -> None:
+    torch = bridge.connect().torch
     torch.set_rng_state(saved["cpu"].cpu())
-    for index in _cuda_devices(acc):
+    for index in _cuda_devices(runner):
         if str(index) in saved["cuda"]:
             torch.cuda.set_rng_state(saved["cuda"][str(index)].cpu(), index)

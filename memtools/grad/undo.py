@@ -25,10 +25,11 @@ import random
 import resource
 import sys
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
+from memtools import _core
 from memtools._base import torch as bridge
-from memtools.monitor.host import host_memory
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +52,10 @@ class RandomState:
         numpy = sys.modules.get("numpy")
         self._numpy = None if numpy is None else numpy.random.get_state()
         self._torch = torch.get_rng_state()
-        self._devices = [(one, _generator(one).get_rng_state(*_index(one))) for one in devices]
+        self._devices: list[tuple[Any, Any]] = []
+        for device in devices:
+            state = _generator(device).get_rng_state(*_index(device))
+            self._devices.append((device, state))
 
     def restore(self) -> None:
         random.setstate(self._python)
@@ -86,7 +90,11 @@ class Buffers:
         self._kept: list[_Kept] = []
 
     def save(self, holders: Iterable[dict[str, Any]]) -> None:
-        """Of modules' `_buffers`. Into the copies of before where the tensors are the same."""
+        """Save modules' `_buffers`, into the copies of before where the tensors are the same."""
+        holders = list(holders)
+        if not holders:
+            self._places, self._kept = [], []
+            return
         torch = bridge.connect().torch
         self._places = [
             (names, name) for names in holders for name in names if names[name] is not None
@@ -248,35 +256,38 @@ class Scratch(Redo):
     """Puts the gradients aside and adds the micro-batch's to them."""
 
     name = "scratch"
-    __slots__ = ("_held",)
+    __slots__ = ("_aside",)
 
     def begin(self) -> None:
-        self._held = [p.grad for p in self._parameters]
-        self.drop()
+        self._aside: list[torch.Tensor | None] = []
+        for p in self._parameters:
+            self._aside.append(p.grad)
+            p.grad = None
 
     def keep(self) -> None:
-        both = []
-        for p, old in zip(self._parameters, self._held, strict=True):
-            new = p.grad
-            if old is None:
-                continue
-            p.grad = old
-            if new is not None:
-                both.append((p, old, new))
-        self._held = []
         torch = bridge.connect().torch
-        plain = [(o, n) for _, o, n in both if o.layout is n.layout is torch.strided]
+        into: list[Any] = []
+        added: list[Any] = []
         with torch.no_grad():
-            if plain:
-                torch._foreach_add_([old for old, _ in plain], [new for _, new in plain])
-            for p, old, new in both:
-                if not (old.layout is new.layout is torch.strided):
+            for p, old in zip(self._parameters, self._aside, strict=True):
+                if old is None:
+                    continue
+                new, p.grad = p.grad, old
+                if new is None:
+                    continue
+                if old.layout is new.layout is torch.strided:
+                    into.append(old)
+                    added.append(new)
+                else:
                     p.grad = old + new if old.layout is torch.strided else new + old
+            if into:
+                torch._foreach_add_(into, added)
+        self._aside = []
 
     def back(self) -> bool:
-        for p, old in zip(self._parameters, self._held, strict=True):
+        for p, old in zip(self._parameters, self._aside, strict=True):
             p.grad = old
-        self._held = []
+        self._aside = []
         return True
 
 
@@ -325,100 +336,126 @@ _KINDS: Final = {"scratch": Scratch, "copy": Copy, "redo": Redo}
 
 
 def choose(mode: str, parameters: list[torch.Tensor]) -> Redo:
-    """The way of one accumulator. Looks at the machine's memory for "auto"."""
+    """Return the way of one accumulator. "auto" is "redo" where the gradients take a tenth or more
+    of the memory of some device, or of what this process may have of the host's."""
     if mode != "auto":
         return _KINDS[mode](parameters)
-    return Redo(parameters) if _is_large(parameters) else Scratch(parameters)
-
-
-def _is_large(parameters: list[torch.Tensor]) -> bool:
-    """Whether the gradients take a tenth or more of the memory of some device, or of what this
-    process may have of the host's."""
     sizes: dict[torch.device, int] = {}
     for p in parameters:
         if p.requires_grad:
             sizes[p.device] = sizes.get(p.device, 0) + p.numel() * p.element_size()
-    return any(size >= SMALL * memory_of(device) for device, size in sizes.items())
+    for device, size in sizes.items():
+        if size >= SMALL * memory_of(device):
+            return Redo(parameters)
+    return Scratch(parameters)
 
 
 def memory_of(device: torch.device) -> float:
-    """Bytes there are; of a device that does not tell, no bound."""
+    """Return the bytes that this process may have on a device; inf where that is not known."""
     if device.type == "cuda":
         return float(bridge.connect().torch.cuda.get_device_properties(device).total_memory)
     if device.type != "cpu":
         return float("inf")
-    host = host_memory()
-    known = [float(one) for one in (host.cgroup_limit, host.total) if one is not None]
-    limits = [resource.getrlimit(one)[0] for one in (resource.RLIMIT_DATA, resource.RLIMIT_AS)]
-    known += [float(one) for one in limits if one != resource.RLIM_INFINITY]
-    return min(known, default=float("inf"))
+    host = _core.Probe().read()
+    least = float("inf")
+    for limit in (
+        host.cgroup_limit,
+        host.total,
+        resource.getrlimit(resource.RLIMIT_DATA)[0],
+        resource.getrlimit(resource.RLIMIT_AS)[0],
+    ):
+        if limit not in (None, -1):  # unknown, or unlimited
+            least = min(least, limit)
+    return least
 
 
 # --- all of it ---
 
 
 class Undo:
-    """What is kept before a micro-batch, and given back."""
+    """What is kept before a micro-batch, and given back.
 
-    __slots__ = ("_buffers", "_devices", "_first", "_holders", "_random", "gradients", "in_place")
+    Args:
+        way: "scratch", "copy", "redo" or "auto", as above.
+        parameters: all that a backward pass may add gradients to.
+    """
 
-    def __init__(self, gradients: Redo) -> None:
-        self.gradients = gradients
+    __slots__ = (
+        "_buffers",
+        "_devices",
+        "_first",
+        "_gradients",
+        "_holders",
+        "_in_place",
+        "_parameters",
+        "_random",
+        "_way",
+    )
+
+    def __init__(self, way: str, parameters: list[torch.Tensor]) -> None:
+        self._way, self._parameters = way, parameters
+        self._gradients = choose(way, parameters)
         self._buffers, self._first = Buffers(), Buffers()
         self._holders: list[dict[str, Any]] = []
         self._devices: tuple[torch.device, ...] = ()
         self._random: list[RandomState] = []
 
-    def begin_window(self, model: torch.nn.Module) -> None:
-        """Before its first micro-batch. Redo keeps this moment for the whole window."""
-        self._holders = [one._buffers for one in model.modules() if one._buffers]
-        self._devices = _devices(model)
+    def begin_window(self, model: torch.nn.Module, parameters: list[torch.Tensor]) -> None:
+        """Keep what is needed to go back to the window's start; call it before the first
+        micro-batch. `parameters` may be others than before: groups are added to optimizers."""
+        if list(map(id, parameters)) != list(map(id, self._parameters)):
+            self._parameters, self._gradients = parameters, choose(self._way, parameters)
+        self._holders = list(filter(None, map(attrgetter("_buffers"), model.modules())))
+        # The CPU's generator counts in any case.
+        devices: set[Any] = set()
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.device.type not in ("cpu", "meta"):
+                devices.add(tensor.device)
+        torch = bridge.connect().torch
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            devices.add(torch.device("cuda", torch.cuda.current_device()))
+        self._devices = tuple(sorted(devices, key=str))
         self._random = [RandomState(self._devices)]
-        if type(self.gradients) is Redo:
+        if type(self._gradients) is Redo:
             self._first.save(self._holders)
 
     def begin(self, in_place: bool = False) -> None:
-        """Before a micro-batch; `in_place`: its gradients can be neither moved nor given back."""
+        """Keep what is needed to go back to now, before a micro-batch. `in_place`: its gradients
+        can be neither moved nor given back."""
         self._random[1:] = [RandomState(self._devices)]
         self._buffers.save(self._holders)
-        self.in_place = in_place
+        self._in_place = in_place
         if not in_place:
-            self.gradients.begin()
+            self._gradients.begin()
 
     def keep(self) -> None:
-        """The micro-batch went well."""
-        if not self.in_place:
-            self.gradients.keep()
+        """Add the micro-batch, which went well, to what is kept."""
+        if not self._in_place:
+            self._gradients.keep()
 
     def back(self, backward: bool) -> bool:
-        """As before the micro-batch, which failed in its backward pass or before. False: as
-        before the window, which has to run again."""
-        whole = self.in_place or self.gradients.back() or not backward
+        """Undo the failed micro-batch. Returns False if only the whole window could be undone;
+        it has to run again from its start then.
+
+        Args:
+            backward: whether it may have failed in its backward pass.
+        """
+        whole = self._in_place or self._gradients.back() or not backward
         (self._random[-1] if whole else self._random[0]).restore()
         (self._buffers if whole else self._first).restore()
         if not whole:
-            self.gradients.drop()
+            self._gradients.drop()
         return whole
 
     def drop(self) -> None:
-        """The window is given up: no gradients. Random numbers and buffers stay where they are."""
-        self.gradients.drop()
+        """Give the window up: drop its gradients. Random numbers and buffers stay."""
+        self._gradients.drop()
 
     def in_words(self, whole: bool) -> str:
-        """What back() gave back."""
+        """Say what back() gave back."""
         parts = ["random numbers"]
         if len(self._buffers):
             parts.append(f"{len(self._buffers)} buffers")
-        if not self.in_place:
-            parts.append(f"gradients ({self.gradients.name})")
+        if not self._in_place:
+            parts.append(f"gradients ({self._gradients.name})")
         return ", ".join(parts) if whole else ", ".join([*parts, "the window from its start"])
-
-
-def _devices(model: torch.nn.Module) -> tuple[torch.device, ...]:
-    """But the CPU, whose generator counts in any case."""
-    tensors = [*model.parameters(), *model.buffers()]
-    found = {one.device for one in tensors if one.device.type not in ("cpu", "meta")}
-    torch = bridge.connect().torch
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        found.add(torch.device("cuda", torch.cuda.current_device()))
-    return tuple(sorted(found, key=str))

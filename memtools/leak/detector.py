@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from memtools import _core
-from memtools._base.size import format_bytes, parse_bytes
+from memtools._base import sentences
+from memtools._base.size import parse_bytes
 
 SIGNALS = ("heap", "python", "tensors", "children", "device", "rss")
 #: Growth that no container explains matters from so many bytes a step on, which a buffer or a cache
@@ -27,13 +28,7 @@ class StepsLeft(NamedTuple):
     hi: float
 
     def __str__(self) -> str:
-        if math.isinf(self.lo):
-            return "no limit in sight"
-        if self.hi < 1:
-            return "limit reached"
-        if math.isinf(self.hi):
-            return f"limit in {_rounded(self.lo)} steps at the earliest"
-        return f"limit in {_rounded(self.lo)} to {_rounded(self.hi)} steps"
+        return sentences.of_steps_left(self.lo, self.hi)
 
 
 @dataclass(frozen=True)
@@ -64,32 +59,7 @@ class LeakVerdict:
     declarable: bool = False
 
     def __str__(self) -> str:
-        if self.signal is None:
-            return "quiet: no signal grows"
-        rate = format_bytes(self.rate_bytes_per_step)
-        left = "" if self.steps_left is None else f"{self.steps_left}"
-        if self.kind == "fragmentation":
-            line = f"fragmentation: +{rate}/step in rss since step {self.since_step:,}, while what"
-            return _joined(f"{line} is in use does not grow", left)
-        if self.kind == "growing":
-            return self._growing(rate, left)
-        line = f"{self.kind}: +{rate}/step in {self.signal} since step {self.since_step:,}"
-        cost = self.rss_bytes_per_step or 0
-        if self.signal != "rss" and cost > 1.5 * self.rate_bytes_per_step:
-            line = f"{line}, costs {format_bytes(cost)}/step of rss"
-        return _joined(line, left)
-
-    def _growing(self, rate: str, left: str) -> str:
-        shape = "straight line" if 0.8 <= self.shape <= 1.25 else "not a straight line"
-        since = f"in {self.signal} since step {self.since_step:,}"
-        if self.rate_bytes_per_step < 0.5:
-            return f"growing: {since}, but no longer at the end"
-        line = f"growing: +{rate}/step {since}, {shape}"
-        if left:
-            line = f"{line}; {left} if it goes on"
-        if self.declarable:
-            line = f'{line}; if a buffer fills, declare it: expect_growth("its name", bytes=...)'
-        return line
+        return sentences.of_verdict(self)
 
 
 def matters(bytes_per_step: float, steps_per_second: float) -> bool:
@@ -112,16 +82,6 @@ def _together(a: StepsLeft | None, b: StepsLeft | None) -> StepsLeft | None:
     for x, y in zip(a, b, strict=True):
         steps.append(1 / (1 / x + 1 / y) if x and y else 0.0)
     return StepsLeft(*steps)
-
-
-def _joined(line: str, left: str) -> str:
-    return f"{line}, {left}" if left else line
-
-
-def _rounded(steps: float) -> str:
-    """Two digits of a forecast are more than it knows."""
-    digits = len(str(int(steps)))
-    return f"{round(steps, min(0, 2 - digits)):,.0f}"
 
 
 def _bars(bar: int | str | Mapping[str, int | str] | None) -> tuple[float, ...]:

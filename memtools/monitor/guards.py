@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from memtools._base.decorate import name_of_callback
 from memtools._base.size import format_bytes
 from memtools.errors import HostMemoryPressure
 from memtools.monitor.log import Log
@@ -60,7 +60,7 @@ class Handle:
         self.fraction, self.action = fraction, action
         #: True for a guard; False for a callback of on_pressure, which runs before all guards
         self.safe = safe
-        self.name = action if isinstance(action, str) else _name(action)
+        self.name = action if isinstance(action, str) else name_of_callback(action)
         self._bits: list[int] = []
 
     def cancel(self) -> None:
@@ -200,7 +200,7 @@ def _call(callback: Callback, pressure: Pressure, log: Log) -> None:
     except HostMemoryPressure:
         raise
     except Exception as error:
-        name = _name(callback)
+        name = name_of_callback(callback)
         log.complain(
             f"callback {name}",
             f"{name}(), which waits for memory pressure, failed with "
@@ -210,35 +210,3 @@ def _call(callback: Callback, pressure: Pressure, log: Log) -> None:
 
 def _bits_of(handle: Handle) -> int:
     return 2 if handle.safe and handle.fraction > 0.5 else 1
-
-
-def _name(callback: Any) -> str:
-    return str(getattr(callback, "__qualname__", None) or type(callback).__name__)
-
-
-def accepted(callback: Any, what: str, told: str = "a Pressure") -> Callback:
-    """`callback`, to be called with what it is told; one that takes no argument is wrapped.
-
-    Raises TypeError for what cannot be called with one argument or none.
-    """
-    if not callable(callback):
-        raise TypeError(f"{what}: a function is needed, got {type(callback).__name__}")
-    try:
-        signature = inspect.signature(callback)
-    except (TypeError, ValueError):  # some built-in functions tell none
-        return callback  # type: ignore[no-any-return]
-    for arguments in ((None,), ()):
-        try:
-            signature.bind(*arguments)
-        except TypeError:
-            continue
-        return callback if arguments else _without(callback)
-    raise TypeError(f"{what}: {_name(callback)}{signature} takes neither {told} nor nothing")
-
-
-def _without(callback: Callable[[], object]) -> Callback:
-    def call(_: object) -> object:
-        return callback()
-
-    call.__qualname__ = _name(callback)
-    return call

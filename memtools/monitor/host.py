@@ -34,7 +34,7 @@ class HostMemory:
     total: int | None
     #: share of the last 10 s, 0 to 100, in which some task of the control group waited for memory
     pressure: float | None
-    #: where the limit comes from, in words: "cgroup v2 limit 8.0 GiB (/sys/fs/cgroup/a)"
+    #: where the limit comes from, in words: "cgroup v2 limit 8.00 GiB (/sys/fs/cgroup/a)"
     limit_source: str
     #: what this process fills itself: `rss`, with pages that it maps several times counted once
     process: int | None = None

@@ -10,7 +10,6 @@ gets its leak test and guard there, at the end of an optimizer's step on its own
 from __future__ import annotations
 
 import _thread
-import atexit
 import contextlib
 import mmap
 import os
@@ -24,6 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from memtools import _core
+from memtools._base import process
 from memtools._base.size import format_bytes
 from memtools.errors import MemtoolsError
 from memtools.monitor.ending import ending, interrupt, keep_interrupt, watch
@@ -336,7 +336,7 @@ def _keep_a_reserve() -> None:
 def _note_guard(monitor: MemoryMonitor, fraction: float) -> None:
     """So that a record tells of a guard that could not act, for want of steps."""
     if monitor._live is not None:
-        monitor._live.log.event("guard_set", f"{fraction:g} of the limit, at the end of a step")
+        monitor._live.log.event("guard_set", {"fraction": fraction})
 
 
 def begin(options: dict[str, Any]) -> None:
@@ -355,4 +355,4 @@ def begin(options: dict[str, Any]) -> None:
     if not options["quiet"] and _core._expect_signal():
         _thread.start_new_thread(_say_end_by_signal, (monitor, options))
     # Registered first, so called last: after the program's own, and after its threads have ended.
-    atexit.register(_end, monitor, options, os.getpid())
+    process.at_exit(_end, monitor, options, os.getpid())

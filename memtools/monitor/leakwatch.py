@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from memtools import _core
 from memtools._base import devices as cuda_devices
-from memtools._base.reclaim import READ_CHILDREN, READ_HEAP, READ_RSS
+from memtools._base import sentences
 from memtools._base.size import format_bytes
 from memtools._census import graphs
 from memtools._census.census import Census, Growth
@@ -124,9 +124,9 @@ def signals_of(probe: _core.Probe, devices: Sequence[int]) -> list[Signal]:
 
     signals = [
         # Resident bytes, less what pools map more than once: forks of a cache are no growth.
-        Signal("rss", figure(READ_RSS, "process"), 200),
-        Signal("heap", figure(READ_HEAP, "heap_used"), 800),
-        Signal("children", figure(READ_CHILDREN, "children_private"), 800),
+        Signal("rss", figure(_core.READ_RSS, "process"), 200),
+        Signal("heap", figure(_core.READ_HEAP, "heap_used"), 800),
+        Signal("children", figure(_core.READ_CHILDREN, "children_private"), 800),
         # Bytes of the interpreter's own blocks, about.
         Signal("python", lambda: 64 * sys.getallocatedblocks(), 800),
     ]
@@ -146,9 +146,7 @@ class FillVerdict(LeakVerdict):
     filling: str = ""
 
     def __str__(self) -> str:
-        rate = format_bytes(self.rate_bytes_per_step)
-        line = f"growing: +{rate}/step in {self.signal} since step {self.since_step:,}, but no leak"
-        return f"{line}: a buffer fills, {self.filling}"
+        return sentences.of_verdict(self, self.filling)
 
 
 class LeakWatch:
@@ -246,10 +244,10 @@ class LeakWatch:
         """
         rank, written = _RANK[verdict.kind], _RANK[self._written]
         if rank > written and self.matters(verdict):
-            self._log.event("leak", str(verdict))
+            self._log.event("leak", verdict)
             self._written = verdict.kind
         elif rank == 0 and written > 0:
-            self._log.event("leak", f"no longer: {verdict}")
+            self._log.event("leak", verdict, over=True)
             self._written = "quiet"
 
     def matters(self, verdict: LeakVerdict) -> bool:
@@ -280,10 +278,10 @@ class LeakWatch:
         if not self.matters(verdict):
             return
         if self._written == "quiet":
-            self._log.event("leak", str(verdict))
+            self._log.event("leak", verdict)
             self._written = verdict.kind
         for holder in new_holders:
-            self._log.event("holder", str(holder))
+            self._log.event("holder", holder)
 
     def last_look(self, step: int) -> None:
         """Take the second census of a run that was too short for it, at its end."""

@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memtools import _core
+from memtools._base.notice import callers
 from memtools._base.size import format_bytes
+from memtools.record.kinds import payload
 from memtools.record.redact import redacted_command
 
 logger = logging.getLogger("memtools")
@@ -128,14 +130,6 @@ def warn(text: str, stacklevel: int) -> None:
         logger.warning("%s", text)
 
 
-def callers() -> int:
-    """The level of the line that called this package, as its caller's warnings.warn counts."""
-    frame, level, here = sys._getframe(1), 1, os.path.dirname(os.path.dirname(__file__))
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(here):
-        frame, level = frame.f_back, level + 1
-    return level
-
-
 def _is_of_the_run(path: str) -> bool:
     run = sys.modules.get("memtools.monitor.inprocess")
     of_run = None if run is None else run.record_path()
@@ -172,18 +166,28 @@ class Log:
         return None if self._writer is None else self._writer.path
 
     def event(
-        self, kind: str, text: str, *, time_ns: int | None = None, duration_ns: int = 0
+        self,
+        kind: str,
+        body: object,
+        *,
+        time_ns: int | None = None,
+        duration_ns: int = 0,
+        **more: object,
     ) -> None:
-        """An event at the present step. A zero byte in the text is shown as one."""
+        """An event at the present step: a text, in which a zero byte is shown as one, or an object
+        or mapping with the fields that memtools/record/kinds.py lists, and `more` of them."""
         if self._writer is None or not self.writes:
             return
-        text = text.replace("\0", "\\0").encode("utf-8", "replace").decode()
         step = self._step()
-        self._try(
-            lambda writer: writer.event(
-                kind, text, step=step, time_ns=time_ns, duration_ns=duration_ns
-            )
-        )
+
+        def write(writer: Any) -> None:
+            if isinstance(body, str):
+                what: str | bytes = body.replace("\0", "\\0").encode("utf-8", "replace").decode()
+            else:
+                what = payload(kind, body, **more)
+            writer.event(kind, what, step=step, time_ns=time_ns, duration_ns=duration_ns)
+
+        self._try(write)
 
     def phase(self, name: str, ns: int, peak: int | None) -> None:
         if self._writer is None or not self.writes:

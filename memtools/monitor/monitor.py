@@ -22,6 +22,7 @@ from typing import Any, SupportsIndex
 
 from memtools._base import devices as cuda_devices
 from memtools._base import reclaim
+from memtools._base.decorate import as_callback
 from memtools._base.devices import DeviceTiers, parse_device
 from memtools._base.size import parse_bytes
 from memtools._census.holders import Holder
@@ -29,7 +30,7 @@ from memtools._core import Probe
 from memtools.leak.detector import LeakDetector, LeakVerdict, StepsLeft
 from memtools.monitor import ending, host, oom, readings
 from memtools.monitor import run as monitor_run
-from memtools.monitor.guards import Callback, Handle, Pressure, Watermarks, accepted
+from memtools.monitor.guards import Callback, Handle, Pressure, Watermarks
 from memtools.monitor.leakwatch import LeakWatch
 from memtools.monitor.log import logger, ranked
 from memtools.monitor.phases import Phase, PhaseBook, PhaseTotals, phase_lines
@@ -266,6 +267,12 @@ class MemoryMonitor:
             name = name.encode("utf-8", "replace").decode()
         return Phase(self, name)
 
+    def _event(self, kind: str, text: str, **details: Any) -> None:
+        """What another part of memtools did, for the record: see memtools/_base/running.py."""
+        run = self._live
+        if run is not None:
+            run.log.event(kind, text, **details)
+
     def step(self, n: int = 1) -> None:
         """The end of a step, or of n. On the main thread this is the safe point: callbacks and
         guards act in it, and the leak test reads memory. `step(0)` is a safe point without a step.
@@ -371,7 +378,8 @@ class MemoryMonitor:
         not in its range, or if 32 callbacks and guards are there already (a guard above 0.5 counts
         twice); TypeError if `fraction` is not a number or `callback` cannot be called so.
         """
-        return self._watermarks.add(fraction, accepted(callback, "on_pressure()"), safe=False)
+        called = as_callback(callback, "on_pressure()", "a Pressure")
+        return self._watermarks.add(fraction, called, safe=False)
 
     def guard(self, fraction: float, action: str | Callback = "raise") -> Handle:
         """Act at the next safe point on the main thread, once for each time that memory in use has
@@ -390,7 +398,8 @@ class MemoryMonitor:
             if action not in ("raise", "record"):
                 raise ValueError(f'guard(): action is "raise", "record" or a function, {action!r}')
             return self._watermarks.add(fraction, action, safe=True)
-        return self._watermarks.add(fraction, accepted(action, "guard()"), safe=True)
+        called = as_callback(action, "guard()", "a Pressure")
+        return self._watermarks.add(fraction, called, safe=True)
 
     def expect_growth(
         self,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memtools import _core
+from memtools._base.decorate import decorated, in_scope
 from memtools._base.devices import DevicePeaks
 from memtools._base.size import format_bytes
-from memtools._base.span import spanned
 
 if TYPE_CHECKING:
     from memtools.monitor.log import Log
@@ -157,4 +157,8 @@ class Phase:
     def __call__(self, function: _F) -> _F:
         """`function` as a phase; keeps its name, signature and documentation."""
         monitor, name = self._monitor, self._name
-        return spanned(function, lambda: Phase(monitor, name), f"phase({name!r})")
+        return decorated(
+            function,
+            f"phase({name!r})",
+            lambda plain: in_scope(plain, lambda args, kwargs: Phase(monitor, name)),
+        )

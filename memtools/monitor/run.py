@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from memtools import _core
 from memtools._base import devices as cuda_devices
+from memtools._base import process, running
 from memtools._base.devices import DevicePeaks
 from memtools._base.size import exact_bytes
 from memtools.monitor import ending
@@ -151,7 +151,7 @@ class Run:
         for name, limit in process_limits().items():
             if limit != self._noted.get(name):
                 self._noted[name] = limit
-                self.log.event("limit", f"{name} {'unlimited' if limit is None else f'{limit} B'}")
+                self.log.event("limit", {"name": name, "limit_bytes": limit})
 
     def end(self, how: str | None, *, last_look: bool) -> bool:
         """Stop the thread and close the record; False if another call does so or has done so.
@@ -174,8 +174,7 @@ class Run:
             self.ended_ns = time.monotonic_ns()
             self._note_limits()
             if ending.ending.idle_heap is not None:
-                idle = f"malloc keeps {ending.ending.idle_heap} B of freed memory"
-                self.log.event("heap", idle)
+                self.log.event("heap", {"kept_bytes": ending.ending.idle_heap})
         except Exception as error:
             self.log.complain("stop", f"stop() failed: {error}")
         self._finish(how)
@@ -232,18 +231,14 @@ class Run:
             self._forks, self._next_fork = 0, now + FORK_EVENT_NS
 
 
-#: the monitors that run: a program may lose sight of one, as of a thread
-_owners: set[MemoryMonitor] = set()
-_hooked: list[bool] = []
+_owners: set[MemoryMonitor] = running.monitors  # those that run
 _workers: list[int] = []  # the process that _hook_worker has served
 
 
 def follow(monitor: MemoryMonitor) -> None:
     """Ends the monitor's run when the interpreter ends, and keeps it out of forked children."""
-    if not _hooked:
-        _hooked.append(True)
-        atexit.register(_at_exit)
-        os.register_at_fork(after_in_parent=_in_parent, after_in_child=_in_child)
+    process.at_exit(_at_exit)
+    process.at_fork(_in_child, _in_parent)
     _hook_worker()
     ending.watch()
     _owners.add(monitor)
@@ -251,8 +246,8 @@ def follow(monitor: MemoryMonitor) -> None:
 
 def _hook_worker() -> None:
     """Workers of multiprocessing end by os._exit, past all of atexit."""
-    process = sys.modules.get("multiprocessing.process")
-    if process is None or process.parent_process() is None or os.getpid() in _workers:
+    workers = sys.modules.get("multiprocessing.process")
+    if workers is None or workers.parent_process() is None or os.getpid() in _workers:
         return
     from multiprocessing import util
 

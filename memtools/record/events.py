@@ -1,7 +1,8 @@
-"""What the texts of a record's events say: how the run ended, its limit, what a cleanup brought.
+"""What a record's events say: how the run ended, its limits, what a cleanup brought.
 
-The texts are written for people, by the monitor and by `memtools run`, and a record may come from
-anywhere: what is not understood is left unsaid, never guessed.
+The start, the end and a cleanup are texts for people, written by the monitor and by `memtools run`,
+and a record may come from anywhere: what is not understood is left unsaid, never guessed. The other
+kinds have fields: see memtools/record/kinds.py.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from memtools._base.oom import says_out_of_memory
 from memtools._base.size import parse_bytes
 from memtools._base.text import shown
+from memtools.record.kinds import GuardSet, Heap, Limit
 
 if TYPE_CHECKING:
     from memtools.record.record import Record, RecordEvent
@@ -114,31 +116,26 @@ def guard_act(text: str) -> str:
 
 
 def process_limits(record: Record) -> dict[str, int]:
-    """The limits of the process itself by name, as "RLIMIT_AS 5120000000 B" of a limit event says;
-    one that was lifted later, "RLIMIT_AS unlimited", does not count."""
+    """The limits of the process itself by name; one that was lifted later does not count."""
     found: dict[str, int] = {}
     for event in record.events:
-        match = re.fullmatch(r"(RLIMIT_[A-Z]{1,10}) (?:(\d{1,18}) B|unlimited)", event.text)
-        if event.kind == "limit" and match:
-            found.pop(match[1], None)
-            if match[2]:
-                found[match[1]] = int(match[2])
+        if isinstance(event.data, Limit):
+            found.pop(event.data.name, None)
+            if event.data.limit_bytes is not None:
+                found[event.data.name] = event.data.limit_bytes
     return found
 
 
 def idle_heap(record: Record) -> int | None:
-    """Bytes of freed memory that malloc kept when the host's memory ran out, as "malloc keeps
-    700000000 B of freed memory" of a heap event says."""
-    text = next((e.text for e in reversed(record.events) if e.kind == "heap"), "")
-    match = re.fullmatch(r"malloc keeps (\d{1,18}) B of freed memory", text)
-    return int(match[1]) if match else None
+    """Bytes of freed memory that malloc kept when the host's memory ran out."""
+    kept = [event.data.kept_bytes for event in record.events if isinstance(event.data, Heap)]
+    return kept[-1] if kept else None
 
 
 def guard_set(record: Record) -> float | None:
     """The share of the limit at which a guard waits for the end of a step."""
-    text = next((e.text for e in reversed(record.events) if e.kind == "guard_set"), "")
-    match = re.match(r"(0?\.\d{1,9}|0|1(?:\.0{1,9})?)\b", text)
-    return float(match[1]) if match else None
+    shares = [event.data.fraction for event in record.events if isinstance(event.data, GuardSet)]
+    return shares[-1] if shares else None
 
 
 def started_by_run(record: Record) -> bool:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
-from memtools.record.figures import figures_of
+from memtools.record.figures import figures_of, plain
 from memtools.record.series import whole_buckets
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ def _lines(record: Record) -> Iterator[Json]:
             "values": values,
         }
     for event in record.events:
-        yield {"type": "event", **vars(event)}
+        one = {"type": "event", **vars(event)}
+        data = one.pop("data")
+        yield one if data is None else {**one, "data": plain(data)}
     for phase in record.phases:
         yield {"type": "phase", **vars(phase)}
 

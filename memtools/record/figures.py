@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from memtools._base.text import duration, percent, shown, size
+from memtools._base.size import format_bytes as size
+from memtools._base.text import duration, percent, shown
 from memtools.record.events import (
     Ending,
     cleanup,

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from memtools._base.text import count, duration, size
+from memtools._base.size import format_bytes as size
+from memtools._base.text import count, duration
 from memtools.record.series import UNKNOWN, own_column
 
 if TYPE_CHECKING:

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memtools._base.text import shown
+from memtools.record.kinds import Holder, Leak
 
 if TYPE_CHECKING:
-    from memtools.record.record import Record
+    from memtools.record.record import Record, RecordEvent
 
-_RATE = re.compile(r"\+(\d[\d,]{0,8}(?:\.\d)?) (B|[KMGT]iB)/step: ")
-_NODES = re.compile(r"autograd graphs? of (?:some )?([\d,]{1,19}) nodes")
 _ENTRY = re.compile(r", as \S+ of each entry$")
-_BOUND = re.compile(r", which holds (?:[\d,]+ of )?at most ")
 #: kinds of holders whose entries pile up until somebody takes them out
 _COLLECTS = ("list", "dict", "set", "deque", "OrderedDict", "defaultdict", "Counter", "lru_cache")
 
@@ -92,16 +90,16 @@ def holdings(record: Record) -> tuple[Holding, ...]:
     found: dict[str, Holding] = {}
     nodes: dict[str, list[int]] = {}
     for event in record.events:
-        if event.kind == "leak" and event.text.startswith("no longer"):
+        if isinstance(event.data, Leak) and event.data.over:
             found.clear()
             nodes.clear()
         elif event.kind == "holder":
-            seconds = max(0, event.time_ns - record.clock_ns) / 1e9
-            one = _holding(shown(event.text), seconds, event.step)
-            key = _NODES.sub("autograd graph", one.path)
-            graph = _NODES.search(one.path)
-            if graph:
-                nodes.setdefault(key, []).append(int(graph[1].replace(",", "")))
+            one = _holding(event, max(0, event.time_ns - record.clock_ns) / 1e9)
+            key = one.path
+            if one.kind == "autograd graph":
+                key = f"autograd graph kept by {one.path.rpartition(' kept by ')[2]}"
+            if isinstance(event.data, Holder) and one.kind == "autograd graph":
+                nodes.setdefault(key, []).append(event.data.length or 0)
             older = found.pop(key, None)
             if older is not None and one.rate_bytes is None:
                 one = older
@@ -118,40 +116,30 @@ def _grew(nodes: list[int]) -> bool:
     return len(nodes) > 1 and nodes[-1] > nodes[0]
 
 
-def _holding(text: str, seconds: float, step: int | None) -> Holding:
-    rate = _RATE.match(text)
-    path = text
-    for word in (", held by ", ", kept by ", ": held by "):
-        before, found, rest = text.partition(word)
-        if found and " kept by " not in before:
-            path = rest
-            break
-    bounded = _BOUND.search(path) is not None
-    path = _BOUND.split(path)[0]
-    kind = _kind(path)
+def _holding(event: RecordEvent, seconds: float) -> Holding:
+    """Of an event without fields, which tells of a device's tensors, the sentence is all."""
+    text, data = shown(event.text), event.data
+    if not isinstance(data, Holder):
+        return Holding(text, text, "tensors", None, True, False, seconds, event.step)
+    many = f" ({data.containers} of them)" if data.containers > 1 else ""
+    kind = _kind(data)
     return Holding(
         text=text,
-        path=path,
+        path=shown(data.path) + many,
         kind=kind,
-        rate_bytes=None if rate is None else _bytes(rate[1], rate[2]),
+        rate_bytes=data.rate_bytes,
         named=kind not in ("C code", "nobody"),
-        bounded=bounded,
+        bounded=data.capacity is not None,
         seconds=seconds,
-        step=step,
+        step=event.step,
     )
 
 
-def _kind(path: str) -> str:
-    if path.startswith("C code"):
-        return "C code"
-    if path.startswith("nobody"):
-        return "nobody"
-    if path.startswith(("autograd graph of", "autograd graphs of")):
-        return "autograd graph"
-    if path.startswith(("local ", "values of ", "module attribute ")):
-        return "variable"
-    return re.split(r"[ (]", path, maxsplit=1)[0]
-
-
-def _bytes(number: str, unit: str) -> float:
-    return float(number.replace(",", "")) * float(1024 ** "BKMGT".find(unit[0]))
+def _kind(holder: Holder) -> str:
+    """The kind of a container counts where the path begins with it: another path leads to a single
+    object, which is a variable whatever it lies in."""
+    if holder.path.startswith("lru_cache"):
+        return "lru_cache"
+    if holder.path.startswith(("C code", "nobody", "autograd graph", holder.kind)):
+        return shown(holder.kind)
+    return "variable"

@@ -9,6 +9,7 @@ from typing import IO, Any
 
 from memtools import _core
 from memtools._base.size import format_bytes
+from memtools.record import kinds, version1
 
 UNKNOWN = 2**64 - 1  # "no reading" in a memoryview
 
@@ -59,7 +60,11 @@ class Buckets:
 
 @dataclass(frozen=True)
 class RecordEvent:
-    """Something that happened; with a duration, a span that began at `time_ns`."""
+    """Something that happened; with a duration, a span that began at `time_ns`.
+
+    `text` is a sentence or a name; `data` the fields of which the sentence is made, where the kind
+    has fields (see memtools/record/kinds.py), else None.
+    """
 
     number: int
     time_ns: int
@@ -67,6 +72,7 @@ class RecordEvent:
     step: int | None
     kind: str
     text: str
+    data: kinds.Event | None = None
 
 
 @dataclass(frozen=True)
@@ -85,9 +91,11 @@ class Record:
 
     `complete`: it was closed properly; otherwise it is still `written` by a living process, or
     that was killed. Where a signal did it that leaves a mark, the last event is an "end" that names
-    it. `total` samples were taken ever: `samples` has the newest, `buckets` all. `unreadable` rows
-    and events were in flight when the writer was killed or the copy was taken (none of a complete
-    record), or were damaged.
+    it. `total` samples were taken ever: `samples` has the newest, `buckets` all. `events_gone` of
+    the newest events have lost the place of their long fields to newer ones, and are not in
+    `events`.
+    `unreadable` rows and events were in flight when the writer was killed or the copy was taken
+    (none of a complete record), or were damaged.
     """
 
     path: str
@@ -107,6 +115,7 @@ class Record:
     events: tuple[RecordEvent, ...] = field(repr=False)
     events_total: int
     phases: tuple[RecordPhase, ...]
+    events_gone: int = 0
 
     @property
     def complete(self) -> bool:
@@ -180,9 +189,9 @@ def _record(path: str, data: dict[str, Any]) -> Record:
     columns = tuple(Column(*column) for column in data["columns"])
     names = [column.name for column in columns]
     numbers, time_ns, *values = map(_numbers, data["samples"])
-    events = tuple(RecordEvent(*event) for event in data["events"])
+    events = tuple(_event(*event) for event in data["events"])
     lost = data["total"] - data["first"] - len(numbers)
-    lost += data["events_total"] - data["events_first"] - len(events)
+    lost += data["events_total"] - data["events_first"] - len(events) - data["events_gone"]
     events += _end_by_signal(data)
     return Record(
         path=path,
@@ -204,7 +213,18 @@ def _record(path: str, data: dict[str, Any]) -> Record:
         phases=tuple(
             RecordPhase(name, count, ns / 1e9, peak) for name, count, ns, peak in data["phases"]
         ),
+        events_gone=data["events_gone"],
     )
+
+
+def _event(
+    number: int, time_ns: int, duration_ns: int, step: int | None, kind: str, body: str | bytes
+) -> RecordEvent:
+    if isinstance(body, bytes):
+        data, text = kinds.read(kind, body)
+    else:
+        data, text = version1.read(kind, body), body
+    return RecordEvent(number, time_ns, duration_ns, step, kind, text, data)
 
 
 def _end_by_signal(data: dict[str, Any]) -> tuple[RecordEvent, ...]:

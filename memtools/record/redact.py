@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from memtools.record.kinds import Event
     from memtools.record.record import Record
 
 MASK = "***"
@@ -178,11 +179,21 @@ def _redacted_argument(argument: str) -> str:
 
 
 def redacted_record(record: Record) -> Record:
-    """The record with its command, the texts of its events and the names of its phases masked, as
-    later versions write them."""
+    """The record with its command, the texts and fields of its events and the names of its phases
+    masked, as later versions write them."""
     return replace(
         record,
         command=redacted_command(record.command),
-        events=tuple(replace(event, text=redacted(event.text)) for event in record.events),
+        events=tuple(
+            replace(
+                event, text=redacted(event.text), data=event.data and _redacted_data(event.data)
+            )
+            for event in record.events
+        ),
         phases=tuple(replace(phase, name=redacted(phase.name)) for phase in record.phases),
     )
+
+
+def _redacted_data(data: Event) -> Event:
+    texts = {name: value for name, value in vars(data).items() if isinstance(value, str)}
+    return replace(data, **{name: redacted(text) for name, text in texts.items()})

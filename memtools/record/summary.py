@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memtools._base.oom import remedy
-from memtools._base.text import count, duration, shown, size
+from memtools._base.size import format_bytes as size
+from memtools._base.text import count, duration, shown
 from memtools.record.events import guard_act
 from memtools.record.figures import Figures, figures_of
 from memtools.record.record import Record, read_record

@@ -8,14 +8,14 @@ series have the newer figures and the higher of both grades stands.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from memtools._base.size import parse_bytes
-from memtools._base.text import duration, shown, size
+from memtools._base.size import format_bytes as size
+from memtools._base.text import duration, shown
 from memtools.record.growth import Growth, Judged, Late, Rise, judge, rounded
 from memtools.record.holdings import Holding
+from memtools.record.kinds import Leak
 
 if TYPE_CHECKING:
     from memtools.record.figures import Figures
@@ -27,11 +27,6 @@ _RANK = {"quiet": 0, "growing": 1, "fragmentation": 2, "likely": 3, "leak": 4}
 LEAST_WITHOUT_STEPS = 10 * 1024
 #: without steps nobody knows where a program's start ends: a rise shorter than this is its start
 SHORTEST_SECONDS = 10.0
-_LIVE = re.compile(
-    r"(leak|likely|growing|fragmentation): \+(\d{1,9}(?:\.\d)?) (B|[KMGT]iB)/step in (\w{1,16})"
-    r" since step ([\d,]{1,19})"
-)
-_FILLS = ", but no leak: a buffer fills, "
 
 
 @dataclass(frozen=True)
@@ -151,16 +146,19 @@ def verdict_of(figures: Figures) -> Verdict:
 
 def _live(record: Record) -> tuple[Growth | None, bool]:
     """(the newest verdict of the run itself; whether the newest took all back)."""
-    text = next((e.text for e in reversed(record.events) if e.kind == "leak"), "")
-    found = _LIVE.match(text)
-    if found is None:
-        return None, text.startswith("no longer")
-    kind, number, unit, signal, since = found.groups()
-    rate = parse_bytes(f"{number} {unit}") if float(number) >= 1 else 0
-    filling = shown(text.partition(_FILLS)[2])
-    step = int(since.replace(",", "") or 0)
+    said = [event.data for event in record.events if isinstance(event.data, Leak)]
+    if not said or said[-1].over:
+        return None, bool(said)
+    last, rate = said[-1], said[-1].rate_bytes_per_step
+    if last.signal is None or last.kind not in _RANK or rate < 0.5:
+        return None, False
+    kind = "growing" if last.filling else last.kind
     grade = "fair" if kind == "likely" else "good" if kind == "leak" else "low"
-    return Growth(kind, signal, "step", rate, None, grade, step, None, None, None, filling), False
+    rate, filling = (rate if rate >= 1 else 0), shown(last.filling)
+    live = Growth(
+        kind, last.signal, "step", rate, None, grade, last.since_step, None, None, None, filling
+    )
+    return live, False
 
 
 def _merged(live: Growth | None, judged: Judged, taken_back: bool) -> list[Growth]:

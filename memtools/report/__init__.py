@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from memtools._base.file import replace_file
 
 if TYPE_CHECKING:
     from memtools.record.record import Record
@@ -70,14 +71,7 @@ def write_report(
     _refuse_other_files(target)
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no such directory", str(target.parent))
-    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.name, delete=False) as file:
-        try:
-            file.write(text)
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
-            os.replace(file.name, target)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    replace_file(target, lambda file: file.write(text))
     return len(text)
 
 
@@ -92,11 +86,3 @@ def _refuse_other_files(target: Path) -> None:
         raise FileExistsError(
             f"{target} is no report of memtools and is left as it is; name another file"
         )
-
-
-def _umask() -> int:
-    """Of this thread's process; /proc has it without setting it."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("Umask:"):
-            return int(line.split()[1], 8)
-    return 0o022

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memtools._base.oom import remedy
-from memtools._base.text import count, duration, percent, shown, size
+from memtools._base.size import format_bytes
+from memtools._base.text import count, duration, percent, shown
 from memtools.record.events import guard_act
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _about_the_cause(figures: Figures) -> list[str]:
 def _about_host_memory(figures: Figures) -> list[str]:
     """The program's own error says that an allocation was refused."""
     lines = [
-        f"{name} of {size(limit)} refused an allocation; it {PROCESS_LIMITS[name]}"
+        f"{name} of {format_bytes(limit)} refused an allocation; it {PROCESS_LIMITS[name]}"
         for name, limit in figures.process_limits.items()
         if name in PROCESS_LIMITS
     ]
@@ -122,8 +123,8 @@ def _about_a_kill(figures: Figures) -> list[str]:
     if room is None:
         return ["no limit is recorded: ask the kernel's log (dmesg) or the scheduler what ended it"]
     return [
-        f"memory does not explain the end, {size(room)} were free at the last sample: ask the "
-        "kernel's log (dmesg) or the scheduler, and look for one allocation larger than that"
+        f"memory does not explain the end, {format_bytes(room)} were free at the last sample: ask "
+        "the kernel's log (dmesg) or the scheduler, and look for one allocation larger than that"
     ]
 
 
@@ -146,7 +147,7 @@ def _about_growth(figures: Figures) -> list[str]:
     """Who holds it, else where to look; one line for the process, one for the workers."""
     verdict = figures.verdict
     lines: list[str] = []
-    signals = {one.signal: one.kind for one in verdict.said}
+    signals = {growth.signal: growth.kind for growth in verdict.said}
     signals |= {rise.signal: "rise" for rise in verdict.rises}
     own = {signal: kind for signal, kind in signals.items() if signal != "children"}
     if own and verdict.holders:
@@ -198,7 +199,7 @@ def _about_device(line: Timeline, device: int) -> list[str]:
         return []
     idle = reserved - allocated
     return [
-        f"cuda:{device} keeps {size(idle)} reserved and unused ({percent(idle, reserved)} "
+        f"cuda:{device} keeps {format_bytes(idle)} reserved and unused ({percent(idle, reserved)} "
         "of what is reserved): PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True packs it better"
     ]
 
@@ -211,7 +212,7 @@ def _about_cleanups(figures: Figures) -> list[str]:
         share = cleanup.seconds / figures.seconds if figures.seconds else 0.0
         freed = cleanup.freed_bytes
         if share > 0.01 and (freed is None or freed < worth * cleanup.count):
-            gain = "" if freed is None else f" and freed {size(freed)}"
+            gain = "" if freed is None else f" and freed {format_bytes(freed)}"
             lines.append(
                 f"cleanup by {cleanup.what} took {percent(share, 1)} of the run, "
                 f"{duration(cleanup.seconds)} in {count(cleanup.count, 'call')}{gain}: "

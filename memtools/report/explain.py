@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memtools._base.text import count, duration, shown, size
+from memtools._base.size import format_bytes
+from memtools._base.text import aligned, count, duration, shown
 from memtools.record.figures import is_bytes
 from memtools.report.advice import advise
 
@@ -52,15 +53,17 @@ def _memory(figures: Figures) -> list[str]:
     if figures.workers is not None:
         lines.append(f"workers: {figures.workers.most:,} at most")
     for name, limit in figures.process_limits.items():
-        lines.append(f"limit of the process: {name} {size(limit)}")
+        lines.append(f"limit of the process: {name} {format_bytes(limit)}")
     guard = figures.guard_words()
     lines += [guard] if guard else []
     shown_tiers = [tier for tier in figures.tiers if is_bytes(tier.unit) and tier.peak > 0]
     shown_tiers = [tier for tier in shown_tiers if not tier.name.endswith(NOT_USED)]
     shown_tiers = [tier for tier in shown_tiers if not _is_rss(tier, figures)]
-    if shown_tiers:
-        lines.append(f"{'':22} {'first':>10} {'peak':>10} {'last':>10}   peak at")
-    return lines + [_tier(tier) for tier in shown_tiers]
+    rows = [["", "first", "peak", "last", "peak at"]]
+    for tier in shown_tiers:
+        sizes = map(format_bytes, (tier.first, tier.peak, tier.last))
+        rows.append([tier.name, *sizes, duration(tier.peak_seconds)])
+    return lines + (list(aligned(rows, right=(1, 2, 3), indent="")) if shown_tiers else [])
 
 
 def _peaks(figures: Figures) -> str:
@@ -74,13 +77,8 @@ def _peaks(figures: Figures) -> str:
 
 def _is_rss(tier: Tier, figures: Figures) -> bool:
     """The process's own column, where no page is mapped twice: it says what rss says."""
-    rss = next((one for one in figures.tiers if one.name == "rss"), None)
+    rss = next((other for other in figures.tiers if other.name == "rss"), None)
     return tier.name == "process" and rss is not None and tier.peak == rss.peak
-
-
-def _tier(tier: Tier) -> str:
-    sizes = " ".join(f"{size(n):>10}" for n in (tier.first, tier.peak, tier.last))
-    return f"{tier.name:22} {sizes}   {duration(tier.peak_seconds)}"
 
 
 def _growth(figures: Figures) -> list[str]:
@@ -88,19 +86,22 @@ def _growth(figures: Figures) -> list[str]:
 
 
 def _phases(figures: Figures) -> list[str]:
-    lines = [
-        f"{shown(phase.name):22} "
-        f"{'' if phase.peak_bytes is None else size(phase.peak_bytes):>10}"
-        f"   {phase.count:,} x, {duration(phase.seconds)}"
+    rows = [
+        (
+            shown(phase.name),
+            "" if phase.peak_bytes is None else format_bytes(phase.peak_bytes),
+            f"{phase.count:,} x, {duration(phase.seconds)}",
+        )
         for phase in figures.phases[:PHASES]
     ]
+    lines = list(aligned(rows, right=(1,), indent=""))
     more = len(figures.phases) - PHASES
     return lines + ([f"and {more:,} more"] if more > 0 else [])
 
 
 def _cleanups(figures: Figures) -> list[str]:
     return [
-        f"{one.what}: {one.count:,} x, {duration(one.seconds)}"
-        + ("" if one.freed_bytes is None else f", freed {size(one.freed_bytes)}")
-        for one in figures.cleanups
+        f"{cleanup.what}: {cleanup.count:,} x, {duration(cleanup.seconds)}"
+        + ("" if cleanup.freed_bytes is None else f", freed {format_bytes(cleanup.freed_bytes)}")
+        for cleanup in figures.cleanups
     ]

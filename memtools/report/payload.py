@@ -52,13 +52,13 @@ def payload(records: list[Record], figures: list[Figures], names: list[str]) -> 
     """All of it; `figures[i]` and `names[i]` are of `records[i]`."""
     several = len(records) > 1
     found = [
-        _record(record, one, len(records)) for record, one in zip(records, figures, strict=True)
+        _record(record, own, len(records)) for record, own in zip(records, figures, strict=True)
     ]
     for drawn, name in zip(found, names, strict=True):
         drawn["name"] = name
     charts: list[Json] = _compared(found, figures) if several else []
-    for i, (record, one) in enumerate(zip(records, figures, strict=True)):
-        charts += _charts(i, record, one, found[i]["lines"])
+    for i, (record, own) in enumerate(zip(records, figures, strict=True)):
+        charts += _charts(i, record, own, found[i]["lines"])
     return {"records": found, "charts": [chart for chart in charts if chart["lines"]]}
 
 
@@ -196,7 +196,7 @@ def _device_chart(i: int, device: int, lines: dict[str, Json]) -> Json:
 def _compared(records: list[Json], figures: list[Figures]) -> list[Json]:
     """One line per record: what counts against the limit, and allocated on each device."""
     titles = {"= used": "Host memory of all"}
-    for n in sorted({n for one in figures for n in one.devices}):
+    for n in sorted({n for own in figures for n in own.devices}):
         titles[f"cuda{n}_allocated"] = f"Allocated on cuda:{n} of all"
     charts = []
     for number, (key, title) in enumerate(titles.items()):
@@ -213,11 +213,11 @@ def _compared(records: list[Json], figures: list[Figures]) -> list[Json]:
 
 def _one_limit(chart: Json, records: list[Json], figures: list[Figures]) -> None:
     """The limit, where all that have one have the same."""
-    ours = [one.used for one in figures if one.used and one.used.source != "machine"]
-    limits = {one.limit_bytes for one in ours if one.limit_bytes}
+    ours = [own.used for own in figures if own.used and own.used.source != "machine"]
+    limits = {used.limit_bytes for used in ours if used.limit_bytes}
     at = next((i for i, record in enumerate(records) if "= limit" in record["lines"]), None)
     if len(limits) == 1 and at is not None:
-        peak = max(one.used.peak_bytes for one in figures if one.used)
+        peak = max(own.used.peak_bytes for own in figures if own.used)
         near = peak >= NEAR_ENOUGH * min(limits)
         chart["lines"].append(_drawn(at, "= limit", "Limit", "limit", near))
 

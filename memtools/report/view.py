@@ -7,7 +7,8 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from memtools._base.text import count, duration, percent, shown, size, tight
+from memtools._base.size import format_bytes
+from memtools._base.text import count, duration, percent, shown, tight
 from memtools.record.figures import Use, is_bytes, of, seconds_of
 from memtools.report.advice import advise
 from memtools.report.explain import sentence
@@ -137,8 +138,8 @@ def _tiles(figures: Figures) -> list[Tile]:
         allocated = tiers.get(f"cuda{device}_allocated")
         reserved = tiers.get(f"cuda{device}_reserved")
         if allocated is not None:
-            remark = f"reserved {size(reserved.peak)}" if reserved else ""
-            tiles.append(Tile(f"Peak of cuda:{device}", size(allocated.peak), remark))
+            remark = f"reserved {format_bytes(reserved.peak)}" if reserved else ""
+            tiles.append(Tile(f"Peak of cuda:{device}", format_bytes(allocated.peak), remark))
     if figures.steps:
         each = duration(figures.seconds / figures.steps)
         tiles.append(Tile("Steps", f"{figures.steps:,}", f"{each} each"))
@@ -154,23 +155,23 @@ def _used_tiles(figures: Figures) -> list[Tile]:
     if figures.process is not None:
         tiles.append(_peak_tile(f"Peak of the {name}", figures.process, figures, "process"))
     if figures.workers is not None and figures.together is not None:
-        both = _peak_tile("Peak with its workers", figures.together, figures, "process and workers")
-        theirs = (
-            f"{figures.workers.most:,} at most, {size(figures.workers.peak_bytes)} of their own"
-        )
-        tiles += [both, Tile("Workers", size(figures.workers.peak_bytes), theirs)]
+        together = figures.together
+        sum_tile = _peak_tile("Peak with its workers", together, figures, "process and workers")
+        peak = format_bytes(figures.workers.peak_bytes)
+        theirs = f"{figures.workers.most:,} at most, {peak} of their own"
+        tiles += [sum_tile, Tile("Workers", peak, theirs)]
     if used is not None and used.of == "control group":
         group = Use(used.last_bytes, used.peak_bytes, used.peak_seconds)
         tiles.append(_peak_tile("Peak of the control group", group, figures, "control group"))
     if used is not None and used.limit_bytes is not None and used.source != "machine":
         remark = f"{percent(used.last_bytes, used.limit_bytes)} of the limit"
         share = _share(used.last_bytes, used.limit_bytes)
-        tiles.append(Tile("At the end", size(used.last_bytes), remark, share))
+        tiles.append(Tile("At the end", format_bytes(used.last_bytes), remark, share))
     if figures.machine is not None and (used is None or used.source == "machine"):
         machine = figures.machine
         share = _share(machine.last_bytes, machine.total_bytes)
         remark = tight(f"{of(machine.last_bytes, machine.total_bytes)} in use at the end")
-        tiles.append(Tile("Machine, all programs", size(machine.last_bytes), remark, share))
+        tiles.append(Tile("Machine, all programs", format_bytes(machine.last_bytes), remark, share))
     return tiles
 
 
@@ -179,13 +180,15 @@ def _peak_tile(name: str, use: Use, figures: Figures, counted: str) -> Tile:
     at = "" if use.peak_seconds is None else f"at {duration(use.peak_seconds)}"
     if used is None or used.limit_bytes is None:
         return Tile(
-            name, size(use.peak_bytes), at + ("" if used is None else ", no limit recorded")
+            name, format_bytes(use.peak_bytes), at + ("" if used is None else ", no limit recorded")
         )
     if used.of != counted or used.source == "machine":
-        return Tile(name, size(use.peak_bytes), at)
-    limit = f"of {size(used.limit_bytes)} ({used.source} limit)"
+        return Tile(name, format_bytes(use.peak_bytes), at)
+    limit = f"of {format_bytes(used.limit_bytes)} ({used.source} limit)"
     remark = f"{percent(use.peak_bytes, used.limit_bytes)} {limit}" + (f", {at}" if at else "")
-    return Tile(name, size(use.peak_bytes), tight(remark), _share(use.peak_bytes, used.limit_bytes))
+    return Tile(
+        name, format_bytes(use.peak_bytes), tight(remark), _share(use.peak_bytes, used.limit_bytes)
+    )
 
 
 def _share(part: int, whole: int) -> float:
@@ -200,17 +203,25 @@ def _growth_tiles(figures: Figures) -> list[Tile]:
     verdict = figures.verdict
     if verdict.said:
         growth = verdict.said[0]
-        rate = f"+{size(growth.rate_bytes)}/{growth.per}"
+        rate = f"+{format_bytes(growth.rate_bytes)}/{growth.per}"
         remark = f"{growth.kind}, in {growth.signal}{growth.cost()}"
         return [Tile("Growth at the end", rate, remark)]
     if verdict.rises:
         rise = verdict.rises[0]
         return [
-            Tile("Growth at the end", f"+{size(rise.rate_bytes)}/{rise.per}", _of_rise(rise.signal))
+            Tile(
+                "Growth at the end",
+                f"+{format_bytes(rise.rate_bytes)}/{rise.per}",
+                _of_rise(rise.signal),
+            )
         ]
     if verdict.late is not None and verdict.short is None:
         late = verdict.late
-        return [Tile("Growth at the end", f"+{size(late.gain_bytes)}", f"in the last {late.last}")]
+        return [
+            Tile(
+                "Growth at the end", f"+{format_bytes(late.gain_bytes)}", f"in the last {late.last}"
+            )
+        ]
     return [Tile("Growth at the end", "none" if verdict.short is None else "unknown")]
 
 
@@ -233,7 +244,7 @@ def _phases(figures: Figures) -> list[list[str]]:
     return [
         [
             shown(phase.name),
-            "" if phase.peak_bytes is None else size(phase.peak_bytes),
+            "" if phase.peak_bytes is None else format_bytes(phase.peak_bytes),
             f"{phase.count:,}",
             duration(phase.seconds),
             duration(phase.seconds / phase.count) if phase.count else "",
@@ -245,16 +256,18 @@ def _phases(figures: Figures) -> list[list[str]]:
 
 def _cleanups(figures: Figures) -> list[list[str]]:
     rows = []
-    for one in figures.cleanups:
-        freed = one.freed_bytes
+    for cleanup in figures.cleanups:
+        freed = cleanup.freed_bytes
         rows.append(
             [
-                one.what,
-                f"{one.count:,}",
-                duration(one.seconds),
-                percent(one.seconds, figures.seconds),
-                "unknown" if freed is None else size(freed),
-                "" if freed is None or not one.seconds else size(freed / one.seconds / 1e3),
+                cleanup.what,
+                f"{cleanup.count:,}",
+                duration(cleanup.seconds),
+                percent(cleanup.seconds, figures.seconds),
+                "unknown" if freed is None else format_bytes(freed),
+                ""
+                if freed is None or not cleanup.seconds
+                else format_bytes(freed / cleanup.seconds / 1e3),
             ]
         )
     return rows
@@ -276,7 +289,7 @@ def _event(record: Record, event: RecordEvent) -> dict[str, Any]:
 def _column(tier: Tier) -> list[str]:
     sizes = (tier.first, tier.least, tier.peak, tier.last)
     if is_bytes(tier.unit):
-        return [tier.name, *map(size, sizes)]
+        return [tier.name, *map(format_bytes, sizes)]
     if tier.unit in ("0.01%", "1/100 percent"):
         return [tier.name, *(f"{value / 100:,.2f} %" for value in sizes)]
     unit = "" if tier.unit == "count" else f" {tier.unit}".rstrip()
@@ -306,9 +319,9 @@ def _cells(figures: Figures, devices: list[int]) -> list[str]:
     used, growth = figures.used, _growth_tiles(figures)[0].value
     limit = used.limit_bytes if used and used.source != "machine" else None
     peak = figures.together or used
-    peaks = {tier.name: size(tier.peak) for tier in figures.tiers}
+    peaks = {tier.name: format_bytes(tier.peak) for tier in figures.tiers}
     return [
-        "" if peak is None else size(peak.peak_bytes),
+        "" if peak is None else format_bytes(peak.peak_bytes),
         percent(used.peak_bytes, limit) if used and limit else "no limit",
         growth,
         f"{figures.steps:,}" if figures.steps else "",

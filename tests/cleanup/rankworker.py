@@ -6,6 +6,7 @@ python -m tests.cleanup.rankworker CASE RANK WORLD RENDEZVOUS OUT
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -141,7 +142,7 @@ def costs(rank: int) -> Any:
         ns += 4_000_000 * rank
 
     policy.add("work", work, 10)
-    told = SimpleNamespace(perf_counter_ns=perf_counter_ns)
+    told = SimpleNamespace(perf_counter_ns=perf_counter_ns, monotonic_ns=time.monotonic_ns)
     with (
         mock.patch.object(engine, "time", told),
         mock.patch.object(actions, "time", told),

@@ -25,17 +25,16 @@ from memtools.cleanup.actions import (
     POOL_TRIM,
     TRIM,
     Change,
-    Held,
-    Meter,
     Pools,
-    built_in,
+    Readings,
+    Usage,
     capturing,
-    device_change,
+    change,
     devices_in_use,
-    host_change,
     measured,
     synchronize,
     trigger_words,
+    work_of,
 )
 from tests.cleanup.policycases import no_gc  # noqa: F401 - a fixture
 from tests.kit.fakedevice import FakeCuda, cuda  # noqa: F401 - a fixture
@@ -44,8 +43,10 @@ from tests.kit.ownprocess import in_own_process
 MIB = 2**20
 
 
-def run(action: int, meter: Meter | None = None, pools: Pools | None = None, inspect: bool = False):
-    return measured(action, built_in(action, pools or Pools(()), inspect), meter or Meter("/"))
+def run(
+    action: int, readings: Readings | None = None, pools: Pools | None = None, inspect: bool = False
+):
+    return measured(action, work_of(action, pools or Pools(()), inspect), readings or Readings("/"))
 
 
 def cycle(elements: int) -> weakref.ref[torch.Tensor]:
@@ -101,25 +102,25 @@ def test_tensors_in_cycles_are_shown_when_asked_for(no_gc: None):  # noqa: F811
     cycle(256)
     found = run(GC, inspect=True).collected
     assert (found.tensors, found.tensor_bytes) == (1, 1024)
-    assert "float32" in found.examples[0]
+    assert found.examples == ("[256] float32 tensor, beside SimpleNamespace, dict",)
 
 
 def test_the_heap_rests_after_a_reading():
-    meter = Meter("/")
-    assert meter.heap_is_cheap()
-    assert meter.read(heap=True).heap > 0
-    assert not meter.heap_is_cheap()
-    assert meter.read(heap=False).heap is None
-    assert meter.heap_is_cheap(10 * meter._heap_ns), "little beside what the action takes"
-    assert not meter.heap_is_cheap(10 * meter._heap_ns - 1)
+    readings = Readings("/")
+    assert readings.heap_is_cheap()
+    assert readings.read(heap=True).heap > 0
+    assert not readings.heap_is_cheap()
+    assert readings.read(heap=False).heap is None
+    assert readings.heap_is_cheap(10 * readings._heap_ns), "little beside what the action takes"
+    assert not readings.heap_is_cheap(10 * readings._heap_ns - 1)
 
 
 @pytest.mark.parametrize("action", [GC, GC_YOUNG])
 def test_a_cheap_collect_does_without_the_heap_while_that_rests(action: int):
-    meter, read = Meter("/"), []
-    plain = meter.read
+    readings, read = Readings("/"), []
+    plain = readings.read
     watched = SimpleNamespace(
-        read=lambda heap: (read.append(heap), plain(heap))[1], heap_is_cheap=meter.heap_is_cheap
+        read=lambda heap: (read.append(heap), plain(heap))[1], heap_is_cheap=readings.heap_is_cheap
     )
     none, some = (Collected(objects, None, None, (), 0.0) for objects in (0, 3))
     measured(action, lambda: some, watched)
@@ -132,34 +133,33 @@ def test_a_cheap_collect_does_without_the_heap_while_that_rests(action: int):
 
 
 def test_where_collects_find_something_the_heap_is_read_sooner():
-    meter = Meter("/")
-    meter.read(heap=True)
-    meter._heap_ended -= 1000 * meter._heap_ns
-    assert not meter.heap_is_cheap()
-    measured(GC, lambda: Collected(3, None, None, (), 0.0), meter)
-    assert meter.heap_is_cheap()
-    measured(GC, lambda: Collected(0, None, None, (), 0.0), meter)
-    meter._heap_ended -= 1000 * meter._heap_ns
-    assert not meter.heap_is_cheap()
+    readings = Readings("/")
+    readings.read(heap=True)
+    readings._heap_ended -= 1000 * readings._heap_ns
+    assert not readings.heap_is_cheap()
+    measured(GC, lambda: Collected(3, None, None, (), 0.0), readings)
+    assert readings.heap_is_cheap()
+    measured(GC, lambda: Collected(0, None, None, (), 0.0), readings)
+    readings._heap_ended -= 1000 * readings._heap_ns
+    assert not readings.heap_is_cheap()
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "change"),
+    ("before", "after", "found"),
     [
-        (Held(900, 500, None, None), Held(890, 400, None, None), (500, 400, LEAST_TOTAL)),
-        (Held(900, 500, None, None), Held(700, 400, None, None), (900, 700, LEAST_TOTAL)),
-        (Held(900, None, None, None), Held(950, 1, None, None), (900, 950, LEAST_TOTAL)),
-        (Held(2**30, 5, None, None), Held(2**30, 6, None, None), (2**30, 2**30, 2**30)),
-        (Held(None, None, 1, 1), Held(None, None, 1, 1), (0, 0, 0)),
+        (Usage(900, 500, None, None), Usage(890, 400, None, None), (500, 400, LEAST_TOTAL)),
+        (Usage(900, 500, None, None), Usage(700, 400, None, None), (900, 700, LEAST_TOTAL)),
+        (Usage(900, None, None, None), Usage(950, 1, None, None), (900, 950, LEAST_TOTAL)),
+        (Usage(2**30, 5, None, None), Usage(2**30, 6, None, None), (2**30, 2**30, 2**30)),
+        (Usage(None, None, 1, 1), Usage(None, None, 1, 1), (0, 0, 0)),
     ],
 )
-def test_the_host_by_what_fell_more(before, after, change):
-    assert host_change(before, after) == Change(*change)
-    assert Change(*change).known == (change if change[2] else (None,) * 3)
+def test_the_host_by_what_fell_more(before, after, found):
+    assert change(before, after, ("rss", "heap"), before.rss) == Change(*found)
 
 
 @pytest.mark.parametrize(
-    ("after", "kinds", "change"),
+    ("after", "kinds", "found"),
     [
         ((600, 1000), ("allocated",), (800, 600, LEAST_TOTAL)),
         ((600, 1000), ("reserved",), (1000, 1000, LEAST_TOTAL)),
@@ -167,9 +167,9 @@ def test_the_host_by_what_fell_more(before, after, change):
         ((None, None), ("allocated",), (0, 0, 0)),
     ],
 )
-def test_the_devices_by_what_the_action_is_about(after, kinds, change):
-    before = Held(None, None, 800, 1000)
-    assert device_change(before, Held(None, None, *after), *kinds) == Change(*change)
+def test_the_devices_by_what_the_action_is_about(after, kinds, found):
+    before = Usage(None, None, 800, 1000)
+    assert change(before, Usage(None, None, *after), kinds, before.reserved) == Change(*found)
 
 
 def test_what_grew_has_freed_nothing():
@@ -245,11 +245,11 @@ def test_what_work_raises_is_told_and_what_is_no_exception_passes():
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    outcome = measured(FIRST_CALLBACK, fail, Meter("/"))
+    outcome = measured(FIRST_CALLBACK, fail, Readings("/"))
     assert outcome.error is error
     assert outcome.ns > 0
     with pytest.raises(KeyboardInterrupt):
-        measured(FIRST_CALLBACK, interrupt, Meter("/"))
+        measured(FIRST_CALLBACK, interrupt, Readings("/"))
 
 
 def test_a_device_by_what_is_reserved(cuda: FakeCuda):  # noqa: F811

@@ -24,7 +24,7 @@ def _told_cost(monkeypatch: pytest.MonkeyPatch) -> None:
         COST.ns += 100  # so much a look at the clock takes
         return COST.ns
 
-    told = SimpleNamespace(perf_counter_ns=perf_counter_ns)
+    told = SimpleNamespace(perf_counter_ns=perf_counter_ns, monotonic_ns=time.monotonic_ns)
     monkeypatch.setattr(engine, "time", told)
     monkeypatch.setattr(actions, "time", told)
 
@@ -101,7 +101,7 @@ def test_costs_of_an_earlier_run_are_not_held_against_this_one():
     with policy:
         steps(policy, 50)
     before = policy.report()["tidy"].total_ms / 1000
-    for handle in list(policy._engine.callbacks.by_action.values()):
+    for handle in list(policy._engine.callbacks.values()):
         handle.cancel()
     with policy, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from memtools import MemoryMonitor, read_record
-from memtools.cleanup import events as policy_events
+from memtools.cleanup import engine
 from memtools.cleanup.actions import FIRST_CALLBACK, Change, Outcome
-from memtools.cleanup.events import Events
+from memtools.cleanup.engine import Events
 from memtools.record import events as record_events
 from memtools.record.figures import figures_of
 from tests.cleanup.policycases import gc_as_found, quiet  # noqa: F401 - a fixture
@@ -49,7 +50,8 @@ def test_every_running_monitor_is_told(tmp_path: Path):
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The monotonic time, as the test sets it."""
     now = [10**12]
-    monkeypatch.setattr(policy_events, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
+    own = SimpleNamespace(monotonic_ns=lambda: now[0], perf_counter_ns=time.perf_counter_ns)
+    monkeypatch.setattr(engine, "time", own)
     return now
 
 

@@ -101,7 +101,7 @@ def young_collects(monkeypatch: pytest.MonkeyPatch, cost_ns: int) -> ActionRepor
         clock.ns += cost_ns // 2  # as an action begins and as it ends, among other looks
         return clock.ns
 
-    told = SimpleNamespace(perf_counter_ns=perf_counter_ns)
+    told = SimpleNamespace(perf_counter_ns=perf_counter_ns, monotonic_ns=time.monotonic_ns)
     monkeypatch.setattr(engine, "time", told)
     monkeypatch.setattr(actions, "time", told)
     with CleanupPolicy(gc_every=None, warmup=0) as policy:
@@ -254,6 +254,16 @@ def test_at_the_end_of_the_process_finalizers_run():
         "a = Late(); a.me = a\n"
     )
     assert out == "closed True\n"
+
+
+def test_a_policy_loads_what_cleanup_needs_and_nothing_else():
+    code = (
+        "import sys; from memtools import CleanupPolicy\n"
+        "print(*sorted({name.split('.')[1] for name in sys.modules if name[:9] == 'memtools.'}))\n"
+        "print(len([name for name in sys.modules if name.split('.')[0] == 'memtools']) <= 20)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "_base _census _core _version cleanup errors\nTrue\n"
 
 
 def test_neither_the_package_nor_a_policy_imports_torch():

@@ -16,7 +16,7 @@ import torch
 
 import memtools
 from memtools import CleanupPolicy
-from memtools.cleanup.callbacks import CleanupCall
+from memtools.cleanup.engine import CleanupCall
 from tests.cleanup.policycases import (  # noqa: F401 - fixtures
     aged,
     calls,
@@ -174,7 +174,7 @@ def test_as_decorators(kind):
     assert (inside - before, len(seen) - before) == (each - 1, each)
     assert list(count()) == [before + each + each - 1]
     assert len(seen) == before + 2 * each
-    with pytest.raises(TypeError, match=r"decorates a function or a method, got 'Agent'"):
+    with pytest.raises(TypeError, match=r"decorates functions and methods, got class Agent"):
         span(Agent)
 
 

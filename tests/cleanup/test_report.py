@@ -64,7 +64,7 @@ def test_why_it_cannot_run_is_said_where_it_did_not():
 
 
 def report(*actions: ActionReport, **changes: object) -> PolicyReport:
-    cycles = CycleReport(12, 3, 5 * MIB, 4, ("Trainer -> dict -> Tensor[2] float32",))
+    cycles = CycleReport(12, 3, 5 * MIB, 4, ("[2] float32 tensor, beside Trainer",))
     whole = PolicyReport("main", 20.0, 2000, actions, cycles, True, 170_000, 390, 1.5)
     return replace(whole, **changes)  # type: ignore[arg-type]
 
@@ -83,7 +83,7 @@ def test_the_table():
         "Python's gc is managed: 170,000 objects frozen",
         "Cycles held 3 tensors, 5.0 MiB, in 4 collects that looked; "
         + "without cycles they are freed at once:",
-        "  Trainer -> dict -> Tensor[2] float32",
+        "  [2] float32 tensor, beside Trainer",
     ]
 
 
@@ -113,6 +113,6 @@ def test_sums_and_actions_by_name():
 def test_as_dict_is_plain():
     plain = json.loads(json.dumps(report(RAN).as_dict()))
     assert plain["actions"][0] | {"name": "gc", "mean_ms": 10.0} == plain["actions"][0]
-    assert plain["cycles"]["examples"] == ["Trainer -> dict -> Tensor[2] float32"]
+    assert plain["cycles"]["examples"] == ["[2] float32 tensor, beside Trainer"]
     assert (plain["name"], plain["updates"], plain["total_ms"]) == ("main", 2000, 400.0)
     assert plain["share"] == pytest.approx(0.4015 / 20)

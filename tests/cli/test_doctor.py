@@ -19,7 +19,8 @@ import pytest
 import memtools
 from memtools import DeviceError, MemtoolsError, cli
 from memtools.cli import allocators, doctor, monitor
-from memtools.cli.system import Fact, cgroup_facts, host_memory, kernel
+from memtools.cli.facts import Fact
+from memtools.cli.system import MEMORY_KEYS, host_memory, kernel
 
 Patch: TypeAlias = pytest.MonkeyPatch
 Capture: TypeAlias = pytest.CaptureFixture[str]
@@ -56,88 +57,87 @@ def host(root: Path, mounts: list[str], groups: str, levels: str = "", memory: s
     return root
 
 
-PSI = "pressure_cgroup"
-CGROUP_KEYS = ["cgroup_version", "cgroup_memory_version", "cgroup_directory", "memory_limit_bytes",
-               "memory_limit_directory", "memory_usage_bytes", PSI]  # fmt: skip
-
-# mounts, /proc/self/cgroup, limit files -> cgroup version, version of the memory controller, limit,
-# and the group that states it (without a limit: the process's own), whose usage counts
+# mounts, /proc/self/cgroup, limit files -> version of the memory controller, limit, and the group
+# that states it (without a limit: the process's own), whose usage counts
 LIMITS = {
-    "v2, its own": ([v2()], "0::/a", "cg/a=4096", "v2", "v2", 4096, "cg/a"),
+    "v2, its own": ([v2()], "0::/a", "cg/a=4096", "v2", 4096, "cg/a"),
     "v2, lower in an ancestor": (
-        [v2()], "0::/a/b/c", "cg/a/b/c=9000, cg/a/b=max, cg/a=5000", "v2", "v2", 5000, "cg/a"),
-    "v2, max everywhere": ([v2()], "0::/a/b", "cg/a/b=max, cg/a=max", "v2", "v2", None, "cg/a/b"),
-    "v2, a level without it": ([v2()], "0::/a/b", "cg/a/b=NONE, cg/a=70", "v2", "v2", 70, "cg/a"),
-    "v2, a container's own namespace": ([v2()], "0::/", "cg=800", "v2", "v2", 800, "cg"),
-    "v2, a mount from outside": ([v2("/..")], "0::/../x", "cg/x=80", "v2", "v2", 80, "cg/x"),
+        [v2()], "0::/a/b/c", "cg/a/b/c=9000, cg/a/b=max, cg/a=5000", "v2", 5000, "cg/a"),
+    "v2, max everywhere": ([v2()], "0::/a/b", "cg/a/b=max, cg/a=max", "v2", None, "cg/a/b"),
+    "v2, a level without it": ([v2()], "0::/a/b", "cg/a/b=NONE, cg/a=70", "v2", 70, "cg/a"),
+    "v2, a container's own namespace": ([v2()], "0::/", "cg=800", "v2", 800, "cg"),
+    "v2, a mount from outside": ([v2("/..")], "0::/../x", "cg/x=80", "v2", 80, "cg/x"),
     "v1, no limit anywhere": (
         [v1(), OTHER], "4:memory:/a 3:cpu,cpuacct:/", f"cg/memory/a={HUGE}, cg/memory={HUGE}",
-        "v1", "v1", None, "cg/memory/a"),
+        "v1", None, "cg/memory/a"),
     "v1, lower in an ancestor": (
         [OTHER, v1()], "4:hugetlb,memory:/a/b",
-        f"cg/memory/a/b=900, cg/memory/a=600, cg/memory={HUGE}", "v1", "v1", 600, "cg/memory/a"),
+        f"cg/memory/a/b=900, cg/memory/a=600, cg/memory={HUGE}", "v1", 600, "cg/memory/a"),
     "v1, a subtree mounted above the group": (
         [v1("/docker/x")], "4:memory:/docker/x/job", f"cg/memory/job={HUGE}, cg/memory=700",
-        "v1", "v1", 700, "cg/memory"),
+        "v1", 700, "cg/memory"),
     "hybrid, memory on v1": (
         [v1(), v2("/", "/u")], "4:memory:/a 0::/", "cg/memory/a=9, cg/memory=9",
-        "hybrid", "v1", 9, "cg/memory/a"),
+        "v1", 9, "cg/memory"),
     "hybrid, memory on v2": (
-        [OTHER, v2("/", "/u")], "3:cpu,cpuacct:/a 0::/b", "u/b=55", "hybrid", "v2", 55, "u/b"),
+        [OTHER, v2("/", "/u")], "3:cpu,cpuacct:/a 0::/b", "u/b=55", "v2", 55, "u/b"),
     "the mount that shows more ancestors": (
         [v2("/a/b", "/narrow"), v2("/", "/wide"), v2("/a", "/mid")], "0::/a/b",
-        "wide/a/b=9, wide/a=8, narrow=9, mid=9", "v2", "v2", 8, "wide/a"),
-    "a later mount over it": ([v2(), v2("/a")], "0::/a/b", "cg/b=9", "v2", "v2", 9, "cg/b"),
+        "wide/a/b=9, wide/a=8, narrow=9, mid=9", "v2", 8, "wide/a"),
+    "a later mount over it": ([v2(), v2("/a")], "0::/a/b", "cg/b=9", "v2", 9, "cg/b"),
     "spaces, colons and bytes in the names": (
-        [v2("/", r"/c\040g")], "0::/a:b\udcff", "c g/a:b\udcff=9", "v2", "v2", 9, "c g/a:b\udcff"),
-    "no control groups in the kernel": ([], "", "", "none", None, None, None),
-    "the memory controller is off": ([OTHER], "3:cpu,cpuacct:/", "", "v1", None, None, None),
+        [v2("/", r"/c\040g")], "0::/a:b\udcff", "c g/a:b\udcff=9", "v2", 9, "c g/a:b\udcff"),
+    "the memory controller is off": ([OTHER], "3:cpu,cpuacct:/", "", None, None, None),
 }  # fmt: skip
+CGROUP_KEYS = ("cgroup_version", "memory_limit_bytes", "memory_limit_directory",
+               "memory_usage_bytes")  # fmt: skip
 
 
 @pytest.mark.parametrize("case", LIMITS)
 def test_the_limit_is_the_lowest_of_the_group_and_its_ancestors(case: str, tmp_path: Path) -> None:
-    mounts, groups, levels, version, memory, limit, group = LIMITS[case]
+    mounts, groups, levels, memory, limit, group = LIMITS[case]
     root = host(tmp_path, mounts, groups, levels, memory or "v2")
     if memory and group:
-        plant(root, {f"{group}/{USAGE_FILE[memory]}": "17\n"})
-    facts = cgroup_facts(root)
-    assert list(facts) == CGROUP_KEYS
+        stat = "inactive_file 1\ntotal_inactive_file 1\n"  # which can be dropped, and do not count
+        plant(root, {f"{group}/{USAGE_FILE[memory]}": "18\n", f"{group}/memory.stat": stat})
+    facts = host_memory(root)
     directory = str(root / group) if limit and group else None
-    values = [facts[key].value for key in CGROUP_KEYS if key not in ("cgroup_directory", PSI)]
-    assert values == [version, memory, limit, directory, 17 if group else None]
+    assert [facts[key].value for key in CGROUP_KEYS] == [
+        memory, limit, directory, 17 if group else None
+    ]  # fmt: skip
     assert facts["memory_limit_bytes"].text.startswith("unlimited") == (limit is None)
 
 
 def test_v1_tells_a_lower_limit_above_what_is_mounted(tmp_path: Path) -> None:
     host(tmp_path, [v1("/pod/ctr")], "4:memory:/pod/ctr", f"cg/memory={HUGE}", "v1")
     plant(tmp_path, {"cg/memory/memory.stat": "cache 1\nhierarchical_memory_limit 300\n"})
-    facts = cgroup_facts(tmp_path)
+    facts = host_memory(tmp_path)
     assert facts["memory_limit_bytes"].value == 300
     assert facts["memory_limit_directory"].text == f"unknown (above {tmp_path}/cg/memory)"
 
 
+OUTSIDE, NOWHERE = "lies outside what is mounted", "no control-group file system is mounted"
+UNREADABLE = "a control group states a limit that cannot be read"
 # mounts, /proc/self/cgroup, limit files -> what the reason says
 HIDDEN = {
-    "outside its namespace": ([v2()], "0::/../x", "cg=9", "/../x lies outside what is mounted at"),
-    "the mount starts above the namespace": ([v2("/../..")], "0::/", "cg=9", "/ lies outside"),
-    "the group is another container's": ([v2("/docker/x")], "0::/docker/y", "cg=9", "lies outside"),
-    "the group's directory is not there": ([v2()], "0::/gone", "cg=9", "cg/gone"),
-    "the controller is mounted nowhere": ([OTHER], "4:memory:/a", "", "in no mounted hierarchy"),
-    "nothing is mounted": ([], "0::/a", "", "no control-group file system is mounted"),
+    "outside its namespace": ([v2()], "0::/../x", "cg=9", OUTSIDE),
+    "the mount starts above the namespace": ([v2("/../..")], "0::/", "cg=9", OUTSIDE),
+    "the group is another container's": ([v2("/docker/x")], "0::/docker/y", "cg=9", OUTSIDE),
+    "the group's directory is not there": ([v2()], "0::/gone", "cg=9", "folder is not there"),
+    "the controller is mounted nowhere": ([OTHER], "4:memory:/a", "", NOWHERE),
+    "nothing is mounted": ([], "0::/a", "", NOWHERE),
     "no membership": ([v2()], "", "", "no /proc/self/cgroup"),
-    "v1 without its file": ([v1()], "4:memory:/", "cg/memory=NONE", "memory.limit_in_bytes"),
-    "a file that cannot be read": ([v2()], "0::/a", "cg=9, cg/a=DIR", "a/memory.max: Is a"),
-    "an ancestor that cannot be read": ([v2()], "0::/a", "cg=DIR, cg/a=9", "cg/memory.max: Is a"),
-    "a file that says something else": ([v2()], "0::/", "cg=lots", "says 'lots'"),
+    "v1 without its file": ([v1()], "4:memory:/", "cg/memory=NONE", UNREADABLE),
+    "a file that cannot be read": ([v2()], "0::/a", "cg=9, cg/a=DIR", UNREADABLE),
+    "an ancestor that cannot be read": ([v2()], "0::/a", "cg=DIR, cg/a=9", UNREADABLE),
+    "a file that says something else": ([v2()], "0::/", "cg=lots", UNREADABLE),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", HIDDEN)
 def test_a_limit_that_cannot_be_seen_is_unknown_with_its_reason(case: str, tmp_path: Path) -> None:
     mounts, groups, levels, reason = HIDDEN[case]
-    facts = cgroup_facts(host(tmp_path, mounts, groups, levels))
-    assert list(facts) == CGROUP_KEYS
+    facts = host_memory(host(tmp_path, mounts, groups, levels))
     for fact in (facts["memory_limit_bytes"], facts["memory_limit_directory"]):
         assert (fact.value, fact.text[:9]) == (None, "unknown (")
         assert reason in fact.text
@@ -146,9 +146,9 @@ def test_a_limit_that_cannot_be_seen_is_unknown_with_its_reason(case: str, tmp_p
 def test_on_an_empty_root_everything_is_unknown_and_nothing_raises(tmp_path: Path) -> None:
     facts = host_memory(tmp_path) | kernel(tmp_path)
     own = {"page_size_bytes", "rlimit_as_bytes", "rlimit_data_bytes", "rlimit_memlock_bytes"}
-    for key in facts.keys() - own - {"pressure_host"}:
+    for key in facts.keys() - own - {"pressure_readings"}:
         assert (facts[key].value, facts[key].text[:12]) == (None, "unknown (no ")
-    assert facts["pressure_host"] == Fact(False, f"no (no {tmp_path}/proc/pressure/memory)")
+    assert facts["pressure_readings"] == Fact(False, "no (no v2 control group is mounted)")
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -157,29 +157,30 @@ def test_no_text_in_proc_makes_the_reader_raise(seed: int, tmp_path: Path) -> No
     words = ["0:", ":", "/", "..", "a", "memory", ",", " ", "\n", "\\040", " - ", "cgroup2", "\x00"]
     for _ in range(50):
         mounts, groups = ("".join(rng.choices(words, k=rng.randrange(40))) for _ in range(2))
-        root = host(tmp_path, [v1(), v2(), mounts], groups)
-        assert cgroup_facts(root)["cgroup_version"].value == "hybrid"
+        facts = host_memory(host(tmp_path, [v1(), v2(), mounts], groups))
+        assert tuple(facts) == MEMORY_KEYS
 
 
 def test_pressure_is_read_from_the_v2_side_also_where_memory_is_on_v1(tmp_path: Path) -> None:
     host(tmp_path, [v1(), v2("/", "/cg/unified")], "4:memory:/a 0::/b")
     pressure = tmp_path / "cg/unified/b/memory.pressure"
-    plant(tmp_path, {"cg/unified/b/memory.pressure": "some", "proc/pressure/memory": "some"})
-    facts = host_memory(tmp_path)
-    assert facts[PSI] == Fact(True, f"yes ({pressure})")
-    assert facts["pressure_host"].value is True
+    stalls = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+    plant(tmp_path, {"cg/unified/b/memory.pressure": stalls, "cg/unified/b/cgroup.type": "domain"})
+    assert host_memory(tmp_path)["pressure_readings"] == Fact(True, f"yes ({pressure})")
+    (tmp_path / "cg/unified/b/cgroup.type").unlink()
+    assert "of the whole machine" in host_memory(tmp_path)["pressure_readings"].text
     pressure.unlink()
-    assert cgroup_facts(tmp_path)[PSI] == Fact(False, f"no (no {pressure})")
+    assert host_memory(tmp_path)["pressure_readings"] == Fact(False, f"no (no {pressure})")
 
 
 THP, RELEASE = "sys/kernel/mm/transparent_hugepage", "proc/sys/kernel/osrelease"
-MEMINFO = "MemTotal:  2048 kB\nMemFree: 5 kB\nSwapTotal: 0 kB\nHugepagesize: 1048576 kB\n"
+MEMINFO = "MemTotal:  2048 kB\nMemFree: 5 kB\nSwapFree: 0 kB\n"
 # file, what it says, the fact's key, its value, and what its text contains
 SETTINGS = [
-    ("proc/meminfo", MEMINFO, "total_bytes", 2 << 20, "2.00 MiB"),
-    ("proc/meminfo", MEMINFO, "swap_total_bytes", 0, "0 bytes"),
-    ("proc/meminfo", MEMINFO, "available_bytes", None, "has no MemAvailable)"),
-    ("proc/meminfo", MEMINFO, "huge_page_size_bytes", 1 << 30, "1.00 GiB"),
+    ("proc/meminfo", MEMINFO, "total_bytes", 2 << 20, "2.0 MiB"),
+    ("proc/meminfo", MEMINFO, "swap_free_bytes", 0, "0 B"),
+    ("proc/meminfo", MEMINFO, "available_bytes", None, "(no MemAvailable in "),
+    (f"{THP}/hpage_pmd_size", "2097152\n", "huge_page_size_bytes", 2 << 20, "2.0 MiB"),
     (RELEASE, "5.13.19\n", "madv_populate_read", False, "no (kernel 5.13.19 is older than 5.14)"),
     (RELEASE, "4.20", "madv_populate_read", False, "no ("),
     (RELEASE, "5.14.0-rc1\n", "madv_populate_read", True, "yes"),
@@ -209,7 +210,7 @@ def test_limits_of_the_process_are_in_bytes_or_unlimited(monkeypatch: Patch) -> 
     monkeypatch.setattr(resource, "getrlimit", lambda which: (soft[which], resource.RLIM_INFINITY))
     assert kernel()["rlimit_as_bytes"] == Fact(None, "unlimited")
     assert kernel()["rlimit_data_bytes"] == Fact(1 << 30, "1.00 GiB")
-    assert kernel()["rlimit_memlock_bytes"] == Fact(8192, "8.00 KiB")
+    assert kernel()["rlimit_memlock_bytes"] == Fact(8192, "8.0 KiB")
 
 
 TORCH = "__version__ = '2.13.0+cu130'\ngit_version = 'abc'\ncuda: Optional[str] = '13.0'\n"
@@ -220,7 +221,7 @@ BUILD = {"TORCH_VERSION": "2.13.0+cu130", "TORCH_GIT_VERSION": "abc", "CUDA_HEAD
 
 def examine(patch: Patch, root: Path, torch: str = TORCH, core: bool = True,
             devices: int | Exception = 2, status: tuple[bool, str] = (True, ""),
-            error: Exception | None = None, **build: object) -> doctor.Report:  # fmt: skip
+            error: Exception | None = None, **build: object) -> doctor.Findings:  # fmt: skip
     """What doctor finds on a machine of stubs: a torch, and our modules as they answer on it."""
 
     def connect() -> None:
@@ -331,8 +332,7 @@ KEYS = {
     "extensions": "core core_path compiler build torch_connected shim shim_torch_version "
     "shim_torch_git_version shim_rebuild",
     "cuda": "headers_version kernel_driver runtime_version driver_version devices",
-    "host_memory": "total_bytes available_bytes swap_total_bytes swap_free_bytes "
-    f"{' '.join([*CGROUP_KEYS, 'pressure_host', *monitor.KEYS])}",
+    "host_memory": " ".join([*MEMORY_KEYS, *monitor.KEYS]),
     "kernel": "page_size_bytes huge_page_size_bytes transparent_huge_pages "
     "transparent_huge_pages_shmem max_map_count overcommit_mode madv_populate_read "
     "rlimit_as_bytes rlimit_data_bytes rlimit_memlock_bytes",

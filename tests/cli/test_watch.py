@@ -23,7 +23,7 @@ import memtools
 from memtools import _core, cli
 from memtools.cli import frame as cli_frame
 from memtools.cli import watch_live
-from memtools.cli.frame import Frame, look
+from memtools.cli.frame import Frame, frame_of
 from memtools.cli.tree import COLUMNS as TREE_COLUMNS
 from memtools.monitor.run import columns
 
@@ -51,11 +51,11 @@ def writer_at(path: Path, start: str = "host every 10 ms; no cgroup limit") -> _
     return writer
 
 
-def frame_of(path: Path, *rows: list[int | None], start: str = "host") -> Frame:
+def frame_after(path: Path, *rows: list[int | None], start: str = "host") -> Frame:
     with writer_at(path, start) as writer:
         for values in rows:
             writer.append(None, values)
-    return look(memtools.read_record(path))
+    return frame_of(memtools.read_record(path))
 
 
 LIMITS = [
@@ -74,7 +74,7 @@ def test_use_is_held_against_the_limit_that_counts(
     start: str, others: dict[str, int], used: int, limit: tuple[int, str], tmp_path: Path
 ) -> None:
     values = row(400 * MIB, children=2, children_private=300 * MIB, **others)
-    frame = frame_of(tmp_path / "run.mem", values, start=start)
+    frame = frame_after(tmp_path / "run.mem", values, start=start)
     found = frame.figures.used
     assert found is not None
     assert found.last_bytes == used * MIB
@@ -89,14 +89,14 @@ def test_a_series_is_as_long_as_it_may_be_and_keeps_its_peaks(tmp_path: Path) ->
         begun = time.monotonic_ns()
         for k in range(5000):
             writer.append(begun + k * 10**7, row((9 if k == 1234 else 1) * MIB))
-    series = look(memtools.read_record(tmp_path / "run.mem")).series
+    series = frame_of(memtools.read_record(tmp_path / "run.mem")).series
     assert len(series) == 512
     assert sorted(set(series)) == [MIB, 9 * MIB]
     assert 120 <= series.index(9 * MIB) <= 130  # equal spans of time: 1234 of 5000
 
 
 def test_a_record_without_a_sample_has_no_figures(tmp_path: Path) -> None:
-    frame = frame_of(tmp_path / "run.mem")
+    frame = frame_after(tmp_path / "run.mem")
     assert (frame.figures.process, frame.figures.used, frame.share, frame.series) == (
         (None,) * 3 + ([],)
     )
@@ -107,7 +107,7 @@ def test_a_record_of_something_else_is_shown_as_far_as_it_goes(tmp_path: Path) -
     with _core.RecordWriter(tmp_path / "run.mem", ["loss"]) as writer:
         writer.append(None, [5])
         writer.event("mark", "begun")
-    frame = look(memtools.read_record(tmp_path / "run.mem"), cli_frame.Judge())
+    frame = frame_of(memtools.read_record(tmp_path / "run.mem"), cli_frame.GrowthLines())
     assert (frame.figures.process, frame.series, frame.figures.samples) == (None, [], 1)
     assert "mark: begun" in frame.block()
 
@@ -120,7 +120,7 @@ def test_growth_of_a_run_without_steps_is_judged_by_its_series(tmp_path: Path) -
         for k in range(6000):
             values: dict[str, Any] = {"rss": (100 + k) * MIB, "private": k * MIB}
             writer.append(start + k * 10_000_000, [values.get(name) for name in names])
-        frame = look(memtools.read_record(tmp_path / "run.mem"), cli_frame.Judge())
+        frame = frame_of(memtools.read_record(tmp_path / "run.mem"), cli_frame.GrowthLines())
     (growth,) = frame.leak
     assert "/s in rss since" in growth
     assert "; limit in " in growth
@@ -139,7 +139,7 @@ def test_a_leak_is_shown_with_its_holder_until_it_is_taken_back(tmp_path: Path) 
             ("leak", LEAK, [NOW]),
         ]:  # fmt: skip
             writer.event(kind, text)
-            assert look(memtools.read_record(tmp_path / "run.mem")).leak == expected
+            assert frame_of(memtools.read_record(tmp_path / "run.mem")).leak == expected
 
 
 def test_once_is_all_of_it_as_text(tmp_path: Path, capsys: Capture) -> None:
@@ -317,7 +317,7 @@ def test_an_interrupt_leaves_the_view_and_not_the_run(tmp_path: Path) -> None:
 def test_without_rich_a_terminal_gets_lines_and_is_told_of_the_view(
     once: list[str], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    frame_of(tmp_path / "run.mem", row(MIB))
+    frame_after(tmp_path / "run.mem", row(MIB))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert cli.main(["watch", *once, str(tmp_path / "run.mem")]) == 0
@@ -346,7 +346,7 @@ def frame_with_all(path: Path) -> Frame:
         writer.phase("forward", 2_000_000_000, 900 * MIB)
         writer.event("leak", LEAK)
         writer.event("holder", HOLDER)
-        return look(memtools.read_record(path))
+        return frame_of(memtools.read_record(path))
 
 
 def test_the_drawing_has_bars_in_proportion(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_the_drawing_has_bars_in_proportion(tmp_path: Path) -> None:
 def test_a_drawing_is_no_wider_than_the_terminal(width: int, tmp_path: Path) -> None:
     frame = frame_with_all(tmp_path / "run.mem")
     assert max(len(line) for line in drawn(frame, width).splitlines()) <= width
-    empty = frame_of(tmp_path / "empty.mem")
+    empty = frame_after(tmp_path / "empty.mem")
     assert max(len(line) for line in drawn(empty, width).splitlines()) <= width
 
 
@@ -377,7 +377,7 @@ def test_a_tree_counts_its_children_once(tmp_path: Path) -> None:
     with _core.RecordWriter(tmp_path / "run.mem", TREE_COLUMNS) as writer:
         writer.event("start", "process tree of sh every 10 ms; limit 1 GiB (given)")
         writer.append(None, [values.get(name) for name in names])
-    used = look(memtools.read_record(tmp_path / "run.mem")).figures.used
+    used = frame_of(memtools.read_record(tmp_path / "run.mem")).figures.used
     assert used is not None
     assert used.last_bytes == 900 * MIB
 

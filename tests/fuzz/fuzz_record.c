@@ -1,10 +1,10 @@
 /* The reader on bytes from nowhere, and on a true record with a few edits under a right CRC.
  *
  *   byte 0 even: the rest is opened as it is
- *   byte 0 odd:  the next bytes build a small record; what is left edits it */
+ *   byte 0 odd:  the next bytes build a small record, of version 2 with room for payloads or
+ *                without, or of version 1; what is left edits it */
 #include "record/rig.h"
 #include "core/base/utf8.h"
-#include "core/record/words.h"
 #include "input.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -15,7 +15,7 @@ read_all_of(const mt_recordview *v)
     mt_extent x[MT_SERIES_COLUMNS_MAX];
     mt_event_view e;
     mt_phase_view p;
-    uint64_t sum = 0;
+    uint64_t sum = 0, payloads = 0;
 
     for (uint64_t k = v->rows_from; k < v->rows_end; k++) {
         const uint64_t *row = mt_series_row(&v->series, k);
@@ -29,8 +29,14 @@ read_all_of(const mt_recordview *v)
             CHECK(x[c].least <= x[c].last && x[c].last <= x[c].most);
     }
     for (uint64_t k = v->events_from; k < v->events_end; k++)
-        if (mt_recordview_event(v, k, &e))
-            CHECK(mt_utf8_valid(e.text, e.text_bytes) && mt_utf8_valid(e.kind, e.kind_bytes));
+        if (mt_recordview_event(v, k, &e)) {
+            CHECK(mt_utf8_valid(e.kind, e.kind_bytes) && (e.text == NULL) != (e.payload == NULL));
+            CHECK(e.text == NULL || mt_utf8_valid(e.text, e.text_bytes));
+            for (size_t i = 0; e.payload != NULL && i < e.payload_bytes; i++)
+                sum += e.payload[i];
+            if (e.payload_bytes > MT_RECORD_TEXT) payloads += e.payload_bytes;
+        }
+    CHECK(payloads <= v->size.payloads);
     for (size_t i = 0; i < v->phases; i++)
         if (mt_recordview_phase(v, i, &p)) CHECK(mt_utf8_valid(p.name, p.name_bytes));
     CHECK(sum != 1 || v->rows_end > 0); /* so that no read is left out */
@@ -79,8 +85,9 @@ any_number(input *in)
 static void
 edit(input *in, const mt_record *r, uint64_t *words)
 {
-    const size_t parts[] = {0, r->parts.columns, r->parts.series, r->parts.events, r->parts.phases};
-    size_t at = parts[input_below(in, 5)] / 8 + input_pair(in) % 96, slot;
+    const size_t parts[] = {
+        0, r->parts.columns, r->parts.series, r->parts.events, r->parts.phases, r->parts.payloads};
+    size_t at = parts[input_below(in, 6)] / 8 + input_pair(in) % 96, slot;
 
     if (at >= r->parts.end / 8) return;
     words[at] = input_below(in, 2) ? any_number(in) : words[at] + input_below(in, 9) - 4;
@@ -88,7 +95,8 @@ edit(input *in, const mt_record *r, uint64_t *words)
         slot = r->parts.events / 8 + (at - r->parts.events / 8) / MT_EVENT_STRIDE * MT_EVENT_STRIDE;
         words[slot + MT_EVENT_WORDS] = mt_words_check(words + slot, MT_EVENT_WORDS);
     }
-    words[MT_RECORD_AT_CRC] = mt_record_crc(words, r->size.series.columns);
+    words[mt_record_crc_at(words[MT_RECORD_AT_VERSION])] =
+        mt_record_crc(words, r->size.series.columns);
 }
 
 static void
@@ -96,15 +104,19 @@ open_an_edited_record(input *in)
 {
     mt_record_size size = rig_size(1 + input_below(in, 6), 2 + 2 * input_below(in, 3),
                                    1 + input_below(in, 4), 1 + input_below(in, 4));
-    void *region = rig_region(&size);
+    bool first = input_below(in, 4) == 0;
+    void *region;
     mt_record r;
 
+    size.payloads = first || input_below(in, 4) == 0 ? 0 : RIG_PAYLOADS;
+    region = rig_region(&size);
     rig_init(&r, region, &size);
     for (uint64_t k = 0, n = input_byte(in); k < n; k++) {
         rig_append(&r, k);
         if (k % 4 == 0) rig_event(&r, k / 4);
         if (k % 8 == 0) rig_phase(&r, k / 8);
     }
+    if (first) rig_to_version_1(region, &size);
     for (int i = 0; i < 16 && in->left > 0; i++) {
         edit(in, &r, region);
         open_bytes(region, r.parts.end);

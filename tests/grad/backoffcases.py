@@ -13,8 +13,7 @@ from torch import nn
 
 import memtools
 from memtools.grad.accumulator import GradAccumulator
-from memtools.grad.backoff import BackOff
-from memtools.grad.retry import Retry
+from memtools.grad.report import Retry
 from tests.kit.oominject import Inject
 
 ROWS = 16
@@ -79,7 +78,6 @@ def made(
     acc = memtools.GradAccumulator(
         model, optimizer, 4, undo=undo, micro_batch_size=size, **settings
     )
-    acc._backoff = BackOff(acc, undo, size)
     return acc, model
 
 
@@ -106,7 +104,7 @@ def run(
     np.random.seed(5)
     torch.manual_seed(5)
     reports = [
-        acc._backoff.step(batch(i), loss_of(model), sizes=sizes[i] if sizes else ())
+        acc._get_back_off().step(batch(i), loss_of(model), sizes=sizes[i] if sizes else ())
         for i in range(windows)
     ]
     state = {"model": model.state_dict(), "momentum": acc.optimizer.state_dict()["state"]}

@@ -12,7 +12,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from memtools import GradAccumulator
-from memtools.grad.backoff import BackOff
 from tests.grad.backoffcases import ROWS, batch, loss_of
 from tests.grad.gradrankcases import STEPS, data
 from tests.grad.oomrankcases import PHASES, SIZE, split_after
@@ -102,11 +101,9 @@ def run(rank: int, inject: Inject, after: int, sizes: Any = None, undo: str = "s
     model = sharded(inner)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     acc = GradAccumulator(model, optimizer, 4, undo=undo, micro_batch_size=SIZE, max_norm=1.0)
-    if sizes is not None:
-        acc._backoff = BackOff(acc, undo, SIZE)
     for i in range(2):
         named = {} if sizes is None else {"sizes": sizes[i]}
-        step: Any = acc.step if sizes is None else acc._backoff.step
+        step: Any = acc.step if sizes is None else acc._get_back_off().step
         step(batch(10 * i + rank, SIZE if i else ROWS), loss_of(model), **named)
     retries = [[r.micro_batch, r.next_rows] for r in acc.report().retries]
     return [full(model), torch.rand(2).tolist()], retries

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 
 from memtools import GradAccumulator
-from memtools.grad.backoff import BackOff
 from tests.grad.backoffcases import ROWS, Model, batch, loss_of
 from tests.grad.gradrankcases import flat
 from tests.kit.oominject import Inject
@@ -40,11 +39,9 @@ def made(rank: int, inject: Inject) -> tuple[GradAccumulator, Model]:
 def run(rank: int, inject: Inject, sizes: list[list[int]] | None = None) -> Any:
     """All that two windows leave behind; every rank has rows of its own."""
     acc, inner = made(rank, inject)
-    if sizes is not None:
-        acc._backoff = BackOff(acc, "scratch", SIZE)
     for i in range(2):
         named = {} if sizes is None else {"sizes": sizes[i]}
-        step: Any = acc.step if sizes is None else acc._backoff.step
+        step: Any = acc.step if sizes is None else acc._get_back_off().step
         step(batch(10 * i + rank), loss_of(acc.model), **named)
     assert len(acc.report().retries) == len(inject.fails["forward"] | inject.fails["backward"])
     return [flat(inner), [b.tolist() for b in inner.buffers()], random.random(),

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from memtools import GradAccumulator
+from memtools.grad.precision import LossScale
 from tests.grad.accumulatecases import Recorder, batches, error, loss_sum, net, reference, same
 
 FUSED = [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad]
@@ -263,9 +264,9 @@ def test_the_loss_scale_stays_within_a_window_and_within_float32():
         assert acc.scale == 2.0 ** (4 + i // 2)
         with acc.micro_batch():
             acc.backward(loss_sum(model, x).float(), weight=2)
-    acc._scale.value = 2.0**127
-    acc._scale.update(False)
-    assert acc.scale == 2.0**127
+    scale = LossScale(2.0**127, 1, 1.0, True)
+    scale.update(False)
+    assert scale.value == 2.0**127
 
 
 def test_fp16_keeps_gradients_that_would_be_lost_without_a_scale():

@@ -138,7 +138,7 @@ def test_a_loss_elsewhere_is_read_when_it_is_asked_for_and_holds_no_graph():
         micro(x)
     last = acc.report().last
     assert Elsewhere.reads == []
-    assert not any(kept.requires_grad for kept in last._sums.loss.later)
+    assert not any(kept.requires_grad for kept in last._loss.later)
     assert last.loss == pytest.approx(wanted / 7, rel=1e-6)
     assert last.extras["loss"] == pytest.approx(wanted, rel=1e-6)
     assert Elsewhere.reads

@@ -120,7 +120,7 @@ def test_main_gradients_survive_an_out_of_memory_bit_for_bit(where, undo):
             return out.float().square().sum(), len(x)
 
         x = torch.randn(12, 8)
-        backoff = acc._back_off()
+        backoff = acc._get_back_off()
         assert isinstance(backoff, BackOff)
         report = backoff.step(x, loss_fn, sizes=sizes)
         return acc, report

@@ -147,7 +147,7 @@ WRONG = (torch.ones(2), torch.tensor(3.0), "x", float("nan"), -1, [1], {}, 1.5, 
 def test_anything_in_place_of_anything_is_one_sentence_and_changes_nothing_or_is_loaded():
     run = Run()
     run.go(batches((2,)))
-    run.acc._back_off()
+    run.acc._get_back_off()
     good, before = run.acc.state_dict(), copy.deepcopy(everything(run.acc))
     random, refused = torch.get_rng_state(), 0
     for path in leaves(good):

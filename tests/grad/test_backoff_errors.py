@@ -86,7 +86,7 @@ def test_a_run_that_often_runs_out_of_memory_keeps_the_newest_hundred_retries():
     acc, model = no_norm(size=4)
     model.inject = Inject(forward={0})
     (first,) = acc.step(batch(), loss_of(model)).retries
-    acc._totals.keep([first] * 128)
+    acc._runner.totals.keep([first] * 128)
     model.inject = Inject(forward={0})
     (last,) = acc.step(batch(), loss_of(model)).retries
     report = acc.report()

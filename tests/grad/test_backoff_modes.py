@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import memtools
-from memtools.grad.backoff import BackOff
 from tests.grad.backoffcases import ROWS, Model, batch, loss_of
 from tests.kit.oominject import Inject
 
@@ -19,7 +18,6 @@ def made(undo: str, dtype: torch.dtype, **settings):
     model = Model().to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     acc = memtools.GradAccumulator(model, optimizer, 4, micro_batch_size=4, **settings)
-    acc._backoff = BackOff(acc, undo, 4)
     return acc, model
 
 
@@ -30,7 +28,7 @@ def run(inject, undo, dtype, sizes=((), ()), **settings):
     reports = []
     for i in range(2):
         what = {k: v.to(dtype) if v.is_floating_point() else v for k, v in batch(i).items()}
-        reports.append(acc._backoff.step(what, loss_of(model), sizes=sizes[i]))
+        reports.append(acc._get_back_off().step(what, loss_of(model), sizes=sizes[i]))
     bits = [t.detach().double().tolist() for t in model.state_dict().values()]
     return bits, [(r.norm, r.weight) for r in reports], acc
 

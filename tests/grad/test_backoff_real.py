@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 REAL = """
 import json, resource, sys, torch
 import memtools
-from memtools.grad.backoff import BackOff
 from tests.grad.backoffcases import sizes_of
 
 ROWS, WIDTH = 4096, 256
@@ -30,8 +29,8 @@ def made():
     parts = [torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Dropout(0.1)]
     model = torch.nn.Sequential(*parts * 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    backoff = BackOff(memtools.GradAccumulator(model, optimizer), undo)
-    return model, backoff, lambda micro: (model(micro).square().sum(), micro.numel())
+    acc = memtools.GradAccumulator(model, optimizer, undo=undo)
+    return model, acc._get_back_off(), lambda micro: (model(micro).square().sum(), micro.numel())
 
 def bits(model):
     return [p.detach().view(torch.int32).sum(dtype=torch.int64).item() for p in model.parameters()]

@@ -9,8 +9,7 @@ import torch
 
 import memtools
 from memtools.grad import backoff
-from memtools.grad.backoff import THRASHING
-from memtools.grad.sizes import FIRST_WAIT
+from memtools.grad.backoff import FIRST_WAIT, THRASHING
 from tests.grad.backoffcases import batch, loss_of, made
 from tests.kit.oominject import Inject
 
@@ -93,7 +92,7 @@ def test_the_size_is_remembered_and_a_step_up_is_on_trial():
     assert (first.window, first.rows, first.next_rows, first.probing) == (0, 16, 8, False)
     assert (trial.window, trial.rows, trial.probing) == (FIRST_WAIT + 1, 16, True)
     assert acc.report().micro_batch_size == 8
-    assert acc._backoff.control.wait == 2 * FIRST_WAIT
+    assert acc._back_off.control.wait == 2 * FIRST_WAIT
 
 
 def test_the_report_says_the_rows_that_were_used():
@@ -165,7 +164,7 @@ def test_a_users_function_cuts_what_only_it_knows():
     report = acc.step(Graphs([10, 20, 10, 30, 5]), by_nodes(model, 30, tried), Graphs.split)
     assert tried == [[10, 20, 10], [10], [20], [10], [30], [5]]
     assert (report.weight, report.micro_batch_size) == (75, 20)
-    assert acc._backoff.control.size == 20
+    assert acc._back_off.control.size == 20
     assert [(r.rows, r.next_rows) for r in report.retries] == [(40, 20)]
 
 
@@ -312,7 +311,7 @@ def test_the_last_batch_of_a_loader_with_two_views_has_the_whole_batchs_gradient
     for one in torch.utils.data.DataLoader(data, batch_size=8):
         acc.step(one, loss_fn)
     assert tried == [(8, 8, 8), (4, 4, 4), (4, 4, 4), (2, 2, 2)]
-    acc._backoff.control.size = 1
+    acc._back_off.control.size = 1
     batch = torch.utils.data.default_collate(data[8:])
     acc.step(batch, loss_fn)
     assert tried[4:] == [(1, 1, 1), (1, 1, 1)]

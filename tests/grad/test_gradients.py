@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from memtools.grad import torch_ops
+from memtools.grad import gradients as grad_gradients
 from memtools.grad.gradients import Gradients, holding
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -131,17 +131,17 @@ def test_complex_gradients_count_with_their_absolute_value() -> None:
 
 
 def test_pieces_cover_a_gradient_that_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_ops, "PIECE", 100)
+    monkeypatch.setattr(grad_gradients, "PIECE", 100)
     for grad in (torch.randn(3, 250, 2), torch.randn(2, 7), torch.randn(11, 99)[:, ::2]):
-        sizes = [piece.numel() for piece in torch_ops._pieces(grad)]
+        sizes = [piece.numel() for piece in grad_gradients._pieces(grad)]
         assert sum(sizes) == grad.numel()
         assert max(sizes) <= 100
-        monkeypatch.setattr(torch_ops, "PIECE", 10)  # of which a row has more
-        pieces = list(torch_ops._pieces(grad))
+        monkeypatch.setattr(grad_gradients, "PIECE", 10)  # of which a row has more
+        pieces = list(grad_gradients._pieces(grad))
         assert max(piece.numel() for piece in pieces) <= 10
         assert sum(piece.numel() for piece in pieces) == grad.numel()
-        monkeypatch.setattr(torch_ops, "PIECE", 100)
-        assert torch_ops.host_sums(torch, grad).squares == pytest.approx(squares_of([grad]))
+        monkeypatch.setattr(grad_gradients, "PIECE", 100)
+        assert grad_gradients.host_sums(torch, grad).squares == pytest.approx(squares_of([grad]))
 
 
 # --- multiplying ----------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from memtools.grad import gradients as grad_gradients
-from memtools.grad import torch_ops
 from memtools.grad.gradients import Gradients, Measure
 from tests.grad.test_gradients import FLOATS, mixed, parameters_of, squares_of
 
@@ -39,7 +38,7 @@ def test_nothing_waits_for_the_device() -> None:
 
 def test_sums_are_those_of_python() -> None:
     grads = there(mixed(torch.randn(7, dtype=torch.complex64)))
-    found = torch_ops.device_sums(torch, grads)
+    found = grad_gradients.device_sums(torch, grads)
     assert float(found.squares) == pytest.approx(squares_of(grads), rel=1e-7)
     assert bool(found.finite)
 
@@ -47,7 +46,7 @@ def test_sums_are_those_of_python() -> None:
 @pytest.mark.parametrize("size", [1e25, 1e-25, 3e38])
 def test_sums_are_in_float64(size: float) -> None:
     grad = torch.randn(5_000).clamp(-1, 1) * size
-    found = torch_ops.device_sums(torch, [grad])
+    found = grad_gradients.device_sums(torch, [grad])
     assert float(found.squares) == pytest.approx(squares_of([grad]), rel=1e-7)
     assert bool(found.finite)
 
@@ -56,14 +55,15 @@ def test_sums_are_in_float64(size: float) -> None:
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_inf_and_nan_are_found(dtype: torch.dtype, value: float) -> None:
     grads = [torch.randn(5).to(dtype), torch.randn(5).to(dtype), torch.zeros(0, dtype=dtype)]
-    assert bool(torch_ops.device_sums(torch, grads).finite)
+    assert bool(grad_gradients.device_sums(torch, grads).finite)
     grads[1][3] = value
-    assert not bool(torch_ops.device_sums(torch, grads).finite)
+    assert not bool(grad_gradients.device_sums(torch, grads).finite)
 
 
 def test_large_float64_is_finite() -> None:
     large = torch.full((3,), 1e200, dtype=torch.float64)
-    assert bool(torch_ops.device_sums(torch, [large, torch.zeros(0, dtype=torch.float64)]).finite)
+    empty = torch.zeros(0, dtype=torch.float64)
+    assert bool(grad_gradients.device_sums(torch, [large, empty]).finite)
 
 
 @pytest.mark.parametrize("limit", [math.inf, 0.25])
@@ -71,7 +71,7 @@ def test_large_float64_is_finite() -> None:
 def test_factor_is_not_rounded_to_16_bits(factor: float | torch.Tensor, limit: float) -> None:
     grads = there(mixed())
     wanted = [(exact(g) * 0.3).clamp(-limit, limit).to(g.dtype) for g in grads]
-    torch_ops.device_multiply(torch, grads, factor, limit)
+    grad_gradients.device_multiply(torch, grads, factor, limit)
     assert all(map(torch.equal, grads, wanted))
 
 
@@ -92,17 +92,17 @@ def test_bad_elements_are_counted_when_they_are_asked_for(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Gradients, "bad", counting)
     monkeypatch.setattr(grad_gradients, "_by_device", lambda left: {torch.device("cpu"): grads})
-    found = gradients._with_devices(torch, Measure(0.0, 3), [])
+    found = gradients._with_devices(torch, Measure(0.0, 3, True), [])
     assert isinstance(found.finite, torch.Tensor)
     assert not bool(found.finite)
     assert counted == []
     assert (found.infs, found.nans, found.first_bad) == (2, 1, "b")
     grads[1][1] = grads[2][0] = grads[2][1] = 1.0
-    beside = gradients._with_devices(torch, Measure(5.0, 1), [])
+    beside = gradients._with_devices(torch, Measure(5.0, 1, True), [])
     assert float(beside.sum_squares) == 5 + 3 + 2 + 2
     assert bool(beside.finite)
     assert not bool(gradients._with_devices(torch, Measure(5.0, 1, finite=False), []).finite)
-    again = gradients._with_devices(torch, Measure(0.0, 3), [])
+    again = gradients._with_devices(torch, Measure(0.0, 3, True), [])
     assert (again.infs, again.nans, again.first_bad) == (0, 0, None)
     assert counted == [1]
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from memtools.grad.gradients import Gradients
 from memtools.grad.ranks import Ranks, find_ranks
-from memtools.grad.window import Window
 from tests.grad.gradrankcases import Net, counts, data, reference, windows_of
 from tests.kit.ranks import run_ranks
 
@@ -177,18 +174,14 @@ def test_one_process_agrees_with_itself():
     ranks = find_ranks(model, list(model.parameters()))
     assert type(ranks) is Ranks
     assert (ranks.world, ranks.rank, ranks.no_retry) == (1, 0, "")
-    window = Window()
-    window.begin(4, 8.0, 1.0)
-    window.add(8.0)
-    window.count = 1
-    reduced = ranks.reduce(Gradients(model.parameters()), window, flushing=True)
-    assert (reduced.weight, reduced.counts, reduced.divided) == (8.0, (1,), 1.0)
-    assert reduced.finished
-    assert reduced.guess == window.guess
-    with ranks.forward(True), pytest.raises(TypeError, match="sparse"):
-        ranks.reduce(Gradients(model.parameters()), window, problem=TypeError("sparse"))
-    measure = SimpleNamespace()
-    assert ranks.measure(measure) is measure
+    assert (ranks.reduces, ranks.sharded, ranks.surrounds, ranks.finished) == (
+        False,
+        False,
+        False,
+        True,
+    )
+    with ranks.forward(True):
+        pass
     ranks.fail(MemoryError())
     assert (ranks.guess(0.5), ranks.agree("full")) == (0.5, "full")
 

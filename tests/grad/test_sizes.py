@@ -8,25 +8,25 @@ import math
 
 import pytest
 
-from memtools.grad.sizes import FIRST_WAIT, LONGEST_WAIT, PROVEN, SizeControl
+from memtools.grad.backoff import FIRST_WAIT, LONGEST_WAIT, PROVEN, SizeControl
 
 BATCH = 64
 
 
 def window(control: SizeControl, fits: float, batch: int = BATCH) -> list[int]:
     """One window on a machine that `fits` so many rows; the sizes that were tried."""
-    control.begin_window()
     tried, left, size = [], batch, control.size
+    used = lowest = 0
     while left:
         rows = int(min(size, left))
         tried.append(rows)
         if rows > fits:
             size = (rows + 1) // 2
-            control.failed(size)
+            lowest = size
             continue
-        control.used(rows)
+        used = max(used, rows)
         left -= rows
-    control.end_window(batch)
+    control.end_window(batch, used, lowest)
     return tried
 
 
@@ -106,14 +106,6 @@ def test_short_batches_prove_nothing_about_a_larger_size():
     for _ in range(50):
         window(control, math.inf, batch=4)
     assert (control.size, control.good) == (8, 0)
-
-
-def test_a_window_that_came_to_no_end_counts_for_nothing():
-    control = SizeControl(16)
-    control.failed(8)
-    control.begin_window()
-    window(control, math.inf)
-    assert control.size == 16
 
 
 def test_a_state_goes_on_as_the_original():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -319,10 +320,13 @@ def test_auto_spends_less_than_a_tenth_of_the_memory(monkeypatch, memory, name):
 
 def test_the_hosts_memory_is_the_lowest_of_its_limits(monkeypatch):
     class Host:
-        cgroup_limit, total = None, 1 << 40
+        cgroup_limit, total = -1, 1 << 40
 
-    monkeypatch.setattr(grad_undo, "host_memory", lambda: Host)
+    probe = SimpleNamespace(read=lambda: Host)
+    monkeypatch.setattr(grad_undo, "_core", SimpleNamespace(Probe=lambda: probe))
     monkeypatch.setattr(grad_undo.resource, "getrlimit", lambda which: (-1, -1))
+    assert grad_undo.memory_of(torch.device("cpu")) == 1 << 40
+    Host.cgroup_limit = None
     assert grad_undo.memory_of(torch.device("cpu")) == 1 << 40
     Host.cgroup_limit = 1 << 32
     assert grad_undo.memory_of(torch.device("cpu")) == 1 << 32
@@ -332,8 +336,9 @@ def test_the_hosts_memory_is_the_lowest_of_its_limits(monkeypatch):
 
 def test_what_was_put_back_is_said():
     model = nn.BatchNorm1d(4)
-    undo = Undo(Redo(list(model.parameters())))
-    undo.begin_window(model)
+    parameters = list(model.parameters())
+    undo = Undo("redo", parameters)
+    undo.begin_window(model, parameters)
     undo.begin()
     assert undo.back(backward=True)
     assert undo.in_words(True) == "random numbers, 3 buffers, gradients (redo)"

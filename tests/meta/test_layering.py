@@ -122,62 +122,17 @@ BROKEN = {
     ("csrc/py/tensor/one.h", "csrc/core/gate/rows.h"): (
         "A tensor is read as the view of rows that the gate history copies from."
     ),
-    ("memtools/cleanup/callbacks.py", "memtools.monitor.guards"): (
-        "How a callback's arguments are counted is written in the monitor's guards."
-    ),
-    ("memtools/cleanup/engine.py", "memtools.monitor.log"): (
-        "A policy writes its warnings through the monitor's log and asks it whose call it is."
-    ),
-    ("memtools/cleanup/events.py", "memtools.monitor.run"): (
-        "A policy tells running monitors by their list, not by a registry in _base."
-    ),
-    ("memtools/cleanup/generation.py", "memtools.monitor.phases"): (
-        "generation opens a phase in every monitor that runs."
-    ),
-    ("memtools/cleanup/generation.py", "memtools.monitor.run"): (
-        "generation finds the monitors that run by their list, not by a registry in _base."
-    ),
     ("memtools/grad/kept_graph.py", "memtools._census.graphs"): (
         "After a failed pass the back-off asks the census which graphs are still held."
     ),
     ("memtools/grad/kept_graph.py", "memtools._census.holders"): (
         "After a failed pass the back-off asks the census who holds them."
     ),
-    ("memtools/grad/owner.py", "memtools.monitor.log"): (
-        "Which line of the program called is found by a function of the monitor's log."
-    ),
-    ("memtools/grad/undo.py", "memtools.monitor.host"): (
-        "Whether a copy fits is asked of the host's memory, which the monitor reads."
-    ),
     ("memtools/record/growth.py", "memtools.leak.detector"): (
         "The growth of a record is judged by the leak test over the record's own series."
     ),
     ("memtools/record/verdict.py", "memtools.leak.detector"): (
         "The verdict about a record uses the leak test's measure of what matters."
-    ),
-    ("memtools/cleanup/gcstate.py", "atexit.register"): (
-        "The collector is given back at the process's end by a handler of this file."
-    ),
-    ("memtools/cleanup/gcstate.py", "os.register_at_fork"): (
-        "A forked child forgets by a handler of this file what its parent took over."
-    ),
-    ("memtools/cleanup/life.py", "os.register_at_fork"): (
-        "A forked child stops its parent's policies by a handler of this file."
-    ),
-    ("memtools/export/prometheus.py", "os.register_at_fork"): (
-        "A forked child closes its parent's servers by a handler of this file."
-    ),
-    ("memtools/gate/aux_loss.py", "os.register_at_fork"): (
-        "A forked child is counted by a handler of this file."
-    ),
-    ("memtools/monitor/inprocess.py", "atexit.register"): (
-        "memtools run ends its monitor by a handler of this file."
-    ),
-    ("memtools/monitor/run.py", "atexit.register"): (
-        "Monitors that still run are ended by a handler of this file."
-    ),
-    ("memtools/monitor/run.py", "os.register_at_fork"): (
-        "A forked child lets go of its parent's monitors by a handler of this file."
     ),
 }
 
@@ -672,12 +627,15 @@ def test_the_project_has_files_in_every_layer() -> None:
     assert {layer_of(path) for path in C} == LAYERS
 
 
+HOMES = {name: home.removeprefix("memtools.") for name, home in memtools._HOMES.items()}
+
+
 def breaches_of_rooms() -> Iterator[tuple[str, str]]:
     for path, text in C.items():
         yield from room_breaches(path, text, set(ALL_C))
     for path, text in PACKAGE.items():
         if path != "memtools/cli/boot/sitecustomize.py":  # is no module of the package
-            yield from arrow_breaches(path, text, MODULES_OF_PACKAGE, memtools._LATER)
+            yield from arrow_breaches(path, text, MODULES_OF_PACKAGE, HOMES)
             yield from handler_breaches(path, text)
 
 

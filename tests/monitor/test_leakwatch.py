@@ -15,6 +15,7 @@ from memtools._census.holders import Holder
 from memtools.monitor import leakwatch
 from memtools.monitor.leakwatch import FillVerdict, LeakWatch, Signal, Suspicion, suspects
 from memtools.monitor.log import Log
+from memtools.record import kinds
 
 MIB, GIB = 2**20, 2**30
 
@@ -40,8 +41,8 @@ class Events:
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
 
-    def event(self, kind: str, text: str, **_: object) -> None:
-        self.told.append((kind, text))
+    def event(self, kind: str, body: str | bytes, **_: object) -> None:
+        self.told.append((kind, body if isinstance(body, str) else kinds.read(kind, body)[1]))
 
 
 class Limits:

@@ -85,8 +85,8 @@ def test_tiers_largest_block_and_phase_are_recorded_before_the_exception(cuda, o
     with monitor.phase("train"), monitor.phase("forward"), pytest.raises(torch.OutOfMemoryError):
         cuda.fail()
     assert events(monitor, "oom") == [
-        "cuda:0: no 3.0 GiB: allocated 70.0 GiB, reserved 75.0 GiB, free 512.0 MiB of 79.0 GiB; "
-        "largest free block 1.0 GiB; in phase forward"
+        "cuda:0: no 3.00 GiB: allocated 70.0 GiB, reserved 75.0 GiB, free 512.0 MiB of 79.0 GiB; "
+        "largest free block 1.00 GiB; in phase forward"
     ]
 
 
@@ -104,7 +104,7 @@ def test_the_biggest_holders_are_named(cuda, observer, monitor, monkeypatch):
     buffer = Buffer()
     buffer.kept = pages_never_touched(40, 4093)
     (line, *more) = oom.holder_lines("cpu")
-    assert line == "40 [4111, 4093] float32 tensors, 2.5 GiB, most held by list Buffer.kept"
+    assert line == "40 [4111, 4093] float32 tensors, 2.51 GiB, most held by list Buffer.kept"
     assert len(more) <= oom.GROUPS - 1
     assert list(oom.holder_lines("cuda:0")) == []
 
@@ -123,7 +123,7 @@ def test_holders_go_into_the_record(cuda, observer, monitor, monkeypatch):
 def test_a_slow_census_is_not_followed_by_passes_that_take_ten_times_as_long(monkeypatch):
     kept = pages_never_touched(40, 4091)
     monkeypatch.setattr(oom, "SLOW_CENSUS", 0.0)
-    assert next(oom.holder_lines("cpu")) == "40 [4111, 4091] float32 tensors, 2.5 GiB"
+    assert next(oom.holder_lines("cpu")) == "40 [4111, 4091] float32 tensors, 2.51 GiB"
     assert len(kept) == 40
 
 
@@ -169,7 +169,7 @@ def test_many_failures_are_one_event_a_second_with_their_number(
         with pytest.raises(torch.OutOfMemoryError):
             cuda.fail()
     found = events(monitor, "oom")
-    assert [text.partition("largest free block 1.0 GiB")[2] for text in found] == [
+    assert [text.partition("largest free block 1.00 GiB")[2] for text in found] == [
         "", "; 2 more before", "", ""
     ]  # fmt: skip
     assert len(looks) == 2

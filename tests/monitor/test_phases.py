@@ -208,7 +208,7 @@ def test_coroutines_and_asynchronous_generators() -> None:
 
 @pytest.mark.parametrize("what", [Model, 3, None])
 def test_what_cannot_be_decorated(what: Any) -> None:
-    with pytest.raises(TypeError, match=r"phase\('x'\) decorates a function or a method, got"):
+    with pytest.raises(TypeError, match=r"phase\('x'\) decorates functions and methods, got"):
         monitor().phase("x")(what)
 
 

@@ -1,5 +1,5 @@
 """The probe on this machine against psutil, another reader of the same kernel; peaks, forks and
-children; made-up control groups against doctor's own reading of them."""
+children; made-up control groups against a plain model of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import memtools
 from memtools import _core
 from memtools.cli import monitor
-from memtools.cli.system import cgroup_facts
+from memtools.cli.system import host_memory
 from tests.kit.ownprocess import in_own_process
 
 MIB = 2**20
@@ -231,8 +231,10 @@ LEVELS = {"v1": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
           "v2": ("memory.max", "memory.current")}  # fmt: skip
 
 
-def grow_groups(root: Path, rng: random.Random) -> None:
-    """A host with control groups of either version, with limits, gaps and dirt."""
+def grow_groups(root: Path, rng: random.Random) -> int | None:
+    """A host with control groups of either version, with limits, gaps and dirt. Returns the lowest
+    limit over the group and its ancestors up to the mount, -1 without one, None where it cannot be
+    seen or read."""
     version = rng.choice(["v1", "v2"])
     top = rng.choice(["/", "/a"])
     path = rng.choice(["/a", "/a/b", "/a/b/c", "/x", "/", "/../a"])
@@ -241,7 +243,7 @@ def grow_groups(root: Path, rng: random.Random) -> None:
     number = "4:memory" if version == "v1" else "0:"
     (root / "proc/self/cgroup").write_text(f"9:pids:/z\n{number}:{path}\n")
     (root / "proc/self/mountinfo").write_text(f"1 2 0:3 {top} /cg rw - {kind}\n")
-    directory = root / "cg"
+    directory, stated = root / "cg", {}
     for name in ["", "a", "b", "c"]:
         directory = directory / name
         if rng.random() < 0.1:
@@ -251,23 +253,37 @@ def grow_groups(root: Path, rng: random.Random) -> None:
         limit = rng.choice(says if rng.random() < 0.3 else ["8192", "9999999", "4096"])
         if limit == "max" and version == "v1":
             limit = "9223372036854771712"
+        stated[directory] = "" if version == "v1" else "max"  # as if there were no file
         if rng.random() < 0.9:
             (directory / LEVELS[version][0]).write_text(limit + rng.choice(["", "\n"]))
+            stated[directory] = limit
         (directory / LEVELS[version][1]).write_text("100\n")
         (directory / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 1\n")
+    below = [part for part in top.split("/") if part]
+    parts = [part for part in path.split("/") if part]
+    if parts[: len(below)] != below or ".." in parts:
+        return None
+    group = (root / "cg").joinpath(*parts[len(below) :])
+    levels = [level for level in (group, *group.parents) if level.is_relative_to(root / "cg")]
+    says_all = [stated.get(level) for level in levels]
+    if None in says_all or any(says in ("", "lots", "-5") for says in says_all):
+        return None
+    if version == "v1" and "max" in says_all:
+        return None
+    numbers = [int(says) for says in says_all if says is not None and says.isdecimal()]
+    return min((number for number in numbers if number < 2**62), default=-1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(200))
-def test_limits_agree_with_doctors_reading(seed: int, tmp_path: Path) -> None:
-    grow_groups(tmp_path, random.Random(seed))
-    facts = cgroup_facts(tmp_path)["memory_limit_bytes"]
-    limit = _core.Probe(str(tmp_path)).source()[1]
-    wanted = -1 if facts.text == "unlimited" else facts.value
-    # A number below zero is no limit to doctor's reader; the probe takes it for dirt.
-    negative = any("-5" in p.read_text() for p in (tmp_path / "cg").rglob(LEVELS["v2"][0]))
-    negative |= any("-5" in p.read_text() for p in (tmp_path / "cg").rglob(LEVELS["v1"][0]))
-    assert limit == wanted or (negative and limit is None)
+def test_limits_agree_with_a_plain_model_and_doctor_says_the_same(
+    seed: int, tmp_path: Path
+) -> None:
+    limit = grow_groups(tmp_path, random.Random(seed))
+    assert _core.Probe(str(tmp_path)).source()[1] == limit
+    fact = host_memory(tmp_path)["memory_limit_bytes"]
+    assert fact.value == (None if limit == -1 else limit)
+    assert (fact.text == "unlimited") == (limit == -1)
 
 
 def plant_limit(root: Path, limit: str) -> None:
@@ -298,9 +314,8 @@ def test_host_memory_tells_the_containers_limit(tmp_path: Path) -> None:
     memory = memtools.host_memory(str(tmp_path))
     assert (memory.cgroup_limit, memory.percent) == (None, 75.0)
     assert memory.limit_source == "no cgroup limit; machine 4.0 MiB"
-    facts = monitor.monitor_facts(tmp_path)
-    assert facts["peak_reset"].value is False
-    assert facts["pressure_readings"].value is False
+    assert monitor.monitor_facts(tmp_path)["peak_reset"].value is False
+    assert host_memory(tmp_path)["pressure_readings"].value is False
 
 
 def test_host_memory_keeps_its_files_and_a_forked_child_reads_its_own() -> None:

@@ -185,7 +185,7 @@ def test_workers_and_a_given_limit_have_lines_of_their_own() -> None:
     assert host_lines(tiers, (500 * MIB, True), 700 * MIB) == [
         "  Process: 400.0 MiB, peak 500.0 MiB",
         "  Workers: 200.0 MiB",
-        "  Limit: 600.0 MiB of 1.0 GiB used (58.6%), peak 700.0 MiB",
+        "  Limit: 600.0 MiB of 1.00 GiB used (58.6%), peak 700.0 MiB",
     ]
     assert memory_stats(tiers, [])["cpu_memory_process_gb"] == 400 / 1024
     assert "CPU: 0.39 GB" in format_stats(memory_stats(tiers, []))

@@ -10,7 +10,7 @@ import pytest
 
 import memtools
 from memtools import _core
-from memtools._base.text import size
+from memtools._base.size import format_bytes
 from memtools.report import write_report
 from tests.pages.chromium import Browser, browser
 from tests.report.reportcases import HOSTILE, MIB, write
@@ -96,7 +96,9 @@ def test_the_figures_below_the_chart_are_the_peaks(chrome, page, record):
     chrome.open(page, 1400)
     keys = "[...document.querySelector('.legend').children].map(b => b.innerText.split('\\n'))"
     found = dict(chrome.value(keys))
-    values = {name: size(max(record.samples.values[name])) for name in ("rss", "cgroup_used")}
+    values = {
+        name: format_bytes(max(record.samples.values[name])) for name in ("rss", "cgroup_used")
+    }
     assert found["Resident"] == values["rss"]
     assert found["Control group"] == values["cgroup_used"]
 
@@ -166,4 +168,5 @@ def test_ten_million_samples_fit_into_two_mebibytes(chrome, tmp_path, capsys):
     assert "3.00 GiB" in chrome.value("document.querySelector('.legend').innerText")
     ready = chrome.value("document.documentElement.dataset.ready")
     with capsys.disabled():
-        print(f"\n10,200,001 samples: {size(out.stat().st_size)}, drawn {ready} ms after opening")
+        size = format_bytes(out.stat().st_size)
+        print(f"\n10,200,001 samples: {size}, drawn {ready} ms after opening")

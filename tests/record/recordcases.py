@@ -94,6 +94,8 @@ CASES: dict[str, list[Case]] = {
     ],
     "RecordWriter.event": [
         lambda: WRITER.event("k", "t" * 300, step=2**40, time_ns=3, duration_ns=7),
+        lambda: WRITER.event("k", b"t" * 65536),
+        lambda: refused(ValueError, lambda: WRITER.event("k", b"t" * 65537)),
         lambda: refused(ValueError, lambda: WRITER.event("k", "\0")),
         lambda: refused(UnicodeEncodeError, lambda: WRITER.event("k", "\ud800")),
         lambda: refused(ValueError, lambda: WRITER.event("k", "t", step=-1)),

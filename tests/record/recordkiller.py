@@ -25,12 +25,13 @@ def value(k: int, column: int) -> int | None:
 
 def write_for_ever(path: str, ready: int) -> None:
     names = [f"c{i}" for i in range(COLUMNS)]
-    writer = _core.RecordWriter(path, names, rows=50, buckets=8, events=7, phases=2)
+    writer = _core.RecordWriter(path, names, rows=50, buckets=8, events=7, phases=2, payloads=2048)
     os.write(ready, b"x")
     k = 0
     while True:
         writer.append(k, [value(k, c) for c in range(COLUMNS)])
-        writer.event("k", f"event {k} " + "-" * (k % 100), step=k, time_ns=k)
+        text = f"event {k} " + "-" * (k % 100)
+        writer.event("k", (5 * text).encode() if k % 2 else text, step=k, time_ns=k)
         writer.phase("round", k, k)
         k += 1
 
@@ -55,7 +56,8 @@ def wrong(record: Record) -> str | None:
             return f"bucket {i}: {found}"
         start += count
     for event in record.events:
-        if event.text != f"event {event.step} " + "-" * (event.time_ns % 100):
+        text = f"event {event.step} " + "-" * (event.time_ns % 100)
+        if event.text != (5 * text if event.time_ns % 2 else text):
             return f"event {event}"
     for phase in record.phases:
         if round(phase.seconds * 1e9) != sum(range(phase.count)):

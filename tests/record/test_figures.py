@@ -13,8 +13,7 @@ import pytest
 import memtools
 from memtools import _core, cli
 from memtools._base.size import exact_bytes, format_bytes
-from memtools._base.text import size
-from memtools.cli.frame import look
+from memtools.cli.frame import frame_of
 from memtools.monitor.host import process_limits
 from memtools.record.figures import Figures, figures_of
 from memtools.record.summary import Summary
@@ -60,6 +59,9 @@ def data(record: memtools.Record, capsys: pytest.CaptureFixture[str]) -> dict[st
     frame = json.loads(capsys.readouterr().out)
     assert cli.main(["explain", "--json", record.path]) == 0
     explained = json.loads(capsys.readouterr().out)
+    page = str(Path(record.path).with_suffix(".html"))
+    assert cli.main(["report", "--json", "-o", page, record.path]) == 0
+    (reported,) = json.loads(capsys.readouterr().out)["records"]
     out = io.StringIO()
     record.to_jsonl(out)
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
@@ -68,6 +70,7 @@ def data(record: memtools.Record, capsys: pytest.CaptureFixture[str]) -> dict[st
     record.to_chrome_trace(trace)
     del explained["advice"]  # which is explain's alone
     assert json.loads(trace.getvalue())["otherData"] == explained
+    assert {frame["used"]} == {one["used"]["last_bytes"] for one in (explained, exported, reported)}
     found = {
         "run": {
             "process": summary["peak_bytes"],
@@ -95,7 +98,7 @@ def data(record: memtools.Record, capsys: pytest.CaptureFixture[str]) -> dict[st
             "machine": (frame["machine"] or {}).get("peak_bytes"),
         },
     }
-    for name, one in (("explain", explained), ("export", exported)):
+    for name, one in (("explain", explained), ("export", exported), ("report", reported)):
         found[name] = {
             "process": one["process"]["peak_bytes"],
             "together": one["peak_with_workers_bytes"],
@@ -117,7 +120,7 @@ def test_what_is_not_known_is_told_alike(tmp_path: Path) -> None:
     with _core.RecordWriter(path, ["x"]) as writer:
         writer.event("end", "exit: killed by SIGTERM")
     summary = Summary.of_record(path).as_json()
-    frame = look(memtools.read_record(path)).as_json()
+    frame = frame_of(memtools.read_record(path)).as_json()
     names = {
         "peak_bytes": "peak", "peak_with_workers_bytes": "peak_with_workers",
         "used_peak_bytes": "used_peak", "limit_bytes": "limit", "limit_source": "limit_source",
@@ -145,8 +148,11 @@ def test_run_watch_explain_report_and_export_say_the_same(case, tmp_path, capsys
     assert growth.since is not None
     assert growth.since <= 20
     for name, text in told(record, capsys).items():
-        peaks = [size(use.peak_bytes) for use in parties(figures)]
-        for words in [*peaks, f"+{size(growth.rate_bytes)}/step", str(figures.verdict.forecast)]:
+        sizes = [use.peak_bytes for use in parties(figures)]
+        if figures.used is not None and figures.used.source != "machine":
+            sizes += [figures.used.peak_bytes, figures.used.limit_bytes or 0]
+        growing = [f"+{format_bytes(growth.rate_bytes)}/step", str(figures.verdict.forecast)]
+        for words in [*map(format_bytes, sizes), *growing]:
             assert words in text, (name, words)
     first, *others = data(record, capsys).values()
     for other in others:
@@ -168,7 +174,7 @@ def test_the_process_its_workers_and_the_machine_have_three_names(tmp_path):
     peak = (100 + 100) * MIB + 699 * 65536 + 80 * MIB
     assert figures.together.peak_bytes == peak
     assert figures.peaks() == (
-        f"peak: the process 260.0 MiB; its workers 80.0 MiB; together {size(peak)}; "
+        f"peak: the process 260.0 MiB; its workers 80.0 MiB; together {format_bytes(peak)}; "
         "the machine 14.2 of 24.0 GiB (59 %)"
     )
     assert "it used" not in figures.headline()
@@ -221,7 +227,9 @@ def test_a_peak_counts_each_page_once_where_the_record_knows(tmp_path):
 
 
 def test_sizes_are_never_1024_of_a_unit():
-    cases = {2**20 - 1: "1.0 MiB", 1023: "1023 B", 2**10 - 0.4: "1.0 KiB", 2**30 - 1: "1.0 GiB"}
+    cases = {2**20 - 1: "1.0 MiB", 1023: "1023 B", 2**10 - 0.4: "1.0 KiB", 2**30 - 1: "1.00 GiB",
+             1536 * MIB: "1.50 GiB", 10 * GIB - 1: "10.0 GiB", 2**40 - 1: "1.00 TiB",
+             5000 * GIB: "4.88 TiB"}  # fmt: skip
     assert {n: format_bytes(n) for n in cases} == cases
     assert [exact_bytes(n) for n in (3 * GIB, 5 * MIB, 1025)] == ["3 GiB", "5 MiB", "1025 B"]
 

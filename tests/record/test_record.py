@@ -24,7 +24,7 @@ from memtools import _core
 from memtools.record.record import UNKNOWN
 
 PROJECT = Path(__file__).resolve().parents[2]
-SMALL = {"rows": 8, "buckets": 4, "events": 4, "phases": 3}
+SMALL = {"rows": 8, "buckets": 4, "events": 4, "phases": 3, "payloads": 4096}
 COLUMNS = [("rss", "B"), "psi"]
 
 
@@ -89,7 +89,7 @@ def test_its_text_is_for_people(path):
     text = str(written(path))
     assert "complete" in text
     assert "rss: 0 B to 19.0 MiB, last 19.0 MiB" in text
-    assert "phase train: 2 times, 2.000 s, peak 1.0 GiB" in text
+    assert "phase train: 2 times, 2.000 s, peak 1.00 GiB" in text
     assert "2 events, the last: train" in text
     assert len(text.splitlines()) == 8
 
@@ -150,8 +150,8 @@ def test_every_truncation_and_other_files_are_refused(path):
         Path(path).write_bytes(data[:n])
         with pytest.raises(ValueError, match="record"):
             memtools.read_record(path)
-    Path(path).write_bytes(data[:8] + b"\2" + data[9:])
-    with pytest.raises(ValueError, match=r"later version .*\(2\), this memtools reads 1; upgrade"):
+    Path(path).write_bytes(data[:8] + b"\3" + data[9:])
+    with pytest.raises(ValueError, match=r"later version .*\(3\), this memtools reads 2; upgrade"):
         memtools.read_record(path)
 
 
@@ -165,6 +165,9 @@ REFUSED = [
     (lambda w: w.event("a\0", "b"), ValueError, "zero byte"),
     (lambda w: w.event(1, "b"), TypeError, "kind is a str"),
     (lambda w: w.event("a", "b", step=-1), ValueError, "step is 0 to"),
+    (lambda w: w.event("a", bytearray(3)), TypeError, "text is a str, not bytearray"),
+    (lambda w: w.event("a", bytes(4097)), ValueError, "payload of 4097 bytes.* at most 4096"),
+    (lambda w: w.event("a", b"", step=-1), ValueError, "step is 0 to"),
     (lambda w: w.phase("", 1), ValueError, "needs a name"),
     (lambda w: w.phase("x", -1), ValueError, "duration_ns is 0 to"),
 ]

@@ -11,7 +11,8 @@ import pytest
 
 import memtools
 from memtools import _core, cli
-from memtools._base.text import duration, percent, shown, size
+from memtools._base.size import format_bytes
+from memtools._base.text import duration, percent, shown
 from memtools.record.events import cleanup
 from memtools.record.figures import figures_of, plain
 from memtools.report.advice import advise
@@ -42,7 +43,7 @@ def test_durations_sizes_and_shares_are_short_and_have_units():
              59.96: "1 min 00 s", 200: "3 min 20 s", 3599.6: "1 h 00 min", 14700: "4 h 05 min",
              1e6: "11 d 14 h"}  # fmt: skip
     assert {seconds: duration(seconds) for seconds in cases} == cases
-    assert [size(n) for n in (0, 2**20, 1536 * MIB, 12 << 30)] == [
+    assert [format_bytes(n) for n in (0, 2**20, 1536 * MIB, 12 << 30)] == [
         "0 B", "1.0 MiB", "1.50 GiB", "12.0 GiB"]  # fmt: skip
     assert [percent(n, 1000) for n in (0, 5, 500, 996, 1000, 2200)] == [
         "0 %", "0.5 %", "50 %", "99.6 %", "100 %", "220 %"]  # fmt: skip

@@ -1,12 +1,16 @@
-/* backoff.c -- what actions of a policy cost and freed: verdicts, and the back-off by them. */
+/* backoff.c -- what actions of a policy cost and freed: verdicts, and the back-off by them.
+ *
+ *   mt_policy_done ──► pending, a bit in `waiting` ──► mt_policy_judge ──► paid: back-off ends
+ *                      at once, or 4 ticks later            └─► not paid: the budget bears its cost;
+ *                      where it may grow back                   twice in a row: back-off doubles */
 #include "cleanup/private.h"
 
 #include <assert.h>
 
 enum {
-    LATER = 4, /* ticks after which what may grow back is judged */
-    UNPAID_ROW = 2,
-    PAYS = 100, /* one part in so many */
+    LATER = 4,      /* ticks after which what may grow back is judged */
+    UNPAID_ROW = 2, /* times in a row that an action may not pay before it is backed off */
+    PAYS = 100,     /* an action pays that frees one part in so many */
 };
 
 static bool
@@ -37,9 +41,10 @@ judge(mt_policy *p, mt_policy_action *a, bool paid, uint64_t ns)
     p->unpaid_ns += ns;
     if (++a->unpaid_row >= UNPAID_ROW)
         set_backoff(p, a, a->backoff < MT_POLICY_BACKOFF ? 2 * a->backoff : a->backoff);
+    assert(a->backoff >= 1 && a->backoff <= MT_POLICY_BACKOFF);
 }
 
-/* Of what was freed, what has not been taken again; all where that is unknown. */
+/* The part of the freed bytes that has not been taken again; all of them where that is unknown. */
 static uint64_t
 still_away(uint64_t freed, uint64_t then, uint64_t now)
 {
@@ -56,6 +61,7 @@ mt_policy_judge(mt_policy *p, unsigned i, mt_policy_level now)
     uint64_t host = still_away(was->host_freed, was->after.host, now.host);
     uint64_t device = still_away(was->device_freed, was->after.device, now.device);
 
+    assert(i < MT_POLICY_ACTIONS && p->waiting >> i & 1);
     p->waiting &= ~(1u << i);
     judge(p, a, pays(host, was->host_total) || pays(device, was->device_total), was->ns);
 }
@@ -92,8 +98,8 @@ add_up(mt_policy_action *a, uint64_t now, const mt_policy_result *r)
     a->device_freed += freed(r->device_before, r->device_after);
 }
 
-/* One that still waits from the last time is judged by where this one began: nothing may have been
- * decided in between. */
+/* An action that still waits from the last time is judged first, by what the process held when this
+ * run of it began: no decision may have come in between. */
 void
 mt_policy_done(mt_policy *p, unsigned action, uint64_t now, const mt_policy_result *r,
                const mt_policy_level *level)

@@ -1,3 +1,23 @@
+/* policy.c -- ticks, cadences and decisions of a policy.
+ *
+ * How this file works. A tick only adds to its clock and compares it with next[clock], the tick
+ * from which there is something to decide. All the rest serves to have that number right:
+ *
+ *   cadence[clock]   the first tick at which any action is due by a cadence; due[clock] of an
+ *                    action is a multiple of `every` x back-off (find_cadence, mt_policy_move_due)
+ *   pace[clock].at   the tick of the next look at memory, about 50 ms away: looks are due by time,
+ *                    but a tick reads no clock, so the pace of the last ticks says how many of them
+ *                    50 ms are (set_pace)
+ *   judged_at()      the tick at which an action that was done is to be judged
+ *   aim()            takes the least of these as next[clock], after whatever has changed one
+ *
+ * A decision (mt_policy_decide) first looks at memory if something was read: it judges actions that
+ * wait for it, then asks for those whose triggers hold. Then it asks for the actions whose cadence
+ * is due and affordable, and moves their due ticks on. What was asked for stays asked for until
+ * mt_policy_done (backoff.c).
+ *
+ * Where decisions are `together`, all ranks decide at the same multiples of clock 0. next[] then
+ * depends on that count alone and not on what this rank has read, so aim() leaves it alone. */
 #include "cleanup/policy.h"
 
 #include <assert.h>
@@ -10,8 +30,8 @@
 #define LOOK_NS 50000000ull
 
 enum {
-    LOOK_MOST = 256, /* ticks from one look to the next */
-    HEAP_SHARE = 4000,
+    LOOK_MOST = 256,   /* ticks from one look to the next */
+    HEAP_SHARE = 4000, /* times what reading the heap took, it is not read again */
     LOOK = MT_READ_RSS | MT_READ_CGROUP | MT_READ_SYSTEM | MT_READ_DEVICES,
 };
 
@@ -52,7 +72,7 @@ judged_at(const mt_policy *p, unsigned clock)
     return first;
 }
 
-/* Where decisions are together, only these set when the next one is. */
+/* Sets the tick of the next decision, but where ranks decide together: see above. */
 static void
 aim(mt_policy *p, unsigned clock)
 {
@@ -161,7 +181,7 @@ mt_policy_rule_set(mt_policy *p, unsigned action, const mt_policy_rule *rule)
     mt_policy_action *a = &p->action[action];
     bool looked = p->triggers != 0;
 
-    assert(action < MT_POLICY_ACTIONS);
+    assert(action < MT_POLICY_ACTIONS && rule->triggers < MT_WHEN_DUE);
     a->rule = *rule;
     for (unsigned c = 0; c < MT_POLICY_CLOCKS; c++) {
         assert(rule->every[c] <= MT_POLICY_EVERY);
@@ -179,7 +199,8 @@ mt_policy_rule_set(mt_policy *p, unsigned action, const mt_policy_rule *rule)
 
 /* --- what to read ----------------------------------------------------------------------------- */
 
-/* Every 50 ms, whichever clocks tick; half of it is near enough, as a tick is when it is. */
+/* A look is due every 50 ms, whichever clocks tick. Half of that is near enough, because a decision
+ * can only come with a tick. */
 static bool
 is_look_due(const mt_policy *p, unsigned clock, uint64_t now)
 {
@@ -199,7 +220,7 @@ is_cadence_due(const mt_policy *p, const mt_policy_action *a, unsigned clock)
     return due;
 }
 
-/* 4 ticks are over, or the action is due again. */
+/* True for an action that waits, where its 4 ticks are over or it is due again. */
 static bool
 is_judged_now(const mt_policy *p, unsigned i, unsigned clock)
 {
@@ -242,7 +263,7 @@ ask(mt_policy *p, unsigned i, unsigned why)
     p->asked |= 1u << i;
 }
 
-/* Whether this cadence may be kept. */
+/* Whether this action may run by its cadence, within the budget of actions that do not pay. */
 static bool
 is_affordable(const mt_policy *p, const mt_policy_action *a, uint64_t now)
 {
@@ -267,7 +288,8 @@ look_at_cadence(mt_policy *p, unsigned clock, uint64_t now)
     find_cadence(p, clock);
 }
 
-/* What waits is judged before it is asked for once more: it may turn out to be backed off. */
+/* An action that waits to be judged is judged before it is asked for once more: it may turn out to
+ * be backed off. */
 static void
 look_at_triggers(mt_policy *p, const mt_sample *x, const mt_policy_signals *s, uint64_t now)
 {
@@ -312,6 +334,7 @@ mt_policy_decide(mt_policy *p, unsigned clock, uint64_t now, const mt_sample *re
 {
     unsigned asked = p->asked, waiting = p->waiting;
 
+    assert(clock < MT_POLICY_CLOCKS);
     p->clock = clock;
     if (reading != NULL) look(p, clock, now, reading, limit);
     if (p->with.together > 0) {

@@ -38,6 +38,7 @@
 #ifndef MT_CLEANUP_POLICY_H
 #define MT_CLEANUP_POLICY_H
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -71,15 +72,15 @@ typedef struct mt_policy_setup {
     uint64_t together; /* 0: decides alone */
 } mt_policy_setup;
 
-/* What an action did. Bytes are MT_UNKNOWN where they are: then that side freed nothing. */
+/* What an action did. A side whose bytes are MT_UNKNOWN counts as one that freed nothing. */
 typedef struct mt_policy_result {
     uint64_t ns;
     uint64_t host_before, host_after, host_total;
     uint64_t device_before, device_after, device_total;
 } mt_policy_result;
 
-/* What a process has for itself, so that what grows back can be told: of the host rss, of the
- * devices all that is not free. MT_UNKNOWN where it is. */
+/* What a process holds, by which memory that grew back is found: on the host its resident bytes, on
+ * the devices all that is not free. MT_UNKNOWN where it could not be read. */
 typedef struct mt_policy_level {
     uint64_t host, device;
 } mt_policy_level;
@@ -135,16 +136,18 @@ typedef struct mt_policy {
 
 /* No rules yet: nothing is ever due. */
 void mt_policy_init(mt_policy *p, const mt_policy_setup *with, uint64_t now_ns);
-/* Anew from here: time, budget and back-off, as if nothing had been tried; what is asked for is
- * not any more. Rules, ticks and what actions did stay. */
+/* Starts time, budget and back-off anew, as if no action had been tried, and withdraws what is asked
+ * for. Rules, ticks and the figures of actions stay. */
 void mt_policy_forget(mt_policy *p, uint64_t now_ns);
-/* Cadences are due at their next multiples. An empty rule is none: the action is not asked for. */
+/* Gives an action a rule; its cadences are due at their next multiples. By a rule without cadence
+ * and trigger the action is never asked for. */
 void mt_policy_rule_set(mt_policy *p, unsigned action, const mt_policy_rule *rule);
 
 /* Counts; true when there is something to decide. pre: clock < MT_POLICY_CLOCKS. */
 static inline bool
 mt_policy_tick(mt_policy *p, unsigned clock)
 {
+    assert(clock < MT_POLICY_CLOCKS);
     return ++p->ticks[clock] >= p->next[clock];
 }
 
@@ -153,24 +156,25 @@ mt_policy_tick(mt_policy *p, unsigned clock)
 static inline bool
 mt_policy_tick_many(mt_policy *p, unsigned clock, uint64_t n)
 {
+    assert(clock < MT_POLICY_CLOCKS && n <= MT_POLICY_EVERY);
     return (p->ticks[clock] += n) >= p->next[clock];
 }
 
 /* After a tick that returned true: what to read for the decision, mt_read bits; 0 for nothing.
  * MT_READ_HEAP only when that has rested. */
 unsigned mt_policy_reads(const mt_policy *p, unsigned clock, uint64_t now_ns);
-/* The same whatever the pace is: for a look that somebody wants now. */
+/* What to read for a look that somebody asks for now, whatever the pace is. */
 unsigned mt_policy_reads_now(const mt_policy *p, uint64_t now_ns);
-/* The heap was read, which took so long: it rests 4000 times as long, because it is the program
- * that waits, and all looks together are to cost it less than 0.2 %. */
+/* Tells that the heap was read and how long that took. It is not read again for 4000 times as long,
+ * because the program waits meanwhile, and all looks together are to cost it less than 0.2 %. */
 void mt_policy_heap_read(mt_policy *p, uint64_t now_ns, uint64_t cost_ns);
 
 /* The actions asked for, those included that were before and are not done. `reading` is NULL where
  * nothing was to be read; `limit` counts only with it. */
 unsigned mt_policy_decide(mt_policy *p, unsigned clock, uint64_t now_ns, const mt_sample *reading,
                           mt_limit limit);
-/* An action was done, asked for or not. `after` is what a reading after it says, for what is
- * judged later; NULL: it is judged at once. */
+/* Tells that an action was done, asked for or not. `after` is a reading after it, for an action that
+ * is judged later; NULL: it is judged at once. */
 void mt_policy_done(mt_policy *p, unsigned action, uint64_t now_ns, const mt_policy_result *r,
                     const mt_policy_level *after);
 

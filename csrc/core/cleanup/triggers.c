@@ -1,13 +1,12 @@
 /* triggers.c -- what a reading says to a policy: triggers, and the rest between two actions. */
 #include "cleanup/private.h"
 
-#define REARM  0.95 /* of a mark: below, pressure has fallen */
-#define REST   1e9  /* ns */
-#define MIB    (1ull << 20)
-#define WORTH  (64 * MIB)
-#define A_TRIM (8 * MIB)
-
-#define REST_SHARE 100.0
+#define REARM      0.95  /* of a mark: below, pressure has fallen */
+#define REST       1e9   /* nanoseconds from an action to the next by a trigger, at least */
+#define REST_SHARE 100.0 /* times what it took, at least as well */
+#define MIB        (1ull << 20)
+#define WORTH      (64 * MIB) /* fragments and idle heap that are worth an action */
+#define A_TRIM     (8 * MIB)  /* idle heap that is worth a trim under pressure */
 
 /* --- signals ---------------------------------------------------------------------------------- */
 

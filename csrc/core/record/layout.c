@@ -5,7 +5,10 @@
 
 #include "base/utf8.h"
 
-_Static_assert(MT_RECORD_CRC_FROM == 8 * MT_RECORD_AT_CRC, "the CRC's own word does not count");
+_Static_assert(MT_EVENT_BODY * 8 + MT_RECORD_TEXT == MT_EVENT_WORDS * 8, "then the check");
+_Static_assert((MT_EVENT_FORM - MT_EVENT_KIND) * 8 == MT_RECORD_KIND,
+               "the kind is before the form");
+_Static_assert((MT_EVENT_BODY - MT_EVENT_KIND) * 8 == MT_RECORD_KIND_1, "the body begins there");
 _Static_assert(MT_RECORD_COMMAND_FROM + MT_RECORD_COMMAND == MT_RECORD_HEADER, "nothing behind it");
 
 const char *
@@ -18,6 +21,8 @@ mt_record_size_fault(const mt_record_size *size)
         return "a number of events outside 1 to 65,536";
     if (size->phases < 1 || size->phases > MT_RECORD_PHASES_MAX)
         return "a number of phases outside 1 to 4,096";
+    if (size->payloads % 8 != 0 || size->payloads > MT_RECORD_PAYLOADS_MAX)
+        return "bytes for payloads that are not a multiple of 8 up to 16 MiB";
     return NULL;
 }
 
@@ -30,7 +35,8 @@ mt_record_parts_of(const mt_record_size *size)
     p.series = p.columns + size->series.columns * sizeof(mt_record_column);
     p.events = p.series + mt_series_bytes(&size->series);
     p.phases = p.events + size->events * 8 * MT_EVENT_STRIDE;
-    p.end = p.phases + size->phases * 8 * MT_PHASE_STRIDE;
+    p.payloads = p.phases + size->phases * 8 * MT_PHASE_STRIDE;
+    p.end = p.payloads + size->payloads;
     return p;
 }
 
@@ -78,8 +84,11 @@ uint32_t
 mt_record_crc(const void *record, size_t columns)
 {
     const unsigned char *at = record;
-    uint32_t crc = crc_of(0xFFFFFFFFu, at, MT_RECORD_CRC_FROM);
+    uint64_t version;
+    uint32_t crc;
 
+    memcpy(&version, at + 8 * MT_RECORD_AT_VERSION, sizeof version);
+    crc = crc_of(0xFFFFFFFFu, at, 8 * mt_record_crc_at(version));
     crc = crc_of(crc, at + MT_RECORD_COMMAND_FROM, MT_RECORD_COMMAND);
     return ~crc_of(crc, at + MT_RECORD_HEADER, columns * sizeof(mt_record_column));
 }

@@ -1,6 +1,6 @@
-/* reader.h -- reads a run.mem: one that was closed, one whose writer was killed, or a copy that
- * was taken while it was written. A copy is sound when the folds of the state word, which is at
- * parts.series, were the same before and after all of it was copied in ascending order.
+/* reader.h -- reads a run.mem, of version 1 or 2: one that was closed, one whose writer was killed,
+ * or a copy that was taken while it was written. A copy is sound when the folds of the state word,
+ * which is at parts.series, were the same before and after all of it was copied in ascending order.
  *
  *   file ──copy──► bytes ──mt_record_open──► view ──► rows, buckets, events, phases
  *
@@ -23,6 +23,7 @@ enum { MT_RECORD_PEEK = 128 };
 
 typedef struct mt_recordview {
     const unsigned char *at; /* borrowed */
+    uint64_t version;
     mt_record_size size;
     mt_record_parts parts;
     const mt_record_column *columns;
@@ -35,13 +36,17 @@ typedef struct mt_recordview {
     mt_series series;
     uint64_t rows_from, rows_end;     /* numbers of the samples that rows may hold: ask each */
     uint64_t events_from, events_end; /* the same of events */
+    uint64_t payloads_from; /* of events before this one, long payloads have been overwritten */
+    uint64_t events_gone;   /* those that are whole but for a payload that has been overwritten */
     size_t phases;
 } mt_recordview;
 
 typedef struct mt_event_view {
     uint64_t time_ns, duration_ns, step; /* step: MT_UNKNOWN for none */
-    const char *kind, *text;             /* valid UTF-8 */
+    const char *kind, *text;             /* valid UTF-8; text: NULL where there is a payload */
     size_t kind_bytes, text_bytes;
+    const unsigned char *payload; /* any bytes, as they were written; NULL for a text */
+    size_t payload_bytes;
 } mt_event_view;
 
 typedef struct mt_phase_view {
@@ -59,7 +64,8 @@ mt_status mt_record_peek(const void *head, size_t bytes, mt_record_parts *parts,
  * `limit`. *view is defined on MT_OK only. */
 mt_status mt_record_open(mt_recordview *view, void *copy, size_t bytes, mt_error *err);
 
-/* Event k, or false when it was overwritten or is not whole. pre: events_from <= k < events_end. */
+/* Event k, or false when it or its payload was overwritten, or it is not whole. pre: events_from <=
+ * k < events_end. */
 bool mt_recordview_event(const mt_recordview *view, uint64_t k, mt_event_view *out);
 
 /* Phase i, or false when it has no passage yet or is not whole. pre: i < phases. */

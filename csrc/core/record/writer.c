@@ -26,6 +26,7 @@ put_start(mt_record *r, const mt_record_start *start)
         [MT_RECORD_AT_PHASES] = r->size.phases,          [MT_RECORD_AT_START] = start->wall_ns,
         [MT_RECORD_AT_CLOCK] = start->clock_ns,          [MT_RECORD_AT_PID] = start->pid,
         [MT_RECORD_AT_PAGE] = start->page_bytes,         [MT_RECORD_AT_COMMAND_BYTES] = command,
+        [MT_RECORD_AT_PAYLOADS] = r->size.payloads,
     };
 
     memcpy(r->at, words, sizeof words);
@@ -96,17 +97,65 @@ mt_record_append(mt_record *r, uint64_t time_ns, const uint64_t *values)
     return true;
 }
 
+size_t
+mt_record_payload_most(const mt_record_size *size)
+{
+    size_t among = mt_size_min(size->payloads, MT_RECORD_PAYLOAD);
+
+    return among < MT_RECORD_TEXT ? MT_RECORD_TEXT : among;
+}
+
+/* Word i of a payload, filled up by zero bytes. */
+static uint64_t
+payload_word(const mt_record_event *event, size_t i)
+{
+    uint64_t word = 0;
+
+    memcpy(&word, (const char *)event->payload + 8 * i,
+           mt_size_min(8, event->payload_bytes - 8 * i));
+    return word;
+}
+
+/* Writes a long payload over the oldest ones; in the slot it is found by its place and its check.
+ */
+static void
+put_payload(mt_record *r, const mt_record_event *event, uint64_t *slot)
+{
+    size_t n = (event->payload_bytes + 7) / 8;
+    size_t at = r->next_payload + n > r->size.payloads / 8 ? 0 : r->next_payload;
+    uint64_t *to = word_at(r, r->parts.payloads / 8) + at, check = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        uint64_t word = payload_word(event, i);
+        mt_word_put(to + i, word);
+        check += word * mt_check_factor(i);
+    }
+    slot[MT_EVENT_BODY] = at;
+    slot[MT_EVENT_CHECK] = check;
+    r->next_payload = at + n;
+}
+
 bool
 mt_record_write_event(mt_record *r, const mt_record_event *event)
 {
     uint64_t slot[MT_EVENT_WORDS] = {0}, *to;
+    size_t bytes = event->payload_bytes;
+    const void *body = event->payload;
 
     slot[1] = event->time_ns;
     slot[2] = event->duration_ns;
     slot[3] = event->step;
-    memcpy(slot + 4, event->kind, mt_utf8_cut(event->kind, event->kind_bytes, MT_RECORD_KIND));
-    memcpy(slot + 7, event->text, mt_utf8_cut(event->text, event->text_bytes, MT_RECORD_TEXT));
+    memcpy(slot + MT_EVENT_KIND, event->kind,
+           mt_utf8_cut(event->kind, event->kind_bytes, MT_RECORD_KIND));
+    if (body == NULL) {
+        bytes = mt_utf8_cut(event->text, event->text_bytes, MT_RECORD_TEXT);
+        body = event->text;
+    }
+    assert(bytes <= mt_record_payload_most(&r->size));
+    slot[MT_EVENT_FORM] = bytes | (event->payload == NULL ? 0 : MT_EVENT_IS_PAYLOAD);
+    if (bytes <= MT_RECORD_TEXT) memcpy(slot + MT_EVENT_BODY, body, bytes);
     if (!begin(r)) return false;
+    if (bytes > MT_RECORD_TEXT) put_payload(r, event, slot);
     to = word_at(r, r->parts.events / 8) + r->events % r->size.events * MT_EVENT_STRIDE;
     slot[0] = ++r->events;
     mt_words_replace(to, slot, MT_EVENT_WORDS);

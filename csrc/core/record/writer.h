@@ -1,12 +1,12 @@
 /* writer.h -- writes a run.mem into a region of memory that outlives the process.
  *
  *   sampler thread ──► append ─┐
- *   any thread     ──► event  ─┼─ one lock ──► [ header | columns | series | events | phases ]
- *   any thread     ──► phase  ─┘               a file's mapping: what was stored is kept
+ *   any thread     ──► event  ─┼─ one lock ──► [ header | columns | series | events | phases |
+ *   any thread     ──► phase  ─┘                 payloads ]   a file's mapping: stored is kept
  *
  * A writer killed at any instruction leaves a record that mt_record_open reads, without the one
- * row, event or phase that was in flight. How: series.h for samples; an event's slot has no stamp
- * while it is written; a phase has two halves, of which the older is written.
+ * row, event or phase that was in flight. How: series.h for samples; layout.h for events, whose
+ * slot has no stamp while it is written; a phase has two halves, of which the older is written.
  *
  * Thread-safe, but for new and fini. Nothing is allocated. In a process forked after the start all
  * calls do nothing and return false: the region is its parent's, or not there at all. */
@@ -34,6 +34,8 @@ typedef struct mt_record_event {
     uint64_t step; /* MT_UNKNOWN: none */
     const char *kind, *text;
     size_t kind_bytes, text_bytes; /* valid UTF-8; longer ones are cut between characters */
+    const void *payload;           /* any bytes, in place of the text; NULL: the text counts */
+    size_t payload_bytes;          /* at most what mt_record_payload_most says */
 } mt_record_event;
 
 typedef struct mt_record {
@@ -43,8 +45,9 @@ typedef struct mt_record {
     mt_record_size size;
     mt_record_parts parts;
     mt_series series;
-    uint64_t events; /* ever */
-    size_t phases;   /* in use */
+    uint64_t events;     /* ever */
+    size_t phases;       /* in use */
+    size_t next_payload; /* where the next one begins, in words of the payloads */
 } mt_record;
 
 /* Makes an empty record of a region of parts.end bytes, aligned to 8; writes all of it, what makes
@@ -61,6 +64,9 @@ void mt_record_init(mt_record *r, void *region, const mt_record_size *size,
 bool mt_record_append(mt_record *r, uint64_t time_ns, const uint64_t *values);
 bool mt_record_write_event(mt_record *r, const mt_record_event *event);
 bool mt_record_phase(mt_record *r, const char *name, size_t name_bytes, uint64_t ns, uint64_t peak);
+
+/* Bytes of the longest payload that a record of that size takes. */
+size_t mt_record_payload_most(const mt_record_size *size);
 
 /* Says by which signal the process ends, in the record that mt_record_init made at `region`. For a
  * signal handler: two stores and no lock, whatever was interrupted. Closing the record takes it

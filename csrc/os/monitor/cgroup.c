@@ -84,23 +84,26 @@ below(const char *top, mt_text path, mt_text *rest, size_t *levels)
     return true;
 }
 
-/* Of several mounts the one that shows most ancestors counts, of two equal ones the later. */
+/* Of several mounts the one that shows most ancestors counts, of two equal ones the later. A later
+ * mount at the same point hides the earlier one. */
 static void
 consider(place *p, const char *root, const mt_cgroup_mount *mount)
 {
-    char top[MT_PATH_ROOM], point[MT_PATH_ROOM];
+    char top[MT_PATH_ROOM], point[MT_PATH_ROOM], mounted_at[MT_PATH_ROOM];
     mt_text rest, part;
     size_t levels, at;
 
     p->mounted = true;
     if (!mt_text_unescape(mount->top, top, sizeof top)) return;
     if (!mt_text_unescape(mount->point, point, sizeof point)) return;
+    if (!mt_path_join(mounted_at, root, point)) return;
+    for (at = strlen(mounted_at); at > 0 && mounted_at[at - 1] == '/';)
+        at--;
+    if (p->found && at == p->top && memcmp(mounted_at, p->dir, at) == 0) p->found = false;
     if (!below(top, p->path, &rest, &levels) || levels > MOST_LEVELS) return;
     if (p->found && levels < p->levels) return;
     if (strlen(root) + strlen(point) + rest.len + levels + 2 > sizeof p->dir) return;
-    mt_path_join(p->dir, root, point);
-    for (at = strlen(p->dir); at > 0 && p->dir[at - 1] == '/';)
-        at--;
+    memcpy(p->dir, mounted_at, at);
     p->top = at;
     while (next_part(&rest, &part)) {
         p->dir[at++] = '/';

@@ -139,12 +139,12 @@ size_text(size_t bytes, char out[SIZE_TEXT])
     double value = (double)bytes;
     int unit = -1;
 
-    for (; value >= 1024 && unit < 3; unit++)
+    for (; value >= (unit < 0 ? 1024 : 1023.95) && unit < 3; unit++)
         value /= 1024;
     if (unit < 0)
         snprintf(out, SIZE_TEXT, "%zu B", bytes);
     else
-        snprintf(out, SIZE_TEXT, "%.1f %s", value, units[unit]);
+        snprintf(out, SIZE_TEXT, "%.*f %s", unit >= 2 && value < 9.995 ? 2 : 1, value, units[unit]);
     return out;
 }
 

@@ -72,7 +72,7 @@ refuse_number(const char *what, double got)
 }
 
 static int
-check_numbers(const mt_policy_wish *w)
+check_numbers(const mt_policy_args *w)
 {
     if (!(w->with.pressure > 0 && w->with.pressure <= 1))
         return refuse_number("pressure is a part of the limit, above 0 and at most 1",
@@ -92,14 +92,14 @@ check_numbers(const mt_policy_wish *w)
 
 /* (act, rules, *, pressure, max_cost, strict, sync_every, limit, devices, root) */
 int
-mt_py_policy_wish(PyObject *args, PyObject *kwargs, mt_policy_wish *w)
+mt_py_policy_args(PyObject *args, PyObject *kwargs, mt_policy_args *w)
 {
     static char *names[] = {"act",        "rules", "pressure", "max_cost", "strict",
                             "sync_every", "limit", "devices",  "root",     NULL};
     PyObject *limit = Py_None;
     const char *root = "/";
 
-    *w = (mt_policy_wish){.with = {.pressure = 0.85, .max_cost = 0.003}};
+    *w = (mt_policy_args){.with = {.pressure = 0.85, .max_cost = 0.003}};
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddpLOis:Policy", names, &w->act, &w->rules,
                                      &w->with.pressure, &w->with.max_cost, &w->strict, &w->together,
                                      &limit, &w->devices, &root))

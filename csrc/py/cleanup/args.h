@@ -7,17 +7,17 @@
 #include "core/cleanup/policy.h"
 #include "os/monitor/procfile.h"
 
-typedef struct mt_policy_wish {
+typedef struct mt_policy_args {
     PyObject *act, *rules; /* borrowed */
     uint64_t limit;        /* MT_UNLIMITED: none is given */
     mt_policy_setup with;
     long long together;
     int strict, devices;
     char root[MT_PATH_ROOM];
-} mt_policy_wish;
+} mt_policy_args;
 
 /* (act, rules, *, pressure, max_cost, strict, sync_every, limit, devices, root) */
-int mt_py_policy_wish(PyObject *args, PyObject *kwargs, mt_policy_wish *out);
+int mt_py_policy_args(PyObject *args, PyObject *kwargs, mt_policy_args *out);
 
 /* `action` is for the sentence. */
 int mt_py_policy_rule(PyObject *every, long triggers, int later, Py_ssize_t action,

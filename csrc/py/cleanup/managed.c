@@ -418,7 +418,7 @@ static int
 add_traceable(PyTypeObject *type)
 {
     static const char *const names[] = {"__call__", "__get__"};
-    PyObject *python = PyImport_ImportModule("memtools._base.traceable"), *function;
+    PyObject *python = PyImport_ImportModule("memtools._base.decorate"), *function;
     int failed = python == NULL;
 
     for (size_t i = 0; !failed && i < sizeof names / sizeof names[0]; i++) {

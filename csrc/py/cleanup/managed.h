@@ -8,7 +8,7 @@
  *
  * A call is an outermost one if its thread has no entry for its policy yet. The entries are few:
  * one a thread and policy, however deep the calls nest. They lie in the heap, not on the C stack,
- * because greenlets move stacks away; threads are told by number, because a new thread may lie
+ * because greenlets move stacks away; threads are known by number, because a new thread may lie
  * where an ended one lay. All of it is under the interpreter's lock. */
 #ifndef MT_PY_CLEANUP_MANAGED_H
 #define MT_PY_CLEANUP_MANAGED_H

@@ -34,7 +34,7 @@ typedef struct Policy {
 /* --- life ------------------------------------------------------------------------------------- */
 
 static mt_status
-open_probe(mt_state *st, const mt_policy_wish *w, mt_probe_ops *out, mt_error *err)
+open_probe(mt_state *st, const mt_policy_args *w, mt_probe_ops *out, mt_error *err)
 {
     mt_probe_linux *probe;
     mt_probe_ops host;
@@ -72,7 +72,7 @@ add_rules(Policy *self, PyObject *rules)
 }
 
 static int
-open_parts(Policy *self, const mt_policy_wish *w)
+open_parts(Policy *self, const mt_policy_args *w)
 {
     mt_error err = {0};
     mt_status st = mt_forkmark_new(&self->home, &err);
@@ -88,9 +88,9 @@ policy_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     mt_state *st = mt_state_of_type(type);
     Policy *self;
-    mt_policy_wish w;
+    mt_policy_args w;
 
-    if (st == NULL || mt_py_policy_wish(args, kwargs, &w) < 0) return NULL;
+    if (st == NULL || mt_py_policy_args(args, kwargs, &w) < 0) return NULL;
     if (w.devices > 0 && mt_state_connect(st) < 0) return NULL;
     if ((self = (Policy *)type->tp_alloc(type, 0)) == NULL) return NULL;
     self->state = st;
@@ -164,7 +164,7 @@ read_heap(Policy *self, mt_sample *out)
 /* After a fork: another thread that acted is not in this process. False where there is no memory
  * for a new mark: then the next tick tries again. */
 static bool
-settle(Policy *self)
+forget_parents_thread(Policy *self)
 {
     mt_forkmark *home;
 
@@ -181,7 +181,7 @@ settle(Policy *self)
 static bool
 enter(Policy *self)
 {
-    if (!settle(self) || self->acts) return false;
+    if (!forget_parents_thread(self) || self->acts) return false;
     self->acts = true;
     self->thread = PyThread_get_thread_ident();
     return true;
@@ -267,7 +267,7 @@ policy_tick(PyObject *op, PyObject *const *args, Py_ssize_t n)
     Py_RETURN_NONE;
 }
 
-/* --- what it is told -------------------------------------------------------------------------- */
+/* --- rules and results ------------------------------------------------------------------------ */
 
 static PyObject *
 policy_set_rule(PyObject *op, PyObject *args)

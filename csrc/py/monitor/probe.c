@@ -399,5 +399,10 @@ mt_py_probe_register(PyObject *module, mt_state *st)
 {
     if ((st->Sample = new_sample_type()) == NULL || PyModule_AddType(module, st->Sample) < 0)
         return -1;
-    return mt_py_add_type(module, &spec, &st->Probe);
+    if (mt_py_add_type(module, &spec, &st->Probe) < 0) return -1;
+    return PyModule_AddIntConstant(module, "READ_RSS", MT_READ_RSS) < 0 ||
+                   PyModule_AddIntConstant(module, "READ_HEAP", MT_READ_HEAP) < 0 ||
+                   PyModule_AddIntConstant(module, "READ_CHILDREN", MT_READ_CHILDREN) < 0
+               ? -1
+               : 0;
 }

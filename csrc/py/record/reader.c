@@ -144,7 +144,7 @@ add(PyObject **list, PyObject *item)
     Py_XDECREF(item);
 }
 
-/* [(number, time, duration, step, kind, text)] */
+/* [(number, time, duration, step, kind, text or payload)]: a str, or bytes. */
 static PyObject *
 events_of(const mt_recordview *v)
 {
@@ -152,11 +152,16 @@ events_of(const mt_recordview *v)
     mt_event_view e;
 
     for (uint64_t k = v->events_from; list != NULL && k < v->events_end; k++)
-        if (mt_recordview_event(v, k, &e))
+        if (mt_recordview_event(v, k, &e)) {
+            PyObject *body = e.payload == NULL
+                                 ? PyUnicode_FromStringAndSize(e.text, (Py_ssize_t)e.text_bytes)
+                                 : PyBytes_FromStringAndSize((const char *)e.payload,
+                                                             (Py_ssize_t)e.payload_bytes);
             add(&list,
-                Py_BuildValue("(KKKNs#s#)", (unsigned long long)k, (unsigned long long)e.time_ns,
+                Py_BuildValue("(KKKNs#N)", (unsigned long long)k, (unsigned long long)e.time_ns,
                               (unsigned long long)e.duration_ns, number_or_none(e.step), e.kind,
-                              (Py_ssize_t)e.kind_bytes, e.text, (Py_ssize_t)e.text_bytes));
+                              (Py_ssize_t)e.kind_bytes, body));
+        }
     return list;
 }
 
@@ -215,6 +220,7 @@ static PyObject *
 data_of(const mt_recordview *v, size_t bytes, bool written)
 {
     const pair pairs[] = {
+        {"version", number(v->version)},
         {"bytes", number(bytes)},
         {"start_ns", number(v->start_wall_ns)},
         {"clock_ns", number(v->start_clock_ns)},
@@ -233,6 +239,7 @@ data_of(const mt_recordview *v, size_t bytes, bool written)
         {"buckets", buckets_of(v)},
         {"events_first", number(v->events_from)},
         {"events_total", number(v->events_end)},
+        {"events_gone", number(v->events_gone)},
         {"events", events_of(v)},
         {"phases", phases_of(v)},
     };

@@ -189,19 +189,19 @@ create(RecordWriter *self, beginning *b)
     return -1;
 }
 
-/* (path, columns, rows, buckets, events, phases, command) */
+/* (path, columns, rows, buckets, events, phases, command, payloads) */
 static int
 take_arguments(PyObject *args, PyObject *kwargs, PyObject **path, beginning *b)
 {
-    static char *names[] = {"path",   "columns", "rows",    "buckets",
-                            "events", "phases",  "command", NULL};
-    Py_ssize_t n, rows = 8192, buckets = 1024, events = 1024, phases = 128;
+    static char *names[] = {"path",   "columns", "rows",     "buckets", "events",
+                            "phases", "command", "payloads", NULL};
+    Py_ssize_t n, rows = 8192, buckets = 1024, events = 1024, phases = 128, payloads = 256 << 10;
     PyObject *columns, *command = Py_None;
     const char *fault;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O|nnnnO:RecordWriter", names,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O|nnnnOn:RecordWriter", names,
                                      PyUnicode_FSDecoder, path, &columns, &rows, &buckets, &events,
-                                     &phases, &command))
+                                     &phases, &command, &payloads))
         return -1;
     if (command == Py_None && (command = PySys_GetObject("orig_argv")) == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "sys.orig_argv is gone; pass command=");
@@ -212,7 +212,8 @@ take_arguments(PyObject *args, PyObject *kwargs, PyObject **path, beginning *b)
     /* A negative number becomes one that is too large. */
     b->size = (mt_record_size){.series = {(size_t)n, (size_t)rows, (size_t)buckets},
                                .events = (size_t)events,
-                               .phases = (size_t)phases};
+                               .phases = (size_t)phases,
+                               .payloads = (size_t)payloads};
     if ((fault = mt_record_size_fault(&b->size)) == NULL) return 0;
     PyErr_Format(PyExc_ValueError, "RecordWriter(): %s", fault);
     return -1;
@@ -411,13 +412,34 @@ recordwriter_append(PyObject *op, PyObject *const *args, Py_ssize_t n)
     Py_RETURN_NONE;
 }
 
+/* The text of an event, which is a str, or its payload, which is bytes. */
+static int
+take_body(RecordWriter *self, PyObject *body, mt_record_event *e)
+{
+    size_t most = mt_record_payload_most(&self->record.size);
+    Py_ssize_t bytes;
+
+    if (!PyBytes_Check(body)) {
+        if ((e->text = text_of(body, "text", &bytes)) == NULL) return -1;
+        e->text_bytes = (size_t)bytes;
+        return 0;
+    }
+    e->payload = PyBytes_AS_STRING(body);
+    e->payload_bytes = (size_t)PyBytes_GET_SIZE(body);
+    if (e->payload_bytes <= most) return 0;
+    PyErr_Format(PyExc_ValueError,
+                 "event(): a payload of %zu bytes, this record takes at most %zu; shorten it",
+                 e->payload_bytes, most);
+    return -1;
+}
+
 static PyObject *
 recordwriter_event(PyObject *op, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"kind", "text", "step", "time_ns", "duration_ns", NULL};
     PyObject *kind, *text, *step = Py_None, *time = Py_None, *duration = NULL;
     RecordWriter *self = (RecordWriter *)op;
-    Py_ssize_t kind_bytes, text_bytes;
+    Py_ssize_t kind_bytes;
     mt_record_event e = {.duration_ns = 0};
     mt_error err;
 
@@ -428,12 +450,11 @@ recordwriter_event(PyObject *op, PyObject *args, PyObject *kwargs)
     if (mt_recordfile_check(&self->file, &err) != MT_OK)
         return mt_py_raise_record(self->state, &err, self->path);
     if ((e.kind = text_of(kind, "kind", &kind_bytes)) == NULL) return NULL;
-    if ((e.text = text_of(text, "text", &text_bytes)) == NULL) return NULL;
+    if (take_body(self, text, &e) < 0) return NULL;
     if (take_number(step, "step", &e.step) < 0 || take_time(time, &e.time_ns) < 0) return NULL;
     if (duration != NULL && take_number(duration, "duration_ns", &e.duration_ns) < 0) return NULL;
     if (e.duration_ns == MT_UNKNOWN) e.duration_ns = 0;
     e.kind_bytes = (size_t)kind_bytes;
-    e.text_bytes = (size_t)text_bytes;
     mt_record_write_event(&self->record, &e);
     Py_RETURN_NONE;
 }
@@ -506,8 +527,9 @@ static PyMethodDef methods[] = {
     MT_PY_METHOD(
         recordwriter, event, METH_VARARGS | METH_KEYWORDS,
         "event($self, /, kind, text, *, step=None, time_ns=None, duration_ns=0)\n--\n\n"
-        "Add an event, or with a duration a span that began at time_ns. Cut at 24 bytes of "
-        "kind, 192 of text."),
+        "Add an event, or with a duration a span that began at time_ns. Cut at 16 bytes of "
+        "kind, 192 of text. A text of type bytes is a payload of at most 64 KiB, which is read "
+        "back as it is, or not at all."),
     MT_PY_METHOD(recordwriter, phase, METH_VARARGS | METH_KEYWORDS,
                  "phase($self, /, name, duration_ns, peak_bytes=None)\n--\n\n"
                  "Count one passage of a phase. The name is cut at 40 bytes."),

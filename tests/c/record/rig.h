@@ -10,6 +10,7 @@
 #include "kit/check.h"
 #include "core/record/writer.h"
 #include "core/record/reader.h"
+#include "core/record/words.h"
 
 static const unsigned char rig_home = 1;
 static const mt_record_column rig_columns[] = {
@@ -49,17 +50,58 @@ rig_text(char to[MT_RECORD_TEXT], uint64_t k)
         "--------------------------------------------------------------------------------");
 }
 
+enum { RIG_PAYLOADS = 1024, RIG_PAYLOAD = 600 }; /* bytes for all, and of the longest */
+
+/* Bytes of the payload of event k, in a record that has room for payloads; 0: it has a text. */
+static inline size_t
+rig_payload(unsigned char to[RIG_PAYLOAD], uint64_t k)
+{
+    size_t bytes = k % 4 == 0 ? 0 : 1 + (size_t)(k * 197) % (RIG_PAYLOAD - 1);
+
+    for (size_t i = 0; i < bytes; i++)
+        to[i] = (unsigned char)(k * 31 + i * 7);
+    return bytes;
+}
+
 static inline void
 rig_event(mt_record *r, uint64_t k)
 {
+    unsigned char payload[RIG_PAYLOAD];
     char text[MT_RECORD_TEXT];
     mt_record_event e = {.time_ns = rig_time(k), .duration_ns = k, .step = k % 3 ? k : MT_UNKNOWN};
 
-    e.kind = k % 2 ? "leak" : "a kind of just 24 bytes!";
+    e.kind = k % 2 ? "leak" : "a kind of 16 b.!";
     e.kind_bytes = strlen(e.kind);
+    e.payload_bytes = r->size.payloads > 0 ? rig_payload(payload, k) : 0;
+    e.payload = e.payload_bytes > 0 ? payload : NULL;
     e.text = text;
     e.text_bytes = rig_text(text, k);
     CHECK(mt_record_write_event(r, &e));
+}
+
+/* Whether the payload of event k is overwritten once `end` events were written: by a model that
+ * follows each payload from the first on. */
+static inline bool
+rig_is_gone(const mt_record_size *size, uint64_t k, uint64_t end)
+{
+    unsigned char payload[RIG_PAYLOAD];
+    size_t next = 0, first = 0, last = 0; /* bytes of the payloads; those of event k */
+    bool gone = false;
+
+    if (size->payloads == 0 || end > 1000) return false; /* a forged number */
+    for (uint64_t i = 0; i < end; i++) {
+        size_t n = (rig_payload(payload, i) + 7) / 8 * 8;
+        if (n <= MT_RECORD_TEXT) continue;
+        if (next + n > size->payloads) next = 0;
+        if (i == k) {
+            first = next;
+            last = next + n;
+        } else if (i > k) {
+            gone = gone || (next < last && next + n > first);
+        }
+        next += n;
+    }
+    return gone;
 }
 
 /* Passage k of one of three phases. */
@@ -76,6 +118,16 @@ rig_size(size_t rows, size_t buckets, size_t events, size_t phases)
 {
     return (mt_record_size){
         .series = {RIG_COLUMNS, rows, buckets}, .events = events, .phases = phases};
+}
+
+/* With room for some payloads. */
+static inline mt_record_size
+rig_roomy(size_t rows, size_t buckets, size_t events, size_t phases)
+{
+    mt_record_size size = rig_size(rows, buckets, events, phases);
+
+    size.payloads = RIG_PAYLOADS;
+    return size;
 }
 
 static inline void
@@ -164,22 +216,48 @@ rig_check_buckets(const mt_series *s, uint64_t samples)
 static inline void
 rig_check_events(const mt_recordview *v, uint64_t lost)
 {
-    uint64_t missing = 0, most = v->events_end < v->size.events ? 0 : lost;
+    uint64_t missing = 0, gone = 0, most = v->events_end < v->size.events ? 0 : lost;
 
     for (uint64_t k = v->events_from; k < v->events_end; k++) {
+        unsigned char payload[RIG_PAYLOAD];
         char text[MT_RECORD_TEXT];
-        size_t n = rig_text(text, k);
+        size_t n = rig_text(text, k), bytes = v->size.payloads > 0 ? rig_payload(payload, k) : 0;
         mt_event_view e;
         if (!mt_recordview_event(v, k, &e)) {
             missing++;
+            gone += rig_is_gone(&v->size, k, v->events_end);
             continue;
         }
         CHECK(e.time_ns == rig_time(k) && e.duration_ns == k);
         CHECK(e.step == (k % 3 ? k : MT_UNKNOWN));
         CHECK(e.kind_bytes == (k % 2 ? 4 : MT_RECORD_KIND));
-        CHECK(e.text_bytes == n && memcmp(e.text, text, n) == 0);
+        if (bytes > 0)
+            CHECK(e.payload_bytes == bytes && memcmp(e.payload, payload, bytes) == 0);
+        else
+            CHECK(e.text_bytes == n && memcmp(e.text, text, n) == 0);
+        CHECK((bytes > 0) == (e.payload != NULL) && (bytes == 0) == (e.text != NULL));
+        CHECK(!rig_is_gone(&v->size, k, v->events_end));
     }
-    CHECK(missing <= most);
+    CHECK(gone <= v->events_gone && missing >= v->events_gone);
+    CHECK(missing - v->events_gone <= most);
+    /* Of what is gone beyond the model's, a payload in flight has taken the place. */
+    if (lost == 0) CHECK(missing == gone && v->events_gone == gone);
+}
+
+/* Makes a record of version 1 of one of version 2 that has no room for payloads. */
+static inline void
+rig_to_version_1(void *region, const mt_record_size *size)
+{
+    uint64_t *words = region, *slot = words + mt_record_parts_of(size).events / 8;
+
+    CHECK(size->payloads == 0);
+    words[MT_RECORD_AT_VERSION] = 1;
+    words[MT_RECORD_AT_CRC] = 0;
+    words[MT_RECORD_AT_PAYLOADS] = mt_record_crc(region, size->series.columns);
+    for (size_t i = 0; i < size->events; i++, slot += MT_EVENT_STRIDE) {
+        slot[MT_EVENT_FORM] = 0; /* the last bytes of a kind of 24 */
+        slot[MT_EVENT_WORDS] = mt_words_check(slot, MT_EVENT_WORDS);
+    }
 }
 
 /* After `passages` of all, or one more: each phase is as it was after some whole passage. */

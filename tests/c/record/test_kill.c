@@ -24,7 +24,7 @@ typedef struct story {
 static void
 begin_shared(story *s)
 {
-    s->size = rig_size(5, 4, 3, 4);
+    s->size = rig_roomy(5, 4, 3, 4);
     s->bytes = mt_record_parts_of(&s->size).end;
     s->region = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(s->region != MAP_FAILED);

@@ -2,7 +2,6 @@
 #include "record/rig.h"
 
 #include "core/base/utf8.h"
-#include "core/record/words.h"
 
 typedef struct rig {
     mt_record r;
@@ -61,15 +60,16 @@ what_was_written_is_read_back(void)
 {
     static const uint64_t acts[] = {0, 1, 2, 3, 4, 5, 31, 32, 33, 500};
 
-    for (size_t i = 0; i < sizeof acts / sizeof *acts; i++) {
-        rig g = begin(rig_size(5, 4, 3, 5), acts[i]);
+    for (size_t i = 0; i < 3 * (sizeof acts / sizeof *acts); i++) {
+        rig g = begin(i % 3 == 0 ? rig_roomy(5, 4, 3, 5) : rig_size(5, 4, 3, 5), acts[i / 3]);
         mt_recordview v;
+        if (i % 3 == 2) rig_to_version_1(g.region, &g.size);
         CHECK(mt_record_open(&v, g.region, g.bytes, NULL) == MT_OK);
         rig_check_rows(&v, 0);
-        rig_check_buckets(&v.series, acts[i]);
+        rig_check_buckets(&v.series, acts[i / 3]);
         rig_check_events(&v, 0);
-        CHECK(v.rows_end == acts[i] && v.events_end == acts[i]);
-        CHECK(rig_check_phases(&v) == acts[i]);
+        CHECK(v.rows_end == acts[i / 3] && v.events_end == acts[i / 3]);
+        CHECK(rig_check_phases(&v) == acts[i / 3] && v.version == (i % 3 == 2 ? 1 : 2));
         CHECK(v.start_wall_ns == 5 && v.start_clock_ns == 6 && v.pid == 7 && v.page_bytes == 4096);
         CHECK(v.command_bytes == 16 && memcmp(v.command, "python\0train.py", 16) == 0);
         CHECK(strcmp(v.columns[0].name, "rss") == 0 && strcmp(v.columns[1].unit, "B") == 0);
@@ -158,8 +158,129 @@ long_texts_are_cut_between_characters(void)
     memcpy(text + 2, "x", 1); /* now each begins one byte later */
     CHECK(mt_record_write_event(&g.r, &e) && mt_record_phase(&g.r, text + 3, 297, 1, 2));
     CHECK(mt_record_open(&v, g.region, g.bytes, NULL) == MT_OK);
-    CHECK(mt_recordview_event(&v, 0, &seen) && seen.kind_bytes == 24 && seen.text_bytes == 192);
-    CHECK(mt_recordview_event(&v, 1, &seen) && seen.kind_bytes == 22 && seen.text_bytes == 190);
+    CHECK(mt_recordview_event(&v, 0, &seen) && seen.kind_bytes == 15 && seen.text_bytes == 192);
+    CHECK(mt_recordview_event(&v, 1, &seen) && seen.kind_bytes == 16 && seen.text_bytes == 190);
+    end(&g);
+}
+
+/* Of each length, with and without room for them; the reader gives back just these bytes. */
+static void
+payloads_of_every_length_are_read_back(void)
+{
+    static const size_t rooms[] = {0, 8, 192, 200, 4096, MT_RECORD_PAYLOAD, 3 * MT_RECORD_PAYLOAD};
+    unsigned char *bytes = malloc(MT_RECORD_PAYLOAD);
+
+    for (size_t i = 0; i < MT_RECORD_PAYLOAD; i++)
+        bytes[i] = (unsigned char)(i * 37 + i / 251);
+    for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) {
+        mt_record_size size = rig_size(2, 2, 4, 2);
+        size_t most;
+        rig g;
+        size.payloads = rooms[i];
+        most = mt_record_payload_most(&size);
+        CHECK(most == (rooms[i] < 192 ? 192 : rooms[i] > 65536 ? 65536 : rooms[i]));
+        g = begin(size, 0);
+        for (size_t n = 0; n <= most; n += n < 300 || n + 9 > most ? 1 : most / 7) {
+            mt_record_event e = {.kind = "peak", .kind_bytes = 4, .payload = bytes};
+            mt_event_view seen;
+            mt_recordview v;
+            e.payload_bytes = n;
+            CHECK(mt_record_write_event(&g.r, &e));
+            CHECK(mt_record_open(&v, g.region, g.bytes, NULL) == MT_OK);
+            CHECK(mt_recordview_event(&v, v.events_end - 1, &seen) && seen.text == NULL);
+            CHECK(seen.payload_bytes == n && memcmp(seen.payload, bytes, n) == 0);
+        }
+        end(&g);
+    }
+    free(bytes);
+}
+
+/* Small events of which each has its place, and some of which the payloads fill their room: the
+ * oldest are gone, and are counted. */
+static void
+the_oldest_payloads_go_and_are_counted(void)
+{
+    mt_record_size size = rig_size(2, 2, 64, 2);
+    unsigned char bytes[1000];
+    mt_recordview v;
+    rig g;
+
+    size.payloads = 4096; /* four */
+    g = begin(size, 0);
+    for (unsigned k = 0; k < 40; k++) {
+        mt_record_event e = {.kind = "peak", .kind_bytes = 4, .payload = bytes};
+        e.payload_bytes = k % 2 ? 100 : sizeof bytes;
+        memset(bytes, (int)k, sizeof bytes);
+        CHECK(mt_record_write_event(&g.r, &e));
+    }
+    CHECK(mt_record_open(&v, g.region, g.bytes, NULL) == MT_OK);
+    CHECK(v.events_from == 0 && v.events_end == 40 && v.events_gone == 16);
+    for (unsigned k = 0; k < 40; k++) {
+        mt_event_view e;
+        CHECK(mt_recordview_event(&v, k, &e) == (k % 2 || k >= 32));
+        if (k % 2 || k >= 32) CHECK(e.payload[0] == k && e.payload[e.payload_bytes - 1] == k);
+    }
+    end(&g);
+}
+
+/* Whole slots that say of their payload what cannot be, or what is of others. */
+static void
+a_forged_payload_is_left_out(void)
+{
+    static const struct {
+        uint64_t form, place;
+    } forged[] = {{MT_EVENT_IS_PAYLOAD | 65537, 0},
+                  {MT_EVENT_IS_PAYLOAD | UINT32_MAX, 0},
+                  {UINT64_MAX, 0},
+                  {MT_EVENT_IS_PAYLOAD << 1, 0},
+                  {193, 0},
+                  {UINT32_MAX, 0},
+                  {MT_EVENT_IS_PAYLOAD | 1024, 1},
+                  {MT_EVENT_IS_PAYLOAD | 1025, 0},
+                  {MT_EVENT_IS_PAYLOAD | 193, UINT64_MAX},
+                  {MT_EVENT_IS_PAYLOAD | 193, UINT64_MAX / 8},
+                  {MT_EVENT_IS_PAYLOAD | 193, 128},
+                  {MT_EVENT_IS_PAYLOAD | 193, 1}};
+
+    for (size_t i = 0; i < sizeof forged / sizeof *forged; i++) {
+        rig g = begin(rig_roomy(5, 4, 3, 4), 3);
+        uint64_t *slot = (uint64_t *)(void *)(g.region + g.r.parts.events) + MT_EVENT_STRIDE;
+        mt_event_view e;
+        mt_recordview v;
+        slot[MT_EVENT_FORM] = forged[i].form;
+        slot[MT_EVENT_BODY] = forged[i].place;
+        slot[MT_EVENT_WORDS] = mt_words_check(slot, MT_EVENT_WORDS);
+        CHECK(mt_record_open(&v, g.region, g.bytes, NULL) == MT_OK);
+        CHECK(mt_recordview_event(&v, 0, &e) && !mt_recordview_event(&v, 1, &e));
+        CHECK(open_bytes(g.region, g.bytes, NULL) == MT_OK);
+        end(&g);
+    }
+}
+
+/* Many events that all point to one payload: no more is given out than there is room for. */
+static void
+payloads_that_overlap_are_given_out_once(void)
+{
+    mt_record_size size = rig_size(2, 2, 64, 2);
+    mt_recordview v;
+    mt_event_view e;
+    size_t total = 0;
+    rig g;
+
+    size.payloads = 1024;
+    g = begin(size, 64);
+    for (uint64_t k = 0; k < 64; k++) {
+        uint64_t *slot = (uint64_t *)(void *)(g.region + g.r.parts.events) + k * MT_EVENT_STRIDE;
+        slot[MT_EVENT_FORM] = MT_EVENT_IS_PAYLOAD | 512;
+        slot[MT_EVENT_BODY] = 0;
+        slot[MT_EVENT_CHECK] =
+            mt_words_check((uint64_t *)(void *)(g.region + g.r.parts.payloads), 64);
+        slot[MT_EVENT_WORDS] = mt_words_check(slot, MT_EVENT_WORDS);
+    }
+    CHECK(mt_record_open(&v, g.region, g.bytes, NULL) == MT_OK && v.events_gone == 62);
+    for (uint64_t k = 0; k < 64; k++)
+        if (mt_recordview_event(&v, k, &e)) total += e.payload_bytes;
+    CHECK(total == 1024);
     end(&g);
 }
 
@@ -186,7 +307,7 @@ phases_without_room_count_as_others(void)
 static void
 every_other_length_is_refused(void)
 {
-    rig g = begin(rig_size(5, 4, 3, 4), 40);
+    rig g = begin(rig_roomy(5, 4, 3, 4), 40);
     unsigned char *longer = malloc(g.bytes + 9);
     mt_error err;
 
@@ -206,7 +327,7 @@ every_other_length_is_refused(void)
 static void
 every_flipped_bit_is_refused_or_left_out(void)
 {
-    rig g = begin(rig_size(5, 4, 3, 4), 40);
+    rig g = begin(rig_roomy(5, 4, 3, 4), 40);
 
     for (size_t i = 0; i < g.bytes; i++)
         for (size_t bit = i % 3; bit < 8; bit += 3) {
@@ -232,7 +353,7 @@ a_forged_header_is_refused(void)
 {
     static const edit edits[] = {{0, 0},
                                  {1, 0},
-                                 {1, 2},
+                                 {1, 3},
                                  {1, UINT64_MAX},
                                  {2, 0},
                                  {2, 8},
@@ -251,6 +372,10 @@ a_forged_header_is_refused(void)
                                  {7, UINT64_MAX},
                                  {12, 1793},
                                  {12, UINT64_MAX},
+                                 {13, 4},
+                                 {13, 8},
+                                 {13, 1 << 25},
+                                 {13, UINT64_MAX - 7},
                                  {17, 5},
                                  {17, UINT64_MAX},
                                  {256, 0},
@@ -260,7 +385,7 @@ a_forged_header_is_refused(void)
                                  {263, 1}};
 
     for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
-        rig g = begin(rig_size(5, 4, 3, 4), 9);
+        rig g = begin(rig_roomy(5, 4, 3, 4), 9);
         uint64_t *words = (uint64_t *)(void *)g.region;
         mt_error err = {.detail = NULL};
         words[edits[i].word] = edits[i].value;
@@ -349,6 +474,10 @@ main(void)
     RUN(a_closed_record_says_so_and_takes_nothing_more);
     RUN(nothing_is_written_away_from_home);
     RUN(long_texts_are_cut_between_characters);
+    RUN(payloads_of_every_length_are_read_back);
+    RUN(the_oldest_payloads_go_and_are_counted);
+    RUN(a_forged_payload_is_left_out);
+    RUN(payloads_that_overlap_are_given_out_once);
     RUN(phases_without_room_count_as_others);
     RUN(every_other_length_is_refused);
     RUN(every_flipped_bit_is_refused_or_left_out);

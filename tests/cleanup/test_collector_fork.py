@@ -15,7 +15,7 @@ _FORKS = "ignore:This process:DeprecationWarning"  # from 3.12 on, with threads:
 
 CHILD = """
 import gc, os, sys
-from memtools.cleanup.gcstate import ManagedGc, worker_setup
+from memtools.cleanup.collector import ManagedGc, worker_setup
 def in_child(check):
     pid = os.fork()
     if pid == 0:
@@ -84,7 +84,7 @@ def test_a_forked_child_stays_without_gc_where_others_had_disabled_it():
 def test_a_fork_while_another_thread_holds_the_lock_does_not_hang():
     child("""
     import threading
-    from memtools.cleanup import gcstate as _gcstate
+    from memtools.cleanup import collector as _gcstate
     held, done = threading.Event(), threading.Event()
     def hold():
         with _gcstate._shared.lock:
@@ -158,7 +158,7 @@ def test_worker_setup_keeps_a_million_objects_shared():
 LOADER = """
 import gc, sys
 import torch
-from memtools.cleanup.gcstate import ManagedGc, worker_setup
+from memtools.cleanup.collector import ManagedGc, worker_setup
 
 class Node:
     alive = 0

@@ -18,14 +18,14 @@ manager's own death or the interpreter's end does it.
 
 from __future__ import annotations
 
-import atexit
 import gc
-import os
 import sys
 import threading
 import time
 import weakref
 from typing import NamedTuple
+
+from memtools._base import process
 
 # Python 3.12 itself puts its immortal objects aside at the start (375 of them), and 3.14.0 to
 # 3.14.4 one now and then; gc.freeze() puts aside all of thousands.
@@ -108,7 +108,6 @@ class _Shared:
 
 
 _shared = _Shared()
-_installed: list[bool] = []
 
 
 class ManagedGc:
@@ -132,7 +131,8 @@ class ManagedGc:
 
         Changes nothing yet. Each begin() wants an end().
         """
-        _install()
+        process.at_fork(_forked)
+        process.at_exit(_exit)
         self._shared = _shared
         self._shared.begin(self._member)
 
@@ -190,14 +190,6 @@ def worker_setup() -> None:
 
 def _gone(member: weakref.ref[ManagedGc]) -> None:
     _shared.end(member, whole=True)
-
-
-def _install() -> None:
-    """Once in a process and its forks: neither can be taken back, and neither holds a manager."""
-    if not _installed:
-        _installed.append(True)
-        os.register_at_fork(after_in_child=_forked)
-        atexit.register(_exit)
 
 
 def _forked() -> None:

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from memtools.cleanup import gcstate
-from memtools.cleanup.gcstate import ManagedGc
+from memtools.cleanup import collector
+from memtools.cleanup.collector import ManagedGc
 from tests.kit.interrupts import interrupted
 
 
 def state() -> tuple[bool, tuple[int, ...], bool]:
-    return gc.isenabled(), gc.get_threshold(), gc.get_freeze_count() > gcstate._IMMORTAL
+    return gc.isenabled(), gc.get_threshold(), gc.get_freeze_count() > collector._IMMORTAL
 
 
 @pytest.fixture(autouse=True)
@@ -27,8 +27,8 @@ def _as_found() -> Iterator[None]:
     assert not frozen
     gc.enable()
     yield
-    left = len(gcstate._shared.members)
-    gcstate._shared.members.clear()
+    left = len(collector._shared.members)
+    collector._shared.members.clear()
     gc.unfreeze()
     gc.set_threshold(*thresholds)
     (gc.enable if enabled else gc.disable)()
@@ -192,8 +192,8 @@ def test_threads_that_begin_and_end_at_the_same_time():
         gate.wait()
         for _ in range(25):
             manager = begun()
-            with gcstate._shared.lock:  # collecting 100 times would take a minute
-                gcstate._shared.freeze(manager._member)
+            with collector._shared.lock:  # collecting 100 times would take a minute
+                collector._shared.freeze(manager._member)
                 if gc.isenabled():
                     faults.append("enabled")
             manager.end()
@@ -205,7 +205,7 @@ def test_threads_that_begin_and_end_at_the_same_time():
         thread.join()
     assert not faults
     assert state() == before
-    assert gcstate._shared.found is None
+    assert collector._shared.found is None
 
 
 @pytest.mark.parametrize("name", ["begin", "freeze", "end"])
@@ -219,7 +219,7 @@ def test_an_interrupt_anywhere_leaves_a_state_that_end_completes(name, company):
             manager.begin()
         if name == "end":
             manager.freeze()
-        struck = interrupted(gcstate, places, getattr(manager, name))
+        struck = interrupted(collector, places, getattr(manager, name))
         if manager.managed and name != "end":
             manager.freeze()
         if manager.managed:
@@ -227,7 +227,7 @@ def test_an_interrupt_anywhere_leaves_a_state_that_end_completes(name, company):
         if other is not None:
             other.end()
         assert state() == before, places
-        assert not gcstate._shared.members, places
+        assert not collector._shared.members, places
         if not struck:
             break
         places += 1

@@ -1,0 +1,33 @@
+"""What memtools does when the process forks or ends: the only file that registers handlers for it.
+
+A handler can never be taken back, so each function is registered once, however often it is asked
+for. Handlers are functions of modules: a bound method would keep its object alive for ever.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable
+
+_registered: set[Callable[..., object]] = set()
+
+
+def at_fork(in_child: Callable[[], None], in_parent: Callable[[], None] | None = None) -> None:
+    """Call `in_child` in each child that is forked from now on, and `in_parent` in this process
+    after each fork."""
+    if in_child in _registered:
+        return
+    _registered.add(in_child)
+    if in_parent is None:
+        os.register_at_fork(after_in_child=in_child)
+    else:
+        os.register_at_fork(after_in_child=in_child, after_in_parent=in_parent)
+
+
+def at_exit(function: Callable[..., object], *args: object) -> None:
+    """Call `function(*args)` when the interpreter ends, before what was registered earlier."""
+    if function in _registered:
+        return
+    _registered.add(function)
+    atexit.register(function, *args)

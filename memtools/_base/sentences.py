@@ -1,0 +1,137 @@
+"""The sentences about growth and about who holds it: of a verdict and a holder in a program that
+runs, and of the same two read from a record. They know the fields alone, so that no room needs
+another."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from memtools._base.size import format_bytes
+
+
+class Verdict(Protocol):
+    """The fields of a LeakVerdict that its sentence tells."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def rate_bytes_per_step(self) -> float: ...
+    @property
+    def steps_left(self) -> tuple[float, float, float] | None: ...
+    @property
+    def signal(self) -> str | None: ...
+    @property
+    def since_step(self) -> int | None: ...
+    @property
+    def rss_bytes_per_step(self) -> float | None: ...
+    @property
+    def shape(self) -> float: ...
+    @property
+    def declarable(self) -> bool: ...
+
+
+class Holder(Protocol):
+    """The fields of a Holder that its sentence tells."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def length(self) -> int | None: ...
+    @property
+    def capacity(self) -> int | None: ...
+    @property
+    def new_objects(self) -> int: ...
+    @property
+    def new_bytes(self) -> int: ...
+    @property
+    def containers(self) -> int: ...
+    @property
+    def what(self) -> str: ...
+    @property
+    def steps(self) -> int: ...
+
+
+def of_steps_left(low: float, high: float) -> str:
+    """When a limit is reached: hardly earlier than `low` steps, and hardly later than `high`."""
+    if math.isinf(low):
+        return "no limit in sight"
+    if high < 1:
+        return "limit reached"
+    if math.isinf(high):
+        return f"limit in {_rounded(low)} steps at the earliest"
+    return f"limit in {_rounded(low)} to {_rounded(high)} steps"
+
+
+def _rounded(steps: float) -> str:
+    """Two digits of a forecast are more than it knows."""
+    digits = len(str(int(steps)))
+    return f"{round(steps, min(0, 2 - digits)):,.0f}"
+
+
+def of_verdict(verdict: Verdict, filling: str = "") -> str:
+    """`likely: +4.0 MiB/step in heap since step 512, limit in 900 to 1,000 steps`. `filling`: the
+    container with a bound that fills, where a census has found one."""
+    if verdict.signal is None:
+        return "quiet: no signal grows"
+    rate = f"+{format_bytes(verdict.rate_bytes_per_step)}/step"
+    since = f"in {verdict.signal} since step {verdict.since_step:,}"
+    left = ""
+    if verdict.steps_left is not None:
+        left = of_steps_left(verdict.steps_left[0], verdict.steps_left[2])
+    if filling:
+        return f"growing: {rate} {since}, but no leak: a buffer fills, {filling}"
+    if verdict.kind == "growing":
+        return _of_growing(verdict, rate, since, left)
+    if verdict.kind == "fragmentation":
+        line = f"fragmentation: {rate} in rss since step {verdict.since_step:,}, while what is in"
+        line = f"{line} use does not grow"
+    else:
+        line = f"{verdict.kind}: {rate} {since}"
+        cost = verdict.rss_bytes_per_step or 0
+        if verdict.signal != "rss" and cost > 1.5 * verdict.rate_bytes_per_step:
+            line = f"{line}, costs {format_bytes(cost)}/step of rss"
+    return f"{line}, {left}" if left else line
+
+
+def _of_growing(verdict: Verdict, rate: str, since: str, left: str) -> str:
+    if verdict.rate_bytes_per_step < 0.5:
+        return f"growing: {since}, but no longer at the end"
+    shape = "straight line" if 0.8 <= verdict.shape <= 1.25 else "not a straight line"
+    line = f"growing: {rate} {since}, {shape}"
+    if left:
+        line = f"{line}; {left} if it goes on"
+    if verdict.declarable:
+        line = f'{line}; if a buffer fills, declare it: expect_growth("its name", bytes=...)'
+    return line
+
+
+def of_holder(holder: Holder) -> str:
+    """`+4.0 MiB/step: 2 new float32 tensors a step, held by list MoEBlock.gate_history`."""
+    if holder.new_objects == 0:
+        return holder.path
+    size, each = holder.new_bytes / holder.steps, holder.new_objects / holder.steps
+    rate = ("/step", " a step") if holder.steps > 1 else ("", "")
+    what = holder.what.removesuffix("s") if each == 1 else holder.what
+    number = f"{each:,.0f}" if each >= 100 or each == int(each) else f"{each:.2g}"
+    verb = "kept by" if holder.kind == "autograd graph" else "held by"
+    parts = [f"+{format_bytes(size)}{rate[0]}: " if holder.new_bytes else ""]
+    parts.append(f"{number} new {what}{rate[1]}, {verb} {holder.path}")
+    if holder.containers > 1:
+        parts.append(f" ({holder.containers} of them)")
+    if holder.capacity is not None:
+        now = "" if holder.length is None else f"{holder.length:,} of "
+        parts.append(f", which holds {now}at most {holder.capacity:,}")
+        final = final_bytes(holder)
+        if final:
+            parts.append(f" and then {format_bytes(final)}")
+    return "".join(parts)
+
+
+def final_bytes(holder: Holder) -> int | None:
+    """Bytes that a bounded container holds once it is full; None without a bound."""
+    if holder.capacity is None or holder.new_objects == 0:
+        return None
+    return holder.capacity * holder.containers * holder.new_bytes // holder.new_objects

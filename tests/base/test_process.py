@@ -1,0 +1,38 @@
+"""Handlers of forks and of the process's end: each is registered once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import os
+from memtools._base import process
+
+calls = []
+def in_child(): calls.append("child")
+def in_parent(): calls.append("parent")
+def first(): print("first")
+def second(word): print(word)
+
+for _ in range(2):
+    process.at_fork(in_child, in_parent)
+    process.at_exit(first)
+    process.at_exit(second, "second")
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if calls == ["child"] else 1)
+assert os.waitpid(pid, 0)[1] == 0
+assert calls == ["parent"]
+"""
+
+
+def test_a_handler_that_is_registered_twice_is_called_once():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert (done.stdout, done.stderr, done.returncode) == ("second\nfirst\n", "", 0)
+
+
+def test_a_handler_for_the_child_alone():
+    program = PROGRAM.replace("in_child, in_parent", "in_child").replace('["parent"]', "[]")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stderr, done.returncode) == ("", 0)

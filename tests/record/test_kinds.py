@@ -1,0 +1,270 @@
+"""Typed events: what is written is read back, whatever stands in a file; and what version 1 said in
+sentences is read as the same events."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import memtools
+from memtools import _core
+from memtools._census.holders import Holder as CensusHolder
+from memtools.leak.detector import LeakVerdict, StepsLeft
+from memtools.monitor.leakwatch import FillVerdict
+from memtools.record import kinds, version1
+from memtools.record.figures import figures_of
+from memtools.record.kinds import Event, GuardSet, Heap, Holder, Leak, Limit
+from memtools.record.redact import redacted_record
+
+VERSION_1 = Path(__file__).parent / "version1"
+
+numbers = st.integers(0, 2**62)
+rates = st.floats(0, 1e15)
+words = st.text(st.characters(codec="utf-8"), max_size=40)
+lefts = st.tuples(*[st.floats(0, 1e12) | st.just(math.inf)] * 3)
+events = st.one_of(
+    st.builds(Leak, words, words, rates, numbers, st.none() | rates, st.none() | lefts, rates,
+              st.booleans(), words, st.booleans()),
+    st.builds(Holder, words, words, st.none() | numbers, st.none() | numbers, numbers, numbers,
+              numbers, words, st.integers(1, 2**40)),
+    st.builds(Limit, words, st.none() | numbers),
+    st.builds(Heap, numbers),
+    st.builds(GuardSet, rates),
+)  # fmt: skip
+
+
+@given(event=events)
+def test_fields_are_read_back_as_they_were(event):
+    found, text = kinds.read(event.KIND, kinds.payload(event.KIND, event))
+    assert found == event
+    assert text == event.sentence()
+    assert kinds.payload(event.KIND, dataclasses.asdict(event)) == kinds.payload(event.KIND, event)
+
+
+def test_every_kind_is_tried():
+    assert {type(kind) for kind in (LEAK, HOLDER, *OTHERS)} == set(kinds.KINDS.values())
+
+
+LEFT = StepsLeft(900.0, 950.0, math.inf)
+VERDICTS = [
+    LeakVerdict("quiet", 0.0, "none"),
+    LeakVerdict("growing", 30_000.0, "low", LEFT, "heap", 34, shape=1.0, declarable=True),
+    LeakVerdict("growing", 0.2, "low", None, "heap", 34),
+    LeakVerdict("likely", 30_000.0, "fair", LEFT, "heap", 1234, rss_bytes_per_step=90_000.0),
+    LeakVerdict("leak", 2.0**32, "good", StepsLeft(0.0, 0.1, 0.5), "device", 0),
+    LeakVerdict("fragmentation", 5.0, "low", StepsLeft(*[math.inf] * 3), "rss", 7),
+    FillVerdict("growing", 5000.0, "low", signal="heap", since_step=9, filling="deque x with 3"),
+]
+HOLDERS = [
+    CensusHolder("list MoEBlock.gates", "list", 12, None, 100, 100 * 4096, 12, "tensors", 100),
+    CensusHolder("deque(maxlen=9) x.d", "deque", 3, 9, 3, 3 * 2**20, what="float32 tensors"),
+    CensusHolder("autograd graph of 300 nodes kept by loss", "autograd graph", 300, None, 0, 0),
+    CensusHolder("lru_cache f", "_lru_cache_wrapper", 3, None, 50, 0, steps=3),
+]
+
+
+@pytest.mark.parametrize("verdict", VERDICTS, ids=lambda v: f"{v.kind} {v.signal}")
+def test_a_verdict_says_in_a_record_what_it_says_in_the_program(verdict):
+    event, text = kinds.read("leak", kinds.payload("leak", verdict))
+    assert text == str(verdict)
+    assert isinstance(event, Leak)
+    assert event.steps_left == verdict.steps_left
+    over, text = kinds.read("leak", kinds.payload("leak", verdict, over=True))
+    assert text == f"no longer: {verdict}"
+    assert over == dataclasses.replace(event, over=True)
+
+
+@pytest.mark.parametrize("holder", HOLDERS, ids=lambda h: h.kind)
+def test_a_holder_says_in_a_record_what_it_says_in_the_program(holder):
+    event, text = kinds.read("holder", kinds.payload("holder", holder))
+    assert text == str(holder)
+    assert vars(event) == vars(holder)
+
+
+# --- version 1 ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verdict", VERDICTS[1:], ids=lambda v: f"{v.kind} {v.signal}")
+def test_the_sentence_of_a_verdict_is_understood(verdict):
+    event, _ = kinds.read("leak", kinds.payload("leak", verdict))
+    found = version1.read("leak", str(verdict))
+    if verdict.rate_bytes_per_step < 0.5:
+        assert found is None
+        return
+    assert isinstance(found, Leak)
+    assert isinstance(event, Leak)
+    assert (found.kind, found.signal, found.since_step, found.filling) == (
+        event.kind, event.signal, event.since_step, event.filling
+    )  # fmt: skip
+    assert found.rate_bytes_per_step == pytest.approx(event.rate_bytes_per_step, rel=0.02)
+    assert version1.read("leak", f"no longer: {verdict}") == Leak("quiet", None, 0, None, over=True)
+
+
+@pytest.mark.parametrize("holder", HOLDERS, ids=lambda h: h.kind)
+def test_the_sentence_of_a_holder_is_understood(holder):
+    found = version1.read("holder", str(holder))
+    event, _ = kinds.read("holder", kinds.payload("holder", holder))
+    assert isinstance(found, Holder)
+    assert isinstance(event, Holder)
+    assert found.path.startswith(event.path)
+    assert (found.capacity is None) == (event.capacity is None)
+    if holder.new_bytes and holder.steps > 1:
+        assert found.rate_bytes == pytest.approx(event.rate_bytes, rel=0.02)
+
+
+def test_the_sentences_of_limits_are_understood():
+    for event in OTHERS:
+        assert version1.read(event.KIND, event.sentence()) == event
+        assert version1.read(event.KIND, "anything else") is None
+    assert version1.read("mark", "0.5") is None
+
+
+LEAK = Leak("likely", "heap", 29_900.0, 34)
+HOLDER = Holder("list module attribute __main__.kept", "list", 3, None, 9, 0, steps=9)
+OTHERS: list[Event] = [
+    Limit("RLIMIT_AS", 2**30),
+    Limit("RLIMIT_DATA", None),
+    Heap(7),
+    GuardSet(0.9),
+]
+
+
+def old_record(tmp_path: Path, name: str) -> memtools.Record:
+    path = tmp_path / f"{name}.mem"
+    path.write_bytes(gzip.decompress((VERSION_1 / f"{name}.mem.gz").read_bytes()))
+    assert _core.record_read(path)["version"] == 1
+    return memtools.read_record(path)
+
+
+def test_a_record_of_version_1_tells_who_holds_what_grows(tmp_path):
+    figures = figures_of(old_record(tmp_path, "leak"))
+    assert [event.kind for event in figures.record.events if event.data] == [
+        "leak",
+        "holder",
+        "leak",
+    ]
+    (holder,) = figures.holders
+    assert (holder.path, holder.kind) == ("list module attribute __main__.kept", "list")
+    first, second = figures.growth_lines()
+    assert first.startswith("likely: +29.2 KiB/step in heap since step 2; limit in ")
+    assert second == "1 new Entry object a step, held by list module attribute __main__.kept"
+    assert [(one.what, one.freed_bytes) for one in figures.cleanups] == [
+        ("gc, malloc_trim", 188416)
+    ]
+    assert figures.ending.text == "finished"
+
+
+def test_a_record_of_version_1_tells_the_limits_of_its_process(tmp_path):
+    figures = figures_of(old_record(tmp_path, "run"))
+    assert figures.process_limits == {"RLIMIT_AS": 2**29}
+    assert figures.guard is not None
+    assert figures.guard.fraction == 0.9
+    assert figures.ending.out_of_memory == "host"
+
+
+def test_a_record_of_version_1_tells_of_a_tree(tmp_path):
+    figures = figures_of(old_record(tmp_path, "tree"))
+    assert figures.outside
+    assert (figures.limit_bytes, figures.limit_source) == (64 * 2**20, "given")
+    assert figures.ending.signal == "SIGTERM"
+
+
+# --- in a file ------------------------------------------------------------------------------------
+
+
+def write(
+    path: Path, bodies: list[tuple[str, str | bytes]], payloads: int = 2**18
+) -> memtools.Record:
+    with _core.RecordWriter(path, ["rss"], payloads=payloads) as writer:
+        for step, (kind, body) in enumerate(bodies):
+            writer.event(kind, body, step=step)
+    return memtools.read_record(path)
+
+
+def test_events_have_their_fields_and_their_sentences(tmp_path):
+    given_ = [LEAK, HOLDER, *OTHERS]
+    record = write(tmp_path / "x.mem", [(one.KIND, kinds.payload(one.KIND, one)) for one in given_])
+    assert [event.data for event in record.events] == given_
+    assert [event.text for event in record.events] == [one.sentence() for one in given_]
+    (holder,) = figures_of(record).holders
+    assert holder.path == HOLDER.path
+    out = io.StringIO()
+    record.to_jsonl(out)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    data = [line["data"] for line in lines if line["type"] == "event"]
+    assert data[1] == dataclasses.asdict(HOLDER)
+
+
+def test_a_payload_that_nobody_understands_is_shown_as_it_is(tmp_path):
+    bodies = [
+        ("peak", b'{"lines": 3}'),
+        ("leak", b'{"kind": 3}'),
+        ("leak", b"\xff\0"),
+        ("heap", b""),
+    ]
+    record = write(tmp_path / "x.mem", bodies)
+    assert [event.data for event in record.events] == [None] * 4
+    assert [event.text for event in record.events] == [
+        '{"lines": 3}', '{"kind": 3}', "\\xff\\0", ""
+    ]  # fmt: skip
+
+
+def test_the_oldest_payloads_go_and_are_counted(tmp_path):
+    bodies: list[tuple[str, object]] = [("peak", bytes([65 + k]) * 40_000) for k in range(9)]
+    record = write(tmp_path / "x.mem", [*bodies, ("mark", "a text")], 2**17)
+    assert (record.events_total, record.events_gone, record.unreadable) == (10, 6, 0)
+    assert [event.number for event in record.events] == [6, 7, 8, 9]
+    assert [event.text[0] for event in record.events] == ["G", "H", "I", "a"]
+
+
+@given(data=st.binary(max_size=300) | st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | words,
+    lambda parts: st.lists(parts, max_size=4) | st.dictionaries(
+        st.sampled_from(["path", "kind", "steps", "new_bytes", "rate_bytes_per_step", "signal",
+                         "steps_left", "new_objects", "length", "capacity", "since_step"]), parts),
+).map(lambda value: json.dumps(value).encode()))  # fmt: skip
+def test_no_payload_leads_to_an_error(data):
+    for kind in (*kinds.KINDS, "peak"):
+        event, text = kinds.read(kind, data)
+        text.encode()
+        assert event is None or text == event.sentence()
+
+
+@pytest.mark.parametrize("data", [
+    b"[" * 60_000, b"9" * 60_000, b'{"kept_bytes":1e400}', b'{"kept_bytes":Infinity}',
+    b'{"kept_bytes":true}', b'{"kept_bytes":18446744073709551616}',
+], ids=["deep", "long", "large", "infinite", "bool", "65 bits"])  # fmt: skip
+def test_numbers_that_cannot_be_are_refused(data):
+    assert kinds.read("heap", data)[0] is None
+
+
+def test_half_a_character_and_no_steps_are_refused():
+    assert kinds.read("limit", b'{"name":"\\ud800","limit_bytes":1}')[0] is None
+    fields = dataclasses.asdict(HOLDER) | {"steps": 0}
+    assert kinds.read("holder", json.dumps(fields).encode())[0] is None
+
+
+def test_long_fields_are_cut_and_half_characters_escaped():
+    long = dataclasses.replace(HOLDER, path="\U0001f600" * 40_000, what="\udfff")
+    data = kinds.payload("holder", long)
+    assert len(data) <= 65536
+    event, _ = kinds.read("holder", data)
+    assert isinstance(event, Holder)
+    assert event.path == "\U0001f600" * kinds.LONGEST
+    assert event.what == "\\udfff"
+
+
+def test_secrets_are_masked_in_fields_too(tmp_path):
+    secret = dataclasses.replace(HOLDER, path="list of hf_abcdefghijklmnopqrstuvwx")
+    record = write(tmp_path / "x.mem", [("holder", kinds.payload("holder", secret))])
+    (event,) = redacted_record(record).events
+    assert "hf_" not in event.text + str(event.data)
+    assert "hf_" in record.events[0].text
