@@ -78,6 +78,7 @@ def kept():
 """
 
 
+@pytest.mark.slow
 def test_blocks_above_the_mmap_threshold_are_given_back() -> None:
     assert program(FREED + "print(kept() > 190)") == "True\n"
     done, result = program(FREED + """
@@ -91,6 +92,7 @@ print(kept() < 10, allocator_settings().host.mmap_threshold)
     assert result == "True Setting(value=524288, source='mallopt, by memtools')"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bytecode", ["kept", "made anew"])
 def test_the_advice_follows_what_is_held(bytecode: str, tmp_path: Path) -> None:
     """Whatever holes the interpreter left in the heap: to compile modules leaves megabytes."""

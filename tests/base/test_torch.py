@@ -44,6 +44,7 @@ def test_works_with_torch_absent_until_a_tensor_is_needed():
     assert "again memtools needs" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["torch.nn", "torch.autograd", "memtools._torch"])
 def test_a_handler_in_the_first_connection_is_told_so_or_served(moment):
     """Signal handlers and finalizers may run at any moment of it."""
@@ -111,6 +112,7 @@ except memtools.ShimUnavailable as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -130,6 +132,7 @@ def test_a_shim_for_another_torch_is_not_loaded_warns_once_and_all_else_works(ch
     assert lines[2].count("pip install") == 1
 
 
+@pytest.mark.slow
 def test_a_shim_that_was_not_built_is_no_reason_to_warn():
     done = run(MISMATCH.format(change="_build_info.TORCH_VERSION = None"))
     assert done.returncode == 0, done.stderr
@@ -137,6 +140,7 @@ def test_a_shim_that_was_not_built_is_no_reason_to_warn():
     assert "there was no torch when memtools was installed" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_shim_that_does_not_load_warns_once():
     done = run(MISMATCH.format(change="sys.modules['memtools._torch'] = None"))
     assert done.returncode == 0, done.stderr
@@ -144,6 +148,7 @@ def test_a_shim_that_does_not_load_warns_once():
     assert "memtools._torch does not load" in done.stdout
 
 
+@pytest.mark.slow
 def test_an_old_torch_is_refused_with_the_version_found(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.10.1+cpu")
     monkeypatch.setattr(bridge, "_connected", [])
@@ -151,6 +156,7 @@ def test_an_old_torch_is_refused_with_the_version_found(monkeypatch):
         bridge.connect()
 
 
+@pytest.mark.slow
 def test_a_capsule_of_another_kind_or_major_version_is_refused(without_shim):
     parts = [torch.Tensor, torch.nn.Parameter, lambda: -1, torch.Tensor.is_neg, bridge.plain, None]
     with pytest.raises(ValueError, match="PyCapsule"):
@@ -161,6 +167,7 @@ def test_a_capsule_of_another_kind_or_major_version_is_refused(without_shim):
     assert issubclass(ShimUnavailable, memtools.MemtoolsError)
 
 
+@pytest.mark.slow
 def test_a_second_interpreters_peaks_do_not_claim_to_be_exact():
     """The kernel has one high-water mark for both, and the first one sets it back."""
     peak = "from memtools import _core; p = _core.Probe(); print(p.reset_peak(), p.peak()[1])"
@@ -183,6 +190,7 @@ def test_a_second_interpreters_peaks_do_not_claim_to_be_exact():
     assert said == "True\nFalse False\nTrue\n"
 
 
+@pytest.mark.slow
 def test_the_core_works_in_a_second_interpreter():
     done = run(
         "import sys\n"

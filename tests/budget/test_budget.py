@@ -107,6 +107,7 @@ def test_the_sentence_names_the_budget_that_refused():
         second.append(gates(200))
 
 
+@pytest.mark.slow
 def test_a_part_keeps_its_budget():
     budget = Budget("1 MiB")
     history = GateHistory(max_bytes=budget.suballocate("gates", "512 KiB"))
@@ -181,6 +182,7 @@ def asks_at(way: str, budget: Budget, rows: torch.Tensor) -> Callable[[], object
     return (lambda: history[:]) if way == "a slice" else (lambda: copy.copy(history))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["append", "an append to a copy", "a slice", "a copy"])
 def test_other_threads_run_while_a_pool_gives_back_for_a_history(way):
     turns, stop = [0], threading.Event()

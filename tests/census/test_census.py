@@ -39,6 +39,7 @@ def _each_way(
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_each_way")
 def test_tensors_are_counted_by_type_shape_dtype_and_device():
     before = memtools.census()
@@ -55,6 +56,7 @@ def test_tensors_are_counted_by_type_shape_dtype_and_device():
     assert len(kept) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_each_way")
 def test_a_storage_that_views_share_is_counted_once_and_in_whole():
     base = torch.empty(64, 93)
@@ -165,6 +167,7 @@ def make_odd_tensors() -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_both_ways_of_reading_tensors_say_the_same(without_shim, monkeypatch):
     kept = [*odd_tensors(), torch.nn.Linear(98, 3), torch.empty(9, 99)[:, 3:7].t()]
     gc.collect()
@@ -177,6 +180,7 @@ def test_both_ways_of_reading_tensors_say_the_same(without_shim, monkeypatch):
     assert shim.bytes > 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_each_way")
 def test_nothing_of_the_programs_code_runs():
     gc.collect()  # torch's exceptions may keep an earlier run of this function
@@ -200,6 +204,7 @@ def test_nothing_of_the_programs_code_runs():
     assert len(proxies) + len(tensors) + len(more) > 50
 
 
+@pytest.mark.slow
 def test_a_half_built_and_a_cyclic_object_are_counted_like_others():
     def half() -> Iterator[int]:
         yield len(memtools.census().groups)
@@ -211,6 +216,7 @@ def test_a_half_built_and_a_cyclic_object_are_counted_like_others():
     assert [h.path for h in memtools.holder_of([cycle])] != []
 
 
+@pytest.mark.slow
 def test_a_census_keeps_nothing_alive_and_changes_no_reference_count():
     tensor, store = torch.empty(3, 95), [torch.empty(3, 95) for _ in range(9)]
     before, alive = memtools.census(), weakref.ref(store[0])
@@ -231,6 +237,7 @@ def test_a_census_keeps_nothing_alive_and_changes_no_reference_count():
     assert repr(look).startswith("Census(")
 
 
+@pytest.mark.slow
 def test_the_new_ones_are_sampled_and_never_an_old_one():
     old = [torch.empty(2, 96) for _ in range(2000)]
     before = memtools.census()
@@ -244,6 +251,7 @@ def test_the_new_ones_are_sampled_and_never_an_old_one():
     assert len(old) == 2000
 
 
+@pytest.mark.slow
 def test_objects_of_a_growing_type_are_sampled_too():
     class Row:
         pass
@@ -266,6 +274,7 @@ def test_nothing_grew():
         growth.holders(steps=0)
 
 
+@pytest.mark.slow
 def test_frozen_objects_are_counted_and_can_be_holders():
     code = """
 import gc, torch, memtools
@@ -307,6 +316,7 @@ def test_looking_imports_no_torch():
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
+@pytest.mark.slow
 def test_other_threads_may_make_and_drop_tensors_meanwhile():
     stop = threading.Event()
     faults: list[BaseException] = []
@@ -343,6 +353,7 @@ CALLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 def test_whatever_allocation_fails_it_is_a_memory_error_and_nothing_is_left(name):
     """The number of allocations depends on the heap, so the last ones are sampled."""

@@ -61,6 +61,7 @@ def alive(kind: type = Trainer) -> int:
     return sum(type(obj) is kind for obj in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_an_ordinary_collection_looks_at_nothing():
     garbage(torch.empty(3))
     found = collect()
@@ -70,6 +71,7 @@ def test_an_ordinary_collection_looks_at_nothing():
     assert alive() == 0
 
 
+@pytest.mark.slow
 def test_objects_are_what_a_bare_collection_says():
     counts = []
     for call in (gc.collect, lambda: collect(inspect=True).objects, lambda: collect().objects):
@@ -80,6 +82,7 @@ def test_objects_are_what_a_bare_collection_says():
     assert counts[0] == counts[1] == counts[2]
 
 
+@pytest.mark.slow
 def test_tensors_of_every_class_are_counted_and_a_shared_storage_once():
     base = torch.empty(64, 10)
     int8 = torch.empty(6, dtype=torch.int8)
@@ -89,6 +92,7 @@ def test_tensors_of_every_class_are_counted_and_a_shared_storage_once():
     assert found.tensor_bytes == 64 * 10 * 4 + 5 * 4 + 6
 
 
+@pytest.mark.slow
 def test_garbage_without_tensors_shows_none():
     garbage()
     assert collect(inspect=True).tensors == 0
@@ -124,6 +128,7 @@ class Odd(metaclass=Meta):
     pass
 
 
+@pytest.mark.slow
 def test_nothing_of_the_programs_code_runs():
     touchy = Touchy()
     object.__setattr__(touchy, "me", [touchy, torch.empty(2), Odd()])
@@ -135,6 +140,7 @@ def test_nothing_of_the_programs_code_runs():
     assert any("Touchy" in example for example in found.examples)
 
 
+@pytest.mark.slow
 def test_the_examples_are_the_largest_kinds_and_what_lay_beside_them():
     for _ in range(2):
         garbage(
@@ -200,6 +206,7 @@ def test_an_example_of_each_usual_cycle(make, text):
     assert collect(inspect=True).examples == (text,)
 
 
+@pytest.mark.slow
 def test_a_finalizer_runs_once_and_weak_references_die():
     class Final:
         def __del__(self) -> None:
@@ -218,6 +225,7 @@ def test_a_finalizer_runs_once_and_weak_references_die():
     assert len(ran) == 1
 
 
+@pytest.mark.slow
 def test_what_a_finalizer_brings_back_lives_and_is_not_counted():
     class Lazarus:
         def __del__(self) -> None:
@@ -231,6 +239,7 @@ def test_what_a_finalizer_brings_back_lives_and_is_not_counted():
     assert back[0].tensor.tolist() == [7, 7]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_freed_stays_in_gc_garbage_as_ever():
     kind: Any = _testcapi.with_tp_del(type("Old", (), {"__tp_del__": lambda self: None}))
     old = kind()
@@ -243,6 +252,7 @@ def test_what_cannot_be_freed_stays_in_gc_garbage_as_ever():
         vars(gc.garbage.pop()).clear()
 
 
+@pytest.mark.slow
 def test_the_programs_own_debug_flags_and_garbage_are_left():
     mine = torch.empty(5)
     gc.garbage.append(mine)
@@ -262,6 +272,7 @@ def test_the_programs_own_debug_flags_and_garbage_are_left():
         gc.garbage.clear()
 
 
+@pytest.mark.slow
 def test_a_young_collection_counts_the_young():
     old = Trainer(torch.empty(2))
     gc.collect()
@@ -279,6 +290,7 @@ def test_a_wrong_generation_says_so(bad):
         collect(bad)
 
 
+@pytest.mark.slow
 def test_an_inspection_within_an_inspection_is_an_ordinary_collection():
     class Final:
         def __del__(self) -> None:
@@ -292,6 +304,7 @@ def test_an_inspection_within_an_inspection_is_an_ordinary_collection():
     assert [found.tensors for found in inner] == [None]
 
 
+@pytest.mark.slow
 def test_other_threads_make_and_collect_garbage_meanwhile():
     stop, made, seen = threading.Event(), list[int](), list[Collected]()
     interval = sys.getswitchinterval()
@@ -320,6 +333,7 @@ def test_other_threads_make_and_collect_garbage_meanwhile():
     assert alive() == 0
 
 
+@pytest.mark.slow
 def test_an_interrupt_anywhere_leaves_flags_and_garbage_as_they_were():
     struck, places = True, 0
     while struck:
@@ -332,6 +346,7 @@ def test_an_interrupt_anywhere_leaves_flags_and_garbage_as_they_were():
     assert places > 60
 
 
+@pytest.mark.slow
 def test_a_fault_in_the_look_leaves_nothing_behind(monkeypatch):
     def fail(*args: Any) -> None:
         raise MemoryError
@@ -345,6 +360,7 @@ def test_a_fault_in_the_look_leaves_nothing_behind(monkeypatch):
     assert error.tb is not None
 
 
+@pytest.mark.slow
 def test_without_torch_there_are_no_tensors():
     program = (
         "import sys; from memtools._census.cycles import collect\n"

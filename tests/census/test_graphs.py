@@ -30,6 +30,7 @@ def _without_garbage():
     gc.collect()  # graphs that another test left in a cycle are found as well
 
 
+@pytest.mark.slow
 def test_a_total_without_detach_is_a_kept_graph():
     trainer = Trainer()
     trainer.total = trainer.total + loss()
@@ -46,6 +47,7 @@ def test_a_total_without_detach_is_a_kept_graph():
     assert f"kept by autograd graph of {holder.length:,} nodes" in str(holder)
 
 
+@pytest.mark.slow
 def test_what_lies_deep_in_a_graph_is_of_it():
     trainer, one = Trainer(), torch.ones((), requires_grad=True)
     before = memtools.census()
@@ -59,6 +61,7 @@ def test_what_lies_deep_in_a_graph_is_of_it():
     assert holder.path.endswith("nodes kept by Trainer.total")
 
 
+@pytest.mark.slow
 def test_a_graph_that_saved_no_python_tensor_is_found_when_large():
     """Sums save nothing: only nodes grow, and no group of tensors does."""
     trainer, one = Trainer(), torch.ones((), requires_grad=True)
@@ -73,6 +76,7 @@ def test_a_graph_that_saved_no_python_tensor_is_found_when_large():
     assert str(holder) == f"autograd graph of {N + 2} nodes kept by Trainer.total"
 
 
+@pytest.mark.slow
 def test_a_small_graph_is_no_news():
     trainer = Trainer()
     look = memtools.census()
@@ -81,6 +85,7 @@ def test_a_small_graph_is_no_news():
     assert kinds == []
 
 
+@pytest.mark.slow
 def test_losses_in_a_list_keep_a_graph_each():
     trainer = Trainer()
     before = memtools.census()
@@ -95,6 +100,7 @@ def test_losses_in_a_list_keep_a_graph_each():
     assert path.endswith("nodes each kept by list Trainer.losses")
 
 
+@pytest.mark.slow
 def test_references_of_c_code_are_said_as_such():
     before = memtools.census()
     tensors = [torch.empty(3, 7) for _ in range(N)]
@@ -113,11 +119,13 @@ def test_references_of_c_code_are_said_as_such():
     assert [g for g in memtools.census().diff(before).groups if g.kind.shape == (3, 7)] == []
 
 
+@pytest.mark.slow
 def test_what_only_the_caller_holds_is_held_by_nobody():
     holders = memtools.holder_of([torch.empty(3, 8) for _ in range(5)])
     assert [holder.kind for holder in holders] == ["nobody"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [True, False])
 def test_a_graph_that_backward_freed_does_no_harm(backward):
     trainer = Trainer()

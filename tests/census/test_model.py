@@ -149,6 +149,7 @@ def seen(look: memtools.Census) -> dict[Kind, list[int]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("each_way", ["shim", "public attributes"], indirect=True)
 @pytest.mark.usefixtures("each_way")
 @settings(max_examples=25, deadline=None)
@@ -198,6 +199,7 @@ def wrapped(inner: Any, step: tuple[str, Any], number: int, owners: dict[str, An
     return owner
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     path=st.lists(steps, min_size=0, max_size=4),

@@ -72,6 +72,7 @@ def test_a_collect_frees_what_hangs_on_cycles(no_gc: None, action):  # noqa: F81
     assert not any(outcome.device)
 
 
+@pytest.mark.slow
 def test_a_young_collect_leaves_the_old_alone(no_gc: None):  # noqa: F811
     holder = SimpleNamespace(tensor=torch.ones(10))
     kept = weakref.ref(holder.tensor)
@@ -84,6 +85,7 @@ def test_a_young_collect_leaves_the_old_alone(no_gc: None):  # noqa: F811
     assert kept() is None
 
 
+@pytest.mark.slow
 def test_small_blocks_count_as_freed_where_malloc_keeps_their_pages(no_gc: None):  # noqa: F811
     """They stay resident: a block above them holds the top of the heap."""
     holder = SimpleNamespace(tensors=[torch.ones(4096) for _ in range(3000)])
@@ -95,6 +97,7 @@ def test_small_blocks_count_as_freed_where_malloc_keeps_their_pages(no_gc: None)
     assert len(top) == 400
 
 
+@pytest.mark.slow
 def test_tensors_in_cycles_are_shown_when_asked_for(no_gc: None):  # noqa: F811
     cycle(256)
     found = run(GC, inspect=True).collected

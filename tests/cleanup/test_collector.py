@@ -41,6 +41,7 @@ def begun() -> ManagedGc:
     return manager
 
 
+@pytest.mark.slow
 def test_freeze_puts_all_aside_and_end_gives_it_back():
     before, manager = state(), begun()
     assert state() == before

@@ -40,6 +40,7 @@ def child(source: str) -> str:
     return run.stdout
 
 
+@pytest.mark.slow
 def test_a_forked_child_has_gc_enabled_and_its_pages_shared():
     child("""
     manager, dropped = ManagedGc(), ManagedGc()
@@ -64,6 +65,7 @@ def test_a_forked_child_has_gc_enabled_and_its_pages_shared():
     """)
 
 
+@pytest.mark.slow
 def test_a_forked_child_stays_without_gc_where_others_had_disabled_it():
     child("""
     gc.disable()
@@ -78,6 +80,7 @@ def test_a_forked_child_stays_without_gc_where_others_had_disabled_it():
     """)
 
 
+@pytest.mark.slow
 def test_a_fork_while_another_thread_holds_the_lock_does_not_hang():
     child("""
     import threading
@@ -98,6 +101,7 @@ def test_a_fork_while_another_thread_holds_the_lock_does_not_hang():
     """)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["", "os.fork() and os.wait()"])
 def test_the_end_of_the_interpreter_runs_the_finalizers_of_what_was_frozen(how):
     out = child(f"""
@@ -113,6 +117,7 @@ def test_the_end_of_the_interpreter_runs_the_finalizers_of_what_was_frozen(how):
     assert out == "True\nfinalized\n" * (2 if how else 1)
 
 
+@pytest.mark.slow
 def test_the_handlers_are_there_once_and_hold_nobody():
     child("""
     import atexit, weakref
@@ -142,6 +147,7 @@ in_child(check)
 """
 
 
+@pytest.mark.slow
 def test_worker_setup_keeps_a_million_objects_shared():
     bare = int(child(DIRTY.replace("SETUP", "False")))
     ours = int(child(DIRTY.replace("SETUP", "True")))
@@ -186,6 +192,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "init"), [("fork", "none"), ("fork", "setup"), ("spawn", "setup")])
 def test_garbage_stays_bounded_in_data_loading_workers(tmp_path: Path, how: str, init: str):
     program = tmp_path / "loader.py"

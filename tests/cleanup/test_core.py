@@ -4,19 +4,17 @@ What it decides by that is tested in C: tests/c/test_policy*.c."""
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memtools import _core
+from tests.kit.children import in_child
 from tests.monitor.root import LIMIT, MIB, Root
 from tests.monitor.test_sampler_life import ENV, PROJECT
 
@@ -203,31 +201,17 @@ def test_many_threads_tick_and_none_acts_beside_another() -> None:
 # --- forks ----------------------------------------------------------------------------------------
 
 
-def in_child(run: Callable[[], None]) -> None:
-    """Fails unless run() ends well in a forked child."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            signal.alarm(60)
-            run()
-            os._exit(0)
-        except BaseException as error:
-            os.write(2, f"child: {error!r}\n".encode())
-            os._exit(1)
-    assert os.waitpid(pid, 0)[1] == 0
-
-
 def test_a_forked_child_goes_on(root: Root) -> None:
     def run() -> None:
         root.use(0.9)
         time.sleep(0.06)  # a look is due then
         actor.core.tick(0, 300)
         assert actor.asked == [(3, 0, 799)]
-        in_child(lambda: actor.core.tick(0, 1000))
+        assert in_child(lambda: actor.core.tick(0, 1000)) == 0
 
     actor = Actor(((500,), 0, False), ((), HOST, True), root=str(root.path))
     actor.tick(499)
-    in_child(run)
+    assert in_child(run) == 0
     root.use(0.1)
     actor.core.tick()
     assert actor.asked == [(1, 0, 500)]
@@ -243,7 +227,7 @@ def test_a_child_forked_while_another_thread_acts_goes_on() -> None:
         assert slow.calls == 3
 
     with Slow() as slow:
-        in_child(run)
+        assert in_child(run) == 0
 
 
 def test_a_child_forked_from_within_act_is_in_it_too() -> None:
@@ -254,7 +238,7 @@ def test_a_child_forked_from_within_act_is_in_it_too() -> None:
     def act(mask: int, clock: int) -> None:
         calls.append(mask)
         if len(calls) == 1:
-            in_child(child)
+            assert in_child(child) == 0
         core.done(0, 1, *PAID)
 
     calls: list[int] = []

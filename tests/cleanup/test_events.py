@@ -32,6 +32,7 @@ def monitor(path: Path) -> MemoryMonitor:
     return MemoryMonitor(log=path, device="cpu", leaks=False)
 
 
+@pytest.mark.slow
 def test_every_running_monitor_is_told(tmp_path: Path):
     policy = quiet(gc_every=2)
     with monitor(tmp_path / "a.mem"), monitor(tmp_path / "b.mem"):
@@ -137,6 +138,7 @@ def test_the_economics_are_in_the_facts_of_the_record(tmp_path: Path):
     assert found["malloc_trim"].seconds == pytest.approx(report["trim"].total_ms / 1e3, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_without_a_monitor_nothing_is_kept_for_one(tmp_path: Path):
     policy = quiet(gc_every=1)
     for _ in range(3):

@@ -237,6 +237,7 @@ def test_an_action_that_fails_is_said_once_and_others_are_done(cuda: FakeCuda): 
     assert policy.report()["empty_cache"].verdict.startswith("failed: RuntimeError: CUDA error")
 
 
+@pytest.mark.slow
 def test_a_device_that_fails_while_it_is_waited_for_is_said_once(cuda: FakeCuda):  # noqa: F811
     def broken(device: int) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
@@ -293,6 +294,7 @@ def test_without_a_context_nobody_asks_for_a_capture(cuda: FakeCuda):  # noqa: F
 # --- devices ---
 
 
+@pytest.mark.slow
 def test_an_epoch_synchronises_before_the_cache_is_emptied(cuda: FakeCuda):  # noqa: F811
     policy = CleanupPolicy(None, manage_gc=False, strict=True)
     cuda.allocate(1, 100)

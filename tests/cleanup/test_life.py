@@ -42,6 +42,7 @@ def program(code: str) -> str:
 # --- gc ---
 
 
+@pytest.mark.slow
 def test_gc_is_managed_from_warm_up_to_the_end():
     policy = CleanupPolicy(warmup=3)
     with policy:
@@ -59,12 +60,14 @@ def test_gc_is_managed_from_warm_up_to_the_end():
     assert not policy.report().manages_gc
 
 
+@pytest.mark.slow
 def test_without_warm_up_at_once():
     with CleanupPolicy(warmup=0) as policy:
         assert not gc.isenabled()
         assert times(policy, "freeze") == 1
 
 
+@pytest.mark.slow
 def test_young_collects_come_while_gc_is_managed_and_only_then():
     policy = CleanupPolicy(
         warmup=2, gc_every=None, strict=True
@@ -107,12 +110,14 @@ def young_collects(monkeypatch: pytest.MonkeyPatch, cost_ns: int) -> ActionRepor
         return policy.report()["gc_young"]
 
 
+@pytest.mark.slow
 def test_young_collects_are_not_backed_off_while_they_are_cheap(monkeypatch: pytest.MonkeyPatch):
     found = young_collects(monkeypatch, 0)
     assert found.share < 0.001
     assert (found.backoff, found.count) == (1, 40)
 
 
+@pytest.mark.slow
 def test_young_collects_that_are_dear_and_free_nothing_are_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -121,6 +126,7 @@ def test_young_collects_that_are_dear_and_free_nothing_are_skipped(
     assert (found.count, found.skipped) == (1, 39)
 
 
+@pytest.mark.slow
 def test_young_collects_that_free_some_are_not_backed_off(monkeypatch: pytest.MonkeyPatch):
     """2 MiB at a time is less than what pays, and nothing else would free it."""
     monkeypatch.setattr(engine, "CHEAP", -1.0)
@@ -170,6 +176,7 @@ def test_manage_gc_false_leaves_gc_alone():
     assert "freeze" not in [action.name for action in policy.report().actions]
 
 
+@pytest.mark.slow
 def test_an_exception_passes_and_gc_is_put_back():
     policy = CleanupPolicy(warmup=0)
     with pytest.raises(ZeroDivisionError), policy:
@@ -236,6 +243,7 @@ def test_a_policy_that_nobody_holds_any_more_manages_nothing():
 # --- processes ---
 
 
+@pytest.mark.slow
 def test_at_the_end_of_the_process_finalizers_run():
     out = program(
         "import memtools, gc\n"
@@ -391,6 +399,7 @@ def test_time_before_the_start_is_not_the_policys():
         assert policy.report().seconds >= ended
 
 
+@pytest.mark.slow
 def test_leaking_cycles_of_tensors_stay_bounded():
     """4 MiB a step that only a cycle holds: without the policy the collector, which counts objects,
     lets 600 MiB come together. Strict: a collect that another program interrupts looks dear, and

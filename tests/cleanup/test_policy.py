@@ -195,6 +195,7 @@ def test_what_frees_nothing_rests_longer_and_longer(memory: Root):  # noqa: F811
     assert policy.report()["seen"].verdict == "frees nothing: rests 64x longer"
 
 
+@pytest.mark.slow
 def test_one_that_pays_ends_the_rest(memory: Root):  # noqa: F811
     gc.collect()  # what other tests left is not to be freed while an action runs
     policy = quiet(strict=False, max_cost=1.0)
@@ -243,6 +244,7 @@ def looked(policy: CleanupPolicy) -> None:
     policy.step()
 
 
+@pytest.mark.slow
 def test_pressure_asks_for_gc_pools_and_callbacks_that_want_it(memory: Root):  # noqa: F811
     pool = memtools.KVPool(1, 1, 64, max_tokens=4096, max_sequences=1, dtype="float32")
     policy = quiet(pools=[pool])
@@ -260,6 +262,7 @@ def test_pressure_asks_for_gc_pools_and_callbacks_that_want_it(memory: Root):  #
     assert times(policy, "gc") == 1, "it rests"
 
 
+@pytest.mark.slow
 def test_pressure_is_a_part_of_the_limit_that_was_given(memory: Root):  # noqa: F811
     policy = quiet(limit="2000 MiB", pressure=0.5)
     memory.use(0.45)

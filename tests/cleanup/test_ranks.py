@@ -33,6 +33,7 @@ def ranks(request: pytest.FixtureRequest, job: Any) -> Any:
     return lambda case: [result[case] for result in results]
 
 
+@pytest.mark.slow
 def test_what_one_rank_asks_for_all_do_and_where_one_cannot_nobody(ranks):
     answers = ranks("alone")
     every = (1 << len(answers)) - 1
@@ -48,16 +49,19 @@ def test_what_one_rank_asks_for_all_do_and_where_one_cannot_nobody(ranks):
         }
 
 
+@pytest.mark.slow
 def test_inference_mode_and_a_default_device_change_nothing(ranks):
     answers = ranks("modes")
     every = (1 << len(answers)) - 1
     assert answers == [[every, 2 * every]] * len(answers)
 
 
+@pytest.mark.slow
 def test_it_is_one_small_collective_of_host_memory(ranks):
     assert all(calls == [[24, "cpu"]] for calls in ranks("one_collective"))
 
 
+@pytest.mark.slow
 def test_a_group_without_a_cpu_backend_gets_one_gloo_group_or_is_refused(job):
     first, second = job("no_cpu")
     assert first == second
@@ -66,12 +70,14 @@ def test_a_group_without_a_cpu_backend_gets_one_gloo_group_or_is_refused(job):
     assert 'dist.new_group(ranks, backend="gloo")' in first[3]
 
 
+@pytest.mark.slow
 def test_a_group_of_some_ranks_agrees_without_the_others(job):
     outside, *inside = job("subset", 3)
     assert outside.startswith("ValueError: this rank is not in the group that is to agree")
     assert inside == ["6", "6"]
 
 
+@pytest.mark.slow
 def test_a_destroyed_process_group_and_none_are_said_in_words(job):
     for answer in job("destroyed"):
         assert answer[0] == 3
@@ -79,6 +85,7 @@ def test_a_destroyed_process_group_and_none_are_said_in_words(job):
         assert answer[2].startswith("RuntimeError: the ranks cannot agree: torch.distributed has")
 
 
+@pytest.mark.slow
 def test_where_a_rank_is_dead_torch_says_so(job):
     first, second = job("dead")
     assert "Error" in first
@@ -89,6 +96,7 @@ def test_where_a_rank_is_dead_torch_says_so(job):
 # --- of a CleanupPolicy ---
 
 
+@pytest.mark.slow
 def test_pressure_on_one_rank_is_answered_by_all_at_the_same_update(ranks):
     (first, calm), (_, pressed), *_ = answers = ranks("pressure")
     assert [seen for seen, _ in answers] == [first] * len(answers)
@@ -97,6 +105,7 @@ def test_pressure_on_one_rank_is_answered_by_all_at_the_same_update(ranks):
     assert (calm, pressed) == (False, True)
 
 
+@pytest.mark.slow
 def test_ranks_of_other_costs_act_at_the_same_updates(ranks):
     (seen, *light), *others = ranks("costs")
     assert len(seen) > 5
@@ -104,22 +113,26 @@ def test_ranks_of_other_costs_act_at_the_same_updates(ranks):
     assert light != others[-1][1:]  # each has its own budget and back-off
 
 
+@pytest.mark.slow
 def test_where_one_rank_captures_a_graph_all_wait(ranks):
     assert all(seen == [50, 60, 80] for seen in ranks("capture"))
 
 
+@pytest.mark.slow
 def test_policies_that_are_not_alike_are_told_on_all_ranks(ranks):
     first, *others = ranks("unlike")
     assert first == STEPS_DIFFER.format(10)
     assert all(other == STEPS_DIFFER.format(5) for other in others)
 
 
+@pytest.mark.slow
 def test_ranks_that_decide_alone_are_told_once(ranks):
     for warned in ranks("alone_warns"):
         assert len(warned) == 1
         assert "ranks decides alone when to clean up" in warned[0]
 
 
+@pytest.mark.slow
 def test_without_torch_imported_it_refuses_and_imports_nothing():
     code = "import sys; from memtools.cleanup.ranks import agree\ntry: agree()\n"
     code += "except RuntimeError as error: print(error, 'torch' in sys.modules)"

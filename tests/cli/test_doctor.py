@@ -381,6 +381,7 @@ def test_a_reader_that_has_gone_is_no_traceback() -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [[], ["nonsense"], ["doctor", "--nonsense"], ["doctor", "extra"]])
 def test_wrong_usage_is_one_line_and_exit_code_2(args: list[str]) -> None:
     done = command("-m", "memtools", *args)

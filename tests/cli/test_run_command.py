@@ -255,6 +255,7 @@ def test_a_kill_of_memtools_leaves_a_record_and_the_command_alone(tmp_path: Path
     assert record.total >= 3
 
 
+@pytest.mark.slow
 def test_a_guard_asks_the_command_to_end_and_says_so(tmp_path: Path) -> None:
     text = """
         import signal

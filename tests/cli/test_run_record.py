@@ -19,6 +19,7 @@ from memtools.monitor.log import ranked
 from tests.cli.runs import RUN, execute, run, write
 
 
+@pytest.mark.slow
 def test_the_record_tells_what_ran_and_how_it_ended(tmp_path: Path) -> None:
     write(tmp_path, "x = bytearray(100 << 20)\nraise ValueError('too much\\nof it')")
     found = run(tmp_path, "--limit", "1 GiB", "train.py", "--lr", "1")
@@ -100,6 +101,7 @@ def test_a_process_that_just_stops_leaves_a_record_without_an_end(tmp_path: Path
     assert [event.kind for event in record.events] == ["start"]
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_ends_as_python_does_says_nothing(tmp_path: Path) -> None:
     found = run(tmp_path, "-c", "import os; os.fork() or exit(9); os.wait()")
     assert found.returncode == 0
@@ -182,6 +184,7 @@ def test_what_cannot_be_run_is_refused_in_one_line_before_it_starts(
     assert sorted(os.listdir(tmp_path)) == ["train.py"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["-E", "-I", "-S"])
 def test_flags_that_keep_the_monitor_out_are_refused(flag: str, tmp_path: Path) -> None:
     write(tmp_path, "print('started')")
@@ -194,6 +197,7 @@ def test_flags_that_keep_the_monitor_out_are_refused(flag: str, tmp_path: Path) 
     assert b"watch from outside: memtools run -- python -I" in found.stderr
 
 
+@pytest.mark.slow
 def test_a_run_within_a_run_writes_a_record_of_its_own(tmp_path: Path) -> None:
     write(tmp_path, "print('inner')", "inner.py")
     write(tmp_path, f"import subprocess; subprocess.run({[*RUN, 'inner.py']!r}, check=True)")
@@ -205,6 +209,7 @@ def test_a_run_within_a_run_writes_a_record_of_its_own(tmp_path: Path) -> None:
     assert b"Wrote run-2.mem" in found.stderr
 
 
+@pytest.mark.slow
 def test_a_record_that_is_asked_for_and_in_use_gets_the_next_name(tmp_path: Path) -> None:
     """Two processes that were told one name: what watches them must not end one of them."""
     write(tmp_path, "print('inner')", "inner.py")
@@ -249,6 +254,7 @@ RANKS = """
 """
 
 
+@pytest.mark.slow
 def test_two_ranks_of_one_name_write_one_record_each(tmp_path: Path) -> None:
     script = str(write(tmp_path, RANKS))
     found = execute([sys.executable, script, *RUN, "--quiet", "--log", "out.mem", script], tmp_path)
@@ -306,6 +312,7 @@ def test_a_limit_that_python_alone_has_passed_is_refused(tmp_path: Path) -> None
     assert os.listdir(tmp_path) == ["train.py"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["script", "command"])
 def test_a_record_tells_no_secrets(way: str, tmp_path: Path) -> None:
     write(tmp_path, "raise ValueError('no model for https://me:p4ss@hub/x')")
@@ -521,6 +528,7 @@ def test_steps_of_an_unchanged_script_are_those_of_its_optimizer(tmp_path: Path)
     assert json.loads(found.stderr)["steps"] == 37
 
 
+@pytest.mark.slow
 def test_a_monitor_of_the_programs_own_gets_the_next_name(tmp_path: Path) -> None:
     code = """
     import memtools
@@ -540,6 +548,7 @@ def test_a_monitor_of_the_programs_own_gets_the_next_name(tmp_path: Path) -> Non
     assert memtools.read_record(tmp_path / "other.mem").complete
 
 
+@pytest.mark.slow
 def test_a_guard_that_cannot_act_is_told_at_the_end(tmp_path: Path) -> None:
     write(tmp_path, "x = bytearray(200 << 20)")
     found = run(tmp_path, "--limit", "100 MiB", "--guard", "0.9", "train.py")
@@ -553,6 +562,7 @@ def test_a_guard_that_cannot_act_is_told_at_the_end(tmp_path: Path) -> None:
     assert b"the guard at 90% could not act" in explained.stdout
 
 
+@pytest.mark.slow
 def test_a_quiet_run_says_in_the_log_that_a_guard_cannot_act(tmp_path: Path) -> None:
     write(tmp_path, "x = bytearray(200 << 20)")
     found = run(tmp_path, "--quiet", "--limit", "100 MiB", "--guard", "0.9", "train.py")
@@ -573,6 +583,7 @@ FILLED = """
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_used_up_its_own_limit_gets_a_summary_that_names_it(tmp_path: Path) -> None:
     write(tmp_path, FILLED)
     found = run(tmp_path, "train.py")
@@ -595,6 +606,7 @@ bytearray(2**29)
 """
 
 
+@pytest.mark.slow
 def test_freed_memory_that_is_in_the_way_of_an_allocation_is_told(tmp_path: Path) -> None:
     write(tmp_path, FREED)
     errors = run(tmp_path, "train.py").stderr.decode()

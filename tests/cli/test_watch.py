@@ -214,6 +214,7 @@ def killed_writer(folder: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 def test_a_writer_is_found_by_its_process_and_its_death_is_told(tmp_path: Path) -> None:
     with killed_writer(tmp_path) as process:
         command = [*WATCH, "--interval", "0.05", str(process.pid)]

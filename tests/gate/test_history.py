@@ -258,6 +258,7 @@ def test_a_slice_is_a_history_with_the_same_limits_and_its_own_life(gates):
     assert same(part, [*tensors[-5:], tensors[0]])
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     start=st.none() | st.integers(-25, 25),

@@ -17,6 +17,7 @@ def reference(tensors: list[torch.Tensor], top_k: int) -> tuple[torch.Tensor, to
     return rows.mean(0), torch.bincount(top.flatten(), minlength=rows.shape[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("top_k", [1, 2, 3, 9])
 @pytest.mark.parametrize("experts", [9, 16, 31, 48, 64, 100, 1100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

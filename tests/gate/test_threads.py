@@ -150,6 +150,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_interpreter_shutdown_with_histories_everywhere():
     command, pipe = [sys.executable, "-X", "faulthandler", "-c", AT_EXIT], subprocess.PIPE
     programs = [subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) for _ in range(3)]

@@ -25,6 +25,7 @@ def grads(model: torch.nn.Module) -> list[torch.Tensor]:
     return [p.grad for p in model.parameters() if p.grad is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("undo", ["scratch", "copy", "redo"])
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 @pytest.mark.parametrize("index", [0, 2])

@@ -57,6 +57,7 @@ print(json.dumps([bits(model) == bits(again), retries]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "undo"), [("DATA", "scratch"), ("AS", "redo")])
 def test_a_process_at_its_limit_goes_on_with_what_fits(limit, undo):
     """torch's own allocator refuses; then the updates are those of a run that was never short of
@@ -105,6 +106,7 @@ print(json.dumps([losses, free, acc.report().ran_out, list(acc.report().notes)])
 """
 
 
+@pytest.mark.slow
 def test_freed_heap_does_not_keep_an_optimizers_state_from_being_made():
     """12 MiB of parameters, 24 of AdamW's state and the gradients fit beside each other; what the
     passes had freed, and malloc kept, did not fit beside them."""

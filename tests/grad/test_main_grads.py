@@ -273,6 +273,7 @@ def test_the_next_window_starts_from_nothing() -> None:
 # --- life -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_hooks_keep_nothing_alive_and_go_with_close() -> None:
     model, main = trained(torch.bfloat16)
     weight = weakref.ref(next(model.parameters()))

@@ -44,6 +44,7 @@ def squares(gradients: list[torch.Tensor]) -> float:
     return sum(float(g.double().square().sum()) for g in gradients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [0, 1, 2])
 def test_measures_every_dtype_and_layout_like_float64(dtype, threads):
@@ -54,6 +55,7 @@ def test_measures_every_dtype_and_layout_like_float64(dtype, threads):
     assert found[2:] == (len(gradients), 0, 0, -1, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("limit", [math.inf, 0.25])
 def test_multiplies_as_torch_does(dtype, limit):
@@ -68,6 +70,7 @@ def test_multiplies_as_torch_does(dtype, limit):
         assert parameter.grad.stride() == before.stride()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("measure", [False, True])
 def test_adds_up_in_float32(dtype, measure):

@@ -185,6 +185,7 @@ def test_parameters_that_are_none(parameters, error, text):
         _core.GradSet(parameters)
 
 
+@pytest.mark.slow
 def test_is_collected_with_the_cycle_it_is_in():
     parameter = with_gradient(torch.ones(3))
     parameter.mine = _core.GradSet([parameter])

@@ -117,6 +117,7 @@ def test_the_whole_batch_is_passed_as_it_is(name):
     assert split.read(CASES[name]).take(CASES[name], 0, 6) is CASES[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 4, 5])
 @pytest.mark.parametrize("name", CASES)
 def test_parts_have_the_batchs_form_and_their_share_of_rows(name, size):

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from memtools import KVLease, KVPool
+from tests.kit.children import in_child
 from tests.kv.model import BLOCK, Plain, fill, same, small_pool, some, step
 
 pytestmark = pytest.mark.usefixtures("either_way")
@@ -234,19 +235,6 @@ def test_leaving_the_pools_own_block_closes_it():
 # --- processes --------------------------------------------------------------------------------
 
 
-def in_child(body: object) -> int:
-    """Runs body in a forked child; 0 when it came through."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            body()  # type: ignore[operator]
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitpid(child, 0)[1]
-
-
 POOL_USES: list[Callable[[Any], object]] = [
     KVPool.acquire,
     KVPool.stats,
@@ -389,6 +377,7 @@ class Numbers(Dataset[torch.Tensor]):
         return self.numbers[at]
 
 
+@pytest.mark.slow
 def test_forked_workers_of_a_data_loader_come_and_go_while_a_lease_lives():
     with small_pool() as pool, pool.acquire(2) as lease:
         model = Plain(2)

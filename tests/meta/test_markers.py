@@ -88,4 +88,11 @@ def test_what_public_functions_return_is_public():
     assert type(acc.report()) is memtools.AccumulatorReport
     assert type(acc.report().last) is memtools.WindowReport
     assert type(memtools.host_memory()) is memtools.HostMemory
+    monitor = memtools.MemoryMonitor()
+    assert type(monitor.guard(0.9)) is memtools.Handle
+    assert type(monitor.phase("forward")) is memtools.Phase
+    before = memtools.census()
+    kept = [torch.ones(3, 5, 7) for _ in range(9)]
+    assert memtools.GroupGrowth in map(type, memtools.census().diff(before).groups)
+    del kept
     assert type(memtools.checkpoint_layers(model)) is memtools.CheckpointedLayers

@@ -93,6 +93,7 @@ def test_a_wrong_program_is_caught(tmp_path):
     assert "incompatible type \"Literal['newest']\"" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_stub_says_what_the_extension_has(tmp_path):
     # Names and parameters are compared, for which torch need not be read.
     config = tmp_path / "mypy.ini"

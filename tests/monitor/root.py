@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from memtools import MemoryMonitor
+from tests.kit.children import wait_for
 
 MIB = 2**20
 LIMIT = 1000 * MIB
@@ -49,14 +48,6 @@ class Root:
         with path.open("r+" if path.exists() else "w") as file:
             file.write(text)
             file.truncate()
-
-
-def wait_for(done: Callable[[], bool], seconds: float = 30) -> None:
-    """For what another thread does: fails when it never does."""
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def settle(monitor: MemoryMonitor, root: Root) -> None:

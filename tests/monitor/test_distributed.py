@@ -25,6 +25,7 @@ def job(tmp_path: Path) -> Any:
     return run
 
 
+@pytest.mark.slow
 def test_every_rank_gets_the_least_the_mean_the_most_and_whose_they_are(job):
     first, second = job("figures")
     assert first == second == {
@@ -37,12 +38,14 @@ def test_every_rank_gets_the_least_the_mean_the_most_and_whose_they_are(job):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_group_of_some_ranks_names_those_of_the_job(job):
     outside, *inside = job("subset", 3)
     assert outside == ("this rank is not in the group; call monitor_ranks() on its members only")
     assert inside == [{"rss": [1.0, 1.5, 2.0, 1, 2, 2]}] * 2
 
 
+@pytest.mark.slow
 def test_too_many_figures_are_an_error_on_all_ranks_and_nobody_waits(job):
     first, second = job("too_much")
     assert first == second
@@ -50,10 +53,12 @@ def test_too_many_figures_are_an_error_on_all_ranks_and_nobody_waits(job):
     assert first[1] == {"a": [0.0, 0.5, 1.0, 0, 1, 2]}
 
 
+@pytest.mark.slow
 def test_it_is_one_small_collective(job):
     assert job("one_collective") == [[[2, 4100, "cpu"]]] * 2
 
 
+@pytest.mark.slow
 def test_where_a_rank_is_dead_torch_says_so(job):
     first, second = job("dead")
     assert first in ("RuntimeError", "DistBackendError", "DistNetworkError", "DistError")

@@ -175,6 +175,7 @@ def test_with_a_monitor(case: str, form: str, tmp_path: Path) -> None:
     check(tmp_path / "run.mem", end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["asleep", "in a loop"])
 def test_a_program_that_is_terminated_has_a_summary(how: str, tmp_path: Path) -> None:
     """Where Python can run: it has 0.2 s to begin with it."""
@@ -192,6 +193,7 @@ def test_a_program_that_is_terminated_has_a_summary(how: str, tmp_path: Path) ->
     assert errors.splitlines()[-1].startswith("memtools: Wrote run.mem")
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_is_terminated_leaves_the_record_alone(tmp_path: Path) -> None:
     program = """
         import multiprocessing, time

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from memtools import MemoryMonitor, read_record
-from tests.monitor.root import LIMIT, MIB, Root, root, settle, wait_for
+from tests.kit.children import wait_for
+from tests.monitor.root import LIMIT, MIB, Root, root, settle
 from tests.monitor.test_life import in_python, last, monitor, threads
 
 __all__ = ["root"]
@@ -39,6 +40,7 @@ def use_all_of(m: MemoryMonitor) -> None:
     m.summary()
 
 
+@pytest.mark.slow
 def test_a_thousand_sigkills_of_a_monitored_loop(tmp_path: Path) -> None:
     script = str(PROJECT / "tests/monitor/killer.py")
     done = subprocess.run(
@@ -198,6 +200,7 @@ def test_a_record_that_is_cut_during_the_run(path: Path, length: int, handler: s
         read_record(path)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", tmp_path]).returncode:
         pytest.skip("mounting a small disk takes root")
@@ -213,6 +216,7 @@ def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
     assert threads() == 0
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_during_the_run(tmp_path: Path) -> None:
     """All space was taken at the start: the record has every sample."""
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", tmp_path]).returncode:

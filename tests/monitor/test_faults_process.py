@@ -17,7 +17,8 @@ import pytest
 
 import memtools
 from memtools import read_record
-from tests.monitor.root import root, wait_for
+from tests.kit.children import wait_for
+from tests.monitor.root import root
 from tests.monitor.test_faults import use_all_of
 from tests.monitor.test_life import in_python, last, monitor
 
@@ -31,6 +32,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run.mem"
 
 
+@pytest.mark.slow
 def test_a_stop_and_a_continue_of_the_process(path: Path) -> None:
     code = """
 with memtools.MemoryMonitor(sys.argv[1], 1, device="cpu") as m:
@@ -135,6 +137,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_forgotten_in_a_worker(path: Path, method: str) -> None:
     script = path.with_suffix(".py")
@@ -182,6 +185,7 @@ time_t time(time_t *out) {
 """
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_by_ten_years(path: Path) -> None:
     """Forth and back at each look at it: only the date of the start is of that clock."""
     source, library = path.with_suffix(".c"), path.with_suffix(".so")
@@ -237,6 +241,7 @@ with memtools.MemoryMonitor(sys.argv[1], 1, device="cpu", limit="1 TiB") as m:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "later"])
 @pytest.mark.parametrize("place", ["/proc", "/sys", "/sys/fs/cgroup", "hidepid"])
 def test_system_files_that_are_really_hidden(path: Path, place: str, when: str) -> None:

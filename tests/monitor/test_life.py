@@ -21,8 +21,8 @@ import pytest
 
 from memtools import MemoryMonitor, _core, read_record
 from memtools.monitor.log import Log
+from tests.kit.children import in_child, wait_for
 from tests.kit.threadnames import thread_names
-from tests.monitor.root import wait_for
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -198,19 +198,7 @@ def test_cut_off(path: Path) -> None:
     assert [e.kind for e in record.events] == ["start", "mark"]
 
 
-def in_child(work: Any) -> int:
-    """The exit code of a forked child: 0 when `work` returned."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
+@pytest.mark.slow
 def test_in_a_forked_child_it_is_not_running_and_writes_nothing(path: Path) -> None:
     m = monitor(path)
 
@@ -262,6 +250,7 @@ def spawned(queue: Any, path: str) -> None:
     queue.put(m.step_count)
 
 
+@pytest.mark.slow
 def test_a_spawned_process_has_its_own(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()

@@ -84,6 +84,7 @@ def peaks(code: str) -> None:
     in_own_process(PEAKS + textwrap.dedent(code))
 
 
+@pytest.mark.slow
 def test_nested_phases_have_exact_peaks() -> None:
     peaks("""
         probe = _core.Probe()
@@ -112,6 +113,7 @@ def test_nested_phases_have_exact_peaks() -> None:
     """)
 
 
+@pytest.mark.slow
 def test_two_probes_do_not_take_each_others_peak() -> None:
     peaks("""
         one, other = _core.Probe(), _core.Probe()
@@ -142,6 +144,7 @@ def test_a_phase_may_be_left_by_another_thread_and_only_once() -> None:
         probe.peak()
 
 
+@pytest.mark.slow
 def test_a_forked_child_reads_itself() -> None:
     peaks("""
         probe = _core.Probe()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import memtools
 from memtools import _core
 from memtools.record.record import UNKNOWN
+from tests.kit.children import wait_for
 from tests.kit.threadnames import thread_names
 from tests.monitor.samplercases import columns
 from tests.monitor.test_probe import plant_limit
@@ -23,14 +23,6 @@ MS, MIB = 10**6, 2**20
 def threads() -> list[str]:
     """Names of this process's sampling threads."""
     return [name for name in thread_names() if name == "memtools"]
-
-
-def wait_for(done: Callable[[], bool], seconds: float = 30) -> None:
-    """For what another thread does: fails when it never does."""
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def agrees_with_a_reading_now(sampler: _core.Sampler) -> bool:

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from memtools import _core
+from tests.kit.children import wait_for
 from tests.kit.fakecuda import FakeRuntime
 from tests.monitor.samplercases import columns
-from tests.monitor.test_sampler import MS, wait_for
+from tests.monitor.test_sampler import MS
 from tests.monitor.test_sampler_life import ENV, PROJECT
 
 BEGIN = f"""
@@ -66,6 +67,7 @@ def program(allocator: Path, _fake_library: FakeRuntime, tmp_path: Path) -> Prog
     return run
 
 
+@pytest.mark.slow
 def test_the_allocators_bytes_and_the_drivers_where_there_is_a_context(program: Program) -> None:
     program("""
 assert sampler.devices() == [(10, 20, None, None, 30, 15), (2**40, 2**41, None, None, 3, 2**42)]
@@ -92,6 +94,7 @@ assert cuda.misuses() == 0
 """)
 
 
+@pytest.mark.slow
 def test_an_allocator_that_refuses_a_device_leaves_it_unknown(program: Program) -> None:
     program("""
 sampler.stop()
@@ -104,6 +107,7 @@ assert wide.devices() == [first, second, NOTHING]
 """)
 
 
+@pytest.mark.slow
 def test_a_driver_that_fails_leaves_free_and_total_unknown(program: Program) -> None:
     program("""
 cuda.set_device(0)
@@ -119,6 +123,7 @@ assert sampler.devices()[0] == (10, 20, None, None, 30, 15)
 """)
 
 
+@pytest.mark.slow
 def test_a_program_that_uses_cuda_forks_and_ends_as_ever(program: Program) -> None:
     program("""
 import os

@@ -17,9 +17,10 @@ import pytest
 
 import memtools
 from memtools import _core
+from tests.kit.children import wait_for
 from tests.kit.ownprocess import ENV, PROJECT, in_own_process
 from tests.monitor.samplercases import columns
-from tests.monitor.test_sampler import MS, threads, wait_for
+from tests.monitor.test_sampler import MS, threads
 
 WRITER = f"""
 import os, signal, sys, threading, time
@@ -293,6 +294,7 @@ def test_the_writer_may_be_closed_at_any_moment(tmp_path: Path) -> None:
     assert threads() == []
 
 
+@pytest.mark.slow
 def test_many_starts_and_stops_cost_no_memory(tmp_path: Path) -> None:
     told = in_own_process(
         f"""

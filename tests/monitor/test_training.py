@@ -21,6 +21,7 @@ def train(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["whole", "killed"])
 def test_a_leak_is_found_and_its_holder_named(tmp_path: Path, end: str) -> None:
     done = train(tmp_path / "run.mem", "keep", end)
@@ -40,6 +41,7 @@ def test_a_leak_is_found_and_its_holder_named(tmp_path: Path, end: str) -> None:
     assert lines[-1].startswith("Forecast: limit in ")
 
 
+@pytest.mark.slow
 def test_a_clean_loop_is_not(tmp_path: Path) -> None:
     done = train(tmp_path / "run.mem")
     assert (done.returncode, done.stderr) == (0, "")

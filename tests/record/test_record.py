@@ -106,6 +106,7 @@ def test_a_record_is_read_while_it_is_written(path):
     assert memtools.read_record(path).complete
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     names=st.lists(
@@ -342,6 +343,7 @@ def kinds_of_c() -> Iterator[tuple[str, bool]]:
                 )  # RecordWriter.event
 
 
+@pytest.mark.slow
 def test_every_kind_of_event_is_in_the_documents() -> None:
     text = (PROJECT / "docs/internals/record.md").read_text().partition("\n## Events\n")[2]
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", text.partition("\n## ")[0], re.MULTILINE)

@@ -296,6 +296,7 @@ def test_no_file_and_a_folder_get_one_sentence_too(command, tmp_path, capsys):
     refused(capsys, command, "a\0b")
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.binary(min_size=1, max_size=16)), max_size=8))
 def test_a_damaged_record_is_explained_or_refused_in_one_line(tmp_path_factory, changes):

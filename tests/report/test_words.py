@@ -65,6 +65,7 @@ def test_every_program_has_its_truth() -> None:
     assert sorted([*LEAKS, *LEAK_FREE]) == sorted(runs.events())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEAKS)
 def test_a_leak_is_said_with_its_rate_and_holder(name: str, tmp_path: Path) -> None:
     rate, holder = LEAKS[name]

@@ -1,0 +1,35 @@
+"""Forked children of a test, and what another thread or process is waited for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+
+
+def in_child(work: Callable[[], object], seconds: int = 120) -> int:
+    """What a forked child ends with: 0 when `work` returned, 1 when it raised, and the negative
+    number of a signal, which is SIGALRM's where it hangs."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(seconds)
+            work()
+            code = 0
+        except BaseException:
+            os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def wait_for(done: Callable[[], bool], seconds: float = 60) -> None:
+    """For what another thread or process does: fails when it never does."""
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.001)
