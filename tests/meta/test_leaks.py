@@ -182,7 +182,8 @@ CASES |= managedcases.CASES | gradcases.CASES
 
 def names_of_core() -> set[str]:
     """Everything that can be called or read: functions, types and their own attributes."""
-    found = {name for name in vars(_core) if not name.startswith("__")}
+    plain = {name for name, value in vars(_core).items() if isinstance(value, int)}
+    found = {name for name in vars(_core) if not name.startswith("__")} - plain
     for name, value in list(vars(_core).items()):
         if isinstance(value, type):
             own = set(vars(value)) - {"__doc__", "__module__"}
