@@ -1,8 +1,5 @@
 #include "py/base/ptrset.h"
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
 #include <assert.h>
 #include <string.h>
 

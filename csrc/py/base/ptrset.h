@@ -6,6 +6,9 @@
 #ifndef MT_PY_BASE_PTRSET_H
 #define MT_PY_BASE_PTRSET_H
 
+#define PY_SSIZE_T_CLEAN
+#include <Python.h> /* before all others: it says which POSIX they are read for */
+
 #include <stddef.h>
 #include <stdint.h>
 
