@@ -601,7 +601,19 @@ class MemoryMonitor:
         return stats
 
     def format_memory_stats(self, stats: Mapping[str, float | None]) -> str:
-        """The lines that summary() begins with, made of what log_memory() returned."""
+        """The lines that summary() begins with, made of what log_memory() returned.
+
+        Raises TypeError if `stats` is not a mapping of names to numbers or None.
+        """
+        readable = isinstance(stats, Mapping) and all(
+            isinstance(key, str) and (value is None or isinstance(value, (int, float)))
+            for key, value in stats.items()
+        )
+        if not readable:
+            raise TypeError(
+                "format_memory_stats() takes what log_memory() returns, a dict of names and "
+                f"numbers, got {type(stats).__name__}"
+            )
         return readings.format_stats(stats)
 
     def _in_use(self) -> tuple[HostTiers, list[DeviceTiers]]:

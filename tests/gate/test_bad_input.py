@@ -210,6 +210,6 @@ def test_sizes_are_read_as_people_write_them():
         "0 B",
         "1023 B",
         "1.0 KiB",
-        "1.5 GiB",
+        "1.50 GiB",
         "5120.0 TiB",
     ]

@@ -189,9 +189,7 @@ def parameters() -> list[torch.nn.Parameter]:
 
 def accumulator() -> memtools.GradAccumulator:
     model = torch.nn.Linear(8, 4)
-    made = memtools.GradAccumulator(model, torch.optim.SGD(model.parameters(), 0.1), 2)
-    made.model = model  # type: ignore[attr-defined]
-    return made
+    return memtools.GradAccumulator(model, torch.optim.SGD(model.parameters(), 0.1), 2)
 
 
 def monitor() -> memtools.MemoryMonitor:
