@@ -56,8 +56,9 @@ def settle(monitor: MemoryMonitor, root: Root) -> None:
 
     def seen() -> bool:
         latest = sampler.latest()
-        stalled = None if latest is None else latest.pressure
-        return (sampler.used(), stalled) == (root.used, round(100 * root.stalled))
+        if latest is None or latest.rss != root.used:  # a sample between two files of use()
+            return False
+        return (sampler.used(), latest.pressure) == (root.used, round(100 * root.stalled))
 
     wait_for(seen)
 
