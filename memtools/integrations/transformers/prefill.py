@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 from transformers.cache_utils import Cache
 
 from memtools._base.torch import connect
-from memtools.integrations.transformers.cache import PooledCache, PooledLayer
+from memtools.integrations.transformers.cache import Pair, PooledCache, PooledLayer, in_pools_dtype
 from memtools.integrations.transformers.model import pool_for
-from memtools.integrations.transformers.rows import View, as_held
 from memtools.integrations.transformers.settings import accepts
 
 if TYPE_CHECKING:
@@ -49,15 +48,15 @@ class _OneRow:
     def length(self, layer: int) -> int:
         return self._seen[layer]
 
-    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> View:
+    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> Pair:
         rows, counts = self._lease.batch_size, [0] * self._lease.batch_size
         counts[self._row] = k.shape[2]
-        k, v = as_held(self.pool, k, v)
+        k, v = in_pools_dtype(self.pool, k, v)
         self._lease.update(layer, k.expand(rows, -1, -1, -1), v.expand(rows, -1, -1, -1), counts)
         self._seen[layer] += k.shape[2]
         return self.views(layer)
 
-    def views(self, layer: int) -> View:
+    def views(self, layer: int) -> Pair:
         row, end = slice(self._row, self._row + 1), self._first + self._seen[layer]
         k, v = self._lease.layer(layer)
         return k[row, :, self._first : end], v[row, :, self._first : end]
