@@ -90,7 +90,7 @@ mapped_to_holds(const mt_kvlease *lease, size_t row)
     const mt_kvslot *s = mt_kvlease_slot(lease, row);
 
     for (size_t unit = 0; unit < pool->geom.units; unit++) {
-        size_t end = lease->mapped_to[row * pool->geom.units + unit] / pool->geom.block_tokens;
+        size_t end = mt_kvlease_unit_marks(lease, unit, row)->mapped_to / pool->geom.block_tokens;
 
         for (size_t place = 0; place < end; place++) {
             uint32_t mapped = mt_kvslot_mapped(pool, s, unit, place);
@@ -112,16 +112,17 @@ marks_hold(const mt_kvlease *lease, size_t row)
     size_t end = g->blocks * g->block_tokens;
 
     for (size_t layer = 0; layer < g->config.layers; layer++) {
-        uint32_t length = *mt_kvlease_len(lease, layer, row);
+        const mt_kvlayer_marks *m = mt_kvlease_marks(lease, layer, row);
 
-        if (length > *mt_kvlease_writable_to(lease, layer, row)) return false;
-        if (length > *mt_kvlease_zero_to(lease, layer, row)) return false;
+        if (m->length > m->writable_to || m->length > m->zero_to) return false;
     }
-    for (size_t at = row * g->units; at < (row + 1) * g->units; at++) {
-        if (lease->owned_from[at] > lease->owned_to[at] || lease->owned_to[at] > end) return false;
-        if (lease->owned_from[at] % g->block_tokens != 0) return false;
-        if (lease->owned_to[at] % g->block_tokens != 0) return false;
-        if (lease->mapped_to[at] % g->block_tokens != 0 || lease->mapped_to[at] > end) return false;
+    for (size_t unit = 0; unit < g->units; unit++) {
+        const mt_kvunit_marks *m = mt_kvlease_unit_marks(lease, unit, row);
+
+        if (m->owned_from > m->owned_to || m->owned_to > end || m->mapped_to > end) return false;
+        if (m->owned_from % g->block_tokens != 0 || m->owned_to % g->block_tokens != 0 ||
+            m->mapped_to % g->block_tokens != 0)
+            return false;
     }
     return true;
 }

@@ -129,7 +129,7 @@ note_exposed(mt_kvlease *lease)
 
     lease->exposed = true;
     for (size_t i = 0; i < lease->rows * g->config.layers; i++)
-        lease->zero_to[i] = (uint32_t)(g->blocks * g->block_tokens);
+        lease->layer_marks[i].zero_to = (uint32_t)(g->blocks * g->block_tokens);
 }
 
 /* Blocks that every row has to have before it is exposed: where somebody has named the extent's. */
@@ -252,8 +252,8 @@ advance_zeros(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
         size_t view = 0;
 
         for (size_t row = 0; row < lease->rows; row++)
-            view =
-                mt_size_max(view, *mt_kvlease_len(lease, layer, row) + mt_kvstep_count(step, row));
+            view = mt_size_max(view, mt_kvlease_marks(lease, layer, row)->length +
+                                         mt_kvstep_count(step, row));
         st = mt_kvlease_show(lease, layer, view, err);
     }
     if (st != MT_OK) return st;

@@ -109,6 +109,14 @@ struct mt_kvpool {
     uint64_t acquired, forked, released, taken, recycled, dropped, copied, map_calls;
 };
 
+/* What is known of one layer of a row, and of one unit; what it means stands in prepare.h. */
+typedef struct mt_kvlayer_marks {
+    uint32_t length, writable_to, zero_to;
+} mt_kvlayer_marks;
+typedef struct mt_kvunit_marks {
+    uint32_t owned_from, owned_to, mapped_to;
+} mt_kvunit_marks;
+
 struct mt_kvlease {
     mt_kvpool *pool;
     mt_kvlease *prev, *next;
@@ -119,13 +127,9 @@ struct mt_kvlease {
     bool exposed;
     bool exposing; /* expose is under way: its rows take blocks of their own extents */
     char *base;
-    /* Of this lease's one thread; what they mean stands in prepare.h: */
-    uint32_t *lengths; /* [row x layers + layer] */
-    uint32_t *zero_to;
-    uint32_t *writable_to;
-    uint32_t *owned_from; /* [row x units + unit] */
-    uint32_t *owned_to;
-    uint32_t *mapped_to;
+    /* Of this lease's one thread, in one piece of memory: */
+    mt_kvlayer_marks *layer_marks; /* [row x layers + layer] */
+    mt_kvunit_marks *unit_marks;   /* [row x units + unit] */
 };
 
 /* The pool's pages are so many bytes more, or fewer: modulo 2^64. */
@@ -182,22 +186,25 @@ mt_kvlease_slot(const mt_kvlease *lease, size_t row)
     return &lease->pool->slots[lease->first + row];
 }
 
-static inline uint32_t *
-mt_kvlease_len(const mt_kvlease *lease, size_t layer, size_t row)
+static inline mt_kvlayer_marks *
+mt_kvlease_marks(const mt_kvlease *lease, size_t layer, size_t row)
 {
-    return &lease->lengths[row * lease->pool->geom.config.layers + layer];
+    return &lease->layer_marks[row * lease->pool->geom.config.layers + layer];
 }
 
-static inline uint32_t *
-mt_kvlease_zero_to(const mt_kvlease *lease, size_t layer, size_t row)
+static inline mt_kvunit_marks *
+mt_kvlease_unit_marks(const mt_kvlease *lease, size_t unit, size_t row)
 {
-    return &lease->zero_to[row * lease->pool->geom.config.layers + layer];
+    return &lease->unit_marks[row * lease->pool->geom.units + unit];
 }
 
-static inline uint32_t *
-mt_kvlease_writable_to(const mt_kvlease *lease, size_t layer, size_t row)
+/* The row ends there, in this layer, and nothing is known of what lies behind. */
+static inline void
+mt_kvlease_set_length(mt_kvlease *lease, size_t layer, size_t row, size_t length)
 {
-    return &lease->writable_to[row * lease->pool->geom.config.layers + layer];
+    uint32_t to = (uint32_t)length;
+
+    *mt_kvlease_marks(lease, layer, row) = (mt_kvlayer_marks){to, to, to};
 }
 
 typedef struct mt_kvspan { /* blocks, or tokens, [lo, hi) */

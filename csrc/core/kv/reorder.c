@@ -312,21 +312,13 @@ static void
 copy_lengths(plan *p)
 {
     mt_kvlease *lease = p->lease;
-    size_t layers = lease->pool->geom.config.layers;
-    uint32_t *old = lease->owned_from; /* free to use: nothing stays ready */
+    mt_kvunit_marks *old = lease->unit_marks; /* free to use: nothing stays ready */
 
-    for (size_t layer = 0; layer < layers; layer++) {
+    for (size_t layer = 0; layer < lease->pool->geom.config.layers; layer++) {
         for (size_t row = 0; row < lease->rows; row++)
-            old[row] = *mt_kvlease_len(lease, layer, row);
-        for (size_t row = 0; row < p->n; row++) {
-            *mt_kvlease_len(lease, layer, row) = old[p->index[row]];
-            lease->zero_to[row * layers + layer] = old[p->index[row]];
-            lease->writable_to[row * layers + layer] = old[p->index[row]];
-        }
-        for (size_t row = p->n; row < lease->rows; row++) {
-            *mt_kvlease_len(lease, layer, row) = 0;
-            lease->zero_to[row * layers + layer] = lease->writable_to[row * layers + layer] = 0;
-        }
+            old[row].mapped_to = mt_kvlease_marks(lease, layer, row)->length;
+        for (size_t row = 0; row < lease->max_rows; row++)
+            mt_kvlease_set_length(lease, layer, row, row < p->n ? old[p->index[row]].mapped_to : 0);
     }
 }
 
