@@ -88,7 +88,7 @@ named_by_others(const mt_kvpool *pool, const mt_kvslot *s)
 {
     size_t place = pool->geom.blocks;
 
-    while (place > s->taken && s->refs[place - 1] == 0)
+    while (place > s->taken && s->blocks[place - 1].refs == 0)
         place--;
     return place > s->taken ? place : 0;
 }
@@ -103,7 +103,7 @@ expose_row(mt_kvlease *lease, size_t row, mt_error *err)
     for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++)
         st = mt_kvmap_own_extent(pool, lease->first + row, unit, err);
     for (size_t place = 0; st == MT_OK && !s->exposed && place < pool->geom.blocks; place++)
-        if (s->resident[place] && s->refs[place] == 0)
+        if (mt_kvblock_is_idle(&s->blocks[place]))
             st = mt_kvblock_zero(pool, s->first_block + (uint32_t)place, 0, err);
     if (st == MT_OK) s->exposed = true;
     return st;

@@ -102,7 +102,7 @@ run_score(const mt_kvpool *pool, size_t first, size_t rows, size_t lo, size_t hi
 
         if (s->lease != NULL || s->exposed || (!named && s->named > 0)) return false;
         for (size_t place = lo; s->idle > 0 && place < hi; place++)
-            wanted += s->resident[place] && s->refs[place] == 0;
+            wanted += mt_kvblock_is_idle(&s->blocks[place]);
         if (lo == hi) wanted = s->idle; /* nobody says how long it will be: the more the better */
         out->wanted += wanted;
         out->others += s->idle - wanted;

@@ -36,7 +36,7 @@ count_sight(mt_kvpool *pool, uint32_t mapped, bool more)
     uint32_t *sights;
 
     if (!mt_kvmapped_is_block(mapped)) return;
-    sights = &mt_kvblock_extent(pool, mapped >> 1)->sights[mt_kvblock_index(pool, mapped >> 1)];
+    sights = &mt_kvblock_at(pool, mapped >> 1)->sights;
     if (more) {
         if (++*sights > pool->geom.units) count_again(pool, true);
     } else {
@@ -82,20 +82,19 @@ see_nothing(mt_kvpool *pool, mt_kvslot *s)
 bool
 mt_kvmap_is_seen_elsewhere(const mt_kvpool *pool, size_t slot, size_t place, uint32_t block)
 {
-    const mt_kvslot *s = &pool->slots[slot], *extent = mt_kvblock_extent(pool, block);
-    size_t index = mt_kvblock_index(pool, block);
-    size_t here = extent->windowed[index] ? pool->geom.units : 0;
+    const mt_kvslot *s = &pool->slots[slot];
+    size_t here = mt_kvblock_at(pool, block)->windowed ? pool->geom.units : 0;
 
     for (size_t unit = 0; unit < pool->geom.units; unit++)
         here += is_in_sight(pool, s, unit, place) &&
                 mt_kvslot_mapped(pool, s, unit, place) >> 1 == block;
-    return extent->sights[index] > here;
+    return mt_kvblock_at(pool, block)->sights > here;
 }
 
 void
 mt_kvmap_count_window(mt_kvpool *pool, uint32_t block, bool used)
 {
-    bool *windowed = &mt_kvblock_extent(pool, block)->windowed[mt_kvblock_index(pool, block)];
+    bool *windowed = &mt_kvblock_at(pool, block)->windowed;
 
     if (!pool->store.lazy || *windowed == used) return;
     *windowed = used;
@@ -258,7 +257,7 @@ mt_kvmap_save_private(mt_kvpool *pool, size_t slot, size_t place, mt_error *err)
     uint32_t mine = s->table[place] << 1 | MT_MAPPED_PRIVATE;
     mt_status st = MT_OK;
 
-    assert(mt_kvblock_refs(pool, s->table[place]) == 1);
+    assert(mt_kvblock_at(pool, s->table[place])->refs == 1);
     for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++)
         if (mt_kvslot_mapped(pool, s, unit, place) == mine)
             st = save_private(pool, s, unit, place, err);
@@ -378,10 +377,11 @@ wanted(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, size_t place, boo
     uint32_t block = named_at(s, place), shared = block << 1;
     uint32_t mapped = mt_kvslot_mapped(pool, s, unit, place);
 
-    if (place >= s->taken && s->exposed && s->refs[place] == 0) return own_block(s, place) << 1;
+    if (place >= s->taken && s->exposed && s->blocks[place].refs == 0)
+        return own_block(s, place) << 1;
     if (block == MT_KV_ZERO) return MT_MAPPED_ZERO;
     if (!write && mapped == (shared | MT_MAPPED_PRIVATE)) return mapped;
-    if (write || mt_kvblock_refs(pool, block) == 1) return shared;
+    if (write || mt_kvblock_at(pool, block)->refs == 1) return shared;
     if (mapped == shared && (s->exposed || is_in_sight(pool, s, unit, place))) return mapped;
     return shared | MT_MAPPED_PRIVATE;
 }
@@ -436,7 +436,7 @@ mt_kvmap_own_extent(mt_kvpool *pool, size_t slot, size_t unit, mt_error *err)
     assert(pool->store.lazy);
     s->reach = pool->geom.blocks;
     for (size_t place = s->taken; place < pool->geom.blocks; place++) {
-        assert(s->refs[place] == 0);
+        assert(s->blocks[place].refs == 0);
         m.want[place] = own_block(s, place) << 1;
     }
     return change(pool, s, unit, m, ALLOWED, err);
@@ -453,7 +453,7 @@ is_astray(const mt_kvpool *pool, const mt_kvslot *s, size_t place, uint32_t mapp
     if (mapped == MT_MAPPED_UNKNOWN) return true;
     if (!mt_kvmapped_is_block(mapped) || mapped >> 1 == named_at(s, place)) return false;
     extent = mt_kvblock_extent(pool, mapped >> 1);
-    if (mt_kvblock_index(pool, mapped >> 1) != place || extent->refs[place] > 0) return true;
+    if (mt_kvblock_index(pool, mapped >> 1) != place || extent->blocks[place].refs > 0) return true;
     return !extent->exposed || extent != s;
 }
 
@@ -648,7 +648,7 @@ must_change(const mt_kvpool *pool, const mt_kvslot *s, size_t place, uint32_t ma
     if (!mt_kvmapped_is_block(mapped) || mapped >> 1 == next) return false;
     if (mapped >> 1 == named_at(s, place)) return true;
     extent = mt_kvblock_extent(pool, mapped >> 1);
-    return mt_kvblock_refs(pool, mapped >> 1) > 0 || (extent->exposed && extent != s);
+    return mt_kvblock_at(pool, mapped >> 1)->refs > 0 || (extent->exposed && extent != s);
 }
 
 /* A new table's blocks are mapped privately, but for the row's own one: whether it will be alone
@@ -787,13 +787,11 @@ holds_writes(uint32_t mapped)
 static bool
 is_shown_again(const mt_kvpool *pool, uint32_t mapped)
 {
-    size_t index;
-    const mt_kvslot *extent;
+    const mt_kvblock *b;
 
     if (!mt_kvmapped_is_block(mapped)) return false;
-    extent = mt_kvblock_extent(pool, mapped >> 1);
-    index = mt_kvblock_index(pool, mapped >> 1);
-    return extent->refs[index] > 0 || extent->sights[index] > pool->geom.units;
+    b = mt_kvblock_at(pool, mapped >> 1);
+    return b->refs > 0 || b->sights > pool->geom.units;
 }
 
 /* Whether the place of a row that is over must be settled. */

@@ -55,20 +55,23 @@ enum { MT_MAPPED_PRIVATE = 1 };
 #define MT_MAPPED_NONE    UINT32_C(0xFFFFFFFC) /* nothing is mapped */
 #define MT_MAPPED_UNKNOWN UINT32_C(0xFFFFFFFA) /* a call failed half-way: map anew */
 
+typedef struct mt_kvblock {
+    uint32_t refs;   /* rows that name it */
+    uint32_t let_go; /* the slot + 1 whose row let go of it and may map it still; MT_KV_MANY; 0 */
+    uint32_t sights; /* places of units, over all slots, that map it and are in sight */
+    bool resident;   /* it is physical, as far as we took it */
+    bool windowed;   /* its window was used, and counts as a sight in each unit */
+} mt_kvblock;
+
 typedef struct mt_kvslot {
     mt_kvlease *lease;    /* NULL: free */
     char *base;           /* addresses */
     size_t offset;        /* of the extent's blocks in the store; laid out as the addresses are */
     uint64_t used_at;     /* the pool's clock at the last release */
     uint32_t first_block; /* the number of the extent's block 0 */
-    /* Of the extent's blocks, [blocks]: */
-    uint32_t *refs;   /* rows that name it */
-    uint32_t *let_go; /* the slot + 1 whose row let go of it and may map it still; MT_KV_MANY; 0 */
-    uint32_t *sights; /* places of units, over all slots, that map it and are in sight */
-    bool *resident;   /* it is physical, as far as we took it */
-    bool *windowed;   /* its window was used, and counts as a sight in each unit */
-    size_t named;     /* blocks with refs > 0 */
-    size_t idle;      /* blocks that are resident with refs = 0 */
+    mt_kvblock *blocks;   /* [blocks] of the extent */
+    size_t named;         /* of them: with refs > 0 */
+    size_t idle;          /* of them: resident with refs = 0 */
     /* Of the row and the addresses: */
     uint32_t *table;       /* [blocks] of the row: a block's number, or MT_KV_ZERO */
     size_t taken;          /* table[0 .. taken) is valid: covers the row's tokens */
@@ -174,10 +177,16 @@ mt_kvblock_index(const mt_kvpool *pool, uint32_t block)
     return block % pool->geom.blocks;
 }
 
-static inline uint32_t
-mt_kvblock_refs(const mt_kvpool *pool, uint32_t block)
+static inline mt_kvblock *
+mt_kvblock_at(const mt_kvpool *pool, uint32_t block)
 {
-    return mt_kvblock_extent(pool, block)->refs[mt_kvblock_index(pool, block)];
+    return &mt_kvblock_extent(pool, block)->blocks[mt_kvblock_index(pool, block)];
+}
+
+static inline bool
+mt_kvblock_is_idle(const mt_kvblock *block)
+{
+    return block->resident && block->refs == 0;
 }
 
 static inline mt_kvslot *

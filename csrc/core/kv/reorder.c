@@ -56,7 +56,7 @@ has_own_partial(const mt_kvlease *lease, size_t row, size_t place)
 
     if (row >= lease->rows || partial_tokens(lease, row) == 0) return false;
     if (mt_kvlease_blocks(lease, row) != place + 1 || s->table[place] == MT_KV_ZERO) return false;
-    return mt_kvblock_refs(lease->pool, s->table[place]) == 1;
+    return mt_kvblock_at(lease->pool, s->table[place])->refs == 1;
 }
 
 /* The new row's table; its last block, when it is partial and somebody else's, as a move. */
@@ -247,7 +247,7 @@ static void
 count_name(const mt_kvpool *pool, uint32_t block, bool more)
 {
     if (block == MT_KV_ZERO) return;
-    mt_kvblock_extent(pool, block)->refs[mt_kvblock_index(pool, block)] += more ? 1 : UINT32_MAX;
+    mt_kvblock_at(pool, block)->refs += more ? 1 : UINT32_MAX;
 }
 
 /* Names are counted as they are to be after the change, for mt_kvmap_leave_for_table; or as they
