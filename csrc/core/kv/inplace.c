@@ -88,7 +88,7 @@ named_by_others(const mt_kvpool *pool, const mt_kvslot *s)
 {
     size_t place = pool->geom.blocks;
 
-    while (place > s->taken && s->refs[place - 1] == 0)
+    while (place > s->taken && s->blocks[place - 1].refs == 0)
         place--;
     return place > s->taken ? place : 0;
 }
@@ -103,7 +103,7 @@ expose_row(mt_kvlease *lease, size_t row, mt_error *err)
     for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++)
         st = mt_kvmap_own_extent(pool, lease->first + row, unit, err);
     for (size_t place = 0; st == MT_OK && !s->exposed && place < pool->geom.blocks; place++)
-        if (s->resident[place] && s->refs[place] == 0)
+        if (mt_kvblock_is_idle(&s->blocks[place]))
             st = mt_kvblock_zero(pool, s->first_block + (uint32_t)place, 0, err);
     if (st == MT_OK) s->exposed = true;
     return st;
@@ -129,7 +129,7 @@ note_exposed(mt_kvlease *lease)
 
     lease->exposed = true;
     for (size_t i = 0; i < lease->rows * g->config.layers; i++)
-        lease->zero_to[i] = (uint32_t)(g->blocks * g->block_tokens);
+        lease->layer_marks[i].zero_to = (uint32_t)(g->blocks * g->block_tokens);
 }
 
 /* Blocks that every row has to have before it is exposed: where somebody has named the extent's. */
@@ -252,8 +252,8 @@ advance_zeros(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
         size_t view = 0;
 
         for (size_t row = 0; row < lease->rows; row++)
-            view =
-                mt_size_max(view, *mt_kvlease_len(lease, layer, row) + mt_kvstep_count(step, row));
+            view = mt_size_max(view, mt_kvlease_marks(lease, layer, row)->length +
+                                         mt_kvstep_count(step, row));
         st = mt_kvlease_show(lease, layer, view, err);
     }
     if (st != MT_OK) return st;

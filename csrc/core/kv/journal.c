@@ -179,7 +179,7 @@ is_own(const mt_kvlease *lease, size_t row, size_t place)
 {
     uint32_t named = mt_kvlease_slot(lease, row)->table[place];
 
-    return named != MT_KV_ZERO && mt_kvblock_refs(lease->pool, named) == 1;
+    return named != MT_KV_ZERO && mt_kvblock_at(lease->pool, named)->refs == 1;
 }
 
 /* Tokens of block at `place` that the row holds in some layer. */
@@ -255,9 +255,10 @@ is_free_for(const mt_kvlease *lease, size_t row, size_t extent, size_t hi)
     for (size_t place = 0; place < hi; place++) {
         uint32_t block = h->first_block + (uint32_t)place;
 
-        if (h->refs[place] > 1) return false;
-        if (h->refs[place] == 1 && (place >= s->taken || s->table[place] != block)) return false;
-        if (h->refs[place] == 0 &&
+        if (h->blocks[place].refs > 1) return false;
+        if (h->blocks[place].refs == 1 && (place >= s->taken || s->table[place] != block))
+            return false;
+        if (h->blocks[place].refs == 0 &&
             mt_kvblock_is_in_view(lease->pool, lease->first + row, place, block))
             return false;
     }

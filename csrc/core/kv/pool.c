@@ -13,49 +13,37 @@
 
 /* --- arenas --- */
 
-/* One piece of memory per slot: words for refs, let_go, sights and the table, and for maps and
- * seen; then resident, windowed and in_sight. */
-static bool
-slot_array_bytes(const mt_kvgeom *g, size_t *words, size_t *bytes)
+/* A slot's arrays are one piece of memory: blocks, table, differences, seen, in_sight. They are
+ * smaller than the slot itself, which has a page and more for each place of each unit. */
+static size_t
+slot_array_bytes(const mt_kvgeom *g)
 {
-    size_t places, units;
+    size_t n = g->blocks, places = g->units * n;
 
-    return mt_size_mul(g->units, g->blocks, &places) && mt_size_add(places, g->units, &units) &&
-           mt_size_mul(4, g->blocks, words) && mt_size_add(*words, units, words) &&
-           mt_size_mul(*words, sizeof(uint32_t), bytes) &&
-           mt_size_add(*bytes, (2 * g->blocks + places) * sizeof(bool), bytes);
+    return n * sizeof(mt_kvblock) + (n + places + g->units) * sizeof(uint32_t) +
+           places * sizeof(bool);
 }
 
 static bool
 slot_init(mt_kvpool *pool, mt_kvslot *s, size_t index)
 {
-    size_t n = pool->geom.blocks, words, bytes;
-    uint32_t *array;
+    size_t n = pool->geom.blocks, units = pool->geom.units;
 
     *s = (mt_kvslot){.lease = NULL, .extent = index, .lazy = pool->store.lazy};
     s->first_block = (uint32_t)(index * n);
-    if (!slot_array_bytes(&pool->geom, &words, &bytes)) return false;
-    if ((array = mt_alloc_zeroed(&pool->mem, 1, bytes)) == NULL) return false;
-    s->refs = array;
-    s->let_go = array + n;
-    s->sights = array + 2 * n;
-    s->table = array + 3 * n;
-    s->differences = array + 4 * n;
-    s->seen = s->differences + pool->geom.units * n;
-    s->resident = (bool *)(array + words);
-    s->windowed = s->resident + n;
-    s->in_sight = s->windowed + n;
+    s->blocks = mt_alloc_zeroed(&pool->mem, 1, slot_array_bytes(&pool->geom));
+    if (s->blocks == NULL) return false;
+    s->table = (uint32_t *)(s->blocks + n);
+    s->differences = s->table + n;
+    s->seen = s->differences + units * n;
+    s->in_sight = (bool *)(s->seen + units);
     return true;
 }
 
 static void
 slot_fini(mt_kvpool *pool, mt_kvslot *s)
 {
-    size_t words, bytes = 0;
-
-    if (s->refs == NULL) return;
-    (void)slot_array_bytes(&pool->geom, &words, &bytes);
-    pool->mem.put(pool->mem.ctx, s->refs, bytes);
+    pool->mem.put(pool->mem.ctx, s->blocks, slot_array_bytes(&pool->geom));
 }
 
 static bool
@@ -342,8 +330,7 @@ mark_blocks(mt_kvlease *lease, bool mark)
             uint32_t *refs;
 
             if (s->table[place] == MT_KV_ZERO) continue;
-            refs = &mt_kvblock_extent(lease->pool, s->table[place])
-                        ->refs[mt_kvblock_index(lease->pool, s->table[place])];
+            refs = &mt_kvblock_at(lease->pool, s->table[place])->refs;
             changed += ((*refs & COUNTED) != 0) != mark;
             *refs = mark ? *refs | COUNTED : *refs & ~(uint32_t)COUNTED;
         }
@@ -386,7 +373,7 @@ shared_blocks(const mt_kvpool *pool)
 
     for (size_t i = 0; i < pool->slot_count; i++)
         for (size_t place = 0; pool->slots[i].named > 0 && place < pool->geom.blocks; place++)
-            shared += pool->slots[i].refs[place] > 1;
+            shared += pool->slots[i].blocks[place].refs > 1;
     return shared;
 }
 

@@ -56,7 +56,7 @@ has_own_partial(const mt_kvlease *lease, size_t row, size_t place)
 
     if (row >= lease->rows || partial_tokens(lease, row) == 0) return false;
     if (mt_kvlease_blocks(lease, row) != place + 1 || s->table[place] == MT_KV_ZERO) return false;
-    return mt_kvblock_refs(lease->pool, s->table[place]) == 1;
+    return mt_kvblock_at(lease->pool, s->table[place])->refs == 1;
 }
 
 /* The new row's table; its last block, when it is partial and somebody else's, as a move. */
@@ -247,7 +247,7 @@ static void
 count_name(const mt_kvpool *pool, uint32_t block, bool more)
 {
     if (block == MT_KV_ZERO) return;
-    mt_kvblock_extent(pool, block)->refs[mt_kvblock_index(pool, block)] += more ? 1 : UINT32_MAX;
+    mt_kvblock_at(pool, block)->refs += more ? 1 : UINT32_MAX;
 }
 
 /* Names are counted as they are to be after the change, for mt_kvmap_leave_for_table; or as they
@@ -312,21 +312,13 @@ static void
 copy_lengths(plan *p)
 {
     mt_kvlease *lease = p->lease;
-    size_t layers = lease->pool->geom.config.layers;
-    uint32_t *old = lease->owned_from; /* free to use: nothing stays ready */
+    mt_kvunit_marks *old = lease->unit_marks; /* free to use: nothing stays ready */
 
-    for (size_t layer = 0; layer < layers; layer++) {
+    for (size_t layer = 0; layer < lease->pool->geom.config.layers; layer++) {
         for (size_t row = 0; row < lease->rows; row++)
-            old[row] = *mt_kvlease_len(lease, layer, row);
-        for (size_t row = 0; row < p->n; row++) {
-            *mt_kvlease_len(lease, layer, row) = old[p->index[row]];
-            lease->zero_to[row * layers + layer] = old[p->index[row]];
-            lease->writable_to[row * layers + layer] = old[p->index[row]];
-        }
-        for (size_t row = p->n; row < lease->rows; row++) {
-            *mt_kvlease_len(lease, layer, row) = 0;
-            lease->zero_to[row * layers + layer] = lease->writable_to[row * layers + layer] = 0;
-        }
+            old[row].mapped_to = mt_kvlease_marks(lease, layer, row)->length;
+        for (size_t row = 0; row < lease->max_rows; row++)
+            mt_kvlease_set_length(lease, layer, row, row < p->n ? old[p->index[row]].mapped_to : 0);
     }
 }
 
