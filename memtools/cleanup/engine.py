@@ -116,15 +116,14 @@ class CleanupCall(NamedTuple):
     reasons: tuple[str, ...]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class CleanupHandle:
     """A callback of a policy. `cancel()` removes it, at any time, also from within it."""
 
-    __slots__ = ("_engine", "action", "call", "name")
-
-    def __init__(
-        self, engine: Engine, name: str, action: int, call: Callable[[CleanupCall], object]
-    ) -> None:
-        self._engine, self.name, self.action, self.call = engine, name, action, call
+    _engine: Engine
+    name: str
+    action: int  #: its number in the policy
+    call: Callable[[CleanupCall], object]
 
     @property
     def active(self) -> bool:

@@ -21,9 +21,8 @@ from types import SimpleNamespace
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from memtools import CleanupPolicy
+from memtools import ActionReport, CleanupPolicy
 from memtools.cleanup import actions, engine
-from memtools.cleanup.report import ActionReport
 from tests.cleanup.policycases import gc_as_found, quiet, times  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).resolve().parents[2]
