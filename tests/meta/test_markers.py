@@ -91,6 +91,13 @@ def test_what_public_functions_return_is_public():
     monitor = memtools.MemoryMonitor()
     assert type(monitor.guard(0.9)) is memtools.Handle
     assert type(monitor.phase("forward")) is memtools.Phase
+    calls: list[memtools.CleanupCall] = []
+    policy = memtools.CleanupPolicy()
+    assert type(policy.add("note", calls.append)) is memtools.CleanupHandle
+    assert type(policy.cleanup("note")[0]) is memtools.Cleaned
+    assert type(calls[0]) is memtools.CleanupCall
+    assert type(policy.report().cycles) is memtools.CycleReport
+    assert type(policy.report()["note"]) is memtools.ActionReport
     before = memtools.census()
     kept = [torch.ones(3, 5, 7) for _ in range(9)]
     assert memtools.GroupGrowth in map(type, memtools.census().diff(before).groups)
