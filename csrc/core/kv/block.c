@@ -93,8 +93,8 @@ note_dropped(mt_kvpool *pool, mt_kvslot *s, size_t place)
     s->blocks[place].resident = false;
     s->idle--;
     pool->idle--;
-    pool->dropped++;
-    mt_kvpool_count_pages(pool, 0 - pool->geom.block_bytes);
+    pool->ever.dropped++;
+    mt_gauge_add_once(pool->mapped_again, 0 - pool->geom.block_bytes);
 }
 
 /* Whether a row that goes on may show the block still, after it let go of it. */
@@ -413,8 +413,8 @@ make_resident(mt_kvpool *pool, mt_kvslot *extent, size_t place, mt_error *err)
     extent->blocks[place].resident = true;
     extent->idle++;
     pool->idle++;
-    pool->taken++;
-    mt_kvpool_count_pages(pool, pool->geom.block_bytes);
+    pool->ever.taken++;
+    mt_gauge_add_once(pool->mapped_again, pool->geom.block_bytes);
     return MT_OK;
 }
 
@@ -449,7 +449,7 @@ mt_kvblock_take(mt_kvlease *lease, size_t slot, size_t place, uint32_t exact, ui
     assert(b->refs == 0);
     leave_to(pool, slot, place, found);
     if (b->resident)
-        pool->recycled++;
+        pool->ever.recycled++;
     else if ((st = make_resident(pool, extent, mt_kvblock_index(pool, found), err)) != MT_OK)
         return st;
     extent->idle--;

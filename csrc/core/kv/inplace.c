@@ -234,11 +234,7 @@ name_touched(void *arg, mt_error *err)
         if (!s->exposed) s->reach = mt_size_max(s->reach, w.hi);
         st = mt_kvjournal_own(&j, row, w.lo, w.hi, err);
     }
-    if (st == MT_OK)
-        mt_kvjournal_commit(&j);
-    else
-        mt_kvjournal_undo(&j, err);
-    return st;
+    return mt_kvjournal_end(&j, st, err);
 }
 
 /* Zeros in what the rows have, and the name of zeros past that. */
@@ -273,20 +269,16 @@ advance_zeros(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
 mt_status
 mt_kvlease_advance_all(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
 {
-    const mt_kvconfig *c = &lease->pool->geom.config;
     advance_call a = {lease, step};
-    mt_status st;
+    mt_status st = MT_OK;
 
-    for (size_t row = 0; row < lease->rows; row++) {
-        size_t has = mt_kvlease_row_tokens(lease, row), count = mt_kvstep_count(step, row);
-
-        if (count > c->max_tokens - has)
-            return mt_fail_shape(err, "tokens", count > SIZE_MAX - has ? SIZE_MAX : has + count,
-                                 c->max_tokens);
-    }
+    for (size_t row = 0; st == MT_OK && row < lease->rows; row++)
+        st = mt_kvlease_check_tokens(lease, mt_kvlease_row_tokens(lease, row),
+                                     mt_kvstep_count(step, row), err);
+    if (st != MT_OK) return st;
     st = lease->exposed ? mt_kvpool_retry(lease->pool, name_touched, &a, err)
                         : advance_zeros(lease, step, err);
-    for (size_t layer = 0; st == MT_OK && layer < c->layers; layer++)
+    for (size_t layer = 0; st == MT_OK && layer < lease->pool->geom.config.layers; layer++)
         mt_kvlease_advance(lease, layer, step);
     return st;
 }

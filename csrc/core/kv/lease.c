@@ -207,7 +207,7 @@ occupy(mt_kvlease *lease, size_t first)
     pool->leases = lease;
 }
 
-mt_status
+static mt_status
 lend(mt_kvpool *pool, size_t rows, size_t lo, size_t hi, size_t promise, mt_kvlease **out,
      mt_error *err)
 {
@@ -247,7 +247,7 @@ acquire_locked(void *arg, mt_error *err)
 
     if (!mt_size_mul(a->rows, blocks, &promise)) return mt_fail(err, MT_EOVERFLOW, "kvpool", 0);
     st = lend(a->pool, a->rows, 0, blocks, promise, a->out, err);
-    a->pool->acquired += st == MT_OK;
+    a->pool->ever.acquired += st == MT_OK;
     return st;
 }
 
@@ -279,7 +279,7 @@ free_slot(mt_kvpool *pool, size_t index)
     s->reach = 0;
 }
 
-void
+static void
 take_back(mt_kvlease *lease)
 {
     mt_kvpool *pool = lease->pool;
@@ -295,17 +295,25 @@ take_back(mt_kvlease *lease)
     free_lease(lease);
 }
 
-void
-mt_kvlease_release(mt_kvlease *lease)
+/* pre: the lock is held; it is given. */
+static void
+unhold_locked(mt_kvlease *lease)
 {
     mt_kvpool *pool = lease->pool;
 
-    mt_lock_take(&pool->lock);
-    assert(!lease->released);
-    lease->released = true;
-    pool->released++;
+    assert(lease->holds > 0);
     if (--lease->holds == 0) take_back(lease);
     mt_kvpool_unlock_or_free(pool);
+}
+
+void
+mt_kvlease_release(mt_kvlease *lease)
+{
+    mt_lock_take(&lease->pool->lock);
+    assert(!lease->released);
+    lease->released = true;
+    lease->pool->ever.released++;
+    unhold_locked(lease);
 }
 
 void
@@ -319,12 +327,8 @@ mt_kvlease_hold(mt_kvlease *lease)
 void
 mt_kvlease_unhold(mt_kvlease *lease)
 {
-    mt_kvpool *pool = lease->pool;
-
-    mt_lock_take(&pool->lock);
-    assert(lease->holds > 0);
-    if (--lease->holds == 0) take_back(lease);
-    mt_kvpool_unlock_or_free(pool);
+    mt_lock_take(&lease->pool->lock);
+    unhold_locked(lease);
 }
 
 /* --- forking --- */
@@ -395,7 +399,7 @@ fork_locked(void *arg, mt_error *err)
     }
     for (size_t row = 0; row < parent->rows; row++)
         mt_kvprepare_forget_maps(parent, row); /* its blocks are shared now */
-    pool->forked++;
+    pool->ever.forked++;
     *f->out = child;
     return MT_OK;
 }
@@ -419,18 +423,14 @@ mt_kvlease_fork(mt_kvlease *parent, size_t n, size_t tokens, mt_kvlease **out, m
 mt_status
 mt_kvlease_room(mt_kvlease *lease, size_t layer, const mt_kvstep *step, mt_error *err)
 {
-    size_t most = lease->pool->geom.config.max_tokens;
     mt_kvwant want = {.layer = layer, .step = *step};
 
     for (size_t row = 0; row < lease->rows; row++) {
-        size_t from = mt_kvlease_marks(lease, layer, row)->length,
-               count = mt_kvstep_count(step, row);
+        size_t from = mt_kvlease_marks(lease, layer, row)->length;
+        size_t count = mt_kvstep_count(step, row);
+        mt_status st = mt_kvlease_check_tokens(lease, from, count, err);
 
-        if (count > most - from) {
-            size_t asked = count > SIZE_MAX - from ? SIZE_MAX : from + count;
-
-            return mt_fail_shape(err, "tokens", asked, most);
-        }
+        if (st != MT_OK) return st;
         want.view = mt_size_max(want.view, from + count);
     }
     return mt_kvprepare(lease, &want, err);

@@ -195,7 +195,7 @@ map_stretch(mt_kvpool *pool, void *at, size_t bytes, size_t offset, uint32_t to,
     const mt_store_ops *store = &pool->store;
     mt_map_kind kind = to & MT_MAPPED_PRIVATE ? MT_MAP_PRIVATE : MT_MAP_SHARED;
 
-    pool->map_calls++;
+    pool->ever.map_calls++;
     if (to == MT_MAPPED_ZERO) return store->map_zero(store->ctx, at, bytes, err);
     return store->map(store->ctx, at, bytes, offset, kind, err);
 }

@@ -251,16 +251,10 @@ prepare_locked(void *arg, mt_error *err)
     if (st == MT_OK)
         st = mt_kvjournal_follow_copies(&j, unit_of(lease, want),
                                         mt_kvgeom_blocks(&lease->pool->geom, want->view), err);
-    if (st != MT_OK) {
-        mt_kvjournal_undo(&j, err);
-        for (size_t row = 0; row < lease->rows; row++)
-            mt_kvprepare_forget_maps(lease, row); /* a mapping may have failed half-way */
-        return st;
-    }
-    mt_kvjournal_commit(&j);
-    for (size_t row = 0; row < lease->rows; row++)
+    st = mt_kvjournal_end(&j, st, err);
+    for (size_t row = 0; st == MT_OK && row < lease->rows; row++)
         note_ready(lease, want, row);
-    return MT_OK;
+    return st;
 }
 
 mt_status

@@ -61,6 +61,7 @@ typedef struct mt_kvblock {
     uint32_t sights; /* places of units, over all slots, that map it and are in sight */
     bool resident;   /* it is physical, as far as we took it */
     bool windowed;   /* its window was used, and counts as a sight in each unit */
+    bool counted;    /* for mt_kvpool_stats: among the blocks of leases that linger */
 } mt_kvblock;
 
 typedef struct mt_kvslot {
@@ -109,7 +110,7 @@ struct mt_kvpool {
     mt_kvlease *leases; /* doubly linked: alive and lingering */
     bool notify_due;    /* blocks became idle, and those who wait in the ledger were not told */
     bool closed;
-    uint64_t acquired, forked, released, taken, recycled, dropped, copied, map_calls;
+    mt_kvstats ever; /* the counts of what was done; the rest of it is zeros */
 };
 
 /* What is known of one layer of a row, and of one unit; what it means stands in prepare.h. */
@@ -134,13 +135,6 @@ struct mt_kvlease {
     mt_kvlayer_marks *layer_marks; /* [row x layers + layer] */
     mt_kvunit_marks *unit_marks;   /* [row x units + unit] */
 };
-
-/* The pool's pages are so many bytes more, or fewer: modulo 2^64. */
-static inline void
-mt_kvpool_count_pages(mt_kvpool *pool, uint64_t bytes)
-{
-    if (pool->mapped_again != NULL) mt_gauge_add_once(pool->mapped_again, bytes);
-}
 
 /* What a new arena maps at this place. */
 static inline uint32_t
@@ -219,6 +213,16 @@ mt_kvlease_set_length(mt_kvlease *lease, size_t layer, size_t row, size_t length
 typedef struct mt_kvspan { /* blocks, or tokens, [lo, hi) */
     size_t lo, hi;
 } mt_kvspan;
+
+/* MT_ESHAPE ("tokens") where a row that has so many tokens cannot have `count` more. */
+static inline mt_status
+mt_kvlease_check_tokens(const mt_kvlease *lease, size_t has, size_t count, mt_error *err)
+{
+    size_t most = lease->pool->geom.config.max_tokens;
+
+    if (count <= most - has) return MT_OK;
+    return mt_fail_shape(err, "tokens", count > SIZE_MAX - has ? SIZE_MAX : has + count, most);
+}
 
 /* The row's longest layer, and the blocks that hold it. */
 static inline size_t
