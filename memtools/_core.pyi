@@ -1,7 +1,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Final, Literal, NoReturn, Self, SupportsIndex, TypeVar, final, overload
+from typing import Any, Final, NoReturn, Self, SupportsIndex, TypeVar, final, overload
 
 import torch
 from _typeshed import structseq
@@ -488,39 +488,11 @@ class GradSet:
     def parameters(self) -> tuple[torch.Tensor, ...]: ...
     @property
     def tensors(self) -> int: ...
-    @property
-    def chunks(self) -> int: ...
-    @property
-    def rebuilt(self) -> int: ...
     def __new__(cls, parameters: Iterable[torch.Tensor], /) -> Self: ...
-    def measure(self, threads: int = 0) -> GradMeasure: ...
-    def multiply(self, factor: float, limit: float = ..., threads: int = 0) -> tuple[int, ...]: ...
-    @overload
+    def measure(self) -> GradMeasure: ...
+    def multiply(self, factor: float, limit: float = ...) -> tuple[int, ...]: ...
     def add_to(
-        self,
-        into: Iterable[torch.Tensor],
-        *,
-        first: bool = False,
-        measure: Literal[False] = False,
-        threads: int = 0,
-    ) -> tuple[int, ...]: ...
-    @overload
-    def add_to(
-        self,
-        into: Iterable[torch.Tensor],
-        *,
-        first: bool = False,
-        measure: Literal[True],
-        threads: int = 0,
-    ) -> GradMeasure: ...
-    @overload
-    def add_to(
-        self,
-        into: Iterable[torch.Tensor],
-        *,
-        first: bool = False,
-        measure: bool,
-        threads: int = 0,
-    ) -> GradMeasure | tuple[int, ...]: ...
+        self, into: torch.Tensor, *, first: bool = False, measure: bool = False
+    ) -> bool | GradMeasure: ...
     def remember(self) -> bool: ...
     def changed(self) -> int: ...
