@@ -7,6 +7,7 @@ versions are compared before it is loaded; on a mismatch memtools warns once and
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import warnings
@@ -29,20 +30,16 @@ class Bridge(NamedTuple):
     reason: str  #: why there is no shim, in one sentence; "" where there is one
 
 
-_connected: list[Bridge] = []  # empty, or the one that connect() made
-
-
+@functools.cache
 def connect() -> Bridge:
     """Connect `memtools._core` to torch, at the first call.
 
     Raises ImportError where torch is missing or older than 2.11.
     """
-    if not _connected:
-        torch = _import_torch()
-        shim, reason = _load_shim(torch.__version__, torch.version.git_version)
-        _core._connect(*parts(torch), shim.ops if shim else None)
-        _connected.append(Bridge(torch, shim, reason))
-    return _connected[0]
+    torch = _import_torch()
+    shim, reason = _load_shim(torch.__version__, torch.version.git_version)
+    _core._connect(*parts(torch), shim.ops if shim else None)
+    return Bridge(torch, shim, reason)
 
 
 def loaded() -> Any:
