@@ -649,10 +649,10 @@ class Engine:
     def complain(self, key: str, text: str) -> None:
         """A RuntimeWarning at the program's line, once for each key."""
         if key not in self._complaints:
-            from memtools._base.notice import callers, notice
+            from memtools._base.notice import notice
 
             self._complaints.add(key)
-            notice(text, stacklevel=callers())
+            notice(text)
 
     def _complain_of_cost(self) -> None:
         seconds, updates = self.core.seconds, self.core.ticks(UPDATE) - self._first_update

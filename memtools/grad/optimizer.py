@@ -23,7 +23,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from memtools._base import torch as bridge
-from memtools._base.notice import callers, notice
+from memtools._base.notice import notice
 from memtools._base.oom import shortage
 from memtools.grad.backoff import Failed
 from memtools.grad.gradients import Gradients
@@ -213,8 +213,7 @@ class Ownership:
         units = f" of weight {window.weight:,.6g}" if window.on_device is None else ""
         notice(
             f"{many}{units} came to no update, as their GradAccumulator ended in the middle of a "
-            f"window ({self.ended}): call acc.flush() after the loop, or acc.reset() to drop them",
-            stacklevel=callers(),
+            f"window ({self.ended}): call acc.flush() after the loop, or acc.reset() to drop them"
         )
 
     def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
