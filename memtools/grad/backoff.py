@@ -335,7 +335,7 @@ class _Step:
             f"memtools: nothing smaller can be tried, so the window is dropped; {failed.remedy()}"
         )
         with contextlib.suppress(Exception):  # it looks at all objects, when memory is out
-            from memtools.grad.kept_graph import kept_graphs
+            from memtools._census.holders import kept_graphs
 
             kept = kept_graphs([*self.owner._tensors(), *self.runner.model.buffers()])
             if kept:

@@ -18,7 +18,7 @@ from memtools._base.notice import notice
 from memtools._base.size import exact_bytes
 from memtools.monitor import ending
 from memtools.monitor.host import limit_source, process_limits
-from memtools.monitor.leakwatch import LeakWatch, Suspicion, signals_of
+from memtools.monitor.leakwatch import LeakWatch, Limits, Suspicion, signals_of
 from memtools.monitor.log import Log, open_record
 from memtools.monitor.phases import PhaseBook
 from memtools.monitor.readings import Readings
@@ -105,7 +105,7 @@ class Run:
         if settings.leaks:
             self.watch = LeakWatch(
                 signals_of(self.probe, self.devices),
-                self.readings,
+                Limits(sampler, self.probe, self.devices),
                 self.log,
                 Suspicion() if settings.census else None,
                 declares=settings.declares,
