@@ -145,10 +145,6 @@ class Gradients:
         """The gradients that there are, in the order of the parameters."""
         return [p.grad for p in self.parameters if p.grad is not None]
 
-    def empty(self) -> bool:
-        """Whether no parameter has a gradient."""
-        return all(p.grad is None for p in self.parameters)
-
     def sparse(self) -> str | None:
         """The name of the first parameter whose gradient is sparse, or None."""
         for index in self._native.multiply(1.0):  # those that the native pass leaves
@@ -203,12 +199,10 @@ class Gradients:
         A factor that is a tensor on a device is used there; gradients on the CPU beside it make the
         call wait for it. With factor 1.0 and no limit nothing is touched.
 
-        Raises ValueError for a limit that is no positive number and TypeError for a sparse
-        gradient, or a complex one with a limit; then nothing was changed.
+        Raises TypeError for a sparse gradient, or a complex one with a limit; then nothing was
+        changed.
         """
         torch = self._torch
-        if not limit > 0:
-            raise ValueError(f"limit is a positive number, got {limit}")
         if not isinstance(factor, torch.Tensor):
             factor = float(factor)
             if factor == 1.0 and limit == math.inf:
@@ -327,7 +321,7 @@ class Gradients:
                 continue
             if _is_sparse(grad):
                 raise sparse_error(self.name(index))
-            left.append((index, local_shard(grad)))
+            left.append((index, getattr(grad, "_local_tensor", grad)))
         return left
 
 
@@ -369,12 +363,6 @@ class DeviceSums(NamedTuple):
 
     squares: torch.Tensor
     finite: torch.Tensor
-
-
-def local_shard(grad: torch.Tensor) -> torch.Tensor:
-    """This process's shard of a DTensor, or the gradient itself."""
-    shard = getattr(grad, "_local_tensor", None)
-    return grad if shard is None else shard
 
 
 def _real(torch: Any, grad: torch.Tensor) -> torch.Tensor:

@@ -85,12 +85,6 @@ class MainGrads(Gradients):
         self._finalizer = weakref.finalize(self, _remove, self._handles)
         self._finalizer.atexit = False
 
-    @property
-    def bytes(self) -> int:
-        """What the fp32 sums take now."""
-        grads = (found.holder.grad for found in self._sums.values())
-        return sum(grad.nbytes for grad in grads if grad is not None)
-
     def measure_next(self) -> None:
         """To be called before the last backward of a window: its sums are measured as they are
         added, in the same pass, and measure() then reads only what that backward left."""

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memtools._base import torch as bridge
 from memtools.grad.gradients import Change, Gradients, sparse_error
@@ -185,19 +185,6 @@ class Totals:
     #: the newest ones: a run of years stays small
     retries: deque[Retry] = field(default_factory=lambda: deque(maxlen=100))
 
-    #: those that are numbers, and so are part of a state
-    COUNTS: ClassVar = (
-        "dropped",
-        "inf_windows",
-        "micro_batches",
-        "nan_windows",
-        "ran_out",
-        "skipped",
-        "skipped_in_a_row",
-        "updates",
-        "windows",
-    )
-
     def add(self, window: WindowReport, next_scale: float) -> None:
         """Count one more window."""
         self.last = window
@@ -226,21 +213,18 @@ class Totals:
     def state(self) -> dict[str, Any]:
         """For a state_dict: without the last window's report and the retries, which are this
         process's story."""
-        kept = (*self.COUNTS, "first_bad", "least_scale", "weight")
-        return {name: getattr(self, name) for name in kept}
+        return {name: getattr(self, name) for name in (*COUNTS, *MEASURES, "first_bad")}
 
-    def checked(self, state: Any) -> dict[str, Any]:
-        """Return the state, of the right types. Raises KeyError if something is missing."""
-        found: dict[str, Any] = {name: int(state[name]) for name in self.COUNTS}
-        found["first_bad"] = None if state["first_bad"] is None else str(state["first_bad"])
-        return found | {name: float(state[name]) for name in ("least_scale", "weight")}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over what checked() returned."""
-        for name, value in state.items():
-            setattr(self, name, value)
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over a state that was checked."""
+        for name in (*COUNTS, *MEASURES, "first_bad"):
+            setattr(self, name, state[name])
         self.last = None
         self.retries.clear()
+
+
+COUNTS: Final = tuple(name for name, kind in Totals.__annotations__.items() if kind == "int")
+MEASURES: Final = ("least_scale", "weight")
 
 
 class WindowRunner:
