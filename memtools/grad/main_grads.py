@@ -38,14 +38,6 @@ class MainGrads(Gradients):
     """
 
     sums_apart = True
-    __slots__ = (
-        "__weakref__",
-        "_finalizer",
-        "_given",
-        "_handles",
-        "_measuring",
-        "_sums",
-    )
 
     def __init__(
         self,

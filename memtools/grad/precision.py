@@ -31,18 +31,6 @@ class Precision:
         scale: the loss scale.
     """
 
-    __slots__ = (
-        "_autocast",
-        "_before",
-        "_constant",
-        "_device",
-        "_seed",
-        "_torch",
-        "_version",
-        "lowers",
-        "scale",
-    )
-
     def __init__(self, parameters: Sequence[torch.Tensor], settings: Settings) -> None:
         torch = self._torch = bridge.connect().torch
         # Where parameters are on two kinds of devices, autocast does not work on the CPU.

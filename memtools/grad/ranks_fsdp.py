@@ -112,8 +112,9 @@ class ShardedRanks(Ranks):
 
     def measure(self, measure: Any) -> Any:
         """Sums over all shards; replicas have the same, and count once."""
-        first = self._names.get(measure.first_bad, -1)
-        table = self._wire.table([float(measure.sum_squares), measure.infs, measure.nans, first])
+        infs, nans, first_bad = measure.bad
+        first = self._names.get(first_bad, -1)
+        table = self._wire.table([float(measure.sum_squares), infs, nans, first])
         firsts = [int(found) for found in table.column(3) if found >= 0]
         infs, nans = (int(sum(table.column(i))) // self._copies for i in (1, 2))
         first_bad = list(self._names)[min(firsts)] if firsts else None

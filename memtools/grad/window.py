@@ -119,11 +119,6 @@ class Window:
         """Whether no loss is in it."""
         return self.guess == 0.0
 
-    @property
-    def constant(self) -> float:
-        """What every loss of this window is multiplied with; a power of two."""
-        return self.scale * self.guess
-
     def begin(self, steps: int, weight: Any, usual: float) -> None:
         """Choose the guess at the first backward pass, as if `steps` micro-batches like this one
         came. A weight on a device is not waited for: it counts as the `usual` one, the mean weight
@@ -245,28 +240,6 @@ class WindowRunner:
         micro_batch_size: rows that step() gives to a micro-batch, or None; for reports.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_context",
-        "_finish",
-        "_hooks",
-        "_main_grads",
-        "_max_skips",
-        "_scheduler",
-        "_torch",
-        "gradients",
-        "micro_batch_size",
-        "model",
-        "optimizer",
-        "ownership",
-        "precision",
-        "ranks",
-        "retries",
-        "steps",
-        "totals",
-        "window",
-    )
-
     gradients: Gradients
 
     def __init__(
@@ -277,7 +250,7 @@ class WindowRunner:
         self._scheduler, self._max_skips = settings.scheduler, settings.max_skips
         self._main_grads, self._hooks = settings.main_grads, False
         self._context: Any = None
-        self._finish = Finish(optimizer, settings.max_norm, settings.max_value, settings.clip)
+        self._finish = Finish(optimizer, settings)
         self.adopt()
         self.precision = Precision(self.gradients.trained, settings)
         self.ranks = Ranks()
@@ -529,7 +502,7 @@ class WindowRunner:
             finally:
                 self.ownership.stepping = False
         else:
-            infs, nans, first_bad = measure.infs, measure.nans, measure.first_bad
+            infs, nans, first_bad = measure.bad
             norm = math.nan if nans else math.inf
         gradients.drop()
         scale = self.precision.scale
