@@ -486,7 +486,6 @@ class SizeControl:
         return state | {"size": None if self.size == math.inf else self.size}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over a state. Raises KeyError if something is missing."""
-        size = math.inf if state["size"] is None else float(state["size"])
-        good, wait, before = int(state["good"]), int(state["wait"]), float(state["before"])
-        self.size, self.good, self.wait, self.before = min(size, self.top), good, wait, before
+        """Take over a state that was checked."""
+        self.size, self.good, self.wait, self.before = (state[name] for name in _STATE)
+        self.size = self.top if self.size is None else min(self.size, self.top)
