@@ -10,7 +10,6 @@
  * and buffers() first have the core make ready what they show. */
 #include "py/kv/pool.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "core/kv/inplace.h"
@@ -23,44 +22,6 @@ span_bytes(const KVLease *self)
 }
 
 /* --- the storage --------------------------------------------------------------------------- */
-
-typedef struct managed {
-    DLManagedTensorVersioned tensor;
-    int64_t bytes;
-    mt_kvhold *hold;
-} managed;
-
-static void
-managed_done(DLManagedTensorVersioned *tensor)
-{
-    managed *m = tensor->manager_ctx;
-
-    mt_kvhold_done(m->hold);
-    free(m);
-}
-
-/* Takes over the hold's reference for the storage, unless it returns NULL. */
-static managed *
-managed_new(const KVLease *self, mt_kvhold *hold)
-{
-    managed *m = calloc(1, sizeof *m);
-    int cuda = self->pool->cuda_device;
-
-    if (m == NULL) return NULL;
-    m->bytes = (int64_t)span_bytes(self);
-    m->hold = hold;
-    m->tensor.version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
-    m->tensor.manager_ctx = m;
-    m->tensor.deleter = managed_done;
-    m->tensor.dl_tensor = (DLTensor){
-        .data = mt_kvlease_base(self->core),
-        .device = cuda < 0 ? (DLDevice){kDLCPU, 0} : (DLDevice){kDLCUDA, cuda},
-        .ndim = 1,
-        .dtype = {kDLUInt, 8, 1},
-        .shape = &m->bytes,
-    };
-    return m;
-}
 
 static mt_kvhold *
 hold_new(const KVLease *self)
@@ -79,23 +40,35 @@ hold_cancel(mt_kvhold *hold)
     mt_kvhold_drop(hold);
 }
 
+static void
+bytes_tensor_done(DLManagedTensorVersioned *tensor)
+{
+    mt_kvhold_done(tensor->manager_ctx);
+}
+
 /* All slots as bytes. helpers.base calls it, with inference mode off. */
 static PyObject *
 bytes_tensor(PyObject *op, PyObject *Py_UNUSED(none))
 {
     KVLease *self = (KVLease *)op;
     mt_kvhold *hold = hold_new(self);
-    managed *m;
+    int cuda = self->pool->cuda_device;
     void *tensor;
 
     if (hold == NULL) return NULL;
-    if ((m = managed_new(self, hold)) == NULL) {
-        hold_cancel(hold);
-        return PyErr_NoMemory();
-    }
-    if (self->state->dlpack->managed_tensor_to_py_object_no_sync(&m->tensor, &tensor) != 0) {
-        free(m); /* torch does not, on failure */
-        hold_cancel(hold);
+    hold->bytes = (int64_t)span_bytes(self);
+    hold->tensor = (DLManagedTensorVersioned){
+        .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION},
+        .manager_ctx = hold,
+        .deleter = bytes_tensor_done,
+        .dl_tensor = {.data = mt_kvlease_base(self->core),
+                      .device = cuda < 0 ? (DLDevice){kDLCPU, 0} : (DLDevice){kDLCUDA, cuda},
+                      .ndim = 1,
+                      .dtype = {kDLUInt, 8, 1},
+                      .shape = &hold->bytes},
+    };
+    if (self->state->dlpack->managed_tensor_to_py_object_no_sync(&hold->tensor, &tensor) != 0) {
+        hold_cancel(hold); /* torch does not, on failure */
         return NULL;
     }
     self->hold = hold;
