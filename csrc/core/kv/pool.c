@@ -201,7 +201,7 @@ mt_kvpool_unlock(mt_kvpool *pool)
     assert(!pool->closed || pool->leases != NULL);
     pool->notify_due = false;
     mt_lock_give(&pool->lock);
-    mt_ledger_stir(mt_member_ledger(pool->member));
+    mt_ledger_notify(mt_member_ledger(pool->member));
 }
 
 /* Leaving the ledger waits for a give_back of ours, which takes the lock: so not under it. */
@@ -219,7 +219,7 @@ mt_kvpool_unlock_or_free(mt_kvpool *pool)
     ledger = mt_ledger_hold(mt_member_ledger(pool->member)); /* another thread may free the pool */
     pool->notify_due = false;
     mt_lock_give(&pool->lock);
-    mt_ledger_stir(ledger);
+    mt_ledger_notify(ledger);
     mt_ledger_drop(ledger);
 }
 
@@ -319,7 +319,7 @@ mt_kvpool_retry(mt_kvpool *pool, mt_kvtry *once, void *arg, mt_error *err)
         mt_lock_give(&pool->lock);
         /* What it let go of may be room for others. A refused try that let go of nothing wakes
          * nobody: who waits would wake itself. */
-        if (news) mt_ledger_stir(mt_member_ledger(pool->member));
+        if (news) mt_ledger_notify(mt_member_ledger(pool->member));
     } while (st == MT_ELIMIT && ask_others(pool, why.asked));
     if (st != MT_OK && err != NULL) *err = why;
     return st;
