@@ -227,7 +227,7 @@ kvpool_close(PyObject *op, PyObject *Py_UNUSED(none))
     if (self->users == 0)
         close_core(self);
     else
-        mt_ledger_stir(self->ledger); /* who waits looks again, and finds it closed */
+        mt_ledger_notify(self->ledger); /* who waits looks again, and finds it closed */
     Py_RETURN_NONE;
 }
 
