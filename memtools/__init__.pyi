@@ -38,6 +38,7 @@ from memtools.grad.checkpoint import checkpoint_layers as checkpoint_layers
 from memtools.grad.norm import clip_grad_norm_ as clip_grad_norm_
 from memtools.grad.norm import grad_norm as grad_norm
 from memtools.grad.report import AccumulatorReport as AccumulatorReport
+from memtools.grad.report import Retry as Retry
 from memtools.grad.report import WindowReport as WindowReport
 from memtools.kv.pool import KVLease as KVLease
 from memtools.kv.pool import KVPool as KVPool

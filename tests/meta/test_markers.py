@@ -87,6 +87,9 @@ def test_what_public_functions_return_is_public():
         acc.backward(model(torch.ones(1, 2)).sum())
     assert type(acc.report()) is memtools.AccumulatorReport
     assert type(acc.report().last) is memtools.WindowReport
+    with pytest.raises(MemoryError):
+        acc.step(torch.ones(1, 2), lambda batch: bytes(1 << 60))
+    assert {type(retry) for retry in acc.report().retries} == {memtools.Retry}
     assert type(memtools.host_memory()) is memtools.HostMemory
     monitor = memtools.MemoryMonitor()
     assert type(monitor.guard(0.9)) is memtools.Handle

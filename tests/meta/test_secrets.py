@@ -85,6 +85,7 @@ def test_no_repr_and_no_record_holds_the_environment(tmp_path: Path) -> None:
         "GroupGrowth",
         "Holder",
         "Pressure",
+        "Retry",
         "StepsLeft",
         "TypeGrowth",
     ]
