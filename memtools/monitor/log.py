@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memtools import _core
-from memtools._base.notice import callers
+from memtools._base.notice import logger, notice
 from memtools._base.size import format_bytes
 from memtools.record.kinds import payload
 from memtools.record.redact import redacted_command
-
-logger = logging.getLogger("memtools")
 
 _REMEDIES = {
     errno.ENOSPC: "free space there, or name another place, such as one in /dev/shm",
@@ -58,16 +54,11 @@ def record_names(path: str) -> list[str]:
     return [path, *(f"{stem}-{n}{ending}" for n in range(2, MOST_RECORDS + 1))]
 
 
-def warned(text: str) -> None:
-    """What a monitor that a program starts says of its record's name."""
-    warn(text, stacklevel=callers())
-
-
 def open_record(
     path: str | os.PathLike[str],
     columns: Sequence[tuple[str, str]],
     command: Sequence[str] | None = None,
-    announce: Callable[[str], None] = warned,
+    announce: Callable[[str], None] = notice,
 ) -> _core.RecordWriter:
     """The writer of a new record, of this process's command unless another is given.
 
@@ -119,15 +110,6 @@ def _first_free(
             if error.errno != errno.EBUSY:
                 raise
     return _core.RecordWriter(names[-1], columns, command=command)
-
-
-def warn(text: str, stacklevel: int) -> None:
-    """A RuntimeWarning. Where warnings are errors it goes to the log instead: a monitor must not
-    end what it watches."""
-    try:
-        warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)
-    except RuntimeWarning:
-        logger.warning("%s", text)
 
 
 def _is_of_the_run(path: str) -> bool:
@@ -236,9 +218,8 @@ class Log:
                 logger.warning("%s", text)
             self.event(kind, text)
 
-    def complain(self, key: str, text: str, *, stacklevel: int = 4) -> None:
-        """Warn, once for each key."""
-        if key in self._complaints:
-            return
-        self._complaints.add(key)
-        warn(f"memtools: {text}", stacklevel=stacklevel)
+    def complain(self, key: str, text: str) -> None:
+        """Give notice, once for each key."""
+        if key not in self._complaints:
+            self._complaints.add(key)
+            notice(text)

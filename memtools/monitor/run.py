@@ -14,11 +14,12 @@ from memtools import _core
 from memtools._base import devices as cuda_devices
 from memtools._base import process, running
 from memtools._base.devices import DevicePeaks
+from memtools._base.notice import notice
 from memtools._base.size import exact_bytes
 from memtools.monitor import ending
 from memtools.monitor.host import limit_source, process_limits
-from memtools.monitor.leakwatch import LeakWatch, Suspicion, signals_of
-from memtools.monitor.log import Log, open_record, warned
+from memtools.monitor.leakwatch import LeakWatch, Limits, Suspicion, signals_of
+from memtools.monitor.log import Log, open_record
 from memtools.monitor.phases import PhaseBook
 from memtools.monitor.readings import Readings
 
@@ -56,7 +57,7 @@ class MonitorSettings:
     census: bool
     name: str | None
     #: what is called with a text about the record's name
-    announce: Callable[[str], None] = warned
+    announce: Callable[[str], None] = notice
     #: whether a summary of the record is printed at the end
     sums_up: bool = False
     #: whether the program has the monitor in its hands, and so may call its expect_growth()
@@ -104,7 +105,7 @@ class Run:
         if settings.leaks:
             self.watch = LeakWatch(
                 signals_of(self.probe, self.devices),
-                self.readings,
+                Limits(sampler, self.probe, self.devices),
                 self.log,
                 Suspicion() if settings.census else None,
                 declares=settings.declares,

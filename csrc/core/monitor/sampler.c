@@ -318,7 +318,7 @@ mt_sampler_new(const mt_alloc *mem, const mt_sampler_setup *setup, mt_sampler **
     s->peak = MT_UNKNOWN;
     s->interval_ns = setup->interval_ns;
     /* With what is expensive, so that whatever the probe needs memory for, it has when the thread
-     * runs. / */
+     * runs. */
     setup->probe.read(setup->probe.ctx, ALWAYS | MT_READ_PRESSURE | EXPENSIVE, &s->latest);
     count_once(s, &s->latest);
     s->limit = mt_limit_of(&s->latest, setup->limit);
@@ -379,12 +379,6 @@ mt_sampler_free(mt_sampler *s)
     mem.put(mem.ctx, s, sizeof *s);
 }
 
-bool
-mt_sampler_runs(mt_sampler *s)
-{
-    return is_home(s) && s->runs;
-}
-
 /* --- what others ask -------------------------------------------------------------------------- */
 
 /* A plain load unless a mark was passed. */
@@ -394,12 +388,6 @@ mt_sampler_step(mt_sampler *s, uint64_t n)
     atomic_fetch_add_explicit(&s->steps, n, memory_order_relaxed);
     if (atomic_load_explicit(&s->passed, memory_order_relaxed) == 0) return 0;
     return atomic_exchange(&s->passed, 0);
-}
-
-uint64_t
-mt_sampler_steps(mt_sampler *s)
-{
-    return s->steps;
 }
 
 int
@@ -437,44 +425,21 @@ mt_sampler_latest(mt_sampler *s, mt_sample *out)
     return true;
 }
 
-mt_limit
-mt_sampler_limit(mt_sampler *s)
+mt_sampler_figures
+mt_sampler_read(mt_sampler *s)
 {
-    mt_limit limit = {MT_UNKNOWN, MT_UNKNOWN, ""};
+    mt_sampler_figures f = {.limit = {MT_UNKNOWN, MT_UNKNOWN, ""},
+                            .peak = MT_UNKNOWN,
+                            .steps = s->steps,
+                            .samples = s->samples,
+                            .cpu_ns = s->cpu_ns,
+                            .interval_ns = s->interval_ns};
 
-    if (!is_home(s)) return limit;
+    if (!is_home(s)) return f;
+    f.runs = s->runs;
     mt_lock_take(&s->lock);
-    limit = s->limit;
+    f.limit = s->limit;
+    f.peak = s->peak;
     mt_lock_give(&s->lock);
-    return limit;
-}
-
-uint64_t
-mt_sampler_peak(mt_sampler *s)
-{
-    uint64_t peak;
-
-    if (!is_home(s)) return MT_UNKNOWN;
-    mt_lock_take(&s->lock);
-    peak = s->peak;
-    mt_lock_give(&s->lock);
-    return peak;
-}
-
-uint64_t
-mt_sampler_samples(mt_sampler *s)
-{
-    return s->samples;
-}
-
-uint64_t
-mt_sampler_cpu_ns(mt_sampler *s)
-{
-    return s->cpu_ns;
-}
-
-uint64_t
-mt_sampler_interval_ns(mt_sampler *s)
-{
-    return s->interval_ns;
+    return f;
 }
