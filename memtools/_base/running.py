@@ -16,11 +16,12 @@ from typing import Any
 monitors: set[Any] = set()
 
 
-def event(kind: str, text: str, **details: Any) -> None:
-    """Write an event to the record of every monitor that runs; `details` are those of Log.event:
-    the time and the duration in nanoseconds."""
+def event(kind: str, body: object, **details: Any) -> None:
+    """Write an event to the record of every monitor that runs: a text, or the fields of its kind
+    (memtools/record/kinds.py). `details` are those of Log.event: the time and the duration in
+    nanoseconds."""
     for monitor in list(monitors):
-        monitor._event(kind, text, **details)
+        monitor._event(kind, body, **details)
 
 
 def phases(name: str) -> list[AbstractContextManager[Any]]:

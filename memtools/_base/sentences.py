@@ -31,6 +31,21 @@ class Verdict(Protocol):
     def declarable(self) -> bool: ...
 
 
+class Pressure(Protocol):
+    """The fields of a Pressure that its sentence tells."""
+
+    @property
+    def fraction(self) -> float: ...
+    @property
+    def used_bytes(self) -> int: ...
+    @property
+    def limit_bytes(self) -> int: ...
+    @property
+    def limit_source(self) -> str: ...
+    @property
+    def stalled_percent(self) -> float | None: ...
+
+
 class Holder(Protocol):
     """The fields of a Holder that its sentence tells."""
 
@@ -108,8 +123,24 @@ def _of_growing(verdict: Verdict, rate: str, since: str, left: str) -> str:
     return line
 
 
+def of_pressure(pressure: Pressure) -> str:
+    """`450.0 MiB of 500.0 MiB used (90.0%; limit given, 500.0 MiB), watermark 90%`."""
+    used, limit = pressure.used_bytes, pressure.limit_bytes
+    share = 100.0 * used / limit if limit else 100.0
+    line = (
+        f"{format_bytes(used)} of {format_bytes(limit)} used ({share:.1f}%; "
+        f"{pressure.limit_source}), watermark {100 * pressure.fraction:g}%"
+    )
+    if pressure.stalled_percent:
+        line += f", stalled {pressure.stalled_percent:.0f}% of the last 10 s"
+    return line
+
+
 def of_holder(holder: Holder) -> str:
     """`+4.0 MiB/step: 2 new float32 tensors a step, held by list MoEBlock.gate_history`."""
+    if holder.kind == "tensors":
+        held = f", most held by {holder.path}" if holder.path else ""
+        return f"{holder.new_objects:,} {holder.what}, {format_bytes(holder.new_bytes)}{held}"
     if holder.new_objects == 0:
         return holder.path
     size, each = holder.new_bytes / holder.steps, holder.new_objects / holder.steps

@@ -50,11 +50,3 @@ def format_bytes(count: float) -> str:
         unit = "TiB"
     digits = 0 if unit == "B" else 2 if unit in ("GiB", "TiB") and abs(count) < 9.995 else 1
     return f"{count:.{digits}f} {unit}"
-
-
-def exact_bytes(count: int) -> str:
-    """Like "12 GiB" where that is all of it, else bytes: a record's texts are read again."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
-        if count % unit == 0:
-            return f"{count // unit} {name}"
-    return f"{count} B"

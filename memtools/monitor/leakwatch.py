@@ -234,7 +234,7 @@ class LeakWatch:
         verdict = self.verdict()
         self.write(verdict)
         if verdict.pressure and not self._is_pressing:
-            self._log.event("pressure", f"forecast: {verdict.steps_left} ({verdict.signal} grows)")
+            self._log.event("pressure", verdict, what="forecast")
         self._is_pressing = verdict.pressure
 
     def write(self, verdict: LeakVerdict) -> None:
