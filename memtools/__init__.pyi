@@ -15,9 +15,14 @@ from memtools.allocators.settings import AllocatorSettings as AllocatorSettings
 from memtools.allocators.settings import allocator_settings as allocator_settings
 from memtools.budget import Budget as Budget
 from memtools.budget import BudgetReport as BudgetReport
+from memtools.cleanup.engine import Cleaned as Cleaned
+from memtools.cleanup.engine import CleanupCall as CleanupCall
+from memtools.cleanup.engine import CleanupHandle as CleanupHandle
 from memtools.cleanup.generation import generation as generation
 from memtools.cleanup.managed import managed as managed
 from memtools.cleanup.policy import CleanupPolicy as CleanupPolicy
+from memtools.cleanup.report import ActionReport as ActionReport
+from memtools.cleanup.report import CycleReport as CycleReport
 from memtools.cleanup.report import PolicyReport as PolicyReport
 from memtools.errors import BudgetError as BudgetError
 from memtools.errors import DeviceError as DeviceError
@@ -33,6 +38,7 @@ from memtools.grad.checkpoint import checkpoint_layers as checkpoint_layers
 from memtools.grad.norm import clip_grad_norm_ as clip_grad_norm_
 from memtools.grad.norm import grad_norm as grad_norm
 from memtools.grad.report import AccumulatorReport as AccumulatorReport
+from memtools.grad.report import Retry as Retry
 from memtools.grad.report import WindowReport as WindowReport
 from memtools.kv.pool import KVLease as KVLease
 from memtools.kv.pool import KVPool as KVPool

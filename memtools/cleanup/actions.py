@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -83,7 +83,6 @@ UNKNOWN: Final = (None, None, None)  # as _core.Policy.done takes a Change of wh
 class Outcome(NamedTuple):
     """What one action did."""
 
-    action: int
     ns: int
     host: Change
     device: Change
@@ -173,10 +172,8 @@ class Pools:
 
     __slots__ = ("_pools",)
 
-    def __init__(self, pools: Iterable[Any] = ()) -> None:
+    def __init__(self) -> None:
         self._pools: list[weakref.ref[Any]] = []
-        for pool in pools:
-            self.add(pool, "pools=")
 
     def add(self, pool: Any, what: str = "watch()") -> None:
         """Add a pool; `what` is the call or argument that gave it, for errors.
@@ -224,7 +221,7 @@ def measured(action: int, work: Callable[[], Any], readings: Readings, last_ns: 
         collected, note = result, f"{result.objects:,} objects"
         readings.found = collected.objects > 0
     elif action == WARM_UP and result:
-        note = f"{result[0]:,} objects"
+        note = f"{result:,} objects"
     if collected is None or readings.found:  # else what fell meanwhile, others have freed
         after = readings.read(heap)
     host = change(before, after, _HOST, before.rss)
@@ -232,7 +229,7 @@ def measured(action: int, work: Callable[[], Any], readings: Readings, last_ns: 
     if action == POOL_TRIM and isinstance(result, int) and result:
         device = Change(result, 0, max(result, before.reserved or 0, LEAST_TOTAL))
     gain = max(host.freed / max(1, host.total), device.freed / max(1, device.total))
-    return Outcome(action, ns, host, device, note, collected, error, gain)
+    return Outcome(ns, host, device, note, collected, error, gain)
 
 
 def work_of(action: int, pools: Pools, inspect: bool) -> Callable[[], Any]:

@@ -74,8 +74,6 @@ MOST_EXAMPLES: Final = 8
 MOST_CALLBACKS: Final = WARM_UP - FIRST_CALLBACK
 CHEAP = 0.001  # of the time: what young collections may take without having to pay
 SOME: Final = 0.001  # of the memory: an action that frees this is needed, though it does not pay
-_PAID, _SKIPPED = 4, 5  # of _core.Policy.figures
-
 
 #: How ranks agree: the actions that all do now, of those asked for, whether this rank can, its step
 Agree = Callable[[int, bool, int], int]
@@ -114,15 +112,14 @@ class CleanupCall(NamedTuple):
     reasons: tuple[str, ...]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class CleanupHandle:
     """A callback of a policy. `cancel()` removes it, at any time, also from within it."""
 
-    __slots__ = ("_engine", "action", "call", "name")
-
-    def __init__(
-        self, engine: Engine, name: str, action: int, call: Callable[[CleanupCall], object]
-    ) -> None:
-        self._engine, self.name, self.action, self.call = engine, name, action, call
+    _engine: Engine
+    name: str
+    action: int  #: its number in the policy
+    call: Callable[[CleanupCall], object]
 
     @property
     def active(self) -> bool:
@@ -336,7 +333,7 @@ class Engine:
     def set_rule(self, action: int, every: Every, triggers: int) -> None:
         """When an action is due from here on."""
         self.rules[action] = every, triggers
-        self.core.set_rule(action, every, triggers, action in LATER)
+        self.core.set_rule(action, (every, triggers, action in LATER))
 
     def add(self, name: str, callback: Any, every: Cadence, pressure: bool) -> CleanupHandle:
         """A callback; see CleanupPolicy.add."""
@@ -412,7 +409,7 @@ class Engine:
             self._freeze_at = self._first_update + self.settings.warmup
             if self.settings.warmup:
                 # The first multiple of the count that is wanted is that count.
-                self.core.set_rule(WARM_UP, (self._freeze_at, *NEVER[1:]), 0, False)
+                self.core.set_rule(WARM_UP, ((self._freeze_at,), 0, False))
             else:
                 with self._locked():
                     self._do(WARM_UP, self.gc.freeze, "")
@@ -444,9 +441,9 @@ class Engine:
     def _agreement(self) -> Agree | None:
         """How the ranks agree; None where this one decides alone."""
         if self._ranks and self._agree is None:
-            from memtools.cleanup.ranks import agree
+            from memtools.cleanup.ranks import Agreement
 
-            self._agree = agree(None if self._ranks is True else self._ranks)
+            self._agree = Agreement(None if self._ranks is True else self._ranks)
         return self._agree
 
     def _warn_of_ranks(self, dist: Any) -> None:
@@ -517,7 +514,7 @@ class Engine:
 
     def _decline(self, action: int) -> None:
         """It cannot be done here and now; asked for again when it is due again."""
-        self.core.set_rule(action, NEVER, 0, False)
+        self.core.set_rule(action, (NEVER, 0, False))
         if action in self.rules:
             self.set_rule(action, *self.rules[action])
 
@@ -681,8 +678,8 @@ class Engine:
         """What was counted so far."""
         done = {}
         for action, ran in self._done.items():
-            figures = self.core.figures(action)
-            done[action] = ran._replace(paid=figures[_PAID], skipped=figures[_SKIPPED])
+            paid, skipped, _ = self.core.figures(action)
+            done[action] = ran._replace(paid=paid, skipped=skipped)
         return Counts(
             self._seconds(),
             self.core.ticks(UPDATE),

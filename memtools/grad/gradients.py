@@ -233,45 +233,6 @@ class Gradients:
                 near = factor if isinstance(factor, float) else factor.to(device)
                 device_multiply(torch, grads, near, limit)
 
-    def add_to(
-        self, into: Sequence[torch.Tensor | None], first: bool = False, measure: bool = False
-    ) -> Measure | None:
-        """Adds each gradient to the tensor of its parameter in `into`, fp32 of the same shape and
-        strides; `first` overwrites. Parameters without a gradient add nothing, and may have None
-        there.
-
-        With `measure`, the measure of what is then in `into`: for dense gradients on the CPU in the
-        same pass. Raises ValueError for another shape or a tensor that is missing; then nothing was
-        changed.
-        """
-        torch = self._torch
-        if len(into) != len(self.parameters):
-            raise ValueError(f"{len(self.parameters)} parameters and {len(into)} tensors to add to")
-        left = self._left(self._native.multiply(1.0))  # by 1 it only looks
-        for index, grad in left:
-            self._check_target(index, grad, into[index])
-        targets = [torch.empty(0) if target is None else target for target in into]
-        found = self._native.add_to(targets, first=first, measure=measure)
-        with torch.no_grad():
-            for index, grad in left:
-                local = local_shard(targets[index])
-                local.copy_(grad) if first else local.add_(grad)
-        if not isinstance(found, _core.GradMeasure):
-            return None
-        count = sum(target is not None for target in into)
-        if found.tensors < count or not math.isfinite(found.sum_squares):
-            return holding(into, self._names).measure()
-        return Measure(found.sum_squares, count, True)
-
-    def _check_target(self, index: int, grad: torch.Tensor, target: torch.Tensor | None) -> None:
-        local = None if target is None else local_shard(target)
-        if local is None or local.shape != grad.shape or local.device != grad.device:
-            found = "None" if local is None else f"{list(local.shape)} on {local.device}"
-            raise ValueError(
-                f"the gradient of {self.name(index)} is {list(grad.shape)} on {grad.device}, "
-                f"and what it is to be added to is {found}"
-            )
-
     def bad(self) -> tuple[int, int, str | None]:
         """Counts inf and nan elements in all gradients, and names the first parameter that has
         one. Waits for devices."""
@@ -388,18 +349,6 @@ def _by_device(left: Left) -> dict[torch.device, list[torch.Tensor]]:
         if grad.device.type != "cpu":
             groups.setdefault(grad.device, []).append(grad)
     return groups
-
-
-def holding(grads: Sequence[torch.Tensor | None], names: Sequence[str] | None = None) -> Gradients:
-    """Gradients that are in a list and not at parameters: each is held by a tensor of its shape
-    that shares its memory."""
-    torch = bridge.connect().torch
-    holders = []
-    for grad in grads:
-        holder = torch.empty(0) if grad is None else grad.detach()
-        holder.grad = grad
-        holders.append(holder)
-    return Gradients(holders, names)
 
 
 # --- torch's own operations, for what the native pass leaves ---

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memtools._base import torch as bridge
 from memtools._base.notice import callers, notice
-from memtools._base.oom import is_out_of_memory
+from memtools._base.oom import shortage
+from memtools.grad.backoff import Failed
 from memtools.grad.gradients import Gradients
 from memtools.grad.report import Retry
 
@@ -307,8 +308,8 @@ def _made(optimizer: Any, new: list[torch.Tensor], window: int, micro_batches: i
         micro_batch=micro_batches,
         rows=None,
         phase="optimizer",
-        error=failed.line,
-        asked=failed.asked,
+        error=failed.shortage.line,
+        asked=failed.shortage.asked,
         restored="its state",
         next_rows=0,
         probing=False,
@@ -335,18 +336,16 @@ def _without_state(optimizer: Any) -> list[torch.Tensor]:
     return [p for group in groups for p in group["params"] if p.grad is not None and p not in state]
 
 
-def _try(optimizer: Any, new: list[torch.Tensor]) -> Any:
+def _try(optimizer: Any, new: list[torch.Tensor]) -> Failed | None:
     """Makes it; what failed, with nothing made."""
-    from memtools.grad.backoff import Failed
-
     try:
         _make(optimizer, new)
     except BaseException as error:
         for p in new:
             optimizer.state.pop(p, None)
-        if not (isinstance(error, Exception) and is_out_of_memory(error)):
+        if not isinstance(error, Exception) or (found := shortage(error)) is None:
             raise
-        return Failed(error, False)
+        return Failed(error, found, touched=False)
     return None
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from memtools import _core
 from memtools._base import malloc
-from memtools._base.oom import MUCH_IDLE, is_of_host
+from memtools._base.oom import MUCH_IDLE, shortage
 from memtools.record.kinds import End
 from memtools.record.redact import redacted
 
@@ -46,7 +46,9 @@ class Ending:
         self.uncaught = End(exception=type(error).__name__)
         self.interrupted = isinstance(error, KeyboardInterrupt)
         self.uncaught = end_by(error)
-        if is_of_host(error):  # now, while the traceback keeps alive what the program had
+        found = shortage(error)
+        if found is not None and found.of_host:
+            # Now, while the traceback keeps alive what the program had.
             idle, thresholds_are_set = malloc.idle()
             is_in_the_way = idle is not None and idle >= MUCH_IDLE and not thresholds_are_set
             self.idle_heap = idle if is_in_the_way else None

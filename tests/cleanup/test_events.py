@@ -10,7 +10,7 @@ import pytest
 
 from memtools import MemoryMonitor, read_record
 from memtools.cleanup import engine
-from memtools.cleanup.actions import FIRST_CALLBACK, Change, Outcome
+from memtools.cleanup.actions import Change, Outcome
 from memtools.cleanup.engine import Events
 from memtools.record.figures import figures_of
 from tests.cleanup.policycases import gc_as_found, quiet  # noqa: F401 - a fixture
@@ -24,7 +24,7 @@ def texts(path: Path) -> list[str]:
 
 def outcome(ns: int = 2_000_000, host: int = 0, device: int = 0, note: str = "") -> Outcome:
     changes = Change(host, 0, 1 << 30), Change(device, 0, 1 << 30)
-    return Outcome(FIRST_CALLBACK, ns, *changes, note, None, None)
+    return Outcome(ns, *changes, note, None, None)
 
 
 def monitor(path: Path) -> MemoryMonitor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from memtools.grad import gradients as grad_gradients
-from memtools.grad.gradients import Gradients, holding
+from memtools.grad.gradients import Gradients
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
@@ -197,64 +197,6 @@ def test_a_limit_is_positive(limit: float) -> None:
     with pytest.raises(ValueError, match="limit is a positive number"):
         Gradients(parameters_of([grad])).multiply(2.0, limit=limit)
     assert torch.equal(grad, torch.ones(3))
-
-
-# --- adding ---------------------------------------------------------------------------------------
-
-
-def test_add_to_overwrites_first_and_then_adds() -> None:
-    grads = mixed()
-    into = [None if g is None else torch.full_like(g, math.nan, dtype=torch.float32) for g in grads]
-    gradients = Gradients(parameters_of(grads))
-    assert gradients.add_to(into, first=True) is None
-    found = gradients.add_to(into, measure=True)
-    wanted = [None if grad is None else grad.float() + grad.float() for grad in grads]
-    for target, value in zip(into, wanted, strict=True):
-        assert target is value is None or torch.allclose(target, value, rtol=1e-6)  # type: ignore[arg-type]
-    assert found is not None
-    assert found.sum_squares == pytest.approx(squares_of(into), rel=1e-7)
-    assert found.count == 9
-
-
-@pytest.mark.parametrize("target", [None, torch.zeros(4), torch.zeros(3, device="meta")])
-def test_add_to_refuses_before_it_adds(target: torch.Tensor | None) -> None:
-    good = torch.zeros(2)
-    gradients = Gradients(parameters_of([torch.ones(2), torch.ones(3)]))
-    with pytest.raises(ValueError, match=r"into\[1\] "):
-        gradients.add_to([good, target])
-    with pytest.raises(ValueError, match="2 parameters and 1 tensors"):
-        gradients.add_to([good])
-    assert torch.equal(good, torch.zeros(2))
-
-
-@pytest.mark.parametrize("target", [None, torch.zeros(4), torch.zeros(3, device="meta")])
-def test_add_to_refuses_before_it_adds_what_is_left(target: torch.Tensor | None) -> None:
-    good = torch.zeros(2)
-    gradients = Gradients(parameters_of([torch.ones(2), gaps(torch.ones(3))]))
-    with pytest.raises(ValueError, match=r"gradient of parameter 1 \[3\] is \[3\] on cpu"):
-        gradients.add_to([good, target])
-    assert torch.equal(good, torch.zeros(2))
-
-
-def test_bad_elements_of_the_sum_are_counted() -> None:
-    gradients = Gradients(parameters_of([torch.ones(2), torch.tensor([math.inf, 1.0])]), ["a", "b"])
-    found = gradients.add_to([torch.zeros(2), torch.zeros(2)], measure=True)
-    assert found is not None
-    assert (found.finite, found.infs, found.nans, found.first_bad) == (False, 1, 0, "b")
-
-
-def test_holding_measures_tensors_that_are_no_gradients() -> None:
-    grads = mixed()
-    held = holding(grads)
-    assert held.measure().sum_squares == pytest.approx(squares_of(grads), rel=1e-7)
-    held.multiply(0.5)
-    assert [a is b for a, b in zip(held.tensors(), filter(_there, grads), strict=True)] == [
-        True
-    ] * 9
-
-
-def _there(grad: torch.Tensor | None) -> bool:
-    return grad is not None
 
 
 # --- refused --------------------------------------------------------------------------------------

@@ -18,19 +18,28 @@ need(const mt_kvpool *pool, size_t promised)
     return pool->live + mt_size_max(pool->idle, promised);
 }
 
+/* Has the ledger reserve so many blocks in all. */
+static mt_status
+reserve_up_to(mt_kvpool *pool, size_t blocks, mt_error *err)
+{
+    size_t bytes;
+    mt_status st;
+
+    if (blocks <= pool->reserved) return MT_OK;
+    if (!mt_size_mul(blocks - pool->reserved, pool->geom.block_bytes, &bytes))
+        return mt_fail(err, MT_EOVERFLOW, "promise", 0);
+    st = mt_member_reserve(pool->member, bytes, err);
+    if (st == MT_OK) pool->reserved = blocks;
+    return st;
+}
+
 mt_status
 mt_kvblock_promise(mt_kvlease *lease, size_t blocks, mt_error *err)
 {
     mt_kvpool *pool = lease->pool;
-    size_t wanted = need(pool, pool->promised + blocks), bytes;
-    mt_status st;
+    mt_status st = reserve_up_to(pool, need(pool, pool->promised + blocks), err);
 
-    if (wanted > pool->reserved) {
-        if (!mt_size_mul(wanted - pool->reserved, pool->geom.block_bytes, &bytes))
-            return mt_fail(err, MT_EOVERFLOW, "promise", 0);
-        if ((st = mt_member_reserve(pool->member, bytes, err)) != MT_OK) return st;
-        pool->reserved = wanted;
-    }
+    if (st != MT_OK) return st;
     pool->promised += blocks;
     lease->promised += blocks;
     return MT_OK;
@@ -58,64 +67,41 @@ mt_kvblock_shrink_reservation(mt_kvpool *pool)
 
 /* --- dropping --- */
 
-static bool
-is_idle(const mt_kvslot *s, size_t place)
-{
-    return s->resident[place] && s->refs[place] == 0;
-}
-
+/* The pages of the extent's blocks [lo, hi). */
 static void
-drop_run(mt_kvpool *pool, mt_kvslot *s, size_t lo, size_t hi)
+drop_pages(mt_kvpool *pool, const mt_kvslot *s, size_t lo, size_t hi)
 {
     const mt_kvgeom *g = &pool->geom;
 
-    if (!pool->store.lazy)
-        mt_kvmap_unmap(pool, s->first_block + (uint32_t)lo, s->first_block + (uint32_t)hi);
     for (size_t at = lo * g->part_bytes; at < g->slot_bytes; at += g->range_bytes)
         pool->store.drop(pool->store.ctx, s->offset + at, (hi - lo) * g->part_bytes);
 }
 
-/* An extent that nobody names is one stretch of the store: one call drops it. */
 static void
-drop_extent(mt_kvpool *pool, mt_kvslot *s)
+unmap_blocks(mt_kvpool *pool, const mt_kvslot *s, size_t lo, size_t hi)
 {
-    size_t blocks = pool->geom.blocks;
-
-    if (!pool->store.lazy) mt_kvmap_unmap(pool, s->first_block, s->first_block + (uint32_t)blocks);
-    pool->store.drop(pool->store.ctx, s->offset, pool->geom.slot_bytes);
+    if (!pool->store.lazy)
+        mt_kvmap_unmap(pool, s->first_block + (uint32_t)lo, s->first_block + (uint32_t)hi);
 }
 
 /* Counts the block as dropped. pre: it is idle. */
 static void
 note_dropped(mt_kvpool *pool, mt_kvslot *s, size_t place)
 {
-    assert(is_idle(s, place));
+    assert(mt_kvblock_is_idle(&s->blocks[place]));
     mt_kvmap_count_window(pool, s->first_block + (uint32_t)place, false);
-    s->resident[place] = false;
+    s->blocks[place].resident = false;
     s->idle--;
     pool->idle--;
-    pool->dropped++;
-    mt_kvpool_count_pages(pool, 0 - pool->geom.block_bytes);
-}
-
-/* Drops the extent's idle blocks at places [first, end). */
-static void
-drop_idle_in(mt_kvpool *pool, mt_kvslot *s, size_t first, size_t end)
-{
-    for (size_t lo = first, hi; lo < end; lo = hi + 1) {
-        for (hi = lo; hi < end && is_idle(s, hi);)
-            hi++;
-        if (hi > lo) drop_run(pool, s, lo, hi);
-        for (size_t place = lo; place < hi; place++)
-            note_dropped(pool, s, place);
-    }
+    pool->ever.dropped++;
+    mt_gauge_add_once(pool->mapped_again, 0 - pool->geom.block_bytes);
 }
 
 /* Whether a row that goes on may show the block still, after it let go of it. */
 static bool
 may_be_shown(const mt_kvpool *pool, uint32_t block)
 {
-    uint32_t by = mt_kvblock_extent(pool, block)->let_go[mt_kvblock_index(pool, block)];
+    uint32_t by = mt_kvblock_at(pool, block)->let_go;
 
     if (by == 0 || pool->stale == 0) return false;
     return by == MT_KV_MANY || pool->slots[by - 1].stale;
@@ -124,25 +110,34 @@ may_be_shown(const mt_kvpool *pool, uint32_t block)
 static bool
 may_drop(const mt_kvpool *pool, const mt_kvslot *s, size_t place)
 {
-    return is_idle(s, place) && !may_be_shown(pool, s->first_block + (uint32_t)place);
+    return mt_kvblock_is_idle(&s->blocks[place]) &&
+           !may_be_shown(pool, s->first_block + (uint32_t)place);
 }
 
+/* Drops the extent's idle blocks at places [first, end): all, or those that nobody may be shown. */
 static void
-drop_idle_of(mt_kvpool *pool, mt_kvslot *s)
+drop_idle_in(mt_kvpool *pool, mt_kvslot *s, size_t first, size_t end, bool all)
 {
-    size_t blocks = pool->geom.blocks;
-    bool whole = s->named == 0 && pool->stale == 0;
-
-    if (whole) drop_extent(pool, s);
-    for (size_t place = 0; place < blocks; place++) {
-        size_t lo = place;
-
-        while (place < blocks && may_drop(pool, s, place))
-            place++;
-        if (!whole && place > lo) drop_run(pool, s, lo, place);
-        while (lo < place)
-            note_dropped(pool, s, lo++);
+    for (size_t lo = first, hi; lo < end; lo = hi + 1) {
+        for (hi = lo;
+             hi < end && (all ? mt_kvblock_is_idle(&s->blocks[hi]) : may_drop(pool, s, hi));)
+            hi++;
+        if (hi == lo) continue;
+        unmap_blocks(pool, s, lo, hi);
+        drop_pages(pool, s, lo, hi);
+        for (size_t place = lo; place < hi; place++)
+            note_dropped(pool, s, place);
     }
+}
+
+/* An extent that nobody names is one stretch of the store: one call drops it. */
+static void
+drop_extent(mt_kvpool *pool, mt_kvslot *s)
+{
+    unmap_blocks(pool, s, 0, pool->geom.blocks);
+    pool->store.drop(pool->store.ctx, s->offset, pool->geom.slot_bytes);
+    for (size_t place = 0; place < pool->geom.blocks; place++)
+        if (s->blocks[place].resident) note_dropped(pool, s, place);
 }
 
 /* Whose idle blocks are missed less: a free slot's, of them the one used longer ago; then those of
@@ -193,7 +188,10 @@ mt_kvblock_drop(mt_kvpool *pool, size_t keep)
     if (pool->idle <= keep) return;
     (void)mt_kvmap_clear_stale(pool, NULL);
     while (pool->idle > keep && (s = victim(pool, true)) != NULL)
-        drop_idle_of(pool, s);
+        if (s->named == 0 && pool->stale == 0)
+            drop_extent(pool, s);
+        else
+            drop_idle_in(pool, s, 0, pool->geom.blocks, false);
 }
 
 /* --- taking --- */
@@ -204,17 +202,15 @@ static bool
 is_free(const mt_kvpool *pool, size_t slot, size_t place, uint32_t block)
 {
     const mt_kvslot *extent = mt_kvblock_extent(pool, block);
-    size_t index = mt_kvblock_index(pool, block);
 
-    return extent->refs[index] == 0 &&
-           (!extent->exposed || (extent == &pool->slots[slot] && index == place));
+    return mt_kvblock_at(pool, block)->refs == 0 &&
+           (!extent->exposed || block == pool->slots[slot].first_block + place);
 }
 
 static bool
 is_spare(const mt_kvpool *pool, size_t slot, size_t place, uint32_t block)
 {
-    return is_free(pool, slot, place, block) &&
-           mt_kvblock_extent(pool, block)->resident[mt_kvblock_index(pool, block)];
+    return is_free(pool, slot, place, block) && mt_kvblock_at(pool, block)->resident;
 }
 
 /* The block that the slot's addresses map at `place`; MT_KV_ANY: none. */
@@ -243,7 +239,7 @@ static uint32_t
 first_of_run(const mt_kvpool *pool, const mt_kvslot *s)
 {
     for (size_t place = 0; s->idle > 0 && !s->exposed && place < pool->geom.blocks; place++)
-        if (is_idle(s, place) && (place == 0 || s->refs[place - 1] == 0))
+        if (mt_kvblock_is_idle(&s->blocks[place]) && (place == 0 || s->blocks[place - 1].refs == 0))
             return s->first_block + (uint32_t)place;
     return MT_KV_ANY;
 }
@@ -267,7 +263,7 @@ any_spare(mt_kvpool *pool, size_t slot)
     if (best != NULL) return first_of_run(pool, best);
     best = victim(pool, false);
     for (size_t place = 0; best != NULL && place < pool->geom.blocks; place++)
-        if (is_idle(best, place)) return best->first_block + (uint32_t)place;
+        if (mt_kvblock_is_idle(&best->blocks[place])) return best->first_block + (uint32_t)place;
     return MT_KV_ANY;
 }
 
@@ -298,7 +294,7 @@ mt_kvblock_nearest(const mt_kvpool *pool, size_t slot, size_t place)
     const mt_kvslot *s = &pool->slots[slot], *extent = &pool->slots[s->extent];
     uint32_t own = s->first_block + (uint32_t)place, here = block_here(pool, s, place);
 
-    if ((s->exposed || s->lease->exposing) && s->refs[place] == 0) return own;
+    if ((s->exposed || s->lease->exposing) && s->blocks[place].refs == 0) return own;
     if (extent != s && is_free(pool, slot, place, extent->first_block + (uint32_t)place))
         return extent->first_block + (uint32_t)place;
     if (here != MT_KV_ANY && is_spare(pool, slot, place, here)) return here;
@@ -322,7 +318,7 @@ choose(mt_kvpool *pool, size_t slot, size_t place)
 bool
 mt_kvblock_is_in_view(const mt_kvpool *pool, size_t slot, size_t place, uint32_t block)
 {
-    uint32_t by = mt_kvblock_extent(pool, block)->let_go[mt_kvblock_index(pool, block)];
+    uint32_t by = mt_kvblock_at(pool, block)->let_go;
     const mt_kvslot *s = &pool->slots[slot];
 
     if (!may_be_shown(pool, block)) return false;
@@ -386,29 +382,15 @@ take_pages(mt_kvpool *pool, const mt_kvslot *s, size_t place, mt_error *err)
     return st;
 }
 
-/* Where nothing could be dropped, because the idle blocks are exposed rows', one more page is one
- * more reserved, whatever was promised. */
-static mt_status
-reserve_for_one(mt_kvpool *pool, mt_error *err)
-{
-    size_t wanted = pool->live + 1 + mt_size_max(pool->idle, pool->promised - 1);
-    mt_status st;
-
-    if (wanted <= pool->reserved) return MT_OK;
-    st = mt_member_reserve(pool->member, (wanted - pool->reserved) * pool->geom.block_bytes, err);
-    if (st == MT_OK) pool->reserved = wanted;
-    return st;
-}
-
 /* One name less; true where it was the last, and the block is idle now. */
 static bool
 take_name(mt_kvpool *pool, uint32_t block)
 {
     mt_kvslot *extent = mt_kvblock_extent(pool, block);
-    size_t place = mt_kvblock_index(pool, block);
+    mt_kvblock *b = mt_kvblock_at(pool, block);
 
-    assert(extent->refs[place] > 0 && extent->resident[place]);
-    if (--extent->refs[place] > 0) return false;
+    assert(b->refs > 0 && b->resident);
+    if (--b->refs > 0) return false;
     extent->named--;
     extent->idle++;
     pool->live--;
@@ -417,22 +399,22 @@ take_name(mt_kvpool *pool, uint32_t block)
     return true;
 }
 
+/* Where nothing could be dropped, because the idle blocks are exposed rows', one more page is one
+ * more reserved, whatever was promised. */
 static mt_status
 make_resident(mt_kvpool *pool, mt_kvslot *extent, size_t place, mt_error *err)
 {
     mt_status st;
 
     if (pool->idle > 0) mt_kvblock_drop(pool, pool->idle - 1); /* what is physical stays level */
-    if ((st = reserve_for_one(pool, err)) != MT_OK) return st;
-    if (!pool->store.lazy) {
-        st = take_pages(pool, extent, place, err);
-        if (st != MT_OK) return st;
-    }
-    extent->resident[place] = true;
+    st = reserve_up_to(pool, pool->live + 1 + mt_size_max(pool->idle, pool->promised - 1), err);
+    if (st == MT_OK && !pool->store.lazy) st = take_pages(pool, extent, place, err);
+    if (st != MT_OK) return st;
+    extent->blocks[place].resident = true;
     extent->idle++;
     pool->idle++;
-    pool->taken++;
-    mt_kvpool_count_pages(pool, pool->geom.block_bytes);
+    pool->ever.taken++;
+    mt_gauge_add_once(pool->mapped_again, pool->geom.block_bytes);
     return MT_OK;
 }
 
@@ -440,16 +422,14 @@ make_resident(mt_kvpool *pool, mt_kvslot *extent, size_t place, mt_error *err)
 static void
 leave_to(mt_kvpool *pool, size_t slot, size_t place, uint32_t block)
 {
-    mt_kvslot *extent = mt_kvblock_extent(pool, block);
-    size_t index = mt_kvblock_index(pool, block);
-    bool lies_here = block_here(pool, &pool->slots[slot], place) == block;
+    mt_kvblock *b = mt_kvblock_at(pool, block);
 
     assert(!mt_kvblock_is_in_view(pool, slot, place, block));
-    if (!pool->store.lazy && extent->resident[index] && !lies_here)
+    if (!pool->store.lazy && b->resident && block_here(pool, &pool->slots[slot], place) != block)
         mt_kvmap_unmap(pool, block, block + 1);
     mt_kvmap_hide_in_free_slots(pool, slot, place, block);
     mt_kvmap_forget_private(pool, slot, place, block);
-    extent->let_go[index] = 0;
+    b->let_go = 0;
 }
 
 mt_status
@@ -459,22 +439,22 @@ mt_kvblock_take(mt_kvlease *lease, size_t slot, size_t place, uint32_t exact, ui
     mt_kvpool *pool = lease->pool;
     uint32_t found;
     mt_kvslot *extent;
-    size_t index;
+    mt_kvblock *b;
     mt_status st;
 
     assert(lease->promised > 0 && place < pool->geom.blocks);
     if ((st = find_block(pool, slot, place, exact, &found, err)) != MT_OK) return st;
     extent = mt_kvblock_extent(pool, found);
-    index = mt_kvblock_index(pool, found);
-    assert(extent->refs[index] == 0);
+    b = mt_kvblock_at(pool, found);
+    assert(b->refs == 0);
     leave_to(pool, slot, place, found);
-    if (extent->resident[index])
-        pool->recycled++;
-    else if ((st = make_resident(pool, extent, index, err)) != MT_OK)
+    if (b->resident)
+        pool->ever.recycled++;
+    else if ((st = make_resident(pool, extent, mt_kvblock_index(pool, found), err)) != MT_OK)
         return st;
     extent->idle--;
     pool->idle--;
-    extent->refs[index] = 1;
+    b->refs = 1;
     extent->named++;
     pool->live++;
     lease->promised--;
@@ -487,14 +467,13 @@ mt_kvblock_take(mt_kvlease *lease, size_t slot, size_t place, uint32_t exact, ui
 void
 mt_kvblock_untake(mt_kvlease *lease, size_t slot, uint32_t block, bool filled)
 {
-    size_t place = mt_kvblock_index(lease->pool, block);
     mt_kvslot *extent = mt_kvblock_extent(lease->pool, block);
-    bool last = take_name(lease->pool, block);
+    size_t place = mt_kvblock_index(lease->pool, block);
 
-    assert(last);
-    (void)last;
+    (void)take_name(lease->pool, block);
+    assert(mt_kvblock_is_idle(&extent->blocks[place]));
     mt_kvblock_note_shown(lease->pool, slot, block);
-    if (filled && extent->exposed) drop_idle_in(lease->pool, extent, place, place + 1);
+    if (filled && extent->exposed) drop_idle_in(lease->pool, extent, place, place + 1, true);
     lease->promised++;
     lease->pool->promised++;
 }
@@ -515,8 +494,8 @@ void
 mt_kvblock_name(mt_kvpool *pool, uint32_t block)
 {
     if (block == MT_KV_ZERO) return;
-    assert(mt_kvblock_refs(pool, block) > 0);
-    mt_kvblock_extent(pool, block)->refs[mt_kvblock_index(pool, block)]++;
+    assert(mt_kvblock_at(pool, block)->refs > 0);
+    mt_kvblock_at(pool, block)->refs++;
 }
 
 /* A row that sees all of its extent sees zeros where it names nothing. */
@@ -529,7 +508,8 @@ mt_kvblock_unname(mt_kvpool *pool, uint32_t block)
     if (block == MT_KV_ZERO) return;
     extent = mt_kvblock_extent(pool, block);
     place = mt_kvblock_index(pool, block);
-    if (take_name(pool, block) && extent->exposed) drop_idle_in(pool, extent, place, place + 1);
+    if (take_name(pool, block) && extent->exposed)
+        drop_idle_in(pool, extent, place, place + 1, true);
 }
 
 bool
@@ -537,14 +517,15 @@ mt_kvblock_must_leave(const mt_kvpool *pool, size_t slot, uint32_t block)
 {
     const mt_kvslot *extent = mt_kvblock_extent(pool, block);
 
-    return mt_kvblock_refs(pool, block) > 1 || (extent->exposed && extent != &pool->slots[slot]);
+    return mt_kvblock_at(pool, block)->refs > 1 ||
+           (extent->exposed && extent != &pool->slots[slot]);
 }
 
 void
 mt_kvblock_note_shown(mt_kvpool *pool, size_t slot, uint32_t block)
 {
     mt_kvslot *s = &pool->slots[slot];
-    uint32_t *by = &mt_kvblock_extent(pool, block)->let_go[mt_kvblock_index(pool, block)];
+    uint32_t *by = &mt_kvblock_at(pool, block)->let_go;
 
     *by = *by == 0 || *by == slot + 1 ? (uint32_t)slot + 1 : MT_KV_MANY;
     pool->stale += !s->stale;
@@ -585,29 +566,20 @@ mt_kvblock_let_go_from(mt_kvpool *pool, size_t slot, size_t keep)
         note_left(pool, slot, place, s->table[place]);
         (void)take_name(pool, s->table[place]);
     }
-    if (s->exposed) drop_idle_in(pool, s, keep, end);
-}
-
-/* Pages of the extent beside those that are counted, which code may have touched. */
-static void
-drop_uncounted(mt_kvpool *pool, const mt_kvslot *s)
-{
-    const mt_kvgeom *g = &pool->geom;
-
-    for (size_t lo = 0, hi; lo < g->blocks; lo = hi + 1) {
-        for (hi = lo; hi < g->blocks && !s->resident[hi];)
-            hi++;
-        for (size_t at = lo * g->part_bytes; hi > lo && at < g->slot_bytes; at += g->range_bytes)
-            pool->store.drop(pool->store.ctx, s->offset + at, (hi - lo) * g->part_bytes);
-    }
+    if (s->exposed) drop_idle_in(pool, s, keep, end, true);
 }
 
 void
 mt_kvblock_unexpose(mt_kvpool *pool, size_t slot)
 {
     mt_kvslot *s = &pool->slots[slot];
+    size_t end = s->exposed ? pool->geom.blocks : 0;
 
-    if (s->exposed) drop_uncounted(pool, s);
+    for (size_t lo = 0, hi; lo < end; lo = hi + 1) {
+        for (hi = lo; hi < end && !s->blocks[hi].resident;)
+            hi++;
+        if (hi > lo) drop_pages(pool, s, lo, hi);
+    }
     s->exposed = false;
 }
 

@@ -16,7 +16,7 @@ count_names(mt_kvpool *pool, bool back)
             uint32_t block = s->table[place];
 
             if (block == MT_KV_ZERO) continue;
-            mt_kvblock_extent(pool, block)->refs[mt_kvblock_index(pool, block)] += back ? 1U : -1U;
+            mt_kvblock_at(pool, block)->refs += back ? 1U : -1U;
         }
     }
 }
@@ -34,12 +34,12 @@ count_sights(mt_kvpool *pool, bool back)
 
                 if (!s->in_sight[unit * pool->geom.blocks + place] || !mt_kvmapped_is_block(mapped))
                     continue;
-                mt_kvblock_extent(pool, block)->sights[mt_kvblock_index(pool, block)] +=
-                    back ? 1U : -1U;
+                mt_kvblock_at(pool, block)->sights += back ? 1U : -1U;
             }
         for (size_t place = 0; place < pool->geom.blocks; place++)
-            if (s->windowed[place])
-                s->sights[place] += back ? (uint32_t)pool->geom.units : -(uint32_t)pool->geom.units;
+            if (s->blocks[place].windowed)
+                s->blocks[place].sights +=
+                    back ? (uint32_t)pool->geom.units : -(uint32_t)pool->geom.units;
     }
 }
 
@@ -51,12 +51,14 @@ counts_hold(mt_kvpool *pool)
 
     for (size_t i = 0; i < pool->slot_count; i++)
         for (size_t place = 0; place < pool->geom.blocks; place++)
-            again += mt_size_max(pool->slots[i].sights[place], pool->geom.units) - pool->geom.units;
+            again += mt_size_max(pool->slots[i].blocks[place].sights, pool->geom.units) -
+                     pool->geom.units;
     count_names(pool, false);
     count_sights(pool, false);
     for (size_t i = 0; i < pool->slot_count; i++)
         for (size_t place = 0; place < pool->geom.blocks; place++)
-            good = good && pool->slots[i].refs[place] == 0 && pool->slots[i].sights[place] == 0;
+            good = good && pool->slots[i].blocks[place].refs == 0 &&
+                   pool->slots[i].blocks[place].sights == 0;
     count_names(pool, true);
     count_sights(pool, true);
     return good && again == pool->extra_sights;
@@ -71,9 +73,11 @@ slot_holds(mt_kvpool *pool, size_t index)
     if (s->taken > pool->geom.blocks || s->reach < s->taken) return false;
     if (s->lease == NULL && (s->taken > 0 || s->stale || s->exposed)) return false;
     for (size_t place = 0; place < pool->geom.blocks; place++) {
-        if (s->refs[place] > 0 && !s->resident[place]) return false;
-        named += s->refs[place] > 0;
-        idle += s->refs[place] == 0 && s->resident[place];
+        const mt_kvblock *b = &s->blocks[place];
+
+        if (b->refs > 0 && !b->resident) return false;
+        named += b->refs > 0;
+        idle += mt_kvblock_is_idle(b);
     }
     for (size_t unit = 0; unit < pool->geom.units; unit++)
         for (size_t place = s->seen[unit]; place < pool->geom.blocks; place++)
@@ -90,7 +94,7 @@ mapped_to_holds(const mt_kvlease *lease, size_t row)
     const mt_kvslot *s = mt_kvlease_slot(lease, row);
 
     for (size_t unit = 0; unit < pool->geom.units; unit++) {
-        size_t end = lease->mapped_to[row * pool->geom.units + unit] / pool->geom.block_tokens;
+        size_t end = mt_kvlease_unit_marks(lease, unit, row)->mapped_to / pool->geom.block_tokens;
 
         for (size_t place = 0; place < end; place++) {
             uint32_t mapped = mt_kvslot_mapped(pool, s, unit, place);
@@ -112,16 +116,17 @@ marks_hold(const mt_kvlease *lease, size_t row)
     size_t end = g->blocks * g->block_tokens;
 
     for (size_t layer = 0; layer < g->config.layers; layer++) {
-        uint32_t length = *mt_kvlease_len(lease, layer, row);
+        const mt_kvlayer_marks *m = mt_kvlease_marks(lease, layer, row);
 
-        if (length > *mt_kvlease_writable_to(lease, layer, row)) return false;
-        if (length > *mt_kvlease_zero_to(lease, layer, row)) return false;
+        if (m->length > m->writable_to || m->length > m->zero_to) return false;
     }
-    for (size_t at = row * g->units; at < (row + 1) * g->units; at++) {
-        if (lease->owned_from[at] > lease->owned_to[at] || lease->owned_to[at] > end) return false;
-        if (lease->owned_from[at] % g->block_tokens != 0) return false;
-        if (lease->owned_to[at] % g->block_tokens != 0) return false;
-        if (lease->mapped_to[at] % g->block_tokens != 0 || lease->mapped_to[at] > end) return false;
+    for (size_t unit = 0; unit < g->units; unit++) {
+        const mt_kvunit_marks *m = mt_kvlease_unit_marks(lease, unit, row);
+
+        if (m->owned_from > m->owned_to || m->owned_to > end || m->mapped_to > end) return false;
+        if (m->owned_from % g->block_tokens != 0 || m->owned_to % g->block_tokens != 0 ||
+            m->mapped_to % g->block_tokens != 0)
+            return false;
     }
     return true;
 }

@@ -88,7 +88,7 @@ named_by_others(const mt_kvpool *pool, const mt_kvslot *s)
 {
     size_t place = pool->geom.blocks;
 
-    while (place > s->taken && s->refs[place - 1] == 0)
+    while (place > s->taken && s->blocks[place - 1].refs == 0)
         place--;
     return place > s->taken ? place : 0;
 }
@@ -103,7 +103,7 @@ expose_row(mt_kvlease *lease, size_t row, mt_error *err)
     for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++)
         st = mt_kvmap_own_extent(pool, lease->first + row, unit, err);
     for (size_t place = 0; st == MT_OK && !s->exposed && place < pool->geom.blocks; place++)
-        if (s->resident[place] && s->refs[place] == 0)
+        if (mt_kvblock_is_idle(&s->blocks[place]))
             st = mt_kvblock_zero(pool, s->first_block + (uint32_t)place, 0, err);
     if (st == MT_OK) s->exposed = true;
     return st;
@@ -129,7 +129,7 @@ note_exposed(mt_kvlease *lease)
 
     lease->exposed = true;
     for (size_t i = 0; i < lease->rows * g->config.layers; i++)
-        lease->zero_to[i] = (uint32_t)(g->blocks * g->block_tokens);
+        lease->layer_marks[i].zero_to = (uint32_t)(g->blocks * g->block_tokens);
 }
 
 /* Blocks that every row has to have before it is exposed: where somebody has named the extent's. */
@@ -234,11 +234,7 @@ name_touched(void *arg, mt_error *err)
         if (!s->exposed) s->reach = mt_size_max(s->reach, w.hi);
         st = mt_kvjournal_own(&j, row, w.lo, w.hi, err);
     }
-    if (st == MT_OK)
-        mt_kvjournal_commit(&j);
-    else
-        mt_kvjournal_undo(&j, err);
-    return st;
+    return mt_kvjournal_end(&j, st, err);
 }
 
 /* Zeros in what the rows have, and the name of zeros past that. */
@@ -252,8 +248,8 @@ advance_zeros(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
         size_t view = 0;
 
         for (size_t row = 0; row < lease->rows; row++)
-            view =
-                mt_size_max(view, *mt_kvlease_len(lease, layer, row) + mt_kvstep_count(step, row));
+            view = mt_size_max(view, mt_kvlease_marks(lease, layer, row)->length +
+                                         mt_kvstep_count(step, row));
         st = mt_kvlease_show(lease, layer, view, err);
     }
     if (st != MT_OK) return st;
@@ -273,20 +269,16 @@ advance_zeros(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
 mt_status
 mt_kvlease_advance_all(mt_kvlease *lease, const mt_kvstep *step, mt_error *err)
 {
-    const mt_kvconfig *c = &lease->pool->geom.config;
     advance_call a = {lease, step};
-    mt_status st;
+    mt_status st = MT_OK;
 
-    for (size_t row = 0; row < lease->rows; row++) {
-        size_t has = mt_kvlease_row_tokens(lease, row), count = mt_kvstep_count(step, row);
-
-        if (count > c->max_tokens - has)
-            return mt_fail_shape(err, "tokens", count > SIZE_MAX - has ? SIZE_MAX : has + count,
-                                 c->max_tokens);
-    }
+    for (size_t row = 0; st == MT_OK && row < lease->rows; row++)
+        st = mt_kvlease_check_tokens(lease, mt_kvlease_row_tokens(lease, row),
+                                     mt_kvstep_count(step, row), err);
+    if (st != MT_OK) return st;
     st = lease->exposed ? mt_kvpool_retry(lease->pool, name_touched, &a, err)
                         : advance_zeros(lease, step, err);
-    for (size_t layer = 0; st == MT_OK && layer < c->layers; layer++)
+    for (size_t layer = 0; st == MT_OK && layer < lease->pool->geom.config.layers; layer++)
         mt_kvlease_advance(lease, layer, step);
     return st;
 }

@@ -69,7 +69,7 @@ fill(mt_kvpool *pool, size_t slot, size_t place, uint32_t block, uint32_t was, s
 
     if (was == MT_KV_NEW && (place >= s->reach || s->exposed)) return MT_OK; /* code wrote there */
     if (was == MT_KV_NEW || was == MT_KV_ZERO) return mt_kvblock_zero(pool, block, 0, err);
-    pool->copied++;
+    pool->ever.copied++;
     st = mt_kvblock_copy(pool, block, was, keep, slot, place, err);
     return st != MT_OK ? st : mt_kvblock_zero(pool, block, keep, err);
 }
@@ -131,8 +131,9 @@ keep_copy(mt_kvlease *lease, const mt_kventry *e)
     mt_kvblock_let_go(lease->pool, slot, e->place, e->was);
 }
 
-void
-mt_kvjournal_undo(mt_kvjournal *j, mt_error *why)
+/* In the end no mapping counts as right: one may have failed half-way. */
+static void
+undo(mt_kvjournal *j, mt_error *why)
 {
     mt_kvpool *pool = j->lease->pool;
     size_t reserved = pool->reserved, kept = 0;
@@ -141,7 +142,6 @@ mt_kvjournal_undo(mt_kvjournal *j, mt_error *why)
         const mt_kventry *e = &j->entry[--j->count];
         mt_kvslot *s = mt_kvlease_slot(j->lease, e->row);
 
-        mt_kvprepare_forget_maps(j->lease, e->row);
         if (has_written(pool, e, s->table[e->place])) {
             keep_copy(j->lease, e);
             kept++;
@@ -155,12 +155,13 @@ mt_kvjournal_undo(mt_kvjournal *j, mt_error *why)
             s->table[e->place] = e->was;
     }
     mt_kvblock_unpromise(j->lease, j->promised - mt_size_min(kept, j->promised));
-    free_entries(j);
     mt_kvblock_note_undone(pool, reserved, why);
+    for (size_t row = 0; row < j->lease->rows; row++)
+        mt_kvprepare_forget_maps(j->lease, row);
 }
 
-void
-mt_kvjournal_commit(mt_kvjournal *j)
+static void
+commit(mt_kvjournal *j)
 {
     for (size_t i = 0; i < j->count; i++) {
         const mt_kventry *e = &j->entry[i];
@@ -169,7 +170,17 @@ mt_kvjournal_commit(mt_kvjournal *j)
             mt_kvblock_let_go(j->lease->pool, j->lease->first + e->row, e->place, e->was);
     }
     mt_kvblock_shrink_reservation(j->lease->pool);
+}
+
+mt_status
+mt_kvjournal_end(mt_kvjournal *j, mt_status st, mt_error *err)
+{
+    if (st == MT_OK)
+        commit(j);
+    else
+        undo(j, err);
     free_entries(j);
+    return st;
 }
 
 /* --- owning --- */
@@ -179,7 +190,7 @@ is_own(const mt_kvlease *lease, size_t row, size_t place)
 {
     uint32_t named = mt_kvlease_slot(lease, row)->table[place];
 
-    return named != MT_KV_ZERO && mt_kvblock_refs(lease->pool, named) == 1;
+    return named != MT_KV_ZERO && mt_kvblock_at(lease->pool, named)->refs == 1;
 }
 
 /* Tokens of block at `place` that the row holds in some layer. */
@@ -255,9 +266,10 @@ is_free_for(const mt_kvlease *lease, size_t row, size_t extent, size_t hi)
     for (size_t place = 0; place < hi; place++) {
         uint32_t block = h->first_block + (uint32_t)place;
 
-        if (h->refs[place] > 1) return false;
-        if (h->refs[place] == 1 && (place >= s->taken || s->table[place] != block)) return false;
-        if (h->refs[place] == 0 &&
+        if (h->blocks[place].refs > 1) return false;
+        if (h->blocks[place].refs == 1 && (place >= s->taken || s->table[place] != block))
+            return false;
+        if (h->blocks[place].refs == 0 &&
             mt_kvblock_is_in_view(lease->pool, lease->first + row, place, block))
             return false;
     }
@@ -325,20 +337,10 @@ mt_kvjournal_move(mt_kvjournal *j, size_t row, size_t view, mt_error *err)
 /* --- following at once --- */
 
 static mt_status
-follow_place(mt_kvjournal *j, size_t row, size_t place, size_t unit, size_t view, mt_error *err)
-{
-    mt_kvlease *lease = j->lease;
-    mt_kvspan write = {place, place + 1};
-    mt_status st = mt_kvmap_follow(lease->pool, lease->first + row, unit, &write, &write, err);
-
-    if (st != MT_EAGAIN) return st;
-    return mt_kvjournal_move(j, row, view, err);
-}
-
-static mt_status
 follow_copy(mt_kvjournal *j, mt_kventry e, size_t unit, size_t view, mt_error *err)
 {
-    const mt_kvpool *pool = j->lease->pool;
+    mt_kvpool *pool = j->lease->pool;
+    mt_kvspan place = {e.place, e.place + 1};
     mt_status st = MT_OK;
 
     for (size_t u = 0; st == MT_OK && u < pool->geom.units; u++) {
@@ -346,7 +348,8 @@ follow_copy(mt_kvjournal *j, mt_kventry e, size_t unit, size_t view, mt_error *e
 
         if (u == unit) continue;
         if (mapped != MT_MAPPED_UNKNOWN && mapped >> 1 != e.was) continue;
-        st = follow_place(j, e.row, e.place, u, view, err);
+        st = mt_kvmap_follow(pool, j->lease->first + e.row, u, &place, &place, err);
+        if (st == MT_EAGAIN) st = mt_kvjournal_move(j, e.row, view, err);
     }
     return st;
 }

@@ -1,8 +1,8 @@
 /* journal.h -- the changes of a lease's tables that one call makes, so that they can be undone.
  *
- *   begin --> promise --> own, move, ...  --> commit: blocks that were replaced are let go of
+ *   begin --> promise --> own, move, ...  --> end, MT_OK: blocks that were replaced are let go of
  *                          | an entry each
- *                          +---------------> undo: the old names are put back, latest first
+ *                          +---------------> end, else: the old names are put back, latest first
  *
  * Only tables and references change what a row *is*, and they change here. A mapping that was
  * changed on the way needs no undoing: it is found changed, and followed anew. One thing is lost
@@ -31,11 +31,11 @@ typedef struct mt_kvjournal {
 void mt_kvjournal_begin(mt_kvjournal *j, mt_kvlease *lease);
 /* Makes `more` blocks and entries certain: after it only the store can fail. */
 mt_status mt_kvjournal_promise(mt_kvjournal *j, size_t more, mt_error *err);
-/* Puts the names back, latest first, and gives back the promise. In a refusal by the ledger, what
- * it had reserved and releases here counts as asked. */
-void mt_kvjournal_undo(mt_kvjournal *j, mt_error *why);
-/* Lets go of the blocks that were replaced. */
-void mt_kvjournal_commit(mt_kvjournal *j);
+/* The end of a call that came to `st`, which it returns. MT_OK: lets go of the blocks that were
+ * replaced. Otherwise undoes the changes: puts the names back, latest first, gives back the
+ * promise, and takes nothing for mapped that was. In a refusal by the ledger, what the call had
+ * reserved and releases here counts as asked. */
+mt_status mt_kvjournal_end(mt_kvjournal *j, mt_status st, mt_error *err);
 
 /* --- changes --- */
 

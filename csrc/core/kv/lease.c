@@ -50,7 +50,7 @@ mt_kvlease_base(const mt_kvlease *lease)
 size_t
 mt_kvlease_length(const mt_kvlease *lease, size_t layer, size_t row)
 {
-    return *mt_kvlease_len(lease, layer, row);
+    return mt_kvlease_marks(lease, layer, row)->length;
 }
 
 size_t
@@ -59,7 +59,7 @@ mt_kvlease_longest(const mt_kvlease *lease, size_t layer)
     size_t longest = 0;
 
     for (size_t row = 0; row < lease->rows; row++)
-        longest = mt_size_max(longest, *mt_kvlease_len(lease, layer, row));
+        longest = mt_size_max(longest, mt_kvlease_marks(lease, layer, row)->length);
     return longest;
 }
 
@@ -69,7 +69,7 @@ mt_kvlease_shortest(const mt_kvlease *lease, size_t layer)
     size_t shortest = SIZE_MAX;
 
     for (size_t row = 0; row < lease->rows; row++)
-        shortest = mt_size_min(shortest, *mt_kvlease_len(lease, layer, row));
+        shortest = mt_size_min(shortest, mt_kvlease_marks(lease, layer, row)->length);
     return shortest;
 }
 
@@ -79,52 +79,41 @@ mt_kvlease_row_tokens(const mt_kvlease *lease, size_t row)
     size_t tokens = 0;
 
     for (size_t layer = 0; layer < lease->pool->geom.config.layers; layer++)
-        tokens = mt_size_max(tokens, *mt_kvlease_len(lease, layer, row));
+        tokens = mt_size_max(tokens, mt_kvlease_marks(lease, layer, row)->length);
     return tokens;
 }
 
 /* --- which slots --- */
 
 typedef struct mt_score { /* of a run of slots: more is better, then less */
-    size_t wanted;        /* resident blocks where the lease will need them */
+    size_t wanted;        /* resident blocks where the lease will need them: at places [lo, hi) */
     size_t others;        /* idle blocks that some other lease may want */
 } mt_score;
 
-static mt_score
-slot_score(const mt_kvslot *s, size_t lo, size_t hi)
+/* False where the lease cannot have these slots. */
+static bool
+run_score(const mt_kvpool *pool, size_t first, size_t rows, size_t lo, size_t hi, bool named,
+          mt_score *out)
 {
-    mt_score score = {0, s->idle};
+    *out = (mt_score){0, 0};
+    for (size_t i = first; i < first + rows; i++) {
+        const mt_kvslot *s = &pool->slots[i];
+        size_t wanted = 0;
 
-    for (size_t place = lo; s->idle > 0 && place < hi; place++)
-        score.wanted += s->resident[place] && s->refs[place] == 0;
-    if (lo == hi) score.wanted = s->idle; /* nobody says how long it will be: the more the better */
-    score.others -= score.wanted;
-    return score;
+        if (s->lease != NULL || s->exposed || (!named && s->named > 0)) return false;
+        for (size_t place = lo; s->idle > 0 && place < hi; place++)
+            wanted += mt_kvblock_is_idle(&s->blocks[place]);
+        if (lo == hi) wanted = s->idle; /* nobody says how long it will be: the more the better */
+        out->wanted += wanted;
+        out->others += s->idle - wanted;
+    }
+    return true;
 }
 
 static bool
 better(mt_score a, mt_score b)
 {
     return a.wanted != b.wanted ? a.wanted > b.wanted : a.others < b.others;
-}
-
-static bool
-run_score(const mt_kvpool *pool, size_t first, size_t rows, size_t lo, size_t hi, bool named,
-          mt_score *out)
-{
-    mt_score sum = {0, 0};
-
-    for (size_t i = first; i < first + rows; i++) {
-        const mt_kvslot *s = &pool->slots[i];
-        mt_score one;
-
-        if (s->lease != NULL || s->exposed || (!named && s->named > 0)) return false;
-        one = slot_score(s, lo, hi);
-        sum.wanted += one.wanted;
-        sum.others += one.others;
-    }
-    *out = sum;
-    return true;
 }
 
 /* The best run of free slots within one arena, with or without those whose extents hold blocks that
@@ -161,43 +150,38 @@ find_run(const mt_kvpool *pool, size_t rows, size_t lo, size_t hi)
 /* --- the struct --- */
 
 static size_t
-array_words(const mt_kvgeom *g, size_t rows)
+marks_bytes(const mt_kvlease *lease)
 {
-    return rows * (3 * g->config.layers + 3 * g->units);
+    const mt_kvgeom *g = &lease->pool->geom;
+
+    return lease->max_rows *
+           (g->config.layers * sizeof *lease->layer_marks + g->units * sizeof *lease->unit_marks);
 }
 
 static void
 free_lease(mt_kvlease *lease)
 {
     mt_alloc mem = lease->pool->mem;
-    size_t rows = lease->max_rows;
 
-    if (lease->lengths != NULL)
-        mem.put(mem.ctx, lease->lengths,
-                array_words(&lease->pool->geom, rows) * sizeof *lease->lengths);
+    mem.put(mem.ctx, lease->layer_marks, marks_bytes(lease));
     mem.put(mem.ctx, lease, sizeof *lease);
 }
 
 static mt_kvlease *
 new_lease(mt_kvpool *pool, size_t rows)
 {
-    const mt_kvgeom *g = &pool->geom;
     mt_kvlease *lease = mt_alloc_zeroed(&pool->mem, 1, sizeof *lease);
 
     if (lease == NULL) return NULL;
     lease->pool = pool;
     lease->rows = lease->max_rows = rows;
     lease->holds = 1;
-    lease->lengths = mt_alloc_zeroed(&pool->mem, array_words(g, rows), sizeof *lease->lengths);
-    if (lease->lengths == NULL) {
+    lease->layer_marks = mt_alloc_zeroed(&pool->mem, 1, marks_bytes(lease));
+    if (lease->layer_marks == NULL) {
         free_lease(lease);
         return NULL;
     }
-    lease->zero_to = lease->lengths + rows * g->config.layers;
-    lease->writable_to = lease->zero_to + rows * g->config.layers;
-    lease->owned_from = lease->writable_to + rows * g->config.layers;
-    lease->owned_to = lease->owned_from + rows * g->units;
-    lease->mapped_to = lease->owned_to + rows * g->units;
+    lease->unit_marks = (mt_kvunit_marks *)(lease->layer_marks + rows * pool->geom.config.layers);
     return lease;
 }
 
@@ -223,7 +207,7 @@ occupy(mt_kvlease *lease, size_t first)
     pool->leases = lease;
 }
 
-mt_status
+static mt_status
 lend(mt_kvpool *pool, size_t rows, size_t lo, size_t hi, size_t promise, mt_kvlease **out,
      mt_error *err)
 {
@@ -263,7 +247,7 @@ acquire_locked(void *arg, mt_error *err)
 
     if (!mt_size_mul(a->rows, blocks, &promise)) return mt_fail(err, MT_EOVERFLOW, "kvpool", 0);
     st = lend(a->pool, a->rows, 0, blocks, promise, a->out, err);
-    a->pool->acquired += st == MT_OK;
+    a->pool->ever.acquired += st == MT_OK;
     return st;
 }
 
@@ -295,7 +279,7 @@ free_slot(mt_kvpool *pool, size_t index)
     s->reach = 0;
 }
 
-void
+static void
 take_back(mt_kvlease *lease)
 {
     mt_kvpool *pool = lease->pool;
@@ -311,17 +295,25 @@ take_back(mt_kvlease *lease)
     free_lease(lease);
 }
 
-void
-mt_kvlease_release(mt_kvlease *lease)
+/* pre: the lock is held; it is given. */
+static void
+unhold_locked(mt_kvlease *lease)
 {
     mt_kvpool *pool = lease->pool;
 
-    mt_lock_take(&pool->lock);
-    assert(!lease->released);
-    lease->released = true;
-    pool->released++;
+    assert(lease->holds > 0);
     if (--lease->holds == 0) take_back(lease);
     mt_kvpool_unlock_or_free(pool);
+}
+
+void
+mt_kvlease_release(mt_kvlease *lease)
+{
+    mt_lock_take(&lease->pool->lock);
+    assert(!lease->released);
+    lease->released = true;
+    lease->pool->ever.released++;
+    unhold_locked(lease);
 }
 
 void
@@ -335,12 +327,8 @@ mt_kvlease_hold(mt_kvlease *lease)
 void
 mt_kvlease_unhold(mt_kvlease *lease)
 {
-    mt_kvpool *pool = lease->pool;
-
-    mt_lock_take(&pool->lock);
-    assert(lease->holds > 0);
-    if (--lease->holds == 0) take_back(lease);
-    mt_kvpool_unlock_or_free(pool);
+    mt_lock_take(&lease->pool->lock);
+    unhold_locked(lease);
 }
 
 /* --- forking --- */
@@ -358,12 +346,8 @@ copy_row(mt_kvlease *child, size_t row, const mt_kvlease *parent, size_t from)
         mt_kvblock_name(pool, s->table[place]);
     }
     to->reach = to->taken;
-    for (size_t layer = 0; layer < pool->geom.config.layers; layer++) {
-        size_t at = row * pool->geom.config.layers + layer;
-
-        child->lengths[at] = *mt_kvlease_len(parent, layer, from);
-        child->zero_to[at] = child->writable_to[at] = child->lengths[at];
-    }
+    for (size_t layer = 0; layer < pool->geom.config.layers; layer++)
+        mt_kvlease_set_length(child, layer, row, mt_kvlease_marks(parent, layer, from)->length);
 }
 
 /* Blocks that the children need beside the shared ones, for tokens each. */
@@ -415,7 +399,7 @@ fork_locked(void *arg, mt_error *err)
     }
     for (size_t row = 0; row < parent->rows; row++)
         mt_kvprepare_forget_maps(parent, row); /* its blocks are shared now */
-    pool->forked++;
+    pool->ever.forked++;
     *f->out = child;
     return MT_OK;
 }
@@ -439,17 +423,14 @@ mt_kvlease_fork(mt_kvlease *parent, size_t n, size_t tokens, mt_kvlease **out, m
 mt_status
 mt_kvlease_room(mt_kvlease *lease, size_t layer, const mt_kvstep *step, mt_error *err)
 {
-    size_t most = lease->pool->geom.config.max_tokens;
     mt_kvwant want = {.layer = layer, .step = *step};
 
     for (size_t row = 0; row < lease->rows; row++) {
-        size_t from = *mt_kvlease_len(lease, layer, row), count = mt_kvstep_count(step, row);
+        size_t from = mt_kvlease_marks(lease, layer, row)->length;
+        size_t count = mt_kvstep_count(step, row);
+        mt_status st = mt_kvlease_check_tokens(lease, from, count, err);
 
-        if (count > most - from) {
-            size_t asked = count > SIZE_MAX - from ? SIZE_MAX : from + count;
-
-            return mt_fail_shape(err, "tokens", asked, most);
-        }
+        if (st != MT_OK) return st;
         want.view = mt_size_max(want.view, from + count);
     }
     return mt_kvprepare(lease, &want, err);
@@ -481,7 +462,7 @@ write_row(mt_kvlease *lease, size_t layer, size_t row, size_t tokens, size_t whi
     const mt_kvgeom *g = &lease->pool->geom;
     const char *src = from->data + (ptrdiff_t)row * from->row_stride;
     char *dst = lease->base + row * g->slot_bytes + mt_kvgeom_offset(g, layer, which) +
-                *mt_kvlease_len(lease, layer, row) * g->token_bytes;
+                mt_kvlease_marks(lease, layer, row)->length * g->token_bytes;
 
     for (size_t h = 0; h < g->config.heads; h++) {
         write_head(dst, src, tokens, g->row_bytes, g->token_bytes, from->token_stride);
@@ -495,8 +476,8 @@ mt_kvlease_write(mt_kvlease *lease, size_t layer, const mt_kvstep *step, const m
                  const mt_kvsource *v)
 {
     for (size_t row = 0; row < lease->rows; row++) {
-        assert(*mt_kvlease_len(lease, layer, row) + mt_kvstep_count(step, row) <=
-               *mt_kvlease_writable_to(lease, layer, row));
+        assert(mt_kvlease_marks(lease, layer, row)->length + mt_kvstep_count(step, row) <=
+               mt_kvlease_marks(lease, layer, row)->writable_to);
         write_row(lease, layer, row, mt_kvstep_count(step, row), 0, k);
         write_row(lease, layer, row, mt_kvstep_count(step, row), 1, v);
     }
@@ -507,14 +488,12 @@ mt_kvlease_advance(mt_kvlease *lease, size_t layer, const mt_kvstep *step)
 {
     mt_lock_take(&lease->pool->lock); /* the pool's statistics read lengths */
     for (size_t row = 0; row < lease->rows; row++) {
-        uint32_t *length = mt_kvlease_len(lease, layer, row),
-                 *zero_to = mt_kvlease_zero_to(lease, layer, row);
-        uint32_t *writable_to = mt_kvlease_writable_to(lease, layer, row);
+        mt_kvlayer_marks *m = mt_kvlease_marks(lease, layer, row);
 
-        *length += (uint32_t)mt_kvstep_count(step, row);
-        assert(*length <= lease->pool->geom.config.max_tokens);
-        if (*zero_to < *length) *zero_to = *length;
-        if (*writable_to < *length) *writable_to = *length;
+        m->length += (uint32_t)mt_kvstep_count(step, row);
+        assert(m->length <= lease->pool->geom.config.max_tokens);
+        if (m->zero_to < m->length) m->zero_to = m->length;
+        if (m->writable_to < m->length) m->writable_to = m->length;
     }
     mt_lock_give(&lease->pool->lock);
 }
@@ -537,20 +516,15 @@ crop_row(mt_kvlease *lease, size_t row, size_t length)
     mt_kvslot *s = mt_kvlease_slot(lease, row);
     size_t slot = lease->first + row, keep;
 
-    for (size_t layer = 0; layer < pool->geom.config.layers; layer++) {
-        uint32_t *len = mt_kvlease_len(lease, layer, row),
-                 *zero_to = mt_kvlease_zero_to(lease, layer, row);
-
-        if (*len <= length) continue;
-        *len = (uint32_t)length;
-        *zero_to = *mt_kvlease_writable_to(lease, layer, row) = *len;
-    }
+    for (size_t layer = 0; layer < pool->geom.config.layers; layer++)
+        if (mt_kvlease_marks(lease, layer, row)->length > length)
+            mt_kvlease_set_length(lease, layer, row, length);
     keep = mt_kvlease_blocks(lease, row);
     if (keep == s->taken) return;
     if (mt_kvmap_leave(pool, slot, &(mt_kvspan){keep, s->taken}, false, NULL) == MT_OK)
         mt_kvblock_let_go_from(pool, slot, keep);
-    mt_kvprepare_forget_zeros(lease,
-                              row); /* where it failed, they are in view and stay the row's */
+    /* Where it failed the blocks are in view, and stay the row's. */
+    mt_kvprepare_forget_zeros(lease, row);
     mt_kvprepare_forget_maps(lease, row);
 }
 

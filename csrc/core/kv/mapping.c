@@ -7,42 +7,33 @@
 #include "kv/mapping.h"
 
 #include <assert.h>
+#include <string.h>
 
 #include "base/size.h"
 #include "kv/block.h"
 
 /* --- what is in sight --- */
 
-static void
-count_again(mt_kvpool *pool, bool more)
-{
-    size_t bytes = pool->geom.unit_ranges * pool->geom.part_bytes;
-
-    if (more) {
-        pool->extra_sights++;
-        if (pool->mapped_again != NULL) mt_gauge_add(pool->mapped_again, bytes);
-    } else {
-        assert(pool->extra_sights > 0);
-        pool->extra_sights--;
-        if (pool->mapped_again != NULL) mt_gauge_subtract(pool->mapped_again, bytes);
-    }
-}
-
 /* One place of a unit maps the block and is in sight, or is no more. A block has as many sights as
  * it has units before it counts as mapped again. */
 static void
 count_sight(mt_kvpool *pool, uint32_t mapped, bool more)
 {
-    uint32_t *sights;
+    size_t bytes = pool->geom.unit_ranges * pool->geom.part_bytes;
+    uint32_t *sights, with_it;
 
     if (!mt_kvmapped_is_block(mapped)) return;
-    sights = &mt_kvblock_extent(pool, mapped >> 1)->sights[mt_kvblock_index(pool, mapped >> 1)];
-    if (more) {
-        if (++*sights > pool->geom.units) count_again(pool, true);
-    } else {
-        assert(*sights > 0);
-        if ((*sights)-- > pool->geom.units) count_again(pool, false);
-    }
+    sights = &mt_kvblock_at(pool, mapped >> 1)->sights;
+    assert(more || *sights > 0);
+    with_it = more ? ++*sights : (*sights)--;
+    if (with_it <= pool->geom.units) return;
+    assert(more || pool->extra_sights > 0);
+    pool->extra_sights += more ? 1 : SIZE_MAX;
+    if (pool->mapped_again == NULL) return;
+    if (more)
+        mt_gauge_add(pool->mapped_again, bytes);
+    else
+        mt_gauge_subtract(pool->mapped_again, bytes);
 }
 
 static bool
@@ -82,20 +73,19 @@ see_nothing(mt_kvpool *pool, mt_kvslot *s)
 bool
 mt_kvmap_is_seen_elsewhere(const mt_kvpool *pool, size_t slot, size_t place, uint32_t block)
 {
-    const mt_kvslot *s = &pool->slots[slot], *extent = mt_kvblock_extent(pool, block);
-    size_t index = mt_kvblock_index(pool, block);
-    size_t here = extent->windowed[index] ? pool->geom.units : 0;
+    const mt_kvslot *s = &pool->slots[slot];
+    size_t here = mt_kvblock_at(pool, block)->windowed ? pool->geom.units : 0;
 
     for (size_t unit = 0; unit < pool->geom.units; unit++)
         here += is_in_sight(pool, s, unit, place) &&
                 mt_kvslot_mapped(pool, s, unit, place) >> 1 == block;
-    return extent->sights[index] > here;
+    return mt_kvblock_at(pool, block)->sights > here;
 }
 
 void
 mt_kvmap_count_window(mt_kvpool *pool, uint32_t block, bool used)
 {
-    bool *windowed = &mt_kvblock_extent(pool, block)->windowed[mt_kvblock_index(pool, block)];
+    bool *windowed = &mt_kvblock_at(pool, block)->windowed;
 
     if (!pool->store.lazy || *windowed == used) return;
     *windowed = used;
@@ -205,7 +195,7 @@ map_stretch(mt_kvpool *pool, void *at, size_t bytes, size_t offset, uint32_t to,
     const mt_store_ops *store = &pool->store;
     mt_map_kind kind = to & MT_MAPPED_PRIVATE ? MT_MAP_PRIVATE : MT_MAP_SHARED;
 
-    pool->map_calls++;
+    pool->ever.map_calls++;
     if (to == MT_MAPPED_ZERO) return store->map_zero(store->ctx, at, bytes, err);
     return store->map(store->ctx, at, bytes, offset, kind, err);
 }
@@ -258,7 +248,7 @@ mt_kvmap_save_private(mt_kvpool *pool, size_t slot, size_t place, mt_error *err)
     uint32_t mine = s->table[place] << 1 | MT_MAPPED_PRIVATE;
     mt_status st = MT_OK;
 
-    assert(mt_kvblock_refs(pool, s->table[place]) == 1);
+    assert(mt_kvblock_at(pool, s->table[place])->refs == 1);
     for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++)
         if (mt_kvslot_mapped(pool, s, unit, place) == mine)
             st = save_private(pool, s, unit, place, err);
@@ -327,16 +317,20 @@ typedef enum limit {
     ANY_NUMBER
 } limit;
 
-/* Brings the unit to m.want, or fails with MT_EAGAIN where that takes too many stretches. This is
+/* Brings the unit to m.want, if it is not there, or fails with MT_EAGAIN where that takes too many
+ * stretches. This is
  * the one place that gives up mappings of free slots for those of a row and tries again. One
  * stretch always passes: to it a row moves when there are too many. An exposed row does not move:
  * code writes into its extent. */
 static mt_status
 change(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, limit most, mt_error *err)
 {
-    size_t before = stretches(pool, s, m.had), after = stretches(pool, s, m.want);
+    size_t before, after;
     mt_status st;
 
+    if (memcmp(m.want, m.had, pool->geom.blocks * sizeof *m.want) == 0) return MT_OK;
+    before = stretches(pool, s, m.had);
+    after = stretches(pool, s, m.want);
     if (most != ANY_NUMBER && after > before && after > 1 && !s->exposed &&
         !may_have(pool, pool->maps - before + after) &&
         !(most == AFTER_OTHERS && mt_kvmap_unmap_idle(pool) &&
@@ -347,19 +341,26 @@ change(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, limit most, mt_e
     return st;
 }
 
+static void
+recount(mt_kvpool *pool, mt_kvslot *s)
+{
+    pool->maps -= s->maps;
+    s->maps = mt_kvmap_count_stretches(pool, s);
+    pool->maps += s->maps;
+}
+
 void
 mt_kvmap_forget_private(mt_kvpool *pool, size_t slot, size_t place, uint32_t block)
 {
     mt_kvslot *s = &pool->slots[slot];
+    bool found = false;
 
     for (size_t unit = 0; unit < pool->geom.units; unit++) {
-        size_t before;
-
         if (mt_kvslot_mapped(pool, s, unit, place) != (block << 1 | MT_MAPPED_PRIVATE)) continue;
-        before = stretches_now(pool, s, unit);
         set_have(pool, s, unit, place, MT_MAPPED_UNKNOWN);
-        recount_unit(pool, s, unit, before);
+        found = true;
     }
+    if (found) recount(pool, s);
 }
 
 /* --- following the table --- */
@@ -378,10 +379,11 @@ wanted(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, size_t place, boo
     uint32_t block = named_at(s, place), shared = block << 1;
     uint32_t mapped = mt_kvslot_mapped(pool, s, unit, place);
 
-    if (place >= s->taken && s->exposed && s->refs[place] == 0) return own_block(s, place) << 1;
+    if (place >= s->taken && s->exposed && s->blocks[place].refs == 0)
+        return own_block(s, place) << 1;
     if (block == MT_KV_ZERO) return MT_MAPPED_ZERO;
     if (!write && mapped == (shared | MT_MAPPED_PRIVATE)) return mapped;
-    if (write || mt_kvblock_refs(pool, block) == 1) return shared;
+    if (write || mt_kvblock_at(pool, block)->refs == 1) return shared;
     if (mapped == shared && (s->exposed || is_in_sight(pool, s, unit, place))) return mapped;
     return shared | MT_MAPPED_PRIVATE;
 }
@@ -410,19 +412,14 @@ mt_kvmap_follow(mt_kvpool *pool, size_t slot, size_t unit, const mt_kvspan *span
 {
     mt_kvslot *s = &pool->slots[slot];
     unit_maps m = maps_of(pool, s, unit);
-    bool changed = false;
-    mt_status st = MT_OK;
+    mt_status st;
 
     assert(span->lo < span->hi && span->hi <= pool->geom.blocks);
     s->reach = mt_size_max(s->reach, mt_size_max(span->hi, s->taken));
-    for (size_t place = span->lo; place < span->hi; place++) {
+    for (size_t place = span->lo; place < span->hi; place++)
         m.want[place] = wanted(pool, s, unit, place, place >= write->lo && place < write->hi);
-        changed |= m.want[place] != m.had[place];
-    }
-    if (changed) {
-        look_ahead(pool, s, m, span->hi, write->hi > write->lo);
-        st = change(pool, s, unit, m, AFTER_OTHERS, err);
-    }
+    look_ahead(pool, s, m, span->hi, write->hi > write->lo);
+    st = change(pool, s, unit, m, AFTER_OTHERS, err);
     if (st == MT_OK) see(pool, s, unit, span);
     return st;
 }
@@ -436,7 +433,7 @@ mt_kvmap_own_extent(mt_kvpool *pool, size_t slot, size_t unit, mt_error *err)
     assert(pool->store.lazy);
     s->reach = pool->geom.blocks;
     for (size_t place = s->taken; place < pool->geom.blocks; place++) {
-        assert(s->refs[place] == 0);
+        assert(s->blocks[place].refs == 0);
         m.want[place] = own_block(s, place) << 1;
     }
     return change(pool, s, unit, m, ALLOWED, err);
@@ -453,7 +450,7 @@ is_astray(const mt_kvpool *pool, const mt_kvslot *s, size_t place, uint32_t mapp
     if (mapped == MT_MAPPED_UNKNOWN) return true;
     if (!mt_kvmapped_is_block(mapped) || mapped >> 1 == named_at(s, place)) return false;
     extent = mt_kvblock_extent(pool, mapped >> 1);
-    if (mt_kvblock_index(pool, mapped >> 1) != place || extent->refs[place] > 0) return true;
+    if (mt_kvblock_index(pool, mapped >> 1) != place || extent->blocks[place].refs > 0) return true;
     return !extent->exposed || extent != s;
 }
 
@@ -466,17 +463,15 @@ follow_again(mt_kvpool *pool, mt_kvslot *s, bool all, mt_error *err)
 
     for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++) {
         unit_maps m = maps_of(pool, s, unit);
-        bool changed = false;
 
         for (size_t place = 0; place < s->reach; place++) {
             if (!all && !is_astray(pool, s, place, m.had[place])) continue;
             m.want[place] = wanted(pool, s, unit, place, false);
             if (m.want[place] == m.had[place]) continue;
-            see(pool, s, unit,
-                &(mt_kvspan){place, place + 1}); /* also where all was mapped at once */
-            changed = true;
+            /* Also where all was mapped at once. */
+            see(pool, s, unit, &(mt_kvspan){place, place + 1});
         }
-        if (changed) st = change(pool, s, unit, m, all ? ANY_NUMBER : AFTER_OTHERS, err);
+        st = change(pool, s, unit, m, all ? ANY_NUMBER : AFTER_OTHERS, err);
     }
     return st;
 }
@@ -501,14 +496,6 @@ mt_kvmap_clear_stale(mt_kvpool *pool, mt_error *err)
         pool->stale--;
     }
     return all;
-}
-
-static void
-recount(mt_kvpool *pool, mt_kvslot *s)
-{
-    pool->maps -= s->maps;
-    s->maps = mt_kvmap_count_stretches(pool, s);
-    pool->maps += s->maps;
 }
 
 /* Maps all of the slot: to an extent, or to zeros. */
@@ -609,7 +596,6 @@ leave(mt_kvpool *pool, size_t slot, const mt_kvspan *span, bool anyway, bool wri
 
     for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++) {
         unit_maps m = maps_of(pool, s, unit);
-        bool changed = false;
 
         for (size_t place = span->lo; place < span->hi; place++) {
             if (s->table[place] == MT_KV_ZERO) continue;
@@ -617,9 +603,8 @@ leave(mt_kvpool *pool, size_t slot, const mt_kvspan *span, bool anyway, bool wri
             if (writable && m.had[place] == (s->table[place] << 1 | MT_MAPPED_PRIVATE)) continue;
             if (m.had[place] == MT_MAPPED_UNKNOWN || m.had[place] >> 1 == s->table[place])
                 m.want[place] = MT_MAPPED_ZERO;
-            changed |= m.want[place] != m.had[place];
         }
-        if (changed) st = change(pool, s, unit, m, anyway ? ANY_NUMBER : AFTER_OTHERS, err);
+        st = change(pool, s, unit, m, anyway ? ANY_NUMBER : AFTER_OTHERS, err);
     }
     return st;
 }
@@ -648,7 +633,7 @@ must_change(const mt_kvpool *pool, const mt_kvslot *s, size_t place, uint32_t ma
     if (!mt_kvmapped_is_block(mapped) || mapped >> 1 == next) return false;
     if (mapped >> 1 == named_at(s, place)) return true;
     extent = mt_kvblock_extent(pool, mapped >> 1);
-    return mt_kvblock_refs(pool, mapped >> 1) > 0 || (extent->exposed && extent != s);
+    return mt_kvblock_at(pool, mapped >> 1)->refs > 0 || (extent->exposed && extent != s);
 }
 
 /* A new table's blocks are mapped privately, but for the row's own one: whether it will be alone
@@ -671,16 +656,14 @@ mt_kvmap_leave_for_table(mt_kvpool *pool, size_t slot, const uint32_t *table, si
     assert(taken <= pool->geom.blocks);
     for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++) {
         unit_maps m = maps_of(pool, s, unit);
-        bool changed = false;
 
         for (size_t place = 0; place < end; place++) {
             uint32_t next = place < taken ? table[place] : MT_KV_ZERO;
 
-            if (!must_change(pool, s, place, m.had[place], next)) continue;
-            m.want[place] = next_map(next, own);
-            changed = true;
+            if (must_change(pool, s, place, m.had[place], next))
+                m.want[place] = next_map(next, own);
         }
-        if (changed) st = change(pool, s, unit, m, AFTER_OTHERS, err);
+        st = change(pool, s, unit, m, AFTER_OTHERS, err);
     }
     return st;
 }
@@ -774,92 +757,51 @@ mt_kvmap_unmap_idle(mt_kvpool *pool)
 
 /* --- the end of a row, the end of a block --- */
 
-/* Whether what code wrote at a place that maps `mapped` is in no block, or may be: it stays with
- * the addresses. */
+/* Whether the place of a row that is over must be settled: what code wrote there is in no block, or
+ * may be, and stays with the addresses; or a row, or other addresses, its window's too, have the
+ * block as well. */
 static bool
-holds_writes(uint32_t mapped)
-{
-    if (mapped == MT_MAPPED_ZERO || mapped == MT_MAPPED_UNKNOWN) return true;
-    return mt_kvmapped_is_block(mapped) && (mapped & MT_MAPPED_PRIVATE);
-}
-
-/* Whether a row, or other addresses, its window's too, have the block as well. */
-static bool
-is_shown_again(const mt_kvpool *pool, uint32_t mapped)
-{
-    size_t index;
-    const mt_kvslot *extent;
-
-    if (!mt_kvmapped_is_block(mapped)) return false;
-    extent = mt_kvblock_extent(pool, mapped >> 1);
-    index = mt_kvblock_index(pool, mapped >> 1);
-    return extent->refs[index] > 0 || extent->sights[index] > pool->geom.units;
-}
-
-/* Whether the place of a row that is over must be settled. */
-static bool
-must_drop(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, size_t place)
+must_settle(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, size_t place)
 {
     uint32_t mapped = mt_kvslot_mapped(pool, s, unit, place);
+    bool is_block = mt_kvmapped_is_block(mapped);
+    const mt_kvblock *b;
 
-    if (place < s->reach && holds_writes(mapped)) return true;
-    return is_in_sight(pool, s, unit, place) && is_shown_again(pool, mapped);
+    if (place < s->reach && (is_block ? mapped & MT_MAPPED_PRIVATE : mapped != MT_MAPPED_NONE))
+        return true;
+    if (!is_block || !is_in_sight(pool, s, unit, place)) return false;
+    b = mt_kvblock_at(pool, mapped >> 1);
+    return b->refs > 0 || b->sights > pool->geom.units;
 }
 
+/* Settles those places of the unit, and no others. */
 static mt_status
-drop_private_run(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t lo, size_t hi)
+settle_unit(mt_kvpool *pool, mt_kvslot *s, size_t unit)
 {
     const mt_kvgeom *g = &pool->geom;
-    char *at = s->base + at_place(pool, unit, lo);
-    mt_status st = MT_OK;
-
-    for (size_t r = 0; st == MT_OK && r < g->unit_ranges; r++, at += g->range_bytes)
-        st = pool->store.settle(pool->store.ctx, at, (hi - lo) * g->part_bytes, NULL);
-    for (size_t place = lo; st == MT_OK && place < hi; place++)
-        set_in_sight(pool, s, unit, place, false);
-    return st;
-}
-
-static mt_status
-drop_private_unit(mt_kvpool *pool, mt_kvslot *s, size_t unit)
-{
     size_t end = mt_size_max(s->seen[unit], s->reach);
     mt_status st = MT_OK;
 
     for (size_t lo = 0, hi; st == MT_OK && lo < end; lo = hi + 1) {
-        for (hi = lo; hi < end && must_drop(pool, s, unit, hi);)
+        char *at = s->base + at_place(pool, unit, lo);
+
+        for (hi = lo; hi < end && must_settle(pool, s, unit, hi);)
             hi++;
-        if (hi > lo) st = drop_private_run(pool, s, unit, lo, hi);
+        for (size_t r = 0; st == MT_OK && hi > lo && r < g->unit_ranges; r++, at += g->range_bytes)
+            st = pool->store.settle(pool->store.ctx, at, (hi - lo) * g->part_bytes, NULL);
+        for (size_t place = lo; st == MT_OK && place < hi; place++)
+            set_in_sight(pool, s, unit, place, false);
     }
     return st;
 }
 
 static mt_status
-drop_private_all(mt_kvpool *pool, mt_kvslot *s)
+settle_slot(mt_kvpool *pool, mt_kvslot *s)
 {
     mt_status st = pool->store.settle(pool->store.ctx, s->base, pool->geom.slot_bytes, NULL);
 
     if (st == MT_OK) see_nothing(pool, s);
     return st;
-}
-
-/* Places of the slot that must be settled, and others that are in sight. */
-typedef struct dropping {
-    size_t must, others;
-} dropping;
-
-static dropping
-count_to_drop(const mt_kvpool *pool, const mt_kvslot *s)
-{
-    dropping n = {0, 0};
-
-    for (size_t unit = 0; unit < pool->geom.units; unit++)
-        for (size_t place = 0; place < mt_size_max(s->seen[unit], s->reach); place++)
-            if (must_drop(pool, s, unit, place))
-                n.must++;
-            else
-                n.others += is_in_sight(pool, s, unit, place);
-    return n;
 }
 
 /* Whether a slot that nobody uses may keep its stretches: not so many that others lack them, nor so
@@ -877,20 +819,25 @@ void
 mt_kvmap_end_row(mt_kvpool *pool, size_t slot)
 {
     mt_kvslot *s = &pool->slots[slot];
-    dropping n = {0, 0};
+    size_t must = 0, others = 0; /* places to settle, and other ones in sight */
     mt_status st = MT_OK;
 
     assert(s->lease == NULL);
     if (!pool->store.lazy) return;
-    n = count_to_drop(pool, s);
-    if (n.must == 0) return;
-    if (!may_keep(pool, s)) {
-        unmap_idle_slot(pool, s);
-        return;
-    }
-    if (n.others == 0) st = drop_private_all(pool, s);
-    for (size_t unit = 0; st == MT_OK && n.others > 0 && unit < pool->geom.units; unit++)
-        st = drop_private_unit(pool, s, unit);
+    for (size_t unit = 0; unit < pool->geom.units; unit++)
+        for (size_t place = 0; place < mt_size_max(s->seen[unit], s->reach); place++)
+            if (must_settle(pool, s, unit, place))
+                must++;
+            else
+                others += is_in_sight(pool, s, unit, place);
+    if (must == 0) return;
+    if (!may_keep(pool, s))
+        st = MT_EAGAIN;
+    else if (others == 0)
+        st = settle_slot(pool, s);
+    else
+        for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++)
+            st = settle_unit(pool, s, unit);
     if (st != MT_OK) unmap_idle_slot(pool, s);
 }
 
@@ -909,7 +856,7 @@ static void
 hide(mt_kvpool *pool, mt_kvslot *s, uint32_t block)
 {
     if (s->lease != NULL || !has_in_sight(pool, s, block)) return;
-    if (drop_private_all(pool, s) != MT_OK) unmap_idle_slot(pool, s);
+    if (settle_slot(pool, s) != MT_OK) unmap_idle_slot(pool, s);
 }
 
 /* The block's extent has seen it nearly always, and mostly nobody else. */

@@ -13,49 +13,37 @@
 
 /* --- arenas --- */
 
-/* One piece of memory per slot: words for refs, let_go, sights and the table, and for maps and
- * seen; then resident, windowed and in_sight. */
-static bool
-slot_array_bytes(const mt_kvgeom *g, size_t *words, size_t *bytes)
+/* A slot's arrays are one piece of memory: blocks, table, differences, seen, in_sight. They are
+ * smaller than the slot itself, which has a page and more for each place of each unit. */
+static size_t
+slot_array_bytes(const mt_kvgeom *g)
 {
-    size_t places, units;
+    size_t n = g->blocks, places = g->units * n;
 
-    return mt_size_mul(g->units, g->blocks, &places) && mt_size_add(places, g->units, &units) &&
-           mt_size_mul(4, g->blocks, words) && mt_size_add(*words, units, words) &&
-           mt_size_mul(*words, sizeof(uint32_t), bytes) &&
-           mt_size_add(*bytes, (2 * g->blocks + places) * sizeof(bool), bytes);
+    return n * sizeof(mt_kvblock) + (n + places + g->units) * sizeof(uint32_t) +
+           places * sizeof(bool);
 }
 
 static bool
 slot_init(mt_kvpool *pool, mt_kvslot *s, size_t index)
 {
-    size_t n = pool->geom.blocks, words, bytes;
-    uint32_t *array;
+    size_t n = pool->geom.blocks, units = pool->geom.units;
 
     *s = (mt_kvslot){.lease = NULL, .extent = index, .lazy = pool->store.lazy};
     s->first_block = (uint32_t)(index * n);
-    if (!slot_array_bytes(&pool->geom, &words, &bytes)) return false;
-    if ((array = mt_alloc_zeroed(&pool->mem, 1, bytes)) == NULL) return false;
-    s->refs = array;
-    s->let_go = array + n;
-    s->sights = array + 2 * n;
-    s->table = array + 3 * n;
-    s->differences = array + 4 * n;
-    s->seen = s->differences + pool->geom.units * n;
-    s->resident = (bool *)(array + words);
-    s->windowed = s->resident + n;
-    s->in_sight = s->windowed + n;
+    s->blocks = mt_alloc_zeroed(&pool->mem, 1, slot_array_bytes(&pool->geom));
+    if (s->blocks == NULL) return false;
+    s->table = (uint32_t *)(s->blocks + n);
+    s->differences = s->table + n;
+    s->seen = s->differences + units * n;
+    s->in_sight = (bool *)(s->seen + units);
     return true;
 }
 
 static void
 slot_fini(mt_kvpool *pool, mt_kvslot *s)
 {
-    size_t words, bytes = 0;
-
-    if (s->refs == NULL) return;
-    (void)slot_array_bytes(&pool->geom, &words, &bytes);
-    pool->mem.put(pool->mem.ctx, s->refs, bytes);
+    pool->mem.put(pool->mem.ctx, s->blocks, slot_array_bytes(&pool->geom));
 }
 
 static bool
@@ -142,6 +130,12 @@ give_back(void *ctx, size_t bytes)
     return before * unit;
 }
 
+static size_t
+mapped_again_bytes(const mt_kvpool *pool)
+{
+    return pool->extra_sights * pool->geom.unit_ranges * pool->geom.part_bytes;
+}
+
 static void
 free_parts(mt_kvpool *pool)
 {
@@ -151,9 +145,8 @@ free_parts(mt_kvpool *pool)
         slot_fini(pool, &pool->slots[i]);
     mem.put(mem.ctx, pool->slots, pool->slot_room * sizeof *pool->slots);
     mem.put(mem.ctx, pool->scratch, 3 * pool->geom.blocks * sizeof *pool->scratch);
-    mt_gauge_subtract(pool->mapped_again,
-                      pool->extra_sights * pool->geom.unit_ranges * pool->geom.part_bytes);
-    mt_kvpool_count_pages(pool, 0 - (pool->live + pool->idle) * pool->geom.block_bytes);
+    mt_gauge_subtract(pool->mapped_again, mapped_again_bytes(pool));
+    mt_gauge_add_once(pool->mapped_again, 0 - (pool->live + pool->idle) * pool->geom.block_bytes);
     pool->store.close(pool->store.ctx);
     mt_lock_fini(&pool->lock);
     mem.put(mem.ctx, pool, sizeof *pool);
@@ -198,29 +191,27 @@ mt_kvpool_new(const mt_alloc *mem, const mt_store_ops *store, mt_ledger *ledger,
 void
 mt_kvpool_unlock(mt_kvpool *pool)
 {
+    /* Held, because another thread may free the pool as soon as the lock is given. */
+    mt_ledger *ledger = mt_ledger_hold(mt_member_ledger(pool->member));
+
     assert(!pool->closed || pool->leases != NULL);
     pool->notify_due = false;
     mt_lock_give(&pool->lock);
-    mt_ledger_stir(mt_member_ledger(pool->member));
+    mt_ledger_stir(ledger);
+    mt_ledger_drop(ledger);
 }
 
 /* Leaving the ledger waits for a give_back of ours, which takes the lock: so not under it. */
 void
 mt_kvpool_unlock_or_free(mt_kvpool *pool)
 {
-    mt_ledger *ledger;
-
-    if (pool->closed && pool->leases == NULL) {
-        mt_lock_give(&pool->lock);
-        mt_ledger_leave(pool->member);
-        free_parts(pool);
+    if (!pool->closed || pool->leases != NULL) {
+        mt_kvpool_unlock(pool);
         return;
     }
-    ledger = mt_ledger_hold(mt_member_ledger(pool->member)); /* another thread may free the pool */
-    pool->notify_due = false;
     mt_lock_give(&pool->lock);
-    mt_ledger_stir(ledger);
-    mt_ledger_drop(ledger);
+    mt_ledger_leave(pool->member);
+    free_parts(pool);
 }
 
 void
@@ -327,11 +318,9 @@ mt_kvpool_retry(mt_kvpool *pool, mt_kvtry *once, void *arg, mt_error *err)
 
 /* --- statistics --- */
 
-enum { COUNTED = 1 << 30 }; /* in refs, while blocks are counted; there are fewer rows than that */
-
-/* Blocks of the lease without the mark, which is put there; or takes the marks away again. */
+/* Says of the lease's blocks whether they are counted; how many of them it is news for. */
 static size_t
-mark_blocks(mt_kvlease *lease, bool mark)
+set_counted(const mt_kvlease *lease, bool counted)
 {
     size_t changed = 0;
 
@@ -339,13 +328,12 @@ mark_blocks(mt_kvlease *lease, bool mark)
         const mt_kvslot *s = mt_kvlease_slot(lease, row);
 
         for (size_t place = 0; place < s->taken; place++) {
-            uint32_t *refs;
+            mt_kvblock *b;
 
             if (s->table[place] == MT_KV_ZERO) continue;
-            refs = &mt_kvblock_extent(lease->pool, s->table[place])
-                        ->refs[mt_kvblock_index(lease->pool, s->table[place])];
-            changed += ((*refs & COUNTED) != 0) != mark;
-            *refs = mark ? *refs | COUNTED : *refs & ~(uint32_t)COUNTED;
+            b = mt_kvblock_at(lease->pool, s->table[place]);
+            changed += b->counted != counted;
+            b->counted = counted;
         }
     }
     return changed;
@@ -353,14 +341,14 @@ mark_blocks(mt_kvlease *lease, bool mark)
 
 /* Blocks that released leases hold, each once, whoever else has them. */
 static size_t
-lingering_blocks(mt_kvpool *pool)
+lingering_blocks(const mt_kvpool *pool)
 {
     size_t blocks = 0;
 
-    for (mt_kvlease *lease = pool->leases; lease != NULL; lease = lease->next)
-        if (lease->released) blocks += mark_blocks(lease, true);
-    for (mt_kvlease *lease = pool->leases; lease != NULL; lease = lease->next)
-        if (lease->released) (void)mark_blocks(lease, false);
+    for (const mt_kvlease *lease = pool->leases; lease != NULL; lease = lease->next)
+        if (lease->released) blocks += set_counted(lease, true);
+    for (const mt_kvlease *lease = pool->leases; lease != NULL; lease = lease->next)
+        if (lease->released) (void)set_counted(lease, false);
     return blocks;
 }
 
@@ -386,7 +374,7 @@ shared_blocks(const mt_kvpool *pool)
 
     for (size_t i = 0; i < pool->slot_count; i++)
         for (size_t place = 0; pool->slots[i].named > 0 && place < pool->geom.blocks; place++)
-            shared += pool->slots[i].refs[place] > 1;
+            shared += pool->slots[i].blocks[place].refs > 1;
     return shared;
 }
 
@@ -396,26 +384,17 @@ mt_kvpool_stats(mt_kvpool *pool, mt_kvstats *out)
     size_t unit = pool->geom.block_bytes;
 
     mt_lock_take(&pool->lock);
-    *out = (mt_kvstats){
-        .live_bytes = pool->live * unit,
-        .shared_bytes = shared_blocks(pool) * unit,
-        .idle_bytes = pool->idle * unit,
-        .promised_bytes = pool->promised * unit,
-        .reserved_bytes = pool->reserved * unit,
-        .physical_bytes = pool->store.physical(pool->store.ctx),
-        .peak_bytes = pool->peak * unit,
-        .address_bytes = pool->slot_count * pool->geom.slot_bytes,
-        .maps = pool->maps,
-        .mapped_again_bytes = pool->extra_sights * pool->geom.unit_ranges * pool->geom.part_bytes,
-        .acquired = pool->acquired,
-        .forked = pool->forked,
-        .released = pool->released,
-        .taken = pool->taken,
-        .recycled = pool->recycled,
-        .dropped = pool->dropped,
-        .copied = pool->copied,
-        .map_calls = pool->map_calls,
-    };
+    *out = pool->ever;
+    out->live_bytes = pool->live * unit;
+    out->shared_bytes = shared_blocks(pool) * unit;
+    out->idle_bytes = pool->idle * unit;
+    out->promised_bytes = pool->promised * unit;
+    out->reserved_bytes = pool->reserved * unit;
+    out->physical_bytes = pool->store.physical(pool->store.ctx);
+    out->peak_bytes = pool->peak * unit;
+    out->address_bytes = pool->slot_count * pool->geom.slot_bytes;
+    out->maps = pool->maps;
+    out->mapped_again_bytes = mapped_again_bytes(pool);
     for (const mt_kvlease *lease = pool->leases; lease != NULL; lease = lease->next)
         add_lease(lease, out);
     out->lingering_bytes = lingering_blocks(pool) * unit;

@@ -38,21 +38,23 @@
 typedef struct mt_kvpool mt_kvpool;
 typedef struct mt_kvlease mt_kvlease;
 
+/* Numbers of 64 bits and nothing else: Python gets them as a tuple in this order. */
 typedef struct mt_kvstats {
-    size_t live_bytes;         /* blocks that hold tokens of leases, shared ones once */
-    size_t shared_bytes;       /* of them: blocks that more than one row names */
-    size_t idle_bytes;         /* physical, kept for the next lease */
-    size_t promised_bytes;     /* reserved for hints, not taken yet */
-    size_t reserved_bytes;     /* in the ledger */
-    size_t physical_bytes;     /* by the system's own account */
-    size_t peak_bytes;         /* largest live + idle so far */
-    size_t payload_bytes;      /* tokens x bytes of a token over all rows: what copies would take */
-    size_t address_bytes;      /* reserved address space */
-    size_t maps;               /* stretches mapped, an upper bound */
-    size_t mapped_again_bytes; /* of pages that views show more than once, beyond the first time */
-    size_t leases, rows;       /* alive, those below too */
-    size_t lingering;          /* leases released while views of them live */
-    size_t lingering_bytes;    /* blocks of such leases, each once */
+    uint64_t live_bytes;     /* blocks that hold tokens of leases, shared ones once */
+    uint64_t shared_bytes;   /* of them: blocks that more than one row names */
+    uint64_t idle_bytes;     /* physical, kept for the next lease */
+    uint64_t promised_bytes; /* reserved for hints, not taken yet */
+    uint64_t reserved_bytes; /* in the ledger */
+    uint64_t physical_bytes; /* by the system's own account */
+    uint64_t peak_bytes;     /* largest live + idle so far */
+    uint64_t payload_bytes;  /* tokens x bytes of a token over all rows, as copies would take */
+    uint64_t address_bytes;  /* reserved address space */
+    uint64_t maps;           /* stretches mapped, an upper bound */
+    uint64_t
+        mapped_again_bytes;   /* of pages that views show more than once, beyond the first time */
+    uint64_t leases, rows;    /* alive, those below too */
+    uint64_t lingering;       /* leases released while views of them live */
+    uint64_t lingering_bytes; /* blocks of such leases, each once */
     uint64_t acquired, forked, released; /* leases, ever */
     uint64_t taken;                      /* blocks taken from the system, ever */
     uint64_t recycled;                   /* blocks used again without that */

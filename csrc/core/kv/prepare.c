@@ -19,26 +19,24 @@
 static mt_kvspan
 tokens_of(const mt_kvlease *lease, const mt_kvwant *want, size_t row)
 {
-    size_t from = *mt_kvlease_len(lease, want->layer, row);
+    size_t from = mt_kvlease_marks(lease, want->layer, row)->length;
     size_t to = mt_size_max(from + mt_kvstep_count(&want->step, row), want->to);
 
     assert(to <= lease->pool->geom.config.max_tokens);
     return (mt_kvspan){from, to};
 }
 
-/* Tokens [lo, hi) of the row, past those that are to be written, which the view shows and which are
- * not known to be zeros. What lies past the table's end is never among them: addresses map zeros
- * there. If there are any, then all up to the end of the block, because views of the next tokens
- * will show those. */
+/* Tokens [lo, hi) of the row, past token `to`, up to which it is to be written, which the view
+ * shows and which are not known to be zeros. What lies past the table's end is never among them:
+ * addresses map zeros there. If there are any, then all up to the end of the block, because views
+ * of the next tokens will show those. */
 static mt_kvspan
-unknown_tokens(const mt_kvlease *lease, const mt_kvwant *want, size_t row)
+unknown_tokens(const mt_kvlease *lease, const mt_kvwant *want, size_t row, size_t to)
 {
     const mt_kvgeom *g = &lease->pool->geom;
-    size_t to = tokens_of(lease, want, row).hi;
+    const mt_kvlayer_marks *m = mt_kvlease_marks(lease, want->layer, row);
     size_t taken = mt_size_max(mt_kvlease_slot(lease, row)->taken, mt_kvgeom_blocks(g, to));
-    size_t lo = to < *mt_kvlease_writable_to(lease, want->layer, row)
-                    ? to
-                    : mt_size_max(*mt_kvlease_zero_to(lease, want->layer, row), to);
+    size_t lo = to < m->writable_to ? to : mt_size_max(m->zero_to, to);
     size_t hi = mt_size_min(want->view, taken * g->block_tokens);
 
     return (mt_kvspan){lo, hi > lo ? mt_kvgeom_blocks(g, hi) * g->block_tokens : lo};
@@ -50,40 +48,28 @@ unit_of(const mt_kvlease *lease, const mt_kvwant *want)
     return mt_kvgeom_unit(&lease->pool->geom, want->layer);
 }
 
-static bool
-row_is_mapped(const mt_kvlease *lease, const mt_kvwant *want, size_t row)
-{
-    mt_kvspan t = tokens_of(lease, want, row);
-    size_t at = row * lease->pool->geom.units + unit_of(lease, want);
-
-    if (t.hi > t.lo && (t.lo < lease->owned_from[at] || t.hi > lease->owned_to[at])) return false;
-    return want->view <= lease->mapped_to[at];
-}
-
-static bool
-all_are_zeros(const mt_kvlease *lease, const mt_kvwant *want)
-{
-    for (size_t row = 0; row < lease->rows; row++) {
-        mt_kvspan left = unknown_tokens(lease, want, row);
-
-        if (left.lo < left.hi) return false;
-    }
-    return true;
-}
-
-/* Where all rows end at the view the lease's own arrays say it, without the lock. */
+/* Where all rows end at the view the marks alone say it, without the lock. */
 static bool
 is_ready(mt_kvlease *lease, const mt_kvwant *want)
 {
-    bool zeros, ragged = false;
+    size_t unit = unit_of(lease, want);
+    bool zeros = true, ragged = false;
 
     for (size_t row = 0; row < lease->rows; row++) {
-        if (!row_is_mapped(lease, want, row)) return false;
-        ragged |= want->view > tokens_of(lease, want, row).hi;
+        const mt_kvunit_marks *m = mt_kvlease_unit_marks(lease, unit, row);
+        mt_kvspan t = tokens_of(lease, want, row);
+
+        if (t.hi > t.lo && (t.lo < m->owned_from || t.hi > m->owned_to)) return false;
+        if (want->view > m->mapped_to) return false;
+        ragged |= want->view > t.hi;
     }
     if (!ragged) return true;
     mt_lock_take(&lease->pool->lock); /* slots move when the pool grows */
-    zeros = all_are_zeros(lease, want);
+    for (size_t row = 0; zeros && row < lease->rows; row++) {
+        mt_kvspan left = unknown_tokens(lease, want, row, tokens_of(lease, want, row).hi);
+
+        zeros = left.lo >= left.hi;
+    }
     mt_lock_give(&lease->pool->lock);
     return zeros;
 }
@@ -93,7 +79,7 @@ static mt_kvspan
 written_blocks(const mt_kvlease *lease, const mt_kvwant *want, size_t row)
 {
     const mt_kvgeom *g = &lease->pool->geom;
-    mt_kvspan t = tokens_of(lease, want, row), left = unknown_tokens(lease, want, row);
+    mt_kvspan t = tokens_of(lease, want, row), left = unknown_tokens(lease, want, row, t.hi);
     mt_kvspan w = {t.lo / g->block_tokens, 0};
 
     w.hi = t.hi > t.lo ? mt_kvgeom_blocks(g, t.hi) : w.lo;
@@ -134,7 +120,7 @@ follow(mt_kvlease *lease, const mt_kvwant *want, size_t row, mt_kvspan write, mt
 {
     const mt_kvgeom *g = &lease->pool->geom;
     size_t unit = unit_of(lease, want);
-    size_t mapped = lease->mapped_to[row * g->units + unit] / g->block_tokens;
+    size_t mapped = mt_kvlease_unit_marks(lease, unit, row)->mapped_to / g->block_tokens;
     mt_kvspan see = {mapped, mt_kvgeom_blocks(g, want->view)};
 
     if (write.hi > write.lo) see.lo = mt_size_min(see.lo, write.lo);
@@ -165,7 +151,7 @@ prepare_row(mt_kvjournal *j, const mt_kvwant *want, size_t row, mt_error *err)
 
     if (st == MT_OK) st = follow_or_move(j, want, row, write, err);
     if (st != MT_OK) return st;
-    left = unknown_tokens(j->lease, want, row);
+    left = unknown_tokens(j->lease, want, row, tokens_of(j->lease, want, row).hi);
     return left.lo < left.hi ? zero_tokens(j->lease, want->layer, row, left, err) : MT_OK;
 }
 
@@ -185,33 +171,27 @@ promise_rows(mt_kvjournal *j, const mt_kvwant *want, mt_error *err)
 
 /* --- the marks --- */
 
-/* The caller may write the step's tokens now; the view shows zeros behind them. */
-static void
-note_zeros(mt_kvlease *lease, const mt_kvwant *want, size_t row)
-{
-    uint32_t *zero_to = mt_kvlease_zero_to(lease, want->layer, row);
-    uint32_t *writable_to = mt_kvlease_writable_to(lease, want->layer, row);
-    size_t to = tokens_of(lease, want, row).hi, hi = unknown_tokens(lease, want, row).hi;
-
-    *zero_to = (uint32_t)(to < *writable_to && hi < *writable_to ? hi : mt_size_max(*zero_to, hi));
-    *writable_to = (uint32_t)to;
-    assert(*mt_kvlease_len(lease, want->layer, row) <= *zero_to);
-}
-
-/* The row's part of what was made ready, for the next call to see. pre: committed. */
+/* The row's part of what was made ready, for the next call to see: the caller may write the step's
+ * tokens now, and the view shows zeros behind them. pre: committed. */
 static void
 note_ready(mt_kvlease *lease, const mt_kvwant *want, size_t row)
 {
     const mt_kvgeom *g = &lease->pool->geom;
+    mt_kvlayer_marks *m = mt_kvlease_marks(lease, want->layer, row);
+    mt_kvunit_marks *u = mt_kvlease_unit_marks(lease, unit_of(lease, want), row);
     mt_kvspan t = tokens_of(lease, want, row);
-    size_t at = row * g->units + unit_of(lease, want), step = g->block_tokens;
-    size_t blocks = mt_size_max(mt_kvgeom_blocks(g, want->view), lease->mapped_to[at] / step);
+    size_t hi = unknown_tokens(lease, want, row, t.hi).hi, step = g->block_tokens;
 
-    lease->mapped_to[at] = (uint32_t)(blocks * step);
-    if (!want->own_only) note_zeros(lease, want, row);
-    if (t.hi == t.lo) return;
-    lease->owned_from[at] = (uint32_t)(t.lo / step * step);
-    lease->owned_to[at] = (uint32_t)(mt_kvgeom_blocks(g, t.hi) * step);
+    u->mapped_to = (uint32_t)mt_size_max(mt_kvgeom_blocks(g, want->view) * step, u->mapped_to);
+    if (t.hi > t.lo) {
+        u->owned_from = (uint32_t)(t.lo / step * step);
+        u->owned_to = (uint32_t)(mt_kvgeom_blocks(g, t.hi) * step);
+    }
+    if (want->own_only) return;
+    if (t.hi >= m->writable_to || hi >= m->writable_to) hi = mt_size_max(m->zero_to, hi);
+    m->zero_to = (uint32_t)hi;
+    m->writable_to = (uint32_t)t.hi;
+    assert(m->length <= m->zero_to);
 }
 
 /* All was ready: the caller may write further than before. */
@@ -219,19 +199,17 @@ static void
 note_writable(mt_kvlease *lease, const mt_kvwant *want)
 {
     for (size_t row = 0; row < lease->rows; row++) {
-        uint32_t *writable_to = mt_kvlease_writable_to(lease, want->layer, row);
+        mt_kvlayer_marks *m = mt_kvlease_marks(lease, want->layer, row);
 
-        *writable_to = (uint32_t)mt_size_max(*writable_to, tokens_of(lease, want, row).hi);
+        m->writable_to = (uint32_t)mt_size_max(m->writable_to, tokens_of(lease, want, row).hi);
     }
 }
 
 void
 mt_kvprepare_forget_maps(mt_kvlease *lease, size_t row)
 {
-    size_t units = lease->pool->geom.units;
-
-    for (size_t at = row * units; at < (row + 1) * units; at++)
-        lease->owned_from[at] = lease->owned_to[at] = lease->mapped_to[at] = 0;
+    for (size_t unit = 0; unit < lease->pool->geom.units; unit++)
+        *mt_kvlease_unit_marks(lease, unit, row) = (mt_kvunit_marks){0};
 }
 
 void
@@ -240,12 +218,11 @@ mt_kvprepare_forget_zeros(mt_kvlease *lease, size_t row)
     size_t end = mt_kvlease_slot(lease, row)->taken * lease->pool->geom.block_tokens;
 
     for (size_t layer = 0; layer < lease->pool->geom.config.layers; layer++) {
-        uint32_t *zero_to = mt_kvlease_zero_to(lease, layer, row);
-        uint32_t *writable_to = mt_kvlease_writable_to(lease, layer, row);
+        mt_kvlayer_marks *m = mt_kvlease_marks(lease, layer, row);
 
-        if (*zero_to > end) *zero_to = (uint32_t)end;
-        if (*writable_to > *zero_to) *writable_to = *zero_to;
-        assert(*mt_kvlease_len(lease, layer, row) <= *writable_to);
+        if (m->zero_to > end) m->zero_to = (uint32_t)end;
+        if (m->writable_to > m->zero_to) m->writable_to = m->zero_to;
+        assert(m->length <= m->writable_to);
     }
 }
 
@@ -274,16 +251,10 @@ prepare_locked(void *arg, mt_error *err)
     if (st == MT_OK)
         st = mt_kvjournal_follow_copies(&j, unit_of(lease, want),
                                         mt_kvgeom_blocks(&lease->pool->geom, want->view), err);
-    if (st != MT_OK) {
-        mt_kvjournal_undo(&j, err);
-        for (size_t row = 0; row < lease->rows; row++)
-            mt_kvprepare_forget_maps(lease, row); /* a mapping may have failed half-way */
-        return st;
-    }
-    mt_kvjournal_commit(&j);
-    for (size_t row = 0; row < lease->rows; row++)
+    st = mt_kvjournal_end(&j, st, err);
+    for (size_t row = 0; st == MT_OK && row < lease->rows; row++)
         note_ready(lease, want, row);
-    return MT_OK;
+    return st;
 }
 
 mt_status

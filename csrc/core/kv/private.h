@@ -55,20 +55,24 @@ enum { MT_MAPPED_PRIVATE = 1 };
 #define MT_MAPPED_NONE    UINT32_C(0xFFFFFFFC) /* nothing is mapped */
 #define MT_MAPPED_UNKNOWN UINT32_C(0xFFFFFFFA) /* a call failed half-way: map anew */
 
+typedef struct mt_kvblock {
+    uint32_t refs;   /* rows that name it */
+    uint32_t let_go; /* the slot + 1 whose row let go of it and may map it still; MT_KV_MANY; 0 */
+    uint32_t sights; /* places of units, over all slots, that map it and are in sight */
+    bool resident;   /* it is physical, as far as we took it */
+    bool windowed;   /* its window was used, and counts as a sight in each unit */
+    bool counted;    /* for mt_kvpool_stats: among the blocks of leases that linger */
+} mt_kvblock;
+
 typedef struct mt_kvslot {
     mt_kvlease *lease;    /* NULL: free */
     char *base;           /* addresses */
     size_t offset;        /* of the extent's blocks in the store; laid out as the addresses are */
     uint64_t used_at;     /* the pool's clock at the last release */
     uint32_t first_block; /* the number of the extent's block 0 */
-    /* Of the extent's blocks, [blocks]: */
-    uint32_t *refs;   /* rows that name it */
-    uint32_t *let_go; /* the slot + 1 whose row let go of it and may map it still; MT_KV_MANY; 0 */
-    uint32_t *sights; /* places of units, over all slots, that map it and are in sight */
-    bool *resident;   /* it is physical, as far as we took it */
-    bool *windowed;   /* its window was used, and counts as a sight in each unit */
-    size_t named;     /* blocks with refs > 0 */
-    size_t idle;      /* blocks that are resident with refs = 0 */
+    mt_kvblock *blocks;   /* [blocks] of the extent */
+    size_t named;         /* of them: with refs > 0 */
+    size_t idle;          /* of them: resident with refs = 0 */
     /* Of the row and the addresses: */
     uint32_t *table;       /* [blocks] of the row: a block's number, or MT_KV_ZERO */
     size_t taken;          /* table[0 .. taken) is valid: covers the row's tokens */
@@ -106,8 +110,16 @@ struct mt_kvpool {
     mt_kvlease *leases; /* doubly linked: alive and lingering */
     bool notify_due;    /* blocks became idle, and those who wait in the ledger were not told */
     bool closed;
-    uint64_t acquired, forked, released, taken, recycled, dropped, copied, map_calls;
+    mt_kvstats ever; /* the counts of what was done; the rest of it is zeros */
 };
+
+/* What is known of one layer of a row, and of one unit; what it means stands in prepare.h. */
+typedef struct mt_kvlayer_marks {
+    uint32_t length, writable_to, zero_to;
+} mt_kvlayer_marks;
+typedef struct mt_kvunit_marks {
+    uint32_t owned_from, owned_to, mapped_to;
+} mt_kvunit_marks;
 
 struct mt_kvlease {
     mt_kvpool *pool;
@@ -119,21 +131,10 @@ struct mt_kvlease {
     bool exposed;
     bool exposing; /* expose is under way: its rows take blocks of their own extents */
     char *base;
-    /* Of this lease's one thread; what they mean stands in prepare.h: */
-    uint32_t *lengths; /* [row x layers + layer] */
-    uint32_t *zero_to;
-    uint32_t *writable_to;
-    uint32_t *owned_from; /* [row x units + unit] */
-    uint32_t *owned_to;
-    uint32_t *mapped_to;
+    /* Of this lease's one thread, in one piece of memory: */
+    mt_kvlayer_marks *layer_marks; /* [row x layers + layer] */
+    mt_kvunit_marks *unit_marks;   /* [row x units + unit] */
 };
-
-/* The pool's pages are so many bytes more, or fewer: modulo 2^64. */
-static inline void
-mt_kvpool_count_pages(mt_kvpool *pool, uint64_t bytes)
-{
-    if (pool->mapped_again != NULL) mt_gauge_add_once(pool->mapped_again, bytes);
-}
 
 /* What a new arena maps at this place. */
 static inline uint32_t
@@ -170,10 +171,16 @@ mt_kvblock_index(const mt_kvpool *pool, uint32_t block)
     return block % pool->geom.blocks;
 }
 
-static inline uint32_t
-mt_kvblock_refs(const mt_kvpool *pool, uint32_t block)
+static inline mt_kvblock *
+mt_kvblock_at(const mt_kvpool *pool, uint32_t block)
 {
-    return mt_kvblock_extent(pool, block)->refs[mt_kvblock_index(pool, block)];
+    return &mt_kvblock_extent(pool, block)->blocks[mt_kvblock_index(pool, block)];
+}
+
+static inline bool
+mt_kvblock_is_idle(const mt_kvblock *block)
+{
+    return block->resident && block->refs == 0;
 }
 
 static inline mt_kvslot *
@@ -182,27 +189,40 @@ mt_kvlease_slot(const mt_kvlease *lease, size_t row)
     return &lease->pool->slots[lease->first + row];
 }
 
-static inline uint32_t *
-mt_kvlease_len(const mt_kvlease *lease, size_t layer, size_t row)
+static inline mt_kvlayer_marks *
+mt_kvlease_marks(const mt_kvlease *lease, size_t layer, size_t row)
 {
-    return &lease->lengths[row * lease->pool->geom.config.layers + layer];
+    return &lease->layer_marks[row * lease->pool->geom.config.layers + layer];
 }
 
-static inline uint32_t *
-mt_kvlease_zero_to(const mt_kvlease *lease, size_t layer, size_t row)
+static inline mt_kvunit_marks *
+mt_kvlease_unit_marks(const mt_kvlease *lease, size_t unit, size_t row)
 {
-    return &lease->zero_to[row * lease->pool->geom.config.layers + layer];
+    return &lease->unit_marks[row * lease->pool->geom.units + unit];
 }
 
-static inline uint32_t *
-mt_kvlease_writable_to(const mt_kvlease *lease, size_t layer, size_t row)
+/* The row ends there, in this layer, and nothing is known of what lies behind. */
+static inline void
+mt_kvlease_set_length(mt_kvlease *lease, size_t layer, size_t row, size_t length)
 {
-    return &lease->writable_to[row * lease->pool->geom.config.layers + layer];
+    uint32_t to = (uint32_t)length;
+
+    *mt_kvlease_marks(lease, layer, row) = (mt_kvlayer_marks){to, to, to};
 }
 
 typedef struct mt_kvspan { /* blocks, or tokens, [lo, hi) */
     size_t lo, hi;
 } mt_kvspan;
+
+/* MT_ESHAPE ("tokens") where a row that has so many tokens cannot have `count` more. */
+static inline mt_status
+mt_kvlease_check_tokens(const mt_kvlease *lease, size_t has, size_t count, mt_error *err)
+{
+    size_t most = lease->pool->geom.config.max_tokens;
+
+    if (count <= most - has) return MT_OK;
+    return mt_fail_shape(err, "tokens", count > SIZE_MAX - has ? SIZE_MAX : has + count, most);
+}
 
 /* The row's longest layer, and the blocks that hold it. */
 static inline size_t

@@ -56,7 +56,7 @@ has_own_partial(const mt_kvlease *lease, size_t row, size_t place)
 
     if (row >= lease->rows || partial_tokens(lease, row) == 0) return false;
     if (mt_kvlease_blocks(lease, row) != place + 1 || s->table[place] == MT_KV_ZERO) return false;
-    return mt_kvblock_refs(lease->pool, s->table[place]) == 1;
+    return mt_kvblock_at(lease->pool, s->table[place])->refs == 1;
 }
 
 /* The new row's table; its last block, when it is partial and somebody else's, as a move. */
@@ -91,30 +91,60 @@ is_wanted(const plan *p, const move *by)
     return false;
 }
 
-/* Goes through the moves as copy_all will, copying nothing: those that keep waiting are rings. One
- * spare block does for all: a ring that is broken runs to its end before the next one is. */
+/* Zeros behind the tokens in a new block: a view from before may show it. */
+static mt_status
+copy_move(plan *p, move *m, mt_error *err)
+{
+    mt_kvpool *pool = p->lease->pool;
+    mt_status st = mt_kvblock_copy(pool, m->to, m->from, m->tokens, SIZE_MAX, 0, err);
+
+    pool->ever.copied++;
+    return st == MT_OK && m->fresh ? mt_kvblock_zero(pool, m->to, m->tokens, err) : st;
+}
+
+/* Goes through the moves, copying whatever can be without losing what a waiting move wants, until
+ * none is left but rings; `dry`: copies nothing. */
+static mt_status
+copy_chains(plan *p, bool dry, mt_error *err)
+{
+    mt_status st = MT_OK;
+    bool progress = true;
+
+    while (progress) {
+        progress = false;
+        for (size_t i = 0; st == MT_OK && i < p->move_count; i++) {
+            move *m = &p->moves[i];
+
+            if (!m->waits || is_wanted(p, m)) continue;
+            m->waits = false;
+            progress = true;
+            if (!dry) st = copy_move(p, m, err);
+        }
+    }
+    return st;
+}
+
+static const move *
+first_waiting(const plan *p)
+{
+    for (size_t i = 0; i < p->move_count; i++)
+        if (p->moves[i].waits) return &p->moves[i];
+    return NULL;
+}
+
+/* One spare block does for all rings: one that is broken runs to its end before the next one is. */
 static void
 find_rings(plan *p)
 {
-    size_t waiting = p->move_count, before;
+    const move *ring;
 
-    do {
-        before = waiting;
-        for (size_t i = 0; i < p->move_count; i++) {
-            if (!p->moves[i].waits || is_wanted(p, &p->moves[i])) continue;
-            p->moves[i].waits = false;
-            waiting--;
-        }
-    } while (waiting < before);
-    for (size_t i = 0; i < p->move_count; i++) {
-        move *m = &p->moves[i];
-
-        if (m->waits && p->spare_count == 0) {
-            p->spare_count = 1;
-            p->moves[p->move_count] = (move){.row = m->row, .place = m->place, .to = MT_KV_ZERO};
-        }
-        m->waits = true;
+    (void)copy_chains(p, true, NULL);
+    if ((ring = first_waiting(p)) != NULL) {
+        p->spare_count = 1;
+        p->moves[p->move_count] = (move){.row = ring->row, .place = ring->place, .to = MT_KV_ZERO};
     }
+    for (size_t i = 0; i < p->move_count; i++)
+        p->moves[i].waits = true;
 }
 
 static mt_status
@@ -156,18 +186,6 @@ find_places(plan *p, mt_error *err)
     return take_places(p, err);
 }
 
-/* Zeros behind the tokens in a new block: a view from before may show it. */
-static mt_status
-copy_move(plan *p, move *m, mt_error *err)
-{
-    mt_kvpool *pool = p->lease->pool;
-    mt_status st = mt_kvblock_copy(pool, m->to, m->from, m->tokens, SIZE_MAX, 0, err);
-
-    m->waits = false;
-    pool->copied++;
-    return st == MT_OK && m->fresh ? mt_kvblock_zero(pool, m->to, m->tokens, err) : st;
-}
-
 /* Saves the content that keeps a ring waiting in the spare block. */
 static mt_status
 break_ring(plan *p, const move *m, mt_error *err)
@@ -183,41 +201,15 @@ break_ring(plan *p, const move *m, mt_error *err)
     return st;
 }
 
-/* One round: whatever can be copied without losing what a waiting move wants. */
-static mt_status
-copy_free_ones(plan *p, bool *progress, mt_error *err)
-{
-    mt_status st = MT_OK;
-
-    *progress = false;
-    for (size_t i = 0; st == MT_OK && i < p->move_count; i++) {
-        move *m = &p->moves[i];
-
-        if (!m->waits || is_wanted(p, m)) continue;
-        st = copy_move(p, m, err);
-        *progress = true;
-    }
-    return st;
-}
-
-static const move *
-first_waiting(const plan *p)
-{
-    for (size_t i = 0; i < p->move_count; i++)
-        if (p->moves[i].waits) return &p->moves[i];
-    return NULL;
-}
-
 static mt_status
 copy_all(plan *p, mt_error *err)
 {
-    mt_status st = MT_OK;
-    bool progress;
-    const move *m;
+    mt_status st = copy_chains(p, false, err);
+    const move *ring;
 
-    while (st == MT_OK && (m = first_waiting(p)) != NULL) {
-        st = copy_free_ones(p, &progress, err);
-        if (st == MT_OK && !progress) st = break_ring(p, m, err);
+    while (st == MT_OK && (ring = first_waiting(p)) != NULL) {
+        st = break_ring(p, ring, err);
+        if (st == MT_OK) st = copy_chains(p, false, err);
     }
     return st;
 }
@@ -247,7 +239,7 @@ static void
 count_name(const mt_kvpool *pool, uint32_t block, bool more)
 {
     if (block == MT_KV_ZERO) return;
-    mt_kvblock_extent(pool, block)->refs[mt_kvblock_index(pool, block)] += more ? 1 : UINT32_MAX;
+    mt_kvblock_at(pool, block)->refs += more ? 1 : UINT32_MAX;
 }
 
 /* Names are counted as they are to be after the change, for mt_kvmap_leave_for_table; or as they
@@ -312,21 +304,13 @@ static void
 copy_lengths(plan *p)
 {
     mt_kvlease *lease = p->lease;
-    size_t layers = lease->pool->geom.config.layers;
-    uint32_t *old = lease->owned_from; /* free to use: nothing stays ready */
+    mt_kvunit_marks *old = lease->unit_marks; /* free to use: nothing stays ready */
 
-    for (size_t layer = 0; layer < layers; layer++) {
+    for (size_t layer = 0; layer < lease->pool->geom.config.layers; layer++) {
         for (size_t row = 0; row < lease->rows; row++)
-            old[row] = *mt_kvlease_len(lease, layer, row);
-        for (size_t row = 0; row < p->n; row++) {
-            *mt_kvlease_len(lease, layer, row) = old[p->index[row]];
-            lease->zero_to[row * layers + layer] = old[p->index[row]];
-            lease->writable_to[row * layers + layer] = old[p->index[row]];
-        }
-        for (size_t row = p->n; row < lease->rows; row++) {
-            *mt_kvlease_len(lease, layer, row) = 0;
-            lease->zero_to[row * layers + layer] = lease->writable_to[row * layers + layer] = 0;
-        }
+            old[row].mapped_to = mt_kvlease_marks(lease, layer, row)->length;
+        for (size_t row = 0; row < lease->max_rows; row++)
+            mt_kvlease_set_length(lease, layer, row, row < p->n ? old[p->index[row]].mapped_to : 0);
     }
 }
 

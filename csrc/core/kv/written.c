@@ -2,7 +2,6 @@
 
 #include "kv/journal.h"
 #include "kv/mapping.h"
-#include "kv/prepare.h"
 
 static mt_status
 save_row(mt_kvjournal *j, size_t row, mt_kvwritten *written, mt_error *err)
@@ -50,14 +49,7 @@ save_rows(void *arg, mt_error *err)
         if (written != NULL) written[row] = found;
     }
     if (st == MT_OK) st = mt_kvjournal_follow_copies(&j, SIZE_MAX, 0, err);
-    if (st == MT_OK) {
-        mt_kvjournal_commit(&j);
-        return MT_OK;
-    }
-    mt_kvjournal_undo(&j, err);
-    for (size_t row = 0; row < lease->rows; row++)
-        mt_kvprepare_forget_maps(lease, row); /* a mapping may have failed half-way */
-    return st;
+    return mt_kvjournal_end(&j, st, err);
 }
 
 mt_status

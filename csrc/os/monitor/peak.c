@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "core/base/clock.h"
 #include "core/port/probe.h"
@@ -18,7 +17,6 @@ typedef struct mark {
     mt_forkmark *home; /* NULL: nothing may be kept open */
     mt_descriptor kept_clear, kept_statm, kept_status;
     bool real; /* the machine's own /proc, which getrusage agrees with */
-    uint64_t page;
     uint64_t bound; /* the floor is at most that */
     char clear[MT_PATH_ROOM], statm[MT_PATH_ROOM], status[MT_PATH_ROOM];
 } mark;
@@ -51,20 +49,16 @@ mark_now(void *ctx, uint64_t *shared)
 
     settle(m);
     if (!mt_proc_statm(m->sys, &m->kept_statm, m->statm, &resident, shared)) return MT_UNKNOWN;
-    if (resident > (MT_UNLIMITED - 1) / m->page) return MT_UNKNOWN;
-    *shared = (*shared < resident ? *shared : resident) * m->page;
-    return resident * m->page;
+    return resident;
 }
 
 static uint64_t
 status_high(mark *m)
 {
     char buf[STATUS_ROOM];
-    uint64_t kib;
     ssize_t n = mt_proc_read(m->sys, &m->kept_status, m->status, buf, sizeof buf);
 
-    if (n < 0 || !mt_text_field((mt_text){buf, (size_t)n}, "VmHWM:", &kib)) return MT_UNKNOWN;
-    return kib > (MT_UNLIMITED - 1) / 1024 ? MT_UNKNOWN : kib * 1024;
+    return n < 0 ? MT_UNKNOWN : mt_text_kib((mt_text){buf, (size_t)n}, "VmHWM:");
 }
 
 static uint64_t
@@ -140,7 +134,6 @@ mt_mark_linux_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root,
     m->sys = sys;
     m->kept_clear = m->kept_statm = m->kept_status = MT_NO_DESCRIPTOR;
     m->real = root[0] == 0;
-    m->page = (uint64_t)sysconf(_SC_PAGESIZE);
     m->bound = MT_UNKNOWN;
     fits = mt_path_join(m->clear, root, "/proc/self/clear_refs") &&
            mt_path_join(m->statm, root, "/proc/self/statm") &&

@@ -152,12 +152,6 @@ probe_rss(PyObject *op, PyObject *Py_UNUSED(none))
     return mt_py_number(mt_probe_linux_rss(((Probe *)op)->probe));
 }
 
-static PyObject *
-number_at(const void *values, size_t i)
-{
-    return mt_py_number(((const uint64_t *)values)[i]);
-}
-
 PyObject *
 mt_py_sample(mt_state *st, const mt_sample *sample)
 {
@@ -190,19 +184,6 @@ probe_read(PyObject *op, PyObject *const *args, Py_ssize_t n)
     mt_probe_linux_read(self->probe, (unsigned)mask, &sample);
     if (mask & MT_READ_RSS) mt_sample_count_once(&sample, self->state->natives->mapped_again);
     return mt_py_sample(self->state, &sample);
-}
-
-/* The walk takes milliseconds, and nothing of the probe that changes. */
-static PyObject *
-probe_smaps(PyObject *op, PyObject *Py_UNUSED(none))
-{
-    mt_smaps s;
-
-    Py_BEGIN_ALLOW_THREADS
-    mt_probe_linux_smaps(((Probe *)op)->probe, &s);
-    Py_END_ALLOW_THREADS
-    uint64_t values[] = {s.rss, s.pss, s.uss, s.swap, s.swap_pss};
-    return mt_py_tuple(5, number_at, values);
 }
 
 static PyObject *
@@ -332,8 +313,6 @@ probe_current(PyObject *op, PyObject *Py_UNUSED(none))
 #define NOARGS(name, doc) {#name, probe_##name, METH_NOARGS, #name "($self, /)\n--\n\n" doc}
 static PyMethodDef methods[] = {
     NOARGS(rss, "Resident bytes now, or None: one read of 30 bytes."),
-    NOARGS(smaps, "(rss, pss, uss, swap, swap pss) in bytes; the kernel walks all pages for it: a "
-                  "millisecond, 20 with 1.5 GB resident."),
     NOARGS(source, "Where the memory limit comes from: (cgroup version, bytes or -1 for none, "
                    "directory, whether it is set above that, why it is unknown, pressure file, "
                    "whether that is the whole machine's)."),

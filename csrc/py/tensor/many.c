@@ -41,22 +41,6 @@ mt_py_flat_alike(const mt_torch_flat *a, const mt_torch_flat *b)
     return true;
 }
 
-/* --- memory that two have -------------------------------------------------------------------- */
-
-Py_ssize_t
-mt_py_flat_shared(const mt_py_flats *f, Py_ssize_t from, mt_ptrset *before, Py_ssize_t *earlier)
-{
-    for (Py_ssize_t k = from; k < f->n; k++) {
-        size_t found;
-        if (f->at[k].is != MT_TORCH_FLAT || f->at[k].count == 0) continue;
-        found = mt_ptrset_add(before, f->at[k].data, (size_t)k);
-        if (found == MT_PTRSET_NONE) continue;
-        *earlier = (Py_ssize_t)found;
-        return k;
-    }
-    return -1;
-}
-
 /* --- without the shim ------------------------------------------------------------------------ */
 
 /* Whether the strides are, in some order, those of packed memory: each dimension's is the product
