@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from memtools._base.size import format_bytes as size
+from memtools._base.size import format_bytes
 from memtools._base.text import duration, percent, shown
 from memtools.record.events import (
     Ending,
@@ -212,11 +212,11 @@ class Figures:
     def limit_acted(self) -> str | None:
         """The limit that ended the run, in words; None where none is known to have."""
         if self.ending.out_of_memory == "host" and self.process_limits:
-            return " and ".join(f"{n} of {size(b)}" for n, b in self.process_limits.items())
+            return " and ".join(f"{n} of {format_bytes(b)}" for n, b in self.process_limits.items())
         used = self.used
         if used is None or not self.near_limit or not self.ending.by_memory(near=True):
             return None
-        return f"the {used.source} limit of {size(used.limit_bytes or 0)}"
+        return f"the {used.source} limit of {format_bytes(used.limit_bytes or 0)}"
 
     # --- words ---
 
@@ -236,15 +236,15 @@ class Figures:
         given = used is not None and used.source == "given"
         name = "the process tree" if self.outside else "the process"
         if self.process is not None:
-            own = f"{name} {size(getattr(self.process, which))}"
+            own = f"{name} {format_bytes(getattr(self.process, which))}"
             alone = given and (self.together is None or self.workers is None)
             parts.append(own + (self._of_limit(which) if alone else ""))
         if self.workers is not None and self.together is not None:
-            parts.append(f"its workers {size(getattr(self.workers, which))}")
-            both = f"together {size(getattr(self.together, which))}"
+            parts.append(f"its workers {format_bytes(getattr(self.workers, which))}")
+            both = f"together {format_bytes(getattr(self.together, which))}"
             parts.append(both + (self._of_limit(which) if given else ""))
         if used is not None and used.of == "control group":
-            group = f"the control group {size(getattr(used, which))}"
+            group = f"the control group {format_bytes(getattr(used, which))}"
             parts.append(group + (self._of_limit(which) if limit else ""))
         if self.machine is not None and (used is None or used.source == "machine"):
             parts.append(
@@ -256,7 +256,7 @@ class Figures:
         assert self.used is not None
         limit = self.used.limit_bytes or 0
         share = percent(getattr(self.used, which), limit)
-        return f" of {size(limit)} ({self.used.source} limit, {share})"
+        return f" of {format_bytes(limit)} ({self.used.source} limit, {share})"
 
     def standing(self) -> str:
         """Where memory stood at the end, as one clause; "" where it is not known."""
@@ -312,7 +312,7 @@ class Figures:
 
 def of(part: int, whole: int) -> str:
     """`14.1 of 23.5 GiB (60 %)`: the unit once where both have the same."""
-    first, second = size(part), size(whole)
+    first, second = format_bytes(part), format_bytes(whole)
     number, _, unit = first.rpartition(" ")
     first = number if unit == second.rpartition(" ")[2] else first
     return f"{first} of {second} ({percent(part, whole)})"

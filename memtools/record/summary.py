@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memtools._base.oom import remedy
-from memtools._base.size import format_bytes as size
+from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, shown
 from memtools.record.figures import Figures, figures_of
 from memtools.record.kinds import GuardAct
@@ -52,7 +52,7 @@ class Summary:
             name = "other processes" if figures.outside else "workers"
             yield f"{name}: {figures.children_most:,} at most"
         for device, peak in self._devices().items():
-            yield f"{device}: peak {size(peak)} reserved"
+            yield f"{device}: peak {format_bytes(peak)} reserved"
         yield from self._growth()
         yield from self._acts()
         guard = figures.guard_words()
@@ -65,7 +65,7 @@ class Summary:
             yield f"{text}{'' if acted is None else f'; {acted} was in force'}"
             if figures.idle_heap is not None:
                 yield remedy(figures.idle_heap)
-        record = f"Wrote {self.path} ({size(self.nbytes)})"
+        record = f"Wrote {self.path} ({format_bytes(self.nbytes)})"
         yield f"{record}; for details: memtools explain {shlex.quote(self.path)}"
 
     def _growth(self) -> list[str]:

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from memtools._base.size import format_bytes as size
+from memtools._base.size import format_bytes
 from memtools._base.text import duration, shown
 from memtools.record.growth import Growth, Judged, Late, Rise, judge, rounded
 from memtools.record.holdings import Holding
@@ -81,8 +81,8 @@ class Verdict:
             return found
         little = [one for one in self.growth if one not in self.said]
         found += [
-            f"{one.signal} grows by {size(one.rate_bytes)} a {_unit(one.per)}, too little to "
-            "matter; no container that grows explains it"
+            f"{one.signal} grows by {format_bytes(one.rate_bytes)} a {_unit(one.per)}, too little "
+            "to matter; no container that grows explains it"
             for one in little[:1]
         ]
         return found or [self.short or self.nothing]
