@@ -141,7 +141,7 @@ def judge(line: Timeline, limit_bytes: int | None, devices: list[int]) -> Judged
     host = {signal: name for signal, name in columns_of.items() if line.known(name)}
     groups = [("", host, limit_bytes)]
     for i in devices:
-        total = line.peak(f"cuda{i}_total") if f"cuda{i}_total" in line.most else None
+        total = line.peak(f"cuda{i}_total")
         columns = {"device": f"cuda{i}_allocated"} if line.known(f"cuda{i}_allocated") else {}
         groups.append((f"cuda:{i}", columns, total[0] if total else None))
     growth: list[Growth] = []
