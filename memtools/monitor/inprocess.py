@@ -44,9 +44,9 @@ root, path, as_json, how, ended_ns = sys.argv[1:]
 sys.path.insert(0, root)
 from memtools.record.kinds import read
 from memtools.record.record import read_record, with_end
-from memtools.record.summary import Summary, write_summary
+from memtools.record.summary import write_summary
 record, end = read_record(path), read("end", how.encode())[0]
-write_summary(Summary.of(with_end(record, end, int(ended_ns)) if end else record), as_json == "1")
+write_summary(with_end(record, end, int(ended_ns)) if end else record, as_json == "1")
 """
 REST = 200  # times as long as a safe point took
 LONGEST_REST_NS = 100_000_000  # a census may take a second: 200 of them would hide a run's growth
@@ -287,12 +287,12 @@ def _texts(path: str, options: dict[str, Any], ended_ns: int) -> tuple[bytes, by
 def _summary(path: str, options: dict[str, Any], how: End | None, ended_ns: int) -> bytes:
     """`how` and when the program ended; None where the record tells that."""
     from memtools.record.record import read_record, with_end
-    from memtools.record.summary import Summary, summary_text
+    from memtools.record.summary import summary_text
 
     record = read_record(path)
     if how is not None:
         record = with_end(record, how, ended_ns)
-    text = summary_text(Summary.of(record), options["json"])
+    text = summary_text(record, options["json"])
     return text.replace("\0", "\\0").encode(errors="backslashreplace")
 
 
