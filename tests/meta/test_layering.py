@@ -116,12 +116,6 @@ ARROWS: dict[str, set[str]] = {
 
 # Breaches of today: (file, what it reaches) and why it does.
 BROKEN = {
-    ("csrc/py/base/state.h", "csrc/core/monitor/peaks.h"): (
-        "The module's state holds the one mark of peaks that all probes share."
-    ),
-    ("csrc/py/tensor/one.h", "csrc/core/gate/rows.h"): (
-        "A tensor is read as the view of rows that the gate history copies from."
-    ),
     ("memtools/record/growth.py", "memtools.leak.detector"): (
         "The growth of a record is judged by the leak test over the record's own series."
     ),
