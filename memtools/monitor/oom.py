@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from memtools._base import torch as bridge
 from memtools._base.devices import initialised
 from memtools._base.size import format_bytes
-from memtools._census.census import Census, GroupGrowth, Growth, TensorGroup
+from memtools._census.census import Census, GroupGrowth, Growth
 
 if TYPE_CHECKING:
     from memtools.monitor.monitor import MemoryMonitor
@@ -150,12 +150,10 @@ def holder_lines(device: str) -> Iterator[str]:
     for group in groups:
         size = format_bytes(group.bytes)
         line = f"{group.count:,} {group.kind}{'s' if group.count > 1 else ''}, {size}"
-        yield line if look.seconds > SLOW_CENSUS else line + _held(growth, group)
-
-
-def _held(growth: Growth, group: TensorGroup) -> str:
-    found = growth.holders(GroupGrowth(group.kind, group.count, group.bytes))
-    return f", most held by {found[0].path}" if found else ""
+        if look.seconds <= SLOW_CENSUS:
+            found = growth.holders(GroupGrowth(group.kind, group.count, group.bytes))
+            line += f", most held by {found[0].path}" if found else ""
+        yield line
 
 
 def _nothing() -> Census:
