@@ -14,6 +14,7 @@
 
 #include "gate/scan_fast.h"
 
+#include <assert.h>
 #include <float.h>
 #include <string.h>
 
@@ -209,6 +210,8 @@ mt_gatefast_block(const float *x, size_t rows, size_t experts, unsigned top_k, d
 {
     size_t done = 0;
 
+    assert(experts <= MT_FAST_EXPERTS && rows <= MT_FAST_ROWS);
+    assert(top_k > 0 && top_k <= MT_FAST_TOP_K && top_k <= experts);
     memset(sum, 0, experts * sizeof *sum);
     memset(count, 0, experts * sizeof *count);
     if (top_k == 1)

@@ -73,7 +73,7 @@ size_t
 mt_stage_capacity(const mt_stage *s); /* bytes, of the device block and of the pinned block */
 int mt_stage_device(const mt_stage *s);
 
-/* The invariants, for tests: items in ring order, aligned, inside the block, not overlapping. */
+/* The invariants, asserted after each push and pop: items in ring order, aligned, inside the block, not overlapping. */
 bool mt_stage_check(const mt_stage *s);
 
 #endif

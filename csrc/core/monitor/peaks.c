@@ -169,6 +169,7 @@ void
 mt_peaks_end(mt_peaks *p, mt_interval *in)
 {
     mt_lock_take(&p->lock);
+    assert(in->prev != NULL || p->open == in);
     look_locked(p);
     if (in->next != NULL) in->next->prev = in->prev;
     *(in->prev != NULL ? &in->prev->next : &p->open) = in->next;

@@ -6,6 +6,7 @@
 #define _POSIX_C_SOURCE 200809L /* O_CLOEXEC */
 #include "os/monitor/children.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -111,6 +112,7 @@ look_at(mt_children *ch, child *c)
         mt_proc_close(ch->sys, &c->statm);
         ch->kept--;
     }
+    assert(ch->kept <= MT_CHILDREN_KEPT);
     return !zombie;
 }
 
