@@ -135,7 +135,8 @@ shows_any(const store *s, size_t i, size_t n)
     return n > 0;
 }
 
-/* pre: nothing touches them any more. */
+/* Takes away what n addresses from page i on show. pre: no work of the device touches them any
+ * more. */
 static mt_status
 unmap_pages(store *s, char *at, size_t i, size_t n, mt_error *err)
 {

@@ -155,8 +155,8 @@ is_refused(const mt_gatehist *h, size_t more)
     return more >= h->refused_more && mt_ledger_changes(h->config.ledger) == h->refused;
 }
 
-/* Reserves what a record of so many bytes needs beside those that are held. Where the ledger refuses,
- * but the record fits into what is reserved already, claim() evicts entries for it. */
+/* Reserves what a record of so many bytes needs beside those that are held. Where the ledger
+ * refuses, but the record fits into what is reserved already, claim() evicts entries for it. */
 static mt_status
 hold_record(mt_gatehist *h, size_t bytes, mt_error *err)
 {
