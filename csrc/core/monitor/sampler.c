@@ -24,7 +24,6 @@ enum {
         20000000, /* an average over 10 s; its file is the most expensive of a sample */
     SECOND_NS = 1000000000,
     ROW_MOST = MT_SAMPLER_HOST + MT_SAMPLER_DEVICE * MT_SAMPLE_DEVICES,
-    MIB = 1 << 20,
 };
 
 static const uint64_t WAITS_NS = 10000000000; /* that a program may go without a step() */
@@ -162,28 +161,43 @@ publish(mt_sampler *s, const mt_sample *x, const mt_limit *limit, mt_watermarks 
     return passed;
 }
 
-/* Writes an event for a watermark that was passed. The thread does it, not step(): a program that
- * is killed before its next step would tell nobody. */
+/* Writes an event of the kind "pressure", with its fields as memtools/record/kinds.py reads them.
+ * The thread does it, not step(): a program that is killed before its next step tells nobody. */
 static void
-write_event(mt_sampler *s, uint64_t time_ns, double fraction, const mt_limit *limit)
+write_event(mt_sampler *s, uint64_t time_ns, const char *fields, int bytes)
 {
-    char text[MT_RECORD_TEXT];
-    unsigned tenths = (unsigned)(fraction * 1000 + 0.5);
-    mt_record_event e = {.time_ns = time_ns, .step = s->steps, .kind = "pressure", .kind_bytes = 8};
+    mt_record_event e = {.time_ns = time_ns,
+                         .step = s->steps,
+                         .kind = "pressure",
+                         .kind_bytes = 8,
+                         .payload = fields,
+                         .payload_bytes = (size_t)bytes};
 
-    if (s->with.record == NULL) return;
-    e.text = text;
-    e.text_bytes = (size_t)snprintf(
-        text, sizeof text, "%u.%u %% of the limit passed: %" PRIu64 " of %" PRIu64 " MiB (%s)",
-        tenths / 10, tenths % 10, limit->used / MIB, limit->bytes / MIB, limit->from);
-    mt_record_write_event(s->with.record, &e);
+    assert(bytes > 0 && bytes < MT_RECORD_TEXT);
+    if (s->with.record != NULL) mt_record_write_event(s->with.record, &e);
+}
+
+/* Says that a watermark is passed. Its fraction is written by whole numbers: a program may have set
+ * a decimal comma. */
+static void
+write_passed(mt_sampler *s, uint64_t time_ns, double fraction, const mt_limit *limit)
+{
+    unsigned thousandths = (unsigned)(fraction * 1000 + 0.5);
+    char fields[MT_RECORD_TEXT];
+    int n =
+        snprintf(fields, sizeof fields,
+                 "{\"what\":\"passed\",\"fraction\":%u.%03u,\"used_bytes\":%" PRIu64
+                 ",\"limit_bytes\":%" PRIu64 ",\"source\":\"%s\"}",
+                 thousandths / 1000, thousandths % 1000, limit->used, limit->bytes, limit->from);
+
+    write_event(s, time_ns, fields, n);
 }
 
 static void
 tell(mt_sampler *s, uint32_t passed, const mt_watermarks *marks, const mt_limit *limit)
 {
     for (int i = 0; passed != 0; i++, passed >>= 1)
-        if (passed & 1) write_event(s, s->latest.time_ns, marks->at[i], limit);
+        if (passed & 1) write_passed(s, s->latest.time_ns, marks->at[i], limit);
 }
 
 /* How long the program may go without a step() before that is unusual: twice as long as its steps
@@ -209,8 +223,8 @@ static void
 tell_waiting(mt_sampler *s, uint64_t now)
 {
     uint64_t steps = s->steps, most = usual_wait_ns(&s->progress, steps, now);
-    char text[MT_RECORD_TEXT];
-    mt_record_event e = {.time_ns = now, .step = steps, .kind = "pressure", .kind_bytes = 8};
+    char fields[64];
+    int n;
 
     if (atomic_load_explicit(&s->passed, memory_order_relaxed) == 0) {
         s->waits_since = 0;
@@ -219,13 +233,9 @@ tell_waiting(mt_sampler *s, uint64_t now)
     if (s->waits_since == 0) s->waits_since = now;
     if (s->told_waiting || now - s->waits_since < most) return;
     s->told_waiting = true;
-    if (s->with.record == NULL) return;
-    e.text = text;
-    e.text_bytes = (size_t)snprintf(text, sizeof text,
-                                    "no step() for %" PRIu64 " s since then: callbacks and guards "
-                                    "have not acted, as they do so in step() on the main thread",
-                                    most / 1000000000);
-    mt_record_write_event(s->with.record, &e);
+    n = snprintf(fields, sizeof fields, "{\"what\":\"not heard\",\"seconds\":%" PRIu64 "}",
+                 most / 1000000000);
+    write_event(s, now, fields, n);
 }
 
 static void
