@@ -8,8 +8,8 @@ from memtools._census.census import TensorGroup as TensorGroup
 from memtools._census.census import TypeGrowth as TypeGrowth
 from memtools._census.census import census as census
 from memtools._census.holders import Holder as Holder
+from memtools._census.holders import TensorKind as TensorKind
 from memtools._census.holders import holder_of as holder_of
-from memtools._census.objects import TensorKind as TensorKind
 from memtools._version import __version__ as __version__
 from memtools.allocators.settings import AllocatorSettings as AllocatorSettings
 from memtools.allocators.settings import allocator_settings as allocator_settings

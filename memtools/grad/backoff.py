@@ -335,7 +335,7 @@ class _Step:
             f"memtools: nothing smaller can be tried, so the window is dropped; {failed.remedy()}"
         )
         with contextlib.suppress(Exception):  # it looks at all objects, when memory is out
-            from memtools.grad.kept_graph import kept_graphs
+            from memtools._census.holders import kept_graphs
 
             kept = kept_graphs([*self.owner._tensors(), *self.runner.model.buffers()])
             if kept:
@@ -486,7 +486,6 @@ class SizeControl:
         return state | {"size": None if self.size == math.inf else self.size}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over a state. Raises KeyError if something is missing."""
-        size = math.inf if state["size"] is None else float(state["size"])
-        good, wait, before = int(state["good"]), int(state["wait"]), float(state["before"])
-        self.size, self.good, self.wait, self.before = min(size, self.top), good, wait, before
+        """Take over a state that was checked."""
+        self.size, self.good, self.wait, self.before = (state[name] for name in _STATE)
+        self.size = self.top if self.size is None else min(self.size, self.top)

@@ -375,18 +375,6 @@ class Undo:
         parameters: all that a backward pass may add gradients to.
     """
 
-    __slots__ = (
-        "_buffers",
-        "_devices",
-        "_first",
-        "_gradients",
-        "_holders",
-        "_in_place",
-        "_parameters",
-        "_random",
-        "_way",
-    )
-
     def __init__(self, way: str, parameters: list[torch.Tensor]) -> None:
         self._way, self._parameters = way, parameters
         self._gradients = choose(way, parameters)

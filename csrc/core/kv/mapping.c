@@ -176,12 +176,6 @@ mt_kvmap_shows(const mt_kvpool *pool, const mt_kvslot *s, size_t place, uint32_t
 
 /* --- changing them --- */
 
-static uint32_t
-own_block(const mt_kvslot *s, size_t place)
-{
-    return s->first_block + (uint32_t)place;
-}
-
 /* Bytes from the slot's base to `place` of the unit's first range. */
 static size_t
 at_place(const mt_kvpool *pool, size_t unit, size_t place)
@@ -380,7 +374,7 @@ wanted(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, size_t place, boo
     uint32_t mapped = mt_kvslot_mapped(pool, s, unit, place);
 
     if (place >= s->taken && s->exposed && s->blocks[place].refs == 0)
-        return own_block(s, place) << 1;
+        return mt_kvslot_block(s, place) << 1;
     if (block == MT_KV_ZERO) return MT_MAPPED_ZERO;
     if (!write && mapped == (shared | MT_MAPPED_PRIVATE)) return mapped;
     if (write || mt_kvblock_at(pool, block)->refs == 1) return shared;
@@ -434,7 +428,7 @@ mt_kvmap_own_extent(mt_kvpool *pool, size_t slot, size_t unit, mt_error *err)
     s->reach = pool->geom.blocks;
     for (size_t place = s->taken; place < pool->geom.blocks; place++) {
         assert(s->blocks[place].refs == 0);
-        m.want[place] = own_block(s, place) << 1;
+        m.want[place] = mt_kvslot_block(s, place) << 1;
     }
     return change(pool, s, unit, m, ALLOWED, err);
 }
@@ -636,15 +630,6 @@ must_change(const mt_kvpool *pool, const mt_kvslot *s, size_t place, uint32_t ma
     return mt_kvblock_at(pool, mapped >> 1)->refs > 0 || (extent->exposed && extent != s);
 }
 
-/* A new table's blocks are mapped privately, but for the row's own one: whether it will be alone
- * with the others is not known before all rows have changed. */
-static uint32_t
-next_map(uint32_t block, uint32_t own)
-{
-    if (block == MT_KV_ZERO) return MT_MAPPED_ZERO;
-    return block == own ? block << 1 : block << 1 | MT_MAPPED_PRIVATE;
-}
-
 mt_status
 mt_kvmap_leave_for_table(mt_kvpool *pool, size_t slot, const uint32_t *table, size_t taken,
                          uint32_t own, mt_error *err)
@@ -660,8 +645,11 @@ mt_kvmap_leave_for_table(mt_kvpool *pool, size_t slot, const uint32_t *table, si
         for (size_t place = 0; place < end; place++) {
             uint32_t next = place < taken ? table[place] : MT_KV_ZERO;
 
+            /* Blocks are mapped privately, but for the row's own one: whether it will be alone with
+             * the others is not known before all rows have changed. */
             if (must_change(pool, s, place, m.had[place], next))
-                m.want[place] = next_map(next, own);
+                m.want[place] =
+                    next << 1 | (next == own || next == MT_KV_ZERO ? 0 : MT_MAPPED_PRIVATE);
         }
         st = change(pool, s, unit, m, AFTER_OTHERS, err);
     }

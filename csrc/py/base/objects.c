@@ -31,6 +31,15 @@ mt_py_append(PyObject *list, PyObject *item)
 }
 
 int
+mt_py_truth(PyObject *answer)
+{
+    int value = answer == NULL ? -1 : PyObject_IsTrue(answer);
+
+    Py_XDECREF(answer);
+    return value;
+}
+
+int
 mt_py_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **out)
 {
     *out = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);

@@ -20,6 +20,10 @@ mt_py_item mt_py_uint64_at;
  * item, whose maker has set one. */
 int mt_py_append(PyObject *list, PyObject *item);
 
+/* Whether an object is true: 1, 0 or -1 with an error; drops the caller's reference. -1 also for NULL,
+ * whose maker has set one. */
+int mt_py_truth(PyObject *answer);
+
 /* A function of METH_FASTCALL or METH_KEYWORDS as a method table takes it. */
 #define MT_PY_FUNCTION(function) ((PyCFunction)(void (*)(void))(function))
 
