@@ -14,32 +14,43 @@ if TYPE_CHECKING:
 
 
 class Holding(NamedTuple):
-    """What one part has reserved, or all parts of a suballocation; all figures in bytes."""
+    """What a part of a budget has reserved, or the parts of a suballocation together, in bytes."""
 
     name: str
     reserved: int
-    #: of it: what the part would give back to one that needs it
+    #: the part of `reserved` that would be given back to another part that needs it
     idle: int
+    #: the largest `reserved` so far
     peak: int
-    #: of a suballocation; None for a part, and for no limit
+    #: limit of a suballocation; None for a part, and for a suballocation without a limit
     limit: int | None
-    #: 0 for the budget's own parts, 1 for those of its suballocations, ...
+    #: 0 for the budget's own parts, 1 for those of its suballocations, and so on
     depth: int
+    #: whether it is a suballocation rather than a part
     suballocation: bool
 
 
 class BudgetReport:
-    """A budget at one moment: iterates over `Holding`, in the order in which parts are asked to
-    give back; `str()` is the table. `used` is the sum of the holdings of depth 0."""
+    """What the parts of a budget held at one moment, as `Budget.report()` returns it.
+
+    Iterates over `Holding`s in the order in which parts are asked to give back. `str()` is a table.
+
+    Args:
+        budget: the budget, of which `peak` is taken.
+        holdings: what its parts hold; `used` is the sum of those of depth 0.
+
+    Raises TypeError if an argument is something else.
+    """
 
     __slots__ = ("budget", "holdings", "peak", "used")
 
     def __init__(self, budget: Budget, holdings: tuple[Holding, ...]) -> None:
         if not isinstance(budget, Budget):
             raise TypeError(f"BudgetReport takes a Budget, got {type(budget).__name__}")
-        wrong = [type(one).__name__ for one in holdings if not isinstance(one, Holding)]
-        if wrong:
-            raise TypeError(f"BudgetReport takes the holdings of a report(), got {wrong[0]}")
+        for line in holdings:
+            if not isinstance(line, Holding):
+                got = type(line).__name__
+                raise TypeError(f"BudgetReport takes the holdings of a report(), got {got}")
         self.budget = repr(budget.name), budget.limit, budget.device
         self.holdings = holdings
         self.used = sum(line.reserved for line in holdings if line.depth == 0)
@@ -68,7 +79,7 @@ def _summary(name: str, limit: int | None, device: str | None, used: int, peak: 
 
 
 def _table(holdings: tuple[Holding, ...]) -> list[str]:
-    """Names to the left and indented by depth, figures to the right."""
+    """The lines of a table: names at the left, indented by depth, and figures at the right."""
     rows = [["part", "reserved", "idle", "peak", "limit"]]
     for line in holdings:
         figures = [format_bytes(n) for n in (line.reserved, line.idle, line.peak)]
@@ -82,21 +93,22 @@ def _table(holdings: tuple[Holding, ...]) -> list[str]:
 class Budget(_core.Budget):
     """A limit in bytes that several parts share: pass it where a part takes `limit` or `max_bytes`.
 
-    A part reserves here before it takes memory, and releases when it has given it back; the sum of
-    the parts is `used`, at every moment. When a reservation does not fit, the other parts are asked
-    to give back what they hold idle, pages that a KVPool keeps for its next lease for example, and
-    only then BudgetError is raised, which names who holds what. Thread-safe.
+    A part reserves bytes here before it takes memory, and releases them when it has given the
+    memory back; `used` is the sum of the parts at every moment. When a reservation does not fit,
+    the other parts are asked to give back what they hold idle, such as pages that a KVPool keeps
+    for its next lease. Only then BudgetError is raised, which names who holds what. Thread-safe. A
+    forked child has a copy, which counts what the child does from then on.
 
     Args:
-        limit: bytes, as an int or like `"20 GiB"`; None counts without a limit.
-        device: whose memory it counts, like `"cuda"` (any CUDA device), `"cuda:1"` or `"cpu"`; a
-            part that lies elsewhere refuses it with a ValueError. None: any, in one sum.
-        name: how reports and errors call it.
+        limit: the most bytes, at least 1, as an int or like `"20 GiB"`; None counts without a
+            limit.
+        device: whose memory is counted: `"cpu"`, `"cuda"` (all CUDA devices) or like `"cuda:1"`. A
+            part that lies elsewhere refuses the budget with a ValueError. None, the default, counts
+            the memory of all devices in one sum.
+        name: what reports and errors call it; "budget" by default.
 
-    Raises:
-        ValueError: a limit below one byte, or text of another form.
-
-    A forked child has a copy, which counts what the child does from then on.
+    Raises TypeError if `limit` is neither an int nor a text, ValueError if it is less than one byte
+    or not written like a size.
     """
 
     __slots__ = ()
@@ -112,12 +124,17 @@ class Budget(_core.Budget):
         return super().__new__(cls, limit, "budget" if name is None else name, where)
 
     def suballocate(self, name: str, limit: int | str | None = None) -> Budget:
-        """A budget within this one: what its parts reserve counts here as well.
+        """Make a budget within this one: what its parts reserve counts in both.
 
-        `limit` is its own and at most this one's; None: as much as this one. Several may promise
-        more than there is: who comes first has it. It lives as long as anybody uses it.
+        Several suballocations may add up to more than there is; then the first to reserve gets it.
+        A suballocation lives as long as somebody uses it.
 
-        Raises ValueError for more than this budget's limit.
+        Args:
+            name: what reports and errors call it.
+            limit: the most bytes, as in Budget, and at most this budget's limit, which is the
+                default.
+
+        Raises ValueError if `limit` is more than this budget's.
         """
         size = self.limit if limit is None else parse_bytes(limit, "limit")
         if size is not None and self.limit is not None and size > self.limit:
@@ -128,7 +145,7 @@ class Budget(_core.Budget):
         return _core.Budget.__new__(type(self), size, name, self.device, self)
 
     def report(self) -> BudgetReport:
-        """Who holds how much: `print(budget.report())`. Takes a few us a part."""
+        """Who holds how much: `print(budget.report())`. Takes a few us for each part."""
         return BudgetReport(self, tuple(Holding(*line) for line in self._report()))
 
     def __repr__(self) -> str:
@@ -147,8 +164,55 @@ class Budget(_core.Budget):
         raise TypeError("a Budget counts memory of this process; make one where you need it")
 
 
+#: How many holders a BudgetError names; the rest are summed up as "others".
+_NAMED = 6
+
+
+def _refusal(
+    doing: str,
+    asked: int,
+    used: int,
+    limit: int | None,
+    within: str | None,
+    lines: list[tuple[str, int, int, int, int | None, int, bool]],
+    remedy: str,
+) -> str:
+    """The sentence of a BudgetError, which the C code raises: what was asked, who holds the rest.
+
+    `within` names the budget that refused where that is not the part's own; `lines` are its
+    `_report()`. Holders of the first level are named, those of one name as one.
+    """
+    sums: dict[str, tuple[int, int, int]] = {}  # how many parts, reserved, idle
+    for name, reserved, idle, _, _, depth, _ in lines:
+        if depth == 0 and reserved > 0:
+            parts, before, spare = sums.get(name, (0, 0, 0))
+            sums[name] = parts + 1, before + reserved, spare + idle
+    named = list(sums.items())
+    if len(named) > _NAMED:
+        parts, reserved, idle = map(
+            sum, zip(*(figures for _, figures in named[_NAMED:]), strict=True)
+        )
+        named[_NAMED:] = [("others", (parts, reserved, idle))]
+    holders = ", ".join(
+        f"{name}{f' x{parts}' if parts > 1 else ''} {format_bytes(reserved)}"
+        f"{f', of it {format_bytes(idle)} idle' if idle else ''}"
+        for name, (parts, reserved, idle) in named
+    )
+    of = "no limit" if limit is None else format_bytes(limit)
+    where = "" if within is None else f' in budget "{within}"'
+    held = f" ({holders})" if holders else ""
+    used_of = f"used {format_bytes(used)} of {of}{where}{held}"
+    return f"{doing}: asked {format_bytes(asked)}, {used_of}; {remedy}"
+
+
 def check_device(budget: object, device: str, part: str) -> None:
-    """ValueError when `budget` is a Budget that counts the memory of another device."""
+    """Raise ValueError if `budget` is a Budget that counts the memory of another device.
+
+    Args:
+        budget: what was passed as a limit; anything but a Budget is fine.
+        device: where the part's memory lies, like "cpu" or "cuda:1".
+        part: the part's name, for the error.
+    """
     counted = budget.device if isinstance(budget, _core.Budget) else None
     if counted is None or counted in (device, device.partition(":")[0]):
         return

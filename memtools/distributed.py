@@ -1,4 +1,4 @@
-"""The figures of all ranks: least, mean and most of each, and which rank has them.
+"""The figures of all ranks: smallest, mean and largest reading of each, and which rank has it.
 
 rank 0  {"memory/host_rss_bytes": 3.1e9, ...} --.  one all_gather of 4 KiB a rank
 rank 1  {"memory/host_rss_bytes": 9.8e9, ...} --+--> RankMetrics, the same on every rank
@@ -22,32 +22,37 @@ if TYPE_CHECKING:
 
 __all__ = ["RankMetrics", "RankStat", "monitor_ranks"]
 
-_LENGTH = 4  # bytes of the length before the text
+_LENGTH = 4  # bytes that hold the length of the text behind them
 
 
 @dataclass(frozen=True, slots=True)
 class RankStat:
-    """One figure over the ranks that have it.
-
-    Ranks are those of the whole job, not of a group; of several with the same reading, the lowest.
-    `ranks` is how many have a reading.
-    """
+    """A figure over the ranks that have a reading of it, in the figure's own unit."""
 
     min: float
     mean: float
     max: float
+    #: the rank of the whole job with the smallest reading; of several, the lowest
     min_rank: int
+    #: the rank with the largest reading
     max_rank: int
+    #: how many ranks have a reading
     ranks: int
 
 
 class RankMetrics(dict[str, RankStat]):
-    """Figures by key, as `monitor_ranks` returns them. Can be written like a monitor's own."""
+    """A RankStat by the key of each figure, as `monitor_ranks` returns them. It has `metrics()`, so
+    whatever exports a monitor's figures exports these."""
 
     def metrics(self, expert: bool = False) -> dict[str, float]:
-        """Flat: `memory/host_rss_bytes/max` and `/max_rank`; for experts `/min`, `/mean`,
-        `/min_rank` and `/ranks` too."""
-        parts = ("min", "mean", "max", "min_rank", "max_rank", "ranks") if expert else _USUAL
+        """The statistics as figures with keys such as `memory/host_rss_bytes/max`.
+
+        Args:
+            expert: give all of `/min`, `/mean`, `/max`, `/min_rank`, `/max_rank` and `/ranks`; by
+                default `/mean`, `/max` and `/max_rank`.
+        """
+        usual = ("mean", "max", "max_rank")
+        parts = ("min", "mean", "max", "min_rank", "max_rank", "ranks") if expert else usual
         return {f"{key}/{part}": getattr(s, part) for key, s in self.items() for part in parts}
 
     def __str__(self) -> str:
@@ -58,35 +63,35 @@ class RankMetrics(dict[str, RankStat]):
         )
 
 
-_USUAL = ("mean", "max", "max_rank")
-
-
 def monitor_ranks(
     source: MetricsSource | Mapping[str, float],
     group: ProcessGroup | None = None,
     *,
     max_bytes: int = 4096,
 ) -> RankMetrics:
-    """What `source.metrics()` says on every rank of the group, put together on each of them.
+    """Gather the figures of all ranks of a group; every rank gets the same result.
 
-    A collective: every rank of the group calls it at the same point of the program, or those that
-    do wait. It is one all_gather of `max_bytes` a rank, of host memory where the group can do that
-    (gloo), else of the current device (nccl: the device is waited for). Ranks may have different
-    keys, for example of other devices; NaN counts as no reading. Without a process group the
-    result is this process's own, as rank 0.
+    This is a collective: all ranks of the group must call it at the same point of the program. It
+    is one all_gather of `max_bytes` for each rank, in host memory where the group takes that
+    (gloo), else on the current device, which is then waited for (nccl). Ranks may have different
+    keys, for example because they have other devices; NaN counts as no reading. Without a process
+    group the result is this process's own figures, as rank 0.
 
     **Where a rank has died, the others wait in the collective until the group's timeout and then
-    get torch's error**: memtools adds no timeout of its own. To have another than the training's,
-    pass a group made for it: `dist.new_group(backend="gloo", timeout=timedelta(seconds=30))`.
+    get torch's error**: memtools adds no timeout of its own. For another timeout than the
+    training's, pass a group that was made with it:
+    `dist.new_group(backend="gloo", timeout=timedelta(seconds=30))`.
 
     Args:
-        source: the monitor, or the figures themselves.
-        group: None for all ranks.
-        max_bytes: room for a rank's figures as text, the same on every rank.
+        source: an object with `metrics()`, such as the monitor, or a mapping of figures.
+        group: the process group; None, the default, is all ranks.
+        max_bytes: room for the figures of a rank as text, in bytes: at least 64, 4096 by default,
+            and the same on every rank.
 
     Raises:
-        ValueError: on every rank alike, when the figures of one take more than `max_bytes`; on
-            this rank, when it is not in the group, or `max_bytes` is below 64.
+        ValueError: on every rank, if the figures of one take more than `max_bytes`; on this rank,
+            if it is not in the group, or `max_bytes` is less than 64.
+        TypeError: `source` has no `metrics()`.
     """
     if max_bytes < 64:
         raise ValueError(f"max_bytes is at least 64, got {max_bytes}")
@@ -114,8 +119,8 @@ def monitor_ranks(
 
 
 def _packed(values: dict[str, float], most: int) -> bytearray:
-    """Length, then JSON. What is too long sends its length alone: to raise here would leave the
-    other ranks waiting."""
+    """A row to send: the length of the text, then the text, which is JSON. Of a text that is too
+    long only the length is sent: to raise here would leave the other ranks waiting."""
     text = json.dumps(values).encode()
     row = bytearray(_LENGTH + most)
     row[:_LENGTH] = len(text).to_bytes(_LENGTH, "little")
@@ -125,7 +130,7 @@ def _packed(values: dict[str, float], most: int) -> bytearray:
 
 
 def _gathered(dist: Any, group: Any, row: bytearray) -> list[bytes]:
-    """Every rank's row, by one collective."""
+    """The rows of all ranks, in the group's order, by one collective."""
     torch = bridge.connect().torch
     device = device_of(group)
     count = dist.get_world_size(group)

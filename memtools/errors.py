@@ -1,5 +1,5 @@
-"""memtools' own exceptions. Where a built-in type says it all (TypeError, ValueError, IndexError),
-that is what is raised."""
+"""memtools' own exceptions. Built-in ones (TypeError, ValueError, IndexError) are raised where they
+say it all."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ __all__ = [
 
 
 class MemtoolsError(Exception):
-    """Base of every exception that is memtools' own."""
+    """The base class of memtools' own exceptions."""
 
 
 class BudgetError(MemtoolsError, MemoryError):
-    """A configured limit would be exceeded. The message says asked, used and limit, in bytes."""
+    """Raised where a configured limit would be exceeded. The message says how much was asked for,
+    what is in use by whom, the limit, and what would help."""
 
 
 class DeviceError(MemtoolsError, RuntimeError):
-    """A device call failed, or there is no device runtime."""
+    """Raised where a call of the device failed, or there is no device or no driver for it."""
 
 
 class HostMemoryPressure(MemtoolsError):  # noqa: N818 - the public name
-    """A guard of a MemoryMonitor: host memory is about to run out.
+    """Raised by MemoryMonitor.guard(): host memory is about to run out.
 
-    Raised out of `monitor.step()` on the main thread, between two steps, so that a checkpoint can
-    be saved before the system kills the process.
+    It comes out of `monitor.step()` on the main thread, between two steps, so that the program can
+    save a checkpoint before the system kills the process.
     """
 
 
 class ShimUnavailable(MemtoolsError, RuntimeError):  # noqa: N818 - the public name
-    """Only memtools._torch can do this, and it is not there or was built for another torch."""
+    """Raised where only memtools._torch can do what was asked, and it is not installed or was built
+    for another torch."""

@@ -50,7 +50,7 @@ ticks(long n, uint64_t from, uint64_t apart)
         uint64_t now = from + (uint64_t)i * apart;
         bool look;
 
-        if (!mt_policy_tick(&core, 0)) continue;
+        if (!mt_policy_tick(&core, 0, 1)) continue;
         look = mt_policy_reads(&core, 0, now) != 0;
         asked += mt_policy_decide(&core, 0, now, look ? &x : NULL,
                                   mt_limit_of(&x, MT_UNLIMITED)) != 0;

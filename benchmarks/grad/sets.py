@@ -15,6 +15,7 @@ import torch
 
 import memtools
 from benchmarks.kit.harness import Json, Runner, compiled, interleave, statement
+from memtools import _core
 from memtools.grad.gradients import Gradients
 
 SETS = ("gpt2-148", "small-2000", "one-64M")
@@ -135,16 +136,14 @@ def adding(name: str, threads: int, seconds: float) -> Json:
     parameters = [torch.zeros(shape, dtype=torch.bfloat16) for shape in shapes(name)]
     for parameter in parameters:
         parameter.grad = torch.randn(parameter.shape).bfloat16()
-    into: list[torch.Tensor | None] = [torch.zeros(shape) for shape in shapes(name)]
-    gradients = Gradients(parameters)
+    into = [torch.zeros(shape) for shape in shapes(name)]
     pairs = [(total, p.grad) for total, p in zip(into, parameters, strict=True)]
+    sets = [(total, _core.GradSet([p])) for total, p in zip(into, parameters, strict=True)]
     runners = {
         "torch add_": statement("for a, b in pairs: a.add_(b)", pairs=pairs),
-        "add_to": statement("add(into)", add=gradients.add_to, into=into),
-        "add_to, measured": statement(
-            "add(into, measure=True)", add=gradients.add_to, into=into
-        ),
-    }  # fmt: skip
+        "add_to": statement("for a, b in sets: b.add_to(a)", sets=sets),
+        "add_to, measured": statement("for a, b in sets: b.add_to(a, measure=True)", sets=sets),
+    }
     return dict(interleave(runners, 1, seconds=seconds, first=2).turns)
 
 

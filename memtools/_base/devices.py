@@ -1,6 +1,6 @@
 """CUDA devices as a monitor sees them: torch's own counters, and exact peaks of nested phases.
 
-Nothing here makes a CUDA context: as long as the program has not, all figures are unknown.
+Nothing here makes a CUDA context: until the program has made one, all figures are unknown.
 """
 
 from __future__ import annotations
@@ -17,30 +17,35 @@ from memtools import _core
 from memtools._base import torch as bridge
 from memtools.errors import DeviceError
 
-MOST_DEVICES = 8  # that a sample has room for
+MOST_DEVICES = 8  # a sample has room for so many
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTiers:
-    """A device's memory in bytes; None where it is not known (yet)."""
+    """The memory of a device, in bytes; None where a figure is not known (yet)."""
 
+    #: the device's number
     index: int
-    #: in tensors, as torch's allocator counts them
+    #: bytes in tensors, as torch's allocator counts them
     allocated: int | None
-    #: that the allocator has from the driver
+    #: bytes that torch's allocator has from the driver
     reserved: int | None
-    #: that the driver would still give to anybody
+    #: bytes that the driver would still give to any program
     free: int | None
+    #: bytes that the device has
     total: int | None
-    #: reserved, not allocated, and in blocks that are partly in use
+    #: bytes that are reserved but not allocated, in segments that are partly in use
     inactive: int | None
-    #: the most in tensors since the program last reset torch's peak
+    #: the largest `allocated` since the program last reset torch's peak
     allocated_peak: int | None = None
 
 
 def parse_device(device: object) -> tuple[str, int | None]:
-    """("auto", None), ("cpu", None), ("cuda", None for all or the index)."""
-    text = str(device)  # a torch.device shows itself so
+    """What a `device` argument means: "auto", "cpu" or "cuda", and which CUDA device: None for all.
+
+    Raises ValueError if it is not a device that can be watched.
+    """
+    text = str(device)  # of a torch.device, too
     match = re.fullmatch(r"(auto|cpu|cuda)(?::(\d+))?", text)
     if match is None or (match[2] and match[1] != "cuda"):
         raise ValueError(f'device is "auto", "cpu", "cuda" or like "cuda:1", got {text!r}')
@@ -51,9 +56,14 @@ def parse_device(device: object) -> tuple[str, int | None]:
 
 
 def find_devices(device: object, root: str = "/") -> tuple[int, ...]:
-    """Indexes of the devices to watch. Imports torch where there are any.
+    """The indexes of the devices to watch. Imports torch where the machine has any.
 
-    Raises DeviceError where a device was asked for by name and is not there.
+    Args:
+        device: "auto", "cpu", "cuda" or like "cuda:1".
+        root: where the file system begins; tests give a made-up one.
+
+    Raises ValueError as parse_device, DeviceError if a device was asked for by name and is not
+    there.
     """
     kind, index = parse_device(device)
     if kind == "cpu":
@@ -73,34 +83,28 @@ def find_devices(device: object, root: str = "/") -> tuple[int, ...]:
 
 
 def seen_devices(root: str = "/") -> tuple[int, ...]:
-    """As find_devices("auto"), but without importing torch: none as long as nobody has."""
+    """The same as find_devices("auto"), but none until the program has imported torch."""
     return () if bridge.loaded() is None else find_devices("auto", root)
 
 
 def _count(torch: Any) -> int:
-    """That torch would see. Asks NVML where it can, and makes no context."""
+    """How many devices torch sees. It asks NVML where it can, and makes no context."""
     if torch.version.cuda is None:
         return 0
     return int(torch.cuda.device_count())
 
 
 def _count_any(root: str) -> int:
-    """By torch, which is imported only where the kernel's driver lists devices."""
+    """The same, but torch is imported only where the kernel's driver lists devices."""
     torch = bridge.loaded()
-    if torch is None and _count_files(root) > 0:
+    if torch is None:
         try:
+            if not os.listdir(Path(root, "proc/driver/nvidia/gpus")):
+                return 0
             torch = bridge.connect().torch
-        except ImportError:  # then nobody here will use them
+        except (OSError, ImportError):  # no driver, or no torch that would use the devices
             return 0
-    return 0 if torch is None else _count(torch)
-
-
-def _count_files(root: str) -> int:
-    """Devices that the kernel's driver lists."""
-    try:
-        return len(os.listdir(Path(root, "proc/driver/nvidia/gpus")))
-    except OSError:
-        return 0
+    return _count(torch)
 
 
 def initialised(torch: Any) -> bool:
@@ -109,7 +113,7 @@ def initialised(torch: Any) -> bool:
 
 
 def tiers(index: int) -> DeviceTiers:
-    """As torch and the driver count now: one call of the shim, without it some 10 us of torch."""
+    """What torch and the driver count now: one call of the shim, without it some 10 us of torch."""
     torch = bridge.loaded()
     if not initialised(torch):
         return DeviceTiers(index, None, None, None, None, None)
@@ -132,35 +136,36 @@ def tiers(index: int) -> DeviceTiers:
 
 def allocated(indexes: Sequence[int]) -> int | None:
     """Bytes in tensors on all these devices; None before there is a context."""
-    both = held(indexes)
-    return None if both is None else both[0]
+    figures = held(indexes)
+    return None if figures is None else figures[0]
 
 
 def held(indexes: Sequence[int]) -> tuple[int, int] | None:
-    """Bytes (in tensors, reserved by torch) on all these devices; None before there is a context.
-    One call of the shim for each, without it some 10 us of torch."""
+    """Bytes (in tensors, reserved by torch) on all these devices together; None before there is a
+    context. One call of the shim for each device, without it some 10 us of torch."""
     torch = bridge.loaded()
     if not indexes or not initialised(torch):
         return None
-    both = [_held(torch, index) for index in indexes]
-    return sum(one[0] for one in both), sum(one[1] for one in both)
-
-
-def _held(torch: Any, index: int) -> tuple[int, int]:
-    native = _core.device_memory(index)
-    if native is not None and native[0] is not None and native[1] is not None:
-        return native[0], native[1]
-    stats = torch.cuda.memory_stats_as_nested_dict(index)
-    now = [stats[key]["all"]["current"] for key in ("allocated_bytes", "reserved_bytes")]
-    return int(now[0]), int(now[1])
+    in_tensors = reserved = 0
+    for index in indexes:
+        native = _core.device_memory(index)
+        if native is not None and native[0] is not None and native[1] is not None:
+            in_tensors, reserved = in_tensors + native[0], reserved + native[1]
+        else:
+            stats = torch.cuda.memory_stats_as_nested_dict(index)
+            in_tensors += stats["allocated_bytes"]["all"]["current"]
+            reserved += stats["reserved_bytes"]["all"]["current"]
+    return in_tensors, reserved
 
 
 class DevicePeaks:
-    """The exact peak of each of several intervals that overlap, by torch's one mark a device.
+    """The exact peak of each of several intervals that overlap, although torch has one peak for
+    each device.
 
-    As csrc/core/monitor/peaks.h does it for the host: whoever begins reads the mark for all that
-    are open and sets it back, whoever ends reads it. So the phases of this monitor may nest; what
-    else in the program calls `torch.cuda.reset_peak_memory_stats` makes peaks too low.
+    It works as csrc/core/monitor/peaks.h does for the host: the beginning of an interval reads
+    torch's peak for all intervals that are open and then resets it, and the end of one reads it. So
+    phases of this monitor may nest. Other code that calls `torch.cuda.reset_peak_memory_stats`
+    makes the peaks too low.
     """
 
     __slots__ = ("_indexes", "_lock", "_open", "run")
@@ -168,25 +173,27 @@ class DevicePeaks:
     def __init__(self, indexes: Sequence[int]) -> None:
         self._indexes = tuple(indexes)
         self._open: dict[int, dict[int, int]] = {}
-        #: of the whole run, by device
+        #: the peak of the whole run in bytes, by device
         self.run: dict[int, int] = {}
         self._lock = threading.RLock()  # a signal handler may leave a phase while another begins
         self._look(reset=True)
-        self.run.clear()  # what was before is not of this run
+        self.run.clear()  # what was before does not belong to this run
 
     def enter(self, token: int) -> None:
+        """Begin the interval `token`."""
         with self._lock:
             self._look(reset=True)
             self._open[token] = {}
 
     def leave(self, token: int) -> dict[int, int]:
-        """Bytes by device; empty where nothing is known."""
+        """End the interval `token`. Returns its peak in bytes by device, empty where it is not
+        known."""
         with self._lock:
             self._look(reset=False)
             return self._open.pop(token, {})
 
     def look(self) -> None:
-        """Brings the peaks of everything that is open, and of the run, up to date."""
+        """Bring the peaks of all open intervals, and of the run, up to date."""
         with self._lock:
             self._look(reset=False)
 

@@ -9,8 +9,14 @@ from typing import BinaryIO
 
 
 def replace_file(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:
-    """Let `write` fill a new file beside `path` and move it there: whatever happens on the way, the
-    file is as it was, or complete. Raises OSError and whatever `write` raises."""
+    """Write a file in one step: whatever happens meanwhile, it is as it was before, or complete.
+
+    Args:
+        path: the file.
+        write: fills a new file beside it, which is then moved to `path`.
+
+    Raises OSError, and whatever `write` raises.
+    """
     folder, name = os.path.split(os.path.abspath(os.fspath(path)))
     temporary = os.path.join(folder, f".{name}.{os.urandom(8).hex()}.tmp")
     try:
@@ -18,6 +24,6 @@ def replace_file(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
             write(file)
         os.replace(temporary, os.path.join(folder, name))
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):  # an interrupt may come before or after it is
+        with contextlib.suppress(FileNotFoundError):  # interrupted before open or after replace
             os.unlink(temporary)
         raise

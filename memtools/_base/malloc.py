@@ -205,9 +205,12 @@ def map_large_blocks() -> bool:
 def lowest_limit() -> tuple[int, str] | None:
     """The lower of RLIMIT_DATA and RLIMIT_AS, against which freed memory in the heap counts, and
     its name. None where both are unlimited."""
-    names = ("RLIMIT_DATA", "RLIMIT_AS")
-    limits = [(resource.getrlimit(getattr(resource, name))[0], name) for name in names]
-    return min((one for one in limits if one[0] != resource.RLIM_INFINITY), default=None)
+    lowest: tuple[int, str] | None = None
+    for name in ("RLIMIT_DATA", "RLIMIT_AS"):
+        limit, _ = resource.getrlimit(getattr(resource, name))
+        if limit != resource.RLIM_INFINITY and (lowest is None or limit < lowest[0]):
+            lowest = limit, name
+    return lowest
 
 
 # --- arenas ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What every exporter takes: an object that can be asked for its figures."""
+"""What exporters read: an object that can be asked for its figures."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class MetricsSource(Protocol):
-    """Anything with `metrics()`: a MemoryMonitor, the figures of all ranks, something of your own.
+    """An object with `metrics()`: a MemoryMonitor, the figures of all ranks, or one of your own.
 
-    Keys are like `memory/host_rss_bytes`, with the unit at the end; bytes, percent, steps.
+    Keys are like `memory/host_rss_bytes`: the unit (bytes, percent, steps) comes last.
     """
 
     def metrics(self, expert: bool = False) -> dict[str, float]: ...
 
 
 def check_source(source: object, taker: str) -> None:
-    """TypeError for what has no `metrics()`, such as a monitor's result or the class itself."""
+    """Raise TypeError if `source` has no `metrics()`, or is a class. `taker` is the call that was
+    given the source, for the error."""
     if isinstance(source, type) or not isinstance(source, MetricsSource):
         name = source.__name__ if isinstance(source, type) else type(source).__name__
         what = f"the class {name}" if isinstance(source, type) else f"a {name}"
@@ -25,5 +26,5 @@ def check_source(source: object, taker: str) -> None:
 
 
 def finite(metrics: dict[str, float]) -> dict[str, float]:
-    """Without what is not a number or has no end, which plots cannot show."""
+    """The figures that a plot can show: those that are neither NaN nor infinite."""
     return {key: value for key, value in metrics.items() if math.isfinite(value)}

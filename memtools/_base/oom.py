@@ -18,11 +18,10 @@ guard raises before memory is out (HostMemoryPressure), which is meant for the p
 from __future__ import annotations
 
 import errno
+import operator
 import re
-from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
-from memtools._base import torch as bridge
 from memtools._base.size import format_bytes
 from memtools.errors import BudgetError
 
@@ -75,17 +74,68 @@ _UNITS: Final = {"b": 1, "bytes": 1} | {
     for i in ("", "i")  # torch once wrote MB for what it counts in MiB
 }
 _DEEPEST: Final = 64  # of `raise ... from`: a chain may be a ring
+_LONGEST: Final = 200  # characters of a line
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error`, or one that it was raised from, says that memory ran out.
+_NAME: Final = operator.attrgetter("__name__")
 
-    A group of exceptions counts when all in it do. Takes 2 us. Never raises.
+
+class Shortage(NamedTuple):
+    """What an exception says of the memory that ran out.
+
+    Attributes:
+        line: the exception's type and the first line of its text, of at most 200 characters.
+        asked: the bytes that could not be had; None where no text says so.
+        of_host: whether the process's own memory ran out, rather than a device's or a budget.
     """
-    if isinstance(error, BaseExceptionGroup):
-        return all(is_out_of_memory(one) for one in error.exceptions)
-    chain = list(_chain(error))
-    return not any(map(_is_collective, chain)) and any(map(_says_so, chain))
+
+    line: str
+    asked: int | None
+    of_host: bool
+
+
+def shortage(error: BaseException) -> Shortage | None:
+    """What `error`, or one that it was raised from, says of memory that ran out; None where they
+    speak of something else.
+
+    A group of exceptions counts when all in it do. Takes 5 us. Never raises.
+    """
+    asked, says_so, of_host = None, False, False
+    one: BaseException | None = error
+    for _ in range(_DEEPEST):
+        if one is None:
+            break
+        # By name, so that torch need not be there.
+        kinds, text = set(map(_NAME, type(one).__mro__)), _text(one)
+        if "DistBackendError" in kinds:  # of a collective
+            return None
+        if asked is None and (number := _ASKED.search(text)) is not None:
+            asked = int(float(number[1]) * _UNITS[number[2].lower()])
+        if isinstance(one, BaseExceptionGroup):
+            parts = list(map(shortage, one.exceptions))
+            says_so = says_so or None not in parts
+            of_host = of_host or any(part is not None and part.of_host for part in parts)
+        elif isinstance(one, MemoryError):
+            says_so, of_host = True, of_host or not isinstance(one, BudgetError)
+        elif "OutOfMemoryError" in kinds:
+            says_so = True
+        elif isinstance(one, OSError):
+            if one.errno == errno.ENOMEM:
+                says_so = of_host = True
+        elif isinstance(one, Exception):
+            # Without a code in it, a text counts of a RuntimeError alone: other types have other
+            # subjects, and KeyError("out of memory") is a missing key.
+            words = isinstance(one, RuntimeError) and _has_words(text)
+            says_so = says_so or words or _has_code(text)
+            of_host = of_host or (words and _is_of_host(text))
+        one = one.__cause__
+    if not says_so:
+        return None
+    first_line = _text(error).strip().partition("\n")[0]
+    line = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+    if len(line) > _LONGEST:
+        line = line[: _LONGEST - 3] + "..."
+    return Shortage(line, asked, of_host)
 
 
 def says_out_of_memory(name: str, text: str) -> bool:
@@ -97,26 +147,7 @@ def says_out_of_memory(name: str, text: str) -> bool:
         return True
     if name == "HostMemoryPressure":
         return False
-    words = any(code in text for code in _CODES) or _ONEDNN.search(text) is not None
-    return words or any(one in text.lower() for one in _TEXTS)
-
-
-def is_of_host(error: BaseException) -> bool:
-    """Whether the process's own memory ran out, rather than a device's or a budget."""
-    return any(map(_says_host, _chain(error)))
-
-
-def _says_host(error: BaseException) -> bool:
-    if isinstance(error, BaseExceptionGroup):
-        return any(map(is_of_host, error.exceptions))
-    if isinstance(error, MemoryError):
-        return not isinstance(error, BudgetError)
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    if not isinstance(error, RuntimeError) or _is_torchs(error):
-        return False
-    text = _text(error)
-    return any(one in text.lower() for one in _HOST_TEXTS) or _ONEDNN.search(text) is not None
+    return _has_code(text) or _has_words(text)
 
 
 def remedy(idle_bytes: int | None, thresholds_are_set: bool = False) -> str:
@@ -141,63 +172,19 @@ def remedy(idle_bytes: int | None, thresholds_are_set: bool = False) -> str:
     )
 
 
-def asked_bytes(error: BaseException) -> int | None:
-    """The bytes that could not be had, where the text says so."""
-    for one in _chain(error):
-        found = _ASKED.search(_text(one))
-        if found is not None:
-            return int(float(found[1]) * _UNITS[found[2].lower()])
-    return None
-
-
-def first_line(error: BaseException, most: int = 200) -> str:
-    """The error's type and the first line of its text, of at most so many characters."""
-    name = type(error).__name__
-    text = _text(error).strip().partition("\n")[0]
-    line = f"{name}: {text}" if text else name
-    return line if len(line) <= most else line[: most - 3] + "..."
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    for _ in range(_DEEPEST):
-        if error is None:
-            return
-        yield error
-        error = error.__cause__
-
-
-def _says_so(error: BaseException) -> bool:
-    if isinstance(error, BaseExceptionGroup):
-        return all(is_out_of_memory(one) for one in error.exceptions)
-    if isinstance(error, MemoryError) or _is_torchs(error):
+def _has_code(text: str) -> bool:
+    """Whether it names a status of a device's library, or an HPU (Habana's) ran out."""
+    if "PT_DEVMEM" in text and "Allocation failed" in text:
         return True
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    if not isinstance(error, Exception):
-        return False
-    text = _text(error)
-    if any(code in text for code in _CODES) or _is_hpus(text):
-        return True
-    # other types have other subjects: KeyError("out of memory") is a missing key
-    if not isinstance(error, RuntimeError):
-        return False
+    return any(code in text for code in _CODES)
+
+
+def _has_words(text: str) -> bool:
     return any(one in text.lower() for one in _TEXTS) or _ONEDNN.search(text) is not None
 
 
-def _is_hpus(text: str) -> bool:
-    """Whether an HPU (Habana's) ran out of its device memory."""
-    return "PT_DEVMEM" in text and "Allocation failed" in text
-
-
-def _is_torchs(error: BaseException) -> bool:
-    torch = bridge.loaded()
-    return torch is not None and isinstance(error, torch.OutOfMemoryError)
-
-
-def _is_collective(error: BaseException) -> bool:
-    torch = bridge.loaded()
-    kind = getattr(getattr(torch, "_C", None), "_DistBackendError", None)
-    return kind is not None and isinstance(error, kind)
+def _is_of_host(text: str) -> bool:
+    return any(one in text.lower() for one in _HOST_TEXTS) or _ONEDNN.search(text) is not None
 
 
 def _text(error: BaseException) -> str:

@@ -14,8 +14,8 @@ _registered: set[Callable[..., object]] = set()
 
 
 def at_fork(in_child: Callable[[], None], in_parent: Callable[[], None] | None = None) -> None:
-    """Call `in_child` in each child that is forked from now on, and `in_parent` in this process
-    after each fork."""
+    """Register functions that each later fork calls: `in_child` in the child, and `in_parent` in
+    this process."""
     if in_child in _registered:
         return
     _registered.add(in_child)
@@ -26,7 +26,8 @@ def at_fork(in_child: Callable[[], None], in_parent: Callable[[], None] | None =
 
 
 def at_exit(function: Callable[..., object], *args: object) -> None:
-    """Call `function(*args)` when the interpreter ends, before what was registered earlier."""
+    """Register a call of `function(*args)` at the interpreter's end. The last one registered is
+    called first."""
     if function in _registered:
         return
     _registered.add(function)

@@ -1,4 +1,4 @@
-"""Process groups of torch.distributed: by which tensors their ranks can talk."""
+"""Process groups of torch.distributed: which device the tensors of their collectives are on."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from typing import Any
 
 
 def device_of(group: Any) -> str:
-    """The type of device whose tensors the group's collectives take: "cpu" where they do."""
+    """The type of device whose tensors the group's collectives take: "cpu" if they take that."""
     kinds = sorted(device.type for device in group._device_types)
     return "cpu" if "cpu" in kinds or not kinds else kinds[0]
 
 
 def host_group(dist: Any, group: Any, purpose: str) -> Any:
-    """A group of the same ranks that takes tensors in host memory: the group itself where it does,
-    as gloo does; where it does not, as nccl, and is the group of the whole job, a gloo group that
-    is made here: a collective of the whole job, of some milliseconds. None for a group of some
-    ranks, as making one would need the others.
+    """A group of the same ranks whose collectives take tensors in host memory.
 
     Args:
-        dist: torch.distributed.
+        dist: the module torch.distributed.
         group: the process group.
-        purpose: what the new group is for, which torch's logs show.
+        purpose: what the group is for, shown in torch's logs.
+
+    Returns the group itself if it takes such tensors, as gloo does. If it does not, as nccl, and is
+    the group of the whole job, a gloo group is made, which is a collective of the whole job and
+    takes some milliseconds. None for a group of some of the ranks: the others would have to join.
     """
     if device_of(group) == "cpu":
         return group

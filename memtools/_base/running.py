@@ -1,10 +1,9 @@
-"""The monitors that run now, so that other rooms can tell them what they do.
+"""The monitors that run now, so that other parts of memtools can tell them what they do.
 
     MemoryMonitor.start() ──► monitors ◄── event(...)    a cleanup policy, the back-off
                                        ◄── phases(...)   generation
 
-Whoever tells a monitor something comes here and does not import the monitor: where none runs,
-nothing of it is loaded.
+These parts import this module and not the monitor, which is not even loaded where none runs.
 """
 
 from __future__ import annotations
@@ -12,17 +11,22 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-#: Every MemoryMonitor between start and stop. A program may lose sight of one, as of a thread.
+#: Every MemoryMonitor between start() and stop(), also if the program holds no reference to it.
 monitors: set[Any] = set()
 
 
-def event(kind: str, text: str, **details: Any) -> None:
-    """Write an event to the record of every monitor that runs; `details` are those of Log.event:
-    the time and the duration in nanoseconds."""
+def event(kind: str, body: object, **details: Any) -> None:
+    """Write an event to the record of every monitor that runs.
+
+    Args:
+        kind: the kind of event.
+        body: a text, or the fields of that kind (memtools/record/kinds.py).
+        details: as of the monitor's Log.event: the time and the duration in nanoseconds.
+    """
     for monitor in list(monitors):
-        monitor._event(kind, text, **details)
+        monitor._event(kind, body, **details)
 
 
 def phases(name: str) -> list[AbstractContextManager[Any]]:
-    """A phase of that name for every monitor that runs."""
+    """A phase called `name` of every monitor that runs, each to be entered by the caller."""
     return [monitor.phase(name) for monitor in list(monitors)]

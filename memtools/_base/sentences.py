@@ -1,61 +1,22 @@
-"""The sentences about growth and about who holds it: of a verdict and a holder in a program that
-runs, and of the same two read from a record. They know the fields alone, so that no room needs
-another."""
+"""The sentences about growth and about who holds it. Verdicts and holders of a running program and
+those read from a record have the same fields, and so the same sentences."""
 
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from memtools._base.size import format_bytes
 
-
-class Verdict(Protocol):
-    """The fields of a LeakVerdict that its sentence tells."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def rate_bytes_per_step(self) -> float: ...
-    @property
-    def steps_left(self) -> tuple[float, float, float] | None: ...
-    @property
-    def signal(self) -> str | None: ...
-    @property
-    def since_step(self) -> int | None: ...
-    @property
-    def rss_bytes_per_step(self) -> float | None: ...
-    @property
-    def shape(self) -> float: ...
-    @property
-    def declarable(self) -> bool: ...
-
-
-class Holder(Protocol):
-    """The fields of a Holder that its sentence tells."""
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def length(self) -> int | None: ...
-    @property
-    def capacity(self) -> int | None: ...
-    @property
-    def new_objects(self) -> int: ...
-    @property
-    def new_bytes(self) -> int: ...
-    @property
-    def containers(self) -> int: ...
-    @property
-    def what(self) -> str: ...
-    @property
-    def steps(self) -> int: ...
+if TYPE_CHECKING:
+    from memtools._census.holders import Holder
+    from memtools.leak.detector import LeakVerdict
+    from memtools.monitor.guards import Pressure
+    from memtools.record import kinds
 
 
 def of_steps_left(low: float, high: float) -> str:
-    """When a limit is reached: hardly earlier than `low` steps, and hardly later than `high`."""
+    """When a limit is reached, in steps from now: hardly before `low`, and hardly after `high`."""
     if math.isinf(low):
         return "no limit in sight"
     if high < 1:
@@ -66,14 +27,18 @@ def of_steps_left(low: float, high: float) -> str:
 
 
 def _rounded(steps: float) -> str:
-    """Two digits of a forecast are more than it knows."""
+    """A number of steps with two digits: a forecast does not know more."""
     digits = len(str(int(steps)))
     return f"{round(steps, min(0, 2 - digits)):,.0f}"
 
 
-def of_verdict(verdict: Verdict, filling: str = "") -> str:
-    """`likely: +4.0 MiB/step in heap since step 512, limit in 900 to 1,000 steps`. `filling`: the
-    container with a bound that fills, where a census has found one."""
+def of_verdict(verdict: LeakVerdict | kinds.Leak, filling: str = "") -> str:
+    """`likely: +4.0 MiB/step in heap since step 512, limit in 900 to 1,000 steps`.
+
+    Args:
+        verdict: of the leak test.
+        filling: the bounded container that fills, where a census has found one.
+    """
     if verdict.signal is None:
         return "quiet: no signal grows"
     rate = f"+{format_bytes(verdict.rate_bytes_per_step)}/step"
@@ -96,7 +61,7 @@ def of_verdict(verdict: Verdict, filling: str = "") -> str:
     return f"{line}, {left}" if left else line
 
 
-def _of_growing(verdict: Verdict, rate: str, since: str, left: str) -> str:
+def _of_growing(verdict: LeakVerdict | kinds.Leak, rate: str, since: str, left: str) -> str:
     if verdict.rate_bytes_per_step < 0.5:
         return f"growing: {since}, but no longer at the end"
     shape = "straight line" if 0.8 <= verdict.shape <= 1.25 else "not a straight line"
@@ -108,8 +73,24 @@ def _of_growing(verdict: Verdict, rate: str, since: str, left: str) -> str:
     return line
 
 
-def of_holder(holder: Holder) -> str:
+def of_pressure(pressure: Pressure | kinds.GuardAct) -> str:
+    """`450.0 MiB of 500.0 MiB used (90.0%; limit given, 500.0 MiB), watermark 90%`."""
+    used, limit = pressure.used_bytes, pressure.limit_bytes
+    share = 100.0 * used / limit if limit else 100.0
+    line = (
+        f"{format_bytes(used)} of {format_bytes(limit)} used ({share:.1f}%; "
+        f"{pressure.limit_source}), watermark {100 * pressure.fraction:g}%"
+    )
+    if pressure.stalled_percent:
+        line += f", stalled {pressure.stalled_percent:.0f}% of the last 10 s"
+    return line
+
+
+def of_holder(holder: Holder | kinds.Holder) -> str:
     """`+4.0 MiB/step: 2 new float32 tensors a step, held by list MoEBlock.gate_history`."""
+    if holder.kind == "tensors":
+        held = f", most held by {holder.path}" if holder.path else ""
+        return f"{holder.new_objects:,} {holder.what}, {format_bytes(holder.new_bytes)}{held}"
     if holder.new_objects == 0:
         return holder.path
     size, each = holder.new_bytes / holder.steps, holder.new_objects / holder.steps
@@ -130,8 +111,8 @@ def of_holder(holder: Holder) -> str:
     return "".join(parts)
 
 
-def final_bytes(holder: Holder) -> int | None:
-    """Bytes that a bounded container holds once it is full; None without a bound."""
+def final_bytes(holder: Holder | kinds.Holder) -> int | None:
+    """How many bytes a bounded container will hold when it is full; None without a bound."""
     if holder.capacity is None or holder.new_objects == 0:
         return None
     return holder.capacity * holder.containers * holder.new_bytes // holder.new_objects

@@ -20,9 +20,14 @@ _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(size: int | str, name: str = "size") -> int:
-    """Bytes of `4096`, `"64 MiB"`, `"1.5 GiB"`, `"2 GB"` (decimal); at least 1.
+    """The bytes that a size argument means.
 
-    Raises ValueError for another form or less than one byte, TypeError for another type.
+    Args:
+        size: a number of bytes, or a text like "64 MiB", "1.5 GiB" or "2 GB" (2 * 10**9).
+        name: the argument's name, for errors.
+
+    Raises TypeError if it is neither an int nor a text, ValueError if it is less than one byte or
+    not written like a size.
     """
     if isinstance(size, str):
         match = _PATTERN.fullmatch(size)
@@ -40,8 +45,11 @@ def parse_bytes(size: int | str, name: str = "size") -> int:
 
 
 def format_bytes(count: float) -> str:
-    """The size in binary units: `"512 B"`, `"64.0 MiB"`, `"1.46 GiB"`, `"23.5 GiB"`. Bytes are a
-    whole number, other units have one decimal, and two below 10 GiB and 10 TiB."""
+    """A size in binary units: `"512 B"`, `"64.0 MiB"`, `"1.46 GiB"`, `"23.5 GiB"`.
+
+    Bytes are a whole number. KiB and MiB have one decimal, GiB and TiB have two below 10 and one
+    above. size_text() of csrc/py/budget/budget.c does the same.
+    """
     for unit in ("B", "KiB", "MiB", "GiB"):
         if round(abs(count), 0 if unit == "B" else 1) < 1024:
             break
@@ -50,11 +58,3 @@ def format_bytes(count: float) -> str:
         unit = "TiB"
     digits = 0 if unit == "B" else 2 if unit in ("GiB", "TiB") and abs(count) < 9.995 else 1
     return f"{count:.{digits}f} {unit}"
-
-
-def exact_bytes(count: int) -> str:
-    """Like "12 GiB" where that is all of it, else bytes: a record's texts are read again."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
-        if count % unit == 0:
-            return f"{count // unit} {name}"
-    return f"{count} B"

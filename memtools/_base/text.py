@@ -1,4 +1,4 @@
-"""Text for people: untrusted names made harmless, and numbers with units."""
+"""Text for people: untrusted names made harmless, numbers with units, and tables."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from collections.abc import Collection, Iterator, Sequence
 
 
 def shown(text: str) -> str:
-    """The text with control, direction and other invisible characters escaped: a record is
-    untrusted, and neither a terminal nor a page may be led by what stands in it."""
-    return "".join(char if _visible(char) else _escaped(char) for char in text)
-
-
-def _visible(char: str) -> bool:
-    """Not one of the categories Cc, Cf, Cs, Co, Cn, Zl, Zp."""
-    return char.isprintable() or unicodedata.category(char) == "Zs"
+    """The text with control, direction and other invisible characters escaped: a record may come
+    from anywhere, and what stands in it must not control a terminal or a page."""
+    return "".join(_escaped(char) for char in text)
 
 
 def _escaped(char: str) -> str:
     code = ord(char)
+    if char.isprintable() or unicodedata.category(char) == "Zs":
+        return char
     if code < 256:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
@@ -46,12 +43,12 @@ def duration(seconds: float) -> str:
 
 
 def tight(text: str) -> str:
-    """The text with each figure kept on one line with its unit."""
+    """The text with a non-breaking space between each number and its unit."""
     return re.sub(r"(?<=\d) (?=(?:%|B|[KMGT]iB|us|ms|s|min|h|d)(?![\w]))", "\u00a0", text)
 
 
 def percent(part: float, whole: float) -> str:
-    """`"95 %"`; `"99.6 %"` near the end, where a whole number would say that nothing is left."""
+    """`"95 %"`, or `"99.6 %"` above 99, where a whole number would say that nothing is left."""
     share = 100 * part / whole if whole else 0.0
     if 0 < share < 0.1:
         return "< 0.1 %"
@@ -61,9 +58,13 @@ def percent(part: float, whole: float) -> str:
 def aligned(
     rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "  "
 ) -> Iterator[str]:
-    """A line for each row, with columns as wide as their widest cell and two blanks between them.
-    Cells stand at the left of their column, those of the columns `right` at its right. All rows
-    have the same number of cells."""
+    """The lines of a table: columns are as wide as their widest cell, with two spaces between them.
+
+    Args:
+        rows: the cells of each row, as many in each.
+        right: the indexes of the columns whose cells are aligned to the right.
+        indent: what each line begins with.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = zip(row, widths, strict=True)

@@ -7,6 +7,7 @@ versions are compared before it is loaded; on a mismatch memtools warns once and
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import warnings
@@ -22,37 +23,33 @@ OLDEST_TORCH = (2, 11)
 
 
 class Bridge(NamedTuple):
-    """What is connected: the torch module, and the shim or the reason why it is not there."""
+    """What is connected."""
 
-    torch: Any
-    shim: Any
-    reason: str
-
-
-_connected: list[Bridge] = []  # empty, or the one
+    torch: Any  #: the module torch
+    shim: Any  #: the module memtools._torch, or None
+    reason: str  #: why there is no shim, in one sentence; "" where there is one
 
 
+@functools.cache
 def connect() -> Bridge:
     """Connect `memtools._core` to torch, at the first call.
 
     Raises ImportError where torch is missing or older than 2.11.
     """
-    if not _connected:
-        torch = _import_torch()
-        shim, reason = _load_shim(torch.__version__, torch.version.git_version)
-        _core._connect(*parts(torch), shim.ops if shim else None)
-        _connected.append(Bridge(torch, shim, reason))
-    return _connected[0]
+    torch = _import_torch()
+    shim, reason = _load_shim(torch.__version__, torch.version.git_version)
+    _core._connect(*parts(torch), shim.ops if shim else None)
+    return Bridge(torch, shim, reason)
 
 
 def loaded() -> Any:
-    """torch, when the program has imported it; None otherwise, and nothing is imported."""
+    """The module torch where the program has imported it, else None. Imports nothing."""
     torch = sys.modules.get("torch")
-    return torch if hasattr(torch, "Tensor") else None  # without one: still being imported
+    return torch if hasattr(torch, "Tensor") else None  # without Tensor it is still being imported
 
 
 def parts(torch: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
-    """What `memtools._core` takes of torch, beside the shim."""
+    """The parts of torch that `memtools._core` is connected to, besides the shim."""
     return (
         torch.Tensor.__dlpack_c_exchange_api__,
         torch.Tensor,
@@ -70,7 +67,10 @@ def shim_status() -> tuple[bool, str]:
 
 
 def require_shim() -> Any:
-    """The shim module, for what only it can do; ShimUnavailable says what to run."""
+    """The module memtools._torch, for what only it can do.
+
+    Raises ShimUnavailable if it is not loaded; the message says which command builds it.
+    """
     bridge = connect()
     if bridge.shim is None:
         from memtools._base.install import rebuild_command
@@ -96,8 +96,11 @@ def _import_torch() -> Any:
 
 
 def _load_shim(version: str, git_version: str) -> tuple[Any, str]:
-    """(module, "") or (None, reason). Compares before loading: c10's structures change between
-    releases, and a shim of another torch may load and then read garbage."""
+    """Load the shim; returns (module, "") or (None, reason).
+
+    Versions are compared before it is loaded: c10's structures change between releases, and a shim
+    that was built for another torch may load and then read garbage.
+    """
     from memtools import _build_info as built
 
     if built.TORCH_VERSION is None:
@@ -129,56 +132,66 @@ def process_group() -> Any:
 
 
 def in_backward() -> bool:
-    """Whether autograd runs a backward pass on this thread: a forward that runs now is a
+    """Whether autograd runs a backward pass on this thread. A forward pass that runs meanwhile is a
     recomputation under activation checkpointing."""
     return bool(connect().torch._C._current_graph_task_id() != -1)
 
 
 def written(tensors: list[Any]) -> None:
-    """Tell autograd that these are written to, as an operation in place does; `memtools._core`
-    calls it where the shim is not there to do so."""
+    """Tell autograd that these tensors are written to, as an operation in place does.
+    `memtools._core` calls it where there is no shim to do so."""
     connect().torch.autograd.graph.increment_version(tensors)
 
 
 def plain(tensor: Any) -> torch.Tensor:
-    """`tensor` as a plain strided tensor on the CPU or a packed one on a CUDA device, values
-    unchanged.
+    """Make a tensor of gates plain: strided on the CPU, or packed on a CUDA device, with the same
+    values. `memtools._core` calls it for every tensor that it cannot read at once.
 
-    `memtools._core` calls it for every tensor that it cannot read at once. Raises TypeError for
-    what has no values to read, or values that are no gates.
+    Raises TypeError if `tensor` is not a tensor, has no values to read, or none of floating point.
     """
     torch = connect().torch
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(
             f"append() takes a torch.Tensor of gates [n, n_experts], got {type(tensor).__name__}"
         )
-    fault = _why_no_values(torch, tensor)
+    fault = why_unreadable(tensor, "gates")
+    if fault is None and tensor.is_complex():
+        fault = "complex; pass gates.abs() or gates.real"
+    if fault is None and not tensor.is_floating_point():
+        fault = f"{tensor.dtype}; pass the router's floating-point output"
     if fault is not None:
         raise TypeError(f"append() cannot read gates that are {fault}")
-    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-        values = tensor.detach().as_subclass(torch.Tensor).resolve_neg()
-        if values.device.type == "cpu":
-            return values  # type: ignore[no-any-return]
-        if values.device.type == "cuda":
-            return values.contiguous()  # type: ignore[no-any-return]
-        return values.cpu()  # type: ignore[no-any-return]
+    values = values_of(tensor)
+    if values.device.type == "cpu":
+        return values
+    return values.contiguous() if values.device.type == "cuda" else values.cpu()
 
 
-def _why_no_values(torch: Any, tensor: Any) -> str | None:
-    """What is wrong with it and what to do, to follow "gates that are", or None."""
+def why_unreadable(tensor: Any, name: str) -> str | None:
+    """Why the memory of a tensor does not hold its values, and what to pass instead: a clause that
+    follows "gates that are". None where it does.
+
+    Args:
+        tensor: a torch.Tensor.
+        name: how the caller's parameter is called.
+    """
+    torch = connect().torch
     if tensor.is_meta:
-        return "on the meta device: they have no values; run the model on a real device"
+        return "on the meta device, where tensors have no values; run the model on a real device"
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        name = type(tensor).__name__
-        return f"a wrapper without memory of its own ({name}); pass the tensor it wraps"
+        kind = type(tensor).__name__
+        return f"a wrapper without memory of its own ({kind}); pass the tensor it wraps"
     if tensor.is_nested:
-        return "a nested tensor; append its parts, or torch.cat them"
+        return f"nested; pass the parts of {name}, or torch.cat of them"
     if tensor.is_quantized:
-        return "quantised; pass gates.dequantize()"
+        return f"quantised; pass {name}.dequantize()"
     if tensor.layout is not torch.strided:
-        return f"sparse ({tensor.layout}); pass gates.to_dense()"
-    if tensor.is_complex():
-        return "complex; pass gates.abs() or gates.real"
-    if not tensor.is_floating_point():
-        return f"{tensor.dtype}; pass the router's floating-point output"
+        return f"sparse ({tensor.layout}); pass {name}.to_dense()"
     return None
+
+
+def values_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A readable tensor without its graph, its subclass and a negation that is still to be done."""
+    torch = connect().torch
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        return tensor.detach().as_subclass(torch.Tensor).resolve_neg()  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""What to set and why: rules over the settings as they were read, each in a sentence or two."""
+"""What to set and why: rules over the settings that were read, each in a sentence or two."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ if TYPE_CHECKING:
     from memtools.allocators.settings import AllocatorSettings, CudaAllocator, HostAllocator
 
 MIB = 2**20
-IDLE = 64 * MIB  # and 5 % of the resident memory: less is not worth a setting
-FRAGMENTED = 0.25  # of what is reserved, and 64 MiB
-PIDFD_SINCE = (5, 6)
+IDLE = 64 * MIB  # less than this, or than 5 % of the resident memory, is not worth a setting
+FRAGMENTED = 0.25  # less than this share of what is reserved in holes is not, either
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What the advice goes by, beside the settings."""
+    """What the advice looks at besides the settings."""
 
-    #: bytes; None where /proc does not tell
+    #: resident memory in bytes; None where /proc cannot be read
     rss: int | None
-    threads: int | None
-    kernel: str
-    #: allocators' variables as the C library saw them, and as they are now
+    #: the variables that allocators read, when the program began
     at_start: Mapping[str, str]
+    #: the same variables now
     now: Mapping[str, str]
-    #: the lower of RLIMIT_DATA and RLIMIT_AS, and its name; None where both are unlimited
+    #: the lower of RLIMIT_DATA and RLIMIT_AS in bytes, and its name; None where both are unlimited
     limit: tuple[int, str] | None = None
 
 
 def advise(settings: AllocatorSettings) -> list[str]:
+    """What AllocatorSettings.advice() returns."""
     seen = settings.seen
     return [
         *_preload(settings.host, seen),
@@ -43,7 +42,7 @@ def advise(settings: AllocatorSettings) -> list[str]:
         *_idle(settings.host, seen),
         *_limited(settings.host, seen),
         *_cuda_text(settings.cuda, seen),
-        *_cuda_pairs(settings.cuda, seen),
+        *_cuda_pairs(settings.cuda),
         *_cuda_devices(settings.cuda),
     ]
 
@@ -120,12 +119,11 @@ def _idle(host: HostAllocator, seen: Seen) -> Iterator[str]:
             "(CleanupPolicy's trim) gives back its pages."
         )
     if heap.idle_elsewhere >= IDLE and heap.arenas > 2 and host.arena_max.value is None:
-        threads = f", and the process has {seen.threads} threads" if seen.threads else ""
         yield (
             f"{format_bytes(heap.idle_elsewhere)} of it is in {heap.arenas - 1} arenas beside the "
-            f"main one (at most {host.arena_limit}{threads}): MALLOC_ARENA_MAX=2 before the "
-            "program in the shell lets DataLoader and pool threads share two, at the price of "
-            "waiting for each other."
+            f"main one (at most {host.arena_limit}): MALLOC_ARENA_MAX=2 before the program in the "
+            "shell lets DataLoader and pool threads share two, at the price of waiting for each "
+            "other."
         )
 
 
@@ -163,7 +161,7 @@ def _cuda_text(cuda: CudaAllocator, seen: Seen) -> Iterator[str]:
         )
 
 
-def _cuda_pairs(cuda: CudaAllocator, seen: Seen) -> Iterator[str]:
+def _cuda_pairs(cuda: CudaAllocator) -> Iterator[str]:
     if cuda.backend.value not in (None, "native"):
         ignored = sorted(cuda.values.keys() - ASYNC_KEYS)
         if ignored:
@@ -188,16 +186,6 @@ def _cuda_pairs(cuda: CudaAllocator, seen: Seen) -> Iterator[str]:
             "garbage_collection_threshold is a part of what the process may take: it does nothing "
             "until torch.cuda.set_per_process_memory_fraction() is called."
         )
-    if growing and _release(seen.kernel) < PIDFD_SINCE:
-        yield (
-            f"expandable_segments:True: CUDA tensors cannot be sent to other processes on kernel "
-            f"{seen.kernel}, which takes Linux 5.6; send copies on the host."
-        )
-
-
-def _release(text: str) -> tuple[int, int]:
-    match = re.match(r"(\d+)\.(\d+)", text)
-    return (int(match[1]), int(match[2])) if match else PIDFD_SINCE
 
 
 def _cuda_devices(cuda: CudaAllocator) -> Iterator[str]:

@@ -9,7 +9,7 @@ check values ─► read how it is now ─► too late for one of them? RuntimeE
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memtools._base import malloc
@@ -18,100 +18,73 @@ from memtools._base.size import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from memtools.allocators.settings import HostAllocator
 
-LARGEST_INT = 2**31 - 1  # mallopt takes a C int
-PAGE, MOST_MMAP = 4096, 32 * 2**20
+_LARGEST_INT = 2**31 - 1  # mallopt takes a C int
+# The least and the largest value of each setting, arenas or bytes.
+_RANGES = {
+    "arena_max": (1, _LARGEST_INT),
+    "trim_threshold": (1, _LARGEST_INT),
+    "mmap_threshold": (4096, 32 * 2**20),
+}
 
 _lock = threading.Lock()
 
 
-def change(wanted: Mapping[str, Any]) -> list[str]:
-    """What AllocatorSettings.set() does, with what is not None."""
-    from memtools.allocators.settings import allocator_settings
+def change(wanted: Mapping[str, Any], read: Callable[[], HostAllocator]) -> list[str]:
+    """What AllocatorSettings.set() does.
 
+    Args:
+        wanted: the settings that were given, by name.
+        read: reads how malloc is set now.
+    """
     if not wanted:
         raise ValueError("set() was given nothing: name at least one setting, as arena_max=2")
-    values = {name: _CHECKS[name](name, value) for name, value in wanted.items()}
+    values = {name: _checked(name, value) for name, value in wanted.items()}
     with _lock:
-        host = allocator_settings().host
+        host = read()
         if late := _too_late(host, values):
             raise RuntimeError(f"set() changed nothing: {late}")
-        return _apply(host, values)
+        # The one that glibc may refuse comes first, because none can be taken back.
+        order = sorted(values, key=lambda name: name != "mmap_threshold")
+        return [_set(host, name, values[name]) for name in order]
 
 
-# --- values ---------------------------------------------------------------------------------------
-
-
-def _whole(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
+def _checked(name: str, value: Any) -> int:
+    if name != "arena_max":
+        value = parse_bytes(value, name)
+    elif isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} is an int, got {type(value).__name__}")
-    return value
-
-
-def _arenas(name: str, value: object) -> int:
-    count = _whole(name, value)
-    if not 1 <= count <= LARGEST_INT:
-        raise ValueError(f"{name} is 1 arena or more, got {count}")
-    return count
-
-
-def _trim(name: str, value: object) -> int:
-    size = parse_bytes(value, name)  # type: ignore[arg-type]
-    if size > LARGEST_INT:
-        raise ValueError(f"{name} is at most {LARGEST_INT:,} bytes, got {size:,}")
-    return size
-
-
-def _mmap(name: str, value: object) -> int:
-    size = parse_bytes(value, name)  # type: ignore[arg-type]
-    if not PAGE <= size <= MOST_MMAP:
-        raise ValueError(f"{name} is 4,096 to {MOST_MMAP:,} bytes (32 MiB), got {size:,}")
-    return size
-
-
-_CHECKS: dict[str, Any] = {
-    "arena_max": _arenas,
-    "trim_threshold": _trim,
-    "mmap_threshold": _mmap,
-}
-
-
-# --- too late -------------------------------------------------------------------------------------
+    least, most = _RANGES[name]
+    if not least <= value <= most:
+        unit = "arenas" if name == "arena_max" else "bytes"
+        raise ValueError(f"{name} is {least:,} to {most:,} {unit}, got {value:,}")
+    return int(value)
 
 
 def _too_late(host: HostAllocator, wanted: Mapping[str, int]) -> str:
-    """Why it cannot be set any more, or here; "" where it can."""
+    """Why these settings cannot be made any more, or not in this process; "" where they can."""
     if host.name != "glibc":
         return f"malloc is {host.name}'s ({host.path}), which does not know {', '.join(wanted)}"
     if "arena_max" not in wanted:
         return ""
     most, before, arenas = wanted["arena_max"], host.arena_max.value, host.arenas or 1
-    instead = f"put MALLOC_ARENA_MAX={most} before the program in the shell"
     if arenas > most:
         reason = f"glibc already has {arenas} arenas and never takes one away"
-        return f"too late for arena_max={most}: {reason}; {instead}"
-    if before != most and arenas > host.arena_test:
+    elif before != most and arenas > host.arena_test:
         reason = f"with {arenas} arenas glibc has fixed its limit"
-        return f"too late for arena_max={most}: {reason}; {instead}"
-    if before not in (None, most) and (arenas > 1 or before == 1):
+    elif before not in (None, most) and (arenas > 1 or before == 1):
         reason = f"glibc keeps the first limit that it used, {before} by {host.arena_max.source}"
-        return f"too late for arena_max={most}: {reason}; {instead}"
-    return ""
+    else:
+        return ""
+    return (
+        f"too late for arena_max={most}: {reason}; "
+        f"put MALLOC_ARENA_MAX={most} before the program in the shell"
+    )
 
 
-# --- doing it -------------------------------------------------------------------------------------
-
-
-def _apply(host: HostAllocator, wanted: Mapping[str, int]) -> list[str]:
-    done = []
-    # The one that glibc may refuse comes first, because none can be taken back.
-    for name in sorted(wanted, key=lambda name: name != "mmap_threshold"):
-        if not malloc.mallopt(name, wanted[name]):
-            raise RuntimeError(f"set() changed nothing: glibc refuses {name}={wanted[name]:,}")
-        done.append(_sentence(host, name, wanted[name]))
-    return done
-
-
-def _sentence(host: HostAllocator, name: str, value: int) -> str:
+def _set(host: HostAllocator, name: str, value: int) -> str:
+    """Make one setting; returns what was done, in words."""
+    if not malloc.mallopt(name, value):
+        raise RuntimeError(f"set() changed nothing: glibc refuses {name}={value:,}")
     if name == "arena_max":
         return (
             f"glibc: at most {value} arena{'' if value == 1 else 's'}, of which {host.arenas} exist"

@@ -17,29 +17,27 @@ from collections.abc import Mapping
 #: round, and its code as here.
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 NO_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING"
-#: That the allocator cudaMallocAsync heeds; it ignores all others.
+#: The keys that the allocator cudaMallocAsync reads; it ignores all others.
 ASYNC_KEYS = frozenset({"backend", "per_process_memory_fraction"})
 
 Value = bool | int | float | str
 
 
 def chosen(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """The variable that torch reads, and its text; None where none is set."""
-    for name in VARIABLES:
-        if name in environ:
-            return name, environ[name]
-    return None
+    """The name and the text of the variable that torch reads; None where none is set."""
+    return next(((name, environ[name]) for name in VARIABLES if name in environ), None)
 
 
 def parse(text: str) -> dict[str, Value]:
-    """Every key with its value, the last of equal ones. Blanks mean nothing, as to torch."""
+    """The keys and values of the text. Of equal keys the last one counts, and spaces mean nothing,
+    as for torch."""
     items = re.split(r",(?![^\[\]]*\])", "".join(text.split()))
     pairs = [item.partition(":") for item in items]
     return {key: _value(value) for key, _, value in pairs if key and value}
 
 
 def _value(text: str) -> Value:
-    """A bool or a number where it is written like one, else the text."""
+    """A bool or a number if it is written like one, else the text."""
     if text in ("True", "False"):
         return text == "True"
     if text.isascii() and text.isdecimal():

@@ -14,9 +14,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from memtools import _core
 from memtools._base import malloc
 from memtools._base import torch as bridge
 from memtools._base.devices import initialised
@@ -30,6 +30,7 @@ from memtools._base.malloc import (
 from memtools._base.size import format_bytes
 from memtools._base.text import aligned
 from memtools.allocators import advice as allocator_advice
+from memtools.allocators.change import change
 from memtools.allocators.conf import NO_CACHING, chosen, parse
 
 T = TypeVar("T")
@@ -37,88 +38,99 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Setting(Generic[T]):
-    """A value and where it comes from."""
+    """A value and who set it."""
 
-    #: None: nobody set it
+    #: None if nobody set it, and the allocator's own value counts
     value: T | None = None
-    #: the variable, or who set it; "" where nobody did and the allocator's own way counts
+    #: the variable that set it, or the call; "" if nobody did
     source: str = ""
 
 
 @dataclass(frozen=True)
 class CudaDevice:
-    """What torch's allocator has of a device that the process uses, in bytes."""
+    """What torch's allocator has of a device that the process uses."""
 
+    #: the device's number
     index: int
+    #: bytes in tensors
     allocated: int
+    #: bytes that the allocator has from the driver
     reserved: int
-    #: reserved, not allocated, in blocks that are partly in use; expandable segments count none
+    #: bytes that are reserved but not allocated, in segments that are partly in use; 0 for
+    #: expandable segments
     inactive: int
-    #: how often an allocation failed until torch gave its cache back
+    #: how often an allocation succeeded only after torch had given its cache back
     retries: int
-    #: how much of the device torch may take, 0 to 1
+    #: the share of the device that torch may take, 0 to 1
     fraction: float
 
 
 @dataclass(frozen=True)
 class CudaAllocator:
-    """How torch's allocator for CUDA is set, or will be where the program has not used it yet."""
+    """How torch's allocator for CUDA is set, or will be if the program has not used it yet."""
 
     backend: Setting[str]
     expandable_segments: Setting[bool]
     max_split_size_mb: Setting[int]
     garbage_collection_threshold: Setting[float]
-    #: False: each tensor is one cudaMalloc, by PYTORCH_NO_CUDA_MEMORY_CACHING
+    #: False if PYTORCH_NO_CUDA_MEMORY_CACHING makes each tensor a cudaMalloc of its own
     caching: Setting[bool]
-    #: all keys that are set; a list in brackets is its text
+    #: all keys that are set, with their values; a list in brackets is a text
     values: Mapping[str, Any]
-    #: the whole text and where it comes from
+    #: the whole text of the variable
     text: Setting[str]
-    #: devices on which the process has allocated; empty before it uses CUDA
+    #: the devices on which the process has allocated; empty before it uses CUDA
     devices: tuple[CudaDevice, ...]
     #: whether the process has begun to use CUDA
     in_use: bool
 
     @property
     def reserved(self) -> int:
-        """Bytes in segments, on all devices."""
+        """Bytes that the allocator has from the driver, on all devices."""
         return sum(device.reserved for device in self.devices)
 
 
 @dataclass(frozen=True)
 class HostAllocator:
-    """How malloc is set. None for arenas and sizes: this allocator does not tell."""
+    """How malloc is set. Only glibc's settings and arenas can be read; sizes are in bytes."""
 
     #: "glibc", "musl", "jemalloc", "tcmalloc", "mimalloc", or the file's name
     name: str
+    #: glibc's version, like "2.36"; None for another allocator
     version: str | None
-    #: the file whose malloc the process calls
+    #: the file whose malloc the process calls; None where it cannot be found out
     path: str | None
-    #: allocators that are mapped as well, and do not serve
+    #: the files of other allocators that are mapped, and whose malloc the process does not call
     others: tuple[str, ...]
+    #: the most arenas that may be made
     arena_max: Setting[int]
+    #: so much free memory stays at the end of a heap
     trim_threshold: Setting[int]
+    #: blocks from this size on are mapped one by one
     mmap_threshold: Setting[int]
+    #: a heap grows by so much more than it needs
     top_pad: Setting[int]
-    #: all of glibc's values that somebody set
+    #: all of glibc's settings that somebody made
     values: Mapping[str, Setting[int]]
+    #: what the arenas hold; None where malloc does not tell
     heap: Heap | None
-    #: what glibc allows, by arena_max or the cores
+    #: how many arenas glibc makes at most, by arena_max or by the number of cores
     arena_limit: int
 
     @property
     def arenas(self) -> int | None:
-        """That exist now."""
+        """How many arenas exist now; None where malloc does not tell."""
         return None if self.heap is None else self.heap.arenas
 
     @property
     def dynamic(self) -> bool:
-        """Whether glibc raises its thresholds by itself, up to 32 and 64 MiB, as blocks go."""
+        """Whether glibc raises its thresholds by itself when large blocks are freed: mmap_threshold
+        up to 32 MiB, trim_threshold up to 64 MiB."""
         return self.name == "glibc" and not any(name in self.values for name in END_THE_DYNAMIC)
 
     @property
     def arena_test(self) -> int:
-        """With so many arenas glibc fixes their number, for the life of the process."""
+        """The number of arenas at which glibc fixes their largest number for good."""
         return self.values.get("arena_test", Setting(ARENA_TEST)).value or ARENA_TEST
 
 
@@ -128,12 +140,12 @@ class AllocatorSettings:
 
     cuda: CudaAllocator
     host: HostAllocator
-    #: what else the advice goes by; paths may stand in it, so no repr shows it
+    #: what else the advice looks at; it may hold paths, so that repr() leaves it out
     seen: allocator_advice.Seen = field(repr=False)
 
     def advice(self) -> list[str]:
-        """What to set and why, by this machine and what was seen of this program; most often
-        empty. Each is one or two sentences."""
+        """What to set and why, for this machine and what was seen of this program: a text of one or
+        two sentences for each. Most often there are none."""
         return allocator_advice.advise(self)
 
     def set(
@@ -143,30 +155,35 @@ class AllocatorSettings:
         trim_threshold: int | str | None = None,
         mmap_threshold: int | str | None = None,
     ) -> list[str]:
-        """Set malloc for this process, all that is given or nothing. Returns what was done, in
-        words.
+        """Set malloc for this process: all that is given, or nothing.
 
-        This object stays as it was read; `memtools.allocator_settings()` reads anew. torch's CUDA
+        This object stays as it was read; `memtools.allocator_settings()` reads again. torch's CUDA
         allocator is set by its variable, before the program in the shell: `advice()` has the line.
 
         Args:
-            arena_max: most arenas of glibc; possible until there are more.
-            trim_threshold: bytes or "16 MiB" of free memory at a heap's end that glibc keeps.
-            mmap_threshold: bytes or "1 MiB", 4 KiB to 32 MiB; from there on each block is mapped
-                by itself and given back when it is freed, at the price of its page faults.
+            arena_max: the most arenas that glibc makes, at least 1. It can be set as long as there
+                are not more.
+            trim_threshold: free memory that glibc keeps at the end of a heap: 1 byte to 2 GiB - 1,
+                as an int or like "16 MiB".
+            mmap_threshold: blocks from this size on are mapped one by one and given back when they
+                are freed, at the price of their page faults: 4 KiB to 32 MiB, as an int or like
+                "1 MiB".
 
-        Raises ValueError or TypeError for what cannot be, and RuntimeError where it is too late or
-        another allocator serves: it says what to put before the program in the shell. Then nothing
-        is changed.
+        Returns what was done, in words.
+
+        Raises, with nothing changed:
+            TypeError: an argument has the wrong type.
+            ValueError: an argument is out of range, or none is given.
+            RuntimeError: it is too late, or malloc is another allocator's. The message says what to
+                put before the program in the shell.
         """
-        from memtools.allocators import change
-
         wanted = {
             "arena_max": arena_max,
             "trim_threshold": trim_threshold,
             "mmap_threshold": mmap_threshold,
         }
-        return change.change({name: v for name, v in wanted.items() if v is not None})
+        given = {name: value for name, value in wanted.items() if value is not None}
+        return change(given, _read_host)
 
     def __str__(self) -> str:
         rows = [*_host_rows(self.host), *_cuda_rows(self.cuda)]
@@ -178,10 +195,10 @@ class AllocatorSettings:
 
 
 def allocator_settings() -> AllocatorSettings:
-    """Reads how malloc and torch's CUDA allocator are set now, and what glibc's arenas hold.
+    """Read how malloc and torch's CUDA allocator are set, and what glibc's arenas hold.
 
-    Takes 2 to 3 ms, more where glibc's arenas have many free blocks. Imports no torch,
-    starts nothing of CUDA and changes nothing. What somebody else set by mallopt cannot be read:
+    Takes 2 to 3 ms, or more where glibc's arenas have many free blocks. It changes nothing, does
+    not import torch, and does not start CUDA. What other code set by mallopt cannot be read:
     glibc does not tell.
     """
     return AllocatorSettings(_read_cuda(), _read_host(), _see())
@@ -218,17 +235,17 @@ def _read_cuda() -> CudaAllocator:
 
 
 def _devices(torch: Any) -> tuple[CudaDevice, ...]:
-    """By torch's counters alone: the driver is not asked, and no context made."""
+    """Read by torch's counters alone: the driver is not asked, and no context is made."""
     found = []
     for index in range(torch.cuda.device_count()):
         stats = torch.cuda.memory_stats_as_nested_dict(index)
         reserved = stats["reserved_bytes"]["all"]["current"]
         if reserved or stats["reserved_bytes"]["all"]["peak"]:
-            fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)
+            fraction = torch.cuda.get_per_process_memory_fraction(index)
             allocated = stats["allocated_bytes"]["all"]["current"]
             inactive = stats["inactive_split_bytes"]["all"]["current"]
-            retries = stats.get("num_alloc_retries", 0)
-            found.append(CudaDevice(index, allocated, reserved, inactive, retries, fraction(index)))
+            retries = stats["num_alloc_retries"]
+            found.append(CudaDevice(index, allocated, reserved, inactive, retries, fraction))
     return tuple(found)
 
 
@@ -258,11 +275,8 @@ def _read_host() -> HostAllocator:
 
 
 def _see() -> allocator_advice.Seen:
-    threads = _number_of_threads()
     return allocator_advice.Seen(
-        rss=_resident(),
-        threads=threads,
-        kernel=os.uname().release,
+        rss=_core.Probe().rss(),
         at_start=_of_allocators(malloc.environment_at_start()),
         now=_of_allocators(os.environ),
         limit=malloc.lowest_limit(),
@@ -270,28 +284,13 @@ def _see() -> allocator_advice.Seen:
 
 
 def _of_allocators(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that allocators read. The rest of an environment holds tokens and passwords,
-    which must not get into notebooks, logs and tracebacks through an object that somebody keeps."""
+    """The variables that allocators read. Others may hold tokens and passwords, which must not get
+    into notebooks, logs and tracebacks through an object that somebody keeps."""
     return {
         name: value
         for name, value in environ.items()
         if name.startswith(("MALLOC_", "PYTORCH_")) or name in ("GLIBC_TUNABLES", "LD_PRELOAD")
     }
-
-
-def _resident() -> int | None:
-    try:
-        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _number_of_threads() -> int | None:
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        return None
 
 
 # --- the table ------------------------------------------------------------------------------------

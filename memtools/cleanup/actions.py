@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -83,7 +83,6 @@ UNKNOWN: Final = (None, None, None)  # as _core.Policy.done takes a Change of wh
 class Outcome(NamedTuple):
     """What one action did."""
 
-    action: int
     ns: int
     host: Change
     device: Change
@@ -173,10 +172,8 @@ class Pools:
 
     __slots__ = ("_pools",)
 
-    def __init__(self, pools: Iterable[Any] = ()) -> None:
-        self._pools: list[weakref.ref[Any]] = []
-        for pool in pools:
-            self.add(pool, "pools=")
+    def __init__(self) -> None:
+        self._pools: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def add(self, pool: Any, what: str = "watch()") -> None:
         """Add a pool; `what` is the call or argument that gave it, for errors.
@@ -187,13 +184,10 @@ class Pools:
             raise TypeError(f"{what} takes a memtools.KVPool, got {type(pool).__name__}")
         if pool.closed:
             raise ValueError(f"{what}: {pool.name} is closed; pass a pool that is in use")
-        if all(known() is not pool for known in self._pools):
-            self._pools = [known for known in self._pools if known() is not None]
-            self._pools.append(weakref.ref(pool))
+        self._pools.add(pool)
 
     def alive(self) -> list[Any]:
-        found = [known() for known in self._pools]
-        return [pool for pool in found if pool is not None and not pool.closed]
+        return [pool for pool in self._pools if not pool.closed]
 
     def trim(self) -> int:
         """Bytes given back on devices, where torch does not count what pools hold."""
@@ -224,7 +218,7 @@ def measured(action: int, work: Callable[[], Any], readings: Readings, last_ns: 
         collected, note = result, f"{result.objects:,} objects"
         readings.found = collected.objects > 0
     elif action == WARM_UP and result:
-        note = f"{result[0]:,} objects"
+        note = f"{result:,} objects"
     if collected is None or readings.found:  # else what fell meanwhile, others have freed
         after = readings.read(heap)
     host = change(before, after, _HOST, before.rss)
@@ -232,7 +226,7 @@ def measured(action: int, work: Callable[[], Any], readings: Readings, last_ns: 
     if action == POOL_TRIM and isinstance(result, int) and result:
         device = Change(result, 0, max(result, before.reserved or 0, LEAST_TOTAL))
     gain = max(host.freed / max(1, host.total), device.freed / max(1, device.total))
-    return Outcome(action, ns, host, device, note, collected, error, gain)
+    return Outcome(ns, host, device, note, collected, error, gain)
 
 
 def work_of(action: int, pools: Pools, inspect: bool) -> Callable[[], Any]:

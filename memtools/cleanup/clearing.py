@@ -262,15 +262,19 @@ def _unknown(owner: Any, part: str, text: str) -> str:
 
 def _empty(place: _Place, text: str) -> str | None:
     """Clears it; returns how, where the next of its type can be cleared alike unseen."""
-    value = place.value
+    value, torch = place.value, bridge.loaded()
     if value is None:
         return None
-    if _is_tensor(value) or isinstance(value, numbers.Number):
+    parameter = torch is not None and isinstance(value, torch.nn.Parameter)
+    tensor = torch is not None and issubclass(type(value), torch.Tensor) and not parameter
+    if tensor or isinstance(value, numbers.Number):
         place.put(None)
-        return _DROP if type(value) in _dropped() else None
+        # Of a subclass of Tensor some may be parameters.
+        plain = type(value) in (int, float) or (tensor and type(value) is torch.Tensor)
+        return _DROP if plain else None
     way = _way(value)
     if way is None:
-        what = "a parameter of the model" if _is_parameter(value) else _name_of(value)
+        what = "a parameter of the model" if parameter else _name_of(value)
         raise TypeError(
             f"{text} is {what}, which has neither clear() nor reset() and is no tensor or number "
             "that could be dropped"
@@ -284,25 +288,6 @@ def _way(value: Any) -> str | None:
     if isinstance(value, type):
         return None
     return next((name for name in ("clear", "reset") if callable(getattr(value, name, None))), None)
-
-
-def _dropped() -> tuple[type, ...]:
-    """Types of which everything can be dropped; of other tensors some are parameters."""
-    torch = bridge.loaded()
-    return (int, float) if torch is None else (int, float, torch.Tensor)
-
-
-def _is_tensor(value: Any) -> bool:
-    """What can be dropped: not a parameter."""
-    torch = bridge.loaded()
-    if torch is None or not issubclass(type(value), torch.Tensor):
-        return False
-    return not _is_parameter(value)
-
-
-def _is_parameter(value: Any) -> bool:
-    torch = bridge.loaded()
-    return torch is not None and isinstance(value, torch.nn.Parameter)
 
 
 def _name_of(value: Any) -> str:

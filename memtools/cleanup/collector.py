@@ -12,8 +12,8 @@ block that ends gives back what it was given.
 
 Interrupts: Python delivers KeyboardInterrupt after any call here. So everything is remembered
 before it is changed, what has been begun to be put back is put back whole, and a manager counts
-as active until that is done: when end() is interrupted before it has begun, calling it again, the
-manager's own death or the interpreter's end does it.
+as active until that is done: when end() is interrupted before it has begun, it is to be called
+again. A CleanupPolicy calls it at the latest when it dies, or at the interpreter's end.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-import time
-import weakref
 from typing import NamedTuple
 
 from memtools._base import process
@@ -40,36 +38,31 @@ class _Found(NamedTuple):
 
 
 class _Shared:
-    """What all managers of this process have in common. Holds none of them alive."""
+    """What all managers of this process have in common."""
 
     def __init__(self) -> None:
         # Re-entrant: a finalizer may run under it, and may begin or end a manager itself.
         self.lock = threading.RLock()
-        self.members: dict[weakref.ref[ManagedGc], int] = {}  # begin() calls without their end()
+        self.members: set[ManagedGc] = set()  # that have begun and not ended
         self.found: _Found | None = None
         self.frozen = 0  # objects, by us; 0 where others had frozen before
 
-    def begin(self, member: weakref.ref[ManagedGc]) -> None:
+    def begin(self, member: ManagedGc) -> None:
         with self.lock:
-            self.members[member] = self.members.get(member, 0) + 1
+            self.members.add(member)
             if self.found is None:
                 self.found = _Found(gc.isenabled(), gc.get_threshold())
 
-    def end(self, member: weakref.ref[ManagedGc], whole: bool = False) -> None:
-        """One end(), or with `whole` all that are due: the manager is no more."""
+    def end(self, member: ManagedGc) -> None:
         with self.lock:
-            depth = self.members.get(member, 0)
-            if depth > 1 and not whole:
-                self.members[member] = depth - 1
-                return
             try:
-                if depth and len(self.members) == 1:
+                if self.members == {member}:
                     self.restore()
             finally:
                 if self.found is None or len(self.members) > 1:
-                    self.members.pop(member, None)
+                    self.members.discard(member)
 
-    def freeze(self, member: weakref.ref[ManagedGc]) -> None:
+    def freeze(self, member: ManagedGc) -> None:
         """Puts all objects aside, unless others have done so before: theirs could not be told from
         ours afterwards. Nothing for a member that has ended while it collected."""
         with self.lock:
@@ -113,46 +106,35 @@ _shared = _Shared()
 class ManagedGc:
     """One user's share in the management of the collector.
 
-    A manager that dies without end() has ended, and so have all at the interpreter's end. In a
-    forked child the management is over: gc is enabled there if it was found enabled, the frozen
-    objects stay aside, so that their pages stay shared, and end() of a manager that came along
-    thaws them.
+    A manager that has begun is held until its end(). In a forked child the management is over: gc
+    is enabled there if it was found enabled, the frozen objects stay aside, so that their pages
+    stay shared, and end() of a manager that came along thaws them.
     """
 
-    __slots__ = ("__weakref__", "_member", "_shared")
+    __slots__ = ("_shared",)
 
     def __init__(self) -> None:
         self._shared = _shared
-        self._member = weakref.ref(self, _gone)
-        hash(self._member)  # kept by it: of a manager that is gone there is none any more
 
     def begin(self) -> None:
         """Take part: how the collector is now is remembered, unless another manager has done so.
-
-        Changes nothing yet. Each begin() wants an end().
-        """
+        Changes nothing yet."""
         process.at_fork(_forked)
-        process.at_exit(_exit)
         self._shared = _shared
-        self._shared.begin(self._member)
+        self._shared.begin(self)
 
-    def freeze(self) -> tuple[int, float]:
-        """Collect, put aside what is alive and switch automatic collections off: (objects put
-        aside, milliseconds).
+    def freeze(self) -> int:
+        """Collect, put aside what is alive and switch automatic collections off; returns how many
+        objects were put aside.
 
         To be called when the program has set up what it will keep. Where others have used
-        gc.freeze() before, nothing is put aside, (0, ms); in a forked child nothing is done,
-        (0, 0.0). Takes as long as gc.collect(), some 70 ms with torch imported. Raises
-        RuntimeError before begin().
+        gc.freeze() before, nothing is put aside; in a forked child, and outside begin() and end(),
+        nothing is done. Takes as long as gc.collect(), some 70 ms with torch imported.
         """
-        if not self.managed:
-            if self._shared is not _shared:
-                return 0, 0.0
-            raise RuntimeError("freeze() comes between begin() and end(); call begin() first")
-        start = time.perf_counter()
-        gc.collect()
-        self._shared.freeze(self._member)
-        return self.frozen, 1e3 * (time.perf_counter() - start)
+        if self.managed:
+            gc.collect()
+            self._shared.freeze(self)
+        return self.frozen
 
     def end(self) -> None:
         """Take part no more; after the last manager's end() all is as the first one found it.
@@ -160,36 +142,20 @@ class ManagedGc:
         Nothing happens without a begin(). Takes microseconds: nothing is collected.
         """
         if self._shared is _shared:
-            self._shared.end(self._member)
+            self._shared.end(self)
         else:  # forked since begin()
             _shared.thaw()
 
     @property
     def managed(self) -> bool:
         """Whether this manager has begun and not ended."""
-        return self._shared is _shared and self._member in _shared.members
+        return self._shared is _shared and self in _shared.members
 
     @property
     def frozen(self) -> int:
         """How many objects freeze() has put aside, this manager's or another's; 0 when it has
         ended, or where others had frozen before."""
         return self._shared.frozen if self.managed else 0
-
-
-def worker_setup() -> None:
-    """Make a data-loading worker cheap to share memory with.
-
-    For `DataLoader(worker_init_fn=...)`. Puts aside what the worker was born with: a collection
-    writes to each object that it looks at, and in a forked worker each page that is written to is
-    copied. No collection comes before, for the same reason. gc is enabled in the worker if it was
-    in the parent before memtools managed it. In a spawned worker nothing is shared; there it saves
-    the time of looking at the imported modules again and again. Takes microseconds.
-    """
-    gc.freeze()
-
-
-def _gone(member: weakref.ref[ManagedGc]) -> None:
-    _shared.end(member, whole=True)
 
 
 def _forked() -> None:
@@ -199,12 +165,3 @@ def _forked() -> None:
     _shared.frozen = before.frozen
     if before.members and before.found is not None and before.found.enabled:
         gc.enable()
-
-
-def _exit() -> None:
-    """Python collects at its end what it finds, if gc is enabled: so that no finalizer is left out,
-    it finds all."""
-    with _shared.lock:
-        _shared.restore()
-        _shared.members.clear()
-        _shared.thaw()

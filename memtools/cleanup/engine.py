@@ -10,7 +10,6 @@ _core.Policy ──► Engine.act(mask, clock): ranks agree? no graph is capture
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 import weakref
@@ -24,7 +23,6 @@ from memtools import _core
 from memtools._base import process, running
 from memtools._base.decorate import as_callback
 from memtools._base.devices import seen_devices
-from memtools._base.reclaim import freed
 from memtools._base.size import parse_bytes
 from memtools._base.torch import process_group
 from memtools._census.cycles import Inspector
@@ -76,8 +74,6 @@ MOST_EXAMPLES: Final = 8
 MOST_CALLBACKS: Final = WARM_UP - FIRST_CALLBACK
 CHEAP = 0.001  # of the time: what young collections may take without having to pay
 SOME: Final = 0.001  # of the memory: an action that frees this is needed, though it does not pay
-_PAID, _SKIPPED = 4, 5  # of _core.Policy.figures
-
 
 #: How ranks agree: the actions that all do now, of those asked for, whether this rank can, its step
 Agree = Callable[[int, bool, int], int]
@@ -116,15 +112,14 @@ class CleanupCall(NamedTuple):
     reasons: tuple[str, ...]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class CleanupHandle:
     """A callback of a policy. `cancel()` removes it, at any time, also from within it."""
 
-    __slots__ = ("_engine", "action", "call", "name")
-
-    def __init__(
-        self, engine: Engine, name: str, action: int, call: Callable[[CleanupCall], object]
-    ) -> None:
-        self._engine, self.name, self.action, self.call = engine, name, action, call
+    _engine: Engine
+    name: str
+    action: int  #: its number in the policy
+    call: Callable[[CleanupCall], object]
 
     @property
     def active(self) -> bool:
@@ -240,13 +235,16 @@ class Events:
 
 
 def _write(name: str, sum_: _Sum, begin_ns: int) -> None:
-    """As `memtools report` reads it: a name, notes in brackets, the time, then bytes."""
     notes = [sum_.note] * bool(sum_.note and sum_.count == 1) + [sum_.why] * bool(sum_.why)
     notes += [f"{sum_.count:,} times"] * (sum_.count > 1)
-    brackets = f" ({', '.join(notes)})" if notes else ""
-    plain = re.sub(r"[:()]", " ", name)
-    text = f"{plain}{brackets} {sum_.ns / 1e6:.1f} ms: {freed(sum_.host, sum_.device)}"
-    running.event("cleanup", text, time_ns=begin_ns, duration_ns=sum_.ns)
+    fields = {
+        "actions": (name,),
+        "ms": (sum_.ns / 1e6,),
+        "notes": tuple(notes),
+        "host_freed_bytes": sum_.host,
+        "device_freed_bytes": sum_.device,
+    }
+    running.event("cleanup", fields, time_ns=begin_ns, duration_ns=sum_.ns)
 
 
 # --- the engine -----------------------------------------------------------------------------------
@@ -335,7 +333,7 @@ class Engine:
     def set_rule(self, action: int, every: Every, triggers: int) -> None:
         """When an action is due from here on."""
         self.rules[action] = every, triggers
-        self.core.set_rule(action, every, triggers, action in LATER)
+        self.core.set_rule(action, (every, triggers, action in LATER))
 
     def add(self, name: str, callback: Any, every: Cadence, pressure: bool) -> CleanupHandle:
         """A callback; see CleanupPolicy.add."""
@@ -411,7 +409,7 @@ class Engine:
             self._freeze_at = self._first_update + self.settings.warmup
             if self.settings.warmup:
                 # The first multiple of the count that is wanted is that count.
-                self.core.set_rule(WARM_UP, (self._freeze_at, *NEVER[1:]), 0, False)
+                self.core.set_rule(WARM_UP, ((self._freeze_at,), 0, False))
             else:
                 with self._locked():
                     self._do(WARM_UP, self.gc.freeze, "")
@@ -443,9 +441,9 @@ class Engine:
     def _agreement(self) -> Agree | None:
         """How the ranks agree; None where this one decides alone."""
         if self._ranks and self._agree is None:
-            from memtools.cleanup.ranks import agree
+            from memtools.cleanup.ranks import Agreement
 
-            self._agree = agree(None if self._ranks is True else self._ranks)
+            self._agree = Agreement(None if self._ranks is True else self._ranks)
         return self._agree
 
     def _warn_of_ranks(self, dist: Any) -> None:
@@ -516,7 +514,7 @@ class Engine:
 
     def _decline(self, action: int) -> None:
         """It cannot be done here and now; asked for again when it is due again."""
-        self.core.set_rule(action, NEVER, 0, False)
+        self.core.set_rule(action, (NEVER, 0, False))
         if action in self.rules:
             self.set_rule(action, *self.rules[action])
 
@@ -554,7 +552,11 @@ class Engine:
             device=before.device + device.freed,
         )
         if action == WARM_UP:
-            self._frozen()
+            # What freezing cost is no habit, so the budget of the others does not have to bear it.
+            self._freeze_at = None
+            self._decline(WARM_UP)
+            if self._young is not None and self.gc.managed:
+                self.set_rule(GC_YOUNG, self._young, 0)
         elif action == GC_YOUNG and self._is_insurance(outcome):
             self._decline(action)
         else:
@@ -579,13 +581,6 @@ class Engine:
         if outcome.error is not None:
             self._failed(action, outcome.error)
         return outcome
-
-    def _frozen(self) -> None:
-        """What freezing cost is no habit, so the budget of the others does not have to bear it."""
-        self._freeze_at = None
-        self._decline(WARM_UP)
-        if self._young is not None and self.gc.managed:
-            self.set_rule(GC_YOUNG, self._young, 0)
 
     def _is_insurance(self, outcome: Outcome) -> bool:
         """While automatic gc is off, young collections are what keeps cycles from piling up. As
@@ -652,10 +647,10 @@ class Engine:
     def complain(self, key: str, text: str) -> None:
         """A RuntimeWarning at the program's line, once for each key."""
         if key not in self._complaints:
-            from memtools._base.notice import callers, notice
+            from memtools._base.notice import notice
 
             self._complaints.add(key)
-            notice(text, stacklevel=callers())
+            notice(text)
 
     def _complain_of_cost(self) -> None:
         seconds, updates = self.core.seconds, self.core.ticks(UPDATE) - self._first_update
@@ -680,8 +675,8 @@ class Engine:
         """What was counted so far."""
         done = {}
         for action, ran in self._done.items():
-            figures = self.core.figures(action)
-            done[action] = ran._replace(paid=figures[_PAID], skipped=figures[_SKIPPED])
+            paid, skipped, _ = self.core.figures(action)
+            done[action] = ran._replace(paid=paid, skipped=skipped)
         return Counts(
             self._seconds(),
             self.core.ticks(UPDATE),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memtools._base import torch as bridge
 from memtools._base.ranks import host_group
@@ -22,15 +22,16 @@ from memtools._base.ranks import host_group
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Agreement", "agree"]
-
 _CANNOT = 1 << 62  # above every action's bit, and not the sign's
 
 
-def agree(group: ProcessGroup | None = None) -> Agreement:
-    """The agreement of this group's ranks, to be made on all of them at the same point.
+class Agreement:
+    """The agreement of a group's ranks, to be made on all of them at the same point.
 
-    Communicates on the CPU: by `group` itself where it can (gloo). Where it cannot (nccl) and it
+    Called with the actions that this rank asks for, as bits: those that all ranks do now. About
+    130 us between two processes of one machine, most of it gloo's.
+
+    Communicates on the CPU: by the group itself where it can (gloo). Where it cannot (nccl) and it
     is the group of all ranks, a gloo group of them is made here, once: a collective, of some
     milliseconds.
 
@@ -42,40 +43,33 @@ def agree(group: ProcessGroup | None = None) -> Agreement:
         ValueError: this rank is not in the group; or it is a group of some ranks that has no
             CPU backend.
     """
-    dist = bridge.process_group()
-    if dist is None:
-        raise RuntimeError(
-            "the ranks cannot agree: torch.distributed has no process group; call "
-            "torch.distributed.init_process_group() first, or leave ranks=None"
-        )
-    world = dist.group.WORLD
-    chosen = world if group is None else group
-    if dist.get_rank(chosen) < 0:
-        raise ValueError(
-            "this rank is not in the group that is to agree; give it a policy of its own"
-        )
-    host = host_group(dist, chosen, "memtools cleanup policy")
-    if host is None:
-        raise ValueError(
-            "the group's ranks cannot agree on the CPU: its backend is "
-            f"{dist.get_backend(chosen)}. Make a group for it on all ranks of the job, "
-            'dist.new_group(ranks, backend="gloo"), and pass that'
-        )
-    return Agreement(dist, world, host)
-
-
-class Agreement:
-    """Called with the actions that this rank asks for, as bits: those that all ranks do now.
-
-    About 130 us between two processes of one machine, most of it gloo's.
-    """
 
     __slots__ = ("_dist", "_group", "_tensor", "_words", "_world")
 
-    def __init__(self, dist: Any, world: Any, group: Any) -> None:
+    def __init__(self, group: ProcessGroup | None = None) -> None:
+        dist = bridge.process_group()
+        if dist is None:
+            raise RuntimeError(
+                "the ranks cannot agree: torch.distributed has no process group; call "
+                "torch.distributed.init_process_group() first, or leave ranks=None"
+            )
+        world = dist.group.WORLD
+        chosen = world if group is None else group
+        if dist.get_rank(chosen) < 0:
+            raise ValueError(
+                "this rank is not in the group that is to agree; give it a policy of its own"
+            )
+        host = host_group(dist, chosen, "memtools cleanup policy")
+        if host is None:
+            raise ValueError(
+                "the group's ranks cannot agree on the CPU: its backend is "
+                f"{dist.get_backend(chosen)}. Make a group for it on all ranks of the job, "
+                'dist.new_group(ranks, backend="gloo"), and pass that'
+            )
         torch = bridge.connect().torch
-        self._dist = dist  # weakly: destroy_process_group() is to end its threads
-        self._world, self._group = weakref.ref(world), weakref.ref(group)
+        self._dist = dist
+        # weakly: destroy_process_group() is to end its threads
+        self._world, self._group = weakref.ref(world), weakref.ref(host)
         self._words = array("q", (0, 0, 0))
         self._tensor = torch.frombuffer(self._words, dtype=torch.int64)
 

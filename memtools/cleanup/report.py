@@ -11,8 +11,6 @@ from memtools._base.text import aligned
 from memtools.cleanup.actions import NAMES, WARM_UP, trigger_words
 from memtools.cleanup.engine import MUCH, Counts, Done, Engine
 
-_BACKOFF = 6  # of _core.Policy.figures
-
 
 @dataclass(frozen=True, slots=True)
 class ActionReport:
@@ -275,6 +273,7 @@ def _when(engine: Engine, action: int) -> str:
 def _action(
     engine: Engine, action: int, when: str, ran: Done, seconds: float, updates: int
 ) -> ActionReport:
+    _, _, backoff = engine.core.figures(action)
     found = ActionReport(
         engine.names[action],
         when or ("after warm-up" if action == WARM_UP else "by hand"),
@@ -285,7 +284,7 @@ def _action(
         ran.device,
         ran.paid,
         ran.skipped,
-        engine.core.figures(action)[_BACKOFF],
+        backoff,
         engine.errors.get(action, ""),
         "",
     )

@@ -1,4 +1,4 @@
-"""AuxLoss: the load-balancing loss of all layers, with its graph, until it was used."""
+"""AuxLoss: the sum of all layers' load-balancing losses, with its graph, until reset()."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from memtools._base import torch as bridge
 if TYPE_CHECKING:
     import torch
 
-_forks = 0  # how often this process is a child: a compiled function can read it, unlike os.getpid()
+# How many forks lie between this process and the first one. A compiled function can read it, unlike
+# os.getpid().
+_forks = 0
 
 
 def _forked() -> None:
@@ -24,20 +26,26 @@ process.at_fork(_forked)
 
 
 class AuxLoss:
-    """Adds up scalar losses that layers produce during a forward pass.
+    """A sum of the scalar losses that layers produce during a forward pass.
 
         aux = memtools.AuxLoss()
         aux.add(loss)                            # in the layers
         total = total + 0.01 * aux.total()       # in the training step, then backward
         aux.reset()                              # after backward: the graphs can go
 
-    The sum keeps the graph, because the gate must get its gradient. A sum that is never reset keeps
-    every step's graph alive, the usual leak of a hand-written `self.aux_loss += loss`: after
-    `warn_after` updates without reset() it warns, once.
+    The sum keeps its graph, because the gates must get their gradient. A sum that is never reset
+    keeps every step's graph alive, which is the usual leak of a hand-written
+    `self.aux_loss += loss`: it is warned of once.
 
-    A recomputed forward under activation checkpointing adds nothing. With reentrant checkpointing
-    the first forward has no graph, so a loss added inside the region gives the gate no gradient;
-    the recomputation notices that and warns, once.
+    A forward pass that activation checkpointing runs again adds nothing. With reentrant
+    checkpointing the first forward pass has no graph, and a loss that was added inside the region
+    gives the gates no gradient; this, too, is warned of once, when the region is run again.
+
+    Args:
+        warn_after: how many updates may pass without a reset() before it warns, at least 1; 3 by
+            default. An update is a total() that another add() follows.
+
+    Raises ValueError if `warn_after` is less than 1.
     """
 
     __slots__ = (
@@ -62,9 +70,9 @@ class AuxLoss:
         self._clear()
 
     def _locked(self) -> threading.RLock:
-        """The lock of what is added up. The thread that holds it may come again, by a signal
-        handler, a finalizer or a tensor subclass; a forked child makes its own, because the thread
-        that holds it may be the parent's alone."""
+        """The lock of the sum. The thread that holds it may come again, by a signal handler, a
+        finalizer or a tensor subclass. A forked child makes its own, because the thread that holds
+        the parent's may not exist in the child."""
         if self._owner != _forks:
             self._lock, self._owner = threading.RLock(), _forks
         return self._lock
@@ -72,32 +80,41 @@ class AuxLoss:
     def _clear(self) -> None:
         self._sum = None
         self._count = 0
-        self._stale = 0  # updates since the last reset: times total() was asked, then more added
-        self._used = False  # total() was asked since the last add()
-        self._lost_graph = False  # something without a graph was added
+        self._stale = 0  # updates since the last reset()
+        self._used = False  # total() was called since the last add()
+        self._lost_graph = False  # a loss without a graph was added
 
     def add(self, loss: torch.Tensor) -> None:
-        """Add a scalar floating-point tensor, with its graph.
+        """Add a loss, with its graph.
 
-        Raises TypeError for anything but a tensor, ValueError for more than one element; then
-        nothing was added.
+        Args:
+            loss: a floating-point tensor of one element.
+
+        Raises TypeError if it is not a floating-point tensor, ValueError if it has not exactly one
+        element; then nothing was added.
         """
         torch = bridge.connect().torch
         if not isinstance(loss, torch.Tensor) or not loss.is_floating_point():
-            raise TypeError(f"add() takes a floating-point scalar tensor, got {_kind(loss)}")
+            kind = type(loss).__name__
+            kind = f"{kind} of {loss.dtype}" if hasattr(loss, "dtype") else kind
+            raise TypeError(f"add() takes a floating-point scalar tensor, got {kind}")
         if loss.numel() != 1:
             raise ValueError(f"add() takes a scalar loss, got shape {list(loss.shape)}; reduce it")
         if bridge.in_backward():
-            self._notice_recomputation(loss)
+            if loss.requires_grad and self._lost_graph:
+                self._warn_once(
+                    "reentrant",
+                    "an aux loss was added inside a reentrant checkpoint, where it has no graph: "
+                    "the gate gets no gradient from it; use checkpoint(..., use_reentrant=False), "
+                    "or return the loss from the checkpointed function and add it outside",
+                )
             return
-        self._add(loss.reshape(()))
-
-    def _add(self, loss: torch.Tensor) -> None:
+        loss = loss.reshape(())
         with self._locked():
             while True:
                 held = self._sum
                 total = loss if held is None else held + loss
-                if self._sum is held:  # nobody came again while torch ran
+                if self._sum is held:  # else a handler on this thread added to it meanwhile
                     break
             stale = self._stale + self._used
             self._sum, self._stale, self._used = total, stale, False
@@ -110,48 +127,34 @@ class AuxLoss:
                 f"{self._count} losses; call reset() after backward()",
             )
 
-    def _notice_recomputation(self, loss: torch.Tensor) -> None:
-        if loss.requires_grad and self._lost_graph:
-            self._warn_once(
-                "reentrant",
-                "an aux loss was added inside a reentrant checkpoint, where it has no graph: the "
-                "gate gets no gradient from it; use checkpoint(..., use_reentrant=False), or "
-                "return the loss from the checkpointed function and add it outside",
-            )
-
     def _warn_once(self, kind: str, message: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            warnings.warn(message, RuntimeWarning, stacklevel=4)
+            warnings.warn(message, RuntimeWarning, stacklevel=3)  # the line that calls add()
 
     def total(self) -> torch.Tensor:
-        """The sum with its graph: a 0-dim tensor; a zero without a graph when nothing was added."""
+        """The sum with its graph, a tensor of no dimensions; a zero if nothing was added."""
         with self._locked():
             self._used = self._used or self._count > 0
             held = self._sum
         return bridge.connect().torch.zeros(()) if held is None else held
 
     def reset(self) -> None:
-        """Let go of the sum and its graph."""
+        """Start a new sum at zero, and let the graph go. Call it after backward()."""
         with self._locked():
             self._clear()
 
     def __reduce__(self) -> tuple[type[AuxLoss], tuple[int]]:
-        """A copy of a model that holds one, or a file of it, gets an empty one: the graphs belong
-        to the step of this model."""
+        """A copy of a model that holds an AuxLoss, or a file of it, gets an empty one: the graphs
+        belong to a step of this model."""
         return type(self), (self._warn_after,)
 
     def __len__(self) -> int:
-        """Losses added since the last reset()."""
+        """How many losses were added since the last reset()."""
         return self._count
 
     def __bool__(self) -> bool:
-        return True  # an empty one is still a thing to add to: `if model.aux_loss:`
+        return True  # also without losses: `if model.aux_loss:` asks whether there is one
 
     def __repr__(self) -> str:
         return f"AuxLoss({self._count} losses since reset)"
-
-
-def _kind(value: object) -> str:
-    dtype = getattr(value, "dtype", None)
-    return type(value).__name__ if dtype is None else f"{type(value).__name__} of {dtype}"

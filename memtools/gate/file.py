@@ -16,13 +16,16 @@ _FRAME = struct.Struct("<8sQI")
 
 
 def write(path: str | os.PathLike[str], body: bytes) -> None:
-    """Write the file in one step: a crash leaves the old one or the new."""
+    """Write a saved history in one step: a crash leaves the old file or the new one."""
     frame = _FRAME.pack(MAGIC, len(body), zlib.crc32(body))
     replace_file(path, lambda file: file.writelines((frame, body)))
 
 
 def read(path: str | os.PathLike[str]) -> bytes:
-    """The body of a file that `write` wrote, checked; ValueError when it is damaged."""
+    """The body of a file that `write` wrote.
+
+    Raises ValueError if the file is damaged, not a saved history, or of a later version.
+    """
     with open(os.fspath(path), "rb") as file:  # fspath: open() takes a descriptor, and closes it
         data = file.read()
     if len(data) < _FRAME.size or not data.startswith(MAGIC[:-1]):

@@ -19,36 +19,42 @@ if TYPE_CHECKING:
 class GateHistory(_core.GateHistory):
     """A list of gate tensors `[n, n_experts]` that stays within its limits.
 
-    Drop-in for a Python list that a model appends its router's gates to: `append`, `extend`, `len`,
-    truth, indexing, slicing (a slice is a GateHistory with the same limits and statistics of just
-    its entries), iteration, `clear`, `torch.cat(history, dim=0)` and `torch.stack(history)`.
+    A drop-in for the Python list that a model appends its router's gates to: it has `append`,
+    `extend`, `len`, truth, indexing, slicing, iteration and `clear`, and it can be passed to
+    `torch.cat(history, dim=0)` and `torch.stack(history)`. A slice is a GateHistory with the same
+    limits, and with statistics of its own entries only.
 
-    Both limits hold at every moment. An entry is a copy of the values at append time; what is read
-    back owns its bytes. The arena grows with what is held and is never given back before `close()`.
+    Both limits hold at every moment. An entry is a copy of the values at append time, and a tensor
+    that is read back owns its bytes. The memory for records grows with what is held, and is not
+    given back before `close()`.
 
     Args:
-        max_entries: entries kept at most.
-        max_bytes: bytes of all records at most, as an int or like `"64 MiB"`. Beside them a
-            history takes 24 bytes an entry, and `2,064 * n_experts` bytes for its statistics. Or a
-            `Budget` that other parts count in as well: records take at most its limit, and their
-            memory is reserved in it, 64 KiB or an eighth at a time, before it is used. Where the
-            budget refuses more the history trims and stays within what it holds. `clear()`,
-            `close()` and the end of the object release it; slices and copies count as well, what
-            was loaded or unpickled does not.
-        trim: what happens to an entry that does not fit: `"half"` leaves half of the limit that was
-            hit occupied, as `if len(h) > limit: h = h[-limit // 2:]` does; `"oldest"` drops as many
-            of the oldest as it takes. Both are O(1) amortised.
-        dtype: record in `"float64"`, `"float32"`, `"float16"` or `"bfloat16"` (or a torch.dtype);
-            None keeps what comes. Rounds to nearest even, as torch does.
-        keep: `"all"` gates, or `"topk"`: just the `top_k` largest of each row with their experts,
-            which read back as zeros elsewhere.
-        top_k: experts per token that count as load, 1 to 64. Ties go to the lower expert.
-        statistics: keep `stats()` and `windows()` up to date; False only records.
+        max_entries: the most entries, at least 1; 1000 by default.
+        max_bytes: the most bytes of records, at least 1, as an int or like `"64 MiB"`, the default.
+            Besides them a history takes 24 bytes for each entry, and `2,064 * n_experts` bytes for
+            its statistics. A `Budget` with a limit may be given instead, which other parts count in
+            as well: memory for records is reserved in it before it is used, 64 KiB or an eighth at
+            a time, and where it refuses, the history drops old entries and stays within what it
+            holds. `clear()`, `close()` and the end of the object release it. Slices and copies
+            count in it as well; histories that were loaded or unpickled do not.
+        trim: what makes room for an entry that does not fit. `"half"`, the default, leaves half of
+            the limit that was hit occupied, as `if len(h) > limit: h = h[-limit // 2:]` does;
+            `"oldest"` drops as many of the oldest entries as it takes. Both are O(1) amortised.
+        dtype: the dtype of records: `"float64"`, `"float32"`, `"float16"` or `"bfloat16"`, or the
+            torch.dtype; values are rounded to nearest even, as torch does. None, the default, keeps
+            the dtype that comes.
+        keep: `"all"`, the default, records all gates; `"topk"` only the `top_k` largest of each row
+            and their experts, and the others are read back as zeros.
+        top_k: experts of a token that count as its load, 1 to 64; 1 by default. Of equal gates the
+            one of the lower expert counts.
+        statistics: keep `stats()` and `windows()` up to date, which is the default; False only
+            records.
 
     Raises:
-        ValueError: a limit below 1, an unknown option, a Budget that has no limit or counts the
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range or unknown, or the Budget has no limit or counts the
             memory of a device.
-        MemoryError: the address space for the limits cannot be had.
+        MemoryError: there is not enough address space for the limits.
     """
 
     __slots__ = ()
@@ -69,47 +75,66 @@ class GateHistory(_core.GateHistory):
         return super().__new__(cls, max_entries, size, trim, keep, name, top_k, statistics, budget)
 
     def extend(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Append each tensor in turn; those before one that is refused stay."""
+        """Append each tensor in turn. Where one is refused, those before it stay.
+
+        Raises what `append` raises.
+        """
         for gates in tensors:
             self.append(gates)
 
     def stats(self, window: int | None = None) -> GateStats:
-        """Statistics over everything ever appended, evicted or not: O(1).
+        """Statistics over everything ever appended, whether or not it was evicted since.
 
-        With `window`, over the newest `window` records as they are kept (rounded, where `dtype` or
-        `keep` rounds): one pass over them. Waits for gates still on their way from a device.
+        Waits for gates that are still on their way from a device.
 
-        Raises ValueError for `statistics=False` and for a window larger than `len(self)`.
+        Args:
+            window: how many of the newest entries to look at instead, 0 to `len(self)`, as they are
+                recorded: rounded where `dtype` or `keep` rounds. This is a pass over the entries;
+                without a window nothing is read.
+
+        Raises ValueError if the history was made with `statistics=False`, or has fewer entries than
+        `window`.
         """
         return GateStats._from_sums(self._sums(window), self.top_k)
 
     def windows(self) -> list[GateStats]:
-        """The whole run as up to 129 consecutive windows, oldest first, in constant memory.
+        """Statistics of the whole run in up to 129 consecutive windows, oldest first.
 
-        All have the same number of entries but the last, which is still filling. When 128 are
-        full, neighbours merge: a longer run has longer windows.
+        All windows have the same number of entries, except for the last, which is still filling.
+        When 128 are full, neighbours are merged, so that a longer run has longer windows and takes
+        no more memory.
+
+        Raises ValueError if the history was made with `statistics=False`.
         """
         return [GateStats._from_sums(sums, self.top_k) for sums in self._windows()]
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Write a heat map of load, experts over time, as the image file `path`.
+        """Write a heat map of the experts' load over the whole run to an image file.
 
-        Covers everything ever appended, by `windows()`. Needs the `plot` extra (matplotlib);
-        ImportError says so. ValueError when nothing was appended yet.
+        Args:
+            path: the file; its suffix says which format it has, such as `.png`.
+
+        Raises ImportError if matplotlib, the `plot` extra, is not installed; ValueError if nothing
+        was appended yet or the history was made with `statistics=False`.
         """
         from memtools.gate import plot as gate_plot
 
-        gate_plot.load_heat_map(self.windows(), path)
+        gate_plot.draw_load(self.windows(), path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write limits, records and statistics to a file; atomic: the old file or the new one."""
+        """Write limits, records and statistics to a file, in one step: if the program dies
+        meanwhile, the file is as it was before.
+
+        Raises OSError if the file cannot be written.
+        """
         file.write(path, self._dump())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> GateHistory:
-        """Read what `save` wrote; no pickle, nothing in the file is executed.
+        """Read a file that `save` wrote. It is not a pickle: nothing in it is executed.
 
-        Raises ValueError when the file is damaged or no gate history, OSError as open() does.
+        Raises ValueError if the file is damaged or not a saved history, OSError if it cannot be
+        read.
         """
         return cls._parse(file.read(path))
 
@@ -140,7 +165,7 @@ class GateHistory(_core.GateHistory):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Torch functions of a list of tensors (`cat`, `stack`, ...) take a history as one."""
+        """Let torch functions of a list of tensors (`cat`, `stack`, ...) take a history as one."""
         kwargs = dict(kwargs or {})
         tensors = args[0] if args else kwargs.pop("tensors", None)
         if not isinstance(tensors, GateHistory):
@@ -167,7 +192,7 @@ def _limits(max_bytes: int | str | Budget) -> tuple[Budget | None, int]:
 def _concatenates_rows(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
-    """Whether this is cat along dim 0 and nothing else: one copy of the records does that."""
+    """Whether this is `cat` along dim 0 and nothing else, which one copy of the records can do."""
     if getattr(func, "__name__", "") not in ("cat", "concat", "concatenate", "vstack", "row_stack"):
         return False
     named = {key: value for key, value in kwargs.items() if key not in ("dim", "axis")}

@@ -10,8 +10,17 @@ if TYPE_CHECKING:
     from memtools.gate.stats import GateStats
 
 
-def load_heat_map(windows: list[GateStats], path: str | os.PathLike[str]) -> None:
-    """Draw each window's load as a multiple of the balanced load, one column a window."""
+def draw_load(windows: list[GateStats], path: str | os.PathLike[str]) -> None:
+    """Draw the load of experts over time to an image file.
+
+    Each window is a column, as wide as its entries; a load of 1 is that of a balanced router.
+
+    Args:
+        windows: consecutive windows, oldest first.
+        path: the file to write.
+
+    Raises ImportError if matplotlib is not installed, ValueError if there is nothing to draw.
+    """
     path = os.fspath(path)
     try:
         from matplotlib.colors import TwoSlopeNorm

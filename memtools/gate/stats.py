@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-Sums = tuple[int, int, int, list[float], list[int]]  # as memtools._core counts them
+#: Entries, tokens, non-finite tokens, sum of gates and load of each expert, as memtools._core
+#: counts them.
+Sums = tuple[int, int, int, list[float], list[int]]
 
 
 def _cv(values: list[float]) -> float:
@@ -19,23 +21,24 @@ def _cv(values: list[float]) -> float:
 def _entropy(values: list[float]) -> float:
     total = math.fsum(values)
     shares = [value / total for value in values if value > 0] if total > 0 else []
-    return -math.fsum(share * math.log(share) for share in shares)
+    return math.fsum(-share * math.log(share) for share in shares)
 
 
 @dataclass(frozen=True, slots=True)
 class GateStats:
-    """Statistics of a number of gate entries, accumulated in float64 and whole numbers.
+    """Statistics of some entries of a GateHistory, accumulated in float64 and whole numbers.
 
-    E is the number of experts, k the history's `top_k`. Tokens with a NaN or an infinity among
-    their gates are counted and left out of everything else. Entropies are in nats.
+    E is the number of experts and k the history's `top_k`. A token with a NaN or an infinity among
+    its gates is counted in `tokens` and `nonfinite_tokens`, and left out of everything else.
+    Entropies are in nats.
     """
 
     entries: int  #: appended tensors
-    tokens: int  #: their rows, non-finite ones included
+    tokens: int  #: rows of these tensors, including non-finite ones
     nonfinite_tokens: int  #: rows with a NaN or an infinity
-    top_k: int  #: experts per token that count as load
+    top_k: int  #: experts of a token that count as its load
     importance: tuple[float, ...]  #: [E] mean gate of each expert over the finite tokens
-    load: tuple[int, ...]  #: [E] tokens that had the expert among their k largest gates
+    load: tuple[int, ...]  #: [E] how many tokens had the expert among their k largest gates
 
     @classmethod
     def _from_sums(cls, sums: Sums, top_k: int) -> GateStats:
@@ -46,50 +49,50 @@ class GateStats:
 
     @property
     def n_experts(self) -> int:
-        """E; 0 before the first entry."""
+        """E, the number of experts; 0 before the first entry."""
         return len(self.load)
 
     @property
     def load_fraction(self) -> tuple[float, ...]:
-        """[E] share of all assignments; sums to 1, or all 0 before the first token."""
+        """[E] each expert's share of the load. Sums to 1; all 0 before the first token."""
         total = max(1, sum(self.load))
         return tuple(count / total for count in self.load)
 
     @property
     def entropy(self) -> float:
-        """Shannon entropy of `load_fraction`: 0 when one expert gets all, log(E) when balanced."""
+        """Shannon entropy of `load_fraction`: 0 if one expert has all of it, log(E) if balanced."""
         return _entropy([float(count) for count in self.load])
 
     @property
     def importance_entropy(self) -> float:
-        """Shannon entropy of the importance, taken as a distribution over experts."""
+        """Shannon entropy of `importance`, taken as a distribution over experts."""
         return _entropy(list(self.importance))
 
     @property
     def cv(self) -> float:
-        """Coefficient of variation of the load: population standard deviation over mean.
-
-        0 when balanced. Its square is the load loss of Shazeer et al. 2017 (arXiv:1701.06538).
-        """
+        """Coefficient of variation of the load: population standard deviation over mean; 0 if
+        balanced. Its square is the load loss of Shazeer et al. 2017 (arXiv:1701.06538)."""
         return _cv([float(count) for count in self.load])
 
     @property
     def importance_cv(self) -> float:
-        """Coefficient of variation of the importance (same paper, importance loss)."""
+        """Coefficient of variation of the importance; its square is the importance loss of the same
+        paper."""
         return _cv(list(self.importance))
 
     @property
     def max_violation(self) -> float:
         """(largest load - mean load) / mean load: MaxVio of Wang et al. 2024 (arXiv:2408.15664).
 
-        0 when balanced, E/k - 1 when every token goes to the same k experts.
+        0 if balanced, E/k - 1 if every token goes to the same k experts.
         """
         mean = sum(self.load) / max(1, len(self.load))
         return max(self.load) / mean - 1.0 if mean > 0 else 0.0
 
     @property
     def dead_experts(self) -> tuple[int, ...]:
-        """Experts that no token was assigned to; empty before the first finite token."""
+        """Indexes of the experts that no token was assigned to; empty before the first finite
+        token."""
         if self.tokens == self.nonfinite_tokens:
             return ()
         return tuple(expert for expert, count in enumerate(self.load) if count == 0)

@@ -21,16 +21,14 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from memtools._base import malloc, reclaim
 from memtools._base import torch as bridge
-from memtools._base.devices import initialised
-from memtools._base.oom import asked_bytes, first_line, is_of_host, is_out_of_memory, remedy
+from memtools._base.oom import Shortage, remedy, shortage
 from memtools._base.size import format_bytes
 from memtools.grad.report import Retry, WindowReport
-from memtools.grad.split import PartsByFunction, PartsByRows, Readings, Split
+from memtools.grad.split import PartsByFunction, PartsByRows, Readings, Split, known_of
 from memtools.grad.undo import Undo
 
 if TYPE_CHECKING:
@@ -67,10 +65,14 @@ class BackOff:
         self._rows: int | None = None
         self._used: float = 0
         self._lowest = 0
-        self._readings = Readings()
+        self._readings = Readings()  # of each loss function's batches
         self._thrashed = 0  # windows in a row in which the device's allocator emptied its cache
         self._flushes = 0
-        self.note = prepare_host()
+        # Let malloc keep no freed memory where a limit counts it, before anything runs out: what
+        # oneDNN needs for a kernel fails first otherwise, and not all of it checks that.
+        self.note, limit = "", malloc.lowest_limit()
+        if limit is not None and malloc.map_large_blocks():
+            self.note = f"{limit[1]} is {format_bytes(limit[0])}: {_CHANGED}"
 
     def step(
         self,
@@ -86,10 +88,10 @@ class BackOff:
         self._require_ready(loss_fn)
         left: PartsByRows | PartsByFunction
         if split is None:
-            left = PartsByRows(batch, self._readings.of(loss_fn))
+            left = PartsByRows(batch, known_of(self._readings, loss_fn))
         else:
             left = PartsByFunction(batch, split)
-        self._flushes = _allocator_flushes()
+        self._flushes = _allocator_flushes(self._torch)
         runner.begin()
         window = runner.window
         start = window.mark()
@@ -154,7 +156,7 @@ class BackOff:
     def _heed_allocator(self) -> None:
         """Halve the rows where the device's allocator emptied its cache window after window to find
         a block: that is what it does before it gives up, and it is slower with each window."""
-        flushed = _allocator_flushes() - self._flushes
+        flushed = _allocator_flushes(self._torch) - self._flushes
         self._thrashed = self._thrashed + 1 if flushed else 0
         rows = self._rows or 0
         if self._thrashed < THRASHING or rows < 2:
@@ -240,10 +242,11 @@ class _Step:
         except Exception as error:
             # What others took part in cannot be done again.
             final = runner.ranks.no_retry or (last and self.owner._overlap)
-            if final or not is_out_of_memory(error):
+            found = None if final else shortage(error)
+            if found is None:
                 raise
             # ranks in one pass go back equally far, wherever in it each of them was
-            failed = Failed(error, runner.ranks.sharded or bool(window.torn))
+            failed = Failed(error, found, runner.ranks.sharded or bool(window.torn))
         if failed is None and window.weighted is False:
             raise ValueError(
                 "step(): a loss came without a weight, and how many rows it is the mean of is not "
@@ -251,9 +254,9 @@ class _Step:
                 "returns (loss_sum, weight), the SUM of the losses and the number of their units"
             )
         if runner.ranks.world > 1 or runner.ranks.sharded:
-            others = runner.ranks.agree("" if failed is None else failed.line)
+            others = runner.ranks.agree("" if failed is None else failed.shortage.line)
             if others and failed is None:
-                failed = Failed(None, True, others)
+                failed = Failed(None, Shortage(others, None, of_host=False), True)
         if failed is None:
             self.undo.keep()
         if runner.gradients.sums_apart and (failed is not None or window.count > 1):
@@ -286,7 +289,7 @@ class _Step:
         self.gave_all_back = self.failures > 0 or is_last
         self.failures += 1
         try:
-            whole = undo.back(failed.touched)
+            whole, restored = undo.back(failed.touched)
         except RuntimeError as error:  # a buffer that had never changed has changed
             raise error from failed.error
         began = self.began if whole else self.window_began
@@ -295,9 +298,9 @@ class _Step:
             micro_batch=index,
             rows=rows or None,
             phase=failed.phase,
-            error=failed.line,
-            asked=failed.asked,
-            restored=undo.in_words(whole),
+            error=failed.shortage.line,
+            asked=failed.shortage.asked,
+            restored=restored,
             next_rows=rows if once_more else smaller,
             probing=bool(self.owner.control.before),
             ms=1e3 * (time.perf_counter() - began),
@@ -325,12 +328,14 @@ class _Step:
     def _raise(self, failed: Failed, retry: Retry) -> NoReturn:
         """The smallest possible micro-batch did not fit."""
         if failed.error is None:
-            raise MemoryError(f"step(): another rank ran out of memory: {failed.line}; {retry}")
+            raise MemoryError(
+                f"step(): another rank ran out of memory: {failed.shortage.line}; {retry}"
+            )
         failed.error.add_note(
             f"memtools: nothing smaller can be tried, so the window is dropped; {failed.remedy()}"
         )
         with contextlib.suppress(Exception):  # it looks at all objects, when memory is out
-            from memtools.grad.kept_graph import kept_graphs
+            from memtools._census.holders import kept_graphs
 
             kept = kept_graphs([*self.owner._tensors(), *self.runner.model.buffers()])
             if kept:
@@ -339,21 +344,30 @@ class _Step:
 
 
 class Failed:
-    """A micro-batch's error, when its `except` block is left. The frames of its traceback are
-    cleared: their variables are the tensors that filled the memory."""
+    """What ran out of memory, when its `except` block is left.
 
-    __slots__ = ("asked", "error", "line", "phase", "touched")
+    Attributes:
+        error: what was raised; None where that was on another rank.
+        shortage: what it says.
+        touched: whether a backward pass may have changed gradients.
+        phase: where it was raised, as a Retry has it.
+    """
 
-    def __init__(self, error: Exception | None, touched: bool, line: str = "") -> None:
-        self.error, self.touched = error, touched
-        self.asked, self.line, self.phase = None, line, "another rank"
-        if error is not None:
-            self.asked, self.line = asked_bytes(error), first_line(error)
-            self.phase = "backward" if _in_backward(error.__traceback__) else "forward"
+    __slots__ = ("error", "phase", "shortage", "touched")
+
+    def __init__(self, error: Exception | None, shortage: Shortage, touched: bool) -> None:
+        self.error, self.shortage, self.touched = error, shortage, touched
+        self.phase = "another rank" if error is None else "forward"
+        trace = None if error is None else error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_name == "_engine_run_backward":
+                self.phase = "backward"
+            trace = trace.tb_next
 
     def clear(self) -> None:
-        """Let go of what the failed pass held. What is young is most often enough: a collection
-        of the whole heap takes half a second in a program that has imported much."""
+        """Clear the frames of the traceback, whose variables are the tensors that filled the
+        memory. What is young is most often enough: a collection of the whole heap takes half a
+        second in a program that has imported much."""
         if self.error is not None:
             for error in _related(self.error, set()):
                 traceback.clear_frames(error.__traceback__)
@@ -367,8 +381,8 @@ class Failed:
         """
         if thorough:
             gc.collect()
-        reclaim.empty_cache()
-        if self.error is None or not is_of_host(self.error):
+        bridge.connect().torch.cuda.empty_cache()
+        if not self.shortage.of_host:
             return ""
         changed = malloc.map_large_blocks()
         reclaim.trim()
@@ -376,17 +390,7 @@ class Failed:
 
     def remedy(self) -> str:
         """Say what the program can do where no smaller micro-batch is left, in one clause."""
-        if self.error is None or not is_of_host(self.error):
-            return remedy(None)
-        return remedy(*malloc.idle())
-
-
-def _in_backward(trace: TracebackType | None) -> bool:
-    while trace is not None:
-        if trace.tb_frame.f_code.co_name == "_engine_run_backward":
-            return True
-        trace = trace.tb_next
-    return False
+        return remedy(*malloc.idle()) if self.shortage.of_host else remedy(None)
 
 
 def _related(error: BaseException | None, seen: set[int]) -> Iterator[BaseException]:
@@ -400,21 +404,10 @@ def _related(error: BaseException | None, seen: set[int]) -> Iterator[BaseExcept
         yield from _related(other, seen)
 
 
-def prepare_host() -> str:
-    """Let malloc keep no freed memory where a limit counts it, before anything runs out: what
-    oneDNN needs for a kernel fails first otherwise, and not all of it checks that. Returns what was
-    set, or ""."""
-    limit = malloc.lowest_limit()
-    if limit is None or not malloc.map_large_blocks():
-        return ""
-    return f"{limit[1]} is {format_bytes(limit[0])}: {_CHANGED}"
-
-
-def _allocator_flushes() -> int:
+def _allocator_flushes(torch: Any) -> int:
     """Return how often the devices' allocators emptied their caches to find a block; without CUDA
     that is 0."""
-    torch = bridge.loaded()
-    if not initialised(torch):
+    if not torch.cuda.is_initialized():
         return 0
     return sum(
         int(torch.cuda.memory_stats_as_nested_dict(index).get("num_alloc_retries", 0))
@@ -493,7 +486,6 @@ class SizeControl:
         return state | {"size": None if self.size == math.inf else self.size}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over a state. Raises KeyError if something is missing."""
-        size = math.inf if state["size"] is None else float(state["size"])
-        good, wait, before = int(state["good"]), int(state["wait"]), float(state["before"])
-        self.size, self.good, self.wait, self.before = min(size, self.top), good, wait, before
+        """Take over a state that was checked."""
+        self.size, self.good, self.wait, self.before = (state[name] for name in _STATE)
+        self.size = self.top if self.size is None else min(self.size, self.top)

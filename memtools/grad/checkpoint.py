@@ -102,17 +102,6 @@ class _Recomputed:
     """In place of a layer's forward(), as an attribute of the layer, which it holds weakly: a model
     that is dropped goes at once, not when garbage is collected."""
 
-    __slots__ = (
-        "__weakref__",
-        "_before",
-        "_forward",
-        "_layer",
-        "_reserved",
-        "_statistics",
-        "_torch",
-        "enabled",
-    )
-
     def __init__(
         self, layer: torch.nn.Module, before: Any, statistics: bool, enabled: bool = True
     ) -> None:

@@ -78,21 +78,6 @@ class Measure:
                 self._bad = gradients.bad()
         return self._bad
 
-    @property
-    def infs(self) -> int:
-        """Elements that are inf."""
-        return self.bad[0]
-
-    @property
-    def nans(self) -> int:
-        """Elements that are nan."""
-        return self.bad[1]
-
-    @property
-    def first_bad(self) -> str | None:
-        """The name of the first parameter that has such an element."""
-        return self.bad[2]
-
 
 class Gradients:
     """The gradients of some parameters, whatever they are on. They are looked up at each call.
@@ -107,18 +92,6 @@ class Gradients:
         watched: what nobody else may change between two micro-batches.
         remembered: whether remember() was called since the last backward pass.
     """
-
-    __slots__ = (
-        "_before",
-        "_names",
-        "_native",
-        "_torch",
-        "_versions",
-        "parameters",
-        "remembered",
-        "trained",
-        "watched",
-    )
 
     #: whether gradients lie in sums apart from the optimizer's parameters, which the methods named
     #: below `close` look after
@@ -144,10 +117,6 @@ class Gradients:
     def tensors(self) -> list[torch.Tensor]:
         """The gradients that there are, in the order of the parameters."""
         return [p.grad for p in self.parameters if p.grad is not None]
-
-    def empty(self) -> bool:
-        """Whether no parameter has a gradient."""
-        return all(p.grad is None for p in self.parameters)
 
     def sparse(self) -> str | None:
         """The name of the first parameter whose gradient is sparse, or None."""
@@ -175,12 +144,15 @@ class Gradients:
 
     def _with_left(self, torch: Any, native: _core.GradMeasure, left: Left) -> Measure:
         """The measure with what is on the CPU, but was not read natively."""
-        sums = [host_sums(torch, grad) for _, grad in left if grad.device.type == "cpu"]
-        squares = exact_sum([native.sum_squares, *(found.squares for found in sums)])
-        fine = not (native.infs or native.nans or any(found.infs or found.nans for found in sums))
-        only = len(sums) == len(left)  # nothing is on a device, so that counting waits for none
+        host = [grad for _, grad in left if grad.device.type == "cpu"]
+        squares = [host_squares(torch, grad) for grad in host]
+        # The squares of finite float64 may overflow: only a count tells.
+        odd = [grad for grad, sum_ in zip(host, squares, strict=True) if not math.isfinite(sum_)]
+        fine = not (native.infs or native.nans or any(sum(count_bad(torch, g)) for g in odd))
+        only = len(host) == len(left)  # nothing is on a device, so that counting waits for none
         bad = self.bad() if only and not fine else (0, 0, None)
-        return Measure(squares, native.tensors + len(left), fine, bad)
+        total = exact_sum([native.sum_squares, *squares])
+        return Measure(total, native.tensors + len(left), fine, bad)
 
     def _with_devices(self, torch: Any, host: Measure, left: Left) -> Measure:
         """The measure with what is on devices, on the first of them."""
@@ -203,12 +175,10 @@ class Gradients:
         A factor that is a tensor on a device is used there; gradients on the CPU beside it make the
         call wait for it. With factor 1.0 and no limit nothing is touched.
 
-        Raises ValueError for a limit that is no positive number and TypeError for a sparse
-        gradient, or a complex one with a limit; then nothing was changed.
+        Raises TypeError for a sparse gradient, or a complex one with a limit; then nothing was
+        changed.
         """
         torch = self._torch
-        if not limit > 0:
-            raise ValueError(f"limit is a positive number, got {limit}")
         if not isinstance(factor, torch.Tensor):
             factor = float(factor)
             if factor == 1.0 and limit == math.inf:
@@ -232,45 +202,6 @@ class Gradients:
             for device, grads in _by_device(left).items():
                 near = factor if isinstance(factor, float) else factor.to(device)
                 device_multiply(torch, grads, near, limit)
-
-    def add_to(
-        self, into: Sequence[torch.Tensor | None], first: bool = False, measure: bool = False
-    ) -> Measure | None:
-        """Adds each gradient to the tensor of its parameter in `into`, fp32 of the same shape and
-        strides; `first` overwrites. Parameters without a gradient add nothing, and may have None
-        there.
-
-        With `measure`, the measure of what is then in `into`: for dense gradients on the CPU in the
-        same pass. Raises ValueError for another shape or a tensor that is missing; then nothing was
-        changed.
-        """
-        torch = self._torch
-        if len(into) != len(self.parameters):
-            raise ValueError(f"{len(self.parameters)} parameters and {len(into)} tensors to add to")
-        left = self._left(self._native.multiply(1.0))  # by 1 it only looks
-        for index, grad in left:
-            self._check_target(index, grad, into[index])
-        targets = [torch.empty(0) if target is None else target for target in into]
-        found = self._native.add_to(targets, first=first, measure=measure)
-        with torch.no_grad():
-            for index, grad in left:
-                local = local_shard(targets[index])
-                local.copy_(grad) if first else local.add_(grad)
-        if not isinstance(found, _core.GradMeasure):
-            return None
-        count = sum(target is not None for target in into)
-        if found.tensors < count or not math.isfinite(found.sum_squares):
-            return holding(into, self._names).measure()
-        return Measure(found.sum_squares, count, True)
-
-    def _check_target(self, index: int, grad: torch.Tensor, target: torch.Tensor | None) -> None:
-        local = None if target is None else local_shard(target)
-        if local is None or local.shape != grad.shape or local.device != grad.device:
-            found = "None" if local is None else f"{list(local.shape)} on {local.device}"
-            raise ValueError(
-                f"the gradient of {self.name(index)} is {list(grad.shape)} on {grad.device}, "
-                f"and what it is to be added to is {found}"
-            )
 
     def bad(self) -> tuple[int, int, str | None]:
         """Counts inf and nan elements in all gradients, and names the first parameter that has
@@ -366,7 +297,7 @@ class Gradients:
                 continue
             if _is_sparse(grad):
                 raise sparse_error(self.name(index))
-            left.append((index, local_shard(grad)))
+            left.append((index, getattr(grad, "_local_tensor", grad)))
         return left
 
 
@@ -390,29 +321,9 @@ def _by_device(left: Left) -> dict[torch.device, list[torch.Tensor]]:
     return groups
 
 
-def holding(grads: Sequence[torch.Tensor | None], names: Sequence[str] | None = None) -> Gradients:
-    """Gradients that are in a list and not at parameters: each is held by a tensor of its shape
-    that shares its memory."""
-    torch = bridge.connect().torch
-    holders = []
-    for grad in grads:
-        holder = torch.empty(0) if grad is None else grad.detach()
-        holder.grad = grad
-        holders.append(holder)
-    return Gradients(holders, names)
-
-
 # --- torch's own operations, for what the native pass leaves ---
 
 PIECE = 1 << 20  # elements that are copied to float64 at a time: 8 MiB
-
-
-class HostSums(NamedTuple):
-    """What one gradient on the CPU adds up to."""
-
-    squares: float
-    infs: int
-    nans: int
 
 
 class DeviceSums(NamedTuple):
@@ -420,12 +331,6 @@ class DeviceSums(NamedTuple):
 
     squares: torch.Tensor
     finite: torch.Tensor
-
-
-def local_shard(grad: torch.Tensor) -> torch.Tensor:
-    """This process's shard of a DTensor, or the gradient itself."""
-    shard = getattr(grad, "_local_tensor", None)
-    return grad if shard is None else shard
 
 
 def _real(torch: Any, grad: torch.Tensor) -> torch.Tensor:
@@ -444,15 +349,11 @@ def _pieces(grad: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from _pieces(piece) if rows == 1 and piece.numel() > PIECE else (piece,)
 
 
-def host_sums(torch: Any, grad: torch.Tensor) -> HostSums:
-    """The exact sum of squares of a gradient on the CPU, and how many of its elements are inf and
-    nan. Needs no more than 16 MiB or one row beside it."""
-    real = _real(torch, grad)
-    squares = exact_sum([float(piece.double().square().sum()) for piece in _pieces(real)])
-    if math.isfinite(squares):
-        return HostSums(squares, 0, 0)
-    infs, nans = count_bad(torch, grad)
-    return HostSums(squares, infs, nans)
+def host_squares(torch: Any, grad: torch.Tensor) -> float:
+    """The exact sum of squares of a gradient on the CPU. Needs no more than 16 MiB or one row
+    beside it."""
+    pieces = _pieces(_real(torch, grad))
+    return exact_sum([float(piece.double().square().sum()) for piece in pieces])
 
 
 def exact_sum(squares: Sequence[float]) -> float:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from memtools import _core
 from memtools._base import torch as bridge
-from memtools.grad.gradients import Gradients, Measure, exact_sum
+from memtools.grad.gradients import Gradients, Measure, exact_sum, sparse_error
 
 if TYPE_CHECKING:
     import torch
@@ -38,14 +38,6 @@ class MainGrads(Gradients):
     """
 
     sums_apart = True
-    __slots__ = (
-        "__weakref__",
-        "_finalizer",
-        "_given",
-        "_handles",
-        "_measuring",
-        "_sums",
-    )
 
     def __init__(
         self,
@@ -85,12 +77,6 @@ class MainGrads(Gradients):
         self._finalizer = weakref.finalize(self, _remove, self._handles)
         self._finalizer.atexit = False
 
-    @property
-    def bytes(self) -> int:
-        """What the fp32 sums take now."""
-        grads = (found.holder.grad for found in self._sums.values())
-        return sum(grad.nbytes for grad in grads if grad is not None)
-
     def measure_next(self) -> None:
         """To be called before the last backward of a window: its sums are measured as they are
         added, in the same pass, and measure() then reads only what that backward left."""
@@ -126,9 +112,9 @@ class MainGrads(Gradients):
         rest = [i for i in range(len(self.parameters)) if i not in known]
         names = None if self._names is None else [self._names[i] for i in rest]
         part = Gradients((self.parameters[i] for i in rest), names).measure()
-        squares = exact_sum([float(found.sum_squares) for found in known.values()])
+        squares = exact_sum([found.sum_squares for found in known.values()])
         count = part.count + len(known)
-        fine = all(bool(found.finite) for found in known.values())
+        fine = not any(found.infs or found.nans for found in known.values())
         if isinstance(part.finite, bool):
             fine = fine and part.finite
             bad = (0, 0, None) if fine else self.bad()
@@ -204,24 +190,26 @@ class _Sum:
     def __init__(self, torch: Any, parameter: torch.Tensor) -> None:
         one = torch.empty(1, dtype=torch.float32, device=parameter.device)
         self.holder: torch.Tensor = one.expand(parameter.shape)
-        self.measured: Measure | None = None
-        self._added: Gradients = Gradients([parameter])
+        self.measured: _core.GradMeasure | None = None
+        self._added = _core.GradSet([parameter])
 
     def add(self, parameter: torch.Tensor, measure: bool) -> None:
+        """Add the parameter's gradient; `measure` says whether the sum is measured meanwhile, which
+        is done where both are dense and on the CPU."""
         torch = bridge.connect().torch
         grad, total = parameter.grad, self.holder.grad
         assert grad is not None
-        first = total is None
+        if grad.layout is not torch.strided:
+            raise sparse_error(f"a parameter of shape {list(parameter.shape)}")
+        first, found = total is None, None
         if total is None:
             total = torch.empty_like(grad, dtype=torch.float32, requires_grad=False)
-        if total.stride() != grad.stride():
+        if total.stride() == grad.stride():
+            found = self._added.add_to(total, first=first, measure=measure)
+        if not found:
             with torch.no_grad():
                 total.copy_(grad) if first else total.add_(grad)
-            self.measured, self.holder.grad = None, total
-            return
-        # On a device a pass for each parameter would cost more than one over all in the end.
-        measure = measure and grad.device.type == "cpu"
-        self.measured = self._added.add_to([total], first=first, measure=measure)
+        self.measured = found if isinstance(found, _core.GradMeasure) else None
         self.holder.grad = total
 
     def take(self) -> torch.Tensor | None:

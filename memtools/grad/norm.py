@@ -101,9 +101,10 @@ def _is_torchs(norm_type: float, gradients: Gradients) -> bool:
 
 def _check(found: Measure, error_if_nonfinite: bool) -> None:
     if error_if_nonfinite and not bool(found.finite):
+        infs, nans, first_bad = found.bad
         raise RuntimeError(
-            f"the norm of the gradients is not finite: {found.infs} inf and {found.nans} nan "
-            f"elements, the first of {found.first_bad}; to clip by it all the same, call with "
+            f"the norm of the gradients is not finite: {infs} inf and {nans} nan "
+            f"elements, the first of {first_bad}; to clip by it all the same, call with "
             "error_if_nonfinite=False"
         )
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from memtools._base import torch as bridge
+from memtools.grad.gradients import Measure
 from memtools.grad.ranks import (
     FAILED,
     FLUSHING,
@@ -111,15 +112,14 @@ class ShardedRanks(Ranks):
 
     def measure(self, measure: Any) -> Any:
         """Sums over all shards; replicas have the same, and count once."""
-        first = self._names.get(measure.first_bad, -1)
-        table = self._wire.table([float(measure.sum_squares), measure.infs, measure.nans, first])
+        infs, nans, first_bad = measure.bad
+        first = self._names.get(first_bad, -1)
+        table = self._wire.table([float(measure.sum_squares), infs, nans, first])
         firsts = [int(found) for found in table.column(3) if found >= 0]
-        return _Measure(
-            sum(table.column(0)) / self._copies,
-            int(sum(table.column(1))) // self._copies,
-            int(sum(table.column(2))) // self._copies,
-            list(self._names)[min(firsts)] if firsts else None,
-        )
+        infs, nans = (int(sum(table.column(i))) // self._copies for i in (1, 2))
+        first_bad = list(self._names)[min(firsts)] if firsts else None
+        squares = sum(table.column(0)) / self._copies
+        return Measure(squares, measure.count, not (infs or nans), (infs, nans, first_bad))
 
     def _before(self) -> None:
         """Called before each of FSDP's collectives inside of a micro-batch."""
@@ -156,14 +156,6 @@ class ShardedRanks(Ranks):
             f"the ranks do not have the same micro-batches: {told}. With fully_shard every rank "
             "needs as many: drop what is left over (drop_last=True), or use DistributedDataParallel"
         )
-
-
-class _Measure:
-    """As Gradients measures, over all ranks."""
-
-    def __init__(self, sum_squares: float, infs: int, nans: int, first_bad: str | None) -> None:
-        self.sum_squares, self.infs, self.nans = sum_squares, infs, nans
-        self.first_bad, self.finite = first_bad, not infs and not nans
 
 
 class _Pass:

@@ -57,20 +57,15 @@ _FIELDS: Final = "fields"
 _HOOK: Final = "pass split=, a function of (batch, size) that returns a list of micro-batches"
 
 
-class Readings:
-    """How the batches of each loss function were read, so that a last batch of few rows is read as
-    those before it."""
+#: How the batches of each loss function were read, so that a last batch of few rows is read as
+#: those before it.
+Readings = weakref.WeakKeyDictionary[Any, Known]
 
-    __slots__ = ("_of",)
 
-    def __init__(self) -> None:
-        self._of: weakref.WeakKeyDictionary[Any, Known] = weakref.WeakKeyDictionary()
-
-    def of(self, loss_fn: Any) -> Known:
-        """Those of one function, however often a program defines it anew."""
-        code = getattr(loss_fn, "__code__", None)
-        key = code if isinstance(code, types.CodeType) else type(loss_fn)
-        return self._of.setdefault(key, {})
+def known_of(readings: Readings, loss_fn: Any) -> Known:
+    """Those of one loss function, however often a program defines it anew."""
+    code = getattr(loss_fn, "__code__", None)
+    return readings.setdefault(code if isinstance(code, types.CodeType) else type(loss_fn), {})
 
 
 class Cut(NamedTuple):
@@ -282,8 +277,7 @@ def _is_sequence(node: Any, is_batch: bool) -> bool:
 
 
 def _is_array(node: Any) -> bool:
-    torch = bridge.loaded()
-    if torch is not None and isinstance(node, torch.Tensor):
+    if isinstance(node, bridge.connect().torch.Tensor):
         return True
     kind = type(node)
     return kind.__module__ == "numpy" and kind.__name__ == "ndarray"
@@ -437,8 +431,8 @@ def _pytree_kind(node: Any) -> Any:
 
 
 def _check_strided(node: Any, name: str) -> None:
-    torch = bridge.loaded()
-    if torch is None or not isinstance(node, torch.Tensor):
+    torch = bridge.connect().torch
+    if not isinstance(node, torch.Tensor):
         return
     if node.layout is not torch.strided or node.is_nested:
         kind = "nested" if node.is_nested else str(node.layout)
@@ -447,9 +441,8 @@ def _check_strided(node: Any, name: str) -> None:
 
 def _is_torchs(node: Any) -> bool:
     """dtypes, devices and the like."""
-    torch = bridge.loaded()
-    kinds = () if torch is None else (torch.dtype, torch.device, torch.layout, torch.Size)
-    return isinstance(node, kinds)
+    torch = bridge.connect().torch
+    return isinstance(node, (torch.dtype, torch.device, torch.layout, torch.Size))
 
 
 # --- walks ---

@@ -22,13 +22,13 @@ none), is a choice of price. The results have the same bits whatever is chosen:
 from __future__ import annotations
 
 import random
-import resource
 import sys
 from collections.abc import Iterable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from memtools import _core
+from memtools._base import malloc
 from memtools._base import torch as bridge
 
 if TYPE_CHECKING:
@@ -81,32 +81,35 @@ class Buffers:
     found unchanged twice; from then on it is looked at instead: its tensor, address, shape and
     version before each micro-batch, and a checksum too before it is taken for restored, since
     `.data` leaves no trace in the version.
+
+    Attributes:
+        kept: one for each buffer.
     """
 
-    __slots__ = ("_kept", "_places")
+    __slots__ = ("_places", "kept")
 
     def __init__(self) -> None:
         self._places: list[tuple[dict[str, Any], str]] = []
-        self._kept: list[_Kept] = []
+        self.kept: list[_Kept] = []
 
     def save(self, holders: Iterable[dict[str, Any]]) -> None:
         """Save modules' `_buffers`, into the copies of before where the tensors are the same."""
         holders = list(holders)
         if not holders:
-            self._places, self._kept = [], []
+            self._places, self.kept = [], []
             return
         torch = bridge.connect().torch
         self._places = [
             (names, name) for names in holders for name in names if names[name] is not None
         ]
         tensors = [names[name] for names, name in self._places]
-        if len(tensors) != len(self._kept) or any(
-            kept.tensor is not tensor for kept, tensor in zip(self._kept, tensors, strict=True)
+        if len(tensors) != len(self.kept) or any(
+            kept.tensor is not tensor for kept, tensor in zip(self.kept, tensors, strict=True)
         ):
-            known = {id(kept.tensor): kept for kept in self._kept}
-            self._kept = [known.get(id(tensor)) or _Kept(tensor) for tensor in tensors]
+            known = {id(kept.tensor): kept for kept in self.kept}
+            self.kept = [known.get(id(tensor)) or _Kept(tensor) for tensor in tensors]
         with torch.no_grad():
-            due = [kept for kept in self._kept if kept.is_due()]
+            due = [kept for kept in self.kept if kept.is_due()]
             if due:
                 copies = [kept.copy for kept in due]
                 torch._foreach_copy_(copies, [kept.tensor for kept in due])
@@ -119,7 +122,7 @@ class Buffers:
         """
         changed = []
         with bridge.connect().torch.no_grad():
-            for (names, name), kept in zip(self._places, self._kept, strict=True):
+            for (names, name), kept in zip(self._places, self.kept, strict=True):
                 names[name] = kept.tensor
                 if not kept.restore():
                     changed.append(name)
@@ -129,9 +132,6 @@ class Buffers:
                 "memory, and had never changed before, so that no copy of it was made: put it as "
                 "it was; from now on it is copied before each micro-batch"
             )
-
-    def __len__(self) -> int:
-        return len(self._kept)
 
 
 class _Kept:
@@ -356,16 +356,11 @@ def memory_of(device: torch.device) -> float:
         return float(bridge.connect().torch.cuda.get_device_properties(device).total_memory)
     if device.type != "cpu":
         return float("inf")
-    host = _core.Probe().read()
-    least = float("inf")
-    for limit in (
-        host.cgroup_limit,
-        host.total,
-        resource.getrlimit(resource.RLIMIT_DATA)[0],
-        resource.getrlimit(resource.RLIMIT_AS)[0],
-    ):
-        if limit not in (None, -1):  # unknown, or unlimited
-            least = min(least, limit)
+    host, limit = _core.Probe().read(), malloc.lowest_limit()
+    least = float("inf") if limit is None else limit[0]
+    for most in (host.cgroup_limit, host.total):
+        if most not in (None, -1):  # unknown, or unlimited
+            least = min(least, most)
     return least
 
 
@@ -379,18 +374,6 @@ class Undo:
         way: "scratch", "copy", "redo" or "auto", as above.
         parameters: all that a backward pass may add gradients to.
     """
-
-    __slots__ = (
-        "_buffers",
-        "_devices",
-        "_first",
-        "_gradients",
-        "_holders",
-        "_in_place",
-        "_parameters",
-        "_random",
-        "_way",
-    )
 
     def __init__(self, way: str, parameters: list[torch.Tensor]) -> None:
         self._way, self._parameters = way, parameters
@@ -433,9 +416,9 @@ class Undo:
         if not self._in_place:
             self._gradients.keep()
 
-    def back(self, backward: bool) -> bool:
-        """Undo the failed micro-batch. Returns False if only the whole window could be undone;
-        it has to run again from its start then.
+    def back(self, backward: bool) -> tuple[bool, str]:
+        """Undo the failed micro-batch. Returns whether that could be done, and in words what is as
+        before; where only the whole window could be undone, it has to run again from its start.
 
         Args:
             backward: whether it may have failed in its backward pass.
@@ -445,17 +428,15 @@ class Undo:
         (self._buffers if whole else self._first).restore()
         if not whole:
             self._gradients.drop()
-        return whole
+        parts = ["random numbers"]
+        if self._buffers.kept:
+            parts.append(f"{len(self._buffers.kept)} buffers")
+        if not self._in_place:
+            parts.append(f"gradients ({self._gradients.name})")
+        if not whole:
+            parts.append("the window from its start")
+        return whole, ", ".join(parts)
 
     def drop(self) -> None:
         """Give the window up: drop its gradients. Random numbers and buffers stay."""
         self._gradients.drop()
-
-    def in_words(self, whole: bool) -> str:
-        """Say what back() gave back."""
-        parts = ["random numbers"]
-        if len(self._buffers):
-            parts.append(f"{len(self._buffers)} buffers")
-        if not self._in_place:
-            parts.append(f"gradients ({self._gradients.name})")
-        return ", ".join(parts) if whole else ", ".join([*parts, "the window from its start"])

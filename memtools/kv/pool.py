@@ -1,4 +1,4 @@
-"""KVPool and KVLease: KV caches in pages that are taken as tokens come, shared and recycled."""
+"""KVPool and KVLease: KV caches in pages that are taken as tokens come, shared, and used again."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KVStats:
-    """What a pool holds, in bytes, and what it has done so far, in counts.
+    """What a pool holds now, in bytes, and what it has done since it was made, in counts.
 
-    Bytes are those of pages: a page that several rows share counts once. `live + idle` is what the
-    pool occupies; `reserved` is what it counts in its budget.
+    A page that several rows share counts once. The pool occupies `live_bytes + idle_bytes`. A block
+    is the pages of the same few tokens in all layers.
     """
 
     live_bytes: int  #: pages that hold tokens of leases
-    shared_bytes: int  #: of them: named by more than one row
-    idle_bytes: int  #: physical, kept for the next lease; trim() gives them back
-    promised_bytes: int  #: reserved for num_tokens hints and not taken yet
-    reserved_bytes: int  #: in the budget: live + max(idle, promised)
+    shared_bytes: int  #: the part of live_bytes that more than one row uses
+    idle_bytes: int  #: pages kept for the next lease; trim() gives them back
+    promised_bytes: int  #: reserved for the num_tokens of leases, and not taken yet
+    reserved_bytes: int  #: counted in the budget: live_bytes + max(idle_bytes, promised_bytes)
     physical_bytes: int  #: what the system itself counts for the pool
-    peak_bytes: int  #: largest live + idle so far
-    payload_bytes: int  #: tokens of all rows as if nothing were shared: what copies would take
+    peak_bytes: int  #: the largest live_bytes + idle_bytes so far
+    payload_bytes: int  #: the tokens of all rows as if nothing were shared: what copies would take
     address_bytes: int  #: address space, which is not memory
-    maps: int  #: stretches of it that are mapped, an upper bound
-    mapped_again_bytes: int  #: pages that views show once more: resident bytes count them each time
-    leases: int  #: alive, lingering ones too
-    rows: int  #: of those leases
-    lingering: int  #: leases that were released while views of them live
-    lingering_bytes: int  #: pages that those views keep
-    acquired: int  #: leases by acquire(), ever
-    forked: int  #: leases by fork(), ever
-    released: int  #: leases that ended, ever
-    taken: int  #: blocks taken from the system, ever
-    recycled: int  #: blocks used again without that, ever
-    dropped: int  #: blocks given back to the system, ever
-    copied: int  #: blocks copied because a row wrote to one that was shared, ever
-    map_calls: int  #: stretches mapped, ever
-    limit_bytes: int | None  #: of the budget the pool counts in; None: unlimited
+    maps: int  #: mapped stretches of address space, an upper bound
+    mapped_again_bytes: int  #: pages mapped at a further address, where resident bytes repeat them
+    leases: int  #: leases that are alive, including those in `lingering`
+    rows: int  #: rows of these leases
+    lingering: int  #: leases that were released while views of them were alive
+    lingering_bytes: int  #: pages that such views keep
+    acquired: int  #: leases made by acquire()
+    forked: int  #: leases made by fork()
+    released: int  #: leases that ended
+    taken: int  #: blocks taken from the system
+    recycled: int  #: blocks that a later lease used again
+    dropped: int  #: blocks given back to the system
+    copied: int  #: blocks copied because a row wrote to one that was shared
+    map_calls: int  #: stretches of address space mapped
+    limit_bytes: int | None  #: limit of the budget that the pool counts in; None is unlimited
     lingering_names: tuple[str, ...]  #: "lease 3 (16 rows x 1,088 tokens), 2 views"
 
     def __str__(self) -> str:
@@ -61,15 +61,16 @@ class KVStats:
 class KVLease(_core.KVLease):
     """Rows of a KV cache, lent by `KVPool.acquire` until the `with` block ends.
 
-    The cache of one generation: `update(layer, k, v)` appends tokens and returns everything the
-    layer holds, as views that any attention takes. Nothing is moved or copied as it grows. `fork`
-    continues it in several rows that share what is there; `crop`, `reorder` and `select` are what
-    speculative decoding, beam search and finished rows ask for.
+    It is the cache of one generation: `update(layer, k, v)` appends tokens and returns everything
+    that the layer holds, as views that any attention kernel takes. Nothing is moved or copied as it
+    grows. `fork` continues it in several rows that share the tokens so far; `crop` serves
+    speculative decoding, `reorder` beam search, and `select` drops rows that are finished.
 
-    Leaving the block, `release()` or garbage collection gives every page back in that moment.
-    Views that live longer keep their pages until the last of them dies. One thread at a time uses
-    a lease; a second one gets a RuntimeError. A released lease raises ValueError, in a forked
-    child everything raises RuntimeError.
+    Leaving the block, `release()` and garbage collection give every page back at once. Views that
+    live longer keep their pages until the last of them dies.
+
+    Raises RuntimeError if two threads use a lease at the same time, or a forked child uses it;
+    ValueError if it was released.
     """
 
     __slots__ = ()
@@ -88,35 +89,36 @@ class KVLease(_core.KVLease):
 
 
 class KVPool(_core.KVPool):
-    """KV caches for generation: right-sized, growing without copies, shared and recycled.
+    """A pool of KV caches for generation, which grow without copies and share their pages.
 
-    Every row of a lease has its own range of addresses for `max_tokens` tokens; pages come as
-    tokens do. A whole batch is one strided tensor `[B, H_kv, T, D]` at addresses that do not
-    change. Pages of an ended lease stay for the next one, until `trim()`.
+    Every row of a lease has its own range of addresses for `max_tokens` tokens; pages are mapped
+    into it as tokens come. A whole batch is one strided tensor `[B, H_kv, T, D]` whose address does
+    not change. The pages of a lease that ended stay for the next one, until `trim()`.
 
     Args:
-        num_layers: layers of the model.
-        num_kv_heads: heads of K and of V in each.
-        head_dim: elements of one head.
-        max_tokens: tokens that a row can hold. It costs addresses, not memory.
-        max_sequences: rows that one lease can have; there may be any number of leases.
-        dtype: of K and V, a torch.dtype or its name.
-        device: `"cpu"`, `"cuda"` or `"cuda:1"`.
-        limit: bytes of all pages at most, shared ones once, as an int or like `"2 GiB"`; a
-            `Budget` that other parts count in as well, if it counts the device's memory; None for
-            no limit.
-        layout: `"head"` keeps the tokens of a head together, the host's default: attention reads
-            it fastest. `"token"` keeps the heads of a token together, the default on CUDA, where
-            pages are large.
-        layer_group: layers that share pages, for `layout="token"`: more waste less memory on
-            large pages.
-        page_bytes: of one page, a power of two; None for the system's (4 KiB, 2 MiB on CUDA).
-        name: how budgets and errors call the pool.
+        num_layers: layers of the model, at least 1.
+        num_kv_heads: heads of K, and of V, in each layer, at least 1.
+        head_dim: elements of one head, at least 1.
+        max_tokens: tokens that a row can hold, at least 1. It costs addresses, not memory.
+        max_sequences: rows that one lease can have, at least 1. There may be any number of leases.
+        dtype: the dtype of K and V, a torch.dtype or its name.
+        device: `"cpu"`, `"cuda"` (torch's current device) or like `"cuda:1"`.
+        limit: the most bytes of pages, where shared ones count once: an int, a text like `"2 GiB"`,
+            or a `Budget` that other parts count in as well. None, the default, is no limit.
+        layout: `"head"` keeps the tokens of a head together, which attention on the host reads
+            fastest; `"token"` keeps the heads of a token together, which suits the large pages of
+            CUDA. None, the default, is `"head"` on the host and `"token"` on CUDA.
+        layer_group: how many layers share a page, for `layout="token"`; 1 is the default. More of
+            them waste less memory where pages are large.
+        page_bytes: the size of a page, a power of two, as an int or like `"2 MiB"`. None, the
+            default, is the system's: 4 KiB on the host, 2 MiB on CUDA.
+        name: what budgets and errors call the pool.
 
     Raises:
-        ValueError, TypeError: an argument that makes no sense.
-        MemoryError: the system refuses.
-        DeviceError: CUDA is asked for and not there.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range, or the Budget counts another device's memory.
+        MemoryError: the system refuses what the pool needs from the start.
+        DeviceError: CUDA is asked for and there is no device.
     """
 
     __slots__ = ()
@@ -164,38 +166,53 @@ class KVPool(_core.KVPool):
         wait: bool = False,
         timeout: float | None = None,
     ) -> KVLease:
-        """Lend `batch_size` empty rows, with room promised for `num_tokens` tokens each.
+        """Lend empty rows. Takes a few us, and no page.
 
-        The promise is a hint, capped at `max_tokens`: rows may grow past it, as long as the limit
-        allows, and what is promised is reserved at once. With `wait`, a call that does not fit
-        waits for its turn, first come, first served, up to `timeout` seconds; other threads run
-        meanwhile, and Ctrl-C works.
+        Args:
+            batch_size: rows, 1 to `max_sequences`.
+            num_tokens: tokens expected in each row, for which room is reserved at once. It is a
+                hint, capped at `max_tokens`: rows may grow past it as long as the limit allows.
+            wait: wait for room in place of raising BudgetError. Callers are served in the order in
+                which they came; other threads run meanwhile, and Ctrl-C works.
+            timeout: seconds to wait at most; None, the default, is for ever.
 
-        Raises BudgetError when it does not fit (with `wait`: when it never could), TimeoutError,
-        ValueError for more than `max_sequences` rows; then nothing has changed. Takes a few us,
-        and no page.
+        Returns the lease, to be used as a context manager.
+
+        Raises, with nothing changed:
+            BudgetError: the rows do not fit (with `wait`: they never could).
+            TimeoutError: they did not fit within `timeout` seconds.
+            ValueError: `batch_size` is more than `max_sequences`.
         """
         return self._acquire(KVLease, batch_size, num_tokens, wait, timeout)
 
     def would_fit(self, batch_size: int, num_tokens: int, *, shared_tokens: int = 0) -> bool:
-        """Whether so many more rows of so many tokens would fit now, `shared_tokens` of them once.
+        """Whether more rows would fit now. Another thread may take the room before you do.
 
-        Counts what everybody who shares the budget holds idle as free. Another thread may take the
-        room before you do.
+        What the parts that share the budget hold idle counts as free.
+
+        Args:
+            batch_size: rows to add.
+            num_tokens: tokens of each.
+            shared_tokens: how many of these tokens all rows share, as after `fork`; 0 by default.
         """
         return self._would_fit(batch_size, num_tokens, shared_tokens)
 
     def stats(self) -> KVStats:
-        """What the pool holds now and has done so far; takes about 10 us."""
+        """What the pool holds now, and what it has done so far. Takes about 10 us."""
         numbers, limit, lingering = self._stats()
         names = tuple(_lingering_name(*line) for line in lingering)
         values: tuple[Any, ...] = (*numbers, limit, names)
         return KVStats(*values)
 
     def trim(self, target: int | str = 0) -> int:
-        """Give idle pages back to the system until the pool holds `target` bytes; returns how many.
+        """Give idle pages back to the system, those first that were used longest ago.
 
-        Pages used longest ago go first. What leases hold stays, and so do all addresses.
+        What leases hold stays, and so do all addresses.
+
+        Args:
+            target: bytes that the pool may keep, as an int or like `"1 GiB"`; 0 by default.
+
+        Returns the bytes that were given back.
         """
         return self._trim(0 if target == 0 else parse_bytes(target, "target"))
 

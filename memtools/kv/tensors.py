@@ -1,5 +1,9 @@
-"""What the KV-cache pool does by public torch calls: sentences about tensors that do not fit, and
-everything that the shim does faster where it is there. `memtools._core` calls these functions."""
+"""What the KV-cache pool does by public torch calls. `memtools._core` calls these functions.
+
+dtype_of, device_of     what KVPool's arguments mean
+plain, whole_numbers    checks of tensors that come in, in sentences of their own
+base, views, ...        what the shim does faster where there is one
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import gc
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from memtools._base.torch import connect
+from memtools._base.torch import connect, values_of, why_unreadable
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +26,10 @@ _DTYPES = {
 
 
 def dtype_of(dtype: Any) -> torch.dtype:
-    """A torch.dtype from itself or from its name."""
+    """The torch.dtype of K and V, from itself or from its name.
+
+    Raises TypeError for another type, ValueError if the pool cannot hold elements of that dtype.
+    """
     torch = connect().torch
     if not isinstance(dtype, (str, torch.dtype)):
         raise TypeError(f"dtype is a torch.dtype or its name, got {type(dtype).__name__}")
@@ -33,10 +40,10 @@ def dtype_of(dtype: Any) -> torch.dtype:
 
 
 def device_of(device: Any) -> tuple[torch.device, int]:
-    """The torch.device, and its number on CUDA or -1 for the host.
+    """The torch.device of a pool, and its index: -1 for the host.
 
-    A plain "cuda" is torch's current device, or the first where torch has none: whoever opens it
-    then says what is missing.
+    Plain "cuda" is torch's current device. Where torch has none it is the first, and opening that
+    one raises the error which says what is missing. Raises ValueError for any other kind of device.
     """
     torch = connect().torch
     found = torch.device(device)
@@ -50,34 +57,37 @@ def device_of(device: Any) -> tuple[torch.device, int]:
     return torch.device("cuda", index), index
 
 
-# --- tensors in -------------------------------------------------------------------------------
+# --- tensors in -----------------------------------------------------------------------------------
 
 
 def plain(pool: KVPool, name: str, tensor: Any, rows: int) -> torch.Tensor:
-    """k or v of update() as a plain tensor whose last dimension is packed; values are unchanged.
+    """Check k or v of update(), and make it plain: strided, with a packed last dimension, and the
+    same values. The caller looks into its memory afterwards, and checks the shape again.
 
-    Raises TypeError or ValueError, in one sentence, for what the pool does not take. Its caller
-    looks into the tensor's memory afterwards, and checks its shape again.
+    Args:
+        pool: the pool that it is written to.
+        name: "k" or "v", for errors.
+        tensor: what the program passed.
+        rows: rows of the lease.
+
+    Raises TypeError or ValueError, with what to pass instead, if the pool does not take it.
     """
     torch = connect().torch
     if _is_fine(torch, pool, tensor, rows):
         return tensor  # type: ignore[no-any-return]
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"update() takes {name} as a torch.Tensor, got {type(tensor).__name__}")
-    fault = _why_not_plain(torch, tensor)
+    fault = why_unreadable(tensor, name)
     if fault is not None:
         raise TypeError(f"update() cannot read {name}: it is {fault}")
     _check_kind(torch, pool, name, tensor)
     _check_shape(pool, name, tensor, rows)
-    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-        values = tensor.detach().as_subclass(torch.Tensor).resolve_neg()
-        if pool.head_dim > 1 and values.stride(3) != 1:
-            values = values.contiguous()
-        return values  # type: ignore[no-any-return]
+    values = values_of(tensor)
+    return values.contiguous() if pool.head_dim > 1 and values.stride(3) != 1 else values
 
 
 def _is_fine(torch: Any, pool: KVPool, tensor: Any, rows: int) -> bool:
-    """Whether nothing has to be said or done about it; the quick way for most tensors."""
+    """Whether the tensor can be taken as it is. Most can: this is the quick way."""
     if type(tensor) is not torch.Tensor or tensor.is_nested or tensor.dtype is not pool.dtype:
         return False
     if tensor.layout is not torch.strided or tensor.device != pool.device or tensor.is_neg():
@@ -88,19 +98,6 @@ def _is_fine(torch: Any, pool: KVPool, tensor: Any, rows: int) -> bool:
     if len(shape) != 4 or shape[0] != rows or shape[1] != pool.num_kv_heads:
         return False
     return bool(shape[3] == pool.head_dim and tensor.stride(3) == 1)
-
-
-def _why_not_plain(torch: Any, tensor: Any) -> str | None:
-    if tensor.is_meta:
-        return "on the meta device and has no values; run the model on a real device"
-    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        name = type(tensor).__name__
-        return f"a wrapper without memory of its own ({name}); pass the tensor it wraps"
-    if tensor.is_nested or tensor.layout is not torch.strided:
-        return f"{'nested' if tensor.is_nested else 'sparse'}; pass a dense tensor"
-    if tensor.is_quantized:
-        return "quantised; pass a plain tensor of the pool's dtype"
-    return None
 
 
 def _check_kind(torch: Any, pool: KVPool, name: str, tensor: Any) -> None:
@@ -131,7 +128,14 @@ def _check_shape(pool: KVPool, name: str, tensor: Any, rows: int) -> None:
 
 
 def whole_numbers(tensor: Any, what: str) -> int | list[int]:
-    """A tensor of row numbers, lengths or counts as Python numbers."""
+    """A tensor of row numbers, lengths or counts as Python numbers.
+
+    Args:
+        tensor: of integers, with at most one dimension.
+        what: what the numbers are, for errors: "lengths".
+
+    Raises TypeError for another dtype, ValueError for more dimensions.
+    """
     torch = connect().torch
     if tensor.dtype is torch.bool or tensor.is_floating_point() or tensor.is_complex():
         hint = "; a mask is turned into numbers by mask.nonzero().flatten()"
@@ -144,11 +148,11 @@ def whole_numbers(tensor: Any, what: str) -> int | list[int]:
     return tensor.tolist()  # type: ignore[no-any-return]
 
 
-# --- what the shim does faster ----------------------------------------------------------------
+# --- what the shim does faster --------------------------------------------------------------------
 
 
 def base(make: Callable[[], torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """The bytes that make() returns, as a normal tensor of dtype, whatever mode is on."""
+    """The bytes that make() returns, as a tensor of dtype that is normal in inference mode too."""
     with connect().torch.inference_mode(False):
         return make().view(dtype)
 
@@ -156,16 +160,13 @@ def base(make: Callable[[], torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
 def views(
     base: torch.Tensor, shape: Sequence[int], strides: Sequence[int], k: int, v: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two tensors over base, from elements k and v on, which count versions together with it."""
+    """Two tensors over `base`, from its elements k and v on, which share its version counter."""
     return base.as_strided(shape, strides, k), base.as_strided(shape, strides, v)
 
 
 def overwritten(base: torch.Tensor) -> None:
-    """Tells autograd that what views of base show has changed, as an operation in place does."""
+    """Tell autograd that the views of `base` show other values, as an operation in place does."""
     connect().torch.autograd.graph.increment_version(base)
-
-
-# --- devices ----------------------------------------------------------------------------------
 
 
 def write(
@@ -174,9 +175,15 @@ def write(
     v: torch.Tensor,
     rows: list[tuple[int, int]],
 ) -> None:
-    """Copies k and v to the ends of the rows; rows: (length, how many tokens) of each.
+    """Append k and v to the rows of a layer.
 
-    Appending is no change of what autograd may have saved: `.data` counts versions by itself.
+    Writes through `.data`, which has a version counter of its own: appending does not change what
+    autograd may have saved.
+
+    Args:
+        views: K and V of the layer, `[B, H, T, D]`.
+        k, v: the new tokens, `[B, H, t, D]`.
+        rows: for each row how many tokens it has, and how many of the new ones it takes.
     """
     with connect().torch.no_grad():
         for view, source in zip(views, (k, v), strict=True):
@@ -190,7 +197,6 @@ def write(
 
 
 def free_device_memory() -> None:
-    """Makes torch's allocator give back what it holds and nobody uses: it has the memory that the
-    driver is out of."""
+    """Make torch's allocator give its unused memory back to the driver, which has run out of it."""
     gc.collect()
     connect().torch.cuda.empty_cache()

@@ -68,12 +68,6 @@ def matters(bytes_per_step: float, steps_per_second: float) -> bool:
     return bytes_per_step >= LEAST_PER_STEP or per_second >= LEAST_PER_SECOND
 
 
-def _sooner(a: StepsLeft | None, b: StepsLeft | None) -> StepsLeft | None:
-    if a is None or b is None:
-        return a or b
-    return StepsLeft(*map(min, a, b))
-
-
 def _together(a: StepsLeft | None, b: StepsLeft | None) -> StepsLeft | None:
     """Until two that grow side by side have filled what each alone would fill in that time."""
     if a is None or b is None:
@@ -223,7 +217,10 @@ class LeakDetector(_core.LeakDetector):
         for name in (inside, "python"):  # the interpreter's own blocks are not in malloc's figure
             beside = max(0.0, rss - (last[name][1] if name in last else 0.0)) + children
             process = _together(process, self._growing(name, signal, limit - beside))
-        process = _sooner(resident, process)
+        if process is None or resident is None:
+            process = process or resident
+        else:
+            process = StepsLeft(*map(min, process, resident))
         beside_it = self._growing("children", signal, limit - rss)
         if beside_it is None or process is None:
             return process or beside_it

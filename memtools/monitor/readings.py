@@ -60,22 +60,6 @@ class Readings:
         """What torch counts now on each watched device; unknown before there is a context."""
         return [cuda_devices.tiers(index) for index in self._indexes]
 
-    def host_limit(self) -> int | None:
-        """Bytes at which this process with its children reaches the limit; None when unknown."""
-        host = self.host()
-        if host.process is None or host.used is None or host.limit is None:
-            return None
-        return host.process + (host.children or 0) + max(0, host.limit - host.used)
-
-    def device_limit(self) -> int | None:
-        """Bytes at which all watched devices are full; None when unknown."""
-        total = 0
-        for device in self.devices():
-            if device.reserved is None or device.free is None:
-                return None
-            total += device.reserved + device.free
-        return total if self._indexes else None
-
 
 def percent(part: int | None, whole: int | None) -> float | None:
     """None where one of them is not known."""

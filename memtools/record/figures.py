@@ -22,16 +22,15 @@ from memtools._base.size import format_bytes as size
 from memtools._base.text import duration, percent, shown
 from memtools.record.events import (
     Ending,
-    cleanup,
     ending,
+    events_of,
     guard_set,
     idle_heap,
     process_limits,
-    started_by_run,
-    started_with,
-    watched_from_outside,
+    start_of,
 )
 from memtools.record.holdings import Holding, holdings
+from memtools.record.kinds import Cleanup, Pressure, Start
 from memtools.record.series import UNKNOWN, Timeline, own_column, timeline
 from memtools.record.verdict import Verdict, verdict_of
 
@@ -102,7 +101,7 @@ class Tier:
 
 
 @dataclass(frozen=True)
-class Cleanup:
+class Cleanups:
     """All cleanups of one kind; `freed_bytes` is None where no event says it."""
 
     what: str
@@ -112,7 +111,7 @@ class Cleanup:
 
 
 @dataclass(frozen=True)
-class Said:
+class Repeated:
     """The newest of several like lines of a record: when, at which step, how often."""
 
     seconds: float
@@ -157,10 +156,10 @@ class Figures:
     guard: Guard | None
     tiers: tuple[Tier, ...]
     phases: tuple[RecordPhase, ...]
-    leaks: tuple[Said, ...]
+    leaks: tuple[Repeated, ...]
     holders: tuple[Holding, ...]
-    guards: tuple[Said, ...]
-    cleanups: tuple[Cleanup, ...]
+    guards: tuple[Repeated, ...]
+    cleanups: tuple[Cleanups, ...]
     kinds: dict[str, int]
     devices: tuple[int, ...]
     line: Timeline = field(repr=False)
@@ -280,8 +279,8 @@ class Figures:
     def guard_words(self) -> str | None:
         """That a guard was set and could not act; None where there is nothing to say."""
         if self.guard is None or self.guard.could_act:
-            texts = [e.text for e in self.record.events if e.kind == "pressure"]
-            return next((shown(t) for t in reversed(texts) if " cannot act: " in t), None)
+            told = events_of(self.record, Pressure)
+            return next((shown(p.sentence()) for p in told if p.what == "cannot act"), None)
         passed = " although memory passed it" if self.guard.passed else ""
         return (
             f"the guard at {100 * self.guard.fraction:g}% could not act{passed}: it acts at the "
@@ -323,11 +322,12 @@ def figures_of(record: Record) -> Figures:
     """Read everything out of a record. Takes about 30 ms for the usual size; growth is judged when
     it is asked for, which takes as long again."""
     line = timeline(record)
-    outside = watched_from_outside(record)
-    process, workers, together = _process(record, line)
-    limit, source = _limit(record, line)
-    machine = _machine(record, line)
-    used = _used(record, line, limit, source)
+    start = start_of(record)
+    outside = bool(start.command)  # which goes on writing while the command ends
+    process, workers, together = _process(record, line, outside)
+    limit, source = _limit(line, start)
+    machine = _machine(line, start.machine_bytes)
+    used = _used(record, line, limit, source, outside)
     kinds: dict[str, int] = {}
     for event in record.events:
         kinds[shown(event.kind)] = kinds.get(shown(event.kind), 0) + 1
@@ -343,7 +343,7 @@ def figures_of(record: Record) -> Figures:
         steps=steps,
         ending=ending(record),
         outside=outside,
-        own_monitor=not outside and not started_by_run(record),
+        own_monitor=not outside and start.name != "memtools run",
         used=used,
         process=process,
         workers=workers,
@@ -355,9 +355,9 @@ def figures_of(record: Record) -> Figures:
         guard=_guard(record, line, used, steps),
         tiers=tuple(_tiers(record, line)),
         phases=tuple(sorted(record.phases, key=lambda p: (-(p.peak_bytes or -1), p.name))),
-        leaks=_said(record, "leak"),
+        leaks=_repeated(record, "leak"),
         holders=holdings(record),
-        guards=_said(record, "guard"),
+        guards=_repeated(record, "guard"),
         cleanups=_cleanups(record),
         kinds=kinds,
         devices=tuple(devices_of(record)),
@@ -433,14 +433,15 @@ def _use(line: Timeline, cells: list[int]) -> Use | None:
     return Use(known[-1][0], peak, line.first_ns[-at] / 1e9)
 
 
-def _process(record: Record, line: Timeline) -> tuple[Use | None, Workers | None, Use | None]:
+def _process(
+    record: Record, line: Timeline, outside: bool
+) -> tuple[Use | None, Workers | None, Use | None]:
     """(the process, its workers, both together). The kernel's own marks of the phases count: what
     lies between two samples is a peak, too."""
     column = own_column(line)
     own = _use(line, line.most.get(column, []))
     if own is None:
         return None, None, None
-    outside = watched_from_outside(record)
     newest = _newest(line, line.most[column], outside)[0] if outside else line.last(column) or 0
     own = Use(newest, own.peak_bytes, own.peak_seconds)
     marks = _marks(record)
@@ -466,9 +467,7 @@ def _most_children(line: Timeline) -> int | None:
     return None if peak is None else peak[0]
 
 
-def _machine(record: Record, line: Timeline) -> Machine | None:
-    start = next((event.text for event in record.events if event.kind == "start"), "")
-    total = started_with(start)[1]
+def _machine(line: Timeline, total: int | None) -> Machine | None:
     if total is None or not line.known("available"):
         return None
     cells = [UNKNOWN if n == UNKNOWN else max(0, total - n) for n in line.least["available"]]
@@ -479,7 +478,9 @@ def _machine(record: Record, line: Timeline) -> Machine | None:
     return Machine(last, use.peak_bytes, use.peak_seconds, total)
 
 
-def _used(record: Record, line: Timeline, limit: int | None, source: str) -> Used | None:
+def _used(
+    record: Record, line: Timeline, limit: int | None, source: str, outside: bool
+) -> Used | None:
     counted = used_cells(line, source)
     if counted is None:
         return None
@@ -488,7 +489,6 @@ def _used(record: Record, line: Timeline, limit: int | None, source: str) -> Use
     if whole is None:
         return None
     peak, seconds = whole.peak_bytes, whole.peak_seconds
-    outside = watched_from_outside(record)
     last, at = _newest(line, most, outside)
     near = None
     if limit is not None and source == "machine" and line.known("available"):
@@ -506,15 +506,13 @@ def _used(record: Record, line: Timeline, limit: int | None, source: str) -> Use
     return Used(of_what, last, peak, seconds, limit, source, near, when)
 
 
-def _limit(record: Record, line: Timeline) -> tuple[int | None, str]:
+def _limit(line: Timeline, start: Start) -> tuple[int | None, str]:
     """The control group's limit has a column; the start event tells of one that was given, and of
     the machine's, which counts where there is no other."""
     group = line.last("cgroup_limit") if "cgroup_limit" in line.most else None
     known = [(group, "cgroup")] if group is not None and 0 < group < UNLIMITED else []
-    start = next((event.text for event in record.events if event.kind == "start"), "")
-    given, machine = started_with(start)
-    known += [(given, "given")] if given else []
-    known += [(machine, "machine")] if machine and not known else []
+    known += [(start.given_bytes, "given")] if start.given_bytes else []
+    known += [(start.machine_bytes, "machine")] if start.machine_bytes and not known else []
     return min(known, default=(None, "none"))
 
 
@@ -553,30 +551,32 @@ def _tiers(record: Record, line: Timeline) -> list[Tier]:
     return tiers
 
 
-def _said(record: Record, kind: str) -> tuple[Said, ...]:
+def _repeated(record: Record, kind: str) -> tuple[Repeated, ...]:
     """The events of a kind, those that differ in numbers alone as one: the newest."""
-    found: dict[str, tuple[RecordEvent, int]] = {}
+    found: dict[tuple[object, ...], tuple[RecordEvent, int]] = {}
     for event in record.events:
         if event.kind == kind:
-            key = re.sub(r"[\d.,]+( ?[KMGT]?i?B)?", "#", event.text)
+            values = vars(event.data).values() if event.data else [event.text]
+            key = tuple(v for v in values if v is None or isinstance(v, (str, bool)))
             times = found.pop(key, (event, 0))[1]
             found[key] = (event, times + 1)
     return tuple(
-        Said(seconds_of(record, event.time_ns), event.step, shown(event.text), times)
+        Repeated(seconds_of(record, event.time_ns), event.step, shown(event.text), times)
         for event, times in found.values()
     )
 
 
-def _cleanups(record: Record) -> tuple[Cleanup, ...]:
+def _cleanups(record: Record) -> tuple[Cleanups, ...]:
     """Added up by what was done."""
     sums: dict[str, tuple[int, float, int | None]] = {}
     for event in record.events:
-        if event.kind == "cleanup":
-            what, took, freed = cleanup(event)
+        if isinstance(event.data, Cleanup):
+            what, freed = shown(", ".join(event.data.actions))[:60], event.data.freed_bytes
+            took = event.duration_ns / 1e9 or sum(event.data.ms) / 1e3
             count, seconds, sum_freed = sums.get(what, (0, 0.0, None))
             sum_freed = sum_freed if freed is None else (sum_freed or 0) + freed
             sums[what] = (count + 1, seconds + took, sum_freed)
-    return tuple(Cleanup(what, *rest) for what, rest in sorted(sums.items()))
+    return tuple(Cleanups(what, *rest) for what, rest in sorted(sums.items()))
 
 
 def plain(value: Any) -> Any:

@@ -14,8 +14,8 @@ from typing import Any
 from memtools._base.oom import remedy
 from memtools._base.size import format_bytes as size
 from memtools._base.text import count, duration, shown
-from memtools.record.events import guard_act
 from memtools.record.figures import Figures, figures_of
+from memtools.record.kinds import GuardAct
 from memtools.record.record import Record, read_record
 
 _DEVICE = re.compile(r"cuda\d+_reserved")
@@ -78,11 +78,11 @@ class Summary:
         """What memtools did about memory; not what the end tells already."""
         ended, acts = self.figures.ending.text, []
         for event in self.figures.record.events:
-            text = shown(event.text)
+            act = event.data
             if event.kind == "oom":
-                acts.append(text)
-            elif event.kind == "guard" and (text.partition(": ")[2] or text) not in ended:
-                acts.append(f"the guard acted: {guard_act(text)}")
+                acts.append(shown(event.text))
+            elif isinstance(act, GuardAct) and shown(act.pressure()) not in ended:
+                acts.append(f"the guard acted: {shown(act.clause())}")
         return acts[-ACTS:]
 
     def _devices(self) -> dict[str, int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from memtools._base.oom import remedy
 from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, percent, shown
-from memtools.record.events import guard_act
+from memtools.record.events import last_guard_act
 
 if TYPE_CHECKING:
     from memtools.record.figures import Figures
@@ -77,7 +77,7 @@ def _about_the_cause(figures: Figures) -> list[str]:
     if end.out_of_memory == "host":
         return _about_host_memory(figures)
     if figures.guards and end.kind in ("killed", "gone", "failed"):
-        return [f"the guard acted before the limit did: {guard_act(figures.guards[-1].text)}"]
+        return [f"the guard acted before the limit did: {last_guard_act(figures.record)}"]
     if end.kind not in ("killed", "gone"):
         return []
     if end.signal in SIGNALS:

@@ -185,8 +185,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> AllocatorSettings:
     for name in (*VARIABLES, "PYTORCH_NO_CUDA_MEMORY_CACHING"):
         monkeypatch.delenv(name, raising=False)
     now = allocator_settings()
-    seen = replace(now.seen, rss=1000 * MIB, threads=20, kernel="6.1.0", at_start={}, now={},
-                   limit=None)  # fmt: skip
+    seen = replace(now.seen, rss=1000 * MIB, at_start={}, now={}, limit=None)
     heap = Heap(9, 300 * MIB, 10 * MIB, 8 * MIB, 0)
     blank: Setting[int] = Setting()
     host = replace(now.host, name="glibc", others=(), values={}, heap=heap, arena_max=blank,
@@ -281,13 +280,6 @@ def test_pairs_that_do_not_go_together(
 ) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", text)
     assert part in only(replace(quiet, cuda=allocator_settings().cuda))
-
-
-def test_expandable_segments_on_an_old_kernel(quiet: AllocatorSettings) -> None:
-    cuda = replace(quiet.cuda, expandable_segments=Setting(True, "x"))
-    assert replace(quiet, cuda=cuda).advice() == []
-    old = replace(quiet, cuda=cuda, seen=replace(quiet.seen, kernel="5.4.0-150-generic"))
-    assert "cannot be sent to other processes on kernel 5.4.0-150-generic" in only(old)
 
 
 def test_two_variables_and_no_caching(quiet: AllocatorSettings) -> None:

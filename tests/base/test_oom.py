@@ -25,6 +25,10 @@ class NoTextError(RuntimeError):
         raise ValueError("no text")
 
 
+class NoTextMemoryError(NoTextError, MemoryError):
+    pass
+
+
 def raised(call):
     try:
         call()
@@ -122,19 +126,20 @@ def _while_handling():
 
 @pytest.mark.parametrize("name", OUT)
 def test_it_is_out_of_memory(name):
-    assert oom.is_out_of_memory(OUT[name])
+    assert oom.shortage(OUT[name]) is not None
 
 
 @pytest.mark.parametrize("name", OTHER)
 def test_it_is_something_else(name):
-    assert not oom.is_out_of_memory(OTHER[name])
+    assert oom.shortage(OTHER[name]) is None
 
 
 def test_a_ring_of_causes_ends():
     first, second = ValueError("a"), ValueError("b")
     first.__cause__, second.__cause__ = second, first
-    assert not oom.is_out_of_memory(first)
-    assert oom.asked_bytes(first) is None
+    assert oom.shortage(first) is None
+    second.__cause__ = caused(MemoryError())
+    assert oom.shortage(first) == ("ValueError: a", None, True)
 
 
 @pytest.mark.parametrize(
@@ -147,34 +152,33 @@ def test_a_ring_of_causes_ends():
         (OUT["HIP"], 20 << 20),
         (MemoryError("Unable to allocate 7.45 GiB for an array"), int(7.45 * 2**30)),
         (MemoryError("Unable to allocate 512. B for an array"), None),
-        (RuntimeError("tried to allocate 3 KB"), 3072),
+        (RuntimeError("out of memory: tried to allocate 3 KB"), 3072),
         (MemoryError(), None),
     ],
 )
 def test_the_bytes_asked_for_are_read_where_they_are_said(error, bytes_):
-    assert oom.asked_bytes(error) == bytes_
+    assert oom.shortage(error).asked == bytes_
 
 
 def test_a_budgets_own_error_says_what_was_asked():
     history = memtools.GateHistory(max_bytes=memtools.Budget("1 MiB"))
     with pytest.raises(memtools.BudgetError) as caught:
         history.append(torch.rand(100_000, 64))
-    assert oom.is_out_of_memory(caught.value)
-    assert oom.asked_bytes(caught.value) > 1 << 20
+    assert oom.shortage(caught.value).asked > 1 << 20
 
 
 def test_a_line_has_the_type_and_the_first_line_and_is_not_long():
-    assert oom.first_line(RuntimeError("a\nb")) == "RuntimeError: a"
-    assert oom.first_line(MemoryError()) == "MemoryError"
-    assert oom.first_line(NoTextError()) == "NoTextError"
-    long = oom.first_line(RuntimeError("x" * 500))
+    assert oom.shortage(MemoryError("a\nb")).line == "MemoryError: a"
+    assert oom.shortage(MemoryError()).line == "MemoryError"
+    assert oom.shortage(NoTextMemoryError()).line == "NoTextMemoryError"
+    long = oom.shortage(MemoryError("x" * 500)).line
     assert len(long) == 200
     assert long.endswith("...")
 
 
 REAL = """
 import json, resource, torch
-from memtools._base import oom as _oomforms
+from memtools._base import oom
 
 def few(call, kind, beside=64 << 20):
     which = getattr(resource, "RLIMIT_" + kind)
@@ -186,8 +190,8 @@ def few(call, kind, beside=64 << 20):
         call()
     except Exception as error:
         resource.setrlimit(which, before)
-        asked = _oomforms.asked_bytes(error)
-        return type(error).__name__, _oomforms.is_out_of_memory(error), asked
+        found = oom.shortage(error)
+        return type(error).__name__, found is not None, found and found.asked
     resource.setrlimit(which, before)
     return "nothing", False, None
 
@@ -231,7 +235,7 @@ OF_HOST = {
 
 @pytest.mark.parametrize("name", OUT)
 def test_the_hosts_own_memory_is_told_from_a_devices(name):
-    assert oom.is_of_host(OUT[name]) == (name in OF_HOST)
+    assert oom.shortage(OUT[name]).of_host == (name in OF_HOST)
 
 
 def test_the_remedy_names_freed_heap_only_where_it_is_in_the_way():

@@ -84,10 +84,10 @@ CASES: dict[str, list[Case]] = {
         lambda: refused(TypeError, lambda: SHARED.tick(0, 1, 2)),  # type: ignore[call-arg]
     ],
     "Policy.set_rule": [
-        lambda: SHARED.set_rule(3, (5,), 1, False),
-        lambda: SHARED.set_rule(3, (), 0, False),
-        lambda: refused(ValueError, lambda: SHARED.set_rule(16, (), 0, False)),
-        lambda: refused(ValueError, lambda: SHARED.set_rule(0, (-1,), 0, False)),
+        lambda: SHARED.set_rule(3, ((5,), 1, False)),
+        lambda: SHARED.set_rule(3, ((), 0, False)),
+        lambda: refused(ValueError, lambda: SHARED.set_rule(16, ((), 0, False))),
+        lambda: refused(ValueError, lambda: SHARED.set_rule(0, ((-1,), 0, False))),
         lambda: refused(TypeError, lambda: SHARED.set_rule(0)),  # type: ignore[call-arg]
     ],
     "Policy.done": [

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from memtools import CleanupPolicy
 from memtools.cleanup import actions, engine
 from memtools.cleanup.actions import FIRST_CALLBACK
-from memtools.cleanup.ranks import agree
+from memtools.cleanup.ranks import Agreement
 from tests.kit.ranks import fork_ranks, meet
 
 
@@ -32,8 +32,8 @@ def says(call: Callable[[], Any]) -> str:
 
 
 def alone(rank: int) -> Any:
-    """agree() itself: every rank's answers."""
-    agreed = agree()
+    """Agreement() itself: every rank's answers."""
+    agreed = Agreement()
     asked = 1 << rank
     return {
         "or": agreed(asked, step=10),
@@ -49,14 +49,14 @@ def alone(rank: int) -> Any:
 def modes(rank: int) -> Any:
     """Made and asked where tensors are made otherwise than usual."""
     with torch.inference_mode(), torch.device("meta"):
-        agreed = agree()
+        agreed = Agreement()
         inside = agreed(1 << rank)
     return [inside, agreed(2 << rank)]
 
 
 def one_collective(rank: int) -> Any:
     """What an agreement sends: (bytes, device) of every collective."""
-    agreed, calls = agree(), []
+    agreed, calls = Agreement(), []
     reduce = dist.all_reduce
 
     def counted(tensor: Any, *arguments: Any, **options: Any) -> Any:
@@ -71,29 +71,29 @@ def one_collective(rank: int) -> Any:
 def no_cpu(rank: int) -> Any:
     """A default group that takes CUDA tensors only, as nccl does: one gloo group is made for it."""
     made = len(dist.distributed_c10d._world.pg_map)
-    agreed = agree()
+    agreed = Agreement()
     answers = [agreed(1 << rank), agreed(0), len(dist.distributed_c10d._world.pg_map) - made]
     some = dist.new_group([0, 1], backend="cuda:gloo")
-    return [*answers, says(lambda: agree(some))]
+    return [*answers, says(lambda: Agreement(some))]
 
 
 def subset(rank: int) -> Any:
     """Of three ranks the last two agree; the first is told that it is none of them."""
     group = dist.new_group([1, 2])
-    return says(lambda: agree(group)(1 << rank, step=5))
+    return says(lambda: Agreement(group)(1 << rank, step=5))
 
 
 def destroyed(rank: int) -> Any:
-    agreed = agree()
+    agreed = Agreement()
     answers = [agreed(1 << rank)]
     meet()
     dist.destroy_process_group()
-    return [*answers, says(lambda: agreed(1)), says(agree)]
+    return [*answers, says(lambda: agreed(1)), says(Agreement)]
 
 
 def dead(rank: int) -> Any:
     """Rank 1 ends without a word; rank 0 gets torch's error."""
-    agreed = agree()
+    agreed = Agreement()
     agreed(0)
     meet()
     if rank == 1:
@@ -148,7 +148,7 @@ def costs(rank: int) -> Any:
         mock.patch.object(actions, "time", told),
     ):
         updates(policy, 2_000, add=False)
-    _, _, _, _, _, skipped, backoff, *_ = policy._core.figures(FIRST_CALLBACK)
+    _, skipped, backoff = policy._core.figures(FIRST_CALLBACK)
     return [seen, skipped, backoff]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -47,9 +46,8 @@ def test_freeze_puts_all_aside_and_end_gives_it_back():
     assert state() == before
     assert (manager.managed, manager.frozen) == (True, 0)
     known = len(gc.get_objects())
-    objects, ms = manager.freeze()
+    objects = manager.freeze()
     assert 0.5 * known < gc.get_freeze_count() <= objects == manager.frozen
-    assert ms > 0
     assert not gc.isenabled()
     assert len(gc.get_objects()) < 0.05 * known
     manager.end()
@@ -73,7 +71,6 @@ def test_freeze_collects_first():
 
 
 def weakref_to(obj: object, died: list[bool]) -> Any:
-    import weakref
 
     return weakref.finalize(obj, died.append, True)
 
@@ -92,21 +89,6 @@ def test_the_last_one_out_restores_in_whatever_order(order):
         assert managers[order[2]].frozen >= gc.get_freeze_count() > 0
     managers[order[2]].end()
     assert state() == before
-
-
-def test_one_manager_may_begin_twice_and_ends_twice():
-    before, manager = state(), begun()
-    manager.begin()
-    manager.freeze()
-    manager.end()
-    assert not gc.isenabled()
-    manager.end()
-    assert state() == before
-    manager.end()  # one too many
-    assert state() == before
-    manager.begin()  # and again
-    assert manager.managed
-    manager.end()
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -128,22 +110,10 @@ def test_what_others_change_within_does_not_stay(enabled):
             assert state() == before, change
 
 
-def test_what_others_froze_is_never_thawed():
-    gc.freeze()
-    theirs = gc.get_freeze_count()
-    manager = begun()
-    assert manager.freeze()[0] == manager.frozen == 0
-    assert not gc.isenabled()
-    assert gc.get_freeze_count() <= theirs
-    manager.end()
-    assert gc.get_freeze_count() > 0.9 * theirs
-    assert gc.isenabled()
-
-
 def test_what_others_freeze_between_begin_and_freeze_is_theirs_too():
     manager = begun()
     gc.freeze()
-    assert manager.freeze()[0] == 0
+    assert manager.freeze() == 0
     manager.end()
     assert gc.get_freeze_count() > 0
 
@@ -152,36 +122,24 @@ def test_an_end_while_freeze_collects_is_the_end(monkeypatch):
     before, manager = state(), begun()
     with monkeypatch.context() as patched:  # as a finalizer does it, or another thread
         patched.setattr(gc, "collect", manager.end)
-        assert manager.freeze()[0] == 0
+        assert manager.freeze() == 0
     assert state() == before
 
 
 def test_another_freeze_puts_aside_what_is_new():
     first, second = begun(), begun()
-    before = first.freeze()[0]
+    before = first.freeze()
     kept = [[] for _ in range(10_000)]
-    assert second.freeze()[0] >= before + 0.9 * len(kept)
+    assert second.freeze() >= before + 0.9 * len(kept)
     assert first.frozen == second.frozen
     first.end(), second.end()
 
 
-def test_a_manager_that_dies_without_end_has_ended():
-    before, manager, other = state(), begun(), begun()
-    manager.begin()
-    manager.freeze()
-    del manager
-    assert not gc.isenabled()
-    other.freeze()
-    del other
-    assert state() == before
-
-
-def test_freeze_without_begin_says_so():
-    manager = ManagedGc()
-    with pytest.raises(RuntimeError, match=r"call begin\(\) first"):
-        manager.freeze()
+def test_freeze_and_end_without_begin_do_nothing():
+    before, manager = state(), ManagedGc()
+    assert manager.freeze() == 0
     manager.end()
-    assert gc.isenabled()
+    assert state() == before
     assert not manager.managed
 
 
@@ -193,7 +151,7 @@ def test_threads_that_begin_and_end_at_the_same_time():
         for _ in range(25):
             manager = begun()
             with collector._shared.lock:  # collecting 100 times would take a minute
-                collector._shared.freeze(manager._member)
+                collector._shared.freeze(manager)
                 if gc.isenabled():
                     faults.append("enabled")
             manager.end()
@@ -232,15 +190,3 @@ def test_an_interrupt_anywhere_leaves_a_state_that_end_completes(name, company):
             break
         places += 1
     assert places >= 3  # the function itself, and what it calls
-
-
-def test_a_manager_that_dies_before_it_has_begun_is_no_fault(monkeypatch: pytest.MonkeyPatch):
-    """What goes wrong in a weak reference's callback is an unraisable error."""
-    wrong: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", wrong.append)
-    before, manager = state(), ManagedGc()
-    alive = weakref.ref(manager)
-    del manager
-    assert alive() is None
-    assert wrong == []
-    assert state() == before

@@ -1,4 +1,4 @@
-"""ManagedGc in forked children, data-loading workers and at the interpreter's end."""
+"""ManagedGc in forked children and data-loading workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _FORKS = "ignore:This process:DeprecationWarning"  # from 3.12 on, with threads:
 
 CHILD = """
 import gc, os, sys
-from memtools.cleanup.collector import ManagedGc, worker_setup
+from memtools import CleanupPolicy
+from memtools.cleanup.collector import ManagedGc
 def in_child(check):
     pid = os.fork()
     if pid == 0:
@@ -43,14 +44,13 @@ def child(source: str) -> str:
 @pytest.mark.slow
 def test_a_forked_child_has_gc_enabled_and_its_pages_shared():
     child("""
-    manager, dropped = ManagedGc(), ManagedGc()
-    manager.begin(), dropped.begin()
-    frozen = manager.freeze()[0]
-    del dropped
+    manager = ManagedGc()
+    manager.begin()
+    frozen = manager.freeze()
     def check():
         assert gc.isenabled() and not manager.managed
         assert gc.get_freeze_count() >= 0.9 * frozen
-        assert manager.freeze() == (0, 0.0) and gc.isenabled()
+        assert manager.freeze() == 0 and gc.isenabled()
         other = ManagedGc()                 # and may be managed anew
         other.begin(); other.freeze(); assert not gc.isenabled()
         manager.end(); assert not gc.isenabled() and gc.get_freeze_count() >= frozen
@@ -101,36 +101,6 @@ def test_a_fork_while_another_thread_holds_the_lock_does_not_hang():
     """)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["", "os.fork() and os.wait()"])
-def test_the_end_of_the_interpreter_runs_the_finalizers_of_what_was_frozen(how):
-    out = child(f"""
-    import atexit
-    class Last:
-        def __del__(self): print("finalized", flush=True)
-    last = Last(); last.self = last
-    atexit.register(lambda: print(gc.isenabled()))
-    manager = ManagedGc(); manager.begin(); manager.freeze()
-    del last
-    {how}
-    """)
-    assert out == "True\nfinalized\n" * (2 if how else 1)
-
-
-@pytest.mark.slow
-def test_the_handlers_are_there_once_and_hold_nobody():
-    child("""
-    import atexit, weakref
-    kept = atexit._ncallbacks()
-    managers = [ManagedGc() for _ in range(9)]
-    for manager in managers: manager.begin()
-    assert atexit._ncallbacks() == kept + 1
-    died = weakref.ref(managers[0])
-    del manager, managers
-    assert died() is None and gc.isenabled()
-    """)
-
-
 DIRTY = """
 import json
 data = [[] for _ in range(1_000_000)]       # 1,000,000 objects that the collector tracks
@@ -139,16 +109,17 @@ def dirty():
     return 1024 * int(rows["Private_Dirty"].split()[0])
 def check():
     before = dirty()
-    if sys.argv[1:] == ["setup"]: worker_setup()
+    if sys.argv[1:] == ["setup"]: policy.worker_init(0)
     gc.collect(); print(dirty() - before, flush=True)
 sys.argv += ["setup"] if SETUP else []
+policy = CleanupPolicy()
 gc.disable()
 in_child(check)
 """
 
 
 @pytest.mark.slow
-def test_worker_setup_keeps_a_million_objects_shared():
+def test_worker_init_keeps_a_million_objects_shared():
     bare = int(child(DIRTY.replace("SETUP", "False")))
     ours = int(child(DIRTY.replace("SETUP", "True")))
     assert bare > 40e6  # 1,000,000 lists of 72 bytes with their headers
@@ -158,7 +129,7 @@ def test_worker_setup_keeps_a_million_objects_shared():
 LOADER = """
 import gc, sys
 import torch
-from memtools.cleanup.collector import ManagedGc, worker_setup
+from memtools import CleanupPolicy
 
 class Node:
     alive = 0
@@ -176,18 +147,16 @@ class Data(torch.utils.data.Dataset):
             Node()                                     # 10,000 in each worker
         return torch.tensor([gc.isenabled(), Node.alive, gc.get_freeze_count()])
 
-def setup(worker):
-    worker_setup()
-
 if __name__ == "__main__":
     how, init = sys.argv[1:]
-    manager = ManagedGc(); manager.begin(); manager.freeze()
+    policy = CleanupPolicy(warmup=0)
+    policy.start()
     loader = torch.utils.data.DataLoader(
         Data(), batch_size=10, num_workers=2, multiprocessing_context=how,
-        worker_init_fn=setup if init == "setup" else None)
+        worker_init_fn=policy.worker_init if init == "setup" else None)
     rows = torch.cat(list(loader))
     assert not gc.isenabled()
-    manager.end()
+    policy.stop()
     print(int(rows[:, 0].min()), int(rows[:, 1].max()), int(rows[:, 2].min()))
 """
 

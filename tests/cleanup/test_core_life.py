@@ -63,9 +63,9 @@ def test_a_policy_that_act_drops_lives_until_its_end() -> None:
 def test_rules_come_and_go() -> None:
     actor = Actor()
     actor.tick(3)
-    actor.core.set_rule(15, (0, 2), 0, False)
+    actor.core.set_rule(15, ((0, 2), 0, False))
     actor.core.tick(1, 2)
-    actor.core.set_rule(15, (), 0, False)
+    actor.core.set_rule(15, ((), 0, False))
     actor.core.tick(1, 2)
     assert actor.asked == [(1 << 15, 1, 2)]
 
@@ -76,11 +76,11 @@ def test_rules_come_and_go() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"pressure": 0}, r"pressure is a part of the limit, above 0 and at most 1, got 0\.0"),
-        ({"pressure": float("nan")}, "pressure is a part of the limit.* got nan"),
-        ({"pressure": 1.1}, r"got 1\.1"),
-        ({"max_cost": -1}, r"max_cost is a part of the time, 0 to 1, got -1\.0"),
-        ({"max_cost": float("nan")}, "max_cost .* got nan"),
+        ({"pressure": 0}, "pressure is above 0 and at most 1"),
+        ({"pressure": float("nan")}, "pressure is above 0 and at most 1"),
+        ({"pressure": 1.1}, "pressure is above 0 and at most 1"),
+        ({"max_cost": -1}, "max_cost is 0 to 1"),
+        ({"max_cost": float("nan")}, "max_cost is 0 to 1"),
         ({"sync_every": -1}, r"sync_every is 0 to 2\*\*48 updates, got -1"),
         ({"limit": 0}, "limit is a number of bytes above 0, got 0"),
         ({"limit": -5}, "limit is a number of bytes above 0, got -5"),
@@ -118,8 +118,8 @@ def test_bad_calls_change_nothing() -> None:
         (lambda: core.ticks(16), r"ticks\(\): a clock is 0 to 15"),
         (lambda: core.why(16), r"why\(\): an action is 0 to 15, got 16"),
         (lambda: core.figures(-1), r"figures\(\): an action is 0 to 15, got -1"),
-        (lambda: core.set_rule(16, (), 0, False), r"set_rule\(\): an action is 0 to 15"),
-        (lambda: core.set_rule(0, (-2,), 0, False), "rule 0: a cadence"),
+        (lambda: core.set_rule(16, ((), 0, False)), r"set_rule\(\): an action is 0 to 15"),
+        (lambda: core.set_rule(0, ((-2,), 0, False)), "rule 0: a cadence"),
         (lambda: core.done(16, 1, *NOTHING), r"done\(\): an action is 0 to 15"),
         (lambda: core.done(0, -1, *NOTHING), "ns is 0 or more, or None, got -1"),
         (lambda: core.done(0, None, *NOTHING), "ns is how long the action took, got None"),  # type: ignore[arg-type]
@@ -140,7 +140,7 @@ def test_whatever_allocation_fails_it_is_a_memory_error_and_all_goes_on(what: st
         pass
 
     core = _core.Policy(act, [])
-    core.set_rule(15, (1,), 31, True)  # a mask that is no small int
+    core.set_rule(15, ((1,), 31, True))  # a mask that is no small int
     calls = {
         "made": lambda: _core.Policy(act, [((1, 2), 31, True)], limit=GIB),
         "ticked": lambda: core.tick(0, 1000),

@@ -21,9 +21,8 @@ from types import SimpleNamespace
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from memtools import CleanupPolicy
+from memtools import ActionReport, CleanupPolicy
 from memtools.cleanup import actions, engine
-from memtools.cleanup.report import ActionReport
 from tests.cleanup.policycases import gc_as_found, quiet, times  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -244,16 +243,18 @@ def test_a_policy_that_nobody_holds_any_more_manages_nothing():
 
 
 @pytest.mark.slow
-def test_at_the_end_of_the_process_finalizers_run():
+@pytest.mark.parametrize("how", ["", "os.fork() and os.wait()\n"])
+def test_at_the_end_of_the_process_finalizers_run(how):
     out = program(
-        "import memtools, gc\n"
-        "policy = memtools.CleanupPolicy(warmup=0)\n"
-        "policy.start()\n"
+        "import memtools, gc, os\n"
         "class Late:\n"
-        "    def __del__(self): print('closed', gc.isenabled())\n"
+        "    def __del__(self): print('closed', gc.isenabled(), flush=True)\n"
         "a = Late(); a.me = a\n"
+        "policy = memtools.CleanupPolicy(warmup=0)\n"
+        "policy.start()  # puts it aside\n"
+        "del a\n" + how
     )
-    assert out == "closed True\n"
+    assert out == "closed True\n" * (2 if how else 1)
 
 
 def test_a_policy_loads_what_cleanup_needs_and_nothing_else():

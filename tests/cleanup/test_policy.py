@@ -15,8 +15,7 @@ import pytest
 import torch
 
 import memtools
-from memtools import CleanupPolicy
-from memtools.cleanup.engine import CleanupCall
+from memtools import CleanupCall, CleanupPolicy
 from tests.cleanup.policycases import (  # noqa: F401 - fixtures
     aged,
     calls,

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from memtools.cleanup.report import ActionReport, CycleReport, PolicyReport, verdict
+from memtools import ActionReport, CycleReport, PolicyReport
+from memtools.cleanup.report import verdict
 
 MIB = 2**20
 RAN = ActionReport(

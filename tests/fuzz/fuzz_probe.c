@@ -19,7 +19,6 @@ read_numbers(mt_text text)
     if (mt_statm_parse(text, &a, &b)) CHECK(b <= a && a < MT_UNLIMITED);
     if (mt_pressure_parse(text, &a, &b)) CHECK(a <= 100000099 && b < MT_UNLIMITED);
     if (mt_limit_parse(text, &a)) CHECK(a < (uint64_t)1 << 62 || a == MT_UNLIMITED);
-    if (mt_stat_parent(text, &a)) CHECK(a < MT_UNLIMITED);
     if (mt_text_field(text, "MemTotal:", &a)) CHECK(a < MT_UNLIMITED);
 }
 
@@ -43,8 +42,8 @@ int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const char *const starts[] = {
-        "", "some avg10=", "MemTotal:", "0::", "4:memory:", "1 2 3 / /p x - cgroup", "1 (a) S "};
-    const char *start = size == 0 ? "" : starts[data[0] % 7];
+        "", "some avg10=", "MemTotal:", "0::", "4:memory:", "1 2 3 / /p x - cgroup"};
+    const char *start = size == 0 ? "" : starts[data[0] % 6];
     size_t head = strlen(start), len = head + (size > 0 ? size - 1 : 0);
     char *copy = malloc(len + (len == 0));
 

@@ -202,7 +202,7 @@ def test_a_window_of_a_users_parts_is_cut_the_same_when_it_runs_again(undo):
 
 def test_an_allocator_that_empties_its_cache_again_and_again_lowers_the_size(monkeypatch):
     flushes = iter(range(1000))
-    monkeypatch.setattr(backoff, "_allocator_flushes", lambda: next(flushes))
+    monkeypatch.setattr(backoff, "_allocator_flushes", lambda torch: next(flushes))
     acc, model = made(size=16)
     counts = [acc.step(batch(i), loss_of(model)).micro_batches for i in range(THRASHING + 1)]
     assert counts == [1] * THRASHING + [2]
@@ -213,19 +213,19 @@ def test_an_allocator_that_empties_its_cache_again_and_again_lowers_the_size(mon
 
 def test_an_allocator_that_did_so_now_and_then_changes_nothing(monkeypatch):
     flushes = iter([0, 5, 5, 5, 5, 9, 9, 10, 10, 10])
-    monkeypatch.setattr(backoff, "_allocator_flushes", lambda: next(flushes))
+    monkeypatch.setattr(backoff, "_allocator_flushes", lambda torch: next(flushes))
     acc, model = made(size=16)
     assert [acc.step(batch(i), loss_of(model)).micro_batches for i in range(5)] == [1] * 5
 
 
 def test_flushes_are_read_of_all_devices_once_torch_uses_them(monkeypatch):
-    assert backoff._allocator_flushes() == 0
-    monkeypatch.setattr(backoff, "initialised", lambda torch: True)
+    assert backoff._allocator_flushes(torch) == 0
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(
         torch.cuda, "memory_stats_as_nested_dict", lambda i: {"num_alloc_retries": 3 + i}
     )
-    assert backoff._allocator_flushes() == 7
+    assert backoff._allocator_flushes(torch) == 7
 
 
 def pairs(rows: int, width: int = 6) -> list[torch.Tensor]:

@@ -358,12 +358,12 @@ def test_each_loss_function_has_batches_of_its_own_form():
     def made():
         return lambda micro: micro
 
-    assert readings.of(made()) is readings.of(made())
-    assert readings.of(first) is not readings.of(made())
-    split.read(views(8), readings.of(first))
-    assert split.read(views(2), readings.of(first)).rows == 2
+    assert split.known_of(readings, made()) is split.known_of(readings, made())
+    assert split.known_of(readings, first) is not split.known_of(readings, made())
+    split.read(views(8), split.known_of(readings, first))
+    assert split.read(views(2), split.known_of(readings, first)).rows == 2
     with pytest.raises(ValueError, match="nothing tells which"):
-        split.read(views(2), readings.of(made()))
+        split.read(views(2), split.known_of(readings, made()))
 
 
 def test_keys_that_change_with_each_batch_are_not_kept_for_ever():

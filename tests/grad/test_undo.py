@@ -75,7 +75,7 @@ def test_buffers_go_back_however_they_were_changed():
         for name, tensor in model.named_buffers():
             assert tensor is before[name]
             assert torch.equal(tensor, values[name])
-    assert len(saved) == 8
+    assert len(saved.kept) == 8
     assert model[0].none is None
 
 
@@ -83,10 +83,10 @@ def test_copies_of_buffers_are_made_once():
     model = nn.BatchNorm1d(4)
     saved = Buffers()
     saved.save([model._buffers])
-    pointers = [one.copy.data_ptr() for one in saved._kept]
+    pointers = [one.copy.data_ptr() for one in saved.kept]
     model(torch.randn(4, 4))
     saved.save([model._buffers])
-    assert [one.copy.data_ptr() for one in saved._kept] == pointers
+    assert [one.copy.data_ptr() for one in saved.kept] == pointers
     kept = model.running_mean.clone()
     model(torch.randn(4, 4))
     saved.restore()
@@ -125,9 +125,9 @@ LARGE = {
 def test_a_large_buffer_that_does_not_change_is_copied_no_more(name):
     model = Holding(LARGE[name].clone())
     buffers = model.saved(grad_undo.QUIET)
-    assert buffers._kept[0].copy is not None
+    assert buffers.kept[0].copy is not None
     buffers = model.saved(grad_undo.QUIET + 1)
-    assert [kept.copy is None for kept in buffers._kept] == [True, False]
+    assert [kept.copy is None for kept in buffers.kept] == [True, False]
     version = model.mask._version
     buffers.restore()
     assert model.count[0] == 2 * grad_undo.QUIET  # as at the last save
@@ -324,13 +324,13 @@ def test_the_hosts_memory_is_the_lowest_of_its_limits(monkeypatch):
 
     probe = SimpleNamespace(read=lambda: Host)
     monkeypatch.setattr(grad_undo, "_core", SimpleNamespace(Probe=lambda: probe))
-    monkeypatch.setattr(grad_undo.resource, "getrlimit", lambda which: (-1, -1))
+    monkeypatch.setattr(grad_undo.malloc, "lowest_limit", lambda: None)
     assert grad_undo.memory_of(torch.device("cpu")) == 1 << 40
     Host.cgroup_limit = None
     assert grad_undo.memory_of(torch.device("cpu")) == 1 << 40
     Host.cgroup_limit = 1 << 32
     assert grad_undo.memory_of(torch.device("cpu")) == 1 << 32
-    monkeypatch.setattr(grad_undo.resource, "getrlimit", lambda which: (1 << 30, -1))
+    monkeypatch.setattr(grad_undo.malloc, "lowest_limit", lambda: (1 << 30, "RLIMIT_AS"))
     assert grad_undo.memory_of(torch.device("cpu")) == 1 << 30
 
 
@@ -340,8 +340,11 @@ def test_what_was_put_back_is_said():
     undo = Undo("redo", parameters)
     undo.begin_window(model, parameters)
     undo.begin()
-    assert undo.back(backward=True)
-    assert undo.in_words(True) == "random numbers, 3 buffers, gradients (redo)"
-    assert undo.in_words(False).endswith("the window from its start")
+    assert undo.back(backward=True) == (True, "random numbers, 3 buffers, gradients (redo)")
+    parameters[0].grad = torch.ones_like(parameters[0])
+    undo.begin()
+    whole, restored = undo.back(backward=True)
+    assert not whole
+    assert restored.endswith("gradients (redo), the window from its start")
     undo.begin(in_place=True)
-    assert undo.in_words(True) == "random numbers, 3 buffers"
+    assert undo.back(backward=True) == (True, "random numbers, 3 buffers")

@@ -237,6 +237,8 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "CheckpointedLayers": lambda: memtools.checkpoint_layers(
         torch.nn.ModuleList([torch.nn.Linear(2, 2)])
     ),
+    "ActionReport": lambda: policy().report().actions[0],
+    "CleanupHandle": lambda: policy().add("mine", lambda: None),
     "CleanupPolicy": policy,
     "GateHistory": history,
     "GradAccumulator": accumulator,

@@ -87,10 +87,20 @@ def test_what_public_functions_return_is_public():
         acc.backward(model(torch.ones(1, 2)).sum())
     assert type(acc.report()) is memtools.AccumulatorReport
     assert type(acc.report().last) is memtools.WindowReport
+    with pytest.raises(MemoryError):
+        acc.step(torch.ones(1, 2), lambda batch: bytes(1 << 60))
+    assert {type(retry) for retry in acc.report().retries} == {memtools.Retry}
     assert type(memtools.host_memory()) is memtools.HostMemory
     monitor = memtools.MemoryMonitor()
     assert type(monitor.guard(0.9)) is memtools.Handle
     assert type(monitor.phase("forward")) is memtools.Phase
+    calls: list[memtools.CleanupCall] = []
+    policy = memtools.CleanupPolicy()
+    assert type(policy.add("note", calls.append)) is memtools.CleanupHandle
+    assert type(policy.cleanup("note")[0]) is memtools.Cleaned
+    assert type(calls[0]) is memtools.CleanupCall
+    assert type(policy.report().cycles) is memtools.CycleReport
+    assert type(policy.report()["note"]) is memtools.ActionReport
     before = memtools.census()
     kept = [torch.ones(3, 5, 7) for _ in range(9)]
     assert memtools.GroupGrowth in map(type, memtools.census().diff(before).groups)

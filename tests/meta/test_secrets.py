@@ -21,7 +21,7 @@ import memtools
 
 warnings.simplefilter("ignore")
 record = sys.argv[1]
-policy = memtools.CleanupPolicy()
+policy, calls = memtools.CleanupPolicy(), []
 model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(2)))
 acc = memtools.GradAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1))
 history, aux, budget = memtools.GateHistory(), memtools.AuxLoss(), memtools.Budget("1 MiB")
@@ -45,6 +45,8 @@ found = [
     memtools.allocator_settings().cuda, memtools.allocator_settings().advice(),
     memtools.census().diff(before), before.groups[0], before.groups[0].kind,
     monitor.guard(0.9, "record"), monitor.phase("train"), *monitor.phases(),
+    policy.report().actions[0], policy.report().cycles, policy.add("note", calls.append),
+    *policy.cleanup("gc", "note"), *calls,
 ]
 with contextlib.redirect_stdout(io.StringIO()) as printed:
     for one in found:
@@ -83,6 +85,7 @@ def test_no_repr_and_no_record_holds_the_environment(tmp_path: Path) -> None:
         "GroupGrowth",
         "Holder",
         "Pressure",
+        "Retry",
         "StepsLeft",
         "TypeGrowth",
     ]

@@ -32,7 +32,6 @@ CASES: dict[str, list[Case]] = {
         lambda: refused(TypeError, lambda: PROBE.read("x")),  # type: ignore[arg-type]
         lambda: refused(TypeError, lambda: PROBE.read(1, 2)),  # type: ignore[call-arg]
     ],
-    "Probe.smaps": [PROBE.smaps],
     "Probe.source": [PROBE.source, lambda: _core.Probe("/nowhere").source()],
     "Probe.reset_peak": [PROBE.reset_peak],
     "Probe.peak": [

@@ -47,15 +47,6 @@ def test_readings_agree_with_psutil() -> None:
     assert s.children == len(psutil.Process().children(recursive=True))
 
 
-def test_smaps_agree_with_psutil() -> None:
-    rss, pss, uss, swap, _ = _core.Probe().smaps()
-    full = psutil.Process().memory_full_info()
-    assert near(rss, full.rss)
-    assert near(pss, full.pss)
-    assert near(uss, full.uss)
-    assert swap == full.swap
-
-
 def test_only_what_was_asked_for_is_read() -> None:
     s = _core.Probe().read(1)
     assert s.rss is not None

@@ -37,7 +37,6 @@ judge(mt_policy *p, mt_policy_action *a, bool paid, uint64_t ns)
         set_backoff(p, a, 1);
         return;
     }
-    a->unpaid_ns += ns;
     p->unpaid_ns += ns;
     if (++a->unpaid_row >= UNPAID_ROW)
         set_backoff(p, a, a->backoff < MT_POLICY_BACKOFF ? 2 * a->backoff : a->backoff);
@@ -85,19 +84,6 @@ pending_of(const mt_policy *p, const mt_policy_result *r, const mt_policy_level 
                                .after = *level};
 }
 
-static void
-add_up(mt_policy_action *a, uint64_t now, const mt_policy_result *r)
-{
-    a->tried = true;
-    a->ended_ns = now;
-    a->fell = 0;
-    a->count++;
-    a->ns += r->ns;
-    a->last_ns = r->ns;
-    a->host_freed += freed(r->host_before, r->host_after);
-    a->device_freed += freed(r->device_before, r->device_after);
-}
-
 /* An action that still waits from the last time is judged first, by what the process held when this
  * run of it began: no decision may have come in between. */
 void
@@ -116,7 +102,10 @@ mt_policy_done(mt_policy *p, unsigned action, uint64_t now, const mt_policy_resu
         if (mt_is_number(before.device)) before.device += this.device_freed;
         mt_policy_judge(p, action, before);
     }
-    add_up(a, now, r);
+    a->tried = true;
+    a->ended_ns = now;
+    a->fell = 0;
+    a->last_ns = r->ns;
     p->asked &= ~(1u << action);
     p->heap_free = MT_UNKNOWN;
     a->pending = this;

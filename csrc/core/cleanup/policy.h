@@ -101,9 +101,7 @@ typedef struct mt_policy_action {
     unsigned fell;       /* pressure triggers that went 5 % below their mark since it was done */
     uint64_t ended_ns;   /* when it was done last, if it was tried */
     mt_policy_pending pending;
-    /* What it did. */
-    uint64_t count, ns, last_ns, unpaid_ns;
-    uint64_t host_freed, device_freed;
+    uint64_t last_ns; /* what it took when it was done last */
     uint64_t paid;    /* times that it paid */
     uint64_t skipped; /* cadences that the budget did not allow */
     uint64_t backoff; /* 1 to MT_POLICY_BACKOFF */
@@ -143,18 +141,10 @@ void mt_policy_forget(mt_policy *p, uint64_t now_ns);
  * and trigger the action is never asked for. */
 void mt_policy_rule_set(mt_policy *p, unsigned action, const mt_policy_rule *rule);
 
-/* Counts; true when there is something to decide. pre: clock < MT_POLICY_CLOCKS. */
+/* Counts n ticks at once; true when there is something to decide. What became due several times is
+ * due once. pre: clock < MT_POLICY_CLOCKS, n <= MT_POLICY_EVERY. */
 static inline bool
-mt_policy_tick(mt_policy *p, unsigned clock)
-{
-    assert(clock < MT_POLICY_CLOCKS);
-    return ++p->ticks[clock] >= p->next[clock];
-}
-
-/* The same for n ticks at once; what became due several times is due once.
- * pre: n <= MT_POLICY_EVERY. */
-static inline bool
-mt_policy_tick_many(mt_policy *p, unsigned clock, uint64_t n)
+mt_policy_tick(mt_policy *p, unsigned clock, uint64_t n)
 {
     assert(clock < MT_POLICY_CLOCKS && n <= MT_POLICY_EVERY);
     return (p->ticks[clock] += n) >= p->next[clock];

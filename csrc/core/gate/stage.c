@@ -3,8 +3,8 @@
  * Items lie in a ring of bytes, the same on the device and in pinned memory. push() makes room,
  * copies the source into the device block on the producer's stream, and lets the side stream wait
  * for that and copy the slot on to pinned memory; an event behind the second copy tells that the
- * host has the bytes. peek() asks that event of the oldest item. What a push that failed half-way
- * may leave running is the `stray`, below. */
+ * host has the bytes. peek() asks that event of the oldest item. A push that failed half-way may
+ * leave a copy running, and waits for it on the host (wait_for_copy). */
 #include "gate/stage.h"
 
 #include <assert.h>
@@ -21,18 +21,6 @@ typedef struct slot {
     uint64_t tag[2];
 } slot;
 
-/* A push that failed half-way may leave a copy into the device block behind, on a stream of its own
- * and with nobody waiting for it: the stray. It could overwrite what a later push puts there. So
- * while it may still run, every push makes its own stream wait for it first (on the device, not
- * here), and the blocks are not freed before it is done. One event covers several strays, because
- * the stream of a newer one already waits for the older. */
-typedef struct stray {
-    bool loose;    /* may still run */
-    bool recorded; /* `event` stands behind it on `stream` */
-    void *stream;
-    void *event;
-} stray;
-
 struct mt_stage {
     mt_alloc mem;
     mt_dev_ops dev;
@@ -48,7 +36,7 @@ struct mt_stage {
     size_t len;
     bool head_arrived;
     size_t tail; /* offset behind the newest item */
-    stray stray;
+    bool lost;   /* a copy that nobody could wait for may still write to the device block */
 };
 
 static slot *
@@ -74,7 +62,6 @@ free_all(mt_stage *s)
 
     for (size_t i = 0; s->slots != NULL && i < s->max_items; i++)
         dev->event_free(dev->ctx, s->device, s->slots[i].copied);
-    dev->event_free(dev->ctx, s->device, s->stray.event);
     dev->event_free(dev->ctx, s->device, s->taken);
     dev->stream_free(dev->ctx, s->device, s->side);
     dev->host_free(dev->ctx, s->device, s->on_host);
@@ -104,7 +91,6 @@ make_events(mt_stage *s, mt_error *err)
 
     if ((st = dev->stream_new(dev->ctx, s->device, &s->side, err)) != MT_OK) return st;
     if ((st = dev->event_new(dev->ctx, s->device, &s->taken, err)) != MT_OK) return st;
-    if ((st = dev->event_new(dev->ctx, s->device, &s->stray.event, err)) != MT_OK) return st;
     for (size_t i = 0; i < s->max_items && st == MT_OK; i++)
         st = dev->event_new(dev->ctx, s->device, &s->slots[i].copied, err);
     return st;
@@ -150,11 +136,6 @@ drain(mt_stage *s)
 {
     const mt_dev_ops *dev = &s->dev;
 
-    if (s->stray.loose) {
-        if (!s->stray.recorded)
-            dev->event_record(dev->ctx, s->device, s->stray.event, s->stray.stream, NULL);
-        dev->event_wait(dev->ctx, s->device, s->stray.event, NULL);
-    }
     /* The side stream waits for every snapshot whose push succeeded, so its end is theirs too. The
      * newest item's event is not enough: a failed push may have put a copy behind it. */
     dev->event_record(dev->ctx, s->device, s->taken, s->side, NULL);
@@ -208,24 +189,15 @@ refuse_capture(const mt_stage *s, void *stream, mt_error *err)
     return capturing ? mt_fail(err, MT_EDEVICE, "append during CUDA graph capture", 0) : MT_OK;
 }
 
-/* Puts work to come on `stream` behind the stray, if there is one. */
-static mt_status
-fence_stray(mt_stage *s, void *stream, mt_error *err)
+/* The first copy of a push that failed later will run, and could overwrite what the next push puts
+ * into the same place. The second, if it will, is ordered by the side stream. */
+static void
+wait_for_copy(mt_stage *s, void *stream)
 {
     const mt_dev_ops *dev = &s->dev;
-    stray *y = &s->stray;
-    bool done = false;
-    mt_status st;
 
-    if (!y->loose) return MT_OK;
-    if (!y->recorded) {
-        st = dev->event_record(dev->ctx, s->device, y->event, y->stream, err);
-        if (st != MT_OK) return st;
-        y->recorded = true;
-    }
-    if ((st = dev->event_done(dev->ctx, s->device, y->event, &done, err)) != MT_OK) return st;
-    y->loose = !done;
-    return done ? MT_OK : dev->stream_wait(dev->ctx, s->device, stream, y->event, err);
+    s->lost = dev->event_record(dev->ctx, s->device, s->taken, stream, NULL) != MT_OK ||
+              dev->event_wait(dev->ctx, s->device, s->taken, NULL) != MT_OK;
 }
 
 /* Enqueues source -> device block on the producer's stream and device block -> host block on the
@@ -240,20 +212,13 @@ enqueue(mt_stage *s, const slot *to, const void *src, void *stream, mt_error *er
     if (to->bytes > 0)
         st = dev->copy_d2d(dev->ctx, s->device, device_slot, src, to->bytes, stream, err);
     if (st != MT_OK) return st;
-    if ((st = dev->event_record(dev->ctx, s->device, s->taken, stream, err)) != MT_OK) goto stray;
-    if ((st = dev->stream_wait(dev->ctx, s->device, s->side, s->taken, err)) != MT_OK) goto stray;
-    if (to->bytes > 0)
+    st = dev->event_record(dev->ctx, s->device, s->taken, stream, err);
+    if (st == MT_OK) st = dev->stream_wait(dev->ctx, s->device, s->side, s->taken, err);
+    if (st == MT_OK && to->bytes > 0)
         st = dev->copy_d2h(dev->ctx, s->device, s->on_host + to->offset, device_slot, to->bytes,
                            s->side, err);
-    if (st != MT_OK) goto stray;
-    if ((st = dev->event_record(dev->ctx, s->device, to->copied, s->side, err)) != MT_OK)
-        goto stray;
-    return MT_OK;
-
-stray: /* the first copy will run; the second, if it will, is ordered by the side stream */
-    s->stray.loose = true;
-    s->stray.recorded = false;
-    s->stray.stream = stream;
+    if (st == MT_OK) st = dev->event_record(dev->ctx, s->device, to->copied, s->side, err);
+    if (st != MT_OK) wait_for_copy(s, stream);
     return st;
 }
 
@@ -265,12 +230,12 @@ mt_stage_push(mt_stage *s, const void *src, size_t bytes, void *stream, const ui
     mt_status st;
 
     if (bytes > s->capacity) return mt_fail_limit(err, bytes, 0, s->capacity);
+    if (s->lost) return mt_fail(err, MT_EDEVICE, "append after the device failed", 0);
     if ((st = refuse_capture(s, stream, err)) != MT_OK) return st;
     /* Fits a size_t, because the capacity is such a multiple and not smaller. */
     (void)mt_size_align_up(mt_size_max(bytes, 1), SLOT_ALIGN, &next.span);
     if (s->len == s->max_items || !place(s, next.span, &next.offset))
         return mt_fail(err, MT_EAGAIN, "mt_stage_push", 0);
-    if ((st = fence_stray(s, stream, err)) != MT_OK) return st;
     next.copied = slot_at(s, s->len)->copied;
     if ((st = enqueue(s, &next, src, stream, err)) != MT_OK) return st;
     *slot_at(s, s->len) = next;

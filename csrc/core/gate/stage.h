@@ -47,16 +47,16 @@ void mt_stage_free(mt_stage *s);
 void mt_stage_abandon(mt_stage *s);
 
 /* Appends the bytes that `src` (on this stage's device) will hold when `stream` gets there. Only
- * enqueues work: never waits for the device. Afterwards src may be written on `stream`, or freed in
+ * enqueues work: never waits for the device, unless a call failed. Afterwards src may be written on `stream`, or freed in
  * its order. bytes may be 0 (then src is not read): such an item keeps its place, and 256 bytes.
  *   MT_EAGAIN   full, in bytes or in items: pop, then try again
  *   MT_ELIMIT   more than the capacity: will never fit
  *   MT_EDEVICE  a device call failed; or, with native 0 and the call "append during CUDA graph
  *               capture", the stream is being captured: a copy would be replayed, not made
  *
- * On failure the length, every item and src are as before, and the stage stays usable; src's memory
- * is free for work on `stream`, as after success, and `stream` must live until a later push
- * succeeds or the stage is freed. */
+ * On failure the length, every item and src are as before; src's memory is free for work on
+ * `stream`, as after success. A failure after the first copy was enqueued waits for that copy, and
+ * where the wait fails as well every later push is MT_EDEVICE. */
 mt_status mt_stage_push(mt_stage *s, const void *src, size_t bytes, void *stream,
                         const uint64_t tag[2], mt_error *err);
 

@@ -1,8 +1,8 @@
 /* math.c -- how this file works.
  *
- * Each loop is written once, as an inline function of the element type, and called with that type
- * as a constant, so that the compiler makes vectors of it for each type and, by MT_CLONES, for
- * several instruction sets. A sum of squares goes through blocks of 4,096 elements in float first;
+ * Each loop is written once, as an inline function of the element type. The function with MT_CLONES
+ * that calls it has one case for each type, in which the type is a constant, so that the compiler
+ * makes vectors of the loop for each type and for several instruction sets. A sum of squares goes through blocks of 4,096 elements in float first;
  * a block whose float sum cannot be trusted, because squares overflowed or vanished or an element
  * is not finite, is done again in double. */
 #include "grad/math.h"
@@ -101,22 +101,18 @@ square_block(const void *data, size_t n, mt_dtype dtype)
     return sum;
 }
 
+/* pre: not float64. */
 MT_CLONES static double
-square_f32(const void *data, size_t n)
+square_narrow(mt_dtype dtype, const void *data, size_t n)
 {
-    return square_block(data, n, MT_F32);
-}
-
-MT_CLONES static double
-square_bf16(const void *data, size_t n)
-{
-    return square_block(data, n, MT_BF16);
-}
-
-MT_CLONES static double
-square_f16(const void *data, size_t n)
-{
-    return square_block(data, n, MT_F16);
+    switch (dtype) {
+    case MT_BF16:
+        return square_block(data, n, MT_BF16);
+    case MT_F16:
+        return square_block(data, n, MT_F16);
+    default:
+        return square_block(data, n, MT_F32);
+    }
 }
 
 /* The same in double, in which no square of a float overflows or loses bits. */
@@ -142,55 +138,17 @@ square_block_wide(const void *data, size_t n, mt_dtype dtype)
 }
 
 MT_CLONES static double
-square_wide_f32(const void *data, size_t n)
-{
-    return square_block_wide(data, n, MT_F32);
-}
-
-MT_CLONES static double
-square_wide_bf16(const void *data, size_t n)
-{
-    return square_block_wide(data, n, MT_BF16);
-}
-
-MT_CLONES static double
-square_wide_f16(const void *data, size_t n)
-{
-    return square_block_wide(data, n, MT_F16);
-}
-
-MT_CLONES static double
-square_wide_f64(const void *data, size_t n)
-{
-    return square_block_wide(data, n, MT_F64);
-}
-
-static double
 square_wide(mt_dtype dtype, const void *data, size_t n)
 {
     switch (dtype) {
     case MT_BF16:
-        return square_wide_bf16(data, n);
+        return square_block_wide(data, n, MT_BF16);
     case MT_F16:
-        return square_wide_f16(data, n);
+        return square_block_wide(data, n, MT_F16);
     case MT_F64:
-        return square_wide_f64(data, n);
+        return square_block_wide(data, n, MT_F64);
     default:
-        return square_wide_f32(data, n);
-    }
-}
-
-/* pre: not float64. */
-static double
-square_narrow(mt_dtype dtype, const void *data, size_t n)
-{
-    switch (dtype) {
-    case MT_BF16:
-        return square_bf16(data, n);
-    case MT_F16:
-        return square_f16(data, n);
-    default:
-        return square_f32(data, n);
+        return square_block_wide(data, n, MT_F32);
     }
 }
 
@@ -272,22 +230,21 @@ scale(void *data, size_t n, mt_dtype dtype, float factor, float limit)
     }
 }
 
+/* pre: not float64. */
 MT_CLONES static void
-scale_f32(void *data, size_t n, float factor, float limit)
+scale_narrow(mt_dtype dtype, void *data, size_t n, float factor, float limit)
 {
-    scale(data, n, MT_F32, factor, limit);
-}
-
-MT_CLONES static void
-scale_bf16(void *data, size_t n, float factor, float limit)
-{
-    scale(data, n, MT_BF16, factor, limit);
-}
-
-MT_CLONES static void
-scale_f16(void *data, size_t n, float factor, float limit)
-{
-    scale(data, n, MT_F16, factor, limit);
+    switch (dtype) {
+    case MT_BF16:
+        scale(data, n, MT_BF16, factor, limit);
+        break;
+    case MT_F16:
+        scale(data, n, MT_F16, factor, limit);
+        break;
+    default:
+        scale(data, n, MT_F32, factor, limit);
+        break;
+    }
 }
 
 INLINE double
@@ -332,18 +289,14 @@ mt_grad_scale(mt_dtype dtype, void *data, size_t n, double factor, double limit)
         scale_f64(data, n, factor, limit);
     else if (!fits_float(factor))
         scale_wide(dtype, data, n, factor, limit);
-    else if (dtype == MT_BF16)
-        scale_bf16(data, n, (float)factor, (float)limit);
-    else if (dtype == MT_F16)
-        scale_f16(data, n, (float)factor, (float)limit);
     else
-        scale_f32(data, n, (float)factor, (float)limit);
+        scale_narrow(dtype, data, n, (float)factor, (float)limit);
 }
 
 /* --- accumulation ---------------------------------------------------------------------------- */
 
 INLINE void
-accumulate(mt_dtype dtype, const void *data, float *restrict into, size_t n, bool first)
+accumulate(const void *data, float *restrict into, size_t n, mt_dtype dtype, bool first)
 {
     if (first) {
         for (size_t i = 0; i < n; i++)
@@ -355,44 +308,26 @@ accumulate(mt_dtype dtype, const void *data, float *restrict into, size_t n, boo
 }
 
 MT_CLONES static void
-accumulate_f32(const void *data, float *into, size_t n, bool first)
+accumulate_any(mt_dtype dtype, const void *data, float *into, size_t n, bool first)
 {
-    accumulate(MT_F32, data, into, n, first);
-}
-
-MT_CLONES static void
-accumulate_bf16(const void *data, float *into, size_t n, bool first)
-{
-    accumulate(MT_BF16, data, into, n, first);
-}
-
-MT_CLONES static void
-accumulate_f16(const void *data, float *into, size_t n, bool first)
-{
-    accumulate(MT_F16, data, into, n, first);
-}
-
-MT_CLONES static void
-accumulate_f64(const void *data, float *into, size_t n, bool first)
-{
-    accumulate(MT_F64, data, into, n, first);
+    switch (dtype) {
+    case MT_BF16:
+        accumulate(data, into, n, MT_BF16, first);
+        break;
+    case MT_F16:
+        accumulate(data, into, n, MT_F16, first);
+        break;
+    case MT_F64:
+        accumulate(data, into, n, MT_F64, first);
+        break;
+    default:
+        accumulate(data, into, n, MT_F32, first);
+        break;
+    }
 }
 
 void
 mt_grad_accumulate(mt_dtype dtype, const void *data, float *into, size_t n, bool first)
 {
-    switch (dtype) {
-    case MT_BF16:
-        accumulate_bf16(data, into, n, first);
-        break;
-    case MT_F16:
-        accumulate_f16(data, into, n, first);
-        break;
-    case MT_F64:
-        accumulate_f64(data, into, n, first);
-        break;
-    default:
-        accumulate_f32(data, into, n, first);
-        break;
-    }
+    accumulate_any(dtype, data, into, n, first);
 }

@@ -311,7 +311,7 @@ look_at_limits(mt_cgroup *cg)
 /* --- where this process is -------------------------------------------------------------------- */
 
 static void
-settle_pressure(mt_cgroup *cg, const place *v2)
+find_pressure(mt_cgroup *cg, const place *v2)
 {
     char path[MT_PATH_ROOM + 32];
     char byte[NUMBER_ROOM];
@@ -325,7 +325,7 @@ settle_pressure(mt_cgroup *cg, const place *v2)
 
 /* Sets version, dir and top, or why not. */
 static void
-settle_memory(mt_cgroup *cg, const places *ps)
+find_memory_group(mt_cgroup *cg, const places *ps)
 {
     const place *at = ps->in_v1 ? &ps->v1 : &ps->v2;
     char byte[NUMBER_ROOM];
@@ -352,7 +352,7 @@ settle_memory(mt_cgroup *cg, const places *ps)
 }
 
 static void
-settle(mt_cgroup *cg, mt_text membership)
+find_groups(mt_cgroup *cg, mt_text membership)
 {
     places ps = {.root = cg->root};
 
@@ -362,8 +362,8 @@ settle(mt_cgroup *cg, mt_text membership)
         cg->why = "/proc/self/mountinfo cannot be read";
         return;
     }
-    settle_memory(cg, &ps);
-    settle_pressure(cg, &ps.v2);
+    find_memory_group(cg, &ps);
+    find_pressure(cg, &ps.v2);
 }
 
 static uint64_t
@@ -395,7 +395,7 @@ mt_cgroup_refresh(mt_cgroup *cg)
     if (cg->version == 0 || hash_of(text) != cg->seen) {
         close_group(cg);
         forget(cg);
-        settle(cg, text);
+        find_groups(cg, text);
         cg->seen = hash_of(text);
     }
     look_at_limits(cg);

@@ -1,10 +1,9 @@
 /* children.c -- how this file works.
  *
  * A scan marks all children of the table as not listed, walks the kernel's lists of children from
- * this process down, and drops those that it did not come by; where the kernel has no such lists it
- * reads the parents of all processes instead and picks the descendants out ("the slower way").
- * Between scans only the memory of the children in the table is read. */
-#define _DEFAULT_SOURCE /* sysconf */
+ * this process down, and drops those that it did not come by. Between scans only the memory of the
+ * children in the table is read. */
+#define _POSIX_C_SOURCE 200809L /* O_CLOEXEC */
 #include "os/monitor/children.h"
 
 #include <errno.h>
@@ -12,11 +11,10 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "core/port/probe.h"
 
-enum { LIST_ROOM = 4096, TEXT_ROOM = 1024, MOST_PROCESSES = 32768 };
+enum { LIST_ROOM = 4096, TEXT_ROOM = 1024 };
 
 typedef struct child {
     uint64_t pid;
@@ -25,20 +23,13 @@ typedef struct child {
     bool listed;         /* by the scan that runs */
 } child;
 
-/* The slower way's list of all processes. */
-typedef struct process {
-    uint32_t pid, parent;
-} process;
-
 struct mt_children {
     mt_alloc mem;
     const mt_proc_sys *sys;
     const char *root;
-    uint64_t page;
     size_t len, kept;
     uint64_t beyond; /* listed, but no room */
-    bool known, slow;
-    process *all; /* made when the slower way is first taken */
+    bool known;
     child table[MT_CHILDREN_MOST];
 };
 
@@ -52,11 +43,9 @@ mt_children_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root, m
     ch->mem = *mem;
     ch->sys = sys;
     ch->root = root;
-    ch->page = (uint64_t)sysconf(_SC_PAGESIZE);
     ch->len = ch->kept = 0;
     ch->beyond = 0;
-    ch->known = ch->slow = false;
-    ch->all = NULL;
+    ch->known = false;
     *out = ch;
     return MT_OK;
 }
@@ -87,7 +76,6 @@ mt_children_free(mt_children *ch)
     if (ch == NULL) return;
     mt_children_clear(ch);
     mem = ch->mem;
-    if (ch->all != NULL) mem.put(mem.ctx, ch->all, MOST_PROCESSES * sizeof *ch->all);
     mem.put(mem.ctx, ch, sizeof *ch);
 }
 
@@ -100,24 +88,13 @@ has_gone(void)
 
 /* --- one child's memory ----------------------------------------------------------------------- */
 
-static uint64_t
-private_bytes(const mt_children *ch, const char *text, size_t len, bool *gone)
-{
-    uint64_t resident, shared;
-
-    *gone = false;
-    if (!mt_statm_parse((mt_text){text, len}, &resident, &shared)) return MT_UNKNOWN;
-    *gone = resident == 0; /* a zombie */
-    if (resident > (MT_UNLIMITED - 1) / ch->page) return MT_UNKNOWN;
-    return (resident - shared) * ch->page;
-}
-
 /* Reads by the kept descriptor, or opens one while there is room. False: it has ended. */
 static bool
 look_at(mt_children *ch, child *c)
 {
     char path[MT_PATH_ROOM], name[64], buf[TEXT_ROOM];
-    bool had = c->statm.fd >= 0, gone;
+    bool had = c->statm.fd >= 0, zombie = false;
+    uint64_t resident, shared;
     ssize_t n;
 
     snprintf(name, sizeof name, "/proc/%" PRIu64 "/statm", c->pid);
@@ -126,12 +103,15 @@ look_at(mt_children *ch, child *c)
     n = mt_proc_read(ch->sys, &c->statm, path, buf, sizeof buf);
     ch->kept += (size_t)(c->statm.fd >= 0) - (size_t)had;
     if (n < 0) return !has_gone();
-    c->priv = private_bytes(ch, buf, (size_t)n, &gone);
+    if (mt_statm_parse((mt_text){buf, (size_t)n}, &resident, &shared)) {
+        c->priv = resident - shared;
+        zombie = resident == 0;
+    }
     if (c->statm.fd >= 0 && ch->kept > MT_CHILDREN_KEPT) {
         mt_proc_close(ch->sys, &c->statm);
         ch->kept--;
     }
-    return !gone;
+    return !zombie;
 }
 
 /* --- the tree --------------------------------------------------------------------------------- */
@@ -197,125 +177,48 @@ is_number(const char *name)
     return *name != 0 && strspn(name, "0123456789") == strlen(name) && strlen(name) < 11;
 }
 
-typedef struct seen_threads {
-    size_t all, missing; /* of them, those whose list is not there */
-} seen_threads;
-
-/* Lists the children of all threads of one process. False when something hid a part of them. */
+/* Lists the children of all threads of one process, and counts the threads that have a list. False
+ * when something hid a part of them. */
 static bool
-list_children_of(mt_children *ch, const char *pid, seen_threads *threads)
+list_children_of(mt_children *ch, const char *pid, size_t *lists)
 {
     char name[64], folder[MT_PATH_ROOM], path[MT_PATH_ROOM + 64];
     const char *thread;
     bool ok = true;
     mt_folder dir;
 
-    *threads = (seen_threads){0, 0};
+    *lists = 0;
     snprintf(name, sizeof name, "/proc/%s/task", pid);
     if (!mt_path_join(folder, ch->root, name)) return false;
     if (!ch->sys->opendir(folder, &dir)) return has_gone();
     while ((thread = ch->sys->readdir(&dir)) != NULL) {
         if (!is_number(thread)) continue;
         snprintf(path, sizeof path, "%s/%s/children", folder, thread);
-        threads->all++;
-        if (take_list(ch, path)) continue;
-        threads->missing += errno == ENOENT;
-        ok = ok && has_gone();
+        if (take_list(ch, path))
+            ++*lists;
+        else
+            ok = ok && has_gone();
     }
     ok = ok && (errno == 0 || has_gone());
     ch->sys->closedir(&dir);
     return ok;
 }
 
-/* Descendants are found in the same table, which grows while it is walked. *lists is false where
- * the kernel keeps no lists. */
+/* Descendants are found in the same table, which grows while it is walked. This process lives: where
+ * none of its own threads has a list, the kernel keeps none. */
 static bool
-scan_lists(mt_children *ch, bool *lists)
+scan_tree(mt_children *ch)
 {
-    seen_threads threads;
     char pid[32];
-    bool ok = list_children_of(ch, "self", &threads) && threads.all > 0;
+    size_t lists;
+    bool ok = list_children_of(ch, "self", &lists) && lists > 0;
 
-    *lists = !ok || threads.missing < threads.all;
-    for (size_t i = 0; ok && *lists && i < ch->len; i++) {
+    for (size_t i = 0; ok && i < ch->len; i++) {
         if (!ch->table[i].listed) continue;
         snprintf(pid, sizeof pid, "%" PRIu64, ch->table[i].pid);
-        ok = list_children_of(ch, pid, &threads);
+        ok = list_children_of(ch, pid, &lists);
     }
     return ok;
-}
-
-/* --- the slower way --------------------------------------------------------------------------- */
-
-typedef struct process_list {
-    process *at;
-    size_t len;
-} process_list;
-
-static bool
-read_stat(const mt_children *ch, const char *path, uint64_t *pid, uint64_t *parent)
-{
-    char buf[TEXT_ROOM];
-    ssize_t n = mt_proc_slurp(ch->sys, path, buf, sizeof buf);
-    mt_text text = {buf, n < 0 ? 0 : (size_t)n};
-
-    if (n < 0) return false;
-    errno = ENODATA; /* for a caller that asks why */
-    return mt_stat_parent(text, parent) && mt_text_number(&text, pid) && *pid <= UINT32_MAX &&
-           *parent <= UINT32_MAX;
-}
-
-static bool
-read_all(mt_children *ch, process_list *all)
-{
-    char folder[MT_PATH_ROOM], path[MT_PATH_ROOM + 64];
-    uint64_t pid, parent;
-    const char *name;
-    bool ok = true;
-    mt_folder dir;
-
-    if (!mt_path_join(folder, ch->root, "/proc")) return false;
-    if (!ch->sys->opendir(folder, &dir)) return false;
-    while ((name = ch->sys->readdir(&dir)) != NULL) {
-        if (!is_number(name)) continue;
-        snprintf(path, sizeof path, "%s/%s/stat", folder, name);
-        if (!read_stat(ch, path, &pid, &parent)) {
-            ok = ok && has_gone();
-            continue;
-        }
-        if (all->len == MOST_PROCESSES) ok = false;
-        if (all->len < MOST_PROCESSES)
-            all->at[all->len++] = (process){(uint32_t)pid, (uint32_t)parent};
-    }
-    ok = ok && errno == 0;
-    ch->sys->closedir(&dir);
-    return ok;
-}
-
-static void
-list_children_among(mt_children *ch, const process_list *all, uint64_t parent)
-{
-    for (size_t i = 0; i < all->len; i++) {
-        if (all->at[i].parent == parent) list_child(ch, all->at[i].pid);
-    }
-}
-
-static bool
-scan_all(mt_children *ch)
-{
-    char path[MT_PATH_ROOM];
-    process_list all;
-    uint64_t self, parent;
-
-    if (ch->all == NULL) ch->all = ch->mem.get(ch->mem.ctx, MOST_PROCESSES * sizeof *ch->all);
-    all = (process_list){ch->all, 0};
-    if (ch->all == NULL || !mt_path_join(path, ch->root, "/proc/self/stat")) return false;
-    if (!read_stat(ch, path, &self, &parent) || !read_all(ch, &all)) return false;
-    list_children_among(ch, &all, self);
-    for (size_t i = 0; i < ch->len; i++) {
-        if (ch->table[i].listed) list_children_among(ch, &all, ch->table[i].pid);
-    }
-    return true;
 }
 
 /* --- scan and read ---------------------------------------------------------------------------- */
@@ -323,13 +226,10 @@ scan_all(mt_children *ch)
 bool
 mt_children_scan(mt_children *ch)
 {
-    bool lists = true;
-
     for (size_t i = 0; i < ch->len; i++)
         ch->table[i].listed = false;
     ch->beyond = 0;
-    ch->known = ch->slow ? false : scan_lists(ch, &lists);
-    if (ch->slow || !lists) ch->known = ch->slow = scan_all(ch);
+    ch->known = scan_tree(ch);
     for (size_t i = ch->len; i-- > 0;) {
         if ((ch->known && !ch->table[i].listed) || !look_at(ch, &ch->table[i])) drop_child(ch, i);
     }

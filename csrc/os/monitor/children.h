@@ -10,8 +10,7 @@
  * listed. Zombies have no memory and do not count. A child whose parent has ended before a scan saw
  * it belongs to another process by then, and is not found.
  *
- * Kernels without CONFIG_PROC_CHILDREN have no such lists: a scan then reads /proc/<pid>/stat of
- * every process of the machine, about 10 us each. */
+ * A kernel without CONFIG_PROC_CHILDREN has no such lists: nothing is known of children there. */
 #ifndef MT_OS_MONITOR_CHILDREN_H
 #define MT_OS_MONITOR_CHILDREN_H
 

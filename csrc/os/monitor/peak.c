@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "core/base/clock.h"
 #include "core/port/probe.h"
@@ -17,8 +16,7 @@ typedef struct mark {
     const mt_proc_sys *sys;
     mt_forkmark *home; /* NULL: nothing may be kept open */
     mt_descriptor kept_clear, kept_statm, kept_status;
-    bool real; /* the machine's own /proc, which getrusage agrees with */
-    uint64_t page;
+    bool real;      /* the machine's own /proc, which getrusage agrees with */
     uint64_t bound; /* the floor is at most that */
     char clear[MT_PATH_ROOM], statm[MT_PATH_ROOM], status[MT_PATH_ROOM];
 } mark;
@@ -33,7 +31,7 @@ close_all(mark *m)
 
 /* A forked child has a mark of its own, no floor, and the parent's descriptors. */
 static void
-settle(mark *m)
+notice_fork(mark *m)
 {
     if (m->home != NULL && mt_forkmark_is_home(m->home)) return;
     close_all(m);
@@ -49,22 +47,18 @@ mark_now(void *ctx, uint64_t *shared)
     mark *m = ctx;
     uint64_t resident;
 
-    settle(m);
+    notice_fork(m);
     if (!mt_proc_statm(m->sys, &m->kept_statm, m->statm, &resident, shared)) return MT_UNKNOWN;
-    if (resident > (MT_UNLIMITED - 1) / m->page) return MT_UNKNOWN;
-    *shared = (*shared < resident ? *shared : resident) * m->page;
-    return resident * m->page;
+    return resident;
 }
 
 static uint64_t
 status_high(mark *m)
 {
     char buf[STATUS_ROOM];
-    uint64_t kib;
     ssize_t n = mt_proc_read(m->sys, &m->kept_status, m->status, buf, sizeof buf);
 
-    if (n < 0 || !mt_text_field((mt_text){buf, (size_t)n}, "VmHWM:", &kib)) return MT_UNKNOWN;
-    return kib > (MT_UNLIMITED - 1) / 1024 ? MT_UNKNOWN : kib * 1024;
+    return n < 0 ? MT_UNKNOWN : mt_text_kib((mt_text){buf, (size_t)n}, "VmHWM:");
 }
 
 static uint64_t
@@ -82,7 +76,7 @@ mark_high(void *ctx, uint64_t known)
     mark *m = ctx;
     uint64_t high, now, shared;
 
-    settle(m);
+    notice_fork(m);
     if ((high = usage_high(m)) == MT_UNKNOWN) return status_high(m);
     if (high > m->bound) return high;
     if (high <= known) return 0; /* the floor makes it no smaller */
@@ -98,7 +92,7 @@ mark_reset(void *ctx)
     mark *m = ctx;
     uint64_t high;
 
-    settle(m);
+    notice_fork(m);
     if (!mt_proc_open(m->sys, &m->kept_clear, m->clear, O_WRONLY)) return false;
     if (m->sys->pwrite(m->kept_clear.fd, "5", 1, 0) != 1) {
         mt_proc_close(m->sys, &m->kept_clear);
@@ -140,7 +134,6 @@ mt_mark_linux_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root,
     m->sys = sys;
     m->kept_clear = m->kept_statm = m->kept_status = MT_NO_DESCRIPTOR;
     m->real = root[0] == 0;
-    m->page = (uint64_t)sysconf(_SC_PAGESIZE);
     m->bound = MT_UNKNOWN;
     fits = mt_path_join(m->clear, root, "/proc/self/clear_refs") &&
            mt_path_join(m->statm, root, "/proc/self/statm") &&
@@ -149,7 +142,7 @@ mt_mark_linux_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root,
         mark_close(m);
         return mt_fail(err, MT_EOVERFLOW, "mt_mark_linux_new", 0);
     }
-    settle(m);
+    notice_fork(m);
     *out = (mt_mark_ops){.reset = mark_reset,
                          .high = mark_high,
                          .now = mark_now,

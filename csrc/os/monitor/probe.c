@@ -2,14 +2,13 @@
  *
  * mt_probe_linux_read goes through the bits of the mask, one function for each file. What costs
  * more than a system call is kept with the time of its reading and read again only when it is older
- * than `ages` allows. After a fork settle() closes and forgets all that was kept, because it means
+ * than `ages` allows. After a fork notice_fork() closes and forgets all that was kept, because it means
  * the parent. */
 #define _GNU_SOURCE /* mallinfo2 */
 #include "os/monitor/probe.h"
 
 #include <malloc.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "core/base/clock.h"
 #include "os/monitor/children.h"
@@ -29,7 +28,6 @@ struct mt_probe_linux {
     const mt_proc_sys *sys;
     mt_probe_ages ages;
     mt_forkmark *home; /* NULL: nothing may be kept open */
-    uint64_t page;
     mt_descriptor kept_statm, kept_status, kept_meminfo;
     uint64_t inactive, inactive_at; /* each with the time of the reading, 0 for never */
     machine machine;
@@ -37,7 +35,7 @@ struct mt_probe_linux {
     mt_cgroup cgroup;
     mt_children *children;
     char root[MT_PATH_ROOM];
-    char statm[MT_PATH_ROOM], status[MT_PATH_ROOM], meminfo[MT_PATH_ROOM], smaps[MT_PATH_ROOM];
+    char statm[MT_PATH_ROOM], status[MT_PATH_ROOM], meminfo[MT_PATH_ROOM];
 };
 
 /* --- life ------------------------------------------------------------------------------------- */
@@ -54,7 +52,7 @@ close_all(mt_probe_linux *p)
 }
 
 static void
-settle(mt_probe_linux *p)
+notice_fork(mt_probe_linux *p)
 {
     if (p->home != NULL && mt_forkmark_is_home(p->home)) return;
     close_all(p);
@@ -81,8 +79,7 @@ set_paths(mt_probe_linux *p, const char *root)
 {
     return mt_path_join(p->root, root, "") && mt_path_join(p->statm, root, "/proc/self/statm") &&
            mt_path_join(p->status, root, "/proc/self/status") &&
-           mt_path_join(p->meminfo, root, "/proc/meminfo") &&
-           mt_path_join(p->smaps, root, "/proc/self/smaps_rollup");
+           mt_path_join(p->meminfo, root, "/proc/meminfo");
 }
 
 mt_status
@@ -96,7 +93,6 @@ mt_probe_linux_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root
     p->mem = *mem;
     p->sys = sys;
     p->ages = *ages;
-    p->page = (uint64_t)sysconf(_SC_PAGESIZE);
     p->kept_statm = p->kept_status = p->kept_meminfo = MT_NO_DESCRIPTOR;
     mt_cgroup_init(&p->cgroup, sys, p->root);
     st = set_paths(p, root) ? mt_children_new(mem, sys, p->root, &p->children, err)
@@ -105,7 +101,7 @@ mt_probe_linux_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root
         mt_probe_linux_free(p);
         return st;
     }
-    settle(p);
+    notice_fork(p);
     *out = p;
     return MT_OK;
 }
@@ -126,9 +122,8 @@ read_rss(mt_probe_linux *p, mt_sample *out)
     uint64_t resident, shared;
 
     if (!mt_proc_statm(p->sys, &p->kept_statm, p->statm, &resident, &shared)) return;
-    if (resident > (MT_UNLIMITED - 1) / p->page) return;
-    out->rss = resident * p->page;
-    out->priv = (resident - shared) * p->page;
+    out->rss = resident;
+    out->priv = resident - shared;
 }
 
 static void
@@ -146,15 +141,6 @@ read_cgroup(mt_probe_linux *p, uint64_t now, mt_sample *out)
     out->cgroup_limit = p->cgroup.limit;
 }
 
-static uint64_t
-kib_field(mt_text text, const char *key)
-{
-    uint64_t kib;
-
-    if (!mt_text_field(text, key, &kib) || kib > (MT_UNLIMITED - 1) / 1024) return MT_UNKNOWN;
-    return kib * 1024;
-}
-
 static void
 look_at_machine(mt_probe_linux *p, uint64_t now)
 {
@@ -169,10 +155,10 @@ look_at_machine(mt_probe_linux *p, uint64_t now)
         mt_proc_close(p->sys, &p->kept_meminfo);
         text.len = 0;
     }
-    p->machine.available = kib_field(text, "MemAvailable:");
-    p->machine.total = kib_field(text, "MemTotal:");
-    p->machine.swap_total = kib_field(text, "SwapTotal:");
-    p->machine.swap_free = kib_field(text, "SwapFree:");
+    p->machine.available = mt_text_kib(text, "MemAvailable:");
+    p->machine.total = mt_text_kib(text, "MemTotal:");
+    p->machine.swap_total = mt_text_kib(text, "SwapTotal:");
+    p->machine.swap_free = mt_text_kib(text, "SwapFree:");
 }
 
 /* Where the machine has no swap, nothing needs to be read. */
@@ -185,7 +171,7 @@ swap_of(mt_probe_linux *p, uint64_t now)
     look_at_machine(p, now);
     if (p->machine.swap_total == 0) return 0;
     n = mt_proc_read(p->sys, &p->kept_status, p->status, buf, sizeof buf);
-    return n < 0 ? MT_UNKNOWN : kib_field((mt_text){buf, (size_t)n}, "VmSwap:");
+    return n < 0 ? MT_UNKNOWN : mt_text_kib((mt_text){buf, (size_t)n}, "VmSwap:");
 }
 
 /* Other C libraries and older ones do not say. The two conditions stand apart, because a macro with
@@ -217,7 +203,7 @@ mt_probe_linux_read(mt_probe_linux *p, unsigned mask, mt_sample *out)
 {
     uint64_t now = mt_now_ns();
 
-    settle(p);
+    notice_fork(p);
     mt_sample_clear(out);
     out->time_ns = now;
     if (mask & (MT_READ_CGROUP | MT_READ_PRESSURE)) refresh_limits(p, now);
@@ -245,34 +231,15 @@ mt_probe_linux_rss(mt_probe_linux *p)
 {
     mt_sample sample = {.rss = MT_UNKNOWN};
 
-    settle(p);
+    notice_fork(p);
     read_rss(p, &sample);
     return sample.rss;
-}
-
-void
-mt_probe_linux_smaps(mt_probe_linux *p, mt_smaps *out)
-{
-    char buf[STATUS_ROOM];
-    mt_text text = {buf, 0};
-    uint64_t clean, dirty;
-    ssize_t n = mt_proc_slurp(p->sys, p->smaps, buf, sizeof buf);
-
-    text.len = n < 0 ? 0 : (size_t)n;
-    clean = kib_field(text, "Private_Clean:");
-    dirty = kib_field(text, "Private_Dirty:");
-    *out = (mt_smaps){.rss = kib_field(text, "Rss:"),
-                      .pss = kib_field(text, "Pss:"),
-                      .uss = MT_UNKNOWN,
-                      .swap = kib_field(text, "Swap:"),
-                      .swap_pss = kib_field(text, "SwapPss:")};
-    if (clean < MT_UNLIMITED / 2 && dirty < MT_UNLIMITED / 2) out->uss = clean + dirty;
 }
 
 const mt_cgroup *
 mt_probe_linux_cgroup(mt_probe_linux *p)
 {
-    settle(p);
+    notice_fork(p);
     p->limit_at = 0;
     refresh_limits(p, mt_now_ns());
     return &p->cgroup;

@@ -45,14 +45,6 @@ void mt_probe_linux_read(mt_probe_linux *probe, unsigned mask, mt_sample *out);
 /* Resident bytes alone: the cheapest reading. */
 uint64_t mt_probe_linux_rss(mt_probe_linux *probe);
 
-typedef struct mt_smaps {
-    uint64_t rss, pss, uss, swap, swap_pss; /* bytes, each MT_UNKNOWN where it is not stated */
-} mt_smaps;
-
-/* The kernel walks every page that is mapped: a millisecond for a small heap, 20 ms for 1.5 GB,
- * with the address space locked against page faults for as long. */
-void mt_probe_linux_smaps(mt_probe_linux *probe, mt_smaps *out);
-
 /* Where limit and pressure come from, looked up now. Borrowed, until the next call. */
 const mt_cgroup *mt_probe_linux_cgroup(mt_probe_linux *probe);
 

@@ -71,7 +71,7 @@ ssize_t mt_proc_read_unasked(const mt_proc_sys *sys, mt_descriptor *kept, const 
 ssize_t mt_proc_read_placed(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, char *to,
                             size_t room);
 
-/* The pages that /proc/self/statm states, read without asking. False, and then opened anew by the
+/* The bytes that /proc/self/statm states, read without asking. False, and then opened anew by the
  * next call, where its text is none of statm's. */
 bool mt_proc_statm(const mt_proc_sys *sys, mt_descriptor *kept, const char *path,
                    uint64_t *resident, uint64_t *shared);

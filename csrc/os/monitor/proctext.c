@@ -1,6 +1,12 @@
+/* proctext.c -- how this file works.
+ *
+ * A text is a pointer and a length; words, lines and numbers are taken off its front, so that the
+ * same few functions read every file: mt_text_word takes up to a separator, mt_text_number takes
+ * digits. What follows them is one function for each of the kernel's formats. */
 #include "os/monitor/proctext.h"
 
 #include <string.h>
+#include <unistd.h>
 
 #include "core/port/probe.h"
 
@@ -84,17 +90,27 @@ mt_text_field(mt_text text, const char *key, uint64_t *out)
     return false;
 }
 
+uint64_t
+mt_text_kib(mt_text text, const char *key)
+{
+    uint64_t kib;
+
+    if (!mt_text_field(text, key, &kib) || kib > (MT_UNLIMITED - 1) / 1024) return MT_UNKNOWN;
+    return kib * 1024;
+}
+
 bool
 mt_statm_parse(mt_text text, uint64_t *resident, uint64_t *shared)
 {
-    uint64_t numbers[7];
+    uint64_t numbers[7], page = (uint64_t)sysconf(_SC_PAGESIZE);
 
     for (size_t i = 0; i < 7; i++) {
         if (!mt_text_number(&text, &numbers[i])) return false;
     }
-    *resident = numbers[1];
-    *shared = numbers[2];
-    return mt_text_is(text, "\n") && numbers[4] == 0 && numbers[6] == 0 && *shared <= *resident;
+    *resident = numbers[1] * page;
+    *shared = numbers[2] * page;
+    return mt_text_is(text, "\n") && numbers[4] == 0 && numbers[6] == 0 &&
+           numbers[2] <= numbers[1] && numbers[1] <= (MT_UNLIMITED - 1) / page;
 }
 
 /* "0.25" is 25: the kernel always prints two decimals. */
@@ -145,18 +161,6 @@ mt_limit_parse(mt_text text, uint64_t *out)
     if (!mt_text_number(&line, out) || line.len != 0) return false;
     if (*out >= (uint64_t)1 << 62) *out = MT_UNLIMITED;
     return true;
-}
-
-bool
-mt_stat_parent(mt_text text, uint64_t *parent)
-{
-    size_t at = text.len;
-
-    while (at > 0 && text.at[at - 1] != ')')
-        at--;
-    if (at == 0 || text.len - at < 4 || text.at[at] != ' ' || text.at[at + 2] != ' ') return false;
-    text = (mt_text){text.at + at + 3, text.len - at - 3};
-    return mt_text_number(&text, parent);
 }
 
 /* "4:memory:/a" is number, controllers, path; the path may hold colons. */

@@ -27,16 +27,16 @@ bool mt_text_starts(mt_text text, const char *word);
 bool mt_text_number(mt_text *text, uint64_t *out);
 /* The number after `key` where a line starts with it: ("VmHWM:", ...). */
 bool mt_text_field(mt_text text, const char *key, uint64_t *out);
+/* The same for a number of KiB ("VmHWM:      123 kB"), in bytes; MT_UNKNOWN where there is none. */
+uint64_t mt_text_kib(mt_text text, const char *key);
 
-/* statm: pages that are resident, and those of them that are of files or shared. False for all but
- * its one line of seven numbers, of which the fifth and the last are always 0. */
+/* statm: bytes that are resident, and those of them that are of files or shared. False for all but
+ * its one line of seven numbers of pages, of which the fifth and the last are always 0. */
 bool mt_statm_parse(mt_text text, uint64_t *resident, uint64_t *shared);
 /* memory.pressure: the line "some avg10=0.25 ... total=123", in 1/100 percent and microseconds. */
 bool mt_pressure_parse(mt_text text, uint64_t *avg10, uint64_t *total);
 /* memory.max and memory.limit_in_bytes; MT_UNLIMITED for "max" and for v1's huge number. */
 bool mt_limit_parse(mt_text text, uint64_t *out);
-/* /proc/<pid>/stat: the parent. The command's name may hold blanks and parentheses. */
-bool mt_stat_parent(mt_text text, uint64_t *parent);
 
 /* The path of this process's group from /proc/self/cgroup; `controller` "" is the v2 hierarchy. */
 bool mt_cgroup_path(mt_text text, const char *controller, mt_text *path);

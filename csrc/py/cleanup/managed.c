@@ -264,7 +264,7 @@ managed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (st == NULL || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O:Managed", names, &function,
                                                    &policy, &clear))
         return NULL;
-    if (policy != Py_None && !mt_py_policy_check(st, policy))
+    if (policy != Py_None && !Py_IS_TYPE(policy, st->Policy))
         return PyErr_Format(PyExc_TypeError, "policy is a _core.Policy or None, not %s",
                             Py_TYPE(policy)->tp_name);
     if (!PyCallable_Check(function) || (clear != Py_None && !PyCallable_Check(clear)))

@@ -8,10 +8,12 @@
  * out meanwhile. In a forked child all goes on, but for the devices, which are the parent's. */
 #include "py/cleanup/policy.h"
 
+#include <structmember.h>
+
 #include "py/monitor/devices.h"
+#include "py/monitor/probe.h"
 #include "py/base/errors.h"
 #include "py/base/objects.h"
-#include "py/cleanup/args.h"
 #include "core/base/clock.h"
 #include "core/cleanup/policy.h"
 #include "os/base/forkmark.h"
@@ -31,7 +33,149 @@ typedef struct Policy {
     uint64_t look_ns;
 } Policy;
 
+/* --- arguments -------------------------------------------------------------------------------- */
+
+/* The number of a clock or an action, as `what` names it: 0 to count - 1. -1 with an error, which
+ * begins with `who`. */
+static int
+take_index(PyObject *arg, const char *who, const char *what, int count)
+{
+    int overflow;
+    long index = PyLong_AsLongAndOverflow(arg, &overflow);
+
+    if (index >= 0 && index < count) return (int)index;
+    if (!PyErr_Occurred())
+        PyErr_Format(PyExc_ValueError, "%s(): %s is 0 to %d, got %R", who, what, count - 1, arg);
+    return -1;
+}
+
+static int
+take_clock(PyObject *arg, const char *who)
+{
+    return take_index(arg, who, "a clock", MT_POLICY_CLOCKS);
+}
+
+static int
+take_action(PyObject *arg, const char *who)
+{
+    return take_index(arg, who, "an action", MT_POLICY_ACTIONS);
+}
+
+static int
+refuse_rule(Py_ssize_t action, const char *what, PyObject *got)
+{
+    PyErr_Format(PyExc_ValueError, "Policy: rule %zd: %s, got %R", action, what, got);
+    return -1;
+}
+
+/* Takes (every, triggers, later); `every` has a number for each of the first clocks, 0 for never.
+ * -1 with an error, which names the action. */
+static int
+take_rule(PyObject *given, Py_ssize_t action, mt_policy_rule *out)
+{
+    PyObject *every;
+    long triggers;
+    int later;
+
+    *out = (mt_policy_rule){0};
+    if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != 3)
+        return refuse_rule(action, "a rule is (every, triggers, later)", given);
+    if (!PyArg_ParseTuple(given, "Olp", &every, &triggers, &later)) return -1;
+    if (triggers < 0 || triggers >= MT_WHEN_DUE)
+        return refuse_rule(action, "triggers are bits 1 to 16", PyTuple_GET_ITEM(given, 1));
+    if (!PyTuple_Check(every) || PyTuple_GET_SIZE(every) > MT_POLICY_CLOCKS)
+        return refuse_rule(action, "every is a tuple of at most 16 numbers, one for each clock",
+                           every);
+    out->triggers = (unsigned)triggers;
+    out->later = later != 0;
+    for (Py_ssize_t c = 0; c < PyTuple_GET_SIZE(every); c++) {
+        PyObject *item = PyTuple_GET_ITEM(every, c);
+        long long value = PyLong_Check(item) ? PyLong_AsLongLong(item) : -1;
+
+        if (value < 0 || value > (long long)MT_POLICY_EVERY) {
+            PyErr_Clear();
+            return refuse_rule(action, "a cadence is 0 (never) to 2**48 ticks", item);
+        }
+        out->every[c] = (uint64_t)value;
+    }
+    return 0;
+}
+
+/* Takes bytes, or None for unknown. -1 with an error, which names `what`. */
+static int
+take_bytes(PyObject *arg, const char *what, uint64_t *out)
+{
+    *out = MT_UNKNOWN;
+    if (arg == Py_None) return 0;
+    *out = PyLong_AsUnsignedLongLong(arg);
+    if (*out != (uint64_t)-1 || !PyErr_Occurred()) return 0;
+    if (!PyErr_ExceptionMatches(PyExc_OverflowError)) return -1;
+    PyErr_Clear();
+    PyErr_Format(PyExc_ValueError, "done(): %s is 0 or more, or None, got %R", what, arg);
+    return -1;
+}
+
+/* Takes ns and six numbers of bytes. */
+static int
+take_result(PyObject *const *args, mt_policy_result *out)
+{
+    static const char *const names[] = {"ns",          "host_before",   "host_after",
+                                        "host_total",  "device_before", "device_after",
+                                        "device_total"};
+    uint64_t *const to[] = {&out->ns,          &out->host_before,   &out->host_after,
+                            &out->host_total,  &out->device_before, &out->device_after,
+                            &out->device_total};
+
+    for (int i = 0; i < 7; i++)
+        if (take_bytes(args[i], names[i], to[i]) < 0) return -1;
+    if (out->ns != MT_UNKNOWN) return 0;
+    PyErr_SetString(PyExc_ValueError, "done(): ns is how long the action took, got None");
+    return -1;
+}
+
 /* --- life ------------------------------------------------------------------------------------- */
+
+typedef struct arguments {
+    PyObject *act, *rules; /* borrowed */
+    mt_policy_setup with;
+    uint64_t limit; /* MT_UNLIMITED: none is given */
+    int devices;
+    char root[MT_PATH_ROOM];
+} arguments;
+
+/* CleanupPolicy has checked what its user gave, and names it; this keeps the native half whole. */
+static int
+parse_arguments(PyObject *args, PyObject *kwargs, arguments *w)
+{
+    static char *names[] = {"act",        "rules", "pressure", "max_cost", "strict",
+                            "sync_every", "limit", "devices",  "root",     NULL};
+    PyObject *limit = Py_None;
+    const char *root = "/";
+    long long together = 0;
+    int strict = 0;
+
+    *w = (arguments){.with = {.pressure = 0.85, .max_cost = 0.003}};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddpLOis:Policy", names, &w->act, &w->rules,
+                                     &w->with.pressure, &w->with.max_cost, &strict, &together,
+                                     &limit, &w->devices, &root))
+        return -1;
+    if (!(w->with.pressure > 0 && w->with.pressure <= 1 && w->with.max_cost >= 0 &&
+          w->with.max_cost <= 1))
+        PyErr_SetString(PyExc_ValueError,
+                        "Policy(): pressure is above 0 and at most 1, max_cost is 0 to 1");
+    else if (together < 0 || together > (long long)MT_POLICY_EVERY)
+        PyErr_Format(PyExc_ValueError, "Policy(): sync_every is 0 to 2**48 updates, got %lld",
+                     together);
+    else if (w->devices < 0 || w->devices > MT_SAMPLE_DEVICES)
+        PyErr_Format(PyExc_ValueError, "Policy(): devices is 0 to %d, got %d", MT_SAMPLE_DEVICES,
+                     w->devices);
+    else if (!PyCallable_Check(w->act))
+        PyErr_Format(PyExc_TypeError, "Policy(): act is to be callable, got %R", w->act);
+    if (PyErr_Occurred() || !mt_py_limit(limit, "Policy", &w->limit)) return -1;
+    w->with.strict = strict != 0;
+    w->with.together = (uint64_t)together;
+    return mt_py_root(root, "Policy", w->root) ? 0 : -1;
+}
 
 static int
 add_rules(Policy *self, PyObject *rules)
@@ -47,14 +191,14 @@ add_rules(Policy *self, PyObject *rules)
         status = -1;
     }
     for (Py_ssize_t i = 0; status == 0 && i < PySequence_Fast_GET_SIZE(list); i++)
-        if ((status = mt_py_policy_rule_of(PySequence_Fast_GET_ITEM(list, i), i, &rule)) == 0)
+        if ((status = take_rule(PySequence_Fast_GET_ITEM(list, i), i, &rule)) == 0)
             mt_policy_rule_set(&self->policy, (unsigned)i, &rule);
     Py_DECREF(list);
     return status;
 }
 
 static int
-open_parts(Policy *self, const mt_policy_args *w)
+open_parts(Policy *self, const arguments *w)
 {
     mt_error err = {0};
     mt_status st = mt_forkmark_new(&self->home, &err);
@@ -72,9 +216,9 @@ policy_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     mt_state *st = mt_state_of_type(type);
     Policy *self;
-    mt_policy_args w;
+    arguments w;
 
-    if (st == NULL || mt_py_policy_args(args, kwargs, &w) < 0) return NULL;
+    if (st == NULL || parse_arguments(args, kwargs, &w) < 0) return NULL;
     if (w.devices > 0 && mt_state_connect(st) < 0) return NULL;
     if ((self = (Policy *)type->tp_alloc(type, 0)) == NULL) return NULL;
     self->state = st;
@@ -192,15 +336,6 @@ decide(Policy *self, unsigned clock, bool now)
 }
 
 static int
-call(PyObject *act, unsigned mask, unsigned clock)
-{
-    PyObject *done = PyObject_CallFunction(act, "II", mask, clock);
-
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
-}
-
-static int
 decide_and_act(Policy *self, unsigned clock)
 {
     PyObject *act = self->act;
@@ -211,7 +346,12 @@ decide_and_act(Policy *self, unsigned clock)
     Py_INCREF(act);
     Py_INCREF(self);
     mask = decide(self, clock, false);
-    if (mask != 0 || self->policy.with.together > 0) status = call(act, mask, clock);
+    if (mask != 0 || self->policy.with.together > 0) {
+        PyObject *done = PyObject_CallFunction(act, "II", mask, clock);
+
+        status = done == NULL ? -1 : 0;
+        Py_XDECREF(done);
+    }
     self->acts = false;
     Py_DECREF(self);
     Py_DECREF(act);
@@ -223,13 +363,7 @@ mt_py_policy_tick(PyObject *policy, unsigned clock)
 {
     Policy *self = (Policy *)policy;
 
-    return mt_policy_tick(&self->policy, clock) ? decide_and_act(self, clock) : 0;
-}
-
-bool
-mt_py_policy_check(mt_state *st, PyObject *op)
-{
-    return Py_IS_TYPE(op, st->Policy);
+    return mt_policy_tick(&self->policy, clock, 1) ? decide_and_act(self, clock) : 0;
 }
 
 /* (clock=0, n=1, /) */
@@ -241,11 +375,11 @@ policy_tick(PyObject *op, PyObject *const *args, Py_ssize_t n)
     long long times = 1;
 
     if (n > 2) return PyErr_Format(PyExc_TypeError, "tick() takes two arguments, got %zd", n);
-    if (n > 0 && (clock = mt_py_policy_clock(args[0], "tick")) < 0) return NULL;
+    if (n > 0 && (clock = take_clock(args[0], "tick")) < 0) return NULL;
     if (n > 1 && (times = PyLong_AsLongLong(args[1])) == -1 && PyErr_Occurred()) return NULL;
     if (times < 0 || times > (long long)MT_POLICY_EVERY)
         return PyErr_Format(PyExc_ValueError, "tick(): n is 0 to 2**48, got %R", args[1]);
-    if (times > 0 && mt_policy_tick_many(&self->policy, (unsigned)clock, (uint64_t)times) &&
+    if (times > 0 && mt_policy_tick(&self->policy, (unsigned)clock, (uint64_t)times) &&
         decide_and_act(self, (unsigned)clock) < 0)
         return NULL;
     Py_RETURN_NONE;
@@ -257,13 +391,11 @@ static PyObject *
 policy_set_rule(PyObject *op, PyObject *args)
 {
     mt_policy_rule rule;
-    PyObject *number, *every;
-    long triggers;
-    int later, action;
+    PyObject *number, *given;
+    int action;
 
-    if (!PyArg_ParseTuple(args, "OOlp:set_rule", &number, &every, &triggers, &later)) return NULL;
-    if ((action = mt_py_policy_action(number, "set_rule")) < 0 ||
-        mt_py_policy_rule(every, triggers, later, action, &rule) < 0)
+    if (!PyArg_ParseTuple(args, "OO:set_rule", &number, &given) ||
+        (action = take_action(number, "set_rule")) < 0 || take_rule(given, action, &rule) < 0)
         return NULL;
     mt_policy_rule_set(&((Policy *)op)->policy, (unsigned)action, &rule);
     Py_RETURN_NONE;
@@ -281,8 +413,7 @@ policy_done(PyObject *op, PyObject *const *args, Py_ssize_t n)
     int action;
 
     if (n != 8) return PyErr_Format(PyExc_TypeError, "done() takes eight arguments, got %zd", n);
-    if ((action = mt_py_policy_action(args[0], "done")) < 0 ||
-        mt_py_policy_result(args + 1, &result) < 0)
+    if ((action = take_action(args[0], "done")) < 0 || take_result(args + 1, &result) < 0)
         return NULL;
     later = self->policy.action[action].rule.later;
     if (later) {
@@ -319,7 +450,7 @@ policy_forget(PyObject *op, PyObject *Py_UNUSED(none))
 static PyObject *
 policy_why(PyObject *op, PyObject *arg)
 {
-    int action = mt_py_policy_action(arg, "why");
+    int action = take_action(arg, "why");
 
     return action < 0 ? NULL : PyLong_FromUnsignedLong(((Policy *)op)->policy.action[action].why);
 }
@@ -327,7 +458,7 @@ policy_why(PyObject *op, PyObject *arg)
 static PyObject *
 policy_ticks(PyObject *op, PyObject *arg)
 {
-    int clock = mt_py_policy_clock(arg, "ticks");
+    int clock = take_clock(arg, "ticks");
 
     return clock < 0 ? NULL : PyLong_FromUnsignedLongLong(((Policy *)op)->policy.ticks[clock]);
 }
@@ -335,13 +466,12 @@ policy_ticks(PyObject *op, PyObject *arg)
 static PyObject *
 policy_figures(PyObject *op, PyObject *arg)
 {
-    int action = mt_py_policy_action(arg, "figures");
+    int action = take_action(arg, "figures");
     const mt_policy_action *a;
 
     if (action < 0) return NULL;
     a = &((Policy *)op)->policy.action[action];
-    return Py_BuildValue("(KKKKKKKKK)", a->count, a->ns, a->host_freed, a->device_freed, a->paid,
-                         a->skipped, a->backoff, a->unpaid_ns, a->last_ns);
+    return Py_BuildValue("(KKK)", a->paid, a->skipped, a->backoff);
 }
 
 static PyObject *
@@ -350,23 +480,17 @@ get_seconds(PyObject *op, void *Py_UNUSED(which))
     return PyFloat_FromDouble((double)(mt_now_ns() - ((Policy *)op)->policy.start_ns) * 1e-9);
 }
 
-static PyObject *
-get_looks(PyObject *op, void *Py_UNUSED(which))
-{
-    return PyLong_FromUnsignedLongLong(((Policy *)op)->policy.looks);
-}
-
-static PyObject *
-get_look_ns(PyObject *op, void *Py_UNUSED(which))
-{
-    return PyLong_FromUnsignedLongLong(((Policy *)op)->look_ns);
-}
-
 static PyGetSetDef getters[] = {
     {"seconds", get_seconds, NULL, "Since it was made, or forget().", NULL},
-    {"looks", get_looks, NULL, "How often memory was read for a decision.", NULL},
-    {"look_ns", get_look_ns, NULL, "Time spent on looks and decisions.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"looks", T_ULONGLONG, offsetof(Policy, policy.looks), READONLY,
+     "How often memory was read for a decision."},
+    {"look_ns", T_ULONGLONG, offsetof(Policy, look_ns), READONLY,
+     "Nanoseconds spent on looks and decisions."},
+    {NULL, 0, 0, 0, NULL},
 };
 
 static PyMethodDef methods[] = {
@@ -377,7 +501,7 @@ static PyMethodDef methods[] = {
         "thread. Raises what act does. From within act, and while another thread is in it, a "
         "tick only counts."),
     MT_PY_METHOD(policy, set_rule, METH_VARARGS,
-                 "set_rule($self, action, every, triggers, later, /)\n--\n\n"
+                 "set_rule($self, action, rule, /)\n--\n\n"
                  "Give an action another rule, or its first. ValueError."),
     MT_PY_METHOD(policy, done, METH_FASTCALL,
                  "done($self, action, ns, host_before, host_after, host_total, device_before, "
@@ -393,10 +517,9 @@ static PyMethodDef methods[] = {
                  "What the action was asked for last: bits of the triggers, 32 for a cadence."),
     MT_PY_METHOD(policy, ticks, METH_O,
                  "ticks($self, clock, /)\n--\n\nHow often that clock ticked."),
-    MT_PY_METHOD(
-        policy, figures, METH_O,
-        "figures($self, action, /)\n--\n\n"
-        "(count, ns, host_freed, device_freed, paid, skipped, backoff, unpaid_ns, last_ns)."),
+    MT_PY_METHOD(policy, figures, METH_O,
+                 "figures($self, action, /)\n--\n\n"
+                 "(how often it paid, cadences that were skipped, back-off)."),
     MT_PY_METHOD(policy, forget, METH_NOARGS,
                  "forget($self, /)\n--\n\n"
                  "Start anew: time, budget and back-off. Ticks, rules and figures stay."),
@@ -411,6 +534,7 @@ static PyType_Slot slots[] = {
     {Py_tp_clear, policy_clear},
     {Py_tp_methods, methods},
     {Py_tp_getset, getters},
+    {Py_tp_members, members},
     {0, NULL},
 };
 

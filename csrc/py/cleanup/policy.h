@@ -7,8 +7,6 @@
 /* Registers Policy in the module: st->Policy. */
 int mt_py_policy_register(PyObject *module, mt_state *st);
 
-bool mt_py_policy_check(mt_state *st, PyObject *op);
-
 /* One more tick of a clock; acts where something is due. 0, or -1 with an error: what an action let
  * pass. A tick from within an action, or while another thread acts, only counts. pre: policy is
  * one, clock < MT_POLICY_CLOCKS. */

@@ -1,11 +1,17 @@
-/* set.c -- memtools._core.GradSet: the gradients of a list of parameters, measured, multiplied
- * and added up in C. See csrc/core/grad/set.h.
+/* set.c -- how this file works: memtools._core.GradSet, the gradients of a list of parameters,
+ * measured, multiplied and added up in C. See csrc/core/grad/set.h.
  *
  *   parameters ──► .grad, now ──► flat ones: spans of the native set, GIL given up during the pass
  *                             └─► others: their numbers, "left" to the caller
- */
+ *
+ * Every call looks the gradients up anew: read_grads takes a reference to each that lies flat in
+ * host memory and makes the native list of them, the pass runs by torch's threads, and the
+ * references are dropped. What may fail comes before a pass that writes. The arrays are as long as
+ * the list of parameters and serve every call, so that only one call may run at a time. remember()
+ * and changed() compare what the shim sees of the gradients with what it saw. */
 #include "py/base/state.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
@@ -14,6 +20,7 @@
 #include "core/grad/set.h"
 #include "py/base/errors.h"
 #include "py/base/objects.h"
+#include "py/base/ptrset.h"
 #include "py/tensor/many.h"
 
 typedef struct GradSet {
@@ -22,10 +29,9 @@ typedef struct GradSet {
     PyObject *parameters; /* a tuple of torch.Tensor */
     mt_gradset *set;
     Py_ssize_t n, spans; /* parameters, and those of them that the last call read */
-    mt_torch_flat *grads, *targets;
+    mt_torch_flat *grads;
     mt_grad_span *span;
-    Py_ssize_t *owner; /* of each span: the number of its parameter */
-    float **into;
+    Py_ssize_t *owner;             /* of each span: the number of its parameter */
     mt_ptrset addresses;           /* of the flat tensors that were looked at; room for n */
     mt_torch_seen *seen;           /* what remember() saw; NULL: nothing yet */
     const mt_torch_ops *seen_with; /* the shim that saw it */
@@ -42,12 +48,6 @@ begin(GradSet *self)
     PyErr_SetString(PyExc_RuntimeError, "another thread is in a call of this GradSet; make one "
                                         "for each thread");
     return false;
-}
-
-static mt_py_flats
-flats(GradSet *self, mt_torch_flat *at)
-{
-    return (mt_py_flats){.at = at, .n = self->n};
 }
 
 /* The spans of what is flat, and the native list of them. */
@@ -75,13 +75,14 @@ make_spans(GradSet *self, const char *doing)
 static void
 leave_shared(GradSet *self, const mt_py_flats *grads)
 {
-    Py_ssize_t earlier, k = 0;
-
     mt_ptrset_clear(&self->addresses);
-    while ((k = mt_py_flat_shared(grads, k, &self->addresses, &earlier)) >= 0) {
-        mt_py_flats one = {&self->grads[k], 1, grads->shim};
+    for (Py_ssize_t i = 0; i < self->n; i++) {
+        mt_torch_flat *grad = &self->grads[i];
+        mt_py_flats one = {grad, 1, grads->shim};
+        if (grad->is != MT_TORCH_FLAT || grad->count == 0) continue;
+        if (mt_ptrset_add(&self->addresses, grad->data, (size_t)i) == MT_PTRSET_NONE) continue;
         mt_py_flat_drop(&one);
-        self->grads[k].is = MT_TORCH_OTHER;
+        grad->is = MT_TORCH_OTHER;
     }
 }
 
@@ -89,7 +90,7 @@ leave_shared(GradSet *self, const mt_py_flats *grads)
 static int
 read_grads(GradSet *self, bool writing, const char *doing, mt_py_flats *grads)
 {
-    *grads = flats(self, self->grads);
+    *grads = (mt_py_flats){.at = self->grads, .n = self->n};
     if (mt_state_connect(self->state) < 0) return -1;
     if (mt_py_flat_read(self->state, self->parameters, true, writing, grads) < 0) return -1;
     if (writing) leave_shared(self, grads);
@@ -122,24 +123,16 @@ typedef struct pass {
     int threads;
 } pass;
 
-/* threads: 0 for as many as torch uses, else at most so many. */
-static int
-plan(const mt_torch_ops *shim, int threads, pass *out)
+/* As many threads as torch uses; without the shim this one. */
+static void
+plan(const mt_torch_ops *shim, pass *out)
 {
-    int most = shim != NULL ? shim->threads() : 1;
-
-    if (threads < 0) {
-        PyErr_Format(PyExc_ValueError, "threads=%d; give 1 or more, or 0 for as many as torch uses",
-                     threads);
-        return -1;
-    }
-    out->threads = threads == 0 || threads > most ? most : threads;
-    if (out->threads < 1) out->threads = 1;
     out->par = NULL;
-    if (shim == NULL || out->threads == 1) return 0;
+    out->threads = shim != NULL ? shim->threads() : 1;
+    assert(out->threads >= 1);
+    if (out->threads == 1) return;
     out->ops = (mt_parallel_ops){.run = shim->parallel};
     out->par = &out->ops;
-    return 0;
 }
 
 enum { FIELDS = 7 };
@@ -170,52 +163,48 @@ measure_tuple(const GradSet *self, const mt_grad_total *total)
 }
 
 static PyObject *
-measure(GradSet *self, int threads)
+measure(GradSet *self)
 {
-    PyObject *result = NULL;
+    PyObject *result;
     mt_grad_total total;
     mt_py_flats grads;
     pass p;
 
     if (read_grads(self, false, "GradSet.measure()", &grads) < 0) return NULL;
-    if (plan(grads.shim, threads, &p) == 0) {
-        Py_BEGIN_ALLOW_THREADS;
-        mt_gradset_measure(self->set, p.par, p.threads, &total);
-        Py_END_ALLOW_THREADS;
-        result = measure_tuple(self, &total);
-    }
+    plan(grads.shim, &p);
+    Py_BEGIN_ALLOW_THREADS;
+    mt_gradset_measure(self->set, p.par, p.threads, &total);
+    Py_END_ALLOW_THREADS;
+    result = measure_tuple(self, &total);
     mt_py_flat_drop(&grads);
     return result;
 }
 
 static PyObject *
-gradset_measure(PyObject *op, PyObject *args, PyObject *kwargs)
+gradset_measure(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    static char *names[] = {"threads", NULL};
     GradSet *self = (GradSet *)op;
     PyObject *result;
-    int threads = 0;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|i:measure", names, &threads)) return NULL;
     if (!begin(self)) return NULL;
-    result = measure(self, threads);
+    result = measure(self);
     self->busy = false;
     return result;
 }
 
-/* What may fail comes first: after the pass there is nothing to undo it with. */
 static PyObject *
-multiply(GradSet *self, double factor, double limit, int threads)
+multiply(GradSet *self, double factor, double limit)
 {
     bool changes = factor != 1 || !isinf(limit);
-    PyObject *left = NULL;
+    PyObject *left;
     mt_py_flats grads;
     pass p;
 
     if (read_grads(self, changes, "GradSet.multiply()", &grads) < 0) return NULL;
-    if (plan(grads.shim, threads, &p) == 0) left = left_tuple(self);
+    left = left_tuple(self);
     if (left != NULL && changes && mt_py_flat_written(&grads) < 0) Py_CLEAR(left);
     if (left != NULL && changes) {
+        plan(grads.shim, &p);
         Py_BEGIN_ALLOW_THREADS;
         mt_gradset_scale(self->set, factor, limit, p.par, p.threads);
         Py_END_ALLOW_THREADS;
@@ -227,14 +216,12 @@ multiply(GradSet *self, double factor, double limit, int threads)
 static PyObject *
 gradset_multiply(PyObject *op, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"factor", "limit", "threads", NULL};
+    static char *names[] = {"factor", "limit", NULL};
     GradSet *self = (GradSet *)op;
     double factor, limit = INFINITY;
     PyObject *result;
-    int threads = 0;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "d|di:multiply", names, &factor, &limit,
-                                     &threads))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "d|d:multiply", names, &factor, &limit))
         return NULL;
     if (!(limit >= 0)) {
         PyErr_SetString(PyExc_ValueError,
@@ -243,7 +230,7 @@ gradset_multiply(PyObject *op, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     if (!begin(self)) return NULL;
-    result = multiply(self, factor, limit, threads);
+    result = multiply(self, factor, limit);
     self->busy = false;
     return result;
 }
@@ -251,88 +238,83 @@ gradset_multiply(PyObject *op, PyObject *args, PyObject *kwargs)
 /* --- accumulation ---------------------------------------------------------------------------- */
 
 static int
-wrong_target(Py_ssize_t i, const char *why)
+check_target(const mt_torch_flat *target, const mt_torch_flat *grad)
 {
+    const char *fault = NULL;
+    mt_dtype dtype;
+
+    if (target->is != MT_TORCH_FLAT)
+        fault = "is no dense tensor on the CPU that can be written to";
+    else if (!mt_py_flat_dtype(target, &dtype) || dtype != MT_F32)
+        fault = "is not float32";
+    else if (!mt_py_flat_alike(target, grad))
+        fault = "has not the shape and strides of the gradient";
+    if (fault == NULL) return 0;
     PyErr_Format(PyExc_ValueError,
-                 "into[%zd] %s; make it by torch.zeros_like(gradient, dtype=torch.float32)", i,
-                 why);
-    return -1;
-}
-
-/* One for each gradient that is read, of its shape and layout. */
-static int
-check_targets(GradSet *self)
-{
-    for (Py_ssize_t s = 0; s < self->spans; s++) {
-        Py_ssize_t i = self->owner[s];
-        const mt_torch_flat *target = &self->targets[i];
-        mt_dtype dtype;
-        if (target->is != MT_TORCH_FLAT)
-            return wrong_target(i, "is no dense tensor on the CPU that can be written to");
-        if (!mt_py_flat_dtype(target, &dtype) || dtype != MT_F32)
-            return wrong_target(i, "is not float32");
-        if (!mt_py_flat_alike(target, &self->grads[i]))
-            return wrong_target(i, "has not the shape and strides of the gradient");
-        self->into[s] = target->data;
-    }
-    return 0;
-}
-
-/* A target whose parameter has no gradient here is not written to. */
-static void
-forget_spare_targets(GradSet *self, const mt_py_flats *targets)
-{
-    for (Py_ssize_t i = 0; i < self->n; i++) {
-        mt_py_flats one = {&self->targets[i], 1, targets->shim};
-        if (self->grads[i].is == MT_TORCH_FLAT) continue;
-        mt_py_flat_drop(&one);
-        self->targets[i].is = MT_TORCH_NONE;
-    }
-}
-
-static int
-refuse_shared(GradSet *self, const mt_py_flats *targets)
-{
-    Py_ssize_t k, earlier;
-
-    mt_ptrset_clear(&self->addresses);
-    if ((k = mt_py_flat_shared(targets, 0, &self->addresses, &earlier)) < 0) return 0;
-    PyErr_Format(PyExc_ValueError,
-                 "into[%zd] and into[%zd] are the same memory; give each gradient its own", earlier,
-                 k);
+                 "into %s; make it by torch.zeros_like(gradient, dtype=torch.float32)", fault);
     return -1;
 }
 
 static PyObject *
-add(GradSet *self, const mt_py_flats *targets, bool first, bool measured, int threads)
+add(GradSet *self, const mt_py_flats *target, bool first, bool measured)
 {
-    mt_grad_total total = {.first_bad = SIZE_MAX};
+    float *into = target->at->data;
+    mt_grad_total total;
     pass p;
 
-    if (check_targets(self) < 0 || plan(targets->shim, threads, &p) < 0) return NULL;
-    forget_spare_targets(self, targets);
-    if (refuse_shared(self, targets) < 0) return NULL;
-    if (mt_py_flat_written(targets) < 0) return NULL;
+    if (check_target(target->at, &self->grads[0]) < 0) return NULL;
+    if (mt_py_flat_written(target) < 0) return NULL;
+    plan(target->shim, &p);
     Py_BEGIN_ALLOW_THREADS;
-    mt_gradset_accumulate(self->set, self->into, first, p.par, p.threads, measured ? &total : NULL);
+    mt_gradset_accumulate(self->set, &into, first, p.par, p.threads, measured ? &total : NULL);
     Py_END_ALLOW_THREADS;
-    return measured ? measure_tuple(self, &total) : left_tuple(self);
+    if (measured) return measure_tuple(self, &total);
+    Py_RETURN_TRUE;
 }
 
 static PyObject *
-add_to(GradSet *self, PyObject *into, bool first, bool measured, int threads)
+add_to(GradSet *self, PyObject *into, bool first, bool measured)
 {
-    mt_py_flats grads, targets = flats(self, self->targets);
-    PyObject *result;
+    PyObject *only = PyTuple_Pack(1, into), *result = NULL;
+    mt_torch_flat flat;
+    mt_py_flats grads, target = {.at = &flat, .n = 1};
 
-    if (read_grads(self, false, "GradSet.add_to()", &grads) < 0) return NULL;
-    if (mt_py_flat_read(self->state, into, false, true, &targets) < 0) {
+    if (only == NULL) return NULL;
+    if (read_grads(self, false, "GradSet.add_to()", &grads) == 0) {
+        if (self->spans == 0) {
+            result = Py_NewRef(Py_False);
+        } else if (mt_py_flat_read(self->state, only, false, true, &target) == 0) {
+            result = add(self, &target, first, measured);
+            mt_py_flat_drop(&target);
+        }
         mt_py_flat_drop(&grads);
-        return NULL;
     }
-    result = add(self, &targets, first, measured, threads);
-    mt_py_flat_drop(&targets);
-    mt_py_flat_drop(&grads);
+    Py_DECREF(only);
+    return result;
+}
+
+static PyObject *
+gradset_add_to(PyObject *op, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"into", "first", "measure", NULL};
+    GradSet *self = (GradSet *)op;
+    PyObject *into, *result = NULL;
+    int first = 0, measured = 0;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$pp:add_to", names, &into, &first, &measured))
+        return NULL;
+    if (mt_state_connect(self->state) < 0) return NULL;
+    if (!PyObject_TypeCheck(into, self->state->tensor))
+        return PyErr_Format(PyExc_TypeError, "into is a torch.Tensor, got %s",
+                            Py_TYPE(into)->tp_name);
+    if (self->n != 1)
+        return PyErr_Format(PyExc_ValueError,
+                            "add_to() adds one gradient, and this GradSet has %zd parameters; make "
+                            "one for each",
+                            self->n);
+    if (!begin(self)) return NULL;
+    result = add_to(self, into, first, measured);
+    self->busy = false;
     return result;
 }
 
@@ -372,50 +354,6 @@ forget(GradSet *self)
     PyMem_Free(self->seen);
 }
 
-/* A new tuple of torch.Tensor. NULL with an error. */
-static PyObject *
-tensor_tuple(mt_state *st, PyObject *sequence, const char *name)
-{
-    PyObject *tuple = PySequence_Tuple(sequence);
-
-    if (tuple == NULL || mt_state_connect(st) < 0) {
-        Py_XDECREF(tuple);
-        return NULL;
-    }
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
-        PyObject *item = PyTuple_GET_ITEM(tuple, i);
-        if (PyObject_TypeCheck(item, st->tensor)) continue;
-        PyErr_Format(PyExc_TypeError, "%s[%zd] is a torch.Tensor, got %s", name, i,
-                     Py_TYPE(item)->tp_name);
-        Py_DECREF(tuple);
-        return NULL;
-    }
-    return tuple;
-}
-
-static PyObject *
-gradset_add_to(PyObject *op, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"into", "first", "measure", "threads", NULL};
-    GradSet *self = (GradSet *)op;
-    PyObject *into, *targets, *result = NULL;
-    int first = 0, measured = 0, threads = 0;
-
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$ppi:add_to", names, &into, &first, &measured,
-                                     &threads))
-        return NULL;
-    if ((targets = tensor_tuple(self->state, into, "into")) == NULL) return NULL;
-    if (PyTuple_GET_SIZE(targets) != self->n) {
-        PyErr_Format(PyExc_ValueError, "into has %zd tensors for %zd parameters; give one for each",
-                     PyTuple_GET_SIZE(targets), self->n);
-    } else if (begin(self)) {
-        result = add_to(self, targets, first, measured, threads);
-        self->busy = false;
-    }
-    Py_DECREF(targets);
-    return result;
-}
-
 /* --- the type -------------------------------------------------------------------------------- */
 
 static int
@@ -436,18 +374,37 @@ refuse_twice(PyObject *parameters)
     return failed;
 }
 
+/* A new tuple of torch.Tensor. NULL with an error. */
+static PyObject *
+tensor_tuple(mt_state *st, PyObject *sequence)
+{
+    PyObject *tuple = PySequence_Tuple(sequence);
+
+    if (tuple == NULL || mt_state_connect(st) < 0) {
+        Py_XDECREF(tuple);
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
+        PyObject *item = PyTuple_GET_ITEM(tuple, i);
+        if (PyObject_TypeCheck(item, st->tensor)) continue;
+        PyErr_Format(PyExc_TypeError, "parameters[%zd] is a torch.Tensor, got %s", i,
+                     Py_TYPE(item)->tp_name);
+        Py_DECREF(tuple);
+        return NULL;
+    }
+    return tuple;
+}
+
 static bool
 make_arrays(GradSet *self)
 {
     size_t n = (size_t)self->n;
 
     self->grads = PyMem_Calloc(n + 1, sizeof *self->grads);
-    self->targets = PyMem_Calloc(n + 1, sizeof *self->targets);
     self->span = PyMem_Calloc(n + 1, sizeof *self->span);
     self->owner = PyMem_Calloc(n + 1, sizeof *self->owner);
-    self->into = (float **)PyMem_Calloc(n + 1, sizeof *self->into);
-    if (self->grads != NULL && self->targets != NULL && self->span != NULL && self->owner != NULL &&
-        self->into != NULL && mt_ptrset_reserve(&self->addresses, n) == 0)
+    if (self->grads != NULL && self->span != NULL && self->owner != NULL &&
+        mt_ptrset_reserve(&self->addresses, n) == 0)
         return true;
     PyErr_NoMemory();
     return false;
@@ -458,7 +415,7 @@ init(GradSet *self, PyObject *parameters)
 {
     mt_error err;
 
-    self->parameters = tensor_tuple(self->state, parameters, "parameters");
+    self->parameters = tensor_tuple(self->state, parameters);
     if (self->parameters == NULL || refuse_twice(self->parameters) < 0) return -1;
     self->n = PyTuple_GET_SIZE(self->parameters);
     if (!make_arrays(self)) return -1;
@@ -504,35 +461,12 @@ gradset_dealloc(PyObject *op)
     mt_gradset_free(self->set);
     forget(self);
     PyMem_Free(self->grads);
-    PyMem_Free(self->targets);
     PyMem_Free(self->span);
     PyMem_Free(self->owner);
-    PyMem_Free((void *)self->into);
     mt_ptrset_fini(&self->addresses);
     type->tp_free(op);
     Py_DECREF(type);
 }
-
-static PyObject *
-get_chunks(PyObject *op, void *Py_UNUSED(which))
-{
-    return PyLong_FromSize_t(mt_gradset_chunks(((GradSet *)op)->set));
-}
-
-static PyObject *
-get_rebuilt(PyObject *op, void *Py_UNUSED(which))
-{
-    return PyLong_FromUnsignedLongLong(mt_gradset_rebuilt(((GradSet *)op)->set));
-}
-
-static PyGetSetDef getters[] = {
-    {"chunks", get_chunks, NULL, "Pieces of at most 32,768 elements that a pass consists of.",
-     NULL},
-    {"rebuilt", get_rebuilt, NULL,
-     "How often a call found other gradients, or the same ones elsewhere, than the call before.",
-     NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
 
 static PyMemberDef members[] = {
     {"parameters", T_OBJECT, offsetof(GradSet, parameters), READONLY, "The tensors, as a tuple."},
@@ -542,16 +476,17 @@ static PyMemberDef members[] = {
 };
 
 static PyMethodDef methods[] = {
-    {"measure", MT_PY_FUNCTION(gradset_measure), METH_VARARGS | METH_KEYWORDS,
-     "measure($self, /, threads=0)\n--\n\n"
+    {"measure", gradset_measure, METH_NOARGS,
+     "measure($self, /)\n--\n\n"
      "The gradients' sum of squares, and what in them is not finite."},
     {"multiply", MT_PY_FUNCTION(gradset_multiply), METH_VARARGS | METH_KEYWORDS,
-     "multiply($self, /, factor, limit=inf, threads=0)\n--\n\n"
+     "multiply($self, /, factor, limit=inf)\n--\n\n"
      "Multiply the gradients in place, then clip by value; the numbers of those left."},
     {"add_to", MT_PY_FUNCTION(gradset_add_to), METH_VARARGS | METH_KEYWORDS,
-     "add_to($self, /, into, *, first=False, measure=False, threads=0)\n--\n\n"
-     "into[i] += gradient i, in float32, or = where first is true. Gives the measure of the "
-     "results where that is asked for, else the numbers of those left."},
+     "add_to($self, /, into, *, first=False, measure=False)\n--\n\n"
+     "into += the gradient of the only parameter, in float32, or = where first is true. Gives the "
+     "measure of the result where that is asked for, else True; False where the gradient is left "
+     "to the caller."},
     {"remember", gradset_remember, METH_NOARGS,
      "remember($self, /)\n--\n\n"
      "Remember which tensors the gradients are and how often each was written to, without keeping "
@@ -571,7 +506,6 @@ static PyType_Slot slots[] = {
     {Py_tp_traverse, gradset_traverse},
     {Py_tp_methods, methods},
     {Py_tp_members, members},
-    {Py_tp_getset, getters},
     {0, NULL},
 };
 

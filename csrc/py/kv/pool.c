@@ -217,7 +217,7 @@ kvpool_close(PyObject *op, PyObject *Py_UNUSED(none))
     if (self->users == 0)
         close_core(self);
     else
-        mt_ledger_stir(self->ledger); /* who waits looks again, and finds it closed */
+        mt_ledger_notify(self->ledger); /* who waits looks again, and finds it closed */
     Py_RETURN_NONE;
 }
 
@@ -396,7 +396,7 @@ kvpool_stats(PyObject *op, PyObject *Py_UNUSED(none))
     memcpy(numbers, &stats, sizeof numbers);
     n = mt_kvguests_lingering(self->guests, lines, LINGER_MAX);
     limit = mt_ledger_limit(self->ledger);
-    return Py_BuildValue("NNN", mt_py_tuple(NUMBERS, mt_py_uint64_at, numbers),
+    return Py_BuildValue("NNN", mt_py_list(NUMBERS, mt_py_uint64_at, numbers),
                          limit == SIZE_MAX ? Py_NewRef(Py_None) : PyLong_FromSize_t(limit),
                          mt_py_list(mt_size_min(n, LINGER_MAX), lingering_item, lines));
 }

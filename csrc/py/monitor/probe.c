@@ -1,7 +1,12 @@
-/* The native Probe: readings as a named tuple, and phases by tokens. See csrc/os/monitor/probe.h.
+/* probe.c -- how this file works.
  *
- * Called with the GIL held, which is the lock that the probe needs. All probes of this machine's
- * own root share one mark, mt_state.peaks, or they would set it back under each other. */
+ * memtools._core.Probe is an object around three parts of core and os: a probe that reads the
+ * kernel's files (os/monitor/probe.h), the peaks of intervals that overlap (core/monitor/peaks.h) and
+ * phases, which are named intervals (core/monitor/phase.h). A reading becomes a Sample, a named tuple
+ * whose first fields are those of mt_sample in their order. All methods hold the GIL, which is the
+ * lock that the probe needs. All probes of this machine's own root share one set of peaks,
+ * mt_state.peaks: the kernel has one mark for the process, and two would set it back under each
+ * other. */
 #include "py/monitor/probe.h"
 
 #include <string.h>
@@ -152,12 +157,6 @@ probe_rss(PyObject *op, PyObject *Py_UNUSED(none))
     return mt_py_number(mt_probe_linux_rss(((Probe *)op)->probe));
 }
 
-static PyObject *
-number_at(const void *values, size_t i)
-{
-    return mt_py_number(((const uint64_t *)values)[i]);
-}
-
 PyObject *
 mt_py_sample(mt_state *st, const mt_sample *sample)
 {
@@ -190,19 +189,6 @@ probe_read(PyObject *op, PyObject *const *args, Py_ssize_t n)
     mt_probe_linux_read(self->probe, (unsigned)mask, &sample);
     if (mask & MT_READ_RSS) mt_sample_count_once(&sample, self->state->natives->mapped_again);
     return mt_py_sample(self->state, &sample);
-}
-
-/* The walk takes milliseconds, and nothing of the probe that changes. */
-static PyObject *
-probe_smaps(PyObject *op, PyObject *Py_UNUSED(none))
-{
-    mt_smaps s;
-
-    Py_BEGIN_ALLOW_THREADS
-    mt_probe_linux_smaps(((Probe *)op)->probe, &s);
-    Py_END_ALLOW_THREADS
-    uint64_t values[] = {s.rss, s.pss, s.uss, s.swap, s.swap_pss};
-    return mt_py_tuple(5, number_at, values);
 }
 
 static PyObject *
@@ -332,8 +318,6 @@ probe_current(PyObject *op, PyObject *Py_UNUSED(none))
 #define NOARGS(name, doc) {#name, probe_##name, METH_NOARGS, #name "($self, /)\n--\n\n" doc}
 static PyMethodDef methods[] = {
     NOARGS(rss, "Resident bytes now, or None: one read of 30 bytes."),
-    NOARGS(smaps, "(rss, pss, uss, swap, swap pss) in bytes; the kernel walks all pages for it: a "
-                  "millisecond, 20 with 1.5 GB resident."),
     NOARGS(source, "Where the memory limit comes from: (cgroup version, bytes or -1 for none, "
                    "directory, whether it is set above that, why it is unknown, pressure file, "
                    "whether that is the whole machine's)."),

@@ -8,25 +8,14 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "py/base/objects.h"
+#include "py/tensor/one.h"
+
 bool
 mt_py_flat_dtype(const mt_torch_flat *flat, mt_dtype *out)
 {
-    switch (flat->type << 8 | flat->bits) {
-    case kDLFloat << 8 | 32:
-        *out = MT_F32;
-        return true;
-    case kDLFloat << 8 | 64:
-        *out = MT_F64;
-        return true;
-    case kDLFloat << 8 | 16:
-        *out = MT_F16;
-        return true;
-    case kDLBfloat << 8 | 16:
-        *out = MT_BF16;
-        return true;
-    default:
-        return false;
-    }
+    return mt_py_dtype_of(flat->type, flat->bits, out) &&
+           mt_dtype_writable(*out);
 }
 
 /* A stride of a dimension of one element says nothing. */
@@ -39,22 +28,6 @@ mt_py_flat_alike(const mt_torch_flat *a, const mt_torch_flat *b)
         if (a->shape[d] != 1 && a->strides[d] != b->strides[d]) return false;
     }
     return true;
-}
-
-/* --- memory that two have -------------------------------------------------------------------- */
-
-Py_ssize_t
-mt_py_flat_shared(const mt_py_flats *f, Py_ssize_t from, mt_ptrset *before, Py_ssize_t *earlier)
-{
-    for (Py_ssize_t k = from; k < f->n; k++) {
-        size_t found;
-        if (f->at[k].is != MT_TORCH_FLAT || f->at[k].count == 0) continue;
-        found = mt_ptrset_add(before, f->at[k].data, (size_t)k);
-        if (found == MT_PTRSET_NONE) continue;
-        *earlier = (Py_ssize_t)found;
-        return k;
-    }
-    return -1;
 }
 
 /* --- without the shim ------------------------------------------------------------------------ */
@@ -91,27 +64,16 @@ elements(const DLTensor *dl)
     return n;
 }
 
-/* 1 for true, 0 for false, -1 with an error; takes the reference. */
-static int
-truth(PyObject *answer)
-{
-    int value = answer == NULL ? -1 : PyObject_IsTrue(answer);
-
-    Py_XDECREF(answer);
-    return value;
-}
-
 /* 1 for a tensor whose memory holds its very values, and may be written to; 0 for another, -1 with
  * an error. */
 static int
 is_plain(mt_state *st, PyObject *tensor, bool writing)
 {
-    int neg, frozen = 0;
+    int plain = mt_py_is_plain(st, tensor), frozen;
 
-    if (!Py_IS_TYPE(tensor, st->tensor) && !Py_IS_TYPE(tensor, st->parameter)) return 0;
-    neg = truth(PyObject_CallOneArg(st->is_neg, tensor));
-    if (neg == 0 && writing) frozen = truth(PyObject_CallMethod(tensor, "is_inference", NULL));
-    return neg < 0 || frozen < 0 ? -1 : !neg && !frozen;
+    if (plain <= 0 || !writing) return plain;
+    frozen = mt_py_truth(PyObject_CallMethod(tensor, "is_inference", NULL));
+    return frozen < 0 ? -1 : !frozen;
 }
 
 static void

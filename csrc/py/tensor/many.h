@@ -10,7 +10,6 @@
 #define MT_PY_TENSOR_MANY_H
 
 #include "py/base/state.h"
-#include "py/base/ptrset.h"
 #include "core/base/dtype.h"
 
 typedef struct mt_py_flats {
@@ -30,12 +29,6 @@ void mt_py_flat_drop(mt_py_flats *f);
 
 /* The element type. False for one that gradients do not have. */
 bool mt_py_flat_dtype(const mt_torch_flat *flat, mt_dtype *out);
-
-/* The first k from `from` on whose elements are those of an earlier one, which goes to *earlier; -1
- * for none. `before` is empty at the first call, has room for f->n addresses, and keeps between
- * calls what lies before k. */
-Py_ssize_t mt_py_flat_shared(const mt_py_flats *f, Py_ssize_t from, mt_ptrset *before,
-                             Py_ssize_t *earlier);
 
 /* True when element i of one is element i of the other. */
 bool mt_py_flat_alike(const mt_torch_flat *a, const mt_torch_flat *b);

@@ -72,7 +72,7 @@ static inline unsigned
 rig_tick(rig *r, unsigned clock)
 {
     r->read = 0;
-    if (!mt_policy_tick(&r->p, clock)) return 0;
+    if (!mt_policy_tick(&r->p, clock, 1)) return 0;
     return rig_decide(r, clock, mt_policy_reads(&r->p, clock, r->now));
 }
 

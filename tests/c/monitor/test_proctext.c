@@ -1,5 +1,6 @@
 /* What the kernel's text files say, also when they are cut, empty, or say something else. */
 #include <string.h>
+#include <unistd.h>
 
 #include "kit/check.h"
 #include "core/port/probe.h"
@@ -51,12 +52,13 @@ a_field_is_found_at_the_start_of_a_line_only(void)
 static void
 statm_is_its_second_and_third_number(void)
 {
-    uint64_t resident, shared;
+    uint64_t resident, shared, page = (uint64_t)sysconf(_SC_PAGESIZE);
 
     CHECK(mt_statm_parse(text_of("100 50 20 1 0 9 0\n"), &resident, &shared));
-    CHECK(resident == 50 && shared == 20);
+    CHECK(resident == 50 * page && shared == 20 * page);
     CHECK(!mt_statm_parse(text_of("100 20 50 1 0 9 0\n"), &resident, &shared));
     CHECK(!mt_statm_parse(text_of("100 -5 1 1 0 9 0\n"), &resident, &shared));
+    CHECK(!mt_statm_parse(text_of("1 9223372036854775807 0 0 0 0 0\n"), &resident, &shared));
     CHECK(!mt_statm_parse(text_of(""), &resident, &shared));
 }
 
@@ -118,17 +120,6 @@ a_limit_is_a_number_or_none(void)
 }
 
 static void
-a_parent_follows_the_last_parenthesis(void)
-{
-    uint64_t parent;
-
-    CHECK(mt_stat_parent(text_of("7 (a) b) (c) S 3 7 7 0"), &parent) && parent == 3);
-    CHECK(!mt_stat_parent(text_of("7 (a"), &parent) &&
-          !mt_stat_parent(text_of("7 (a) S"), &parent));
-    CHECK(!mt_stat_parent(text_of("7 (a) S x"), &parent));
-}
-
-static void
 a_group_is_found_by_its_controller(void)
 {
     mt_text text = text_of("9:name=systemd:/s\n4:cpu,memory:/a:b\n0::/u\n"), path;
@@ -181,7 +172,6 @@ main(void)
     RUN(what_is_not_all_of_statm_is_none_of_it);
     RUN(pressure_is_of_the_line_some);
     RUN(a_limit_is_a_number_or_none);
-    RUN(a_parent_follows_the_last_parenthesis);
     RUN(a_group_is_found_by_its_controller);
     RUN(a_mount_is_told_by_its_type);
     RUN(an_escape_is_undone_and_never_overflows);
