@@ -267,6 +267,7 @@ def test_a_device_by_what_is_reserved(cuda: FakeCuda):  # noqa: F811
     assert cuda.order == ["empty_cache"]
 
 
+@pytest.mark.slow
 def test_a_collect_by_what_is_allocated(cuda: FakeCuda):  # noqa: F811
     class Freed:
         def __del__(self) -> None:
@@ -280,6 +281,7 @@ def test_a_collect_by_what_is_allocated(cuda: FakeCuda):  # noqa: F811
     assert run(GC).device == Change(4 << 30, 3 << 30, (4 << 30) + 10)
 
 
+@pytest.mark.slow
 def test_without_a_context_nothing_asks_a_device(cuda: FakeCuda):  # noqa: F811
     cuda.ready = False
     assert devices_in_use() == ()
@@ -295,6 +297,7 @@ def test_only_devices_in_use_are_waited_for(cuda: FakeCuda):  # noqa: F811
     assert cuda.order == ["synchronize 1"]
 
 
+@pytest.mark.slow
 def test_without_torch_host_actions_work(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bridge, "loaded", lambda: None)
     assert devices_in_use() == ()

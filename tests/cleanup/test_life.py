@@ -184,6 +184,7 @@ def test_an_exception_passes_and_gc_is_put_back():
     assert not policy.running
 
 
+@pytest.mark.slow
 def test_nested_blocks_and_several_policies():
     outer, inner = CleanupPolicy(warmup=0), CleanupPolicy(warmup=1)
     with outer:
@@ -196,6 +197,7 @@ def test_nested_blocks_and_several_policies():
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 def test_stop_without_start_and_twice():
     policy = CleanupPolicy(warmup=0)
     policy.stop()
@@ -205,6 +207,7 @@ def test_stop_without_start_and_twice():
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 def test_gc_disabled_by_others_stays_disabled():
     gc.disable()
     try:
@@ -228,6 +231,7 @@ def test_what_others_have_frozen_stays_frozen():
         gc.unfreeze()
 
 
+@pytest.mark.slow
 def test_a_policy_that_nobody_holds_any_more_manages_nothing():
     policy = CleanupPolicy(warmup=0)
     policy.start()
@@ -292,6 +296,7 @@ def test_without_torch_host_actions_work():
     assert program(code) == ("[('gc', 3), ('trim', 2), ('freeze', 1)]\nno CUDA in this process\n")
 
 
+@pytest.mark.slow
 def test_a_forked_child_has_gc_enabled_and_the_policy_does_not_manage_it():
     policy = CleanupPolicy(warmup=0, gc_every=1, strict=True)
     with policy:
@@ -304,6 +309,7 @@ def test_a_forked_child_has_gc_enabled_and_the_policy_does_not_manage_it():
         assert not gc.isenabled()
 
 
+@pytest.mark.slow
 def test_forked_while_another_thread_acts_the_child_can_act():
     policy = quiet()
     inside, go = threading.Event(), threading.Event()
@@ -339,6 +345,7 @@ class State(Dataset[list[int]]):
         return [gc.isenabled(), gc.get_freeze_count()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["fork", "spawn"])
 def test_workers_of_a_data_loader(how):
     policy = CleanupPolicy(warmup=0, ranks=False)
@@ -353,6 +360,7 @@ def test_workers_of_a_data_loader(how):
     assert all(frozen > 10_000 for _, frozen in found)
 
 
+@pytest.mark.slow
 def test_a_worker_inherits_a_gc_that_is_on_even_without_worker_init():
     fork = multiprocessing.get_context("fork")
     with CleanupPolicy(warmup=0):
@@ -372,6 +380,7 @@ def pickled(policy: CleanupPolicy) -> CleanupPolicy:
     return pickle.loads(pickle.dumps(policy))  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
 def test_a_copy_has_the_same_settings_and_is_not_running(copied: Copier):
     policy = CleanupPolicy({"update": 3, "rollout": 1}, trim_every=7, name="main", strict=True)

@@ -195,6 +195,7 @@ def test_every_name_of_core_has_a_leak_test():
     assert names_of_core() == set(CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_fake_library")
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_every_case_runs(name):
@@ -235,6 +236,7 @@ def test_does_not_leak(name, rss):
     assert resident < 4 << 20, f"{resident} more resident bytes after {ROUNDS} rounds"
 
 
+@pytest.mark.slow
 def test_a_planted_leak_is_found(monkeypatch, rss):
     kept: list[object] = []
     monkeypatch.setitem(CASES, "GateHistory.clear", [lambda: kept.append(bytearray(100))])
