@@ -195,7 +195,6 @@ def test_every_name_of_core_has_a_leak_test():
     assert names_of_core() == set(CASES)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("_fake_library")
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_every_case_runs(name):

@@ -70,7 +70,6 @@ def used_in_the_quick_loop() -> set[str]:
     return found
 
 
-@pytest.mark.slow
 def test_the_quick_loop_has_most_test_functions():
     slow = [one.slow for defined in definitions().values() for one in defined.values()]
     slow = [marked for marked in slow if marked is not None]
@@ -83,7 +82,7 @@ def test_every_public_name_is_in_the_quick_loop(name):
     assert name in used_in_the_quick_loop()
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("frozen")
 def test_what_public_functions_return_is_public():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     acc = memtools.GradAccumulator(model, torch.optim.SGD(model.parameters(), 0.1), 1)
