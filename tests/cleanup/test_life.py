@@ -15,7 +15,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,19 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from memtools import ActionReport, CleanupPolicy
 from memtools.cleanup import actions, engine
 from tests.cleanup.policycases import gc_as_found, quiet, times  # noqa: F401 - a fixture
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def program(code: str) -> str:
-    """What a program of its own prints; it must end well."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True,
-        timeout=120, env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
+from tests.kit.ownprocess import PROJECT, in_own_process
 
 # --- gc ---
 
@@ -249,14 +236,15 @@ def test_a_policy_that_nobody_holds_any_more_manages_nothing():
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["", "os.fork() and os.wait()\n"])
 def test_at_the_end_of_the_process_finalizers_run(how):
-    out = program(
+    out = in_own_process(
         "import memtools, gc, os\n"
         "class Late:\n"
         "    def __del__(self): print('closed', gc.isenabled(), flush=True)\n"
         "a = Late(); a.me = a\n"
         "policy = memtools.CleanupPolicy(warmup=0)\n"
         "policy.start()  # puts it aside\n"
-        "del a\n" + how
+        "del a\n" + how,
+        warnings="error",
     )
     assert out == "closed True\n" * (2 if how else 1)
 
@@ -280,7 +268,7 @@ def test_neither_the_package_nor_a_policy_imports_torch():
         "policy.cleanup(); print(policy.report(), file=sys.stderr) if 0 else str(policy.report())\n"
         "print('torch' in sys.modules, policy.report()['gc'].count > 0)\n"
     )
-    assert program(code) == "False True\n"
+    assert in_own_process(code, warnings="error") == "False True\n"
 
 
 def test_without_torch_host_actions_work():
@@ -293,7 +281,9 @@ def test_without_torch_host_actions_work():
         "print([(a.name, a.count) for a in found.actions if a.count])\n"
         "print(found['empty_cache'].verdict)\n"
     )
-    assert program(code) == ("[('gc', 3), ('trim', 2), ('freeze', 1)]\nno CUDA in this process\n")
+    assert in_own_process(code, warnings="error") == (
+        "[('gc', 3), ('trim', 2), ('freeze', 1)]\nno CUDA in this process\n"
+    )
 
 
 @pytest.mark.slow
@@ -432,7 +422,7 @@ def test_leaking_cycles_of_tensors_stay_bounded():
 
     def grown(*arguments: str) -> int:
         command = [sys.executable, "-c", code, *arguments]
-        return int(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
+        return int(subprocess.run(command, cwd=PROJECT, capture_output=True, check=True).stdout)
 
     assert grown() > 500
     assert grown("policy") < 120
