@@ -620,11 +620,13 @@ def breaches_of_rooms() -> Iterator[tuple[str, str]]:
             yield from handler_breaches(path, text)
 
 
+@pytest.mark.slow
 def test_rooms_use_each_other_along_the_arrows_alone() -> None:
     found = set(breaches_of_rooms())
     assert sorted(found - set(BROKEN)) == []
 
 
+@pytest.mark.slow
 def test_each_exception_from_the_arrows_is_still_needed() -> None:
     assert sorted(set(BROKEN) - set(breaches_of_rooms())) == []
 
@@ -665,6 +667,7 @@ def test_core_has_no_mutable_state_of_its_own() -> None:
     assert [b for file in core for b in static_breaches(*file)] == []
 
 
+@pytest.mark.slow
 def test_the_package_imports_torch_numpy_and_matplotlib_where_it_may() -> None:
     assert [b for path, text in PACKAGE.items() for b in import_breaches(path, text)] == []
     assert [p for p, text in PACKAGE.items() if "torch" in imported(text)] == [IMPORTED_IN["torch"]]

@@ -112,6 +112,7 @@ assert len(heard) > 20
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["raise", "stop"])
 def test_a_signal_at_any_instant_of_a_run(path: Path, what: str) -> None:
     """Whatever it interrupts, no thread and no open record is left, and it can be started."""
@@ -151,6 +152,7 @@ def test_who_gets_an_interrupt_out_of_start_has_no_monitor_that_runs(
 PARTS = [monitor_monitor, run, guards, log, ending]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", PARTS, ids=[part.__name__ for part in PARTS])
 @pytest.mark.parametrize("way", ["stop", "with"])
 def test_who_gets_an_interrupt_out_of_stop_has_no_monitor_that_runs(
