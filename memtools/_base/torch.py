@@ -7,7 +7,6 @@ versions are compared before it is loaded; on a mismatch memtools warns once and
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 import warnings
@@ -30,16 +29,20 @@ class Bridge(NamedTuple):
     reason: str  #: why there is no shim, in one sentence; "" where there is one
 
 
-@functools.cache
+_connected: list[Bridge] = []  # empty, or the one; not functools.cache, of which Dynamo warns
+
+
 def connect() -> Bridge:
     """Connect `memtools._core` to torch, at the first call.
 
     Raises ImportError where torch is missing or older than 2.11.
     """
-    torch = _import_torch()
-    shim, reason = _load_shim(torch.__version__, torch.version.git_version)
-    _core._connect(*parts(torch), shim.ops if shim else None)
-    return Bridge(torch, shim, reason)
+    if not _connected:
+        torch = _import_torch()
+        shim, reason = _load_shim(torch.__version__, torch.version.git_version)
+        _core._connect(*parts(torch), shim.ops if shim else None)
+        _connected.append(Bridge(torch, shim, reason))
+    return _connected[0]
 
 
 def loaded() -> Any:

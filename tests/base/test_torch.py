@@ -151,7 +151,7 @@ def test_a_shim_that_does_not_load_warns_once():
 @pytest.mark.slow
 def test_an_old_torch_is_refused_with_the_version_found(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.10.1+cpu")
-    monkeypatch.setattr(bridge, "connect", bridge.connect.__wrapped__)
+    monkeypatch.setattr(bridge, "_connected", [])
     with pytest.raises(ImportError, match=r"torch >= 2\.11, found 2\.10\.1"):
         bridge.connect()
 
