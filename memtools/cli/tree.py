@@ -33,7 +33,8 @@ from memtools.monitor.log import open_record
 from memtools.monitor.run import columns
 from memtools.record.events import signal_name
 from memtools.record.kinds import End, Event, GuardAct, Start, payload
-from memtools.record.summary import Summary, write_summary
+from memtools.record.record import read_record
+from memtools.record.summary import write_summary
 
 NOT_EXECUTABLE, NOT_FOUND, SIGNALLED = 126, 127, 128
 PASSED_ON = tuple(
@@ -244,7 +245,7 @@ def run_command(words: Sequence[str], args: argparse.Namespace) -> int:
     if isinstance(ended, int):
         return ended
     if not args.quiet:
-        write_summary(Summary.of_record(writer.path), args.json)
+        write_summary(read_record(writer.path), args.json)
     return end_like(ended)
 
 

@@ -44,9 +44,9 @@ root, path, as_json, how, ended_ns = sys.argv[1:]
 sys.path.insert(0, root)
 from memtools.record.kinds import read
 from memtools.record.record import read_record, with_end
-from memtools.record.summary import Summary, write_summary
+from memtools.record.summary import write_summary
 record, end = read_record(path), read("end", how.encode())[0]
-write_summary(Summary.of(with_end(record, end, int(ended_ns)) if end else record), as_json == "1")
+write_summary(with_end(record, end, int(ended_ns)) if end else record, as_json == "1")
 """
 REST = 200  # times as long as a safe point took
 LONGEST_REST_NS = 100_000_000  # a census may take a second: 200 of them would hide a run's growth
@@ -287,12 +287,12 @@ def _texts(path: str, options: dict[str, Any], ended_ns: int) -> tuple[bytes, by
 def _summary(path: str, options: dict[str, Any], how: End | None, ended_ns: int) -> bytes:
     """`how` and when the program ended; None where the record tells that."""
     from memtools.record.record import read_record, with_end
-    from memtools.record.summary import Summary, summary_text
+    from memtools.record.summary import summary_text
 
     record = read_record(path)
     if how is not None:
         record = with_end(record, how, ended_ns)
-    text = summary_text(Summary.of(record), options["json"])
+    text = summary_text(record, options["json"])
     return text.replace("\0", "\\0").encode(errors="backslashreplace")
 
 
@@ -325,21 +325,8 @@ def record_path() -> str | None:
     return None if path is None else os.fspath(path)
 
 
+#: room for the summary of a program that ends because it has none
 _reserve: list[mmap.mmap] = []
-
-
-def _keep_a_reserve() -> None:
-    """Room for the summary of a program that ends because it has none. It is not touched, so that
-    it takes addresses and no memory."""
-    with contextlib.suppress(OSError):
-        _reserve.append(mmap.mmap(-1, RESERVE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    ending.on_uncaught.append(_reserve.clear)
-
-
-def _note_guard(monitor: MemoryMonitor, fraction: float) -> None:
-    """So that a record tells of a guard that could not act, for want of steps."""
-    if monitor._live is not None:
-        monitor._live.log.event("guard_set", {"fraction": fraction})
 
 
 def begin(options: dict[str, Any]) -> None:
@@ -348,13 +335,16 @@ def begin(options: dict[str, Any]) -> None:
         monitor = _started(options)
         if options["guard"] is not None:
             monitor.guard(options["guard"], action="raise")
-            _note_guard(monitor, options["guard"])
+            if monitor._live is not None:  # a record tells of a guard that got no step to act in
+                monitor._live.log.event("guard_set", {"fraction": options["guard"]})
     except Exception as error:
         _stop(" ".join(str(error).split()) or type(error).__name__)
     _running.append(monitor)
     count_steps(monitor)
     watch(whole_program=True)
-    _keep_a_reserve()
+    with contextlib.suppress(OSError):  # not touched, it takes addresses and no memory
+        _reserve.append(mmap.mmap(-1, RESERVE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    ending.on_uncaught.append(_reserve.clear)
     if not options["quiet"] and _core._expect_signal():
         _thread.start_new_thread(_say_end_by_signal, (monitor, options))
     # Registered first, so called last: after the program's own, and after its threads have ended.

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from memtools._base.size import format_bytes as size
+from memtools._base.size import format_bytes
 from memtools._base.text import duration, percent, shown
 from memtools.record.events import (
     Ending,
@@ -212,11 +212,11 @@ class Figures:
     def limit_acted(self) -> str | None:
         """The limit that ended the run, in words; None where none is known to have."""
         if self.ending.out_of_memory == "host" and self.process_limits:
-            return " and ".join(f"{n} of {size(b)}" for n, b in self.process_limits.items())
+            return " and ".join(f"{n} of {format_bytes(b)}" for n, b in self.process_limits.items())
         used = self.used
         if used is None or not self.near_limit or not self.ending.by_memory(near=True):
             return None
-        return f"the {used.source} limit of {size(used.limit_bytes or 0)}"
+        return f"the {used.source} limit of {format_bytes(used.limit_bytes or 0)}"
 
     # --- words ---
 
@@ -236,15 +236,15 @@ class Figures:
         given = used is not None and used.source == "given"
         name = "the process tree" if self.outside else "the process"
         if self.process is not None:
-            own = f"{name} {size(getattr(self.process, which))}"
+            own = f"{name} {format_bytes(getattr(self.process, which))}"
             alone = given and (self.together is None or self.workers is None)
             parts.append(own + (self._of_limit(which) if alone else ""))
         if self.workers is not None and self.together is not None:
-            parts.append(f"its workers {size(getattr(self.workers, which))}")
-            both = f"together {size(getattr(self.together, which))}"
+            parts.append(f"its workers {format_bytes(getattr(self.workers, which))}")
+            both = f"together {format_bytes(getattr(self.together, which))}"
             parts.append(both + (self._of_limit(which) if given else ""))
         if used is not None and used.of == "control group":
-            group = f"the control group {size(getattr(used, which))}"
+            group = f"the control group {format_bytes(getattr(used, which))}"
             parts.append(group + (self._of_limit(which) if limit else ""))
         if self.machine is not None and (used is None or used.source == "machine"):
             parts.append(
@@ -256,7 +256,7 @@ class Figures:
         assert self.used is not None
         limit = self.used.limit_bytes or 0
         share = percent(getattr(self.used, which), limit)
-        return f" of {size(limit)} ({self.used.source} limit, {share})"
+        return f" of {format_bytes(limit)} ({self.used.source} limit, {share})"
 
     def standing(self) -> str:
         """Where memory stood at the end, as one clause; "" where it is not known."""
@@ -287,11 +287,6 @@ class Figures:
             "end of a torch optimizer's step, and none was made"
         )
 
-    def growth_lines(self, *, quiet: bool = False) -> list[str]:
-        """What is known of growth, then who holds what grows, one line each. `quiet`: also what is
-        too little to matter, and that nothing grows."""
-        return self.verdict.lines(quiet=quiet)
-
     def as_json(self) -> dict[str, Any]:
         """Plain types with stable keys; sizes in bytes, times in seconds, null for the unknown."""
         left_out = ("line", "record")
@@ -312,7 +307,7 @@ class Figures:
 
 def of(part: int, whole: int) -> str:
     """`14.1 of 23.5 GiB (60 %)`: the unit once where both have the same."""
-    first, second = size(part), size(whole)
+    first, second = format_bytes(part), format_bytes(whole)
     number, _, unit = first.rpartition(" ")
     first = number if unit == second.rpartition(" ")[2] else first
     return f"{first} of {second} ({percent(part, whole)})"
@@ -327,11 +322,11 @@ def figures_of(record: Record) -> Figures:
     process, workers, together = _process(record, line, outside)
     limit, source = _limit(line, start)
     machine = _machine(line, start.machine_bytes)
-    used = _used(record, line, limit, source, outside)
+    used = _used(line, limit, source, together, outside)
     kinds: dict[str, int] = {}
     for event in record.events:
         kinds[shown(event.kind)] = kinds.get(shown(event.kind), 0) + 1
-    steps = line.last("step") if "step" in line.most else None
+    steps, children = line.last("step"), line.peak("children")
     return Figures(
         path=shown(record.path),
         command=shown(" ".join(record.command)),
@@ -348,7 +343,7 @@ def figures_of(record: Record) -> Figures:
         process=process,
         workers=workers,
         together=together,
-        children_most=_most_children(line),
+        children_most=None if children is None else children[0],
         machine=machine,
         process_limits=process_limits(record),
         idle_heap=idle_heap(record),
@@ -405,11 +400,6 @@ def used_cells(line: Timeline, source: str) -> tuple[str, list[int]] | None:
     return name, together_cells(line)
 
 
-def _marks(record: Record) -> int:
-    """The highest peak of a phase, from which the probe has taken pages that are mapped again."""
-    return max((p.peak_bytes for p in record.phases if p.peak_bytes is not None), default=0)
-
-
 def _newest(line: Timeline, cells: list[int], outside: bool) -> tuple[int, int]:
     """(the newest reading, its cell); from outside the most of the last second, in which memory is
     seen falling while the command ends. pre: there is a reading."""
@@ -421,7 +411,7 @@ def _newest(line: Timeline, cells: list[int], outside: bool) -> tuple[int, int]:
 
 
 def _has_workers(line: Timeline) -> bool:
-    peak = line.peak("children_private") if "children_private" in line.most else None
+    peak = line.peak("children_private")
     return peak is not None and peak[0] > 0
 
 
@@ -436,23 +426,24 @@ def _use(line: Timeline, cells: list[int]) -> Use | None:
 def _process(
     record: Record, line: Timeline, outside: bool
 ) -> tuple[Use | None, Workers | None, Use | None]:
-    """(the process, its workers, both together). The kernel's own marks of the phases count: what
-    lies between two samples is a peak, too."""
+    """(the process, its workers, both together). The kernel's own marks of the phases, from which
+    the probe has taken pages that are mapped again, count: what lies between two samples is a peak,
+    too."""
     column = own_column(line)
     own = _use(line, line.most.get(column, []))
     if own is None:
         return None, None, None
     newest = _newest(line, line.most[column], outside)[0] if outside else line.last(column) or 0
-    own = Use(newest, own.peak_bytes, own.peak_seconds)
-    marks = _marks(record)
-    process = Use(own.last_bytes, marks, None) if marks > own.peak_bytes else own
+    marks = max((p.peak_bytes for p in record.phases if p.peak_bytes is not None), default=0)
+    process = Use(newest, own.peak_bytes, own.peak_seconds)
+    if marks > own.peak_bytes:
+        process = Use(newest, marks, None)
     if not _has_workers(line):
         return process, None, process
     theirs, sums = line.peak("children_private"), _use(line, together_cells(line))
     assert theirs is not None
     assert sums is not None
-    counts = line.peak("children") if line.known("children") else None
-    last = line.last("children_private") or 0
+    counts, last = line.peak("children"), line.last("children_private") or 0
     workers = Workers(
         last, theirs[0], theirs[1] / 1e9, line.last("children") or 0, counts[0] if counts else 0
     )
@@ -460,11 +451,6 @@ def _process(
     if process.peak_bytes > both.peak_bytes:
         both = Use(both.last_bytes, process.peak_bytes, None)
     return process, workers, both
-
-
-def _most_children(line: Timeline) -> int | None:
-    peak = line.peak("children") if line.known("children") else None
-    return None if peak is None else peak[0]
 
 
 def _machine(line: Timeline, total: int | None) -> Machine | None:
@@ -479,37 +465,34 @@ def _machine(line: Timeline, total: int | None) -> Machine | None:
 
 
 def _used(
-    record: Record, line: Timeline, limit: int | None, source: str, outside: bool
+    line: Timeline, limit: int | None, source: str, together: Use | None, outside: bool
 ) -> Used | None:
     counted = used_cells(line, source)
     if counted is None:
         return None
     of_what, most = counted
-    whole = _use(line, most)
-    if whole is None:
-        return None
-    peak, seconds = whole.peak_bytes, whole.peak_seconds
     last, at = _newest(line, most, outside)
+    use = together
+    if of_what == "control group":
+        use = _use(line, most)
+        last = last if outside else line.last("cgroup_used") or last
+    elif together is not None:
+        last = together.last_bytes
+    assert use is not None  # what is counted has a reading
     near = None
     if limit is not None and source == "machine" and line.known("available"):
         left = line.least["available"]
         near = _near(line, [UNKNOWN if n == UNKNOWN else max(0, limit - n) for n in left], limit)
     elif limit is not None:
         near = _near(line, most[: 1 + at], limit)
-    marks = _marks(record)
-    if of_what != "control group" and marks > peak:
-        peak, seconds = marks, None
     when = "in its last second" if outside else "at the last sample"
-    if not outside:
-        tree = (line.last(own_column(line)) or 0) + (line.last("children_private") or 0)
-        last = (line.last("cgroup_used") or last) if of_what == "control group" else tree
-    return Used(of_what, last, peak, seconds, limit, source, near, when)
+    return Used(of_what, last, use.peak_bytes, use.peak_seconds, limit, source, near, when)
 
 
 def _limit(line: Timeline, start: Start) -> tuple[int | None, str]:
     """The control group's limit has a column; the start event tells of one that was given, and of
     the machine's, which counts where there is no other."""
-    group = line.last("cgroup_limit") if "cgroup_limit" in line.most else None
+    group = line.last("cgroup_limit")
     known = [(group, "cgroup")] if group is not None and 0 < group < UNLIMITED else []
     known += [(start.given_bytes, "given")] if start.given_bytes else []
     known += [(start.machine_bytes, "machine")] if start.machine_bytes and not known else []

@@ -63,20 +63,16 @@ class Holding:
                 "profiler, a DataLoader's queue or an extension"
             )
         if self.collects and self.kind in ("list", "deque"):
+            # A list of gates has a store made for it; a list of losses should hold numbers.
+            gates = "gate" in self.path.lower()
+            instead = ", or keep the gates in a memtools.GateHistory" if gates else ""
             return (
                 f"{self.place} grows: clear it once it has been used, or bound it with "
-                f"collections.deque(maxlen=...){_instead(self.path)}"
+                f"collections.deque(maxlen=...){instead}"
             )
         if self.collects:
             return f"{self.place} grows: delete the entries that are no longer used, or bound it"
         return f"{self.path} keeps what grows: let go of it, or keep a detached copy or a number"
-
-
-def _instead(path: str) -> str:
-    """A list of gates has a store made for it; a list of losses should hold numbers."""
-    if "gate" in path.lower():
-        return ", or keep the gates in a memtools.GateHistory"
-    return ""
 
 
 def holdings(record: Record) -> tuple[Holding, ...]:

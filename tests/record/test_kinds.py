@@ -240,7 +240,7 @@ def test_a_record_of_version_1_tells_who_holds_what_grows(tmp_path):
     ]  # fmt: skip
     (holder,) = figures.holders
     assert (holder.path, holder.kind) == ("list module attribute __main__.kept", "list")
-    first, second = figures.growth_lines()
+    first, second = figures.verdict.lines()
     assert first.startswith("likely: +29.2 KiB/step in heap since step 2; limit in ")
     assert second == "1 new Entry object a step, held by list module attribute __main__.kept"
     assert [(one.what, one.freed_bytes) for one in figures.cleanups] == [
