@@ -264,7 +264,7 @@ class Gradients:
             parameter.grad = None
 
     def close(self) -> None:
-        """Drop what is summed apart and take the hooks away. Again is no error."""
+        """Drop what is summed apart and take the hooks away. May be called again."""
 
     def hook(self) -> None:
         """Add each gradient to its sum as soon as a backward pass has made it."""

@@ -176,7 +176,7 @@ class MainGrads(Gradients):
             self._finalizer.detach()
 
     def close(self) -> None:
-        """Removes the hooks and drops the sums. Again is no error."""
+        """Removes the hooks and drops the sums. May be called again."""
         self.clear()
         self.unhook()
 

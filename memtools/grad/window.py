@@ -267,7 +267,7 @@ class WindowRunner:
         self.ranks.attach()
 
     def release(self, why: str) -> None:
-        """Give the optimizer back and take every hook away. Again is no error."""
+        """Give the optimizer back and take every hook away. May be called again."""
         if self.ownership.ended:
             return
         self.abandon()
@@ -531,7 +531,12 @@ class WindowRunner:
         self.retries = []
         self.totals.add(report, scale.value)
         if self.totals.skipped_in_a_row >= self._max_skips:
-            self._refuse_to_go_on(report)
+            raise RuntimeError(
+                f"{self.totals.skipped_in_a_row} updates in a row were left out, as gradients were "
+                f"not finite ({infs:,} inf and {nans:,} nan in the last, first in {first_bad}, "
+                f"loss scale {report.scale:g}): lower the learning rate, look at the data, or "
+                "raise max_skips"
+            )
         return report
 
     def _reduce(self, problem: Exception | None, flushing: bool) -> Reduced:
@@ -578,14 +583,6 @@ class WindowRunner:
             f"{call}: the gradients of this window were {change.what}, after {self.window.count} "
             f"of {self.steps} micro-batches and outside of acc.backward(), so they are not those "
             f"of its micro-batches: {change.remedy}; reset() drops this window"
-        )
-
-    def _refuse_to_go_on(self, report: WindowReport) -> None:
-        raise RuntimeError(
-            f"{self.totals.skipped_in_a_row} updates in a row were left out, as gradients were not "
-            f"finite ({report.infs:,} inf and {report.nans:,} nan in the last, first in "
-            f"{report.first_bad}, loss scale {report.scale:g}): lower the learning rate, look at "
-            "the data, or raise max_skips"
         )
 
 

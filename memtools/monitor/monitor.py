@@ -172,7 +172,7 @@ class MemoryMonitor:
                 self._is_starting = False
 
     def _begin(self, begun: list[Run]) -> None:
-        run = monitor_run.begin(self._settings, self._root)
+        run = Run(self._settings, self._root)
         try:
             begun.append(run)
             if run.watch is not None:

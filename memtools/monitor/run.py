@@ -73,7 +73,8 @@ class Run:
     """
 
     def __init__(self, settings: MonitorSettings, root: str) -> None:
-        """Make the parts, and the record. Raises OSError if the record cannot be made."""
+        """Make the parts and the record, and start the thread. What fails leaves a record that was
+        closed. Raises OSError if the record cannot be made, and DeviceError."""
         self.devices = cuda_devices.find_devices(settings.device, root)
         self.probe = _core.Probe(root)
         count = max(self.devices, default=-1) + 1
@@ -136,12 +137,9 @@ class Run:
         self._noted: dict[str, int | None] = {}  # limits of the process, as the record has them
         self._ends = threading.Lock()  # taken for good by the one who ends the run
         self._writes_end = threading.Lock()  # taken for good by the one who writes the end event
-
-    def go(self, settings: MonitorSettings) -> None:
-        """Start the thread. What fails leaves a record that was closed."""
         self.probe.reset_peak()
         try:
-            self.sampler.start()
+            sampler.start()
         except BaseException:
             self.log.close()
             raise
@@ -305,10 +303,3 @@ def readings_now(settings: MonitorSettings, root: str) -> Readings:
     devices = () if str(settings.device) == "cpu" else cuda_devices.seen_devices(root)
     sampler = _core.Sampler(settings.interval_ns, None, root, limit=settings.limit)  # not started
     return Readings(sampler, _core.Probe(root), devices)
-
-
-def begin(settings: MonitorSettings, root: str) -> Run:
-    """A run that goes. Raises OSError if the record cannot be made, and DeviceError."""
-    run = Run(settings, root)
-    run.go(settings)
-    return run

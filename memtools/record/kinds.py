@@ -11,11 +11,12 @@ memtools/record/version1.py into the same class, as far as the sentence tells.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Union
 
@@ -345,7 +346,7 @@ def payload(kind: str, body: object, **more: object) -> bytes:
         value = more.get(one.name, value)
         if value != one.default:
             found[one.name] = _plain(value)
-    return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode()
+    return _ENCODER.encode(found).encode()
 
 
 def _plain(value: object) -> object:
@@ -363,9 +364,9 @@ def read(kind: str, data: bytes) -> tuple[Event | None, str]:
     """The event of a payload, and its sentence. Nothing in it is trusted: None for a kind that this
     version does not know and for fields that cannot be, with what is there for a text."""
     try:
-        found = json.loads(data, parse_constant=_refuse)
-        json.dumps(found, ensure_ascii=False).encode()  # no half characters
-        event = _event(KINDS[kind], found)
+        found, checks = _DECODER.decode(data.decode()), _CHECKS[kind]
+        given = {name: check(found[name]) for name, check in checks.items() if name in found}
+        event = KINDS[kind](**given)
         return event, event.sentence()
     except (KeyError, TypeError, ValueError, ArithmeticError, RecursionError):
         return None, data.decode("utf-8", "backslashreplace").replace("\0", "\\0")
@@ -375,29 +376,42 @@ def _refuse(constant: str) -> None:
     raise ValueError(constant)
 
 
-def _event(cls: type[Event], found: dict[str, Any]) -> Event:
-    hints = _HINTS[cls.KIND]
-    return cls(**{name: _fitting(hints[name], found[name]) for name in hints if name in found})
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
+_Check = Callable[[Any], Any]
 
 
-_HINTS = {
-    kind: {one.name: typing.get_type_hints(cls)[one.name] for one in fields(cls)}
-    for kind, cls in KINDS.items()
-}
+def _check_of(hint: Any) -> _Check:
+    """Returns a value as one of that type; raises ValueError for one that is not."""
+    kind, parts = typing.get_origin(hint), typing.get_args(hint)
+    if kind in (types.UnionType, Union):
+        inner = _check_of(parts[0])
+        return lambda value: None if value is None else inner(value)
+    if kind is tuple:
+        return functools.partial(_several, _check_of(parts[0]), parts)
+    return functools.partial(_single, hint)
 
 
-def _fitting(hint: Any, value: Any) -> Any:
-    """The value, where it is one of that type. Raises ValueError for another."""
-    kinds, parts = typing.get_origin(hint), typing.get_args(hint)
-    if kinds in (types.UnionType, Union):
-        return None if value is None else _fitting(parts[0], value)
-    if kinds is tuple and isinstance(value, list):
-        numbers = parts[0] is float
-        values = [math.inf if numbers and v is None else _fitting(parts[0], v) for v in value]
-        if Ellipsis in parts or len(parts) == len(values):
-            return tuple(values)
-    elif hint is float and type(value) in (int, float) and abs(value) < _NUMBER:
-        return float(value)
-    elif type(value) is hint and (hint is not int or abs(value) < _NUMBER):
-        return value
-    raise ValueError(f"{value!r} is not {hint}")
+def _several(check: _Check, parts: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+    if type(value) is not list or (Ellipsis not in parts and len(parts) != len(value)):
+        raise ValueError(value)
+    is_endless = parts[0] is float  # null is infinity there
+    return tuple(math.inf if is_endless and part is None else check(part) for part in value)
+
+
+def _single(hint: Any, value: Any) -> Any:
+    if hint is float and type(value) is int:
+        value = float(value)
+    if type(value) is not hint or (hint in (int, float) and not abs(value) < _NUMBER):
+        raise ValueError(value)
+    if hint is str:
+        value.encode()  # no half characters
+    return value
+
+
+def _checks_of(cls: type[Event]) -> dict[str, _Check]:
+    hints = typing.get_type_hints(cls)
+    return {one.name: _check_of(hints[one.name]) for one in fields(cls)}
+
+
+_CHECKS = {kind: _checks_of(cls) for kind, cls in KINDS.items()}

@@ -1,4 +1,4 @@
-/* objects.h -- how csrc/py makes lists, methods and types. */
+/* objects.h -- how csrc/py makes lists, tuples, methods and types. */
 #ifndef MT_PY_BASE_OBJECTS_H
 #define MT_PY_BASE_OBJECTS_H
 
