@@ -15,12 +15,15 @@ from memtools import _core
 from memtools._base import torch as bridge
 from memtools._base.size import format_bytes
 from memtools._base.text import aligned
-from memtools._census import graphs
-from memtools._census.holders import SAMPLE, Holder, find_holders, graph_holder
-from memtools._census.objects import (
+from memtools._census.holders import (
+    SAMPLE,
+    Holder,
     Own,
     TensorFacts,
     TensorKind,
+    find_holders,
+    graph_holder,
+    largest_graph,
     part_of_a_look,
     tensor_facts,
     tensor_kind,
@@ -96,7 +99,11 @@ class Census:
         begin = time.perf_counter()
         torch = bridge.loaded()
         tensor = None if torch is None else torch.Tensor
-        rows, shown, tensors, self._seen, self.objects = _core._census(tensor, _has_shim(torch))
+        try:
+            has_shim = torch is not None and bridge.connect().shim is not None
+        except ImportError:  # an older torch: its public attributes will do
+            has_shim = False
+        rows, shown, tensors, self._seen, self.objects = _core._census(tensor, has_shim)
         if shown:
             groups = [TensorGroup(tensor_kind(torch, t), count, size) for t, count, size in shown]
         else:
@@ -185,25 +192,22 @@ class Growth:
         if not isinstance(of, (GroupGrowth, TypeGrowth)):
             raise TypeError(f"`of` is one of groups or types of a growth, got {type(of).__name__}")
         name = of.type if isinstance(of, TypeGrowth) else of.kind.type
+        torch = bridge.loaded()
         found: list[Any] = Own()  # no plain list: it would be found among the new lists itself
         for type_of, reference in zip(self._names, self._types, strict=True):
             kind = reference() if type_of == name else None
-            if kind is not None and len(found) < limit:
-                found += self._fresh(kind, of, limit - len(found))
+            if kind is None or len(found) >= limit:
+                continue
+            if isinstance(of, TypeGrowth):
+                own = self._own_tuples() if kind is tuple else frozenset[int]()
+                fresh = _core._fresh(kind, self._seen, limit + len(own))
+                found += [obj for obj in fresh if id(obj) not in own]
+            else:
+                for tensor in _core._fresh(kind, self._seen, _FRESH):
+                    if len(found) < limit and tensor_kind(torch, tensor) == of.kind:
+                        found.append(tensor)
+        del found[limit:]
         return found
-
-    def _fresh(self, kind: type, of: GroupGrowth | TypeGrowth, limit: int) -> list[Any]:
-        if isinstance(of, TypeGrowth):
-            own = self._own_tuples() if kind is tuple else frozenset[int]()
-            fresh = _core._fresh(kind, self._seen, limit + len(own))
-            return [obj for obj in fresh if id(obj) not in own][:limit]
-        torch, fresh = bridge.loaded(), []
-        for tensor in _core._fresh(kind, self._seen, _FRESH):
-            if tensor_kind(torch, tensor) == of.kind:
-                fresh.append(tensor)
-                if len(fresh) == limit:
-                    break
-        return fresh
 
     def _own_tuples(self) -> frozenset[int]:
         """Where the tuples of the two looks lie, which are newer than what the first one saw."""
@@ -233,7 +237,7 @@ class Growth:
             size = grown.bytes if isinstance(grown, GroupGrowth) else 0
             found = find_holders(sample, max(grown.count, len(sample)), size, steps)
         if of is None and all(holder.kind != "autograd graph" for holder in found):
-            graph = graphs.largest()
+            graph = largest_graph()
             found += [] if graph is None else [graph_holder(graph, steps)]
         return found
 
@@ -259,15 +263,6 @@ def census() -> Census:
     the collector, during which no other Python thread runs. Raises MemoryError.
     """
     return Census()
-
-
-def _has_shim(torch: Any) -> bool:
-    if torch is None:
-        return False
-    try:
-        return bridge.connect().shim is not None
-    except ImportError:  # an older torch: its public attributes will do
-        return False
 
 
 def _grouped(tensors: Iterable[TensorFacts]) -> list[TensorGroup]:

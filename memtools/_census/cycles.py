@@ -100,7 +100,7 @@ def _alone(generation: int) -> tuple[int, _Look] | None:
 
 def _inspected(generation: int) -> tuple[int, _Look]:
     """An interrupt may come after any call: `finally` sees to the flags, then to the garbage."""
-    from memtools._census.objects import Own
+    from memtools._census.holders import Own
 
     flags, garbage = gc.get_debug(), gc.garbage
     mark = len(garbage)
@@ -120,7 +120,7 @@ def _inspected(generation: int) -> tuple[int, _Look]:
 
 def _look(garbage: list[Any]) -> _Look:
     from memtools._census.census import _grouped, _merged
-    from memtools._census.objects import tensor_facts
+    from memtools._census.holders import tensor_facts
 
     torch = bridge.loaded()
     try:
@@ -141,8 +141,7 @@ def _names(garbage: list[Any], kinds: dict[int, type]) -> str:
     """`, beside Trainer, Hook`: the classes that Python code made and the functions that ran,
     the most frequent first; without such, what else is there. No counts: a loop that leaks says
     the same each time."""
-    from memtools._census.holders import function_name
-    from memtools._census.objects import short_name
+    from memtools._census.holders import function_name, short_name
 
     found: Counter[str] = Counter()
     classes = {key for key, kind in kinds.items() if issubclass(kind, type)}

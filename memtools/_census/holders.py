@@ -9,6 +9,11 @@ default. At each level it takes the referrer that says most.
     sample ──► referrers ──► a container of many of them? ──► Namer ──► Holder
                   ▲ no: climb to the first referrer │
                   └─────────────────────────────────┘
+
+None of this runs code of the program's classes. A class may override `__class__`, `__qualname__`
+(in its metaclass), `__torch_function__` or `__getattr__`; proxies raise or load things when they
+are touched. So types are named by `type`'s own getters, tensors are read by `torch.Tensor`'s, and
+types are compared by identity.
 """
 
 from __future__ import annotations
@@ -19,27 +24,18 @@ import operator
 import sys
 import threading
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from memtools import _core
 from memtools._base import sentences
 from memtools._base import torch as bridge
-from memtools._census import graphs
-from memtools._census.objects import (
-    LRU_CACHE,
-    PARTS_OF_LOOKS,
-    Local,
-    Own,
-    Referrers,
-    extent,
-    part_of_a_look,
-    referrers,
-    short_name,
-    tensor_facts,
-    type_name,
-)
+from memtools._base.size import format_bytes
+
+if TYPE_CHECKING:
+    import torch
 
 SAMPLE = 64  # objects that are looked at
 _LEVELS = 8  # that either search climbs at most
@@ -53,6 +49,186 @@ _FRAMES = {
 # Classes whose own attributes say nothing: the name is where the instance lies.
 _WRAPPERS = ("collections", "weakref", "queue", "_weakrefset", "asyncio.queues", "functools")
 _MODULE_PARTS = ("_modules", "_buffers", "_parameters")
+MOST_NODES = 200_000  # of graphs, that are walked in one search
+_LEAST_NODES = 256  # of a graph that is worth a word when nothing else grew
+_ROOTS = 256  # tensors that graphs are walked from, the newest first
+_LEAST_BYTES = 1 << 20  # that graphs hold and that are worth a sentence
+_PACKAGE = str(Path(__file__).parents[1])
+LRU_CACHE = type(functools.lru_cache(lambda: None))
+_QUALNAME = type.__dict__["__qualname__"].__get__
+_MODULE = type.__dict__["__module__"].__get__
+_MRO = type.__dict__["__mro__"].__get__
+
+_T = TypeVar("_T", bound=type)
+#: the ids of the classes that a census is made of: a class may define how it compares
+PARTS_OF_LOOKS: set[int] = set()
+
+
+def part_of_a_look(kind: _T) -> _T:
+    """Class decorator for what a census is made of: it exists because somebody looked, and so it
+    holds nothing of the program's."""
+    PARTS_OF_LOOKS.add(id(kind))
+    return kind
+
+
+def type_name(kind: type) -> str:
+    """`list`, `torch.Tensor`, `mypackage.train.Trainer`."""
+    name, module = str(_QUALNAME(kind)), _MODULE(kind)
+    if type(module) is not str or module in ("builtins", "__main__"):
+        return name
+    if module == "torch.nn.parameter":
+        return f"torch.nn.{name}"
+    return f"{module}.{name}"
+
+
+def short_name(kind: type) -> str:
+    """The class alone, as in `Trainer.metrics`; `<locals>` left out."""
+    return str(_QUALNAME(kind)).rpartition("<locals>.")[2]
+
+
+def defines(kind: type, name: str, before: type) -> bool:
+    """Whether a class in front of `before` in the order of inheritance defines the name."""
+    for base in _MRO(kind):
+        if base is before:
+            return False
+        if name in base.__dict__:
+            return True
+    return False
+
+
+@part_of_a_look
+class TensorKind(NamedTuple):
+    """What tensors are grouped by. `shape` and `device` are None where asking would run Python code
+    of the tensor's class (`__torch_dispatch__`); `shape` also for a nested tensor."""
+
+    type: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    device: str | None
+
+    def __str__(self) -> str:
+        shape = (
+            "nested or wrapped" if self.shape is None else f"[{', '.join(map(str, self.shape))}]"
+        )
+        device = "" if self.device in ("cpu", None) else f" on {self.device}"
+        name = "tensor" if self.type == "torch.Tensor" else self.type.rpartition(".")[2]
+        return f"{shape} {self.dtype} {name}{device}"
+
+
+class TensorFacts(NamedTuple):
+    """The key by which storages are given to groups, the kind, and the memory in bytes."""
+
+    key: tuple[int, ...]
+    kind: TensorKind
+    storage: int
+    storage_bytes: int
+    bytes: int
+
+
+def tensor_kind(torch: Any, tensor: torch.Tensor) -> TensorKind:
+    """The kind of a tensor, by the getters of torch's own class."""
+    base, kind = torch._C.TensorBase, type(tensor)
+    shape: tuple[int, ...] | None = None
+    device: str | None = None
+    with torch._C.DisableTorchFunctionSubclass():
+        try:
+            dtype = str(base.dtype.__get__(tensor)).removeprefix("torch.")
+        except RuntimeError:  # a collection of another thread has cleared it meanwhile
+            return TensorKind(type_name(kind), None, "undefined", None)
+        if not defines(kind, "__torch_dispatch__", torch.Tensor):
+            device = str(base.device.__get__(tensor))
+            if not base.is_nested.__get__(tensor):
+                shape = tuple(base.shape.__get__(tensor))
+                if not {int}.issuperset(map(type, shape)):  # symbols while tracing
+                    shape = None
+    return TensorKind(type_name(kind), shape, dtype, device)
+
+
+def tensor_facts(torch: Any, tensor: torch.Tensor) -> TensorFacts:
+    """The facts that the shim gives, by public calls of torch: some 20 us a tensor."""
+    base, kind = torch._C.TensorBase, tensor_kind(torch, tensor)
+    where = whole = own = 0
+    if kind.dtype == "undefined":
+        return TensorFacts((id(type(tensor)), -1, 0), kind, 0, 0, 0)
+    with torch._C.DisableTorchFunctionSubclass():
+        dtype = base.dtype.__get__(tensor)
+        try:
+            storage = torch.Tensor.untyped_storage(tensor)
+            where, whole = storage.data_ptr(), storage.nbytes()
+        except (NotImplementedError, RuntimeError):  # sparse, fake, functional: no memory to show
+            pass
+    if kind.shape is not None:
+        own = dtype.itemsize
+        for n in kind.shape:
+            own *= n
+    dims = [-1] if kind.shape is None else [len(kind.shape), *kind.shape]
+    return TensorFacts((id(type(tensor)), *dims, id(dtype)), kind, where, whole, own)
+
+
+def graph_of(torch: Any, tensor: torch.Tensor) -> Any:
+    """The node of autograd's graph that made the tensor, or None."""
+    if defines(type(tensor), "__torch_dispatch__", torch.Tensor):
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch._C.TensorBase.grad_fn.__get__(tensor)
+
+
+# --- who refers to them ---------------------------------------------------------------------------
+
+
+class Own(list[Any]):
+    """A list of this package's own, which never counts as a holder."""
+
+    __slots__ = ()
+
+
+class Local(NamedTuple):
+    """A variable of a running function."""
+
+    code: types.CodeType
+    name: str | None
+
+
+class Referrers(NamedTuple):
+    """Who refers to each of some objects, in their order."""
+
+    #: the program's containers and instances, and a Local for each variable of a running function
+    holders: list[Own]
+    #: references that nothing on the Python heap accounts for
+    unaccounted: list[int]
+
+
+def referrers(objects: Sequence[Any], ignored: Any = None) -> Referrers:
+    """Who refers to the objects, by one pass over the heap; `ignored` is a container that does not
+    count."""
+    targets = list(objects)
+    edges, frames, unaccounted = _core._referrers(targets)
+    holders = list(map(Own, [()] * len(targets)))
+    for container, i in edges:
+        if type(container) is not Own and container is not ignored:
+            holders[i].append(container)
+    for code, name, i in frames:
+        if not code.co_filename.startswith(_PACKAGE):
+            holders[i].append(Local(code, name))
+    return Referrers(holders, unaccounted)
+
+
+def extent(container: Any) -> tuple[int | None, int | None]:
+    """(how many objects it has, how many it will have at most); None where it has no bound, or
+    where its length is for the program's code to say."""
+    kind = type(container)
+    if issubclass(kind, collections.deque):
+        bound = collections.deque.maxlen.__get__(container)
+        return collections.deque.__len__(container), bound
+    if kind is LRU_CACHE:
+        return None, container.cache_parameters()["maxsize"]
+    for builtin in (list, dict, tuple, set, frozenset):
+        if issubclass(kind, builtin):
+            return int(builtin.__len__(container)), None
+    return None, None
+
+
+# --- holders ---
 
 
 @part_of_a_look
@@ -174,7 +350,18 @@ def find_holders(
         return []
     namer = Namer()
     places, orphans = _collect(sample, namer, ignored)
-    share = _share(sample, count, size, steps)
+    torch, names, storages = bridge.loaded(), set[str](), dict[int, int]()
+    for obj in sample:
+        if torch is not None and issubclass(type(obj), torch.Tensor):
+            facts = tensor_facts(torch, obj)
+            names.add(f"{facts.kind}s")
+            if facts.storage:  # which counts once where several tensors share it
+                storages[facts.storage] = facts.storage_bytes
+        else:
+            names.add(f"{type_name(type(obj))} objects")
+    if size is None:
+        size = sum(storages.values()) * count // len(sample)
+    share = _Share(count, size, names.pop() if len(names) == 1 else "objects", steps)
     places.sort(key=_members, reverse=True)
     found = list[Holder]()
     for place in places[:_NAMED]:
@@ -187,22 +374,6 @@ def find_holders(
         key = holder.path, holder.kind
         joined[key] = joined[key]._with(holder) if key in joined else holder
     return list(joined.values())
-
-
-def _share(sample: Own, count: int, size: int | None, steps: int) -> _Share:
-    """Names what is in the sample; storages that several tensors share count once."""
-    torch, names, storages = bridge.loaded(), set[str](), dict[int, int]()
-    for obj in sample:
-        if torch is not None and issubclass(type(obj), torch.Tensor):
-            facts = tensor_facts(torch, obj)
-            names.add(f"{facts.kind}s")
-            if facts.storage:
-                storages[facts.storage] = facts.storage_bytes
-        else:
-            names.add(f"{type_name(type(obj))} objects")
-    if size is None:
-        size = sum(storages.values()) * count // len(sample)
-    return _Share(count, size, names.pop() if len(names) == 1 else "objects", steps)
 
 
 def _collect(sample: Own, namer: Namer, ignored: Any) -> tuple[list[_Place], dict[int, int]]:
@@ -311,7 +482,7 @@ def _holder(namer: Namer, place: _Place, ignored: Any, part: float, share: _Shar
 def _orphans(sample: Own, orphans: dict[int, int], share: _Share) -> Holder:
     """Who holds what nobody on the Python heap holds: autograd, or other C or C++ code."""
     figures = share.of(len(orphans) / len(sample))
-    graph = graphs.keeper([sample[i] for i in orphans])
+    graph = _keeper([sample[i] for i in orphans])
     if graph is not None:
         return replace(graph_holder(graph, share.steps), new_objects=figures[0],
                        new_bytes=figures[1], what=share.what)  # fmt: skip
@@ -324,7 +495,27 @@ def _orphans(sample: Own, orphans: dict[int, int], share: _Share) -> Holder:
     return Holder(path, "C code", None, None, *figures)
 
 
-def graph_holder(graph: graphs.Graph, steps: int) -> Holder:
+# --- autograd graphs that are kept ----------------------------------------------------------------
+#
+# `total = total + loss` without detach(), and what hangs on it. The memory of a graph lies in C++
+# nodes that the collector does not know, with the tensors they saved. They are found from the
+# tensors that Python holds, by grad_fn and next_functions.
+
+
+class Graph(NamedTuple):
+    """A graph and the tensor that keeps it, or several graphs and their tensors."""
+
+    roots: Own
+    nodes: int
+
+
+def largest_graph() -> Graph | None:
+    """The largest graph that a tensor with a holder keeps, if it is a large one."""
+    graphs = _walk(_roots())
+    return graphs[0][0] if graphs and graphs[0][0].nodes >= _LEAST_NODES else None
+
+
+def graph_holder(graph: Graph, steps: int) -> Holder:
     """Who keeps a graph, as a holder of no objects."""
     places, many = _collect(graph.roots, Namer(), None)[0], len(graph.roots)
     if many > 1 and places:
@@ -334,6 +525,99 @@ def graph_holder(graph: graphs.Graph, steps: int) -> Holder:
         keeper = Namer().path(graph.roots[0]) or "C code"
         path = f"autograd graph of {graph.nodes:,} nodes kept by {keeper}"
     return Holder(path, "autograd graph", graph.nodes, None, 0, 0, steps=steps)
+
+
+def kept_graphs(known: Iterable[torch.Tensor]) -> str:
+    """Who keeps autograd graphs alive, and the bytes of the tensors that these saved. Looks at all
+    objects that the collector knows: some 0.1 s.
+
+    Args:
+        known: tensors that live in any case, such as the model's parameters.
+
+    Returns a clause, or "" where less than a MiB is kept.
+    """
+    torch, found = bridge.loaded(), _walk(_roots())
+    # The graphs' storages by address; parts of one batch share theirs.
+    own = {t.untyped_storage().data_ptr() for t in known}
+    sizes: dict[int, int] = {}
+    for _, nodes in found:
+        for value in _saved(nodes):
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                storage = value.untyped_storage()
+                if storage.data_ptr() not in own:
+                    sizes[storage.data_ptr()] = storage.nbytes()
+    total = sum(sizes.values())
+    if total < _LEAST_BYTES:
+        return ""
+    roots = Own(root for graph, _ in found for root in graph.roots)
+    path = graph_holder(Graph(roots, sum(graph.nodes for graph, _ in found)), 1).path
+    return (
+        f"{format_bytes(total)} that passes before saved for backward() are still held: {path}; "
+        "keep loss.detach(), or what is in step()'s report, rather than outputs with their graph"
+    )
+
+
+def _keeper(orphans: Sequence[Any]) -> Graph | None:
+    """The graphs that keep these tensors alive, as one; None where none does."""
+    torch = bridge.loaded()
+    if torch is None or not issubclass(type(orphans[0]), torch.Tensor):
+        return None
+    wanted = {id(t) for t in orphans}
+    own = [graph_of(torch, t) for t in orphans]
+    nodes = {id(node) for node in own if node is not None}  # which stay as long as `own`
+    roots, total = Own(), 0
+    for graph, reached in _walk([t for t in _roots() if id(t) not in wanted]):
+        is_of_it = not nodes.isdisjoint(map(id, reached))
+        if is_of_it or not wanted.isdisjoint(map(id, _saved(reached))):
+            roots += graph.roots
+            total += graph.nodes
+    return Graph(roots, total) if roots else None
+
+
+def _roots() -> Own:
+    """Tensors with a history that somebody on the Python heap holds, the newest first."""
+    torch = bridge.loaded()
+    if torch is None:
+        return Own()
+    tensors = Own(_core._census(torch.Tensor, False)[2])
+    tensors = Own(t for t in tensors if graph_of(torch, t) is not None)
+    tensors.sort(key=lambda t: -graph_of(torch, t)._sequence_nr())
+    del tensors[_ROOTS:]
+    holders_of_each = referrers(tensors).holders
+    return Own(t for t, holders in zip(tensors, holders_of_each, strict=True) if holders)
+
+
+def _walk(roots: Sequence[Any]) -> list[tuple[Graph, Own]]:
+    """Each root's graph with the nodes that no root before it reaches, the largest first."""
+    torch, seen = bridge.loaded(), set[Any]()
+    graphs = []
+    for root in roots:
+        reached, todo = Own(), [graph_of(torch, root)]
+        while todo and len(seen) < MOST_NODES:
+            node = todo.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            reached.append(node)
+            todo += [following for following, _ in node.next_functions]
+        if reached:
+            graphs.append((Graph(Own([root]), len(reached)), reached))
+    return sorted(graphs, key=lambda pair: -pair[0].nodes)
+
+
+def _saved(nodes: Iterable[Any]) -> Iterator[Any]:
+    """What nodes of a graph saved for their backward pass."""
+    names: dict[type, list[str]] = {}
+    for node in nodes:
+        kind = type(node)
+        if kind not in names:
+            names[kind] = [name for name in dir(kind) if name.startswith("_saved_")]
+        for name in names[kind]:
+            try:
+                value = getattr(node, name)
+            except RuntimeError:  # freed by backward()
+                continue
+            yield from value if type(value) in (tuple, list) else (value,)
 
 
 # --- from a container to its name in the program ------------------------------------------------
@@ -405,19 +689,15 @@ def step_down(holder: Any, obj: Any) -> Step:
     kind = type(holder)
     if issubclass(kind, (dict, list, tuple)):
         key = _core._place(holder, obj)
-        return Step(f"[{_key_text(key)}]", key)
+        if type(key) in (str, int, bool, float, bytes) and len(repr(key)) <= 40:
+            return Step(f"[{key!r}]", key)
+        return Step("[...]" if key is None else f"[{short_name(type(key))}]", key)
     if issubclass(kind, (collections.deque, set, frozenset)):
         return Step("[...]")
     if kind in (types.CellType, types.MethodType) or _is_wrapper(holder):
         return Step("")
     name = _attribute(holder, obj)
     return Step("" if name is None else f".{name}")
-
-
-def _key_text(key: Any) -> str:
-    if type(key) in (str, int, bool, float, bytes) and len(repr(key)) <= 40:
-        return repr(key)
-    return short_name(type(key)) if key is not None else "..."
 
 
 def _text(steps: list[Step]) -> str:

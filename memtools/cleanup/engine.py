@@ -552,7 +552,11 @@ class Engine:
             device=before.device + device.freed,
         )
         if action == WARM_UP:
-            self._frozen()
+            # What freezing cost is no habit, so the budget of the others does not have to bear it.
+            self._freeze_at = None
+            self._decline(WARM_UP)
+            if self._young is not None and self.gc.managed:
+                self.set_rule(GC_YOUNG, self._young, 0)
         elif action == GC_YOUNG and self._is_insurance(outcome):
             self._decline(action)
         else:
@@ -577,13 +581,6 @@ class Engine:
         if outcome.error is not None:
             self._failed(action, outcome.error)
         return outcome
-
-    def _frozen(self) -> None:
-        """What freezing cost is no habit, so the budget of the others does not have to bear it."""
-        self._freeze_at = None
-        self._decline(WARM_UP)
-        if self._young is not None and self.gc.managed:
-            self.set_rule(GC_YOUNG, self._young, 0)
 
     def _is_insurance(self, outcome: Outcome) -> bool:
         """While automatic gc is off, young collections are what keeps cycles from piling up. As
@@ -650,10 +647,10 @@ class Engine:
     def complain(self, key: str, text: str) -> None:
         """A RuntimeWarning at the program's line, once for each key."""
         if key not in self._complaints:
-            from memtools._base.notice import callers, notice
+            from memtools._base.notice import notice
 
             self._complaints.add(key)
-            notice(text, stacklevel=callers())
+            notice(text)
 
     def _complain_of_cost(self) -> None:
         seconds, updates = self.core.seconds, self.core.ticks(UPDATE) - self._first_update

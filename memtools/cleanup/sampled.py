@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from memtools._base import torch as bridge
 from memtools._base.size import format_bytes
-from memtools._census.objects import graph_of
+from memtools._census.holders import graph_of
 
 MOST_ITEMS: Final = 4096  # of a result that are looked at
 MOST_NODES: Final = 20_000  # of a graph

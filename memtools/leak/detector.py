@@ -68,12 +68,6 @@ def matters(bytes_per_step: float, steps_per_second: float) -> bool:
     return bytes_per_step >= LEAST_PER_STEP or per_second >= LEAST_PER_SECOND
 
 
-def _sooner(a: StepsLeft | None, b: StepsLeft | None) -> StepsLeft | None:
-    if a is None or b is None:
-        return a or b
-    return StepsLeft(*map(min, a, b))
-
-
 def _together(a: StepsLeft | None, b: StepsLeft | None) -> StepsLeft | None:
     """Until two that grow side by side have filled what each alone would fill in that time."""
     if a is None or b is None:
@@ -92,13 +86,10 @@ def _bars(bar: int | str | Mapping[str, int | str] | None) -> tuple[float, ...]:
         return (float(parse_bytes(bar, "bar_bytes")),) * len(SIGNALS)
     for name in bar:
         if name not in SIGNALS:
-            raise ValueError(f"bar_bytes: there is no signal {name!r}; there are {_named()}")
+            names = f"{', '.join(SIGNALS[:-1])} and {SIGNALS[-1]}"
+            raise ValueError(f"bar_bytes: there is no signal {name!r}; there are {names}")
     given = {name: parse_bytes(size, f"bar_bytes[{name!r}]") for name, size in bar.items()}
     return tuple(float(given.get(name, 0)) for name in SIGNALS)
-
-
-def _named() -> str:
-    return f"{', '.join(SIGNALS[:-1])} and {SIGNALS[-1]}"
 
 
 class LeakDetector(_core.LeakDetector):
@@ -223,7 +214,10 @@ class LeakDetector(_core.LeakDetector):
         for name in (inside, "python"):  # the interpreter's own blocks are not in malloc's figure
             beside = max(0.0, rss - (last[name][1] if name in last else 0.0)) + children
             process = _together(process, self._growing(name, signal, limit - beside))
-        process = _sooner(resident, process)
+        if process is None or resident is None:
+            process = process or resident
+        else:
+            process = StepsLeft(*map(min, process, resident))
         beside_it = self._growing("children", signal, limit - rss)
         if beside_it is None or process is None:
             return process or beside_it

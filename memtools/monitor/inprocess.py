@@ -325,21 +325,8 @@ def record_path() -> str | None:
     return None if path is None else os.fspath(path)
 
 
+#: room for the summary of a program that ends because it has none
 _reserve: list[mmap.mmap] = []
-
-
-def _keep_a_reserve() -> None:
-    """Room for the summary of a program that ends because it has none. It is not touched, so that
-    it takes addresses and no memory."""
-    with contextlib.suppress(OSError):
-        _reserve.append(mmap.mmap(-1, RESERVE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    ending.on_uncaught.append(_reserve.clear)
-
-
-def _note_guard(monitor: MemoryMonitor, fraction: float) -> None:
-    """So that a record tells of a guard that could not act, for want of steps."""
-    if monitor._live is not None:
-        monitor._live.log.event("guard_set", {"fraction": fraction})
 
 
 def begin(options: dict[str, Any]) -> None:
@@ -348,13 +335,16 @@ def begin(options: dict[str, Any]) -> None:
         monitor = _started(options)
         if options["guard"] is not None:
             monitor.guard(options["guard"], action="raise")
-            _note_guard(monitor, options["guard"])
+            if monitor._live is not None:  # a record tells of a guard that got no step to act in
+                monitor._live.log.event("guard_set", {"fraction": options["guard"]})
     except Exception as error:
         _stop(" ".join(str(error).split()) or type(error).__name__)
     _running.append(monitor)
     count_steps(monitor)
     watch(whole_program=True)
-    _keep_a_reserve()
+    with contextlib.suppress(OSError):  # not touched, it takes addresses and no memory
+        _reserve.append(mmap.mmap(-1, RESERVE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    ending.on_uncaught.append(_reserve.clear)
     if not options["quiet"] and _core._expect_signal():
         _thread.start_new_thread(_say_end_by_signal, (monitor, options))
     # Registered first, so called last: after the program's own, and after its threads have ended.

@@ -31,12 +31,10 @@ from memtools import _core
 from memtools._base import devices as cuda_devices
 from memtools._base import sentences
 from memtools._base.size import format_bytes
-from memtools._census import graphs
 from memtools._census.census import Census, Growth
-from memtools._census.holders import Holder, graph_holder
+from memtools._census.holders import Holder, graph_holder, largest_graph
 from memtools.leak.detector import LeakDetector, LeakVerdict, StepsLeft, matters
 from memtools.monitor.log import Log
-from memtools.monitor.readings import Readings
 
 VERDICT_EVERY_NS = 100_000_000
 HASTE = 4  # how much more of the time readings may take while something grows
@@ -50,6 +48,7 @@ SHARE = 0.01  # of a run that they may take beyond that
 MOST_GROUPS = 3  # of tensors whose holders are looked for
 MOST_HOLDERS = 64  # of which events are written
 _RANK = {"quiet": 0, "growing": 0, "fragmentation": 1, "likely": 2, "leak": 3}
+_UNNAMED = ("C code", "nobody")  # holders without a name in the program
 _TENSORS = ("heap", "tensors", "device", "rss")
 _DUE = operator.attrgetter("due")
 
@@ -135,6 +134,30 @@ def signals_of(probe: _core.Probe, devices: Sequence[int]) -> list[Signal]:
     return signals
 
 
+class Limits:
+    """Where the signals end: how much memory there is to grow into."""
+
+    def __init__(self, sampler: _core.Sampler, probe: _core.Probe, devices: Sequence[int]) -> None:
+        self._sampler, self._probe, self._devices = sampler, probe, devices
+
+    def host(self) -> int | None:
+        """Bytes at which this process with its children reaches the limit; None when unknown."""
+        sample = self._sampler.latest() or self._probe.read()
+        used, limit = self._sampler.used(), self._sampler.limit()
+        if sample.process is None or used is None or limit is None:
+            return None
+        return sample.process + (sample.children_private or 0) + max(0, limit[0] - used)
+
+    def device(self) -> int | None:
+        """Bytes at which all watched devices are full; None when unknown."""
+        total = 0
+        for tiers in map(cuda_devices.tiers, self._devices):
+            if tiers.reserved is None or tiers.free is None:
+                return None
+            total += tiers.reserved + tiers.free
+        return total if self._devices else None
+
+
 # --- the test -------------------------------------------------------------------------------------
 
 
@@ -158,7 +181,7 @@ class LeakWatch:
     def __init__(
         self,
         signals: list[Signal],
-        readings: Readings,
+        limits: Limits,
         log: Log,
         suspicion: Suspicion | None,
         *,
@@ -170,7 +193,7 @@ class LeakWatch:
         self.declares = declares
         #: the grade at the newest look
         self.kind = "quiet"
-        self._signals, self._readings, self._log = signals, readings, log
+        self._signals, self._limits, self._log = signals, limits, log
         self._first_step = self._last_step = self._begun_ns = self._last_ns = 0
         self._looks = -1  # while steps and readings are timed
         self._is_timed = False
@@ -223,7 +246,10 @@ class LeakWatch:
         return now
 
     def _grade(self, kind: str, step: int, now: int) -> None:
-        """Write what is new: at each change of the grade, and ten times a second while it grows."""
+        """Write what is new: at each change of the grade, and ten times a second while it grows.
+
+        It is new if the grade is higher than it was written and matters, or if nothing is left of
+        what was written."""
         has_changed, self.kind = kind != self.kind, kind
         self._next_verdict = now + VERDICT_EVERY_NS
         if self.suspicion is not None:
@@ -232,16 +258,6 @@ class LeakWatch:
             elif has_changed:
                 self.suspicion.hurry(step, urgent=_RANK[kind] > 0)
         verdict = self.verdict()
-        self.write(verdict)
-        if verdict.pressure and not self._is_pressing:
-            self._log.event("pressure", verdict, what="forecast")
-        self._is_pressing = verdict.pressure
-
-    def write(self, verdict: LeakVerdict) -> None:
-        """Write an event if the grade is higher than it was written, or if nothing is left of it.
-
-        What does not matter (see `matters`) is not written.
-        """
         rank, written = _RANK[verdict.kind], _RANK[self._written]
         if rank > written and self.matters(verdict):
             self._log.event("leak", verdict)
@@ -249,6 +265,9 @@ class LeakWatch:
         elif rank == 0 and written > 0:
             self._log.event("leak", verdict, over=True)
             self._written = "quiet"
+        if verdict.pressure and not self._is_pressing:
+            self._log.event("pressure", verdict, what="forecast")
+        self._is_pressing = verdict.pressure
 
     def matters(self, verdict: LeakVerdict) -> bool:
         """Whether growth is worth a word while the program runs: where it is a KiB a step or more,
@@ -259,7 +278,8 @@ class LeakWatch:
         if matters(cost, (self._last_step - self._first_step) / seconds):
             return True
         return any(
-            _is_named(holder) and (holder.new_objects > 0 or holder.kind == "autograd graph")
+            holder.kind not in _UNNAMED
+            and (holder.new_objects > 0 or holder.kind == "autograd graph")
             for holder in self.holders()
         )
 
@@ -291,14 +311,14 @@ class LeakWatch:
     def verdict(self) -> LeakVerdict:
         """The detector's verdict, or that a buffer fills where a census has found one."""
         detector = self.detector
-        detector.limit_bytes, detector.device_limit_bytes = self._readings.host_limit(), None
+        detector.limit_bytes, detector.device_limit_bytes = self._limits.host(), None
         verdict = detector.verdict()
         if verdict.signal == "device":  # only then is a device asked
-            detector.device_limit_bytes = self._readings.device_limit()
+            detector.device_limit_bytes = self._limits.device()
             verdict = detector.verdict()
         if self.suspicion is None:
             return dataclasses.replace(verdict, declarable=False)
-        declarable = self.declares and any(map(_is_container, self.suspicion.holders))
+        declarable = self.declares and self.suspicion.collects
         filling = self.suspicion.fill(verdict)
         if filling is None:
             return dataclasses.replace(verdict, declarable=declarable)
@@ -310,10 +330,9 @@ class LeakWatch:
 
     def forecast(self) -> StepsLeft | None:
         """Steps until the host's or a device's limit, whichever may come first."""
-        host, device = self._readings.host_limit(), self._readings.device_limit()
         forecasts = [
             self.detector.forecast(limit, signal=signal)
-            for limit, signal in ((host, None), (device, "device"))
+            for limit, signal in ((self._limits.host(), None), (self._limits.device(), "device"))
             if limit is not None and limit > 0
         ]
         return min((left for left in forecasts if left is not None), default=None)
@@ -363,6 +382,8 @@ class Suspicion:
         self._written: set[str] = set()  # the paths of holders that look() has returned
         #: of the newest pair of looks, those that hold most first
         self.holders: tuple[Holder, ...] = ()
+        #: whether a container is among them
+        self.collects = False
         #: containers with a bound among them
         self.fills: tuple[Fill, ...] = ()
         #: bytes a step that the holders with a bound took
@@ -391,11 +412,12 @@ class Suspicion:
         """Nothing grows any more: the next suspicion begins with a new first look."""
         self._base = None
         self._gap, self._next = FIRST_GAP, 0
-        self.holders, self.fills, self.rate = (), (), 0.0
+        self.holders, self.collects, self.fills, self.rate = (), False, (), 0.0
         self.looks = 0
 
     def look(self, step: int, verdict: LeakVerdict) -> list[Holder]:
-        """Take a census. From the second on, returns the holders that no call returned before."""
+        """Take a census. From the second on, keep who holds what grows and how full the bounded
+        containers are, and return the holders that no call returned before."""
         begin = time.monotonic_ns()
         try:
             census, histories = Census(), _gate_histories()
@@ -403,43 +425,38 @@ class Suspicion:
             self.tensor_bytes = census.bytes
             if self._base is None:
                 self._base, self._base_step, self._base_histories = census, step, histories
-                graph = graphs.largest()
+                graph = largest_graph()
                 self._base_graph = 0 if graph is None else graph.nodes
                 self._next = step + self._gap
                 return []
             self._gap *= 2
             self._next = step + self._gap
             steps = max(1, step - self._base_step)
-            holders = suspects(census.diff(self._base), verdict, steps, self._base_graph)
-            return self._keep(holders, steps, histories)
+            found = suspects(Growth(self._base, census), verdict, steps, self._base_graph)
+            fills, growth, new_holders = list[Fill](), 0, list[Holder]()
+            self.collects = False
+            for holder in found:
+                if holder.capacity is not None:
+                    fills.append(_fill(holder))
+                    growth += holder.new_bytes
+                self.collects |= holder.length is not None and holder.kind != "autograd graph"
+                if holder.path not in self._written and len(self._written) < MOST_HOLDERS:
+                    self._written.add(holder.path)
+                    new_holders.append(holder)
+            # Gate histories keep their bytes outside of what a census or malloc counts.
+            size = most = count = 0
+            for who, (now, bound) in histories.items():
+                more = now - self._base_histories.get(who, (0, 0))[0]
+                if more > 0 and now < bound:
+                    size, most, growth, count = size + now, most + bound, growth + more, count + 1
+            if count:
+                name = "GateHistory" if count == 1 else f"{count} GateHistory objects"
+                text = f"{name} with {format_bytes(size)} of at most {format_bytes(most)}"
+                fills.append(Fill(text, most - size))
+            self.holders, self.fills, self.rate = tuple(found), tuple(fills), growth / steps
+            return new_holders
         finally:
             self._spent += time.monotonic_ns() - begin
-
-    def _keep(
-        self, found: list[Holder], steps: int, histories: dict[int, tuple[int, int]]
-    ) -> list[Holder]:
-        """Keep what a look has found; the holders that are new."""
-        fills, bounded, new_holders = list[Fill](), 0, list[Holder]()
-        for holder in found:
-            if holder.capacity is not None:
-                fills.append(_fill(holder))
-                bounded += holder.new_bytes
-            if holder.path not in self._written and len(self._written) < MOST_HOLDERS:
-                new_holders.append(holder)
-        for holder in new_holders:
-            self._written.add(holder.path)
-        # Gate histories keep their bytes outside of what a census or malloc counts.
-        size = most = count = 0
-        for who, (now, bound) in histories.items():
-            more = now - self._base_histories.get(who, (0, 0))[0]
-            if more > 0 and now < bound:
-                size, most, bounded, count = size + now, most + bound, bounded + more, count + 1
-        if count:
-            name = "GateHistory" if count == 1 else f"{count} GateHistory objects"
-            text = f"{name} with {format_bytes(size)} of at most {format_bytes(most)}"
-            fills.append(Fill(text, most - size))
-        self.holders, self.fills, self.rate = tuple(found), tuple(fills), bounded / steps
-        return new_holders
 
     def fill(self, verdict: LeakVerdict) -> Fill | None:
         """The containers with a bound, where they account for most of what the leak test sees."""
@@ -470,15 +487,6 @@ def _fill(holder: Holder) -> Fill:
     return Fill(text, final * max(0, capacity - (length or 0)) // capacity)
 
 
-def _is_named(holder: Holder) -> bool:
-    """Whether it has a name in the program, where somebody can do something about it."""
-    return holder.kind not in ("C code", "nobody")
-
-
-def _is_container(holder: Holder) -> bool:
-    return holder.length is not None and holder.kind != "autograd graph"
-
-
 def suspects(
     growth: Growth, verdict: LeakVerdict, steps: int, nodes_before: int = 0
 ) -> list[Holder]:
@@ -501,7 +509,7 @@ def suspects(
         for kind in [kind for kind in growth.types if kind.count >= often][:2]:
             found += growth.holders(kind, steps=steps)
         if all(holder.kind != "autograd graph" for holder in found):
-            graph = graphs.largest()
+            graph = largest_graph()
             if graph is not None and graph.nodes - nodes_before >= often:
                 found.append(graph_holder(graph, steps))
     largest: dict[str, Holder] = {}  # by path
@@ -510,4 +518,6 @@ def suspects(
             continue
         if holder.path not in largest or holder.new_bytes > largest[holder.path].new_bytes:
             largest[holder.path] = holder
-    return sorted(largest.values(), key=lambda h: (not _is_named(h), -h.new_bytes, -h.new_objects))
+    return sorted(
+        largest.values(), key=lambda h: (h.kind in _UNNAMED, -h.new_bytes, -h.new_objects)
+    )

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memtools import _core
-from memtools._base.notice import callers
+from memtools._base.notice import logger, notice
 from memtools._base.size import format_bytes
 from memtools.record.kinds import End, Event, payload
 from memtools.record.redact import redacted_command
-
-logger = logging.getLogger("memtools")
 
 _REMEDIES = {
     errno.ENOSPC: "free space there, or name another place, such as one in /dev/shm",
@@ -52,22 +48,11 @@ def ranked(path: str, environment: Mapping[str, str] = os.environ) -> str:
     return os.path.join(folder, f"{stem}.rank{rank}{ending}")
 
 
-def record_names(path: str) -> list[str]:
-    """The path; then, for as long as others write those before, run-2.mem and so on."""
-    stem, ending = os.path.splitext(path)
-    return [path, *(f"{stem}-{n}{ending}" for n in range(2, MOST_RECORDS + 1))]
-
-
-def warned(text: str) -> None:
-    """What a monitor that a program starts says of its record's name."""
-    warn(text, stacklevel=callers())
-
-
 def open_record(
     path: str | os.PathLike[str],
     columns: Sequence[tuple[str, str]],
     command: Sequence[str] | None = None,
-    announce: Callable[[str], None] = warned,
+    announce: Callable[[str], None] = notice,
 ) -> _core.RecordWriter:
     """The writer of a new record, of this process's command unless another is given.
 
@@ -80,7 +65,8 @@ def open_record(
     try:
         writer = _first_free(path, columns, shown)
     except OSError as error:
-        raise _explained(error, path) from error
+        text = f"the record cannot be made: {refusal(error, path)}, or pass log=None"
+        raise type(error)(error.errno or 0, text, path) from error
     if writer.path != path:
         who = "memtools run" if _is_of_the_run(path) else "another monitor"
         announce(f"{who} writes {path} already; the record of this monitor is {writer.path}")
@@ -110,24 +96,17 @@ def _many_kept(path: str) -> str:
 def _first_free(
     path: str, columns: Sequence[tuple[str, str]], command: Sequence[str]
 ) -> _core.RecordWriter:
-    """The record under the first of its names that nobody else writes."""
-    names = record_names(path)
-    for name in names[:-1]:
+    """The record under the first of the names run.mem, run-2.mem and so on that nobody writes."""
+    stem, ending = os.path.splitext(path)
+    name, n = path, 1
+    while True:
         try:
             return _core.RecordWriter(name, columns, command=command)
         except OSError as error:
-            if error.errno != errno.EBUSY:
+            if error.errno != errno.EBUSY or n == MOST_RECORDS:
                 raise
-    return _core.RecordWriter(names[-1], columns, command=command)
-
-
-def warn(text: str, stacklevel: int) -> None:
-    """A RuntimeWarning. Where warnings are errors it goes to the log instead: a monitor must not
-    end what it watches."""
-    try:
-        warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)
-    except RuntimeWarning:
-        logger.warning("%s", text)
+        n += 1
+        name = f"{stem}-{n}{ending}"
 
 
 def _is_of_the_run(path: str) -> bool:
@@ -143,11 +122,6 @@ def refusal(error: OSError, path: str) -> str:
     if number == errno.ENOENT and os.path.islink(path):
         remedy = "a symbolic link is there that leads to nothing; remove it, or name another place"
     return f"{os.strerror(number) if number else error}; {remedy}"
-
-
-def _explained(error: OSError, path: str) -> OSError:
-    text = f"the record cannot be made: {refusal(error, path)}, or pass log=None"
-    return type(error)(error.errno or 0, text, path)
 
 
 class Log:
@@ -236,9 +210,8 @@ class Log:
                 logger.warning("%s", event.sentence())
             self.event(event.KIND, event)
 
-    def complain(self, key: str, text: str, *, stacklevel: int = 4) -> None:
-        """Warn, once for each key."""
-        if key in self._complaints:
-            return
-        self._complaints.add(key)
-        warn(f"memtools: {text}", stacklevel=stacklevel)
+    def complain(self, key: str, text: str) -> None:
+        """Give notice, once for each key."""
+        if key not in self._complaints:
+            self._complaints.add(key)
+            notice(text)

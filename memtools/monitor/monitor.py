@@ -24,6 +24,7 @@ from memtools._base import devices as cuda_devices
 from memtools._base import reclaim
 from memtools._base.decorate import as_callback
 from memtools._base.devices import DeviceTiers, parse_device
+from memtools._base.notice import logger
 from memtools._base.size import parse_bytes
 from memtools._census.holders import Holder
 from memtools._core import Probe
@@ -32,7 +33,7 @@ from memtools.monitor import ending, host, oom, readings
 from memtools.monitor import run as monitor_run
 from memtools.monitor.guards import Callback, Handle, Pressure, Watermarks
 from memtools.monitor.leakwatch import LeakWatch
-from memtools.monitor.log import logger, ranked
+from memtools.monitor.log import ranked
 from memtools.monitor.phases import Phase, PhaseBook, PhaseTotals, phase_lines
 from memtools.monitor.readings import GB, HostTiers
 from memtools.monitor.run import MonitorSettings, Run
@@ -171,7 +172,7 @@ class MemoryMonitor:
                 self._is_starting = False
 
     def _begin(self, begun: list[Run]) -> None:
-        run = monitor_run.begin(self._settings, self._root)
+        run = Run(self._settings, self._root)
         try:
             begun.append(run)
             if run.watch is not None:

@@ -14,11 +14,12 @@ from memtools import _core
 from memtools._base import devices as cuda_devices
 from memtools._base import process, running
 from memtools._base.devices import DevicePeaks
+from memtools._base.notice import notice
 from memtools._base.size import format_bytes
 from memtools.monitor import ending
 from memtools.monitor.host import limit_source, process_limits
-from memtools.monitor.leakwatch import LeakWatch, Suspicion, signals_of
-from memtools.monitor.log import Log, open_record, warned
+from memtools.monitor.leakwatch import LeakWatch, Limits, Suspicion, signals_of
+from memtools.monitor.log import Log, open_record
 from memtools.monitor.phases import PhaseBook
 from memtools.monitor.readings import Readings
 from memtools.record.kinds import End, Start
@@ -57,7 +58,7 @@ class MonitorSettings:
     census: bool
     name: str | None
     #: what is called with a text about the record's name
-    announce: Callable[[str], None] = warned
+    announce: Callable[[str], None] = notice
     #: whether a summary of the record is printed at the end
     sums_up: bool = False
     #: whether the program has the monitor in its hands, and so may call its expect_growth()
@@ -72,7 +73,8 @@ class Run:
     """
 
     def __init__(self, settings: MonitorSettings, root: str) -> None:
-        """Make the parts, and the record. Raises OSError if the record cannot be made."""
+        """Make the parts and the record, and start the thread. What fails leaves a record that was
+        closed. Raises OSError if the record cannot be made, and DeviceError."""
         self.devices = cuda_devices.find_devices(settings.device, root)
         self.probe = _core.Probe(root)
         count = max(self.devices, default=-1) + 1
@@ -109,7 +111,7 @@ class Run:
         if settings.leaks:
             self.watch = LeakWatch(
                 signals_of(self.probe, self.devices),
-                self.readings,
+                Limits(sampler, self.probe, self.devices),
                 self.log,
                 Suspicion() if settings.census else None,
                 declares=settings.declares,
@@ -135,12 +137,9 @@ class Run:
         self._noted: dict[str, int | None] = {}  # limits of the process, as the record has them
         self._ends = threading.Lock()  # taken for good by the one who ends the run
         self._writes_end = threading.Lock()  # taken for good by the one who writes the end event
-
-    def go(self, settings: MonitorSettings) -> None:
-        """Start the thread. What fails leaves a record that was closed."""
         self.probe.reset_peak()
         try:
-            self.sampler.start()
+            sampler.start()
         except BaseException:
             self.log.close()
             raise
@@ -304,10 +303,3 @@ def readings_now(settings: MonitorSettings, root: str) -> Readings:
     devices = () if str(settings.device) == "cpu" else cuda_devices.seen_devices(root)
     sampler = _core.Sampler(settings.interval_ns, None, root, limit=settings.limit)  # not started
     return Readings(sampler, _core.Probe(root), devices)
-
-
-def begin(settings: MonitorSettings, root: str) -> Run:
-    """A run that goes. Raises OSError if the record cannot be made, and DeviceError."""
-    run = Run(settings, root)
-    run.go(settings)
-    return run

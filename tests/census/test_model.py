@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memtools
+from tests.census.older import older_torch
 
 WIDTHS = (107, 109)  # no other tensor of the tests is that wide
 DTYPES = {"float32": (torch.float32, 4), "int8": (torch.int8, 1), "float64": (torch.float64, 8)}
@@ -136,8 +137,8 @@ def each_way(request: Any, without_shim: Any, monkeypatch: Any) -> Iterator[None
     if request.param == "shim":
         yield
         return
-    monkeypatch.setattr("memtools._census.census._has_shim", lambda torch: False)
     with without_shim():
+        monkeypatch.setattr("memtools._base.torch.connect", older_torch)
         yield
 
 

@@ -3,9 +3,18 @@ another thread's arena, what malloc gave back to the system before and takes aga
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 
 STRETCHES = 4
+
+
+def python_blocks() -> int:
+    """Blocks that Python's allocator has handed out, without those of the interpreter's cache of
+    attribute lookups: it keeps up to 4,096 names, and C code asks with a new string each time. How
+    many rounds it takes until each new one takes the place of another depends on where they lie."""
+    sys._clear_type_cache()
+    return sys.getallocatedblocks()
 
 
 def least_growth(run: Callable[[int], object], rounds: int, read: Callable[[], int]) -> int:

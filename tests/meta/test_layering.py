@@ -104,7 +104,7 @@ ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "export": {"_base", "record"},
     "gate": {"_base", "budget"},
-    "grad": {"_base"},
+    "grad": {"_base", "_census"},  # who holds the graphs of passes before one that failed
     "integrations": {"_base", "__init__"},  # of the rooms, public names only
     "kv": {"_base", "budget"},
     "leak": {"_base"},
@@ -121,12 +121,6 @@ BROKEN = {
     ),
     ("csrc/py/tensor/one.h", "csrc/core/gate/rows.h"): (
         "A tensor is read as the view of rows that the gate history copies from."
-    ),
-    ("memtools/grad/kept_graph.py", "memtools._census.graphs"): (
-        "After a failed pass the back-off asks the census which graphs are still held."
-    ),
-    ("memtools/grad/kept_graph.py", "memtools._census.holders"): (
-        "After a failed pass the back-off asks the census who holds them."
     ),
     ("memtools/record/growth.py", "memtools.leak.detector"): (
         "The growth of a record is judged by the leak test over the record's own series."

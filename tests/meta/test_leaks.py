@@ -15,7 +15,7 @@ from memtools import Budget, BudgetError, GateHistory, _core
 from memtools._base import torch as base_torch
 from tests.cleanup import managedcases, policyleaks
 from tests.grad import gradcases
-from tests.kit.growth import least_growth
+from tests.kit.growth import least_growth, python_blocks
 from tests.kit.refusals import refused
 from tests.meta import leakcases
 from tests.monitor import leakprobe, samplercases
@@ -201,13 +201,6 @@ def test_every_case_runs(name):
     """Once each: what the sanitizers see, whose own memory says nothing of leaks."""
     for case in CASES[name]:
         case()
-
-
-def python_blocks() -> int:
-    """Blocks that Python's allocator has handed out, without those of the interpreter's cache of
-    attribute lookups: it keeps up to 4,096 names, and torch.tensor() asks with new strings."""
-    sys._clear_type_cache()
-    return sys.getallocatedblocks()
 
 
 @pytest.mark.slow

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from memtools import MemoryMonitor, _core
-from tests.kit.growth import least_growths
+from tests.kit.growth import least_growths, python_blocks
 
 ROUNDS, WARM = 10_000, 200
 
@@ -34,7 +33,7 @@ def flat(work: Callable[[], object], rounds: int, rss: Callable[[], int]) -> Non
     try:
         run(WARM)
         files = len(os.listdir("/proc/self/fd"))
-        readings = (sys.getallocatedblocks, in_use, rss)
+        readings = (python_blocks, in_use, rss)
         blocks, heap, resident = least_growths(run, rounds, readings)
         assert blocks < rounds / 10
         assert heap < 256 << 10
