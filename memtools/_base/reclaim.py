@@ -46,7 +46,7 @@ def in_words(done: dict[str, float]) -> str:
 
 
 def freed(host: float, device: float) -> str:
-    """As the text of a cleanup event ends, of which reports read the bytes."""
+    """The end of a cleanup event's text: what the cleanup freed."""
     text = f"freed {format_bytes(host)} on the host"
     return f"{text}, {format_bytes(device)} on the devices" if device else text
 
