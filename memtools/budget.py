@@ -164,6 +164,47 @@ class Budget(_core.Budget):
         raise TypeError("a Budget counts memory of this process; make one where you need it")
 
 
+#: How many holders a BudgetError names; the rest are summed up as "others".
+_NAMED = 6
+
+
+def _refusal(
+    doing: str,
+    asked: int,
+    used: int,
+    limit: int | None,
+    within: str | None,
+    lines: list[tuple[str, int, int, int, int | None, int, bool]],
+    remedy: str,
+) -> str:
+    """The sentence of a BudgetError, which the C code raises: what was asked, who holds the rest.
+
+    `within` names the budget that refused where that is not the part's own; `lines` are its
+    `_report()`. Holders of the first level are named, those of one name as one.
+    """
+    sums: dict[str, tuple[int, int, int]] = {}  # how many parts, reserved, idle
+    for name, reserved, idle, _, _, depth, _ in lines:
+        if depth == 0 and reserved > 0:
+            parts, before, spare = sums.get(name, (0, 0, 0))
+            sums[name] = parts + 1, before + reserved, spare + idle
+    named = list(sums.items())
+    if len(named) > _NAMED:
+        parts, reserved, idle = map(
+            sum, zip(*(figures for _, figures in named[_NAMED:]), strict=True)
+        )
+        named[_NAMED:] = [("others", (parts, reserved, idle))]
+    holders = ", ".join(
+        f"{name}{f' x{parts}' if parts > 1 else ''} {format_bytes(reserved)}"
+        f"{f', of it {format_bytes(idle)} idle' if idle else ''}"
+        for name, (parts, reserved, idle) in named
+    )
+    of = "no limit" if limit is None else format_bytes(limit)
+    where = "" if within is None else f' in budget "{within}"'
+    held = f" ({holders})" if holders else ""
+    used_of = f"used {format_bytes(used)} of {of}{where}{held}"
+    return f"{doing}: asked {format_bytes(asked)}, {used_of}; {remedy}"
+
+
 def check_device(budget: object, device: str, part: str) -> None:
     """Raise ValueError if `budget` is a Budget that counts the memory of another device.
 

@@ -23,16 +23,12 @@ enum { VERSION = 12000 }; /* of the entry points: these signatures are those of 
     X(cuMemUnmap)                                                                                  \
     X(cuMemSetAccess)
 
-#define AS_SYMBOL(name) {"dlsym " #name, offsetof(driver_points, name)},
-
 typedef struct driver_points {
     DRIVER_POINTS(AS_MEMBER)
 } driver_points;
 
-static const struct symbol {
-    const char *call; /* for mt_error; the name begins after "dlsym " */
-    size_t offset;
-} symbols[] = {DRIVER_POINTS(AS_SYMBOL)};
+#define TABLE driver_points
+static const symbol symbols[] = {DRIVER_POINTS(AS_SYMBOL)};
 
 /* cudaGetDriverEntryPointByVersion; its last parameter, of a type that older headers lack, is
  * optional. */
@@ -59,12 +55,18 @@ enter_context(mt_cudrv *drv, scope *at, mt_error *err)
     return rc == cudaSuccess ? MT_OK : leave(rt, at, rc, "cudaSetDevice", err);
 }
 
-/* The two interfaces number their errors alike. */
-static mt_status
-done(mt_cudrv *drv, scope *at, CUresult rc, const char *call, mt_error *err)
-{
-    return leave(drv->rt, at, (cudaError_t)rc, call, err);
-}
+/* Calls one of the driver's entry points in a scope: the mt_status of both. The two interfaces
+ * number their errors alike. */
+#define CALL_DRIVER(driver, err, name, ...)                                                        \
+    __extension__({                                                                                \
+        mt_cudrv *call_drv = (driver);                                                             \
+        scope call_at;                                                                             \
+        mt_status call_st = enter_context(call_drv, &call_at, (err));                              \
+        if (call_st == MT_OK)                                                                      \
+            call_st = leave(call_drv->rt, &call_at, (cudaError_t)call_drv->fn.name(__VA_ARGS__),   \
+                            #name, (err));                                                         \
+        call_st;                                                                                   \
+    })
 
 static mt_status
 note_asked(mt_status st, size_t bytes, mt_error *err)
@@ -82,23 +84,23 @@ on_device(const mt_cudrv *drv)
     };
 }
 
-static mt_status
-take_entries(mt_cudrv *drv, mt_error *err)
+mt_status
+mt_cuda_driver_entries(mt_cudart *rt, const symbol *from, size_t n, void *table, mt_error *err)
 {
     static const char finder[] = "dlsym cudaGetDriverEntryPointByVersion";
-    void *entry = dlsym(drv->rt->lib, finder + strlen("dlsym "));
+    void *entry = dlsym(rt->lib, finder + strlen("dlsym "));
     find_entry *find;
 
     if (entry == NULL) return mt_fail(err, MT_EDEVICE, finder, 0);
     memcpy((void *)&find, (const void *)&entry, sizeof entry);
-    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+    for (; n > 0; n--, from++) {
         cudaError_t rc;
 
         entry = NULL;
-        rc = find(symbols[i].call + strlen("dlsym "), &entry, VERSION, cudaEnableDefault, NULL);
-        if (rc != cudaSuccess) return report(drv->rt, rc, "cudaGetDriverEntryPointByVersion", err);
-        if (entry == NULL) return mt_fail(err, MT_EDEVICE, symbols[i].call, 0);
-        memcpy((char *)&drv->fn + symbols[i].offset, (const void *)&entry, sizeof entry);
+        rc = find(from->call + strlen("dlsym "), &entry, VERSION, cudaEnableDefault, NULL);
+        if (rc != cudaSuccess) return report(rt, rc, "cudaGetDriverEntryPointByVersion", err);
+        if (entry == NULL) return mt_fail(err, MT_EDEVICE, from->call, 0);
+        memcpy((char *)table + from->offset, (const void *)&entry, sizeof entry);
     }
     return MT_OK;
 }
@@ -113,7 +115,8 @@ mt_cudrv_open(const mt_alloc *mem, mt_cudart *rt, int device, mt_cudrv **out, mt
     drv->mem = *mem;
     drv->rt = rt;
     drv->device = device;
-    if ((st = take_entries(drv, err)) == MT_OK)
+    st = mt_cuda_driver_entries(rt, symbols, sizeof symbols / sizeof *symbols, &drv->fn, err);
+    if (st == MT_OK)
         *out = drv;
     else
         mt_cudrv_close(drv);
@@ -131,13 +134,9 @@ mt_cudrv_granularity(mt_cudrv *drv, size_t *out, mt_error *err)
 {
     CUmemAllocationProp prop = on_device(drv);
     size_t bytes = 0;
-    scope at;
-    mt_status st = enter_context(drv, &at, err);
-    CUresult rc;
+    mt_status st = CALL_DRIVER(drv, err, cuMemGetAllocationGranularity, &bytes, &prop,
+                               CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 
-    if (st != MT_OK) return st;
-    rc = drv->fn.cuMemGetAllocationGranularity(&bytes, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
-    st = done(drv, &at, rc, "cuMemGetAllocationGranularity", err);
     if (st == MT_OK) *out = bytes;
     return st;
 }
@@ -146,15 +145,10 @@ mt_status
 mt_cudrv_reserve(mt_cudrv *drv, size_t bytes, size_t align, void **out, mt_error *err)
 {
     CUdeviceptr base = 0;
-    scope at;
-    mt_status st = enter_context(drv, &at, err);
-    CUresult rc;
+    mt_status st = CALL_DRIVER(drv, err, cuMemAddressReserve, &base, bytes, align, 0, 0);
 
-    if (st != MT_OK) return st;
-    rc = drv->fn.cuMemAddressReserve(&base, bytes, align, 0, 0);
-    st = note_asked(done(drv, &at, rc, "cuMemAddressReserve", err), bytes, err);
     if (st == MT_OK) *out = (void *)(uintptr_t)base;
-    return st;
+    return note_asked(st, bytes, err);
 }
 
 mt_status
@@ -162,26 +156,16 @@ mt_cudrv_create(mt_cudrv *drv, size_t bytes, mt_cupage *out, mt_error *err)
 {
     CUmemAllocationProp prop = on_device(drv);
     CUmemGenericAllocationHandle page = 0;
-    scope at;
-    mt_status st = enter_context(drv, &at, err);
-    CUresult rc;
+    mt_status st = CALL_DRIVER(drv, err, cuMemCreate, &page, bytes, &prop, 0);
 
-    if (st != MT_OK) return st;
-    rc = drv->fn.cuMemCreate(&page, bytes, &prop, 0);
-    st = note_asked(done(drv, &at, rc, "cuMemCreate", err), bytes, err);
     if (st == MT_OK) *out = page;
-    return st;
+    return note_asked(st, bytes, err);
 }
 
 mt_status
 mt_cudrv_map(mt_cudrv *drv, void *where, size_t bytes, mt_cupage page, mt_error *err)
 {
-    scope at;
-    mt_status st = enter_context(drv, &at, err);
-
-    if (st != MT_OK) return st;
-    return done(drv, &at, drv->fn.cuMemMap((CUdeviceptr)(uintptr_t)where, bytes, 0, page, 0),
-                "cuMemMap", err);
+    return CALL_DRIVER(drv, err, cuMemMap, (CUdeviceptr)(uintptr_t)where, bytes, 0, page, 0);
 }
 
 mt_status
@@ -189,42 +173,24 @@ mt_cudrv_allow(mt_cudrv *drv, void *where, size_t bytes, mt_error *err)
 {
     CUmemAccessDesc desc = {.location = on_device(drv).location,
                             .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    scope at;
-    mt_status st = enter_context(drv, &at, err);
 
-    if (st != MT_OK) return st;
-    return done(drv, &at, drv->fn.cuMemSetAccess((CUdeviceptr)(uintptr_t)where, bytes, &desc, 1),
-                "cuMemSetAccess", err);
+    return CALL_DRIVER(drv, err, cuMemSetAccess, (CUdeviceptr)(uintptr_t)where, bytes, &desc, 1);
 }
 
 mt_status
 mt_cudrv_unmap(mt_cudrv *drv, void *where, size_t bytes, mt_error *err)
 {
-    scope at;
-    mt_status st = enter_context(drv, &at, err);
-
-    if (st != MT_OK) return st;
-    return done(drv, &at, drv->fn.cuMemUnmap((CUdeviceptr)(uintptr_t)where, bytes), "cuMemUnmap",
-                err);
+    return CALL_DRIVER(drv, err, cuMemUnmap, (CUdeviceptr)(uintptr_t)where, bytes);
 }
 
 mt_status
 mt_cudrv_release(mt_cudrv *drv, mt_cupage page, mt_error *err)
 {
-    scope at;
-    mt_status st = enter_context(drv, &at, err);
-
-    if (st != MT_OK) return st;
-    return done(drv, &at, drv->fn.cuMemRelease(page), "cuMemRelease", err);
+    return CALL_DRIVER(drv, err, cuMemRelease, page);
 }
 
 mt_status
 mt_cudrv_unreserve(mt_cudrv *drv, void *base, size_t bytes, mt_error *err)
 {
-    scope at;
-    mt_status st = enter_context(drv, &at, err);
-
-    if (st != MT_OK) return st;
-    return done(drv, &at, drv->fn.cuMemAddressFree((CUdeviceptr)(uintptr_t)base, bytes),
-                "cuMemAddressFree", err);
+    return CALL_DRIVER(drv, err, cuMemAddressFree, (CUdeviceptr)(uintptr_t)base, bytes);
 }

@@ -1,12 +1,8 @@
 #include "cuda/memory.h"
 
 #include <cuda.h>
-#include <dlfcn.h>
-#include <string.h>
 
 #include "cuda/scope.h"
-
-enum { VERSION = 12000 }; /* of the entry points: these signatures are those of 11.0 still */
 
 #define CONTEXT_POINTS(X)                                                                          \
     X(cuDeviceGet)                                                                                 \
@@ -18,19 +14,12 @@ enum { VERSION = 12000 }; /* of the entry points: these signatures are those of 
     X(cuThreadExchangeStreamCaptureMode)                                                           \
     X(cuMemGetInfo)
 
-#define AS_SYMBOL(name) {#name, offsetof(context_points, name)},
-
 typedef struct context_points {
     CONTEXT_POINTS(AS_MEMBER)
 } context_points;
 
-static const struct symbol {
-    const char *name;
-    size_t offset;
-} symbols[] = {CONTEXT_POINTS(AS_SYMBOL)};
-
-/* As in driver.c. */
-typedef cudaError_t find_entry(const char *, void **, unsigned, unsigned long long, void *);
+#define TABLE context_points
+static const symbol symbols[] = {CONTEXT_POINTS(AS_SYMBOL)};
 
 struct mt_devmem {
     mt_alloc mem;
@@ -57,30 +46,14 @@ mt_devmem_free(mt_devmem *dm)
     if (dm != NULL) dm->mem.put(dm->mem.ctx, dm, sizeof *dm);
 }
 
-static bool
-take_entries(mt_devmem *dm)
-{
-    void *entry = dlsym(dm->rt->lib, "cudaGetDriverEntryPointByVersion");
-    find_entry *find;
-
-    if (entry == NULL) return false;
-    memcpy((void *)&find, (const void *)&entry, sizeof entry);
-    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
-        cudaError_t rc;
-
-        entry = NULL;
-        rc = find(symbols[i].name, &entry, VERSION, cudaEnableDefault, NULL);
-        if (report(dm->rt, rc, "", NULL) != MT_OK || entry == NULL) return false;
-        memcpy((char *)&dm->fn + symbols[i].offset, (const void *)&entry, sizeof entry);
-    }
-    return true;
-}
-
 /* Once: what is not there now will not come. */
 static bool
 has_entries(mt_devmem *dm)
 {
-    if (!dm->looked) dm->complete = take_entries(dm);
+    size_t n = sizeof symbols / sizeof *symbols;
+
+    if (!dm->looked)
+        dm->complete = mt_cuda_driver_entries(dm->rt, symbols, n, &dm->fn, NULL) == MT_OK;
     dm->looked = true;
     return dm->complete;
 }

@@ -5,8 +5,7 @@
  *
  * The first reading looks the driver's calls up through the runtime, which starts the driver where
  * nobody has; whoever reads must know that somebody has: a process that forks after that cannot use
- * CUDA in its children. The thread's context and capture mode are put back. One thread at a time.
- * Run so far against a made-up driver only, not yet on a GPU. */
+ * CUDA in its children. The thread's context and capture mode are put back. One thread at a time. */
 #ifndef MT_CUDA_MEMORY_H
 #define MT_CUDA_MEMORY_H
 

@@ -12,12 +12,8 @@
 
 #include "cuda/scope.h"
 
-#define AS_SYMBOL(name) {"dlsym " #name, offsetof(entry_points, name)},
-
-static const struct symbol {
-    const char *call; /* for mt_error; the name begins after "dlsym " */
-    size_t offset;
-} symbols[] = {ENTRY_POINTS(AS_SYMBOL)};
+#define TABLE entry_points
+static const symbol symbols[] = {ENTRY_POINTS(AS_SYMBOL)};
 
 /* leave, where the code `answer` is one of the call's answers, not a failure. */
 static mt_status
@@ -32,14 +28,10 @@ leave_unless(mt_cudart *rt, scope *at, cudaError_t rc, cudaError_t answer, const
 static mt_status
 host_alloc(void *ctx, int device, size_t bytes, void **out, mt_error *err)
 {
-    mt_cudart *rt = ctx;
     void *block = NULL;
-    scope at;
-    mt_status st = enter_relaxed(rt, device, &at, err);
+    mt_status st =
+        CALL_RELAXED(ctx, device, err, cudaHostAlloc, &block, bytes, cudaHostAllocPortable);
 
-    if (st != MT_OK) return st;
-    st = leave(rt, &at, rt->fn.cudaHostAlloc(&block, bytes, cudaHostAllocPortable), "cudaHostAlloc",
-               err);
     if (st == MT_OK) *out = block;
     return st;
 }
@@ -47,23 +39,15 @@ host_alloc(void *ctx, int device, size_t bytes, void **out, mt_error *err)
 static void
 host_free(void *ctx, int device, void *block)
 {
-    mt_cudart *rt = ctx;
-    scope at;
-
-    if (block == NULL || enter_relaxed(rt, device, &at, NULL) != MT_OK) return;
-    leave(rt, &at, rt->fn.cudaFreeHost(block), "cudaFreeHost", NULL);
+    if (block != NULL) (void)CALL_RELAXED(ctx, device, NULL, cudaFreeHost, block);
 }
 
 static mt_status
 dev_alloc(void *ctx, int device, size_t bytes, void **out, mt_error *err)
 {
-    mt_cudart *rt = ctx;
     void *block = NULL;
-    scope at;
-    mt_status st = enter_relaxed(rt, device, &at, err);
+    mt_status st = CALL_RELAXED(ctx, device, err, cudaMalloc, &block, bytes);
 
-    if (st != MT_OK) return st;
-    st = leave(rt, &at, rt->fn.cudaMalloc(&block, bytes), "cudaMalloc", err);
     if (st == MT_OK) *out = block;
     return st;
 }
@@ -71,24 +55,16 @@ dev_alloc(void *ctx, int device, size_t bytes, void **out, mt_error *err)
 static void
 dev_free(void *ctx, int device, void *block)
 {
-    mt_cudart *rt = ctx;
-    scope at;
-
-    if (block == NULL || enter_relaxed(rt, device, &at, NULL) != MT_OK) return;
-    leave(rt, &at, rt->fn.cudaFree(block), "cudaFree", NULL);
+    if (block != NULL) (void)CALL_RELAXED(ctx, device, NULL, cudaFree, block);
 }
 
 static mt_status
 stream_new(void *ctx, int device, void **out, mt_error *err)
 {
-    mt_cudart *rt = ctx;
     cudaStream_t stream = NULL;
-    scope at;
-    mt_status st = enter_relaxed(rt, device, &at, err);
+    mt_status st =
+        CALL_RELAXED(ctx, device, err, cudaStreamCreateWithFlags, &stream, cudaStreamNonBlocking);
 
-    if (st != MT_OK) return st;
-    st = leave(rt, &at, rt->fn.cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
-               "cudaStreamCreateWithFlags", err);
     if (st == MT_OK) *out = stream;
     return st;
 }
@@ -96,22 +72,13 @@ stream_new(void *ctx, int device, void **out, mt_error *err)
 static void
 stream_free(void *ctx, int device, void *stream)
 {
-    mt_cudart *rt = ctx;
-    scope at;
-
-    if (stream == NULL || enter_relaxed(rt, device, &at, NULL) != MT_OK) return;
-    leave(rt, &at, rt->fn.cudaStreamDestroy(stream), "cudaStreamDestroy", NULL);
+    if (stream != NULL) (void)CALL_RELAXED(ctx, device, NULL, cudaStreamDestroy, stream);
 }
 
 static mt_status
 stream_wait(void *ctx, int device, void *stream, void *event, mt_error *err)
 {
-    mt_cudart *rt = ctx;
-    scope at;
-    mt_status st = enter(rt, device, &at, err);
-
-    if (st != MT_OK) return st;
-    return leave(rt, &at, rt->fn.cudaStreamWaitEvent(stream, event, 0), "cudaStreamWaitEvent", err);
+    return CALL(ctx, device, err, cudaStreamWaitEvent, stream, event, 0);
 }
 
 static mt_status
@@ -135,14 +102,10 @@ stream_capturing(void *ctx, int device, void *stream, bool *out, mt_error *err)
 static mt_status
 event_new(void *ctx, int device, void **out, mt_error *err)
 {
-    mt_cudart *rt = ctx;
     cudaEvent_t event = NULL;
-    scope at;
-    mt_status st = enter_relaxed(rt, device, &at, err);
+    mt_status st =
+        CALL_RELAXED(ctx, device, err, cudaEventCreateWithFlags, &event, cudaEventDisableTiming);
 
-    if (st != MT_OK) return st;
-    st = leave(rt, &at, rt->fn.cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
-               "cudaEventCreateWithFlags", err);
     if (st == MT_OK) *out = event;
     return st;
 }
@@ -150,22 +113,13 @@ event_new(void *ctx, int device, void **out, mt_error *err)
 static void
 event_free(void *ctx, int device, void *event)
 {
-    mt_cudart *rt = ctx;
-    scope at;
-
-    if (event == NULL || enter_relaxed(rt, device, &at, NULL) != MT_OK) return;
-    leave(rt, &at, rt->fn.cudaEventDestroy(event), "cudaEventDestroy", NULL);
+    if (event != NULL) (void)CALL_RELAXED(ctx, device, NULL, cudaEventDestroy, event);
 }
 
 static mt_status
 event_record(void *ctx, int device, void *event, void *stream, mt_error *err)
 {
-    mt_cudart *rt = ctx;
-    scope at;
-    mt_status st = enter(rt, device, &at, err);
-
-    if (st != MT_OK) return st;
-    return leave(rt, &at, rt->fn.cudaEventRecord(event, stream), "cudaEventRecord", err);
+    return CALL(ctx, device, err, cudaEventRecord, event, stream);
 }
 
 static mt_status
@@ -186,49 +140,28 @@ event_done(void *ctx, int device, void *event, bool *out, mt_error *err)
 static mt_status
 event_wait(void *ctx, int device, void *event, mt_error *err)
 {
-    mt_cudart *rt = ctx;
-    scope at;
-    mt_status st = enter_relaxed(rt, device, &at, err);
-
-    if (st != MT_OK) return st;
-    return leave(rt, &at, rt->fn.cudaEventSynchronize(event), "cudaEventSynchronize", err);
-}
-
-static mt_status
-copy(mt_cudart *rt, int device, void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind,
-     void *stream, mt_error *err)
-{
-    scope at;
-    mt_status st = enter(rt, device, &at, err);
-
-    if (st != MT_OK) return st;
-    return leave(rt, &at, rt->fn.cudaMemcpyAsync(dst, src, bytes, kind, stream), "cudaMemcpyAsync",
-                 err);
+    return CALL_RELAXED(ctx, device, err, cudaEventSynchronize, event);
 }
 
 static mt_status
 copy_d2d(void *ctx, int device, void *dst, const void *src, size_t bytes, void *stream,
          mt_error *err)
 {
-    return copy(ctx, device, dst, src, bytes, cudaMemcpyDeviceToDevice, stream, err);
+    return CALL(ctx, device, err, cudaMemcpyAsync, dst, src, bytes, cudaMemcpyDeviceToDevice,
+                stream);
 }
 
 static mt_status
 copy_d2h(void *ctx, int device, void *dst, const void *src, size_t bytes, void *stream,
          mt_error *err)
 {
-    return copy(ctx, device, dst, src, bytes, cudaMemcpyDeviceToHost, stream, err);
+    return CALL(ctx, device, err, cudaMemcpyAsync, dst, src, bytes, cudaMemcpyDeviceToHost, stream);
 }
 
 static mt_status
 zero(void *ctx, int device, void *dst, size_t bytes, void *stream, mt_error *err)
 {
-    mt_cudart *rt = ctx;
-    scope at;
-    mt_status st = enter(rt, device, &at, err);
-
-    if (st != MT_OK) return st;
-    return leave(rt, &at, rt->fn.cudaMemsetAsync(dst, 0, bytes, stream), "cudaMemsetAsync", err);
+    return CALL(ctx, device, err, cudaMemsetAsync, dst, 0, bytes, stream);
 }
 
 static mt_dev_ops

@@ -3,9 +3,9 @@
  *   torch's process: libcudart.so.13 is there already  --RTLD_NOLOAD-->  the same copy is used
  *   anywhere else:   the loader's search path          --dlopen------->  or a clean MT_EDEVICE
  *
- * Never linked: one build serves machines with and without a GPU. The build compiles one of two
- * files: runtime.c, which needs the CUDA Toolkit's headers, or runtime_absent.c, whose open()
- * fails.
+ * Never linked: one build serves machines with and without a GPU. The files
+ * here need the CUDA Toolkit's headers; where the build finds none it compiles runtime_absent.c in
+ * their place, whose open() fails.
  *
  * Every call makes `device` current and puts the thread's own device back; it skips both where they
  * are the same. Since CUDA 12 that makes a context on the thread's device if it had none: work with

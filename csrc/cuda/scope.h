@@ -12,6 +12,7 @@
 
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
+#include <stddef.h>
 
 #include "cuda/runtime.h"
 
@@ -42,6 +43,15 @@
     X(cudaMemsetAsync)
 
 #define AS_MEMBER(name) __typeof__(name) *name; /* NOLINT(bugprone-macro-parentheses) */
+#define AS_SYMBOL(name) {"dlsym " #name, offsetof(TABLE, name)},
+
+/* Where in a table of entry points the one of this name belongs. Whoever lists them by AS_SYMBOL
+ * defines TABLE as the table's type. */
+typedef struct symbol {
+    const char *call; /* for mt_error; the name begins after "dlsym " */
+    size_t offset;
+} symbol;
+
 typedef struct entry_points {
     ENTRY_POINTS(AS_MEMBER)
 } entry_points;
@@ -108,5 +118,24 @@ enter_relaxed(mt_cudart *rt, int device, scope *at, mt_error *err)
     at->relaxed = rc == cudaSuccess;
     return at->relaxed ? MT_OK : leave(rt, at, rc, "cudaThreadExchangeStreamCaptureMode", err);
 }
+
+/* Enters a scope, calls one of the runtime's entry points and leaves the scope: the mt_status of all
+ * three. `how` is enter or enter_relaxed. A statement expression, which gcc and clang know. */
+#define CALL_IN(how, runtime, device, err, name, ...)                                              \
+    __extension__({                                                                                \
+        mt_cudart *call_rt = (runtime);                                                            \
+        scope call_at;                                                                             \
+        mt_status call_st = how(call_rt, (device), &call_at, (err));                               \
+        if (call_st == MT_OK)                                                                      \
+            call_st = leave(call_rt, &call_at, call_rt->fn.name(__VA_ARGS__), #name, (err));       \
+        call_st;                                                                                   \
+    })
+#define CALL(ctx, device, err, ...)         CALL_IN(enter, ctx, device, err, __VA_ARGS__)
+#define CALL_RELAXED(ctx, device, err, ...) CALL_IN(enter_relaxed, ctx, device, err, __VA_ARGS__)
+
+/* Fills a table with n of the driver's entry points, as the runtime knows them
+ * (cudaGetDriverEntryPointByVersion); in driver.c. MT_EDEVICE: one of them, or that, is missing. */
+mt_status mt_cuda_driver_entries(mt_cudart *rt, const symbol *from, size_t n, void *table,
+                                 mt_error *err);
 
 #endif

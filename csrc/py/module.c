@@ -1,4 +1,10 @@
-/* module.c -- memtools._core: state, connection to torch, and what is in the module. */
+/* module.c -- how this file works.
+ *
+ * memtools._core is made in phases: PyInit__core gives the definition, module_exec fills the module's
+ * state (base/state.h) and lets each file register its types. torch is not needed for that: the first
+ * tensor makes mt_state_connect import memtools._base.torch, which calls _connect() with the parts of
+ * torch that are needed here. The table of methods lists all functions of the module; most are
+ * defined in the rooms. */
 #include "py/base/state.h"
 
 #include <stdlib.h>

@@ -173,7 +173,7 @@ class Pools:
     __slots__ = ("_pools",)
 
     def __init__(self) -> None:
-        self._pools: list[weakref.ref[Any]] = []
+        self._pools: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def add(self, pool: Any, what: str = "watch()") -> None:
         """Add a pool; `what` is the call or argument that gave it, for errors.
@@ -184,13 +184,10 @@ class Pools:
             raise TypeError(f"{what} takes a memtools.KVPool, got {type(pool).__name__}")
         if pool.closed:
             raise ValueError(f"{what}: {pool.name} is closed; pass a pool that is in use")
-        if all(known() is not pool for known in self._pools):
-            self._pools = [known for known in self._pools if known() is not None]
-            self._pools.append(weakref.ref(pool))
+        self._pools.add(pool)
 
     def alive(self) -> list[Any]:
-        found = [known() for known in self._pools]
-        return [pool for pool in found if pool is not None and not pool.closed]
+        return [pool for pool in self._pools if not pool.closed]
 
     def trim(self) -> int:
         """Bytes given back on devices, where torch does not count what pools hold."""

@@ -63,21 +63,14 @@ def managed(policy: _POLICY, *, clear: Clear = ()) -> Managing:
     each name to clear, 0.3 us for `bound = agent.update; bound(buffer)` and for classmethods, 4 us
     for coroutines and generators, and 0.6 us for each step of them.
     """
-    return Managing(core_of(policy), clearing.parsed(clear))
-
-
-def core_of(policy: object) -> _core.Policy | None:
-    """The native half of a policy. Raises TypeError for anything else."""
     core = policy if isinstance(policy, _core.Policy) else getattr(policy, "_core", None)
-    if core is not None and not isinstance(core, _core.Policy):
-        core = None
-    if core is None and policy is not None:
+    if policy is not None and not isinstance(core, _core.Policy):
         kind = f"{type(policy).__name__} {getattr(policy, '__name__', '')}".strip()
         raise TypeError(
             f"managed() takes a CleanupPolicy, or None to clear only, got {kind}; write "
             "@memtools.managed(policy)"
         )
-    return core
+    return Managing(core, clearing.parsed(clear))
 
 
 class Managing:

@@ -324,23 +324,12 @@ class GradAccumulator:
         totals, retries = self._runner.totals, self._runner.retries
         notes = (self._advice, None if self._back_off is None else self._back_off.note)
         return AccumulatorReport(
+            **totals.state() | {"ran_out": totals.ran_out + len(retries)},
             steps=self.steps,
             precision=self._settings.precision or "fp32",
-            windows=totals.windows,
-            updates=totals.updates,
-            skipped=totals.skipped,
-            skipped_in_a_row=totals.skipped_in_a_row,
-            inf_windows=totals.inf_windows,
-            nan_windows=totals.nan_windows,
-            first_bad=totals.first_bad,
-            dropped=totals.dropped,
-            micro_batches=totals.micro_batches,
-            weight=totals.weight,
             scale=self.scale,
-            least_scale=totals.least_scale,
             micro_batch_size=self.micro_batch_size,
             retries=(*totals.retries, *retries),
-            ran_out=totals.ran_out + len(retries),
             last=totals.last,
             notes=tuple(note for note in notes if note),
         )

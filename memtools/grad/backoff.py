@@ -60,11 +60,6 @@ class BackOff:
         self._undo = Undo(settings.undo, self._tensors())
         # Whether the last backward pass reduces the gradients where they are.
         self._overlap = settings.overlap
-        # Of this window: rows of the largest micro-batch, the same in the units of sizes, and what
-        # it went on with after the last failure, 0 without one.
-        self._rows: int | None = None
-        self._used: float = 0
-        self._lowest = 0
         self._readings = Readings()  # of each loss function's batches
         self._thrashed = 0  # windows in a row in which the device's allocator emptied its cache
         self._flushes = 0
@@ -96,9 +91,9 @@ class BackOff:
         window = runner.window
         start = window.mark()
         self._undo.begin_window(runner.model, self._tensors())
-        self._used = self._lowest = 0
+        window_step = _Step(self, left, loss_fn, sizes)
         try:
-            _Step(self, left, loss_fn, sizes).run()
+            window_step.run()
         except BaseException as error:
             self._give_up(start, "")
             for retry in runner.retries:
@@ -108,7 +103,7 @@ class BackOff:
                 runner.ranks.fail(error)
             raise
         try:
-            return self._end(left)
+            return self._end(window_step)
         except BaseException:
             if runner.window is window:  # else it ended well, and a new one has begun
                 self._give_up(start, window.torn)
@@ -141,24 +136,23 @@ class BackOff:
                 f"{type(loss_fn).__name__}"
             )
 
-    def _end(self, left: PartsByRows | PartsByFunction) -> WindowReport:
+    def _end(self, done: _Step) -> WindowReport:
         """Make the update; then see what the sizes of this window say about the next."""
         runner, control = self._runner, self.control
         single = runner.window.count == 1
-        runner.micro_batch_size = self._rows
-        self._heed_allocator()
+        runner.micro_batch_size = done.largest or None
+        self._heed_allocator(done.largest)
         report = runner.end()
         assert report is not None  # this rank had a loss
-        most = control.size if single else left.most
-        control.end_window(most, self._used, self._lowest)
+        most = control.size if single else done.left.most
+        control.end_window(most, done.used, done.lowest)
         return report
 
-    def _heed_allocator(self) -> None:
+    def _heed_allocator(self, rows: int) -> None:
         """Halve the rows where the device's allocator emptied its cache window after window to find
         a block: that is what it does before it gives up, and it is slower with each window."""
         flushed = _allocator_flushes(self._torch) - self._flushes
         self._thrashed = self._thrashed + 1 if flushed else 0
-        rows = self._rows or 0
         if self._thrashed < THRASHING or rows < 2:
             return
         runner, self._thrashed = self._runner, 0
@@ -205,12 +199,15 @@ class _Step:
         self.start = self.mark = owner._runner.window.mark()
         self.size = owner.control.size
         self.rows = self.failures = 0
+        # Rows of the largest micro-batch, the same in the units of sizes, and what the window went
+        # on with after the last failure; each 0 without one.
+        self.largest, self.used, self.lowest = 0, 0.0, 0
         self.gave_all_back = False
         #: when the window began, or began anew, and when this micro-batch did
         self.window_began = self.began = time.perf_counter()
 
     def run(self) -> None:
-        left, most, used = self.left, 0, 0.0
+        left = self.left
         while True:
             at = len(self.done)
             size = self.plan[at] if at < len(self.plan) else self.size
@@ -226,9 +223,8 @@ class _Step:
                 continue
             left.advance(rows)
             self.done.append(size)
-            used = max(used, rows or size)
-            most = max(most, rows)
-        self.owner._rows, self.owner._used = most or None, used
+            self.used = max(self.used, rows or size)
+            self.largest = max(self.largest, rows)
 
     def _try(self, micro: Any, rows: int, last: bool) -> Failed | None:
         """Run one micro-batch; return what failed, when the exception's block is left."""
@@ -308,7 +304,7 @@ class _Step:
         )
         runner.retries.append(retry)
         if smaller is not None:
-            self.size = self.owner._lowest = smaller
+            self.size = self.lowest = smaller
         elif not once_more:
             self._raise(failed, retry)
         window = runner.window
@@ -486,7 +482,6 @@ class SizeControl:
         return state | {"size": None if self.size == math.inf else self.size}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over a state. Raises KeyError if something is missing."""
-        size = math.inf if state["size"] is None else float(state["size"])
-        good, wait, before = int(state["good"]), int(state["wait"]), float(state["before"])
-        self.size, self.good, self.wait, self.before = min(size, self.top), good, wait, before
+        """Take over a state that was checked."""
+        self.size, self.good, self.wait, self.before = (state[name] for name in _STATE)
+        self.size = self.top if self.size is None else min(self.size, self.top)

@@ -7,8 +7,9 @@ import inspect
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from memtools._base import torch as bridge
 
@@ -31,7 +32,7 @@ def checkpoint_layers(
     gradients have the same bits. Parameters, their names and `state_dict()` stay as they are, and
     so does the layer's type: wrap before or after DDP, FSDP2 and `torch.compile`. The model can be
     pickled and copied. Running statistics (BatchNorm) move once, though forward runs twice. Where
-    gradients are off, a layer runs as ever.
+    gradients are off, a layer runs as before.
 
     Args:
         model: changed in place.
@@ -47,7 +48,7 @@ def checkpoint_layers(
         what was wrapped, and `remove()`.
 
     Raises:
-        TypeError: what is no module, no whole number, no pattern.
+        TypeError: `model` is not a module, `every` not an int, or `names` not of strings.
         ValueError: `every` below 1; nothing found; a layer that is checkpointed already, or holds
             or is held by one that is; a container that is never called. Nothing is wrapped then.
 
@@ -73,7 +74,8 @@ def checkpoint_layers(
     return CheckpointedLayers(tuple(chosen), len(found), tuple(wrappers))
 
 
-class CheckpointedLayers(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CheckpointedLayers:
     """What `checkpoint_layers` wrapped. Does not keep the model alive."""
 
     #: of the layers that are checkpointed, as in `model.named_modules()`
@@ -83,7 +85,7 @@ class CheckpointedLayers(NamedTuple):
     wrappers: tuple[_Recomputed, ...]
 
     def remove(self) -> None:
-        """The layers run as before. Twice is fine; within backward it is not."""
+        """Let the layers run as before. May be called again, but not within a backward pass."""
         for wrapper in self.wrappers:
             wrapper.remove()
 
@@ -93,7 +95,7 @@ class CheckpointedLayers(NamedTuple):
         return any(wrapper.enabled for wrapper in self.wrappers)
 
     def __str__(self) -> str:
-        state = "compute again in backward" if self.active else "run as ever again"
+        state = "compute again in backward" if self.active else "run as before"
         shown = ", ".join(self.names[:4]) + (", ..." if len(self.names) > 4 else "")
         return f"{len(self.names)} of {self.found} layers {state}: {shown}"
 
@@ -101,17 +103,6 @@ class CheckpointedLayers(NamedTuple):
 class _Recomputed:
     """In place of a layer's forward(), as an attribute of the layer, which it holds weakly: a model
     that is dropped goes at once, not when garbage is collected."""
-
-    __slots__ = (
-        "__weakref__",
-        "_before",
-        "_forward",
-        "_layer",
-        "_reserved",
-        "_statistics",
-        "_torch",
-        "enabled",
-    )
 
     def __init__(
         self, layer: torch.nn.Module, before: Any, statistics: bool, enabled: bool = True

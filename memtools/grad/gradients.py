@@ -78,21 +78,6 @@ class Measure:
                 self._bad = gradients.bad()
         return self._bad
 
-    @property
-    def infs(self) -> int:
-        """Elements that are inf."""
-        return self.bad[0]
-
-    @property
-    def nans(self) -> int:
-        """Elements that are nan."""
-        return self.bad[1]
-
-    @property
-    def first_bad(self) -> str | None:
-        """The name of the first parameter that has such an element."""
-        return self.bad[2]
-
 
 class Gradients:
     """The gradients of some parameters, whatever they are on. They are looked up at each call.
@@ -107,18 +92,6 @@ class Gradients:
         watched: what nobody else may change between two micro-batches.
         remembered: whether remember() was called since the last backward pass.
     """
-
-    __slots__ = (
-        "_before",
-        "_names",
-        "_native",
-        "_torch",
-        "_versions",
-        "parameters",
-        "remembered",
-        "trained",
-        "watched",
-    )
 
     #: whether gradients lie in sums apart from the optimizer's parameters, which the methods named
     #: below `close` look after
@@ -144,10 +117,6 @@ class Gradients:
     def tensors(self) -> list[torch.Tensor]:
         """The gradients that there are, in the order of the parameters."""
         return [p.grad for p in self.parameters if p.grad is not None]
-
-    def empty(self) -> bool:
-        """Whether no parameter has a gradient."""
-        return all(p.grad is None for p in self.parameters)
 
     def sparse(self) -> str | None:
         """The name of the first parameter whose gradient is sparse, or None."""
@@ -175,12 +144,15 @@ class Gradients:
 
     def _with_left(self, torch: Any, native: _core.GradMeasure, left: Left) -> Measure:
         """The measure with what is on the CPU, but was not read natively."""
-        sums = [host_sums(torch, grad) for _, grad in left if grad.device.type == "cpu"]
-        squares = exact_sum([native.sum_squares, *(found.squares for found in sums)])
-        fine = not (native.infs or native.nans or any(found.infs or found.nans for found in sums))
-        only = len(sums) == len(left)  # nothing is on a device, so that counting waits for none
+        host = [grad for _, grad in left if grad.device.type == "cpu"]
+        squares = [host_squares(torch, grad) for grad in host]
+        # The squares of finite float64 may overflow: only a count tells.
+        odd = [grad for grad, sum_ in zip(host, squares, strict=True) if not math.isfinite(sum_)]
+        fine = not (native.infs or native.nans or any(sum(count_bad(torch, g)) for g in odd))
+        only = len(host) == len(left)  # nothing is on a device, so that counting waits for none
         bad = self.bad() if only and not fine else (0, 0, None)
-        return Measure(squares, native.tensors + len(left), fine, bad)
+        total = exact_sum([native.sum_squares, *squares])
+        return Measure(total, native.tensors + len(left), fine, bad)
 
     def _with_devices(self, torch: Any, host: Measure, left: Left) -> Measure:
         """The measure with what is on devices, on the first of them."""
@@ -203,12 +175,10 @@ class Gradients:
         A factor that is a tensor on a device is used there; gradients on the CPU beside it make the
         call wait for it. With factor 1.0 and no limit nothing is touched.
 
-        Raises ValueError for a limit that is no positive number and TypeError for a sparse
-        gradient, or a complex one with a limit; then nothing was changed.
+        Raises TypeError for a sparse gradient, or a complex one with a limit; then nothing was
+        changed.
         """
         torch = self._torch
-        if not limit > 0:
-            raise ValueError(f"limit is a positive number, got {limit}")
         if not isinstance(factor, torch.Tensor):
             factor = float(factor)
             if factor == 1.0 and limit == math.inf:
@@ -294,7 +264,7 @@ class Gradients:
             parameter.grad = None
 
     def close(self) -> None:
-        """Drop what is summed apart and take the hooks away. Again is no error."""
+        """Drop what is summed apart and take the hooks away. May be called again."""
 
     def hook(self) -> None:
         """Add each gradient to its sum as soon as a backward pass has made it."""
@@ -327,7 +297,7 @@ class Gradients:
                 continue
             if _is_sparse(grad):
                 raise sparse_error(self.name(index))
-            left.append((index, local_shard(grad)))
+            left.append((index, getattr(grad, "_local_tensor", grad)))
         return left
 
 
@@ -356,25 +326,11 @@ def _by_device(left: Left) -> dict[torch.device, list[torch.Tensor]]:
 PIECE = 1 << 20  # elements that are copied to float64 at a time: 8 MiB
 
 
-class HostSums(NamedTuple):
-    """What one gradient on the CPU adds up to."""
-
-    squares: float
-    infs: int
-    nans: int
-
-
 class DeviceSums(NamedTuple):
     """What the gradients on one device add up to: 0-d tensors on it, float64 and bool."""
 
     squares: torch.Tensor
     finite: torch.Tensor
-
-
-def local_shard(grad: torch.Tensor) -> torch.Tensor:
-    """This process's shard of a DTensor, or the gradient itself."""
-    shard = getattr(grad, "_local_tensor", None)
-    return grad if shard is None else shard
 
 
 def _real(torch: Any, grad: torch.Tensor) -> torch.Tensor:
@@ -393,15 +349,11 @@ def _pieces(grad: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from _pieces(piece) if rows == 1 and piece.numel() > PIECE else (piece,)
 
 
-def host_sums(torch: Any, grad: torch.Tensor) -> HostSums:
-    """The exact sum of squares of a gradient on the CPU, and how many of its elements are inf and
-    nan. Needs no more than 16 MiB or one row beside it."""
-    real = _real(torch, grad)
-    squares = exact_sum([float(piece.double().square().sum()) for piece in _pieces(real)])
-    if math.isfinite(squares):
-        return HostSums(squares, 0, 0)
-    infs, nans = count_bad(torch, grad)
-    return HostSums(squares, infs, nans)
+def host_squares(torch: Any, grad: torch.Tensor) -> float:
+    """The exact sum of squares of a gradient on the CPU. Needs no more than 16 MiB or one row
+    beside it."""
+    pieces = _pieces(_real(torch, grad))
+    return exact_sum([float(piece.double().square().sum()) for piece in pieces])
 
 
 def exact_sum(squares: Sequence[float]) -> float:

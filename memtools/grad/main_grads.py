@@ -38,14 +38,6 @@ class MainGrads(Gradients):
     """
 
     sums_apart = True
-    __slots__ = (
-        "__weakref__",
-        "_finalizer",
-        "_given",
-        "_handles",
-        "_measuring",
-        "_sums",
-    )
 
     def __init__(
         self,
@@ -84,12 +76,6 @@ class MainGrads(Gradients):
             self._handles.append(add(hook))  # type: ignore[no-untyped-call]
         self._finalizer = weakref.finalize(self, _remove, self._handles)
         self._finalizer.atexit = False
-
-    @property
-    def bytes(self) -> int:
-        """What the fp32 sums take now."""
-        grads = (found.holder.grad for found in self._sums.values())
-        return sum(grad.nbytes for grad in grads if grad is not None)
 
     def measure_next(self) -> None:
         """To be called before the last backward of a window: its sums are measured as they are
@@ -190,7 +176,7 @@ class MainGrads(Gradients):
             self._finalizer.detach()
 
     def close(self) -> None:
-        """Removes the hooks and drops the sums. Again is no error."""
+        """Removes the hooks and drops the sums. May be called again."""
         self.clear()
         self.unhook()
 

@@ -23,15 +23,19 @@ def grad_norm(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> torch.Tensor:
-    """The norm of all gradients of `parameters` as if they were one vector; reads them once.
+    """Return the norm of all gradients of `parameters` as if they were one vector; reads them once.
 
-    A parameter that is given twice counts once.
+    Args:
+        parameters: a tensor, or tensors; one that is given twice counts once.
+        norm_type: the p of the p-norm, inf for the largest element. 2.0 by default.
+        error_if_nonfinite: raise where the norm is inf or nan. False by default.
+        foreach: as torch takes it, for norms that are left to torch: whether the gradients of a
+            device are read by one call. None: torch chooses.
 
     Returns a 0-d tensor on the first gradient's device: fp32, or float64 where some gradient is.
     Its 2-norm is right to 1e-7 for any number of elements, for bf16 and fp16, and for values whose
     squares fp32 cannot hold, and has the same bits for any number of threads; torch's on the CPU is
-    1 % off at 100 million elements. Other norms, and DTensors, are left to torch's own function,
-    and only then does `foreach` make a difference.
+    1 % off at 100 million elements. Other norms, and DTensors, are left to torch's own function.
 
     Raises RuntimeError when the norm is not finite and `error_if_nonfinite`, and TypeError for a
     sparse gradient.
@@ -55,11 +59,16 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Scale the gradients of `parameters` in place so that their norm is at most `max_norm`.
 
-    A drop-in for torch.nn.utils.clip_grad_norm_: the same arguments, the same coefficient
+    A drop-in for torch.nn.utils.clip_grad_norm_: the same coefficient
     max_norm / (norm + 1e-6), and the norm from before as grad_norm() gives it. Reads the gradients
     once; on the CPU they are written only when they are too large. A norm that is not finite makes
     all of them nan or 0, as torch's does, unless `error_if_nonfinite` is set. On a CUDA device
     nothing waits for it, unless `error_if_nonfinite` is set.
+
+    Args:
+        parameters: a tensor, or tensors; one that is given twice counts once.
+        max_norm: the largest norm that is left as it is; 0 or more.
+        norm_type, error_if_nonfinite, foreach: as for grad_norm().
 
     Raises ValueError for a negative or nan `max_norm`, RuntimeError when the norm is not finite and
     `error_if_nonfinite`, and TypeError for a sparse gradient; then nothing was changed.
@@ -67,7 +76,7 @@ def clip_grad_norm_(
     torch = bridge.connect().torch
     max_norm = float(max_norm)
     if not max_norm >= 0:
-        raise ValueError(f"max_norm is no less than 0, got {max_norm}")
+        raise ValueError(f"max_norm is 0 or more, got {max_norm}")
     gradients = _gradients(parameters)
     if _is_torchs(norm_type, gradients):
         options = norm_type, error_if_nonfinite, foreach
@@ -101,9 +110,10 @@ def _is_torchs(norm_type: float, gradients: Gradients) -> bool:
 
 def _check(found: Measure, error_if_nonfinite: bool) -> None:
     if error_if_nonfinite and not bool(found.finite):
+        infs, nans, first_bad = found.bad
         raise RuntimeError(
-            f"the norm of the gradients is not finite: {found.infs} inf and {found.nans} nan "
-            f"elements, the first of {found.first_bad}; to clip by it all the same, call with "
+            f"the norm of the gradients is not finite: {infs} inf and {nans} nan "
+            f"elements, the first of {first_bad}; to clip by it all the same, call with "
             "error_if_nonfinite=False"
         )
 

@@ -32,6 +32,7 @@ from memtools.grad.report import Retry
 if TYPE_CHECKING:
     import torch
 
+    from memtools.grad.settings import Settings
     from memtools.grad.window import Window, WindowRunner
 
 
@@ -51,18 +52,16 @@ class Finish:
 
     Args:
         optimizer: steps.
-        max_norm: clip by the 2-norm of all gradients; None: do not.
-        max_value: clip each element; None: do not.
-        clip: called with the parameters, may return a norm to report; None: nothing is called.
+        settings: how gradients are clipped, if they are.
     """
 
     __slots__ = ("_clip", "_max_norm", "_max_value", "_optimizer", "_torch")
 
-    def __init__(self, optimizer: Any, max_norm: Any, max_value: Any, clip: Any) -> None:
-        self._optimizer, self._clip = optimizer, clip
+    def __init__(self, optimizer: Any, settings: Settings) -> None:
+        self._optimizer, self._clip = optimizer, settings.clip
         self._torch = bridge.connect().torch
-        self._max_norm = None if max_norm is None else float(max_norm)
-        self._max_value = math.inf if max_value is None else float(max_value)
+        self._max_norm = settings.max_norm
+        self._max_value = math.inf if settings.max_value is None else float(settings.max_value)
 
     def step(
         self, gradients: Gradients, sum_squares: float, average: float
@@ -151,18 +150,6 @@ class Ownership:
         ended: why the optimizer is not the accumulator's any more; "" while it is.
         stepping: whether a step comes from the accumulator.
     """
-
-    __slots__ = (
-        "__weakref__",
-        "_finalizer",
-        "_handle",
-        "_process",
-        "_runner",
-        "ended",
-        "saved",
-        "stepping",
-        "window",
-    )
 
     window: Window
 

@@ -9,7 +9,6 @@ multiplying the loss, without the multiplication, forward and backward.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -31,18 +30,6 @@ class Precision:
         lowers: whether forward passes run under autocast, between enter() and leave().
         scale: the loss scale.
     """
-
-    __slots__ = (
-        "_autocast",
-        "_before",
-        "_constant",
-        "_device",
-        "_seed",
-        "_torch",
-        "_version",
-        "lowers",
-        "scale",
-    )
 
     def __init__(self, parameters: Sequence[torch.Tensor], settings: Settings) -> None:
         torch = self._torch = bridge.connect().torch
@@ -163,17 +150,8 @@ class LossScale:
         """For a state_dict."""
         return {"value": self.value, "good": self.good}
 
-    @staticmethod
-    def checked(state: Any) -> dict[str, Any]:
-        """Return the state, of the right types. Raises ValueError if it cannot be a scale, KeyError
-        if something is missing."""
-        value, good = float(state["value"]), int(state["good"])
-        if not (math.isfinite(value) and value > 0 and good >= 0):
-            raise ValueError(f"a loss scale is above 0 and finite; this state's is {value}")
-        return {"value": value, "good": good}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over what checked() returned. Without fp16 the scale stays 1."""
+    def load(self, state: Any) -> None:
+        """Take over a state that was checked. Without fp16 the scale stays 1."""
         if self.moves:
             self.value, self.good = state["value"], state["good"]
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import torch
 
 RUNNING, FLUSHING, FAILED = 0.0, 1.0, 2.0
-_CODE, _COUNT, _WEIGHT, _GUESS, _WEIGHTED, _SCALE, _HAVING = range(7)
+WIDTH: Final = 7  # numbers that a rank gives of its window
+_CODE, _COUNT, _WEIGHT, _GUESS, _WEIGHTED, _SCALE, _HAVING = range(WIDTH)
 _ALONE: Final = nullcontext()
 
 
@@ -81,7 +82,7 @@ class Ranks:
         """From now on the accumulator has the model: what is put on it, is put on it here."""
 
     def close(self) -> None:
-        """The model is as attach() found it. Again is no error."""
+        """Leave the model as attach() found it. May be called again."""
 
     def forward(self, last: bool) -> Any:
         """A context for a micro-batch's forward and backward pass."""
@@ -163,12 +164,8 @@ class SummingRanks(Ranks):
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        if not isinstance(error, Exception):  # ctrl-C does not wait for anybody
-            return
-        try:
-            self._wire.table([FAILED] + [0.0] * _HAVING)
-        except RuntimeError as unheard:
-            error.add_note(f"the other ranks could not be told of this: {unheard}")
+        if isinstance(error, Exception):  # ctrl-C does not wait for anybody
+            report_failure(self._wire, error)
 
     def _sum(self, holders: list[Any], factor: float) -> None:
         """A factor is a power of two, from this rank's guess to the common one."""
@@ -179,8 +176,18 @@ class SummingRanks(Ranks):
         self._wire.sum([holder.grad for holder in holders], factor)
 
 
+def report_failure(wire: Wire, error: Exception) -> None:
+    """Tell the other ranks that this one cannot go on."""
+    try:
+        wire.table([FAILED] + [0.0] * (WIDTH - 1))
+    except RuntimeError as unheard:
+        error.add_note(f"the other ranks could not be told of this: {unheard}")
+
+
 def row(window: Any, code: float, having: float = 0.0) -> list[float]:
-    """What this rank says. Without a loss the window has no guess, and no scale to compare."""
+    """What this rank gives of its window, which without a loss has no guess and no scale to
+    compare."""
+
     if code == FAILED or window.empty:
         return [code] + [0.0] * _SCALE + [having]
     weighted = 1.0 if window.weighted else 0.0

@@ -18,17 +18,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from memtools._base import torch as bridge
+from memtools.grad.gradients import Measure
 from memtools.grad.ranks import (
     FAILED,
     FLUSHING,
+    WIDTH,
     RankError,
     Ranks,
     Reduced,
     check,
+    report_failure,
     row,
     total,
 )
@@ -38,7 +42,6 @@ if TYPE_CHECKING:
     import torch
 
 _PASS, _FULL = 3.0, 4.0  # codes beside those of a window's end
-_WIDTH = 7
 
 
 class PeerMemoryError(MemoryError):
@@ -58,7 +61,7 @@ class ShardedRanks(Ranks):
         self._wire = Wire(_whole_group(parameters[0]))
         self.world, self.rank = self._wire.world, self._wire.rank
         self._pass = _Pass(model, self._before)
-        self._told = ""  # why this pass is tried again, once all ranks know
+        self._reason = ""  # why this pass is tried again, once all ranks know
         if not self._pass.can_go_back:
             self.no_retry = "an interrupted pass of fully_shard is taken back from torch 2.13 on"
 
@@ -69,7 +72,7 @@ class ShardedRanks(Ranks):
         self._pass.close()
 
     def forward(self, last: bool) -> Any:
-        self._told = ""
+        self._reason = ""
         return self._pass
 
     def guess(self, own: float) -> float:
@@ -78,12 +81,12 @@ class ShardedRanks(Ranks):
         return min(guess for guess in table.column(3) if guess)
 
     def agree(self, failed: str) -> str:
-        if not self._told:
+        if not self._reason:
             with contextlib.suppress(PeerMemoryError):
                 self._agree([_FULL if failed else _PASS])
-        if self._told:
+        if self._reason:
             self._pass.take_back()
-        return self._told
+        return self._reason
 
     def reduce(
         self, gradients: Any, window: Any, *, flushing: bool = False, problem: Any = None
@@ -91,7 +94,7 @@ class ShardedRanks(Ranks):
         if problem is not None:
             self.fail(problem)
             raise problem
-        table = self._said(row(window, FLUSHING if flushing else 0.0))
+        table = self._exchange(row(window, FLUSHING if flushing else 0.0))
         check(table, self.rank)
         reduced = total(table, divided=self._pass.divided(self.world))
         if flushing and not reduced.finished:
@@ -100,10 +103,7 @@ class ShardedRanks(Ranks):
 
     def fail(self, error: BaseException) -> None:
         if isinstance(error, Exception) and not isinstance(error, RankError):
-            try:
-                self._wire.table([FAILED] + [0.0] * (_WIDTH - 1))
-            except RuntimeError as unheard:
-                error.add_note(f"the other ranks could not be told of this: {unheard}")
+            report_failure(self._wire, error)
         self._pass.take_back()
 
     def abort(self, error: BaseException, window: Any) -> None:
@@ -111,15 +111,14 @@ class ShardedRanks(Ranks):
 
     def measure(self, measure: Any) -> Any:
         """Sums over all shards; replicas have the same, and count once."""
-        first = self._names.get(measure.first_bad, -1)
-        table = self._wire.table([float(measure.sum_squares), measure.infs, measure.nans, first])
+        infs, nans, first_bad = measure.bad
+        first = self._names.get(first_bad, -1)
+        table = self._wire.table([float(measure.sum_squares), infs, nans, first])
         firsts = [int(found) for found in table.column(3) if found >= 0]
-        return _Measure(
-            sum(table.column(0)) / self._copies,
-            int(sum(table.column(1))) // self._copies,
-            int(sum(table.column(2))) // self._copies,
-            list(self._names)[min(firsts)] if firsts else None,
-        )
+        infs, nans = (int(sum(table.column(i))) // self._copies for i in (1, 2))
+        first_bad = list(self._names)[min(firsts)] if firsts else None
+        squares = sum(table.column(0)) / self._copies
+        return Measure(squares, measure.count, not (infs or nans), (infs, nans, first_bad))
 
     def _before(self) -> None:
         """Called before each of FSDP's collectives inside of a micro-batch."""
@@ -127,16 +126,16 @@ class ShardedRanks(Ranks):
 
     def _agree(self, words: list[float]) -> Table:
         """All go on, or all leave the pass."""
-        table = self._said(words + [0.0] * (_WIDTH - len(words)))
+        table = self._exchange(words + [0.0] * (WIDTH - len(words)))
         codes = table.column(0)
         if _FULL in codes:
             ranks = ", ".join(str(i) for i, code in enumerate(codes) if code == _FULL)
-            self._told = f"out of memory on rank {ranks}"
+            self._reason = f"out of memory on rank {ranks}"
             if words[0] != _FULL:
-                raise PeerMemoryError(self._told)
+                raise PeerMemoryError(self._reason)
         return table
 
-    def _said(self, words: list[float]) -> Table:
+    def _exchange(self, words: list[float]) -> Table:
         """Every rank's words. Those in a pass, and those at a window's end, must not meet."""
         table = self._wire.table(words)
         codes = table.column(0)
@@ -151,19 +150,11 @@ class ShardedRanks(Ranks):
     def _uneven(self, table: Table) -> RankError:
         kinds = {_PASS: "in a micro-batch", _FULL: "in a micro-batch", FLUSHING: "at flush()"}
         where = [kinds.get(code, "at a window's end") for code in table.column(0)]
-        told = ", ".join(f"rank {i} is {place}" for i, place in enumerate(where))
+        places = ", ".join(f"rank {i} is {place}" for i, place in enumerate(where))
         return RankError(
-            f"the ranks do not have the same micro-batches: {told}. With fully_shard every rank "
+            f"the ranks do not have the same micro-batches: {places}. With fully_shard every rank "
             "needs as many: drop what is left over (drop_last=True), or use DistributedDataParallel"
         )
-
-
-class _Measure:
-    """As Gradients measures, over all ranks."""
-
-    def __init__(self, sum_squares: float, infs: int, nans: int, first_bad: str | None) -> None:
-        self.sum_squares, self.infs, self.nans = sum_squares, infs, nans
-        self.first_bad, self.finite = first_bad, not infs and not nans
 
 
 class _Pass:
@@ -179,7 +170,8 @@ class _Pass:
         self._before, self._inside = before, False
 
     def attach(self) -> None:
-        """Around FSDP's own calls, in place of what an accumulator that is gone left there."""
+        """Wrap FSDP's own calls, in place of the wrappers that an accumulator without close() left
+        behind."""
         for group in self._groups:
             _unwrap(group)
             group.unshard = functools.partial(self._unshard, group, group.unshard)
@@ -209,7 +201,8 @@ class _Pass:
         self._inside = False
 
     def take_back(self) -> None:
-        """After an exception in the pass. Before the first pass of all there is nothing."""
+        """Undo what a pass that ended by an exception began. Before the first pass of all that is
+        nothing."""
         if self.root._get_fsdp_state()._is_root is None or not self.can_go_back:
             return
         self.root.reset_iter_state()
@@ -246,7 +239,7 @@ def _groups(module: Any) -> list[Any]:
 
 
 def _check_parameters(model: Any, parameters: Sequence[torch.Tensor]) -> int:
-    """How many replicas there are of each part. ValueError for a mixture of layouts."""
+    """Return how many replicas of each part exist. Raises ValueError for a mixture of layouts."""
     names = {id(p): name for name, p in model.named_parameters()}
     layouts = {}
     for parameter in parameters:
@@ -265,10 +258,7 @@ def _check_parameters(model: Any, parameters: Sequence[torch.Tensor]) -> int:
             "fully_shard with one mesh is supported, tensor parallelism is not"
         )
     (_, copies_of), = layouts  # fmt: skip
-    many = 1
-    for size in copies_of:
-        many *= size
-    return many
+    return math.prod(copies_of)
 
 
 def _whole_group(parameter: Any) -> Any:

@@ -125,7 +125,7 @@ class Wire:
 
 
 class Table(NamedTuple):
-    """What all ranks have said."""
+    """The rows of all ranks, and the sums of their counts."""
 
     rows: list[tuple[float, ...]]
     counts: list[float]

@@ -501,7 +501,7 @@ def _take(node: Any, form: Any, start: int, stop: int) -> Any:
 
 
 def _mapping(node: Any, parts: list[Any]) -> Any:
-    """Of the same type: a default dict keeps its factory, a BatchEncoding what else it has."""
+    """A copy of the same type: a default dict keeps its factory, a BatchEncoding its encodings."""
     new = copy.copy(node) if not isinstance(node, dict) or type(node) is not dict else {}
     for key, part in zip(node, parts, strict=True):
         new[key] = part
@@ -509,7 +509,8 @@ def _mapping(node: Any, parts: list[Any]) -> Any:
 
 
 def _dataclass(node: Any, parts: list[Any]) -> Any:
-    """Without its __init__, which may want what is no field; frozen ones as well."""
+    """A copy without calling __init__, which may need more than the fields; works for frozen
+    dataclasses too."""
     new = copy.copy(node)
     for one, part in zip(dataclasses.fields(node), parts, strict=True):
         object.__setattr__(new, one.name, part)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from memtools._base import torch as bridge
-from memtools.grad.backoff import BackOff, SizeControl
-from memtools.grad.window import Sum, Totals, Window, WindowRunner
+from memtools.grad.backoff import BackOff
+from memtools.grad.window import COUNTS, MEASURES, Sum, Window, WindowRunner
 
 _VERSION: Final = 1
 _NUMBERS: Final = ("count", "guess", "scale", "weighted")
@@ -55,25 +55,20 @@ def load(
         _check(state)
         window = _window(runner, state)
         found = _match(runner, state["gradients"] or {})
-        scale = runner.precision.scale.checked(state["scale"])
-        totals = runner.totals.checked(state["totals"])
-        size, sizes, rng = state["micro_batch_size"], state["sizes"], state["rng"]
-        if sizes is not None:
-            SizeControl(None).load(sizes)
     except KeyError as error:
         raise ValueError(f"this is no state of a GradAccumulator: {error} is missing") from error
-    if sizes is not None:
-        make_back_off().control.load(sizes)
+    if state["sizes"] is not None:
+        make_back_off().control.load(state["sizes"])
     runner.gradients.drop()
     for parameter, gradient in found:
         parameter.grad = gradient.to(parameter.device, copy=True)
     runner.set_window(window)
-    runner.micro_batch_size = size
+    runner.micro_batch_size = state["micro_batch_size"]
     runner.gradients.remember()
-    runner.precision.scale.load(scale)
-    runner.totals.load(totals)
-    if rng is not None:
-        _set_rng(runner, rng)
+    runner.precision.scale.load(state["scale"])
+    runner.totals.load(state["totals"])
+    if state["rng"] is not None:
+        _set_rng(runner, state["rng"])
 
 
 # --- what a state may be ---
@@ -83,11 +78,7 @@ _NUMBER: Final = "a number"
 _PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     "window": {"count": _COUNT, "guess": _NUMBER, "scale": _NUMBER, "weight": _NUMBER},
     "scale": {"value": _NUMBER, "good": _COUNT},
-    "totals": {
-        **dict.fromkeys(Totals.COUNTS, _COUNT),
-        "least_scale": _NUMBER,
-        "weight": _NUMBER,
-    },
+    "totals": {**dict.fromkeys(COUNTS, _COUNT), **dict.fromkeys(MEASURES, _NUMBER)},
     "sizes": {"good": _COUNT, "wait": _COUNT, "before": _NUMBER},
 }
 
@@ -105,6 +96,10 @@ def _check(state: Mapping[str, Any]) -> None:
             _check_number(f"{part}[{name!r}]", values[name], kind)
     _check_number("steps", state["steps"], _COUNT)
     window, sizes = state["window"], state["sizes"]
+    if state["scale"]["value"] == 0:
+        raise ValueError("this state's scale['value'] is above 0 and finite, got 0")
+    if not isinstance(state["totals"]["first_bad"], (str, type(None))):
+        raise TypeError("this state's totals['first_bad'] is the name of a parameter, or None")
     if not (window["weighted"] is None or isinstance(window["weighted"], bool)):
         raise TypeError("this state's window['weighted'] is True, False or None")
     extras = window.get("extras", {})

@@ -54,20 +54,17 @@ class RandomState:
         self._torch = torch.get_rng_state()
         self._devices: list[tuple[Any, Any]] = []
         for device in devices:
-            state = _generator(device).get_rng_state(*_index(device))
+            state = torch.get_device_module(device).get_rng_state(*_index(device))
             self._devices.append((device, state))
 
     def restore(self) -> None:
         random.setstate(self._python)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
-        bridge.connect().torch.set_rng_state(self._torch)
+        torch = bridge.connect().torch
+        torch.set_rng_state(self._torch)
         for device, state in self._devices:
-            _generator(device).set_rng_state(state, *_index(device))
-
-
-def _generator(device: torch.device) -> Any:
-    return getattr(bridge.connect().torch, device.type)
+            torch.get_device_module(device).set_rng_state(state, *_index(device))
 
 
 def _index(device: torch.device) -> tuple[torch.device, ...]:
@@ -374,18 +371,6 @@ class Undo:
         way: "scratch", "copy", "redo" or "auto", as above.
         parameters: all that a backward pass may add gradients to.
     """
-
-    __slots__ = (
-        "_buffers",
-        "_devices",
-        "_first",
-        "_gradients",
-        "_holders",
-        "_in_place",
-        "_parameters",
-        "_random",
-        "_way",
-    )
 
     def __init__(self, way: str, parameters: list[torch.Tensor]) -> None:
         self._way, self._parameters = way, parameters

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memtools._base import torch as bridge
 from memtools.grad.gradients import Change, Gradients, sparse_error
@@ -119,11 +119,6 @@ class Window:
         """Whether no loss is in it."""
         return self.guess == 0.0
 
-    @property
-    def constant(self) -> float:
-        """What every loss of this window is multiplied with; a power of two."""
-        return self.scale * self.guess
-
     def begin(self, steps: int, weight: Any, usual: float) -> None:
         """Choose the guess at the first backward pass, as if `steps` micro-batches like this one
         came. A weight on a device is not waited for: it counts as the `usual` one, the mean weight
@@ -185,19 +180,6 @@ class Totals:
     #: the newest ones: a run of years stays small
     retries: deque[Retry] = field(default_factory=lambda: deque(maxlen=100))
 
-    #: those that are numbers, and so are part of a state
-    COUNTS: ClassVar = (
-        "dropped",
-        "inf_windows",
-        "micro_batches",
-        "nan_windows",
-        "ran_out",
-        "skipped",
-        "skipped_in_a_row",
-        "updates",
-        "windows",
-    )
-
     def add(self, window: WindowReport, next_scale: float) -> None:
         """Count one more window."""
         self.last = window
@@ -226,21 +208,18 @@ class Totals:
     def state(self) -> dict[str, Any]:
         """For a state_dict: without the last window's report and the retries, which are this
         process's story."""
-        kept = (*self.COUNTS, "first_bad", "least_scale", "weight")
-        return {name: getattr(self, name) for name in kept}
+        return {name: getattr(self, name) for name in (*COUNTS, *MEASURES, "first_bad")}
 
-    def checked(self, state: Any) -> dict[str, Any]:
-        """Return the state, of the right types. Raises KeyError if something is missing."""
-        found: dict[str, Any] = {name: int(state[name]) for name in self.COUNTS}
-        found["first_bad"] = None if state["first_bad"] is None else str(state["first_bad"])
-        return found | {name: float(state[name]) for name in ("least_scale", "weight")}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over what checked() returned."""
-        for name, value in state.items():
-            setattr(self, name, value)
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over a state that was checked."""
+        for name in (*COUNTS, *MEASURES, "first_bad"):
+            setattr(self, name, state[name])
         self.last = None
         self.retries.clear()
+
+
+COUNTS: Final = tuple(name for name, kind in Totals.__annotations__.items() if kind == "int")
+MEASURES: Final = ("least_scale", "weight")
 
 
 class WindowRunner:
@@ -261,28 +240,6 @@ class WindowRunner:
         micro_batch_size: rows that step() gives to a micro-batch, or None; for reports.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_context",
-        "_finish",
-        "_hooks",
-        "_main_grads",
-        "_max_skips",
-        "_scheduler",
-        "_torch",
-        "gradients",
-        "micro_batch_size",
-        "model",
-        "optimizer",
-        "ownership",
-        "precision",
-        "ranks",
-        "retries",
-        "steps",
-        "totals",
-        "window",
-    )
-
     gradients: Gradients
 
     def __init__(
@@ -293,7 +250,7 @@ class WindowRunner:
         self._scheduler, self._max_skips = settings.scheduler, settings.max_skips
         self._main_grads, self._hooks = settings.main_grads, False
         self._context: Any = None
-        self._finish = Finish(optimizer, settings.max_norm, settings.max_value, settings.clip)
+        self._finish = Finish(optimizer, settings)
         self.adopt()
         self.precision = Precision(self.gradients.trained, settings)
         self.ranks = Ranks()
@@ -310,7 +267,7 @@ class WindowRunner:
         self.ranks.attach()
 
     def release(self, why: str) -> None:
-        """Give the optimizer back and take every hook away. Again is no error."""
+        """Give the optimizer back and take every hook away. May be called again."""
         if self.ownership.ended:
             return
         self.abandon()
@@ -545,7 +502,7 @@ class WindowRunner:
             finally:
                 self.ownership.stepping = False
         else:
-            infs, nans, first_bad = measure.infs, measure.nans, measure.first_bad
+            infs, nans, first_bad = measure.bad
             norm = math.nan if nans else math.inf
         gradients.drop()
         scale = self.precision.scale
@@ -574,7 +531,12 @@ class WindowRunner:
         self.retries = []
         self.totals.add(report, scale.value)
         if self.totals.skipped_in_a_row >= self._max_skips:
-            self._refuse_to_go_on(report)
+            raise RuntimeError(
+                f"{self.totals.skipped_in_a_row} updates in a row were left out, as gradients were "
+                f"not finite ({infs:,} inf and {nans:,} nan in the last, first in {first_bad}, "
+                f"loss scale {report.scale:g}): lower the learning rate, look at the data, or "
+                "raise max_skips"
+            )
         return report
 
     def _reduce(self, problem: Exception | None, flushing: bool) -> Reduced:
@@ -621,14 +583,6 @@ class WindowRunner:
             f"{call}: the gradients of this window were {change.what}, after {self.window.count} "
             f"of {self.steps} micro-batches and outside of acc.backward(), so they are not those "
             f"of its micro-batches: {change.remedy}; reset() drops this window"
-        )
-
-    def _refuse_to_go_on(self, report: WindowReport) -> None:
-        raise RuntimeError(
-            f"{self.totals.skipped_in_a_row} updates in a row were left out, as gradients were not "
-            f"finite ({report.infs:,} inf and {report.nans:,} nan in the last, first in "
-            f"{report.first_bad}, loss scale {report.scale:g}): lower the learning rate, look at "
-            "the data, or raise max_skips"
         )
 
 

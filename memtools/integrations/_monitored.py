@@ -1,18 +1,23 @@
-"""What the callbacks do with a monitor: start it once, stop it once, keep phases in pairs."""
+"""What the callbacks share: they start a monitor once, stop it once, and keep phases in pairs."""
 
 from __future__ import annotations
 
 import logging
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
 from memtools import MemoryMonitor
 from memtools._base.metrics import finite
 
 
 class MonitoredRun:
-    """One training at a time. A monitor that runs already belongs to who started it: it gets steps
-    and phases, and is not stopped."""
+    """A monitor for one training at a time. A monitor that runs already belongs to whoever started
+    it: it gets steps and phases, and is not stopped.
+
+    Args:
+        monitor: the monitor; None makes one.
+        expert: `figures()` are all that the monitor has.
+    """
 
     def __init__(self, monitor: MemoryMonitor | None, expert: bool) -> None:
         if monitor is not None and not isinstance(monitor, MemoryMonitor):
@@ -25,44 +30,74 @@ class MonitoredRun:
         self._open: dict[str, AbstractContextManager[Any]] = {}
 
     def start(self) -> None:
-        """Also where a training begins again without having ended: its phases are left then."""
+        """Start the monitor unless it runs. A training that did not end leaves its phases here."""
         self.leave_all()
         if not self.monitor.running:
             self.monitor.start()
             self._is_owner = True
 
     def enter(self, name: str) -> None:
+        """Enter a phase, unless it was entered and not left."""
         if name not in self._open:
             phase = self.monitor.phase(name)
             phase.__enter__()
             self._open[name] = phase
 
     def leave(self, name: str) -> None:
+        """Leave a phase if it was entered."""
         phase = self._open.pop(name, None)
         if phase is not None:
             phase.__exit__(None, None, None)
 
     def leave_all(self, but: str = "") -> None:
-        """The innermost first."""
+        """Leave all phases except `but`, the innermost first."""
         for name in reversed(list(self._open)):
             if name != but:
                 self.leave(name)
 
     def figures(self) -> dict[str, float]:
-        """What can be plotted; nothing while the monitor does not run."""
+        """The monitor's figures that can be plotted; none while it does not run."""
         return finite(self.monitor.metrics(self._expert)) if self.monitor.running else {}
 
     def stop(self, error: BaseException | None = None) -> None:
-        """Leaves all phases, and stops the monitor if it was started here. May be called again."""
+        """Leave all phases, and stop the monitor if it was started here. Calling it again does
+        nothing. The record says that the training ended by `error`."""
         self.leave_all()
         if not self._is_owner:
             return
         self._is_owner = False
         if error is None:
             self.monitor.stop()
-        else:  # the record says by what it ended
+        else:
             self.monitor.__exit__(type(error), error, error.__traceback__)
 
-    def say(self) -> None:
-        """The summary, to the log named `memtools`."""
+    def log_summary(self) -> None:
+        """Write the monitor's summary to the log named `memtools`."""
         logging.getLogger("memtools").info("%s", self.monitor.summary())
+
+
+class MonitoringCallback:
+    """What the callbacks for transformers and for Lightning offer a program."""
+
+    def __init__(self, monitor: MemoryMonitor | None, expert: bool) -> None:
+        self._run = MonitoredRun(monitor, expert)
+
+    @property
+    def monitor(self) -> MemoryMonitor:
+        """The monitor that watches the training, or has watched it."""
+        return self._run.monitor
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Stop the monitor if the callback started it. Calling it again does nothing.
+
+        Args:
+            error: the exception by which the training ended, for the record; None, the default, if
+                it ended properly.
+        """
+        self._run.stop(error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.stop(error)

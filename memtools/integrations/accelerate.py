@@ -9,8 +9,8 @@
     acc.flush()
 
 The model and the loader are used as accelerate prepared them. The optimizer and the scheduler are
-taken out of their wrappers: these look up packages in every step, and step a scheduler once for
-every process.
+taken out of accelerate's wrappers, which look for installed packages in every step, and step a
+scheduler as often as there are processes.
 """
 
 from __future__ import annotations
@@ -31,19 +31,24 @@ def accumulator(
     scheduler: Any = None,
     **options: Any,
 ) -> GradAccumulator:
-    """A GradAccumulator over what `accelerator.prepare()` returned.
+    """Make a GradAccumulator over what `accelerator.prepare()` returned.
 
-    It takes the place of `accelerator.accumulate()`, `backward()`, `clip_grad_norm_()` and the
-    steps of the optimizer and the scheduler. With the accelerator's mixed_precision="bf16" the
-    model's forward pass is under accelerate's autocast.
+    It replaces `accelerator.accumulate()`, `backward()`, `clip_grad_norm_()` and the steps of the
+    optimizer and the scheduler. With the accelerator's mixed_precision="bf16" the model's forward
+    pass is under accelerate's autocast.
 
     Args:
-        steps, options: as of GradAccumulator.
-        scheduler: prepared or not; steps once for each update, however many processes there are.
+        accelerator: the `accelerate.Accelerator`.
+        model: the model as it was prepared.
+        optimizer: the optimizer, prepared or not.
+        steps: micro-batches of an update, at least 1, the default.
+        scheduler: the scheduler, prepared or not; None, the default, is none. It is stepped once
+            for each update, however many processes there are.
+        options: further arguments of GradAccumulator.
 
-    Raises:
-        ValueError: the accelerator accumulates itself, or scales losses (fp16): give these
-            settings here instead; or it uses DeepSpeed or Megatron, which own the backward pass.
+    Raises ValueError if the accelerator accumulates or scales losses (fp16) itself, which are
+    settings to make here instead; or if it uses DeepSpeed, Megatron or XLA, which run the backward
+    pass themselves.
     """
     if accelerator.gradient_accumulation_steps != 1:
         raise ValueError(

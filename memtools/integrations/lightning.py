@@ -7,16 +7,16 @@ teardown           stop                        on_exception stops too
 
 accumulator(module) makes a GradAccumulator for a LightningModule that optimises by hand.
 
-Works with `lightning` and with `pytorch_lightning`, whichever the program has imported.
+It works with `lightning` and with `pytorch_lightning`, whichever the program has imported.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from memtools import GradAccumulator, MemoryMonitor
-from memtools.integrations._monitored import MonitoredRun
+from memtools.integrations._monitored import MonitoringCallback
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -31,36 +31,30 @@ else:
 __all__ = ["MemoryCallback", "accumulator"]
 
 
-class MemoryCallback(Callback):  # type: ignore[misc]
-    """Watches the memory of `Trainer.fit`, `validate`, `test` and `predict`.
+class MemoryCallback(MonitoringCallback, Callback):  # type: ignore[misc]
+    """A callback that watches the memory of `Trainer.fit`, `validate`, `test` and `predict`.
 
         trainer = Trainer(callbacks=[MemoryCallback()])
         trainer.fit(model, data)
 
-    The monitor starts with each of them and stops with it, also by an exception. A step is what
-    `trainer.global_step` counts: an update of an optimizer, however many batches it accumulates.
-    Every `log_every_n_steps` the monitor's `memory/...` figures go to the loggers through
-    `log_dict`; after the end the summary goes to the log `memtools` at level INFO. Losses are not
-    changed by a bit.
+    The monitor starts with each of them and stops with it, also if it ends by an exception. A step
+    is what `trainer.global_step` counts: an update of an optimizer, however many batches it
+    accumulates. Every `log_every_n_steps` the monitor's `memory/...` figures go to the loggers
+    through `log_dict`; at the end the summary goes to the log `memtools` at level INFO. Losses are
+    the same to the last bit. `with MemoryCallback(...) as callback:` stops the monitor at the end
+    of the block.
 
     Args:
-        monitor: None for `MemoryMonitor()`; pass `MemoryMonitor(log="run.mem")` for a record. One
-            that runs already is not stopped here.
-        expert: all figures there are in each log.
+        monitor: the monitor; None, the default, makes a `MemoryMonitor()`. Pass
+            `MemoryMonitor(log="run.mem")` for a record. One that runs already is not stopped here.
+        expert: log all figures that the monitor has; False, the default, logs the usual ones.
+
+    Raises TypeError if `monitor` is not a MemoryMonitor.
     """
 
     def __init__(self, monitor: MemoryMonitor | None = None, *, expert: bool = False) -> None:
-        self._run = MonitoredRun(monitor, expert)
+        super().__init__(monitor, expert)
         self._steps = 0
-
-    @property
-    def monitor(self) -> MemoryMonitor:
-        """The one that watches, or has watched."""
-        return self._run.monitor
-
-    def stop(self, error: BaseException | None = None) -> None:
-        """Stop the monitor if the callback started it. May be called again."""
-        self._run.stop(error)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self._run.start()
@@ -68,7 +62,7 @@ class MemoryCallback(Callback):  # type: ignore[misc]
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self.stop()
-        self._run.say()
+        self._run.log_summary()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self.stop(exception)
@@ -115,15 +109,9 @@ class MemoryCallback(Callback):  # type: ignore[misc]
     def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
         self._run.leave("predict")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.stop(error)
-
 
 def accumulator(module: Any, steps: int = 1, **options: Any) -> GradAccumulator:
-    """A GradAccumulator over the optimizer of a LightningModule that optimises by hand.
+    """Make a GradAccumulator over the optimizer of a LightningModule that optimises by hand.
 
         def on_fit_start(self):
             self.acc = accumulator(self, steps=4, max_norm=1.0)
@@ -134,17 +122,18 @@ def accumulator(module: Any, steps: int = 1, **options: Any) -> GradAccumulator:
             if self.trainer.is_last_batch:
                 self.acc.flush()
 
-    `trainer.global_step` counts the updates made in `training_step`. The precision is Lightning's
-    where the Trainer has bf16-mixed. With several devices each rank's loader may end when it does.
+    `trainer.global_step` counts the updates that are made in `training_step`. With the Trainer's
+    precision="bf16-mixed" the forward pass is under Lightning's autocast. With several devices the
+    loaders of ranks may have different lengths.
 
     Args:
-        module: of a Trainer that fits it, with `self.automatic_optimization = False` and one
-            optimizer; its scheduler is stepped after each update.
-        steps, options: as of GradAccumulator; `scheduler=` replaces the module's.
+        module: a module that a Trainer fits, with `self.automatic_optimization = False` and one
+            optimizer. Its scheduler is stepped after each update.
+        steps: micro-batches of an update, at least 1, the default.
+        options: further arguments of GradAccumulator; `scheduler=` replaces the module's.
 
-    Raises:
-        ValueError: the module optimises automatically, has several optimizers, or the Trainer's
-            precision is 16-mixed: give precision="fp16" here, and "32-true" to the Trainer.
+    Raises ValueError if the module optimises automatically or has several optimizers, or the
+    Trainer's precision is "16-mixed": give it "32-true", and precision="fp16" here.
     """
     if module.automatic_optimization:
         raise ValueError(
@@ -168,6 +157,6 @@ def accumulator(module: Any, steps: int = 1, **options: Any) -> GradAccumulator:
 
 
 def _logs_now(trainer: Any) -> bool:
-    """Whether Lightning hands this batch's figures to the loggers; reading them for nothing would
-    cost every step."""
+    """Whether Lightning passes figures of this batch on to the loggers. To read them for every
+    batch would cost every step."""
     return bool(trainer._logger_connector.should_update_logs)

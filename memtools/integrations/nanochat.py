@@ -2,20 +2,20 @@
 
     from memtools.integrations.nanochat import KVCache      # in place of nanochat.engine's
 
-nanochat has had two caches of that name, and engines written after either work:
+nanochat has had two caches of that name, and engines that were written for either one work:
 
     new    KVCache(batch_size, num_heads, seq_len, head_dim, num_layers, device, dtype)
            attention writes into get_layer_cache(i), (B, T, H, D), and calls advance(n)
     older  KVCache(batch_size, num_heads, seq_len, head_dim, num_layers)
            K, V = insert_kv(layer, k, v), (B, H, T, D); dtype and device come with the first k
 
-All caches of an engine in one pool, which a second generation finds filled with idle pages:
+With one pool for all caches of an engine, a generation uses the pages of the one before it:
 
     pool = pool_for(model, max_tokens=2048, max_sequences=16, limit="1 GiB")
     nanochat.engine.KVCache = cache_class(pool)
 
-Memory comes as tokens do, not with the constructor; `prefill` shares the prompt's pages with all
-rows in place of copying it to each; and everything goes back when the object dies.
+Memory is taken as tokens come, not by the constructor; `prefill` shares the prompt's pages with all
+rows in place of copying them; and all pages go back when the object dies.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 else:
     torch = connect().torch
 
-_STEP = 1024  # insert_kv() past seq_len grows by this, as nanochat does
-_ROOM = 8192  # addresses of a pool of one's own: for the rows that prefill() from it, too
-_ROWS = 256
+_STEP = 1024  # past seq_len insert_kv() grows by so many tokens, as nanochat does
+# The least tokens and rows of a pool that a cache makes for itself: a larger cache that is
+# prefilled from it lies in the same pool.
+_TOKENS, _ROWS = 8192, 256
 
 
 def pool_for(
@@ -44,18 +45,21 @@ def pool_for(
     limit: int | str | Budget | None = None,
     **options: Any,
 ) -> KVPool:
-    """A KVPool for all caches of an engine in nanochat's style.
+    """Make a KVPool for all caches of an engine in nanochat's style.
 
     Args:
         model: the model, or its config: an object with `n_layer`, `n_head` and `n_embd`, and with
-            `n_kv_head` and `head_dim` where they are not what follows from these. A model also says
-            the device, and the dtype as nanochat has it: bfloat16 on CUDA, else its weights'.
-        max_tokens: of one row, the largest `seq_len` that is asked for. It costs addresses only.
-        max_sequences: rows of one cache at most.
-        limit: bytes of pages at most, an int or like `"2 GiB"`, or a Budget; None is unlimited.
-        options: passed on to KVPool; `device` and `dtype` where the model does not say them.
+            `n_kv_head` and `head_dim` if they do not follow from these. Of a model the device is
+            taken as well, and the dtype that nanochat would use: bfloat16 on CUDA, else the dtype
+            of its weights.
+        max_tokens: tokens that a row can hold, at least the largest `seq_len` of a cache. It costs
+            addresses only.
+        max_sequences: rows that a cache can have, at least 1.
+        limit: the most bytes of pages, an int or like `"2 GiB"`, or a Budget; None, the default, is
+            no limit.
+        options: further arguments of KVPool, such as `device` and `dtype` for a config.
 
-    Raises ValueError for a config without these entries.
+    Raises ValueError if the config lacks an entry.
     """
     config = getattr(model, "config", model)
     missing = [name for name in ("n_layer", "n_head", "n_embd") if not hasattr(config, name)]
@@ -78,7 +82,7 @@ def pool_for(
 
 
 def _kind_of(model: Any) -> dict[str, Any]:
-    """Device and dtype of a model's cache; nothing for a config."""
+    """The device and dtype of a model's cache; empty for a config."""
     weights = next(model.parameters(), None) if hasattr(model, "parameters") else None
     if weights is None:
         return {}
@@ -87,36 +91,42 @@ def _kind_of(model: Any) -> dict[str, Any]:
 
 
 def cache_class(pool: KVPool) -> type[KVCache]:
-    """KVCache with all its caches in `pool`: what an engine calls in place of its own class."""
+    """Make a subclass of KVCache whose caches lie in `pool`, for an engine to use as its own."""
     return type("KVCache", (KVCache,), {"shared_pool": pool, "__module__": __name__})
 
 
 class KVCache:
-    """K and V of `batch_size` sequences; a drop-in for nanochat's.
+    """K and V of `batch_size` sequences: a drop-in for nanochat's KVCache.
+
+    `prefill(other)` shares pages if both caches lie in one pool, or neither was given a pool.
+    `reset()` and `prefill()` may move this cache and the one it is prefilled from: read `k_cache`,
+    `v_cache` and `get_layer_cache` again after them, as nanochat does in every forward pass.
+
+    On CUDA `k_cache` and `get_layer_cache` take the pages of all `seq_len` tokens, because kernels
+    write there without telling; `insert_kv` takes pages as tokens come.
 
     Args:
-        batch_size, num_heads, seq_len, head_dim, num_layers: as in nanochat; heads are those of K
-            and V, seq_len is the most tokens of a row.
-        device, dtype: of the tensors. None, in the older style: those of the first `insert_kv` or
-            `prefill`.
-        pool: a KVPool of these layers, heads and head_dim, for one budget, for statistics, and for
-            pages that the next cache finds ready. None takes that of `cache_class()`, or makes one
-            of its own, without a limit.
-
-    `prefill(other)` shares pages where both caches are of one pool, or neither was given any.
-    `reset()` and `prefill()` may move the cache, and the one it is prefilled from: take `k_cache`,
-    `v_cache` and `get_layer_cache` after them anew, as nanochat does in every forward.
-
-    On CUDA, `k_cache` and `get_layer_cache` take the pages of all `seq_len` tokens, because kernels
-    write there unannounced; `insert_kv` takes them as they come.
+        batch_size: rows, at least 1.
+        num_heads: heads of K, and of V, in each layer.
+        seq_len: the most tokens of a row.
+        head_dim: elements of one head.
+        num_layers: layers of the model.
+        device: the device of K and V. None, the default, as in nanochat's older style, takes that
+            of the first `insert_kv` or `prefill`.
+        dtype: their dtype; None as for `device`.
+        pool: a KVPool of these layers, heads and elements, so that caches share a limit, statistics
+            and idle pages. None, the default, takes the pool of `cache_class()`, or makes one of
+            its own without a limit.
 
     Raises:
-        ValueError: a pool that does not fit.
-        BudgetError: the pool's limit leaves no room; by whatever needs the room.
+        ValueError: the pool does not fit.
+        BudgetError: raised by the call that needs room which the pool's limit does not leave.
     """
 
-    prev_embedding: Any = None  #: free for the model's use; prefill() expands it to all rows
-    shared_pool: ClassVar[KVPool | None] = None  #: of cache_class(), used where `pool` is None
+    #: The model may keep something here; prefill() expands it to all rows.
+    prev_embedding: Any = None
+    #: Set by cache_class(), and used if `pool` is None.
+    shared_pool: ClassVar[KVPool | None] = None
 
     def __init__(
         self,
@@ -135,15 +145,15 @@ class KVCache:
         pool = self.shared_pool if pool is None else pool
         self._pool, self._is_own_pool = pool, pool is None
         self._lease: KVLease | None = None
-        # As handed out. None where the lease has to make its buffers writable first: also after a
-        # crop, and after a fork of it.
+        # K and V as the engine has them. None where the lease has to make its buffers writable
+        # first, which it has to again after a crop and after a fork of it.
         self._views: tuple[torch.Tensor, torch.Tensor] | None = None
         self._pos = 0
         if pool is not None:
             device, dtype = self._check_pool(pool, device, dtype)
         self._device = None if device is None else torch.device(device)
         self._dtype = dtype
-        self._make_seqlens()
+        self._make_lengths()
 
     def _check_pool(
         self, pool: KVPool, device: Any, dtype: Any
@@ -165,13 +175,13 @@ class KVCache:
             raise ValueError(f"the pool does not fit this cache: it has {'; '.join(wrong)}")
         return pool.device, pool.dtype
 
-    def _make_seqlens(self) -> None:
-        with torch.inference_mode(False):  # else nobody could change it outside of that mode
+    def _make_lengths(self) -> None:
+        with torch.inference_mode(False):  # an inference tensor could not be changed outside it
             self.cache_seqlens = torch.zeros(
                 self.batch_size, dtype=torch.int32, device=self._device or "cpu"
             )
 
-    # --- rows of the pool ----------------------------------------------------------------------
+    # --- rows of the pool -------------------------------------------------------------------------
 
     def _own_pool(self, tokens: int) -> KVPool:
         return memtools.KVPool(
@@ -186,15 +196,15 @@ class KVCache:
         )
 
     def _rows(self) -> KVLease:
-        """The lease, acquired when it is needed: until then prefill() can share another's."""
+        """The lease. It is acquired when it is needed, as prefill() shares another cache's."""
         if self._lease is None:
             if self._pool is None:
-                self._pool = self._own_pool(max(_ROOM, 4 * self.max_seq_len))
+                self._pool = self._own_pool(max(_TOKENS, 4 * self.max_seq_len))
             self._lease = self._pool.acquire(self.batch_size)
         return self._lease
 
     def _hold(self, lease: KVLease | None) -> None:
-        """Goes on with this lease in place of the one before, whose views are no longer ours."""
+        """Go on with this lease, or none, and release the one before."""
         before, self._lease, self._views = self._lease, lease, None
         if before is not None:
             before.release()
@@ -203,8 +213,8 @@ class KVCache:
         self._pos = pos
         self.cache_seqlens.fill_(pos)
 
-    def _settle(self) -> None:
-        """The lease's lengths become those of cache_seqlens, which anybody may have changed."""
+    def _take_lengths(self) -> None:
+        """Give the lease the lengths of `cache_seqlens`, which an engine may have changed."""
         lengths, lease = self.cache_seqlens.tolist(), self._rows()
         if any(has > wanted for has, wanted in zip(lease.lengths, lengths, strict=True)):
             lease.crop(lengths)
@@ -216,26 +226,30 @@ class KVCache:
     # --- what both styles have -------------------------------------------------------------------
 
     def get_pos(self) -> int:
-        """Tokens of the first row, and so of all: `cache_seqlens[0]`."""
+        """The number of tokens in each row: `cache_seqlens[0]`."""
         return int(self.cache_seqlens[0].item())
 
     def reset(self) -> None:
-        """Empties the cache; its pages go back to the pool."""
+        """Empty the cache, and give its pages back to the pool."""
         self._hold(None)
         self._set_pos(0)
         self.prev_embedding = None
 
     def prefill(self, other: Any) -> None:
-        """Starts with what `other` holds; one row of it serves all rows of this cache.
+        """Start with the tokens that another cache holds. If both lie in one pool, none is copied.
 
-        AssertionError unless this cache is empty and `other` fits. Where both are of one pool no
-        token is copied. `other` may also be a cache of nanochat's own.
+        Args:
+            other: a cache of this class or of nanochat's own, with one row for all rows of this
+                cache or as many rows as this one.
+
+        Raises AssertionError if this cache is not empty or `other` does not fit, as nanochat does;
+        TypeError if it is not a KV cache.
         """
         self._check_other(other)
         pos = int(other.get_pos())
         if pos > 0:
             if isinstance(other, KVCache):
-                other._settle()
+                other._take_lengths()
             if isinstance(other, KVCache) and self._shares_with(other):
                 lease = other._rows()
                 self._pool, self._dtype, self._device = other._pool, other._dtype, other._device
@@ -244,12 +258,12 @@ class KVCache:
             else:
                 self._copy(other, pos)
             self._set_pos(pos)
-            self._settle()
+            self._take_lengths()
         if getattr(other, "prev_embedding", None) is not None:
             self.prev_embedding = other.prev_embedding.expand(self.batch_size, -1, -1).clone()
 
     def _check_other(self, other: Any) -> None:
-        """`raise` and not `assert`, which goes with python -O."""
+        """Refuse a cache that does not fit, also under python -O, where assert does nothing."""
         sizes = ("n_layers", "n_heads", "head_dim", "batch_size", "max_seq_len", "get_pos")
         missing = [name for name in sizes if not hasattr(other, name)]
         if missing:
@@ -270,7 +284,7 @@ class KVCache:
 
     def _shares_with(self, other: KVCache) -> bool:
         pool = other._rows().pool
-        if self._views is not None:  # whoever holds them expects the prompt there
+        if self._views is not None:  # the engine has them, and expects the prompt there
             return False
         if self._dtype not in (None, pool.dtype) or self._device not in (None, other._device):
             return False
@@ -283,19 +297,19 @@ class KVCache:
             k, v = _tokens_of(other, layer, pos)
             if layer == 0:
                 self._take_kind(k)
-                self._settle()  # not one token from an insert_kv() that was left half done
+                self._take_lengths()  # drops what an insert_kv() left that was not finished
             self._rows().update(layer, self._fitted(k), self._fitted(v))
 
     def _take_kind(self, k: torch.Tensor) -> None:
-        """In the older style dtype and device come with the first tensor."""
+        """Take dtype and device from the first tensor, if the cache was made without them."""
         if self._dtype is None:
             self._dtype = k.dtype
         if self._device is None:
             self._device = k.device
-            self._make_seqlens()
+            self._make_lengths()
 
     def _fitted(self, x: torch.Tensor) -> torch.Tensor:
-        """As assignment to a slice of the cache takes it: any kind, and one row for all."""
+        """x as assignment to a slice would take it: of any dtype, and one row for all rows."""
         x = x.to(self._device, self._dtype)
         return x.expand(self.batch_size, -1, -1, -1) if x.shape[0] == 1 else x
 
@@ -312,22 +326,28 @@ class KVCache:
 
     @property
     def k_cache(self) -> torch.Tensor:
-        """K, `(n_layers, batch_size, max_seq_len, n_heads, head_dim)`: a view of strides of its
-        own, for writing in place. Past the tokens it reads zeros."""
+        """K, `(n_layers, batch_size, max_seq_len, n_heads, head_dim)`: a view with strides of its
+        own, to be written in place. Behind the last token it reads zeros."""
         return self._full()[0]
 
     @property
     def v_cache(self) -> torch.Tensor:
-        """V, as `k_cache`."""
+        """V; see `k_cache`."""
         return self._full()[1]
 
     def get_layer_cache(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views (K, V) of one layer, `(batch_size, max_seq_len, n_heads, head_dim)`."""
+        """K and V of one layer, `(batch_size, max_seq_len, n_heads, head_dim)`, as views."""
         k, v = self._full()
         return k[layer_idx], v[layer_idx]
 
     def advance(self, num_tokens: int) -> None:
-        """`num_tokens` more were written to all layers. IndexError past `max_seq_len`."""
+        """Count tokens that were written to all layers of every row.
+
+        Args:
+            num_tokens: how many, behind those that were there.
+
+        Raises IndexError if there would be more than `max_seq_len`.
+        """
         pos = self._pos + num_tokens
         if pos > self.max_seq_len:
             raise IndexError(
@@ -342,13 +362,13 @@ class KVCache:
 
     @property
     def kv_shape(self) -> tuple[int, ...]:
-        """`(n_layers, 2, batch_size, n_heads, seq_len, head_dim)`, after growth the larger one."""
+        """The shape of `kv_cache`: `(n_layers, 2, batch_size, n_heads, max_seq_len, head_dim)`."""
         rows = (self.batch_size, self.n_heads, self.max_seq_len, self.head_dim)
         return (self.n_layers, 2, *rows)
 
     @property
     def kv_cache(self) -> torch.Tensor | None:
-        """K and V in one view of `kv_shape`; None before the first tokens."""
+        """K and V in one view of shape `kv_shape`; None before the first tokens."""
         if self._lease is None:
             return None
         k, v = (x.transpose(2, 3) for x in self._full())
@@ -358,22 +378,27 @@ class KVCache:
 
     @property
     def pos(self) -> int:
-        """Tokens of every row. May be set: back, to drop tokens, or ahead."""
+        """The number of tokens in every row. It can be set: lower to drop tokens, or higher."""
         return self._pos
 
     @pos.setter
     def pos(self, pos: int) -> None:
         self._set_pos(pos)
         if self._lease is not None:
-            self._settle()
+            self._take_lengths()
 
     def insert_kv(
         self, layer_idx: int, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes k and v, `(B, H, t, D)`, at `pos` and returns all up to there, `(B, H, T, D)`.
+        """Write new tokens of one layer at `pos`. The last layer's call advances `pos`.
 
-        The last layer's call moves `pos`. Past `seq_len` the cache grows, up to a given pool's
-        `max_tokens`: IndexError beyond.
+        Args:
+            layer_idx: the layer's number, from 0.
+            k, v: the tokens, `(B, H, t, D)`. The cache grows if they exceed `max_seq_len`.
+
+        Returns views of all tokens of the layer, `(B, H, T, D)`.
+
+        Raises IndexError if a pool that was given ends before the last token.
         """
         self._take_kind(k)
         k, v = self._fitted(k), self._fitted(v)
@@ -381,7 +406,7 @@ class KVCache:
         if end > self.max_seq_len:
             self._grow(end)
         if self._rows().seq_length(layer_idx) < self._pos:  # pos was set ahead of the tokens
-            self._settle()
+            self._take_lengths()
         lease = self._rows()
         if lease.seq_length(layer_idx) == self._pos:
             pair = lease.update(layer_idx, k, v)
@@ -394,7 +419,7 @@ class KVCache:
     def _insert_again(
         self, layer: int, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Over tokens that an insert_kv() of this layer wrote, after which `pos` did not move."""
+        """insert_kv() over tokens of this layer that are there: `pos` has not advanced since."""
         lease, start, count = self._rows(), self._pos, k.shape[2]
         over = min(lease.seq_length(layer) - start, count)
         with torch.no_grad():
@@ -413,7 +438,7 @@ class KVCache:
             self.max_seq_len, self._views = min(needed, most), None
 
     def _move(self, pool: KVPool) -> None:
-        """To a pool with more addresses: the one case in which growing copies."""
+        """Move to a pool with more addresses: the only case in which growth copies tokens."""
         before, lease = self._rows(), pool.acquire(self.batch_size)
         for layer in range(self.n_layers):
             if before.seq_length(layer) > 0:
@@ -423,7 +448,7 @@ class KVCache:
 
 
 def _tokens_of(other: Any, layer: int, pos: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V, (B, H, pos, D), of a KVCache of ours or of nanochat."""
+    """K and V, (B, H, pos, D), of a KVCache of this module or of nanochat's own."""
     if isinstance(other, KVCache):
         return other._rows().layer(layer, tokens=pos)
     k, v = other.get_layer_cache(layer)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from memtools import _core
+from memtools._base import sentences
 from memtools._base.decorate import name_of_callback
-from memtools._base.size import format_bytes
 from memtools.errors import HostMemoryPressure
 from memtools.monitor.host import percent
 from memtools.monitor.log import Log
@@ -32,14 +32,7 @@ class Pressure(NamedTuple):
     stalled_percent: float | None
 
     def __str__(self) -> str:
-        used = percent(self.used_bytes, self.limit_bytes)
-        line = (
-            f"{format_bytes(self.used_bytes)} of {format_bytes(self.limit_bytes)} used "
-            f"({used:.1f}%; {self.limit_source}), watermark {100 * self.fraction:g}%"
-        )
-        if self.stalled_percent:
-            line += f", stalled {self.stalled_percent:.0f}% of the last 10 s"
-        return line
+        return sentences.of_pressure(self)
 
 
 Callback = Callable[..., object]
@@ -170,7 +163,7 @@ class Watermarks:
         if handle not in self._handles:
             return None  # another callback has cancelled it
         if handle.safe:  # that a watermark was passed, the sampler has written
-            log.event("guard", f"{handle.name}: {pressure}")
+            log.event("guard", pressure, action=handle.name)
         if handle.action == "raise":
             return HostMemoryPressure(
                 f"host memory runs out at step {pressure.step:,}: {pressure}; save a checkpoint "

@@ -12,7 +12,7 @@ from typing import Any
 from memtools import _core
 from memtools._base.notice import logger, notice
 from memtools._base.size import format_bytes
-from memtools.record.kinds import payload
+from memtools.record.kinds import End, Event, payload
 from memtools.record.redact import redacted_command
 
 _REMEDIES = {
@@ -176,12 +176,12 @@ class Log:
             self._try(lambda writer: writer.close())
         self.writes = False
 
-    def close_at_exit(self, failed: str, time_ns: int) -> None:
+    def close_at_exit(self, failed: End | None, time_ns: int) -> None:
         """The end event, of that time and with the exit code, and the close are left to the end of
-        the process. Where the code is 1, `failed` says why; "": nobody knows."""
+        the process. Where the code is 1, `failed` says why; None: nobody knows."""
         if self._writer is not None:
-            text = f"exit: {failed}".replace("\0", "\\0") if failed else ""
-            self._try(lambda writer: writer._close_at_exit(text, time_ns))
+            data = b"" if failed is None else payload(End.KIND, failed)
+            self._try(lambda writer: writer._close_at_exit(data, time_ns))
         self.writes = False
 
     def abandon(self) -> None:
@@ -202,13 +202,13 @@ class Log:
         if self._writer is None or not self._writer.closed:
             self.complain("record", f"nothing more is recorded: {error}")
 
-    def warn(self, key: str, kind: str, text: str, *, aloud: bool = True) -> None:
-        """Write the text as an event and, `aloud`, to the logger; once for each key."""
+    def warn(self, key: str, event: Event, *, aloud: bool = True) -> None:
+        """Write the event and, `aloud`, its sentence to the logger; once for each key."""
         if key not in self._complaints:
             self._complaints.add(key)
             if aloud:
-                logger.warning("%s", text)
-            self.event(kind, text)
+                logger.warning("%s", event.sentence())
+            self.event(event.KIND, event)
 
     def complain(self, key: str, text: str) -> None:
         """Give notice, once for each key."""

@@ -11,7 +11,6 @@ import torch
 
 import memtools
 from memtools._base import reclaim
-from memtools._base import torch as bridge
 from memtools._census.cycles import Collected
 from memtools.cleanup.actions import (
     DEVICE,
@@ -23,7 +22,6 @@ from memtools.cleanup.actions import (
     IDLE_HEAP,
     LEAST_TOTAL,
     POOL_TRIM,
-    TRIM,
     Change,
     Pools,
     Readings,
@@ -181,7 +179,8 @@ def test_trim_gives_the_heap_back():
     """In a process in which nobody has set glibc's thresholds, as step() does under a limit."""
     in_own_process("""
         import torch
-        from tests.cleanup.test_actions import MIB, TRIM, run
+        from memtools.cleanup.actions import TRIM
+        from tests.cleanup.test_actions import MIB, run
         blocks = [torch.ones(4096) for _ in range(3000)]
         top = torch.ones(2048)
         del blocks
@@ -221,7 +220,7 @@ def test_pools_are_held_weakly_and_closed_ones_are_passed_over():
     ]
     pools = watching(*made)
     pools.add(made[0])
-    assert pools.alive() == made
+    assert set(pools.alive()) == set(made)
     made[1].close()
     del made[2]
     assert pools.alive() == made[:1]
@@ -293,14 +292,6 @@ def test_only_devices_in_use_are_waited_for(cuda: FakeCuda):  # noqa: F811
     cuda.allocate(1, 100)
     synchronize()
     assert cuda.order == ["synchronize 1"]
-
-
-def test_without_torch_host_actions_work(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(bridge, "loaded", lambda: None)
-    assert devices_in_use() == ()
-    assert not capturing()
-    for action in (GC, GC_YOUNG, TRIM):
-        assert run(action).error is None
 
 
 def test_trigger_words():

@@ -7,7 +7,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +59,6 @@ def test_acts_at_the_multiples_of_its_cadences() -> None:
     assert actor.core.why(0) == actor.core.why(1) == DUE
     assert [actor.core.ticks(clock) for clock in range(5)] == [200, 0, 0, 1, 0]
     assert actor.core.figures(0) == (2, 0, 1)
-
-
-def test_several_ticks_at_once_are_due_once() -> None:
-    actor = Actor(((10,), 0, False))
-    actor.core.tick(0, 35)
-    actor.core.tick(0, 4)
-    actor.core.tick(0, 0)
-    actor.core.tick()
-    assert actor.asked == [(1, 0, 35), (1, 0, 40)]
 
 
 def test_what_frees_nothing_is_backed_off_and_forgotten() -> None:
@@ -162,40 +152,6 @@ class Slow:
     def __exit__(self, *_: object) -> None:
         self.go.set()
         self.thread.join()
-
-
-def test_a_tick_while_another_thread_acts_only_counts() -> None:
-    with Slow() as slow:
-        slow.core.tick()
-        slow.core.tick()
-        assert (slow.calls, slow.core.ticks(0)) == (1, 3)
-        assert slow.core.look() == 1  # what is asked for, without a decision
-    slow.core.tick()  # what was due meanwhile
-    assert (slow.calls, slow.core.ticks(0)) == (2, 4)
-
-
-def test_many_threads_tick_and_none_acts_beside_another() -> None:
-    def act(mask: int, clock: int) -> None:
-        nonlocal acting, calls
-        acting += 1
-        calls += 1
-        assert acting == 1
-        time.sleep(0)
-        core.done(0, 1, *PAID)
-        acting -= 1
-
-    acting, calls = 0, 0
-    core = _core.Policy(act, [((10,), 0, False)])
-    threads = [
-        threading.Thread(target=lambda: [core.tick() for _ in range(2000)]) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert core.ticks(0) == 8000
-    assert 0 < calls <= 800
-    assert core.figures(0)[0] == calls
 
 
 # --- forks ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pickle
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -65,6 +65,20 @@ def stream(n: int) -> Iterator[int]:
     for i in range(n):
         got = (yield i) or got
     return got
+
+
+class Gate(asyncio.Event):
+    """An event that knows how many have waited for it."""
+
+    waiting = 0
+
+    async def wait(self) -> Literal[True]:
+        self.waiting += 1
+        return await super().wait()
+
+    async def is_waited_for(self, tasks: int) -> None:
+        while self.waiting < tasks:
+            await asyncio.sleep(0)  # gives the tasks their turns
 
 
 @manage
@@ -271,8 +285,9 @@ def test_a_coroutine_that_raised_or_was_cancelled_is_none():
     assert caught.value is error
 
     async def cancelled() -> None:
-        task = asyncio.create_task(wait(asyncio.Event()))
-        await asyncio.sleep(0.01)
+        gate = Gate()
+        task = asyncio.create_task(wait(gate))
+        await gate.is_waited_for(1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -285,9 +300,9 @@ def test_a_coroutine_that_raised_or_was_cancelled_is_none():
 
 def test_tasks_that_take_turns_count_each():
     async def main() -> None:
-        gate = asyncio.Event()
+        gate = Gate()
         tasks = [asyncio.create_task(wait(gate)) for _ in range(5)]
-        await asyncio.sleep(0.01)  # all wait
+        await gate.is_waited_for(5)
         function(1)  # an update of its own: no task is at work on this thread
         gate.set()
         await asyncio.gather(*tasks)

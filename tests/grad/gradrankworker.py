@@ -118,7 +118,7 @@ class Loop:
             if self.window.empty:
                 self.window.begin(STEPS, weight, 1.0)
                 self.window.guess = self.ranks.guess(self.window.guess)
-            (loss * self.window.constant).backward()
+            (loss * self.window.scale * self.window.guess).backward()
         self.window.add(weight)
         self.window.count += 1
 
@@ -216,7 +216,7 @@ def unused(rank: int) -> Any:
     with loop.ranks.forward(False):
         loss = loop.model.module[rank](torch.ones(1, 2)).sum()
         loop.window.begin(1, 1.0, 1.0)
-        (loss * loop.window.constant).backward()
+        (loss * loop.window.scale * loop.window.guess).backward()
     loop.window.add(1.0)
     loop.window.count += 1
     reduced = loop.ranks.reduce(loop.gradients, loop.window)

@@ -55,9 +55,9 @@ def test_gradients_of_16_bits_are_freed_in_the_backward_pass():
     acc = GradAccumulator(model, Recorder(model), steps=3, main_grads=True)
     run(acc, batches((4,)))
     assert all(p.grad is None for p in model.parameters())
-    assert not acc.gradients.empty()
+    assert acc.gradients.tensors()
     acc.reset()
-    assert acc.gradients.empty()
+    assert not acc.gradients.tensors()
 
 
 def test_an_optimizer_that_needs_16_bits_gets_them_rounded_once():

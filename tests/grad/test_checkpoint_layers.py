@@ -288,7 +288,7 @@ def test_remove_leaves_the_model_as_it_was(model):
     handle.remove()
     handle.remove()
     assert not handle.active
-    assert str(handle).startswith("4 of 4 layers run as ever again: blocks.0")
+    assert str(handle).startswith("4 of 4 layers run as before: blocks.0")
     assert [dict(module.__dict__) for module in model.modules()] == before
     checkpoint_layers(model).remove()
 

@@ -222,8 +222,9 @@ pl.Trainer(
     max_steps=3, accelerator="cpu", callbacks=[callback], logger=False,
     enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
 ).fit(Model(), DataLoader(TensorDataset(torch.randn(8, 4))))
-bases = MemoryCallback.__mro__[1].__module__.partition(".")[0]
-print(callback.monitor.step_count, bases, "lightning.pytorch" in sys.modules)
+(base,) = [kind for kind in MemoryCallback.__mro__ if kind.__name__ == "Callback"]
+package = base.__module__.partition(".")[0]
+print(callback.monitor.step_count, package, "lightning.pytorch" in sys.modules)
 """
 OURS = "from memtools.integrations.lightning import MemoryCallback\n"
 OLD = "import pytorch_lightning as pl\n"

@@ -89,7 +89,16 @@ def test_batch_repeat_interleave_and_select(filled: Filled) -> None:
 
 @pytest.mark.parametrize(
     "indices",
-    [(0, 2), [2, 0], (1,), [True, False, True], slice(0, 2), torch.tensor([1, 1]), np.array([2])],
+    [
+        (0, 2),
+        [2, 0],
+        (1,),
+        [True, False, True],
+        slice(0, 2),
+        torch.tensor([1, 1]),
+        np.array([2]),
+        [0, 1, 2, 1, 0],
+    ],  # more rows than there were
     ids=str,
 )
 def test_batch_select_indices_takes_what_dynamic_cache_takes(filled: Filled, indices: Any) -> None:

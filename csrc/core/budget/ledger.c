@@ -46,7 +46,7 @@ discharge(mt_member *member, size_t bytes)
     for (mt_member *m = member; m != NULL; m = above(m))
         m->reserved -= bytes;
     assert(balances(member));
-    if (bytes > 0) mt_tree_announce(member->ledger->tree);
+    if (bytes > 0) mt_tree_notify_all(member->ledger->tree);
 }
 
 /* --- ledgers and members come and go --------------------------------------------------------- */

@@ -99,11 +99,11 @@ size_t mt_ledger_idle(mt_ledger *ledger, const mt_member *asker);
  * returns how many there are. Reserved and peak are of one moment, idle is asked after it. */
 size_t mt_ledger_report(mt_ledger *ledger, mt_holder *out, size_t cap);
 
-/* Waiting for room. `changes` counts releases and stirs; wait returns true once it is no longer
- * `seen`, false after `ns`. Whoever makes something idle without releasing it calls stir. Changes
+/* Waiting for room. `changes` counts releases and notices; wait returns true once it is no longer
+ * `seen`, false after `ns`. Whoever makes something idle without releasing it calls notify. Changes
  * in a suballocation count in its parents, and a parent's in its suballocations. */
 uint64_t mt_ledger_changes(mt_ledger *ledger);
-void mt_ledger_stir(mt_ledger *ledger);
+void mt_ledger_notify(mt_ledger *ledger);
 bool mt_ledger_wait(mt_ledger *ledger, uint64_t seen, uint64_t ns);
 
 /* The queue of those who wait in this ledger: first come, first served. enter gives a ticket; only

@@ -86,6 +86,6 @@ mt_tree_figure(mt_tree *t, const size_t *at)
 }
 
 /* Wakes all who wait. pre: lock is held. */
-void mt_tree_announce(mt_tree *t);
+void mt_tree_notify_all(mt_tree *t);
 
 #endif

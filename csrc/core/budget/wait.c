@@ -9,7 +9,7 @@
 
 /* Wakes all who wait. pre: lock is held. */
 void
-mt_tree_announce(mt_tree *t)
+mt_tree_notify_all(mt_tree *t)
 {
     atomic_fetch_add_explicit(&t->changes, 1, memory_order_release);
     mt_condition_wake_all(&t->changed);
@@ -22,10 +22,10 @@ mt_ledger_changes(mt_ledger *ledger)
 }
 
 void
-mt_ledger_stir(mt_ledger *ledger)
+mt_ledger_notify(mt_ledger *ledger)
 {
     mt_tree_take(ledger->tree, &ledger->tree->lock);
-    mt_tree_announce(ledger->tree);
+    mt_tree_notify_all(ledger->tree);
     mt_lock_give(&ledger->tree->lock);
 }
 
@@ -74,7 +74,7 @@ mt_ledger_is_first(mt_ledger *ledger, uint64_t ticket)
     return first;
 }
 
-/* The next in the queue has to look. */
+/* Leaving the queue counts as a change, because the next one in it is first now and has to look. */
 void
 mt_ledger_quit(mt_ledger *ledger, uint64_t ticket)
 {
@@ -88,7 +88,7 @@ mt_ledger_quit(mt_ledger *ledger, uint64_t ticket)
     assert(*at != NULL);
     p = *at;
     *at = p->next;
-    mt_tree_announce(t);
+    mt_tree_notify_all(t);
     mt_lock_give(&t->lock);
     t->mem->put(t->mem->ctx, p, sizeof *p);
 }

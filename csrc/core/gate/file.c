@@ -7,11 +7,30 @@
  * append would, and their bytes are copied in. */
 #include "gate/file.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "gate/history_private.h"
 
-enum { HEADER = 2 * 8 + 6 * 4 + 3 * 8, STATS_HEADER = 3 * 8 };
+/* The pieces of a file as file.h draws them: without padding, and little-endian as every machine is
+ * on which this runs. */
+typedef struct header {
+    uint64_t max_entries, max_bytes;
+    uint32_t trim, keep;
+    int32_t dtype;
+    uint32_t top_k, statistics, zero;
+    uint64_t experts, appended, len;
+} header;
+
+typedef struct stats_header {
+    uint64_t entries, span, marks;
+} stats_header;
+
+typedef struct index_line {
+    uint32_t rows, dtype;
+} index_line;
+
+_Static_assert(sizeof(header) == 2 * 8 + 6 * 4 + 3 * 8, "a header has no padding");
 
 static size_t
 sums_bytes(size_t experts)
@@ -28,9 +47,10 @@ has_stats(const mt_gatehist *h)
 size_t
 mt_gatehist_dump_bytes(const mt_gatehist *h)
 {
-    size_t stats = has_stats(h) ? STATS_HEADER + (h->stats.marks + 1) * sums_bytes(h->experts) : 0;
+    size_t stats = 0;
 
-    return HEADER + stats + 8 * h->ring.len + h->ring.bytes;
+    if (has_stats(h)) stats = sizeof(stats_header) + (h->stats.marks + 1) * sums_bytes(h->experts);
+    return sizeof(header) + stats + sizeof(index_line) * h->ring.len + h->ring.bytes;
 }
 
 static void
@@ -41,22 +61,10 @@ put(unsigned char **at, const void *src, size_t n)
 }
 
 static void
-put_u32(unsigned char **at, uint32_t value)
-{
-    put(at, &value, sizeof value);
-}
-
-static void
-put_u64(unsigned char **at, uint64_t value)
-{
-    put(at, &value, sizeof value);
-}
-
-static void
 put_sums(unsigned char **at, const mt_gatesums *sums, size_t experts)
 {
-    put_u64(at, sums->tokens);
-    put_u64(at, sums->nonfinite);
+    put(at, &sums->tokens, 8);
+    put(at, &sums->nonfinite, 8);
     put(at, sums->importance, 8 * experts);
     put(at, sums->load, 8 * experts);
 }
@@ -64,157 +72,87 @@ put_sums(unsigned char **at, const mt_gatesums *sums, size_t experts)
 static void
 put_stats(unsigned char **at, const mt_gatestats *s)
 {
-    put_u64(at, s->entries);
-    put_u64(at, s->span);
-    put_u64(at, s->marks);
+    put(at, &(stats_header){s->entries, s->span, s->marks}, sizeof(stats_header));
     put_sums(at, &s->total, s->experts);
     for (size_t i = 0; i < s->marks; i++)
         put_sums(at, &s->mark[i], s->experts);
-}
-
-static void
-put_header(unsigned char **at, const mt_gatehist *h)
-{
-    put_u64(at, h->config.max_entries);
-    put_u64(at, h->config.max_bytes);
-    put_u32(at, (uint32_t)h->config.trim);
-    put_u32(at, (uint32_t)h->config.keep);
-    put_u32(at, (uint32_t)h->config.dtype);
-    put_u32(at, h->config.top_k);
-    put_u32(at, h->config.statistics);
-    put_u32(at, 0);
-    put_u64(at, h->experts);
-    put_u64(at, h->ring.seq);
-    put_u64(at, h->ring.len);
 }
 
 void
 mt_gatehist_dump(const mt_gatehist *h, void *dst)
 {
     unsigned char *at = dst;
+    header head = {.max_entries = h->config.max_entries,
+                   .max_bytes = h->config.max_bytes,
+                   .trim = (uint32_t)h->config.trim,
+                   .keep = (uint32_t)h->config.keep,
+                   .dtype = h->config.dtype,
+                   .top_k = h->config.top_k,
+                   .statistics = h->config.statistics,
+                   .experts = h->experts,
+                   .appended = h->ring.seq,
+                   .len = h->ring.len};
 
-    put_header(&at, h);
+    put(&at, &head, sizeof head);
     if (has_stats(h)) put_stats(&at, &h->stats);
     for (size_t i = 0; i < h->ring.len; i++) {
-        put_u32(&at, mt_ring_slot(&h->ring, i)->rows);
-        put_u32(&at, mt_ring_slot(&h->ring, i)->dtype);
+        const mt_slot *slot = mt_ring_slot(&h->ring, i);
+        put(&at, &(index_line){slot->rows, slot->dtype}, sizeof(index_line));
     }
     for (size_t i = 0; i < h->ring.len; i++) {
         const mt_slot *slot = mt_ring_slot(&h->ring, i);
         mt_ring_read(&h->ring, slot, 0, at, slot->bytes);
         at += slot->bytes;
     }
+    assert(at == (unsigned char *)dst + mt_gatehist_dump_bytes(h));
 }
 
-/* What is left to read. Past the end it yields zeros and remembers: one check after a group of
- * fields is enough. */
+/* What is left to read. */
 typedef struct cursor {
     const unsigned char *at;
     size_t left;
-    bool short_of_bytes;
 } cursor;
 
-static void
+/* False, and nothing is taken, where so many bytes are not left. */
+static bool
 take(cursor *in, void *dst, size_t n)
 {
-    if (n > in->left) {
-        in->short_of_bytes = true;
-        memset(dst, 0, n);
-        return;
-    }
+    if (n > in->left) return false;
     memcpy(dst, in->at, n);
     in->at += n;
     in->left -= n;
-}
-
-static uint32_t
-take_u32(cursor *in)
-{
-    uint32_t value;
-
-    take(in, &value, sizeof value);
-    return value;
-}
-
-static uint64_t
-take_u64(cursor *in)
-{
-    uint64_t value;
-
-    take(in, &value, sizeof value);
-    return value;
-}
-
-typedef struct header {
-    mt_gatehist_config config;
-    uint64_t experts, appended, len;
-} header;
-
-static const char *
-config_fault(const mt_gatehist_config *c, uint32_t trim, uint32_t keep, uint32_t flag,
-             uint32_t zero)
-{
-    bool dtype = c->dtype == MT_DTYPE_SAME || (c->dtype >= 0 && c->dtype < MT_DTYPE_COUNT &&
-                                               mt_dtype_writable((mt_dtype)c->dtype));
-
-    if (c->max_entries == 0 || c->max_bytes == 0) return "a limit of zero";
-    if (trim > MT_TRIM_OLDEST || keep > MT_KEEP_TOPK || flag > 1 || zero != 0)
-        return "an unknown option";
-    if (!dtype) return "an unknown dtype";
-    if (c->top_k == 0 || c->top_k > MT_TOP_K_MAX) return "a top_k out of range";
-    return NULL;
+    return true;
 }
 
 static const char *
 header_fault(const header *h)
 {
+    bool dtype = h->dtype == MT_DTYPE_SAME || (h->dtype >= 0 && h->dtype < MT_DTYPE_COUNT &&
+                                               mt_dtype_writable((mt_dtype)h->dtype));
+
+    if (h->max_entries == 0 || h->max_bytes == 0) return "a limit of zero";
+    if (h->trim > MT_TRIM_OLDEST || h->keep > MT_KEEP_TOPK || h->statistics > 1 || h->zero != 0)
+        return "an unknown option";
+    if (!dtype) return "an unknown dtype";
+    if (h->top_k == 0 || h->top_k > MT_TOP_K_MAX) return "a top_k out of range";
     if (h->experts > MT_EXPERTS_MAX) return "more experts than possible";
     if (h->appended > UINT64_MAX / 2) return "more entries than possible"; /* it must not wrap */
     if (h->experts == 0 && h->appended > 0) return "entries without experts";
-    if (h->experts > 0 && h->experts < h->config.top_k) return "fewer experts than top_k";
-    if (h->len > h->appended || h->len > h->config.max_entries) return "more entries than possible";
+    if (h->experts > 0 && h->experts < h->top_k) return "fewer experts than top_k";
+    if (h->len > h->appended || h->len > h->max_entries) return "more entries than possible";
     return NULL;
 }
 
-static mt_status
-take_header(cursor *in, header *h, mt_error *err)
-{
-    uint32_t trim, keep, flag, zero;
-    const char *fault;
-
-    h->config.max_entries = take_u64(in);
-    h->config.max_bytes = take_u64(in);
-    trim = take_u32(in);
-    keep = take_u32(in);
-    h->config.dtype = (int)take_u32(in);
-    h->config.top_k = take_u32(in);
-    flag = take_u32(in);
-    zero = take_u32(in);
-    h->experts = take_u64(in);
-    h->appended = take_u64(in);
-    h->len = take_u64(in);
-    if (in->short_of_bytes) return mt_fail_format(err, "it ends inside the header");
-    fault = config_fault(&h->config, trim, keep, flag, zero);
-    if (fault == NULL) fault = header_fault(h);
-    if (fault != NULL) return mt_fail_format(err, fault);
-    h->config.trim = (mt_trim)trim;
-    h->config.keep = (mt_keep)keep;
-    h->config.statistics = flag == 1;
-    return MT_OK;
-}
-
-static void
+static bool
 take_sums(cursor *in, mt_gatesums *sums, size_t experts)
 {
-    sums->tokens = take_u64(in);
-    sums->nonfinite = take_u64(in);
-    take(in, sums->importance, 8 * experts);
-    take(in, sums->load, 8 * experts);
+    return take(in, &sums->tokens, 8) && take(in, &sums->nonfinite, 8) &&
+           take(in, sums->importance, 8 * experts) && take(in, sums->load, 8 * experts);
 }
 
 /* The marks must be the ones that `entries` entries leave behind. */
 static bool
-marks_fit(const mt_gatestats *s)
+marks_fit(const stats_header *s)
 {
     if (s->span == 0 || (s->span & (s->span - 1)) != 0 || s->marks > MT_MARKS) return false;
     return s->entries / s->span == s->marks;
@@ -243,35 +181,36 @@ marks_grow(const mt_gatestats *s)
 static mt_status
 take_stats(cursor *in, mt_gatestats *s, uint64_t appended, mt_error *err)
 {
-    s->entries = take_u64(in);
-    s->span = take_u64(in);
-    s->marks = take_u64(in);
-    if (in->short_of_bytes || s->entries > appended || !marks_fit(s)) {
-        s->marks = 0;
+    stats_header head;
+    bool whole;
+
+    if (!take(in, &head, sizeof head) || head.entries > appended || !marks_fit(&head))
         return mt_fail_format(err, "statistics that contradict themselves");
-    }
-    take_sums(in, &s->total, s->experts);
-    for (size_t i = 0; i < s->marks; i++)
-        take_sums(in, &s->mark[i], s->experts);
-    if (in->short_of_bytes) return mt_fail_format(err, "it ends inside the statistics");
+    s->entries = head.entries;
+    s->span = head.span;
+    s->marks = head.marks;
+    whole = take_sums(in, &s->total, s->experts);
+    for (size_t i = 0; i < s->marks && whole; i++)
+        whole = take_sums(in, &s->mark[i], s->experts);
+    if (!whole) return mt_fail_format(err, "it ends inside the statistics");
     return marks_grow(s) ? MT_OK : mt_fail_format(err, "statistics that contradict themselves");
 }
 
 /* Claims one entry after checking that its record is there and fits the budget. */
 static mt_status
-claim_entry(mt_gatehist *h, uint32_t rows, uint32_t dtype, size_t left, mt_error *err)
+claim_entry(mt_gatehist *h, index_line line, size_t left, mt_error *err)
 {
-    mt_gaterow_format f = mt_gatehist_format(h, h->experts, (mt_dtype)dtype);
+    mt_gaterow_format f = mt_gatehist_format(h, h->experts, (mt_dtype)line.dtype);
     size_t bytes;
 
-    if (dtype >= MT_DTYPE_COUNT ||
-        (h->config.dtype != MT_DTYPE_SAME && (int)dtype != h->config.dtype))
+    if (line.dtype >= MT_DTYPE_COUNT ||
+        (h->config.dtype != MT_DTYPE_SAME && (int)line.dtype != h->config.dtype))
         return mt_fail_format(err, "an entry of another dtype");
-    if (!mt_size_mul(rows, mt_gaterow_bytes(&f), &bytes) || bytes > left - h->ring.bytes)
+    if (!mt_size_mul(line.rows, mt_gaterow_bytes(&f), &bytes) || bytes > left - h->ring.bytes)
         return mt_fail_format(err, "an entry longer than the file");
     if (bytes > h->config.max_bytes - h->ring.bytes)
         return mt_fail_format(err, "more bytes than its own limit");
-    mt_ring_claim(&h->ring, (mt_slot){.bytes = bytes, .rows = rows, .dtype = dtype});
+    mt_ring_claim(&h->ring, (mt_slot){.bytes = bytes, .rows = line.rows, .dtype = line.dtype});
     return MT_OK;
 }
 
@@ -295,14 +234,15 @@ take_entries(cursor *in, mt_gatehist *h, uint64_t len, mt_error *err)
     cursor index = *in;
     mt_status st;
 
-    if (len > in->left / 8) return mt_fail_format(err, "it ends inside the index");
-    in->at += 8 * len;
-    in->left -= 8 * len;
+    if (len > in->left / sizeof(index_line)) return mt_fail_format(err, "it ends inside the index");
+    in->at += sizeof(index_line) * len;
+    in->left -= sizeof(index_line) * len;
     if ((st = mt_gatehist_hold(h, mt_size_min(in->left, h->config.max_bytes), err)) != MT_OK)
         return st;
     for (uint64_t i = 0; i < len; i++) {
-        uint32_t rows = take_u32(&index), dtype = take_u32(&index);
-        if ((st = claim_entry(h, rows, dtype, in->left, err)) != MT_OK) return st;
+        index_line line = {0};
+        (void)take(&index, &line, sizeof line);
+        if ((st = claim_entry(h, line, in->left, err)) != MT_OK) return st;
     }
     return take_records(in, h, err);
 }
@@ -329,14 +269,24 @@ mt_gatehist_parse(const mt_alloc *mem, const mt_vmem_ops *vm, mt_ledger *ledger,
                   size_t bytes, mt_gatehist **out, mt_error *err)
 {
     cursor in = {.at = src, .left = bytes};
-    header head = {0};
+    mt_gatehist_config config;
+    const char *fault;
     mt_gatehist *h;
+    header head;
     mt_status st;
 
-    if ((st = take_header(&in, &head, err)) != MT_OK) return st;
-    head.config.ledger = ledger;
-    head.config.owner_asks = true;
-    if ((st = mt_gatehist_new(mem, vm, &head.config, &h, err)) != MT_OK) return st;
+    if (!take(&in, &head, sizeof head)) return mt_fail_format(err, "it ends inside the header");
+    if ((fault = header_fault(&head)) != NULL) return mt_fail_format(err, fault);
+    config = (mt_gatehist_config){.max_entries = head.max_entries,
+                                  .max_bytes = head.max_bytes,
+                                  .trim = (mt_trim)head.trim,
+                                  .keep = (mt_keep)head.keep,
+                                  .dtype = head.dtype,
+                                  .top_k = head.top_k,
+                                  .statistics = head.statistics == 1,
+                                  .ledger = ledger,
+                                  .owner_asks = true};
+    if ((st = mt_gatehist_new(mem, vm, &config, &h, err)) != MT_OK) return st;
     if ((st = fill_from(&in, h, &head, err)) != MT_OK) {
         mt_gatehist_free(h);
         return st;

@@ -15,17 +15,17 @@
 #include "base/size.h"
 #include "gate/nontemporal.h"
 
-/* At least so much is reserved at a time, where there is so much. */
+/* Each call of the ledger reserves at least this many bytes, unless fewer are left of max_bytes. */
 enum { LEDGER_STEP = 64 << 10 };
 
-/* Has reserved nothing, so not a byte may be touched. It never gives back what others ask for: its
- * records are what it is for. */
+/* A new member has reserved nothing, so not a byte of the arena may be touched yet. It has no
+ * functions by which others could ask it to give back: its records are what a history is for. */
 static mt_status
 join_ledger(mt_gatehist *h, const char *name, mt_error *err)
 {
     if (h->config.ledger == NULL) return MT_OK;
     h->ring.bound = 0;
-    h->refused_more = SIZE_MAX; /* nothing was yet */
+    h->refused_more = SIZE_MAX; /* nothing was refused yet */
     return mt_ledger_join(h->config.ledger, name, 0, NULL, &h->member, err);
 }
 
@@ -125,8 +125,8 @@ record_bytes(const mt_gatehist *h, const mt_rows *shape, size_t *out)
     return mt_size_mul(shape->rows, mt_gaterow_bytes(&f), out);
 }
 
-/* Reserves so many more bytes, and more than that where they are to be had. `asks`: the others in
- * the ledger, where there are not even so many. */
+/* Reserves at least `least` bytes more, and a whole step where the ledger has room for it. With
+ * `asks` the others in the ledger are asked to give back where it has not even room for `least`. */
 static mt_status
 reserve_more(mt_gatehist *h, size_t least, bool asks, mt_error *err)
 {
@@ -148,15 +148,15 @@ mt_gatehist_hold(mt_gatehist *h, size_t bytes, mt_error *err)
     return bytes <= h->ring.bound ? MT_OK : reserve_more(h, bytes - h->ring.bound, false, err);
 }
 
-/* True while asking for so many bytes more would be in vain: nothing has changed since no. */
+/* True where the ledger refused as few bytes as `more` before, and nothing was released since. */
 static bool
 is_refused(const mt_gatehist *h, size_t more)
 {
     return more >= h->refused_more && mt_ledger_changes(h->config.ledger) == h->refused;
 }
 
-/* Holds a record of so many bytes beside what is there, where the ledger allows that. Otherwise
- * entries are evicted for it. */
+/* Reserves what a record of so many bytes needs beside those that are held. Where the ledger
+ * refuses, but the record fits into what is reserved already, claim() evicts entries for it. */
 static mt_status
 hold_record(mt_gatehist *h, size_t bytes, mt_error *err)
 {
@@ -344,30 +344,27 @@ plain_copy(const mt_gatehist *h, const mt_slot *slot, const mt_rows *rows)
     return same_bytes(h, slot, rows) && !h->config.statistics && mt_rows_is_packed(rows);
 }
 
-static void
-fill_chunk(mt_gatehist *h, const mt_slot *slot, const mt_rows *rows, size_t first, size_t count)
-{
-    const void *raw = packed_chunk(h, rows, first, count);
-    unsigned char *fused = fused_target(h, slot, rows);
-
-    if (fused != NULL) {
-        fused += first * h->experts * mt_dtype_size(rows->dtype);
-        mt_gatestats_add(&h->stats, raw, mt_gatehist_width(rows->dtype), count, fused);
-        return;
-    }
-    if (slot != NULL) write_chunk(h, slot, raw, rows->dtype, first, count);
-    if (h->config.statistics) mt_gatehist_count(h, raw, rows->dtype, count, &h->stats);
-}
-
 void
 mt_gatehist_fill(mt_gatehist *h, uint64_t number, const mt_rows *rows)
 {
     const mt_slot *slot = find(&h->ring, number);
     size_t step = plain_copy(h, slot, rows) ? rows->rows : mt_gatehist_chunk_rows(h);
+    size_t row = rows->cols * mt_dtype_size(rows->dtype);
+    unsigned char *fused = fused_target(h, slot, rows);
 
     assert(rows->cols == h->experts && (slot == NULL || slot->rows == rows->rows));
-    for (size_t first = 0; first < rows->rows; first += step)
-        fill_chunk(h, slot, rows, first, mt_size_min(step, rows->rows - first));
+    for (size_t first = 0; first < rows->rows; first += step) {
+        size_t count = mt_size_min(step, rows->rows - first);
+        const void *raw = packed_chunk(h, rows, first, count);
+
+        if (fused != NULL) {
+            mt_gatestats_add(&h->stats, raw, mt_gatehist_width(rows->dtype), count,
+                             fused + first * row);
+            continue;
+        }
+        if (slot != NULL) write_chunk(h, slot, raw, rows->dtype, first, count);
+        if (h->config.statistics) mt_gatehist_count(h, raw, rows->dtype, count, &h->stats);
+    }
     if (h->config.statistics) mt_gatestats_end_entry(&h->stats);
 }
 
@@ -378,4 +375,74 @@ mt_gatehist_push(mt_gatehist *h, const mt_rows *rows, mt_error *err)
 
     if (st == MT_OK) mt_gatehist_fill(h, mt_gatehist_claim(h, rows), rows);
     return st;
+}
+
+/* --- what it holds --------------------------------------------------------------------------- */
+
+const mt_gatehist_config *
+mt_gatehist_configuration(const mt_gatehist *h)
+{
+    return &h->config;
+}
+
+size_t
+mt_gatehist_len(const mt_gatehist *h)
+{
+    return h->ring.len;
+}
+
+size_t
+mt_gatehist_bytes(const mt_gatehist *h)
+{
+    return h->ring.bytes;
+}
+
+size_t
+mt_gatehist_extent(const mt_gatehist *h)
+{
+    return h->ring.extent;
+}
+
+size_t
+mt_gatehist_experts(const mt_gatehist *h)
+{
+    return h->experts;
+}
+
+uint64_t
+mt_gatehist_appended(const mt_gatehist *h)
+{
+    return h->ring.seq;
+}
+
+const mt_gatestats *
+mt_gatehist_stats(const mt_gatehist *h)
+{
+    return &h->stats;
+}
+
+void
+mt_gatehist_reset_stats(mt_gatehist *h)
+{
+    mt_gatestats_reset(&h->stats);
+}
+
+void
+mt_gatehist_clear(mt_gatehist *h)
+{
+    if (h->member == NULL) {
+        mt_ring_drop(&h->ring, h->ring.len);
+        return;
+    }
+    mt_ring_vacate(&h->ring);
+    mt_member_release(h->member, h->ring.bound);
+    h->ring.bound = 0;
+}
+
+mt_rows
+mt_gatehist_shape(const mt_gatehist *h, size_t i)
+{
+    const mt_slot *slot = mt_ring_slot(&h->ring, i);
+
+    return mt_rows_packed(NULL, (mt_dtype)slot->dtype, slot->rows, h->experts);
 }

@@ -1,3 +1,12 @@
+/* scan_fast.c -- how this file works.
+ *
+ * Each row's threshold is its top_k-th largest gate, and every gate that is not below it is counted
+ * (add_rows, four rows at a time). Three checks follow: sums that are not finite mean that the
+ * caller must count the block the exact way; counts that do not add up mean equal gates at a
+ * threshold, and the block is counted again with one gate taken out at a time (count_rows). The
+ * loops are compiled for several instruction sets and, with top-1, for the common numbers of
+ * experts. */
+
 /* Lets the compiler use vector maxima, whose result for a NaN is unspecified: a block with a NaN is
  * found out by its sums (with integer arithmetic) and done again by the caller. */
 #if !defined(__clang__)
@@ -6,11 +15,11 @@
 
 #include "gate/scan_fast.h"
 
+#include <assert.h>
 #include <float.h>
 #include <string.h>
 
 #include "base/clones.h"
-#include "gate/scan_wide.h"
 #include "gate/nontemporal.h"
 
 #define INLINE static inline __attribute__((always_inline))
@@ -89,26 +98,20 @@ add_rows(const float *x, size_t rows, size_t experts, unsigned top_k, double *re
         add_one(x + r * experts, experts, top_k, sum, count);
 }
 
-/* Inner loops of constant length for the common widths with top-1. */
+/* The numbers of experts for which the loops over rows are compiled with a constant length, where
+ * the statistics count top-1. */
+#define COMMON_WIDTHS(CASE) CASE(8) CASE(16) CASE(32) CASE(64) CASE(128)
+
+#define ADD(n)                                                                                     \
+    case n:                                                                                        \
+        add_rows(x, rows, n, 1, sum, count);                                                       \
+        break;
+
 MT_CLONES static void
 add_block(const float *x, size_t rows, size_t experts, unsigned top_k, double *sum, uint32_t *count)
 {
     switch (top_k == 1 ? experts : 0) {
-    case 8:
-        add_rows(x, rows, 8, 1, sum, count);
-        break;
-    case 16:
-        add_rows(x, rows, 16, 1, sum, count);
-        break;
-    case 32:
-        add_rows(x, rows, 32, 1, sum, count);
-        break;
-    case 64:
-        add_rows(x, rows, 64, 1, sum, count);
-        break;
-    case 128:
-        add_rows(x, rows, 128, 1, sum, count);
-        break;
+        COMMON_WIDTHS(ADD)
     default:
         add_rows(x, rows, experts, top_k, sum, count);
         break;
@@ -149,20 +152,15 @@ count_rows(const float *x, size_t rows, size_t experts, unsigned top_k, uint32_t
     return true;
 }
 
+#define COUNT(n)                                                                                   \
+    case n:                                                                                        \
+        return count_rows(x, rows, n, 1, count);
+
 MT_CLONES static bool
 count_in_turn(const float *x, size_t rows, size_t experts, unsigned top_k, uint32_t *count)
 {
     switch (top_k == 1 ? experts : 0) {
-    case 8:
-        return count_rows(x, rows, 8, 1, count);
-    case 16:
-        return count_rows(x, rows, 16, 1, count);
-    case 32:
-        return count_rows(x, rows, 32, 1, count);
-    case 64:
-        return count_rows(x, rows, 64, 1, count);
-    case 128:
-        return count_rows(x, rows, 128, 1, count);
+        COMMON_WIDTHS(COUNT)
     default:
         return count_rows(x, rows, experts, top_k, count);
     }
@@ -213,6 +211,8 @@ mt_gatefast_block(const float *x, size_t rows, size_t experts, unsigned top_k, d
 {
     size_t done = 0;
 
+    assert(experts <= MT_FAST_EXPERTS && rows <= MT_FAST_ROWS);
+    assert(top_k > 0 && top_k <= MT_FAST_TOP_K && top_k <= experts);
     memset(sum, 0, experts * sizeof *sum);
     memset(count, 0, experts * sizeof *count);
     if (top_k == 1)

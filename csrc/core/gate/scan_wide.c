@@ -1,9 +1,8 @@
-#include "gate/scan_wide.h"
+#include "gate/scan_fast.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
 #include <immintrin.h>
-#include <stdbool.h>
 
 #define WIDE   __attribute__((target("avx512f,avx512dq")))
 #define INLINE static inline WIDE __attribute__((always_inline))
@@ -102,35 +101,32 @@ first_fours(const float *x, size_t rows, size_t vectors, uint32_t *count)
     return r;
 }
 
+/* The numbers of experts that fill one to four vectors: each has loops of its own. */
+#define WIDTHS(CASE) CASE(16) CASE(32) CASE(48) CASE(64)
+
+#define FIRST(n)                                                                                   \
+    case n:                                                                                        \
+        return first_fours(x, rows, (n) / 16, count);
+
 WIDE static size_t
 first_width(const float *x, size_t rows, size_t experts, uint32_t *count)
 {
     switch (experts) {
-    case 16:
-        return first_fours(x, rows, 1, count);
-    case 32:
-        return first_fours(x, rows, 2, count);
-    case 48:
-        return first_fours(x, rows, 3, count);
-    case 64:
-        return first_fours(x, rows, 4, count);
+        WIDTHS(FIRST)
     default:
         return 0;
     }
 }
 
+#define ADD(n)                                                                                     \
+    case n:                                                                                        \
+        return add_fours(x, rows, (n) / 16, sum, count, copy);
+
 INLINE size_t
 add_width(const float *x, size_t rows, size_t experts, double *sum, uint32_t *count, float *copy)
 {
     switch (experts) {
-    case 16:
-        return add_fours(x, rows, 1, sum, count, copy);
-    case 32:
-        return add_fours(x, rows, 2, sum, count, copy);
-    case 48:
-        return add_fours(x, rows, 3, sum, count, copy);
-    case 64:
-        return add_fours(x, rows, 4, sum, count, copy);
+        WIDTHS(ADD)
     default:
         return 0;
     }

@@ -1,78 +1,10 @@
-/* slice.c -- the reading half of history.h. */
+/* slice.c -- the half of history.h that reads records: copies, statistics of the newest, slices. */
 #include "gate/history.h"
 
 #include <assert.h>
 #include <string.h>
 
 #include "gate/history_private.h"
-
-const mt_gatehist_config *
-mt_gatehist_configuration(const mt_gatehist *h)
-{
-    return &h->config;
-}
-
-size_t
-mt_gatehist_len(const mt_gatehist *h)
-{
-    return h->ring.len;
-}
-
-size_t
-mt_gatehist_bytes(const mt_gatehist *h)
-{
-    return h->ring.bytes;
-}
-
-size_t
-mt_gatehist_extent(const mt_gatehist *h)
-{
-    return h->ring.extent;
-}
-
-size_t
-mt_gatehist_experts(const mt_gatehist *h)
-{
-    return h->experts;
-}
-
-uint64_t
-mt_gatehist_appended(const mt_gatehist *h)
-{
-    return h->ring.seq;
-}
-
-const mt_gatestats *
-mt_gatehist_stats(const mt_gatehist *h)
-{
-    return &h->stats;
-}
-
-void
-mt_gatehist_reset_stats(mt_gatehist *h)
-{
-    mt_gatestats_reset(&h->stats);
-}
-
-void
-mt_gatehist_clear(mt_gatehist *h)
-{
-    if (h->member == NULL) {
-        mt_ring_drop(&h->ring, h->ring.len);
-        return;
-    }
-    mt_ring_vacate(&h->ring);
-    mt_member_release(h->member, h->ring.bound);
-    h->ring.bound = 0;
-}
-
-mt_rows
-mt_gatehist_shape(const mt_gatehist *h, size_t i)
-{
-    const mt_slot *slot = mt_ring_slot(&h->ring, i);
-
-    return mt_rows_packed(NULL, (mt_dtype)slot->dtype, slot->rows, h->experts);
-}
 
 /* Decodes rows [first, first + rows) of a record to packed memory. The record's rows are read into
  * h->coded first: they may wrap around the ring's end. */
@@ -158,9 +90,9 @@ adopt_entry(mt_gatehist *to, const mt_gatehist *from, size_t i)
 {
     mt_slot slot = *mt_ring_slot(&from->ring, i);
 
+    assert(to->ring.seq == to->ring.len); /* nothing was dropped: the newest lies in one piece */
     mt_ring_claim(&to->ring, slot);
     if (slot.bytes == 0) return;
-    /* `to` has never dropped anything, so its newest record lies in one piece. */
     mt_ring_read(&from->ring, &slot, 0,
                  mt_ring_direct(&to->ring, mt_ring_slot(&to->ring, to->ring.len - 1)), slot.bytes);
 }

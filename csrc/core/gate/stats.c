@@ -60,16 +60,18 @@ mt_gatestats_reserve(mt_gatestats *s, size_t experts, mt_error *err)
 void
 mt_gatestats_add(mt_gatestats *s, const void *x, mt_gate_width width, size_t rows, void *copy)
 {
+    assert(s->experts > 0 && s->top_k <= s->experts);
     mt_gatescan(x, width, rows, s->experts, s->top_k, &s->total, copy);
 }
 
-static void
-copy_sums(mt_gatesums *to, const mt_gatesums *from, size_t experts)
+void
+mt_gatesums_copy(mt_gatesums *to, const mt_gatesums *from, size_t experts)
 {
-    memcpy(to->importance, from->importance, experts * sizeof *to->importance);
-    memcpy(to->load, from->load, experts * sizeof *to->load);
     to->tokens = from->tokens;
     to->nonfinite = from->nonfinite;
+    if (experts == 0) return; /* there are no arrays */
+    memcpy(to->importance, from->importance, experts * sizeof *to->importance);
+    memcpy(to->load, from->load, experts * sizeof *to->load);
 }
 
 /* Marks 1, 3, 5, ... are the multiples of twice the span. */
@@ -77,7 +79,7 @@ static void
 halve_marks(mt_gatestats *s)
 {
     for (size_t i = 0; i < MT_MARKS / 2; i++)
-        copy_sums(&s->mark[i], &s->mark[2 * i + 1], s->experts);
+        mt_gatesums_copy(&s->mark[i], &s->mark[2 * i + 1], s->experts);
     s->marks = MT_MARKS / 2;
     s->span *= 2;
 }
@@ -85,13 +87,14 @@ halve_marks(mt_gatestats *s)
 void
 mt_gatestats_end_entry(mt_gatestats *s)
 {
+    assert(s->marks == s->entries / s->span && s->marks <= MT_MARKS);
     s->entries++;
     if (s->entries % s->span != 0) return;
     if (s->marks == MT_MARKS) {
         halve_marks(s); /* entries is now 64 whole spans and a half */
         return;
     }
-    copy_sums(&s->mark[s->marks++], &s->total, s->experts);
+    mt_gatesums_copy(&s->mark[s->marks++], &s->total, s->experts);
 }
 
 void
@@ -118,7 +121,7 @@ mt_gatestats_window(const mt_gatestats *s, size_t i, mt_gatesums *out, uint64_t 
     const mt_gatesums *end = i < s->marks ? &s->mark[i] : &s->total;
 
     assert(i < mt_gatestats_windows(s));
-    copy_sums(out, end, s->experts);
+    mt_gatesums_copy(out, end, s->experts);
     *entries = i < s->marks ? s->span : s->entries - s->marks * s->span;
     if (i == 0) return;
     out->tokens -= s->mark[i - 1].tokens;

@@ -39,6 +39,9 @@ typedef struct mt_gatestats {
 void mt_gatestats_init(mt_gatestats *s, const mt_alloc *mem, unsigned top_k);
 void mt_gatestats_fini(mt_gatestats *s);
 
+/* Copies sums over `experts` columns to other arrays. */
+void mt_gatesums_copy(mt_gatesums *to, const mt_gatesums *from, size_t experts);
+
 /* Makes room for `experts` columns; again with the same number is free. pre: experts > 0, not
  * another number than before. MT_ENOMEM, MT_EOVERFLOW; *s is then as it was. */
 mt_status mt_gatestats_reserve(mt_gatestats *s, size_t experts, mt_error *err);

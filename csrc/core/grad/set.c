@@ -275,6 +275,14 @@ dtype_of(const pass *p, const chunk *c)
     return p->list->spans[c->span].dtype;
 }
 
+static void
+add_sum(mt_grad_sum *sum, mt_grad_sum more)
+{
+    sum->squares += more.squares;
+    sum->infs += more.infs;
+    sum->nans += more.nans;
+}
+
 /* In the order of the chunks, whoever made the parts. */
 static void
 add_parts(const list *l, mt_grad_total *out)
@@ -282,9 +290,7 @@ add_parts(const list *l, mt_grad_total *out)
     *out = (mt_grad_total){.first_bad = SIZE_MAX};
     for (size_t c = 0; c < l->chunk_count; c++) {
         const mt_grad_sum *part = &l->parts[c];
-        out->sum.squares += part->squares;
-        out->sum.infs += part->infs;
-        out->sum.nans += part->nans;
+        add_sum(&out->sum, *part);
         out->elements += l->chunks[c].n;
         if (out->first_bad == SIZE_MAX && part->infs + part->nans > 0)
             out->first_bad = l->chunks[c].span;
@@ -320,14 +326,6 @@ mt_gradset_scale(mt_gradset *set, double factor, double limit, const mt_parallel
     pass p = {.list = &set->list, .visit = visit_scale, .factor = factor, .limit = limit};
 
     run(&p, par, threads);
-}
-
-static void
-add_sum(mt_grad_sum *sum, mt_grad_sum more)
-{
-    sum->squares += more.squares;
-    sum->infs += more.infs;
-    sum->nans += more.nans;
 }
 
 /* Piece by piece, so that a piece is in the first cache when it is measured. */

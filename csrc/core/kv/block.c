@@ -80,8 +80,7 @@ drop_pages(mt_kvpool *pool, const mt_kvslot *s, size_t lo, size_t hi)
 static void
 unmap_blocks(mt_kvpool *pool, const mt_kvslot *s, size_t lo, size_t hi)
 {
-    if (!pool->store.lazy)
-        mt_kvmap_unmap(pool, s->first_block + (uint32_t)lo, s->first_block + (uint32_t)hi);
+    if (!pool->store.lazy) mt_kvmap_unmap(pool, mt_kvslot_block(s, lo), mt_kvslot_block(s, hi));
 }
 
 /* Counts the block as dropped. pre: it is idle. */
@@ -89,7 +88,7 @@ static void
 note_dropped(mt_kvpool *pool, mt_kvslot *s, size_t place)
 {
     assert(mt_kvblock_is_idle(&s->blocks[place]));
-    mt_kvmap_count_window(pool, s->first_block + (uint32_t)place, false);
+    mt_kvmap_count_window(pool, mt_kvslot_block(s, place), false);
     s->blocks[place].resident = false;
     s->idle--;
     pool->idle--;
@@ -110,8 +109,7 @@ may_be_shown(const mt_kvpool *pool, uint32_t block)
 static bool
 may_drop(const mt_kvpool *pool, const mt_kvslot *s, size_t place)
 {
-    return mt_kvblock_is_idle(&s->blocks[place]) &&
-           !may_be_shown(pool, s->first_block + (uint32_t)place);
+    return mt_kvblock_is_idle(&s->blocks[place]) && !may_be_shown(pool, mt_kvslot_block(s, place));
 }
 
 /* Drops the extent's idle blocks at places [first, end): all, or those that nobody may be shown. */
@@ -240,7 +238,7 @@ first_of_run(const mt_kvpool *pool, const mt_kvslot *s)
 {
     for (size_t place = 0; s->idle > 0 && !s->exposed && place < pool->geom.blocks; place++)
         if (mt_kvblock_is_idle(&s->blocks[place]) && (place == 0 || s->blocks[place - 1].refs == 0))
-            return s->first_block + (uint32_t)place;
+            return mt_kvslot_block(s, place);
     return MT_KV_ANY;
 }
 
@@ -252,18 +250,19 @@ any_spare(mt_kvpool *pool, size_t slot)
     const mt_kvslot *own = &pool->slots[slot], *best = NULL;
     uint32_t found = own->lease->exposing ? MT_KV_ANY : first_of_run(pool, own);
 
-    for (size_t i = 0; found == MT_KV_ANY && i < pool->slot_count; i++) {
+    if (found != MT_KV_ANY) return found;
+    for (size_t i = 0; i < pool->slot_count; i++) {
         const mt_kvslot *s = &pool->slots[i];
+        uint32_t run = s == own || !is_missed_less(s, best) ? MT_KV_ANY : first_of_run(pool, s);
 
-        if (s != own && s->idle > 0 && is_missed_less(s, best) &&
-            first_of_run(pool, s) != MT_KV_ANY)
-            best = s;
+        if (run == MT_KV_ANY) continue;
+        best = s;
+        found = run;
     }
     if (found != MT_KV_ANY) return found;
-    if (best != NULL) return first_of_run(pool, best);
     best = victim(pool, false);
     for (size_t place = 0; best != NULL && place < pool->geom.blocks; place++)
-        if (mt_kvblock_is_idle(&best->blocks[place])) return best->first_block + (uint32_t)place;
+        if (mt_kvblock_is_idle(&best->blocks[place])) return mt_kvslot_block(best, place);
     return MT_KV_ANY;
 }
 
@@ -292,11 +291,11 @@ uint32_t
 mt_kvblock_nearest(const mt_kvpool *pool, size_t slot, size_t place)
 {
     const mt_kvslot *s = &pool->slots[slot], *extent = &pool->slots[s->extent];
-    uint32_t own = s->first_block + (uint32_t)place, here = block_here(pool, s, place);
+    uint32_t own = mt_kvslot_block(s, place), here = block_here(pool, s, place);
 
     if ((s->exposed || s->lease->exposing) && s->blocks[place].refs == 0) return own;
-    if (extent != s && is_free(pool, slot, place, extent->first_block + (uint32_t)place))
-        return extent->first_block + (uint32_t)place;
+    if (extent != s && is_free(pool, slot, place, mt_kvslot_block(extent, place)))
+        return mt_kvslot_block(extent, place);
     if (here != MT_KV_ANY && is_spare(pool, slot, place, here)) return here;
     return is_spare(pool, slot, place, own) ? own : MT_KV_ANY;
 }
@@ -305,7 +304,7 @@ static uint32_t
 choose(mt_kvpool *pool, size_t slot, size_t place)
 {
     const mt_kvslot *s = &pool->slots[slot];
-    uint32_t own = s->first_block + (uint32_t)place, found = mt_kvblock_nearest(pool, slot, place);
+    uint32_t own = mt_kvslot_block(s, place), found = mt_kvblock_nearest(pool, slot, place);
 
     if (found != MT_KV_ANY) return found;
     found = may_scatter(pool) ? block_behind(pool, s, place) : MT_KV_ANY;
@@ -330,7 +329,7 @@ mt_kvblock_is_in_view(const mt_kvpool *pool, size_t slot, size_t place, uint32_t
 static uint32_t
 any_unseen(const mt_kvpool *pool, size_t slot, size_t place)
 {
-    uint32_t own = pool->slots[slot].first_block + (uint32_t)place, found = MT_KV_ANY;
+    uint32_t own = mt_kvslot_block(&pool->slots[slot], place), found = MT_KV_ANY;
 
     for (uint32_t block = 0; block < pool->slot_count * pool->geom.blocks; block++) {
         if (!is_free(pool, slot, place, block)) continue;

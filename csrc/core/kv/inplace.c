@@ -14,7 +14,7 @@
 #include "kv/mapping.h"
 #include "kv/prepare.h"
 
-/* --- open --- */
+/* --- reserve --- */
 
 /* Twice: first the blocks are owned, then what lies in them past the lengths is zeros. */
 static mt_status
@@ -44,54 +44,32 @@ unreserve_rows(mt_kvlease *lease, const size_t *taken, size_t promised)
     mt_kvblock_unpromise(lease, mt_size_max(lease->promised, promised) - promised);
 }
 
-static mt_status
-reserve_all(mt_kvlease *lease, size_t tokens, size_t *taken, mt_error *err)
+mt_status
+mt_kvlease_reserve(mt_kvlease *lease, size_t tokens, mt_error *err)
 {
     mt_kvpool *pool = lease->pool;
     size_t promised = lease->promised, layers = pool->geom.config.layers;
+    size_t *taken = mt_alloc_zeroed(&pool->mem, lease->rows, sizeof *taken);
     mt_status st = MT_OK;
 
+    assert(tokens <= pool->geom.config.max_tokens);
+    if (taken == NULL) return mt_fail(err, MT_ENOMEM, "kvpool", 0);
     mt_lock_take(&pool->lock);
     for (size_t row = 0; row < lease->rows; row++)
         taken[row] = mt_kvlease_slot(lease, row)->taken;
     mt_lock_give(&pool->lock);
     for (size_t i = 0; st == MT_OK && i < 2 * layers; i++) /* again: a later layer may move rows */
         st = reserve_layer(lease, i % layers, tokens, err);
-    if (st == MT_OK) return st;
-    mt_lock_take(&pool->lock);
-    unreserve_rows(lease, taken, promised);
-    mt_lock_give(&pool->lock);
-    return st;
-}
-
-mt_status
-mt_kvlease_reserve(mt_kvlease *lease, size_t tokens, mt_error *err)
-{
-    const mt_alloc *mem = &lease->pool->mem;
-    size_t *taken, n = lease->rows;
-    mt_status st;
-
-    assert(tokens <= lease->pool->geom.config.max_tokens);
-    if ((taken = mt_alloc_zeroed(mem, n, sizeof *taken)) == NULL)
-        return mt_fail(err, MT_ENOMEM, "kvpool", 0);
-    st = reserve_all(lease, tokens, taken, err);
-    mem->put(mem->ctx, taken, n * sizeof *taken);
+    if (st != MT_OK) {
+        mt_lock_take(&pool->lock);
+        unreserve_rows(lease, taken, promised);
+        mt_lock_give(&pool->lock);
+    }
+    pool->mem.put(pool->mem.ctx, taken, lease->rows * sizeof *taken);
     return st;
 }
 
 /* --- expose --- */
-
-/* Whether the row's own extent is free past its table, but for what others have named there: then
- * the row has to have blocks of its own up to that. */
-static size_t
-named_by_others(const mt_kvpool *pool, const mt_kvslot *s)
-{
-    size_t place = pool->geom.blocks;
-
-    while (place > s->taken && s->blocks[place - 1].refs == 0)
-        place--;
-    return place > s->taken ? place : 0;
-}
 
 static mt_status
 expose_row(mt_kvlease *lease, size_t row, mt_error *err)
@@ -104,7 +82,7 @@ expose_row(mt_kvlease *lease, size_t row, mt_error *err)
         st = mt_kvmap_own_extent(pool, lease->first + row, unit, err);
     for (size_t place = 0; st == MT_OK && !s->exposed && place < pool->geom.blocks; place++)
         if (mt_kvblock_is_idle(&s->blocks[place]))
-            st = mt_kvblock_zero(pool, s->first_block + (uint32_t)place, 0, err);
+            st = mt_kvblock_zero(pool, mt_kvslot_block(s, place), 0, err);
     if (st == MT_OK) s->exposed = true;
     return st;
 }
@@ -119,32 +97,29 @@ hide_row(mt_kvlease *lease, size_t row)
 
     s->exposed = false;
     for (size_t place = s->taken; place < pool->geom.blocks; place++)
-        mt_kvblock_note_shown(pool, lease->first + row, s->first_block + (uint32_t)place);
+        mt_kvblock_note_shown(pool, lease->first + row, mt_kvslot_block(s, place));
 }
 
-static void
-note_exposed(mt_kvlease *lease)
-{
-    const mt_kvgeom *g = &lease->pool->geom;
-
-    lease->exposed = true;
-    for (size_t i = 0; i < lease->rows * g->config.layers; i++)
-        lease->layer_marks[i].zero_to = (uint32_t)(g->blocks * g->block_tokens);
-}
-
-/* Blocks that every row has to have before it is exposed: where somebody has named the extent's. */
+/* Blocks that every row has to have of its own before it is exposed: up to the last one that others
+ * have named in the extent of one of them, past its table. */
 static size_t
 needed(const mt_kvlease *lease)
 {
     size_t blocks = 0;
 
-    for (size_t row = 0; row < lease->rows; row++)
-        blocks = mt_size_max(blocks, named_by_others(lease->pool, mt_kvlease_slot(lease, row)));
+    for (size_t row = 0; row < lease->rows; row++) {
+        const mt_kvslot *s = mt_kvlease_slot(lease, row);
+        size_t place = lease->pool->geom.blocks;
+
+        while (place > s->taken && s->blocks[place - 1].refs == 0)
+            place--;
+        if (place > s->taken) blocks = mt_size_max(blocks, place);
+    }
     return blocks;
 }
 
-/* Opens the rows as far as that, and takes the lock. Meanwhile another lease may take blocks of
- * their extents: then further. */
+/* Reserves as many, and takes the lock. Meanwhile another lease may take blocks of the rows'
+ * extents: then more are needed. */
 static mt_status
 reserve_and_lock(mt_kvlease *lease, mt_error *err)
 {
@@ -169,6 +144,7 @@ mt_status
 mt_kvlease_expose(mt_kvlease *lease, mt_error *err)
 {
     mt_kvpool *pool = lease->pool;
+    const mt_kvgeom *g = &pool->geom;
     mt_status st;
 
     assert(pool->store.lazy);
@@ -187,13 +163,16 @@ mt_kvlease_expose(mt_kvlease *lease, mt_error *err)
     if (st != MT_OK)
         (void)mt_kvmap_clear_stale(pool, NULL); /* what it leaves is left when it is taken */
     mt_lock_give(&pool->lock);
-    if (st == MT_OK) note_exposed(lease);
-    return st;
+    if (st != MT_OK) return st;
+    lease->exposed = true;
+    for (size_t i = 0; i < lease->rows * g->config.layers; i++)
+        lease->layer_marks[i].zero_to = (uint32_t)(g->blocks * g->block_tokens);
+    return MT_OK;
 }
 
-/* --- announce --- */
+/* --- advance --- */
 
-/* Blocks past the row's table that the announced tokens lie in. */
+/* Blocks past the row's table that the new tokens lie in. */
 static mt_kvspan
 new_blocks(const mt_kvlease *lease, const mt_kvstep *step, size_t row)
 {

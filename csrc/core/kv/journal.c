@@ -264,7 +264,7 @@ is_free_for(const mt_kvlease *lease, size_t row, size_t extent, size_t hi)
     const mt_kvslot *s = mt_kvlease_slot(lease, row), *h = &lease->pool->slots[extent];
 
     for (size_t place = 0; place < hi; place++) {
-        uint32_t block = h->first_block + (uint32_t)place;
+        uint32_t block = mt_kvslot_block(h, place);
 
         if (h->blocks[place].refs > 1) return false;
         if (h->blocks[place].refs == 1 && (place >= s->taken || s->table[place] != block))

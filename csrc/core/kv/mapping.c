@@ -176,12 +176,6 @@ mt_kvmap_shows(const mt_kvpool *pool, const mt_kvslot *s, size_t place, uint32_t
 
 /* --- changing them --- */
 
-static uint32_t
-own_block(const mt_kvslot *s, size_t place)
-{
-    return s->first_block + (uint32_t)place;
-}
-
 /* Bytes from the slot's base to `place` of the unit's first range. */
 static size_t
 at_place(const mt_kvpool *pool, size_t unit, size_t place)
@@ -301,15 +295,6 @@ may_have(mt_kvpool *pool, size_t maps)
     return pool->refusals == 0;
 }
 
-static void
-recount_unit(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t before)
-{
-    size_t after = stretches_now(pool, s, unit);
-
-    pool->maps = pool->maps - before + after;
-    s->maps = s->maps - before + after;
-}
-
 /* How many stretches a change may take. */
 typedef enum limit {
     ALLOWED,      /* as many as the pool may have now */
@@ -337,7 +322,9 @@ change(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, limit most, mt_e
           may_have(pool, pool->maps - before + after)))
         return mt_fail(err, MT_EAGAIN, MT_STORE_MAPS, 0);
     st = map_changes(pool, s, unit, m, err);
-    recount_unit(pool, s, unit, before);
+    after = stretches_now(pool, s, unit); /* fewer or more where it failed half-way */
+    pool->maps = pool->maps - before + after;
+    s->maps = s->maps - before + after;
     return st;
 }
 
@@ -380,7 +367,7 @@ wanted(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, size_t place, boo
     uint32_t mapped = mt_kvslot_mapped(pool, s, unit, place);
 
     if (place >= s->taken && s->exposed && s->blocks[place].refs == 0)
-        return own_block(s, place) << 1;
+        return mt_kvslot_block(s, place) << 1;
     if (block == MT_KV_ZERO) return MT_MAPPED_ZERO;
     if (!write && mapped == (shared | MT_MAPPED_PRIVATE)) return mapped;
     if (write || mt_kvblock_at(pool, block)->refs == 1) return shared;
@@ -434,7 +421,7 @@ mt_kvmap_own_extent(mt_kvpool *pool, size_t slot, size_t unit, mt_error *err)
     s->reach = pool->geom.blocks;
     for (size_t place = s->taken; place < pool->geom.blocks; place++) {
         assert(s->blocks[place].refs == 0);
-        m.want[place] = own_block(s, place) << 1;
+        m.want[place] = mt_kvslot_block(s, place) << 1;
     }
     return change(pool, s, unit, m, ALLOWED, err);
 }
@@ -636,15 +623,6 @@ must_change(const mt_kvpool *pool, const mt_kvslot *s, size_t place, uint32_t ma
     return mt_kvblock_at(pool, mapped >> 1)->refs > 0 || (extent->exposed && extent != s);
 }
 
-/* A new table's blocks are mapped privately, but for the row's own one: whether it will be alone
- * with the others is not known before all rows have changed. */
-static uint32_t
-next_map(uint32_t block, uint32_t own)
-{
-    if (block == MT_KV_ZERO) return MT_MAPPED_ZERO;
-    return block == own ? block << 1 : block << 1 | MT_MAPPED_PRIVATE;
-}
-
 mt_status
 mt_kvmap_leave_for_table(mt_kvpool *pool, size_t slot, const uint32_t *table, size_t taken,
                          uint32_t own, mt_error *err)
@@ -660,8 +638,11 @@ mt_kvmap_leave_for_table(mt_kvpool *pool, size_t slot, const uint32_t *table, si
         for (size_t place = 0; place < end; place++) {
             uint32_t next = place < taken ? table[place] : MT_KV_ZERO;
 
+            /* Blocks are mapped privately, but for the row's own one: whether it will be alone with
+             * the others is not known before all rows have changed. */
             if (must_change(pool, s, place, m.had[place], next))
-                m.want[place] = next_map(next, own);
+                m.want[place] =
+                    next << 1 | (next == own || next == MT_KV_ZERO ? 0 : MT_MAPPED_PRIVATE);
         }
         st = change(pool, s, unit, m, AFTER_OTHERS, err);
     }
@@ -669,16 +650,6 @@ mt_kvmap_leave_for_table(mt_kvpool *pool, size_t slot, const uint32_t *table, si
 }
 
 /* --- a whole extent at once --- */
-
-static size_t
-times_in_extent(const mt_kvslot *s, uint32_t first_block)
-{
-    size_t times = 0;
-
-    for (size_t place = 0; place < s->taken; place++)
-        times += s->table[place] == first_block + place;
-    return times;
-}
 
 /* Block 0 of the extent that the most of the table lies in, each block at its own place, of the two
  * likeliest: the first block's, which is the oldest ancestor's, and the middle one's. MT_KV_ZERO:
@@ -690,12 +661,15 @@ main_extent(const mt_kvpool *pool, const mt_kvslot *s)
     size_t most = (s->taken - 1) / 2;
 
     for (size_t i = 0; i < 2; i++) {
+        size_t times = 0;
         uint32_t first;
 
         if (blocks[i] == MT_KV_ZERO) continue;
         first = mt_kvblock_extent(pool, blocks[i])->first_block;
-        if (times_in_extent(s, first) <= most) continue;
-        most = times_in_extent(s, first);
+        for (size_t place = 0; place < s->taken; place++)
+            times += s->table[place] == first + place;
+        if (times <= most) continue;
+        most = times;
         best = first;
     }
     return best;

@@ -197,7 +197,7 @@ mt_kvpool_unlock(mt_kvpool *pool)
     assert(!pool->closed || pool->leases != NULL);
     pool->notify_due = false;
     mt_lock_give(&pool->lock);
-    mt_ledger_stir(ledger);
+    mt_ledger_notify(ledger);
     mt_ledger_drop(ledger);
 }
 
@@ -310,7 +310,7 @@ mt_kvpool_retry(mt_kvpool *pool, mt_kvtry *once, void *arg, mt_error *err)
         mt_lock_give(&pool->lock);
         /* What it let go of may be room for others. A refused try that let go of nothing wakes
          * nobody: who waits would wake itself. */
-        if (news) mt_ledger_stir(mt_member_ledger(pool->member));
+        if (news) mt_ledger_notify(mt_member_ledger(pool->member));
     } while (st == MT_ELIMIT && ask_others(pool, why.asked));
     if (st != MT_OK && err != NULL) *err = why;
     return st;

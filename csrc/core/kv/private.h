@@ -136,11 +136,18 @@ struct mt_kvlease {
     mt_kvunit_marks *unit_marks;   /* [row x units + unit] */
 };
 
+/* The number of the extent's block at this place. */
+static inline uint32_t
+mt_kvslot_block(const mt_kvslot *s, size_t place)
+{
+    return s->first_block + (uint32_t)place;
+}
+
 /* What a new arena maps at this place. */
 static inline uint32_t
 mt_kvslot_initial(const mt_kvslot *s, size_t place)
 {
-    return s->lazy ? (s->first_block + (uint32_t)place) << 1 : MT_MAPPED_NONE;
+    return s->lazy ? mt_kvslot_block(s, place) << 1 : MT_MAPPED_NONE;
 }
 
 static inline uint32_t

@@ -314,17 +314,9 @@ copy_lengths(plan *p)
     }
 }
 
-/* Other rows that let go of the block as well may name it still: none does in the end, or this
- * row's addresses have left it. */
-static void
-let_go(const plan *p, size_t row, uint32_t block)
-{
-    if (block == MT_KV_ZERO) return;
-    mt_kvblock_note_shown(p->lease->pool, p->lease->first + row, block);
-    mt_kvblock_unname(p->lease->pool, block);
-}
-
-/* What the row has in both tables it has at the same place: that goes on being named. */
+/* What the row has in both tables it has at the same place: that goes on being named. The rest its
+ * addresses may show. Other rows that let go of such a block as well may name it still: none does
+ * in the end, or this row's addresses have left it. */
 static void
 let_go_of_row(const plan *p, size_t row)
 {
@@ -332,23 +324,15 @@ let_go_of_row(const plan *p, size_t row)
     mt_kvslot *s = mt_kvlease_slot(p->lease, row);
     const uint32_t *table = p->table + row * pool->geom.blocks;
 
-    for (size_t place = 0; place < s->taken; place++)
-        if (row < p->n && place < p->taken[row] && table[place] == s->table[place])
-            mt_kvblock_unname(pool, s->table[place]);
-        else
-            let_go(p, row, s->table[place]);
+    for (size_t place = 0; place < s->taken; place++) {
+        uint32_t block = s->table[place];
+        bool stays = row < p->n && place < p->taken[row] && table[place] == block;
+
+        if (!stays && block != MT_KV_ZERO)
+            mt_kvblock_note_shown(pool, p->lease->first + row, block);
+        mt_kvblock_unname(pool, block);
+    }
     s->taken = 0;
-}
-
-/* A view from before, or of an exposed row, may show it. */
-static void
-drop_spare(plan *p)
-{
-    const move *m = &p->moves[p->move_count];
-
-    if (p->spare_count == 0) return;
-    (void)mt_kvblock_zero(p->lease->pool, m->to, 0, NULL);
-    mt_kvblock_untake(p->lease, p->lease->first + m->row, m->to, false);
 }
 
 /* What the row wrote privately over blocks that it has still, or that were copied over, is not the
@@ -372,13 +356,17 @@ commit(plan *p)
     mt_kvlease *lease = p->lease;
     mt_kvpool *pool = lease->pool;
     size_t n = pool->geom.blocks;
+    const move *spare = &p->moves[p->move_count];
 
     for (size_t row = 0; row < p->n; row++)
         for (size_t place = 0; place < p->taken[row]; place++)
             mt_kvblock_name(pool, p->table[row * n + place]);
     for (size_t i = 0; i < p->move_count; i++) /* named once by the take */
         if (p->moves[i].fresh) mt_kvblock_unname(pool, p->moves[i].to);
-    drop_spare(p);
+    if (p->spare_count > 0) { /* a view from before, or of an exposed row, may show it */
+        (void)mt_kvblock_zero(pool, spare->to, 0, NULL);
+        mt_kvblock_untake(lease, lease->first + spare->row, spare->to, false);
+    }
     for (size_t row = 0; row < lease->rows; row++)
         let_go_of_row(p, row);
     for (size_t row = 0; row < p->n; row++) {

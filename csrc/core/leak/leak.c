@@ -11,7 +11,7 @@
 #include <math.h>
 #include <string.h>
 
-/* What was declared, in one signal. */
+/* What of a declared growth has come in one signal. */
 typedef struct share {
     bool begun;
     int64_t since; /* the step of the first reading after it was declared */
@@ -26,9 +26,7 @@ typedef struct growth {
 
 typedef struct series {
     mt_minima minima;
-    uint64_t samples;
-    int64_t first, last; /* steps */
-    double reading;      /* the newest */
+    mt_leak_readings seen;
     mt_leak_kind grade;
     bool known;               /* it was evaluated */
     unsigned lasting, nearly; /* at how many evaluations in a row */
@@ -77,7 +75,7 @@ mt_leak_reset(mt_leak *leak)
     for (size_t i = 0; i < MT_LEAK_SIGNALS; i++) {
         series *s = &leak->of[i];
         mt_minima_reset(&s->minima);
-        s->samples = 0;
+        s->seen.count = 0;
         s->grade = MT_LEAK_QUIET;
         s->known = false;
         s->lasting = s->nearly = 0;
@@ -105,8 +103,8 @@ concerns(const growth *g, mt_leak_signal signal)
     return g->says.signal == MT_LEAK_NONE || g->says.signal == signal;
 }
 
-/* How much of the growth may have come by `step`. Bytes without a rate that end at a step: what
- * has come by then. */
+/* How many bytes of the growth may have come by `step`. Growth without a rate that is over by then
+ * stays at what has come. */
 static double
 allowed(const growth *g, const share *in, int64_t step)
 {
@@ -147,7 +145,8 @@ undeclared(mt_leak *leak, mt_leak_signal signal, int64_t step, double y)
 static double
 stride(const series *s)
 {
-    return s->samples > 1 ? (double)(s->last - s->first) / (double)(s->samples - 1) : 1;
+    return s->seen.count > 1 ? (double)(s->seen.last - s->seen.first) / (double)(s->seen.count - 1)
+                             : 1;
 }
 
 static void
@@ -157,8 +156,8 @@ fit_all(const series *s, mt_leakfit fit[MT_WINDOWS])
         mt_leakfit_window(&s->minima, w, &fit[w]);
 }
 
-/* Three evaluations in a row make a leak, two what is likely one: a look at each of them alone
- * would find something sooner or later. */
+/* Growth that lasts at three evaluations in a row is a leak, at two in a row it is likely one. One
+ * evaluation alone says little: of many, one would find something in any series. */
 static mt_leak_kind
 grade_of(series *s, const mt_leakfit fit[MT_WINDOWS], double bar, double span)
 {
@@ -196,47 +195,20 @@ mt_leak_add(mt_leak *leak, mt_leak_signal signal, int64_t step, uint64_t bytes)
 
     assert(signal < MT_LEAK_SIGNALS);
     if (bytes == UINT64_MAX) return false;
-    assert(s->samples == 0 || step > s->last);
-    if (s->samples++ == 0) s->first = step;
-    s->last = step;
-    s->reading = y;
+    assert(s->seen.count == 0 || step > s->seen.last);
+    if (s->seen.count++ == 0) s->seen.first = step;
+    s->seen.last = step;
+    s->seen.bytes = y;
     if (leak->growths > 0) y = undeclared(leak, signal, step, y);
     if (!mt_minima_add(&s->minima, y)) return false;
     evaluate(s, leak->bar[signal], leak->span);
     return true;
 }
 
-int64_t
-mt_leak_step(const mt_leak *leak, mt_leak_signal signal)
+mt_leak_readings
+mt_leak_seen(const mt_leak *leak, mt_leak_signal signal)
 {
-    int64_t step = INT64_MIN;
-
-    for (size_t i = 0; i < MT_LEAK_SIGNALS; i++) {
-        const series *s = &leak->of[i];
-        if ((signal == MT_LEAK_NONE || signal == i) && s->samples > 0 && s->last > step)
-            step = s->last;
-    }
-    return step;
-}
-
-int64_t
-mt_leak_first(const mt_leak *leak, mt_leak_signal signal)
-{
-    assert(leak->of[signal].samples > 0);
-    return leak->of[signal].first;
-}
-
-double
-mt_leak_last(const mt_leak *leak, mt_leak_signal signal)
-{
-    assert(leak->of[signal].samples > 0);
-    return leak->of[signal].reading;
-}
-
-uint64_t
-mt_leak_samples(const mt_leak *leak, mt_leak_signal signal)
-{
-    return leak->of[signal].samples;
+    return leak->of[signal].seen;
 }
 
 /* --- the answer ------------------------------------------------------------------------------ */
@@ -347,10 +319,11 @@ mt_leak_judge(const mt_leak *leak, mt_leak_verdict *out)
     out->rate = fit[w].slope / steps;
     out->error = mt_forecast_error(&fit[w]) / steps;
     out->shape = fit[0].shape;
-    out->since = s->first + (int64_t)((double)mt_leakfit_onset(&s->minima, fit) * steps);
+    out->since = s->seen.first + (int64_t)((double)mt_leakfit_onset(&s->minima, fit) * steps);
 }
 
-/* What was taken out is in use all the same; what is declared with an end will come. */
+/* Adds a declared growth to the outlook: what was taken out of the readings is in use all the same,
+ * and what is still to come fills memory beside the series. */
 static void
 foresee(const growth *g, mt_leak_signal signal, const series *s, mt_outlook *outlook)
 {
@@ -359,13 +332,13 @@ foresee(const growth *g, mt_leak_signal signal, const series *s, mt_outlook *out
 
     if (!concerns(g, signal) || !in->begun) return;
     outlook->limit -= in->used;
-    if (s->last > g->says.until || left <= 0) return;
+    if (s->seen.last > g->says.until || left <= 0) return;
     if (g->says.rate == HUGE_VAL) {
         outlook->coming += left;
         return;
     }
     if (g->says.until < INT64_MAX)
-        left = fmin(left, g->says.rate * (double)(g->says.until - s->last));
+        left = fmin(left, g->says.rate * (double)(g->says.until - s->seen.last));
     outlook->rate += g->says.rate * block;
     outlook->rated += left;
 }

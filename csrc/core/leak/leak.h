@@ -81,22 +81,22 @@ typedef struct mt_leak_growth {
     char name[48];         /* of the buffer; a second growth of the name changes the first */
 } mt_leak_growth;
 
+typedef struct mt_leak_readings {
+    uint64_t count;
+    int64_t first, last; /* steps; only where there is a reading */
+    double bytes;        /* the newest reading, as it was added */
+} mt_leak_readings;
+
 /* *out is written on MT_OK only. MT_ENOMEM. */
 mt_status mt_leak_new(const mt_alloc *mem, const mt_leak_options *options, mt_leak **out,
                       mt_error *err);
 void mt_leak_free(mt_leak *leak); /* NULL is ignored */
 
 /* Adds a reading; UINT64_MAX is one that is not known, and is skipped. True when the series was
- * evaluated and the kind may be another. pre: `step` is above mt_leak_step of the signal. */
+ * evaluated and the kind may be another. pre: `step` is above that of the signal's last reading. */
 bool mt_leak_add(mt_leak *leak, mt_leak_signal signal, int64_t step, uint64_t bytes);
-/* The step of the newest reading of a signal, or of any for MT_LEAK_NONE; INT64_MIN for none. */
-int64_t mt_leak_step(const mt_leak *leak, mt_leak_signal signal);
-/* The step of the oldest reading of a signal. pre: there is one. */
-int64_t mt_leak_first(const mt_leak *leak, mt_leak_signal signal);
-/* The newest reading, in bytes as added. pre: there is one. */
-double mt_leak_last(const mt_leak *leak, mt_leak_signal signal);
-/* How many readings were added since the last reset. */
-uint64_t mt_leak_samples(const mt_leak *leak, mt_leak_signal signal);
+/* The readings of a signal since the last reset. */
+mt_leak_readings mt_leak_seen(const mt_leak *leak, mt_leak_signal signal);
 
 /* Declares growth from the next reading on: it is taken out of the readings before anything looks
  * at them, no more of it than the series really grows. MT_ELIMIT: eight others are declared. */

@@ -120,9 +120,10 @@ least_known(uint64_t known, uint64_t peak)
 }
 
 /* Brings the peaks of all open intervals up to date. The mark counts for those that began with its
- * reset or later; the peak of an older one can only be raised to what is in use now. */
+ * reset or later; the peak of an older one can only be raised to what is in use now. pre: the lock
+ * is held. */
 static void
-look(mt_peaks *p)
+look_locked(mt_peaks *p)
 {
     uint64_t high = MT_UNKNOWN, now = MT_UNKNOWN, known = MT_UNKNOWN;
     bool any_marked = false, any_not = false, exact = true;
@@ -143,7 +144,7 @@ void
 mt_peaks_look(mt_peaks *p)
 {
     mt_lock_take(&p->lock);
-    look(p);
+    look_locked(p);
     mt_lock_give(&p->lock);
 }
 
@@ -151,7 +152,7 @@ void
 mt_peaks_begin(mt_peaks *p, mt_interval *in)
 {
     mt_lock_take(&p->lock);
-    look(p);
+    look_locked(p);
     *in = (mt_interval){.next = p->open, .peak = MT_UNKNOWN};
     if (p->open != NULL) p->open->prev = in;
     p->open = in;
@@ -169,7 +170,8 @@ void
 mt_peaks_end(mt_peaks *p, mt_interval *in)
 {
     mt_lock_take(&p->lock);
-    look(p);
+    assert(in->prev != NULL || p->open == in);
+    look_locked(p);
     if (in->next != NULL) in->next->prev = in->prev;
     *(in->prev != NULL ? &in->prev->next : &p->open) = in->next;
     in->prev = in->next = NULL;

@@ -59,6 +59,18 @@ typedef struct mt_sampler_setup {
 
 typedef struct mt_sampler mt_sampler;
 
+/* Of one moment. In a forked child it does not run, limit and peak are unknown, and the counts are
+ * the parent's. */
+typedef struct mt_sampler_figures {
+    bool runs;
+    mt_limit limit;       /* by the last sample */
+    uint64_t peak;        /* the highest limit.used of all; MT_UNKNOWN before the first */
+    uint64_t steps;       /* counted by mt_sampler_step */
+    uint64_t samples;     /* taken */
+    uint64_t cpu_ns;      /* that the thread used of a processor for them */
+    uint64_t interval_ns; /* that it keeps now */
+} mt_sampler_figures;
+
 /* Reads the limits once. *out is written on MT_OK only. MT_ENOMEM. */
 mt_status mt_sampler_new(const mt_alloc *mem, const mt_sampler_setup *setup, mt_sampler **out,
                          mt_error *err);
@@ -72,26 +84,17 @@ mt_status mt_sampler_start(mt_sampler *s, mt_error *err);
 /* Takes a last sample and ends the thread; nothing where none runs. Waits for a reading that is
  * under way, never for the interval. */
 void mt_sampler_stop(mt_sampler *s);
-bool mt_sampler_runs(mt_sampler *s);
 
 /* Counts n steps, and returns the marks passed since the last call. */
 uint32_t mt_sampler_step(mt_sampler *s, uint64_t n);
-uint64_t mt_sampler_steps(mt_sampler *s);
 
 /* A watermark's number (see watermark.h), or -1 when there are MT_WATERMARKS; false when it is
  * none. */
 int mt_sampler_watch(mt_sampler *s, double fraction);
 bool mt_sampler_unwatch(mt_sampler *s, unsigned mark);
 
-/* The last sample; a value that is read seldom is the last one read. False before the first. */
+/* The last sample; a value that is read rarely is the last one read. False before the first. */
 bool mt_sampler_latest(mt_sampler *s, mt_sample *out);
-/* The limit by the last sample, and the highest `used` of all (MT_UNKNOWN before the first). */
-mt_limit mt_sampler_limit(mt_sampler *s);
-uint64_t mt_sampler_peak(mt_sampler *s);
-/* Samples taken, what the thread used of a processor for them, and the interval that it keeps now.
- */
-uint64_t mt_sampler_samples(mt_sampler *s);
-uint64_t mt_sampler_cpu_ns(mt_sampler *s);
-uint64_t mt_sampler_interval_ns(mt_sampler *s);
+mt_sampler_figures mt_sampler_read(mt_sampler *s);
 
 #endif

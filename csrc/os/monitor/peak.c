@@ -16,7 +16,7 @@ typedef struct mark {
     const mt_proc_sys *sys;
     mt_forkmark *home; /* NULL: nothing may be kept open */
     mt_descriptor kept_clear, kept_statm, kept_status;
-    bool real; /* the machine's own /proc, which getrusage agrees with */
+    bool real;      /* the machine's own /proc, which getrusage agrees with */
     uint64_t bound; /* the floor is at most that */
     char clear[MT_PATH_ROOM], statm[MT_PATH_ROOM], status[MT_PATH_ROOM];
 } mark;
@@ -31,7 +31,7 @@ close_all(mark *m)
 
 /* A forked child has a mark of its own, no floor, and the parent's descriptors. */
 static void
-settle(mark *m)
+notice_fork(mark *m)
 {
     if (m->home != NULL && mt_forkmark_is_home(m->home)) return;
     close_all(m);
@@ -47,7 +47,7 @@ mark_now(void *ctx, uint64_t *shared)
     mark *m = ctx;
     uint64_t resident;
 
-    settle(m);
+    notice_fork(m);
     if (!mt_proc_statm(m->sys, &m->kept_statm, m->statm, &resident, shared)) return MT_UNKNOWN;
     return resident;
 }
@@ -76,7 +76,7 @@ mark_high(void *ctx, uint64_t known)
     mark *m = ctx;
     uint64_t high, now, shared;
 
-    settle(m);
+    notice_fork(m);
     if ((high = usage_high(m)) == MT_UNKNOWN) return status_high(m);
     if (high > m->bound) return high;
     if (high <= known) return 0; /* the floor makes it no smaller */
@@ -92,7 +92,7 @@ mark_reset(void *ctx)
     mark *m = ctx;
     uint64_t high;
 
-    settle(m);
+    notice_fork(m);
     if (!mt_proc_open(m->sys, &m->kept_clear, m->clear, O_WRONLY)) return false;
     if (m->sys->pwrite(m->kept_clear.fd, "5", 1, 0) != 1) {
         mt_proc_close(m->sys, &m->kept_clear);
@@ -142,7 +142,7 @@ mt_mark_linux_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root,
         mark_close(m);
         return mt_fail(err, MT_EOVERFLOW, "mt_mark_linux_new", 0);
     }
-    settle(m);
+    notice_fork(m);
     *out = (mt_mark_ops){.reset = mark_reset,
                          .high = mark_high,
                          .now = mark_now,

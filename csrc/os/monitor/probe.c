@@ -2,7 +2,7 @@
  *
  * mt_probe_linux_read goes through the bits of the mask, one function for each file. What costs
  * more than a system call is kept with the time of its reading and read again only when it is older
- * than `ages` allows. After a fork settle() closes and forgets all that was kept, because it means
+ * than `ages` allows. After a fork notice_fork() closes and forgets all that was kept, because it means
  * the parent. */
 #define _GNU_SOURCE /* mallinfo2 */
 #include "os/monitor/probe.h"
@@ -52,7 +52,7 @@ close_all(mt_probe_linux *p)
 }
 
 static void
-settle(mt_probe_linux *p)
+notice_fork(mt_probe_linux *p)
 {
     if (p->home != NULL && mt_forkmark_is_home(p->home)) return;
     close_all(p);
@@ -101,7 +101,7 @@ mt_probe_linux_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root
         mt_probe_linux_free(p);
         return st;
     }
-    settle(p);
+    notice_fork(p);
     *out = p;
     return MT_OK;
 }
@@ -203,7 +203,7 @@ mt_probe_linux_read(mt_probe_linux *p, unsigned mask, mt_sample *out)
 {
     uint64_t now = mt_now_ns();
 
-    settle(p);
+    notice_fork(p);
     mt_sample_clear(out);
     out->time_ns = now;
     if (mask & (MT_READ_CGROUP | MT_READ_PRESSURE)) refresh_limits(p, now);
@@ -231,7 +231,7 @@ mt_probe_linux_rss(mt_probe_linux *p)
 {
     mt_sample sample = {.rss = MT_UNKNOWN};
 
-    settle(p);
+    notice_fork(p);
     read_rss(p, &sample);
     return sample.rss;
 }
@@ -239,7 +239,7 @@ mt_probe_linux_rss(mt_probe_linux *p)
 const mt_cgroup *
 mt_probe_linux_cgroup(mt_probe_linux *p)
 {
-    settle(p);
+    notice_fork(p);
     p->limit_at = 0;
     refresh_limits(p, mt_now_ns());
     return &p->cgroup;

@@ -1,3 +1,10 @@
+/* procfile.c -- how this file works.
+ *
+ * A file is opened once (mt_proc_open) and read again and again from its start. The ways of reading
+ * differ in how they find out that the number of the descriptor still means that file: by asking
+ * fstat each time (mt_proc_read), by remembering which file was opened last under each number here
+ * (mt_proc_read_unasked), and by the position at which the file was put (mt_proc_read_placed). A
+ * reading that fails closes the file, so that the next one opens it again. */
 #define _GNU_SOURCE /* O_CLOEXEC, getrusage, syscall */
 #include "os/monitor/procfile.h"
 

@@ -1,3 +1,8 @@
+/* proctext.c -- how this file works.
+ *
+ * A text is a pointer and a length; words, lines and numbers are taken off its front, so that the
+ * same few functions read every file: mt_text_word takes up to a separator, mt_text_number takes
+ * digits. What follows them is one function for each of the kernel's formats. */
 #include "os/monitor/proctext.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* objects.h -- how csrc/py makes lists, methods and types. */
+/* objects.h -- how csrc/py makes lists, tuples, methods and types. */
 #ifndef MT_PY_BASE_OBJECTS_H
 #define MT_PY_BASE_OBJECTS_H
 
@@ -10,8 +10,9 @@
 /* Makes item i of what `from` points to: a new reference, or NULL with an error. */
 typedef PyObject *mt_py_item(const void *from, size_t i);
 
-/* n items as a new list; NULL with the error of the first item that could not be made. */
+/* n items as a new list or tuple; NULL with the error of the first item that could not be made. */
 PyObject *mt_py_list(size_t n, mt_py_item *item, const void *from);
+PyObject *mt_py_tuple(size_t n, mt_py_item *item, const void *from);
 
 /* Items of an array of uint64_t as they are. */
 mt_py_item mt_py_uint64_at;
@@ -19,6 +20,10 @@ mt_py_item mt_py_uint64_at;
 /* Appends an item and drops the caller's reference to it. -1 with an error, and also for a NULL
  * item, whose maker has set one. */
 int mt_py_append(PyObject *list, PyObject *item);
+
+/* Whether an object is true: 1, 0 or -1 with an error; drops the caller's reference. -1 also for NULL,
+ * whose maker has set one. */
+int mt_py_truth(PyObject *answer);
 
 /* A function of METH_FASTCALL or METH_KEYWORDS as a method table takes it. */
 #define MT_PY_FUNCTION(function) ((PyCFunction)(void (*)(void))(function))

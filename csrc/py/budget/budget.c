@@ -1,14 +1,16 @@
-/* budget.c -- memtools._core.Budget, and the sentence of a BudgetError. */
+/* budget.c -- how this file works.
+ *
+ * memtools._core.Budget is an object around one ledger; parts ask it for that ledger, or have one
+ * made of a limit (mt_py_ledger). Reports are taken with the GIL released, because members are
+ * asked for what they hold idle, and turned into tuples afterwards. A refusal becomes a BudgetError
+ * whose sentence memtools.budget words: it has the format of sizes. */
 #include "py/budget/budget.h"
 
 #include <stddef.h>
-#include <stdio.h>
-#include <string.h>
 #include <structmember.h>
 
 #include "py/base/errors.h"
 #include "py/base/objects.h"
-#include "core/base/size.h"
 #include "os/base/forkmark.h"
 
 typedef struct Budget {
@@ -124,85 +126,6 @@ budget_report(PyObject *op, PyObject *Py_UNUSED(none))
 
 /* --- the sentence ---------------------------------------------------------------------------- */
 
-enum { SIZE_TEXT = 32, HOLDERS_NAMED = 6, HOLDERS_TEXT = 1024 };
-
-typedef struct text {
-    char at[HOLDERS_TEXT];
-    size_t len;
-} text;
-
-/* As memtools._base.size.format_bytes does it. */
-static const char *
-size_text(size_t bytes, char out[SIZE_TEXT])
-{
-    static const char *const units[] = {"KiB", "MiB", "GiB", "TiB"};
-    double value = (double)bytes;
-    int unit = -1;
-
-    for (; value >= (unit < 0 ? 1024 : 1023.95) && unit < 3; unit++)
-        value /= 1024;
-    if (unit < 0)
-        snprintf(out, SIZE_TEXT, "%zu B", bytes);
-    else
-        snprintf(out, SIZE_TEXT, "%.*f %s", unit >= 2 && value < 9.995 ? 2 : 1, value, units[unit]);
-    return out;
-}
-
-/* pre: HOLDERS_NAMED + 1 of them fit. */
-static void
-add_holder(text *t, const char *name, size_t parts, const mt_holder *sum)
-{
-    char count[SIZE_TEXT] = "", reserved[SIZE_TEXT], idle[SIZE_TEXT], spare[2 * SIZE_TEXT] = "";
-
-    if (parts > 1) snprintf(count, sizeof count, " x%zu", parts);
-    if (sum->idle > 0) snprintf(spare, sizeof spare, ", of it %s idle", size_text(sum->idle, idle));
-    t->len += (size_t)snprintf(t->at + t->len, HOLDERS_TEXT - t->len, "%s%s%s %s%s",
-                               t->len == 0 ? " (" : ", ", name, count,
-                               size_text(sum->reserved, reserved), spare);
-}
-
-/* Adds to line i what later parts of the same name hold, which are then left out; returns how many
- * parts that is. */
-static size_t
-gather(mt_holder *lines, size_t n, size_t i)
-{
-    size_t parts = 1;
-
-    for (size_t k = i + 1; k < n; k++) {
-        if (lines[k].depth > 0 || lines[k].reserved == 0) continue;
-        if (strcmp(lines[k].name, lines[i].name) != 0) continue;
-        lines[i].reserved += lines[k].reserved;
-        lines[i].idle += lines[k].idle;
-        lines[k].reserved = 0;
-        parts++;
-    }
-    return parts;
-}
-
-/* The holders at the first level, those of one name as one; parts that hold nothing are left out.
- * Overwrites the lines. */
-static void
-add_holders(text *t, mt_holder *lines, size_t n)
-{
-    mt_holder rest = {.reserved = 0};
-    size_t named = 0, others = 0;
-
-    for (size_t i = 0; i < n; i++) {
-        size_t parts;
-        if (lines[i].depth > 0 || lines[i].reserved == 0) continue;
-        parts = gather(lines, n, i);
-        if (named++ < HOLDERS_NAMED) {
-            add_holder(t, lines[i].name, parts, &lines[i]);
-        } else {
-            others += parts;
-            rest.reserved += lines[i].reserved;
-            rest.idle += lines[i].idle;
-        }
-    }
-    if (others > 0) add_holder(t, "others", others, &rest);
-    if (named > 0) memcpy(t->at + t->len, ")", 2);
-}
-
 /* The ledger that said no, by its figures: borrowed, this one or a parent. Two of one limit are
  * told apart by what is used. */
 static mt_ledger *
@@ -217,23 +140,26 @@ refuser(mt_ledger *ledger, const mt_error *err)
     return found != NULL ? found : ledger;
 }
 
+/* What memtools.budget makes of the refusal and of who holds what in `by`. */
 static PyObject *
-raise_with_holders(mt_state *st, mt_ledger *by, bool nested, const mt_error *err, const char *doing,
-                   const char *remedy)
+sentence(mt_ledger *by, bool nested, const mt_error *err, const char *doing, const char *remedy)
 {
-    char asked[SIZE_TEXT], used[SIZE_TEXT], limit[SIZE_TEXT];
-    text t = {.len = 0};
+    PyObject *module, *text;
     mt_holder *lines;
     size_t n;
 
     if ((lines = take_report(by, &n)) == NULL) return NULL;
-    add_holders(&t, lines, n);
+    if ((module = PyImport_ImportModule("memtools.budget")) == NULL) {
+        PyMem_Free(lines);
+        return NULL;
+    }
+    text = PyObject_CallMethod(module, "_refusal", "sKKNzNs", doing, (unsigned long long)err->asked,
+                               (unsigned long long)err->used, bytes_or_none(err->limit),
+                               nested ? mt_ledger_name(by) : NULL, mt_py_list(n, line_tuple, lines),
+                               remedy);
+    Py_DECREF(module);
     PyMem_Free(lines);
-    return mt_py_raise_own(st, "BudgetError", "%s: asked %s, used %s of %s%s%s%s%s; %s", doing,
-                           size_text(err->asked, asked), size_text(err->used, used),
-                           err->limit == SIZE_MAX ? "no limit" : size_text(err->limit, limit),
-                           nested ? " in budget \"" : "", nested ? mt_ledger_name(by) : "",
-                           nested ? "\"" : "", t.at, remedy);
+    return text;
 }
 
 PyObject *
@@ -241,9 +167,12 @@ mt_py_raise_budget(mt_state *st, mt_ledger *ledger, const mt_error *err, const c
                    const char *remedy)
 {
     mt_ledger *by = mt_ledger_hold(refuser(ledger, err)); /* others may close the part meanwhile */
+    bool nested = by != ledger || mt_ledger_parent(by) != NULL;
+    PyObject *text = sentence(by, nested, err, doing, remedy);
 
-    raise_with_holders(st, by, by != ledger || mt_ledger_parent(by) != NULL, err, doing, remedy);
     mt_ledger_drop(by);
+    if (text != NULL) mt_py_raise_own(st, "BudgetError", "%U", text);
+    Py_XDECREF(text);
     return NULL;
 }
 

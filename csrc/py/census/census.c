@@ -1,4 +1,11 @@
-/* census.c -- how many objects of each type, and tensors by type, shape, dtype and device. */
+/* census.c -- how this file works.
+ *
+ * _census() opens the heap (heap.h) and looks at each object once: its type's line is counted, its
+ * address becomes a bit of a filter, and a tensor is asked by the shim for its shape and storage and
+ * counted in the line of its group. A storage that several tensors show counts once, for the group of
+ * the largest of them. Without the shim tensors are only listed, and Python asks them. _fresh() goes
+ * through the heap again and lists the newest objects of a type whose addresses are not in a filter
+ * of before. No Python code runs between opening and closing the heap. */
 #include "py/census/census.h"
 
 #include <string.h>

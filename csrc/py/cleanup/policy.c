@@ -1,5 +1,9 @@
 /* policy.c -- memtools._core.Policy: see csrc/core/cleanup/policy.h.
  *
+ * How this file works. An mt_policy counts and decides; this object feeds it with what Python gives
+ * (rules, results, all checked here) and with readings of memory, and calls `act` where it asks for
+ * something:
+ *
  *   tick ──► due? ──► read memory ──► decide ──► act(mask, clock)        Python: does what is asked
  *                                                     └─► done(action, ...)
  *
@@ -7,6 +11,8 @@
  * whoever gives it up may wait 5 ms to have it again. act gives it up, so that `acts` keeps others
  * out meanwhile. In a forked child all goes on, but for the devices, which are the parent's. */
 #include "py/cleanup/policy.h"
+
+#include <structmember.h>
 
 #include "py/monitor/devices.h"
 #include "py/monitor/probe.h"
@@ -478,23 +484,17 @@ get_seconds(PyObject *op, void *Py_UNUSED(which))
     return PyFloat_FromDouble((double)(mt_now_ns() - ((Policy *)op)->policy.start_ns) * 1e-9);
 }
 
-static PyObject *
-get_looks(PyObject *op, void *Py_UNUSED(which))
-{
-    return PyLong_FromUnsignedLongLong(((Policy *)op)->policy.looks);
-}
-
-static PyObject *
-get_look_ns(PyObject *op, void *Py_UNUSED(which))
-{
-    return PyLong_FromUnsignedLongLong(((Policy *)op)->look_ns);
-}
-
 static PyGetSetDef getters[] = {
     {"seconds", get_seconds, NULL, "Since it was made, or forget().", NULL},
-    {"looks", get_looks, NULL, "How often memory was read for a decision.", NULL},
-    {"look_ns", get_look_ns, NULL, "Time spent on looks and decisions.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"looks", T_ULONGLONG, offsetof(Policy, policy.looks), READONLY,
+     "How often memory was read for a decision."},
+    {"look_ns", T_ULONGLONG, offsetof(Policy, look_ns), READONLY,
+     "Nanoseconds spent on looks and decisions."},
+    {NULL, 0, 0, 0, NULL},
 };
 
 static PyMethodDef methods[] = {
@@ -538,6 +538,7 @@ static PyType_Slot slots[] = {
     {Py_tp_clear, policy_clear},
     {Py_tp_methods, methods},
     {Py_tp_getset, getters},
+    {Py_tp_members, members},
     {0, NULL},
 };
 

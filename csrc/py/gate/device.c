@@ -1,4 +1,6 @@
-/* device.c -- recording tensors that lie on a CUDA device, without waiting for it.
+/* device.c -- how this file works.
+ *
+ * Tensors that lie on a CUDA device are recorded without waiting for it.
  *
  *   append():  admit ─► stage.push: copies enqueued ─► claim: the entry has its place and number
  *   later:     stage.peek: this copy is done? ─► fill: record and statistics ─► stage.pop
@@ -122,7 +124,8 @@ fill_ready(GateHistory *self, mt_error *err)
     return MT_OK;
 }
 
-/* Copies arrive in order: an entry has when the oldest one still on its way is younger. */
+/* Fills all entries up to and including this number. Copies arrive in the order of their numbers, so
+ * it has arrived once the oldest one that is still on its way has a larger number. */
 static mt_status
 fill_until(GateHistory *self, uint64_t number, mt_error *err)
 {
@@ -181,11 +184,12 @@ stage_fits(const GateHistory *self, int device, size_t bytes)
            mt_stage_capacity(self->stage) >= bytes;
 }
 
-/* Puts a stage in place that fits; what the one before still owes arrives first. This waits. */
+/* Puts a stage in place that fits two such tensors, so that one can be on its way while the next one
+ * comes; what the stage before still owes arrives first. This waits. */
 static mt_status
 replace_stage(GateHistory *self, int device, size_t bytes, mt_error *err)
 {
-    size_t capacity = bytes > STAGE_BYTES / 4 ? 4 * bytes : STAGE_BYTES;
+    size_t capacity = bytes > STAGE_BYTES / 2 ? 2 * bytes : STAGE_BYTES;
     mt_status st = fill_until(self, UINT64_MAX, err);
 
     if (st != MT_OK) return st;

@@ -1,4 +1,10 @@
-/* history.c -- memtools._core.GateHistory: lifecycle, append, and the sequence protocol. */
+/* history.c -- how this file works.
+ *
+ * memtools._core.GateHistory is an object around one mt_gatehist. This file makes and closes it,
+ * appends, and is the sequence of it: device.c records tensors on a CUDA device, statistics.c makes
+ * tuples and bytes. Whatever runs Python or gives the GIL up may close or change the history, so
+ * each function asks again afterwards (history.h says what guards what). An append that the budget
+ * refuses asks the others in it with the GIL released, and begins anew. */
 #include "py/gate/history.h"
 
 #include <stddef.h>
@@ -357,7 +363,8 @@ slice_now(const GateHistory *self, Py_ssize_t start, Py_ssize_t stop, Py_ssize_t
     return mt_gatehist_slice(self->core, (size_t)start, step, (size_t)count, out, err);
 }
 
-/* The indices count what is there after the others in the budget were asked. */
+/* Where the budget refuses, the others in it are asked once; the indices count what is there after
+ * that. */
 static PyObject *
 gatehist_slice(GateHistory *self, PyObject *slice)
 {
@@ -366,15 +373,13 @@ gatehist_slice(GateHistory *self, PyObject *slice)
     mt_error err;
 
     if (PySlice_Unpack(slice, &start, &stop, &step) < 0) return NULL; /* this may close it */
-    if (mt_py_gatehist_arrive_all(self) < 0) return NULL;
-    if (slice_now(self, start, stop, step, &core, &err) != MT_OK) {
-        if (!mt_py_gatehist_ask_for(self, &err))
-            return mt_py_gatehist_raise(self->state, self->core, &err, "GateHistory[slice]");
-        if (!mt_py_gatehist_is_open(self) || mt_py_gatehist_arrive_all(self) < 0) return NULL;
-        if (slice_now(self, start, stop, step, &core, &err) != MT_OK)
+    for (bool asked = false;; asked = true) {
+        if (mt_py_gatehist_arrive_all(self) < 0) return NULL;
+        if (slice_now(self, start, stop, step, &core, &err) == MT_OK)
+            return mt_py_gatehist_wrap(Py_TYPE(self), self->state, core);
+        if (asked || !mt_py_gatehist_ask_for(self, &err))
             return mt_py_gatehist_raise(self->state, self->core, &err, "GateHistory[slice]");
     }
-    return mt_py_gatehist_wrap(Py_TYPE(self), self->state, core);
 }
 
 static PyObject *
@@ -403,56 +408,32 @@ gatehist_clear(PyObject *op, PyObject *Py_UNUSED(none))
     Py_RETURN_NONE;
 }
 
-/* One getter for all numbers of the core; the closure says which. */
-enum {
-    NBYTES,
-    ARENA,
-    EXPERTS,
-    APPENDED,
-    MAX_ENTRIES,
-    MAX_BYTES,
-    TOP_K,
-    RECOMPUTED,
-    WAITS,
-    PENDING
-};
-
-static uint64_t
-number_of(const GateHistory *self, intptr_t which)
-{
-    const mt_gatehist_config *c = mt_gatehist_configuration(self->core);
-
-    switch (which) {
-    case NBYTES:
-        return mt_gatehist_bytes(self->core);
-    case ARENA:
-        return mt_gatehist_extent(self->core);
-    case EXPERTS:
-        return mt_gatehist_experts(self->core);
-    case APPENDED:
-        return mt_gatehist_appended(self->core);
-    case MAX_ENTRIES:
-        return c->max_entries;
-    case MAX_BYTES:
-        return c->max_bytes;
-    case TOP_K:
-        return c->top_k;
-    case RECOMPUTED:
-        return self->recomputed;
-    case WAITS:
-        return self->device_waits;
-    default:
-        return self->stage == NULL ? 0 : mt_stage_len(self->stage);
-    }
-}
+/* One getter for all numbers; the closure says where in here the number is. */
+typedef struct numbers {
+    uint64_t nbytes, arena_bytes, n_experts, appended, max_entries, max_bytes, top_k;
+    uint64_t recomputed, device_waits, pending;
+} numbers;
 
 static PyObject *
-get_number(PyObject *op, void *which)
+get_number(PyObject *op, void *offset)
 {
     GateHistory *self = (GateHistory *)op;
+    const mt_gatehist_config *c;
+    numbers n;
 
     if (!mt_py_gatehist_is_open(self)) return NULL;
-    return PyLong_FromUnsignedLongLong(number_of(self, (intptr_t)which));
+    c = mt_gatehist_configuration(self->core);
+    n = (numbers){.nbytes = mt_gatehist_bytes(self->core),
+                  .arena_bytes = mt_gatehist_extent(self->core),
+                  .n_experts = mt_gatehist_experts(self->core),
+                  .appended = mt_gatehist_appended(self->core),
+                  .max_entries = c->max_entries,
+                  .max_bytes = c->max_bytes,
+                  .top_k = c->top_k,
+                  .recomputed = self->recomputed,
+                  .device_waits = self->device_waits,
+                  .pending = self->stage == NULL ? 0 : mt_stage_len(self->stage)};
+    return mt_py_uint64_at((const char *)&n + (intptr_t)offset, 0);
 }
 
 static PyObject *
@@ -486,18 +467,18 @@ get_word(PyObject *op, void *which)
     return PyUnicode_FromString(mt_dtype_name((mt_dtype)c->dtype));
 }
 
-#define NUMBER(name, which, doc) {name, get_number, NULL, doc, (void *)(intptr_t)(which)}
+#define NUMBER(name, doc) {#name, get_number, NULL, doc, (void *)offsetof(numbers, name)}
 static PyGetSetDef getters[] = {
-    NUMBER("nbytes", NBYTES, "Bytes of the records held now; never more than max_bytes."),
-    NUMBER("arena_bytes", ARENA, "Bytes of the arena in use so far; at most max_bytes."),
-    NUMBER("n_experts", EXPERTS, "Columns of every entry; 0 before the first."),
-    NUMBER("appended", APPENDED, "Entries ever appended, evicted or not."),
-    NUMBER("max_entries", MAX_ENTRIES, "The limit on entries."),
-    NUMBER("max_bytes", MAX_BYTES, "The limit on record bytes."),
-    NUMBER("top_k", TOP_K, "Experts per token that count as load and that keep=\"topk\" records."),
-    NUMBER("recomputed", RECOMPUTED, "Appends left out because they ran inside a backward pass."),
-    NUMBER("device_waits", WAITS, "Appends that waited because the device was far behind."),
-    NUMBER("pending", PENDING, "Entries whose values are still on their way from the device."),
+    NUMBER(nbytes, "Bytes of the records held now; never more than max_bytes."),
+    NUMBER(arena_bytes, "Bytes of the arena in use so far; at most max_bytes."),
+    NUMBER(n_experts, "Columns of every entry; 0 before the first."),
+    NUMBER(appended, "Entries ever appended, evicted or not."),
+    NUMBER(max_entries, "The limit on entries."),
+    NUMBER(max_bytes, "The limit on record bytes."),
+    NUMBER(top_k, "Experts per token that count as load and that keep=\"topk\" records."),
+    NUMBER(recomputed, "Appends left out because they ran inside a backward pass."),
+    NUMBER(device_waits, "Appends that waited because the device was far behind."),
+    NUMBER(pending, "Entries whose values are still on their way from the device."),
     {"closed", get_closed, NULL, "True after close().", NULL},
     {"statistics", get_statistics, NULL, "Whether statistics are kept.", NULL},
     {"trim", get_word, NULL, "\"half\" or \"oldest\".", "trim"},

@@ -1,4 +1,9 @@
-/* statistics.c -- statistics as tuples, concatenation, and bytes in and out. */
+/* statistics.c -- how this file works.
+ *
+ * What goes out of a history at once: statistics as tuples, all entries as one tensor, all of it as
+ * bytes and back. Making Python objects may run finalizers, which may append to the very history or
+ * close it: so figures are copied to memory of C first (sums_copy), and a tensor is filled only where
+ * the history has not changed since it was made. */
 #include "py/gate/history.h"
 
 #include <string.h>
@@ -43,11 +48,7 @@ static void
 sums_copy_take(sums_copy *c, uint64_t entries, const mt_gatesums *from)
 {
     c->entries = entries;
-    c->sums.tokens = from->tokens;
-    c->sums.nonfinite = from->nonfinite;
-    if (c->experts == 0) return;
-    memcpy(c->sums.importance, from->importance, c->experts * sizeof(double));
-    memcpy(c->sums.load, from->load, c->experts * sizeof(uint64_t));
+    mt_gatesums_copy(&c->sums, from, c->experts);
 }
 
 /* (entries, tokens, nonfinite, importance sums, load counts) */
@@ -221,27 +222,26 @@ PyObject *
 mt_py_gatehist_copy(PyObject *op, PyObject *none)
 {
     GateHistory *self = (GateHistory *)op;
-    PyObject *bytes = mt_py_gatehist_bytes_out(op, none);
-    bool may_ask = true, asked, is_open;
+    PyObject *bytes = mt_py_gatehist_bytes_out(op, none), *copy = NULL;
     mt_gatehist *core;
-    mt_status status;
     mt_error err;
 
     if (bytes == NULL) return NULL;
-    do {
+    for (bool asked = false;; asked = true) {
         /* Making bytes and asking others may run what closes it. */
-        if (!(is_open = mt_py_gatehist_is_open(self))) break;
-        status = mt_gatehist_parse(
-            &mt_alloc_libc, &mt_vmem_linux, mt_gatehist_configuration(self->core)->ledger,
-            PyBytes_AS_STRING(bytes), (size_t)PyBytes_GET_SIZE(bytes), &core, &err);
-        asked = status != MT_OK && may_ask && mt_py_gatehist_ask_for(self, &err);
-        may_ask = false;
-    } while (asked);
+        if (!mt_py_gatehist_is_open(self)) break;
+        if (mt_gatehist_parse(
+                &mt_alloc_libc, &mt_vmem_linux, mt_gatehist_configuration(self->core)->ledger,
+                PyBytes_AS_STRING(bytes), (size_t)PyBytes_GET_SIZE(bytes), &core, &err) == MT_OK) {
+            copy = mt_py_gatehist_wrap(Py_TYPE(op), self->state, core);
+            break;
+        }
+        if (!asked && mt_py_gatehist_ask_for(self, &err)) continue;
+        mt_py_gatehist_raise(self->state, self->core, &err, "copying a GateHistory");
+        break;
+    }
     Py_DECREF(bytes);
-    if (!is_open) return NULL;
-    if (status != MT_OK)
-        return mt_py_gatehist_raise(self->state, self->core, &err, "copying a GateHistory");
-    return mt_py_gatehist_wrap(Py_TYPE(op), self->state, core);
+    return copy;
 }
 
 PyObject *

@@ -42,15 +42,6 @@ mt_kvguests_drop(mt_kvguests *guests)
     drop_locked(guests);
 }
 
-static mt_kvlinger
-line_of(const mt_kvhold *hold)
-{
-    mt_kvlinger line = hold->linger;
-
-    if (hold->shim != NULL) line.views = hold->shim->storage_uses(hold->storage);
-    return line;
-}
-
 size_t
 mt_kvguests_lingering(mt_kvguests *guests, mt_kvlinger *out, size_t cap)
 {
@@ -59,7 +50,8 @@ mt_kvguests_lingering(mt_kvguests *guests, mt_kvlinger *out, size_t cap)
     mt_lock_take(&guests->lock);
     for (const mt_kvhold *hold = guests->first; hold != NULL; hold = hold->next) {
         if (!hold->released) continue;
-        if (n < cap) out[n] = line_of(hold);
+        if (n < cap) out[n] = hold->linger;
+        if (n < cap && hold->shim != NULL) out[n].views = hold->shim->storage_uses(hold->storage);
         n++;
     }
     mt_lock_give(&guests->lock);

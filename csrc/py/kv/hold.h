@@ -24,6 +24,7 @@
 #include "core/base/lock.h"
 #include "core/kv/lease.h"
 #include "os/base/forkmark.h"
+#include "third_party/dlpack/dlpack.h"
 #include "torch/torch_shim.h"
 #include "py/base/natives.h"
 
@@ -56,6 +57,8 @@ struct mt_kvhold {
     bool dropped;             /* the lease's end: with done, the hold's own */
     bool released;
     mt_kvlinger linger;
+    DLManagedTensorVersioned tensor; /* without the shim: of bytes, over all slots of the lease */
+    int64_t bytes;
 };
 
 /* *out is written on MT_OK only. MT_ENOMEM. */

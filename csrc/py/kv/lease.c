@@ -11,6 +11,7 @@
 
 #include <structmember.h>
 
+#include "core/base/size.h"
 #include "py/base/objects.h"
 
 /* --- counts, lengths, row numbers and layers as Python gives them ---------------------------- */
@@ -92,27 +93,14 @@ read_plain(PyObject *object, const char *what, mt_py_sizes *out)
 }
 
 int
-mt_py_sizes_read(KVLease *self, PyObject *object, const char *what, mt_py_sizes *out)
-{
-    PyObject *plain = without_tensor(self, object, what);
-    int failed;
-
-    *out = (mt_py_sizes){0};
-    if (plain == NULL) return -1;
-    failed = PyLong_Check(plain) ? refuse(plain, what) : read_plain(plain, what, out);
-    Py_DECREF(plain);
-    return failed;
-}
-
-int
-mt_py_sizes_read_any(KVLease *self, PyObject *object, const char *what, mt_py_sizes *out)
+mt_py_sizes_read(KVLease *self, PyObject *object, const char *what, bool or_one, mt_py_sizes *out)
 {
     PyObject *plain = without_tensor(self, object, what);
     int failed = 0;
 
     *out = (mt_py_sizes){0};
     if (plain == NULL) return -1;
-    if (!PyIndex_Check(plain) || PyBool_Check(plain)) {
+    if (!or_one || !PyIndex_Check(plain) || PyBool_Check(plain)) {
         failed = read_plain(plain, what, out);
     } else {
         out->same = PyNumber_AsSsize_t(plain, PyExc_IndexError);
@@ -165,10 +153,10 @@ mt_py_kvlease_wrap(PyTypeObject *type, KVPool *pool, mt_kvlease *core)
 static size_t
 most_tokens(const mt_kvlease *core)
 {
-    size_t most = 0, tokens;
+    size_t most = 0;
 
     for (size_t row = 0; row < mt_kvlease_rows(core); row++)
-        most = (tokens = mt_kvlease_row_tokens(core, row)) > most ? tokens : most;
+        most = mt_size_max(most, mt_kvlease_row_tokens(core, row));
     return most;
 }
 
@@ -306,24 +294,39 @@ mt_py_kvlease_try(KVLease *self, mt_py_kvcall *call, const void *args, const cha
     return -1;
 }
 
+PyObject *
+mt_py_kvlease_with_sizes(PyObject *op, PyObject *object, const char *what, bool or_one,
+                         mt_py_kvchange *change)
+{
+    KVLease *self = (KVLease *)op;
+    mt_py_sizes sizes;
+    int failed = -1;
+
+    if (mt_py_sizes_read(self, object, what, or_one, &sizes) < 0) return NULL;
+    if (mt_py_kvlease_enter(self)) {
+        failed = change(self, &sizes);
+        mt_py_kvlease_leave(self);
+    }
+    mt_py_sizes_done(&sizes);
+    return failed < 0 ? NULL : Py_NewRef(Py_None);
+}
+
 /* --- what it tells --------------------------------------------------------------------------- */
+
+static PyObject *
+length_of_row(const void *core, size_t row)
+{
+    return PyLong_FromSize_t(mt_kvlease_row_tokens(core, row));
+}
 
 static PyObject *
 get_lengths(PyObject *op, void *Py_UNUSED(which))
 {
     KVLease *self = (KVLease *)op;
-    PyObject *list, *length;
-    size_t rows;
+    PyObject *list;
 
     if (!mt_py_kvlease_enter(self)) return NULL;
-    rows = mt_kvlease_rows(self->core);
-    list = PyList_New((Py_ssize_t)rows);
-    for (size_t row = 0; list != NULL && row < rows; row++) {
-        if ((length = PyLong_FromSize_t(mt_kvlease_row_tokens(self->core, row))) == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, (Py_ssize_t)row, length);
-    }
+    list = mt_py_list(mt_kvlease_rows(self->core), length_of_row, self->core);
     mt_py_kvlease_leave(self);
     return list;
 }

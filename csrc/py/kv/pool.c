@@ -18,6 +18,7 @@
 #include "py/tensor/one.h"
 #include "cuda/store.h"
 #include "os/port/store.h"
+#include "core/base/size.h"
 #include "core/kv/check.h"
 
 enum { LINGER_MAX = 64 }; /* leases named; more are only counted */
@@ -39,15 +40,6 @@ positive(Py_ssize_t value, const char *what)
     return false;
 }
 
-/* The core keeps lengths in 32 bits. */
-static bool
-countable(Py_ssize_t max_tokens)
-{
-    if (max_tokens <= INT32_MAX) return true;
-    PyErr_Format(PyExc_ValueError, "max_tokens is at most %d, got %zd", INT32_MAX, max_tokens);
-    return false;
-}
-
 static bool
 parse_arguments(PyObject *args, arguments *a)
 {
@@ -56,26 +48,28 @@ parse_arguments(PyObject *args, arguments *a)
                           &a->cuda_device, &a->limit, &a->layout, &a->group, &a->page_bytes,
                           &a->name, &a->helpers))
         return false;
-    return positive(a->layers, "num_layers") && positive(a->heads, "num_kv_heads") &&
-           positive(a->head_dim, "head_dim") && positive(a->max_tokens, "max_tokens") &&
-           positive(a->max_rows, "max_sequences") && positive(a->elem_bytes, "itemsize") &&
-           positive(a->group, "layer_group") && countable(a->max_tokens);
+    if (!positive(a->layers, "num_layers") || !positive(a->heads, "num_kv_heads") ||
+        !positive(a->head_dim, "head_dim") || !positive(a->max_tokens, "max_tokens") ||
+        !positive(a->max_rows, "max_sequences") || !positive(a->group, "layer_group"))
+        return false;
+    if (a->max_tokens <= INT32_MAX) return true; /* the core keeps lengths in 32 bits */
+    PyErr_Format(PyExc_ValueError, "max_tokens is at most %d, got %zd", INT32_MAX, a->max_tokens);
+    return false;
 }
 
+/* pre: the dtype is one that memtools.kv.tensors.dtype_of lets pass. */
 static bool
 config_of(const arguments *a, mt_kvconfig *out)
 {
     bool head = strcmp(a->layout, "head") == 0;
 
+    assert(a->elem_bytes == 1 || a->elem_bytes == 2 || a->elem_bytes == 4 || a->elem_bytes == 8);
     if (!head && strcmp(a->layout, "token") != 0)
         PyErr_Format(PyExc_ValueError, "layout is \"head\" or \"token\", got \"%s\"", a->layout);
     else if (head && a->group != 1)
         PyErr_Format(PyExc_ValueError,
                      "layer_group of %zd goes with layout=\"token\"; layout=\"head\" takes 1",
                      a->group);
-    else if (a->elem_bytes > 8 || (a->elem_bytes & (a->elem_bytes - 1)) != 0)
-        PyErr_Format(PyExc_ValueError, "a dtype of 1, 2, 4 or 8 bytes is taken, got %zd",
-                     a->elem_bytes);
     *out = (mt_kvconfig){.layers = (size_t)a->layers,
                          .heads = (size_t)a->heads,
                          .head_dim = (size_t)a->head_dim,
@@ -110,10 +104,14 @@ new_object(PyTypeObject *type, mt_state *st, const arguments *a)
 
 /* A host store has the system's pages; the pool may count in multiples of them. */
 static mt_status
-open_host_store(size_t page_bytes, mt_store_ops *store, mt_error *err)
+open_store(KVPool *self, size_t page_bytes, mt_store_ops *store, mt_error *err)
 {
-    mt_status st = mt_store_linux_new(&mt_alloc_libc, store, err);
+    mt_status st;
 
+    if (self->cuda_device >= 0)
+        return mt_store_cuda_new(&mt_alloc_libc, self->state->natives->cudart, self->cuda_device,
+                                 page_bytes, store, err);
+    st = mt_store_linux_new(&mt_alloc_libc, store, err);
     if (st != MT_OK || page_bytes == 0) return st;
     if (page_bytes < store->page_bytes || (page_bytes & (page_bytes - 1)) != 0) {
         store->close(store->ctx);
@@ -124,15 +122,7 @@ open_host_store(size_t page_bytes, mt_store_ops *store, mt_error *err)
 }
 
 static mt_status
-open_store(KVPool *self, Py_ssize_t page_bytes, mt_store_ops *store, mt_error *err)
-{
-    if (self->cuda_device < 0) return open_host_store((size_t)page_bytes, store, err);
-    return mt_store_cuda_new(&mt_alloc_libc, self->state->natives->cudart, self->cuda_device,
-                             (size_t)page_bytes, store, err);
-}
-
-static mt_status
-open_core(KVPool *self, Py_ssize_t page_bytes, const char *name, mt_error *err)
+open_core(KVPool *self, size_t page_bytes, const char *name, mt_error *err)
 {
     mt_store_ops store;
     mt_status st;
@@ -157,7 +147,7 @@ fill_object(KVPool *self, const arguments *a)
     if (name == NULL || !config_of(a, &self->config)) return -1;
     if (self->cuda_device >= 0 && mt_state_cudart(self->state) == NULL) return -1;
     if ((self->ledger = mt_py_ledger(self->state, a->limit, name)) == NULL) return -1;
-    if (open_core(self, a->page_bytes, name, &err) == MT_OK) return 0;
+    if (open_core(self, (size_t)a->page_bytes, name, &err) == MT_OK) return 0;
     mt_py_kvpool_raise(self, &err, "KVPool()");
     return -1;
 }
@@ -227,7 +217,7 @@ kvpool_close(PyObject *op, PyObject *Py_UNUSED(none))
     if (self->users == 0)
         close_core(self);
     else
-        mt_ledger_stir(self->ledger); /* who waits looks again, and finds it closed */
+        mt_ledger_notify(self->ledger); /* who waits looks again, and finds it closed */
     Py_RETURN_NONE;
 }
 
@@ -299,22 +289,18 @@ raise_shape(const KVPool *self, const mt_error *err, const char *doing)
 }
 
 static PyObject *
-raise_no_addresses(const KVPool *self, const mt_error *err, const char *doing)
+raise_no_memory(const KVPool *self, const mt_error *err, const char *doing)
 {
     enum { SIZE = 24 };
     char gib[SIZE];
 
     snprintf(gib, sizeof gib, "%.3g", (double)err->asked / ((uint64_t)1 << 30));
-    return PyErr_Format(PyExc_MemoryError,
-                        "%s: max_tokens %zu for max_sequences %zu rows takes %s GiB of addresses, "
-                        "twice, and the system gave none (see ulimit -v); lower one of them",
-                        doing, self->config.max_tokens, self->config.max_rows, gib);
-}
-
-static PyObject *
-raise_no_memory(const KVPool *self, const mt_error *err, const char *doing)
-{
-    if (strcmp(err->call, MT_STORE_ADDRESSES) == 0) return raise_no_addresses(self, err, doing);
+    if (strcmp(err->call, MT_STORE_ADDRESSES) == 0)
+        return PyErr_Format(PyExc_MemoryError,
+                            "%s: max_tokens %zu for max_sequences %zu rows takes %s GiB of "
+                            "addresses, twice, and the system gave none (see ulimit -v); lower one "
+                            "of them",
+                            doing, self->config.max_tokens, self->config.max_rows, gib);
     if (strcmp(err->call, MT_STORE_ARENAS) == 0)
         return PyErr_Format(PyExc_MemoryError,
                             "%s: the KV pools of this process have %zu stretches of addresses for "
@@ -385,78 +371,34 @@ mt_py_kvpool_freed_some(KVPool *self, const mt_error *err)
 /* --- statistics ------------------------------------------------------------------------------ */
 
 static PyObject *
-lingering_list(KVPool *self)
+lingering_item(const void *lines, size_t i)
 {
-    mt_kvlinger line[LINGER_MAX];
-    size_t n = mt_kvguests_lingering(self->guests, line, LINGER_MAX);
-    PyObject *list = PyList_New(0), *item;
+    const mt_kvlinger *line = (const mt_kvlinger *)lines + i;
 
-    if (n > LINGER_MAX) n = LINGER_MAX;
-    for (size_t i = 0; list != NULL && i < n; i++) {
-        item = Py_BuildValue("Knnn", (unsigned long long)line[i].number, (Py_ssize_t)line[i].rows,
-                             (Py_ssize_t)line[i].tokens, (Py_ssize_t)line[i].views);
-        if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
-        Py_XDECREF(item);
-    }
-    return list;
-}
-
-static PyObject *
-numbers_tuple(const mt_kvstats *s)
-{
-    const uint64_t numbers[] = {
-        s->live_bytes,
-        s->shared_bytes,
-        s->idle_bytes,
-        s->promised_bytes,
-        s->reserved_bytes,
-        s->physical_bytes,
-        s->peak_bytes,
-        s->payload_bytes,
-        s->address_bytes,
-        s->maps,
-        s->mapped_again_bytes,
-        s->leases,
-        s->rows,
-        s->lingering,
-        s->lingering_bytes,
-        s->acquired,
-        s->forked,
-        s->released,
-        s->taken,
-        s->recycled,
-        s->dropped,
-        s->copied,
-        s->map_calls,
-    };
-    Py_ssize_t n = sizeof numbers / sizeof numbers[0];
-    PyObject *tuple = PyTuple_New(n), *number;
-
-    for (Py_ssize_t i = 0; tuple != NULL && i < n; i++) {
-        if ((number = PyLong_FromUnsignedLongLong(numbers[i])) == NULL)
-            Py_CLEAR(tuple);
-        else
-            PyTuple_SET_ITEM(tuple, i, number);
-    }
-    return tuple;
+    return Py_BuildValue("Knnn", (unsigned long long)line->number, (Py_ssize_t)line->rows,
+                         (Py_ssize_t)line->tokens, (Py_ssize_t)line->views);
 }
 
 /* (numbers in the order of mt_kvstats, limit or None, [(lease, rows, tokens, views)]) */
 static PyObject *
 kvpool_stats(PyObject *op, PyObject *Py_UNUSED(none))
 {
+    enum { NUMBERS = sizeof(mt_kvstats) / sizeof(uint64_t) };
     KVPool *self = (KVPool *)op;
     mt_kvstats stats;
-    size_t limit;
+    uint64_t numbers[NUMBERS];
+    mt_kvlinger lines[LINGER_MAX];
+    size_t n, limit;
 
     if (!mt_py_kvpool_enter(self)) return NULL;
     mt_kvpool_stats(self->core, &stats);
     mt_py_kvpool_leave(self);
+    memcpy(numbers, &stats, sizeof numbers);
+    n = mt_kvguests_lingering(self->guests, lines, LINGER_MAX);
     limit = mt_ledger_limit(self->ledger);
-    if (limit == SIZE_MAX)
-        return Py_BuildValue("NON", numbers_tuple(&stats), Py_None, lingering_list(self));
-    return Py_BuildValue("NKN", numbers_tuple(&stats), (unsigned long long)limit,
-                         lingering_list(self));
+    return Py_BuildValue("NNN", mt_py_list(NUMBERS, mt_py_uint64_at, numbers),
+                         limit == SIZE_MAX ? Py_NewRef(Py_None) : PyLong_FromSize_t(limit),
+                         mt_py_list(mt_size_min(n, LINGER_MAX), lingering_item, lines));
 }
 
 /* --- methods --------------------------------------------------------------------------------- */

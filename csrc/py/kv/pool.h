@@ -94,7 +94,7 @@ mt_py_kvlease_leave(KVLease *self)
     assert(self->busy);
     self->busy = false;
 }
-/* Calls fork, gather, room, ... until it succeeds or nobody frees anything. pre: busy. */
+/* Calls fork, reorder, room, ... until it succeeds or nobody frees anything. pre: busy. */
 typedef mt_status mt_py_kvcall(KVLease *self, const void *args, mt_error *err);
 /* -1 with an error. */
 int mt_py_kvlease_try(KVLease *self, mt_py_kvcall *call, const void *args, const char *doing);
@@ -108,11 +108,16 @@ typedef struct mt_py_sizes {
     Py_ssize_t same;
 } mt_py_sizes;
 
-/* A sequence or 1-D integer tensor of whole numbers >= 0. -1 with an error. */
-int mt_py_sizes_read(KVLease *self, PyObject *object, const char *what, mt_py_sizes *out);
-/* The same or, into `same`, one whole number of any sign. */
-int mt_py_sizes_read_any(KVLease *self, PyObject *object, const char *what, mt_py_sizes *out);
+/* A sequence or 1-D integer tensor of whole numbers >= 0; `or_one`: or, into `same`, one whole
+ * number of any sign. -1 with an error. */
+int mt_py_sizes_read(KVLease *self, PyObject *object, const char *what, bool or_one,
+                     mt_py_sizes *out);
 void mt_py_sizes_done(mt_py_sizes *sizes);
+/* Reads `object` as sizes and calls change(self, sizes), which is -1 with an error, with the lease
+ * busy. None, or NULL with an error. */
+typedef int mt_py_kvchange(KVLease *self, const mt_py_sizes *sizes);
+PyObject *mt_py_kvlease_with_sizes(PyObject *op, PyObject *object, const char *what, bool or_one,
+                                   mt_py_kvchange *change);
 /* A layer's number. -1 with an error. */
 int mt_py_layer_read(KVLease *self, PyObject *object, size_t *out);
 

@@ -49,6 +49,7 @@ crop_rows(KVLease *self, const mt_py_sizes *n)
                      rows);
         return -1;
     }
+    if (mt_py_kvpool_follow_stream(self->pool, mt_kvlease_pool(self->core)) < 0) return -1;
     if (n->at != NULL) return crop_to(self, n->at);
     if ((lengths = PyMem_New(size_t, rows)) == NULL) {
         PyErr_NoMemory();
@@ -64,24 +65,13 @@ crop_rows(KVLease *self, const mt_py_sizes *n)
 PyObject *
 mt_py_kvlease_crop(PyObject *op, PyObject *n)
 {
-    KVLease *self = (KVLease *)op;
-    mt_py_sizes sizes;
-    int failed = -1;
-
-    if (mt_py_sizes_read_any(self, n, "lengths", &sizes) < 0) return NULL;
-    if (mt_py_kvlease_enter(self)) {
-        if ((failed = mt_py_kvpool_follow_stream(self->pool, mt_kvlease_pool(self->core))) == 0)
-            failed = crop_rows(self, &sizes);
-        mt_py_kvlease_leave(self);
-    }
-    mt_py_sizes_done(&sizes);
-    return failed < 0 ? NULL : Py_NewRef(Py_None);
+    return mt_py_kvlease_with_sizes(op, n, "lengths", true, crop_rows);
 }
 
 /* --- reorder and select ---------------------------------------------------------------------- */
 
 static mt_status
-gather(KVLease *self, const void *args, mt_error *err)
+reorder(KVLease *self, const void *args, mt_error *err)
 {
     const mt_py_sizes *index = args;
 
@@ -89,7 +79,7 @@ gather(KVLease *self, const void *args, mt_error *err)
 }
 
 static int
-rows_exist(const KVLease *self, const mt_py_sizes *index, const char *doing)
+take_rows(KVLease *self, const mt_py_sizes *index, const char *doing)
 {
     size_t rows = mt_kvlease_rows(self->core);
 
@@ -99,7 +89,8 @@ rows_exist(const KVLease *self, const mt_py_sizes *index, const char *doing)
                          index->at[i], rows - 1);
             return -1;
         }
-    return 0;
+    if (mt_py_kvlease_try(self, reorder, index, doing) < 0) return -1;
+    return mt_py_kvlease_changed(self);
 }
 
 static int
@@ -114,8 +105,7 @@ reorder_rows(KVLease *self, const mt_py_sizes *index)
                      rows, index->n);
         return -1;
     }
-    if (rows_exist(self, index, "reorder()") < 0) return -1;
-    return mt_py_kvlease_try(self, gather, index, "reorder()");
+    return take_rows(self, index, "reorder()");
 }
 
 static int
@@ -130,37 +120,19 @@ select_rows(KVLease *self, const mt_py_sizes *index)
                      most, index->n);
         return -1;
     }
-    if (rows_exist(self, index, "select()") < 0) return -1;
-    return mt_py_kvlease_try(self, gather, index, "select()");
-}
-
-static PyObject *
-change_rows(PyObject *op, PyObject *index, const char *what,
-            int (*change)(KVLease *self, const mt_py_sizes *index))
-{
-    KVLease *self = (KVLease *)op;
-    mt_py_sizes sizes;
-    int failed = -1;
-
-    if (mt_py_sizes_read(self, index, what, &sizes) < 0) return NULL;
-    if (mt_py_kvlease_enter(self)) {
-        failed = change(self, &sizes) < 0 ? -1 : mt_py_kvlease_changed(self);
-        mt_py_kvlease_leave(self);
-    }
-    mt_py_sizes_done(&sizes);
-    return failed < 0 ? NULL : Py_NewRef(Py_None);
+    return take_rows(self, index, "select()");
 }
 
 PyObject *
 mt_py_kvlease_reorder(PyObject *op, PyObject *index)
 {
-    return change_rows(op, index, "row numbers", reorder_rows);
+    return mt_py_kvlease_with_sizes(op, index, "row numbers", false, reorder_rows);
 }
 
 PyObject *
 mt_py_kvlease_select(PyObject *op, PyObject *rows)
 {
-    return change_rows(op, rows, "row numbers", select_rows);
+    return mt_py_kvlease_with_sizes(op, rows, "row numbers", false, select_rows);
 }
 
 /* --- fork ------------------------------------------------------------------------------------ */
@@ -219,7 +191,7 @@ mt_py_kvlease_fork(PyObject *op, PyObject *args, PyObject *kwargs)
 /* --- reserve --------------------------------------------------------------------------------- */
 
 static mt_status
-open_tokens(KVLease *self, const void *args, mt_error *err)
+reserve(KVLease *self, const void *args, mt_error *err)
 {
     return mt_kvlease_reserve(self->core, *(const size_t *)args, err);
 }
@@ -235,7 +207,7 @@ reserve_tokens(KVLease *self, Py_ssize_t tokens)
                      tokens);
         return -1;
     }
-    return mt_py_kvlease_try(self, open_tokens, &want, "reserve()");
+    return mt_py_kvlease_try(self, reserve, &want, "reserve()");
 }
 
 PyObject *

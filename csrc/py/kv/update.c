@@ -9,9 +9,11 @@
  * change either tensor, so both are made plain before the memory of one is looked at. */
 #include "py/kv/pool.h"
 
-#include "core/kv/inplace.h"
-
 #include <string.h>
+
+#include "core/base/size.h"
+#include "core/kv/inplace.h"
+#include "py/base/objects.h"
 
 enum { LET_GO_BYTES = 256 << 10 }; /* longer copies let other threads run */
 
@@ -69,15 +71,6 @@ read_by_shim(const KVLease *self, input *in)
     return true;
 }
 
-static PyObject *
-no_memory(const input *in)
-{
-    return PyErr_Format(PyExc_TypeError,
-                        "update() cannot read %s: it has no memory of its own (inside vmap or "
-                        "another functorch transform?); call update() outside of it",
-                        in->name);
-}
-
 /* 1 and *out; 0 with an error where there is no memory. helpers.plain has seen to the dtype. */
 static int
 view4_by_dlpack(const KVLease *self, const input *in, mt_torch_view4 *out)
@@ -103,7 +96,10 @@ read_plain(const KVLease *self, input *in)
     int found = shim != NULL ? shim->view4(in->tensor, &t) : view4_by_dlpack(self, in, &t);
 
     if (found != 1 || (t.data == NULL && t.shape[2] > 0)) {
-        no_memory(in);
+        PyErr_Format(PyExc_TypeError,
+                     "update() cannot read %s: it has no memory of its own (inside vmap or another "
+                     "functorch transform?); call update() outside of it",
+                     in->name);
         return -1;
     }
     if (!fits(self, &t) || (shim != NULL && t.dtype != self->pool->dtype_number)) {
@@ -143,20 +139,19 @@ step_of(const KVLease *self, const mt_py_sizes *counts, size_t tokens, const cha
 {
     size_t rows = mt_kvlease_rows(self->core), most = 0;
 
-    *out = (mt_kvstep){.count = (size_t)counts->same, .counts = counts->at};
     if (counts->at != NULL && counts->n != rows) {
         PyErr_Format(PyExc_ValueError, "%s got %zu counts, this lease has %zu rows", doing,
                      counts->n, rows);
         return -1;
     }
-    for (size_t row = 0; counts->at != NULL && row < rows; row++)
-        most = counts->at[row] > most ? counts->at[row] : most;
-    if (counts->at == NULL && counts->same < 0) {
+    if (counts->same < 0) {
         PyErr_Format(PyExc_ValueError, "%s takes counts of 0 or more, got %zd", doing,
                      counts->same);
         return -1;
     }
-    if (counts->at == NULL) most = (size_t)counts->same;
+    *out = (mt_kvstep){.count = (size_t)counts->same, .counts = counts->at};
+    for (size_t row = 0; row < rows; row++)
+        most = mt_size_max(most, mt_kvstep_count(out, row));
     if (most <= tokens) return 0;
     PyErr_Format(PyExc_ValueError, "%s got a count of %zu, k and v hold %zu tokens a row", doing,
                  most, tokens);
@@ -189,43 +184,34 @@ write_host(KVLease *self, const plan *p, const input *k, const input *v)
     Py_END_ALLOW_THREADS;
 }
 
-/* The row's length after the step. */
-static size_t
-length_after(const KVLease *self, const plan *p, size_t row)
-{
-    return mt_kvlease_length(self->core, p->layer, row) + mt_kvstep_count(&p->step, row);
-}
+typedef struct lengths_and_counts {
+    const mt_kvlease *core;
+    const plan *p;
+} lengths_and_counts;
 
-/* [(length, count) of each row], for helpers.write. */
+/* (length, count) of the row, for helpers.write. */
 static PyObject *
-rows_of_step(const KVLease *self, const plan *p)
+length_and_count(const void *from, size_t row)
 {
-    size_t rows = mt_kvlease_rows(self->core);
-    PyObject *list = PyList_New((Py_ssize_t)rows);
+    const lengths_and_counts *l = from;
 
-    for (size_t row = 0; list != NULL && row < rows; row++) {
-        size_t length = mt_kvlease_length(self->core, p->layer, row);
-        PyObject *pair =
-            Py_BuildValue("nn", (Py_ssize_t)length, (Py_ssize_t)mt_kvstep_count(&p->step, row));
-        if (pair == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, (Py_ssize_t)row, pair);
-    }
-    return list;
+    return Py_BuildValue("nn", (Py_ssize_t)mt_kvlease_length(l->core, l->p->layer, row),
+                         (Py_ssize_t)mt_kvstep_count(&l->p->step, row));
 }
 
 /* By torch's own copies, in the order of its current stream. */
 static int
 write_device(KVLease *self, const plan *p, const input *k, const input *v)
 {
+    lengths_and_counts l = {self->core, p};
     size_t longest = 0;
     PyObject *views, *rows, *done = NULL;
 
     for (size_t row = 0; row < mt_kvlease_rows(self->core); row++)
-        longest = length_after(self, p, row) > longest ? length_after(self, p, row) : longest;
+        longest = mt_size_max(longest, mt_kvlease_length(self->core, p->layer, row) +
+                                           mt_kvstep_count(&p->step, row));
     if ((views = mt_py_kvlease_views(self, p->layer, longest, false)) == NULL) return -1;
-    if ((rows = rows_of_step(self, p)) != NULL)
+    if ((rows = mt_py_list(mt_kvlease_rows(self->core), length_and_count, &l)) != NULL)
         done = PyObject_CallMethod(self->pool->helpers, "write", "OOOO", views, k->tensor,
                                    v->tensor, rows);
     Py_DECREF(views);
@@ -279,32 +265,28 @@ append_tensors(KVLease *self, size_t layer, PyObject *const given[4], const mt_p
 /* --- the methods ----------------------------------------------------------------------------- */
 
 static int
-named_argument(PyObject *name, PyObject *value, PyObject *given[4])
-{
-    static const char *const names[4] = {"layer", "k", "v", "counts"};
-
-    for (int i = 0; i < 4; i++) {
-        if (PyUnicode_CompareWithASCIIString(name, names[i]) != 0) continue;
-        if (given[i] != NULL) {
-            PyErr_Format(PyExc_TypeError, "update() got %U twice", name);
-            return -1;
-        }
-        given[i] = value;
-        return 0;
-    }
-    PyErr_Format(PyExc_TypeError, "update() takes layer, k, v and counts, got %U", name);
-    return -1;
-}
-
-static int
 take_arguments(PyObject *const *args, Py_ssize_t nargs, PyObject *names, PyObject *given[4])
 {
+    static const char *const known[4] = {"layer", "k", "v", "counts"};
     Py_ssize_t named = names == NULL ? 0 : PyTuple_GET_SIZE(names);
 
     for (Py_ssize_t i = 0; i < nargs && i < 4; i++)
         given[i] = args[i];
-    for (Py_ssize_t i = 0; i < named; i++)
-        if (named_argument(PyTuple_GET_ITEM(names, i), args[nargs + i], given) < 0) return -1;
+    for (Py_ssize_t i = 0; i < named; i++) {
+        PyObject *name = PyTuple_GET_ITEM(names, i);
+        int at = 0;
+
+        while (at < 4 && PyUnicode_CompareWithASCIIString(name, known[at]) != 0)
+            at++;
+        if (at == 4 || given[at] != NULL) {
+            PyErr_Format(PyExc_TypeError,
+                         at == 4 ? "update() takes layer, k, v and counts, got %U"
+                                 : "update() got %U twice",
+                         name);
+            return -1;
+        }
+        given[at] = args[nargs + i];
+    }
     if (nargs <= 4 && given[0] != NULL && given[1] != NULL && given[2] != NULL) return 0;
     PyErr_Format(PyExc_TypeError, "update() takes layer, k, v and counts=None, got %zd arguments",
                  nargs + named);
@@ -323,14 +305,14 @@ mt_py_kvlease_update(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyOb
     if (take_arguments(args, nargs, names, given) < 0) return NULL;
     if (mt_py_layer_read(self, given[0], &layer) < 0) return NULL;
     ragged = given[3] != NULL && given[3] != Py_None;
-    if (ragged && mt_py_sizes_read_any(self, given[3], "counts", &counts) < 0) return NULL;
+    if (ragged && mt_py_sizes_read(self, given[3], "counts", true, &counts) < 0) return NULL;
     views = append_tensors(self, layer, given, ragged ? &counts : NULL);
     mt_py_sizes_done(&counts);
     return views;
 }
 
 static mt_status
-announce(KVLease *self, const void *args, mt_error *err)
+advance(KVLease *self, const void *args, mt_error *err)
 {
     return mt_kvlease_advance_all(self->core, args, err);
 }
@@ -341,21 +323,11 @@ advance_all(KVLease *self, const mt_py_sizes *counts)
     mt_kvstep step;
 
     if (step_of(self, counts, SIZE_MAX, "advance()", &step) < 0) return -1;
-    return mt_py_kvlease_try(self, announce, &step, "advance()");
+    return mt_py_kvlease_try(self, advance, &step, "advance()");
 }
 
 PyObject *
 mt_py_kvlease_advance(PyObject *op, PyObject *n)
 {
-    KVLease *self = (KVLease *)op;
-    mt_py_sizes counts;
-    int failed;
-
-    if (mt_py_sizes_read_any(self, n, "counts", &counts) < 0) return NULL;
-    if ((failed = mt_py_kvlease_enter(self) ? 0 : -1) == 0) {
-        failed = advance_all(self, &counts);
-        mt_py_kvlease_leave(self);
-    }
-    mt_py_sizes_done(&counts);
-    return failed < 0 ? NULL : Py_NewRef(Py_None);
+    return mt_py_kvlease_with_sizes(op, n, "counts", true, advance_all);
 }

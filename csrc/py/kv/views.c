@@ -10,10 +10,10 @@
  * and buffers() first have the core make ready what they show. */
 #include "py/kv/pool.h"
 
-#include "core/kv/inplace.h"
-
-#include <stdlib.h>
 #include <string.h>
+
+#include "core/kv/inplace.h"
+#include "py/base/objects.h"
 
 static size_t
 span_bytes(const KVLease *self)
@@ -22,44 +22,6 @@ span_bytes(const KVLease *self)
 }
 
 /* --- the storage --------------------------------------------------------------------------- */
-
-typedef struct managed {
-    DLManagedTensorVersioned tensor;
-    int64_t bytes;
-    mt_kvhold *hold;
-} managed;
-
-static void
-managed_done(DLManagedTensorVersioned *tensor)
-{
-    managed *m = tensor->manager_ctx;
-
-    mt_kvhold_done(m->hold);
-    free(m);
-}
-
-/* Takes over the hold's reference for the storage, unless it returns NULL. */
-static managed *
-managed_new(const KVLease *self, mt_kvhold *hold)
-{
-    managed *m = calloc(1, sizeof *m);
-    int cuda = self->pool->cuda_device;
-
-    if (m == NULL) return NULL;
-    m->bytes = (int64_t)span_bytes(self);
-    m->hold = hold;
-    m->tensor.version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
-    m->tensor.manager_ctx = m;
-    m->tensor.deleter = managed_done;
-    m->tensor.dl_tensor = (DLTensor){
-        .data = mt_kvlease_base(self->core),
-        .device = cuda < 0 ? (DLDevice){kDLCPU, 0} : (DLDevice){kDLCUDA, cuda},
-        .ndim = 1,
-        .dtype = {kDLUInt, 8, 1},
-        .shape = &m->bytes,
-    };
-    return m;
-}
 
 static mt_kvhold *
 hold_new(const KVLease *self)
@@ -78,23 +40,35 @@ hold_cancel(mt_kvhold *hold)
     mt_kvhold_drop(hold);
 }
 
+static void
+bytes_tensor_done(DLManagedTensorVersioned *tensor)
+{
+    mt_kvhold_done(tensor->manager_ctx);
+}
+
 /* All slots as bytes. helpers.base calls it, with inference mode off. */
 static PyObject *
 bytes_tensor(PyObject *op, PyObject *Py_UNUSED(none))
 {
     KVLease *self = (KVLease *)op;
     mt_kvhold *hold = hold_new(self);
-    managed *m;
+    int cuda = self->pool->cuda_device;
     void *tensor;
 
     if (hold == NULL) return NULL;
-    if ((m = managed_new(self, hold)) == NULL) {
-        hold_cancel(hold);
-        return PyErr_NoMemory();
-    }
-    if (self->state->dlpack->managed_tensor_to_py_object_no_sync(&m->tensor, &tensor) != 0) {
-        free(m); /* torch does not, on failure */
-        hold_cancel(hold);
+    hold->bytes = (int64_t)span_bytes(self);
+    hold->tensor = (DLManagedTensorVersioned){
+        .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION},
+        .manager_ctx = hold,
+        .deleter = bytes_tensor_done,
+        .dl_tensor = {.data = mt_kvlease_base(self->core),
+                      .device = cuda < 0 ? (DLDevice){kDLCPU, 0} : (DLDevice){kDLCUDA, cuda},
+                      .ndim = 1,
+                      .dtype = {kDLUInt, 8, 1},
+                      .shape = &hold->bytes},
+    };
+    if (self->state->dlpack->managed_tensor_to_py_object_no_sync(&hold->tensor, &tensor) != 0) {
+        hold_cancel(hold); /* torch does not, on failure */
         return NULL;
     }
     self->hold = hold;
@@ -223,25 +197,17 @@ mt_py_kvlease_drop_views(KVLease *self, size_t rows, size_t tokens)
 /* --- views ----------------------------------------------------------------------------------- */
 
 static PyObject *
-sizes_tuple(const int64_t *sizes, int dims)
+int64_at(const void *sizes, size_t i)
 {
-    PyObject *tuple = PyTuple_New(dims);
-
-    for (int i = 0; tuple != NULL && i < dims; i++) {
-        PyObject *size = PyLong_FromLongLong(sizes[i]);
-        if (size == NULL)
-            Py_CLEAR(tuple);
-        else
-            PyTuple_SET_ITEM(tuple, i, size);
-    }
-    return tuple;
+    return PyLong_FromLongLong(((const int64_t *)sizes)[i]);
 }
 
 static PyObject *
 views_of_base(KVLease *self, const mt_torch_shape *s, const int64_t first[2])
 {
     PyObject *base = Py_NewRef(self->base); /* Python code runs, and may release the lease */
-    PyObject *shape = sizes_tuple(s->shape, s->dims), *strides = sizes_tuple(s->strides, s->dims);
+    PyObject *shape = mt_py_list((size_t)s->dims, int64_at, s->shape);
+    PyObject *strides = mt_py_list((size_t)s->dims, int64_at, s->strides);
     PyObject *views = NULL;
 
     if (shape != NULL && strides != NULL)
@@ -262,13 +228,9 @@ make_views(KVLease *self, const mt_torch_shape *shape, const int64_t first[2])
     if (ready_storage(self) < 0) return NULL;
     if (self->storage == NULL) return views_of_base(self, shape, first);
     if (self->shim->tensors(self->storage, shape, first, made) < 0) return NULL;
-    if ((pair = PyTuple_New(2)) == NULL) {
-        Py_DECREF((PyObject *)made[0]);
-        Py_DECREF((PyObject *)made[1]);
-        return NULL;
-    }
-    PyTuple_SET_ITEM(pair, 0, made[0]);
-    PyTuple_SET_ITEM(pair, 1, made[1]);
+    pair = PyTuple_Pack(2, made[0], made[1]);
+    Py_DECREF((PyObject *)made[0]);
+    Py_DECREF((PyObject *)made[1]);
     return pair;
 }
 
@@ -324,29 +286,6 @@ layer_views(KVLease *self, size_t layer, size_t tokens, bool all, bool token_fir
     return mt_py_kvlease_views(self, layer, s.tokens, token_first);
 }
 
-static int
-layout_choice(const char *layout)
-{
-    if (strcmp(layout, "BHTD") == 0) return 0;
-    if (strcmp(layout, "BTHD") == 0) return 1;
-    PyErr_Format(PyExc_ValueError, "layout is \"BHTD\" or \"BTHD\", got \"%s\"", layout);
-    return -1;
-}
-
-static int
-tokens_argument(PyObject *object, size_t *out)
-{
-    Py_ssize_t tokens = PyNumber_AsSsize_t(object, PyExc_IndexError);
-
-    if (tokens == -1 && PyErr_Occurred()) return -1;
-    if (tokens < 0) {
-        PyErr_Format(PyExc_ValueError, "tokens is 0 or more, got %zd", tokens);
-        return -1;
-    }
-    *out = (size_t)tokens;
-    return 0;
-}
-
 PyObject *
 mt_py_kvlease_layer(PyObject *op, PyObject *args, PyObject *kwargs)
 {
@@ -354,16 +293,20 @@ mt_py_kvlease_layer(PyObject *op, PyObject *args, PyObject *kwargs)
     KVLease *self = (KVLease *)op;
     const char *layout = "BHTD";
     PyObject *i, *tokens = Py_None, *pair;
-    size_t layer, count = 0;
-    int token_first;
+    Py_ssize_t count = 0;
+    size_t layer;
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$sO:layer", names, &i, &layout, &tokens))
         return NULL;
-    if ((token_first = layout_choice(layout)) < 0 || mt_py_layer_read(self, i, &layer) < 0)
-        return NULL;
-    if (tokens != Py_None && tokens_argument(tokens, &count) < 0) return NULL;
+    if (strcmp(layout, "BHTD") != 0 && strcmp(layout, "BTHD") != 0)
+        return PyErr_Format(PyExc_ValueError, "layout is \"BHTD\" or \"BTHD\", got \"%s\"", layout);
+    if (mt_py_layer_read(self, i, &layer) < 0) return NULL;
+    if (tokens != Py_None && (count = PyNumber_AsSsize_t(tokens, PyExc_IndexError)) < 0)
+        return PyErr_Occurred()
+                   ? NULL
+                   : PyErr_Format(PyExc_ValueError, "tokens is 0 or more, got %zd", count);
     if (!mt_py_kvlease_enter(self)) return NULL;
-    pair = layer_views(self, layer, count, tokens == Py_None, token_first);
+    pair = layer_views(self, layer, (size_t)count, tokens == Py_None, layout[1] == 'T');
     mt_py_kvlease_leave(self);
     return pair;
 }

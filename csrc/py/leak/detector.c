@@ -1,6 +1,13 @@
-/* detector.c -- memtools._core.LeakDetector: readings in, figures of a verdict out. */
+/* detector.c -- how this file works.
+ *
+ * memtools._core.LeakDetector is an object around one mt_leak. update() takes one reading for each
+ * signal that it names, update_many() an array for each: both read all their arguments first, which
+ * may run Python, look then whether the steps go on, and add at last what cannot fail any more.
+ * The words of the core's enums, and the figures of a verdict as a tuple, follow; the sentences are
+ * memtools.leak's. */
 #include "py/base/state.h"
 
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -59,12 +66,72 @@ step_of(PyObject *number, const char *doing, int64_t *out)
     return false;
 }
 
-/* Bytes, or UINT64_MAX for None. */
+/* The signals that a call names. */
+typedef struct signals {
+    mt_leak_signal at[MT_LEAK_SIGNALS];
+    size_t n;
+} signals;
+
+/* Takes what is given for a signal. False with an error. */
+typedef bool take_signal(void *to, mt_leak_signal signal, PyObject *value);
+
+/* The step, by position or by name, and each signal, by its name alone. Reading them may run Python:
+ * whether the step comes after the last one is asked behind all of them. */
 static bool
-reading_of(PyObject *value, mt_leak_signal signal, uint64_t *out)
+read_arguments(PyObject *const *args, Py_ssize_t n, PyObject *names, const char *doing,
+               int64_t *step, take_signal *take, void *to)
 {
+    Py_ssize_t given = names == NULL ? 0 : PyTuple_GET_SIZE(names), skip = -1;
+    mt_leak_signal signal;
+
+    for (Py_ssize_t i = 0; i < given; i++)
+        if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, i), "step") == 0) skip = i;
+    if (n + (skip >= 0) != 1) {
+        PyErr_Format(PyExc_TypeError, "%s takes one step, and bytes by the name of their signal",
+                     doing);
+        return false;
+    }
+    if (!step_of(args[skip >= 0 ? skip : 0], doing, step)) return false;
+    for (Py_ssize_t i = 0; i < given; i++) {
+        if (i == skip) continue;
+        signal = signal_of(PyTuple_GET_ITEM(names, i), doing);
+        if (signal == MT_LEAK_NONE || !take(to, signal, args[n + i])) return false;
+    }
+    return true;
+}
+
+static bool
+come_after(const LeakDetector *self, const signals *used, int64_t step, const char *doing)
+{
+    for (size_t i = 0; i < used->n; i++) {
+        mt_leak_readings seen = mt_leak_seen(self->core, used->at[i]);
+        if (seen.count == 0 || step > seen.last) continue;
+        PyErr_Format(PyExc_ValueError,
+                     "%s: step %lld of %s comes after step %lld; pass steps that grow, or call "
+                     "reset() where their count begins again",
+                     doing, (long long)step, SIGNALS[used->at[i]], (long long)seen.last);
+        return false;
+    }
+    return true;
+}
+
+/* --- one step -------------------------------------------------------------------------------- */
+
+typedef struct readings {
+    signals used;
+    uint64_t bytes[MT_LEAK_SIGNALS]; /* in the order of `used` */
+} readings;
+
+/* A take_signal: bytes, or UINT64_MAX for None. */
+static bool
+take_reading(void *to, mt_leak_signal signal, PyObject *value)
+{
+    readings *r = to;
+    uint64_t *out = &r->bytes[r->used.n];
     PyObject *index;
 
+    assert(r->used.n < MT_LEAK_SIGNALS); /* each name comes once */
+    r->used.at[r->used.n++] = signal;
     *out = UINT64_MAX;
     if (value == Py_None) return true;
     if (!PyIndex_Check(value)) {
@@ -83,63 +150,18 @@ reading_of(PyObject *value, mt_leak_signal signal, uint64_t *out)
     return !PyErr_Occurred();
 }
 
-static bool
-comes_after(const LeakDetector *self, mt_leak_signal signal, int64_t step, const char *doing)
-{
-    if (mt_leak_samples(self->core, signal) == 0 || step > mt_leak_step(self->core, signal))
-        return true;
-    PyErr_Format(PyExc_ValueError,
-                 "%s: step %lld of %s comes after step %lld; pass steps that grow, or call reset() "
-                 "where their count begins again",
-                 doing, (long long)step, SIGNALS[signal],
-                 (long long)mt_leak_step(self->core, signal));
-    return false;
-}
-
-/* --- one step -------------------------------------------------------------------------------- */
-
-/* The step, by position or by name; *skip is the place of the name among the keywords, or -1. */
-static PyObject *
-step_argument(PyObject *const *args, Py_ssize_t n, PyObject *names, const char *doing,
-              Py_ssize_t *skip)
-{
-    Py_ssize_t given = names == NULL ? 0 : PyTuple_GET_SIZE(names);
-
-    *skip = -1;
-    for (Py_ssize_t i = 0; i < given; i++)
-        if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, i), "step") == 0) *skip = i;
-    if (n + (*skip >= 0) == 1) return args[*skip >= 0 ? *skip : 0];
-    PyErr_Format(PyExc_TypeError, "%s takes one step, and bytes by the name of their signal",
-                 doing);
-    return NULL;
-}
-
 static PyObject *
 detector_update(PyObject *op, PyObject *const *args, Py_ssize_t n, PyObject *names)
 {
     LeakDetector *self = (LeakDetector *)op;
-    uint64_t bytes[MT_LEAK_SIGNALS];
-    bool given[MT_LEAK_SIGNALS] = {false};
-    PyObject *number;
-    Py_ssize_t skip;
+    readings r = {.used.n = 0};
     int64_t step;
 
-    for (size_t i = 0; i < MT_LEAK_SIGNALS; i++)
-        bytes[i] = UINT64_MAX;
-    if ((number = step_argument(args, n, names, "update()", &skip)) == NULL) return NULL;
-    if (!step_of(number, "update()", &step)) return NULL;
-    for (Py_ssize_t i = 0; names != NULL && i < PyTuple_GET_SIZE(names); i++) {
-        mt_leak_signal signal;
-        if (i == skip) continue;
-        if ((signal = signal_of(PyTuple_GET_ITEM(names, i), "update()")) == MT_LEAK_NONE)
-            return NULL;
-        if (!reading_of(args[n + i], signal, &bytes[signal])) return NULL;
-        given[signal] = true;
-    }
-    for (mt_leak_signal i = MT_LEAK_HEAP; i < MT_LEAK_NONE; i++) /* reading may have run Python */
-        if (given[i] && !comes_after(self, i, step, "update()")) return NULL;
-    for (mt_leak_signal i = MT_LEAK_HEAP; i < MT_LEAK_NONE; i++)
-        mt_leak_add(self->core, i, step, bytes[i]);
+    if (!read_arguments(args, n, names, "update()", &step, take_reading, &r) ||
+        !come_after(self, &r.used, step, "update()"))
+        return NULL;
+    for (size_t i = 0; i < r.used.n; i++)
+        mt_leak_add(self->core, r.used.at[i], step, r.bytes[i]);
     Py_RETURN_NONE;
 }
 
@@ -151,10 +173,9 @@ typedef struct column {
 } column;
 
 typedef struct table {
-    column of[MT_LEAK_SIGNALS];           /* view.obj is NULL where there is none */
-    mt_leak_signal used[MT_LEAK_SIGNALS]; /* those there are */
-    size_t n;
-    Py_ssize_t rows; /* 0 without a column */
+    signals used;
+    column of[MT_LEAK_SIGNALS]; /* in the order of `used`; view.obj is NULL where there is none */
+    Py_ssize_t rows;            /* 0 without a column */
 } table;
 
 static void
@@ -210,11 +231,14 @@ all_valid(const column *c, mt_leak_signal signal, Py_ssize_t rows)
     return true;
 }
 
+/* A take_signal. */
 static bool
-take_column(table *t, mt_leak_signal signal, PyObject *array)
+take_column(void *to, mt_leak_signal signal, PyObject *array)
 {
-    column *c = &t->of[signal];
+    table *t = to;
+    column *c = &t->of[t->used.n];
 
+    assert(t->used.n < MT_LEAK_SIGNALS); /* each name comes once */
     if (!PyObject_CheckBuffer(array) ||
         PyObject_GetBuffer(array, &c->view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0) {
         c->view.obj = NULL;
@@ -228,7 +252,7 @@ take_column(table *t, mt_leak_signal signal, PyObject *array)
                      SIGNALS[signal]);
         return false;
     }
-    if (t->n > 0 && c->view.shape[0] != t->rows) {
+    if (t->used.n > 0 && c->view.shape[0] != t->rows) {
         PyErr_Format(PyExc_ValueError,
                      "update_many(): %s has %zd readings, another signal has %zd; pass arrays of "
                      "the same length",
@@ -236,7 +260,7 @@ take_column(table *t, mt_leak_signal signal, PyObject *array)
         return false;
     }
     t->rows = c->view.shape[0];
-    t->used[t->n++] = signal;
+    t->used.at[t->used.n++] = signal;
     return all_valid(c, signal, t->rows);
 }
 
@@ -246,8 +270,8 @@ add_row(LeakDetector *self, const table *t, int64_t step, Py_ssize_t i)
 {
     bool evaluated = false, valid = true;
 
-    for (size_t k = 0; k < t->n; k++)
-        evaluated |= mt_leak_add(self->core, t->used[k], step, cell(&t->of[t->used[k]], i, &valid));
+    for (size_t k = 0; k < t->used.n; k++)
+        evaluated |= mt_leak_add(self->core, t->used.at[k], step, cell(&t->of[k], i, &valid));
     return evaluated;
 }
 
@@ -273,23 +297,13 @@ static PyObject *
 detector_update_many(PyObject *op, PyObject *const *args, Py_ssize_t n, PyObject *names)
 {
     LeakDetector *self = (LeakDetector *)op;
-    table t = {.n = 0};
-    PyObject *number, *changes = NULL;
-    Py_ssize_t skip;
+    PyObject *changes = NULL;
+    table t = {.rows = 0};
     int64_t step;
 
-    if ((number = step_argument(args, n, names, "update_many()", &skip)) == NULL) return NULL;
-    if (!step_of(number, "update_many()", &step)) return NULL;
-    for (Py_ssize_t i = 0; names != NULL && i < PyTuple_GET_SIZE(names); i++) {
-        mt_leak_signal signal;
-        if (i == skip) continue;
-        signal = signal_of(PyTuple_GET_ITEM(names, i), "update_many()");
-        if (signal == MT_LEAK_NONE || !take_column(&t, signal, args[n + i])) goto done;
-    }
-    for (size_t i = 0; i < t.n; i++) /* taking columns may have run Python */
-        if (!comes_after(self, t.used[i], step, "update_many()")) goto done;
-    changes = add_rows(self, &t, step);
-done:
+    if (read_arguments(args, n, names, "update_many()", &step, take_column, &t) &&
+        come_after(self, &t.used, step, "update_many()"))
+        changes = add_rows(self, &t, step);
     release_table(&t);
     return changes;
 }
@@ -367,10 +381,10 @@ detector_last(PyObject *op, PyObject *Py_UNUSED(none))
     PyObject *all = PyDict_New(), *line;
 
     for (mt_leak_signal i = MT_LEAK_HEAP; all != NULL && i < MT_LEAK_NONE; i++) {
-        if (mt_leak_samples(core, i) == 0) continue;
-        line = Py_BuildValue("(LdKL)", (long long)mt_leak_step(core, i), mt_leak_last(core, i),
-                             (unsigned long long)mt_leak_samples(core, i),
-                             (long long)mt_leak_first(core, i));
+        mt_leak_readings seen = mt_leak_seen(core, i);
+        if (seen.count == 0) continue;
+        line = Py_BuildValue("(LdKL)", (long long)seen.last, seen.bytes,
+                             (unsigned long long)seen.count, (long long)seen.first);
         if (line == NULL || PyDict_SetItemString(all, SIGNALS[i], line) < 0) Py_CLEAR(all);
         Py_XDECREF(line);
     }

@@ -1,4 +1,10 @@
-/* ending.c -- how the interpreter is about to end. */
+/* ending.c -- how this file works.
+ *
+ * Three ways lead to the end of an interpreter, and each tells Python code before it is gone: an
+ * exception that nobody caught (excepthook, which the interpreter calls with no frame below it), a
+ * SystemExit (exit(), and the type's own __init__ from _hear_system_exit() on), and a signal, for
+ * which a thread waits while the main thread stands still (os/record/endmark.h). What is to be
+ * printed when the exit code is known lies in C, because no Python runs any more then. */
 #include "py/monitor/ending.h"
 
 #include <stdio.h>
@@ -161,9 +167,11 @@ mt_py_stop_waiting(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 
 /* --- what is said when the exit code is known --- */
 
+enum { CLEAN, FAILED, BEFORE, AFTER, TEXTS };
+
 typedef struct last_words {
     mt_forkmark *home;
-    char *clean, *failed, *before, *after;
+    char *text[TEXTS];
 } last_words;
 
 static void
@@ -180,15 +188,15 @@ write_last_words(int status, void *ctx)
 
     if (!mt_forkmark_is_home(words->home)) return;
     status &= 0xFF;
-    if (status == 0 && words->clean[0] != 0) {
-        write_all(words->clean);
-    } else if (status == 1 && words->failed[0] != 0) {
-        write_all(words->failed);
+    if (status == 0 && words->text[CLEAN][0] != 0) {
+        write_all(words->text[CLEAN]);
+    } else if (status == 1 && words->text[FAILED][0] != 0) {
+        write_all(words->text[FAILED]);
     } else {
         snprintf(code, sizeof code, "%d", status);
-        write_all(words->before);
+        write_all(words->text[BEFORE]);
         write_all(code);
-        write_all(words->after);
+        write_all(words->text[AFTER]);
     }
 }
 
@@ -197,10 +205,8 @@ free_last_words(last_words *words)
 {
     if (words == NULL) return;
     mt_forkmark_free(words->home);
-    free(words->clean);
-    free(words->failed);
-    free(words->before);
-    free(words->after);
+    for (size_t i = 0; i < TEXTS; i++)
+        free(words->text[i]);
     free(words);
 }
 
@@ -208,18 +214,17 @@ free_last_words(last_words *words)
 PyObject *
 mt_py_write_at_exit(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    const char *clean, *failed, *before, *after;
+    const char *given[TEXTS];
     last_words *words;
+    bool kept = true;
 
-    if (!PyArg_ParseTuple(args, "yyyy:_write_at_exit", &clean, &failed, &before, &after))
+    if (!PyArg_ParseTuple(args, "yyyy:_write_at_exit", &given[CLEAN], &given[FAILED],
+                          &given[BEFORE], &given[AFTER]))
         return NULL;
     if ((words = calloc(1, sizeof *words)) == NULL) return PyErr_NoMemory();
-    words->clean = strdup(clean);
-    words->failed = strdup(failed);
-    words->before = strdup(before);
-    words->after = strdup(after);
-    if (words->clean != NULL && words->failed != NULL && words->before != NULL &&
-        words->after != NULL && mt_forkmark_new(&words->home, NULL) == MT_OK &&
+    for (size_t i = 0; i < TEXTS; i++)
+        kept = kept && (words->text[i] = strdup(given[i])) != NULL;
+    if (kept && mt_forkmark_new(&words->home, NULL) == MT_OK &&
         on_exit(write_last_words, words) == 0)
         Py_RETURN_NONE;
     free_last_words(words);

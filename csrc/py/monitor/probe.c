@@ -1,7 +1,12 @@
-/* The native Probe: readings as a named tuple, and phases by tokens. See csrc/os/monitor/probe.h.
+/* probe.c -- how this file works.
  *
- * Called with the GIL held, which is the lock that the probe needs. All probes of this machine's
- * own root share one mark, mt_state.peaks, or they would set it back under each other. */
+ * memtools._core.Probe is an object around three parts of core and os: a probe that reads the
+ * kernel's files (os/monitor/probe.h), the peaks of intervals that overlap (core/monitor/peaks.h) and
+ * phases, which are named intervals (core/monitor/phase.h). A reading becomes a Sample, a named tuple
+ * whose first fields are those of mt_sample in their order. All methods hold the GIL, which is the
+ * lock that the probe needs. All probes of this machine's own root share one set of peaks,
+ * mt_state.peaks: the kernel has one mark for the process, and two would set it back under each
+ * other. */
 #include "py/monitor/probe.h"
 
 #include <string.h>

@@ -1,4 +1,9 @@
-/* sampler.c -- memtools._core.Sampler: see csrc/core/monitor/sampler.h. */
+/* sampler.c -- how this file works.
+ *
+ * memtools._core.Sampler is an object around one mt_sampler, which reads memory on a thread of its
+ * own and never needs the GIL. sampler_new checks the arguments, opens the probe, the thread's timer
+ * and the sampler over both, and keeps the record's writer alive. start() and stop() release the GIL,
+ * because they wait for the thread. What the thread has found is asked under the sampler's lock. */
 #include "py/base/state.h"
 
 #include "py/monitor/devices.h"
@@ -257,10 +262,16 @@ sampler_devices(PyObject *op, PyObject *Py_UNUSED(none))
     return mt_py_list(sample.devices, mt_py_device_tuple, sample.device);
 }
 
+static mt_sampler_figures
+figures(PyObject *op)
+{
+    return mt_sampler_read(((Sampler *)op)->sampler);
+}
+
 static PyObject *
 sampler_limit(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    mt_limit limit = mt_sampler_limit(((Sampler *)op)->sampler);
+    mt_limit limit = figures(op).limit;
 
     if (limit.bytes == MT_UNKNOWN) Py_RETURN_NONE;
     return Py_BuildValue("(Ns)", mt_py_number(limit.bytes), limit.from);
@@ -269,43 +280,38 @@ sampler_limit(PyObject *op, PyObject *Py_UNUSED(none))
 static PyObject *
 sampler_used(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    return mt_py_number(mt_sampler_limit(((Sampler *)op)->sampler).used);
+    return mt_py_number(figures(op).limit.used);
 }
 
 static PyObject *
 sampler_peak(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    return mt_py_number(mt_sampler_peak(((Sampler *)op)->sampler));
+    return mt_py_number(figures(op).peak);
 }
 
 static PyObject *
 get_running(PyObject *op, void *Py_UNUSED(which))
 {
-    return PyBool_FromLong(mt_sampler_runs(((Sampler *)op)->sampler));
+    return PyBool_FromLong(figures(op).runs);
 }
 
-typedef struct count {
-    uint64_t (*of)(mt_sampler *s);
-} count;
-
+/* The closure says where in the figures the count is. */
 static PyObject *
-get_count(PyObject *op, void *ask)
+get_count(PyObject *op, void *offset)
 {
-    const count *c = ask;
+    mt_sampler_figures f = figures(op);
 
-    return PyLong_FromUnsignedLongLong(c->of(((Sampler *)op)->sampler));
+    return mt_py_uint64_at((const char *)&f + (intptr_t)offset, 0);
 }
 
-static const count counts[] = {
-    {mt_sampler_steps}, {mt_sampler_samples}, {mt_sampler_cpu_ns}, {mt_sampler_interval_ns}};
-
+#define COUNT(name, figure, doc)                                                                   \
+    {name, get_count, NULL, doc, (void *)offsetof(mt_sampler_figures, figure)}
 static PyGetSetDef getters[] = {
     {"running", get_running, NULL, "Whether its thread runs; False in a forked child.", NULL},
-    {"step_count", get_count, NULL, "Steps counted by step().", (void *)&counts[0]},
-    {"samples", get_count, NULL, "Samples taken.", (void *)&counts[1]},
-    {"cpu_ns", get_count, NULL, "Processor time that its threads have used.", (void *)&counts[2]},
-    {"interval_ns", get_count, NULL, "The interval that it keeps now: shorter near the limit.",
-     (void *)&counts[3]},
+    COUNT("step_count", steps, "Steps counted by step()."),
+    COUNT("samples", samples, "Samples taken."),
+    COUNT("cpu_ns", cpu_ns, "Processor time that its threads have used."),
+    COUNT("interval_ns", interval_ns, "The interval that it keeps now: shorter near the limit."),
     {NULL, NULL, NULL, NULL, NULL},
 };
 

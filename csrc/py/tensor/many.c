@@ -8,25 +8,14 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "py/base/objects.h"
+#include "py/tensor/one.h"
+
 bool
 mt_py_flat_dtype(const mt_torch_flat *flat, mt_dtype *out)
 {
-    switch (flat->type << 8 | flat->bits) {
-    case kDLFloat << 8 | 32:
-        *out = MT_F32;
-        return true;
-    case kDLFloat << 8 | 64:
-        *out = MT_F64;
-        return true;
-    case kDLFloat << 8 | 16:
-        *out = MT_F16;
-        return true;
-    case kDLBfloat << 8 | 16:
-        *out = MT_BF16;
-        return true;
-    default:
-        return false;
-    }
+    return mt_py_dtype_of(flat->type, flat->bits, out) &&
+           mt_dtype_writable(*out);
 }
 
 /* A stride of a dimension of one element says nothing. */
@@ -75,27 +64,16 @@ elements(const DLTensor *dl)
     return n;
 }
 
-/* 1 for true, 0 for false, -1 with an error; takes the reference. */
-static int
-truth(PyObject *answer)
-{
-    int value = answer == NULL ? -1 : PyObject_IsTrue(answer);
-
-    Py_XDECREF(answer);
-    return value;
-}
-
 /* 1 for a tensor whose memory holds its very values, and may be written to; 0 for another, -1 with
  * an error. */
 static int
 is_plain(mt_state *st, PyObject *tensor, bool writing)
 {
-    int neg, frozen = 0;
+    int plain = mt_py_is_plain(st, tensor), frozen;
 
-    if (!Py_IS_TYPE(tensor, st->tensor) && !Py_IS_TYPE(tensor, st->parameter)) return 0;
-    neg = truth(PyObject_CallOneArg(st->is_neg, tensor));
-    if (neg == 0 && writing) frozen = truth(PyObject_CallMethod(tensor, "is_inference", NULL));
-    return neg < 0 || frozen < 0 ? -1 : !neg && !frozen;
+    if (plain <= 0 || !writing) return plain;
+    frozen = mt_py_truth(PyObject_CallMethod(tensor, "is_inference", NULL));
+    return frozen < 0 ? -1 : !frozen;
 }
 
 static void

@@ -7,6 +7,7 @@
 #include "py/tensor/one.h"
 
 #include "py/base/errors.h"
+#include "py/base/objects.h"
 
 /* torch sets a Python error whose text ends in a C++ backtrace; ours is one sentence. */
 static int
@@ -19,47 +20,28 @@ unreadable(PyObject *tensor)
     return -1;
 }
 
-static bool
-dtype_from_dlpack(DLDataType dl, mt_dtype *out)
-{
-    static const struct {
-        uint8_t code, bits;
-        mt_dtype dtype;
-    } known[] = {
-        {kDLFloat, 32, MT_F32},
-        {kDLBfloat, 16, MT_BF16},
-        {kDLFloat, 16, MT_F16},
-        {kDLFloat, 64, MT_F64},
-        {kDLFloat8_e4m3fn, 8, MT_F8_E4M3FN},
-        {kDLFloat8_e5m2, 8, MT_F8_E5M2},
-        {kDLFloat8_e4m3fnuz, 8, MT_F8_E4M3FNUZ},
-        {kDLFloat8_e5m2fnuz, 8, MT_F8_E5M2FNUZ},
-    };
+static const struct {
+    uint8_t code, bits;
+} dlpack_of[MT_DTYPE_COUNT] = {
+    [MT_F32] = {kDLFloat, 32},
+    [MT_F64] = {kDLFloat, 64},
+    [MT_F16] = {kDLFloat, 16},
+    [MT_BF16] = {kDLBfloat, 16},
+    [MT_F8_E4M3FN] = {kDLFloat8_e4m3fn, 8},
+    [MT_F8_E5M2] = {kDLFloat8_e5m2, 8},
+    [MT_F8_E4M3FNUZ] = {kDLFloat8_e4m3fnuz, 8},
+    [MT_F8_E5M2FNUZ] = {kDLFloat8_e5m2fnuz, 8},
+};
 
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
-        if (dl.lanes == 1 && dl.code == known[i].code && dl.bits == known[i].bits) {
-            *out = known[i].dtype;
+bool
+mt_py_dtype_of(unsigned code, unsigned bits, mt_dtype *out)
+{
+    for (mt_dtype dtype = MT_F32; dtype < MT_DTYPE_COUNT; dtype++)
+        if (dlpack_of[dtype].code == code && dlpack_of[dtype].bits == bits) {
+            *out = dtype;
             return true;
         }
     return false;
-}
-
-static DLDataType
-dtype_to_dlpack(mt_dtype dtype)
-{
-    static const uint8_t code[MT_DTYPE_COUNT] = {
-        [MT_F32] = kDLFloat,
-        [MT_F64] = kDLFloat,
-        [MT_F16] = kDLFloat,
-        [MT_BF16] = kDLBfloat,
-        [MT_F8_E4M3FN] = kDLFloat8_e4m3fn,
-        [MT_F8_E5M2] = kDLFloat8_e5m2,
-        [MT_F8_E4M3FNUZ] = kDLFloat8_e4m3fnuz,
-        [MT_F8_E5M2FNUZ] = kDLFloat8_e5m2fnuz,
-    };
-
-    return (DLDataType){
-        .code = code[dtype], .bits = (uint8_t)(8 * mt_dtype_size(dtype)), .lanes = 1};
 }
 
 int
@@ -76,34 +58,19 @@ mt_py_in_backward(mt_state *st)
     return value != -1;
 }
 
-static int
-is_neg(mt_state *st, PyObject *tensor)
-{
-    PyObject *answer = PyObject_CallOneArg(st->is_neg, tensor);
-    int neg;
-
-    if (answer == NULL) return -1;
-    neg = PyObject_IsTrue(answer);
-    Py_DECREF(answer);
-    return neg;
-}
-
 static bool
 is_torch_tensor(mt_state *st, PyObject *tensor)
 {
     return Py_IS_TYPE(tensor, st->tensor) || Py_IS_TYPE(tensor, st->parameter);
 }
 
-/* 1 when the exchange API alone is to be trusted with this tensor, 0 when not, -1 with an error. It
- * reads a lazily negated tensor with the wrong sign, and a subclass may keep its values elsewhere.
- */
-static int
-is_plain(mt_state *st, PyObject *tensor)
+int
+mt_py_is_plain(mt_state *st, PyObject *tensor)
 {
     int neg;
 
     if (!is_torch_tensor(st, tensor)) return 0;
-    neg = is_neg(st, tensor);
+    neg = mt_py_truth(PyObject_CallOneArg(st->is_neg, tensor));
     return neg < 0 ? -1 : !neg;
 }
 
@@ -123,7 +90,7 @@ view_by_shim(mt_state *st, PyObject *tensor, mt_py_tensor *out)
 
     if (st->shim == NULL || !is_torch_tensor(st, tensor)) return false;
     if (st->shim->view(tensor, &view) != 1 || view.shape[1] == 0) return false;
-    if (!dtype_from_dlpack((DLDataType){view.type, view.bits, 1}, &dtype)) return false;
+    if (!mt_py_dtype_of(view.type, view.bits, &dtype)) return false;
     out->rows = (mt_rows){.data = view.data,
                           .dtype = dtype,
                           .rows = (size_t)view.shape[0],
@@ -188,7 +155,8 @@ try_read(mt_state *st, PyObject *tensor, mt_py_tensor *out)
         PyErr_Clear();
         return 0;
     }
-    if (!readable_device(&dl) || !dtype_from_dlpack(dl.dtype, &dtype)) return 0;
+    if (!readable_device(&dl) || dl.dtype.lanes != 1) return 0;
+    if (!mt_py_dtype_of(dl.dtype.code, dl.dtype.bits, &dtype)) return 0;
     if (rows_from_dlpack(&dl, dtype, tensor, out) < 0) return -1;
     if (!fetchable(out)) return 0;
     out->owner = Py_NewRef(tensor);
@@ -202,7 +170,7 @@ mt_py_tensor_read(mt_state *st, PyObject *tensor, mt_py_tensor *out)
     PyObject *made;
 
     if (view_by_shim(st, tensor, out)) return 0;
-    if ((plain = is_plain(st, tensor)) < 0) return -1;
+    if ((plain = mt_py_is_plain(st, tensor)) < 0) return -1;
     if (plain && (read = try_read(st, tensor, out)) != 0) return read < 0 ? -1 : 0;
     if ((made = PyObject_CallOneArg(st->plain, tensor)) == NULL) return -1;
     read = try_read(st, made, out);
@@ -230,8 +198,10 @@ PyObject *
 mt_py_tensor_new(mt_state *st, const mt_rows *shape, void **data)
 {
     int64_t sizes[2] = {(int64_t)shape->rows, (int64_t)shape->cols};
-    DLTensor prototype = {
-        .device = {kDLCPU, 0}, .ndim = 2, .dtype = dtype_to_dlpack(shape->dtype), .shape = sizes};
+    DLTensor prototype = {.device = {kDLCPU, 0},
+                          .ndim = 2,
+                          .dtype = {dlpack_of[shape->dtype].code, dlpack_of[shape->dtype].bits, 1},
+                          .shape = sizes};
     DLManagedTensorVersioned *managed;
     void *tensor;
 

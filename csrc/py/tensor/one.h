@@ -21,6 +21,14 @@ typedef struct mt_py_tensor {
  * under activation checkpointing. 0 when not, -1 with an error. */
 int mt_py_in_backward(mt_state *st);
 
+/* The element type that DLPack and the shim write as this code and number of bits. */
+bool mt_py_dtype_of(unsigned code, unsigned bits, mt_dtype *out);
+
+/* 1 when the exchange API alone is to be trusted with this tensor, 0 when not, -1 with an error. It
+ * reads a lazily negated tensor with the wrong sign, and a subclass may keep its values elsewhere.
+ */
+int mt_py_is_plain(mt_state *st, PyObject *tensor);
+
 /* Looks into a 2-D tensor of gates. What has no plain memory (meta, fake, sparse, quantised,
  * complex) is a TypeError, a wrong rank a ValueError; -1 then. Whatever can be made plain without
  * guessing (a lazily negated view, a tensor subclass, another device, gaps on a CUDA device) is.

@@ -1,10 +1,15 @@
 """MemoryCallback: a MemoryMonitor for transformers.Trainer.
 
 on_train_begin   start, phase "train"
-on_step_end      step: one update of the optimizer; phase "evaluate" or "save" if that is next
+on_step_end      step: an update of the optimizer; phase "evaluate" or "save" if that comes next
 on_substep_end   no step, but guards may act
-on_log           the figures join the loss
-on_train_end     stop; any exception out of train() stops it too
+on_log           figures are added to the log
+on_train_end     stop; an exception that leaves train() stops it, too
+
+The Trainer tells its hooks neither whose they are nor that train() failed, and it calls reporters
+before other callbacks. So the callback looks for its Trainer in the frames above on_init_end, moves
+before the reporters and wraps `trainer.train`: `callbacks=[MemoryCallback()]` is all that a user
+writes.
 """
 
 from __future__ import annotations
@@ -17,33 +22,37 @@ from typing import Any, Self
 from transformers.trainer_callback import DefaultFlowCallback, TrainerCallback
 
 from memtools import MemoryMonitor
-from memtools.integrations._monitored import MonitoredRun
+from memtools.integrations._monitored import MonitoringCallback
 
-_DEPTH = 12  # frames from a hook up to the Trainer whose hook it is
+_DEPTH = 12  # the most frames between a hook and the Trainer that calls it
 
 
-class MemoryCallback(TrainerCallback):  # type: ignore[misc]
-    """Watches the memory of `Trainer.train()`.
+class MemoryCallback(MonitoringCallback, TrainerCallback):  # type: ignore[misc]
+    """A callback that watches the memory of `Trainer.train()`.
 
         trainer = Trainer(model, args, train_dataset=data, callbacks=[MemoryCallback()])
         trainer.train()
 
-    The monitor starts with the training and stops with it, also by an exception. A step is an
-    update of the optimizer, however many batches it accumulates. Evaluation and saving are the
-    phases `evaluate` and `save` inside of `train`. Each log that goes to reporters (TensorBoard,
-    wandb) has the monitor's `memory/...` figures; after the end the summary goes to the log
-    `memtools` at level INFO. Losses and `trainer.state.log_history` are what they would be without.
+    The monitor starts with the training and stops with it, also if it ends by an exception. A step
+    is an update of the optimizer, however many batches it accumulates. Evaluation and saving are
+    the phases `evaluate` and `save` inside `train`. Each log that goes to reporters (TensorBoard,
+    wandb) has the monitor's `memory/...` figures; at the end the summary goes to the log `memtools`
+    at level INFO. Losses and `trainer.state.log_history` are the same as without the callback.
+
+    For a Trainer that exists already use `callback.add_to(trainer)`. `Trainer.add_callback` puts
+    the callback behind the reporters, which then do not get its figures, and an exception in the
+    next training does not stop it. `with MemoryCallback(...) as callback:` stops the monitor at the
+    end of the block.
 
     Args:
-        monitor: None for `MemoryMonitor()`; pass `MemoryMonitor(log="run.mem")` for a record. One
-            that runs already is not stopped here.
-        expert: all figures there are in each log.
-        log_history: the figures join `trainer.state.log_history` too. Checkpoints keep it, and a
-            run that is resumed then differs there from one that went straight through.
+        monitor: the monitor; None, the default, makes a `MemoryMonitor()`. Pass
+            `MemoryMonitor(log="run.mem")` for a record. One that runs already is not stopped here.
+        expert: log all figures that the monitor has; False, the default, logs the usual ones.
+        log_history: add the figures to `trainer.state.log_history` as well; False by default.
+            Checkpoints keep that history, and with figures in it a run that was resumed differs
+            there from one that was not interrupted.
 
-    `Trainer.add_callback(callback)` puts it behind the reporters, which then do not see its
-    figures, and an exception in the very next training is not noticed: `callback.add_to(trainer)`
-    does better. `with MemoryCallback(...) as callback:` stops the monitor at the end of the block.
+    Raises TypeError if `monitor` is not a MemoryMonitor.
     """
 
     def __init__(
@@ -53,33 +62,25 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]
         expert: bool = False,
         log_history: bool = False,
     ) -> None:
-        self._run = MonitoredRun(monitor, expert)
+        super().__init__(monitor, expert)
         self._log_history = log_history
         self._trainers: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    @property
-    def monitor(self) -> MemoryMonitor:
-        """The one that watches, or has watched."""
-        return self._run.monitor
-
     def add_to(self, trainer: Any) -> Self:
-        """Add it to a Trainer that is there: before the reporters, and with an eye on exceptions.
+        """Add the callback to a Trainer: before its reporters, and so that an exception which
+        leaves `trainer.train()` stops the monitor.
 
-        What `callbacks=[...]` does by itself. May be called again.
+        `callbacks=[...]` does this by itself. Calling it again does nothing. Returns the callback.
         """
         handler = trainer.callback_handler
         others = [callback for callback in handler.callbacks if callback is not self]
         flows = [i for i, other in enumerate(others) if isinstance(other, DefaultFlowCallback)]
-        at = flows[0] + 1 if flows else 0  # behind what decides that an evaluation follows
+        at = flows[0] + 1 if flows else 0  # behind the one that decides what follows a step
         handler.callbacks = [*others[:at], self, *others[at:]]
         if trainer not in self._trainers:
             self._trainers.add(trainer)
             trainer.train = _watched(trainer.train, self)
         return self
-
-    def stop(self, error: BaseException | None = None) -> None:
-        """Stop the monitor if the callback started it. May be called again."""
-        self._run.stop(error)
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = _trainer_above(self)
@@ -93,7 +94,7 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]
             self._run.enter("evaluate")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # A callback behind this one may have called an evaluation off.
+        # A later callback may have cancelled the evaluation that on_step_end saw coming.
         self._run.leave_all(but="train")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -101,7 +102,7 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]
         self._begin_next(control)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.monitor.step(0)  # a safe point, and no step: the optimizer has not moved
+        self.monitor.step(0)  # a safe point but not a step: the optimizer has not been called
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._begin_next(control)
@@ -114,7 +115,7 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.monitor.running:
-            self._run.enter("evaluate")  # one that nobody announced, from its second batch on
+            self._run.enter("evaluate")  # one that no hook announced, from its second batch on
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._run.leave("evaluate")
@@ -139,17 +140,11 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.stop()
-        self._run.say()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.stop(error)
+        self._run.log_summary()
 
 
 def _watched(train: Any, callback: MemoryCallback) -> Any:
-    """`Trainer.train` of one trainer: there is no hook for an exception."""
+    """`trainer.train`, after which the callback's monitor is stopped."""
 
     @functools.wraps(train)
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -165,8 +160,7 @@ def _watched(train: Any, callback: MemoryCallback) -> Any:
 
 
 def _trainer_above(callback: MemoryCallback) -> Any:
-    """The Trainer that calls, by its frame: hooks are not told whose they are. None where it is not
-    found."""
+    """The Trainer that calls this callback's hook, found by its frame; None if it is not there."""
     if "transformers.trainer" not in sys.modules:
         return None
     trainer_type = sys.modules["transformers.trainer"].Trainer

@@ -45,42 +45,42 @@ def generate_group(
     prefill: Literal["unpadded", "padded"] = "unpadded",
     **generate_kwargs: Any,
 ) -> Any:
-    """`num_samples` answers to each prompt, as `model.generate(..., num_return_sequences=...)`
-    gives them, with each prompt computed and stored once.
+    """Generate several answers to each prompt, with each prompt computed and stored once.
 
-    Row `p * num_samples + s` of the result is answer s to prompt p. The seed decides the samples
-    just as in plain `generate`; in float32 they were the same in all tests. In bfloat16 some rows
-    differ, as they do when plain `generate` pads another way, because a prompt that is computed
-    without padding rounds differently; `prefill="padded"` avoids that.
+    The answers are those of `model.generate(..., num_return_sequences=num_samples)`. The seed
+    decides the samples as it does there; in float32 they were the same in all tests. In bfloat16
+    some rows differ, because a prompt that is computed without its padding rounds differently, as
+    it does when `generate` pads another way; `prefill="padded"` avoids that.
 
     Args:
         model: a decoder-only model of transformers, in eval mode.
-        input_ids: `[prompts, tokens]`, padded on the left.
-        num_samples: answers per prompt.
-        pool: made by `pool_for(model, ...)`, with `max_tokens` of at least prompt + answer - 1 and
-            `max_sequences` of at least `prompts * num_samples`. None makes one for this call; keep
-            your own, and no later call takes new pages.
-        attention_mask: `[prompts, tokens]`, 0 where padding is. None infers it from `pad_token_id`,
-            as generate() does.
-        compact_every: every so many tokens, rows that have ended are dropped from the batch, whose
-            memory and time shrink with it. Greedy answers stay the same; samples are drawn from
-            another stream of the same seed, because there are fewer rows to draw for.
-        prefill: `"unpadded"` runs prompt by prompt, `"padded"` all at once as generate() does,
-            which takes activations of prompts x tokens. Both honour `prefill_chunk_size`. The first
-            call for a model computes a row of 9 tokens both ways: where the logits differ, all
-            calls for that model are "padded", because it counts places by what the cache holds.
-        generate_kwargs: as of `model.generate`, e.g. `max_new_tokens`, `do_sample`, or a
+        input_ids: the prompts, `[prompts, tokens]`, padded on the left.
+        num_samples: answers to each prompt, at least 1.
+        pool: a pool made by `pool_for(model, ...)`, with `max_tokens` of at least prompt + answer
+            - 1 and `max_sequences` of at least `prompts * num_samples`. None, the default, makes
+            one for this call; with a pool of your own, later calls take no new pages.
+        attention_mask: `[prompts, tokens]`, 0 for padding. None, the default, infers it from
+            `pad_token_id` as generate() does.
+        compact_every: drop the rows that have ended every so many tokens, at least 1, so that the
+            batch takes less memory and time. Greedy answers stay the same; samples become others of
+            the same seed, because there are fewer rows to draw for. None, the default, keeps all
+            rows to the end.
+        prefill: `"unpadded"`, the default, runs one prompt after another; `"padded"` runs all at
+            once as generate() does, with the activations of prompts x tokens. Both honour
+            `prefill_chunk_size`. The first call for a model computes a row of 9 tokens both ways.
+            If the logits differ, the model takes a token's place from the length of the cache, and
+            all calls for it are "padded".
+        generate_kwargs: arguments of `model.generate`, such as `max_new_tokens`, `do_sample` or a
             `generation_config`.
 
-    Returns what `model.generate` returns; in an output object `past_key_values` is None, because
-    the rows are back in the pool.
+    Returns what `model.generate` returns. Row `p * num_samples + s` is answer s to prompt p. In an
+    output object `past_key_values` is None, because the rows are back in the pool.
 
     Raises:
-        ValueError: before anything runs, for a pool that does not fit the model, padding on the
-            right, keywords that cannot go with a shared prompt, and such as `compact_every` cannot
-            be had with.
-        IndexError: prompt and answer exceed `pool.max_tokens`; before anything runs.
-        BudgetError: the pool's limit leaves no room for all rows; before the first new token.
+        ValueError: before anything runs, if the pool does not fit the model, a prompt is padded on
+            the right, or an argument does not work with a shared prompt or with `compact_every`.
+        IndexError: before anything runs, if prompt and answer exceed `pool.max_tokens`.
+        BudgetError: before the first new token, if the pool's limit leaves no room for all rows.
     """
     geometry(model)  # ValueError for a model that no pool serves, before anything else
     settings = Settings(model, generate_kwargs)
@@ -119,7 +119,7 @@ def generate_group(
 
 
 def _without_cache(out: Any) -> Any:
-    """The same output object, less the cache, whose rows go back to the pool."""
+    """The same output object without the cache, whose rows go back to the pool."""
     return type(out)(**{name: value for name, value in out.items() if name != "past_key_values"})
 
 
@@ -153,11 +153,11 @@ def _generate_in_chunks(
     cache: PooledCache,
     every: int,
 ) -> torch.Tensor:
-    """generate() `every` tokens at a time; rows that have ended leave ids, mask and cache."""
+    """Generate `every` tokens at a time, and drop rows that have ended from ids, mask and cache."""
     prompt = ids.shape[1]
     left, shortest = settings.new_tokens(prompt), settings.shortest(prompt)
     eos = torch.tensor(settings.eos(), device=ids.device, dtype=ids.dtype)
-    alive = torch.arange(len(ids))  # rows of the result that ids, mask and cache stand for
+    alive = torch.arange(len(ids))  # for each row of ids, mask and cache, its row of the result
     done: dict[int, torch.Tensor] = {}
     while len(alive):
         before = ids.shape[1]
@@ -183,7 +183,7 @@ def _generate_in_chunks(
 
 
 class _AtLength(StoppingCriteria):  # type: ignore[misc]
-    """The end of a chunk. What generate() does at the end of all tokens, it does there alone."""
+    """Stops generate() at the end of a chunk, without what it does at the last token of all."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
@@ -194,7 +194,7 @@ class _AtLength(StoppingCriteria):  # type: ignore[misc]
 
 
 def _remaining(settings: Settings, tokens: int, shortest: int) -> dict[str, Any]:
-    """Keywords of generate() for so many tokens more, the first `shortest` of which end nothing."""
+    """Arguments of generate() for `tokens` more tokens; no row ends within the first `shortest`."""
     keywords = settings.keywords | {
         "max_length": None,
         "max_new_tokens": tokens,
@@ -207,7 +207,7 @@ def _remaining(settings: Settings, tokens: int, shortest: int) -> dict[str, Any]
 
 
 def _stacked(rows: list[torch.Tensor], pad: int | None) -> torch.Tensor:
-    """Rows that ended at several lengths, filled up on the right."""
+    """Rows of several lengths as one tensor, filled up on the right with `pad`."""
     out = rows[0].new_full((len(rows), max(len(row) for row in rows)), pad or 0)
     for i, row in enumerate(rows):
         out[i, : len(row)] = row

@@ -1,4 +1,4 @@
-"""What a KV cache of a transformers model looks like, read from its config."""
+"""The shape of a transformers model's KV cache, read from its config, and pools of that shape."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 else:
     torch = connect().torch
 
-# Layers that keep K and V of every token. Where a window is smaller, the mask sees to it.
+# Layers that keep K and V of every token. The mask of a sliding layer hides those before its
+# window.
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
-# What no other entry of a config tells.
+# Models that cannot be served for a reason that no other entry of their config tells.
 _BY_TYPE = {
     "cpmant": "it puts tokens of its own before each prompt",
     "mimo_v2_flash": "its sliding layers have twice the heads of the others",
@@ -26,7 +27,7 @@ _BY_TYPE = {
 
 
 class Geometry(NamedTuple):
-    """Of one model's cache; the names are KVPool's."""
+    """The shape of a model's cache, by the names of KVPool's parameters."""
 
     num_layers: int
     num_kv_heads: int
@@ -36,19 +37,25 @@ class Geometry(NamedTuple):
 
 
 def geometry(model: Any) -> Geometry:
-    """Raises ValueError for a model whose cache is not K and V of one shape in every layer."""
-    config = model.config
-    if config.is_encoder_decoder:
-        raise ValueError(_unfit(model, "it is an encoder-decoder model, with two caches"))
-    if not accepts(model, "past_key_values"):
+    """The shape of the model's cache.
+
+    Raises ValueError if the cache is not K and V of one shape in every layer.
+    """
+    config, name = model.config, type(model).__name__
+    if not (config.is_encoder_decoder or accepts(model, "past_key_values")):
         raise ValueError(
-            f"a KVPool cannot serve {type(model).__name__}: its forward takes no past_key_values, "
-            "it keeps no keys and values; generate without a pool"
+            f"a KVPool cannot serve {name}: its forward takes no past_key_values, it keeps no keys "
+            "and values; generate without a pool"
         )
-    config = config.get_text_config(decoder=True)
-    fault = _why_unfit(config)
+    if config.is_encoder_decoder:
+        fault: str | None = "it is an encoder-decoder model, with two caches"
+    else:
+        config = config.get_text_config(decoder=True)
+        fault = _why_unfit(config)
     if fault is not None:
-        raise ValueError(_unfit(model, fault))
+        raise ValueError(
+            f"a KVPool cannot hold the cache of {name}: {fault}; use transformers' own cache"
+        )
     heads = config.num_attention_heads
     return Geometry(
         config.num_hidden_layers,
@@ -60,8 +67,8 @@ def geometry(model: Any) -> Geometry:
 
 
 def _kv_heads(config: Any) -> int:
-    """Heads of K and V in the cache. Falcon has one or, in its newer form, repeats its few before
-    they come there."""
+    """The number of heads of K and V in the cache. Falcon has one or, in its newer form, repeats
+    its few heads before they come to the cache."""
     if getattr(config, "new_decoder_architecture", False):
         return int(config.num_attention_heads)
     if getattr(config, "multi_query", False):
@@ -70,12 +77,8 @@ def _kv_heads(config: Any) -> int:
     return int(next(filter(None, few), config.num_attention_heads))
 
 
-def _unfit(model: Any, fault: str) -> str:
-    name = type(model).__name__
-    return f"a KVPool cannot hold the cache of {name}: {fault}; use transformers' own cache"
-
-
 def _why_unfit(config: Any) -> str | None:
+    """Why a pool cannot hold the cache of a decoder with this config; None if it can."""
     others = set(getattr(config, "layer_types", None) or ()) - _ATTENTION
     if others:
         return f"it has layers of type {', '.join(sorted(others))}"
@@ -98,18 +101,21 @@ def pool_for(
     limit: int | str | Budget | None = None,
     **options: Any,
 ) -> KVPool:
-    """A KVPool with the layers, heads, dtype and device of a transformers model.
+    """Make a KVPool with the layers, heads, dtype and device of a transformers model.
 
     Args:
-        model: any decoder-only model of transformers.
-        max_tokens: of one sequence, prompt and answer together; the last token of an answer needs
-            no room. Only addresses: pages are taken as tokens come.
-        max_sequences: rows of one batch, `prompts * num_samples` for groups.
-        limit: physical bytes at most, an int or like `"2 GiB"`, or a Budget; None is unlimited.
-        options: passed on to KVPool. `dtype=torch.bfloat16` serves a float32 model that generates
-            under autocast, in half the memory.
+        model: a decoder-only model of transformers.
+        max_tokens: tokens that a sequence can have, prompt and answer together, at least 1; the
+            last token of an answer needs no room. It costs addresses only: pages are taken as
+            tokens come.
+        max_sequences: rows that a batch can have, at least 1; `prompts * num_samples` for groups.
+        limit: the most bytes of pages, an int or like `"2 GiB"`, or a Budget; None, the default, is
+            no limit.
+        options: further arguments of KVPool. `dtype=torch.bfloat16` serves a float32 model that
+            generates under autocast, in half the memory.
 
-    Raises ValueError for a model that keeps something else than K and V of one shape in all layers.
+    Raises TypeError if `model` has no config, ValueError if its cache is not K and V of one shape
+    in every layer.
     """
     if not hasattr(model, "config"):
         raise TypeError(f"pool_for() takes a model of transformers, got {type(model).__name__}")
@@ -118,8 +124,8 @@ def pool_for(
 
 
 def check_pool(model: Any, pool: KVPool) -> None:
-    """Raises ValueError that names every difference between the pool and the model. Under autocast
-    a pool of its dtype fits too."""
+    """Raise ValueError if the pool does not fit the model; the message names every difference.
+    Under autocast a pool of autocast's dtype fits as well."""
     wanted = geometry(model)
     device = wanted.device.type
     if torch.is_autocast_enabled(device) and pool.dtype is torch.get_autocast_dtype(device):

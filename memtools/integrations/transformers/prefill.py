@@ -1,13 +1,13 @@
-"""Prompts in a pool, each computed once: with its padding, as generate() computes it, or without;
-and which of both is right for a model.
+"""The prompts of a group in a pool, each computed once, with its padding as generate() does or
+without it; and which of the two is right for a model.
 
 padded     | . . a b c |      all prompts at once: [prompts, tokens]
            | e f g h i |
 unpadded   | . . a b c |      prompt by prompt; the row's padding is never computed and reads as
                  |-----|      zeros, which the attention mask hides from the tokens that follow
 
-The second is right where a token's place comes from `position_ids`, or where only distances count.
-A model that counts a token's place from what the cache holds finds another one without the padding.
+Without padding is right where a token's place comes from `position_ids`, or where only distances
+count. A model that takes a token's place from the length of the cache needs the padding.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 from transformers.cache_utils import Cache
 
 from memtools._base.torch import connect
-from memtools.integrations.transformers.cache import PooledCache, PooledLayer
+from memtools.integrations.transformers.cache import Pair, PooledCache, PooledLayer, in_pools_dtype
 from memtools.integrations.transformers.model import pool_for
-from memtools.integrations.transformers.rows import View, as_held
 from memtools.integrations.transformers.settings import accepts
 
 if TYPE_CHECKING:
@@ -30,16 +29,16 @@ if TYPE_CHECKING:
 else:
     torch = connect().torch
 
-_PADDING, _TOKENS = 3, 6  # of the row that tells how a model counts
-# By so much of their spread logits may differ, in 32 bits and in 16. Rounding makes 1e-6 and a few
-# hundredths; a token in another place about all of it.
+_PADDING, _TOKENS = 3, 6  # of the row by which a model's way of counting is found
+# By this share of their spread logits may differ, in 32 bits and in 16. Rounding makes 1e-6 and a
+# few hundredths; a token in another place makes about 1.
 _ROUNDING, _ROUNDING_16 = 1e-3, 0.2
 
 _needs_padding: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 class _OneRow:
-    """One row of a lease from token `first` on, as if there were nothing else."""
+    """A row of a lease from token `first` on, as the Source of a cache of one row."""
 
     def __init__(self, lease: KVLease, row: int, first: int) -> None:
         self.pool = cast("KVPool", lease.pool)
@@ -49,22 +48,25 @@ class _OneRow:
     def length(self, layer: int) -> int:
         return self._seen[layer]
 
-    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> View:
+    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> Pair:
         rows, counts = self._lease.batch_size, [0] * self._lease.batch_size
         counts[self._row] = k.shape[2]
-        k, v = as_held(self.pool, k, v)
+        k, v = in_pools_dtype(self.pool, k, v)
         self._lease.update(layer, k.expand(rows, -1, -1, -1), v.expand(rows, -1, -1, -1), counts)
         self._seen[layer] += k.shape[2]
         return self.views(layer)
 
-    def views(self, layer: int) -> View:
+    def views(self, layer: int) -> Pair:
         row, end = slice(self._row, self._row + 1), self._first + self._seen[layer]
         k, v = self._lease.layer(layer)
         return k[row, :, self._first : end], v[row, :, self._first : end]
 
 
 def offsets(mask: torch.Tensor) -> list[int]:
-    """Where each prompt begins. ValueError where padding is not all on the left."""
+    """The number of padding tokens before each prompt.
+
+    Raises ValueError if there is padding elsewhere.
+    """
     first = mask.shape[1] - (mask != 0).sum(1)
     left = torch.arange(mask.shape[1], device=mask.device) >= first[:, None]
     holes = ((mask != 0) != left).any(1).nonzero()
@@ -84,8 +86,18 @@ def prefill_rows(
     offsets: list[int] | None,
     chunk: int | None,
 ) -> None:
-    """Fills the lease's rows with all of `ids` [prompts, tokens], which may be none; without their
-    padding where `offsets` say how much of it there is."""
+    """Run prompts through the model into the rows of a lease.
+
+    Args:
+        model: the model.
+        lease: empty rows, one for each prompt.
+        ids: `[prompts, tokens]`; there may be no tokens.
+        mask: the attention mask, of the same shape.
+        offsets: the padding of each prompt, which is then left out; None computes it, too.
+        chunk: tokens of a forward pass; None takes all at once.
+
+    Raises RuntimeError if the model did not leave all tokens in the cache.
+    """
     tokens = ids.shape[1]
     if tokens == 0:
         return
@@ -110,8 +122,8 @@ def prefill_rows(
 def _forward(
     model: Any, cache: Any, ids: torch.Tensor, mask: torch.Tensor, chunk: int | None
 ) -> None:
-    """Runs the ids through the model for the sake of the cache, `chunk` tokens at a time."""
-    if accepts(model, "logits_to_keep"):  # of all logits, those of one token
+    """Fill the cache by forward passes of `chunk` tokens; their logits are not needed."""
+    if accepts(model, "logits_to_keep"):  # only those of one token are computed
         extra = {"logits_to_keep": 1}
     else:
         extra, model = {}, model.base_model
@@ -122,7 +134,8 @@ def _forward(
 
 
 def _run(model: Any, cache: Any, ids: torch.Tensor, mask: torch.Tensor, **extra: Any) -> Any:
-    """One forward of the ids, the last ones of the mask, with what generate() would give it."""
+    """A forward pass of the ids, which are the last tokens of the mask, with the arguments that
+    generate() would pass."""
     if accepts(model, "position_ids"):
         positions = (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0)
         extra["position_ids"] = positions[:, -ids.shape[1] :]
@@ -131,20 +144,20 @@ def _run(model: Any, cache: Any, ids: torch.Tensor, mask: torch.Tensor, **extra:
     return model(input_ids=ids, past_key_values=cache, use_cache=True, **extra)
 
 
-# --- which of both ------------------------------------------------------------------------------
+# --- with padding or without ----------------------------------------------------------------------
 
 
 def forget_positions(model: Any) -> None:
-    """Vision models of Qwen's kind keep `rope_deltas` of the last batch, one for each row of it,
-    and generate() would add them to the rows of another. Without them it counts anew."""
+    """Delete the `rope_deltas` that vision models of the Qwen family keep of the last batch, one
+    for each row: generate() would add them to the rows of another batch."""
     for module in model.modules():
         if getattr(module, "rope_deltas", None) is not None:
             module.rope_deltas = None
 
 
 def needs_padding(model: Any, input_ids: torch.Tensor) -> bool:
-    """Whether a prompt without its padding gives other logits: found by the model's first call, by
-    one row of a few tokens, and remembered for as long as the model lives."""
+    """Whether a prompt without its padding gives other logits. This is found at the first call for
+    a model, by a row of a few tokens, and remembered for as long as the model lives."""
     found = _needs_padding.get(model)
     if found is None:
         found = _needs_padding[model] = _differs_without_padding(model, input_ids)
@@ -171,7 +184,7 @@ def _differs_without_padding(model: Any, input_ids: torch.Tensor) -> bool:
 
 
 def _probe(model: Any, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A row of padding and different tokens, those of the user's prompts first, and its mask."""
+    """A row of padding and different tokens, those of the program's prompts first, and its mask."""
     size = model.config.get_text_config(decoder=True).vocab_size
     some = input_ids.flatten()[-64:].tolist()
     tokens = list(dict.fromkeys([*reversed(some), *range(min(size, 64))]))[:_TOKENS]

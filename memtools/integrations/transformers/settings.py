@@ -1,4 +1,4 @@
-"""What one generate() call will do, read from its keywords and configs before anything runs."""
+"""What a generate() call will do, read from its keywords and configs before anything runs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 else:
     torch = connect().torch
 
-DEFAULT_NEW_TOKENS = 20  # transformers', where no length is given
+_DEFAULT_NEW_TOKENS = 20  # of transformers, where no length is given
 
-# Keywords of generate() that do not name a setting and concern rows as they are.
+# Keywords of generate() that are not settings, and mean the same for the rows of a group.
 _PASSED_ON = {
     "generation_config",
     "logits_processor",
@@ -25,7 +25,7 @@ _PASSED_ON = {
     "synced_gpus",
     "tokenizer",
 }
-# What generate_group() decides itself, or what a shared prompt cannot be had with.
+# Settings that generate_group() makes itself or that do not work with a shared prompt, and why.
 _REFUSED = {
     "num_return_sequences": "num_samples says how many",
     "num_beams": "for beams give a PooledCache to model.generate",
@@ -35,8 +35,8 @@ _REFUSED = {
     "penalty_alpha": "contrastive search goes back to the prompt's activations",
     "dola_layers": "it goes back to the prompt's activations",
 }
-# Settings that look at where generate() began, or at what it returns: they would mean another
-# thing in every chunk.
+# Settings that depend on where generate() began or on what it returns: in every chunk they would
+# mean something else.
 _WHOLE_RUN_ONLY = (
     "stop_strings",
     "max_time",
@@ -51,7 +51,7 @@ _WHOLE_RUN_ONLY = (
     "stopping_criteria",
     "prefix_allowed_tokens_fn",
 )
-# Values by which a setting does nothing, beside None and False.
+# The values, besides None and False, with which a setting does nothing.
 _NEUTRAL = {
     "num_return_sequences": 1,
     "num_beams": 1,
@@ -59,19 +59,25 @@ _NEUTRAL = {
     "encoder_repetition_penalty": 1,
     "encoder_no_repeat_ngram_size": 0,
     "guidance_scale": 1,
-    "cache_implementation": "hybrid",  # what old checkpoints say; generate() takes it for None
+    "cache_implementation": "hybrid",  # in old checkpoints; generate() takes it for None
 }
 
 
 class Settings:
-    """The settings of one call, by generate()'s own precedence: keywords, then the given
-    `generation_config`, then the model's."""
+    """The settings of a call, by generate()'s own precedence: keywords, then the generation_config
+    among them, then the model's.
+
+    Args:
+        model: the model that generates.
+        keywords: the keywords of generate().
+    """
 
     def __init__(self, model: Any, keywords: dict[str, Any]) -> None:
         self.model = model
         self.keywords = keywords
 
     def get(self, name: str) -> Any:
+        """The value of a setting; None where nobody made it."""
         if name in self.keywords:
             return self.keywords[name]
         for config in (self.keywords.get("generation_config"), self.model.generation_config):
@@ -85,7 +91,7 @@ class Settings:
         return not (value is None or value is False or value == _NEUTRAL.get(name))
 
     def check(self) -> None:
-        """Raises ValueError for what cannot go with a prompt prefilled once."""
+        """Raise ValueError if a setting does not work with a prompt that is prefilled once."""
         unknown = set(self.keywords) - set(vars(GenerationConfig())) - _PASSED_ON
         if unknown:
             raise ValueError(
@@ -99,7 +105,7 @@ class Settings:
                 raise ValueError(f"generate_group() takes no {name}: {why}")
 
     def check_chunks(self) -> None:
-        """Raises ValueError for what cannot go with `compact_every`."""
+        """Raise ValueError if a setting does not work with `compact_every`."""
         for name in _WHOLE_RUN_ONLY:
             if self._does_something(name):
                 raise ValueError(
@@ -108,14 +114,13 @@ class Settings:
                 )
 
     def new_tokens(self, prompt: int) -> int:
-        """Tokens that generate() adds at most to a prompt of that many."""
+        """The most tokens that generate() adds to a prompt of `prompt` tokens."""
         asked, longest = self.get("max_new_tokens"), self.get("max_length")
         if asked is None and longest is not None:
             asked = longest - prompt
         elif asked is None:
             most = getattr(self.model.config, "max_position_embeddings", None)
-            asked = DEFAULT_NEW_TOKENS
-            asked = asked if most is None else min(asked, most - prompt)
+            asked = _DEFAULT_NEW_TOKENS if most is None else min(_DEFAULT_NEW_TOKENS, most - prompt)
         if asked < 1:
             raise ValueError(
                 f"there is nothing to generate: the prompt has {prompt} tokens, "
@@ -124,21 +129,22 @@ class Settings:
         return int(asked)
 
     def shortest(self, prompt: int) -> int:
-        """Tokens, prompt and answer, before which no sequence ends."""
+        """The least length of a sequence, the `prompt` tokens included."""
         least = self.get("min_new_tokens")
         return int(self.get("min_length") or 0) if least is None else prompt + int(least)
 
     def eos(self) -> list[int]:
+        """The tokens that end a sequence."""
         return _ids(self.get("eos_token_id"))
 
     def pad(self) -> int | None:
-        """The token that fills up rows: the first that ends one where there is no other."""
+        """The token that fills up rows: without a pad token, the first that ends a sequence."""
         return next(iter(_ids(self.get("pad_token_id")) + self.eos()), None)
 
     def mask(self, input_ids: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor:
-        """The attention mask `[prompts, tokens]`: as given, or inferred as generate() does.
+        """The attention mask, `[prompts, tokens]`: the given one, or inferred as generate() does.
 
-        Raises ValueError for a mask of another shape, an empty prompt, or padding on the right.
+        Raises ValueError if it has another shape, or a prompt is empty or padded on the right.
         """
         if given is None:
             pad = self.pad()
@@ -161,7 +167,7 @@ class Settings:
 
 
 def accepts(model: Any, name: str) -> bool:
-    """Whether the model's forward has a parameter of that name, under PEFT's wrapper or not."""
+    """Whether the forward of the model, or of the model in PEFT's wrapper, has this parameter."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     return name in inspect.signature(inner.forward).parameters
 

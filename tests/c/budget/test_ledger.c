@@ -420,7 +420,7 @@ changes_are_those_of_the_whole_tree(void)
     mt_member_release(r, 1);
     CHECK(mt_ledger_wait(sub, seen, UINT64_MAX));
     seen = mt_ledger_changes(root);
-    mt_ledger_stir(root);
+    mt_ledger_notify(root);
     CHECK(mt_ledger_wait(sub, seen, UINT64_MAX));
     seen = mt_ledger_changes(root);
     mt_ledger_leave(s); /* with 3 bytes */

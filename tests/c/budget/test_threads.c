@@ -305,10 +305,10 @@ a_child_of_fork_can_free_what_the_parent_waits_on(void)
         }
         CHECK(child > 0 && waitpid(child, &status, 0) == child);
         CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-        mt_ledger_stir(s.ledger);
+        mt_ledger_notify(s.ledger);
     }
     s.stop = 1;
-    mt_ledger_stir(s.ledger);
+    mt_ledger_notify(s.ledger);
     CHECK(pthread_join(thread, NULL) == 0);
     mt_ledger_leave(member);
     mt_ledger_drop(s.ledger);

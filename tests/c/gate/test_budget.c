@@ -224,7 +224,7 @@ an_owner_may_ask_the_others_itself(void)
     CHECK(push_rows(g.h, 20, 2, &err) == MT_EAGAIN && ask(&g, ledger, 20) == 0); /* too little */
     CHECK(push_rows(g.h, 20, 2, NULL) == MT_OK && mt_gatehist_len(g.h) == 1); /* trimmed for it */
     CHECK(push_rows(g.h, 50, 3, &err) == MT_ELIMIT && value_of(g.h, 0) == 2);
-    mt_ledger_stir(ledger);
+    mt_ledger_notify(ledger);
     CHECK(push_rows(g.h, 50, 3, &err) == MT_EAGAIN && ask(&g, ledger, 40) == 0);
     CHECK(push_rows(g.h, 50, 3, &err) == MT_ELIMIT && value_of(g.h, 0) == 2);
     part_leave(&other);
@@ -272,7 +272,7 @@ nobody_is_asked_again_before_something_changed(void)
     CHECK(mt_gatehist_len(g.h) == 5 && other.asked == 1);
     other.idle = 25 * ROW; /* says nothing of it: not asked */
     CHECK(push_rows(g.h, 10, 20, NULL) == MT_OK && other.asked == 1);
-    mt_ledger_stir(ledger);
+    mt_ledger_notify(ledger);
     CHECK(push_rows(g.h, 10, 21, NULL) == MT_OK && other.asked == 2 && other.idle == 15 * ROW);
     CHECK(mt_gatehist_len(g.h) == 6 && mt_gatehist_bytes(g.h) == 60 * ROW);
     part_leave(&other);

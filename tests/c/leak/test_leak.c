@@ -205,15 +205,15 @@ readings_that_are_not_known_are_skipped(void)
 {
     mt_leak *leak = detector(0, 0);
 
-    CHECK(mt_leak_step(leak, MT_LEAK_NONE) == INT64_MIN);
+    CHECK(mt_leak_seen(leak, MT_LEAK_RSS).count == 0);
     for (int64_t t = 0; t < 5000; t++) {
         CHECK(!mt_leak_add(leak, MT_LEAK_HEAP, t, UINT64_MAX));
         mt_leak_add(leak, MT_LEAK_RSS, t, t % 2 ? UINT64_MAX : 100);
     }
-    CHECK(mt_leak_samples(leak, MT_LEAK_HEAP) == 0);
-    CHECK(mt_leak_samples(leak, MT_LEAK_RSS) == 2500 && mt_leak_last(leak, MT_LEAK_RSS) == 100);
-    CHECK(mt_leak_step(leak, MT_LEAK_HEAP) == INT64_MIN);
-    CHECK(mt_leak_step(leak, MT_LEAK_NONE) == 4998);
+    CHECK(mt_leak_seen(leak, MT_LEAK_HEAP).count == 0);
+    CHECK(mt_leak_seen(leak, MT_LEAK_RSS).count == 2500);
+    CHECK(mt_leak_seen(leak, MT_LEAK_RSS).bytes == 100);
+    CHECK(mt_leak_seen(leak, MT_LEAK_RSS).last == 4998);
     CHECK(mt_leak_kind_now(leak) == MT_LEAK_QUIET);
     mt_leak_free(leak);
 }
@@ -252,7 +252,7 @@ a_reset_forgets_the_readings(void)
 
     CHECK(feed(leak, MT_LEAK_HEAP, ramp, 0, 4000) == MT_LEAK_LEAK);
     mt_leak_reset(leak);
-    CHECK(mt_leak_kind_now(leak) == MT_LEAK_QUIET && mt_leak_samples(leak, MT_LEAK_HEAP) == 0);
+    CHECK(mt_leak_kind_now(leak) == MT_LEAK_QUIET && mt_leak_seen(leak, MT_LEAK_HEAP).count == 0);
     CHECK(!mt_leak_forecast(leak, MT_LEAK_HEAP, 1e12, &f));
     CHECK(feed(leak, MT_LEAK_HEAP, flat, 0, 4000) == MT_LEAK_QUIET); /* steps begin again, too */
     mt_leak_free(leak);

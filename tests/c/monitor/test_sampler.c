@@ -28,16 +28,16 @@ samples_keep_the_interval_and_the_dear_is_read_seldom(void)
     setup.devices = 1;
     rig_open(&r, &setup);
     CHECK(r.reads[0] == 1 && r.reads[bit(MT_READ_CHILDREN)] == 1); /* before there is a thread */
-    CHECK(!mt_sampler_runs(r.s) && mt_sampler_samples(r.s) == 0);
+    CHECK(!mt_sampler_read(r.s).runs && mt_sampler_read(r.s).samples == 0);
     rig_run(&r, 100);
-    CHECK(mt_sampler_samples(r.s) == 102 && r.reads[0] == 103 && r.reads[1] == 103);
+    CHECK(mt_sampler_read(r.s).samples == 102 && r.reads[0] == 103 && r.reads[1] == 103);
     CHECK(r.reads[3] == 103 && r.reads[bit(MT_READ_DEVICES)] == 102);
     CHECK(r.reads[bit(MT_READ_PRESSURE)] == 1 + 51); /* every 20 ms */
     for (int i = 0; i < 60; i++)
         CHECK(r.asked[i] == (uint64_t)(1010 + 10 * i) * RIG_MS);
     CHECK(r.reads[bit(MT_READ_SWAP)] == 12 && r.reads[bit(MT_READ_HEAP)] == 12);
     CHECK(r.reads[bit(MT_READ_CHILDREN)] == 6);
-    CHECK(mt_sampler_interval_ns(r.s) == 10 * RIG_MS);
+    CHECK(mt_sampler_read(r.s).interval_ns == 10 * RIG_MS);
     rig_free(&r);
 }
 
@@ -92,9 +92,9 @@ it_never_takes_more_than_a_twentieth_of_a_processor(void)
             r.now.cgroup_used = r.now.cgroup_limit = 5; /* at the limit */
             rig_open(&r, &setup);
             rig_run(&r, 20000);
-            CHECK((double)mt_sampler_cpu_ns(r.s) <
+            CHECK((double)mt_sampler_read(r.s).cpu_ns <
                   0.05 * (double)(r.ns - 1000 * (uint64_t)RIG_MS) + 4 * (double)costs[k]);
-            CHECK(mt_sampler_cpu_ns(r.s) == r.cpu);
+            CHECK(mt_sampler_read(r.s).cpu_ns == r.cpu);
             rig_free(&r);
         }
 }
@@ -122,9 +122,9 @@ costs_add_up_over_threads(void)
     r.cost[0] = 1000;
     rig_open(&r, &setup);
     rig_run(&r, 0);
-    CHECK(mt_sampler_samples(r.s) == 2 && mt_sampler_cpu_ns(r.s) == 2000);
+    CHECK(mt_sampler_read(r.s).samples == 2 && mt_sampler_read(r.s).cpu_ns == 2000);
     rig_run(&r, 0);
-    CHECK(mt_sampler_samples(r.s) == 4 && mt_sampler_cpu_ns(r.s) == 4000);
+    CHECK(mt_sampler_read(r.s).samples == 4 && mt_sampler_read(r.s).cpu_ns == 4000);
     rig_free(&r);
 }
 
@@ -147,9 +147,10 @@ it_looks_more_often_near_the_limit(void)
     rig_run(&r, 8);
     CHECK(r.asked[1] - r.asked[0] == 100 * RIG_MS && r.asked[7] - r.asked[6] == 100 * RIG_MS);
     rig_run(&r, 44);
-    CHECK(mt_sampler_interval_ns(r.s) < 45 * RIG_MS && mt_sampler_interval_ns(r.s) > RIG_MS);
+    CHECK(mt_sampler_read(r.s).interval_ns < 45 * RIG_MS &&
+          mt_sampler_read(r.s).interval_ns > RIG_MS);
     rig_run(&r, 10);
-    CHECK(mt_sampler_interval_ns(r.s) == RIG_MS);
+    CHECK(mt_sampler_read(r.s).interval_ns == RIG_MS);
     rig_free(&r);
 }
 
@@ -169,7 +170,7 @@ a_stopped_process_owes_no_samples(void)
     r.each = hang;
     rig_open(&r, &setup);
     rig_run(&r, 8);
-    CHECK(mt_sampler_samples(r.s) == 10);
+    CHECK(mt_sampler_read(r.s).samples == 10);
     CHECK(r.asked[3] == 1040 * (uint64_t)RIG_MS);
     for (int i = 5; i < 8; i++)
         CHECK(r.asked[i] - r.asked[i - 1] == 10 * RIG_MS);
@@ -187,26 +188,27 @@ the_lowest_limit_counts_and_what_is_used_follows_from_it(void)
 
     rig_open(&r, &setup);
     rig_run(&r, 0);
-    at = mt_sampler_limit(r.s);
+    at = mt_sampler_read(r.s).limit;
     CHECK(at.bytes == MT_UNKNOWN && at.used == MT_UNKNOWN && strcmp(at.from, "") == 0);
-    CHECK(mt_sampler_peak(r.s) == MT_UNKNOWN);
+    CHECK(mt_sampler_read(r.s).peak == MT_UNKNOWN);
     r.now.total = 1000;
     r.now.available = 400;
     rig_run(&r, 0);
-    at = mt_sampler_limit(r.s);
+    at = mt_sampler_read(r.s).limit;
     CHECK(at.bytes == 1000 && at.used == 600 && strcmp(at.from, "machine") == 0);
     r.now.available = 2000; /* nonsense */
     r.now.cgroup_limit = MT_UNLIMITED;
     rig_run(&r, 0);
-    CHECK(mt_sampler_limit(r.s).used == MT_UNKNOWN && mt_sampler_limit(r.s).bytes == 1000);
+    CHECK(mt_sampler_read(r.s).limit.used == MT_UNKNOWN &&
+          mt_sampler_read(r.s).limit.bytes == 1000);
     r.now.cgroup_limit = 900; /* at run time */
     r.now.rss = 50;
     rig_run(&r, 0);
-    at = mt_sampler_limit(r.s);
+    at = mt_sampler_read(r.s).limit;
     CHECK(at.bytes == 900 && at.used == 50 && strcmp(at.from, "cgroup") == 0);
     r.now.cgroup_used = 300;
     rig_run(&r, 0);
-    CHECK(mt_sampler_limit(r.s).used == 300 && mt_sampler_peak(r.s) == 600);
+    CHECK(mt_sampler_read(r.s).limit.used == 300 && mt_sampler_read(r.s).peak == 600);
     rig_free(&r);
 }
 
@@ -222,15 +224,15 @@ a_given_limit_counts_the_process_and_its_children(void)
     r.now.cgroup_used = 700;
     r.now.rss = 100;
     rig_open(&r, &setup);
-    at = mt_sampler_limit(r.s);
+    at = mt_sampler_read(r.s).limit;
     CHECK(at.bytes == 800 && at.used == 100 && strcmp(at.from, "given") == 0);
     r.now.children = 2;
     r.now.children_priv = 30;
     rig_run(&r, 5); /* the children's turn */
-    CHECK(mt_sampler_limit(r.s).used == 130 && mt_sampler_peak(r.s) == 130);
+    CHECK(mt_sampler_read(r.s).limit.used == 130 && mt_sampler_read(r.s).peak == 130);
     r.now.rss = 20;
     rig_run(&r, 0);
-    CHECK(mt_sampler_limit(r.s).used == 50 && mt_sampler_peak(r.s) == 130);
+    CHECK(mt_sampler_read(r.s).limit.used == 50 && mt_sampler_read(r.s).peak == 130);
     rig_free(&r);
 }
 
@@ -253,31 +255,31 @@ what_is_mapped_again_is_not_used(void)
     r.now.rss = 1250;
     rig_run(&r, 0);
     CHECK(mt_sampler_step(r.s, 1) == 0);
-    CHECK(mt_sampler_limit(r.s).used == 300 && mt_sampler_peak(r.s) == 300);
+    CHECK(mt_sampler_read(r.s).limit.used == 300 && mt_sampler_read(r.s).peak == 300);
     CHECK(mt_sampler_latest(r.s, &x) && x.rss == 1250 && x.mapped_again == 950);
     mt_gauge_subtract(&again, 900); /* now the program itself has them */
     rig_run(&r, 0);
-    CHECK(mt_sampler_step(r.s, 1) == 1 && mt_sampler_peak(r.s) == 1200);
+    CHECK(mt_sampler_step(r.s, 1) == 1 && mt_sampler_read(r.s).peak == 1200);
     r.now.cgroup_limit = 500; /* whose usage the kernel counts once */
     r.now.cgroup_used = 400;
     rig_run(&r, 0);
-    CHECK(mt_sampler_limit(r.s).used == 400);
+    CHECK(mt_sampler_read(r.s).limit.used == 400);
     r.now.cgroup_used = MT_UNKNOWN;
     mt_gauge_add(&again, 4950); /* of which little was touched */
     mt_gauge_add_once(&again, 30);
     r.now.rss = 400;
     r.now.priv = 300;
     rig_run(&r, 0);
-    CHECK(mt_sampler_limit(r.s).used == 330); /* the pools' own pages, and what is private */
+    CHECK(mt_sampler_read(r.s).limit.used == 330); /* the pools' own pages, and what is private */
     mt_gauge_add_once(&again, 90);
     rig_run(&r, 0);
-    CHECK(mt_sampler_limit(r.s).used == 400); /* not all of the pools' pages are mapped here */
-    r.now.priv = 500;                         /* the two are not read at once */
+    CHECK(mt_sampler_read(r.s).limit.used == 400); /* not all of the pools' pages are mapped here */
+    r.now.priv = 500;                              /* the two are not read at once */
     rig_run(&r, 0);
-    CHECK(mt_sampler_limit(r.s).used == 400);
+    CHECK(mt_sampler_read(r.s).limit.used == 400);
     r.now.rss = MT_UNKNOWN;
     rig_run(&r, 0);
-    CHECK(mt_sampler_limit(r.s).used == MT_UNKNOWN);
+    CHECK(mt_sampler_read(r.s).limit.used == MT_UNKNOWN);
     rig_free(&r);
 }
 
@@ -331,7 +333,7 @@ a_mark_reaches_the_next_step_once(void)
     r.now.cgroup_used = 95;
     rig_run(&r, 3);
     CHECK(mt_sampler_step(r.s, 2) == 3 && mt_sampler_step(r.s, 1) == 0);
-    CHECK(mt_sampler_steps(r.s) == 4);
+    CHECK(mt_sampler_read(r.s).steps == 4);
     CHECK(mt_sampler_watch(r.s, 0.1) == 2);
     rig_run(&r, 0);
     CHECK(mt_sampler_unwatch(r.s, 2) && !mt_sampler_unwatch(r.s, 2));
@@ -423,7 +425,7 @@ a_row_has_the_columns_in_their_order(void)
     mt_record_close(&n.r, 1); /* what comes now is lost, and nothing else happens */
     rig_run(&r, 1);
     CHECK(mt_record_open(&v, n.region, n.bytes, NULL) == MT_OK && v.rows_end == 7);
-    CHECK(row(&v, 6)[5] == 15 && mt_sampler_samples(r.s) == 10);
+    CHECK(row(&v, 6)[5] == 15 && mt_sampler_read(r.s).samples == 10);
     rig_free(&r);
     free(n.region);
 }
@@ -431,7 +433,9 @@ a_row_has_the_columns_in_their_order(void)
 static void
 a_mark_is_an_event_of_the_record(void)
 {
-    static const char text[] = "87.5 % of the limit passed: 1900 of 2048 MiB (cgroup)";
+    static const char fields[] =
+        "{\"what\":\"passed\",\"fraction\":0.875,\"used_bytes\":1992294400,"
+        "\"limit_bytes\":2147483648,\"source\":\"cgroup\"}";
     rig r = rig_new();
     mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
     mt_recordview v;
@@ -450,7 +454,8 @@ a_mark_is_an_event_of_the_record(void)
     CHECK(mt_recordview_event(&v, 0, &e));
     CHECK(e.time_ns == 1000 * (uint64_t)RIG_MS && e.step == 7 && e.duration_ns == 0);
     CHECK(e.kind_bytes == 8 && memcmp(e.kind, "pressure", 8) == 0);
-    CHECK(e.text_bytes == strlen(text) && memcmp(e.text, text, e.text_bytes) == 0);
+    CHECK(e.text == NULL && e.payload_bytes == strlen(fields));
+    CHECK(memcmp(e.payload, fields, e.payload_bytes) == 0);
     rig_free(&r);
     free(n.region);
 }
@@ -461,13 +466,13 @@ events_about_waiting(const notes *n, unsigned seconds)
     mt_recordview v;
     mt_event_view e;
     size_t found = 0;
-    char text[64];
-    int bytes = snprintf(text, sizeof text, "no step() for %u s since then", seconds);
+    char fields[64];
+    int bytes = snprintf(fields, sizeof fields, "{\"what\":\"not heard\",\"seconds\":%u}", seconds);
 
     CHECK(mt_record_open(&v, n->region, n->bytes, NULL) == MT_OK);
     for (uint64_t i = 0; i < v.events_end; i++) {
-        if (!mt_recordview_event(&v, i, &e) || strncmp(e.text, "no step() for", 13) != 0) continue;
-        CHECK(memcmp(e.text, text, (size_t)bytes) == 0);
+        if (!mt_recordview_event(&v, i, &e) || memcmp(e.payload, fields, 12) != 0) continue;
+        CHECK(memcmp(e.payload, fields, (size_t)bytes) == 0);
         found++;
     }
     return found;
@@ -549,14 +554,14 @@ a_start_that_fails_can_be_tried_again(void)
     rig_open(&r, &setup);
     r.fails = 1;
     CHECK(mt_sampler_start(r.s, &err) == MT_EAGAIN && err.native == 11 && err.call != NULL);
-    CHECK(!mt_sampler_runs(r.s));
+    CHECK(!mt_sampler_read(r.s).runs);
     mt_sampler_stop(r.s);
     r.fails = 0;
-    CHECK(mt_sampler_start(r.s, &err) == MT_OK && mt_sampler_runs(r.s));
+    CHECK(mt_sampler_start(r.s, &err) == MT_OK && mt_sampler_read(r.s).runs);
     CHECK(mt_sampler_start(r.s, &err) == MT_EAGAIN && strstr(err.detail, "runs already"));
-    CHECK(mt_sampler_start(r.s, NULL) == MT_EAGAIN && mt_sampler_runs(r.s));
+    CHECK(mt_sampler_start(r.s, NULL) == MT_EAGAIN && mt_sampler_read(r.s).runs);
     mt_sampler_stop(r.s);
-    CHECK(!mt_sampler_runs(r.s));
+    CHECK(!mt_sampler_read(r.s).runs);
     rig_free(&r);
 }
 
@@ -584,14 +589,15 @@ child(rig *r)
     mt_error err;
     mt_sample x;
 
-    if (mt_sampler_runs(r->s) || mt_sampler_latest(r->s, &x)) return 1;
+    if (mt_sampler_read(r->s).runs || mt_sampler_latest(r->s, &x)) return 1;
     if (mt_sampler_start(r->s, &err) != MT_EAGAIN) return 2;
     if (strstr(err.detail, "parent") == NULL) return 3;
     mt_sampler_stop(r->s);
     if (mt_sampler_watch(r->s, 0.5) != -1 || mt_sampler_unwatch(r->s, 0)) return 4;
-    if (mt_sampler_limit(r->s).bytes != MT_UNKNOWN || mt_sampler_peak(r->s) != MT_UNKNOWN) return 5;
+    if (mt_sampler_read(r->s).limit.bytes != MT_UNKNOWN || mt_sampler_read(r->s).peak != MT_UNKNOWN)
+        return 5;
     mt_sampler_step(r->s, 5);
-    if (mt_sampler_steps(r->s) != 6) return 6;
+    if (mt_sampler_read(r->s).steps != 6) return 6;
     mt_sampler_free(r->s);
     return r->closed == 0 ? 0 : 7;
 }
@@ -621,7 +627,7 @@ a_forked_child_has_none(void)
     mt_sampler_step(r.s, 1);
     r.each = fork_now;
     rig_run(&r, 1);
-    CHECK(mt_sampler_steps(r.s) == 1);
+    CHECK(mt_sampler_read(r.s).steps == 1);
     rig_free(&r);
     mt_forkmark_free(mark);
 }

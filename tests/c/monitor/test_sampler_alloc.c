@@ -114,7 +114,7 @@ the_thread_allocates_nothing(void)
     mt_sampler_watch(s, 0.5);
     CHECK(all > 3 && on_thread == 0);
     CHECK(mt_sampler_start(s, NULL) == MT_OK);
-    while (mt_sampler_samples(s) < 300)
+    while (mt_sampler_read(s).samples < 300)
         continue;
     CHECK(mt_sampler_latest(s, &last) && last.children == 1 && mt_sampler_step(s, 1) == 1);
     mt_sampler_stop(s);

@@ -77,9 +77,10 @@ look(void *arg)
     while (x->left > 0) {
         int mark = mt_sampler_watch(x->s, 0.5);
         if (mt_sampler_latest(x->s, &last)) CHECK(last.time_ns > 0);
-        CHECK(mt_sampler_limit(x->s).bytes == 1 << 20);
-        CHECK(mt_sampler_peak(x->s) > 0 && mt_sampler_interval_ns(x->s) > 0);
-        CHECK(mt_sampler_samples(x->s) < UINT64_MAX && mt_sampler_cpu_ns(x->s) < UINT64_MAX);
+        CHECK(mt_sampler_read(x->s).limit.bytes == 1 << 20);
+        CHECK(mt_sampler_read(x->s).peak > 0 && mt_sampler_read(x->s).interval_ns > 0);
+        CHECK(mt_sampler_read(x->s).samples < UINT64_MAX &&
+              mt_sampler_read(x->s).cpu_ns < UINT64_MAX);
         CHECK(mark >= 0 && mt_sampler_unwatch(x->s, (unsigned)mark));
     }
     return NULL;
@@ -113,10 +114,11 @@ all_at_once(void)
         CHECK(pthread_create(&threads[i], NULL, what[i], &x) == 0);
     for (int i = 0; i < 5; i++)
         CHECK(pthread_join(threads[i], NULL) == 0);
-    CHECK(!mt_sampler_runs(x.s) && mt_sampler_steps(x.s) == 2 * ROUNDS);
-    CHECK(mt_sampler_samples(x.s) >= 2 * STARTS); /* each start that won: a first and a last one */
+    CHECK(!mt_sampler_read(x.s).runs && mt_sampler_read(x.s).steps == 2 * ROUNDS);
+    CHECK(mt_sampler_read(x.s).samples >=
+          2 * STARTS); /* each start that won: a first and a last one */
     CHECK(mt_record_open(&v, x.region, x.bytes, NULL) == MT_OK);
-    CHECK(v.rows_end == mt_sampler_samples(x.s));
+    CHECK(v.rows_end == mt_sampler_read(x.s).samples);
     mt_sampler_free(x.s);
     mt_record_fini(&x.r);
     free(x.region);
@@ -131,12 +133,12 @@ the_record_may_end_first(void)
 
     open_all(&x);
     CHECK(mt_sampler_start(x.s, NULL) == MT_OK);
-    while (mt_sampler_samples(x.s) < 3)
+    while (mt_sampler_read(x.s).samples < 3)
         continue;
     CHECK(mt_record_close(&x.r, 9));
     memset(x.region, 0, x.bytes); /* it is not looked at any more */
-    seen = mt_sampler_samples(x.s);
-    while (mt_sampler_samples(x.s) < seen + 3)
+    seen = mt_sampler_read(x.s).samples;
+    while (mt_sampler_read(x.s).samples < seen + 3)
         continue;
     for (size_t i = 0; i < x.bytes / 8; i++)
         CHECK(x.region[i] == 0);
