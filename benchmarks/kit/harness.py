@@ -29,13 +29,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from memtools._base.text import aligned
+
 # Runs an operation n times and returns the nanoseconds that took, by whatever clock suits it.
 Runner = Callable[[int], float]
 Json = dict[str, Any]
 
 HERE = Path(__file__).resolve().parents[1]
 RESULTS = HERE / "results"
+CSRC = HERE.parent / "csrc"
 CFLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
+#: as the extension is built, with what its loops call in it
+CORE_FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-flto", "-fvisibility=default", "-DNDEBUG",
+              "-pthread", f"-I{CSRC}", f"-I{CSRC}/core", "-lm")  # fmt: skip
 
 
 def statement(code: str, setup: str = "pass", **names: Any) -> Runner:
@@ -155,14 +161,25 @@ def pooled(results: Iterable[Mapping[str, list[float]]]) -> Samples:
 
 @functools.cache
 def compiled(source: str) -> ctypes.CDLL:
-    """C source as a library, compiled now in a folder that is removed once it is loaded."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        raise SystemExit("the C baseline needs a C compiler: cc, or the one that CC names")
+    """A C baseline as a library, one for each source."""
+    return _library(source, [], CFLAGS)
+
+
+def compiled_with(source: str, files: Iterable[Path]) -> ctypes.CDLL:
+    """C source that calls these files of csrc, as a library of its own at each call."""
+    return _library(source, files, CORE_FLAGS)
+
+
+def _library(source: str, files: Iterable[Path], flags: Sequence[str]) -> ctypes.CDLL:
+    """Compiled now, in a folder that is removed once the library is loaded."""
+    compiler = os.environ.get("CC", "cc").split()  # such as "ccache gcc"
+    if shutil.which(compiler[0]) is None:
+        raise SystemExit("loops in C need a C compiler: cc, or the one that CC names")
     with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder, "baseline.so")
-        command = [compiler, *CFLAGS, "-x", "c", "-", "-o", str(library)]
-        subprocess.run(command, input=source, text=True, check=True)
+        loops, library = Path(folder, "loops.c"), Path(folder, "loops.so")
+        loops.write_text(source)
+        command = [*compiler, str(loops), *map(str, files), *flags, "-o", str(library)]
+        subprocess.run(command, check=True)
         return ctypes.CDLL(str(library))
 
 
@@ -225,15 +242,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [list(header), *map(list, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
-
-    def aligned(line: list[str]) -> str:
-        first, *rest = (
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        return "  ".join([first, *rest]).rstrip()
-
-    return "\n".join(map(aligned, lines))
+    return "\n".join(aligned(lines, range(1, len(header)), indent=""))
 
 
 def timing_table(rows: Iterable[Json], baseline: str) -> str:
@@ -267,7 +276,9 @@ def timing_table(rows: Iterable[Json], baseline: str) -> str:
 def arguments(description: str | None) -> argparse.ArgumentParser:
     """The options that every benchmark has."""
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="20 s instead of 3 minutes; noisier")
+    parser.add_argument(
+        "--quick", action="store_true", help="20 s instead of 3 minutes; noisier; writes no JSON"
+    )
     parser.add_argument("--threads", type=int, default=1, help="torch's threads (default: 1)")
     parser.add_argument("--only", help="only the sections whose names start so; writes no JSON")
     parser.add_argument("--out", type=Path, help="where to write the JSON")

@@ -45,9 +45,13 @@ def finish(
     name: str, options: argparse.Namespace, facts: Json, sections: Json, rows: list[Limit]
 ) -> None:
     """Prints the limits; writes all of it to results/<name>.json, or to where --out says. What ran
-    with --only is a part, which is written only when --out asks for it."""
+    with --only is a part, and what ran with --quick is to look at: they are written only when --out
+    asks for it. A limit that is missed is printed and written, and is no error of the benchmark."""
     facts["load_average_after"] = os.getloadavg()
-    print(f"{facts['cpu']}, torch {facts['torch']}\n{limits_table(rows)}")
-    if out := options.out or (None if options.only else RESULTS / f"{name}.json"):
+    print(f"{facts['cpu']}, torch {facts['torch']}")
+    if rows:
+        print(limits_table(rows))
+    part = options.only or options.quick
+    if out := options.out or (None if part else RESULTS / f"{name}.json"):
         content = {"environment": facts, "quick": options.quick, "sections": sections}
         write_json(out, {**content, "limits": [row._asdict() for row in rows]})

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -146,12 +145,12 @@ def readable(value: Any) -> str:
     return f"{value:,}" if type(value) is int else str(value)
 
 
-def main() -> int:
+def main() -> None:
     options = arguments(__doc__).parse_args()
     torch.set_num_threads(options.threads)
     if options.child:
         write_json(options.out, SECTIONS[options.child].run(options.seconds))
-        return 0
+        return
     facts = {**environment(options.threads), "transformers": transformers.__version__}
     sections: Json = {}
     rollouts: dict[str, list[Json]] = {}
@@ -167,8 +166,7 @@ def main() -> int:
         sections["rollout"] = rows
         print(f"rollout\n{shown(rows)}\n")
     finish("kv_cache", options, facts, sections, limits(sections))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,14 +10,12 @@ docs/guides/leaks.md says what the figures mean.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from benchmarks.kit.harness import (
-    RESULTS,
     Json,
     arguments,
     environment,
@@ -25,9 +23,8 @@ from benchmarks.kit.harness import (
     statement,
     table,
     timing_table,
-    write_json,
 )
-from benchmarks.kit.limits import Limit, limits_table
+from benchmarks.kit.limits import Limit, finish
 from benchmarks.leak.rules import BAR, GRADES, PEERS, Array, all_rules, moments
 from memtools import LeakDetector
 from tests.traces import record, synthetic
@@ -296,7 +293,7 @@ def figure(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
 
 
-def main() -> int:
+def main() -> None:
     options = arguments(__doc__).parse_args()
     share = 4 if options.quick else 1
     sections: dict[str, Callable[[], Json | list[Json]]] = {
@@ -306,19 +303,14 @@ def main() -> int:
         "recorded": recorded,
         "cost": lambda: cost(10 / share),
     }
-    facts = environment(options.threads)
+    facts = environment(options.threads) | {"seed": SEED}
     found: Json = {}
     for name, run in sections.items():
         if name.startswith(options.only or ""):
             found[name] = run()
             print(f"{name}\n{shown(name, found[name])}\n", flush=True)
-    rows = limits(found)
-    print(f"{facts['cpu']}, seed {SEED}\n{limits_table(rows)}")
-    if out := options.out or (None if options.only else RESULTS / "leaks.json"):
-        content = {"environment": facts, "quick": options.quick, "seed": SEED, "sections": found}
-        write_json(out, {**content, "limits": [row._asdict() for row in rows]})
-    return 0
+    finish("leaks", options, facts, found, limits(found))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import resource
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from typing import Any
 import psutil
 
 from benchmarks.kit.harness import (
-    RESULTS,
     Json,
     Runner,
     arguments,
@@ -28,10 +26,9 @@ from benchmarks.kit.harness import (
     environment,
     interleave,
     statement,
-    table,
     timing_table,
-    write_json,
 )
+from benchmarks.kit.limits import Limit, finish, number_limit
 from memtools import _core
 
 BARE = r"""
@@ -222,26 +219,18 @@ def measured(section: str, seconds: float) -> list[Json]:
     return samples.summary(next(iter(ways)))
 
 
-def limits(sections: dict[str, list[Json]]) -> list[Json]:
+def limits(sections: dict[str, list[Json]]) -> list[Limit]:
     wanted = {"rss": 500.0, "sample": 4000.0, "phase": 1000.0}
-    rows = []
-    for name, most in wanted.items():
-        if name in sections:
-            ours, floor = sections[name][:2]
-            rows.append(
-                {
-                    "limit": f"{name} <= {most / 1e3:g} us",
-                    "min_us": ours["min_ns"] / 1e3,
-                    "bare_us": floor["min_ns"] / 1e3,
-                    "held": ours["min_ns"] <= most,
-                }
-            )
-    return rows
+    return [
+        number_limit(name, most, "ns", sections[name][0]["min_ns"], sections[name][0]["median_ns"])
+        for name, most in wanted.items()
+        if name in sections
+    ]
 
 
-def main() -> int:
+def main() -> None:
     options = arguments(__doc__).parse_args()
-    facts = environment(options.threads)
+    facts = environment(options.threads) | {"psutil": psutil.__version__}
     seconds = 2.0 if options.quick else 12.0
     sections = {}
     for name in SECTIONS:
@@ -249,17 +238,8 @@ def main() -> int:
             continue
         sections[name] = measured(name, seconds)
         print(f"{name}\n{timing_table(sections[name], sections[name][0]['name'])}\n", flush=True)
-    rows = limits(sections)
-    lines = ((r["limit"], f"{r['min_us']:.3f}", f"{r['bare_us']:.3f}",
-              "yes" if r["held"] else "no") for r in rows)  # fmt: skip
-    print(table(("limit", "min us", "bare system calls, us", "held"), lines))
-    facts["load_average_after"] = os.getloadavg()
-    facts["psutil"] = psutil.__version__
-    if out := options.out or (None if options.only else RESULTS / "monitor.json"):
-        content = {"environment": facts, "quick": options.quick, "sections": sections}
-        write_json(out, {**content, "limits": rows})
-    return 0
+    finish("monitor", options, facts, sections, limits(sections))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
 
-PROJECT = Path(__file__).resolve().parents[2]
-SOURCES = [f"csrc/core/record/{n}.c" for n in ("series", "writer", "layout", "reader")]
-SOURCES += [f"csrc/core/base/{n}.c" for n in ("utf8", "status", "alloc")]
-SOURCES += [
-    f"csrc/os/{n}.c" for n in ("record/file", "base/forkmark", "record/busguard", "record/endmark")
+from benchmarks.kit.harness import CSRC, compiled_with
+
+FILES = [f"core/record/{name}.c" for name in ("series", "writer", "layout", "reader")]
+FILES += [f"core/base/{name}.c" for name in ("alloc", "clock", "status", "utf8")]
+FILES += [
+    f"os/{n}.c" for n in ("record/file", "base/forkmark", "record/busguard", "record/endmark")
 ]
 LOOPS = r"""
 #include <limits.h>
@@ -130,17 +129,8 @@ phase(long n)
 
 @cache
 def loops(columns: int, folder: str) -> ctypes.CDLL:
-    """The loops over a record and a JSONL file of their own, with the flags of the extension."""
-    compiler = os.environ.get("CC", "cc")
-    with tempfile.TemporaryDirectory() as build:
-        source, out = Path(build, "loops.c"), Path(build, f"loops{columns}.so")
-        source.write_text(LOOPS)
-        command = [compiler, "-std=gnu11", "-O3", "-shared", "-fPIC", "-flto", "-pthread"]
-        command += ["-fvisibility=default", "-DNDEBUG", f"-I{PROJECT / 'csrc'}"]
-        command += [f"-I{PROJECT / 'csrc/core'}", str(source)]
-        command += [str(PROJECT / path) for path in SOURCES]
-        subprocess.run([*command, "-o", str(out)], check=True)
-        library = ctypes.CDLL(str(out))
+    """The loops over a record and a JSONL file of their own."""
+    library = compiled_with(LOOPS, [CSRC / name for name in FILES])
     for name in ("only_values", "append", "jsonl", "event", "phase"):
         function = getattr(library, name)
         function.restype, function.argtypes = ctypes.c_double, [ctypes.c_long]

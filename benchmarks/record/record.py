@@ -13,12 +13,10 @@ import os
 import sqlite3
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import memtools
 from benchmarks.kit.harness import (
-    RESULTS,
     Json,
     arguments,
     environment,
@@ -26,8 +24,8 @@ from benchmarks.kit.harness import (
     statement,
     table,
     timing_table,
-    write_json,
 )
+from benchmarks.kit.limits import Limit, finish, number_limit
 from benchmarks.record.loops_c import loops
 from memtools import _core
 
@@ -97,21 +95,13 @@ def sizes(folder: str) -> Json:
     }
 
 
-def limits(sections: Json) -> list[Json]:
+def limits(sections: Json) -> list[Limit]:
     rows = {row["name"]: row for row in sections[f"from C, {COLUMNS} columns"]}
-    least, median = (rows["append"][key] for key in ("min_ns", "median_ns"))
-    return [
-        {
-            "limit": f"append of {COLUMNS} columns from C",
-            "allowed_ns": ALLOWED_NS,
-            "min_ns": least,
-            "median_ns": median,
-            "reached": least <= ALLOWED_NS and median <= ALLOWED_NS,
-        }
-    ]
+    took = (rows["append"][key] for key in ("min_ns", "median_ns"))
+    return [number_limit(f"append of {COLUMNS} columns from C", ALLOWED_NS, "ns", *took)]
 
 
-def main() -> int:
+def main() -> None:
     options = arguments(__doc__).parse_args()
     seconds = 3.0 if options.quick else 12.0
     facts = environment(options.threads)
@@ -125,13 +115,8 @@ def main() -> int:
         print(timing_table(sections["from Python"], "RecordWriter.append"), "\n", flush=True)
         sections["size"] = sizes(folder)
         print(table(("", ""), ((k, f"{v:,.1f}") for k, v in sections["size"].items())))
-    found = limits(sections)
-    print(found)
-    out: Path | None = options.out or (None if options.quick else RESULTS / "record.json")
-    if out is not None:
-        write_json(out, {"environment": facts, "limits": found, "sections": sections})
-    return 0 if all(row["reached"] for row in found) else 1
+    finish("record", options, facts, sections, limits(sections))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -78,7 +78,7 @@ def rendering(folder: str, seconds: float) -> tuple[list[Json], Json]:
     return rows, {"page, bytes": len(render(record)), "record, bytes": os.path.getsize(path)}
 
 
-def main() -> int:
+def main() -> None:
     options = arguments(__doc__).parse_args()
     seconds = 3.0 if options.quick else 12.0
     facts = environment(options.threads)
@@ -94,8 +94,7 @@ def main() -> int:
     allowed = PAGE_BYTES / 2**20
     found = [number_limit("page of 10 million samples", allowed, "MiB", size, size)]
     finish("report", options, facts, sections, found)
-    return 0 if all(row.reached_by_min for row in found) else 1
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -8,7 +8,6 @@
 #include "cuda/store.h"
 
 #include <assert.h>
-#include <string.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -54,22 +53,18 @@ typedef struct store {
 
 /* ---- growing, finding ---- */
 
-/* Makes room for `need` items of `size` bytes in *block. */
+/* Room for n more pages in one more arena. */
 static mt_status
-grow(store *s, void **block, size_t *room, size_t need, size_t size, mt_error *err)
+make_room(store *s, size_t n, mt_error *err)
 {
-    size_t more = mt_size_max(need, *room * 2);
-    void *larger;
+    page *pages = mt_alloc_grown(&s->mem, s->pages, &s->room, s->count + n, sizeof *pages);
+    arena *arenas;
 
-    if (need <= *room) return MT_OK;
-    if ((larger = mt_alloc_zeroed(&s->mem, more, size)) == NULL)
-        return mt_fail(err, MT_ENOMEM, "mt_store_cuda", 0);
-    if (*block != NULL) {
-        memcpy(larger, *block, *room * size);
-        s->mem.put(s->mem.ctx, *block, *room * size);
-    }
-    *block = larger;
-    *room = more;
+    if (pages == NULL) return mt_fail(err, MT_ENOMEM, "mt_store_cuda", 0);
+    s->pages = pages;
+    arenas = mt_alloc_grown(&s->mem, s->arenas, &s->arena_room, s->arena_count + 1, sizeof *arenas);
+    if (arenas == NULL) return mt_fail(err, MT_ENOMEM, "mt_store_cuda", 0);
+    s->arenas = arenas;
     return MT_OK;
 }
 
@@ -140,7 +135,8 @@ shows_any(const store *s, size_t i, size_t n)
     return n > 0;
 }
 
-/* pre: nothing touches them any more. */
+/* Takes away what n addresses from page i on show. pre: no work of the device touches them any
+ * more. */
 static mt_status
 unmap_pages(store *s, char *at, size_t i, size_t n, mt_error *err)
 {
@@ -399,11 +395,8 @@ extend(void *ctx, size_t bytes, void **base, mt_error *err)
     store *s = ctx;
     size_t n = bytes / s->page_bytes;
     void *home = NULL, *view = NULL;
-    mt_status st;
+    mt_status st = make_room(s, n, err);
 
-    st = grow(s, (void **)&s->pages, &s->room, s->count + n, sizeof *s->pages, err);
-    if (st != MT_OK) return st;
-    st = grow(s, (void **)&s->arenas, &s->arena_room, s->arena_count + 1, sizeof *s->arenas, err);
     if (st != MT_OK) return st;
     st = mt_cudrv_reserve(s->drv, bytes, s->page_bytes, &home, err);
     if (st != MT_OK) return st;

@@ -1,5 +1,7 @@
 #include "cuda/streams.h"
 
+#include <assert.h>
+
 struct mt_custream {
     mt_custream *next;
     void *stream;
@@ -14,6 +16,7 @@ is_captured(mt_custreams *s, void *stream, bool *out, mt_error *err)
 static mt_status
 record(mt_custreams *s, void *stream, mt_error *err)
 {
+    assert(s->event != NULL);
     return s->dev->event_record(s->dev->ctx, s->device, s->event, stream, err);
 }
 

@@ -12,7 +12,6 @@ from memtools import _core
 from memtools._base import devices as devices_of_torch
 from memtools._base import torch as bridge
 from memtools._base.devices import initialised
-from memtools._base.size import format_bytes
 
 WORTH = 64 << 20  # idle bytes of malloc that are worth a walk through its free lists
 
@@ -38,17 +37,17 @@ def cleanup(probe: _core.Probe, devices: Sequence[int], aggressive: bool) -> dic
     }
 
 
-def in_words(done: dict[str, float]) -> str:
-    parts = [f"gc ({done['collected_objects']:.0f} objects) {done['gc_ms']:.1f} ms"]
-    for key, name in (("empty_cache_ms", "empty_cache"), ("trim_ms", "malloc_trim")):
-        parts += [f"{name} {done[key]:.1f} ms"] if done[key] else []
-    return f"{', '.join(parts)}: {freed(done['host_freed_bytes'], done['device_freed_bytes'])}"
-
-
-def freed(host: float, device: float) -> str:
-    """As the text of a cleanup event ends, of which reports read the bytes."""
-    text = f"freed {format_bytes(host)} on the host"
-    return f"{text}, {format_bytes(device)} on the devices" if device else text
+def event_of(done: dict[str, float]) -> dict[str, object]:
+    """What `cleanup` returned as the fields of a record's cleanup event."""
+    keys = {"gc": "gc_ms", "empty_cache": "empty_cache_ms", "malloc_trim": "trim_ms"}
+    ran = {name: done[key] for name, key in keys.items() if name == "gc" or done[key]}
+    return {
+        "actions": tuple(ran),
+        "ms": tuple(ran.values()),
+        "notes": (f"{done['collected_objects']:.0f} objects",),
+        "host_freed_bytes": int(done["host_freed_bytes"]),
+        "device_freed_bytes": int(done["device_freed_bytes"]),
+    }
 
 
 def _timed(call: Callable[[], Any]) -> tuple[Any, float]:

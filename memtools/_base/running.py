@@ -15,16 +15,16 @@ from typing import Any
 monitors: set[Any] = set()
 
 
-def event(kind: str, text: str, **details: Any) -> None:
+def event(kind: str, body: object, **details: Any) -> None:
     """Write an event to the record of every monitor that runs.
 
     Args:
         kind: the kind of event.
-        text: what happened.
+        body: a text, or the fields of that kind (memtools/record/kinds.py).
         details: as of the monitor's Log.event: the time and the duration in nanoseconds.
     """
     for monitor in list(monitors):
-        monitor._event(kind, text, **details)
+        monitor._event(kind, body, **details)
 
 
 def phases(name: str) -> list[AbstractContextManager[Any]]:

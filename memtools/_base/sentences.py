@@ -11,6 +11,7 @@ from memtools._base.size import format_bytes
 if TYPE_CHECKING:
     from memtools._census.holders import Holder
     from memtools.leak.detector import LeakVerdict
+    from memtools.monitor.guards import Pressure
     from memtools.record import kinds
 
 
@@ -72,8 +73,24 @@ def _of_growing(verdict: LeakVerdict | kinds.Leak, rate: str, since: str, left: 
     return line
 
 
+def of_pressure(pressure: Pressure | kinds.GuardAct) -> str:
+    """`450.0 MiB of 500.0 MiB used (90.0%; limit given, 500.0 MiB), watermark 90%`."""
+    used, limit = pressure.used_bytes, pressure.limit_bytes
+    share = 100.0 * used / limit if limit else 100.0
+    line = (
+        f"{format_bytes(used)} of {format_bytes(limit)} used ({share:.1f}%; "
+        f"{pressure.limit_source}), watermark {100 * pressure.fraction:g}%"
+    )
+    if pressure.stalled_percent:
+        line += f", stalled {pressure.stalled_percent:.0f}% of the last 10 s"
+    return line
+
+
 def of_holder(holder: Holder | kinds.Holder) -> str:
     """`+4.0 MiB/step: 2 new float32 tensors a step, held by list MoEBlock.gate_history`."""
+    if holder.kind == "tensors":
+        held = f", most held by {holder.path}" if holder.path else ""
+        return f"{holder.new_objects:,} {holder.what}, {format_bytes(holder.new_bytes)}{held}"
     if holder.new_objects == 0:
         return holder.path
     size, each = holder.new_bytes / holder.steps, holder.new_objects / holder.steps

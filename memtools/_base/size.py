@@ -58,11 +58,3 @@ def format_bytes(count: float) -> str:
         unit = "TiB"
     digits = 0 if unit == "B" else 2 if unit in ("GiB", "TiB") and abs(count) < 9.995 else 1
     return f"{count:.{digits}f} {unit}"
-
-
-def exact_bytes(count: int) -> str:
-    """A size that loses nothing, as texts of a record need it: "12 GiB", "5 MiB" or "1025 B"."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
-        if count % unit == 0:
-            return f"{count // unit} {name}"
-    return f"{count} B"

@@ -10,7 +10,6 @@ _core.Policy ──► Engine.act(mask, clock): ranks agree? no graph is capture
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 import weakref
@@ -24,7 +23,6 @@ from memtools import _core
 from memtools._base import process, running
 from memtools._base.decorate import as_callback
 from memtools._base.devices import seen_devices
-from memtools._base.reclaim import freed
 from memtools._base.size import parse_bytes
 from memtools._base.torch import process_group
 from memtools._census.cycles import Inspector
@@ -237,13 +235,16 @@ class Events:
 
 
 def _write(name: str, sum_: _Sum, begin_ns: int) -> None:
-    """As `memtools report` reads it: a name, notes in brackets, the time, then bytes."""
     notes = [sum_.note] * bool(sum_.note and sum_.count == 1) + [sum_.why] * bool(sum_.why)
     notes += [f"{sum_.count:,} times"] * (sum_.count > 1)
-    brackets = f" ({', '.join(notes)})" if notes else ""
-    plain = re.sub(r"[:()]", " ", name)
-    text = f"{plain}{brackets} {sum_.ns / 1e6:.1f} ms: {freed(sum_.host, sum_.device)}"
-    running.event("cleanup", text, time_ns=begin_ns, duration_ns=sum_.ns)
+    fields = {
+        "actions": (name,),
+        "ms": (sum_.ns / 1e6,),
+        "notes": tuple(notes),
+        "host_freed_bytes": sum_.host,
+        "device_freed_bytes": sum_.device,
+    }
+    running.event("cleanup", fields, time_ns=begin_ns, duration_ns=sum_.ns)
 
 
 # --- the engine -----------------------------------------------------------------------------------

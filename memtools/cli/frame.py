@@ -80,7 +80,7 @@ class Frame:
             "steps": figures.steps,
             "samples": figures.samples,
             "rss": None if figures.process is None else figures.process.last_bytes,
-            "children": figures.line.last("children") if "children" in figures.line.most else None,
+            "children": figures.line.last("children"),
             "children_private": None if figures.workers is None else figures.workers.last_bytes,
             "process": plain(figures.process),
             "workers": plain(figures.workers),
@@ -164,7 +164,7 @@ class GrowthLines:
         events = figures.record.events
         seen = sum(e.kind in ("leak", "holder") for e in events), figures.ending.kind == "running"
         if now >= self._due or seen != self._seen:
-            self._lines, self._seen = figures.growth_lines(), seen
+            self._lines, self._seen = figures.verdict.lines(), seen
             self.leaking = figures.verdict.leaking
             self._due = now + 50 * (time.monotonic() - now)
         return self._lines
@@ -174,7 +174,7 @@ def frame_of(record: Record, growth: GrowthLines | None = None) -> Frame:
     """The frame of a record as it is now. Pass the same `growth` at each look at one run."""
     figures = figures_of(record)
     line = figures.line
-    pressure = line.last("pressure") if "pressure" in line.most else None
+    pressure = line.last("pressure")
     columns = {column.name for column in record.columns}
     state = "ended" if record.complete else "running" if record.written else "killed"
     counted = None if figures.used is None else used_cells(line, figures.used.source)

@@ -27,11 +27,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memtools import _core
-from memtools._base.size import exact_bytes, format_bytes
+from memtools._base.size import format_bytes
 from memtools.monitor.inprocess import announce, announce_nothing, log_name, opened
 from memtools.monitor.log import open_record
 from memtools.monitor.run import columns
-from memtools.record.summary import Summary, write_summary
+from memtools.record.events import signal_name
+from memtools.record.kinds import End, Event, GuardAct, Start, payload
+from memtools.record.record import read_record
+from memtools.record.summary import write_summary
 
 NOT_EXECUTABLE, NOT_FOUND, SIGNALLED = 126, 127, 128
 PASSED_ON = tuple(
@@ -58,10 +61,10 @@ class Ended:
     def signal(self) -> int | None:
         return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else None
 
-    def __str__(self) -> str:
+    def end(self) -> End:
         if self.signal is None:
-            return f"code {os.WEXITSTATUS(self.status)}"
-        return f"killed by {signal.Signals(self.signal).name}"
+            return End(code=os.WEXITSTATUS(self.status))
+        return End(signal=signal_name(self.signal))
 
 
 class Process:
@@ -178,14 +181,15 @@ class Guard:
     def look(self, tree: Tree, command: int) -> None:
         if self._fraction is None or tree.share() < self._fraction:
             return
-        text = (
-            f"{format_bytes(tree.used)} of {format_bytes(tree.limit or 0)} ({tree.source}) used, "
-            f"{100 * tree.share():.0f} % (guard: {100 * self._fraction:.0f} %): sent SIGTERM"
-        )
+        act = GuardAct("SIGTERM", self._fraction, tree.used, tree.limit or 0, tree.source)
         self._fraction = None
-        tree.writer.event("guard", text)
-        print(f"memtools: {text}", file=sys.stderr, flush=True)
+        write(tree.writer, act)
+        print(f"memtools: {act.sentence()}", file=sys.stderr, flush=True)
         os.kill(command, signal.SIGTERM)
+
+
+def write(writer: _core.RecordWriter, event: Event) -> None:
+    writer.event(event.KIND, payload(event.KIND, event))
 
 
 def watch(command: int, tree: Tree, guard: Guard, interval: float) -> Ended:
@@ -241,7 +245,7 @@ def run_command(words: Sequence[str], args: argparse.Namespace) -> int:
     if isinstance(ended, int):
         return ended
     if not args.quiet:
-        write_summary(Summary.of_record(writer.path), args.json)
+        write_summary(read_record(writer.path), args.json)
     return end_like(ended)
 
 
@@ -252,17 +256,19 @@ def run_recorded(words: Sequence[str], args: argparse.Namespace, tree: Tree) -> 
     )  # ignored by the caller, nothing could be waited for
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     adopt_orphans()
-    limit = f"limit {exact_bytes(tree.limit)} ({tree.source})" if tree.limit else "limit unknown"
-    writer.event("start", f"process tree of {words[0]} every {args.interval_ms} ms; {limit}")
+    limit = f"limit {format_bytes(tree.limit)} ({tree.source})" if tree.limit else "limit unknown"
+    own = {"given": "given_bytes", "machine": "machine_bytes"}.get(tree.source)
+    more = {own: tree.limit} if own else {}
+    write(writer, Start("", words[0], (), args.interval_ms, limit, **more))
     begun = time.monotonic_ns()
     try:
         pid = start(words, mask)
     except OSError as error:
-        writer.event("end", f"exit: not started, {error.strerror}")
+        write(writer, End("not started", error.strerror or ""))
         print(f"memtools run: {words[0]}: {error.strerror}", file=sys.stderr)
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
     tree.begin(pid)
     ended = watch(pid, tree, Guard(args.guard), args.interval_ms / 1000)
     writer.phase("command", time.monotonic_ns() - begun, ended.peak_bytes)
-    writer.event("end", f"exit: {ended}")
+    write(writer, ended.end())
     return ended

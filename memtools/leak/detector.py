@@ -86,13 +86,10 @@ def _bars(bar: int | str | Mapping[str, int | str] | None) -> tuple[float, ...]:
         return (float(parse_bytes(bar, "bar_bytes")),) * len(SIGNALS)
     for name in bar:
         if name not in SIGNALS:
-            raise ValueError(f"bar_bytes: there is no signal {name!r}; there are {_named()}")
+            names = f"{', '.join(SIGNALS[:-1])} and {SIGNALS[-1]}"
+            raise ValueError(f"bar_bytes: there is no signal {name!r}; there are {names}")
     given = {name: parse_bytes(size, f"bar_bytes[{name!r}]") for name, size in bar.items()}
     return tuple(float(given.get(name, 0)) for name in SIGNALS)
-
-
-def _named() -> str:
-    return f"{', '.join(SIGNALS[:-1])} and {SIGNALS[-1]}"
 
 
 class LeakDetector(_core.LeakDetector):

@@ -17,34 +17,35 @@ from typing import Any
 from memtools import _core
 from memtools._base import malloc
 from memtools._base.oom import MUCH_IDLE, shortage
+from memtools.record.kinds import End
 from memtools.record.redact import redacted
 
-ROOM = 192 - len("exit: ")  # bytes of an event's text
+ROOM = 192 - len("exit: ")  # bytes of what an end event says of an exception, in one line
 
 
 class Ending:
     """What was heard; `failed` is what ends the process where its exit code is 1."""
 
     def __init__(self) -> None:
-        self.uncaught: str | None = None
+        self.uncaught: End | None = None
         self.interrupted = False  # the uncaught one is a KeyboardInterrupt: Python ends by SIGINT
         #: bytes of freed memory that malloc kept when the host's memory ran out, where they are in
         #: the way; None where they are not, or nobody knows
         self.idle_heap: int | None = None
-        self._exit_text: str | None = None
+        self._exit: End | None = None
         #: called when an exception was not caught, before anything else
         self.on_uncaught: list[Callable[[], None]] = []
 
     @property
-    def failed(self) -> str:
-        return self.uncaught or self._exit_text or ""
+    def failed(self) -> End | None:
+        return self.uncaught or self._exit
 
     def hear_exception(self, error: BaseException) -> None:
         for call in self.on_uncaught:
             call()
-        self.uncaught = f"exception {type(error).__name__}"
+        self.uncaught = End(exception=type(error).__name__)
         self.interrupted = isinstance(error, KeyboardInterrupt)
-        self.uncaught = exception_words(error)
+        self.uncaught = end_by(error)
         found = shortage(error)
         if found is not None and found.of_host:
             # Now, while the traceback keeps alive what the program had.
@@ -57,9 +58,9 @@ class Ending:
         last is the one that counts, as those before it have been caught."""
         if threading.get_ident() != threading.main_thread().ident:
             return
-        self._exit_text = None  # also where the text of this one cannot be had
+        self._exit = None  # also where the text of this one cannot be had
         if status is not None and not isinstance(status, int):
-            self._exit_text = exit_words(status)
+            self._exit = end_with(status)
 
 
 ending = Ending()
@@ -88,8 +89,8 @@ def unwatch() -> None:
     _core._watch_end(None, None, None)
 
 
-def interrupt() -> str | None:
-    """Ctrl-C in words, where that is what ends the program; else None. A hook of somebody else's
+def interrupt() -> End | None:
+    """Ctrl-C, where that is what ends the program; else None. A hook of somebody else's
     that printed it may not have called ours: then what the interpreter handed to it tells, but not
     at a prompt, where Ctrl-C ends nothing, whoever heard of it."""
     if hasattr(sys, "ps1"):
@@ -109,27 +110,25 @@ def keep_interrupt() -> None:
             exec("raise KeyboardInterrupt")
 
 
-def exception_words(error: BaseException) -> str:
-    """`exception ValueError: no such file`, or the code and text of a sys.exit(); as long as an
-    event of a record has room for, whole words of it."""
+def end_by(error: BaseException) -> End:
+    """The end by an exception, with the first line of its text, or by sys.exit()."""
     if isinstance(error, SystemExit):
-        return exit_words(error.code)
-    lines = str(error).strip().splitlines()
-    text = f": {lines[0]}" if lines else ""
-    return shortened(redacted(f"exception {type(error).__name__}{text}"), ROOM)
+        return end_with(error.code)
+    name = type(error).__name__
+    return End(exception=name, text=first_line(error, ROOM - len(f"exception {name}: ")))
 
 
-def exit_words(code: object) -> str:
-    """How the process ends by sys.exit(code): a text, which Python prints, is code 1."""
+def end_with(code: object) -> End:
+    """The end by sys.exit(code): a text, which Python prints, is code 1."""
     if code is None or isinstance(code, int):
-        return f"code {(code or 0) & 0xFF}"
-    lines = str(code).strip().splitlines()
-    return shortened(redacted(f"code 1: {lines[0]}"), ROOM) if lines else "code 1"
+        return End(code=(code or 0) & 0xFF)
+    return End(code=1, text=first_line(code, ROOM - len("code 1: ")))
 
 
-def shortened(text: str, room: int) -> str:
-    """The text in so many bytes of UTF-8, cut between two words."""
-    data = text.encode("utf-8", "replace")
+def first_line(said: object, room: int) -> str:
+    """The first line of the text, secrets masked, in so many bytes, cut between two words."""
+    lines = str(said).strip().splitlines()
+    data = redacted(lines[0]).encode("utf-8", "replace") if lines else b""
     if len(data) <= room:
         return data.decode()
     cut = data[: room - len(" ...")].decode("utf-8", "ignore")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from memtools import _core
+from memtools._base import sentences
 from memtools._base.decorate import name_of_callback
-from memtools._base.size import format_bytes
 from memtools.errors import HostMemoryPressure
+from memtools.monitor.host import percent
 from memtools.monitor.log import Log
-from memtools.monitor.readings import HostTiers, percent
+from memtools.monitor.readings import HostTiers
 
 STALLED = 40.0  # percent of the last 10 s: below it, systemd-oomd's users saw false alarms
 MOST_WATERMARKS = 32  # of a sampler
@@ -30,24 +32,10 @@ class Pressure(NamedTuple):
     stalled_percent: float | None
 
     def __str__(self) -> str:
-        used = percent(self.used_bytes, self.limit_bytes)
-        line = (
-            f"{format_bytes(self.used_bytes)} of {format_bytes(self.limit_bytes)} used "
-            f"({used:.1f}%; {self.limit_source}), watermark {100 * self.fraction:g}%"
-        )
-        if self.stalled_percent:
-            line += f", stalled {self.stalled_percent:.0f}% of the last 10 s"
-        return line
+        return sentences.of_pressure(self)
 
 
 Callback = Callable[..., object]
-
-
-class Watched(Protocol):
-    """The part of Sampler that Watermarks uses."""
-
-    def watch(self, fraction: float, /) -> int: ...
-    def unwatch(self, bit: int, /) -> None: ...
 
 
 class Handle:
@@ -80,7 +68,7 @@ class Watermarks:
     def __init__(self) -> None:
         self._handles: list[Handle] = []
         self._of_bit: dict[int, tuple[Handle, bool]] = {}  # bit: whose, and whether it is "near"
-        self._sampler: Watched | None = None
+        self._sampler: _core.Sampler | None = None
         #: guards whose second watermark was passed: they act when tasks stall, too; look again soon
         self.near: dict[Handle, None] = {}
 
@@ -101,7 +89,7 @@ class Watermarks:
             self._install(handle, self._sampler)
         return handle
 
-    def begin(self, sampler: Watched) -> None:
+    def begin(self, sampler: _core.Sampler) -> None:
         self._of_bit.clear()
         self._sampler = sampler
         for handle in self._handles:
@@ -114,15 +102,12 @@ class Watermarks:
         for handle in self._handles:
             handle._bits.clear()
 
-    def _install(self, handle: Handle, sampler: Watched) -> None:
-        self._watch(handle, handle.fraction, False, sampler)
-        if handle.safe and handle.fraction > 0.5:
-            self._watch(handle, 2 * handle.fraction - 1, True, sampler)
-
-    def _watch(self, handle: Handle, fraction: float, near: bool, sampler: Watched) -> None:
-        bit = sampler.watch(fraction)
-        handle._bits.append(bit)
-        self._of_bit[bit] = handle, near
+    def _install(self, handle: Handle, sampler: _core.Sampler) -> None:
+        """Watch its own fraction and, for a guard above 0.5, the one from which on it is near."""
+        for near in (False, True)[: _bits_of(handle)]:
+            bit = sampler.watch(2 * handle.fraction - 1 if near else handle.fraction)
+            handle._bits.append(bit)
+            self._of_bit[bit] = handle, near
 
     def _drop(self, handle: Handle) -> None:
         try:
@@ -183,29 +168,24 @@ class Watermarks:
         if handle not in self._handles:
             return None  # another callback has cancelled it
         if handle.safe:  # that a watermark was passed, the sampler has written
-            log.event("guard", f"{handle.name}: {pressure}")
+            log.event("guard", pressure, action=handle.name)
         if handle.action == "raise":
             return HostMemoryPressure(
                 f"host memory runs out at step {pressure.step:,}: {pressure}; save a checkpoint "
                 "and free memory, or raise the limit"
             )
         if callable(handle.action):
-            _call(handle.action, pressure, log)
+            try:
+                handle.action(pressure)
+            except HostMemoryPressure:
+                raise
+            except Exception as error:
+                log.complain(
+                    f"callback {handle.name}",
+                    f"{handle.name}(), which waits for memory pressure, failed with "
+                    f"{type(error).__name__}: {error}; training goes on, and this is said once",
+                )
         return None
-
-
-def _call(callback: Callback, pressure: Pressure, log: Log) -> None:
-    try:
-        callback(pressure)
-    except HostMemoryPressure:
-        raise
-    except Exception as error:
-        name = name_of_callback(callback)
-        log.complain(
-            f"callback {name}",
-            f"{name}(), which waits for memory pressure, failed with "
-            f"{type(error).__name__}: {error}; training goes on, and this is said once",
-        )
 
 
 def _bits_of(handle: Handle) -> int:

@@ -44,10 +44,10 @@ class HostMemory:
         """What is used of the container's limit, 0 to 100 or above, or where there is none, of the
         machine's memory; None where it is unknown."""
         if self.cgroup_limit is not None:
-            return _share(self.cgroup_used, self.cgroup_limit)
+            return percent(self.cgroup_used, self.cgroup_limit)
         if self.available is None or self.total is None:
             return None
-        return _share(self.total - self.available, self.total)
+        return percent(self.total - self.available, self.total)
 
     def __str__(self) -> str:
         process = "unknown" if self.process is None else f"{self.process / 2**30:.2f} GB"
@@ -64,10 +64,11 @@ class HostMemory:
         return "\n".join(lines)
 
 
-def _share(used: int | None, limit: int) -> float | None:
-    if used is None:
+def percent(part: int | None, whole: int | None) -> float | None:
+    """None where one of them is not known."""
+    if part is None or whole is None:
         return None
-    return 100.0 * used / limit if limit else 100.0
+    return 100.0 * part / whole if whole else 100.0
 
 
 def limit_source(probe: _core.Probe, total: int | None) -> str:

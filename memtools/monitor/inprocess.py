@@ -28,6 +28,7 @@ from memtools._base.size import format_bytes
 from memtools.errors import MemtoolsError
 from memtools.monitor.ending import ending, interrupt, keep_interrupt, watch
 from memtools.monitor.log import ranked, refusal
+from memtools.record.kinds import End, payload
 
 if TYPE_CHECKING:
     from memtools import MemoryMonitor
@@ -41,10 +42,11 @@ IN_A_PROCESS = """
 import sys
 root, path, as_json, how, ended_ns = sys.argv[1:]
 sys.path.insert(0, root)
+from memtools.record.kinds import read
 from memtools.record.record import read_record, with_end
-from memtools.record.summary import Summary, write_summary
-record = read_record(path)
-write_summary(Summary.of(with_end(record, how, int(ended_ns)) if how else record), as_json == "1")
+from memtools.record.summary import write_summary
+record, end = read_record(path), read("end", how.encode())[0]
+write_summary(with_end(record, end, int(ended_ns)) if end else record, as_json == "1")
 """
 REST = 200  # times as long as a safe point took
 LONGEST_REST_NS = 100_000_000  # a census may take a second: 200 of them would hide a run's growth
@@ -256,12 +258,13 @@ def _end(monitor: MemoryMonitor, options: dict[str, Any], pid: int) -> None:
         _write_elsewhere(path, options, how or ending.failed, ended_ns)
 
 
-def _write_elsewhere(path: str, options: dict[str, Any], how: str | None, ended_ns: int) -> None:
+def _write_elsewhere(path: str, options: dict[str, Any], how: End | None, ended_ns: int) -> None:
     """A program that has used up a limit of its process (RLIMIT_AS, RLIMIT_DATA) leaves no memory
     for a summary: a process of its own, which has room under the same limit, writes it."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
     try:
-        facts = [root, path, str(int(options["json"])), how or "", str(ended_ns)]
+        end = "" if how is None else payload(End.KIND, how).decode()
+        facts = [root, path, str(int(options["json"])), end, str(ended_ns)]
         words = [sys.executable, "-I", "-S", "-c", IN_A_PROCESS, *facts]
         child = os.posix_spawn(sys.executable, words, {})
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
@@ -275,21 +278,21 @@ def _texts(path: str, options: dict[str, Any], ended_ns: int) -> tuple[bytes, by
     """For exit code 0; for 1 where it is known what ends the program; and what stands before and
     after the number of any other code."""
     failed = ending.failed
-    text = _summary(path, options, f"code {A_CODE}", ended_ns)
+    text = _summary(path, options, End(code=A_CODE), ended_ns)
     before, found, after = text.rpartition(A_CODE_BYTES)
-    known = _summary(path, options, failed or "code 0", ended_ns)
+    known = _summary(path, options, failed or End(code=0), ended_ns)
     return (b"" if failed else known), (known if failed else b""), before, after if found else b""
 
 
-def _summary(path: str, options: dict[str, Any], how: str | None, ended_ns: int) -> bytes:
+def _summary(path: str, options: dict[str, Any], how: End | None, ended_ns: int) -> bytes:
     """`how` and when the program ended; None where the record tells that."""
     from memtools.record.record import read_record, with_end
-    from memtools.record.summary import Summary, summary_text
+    from memtools.record.summary import summary_text
 
     record = read_record(path)
     if how is not None:
         record = with_end(record, how, ended_ns)
-    text = summary_text(Summary.of(record), options["json"])
+    text = summary_text(record, options["json"])
     return text.replace("\0", "\\0").encode(errors="backslashreplace")
 
 
@@ -322,21 +325,8 @@ def record_path() -> str | None:
     return None if path is None else os.fspath(path)
 
 
+#: room for the summary of a program that ends because it has none
 _reserve: list[mmap.mmap] = []
-
-
-def _keep_a_reserve() -> None:
-    """Room for the summary of a program that ends because it has none. It is not touched, so that
-    it takes addresses and no memory."""
-    with contextlib.suppress(OSError):
-        _reserve.append(mmap.mmap(-1, RESERVE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    ending.on_uncaught.append(_reserve.clear)
-
-
-def _note_guard(monitor: MemoryMonitor, fraction: float) -> None:
-    """So that a record tells of a guard that could not act, for want of steps."""
-    if monitor._live is not None:
-        monitor._live.log.event("guard_set", {"fraction": fraction})
 
 
 def begin(options: dict[str, Any]) -> None:
@@ -345,13 +335,16 @@ def begin(options: dict[str, Any]) -> None:
         monitor = _started(options)
         if options["guard"] is not None:
             monitor.guard(options["guard"], action="raise")
-            _note_guard(monitor, options["guard"])
+            if monitor._live is not None:  # a record tells of a guard that got no step to act in
+                monitor._live.log.event("guard_set", {"fraction": options["guard"]})
     except Exception as error:
         _stop(" ".join(str(error).split()) or type(error).__name__)
     _running.append(monitor)
     count_steps(monitor)
     watch(whole_program=True)
-    _keep_a_reserve()
+    with contextlib.suppress(OSError):  # not touched, it takes addresses and no memory
+        _reserve.append(mmap.mmap(-1, RESERVE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    ending.on_uncaught.append(_reserve.clear)
     if not options["quiet"] and _core._expect_signal():
         _thread.start_new_thread(_say_end_by_signal, (monitor, options))
     # Registered first, so called last: after the program's own, and after its threads have ended.

@@ -266,7 +266,7 @@ class LeakWatch:
             self._log.event("leak", verdict, over=True)
             self._written = "quiet"
         if verdict.pressure and not self._is_pressing:
-            self._log.event("pressure", f"forecast: {verdict.steps_left} ({verdict.signal} grows)")
+            self._log.event("pressure", verdict, what="forecast")
         self._is_pressing = verdict.pressure
 
     def matters(self, verdict: LeakVerdict) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from memtools import _core
 from memtools._base.notice import logger, notice
 from memtools._base.size import format_bytes
-from memtools.record.kinds import payload
+from memtools.record.kinds import End, Event, payload
 from memtools.record.redact import redacted_command
 
 _REMEDIES = {
@@ -48,12 +48,6 @@ def ranked(path: str, environment: Mapping[str, str] = os.environ) -> str:
     return os.path.join(folder, f"{stem}.rank{rank}{ending}")
 
 
-def record_names(path: str) -> list[str]:
-    """The path; then, for as long as others write those before, run-2.mem and so on."""
-    stem, ending = os.path.splitext(path)
-    return [path, *(f"{stem}-{n}{ending}" for n in range(2, MOST_RECORDS + 1))]
-
-
 def open_record(
     path: str | os.PathLike[str],
     columns: Sequence[tuple[str, str]],
@@ -71,7 +65,8 @@ def open_record(
     try:
         writer = _first_free(path, columns, shown)
     except OSError as error:
-        raise _explained(error, path) from error
+        text = f"the record cannot be made: {refusal(error, path)}, or pass log=None"
+        raise type(error)(error.errno or 0, text, path) from error
     if writer.path != path:
         who = "memtools run" if _is_of_the_run(path) else "another monitor"
         announce(f"{who} writes {path} already; the record of this monitor is {writer.path}")
@@ -101,15 +96,17 @@ def _many_kept(path: str) -> str:
 def _first_free(
     path: str, columns: Sequence[tuple[str, str]], command: Sequence[str]
 ) -> _core.RecordWriter:
-    """The record under the first of its names that nobody else writes."""
-    names = record_names(path)
-    for name in names[:-1]:
+    """The record under the first of the names run.mem, run-2.mem and so on that nobody writes."""
+    stem, ending = os.path.splitext(path)
+    name, n = path, 1
+    while True:
         try:
             return _core.RecordWriter(name, columns, command=command)
         except OSError as error:
-            if error.errno != errno.EBUSY:
+            if error.errno != errno.EBUSY or n == MOST_RECORDS:
                 raise
-    return _core.RecordWriter(names[-1], columns, command=command)
+        n += 1
+        name = f"{stem}-{n}{ending}"
 
 
 def _is_of_the_run(path: str) -> bool:
@@ -125,11 +122,6 @@ def refusal(error: OSError, path: str) -> str:
     if number == errno.ENOENT and os.path.islink(path):
         remedy = "a symbolic link is there that leads to nothing; remove it, or name another place"
     return f"{os.strerror(number) if number else error}; {remedy}"
-
-
-def _explained(error: OSError, path: str) -> OSError:
-    text = f"the record cannot be made: {refusal(error, path)}, or pass log=None"
-    return type(error)(error.errno or 0, text, path)
 
 
 class Log:
@@ -184,12 +176,12 @@ class Log:
             self._try(lambda writer: writer.close())
         self.writes = False
 
-    def close_at_exit(self, failed: str, time_ns: int) -> None:
+    def close_at_exit(self, failed: End | None, time_ns: int) -> None:
         """The end event, of that time and with the exit code, and the close are left to the end of
-        the process. Where the code is 1, `failed` says why; "": nobody knows."""
+        the process. Where the code is 1, `failed` says why; None: nobody knows."""
         if self._writer is not None:
-            text = f"exit: {failed}".replace("\0", "\\0") if failed else ""
-            self._try(lambda writer: writer._close_at_exit(text, time_ns))
+            data = b"" if failed is None else payload(End.KIND, failed)
+            self._try(lambda writer: writer._close_at_exit(data, time_ns))
         self.writes = False
 
     def abandon(self) -> None:
@@ -210,13 +202,13 @@ class Log:
         if self._writer is None or not self._writer.closed:
             self.complain("record", f"nothing more is recorded: {error}")
 
-    def warn(self, key: str, kind: str, text: str, *, aloud: bool = True) -> None:
-        """Write the text as an event and, `aloud`, to the logger; once for each key."""
+    def warn(self, key: str, event: Event, *, aloud: bool = True) -> None:
+        """Write the event and, `aloud`, its sentence to the logger; once for each key."""
         if key not in self._complaints:
             self._complaints.add(key)
             if aloud:
-                logger.warning("%s", text)
-            self.event(kind, text)
+                logger.warning("%s", event.sentence())
+            self.event(event.KIND, event)
 
     def complain(self, key: str, text: str) -> None:
         """Give notice, once for each key."""

@@ -37,6 +37,8 @@ from memtools.monitor.log import ranked
 from memtools.monitor.phases import Phase, PhaseBook, PhaseTotals, phase_lines
 from memtools.monitor.readings import GB, HostTiers
 from memtools.monitor.run import MonitorSettings, Run
+from memtools.record import kinds
+from memtools.record.kinds import End
 
 IDLE_NS = 1_000_000_000  # between safe points where nothing is due
 STALL_NS = 100_000_000  # and while a guard waits for stalls
@@ -151,7 +153,7 @@ class MemoryMonitor:
         except BaseException:
             # Who gets an exception out of start(), an interrupt too, has no monitor that runs.
             if begun and self._live is begun[0]:
-                self._end("start() was interrupted")
+                self._end(End("start() was interrupted"))
             raise
 
     def _start(self, begun: list[Run]) -> None:
@@ -170,7 +172,7 @@ class MemoryMonitor:
                 self._is_starting = False
 
     def _begin(self, begun: list[Run]) -> None:
-        run = monitor_run.begin(self._settings, self._root)
+        run = Run(self._settings, self._root)
         try:
             begun.append(run)
             if run.watch is not None:
@@ -184,7 +186,7 @@ class MemoryMonitor:
         except BaseException:
             self._live = self._book = None
             monitor_run.leave(self)
-            run.close("start() was interrupted")
+            run.close(End("start() was interrupted"))
             raise
         if run.devices:
             oom.observer.follow(self)
@@ -192,12 +194,12 @@ class MemoryMonitor:
     def stop(self) -> None:
         """Stop, and complete the record. May be called twice, and in a signal handler."""
         try:
-            self._end("stop()", last_look=True)
+            self._end(End("stop()"), last_look=True)
         finally:
             if self._live is not None:  # an interrupt came before all was done
-                self._end("stop()")
+                self._end(End("stop()"))
 
-    def _end(self, how: str | None, *, last_look: bool = False) -> None:
+    def _end(self, how: End | None, *, last_look: bool = False) -> None:
         run = self._live
         if run is None:
             return
@@ -225,12 +227,13 @@ class MemoryMonitor:
     ) -> None:
         try:
             if error is None:
-                self._end("normal", last_look=True)
+                self._end(End("normal"), last_look=True)
             else:
-                self._end(ending.exception_words(error))
+                self._end(ending.end_by(error))
         finally:
             if self._live is not None:  # as in stop()
-                self._end("normal" if error is None else f"exception {type(error).__name__}")
+                by = "" if error is None else type(error).__name__
+                self._end(End(exception=by) if by else End("normal"))
 
     @property
     def running(self) -> bool:
@@ -268,11 +271,11 @@ class MemoryMonitor:
             name = name.encode("utf-8", "replace").decode()
         return Phase(self, name)
 
-    def _event(self, kind: str, text: str, **details: Any) -> None:
+    def _event(self, kind: str, body: object, **details: Any) -> None:
         """What another part of memtools did, for the record: see memtools/_base/running.py."""
         run = self._live
         if run is not None:
-            run.log.event(kind, text, **details)
+            run.log.event(kind, body, **details)
 
     def step(self, n: int = 1) -> None:
         """The end of a step, or of n. On the main thread this is the safe point: callbacks and
@@ -361,9 +364,9 @@ class MemoryMonitor:
 
     def _cannot_act(self, run: Run, waiting: Sequence[Handle], why: str) -> None:
         for handle in waiting:
-            text = f"{handle!r} cannot act: {why}; it acts in a step() of the main thread"
+            event = kinds.Pressure("cannot act", handle=repr(handle), why=why)
             aloud = not self._settings.sums_up  # which says it
-            run.log.warn(f"{handle!r} {id(handle)}", "pressure", text, aloud=aloud)
+            run.log.warn(f"{handle!r} {id(handle)}", event, aloud=aloud)
 
     def on_pressure(self, fraction: float, callback: Callback) -> Handle:
         """Call a function at the next safe point each time that memory in use has risen above a
@@ -670,5 +673,5 @@ class MemoryMonitor:
         probe = Probe(self._root) if run is None else run.probe
         done = reclaim.cleanup(probe, devices, aggressive)
         if self._live is not None:
-            self._live.log.event("cleanup", reclaim.in_words(done))
+            self._live.log.event("cleanup", reclaim.event_of(done))
         return done

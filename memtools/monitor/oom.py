@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from memtools._base import torch as bridge
 from memtools._base.devices import initialised
-from memtools._base.size import format_bytes
-from memtools._census.census import Census, GroupGrowth, Growth, TensorGroup
+from memtools._census.census import Census, GroupGrowth, Growth
+from memtools.record.kinds import Holder
 
 if TYPE_CHECKING:
     from memtools.monitor.monitor import MemoryMonitor
@@ -84,18 +84,15 @@ class Observer:
             self._skipped += 1 if live else 0
             return
         self._next_event = now + EVENT_EVERY
-        text = tiers_text(device, asked, total, free)
-        if self._skipped:
-            text += f"; {self._skipped} more before"
-            self._skipped = 0
+        tiers = tiers_of(device, asked, total, free)
+        skipped, self._skipped = self._skipped, 0
         for run in live:
-            phase = run.probe.current()
-            run.log.event("oom", text if phase is None else f"{text}; in phase {phase}")
+            run.log.event("oom", tiers, more_before=skipped, phase=run.probe.current())
         if now >= self._next_census:
             self._next_census = now + CENSUS_EVERY
-            for line in holder_lines(f"cuda:{device}"):
+            for holder in tensors_on(f"cuda:{device}"):
                 for run in live:
-                    run.log.event("holder", line)
+                    run.log.event("holder", holder)
 
     def _complain(self, text: str) -> None:
         """In the log and on paper, where a monitor is running; raises nothing."""
@@ -111,17 +108,19 @@ class Observer:
 observer = Observer()
 
 
-def tiers_text(device: int, asked: int, total: int, free: int) -> str:
-    """One line of up to some 150 characters; a record keeps 192 bytes."""
+def tiers_of(device: int, asked: int, total: int, free: int) -> dict[str, int]:
+    """The fields of an oom event."""
     torch = bridge.loaded()
     stats = torch.cuda.memory_stats_as_nested_dict(device)
-    allocated = format_bytes(stats["allocated_bytes"]["all"]["current"])
-    reserved = format_bytes(stats["reserved_bytes"]["all"]["current"])
-    return (
-        f"cuda:{device}: no {format_bytes(asked)}: allocated {allocated}, reserved {reserved}, "
-        f"free {format_bytes(free)} of {format_bytes(total)}; "
-        f"largest free block {format_bytes(largest_free(torch, device))}"
-    )
+    return {
+        "device": device,
+        "asked_bytes": asked,
+        "allocated_bytes": stats["allocated_bytes"]["all"]["current"],
+        "reserved_bytes": stats["reserved_bytes"]["all"]["current"],
+        "free_bytes": free,
+        "total_bytes": total,
+        "largest_free_block_bytes": largest_free(torch, device),
+    }
 
 
 def largest_free(torch: Any, device: int) -> int:
@@ -142,20 +141,18 @@ def largest_free(torch: Any, device: int) -> int:
     )
 
 
-def holder_lines(device: str) -> Iterator[str]:
+def tensors_on(device: str) -> Iterator[Holder]:
     """The largest groups of tensors on a device, with the container that holds most of each."""
     look = Census()
     groups = [group for group in look.groups if group.kind.device == device][:GROUPS]
     growth = Growth(_nothing(), look)
     for group in groups:
-        size = format_bytes(group.bytes)
-        line = f"{group.count:,} {group.kind}{'s' if group.count > 1 else ''}, {size}"
-        yield line if look.seconds > SLOW_CENSUS else line + _held(growth, group)
-
-
-def _held(growth: Growth, group: TensorGroup) -> str:
-    found = growth.holders(GroupGrowth(group.kind, group.count, group.bytes))
-    return f", most held by {found[0].path}" if found else ""
+        found = []
+        if look.seconds <= SLOW_CENSUS:
+            found = growth.holders(GroupGrowth(group.kind, group.count, group.bytes))
+        what = f"{group.kind}{'s' if group.count > 1 else ''}"
+        path = found[0].path if found else ""
+        yield Holder(path, "tensors", None, None, group.count, group.bytes, what=what)
 
 
 def _nothing() -> Census:

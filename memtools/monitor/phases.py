@@ -84,31 +84,22 @@ class PhaseBook:
         return NO_PHASE
 
     def leave(self, token: int, name: str) -> None:
-        peak, _, _, ns, _ = self._probe.leave(token)
+        """End a phase: keep its peaks, and write at most one event a second for each name."""
+        log, (peak, _, _, ns, _) = self._log, self._probe.leave(token)
         if self.devices is not None:
-            self._leave_devices(token, name, ns)
-        log = self._log
+            has_room = name in self._tops or len(self._tops) < MOST_NAMES
+            row = name if has_room else "(others)"
+            tops = self._tops.setdefault(row, {})
+            for index, most in self.devices.leave(token).items():
+                tops[index] = max(tops.get(index, 0), most)
+                log.phase(f"{row} (cuda{index})", ns, most)
         if log.writes:
             log.phase(name, ns, peak)
             now = time.monotonic_ns()
-            if now >= self._next_event.get(name, 0):
-                self._event(name, now, ns)
-
-    def _leave_devices(self, token: int, name: str, ns: int) -> None:
-        assert self.devices is not None
-        peaks = self.devices.leave(token)
-        if name not in self._tops and len(self._tops) == MOST_NAMES:
-            name = "(others)"
-        tops = self._tops.setdefault(name, {})
-        for index, peak in peaks.items():
-            tops[index] = max(tops.get(index, 0), peak)
-            self._log.phase(f"{name} (cuda{index})", ns, peak)
-
-    def _event(self, name: str, now: int, ns: int) -> None:
-        if name not in self._next_event and len(self._next_event) == MOST_NAMES:
-            return
-        self._next_event[name] = now + EVENT_EVERY_NS
-        self._log.event("phase", name, time_ns=now - ns, duration_ns=ns)
+            has_room = name in self._next_event or len(self._next_event) < MOST_NAMES
+            if has_room and now >= self._next_event.get(name, 0):
+                self._next_event[name] = now + EVENT_EVERY_NS
+                log.event("phase", name, time_ns=now - ns, duration_ns=ns)
 
     def totals(self) -> list[PhaseTotals]:
         """The totals of each name that was left once, in the order in which the names came."""

@@ -10,6 +10,7 @@ from memtools import _core
 from memtools._base import devices as cuda_devices
 from memtools._base.devices import DeviceTiers
 from memtools._base.size import format_bytes
+from memtools.monitor.host import percent
 
 GB = 2**30  # as people print it: a card of 24 GiB shows 23.63 GB
 
@@ -59,13 +60,6 @@ class Readings:
     def devices(self) -> list[DeviceTiers]:
         """What torch counts now on each watched device; unknown before there is a context."""
         return [cuda_devices.tiers(index) for index in self._indexes]
-
-
-def percent(part: int | None, whole: int | None) -> float | None:
-    """None where one of them is not known."""
-    if part is None or whole is None:
-        return None
-    return 100.0 * part / whole if whole else 100.0
 
 
 def _gb(size: int | None) -> float | None:

@@ -15,13 +15,14 @@ from memtools._base import devices as cuda_devices
 from memtools._base import process, running
 from memtools._base.devices import DevicePeaks
 from memtools._base.notice import notice
-from memtools._base.size import exact_bytes
+from memtools._base.size import format_bytes
 from memtools.monitor import ending
 from memtools.monitor.host import limit_source, process_limits
 from memtools.monitor.leakwatch import LeakWatch, Limits, Suspicion, signals_of
 from memtools.monitor.log import Log, open_record
 from memtools.monitor.phases import PhaseBook
 from memtools.monitor.readings import Readings
+from memtools.record.kinds import End, Start
 
 if TYPE_CHECKING:
     from memtools.monitor.monitor import MemoryMonitor
@@ -72,7 +73,8 @@ class Run:
     """
 
     def __init__(self, settings: MonitorSettings, root: str) -> None:
-        """Make the parts, and the record. Raises OSError if the record cannot be made."""
+        """Make the parts and the record, and start the thread. What fails leaves a record that was
+        closed. Raises OSError if the record cannot be made, and DeviceError."""
         self.devices = cuda_devices.find_devices(settings.device, root)
         self.probe = _core.Probe(root)
         count = max(self.devices, default=-1) + 1
@@ -95,11 +97,15 @@ class Run:
             self.probe, self.log, DevicePeaks(self.devices) if self.devices else None
         )
         limit = sampler.limit()
+        now = self.probe.read()
+        self._given = limit[0] if limit is not None and limit[1] == "given" else None
+        #: the machine's memory, where nothing else is the limit
+        self._machine = now.total if self._given is None and now.cgroup_limit == -1 else None
         #: where the limit comes from, in words
         self.limit_source = (
-            f"limit given, {exact_bytes(limit[0])}"
-            if limit is not None and limit[1] == "given"
-            else limit_source(self.probe, self.probe.read().total)
+            limit_source(self.probe, now.total)
+            if self._given is None
+            else f"limit given, {format_bytes(self._given)}"
         )
         self.watch: LeakWatch | None = None
         if settings.leaks:
@@ -131,19 +137,21 @@ class Run:
         self._noted: dict[str, int | None] = {}  # limits of the process, as the record has them
         self._ends = threading.Lock()  # taken for good by the one who ends the run
         self._writes_end = threading.Lock()  # taken for good by the one who writes the end event
-
-    def go(self, settings: MonitorSettings) -> None:
-        """Start the thread. What fails leaves a record that was closed."""
         self.probe.reset_peak()
         try:
-            self.sampler.start()
+            sampler.start()
         except BaseException:
             self.log.close()
             raise
-        watched = ", ".join(["host", *(f"cuda{i}" for i in self.devices)])
-        name = "" if settings.name is None else f"{settings.name}: "
-        every = f"every {settings.interval_ns / 1e6:g} ms"
-        self.log.event("start", f"{name}{watched} {every}; {self.limit_source}")
+        start = Start(
+            name=settings.name or "",
+            devices=tuple(self.devices),
+            interval_ms=settings.interval_ns / 1e6,
+            limit=self.limit_source,
+            given_bytes=self._given,
+            machine_bytes=self._machine,
+        )
+        self.log.event("start", start)
         self._note_limits()
 
     def _note_limits(self) -> None:
@@ -154,7 +162,7 @@ class Run:
                 self._noted[name] = limit
                 self.log.event("limit", {"name": name, "limit_bytes": limit})
 
-    def end(self, how: str | None, *, last_look: bool) -> bool:
+    def end(self, how: End | None, *, last_look: bool) -> bool:
         """Stop the thread and close the record; False if another call does so or has done so.
 
         Raises nothing: the program goes on or ends as it would. Without `how`, the process is about
@@ -182,19 +190,19 @@ class Run:
         self.over = True
         return True
 
-    def close(self, how: str | None) -> None:
+    def close(self, how: End | None) -> None:
         """After an interrupt within start() or end(): stop the thread and close the record."""
         self.over = True
         self.sampler.stop()
         self._finish(how)
 
-    def _finish(self, how: str | None) -> None:
+    def _finish(self, how: End | None) -> None:
         self.ended_ns = self.ended_ns or time.monotonic_ns()
         if how is None:
             self.log.close_at_exit(ending.ending.failed, self.ended_ns)
         else:
             if self._writes_end.acquire(blocking=False):
-                self.log.event("end", f"exit: {how}", time_ns=self.ended_ns)
+                self.log.event("end", how, time_ns=self.ended_ns)
             self.log.close()
 
     # --- figures ---
@@ -227,8 +235,7 @@ class Run:
         self._forks += 1
         now = time.monotonic_ns()
         if now >= self._next_fork:
-            many = "a child process" if self._forks == 1 else f"{self._forks:,} child processes"
-            self.log.event("fork", f"{many} forked")
+            self.log.event("fork", {"count": self._forks})
             self._forks, self._next_fork = 0, now + FORK_EVENT_NS
 
 
@@ -273,7 +280,7 @@ def _at_exit() -> None:
 
 def _at_end_of_worker() -> None:
     for monitor in list(_owners):
-        monitor._end("the worker ended without stop()")
+        monitor._end(End("the worker ended without stop()"))
 
 
 def _in_parent() -> None:
@@ -296,10 +303,3 @@ def readings_now(settings: MonitorSettings, root: str) -> Readings:
     devices = () if str(settings.device) == "cpu" else cuda_devices.seen_devices(root)
     sampler = _core.Sampler(settings.interval_ns, None, root, limit=settings.limit)  # not started
     return Readings(sampler, _core.Probe(root), devices)
-
-
-def begin(settings: MonitorSettings, root: str) -> Run:
-    """A run that goes. Raises OSError if the record cannot be made, and DeviceError."""
-    run = Run(settings, root)
-    run.go(settings)
-    return run

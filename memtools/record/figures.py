@@ -18,20 +18,19 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from memtools._base.size import format_bytes as size
+from memtools._base.size import format_bytes
 from memtools._base.text import duration, percent, shown
 from memtools.record.events import (
     Ending,
-    cleanup,
     ending,
+    events_of,
     guard_set,
     idle_heap,
     process_limits,
-    started_by_run,
-    started_with,
-    watched_from_outside,
+    start_of,
 )
 from memtools.record.holdings import Holding, holdings
+from memtools.record.kinds import Cleanup, Pressure, Start
 from memtools.record.series import UNKNOWN, Timeline, own_column, timeline
 from memtools.record.verdict import Verdict, verdict_of
 
@@ -102,7 +101,7 @@ class Tier:
 
 
 @dataclass(frozen=True)
-class Cleanup:
+class Cleanups:
     """All cleanups of one kind; `freed_bytes` is None where no event says it."""
 
     what: str
@@ -112,7 +111,7 @@ class Cleanup:
 
 
 @dataclass(frozen=True)
-class Said:
+class Repeated:
     """The newest of several like lines of a record: when, at which step, how often."""
 
     seconds: float
@@ -157,10 +156,10 @@ class Figures:
     guard: Guard | None
     tiers: tuple[Tier, ...]
     phases: tuple[RecordPhase, ...]
-    leaks: tuple[Said, ...]
+    leaks: tuple[Repeated, ...]
     holders: tuple[Holding, ...]
-    guards: tuple[Said, ...]
-    cleanups: tuple[Cleanup, ...]
+    guards: tuple[Repeated, ...]
+    cleanups: tuple[Cleanups, ...]
     kinds: dict[str, int]
     devices: tuple[int, ...]
     line: Timeline = field(repr=False)
@@ -213,11 +212,11 @@ class Figures:
     def limit_acted(self) -> str | None:
         """The limit that ended the run, in words; None where none is known to have."""
         if self.ending.out_of_memory == "host" and self.process_limits:
-            return " and ".join(f"{n} of {size(b)}" for n, b in self.process_limits.items())
+            return " and ".join(f"{n} of {format_bytes(b)}" for n, b in self.process_limits.items())
         used = self.used
         if used is None or not self.near_limit or not self.ending.by_memory(near=True):
             return None
-        return f"the {used.source} limit of {size(used.limit_bytes or 0)}"
+        return f"the {used.source} limit of {format_bytes(used.limit_bytes or 0)}"
 
     # --- words ---
 
@@ -237,15 +236,15 @@ class Figures:
         given = used is not None and used.source == "given"
         name = "the process tree" if self.outside else "the process"
         if self.process is not None:
-            own = f"{name} {size(getattr(self.process, which))}"
+            own = f"{name} {format_bytes(getattr(self.process, which))}"
             alone = given and (self.together is None or self.workers is None)
             parts.append(own + (self._of_limit(which) if alone else ""))
         if self.workers is not None and self.together is not None:
-            parts.append(f"its workers {size(getattr(self.workers, which))}")
-            both = f"together {size(getattr(self.together, which))}"
+            parts.append(f"its workers {format_bytes(getattr(self.workers, which))}")
+            both = f"together {format_bytes(getattr(self.together, which))}"
             parts.append(both + (self._of_limit(which) if given else ""))
         if used is not None and used.of == "control group":
-            group = f"the control group {size(getattr(used, which))}"
+            group = f"the control group {format_bytes(getattr(used, which))}"
             parts.append(group + (self._of_limit(which) if limit else ""))
         if self.machine is not None and (used is None or used.source == "machine"):
             parts.append(
@@ -257,7 +256,7 @@ class Figures:
         assert self.used is not None
         limit = self.used.limit_bytes or 0
         share = percent(getattr(self.used, which), limit)
-        return f" of {size(limit)} ({self.used.source} limit, {share})"
+        return f" of {format_bytes(limit)} ({self.used.source} limit, {share})"
 
     def standing(self) -> str:
         """Where memory stood at the end, as one clause; "" where it is not known."""
@@ -280,18 +279,13 @@ class Figures:
     def guard_words(self) -> str | None:
         """That a guard was set and could not act; None where there is nothing to say."""
         if self.guard is None or self.guard.could_act:
-            texts = [e.text for e in self.record.events if e.kind == "pressure"]
-            return next((shown(t) for t in reversed(texts) if " cannot act: " in t), None)
+            told = events_of(self.record, Pressure)
+            return next((shown(p.sentence()) for p in told if p.what == "cannot act"), None)
         passed = " although memory passed it" if self.guard.passed else ""
         return (
             f"the guard at {100 * self.guard.fraction:g}% could not act{passed}: it acts at the "
             "end of a torch optimizer's step, and none was made"
         )
-
-    def growth_lines(self, *, quiet: bool = False) -> list[str]:
-        """What is known of growth, then who holds what grows, one line each. `quiet`: also what is
-        too little to matter, and that nothing grows."""
-        return self.verdict.lines(quiet=quiet)
 
     def as_json(self) -> dict[str, Any]:
         """Plain types with stable keys; sizes in bytes, times in seconds, null for the unknown."""
@@ -313,7 +307,7 @@ class Figures:
 
 def of(part: int, whole: int) -> str:
     """`14.1 of 23.5 GiB (60 %)`: the unit once where both have the same."""
-    first, second = size(part), size(whole)
+    first, second = format_bytes(part), format_bytes(whole)
     number, _, unit = first.rpartition(" ")
     first = number if unit == second.rpartition(" ")[2] else first
     return f"{first} of {second} ({percent(part, whole)})"
@@ -323,15 +317,16 @@ def figures_of(record: Record) -> Figures:
     """Read everything out of a record. Takes about 30 ms for the usual size; growth is judged when
     it is asked for, which takes as long again."""
     line = timeline(record)
-    outside = watched_from_outside(record)
-    process, workers, together = _process(record, line)
-    limit, source = _limit(record, line)
-    machine = _machine(record, line)
-    used = _used(record, line, limit, source)
+    start = start_of(record)
+    outside = bool(start.command)  # which goes on writing while the command ends
+    process, workers, together = _process(record, line, outside)
+    limit, source = _limit(line, start)
+    machine = _machine(line, start.machine_bytes)
+    used = _used(line, limit, source, together, outside)
     kinds: dict[str, int] = {}
     for event in record.events:
         kinds[shown(event.kind)] = kinds.get(shown(event.kind), 0) + 1
-    steps = line.last("step") if "step" in line.most else None
+    steps, children = line.last("step"), line.peak("children")
     return Figures(
         path=shown(record.path),
         command=shown(" ".join(record.command)),
@@ -343,21 +338,21 @@ def figures_of(record: Record) -> Figures:
         steps=steps,
         ending=ending(record),
         outside=outside,
-        own_monitor=not outside and not started_by_run(record),
+        own_monitor=not outside and start.name != "memtools run",
         used=used,
         process=process,
         workers=workers,
         together=together,
-        children_most=_most_children(line),
+        children_most=None if children is None else children[0],
         machine=machine,
         process_limits=process_limits(record),
         idle_heap=idle_heap(record),
         guard=_guard(record, line, used, steps),
         tiers=tuple(_tiers(record, line)),
         phases=tuple(sorted(record.phases, key=lambda p: (-(p.peak_bytes or -1), p.name))),
-        leaks=_said(record, "leak"),
+        leaks=_repeated(record, "leak"),
         holders=holdings(record),
-        guards=_said(record, "guard"),
+        guards=_repeated(record, "guard"),
         cleanups=_cleanups(record),
         kinds=kinds,
         devices=tuple(devices_of(record)),
@@ -405,11 +400,6 @@ def used_cells(line: Timeline, source: str) -> tuple[str, list[int]] | None:
     return name, together_cells(line)
 
 
-def _marks(record: Record) -> int:
-    """The highest peak of a phase, from which the probe has taken pages that are mapped again."""
-    return max((p.peak_bytes for p in record.phases if p.peak_bytes is not None), default=0)
-
-
 def _newest(line: Timeline, cells: list[int], outside: bool) -> tuple[int, int]:
     """(the newest reading, its cell); from outside the most of the last second, in which memory is
     seen falling while the command ends. pre: there is a reading."""
@@ -421,7 +411,7 @@ def _newest(line: Timeline, cells: list[int], outside: bool) -> tuple[int, int]:
 
 
 def _has_workers(line: Timeline) -> bool:
-    peak = line.peak("children_private") if "children_private" in line.most else None
+    peak = line.peak("children_private")
     return peak is not None and peak[0] > 0
 
 
@@ -433,25 +423,27 @@ def _use(line: Timeline, cells: list[int]) -> Use | None:
     return Use(known[-1][0], peak, line.first_ns[-at] / 1e9)
 
 
-def _process(record: Record, line: Timeline) -> tuple[Use | None, Workers | None, Use | None]:
-    """(the process, its workers, both together). The kernel's own marks of the phases count: what
-    lies between two samples is a peak, too."""
+def _process(
+    record: Record, line: Timeline, outside: bool
+) -> tuple[Use | None, Workers | None, Use | None]:
+    """(the process, its workers, both together). The kernel's own marks of the phases, from which
+    the probe has taken pages that are mapped again, count: what lies between two samples is a peak,
+    too."""
     column = own_column(line)
     own = _use(line, line.most.get(column, []))
     if own is None:
         return None, None, None
-    outside = watched_from_outside(record)
     newest = _newest(line, line.most[column], outside)[0] if outside else line.last(column) or 0
-    own = Use(newest, own.peak_bytes, own.peak_seconds)
-    marks = _marks(record)
-    process = Use(own.last_bytes, marks, None) if marks > own.peak_bytes else own
+    marks = max((p.peak_bytes for p in record.phases if p.peak_bytes is not None), default=0)
+    process = Use(newest, own.peak_bytes, own.peak_seconds)
+    if marks > own.peak_bytes:
+        process = Use(newest, marks, None)
     if not _has_workers(line):
         return process, None, process
     theirs, sums = line.peak("children_private"), _use(line, together_cells(line))
     assert theirs is not None
     assert sums is not None
-    counts = line.peak("children") if line.known("children") else None
-    last = line.last("children_private") or 0
+    counts, last = line.peak("children"), line.last("children_private") or 0
     workers = Workers(
         last, theirs[0], theirs[1] / 1e9, line.last("children") or 0, counts[0] if counts else 0
     )
@@ -461,14 +453,7 @@ def _process(record: Record, line: Timeline) -> tuple[Use | None, Workers | None
     return process, workers, both
 
 
-def _most_children(line: Timeline) -> int | None:
-    peak = line.peak("children") if line.known("children") else None
-    return None if peak is None else peak[0]
-
-
-def _machine(record: Record, line: Timeline) -> Machine | None:
-    start = next((event.text for event in record.events if event.kind == "start"), "")
-    total = started_with(start)[1]
+def _machine(line: Timeline, total: int | None) -> Machine | None:
     if total is None or not line.known("available"):
         return None
     cells = [UNKNOWN if n == UNKNOWN else max(0, total - n) for n in line.least["available"]]
@@ -479,42 +464,38 @@ def _machine(record: Record, line: Timeline) -> Machine | None:
     return Machine(last, use.peak_bytes, use.peak_seconds, total)
 
 
-def _used(record: Record, line: Timeline, limit: int | None, source: str) -> Used | None:
+def _used(
+    line: Timeline, limit: int | None, source: str, together: Use | None, outside: bool
+) -> Used | None:
     counted = used_cells(line, source)
     if counted is None:
         return None
     of_what, most = counted
-    whole = _use(line, most)
-    if whole is None:
-        return None
-    peak, seconds = whole.peak_bytes, whole.peak_seconds
-    outside = watched_from_outside(record)
     last, at = _newest(line, most, outside)
+    use = together
+    if of_what == "control group":
+        use = _use(line, most)
+        last = last if outside else line.last("cgroup_used") or last
+    elif together is not None:
+        last = together.last_bytes
+    assert use is not None  # what is counted has a reading
     near = None
     if limit is not None and source == "machine" and line.known("available"):
         left = line.least["available"]
         near = _near(line, [UNKNOWN if n == UNKNOWN else max(0, limit - n) for n in left], limit)
     elif limit is not None:
         near = _near(line, most[: 1 + at], limit)
-    marks = _marks(record)
-    if of_what != "control group" and marks > peak:
-        peak, seconds = marks, None
     when = "in its last second" if outside else "at the last sample"
-    if not outside:
-        tree = (line.last(own_column(line)) or 0) + (line.last("children_private") or 0)
-        last = (line.last("cgroup_used") or last) if of_what == "control group" else tree
-    return Used(of_what, last, peak, seconds, limit, source, near, when)
+    return Used(of_what, last, use.peak_bytes, use.peak_seconds, limit, source, near, when)
 
 
-def _limit(record: Record, line: Timeline) -> tuple[int | None, str]:
+def _limit(line: Timeline, start: Start) -> tuple[int | None, str]:
     """The control group's limit has a column; the start event tells of one that was given, and of
     the machine's, which counts where there is no other."""
-    group = line.last("cgroup_limit") if "cgroup_limit" in line.most else None
+    group = line.last("cgroup_limit")
     known = [(group, "cgroup")] if group is not None and 0 < group < UNLIMITED else []
-    start = next((event.text for event in record.events if event.kind == "start"), "")
-    given, machine = started_with(start)
-    known += [(given, "given")] if given else []
-    known += [(machine, "machine")] if machine and not known else []
+    known += [(start.given_bytes, "given")] if start.given_bytes else []
+    known += [(start.machine_bytes, "machine")] if start.machine_bytes and not known else []
     return min(known, default=(None, "none"))
 
 
@@ -553,30 +534,32 @@ def _tiers(record: Record, line: Timeline) -> list[Tier]:
     return tiers
 
 
-def _said(record: Record, kind: str) -> tuple[Said, ...]:
+def _repeated(record: Record, kind: str) -> tuple[Repeated, ...]:
     """The events of a kind, those that differ in numbers alone as one: the newest."""
-    found: dict[str, tuple[RecordEvent, int]] = {}
+    found: dict[tuple[object, ...], tuple[RecordEvent, int]] = {}
     for event in record.events:
         if event.kind == kind:
-            key = re.sub(r"[\d.,]+( ?[KMGT]?i?B)?", "#", event.text)
+            values = vars(event.data).values() if event.data else [event.text]
+            key = tuple(v for v in values if v is None or isinstance(v, (str, bool)))
             times = found.pop(key, (event, 0))[1]
             found[key] = (event, times + 1)
     return tuple(
-        Said(seconds_of(record, event.time_ns), event.step, shown(event.text), times)
+        Repeated(seconds_of(record, event.time_ns), event.step, shown(event.text), times)
         for event, times in found.values()
     )
 
 
-def _cleanups(record: Record) -> tuple[Cleanup, ...]:
+def _cleanups(record: Record) -> tuple[Cleanups, ...]:
     """Added up by what was done."""
     sums: dict[str, tuple[int, float, int | None]] = {}
     for event in record.events:
-        if event.kind == "cleanup":
-            what, took, freed = cleanup(event)
+        if isinstance(event.data, Cleanup):
+            what, freed = shown(", ".join(event.data.actions))[:60], event.data.freed_bytes
+            took = event.duration_ns / 1e9 or sum(event.data.ms) / 1e3
             count, seconds, sum_freed = sums.get(what, (0, 0.0, None))
             sum_freed = sum_freed if freed is None else (sum_freed or 0) + freed
             sums[what] = (count + 1, seconds + took, sum_freed)
-    return tuple(Cleanup(what, *rest) for what, rest in sorted(sums.items()))
+    return tuple(Cleanups(what, *rest) for what, rest in sorted(sums.items()))
 
 
 def plain(value: Any) -> Any:

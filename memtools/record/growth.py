@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from memtools._base.size import format_bytes as size
+from memtools._base.size import format_bytes
 from memtools._base.text import count, duration
 from memtools.record.series import UNKNOWN, own_column
 
@@ -64,7 +64,7 @@ class Growth:
         since = "" if self.since_seconds is None else f" since {duration(self.since_seconds)}"
         if self.per == "step" and self.since is not None:
             since = f" since step {self.since:,}"
-        line = f"{self.kind}: +{size(self.rate_bytes)}/{self.per} in {self.signal}{since}"
+        line = f"{self.kind}: +{format_bytes(self.rate_bytes)}/{self.per} in {self.signal}{since}"
         if self.shared:
             return f"{line}, by pages of files or shared memory: its own memory does not grow"
         if self.filling:
@@ -75,7 +75,7 @@ class Growth:
         """What it costs of resident memory, where that is clearly more; else ""."""
         if self.signal == "rss" or (self.rss_bytes or 0) < 1.5 * self.rate_bytes:
             return ""
-        return f", costs {size(self.rss_bytes or 0)}/{self.per} of rss"
+        return f", costs {format_bytes(self.rss_bytes or 0)}/{self.per} of rss"
 
     def forecast(self) -> str | None:
         """When the limit is reached, as one clause; None where that is not known."""
@@ -141,7 +141,7 @@ def judge(line: Timeline, limit_bytes: int | None, devices: list[int]) -> Judged
     host = {signal: name for signal, name in columns_of.items() if line.known(name)}
     groups = [("", host, limit_bytes)]
     for i in devices:
-        total = line.peak(f"cuda{i}_total") if f"cuda{i}_total" in line.most else None
+        total = line.peak(f"cuda{i}_total")
         columns = {"device": f"cuda{i}_allocated"} if line.known(f"cuda{i}_allocated") else {}
         groups.append((f"cuda:{i}", columns, total[0] if total else None))
     growth: list[Growth] = []
@@ -305,13 +305,14 @@ class Rise:
     def __str__(self) -> str:
         whose = {"children": "the workers' memory", "heap": "memory", "rss": "memory"}
         name = whose.get(self.signal, f"memory of {self.signal}")
+        rate = format_bytes(self.rate_bytes)
         if self.per == "step":
             return (
-                f"{name} rose {size(self.rate_bytes)} a step over the last {self.over:,.0f} steps"
+                f"{name} rose {rate} a step over the last {self.over:,.0f} steps"
                 f"{self._why()} to tell a leak from a warm-up"
             )
         return (
-            f"{name} rose {size(self.rate_bytes)} a second over the last {duration(self.over)}: "
+            f"{name} rose {rate} a second over the last {duration(self.over)}: "
             "too short to tell a leak from a warm-up"
         )
 
@@ -420,7 +421,7 @@ class Late:
     last: str
 
     def __str__(self) -> str:
-        gain = size(self.gain_bytes)
+        gain = format_bytes(self.gain_bytes)
         return f"memory rose {gain} in the last {self.last} and had not been so high before"
 
 

@@ -63,20 +63,16 @@ class Holding:
                 "profiler, a DataLoader's queue or an extension"
             )
         if self.collects and self.kind in ("list", "deque"):
+            # A list of gates has a store made for it; a list of losses should hold numbers.
+            gates = "gate" in self.path.lower()
+            instead = ", or keep the gates in a memtools.GateHistory" if gates else ""
             return (
                 f"{self.place} grows: clear it once it has been used, or bound it with "
-                f"collections.deque(maxlen=...){_instead(self.path)}"
+                f"collections.deque(maxlen=...){instead}"
             )
         if self.collects:
             return f"{self.place} grows: delete the entries that are no longer used, or bound it"
         return f"{self.path} keeps what grows: let go of it, or keep a detached copy or a number"
-
-
-def _instead(path: str) -> str:
-    """A list of gates has a store made for it; a list of losses should hold numbers."""
-    if "gate" in path.lower():
-        return ", or keep the gates in a memtools.GateHistory"
-    return ""
 
 
 def holdings(record: Record) -> tuple[Holding, ...]:
@@ -93,12 +89,11 @@ def holdings(record: Record) -> tuple[Holding, ...]:
         if isinstance(event.data, Leak) and event.data.over:
             found.clear()
             nodes.clear()
-        elif event.kind == "holder":
-            one = _holding(event, max(0, event.time_ns - record.clock_ns) / 1e9)
+        elif isinstance(event.data, Holder):
+            one = _holding(event, event.data, max(0, event.time_ns - record.clock_ns) / 1e9)
             key = one.path
             if one.kind == "autograd graph":
                 key = f"autograd graph kept by {one.path.rpartition(' kept by ')[2]}"
-            if isinstance(event.data, Holder) and one.kind == "autograd graph":
                 nodes.setdefault(key, []).append(event.data.length or 0)
             older = found.pop(key, None)
             if older is not None and one.rate_bytes is None:
@@ -116,16 +111,12 @@ def _grew(nodes: list[int]) -> bool:
     return len(nodes) > 1 and nodes[-1] > nodes[0]
 
 
-def _holding(event: RecordEvent, seconds: float) -> Holding:
-    """Of an event without fields, which tells of a device's tensors, the sentence is all."""
-    text, data = shown(event.text), event.data
-    if not isinstance(data, Holder):
-        return Holding(text, text, "tensors", None, True, False, seconds, event.step)
+def _holding(event: RecordEvent, data: Holder, seconds: float) -> Holding:
     many = f" ({data.containers} of them)" if data.containers > 1 else ""
     kind = _kind(data)
     return Holding(
-        text=text,
-        path=shown(data.path) + many,
+        text=shown(event.text),
+        path=shown(data.path or event.text) + many,
         kind=kind,
         rate_bytes=data.rate_bytes,
         named=kind not in ("C code", "nobody"),
@@ -138,6 +129,8 @@ def _holding(event: RecordEvent, seconds: float) -> Holding:
 def _kind(holder: Holder) -> str:
     """The kind of a container counts where the path begins with it: another path leads to a single
     object, which is a variable whatever it lies in."""
+    if holder.kind == "tensors":
+        return holder.kind
     if holder.path.startswith("lru_cache"):
         return "lru_cache"
     if holder.path.startswith(("C code", "nobody", "autograd graph", holder.kind)):

@@ -11,15 +11,17 @@ memtools/record/version1.py into the same class, as far as the sentence tells.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Union
 
 from memtools._base import sentences
+from memtools._base.size import format_bytes
 
 #: characters of a field: some of them fit into the 64 KiB of a payload, whatever they are
 LONGEST = 2048
@@ -35,6 +37,72 @@ class Event:
     def sentence(self) -> str:
         """The event in words, for people."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Start(Event):
+    """Who writes the record, of what and how often. `command`: what is watched from outside; ""
+    where a process watches itself. `limit`: where the limit comes from, in words; of the limits
+    that have no column, `given_bytes` is the one that was asked for and `machine_bytes` the
+    machine's memory, where that is the limit."""
+
+    KIND = "start"
+
+    name: str = ""
+    command: str = ""
+    devices: tuple[int, ...] = ()
+    interval_ms: float = 0.0
+    limit: str = ""
+    given_bytes: int | None = None
+    machine_bytes: int | None = None
+
+    def sentence(self) -> str:
+        name = f"{self.name}: " if self.name else ""
+        host = ", ".join(["host", *(f"cuda{i}" for i in self.devices)])
+        watched = f"process tree of {self.command}" if self.command else host
+        return f"{name}{watched} every {self.interval_ms:g} ms; {self.limit}"
+
+
+@dataclass(frozen=True)
+class End(Event):
+    """How the process ended: by an exit `code`, a `signal` ("": nobody knows which), an
+    `exception` (the name of its type), or as `how` says, such as "stop()". `text` belongs to the
+    code or the exception."""
+
+    KIND = "end"
+
+    how: str = ""
+    text: str = ""
+    code: int | None = None
+    signal: str | None = None
+    exception: str = ""
+
+    def clause(self) -> str:
+        """`code 1: bad learning rate`, `killed by SIGTERM`, `exception ValueError: no column`."""
+        what, mark = self.how, ", "
+        if self.code is not None:
+            what, mark = f"code {self.code}", ": "
+        elif self.signal:
+            what = f"killed by {self.signal}"
+        elif self.exception:
+            what, mark = f"exception {self.exception}", ": "
+        return mark.join(part for part in (what, self.text) if part)
+
+    def sentence(self) -> str:
+        return f"exit: {self.clause()}"
+
+
+@dataclass(frozen=True)
+class Fork(Event):
+    """So many child processes were forked since the last such event."""
+
+    KIND = "fork"
+
+    count: int
+
+    def sentence(self) -> str:
+        many = "a child process" if self.count == 1 else f"{self.count:,} child processes"
+        return f"{many} forked"
 
 
 @dataclass(frozen=True)
@@ -61,7 +129,8 @@ class Leak(Event):
 
 @dataclass(frozen=True)
 class Holder(Event):
-    """Who holds what grows: the fields of a Holder of the census."""
+    """Who holds what grows: the fields of a Holder of the census. After a device ran out of memory,
+    of the kind "tensors": what it is full of, and the container that holds most of that, if any."""
 
     KIND = "holder"
 
@@ -111,6 +180,145 @@ class Heap(Event):
 
 
 @dataclass(frozen=True)
+class Cleanup(Event):
+    """What was done to free memory: names, the time of each in milliseconds, and the bytes that
+    were freed, None where nobody knows. `notes` are in words: why, and of how many objects."""
+
+    KIND = "cleanup"
+
+    actions: tuple[str, ...]
+    ms: tuple[float, ...]
+    notes: tuple[str, ...] = ()
+    host_freed_bytes: int | None = None
+    device_freed_bytes: int = 0
+
+    @property
+    def freed_bytes(self) -> int | None:
+        if self.host_freed_bytes is None:
+            return None
+        return self.host_freed_bytes + self.device_freed_bytes
+
+    def sentence(self) -> str:
+        notes = f" ({', '.join(self.notes)})" if self.notes else ""
+        named = [self.actions[0] + notes, *self.actions[1:]] if self.actions else [notes]
+        done = ", ".join(f"{n} {ms:.1f} ms" for n, ms in zip(named, self.ms, strict=False))
+        freed = f"freed {format_bytes(self.host_freed_bytes or 0)} on the host"
+        if self.device_freed_bytes:
+            freed += f", {format_bytes(self.device_freed_bytes)} on the devices"
+        return f"{done}: {freed}"
+
+
+@dataclass(frozen=True)
+class OutOfMemory(Event):
+    """A device ran out of memory: torch could not get `asked_bytes`, with all three tiers at that
+    moment. `more_before`: how many such errors have no event of their own."""
+
+    KIND = "oom"
+
+    device: int
+    asked_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    free_bytes: int
+    total_bytes: int
+    largest_free_block_bytes: int
+    more_before: int = 0
+    phase: str | None = None
+
+    def sentence(self) -> str:
+        asked, allocated, reserved, free, total, block = map(
+            format_bytes,
+            (self.asked_bytes, self.allocated_bytes, self.reserved_bytes, self.free_bytes,
+             self.total_bytes, self.largest_free_block_bytes),
+        )  # fmt: skip
+        text = f"cuda:{self.device}: no {asked}: allocated {allocated}, reserved {reserved}, "
+        text += f"free {free} of {total}; largest free block {block}"
+        text += f"; {self.more_before} more before" if self.more_before else ""
+        return text if self.phase is None else f"{text}; in phase {self.phase}"
+
+
+@dataclass(frozen=True)
+class Pressure(Event):
+    """Memory comes near its limit. `what` tells which fields it has:
+
+    - "passed": a watermark, by its fraction of the limit; what is used, the limit and its source.
+    - "not heard": since then no step() was called for `seconds`, in which a callback could act.
+    - "cannot act": the guard or callback `handle`, and why.
+    - "forecast": the steps that are left (least, most likely, most), as `signal` grows.
+    """
+
+    KIND = "pressure"
+
+    what: str
+    fraction: float = 0.0
+    used_bytes: int = 0
+    limit_bytes: int = 0
+    source: str = ""
+    seconds: int = 0
+    handle: str = ""
+    why: str = ""
+    signal: str = ""
+    steps_left: tuple[float, float, float] | None = None
+
+    def sentence(self) -> str:
+        if self.what == "not heard":
+            return (
+                f"no step() for {self.seconds} s since then: callbacks and guards have not acted, "
+                "as they do so in step() on the main thread"
+            )
+        if self.what == "cannot act":
+            return f"{self.handle} cannot act: {self.why}; it acts in a step() of the main thread"
+        if self.what == "forecast" and self.steps_left is not None:
+            left = sentences.of_steps_left(self.steps_left[0], self.steps_left[2])
+            return f"forecast: {left} ({self.signal} grows)"
+        return (
+            f"{100 * self.fraction:.1f} % of the limit passed: {self.used_bytes >> 20} of "
+            f"{self.limit_bytes >> 20} MiB ({self.source})"
+        )
+
+
+@dataclass(frozen=True)
+class GuardAct(Event):
+    """A guard acted, at this fraction of the limit. `action`: "raise", "SIGTERM", or the name of
+    the function that it called. `words`: all of it, where version 1 said it in words."""
+
+    KIND = "guard"
+
+    action: str
+    fraction: float = 0.0
+    used_bytes: int = 0
+    limit_bytes: int = 0
+    limit_source: str = ""
+    stalled_percent: float | None = None
+    words: str = ""
+
+    def pressure(self) -> str:
+        """What was used of the limit when it acted."""
+        if self.words:
+            return self.words
+        if self.action != "SIGTERM":
+            return sentences.of_pressure(self)
+        share = 100 * self.used_bytes / self.limit_bytes if self.limit_bytes else 0.0
+        return (
+            f"{format_bytes(self.used_bytes)} of {format_bytes(self.limit_bytes)} "
+            f"({self.limit_source}) used, {share:.0f} % (guard: {100 * self.fraction:.0f} %): "
+            "sent SIGTERM"
+        )
+
+    def clause(self) -> str:
+        """What it did, and when: `it raised at 450.0 MiB of 500.0 MiB used`."""
+        if self.action in ("", "SIGTERM"):
+            return self.pressure()
+        did = "raised" if self.action == "raise" else f"called {self.action}"
+        return f"it {did} at {self.pressure()}"
+
+    def sentence(self) -> str:
+        if self.action in ("", "SIGTERM"):
+            return self.pressure()
+        return f"{self.action}: {self.pressure()}"
+
+
+@dataclass(frozen=True)
 class GuardSet(Event):
     """The share of the limit at which a guard waits for the end of a step."""
 
@@ -122,7 +330,7 @@ class GuardSet(Event):
         return f"{self.fraction:g} of the limit, at the end of a step"
 
 
-KINDS: dict[str, type[Event]] = {kind.KIND: kind for kind in (Leak, Holder, Limit, Heap, GuardSet)}
+KINDS: dict[str, type[Event]] = {kind.KIND: kind for kind in Event.__subclasses__()}
 
 # --- as they stand in a record --------------------------------------------------------------------
 
@@ -138,14 +346,15 @@ def payload(kind: str, body: object, **more: object) -> bytes:
         value = more.get(one.name, value)
         if value != one.default:
             found[one.name] = _plain(value)
-    return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode()
+    return _ENCODER.encode(found).encode()
 
 
 def _plain(value: object) -> object:
     """JSON has no infinity: null is one among the numbers of a tuple, which has no other use. Half
-    a character is escaped."""
+    a character is escaped, and a zero."""
     if isinstance(value, str):
-        return value[:LONGEST].encode("utf-8", "backslashreplace").decode()
+        plain = value[:LONGEST].replace("\0", "\\0")
+        return plain.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, tuple):
         return [_plain(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -155,9 +364,9 @@ def read(kind: str, data: bytes) -> tuple[Event | None, str]:
     """The event of a payload, and its sentence. Nothing in it is trusted: None for a kind that this
     version does not know and for fields that cannot be, with what is there for a text."""
     try:
-        found = json.loads(data, parse_constant=_refuse)
-        json.dumps(found, ensure_ascii=False).encode()  # no half characters
-        event = _event(KINDS[kind], found)
+        found, checks = _DECODER.decode(data.decode()), _CHECKS[kind]
+        given = {name: check(found[name]) for name, check in checks.items() if name in found}
+        event = KINDS[kind](**given)
         return event, event.sentence()
     except (KeyError, TypeError, ValueError, ArithmeticError, RecursionError):
         return None, data.decode("utf-8", "backslashreplace").replace("\0", "\\0")
@@ -167,29 +376,42 @@ def _refuse(constant: str) -> None:
     raise ValueError(constant)
 
 
-def _event(cls: type[Event], found: dict[str, Any]) -> Event:
-    hints = _HINTS[cls.KIND]
-    return cls(**{name: _fitting(hints[name], found[name]) for name in hints if name in found})
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
+_Check = Callable[[Any], Any]
 
 
-_HINTS = {
-    kind: {one.name: typing.get_type_hints(cls)[one.name] for one in fields(cls)}
-    for kind, cls in KINDS.items()
-}
+def _check_of(hint: Any) -> _Check:
+    """Returns a value as one of that type; raises ValueError for one that is not."""
+    kind, parts = typing.get_origin(hint), typing.get_args(hint)
+    if kind in (types.UnionType, Union):
+        inner = _check_of(parts[0])
+        return lambda value: None if value is None else inner(value)
+    if kind is tuple:
+        return functools.partial(_several, _check_of(parts[0]), parts)
+    return functools.partial(_single, hint)
 
 
-def _fitting(hint: Any, value: Any) -> Any:
-    """The value, where it is one of that type. Raises ValueError for another."""
-    kinds, parts = typing.get_origin(hint), typing.get_args(hint)
-    if kinds in (types.UnionType, Union):
-        return None if value is None else _fitting(parts[0], value)
-    if kinds is tuple and isinstance(value, list):
-        numbers = parts[0] is float
-        values = [math.inf if numbers and v is None else _fitting(parts[0], v) for v in value]
-        if Ellipsis in parts or len(parts) == len(values):
-            return tuple(values)
-    elif hint is float and type(value) in (int, float) and abs(value) < _NUMBER:
-        return float(value)
-    elif type(value) is hint and (hint is not int or abs(value) < _NUMBER):
-        return value
-    raise ValueError(f"{value!r} is not {hint}")
+def _several(check: _Check, parts: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+    if type(value) is not list or (Ellipsis not in parts and len(parts) != len(value)):
+        raise ValueError(value)
+    is_endless = parts[0] is float  # null is infinity there
+    return tuple(math.inf if is_endless and part is None else check(part) for part in value)
+
+
+def _single(hint: Any, value: Any) -> Any:
+    if hint is float and type(value) is int:
+        value = float(value)
+    if type(value) is not hint or (hint in (int, float) and not abs(value) < _NUMBER):
+        raise ValueError(value)
+    if hint is str:
+        value.encode()  # no half characters
+    return value
+
+
+def _checks_of(cls: type[Event]) -> dict[str, _Check]:
+    hints = typing.get_type_hints(cls)
+    return {one.name: _check_of(hints[one.name]) for one in fields(cls)}
+
+
+_CHECKS = {kind: _checks_of(cls) for kind, cls in KINDS.items()}

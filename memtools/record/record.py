@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 from memtools import _core
 from memtools._base.size import format_bytes
 from memtools.record import kinds, version1
+from memtools.record.events import signal_name
 
 UNKNOWN = 2**64 - 1  # "no reading" in a memoryview
 
@@ -229,18 +229,19 @@ def _event(
 
 def _end_by_signal(data: dict[str, Any]) -> tuple[RecordEvent, ...]:
     """The end event of a process that a signal has ended. It could only mark that."""
-    number = data["signal"]
-    if not number:
+    if not data["signal"]:
         return ()
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    text = f"exit: killed by {name}"
-    return (RecordEvent(data["events_total"], data["signal_ns"], 0, None, "end", text),)
+    end = kinds.End(signal=signal_name(data["signal"]))
+    return (_end_event(data["events_total"], data["signal_ns"], end),)
 
 
-def with_end(record: Record, text: str, time_ns: int) -> Record:
+def _end_event(number: int, time_ns: int, end: kinds.End) -> RecordEvent:
+    return RecordEvent(number, time_ns, 0, None, end.KIND, end.sentence(), end)
+
+
+def with_end(record: Record, end: kinds.End, time_ns: int) -> Record:
     """The record as it will be once its process has ended, which it is about to."""
-    end = RecordEvent(record.events_total, time_ns, 0, None, "end", f"exit: {text}")
-    events = (*record.events, end)
+    events = (*record.events, _end_event(record.events_total, time_ns, end))
     return replace(record, events=events, events_total=record.events_total + 1, written=False)
 
 
@@ -261,8 +262,9 @@ def _command(data: bytes) -> tuple[str, ...]:
 def _ending(record: Record) -> str:
     if record.complete:
         return "complete"
-    if record.events and record.events[-1].kind == "end":
-        return f"cut off: {record.events[-1].text.removeprefix('exit: ')}"
+    last = record.events[-1].data if record.events else None
+    if isinstance(last, kinds.End):
+        return f"cut off: {last.clause()}"
     return "being written" if record.written else "cut off: the process ended without closing it"
 
 

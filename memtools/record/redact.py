@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memtools.record.kinds import Event
@@ -195,5 +195,10 @@ def redacted_record(record: Record) -> Record:
 
 
 def _redacted_data(data: Event) -> Event:
-    texts = {name: value for name, value in vars(data).items() if isinstance(value, str)}
-    return replace(data, **{name: redacted(text) for name, text in texts.items()})
+    masked: dict[str, Any] = {}
+    for name, value in vars(data).items():
+        if isinstance(value, str):
+            masked[name] = redacted(value)
+        elif isinstance(value, tuple):
+            masked[name] = tuple(redacted(x) if isinstance(x, str) else x for x in value)
+    return replace(data, **masked)

@@ -47,12 +47,12 @@ class Timeline:
 
     def peak(self, name: str) -> tuple[int, int] | None:
         """The largest reading of a column and the time of its cell in ns; None without one."""
-        values = self.most[name]
+        values = self.most.get(name, [])
         top = _most(values) if values else UNKNOWN
         return None if top == UNKNOWN else (top, self.first_ns[values.index(top)])
 
     def last(self, name: str) -> int | None:
-        """The newest reading of a column."""
+        """The newest reading of a column; None without one."""
         return self.newest.get(name)
 
     def first(self, name: str) -> int | None:

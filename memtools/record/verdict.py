@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from memtools._base.size import format_bytes as size
+from memtools._base.size import format_bytes
 from memtools._base.text import duration, shown
 from memtools.record.growth import Growth, Judged, Late, Rise, judge, rounded
 from memtools.record.holdings import Holding
@@ -56,7 +56,7 @@ class Verdict:
         return any(one.kind in ("leak", "likely") for one in self.growth)
 
     @property
-    def said(self) -> tuple[Growth, ...]:
+    def significant(self) -> tuple[Growth, ...]:
         """Those that matter: not a few bytes now and then that no container explains."""
         named = any(holder.collects and holder.named for holder in self.holders)
         return tuple(g for g in self.growth if named or self._matters(g))
@@ -70,19 +70,21 @@ class Verdict:
 
     @property
     def grows(self) -> bool:
-        return bool(self.said or self.rises)
+        return bool(self.significant or self.rises)
 
     def lines(self, *, quiet: bool = False) -> list[str]:
-        said = [str(one) for one in self.said] + [str(one) for one in self.rises]
-        if said and self.forecast:
-            said[0] += f"; {self.forecast}"
-        found = said + ([one.text for one in self.holders] if said else [])
+        """What is known of growth, then who holds what grows, one line each. `quiet`: also what is
+        too little to matter, and that nothing grows."""
+        found = [str(one) for one in (*self.significant, *self.rises)]
+        if found:
+            found[0] += f"; {self.forecast}" if self.forecast else ""
+            found += [one.text for one in self.holders]
         if not quiet:
             return found
-        little = [one for one in self.growth if one not in self.said]
+        little = [one for one in self.growth if one not in self.significant]
         found += [
-            f"{one.signal} grows by {size(one.rate_bytes)} a {_unit(one.per)}, too little to "
-            "matter; no container that grows explains it"
+            f"{one.signal} grows by {format_bytes(one.rate_bytes)} a {_unit(one.per)}, too little "
+            "to matter; no container that grows explains it"
             for one in little[:1]
         ]
         return found or [self.short or self.nothing]
@@ -139,7 +141,7 @@ def verdict_of(figures: Figures) -> Verdict:
     )
     if figures.ending.by_memory(near=figures.near_limit):
         return replace(verdict, forecast="the limit was reached" if verdict.grows else None)
-    texts = [text for text in (one.forecast() for one in verdict.said) if text]
+    texts = [text for text in (one.forecast() for one in verdict.significant) if text]
     texts += [text for text in (_until(rise, room) for rise in rises) if text]
     return replace(verdict, forecast=texts[0] if texts else None)
 

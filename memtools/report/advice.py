@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from memtools._base.oom import remedy
 from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, percent, shown
-from memtools.record.events import guard_act
+from memtools.record.events import last_guard_act
 
 if TYPE_CHECKING:
     from memtools.record.figures import Figures
@@ -77,7 +77,7 @@ def _about_the_cause(figures: Figures) -> list[str]:
     if end.out_of_memory == "host":
         return _about_host_memory(figures)
     if figures.guards and end.kind in ("killed", "gone", "failed"):
-        return [f"the guard acted before the limit did: {guard_act(figures.guards[-1].text)}"]
+        return [f"the guard acted before the limit did: {last_guard_act(figures.record)}"]
     if end.kind not in ("killed", "gone"):
         return []
     if end.signal in SIGNALS:
@@ -147,7 +147,7 @@ def _about_growth(figures: Figures) -> list[str]:
     """Who holds it, else where to look; one line for the process, one for the workers."""
     verdict = figures.verdict
     lines: list[str] = []
-    signals = {growth.signal: growth.kind for growth in verdict.said}
+    signals = {growth.signal: growth.kind for growth in verdict.significant}
     signals |= {rise.signal: "rise" for rise in verdict.rises}
     own = {signal: kind for signal, kind in signals.items() if signal != "children"}
     if own and verdict.holders:
@@ -165,12 +165,12 @@ def _about_growth(figures: Figures) -> list[str]:
             "what is in use does not grow, what is resident does: give it back with "
             "monitor.cleanup_memory(), or start with MALLOC_ARENA_MAX=2"
         )
-    elif own and any(growth.shared for growth in verdict.said):
+    elif own and any(growth.shared for growth in verdict.significant):
         lines.append(
             "pages of mapped files are taken back under memory pressure; those of /dev/shm are "
             "not: look what is left there (ls -l /dev/shm)"
         )
-    elif own and not any(growth.filling for growth in verdict.said):
+    elif own and not any(growth.filling for growth in verdict.significant):
         ended = figures.ending.by_memory(near=figures.near_limit)
         lines.append(_census_advice(certain=verdict.leaking or ended))
     if "children" in signals:
@@ -192,10 +192,9 @@ def _census_advice(certain: bool = True) -> str:
 
 
 def _about_device(line: Timeline, device: int) -> list[str]:
-    allocated = line.last(f"cuda{device}_allocated") if line.known(f"cuda{device}_allocated") else 0
-    name = f"cuda{device}_reserved"
-    reserved = line.last(name) if line.known(name) else None
-    if not reserved or allocated is None or reserved - allocated < IDLE * reserved:
+    allocated = line.last(f"cuda{device}_allocated") or 0
+    reserved = line.last(f"cuda{device}_reserved")
+    if not reserved or reserved - allocated < IDLE * reserved:
         return []
     idle = reserved - allocated
     return [

@@ -12,7 +12,7 @@ from memtools.report.advice import advise
 if TYPE_CHECKING:
     from memtools.record.figures import Figures, Tier
 
-PHASES, SAID = 10, 8
+PHASES, GROWTH = 10, 8
 NOT_USED = ("limit", "_total", "available", "_free")  # what is left or allowed has no peak
 
 
@@ -22,7 +22,7 @@ def explain(figures: Figures) -> str:
         [sentence(figures.headline())],
         _about(figures),
         _section("Memory", _memory(figures)),
-        _section("Growth", _growth(figures)),
+        _section("Growth", figures.verdict.lines(quiet=True)[:GROWTH]),
         _section("Phases by peak", _phases(figures)),
         _section("Cleanups", _cleanups(figures)),
         _section("What to do next", [f"- {line}" for line in advise(figures)]),
@@ -49,7 +49,10 @@ def _about(figures: Figures) -> list[str]:
 
 
 def _memory(figures: Figures) -> list[str]:
-    lines = [] if figures.process is None and figures.used is None else [_peaks(figures)]
+    lines = []
+    if figures.process is not None or figures.used is not None:
+        seconds = None if figures.used is None else figures.used.peak_seconds
+        lines.append(figures.peaks() + ("" if seconds is None else f", at {duration(seconds)}"))
     if figures.workers is not None:
         lines.append(f"workers: {figures.workers.most:,} at most")
     for name, limit in figures.process_limits.items():
@@ -66,23 +69,10 @@ def _memory(figures: Figures) -> list[str]:
     return lines + (list(aligned(rows, right=(1, 2, 3), indent="")) if shown_tiers else [])
 
 
-def _peaks(figures: Figures) -> str:
-    at = (
-        ""
-        if figures.used is None or figures.used.peak_seconds is None
-        else (f", at {duration(figures.used.peak_seconds)}")
-    )
-    return f"{figures.peaks()}{at}"
-
-
 def _is_rss(tier: Tier, figures: Figures) -> bool:
     """The process's own column, where no page is mapped twice: it says what rss says."""
     rss = next((other for other in figures.tiers if other.name == "rss"), None)
     return tier.name == "process" and rss is not None and tier.peak == rss.peak
-
-
-def _growth(figures: Figures) -> list[str]:
-    return figures.growth_lines(quiet=True)[:SAID]
 
 
 def _phases(figures: Figures) -> list[str]:

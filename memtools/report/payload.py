@@ -112,7 +112,7 @@ def _line(least: list[int], most: list[int]) -> Json:
 
 
 def _steps(line: Timeline) -> list[int | None] | None:
-    if "step" not in line.most or not line.known("step") or not line.last("step"):
+    if not line.last("step"):
         return None
     return [None if step == UNKNOWN else step for step in line.most["step"]]
 

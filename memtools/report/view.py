@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, percent, shown, tight
-from memtools.record.figures import Use, is_bytes, of, seconds_of
+from memtools.record.figures import Use, Used, is_bytes, of, seconds_of
 from memtools.report.advice import advise
 from memtools.report.explain import sentence
 from memtools.report.payload import slug
@@ -76,6 +76,10 @@ def view(number: int, name: str, record: Record, figures: Figures, data: dict[st
     events.sort(key=lambda event: event.time_ns)
     first, last = events[: rows // 4], events[rows // 4 :][-(rows - rows // 4) :]
     hidden = len(events) - len(first) - len(last)
+    headline = figures.headline()
+    if figures.ending.kind == "clean":  # which the badge beside it says already
+        headline = figures.standing()
+    headline = tight(sentence(headline)) if headline else ""
     places = [(c["place"], c["title"]) for c in data["charts"]]
     return View(
         number=number,
@@ -83,7 +87,7 @@ def view(number: int, name: str, record: Record, figures: Figures, data: dict[st
         figures=figures,
         charts=[pair for pair in places if pair[0].startswith(f"r{number}-")],
         ending=ENDINGS[figures.ending.kind],
-        headline=_headline(figures),
+        headline=headline,
         started=_started(figures.start),
         samples=count(figures.samples, "sample"),
         lanes_note=_lanes_note(data["records"][number]),
@@ -97,13 +101,6 @@ def view(number: int, name: str, record: Record, figures: Figures, data: dict[st
         events=[_event(record, event) for event in first + last],
         columns=[_column(tier) for tier in figures.tiers],
     )
-
-
-def _headline(figures: Figures) -> str:
-    """Without what the badge beside it says already."""
-    if figures.ending.kind == "clean":
-        return tight(sentence(figures.standing())) if figures.used else ""
-    return tight(sentence(figures.headline()))
 
 
 def _started(seconds: float) -> str:
@@ -132,7 +129,7 @@ def kind_of(name: str) -> Kind:
 
 
 def _tiles(figures: Figures) -> list[Tile]:
-    tiles = _used_tiles(figures) + _growth_tiles(figures)
+    tiles = [*_used_tiles(figures), _growth_tile(figures)]
     for device in figures.devices:
         tiers = {tier.name: tier for tier in figures.tiers}
         allocated = tiers.get(f"cuda{device}_allocated")
@@ -161,8 +158,7 @@ def _used_tiles(figures: Figures) -> list[Tile]:
         theirs = f"{figures.workers.most:,} at most, {peak} of their own"
         tiles += [sum_tile, Tile("Workers", peak, theirs)]
     if used is not None and used.of == "control group":
-        group = Use(used.last_bytes, used.peak_bytes, used.peak_seconds)
-        tiles.append(_peak_tile("Peak of the control group", group, figures, "control group"))
+        tiles.append(_peak_tile("Peak of the control group", used, figures, "control group"))
     if used is not None and used.limit_bytes is not None and used.source != "machine":
         remark = f"{percent(used.last_bytes, used.limit_bytes)} of the limit"
         share = _share(used.last_bytes, used.limit_bytes)
@@ -175,7 +171,7 @@ def _used_tiles(figures: Figures) -> list[Tile]:
     return tiles
 
 
-def _peak_tile(name: str, use: Use, figures: Figures, counted: str) -> Tile:
+def _peak_tile(name: str, use: Use | Used, figures: Figures, counted: str) -> Tile:
     used = figures.used
     at = "" if use.peak_seconds is None else f"at {duration(use.peak_seconds)}"
     if used is None or used.limit_bytes is None:
@@ -195,34 +191,22 @@ def _share(part: int, whole: int) -> float:
     return min(100.0, 100 * part / whole)
 
 
-def _of_rise(signal: str) -> str:
-    return f"{'of the workers, ' if signal == 'children' else ''}too short to judge"
-
-
-def _growth_tiles(figures: Figures) -> list[Tile]:
+def _growth_tile(figures: Figures) -> Tile:
     verdict = figures.verdict
-    if verdict.said:
-        growth = verdict.said[0]
+    if verdict.significant:
+        growth = verdict.significant[0]
         rate = f"+{format_bytes(growth.rate_bytes)}/{growth.per}"
         remark = f"{growth.kind}, in {growth.signal}{growth.cost()}"
-        return [Tile("Growth at the end", rate, remark)]
+        return Tile("Growth at the end", rate, remark)
     if verdict.rises:
         rise = verdict.rises[0]
-        return [
-            Tile(
-                "Growth at the end",
-                f"+{format_bytes(rise.rate_bytes)}/{rise.per}",
-                _of_rise(rise.signal),
-            )
-        ]
+        whose = "of the workers, " if rise.signal == "children" else ""
+        rate = f"+{format_bytes(rise.rate_bytes)}/{rise.per}"
+        return Tile("Growth at the end", rate, f"{whose}too short to judge")
     if verdict.late is not None and verdict.short is None:
-        late = verdict.late
-        return [
-            Tile(
-                "Growth at the end", f"+{format_bytes(late.gain_bytes)}", f"in the last {late.last}"
-            )
-        ]
-    return [Tile("Growth at the end", "none" if verdict.short is None else "unknown")]
+        gain, last = format_bytes(verdict.late.gain_bytes), verdict.late.last
+        return Tile("Growth at the end", f"+{gain}", f"in the last {last}")
+    return Tile("Growth at the end", "none" if verdict.short is None else "unknown")
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -232,7 +216,7 @@ def _leaks(figures: Figures) -> list[dict[str, Any]]:
     """The verdict, then who holds what grows, each with the time when the run found it."""
     found, verdict = [], figures.verdict
     texts = {holder.text: holder.seconds for holder in verdict.holders}
-    for text in figures.growth_lines(quiet=not verdict.said and bool(verdict.growth)):
+    for text in verdict.lines(quiet=not verdict.significant and bool(verdict.growth)):
         seconds = texts.get(text)
         when = "at the end" if seconds is None else duration(seconds)
         kind = kind_of("leak" if seconds is None else "holder")
@@ -316,7 +300,7 @@ def compare(views: list[View], data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cells(figures: Figures, devices: list[int]) -> list[str]:
-    used, growth = figures.used, _growth_tiles(figures)[0].value
+    used, growth = figures.used, _growth_tile(figures).value
     limit = used.limit_bytes if used and used.source != "machine" else None
     peak = figures.together or used
     peaks = {tier.name: format_bytes(tier.peak) for tier in figures.tiers}

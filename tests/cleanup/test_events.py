@@ -12,7 +12,6 @@ from memtools import MemoryMonitor, read_record
 from memtools.cleanup import engine
 from memtools.cleanup.actions import Change, Outcome
 from memtools.cleanup.engine import Events
-from memtools.record import events as record_events
 from memtools.record.figures import figures_of
 from tests.cleanup.policycases import gc_as_found, quiet  # noqa: F401 - a fixture
 
@@ -65,13 +64,14 @@ def test_the_text_is_what_reports_read(tmp_path: Path, clock: list[int]):
     assert texts(path) == [
         "gc (1,200 objects, cadence, host pressure) 2.0 ms: freed 4.0 MiB on the host",
         "empty_cache (fragmented) 1.5 ms: freed 0 B on the host, 8.0 MiB on the devices",
-        "drop  a  small  one 2.0 ms: freed 0 B on the host",
+        "drop: a (small) one 2.0 ms: freed 0 B on the host",
     ]
-    read = [record_events.cleanup(e) for e in read_record(path).events if e.kind == "cleanup"]
+    cleanups = figures_of(read_record(path)).cleanups
+    read = [(each.what, each.seconds, each.freed_bytes) for each in cleanups]
     assert read == [
-        ("gc", 0.002, 4 * MIB),
+        ("drop: a (small) one", 0.002, 0),
         ("empty_cache", 0.0015, 8 * MIB),
-        ("drop a small one", 0.002, 0),
+        ("gc", 0.002, 4 * MIB),
     ]
 
 
@@ -92,8 +92,8 @@ def test_what_comes_often_is_added_up(tmp_path: Path, clock: list[int]):
         "gc_young (cadence, 10 times) 20.0 ms: freed 10.0 MiB on the host",
         "gc_young (3 objects, cadence) 2.0 ms: freed 1.0 MiB on the host",
     ]
-    sums = [record_events.cleanup(e) for e in read_record(path).events if e.kind == "cleanup"]
-    assert sum(seconds for _, seconds, _ in sums) == pytest.approx(0.024)
+    (sum_,) = figures_of(read_record(path)).cleanups
+    assert sum_.seconds == pytest.approx(0.024)
 
 
 def test_days_of_it_leave_the_record_its_other_events(tmp_path: Path, clock: list[int]):

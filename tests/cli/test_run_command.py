@@ -270,7 +270,7 @@ def test_a_guard_asks_the_command_to_end_and_says_so(tmp_path: Path) -> None:
     assert "of 300.0 MiB (given) used" in guard
     assert guard.endswith("(guard: 50 %): sent SIGTERM")
     assert found.stderr.decode().splitlines()[0] == f"memtools: {guard}"
-    assert record.events[0].text.endswith("every 1 ms; limit 300 MiB (given)")
+    assert record.events[0].text.endswith("every 1 ms; limit 300.0 MiB (given)")
 
 
 def test_a_guard_acts_once_and_not_below_its_share(tmp_path: Path) -> None:

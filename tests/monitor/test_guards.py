@@ -390,7 +390,7 @@ def test_a_limit_that_is_given_counts(root: Root) -> None:
         settle(m, root)
         m.step()
     assert told[0].limit_bytes == 500 * MIB
-    assert "limit given, 500 MiB" in str(told[0])
+    assert "limit given, 500.0 MiB" in str(told[0])
 
 
 @pytest.mark.parametrize("fraction", [0, -1, 1.01, float("nan")])

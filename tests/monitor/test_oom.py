@@ -103,15 +103,16 @@ def test_the_biggest_holders_are_named(cuda, observer, monitor, monkeypatch):
     monkeypatch.setattr(oom, "SLOW_CENSUS", 3600.0)  # however long it takes here and now
     buffer = Buffer()
     buffer.kept = pages_never_touched(40, 4093)
-    (line, *more) = oom.holder_lines("cpu")
-    assert line == "40 [4111, 4093] float32 tensors, 2.51 GiB, most held by list Buffer.kept"
+    (most, *more) = oom.tensors_on("cpu")
+    kept = "40 [4111, 4093] float32 tensors, 2.51 GiB, most held by list Buffer.kept"
+    assert most.sentence() == kept
     assert len(more) <= oom.GROUPS - 1
-    assert list(oom.holder_lines("cuda:0")) == []
+    assert list(oom.tensors_on("cuda:0")) == []
 
 
 def test_holders_go_into_the_record(cuda, observer, monitor, monkeypatch):
     lines = ["a", "b" * 400]
-    monkeypatch.setattr(oom, "holder_lines", lambda device: [f"{device} {x}" for x in lines])
+    monkeypatch.setattr(oom, "tensors_on", lambda device: [f"{device} {x}" for x in lines])
     observer.follow(monitor)
     with pytest.raises(torch.OutOfMemoryError):
         cuda.fail(device=1)
@@ -123,7 +124,8 @@ def test_holders_go_into_the_record(cuda, observer, monitor, monkeypatch):
 def test_a_slow_census_is_not_followed_by_passes_that_take_ten_times_as_long(monkeypatch):
     kept = pages_never_touched(40, 4091)
     monkeypatch.setattr(oom, "SLOW_CENSUS", 0.0)
-    assert next(oom.holder_lines("cpu")) == "40 [4111, 4091] float32 tensors, 2.51 GiB"
+    (most, *_) = oom.tensors_on("cpu")
+    assert most.sentence() == "40 [4111, 4091] float32 tensors, 2.51 GiB"
     assert len(kept) == 40
 
 
@@ -162,7 +164,7 @@ def test_many_failures_are_one_event_a_second_with_their_number(
     clock = [100.0]
     monkeypatch.setattr(oom.time, "monotonic", lambda: clock[0])
     looks = []
-    monkeypatch.setattr(oom, "holder_lines", lambda device: looks.append(device) or [])
+    monkeypatch.setattr(oom, "tensors_on", lambda device: looks.append(device) or [])
     observer.follow(monitor)
     for now in (100.0, 100.1, 100.9, 101.0, 129.0, 130.0):
         clock[0] = now

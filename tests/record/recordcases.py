@@ -107,9 +107,10 @@ CASES: dict[str, list[Case]] = {
     ],
     "RecordWriter.flush": [WRITER.flush],
     "RecordWriter._close_at_exit": [
-        lambda: LEFT._close_at_exit("", 1),
-        lambda: LEFT._close_at_exit("exit: code 1: " + "ä" * 200, 2**63),
-        lambda: refused(TypeError, lambda: LEFT._close_at_exit("", "")),  # type: ignore[arg-type]
+        lambda: LEFT._close_at_exit(b"", 1),
+        lambda: LEFT._close_at_exit(b"x" * 2000, 2**63),
+        lambda: refused(ValueError, lambda: LEFT._close_at_exit(b"x" * 65537, 1)),
+        lambda: refused(TypeError, lambda: LEFT._close_at_exit(b"", "")),  # type: ignore[arg-type]
     ],
     "RecordWriter._mark_signals": [
         lambda: make()._mark_signals(),

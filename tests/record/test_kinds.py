@@ -21,14 +21,29 @@ from memtools.leak.detector import LeakVerdict, StepsLeft
 from memtools.monitor.leakwatch import FillVerdict
 from memtools.record import kinds, version1
 from memtools.record.figures import figures_of
-from memtools.record.kinds import Event, GuardSet, Heap, Holder, Leak, Limit
+from memtools.record.kinds import (
+    Cleanup,
+    End,
+    Event,
+    Fork,
+    GuardAct,
+    GuardSet,
+    Heap,
+    Holder,
+    Leak,
+    Limit,
+    OutOfMemory,
+    Pressure,
+    Start,
+)
 from memtools.record.redact import redacted_record
 
 VERSION_1 = Path(__file__).parent / "version1"
 
 numbers = st.integers(0, 2**62)
+maybe = st.none() | numbers
 rates = st.floats(0, 1e15)
-words = st.text(st.characters(codec="utf-8"), max_size=40)
+words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40)
 lefts = st.tuples(*[st.floats(0, 1e12) | st.just(math.inf)] * 3)
 events = st.one_of(
     st.builds(Leak, words, words, rates, numbers, st.none() | rates, st.none() | lefts, rates,
@@ -38,6 +53,15 @@ events = st.one_of(
     st.builds(Limit, words, st.none() | numbers),
     st.builds(Heap, numbers),
     st.builds(GuardSet, rates),
+    st.builds(Start, words, words, st.tuples(numbers, numbers), rates, words, maybe, maybe),
+    st.builds(End, words, words, maybe, st.none() | words, words),
+    st.builds(Fork, numbers),
+    st.builds(Cleanup, st.tuples(words, words), st.tuples(rates, rates), st.tuples(words), maybe,
+              numbers),
+    st.builds(OutOfMemory, *[numbers] * 8, st.none() | words),
+    st.builds(Pressure, words, rates, numbers, numbers, words, numbers, words, words, words,
+              st.none() | lefts),
+    st.builds(GuardAct, words, rates, numbers, numbers, words, st.none() | rates, words),
 )  # fmt: skip
 
 
@@ -50,7 +74,72 @@ def test_fields_are_read_back_as_they_were(event):
 
 
 def test_every_kind_is_tried():
-    assert {type(kind) for kind in (LEAK, HOLDER, *OTHERS)} == set(kinds.KINDS.values())
+    assert {type(kind) for kind in (LEAK, HOLDER, *OTHERS, *SENTENCES)} == set(kinds.KINDS.values())
+
+
+GIB = 2**30
+SENTENCES: dict[Event, str] = {
+    Start("memtools run", "", (0, 1), 10.0, "limit given, 1.00 GiB", GIB):
+        "memtools run: host, cuda0, cuda1 every 10 ms; limit given, 1.00 GiB",
+    Start("", "sh", (), 12.5, "limit 23.5 GiB (machine)", None, 25276510208):
+        "process tree of sh every 12.5 ms; limit 23.5 GiB (machine)",
+    End("stop()"): "exit: stop()",
+    End(code=0): "exit: code 0",
+    End(text="bad rate", code=1): "exit: code 1: bad rate",
+    End(signal="SIGTERM"): "exit: killed by SIGTERM",
+    End(exception="KeyError", text="'x'"): "exit: exception KeyError: 'x'",
+    End(exception="MemoryError"): "exit: exception MemoryError",
+    End("not started", "No such file"): "exit: not started, No such file",
+    Fork(1): "a child process forked",
+    Fork(1200): "1,200 child processes forked",
+    Cleanup(("gc", "malloc_trim"), (3.14, 0.21), ("12 objects", "cadence"), 4 << 20):
+        "gc (12 objects, cadence) 3.1 ms, malloc_trim 0.2 ms: freed 4.0 MiB on the host",
+    Cleanup(("empty_cache",), (1.5,), (), 0, GIB):
+        "empty_cache 1.5 ms: freed 0 B on the host, 1.00 GiB on the devices",
+    OutOfMemory(0, 3 * GIB, 70 * GIB, 75 * GIB, GIB, 79 * GIB, 2 * GIB, 2, "forward"):
+        "cuda:0: no 3.00 GiB: allocated 70.0 GiB, reserved 75.0 GiB, free 1.00 GiB of 79.0 GiB; "
+        "largest free block 2.00 GiB; 2 more before; in phase forward",
+    Holder("list Net.kept", "tensors", None, None, 1200, GIB, what="[4, 4] float32 tensors"):
+        "1,200 [4, 4] float32 tensors, 1.00 GiB, most held by list Net.kept",
+    Pressure("passed", 0.875, 1900 << 20, 2048 << 20, "cgroup"):
+        "87.5 % of the limit passed: 1900 of 2048 MiB (cgroup)",
+    Pressure("not heard", seconds=10):
+        "no step() for 10 s since then: callbacks and guards have not acted, as they do so in "
+        "step() on the main thread",
+    Pressure("cannot act", handle="<guard raise at 90%>", why="no limit"):
+        "<guard raise at 90%> cannot act: no limit; it acts in a step() of the main thread",
+    Pressure("forecast", signal="heap", steps_left=(900.0, 950.0, 1000.0)):
+        "forecast: limit in 900 to 1,000 steps (heap grows)",
+    GuardAct("raise", 0.9, 450 << 20, 500 << 20, "limit given, 500.0 MiB", 12.0):
+        "raise: 450.0 MiB of 500.0 MiB used (90.0%; limit given, 500.0 MiB), watermark 90%, "
+        "stalled 12% of the last 10 s",
+    GuardAct("SIGTERM", 0.8, 450 << 20, 500 << 20, "given"):
+        "450.0 MiB of 500.0 MiB (given) used, 90 % (guard: 80 %): sent SIGTERM",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("event", SENTENCES)
+def test_what_is_shown_of_an_event(event):
+    found, text = kinds.read(event.KIND, kinds.payload(event.KIND, event))
+    assert (found, text) == (event, SENTENCES[event])
+
+
+OLDER = [event for event in SENTENCES if event.KIND in ("start", "end", "guard")]
+
+
+@pytest.mark.parametrize("event", OLDER)
+def test_the_sentences_of_a_start_an_end_and_a_guard_are_understood(event):
+    found = version1.read(event.KIND, SENTENCES[event])
+    if isinstance(event, End):
+        assert found == event
+    elif isinstance(event, Start):
+        assert isinstance(found, Start)
+        assert found.given_bytes == event.given_bytes
+        assert (found.machine_bytes or 0) == pytest.approx(event.machine_bytes or 0, rel=0.01)
+        assert (found.name, found.command) == (event.name, event.command)
+    else:
+        assert isinstance(found, GuardAct)
+        assert found.clause() == event.clause()
 
 
 LEFT = StepsLeft(900.0, 950.0, math.inf)
@@ -147,13 +236,11 @@ def old_record(tmp_path: Path, name: str) -> memtools.Record:
 def test_a_record_of_version_1_tells_who_holds_what_grows(tmp_path):
     figures = figures_of(old_record(tmp_path, "leak"))
     assert [event.kind for event in figures.record.events if event.data] == [
-        "leak",
-        "holder",
-        "leak",
-    ]
+        "start", "leak", "holder", "leak", "cleanup", "end"
+    ]  # fmt: skip
     (holder,) = figures.holders
     assert (holder.path, holder.kind) == ("list module attribute __main__.kept", "list")
-    first, second = figures.growth_lines()
+    first, second = figures.verdict.lines()
     assert first.startswith("likely: +29.2 KiB/step in heap since step 2; limit in ")
     assert second == "1 new Entry object a step, held by list module attribute __main__.kept"
     assert [(one.what, one.freed_bytes) for one in figures.cleanups] == [

@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 
 import memtools
 from memtools import _core, cli
-from memtools.record.events import ending, started_with
+from memtools.record import version1
+from memtools.record.events import ending
 from memtools.record.figures import figures_of
+from memtools.record.kinds import Start
 from tests.report.reportcases import COLUMNS, HOSTILE, MIB, write
 
 HOLDER = (
@@ -107,7 +109,7 @@ ENDS = {
     "exit 3": ("failed", "it ended with exit code 3"),
     "exit: code 1": ("failed", "it ended with exit code 1"),
     "exit: exception ValueError: exit 0": ("failed", "it ended by exception ValueError: exit 0"),
-    "not started: No such file": ("failed", "it was not started: No such file"),
+    "exit: not started, No such file": ("failed", "it was not started, No such file"),
     "killed by SIGKILL": ("killed", "it was killed by SIGKILL"),
     "exit 137": ("killed", "it ended with exit code 137"),
 }
@@ -146,7 +148,9 @@ LIMITS = {
 
 @pytest.mark.parametrize("text", LIMITS)
 def test_the_start_event_tells_of_limits_that_have_no_column(text):
-    assert started_with(text) == LIMITS[text]
+    start = version1.read("start", text)
+    assert isinstance(start, Start)
+    assert (start.given_bytes, start.machine_bytes) == LIMITS[text]
 
 
 def test_the_lower_of_two_limits_counts_and_what_is_counted_fits_it(path):

@@ -13,8 +13,7 @@ import memtools
 from memtools import _core, cli
 from memtools._base.size import format_bytes
 from memtools._base.text import duration, percent, shown
-from memtools.record.events import cleanup
-from memtools.record.figures import figures_of, plain
+from memtools.record.figures import Cleanups, figures_of, plain
 from memtools.report.advice import advise
 from tests.report.reportcases import HOSTILE, MIB, START, write
 
@@ -63,8 +62,7 @@ def test_explain_needs_neither_torch_nor_numpy_nor_jinja2(path):
 def test_a_cleanup_event_with_a_duration_takes_that(path):
     with _core.RecordWriter(path, ["x"]) as writer:
         writer.event("cleanup", "gc: 9 ms, freed 1 MiB", time_ns=START, duration_ns=5_000_000)
-    (event,) = memtools.read_record(path).events
-    assert cleanup(event) == ("gc", 0.005, MIB)
+    assert figures_of(memtools.read_record(path)).cleanups == (Cleanups("gc", 1, 0.005, MIB),)
 
 
 def test_a_forecast_without_an_end_is_null_in_json():

@@ -130,7 +130,7 @@ def test_the_page_says_what_explain_says(page, record):
     text, figures = page.text(), figures_of(record)
     assert figures.used is not None
     for words in ("Finished", "Memory of train.py", "List Net.kept grows: clear it",
-                  figures.growth_lines()[0], "freed 1.0 MiB", "2,999",
+                  figures.verdict.lines()[0], "freed 1.0 MiB", "2,999",
                   f"of 1.00 GiB (cgroup limit), at {figures.used.peak_seconds:.1f} s"):  # fmt: skip
         assert words in text, words
     phases = [attrs for tag, attrs in page.tags if tag == "th" and attrs.get("scope") == "row"]

@@ -17,7 +17,7 @@ import pytest
 import memtools
 from memtools import _core
 from memtools.record.figures import Figures, figures_of
-from memtools.record.summary import Summary
+from memtools.record.summary import summary_lines
 from memtools.report.explain import explain
 from tests.report.reportcases import COLUMNS, MIB, abandon
 from tests.traces import runs
@@ -57,7 +57,7 @@ LEAK_FREE = (
 def said(path: str) -> tuple[Figures, str]:
     """The figures, and all that run and explain say of them."""
     figures = figures_of(memtools.read_record(path))
-    lines = "\n".join(Summary.of_record(path).lines())
+    lines = "\n".join(summary_lines(figures_of(memtools.read_record(path))))
     return figures, f"{lines}\n{explain(figures)}"
 
 
@@ -76,7 +76,7 @@ def test_a_leak_is_said_with_its_rate_and_holder(name: str, tmp_path: Path) -> N
         return
     verdict = figures.verdict
     assert verdict.grows
-    rates = [one.rate_bytes for one in (*verdict.said, *verdict.rises)]
+    rates = [one.rate_bytes for one in (*verdict.significant, *verdict.rises)]
     assert len(rates) == 1  # one rate, and one forecast
     assert words.count("the limit in about") + words.count("; limit in ") == 2  # in each once
     if rate is not None:
@@ -90,7 +90,7 @@ def assert_forecast(figures: Figures, rate: float) -> None:
     """Never later than the growth itself allows."""
     room = figures.room_bytes
     assert room is not None
-    for growth in figures.verdict.said:
+    for growth in figures.verdict.significant:
         assert growth.left is not None
         assert growth.left[0] <= room / rate
         assert growth.left[1] <= 1.26 * room / rate

@@ -42,3 +42,19 @@ mt_alloc_zeroed(const mt_alloc *mem, size_t count, size_t size)
     if (block != NULL) memset(block, 0, bytes);
     return block;
 }
+
+enum { FIRST_ROOM = 16 };
+
+void *
+mt_alloc_grown(const mt_alloc *mem, void *block, size_t *room, size_t need, size_t size)
+{
+    size_t more = mt_size_max(mt_size_max(need, FIRST_ROOM), 2 * *room);
+    void *larger;
+
+    if (need <= *room) return block;
+    if ((larger = mt_alloc_zeroed(mem, more, size)) == NULL) return NULL;
+    if (*room > 0) memcpy(larger, block, *room * size);
+    mem->put(mem->ctx, block, *room * size);
+    *room = more;
+    return larger;
+}

@@ -1,7 +1,8 @@
 /* dtype.h -- the floating-point types a gate tensor may have, and how they turn into each other.
  *
- * Widening is exact. Narrowing rounds to nearest, ties to even, as torch does; float64 to a half
- * type goes through float32, as torch's own cast does. */
+ * The 8-bit types are here because a history records gates of any floating-point dtype; they can be
+ * read, not narrowed to. Widening is exact. Narrowing rounds to nearest, ties to even, as torch
+ * does; float64 to a half type goes through float32, as torch's own cast does. */
 #ifndef MT_BASE_DTYPE_H
 #define MT_BASE_DTYPE_H
 

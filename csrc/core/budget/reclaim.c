@@ -61,7 +61,8 @@ mt_ledger_reclaim(mt_ledger *ledger, const mt_member *asker, size_t bytes)
     return given;
 }
 
-/* More than is reserved would be a figure from another moment. */
+/* What a member says is idle, at most what it has reserved: more would be a figure of another
+ * moment. */
 static size_t
 idle_of(mt_tree *t, const mt_member *m)
 {

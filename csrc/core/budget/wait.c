@@ -74,7 +74,7 @@ mt_ledger_is_first(mt_ledger *ledger, uint64_t ticket)
     return first;
 }
 
-/* The next in the queue has to look. */
+/* Leaving the queue counts as a change, because the next one in it is first now and has to look. */
 void
 mt_ledger_quit(mt_ledger *ledger, uint64_t ticket)
 {

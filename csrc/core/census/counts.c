@@ -5,7 +5,7 @@
 
 #include "base/size.h"
 
-enum { FIRST = 64, FIRST_SLOTS = 128 }; /* lines, and words */
+enum { FIRST_SLOTS = 128 };
 
 void
 mt_counts_init(mt_counts *t, const mt_alloc *mem)
@@ -40,48 +40,6 @@ hash_of(const int64_t *key, size_t words)
     return h;
 }
 
-/* A larger copy of a block, the rest zero; NULL without memory or when the size overflows. */
-static void *
-grown(const mt_counts *t, const void *block, size_t used, size_t cap, size_t size)
-{
-    void *larger = mt_alloc_zeroed(t->mem, cap, size);
-
-    if (larger != NULL && used > 0) memcpy(larger, block, used * size);
-    return larger;
-}
-
-static mt_status
-room_for_words(mt_counts *t, size_t words, mt_error *err)
-{
-    size_t cap = t->words_cap == 0 ? FIRST : t->words_cap;
-    int64_t *larger;
-
-    while (cap - t->words_n < words)
-        cap *= 2;
-    if (cap == t->words_cap) return MT_OK;
-    if ((larger = grown(t, t->words, t->words_n, cap, sizeof *larger)) == NULL)
-        return mt_fail(err, MT_ENOMEM, "malloc", 0);
-    put(t, t->words, t->words_cap, sizeof *t->words);
-    t->words = larger;
-    t->words_cap = cap;
-    return MT_OK;
-}
-
-static mt_status
-room_for_a_line(mt_counts *t, mt_error *err)
-{
-    size_t cap = t->lines_cap == 0 ? FIRST : 2 * t->lines_cap;
-    mt_counts_line *larger;
-
-    if (t->n < t->lines_cap) return MT_OK;
-    if ((larger = grown(t, t->lines, t->n, cap, sizeof *larger)) == NULL)
-        return mt_fail(err, MT_ENOMEM, "malloc", 0);
-    put(t, t->lines, t->lines_cap, sizeof *t->lines);
-    t->lines = larger;
-    t->lines_cap = cap;
-    return MT_OK;
-}
-
 static void
 enter(mt_counts *t, size_t line)
 {
@@ -99,7 +57,7 @@ room_in_the_table(mt_counts *t, mt_error *err)
     uint32_t *larger;
 
     if (2 * (t->n + 1) <= t->slots_cap) return MT_OK;
-    if (t->n >= UINT32_MAX / 2 || (larger = grown(t, NULL, 0, cap, sizeof *larger)) == NULL)
+    if (t->n >= UINT32_MAX / 2 || (larger = mt_alloc_zeroed(t->mem, cap, sizeof *larger)) == NULL)
         return mt_fail(err, MT_ENOMEM, "malloc", 0);
     put(t, t->slots, t->slots_cap, sizeof *t->slots);
     t->slots = larger;
@@ -107,6 +65,22 @@ room_in_the_table(mt_counts *t, mt_error *err)
     for (size_t i = 0; i < t->n; i++)
         enter(t, i);
     return MT_OK;
+}
+
+/* Room for one line more whose key has so many words. */
+static mt_status
+make_room(mt_counts *t, size_t words, mt_error *err)
+{
+    size_t need = t->words_n + words;
+    int64_t *keys = mt_alloc_grown(t->mem, t->words, &t->words_cap, need, sizeof *keys);
+    mt_counts_line *lines;
+
+    if (keys == NULL) return mt_fail(err, MT_ENOMEM, "malloc", 0);
+    t->words = keys;
+    lines = mt_alloc_grown(t->mem, t->lines, &t->lines_cap, t->n + 1, sizeof *lines);
+    if (lines == NULL) return mt_fail(err, MT_ENOMEM, "malloc", 0);
+    t->lines = lines;
+    return room_in_the_table(t, err);
 }
 
 static size_t
@@ -132,13 +106,12 @@ mt_counts_line_of(mt_counts *t, const int64_t *key, size_t words, size_t *out, m
 
     assert(words > 0 && words < 1 << 16);
     if (line == SIZE_MAX) {
-        if ((st = room_for_words(t, words, err)) != MT_OK) return st;
-        if ((st = room_for_a_line(t, err)) != MT_OK) return st;
-        if ((st = room_in_the_table(t, err)) != MT_OK) return st;
+        if ((st = make_room(t, words, err)) != MT_OK) return st;
         line = t->n++;
         t->lines[line] = (mt_counts_line){.key = t->words_n, .words = words, .hash = hash};
         memcpy(t->words + t->words_n, key, words * sizeof *key);
         t->words_n += words;
+        assert(t->n <= t->lines_cap && t->words_n <= t->words_cap && 2 * t->n <= t->slots_cap);
         enter(t, line);
     }
     *out = line;

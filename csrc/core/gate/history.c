@@ -155,8 +155,8 @@ is_refused(const mt_gatehist *h, size_t more)
     return more >= h->refused_more && mt_ledger_changes(h->config.ledger) == h->refused;
 }
 
-/* Reserves what a record of so many bytes needs beside those that are held. Where the ledger refuses,
- * but the record fits into what is reserved already, claim() evicts entries for it. */
+/* Reserves what a record of so many bytes needs beside those that are held. Where the ledger
+ * refuses, but the record fits into what is reserved already, claim() evicts entries for it. */
 static mt_status
 hold_record(mt_gatehist *h, size_t bytes, mt_error *err)
 {
@@ -344,30 +344,27 @@ plain_copy(const mt_gatehist *h, const mt_slot *slot, const mt_rows *rows)
     return same_bytes(h, slot, rows) && !h->config.statistics && mt_rows_is_packed(rows);
 }
 
-static void
-fill_chunk(mt_gatehist *h, const mt_slot *slot, const mt_rows *rows, size_t first, size_t count)
-{
-    const void *raw = packed_chunk(h, rows, first, count);
-    unsigned char *fused = fused_target(h, slot, rows);
-
-    if (fused != NULL) {
-        fused += first * h->experts * mt_dtype_size(rows->dtype);
-        mt_gatestats_add(&h->stats, raw, mt_gatehist_width(rows->dtype), count, fused);
-        return;
-    }
-    if (slot != NULL) write_chunk(h, slot, raw, rows->dtype, first, count);
-    if (h->config.statistics) mt_gatehist_count(h, raw, rows->dtype, count, &h->stats);
-}
-
 void
 mt_gatehist_fill(mt_gatehist *h, uint64_t number, const mt_rows *rows)
 {
     const mt_slot *slot = find(&h->ring, number);
     size_t step = plain_copy(h, slot, rows) ? rows->rows : mt_gatehist_chunk_rows(h);
+    size_t row = rows->cols * mt_dtype_size(rows->dtype);
+    unsigned char *fused = fused_target(h, slot, rows);
 
     assert(rows->cols == h->experts && (slot == NULL || slot->rows == rows->rows));
-    for (size_t first = 0; first < rows->rows; first += step)
-        fill_chunk(h, slot, rows, first, mt_size_min(step, rows->rows - first));
+    for (size_t first = 0; first < rows->rows; first += step) {
+        size_t count = mt_size_min(step, rows->rows - first);
+        const void *raw = packed_chunk(h, rows, first, count);
+
+        if (fused != NULL) {
+            mt_gatestats_add(&h->stats, raw, mt_gatehist_width(rows->dtype), count,
+                             fused + first * row);
+            continue;
+        }
+        if (slot != NULL) write_chunk(h, slot, raw, rows->dtype, first, count);
+        if (h->config.statistics) mt_gatehist_count(h, raw, rows->dtype, count, &h->stats);
+    }
     if (h->config.statistics) mt_gatestats_end_entry(&h->stats);
 }
 

@@ -65,6 +65,7 @@ grow_wrapped(mt_ring *r, size_t need)
     size_t roomy = r->extent + r->extent / 2;
     size_t grown = mt_size_min(r->bound, mt_size_max(need, roomy)), up = grown - r->extent;
 
+    assert(need > r->extent && need <= grown);
     memmove(r->base + r->head + up, r->base + r->head, r->extent - r->head);
     for (size_t i = 0; i < r->len; i++) {
         mt_slot *slot = &r->slots[slot_index(r, i)];
@@ -92,6 +93,7 @@ mt_ring_claim(mt_ring *r, mt_slot slot)
 {
     assert(r->len < r->max_entries && slot.bytes <= r->bound - r->bytes);
     make_room(r, slot.bytes);
+    assert(r->bytes + slot.bytes <= r->extent && r->extent <= r->bound);
     slot.at = r->head + r->bytes;
     if (slot.at >= r->extent) slot.at -= r->extent;
     r->slots[slot_index(r, r->len)] = slot;
@@ -164,6 +166,7 @@ mt_ring_read(const mt_ring *r, const mt_slot *slot, size_t from, void *dst, size
 unsigned char *
 mt_ring_direct(const mt_ring *r, const mt_slot *slot)
 {
+    assert(slot->at <= r->extent);
     return slot->at + slot->bytes <= r->extent ? r->base + slot->at : NULL;
 }
 

@@ -68,8 +68,12 @@ decode_row(const mt_gaterow_format *f, const unsigned char *record, unsigned cha
     const unsigned char *gates = record + f->top_k * width;
 
     memset(dst, 0, f->experts * size);
-    for (unsigned k = 0; k < f->top_k; k++)
-        memcpy(dst + get_index(record + k * width, width) * size, gates + k * size, size);
+    for (unsigned k = 0; k < f->top_k; k++) {
+        uint32_t expert = get_index(record + k * width, width);
+
+        assert(expert < f->experts);
+        memcpy(dst + expert * size, gates + k * size, size);
+    }
 }
 
 void
@@ -88,6 +92,7 @@ mt_gaterow_kept(const mt_gaterow_format *f, const void *record, size_t row, uint
     size_t width = index_bytes(f);
     const unsigned char *at = (const unsigned char *)record + row * mt_gaterow_bytes(f);
 
+    assert(f->keep == MT_KEEP_TOPK);
     for (unsigned k = 0; k < f->top_k; k++)
         experts[k] = get_index(at + k * width, width);
     return at + f->top_k * width;

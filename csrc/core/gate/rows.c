@@ -1,5 +1,6 @@
 #include "gate/rows.h"
 
+#include <assert.h>
 #include <string.h>
 
 mt_rows
@@ -61,6 +62,7 @@ mt_rows_pack(const mt_rows *t, size_t first, size_t count, void *dst)
     unsigned char *out = dst;
 
     if (count == 0 || t->cols == 0) return;
+    assert(t->data != NULL && first <= t->rows && count <= t->rows - first);
     src += (ptrdiff_t)first * t->row_stride * (ptrdiff_t)size;
     if (mt_rows_is_packed(t)) {
         memcpy(out, src, count * row_bytes);

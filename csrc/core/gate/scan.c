@@ -118,6 +118,7 @@ mt_gatescan(const void *x, mt_gate_width width, size_t rows, size_t experts, uns
 {
     size_t row = experts * (width == MT_GATE_F64 ? sizeof(double) : sizeof(float));
 
+    assert(top_k > 0 && top_k <= MT_TOP_K_MAX && top_k <= experts);
     sums->tokens += rows;
     if (width == MT_GATE_F32 && experts <= MT_FAST_EXPERTS && top_k <= MT_FAST_TOP_K) {
         scan_fast(x, rows, experts, top_k, sums, copy);

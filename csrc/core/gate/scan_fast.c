@@ -1,10 +1,11 @@
 /* scan_fast.c -- how this file works.
  *
  * Each row's threshold is its top_k-th largest gate, and every gate that is not below it is counted
- * (add_rows, four rows at a time). Three checks follow: sums that are not finite mean that the caller
- * must count the block the exact way; counts that do not add up mean equal gates at a threshold, and
- * the block is counted again with one gate taken out at a time (count_rows). The loops are compiled
- * for several instruction sets and, with top-1, for the common numbers of experts. */
+ * (add_rows, four rows at a time). Three checks follow: sums that are not finite mean that the
+ * caller must count the block the exact way; counts that do not add up mean equal gates at a
+ * threshold, and the block is counted again with one gate taken out at a time (count_rows). The
+ * loops are compiled for several instruction sets and, with top-1, for the common numbers of
+ * experts. */
 
 /* Lets the compiler use vector maxima, whose result for a NaN is unspecified: a block with a NaN is
  * found out by its sums (with integer arithmetic) and done again by the caller. */
@@ -14,6 +15,7 @@
 
 #include "gate/scan_fast.h"
 
+#include <assert.h>
 #include <float.h>
 #include <string.h>
 
@@ -96,8 +98,8 @@ add_rows(const float *x, size_t rows, size_t experts, unsigned top_k, double *re
         add_one(x + r * experts, experts, top_k, sum, count);
 }
 
-/* The numbers of experts for which the loops over rows are compiled with a constant length, where the
- * statistics count top-1. */
+/* The numbers of experts for which the loops over rows are compiled with a constant length, where
+ * the statistics count top-1. */
 #define COMMON_WIDTHS(CASE) CASE(8) CASE(16) CASE(32) CASE(64) CASE(128)
 
 #define ADD(n)                                                                                     \
@@ -209,6 +211,8 @@ mt_gatefast_block(const float *x, size_t rows, size_t experts, unsigned top_k, d
 {
     size_t done = 0;
 
+    assert(experts <= MT_FAST_EXPERTS && rows <= MT_FAST_ROWS);
+    assert(top_k > 0 && top_k <= MT_FAST_TOP_K && top_k <= experts);
     memset(sum, 0, experts * sizeof *sum);
     memset(count, 0, experts * sizeof *count);
     if (top_k == 1)

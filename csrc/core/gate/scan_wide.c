@@ -106,7 +106,7 @@ first_fours(const float *x, size_t rows, size_t vectors, uint32_t *count)
 
 #define FIRST(n)                                                                                   \
     case n:                                                                                        \
-        return first_fours(x, rows, n / 16, count);
+        return first_fours(x, rows, (n) / 16, count);
 
 WIDE static size_t
 first_width(const float *x, size_t rows, size_t experts, uint32_t *count)
@@ -120,7 +120,7 @@ first_width(const float *x, size_t rows, size_t experts, uint32_t *count)
 
 #define ADD(n)                                                                                     \
     case n:                                                                                        \
-        return add_fours(x, rows, n / 16, sum, count, copy);
+        return add_fours(x, rows, (n) / 16, sum, count, copy);
 
 INLINE size_t
 add_width(const float *x, size_t rows, size_t experts, double *sum, uint32_t *count, float *copy)

@@ -90,9 +90,9 @@ adopt_entry(mt_gatehist *to, const mt_gatehist *from, size_t i)
 {
     mt_slot slot = *mt_ring_slot(&from->ring, i);
 
+    assert(to->ring.seq == to->ring.len); /* nothing was dropped: the newest lies in one piece */
     mt_ring_claim(&to->ring, slot);
     if (slot.bytes == 0) return;
-    /* `to` has never dropped anything, so its newest record lies in one piece. */
     mt_ring_read(&from->ring, &slot, 0,
                  mt_ring_direct(&to->ring, mt_ring_slot(&to->ring, to->ring.len - 1)), slot.bytes);
 }

@@ -241,6 +241,7 @@ mt_stage_push(mt_stage *s, const void *src, size_t bytes, void *stream, const ui
     *slot_at(s, s->len) = next;
     s->tail = next.offset + next.span;
     s->len++;
+    assert(mt_stage_check(s));
     return MT_OK;
 }
 
@@ -275,6 +276,7 @@ mt_stage_pop(mt_stage *s)
     s->head = (s->head + 1) % s->max_items;
     s->len--;
     s->head_arrived = false;
+    assert(mt_stage_check(s));
 }
 
 size_t

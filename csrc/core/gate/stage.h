@@ -47,8 +47,9 @@ void mt_stage_free(mt_stage *s);
 void mt_stage_abandon(mt_stage *s);
 
 /* Appends the bytes that `src` (on this stage's device) will hold when `stream` gets there. Only
- * enqueues work: never waits for the device, unless a call failed. Afterwards src may be written on `stream`, or freed in
- * its order. bytes may be 0 (then src is not read): such an item keeps its place, and 256 bytes.
+ * enqueues work: never waits for the device, unless a call failed. Afterwards src may be written on
+ * `stream`, or freed in its order. bytes may be 0 (then src is not read): such an item keeps its
+ * place, and 256 bytes.
  *   MT_EAGAIN   full, in bytes or in items: pop, then try again
  *   MT_ELIMIT   more than the capacity: will never fit
  *   MT_EDEVICE  a device call failed; or, with native 0 and the call "append during CUDA graph
@@ -73,7 +74,8 @@ size_t
 mt_stage_capacity(const mt_stage *s); /* bytes, of the device block and of the pinned block */
 int mt_stage_device(const mt_stage *s);
 
-/* The invariants, for tests: items in ring order, aligned, inside the block, not overlapping. */
+/* The invariants, asserted after each push and pop: items in ring order, aligned, inside the block,
+ * not overlapping. */
 bool mt_stage_check(const mt_stage *s);
 
 #endif

@@ -60,6 +60,7 @@ mt_gatestats_reserve(mt_gatestats *s, size_t experts, mt_error *err)
 void
 mt_gatestats_add(mt_gatestats *s, const void *x, mt_gate_width width, size_t rows, void *copy)
 {
+    assert(s->experts > 0 && s->top_k <= s->experts);
     mt_gatescan(x, width, rows, s->experts, s->top_k, &s->total, copy);
 }
 
@@ -86,6 +87,7 @@ halve_marks(mt_gatestats *s)
 void
 mt_gatestats_end_entry(mt_gatestats *s)
 {
+    assert(s->marks == s->entries / s->span && s->marks <= MT_MARKS);
     s->entries++;
     if (s->entries % s->span != 0) return;
     if (s->marks == MT_MARKS) {

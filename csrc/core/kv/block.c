@@ -250,15 +250,16 @@ any_spare(mt_kvpool *pool, size_t slot)
     const mt_kvslot *own = &pool->slots[slot], *best = NULL;
     uint32_t found = own->lease->exposing ? MT_KV_ANY : first_of_run(pool, own);
 
-    for (size_t i = 0; found == MT_KV_ANY && i < pool->slot_count; i++) {
+    if (found != MT_KV_ANY) return found;
+    for (size_t i = 0; i < pool->slot_count; i++) {
         const mt_kvslot *s = &pool->slots[i];
+        uint32_t run = s == own || !is_missed_less(s, best) ? MT_KV_ANY : first_of_run(pool, s);
 
-        if (s != own && s->idle > 0 && is_missed_less(s, best) &&
-            first_of_run(pool, s) != MT_KV_ANY)
-            best = s;
+        if (run == MT_KV_ANY) continue;
+        best = s;
+        found = run;
     }
     if (found != MT_KV_ANY) return found;
-    if (best != NULL) return first_of_run(pool, best);
     best = victim(pool, false);
     for (size_t place = 0; best != NULL && place < pool->geom.blocks; place++)
         if (mt_kvblock_is_idle(&best->blocks[place])) return mt_kvslot_block(best, place);

@@ -14,7 +14,7 @@
 #include "kv/mapping.h"
 #include "kv/prepare.h"
 
-/* --- open --- */
+/* --- reserve --- */
 
 /* Twice: first the blocks are owned, then what lies in them past the lengths is zeros. */
 static mt_status
@@ -118,8 +118,8 @@ needed(const mt_kvlease *lease)
     return blocks;
 }
 
-/* Opens the rows as far as that, and takes the lock. Meanwhile another lease may take blocks of
- * their extents: then further. */
+/* Reserves as many, and takes the lock. Meanwhile another lease may take blocks of the rows'
+ * extents: then more are needed. */
 static mt_status
 reserve_and_lock(mt_kvlease *lease, mt_error *err)
 {
@@ -170,9 +170,9 @@ mt_kvlease_expose(mt_kvlease *lease, mt_error *err)
     return MT_OK;
 }
 
-/* --- announce --- */
+/* --- advance --- */
 
-/* Blocks past the row's table that the announced tokens lie in. */
+/* Blocks past the row's table that the new tokens lie in. */
 static mt_kvspan
 new_blocks(const mt_kvlease *lease, const mt_kvstep *step, size_t row)
 {

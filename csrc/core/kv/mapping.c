@@ -295,15 +295,6 @@ may_have(mt_kvpool *pool, size_t maps)
     return pool->refusals == 0;
 }
 
-static void
-recount_unit(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t before)
-{
-    size_t after = stretches_now(pool, s, unit);
-
-    pool->maps = pool->maps - before + after;
-    s->maps = s->maps - before + after;
-}
-
 /* How many stretches a change may take. */
 typedef enum limit {
     ALLOWED,      /* as many as the pool may have now */
@@ -331,7 +322,9 @@ change(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, limit most, mt_e
           may_have(pool, pool->maps - before + after)))
         return mt_fail(err, MT_EAGAIN, MT_STORE_MAPS, 0);
     st = map_changes(pool, s, unit, m, err);
-    recount_unit(pool, s, unit, before);
+    after = stretches_now(pool, s, unit); /* fewer or more where it failed half-way */
+    pool->maps = pool->maps - before + after;
+    s->maps = s->maps - before + after;
     return st;
 }
 
@@ -658,16 +651,6 @@ mt_kvmap_leave_for_table(mt_kvpool *pool, size_t slot, const uint32_t *table, si
 
 /* --- a whole extent at once --- */
 
-static size_t
-times_in_extent(const mt_kvslot *s, uint32_t first_block)
-{
-    size_t times = 0;
-
-    for (size_t place = 0; place < s->taken; place++)
-        times += s->table[place] == first_block + place;
-    return times;
-}
-
 /* Block 0 of the extent that the most of the table lies in, each block at its own place, of the two
  * likeliest: the first block's, which is the oldest ancestor's, and the middle one's. MT_KV_ZERO:
  * half of the table does not. */
@@ -678,12 +661,15 @@ main_extent(const mt_kvpool *pool, const mt_kvslot *s)
     size_t most = (s->taken - 1) / 2;
 
     for (size_t i = 0; i < 2; i++) {
+        size_t times = 0;
         uint32_t first;
 
         if (blocks[i] == MT_KV_ZERO) continue;
         first = mt_kvblock_extent(pool, blocks[i])->first_block;
-        if (times_in_extent(s, first) <= most) continue;
-        most = times_in_extent(s, first);
+        for (size_t place = 0; place < s->taken; place++)
+            times += s->table[place] == first + place;
+        if (times <= most) continue;
+        most = times;
         best = first;
     }
     return best;

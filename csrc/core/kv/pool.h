@@ -38,7 +38,7 @@
 typedef struct mt_kvpool mt_kvpool;
 typedef struct mt_kvlease mt_kvlease;
 
-/* Numbers of 64 bits and nothing else: Python gets them as a tuple in this order. */
+/* Numbers of 64 bits and nothing else: Python gets them as a list in this order. */
 typedef struct mt_kvstats {
     uint64_t live_bytes;     /* blocks that hold tokens of leases, shared ones once */
     uint64_t shared_bytes;   /* of them: blocks that more than one row names */

@@ -45,7 +45,8 @@ largest_jump(const mt_minima *f, double slope)
     return jump;
 }
 
-/* Samples until `room` bytes are used at `slope` bytes a block; of them some are past. */
+/* Samples from the newest one until `room` bytes are filled at `slope` bytes a block, counted from
+ * the last whole block: f->count samples have come since. */
 static double
 samples_until(const mt_minima *f, double room, double slope)
 {
@@ -54,7 +55,8 @@ samples_until(const mt_minima *f, double room, double slope)
     return fmax(0, room / slope * (double)f->length - (double)f->count);
 }
 
-/* With `coming` bytes that are as good as there, and `rate` bytes a block beside the series. */
+/* The forecast where `coming` bytes may be added at any moment, and `rate` bytes a block grow
+ * beside the series. */
 static mt_forecast
 foretell(const mt_minima *f, const mt_leakfit fit[MT_WINDOWS], double limit, double coming,
          double rate)

@@ -11,7 +11,7 @@
 #include <math.h>
 #include <string.h>
 
-/* What was declared, in one signal. */
+/* What of a declared growth has come in one signal. */
 typedef struct share {
     bool begun;
     int64_t since; /* the step of the first reading after it was declared */
@@ -103,8 +103,8 @@ concerns(const growth *g, mt_leak_signal signal)
     return g->says.signal == MT_LEAK_NONE || g->says.signal == signal;
 }
 
-/* How much of the growth may have come by `step`. Bytes without a rate that end at a step: what
- * has come by then. */
+/* How many bytes of the growth may have come by `step`. Growth without a rate that is over by then
+ * stays at what has come. */
 static double
 allowed(const growth *g, const share *in, int64_t step)
 {
@@ -156,8 +156,8 @@ fit_all(const series *s, mt_leakfit fit[MT_WINDOWS])
         mt_leakfit_window(&s->minima, w, &fit[w]);
 }
 
-/* Three evaluations in a row make a leak, two what is likely one: a look at each of them alone
- * would find something sooner or later. */
+/* Growth that lasts at three evaluations in a row is a leak, at two in a row it is likely one. One
+ * evaluation alone says little: of many, one would find something in any series. */
 static mt_leak_kind
 grade_of(series *s, const mt_leakfit fit[MT_WINDOWS], double bar, double span)
 {
@@ -322,7 +322,8 @@ mt_leak_judge(const mt_leak *leak, mt_leak_verdict *out)
     out->since = s->seen.first + (int64_t)((double)mt_leakfit_onset(&s->minima, fit) * steps);
 }
 
-/* What was taken out is in use all the same; what is declared with an end will come. */
+/* Adds a declared growth to the outlook: what was taken out of the readings is in use all the same,
+ * and what is still to come fills memory beside the series. */
 static void
 foresee(const growth *g, mt_leak_signal signal, const series *s, mt_outlook *outlook)
 {

@@ -120,7 +120,8 @@ least_known(uint64_t known, uint64_t peak)
 }
 
 /* Brings the peaks of all open intervals up to date. The mark counts for those that began with its
- * reset or later; the peak of an older one can only be raised to what is in use now. pre: the lock is held. */
+ * reset or later; the peak of an older one can only be raised to what is in use now. pre: the lock
+ * is held. */
 static void
 look_locked(mt_peaks *p)
 {
@@ -169,6 +170,7 @@ void
 mt_peaks_end(mt_peaks *p, mt_interval *in)
 {
     mt_lock_take(&p->lock);
+    assert(in->prev != NULL || p->open == in);
     look_locked(p);
     if (in->next != NULL) in->next->prev = in->prev;
     *(in->prev != NULL ? &in->prev->next : &p->open) = in->next;

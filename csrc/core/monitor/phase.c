@@ -115,6 +115,7 @@ raise_to(uint64_t *most, uint64_t seen)
 static void
 count(mt_phase_row *row, const mt_phase_seen *seen)
 {
+    assert(row->open > 0);
     row->open--;
     row->count++;
     row->total_ns += seen->ns;

@@ -24,10 +24,9 @@ enum {
         20000000, /* an average over 10 s; its file is the most expensive of a sample */
     SECOND_NS = 1000000000,
     ROW_MOST = MT_SAMPLER_HOST + MT_SAMPLER_DEVICE * MT_SAMPLE_DEVICES,
-    MIB = 1 << 20,
 };
 
-static const uint64_t WAITS_NS = 10000000000; /* at least, for a step() after a mark was passed */
+static const uint64_t WAITS_NS = 10000000000; /* that a program may go without a step() */
 
 /* The count of steps as samples have seen it: its first and its newest value, and since when. */
 typedef struct progress {
@@ -66,7 +65,7 @@ is_home(const mt_sampler *s)
 
 /* --- one sample ------------------------------------------------------------------------------- */
 
-/* Copies what these readings (MT_READ_, one or several of those that are not in ALWAYS) fill in. */
+/* Copies the fields that these readings (bits of MT_READ_ that are not in ALWAYS) fill in. */
 static void
 take_over(mt_sample *to, const mt_sample *from, unsigned what)
 {
@@ -85,7 +84,7 @@ take_over(mt_sample *to, const mt_sample *from, unsigned what)
     }
 }
 
-/* Reads what is due of the rare values; returns which, and what it cost. */
+/* Reads the rare value that is due, if one is; returns its bit, and what the reading cost. */
 static unsigned
 read_rare(mt_sampler *s, mt_sample *x, uint64_t now, uint64_t *cost)
 {
@@ -114,7 +113,7 @@ put_device(uint64_t *to, const mt_device_sample *d, bool known)
     return to;
 }
 
-/* A row has a rare value only where it was read for it. */
+/* Writes a row to the record. A rare value stands in it only where this very sample read it. */
 static void
 write_row(mt_sampler *s, const mt_sample *x, unsigned fresh)
 {
@@ -141,7 +140,8 @@ write_row(mt_sampler *s, const mt_sample *x, unsigned fresh)
     mt_record_append(s->with.record, x->time_ns, row);
 }
 
-/* Takes what others see; returns the marks that are passed now. */
+/* Puts a sample and its limit where other threads read them; returns the watermarks that it passes,
+ * and a copy of all of them. */
 static uint32_t
 publish(mt_sampler *s, const mt_sample *x, const mt_limit *limit, mt_watermarks *marks)
 {
@@ -161,30 +161,47 @@ publish(mt_sampler *s, const mt_sample *x, const mt_limit *limit, mt_watermarks 
     return passed;
 }
 
-/* Written here, because a program that is killed in its step tells nobody. */
+/* Writes an event of the kind "pressure", with its fields as memtools/record/kinds.py reads them.
+ * The thread does it, not step(): a program that is killed before its next step tells nobody. */
 static void
-write_event(mt_sampler *s, uint64_t time_ns, double fraction, const mt_limit *limit)
+write_event(mt_sampler *s, uint64_t time_ns, const char *fields, int bytes)
 {
-    char text[MT_RECORD_TEXT];
-    unsigned tenths = (unsigned)(fraction * 1000 + 0.5);
-    mt_record_event e = {.time_ns = time_ns, .step = s->steps, .kind = "pressure", .kind_bytes = 8};
+    mt_record_event e = {.time_ns = time_ns,
+                         .step = s->steps,
+                         .kind = "pressure",
+                         .kind_bytes = 8,
+                         .payload = fields,
+                         .payload_bytes = (size_t)bytes};
 
-    if (s->with.record == NULL) return;
-    e.text = text;
-    e.text_bytes = (size_t)snprintf(
-        text, sizeof text, "%u.%u %% of the limit passed: %" PRIu64 " of %" PRIu64 " MiB (%s)",
-        tenths / 10, tenths % 10, limit->used / MIB, limit->bytes / MIB, limit->from);
-    mt_record_write_event(s->with.record, &e);
+    assert(bytes > 0 && bytes < MT_RECORD_TEXT);
+    if (s->with.record != NULL) mt_record_write_event(s->with.record, &e);
+}
+
+/* Says that a watermark is passed. Its fraction is written by whole numbers: a program may have set
+ * a decimal comma. */
+static void
+write_passed(mt_sampler *s, uint64_t time_ns, double fraction, const mt_limit *limit)
+{
+    unsigned thousandths = (unsigned)(fraction * 1000 + 0.5);
+    char fields[MT_RECORD_TEXT];
+    int n =
+        snprintf(fields, sizeof fields,
+                 "{\"what\":\"passed\",\"fraction\":%u.%03u,\"used_bytes\":%" PRIu64
+                 ",\"limit_bytes\":%" PRIu64 ",\"source\":\"%s\"}",
+                 thousandths / 1000, thousandths % 1000, limit->used, limit->bytes, limit->from);
+
+    write_event(s, time_ns, fields, n);
 }
 
 static void
 tell(mt_sampler *s, uint32_t passed, const mt_watermarks *marks, const mt_limit *limit)
 {
     for (int i = 0; passed != 0; i++, passed >>= 1)
-        if (passed & 1) write_event(s, s->latest.time_ns, marks->at[i], limit);
+        if (passed & 1) write_passed(s, s->latest.time_ns, marks->at[i], limit);
 }
 
-/* How long no step() is nothing unusual: twice as long as steps have taken so far. */
+/* How long the program may go without a step() before that is unusual: twice as long as its steps
+ * have taken so far, and at least WAITS_NS. */
 static uint64_t
 usual_wait_ns(progress *p, uint64_t steps, uint64_t now)
 {
@@ -200,14 +217,14 @@ usual_wait_ns(progress *p, uint64_t steps, uint64_t now)
     return twice > WAITS_NS ? twice : WAITS_NS;
 }
 
-/* Callbacks and guards act in step(). Of a program that does not call it for a long time, its
- * record says so, once: it may be killed before anybody else can. */
+/* Callbacks and guards act in step(). Where a watermark was passed and the program does not call it
+ * for a long time, the record says so, once: the program may be killed before anybody else can. */
 static void
 tell_waiting(mt_sampler *s, uint64_t now)
 {
     uint64_t steps = s->steps, most = usual_wait_ns(&s->progress, steps, now);
-    char text[MT_RECORD_TEXT];
-    mt_record_event e = {.time_ns = now, .step = steps, .kind = "pressure", .kind_bytes = 8};
+    char fields[64];
+    int n;
 
     if (atomic_load_explicit(&s->passed, memory_order_relaxed) == 0) {
         s->waits_since = 0;
@@ -216,13 +233,9 @@ tell_waiting(mt_sampler *s, uint64_t now)
     if (s->waits_since == 0) s->waits_since = now;
     if (s->told_waiting || now - s->waits_since < most) return;
     s->told_waiting = true;
-    if (s->with.record == NULL) return;
-    e.text = text;
-    e.text_bytes = (size_t)snprintf(text, sizeof text,
-                                    "no step() for %" PRIu64 " s since then: callbacks and guards "
-                                    "have not acted, as they do so in step() on the main thread",
-                                    most / 1000000000);
-    mt_record_write_event(s->with.record, &e);
+    n = snprintf(fields, sizeof fields, "{\"what\":\"not heard\",\"seconds\":%" PRIu64 "}",
+                 most / 1000000000);
+    write_event(s, now, fields, n);
 }
 
 static void
@@ -233,7 +246,7 @@ tell_second(mt_sampler *s, uint64_t now)
     s->with.each_second();
 }
 
-/* What every sample reads, and the pressure when it is old. */
+/* The bits of what every sample reads, with that of the pressure where its last reading is old. */
 static unsigned
 mask_now(mt_sampler *s, uint64_t now)
 {

@@ -35,7 +35,7 @@ mt_record_parts_of(const mt_record_size *size)
     p.series = p.columns + size->series.columns * sizeof(mt_record_column);
     p.events = p.series + mt_series_bytes(&size->series);
     p.phases = p.events + size->events * 8 * MT_EVENT_STRIDE;
-    p.payloads = p.phases + size->phases * 8 * MT_PHASE_STRIDE;
+    p.payloads = p.phases + size->phases * 8 * MT_RECORD_PHASE_STRIDE;
     p.end = p.payloads + size->payloads;
     return p;
 }

@@ -101,9 +101,9 @@ enum { /* words of a slot, without and with its check */
        MT_EVENT_FORM = 6,  /* bytes of the body, and whether it is a payload */
        MT_EVENT_BODY = 7,  /* a text or a payload; of one among the payloads: its first word, */
        MT_EVENT_CHECK = 8, /* and the check of its words */
-       MT_PHASE_NAME_WORDS = 5,
-       MT_PHASE_WORDS = 4,
-       MT_PHASE_STRIDE = 16,
+       MT_RECORD_PHASE_NAME_WORDS = 5,
+       MT_RECORD_PHASE_WORDS = 4,
+       MT_RECORD_PHASE_STRIDE = 16,
 };
 
 typedef struct mt_record_column { /* as it lies in the record */

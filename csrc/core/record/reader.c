@@ -244,15 +244,16 @@ mt_recordview_event(const mt_recordview *v, uint64_t k, mt_event_view *out)
 static bool
 half_is_whole(const uint64_t *half)
 {
-    return half[0] != 0 && half[MT_PHASE_WORDS] == mt_words_check(half, MT_PHASE_WORDS);
+    return half[0] != 0 &&
+           half[MT_RECORD_PHASE_WORDS] == mt_words_check(half, MT_RECORD_PHASE_WORDS);
 }
 
 bool
 mt_recordview_phase(const mt_recordview *v, size_t i, mt_phase_view *out)
 {
     const uint64_t *at =
-        (const uint64_t *)(const void *)(v->at + v->parts.phases) + i * MT_PHASE_STRIDE;
-    const uint64_t *a = at + MT_PHASE_NAME_WORDS, *b = a + MT_PHASE_WORDS + 1, *half;
+        (const uint64_t *)(const void *)(v->at + v->parts.phases) + i * MT_RECORD_PHASE_STRIDE;
+    const uint64_t *a = at + MT_RECORD_PHASE_NAME_WORDS, *b = a + MT_RECORD_PHASE_WORDS + 1, *half;
     const char *name = (const char *)at;
     size_t bytes = mt_utf8_field(name, MT_RECORD_PHASE);
 

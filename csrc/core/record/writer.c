@@ -166,14 +166,14 @@ mt_record_write_event(mt_record *r, const mt_record_event *event)
 static uint64_t *
 phase_at(const mt_record *r, size_t i)
 {
-    return word_at(r, r->parts.phases / 8) + i * MT_PHASE_STRIDE;
+    return word_at(r, r->parts.phases / 8) + i * MT_RECORD_PHASE_STRIDE;
 }
 
 /* The phase of that name, a new one, or the last one where there is no room for a new one. */
 static uint64_t *
-find_phase(mt_record *r, const uint64_t name[MT_PHASE_NAME_WORDS])
+find_phase(mt_record *r, const uint64_t name[MT_RECORD_PHASE_NAME_WORDS])
 {
-    uint64_t others[MT_PHASE_NAME_WORDS] = {0}, *to;
+    uint64_t others[MT_RECORD_PHASE_NAME_WORDS] = {0}, *to;
 
     for (size_t i = 0; i < r->phases; i++)
         if (memcmp(phase_at(r, i), name, MT_RECORD_PHASE) == 0) return phase_at(r, i);
@@ -181,7 +181,7 @@ find_phase(mt_record *r, const uint64_t name[MT_PHASE_NAME_WORDS])
     memcpy(others, MT_RECORD_OTHERS, sizeof MT_RECORD_OTHERS);
     if (r->phases + 1 == r->size.phases) name = others;
     to = phase_at(r, r->phases);
-    for (size_t i = 0; i < MT_PHASE_NAME_WORDS; i++)
+    for (size_t i = 0; i < MT_RECORD_PHASE_NAME_WORDS; i++)
         mt_word_put(to + i, name[i]);
     mt_word_put(word_at(r, MT_RECORD_AT_PHASES_USED), ++r->phases);
     return to;
@@ -191,20 +191,20 @@ find_phase(mt_record *r, const uint64_t name[MT_PHASE_NAME_WORDS])
 static void
 count_passage(uint64_t *phase, uint64_t ns, uint64_t peak)
 {
-    uint64_t *half[2] = {phase + MT_PHASE_NAME_WORDS,
-                         phase + MT_PHASE_NAME_WORDS + MT_PHASE_WORDS + 1};
+    uint64_t *half[2] = {phase + MT_RECORD_PHASE_NAME_WORDS,
+                         phase + MT_RECORD_PHASE_NAME_WORDS + MT_RECORD_PHASE_WORDS + 1};
     const uint64_t *now = half[half[1][0] > half[0][0]];
     uint64_t most = now[3] + 1 > peak + 1 ? now[3] : peak; /* MT_UNKNOWN + 1 is the least */
-    uint64_t next[MT_PHASE_WORDS] = {now[0] + 1, now[1] + 1, now[2] + ns, most};
+    uint64_t next[MT_RECORD_PHASE_WORDS] = {now[0] + 1, now[1] + 1, now[2] + ns, most};
 
     if (now[0] == 0) next[3] = peak;
-    mt_words_replace(half[now == half[0]], next, MT_PHASE_WORDS);
+    mt_words_replace(half[now == half[0]], next, MT_RECORD_PHASE_WORDS);
 }
 
 bool
 mt_record_phase(mt_record *r, const char *name, size_t name_bytes, uint64_t ns, uint64_t peak)
 {
-    uint64_t field[MT_PHASE_NAME_WORDS] = {0};
+    uint64_t field[MT_RECORD_PHASE_NAME_WORDS] = {0};
 
     memcpy(field, name, mt_utf8_cut(name, name_bytes, MT_RECORD_PHASE));
     if (!begin(r)) return false;

@@ -7,6 +7,7 @@
 #define _GNU_SOURCE /* O_CLOEXEC */
 #include "os/monitor/cgroup.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -185,8 +186,18 @@ see_mounts(const mt_cgroup *cg, places *ps)
 static const char *
 file_in(const mt_cgroup *cg, size_t len, const char *name, char out[MT_PATH_ROOM + 32])
 {
+    assert(len >= cg->top && len <= strlen(cg->dir) && strlen(name) < 31);
     snprintf(out, MT_PATH_ROOM + 32, "%.*s/%s", (int)len, cg->dir, name);
     return out;
+}
+
+/* Reads that file; -1 and errno. */
+static ssize_t
+read_in(const mt_cgroup *cg, size_t len, const char *name, char *to, size_t room)
+{
+    char path[MT_PATH_ROOM + 32];
+
+    return mt_proc_slurp(cg->sys, file_in(cg, len, name, path), to, room);
 }
 
 static const char *
@@ -201,22 +212,13 @@ usage_name(const mt_cgroup *cg)
     return cg->version == 1 ? "memory.usage_in_bytes" : "memory.current";
 }
 
-static bool
-is_there(const mt_cgroup *cg, size_t len, const char *name)
-{
-    char path[MT_PATH_ROOM + 32], byte[NUMBER_ROOM];
-
-    return mt_proc_slurp(cg->sys, file_in(cg, len, name, path), byte, sizeof byte) >= 0;
-}
-
 /* What one level states. v2 has no such file in the root group and where the controller is off. */
 static bool
 limit_at(const mt_cgroup *cg, size_t len, uint64_t *out)
 {
-    char path[MT_PATH_ROOM + 32], buf[NUMBER_ROOM];
-    ssize_t n;
+    char buf[NUMBER_ROOM];
+    ssize_t n = read_in(cg, len, limit_name(cg), buf, sizeof buf);
 
-    n = mt_proc_slurp(cg->sys, file_in(cg, len, limit_name(cg), path), buf, sizeof buf);
     *out = MT_UNLIMITED;
     if (n < 0) return errno == ENOENT && cg->version == 2;
     return mt_limit_parse((mt_text){buf, (size_t)n}, out);
@@ -226,13 +228,13 @@ limit_at(const mt_cgroup *cg, size_t len, uint64_t *out)
 static bool
 limit_above(const mt_cgroup *cg, uint64_t *out)
 {
-    char path[MT_PATH_ROOM + 32], buf[STAT_ROOM];
+    char buf[STAT_ROOM];
     ssize_t n;
 
     *out = MT_UNLIMITED;
     if (cg->version != 1) return true;
-    n = mt_proc_slurp(cg->sys, file_in(cg, strlen(cg->dir), "memory.stat", path), buf, sizeof buf);
-    if (n < 0) return errno == ENOENT;
+    if ((n = read_in(cg, strlen(cg->dir), "memory.stat", buf, sizeof buf)) < 0)
+        return errno == ENOENT;
     if (!mt_text_field((mt_text){buf, (size_t)n}, "hierarchical_memory_limit ", out) ||
         *out >= (uint64_t)1 << 62)
         *out = MT_UNLIMITED;
@@ -281,8 +283,10 @@ find_limit(mt_cgroup *cg)
 static size_t
 nearest_counting(const mt_cgroup *cg)
 {
+    char byte[NUMBER_ROOM];
+
     for (size_t len = strlen(cg->dir);; len = parent_of(cg, len - 1)) {
-        if (is_there(cg, len, usage_name(cg))) return len;
+        if (read_in(cg, len, usage_name(cg), byte, sizeof byte) >= 0) return len;
         if (len == cg->top) return 0;
     }
 }

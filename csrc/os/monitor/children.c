@@ -6,6 +6,7 @@
 #define _POSIX_C_SOURCE 200809L /* O_CLOEXEC */
 #include "os/monitor/children.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -50,7 +51,7 @@ mt_children_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root, m
     return MT_OK;
 }
 
-/* The last one takes its place. */
+/* Drops child i; the last child of the table takes its place. */
 static void
 drop_child(mt_children *ch, size_t i)
 {
@@ -79,7 +80,7 @@ mt_children_free(mt_children *ch)
     mem.put(mem.ctx, ch, sizeof *ch);
 }
 
-/* What ended between two looks is no fault. */
+/* True where the last call failed because the process has ended meanwhile, which is no fault. */
 static bool
 has_gone(void)
 {
@@ -88,7 +89,8 @@ has_gone(void)
 
 /* --- one child's memory ----------------------------------------------------------------------- */
 
-/* Reads by the kept descriptor, or opens one while there is room. False: it has ended. */
+/* Reads the memory of a child by its kept descriptor, and keeps one that it opens while there is
+ * room. False where the child has ended or is a zombie. */
 static bool
 look_at(mt_children *ch, child *c)
 {
@@ -111,6 +113,7 @@ look_at(mt_children *ch, child *c)
         mt_proc_close(ch->sys, &c->statm);
         ch->kept--;
     }
+    assert(ch->kept <= MT_CHILDREN_KEPT);
     return !zombie;
 }
 
@@ -204,8 +207,8 @@ list_children_of(mt_children *ch, const char *pid, size_t *lists)
     return ok;
 }
 
-/* Descendants are found in the same table, which grows while it is walked. This process lives: where
- * none of its own threads has a list, the kernel keeps none. */
+/* Descendants are found in the same table, which grows while it is walked. This process lives:
+ * where none of its own threads has a list, the kernel keeps none. */
 static bool
 scan_tree(mt_children *ch)
 {

@@ -169,21 +169,6 @@ forget_stretch(const void *at)
 
 /* ---- growing ---- */
 
-static bool
-room_for_arena(store *s)
-{
-    size_t room = s->room == 0 ? 8 : 2 * s->room;
-    arena *grown;
-
-    if (s->len < s->room) return true;
-    if ((grown = mt_alloc_zeroed(&s->mem, room, sizeof *grown)) == NULL) return false;
-    if (s->len > 0) memcpy(grown, s->arenas, s->len * sizeof *grown);
-    s->mem.put(s->mem.ctx, s->arenas, s->room * sizeof *grown);
-    s->arenas = grown;
-    s->room = room;
-    return true;
-}
-
 /* False, with errno, once somebody closed the descriptor: a user's file may have its number. What
  * is mapped stays mapped. */
 static bool
@@ -229,9 +214,11 @@ linux_extend(void *ctx, size_t bytes, void **base, mt_error *err)
 {
     store *s = ctx;
     arena next = {.offset = s->end, .bytes = bytes};
+    arena *grown = mt_alloc_grown(&s->mem, s->arenas, &s->room, s->len + 1, sizeof *grown);
     mt_status st;
 
-    if (bytes > (size_t)INT64_MAX - s->end || !room_for_arena(s)) {
+    if (grown != NULL) s->arenas = grown;
+    if (grown == NULL || bytes > (size_t)INT64_MAX - s->end) {
         errno = ENOMEM;
         return fail(err, MT_STORE_ADDRESSES, bytes);
     }
@@ -306,6 +293,7 @@ linux_drop(void *ctx, size_t offset, size_t bytes)
     store *s = ctx;
     int failed;
 
+    assert(offset <= s->end && bytes <= s->end - offset);
     do
         failed = !has_file(s) ||
                  s->sys->fallocate(s->file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,

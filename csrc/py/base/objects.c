@@ -16,6 +16,21 @@ mt_py_list(size_t n, mt_py_item *item, const void *from)
 }
 
 PyObject *
+mt_py_tuple(size_t n, mt_py_item *item, const void *from)
+{
+    PyObject *tuple = PyTuple_New((Py_ssize_t)n);
+
+    for (size_t i = 0; tuple != NULL && i < n; i++) {
+        PyObject *made = item(from, i);
+        if (made == NULL)
+            Py_CLEAR(tuple);
+        else
+            PyTuple_SET_ITEM(tuple, (Py_ssize_t)i, made);
+    }
+    return tuple;
+}
+
+PyObject *
 mt_py_uint64_at(const void *from, size_t i)
 {
     return PyLong_FromUnsignedLongLong(((const uint64_t *)from)[i]);

@@ -1,4 +1,4 @@
-/* objects.h -- how csrc/py makes lists, methods and types. */
+/* objects.h -- how csrc/py makes lists, tuples, methods and types. */
 #ifndef MT_PY_BASE_OBJECTS_H
 #define MT_PY_BASE_OBJECTS_H
 
@@ -10,8 +10,9 @@
 /* Makes item i of what `from` points to: a new reference, or NULL with an error. */
 typedef PyObject *mt_py_item(const void *from, size_t i);
 
-/* n items as a new list; NULL with the error of the first item that could not be made. */
+/* n items as a new list or tuple; NULL with the error of the first item that could not be made. */
 PyObject *mt_py_list(size_t n, mt_py_item *item, const void *from);
+PyObject *mt_py_tuple(size_t n, mt_py_item *item, const void *from);
 
 /* Items of an array of uint64_t as they are. */
 mt_py_item mt_py_uint64_at;

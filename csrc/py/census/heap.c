@@ -40,13 +40,11 @@ see(reach *r, const PyObject *op)
 static bool
 keep_frozen(mt_heap *heap, PyObject *op)
 {
-    if (heap->frozen_n == heap->frozen_cap) {
-        size_t cap = heap->frozen_cap == 0 ? 1024 : 2 * heap->frozen_cap;
-        PyObject **larger = (PyObject **)PyMem_Realloc((void *)heap->frozen, cap * sizeof *larger);
-        if (larger == NULL) return false;
-        heap->frozen = larger;
-        heap->frozen_cap = cap;
-    }
+    PyObject **larger = (PyObject **)mt_alloc_grown(
+        &mt_py_alloc, (void *)heap->frozen, &heap->frozen_cap, heap->frozen_n + 1, sizeof *larger);
+
+    if (larger == NULL) return false;
+    heap->frozen = larger;
     heap->frozen[heap->frozen_n++] = op;
     return true;
 }

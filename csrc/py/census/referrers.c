@@ -41,19 +41,6 @@ target_of(const search *s, PyObject *op)
     return mt_ptrset_find(&s->targets, op);
 }
 
-static bool
-room_for_an_edge(search *s)
-{
-    size_t cap = s->edges_cap == 0 ? 256 : 2 * s->edges_cap;
-    edge *larger;
-
-    if (s->edges_n < s->edges_cap) return true;
-    if ((larger = PyMem_Realloc(s->edges, cap * sizeof *larger)) == NULL) return false;
-    s->edges = larger;
-    s->edges_cap = cap;
-    return true;
-}
-
 /* A visitproc; -1 without memory. A container that holds a target twice is one edge if it shows it
  * twice in a row, else two: whoever reads them counts different targets. */
 static int
@@ -61,11 +48,14 @@ visit(PyObject *op, void *arg)
 {
     search *s = arg;
     size_t target = target_of(s, op);
+    edge *edges;
 
     if (target == MT_PTRSET_NONE) return 0;
     s->found[target]++;
     if (s->current == s->list) return 0;
-    if (!room_for_an_edge(s)) return -1;
+    edges = mt_alloc_grown(&mt_py_alloc, s->edges, &s->edges_cap, s->edges_n + 1, sizeof *edges);
+    if (edges == NULL) return -1;
+    s->edges = edges;
     s->edges[s->edges_n++] = (edge){s->current, target};
     return 0;
 }

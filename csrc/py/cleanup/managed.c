@@ -1,4 +1,14 @@
-/* managed.c -- memtools._core.Managed: calls that cost nanoseconds and are counted by a policy. */
+/* managed.c -- memtools._core.Managed: calls that cost nanoseconds and are counted by a policy.
+ *
+ * How this file works. A call of a Managed goes through managed_vectorcall: it opens an entry of the
+ * list st->calls if its thread has none for this policy, calls the function, closes the entry by its
+ * token, calls `clear` (call_clear, or clear_after_error where the function raised), and, where it
+ * was the outermost call and raised nothing, ticks the policy. Blocks, generators and coroutines
+ * open and close entries themselves, by _begin() and _end().
+ *
+ * Everything that runs Python (the function, `clear`, a policy's actions, a last Py_DECREF) may call
+ * this Managed again, end it or switch threads: no pointer into the list is kept over such a call,
+ * only a token. */
 #include "py/cleanup/managed.h"
 
 #include <structmember.h>

@@ -1,5 +1,9 @@
 /* policy.c -- memtools._core.Policy: see csrc/core/cleanup/policy.h.
  *
+ * How this file works. An mt_policy counts and decides; this object feeds it with what Python gives
+ * (rules, results, all checked here) and with readings of memory, and calls `act` where it asks for
+ * something:
+ *
  *   tick ──► due? ──► read memory ──► decide ──► act(mask, clock)        Python: does what is asked
  *                                                     └─► done(action, ...)
  *

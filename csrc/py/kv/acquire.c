@@ -23,18 +23,6 @@ typedef struct request {
 
 /* --- the argument tuple ---------------------------------------------------------------------- */
 
-static bool
-read_timeout(PyObject *timeout, double *out)
-{
-    *out = -1;
-    if (timeout == Py_None) return true;
-    *out = PyFloat_AsDouble(timeout);
-    if (*out == -1 && PyErr_Occurred()) return false;
-    if (*out >= 0) return true; /* not a NaN either */
-    PyErr_Format(PyExc_ValueError, "timeout is in seconds, 0 or more, or None; got %R", timeout);
-    return false;
-}
-
 /* (lease type, batch_size, num_tokens, wait, timeout) */
 static bool
 parse_request(KVPool *self, PyObject *args, request *r)
@@ -61,7 +49,11 @@ parse_request(KVPool *self, PyObject *args, request *r)
     r->tokens = (size_t)tokens;
     r->wait = wait != 0;
     r->began = mt_now_ns();
-    return read_timeout(timeout, &r->timeout);
+    r->timeout = timeout == Py_None ? -1 : PyFloat_AsDouble(timeout);
+    if (PyErr_Occurred()) return false;
+    if (timeout == Py_None || r->timeout >= 0) return true; /* not a NaN either */
+    PyErr_Format(PyExc_ValueError, "timeout is in seconds, 0 or more, or None; got %R", timeout);
+    return false;
 }
 
 /* --- once ------------------------------------------------------------------------------------ */
@@ -133,23 +125,15 @@ raise_timeout(KVPool *self, const request *r, const mt_error *tried)
     return -1;
 }
 
-/* Nanoseconds to wait now; 0: the time is over. */
-static uint64_t
-slice_of(const request *r)
-{
-    double spent = (double)(mt_now_ns() - r->began), left = r->timeout * 1e9 - spent;
-
-    if (r->timeout < 0 || left > (double)SLICE_NS) return SLICE_NS;
-    return left > 0 ? (uint64_t)left + 1 : 0;
-}
-
 /* 0: look again; -1 with an exception. */
 static int
 wait_for_change(KVPool *self, const request *r, uint64_t seen, const mt_error *tried)
 {
-    uint64_t ns = slice_of(r);
+    double spent = (double)(mt_now_ns() - r->began), left = r->timeout * 1e9 - spent;
+    uint64_t ns = SLICE_NS;
 
-    if (ns == 0) return raise_timeout(self, r, tried);
+    if (r->timeout >= 0 && left <= 0) return raise_timeout(self, r, tried);
+    if (r->timeout >= 0 && left <= (double)SLICE_NS) ns = (uint64_t)left + 1;
     Py_BEGIN_ALLOW_THREADS;
     mt_ledger_wait(self->ledger, seen, ns);
     Py_END_ALLOW_THREADS;
@@ -179,41 +163,26 @@ acquire_in_turn(KVPool *self, const request *r, uint64_t ticket, mt_kvlease **ou
     return -1;
 }
 
-static int
-acquire_waiting(KVPool *self, const request *r, mt_kvlease **out)
-{
-    uint64_t ticket;
-    int got;
-
-    if ((ticket = mt_ledger_enter(self->ledger)) == 0) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    got = acquire_in_turn(self, r, ticket, out);
-    mt_ledger_quit(self->ledger, ticket);
-    return got;
-}
-
-static int
-acquire_now(KVPool *self, const request *r, mt_kvlease **out)
-{
-    mt_error err;
-    int got = acquire_once(self, r, out, &err);
-
-    if (got == 0) mt_py_kvpool_raise(self, &err, "acquire()");
-    return got == 1 ? 1 : -1;
-}
-
 PyObject *
 mt_py_kvpool_acquire(PyObject *op, PyObject *args)
 {
     KVPool *self = (KVPool *)op;
     mt_kvlease *core = NULL;
+    uint64_t ticket;
+    mt_error err;
     request r;
-    int got;
+    int got = -1;
 
     if (!parse_request(self, args, &r) || !mt_py_kvpool_enter(self)) return NULL;
-    got = r.wait ? acquire_waiting(self, &r, &core) : acquire_now(self, &r, &core);
+    if (!r.wait) {
+        if ((got = acquire_once(self, &r, &core, &err)) == 0)
+            mt_py_kvpool_raise(self, &err, "acquire()");
+    } else if ((ticket = mt_ledger_enter(self->ledger)) == 0) {
+        PyErr_NoMemory();
+    } else {
+        got = acquire_in_turn(self, &r, ticket, &core);
+        mt_ledger_quit(self->ledger, ticket);
+    }
     mt_py_kvpool_leave(self);
     return got == 1 ? mt_py_kvlease_wrap(r.type, self, core) : NULL;
 }

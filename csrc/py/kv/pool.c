@@ -40,15 +40,6 @@ positive(Py_ssize_t value, const char *what)
     return false;
 }
 
-/* The core keeps lengths in 32 bits. */
-static bool
-countable(Py_ssize_t max_tokens)
-{
-    if (max_tokens <= INT32_MAX) return true;
-    PyErr_Format(PyExc_ValueError, "max_tokens is at most %d, got %zd", INT32_MAX, max_tokens);
-    return false;
-}
-
 static bool
 parse_arguments(PyObject *args, arguments *a)
 {
@@ -57,10 +48,13 @@ parse_arguments(PyObject *args, arguments *a)
                           &a->cuda_device, &a->limit, &a->layout, &a->group, &a->page_bytes,
                           &a->name, &a->helpers))
         return false;
-    return positive(a->layers, "num_layers") && positive(a->heads, "num_kv_heads") &&
-           positive(a->head_dim, "head_dim") && positive(a->max_tokens, "max_tokens") &&
-           positive(a->max_rows, "max_sequences") && positive(a->group, "layer_group") &&
-           countable(a->max_tokens);
+    if (!positive(a->layers, "num_layers") || !positive(a->heads, "num_kv_heads") ||
+        !positive(a->head_dim, "head_dim") || !positive(a->max_tokens, "max_tokens") ||
+        !positive(a->max_rows, "max_sequences") || !positive(a->group, "layer_group"))
+        return false;
+    if (a->max_tokens <= INT32_MAX) return true; /* the core keeps lengths in 32 bits */
+    PyErr_Format(PyExc_ValueError, "max_tokens is at most %d, got %zd", INT32_MAX, a->max_tokens);
+    return false;
 }
 
 /* pre: the dtype is one that memtools.kv.tensors.dtype_of lets pass. */
@@ -110,10 +104,14 @@ new_object(PyTypeObject *type, mt_state *st, const arguments *a)
 
 /* A host store has the system's pages; the pool may count in multiples of them. */
 static mt_status
-open_host_store(size_t page_bytes, mt_store_ops *store, mt_error *err)
+open_store(KVPool *self, size_t page_bytes, mt_store_ops *store, mt_error *err)
 {
-    mt_status st = mt_store_linux_new(&mt_alloc_libc, store, err);
+    mt_status st;
 
+    if (self->cuda_device >= 0)
+        return mt_store_cuda_new(&mt_alloc_libc, self->state->natives->cudart, self->cuda_device,
+                                 page_bytes, store, err);
+    st = mt_store_linux_new(&mt_alloc_libc, store, err);
     if (st != MT_OK || page_bytes == 0) return st;
     if (page_bytes < store->page_bytes || (page_bytes & (page_bytes - 1)) != 0) {
         store->close(store->ctx);
@@ -124,15 +122,7 @@ open_host_store(size_t page_bytes, mt_store_ops *store, mt_error *err)
 }
 
 static mt_status
-open_store(KVPool *self, Py_ssize_t page_bytes, mt_store_ops *store, mt_error *err)
-{
-    if (self->cuda_device < 0) return open_host_store((size_t)page_bytes, store, err);
-    return mt_store_cuda_new(&mt_alloc_libc, self->state->natives->cudart, self->cuda_device,
-                             (size_t)page_bytes, store, err);
-}
-
-static mt_status
-open_core(KVPool *self, Py_ssize_t page_bytes, const char *name, mt_error *err)
+open_core(KVPool *self, size_t page_bytes, const char *name, mt_error *err)
 {
     mt_store_ops store;
     mt_status st;
@@ -157,7 +147,7 @@ fill_object(KVPool *self, const arguments *a)
     if (name == NULL || !config_of(a, &self->config)) return -1;
     if (self->cuda_device >= 0 && mt_state_cudart(self->state) == NULL) return -1;
     if ((self->ledger = mt_py_ledger(self->state, a->limit, name)) == NULL) return -1;
-    if (open_core(self, a->page_bytes, name, &err) == MT_OK) return 0;
+    if (open_core(self, (size_t)a->page_bytes, name, &err) == MT_OK) return 0;
     mt_py_kvpool_raise(self, &err, "KVPool()");
     return -1;
 }
@@ -299,22 +289,18 @@ raise_shape(const KVPool *self, const mt_error *err, const char *doing)
 }
 
 static PyObject *
-raise_no_addresses(const KVPool *self, const mt_error *err, const char *doing)
+raise_no_memory(const KVPool *self, const mt_error *err, const char *doing)
 {
     enum { SIZE = 24 };
     char gib[SIZE];
 
     snprintf(gib, sizeof gib, "%.3g", (double)err->asked / ((uint64_t)1 << 30));
-    return PyErr_Format(PyExc_MemoryError,
-                        "%s: max_tokens %zu for max_sequences %zu rows takes %s GiB of addresses, "
-                        "twice, and the system gave none (see ulimit -v); lower one of them",
-                        doing, self->config.max_tokens, self->config.max_rows, gib);
-}
-
-static PyObject *
-raise_no_memory(const KVPool *self, const mt_error *err, const char *doing)
-{
-    if (strcmp(err->call, MT_STORE_ADDRESSES) == 0) return raise_no_addresses(self, err, doing);
+    if (strcmp(err->call, MT_STORE_ADDRESSES) == 0)
+        return PyErr_Format(PyExc_MemoryError,
+                            "%s: max_tokens %zu for max_sequences %zu rows takes %s GiB of "
+                            "addresses, twice, and the system gave none (see ulimit -v); lower one "
+                            "of them",
+                            doing, self->config.max_tokens, self->config.max_rows, gib);
     if (strcmp(err->call, MT_STORE_ARENAS) == 0)
         return PyErr_Format(PyExc_MemoryError,
                             "%s: the KV pools of this process have %zu stretches of addresses for "
@@ -410,7 +396,7 @@ kvpool_stats(PyObject *op, PyObject *Py_UNUSED(none))
     memcpy(numbers, &stats, sizeof numbers);
     n = mt_kvguests_lingering(self->guests, lines, LINGER_MAX);
     limit = mt_ledger_limit(self->ledger);
-    return Py_BuildValue("NNN", mt_py_tuple(NUMBERS, mt_py_uint64_at, numbers),
+    return Py_BuildValue("NNN", mt_py_list(NUMBERS, mt_py_uint64_at, numbers),
                          limit == SIZE_MAX ? Py_NewRef(Py_None) : PyLong_FromSize_t(limit),
                          mt_py_list(mt_size_min(n, LINGER_MAX), lingering_item, lines));
 }

@@ -94,7 +94,7 @@ mt_py_kvlease_leave(KVLease *self)
     assert(self->busy);
     self->busy = false;
 }
-/* Calls fork, gather, room, ... until it succeeds or nobody frees anything. pre: busy. */
+/* Calls fork, reorder, room, ... until it succeeds or nobody frees anything. pre: busy. */
 typedef mt_status mt_py_kvcall(KVLease *self, const void *args, mt_error *err);
 /* -1 with an error. */
 int mt_py_kvlease_try(KVLease *self, mt_py_kvcall *call, const void *args, const char *doing);

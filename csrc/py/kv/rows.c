@@ -71,7 +71,7 @@ mt_py_kvlease_crop(PyObject *op, PyObject *n)
 /* --- reorder and select ---------------------------------------------------------------------- */
 
 static mt_status
-gather(KVLease *self, const void *args, mt_error *err)
+reorder(KVLease *self, const void *args, mt_error *err)
 {
     const mt_py_sizes *index = args;
 
@@ -79,7 +79,7 @@ gather(KVLease *self, const void *args, mt_error *err)
 }
 
 static int
-gather_rows(KVLease *self, const mt_py_sizes *index, const char *doing)
+take_rows(KVLease *self, const mt_py_sizes *index, const char *doing)
 {
     size_t rows = mt_kvlease_rows(self->core);
 
@@ -89,7 +89,7 @@ gather_rows(KVLease *self, const mt_py_sizes *index, const char *doing)
                          index->at[i], rows - 1);
             return -1;
         }
-    if (mt_py_kvlease_try(self, gather, index, doing) < 0) return -1;
+    if (mt_py_kvlease_try(self, reorder, index, doing) < 0) return -1;
     return mt_py_kvlease_changed(self);
 }
 
@@ -105,7 +105,7 @@ reorder_rows(KVLease *self, const mt_py_sizes *index)
                      rows, index->n);
         return -1;
     }
-    return gather_rows(self, index, "reorder()");
+    return take_rows(self, index, "reorder()");
 }
 
 static int
@@ -120,7 +120,7 @@ select_rows(KVLease *self, const mt_py_sizes *index)
                      most, index->n);
         return -1;
     }
-    return gather_rows(self, index, "select()");
+    return take_rows(self, index, "select()");
 }
 
 PyObject *
@@ -191,7 +191,7 @@ mt_py_kvlease_fork(PyObject *op, PyObject *args, PyObject *kwargs)
 /* --- reserve --------------------------------------------------------------------------------- */
 
 static mt_status
-open_tokens(KVLease *self, const void *args, mt_error *err)
+reserve(KVLease *self, const void *args, mt_error *err)
 {
     return mt_kvlease_reserve(self->core, *(const size_t *)args, err);
 }
@@ -207,7 +207,7 @@ reserve_tokens(KVLease *self, Py_ssize_t tokens)
                      tokens);
         return -1;
     }
-    return mt_py_kvlease_try(self, open_tokens, &want, "reserve()");
+    return mt_py_kvlease_try(self, reserve, &want, "reserve()");
 }
 
 PyObject *

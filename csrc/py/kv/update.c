@@ -312,7 +312,7 @@ mt_py_kvlease_update(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyOb
 }
 
 static mt_status
-announce(KVLease *self, const void *args, mt_error *err)
+advance(KVLease *self, const void *args, mt_error *err)
 {
     return mt_kvlease_advance_all(self->core, args, err);
 }
@@ -323,7 +323,7 @@ advance_all(KVLease *self, const mt_py_sizes *counts)
     mt_kvstep step;
 
     if (step_of(self, counts, SIZE_MAX, "advance()", &step) < 0) return -1;
-    return mt_py_kvlease_try(self, announce, &step, "advance()");
+    return mt_py_kvlease_try(self, advance, &step, "advance()");
 }
 
 PyObject *

@@ -206,8 +206,8 @@ static PyObject *
 views_of_base(KVLease *self, const mt_torch_shape *s, const int64_t first[2])
 {
     PyObject *base = Py_NewRef(self->base); /* Python code runs, and may release the lease */
-    PyObject *shape = mt_py_tuple((size_t)s->dims, int64_at, s->shape);
-    PyObject *strides = mt_py_tuple((size_t)s->dims, int64_at, s->strides);
+    PyObject *shape = mt_py_list((size_t)s->dims, int64_at, s->shape);
+    PyObject *strides = mt_py_list((size_t)s->dims, int64_at, s->strides);
     PyObject *views = NULL;
 
     if (shape != NULL && strides != NULL)

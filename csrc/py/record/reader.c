@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/record/reader.h"
+#include "py/base/objects.h"
 #include "os/record/file.h"
 
 static PyObject *
@@ -50,37 +51,17 @@ mt_py_raise_record(mt_state *st, const mt_error *err, PyObject *path)
 /* --- numbers, in the form of array('Q') --- */
 
 static uint64_t *
-words_of(PyObject *bytes)
+words_of(PyObject *columns, size_t i)
 {
-    return (uint64_t *)(void *)PyBytes_AS_STRING(bytes);
+    return (uint64_t *)(void *)PyBytes_AS_STRING(PyList_GET_ITEM(columns, (Py_ssize_t)i));
 }
 
-/* bytes for n words each, or -1 and nothing. */
-static int
-new_words(PyObject **out, size_t how_many, size_t n)
-{
-    for (size_t i = 0; i < how_many; i++)
-        if ((out[i] = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(8 * n))) == NULL) {
-            while (i-- > 0)
-                Py_CLEAR(out[i]);
-            return -1;
-        }
-    return 0;
-}
-
-/* A tuple of n objects whose references it takes over. */
+/* Item i of a list of columns: bytes for so many words, which are to be filled. */
 static PyObject *
-tuple_of(PyObject **item, size_t n)
+new_words(const void *words, size_t i)
 {
-    PyObject *tuple = PyTuple_New((Py_ssize_t)n);
-
-    for (size_t i = 0; i < n; i++) {
-        if (tuple != NULL)
-            PyTuple_SET_ITEM(tuple, (Py_ssize_t)i, item[i]);
-        else
-            Py_DECREF(item[i]);
-    }
-    return tuple;
+    (void)i;
+    return PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(8 * *(const size_t *)words));
 }
 
 /* (number, time, value of column 0, ...) of each sample that can be read. */
@@ -88,20 +69,20 @@ static PyObject *
 samples_of(const mt_recordview *v)
 {
     size_t columns = v->size.series.columns, n = 0, i = 0;
-    PyObject *out[2 + MT_SERIES_COLUMNS_MAX];
+    PyObject *out;
 
     for (uint64_t k = v->rows_from; k < v->rows_end; k++)
         n += mt_series_row(&v->series, k) != NULL;
-    if (new_words(out, 2 + columns, n) < 0) return NULL;
+    if ((out = mt_py_list(2 + columns, new_words, &n)) == NULL) return NULL;
     for (uint64_t k = v->rows_from; k < v->rows_end; k++) {
         const uint64_t *row = mt_series_row(&v->series, k);
         if (row == NULL) continue;
-        words_of(out[0])[i] = k;
+        words_of(out, 0)[i] = k;
         for (size_t c = 0; c < 1 + columns; c++)
-            words_of(out[1 + c])[i] = row[c];
+            words_of(out, 1 + c)[i] = row[c];
         i++;
     }
-    return tuple_of(out, 2 + columns);
+    return out;
 }
 
 /* (first time, last time, samples, least and most and last of column 0, ...) of each bucket. */
@@ -109,22 +90,22 @@ static PyObject *
 buckets_of(const mt_recordview *v)
 {
     size_t columns = v->size.series.columns, n = mt_series_used(&v->series);
-    PyObject *out[3 + 3 * MT_SERIES_COLUMNS_MAX];
+    PyObject *out = mt_py_list(3 + 3 * columns, new_words, &n);
     mt_extent extent[MT_SERIES_COLUMNS_MAX];
 
-    if (new_words(out, 3 + 3 * columns, n) < 0) return NULL;
+    if (out == NULL) return NULL;
     for (size_t i = 0; i < n; i++) {
         mt_bucket bucket = mt_series_bucket(&v->series, i, extent);
-        words_of(out[0])[i] = bucket.first_ns;
-        words_of(out[1])[i] = bucket.last_ns;
-        words_of(out[2])[i] = bucket.samples;
+        words_of(out, 0)[i] = bucket.first_ns;
+        words_of(out, 1)[i] = bucket.last_ns;
+        words_of(out, 2)[i] = bucket.samples;
         for (size_t c = 0; c < columns; c++) {
-            words_of(out[3 + 3 * c])[i] = extent[c].least;
-            words_of(out[4 + 3 * c])[i] = extent[c].most;
-            words_of(out[5 + 3 * c])[i] = extent[c].last;
+            words_of(out, 3 + 3 * c)[i] = extent[c].least;
+            words_of(out, 4 + 3 * c)[i] = extent[c].most;
+            words_of(out, 5 + 3 * c)[i] = extent[c].last;
         }
     }
-    return tuple_of(out, 3 + 3 * columns);
+    return out;
 }
 
 /* --- texts --- */
@@ -136,15 +117,20 @@ number_or_none(uint64_t value)
     return value == MT_UNKNOWN ? Py_NewRef(Py_None) : PyLong_FromUnsignedLongLong(value);
 }
 
-/* Appends an item whose reference it takes over; clears the list when that fails. */
-static void
-add(PyObject **list, PyObject *item)
+/* (number, time, duration, step, kind, text or payload): a str, or bytes. */
+static PyObject *
+event_of(uint64_t k, const mt_event_view *e)
 {
-    if (item == NULL || PyList_Append(*list, item) < 0) Py_CLEAR(*list);
-    Py_XDECREF(item);
+    PyObject *body =
+        e->payload == NULL
+            ? PyUnicode_FromStringAndSize(e->text, (Py_ssize_t)e->text_bytes)
+            : PyBytes_FromStringAndSize((const char *)e->payload, (Py_ssize_t)e->payload_bytes);
+
+    return Py_BuildValue("(KKKNs#N)", (unsigned long long)k, (unsigned long long)e->time_ns,
+                         (unsigned long long)e->duration_ns, number_or_none(e->step), e->kind,
+                         (Py_ssize_t)e->kind_bytes, body);
 }
 
-/* [(number, time, duration, step, kind, text or payload)]: a str, or bytes. */
 static PyObject *
 events_of(const mt_recordview *v)
 {
@@ -152,16 +138,8 @@ events_of(const mt_recordview *v)
     mt_event_view e;
 
     for (uint64_t k = v->events_from; list != NULL && k < v->events_end; k++)
-        if (mt_recordview_event(v, k, &e)) {
-            PyObject *body = e.payload == NULL
-                                 ? PyUnicode_FromStringAndSize(e.text, (Py_ssize_t)e.text_bytes)
-                                 : PyBytes_FromStringAndSize((const char *)e.payload,
-                                                             (Py_ssize_t)e.payload_bytes);
-            add(&list,
-                Py_BuildValue("(KKKNs#N)", (unsigned long long)k, (unsigned long long)e.time_ns,
-                              (unsigned long long)e.duration_ns, number_or_none(e.step), e.kind,
-                              (Py_ssize_t)e.kind_bytes, body));
-        }
+        if (mt_recordview_event(v, k, &e) && mt_py_append(list, event_of(k, &e)) < 0)
+            Py_CLEAR(list);
     return list;
 }
 
@@ -173,21 +151,20 @@ phases_of(const mt_recordview *v)
     mt_phase_view p;
 
     for (size_t i = 0; list != NULL && i < v->phases; i++)
-        if (mt_recordview_phase(v, i, &p))
-            add(&list, Py_BuildValue("(s#KKN)", p.name, (Py_ssize_t)p.name_bytes,
-                                     (unsigned long long)p.count, (unsigned long long)p.ns,
-                                     number_or_none(p.peak)));
+        if (mt_recordview_phase(v, i, &p) &&
+            mt_py_append(list, Py_BuildValue("(s#KKN)", p.name, (Py_ssize_t)p.name_bytes,
+                                             (unsigned long long)p.count, (unsigned long long)p.ns,
+                                             number_or_none(p.peak))) < 0)
+            Py_CLEAR(list);
     return list;
 }
 
 static PyObject *
-columns_of(const mt_recordview *v)
+column_of(const void *columns, size_t c)
 {
-    PyObject *list = PyList_New(0);
+    const mt_record_column *column = (const mt_record_column *)columns + c;
 
-    for (size_t c = 0; list != NULL && c < v->size.series.columns; c++)
-        add(&list, Py_BuildValue("(ss)", v->columns[c].name, v->columns[c].unit));
-    return list;
+    return Py_BuildValue("(ss)", column->name, column->unit);
 }
 
 /* --- all --- */
@@ -231,7 +208,7 @@ data_of(const mt_recordview *v, size_t bytes, bool written)
         {"signal", number(v->signal)},
         {"signal_ns", number(v->signal_ns)},
         {"written", PyBool_FromLong(written)},
-        {"columns", columns_of(v)},
+        {"columns", mt_py_list(v->size.series.columns, column_of, v->columns)},
         {"first", number(v->rows_from)},
         {"total", number(v->rows_end)},
         {"samples", samples_of(v)},

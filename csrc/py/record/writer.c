@@ -13,18 +13,17 @@
 #include "py/base/errors.h"
 #include "py/base/objects.h"
 #include "core/base/clock.h"
-#include "core/base/utf8.h"
 #include "os/record/endmark.h"
 #include "os/record/file.h"
 
 typedef struct RecordWriter {
     PyObject_HEAD
-    mt_state *state;             /* kept alive by the type */
-    PyObject *path;              /* a str */
-    PyObject *kept;              /* a str, or NULL: where an older record was kept */
-    bool begun;                  /* record is initialised */
-    bool at_exit;                /* end_with_status is registered */
-    char failed[MT_RECORD_TEXT]; /* the end event where the exit code is 1; "": by the code */
+    mt_state *state; /* kept alive by the type */
+    PyObject *path;  /* a str */
+    PyObject *kept;  /* a str, or NULL: where an older record was kept */
+    bool begun;      /* record is initialised */
+    bool at_exit;    /* end_with_status is registered */
+    char *failed; /* raw memory: the payload of the end event where the exit code is 1; or NULL */
     size_t failed_bytes;
     uint64_t ended_ns; /* of the end event, where at_exit */
     mt_record record;
@@ -86,6 +85,27 @@ take_column(PyObject *given, mt_record_column *column)
     if (take_field(PyTuple_GET_ITEM(given, 0), "a column's name", column->name, MT_RECORD_NAME) < 0)
         return -1;
     return take_field(PyTuple_GET_ITEM(given, 1), "a column's unit", column->unit, MT_RECORD_UNIT);
+}
+
+/* The text of an event, which is a str, or its payload, which is bytes. */
+static int
+take_body(RecordWriter *self, PyObject *body, mt_record_event *e)
+{
+    size_t most = mt_record_payload_most(&self->record.size);
+    Py_ssize_t bytes;
+
+    if (!PyBytes_Check(body)) {
+        if ((e->text = text_of(body, "text", &bytes)) == NULL) return -1;
+        e->text_bytes = (size_t)bytes;
+        return 0;
+    }
+    e->payload = PyBytes_AS_STRING(body);
+    e->payload_bytes = (size_t)PyBytes_GET_SIZE(body);
+    if (e->payload_bytes <= most) return 0;
+    PyErr_Format(PyExc_ValueError,
+                 "event(): a payload of %zu bytes, this record takes at most %zu; shorten it",
+                 e->payload_bytes, most);
+    return -1;
 }
 
 /* To columns[MT_SERIES_COLUMNS_MAX], which are zeros; how many, or -1. */
@@ -257,6 +277,7 @@ recordwriter_dealloc(PyObject *op)
 
     end(self);
     mt_recordfile_free(&self->file);
+    PyMem_RawFree(self->failed);
     if (self->begun) mt_record_fini(&self->record);
     Py_XDECREF(self->path);
     Py_XDECREF(self->kept);
@@ -277,34 +298,40 @@ static void
 end_with_status(int status, void *op)
 {
     RecordWriter *self = op;
-    bool failed = (status & 0xFF) == 1 && self->failed_bytes > 0;
+    bool failed = (status & 0xFF) == 1 && self->failed != NULL;
     char code[32];
-    int n = snprintf(code, sizeof code, "exit: code %d", status & 0xFF);
+    int n = snprintf(code, sizeof code, "{\"code\":%d}", status & 0xFF);
     mt_record_event e = {.time_ns = self->ended_ns,
                          .step = MT_UNKNOWN,
                          .kind = "end",
                          .kind_bytes = 3,
-                         .text = failed ? self->failed : code,
-                         .text_bytes = failed ? self->failed_bytes : (size_t)n};
+                         .payload = failed ? self->failed : code,
+                         .payload_bytes = failed ? self->failed_bytes : (size_t)n};
 
     mt_record_write_event(&self->record, &e);
     end(self);
 }
 
-/* The object is never freed then: its memory is that of the process. The text lies in it, so that
- * the end takes no memory, which may have run out. */
+/* The object is never freed then: its memory is that of the process. The payload is copied here, so
+ * that the end takes no memory, which may have run out, and nothing of Python's. */
 static PyObject *
 recordwriter_close_at_exit(PyObject *op, PyObject *args)
 {
     RecordWriter *self = (RecordWriter *)op;
-    const char *failed;
-    Py_ssize_t n;
+    mt_record_event e = {.payload = NULL};
     unsigned long long time_ns;
+    PyObject *failed;
 
-    if (!PyArg_ParseTuple(args, "s#K:_close_at_exit", &failed, &n, &time_ns)) return NULL;
+    if (!PyArg_ParseTuple(args, "SK:_close_at_exit", &failed, &time_ns)) return NULL;
+    if (take_body(self, failed, &e) < 0) return NULL;
+    PyMem_RawFree(self->failed);
+    self->failed = NULL;
+    if (e.payload_bytes > 0) {
+        if ((self->failed = PyMem_RawMalloc(e.payload_bytes)) == NULL) return PyErr_NoMemory();
+        memcpy(self->failed, e.payload, e.payload_bytes);
+    }
+    self->failed_bytes = e.payload_bytes;
     self->ended_ns = time_ns;
-    self->failed_bytes = mt_utf8_cut(failed, (size_t)n, sizeof self->failed);
-    memcpy(self->failed, failed, self->failed_bytes);
     if (self->at_exit) Py_RETURN_NONE;
     if (on_exit(end_with_status, op) != 0) return PyErr_NoMemory();
     Py_INCREF(op);
@@ -410,27 +437,6 @@ recordwriter_append(PyObject *op, PyObject *const *args, Py_ssize_t n)
     if (fault < 0) return NULL;
     mt_record_append(&self->record, time_ns, values);
     Py_RETURN_NONE;
-}
-
-/* The text of an event, which is a str, or its payload, which is bytes. */
-static int
-take_body(RecordWriter *self, PyObject *body, mt_record_event *e)
-{
-    size_t most = mt_record_payload_most(&self->record.size);
-    Py_ssize_t bytes;
-
-    if (!PyBytes_Check(body)) {
-        if ((e->text = text_of(body, "text", &bytes)) == NULL) return -1;
-        e->text_bytes = (size_t)bytes;
-        return 0;
-    }
-    e->payload = PyBytes_AS_STRING(body);
-    e->payload_bytes = (size_t)PyBytes_GET_SIZE(body);
-    if (e->payload_bytes <= most) return 0;
-    PyErr_Format(PyExc_ValueError,
-                 "event(): a payload of %zu bytes, this record takes at most %zu; shorten it",
-                 e->payload_bytes, most);
-    return -1;
 }
 
 static PyObject *
@@ -539,9 +545,10 @@ static PyMethodDef methods[] = {
         "Wait until it is on the disk; only a power failure makes that necessary. OSError."),
     {"_close_at_exit", recordwriter_close_at_exit, METH_VARARGS,
      "_close_at_exit($self, failed, time_ns, /)\n--\n\n"
-     "When the process ends, as the last of all, write the exit code as an event of the time "
-     "time_ns and close; where the code is 1, `failed` in its place, unless that is empty. May be "
-     "called again with another text and time. Not where a signal or os._exit ends it."},
+     "When the process ends, as the last of all, write the exit code as an end event of the time "
+     "time_ns and close; where the code is 1, the payload `failed` (see memtools/record/kinds.py) "
+     "in its place, unless that is empty. May be called again with another payload and time. Not "
+     "where a signal or os._exit ends it."},
     {"_mark_signals", recordwriter_mark_signals, METH_NOARGS,
      "_mark_signals($self, /)\n--\n\n"
      "Until close(), write into the record by which signal the process ends, where the program has "

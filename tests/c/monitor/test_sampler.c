@@ -433,7 +433,9 @@ a_row_has_the_columns_in_their_order(void)
 static void
 a_mark_is_an_event_of_the_record(void)
 {
-    static const char text[] = "87.5 % of the limit passed: 1900 of 2048 MiB (cgroup)";
+    static const char fields[] =
+        "{\"what\":\"passed\",\"fraction\":0.875,\"used_bytes\":1992294400,"
+        "\"limit_bytes\":2147483648,\"source\":\"cgroup\"}";
     rig r = rig_new();
     mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
     mt_recordview v;
@@ -452,7 +454,8 @@ a_mark_is_an_event_of_the_record(void)
     CHECK(mt_recordview_event(&v, 0, &e));
     CHECK(e.time_ns == 1000 * (uint64_t)RIG_MS && e.step == 7 && e.duration_ns == 0);
     CHECK(e.kind_bytes == 8 && memcmp(e.kind, "pressure", 8) == 0);
-    CHECK(e.text_bytes == strlen(text) && memcmp(e.text, text, e.text_bytes) == 0);
+    CHECK(e.text == NULL && e.payload_bytes == strlen(fields));
+    CHECK(memcmp(e.payload, fields, e.payload_bytes) == 0);
     rig_free(&r);
     free(n.region);
 }
@@ -463,13 +466,13 @@ events_about_waiting(const notes *n, unsigned seconds)
     mt_recordview v;
     mt_event_view e;
     size_t found = 0;
-    char text[64];
-    int bytes = snprintf(text, sizeof text, "no step() for %u s since then", seconds);
+    char fields[64];
+    int bytes = snprintf(fields, sizeof fields, "{\"what\":\"not heard\",\"seconds\":%u}", seconds);
 
     CHECK(mt_record_open(&v, n->region, n->bytes, NULL) == MT_OK);
     for (uint64_t i = 0; i < v.events_end; i++) {
-        if (!mt_recordview_event(&v, i, &e) || strncmp(e.text, "no step() for", 13) != 0) continue;
-        CHECK(memcmp(e.text, text, (size_t)bytes) == 0);
+        if (!mt_recordview_event(&v, i, &e) || memcmp(e.payload, fields, 12) != 0) continue;
+        CHECK(memcmp(e.payload, fields, (size_t)bytes) == 0);
         found++;
     }
     return found;
