@@ -104,6 +104,7 @@ def test_the_last_one_out_restores_in_whatever_order(order):
     assert state() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("enabled", [True, False])
 def test_what_others_change_within_does_not_stay(enabled, nothing_to_collect):
     (gc.enable if enabled else gc.disable)()
@@ -182,6 +183,7 @@ def test_threads_that_begin_and_end_at_the_same_time():
     assert collector._shared.found is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["begin", "freeze", "end"])
 @pytest.mark.parametrize("company", [False, True])
 def test_an_interrupt_anywhere_leaves_a_state_that_end_completes(name, company, nothing_to_collect):

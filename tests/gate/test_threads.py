@@ -243,6 +243,7 @@ def read_while_meddled_with(reading: str, meddling: str, pause: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("meddling", MEDDLE)
 @pytest.mark.parametrize("reading", READ)
 def test_finalizers_that_change_the_history_while_it_is_read(reading, meddling):
