@@ -35,14 +35,15 @@ help:  ## this list
 demo: $(VENV)/.optimised $(VENV)/.examples  ## train with and without memtools, and print the table
 	@$(PY) examples/demo.py $(ARGS)
 
-# What is about the whole project takes about as long as all rooms together. The two run side by side, each always in
-# the same order, so that what fails once fails again.
-WHOLE_TESTS := tests/docs tests/integrations tests/meta
-ROOM_TESTS := $(filter-out $(WHOLE_TESTS) tests/gpu tests/pages,$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/test_*.py)))))
+# Two processes of about the same length run side by side, each always in the same order, so that what fails once fails
+# again. The census comes first in its own: what other tests leave alive would be found as well.
+FIRST_TESTS := tests/census tests/cli tests/docs tests/integrations tests/meta
+OTHER_TESTS := $(filter-out $(FIRST_TESTS) tests/gpu tests/pages,\
+    $(sort $(patsubst %/,%,$(dir $(wildcard tests/*/test_*.py)))))
 BOTH = mkdir -p $(OUT); \
-    $(PY) -m pytest -q -o cache_dir=$(OUT)/pytest $(1) $(WHOLE_TESTS) >$(OUT)/whole.log 2>&1 & other=$$!; \
-    $(PY) -m pytest -q $(1) $(ROOM_TESTS); rooms=$$?; \
-    wait $$other; whole=$$?; cat $(OUT)/whole.log; exit $$((rooms | whole))
+    $(PY) -m pytest -q -o cache_dir=$(OUT)/pytest $(1) $(FIRST_TESTS) >$(OUT)/first.log 2>&1 & job=$$!; \
+    $(PY) -m pytest -q $(1) $(OTHER_TESTS); other=$$?; \
+    wait $$job; first=$$?; cat $(OUT)/first.log; exit $$((first | other))
 
 check: test-c $(VENV)/.built $(VENV)/.examples  ## the quick loop: C tests, and those of tests/ that are not marked slow
 	@$(call BOTH,-m "not slow")

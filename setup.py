@@ -101,7 +101,7 @@ def compile_flags() -> list[str]:
     flags = ["-O0", "-g", "-UNDEBUG"] if DEBUG else ["-O3", "-g0"]
     if SANITIZE:
         flags += [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer", "-g", "-O1", "-UNDEBUG"]
-    return flags + ["-fvisibility=hidden", "-fno-plt"]
+    return flags + ["-fvisibility=hidden", "-fno-plt", "-MMD"]
 
 
 def link_flags() -> list[str]:
@@ -194,8 +194,13 @@ class BuildPy(build_py):
 
 
 class BuildExt(build_ext):
-    """Compiles again where sources are the same but torch, the toolkit or a flag is not, and writes
-    _build_info.py beside the extension modules of an editable install."""
+    """Compiles again what has changed: a file, one that it includes, or for all files torch, the
+    toolkit or a flag. Writes _build_info.py beside the extension modules of an editable install."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        if self.editable_mode:  # else objects would lie in a folder that goes
+            self.build_temp = str(Path("build", f"editable-{sys.implementation.cache_tag}"))
 
     def run(self) -> None:
         super().run()
@@ -208,20 +213,26 @@ class BuildExt(build_ext):
             if ext.language == "c++":
                 require_compiler(self.compiler.compiler_cxx[0], "C++")
             ext.depends.append(str(settings_file(ext)))
-        compile_on_all_cores(self.compiler)
+        compile_on_all_cores(self.compiler, bool(self.force))
         if TORCH is None:  # an earlier build may have left one, for a torch that is gone
             Path(self.get_ext_fullpath("memtools._torch")).unlink(missing_ok=True)
         super().build_extensions()
 
 
-def compile_on_all_cores(compiler: Any) -> None:
-    """Makes the compiler object compile an extension's files side by side: it takes them one after
-    the other by itself."""
+def compile_on_all_cores(compiler: Any, force: bool) -> None:
+    """Makes the compiler object compile an extension's files side by side, and only those that
+    have changed: by itself it takes all, one after the other."""
     compile_all, compile_one = compiler.compile, compiler._compile
 
     def compile_side_by_side(*args: Any, **kwargs: Any) -> Any:
         pool, jobs = ThreadPoolExecutor(len(os.sched_getaffinity(0))), []
-        compiler._compile = lambda *one: jobs.append(pool.submit(compile_one, *one))
+        settings = kwargs["depends"][-1]  # build_extensions() has put it there
+
+        def compile_what_changed(made: str, *rest: Any) -> None:
+            if force or not up_to_date(Path(made), settings):
+                jobs.append(pool.submit(compile_one, made, *rest))
+
+        compiler._compile = compile_what_changed
         try:
             objects = compile_all(*args, **kwargs)
             for job in jobs:
@@ -231,6 +242,17 @@ def compile_on_all_cores(compiler: Any) -> None:
         return objects
 
     compiler.compile = compile_side_by_side
+
+
+def up_to_date(made: Path, settings: str) -> bool:
+    """Whether an object file is newer than the settings file and all that the compiler read for it.
+    That is in a rule of make's language that the compiler writes beside the object (-MMD)."""
+    rules = made.with_suffix(".d")
+    if not (made.is_file() and rules.is_file()):
+        return False
+    read = rules.read_text().partition(":")[2].replace("\\\n", " ").split()
+    dates = [Path(name).stat().st_mtime_ns for name in [settings, *read] if Path(name).is_file()]
+    return len(dates) == 1 + len(read) and max(dates) < made.stat().st_mtime_ns
 
 
 def require_compiler(command: str, language: str) -> None:
@@ -249,6 +271,7 @@ def settings_file(ext: Extension) -> Path:
     torch = TORCH and (torch_fact(TORCH, "__version__"), torch_fact(TORCH, "git_version"))
     facts = [
         sys.version,
+        [os.environ.get(name) for name in ("CC", "CXX", "CFLAGS", "LDFLAGS")],
         ext.extra_compile_args,
         ext.extra_link_args,
         ext.define_macros,

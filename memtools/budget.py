@@ -177,10 +177,15 @@ def _refusal(
     lines: list[tuple[str, int, int, int, int | None, int, bool]],
     remedy: str,
 ) -> str:
-    """The sentence of a BudgetError, which the C code raises: what was asked, who holds the rest.
+    """The sentence of a BudgetError, which the C code raises.
 
-    `within` names the budget that refused where that is not the part's own; `lines` are its
-    `_report()`. Holders of the first level are named, those of one name as one.
+    Args:
+        doing: the call that was refused.
+        asked, used, limit: in bytes; None is no limit.
+        within: the name of the budget that refused, if it is not the part's own.
+        lines: that budget's `_report()`. Holders of the first level are named, those of one name
+            together.
+        remedy: what would help.
     """
     sums: dict[str, tuple[int, int, int]] = {}  # how many parts, reserved, idle
     for name, reserved, idle, _, _, depth, _ in lines:

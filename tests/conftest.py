@@ -42,10 +42,21 @@ def _one_thread_and_seed() -> Iterator[None]:
 @pytest.fixture
 def frozen() -> Iterator[None]:
     """What was there before is passed over: a collection takes no half second and frees nothing of
-    other tests."""
+    other tests. What this test leaves behind as garbage goes with it."""
     gc.freeze()
     yield
+    gc.collect()
     gc.unfreeze()
+
+
+#: Rooms whose tests collect garbage, or take a census, again and again.
+FROZEN = ("gate", "grad", "kv", "monitor")
+
+
+@pytest.fixture(autouse=True)
+def _heap_of_its_own(request: pytest.FixtureRequest) -> None:
+    if request.path.parent.name in FROZEN:
+        request.getfixturevalue("frozen")
 
 
 Gates = Callable[..., torch.Tensor]

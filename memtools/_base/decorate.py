@@ -1,4 +1,4 @@
-"""How memtools wraps a function of the program, of whatever kind, and asks how it can be called.
+"""How memtools wraps a function of the program, of any kind, and finds out how it can be called.
 
     decorated(function, ...) ──► a wrapper of the same kind, name and signature
     call of the wrapper      ──► with scope: call of the function
@@ -25,10 +25,11 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
-_OF_COMPILED = ("get_compiler_config", "_is_torch_compile")  # beside what is called _torchdynamo...
+# Attributes of a compiled function, besides those whose names begin with _torchdynamo.
+_OF_COMPILED = ("get_compiler_config", "_is_torch_compile")
 
-#: Makes the scope of one call from its arguments. A scope is a context manager, entered when the
-#: call begins; it may have enter() and leave(), which come around each step.
+#: Makes the scope of a call from its arguments. A scope is a context manager that is entered when
+#: the call begins; it may have enter() and leave(), which are called around each step.
 Opener = Callable[[tuple[Any, ...], dict[str, Any]], AbstractContextManager[Any]]
 
 
@@ -36,9 +37,14 @@ Opener = Callable[[tuple[Any, ...], dict[str, Any]], AbstractContextManager[Any]
 
 
 def decorated(function: _T, who: str, wrap: Callable[[Callable[..., Any]], Any]) -> _T:
-    """`wrap(function)`, in a classmethod or a staticmethod too.
+    """`wrap(function)`; a classmethod or a staticmethod stays one.
 
-    Raises TypeError if `function` is not a function or a method; the text begins with `who`.
+    Args:
+        function: what the program decorates.
+        who: the decorator's name, for errors.
+        wrap: makes the wrapper of a plain function.
+
+    Raises TypeError if `function` is not a function or a method.
     """
     if isinstance(function, (staticmethod, classmethod)):
         return type(function)(decorated(function.__func__, who, wrap))
@@ -60,8 +66,7 @@ def decorated(function: _T, who: str, wrap: Callable[[Callable[..., Any]], Any])
 
 
 def in_scope(function: Callable[..., Any], scope: Opener) -> Callable[..., Any]:
-    """A function of the same kind, name and signature, each call of which runs in a scope of its
-    own."""
+    """A function of the same kind, name and signature that runs each call in a scope of its own."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
         with scope(args, kwargs):
@@ -71,8 +76,7 @@ def in_scope(function: Callable[..., Any], scope: Opener) -> Callable[..., Any]:
 
 
 def stepping(function: Callable[..., Any], scope: Opener) -> Callable[..., Any] | None:
-    """The same for a coroutine or a generator of either kind; None for a function that just
-    returns."""
+    """The same for a coroutine function or a generator of either kind; None for other functions."""
     if _is(inspect.isasyncgenfunction, function):
         return _async_values(function, scope)
     if _is(inspect.iscoroutinefunction, function):
@@ -98,8 +102,8 @@ def _is(kind: Callable[[Any], bool], function: Callable[..., Any]) -> bool:
 
 
 def named_after(wrapped: Any, function: Callable[..., Any]) -> Any:
-    """functools.update_wrapper, also for what has no name of its own; without the marks by which
-    torch.compile finds the function under a compiled one, since it would find past the wrapper."""
+    """functools.update_wrapper, also for an object without a name. It leaves out the marks by which
+    torch.compile finds the function under a compiled one, as it would pass over the wrapper."""
     functools.update_wrapper(wrapped, function)
     marks: Mapping[str, Any] = vars(wrapped)
     for mark in [name for name in marks if name.startswith("_torchdynamo") or name in _OF_COMPILED]:
@@ -182,15 +186,15 @@ def _async_values(
 
 
 def latest_of_thread(entered: list[tuple[int, _T]]) -> _T:
-    """Take the block that this thread entered last off the list of (thread, block); where it
-    entered none, the last of another thread, which is ended here."""
+    """Take the block that this thread entered last off a list of (thread, block). If this thread
+    entered none, it ends a block of another thread: the last one."""
     own = threading.get_ident()
     last = max((i for i, block in enumerate(entered) if block[0] == own), default=-1)
     return entered.pop(last)[1]
 
 
-# --- what torch's compiler reads in place of the slots of memtools._core.Managed, which are C -----
-# The interpreter itself does not come here.
+# --- what torch.compile reads in place of the slots of memtools._core.Managed, which are C --------
+# The interpreter itself does not call these two.
 
 
 def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
@@ -202,7 +206,7 @@ def __get__(self: Any, instance: object, owner: type | None = None) -> Any:  # n
 
 
 def compiling() -> bool:
-    """Whether torch.compile reads the caller now."""
+    """Whether torch.compile is tracing the caller now."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.compiler.is_dynamo_compiling()
 
@@ -210,11 +214,11 @@ def compiling() -> bool:
 def twin(
     core: Any, gate: Any, function: Callable[..., Any], clear: Callable[..., None] | None
 ) -> Callable[..., Any]:
-    """What the Managed `core` does, in Python that the compiler knows; where nobody compiles, a
-    call of it.
+    """A Python function that torch.compile can trace in place of the Managed `core`; without
+    torch.compile it calls `core`.
 
-    A call of C would break the graph. An assignment does not: it is done when the graph has run,
-    once for all of them, so that a compiled region is one update of the policy that `gate` is of.
+    A call of C would break the graph, and an assignment does not: it is made once, when the graph
+    has run, so that a compiled region is one update of the policy that `gate` belongs to.
     """
 
     def traced(*args: Any, **kwargs: Any) -> Any:
@@ -235,14 +239,14 @@ def twin(
 
 
 def as_callback(callback: Any, who: str, argument: str) -> Callable[..., Any]:
-    """`callback`, to be called with one argument; one that takes no argument is wrapped.
+    """The callback as a function of one argument; one that takes no argument is wrapped.
 
     Args:
-        callback: what the program gave.
-        who: the call that it was given to, for errors.
-        argument: what it is called with, for errors: "a Pressure".
+        callback: what the program passed.
+        who: the call that it was passed to, for errors.
+        argument: what it is called with, for errors, like "a Pressure".
 
-    Raises TypeError if it cannot be called with one argument or none.
+    Raises TypeError if it can be called neither with one argument nor without.
     """
     if not callable(callback):
         raise TypeError(f"{who}: a function is needed, got {type(callback).__name__}")

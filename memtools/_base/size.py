@@ -48,7 +48,7 @@ def format_bytes(count: float) -> str:
     """A size in binary units: `"512 B"`, `"64.0 MiB"`, `"1.46 GiB"`, `"23.5 GiB"`.
 
     Bytes are a whole number. KiB and MiB have one decimal, GiB and TiB have two below 10 and one
-    above. size_text() of csrc/py/budget/budget.c does the same.
+    above.
     """
     for unit in ("B", "KiB", "MiB", "GiB"):
         if round(abs(count), 0 if unit == "B" else 1) < 1024:

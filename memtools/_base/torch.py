@@ -29,13 +29,15 @@ class Bridge(NamedTuple):
     reason: str  #: why there is no shim, in one sentence; "" where there is one
 
 
-_connected: list[Bridge] = []  # empty, or the one; not functools.cache, of which Dynamo warns
+# Empty, or what connect() made. Not functools.cache: torch.compile warns of it wherever it traces a
+# call of connect().
+_connected: list[Bridge] = []
 
 
 def connect() -> Bridge:
     """Connect `memtools._core` to torch, at the first call.
 
-    Raises ImportError where torch is missing or older than 2.11.
+    Raises ImportError if torch is missing or older than 2.11.
     """
     if not _connected:
         torch = _import_torch()

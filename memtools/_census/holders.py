@@ -288,7 +288,8 @@ def holder_of(objects: Sequence[Any], *, steps: int = 1) -> list[Holder]:
 
     Args:
         objects: a sequence of any objects, of which the first 64 are looked at.
-        steps: in how many steps they came, at least 1; the holders' texts give rates by it.
+        steps: in how many steps they came, at least 1, by default 1; the holders' texts give rates
+            by it.
 
     Returns an empty list for no objects. Raises MemoryError.
     """

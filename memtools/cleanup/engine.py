@@ -700,7 +700,8 @@ class Engine:
 
     def notes(self) -> tuple[str, ...]:
         """What limits this policy, a sentence each."""
-        wanted = {name for every, _ in self.rules.values() for name in self.clocks.phases_of(every)}
+        rules = tuple(self.rules.values())  # another thread may add one meanwhile
+        wanted = {name for every, _ in rules for name in self.clocks.phases_of(every)}
         found = [
             f"no phase {name!r} has ended yet, and something is due by it: is it in "
             f"policy.phase({name!r})?"

@@ -21,7 +21,6 @@ from memtools import MemtoolsError, __version__
 from memtools._base.install import rebuild_command
 from memtools._base.text import aligned
 from memtools.cli.allocators import allocator_facts
-from memtools.cli.exporters import exporter_facts
 from memtools.cli.facts import Fact, Section, guarded, known, no, unknown, yes
 from memtools.cli.monitor import monitor_facts
 from memtools.cli.records import printed
@@ -36,6 +35,14 @@ TITLES = {
     "threads": "Threads",
     "allocators": "Allocators",
     "exporters": "Where a monitor's figures can go",
+}
+# Where a monitor's figures can go, and the packages that are asked for.
+EXPORTERS = {
+    "prometheus_client": ("prometheus-client",),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "transformers": ("transformers",),
+    "lightning": ("lightning", "pytorch-lightning"),
 }
 INSTALL_TORCH = "install torch 2.11 or later: run python -m pip install 'torch>=2.11'"
 PLOT_REMEDY = "matplotlib is not installed; run python -m pip install 'matplotlib>=3.8'"
@@ -97,11 +104,14 @@ def find_package(name: str) -> Path | None:
     return Path(spec.origin).parent if spec and spec.origin else None
 
 
-def installed_version(name: str) -> Fact:
-    try:
-        return known(importlib.metadata.version(name))
-    except importlib.metadata.PackageNotFoundError:
-        return Fact(None, "not installed")
+def installed_version(*packages: str) -> Fact:
+    """Of the first that is installed, without importing it: Lightning alone takes seconds."""
+    for package in packages:
+        try:
+            return known(importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return Fact(None, "not installed")
 
 
 def read_torch(package: Path | None) -> Torch | None:
@@ -123,26 +133,20 @@ def read_torch(package: Path | None) -> Torch | None:
 def version_facts(torch: Torch | None) -> Section:
     absent = Fact(None, "not installed")
     cpu_only = Fact(None, "none (a build for the CPU)") if torch else absent
+    no_git = unknown("torch's version.py names none")
+    git = known(torch.git) if torch and torch.git else no_git
     return {
         "memtools": known(__version__),
         "python": known(platform.python_version()),
         "platform": known(f"{platform.system()} {platform.machine()}"),
         "kernel": known(platform.release()),
-        "libc": guarded(_libc),
+        # Another C library does not know the name, and Python then raises ValueError.
+        "libc": guarded(lambda: known(os.confstr("CS_GNU_LIBC_VERSION") or "unknown")),
         "torch": known(torch.version) if torch else absent,
-        "torch_git_version": _git_version(torch) if torch else absent,
+        "torch_git_version": git if torch else absent,
         "torch_cuda": known(torch.cuda) if torch and torch.cuda else cpu_only,
         "numpy": installed_version("numpy"),
     }
-
-
-def _git_version(torch: Torch) -> Fact:
-    return known(torch.git) if torch.git else unknown("torch's version.py names none")
-
-
-def _libc() -> Fact:
-    # Another C library does not know the name, and Python then raises ValueError.
-    return known(os.confstr("CS_GNU_LIBC_VERSION") or "unknown")
 
 
 def load(name: str) -> ModuleType | str:
@@ -328,7 +332,7 @@ def examine(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Findi
         "kernel": kernel(root),
         "threads": thread_facts(environ),
         "allocators": allocator_facts(),
-        "exporters": exporter_facts(),
+        "exporters": {name: installed_version(*of) for name, of in EXPORTERS.items()},
     }
     findings.parts = works_here(findings, connection)
     return findings

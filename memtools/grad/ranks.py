@@ -245,16 +245,30 @@ def find_ranks(
     Raises:
         ValueError: the model is wrapped in what is not supported, or `overlap` without DDP.
     """
+    wrappers: set[str] = set()
+    if ranks is None and bridge.process_group() is not None:
+        classes = (kind for module in model.modules() for kind in type(module).__mro__)
+        wrappers = {kind.__name__ for kind in classes}
+    if "FullyShardedDataParallel" in wrappers:
+        raise ValueError(
+            "FullyShardedDataParallel is not supported; shard the model with "
+            "torch.distributed.fsdp.fully_shard"
+        )
+    sharded = "FSDPModule" in wrappers
+    if overlap and (sharded or "DistributedDataParallel" not in wrappers):
+        raise ValueError("overlap=True is for models in DistributedDataParallel; leave it out")
     if ranks is not None and ranks is not False:
         from memtools.grad.ranks_ddp import PlainRanks
 
-        _no_overlap(overlap)
         return PlainRanks(model, None if ranks is True else ranks)
-    if ranks is None and _distributed():
-        found = _wrapped(model, parameters, overlap)
-        if found is not None:
-            return found
-    _no_overlap(overlap)
+    if sharded:
+        from memtools.grad.ranks_fsdp import ShardedRanks
+
+        return ShardedRanks(model, parameters)
+    if "DistributedDataParallel" in wrappers:
+        from memtools.grad.ranks_ddp import DataParallelRanks
+
+        return DataParallelRanks(model, overlap)
     return Ranks()
 
 
@@ -270,32 +284,3 @@ def check_together(ranks: Ranks, main_grads: bool, overlap: bool) -> None:
             "main_grads=True is not for fully_shard, which reduces each micro-batch: leave it "
             "out, and give fully_shard MixedPrecisionPolicy(reduce_dtype=torch.float32)"
         )
-
-
-def _wrapped(model: Any, parameters: Sequence[torch.Tensor], overlap: bool) -> Ranks | None:
-    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
-    if "FullyShardedDataParallel" in kinds:
-        raise ValueError(
-            "FullyShardedDataParallel is not supported; shard the model with "
-            "torch.distributed.fsdp.fully_shard"
-        )
-    if "FSDPModule" in kinds:
-        from memtools.grad.ranks_fsdp import ShardedRanks
-
-        _no_overlap(overlap)
-        return ShardedRanks(model, parameters)
-    if "DistributedDataParallel" in kinds:
-        from memtools.grad.ranks_ddp import DataParallelRanks
-
-        return DataParallelRanks(model, overlap)
-    return None
-
-
-def _distributed() -> bool:
-    dist = bridge.connect().torch.distributed
-    return bool(dist.is_available() and dist.is_initialized())
-
-
-def _no_overlap(overlap: bool) -> None:
-    if overlap:
-        raise ValueError("overlap=True is for models in DistributedDataParallel; leave it out")

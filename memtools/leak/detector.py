@@ -69,7 +69,8 @@ def matters(bytes_per_step: float, steps_per_second: float) -> bool:
 
 
 def _together(a: StepsLeft | None, b: StepsLeft | None) -> StepsLeft | None:
-    """Until two that grow side by side have filled what each alone would fill in that time."""
+    """Steps until two series that grow side by side have filled what each alone would fill after
+    `a` and after `b` steps."""
     if a is None or b is None:
         return a or b
     steps = []

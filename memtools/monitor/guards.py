@@ -123,27 +123,22 @@ class Watermarks:
 
     def waiting(self, fired: int) -> list[Handle]:
         """The handles whose own watermark is in the sampler's mask, the lowest first."""
-        passed = [pair for bit, pair in list(self._of_bit.items()) if fired >> bit & 1]
-        return sorted((h for h, near in passed if not near), key=lambda h: h.fraction)
+        own = [handle for handle, near in self._passed(fired) if not near]
+        return sorted(own, key=lambda h: h.fraction)
+
+    def _passed(self, fired: int) -> list[tuple[Handle, bool]]:
+        """Whose watermarks are in the mask; another thread may cancel one now."""
+        return [pair for bit, pair in list(self._of_bit.items()) if fired >> bit & 1]
 
     @property
     def handles(self) -> tuple[Handle, ...]:
         return tuple(self._handles)
 
     def due(self, fired: int, host: Callable[[], HostTiers]) -> list[Handle]:
-        """Whose turn it is, callbacks before guards, the lowest watermark first. `fired` is the
-        sampler's mask; `host` is called only if a guard is near."""
-        turn = []
-        while fired:
-            bit = (fired & -fired).bit_length() - 1
-            fired &= fired - 1
-            watermark = self._of_bit.get(bit)  # another thread may cancel it now
-            if watermark is not None:
-                handle, near = watermark
-                if near:
-                    self.near[handle] = None
-                else:
-                    turn.append(handle)
+        """The handles that are to act now, callbacks before guards, the lowest watermark first.
+        `fired` is the sampler's mask; `host` is called only if a guard is near."""
+        self.near |= dict.fromkeys(handle for handle, near in self._passed(fired) if near)
+        turn = self.waiting(fired)
         for handle in turn:
             self.near.pop(handle, None)
         if self.near:

@@ -165,7 +165,8 @@ def count_steps(monitor: MemoryMonitor) -> None:
 
 
 def _stop(reason: str) -> NoReturn:
-    """Before the program has begun. SystemExit would be reported as a fault of site."""
+    """End the process before the program has begun. SystemExit would be reported as a fault of the
+    module site."""
     os.write(2, f"memtools run: {reason}\n".encode(errors="backslashreplace"))
     os._exit(1)
 
@@ -181,7 +182,7 @@ def announce(text: str) -> None:
 
 
 def announce_nothing(text: str) -> None:
-    """For --quiet."""
+    """What `--quiet` announces by."""
 
 
 def opened(make: Callable[[], _Made]) -> _Made:
@@ -234,8 +235,9 @@ def _started(options: dict[str, Any]) -> MemoryMonitor:
 
 
 def _end(monitor: MemoryMonitor, options: dict[str, Any], pid: int) -> None:
-    """Last of all atexit functions. The exit code is known later, to exit() alone, which chooses
-    among the texts that are prepared here; an end by Ctrl-C does not come there."""
+    """End the run and write its summary, as the last of all atexit functions. The exit code is
+    known later, to exit() alone, which chooses among the texts that are prepared here; an end by
+    Ctrl-C does not come there."""
     if os.getpid() != pid:  # a forked child that ends as Python programs do
         return
     _core._stop_waiting()
@@ -275,8 +277,8 @@ def _write_elsewhere(path: str, options: dict[str, Any], how: End | None, ended_
 
 
 def _texts(path: str, options: dict[str, Any], ended_ns: int) -> tuple[bytes, bytes, bytes, bytes]:
-    """For exit code 0; for 1 where it is known what ends the program; and what stands before and
-    after the number of any other code."""
+    """The summaries for exit code 0, for code 1 where it is known what ends the program, and what
+    stands before and after the number of any other code."""
     failed = ending.failed
     text = _summary(path, options, End(code=A_CODE), ended_ns)
     before, found, after = text.rpartition(A_CODE_BYTES)
@@ -285,7 +287,8 @@ def _texts(path: str, options: dict[str, Any], ended_ns: int) -> tuple[bytes, by
 
 
 def _summary(path: str, options: dict[str, Any], how: End | None, ended_ns: int) -> bytes:
-    """`how` and when the program ended; None where the record tells that."""
+    """The summary of the record; `how` the program ended and when are None where the record tells
+    that."""
     from memtools.record.record import read_record, with_end
     from memtools.record.summary import summary_text
 
@@ -330,7 +333,7 @@ _reserve: list[mmap.mmap] = []
 
 
 def begin(options: dict[str, Any]) -> None:
-    """Called by sitecustomize.py with what `memtools run` was told."""
+    """Start the monitor with the options of `memtools run`; sitecustomize.py calls it."""
     try:
         monitor = _started(options)
         if options["guard"] is not None:

@@ -147,49 +147,39 @@ class MemoryMonitor:
         the record cannot be made, with why and what to do; DeviceError if the device asked for is
         not there.
         """
-        begun: list[Run] = []
-        try:
-            self._start(begun)
-        except BaseException:
-            # Who gets an exception out of start(), an interrupt too, has no monitor that runs.
-            if begun and self._live is begun[0]:
-                self._end(End("start() was interrupted"))
-            raise
-
-    def _start(self, begun: list[Run]) -> None:
-        """Start, with the run in `begun` as soon as there is one."""
+        run: Run | None = None
         if self._pid != os.getpid():
             self._starts, self._pid, self._is_starting = threading.RLock(), os.getpid(), False
-        with self._starts:  # of several threads that start it, one does
-            if self._live is not None:
-                raise RuntimeError("this MemoryMonitor is running already; stop() it first")
-            if self._is_starting:
-                raise RuntimeError("this MemoryMonitor is being started already")
-            try:
-                self._is_starting = True
-                self._begin(begun)
-            finally:
-                self._is_starting = False
-
-    def _begin(self, begun: list[Run]) -> None:
-        run = Run(self._settings, self._root)
         try:
-            begun.append(run)
-            if run.watch is not None:
-                for name, growth in self._growths.items():
-                    run.watch.detector.expect_growth(name, **growth)
-            self._watermarks.begin(run.sampler)
-            if run.sampler.limit() is None:
-                self._cannot_act(run, self._watermarks.handles, "no limit of memory is known here")
-            self._last, self._book, self._live = run, run.book, run
-            monitor_run.follow(self)
+            with self._starts:  # of several threads that start it, one does
+                if self._live is not None:
+                    raise RuntimeError("this MemoryMonitor is running already; stop() it first")
+                if self._is_starting:
+                    raise RuntimeError("this MemoryMonitor is being started already")
+                try:
+                    self._is_starting = True
+                    run = Run(self._settings, self._root)
+                    if run.watch is not None:
+                        for name, growth in self._growths.items():
+                            run.watch.detector.expect_growth(name, **growth)
+                    self._watermarks.begin(run.sampler)
+                    if run.sampler.limit() is None:
+                        why = "no limit of memory is known here"
+                        self._cannot_act(run, self._watermarks.handles, why)
+                    self._last, self._book, self._live = run, run.book, run
+                    monitor_run.follow(self)
+                    if run.devices:
+                        oom.observer.follow(self)
+                finally:
+                    self._is_starting = False
         except BaseException:
-            self._live = self._book = None
-            monitor_run.leave(self)
-            run.close(End("start() was interrupted"))
+            # Who gets an exception out of start(), an interrupt too, has no monitor that runs.
+            if run is not None:
+                self._live = self._book = None
+                self._watermarks.end()
+                monitor_run.leave(self)
+                run.close(End("start() was interrupted"))
             raise
-        if run.devices:
-            oom.observer.follow(self)
 
     def stop(self) -> None:
         """Stop, and complete the record. May be called twice, and in a signal handler."""
@@ -267,7 +257,7 @@ class MemoryMonitor:
             raise TypeError(f"a phase's name is a str, got {type(name).__name__}")
         if not name or "\0" in name:
             raise ValueError(f"a phase's name has characters, none of them zero, got {name!r}")
-        if not name.isascii():  # a file's name, for one, may have what is no text
+        if not name.isascii():  # a file's name, for one, may not be text
             name = name.encode("utf-8", "replace").decode()
         return Phase(self, name)
 

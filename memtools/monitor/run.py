@@ -244,7 +244,7 @@ _workers: list[int] = []  # the process that _hook_worker has served
 
 
 def follow(monitor: MemoryMonitor) -> None:
-    """Ends the monitor's run when the interpreter ends, and keeps it out of forked children."""
+    """End the monitor's run when the interpreter ends, and keep it out of forked children."""
     process.at_exit(_at_exit)
     process.at_fork(_in_child, _in_parent)
     _hook_worker()
@@ -264,14 +264,15 @@ def _hook_worker() -> None:
 
 
 def leave(monitor: MemoryMonitor) -> None:
-    """It has ended."""
+    """Forget a monitor whose run has ended."""
     _owners.discard(monitor)
     if not _owners:
         ending.unwatch()
 
 
 def _at_exit() -> None:
-    """The exit code is told by exit() itself; Python ends by SIGINT instead where Ctrl-C did it."""
+    """End the runs. The record learns the exit code from exit() itself; after Ctrl-C Python ends by
+    SIGINT instead."""
     how = ending.interrupt()
     for monitor in list(_owners):
         monitor._end(how)

@@ -84,14 +84,11 @@ class Growth:
         if self.left[1] < 1:
             return "the limit was reached"
         low, high = self.seconds_left
-        steps = f" ({_range(*self.left)} steps)" if self.per == "step" else ""
+        most = "or more" if math.isinf(self.left[1]) else f"to {rounded(self.left[1])}"
+        steps = f" ({rounded(self.left[0])} {most} steps)" if self.per == "step" else ""
         if math.isinf(high):
             return f"limit in {duration(low)} at the earliest{steps}"
         return f"limit in {duration(low)} to {duration(high)}{steps}"
-
-
-def _range(low: float, high: float) -> str:
-    return f"{rounded(low)} or more" if math.isinf(high) else f"{rounded(low)} to {rounded(high)}"
 
 
 def rounded(number: float) -> str:
@@ -135,7 +132,8 @@ def judge(line: Timeline, limit_bytes: int | None, devices: list[int]) -> Judged
     """Judge a record's own series. `limit_bytes`: what the process and its workers may take. Takes
     about 40 ms for the usual size."""
     made = _steps_made(line)
-    by_step = made >= ENOUGH or (made == 0 and _distinct(line.most.get("step", [])) >= ENOUGH)
+    counts = {step for step in line.most.get("step", ()) if step != UNKNOWN}
+    by_step = made >= ENOUGH or (made == 0 and len(counts) >= ENOUGH)
     per = "step" if by_step or made else "s"
     columns_of = {**_HOST, "rss": own_column(line)}
     host = {signal: name for signal, name in columns_of.items() if line.known(name)}
@@ -239,10 +237,6 @@ def _beyond(rises: list[Rise], growth: list[Growth]) -> list[Rise]:
         own = None  # it is what the growth of another signal costs
     others = [r for r in rises if r.signal not in ("heap", "rss") and r.signal not in told]
     return ([own] if own else []) + others
-
-
-def _distinct(steps: list[int]) -> int:
-    return len({step for step in steps if step != UNKNOWN})
 
 
 def _steps_made(line: Timeline) -> int:

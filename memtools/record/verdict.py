@@ -83,8 +83,9 @@ class Verdict:
             return found
         little = [one for one in self.growth if one not in self.significant]
         found += [
-            f"{one.signal} grows by {format_bytes(one.rate_bytes)} a {_unit(one.per)}, too little "
-            "to matter; no container that grows explains it"
+            f"{one.signal} grows by {format_bytes(one.rate_bytes)} a "
+            f"{'step' if one.per == 'step' else 'second'}, too little to matter; no container that "
+            "grows explains it"
             for one in little[:1]
         ]
         return found or [self.short or self.nothing]
@@ -108,10 +109,6 @@ def _nothing(figures: Figures) -> str:
         return "the process tree does not grow"
     workers = figures.workers is not None
     return "neither the process nor its workers grow" if workers else "the process does not grow"
-
-
-def _unit(per: str) -> str:
-    return "step" if per == "step" else "second"
 
 
 def verdict_of(figures: Figures) -> Verdict:

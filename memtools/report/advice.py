@@ -36,17 +36,15 @@ SIGNALS = {
 
 def advise(figures: Figures) -> list[str]:
     """The lines; empty when nothing is to be done."""
-    lines = _about_the_end(figures) + _about_growth(figures)
+    end = figures.ending
+    lines = [] if end.code is None else [f"exit code {end.code} stands for {end.signal} in a shell"]
+    lines += _about_the_end(figures) + _about_growth(figures)
     if figures.guard is not None and figures.guard_words() is not None:
         lines.append(
             "to stop in time, call monitor.step() in the program's own loop, or run it as a "
             "command, which gets SIGTERM: memtools run --guard 0.9 -- python ..."
         )
-    elif (
-        figures.ending.kind in ("killed", "gone")
-        and figures.near_limit
-        and "guard" not in figures.kinds
-    ):
+    elif end.kind in ("killed", "gone") and figures.near_limit and "guard" not in figures.kinds:
         lines.append(
             'to save a checkpoint before the limit, set monitor.guard(0.90, action="raise") and '
             "catch memtools.HostMemoryPressure"
@@ -60,12 +58,6 @@ def advise(figures: Figures) -> list[str]:
 
 
 def _about_the_end(figures: Figures) -> list[str]:
-    end = figures.ending
-    lines = [] if end.code is None else [f"exit code {end.code} stands for {end.signal} in a shell"]
-    return lines + _about_the_cause(figures)
-
-
-def _about_the_cause(figures: Figures) -> list[str]:
     end = figures.ending
     if end.out_of_memory == "device" or "oom" in figures.kinds:
         return [

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-PROJECT = Path(__file__).resolve().parents[2]
+from tests.kit.ownprocess import in_own_process
+
 MIB = 2**20
 OURS = ("MALLOC_", "GLIBC_TUNABLES", "PYTORCH_", "LD_PRELOAD")
 BEGIN = """
@@ -69,12 +67,7 @@ def refused(text, **settings):
 def program(code: str, **variables: str) -> str:
     """Runs it with these variables and no others that concern allocators; what it prints."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN + code],
-        capture_output=True, text=True, timeout=120, cwd=PROJECT, env=env | variables,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    return done.stdout
+    return in_own_process(BEGIN + code, env=env | variables)
 
 
 class FakeTorch:

@@ -129,6 +129,7 @@ def test_allocators_by_their_files(file: str, name: str | None) -> None:
     assert malloc.name_of(f"/usr/lib/{file}") == name
 
 
+@pytest.mark.slow
 def test_this_process_has_glibc_and_its_arenas_are_counted() -> None:
     found = program("""
 assert arenas(5) == 6

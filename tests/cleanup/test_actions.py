@@ -266,6 +266,7 @@ def test_a_device_by_what_is_reserved(cuda: FakeCuda):  # noqa: F811
     assert cuda.order == ["empty_cache"]
 
 
+@pytest.mark.slow
 def test_a_collect_by_what_is_allocated(cuda: FakeCuda):  # noqa: F811
     class Freed:
         def __del__(self) -> None:
@@ -279,6 +280,7 @@ def test_a_collect_by_what_is_allocated(cuda: FakeCuda):  # noqa: F811
     assert run(GC).device == Change(4 << 30, 3 << 30, (4 << 30) + 10)
 
 
+@pytest.mark.slow
 def test_without_a_context_nothing_asks_a_device(cuda: FakeCuda):  # noqa: F811
     cuda.ready = False
     assert devices_in_use() == ()

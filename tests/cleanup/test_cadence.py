@@ -113,6 +113,7 @@ def test_words():
     assert clocks.words(clocks.every(None, "x")) == ""
 
 
+@pytest.mark.slow
 def test_a_phase_that_never_comes_is_told():
     policy = quiet(gc_every={"generation": 1, "update": 50})
     assert policy.report().notes == ()

@@ -34,6 +34,18 @@ def _as_found() -> Iterator[None]:
     assert not left, "a test has left a manager"
 
 
+@pytest.fixture
+def nothing_to_collect(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Puts all objects aside as if the interpreter had done so at its start: to collect takes no
+    tenth of a second for a while, until they are thawed."""
+
+    def put_aside() -> None:
+        gc.freeze()
+        monkeypatch.setattr(collector, "_IMMORTAL", gc.get_freeze_count())
+
+    return put_aside
+
+
 def begun() -> ManagedGc:
     manager = ManagedGc()
     manager.begin()
@@ -55,6 +67,7 @@ def test_freeze_puts_all_aside_and_end_gives_it_back():
     assert (manager.managed, manager.frozen) == (False, 0)
 
 
+@pytest.mark.slow
 def test_freeze_collects_first():
     class Node:
         pass
@@ -92,7 +105,7 @@ def test_the_last_one_out_restores_in_whatever_order(order):
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_what_others_change_within_does_not_stay(enabled):
+def test_what_others_change_within_does_not_stay(enabled, nothing_to_collect):
     (gc.enable if enabled else gc.disable)()
     before = state()
     changes: list[Callable[[], Any]] = [
@@ -100,6 +113,7 @@ def test_what_others_change_within_does_not_stay(enabled):
     ]  # fmt: skip
     for change in changes:
         for first in (False, True):
+            nothing_to_collect()
             manager = begun()
             if first:
                 change()
@@ -126,6 +140,7 @@ def test_an_end_while_freeze_collects_is_the_end(monkeypatch):
     assert state() == before
 
 
+@pytest.mark.slow
 def test_another_freeze_puts_aside_what_is_new():
     first, second = begun(), begun()
     before = first.freeze()
@@ -143,6 +158,7 @@ def test_freeze_and_end_without_begin_do_nothing():
     assert not manager.managed
 
 
+@pytest.mark.slow
 def test_threads_that_begin_and_end_at_the_same_time():
     before, gate, faults = state(), threading.Barrier(4), []
 
@@ -168,9 +184,10 @@ def test_threads_that_begin_and_end_at_the_same_time():
 
 @pytest.mark.parametrize("name", ["begin", "freeze", "end"])
 @pytest.mark.parametrize("company", [False, True])
-def test_an_interrupt_anywhere_leaves_a_state_that_end_completes(name, company):
+def test_an_interrupt_anywhere_leaves_a_state_that_end_completes(name, company, nothing_to_collect):
     before, places = state(), 0
     while True:
+        nothing_to_collect()
         other = begun() if company else None
         manager = ManagedGc()
         if name != "begin":

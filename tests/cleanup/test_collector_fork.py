@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.kit.ownprocess import in_own_process
 
 _FORKS = "ignore:This process:DeprecationWarning"  # from 3.12 on, with threads: that is meant
 
@@ -17,28 +18,15 @@ CHILD = """
 import gc, os, sys
 from memtools import CleanupPolicy
 from memtools.cleanup.collector import ManagedGc
+from tests.kit import children
 def in_child(check):
-    pid = os.fork()
-    if pid == 0:
-        try:
-            check()
-        except BaseException as error:
-            print("child:", type(error).__name__, error, flush=True)
-            os._exit(1)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert children.in_child(check) == 0
 """
 
 
 def child(source: str) -> str:
     """What a program of its own prints: forks and exits are no test's business."""
-    run = subprocess.run(
-        [sys.executable, "-W", _FORKS, "-c", CHILD + textwrap.dedent(source)],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stderr == ""
-    return run.stdout
+    return in_own_process(CHILD + textwrap.dedent(source), warnings=_FORKS)
 
 
 @pytest.mark.slow

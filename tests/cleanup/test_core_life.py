@@ -16,6 +16,7 @@ from tests.cleanup.test_core import GIB, NOTHING, Actor
 # --- life -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_policy_in_a_cycle_is_collected() -> None:
     actor = Actor(((1,), 0, False))
     actor.tick(3)
@@ -39,6 +40,7 @@ def test_what_act_returns_is_let_go() -> None:
     assert gone[0]() is None
 
 
+@pytest.mark.slow
 def test_policies_keep_no_hold_of_their_type() -> None:
     gc.collect()
     before = sys.getrefcount(_core.Policy)
@@ -48,6 +50,7 @@ def test_policies_keep_no_hold_of_their_type() -> None:
     assert after == before
 
 
+@pytest.mark.slow
 def test_a_policy_that_act_drops_lives_until_its_end() -> None:
     def act(mask: int, clock: int) -> None:
         kept.clear()

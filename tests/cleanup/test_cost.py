@@ -111,6 +111,7 @@ def test_costs_of_an_earlier_run_are_not_held_against_this_one():
     assert said == []
 
 
+@pytest.mark.slow
 def test_without_strict_what_frees_nothing_costs_what_was_allowed():
     """20 ms at every update of 1 ms would be nearly all of the time. Before each but the first, all
     that came before is within the part that was allowed."""

@@ -199,6 +199,7 @@ def test_cleanup_within_a_callback_is_refused():
     assert done.error.startswith("RuntimeError: cleanup() cannot be called from one of")
 
 
+@pytest.mark.slow
 def test_another_policys_cleanup_within_a_callback_works():
     policy, other = quiet(), quiet()
     policy.add("other", lambda: other.cleanup("gc"), 1)
@@ -269,6 +270,7 @@ def test_a_policy_older_than_torch_says_that_it_watches_no_device(
 # --- graph capture ---
 
 
+@pytest.mark.slow
 def test_nothing_is_done_while_a_graph_is_captured_and_it_stays_asked(cuda: FakeCuda):  # noqa: F811
     policy = quiet(empty_cache_every=2, gc_every=2)
     cuda.capturing = True
@@ -284,6 +286,7 @@ def test_nothing_is_done_while_a_graph_is_captured_and_it_stays_asked(cuda: Fake
     assert (times(policy, "gc"), cuda.order) == (2 - 1, ["empty_cache"])
 
 
+@pytest.mark.slow
 def test_without_a_context_nobody_asks_for_a_capture(cuda: FakeCuda):  # noqa: F811
     cuda.ready = False
     policy = quiet(gc_every=1, empty_cache_every=1)
@@ -322,6 +325,7 @@ def test_empty_cache_runs_once_there_is_a_context(cuda: FakeCuda):  # noqa: F811
 # --- gc changed by others ---
 
 
+@pytest.mark.slow
 def test_gc_enabled_by_others_in_between_is_left_until_the_end(memory: Root):  # noqa: F811
     with CleanupPolicy(warmup=0) as policy:
         gc.enable()
@@ -330,6 +334,7 @@ def test_gc_enabled_by_others_in_between_is_left_until_the_end(memory: Root):  #
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 def test_gc_unfrozen_by_others_in_between():
     with CleanupPolicy(warmup=0) as policy:
         gc.unfreeze()

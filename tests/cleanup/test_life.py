@@ -15,7 +15,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,19 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from memtools import ActionReport, CleanupPolicy
 from memtools.cleanup import actions, engine
 from tests.cleanup.policycases import gc_as_found, quiet, times  # noqa: F401 - a fixture
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def program(code: str) -> str:
-    """What a program of its own prints; it must end well."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True,
-        timeout=120, env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
+from tests.kit.ownprocess import PROJECT, in_own_process
 
 # --- gc ---
 
@@ -184,6 +171,7 @@ def test_an_exception_passes_and_gc_is_put_back():
     assert not policy.running
 
 
+@pytest.mark.slow
 def test_nested_blocks_and_several_policies():
     outer, inner = CleanupPolicy(warmup=0), CleanupPolicy(warmup=1)
     with outer:
@@ -196,6 +184,7 @@ def test_nested_blocks_and_several_policies():
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 def test_stop_without_start_and_twice():
     policy = CleanupPolicy(warmup=0)
     policy.stop()
@@ -205,6 +194,7 @@ def test_stop_without_start_and_twice():
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 def test_gc_disabled_by_others_stays_disabled():
     gc.disable()
     try:
@@ -228,6 +218,7 @@ def test_what_others_have_frozen_stays_frozen():
         gc.unfreeze()
 
 
+@pytest.mark.slow
 def test_a_policy_that_nobody_holds_any_more_manages_nothing():
     policy = CleanupPolicy(warmup=0)
     policy.start()
@@ -245,14 +236,15 @@ def test_a_policy_that_nobody_holds_any_more_manages_nothing():
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["", "os.fork() and os.wait()\n"])
 def test_at_the_end_of_the_process_finalizers_run(how):
-    out = program(
+    out = in_own_process(
         "import memtools, gc, os\n"
         "class Late:\n"
         "    def __del__(self): print('closed', gc.isenabled(), flush=True)\n"
         "a = Late(); a.me = a\n"
         "policy = memtools.CleanupPolicy(warmup=0)\n"
         "policy.start()  # puts it aside\n"
-        "del a\n" + how
+        "del a\n" + how,
+        warnings="error",
     )
     assert out == "closed True\n" * (2 if how else 1)
 
@@ -276,7 +268,7 @@ def test_neither_the_package_nor_a_policy_imports_torch():
         "policy.cleanup(); print(policy.report(), file=sys.stderr) if 0 else str(policy.report())\n"
         "print('torch' in sys.modules, policy.report()['gc'].count > 0)\n"
     )
-    assert program(code) == "False True\n"
+    assert in_own_process(code, warnings="error") == "False True\n"
 
 
 def test_without_torch_host_actions_work():
@@ -289,9 +281,12 @@ def test_without_torch_host_actions_work():
         "print([(a.name, a.count) for a in found.actions if a.count])\n"
         "print(found['empty_cache'].verdict)\n"
     )
-    assert program(code) == ("[('gc', 3), ('trim', 2), ('freeze', 1)]\nno CUDA in this process\n")
+    assert in_own_process(code, warnings="error") == (
+        "[('gc', 3), ('trim', 2), ('freeze', 1)]\nno CUDA in this process\n"
+    )
 
 
+@pytest.mark.slow
 def test_a_forked_child_has_gc_enabled_and_the_policy_does_not_manage_it():
     policy = CleanupPolicy(warmup=0, gc_every=1, strict=True)
     with policy:
@@ -304,6 +299,7 @@ def test_a_forked_child_has_gc_enabled_and_the_policy_does_not_manage_it():
         assert not gc.isenabled()
 
 
+@pytest.mark.slow
 def test_forked_while_another_thread_acts_the_child_can_act():
     policy = quiet()
     inside, go = threading.Event(), threading.Event()
@@ -339,6 +335,7 @@ class State(Dataset[list[int]]):
         return [gc.isenabled(), gc.get_freeze_count()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["fork", "spawn"])
 def test_workers_of_a_data_loader(how):
     policy = CleanupPolicy(warmup=0, ranks=False)
@@ -353,6 +350,7 @@ def test_workers_of_a_data_loader(how):
     assert all(frozen > 10_000 for _, frozen in found)
 
 
+@pytest.mark.slow
 def test_a_worker_inherits_a_gc_that_is_on_even_without_worker_init():
     fork = multiprocessing.get_context("fork")
     with CleanupPolicy(warmup=0):
@@ -372,6 +370,7 @@ def pickled(policy: CleanupPolicy) -> CleanupPolicy:
     return pickle.loads(pickle.dumps(policy))  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
 def test_a_copy_has_the_same_settings_and_is_not_running(copied: Copier):
     policy = CleanupPolicy({"update": 3, "rollout": 1}, trim_every=7, name="main", strict=True)
@@ -423,7 +422,7 @@ def test_leaking_cycles_of_tensors_stay_bounded():
 
     def grown(*arguments: str) -> int:
         command = [sys.executable, "-c", code, *arguments]
-        return int(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
+        return int(subprocess.run(command, cwd=PROJECT, capture_output=True, check=True).stdout)
 
     assert grown() > 500
     assert grown("policy") < 120

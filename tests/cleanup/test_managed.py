@@ -317,6 +317,7 @@ def test_references_are_right():
     assert sys.getrefcount(error) == held
 
 
+@pytest.mark.slow
 def test_a_cycle_through_it_is_collected():
     class Owner:
         def __init__(self) -> None:
@@ -327,6 +328,7 @@ def test_a_cycle_through_it_is_collected():
     assert gone() is None
 
 
+@pytest.mark.slow
 def test_a_function_may_undo_itself():
     class Short:
         @memtools.managed(P)

@@ -85,6 +85,7 @@ def check(function: Any, fullgraph: bool) -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
 @ways
 @pytest.mark.parametrize(
     "what", [double, ADD, AGENT.update, MODEL], ids=lambda what: str(what)[:20]
@@ -102,12 +103,14 @@ CALLERS = {
 }
 
 
+@pytest.mark.slow
 @ways
 @pytest.mark.parametrize("name", CALLERS)
 def test_a_compiled_function_may_call_managed_ones(name, fullgraph):
     check(CALLERS[name], fullgraph)
 
 
+@pytest.mark.slow
 def test_what_is_named_is_cleared_within_a_compiled_region():
     fast, counter = compiled(CALLERS["function"], True)
     method, _ = compiled(CALLERS["method"], True)
@@ -120,6 +123,7 @@ def test_what_is_named_is_cleared_within_a_compiled_region():
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
 def test_calls_through_super_break_the_graph_and_count_once():
     def outer(x: torch.Tensor) -> torch.Tensor:
         return DERIVED.update(x) + 1
@@ -144,6 +148,7 @@ def test_a_region_is_one_update_and_a_part_of_one_that_is_open():
     assert counted(lambda: memtools.managed(P)(fast)(X)) == 1
 
 
+@pytest.mark.slow
 def test_exceptions_are_no_updates():
     def outer(x: torch.Tensor) -> torch.Tensor:
         try:

@@ -144,6 +144,7 @@ def test_a_generator_is_one_update_when_it_ends():
     assert counted(lambda: stream(3)) == 0, "not begun"
 
 
+@pytest.mark.slow
 def test_a_generator_closed_early_is_no_update_but_cleared():
     values = stream(9)
     next(values)
@@ -216,6 +217,7 @@ def test_exceptions_go_both_ways_through_a_generator():
     assert caught.value is error
 
 
+@pytest.mark.slow
 def test_an_exception_thrown_in_is_not_kept():
     class MineError(LookupError):
         pass

@@ -180,6 +180,7 @@ def test_as_decorators(kind):
 # --- what frees nothing rests ---
 
 
+@pytest.mark.slow
 def test_what_frees_nothing_rests_longer_and_longer(memory: Root):  # noqa: F811
     policy = quiet(strict=False, max_cost=1.0)
     seen = calls(policy, 1)
@@ -272,6 +273,7 @@ def test_pressure_is_a_part_of_the_limit_that_was_given(memory: Root):  # noqa: 
     assert times(policy, "gc") == 1
 
 
+@pytest.mark.slow
 def test_pressure_is_found_by_ticks_alone(memory: Root):  # noqa: F811
     policy = quiet()
     memory.use(0.95)
@@ -282,6 +284,7 @@ def test_pressure_is_found_by_ticks_alone(memory: Root):  # noqa: F811
     raise AssertionError("nothing looked at memory")
 
 
+@pytest.mark.slow
 def test_idle_pages_of_a_pool_go_back_under_pressure(memory: Root):  # noqa: F811
     pool = memtools.KVPool(1, 4, 64, max_tokens=4096, max_sequences=2, dtype="float32")
     k = torch.ones(1, 4, 4096, 64)
@@ -333,6 +336,7 @@ def test_a_callback_that_was_cancelled_is_not_called():
     assert times(policy, "seen") == 2, "the name keeps its figures"
 
 
+@pytest.mark.slow
 def test_cleanup_by_hand():
     policy = quiet()
     gc.collect()
@@ -350,6 +354,7 @@ def test_cleanup_by_hand():
     assert policy.report()["gc_young"].when == "by hand"
 
 
+@pytest.mark.slow
 def test_the_report_begins_anew_and_what_was_learnt_stays(memory: Root):  # noqa: F811
     policy = quiet(strict=False, max_cost=1.0)
     seen = calls(policy, 1)
@@ -368,6 +373,7 @@ def test_the_report_begins_anew_and_what_was_learnt_stays(memory: Root):  # noqa
     assert (policy.report().updates, times(policy, "seen"), seen[-1]) == (64, 1, 84)
 
 
+@pytest.mark.slow
 def test_cycles_that_held_tensors_are_shown(no_gc: None):  # noqa: F811
     policy = quiet(gc_every=1)
     for _ in range(6):
@@ -392,6 +398,7 @@ def test_ticks_of_another_thread_act_there():
     assert where == [thread.ident, threading.get_ident()]
 
 
+@pytest.mark.slow
 def test_repr():
     policy = CleanupPolicy(name="main", manage_gc=False)
     policy.step(1500)

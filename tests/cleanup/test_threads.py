@@ -125,6 +125,7 @@ def test_what_is_due_during_a_cleanup_by_hand_is_done_after_it():
     assert times(policy, "due") == 1
 
 
+@pytest.mark.slow
 def test_start_and_stop_from_many_threads():
     policy = CleanupPolicy(warmup=0, gc_every=None)
 
@@ -158,6 +159,7 @@ def test_reports_and_callbacks_come_and_go_meanwhile():
     together(4, work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_an_action_that_raised_keeps_nobody_out(error: type[BaseException]):
     policy = quiet()

@@ -19,14 +19,9 @@ import memtools
 from memtools import _core
 from memtools.cli.tree import COLUMNS, Guard, Tree, pass_on
 from memtools.record.record import UNKNOWN
+from tests.cli.runs import RUN, run
 
-RUN = [sys.executable, "-m", "memtools", "run"]
 MIB = 2**20
-Done = subprocess.CompletedProcess[bytes]
-
-
-def run(folder: Path, *words: str, stdin: bytes = b"") -> Done:
-    return subprocess.run([*RUN, *words], cwd=folder, input=stdin, capture_output=True, timeout=60)
 
 
 def python(text: str) -> list[str]:

@@ -444,6 +444,7 @@ def test_an_optimizer_that_is_gone_is_followed_by_the_next_at_once() -> None:
     assert not counter._alive
 
 
+@pytest.mark.slow
 def test_of_short_steps_some_are_safe_points_and_all_are_counted() -> None:
     steps = Steps(takes=0.001)
     counter, optimizer = StepCounter(steps), Optimizer()  # type: ignore[arg-type,unused-ignore]

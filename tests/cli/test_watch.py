@@ -280,6 +280,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
+@pytest.mark.slow
 def test_the_live_view_follows_the_run_and_the_size_of_the_terminal(tmp_path: Path) -> None:
     path = tmp_path / "run.mem"
     writer = writer_at(path, "host; limit given, 1.0 GiB")
@@ -302,6 +303,7 @@ def test_the_live_view_follows_the_run_and_the_size_of_the_terminal(tmp_path: Pa
     assert "400.0 MiB of 1.00 GiB (39 %), given limit" in left
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_the_view_and_not_the_run(tmp_path: Path) -> None:
     with writer_at(tmp_path / "run.mem") as writer:
         writer.append(None, row(MIB))
@@ -363,6 +365,7 @@ def test_the_drawing_has_bars_in_proportion(tmp_path: Path) -> None:
     assert "no context yet" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 2, 10, 39, 80, 500])
 def test_a_drawing_is_no_wider_than_the_terminal(width: int, tmp_path: Path) -> None:
     frame = frame_with_all(tmp_path / "run.mem")

@@ -82,6 +82,7 @@ def molecules(gnn: Any, *sizes: int) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_every_pair_of_a_molecule_is_there_both_ways_and_no_other(gnn: Any) -> None:
     graph = gnn.collate(molecules(gnn, 3, 2))
     pairs = set(zip(graph.sender.tolist(), graph.receiver.tolist(), strict=True))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import memtools
+from tests.kit.ownprocess import ENV
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -24,13 +27,37 @@ BLOCKS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def run_program() -> Iterator[Callable[[str, Path], int]]:
+    """run_program(text, folder): what a process of its own ends with."""
+    command = [sys.executable, "-W", "error", "-m", "tests.docs.blocks"]
+    with subprocess.Popen(
+        command, cwd=PROJECT, env=ENV, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        requests, answers = server.stdin, server.stdout
+
+        def run(text: str, folder: Path) -> int:
+            print(json.dumps([text, str(folder)]), file=requests, flush=True)
+            return int(answers.readline())
+
+        yield run
+        requests.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS)
-def test_the_python_in_the_docs_runs(block, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+def test_the_python_in_the_docs_runs(block, run_program, tmp_path):
+    assert run_program(block, tmp_path) == 0, (tmp_path / "output").read_text()
+
+
+@pytest.mark.slow
+def test_a_program_that_fails_or_warns_is_told(run_program, tmp_path):
+    assert run_program("import warnings; warnings.warn('so')", tmp_path) == 1
+    assert "UserWarning: so" in (tmp_path / "output").read_text()
+    assert run_program("raise SystemExit(3)", tmp_path) == 3
+    assert run_program("import sys; assert 'memtools' not in sys.modules", tmp_path) == 0
 
 
 def is_made_by_memtools(value: object) -> bool:

@@ -226,6 +226,7 @@ def test_an_interrupt_while_it_is_made_leaves_no_descriptor(tmp_path):
     assert n > 50
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_an_interrupt_while_files_rotate_leaves_no_descriptor_and_whole_lines(tmp_path):
     path, before, left, places = tmp_path / "a", descriptors(), list[int](), 0
@@ -299,6 +300,7 @@ def test_closed_by_another_thread_while_it_asks_for_figures_it_writes_nothing(tm
     assert os.listdir(tmp_path) == ["a"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_signals_handler_may_close_it_at_any_place(tmp_path, leaves):

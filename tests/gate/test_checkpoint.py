@@ -113,6 +113,7 @@ def test_in_backward_is_only_true_inside(gates):
     assert not bridge.in_backward()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute:UserWarning"
 )  # torch's own, while it traces

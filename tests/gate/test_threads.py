@@ -101,6 +101,7 @@ def test_aux_losses_from_several_threads_add_up():
     assert aux.total().item() == 2000
 
 
+@pytest.mark.slow
 def test_fork_while_another_thread_appends():
     history = GateHistory(max_entries=50)
     stop = threading.Event()
@@ -159,6 +160,7 @@ def test_interpreter_shutdown_with_histories_everywhere():
         assert (program.returncode, out) == (0, "done\n"), errors
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("frozen")
 def test_a_dead_history_gives_its_memory_back(rss):
     gates = torch.rand(1 << 20, 4)
@@ -179,6 +181,7 @@ def test_a_dead_history_gives_its_memory_back(rss):
     assert least_growth(use_and_drop, 12, rss) < 8 << 20
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_appends_after_the_limit_cost_no_memory(rss):
     history = GateHistory(max_entries=1000, max_bytes="32 MiB")
     gates = torch.softmax(torch.randn(512, 8), -1)

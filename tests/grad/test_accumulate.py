@@ -159,6 +159,7 @@ def test_equal_micro_batches_are_bit_for_bit_what_the_usual_loop_gives():
     assert same(list(model.parameters()), list(twin.parameters()))
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=1, max_size=7),
     st.integers(1, 4),

@@ -13,6 +13,8 @@ from tests.grad.gradrankcases import Net, counts, data, flat, reference
 from tests.grad.test_ranks import close, expected_ends, same
 from tests.kit.ranks import run_ranks
 
+pytestmark = pytest.mark.slow  # each job of ranks imports torch
+
 TORN = (
     "RuntimeError: micro_batch(): {} came after a backward pass had begun, so the gradients of "
     "this window are not those of whole micro-batches; reset() drops the window"
@@ -31,7 +33,6 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return lambda case: [result[case] for result in results]
 
 
-@pytest.mark.slow
 def test_uneven_loaders_give_the_gradient_of_all_their_data(ranks):
     answers = ranks("windows")
     found, ends, updates, micro_batches, steps = same(answers)
@@ -60,7 +61,6 @@ def test_gradients_that_are_views_of_ddps_buckets_have_the_same_bits(ranks):
         assert wrong == []
 
 
-@pytest.mark.slow
 def test_a_job_of_one_rank_is_one_of_many(tmp_path):
     (found,) = run_ranks("tests.grad.accrankworker", "alone", 1, tmp_path)
     assert found["views"] == []
@@ -210,7 +210,6 @@ def test_a_rank_without_batches_flushes_while_others_step(ranks):
     assert updates == 3
 
 
-@pytest.mark.slow
 def test_a_rank_that_died_is_torchs_error_on_the_others(tmp_path):
     first, second = run_ranks("tests.grad.accrankworker", "dead", 2, tmp_path)
     assert first in ("RuntimeError", "DistBackendError", "DistNetworkError")

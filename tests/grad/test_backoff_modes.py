@@ -33,6 +33,7 @@ def run(inject, undo, dtype, sizes=((), ()), **settings):
     return bits, [(r.norm, r.weight) for r in reports], acc
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("undo", ["scratch", "copy", "redo"])
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 @pytest.mark.parametrize("index", range(4))

@@ -119,6 +119,7 @@ def test_freed_heap_does_not_keep_an_optimizers_state_from_being_made():
     assert any("set glibc's mmap_threshold to 1.0 MiB" in note for note in notes)
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_used_up_counts_as_out_of_memory():
     """What the failed micro-batch had reserved is given back before the next try."""
     budget = memtools.Budget("48 KiB")

@@ -15,6 +15,7 @@ from memtools import checkpoint_layers
 from tests.grad.test_checkpoint_layers import Model, X, forwards
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's, while it traces
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.BatchNorm1d])
 def test_a_compiled_model_has_one_graph_and_the_same_gradients(norm):

@@ -11,6 +11,8 @@ from memtools.grad.ranks import Ranks, find_ranks
 from tests.grad.gradrankcases import Net, counts, data, reference, windows_of
 from tests.kit.ranks import run_ranks
 
+pytestmark = pytest.mark.slow  # each job of ranks imports torch
+
 
 @pytest.fixture(scope="module", params=[2, 3])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -43,7 +45,6 @@ def close(found: list[float], wanted: list[float]) -> bool:
     return bool((a - b).norm() <= 1e-6 * b.norm())
 
 
-@pytest.mark.slow
 def test_a_table_has_every_ranks_row_to_the_last_bit(ranks):
     rows, sums, alone, none = same(ranks("table"))
     world = len(rows)

@@ -73,6 +73,7 @@ def test_the_seed_decides_the_same_samples_as_in_generate(
     assert len(rows[0].unique(dim=0)) > 1  # they are samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [(13,), (11, 4, 7)])
 @pytest.mark.parametrize("name", MODELS)
 def test_bfloat16_with_a_padded_prefill_is_the_same_too(
@@ -175,6 +176,7 @@ def test_a_second_group_takes_no_new_page(pool: memtools.KVPool) -> None:
     assert pool.stats().taken == taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 3, 5, 50])
 @pytest.mark.parametrize("name", MODELS)
 def test_compaction_leaves_greedy_answers_as_they_are(name: str, every: int) -> None:
@@ -280,6 +282,7 @@ def test_what_cannot_be_had_is_refused_before_anything_runs(
     assert pool.stats().acquired == 0
 
 
+@pytest.mark.slow
 def test_settings_that_do_nothing_are_let_through(pool: memtools.KVPool) -> None:
     off = {"num_beams": 1, "num_return_sequences": 1, "use_cache": True, "stop_strings": None,
            "return_dict_in_generate": False, "encoder_repetition_penalty": 1.0}  # fmt: skip

@@ -382,6 +382,7 @@ def test_generations_of_one_length_find_their_pages_again():
         assert pool.stats().dropped == 0
 
 
+@pytest.mark.slow
 def test_pages_stay_level_through_generations_of_other_lengths():
     """These caches are written to in place: pages come where code writes, and idle ones elsewhere
     go for that. No row takes blocks only because another's lie in its home."""

@@ -70,6 +70,7 @@ def test_padded_prompts_give_the_same_tokens(name: str) -> None:
     assert torch.equal(expected, got)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sampling", "beams"])
 @pytest.mark.parametrize("name", MODELS)
 def test_generate_gives_the_same_tokens_in_bfloat16(name: str, mode: str) -> None:

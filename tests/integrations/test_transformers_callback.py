@@ -73,6 +73,7 @@ def phases(monitor: memtools.MemoryMonitor) -> dict[str, int]:
     return {phase.name: phase.count for phase in monitor.phases()}
 
 
+@pytest.mark.slow
 def test_it_starts_with_the_training_and_stops_with_it_and_says_the_summary(tmp_path, caplog):
     callback = MemoryCallback()
     made = trainer(tmp_path, [callback])
@@ -102,6 +103,7 @@ def test_the_losses_are_the_same_bit_for_bit(tmp_path):
     assert memtools.read_record(tmp_path / "run.mem").complete
 
 
+@pytest.mark.slow
 def test_a_step_is_an_update_of_the_optimizer(tmp_path):
     """12 rows are 6 batches of 2: with 4 to an update, 2 updates an epoch, the second of 2."""
     callback = MemoryCallback()
@@ -149,12 +151,14 @@ def test_the_history_of_a_watched_and_of_a_resumed_run_is_that_of_a_plain_one(tm
     assert without_times(resumed)[:4] == without_times(plain)[:4]
 
 
+@pytest.mark.slow
 def test_experts_get_all_figures(tmp_path):
     listener = Listener()
     trainer(tmp_path, [MemoryCallback(expert=True), listener], max_steps=1).train()
     assert "memory/samples" in listener.logs[0]
 
 
+@pytest.mark.slow
 def test_tensorboard_sees_them(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -166,6 +170,7 @@ def test_tensorboard_sees_them(tmp_path):
     assert [row.step for row in rows][:4] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_evaluation_and_saving_are_phases_inside_of_the_training(tmp_path):
     class Look(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -183,6 +188,7 @@ def test_evaluation_and_saving_are_phases_inside_of_the_training(tmp_path):
     assert totals["train"].seconds > inner
 
 
+@pytest.mark.slow
 def test_epochs_evaluate_and_save_too(tmp_path):
     callback = MemoryCallback()
     options = {"eval_strategy": "epoch", "save_strategy": "epoch", "max_steps": -1,
@@ -191,6 +197,7 @@ def test_epochs_evaluate_and_save_too(tmp_path):
     assert phases(callback.monitor) == {"train": 1, "evaluate": 2, "save": 2}
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_is_called_off_leaves_no_phase_open(tmp_path):
     class Off(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
@@ -204,6 +211,7 @@ def test_an_evaluation_that_is_called_off_leaves_no_phase_open(tmp_path):
     assert callback._run._open == {}
 
 
+@pytest.mark.slow
 def test_an_exception_in_training_stops_the_monitor_and_the_record_says_which(tmp_path):
     monitor = memtools.MemoryMonitor(tmp_path / "run.mem")
     made = trainer(tmp_path / "out", [MemoryCallback(monitor)], rows=Rows(fails_at=7))
@@ -217,6 +225,7 @@ def test_an_exception_in_training_stops_the_monitor_and_the_record_says_which(tm
     assert phases(monitor) == {"train": 1}
 
 
+@pytest.mark.slow
 def test_so_does_one_that_the_guard_raises(tmp_path):
     monitor = memtools.MemoryMonitor(limit="1 MiB")
     monitor.guard(0.5)
@@ -227,6 +236,7 @@ def test_so_does_one_that_the_guard_raises(tmp_path):
     assert made.state.global_step == 1
 
 
+@pytest.mark.slow
 def test_a_guard_may_act_between_two_batches_of_one_step(tmp_path):
     monitor = memtools.MemoryMonitor(limit="1 MiB")
     monitor.guard(0.5)
@@ -268,6 +278,7 @@ def test_a_training_that_begins_anew_by_itself_goes_on_being_watched(tmp_path):
     assert phases(callback.monitor) == {"train": 2}
 
 
+@pytest.mark.slow
 def test_a_monitor_that_runs_already_is_not_stopped(tmp_path):
     with memtools.MemoryMonitor() as monitor:
         monitor.step(10)
@@ -293,6 +304,7 @@ def test_added_later_it_goes_before_the_reporters_by_add_to(tmp_path):
     assert memory_keys(listener.logs[0])
 
 
+@pytest.mark.slow
 def test_added_the_usual_way_it_works_and_a_block_stops_it(tmp_path):
     made = trainer(tmp_path, rows=Rows(fails_at=7))
     callback = MemoryCallback()

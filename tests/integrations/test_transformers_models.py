@@ -51,6 +51,7 @@ def test_groups_have_the_samples_of_generate(
     assert len(got.view(len(lengths), 3, -1)[0].unique(dim=0)) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SERVED)
 def test_a_pooled_cache_has_the_tokens_of_the_models_own(name: str) -> None:
     ids, mask = ragged(11, 4, 7)
@@ -150,6 +151,7 @@ def test_a_model_that_needs_the_padding_is_given_all_prompts_at_once() -> None:
     assert seen == [(2, 10), (6, 1), (6, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl"])
 def test_groups_after_a_batch_of_another_size(name: str) -> None:
     """These models keep a number for each row of the batch before."""

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -14,11 +15,14 @@ PATHS = [os.environ.get("PYTHONPATH", str(PROJECT)), str(PROJECT)]
 ENV = os.environ | {"PYTHONPATH": os.pathsep.join(PATHS)}
 
 
-def in_own_process(code: str, *arguments: object) -> str:
-    """What it prints; it must end well."""
+def in_own_process(
+    code: str, *arguments: object, warnings: str = "", env: Mapping[str, str] = ENV
+) -> str:
+    """What it prints; it must end well, and write no errors. `warnings` is a filter as for -W."""
+    filters = ["-W", warnings] if warnings else []
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
-        cwd=PROJECT, env=ENV, capture_output=True, text=True, timeout=300,
+        [sys.executable, *filters, "-c", textwrap.dedent(code), *map(str, arguments)],
+        cwd=PROJECT, env=env, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     return done.stdout

@@ -182,6 +182,7 @@ def test_code_that_writes_by_itself_reserves_and_announces(lend, fake):
         assert not v.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_anything_in_any_order_shows_what_torch_cat_would(lend, fake, seed):
     rng = random.Random(seed)
@@ -319,6 +320,7 @@ def test_a_device_without_memory_is_asked_again_after_torch_gave_its_own_back(
         assert pool._check()
 
 
+@pytest.mark.slow
 def test_a_failure_at_any_driver_call_changes_nothing(lend, fake):
     failures, n, fired = 0, 0, True
     while fired:

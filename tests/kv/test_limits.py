@@ -299,6 +299,7 @@ def test_more_tokens_than_there_are_addresses_are_refused_with_the_numbers():
         assert pool.stats().leases == 0
 
 
+@pytest.mark.slow
 def test_tokens_and_rows_that_nobody_uses_cost_no_memory():
     code = """if True:
         from memtools import KVPool

@@ -146,6 +146,7 @@ def test_a_lease_in_use_refuses_a_second_user_and_is_not_harmed():
         assert lease.lengths == [3]
 
 
+@pytest.mark.slow
 def test_two_leases_may_be_in_long_updates_at_once():
     from memtools import KVPool
 

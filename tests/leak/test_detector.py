@@ -30,6 +30,7 @@ def several() -> list[synthetic.Series]:
     ]
 
 
+@pytest.mark.slow
 def test_every_change_of_kind_is_that_of_the_description():
     series, kinds = several(), set()
     for s in series:
@@ -40,6 +41,7 @@ def test_every_change_of_kind_is_that_of_the_description():
     assert kinds == {"quiet", "growing", "likely", "leak"}
 
 
+@pytest.mark.slow
 def test_rates_and_forecasts_are_those_of_the_description():
     for s in several():
         detector = LeakDetector(bar_bytes=BAR)

@@ -151,27 +151,39 @@ def make_torch(folder: Path, version: str, commit: str) -> Path:
 
 
 @pytest.mark.slow
-def test_another_torch_makes_another_shim(source, tmp_path):
+def test_a_build_compiles_what_has_changed_and_no_more(source, tmp_path):
     first = make_torch(tmp_path / "first", "2.12.1", "a" * 40)
     second = make_torch(tmp_path / "second", "2.13.0", "b" * 40)
 
-    def build(torch_dir: Path | str) -> None:
+    def build(torch_dir: Path | str) -> set[str]:
+        """The names of the object files that were made."""
+        before = dates("temp.*/**/*.o")
         settings = {"MEMTOOLS_DEBUG": "1", "MEMTOOLS_TORCH_DIR": str(torch_dir)}
         run(sys.executable, "setup.py", "-q", "build", cwd=source, **settings)
+        after = dates("temp.*/**/*.o")
+        return {path.name for path in after if after[path] != before.get(path)}
 
-    def built(name: str) -> int | None:
-        found = list(source.glob(f"build/lib.*/memtools/{name}.*.so"))
-        return found[0].stat().st_mtime_ns if found else None
+    def dates(pattern: str) -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in source.glob(f"build/{pattern}")}
 
-    build(first)
+    def built(name: str) -> list[int]:
+        return list(dates(f"lib.*/memtools/{name}.*.so").values())
+
+    assert {"module.o", "torch_shim.o"} < build(first)
     core, shim = built("_core"), built("_torch")
-    build(first)
-    assert (built("_core"), built("_torch")) == (core, shim)  # nothing has changed
-    build(second)
+    assert build(first) == set()
+    assert (built("_core"), built("_torch")) == (core, shim)
+    build(second)  # another torch
     assert built("_core") == core
-    assert built("_torch") not in (shim, None)
-    build("")
-    assert (built("_core"), built("_torch")) == (core, None)
+    assert built("_torch") not in (shim, [])
+    (source / "csrc/core/kv/lease.c").touch()
+    assert build("") == {"lease.o"}
+    assert built("_core") != core
+    assert built("_torch") == []
+    (source / "csrc/core/kv/lease.h").touch()
+    some = build("")
+    assert "lease.o" in some
+    assert len(some) < 20
 
 
 def failure(*command: str | Path, cwd: Path, **environ: str) -> str:

@@ -228,6 +228,7 @@ def test_does_not_leak(name, rss):
     assert resident < 4 << 20, f"{resident} more resident bytes after {ROUNDS} rounds"
 
 
+@pytest.mark.slow
 def test_a_planted_leak_is_found(monkeypatch, rss):
     kept: list[object] = []
     monkeypatch.setitem(CASES, "GateHistory.clear", [lambda: kept.append(bytearray(100))])

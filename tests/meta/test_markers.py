@@ -32,6 +32,7 @@ def definitions() -> dict[Path, dict[str, Definition]]:
         if path.parent.name in ("gpu", "pages", "traces"):
             continue
         text, found[path] = path.read_text(), {}
+        whole = "\npytestmark = pytest.mark.slow" in text
         for node in ast.parse(text).body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 name, marks = node.name, [ast.unparse(mark) for mark in node.decorator_list]
@@ -41,7 +42,8 @@ def definitions() -> dict[Path, dict[str, Definition]]:
                 continue
             lines = text.splitlines()[node.lineno - 1 : node.end_lineno]
             words = set(re.findall(r"\w+", "\n".join([*marks, *lines])))
-            slow = "pytest.mark.slow" in marks if name.startswith("test_") else None
+            marked = whole or "pytest.mark.slow" in marks
+            slow = marked if name.startswith("test_") else None
             found[path][name] = Definition(words, slow)
     return found
 
@@ -80,6 +82,7 @@ def test_every_public_name_is_in_the_quick_loop(name):
     assert name in used_in_the_quick_loop()
 
 
+@pytest.mark.usefixtures("frozen")
 def test_what_public_functions_return_is_public():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     acc = memtools.GradAccumulator(model, torch.optim.SGD(model.parameters(), 0.1), 1)

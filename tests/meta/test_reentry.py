@@ -39,6 +39,7 @@ def _few_objects_to_visit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     gc.unfreeze()
 
 
+@pytest.mark.slow
 def test_every_callable_has_a_maker_and_every_parameter_a_value():
     missing = [
         label

@@ -189,6 +189,7 @@ with memtools.MemoryMonitor(sys.argv[1], 1, device="cpu") as m:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [0, 4096, 100_000])
 @pytest.mark.parametrize("handler", ["", "import faulthandler; faulthandler.enable()\n"])
 def test_a_record_that_is_cut_during_the_run(path: Path, length: int, handler: str) -> None:

@@ -112,6 +112,7 @@ assert len(heard) > 20
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["raise", "stop"])
 def test_a_signal_at_any_instant_of_a_run(path: Path, what: str) -> None:
     """Whatever it interrupts, no thread and no open record is left, and it can be started."""
@@ -142,7 +143,7 @@ def test_who_gets_an_interrupt_out_of_start_has_no_monitor_that_runs(
             break
         n += 1
     gc.collect()
-    assert n > 5
+    assert n > 3
     assert [ref() for ref in alive if ref() is not None] == []
     assert not run._owners
     assert threads() == 0
@@ -151,6 +152,7 @@ def test_who_gets_an_interrupt_out_of_start_has_no_monitor_that_runs(
 PARTS = [monitor_monitor, run, guards, log, ending]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", PARTS, ids=[part.__name__ for part in PARTS])
 @pytest.mark.parametrize("way", ["stop", "with"])
 def test_who_gets_an_interrupt_out_of_stop_has_no_monitor_that_runs(
@@ -252,9 +254,9 @@ def test_a_mark_cancelled_between_two_looks_at_it(root: Root) -> None:
     """As by another thread, at the worst moment."""
 
     class Bits(dict[int, Any]):
-        def get(self, bit: int, default: Any = None) -> Any:
+        def items(self) -> Any:
             first.cancel()  # between the sampler's mask and the table
-            return super().get(bit, default)
+            return super().items()
 
     class Handles(list[Any]):
         def remove(self, handle: object) -> None:

@@ -80,6 +80,7 @@ def run_children(m: memtools.MemoryMonitor, count: int) -> None:
     wait_for(lambda: (x := sampler.latest()) is not None and x.children == others)
 
 
+@pytest.mark.slow
 def test_a_thousand_short_lived_children(path: Path) -> None:
     with monitor(path) as m:
         run_children(m, 100)  # what it keeps open, it has opened then

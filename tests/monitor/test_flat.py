@@ -59,6 +59,7 @@ def test_phases_and_steps(tmp_path: Path, rss: Callable[[], int]) -> None:
     assert m.step_count == ROUNDS + WARM
 
 
+@pytest.mark.slow
 def test_starts_and_stops_of_one_monitor(rss: Callable[[], int]) -> None:
     m = MemoryMonitor(device="cpu")
 
@@ -69,6 +70,7 @@ def test_starts_and_stops_of_one_monitor(rss: Callable[[], int]) -> None:
     flat(work, ROUNDS, rss)
 
 
+@pytest.mark.slow
 def test_starts_and_stops_of_new_monitors_with_records(
     tmp_path: Path, rss: Callable[[], int]
 ) -> None:

@@ -206,6 +206,7 @@ def census_run(program: Program, kept: Kept, steps: int = 1200) -> LeakWatch:
     return watch
 
 
+@pytest.mark.slow
 def test_growth_is_looked_for_and_its_holder_named(clock: Clock) -> None:
     program, kept = Program(clock), Kept()
     watch = census_run(program, kept)
@@ -218,6 +219,7 @@ def test_growth_is_looked_for_and_its_holder_named(clock: Clock) -> None:
     assert [text for kind, text in program.events.told if kind == "holder"].count(line) == 1
 
 
+@pytest.mark.slow
 def test_what_a_census_takes_itself_is_no_growth(clock: Clock, monkeypatch: Any) -> None:
     program, kept = Program(clock), Kept()
     real = Suspicion.look
@@ -233,6 +235,7 @@ def test_what_a_census_takes_itself_is_no_growth(clock: Clock, monkeypatch: Any)
     assert watch.verdict().rate_bytes_per_step == pytest.approx(16384, rel=0.001)
 
 
+@pytest.mark.slow
 def test_looks_become_rarer_and_are_bounded_in_time(clock: Clock) -> None:
     suspicion = Suspicion()
     verdict = LeakVerdict("growing", 16384.0, "low", signal="heap")
@@ -247,6 +250,7 @@ def test_looks_become_rarer_and_are_bounded_in_time(clock: Clock) -> None:
     assert suspicion.due(10**6, clock.ns + 101 * 10**9)
 
 
+@pytest.mark.slow
 def test_a_second_look_that_a_short_run_had_no_time_for(clock: Clock) -> None:
     program, kept = Program(clock), Kept()
     watch = census_run(program, kept, steps=330)
@@ -270,6 +274,7 @@ def told_apart(monkeypatch: pytest.MonkeyPatch, *found: Holder) -> Suspicion:
     return suspicion
 
 
+@pytest.mark.slow
 def test_a_buffer_that_fills_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     leak = LeakVerdict("leak", 1000.0, "high", signal="heap", since_step=1)
     suspicion = told_apart(monkeypatch, holder(10, 40, 100))
@@ -287,6 +292,7 @@ def test_a_buffer_that_fills_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
+@pytest.mark.slow
 def test_growth_beyond_the_buffer_stays_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     suspicion = told_apart(monkeypatch, holder(10, 40, 100))
     assert suspicion.fill(LeakVerdict("leak", 2000.0, "high", signal="heap")) is None
@@ -296,6 +302,7 @@ def test_growth_beyond_the_buffer_stays_a_leak(monkeypatch: pytest.MonkeyPatch) 
     assert unbounded.fill(LeakVerdict("leak", 1000.0, "high", signal="heap")) is None
 
 
+@pytest.mark.slow
 def test_a_gate_history_that_fills_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     other, history = GateHistory(max_bytes="2 MiB"), GateHistory(max_bytes="1 MiB")
     other.append(torch.rand(64, 16))
@@ -368,6 +375,7 @@ def test_the_variable_of_this_step_is_no_holder(monkeypatch: Any) -> None:
     assert found == [chain]
 
 
+@pytest.mark.slow
 def test_a_graph_is_named_when_a_second_look_finds_it_larger() -> None:
     verdict = LeakVerdict("growing", 500.0, "low", signal="heap")
     total = torch.ones(1, requires_grad=True)
@@ -410,6 +418,7 @@ def test_growth_that_is_little_a_step_and_much_a_second_is_said(
     assert [kind for kind, _ in program.events.told][:1] == ["leak"]
 
 
+@pytest.mark.slow
 def test_little_growth_of_a_container_is_said_with_its_time_left(clock: Clock) -> None:
     program, kept = Program(clock), Kept()
     watch = program.watch(Suspicion(), limit=GIB)
@@ -423,6 +432,7 @@ def test_little_growth_of_a_container_is_said_with_its_time_left(clock: Clock) -
     assert (holder[0], "list Kept.history" in holder[1]) == ("holder", True)
 
 
+@pytest.mark.slow
 def test_to_declare_a_buffer_is_said_of_containers_to_who_has_the_monitor(clock: Clock) -> None:
     program, kept = Program(clock), Kept()
     watch = census_run(program, kept, steps=700)

@@ -99,6 +99,7 @@ def pages_never_touched(count: int, width: int) -> list[torch.Tensor]:
     return [torch.empty(4111, width) for _ in range(count)]
 
 
+@pytest.mark.slow
 def test_the_biggest_holders_are_named(cuda, observer, monitor, monkeypatch):
     monkeypatch.setattr(oom, "SLOW_CENSUS", 3600.0)  # however long it takes here and now
     buffer = Buffer()

@@ -197,6 +197,7 @@ def test_a_forked_child_has_none_and_may_make_its_own(tmp_path: Path) -> None:
     assert memtools.read_record(tmp_path / "run.mem").total == sampler.samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "helpers"), [("fork", 0), ("spawn", 1), ("forkserver", 2)])
 def test_workers_have_their_own(tmp_path: Path, method: str, helpers: int) -> None:
     """The parent's sampler counts them, and each worker's own writes a record of its own."""
@@ -263,6 +264,7 @@ ENDINGS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_the_program_ends_as_it_would_without(tmp_path: Path, ending: str) -> None:
     code, wanted = ENDINGS[ending]

@@ -137,6 +137,7 @@ LIMITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", LIMITS)
 def test_run_watch_explain_report_and_export_say_the_same(case, tmp_path, capsys):
     start, limit = LIMITS[case]

@@ -46,6 +46,7 @@ def judged(path: str, limit: int | None = None) -> list[Growth]:
     return judge(timeline(memtools.read_record(path)), limit, [])[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*record.LEAK_FREE, *record.LEAKS])
 def test_a_record_of_a_recorded_loop_is_judged_right(name, tmp_path):
     series = {signal: v.tolist() for signal, v in record.load(name).items() if signal in NAMES}

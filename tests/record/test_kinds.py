@@ -312,6 +312,7 @@ def test_the_oldest_payloads_go_and_are_counted(tmp_path):
     assert [event.text[0] for event in record.events] == ["G", "H", "I", "a"]
 
 
+@pytest.mark.slow
 @given(data=st.binary(max_size=300) | st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | words,
     lambda parts: st.lists(parts, max_size=4) | st.dictionaries(

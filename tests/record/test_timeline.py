@@ -100,6 +100,7 @@ def test_the_newest_samples_keep_their_detail_after_a_long_run(tmp_path):
     assert line.counts[0] == 512
 
 
+@pytest.mark.slow
 def test_ten_million_samples_become_cells_and_no_single_spike_is_lost():
     spikes = random.Random(3).sample(range(TEN_MILLION), 5)
     values = array.array("Q", bytes(8 * TEN_MILLION))

@@ -211,6 +211,7 @@ def test_records_of_one_name_are_told_apart_by_their_paths(tmp_path):
     assert labels[:2] == [record.path for record in records]
 
 
+@pytest.mark.slow
 def test_a_page_stays_small_whatever_it_shows(tmp_path):
     columns = {"rows": 20_000, "buckets": 4096, "events": 4096}
     long = write(str(tmp_path / "long.mem"), steps=30_000, grows=997, device=True, sizes=columns,

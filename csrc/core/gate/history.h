@@ -24,7 +24,7 @@
 #include "gate/row.h"
 #include "gate/stats.h"
 #include "budget/ledger.h"
-#include "gate/rows.h"
+#include "base/rows.h"
 #include "base/status.h"
 #include "port/vmem.h"
 

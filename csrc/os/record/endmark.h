@@ -5,6 +5,9 @@
  *                  └── where somebody waits (mt_endmark_expect): he has 0.2 s to come, and then
  *                      2 s to say what there is to say; a timer sends the signal once more
  *
+ * The mark is a number in the header: a handler cannot write an event. Who reads the record makes
+ * the typed end of it (memtools/record/record.py).
+ *
  * The handler is installed only where a signal would end the process by default, so that what the
  * program installed, before or later, and what it ignores stay as they are. A record whose page has
  * gone (busguard.h) gets no mark, and the process ends as it would. In a process forked

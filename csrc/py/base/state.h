@@ -12,13 +12,13 @@
 
 #include <stdbool.h>
 
-#include "core/monitor/peaks.h"
 #include "cuda/memory.h"
 #include "third_party/dlpack/dlpack.h"
 #include "torch/torch_shim.h"
 #include "py/base/natives.h"
 
 typedef struct mt_managed_call mt_managed_call; /* see managed.h */
+struct mt_peaks;                                /* see core/monitor/peaks.h */
 
 /* Every object that the module holds, as X(type of C, name). */
 #define MT_STATE_OBJECTS(X)                                                                        \
@@ -53,7 +53,7 @@ typedef struct mt_managed_call mt_managed_call; /* see managed.h */
 typedef struct mt_state {
     MT_STATE_OBJECTS(MT_STATE_MEMBER)
     mt_natives *natives;
-    mt_peaks *peaks; /* of this process, opened by the first Probe */
+    struct mt_peaks *peaks; /* of this process, opened by the first Probe */
     bool in_excepthook;
     mt_managed_call *calls, *idle_calls; /* of managed functions: those that run, and spare ones */
     uint64_t call_tokens;                /* numbers that were given to them */

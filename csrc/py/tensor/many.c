@@ -14,8 +14,7 @@
 bool
 mt_py_flat_dtype(const mt_torch_flat *flat, mt_dtype *out)
 {
-    return mt_py_dtype_of(flat->type, flat->bits, out) &&
-           mt_dtype_writable(*out);
+    return mt_py_dtype_of(flat->type, flat->bits, out) && mt_dtype_writable(*out);
 }
 
 /* A stride of a dimension of one element says nothing. */

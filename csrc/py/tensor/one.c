@@ -105,21 +105,17 @@ view_by_shim(mt_state *st, PyObject *tensor, mt_py_tensor *out)
 }
 
 static int
-wrong_rank(const DLTensor *dl)
-{
-    PyErr_Format(PyExc_ValueError,
-                 "append() takes gates of shape [n, n_experts], got %d dimensions; flatten the "
-                 "others: gates.reshape(-1, gates.shape[-1])",
-                 (int)dl->ndim);
-    return -1;
-}
-
-static int
 rows_from_dlpack(const DLTensor *dl, mt_dtype dtype, PyObject *tensor, mt_py_tensor *out)
 {
     const char *data;
 
-    if (dl->ndim != 2) return wrong_rank(dl);
+    if (dl->ndim != 2) {
+        PyErr_Format(PyExc_ValueError,
+                     "append() takes gates of shape [n, n_experts], got %d dimensions; flatten the "
+                     "others: gates.reshape(-1, gates.shape[-1])",
+                     (int)dl->ndim);
+        return -1;
+    }
     if (dl->shape[1] == 0) {
         PyErr_SetString(PyExc_ValueError, "append() takes gates of at least one expert, got 0");
         return -1;
@@ -136,18 +132,11 @@ rows_from_dlpack(const DLTensor *dl, mt_dtype dtype, PyObject *tensor, mt_py_ten
     return 0;
 }
 
-static bool
-readable_device(const DLTensor *dl)
-{
-    DLDeviceType type = dl->device.device_type;
-
-    return type == kDLCPU || type == kDLCUDAHost || type == kDLCUDA;
-}
-
 /* 1 when it was read, 0 when the tensor has to be made plain first, -1 with an error. */
 static int
 try_read(mt_state *st, PyObject *tensor, mt_py_tensor *out)
 {
+    DLDeviceType device;
     mt_dtype dtype;
     DLTensor dl;
 
@@ -155,7 +144,9 @@ try_read(mt_state *st, PyObject *tensor, mt_py_tensor *out)
         PyErr_Clear();
         return 0;
     }
-    if (!readable_device(&dl) || dl.dtype.lanes != 1) return 0;
+    device = dl.device.device_type;
+    if (device != kDLCPU && device != kDLCUDAHost && device != kDLCUDA) return 0;
+    if (dl.dtype.lanes != 1) return 0;
     if (!mt_py_dtype_of(dl.dtype.code, dl.dtype.bits, &dtype)) return 0;
     if (rows_from_dlpack(&dl, dtype, tensor, out) < 0) return -1;
     if (!fetchable(out)) return 0;

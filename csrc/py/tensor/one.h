@@ -8,7 +8,7 @@
 #define MT_PY_TENSOR_ONE_H
 
 #include "py/base/state.h"
-#include "core/gate/rows.h"
+#include "core/base/rows.h"
 
 typedef struct mt_py_tensor {
     mt_rows rows;    /* rows.data is a device address when on_device */

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/gate/rows.h"
+#include "core/base/rows.h"
 #include "kit/rng.h"
 
 typedef enum layout {

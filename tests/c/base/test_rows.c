@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "kit/check.h"
-#include "core/gate/rows.h"
+#include "core/base/rows.h"
 #include "kit/rng.h"
 
 enum { BACKING = 8192, GUARD = 0xEE };

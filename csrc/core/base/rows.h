@@ -1,12 +1,12 @@
-/* rows.h -- a borrowed view of a 2-D tensor of gates: rows are tokens, columns are experts.
+/* rows.h -- a borrowed view of a 2-D tensor.
  *
  *   data -> [ row 0 ]  element (r, c) lies at data + (r * row_stride + c * col_stride) elements
  *           [ row 1 ]
  *             ...
  *
  * Nothing is owned; the view is good for the call it is passed to. */
-#ifndef MT_GATE_ROWS_H
-#define MT_GATE_ROWS_H
+#ifndef MT_BASE_ROWS_H
+#define MT_BASE_ROWS_H
 
 #include <stdbool.h>
 #include <stddef.h>

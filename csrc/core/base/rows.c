@@ -1,4 +1,4 @@
-#include "gate/rows.h"
+#include "base/rows.h"
 
 #include <assert.h>
 #include <string.h>
