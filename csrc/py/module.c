@@ -9,6 +9,7 @@
 
 #include <stdlib.h>
 
+#include "monitor/peaks.h"
 #include "py/budget/budget.h"
 #include "py/census/census.h"
 #include "py/monitor/devices.h"
