@@ -183,7 +183,7 @@ def test_a_build_compiles_what_has_changed_and_no_more(source, tmp_path):
     (source / "csrc/core/kv/lease.h").touch()
     some = build("")
     assert "lease.o" in some
-    assert len(some) < 20
+    assert len(some) < 50  # of more than a hundred
 
 
 def failure(*command: str | Path, cwd: Path, **environ: str) -> str:
