@@ -68,7 +68,7 @@ def open_record(
         text = f"the record cannot be made: {refusal(error, path)}, or pass log=None"
         raise type(error)(error.errno or 0, text, path) from error
     if writer.path != path:
-        who = "memtools run" if _is_of_the_run(path) else "another monitor"
+        who = "the monitor of memtools run" if _is_of_the_run(path) else "another monitor"
         announce(f"{who} writes {path} already; the record of this monitor is {writer.path}")
     if writer.kept is not None:
         text = f"the run that wrote {path} was cut off; its record is kept as {writer.kept}"

@@ -541,7 +541,7 @@ def test_a_monitor_of_the_programs_own_gets_the_next_name(tmp_path: Path) -> Non
     write(tmp_path, textwrap.dedent(code))
     found = run(tmp_path, "train.py")
     assert (found.returncode, found.stdout) == (0, b"run-2.mem\n")
-    assert b"RuntimeWarning: memtools run writes run.mem already" in found.stderr
+    assert b"memtools: the monitor of memtools run writes run.mem already" in found.stderr
     assert b"train.py:3: " in found.stderr
     own = memtools.read_record(tmp_path / "run-2.mem")
     assert "mine" in [event.text for event in own.events]

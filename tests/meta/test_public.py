@@ -14,8 +14,13 @@ from typing import Any
 
 import memtools
 
-# Parts of an accumulator, which it works with itself: their classes may change.
-PARTS = {"GradAccumulator.gradients", "GradAccumulator.ranks", "GradAccumulator.window"}
+# What these objects work with themselves: the classes may change.
+PARTS = {
+    "CheckpointedLayers.wrappers",
+    "GradAccumulator.gradients",
+    "GradAccumulator.ranks",
+    "GradAccumulator.window",
+}
 
 
 @functools.cache

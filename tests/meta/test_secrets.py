@@ -24,7 +24,8 @@ record = sys.argv[1]
 policy, calls = memtools.CleanupPolicy(), []
 model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(2)))
 acc = memtools.GradAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1))
-history, aux, budget = memtools.GateHistory(), memtools.AuxLoss(), memtools.Budget("1 MiB")
+aux, budget = memtools.AuxLoss(), memtools.Budget("1 MiB")
+history = memtools.GateHistory(max_bytes=budget)
 history.append(torch.rand(3, 4))
 pool = memtools.KVPool(1, 2, 64, max_tokens=64, max_sequences=2, dtype="float32")
 lease = pool.acquire(1)
@@ -36,13 +37,14 @@ with memtools.MemoryMonitor(log=record) as monitor, monitor.phase("train"):
         detector.update(step, heap=1 << 20)
         policy.step()
         monitor.step()
+settings, read = memtools.allocator_settings(), memtools.read_record(record)
 found = [
     policy, policy.report(), acc, acc.report(), window, history, history.stats(), aux, budget,
     budget.report(), pool, pool.stats(), lease, before, memtools.census(), detector,
     detector.verdict(), monitor, memtools.host_memory(), memtools.holder_of(model),
-    memtools.read_record(record), memtools.checkpoint_layers(model), memtools.allocator_settings(),
-    memtools.allocator_settings().seen, memtools.allocator_settings().host,
-    memtools.allocator_settings().cuda, memtools.allocator_settings().advice(),
+    read, read.columns[0], read.samples, read.buckets, read.events[0], read.phases[0],
+    memtools.checkpoint_layers(model), settings, settings.seen, settings.host, settings.cuda,
+    settings.host.heap, settings.host.arena_max, settings.advice(), *budget.report().holdings,
     memtools.census().diff(before), before.groups[0], before.groups[0].kind,
     monitor.guard(0.9, "record"), monitor.phase("train"), *monitor.phases(),
     policy.report().actions[0], policy.report().cycles, policy.add("note", calls.append),
@@ -81,6 +83,7 @@ def test_no_repr_and_no_record_holds_the_environment(tmp_path: Path) -> None:
     assert SECRET.encode() not in record.read_bytes()
     # types of the public names of which EVERYTHING has no object at hand
     assert missing == [
+        "CudaDevice",
         "FillVerdict",
         "GroupGrowth",
         "Holder",

@@ -57,19 +57,20 @@ parse_arguments(PyObject *args, arguments *a)
     return false;
 }
 
-/* pre: the dtype is one that memtools.kv.tensors.dtype_of lets pass. */
 static bool
 config_of(const arguments *a, mt_kvconfig *out)
 {
     bool head = strcmp(a->layout, "head") == 0;
 
-    assert(a->elem_bytes == 1 || a->elem_bytes == 2 || a->elem_bytes == 4 || a->elem_bytes == 8);
     if (!head && strcmp(a->layout, "token") != 0)
         PyErr_Format(PyExc_ValueError, "layout is \"head\" or \"token\", got \"%s\"", a->layout);
     else if (head && a->group != 1)
         PyErr_Format(PyExc_ValueError,
                      "layer_group of %zd goes with layout=\"token\"; layout=\"head\" takes 1",
                      a->group);
+    else if (a->elem_bytes < 1 || a->elem_bytes > 8 || (a->elem_bytes & (a->elem_bytes - 1)) != 0)
+        PyErr_Format(PyExc_ValueError, "a dtype of 1, 2, 4 or 8 bytes is taken, got %zd",
+                     a->elem_bytes);
     *out = (mt_kvconfig){.layers = (size_t)a->layers,
                          .heads = (size_t)a->heads,
                          .head_dim = (size_t)a->head_dim,
