@@ -12,7 +12,8 @@ import pytest
 
 from memtools._base import malloc
 from memtools.cli import allocators
-from tests.allocators.allocatorcases import OURS, PROJECT
+from tests.allocators.allocatorcases import OURS
+from tests.kit.ownprocess import PROJECT
 
 
 def doctor(*args: str, **variables: str) -> str:
