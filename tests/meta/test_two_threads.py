@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -160,15 +161,24 @@ def ends_well(child: int) -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
+REFUSALS = (ValueError, RuntimeError, MemoryError, DeviceError, OSError)
+
+
 def in_child(*calls: Callable[[], object]) -> int:
     """Forks a child that makes the calls; they may refuse, but not wait for ever."""
     if (child := os.fork()) == 0:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(20)
-        for call in calls:
-            with contextlib.suppress(ValueError, RuntimeError, MemoryError, DeviceError, OSError):
-                call()
-        os._exit(0)
+        code = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)
+            for call in calls:
+                with contextlib.suppress(*REFUSALS):
+                    call()
+            code = 0
+        except BaseException:
+            os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(code)
     return child
 
 
@@ -264,7 +274,7 @@ def _policy() -> tuple[Callable[[], object], list[Callable[[], object]]]:
 
 def _gradients() -> tuple[Callable[[], object], list[Callable[[], object]]]:
     it = _core.GradSet(reentry.parameters())
-    return lambda: it.measure(1), [lambda: it.measure(1), lambda: it.multiply(0.5, threads=1)]
+    return it.measure, [it.measure, lambda: it.multiply(0.5)]
 
 
 BUSY = {
