@@ -9,9 +9,8 @@ import traceback
 from collections.abc import Callable
 
 
-def in_child(work: Callable[[], object], seconds: int = 120) -> int:
-    """What a forked child ends with: 0 when `work` returned, 1 when it raised, and the negative
-    number of a signal, which is SIGALRM's where it hangs."""
+def start_child(work: Callable[[], object], seconds: int = 120) -> int:
+    """The process id of a forked child that does `work`, and ends by SIGALRM where it hangs."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -24,7 +23,13 @@ def in_child(work: Callable[[], object], seconds: int = 120) -> int:
             os.write(2, traceback.format_exc().encode())
         finally:
             os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return child
+
+
+def in_child(work: Callable[[], object], seconds: int = 120) -> int:
+    """What a forked child ends with: 0 when `work` returned, 1 when it raised, and the negative
+    number of a signal, which is SIGALRM's where it hangs."""
+    return os.waitstatus_to_exitcode(os.waitpid(start_child(work, seconds), 0)[1])
 
 
 def wait_for(done: Callable[[], bool], seconds: float = 60) -> None:

@@ -8,9 +8,7 @@ import gc
 import itertools
 import os
 import re
-import signal
 import threading
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +18,7 @@ from hypothesis import settings
 
 import memtools
 from memtools import AuxLoss, Budget, DeviceError, GateHistory, KVPool, _core
+from tests.kit.children import start_child
 from tests.kit.fakecuda import FakeRuntime, as_cuda
 from tests.meta import reentry
 
@@ -166,20 +165,13 @@ REFUSALS = (ValueError, RuntimeError, MemoryError, DeviceError, OSError)
 
 def in_child(*calls: Callable[[], object]) -> int:
     """Forks a child that makes the calls; they may refuse, but not wait for ever."""
-    if (child := os.fork()) == 0:
-        code = 1
-        try:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(20)
-            for call in calls:
-                with contextlib.suppress(*REFUSALS):
-                    call()
-            code = 0
-        except BaseException:
-            os.write(2, traceback.format_exc().encode())
-        finally:
-            os._exit(code)
-    return child
+
+    def make_calls() -> None:
+        for call in calls:
+            with contextlib.suppress(*REFUSALS):
+                call()
+
+    return start_child(make_calls, seconds=20)
 
 
 @pytest.mark.slow
