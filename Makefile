@@ -47,13 +47,15 @@ BOTH = mkdir -p $(OUT); status=0; \
     wait $$first || status=1; cat $(OUT)/first.log
 
 # The C tests run beside the others: each has less to wait for than there are cores.
-check: $(VENV)/.built $(VENV)/.examples $(OUT)/c/libfakecudart.so  ## the quick loop: C tests, and those of tests/ that are not marked slow
-	@$(MAKE) --no-print-directory test-c >$(OUT)/c.log 2>&1 & c=$$!; \
-	$(call BOTH,-m "not slow",$(FIRST_QUICK_TESTS)); \
-	if wait $$c; then echo 'all C tests passed'; else cat $(OUT)/c.log; status=1; fi; exit $$status
+WITH_C = $(MAKE) --no-print-directory test-c >$(OUT)/c.log 2>&1 & c=$$!; $(1); \
+    if wait $$c; then echo 'all C tests passed'; else cat $(OUT)/c.log; status=1; fi; exit $$status
+TESTABLE := $(VENV)/.built $(VENV)/.examples $(OUT)/c/libfakecudart.so
 
-test: test-c $(VENV)/.built $(VENV)/.examples  ## C tests, then all of tests/ under pytest
-	@$(if $(ARGS),$(PY) -m pytest -q $(ARGS),$(call BOTH,,$(FIRST_TESTS)); exit $$status)
+check: $(TESTABLE)  ## the quick loop: C tests, and those of tests/ that are not marked slow
+	@$(call WITH_C,$(call BOTH,-m "not slow",$(FIRST_QUICK_TESTS)))
+
+test: $(TESTABLE)  ## C tests, and all of tests/ under pytest (ARGS: only what pytest is given)
+	@$(if $(ARGS),$(PY) -m pytest -q $(ARGS),$(call WITH_C,$(call BOTH,,$(FIRST_TESTS))))
 
 $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
