@@ -41,7 +41,7 @@ demo: $(VENV)/.optimised $(VENV)/.examples  ## train with and without memtools, 
 FIRST_TESTS := tests/census tests/cli tests/integrations tests/meta
 FIRST_QUICK_TESTS := $(FIRST_TESTS) tests/docs tests/allocators tests/export tests/record tests/report
 PYTHON_TESTS := $(filter-out tests/gpu tests/pages,$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/test_*.py)))))
-BOTH = mkdir -p $(OUT); status=0; \
+BOTH = status=0; \
     $(PY) -m pytest -q -o cache_dir=$(OUT)/pytest $(1) $(2) >$(OUT)/first.log 2>&1 & first=$$!; \
     $(PY) -m pytest -q $(1) $(filter-out $(2),$(PYTHON_TESTS)) || status=1; \
     wait $$first || status=1; cat $(OUT)/first.log

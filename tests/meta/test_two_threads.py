@@ -160,15 +160,12 @@ def ends_well(child: int) -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
-REFUSALS = (ValueError, RuntimeError, MemoryError, DeviceError, OSError)
-
-
-def in_child(*calls: Callable[[], object]) -> int:
-    """Forks a child that makes the calls; they may refuse, but not wait for ever."""
+def start_calls(*calls: Callable[[], object]) -> int:
+    """The process id of a child that makes the calls; they may refuse, but not wait for ever."""
 
     def make_calls() -> None:
         for call in calls:
-            with contextlib.suppress(*REFUSALS):
+            with contextlib.suppress(ValueError, RuntimeError, MemoryError, DeviceError, OSError):
                 call()
 
     return start_child(make_calls, seconds=20)
@@ -181,7 +178,7 @@ def test_a_child_forked_while_a_method_waits_for_the_device(fake_cuda: FakeRunti
     fake_cuda.hold(True)
     thread, _ = in_thread(lambda: WAITS[waits](it))
     fake_cuda.await_held(1)
-    child = in_child(
+    child = start_calls(
         lambda: it.history.append(HOST),
         lambda: it.history[-1],
         lambda: it.history[0],
@@ -294,7 +291,7 @@ def test_children_forked_beside_a_busy_thread_can_use_what_it_uses(kind, tmp_pat
 
     thread, raised = in_thread(body)
     try:
-        assert all(ends_well(in_child(*calls)) for _ in range(FORKS))
+        assert all(ends_well(start_calls(*calls)) for _ in range(FORKS))
     finally:
         stop.set()
         thread.join(timeout=60)
