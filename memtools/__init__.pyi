@@ -1,6 +1,8 @@
 """The public names and where each lives: what type checkers and editors read, and __init__.py at
 run time. A name stands on a line of its own."""
 
+from memtools._base.devices import DeviceMemory as DeviceMemory
+from memtools._base.devices import device_memory as device_memory
 from memtools._base.malloc import Heap as Heap
 from memtools._census.census import Census as Census
 from memtools._census.census import GroupGrowth as GroupGrowth
@@ -32,7 +34,9 @@ from memtools.cleanup.report import CycleReport as CycleReport
 from memtools.cleanup.report import PolicyReport as PolicyReport
 from memtools.errors import BudgetError as BudgetError
 from memtools.errors import DeviceError as DeviceError
+from memtools.errors import DeviceMemoryPressure as DeviceMemoryPressure
 from memtools.errors import HostMemoryPressure as HostMemoryPressure
+from memtools.errors import MemoryPressure as MemoryPressure
 from memtools.errors import MemtoolsError as MemtoolsError
 from memtools.errors import ShimUnavailable as ShimUnavailable
 from memtools.gate.aux_loss import AuxLoss as AuxLoss
@@ -52,14 +56,15 @@ from memtools.kv.pool import KVStats as KVStats
 from memtools.leak.detector import LeakDetector as LeakDetector
 from memtools.leak.detector import LeakVerdict as LeakVerdict
 from memtools.leak.detector import StepsLeft as StepsLeft
+from memtools.leak.finding import LeakFinding as LeakFinding
 from memtools.monitor.guards import Handle as Handle
 from memtools.monitor.guards import Pressure as Pressure
 from memtools.monitor.host import HostMemory as HostMemory
 from memtools.monitor.host import host_memory as host_memory
-from memtools.monitor.leakwatch import FillVerdict as FillVerdict
 from memtools.monitor.monitor import MemoryMonitor as MemoryMonitor
 from memtools.monitor.phases import Phase as Phase
 from memtools.monitor.phases import PhaseTotals as PhaseTotals
+from memtools.monitor.voice import LeakHandle as LeakHandle
 from memtools.record.record import Buckets as Buckets
 from memtools.record.record import Column as Column
 from memtools.record.record import Record as Record

@@ -6,7 +6,9 @@ from __future__ import annotations
 __all__ = [
     "BudgetError",
     "DeviceError",
+    "DeviceMemoryPressure",
     "HostMemoryPressure",
+    "MemoryPressure",
     "MemtoolsError",
     "ShimUnavailable",
 ]
@@ -25,12 +27,22 @@ class DeviceError(MemtoolsError, RuntimeError):
     """Raised where a call of the device failed, or there is no device or no driver for it."""
 
 
-class HostMemoryPressure(MemtoolsError):  # noqa: N818 - the public name
-    """Raised by MemoryMonitor.guard(): host memory is about to run out.
+class MemoryPressure(MemtoolsError):  # noqa: N818 - the public name
+    """Raised by MemoryMonitor.guard(): memory is about to run out, on the host
+    (HostMemoryPressure) or on a device (DeviceMemoryPressure).
 
     It comes out of `monitor.step()` on the main thread, between two steps, so that the program can
-    save a checkpoint before the system kills the process.
+    save a checkpoint before an allocation fails or the system kills the process.
     """
+
+
+class HostMemoryPressure(MemoryPressure):
+    """Raised by MemoryMonitor.guard(): host memory is about to run out, as MemoryPressure says."""
+
+
+class DeviceMemoryPressure(MemoryPressure):
+    """Raised by MemoryMonitor.guard(device=...): the memory of a CUDA device is about to run out,
+    as MemoryPressure says."""
 
 
 class ShimUnavailable(MemtoolsError, RuntimeError):  # noqa: N818 - the public name

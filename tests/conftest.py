@@ -33,10 +33,24 @@ assert os.environ.get("MEMTOOLS_EXPECT_SANITIZE", "") in ("", _build_info.SANITI
 @pytest.fixture(autouse=True)
 def _one_thread_and_seed() -> Iterator[None]:
     torch.manual_seed(0)
-    before = torch.get_num_threads()
+    before, blocked = torch.get_num_threads(), signal.pthread_sigmask(signal.SIG_BLOCK, [])
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+    # All programs that later tests begin would inherit it, and survive what is to end them.
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == blocked
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_left_in_the_repository() -> Iterator[None]:
+    """A record that a test makes without a folder of its own stays where the tests were begun."""
+    before = records_left()
+    yield
+    assert records_left() <= before
+
+
+def records_left() -> set[str]:
+    return {path.name for path in ROOT.glob("*.mem*")}
 
 
 @pytest.fixture

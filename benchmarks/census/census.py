@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import gc
 import io
+import itertools
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from typing import Any
 
+import numpy as np
 import objgraph
 import torch
 import transformers
@@ -37,9 +39,12 @@ from benchmarks.kit.harness import (
 from benchmarks.kit.limits import Limit, finish, number_limit
 from memtools import _core
 from memtools._base import torch as base_torch
+from memtools._census.growth import GrowthCensus
 
 OBJECTS = 450_000
 OURS, FILTER = "memtools.census()", "gc.get_objects() + isinstance"
+GROWTH = "GrowthCensus.look()"
+ARRAYS = 600  # of NumPy, beside the objects
 MS = 1e6
 HISTORY = 2_000  # tensors in a list, as a leak has them
 
@@ -56,6 +61,7 @@ def heap() -> list[Any]:
     gc.collect()
     lacking = OBJECTS - len(gc.get_objects())
     kept.append([{"tokens": [i], "at": (i, [])} for i in range(lacking // 4)])
+    kept.append([np.zeros(2000) for _ in range(ARRAYS)])
     return kept
 
 
@@ -105,8 +111,17 @@ def without_shim() -> memtools.Census:
         _core._connect(*parts, bridge.shim.ops)
 
 
+GROWTH_CENSUS, STEPS = GrowthCensus(), itertools.count()
+
+
+def by_growth() -> None:
+    """One more look of the census that names what gains."""
+    GROWTH_CENSUS.look(next(STEPS))
+
+
 WAYS: dict[str, Callable[[], Any]] = {
     OURS: memtools.census,
+    GROWTH: by_growth,
     f"{OURS}, without the shim": without_shim,
     FILTER: by_isinstance,
     "MemReporter's loop": by_reporter,
@@ -133,7 +148,11 @@ def measure(seconds: float) -> Json:
 
 def limits(samples: Any) -> list[Limit]:
     own = samples.least(OURS) / MS, samples.median(OURS) / MS
-    return [number_limit(f"census of {OBJECTS:,} objects", 60.0, "ms", *own)]
+    growth = samples.least(GROWTH) / MS, samples.median(GROWTH) / MS
+    return [
+        number_limit(f"census of {OBJECTS:,} objects", 60.0, "ms", *own),
+        number_limit(f"look at {OBJECTS:,} objects and {ARRAYS} arrays", 120.0, "ms", *growth),
+    ]
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from benchmarks.kit.harness import (
     timing_table,
 )
 from benchmarks.kit.limits import Limit, finish
+from benchmarks.leak.early import first_words, over
 from benchmarks.leak.rules import BAR, GRADES, PEERS, Array, all_rules, moments
 from memtools import LeakDetector
 from tests.traces import record, synthetic
@@ -171,6 +172,7 @@ def recorded() -> list[Json]:
 
 
 MANY, MANY_QUIET = "update_many, a leak", "update_many, quiet"
+EXACT, EXACT_QUIET = "of an exact signal, a leak", "of an exact signal, quiet"
 CALLS, DEQUE, FITTED = "update, two signals a call", "two points, a deque", "polyfit, each 100th"
 
 TWO_POINTS = """
@@ -199,10 +201,13 @@ def cost(seconds: float) -> list[Json]:
     quiet = synthetic.leak_free("flat", SEED, 0).bytes.astype(np.int64)
     names = {"LeakDetector": LeakDetector, "sizes": leak.tolist(), "deque": deque}
     many = "LeakDetector().update_many(0, rss=y)"
+    exact = "LeakDetector().update_many(0, heap=y)"
     samples = interleave(
         {
             MANY: statement(many, y=leak, **names),
             MANY_QUIET: statement(many, y=quiet, **names),
+            EXACT: statement(exact, y=leak, **names),
+            EXACT_QUIET: statement(exact, y=quiet, **names),
             CALLS: statement(UPDATES, **names),
             DEQUE: statement(TWO_POINTS, **names),
             FITTED: statement(FIT, polyfit=np.polyfit, arange=np.arange, **names),
@@ -236,11 +241,19 @@ def limits(sections: Json) -> list[Limit]:
         shares = leaks["found_percent"]
         for kind, name, bound in (
             *[("leak", "30-100", 75), ("leak", ">100", 89)],
-            *[("growing", "3-6", 90), ("growing", "6-12", 99), ("growing", "12-30", 99)],
+            *[("growing", "3-6", 80), ("growing", "6-12", 90), ("growing", "12-30", 99)],
             *[("growing", "30-100", 99), ("growing", ">100", 99)],
         ):
             what = f"{kind} on leaks of {name} times the floor noise"
             found.append(limit(what, bound, shares[name][kind], least=True))
+    for row in sections.get("over", ()):
+        if row["family"] in ("flat", "saw", "steps") and row["read"] == "each step":
+            what = f"{row['family']}, suspect or above after the last rise"
+            found.append(limit(what, 1, row["suspect"]))
+    for row in sections.get("first words", ()):
+        for rate, most in row["wanted"].items():
+            what = f"suspect: {rate} a step in {row['signal']}, {row['noise']}, {row['read']}"
+            found.append(limit(what, most, row[rate], "steps"))
     if told := sections.get("forecasts"):
         share = told["leak"]["the program does not change"]["covered_percent"]
         found.append(limit("forecasts that cover, no later change", 90, share, least=True))
@@ -267,7 +280,8 @@ def shown(name: str, content: Json | list[Json]) -> str:
     if name == "cost":
         return timing_table(content, MANY)  # type: ignore[arg-type]
     if isinstance(content, list):
-        return table([*content[0]], ([str(v) for v in row.values()] for row in content))
+        names = [name for name in content[0] if name != "wanted"]
+        return table(names, ([str(row[name]) for name in names] for row in content))
     if name == "forecasts":
         rows = [
             [kind, which, *map(figure, row.values())]
@@ -299,6 +313,8 @@ def main() -> None:
     sections: dict[str, Callable[[], Json | list[Json]]] = {
         "leak free": lambda: leak_free(EACH // share),
         "leaking": lambda: leaking(EACH_LEAK // share),
+        "over": lambda: over(SEED, EACH // share),
+        "first words": lambda: first_words(SEED, 100 // share),
         "forecasts": lambda: forecasts(EACH_LEAK // share),
         "recorded": recorded,
         "cost": lambda: cost(10 / share),

@@ -1,9 +1,9 @@
 """More training loops for benchmarks/monitor/monitor_leaks.py, beside those of
 tests/traces/loops.py.
 
-Each is a generator that does one step between two yields. LEAKS: which signal tells, and a part of
-the holder's name; None where nobody on the Python heap holds what is lost. CLEAN: what leaks
-nothing, or only fills.
+Each is a generator that does one step between two yields. LEAKS: which signal tells, a part of the
+holder's name, or what is said where no Python object holds it, and the step at which it begins.
+CLEAN: what leaks nothing, or only fills.
 """
 
 from __future__ import annotations
@@ -143,13 +143,13 @@ def capped_metrics() -> Iterator[None]:
 
 
 #: name: (loop, the signal that tells, part of the holder's name, first step of the leak)
-LEAKS: dict[str, tuple[Callable[[], Iterator[None]], str, str | None, int]] = {
+LEAKS: dict[str, tuple[Callable[[], Iterator[None]], str, str, int]] = {
     "gates list, 16 KiB": (LOOPS["gates_list"], "heap", "'history'", 0),
     "metrics dict": (LOOPS["metrics_dict"], "python", "'metrics'", 0),
     "loss graph": (LOOPS["graph"], "heap", "'total'", 0),
     "late onset, 16 KiB": (LOOPS["late_onset"], "heap", "'history'", LATE),
-    "worker, 1 KiB an item": (LOOPS["workers_leak"], "children", None, 0),
-    "C heap, 8 KB": (c_heap, "heap", None, 0),
+    "worker, 1 KiB an item": (LOOPS["workers_leak"], "children", "Rows.kept", 0),
+    "C heap, 8 KB": (c_heap, "heap", "C heap", 0),
     "1 MiB an epoch": (epochs, "heap", "'snapshots'", 0),
     "eval and checkpoint, 8 KiB": (eval_checkpoint_leak, "heap", "'kept'", 0),
     "gc off, 16 KiB": (gc_off_leak, "heap", "'kept'", 0),

@@ -40,7 +40,7 @@ def grades(y: Array) -> NDArray[np.int64]:
     changes = LeakDetector(bar_bytes=BAR).update_many(0, rss=y)
     known = np.zeros(len(at), np.int64)
     for step, kind in changes:
-        known[at >= step] = ("quiet", *GRADES).index(kind)
+        known[at >= step] = 1 + GRADES.index(kind) if kind in GRADES else 0
     return known
 
 

@@ -38,7 +38,8 @@ from benchmarks.kit.limits import Limit, finish, number_limit
 from memtools import _core
 
 COLUMNS = ["step", "rss", "private", "swap", "cgroup_used", "cgroup_limit", "available",
-           "pressure", "heap_used", "children", "children_private", "process"]  # fmt: skip
+           "pressure", "heap_used", "children", "children_private", "process", "job",
+           "shm"]  # fmt: skip
 RATES = {"100 Hz": 10_000_000, "1 kHz": 1_000_000}
 STEPS = 24  # a turn: about a quarter of a second
 FOLDER = tempfile.TemporaryDirectory()

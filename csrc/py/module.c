@@ -12,8 +12,11 @@
 #include "monitor/peaks.h"
 #include "py/budget/budget.h"
 #include "py/census/census.h"
+#include "py/census/graphs.h"
+#include "py/monitor/blocks.h"
 #include "py/monitor/devices.h"
 #include "py/monitor/ending.h"
+#include "py/monitor/forwards.h"
 #include "py/base/errors.h"
 #include "py/base/objects.h"
 #include "py/cleanup/managed.h"
@@ -146,6 +149,11 @@ static PyMethodDef methods[] = {
      "now, each None "
      "where it cannot be known; None where torch does not use CUDA in this process. Imports "
      "torch."},
+    {"_tell_shm", mt_py_tell_shm, METH_O,
+     "_tell_shm(name, /)\n--\n\n"
+     "The program has just made this file of /dev/shm: it is of the job's shared memory. None: "
+     "from "
+     "now on forked children tell this process as well."},
     {"record_read", mt_py_record_read, METH_O,
      "record_read(path, /)\n--\n\n"
      "A run.mem as plain data; memtools.read_record makes a Record of it."},
@@ -157,6 +165,11 @@ static PyMethodDef methods[] = {
     {"_hear_system_exit", mt_py_hear_system_exit, METH_NOARGS,
      "_hear_system_exit($module, /)\n--\n\n"
      "Call what exit() calls also where a program makes a SystemExit. For the whole process."},
+    {"_hear_calls", mt_py_hear_calls, METH_VARARGS,
+     "_hear_calls(function, ended, main_thread, /)\n--\n\n"
+     "Call ended(first argument) when an outermost call of this Python function has returned; "
+     "None: "
+     "no longer. False where another is heard already."},
     {"_watch_end", mt_py_watch_end, METH_VARARGS,
      "_watch_end(on_uncaught, on_exit_call, excepthook, /)\n--\n\n"
      "What excepthook() and exit() of this module call, None for nothing. Returns the excepthook "
@@ -175,11 +188,14 @@ static PyMethodDef methods[] = {
      "_write_at_exit(clean, failed, before, after, /)\n--\n\n"
      "When the process ends, write to its standard error: clean for exit code 0 and failed for 1, "
      "unless they are empty; else before, the code as a number, and after."},
+    {"_python_bytes", mt_py_python_bytes, METH_NOARGS, "_python_bytes()\n--\n\n"},
     {"_census", mt_py_census, METH_VARARGS, "_census(tensor, shim, /)\n--\n\n"},
     {"_fresh", mt_py_fresh, METH_VARARGS, "_fresh(type, seen, limit, /)\n--\n\n"},
+    {"_graphs", mt_py_graphs, METH_VARARGS, "_graphs(tensors, most, then, /)\n--\n\n"},
     {"_referrers", mt_py_referrers, METH_VARARGS, "_referrers(targets, /)\n--\n\n"},
     {"_place", mt_py_place, METH_VARARGS, "_place(container, value, /)\n--\n\n"},
     {"_frame_place", mt_py_frame_place, METH_VARARGS, "_frame_place(frame, value, /)\n--\n\n"},
+    {"_module_of", mt_py_module_of, METH_O, "_module_of(namespace, /)\n--\n\n"},
     {"_instance_dict", mt_py_instance_dict, METH_O, "_instance_dict(object, /)\n--\n\n"},
     {NULL, NULL, 0, NULL},
 };
@@ -189,7 +205,7 @@ static int (*const registers[])(PyObject *module, mt_state *st) = {
     mt_py_gatehist_register,     mt_py_kvpool_register,  mt_py_kvlease_register,
     mt_py_budget_register,       mt_py_probe_register,   mt_py_recordwriter_register,
     mt_py_leakdetector_register, mt_py_sampler_register, mt_py_managed_register,
-    mt_py_policy_register,       mt_py_gradset_register,
+    mt_py_policy_register,       mt_py_gradset_register, mt_py_growthtable_register,
 };
 
 static int

@@ -4,15 +4,19 @@
 #include "../third_party/dlpack/dlpack.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <vector>
 
 namespace
 {
@@ -208,6 +212,29 @@ place_facts(const at::TensorImpl *impl, mt_torch_facts *out)
     }
 }
 
+/* The gradient without Tensor::grad()'s warning about tensors that are no leaves. */
+const at::Tensor &
+subject(void *object, int of_grad)
+{
+    const at::Tensor &t = THPVariable_Unpack(static_cast<PyObject *>(object));
+
+    return of_grad && t.defined() ? t.unsafeGetTensorImpl()->grad() : t;
+}
+
+/* Zeros where there is no memory, or symbols stand for its size. */
+void
+storage_facts(const at::TensorImpl *impl, const void **storage, size_t *size)
+{
+    *storage = nullptr;
+    *size = 0;
+    if (!impl->unsafe_storage()) return;
+    const c10::StorageImpl *memory = impl->unsafe_storage().unsafeGetStorageImpl();
+    c10::SymInt bytes = memory->sym_nbytes();
+    if (bytes.is_heap_allocated()) return;
+    *storage = memory->data_ptr().get();
+    *size = static_cast<size_t>(bytes.as_int_unchecked());
+}
+
 int
 facts(void *tensor, mt_torch_facts *out) noexcept
 {
@@ -217,16 +244,82 @@ facts(void *tensor, mt_torch_facts *out) noexcept
         const at::TensorImpl *impl = t.unsafeGetTensorImpl();
         *out = {nullptr, -1, torch::getTHPDtype(t.scalar_type()), -1, nullptr, 0, 0};
         place_facts(impl, out);
-        if (!impl->unsafe_storage()) return 1;
-        const c10::StorageImpl *storage = impl->unsafe_storage().unsafeGetStorageImpl();
-        c10::SymInt bytes = storage->sym_nbytes();
-        if (bytes.is_heap_allocated()) return 1;
-        out->storage = storage->data_ptr().get();
-        out->storage_bytes = static_cast<size_t>(bytes.as_int_unchecked());
+        storage_facts(impl, &out->storage, &out->storage_bytes);
         return 1;
     } catch (...) {
         return 0;
     }
+}
+
+/* The grad_fn as it stands. Tensor::grad_fn() would make a new one for a view whose base was written
+ * to, and grad_accumulator() one for a leaf. */
+torch::autograd::Node *
+node_of(const at::Tensor &t)
+{
+    return t.defined() ? torch::autograd::impl::grad_fn_unsafe(t) : nullptr;
+}
+
+int
+links(void *tensor, mt_torch_links *out) noexcept
+{
+    *out = {};
+    try {
+        const at::Tensor &t = subject(tensor, false);
+        if (!t.defined()) return 0;
+        const torch::autograd::Node *node = node_of(t);
+        out->tensor = t.unsafeGetTensorImpl();
+        out->node = node;
+        out->number = node != nullptr ? node->sequence_nr() : 0;
+        const at::Tensor &grad = subject(tensor, true);
+        if (!grad.defined()) return 1;
+        out->grad = grad.unsafeGetTensorImpl();
+        out->grad_object = grad.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+        storage_facts(grad.unsafeGetTensorImpl(), &out->storage, &out->storage_bytes);
+        const torch::autograd::Node *of_grad = node_of(grad);
+        out->grad_node = of_grad;
+        out->grad_number = of_grad != nullptr ? of_grad->sequence_nr() : 0;
+        return 1;
+    } catch (...) {
+        return 0;
+    }
+}
+
+/* Depth first. What waits is a vector of borrowed addresses: the root's reference keeps all of them
+ * alive, as a node never lets go of its inputs while it lives. */
+int
+walk_from(torch::autograd::Node *root, mt_torch_visit visit, void *ctx)
+{
+    std::vector<const torch::autograd::Node *> waiting{root};
+
+    while (!waiting.empty()) {
+        const torch::autograd::Node *node = waiting.back();
+        waiting.pop_back();
+        int next = visit(ctx, node, node->sequence_nr());
+        if (next == MT_TORCH_STOP) return next;
+        if (next == MT_TORCH_PASS) continue;
+        for (const torch::autograd::Edge &edge : node->next_edges())
+            if (edge.function) waiting.push_back(edge.function.get());
+    }
+    return 0;
+}
+
+int
+graph_walk(void *tensor, int of_grad, mt_torch_visit visit, void *ctx) noexcept
+{
+    try {
+        torch::autograd::Node *root = node_of(subject(tensor, of_grad));
+        if (root == nullptr) return 0;
+        const auto kept = root->getptr();
+        return walk_from(root, visit, ctx);
+    } catch (...) {
+        return MT_TORCH_STOP;
+    }
+}
+
+uint64_t
+next_number() noexcept
+{
+    return at::sequence_number::peek();
 }
 
 /* The allocator is the one that libc10_cuda registers where it is loaded, or none: nothing of CUDA
@@ -247,15 +340,6 @@ memory(int device, mt_torch_memory *out) noexcept
     } catch (...) {
         return 0;
     }
-}
-
-/* The gradient without Tensor::grad()'s warning about tensors that are no leaves. */
-const at::Tensor &
-subject(void *object, int of_grad)
-{
-    const at::Tensor &t = THPVariable_Unpack(static_cast<PyObject *>(object));
-
-    return of_grad && t.defined() ? t.unsafeGetTensorImpl()->grad() : t;
 }
 
 bool
@@ -396,6 +480,9 @@ const mt_torch_ops ops = {MT_TORCH_OPS_VERSION,
                           tensors,
                           storage_written,
                           facts,
+                          links,
+                          graph_walk,
+                          next_number,
                           memory,
                           flat,
                           flat_drop,

@@ -12,7 +12,7 @@
 
 #define MT_TORCH_CAPSULE "memtools._torch.ops"
 
-enum { MT_TORCH_OPS_VERSION = 8 };
+enum { MT_TORCH_OPS_VERSION = 9 };
 
 /* A 2-D tensor's memory, borrowed. type and bits are DLPack's. */
 typedef struct mt_torch_view {
@@ -54,6 +54,38 @@ typedef struct mt_torch_facts {
     size_t storage_bytes;
     size_t bytes; /* of its elements */
 } mt_torch_facts;
+
+/* What autograd hangs onto a tensor, all borrowed, read from the TensorImpl itself: nothing is made
+ * for it in Python, where the first read of t.grad_fn or t.grad leaves an object of 64 B and more.
+ *
+ *   tensor ──grad_fn──► Node 812 ──► Node 811 ──► Node 640 ──► ...      graph_walk() from here
+ *     └────.grad──────► TensorImpl ──grad_fn──► Node                    only by create_graph=True
+ *
+ * A number of order is autograd's sequence number: a node has a higher one than all that were made
+ * before it *on the same thread*. */
+typedef struct mt_torch_links {
+    const void *tensor; /* the TensorImpl: one for each tensor, whatever Python objects show it */
+    const void *node;   /* its grad_fn; NULL for a leaf, and for what requires no gradient */
+    uint64_t number;    /* of that node; 0 without one */
+    const void *grad;   /* the TensorImpl of .grad; NULL for none */
+    void *grad_object; /* the PyObject that shows .grad; NULL where Python has never asked for it */
+    const void *storage; /* where the memory of .grad begins; NULL for none */
+    size_t storage_bytes;
+    const void *grad_node; /* grad_fn of .grad: backward(create_graph=True) has made a cycle that no
+                              collector sees; else NULL */
+    uint64_t grad_number;
+} mt_torch_links;
+
+/* The node of a leaf has this number: it is older and newer than all others. */
+#define MT_TORCH_LEAF UINT64_MAX
+
+/* What a visitor of graph_walk() wants next. */
+enum { MT_TORCH_ENTER = 1, MT_TORCH_PASS = 0, MT_TORCH_STOP = -1 };
+
+/* Sees a node of an autograd graph. It says ENTER for one whose own inputs it wants to see too, PASS
+ * for one that it knows already (a node that several lead to is shown several times: the table of
+ * those that were seen is the visitor's), STOP to end the walk. It must not run Python code. */
+typedef int (*mt_torch_visit)(void *ctx, const void *node, uint64_t number);
 
 /* What torch's allocator has of one CUDA device, in bytes. */
 typedef struct mt_torch_memory {
@@ -115,6 +147,19 @@ typedef struct mt_torch_ops {
     /* 1 and *out, for a tensor of any kind; runs no Python code. 0 for one without an
      * implementation behind it. */
     int (*facts)(void *tensor, mt_torch_facts *out);
+    /* 1 and *out, for a tensor of any kind, with zeros for what there is not; makes nothing and runs
+     * no Python code. 0 for one without an implementation behind it. A view whose base was written
+     * to in place has the grad_fn it had before: the new one would be made by asking. */
+    int (*links)(void *tensor, mt_torch_links *out);
+    /* Shows the nodes that a tensor's grad_fn leads to, the grad_fn itself first; with of_grad those
+     * of its .grad's. Depth does not matter: the way back is kept in 8 B for each node that waits,
+     * freed at the end. Saved tensors are never touched, as unpacking them may run hooks (activation
+     * checkpointing would compute again). The graph stays alive until the walk is over, whatever
+     * other threads do. Returns 0, what the visitor returned to end it (STOP), or STOP without
+     * memory; 0 at once for a tensor without a graph. */
+    int (*graph_walk)(void *tensor, int of_grad, mt_torch_visit visit, void *ctx);
+    /* The number of order that the next node of this thread will get. */
+    uint64_t (*next_number)(void);
     /* 1 and *out; 0 where this process's torch has not begun to use CUDA, or has no such device, or
      * an allocator that does not count. The one function that wants no GIL: it takes the
      * allocator's own lock, and makes no context. Where CUDA graphs have pools of their own, torch

@@ -15,14 +15,20 @@ from typing import Any
 
 from memtools import _core
 from memtools._base import torch as bridge
+from memtools._base.size import format_bytes
 from memtools.errors import DeviceError
 
 MOST_DEVICES = 8  # a sample has room for so many
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceTiers:
-    """The memory of a device, in bytes; None where a figure is not known (yet)."""
+class DeviceMemory:
+    """The memory of a device at one moment, in bytes; None where a figure is not known (yet).
+
+    ├── allocated ──┤ inactive, cached ├── others ──┤        free         ├── total
+    └─────────────── reserved ─────────┘
+    ├── used = allocated + others ...
+    """
 
     #: the device's number
     index: int
@@ -38,6 +44,67 @@ class DeviceTiers:
     inactive: int | None
     #: the largest `allocated` since the program last reset torch's peak
     allocated_peak: int | None = None
+
+    @property
+    def others(self) -> int | None:
+        """What neither is free nor torch's allocator has: of other programs, and of this one its
+        CUDA context, NCCL and whatever takes memory past torch."""
+        if self.total is None or self.free is None or self.reserved is None:
+            return None
+        return max(0, self.total - self.free - self.reserved)
+
+    @property
+    def used(self) -> int | None:
+        """`allocated` and `others`: what cannot be had for a new tensor. torch hands out the rest,
+        what it has reserved and does not use as well as what is free."""
+        others = self.others
+        return None if self.allocated is None or others is None else self.allocated + others
+
+    @property
+    def percent(self) -> float | None:
+        """`used` of `total`, 0 to 100; None where one of them is not known."""
+        used = self.used
+        return None if used is None or not self.total else 100.0 * used / self.total
+
+    def __str__(self) -> str:
+        name = f"cuda:{self.index}"
+        if self.allocated is None or self.reserved is None:
+            return f"{name}: unknown, the program has made no CUDA context"
+        line = f"{name}: {format_bytes(self.allocated)} allocated, "
+        line += f"{format_bytes(self.reserved)} reserved"
+        if self.total is None or self.free is None or self.others is None:
+            return line
+        line += f", {format_bytes(self.others)} held by others, "
+        line += f"{format_bytes(self.free)} of {format_bytes(self.total)} free"
+        return line
+
+
+def device_memory(device: object = None) -> DeviceMemory:
+    """What torch's allocator has of a CUDA device, and what is left of it.
+
+    Takes some 2 us. Imports no torch and makes no CUDA context: until the program has made one, all
+    figures are None, and so are `free` and `total` of a device that it does not use.
+
+    Args:
+        device: "cuda", "cuda:0" to "cuda:7", a number or a torch.device. None, the default, and
+            "cuda": the device that torch uses now, the first one where it uses none.
+
+    Raises ValueError if it is not a CUDA device.
+    """
+    return tiers(_one_device("cuda" if device is None else device))
+
+
+def _one_device(device: object) -> int:
+    """The number of the one device that is meant."""
+    if isinstance(device, int) and not isinstance(device, bool):
+        device = f"cuda:{device}"
+    kind, index = parse_device(device)
+    if kind != "cuda":
+        raise ValueError(f'device is "cuda", like "cuda:1", or a number, got {str(device)!r}')
+    if index is not None:
+        return index
+    torch = bridge.loaded()
+    return int(torch.cuda.current_device()) if initialised(torch) else 0
 
 
 def parse_device(device: object) -> tuple[str, int | None]:
@@ -112,18 +179,18 @@ def initialised(torch: Any) -> bool:
     return torch is not None and torch.version.cuda is not None and torch.cuda.is_initialized()
 
 
-def tiers(index: int) -> DeviceTiers:
+def tiers(index: int) -> DeviceMemory:
     """What torch and the driver count now: one call of the shim, without it some 10 us of torch."""
     torch = bridge.loaded()
     if not initialised(torch):
-        return DeviceTiers(index, None, None, None, None, None)
+        return DeviceMemory(index, None, None, None, None, None)
     native = _core.device_memory(index)
     if native is not None:
-        return DeviceTiers(index, *native)
+        return DeviceMemory(index, *native)
     stats = torch.cuda.memory_stats_as_nested_dict(index)
     free, total = torch.cuda.mem_get_info(index)
     allocated = stats["allocated_bytes"]["all"]
-    return DeviceTiers(
+    return DeviceMemory(
         index,
         allocated["current"],
         stats["reserved_bytes"]["all"]["current"],
@@ -138,6 +205,18 @@ def allocated(indexes: Sequence[int]) -> int | None:
     """Bytes in tensors on all these devices; None before there is a context."""
     figures = held(indexes)
     return None if figures is None else figures[0]
+
+
+def pinned() -> int | None:
+    """Bytes of this process that are pinned in blocks of torch's allocator of host memory, handed
+    out or kept; None before there is a context, and where torch does not tell. Some 10 us."""
+    torch = bridge.loaded()
+    if not initialised(torch):
+        return None
+    try:
+        return int(torch.cuda.host_memory_stats_as_nested_dict()["allocated_bytes"]["current"])
+    except (AttributeError, KeyError, TypeError, RuntimeError):
+        return None
 
 
 def held(indexes: Sequence[int]) -> tuple[int, int] | None:

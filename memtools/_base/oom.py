@@ -12,7 +12,7 @@ have other causes as well. They count, since a smaller micro-batch mends most of
 does not, the error comes out as it is.
 
 A collective that failed does not count, whatever its text: other ranks are in it. Nor does what a
-guard raises before memory is out (HostMemoryPressure), which is meant for the program.
+guard raises before memory is out (MemoryPressure), which is meant for the program.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def says_out_of_memory(name: str, text: str) -> bool:
         (".OutOfMemoryError", ".MemoryError")
     ):
         return True
-    if name == "HostMemoryPressure":
+    if name in ("HostMemoryPressure", "DeviceMemoryPressure"):
         return False
     return _has_code(text) or _has_words(text)
 

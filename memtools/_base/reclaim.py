@@ -12,12 +12,26 @@ from memtools import _core
 from memtools._base import devices as devices_of_torch
 from memtools._base import torch as bridge
 from memtools._base.devices import initialised
+from memtools._base.environment import is_off
 
 WORTH = 64 << 20  # idle bytes of malloc that are worth a walk through its free lists
+#: of what `cleanup` returns
+FIGURES = (
+    "freed_bytes",
+    "host_freed_bytes",
+    "device_freed_bytes",
+    "collected_objects",
+    "ms",
+    "gc_ms",
+    "empty_cache_ms",
+    "trim_ms",
+)
 
 
 def cleanup(probe: _core.Probe, devices: Sequence[int], aggressive: bool) -> dict[str, float]:
     """What MemoryMonitor.cleanup_memory returns."""
+    if is_off:
+        return dict.fromkeys(FIGURES, 0.0)
     rss, reserved = probe.rss(), _reserved(devices)
     collected, gc_ms = _timed(lambda: gc.collect() + (gc.collect() if aggressive else 0))
     emptied, cache_ms = _timed(empty_cache)
@@ -25,16 +39,9 @@ def cleanup(probe: _core.Probe, devices: Sequence[int], aggressive: bool) -> dic
     trims = aggressive or (idle is not None and idle >= WORTH)
     trimmed, trim_ms = _timed(trim) if trims else (False, 0.0)
     host, device = fallen(rss, probe.rss()), fallen(reserved, _reserved(devices))
-    return {
-        "freed_bytes": host + device,
-        "host_freed_bytes": host,
-        "device_freed_bytes": device,
-        "collected_objects": collected,
-        "ms": gc_ms + cache_ms + trim_ms,
-        "gc_ms": gc_ms,
-        "empty_cache_ms": cache_ms if emptied else 0.0,
-        "trim_ms": trim_ms if trimmed else 0.0,
-    }
+    took = [gc_ms, cache_ms if emptied else 0.0, trim_ms if trimmed else 0.0]
+    figures = [host + device, host, device, collected, gc_ms + cache_ms + trim_ms, *took]
+    return dict(zip(FIGURES, figures, strict=True))
 
 
 def event_of(done: dict[str, float]) -> dict[str, object]:

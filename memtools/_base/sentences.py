@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from memtools._base.size import format_bytes
+from memtools._base.text import duration
 
 if TYPE_CHECKING:
     from memtools._census.holders import Holder
@@ -15,15 +16,27 @@ if TYPE_CHECKING:
     from memtools.record import kinds
 
 
-def of_steps_left(low: float, high: float) -> str:
-    """When a limit is reached, in steps from now: hardly before `low`, and hardly after `high`."""
+def of_time_left(low: float, high: float) -> str:
+    """The same in seconds, for programs that make no steps."""
     if math.isinf(low):
         return "no limit in sight"
-    if high < 1:
+    if high <= 0:
         return "limit reached"
     if math.isinf(high):
-        return f"limit in {_rounded(low)} steps at the earliest"
-    return f"limit in {_rounded(low)} to {_rounded(high)} steps"
+        return f"limit in {duration(low)} at the earliest"
+    return f"limit in {duration(low)} to {duration(high)}"
+
+
+def of_steps_left(low: float, high: float, limit: str = "limit") -> str:
+    """When a limit is reached, in steps from now: hardly before `low`, and hardly after `high`.
+    `limit` says which."""
+    if math.isinf(low):
+        return f"no {limit} in sight"
+    if high < 1:
+        return f"{limit} reached"
+    if math.isinf(high):
+        return f"{limit} in {_rounded(low)} steps at the earliest"
+    return f"{limit} in {_rounded(low)} to {_rounded(high)} steps"
 
 
 def _rounded(steps: float) -> str:
@@ -39,6 +52,9 @@ def of_verdict(verdict: LeakVerdict | kinds.Leak, filling: str = "") -> str:
         verdict: of the leak test.
         filling: the bounded container that fills, where a census has found one.
     """
+    if verdict.kind == "early":
+        known = getattr(verdict, "steps_known", 0)  # no record tells of it
+        return f"too early to say: {known} of 16 steps"
     if verdict.signal is None:
         return "quiet: no signal grows"
     rate = f"+{format_bytes(verdict.rate_bytes_per_step)}/step"
@@ -93,13 +109,11 @@ def of_holder(holder: Holder | kinds.Holder) -> str:
         return f"{holder.new_objects:,} {holder.what}, {format_bytes(holder.new_bytes)}{held}"
     if holder.new_objects == 0:
         return holder.path
-    size, each = holder.new_bytes / holder.steps, holder.new_objects / holder.steps
-    rate = ("/step", " a step") if holder.steps > 1 else ("", "")
-    what = holder.what.removesuffix("s") if each == 1 else holder.what
-    number = f"{each:,.0f}" if each >= 100 or each == int(each) else f"{each:.2g}"
+    size = holder.new_bytes / holder.steps
     verb = "kept by" if holder.kind == "autograd graph" else "held by"
-    parts = [f"+{format_bytes(size)}{rate[0]}: " if holder.new_bytes else ""]
-    parts.append(f"{number} new {what}{rate[1]}, {verb} {holder.path}")
+    rate = "/step" if holder.steps > 1 else ""
+    parts = [f"+{format_bytes(size)}{rate}: " if holder.new_bytes else ""]
+    parts.append(f"{of_new_objects(holder)}, {verb} {holder.path}")
     if holder.containers > 1:
         parts.append(f" ({holder.containers} of them)")
     if holder.capacity is not None:
@@ -109,6 +123,20 @@ def of_holder(holder: Holder | kinds.Holder) -> str:
         if final:
             parts.append(f" and then {format_bytes(final)}")
     return "".join(parts)
+
+
+def of_new_objects(holder: Holder | kinds.Holder, seconds: float | None = None) -> str:
+    """`2 new [2048, 64] float32 tensors a step`, `1 new object every 25 steps`; "" where nothing is
+    known to be new. Where a step is nothing but so many seconds, `40 new dict objects a second`."""
+    if holder.new_objects == 0:
+        return ""
+    unit = "step" if seconds is None else "second"
+    each = holder.new_objects / holder.steps / (seconds or 1.0)
+    if each < 0.5:
+        return f"1 new {holder.what.removesuffix('s')} every {1 / each:,.0f} {unit}s"
+    what = holder.what.removesuffix("s") if each == 1 else holder.what
+    number = f"{each:,.0f}" if each >= 100 or each == int(each) else f"{each:.2g}"
+    return f"{number} new {what}" + (f" a {unit}" if holder.steps > 1 else "")
 
 
 def final_bytes(holder: Holder | kinds.Holder) -> int | None:

@@ -21,10 +21,9 @@ from __future__ import annotations
 import collections
 import functools
 import operator
-import sys
 import threading
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -55,6 +54,7 @@ _ROOTS = 256  # tensors that graphs are walked from, the newest first
 _LEAST_BYTES = 1 << 20  # that graphs hold and that are worth a sentence
 _PACKAGE = str(Path(__file__).parents[1])
 LRU_CACHE = type(functools.lru_cache(lambda: None))
+_NOBODY = object()  # holds what the Python heap does not
 _QUALNAME = type.__dict__["__qualname__"].__get__
 _MODULE = type.__dict__["__module__"].__get__
 _MRO = type.__dict__["__mro__"].__get__
@@ -247,6 +247,9 @@ class Holder:
         containers: how many containers of this name there are.
         what: the objects in words, like `[2048, 64] float32 tensors`.
         steps: the number of steps in which the objects came.
+        since_step: the step from which on it gained; None where not several looks watched it.
+        rises: at how many of these looks it was longer than at the one before.
+        only_gained: whether it never was shorter than at the look before.
     """
 
     path: str
@@ -258,6 +261,14 @@ class Holder:
     containers: int = 1
     what: str = "objects"
     steps: int = 1
+    since_step: int | None = None
+    rises: int = 0
+    only_gained: bool = False
+
+    @property
+    def rate_bytes(self) -> float:
+        """Bytes a step that it gains."""
+        return self.new_bytes / self.steps
 
     @property
     def final_bytes(self) -> int | None:
@@ -267,12 +278,15 @@ class Holder:
     def _with(self, other: Holder) -> Holder:
         """Both as one, of containers that have the same name."""
         lengths = self.length, other.length
+        rate = self.rate_bytes + other.rate_bytes
         return replace(
             self,
             length=None if lengths[0] is None or lengths[1] is None else lengths[0] + lengths[1],
             new_objects=self.new_objects + other.new_objects,
-            new_bytes=self.new_bytes + other.new_bytes,
+            new_bytes=round(rate * self.steps),
             containers=self.containers + 1,
+            rises=min(self.rises, other.rises),
+            only_gained=self.only_gained and other.only_gained,
         )
 
     def __str__(self) -> str:
@@ -397,7 +411,7 @@ def _collect(sample: Own, namer: Namer, ignored: Any) -> tuple[list[_Place], dic
         places += _common(heads, above, members, inner, len(sample))
         heads, members, inner = _climb(heads, above, members, inner, places)
         for i in reversed(range(len(heads))):
-            if id(heads[i]) in namer.modules:  # nothing above it says more
+            if _core._module_of(heads[i]) is not None:  # nothing above it says more
                 lonely.append(_Place(Own([heads.pop(i)]), inner.pop(i), members.pop(i)))
         if not heads:
             break
@@ -632,38 +646,46 @@ class Step(NamedTuple):
 
 
 class Namer:
-    """Names places in the program. Keeps the modules' namespaces alive as long as it lives."""
-
-    def __init__(self) -> None:
-        #: {id of a module's namespace: the module's name}
-        self.modules: dict[int, str] = {}
-        self._namespaces = Own()  # an id means an object as long as that lives
-        for name, module in list(sys.modules.items()):
-            if issubclass(type(module), types.ModuleType):
-                namespace = _core._instance_dict(module)
-                self._namespaces.append(namespace)
-                self.modules.setdefault(id(namespace), name)  # __main__ may have a second one
+    """Names places in the program."""
 
     def path(self, obj: Any, ignored: Any = None) -> str:
         """`Trainer.metrics['loss']`; "" when nobody on the Python heap refers to the object."""
+
+        def best(head: Own) -> Any:
+            above = referrers(head, ignored).holders[0]
+            if not above:
+                return _NOBODY
+            return min(above, key=functools.partial(self._rank, head[0]))
+
+        return self._path(obj, best, _LEVELS)
+
+    def path_along(self, way: Sequence[Any]) -> str:
+        """The same of the first of some objects, each of which is held by the next one."""
+        above = iter(Own(way[1:]))
+        return self._path(way[0], lambda _: next(above, _NOBODY), len(way))
+
+    def _path(self, obj: Any, holder_of_head: Callable[[Own], Any], levels: int) -> str:
         if type(obj) is LRU_CACHE:
             return _cached(obj)
         steps: list[Step] = []
         head = Own([obj])
-        for _ in range(_LEVELS):
-            module = self.modules.get(id(head[0]))
+        for _ in range(levels):
+            module = _core._module_of(head[0])
             if module is not None:
                 if not steps or type(steps[0].key) is not str:
                     return f"attributes of module {module}"
                 return f"module attribute {module}.{_dotted(steps)}"
-            above = referrers(head, ignored).holders[0]
-            if not above:
+            best = holder_of_head(head)
+            if best is _NOBODY:
                 return _text(steps).lstrip(".")
-            best = min(above, key=functools.partial(self._rank, head[0]))
             name = _final(head[0], best, steps)
             if name is not None:
                 return name
-            steps.insert(0, step_down(best, head[0]))
+            step = step_down(best, head[0])
+            if steps and _is_wrapper(best) and head[0] is _core._instance_dict(best):
+                steps[0] = step  # the attribute of a wrapper says nothing
+            else:
+                steps.insert(0, step)
             head[0] = best
         return f"a {short_name(type(head[0]))}{_text(steps)}"
 
@@ -672,7 +694,7 @@ class Namer:
         kind = type(holder)
         if kind is Local:
             return 5 if holder.name else 9
-        if id(holder) in self.modules:
+        if _core._module_of(holder) is not None:
             return 0
         if issubclass(kind, (type, types.ModuleType)):
             return 1
@@ -697,8 +719,19 @@ def step_down(holder: Any, obj: Any) -> Step:
         return Step("[...]")
     if kind in (types.CellType, types.MethodType) or _is_wrapper(holder):
         return Step("")
-    name = _attribute(holder, obj)
+    name = _attribute(holder, obj) or _hooks_of(holder, obj)
     return Step("" if name is None else f".{name}")
+
+
+def _hooks_of(holder: Any, obj: Any) -> str | None:
+    """The attribute of a tensor that holds its hooks, which is torch's own in C++."""
+    torch = bridge.loaded()
+    if torch is None or type(holder) not in (torch.Tensor, torch.nn.Parameter):
+        return None
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        if getattr(holder, name, None) is obj:
+            return name
+    return None
 
 
 def _text(steps: list[Step]) -> str:

@@ -23,6 +23,7 @@ from memtools import _core
 from memtools._base import process, running
 from memtools._base.decorate import as_callback
 from memtools._base.devices import seen_devices
+from memtools._base.environment import is_off
 from memtools._base.size import parse_bytes
 from memtools._base.torch import process_group
 from memtools._census.cycles import Inspector
@@ -65,7 +66,7 @@ from memtools.cleanup.cadence import (
     together,
 )
 from memtools.cleanup.collector import ManagedGc
-from memtools.errors import HostMemoryPressure
+from memtools.errors import MemoryPressure
 
 YOUNG_EVERY: Final = 10  # updates between young collections while gc is managed
 WARN_SECONDS, WARN_UPDATES = 5.0, 100  # before which a share of the time says little
@@ -250,6 +251,12 @@ def _write(name: str, sum_: _Sum, begin_ns: int) -> None:
 # --- the engine -----------------------------------------------------------------------------------
 
 
+def _asked(action: int, every: Every, triggers: int) -> tuple[Every, int, bool]:
+    """What the core is asked for: never, whatever the program wants, where MEMTOOLS=0 has turned
+    memtools off."""
+    return (NEVER, 0, False) if is_off else (every, triggers, action in LATER)
+
+
 class Engine:
     """The acting half of a policy. The native half keeps it alive, so that the CleanupPolicy itself
     can be collected."""
@@ -315,10 +322,7 @@ class Engine:
         self.rules = {action: (found, TRIGGERS[action]) for action, found in cadences.items()}
         return _core.Policy(
             self.act,
-            [
-                (found, triggers, action in LATER)
-                for action, (found, triggers) in self.rules.items()
-            ],
+            [_asked(action, found, triggers) for action, (found, triggers) in self.rules.items()],
             pressure=float(with_.pressure),
             max_cost=float(with_.max_cost),
             strict=with_.strict,
@@ -333,7 +337,7 @@ class Engine:
     def set_rule(self, action: int, every: Every, triggers: int) -> None:
         """When an action is due from here on."""
         self.rules[action] = every, triggers
-        self.core.set_rule(action, (every, triggers, action in LATER))
+        self.core.set_rule(action, _asked(action, every, triggers))
 
     def add(self, name: str, callback: Any, every: Cadence, pressure: bool) -> CleanupHandle:
         """A callback; see CleanupPolicy.add."""
@@ -403,7 +407,7 @@ class Engine:
         self.core.forget()
         self._base = dict(self._done)
         self._first_update = self.core.ticks(UPDATE)
-        if self.settings.manage_gc:
+        if self.settings.manage_gc and not is_off:
             self.gc.begin()
             self._manages_gc = True
             self._freeze_at = self._first_update + self.settings.warmup
@@ -596,7 +600,7 @@ class Engine:
         return self._done.get(action, Done()).ns - self._base.get(action, Done()).ns
 
     def _failed(self, action: int, error: BaseException) -> None:
-        if isinstance(error, HostMemoryPressure):
+        if isinstance(error, MemoryPressure):
             raise error
         name = self.names[action]
         self.errors[action] = f"{type(error).__name__}: {error}"
@@ -610,6 +614,8 @@ class Engine:
 
     def clean(self, actions: list[int]) -> tuple[Cleaned, ...]:
         """Do these now, one at a time with what is due on other threads."""
+        if is_off:
+            return ()
         if self._thread == threading.get_ident():
             raise RuntimeError("cleanup() cannot be called from one of this policy's own callbacks")
         if capturing():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from memtools import _core
 from memtools._base import decorate
+from memtools._base.environment import is_off
 from memtools.cleanup import clearing
 from memtools.cleanup.clearing import Clear, Names
 
@@ -55,9 +56,12 @@ def managed(policy: _POLICY, *, clear: Clear = ()) -> Managing:
             put above something that is not a function.
         ValueError: a name is malformed, or the function has no parameter at which it could begin.
 
+    With the environment key MEMTOOLS=0 a function is returned as it is, unless there is something
+    to clear.
+
     A call raises, after it is done, AttributeError for a name that does not exist and TypeError
     for something that cannot be cleared; if the function itself raised, that exception propagates,
-    with a note. So does what an action of the policy raises, such as HostMemoryPressure.
+    with a note. So does what an action of the policy raises, such as MemoryPressure.
 
     Costs some 20 ns a call on a method, where nothing is due and nothing is to be cleared; 1 us for
     each name to clear, 0.3 us for `bound = agent.update; bound(buffer)` and for classmethods, 4 us
@@ -90,6 +94,8 @@ class Managing:
         return decorate.decorated(function, "managed()", self._wrapped)
 
     def _wrapped(self, function: Callable[..., Any]) -> Any:
+        if is_off and not self._targets:
+            return function
         names = Names(function, self._targets) if self._targets else None
         gate, policy = self._gate, self._policy
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
+from memtools._base.environment import is_off
 from memtools.cleanup.actions import EMPTY_CACHE, GC, NAMES, POOL_TRIM, TRIM
 from memtools.cleanup.cadence import (
     EPOCH,
@@ -51,12 +52,14 @@ class CleanupPolicy:
     at a time, and never during a CUDA graph capture. An action that frees less than 1 % of what the
     process holds twice in a row waits twice as long as before, up to 64 times; actions that do not
     pay may take `max_cost` of the time. An exception of an action or a callback is reported once,
-    as a RuntimeWarning, and training goes on; only HostMemoryPressure and BaseExceptions such as
+    as a RuntimeWarning, and training goes on; only MemoryPressure and BaseExceptions such as
     KeyboardInterrupt propagate.
 
     A cadence is an int, in updates, or a dict of what to count: "update", "micro_batch",
     "validation" (its micro-batches), "epoch" (its begin and its end count one each), and names of
     phases, at their ends: `{"update": 500, "generation": 1}`. None: never by cadence.
+
+    With the environment key MEMTOOLS=0 a policy counts, and leaves gc and memory alone.
 
     Args:
         gc_every: cadence of full collections.
@@ -250,7 +253,7 @@ class CleanupPolicy:
         Args:
             worker_id: the worker's number, which DataLoader passes; not used.
         """
-        if self._engine.settings.manage_gc:
+        if self._engine.settings.manage_gc and not is_off:
             gc.freeze()
 
     def __reduce__(self) -> tuple[Any, ...]:

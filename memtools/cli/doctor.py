@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from memtools import MemtoolsError, __version__
+from memtools._base import environment
 from memtools._base.install import rebuild_command
 from memtools._base.text import aligned
 from memtools.cli.allocators import allocator_facts
@@ -35,6 +36,7 @@ TITLES = {
     "threads": "Threads",
     "allocators": "Allocators",
     "exporters": "Where a monitor's figures can go",
+    "environment": "Environment keys",
 }
 # Where a monitor's figures can go, and the packages that are asked for.
 EXPORTERS = {
@@ -256,6 +258,19 @@ def thread_facts(environ: Mapping[str, str]) -> Section:
     return facts
 
 
+def environment_facts(environ: Mapping[str, str], broken: list[str]) -> Section:
+    """The keys of memtools that are set, and what the others would do."""
+    try:
+        environment.read(environ)
+    except ValueError as error:
+        broken.append(str(error))
+    given = environment.set_keys(environ)
+    return {
+        key: known(given[key]) if key in given else Fact(None, f"not set ({what})")
+        for key, what in environment.KEYS.items()
+    }
+
+
 def works_here(findings: Findings, connection: Connection) -> dict[str, Part]:
     """One line per part. For every no: why, and what to do."""
     extensions, cuda = findings.sections["extensions"], findings.sections["cuda"]
@@ -277,6 +292,8 @@ def works_here(findings: Findings, connection: Connection) -> dict[str, Part]:
     )
     pool = "on the host" if no_cuda else "on the host and on CUDA"
     cleanup = "gc, malloc_trim" if no_cuda else "gc, malloc_trim, empty_cache"
+    off = findings.sections["environment"]["MEMTOOLS"].value == "0"
+    no_act = no_core or ("MEMTOOLS=0 turns it off; unset it" if off else "")
     check, accumulation = "by the shim", "native passes, on torch's threads"
     if connection.shim_error:
         accumulation = f"native passes, on one thread; for torch's threads run {rebuild}"
@@ -285,9 +302,9 @@ def works_here(findings: Findings, connection: Connection) -> dict[str, Part]:
         "gate_history_cpu": Part("gate history, CPU", not blocked, blocked),
         "gate_history_cuda": Part("gate history, CUDA", not no_cuda, no_cuda),
         "kv_pool": Part("KV-cache pool", not blocked, blocked or pool),
-        "cleanup_policy": Part("cleanup policy", not no_core, no_core or cleanup),
+        "cleanup_policy": Part("cleanup policy", not no_act, no_act or cleanup),
         "amp": Part("accumulation, AMP", not blocked, blocked or accumulation),
-        "run": Part("memtools run", not no_core, no_core or "records a program as it is"),
+        "run": Part("memtools run", not no_act, no_act or "records a program as it is"),
         "watch": Part("memtools watch", not no_core, no_core or live),
         "report": Part("memtools report", not no_page, no_page or f"by jinja2 {page.value}"),
         "plot": Part("plots", not no_plot, no_plot or f"by matplotlib {plot.value}"),
@@ -333,6 +350,7 @@ def examine(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Findi
         "threads": thread_facts(environ),
         "allocators": allocator_facts(),
         "exporters": {name: installed_version(*of) for name, of in EXPORTERS.items()},
+        "environment": environment_facts(environ, findings.broken),
     }
     findings.parts = works_here(findings, connection)
     return findings
@@ -349,7 +367,7 @@ def as_text(findings: Findings) -> str:
 
 
 def label(key: str) -> str:
-    return key.removesuffix("_bytes").replace("_", " ")
+    return key if key.isupper() else key.removesuffix("_bytes").replace("_", " ")
 
 
 def as_json(findings: Findings) -> str:

@@ -48,6 +48,7 @@ class Frame:
     pressure_percent: float | None
     devices: list[Device]
     leak: list[str]
+    leaks: list[dict[str, Any]]  # the same as programs read them
     leaking: bool
     series: list[int]  # used, oldest first, each the most of a stretch of equal length
     events_total: int
@@ -90,12 +91,12 @@ class Frame:
             "limit": figures.limit_bytes,
             "limit_source": figures.limit_source,
             "peak": figures.peak_bytes,
-            "peak_with_workers": figures.peak_with_workers_bytes,
+            "job_peak": figures.job_peak_bytes,
             "share": self.share,
             "pressure_percent": self.pressure_percent,
             "devices": [plain(device) for device in self.devices],
             "phases": [plain(phase) for phase in figures.phases],
-            "leak": self.leak,
+            "leaks": self.leaks,
             "ended": None if self.state == "running" else figures.ending.text,
             "series": self.series,
             "events_total": self.events_total,
@@ -157,14 +158,17 @@ class GrowthLines:
         self._due = 0.0
         self._seen: tuple[int, bool] = (-1, False)
         self._lines: list[str] = []
+        self.leaks: list[dict[str, Any]] = []
         self.leaking = False  # as those lines say
 
     def lines(self, figures: Figures) -> list[str]:
         now = time.monotonic()
         events = figures.record.events
-        seen = sum(e.kind in ("leak", "holder") for e in events), figures.ending.kind == "running"
+        kinds = ("finding", "leak", "holder")
+        seen = sum(e.kind in kinds for e in events), figures.ending.kind == "running"
         if now >= self._due or seen != self._seen:
             self._lines, self._seen = figures.verdict.lines(), seen
+            self.leaks = figures.verdict.as_json()["leaks"]
             self.leaking = figures.verdict.leaking
             self._due = now + 50 * (time.monotonic() - now)
         return self._lines
@@ -179,13 +183,14 @@ def frame_of(record: Record, growth: GrowthLines | None = None) -> Frame:
     state = "ended" if record.complete else "running" if record.written else "killed"
     counted = None if figures.used is None else used_cells(line, figures.used.source)
     growth = growth or GrowthLines()
-    shown_events = [event for event in record.events if event.kind != "phase"][-EVENTS:]
+    shown_events = [event for event in record.events if figures.ending.shows(event.kind)][-EVENTS:]
     return Frame(
         figures=figures,
         state=state,
         pressure_percent=None if pressure is None else pressure / 100,
         devices=[_device(figures, i) for i in range(8) if f"cuda{i}_allocated" in columns],
         leak=growth.lines(figures),
+        leaks=growth.leaks,
         leaking=growth.leaking,
         series=[] if counted is None else series(line, counted[1], POINTS),
         events_total=record.events_total,

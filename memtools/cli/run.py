@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from memtools import MemtoolsError
+from memtools._base import environment
+from memtools._base.environment import as_fraction
+from memtools._base.every import Every, parse_every
 from memtools._base.size import parse_bytes
 
 PACKAGE = Path(__file__).resolve().parent.parent
 BOOT = PACKAGE / "cli" / "boot"
+NOT_EXECUTABLE, NOT_FOUND = 126, 127  # of a command, as shells have it
 
 
 def size(text: str) -> int:
@@ -29,12 +33,16 @@ def size(text: str) -> int:
 
 def fraction(text: str) -> float:
     try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if 0 < value <= 1:
-        return value
-    raise argparse.ArgumentTypeError(f"a share of the limit is above 0 and at most 1, got {text}")
+        return as_fraction(text, "it")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def every(text: str) -> Every:
+    try:
+        return parse_every(text, "it")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def milliseconds(text: str) -> int:
@@ -50,10 +58,13 @@ class Run:
     memtools run -m package.train       a module; -c CODE and - (standard input) work as well
     memtools run -- torchrun train.py   any command, watched from outside with all its descendants
 
-    The record, run.mem, survives whatever ends the run. A summary goes to stderr at the end; stdout
-    is the program's own. The exit code is the program's; a signal that ends the program ends this
-    command too. memtools' own are 1 for a record that cannot be made, 2 for wrong usage or for a
-    script that is not there, 126 and 127 for a command that cannot be executed or is not found.
+    The record, run.mem, survives whatever ends the run. What grows is said on stderr at once, and a
+    summary at the end; stdout is the program's own. MEMTOOLS_LOG, _LIMIT, _GUARD and _PRINT_EVERY
+    set what no option sets; with MEMTOOLS=0 the program runs alone.
+
+    The exit code is the program's; a signal that ends the program ends this command too. memtools'
+    own are 1 for a record that cannot be made, 2 for wrong usage or for a script that is not there,
+    126 and 127 for a command that cannot be executed or is not found.
     """
 
     name = "run"
@@ -72,14 +83,27 @@ class Run:
             help="of the limit: there, raise HostMemoryPressure at the end of a step; "
             "a command after -- gets SIGTERM",
         )
-        add("--quiet", action="store_true", help="no summary at the end")
-        add("--json", action="store_true", help="the summary as one line of JSON, on stderr")
+        add(
+            "--print-every",
+            type=every,
+            metavar="N",
+            help='print a summary of a script each so many steps, or "30 s", on stderr',
+        )
+        add("--quiet", action="store_true", help="nothing on stderr")
+        add("--json", action="store_true", help="what is said as lines of JSON, on stderr")
         rest = argparse.REMAINDER
         add("-m", nargs=rest, dest="module", metavar="MODULE", help="a module and its arguments")
         add("-c", nargs=rest, dest="code", metavar="CODE", help="a program and its arguments")
         add("command", nargs=rest, metavar="script ... | -- command ...", help="what to run")
 
     def run(self, args: argparse.Namespace) -> int:
+        try:
+            keys = environment.read()
+        except ValueError as error:
+            return wrong(str(error))
+        for name, value in keys._asdict().items():
+            if getattr(args, name) is None:
+                setattr(args, name, value)
         words: list[str] = args.command
         if args.module is not None or args.code is not None:
             flag, first = ("-m", args.module) if args.module is not None else ("-c", args.code)
@@ -88,6 +112,8 @@ class Run:
             return exec_python(args, [flag, *first, *words])
         if not words or words == ["--"]:
             return wrong("nothing to run: give a script, or -- and a command")
+        if words[0] == "--" and environment.is_off:
+            return exec_command(words[1:])
         if words[0] == "--":
             from memtools.cli.tree import run_command
 
@@ -107,7 +133,7 @@ def wrong(reason: str) -> int:
 
 def interpreter() -> list[str]:
     """This Python with its own flags. What starts the monitor in it comes by PYTHONPATH."""
-    if sys.flags.ignore_environment or sys.flags.no_site:
+    if (sys.flags.ignore_environment or sys.flags.no_site) and not environment.is_off:
         raise MemtoolsError(
             "a script cannot be run under Python's -E, -I or -S, which ignore what starts the "
             "monitor; leave them out, or watch from outside: memtools run -- python -I ..."
@@ -129,13 +155,18 @@ def own_flags(command: Sequence[str], arguments: int) -> list[str]:
     return flags
 
 
-def environment(args: argparse.Namespace) -> dict[str, str]:
+def variables(args: argparse.Namespace) -> dict[str, str]:
+    """The environment that starts the monitor with these options."""
+    if environment.is_off:
+        return dict(os.environ)
     before = os.environ.get("PYTHONPATH")
+    printed = args.print_every
     options = {
         "log": args.log,
         "interval_ms": args.interval_ms,
         "limit": args.limit,
         "guard": args.guard,
+        "print_every": None if printed is None else list(printed),
         "quiet": args.quiet,
         "json": args.json,
         "pythonpath": before,
@@ -149,4 +180,15 @@ def exec_python(args: argparse.Namespace, words: Sequence[str]) -> NoReturn:
     command = [*interpreter(), *words]
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(command[0], command, environment(args))
+    os.execve(command[0], command, variables(args))
+
+
+def exec_command(words: Sequence[str]) -> int:
+    """Become the command, where MEMTOOLS=0 asks for the plain program."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvp(words[0], list(words))
+    except OSError as error:
+        print(f"memtools run: {words[0]}: {error.strerror}", file=sys.stderr)
+        return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE

@@ -13,6 +13,7 @@ import re
 import resource
 from pathlib import Path
 
+from memtools._base.size import format_bytes
 from memtools.cli.facts import (
     Fact,
     Section,
@@ -30,11 +31,14 @@ from memtools.cli.facts import (
 ROOT = Path("/")
 POPULATE_READ_SINCE = (5, 14)
 OVERCOMMIT_MODES = {0: "heuristic", 1: "always", 2: "never past the commit limit"}
-READ_CGROUP, READ_PRESSURE, READ_MACHINE = 2, 4, 8
+READ_CGROUP, READ_PRESSURE, READ_MACHINE, READ_SHM = 2, 4, 8, 256
+SHM_NARROW = 64 * 2**20  # what a container has of it by default
 MEMORY_KEYS = (
     "total_bytes",
     "available_bytes",
     "swap_free_bytes",
+    "shared_memory_size_bytes",
+    "shared_memory_free_bytes",
     "cgroup_version",
     "memory_limit_bytes",
     "memory_limit_directory",
@@ -51,7 +55,7 @@ def host_memory(root: Path = ROOT) -> Section:
         return dict.fromkeys(MEMORY_KEYS, unknown(why(error)))
     nobody_counts = "no control group accounts for memory"
     probe = _core.Probe(str(root), True)
-    now = probe.read(READ_CGROUP | READ_PRESSURE | READ_MACHINE)
+    now = probe.read(READ_CGROUP | READ_PRESSURE | READ_MACHINE | READ_SHM)
     version, limit, directory, above, reason, pressure_path, of_machine = probe.source()
 
     def machine(count: int | None, name: str) -> Fact:
@@ -77,12 +81,30 @@ def host_memory(root: Path = ROOT) -> Section:
         "total_bytes": machine(now.total, "MemTotal"),
         "available_bytes": machine(now.available, "MemAvailable"),
         "swap_free_bytes": machine(now.swap_free, "SwapFree"),
+        **_shared_memory(now.shm_total, now.shm_free, root / "dev/shm"),
         "cgroup_version": known(f"v{version}") if version else unknown(reason or nobody_counts),
         "memory_limit_bytes": limit_fact,
         "memory_limit_directory": stated_by,
         "memory_usage_bytes": usage,
         "pressure_readings": pressure,
     }
+
+
+def _shared_memory(room: int | None, free: int | None, folder: Path) -> Section:
+    """The room in /dev/shm, and what a program meets that needs more. `room` and `free` are bytes,
+    None where they are not known."""
+    keys = ("shared_memory_size_bytes", "shared_memory_free_bytes")
+    if room is None or free is None:
+        return dict.fromkeys(keys, unknown(f"no {folder}"))
+    facts = {keys[0]: size(room), keys[1]: size(free)}
+    ends = 'a DataLoader with workers ends with "Bus error" where its batches do not fit'
+    if room <= SHM_NARROW:
+        remedy = "give the container more by docker run --shm-size=8g, or --ipc=host"
+        facts[keys[0]] = Fact(room, f"{format_bytes(room)} ({ends}; {remedy})")
+    elif free <= SHM_NARROW:
+        remedy = f"look what is left there by ls -l {folder}"
+        facts[keys[1]] = Fact(free, f"{format_bytes(free)} ({ends}; {remedy})")
+    return facts
 
 
 def _chosen(path: Path) -> Fact:

@@ -28,15 +28,17 @@ from dataclasses import dataclass
 
 from memtools import _core
 from memtools._base.size import format_bytes
+from memtools.cli.run import NOT_EXECUTABLE, NOT_FOUND
 from memtools.monitor.inprocess import announce, announce_nothing, log_name, opened
 from memtools.monitor.log import open_record
 from memtools.monitor.run import columns
+from memtools.record import kills
 from memtools.record.events import signal_name
 from memtools.record.kinds import End, Event, GuardAct, Start, payload
 from memtools.record.record import read_record
 from memtools.record.summary import write_summary
 
-NOT_EXECUTABLE, NOT_FOUND, SIGNALLED = 126, 127, 128
+SIGNALLED = 128
 PASSED_ON = tuple(
     getattr(signal, f"SIG{name}")
     for name in ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "CONT", "TSTP", "ALRM")
@@ -71,6 +73,7 @@ class Process:
     """One process's own memory, by a descriptor that means it and no later one of its number."""
 
     def __init__(self, pid: int) -> None:
+        self.pid = pid
         try:
             self._fd = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # it has ended already
@@ -95,6 +98,34 @@ class Tree:
         self._process: Process | None = None
         self.limit, self.source = self._limit(self._probe.read(FIELDS))
         self.used = 0
+        self._counters = kills.read_counters(self._probe)
+        self._groups = kills.membership_of("self")  # in which the command is
+        self._room = kills.room_of_shm()
+
+    def write_counters(self) -> None:
+        """What the kernel has counted so far in the control groups, and what is in /dev/shm."""
+        for event in [*self._counters, *([] if self._room is None else [self._room])]:
+            write(self.writer, event)
+
+    def _follow(self, process: Process) -> None:
+        """Where the command was moved to other control groups, as systemd-run does it, theirs are
+        the counters that tell of it. One that has ended is in none any more."""
+        groups = kills.membership_of(process.pid)
+        if not groups or groups == self._groups or process.read() == (0, 0):
+            return
+        self._groups = groups
+        self._counters = kills.read_counters(self._probe, membership=groups)
+        for counters in self._counters:
+            write(self.writer, counters)
+
+    def write_ended(self, ended: Ended) -> None:
+        """What it has counted since; where the command was killed, the most that was seen in
+        /dev/shm, whose files may be gone with it."""
+        now = kills.read_counters(self._probe, membership=self._groups)
+        for counters in kills.counters_to_write(self._counters, now):
+            write(self.writer, counters)
+        if self._room is not None and ended.end() != End(code=0):
+            write(self.writer, self._room)
 
     def _limit(self, now: _core.Sample) -> tuple[int | None, str]:
         """The lowest of the limit that was asked for, the control group's and the machine's."""
@@ -117,9 +148,14 @@ class Tree:
         total = rss + others
         limit = now.cgroup_limit if now.cgroup_limit is not None and now.cgroup_limit >= 0 else None
         row = [None, total, private + others, None, now.cgroup_used, limit, now.available]
-        self.writer.append(None, [*row, now.pressure, None, count, None, total])
+        self.writer.append(None, [*row, now.pressure, None, count, None, total, None, None])
         self.limit, self.source = self._limit(now)
         self.used = self._used(now, total)
+        if self._process is not None:
+            self._follow(self._process)
+        room = kills.room_of_shm()
+        if room is not None and (self._room is None or room.used_bytes > self._room.used_bytes):
+            self._room = room
 
     def _used(self, now: _core.Sample, tree: int) -> int:
         """What counts against the limit: the tree's memory against one that was given, the control
@@ -257,10 +293,10 @@ def run_recorded(words: Sequence[str], args: argparse.Namespace, tree: Tree) -> 
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     adopt_orphans()
     limit = f"limit {format_bytes(tree.limit)} ({tree.source})" if tree.limit else "limit unknown"
-    own = {"given": "given_bytes", "machine": "machine_bytes"}.get(tree.source)
-    more = {own: tree.limit} if own else {}
-    write(writer, Start("", words[0], (), args.interval_ms, limit, **more))
+    given, machine = (tree.limit if tree.source == of else None for of in ("given", "machine"))
+    write(writer, Start("", words[0], (), args.interval_ms, limit, given, machine))
     begun = time.monotonic_ns()
+    tree.write_counters()
     try:
         pid = start(words, mask)
     except OSError as error:
@@ -270,5 +306,6 @@ def run_recorded(words: Sequence[str], args: argparse.Namespace, tree: Tree) -> 
     tree.begin(pid)
     ended = watch(pid, tree, Guard(args.guard), args.interval_ms / 1000)
     writer.phase("command", time.monotonic_ns() - begun, ended.peak_bytes)
+    tree.write_ended(ended)
     write(writer, ended.end())
     return ended

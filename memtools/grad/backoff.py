@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from memtools._base import malloc, reclaim
+from memtools._base import malloc, onednn, reclaim
 from memtools._base import torch as bridge
 from memtools._base.oom import Shortage, remedy, shortage
 from memtools._base.size import format_bytes
@@ -281,7 +281,7 @@ class _Step:
         # where one more failure ends the window, all that can be given back is
         is_last = smaller is None or smaller == 1
         changed = failed.give_back(thorough=self.failures > 0 or is_last)
-        once_more = smaller is None and not self.gave_all_back
+        once_more = smaller is None and (bool(changed) or not self.gave_all_back)
         self.gave_all_back = self.failures > 0 or is_last
         self.failures += 1
         try:
@@ -370,7 +370,8 @@ class Failed:
         gc.collect(1)
 
     def give_back(self, thorough: bool) -> str:
-        """Give idle memory back to the device and the system. Returns what was set for that.
+        """Give idle memory back to the device and the system, and have oneDNN make kernels again.
+        Returns what was set for that.
 
         Args:
             thorough: collect the whole heap first.
@@ -380,9 +381,11 @@ class Failed:
         bridge.connect().torch.cuda.empty_cache()
         if not self.shortage.of_host:
             return ""
-        changed = malloc.map_large_blocks()
+        changed = [_CHANGED] if malloc.map_large_blocks() else []
         reclaim.trim()
-        return _CHANGED if changed else ""
+        if onednn.REFUSAL in self.shortage.line:
+            changed.append(onednn.mend(bridge.connect().torch))
+        return "; ".join(filter(None, changed))
 
     def remedy(self) -> str:
         """Say what the program can do where no smaller micro-batch is left, in one clause."""

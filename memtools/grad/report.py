@@ -41,7 +41,8 @@ class Retry:
     probing: bool
     #: from the begin of what was done in vain until the next try
     ms: float
-    #: what was set for the rest of the process, so that freed memory goes back to the system, or ""
+    #: what was set for the rest of the process, so that freed memory goes back to the system or
+    #: kernels can be made again, or ""
     changed: str = ""
 
     def __str__(self) -> str:

@@ -11,7 +11,10 @@ from memtools import _core
 from memtools._base import sentences
 from memtools._base.size import parse_bytes
 
-SIGNALS = ("heap", "python", "tensors", "children", "device", "rss")
+SIGNALS = ("heap", "python", "tensors", "children", "device", "shm", "rss")
+_OUTSIDE = ("children", "shm")  # what fills a limit beside the process
+#: the readings have to cover so many steps before anything can be said
+STEPS_NEEDED = 16
 #: Growth that no container explains matters from so many bytes a step on, which a buffer or a cache
 #: of a warm-up seldom takes, or from so many a second, which fill 16 GiB within a day.
 LEAST_PER_STEP, LEAST_PER_SECOND = 1024, 256 * 1024
@@ -35,15 +38,17 @@ class StepsLeft(NamedTuple):
 class LeakVerdict:
     """What a LeakDetector says at one moment; `str()` is one plain line."""
 
-    #: "quiet", "growing", "likely", "leak" or "fragmentation"
+    #: one of the ladder: "early", "quiet", "fills", "fragmentation", "suspect", "growing", "likely"
+    #: or "leak" (memtools.leak.finding.GRADES)
     kind: str
-    #: growth of the signal that decided, in bytes a step; 0 when quiet
+    #: growth of the signal that decided, in bytes a step; 0 when early or quiet
     rate_bytes_per_step: float
-    #: that what grows is a leak: "high", "good" (leak), "fair" (likely), "low" (growing), "none"
+    #: that what grows is a leak: "high", "good" (leak), "fair" (likely), "low" (suspect,
+    #: growing), "none"
     confidence: str
     #: until the limit that the detector was given; None without one, and when quiet
     steps_left: StepsLeft | None = None
-    #: "heap", "python", "tensors", "children", "device" or "rss"; None when quiet
+    #: "heap", "python", "tensors", "children", "device", "shm" or "rss"; None when early or quiet
     signal: str | None = None
     #: the step at which the growth began, as far as the readings show it
     since_step: int | None = None
@@ -57,6 +62,8 @@ class LeakVerdict:
     pressure: bool = False
     #: what grows may be a buffer that the caller can declare by `expect_growth`
     declarable: bool = False
+    #: steps that the readings cover; below 16 it is "early"
+    steps_known: int = 0
 
     def __str__(self) -> str:
         return sentences.of_verdict(self)
@@ -103,23 +110,23 @@ class LeakDetector(_core.LeakDetector):
         print(detector.verdict())
 
     Signals: `heap` (malloc's bytes in use), `python` (the interpreter's own blocks), `tensors`,
-    `children` (private bytes of child processes) and `device` (bytes allocated there) are exact and
-    decide; `rss` is noisy, may grow without a leak, and decides only where `heap` is not read.
-    Give what you have, at the same point of each step. docs/guides/leaks.md says what can be told
-    apart.
+    `children` (private bytes of child processes), `device` (bytes allocated there) and `shm` (bytes
+    of shared memory of the job) are exact and decide; `rss` is noisy, may grow without a leak, and
+    decides only where `heap` is not read. Give what you have, at the same point of each step.
+    docs/guides/leaks.md says what can be told apart.
 
-    Memory 16 KiB, whatever the length of the run. Not thread-safe beyond what the GIL gives.
+    Memory 26 KiB, whatever the length of the run. Not thread-safe beyond what the GIL gives.
 
     Args:
-        limit_bytes: bytes that the process may use with its children, at least 1, as an int or like
-            `"16 GiB"`; for `steps_left`. None, the default: no limit is known.
+        limit_bytes: bytes that the process may use with its children and shared memory, at least 1,
+            as an int or like `"16 GiB"`; for `steps_left`. None, the default: no limit is known.
         device_limit_bytes: the same for the device. None, the default: no limit is known.
         span_steps: steps that a window has to cover before its shape counts, at least 1, by default
             1500. Where memory has a period, an epoch for example, pass 2.5 times its length if that
             is more.
         bar_bytes: bytes below which growth counts as none: one size, or a dict by signal. None, the
-            default: 1 MiB for rss, children and device, 512 KiB for python, 256 KiB for heap and
-            tensors.
+            default: 1 MiB for rss, children, device and shm, 512 KiB for python, 256 KiB for heap
+            and tensors.
 
     Attributes:
         limit_bytes: that limit in bytes as an int, or None. May be set at any time: verdicts and
@@ -157,22 +164,22 @@ class LeakDetector(_core.LeakDetector):
         kind, signal, confidence, rate, error, shape, rss, since = self._judge()
         cost = None if math.isnan(rss) else rss
         if signal is None:
-            return LeakVerdict(kind, 0.0, confidence, rss_bytes_per_step=cost)
+            return LeakVerdict(
+                kind, 0.0, confidence, rss_bytes_per_step=cost, steps_known=self.steps_known
+            )
         limit = self.device_limit_bytes if signal == "device" else self.limit_bytes
         left = None if limit is None else self._left(signal, limit)
-        done = 0  # steps, by the signal that was read longest
-        for newest, _, _, first in self._last().values():
-            done = max(done, newest - first)
+        done = self.steps_known
         pressure = left is not None and left.lo < max(100, done / 10)
         return LeakVerdict(
-            kind, rate, confidence, left, signal, since, error, cost, shape, pressure, True
+            kind, rate, confidence, left, signal, since, error, cost, shape, pressure, True, done
         )
 
     def forecast(
         self, limit_bytes: int | str | None = None, *, signal: str | None = None
     ) -> StepsLeft | None:
         """Steps until the limit is reached: about nine times out of ten within `lo` to `hi`, if the
-        program goes on as it is. None before 256 readings. Declared growth that is still to come is
+        program goes on as it is. None before 16 steps. Declared growth that is still to come is
         counted. Takes 10 us.
 
         Args:
@@ -200,29 +207,31 @@ class LeakDetector(_core.LeakDetector):
     def _left(self, signal: str | None, limit: int) -> StepsLeft | None:
         """Steps until the limit of the device, or of the process with its children, is reached.
 
-        What is resident runs into the limit, and children beside it. But rss may sleep for a long
-        time while malloc fills its holes: an exact signal that grows makes the forecast sooner,
-        where it is, never later. Series that grow side by side reach the limit together.
+        What is resident runs into the limit, and children and shared memory beside it. But rss may
+        sleep for a long time while malloc fills its holes: an exact signal that grows makes the
+        forecast sooner, where it is, never later. Series that grow side by side reach the limit
+        together.
         """
         if signal == "device":
             return self._until(signal, limit)
-        last = self._last()
-        rss = last["rss"][1] if "rss" in last else 0.0
-        children = last["children"][1] if "children" in last else 0.0
-        resident = self._until("rss", limit - children)
+        last = {name: line[1] for name, line in self._last().items()}
+        rss = last.get("rss", 0.0)
+        outside = sum(last.get(name, 0.0) for name in _OUTSIDE)
+        resident = self._until("rss", limit - outside)
         inside = "tensors" if signal == "tensors" or "heap" not in last else "heap"
-        process: StepsLeft | None = None
+        left: StepsLeft | None = None
         for name in (inside, "python"):  # the interpreter's own blocks are not in malloc's figure
-            beside = max(0.0, rss - (last[name][1] if name in last else 0.0)) + children
-            process = _together(process, self._growing(name, signal, limit - beside))
-        if process is None or resident is None:
-            process = process or resident
+            beside = max(0.0, rss - last.get(name, 0.0)) + outside
+            left = _together(left, self._growing(name, signal, limit - beside))
+        if left is None or resident is None:
+            left = left or resident
         else:
-            process = StepsLeft(*map(min, process, resident))
-        beside_it = self._growing("children", signal, limit - rss)
-        if beside_it is None or process is None:
-            return process or beside_it
-        return _together(process, beside_it) if process.hi < math.inf else beside_it
+            left = StepsLeft(*map(min, left, resident))
+        for name in _OUTSIDE:
+            more = self._growing(name, signal, limit - rss - outside + last.get(name, 0.0))
+            if more is not None:
+                left = more if left is None or left.hi == math.inf else _together(left, more)
+        return left
 
     def _growing(self, name: str, signal: str | None, limit: float) -> StepsLeft | None:
         """The same as `_until`, of a series that decided or that grows for certain; else None."""

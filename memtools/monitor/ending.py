@@ -9,6 +9,10 @@ The exit code itself is known last of all, to exit(): see RecordWriter._close_at
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import re
+import resource
 import sys
 import threading
 from collections.abc import Callable
@@ -16,8 +20,8 @@ from typing import Any
 
 from memtools import _core
 from memtools._base import malloc
-from memtools._base.oom import MUCH_IDLE, shortage
-from memtools.record.kinds import End
+from memtools._base.oom import MUCH_IDLE, Shortage, shortage
+from memtools.record.kinds import End, Limit
 from memtools.record.redact import redacted
 
 ROOM = 192 - len("exit: ")  # bytes of what an end event says of an exception, in one line
@@ -33,6 +37,8 @@ class Ending:
         #: the way; None where they are not, or nobody knows
         self.idle_heap: int | None = None
         self._exit: End | None = None
+        #: limits of the process that refused what the exception that ends it asked for
+        self.acted: list[Limit] = []
         #: called when an exception was not caught, before anything else
         self.on_uncaught: list[Callable[[], None]] = []
 
@@ -46,12 +52,19 @@ class Ending:
         self.uncaught = End(exception=type(error).__name__)
         self.interrupted = isinstance(error, KeyboardInterrupt)
         self.uncaught = end_by(error)
+        self.note_limits(error)
         found = shortage(error)
         if found is not None and found.of_host:
             # Now, while the traceback keeps alive what the program had.
             idle, thresholds_are_set = malloc.idle()
             is_in_the_way = idle is not None and idle >= MUCH_IDLE and not thresholds_are_set
             self.idle_heap = idle if is_in_the_way else None
+
+    def note_limits(self, error: BaseException) -> None:
+        """Before what the exception keeps alive is gone: which limits refused what it asked for."""
+        self.acted = []
+        with contextlib.suppress(Exception):
+            self.acted = limits_met(error, shortage(error))
 
     def hear_exit(self, status: object) -> None:
         """A text is printed by Python, and the code is 1. In another thread it ends that alone. The
@@ -61,6 +74,71 @@ class Ending:
         self._exit = None  # also where the text of this one cannot be had
         if status is not None and not isinstance(status, int):
             self._exit = end_with(status)
+
+
+def limits_met(error: BaseException, found: Shortage | None, root: str = "/") -> list[Limit]:
+    """The limits of the process that refused what `error` speaks of, with what was in use of each:
+    of memory the one with the least room, where it had less than was asked for."""
+    if found is not None:
+        return _memory_limits_met(found, root) if found.of_host else []
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return _met("RLIMIT_FSIZE", 0)
+    thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+    if thread or (isinstance(error, BlockingIOError) and error.errno == errno.EAGAIN):
+        most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        threads = _tasks_of_user(root)
+        # A thread also wants room for its stack, and a control group may count processes.
+        if threads is not None and most != resource.RLIM_INFINITY and threads >= most:
+            return _met("RLIMIT_NPROC", threads)
+    return []
+
+
+def _met(name: str, used: int) -> list[Limit]:
+    limit = resource.getrlimit(getattr(resource, name))[0]
+    return [] if limit == resource.RLIM_INFINITY else [Limit(name, limit, used)]
+
+
+def _memory_limits_met(found: Shortage, root: str) -> list[Limit]:
+    counted = {"RLIMIT_AS": "VmSize", "RLIMIT_DATA": "VmData"}
+    status = _status(root)
+    limits = [
+        limit
+        for name, line in counted.items()
+        if line in status
+        for limit in _met(name, status[line])
+    ]
+    rooms = [(limit.limit_bytes or 0) - (limit.used_bytes or 0) for limit in limits]
+    least = min(rooms, default=0)
+    asked = found.asked
+    return [
+        limit
+        for limit, room in zip(limits, rooms, strict=True)
+        if (room == least if asked is None else room < asked)
+    ]
+
+
+def _status(root: str) -> dict[str, int]:
+    """The sizes in /proc/self/status, in bytes."""
+    try:
+        with open(f"{root.rstrip('/')}/proc/self/status", encoding="utf-8", errors="replace") as f:
+            found = re.findall(r"^(\w+):\s*(\d+) kB$", f.read(), re.MULTILINE)
+    except OSError:
+        return {}
+    return {name: 1024 * int(kib) for name, kib in found}
+
+
+def _tasks_of_user(root: str) -> int | None:
+    """Threads of all processes of this user that are to be seen, which RLIMIT_NPROC counts; None
+    for one that it does not bind."""
+    if os.geteuid() == 0:
+        return None
+    count = 0
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(os.path.join(root, "proc")):
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and entry.stat().st_uid == os.geteuid():
+                    count += len(os.listdir(os.path.join(entry.path, "task")))
+    return count
 
 
 ending = Ending()
@@ -115,7 +193,22 @@ def end_by(error: BaseException) -> End:
     if isinstance(error, SystemExit):
         return end_with(error.code)
     name = type(error).__name__
-    return End(exception=name, text=first_line(error, ROOM - len(f"exception {name}: ")))
+    return End(exception=name, text=first_line(telling(error), ROOM - len(f"exception {name}: ")))
+
+
+def telling(error: BaseException) -> str:
+    """What an exception says, with what a DataLoader says of its worker elsewhere: the signal that
+    ended it in the exception that this one was raised from, and the worker's own exception in the
+    last line."""
+    said = str(error).strip()
+    if "DataLoader worker" not in said:
+        return said
+    if "exited unexpectedly" in said and "by signal" in str(error.__cause__):
+        return str(error.__cause__)
+    lines = said.splitlines()
+    if len(lines) > 1 and said.startswith("Caught "):
+        return f"{lines[0]} {lines[-1]}"
+    return said
 
 
 def end_with(code: object) -> End:

@@ -1,14 +1,21 @@
-"""What a monitor does when memory runs short: callbacks and guards, at safe points."""
+"""What a monitor does when memory runs short: callbacks and guards, at safe points.
+
+Handle at 90 % ──► a bit of the sampler for each memory that it is of: the host, or each device
+                               │ passed, seen by the sampler's thread also within a step
+step() ── its mask ──► due ──► Pressure ──► act: a callback, or what a guard is to raise
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from memtools import _core
+from memtools._base import devices as cuda_devices
 from memtools._base import sentences
 from memtools._base.decorate import name_of_callback
-from memtools.errors import HostMemoryPressure
+from memtools._base.size import format_bytes
+from memtools.errors import DeviceMemoryPressure, HostMemoryPressure, MemoryPressure
 from memtools.monitor.host import percent
 from memtools.monitor.log import Log
 from memtools.monitor.readings import HostTiers
@@ -22,7 +29,8 @@ class Pressure(NamedTuple):
 
     #: the watermark that was passed, as a share of the limit
     fraction: float
-    #: bytes that count against the limit, and the limit
+    #: bytes that count against the limit, and the limit. Of a device: what was allocated and what
+    #: others held when the watermark was passed, and the device's size
     used_bytes: int
     limit_bytes: int
     #: where the limit comes from, in words
@@ -30,6 +38,8 @@ class Pressure(NamedTuple):
     step: int
     #: share of the last 10 s, 0 to 100, in which some task waited for memory; None when unknown
     stalled_percent: float | None
+    #: the number of the device whose memory it is; None: the host's
+    device: int | None = None
 
     def __str__(self) -> str:
         return sentences.of_pressure(self)
@@ -41,11 +51,20 @@ Callback = Callable[..., object]
 class Handle:
     """A registered callback or guard. `cancel()` removes it, at any time, also from within it."""
 
-    __slots__ = ("_bits", "_watermarks", "action", "fraction", "name", "safe")
+    __slots__ = ("_bits", "_watermarks", "action", "device", "fraction", "name", "safe")
 
-    def __init__(self, watermarks: Watermarks, fraction: float, action: Callback | str, safe: bool):
+    def __init__(
+        self,
+        watermarks: Watermarks,
+        fraction: float,
+        action: Callback | str,
+        safe: bool,
+        device: str | None = None,
+    ):
         self._watermarks = watermarks
         self.fraction, self.action = fraction, action
+        #: whose memory it is of: "cuda" is every device, "cuda:1" one, None the host
+        self.device = device
         #: True for a guard; False for a callback of on_pressure, which runs before all guards
         self.safe = safe
         self.name = action if isinstance(action, str) else name_of_callback(action)
@@ -57,30 +76,45 @@ class Handle:
 
     def __repr__(self) -> str:
         kind = "guard" if self.safe else "on_pressure"
-        return f"<{kind} {self.name} at {100 * self.fraction:g}%>"
+        of = "" if self.device is None else f" of {self.device}"
+        return f"<{kind} {self.name} at {100 * self.fraction:g}%{of}>"
+
+
+class Passed(NamedTuple):
+    """Who waits for a bit of the sampler's mask, and for which memory: None is the host's. `near`:
+    it is the earlier watermark of a guard, from which on stalls count."""
+
+    handle: Handle
+    device: int | None
+    bit: int
+    near: bool = False
 
 
 class Watermarks:
     """The watermarks of a monitor; they outlast a run, the sampler's bits do not."""
 
-    __slots__ = ("_handles", "_of_bit", "_sampler", "near")
+    __slots__ = ("_devices", "_handles", "_of_bit", "_sampler", "near")
 
     def __init__(self) -> None:
         self._handles: list[Handle] = []
-        self._of_bit: dict[int, tuple[Handle, bool]] = {}  # bit: whose, and whether it is "near"
+        self._of_bit: dict[int, Passed] = {}
         self._sampler: _core.Sampler | None = None
+        self._devices: Sequence[int] = ()  # that the run watches
         #: guards whose second watermark was passed: they act when tasks stall, too; look again soon
         self.near: dict[Handle, None] = {}
 
-    def add(self, fraction: float, action: Callback | str, safe: bool) -> Handle:
-        """Raises ValueError for a fraction that is not in (0, 1] or too many watermarks."""
+    def add(
+        self, fraction: float, action: Callback | str, safe: bool, device: object = None
+    ) -> Handle:
+        """Raises ValueError for a fraction that is not in (0, 1], too many watermarks, or a device
+        that cannot be."""
         what = "guard" if safe else "on_pressure"
         if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
             raise TypeError(f"{what}(): fraction is a number, got {type(fraction).__name__}")
         if not 0 < fraction <= 1:
             raise ValueError(f"{what}(): fraction is above 0 and at most 1, got {fraction}")
-        handle = Handle(self, float(fraction), action, safe)
-        if sum(map(_bits_of, self._handles)) + _bits_of(handle) > MOST_WATERMARKS:
+        handle = Handle(self, float(fraction), action, safe, _whose(device, what))
+        if sum(map(self._bits_of, self._handles)) + self._bits_of(handle) > MOST_WATERMARKS:
             raise ValueError(
                 f"{what}(): {len(self._handles)} callbacks and guards wait already; cancel some"
             )
@@ -89,9 +123,9 @@ class Watermarks:
             self._install(handle, self._sampler)
         return handle
 
-    def begin(self, sampler: _core.Sampler) -> None:
+    def begin(self, sampler: _core.Sampler, devices: Sequence[int]) -> None:
         self._of_bit.clear()
-        self._sampler = sampler
+        self._sampler, self._devices = sampler, devices
         for handle in self._handles:
             self._install(handle, sampler)
 
@@ -102,12 +136,35 @@ class Watermarks:
         for handle in self._handles:
             handle._bits.clear()
 
+    def _memories(self, handle: Handle) -> Sequence[int | None]:
+        """The memories of this run that it is of."""
+        if handle.device is None:
+            return (None,)
+        if handle.device == "cuda":
+            return self._devices
+        return [index for index in self._devices if handle.device == f"cuda:{index}"]
+
+    def _bits_of(self, handle: Handle) -> int:
+        if handle.device is None:
+            return 2 if handle.safe and handle.fraction > 0.5 else 1
+        return max(1, len(self._memories(handle)))
+
     def _install(self, handle: Handle, sampler: _core.Sampler) -> None:
-        """Watch its own fraction and, for a guard above 0.5, the one from which on it is near."""
-        for near in (False, True)[: _bits_of(handle)]:
-            bit = sampler.watch(2 * handle.fraction - 1 if near else handle.fraction)
-            handle._bits.append(bit)
-            self._of_bit[bit] = handle, near
+        """Watch its own fraction and, for a guard of the host above 0.5, the one from which on it
+        is near."""
+        for device in self._memories(handle):
+            self._watch(sampler, handle, device)
+        if handle.device is None and self._bits_of(handle) == 2:
+            self._watch(sampler, handle, None, near=True)
+
+    def _watch(
+        self, sampler: _core.Sampler, handle: Handle, device: int | None, near: bool = False
+    ) -> None:
+        if len(self._of_bit) == MOST_WATERMARKS:
+            return  # of a guard of "cuda" with more devices than there were to be
+        bit = sampler.watch(2 * handle.fraction - 1 if near else handle.fraction, device)
+        handle._bits.append(bit)
+        self._of_bit[bit] = Passed(handle, device, bit, near)
 
     def _drop(self, handle: Handle) -> None:
         try:
@@ -121,29 +178,54 @@ class Watermarks:
         handle._bits.clear()
         self.near.pop(handle, None)
 
-    def waiting(self, fired: int) -> list[Handle]:
-        """The handles whose own watermark is in the sampler's mask, the lowest first."""
-        own = [handle for handle, near in self._passed(fired) if not near]
-        return sorted(own, key=lambda h: h.fraction)
+    def waiting(self, fired: int) -> list[Passed]:
+        """Whose own watermark is in the sampler's mask, the lowest first."""
+        own = [passed for passed in self._passed(fired) if not passed.near]
+        return sorted(own, key=lambda p: p.handle.fraction)
 
-    def _passed(self, fired: int) -> list[tuple[Handle, bool]]:
+    def _passed(self, fired: int) -> list[Passed]:
         """Whose watermarks are in the mask; another thread may cancel one now."""
-        return [pair for bit, pair in list(self._of_bit.items()) if fired >> bit & 1]
+        return [passed for bit, passed in list(self._of_bit.items()) if fired >> bit & 1]
 
     @property
     def handles(self) -> tuple[Handle, ...]:
         return tuple(self._handles)
 
-    def due(self, fired: int, host: Callable[[], HostTiers]) -> list[Handle]:
-        """The handles that are to act now, callbacks before guards, the lowest watermark first.
-        `fired` is the sampler's mask; `host` is called only if a guard is near."""
-        self.near |= dict.fromkeys(handle for handle, near in self._passed(fired) if near)
+    def hopeless(self) -> Iterator[tuple[Handle, str]]:
+        """Who cannot act in this run, and why."""
+        for handle in list(self._handles):
+            if self._sampler is not None and handle.device is None:
+                if self._sampler.limit() is None:
+                    yield handle, "no limit of memory is known here: give one by limit="
+            elif not self._memories(handle):
+                watched = ", ".join(f"cuda:{index}" for index in self._devices)
+                yield handle, f"the monitor watches {watched or 'no CUDA device'}"
+            elif not handle._bits:
+                yield handle, f"{MOST_WATERMARKS} watermarks are set already"
+
+    def unread(self) -> Iterator[tuple[Handle, str]]:
+        """Who could not act because its device's memory was not known although it is in use, and
+        what was missing."""
+        samples = [] if self._sampler is None else self._sampler.devices()
+        for handle in list(self._handles):
+            for index in self._memories(handle):
+                known = samples[index] if index is not None and index < len(samples) else None
+                if known is None or index is None or None not in known[:4]:
+                    continue
+                if cuda_devices.tiers(index).allocated is not None:
+                    missing = "torch's counters" if None in known[:2] else "the driver's figures"
+                    yield handle, f"{missing} of cuda:{index} could not be read by a thread"
+
+    def due(self, fired: int, host: Callable[[], HostTiers]) -> list[Passed]:
+        """Who is to act now, callbacks before guards, the lowest watermark first. `fired` is the
+        sampler's mask; `host` is called only if a guard is near."""
+        self.near |= dict.fromkeys(p.handle for p in self._passed(fired) if p.near)
         turn = self.waiting(fired)
-        for handle in turn:
-            self.near.pop(handle, None)
+        for passed in turn:
+            self.near.pop(passed.handle, None)
         if self.near:
-            turn += self._stalled(host())
-        return sorted(turn, key=lambda h: (h.safe, h.fraction))
+            turn += [Passed(handle, None, -1) for handle in self._stalled(host())]
+        return sorted(turn, key=lambda p: (p.handle.safe, p.handle.fraction))
 
     def _stalled(self, now: HostTiers) -> list[Handle]:
         """The near guards that are to act: little headroom alone may be a full cache, stalls alone
@@ -157,22 +239,36 @@ class Watermarks:
                 stalled.append(handle)
         return stalled
 
-    def act(self, handle: Handle, pressure: Pressure, log: Log) -> HostMemoryPressure | None:
+    def pressure(
+        self, passed: Passed, host: Callable[[], HostTiers], source: str, step: int
+    ) -> Pressure:
+        """What its callback gets; `source` says where the host's limit comes from."""
+        fraction = passed.handle.fraction
+        if passed.device is None:
+            now = host()
+            return Pressure(fraction, now.used or 0, now.limit or 0, source, step, now.pressure)
+        device = cuda_devices.tiers(passed.device)
+        used = self._sampler.passed_at(passed.bit) if self._sampler is not None else 0
+        words = f"cuda:{passed.device}"
+        if device.others:
+            words += f", {format_bytes(device.others)} of it held by others"
+        return Pressure(
+            fraction, used or device.used or 0, device.total or 0, words, step, None, passed.device
+        )
+
+    def act(self, handle: Handle, pressure: Pressure, log: Log) -> MemoryPressure | None:
         """Run a callback, or return what a guard is to raise. Of what a callback raises, only
-        HostMemoryPressure and BaseExceptions such as KeyboardInterrupt propagate."""
+        MemoryPressure and BaseExceptions such as KeyboardInterrupt propagate."""
         if handle not in self._handles:
             return None  # another callback has cancelled it
         if handle.safe:  # that a watermark was passed, the sampler has written
             log.event("guard", pressure, action=handle.name)
         if handle.action == "raise":
-            return HostMemoryPressure(
-                f"host memory runs out at step {pressure.step:,}: {pressure}; save a checkpoint "
-                "and free memory, or raise the limit"
-            )
+            return _error(pressure)
         if callable(handle.action):
             try:
                 handle.action(pressure)
-            except HostMemoryPressure:
+            except MemoryPressure:
                 raise
             except Exception as error:
                 log.complain(
@@ -183,5 +279,25 @@ class Watermarks:
         return None
 
 
-def _bits_of(handle: Handle) -> int:
-    return 2 if handle.safe and handle.fraction > 0.5 else 1
+def _whose(device: object, what: str) -> str | None:
+    """What a `device` argument means: None is the host, "cuda" every device, "cuda:1" one."""
+    if device is None or str(device) == "cpu":
+        return None
+    if isinstance(device, int) and not isinstance(device, bool):
+        device = f"cuda:{device}"
+    kind, index = cuda_devices.parse_device(device)
+    if kind != "cuda":
+        raise ValueError(f'{what}(): device is None, "cuda" or like "cuda:1", got {str(device)!r}')
+    return "cuda" if index is None else f"cuda:{index}"
+
+
+def _error(pressure: Pressure) -> MemoryPressure:
+    if pressure.device is None:
+        return HostMemoryPressure(
+            f"host memory runs out at step {pressure.step:,}: {pressure}; save a checkpoint "
+            "and free memory, or raise the limit"
+        )
+    return DeviceMemoryPressure(
+        f"device memory runs out at step {pressure.step:,}: {pressure}; save a checkpoint, let go "
+        "of what is kept on the device, or take smaller micro-batches"
+    )

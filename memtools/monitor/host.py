@@ -1,4 +1,9 @@
-"""host_memory(): what this process has of the host's memory, and what it may have."""
+"""host_memory(): what this process and its job have of the host's memory, and what they may have.
+
+process   this process alone
+job       it, its descendants and their shared memory: each page once, swapped out or not
+machine   everybody
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,11 @@ import resource
 from dataclasses import dataclass
 
 from memtools import _core
+from memtools._base import devices
 from memtools._base.size import format_bytes
 
 _LIMITS = ("RLIMIT_AS", "RLIMIT_DATA")
+LEAST_SAID = 64 * 2**10  # bytes of a job beside its process: a page or two are memtools' own
 SOURCE_NS = 1_000_000_000  # for so long the words about the limit's source are kept
 
 
@@ -38,6 +45,17 @@ class HostMemory:
     limit_source: str
     #: what this process fills itself: `rss`, with pages that it maps several times counted once
     process: int | None = None
+    #: what the job fills, this process with its workers and all other descendants: `process`, their
+    #: private bytes, and `shm`; each page once, and what of it is swapped out as well
+    job: int | None = None
+    #: shared memory of the job: its files in /dev/shm, mapped or not, and what it shares without a
+    #: name
+    shm: int | None = None
+    #: of this process and its descendants, swapped out
+    job_swap: int | None = None
+    #: of this process, pinned for copies to devices: in blocks of torch's own allocator, in use or
+    #: kept for the next tensor; None until the program uses CUDA
+    pinned: int | None = None
 
     @property
     def percent(self) -> float | None:
@@ -55,6 +73,7 @@ class HostMemory:
         lines = [f"CPU: {process} (System: {percent})"]
         if self.process is not None:
             lines.append(f"  Process: {format_bytes(self.process)}")
+        lines += job_lines(self.process, self.job)
         if self.cgroup_limit is not None and self.cgroup_used is not None:
             used, limit = format_bytes(self.cgroup_used), format_bytes(self.cgroup_limit)
             lines.append(f"  Container: {used} of {limit} used")
@@ -62,6 +81,13 @@ class HostMemory:
             used, total = format_bytes(self.total - self.available), format_bytes(self.total)
             lines.append(f"  Machine: {used} of {total} used")
         return "\n".join(lines)
+
+
+def job_lines(process: int | None, job: int | None) -> list[str]:
+    """The bytes of the job, and which those are, where they are more than those of the process."""
+    if process is None or job is None or abs(job - process) < LEAST_SAID:
+        return []
+    return [f"  Job: {format_bytes(job)}, with workers and shared memory"]
 
 
 def percent(part: int | None, whole: int | None) -> float | None:
@@ -105,7 +131,7 @@ class _Reader:
         self._until, self._words = 0, ""
 
     def read(self) -> tuple[_core.Sample, str]:
-        sample = self._probe.read()
+        sample = self._probe.host()
         of = (sample.cgroup_limit, sample.total)
         if of != self._of or sample.time_ns >= self._until:
             self._words = limit_source(self._probe, sample.total)
@@ -117,10 +143,12 @@ _readers: dict[str, _Reader] = {}  # of the machine's own root, from the first c
 
 
 def host_memory(root: str = "/") -> HostMemory:
-    """Read this process's memory, its container's limit and the machine's memory.
+    """Read the memory of this process and its job, the container's limit and the machine's memory.
 
     Takes some 30 us. Every figure is read anew, but that the control group and its limit are looked
-    up at most once a second. Raises nothing for what cannot be read: such a figure is None.
+    up at most once a second, and that descendants and shared memory, which take 0.1 to some ms, are
+    read again when their last reading is 20 times as old as it took. Raises nothing for what cannot
+    be read: such a figure is None. Imports no torch.
 
     Args:
         root: the folder under which `proc` and `sys` are read. The files of "/" stay open.
@@ -141,6 +169,10 @@ def host_memory(root: str = "/") -> HostMemory:
         pressure=None if s.pressure is None else s.pressure / 100,
         limit_source=words,
         process=s.process,
+        job=s.job,
+        shm=s.shm,
+        job_swap=s.job_swap,
+        pinned=devices.pinned(),
     )
 
 

@@ -3,29 +3,35 @@
     cli/boot/sitecustomize.py ──► begin(options) ──► the program ──► atexit, last of all: summary
 
 Nothing here may change what the program does. Steps are those of torch's optimizers, counted by a
-hook that torch offers for it and that is set when the program imports torch; an unchanged program
-gets its leak test and guard there, at the end of an optimizer's step on its own thread.
+hook that torch offers for it, and until an optimizer acts the calls of outermost modules, which are
+heard without a hook (csrc/py/monitor/forwards.h). Both begin when the program imports torch. An
+unchanged program gets its leak test and guard there, at the end of a step on its own thread.
 """
 
 from __future__ import annotations
 
 import _thread
 import contextlib
+import json
 import mmap
 import os
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from memtools import _core
-from memtools._base import process
+from memtools._base import environment, process
+from memtools._base.every import Every
 from memtools._base.size import format_bytes
 from memtools.errors import MemtoolsError
+from memtools.leak.finding import LeakFinding
+from memtools.monitor import sharing, worker
 from memtools.monitor.ending import ending, interrupt, keep_interrupt, watch
 from memtools.monitor.log import ranked, refusal
 from memtools.record.kinds import End, payload
@@ -33,11 +39,13 @@ from memtools.record.kinds import End, payload
 if TYPE_CHECKING:
     from memtools import MemoryMonitor
 
-OPTIMIZER = "torch.optim.optimizer"
+OPTIMIZERS, MODULES = "torch.optim.optimizer", "torch.nn.modules.module"
+PROCESSES = "multiprocessing.process"
+FRAMES_OF_A_STEP = 4  # between two: the optimizer's own, and what decorates it
 A_CODE = 987654321  # that no process ends with: another takes its place
 A_CODE_BYTES = str(A_CODE).encode()
 RESERVE = 16 << 20  # bytes
-PATIENCE = 16  # steps of another optimizer after which the first is taken to be out of use
+KEPT_BACK = 16  # calls of modules: the first look of the leak test is at the sixteenth step
 IN_A_PROCESS = """
 import sys
 root, path, as_json, how, ended_ns = sys.argv[1:]
@@ -48,22 +56,23 @@ from memtools.record.summary import write_summary
 record, end = read_record(path), read("end", how.encode())[0]
 write_summary(with_end(record, end, int(ended_ns)) if end else record, as_json == "1")
 """
-REST = 200  # times as long as a safe point took
-LONGEST_REST_NS = 100_000_000  # a census may take a second: 200 of them would hide a run's growth
 
 _Made = TypeVar("_Made")
 
 
 class StepCounter:
-    """Counts the steps of one optimizer; with several in turn, those of the first one alone.
+    """Counts the steps of an unchanged program, and lets the monitor act at the end of each.
 
-    A generator and a discriminator that step in turn make one step of training, and so do the
-    optimizers of any number of layers. When the optimizer that counts is gone, or silent while
-    another steps more than 16 times, that one takes its place.
+        optimizer.step() ──► __call__ ──────┐   the same one again,
+        model(x) ──────────► module_ended ──┴─► not another of one step ──► monitor.step()
 
-    Each step is counted when it ends. Where steps are short, not each is a safe point: what the
-    monitor does there (0.1 ms for the readings of the leak test) is then 0.5 % of the time. A
-    watermark that was passed makes one at once.
+    A step is counted when one that has acted since the last step acts again. So a generator and a
+    discriminator, the optimizers of any number of layers, or a model and its loss make one step.
+
+    Until an optimizer acts, calls of outermost modules count: inference, evaluation, the extraction
+    of features. What a backward pass computes again, for checkpointing, is not one. The first 16
+    are kept back, because most programs that begin so are about to train: they count if there is a
+    sixteenth before an optimizer acts, or at the end of the program.
     """
 
     # torch.compile leaves calls of it to Python.
@@ -71,78 +80,121 @@ class StepCounter:
 
     def __init__(self, monitor: MemoryMonitor) -> None:
         self._monitor = monitor
-        self._first: int | None = None
-        self._others: dict[int, int] = {}  # their steps since the last of the first
-        self._beside: dict[int, int] = {}  # their steps between the last two of the first
-        self._alive: dict[int, object] = {}  # weak references: an id is used again after a death
-        self._due = 0
+        #: who has acted since the last step, by id; weak references: an id is used again
+        self._acted: dict[int, weakref.ref[object]] = {}
+        self._trains = False
+        self._forwards = 0
+        #: -1 outside of a backward pass, once torch is there
+        self._graph_task: Callable[[], int] = lambda: -1
 
     def __call__(self, optimizer: object, args: object, kwargs: object) -> None:
-        steps = self._counted(self._known(optimizer))
-        if steps and (self._monitor._count(steps) or time.monotonic_ns() >= self._due):
-            self._safe_point()
+        """Hear that an optimizer's step has ended. Raises HostMemoryPressure where a guard wants
+        it."""
+        if _is_of_another_step(sys._getframe(1)):
+            return
+        if not self._trains:
+            self._begin_training()
+        if self._begins(optimizer):
+            self._monitor.step()
 
-    def _known(self, optimizer: object) -> int:
-        who = id(optimizer)
-        if who not in self._alive:
-            self._alive[who] = weakref.ref(optimizer, lambda _: self._forget(who))
-        return who
-
-    def _forget(self, who: int) -> None:
-        self._alive.pop(who, None)
-        self._others.pop(who, None)
-        self._beside.pop(who, None)
-        if who == self._first:
-            self._first = None
-
-    def _counted(self, who: int) -> int:
-        """How many steps of training this one is: none where it is another's than the first one's.
-        One that takes the place of the first makes up for what it did alone."""
-        if who == self._first:
-            self._beside, self._others = self._others, {}
-            return 1
-        made = self._others[who] = self._others.get(who, 0) + 1
-        if self._first is not None and made <= PATIENCE:
-            return 0
-        alone = made - self._beside.get(who, 0)
-        self._first, self._beside, self._others = who, {}, {}
-        return max(alone, 0)
-
-    def _safe_point(self) -> None:
-        """Raises HostMemoryPressure where a guard wants it."""
-        begun = time.monotonic_ns()
-        try:
+    def module_ended(self, module: object) -> None:
+        """Hear that a call of an outermost module has ended. Raises as for an optimizer."""
+        if self._trains or self._graph_task() != -1 or not self._begins(module):
+            return
+        self._forwards += 1
+        if self._forwards < KEPT_BACK:
             self._monitor.step(0)
-        finally:
-            now = time.monotonic_ns()
-            self._due = now + min(REST * (now - begun), LONGEST_REST_NS)
+        else:
+            self._monitor.step(KEPT_BACK if self._forwards == KEPT_BACK else 1)
+
+    def end(self) -> None:
+        """Count what was kept back: the program has ended, and no optimizer has acted."""
+        if not self._trains and self._forwards < KEPT_BACK:
+            self._trains = True
+            self._monitor._count(self._forwards)
+
+    def _begins(self, who: object) -> bool:
+        """Whether a step begins with this one."""
+        acted, number = self._acted, id(who)
+        if acted and number not in acted:
+            is_first = False
+        elif len(acted) == 1:  # the same one again: the usual case
+            return True
+        else:
+            is_first = True
+            acted.clear()
+        acted[number] = weakref.ref(who, lambda _: acted.pop(number, None))
+        return is_first
+
+    def _begin_training(self) -> None:
+        """From here on the optimizers' steps count, and modules are not heard any more."""
+        self._trains = True
+        _core._hear_calls(None, None, 0)
+        self._acted.clear()
+        if self._forwards >= KEPT_BACK:
+            self._monitor._begin_anew()
+
+    # --- what is heard, once the program has imported it ---
+
+    def hear_optimizers(self, module: ModuleType) -> None:
+        # An older torch has no such hook: there the calls of modules go on counting.
+        register = getattr(module, "register_optimizer_step_post_hook", None)
+        if register is not None:
+            register(self)
+        sharing.hear(load=True)  # torch loads the tracker as well
+
+    def hear_modules(self, module: ModuleType) -> None:
+        torch = sys.modules["torch"]
+        self._graph_task = getattr(torch._C, "_current_graph_task_id", self._graph_task)
+        call = vars(module.Module).get("__call__")
+        if isinstance(call, FunctionType) and not self._trains:
+            main = threading.main_thread().ident or 0
+            _core._hear_calls(call, self.module_ended, main)
+
+
+def _is_of_another_step(hooked: FrameType) -> bool:
+    """Whether an optimizer's step was called by another one's, as `super().step()` of a class whose
+    base is in use too. `hooked` runs torch's function around a step, which calls the hooks."""
+    frame = hooked.f_back
+    for _ in range(FRAMES_OF_A_STEP):
+        if frame is None:
+            return False
+        if frame.f_code is hooked.f_code:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _Imported:
-    """Hears of the import of torch's optimizers, once; before and after it nothing is different."""
+    """Hears of the import of some modules, of each once; before and after it nothing is different.
 
-    def __init__(self, counter: StepCounter) -> None:
-        self._counter = counter
+    Args:
+        then: what is called with each module when it has been imported, by its name.
+    """
+
+    def __init__(self, then: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._then = then
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if name != OPTIMIZER:
+        then = self._then.pop(name, None)
+        if then is None:
             return None
-        if self in sys.meta_path:
+        if not self._then and self in sys.meta_path:
             sys.meta_path.remove(self)
         for finder in sys.meta_path:
-            spec = finder.find_spec(name, path, target)
+            spec = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    loader: Any = _Loader(spec.loader, self._counter)
+                    loader: Any = _Loader(spec.loader, then)
                     spec.loader = loader
                 return spec
         return None
 
 
 class _Loader:
-    def __init__(self, inner: Any, counter: StepCounter) -> None:
+    def __init__(self, inner: Any, then: Callable[[ModuleType], None]) -> None:
         self._inner = inner
-        self._counter = counter
+        self._then = then
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         module: ModuleType | None = self._inner.create_module(spec)
@@ -153,15 +205,25 @@ class _Loader:
         if module.__spec__ is not None:
             module.__spec__.loader = self._inner
         self._inner.exec_module(module)
-        # An older torch has no such hook: its steps are then not counted.
-        register = getattr(module, "register_optimizer_step_post_hook", None)
-        if register is not None:
-            register(self._counter)
+        self._then(module)
 
 
-def count_steps(monitor: MemoryMonitor) -> None:
-    """Tells the monitor of the steps of the first optimizer that the program steps."""
-    sys.meta_path.insert(0, _Imported(StepCounter(monitor)))
+def count_steps(monitor: MemoryMonitor) -> StepCounter:
+    """Tells the monitor of the steps of the program, which has not imported torch yet."""
+    counter = StepCounter(monitor)
+    then = {
+        OPTIMIZERS: counter.hear_optimizers,
+        MODULES: counter.hear_modules,
+        PROCESSES: lambda _: worker.invite(),
+    }
+    sys.meta_path.insert(0, _Imported(then))
+    process.at_fork(_in_child)
+    return counter
+
+
+def _in_child() -> None:
+    """The monitor is the parent's: a child has no steps."""
+    _core._hear_calls(None, None, 0)
 
 
 def _stop(reason: str) -> NoReturn:
@@ -181,8 +243,41 @@ def announce(text: str) -> None:
     _write(f"memtools: {text}\n".encode(errors="backslashreplace"))
 
 
-def announce_nothing(text: str) -> None:
-    """What `--quiet` announces by."""
+def announce_nothing(what: object) -> None:
+    """What `--quiet` says anything by."""
+
+
+def say(finding: LeakFinding) -> None:
+    """A finding, as soon as it is made, past whatever the program made of sys.stderr."""
+    announce(str(finding))
+
+
+def print_summary(text: str) -> None:
+    """A summary of `--print-every`."""
+    for line in text.splitlines():
+        announce(line)
+
+
+def json_line(name: str) -> Callable[[Any], None]:
+    """What `--json` says something by: a line of JSON, under this name."""
+
+    def write(what: Any) -> None:
+        what = what.as_json() if isinstance(what, LeakFinding) else what
+        _write(f"{json.dumps({name: what})}\n".encode(errors="backslashreplace"))
+
+    return write
+
+
+_Voice = Callable[[Any], None]
+
+
+def _voices(options: dict[str, Any]) -> tuple[_Voice, _Voice, _Voice]:
+    """What says a notice, a finding and a summary while the program runs."""
+    if options["quiet"]:
+        return announce_nothing, announce_nothing, announce_nothing
+    if options["json"]:
+        return json_line("notice"), json_line("finding"), json_line("summary")
+    return announce, say, print_summary
 
 
 def opened(make: Callable[[], _Made]) -> _Made:
@@ -210,6 +305,8 @@ def check_limit(limit: int | None) -> None:
 def _started(options: dict[str, Any]) -> MemoryMonitor:
     from memtools import MemoryMonitor
 
+    environment.is_taken = True  # by this monitor, which has them as options
+
     def start() -> MemoryMonitor:
         monitor = MemoryMonitor(
             log_name(options["log"]),
@@ -217,12 +314,17 @@ def _started(options: dict[str, Any]) -> MemoryMonitor:
             limit=options["limit"],
             name="memtools run",
         )
-        quiet = options["quiet"]
+        every = options["print_every"]
+        notices, findings, summaries = _voices(options)
         monitor._settings = replace(
             monitor._settings,
-            announce=announce_nothing if quiet else announce,
-            sums_up=not quiet,
+            print_every=None if every is None else Every(*every),
+            sums_up=not options["quiet"],
             declares=False,
+            by_time=True,
+            announce=notices,
+            says=findings,
+            prints=summaries,
         )
         monitor.start()
         return monitor
@@ -234,7 +336,7 @@ def _started(options: dict[str, Any]) -> MemoryMonitor:
 # --- the end --------------------------------------------------------------------------------------
 
 
-def _end(monitor: MemoryMonitor, options: dict[str, Any], pid: int) -> None:
+def _end(monitor: MemoryMonitor, counter: StepCounter, options: dict[str, Any], pid: int) -> None:
     """End the run and write its summary, as the last of all atexit functions. The exit code is
     known later, to exit() alone, which chooses among the texts that are prepared here; an end by
     Ctrl-C does not come there."""
@@ -244,7 +346,8 @@ def _end(monitor: MemoryMonitor, options: dict[str, Any], pid: int) -> None:
     _reserve.clear()
     path = str(monitor.record_path)
     how = interrupt()
-    monitor._end(how, last_look=True)
+    counter.end()
+    monitor._end(how)
     if options["quiet"]:
         return
     run = monitor._last
@@ -343,7 +446,7 @@ def begin(options: dict[str, Any]) -> None:
     except Exception as error:
         _stop(" ".join(str(error).split()) or type(error).__name__)
     _running.append(monitor)
-    count_steps(monitor)
+    counter = count_steps(monitor)
     watch(whole_program=True)
     with contextlib.suppress(OSError):  # not touched, it takes addresses and no memory
         _reserve.append(mmap.mmap(-1, RESERVE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
@@ -351,4 +454,4 @@ def begin(options: dict[str, Any]) -> None:
     if not options["quiet"] and _core._expect_signal():
         _thread.start_new_thread(_say_end_by_signal, (monitor, options))
     # Registered first, so called last: after the program's own, and after its threads have ended.
-    process.at_exit(_end, monitor, options, os.getpid())
+    process.at_exit(_end, monitor, counter, options, os.getpid())

@@ -1,335 +1,637 @@
-"""The leak test of a monitor: what it reads at the end of a step, and whom it suspects.
+"""The leak test of a monitor: when it looks, what a look reads, and what is known after it.
 
-    step() ──► LeakWatch.look ──► Signal.feed ──► LeakDetector ──► a grade: quiet, growing, leak ...
-                     │                                   │ as long as something grows
-                     │                                   ▼
-                     └──────► events ◄── Suspicion.look: a census, and one some hundred steps later
+    step() ──► LeakWatch.look
+                 │  a look is due: at step 16, 24, 32, 48, 64, 96, 128 ... or as growth is large
+                 ├──────► Points: each signal at the same point of a step (signals.py)
+                 ├──────► GrowthCensus.look, as long as something grows
+                 │              ▼
+                 │        findings_of(Evidence) ──► Standing (findings.py) ──► what is new ──► Voice
+                 │  between looks, as often as a reading is cheap
+                 └──────► LeakDetector: even readings for the test that tells a leak from a warm-up
 
-Readings. The test wants readings that are even in steps: if they came closer at the beginning of a
-run than at its end, a warm-up would look like a line. But what a reading costs changes by a factor
-of fifty while a program runs (mallinfo2 counts every free chunk), and so does the time of a step.
-So each signal has a unit of steps, set once; it is read as often as it is cheap, and the units in
-between lie on the line from one reading to the next. Lows are kept by that, and no stairs are made.
-
-    steps     | | | | | | | | | | | | |
-    read      0       4           10
-    unit 2    0   2   4   6   8   10          what the test sees
+A look is taken inside step(), so that the loss, the batch and the graph of a step are alive in
+each of them, and cancel. When it comes is a matter of steps and of bytes alone: what is said about
+a loop does not depend on how fast its steps are. All looks together take at most 1.5 s of the
+processor and 1 % of the run beyond that; where that is used up, looks read the signals alone.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import math
-import operator
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
 
-from memtools import _core
-from memtools._base import devices as cuda_devices
-from memtools._base import sentences
+from memtools._base import torch as bridge
 from memtools._base.size import format_bytes
-from memtools._census.census import Census, Growth
-from memtools._census.holders import Holder, graph_holder, largest_graph
-from memtools.leak.detector import LeakDetector, LeakVerdict, StepsLeft, matters
-from memtools.monitor.log import Log
+from memtools._census.growth import GrowthCensus
+from memtools._census.holders import Holder
+from memtools.leak.detector import LeakDetector, LeakVerdict, StepsLeft
+from memtools.leak.finding import EXPLAINED, RANK, Key, LeakFinding, advice_for, steps_left
+from memtools.monitor import findings
+from memtools.monitor.findings import Evidence, Standing
+from memtools.monitor.signals import Limits, Points, Signal, slope_of
+from memtools.monitor.workers import WorkerReports
 
-VERDICT_EVERY_NS = 100_000_000
-HASTE = 4  # how much more of the time readings may take while something grows
-FIRST_STEPS = 32  # in which steps and readings are timed; they are not fed
-FIRST_LOOKS = 4
-EACH_READING = 16  # units from one reading to the next, as long as costs stay what they were
-FIRST_GAP = 100  # steps between the first two censuses; doubles with each one
-HURRIED_GAP = 25
-GRACE_NS = 1_500_000_000  # that censuses may take in any run
+if TYPE_CHECKING:
+    from memtools.monitor.voice import Voice
+
+Children = Sequence[tuple[int, int | None, str]]  # pid, private bytes, name
+
+FIRST_LOOK = 16
+EARLIEST_LOOK = 4  # where growth is large
+LARGE_SHARE, LARGE = 0.01, 1 << 20  # of the limit, and bytes: growth that is looked at at once
+DENSE_STEPS = 128  # in which counters that cost next to nothing are read at each step
+WORTH = 1024.0  # bytes a step from which on the heap is walked
+GRACE_NS = 1_500_000_000  # that looks may take in any run
 SHARE = 0.01  # of a run that they may take beyond that
-MOST_GROUPS = 3  # of tensors whose holders are looked for
-MOST_HOLDERS = 64  # of which events are written
-_RANK = {"quiet": 0, "growing": 0, "fragmentation": 1, "likely": 2, "leak": 3}
-_UNNAMED = ("C code", "nobody")  # holders without a name in the program
-_TENSORS = ("heap", "tensors", "device", "rss")
-_DUE = operator.attrgetter("due")
+MOST_CHILDREN = 256  # that are followed each by itself
+NAMED = 3  # walks after which a census names somebody
+GOES_ON = 12  # steps of time over which growth goes on, or has stopped
+RECORDED = 45  # steps of time after which what stands is recorded at the end
+FREED = 0.5  # of the growth: so much has to go with the garbage to be the garbage's
 
 
-# --- readings -------------------------------------------------------------------------------------
+class CensusLike(Protocol):
+    """What a LeakWatch needs of a GrowthCensus."""
+
+    looks: int
+    cut: bool
+    reached_bytes: int
+
+    def look(self, step: int) -> None: ...
+    def holders(self) -> tuple[Holder, ...]: ...
 
 
-class Signal:
-    """One series of readings."""
+class Schedule:
+    """At which steps to look: 16, 24, 32, 48, 64, 96, 128, 192 and so on. Where large growth begins
+    late the looks are dense once more from there on."""
 
-    __slots__ = (
-        "_fed",
-        "_newest",
-        "_origin",
-        "_own",
-        "cost_ns",
-        "due",
-        "name",
-        "pause",
-        "read",
-        "unit",
-    )
+    def __init__(self, origin: int = 0) -> None:
+        self.next, self._gap, self._half = origin + FIRST_LOOK, 8, False
 
-    def __init__(self, name: str, read: Callable[[], int | None], pause: int) -> None:
-        self.name, self.read = name, read
-        #: after a reading it rests for so many times what the reading took
-        self.pause = pause
-        #: the least that a reading has taken
-        self.cost_ns = 1 << 62
-        #: when to read next, on the monotonic clock
-        self.due = 0
-        #: steps from one value that the test sees to the next
-        self.unit = 1
-        self._origin = self._fed = 0
-        self._newest: tuple[int, int | None] = 0, None
-        self._own = 0  # bytes that the monitor's own censuses have added
+    def passed(self, step: int) -> None:
+        """A look was taken. The next one is where the gaps, each of them twice, lead to."""
+        while self.next <= step:
+            self.next += self._gap
+            if self._half:
+                self._gap *= 2
+            self._half = not self._half
 
-    def begin(self, step: int, steps: int, looks: int, ns: int) -> None:
-        """Set the unit, after so many steps, looks and nanoseconds."""
-        apart = max(steps / looks, self.pause * self.cost_ns * steps / max(1, ns))
-        while self.unit < apart / EACH_READING:
-            self.unit *= 2
-        self._origin = step
-
-    def leave_out(self, before: int | None, after: int | None) -> None:
-        """Do not count what the monitor has added, or given back, between these two readings."""
-        if before is not None and after is not None:
-            self._own += after - before
-
-    def feed(self, step: int) -> Iterator[tuple[int, int | None]]:
-        """Take a reading at this step; (step, bytes) of each unit since the reading before."""
-        size, (last_step, last_size) = self.read(), self._newest
-        if size is not None:
-            size = max(0, size - self._own)
-        self._newest = step, size
-        last = (step - self._origin) // self.unit
-        for n in range(self._fed + 1, last + 1):
-            at = self._origin + n * self.unit
-            if size is None or last_size is None:
-                yield at, size
-            else:
-                yield at, last_size + (size - last_size) * (at - last_step) // (step - last_step)
-        self._fed = max(self._fed, last)
-
-
-def signals_of(probe: _core.Probe, devices: Sequence[int]) -> list[Signal]:
-    """The signals of a run. Reading each takes 0.13 to 0.5 % of the time at most, four times as
-    much while something grows."""
-
-    def figure(fields: int, name: str) -> Callable[[], int | None]:
-        return lambda: getattr(probe.read(fields), name)
-
-    signals = [
-        # Resident bytes, less what pools map more than once: forks of a cache are no growth.
-        Signal("rss", figure(_core.READ_RSS, "process"), 200),
-        Signal("heap", figure(_core.READ_HEAP, "heap_used"), 800),
-        Signal("children", figure(_core.READ_CHILDREN, "children_private"), 800),
-        # Bytes of the interpreter's own blocks, about.
-        Signal("python", lambda: 64 * sys.getallocatedblocks(), 800),
-    ]
-    if devices:
-        signals.append(Signal("device", lambda: cuda_devices.allocated(devices), 800))
-    return signals
-
-
-class Limits:
-    """Where the signals end: how much memory there is to grow into."""
-
-    def __init__(self, sampler: _core.Sampler, probe: _core.Probe, devices: Sequence[int]) -> None:
-        self._sampler, self._probe, self._devices = sampler, probe, devices
-
-    def host(self) -> int | None:
-        """Bytes at which this process with its children reaches the limit; None when unknown."""
-        sample = self._sampler.latest() or self._probe.read()
-        used, limit = self._sampler.used(), self._sampler.limit()
-        if sample.process is None or used is None or limit is None:
-            return None
-        return sample.process + (sample.children_private or 0) + max(0, limit[0] - used)
-
-    def device(self) -> int | None:
-        """Bytes at which all watched devices are full; None when unknown."""
-        total = 0
-        for tiers in map(cuda_devices.tiers, self._devices):
-            if tiers.reserved is None or tiers.free is None:
-                return None
-            total += tiers.reserved + tiers.free
-        return total if self._devices else None
-
-
-# --- the test -------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class FillVerdict(LeakVerdict):
-    """Growth that a census has found to be a container with a bound that is filling up."""
-
-    #: that container, and how full it is
-    filling: str = ""
-
-    def __str__(self) -> str:
-        return sentences.of_verdict(self, self.filling)
+    def again(self, step: int) -> None:
+        """Begin anew, as after the first look."""
+        self.next, self._gap, self._half = step + 8, 8, True
 
 
 class LeakWatch:
-    """Feeds a LeakDetector, starts a census on suspicion, and writes what it finds as events.
+    """Looks, judges and remembers what stands.
 
     `look` is for the main thread, at the end of a step. All else may be asked at any time.
     """
 
     def __init__(
         self,
-        signals: list[Signal],
+        signals: Sequence[Signal],
         limits: Limits,
-        log: Log,
-        suspicion: Suspicion | None,
+        voice: Voice,
+        census: Callable[[], CensusLike] | None,
         *,
-        declares: bool = True,
+        workers: WorkerReports | None = None,
+        processes: Callable[[], Children] | None = None,
+        origin: int = 0,
+        seconds: float | None = None,
     ) -> None:
         self.detector = LeakDetector()
-        self.suspicion = suspicion
-        #: whether the program has the monitor in its hands, and so may call expect_growth()
-        self.declares = declares
-        #: the grade at the newest look
-        self.kind = "quiet"
-        self._signals, self._limits, self._log = signals, limits, log
-        self._first_step = self._last_step = self._begun_ns = self._last_ns = 0
-        self._looks = -1  # while steps and readings are timed
-        self._is_timed = False
-        self._next_verdict = 0
-        self._written = "quiet"  # the highest kind of which an event was written
-        self._is_pressing = False
+        #: the same for each part that may grow by itself: of `detector` the worst is known alone
+        self._parts = {name: LeakDetector() for name in ("use", "children", "shm", "device")}
+        #: when to look again, in steps: reads nothing before, but as `due_ns` says
+        self.due_step = origin + 1
+        #: when to read what is cheap, on the monotonic clock
+        self.due_ns = 0
+        #: the newest step at which it looked; `origin` before the first
+        self.newest = origin
+        #: of a step, where steps are nothing but time: then looks are taken on another thread than
+        #: the program's, at any point of it, and what they find is told by the second
+        self._seconds = seconds
+        #: whether nothing is said yet, and nothing recorded
+        self.is_quiet = False
+        self._signals, self._limits, self._voice = list(signals), limits, voice
+        self._make_census = census
+        self._census: CensusLike | None = None
+        self._workers, self._processes = workers, processes
+        self._points, self._standing = Points(noisy=seconds is not None), Standing()
+        self._schedule = Schedule(origin)
+        self._looks: list[int] = []  # steps of the looks, without those of standing findings alone
+        self._holders: tuple[Holder, ...] = ()
+        self._reached: list[tuple[int, int]] = []  # (step, bytes) of all that walks have reached
+        self._collected: tuple[int, int] | None = None  # (step, use) at the newest collection
+        self._unheld = ""  # what the newest search for it has found
+        #: by pid and name: (step, bytes) at looks
+        self._children: dict[tuple[int, str], list[tuple[int, int]]] = {}
+        self._count = 0
+        self._device = next((s for s in self._signals if s.name == "device"), None)
+        self._seen: dict[str, int] = {}  # signals that are watched between looks, at the last look
+        self._spent_ns = self._walk_ns = 0
+        self._begun_ns = time.monotonic_ns()
+        self._first_ns = self._dense_step = 0
+        self._origin = self._step = origin
+        self._declared: dict[str, dict[str, Any]] = {}
+        self._is_over = False
 
-    def look(self, step: int) -> int:
-        """Read what is due. Returns when to look again, in ns of the monotonic clock."""
+    # --- at the end of a step ---
+
+    def look(self, step: int) -> None:
+        """Do what is due at this step. Raises what a census or a reading raises."""
+        if step <= self._step:
+            return
         now = time.monotonic_ns()
-        if self._looks < 0:
-            self._first_step, self._begun_ns, self._looks = step, now, 0
-        elif step > self._last_step:
-            self._last_step, self._last_ns = step, now
-            read = self._read if self._is_timed else self._time
-            now = read(step, now)
-        kind = self.detector.kind
-        if kind != self.kind or (kind != "quiet" and now >= self._next_verdict):
-            self._grade(kind, step, now)
-        if kind != "quiet" and self.suspicion is not None and self.suspicion.due(step, now):
-            self._census(step)
-        due: int = min(map(_DUE, self._signals))
-        return due
+        if self._first_ns == 0:
+            self._first_ns, self._first_step = now, step
+            self._seen = self._glance()
+        self._step = step
+        if step >= self._schedule.next or self._is_large(step):
+            self._full(step)
+        elif self._standing and step >= self._next_check:
+            self._check(step)
+        else:
+            if (
+                self._device is not None and step - self._origin < DENSE_STEPS
+            ):  # torch counts it anyhow
+                self._feed(self._device, step, self._device.read())
+            if now >= self.due_ns:
+                self._between(step, now)
+        self._plan(step)
 
-    def _time(self, step: int, now: int) -> int:
-        """Measure, in the first steps, how long they are without readings and what these cost."""
-        begin = now
-        for signal in self._signals:
-            signal.read()
-            then = time.monotonic_ns()
-            signal.cost_ns, now = min(signal.cost_ns, then - now), then
-        self._looks += 1
-        self._begun_ns += now - begin
-        steps = step - self._first_step
-        if steps >= FIRST_STEPS and self._looks >= FIRST_LOOKS:
-            for signal in self._signals:
-                signal.begin(step, steps, self._looks, now - self._begun_ns)
-            self._is_timed = True
-        return now
+    def _plan(self, step: int) -> None:
+        """When to come back. What costs next to nothing is read at each of the first steps."""
+        self.due_step = self._schedule.next
+        if self._standing:
+            self.due_step = min(self.due_step, self._next_check)
+        if step - self._origin < DENSE_STEPS:
+            apart = EARLIEST_LOOK if self._device is None else 1
+            self.due_step = min(self.due_step, step + apart)
 
-    def _read(self, step: int, now: int) -> int:
-        haste = 1 if self.kind == "quiet" else HASTE
-        for signal in self._signals:
-            if now >= signal.due:
-                for at, size in signal.feed(step):
-                    self.detector.update(at, **{signal.name: size})
-                then = time.monotonic_ns()
-                signal.due = then + signal.pause * (then - now) // haste
-                now = then
-        return now
+    @property
+    def _next_check(self) -> int:
+        return self.newest + max(8, self.newest // 40)
 
-    def _grade(self, kind: str, step: int, now: int) -> None:
-        """Write what is new: at each change of the grade, and ten times a second while it grows.
+    # --- growth that does not wait ---
 
-        It is new if the grade is higher than it was written and matters, or if nothing is left of
-        what was written."""
-        has_changed, self.kind = kind != self.kind, kind
-        self._next_verdict = now + VERDICT_EVERY_NS
-        if self.suspicion is not None:
-            if kind == "quiet":
-                self.suspicion.end()
-            elif has_changed:
-                self.suspicion.hurry(step, urgent=_RANK[kind] > 0)
-        verdict = self.verdict()
-        rank, written = _RANK[verdict.kind], _RANK[self._written]
-        if rank > written and self.matters(verdict):
-            self._log.event("leak", verdict)
-            self._written = verdict.kind
-        elif rank == 0 and written > 0:
-            self._log.event("leak", verdict, over=True)
-            self._written = "quiet"
-        if verdict.pressure and not self._is_pressing:
-            self._log.event("pressure", verdict, what="forecast")
-        self._is_pressing = verdict.pressure
+    def _glance(self) -> dict[str, int]:
+        """What the sampler and torch count anyhow: it costs some 0.3 us to read."""
+        found = {"used": self._limits.used()}
+        if self._device is not None:
+            found["device"] = self._device.read()
+        return {name: size for name, size in found.items() if size is not None}
 
-    def matters(self, verdict: LeakVerdict) -> bool:
-        """Whether growth is worth a word while the program runs: where it is a KiB a step or more,
-        or much a second at the run's pace, or where a holder is known by its name in the program.
-        """
-        cost = max(verdict.rate_bytes_per_step, verdict.rss_bytes_per_step or 0.0)
-        seconds = max(1, self._last_ns - self._begun_ns) / 1e9
-        if matters(cost, (self._last_step - self._first_step) / seconds):
-            return True
-        return any(
-            holder.kind not in _UNNAMED
-            and (holder.new_objects > 0 or holder.kind == "autograd graph")
-            for holder in self.holders()
-        )
+    def _is_large(self, step: int) -> bool:
+        """Whether memory has grown by 1 % of the limit since the last look, and by 1 MiB."""
+        if step - self._origin > DENSE_STEPS:
+            return False
+        if step < self.newest + EARLIEST_LOOK:
+            return False
+        now, part = self._glance(), self._limits.share(LARGE_SHARE)
+        for name, size in now.items():
+            before = self._seen.setdefault(name, size)
+            least = part if name == "used" else None
+            if size - before >= max(LARGE, LARGE if least is None else least):
+                return self._has_room(step)
+        return False
 
-    def _census(self, step: int) -> None:
-        """Look at the heap, and leave out what the look itself takes and keeps."""
-        assert self.suspicion is not None
+    def _has_room(self, step: int) -> bool:
+        """Looks beside the schedule lie so far apart that they take half of the time at most."""
+        return step >= self.newest + max(EARLIEST_LOOK, (self.newest - self._origin) // 4)
+
+    # --- looks ---
+
+    def _full(self, step: int) -> None:
+        """Read everything, walk the heap if something grows, and say what is new."""
+        begun = time.thread_time_ns()
+        is_first = not self._looks
+        try:
+            if is_first:
+                self._begin(step)
+            values = self._read(step)
+            self._looks.append(step)
+            self._schedule.passed(step)
+            self._seen = self._glance()
+            is_walked = self._walk(step)
+            if is_first:
+                self._collected = step, self._use()
+            self._judge(step, is_walked=is_walked)
+            self._redouble(step, values)
+        finally:
+            self._spent_ns += time.thread_time_ns() - begun
+        self._begin_units(step)
+        now = time.monotonic_ns()
+        for signal in self._signals:  # they rest after the look, not beside it
+            signal.due = now + self._pause * signal.cost_ns
+
+    def _check(self, step: int) -> None:
+        """Read everything, for the findings that stand, and see whether one has ended."""
+        self._read(step)
+        if self._standing.repace(self._paces(step)):
+            self._look_soon(step)
+        self._forecast(step)
+        self._say(self._standing.end(self._points, step))
+
+    def _begin(self, step: int) -> None:
+        """Collect garbage before the first look: that of a program's start goes at some time, and
+        may hide the growth of a hundred steps. What it frees is given back to the books. On
+        another thread than the program's its finalizers are not for us to run."""
+        if self._seconds is not None:
+            return
         before = [signal.read() for signal in self._signals]
-        new_holders = self.suspicion.look(step, self.verdict())
+        gc.collect()
+        self._leave_out(before)
+
+    def _leave_out(self, before: Sequence[int | None]) -> None:
         for signal, size in zip(self._signals, before, strict=True):
             signal.leave_out(size, signal.read())
-        if self.suspicion.tensor_bytes is not None:
-            self.detector.update(step, tensors=self.suspicion.tensor_bytes)
-        if not new_holders:
-            return
-        verdict = self.verdict()
-        if not self.matters(verdict):
-            return
-        if self._written == "quiet":
-            self._log.event("leak", verdict)
-            self._written = verdict.kind
-        for holder in new_holders:
-            self._log.event("holder", holder)
 
-    def last_look(self, step: int) -> None:
-        """Take the second census of a run that was too short for it, at its end."""
-        if self.suspicion is not None and self.kind != "quiet" and self.suspicion.pending(step):
-            self._census(step)
+    def _read(self, step: int) -> dict[str, int]:
+        """One reading of each signal, into the points and the test."""
+        known: dict[str, int] = {}
+        now = time.monotonic_ns()
+        for signal in self._signals:
+            size = signal.read()
+            then = time.monotonic_ns()
+            signal.cost_ns, now = min(signal.cost_ns, then - now), then
+            if signal.name == "children" and self._workers is not None and self._workers.looking():
+                size = None
+            self._feed(signal, step, size)
+            if size is not None:
+                known[signal.name] = size
+        if self._processes is not None:
+            self._read_children(step, known)
+        self._points.add(step, known)
+        self.newest = step
+        return known
+
+    def _read_children(self, step: int, known: dict[str, int]) -> None:
+        """How many processes there are, and what each of them has for itself."""
+        assert self._processes is not None
+        each = self._processes()
+        known["count"] = len(each)
+        self._children = {
+            (pid, name): [*self._children.get((pid, name), ())[-15:], (step, size)]
+            for pid, size, name in each[:MOST_CHILDREN]
+            if size is not None
+        }
+        self._count = len(each)
+
+    def _feed(self, signal: Signal, step: int, size: int | None) -> None:
+        part = self._parts.get(signal.name, self._parts["use"])
+        for at, value in signal.feed(step, size):
+            self.detector.update(at, **{signal.name: value})
+            part.update(at, **{signal.name: value})
+
+    def _begin_units(self, step: int) -> None:
+        """From step 128 on readings are even in steps, whatever one costs."""
+        if self._dense_step == 0 and step - self._origin >= DENSE_STEPS:
+            self._dense_step = step
+            ns = (time.monotonic_ns() - self._first_ns) / max(1, step - self._first_step)
+            for signal in self._signals:
+                signal.begin(step, ns)
+
+    @property
+    def _pause(self) -> int:
+        """Readings of the first steps are denser, as there are few."""
+        return Signal.PAUSE if self._dense_step else Signal.PAUSE // 8
+
+    def _between(self, step: int, now: int) -> None:
+        """Read the signals that have rested long enough. In the first steps more often."""
+        for signal in self._signals:
+            if signal is self._device and self._dense_step == 0:
+                continue
+            if now >= signal.due and signal.cost_ns < 1 << 62:
+                self._feed(signal, step, signal.read())
+                then = time.monotonic_ns()
+                signal.due = then + self._pause * (then - now)
+                now = then
+        self.due_ns = min(signal.due for signal in self._signals)
+
+    # --- the heap ---
+
+    def _use(self) -> int:
+        points = self._points.series("use")
+        return points[-1][1] if points else 0
+
+    def _growth(self) -> float:
+        """Bytes a step by which anything that counts grows: since the first look, or lately."""
+        rates = [self._points.slope("all")]
+        rates += [self._points.slope("all", since) for since in self._looks[-3:-1]]
+        return max(rates)
+
+    def _can_afford(self, ns: int) -> bool:
+        allowed = GRACE_NS
+        if self._step - self._origin > 512:
+            allowed += int(SHARE * (time.monotonic_ns() - self._begun_ns))
+        return self._spent_ns + ns <= allowed
+
+    def _walk(self, step: int) -> bool:
+        """A look of the census, the first in any case; what it keeps itself is no growth."""
+        if self._make_census is None:
+            return False
+        is_first = self._census is None
+        if not is_first and (self._growth() < WORTH or not self._can_afford(self._walk_ns)):
+            return False
+        begun = time.thread_time_ns()
+        before = [signal.read() for signal in self._signals]
+        try:
+            if self._census is None:
+                self._census = self._make_census()
+            self._census.look(step)
+            self._holders = self._census.holders()
+            if not self._census.cut:
+                self._reached = [*self._reached[-63:], (step, self._census.reached_bytes)]
+            if self._census.cut:
+                self._voice.complain("cut", "the heap is too large for a whole look: parts of it "
+                                     "were left out, and who is in them is not known")  # fmt: skip
+        except Exception as error:
+            self._make_census, self._census, self._holders = None, None, ()
+            why = f"{type(error).__name__}: {error}"
+            self._voice.complain("census", f"nobody is looked for from here on: {why}")
+            return False
+        finally:
+            self._leave_out(before)
+            self._walk_ns = time.thread_time_ns() - begun
+        return True
+
+    # --- judgement ---
+
+    def _judge(self, step: int, *, is_walked: bool) -> None:
+        seen = self._evidence(step, walked=is_walked or self._make_census is None)
+        if seen.walked:
+            seen = replace(seen, unheld=self._search(seen))
+        found = findings.findings_of(seen)
+        news, replaced = self._standing.add(step, found, walked=seen.walked)
+        paces = self._paces(step)
+        if seen.walked:
+            self._standing.rated(paces)
+        else:
+            news += self._standing.go_on(self._points, step)
+            self._standing.repace({part: paces.pop(part) for part in ("use", "device")})
+            self._standing.rated(paces)
+        if any(one.first_step == step and not one.holder and not one.kind for one in news):
+            self._look_soon(step)
+        for finding in replaced if not self.is_quiet else ():
+            self._voice.write(self._told(finding))
+        self._forecast(step)
+        current = {one.key: one for one in self._standing.findings()}
+        news = [current.get(one.key, one) for one in news]
+        self._say([*news, *self._standing.end(self._points, step)])
+
+    def _paces(self, step: int) -> dict[str, float]:
+        """How fast each part of memory grows now."""
+        since = max(self._looks[0], step // 4)
+        return {part: self._points.pace(part, since).rate for part in self._parts}
+
+    def _look_soon(self, step: int) -> None:
+        """Somebody new grows in a run that has gone on for long: who it is takes some looks."""
+        if step - self._origin >= DENSE_STEPS and self._schedule.next > step + 8:
+            self._schedule.again(step)
+
+    def _evidence(self, step: int, *, walked: bool) -> Evidence:
+        grades = {name: detector.kind for name, detector in self._parts.items()}
+        found = self._ask_workers(step, grades["children"])
+        return Evidence(
+            step,
+            self._looks[0],
+            self._looks,
+            self._points,
+            grades,
+            walked,
+            self._holders,
+            declared=self._declared_at(step),
+            profiles=profiler_runs(),
+            children=self._growing_children(),
+            fed=found,
+            seconds=self._seconds,
+            tested=self._tested(),
+        )
+
+    def _tested(self) -> dict[str, tuple[int, float]]:
+        """By part: since when the leak test sees it grow, and how fast."""
+        verdicts = {name: detector.verdict() for name, detector in self._parts.items()}
+        return {
+            name: (verdict.since_step, verdict.rate_bytes_per_step)
+            for name, verdict in verdicts.items()
+            if verdict.since_step is not None and RANK[verdict.kind] >= RANK["suspect"]
+        }
+
+    def _search(self, seen: Evidence) -> str:
+        """What growth is that no container explains. Before a word of the C heap the garbage is
+        collected: if half of the growth goes with it, it was the garbage's."""
+        if self._census is None or self._census.looks < NAMED or self._census.cut:
+            return ""  # nobody has looked for a holder, or not everywhere
+        use, held = seen.pace("use"), sum(map(findings.rate_of, self._holders))
+        if use < findings.LEAST_RATE or held >= findings.UNEXPLAINED * use:
+            return ""
+        if findings.keeps_graphs(self._holders):
+            return ""  # which keep what nobody can measure
+        reached = slope_of([point for point in self._reached if point[0] >= seen.since])
+        if reached >= EXPLAINED * use:
+            return ""  # objects hold it, and no container is longer for it
+        if not findings.is_even(seen):
+            return self._unheld if self._unheld == "cycles" else ""
+        if self._unheld == "C heap":
+            return self._unheld  # found before, and it goes on
+        if self._seconds is not None or not self._can_afford(self._walk_ns):
+            return ""
+        before, first = self._use(), self._collected
+        values = [signal.read() for signal in self._signals]
+        gc.collect()
+        after = sum(s.read() or 0 for s in self._signals if s.name in ("heap", "python"))
+        self._leave_out(values)  # the program would have it still, and goes on to make more
+        grown = before - (first[1] if first is not None else 0)
+        self._collected = self._step, before
+        self._unheld = "cycles" if before - after >= FREED * grown else "C heap"
+        return self._unheld
+
+    def _redouble(self, step: int, values: dict[str, int]) -> None:
+        """Where large growth has begun since the last look, look again soon."""
+        points = self._points.series("all")
+        if len(points) < 4 or step - self._origin < DENSE_STEPS:
+            return
+        (a, first), (b, before), (c, last) = points[-3:]
+        lately, earlier = (last - before) / (c - b), (before - first) / (b - a)
+        part = self._limits.share(LARGE_SHARE) or LARGE
+        if last - before >= max(LARGE, min(part, 64 * LARGE)) and lately > 4 * max(WORTH, earlier):
+            self._schedule.again(step)
+
+    # --- what is declared ---
+
+    def expect_growth(self, name: str, **growth: Any) -> None:
+        """As LeakDetector.expect_growth."""
+        for detector in (self.detector, *self._parts.values()):
+            detector.expect_growth(name, **growth)
+        use = self._use() if self._points.steps else None
+        self._declared[name] = {**growth, "use": use}
+
+    def _declared_at(self, step: int) -> tuple[float, str]:
+        """(bytes a step that are declared now, the names)."""
+        rate, names = 0.0, []
+        for name, growth in self._declared.items():
+            until, size, given = growth.get("until"), growth.get("bytes"), growth.get("rate")
+            if growth["use"] is None:
+                growth["use"] = self._use()
+            grown = self._use() - growth["use"]
+            if (until is not None and step > until) or (isinstance(size, int) and grown > size):
+                continue
+            rate += math.inf if given is None else float(given)
+            names.append(name)
+        return rate, " and ".join(names)
+
+    # --- children ---
+
+    def _ask_workers(self, step: int, grade: str) -> tuple[LeakFinding, ...]:
+        """What workers have found out; they look as long as the memory of children grows."""
+        if self._workers is None:
+            return ()
+        if self._points.slope("children", max(self._looks[0], step // 4)) >= WORTH:
+            self._workers.ask()
+        elif all(one.signal != "children" for one in self._standing.findings()):
+            self._workers.rest()
+        return self._workers.findings(step if self._seconds is None else 0, grade)
+
+    def _growing_children(self) -> tuple[int, Sequence[tuple[str, float]]]:
+        """How many there are, and who of them grows: not by its first point, as what a process
+        loads when it starts is no growth of steps."""
+        rates = [(slope_of(points[1:]), who) for who, points in self._children.items()]
+        names = _names_of_children()
+        growing = [
+            (f"child process {pid} ({names.get(pid, name)})", rate)
+            for rate, (pid, name) in sorted(rates, reverse=True)
+            if rate >= WORTH
+        ]
+        return self._count, growing
+
+    # --- forecasts ---
+
+    def _forecast(self, step: int) -> None:
+        """Write into each finding how long is left: until the host's limit at the rate of all that
+        grows there, until the device's at its own."""
+        standing = self._standing.findings()
+        calls = [one for one in standing if RANK[one.grade] >= RANK["suspect"]]
+        present = [one for one in self._standing.present() if one in calls]
+        host = sum(self._each(one) for one in present if one.signal != "device")
+        room, device = self._limits.room(), None
+        changed: dict[Key, LeakFinding] = {}
+        for one in calls:
+            steps = step - (one.since_step if one.since_step is not None else self._looks[0])
+            left = None
+            if one.signal == "device":
+                if device is None:
+                    full, points = self._limits.device(), self._points.series("device")
+                    device = None if full is None or not points else full - points[-1][1]
+                left = steps_left(one.rate_bytes, device, steps)
+                if one.holder and host > 0:  # tensors of the host that feed it
+                    other = steps_left(host, room, steps)
+                    left = min((x for x in (left, other) if x is not None), default=None)
+            elif self._each(one) > 0:
+                left = steps_left(host, room, steps)
+            if left is None:
+                continue
+            ns = (time.monotonic_ns() - self._first_ns) / max(1, self._step - self._first_step)
+            seconds = left[0] * ns / 1e9, left[1] * ns / 1e9
+            changed[one.key] = replace(one, steps_left=left, seconds_left=seconds)
+        self._standing.each(changed)
+
+    def _each(self, finding: LeakFinding) -> float:
+        """Bytes a step of a finding; 0 where only those of a second are known."""
+        if finding.per == "step":
+            return finding.rate_bytes
+        return finding.rate_bytes * (self._seconds or 0.0)
+
+    # --- what is said ---
+
+    def _say(self, news: Sequence[LeakFinding]) -> None:
+        for finding in news:
+            if self._is_over or self.is_quiet:  # a callback has stopped the monitor
+                return
+            self._voice.say(self._told(finding))
+        if not self._is_over and not self.is_quiet:
+            self._voice.renew(self.findings())
+
+    def speak(self) -> None:
+        """Say what stands and goes on, and from then on what is new."""
+        if self.is_quiet and any(map(self._goes_on, self._standing.findings())):
+            self.is_quiet = False
+            self._say([one for one in self._standing.findings() if self._goes_on(one)])
+
+    def _goes_on(self, finding: LeakFinding) -> bool:
+        """Whether its part of memory has gone on growing over the last looks."""
+        recent = self._points.recent(finding.part, GOES_ON)
+        return recent is not None and recent >= FREED * self._each(finding)
+
+    def withdraw(self) -> None:
+        """Look no more: what was found has been a part of something else."""
+        self.leave()
+        for finding in self._standing.findings() if not self.is_quiet else ():
+            self._voice.say(self._told(replace(finding, over=True)))
+
+    def _told(self, finding: LeakFinding) -> LeakFinding:
+        """As it is told: with what to do, and by the second where steps are nothing but time."""
+        if self._seconds is not None:
+            finding = replace(finding, first_step=None, since_step=None, steps_left=None)
+            if finding.per == "step":
+                finding = replace(finding, per="s", rate_bytes=finding.rate_bytes / self._seconds)
+        return replace(finding, advice=advice_for(finding))
+
+    def leave(self) -> None:
+        """Look no more."""
+        self._is_over = True
+        if self._workers is not None:
+            self._workers.close()
+
+    def close(self) -> None:
+        """The run ends: the record gets what stands, with the newest figures."""
+        self.leave()
+        if self.is_quiet and self._step >= RECORDED:
+            self.speak()
+        if self._looks and not self.is_quiet:
+            self._forecast(self._step)
+            for finding in self.findings():
+                self._voice.write(finding)
+
+    # --- what is asked ---
+
+    def findings(self) -> tuple[LeakFinding, ...]:
+        return tuple(map(self._told, self._standing.findings()))
+
+    def holders(self) -> tuple[Holder, ...]:
+        return self._holders
+
+    @property
+    def known(self) -> bool:
+        """Whether it is not too early to say anything."""
+        return bool(self._looks)
 
     def verdict(self) -> LeakVerdict:
-        """The detector's verdict, or that a buffer fills where a census has found one."""
+        """The detector's verdict, or `fills` where containers with a bound take what grows."""
         detector = self.detector
         detector.limit_bytes, detector.device_limit_bytes = self._limits.host(), None
         verdict = detector.verdict()
         if verdict.signal == "device":  # only then is a device asked
             detector.device_limit_bytes = self._limits.device()
             verdict = detector.verdict()
-        if self.suspicion is None:
-            return dataclasses.replace(verdict, declarable=False)
-        declarable = self.declares and self.suspicion.collects
-        filling = self.suspicion.fill(verdict)
-        if filling is None:
-            return dataclasses.replace(verdict, declarable=declarable)
-        values = vars(verdict) | {"kind": "growing", "confidence": "low", "declarable": declarable}
-        left, rate = verdict.steps_left, max(verdict.rate_bytes_per_step, 1.0)
-        if left is not None and filling.remaining_bytes < left.lo * rate:
-            values |= {"steps_left": None, "pressure": False}  # it is full before the limit comes
-        return FillVerdict(**values, filling=filling.text)
+        filled = sum(one.rate_bytes for one in self._standing.findings() if one.grade == "fills")
+        if verdict.signal is not None and filled >= 0.7 * verdict.rate_bytes_per_step > 0:
+            return replace(
+                verdict, kind="fills", confidence="none", steps_left=None, pressure=False
+            )
+        return verdict
 
     def forecast(self) -> StepsLeft | None:
-        """Steps until the host's or a device's limit, whichever may come first."""
+        """Steps until the host's or a device's limit: of the worst finding, else by the test."""
+        for finding in self._standing.findings():
+            if finding.steps_left is not None and finding.per == "step":
+                lo, hi = finding.steps_left
+                return StepsLeft(lo, math.sqrt(lo * hi), hi)
         forecasts = [
             self.detector.forecast(limit, signal=signal)
             for limit, signal in ((self._limits.host(), None), (self._limits.device(), "device"))
@@ -337,187 +639,65 @@ class LeakWatch:
         ]
         return min((left for left in forecasts if left is not None), default=None)
 
-    def holders(self) -> tuple[Holder, ...]:
-        return () if self.suspicion is None else self.suspicion.holders
-
-    def lines(self) -> list[str]:
-        """Lines of a summary: verdict, holders and forecast; none where there is no news."""
-        verdict = self.verdict()
-        if verdict.kind == "quiet" or not self.matters(verdict):
-            return []
-        lines = [f"Leak test: {verdict}", *(f"  {holder}" for holder in self.holders())]
-        left = self.forecast()
-        fills = isinstance(verdict, FillVerdict) and verdict.steps_left is None
-        if left is not None and not math.isinf(left.lo) and not fills:
-            lines.append(f"Forecast: {left}, if nothing else is loaded")
-        return lines
-
-
-# --- the search for holders -----------------------------------------------------------------------
-
-
-class Fill(NamedTuple):
-    """Containers with a bound that take what grows."""
-
-    text: str
-    remaining_bytes: int
+    def lines(self, step: int) -> list[str]:
+        """Lines of a summary at this step: how much grows, and what stands."""
+        if not self.known:
+            made = step - self._origin
+            early = f"Leak test: too early to say: {made:,} of {FIRST_LOOK} steps"
+            return [early] if 0 < made < FIRST_LOOK else []
+        lines, standing = [], self.findings()
+        if len(self._points.steps) > 1:
+            since = max(self._looks[0], self._step // 4)
+            rates = [
+                f"{_signed(1000 * self._points.slope(name, since))} {words}"
+                for name, words in _GROWTHS
+                if self._points.series(name) and (name == "use" or self._points.slope(name, since))
+            ]
+            lines += [f"Growth per 1,000 steps: {', '.join(rates)}"] if rates else []
+        if not standing:
+            return [*lines, "Leak test: quiet"] if lines else []
+        return [*lines, f"Leak test: {standing[0]}", *(f"  {one}" for one in standing[1:])]
 
 
-class Suspicion:
-    """Looks at the heap twice, some hundred steps apart, while the leak test sees growth.
-
-    Each later look is twice as far from the first. All looks together take at most 1.5 s and 1 % of
-    the run, so that a program with a very large heap gets fewer.
-    """
-
-    def __init__(self) -> None:
-        self._base: Census | None = None  # the first look
-        self._base_step = 0
-        self._base_histories: dict[int, tuple[int, int]] = {}
-        self._base_graph = 0  # nodes of the largest autograd graph
-        self._began = time.monotonic_ns()
-        self._spent = 0
-        self._gap = FIRST_GAP
-        self._next = 0
-        self._written: set[str] = set()  # the paths of holders that look() has returned
-        #: of the newest pair of looks, those that hold most first
-        self.holders: tuple[Holder, ...] = ()
-        #: whether a container is among them
-        self.collects = False
-        #: containers with a bound among them
-        self.fills: tuple[Fill, ...] = ()
-        #: bytes a step that the holders with a bound took
-        self.rate = 0.0
-        self.looks = 0
-        #: bytes of all tensors at the newest look
-        self.tensor_bytes: int | None = None
-
-    def due(self, step: int, now: int) -> bool:
-        """Whether to look now."""
-        if step < self._next:
-            return False
-        return self._spent <= GRACE_NS + SHARE * (now - self._began)
-
-    def pending(self, step: int) -> bool:
-        """Whether the first look waits for a second that would show something."""
-        return self._base is not None and step - self._base_step >= HURRIED_GAP and self.looks == 1
-
-    def hurry(self, step: int, *, urgent: bool) -> None:
-        """The grade has risen: the holders that are named with it are to be recent."""
-        if self._base is not None and urgent:
-            self._gap = FIRST_GAP
-            self._next = min(self._next, max(step, self._base_step + HURRIED_GAP))
-
-    def end(self) -> None:
-        """Nothing grows any more: the next suspicion begins with a new first look."""
-        self._base = None
-        self._gap, self._next = FIRST_GAP, 0
-        self.holders, self.collects, self.fills, self.rate = (), False, (), 0.0
-        self.looks = 0
-
-    def look(self, step: int, verdict: LeakVerdict) -> list[Holder]:
-        """Take a census. From the second on, keep who holds what grows and how full the bounded
-        containers are, and return the holders that no call returned before."""
-        begin = time.monotonic_ns()
-        try:
-            census, histories = Census(), _gate_histories()
-            self.looks += 1
-            self.tensor_bytes = census.bytes
-            if self._base is None:
-                self._base, self._base_step, self._base_histories = census, step, histories
-                graph = largest_graph()
-                self._base_graph = 0 if graph is None else graph.nodes
-                self._next = step + self._gap
-                return []
-            self._gap *= 2
-            self._next = step + self._gap
-            steps = max(1, step - self._base_step)
-            found = suspects(Growth(self._base, census), verdict, steps, self._base_graph)
-            fills, growth, new_holders = list[Fill](), 0, list[Holder]()
-            self.collects = False
-            for holder in found:
-                if holder.capacity is not None:
-                    fills.append(_fill(holder))
-                    growth += holder.new_bytes
-                self.collects |= holder.length is not None and holder.kind != "autograd graph"
-                if holder.path not in self._written and len(self._written) < MOST_HOLDERS:
-                    self._written.add(holder.path)
-                    new_holders.append(holder)
-            # Gate histories keep their bytes outside of what a census or malloc counts.
-            size = most = count = 0
-            for who, (now, bound) in histories.items():
-                more = now - self._base_histories.get(who, (0, 0))[0]
-                if more > 0 and now < bound:
-                    size, most, growth, count = size + now, most + bound, growth + more, count + 1
-            if count:
-                name = "GateHistory" if count == 1 else f"{count} GateHistory objects"
-                text = f"{name} with {format_bytes(size)} of at most {format_bytes(most)}"
-                fills.append(Fill(text, most - size))
-            self.holders, self.fills, self.rate = tuple(found), tuple(fills), growth / steps
-            return new_holders
-        finally:
-            self._spent += time.monotonic_ns() - begin
-
-    def fill(self, verdict: LeakVerdict) -> Fill | None:
-        """The containers with a bound, where they account for most of what the leak test sees."""
-        if not self.fills or verdict.signal not in (*_TENSORS, "python"):
-            return None
-        if self.rate < 0.7 * verdict.rate_bytes_per_step:
-            return None
-        text = " and ".join(fill.text for fill in self.fills)
-        return Fill(text, sum(fill.remaining_bytes for fill in self.fills))
+_GROWTHS = (
+    ("use", "in use in this process"),
+    ("children", "in child processes"),
+    ("shm", "in shared memory"),
+    ("device", "on the device"),
+)
 
 
-def _gate_histories() -> dict[int, tuple[int, int]]:
-    """{id of a gate history: its bytes, the most that it may take}."""
-    found: dict[int, tuple[int, int]] = {}
-    for kind in _core.GateHistory.__subclasses__():  # memtools.GateHistory, where it is in use
-        histories = [obj for obj in gc.get_objects() if type(obj) is kind and not obj.closed]
-        found |= {id(obj): (obj.arena_bytes, obj.max_bytes) for obj in histories}
-    return found
+def _signed(size: float) -> str:
+    return ("-" if size < 0 else "+") + format_bytes(abs(size))
 
 
-def _fill(holder: Holder) -> Fill:
-    """How many bytes this container with a bound can still take; where its length is unknown, as
-    if it were empty."""
-    capacity, length, final = holder.capacity or 1, holder.length, holder.final_bytes or 0
-    now = "" if length is None else f"{length:,} of "
-    when_full = f", {format_bytes(final)} when full" if final else ""
-    text = f"{holder.path} with {now}at most {capacity:,}{when_full}"
-    return Fill(text, final * max(0, capacity - (length or 0)) // capacity)
+def growth_census() -> CensusLike:
+    """The census of a run; memtools' own objects are never holders."""
+    return GrowthCensus((LeakWatch, Points, Standing, findings.Stand, Signal, LeakFinding))
 
 
-def suspects(
-    growth: Growth, verdict: LeakVerdict, steps: int, nodes_before: int = 0
-) -> list[Holder]:
-    """Who holds what is new and could be what the leak test sees: those with a name in the program
-    first, the most bytes first.
+def worker_reports() -> WorkerReports | None:
+    """What workers answer by; None where the kernel has no such memory."""
+    try:
+        return WorkerReports()
+    except OSError:
+        return None
 
-    A variable that holds one object, as the loss of this step, collects nothing and is left out;
-    so is an autograd graph that was as large, with `nodes_before`, at the first look.
-    """
-    wanted = verdict.rate_bytes_per_step * steps
-    found: list[Holder] = []
-    if verdict.signal in _TENSORS:
-        often = max(2, steps // 500)  # groups that came again and again, and weigh something
-        heavy = [g for g in growth.groups if g.count >= often and g.bytes >= 0.1 * wanted]
-        for group in heavy[:MOST_GROUPS]:
-            found += growth.holders(group, steps=steps)
-    explained = sum(map(operator.attrgetter("new_bytes"), found))
-    if verdict.signal != "children" and explained < 0.5 * wanted:
-        often = max(2, steps // 4)  # every few steps leave an object
-        for kind in [kind for kind in growth.types if kind.count >= often][:2]:
-            found += growth.holders(kind, steps=steps)
-        if all(holder.kind != "autograd graph" for holder in found):
-            graph = largest_graph()
-            if graph is not None and graph.nodes - nodes_before >= often:
-                found.append(graph_holder(graph, steps))
-    largest: dict[str, Holder] = {}  # by path
-    for holder in found:
-        if holder.kind == "variable" and holder.new_objects <= 1:
-            continue
-        if holder.path not in largest or holder.new_bytes > largest[holder.path].new_bytes:
-            largest[holder.path] = holder
-    return sorted(
-        largest.values(), key=lambda h: (h.kind in _UNNAMED, -h.new_bytes, -h.new_objects)
-    )
+
+def profiler_runs() -> bool:
+    """Whether a profiler of torch collects events now."""
+    torch = bridge.loaded()
+    asks = getattr(getattr(torch, "autograd", None), "_profiler_enabled", None)
+    return bool(asks()) if callable(asks) else False
+
+
+def _names_of_children() -> dict[int, str]:
+    """The names of the processes that multiprocessing has started here, by their id."""
+    module = sys.modules.get("multiprocessing.process")
+    names: dict[int, str] = {}
+    for child in list(getattr(module, "_children", ())):
+        popen = getattr(child, "_popen", None)
+        pid, name = getattr(popen, "pid", None), getattr(child, "_name", None)
+        if isinstance(pid, int) and isinstance(name, str):
+            names[pid] = name
+    return names

@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from memtools import _core
@@ -31,6 +31,7 @@ _REMEDIES = {
 }
 
 
+EVENTS, LONG_BYTES = 1024, 256 << 10  # of the newest, that a record has place for
 MOST_RECORDS = 99  # of one name, in a folder
 MANY_KEPT = 10  # records of killed runs: from here on they are counted
 
@@ -101,7 +102,9 @@ def _first_free(
     name, n = path, 1
     while True:
         try:
-            return _core.RecordWriter(name, columns, command=command)
+            return _core.RecordWriter(
+                name, columns, command=command, events=EVENTS, payloads=LONG_BYTES
+            )
         except OSError as error:
             if error.errno != errno.EBUSY or n == MOST_RECORDS:
                 raise
@@ -125,15 +128,25 @@ def refusal(error: OSError, path: str) -> str:
 
 
 class Log:
-    """The record that a run's events and phases go to. It warns once of each kind of failure."""
+    """The record that a run's events and phases go to. It warns once of each kind of failure.
 
-    __slots__ = ("_complaints", "_step", "_writer", "writes")
+    A record keeps the newest events alone, and nobody can complete it where the process is killed.
+    So what `lasting` tells is written again each time that half of the place has been written:
+
+        start . . finding . . . . . . . . start finding . . . . . . . .
+              └── overwritten by and by ─┘└─ half of the place ─┘
+    """
+
+    __slots__ = ("_bytes", "_complaints", "_events", "_step", "_writer", "lasting", "writes")
 
     def __init__(self, writer: _core.RecordWriter | None, step: Callable[[], int]) -> None:
         self._writer, self._step = writer, step
         #: False where there is no record: callers may save themselves the work
         self.writes = writer is not None
         self._complaints: set[str] = set()
+        #: the kinds and bodies of events that have to be among the newest ones of the record
+        self.lasting: Callable[[], Iterable[tuple[str, object]]] = tuple
+        self._events = self._bytes = 0  # since these were written
 
     @property
     def path(self) -> str | None:
@@ -160,8 +173,20 @@ class Log:
             else:
                 what = payload(kind, body, **more)
             writer.event(kind, what, step=step, time_ns=time_ns, duration_ns=duration_ns)
+            self._events, self._bytes = self._events + 1, self._bytes + len(what)
 
         self._try(write)
+        if self._events >= EVENTS // 2 or self._bytes >= LONG_BYTES // 2:
+            self._again()
+
+    def _again(self) -> None:
+        """Write what has to last, after whatever has come meanwhile."""
+        self._events = self._bytes = 0
+        try:
+            for kind, body in self.lasting():
+                self.event(kind, body)
+        except Exception as error:
+            self.complain("lasting", f"what stands could not be recorded again: {error}")
 
     def phase(self, name: str, ns: int, peak: int | None) -> None:
         if self._writer is None or not self.writes:

@@ -11,32 +11,34 @@ is in use, the LeakWatch and the PhaseBook. Its Watermarks (guards and callbacks
 
 from __future__ import annotations
 
-import math
 import operator
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, SupportsIndex
 
 from memtools._base import devices as cuda_devices
-from memtools._base import reclaim
+from memtools._base import environment, reclaim
 from memtools._base.decorate import as_callback
-from memtools._base.devices import DeviceTiers, parse_device
+from memtools._base.devices import DeviceMemory, parse_device
+from memtools._base.every import parse_every
 from memtools._base.notice import logger
 from memtools._base.size import parse_bytes
 from memtools._census.holders import Holder
 from memtools._core import Probe
 from memtools.leak.detector import LeakDetector, LeakVerdict, StepsLeft
+from memtools.leak.finding import LeakFinding, is_call
 from memtools.monitor import ending, host, oom, readings
 from memtools.monitor import run as monitor_run
-from memtools.monitor.guards import Callback, Handle, Pressure, Watermarks
+from memtools.monitor.guards import Callback, Handle, Watermarks
 from memtools.monitor.leakwatch import LeakWatch
 from memtools.monitor.log import ranked
 from memtools.monitor.phases import Phase, PhaseBook, PhaseTotals, phase_lines
 from memtools.monitor.readings import GB, HostTiers
 from memtools.monitor.run import MonitorSettings, Run
+from memtools.monitor.voice import LeakCallback, LeakHandle, Listeners, Printer
 from memtools.record import kinds
 from memtools.record.kinds import End
 
@@ -44,6 +46,7 @@ IDLE_NS = 1_000_000_000  # between safe points where nothing is due
 STALL_NS = 100_000_000  # and while a guard waits for stalls
 LOST_NS = 10_000_000_000  # or two steps: so long without a safe point is nothing unusual
 LOG_EVERY = 10.0  # seconds between two lines of log_memory
+ACTS = "; it acts in a step() of the main thread"  # a guard or a callback
 
 
 def _whole(name: str, value: object) -> int:
@@ -68,7 +71,7 @@ class MemoryMonitor:
     guards act in it, on the main thread. On other threads step() only counts; callbacks, guards and
     the leak test wait for the main thread.
 
-    After `start()` none of this raises an exception in training, except HostMemoryPressure where a
+    After `start()` none of this raises an exception in training, except MemoryPressure where a
     guard asked for it. In a forked child the monitor is not running; its record stays the parent's.
 
     Figures are of the running run, or of the last one. Before the first, memory in use and its peak
@@ -92,9 +95,14 @@ class MemoryMonitor:
         name: for the record and for texts. None, the default: no name.
         log_interval: steps from one line of `log_memory()` to the next, at least 1. None, the
             default: a line every 10 s.
+        print_every: how often summary() is printed by itself, at the end of a step: each so many
+            steps, at least 1, or a time of at least 0.1 s like `"30 s"`. None, the default: never.
+
+    The environment keys MEMTOOLS_LOG, _LIMIT, _GUARD and _PRINT_EVERY set what is not given here
+    (docs/guides/run.md); with MEMTOOLS=0 a monitor does not start, and does nothing.
 
     Raises ValueError if a number is out of its range, `device` is not one of these or `limit` is
-    not a size; TypeError if an argument is of another type.
+    not a size, or for a key that makes no sense; TypeError if an argument is of another type.
     """
 
     _root = "/"  # under which proc and sys are read; tests have their own
@@ -110,6 +118,7 @@ class MemoryMonitor:
         census: bool = True,
         name: str | None = None,
         log_interval: int | None = None,
+        print_every: int | str | None = None,
     ) -> None:
         if isinstance(interval_ms, bool) or not isinstance(interval_ms, (int, float)):
             raise TypeError(f"interval_ms is a number, got {type(interval_ms).__name__}")
@@ -120,12 +129,18 @@ class MemoryMonitor:
             if log_interval < 1:
                 raise ValueError(f"log_interval is at least 1 step, got {log_interval}")
         parse_device(device)
-        path = None if log is None else ranked(os.fspath(log))
-        bound = None if limit is None else parse_bytes(limit, "limit")
+        keys = environment.for_monitor()
+        log = keys.log if log is None else os.fspath(log)
+        path = None if log is None else ranked(log)
+        bound = keys.limit if limit is None else parse_bytes(limit, "limit")
+        every = keys.print_every if print_every is None else parse_every(print_every)
         interval_ns = round(interval_ms * 1e6)
-        self._settings = MonitorSettings(path, interval_ns, device, bound, leaks, census, name)
+        self._settings = MonitorSettings(
+            path, interval_ns, device, bound, leaks, census, name, print_every=every
+        )
         self.log_interval = log_interval
         self._watermarks = Watermarks()
+        self._listeners = Listeners()
         self._growths: dict[str, dict[str, Any]] = {}  # what expect_growth() has declared
         self._live: Run | None = None  # while it runs
         self._book: PhaseBook | None = None  # of _live
@@ -136,6 +151,9 @@ class MemoryMonitor:
         self._has_warned = False  # that it was not started
         self._next_line = 0.0  # of log_memory, on the monotonic clock
         self._line_step: int | None = None  # of the newest line of log_memory
+        self._key_guard: Handle | None = None  # of MEMTOOLS_GUARD, until the program asks for one
+        if keys.guard is not None:
+            self._key_guard = self._watermarks.add(keys.guard, "raise", safe=True)
 
     # --- life ---
 
@@ -147,6 +165,9 @@ class MemoryMonitor:
         the record cannot be made, with why and what to do; DeviceError if the device asked for is
         not there.
         """
+        if environment.is_off:
+            self._has_warned = True  # that it was not started
+            return
         run: Run | None = None
         if self._pid != os.getpid():
             self._starts, self._pid, self._is_starting = threading.RLock(), os.getpid(), False
@@ -158,14 +179,10 @@ class MemoryMonitor:
                     raise RuntimeError("this MemoryMonitor is being started already")
                 try:
                     self._is_starting = True
-                    run = Run(self._settings, self._root)
-                    if run.watch is not None:
-                        for name, growth in self._growths.items():
-                            run.watch.detector.expect_growth(name, **growth)
-                    self._watermarks.begin(run.sampler)
-                    if run.sampler.limit() is None:
-                        why = "no limit of memory is known here"
-                        self._cannot_act(run, self._watermarks.handles, why)
+                    run = Run(self._settings, self._root, self._listeners)
+                    run.begin_anew(self._growths)
+                    self._watermarks.begin(run.sampler, run.devices)
+                    self._say_who_cannot(run)
                     self._last, self._book, self._live = run, run.book, run
                     monitor_run.follow(self)
                     if run.devices:
@@ -184,18 +201,18 @@ class MemoryMonitor:
     def stop(self) -> None:
         """Stop, and complete the record. May be called twice, and in a signal handler."""
         try:
-            self._end(End("stop()"), last_look=True)
+            self._end(End("stop()"))
         finally:
             if self._live is not None:  # an interrupt came before all was done
                 self._end(End("stop()"))
 
-    def _end(self, how: End | None, *, last_look: bool = False) -> None:
+    def _end(self, how: End | None) -> None:
         run = self._live
         if run is None:
             return
         try:
             self._say_who_waits(run)
-            run.end(how, last_look=last_look)
+            run.end(how)
         except BaseException:
             run.close(how)
             raise
@@ -217,8 +234,9 @@ class MemoryMonitor:
     ) -> None:
         try:
             if error is None:
-                self._end(End("normal"), last_look=True)
+                self._end(End("normal"))
             else:
+                ending.ending.note_limits(error)
                 self._end(ending.end_by(error))
         finally:
             if self._live is not None:  # as in stop()
@@ -276,8 +294,8 @@ class MemoryMonitor:
         Args:
             n: steps that have ended, at least 0, by default 1.
 
-        Raises HostMemoryPressure if a guard or a callback asks for it, ValueError if `n` is
-        negative.
+        Raises HostMemoryPressure or DeviceMemoryPressure if a guard or a callback asks for it,
+        ValueError if `n` is negative.
         """
         run = self._live
         if run is None:
@@ -287,18 +305,21 @@ class MemoryMonitor:
                     "step() of a MemoryMonitor that was not started does nothing; start() it"
                 )
             return
-        fired = run.sampler.step(n)
-        if fired or time.monotonic_ns() >= run.due:
+        sampler = run.sampler
+        fired = sampler.step(n)
+        if fired or sampler.step_count >= run.due_step or time.monotonic_ns() >= run.due:
             self._safe_point(run, fired)
 
-    def _count(self, steps: int) -> bool:
-        """Count steps without acting. Returns True if a watermark was passed and the caller should
-        call step(0)."""
-        run = self._live
-        if run is None:
-            return False
-        run.waiting |= run.sampler.step(steps)
-        return run.waiting != 0
+    def _count(self, steps: int) -> None:
+        """Count steps without a safe point."""
+        if self._live is not None:
+            self._live.waiting |= self._live.sampler.step(steps)
+
+    def _begin_anew(self) -> None:
+        """Test for leaks as if the run began now: steps are something else from here on."""
+        if self._live is not None:
+            self._live.begin_anew(self._growths)
+            self._live.due_step = 0
 
     def _safe_point(self, run: Run, fired: int) -> None:
         """Do what is due. Not entered anew by a callback that calls step()."""
@@ -308,17 +329,20 @@ class MemoryMonitor:
                 run.due = 0
                 if run.safe_ns == 0:
                     thread = threading.current_thread().name
-                    why = f"so far steps end on the thread {thread!r}, none on the main one"
-                    self._cannot_act(run, self._watermarks.waiting(fired), why)
+                    why = f"so far steps end on the thread {thread!r}, none on the main one{ACTS}"
+                    self._cannot_act(run, [p.handle for p in self._watermarks.waiting(fired)], why)
             return
         run.busy = True
         try:
             fired, run.waiting = run.waiting, 0
             run.safe_ns = time.monotonic_ns()
             run.due = run.safe_ns + (STALL_NS if self._watermarks.near else IDLE_NS)
+            run.due_step = 1 << 62
             if run.watch is not None and run.tests_leaks:
                 try:
-                    run.due = min(run.due, run.watch.look(run.sampler.step_count))
+                    run.watch.look(run.sampler.step_count)
+                    run.due = min(run.due, run.watch.due_ns or run.due)
+                    run.due_step = run.watch.due_step
                 except Exception as error:
                     run.tests_leaks, why = False, f"{type(error).__name__}: {error}"
                     run.log.complain("leaks", f"the leak test is off from here on: {why}")
@@ -326,31 +350,48 @@ class MemoryMonitor:
                 oom.observer.attach()  # once the program has a context
             if fired or self._watermarks.near:
                 self._act(run, fired)
+            if run.printer is not None and self._live is run:
+                self._print(run, run.printer)
         finally:
             run.busy = False
 
+    def _print(self, run: Run, printer: Printer) -> None:
+        """Print the summary if its time has come, and say when it comes next."""
+        if printer.is_due(run.sampler.step_count):
+            try:
+                run.settings.prints(self.summary())
+            except Exception as error:
+                run.log.complain("print", f"a summary could not be printed: {error}")
+        run.due = min(run.due, printer.due_ns)
+        run.due_step = min(run.due_step, printer.due_step)
+
     def _act(self, run: Run, fired: int) -> None:
         """Run all callbacks and guards whose turn it is, then raise what they ask for."""
-        wanted = None
-        for handle in self._watermarks.due(fired, run.readings.host):
-            now, step = run.readings.host(), run.sampler.step_count
-            used, limit = now.used or 0, now.limit or 0
-            pressure = Pressure(handle.fraction, used, limit, run.limit_source, step, now.pressure)
-            wanted = self._watermarks.act(handle, pressure, run.log) or wanted
+        wanted, marks, host = None, self._watermarks, run.readings.host
+        for passed in marks.due(fired, host):
+            pressure = marks.pressure(passed, host, run.limit_source, run.sampler.step_count)
+            wanted = marks.act(passed.handle, pressure, run.log) or wanted
         if wanted is not None:
             raise wanted
 
     def _say_who_waits(self, run: Run) -> None:
-        """At the end: warn of a watermark that was passed when no safe point came any more."""
+        """At the end: warn of a watermark that was passed when no safe point came any more, or that
+        nobody could have seen."""
         run.waiting |= run.sampler.step(0)
-        waiting = self._watermarks.waiting(run.waiting)
+        waiting = [passed.handle for passed in self._watermarks.waiting(run.waiting)]
+        for handle, why in self._watermarks.unread():
+            self._cannot_act(run, [handle], why)
         if run.safe_ns == 0:
-            self._cannot_act(run, waiting, "the main thread called no step()")
+            self._cannot_act(run, waiting, f"the main thread called no step(){ACTS}")
             return
         # How long a step takes, with the time before the first one.
         step_ns = (run.safe_ns - run.clock_ns) // max(1, run.sampler.step_count)
         if time.monotonic_ns() - run.safe_ns >= max(LOST_NS, 2 * step_ns):
-            self._cannot_act(run, waiting, "the main thread had stopped calling step()")
+            self._cannot_act(run, waiting, f"the main thread had stopped calling step(){ACTS}")
+
+    def _say_who_cannot(self, run: Run) -> None:
+        for handle, why in self._watermarks.hopeless():
+            self._cannot_act(run, [handle], why)
 
     def _cannot_act(self, run: Run, waiting: Sequence[Handle], why: str) -> None:
         for handle in waiting:
@@ -358,42 +399,59 @@ class MemoryMonitor:
             aloud = not self._settings.sums_up  # which says it
             run.log.warn(f"{handle!r} {id(handle)}", event, aloud=aloud)
 
-    def on_pressure(self, fraction: float, callback: Callback) -> Handle:
+    def on_pressure(self, fraction: float, callback: Callback, *, device: object = None) -> Handle:
         """Call a function at the next safe point each time that memory in use has risen above a
         part of the limit; again after it has fallen by 5 % of the limit.
 
         Args:
             fraction: the part of the limit, above 0 and at most 1.
             callback: called with a Pressure, or without an argument if it takes none. What it
-                raises is reported once and ends there, except HostMemoryPressure, which comes out
-                of step().
+                raises is reported once and ends there, except MemoryPressure, which comes out of
+                step().
+            device: whose memory. None, the default, and "cpu": the host's. "cuda": that of each
+                device that is watched. "cuda:0" to "cuda:7", a number or a torch.device: of that
+                one. In use is what is allocated and what others hold, and the limit the device's
+                size; also what comes and goes within a step counts.
 
         Returns a Handle, whose cancel() removes the callback. Raises ValueError if `fraction` is
-        not in its range, or if 32 callbacks and guards are there already (a guard above 0.5 counts
-        twice); TypeError if `fraction` is not a number or `callback` cannot be called so.
+        not in its range, if `device` is none, or if 32 callbacks and guards are there already (a
+        guard of the host above 0.5 counts twice, one of "cuda" once for each device); TypeError if
+        `fraction` is not a number or `callback` cannot be called so.
         """
         called = as_callback(callback, "on_pressure()", "a Pressure")
-        return self._watermarks.add(fraction, called, safe=False)
+        return self._wait(fraction, called, False, device)
 
-    def guard(self, fraction: float, action: str | Callback = "raise") -> Handle:
+    def guard(
+        self, fraction: float, action: str | Callback = "raise", *, device: object = None
+    ) -> Handle:
         """Act at the next safe point on the main thread, once for each time that memory in use has
-        risen above a part of the limit. Above 0.5 it acts earlier, from 2 * fraction - 1 on, if
-        tasks of the control group stall for memory 40 % of the time.
+        risen above a part of the limit. On the host it acts earlier above 0.5, from
+        2 * fraction - 1 on, if tasks of the control group stall for memory 40 % of the time.
 
         Args:
             fraction: the part of the limit, above 0 and at most 1.
-            action: "raise", the default, raises HostMemoryPressure out of step(); "record" writes
-                an event; a function is called as by `on_pressure`.
+            action: "raise", the default, raises HostMemoryPressure or DeviceMemoryPressure out of
+                step(); "record" writes an event; a function is called as by `on_pressure`.
+            device: whose memory, as for `on_pressure`; by default the host's.
 
         Returns a Handle, whose cancel() removes the guard. Raises as `on_pressure` does, and
         ValueError if `action` is another text.
         """
-        if isinstance(action, str):
-            if action not in ("raise", "record"):
-                raise ValueError(f'guard(): action is "raise", "record" or a function, {action!r}')
-            return self._watermarks.add(fraction, action, safe=True)
-        called = as_callback(action, "guard()", "a Pressure")
-        return self._watermarks.add(fraction, called, safe=True)
+        if not isinstance(action, str):
+            action = as_callback(action, "guard()", "a Pressure")
+        elif action not in ("raise", "record"):
+            raise ValueError(f'guard(): action is "raise", "record" or a function, {action!r}')
+        handle = self._wait(fraction, action, True, device)
+        if handle.device is None and self._key_guard is not None:
+            self._key_guard.cancel()
+            self._key_guard = None
+        return handle
+
+    def _wait(self, fraction: float, action: Callback | str, safe: bool, device: object) -> Handle:
+        handle, run = self._watermarks.add(fraction, action, safe, device), self._live
+        if run is not None:
+            self._say_who_cannot(run)
+        return handle
 
     def expect_growth(
         self,
@@ -423,8 +481,8 @@ class MemoryMonitor:
         """
         growth = {"bytes": bytes, "rate": rate, "until": until, "signal": signal}
         run = self._live
-        detector = LeakDetector() if run is None or run.watch is None else run.watch.detector
-        detector.expect_growth(name, **growth)  # type: ignore[arg-type]
+        declares = LeakDetector() if run is None or run.watch is None else run.watch
+        declares.expect_growth(name, **growth)  # type: ignore[arg-type]
         self._growths[name] = growth
 
     def mark(self, text: str) -> None:
@@ -436,19 +494,45 @@ class MemoryMonitor:
 
     # --- leaks ---
 
-    def leaks(self) -> LeakVerdict:
-        """What the leak test says so far; docs/guides/leaks.md explains it. Growth that a census
-        has found to be a container with a bound is `growing`, and the verdict is a FillVerdict,
-        whose text says what fills. Takes 20 us.
+    def findings(self) -> tuple[LeakFinding, ...]:
+        """What grows now: what, how fast, who holds it, how long is left and what to do; the worst
+        first. Empty where nothing grows, and in the first steps. Takes 20 us.
 
         Raises RuntimeError if the monitor was made with leaks=False.
         """
         watch = self._watch()
-        return LeakVerdict("quiet", 0.0, "none") if watch is None else watch.verdict()
+        return () if watch is None else watch.findings()
+
+    def on_leak(self, callback: LeakCallback | Callable[[], object]) -> LeakHandle:
+        """Call a function in step(), on the main thread, as soon as something grows: once for each
+        holder, once more for each higher grade, and once with `over` set where the growth has
+        ended. The findings are of the grade `suspect` or above.
+
+        Args:
+            callback: gets the LeakFinding, or nothing if it takes no argument. What it raises is
+                reported once and ends there. It may call step(), stop() and all else.
+
+        Returns a LeakHandle, whose cancel() removes the callback. Raises TypeError if `callback`
+        cannot be called so, RuntimeError if the monitor was made with leaks=False.
+        """
+        called = as_callback(callback, "on_leak()", "a LeakFinding")
+        self._watch()
+        return self._listeners.add(called)
+
+    def leaks(self) -> LeakVerdict:
+        """What the leak test says so far; docs/guides/leaks.md explains it. It knows the signals
+        alone, `findings()` who holds what grows as well. `fills` where a container with a bound
+        takes most of it. Takes 20 us.
+
+        Raises RuntimeError if the monitor was made with leaks=False.
+        """
+        watch = self._watch()
+        return LeakVerdict("early", 0.0, "none") if watch is None else watch.verdict()
 
     def holders(self) -> tuple[Holder, ...]:
-        """Who holds what grows, those that hold most first; found by a census on suspicion, and so
-        empty as long as nothing grows or nobody was found.
+        """Who holds what grows, those that hold most first; found by a census that looks at the
+        heap at step 16, 24, 32 and ever more rarely, and so empty before the third look, as long
+        as nothing grows, and where nobody was found.
 
         Raises RuntimeError if the monitor was made with leaks=False.
         """
@@ -457,7 +541,8 @@ class MemoryMonitor:
 
     def forecast(self) -> StepsLeft | None:
         """Steps until the limit of the host or of a device is reached, the sooner of the two, as an
-        interval. None before 256 readings and without a limit. Takes 20 us.
+        interval; of the worst finding where something grows. None where nothing is known, and
+        without a limit. Takes 20 us.
 
         Raises RuntimeError if the monitor was made with leaks=False.
         """
@@ -515,11 +600,11 @@ class MemoryMonitor:
         host, devices = run.readings.host(), run.readings.devices()
         values = readings.host_metrics(host, run.peak()[0])
         if run.watch is not None:
-            verdict, left = run.watch.verdict(), run.watch.forecast()
-            leaks = verdict.kind in ("likely", "leak")
-            ends = left is not None and not math.isinf(left.lo) and verdict.kind != "quiet"
-            values["memory/leak_bytes_per_step"] = verdict.rate_bytes_per_step if leaks else 0.0
-            values["memory/steps_left"] = left.lo if left is not None and ends else None
+            found = run.watch.findings()
+            calls = [one for one in found if is_call(one.grade) and one.per == "step"]
+            left = found[0].steps_left if found else None
+            values["memory/leak_bytes_per_step"] = calls[0].rate_bytes if calls else 0.0
+            values["memory/steps_left"] = None if left is None else left[0]
         for device in devices[: None if expert else 1]:
             values |= readings.device_metrics(device)
         if expert:
@@ -527,7 +612,7 @@ class MemoryMonitor:
         return readings.known(values)
 
     def _all_metrics(
-        self, run: Run, host: HostTiers, devices: Sequence[DeviceTiers]
+        self, run: Run, host: HostTiers, devices: Sequence[DeviceMemory]
     ) -> dict[str, float | None]:
         sample = run.sampler.latest()
         values: dict[str, float | None] = {"memory/steps": run.sampler.step_count}
@@ -538,6 +623,7 @@ class MemoryMonitor:
             values["memory/host_used_bytes"] = host.used
             values["memory/host_used_peak_bytes"] = run.sampler.peak()
             values["memory/children"] = sample.children
+        values |= readings.job_metrics(host)
         for device in devices:
             values[f"memory/cuda{device.index}_total_bytes"] = device.total
             values[f"memory/cuda{device.index}_inactive_bytes"] = device.inactive
@@ -553,16 +639,17 @@ class MemoryMonitor:
     # --- texts, and what monitors have that people write themselves ---
 
     def summary(self) -> str:
-        """Memory in use, phases, leaks with their holders, and the forecast, as text. The percent
-        behind `System:` is of the limit: the container's, when there is one. The process, its
-        workers and what limits them follow, each on a line of its own with its peak."""
+        """Memory in use, phases, how much grows in 1,000 steps, and what leaks, as text. The
+        percent behind `System:` is of the limit: the container's, when there is one. The process,
+        its workers, its shared memory, what it has swapped out and how fast that rises, the job,
+        which is all of these, and what limits them follow, each on a line of its own."""
         run, (host, devices) = self._last, self._in_use()
         lines = [readings.format_stats(readings.memory_stats(host, devices))]
         highest = None if run is None else run.sampler.peak()
         lines += readings.host_lines(host, self._peak(), highest)
         lines += phase_lines(self.phases())
         if run is not None and run.watch is not None:
-            lines += run.watch.lines()
+            lines += run.watch.lines(run.sampler.step_count)
         return "\n".join(lines)
 
     def log_memory(self, step: int | None = None, force: bool = False) -> dict[str, float | None]:
@@ -589,7 +676,7 @@ class MemoryMonitor:
         else:
             last = self._line_step
             is_due = last is None or not last <= step < last + self.log_interval
-        if force or is_due:
+        if (force or is_due) and not environment.is_off:
             self._next_line, self._line_step = time.monotonic() + LOG_EVERY, step
             logger.info("step %d: %s", step, " ".join(self.format_memory_stats(stats).split()))
         return stats
@@ -610,7 +697,7 @@ class MemoryMonitor:
             )
         return readings.format_stats(stats)
 
-    def _in_use(self) -> tuple[HostTiers, list[DeviceTiers]]:
+    def _in_use(self) -> tuple[HostTiers, list[DeviceMemory]]:
         run = self._last
         now = monitor_run.readings_now(self._settings, self._root) if run is None else run.readings
         return now.host(), now.devices()
@@ -633,19 +720,23 @@ class MemoryMonitor:
         return peaks
 
     def check_memory_leak(self, threshold_increase_gb: float = 1.0) -> bool:
-        """Whether the leak test says `likely` or `leak`, and so much was leaked since then. Unlike
-        two readings that are compared, a warm-up or a buffer that fills does not count.
+        """Whether something leaks (`likely` or `leak`), and so much was leaked since it began.
+        Unlike two readings that are compared, a warm-up or a buffer that fills does not count.
 
         Args:
             threshold_increase_gb: what has to be leaked, in units of 2**30 bytes; by default 1.0.
 
         Raises RuntimeError if the monitor was made with leaks=False.
         """
+        leaked = 0.0
+        for one in self.findings():
+            if one.grade in ("likely", "leak") and one.per == "step":
+                leaked += one.rate_bytes * (self.step_count - (one.since_step or 0))
         verdict = self.leaks()
-        if verdict.kind not in ("likely", "leak"):
-            return False
-        steps = self.step_count - (verdict.since_step or 0)
-        return verdict.rate_bytes_per_step * steps >= threshold_increase_gb * GB
+        if verdict.kind in ("likely", "leak"):
+            steps = self.step_count - (verdict.since_step or 0)
+            leaked = max(leaked, verdict.rate_bytes_per_step * steps)
+        return leaked > 0 and leaked >= threshold_increase_gb * GB
 
     def cleanup_memory(self, aggressive: bool = False) -> dict[str, float]:
         """Collect Python's cycles, empty torch's cache of free device blocks, and give malloc's

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from memtools import _core
 from memtools._base import devices as cuda_devices
-from memtools._base.devices import DeviceTiers
+from memtools._base.devices import DeviceMemory
 from memtools._base.size import format_bytes
-from memtools.monitor.host import percent
+from memtools.monitor.host import LEAST_SAID, job_lines, percent
 
 GB = 2**30  # as people print it: a card of 24 GiB shows 23.63 GB
 
@@ -25,7 +25,7 @@ class HostTiers:
     used: int | None
     limit: int | None
     available: int | None
-    #: private memory of the child processes
+    #: private memory of the descendants
     children: int | None
     #: share of the last 10 s, 0 to 100, in which some task of the control group waited for memory
     pressure: float | None
@@ -33,6 +33,18 @@ class HostTiers:
     process: int | None = None
     #: whose limit that is: "given", "cgroup", "machine", or "" where nothing is known to limit it
     limited_by: str = ""
+    #: what the job fills, the process with its descendants and their shared memory: each page once,
+    #: and what of it is swapped out as well
+    job: int | None = None
+    #: shared memory of the job
+    shm: int | None = None
+    #: of the job, swapped out
+    job_swap: int | None = None
+    #: by how many bytes that rose in the last half minute, in how many nanoseconds and steps; None
+    #: where it does not rise for certain
+    swap_rise: tuple[int, int, int] | None = None
+    #: of the process, pinned by torch's allocator of host memory
+    pinned: int | None = None
 
 
 class Readings:
@@ -55,9 +67,14 @@ class Readings:
             None if sample.pressure is None else sample.pressure / 100,
             sample.process,
             "" if limit is None else limit[1],
+            job=sample.job,
+            shm=sample.shm,
+            job_swap=sample.job_swap,
+            swap_rise=self._sampler.swap_rise(),
+            pinned=cuda_devices.pinned(),
         )
 
-    def devices(self) -> list[DeviceTiers]:
+    def devices(self) -> list[DeviceMemory]:
         """What torch counts now on each watched device; unknown before there is a context."""
         return [cuda_devices.tiers(index) for index in self._indexes]
 
@@ -66,7 +83,7 @@ def _gb(size: int | None) -> float | None:
     return None if size is None else size / GB
 
 
-def memory_stats(host: HostTiers, devices: list[DeviceTiers]) -> dict[str, float | None]:
+def memory_stats(host: HostTiers, devices: list[DeviceMemory]) -> dict[str, float | None]:
     """`cpu_...` and `gpu_...`, as monitors that people write themselves have it, in units of 2**30
     bytes.
 
@@ -110,9 +127,11 @@ def format_stats(stats: Mapping[str, float | None]) -> str:
 
 def _usage(stats: Mapping[str, float | None], name: str) -> str:
     allocated, total = stats[f"{name}_allocated_gb"], stats.get(f"{name}_total_gb")
+    reserved = stats.get(f"{name}_reserved_gb")
+    more = "" if reserved is None else f", reserved {reserved:.2f} GB"
     if total is None:
-        return f"{allocated:.2f} GB"
-    return f"{allocated:.2f}/{total:.2f} GB ({_percent(stats.get(f'{name}_percent'))})"
+        return f"{allocated:.2f} GB{more}"
+    return f"{allocated:.2f}/{total:.2f} GB ({_percent(stats.get(f'{name}_percent'))}){more}"
 
 
 def _percent(value: float | None) -> str:
@@ -120,7 +139,7 @@ def _percent(value: float | None) -> str:
 
 
 def host_lines(host: HostTiers, peak: tuple[int | None, bool], highest: int | None) -> list[str]:
-    """The process, its workers and what limits them, each on a line of its own.
+    """The process, its workers, the whole job and what limits them, each on a line of its own.
 
     `peak` is that of the process and whether it is exact, `highest` the most that ever counted
     against the limit.
@@ -128,14 +147,30 @@ def host_lines(host: HostTiers, peak: tuple[int | None, bool], highest: int | No
     lines = []
     if host.process is not None:
         lines.append(f"  Process: {format_bytes(host.process)}{_peak_words(*peak)}")
+    if host.pinned:
+        lines.append(f"  Pinned for devices: {format_bytes(host.pinned)} of it")
     if host.children:
         lines.append(f"  Workers: {format_bytes(host.children)}")
+    if host.shm is not None and host.shm >= LEAST_SAID:
+        lines.append(f"  Shared memory: {format_bytes(host.shm)}")
+    lines += job_lines(host.process, host.job)
+    if host.job_swap:
+        swapped = f"{format_bytes(host.job_swap)} of it{_rise_words(host.swap_rise)}"
+        lines.append(f"  Swapped out: {swapped}")
     if host.used is not None and host.limit:
         name = {"given": "Limit", "cgroup": "Container"}.get(host.limited_by, "Machine")
         used = f"{format_bytes(host.used)} of {format_bytes(host.limit)} used"
         share = _percent(percent(host.used, host.limit))
         lines.append(f"  {name}: {used} ({share}){_peak_words(highest, True)}")
     return lines
+
+
+def _rise_words(rise: tuple[int, int, int] | None) -> str:
+    if rise is None:
+        return ""
+    size, ns, steps = rise
+    rate = f"{format_bytes(size / steps)}/step" if steps else f"{format_bytes(size / ns * 1e9)}/s"
+    return f", +{rate} in the last {ns / 1e9:.0f} s"
 
 
 def _peak_words(peak: int | None, exact: bool) -> str:
@@ -156,7 +191,17 @@ def host_metrics(host: HostTiers, peak: int | None) -> dict[str, float | None]:
     }
 
 
-def device_metrics(tiers: DeviceTiers) -> dict[str, float | None]:
+def job_metrics(host: HostTiers) -> dict[str, float | None]:
+    """Of the job, and of what is in it."""
+    return {
+        "memory/job_bytes": host.job,
+        "memory/job_swap_bytes": host.job_swap,
+        "memory/shm_bytes": host.shm,
+        "memory/pinned_bytes": host.pinned,
+    }
+
+
+def device_metrics(tiers: DeviceMemory) -> dict[str, float | None]:
     name = f"memory/cuda{tiers.index}"
     return {
         f"{name}_allocated_bytes": tiers.allocated,

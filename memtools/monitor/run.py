@@ -2,32 +2,56 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memtools import _core
 from memtools._base import devices as cuda_devices
 from memtools._base import process, running
 from memtools._base.devices import DevicePeaks
-from memtools._base.notice import notice
+from memtools._base.every import Every
+from memtools._base.notice import logger, notice
 from memtools._base.size import format_bytes
-from memtools.monitor import ending
+from memtools.leak.finding import LeakFinding
+from memtools.monitor import ending, sharing
+from memtools.monitor.bytime import ByTime
 from memtools.monitor.host import limit_source, process_limits
-from memtools.monitor.leakwatch import LeakWatch, Limits, Suspicion, signals_of
+from memtools.monitor.leakwatch import LeakWatch, growth_census, worker_reports
 from memtools.monitor.log import Log, open_record
 from memtools.monitor.phases import PhaseBook
 from memtools.monitor.readings import Readings
+from memtools.monitor.signals import Limits, signals_of
+from memtools.monitor.voice import Listeners, Printer, Voice
+from memtools.record import kills
 from memtools.record.kinds import End, Start
 
 if TYPE_CHECKING:
     from memtools.monitor.monitor import MemoryMonitor
 
 FORK_EVENT_NS = 1_000_000_000
+
+
+def log_finding(finding: LeakFinding) -> None:
+    """Say a finding through the logger "memtools"."""
+    logger.log(logging.INFO if finding.over else logging.WARNING, "%s", finding)
+
+
+def log_summary(text: str) -> None:
+    """Print a summary: to the logger "memtools" where somebody listens to such lines, else to the
+    standard error, as the program has asked for it."""
+    if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
+        logger.info("%s", text)
+    elif sys.stderr is not None:
+        print(text, file=sys.stderr)
+
+
 _HOST_COLUMNS = (
     ("step", ""),
     *((name, "B") for name in ("rss", "private", "swap", "cgroup_used", "cgroup_limit")),
@@ -37,6 +61,8 @@ _HOST_COLUMNS = (
     ("children", ""),
     ("children_private", "B"),
     ("process", "B"),  # rss, each page counted once
+    ("job", "B"),  # that of the process, its descendants and their shared memory
+    ("shm", "B"),  # the job's shared memory
 )
 
 
@@ -57,12 +83,20 @@ class MonitorSettings:
     leaks: bool
     census: bool
     name: str | None
+    #: how often summary() is printed; None: never
+    print_every: Every | None = None
     #: what is called with a text about the record's name
     announce: Callable[[str], None] = notice
+    #: what is called with each finding, once for each grade and holder, as soon as it is made
+    says: Callable[[LeakFinding], None] = log_finding
+    #: what is called with each summary of `print_every`
+    prints: Callable[[str], None] = log_summary
     #: whether a summary of the record is printed at the end
     sums_up: bool = False
     #: whether the program has the monitor in its hands, and so may call its expect_growth()
     declares: bool = True
+    #: whether growth is judged by time as long as no steps are made, on a thread
+    by_time: bool = False
 
 
 class Run:
@@ -72,7 +106,9 @@ class Run:
     what a signal handler raises; then `close` does what matters, in any state.
     """
 
-    def __init__(self, settings: MonitorSettings, root: str) -> None:
+    def __init__(
+        self, settings: MonitorSettings, root: str, listeners: Listeners | None = None
+    ) -> None:
         """Make the parts and the record, and start the thread. What fails leaves a record that was
         closed. Raises OSError if the record cannot be made, and DeviceError."""
         self.devices = cuda_devices.find_devices(settings.device, root)
@@ -107,15 +143,12 @@ class Run:
             if self._given is None
             else f"limit given, {format_bytes(self._given)}"
         )
+        self.settings = settings
+        every = settings.print_every
+        self.printer = None if every is None else Printer(every)
+        #: what says what was found
+        self.voice = Voice(self.log, listeners or Listeners(), settings.says)
         self.watch: LeakWatch | None = None
-        if settings.leaks:
-            self.watch = LeakWatch(
-                signals_of(self.probe, self.devices),
-                Limits(sampler, self.probe, self.devices),
-                self.log,
-                Suspicion() if settings.census else None,
-                declares=settings.declares,
-            )
         #: whether the leak test goes on; it ends at its first failure
         self.tests_leaks = settings.leaks
         #: of the process, once the run has ended
@@ -125,6 +158,8 @@ class Run:
         self.main = threading.main_thread().ident
         #: when step() is to do more than to count, on the monotonic clock
         self.due = 0
+        #: and at which step
+        self.due_step = 1 if settings.leaks else 1 << 62
         #: watermarks that were passed, until the main thread comes
         self.waiting = 0
         #: a safe point is being served: step() of a callback does no more than count
@@ -143,16 +178,76 @@ class Run:
         except BaseException:
             self.log.close()
             raise
-        start = Start(
+        self._start = Start(
             name=settings.name or "",
             devices=tuple(self.devices),
             interval_ms=settings.interval_ns / 1e6,
             limit=self.limit_source,
             given_bytes=self._given,
             machine_bytes=self._machine,
+            tests_leaks=settings.leaks,
         )
-        self.log.event("start", start)
+        self.log.event("start", self._start)
+        this = weakref.ref(self)  # or the log would keep the run, which keeps the log
+        self.log.lasting = lambda: () if (run := this()) is None else run._lasting()
         self._note_limits()
+        #: what the kernel had counted in the control groups when the run began
+        self._counters = kills.read_counters(self.probe, root) if writer is not None else []
+        self._root = root
+        for counters in self._counters:
+            self.log.event("counters", counters)
+        self._note_room()
+        self.by_time: ByTime | None = None
+        if settings.by_time and settings.leaks:
+            self.by_time = ByTime(
+                lambda: sampler.step_count, self._watch_by_time, self.voice.complain
+            )
+            self.by_time.start()
+
+    def _watch_by_time(self, seconds: float, only_children: bool) -> LeakWatch:
+        """A LeakWatch for a thread of its own, which no callback of the program hears of."""
+        probe = _core.Probe(self._root)
+        signals = signals_of(probe, self.devices)
+        if only_children:
+            signals = [signal for signal in signals if signal.name == "children"]
+        return LeakWatch(
+            signals,
+            Limits(self.sampler, probe, self.devices),
+            Voice(self.log, Listeners(), self.settings.says),
+            growth_census if self.settings.census and not only_children else None,
+            workers=worker_reports(),
+            processes=probe.children,
+            seconds=seconds,
+        )
+
+    def begin_anew(self, expected: Mapping[str, Mapping[str, Any]]) -> None:
+        """Test for leaks from here on; what an earlier test has seen does not count any more.
+
+        Args:
+            expected: what expect_growth() was told, by name.
+        """
+        if not self.settings.leaks:
+            return
+        if self.watch is not None:
+            self.watch.leave()
+        self.watch = LeakWatch(
+            signals_of(self.probe, self.devices),
+            Limits(self.sampler, self.probe, self.devices),
+            self.voice,
+            growth_census if self.settings.census else None,
+            workers=worker_reports(),
+            processes=self.probe.children,
+            origin=self.sampler.step_count,
+        )
+        for name, growth in expected.items():
+            self.watch.expect_growth(name, **growth)
+
+    def _lasting(self) -> Iterator[tuple[str, object]]:
+        """What a record has to tell wherever it is cut off: who writes it, and what stands."""
+        yield Start.KIND, self._start
+        for watch in (self.watch, self.by_time):
+            for finding in () if watch is None else watch.findings():
+                yield "finding", finding
 
     def _note_limits(self) -> None:
         """The limits of the process, at the start and where they have changed since: what refuses
@@ -162,7 +257,24 @@ class Run:
                 self._noted[name] = limit
                 self.log.event("limit", {"name": name, "limit_bytes": limit})
 
-    def end(self, how: End | None, *, last_look: bool) -> bool:
+    def _note_room(self) -> None:
+        room = kills.room_of_shm(self._root)
+        if room is not None:
+            self.log.event("shm_room", room)
+
+    def _note_counters(self, how: End | None) -> None:
+        """At the end: what the kernel has counted since the start, and, where it did not end well,
+        what had acted."""
+        if self._counters:
+            now = kills.read_counters(self.probe, self._root)
+            for counters in kills.counters_to_write(self._counters, now):
+                self.log.event("counters", counters)
+        if how.exception if how is not None else ending.ending.failed:
+            for limit in ending.ending.acted:
+                self.log.event("limit", limit)
+            self._note_room()
+
+    def end(self, how: End | None) -> bool:
         """Stop the thread and close the record; False if another call does so or has done so.
 
         Raises nothing: the program goes on or ends as it would. Without `how`, the process is about
@@ -171,10 +283,12 @@ class Run:
         if not self._ends.acquire(blocking=False):
             return False
         try:
-            if last_look and self.watch is not None and threading.get_ident() == self.main:
-                self.watch.last_look(self.sampler.step_count)
+            if self.by_time is not None:
+                self.by_time.close()
+            if self.watch is not None:
+                self.watch.close()
         except Exception as error:
-            self.log.complain("leaks", f"the last census failed: {error}")
+            self.log.complain("leaks", f"the last word about leaks failed: {error}")
         try:
             self.sampler.stop()  # first: its last sample must not lie above the peak
             self._peak_at_end = self.peak()
@@ -182,6 +296,7 @@ class Run:
                 self.book.devices.look()
             self.ended_ns = time.monotonic_ns()
             self._note_limits()
+            self._note_counters(how)
             if ending.ending.idle_heap is not None:
                 self.log.event("heap", {"kept_bytes": ending.ending.idle_heap})
         except Exception as error:
@@ -193,6 +308,10 @@ class Run:
     def close(self, how: End | None) -> None:
         """After an interrupt within start() or end(): stop the thread and close the record."""
         self.over = True
+        if self.by_time is not None:
+            self.by_time.close()
+        if self.watch is not None:
+            self.watch.leave()
         self.sampler.stop()
         self._finish(how)
 
@@ -249,6 +368,7 @@ def follow(monitor: MemoryMonitor) -> None:
     process.at_fork(_in_child, _in_parent)
     _hook_worker()
     ending.watch()
+    sharing.hear(load="torch" in sys.modules)
     _owners.add(monitor)
 
 
@@ -268,6 +388,7 @@ def leave(monitor: MemoryMonitor) -> None:
     _owners.discard(monitor)
     if not _owners:
         ending.unwatch()
+        sharing.rest()
 
 
 def _at_exit() -> None:

@@ -16,8 +16,13 @@ from memtools._base.text import shown
 from memtools.record.kinds import End, Event, GuardAct, GuardSet, Heap, Limit, Start
 
 if TYPE_CHECKING:
+    from memtools.record.kills import Cause
     from memtools.record.record import Record
 
+#: the limits of a process by which an allocation is refused
+BYTES = ("RLIMIT_AS", "RLIMIT_DATA")
+#: events that are read at the start and the end of each run, to tell who ended it
+_EVIDENCE = ("counters", "shm_room")
 _Kind = TypeVar("_Kind", bound=Event)
 #: what the end events say that have neither a code nor a signal nor an exception
 _HOW = {
@@ -38,7 +43,8 @@ class Ending:
     (by a signal), "gone" (no end mark), "ended" (an end mark that nobody here understands) or
     "running". `text`: one clause about it. `signal`: its name where one ended the run, "" where
     that is not known. `code`: the exit code by which a shell or a launcher tells of that signal.
-    `out_of_memory`: "host", "device" or "budget" where an exception says that it ran out.
+    `out_of_memory`: "host", "device" or "budget" where an exception says that it ran out. `cause`:
+    who killed it or a child of it, as far as the kernel's counters tell.
     """
 
     kind: str
@@ -46,10 +52,19 @@ class Ending:
     signal: str | None = None
     out_of_memory: str | None = None
     code: int | None = None
+    cause: Cause | None = None
+
+    def shows(self, event: str) -> bool:
+        """Whether an event of this kind is told in a list of them. Phases have a table; evidence
+        for who ended a run is news where somebody has."""
+        ended_well = self.kind in ("clean", "running")
+        return event != "phase" and not (ended_well and event in _EVIDENCE)
 
     def by_memory(self, *, near: bool) -> bool:
-        """Whether memory ended it: an exception says so, or what may have been a SIGKILL came near
-        the limit."""
+        """Whether memory ended it: an exception or the kernel's counters say so, or what may have
+        been a SIGKILL came near the limit and nobody counted."""
+        if self.cause is not None and self.cause.by != "unclear":
+            return self.cause.is_memory
         return self.out_of_memory is not None or (self.signal in ("", "SIGKILL") and near)
 
 
@@ -131,13 +146,21 @@ def last_guard_act(record: Record) -> str:
 
 
 def process_limits(record: Record) -> dict[str, int]:
-    """The limits of the process itself by name; one that was lifted later does not count."""
+    """The limits of the process's memory by name; one that was lifted later does not count."""
     found: dict[str, int] = {}
     for limit in reversed(list(events_of(record, Limit))):
+        if limit.name not in BYTES:
+            continue
         found.pop(limit.name, None)
         if limit.limit_bytes is not None:
             found[limit.name] = limit.limit_bytes
     return found
+
+
+def limits_that_acted(record: Record) -> dict[str, Limit]:
+    """The limits of the process that refused what it asked for at the end, by name."""
+    acted = (limit for limit in events_of(record, Limit) if limit.used_bytes is not None)
+    return {limit.name: limit for limit in acted}
 
 
 def idle_heap(record: Record) -> int | None:

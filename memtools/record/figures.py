@@ -1,13 +1,13 @@
 """The figures of a record, computed once; run, watch, explain, report and export print them.
 
-    samples, buckets ──► cells ──► process, workers, together, group, machine ──► used of the limit
+    samples, buckets ──► cells ──► process, workers, shared, job, group, machine ──► used of a limit
     events ──► how it ended, limits of the process, verdicts and holders of the run itself
     cells, events ──► growth: one verdict, one rate, one forecast
 
-The process, its workers (child processes) and the machine are three figures under three names.
-`used` is what counts against the limit: the control group's use against the group's limit, the
-process and its workers against a limit that was given. Without either there is only the machine,
-which other programs use as well: the process and its workers are never blamed for what those take.
+The process, the job (the process with its workers and their shared memory) and the machine are
+three figures under three names. `used` is what counts against the limit: the control group's use
+against the group's limit, the job against a limit that was given. Without either there is only the
+machine, which other programs use as well: the job is never blamed for what those take.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from memtools.record.events import (
     events_of,
     guard_set,
     idle_heap,
+    limits_that_acted,
     process_limits,
     start_of,
 )
-from memtools.record.holdings import Holding, holdings
+from memtools.record.kills import explained
 from memtools.record.kinds import Cleanup, Pressure, Start
 from memtools.record.series import UNKNOWN, Timeline, own_column, timeline
 from memtools.record.verdict import Verdict, verdict_of
@@ -43,6 +44,8 @@ NEAR = 0.95
 UNLIMITED = 2**62
 #: the memory of a process that is watched from outside is seen falling while it ends
 LAST_NS = 10**9
+#: less shared memory than this, which libraries take for semaphores, is not told
+LEAST_SHARED = 2**20
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,8 @@ class Figures:
     used: Used | None
     process: Use | None
     workers: Workers | None
-    together: Use | None
+    shared: Use | None
+    job: Use | None
     children_most: int | None
     machine: Machine | None
     process_limits: dict[str, int]
@@ -156,8 +160,6 @@ class Figures:
     guard: Guard | None
     tiers: tuple[Tier, ...]
     phases: tuple[RecordPhase, ...]
-    leaks: tuple[Repeated, ...]
-    holders: tuple[Holding, ...]
     guards: tuple[Repeated, ...]
     cleanups: tuple[Cleanups, ...]
     kinds: dict[str, int]
@@ -189,8 +191,8 @@ class Figures:
         return None if self.process is None else self.process.peak_bytes
 
     @property
-    def peak_with_workers_bytes(self) -> int | None:
-        return None if self.together is None else self.together.peak_bytes
+    def job_peak_bytes(self) -> int | None:
+        return None if self.job is None else self.job.peak_bytes
 
     @property
     def used_peak_bytes(self) -> int | None:
@@ -209,10 +211,22 @@ class Figures:
         return self.used is not None and self.used.near_since_seconds is not None
 
     @property
+    def refusing(self) -> dict[str, int]:
+        """The limits of the process that refused an allocation: those that were seen to act, else
+        all that may have."""
+        acted = limits_that_acted(self.record)
+        return {n: b for n, b in self.process_limits.items() if n in acted} or self.process_limits
+
+    @property
     def limit_acted(self) -> str | None:
         """The limit that ended the run, in words; None where none is known to have."""
-        if self.ending.out_of_memory == "host" and self.process_limits:
-            return " and ".join(f"{n} of {format_bytes(b)}" for n, b in self.process_limits.items())
+        cause = self.ending.cause
+        if cause is not None and cause.by == "shm":
+            return f"/dev/shm of {format_bytes(cause.limit_bytes or 0)}"
+        if self.ending.out_of_memory == "host" and self.refusing:
+            return " and ".join(f"{n} of {format_bytes(b)}" for n, b in self.refusing.items())
+        if cause is not None and cause.by == "group" and cause.limit_bytes is not None:
+            return f"the cgroup limit of {format_bytes(cause.limit_bytes)}"
         used = self.used
         if used is None or not self.near_limit or not self.ending.by_memory(near=True):
             return None
@@ -221,7 +235,8 @@ class Figures:
     # --- words ---
 
     def peaks(self) -> str:
-        """`peak: the process 376.3 MiB; with its workers 2.00 GiB; the machine 14.1 of 23.5 GiB`;
+        """`peak: the process 376.3 MiB; its workers 1.64 GiB; the job 2.00 GiB; the machine 14.1 of
+        23.5 GiB`;
         the figure that counts against the limit with that limit."""
         parts = self._parts("peak_bytes")
         return f"peak: {parts}" if parts else "peak unknown"
@@ -237,12 +252,15 @@ class Figures:
         name = "the process tree" if self.outside else "the process"
         if self.process is not None:
             own = f"{name} {format_bytes(getattr(self.process, which))}"
-            alone = given and (self.together is None or self.workers is None)
-            parts.append(own + (self._of_limit(which) if alone else ""))
-        if self.workers is not None and self.together is not None:
-            parts.append(f"its workers {format_bytes(getattr(self.workers, which))}")
-            both = f"together {format_bytes(getattr(self.together, which))}"
-            parts.append(both + (self._of_limit(which) if given else ""))
+            # Workers that have ended, and files that are gone, are no part of the end.
+            beside = {"its workers": self.workers, "shared memory": self.shared}
+            sizes = {name: getattr(use, which) for name, use in beside.items() if use is not None}
+            alone = self.job is None or not any(sizes.values())
+            parts.append(own + (self._of_limit(which) if alone and given else ""))
+            parts += [f"{name} {format_bytes(size)}" for name, size in sizes.items() if size]
+            if self.job is not None and not alone:
+                job = f"the job {format_bytes(getattr(self.job, which))}"
+                parts.append(job + (self._of_limit(which) if given else ""))
         if used is not None and used.of == "control group":
             group = f"the control group {format_bytes(getattr(used, which))}"
             parts.append(group + (self._of_limit(which) if limit else ""))
@@ -297,7 +315,7 @@ class Figures:
             phase["name"] = shown(phase["name"])
         return {
             **found,
-            "peak_with_workers_bytes": self.peak_with_workers_bytes,
+            "job_peak_bytes": self.job_peak_bytes,
             "limit_acted": self.limit_acted,
             "guard_text": self.guard_words(),
             **self.verdict.as_json(),
@@ -319,10 +337,11 @@ def figures_of(record: Record) -> Figures:
     line = timeline(record)
     start = start_of(record)
     outside = bool(start.command)  # which goes on writing while the command ends
-    process, workers, together = _process(record, line, outside)
+    process, workers = _process(line, record, outside), _workers(line)
+    job = _job(line, process, workers)
     limit, source = _limit(line, start)
     machine = _machine(line, start.machine_bytes)
-    used = _used(line, limit, source, together, outside)
+    used = _used(line, limit, source, job, outside)
     kinds: dict[str, int] = {}
     for event in record.events:
         kinds[shown(event.kind)] = kinds.get(shown(event.kind), 0) + 1
@@ -336,13 +355,19 @@ def figures_of(record: Record) -> Figures:
         samples=record.total,
         unreadable=record.unreadable,
         steps=steps,
-        ending=ending(record),
+        ending=explained(
+            ending(record),
+            record,
+            near=used is not None and used.near_since_seconds is not None,
+            given=source == "given",
+        ),
         outside=outside,
         own_monitor=not outside and start.name != "memtools run",
         used=used,
         process=process,
         workers=workers,
-        together=together,
+        shared=_shared(line),
+        job=job,
         children_most=None if children is None else children[0],
         machine=machine,
         process_limits=process_limits(record),
@@ -350,8 +375,6 @@ def figures_of(record: Record) -> Figures:
         guard=_guard(record, line, used, steps),
         tiers=tuple(_tiers(record, line)),
         phases=tuple(sorted(record.phases, key=lambda p: (-(p.peak_bytes or -1), p.name))),
-        leaks=_repeated(record, "leak"),
-        holders=holdings(record),
         guards=_repeated(record, "guard"),
         cleanups=_cleanups(record),
         kinds=kinds,
@@ -379,14 +402,18 @@ def seconds_of(record: Record, time_ns: int) -> float:
 # --- who uses how much ----------------------------------------------------------------------------
 
 
-def together_cells(line: Timeline) -> list[int]:
-    """Resident memory and the workers' private memory in each cell. Workers are read less often:
-    between two readings they keep what they had."""
-    own, found, workers = line.most.get(own_column(line), []), [], 0
+def job_cells(line: Timeline) -> list[int]:
+    """The most of the job in each cell: the sampler's own sum, which it takes at one moment. Older
+    records, and those made from outside, have the process and the workers' private memory, which
+    is read less often: between two readings it keeps what it had."""
+    if line.known("job"):
+        return line.most["job"]
+    own = line.most.get(own_column(line), [])
     theirs = line.most.get("children_private", [UNKNOWN] * len(own))
-    for size_now, private in zip(own, theirs, strict=True):
+    found, workers = list[int](), 0
+    for process, private in zip(own, theirs, strict=True):
         workers = workers if private == UNKNOWN else private
-        found.append(UNKNOWN if size_now == UNKNOWN else size_now + workers)
+        found.append(UNKNOWN if process == UNKNOWN else process + workers)
     return found
 
 
@@ -396,8 +423,13 @@ def used_cells(line: Timeline, source: str) -> tuple[str, list[int]] | None:
         return "control group", line.most["cgroup_used"]
     if not line.known(own_column(line)):
         return None
-    name = "process and workers" if _has_workers(line) else "process"
-    return name, together_cells(line)
+    return ("job" if _is_job(line) else "process"), job_cells(line)
+
+
+def _is_job(line: Timeline) -> bool:
+    """Whether there is more than the process: workers, or shared memory."""
+    workers, shared = (line.peak(name) or (0, 0) for name in ("children_private", "shm"))
+    return workers[0] > 0 or shared[0] >= LEAST_SHARED
 
 
 def _newest(line: Timeline, cells: list[int], outside: bool) -> tuple[int, int]:
@@ -410,11 +442,6 @@ def _newest(line: Timeline, cells: list[int], outside: bool) -> tuple[int, int]:
     return known[-1]
 
 
-def _has_workers(line: Timeline) -> bool:
-    peak = line.peak("children_private")
-    return peak is not None and peak[0] > 0
-
-
 def _use(line: Timeline, cells: list[int]) -> Use | None:
     known = [(value, -i) for i, value in enumerate(cells) if value != UNKNOWN]
     if not known:
@@ -423,34 +450,47 @@ def _use(line: Timeline, cells: list[int]) -> Use | None:
     return Use(known[-1][0], peak, line.first_ns[-at] / 1e9)
 
 
-def _process(
-    record: Record, line: Timeline, outside: bool
-) -> tuple[Use | None, Workers | None, Use | None]:
-    """(the process, its workers, both together). The kernel's own marks of the phases, from which
-    the probe has taken pages that are mapped again, count: what lies between two samples is a peak,
-    too."""
+def _process(line: Timeline, record: Record, outside: bool) -> Use | None:
+    """The kernel's own marks of the phases, from which the probe has taken pages that are mapped
+    again, count: what lies between two samples is a peak, too."""
     column = own_column(line)
     own = _use(line, line.most.get(column, []))
     if own is None:
-        return None, None, None
+        return None
     newest = _newest(line, line.most[column], outside)[0] if outside else line.last(column) or 0
     marks = max((p.peak_bytes for p in record.phases if p.peak_bytes is not None), default=0)
-    process = Use(newest, own.peak_bytes, own.peak_seconds)
     if marks > own.peak_bytes:
-        process = Use(newest, marks, None)
-    if not _has_workers(line):
-        return process, None, process
-    theirs, sums = line.peak("children_private"), _use(line, together_cells(line))
-    assert theirs is not None
-    assert sums is not None
-    counts, last = line.peak("children"), line.last("children_private") or 0
-    workers = Workers(
-        last, theirs[0], theirs[1] / 1e9, line.last("children") or 0, counts[0] if counts else 0
-    )
-    both = Use(process.last_bytes + last, sums.peak_bytes, sums.peak_seconds)
-    if process.peak_bytes > both.peak_bytes:
-        both = Use(both.last_bytes, process.peak_bytes, None)
-    return process, workers, both
+        return Use(newest, marks, None)
+    return Use(newest, own.peak_bytes, own.peak_seconds)
+
+
+def _workers(line: Timeline) -> Workers | None:
+    theirs, counts = line.peak("children_private"), line.peak("children")
+    if theirs is None or theirs[0] == 0:
+        return None
+    last = line.last("children_private") or 0
+    most = counts[0] if counts else 0
+    return Workers(last, theirs[0], theirs[1] / 1e9, line.last("children") or 0, most)
+
+
+def _shared(line: Timeline) -> Use | None:
+    use = _use(line, line.most.get("shm", []))
+    return use if use is not None and use.peak_bytes >= LEAST_SHARED else None
+
+
+def _job(line: Timeline, process: Use | None, workers: Workers | None) -> Use | None:
+    """All of it at the same moment."""
+    if process is None or not _is_job(line):
+        return process
+    sums = _use(line, job_cells(line))
+    assert sums is not None  # the process has a reading
+    newest = line.last("job")
+    if newest is None:
+        newest = process.last_bytes + (0 if workers is None else workers.last_bytes)
+    job = Use(newest, sums.peak_bytes, sums.peak_seconds)
+    if process.peak_bytes > job.peak_bytes:
+        return Use(job.last_bytes, process.peak_bytes, None)
+    return job
 
 
 def _machine(line: Timeline, total: int | None) -> Machine | None:
@@ -465,19 +505,19 @@ def _machine(line: Timeline, total: int | None) -> Machine | None:
 
 
 def _used(
-    line: Timeline, limit: int | None, source: str, together: Use | None, outside: bool
+    line: Timeline, limit: int | None, source: str, job: Use | None, outside: bool
 ) -> Used | None:
     counted = used_cells(line, source)
     if counted is None:
         return None
     of_what, most = counted
     last, at = _newest(line, most, outside)
-    use = together
+    use = job
     if of_what == "control group":
         use = _use(line, most)
         last = last if outside else line.last("cgroup_used") or last
-    elif together is not None:
-        last = together.last_bytes
+    elif job is not None:
+        last = job.last_bytes
     assert use is not None  # what is counted has a reading
     near = None
     if limit is not None and source == "machine" and line.known("available"):

@@ -1,18 +1,17 @@
-"""What grew in a record, and since when: memtools.LeakDetector over the record's own series.
+"""What grew in a record, and since when: memtools.LeakDetector over the record's own series. It is
+asked only for records whose writer did not judge them itself.
 
 Only the steps that were made are judged: what was loaded before the first step is no growth of
 theirs. Where a signal has too few readings for the detector, a line through its floor says what is
-known all the same: memory rose so much a step over so many steps (a `Rise`), which may be a leak or
-a warm-up.
+known all the same: memory rose so much a step over so many steps, which is a suspicion.
 
     steps   0 0 0 0 0 | 1 2 3 4 ...          256 and more    detector: growing, likely, leak
-              imports | the steps that count    fewer        rise: the longest straight end of the
+              imports | the steps that count    fewer        line: the longest straight end of the
                                                              floor, beyond all that was before it
 """
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,6 @@ from memtools._base.text import count, duration
 from memtools.record.series import UNKNOWN, own_column
 
 if TYPE_CHECKING:
-    from memtools.leak.detector import LeakVerdict
     from memtools.record.series import Timeline
 
 #: fewer readings than this are not judged
@@ -35,68 +33,30 @@ STRAIGHT = 0.8
 #: of one that is but a small part of the run: it is not to begin before the growth does
 STRAIGHTER = 0.98
 LEAST_GAIN = 2 * 2**20
-_HOST = {"heap": "heap_used", "children": "children_private", "rss": "rss"}
+_HOST = {"heap": "heap_used", "children": "children_private", "shm": "shm", "rss": "rss"}
 
 
 @dataclass(frozen=True)
 class Growth:
-    """What one detector says of a record. Rates are bytes per `per`: "step", or "s" where the
-    record has too few steps; `left` is in the same. `rss_bytes`: what the growth costs of resident
-    memory. `seconds_left` is at the run's own pace.
+    """One signal that grows. Rates are bytes per `per`: "step", or "s" where the record has too few
+    steps. `since` is a step, and `since_seconds` when that was. `rss_bytes`: what the growth costs
+    of resident memory. Where a line says it and not the test, `over` so many steps or seconds by so
+    many `readings`.
     """
 
-    kind: str
+    grade: str
     signal: str
     per: str
     rate_bytes: float
-    rss_bytes: float | None
-    confidence: str
     since: int | None
     since_seconds: float | None
-    left: tuple[float, float] | None
-    seconds_left: tuple[float, float] | None
-    #: the container with a bound that is filling, where the run found that; else ""
-    filling: str = ""
+    rss_bytes: float | None = None
+    #: which device, where the signal is "device"
+    device: str = ""
     #: resident memory grows by pages of files or shared memory, the process's own does not grow
     shared: bool = False
-
-    def __str__(self) -> str:
-        since = "" if self.since_seconds is None else f" since {duration(self.since_seconds)}"
-        if self.per == "step" and self.since is not None:
-            since = f" since step {self.since:,}"
-        line = f"{self.kind}: +{format_bytes(self.rate_bytes)}/{self.per} in {self.signal}{since}"
-        if self.shared:
-            return f"{line}, by pages of files or shared memory: its own memory does not grow"
-        if self.filling:
-            return f"{line}, but no leak: a buffer fills, {self.filling}"
-        return f"{line}{self.cost()}"
-
-    def cost(self) -> str:
-        """What it costs of resident memory, where that is clearly more; else ""."""
-        if self.signal == "rss" or (self.rss_bytes or 0) < 1.5 * self.rate_bytes:
-            return ""
-        return f", costs {format_bytes(self.rss_bytes or 0)}/{self.per} of rss"
-
-    def forecast(self) -> str | None:
-        """When the limit is reached, as one clause; None where that is not known."""
-        if self.left is None or self.seconds_left is None or math.isinf(self.left[0]):
-            return None
-        if self.left[1] < 1:
-            return "the limit was reached"
-        low, high = self.seconds_left
-        most = "or more" if math.isinf(self.left[1]) else f"to {rounded(self.left[1])}"
-        steps = f" ({rounded(self.left[0])} {most} steps)" if self.per == "step" else ""
-        if math.isinf(high):
-            return f"limit in {duration(low)} at the earliest{steps}"
-        return f"limit in {duration(low)} to {duration(high)}{steps}"
-
-
-def rounded(number: float) -> str:
-    """Two digits, which is as much as a forecast knows."""
-    if number < 100:
-        return f"{number:,.0f}"
-    unit: float = 10 ** (len(str(int(number))) - 2)
-    return f"{math.floor(number / unit) * unit:,.0f}"
+    over: float = 0.0
+    readings: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,87 +72,95 @@ class _Readings:
 class Judged(NamedTuple):
     """What a record's series say of growth.
 
-    `growth`: of the host and of each device, without the quiet ones. `short`: why that, or a part
-    of it, cannot be said; None where each signal had readings enough. `enough`: some signal of the
-    host and of each device had. `rises`: what is known of signals that grow and were not judged, or
-    were quiet until the last stretch of the run. `late`: how the process ended above all that it
-    had before, which may be no growth; None where it did not. `step_seconds`: how long a step is in
-    the newer half of the run; None where that is not known.
+    `growth`: of the host and of each device, without the quiet ones: by the test, then by a line
+    for signals that the test had too few readings of, or that were quiet until the last stretch of
+    the run. `short`: why that, or a part of it, cannot be said; None where each signal had readings
+    enough. `tested`: some signal of the host and of each device had. `late`: how the process ended
+    above all that it had before, which may be no growth; None where it did not.
     """
 
     growth: list[Growth]
     short: str | None
-    enough: bool
-    rises: list[Rise]
+    tested: bool
     late: Late | None
-    step_seconds: float | None
 
 
-def judge(line: Timeline, limit_bytes: int | None, devices: list[int]) -> Judged:
-    """Judge a record's own series. `limit_bytes`: what the process and its workers may take. Takes
-    about 40 ms for the usual size."""
+def judge(line: Timeline, devices: Sequence[int]) -> Judged:
+    """Judge a record's own series. Takes about 40 ms for the usual size."""
     made = _steps_made(line)
     counts = {step for step in line.most.get("step", ()) if step != UNKNOWN}
     by_step = made >= ENOUGH or (made == 0 and len(counts) >= ENOUGH)
     per = "step" if by_step or made else "s"
     columns_of = {**_HOST, "rss": own_column(line)}
     host = {signal: name for signal, name in columns_of.items() if line.known(name)}
-    groups = [("", host, limit_bytes)]
+    groups = [("", host)]
     for i in devices:
-        total = line.peak(f"cuda{i}_total")
-        columns = {"device": f"cuda{i}_allocated"} if line.known(f"cuda{i}_allocated") else {}
-        groups.append((f"cuda:{i}", columns, total[0] if total else None))
+        column = f"cuda{i}_allocated"
+        groups.append((f"cuda:{i}", {"device": column} if line.known(column) else {}))
     growth: list[Growth] = []
-    rises: list[Rise] = []
+    lines: list[Growth] = []
     few: list[str] = []
-    enough, most = True, 0
-    late = step_seconds = None
-    for where, columns, limit in groups:
+    tested, most = True, 0
+    late: Late | None = None
+    for device, columns in groups:
         readings = _readings(line, columns, by_step=per == "step")
-        if per == "step" and len(readings.steps) >= LEAST:
-            step_seconds = _pace(readings)
         most = max(most, len(readings.steps))
-        quiet = True
         fed = {s: even(readings.steps, v) for s, v in readings.values.items()}
         if made == 0 or made >= ENOUGH:
-            enough = enough and (not columns or any(fed.values()))
+            tested = tested and (not columns or any(fed.values()))
             if columns and any(fed.values()):
-                judged = _judged(fed, readings, limit, per, where)
-                quiet = judged.kind == "quiet"
-                growth += [] if quiet or judged.rate_bytes <= 0 else [judged]
+                judged = _judged(fed, readings, per, device)
+                quiet = judged.grade in ("early", "quiet") or judged.rate_bytes <= 0
+                growth += [] if quiet else [judged]
         else:
-            enough = False
+            tested = False
         few += [s for s, v in readings.values.items() if not fed[s] and _known(v) < CELLS]
-        for signal, values in readings.values.items():
-            rise = _rise(readings, values, where or signal, per)
-            if rise is not None:
-                rises.append(rise)
-            if signal == "rss":
-                late = _late(readings, values, per)
-    growth = [_begun(_exact(one, rises), rises) for one in growth]
-    growth = [replace(g, shared=g.signal == "rss" and _of_files(line, per)) for g in growth]
-    rises = _beyond(rises, growth)
-    short: str | None = f"too short to judge: {count(most, 'reading')}, {ENOUGH} are needed"
-    if per == "step":
-        short = f"too short to judge: {count(most, 'step')} with a reading, {ENOUGH} are needed"
-    if enough and most:
+        for signal in columns:
+            found = _line_of(readings, signal, per)
+            lines += [] if found is None else [replace(found, device=device)]
+        if "rss" in columns:
+            late = _late(readings, readings.values["rss"], per)
+    growth = [_begun(_exact(one, lines), lines) for one in growth]
+    unit = "steps" if per == "step" else "readings"
+    short: str | None = f"too early to say: {most:,} of {ENOUGH} {unit}"
+    if tested and most:
         short = f"too few readings to judge: {' and '.join(few)}" if few else None
-    return Judged(growth, short, enough and most > 0, rises, late, step_seconds)
+    growth += _beyond(lines, growth)
+    growth = [replace(g, shared=g.signal == "rss" and _of_files(line, per)) for g in growth]
+    return Judged(growth, short, tested and most > 0, late)
+
+
+def late_of(line: Timeline) -> Late | None:
+    """How the process ended above all that it had before; None where it did not."""
+    per = "step" if _steps_made(line) else "s"
+    column = own_column(line)
+    if not line.known(column):
+        return None
+    readings = _readings(line, {"rss": column}, by_step=per == "step")
+    return _late(readings, readings.values["rss"], per)
+
+
+def step_seconds(line: Timeline) -> float | None:
+    """How long a step is in the newer half of the run; None where that is not known."""
+    if not _steps_made(line):
+        return None
+    readings = _readings(line, {}, by_step=True)
+    return _pace(readings) if len(readings.steps) >= LEAST else None
 
 
 def _known(values: list[int]) -> int:
     return sum(value != UNKNOWN for value in values)
 
 
-def _exact(growth: Growth, rises: list[Rise]) -> Growth:
+def _exact(growth: Growth, lines: list[Growth]) -> Growth:
     """Resident memory grows several times faster than what is in use, or sleeps while it fills
     holes: where the heap was read too seldom for the test, its line has the better rate."""
-    heap = next((rise for rise in rises if rise.signal == "heap"), None)
+    heap = next((one for one in lines if one.signal == "heap"), None)
     if growth.signal != "rss" or heap is None or heap.per != growth.per:
         return growth
-    kind = "growing" if growth.kind == "fragmentation" else growth.kind
+    grade = "growing" if growth.grade == "fragmentation" else growth.grade
     return replace(
-        growth, kind=kind, signal="heap", rate_bytes=heap.rate_bytes, rss_bytes=growth.rate_bytes
+        growth, grade=grade, signal="heap", rate_bytes=heap.rate_bytes, rss_bytes=growth.rate_bytes
     )
 
 
@@ -209,33 +177,37 @@ def _of_files(line: Timeline, per: str) -> bool:
     return gains["private"] < gains["rss"] / 4
 
 
-def _begun(growth: Growth, rises: list[Rise]) -> Growth:
+def _begun(growth: Growth, lines: list[Growth]) -> Growth:
     """The test says since when it has seen growth, which it could not before some hundred readings.
     Where the floor is a line, growth began with that."""
-    line = next((r for r in rises if r.signal == growth.signal and r.per == growth.per), None)
-    if line is None or growth.since_seconds is None or line.since_seconds > growth.since_seconds:
+    same = (one for one in lines if (one.signal, one.device) == (growth.signal, growth.device))
+    line = next((one for one in same if one.per == growth.per), None)
+    if line is None or line.since_seconds is None or growth.since_seconds is None:
+        return growth
+    if line.since_seconds > growth.since_seconds:
         return growth
     return replace(growth, since=line.since, since_seconds=line.since_seconds)
 
 
-def _beyond(rises: list[Rise], growth: list[Growth]) -> list[Rise]:
-    """Without those that the verdict tells already, and one of the process's own: the heap's where
-    it was read often enough and explains half of what is resident, else that."""
-    told = {one.signal for one in growth}
-    of = {rise.signal: rise for rise in rises}
+def _beyond(lines: list[Growth], growth: list[Growth]) -> list[Growth]:
+    """Without those that the test tells already, and one of the process's own: the heap's where it
+    was read often enough and explains half of what is resident, else that."""
+    told = {(one.signal, one.device) for one in growth}
+    of = {one.signal: one for one in lines}
     heap, rss = of.get("heap"), of.get("rss")
     own = rss
     if heap and (not rss or (heap.readings >= 2 * LEAST and heap.rate_bytes >= rss.rate_bytes / 2)):
         own = heap
     if own is not None and rss is not None and rss.over > own.over:  # it is read more often
         own = replace(own, over=rss.over, since=rss.since, since_seconds=rss.since_seconds)
-    if own is not None and told & {"heap", "rss"}:
-        rate = max(one.rate_bytes for one in growth if one.signal in ("heap", "rss"))
-        own = own if own.rate_bytes > 4 * rate else None
+    rates = [one.rate_bytes for one in growth if one.signal in ("heap", "rss")]
+    if own is not None and rates:
+        own = own if own.rate_bytes > 4 * max(rates) else None
     costs = max((one.rss_bytes or 0.0 for one in growth), default=0.0)
     if own is not None and own.signal == "rss" and costs >= own.rate_bytes / 2:
         own = None  # it is what the growth of another signal costs
-    others = [r for r in rises if r.signal not in ("heap", "rss") and r.signal not in told]
+    others = [one for one in lines if one.signal not in ("heap", "rss")]
+    others = [one for one in others if (one.signal, one.device) not in told]
     return ([own] if own else []) + others
 
 
@@ -280,54 +252,13 @@ def _readings(line: Timeline, columns: dict[str, str], *, by_step: bool) -> _Rea
 # --- what is known without the test ---------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Rise:
-    """A signal that rose in a line to the end, too short for a verdict. `rate_bytes` per `per`
-    ("step" or "s") over the last `over` of `of` of them, in so many `readings`, by `gain_bytes` in
-    all."""
-
-    signal: str
-    per: str
-    rate_bytes: float
-    over: float
-    gain_bytes: int
-    since: int | None
-    since_seconds: float
-    readings: int
-    of: float
-
-    def __str__(self) -> str:
-        whose = {"children": "the workers' memory", "heap": "memory", "rss": "memory"}
-        name = whose.get(self.signal, f"memory of {self.signal}")
-        rate = format_bytes(self.rate_bytes)
-        if self.per == "step":
-            return (
-                f"{name} rose {rate} a step over the last {self.over:,.0f} steps"
-                f"{self._why()} to tell a leak from a warm-up"
-            )
-        return (
-            f"{name} rose {rate} a second over the last {duration(self.over)}: "
-            "too short to tell a leak from a warm-up"
-        )
-
-    def _why(self) -> str:
-        if self.over < ENOUGH:
-            return ": too few"
-        if self.readings < ENOUGH:
-            return f", read {self.readings:,} times: too seldom"
-        return (
-            ", a small part of the run: too late" if self.over < self.of / 4 else ", too unevenly"
-        )
-
-
-def _rise(readings: _Readings, floors: list[int], signal: str, per: str) -> Rise | None:
+def _line_of(readings: _Readings, signal: str, per: str) -> Growth | None:
     """The longest end of the series that is a straight line upwards, into memory that had not been
     in use before: a sawtooth comes back to where it was, a warm-up or a full buffer is flat at the
     end. None where there is none, and below 2 MiB or 1 % of what is in use. Ends of less than the
     last quarter are looked at more closely: of the last half, the last quarter and so on."""
     where = _places(readings, per)
-    tops = readings.tops[signal if signal in readings.tops else "device"]
-    known = _known_of(where, floors, tops)
+    known = _known_of(where, readings.values[signal], readings.tops[signal])
     before, closer = 0, False
     rough: _End | None = None
     while len(known) >= (2 * LEAST if closer else LEAST):
@@ -336,7 +267,7 @@ def _rise(readings: _Readings, floors: list[int], signal: str, per: str) -> Rise
         for begin in quarters if closer else (0, 1, *quarters):
             found = _end(cells, begin, before)
             if found is not None and (not closer or found.straight >= STRAIGHTER):
-                return _rise_from(readings, where, signal, per, found)
+                return _grown(readings, where, signal, per, found)
             rough = rough or found
         middle = known[0][0] + (known[-1][0] - known[0][0]) / 2
         at = bisect_left(known, middle, key=lambda one: one[0])
@@ -344,7 +275,7 @@ def _rise(readings: _Readings, floors: list[int], signal: str, per: str) -> Rise
             break
         before = max(before, *(top for _, _, top in known[:at]))
         known, closer = known[at:], True
-    return rough and _rise_from(readings, where, signal, per, rough)
+    return rough and _grown(readings, where, signal, per, rough)
 
 
 def _places(readings: _Readings, per: str) -> list[int]:
@@ -360,13 +291,12 @@ def _known_of(
 
 
 class _End(NamedTuple):
-    """An end of a series that is a line: where it begins, its slope, the share of the variance that
-    it explains, and its gain."""
+    """An end of a series that is a line: where it begins, its slope, and the share of the
+    variance that it explains."""
 
     first: float
     slope: float
     straight: float
-    gain: float
 
 
 def _end(cells: list[tuple[float, int, int]], begin: int, before: int) -> _End | None:
@@ -384,25 +314,24 @@ def _end(cells: list[tuple[float, int, int]], begin: int, before: int) -> _End |
         and part[-1][1] > max((top for _, _, top in cells[:begin]), default=before)
         and part[-1][1] > before
     )
-    return _End(part[0][0], slope, straight, gain) if is_line else None
+    return _End(part[0][0], slope, straight) if is_line else None
 
 
-def _rise_from(readings: _Readings, where: Sequence[int], signal: str, per: str, end: _End) -> Rise:
+def _grown(readings: _Readings, where: Sequence[int], signal: str, per: str, end: _End) -> Growth:
     start = int(end.first)
     at = min(bisect_left(where, start), len(where) - 1)
     unit = 1.0 if per == "step" else 1e-6
-    floors = readings.values[signal if signal in readings.values else "device"]
+    floors = readings.values[signal]
     last = max(x for x, floor in zip(where, floors, strict=True) if floor != UNKNOWN)
-    return Rise(
+    return Growth(
+        "suspect",
         signal,
         per,
         end.slope / unit,
-        (last - end.first) * unit + (1 if per == "step" else 0),
-        int(end.gain),
         start if per == "step" else None,
         readings.seconds[at],
-        sum(floor != UNKNOWN for floor in floors[at:]),
-        (last - where[0]) * unit,
+        over=(last - end.first) * unit + (1 if per == "step" else 0),
+        readings=sum(floor != UNKNOWN for floor in floors[at:]),
     )
 
 
@@ -520,37 +449,28 @@ def _filled(floors: list[int | None]) -> list[int]:
 def _judged(
     fed: dict[str, list[tuple[int, int]]],
     readings: _Readings,
-    limit: int | None,
     per: str,
-    where: str,
+    device: str,
 ) -> Growth:
     from memtools.leak.detector import LeakDetector
 
-    detector = LeakDetector(limit or None)
+    detector = LeakDetector()
     for signal, points in fed.items():
         for step, floor in points:
             detector.update(step, **{signal: floor})
-    return _growth(detector.verdict(), readings, per, where)
-
-
-def _growth(verdict: LeakVerdict, readings: _Readings, per: str, where: str) -> Growth:
-    pace = _pace(readings)  # seconds a step, or a sample
-    unit = 1.0 if per == "step" else pace
+    verdict = detector.verdict()
+    unit = 1.0 if per == "step" else _pace(readings)  # seconds of a sample
     since, cost = verdict.since_step, verdict.rss_bytes_per_step
     at = None if since is None else bisect_left(readings.steps, since)
-    left = verdict.steps_left
-    rough = None if left is None else (left.lo, left.hi)
     return Growth(
-        kind=verdict.kind,
-        signal=where or verdict.signal or "none",
-        per=per,
-        rate_bytes=verdict.rate_bytes_per_step / unit,
-        rss_bytes=None if cost is None else cost / unit,
-        confidence=verdict.confidence,
-        since=since if per == "step" else None,
-        since_seconds=None if at is None else readings.seconds[min(at, len(readings.steps) - 1)],
-        left=None if rough is None else (rough[0] * unit, rough[1] * unit),
-        seconds_left=None if rough is None else (rough[0] * pace, rough[1] * pace),
+        verdict.kind,
+        verdict.signal or "",
+        per,
+        verdict.rate_bytes_per_step / unit,
+        since if per == "step" else None,
+        None if at is None else readings.seconds[min(at, len(readings.steps) - 1)],
+        None if cost is None else cost / unit,
+        device,
     )
 
 

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Union
 
 from memtools._base import sentences
 from memtools._base.size import format_bytes
+from memtools.leak.finding import LeakFinding
 
 #: characters of a field: some of them fit into the 64 KiB of a payload, whatever they are
 LONGEST = 2048
@@ -44,7 +45,8 @@ class Start(Event):
     """Who writes the record, of what and how often. `command`: what is watched from outside; ""
     where a process watches itself. `limit`: where the limit comes from, in words; of the limits
     that have no column, `given_bytes` is the one that was asked for and `machine_bytes` the
-    machine's memory, where that is the limit."""
+    machine's memory, where that is the limit. `tests_leaks`: the run says itself what grows, by
+    finding events; without them nothing does."""
 
     KIND = "start"
 
@@ -55,6 +57,7 @@ class Start(Event):
     limit: str = ""
     given_bytes: int | None = None
     machine_bytes: int | None = None
+    tests_leaks: bool = False
 
     def sentence(self) -> str:
         name = f"{self.name}: " if self.name else ""
@@ -128,6 +131,16 @@ class Leak(Event):
 
 
 @dataclass(frozen=True)
+class Finding(LeakFinding, Event):
+    """One thing that grows, as the running monitor said it: the fields of a LeakFinding."""
+
+    KIND = "finding"
+
+    def sentence(self) -> str:
+        return str(self)
+
+
+@dataclass(frozen=True)
 class Holder(Event):
     """Who holds what grows: the fields of a Holder of the census. After a device ran out of memory,
     of the kind "tensors": what it is full of, and the container that holds most of that, if any."""
@@ -155,16 +168,71 @@ class Holder(Event):
 
 @dataclass(frozen=True)
 class Limit(Event):
-    """A limit of the process itself; `limit_bytes` is None where it was lifted."""
+    """A limit of the process itself; `limit_bytes` is None where it was lifted. `used_bytes`: it
+    acted, and so much of what it counts was in use (for RLIMIT_NPROC both are threads)."""
 
     KIND = "limit"
 
     name: str
     limit_bytes: int | None
+    used_bytes: int | None = None
 
     def sentence(self) -> str:
+        if self.used_bytes is not None:
+            return f"{self.name} {self.limit_bytes} acted: {self.used_bytes} in use"
         size = "unlimited" if self.limit_bytes is None else f"{self.limit_bytes} B"
         return f"{self.name} {size}"
+
+
+@dataclass(frozen=True)
+class Counters(Event):
+    """What the kernel has counted in a control group, that of the process or one above it: at the
+    start of the run, when it was moved to another group, and at the end. None is what its version
+    does not have. `folder` and `inode` are of the group, `boot` of the kernel: where they are the
+    same, counters can be compared. `version`: of control groups."""
+
+    KIND = "counters"
+
+    group: str
+    folder: str
+    version: int
+    inode: int
+    boot: str
+    limit_bytes: int | None = None
+    #: whether it is the process's own group
+    own: bool = False
+    #: processes of it that the kernel has killed because memory ran out, whosever limit it was
+    oom_kill: int | None = None
+    #: times that a limit of it, or of one below it, left no way but to kill
+    oom: int | None = None
+    #: times that all of it was killed together
+    oom_group_kill: int | None = None
+    #: times that its limit was met, `max` of version 2 and `failcnt` of version 1
+    met: int | None = None
+    #: times that it was slowed down by `memory.high`
+    high: int | None = None
+
+    def sentence(self) -> str:
+        limit = "no limit"
+        if self.limit_bytes is not None:
+            limit = f"limit {format_bytes(self.limit_bytes)}"
+        killed = "not known" if self.oom_kill is None else f"{self.oom_kill:,}"
+        met = "" if self.met is None else f", limit met {self.met:,} times"
+        return f"control group {self.group} ({limit}): processes killed for memory: {killed}{met}"
+
+
+@dataclass(frozen=True)
+class SharedRoom(Event):
+    """The room for shared memory: the size of /dev/shm and what was in use of it, by all who use
+    it; at the start, and the most that was seen where the run did not end well."""
+
+    KIND = "shm_room"
+
+    size_bytes: int
+    used_bytes: int
+
+    def sentence(self) -> str:
+        return f"/dev/shm: {format_bytes(self.used_bytes)} of {format_bytes(self.size_bytes)} used"
 
 
 @dataclass(frozen=True)
@@ -267,7 +335,7 @@ class Pressure(Event):
                 "as they do so in step() on the main thread"
             )
         if self.what == "cannot act":
-            return f"{self.handle} cannot act: {self.why}; it acts in a step() of the main thread"
+            return f"{self.handle} cannot act: {self.why}"
         if self.what == "forecast" and self.steps_left is not None:
             left = sentences.of_steps_left(self.steps_left[0], self.steps_left[2])
             return f"forecast: {left} ({self.signal} grows)"
@@ -280,7 +348,8 @@ class Pressure(Event):
 @dataclass(frozen=True)
 class GuardAct(Event):
     """A guard acted, at this fraction of the limit. `action`: "raise", "SIGTERM", or the name of
-    the function that it called. `words`: all of it, where version 1 said it in words."""
+    the function that it called. `device`: the number of the device whose memory it was, None for
+    the host's. `words`: all of it, where version 1 said it in words."""
 
     KIND = "guard"
 
@@ -291,6 +360,7 @@ class GuardAct(Event):
     limit_source: str = ""
     stalled_percent: float | None = None
     words: str = ""
+    device: int | None = None
 
     def pressure(self) -> str:
         """What was used of the limit when it acted."""

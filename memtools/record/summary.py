@@ -18,7 +18,7 @@ from memtools.record.kinds import GuardAct
 from memtools.record.record import Record
 
 _DEVICE = re.compile(r"cuda\d+_reserved")
-HOLDERS, ACTS = 1, 3  # lines of each
+ACTS = 3  # lines of them
 
 
 def summary_lines(figures: Figures) -> Iterator[str]:
@@ -38,7 +38,7 @@ def summary_lines(figures: Figures) -> Iterator[str]:
         yield guard
     # Of a program that is about to end by itself nobody knows the exit code yet.
     if figures.ending.kind not in ("clean", "running"):
-        acted = figures.limit_acted
+        acted = None if figures.ending.cause else figures.limit_acted  # which names it already
         text = figures.ending.text[:1].upper() + figures.ending.text[1:]
         yield f"{text}{'' if acted is None else f'; {acted} was in force'}"
         if figures.idle_heap is not None:
@@ -49,9 +49,11 @@ def summary_lines(figures: Figures) -> Iterator[str]:
 
 
 def _growth(figures: Figures) -> list[str]:
-    """What grows, and the first who holds it."""
+    """All that `memtools explain` says of growth: every finding with its rate, its holder and the
+    forecast, and what to do about it; or that nothing grows, or that it is too early to say."""
     verdict = figures.verdict
-    return verdict.lines()[: len(verdict.significant) + len(verdict.rises) + HOLDERS]
+    advice = dict.fromkeys(one.advice for one in verdict.findings if one.advice)
+    return [*verdict.lines(quiet=True), *(f"to do: {line}" for line in advice)]
 
 
 def _acts(figures: Figures) -> list[str]:
@@ -85,7 +87,7 @@ def summary_json(figures: Figures) -> dict[str, Any]:
         "steps": figures.steps,
         "ended": figures.ending.text,
         "peak_bytes": figures.peak_bytes,
-        "peak_with_workers_bytes": figures.peak_with_workers_bytes,
+        "job_peak_bytes": figures.job_peak_bytes,
         "used_peak_bytes": figures.used_peak_bytes,
         "limit_bytes": figures.limit_bytes,
         "limit_source": figures.limit_source,
@@ -94,9 +96,7 @@ def summary_json(figures: Figures) -> dict[str, Any]:
         "children_most": figures.children_most,
         "children_peak_bytes": None if figures.workers is None else figures.workers.peak_bytes,
         "devices_peak_bytes": _devices(figures),
-        "growth": figures.verdict.as_json()["growth"],
-        "forecast": figures.verdict.forecast,
-        "leaks": _growth(figures),
+        **figures.verdict.as_json(),
         "acts": _acts(figures),
         "guard": figures.guard_words(),
     }

@@ -1,30 +1,37 @@
-"""One verdict about growth for a whole record: kind, rate, start, forecast and holders agree.
+"""One verdict about growth for a whole record: its findings, each with one rate, and one forecast.
 
-The run's own test saw signals that a record has no column of (Python's blocks, tensors), and knows
-who holds what; the record's series go on to the end of the run. Where both speak of one signal, the
-series have the newer figures and the higher of both grades stands.
+    findings.standing() or findings.made_of() ──► order, forecast ──► Verdict.findings
+                                                                          │
+              run, watch, explain, report, export: Verdict.lines(), as_json() ◄┘
+
+The room until the limit is that at the end of the record, and everything that grows there takes it
+together: so all findings of the host have one forecast, and those of the devices one.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memtools._base.size import format_bytes
-from memtools._base.text import duration, shown
-from memtools.record.growth import Growth, Judged, Late, Rise, judge, rounded
-from memtools.record.holdings import Holding
-from memtools.record.kinds import Leak
+from memtools._base.text import duration
+from memtools.leak.detector import STEPS_NEEDED, matters
+from memtools.leak.finding import RANK, LeakFinding, is_call, steps_left
+from memtools.record.events import start_of
+from memtools.record.findings import COLLECTING, made_of, standing
+from memtools.record.growth import Late, judge, late_of, step_seconds
+from memtools.record.kinds import Finding, Leak
 
 if TYPE_CHECKING:
     from memtools.record.figures import Figures
-    from memtools.record.record import Record
 
-_RANK = {"quiet": 0, "growing": 1, "fragmentation": 2, "likely": 3, "leak": 4}
 #: Bytes a second, where no steps were made: less growth that no container explains is told by
 #: `explain` alone, as one quiet line.
 LEAST_WITHOUT_STEPS = 10 * 1024
+#: and for as many a forecast counts as one of so many steps
+READINGS_A_SECOND = 5
 #: without steps nobody knows where a program's start ends: a rise shorter than this is its start
 SHORTEST_SECONDS = 10.0
 
@@ -33,74 +40,108 @@ SHORTEST_SECONDS = 10.0
 class Verdict:
     """What is known of growth at the end of a record, or now.
 
-    `growth`: what the test says, the worst first; `rises`: what rose without a test; `short`: why
-    there was none, or not of all; None where each signal was tested. `forecast`: the only one.
+    Attributes:
+        findings: what grows and matters, the worst first, then the fastest.
+        little: what grows too little to matter, and nobody is known to hold it.
+        short: why nothing can be said, or not of all; None where each signal was tested.
+        nothing: "the process does not grow" and so on, where each signal was tested and nothing was
+            found; or that memory rose at the very end.
+        late: memory that rose too suddenly for a line, at the very end.
+        tested: whether what the process takes was tested; of its workers that may not be known.
     """
 
-    growth: tuple[Growth, ...]
-    rises: tuple[Rise, ...]
+    findings: tuple[LeakFinding, ...]
+    little: tuple[LeakFinding, ...]
     short: str | None
-    holders: tuple[Holding, ...]
-    forecast: str | None
-    #: "the process does not grow" and so on, where each signal was tested and nothing was found;
-    #: or that memory rose at the very end
     nothing: str
     late: Late | None
-    #: whether what the process takes was tested; of its workers that may not be known
     tested: bool
-    #: how long a step is; None where that is not known
-    step_seconds: float | None
 
     @property
     def leaking(self) -> bool:
-        return any(one.kind in ("leak", "likely") for one in self.growth)
-
-    @property
-    def significant(self) -> tuple[Growth, ...]:
-        """Those that matter: not a few bytes now and then that no container explains."""
-        named = any(holder.collects and holder.named for holder in self.holders)
-        return tuple(g for g in self.growth if named or self._matters(g))
-
-    def _matters(self, growth: Growth) -> bool:
-        from memtools.leak.detector import matters
-
-        if growth.per == "s":
-            return growth.rate_bytes >= LEAST_WITHOUT_STEPS
-        return matters(growth.rate_bytes, 1 / self.step_seconds if self.step_seconds else 0.0)
-
-    @property
-    def grows(self) -> bool:
-        return bool(self.significant or self.rises)
+        """Whether it says of something that it leaks."""
+        return any(is_call(one.grade) for one in self.findings)
 
     def lines(self, *, quiet: bool = False) -> list[str]:
-        """What is known of growth, then who holds what grows, one line each. `quiet`: also what is
-        too little to matter, and that nothing grows."""
-        found = [str(one) for one in (*self.significant, *self.rises)]
-        if found:
-            found[0] += f"; {self.forecast}" if self.forecast else ""
-            found += [one.text for one in self.holders]
+        """One line for each finding, the forecast once. `quiet`: also what is too little to matter,
+        that nothing grows, or that it is too early to say."""
+        found: list[str] = []
+        said: set[object] = set()
+        for one in self.findings:
+            forecast = one.per, one.steps_left or one.seconds_left
+            found.append(str(one.without_forecast() if forecast in said else one))
+            said.add(forecast)
         if not quiet:
             return found
-        little = [one for one in self.growth if one not in self.significant]
+        left = next((one.seconds_left for one in self.findings if one.per == "step"), None)
+        if left is not None and 0 < left[1] < math.inf:
+            found.append(f"at the run's pace that is {duration(left[0])} to {duration(left[1])}")
         found += [
             f"{one.signal} grows by {format_bytes(one.rate_bytes)} a "
             f"{'step' if one.per == 'step' else 'second'}, too little to matter; no container that "
             "grows explains it"
-            for one in little[:1]
+            for one in self.little[:1]
         ]
         return found or [self.short or self.nothing]
 
     def as_json(self) -> dict[str, Any]:
-        from memtools.record.figures import plain
-
-        growth = [{**plain(g), "text": str(g), "forecast": g.forecast()} for g in self.growth]
         return {
-            "growth": growth,
-            "rises": [{**plain(rise), "text": str(rise)} for rise in self.rises],
+            "leaks": [one.as_json() for one in self.findings],
             "not_judged": self.short,
-            "forecast": self.forecast,
             "growth_text": self.lines(quiet=True),
         }
+
+
+def verdict_of(figures: Figures) -> Verdict:
+    """The verdict; takes some 40 ms for a record of the usual size."""
+    record = figures.record
+    kinds = {type(event.data) for event in record.events}
+    tested = Finding in kinds or (start_of(record).tests_leaks and Leak not in kinds)
+    if tested and figures.steps:
+        found, little, short, tested, late = _said(figures)
+    else:  # a run without steps tests itself by time: what it knows comes before what series show
+        found, little, short, tested, late = _judged(figures)
+        said = standing(record)
+        parts = {one.part for one in said}
+        found = [*said, *(one for one in found if one.part not in parts)]
+    pace = step_seconds(figures.line)
+    if pace is None and figures.steps:
+        pace = figures.seconds / figures.steps
+    found = _with_forecasts(figures, found, pace)
+    found.sort(key=lambda one: (-RANK[one.grade], -_a_second(one, pace)))
+    nothing = _nothing(figures) if late is None else str(late)
+    return Verdict(tuple(found), tuple(little), short, nothing, late, tested)
+
+
+_Found = tuple[list[LeakFinding], list[LeakFinding], str | None, bool, Late | None]
+
+
+def _said(figures: Figures) -> _Found:
+    """By the run itself, which needs some steps for it."""
+    steps, short = figures.steps or 0, None
+    if steps < STEPS_NEEDED:
+        short = f"too early to say: {steps} of {STEPS_NEEDED} steps"
+    ended = figures.ending.by_memory(near=figures.near_limit)
+    late = late_of(figures.line) if ended else None
+    return standing(figures.record), [], short, short is None, late
+
+
+def _judged(figures: Figures) -> _Found:
+    """By the record's series, and by what an older monitor wrote."""
+    judged = judge(figures.line, figures.devices)
+    enough = 0.0 if figures.ending.by_memory(near=figures.near_limit) else SHORTEST_SECONDS
+    growth = [one for one in judged.growth if one.per == "step" or not 0 < one.over < enough]
+    found = made_of(figures.record, growth)
+    pace = step_seconds(figures.line)
+    kept = [one for one in found if one.kind in COLLECTING or _matters(one, pace)]
+    little = [one for one in found if one not in kept]
+    return kept, little, judged.short, judged.tested, judged.late
+
+
+def _matters(finding: LeakFinding, pace: float | None) -> bool:
+    if finding.per == "s":
+        return finding.rate_bytes >= LEAST_WITHOUT_STEPS
+    return matters(finding.rate_bytes, 1 / pace if pace else 0.0)
 
 
 def _nothing(figures: Figures) -> str:
@@ -111,115 +152,83 @@ def _nothing(figures: Figures) -> str:
     return "neither the process nor its workers grow" if workers else "the process does not grow"
 
 
-def verdict_of(figures: Figures) -> Verdict:
-    """The verdict; takes some 40 ms for a record of the usual size."""
-    room = figures.room_bytes
-    in_use = 0 if figures.together is None else figures.together.last_bytes
-    limit = None if room is None else in_use + room
-    judged = judge(figures.line, limit, list(figures.devices))
-    live, taken_back = _live(figures.record)
-    growth = _merged(live, judged, taken_back)
-    growth = [_forecast(figures, one, room) for one in growth]
-    growth.sort(key=lambda one: (-_RANK[one.kind], -one.rate_bytes))
-    enough = SHORTEST_SECONDS if not figures.ending.by_memory(near=figures.near_limit) else 0.0
-    rises = [rise for rise in judged.rises if rise.per == "step" or rise.over >= enough]
-    if live is not None and live.signal != "children":
-        rises = [rise for rise in rises if rise.signal == "children"]
-    verdict = Verdict(
-        tuple(growth),
-        tuple(rises),
-        judged.short,
-        figures.holders,
-        None,
-        _nothing(figures) if judged.late is None else str(judged.late),
-        judged.late,
-        judged.enough,
-        judged.step_seconds,
-    )
-    if figures.ending.by_memory(near=figures.near_limit):
-        return replace(verdict, forecast="the limit was reached" if verdict.grows else None)
-    texts = [text for text in (one.forecast() for one in verdict.significant) if text]
-    texts += [text for text in (_until(rise, room) for rise in rises) if text]
-    return replace(verdict, forecast=texts[0] if texts else None)
+# --- one forecast ---------------------------------------------------------------------------------
 
 
-def _live(record: Record) -> tuple[Growth | None, bool]:
-    """(the newest verdict of the run itself; whether the newest took all back)."""
-    said = [event.data for event in record.events if isinstance(event.data, Leak)]
-    if not said or said[-1].over:
-        return None, bool(said)
-    last, rate = said[-1], said[-1].rate_bytes_per_step
-    if last.signal is None or last.kind not in _RANK or rate < 0.5:
-        return None, False
-    kind = "growing" if last.filling else last.kind
-    grade = "fair" if kind == "likely" else "good" if kind == "leak" else "low"
-    rate, filling = (rate if rate >= 1 else 0), shown(last.filling)
-    live = Growth(
-        kind, last.signal, "step", rate, None, grade, last.since_step, None, None, None, filling
-    )
-    return live, False
+def _with_forecasts(
+    figures: Figures, found: Sequence[LeakFinding], pace: float | None
+) -> list[LeakFinding]:
+    """With what is left until the limit at the end of the record, of all that grows there."""
+    ended = figures.ending.by_memory(near=figures.near_limit)
+    host = [one for one in found if one.signal != "device"]
+    devices = [one for one in found if one.signal == "device"]
+    known: list[LeakFinding] = []
+    for several, room in ((host, figures.room_bytes), (devices, _room_of_devices(figures))):
+        left = seconds = None
+        readings = READINGS_A_SECOND * figures.seconds
+        if any(one.per == "step" for one in several):
+            readings = _lasted(figures, several)
+        if any(one.per == "step" for one in several) or pace is not None:
+            left = steps_left(_total(several, pace, "step"), room, readings)
+            seconds = None if left is None or pace is None else (left[0] * pace, left[1] * pace)
+        else:
+            seconds = steps_left(_total(several, None, "s"), room, readings)
+        if ended and several is host:
+            left = seconds = (0.0, 0.0)
+        known += [_with_forecast(one, left, seconds) for one in several]
+    return known
 
 
-def _merged(live: Growth | None, judged: Judged, taken_back: bool) -> list[Growth]:
-    if taken_back:  # by the exact signals: resident memory alone says less
-        return [one for one in judged.growth if one.signal != "rss" or _RANK[one.kind] > 2]
-    if live is None:
-        return judged.growth
-    of = {g.signal: g for g in judged.growth if g.per == "step"}
-    same = of.get(live.signal) or (of.get("heap") if live.signal == "rss" else None)
-    rest = [g for g in judged.growth if g is not same]
-    if same is None:
-        live = _newest(live, judged.rises)
-        if live.signal not in ("rss", "children", "device"):
-            rest = [g for g in rest if g.signal != "rss"]  # its own cost, told by an exact signal
-        return [live, *rest]
-    kind = max(live.kind, same.kind, key=_RANK.__getitem__)
-    if live.filling:
-        kind = "growing"
-    return [replace(same, kind=kind, filling=live.filling), *rest]
+def _with_forecast(
+    finding: LeakFinding,
+    left: tuple[float, float] | None,
+    seconds: tuple[float, float] | None,
+) -> LeakFinding:
+    """What fills up ends by itself."""
+    if RANK[finding.grade] <= RANK["fills"]:
+        left = seconds = None
+    return replace(finding, steps_left=left, seconds_left=seconds)
 
 
-def _newest(live: Growth, rises: list[Rise]) -> Growth:
-    """With the rate and the start of the series, which go on to the end of the run."""
-    own = ("heap", "rss")
-    line = next((r for r in rises if r.signal == live.signal and r.per == "step"), None)
-    if line is None and live.signal in own:
-        line = next((r for r in rises if r.signal in own and r.per == "step"), None)
-    if line is None:
-        return live
-    return replace(
-        live,
-        signal=line.signal,
-        rate_bytes=line.rate_bytes,
-        since=line.since,
-        since_seconds=line.since_seconds,
-    )
+def _lasted(figures: Figures, several: Sequence[LeakFinding]) -> float:
+    """For how many steps it has grown."""
+    first = [one.since_step for one in several if one.since_step is not None]
+    return (figures.steps or 0) - min(first, default=0)
 
 
-def _forecast(figures: Figures, growth: Growth, room: int | None) -> Growth:
-    """With what is left until the limit, hardly later than the growing signal itself allows."""
-    if growth.filling or growth.shared or growth.rate_bytes < 1:
-        return replace(growth, left=None, seconds_left=None)
-    if growth.signal.startswith("cuda"):
-        return growth
-    if room is None:
-        return replace(growth, left=None, seconds_left=None)
-    own = room / growth.rate_bytes
-    low = min(own, room / max(growth.rate_bytes, growth.rss_bytes or 0))
-    before = growth.left or (math.inf, math.inf)
-    left = min(before[0], low * 0.9), min(max(before[1], low), own * 1.25)
-    pace = 1.0
-    if growth.per == "step":
-        pace = figures.seconds / max(1, figures.steps or 1)
-        if growth.left and growth.seconds_left and 0 < growth.left[0] < math.inf:
-            pace = growth.seconds_left[0] / growth.left[0]
-    return replace(growth, left=left, seconds_left=(left[0] * pace, left[1] * pace))
+def _total(several: Sequence[LeakFinding], pace: float | None, per: str) -> float:
+    """Bytes a step, or a second, that all of it takes together. What has no name stands beside
+    those that have for the same growth, seen as a whole."""
+    parts: dict[str, tuple[float, float]] = {}
+    for one in several:
+        if RANK[one.grade] <= RANK["fills"]:
+            continue
+        rate = one.rate_bytes if one.per == per else _a_second(one, pace) * (pace or 0.0)
+        named, whole = parts.get(one.part, (0.0, 0.0))
+        if one.holder or one.kind == "C heap":
+            named += rate
+        else:
+            whole = max(whole, rate)
+        parts[one.part] = named, whole
+    return sum(max(pair) for pair in parts.values())
 
 
-def _until(rise: Rise, room: int | None) -> str | None:
-    if room is None or rise.signal.startswith("cuda"):
-        return None
-    left = room / rise.rate_bytes
-    if rise.per == "step":
-        return f"the limit in about {rounded(left)} steps if it goes on" if left >= 1 else None
-    return f"the limit in about {duration(left)} if it goes on" if left >= 0.1 else None
+def _a_second(finding: LeakFinding, pace: float | None) -> float:
+    """Its rate in bytes a second, as if a step took one where nobody knows that."""
+    return finding.rate_bytes / (pace or 1.0) if finding.per == "step" else finding.rate_bytes
+
+
+def _room_of_devices(figures: Figures) -> int | None:
+    """What all watched devices can still take; None where one does not say."""
+    room = 0
+    for device in figures.devices:
+        last = figures.line.last
+        free, total = last(f"cuda{device}_free"), last(f"cuda{device}_total")
+        reserved, allocated = last(f"cuda{device}_reserved"), last(f"cuda{device}_allocated")
+        if allocated is None or (free is None and total is None):
+            return None
+        if free is None or reserved is None:
+            room += max(0, (total or 0) - allocated)
+        else:
+            room += free + max(0, reserved - allocated)
+    return room if figures.devices else None

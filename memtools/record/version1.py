@@ -164,7 +164,7 @@ def _first_size(found: re.Match[str] | None) -> int | None:
 
 def _pressure(text: str) -> Pressure | None:
     handle, found, why = text.partition(" cannot act: ")
-    return Pressure("cannot act", handle=handle, why=why.partition(";")[0]) if found else None
+    return Pressure("cannot act", handle=handle, why=why) if found else None
 
 
 def _guard(text: str) -> GuardAct:

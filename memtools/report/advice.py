@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 from memtools._base.oom import remedy
 from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, percent, shown
-from memtools.record.events import last_guard_act
+from memtools.leak.finding import is_call
+from memtools.record.events import last_guard_act, limits_that_acted
 
 if TYPE_CHECKING:
     from memtools.record.figures import Figures
+    from memtools.record.kills import Cause
     from memtools.record.series import Timeline
 
+#: findings whose advice is given
+MOST = 4
 #: reserved on a device and not allocated, as a share of reserved, that is worth a line
 IDLE = 0.25
 #: what each limit of a process counts, and what to do when it acts
@@ -21,6 +25,12 @@ PROCESS_LIMITS = {
     "by a control group instead (systemd-run --scope -p MemoryMax=12G)",
     "RLIMIT_DATA": "counts private memory, freed heap too: raise it (ulimit -d)",
 }
+#: limits that count something else than memory
+COUNTED = {
+    "RLIMIT_NPROC": "RLIMIT_NPROC was met, which counts the threads of all processes of the user: "
+    "take fewer workers and threads (OMP_NUM_THREADS), or raise it (ulimit -u)",
+    "RLIMIT_FSIZE": "RLIMIT_FSIZE was met: no file may become larger (ulimit -f)",
+}
 SIGNALS = {
     "SIGTERM": "SIGTERM is a request to end: by a scheduler (time limit, preemption), by kill or "
     "by a container that stops; memory is not its reason",
@@ -28,6 +38,8 @@ SIGNALS = {
     "SIGHUP": "SIGHUP comes when a terminal closes: start it under nohup, tmux or a scheduler",
     "SIGBUS": "SIGBUS comes where a mapped file has no room: look whether /dev/shm is full "
     "(df -h /dev/shm; docker run --shm-size), or the disk",
+    "SIGXCPU": "SIGXCPU says that the processor time of RLIMIT_CPU is used up (ulimit -t)",
+    "SIGXFSZ": "SIGXFSZ says that a file grew beyond RLIMIT_FSIZE (ulimit -f)",
     "SIGSEGV": "SIGSEGV is a fault in native code: run it with python -X faulthandler to see where",
     "SIGABRT": "SIGABRT comes from native code that gave up, such as std::bad_alloc that nobody "
     "catches: its last words are on stderr",
@@ -60,18 +72,30 @@ def advise(figures: Figures) -> list[str]:
 def _about_the_end(figures: Figures) -> list[str]:
     end = figures.ending
     if end.out_of_memory == "device" or "oom" in figures.kinds:
-        return [
+        lines = [
             "the device ran out of memory: the oom event has the three tiers and who held most; "
             "take smaller micro-batches, or let go of what grows"
         ]
+        if "guard" not in figures.kinds and figures.own_monitor:
+            lines.append(
+                'to save a checkpoint before, set monitor.guard(0.90, device="cuda") and catch '
+                "memtools.DeviceMemoryPressure"
+            )
+        return lines
     if end.out_of_memory == "budget":
         return ["a memtools.Budget was full: give it more, or close what holds it"]
+    if end.cause is not None and end.cause.is_memory:
+        return _about_the_cause(figures, end.cause)
     if end.out_of_memory == "host":
         return _about_host_memory(figures)
     if figures.guards and end.kind in ("killed", "gone", "failed"):
         return [f"the guard acted before the limit did: {last_guard_act(figures.record)}"]
     if end.kind not in ("killed", "gone"):
-        return []
+        return [
+            COUNTED[limit.name]
+            for limit in limits_that_acted(figures.record).values()
+            if limit.name in COUNTED
+        ]
     if end.signal in SIGNALS:
         return [SIGNALS[end.signal]]
     if end.by_memory(near=figures.near_limit):
@@ -83,7 +107,7 @@ def _about_host_memory(figures: Figures) -> list[str]:
     """The program's own error says that an allocation was refused."""
     lines = [
         f"{name} of {format_bytes(limit)} refused an allocation; it {PROCESS_LIMITS[name]}"
-        for name, limit in figures.process_limits.items()
+        for name, limit in figures.refusing.items()
         if name in PROCESS_LIMITS
     ]
     if not lines and figures.near_limit:
@@ -95,7 +119,24 @@ def _about_host_memory(figures: Figures) -> list[str]:
         ]
     if figures.idle_heap is not None:
         lines.append(remedy(figures.idle_heap))
-    return lines + ([] if figures.verdict.grows else [_about_peak(figures)])
+    return lines + ([] if figures.verdict.findings else [_about_peak(figures)])
+
+
+def _about_the_cause(figures: Figures, cause: Cause) -> list[str]:
+    """The headline says who did it."""
+    if cause.by == "shm":
+        return [
+            "workers hand batches over in /dev/shm: give it more room (docker run --shm-size=8g, "
+            "an emptyDir of medium Memory), or take fewer workers and a smaller prefetch_factor"
+        ]
+    lines = []
+    if cause.by == "machine":
+        lines = [
+            "that was the memory of the whole machine, or a limit that cannot be seen from here: "
+            "look what runs beside it, and at the limits of control groups further up (of a pod, a "
+            "job or a slice)"
+        ]
+    return lines + ([] if figures.verdict.findings else [_about_peak(figures)])
 
 
 def _about_the_limit(figures: Figures) -> list[str]:
@@ -105,13 +146,19 @@ def _about_the_limit(figures: Figures) -> list[str]:
         lines = ["what enforces the limit that was given is the likely end"]
         if figures.ending.signal:
             lines = ["it was killed at the limit that was given: what enforces that limit ended it"]
-    if not figures.verdict.grows:
+    if not figures.verdict.findings:
         lines.append(_about_peak(figures))
     return lines
 
 
 def _about_a_kill(figures: Figures) -> list[str]:
-    room = figures.room_bytes
+    room, cause = figures.room_bytes, figures.ending.cause
+    if cause is not None and cause.by == "nobody":
+        return [
+            "the kernel killed nobody there for memory: look for who sends SIGKILL, a scheduler at "
+            "its time limit, a container that stops, systemd-oomd or earlyoom, kill -9; or whether "
+            "its processes were in a group of their own"
+        ]
     if room is None:
         return ["no limit is recorded: ask the kernel's log (dmesg) or the scheduler what ended it"]
     return [
@@ -136,48 +183,16 @@ def _about_peak(figures: Figures) -> str:
 
 
 def _about_growth(figures: Figures) -> list[str]:
-    """Who holds it, else where to look; one line for the process, one for the workers."""
-    verdict = figures.verdict
-    lines: list[str] = []
-    signals = {growth.signal: growth.kind for growth in verdict.significant}
-    signals |= {rise.signal: "rise" for rise in verdict.rises}
-    own = {signal: kind for signal, kind in signals.items() if signal != "children"}
-    if own and verdict.holders:
-        best = verdict.holders[0]
-        lines.append(best.advice())
-        if not best.named:
-            lines.append(_census_advice())
-        elif best.collects and figures.own_monitor and not verdict.leaking:
-            lines.append(
-                "if it is meant to fill, declare it: "
-                f'monitor.expect_growth("its name", bytes=...) with the size of {best.place}'
-            )
-    elif own and set(own.values()) == {"fragmentation"}:
+    """What each finding advises, and that what is meant to fill can be declared."""
+    found = figures.verdict.findings
+    lines = list(dict.fromkeys(one.advice for one in found if one.advice))[:MOST]
+    meant = next((one for one in found if one.holder and not is_call(one.grade)), None)
+    if meant is not None and meant.grade != "fills" and figures.own_monitor:
         lines.append(
-            "what is in use does not grow, what is resident does: give it back with "
-            "monitor.cleanup_memory(), or start with MALLOC_ARENA_MAX=2"
-        )
-    elif own and any(growth.shared for growth in verdict.significant):
-        lines.append(
-            "pages of mapped files are taken back under memory pressure; those of /dev/shm are "
-            "not: look what is left there (ls -l /dev/shm)"
-        )
-    elif own and not any(growth.filling for growth in verdict.significant):
-        ended = figures.ending.by_memory(near=figures.near_limit)
-        lines.append(_census_advice(certain=verdict.leaking or ended))
-    if "children" in signals:
-        lines.append(
-            "the workers grow: look for what the dataset keeps from one item to the next, keep its "
-            "records in one array, so that reading them copies no pages, or take fewer workers"
+            "if it is meant to fill, declare it: "
+            f'monitor.expect_growth("its name", bytes=...) with the size of {meant.holder}'
         )
     return lines
-
-
-def _census_advice(certain: bool = True) -> str:
-    return ("" if certain else "it may be a warm-up that goes on; ") + (
-        "to learn who holds what grows: before = memtools.census(), some hundred steps later "
-        "print(*memtools.census().diff(before).holders(), sep='\\n')"
-    )
 
 
 # --- devices and cleanups -------------------------------------------------------------------------

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from memtools.record.figures import Figures, Tier
 
 PHASES, GROWTH = 10, 8
-NOT_USED = ("limit", "_total", "available", "_free")  # what is left or allowed has no peak
+#: what is left or allowed has no peak; of the job a sample knows what was read with it
+NOT_USED = ("limit", "_total", "available", "_free", "job")
 
 
 def explain(figures: Figures) -> str:
@@ -62,6 +63,8 @@ def _memory(figures: Figures) -> list[str]:
     shown_tiers = [tier for tier in figures.tiers if is_bytes(tier.unit) and tier.peak > 0]
     shown_tiers = [tier for tier in shown_tiers if not tier.name.endswith(NOT_USED)]
     shown_tiers = [tier for tier in shown_tiers if not _is_rss(tier, figures)]
+    if figures.shared is None:  # but for a page of memtools' own
+        shown_tiers = [tier for tier in shown_tiers if tier.name != "shm"]
     rows = [["", "first", "peak", "last", "peak at"]]
     for tier in shown_tiers:
         sizes = map(format_bytes, (tier.first, tier.peak, tier.last))

@@ -35,6 +35,7 @@ HOST = {
     "process": ("Process, each page once", "s4", True),
     "private": ("Private", "s1", True),
     "children_private": ("Workers", "s2", True),
+    "shm": ("Shared memory", "s7", True),
     "cgroup_used": ("Control group", "s3", True),
     "heap_used": ("Heap in use", "s5", False),
     "swap": ("Swap", "s6", True),
@@ -45,7 +46,19 @@ DEVICE = {
     "reserved": ("Reserved", "s3", True),
     "free": ("Free", "s7", False),
 }
-KINDS = ("start", "end", "leak", "holder", "pressure", "guard", "oom", "cleanup", "mark", "fork")
+KINDS = (
+    "start",
+    "end",
+    "finding",
+    "leak",
+    "holder",
+    "pressure",
+    "guard",
+    "oom",
+    "cleanup",
+    "mark",
+    "fork",
+)
 
 
 def payload(records: list[Record], figures: list[Figures], names: list[str]) -> Json:
@@ -85,7 +98,7 @@ def _record(record: Record, figures: Figures, records: int) -> Json:
         "lines": lines,
         "lanes": lanes,
         "lanes_left_out": left_out,
-        "marks": _marks(record, MARKS // records),
+        "marks": _marks(record, figures, MARKS // records),
     }
 
 
@@ -129,12 +142,12 @@ def _lanes(record: Record, room: int) -> tuple[list[Json], int]:
     return lanes, max(0, len(longest) - LANES)
 
 
-def _marks(record: Record, room: int) -> list[list[Any]]:
-    """[milliseconds, kind, text] of what is not a phase; the newest where there are too many."""
+def _marks(record: Record, figures: Figures, room: int) -> list[list[Any]]:
+    """[milliseconds, kind, text] of what a list tells; the newest where there are too many."""
     marks: list[list[Any]] = [
         [round(seconds_of(record, e.time_ns) * 1000), slug(e.kind), shown(e.text)]
         for e in record.events
-        if e.kind != "phase"
+        if figures.ending.shows(e.kind)
     ]
     return sorted(marks, key=lambda mark: mark[0])[-room:]
 
@@ -150,11 +163,14 @@ def _drawn(record: int, key: str, label: str, colour: str, on: bool) -> Json:
 
 def _charts(i: int, record: Record, figures: Figures, lines: dict[str, Json]) -> list[Json]:
     shown_keys = [key for key in HOST if key in lines and _any(lines[key])]
+    if figures.shared is None and "shm" in shown_keys:  # but for a page of memtools' own
+        shown_keys.remove("shm")
     if "rss" in lines and lines.get("process", {}).get("most") == lines["rss"]["most"]:
         shown_keys.remove("process")  # no page is mapped twice: one line for both
     host = [_drawn(i, key, *HOST[key]) for key in shown_keys]
     devices = {f"cuda{n}_": n for n in figures.devices}
-    ours = {*HOST, "pressure", "cgroup_limit", "= used", "= limit"}
+    # Of the job a sample knows what was read with it: its parts are drawn.
+    ours = {*HOST, "job", "pressure", "cgroup_limit", "= used", "= limit"}
     for column in record.columns:
         name = column.name
         if name in lines and name not in ours and not name.startswith(tuple(devices)):

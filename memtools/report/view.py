@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, percent, shown, tight
+from memtools.leak.finding import is_call
 from memtools.record.figures import Use, Used, is_bytes, of, seconds_of
 from memtools.report.advice import advise
 from memtools.report.explain import sentence
 from memtools.report.payload import slug
 
 if TYPE_CHECKING:
+    from memtools.record.events import Ending
     from memtools.record.figures import Figures, Tier
     from memtools.record.record import Record, RecordEvent
 
@@ -72,7 +74,7 @@ class View:
 
 def view(number: int, name: str, record: Record, figures: Figures, data: dict[str, Any]) -> View:
     rows = max(20, EVENTS // len(data["records"]))
-    events = [event for event in record.events if event.kind != "phase"]
+    events = [event for event in record.events if figures.ending.shows(event.kind)]
     events.sort(key=lambda event: event.time_ns)
     first, last = events[: rows // 4], events[rows // 4 :][-(rows - rows // 4) :]
     hidden = len(events) - len(first) - len(last)
@@ -86,14 +88,14 @@ def view(number: int, name: str, record: Record, figures: Figures, data: dict[st
         name=name,
         figures=figures,
         charts=[pair for pair in places if pair[0].startswith(f"r{number}-")],
-        ending=ENDINGS[figures.ending.kind],
+        ending=_ending(figures.ending),
         headline=headline,
         started=_started(figures.start),
         samples=count(figures.samples, "sample"),
         lanes_note=_lanes_note(data["records"][number]),
         no_leaks=sentence(figures.verdict.short or figures.verdict.nothing),
         more_events=f"{hidden:,} more events between these are not shown." if hidden > 0 else "",
-        advice=[tight(sentence(line)) for line in advise(figures)],
+        advice=[tight(line) for line in advise(figures)],
         tiles=_tiles(figures),
         leaks=_leaks(figures),
         phases=_phases(figures),
@@ -101,6 +103,13 @@ def view(number: int, name: str, record: Record, figures: Figures, data: dict[st
         events=[_event(record, event) for event in first + last],
         columns=[_column(tier) for tier in figures.tiers],
     )
+
+
+def _ending(ending: Ending) -> str:
+    """The badge: no mark is left by what the kernel killed, and its counters know of it."""
+    if ending.kind == "gone" and ending.cause is not None and ending.cause.is_memory:
+        return ENDINGS["killed"]
+    return ENDINGS[ending.kind]
 
 
 def _started(seconds: float) -> str:
@@ -145,18 +154,21 @@ def _tiles(figures: Figures) -> list[Tile]:
 
 
 def _used_tiles(figures: Figures) -> list[Tile]:
-    """The process, its workers and the machine: three figures under three names, and the one that
+    """The process, the job and the machine: three figures under three names, and the one that
     counts against the limit with its share."""
     used, name = figures.used, "process tree" if figures.outside else "process"
     tiles = []
     if figures.process is not None:
         tiles.append(_peak_tile(f"Peak of the {name}", figures.process, figures, "process"))
-    if figures.workers is not None and figures.together is not None:
-        together = figures.together
-        sum_tile = _peak_tile("Peak with its workers", together, figures, "process and workers")
+    if figures.job is not None and (figures.workers or figures.shared):
+        tiles.append(_peak_tile("Peak of the job", figures.job, figures, "job"))
+    if figures.workers is not None:
         peak = format_bytes(figures.workers.peak_bytes)
         theirs = f"{figures.workers.most:,} at most, {peak} of their own"
-        tiles += [sum_tile, Tile("Workers", peak, theirs)]
+        tiles.append(Tile("Workers", peak, theirs))
+    if figures.shared is not None:
+        now = f"{format_bytes(figures.shared.last_bytes)} at the end"
+        tiles.append(Tile("Shared memory", format_bytes(figures.shared.peak_bytes), now))
     if used is not None and used.of == "control group":
         tiles.append(_peak_tile("Peak of the control group", used, figures, "control group"))
     if used is not None and used.limit_bytes is not None and used.source != "machine":
@@ -193,34 +205,34 @@ def _share(part: int, whole: int) -> float:
 
 def _growth_tile(figures: Figures) -> Tile:
     verdict = figures.verdict
-    if verdict.significant:
-        growth = verdict.significant[0]
-        rate = f"+{format_bytes(growth.rate_bytes)}/{growth.per}"
-        remark = f"{growth.kind}, in {growth.signal}{growth.cost()}"
-        return Tile("Growth at the end", rate, remark)
-    if verdict.rises:
-        rise = verdict.rises[0]
-        whose = "of the workers, " if rise.signal == "children" else ""
-        rate = f"+{format_bytes(rise.rate_bytes)}/{rise.per}"
-        return Tile("Growth at the end", rate, f"{whose}too short to judge")
+    if verdict.findings:
+        worst = verdict.findings[0]
+        rate = f"+{format_bytes(worst.rate_bytes)}/{worst.per}" if worst.rate_bytes else "yes"
+        more = len(verdict.findings) - 1
+        others = f", and {more:,} more" if more else ""
+        return Tile("Growth at the end", rate, f"{worst.grade}: {worst.subject}{others}")
     if verdict.late is not None and verdict.short is None:
         gain, last = format_bytes(verdict.late.gain_bytes), verdict.late.last
         return Tile("Growth at the end", f"+{gain}", f"in the last {last}")
-    return Tile("Growth at the end", "none" if verdict.short is None else "unknown")
+    return Tile("Growth at the end", "none" if verdict.short is None else "too early to say")
 
 
 # --- tables ---------------------------------------------------------------------------------------
 
 
 def _leaks(figures: Figures) -> list[dict[str, Any]]:
-    """The verdict, then who holds what grows, each with the time when the run found it."""
-    found, verdict = [], figures.verdict
-    texts = {holder.text: holder.seconds for holder in verdict.holders}
-    for text in verdict.lines(quiet=not verdict.significant and bool(verdict.growth)):
-        seconds = texts.get(text)
-        when = "at the end" if seconds is None else duration(seconds)
-        kind = kind_of("leak" if seconds is None else "holder")
-        found.append({"when": when, "kind": kind, "text": text})
+    """What grows, one row for each finding: when it was first said, and what to do."""
+    verdict, found = figures.verdict, []
+    for one, text in zip(verdict.findings, verdict.lines(), strict=True):
+        found.append(
+            {
+                "grade": one.grade,
+                "call": is_call(one.grade),
+                "when": "" if one.first_step is None else f"step {one.first_step:,}",
+                "text": tight(text.partition(": ")[2]),
+                "advice": tight(one.advice),
+            }
+        )
     return found
 
 
@@ -302,7 +314,7 @@ def compare(views: list[View], data: dict[str, Any]) -> dict[str, Any]:
 def _cells(figures: Figures, devices: list[int]) -> list[str]:
     used, growth = figures.used, _growth_tile(figures).value
     limit = used.limit_bytes if used and used.source != "machine" else None
-    peak = figures.together or used
+    peak = figures.job or used
     peaks = {tier.name: format_bytes(tier.peak) for tier in figures.tiers}
     return [
         "" if peak is None else format_bytes(peak.peak_bytes),

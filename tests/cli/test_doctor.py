@@ -18,9 +18,11 @@ import pytest
 
 import memtools
 from memtools import DeviceError, MemtoolsError, cli
+from memtools._base import environment
+from memtools._base.size import format_bytes
 from memtools.cli import allocators, doctor, monitor
 from memtools.cli.facts import Fact
-from memtools.cli.system import MEMORY_KEYS, host_memory, kernel
+from memtools.cli.system import MEMORY_KEYS, _shared_memory, host_memory, kernel
 
 Patch: TypeAlias = pytest.MonkeyPatch
 Capture: TypeAlias = pytest.CaptureFixture[str]
@@ -171,6 +173,34 @@ def test_pressure_is_read_from_the_v2_side_also_where_memory_is_on_v1(tmp_path: 
     assert "of the whole machine" in host_memory(tmp_path)["pressure_readings"].text
     pressure.unlink()
     assert host_memory(tmp_path)["pressure_readings"] == Fact(False, f"no (no {pressure})")
+
+
+@pytest.mark.parametrize(("room", "free", "key", "words"), [
+    (64 << 20, 60 << 20, "shared_memory_size_bytes",
+     '(a DataLoader with workers ends with "Bus error" where its batches do not fit; give the '
+     "container more by docker run --shm-size=8g, or --ipc=host)"),
+    (8 << 30, 10 << 20, "shared_memory_free_bytes", "; look what is left there by ls -l /x)"),
+    (8 << 30, 4 << 30, None, ""),
+])  # fmt: skip
+def test_little_room_in_shared_memory_is_said_with_what_comes_of_it(
+    room: int, free: int, key: str | None, words: str
+) -> None:
+    facts = _shared_memory(room, free, Path("/x"))
+    assert [fact.value for fact in facts.values()] == [room, free]
+    for name, fact in facts.items():
+        plain = format_bytes(int(fact.value or 0))
+        assert fact.text == plain if name != key else fact.text.startswith(plain)
+        assert name != key or words in fact.text
+
+
+def test_the_room_in_shared_memory_is_that_of_the_mount(tmp_path: Path) -> None:
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    facts, is_now = host_memory(tmp_path), os.statvfs(tmp_path)
+    assert facts["shared_memory_size_bytes"].value == is_now.f_blocks * is_now.f_frsize
+    assert facts["shared_memory_free_bytes"].value
+    (tmp_path / "dev/shm").rmdir()
+    gone = host_memory(tmp_path)["shared_memory_free_bytes"]
+    assert (gone.value, gone.text) == (None, f"unknown (no {tmp_path}/dev/shm)")
 
 
 THP, RELEASE = "sys/kernel/mm/transparent_hugepage", "proc/sys/kernel/osrelease"
@@ -339,9 +369,38 @@ KEYS = {
     "threads": "cpus_usable omp_num_threads mkl_num_threads",
     "allocators": " ".join(allocators.KEYS),
     "exporters": "prometheus_client tensorboard wandb transformers lightning",
+    "environment": " ".join(environment.KEYS),
     "works": "gate_history_cpu gate_history_cuda kv_pool cleanup_policy amp run watch report plot "
     "neg_bit_check",
 }
+
+
+def test_the_environment_keys_that_are_set_are_shown() -> None:
+    broken: list[str] = []
+    keys = {"MEMTOOLS_LOG": "run.mem", "MEMTOOLS_LIMIT": " ", "MEMTOOLS_GUARD": "0.9"}
+    facts = doctor.environment_facts(keys, broken)
+    assert broken == []
+    assert {key: fact.value for key, fact in facts.items() if fact.value is not None} == {
+        "MEMTOOLS_LOG": "run.mem",
+        "MEMTOOLS_GUARD": "0.9",
+    }
+    assert facts["MEMTOOLS"].text == "not set (0 turns watching and cleaning off)"
+
+
+def test_keys_of_another_version_are_left_alone() -> None:
+    """MEMTOOLS_TRACE has no effect here, and is neither promised nor refused."""
+    broken: list[str] = []
+    facts = doctor.environment_facts({"MEMTOOLS_TRACE": "1", "MEMTOOLS_XYZ": "no"}, broken)
+    assert broken == []
+    assert list(facts) == list(environment.KEYS)
+    assert all(fact.value is None for fact in facts.values())
+
+
+def test_a_key_that_makes_no_sense_and_one_that_turns_memtools_off_are_told(tmp_path: Path) -> None:
+    found = doctor.examine(tmp_path, {"MEMTOOLS": "0", "MEMTOOLS_LIMIT": "much"})
+    assert any(line.startswith("MEMTOOLS_LIMIT is a number of bytes") for line in found.broken)
+    off = {part.title for part in found.parts.values() if "MEMTOOLS=0" in part.remark}
+    assert off == {"cleanup policy", "memtools run"}
 
 
 def command(*args: str, stdout: int = PIPE, **environ: str) -> CompletedProcess[str]:

@@ -17,7 +17,9 @@ import pytest
 
 import memtools
 from memtools import _core
-from memtools.cli.tree import COLUMNS, Guard, Tree, pass_on
+from memtools.cli.tree import COLUMNS, Ended, Guard, Tree, pass_on
+from memtools.record import kills
+from memtools.record.kinds import Counters
 from memtools.record.record import UNKNOWN
 from tests.cli.runs import RUN, run
 
@@ -324,3 +326,37 @@ def test_a_run_in_a_run_in_a_run(tmp_path: Path) -> None:
     assert (found.returncode, found.stderr) == (4, b"")
     records = [memtools.read_record(path) for path in tmp_path.glob("*.mem")]
     assert [record.complete for record in records] == [True] * 3
+
+
+def test_a_command_that_moves_to_another_group_is_told_by_that_ones_counters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As systemd-run moves it. A process that has ended is in no group any more."""
+    asked: list[str | None] = []
+
+    def read(probe: object, root: str = "/", membership: str | None = None) -> list[Counters]:
+        asked.append(membership)
+        group = "/moved" if membership == "0::/moved" else "/first"
+        return [Counters(group, group, 2, 1, "boot", own=True, oom_kill=len(asked))]
+
+    groups = {"self": "0::/first"}
+    monkeypatch.setattr(kills, "read_counters", read)
+    monkeypatch.setattr(kills, "membership_of", lambda pid: groups.get(str(pid)))
+    path = tmp_path / "x.mem"
+    with _core.RecordWriter(path, COLUMNS) as writer:
+        tree = Tree(writer, None)
+        tree.write_counters()
+        with subprocess.Popen(["sleep", "100"]) as process:
+            tree.begin(process.pid)
+            for now in (None, "0::/first", "0::/moved", "0::/moved"):
+                if now is not None:
+                    groups[str(process.pid)] = now
+                tree.sample()
+            process.kill()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie
+            groups[str(process.pid)] = "0::/"
+            tree.sample()
+            tree.write_ended(Ended(signal.SIGKILL, None))
+    found = [e.data for e in memtools.read_record(path).events if isinstance(e.data, Counters)]
+    assert [c.group for c in found] == ["/first", "/moved", "/moved"]
+    assert asked == [None, "0::/moved", "0::/moved"]

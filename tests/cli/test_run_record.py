@@ -7,14 +7,12 @@ import os
 import re
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
 import memtools
 from memtools.cli.run import own_flags
-from memtools.monitor.inprocess import StepCounter
 from memtools.monitor.log import ranked
 from tests.cli.runs import RUN, execute, run, write
 
@@ -98,7 +96,7 @@ def test_a_process_that_just_stops_leaves_a_record_without_an_end(tmp_path: Path
     record = memtools.read_record(tmp_path / "run.mem")
     assert not record.complete
     assert not record.written
-    assert [event.kind for event in record.events] == ["start"]
+    assert {event.kind for event in record.events} <= {"start", "counters", "shm_room"}
 
 
 @pytest.mark.slow
@@ -341,192 +339,6 @@ def test_pythons_own_flags_are_handed_on(
     command: list[str], arguments: int, flags: list[str]
 ) -> None:
     assert own_flags(command, arguments) == flags
-
-
-# --- steps ----------------------------------------------------------------------------------------
-
-
-class Optimizer:
-    """One that steps; what is weakly referenced, as torch's are."""
-
-
-class Steps:
-    """A monitor whose safe points take so many seconds."""
-
-    def __init__(self, takes: float = 0.0) -> None:
-        self.count = self.calls = 0
-        self.passed = False
-        self._takes = takes
-
-    def _count(self, steps: int) -> bool:
-        self.count += steps
-        return self.passed
-
-    def step(self, n: int) -> None:
-        assert n == 0
-        self.calls += 1
-        end = time.perf_counter() + self._takes
-        while time.perf_counter() < end:
-            pass
-
-
-def test_of_several_optimizers_the_first_counts_until_it_is_out_of_use() -> None:
-    steps = Steps()
-    counter = StepCounter(steps)  # type: ignore[arg-type,unused-ignore]
-    first, second, third = Optimizer(), Optimizer(), Optimizer()
-    for _ in range(10):
-        for optimizer in (first, second, second, third):
-            counter(optimizer, (), {})
-    assert steps.count == 10
-    for _ in range(100):
-        counter(third, (), {})
-    assert steps.count == 10 + 100  # those while the first was waited for are made up for
-    fourth = Optimizer()
-    for _ in range(100):
-        counter(fourth, (), {})
-    assert steps.count == 110 + 100
-
-
-@pytest.mark.parametrize("each", [1, 2])
-@pytest.mark.parametrize("many", [1, 2, 17, 18, 19, 30, 200])
-def test_any_number_of_optimizers_in_turn_make_one_step(many: int, each: int) -> None:
-    """One for each layer, as those that step in the backward pass."""
-    steps = Steps()
-    counter = StepCounter(steps)  # type: ignore[arg-type,unused-ignore]
-    layers = [Optimizer() for _ in range(many)]
-    for done in range(1, 41):
-        for i, optimizer in enumerate(layers):
-            for _ in range(each if i else 1):
-                counter(optimizer, (), {})
-        assert steps.count == done
-
-
-def test_a_second_set_of_optimizers_takes_the_place_of_the_first() -> None:
-    """As in a second stage of training, while the first one's optimizers are kept."""
-    steps = Steps()
-    counter = StepCounter(steps)  # type: ignore[arg-type,unused-ignore]
-    stages = [[Optimizer() for _ in range(30)] for _ in range(3)]
-    for stage, layers in enumerate(stages):
-        for _ in range(40):
-            for optimizer in layers:
-                counter(optimizer, (), {})
-        assert steps.count == (stage + 1) * 40
-
-
-@pytest.mark.parametrize("follows", [0, 1])
-def test_what_steps_beside_an_optimizer_that_goes_is_not_counted_twice(follows: int) -> None:
-    """As a discriminator that is made anew each epoch beside one generator."""
-    steps = Steps()
-    counter = StepCounter(steps)  # type: ignore[arg-type,unused-ignore]
-    other = Optimizer()
-    for epoch in range(5):
-        optimizer = Optimizer()
-        for _ in range(10):
-            for one in (optimizer, other) if follows else (other, optimizer):
-                counter(one, (), {})
-        assert steps.count == (epoch + 1) * 10
-        del optimizer, one
-
-
-def test_an_optimizer_that_is_gone_is_followed_by_the_next_at_once() -> None:
-    """As in folds, one optimizer after another, whether or not Python uses an id again."""
-    steps = Steps()
-    counter = StepCounter(steps)  # type: ignore[arg-type,unused-ignore]
-    between = []
-    for fold in range(6):
-        optimizer = Optimizer()
-        for _ in range(10):
-            counter(optimizer, (), {})
-        assert steps.count == (fold + 1) * 10
-        del optimizer
-        if fold % 2:
-            between.append(Optimizer())  # takes the place that became free
-    assert not counter._alive
-
-
-@pytest.mark.slow
-def test_of_short_steps_some_are_safe_points_and_all_are_counted() -> None:
-    steps = Steps(takes=0.001)
-    counter, optimizer = StepCounter(steps), Optimizer()  # type: ignore[arg-type,unused-ignore]
-    end, made = time.monotonic() + 0.5, 0
-    while time.monotonic() < end:
-        counter(optimizer, (), {})
-        made += 1
-    assert 1 <= steps.calls <= 6  # 0.5 s are 5 times 100 ms
-    assert steps.count == made
-
-
-def test_a_safe_point_that_took_long_does_not_hide_what_comes_after(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A census takes a second now and then; 200 s without another look would miss a whole run."""
-    now = 0
-    monkeypatch.setattr("memtools.monitor.inprocess.time.monotonic_ns", lambda: now)
-    steps = Steps()
-    counter, optimizer = StepCounter(steps), Optimizer()  # type: ignore[arg-type,unused-ignore]
-
-    def census(n: int) -> None:
-        nonlocal now
-        steps.calls += 1
-        now += 10**9
-
-    steps.step = census  # type: ignore[method-assign,unused-ignore]
-    counter(optimizer, (), {})
-    counter(optimizer, (), {})
-    assert steps.calls == 1
-    now += 10**8
-    counter(optimizer, (), {})
-    assert steps.calls == 2
-
-
-def test_a_watermark_makes_the_next_step_a_safe_point() -> None:
-    steps = Steps(takes=0.001)
-    counter, optimizer = StepCounter(steps), Optimizer()  # type: ignore[arg-type,unused-ignore]
-    counter(optimizer, (), {})
-    steps.passed = True
-    counter(optimizer, (), {})
-    assert steps.calls == 2
-
-
-@pytest.mark.slow
-def test_a_guard_stops_an_unchanged_script_at_the_end_of_a_step(tmp_path: Path) -> None:
-    leaking = TRAINING.replace("optimizer.step()", "optimizer.step(); held.append(b'x' * 2**18)")
-    # 1600 steps lie between the guard and the limit: the sampler has a turn in one of them.
-    write(tmp_path, "held = []\n" + textwrap.dedent(leaking.replace("STEPS", "5000")))
-    found = run(tmp_path, "--limit", "1 GiB", "--guard", "0.6", "train.py")
-    assert found.returncode == 1
-    errors = found.stderr.decode()
-    assert "memtools.errors.HostMemoryPressure: host memory runs out at step" in errors
-    assert "It ended by exception HostMemoryPressure: host memory runs out" in errors
-    assert errors.count(", watermark 60%") == 2  # the traceback's and the end's, not a third
-    record = memtools.read_record(tmp_path / "run.mem")
-    assert "guard" in [event.kind for event in record.events]
-    assert max(record.buckets.most["rss"]) < 1 << 30
-
-
-TRAINING = """
-    import sys
-    import torch
-    import torch.optim.optimizer as module
-    model = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(STEPS):
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-    assert type(module.__loader__) is type(module.__spec__.loader) is type(torch.__loader__)
-    kinds = {type(finder).__module__ for finder in sys.meta_path}
-    assert "memtools.monitor.inprocess" not in kinds
-    print(step, bool(model.weight.isfinite().all()))
-"""
-
-
-@pytest.mark.slow
-def test_steps_of_an_unchanged_script_are_those_of_its_optimizer(tmp_path: Path) -> None:
-    write(tmp_path, TRAINING.replace("STEPS", "37"))
-    found = run(tmp_path, "--json", "train.py")
-    assert found.returncode == 0, found.stderr
-    assert found.stdout == b"36 True\n"
-    assert json.loads(found.stderr)["steps"] == 37
 
 
 @pytest.mark.slow

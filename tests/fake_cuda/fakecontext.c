@@ -115,11 +115,13 @@ CUresult
 cuMemGetInfo(size_t *left, size_t *all)
 {
     cudaError_t rc = arrive_unsafe();
+    size_t used;
 
     if (rc != cudaSuccess) return unlock((CUresult)rc);
     if (current_context < 0) return misuse(CUDA_ERROR_INVALID_CONTEXT);
     *all = gpu.capacity;
-    *left = gpu.capacity - (size_t)count_device_page_bytes(current_context);
+    used = (size_t)count_device_page_bytes(current_context) + gpu.taken;
+    *left = used < gpu.capacity ? gpu.capacity - used : 0;
     return unlock(CUDA_SUCCESS);
 }
 

@@ -343,6 +343,7 @@ fake_cuda_reset(void)
     gpu.misuses = 0;
     gpu.granularity = FAKE_GRANULARITY;
     gpu.capacity = SIZE_MAX;
+    gpu.taken = 0;
     reset_driver();
     reset_contexts();
     for (stream *s = next_stream(NULL); s != NULL; s = next_stream(s))
@@ -441,6 +442,12 @@ void
 fake_cuda_set_capacity(size_t bytes)
 {
     gpu.capacity = bytes;
+}
+
+void
+fake_cuda_set_taken(size_t bytes)
+{
+    gpu.taken = bytes;
 }
 
 long

@@ -50,7 +50,8 @@
     /* Of pages: FAKE_GRANULARITY and without end, at load. */                                     \
     X(void, fake_cuda_set_granularity, (size_t bytes))                                             \
     X(void, fake_cuda_set_capacity, (size_t bytes_per_device))                                     \
-    X(void, fake_cuda_hide, (const char *driver_call)) /* is not found by entry point */           \
+    X(void, fake_cuda_set_taken, (size_t bytes_per_device)) /* by what is not a page */            \
+    X(void, fake_cuda_hide, (const char *driver_call))      /* is not found by entry point */      \
     /* The calling thread's current device, and a new stream on it, not counted as calls. */       \
     X(void, fake_cuda_set_device, (int device))                                                    \
     X(int, fake_cuda_device, (void))                                                               \

@@ -77,6 +77,7 @@ typedef struct machine {
     long calls, faults, host_syncs, busy_frees, spoiled_captures, misuses;
     long live_streams, queued;
     size_t granularity, capacity; /* of the driver's memory; capacity: bytes of each device */
+    size_t taken;                 /* of each device, by programs that are not there */
 } machine;
 
 extern machine gpu;

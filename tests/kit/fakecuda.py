@@ -100,7 +100,7 @@ class FakeRuntime:
         self._lib.fake_cuda_write.argtypes = (ptr, ptr, ctypes.c_size_t, ptr)
         for name in ("run", "run_all"):
             getattr(self._lib, f"fake_cuda_{name}").restype = ctypes.c_size_t
-        for name in ("set_granularity", "set_capacity"):
+        for name in ("set_granularity", "set_capacity", "set_taken"):
             getattr(self._lib, f"fake_cuda_{name}").argtypes = (ctypes.c_size_t,)
         for name in ("live", "queued", "host_syncs", "calls", "busy_frees", "pinned_bytes",
                      "page_bytes", "misuses", "spoiled_captures"):  # fmt: skip

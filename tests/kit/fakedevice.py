@@ -13,12 +13,23 @@ TOTAL = 24 << 30
 
 
 class FakeCuda:
-    """Devices whose allocations a test makes; refuses what would make a context."""
+    """Devices whose allocations a test makes; refuses what would make a context.
+
+    now ├── allocated ──┤ cached ├─ others ─┤           free            ├── total
+        └────────── reserved ────┘
+    """
 
     def __init__(self, count: int = 2) -> None:
         self.count, self.ready, self.calls = count, True, 0
         self.now, self.high = [0] * count, [0] * count
+        #: bytes of each device that torch's allocator keeps beside what is allocated
         self.cached = [0] * count
+        #: bytes of each device that others have: other programs, and this one's CUDA context
+        self.others = [0] * count
+        #: bytes that each device has
+        self.total = [TOTAL] * count
+        #: bytes that torch has pinned on the host
+        self.pinned = 0
         self.capturing = False
         #: what was asked of it that is to come in order
         self.order: list[str] = []
@@ -47,13 +58,22 @@ class FakeCuda:
             "inactive_split_bytes": {"all": {"current": 5, "peak": 5}},
         }
 
+    def host_memory_stats_as_nested_dict(self) -> dict[str, Any]:
+        self._check()
+        return {"allocated_bytes": {"current": self.pinned, "peak": self.pinned}}
+
     def reset_peak_memory_stats(self, device: int) -> None:
         self._check()
         self.high[device] = self.now[device]
 
     def mem_get_info(self, device: int) -> tuple[int, int]:
         self._check()
-        return TOTAL - self.now[device] - self.cached[device], TOTAL
+        taken = self.now[device] + self.cached[device] + self.others[device]
+        return max(0, self.total[device] - taken), self.total[device]
+
+    def current_device(self) -> int:
+        self._check()
+        return 0
 
     def empty_cache(self) -> None:
         self._check()

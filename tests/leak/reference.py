@@ -88,19 +88,75 @@ def blocks(y: Array) -> tuple[Array, Array, int]:
     return whole.min(1), whole.max(1), length
 
 
+def regains(lows: Array, part: Array, length: int, level: float, rise: float) -> bool:
+    """Whether a rise to `level` takes back what was given back. `part`: of the block that fills."""
+    last = float(part.min()) if len(part) else INF
+    after = np.minimum.accumulate(np.append(lows, last)[::-1])[::-1][1:]  # the least that follows
+    tops = np.flatnonzero((lows >= level - 0.25 * rise) & (lows - after >= 0.9 * rise))
+    if not len(tops):
+        return False
+    top, foot = tops[-1], after[tops[-1]]
+    below = np.flatnonzero(lows <= foot + 0.1 * (level - foot))
+    start = max(below[-1] if len(below) else len(lows) - 1, top)
+    high = lows[top : start + 1].max()
+    before = np.flatnonzero(lows[:top] <= foot + 0.1 * (high - foot))
+    if len(before):
+        tooth = float(start - before[-1])
+    else:
+        tooth = (start + 1) * float(np.clip((high - foot) / max(high - lows[0], 1), 1, 32))
+    return len(lows) - 1 - start + len(part) / length <= 1.5 * tooth + 1
+
+
+def ended(b: Array, n: int, longer: float) -> bool:
+    """Whether the newest blocks b of n rise no more: no new level of twenty for too long."""
+    first, step = b.min(), (b.max() - b.min()) / 20
+    reached = np.minimum(np.floor((np.maximum.accumulate(b) - first) / step), 19) if step else b * 0
+    times = np.flatnonzero(np.diff(reached, prepend=0) > 0)
+    last = times[-1] if len(times) else 0
+    longest = int(np.diff(times).max()) if len(times) > 1 else 0
+    return bool(len(b) - last > n // 12 and len(b) - last > longer * longest)
+
+
+def rising(w: list[Window], y: Array, bar: float) -> int | None:
+    """The shortest window that grows into what was not in use before."""
+    lows, _, length = blocks(y)
+    part = y[len(lows) * length :]
+    for i in (2, 1, 0):
+        x = w[i]
+        if not (x.rise > bar and x.z > 5 and x.snr > 2 and x.neff >= 5):
+            continue
+        noise = x.rise / x.snr
+        if not regains(lows, part, length, x.end - noise, x.rise + noise):
+            return i
+    return None
+
+
+def slows(w: list[Window], i: int) -> bool:
+    if i < 2:
+        return w[i].r < 0.4
+    return w[2].snr >= 4 and w[2].r < 0.8 and w[1].r < 0.5
+
+
 def changes(y: Array, bar: float, span: float = 1500) -> list[tuple[int, str]]:
     """(step, kind) wherever the kind changes; one signal, one reading a step from 0 on."""
-    kind, found, lasting, nearly = "quiet", list[tuple[int, str]](), 0, 0
+    kind, found, lasting, nearly = "quiet", [(16, "quiet")], 0, 0
+    floor, window = "quiet", 0
     for end in range(256, len(y) + 1):
-        _, _, length = blocks(y[:end]) if end % 4 == 0 else (0, 0, 0)
-        if length == 0 or end % (8 * length):
+        lows, _, length = blocks(y[:end]) if end % 4 == 0 else (y[:0], y[:0], 0)
+        if length == 0 or end % length:
             continue
-        w = windows(blocks(y[:end])[0])
-        lasting = lasting + 1 if rule(w, bar, span, length, 0) else 0
-        nearly = nearly + 1 if rule(w, bar, span * 2 / 3, length, 0.25) else 0
-        growing = any(x.rise > bar and x.z > 5 and x.snr > 2 for x in w)
-        slow = "likely" if nearly >= 2 else "growing" if growing else "quiet"
-        new = "leak" if lasting >= 3 else slow
+        if end % (8 * length) == 0:
+            w = windows(lows)
+            lasting = lasting + 1 if rule(w, bar, span, length, 0) else 0
+            nearly = nearly + 1 if rule(w, bar, span * 2 / 3, length, 0.25) else 0
+            i = rising(w, y[:end], bar)
+            grows = i is not None and not slows(w, i)
+            floor = ("likely" if nearly >= 2 else "growing") if grows else "quiet"
+            floor = "leak" if lasting >= 3 else floor
+            window = w[i or 0].blocks
+        pause = 3 if floor == "leak" else 1.5
+        over = floor != "quiet" and ended(lows[len(lows) - window :], len(lows), pause)
+        new = "quiet" if over else floor
         if new != kind:
             kind = new
             found.append((end - 1, kind))

@@ -80,7 +80,9 @@ def test_quiet_says_so():
     verdict = after("8 GiB", heap=FLAT, rss=FLAT).verdict()
     assert str(verdict) == "quiet: no signal grows"
     assert (verdict.kind, verdict.signal, verdict.steps_left) == ("quiet", None, None)
-    assert LeakDetector().verdict().kind == "quiet"
+    assert str(LeakDetector().verdict()) == "too early to say: 0 of 16 steps"
+    assert after(None, 13, heap=FLAT).verdict().steps_known == 12
+    assert str(after(None, 13, heap=FLAT).verdict()) == "too early to say: 12 of 16 steps"
 
 
 def test_verdicts_are_values():
@@ -148,9 +150,9 @@ def test_none_and_nan_are_not_known():
 def test_a_reset_begins_anew():
     detector = after(heap=LEAKS)
     detector.reset()
-    assert detector.kind == "quiet"
+    assert detector.kind == "early"
     assert detector.forecast("1 TiB") is None
-    assert detector.update_many(0, heap=FLAT) == []
+    assert detector.update_many(0, heap=FLAT) == [(16, "quiet")]
 
 
 def test_signals_may_come_in_turns():
@@ -173,6 +175,39 @@ def test_children_run_into_the_limit_beside_the_process():
     assert verdict.signal == "children"
     assert verdict.steps_left is not None
     assert verdict.steps_left.mid == pytest.approx((2**33 - FLAT[-1] - LEAKS[-1]) / 16384, rel=0.05)
+
+
+def test_shared_memory_runs_into_the_limit_beside_the_process():
+    detector = after(2**33, rss=FLAT, heap=FLAT, shm=LEAKS)
+    left = detector.verdict().steps_left
+    assert detector.verdict().signal == "shm"
+    assert left is not None
+    assert left.mid == pytest.approx((2**33 - FLAT[-1] - LEAKS[-1]) / 16384, rel=0.05)
+    both = after(2**33, rss=FLAT, heap=FLAT, shm=LEAKS, children=FASTER).verdict().steps_left
+    assert both is not None
+    room = 2**33 - FLAT[-1] - LEAKS[-1] - FASTER[-1]
+    assert both.lo < room / (16384 + 65536) < both.hi
+
+
+@pytest.mark.parametrize("at", [24, 32, 64, 128, 1000])
+def test_a_forecast_is_there_from_the_first_word_on_and_contains_the_truth(at):
+    held = 0
+    for seed in range(40):
+        rng = np.random.default_rng([seed, at])
+        rate, noise = 2 ** rng.uniform(14, 23), rng.uniform(0, 1)
+        series = 2**30 + rate * (T + noise * rng.standard_normal(len(T)))
+        when = at + int(at * rng.uniform(1, 4))
+        limit = int(series[:when].max())
+        left = after(limit, at + 1, heap=series, rss=series + 2**28).forecast(signal="heap")
+        assert left is not None
+        assert left.hi <= (4 if at < 256 else 2) * max(left.lo, at / 4)
+        held += left.lo <= int(np.argmax(series >= limit)) - at <= left.hi
+    assert held >= 36
+
+
+def test_a_forecast_is_not_there_before():
+    assert after(2**33, 16, heap=FASTER).forecast(signal="heap") is None
+    assert after(2**33, 17, heap=FASTER).forecast(signal="heap") is not None
 
 
 def test_a_device_has_its_own_limit():
@@ -241,7 +276,7 @@ def test_a_declared_buffer_is_quiet_and_a_leak_beside_it_is_not():
     alone, beside = LeakDetector("16 GiB"), LeakDetector("16 GiB")
     for detector in (alone, beside):
         detector.expect_growth("replay", bytes="256 MiB", rate=65536)
-    assert alone.update_many(0, heap=FLAT + buffer) == []
+    assert alone.update_many(0, heap=FLAT + buffer) == [(16, "quiet")]
     beside.update_many(0, heap=LEAKS + buffer)
     assert beside.verdict().kind == "leak"
     assert beside.verdict().rate_bytes_per_step == pytest.approx(16384, rel=0.1)
@@ -318,9 +353,10 @@ def test_options_that_cannot_be_are_refused(wrong):
 
 
 def test_options_do_what_they_say():
+    quiet = [(16, "quiet")]
     assert LeakDetector(span_steps=6000).update_many(0, heap=LEAKS)[-1][1] != "leak"
-    assert LeakDetector(bar_bytes={"heap": "1 GiB"}).update_many(0, heap=LEAKS) == []
-    assert LeakDetector(bar_bytes={"rss": "1 GiB"}).update_many(0, heap=LEAKS) != []
+    assert LeakDetector(bar_bytes={"heap": "1 GiB"}).update_many(0, heap=LEAKS) == quiet
+    assert LeakDetector(bar_bytes={"rss": "1 GiB"}).update_many(0, heap=LEAKS) != quiet
 
 
 # --- traces ---------------------------------------------------------------------------------------

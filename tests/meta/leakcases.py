@@ -170,6 +170,7 @@ CASES |= {
     ],
     "LeakDetector.__new__": [LeakDetector],
     "LeakDetector.kind": [lambda: fed().kind],
+    "LeakDetector.steps_known": [lambda: fed().steps_known],
     "LeakDetector.update": [
         lambda: fed().update(2000, heap=1, rss=None),
         lambda: fed().update(step=2000, heap=10**12),

@@ -8,9 +8,11 @@ new callable or parameter is found here without being named; one that no value f
 from __future__ import annotations
 
 import ast
+import collections
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import gc
 import importlib
 import inspect
@@ -32,11 +34,12 @@ import memtools
 from memtools import _core, distributed, export
 from memtools.kv import tensors
 from memtools.monitor.guards import Watermarks
+from memtools.monitor.voice import Listeners
 
 STUB = Path(_core.__file__).parent / "_core.pyi"
 GIB = 1 << 30
 COLUMNS = ["step", "rss", "private", "swap", "cgroup_used", "cgroup_limit", "available", "pressure",
-           "heap_used", "children", "children_private", "mapped_again"]  # fmt: skip
+           "heap_used", "children", "children_private", "process", "job", "shm"]  # fmt: skip
 
 # --- what there is to call ------------------------------------------------------------------------
 
@@ -247,7 +250,10 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "KVLease": lease,
     "KVPool": pool,
     "Handle": lambda: monitor().guard(0.9, "record"),
+    "GrowthTable": _core.GrowthTable,
     "JsonlWriter": lambda: export.JsonlWriter(f"{os.urandom(4).hex()}.jsonl", Figures()),
+    "LeakFinding": lambda: memtools.LeakFinding("growing", holder="list Trainer.losses"),
+    "LeakHandle": lambda: monitor().on_leak(lambda: None),
     "LeakDetector": lambda: memtools.LeakDetector("1 GiB"),
     "Managed": lambda: memtools.managed(policy())(lambda *_, **__: None),
     "MemoryMonitor": monitor,
@@ -305,6 +311,8 @@ KINDS: dict[str, Any] = {
     "_POLICY": policy,
     "_Function": lambda: lambda *_: scored(),
     "Callback": lambda: lambda *_: None,
+    "LeakCallback": lambda: lambda *_: None,
+    "Listeners": Listeners,
     "Clear": "local",
     "TypeGrowth": 1,
     "GroupGrowth": 1,
@@ -342,6 +350,13 @@ NAMED: dict[str, Any] = {
     "KVPool.__new__.page_bytes": 4096,
     "KVPool.__new__.dtype": torch.float32,
     "KVPool.layout": "head",
+    "GrowthTable.deque": collections.deque,
+    "GrowthTable.cache": type(functools.lru_cache(lambda: None)),
+    "GrowthTable.ndarray": None,
+    "GrowthTable.tensor": torch.Tensor,
+    "GrowthTable.libraries": ("/usr/",),
+    "GrowthTable.package": "/nowhere/",
+    "GrowthTable.own": (),
     "LeakDetector.__new__.span": 1500.0,
     "LeakDetector.__new__.bars": (0.0,) * 6,
     "LeakDetector.signal": "heap",
@@ -373,6 +388,9 @@ NAMED: dict[str, Any] = {
     "_core._fresh.seen": bytes(1024),
     "_core._place.container": lambda: {1: 2},
     "_core._place.value": 2,
+    "_core._graphs.tensors": lambda: [scored()],
+    "_core._graphs.most": 9,
+    "_core._graphs.then": 0,
     "_core._referrers.targets": lambda: [history()],
     "_core._census.tensor": torch.Tensor,
     "_core.device_memory.device": 0,

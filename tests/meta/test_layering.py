@@ -21,8 +21,8 @@ import pytest
 import memtools
 
 PROJECT = Path(__file__).resolve().parents[2]
-PUBLIC = {"BudgetError", "DeviceError", "HostMemoryPressure", "MemtoolsError", "ShimUnavailable",
-          "__version__"}  # fmt: skip
+PUBLIC = {"BudgetError", "DeviceError", "DeviceMemoryPressure", "HostMemoryPressure",
+          "MemoryPressure", "MemtoolsError", "ShimUnavailable", "__version__"}  # fmt: skip
 LAYERS = {"core", "os", "cuda", "py", "torch"}
 THE_CPP_FILE = "csrc/torch/torch_shim.cpp"
 IMPORTED_IN = {"torch": "memtools/_base/torch.py", "matplotlib": "memtools/gate/plot.py",

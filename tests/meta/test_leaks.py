@@ -13,6 +13,7 @@ import torch
 
 from memtools import Budget, BudgetError, GateHistory, _core
 from memtools._base import torch as base_torch
+from tests.census import growthcases
 from tests.cleanup import managedcases, policyleaks
 from tests.grad import gradcases
 from tests.kit.growth import least_growth, python_blocks
@@ -23,6 +24,7 @@ from tests.record import recordcases
 
 ROUNDS = 400
 GATES = torch.softmax(torch.randn(64, 8), -1)
+SCORED = (torch.randn(4, 8, requires_grad=True) * 2.0).sum()
 DUMP = GateHistory()
 DUMP.append(GATES)
 BYTES = DUMP._dump()
@@ -88,6 +90,12 @@ CASES: dict[str, list[Callable[[], object]]] = {
         lambda: refused(ValueError, lambda: _core._fresh(list, b"", 9)),
         lambda: refused(TypeError, lambda: _core._fresh(1, bytes(1024), 9)),  # type: ignore[arg-type]
     ],
+    "_graphs": [
+        lambda: _core._graphs([SCORED, GATES], 9, 0),
+        lambda: _core._graphs([SCORED], 1, 0),
+        lambda: refused(ValueError, lambda: _core._graphs([], -1, 0)),
+        lambda: refused(TypeError, lambda: _core._graphs([1], 9, 0)),
+    ],
     "_referrers": [
         lambda: small_heap(lambda: _core._referrers([GATES, SHARED, CASES])),
         lambda: refused(ValueError, lambda: _core._referrers([None] * 5000)),
@@ -103,6 +111,8 @@ CASES: dict[str, list[Callable[[], object]]] = {
         lambda: _core._frame_place(sys._getframe(), CASES),
         lambda: refused(TypeError, lambda: _core._frame_place(1, 1)),
     ],
+    "_python_bytes": [_core._python_bytes],
+    "_module_of": [lambda: _core._module_of(vars(sys)), lambda: _core._module_of(sys)],
     "_instance_dict": [lambda: _core._instance_dict(sys), lambda: _core._instance_dict(1)],
     "GateHistory": [
         filled,
@@ -177,7 +187,7 @@ for _name in ["limit", "used", "peak", "available", "name", "device"]:
     CASES[f"Budget.{_name}"] = [lambda name=_name: getattr(BUDGET, name)]  # type: ignore[misc]
 CASES |= leakcases.CASES | leakprobe.CASES
 CASES |= recordcases.CASES | samplercases.CASES | policyleaks.CASES
-CASES |= managedcases.CASES | gradcases.CASES
+CASES |= managedcases.CASES | gradcases.CASES | growthcases.CASES
 
 
 def names_of_core() -> set[str]:

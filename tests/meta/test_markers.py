@@ -96,6 +96,7 @@ def test_what_public_functions_return_is_public():
     assert type(memtools.host_memory()) is memtools.HostMemory
     monitor = memtools.MemoryMonitor()
     assert type(monitor.guard(0.9)) is memtools.Handle
+    assert type(monitor.on_leak(print)) is memtools.LeakHandle
     assert type(monitor.phase("forward")) is memtools.Phase
     calls: list[memtools.CleanupCall] = []
     policy = memtools.CleanupPolicy()
@@ -106,6 +107,9 @@ def test_what_public_functions_return_is_public():
     assert type(policy.report()["note"]) is memtools.ActionReport
     before = memtools.census()
     kept = [torch.ones(3, 5, 7) for _ in range(9)]
-    assert memtools.GroupGrowth in map(type, memtools.census().diff(before).groups)
-    del kept
+    others = [memtools.LeakVerdict("quiet", 0.0, "none") for _ in range(9)]
+    growth = memtools.census().diff(before)
+    assert memtools.GroupGrowth in map(type, growth.groups)
+    assert memtools.TypeGrowth in map(type, growth.types)
+    del kept, others
     assert type(memtools.checkpoint_layers(model)) is memtools.CheckpointedLayers

@@ -24,6 +24,7 @@ SLOW = (
     "_core._census",
     "_core._referrers",
     "_core._fresh",
+    "_core.GrowthTable._look",
     "GateHistory.plot",
 )
 

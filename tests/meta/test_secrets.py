@@ -41,7 +41,8 @@ settings, read = memtools.allocator_settings(), memtools.read_record(record)
 found = [
     policy, policy.report(), acc, acc.report(), window, history, history.stats(), aux, budget,
     budget.report(), pool, pool.stats(), lease, before, memtools.census(), detector,
-    detector.verdict(), monitor, memtools.host_memory(), memtools.holder_of(model),
+    detector.verdict(), monitor, memtools.host_memory(), memtools.device_memory(),
+    memtools.holder_of(model),
     read, read.columns[0], read.samples, read.buckets, read.events[0], read.phases[0],
     memtools.checkpoint_layers(model), settings, settings.seen, settings.host, settings.cuda,
     settings.host.heap, settings.host.arena_max, settings.advice(), *budget.report().holdings,
@@ -84,9 +85,10 @@ def test_no_repr_and_no_record_holds_the_environment(tmp_path: Path) -> None:
     # types of the public names of which EVERYTHING has no object at hand
     assert missing == [
         "CudaDevice",
-        "FillVerdict",
         "GroupGrowth",
         "Holder",
+        "LeakFinding",
+        "LeakHandle",
         "Pressure",
         "Retry",
         "StepsLeft",

@@ -1,10 +1,19 @@
 """Kills monitored loops at random instants and reads what they left, for test_faults.py.
 
+A loop counts its steps where its killer sees them, so that how far they get is drawn by lot and not
+by how fast the machine is.
+
+    of four kills   a random time after
+    one             the fork: before there is a record, as a rule
+    one             the record came: mostly in the first look at the heap, the longest of the steps
+    two             the begin of a random one of the first 300 steps
+
 python tests/monitor/killer.py FOLDER KILLS
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 import signal
@@ -15,14 +24,17 @@ from pathlib import Path
 from memtools import MemoryMonitor, read_record
 from memtools.record.record import UNKNOWN, Record
 
+STEPS = 300  # of which one is chosen
 
-def train_for_ever(path: str, ready: int) -> None:
-    """From before the start to deep in a run, all that a monitor writes."""
+
+def train_for_ever(path: str, ready: int, begun: memoryview) -> None:
+    """From before the start to deep in a run, all that a monitor writes. `begun[0]`: steps."""
     os.write(ready, b"x")
     with MemoryMonitor(path, 0.1, device="cpu", limit="1 MiB") as monitor:
         monitor.on_pressure(0.5, lambda: monitor.mark("pressure"))
         kept = []
         while True:
+            begun[0] += 1
             with monitor.phase("train"), monitor.phase("forward"):
                 kept.append(bytearray(1000))
             monitor.step()
@@ -44,7 +56,8 @@ def wrong(record: Record) -> str | None:
     if sum(record.buckets.counts) != record.total:
         return f"{sum(record.buckets.counts)} samples in buckets, {record.total} in all"
     for event in record.events:
-        if event.kind not in ("start", "mark", "phase", "pressure", "leak", "holder"):
+        usual = ("start", "counters", "shm_room", "mark", "phase", "pressure", "finding")
+        if event.kind not in usual:
             return f"event {event}"
         if event.text.startswith("step "):
             step = int(event.text.split()[1])
@@ -56,17 +69,20 @@ def wrong(record: Record) -> str | None:
     return None if 0 <= counts.get("forward", 0) - counts.get("train", 0) <= 1 else f"{counts}"
 
 
-def kill_one(path: Path, microseconds: float, *, early: bool) -> None:
-    """So long after the fork, or after the record came."""
+def kill_one(path: Path, begun: memoryview, steps: int | None, microseconds: float) -> None:
+    """So long after it began so many steps; 0: after the record came; None: after the fork."""
     reading, ready = os.pipe()
+    begun[0] = 0
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        train_for_ever(str(path), ready)
+        train_for_ever(str(path), ready, begun)
     os.close(ready)
     os.read(reading, 1)
     os.close(reading)
-    while not early and not path.exists():
+    while steps is not None and (begun[0] < steps or not path.exists()):
+        if os.waitpid(pid, os.WNOHANG) != (0, 0):
+            raise ChildProcessError(f"{path} ended by itself")
         time.sleep(0.0002)
     time.sleep(microseconds / 1e6)
     os.kill(pid, signal.SIGKILL)
@@ -78,9 +94,12 @@ def main() -> int:
     folder, kills = Path(sys.argv[1]), int(sys.argv[2])
     random.seed(20)
     lengths, without = set(), 0
+    begun = memoryview(mmap.mmap(-1, 8)).cast("Q")  # shared with the children
     for k in range(kills):
-        path, early = folder / f"{k}.mem", k % 4 == 0
-        kill_one(path, random.uniform(0, 1) ** 2 * (5_000 if early else 20_000), early=early)
+        path = folder / f"{k}.mem"
+        steps = (None, 0, random.randint(1, STEPS), random.randint(1, STEPS))[k % 4]
+        longest = {None: 5_000, 0: 80_000}.get(steps, 500)
+        kill_one(path, begun, steps, random.uniform(0, 1) ** 2 * longest)
         if not path.exists():
             without += 1
         else:

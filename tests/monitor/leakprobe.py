@@ -33,6 +33,10 @@ CASES: dict[str, list[Case]] = {
         lambda: refused(TypeError, lambda: PROBE.read(1, 2)),  # type: ignore[call-arg]
     ],
     "Probe.source": [PROBE.source, lambda: _core.Probe("/nowhere").source()],
+    "Probe.groups": [PROBE.groups, lambda: _core.Probe("/nowhere").groups()],
+    "Probe.host": [PROBE.host, lambda: _core.Probe("/nowhere").host()],
+    "Probe.children": [PROBE.children, lambda: _core.Probe("/nowhere").children()],
+    "_tell_shm": [lambda: _core._tell_shm("/no-such-block"), lambda: _core._tell_shm(3)],
     "Probe.reset_peak": [PROBE.reset_peak],
     "Probe.peak": [
         lambda: (PROBE.reset_peak(), PROBE.peak()),

@@ -6,11 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from memtools import MemoryMonitor
+from memtools import MemoryMonitor, Record
 from tests.kit.children import wait_for
 
 MIB = 2**20
 LIMIT = 1000 * MIB
+
+
+def told(record: Record) -> list[str]:
+    """The kinds of a record's events but for those of what the kernel had counted before."""
+    return [event.kind for event in record.events if event.kind not in ("counters", "shm_room")]
 
 
 class Root:
@@ -29,8 +34,18 @@ class Root:
         )
         (self.group / "memory.max").write_text(f"{LIMIT}\n")
         (self.group / "memory.stat").write_text("inactive_file 0\n")
+        boot = path / "proc/sys/kernel/random/boot_id"
+        boot.parent.mkdir(parents=True)
+        boot.write_text("a-boot\n")
+        self.count()
         self.stall(0)
         self.use(0.1)
+
+    def count(self, **counters: int) -> None:
+        """What the kernel has counted in the group: memory.events, zeros but for these."""
+        names = ("low", "high", "max", "oom", "oom_kill", "oom_group_kill")
+        lines = "".join(f"{name} {counters.get(name, 0)}\n" for name in names)
+        self._put(self.group / "memory.events", lines)
 
     def use(self, share: float) -> None:
         pages = int(share * LIMIT) // 4096

@@ -17,7 +17,8 @@ SMALL = {"rows": 4, "buckets": 2, "events": 2, "phases": 2}
 COLUMNS = [
     *[("step", "count"), ("rss", "B"), ("private", "B"), ("swap", "B"), ("cgroup_used", "B")],
     *[("cgroup_limit", "B"), ("available", "B"), ("pressure", "1/100 %"), ("heap_used", "B")],
-    *[("children", "count"), ("children_private", "B"), ("process", "B")],
+    *[("children", "count"), ("children_private", "B"), ("process", "B"), ("job", "B")],
+    ("shm", "B"),
 ]
 
 
@@ -94,13 +95,23 @@ CASES: dict[str, list[Case]] = {
         full,
         lambda: refused(ValueError, lambda: SAMPLER.watch(0)),
         lambda: refused(TypeError, lambda: SAMPLER.watch("x")),  # type: ignore[arg-type]
+        lambda: refused(TypeError, lambda: SAMPLER.watch()),  # type: ignore[call-arg]
+        lambda: refused(TypeError, lambda: SAMPLER.watch(0.5, "x")),  # type: ignore[arg-type]
+        lambda: refused(ValueError, lambda: SAMPLER.watch(0.5, 0)),
+        lambda: refused(ValueError, lambda: SAMPLER.watch(0.5, -1)),
     ],
     "Sampler.unwatch": [
         lambda: refused(ValueError, lambda: SAMPLER.unwatch(31)),
         lambda: refused(TypeError, lambda: SAMPLER.unwatch("x")),  # type: ignore[arg-type]
     ],
+    "Sampler.passed_at": [
+        lambda: SAMPLER.passed_at(31),
+        lambda: refused(ValueError, lambda: SAMPLER.passed_at(32)),
+        lambda: refused(TypeError, lambda: SAMPLER.passed_at("x")),  # type: ignore[arg-type]
+    ],
     "Sampler.latest": [SAMPLER.latest, lambda: _core.Sampler(10**7).latest()],
     "Sampler.devices": [with_devices, SAMPLER.devices, lambda: _core.Sampler(10**7).devices()],
+    "Sampler.swap_rise": [SAMPLER.swap_rise, lambda: _core.Sampler(10**7).swap_rise()],
     "Sampler.limit": [SAMPLER.limit, lambda: _core.Sampler(10**7, root="/nowhere").limit()],
     "Sampler.used": [SAMPLER.used],
     "Sampler.peak": [SAMPLER.peak],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,8 +14,15 @@ from pathlib import Path
 import pytest
 
 import memtools
+from memtools._base.oom import shortage
+from memtools.monitor.ending import end_by, limits_met
 from memtools.record.events import ending
+from memtools.record.figures import figures_of
+from memtools.record.kinds import Counters, End, Limit
 from tests.cli.runs import RUN, execute, run, write
+from tests.monitor.root import LIMIT, Root, root
+
+__all__ = ["root"]
 
 NO_MARK = None  # nothing of the process runs when it ends so
 OUT_OF_MEMORY = """
@@ -276,3 +286,162 @@ def test_ctrl_c_at_a_prompt_is_no_end(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "KeyboardInterrupt" in done.stderr
     check(tmp_path / "run.mem", "code 0")
+
+
+def events_of(path: Path, kind: str) -> list[object]:
+    return [event.data for event in memtools.read_record(path).events if event.kind == kind]
+
+
+def test_a_run_writes_what_the_kernel_counted_meanwhile(root: Root, tmp_path: Path) -> None:
+    path = tmp_path / "run.mem"
+    root.count(oom_kill=2, oom=1)
+    with memtools.MemoryMonitor(path, device="cpu"):
+        root.count(oom_kill=3, oom=2, max=4)
+    first, last = events_of(path, "counters")
+    assert isinstance(first, Counters)
+    assert isinstance(last, Counters)
+    assert (first.own, first.group, first.boot, first.limit_bytes) == (True, "/", "a-boot", LIMIT)
+    assert (first.oom_kill, first.oom, first.met) == (2, 1, 0)
+    assert (last.oom_kill, last.oom, last.met) == (3, 2, 4)
+    assert events_of(path, "shm_room") == []  # this root has no such folder
+
+
+def fail(path: Path, error: BaseException) -> None:
+    with memtools.MemoryMonitor(path, device="cpu"):
+        raise error
+
+
+def test_the_room_for_shared_memory_is_told_at_a_bad_end(tmp_path: Path) -> None:
+    path = tmp_path / "run.mem"
+    with pytest.raises(ValueError, match="no such batch"):
+        fail(path, ValueError("no such batch"))
+    assert len(events_of(path, "shm_room")) == 2
+    with memtools.MemoryMonitor(path, device="cpu"):
+        pass
+    assert len(events_of(path, "shm_room")) == 1
+
+
+def worker_error(said: str, cause: str = "") -> RuntimeError:
+    error = RuntimeError(said)
+    error.__cause__ = RuntimeError(cause) if cause else None
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (worker_error("DataLoader worker (pid(s) 7) exited unexpectedly",
+                      "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible"),
+         "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible"),
+        (worker_error("DataLoader worker (pid(s) 7) exited unexpectedly"),
+         "DataLoader worker (pid(s) 7) exited unexpectedly"),
+        (worker_error("Caught RuntimeError in DataLoader worker process 1.\nOriginal Traceback:\n"
+                      "  File x\nRuntimeError: no room\n"),
+         "Caught RuntimeError in DataLoader worker process 1. RuntimeError: no room"),
+        (worker_error("Caught X in DataLoader worker process 1."),
+         "Caught X in DataLoader worker process 1."),
+        (worker_error("two\nlines"), "two"),
+    ],
+)  # fmt: skip
+def test_what_a_dataloader_says_of_its_worker(error: RuntimeError, said: str) -> None:
+    assert end_by(error) == End(exception="RuntimeError", text=said)
+
+
+def made_status(path: Path, size: int, data: int) -> str:
+    (path / "proc/self").mkdir(parents=True, exist_ok=True)
+    (path / "proc/self/status").write_text(f"Name:\tx\nVmSize:\t{size} kB\nVmData:  {data} kB\n")
+    return str(path)
+
+
+def test_the_limit_that_acted_is_the_one_without_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {resource.RLIMIT_AS: 100 << 20, resource.RLIMIT_DATA: 50 << 20}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limits.get(which, -1), -1))
+    unsized, sized = MemoryError(), MemoryError("Unable to allocate 20.0 MiB for an array")
+
+    def met(error: BaseException, size: int, data: int) -> list[Limit]:
+        root = made_status(tmp_path, size << 10, data << 10)
+        return limits_met(error, shortage(error), root)
+
+    assert met(unsized, 70, 49) == [Limit("RLIMIT_DATA", 50 << 20, 49 << 20)]
+    assert met(unsized, 99, 20) == [Limit("RLIMIT_AS", 100 << 20, 99 << 20)]
+    assert met(sized, 70, 49) == [Limit("RLIMIT_DATA", 50 << 20, 49 << 20)]
+    assert [limit.name for limit in met(sized, 90, 49)] == ["RLIMIT_AS", "RLIMIT_DATA"]
+    assert met(sized, 10, 10) == [], "both had room: something else refused it"
+    assert met(ValueError("x"), 99, 49) == []
+    assert limits_met(unsized, shortage(unsized), str(tmp_path / "nothing")) == []
+    limits.clear()
+    assert met(unsized, 99, 49) == []
+
+
+def test_limits_that_count_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for pid, threads in {1: 3, 20: 4}.items():
+        for number in range(threads):
+            (tmp_path / f"proc/{pid}/task/{number}").mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir()
+    root, thread = str(tmp_path), RuntimeError("can't start new thread")
+    monkeypatch.setattr(os, "geteuid", lambda: (tmp_path / "proc/1").stat().st_uid or 0)
+    limits = {resource.RLIMIT_NPROC: 7, resource.RLIMIT_FSIZE: 1000}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limits.get(which, -1), -1))
+    nobody = os.geteuid() == 0  # whom RLIMIT_NPROC does not bind
+    expected = [] if nobody else [Limit("RLIMIT_NPROC", 7, 7)]
+    assert limits_met(thread, None, root) == expected
+    assert limits_met(BlockingIOError(errno.EAGAIN, "x"), None, root) == expected
+    limits[resource.RLIMIT_NPROC] = 8
+    assert limits_met(thread, None, root) == [], "a stack found no room, or a control group's limit"
+    assert limits_met(OSError(errno.EFBIG, "x"), None, root) == [Limit("RLIMIT_FSIZE", 1000, 0)]
+    assert limits_met(OSError(errno.EIO, "x"), None, root) == []
+
+
+@pytest.mark.slow
+def test_of_two_limits_the_one_that_refused_is_named(tmp_path: Path) -> None:
+    program = """
+        import resource
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 30),) * 2)
+        resource.setrlimit(resource.RLIMIT_DATA, (used + (64 << 20),) * 2)
+        held = []
+        while True: held.append(bytearray(1 << 16))
+    """
+    write(tmp_path, program)
+    errors = run(tmp_path, "train.py").stderr.decode()
+    assert "RLIMIT_DATA of " in errors
+    assert "RLIMIT_AS" not in errors
+
+
+@pytest.mark.slow
+def test_a_kill_by_hand_is_never_called_out_of_memory(tmp_path: Path) -> None:
+    """Whatever is known of control groups on this machine, and however much memory is used."""
+    program = """
+        import os, signal
+        held = bytearray(b"x" * (200 << 20))
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    write(tmp_path, program)
+    assert run(tmp_path, "train.py").returncode == -signal.SIGKILL
+    told = figures_of(memtools.read_record(tmp_path / "run.mem"))
+    assert told.ending.kind == "gone"
+    assert not told.ending.by_memory(near=told.near_limit)
+    assert "out-of-memory killer" not in told.headline()
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_by_hand(tmp_path: Path) -> None:
+    """By hand: the exception of the DataLoader names the signal, and no memory is blamed."""
+    program = """
+        import os, signal, torch
+        from torch.utils.data import DataLoader, Dataset
+        class Data(Dataset):
+            def __len__(self): return 100
+            def __getitem__(self, i):
+                if i == 40: os.kill(os.getpid(), signal.SIGKILL)
+                return torch.zeros(16)
+        for batch in DataLoader(Data(), 4, num_workers=1): pass
+    """
+    write(tmp_path, program)
+    assert run(tmp_path, "train.py").returncode == 1
+    told = figures_of(memtools.read_record(tmp_path / "run.mem"))
+    assert "is killed by signal: Killed" in told.ending.text
+    assert "out-of-memory killer" not in told.headline()
+    assert told.ending.cause is None or told.ending.cause.by == "nobody"

@@ -56,19 +56,18 @@ def test_of_threads_that_start_one_monitor_one_does() -> None:
         assert threads() == 0
 
 
-def test_an_interrupt_in_stop_comes_out_when_all_is_done(path: Path) -> None:
+def test_an_interrupt_in_stop_comes_out_when_all_is_done(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     m = monitor(path)
     m.start()
     assert m._last is not None
     assert m._last.watch is not None
 
-    class Long:
-        kind = "growing"
+    def interrupted() -> None:
+        raise KeyboardInterrupt
 
-        def last_look(self, _: int) -> None:
-            raise KeyboardInterrupt
-
-    m._last.watch = Long()  # type: ignore[assignment]
+    monkeypatch.setattr(m._last.watch, "close", interrupted)
     with pytest.raises(KeyboardInterrupt):
         m.stop()
     assert (m.running, threads()) == (False, 0)

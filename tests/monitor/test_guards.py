@@ -331,7 +331,10 @@ def test_a_guard_without_a_limit_says_so_at_the_start(
     with m:
         pass
     (text,) = said(caplog, tmp_path / "run.mem")
-    assert "cannot act: no limit of memory is known here" in text
+    assert (
+        text
+        == "<guard raise at 90%> cannot act: no limit of memory is known here: give one by limit="
+    )
 
 
 def test_step_before_start_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

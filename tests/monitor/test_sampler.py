@@ -176,7 +176,7 @@ def test_things_of_a_wrong_type_are_refused(writer: _core.RecordWriter) -> None:
         _core.Sampler(MS, "run.mem")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="integer"):
         _core.Sampler(MS, limit="1 GiB")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="12 columns, a sampler of 2 devices writes 20; make one"):
+    with pytest.raises(ValueError, match="14 columns, a sampler of 2 devices writes 22; make one"):
         _core.Sampler(MS, writer, devices=2)
     sampler = _core.Sampler(MS, writer)
     for fraction in (0, -1, 1.01, float("nan")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import numpy as np
 import pytest
 
 import memtools
-from memtools import MemoryMonitor, StepsLeft, read_record
-from memtools._base.devices import DeviceTiers
+from memtools import MemoryMonitor, read_record
+from memtools._base.devices import DeviceMemory
 from memtools.monitor.readings import (
     HostTiers,
     format_stats,
@@ -36,20 +37,22 @@ def host(rss: int, used: int, limit: int) -> HostTiers:
 
 
 def test_the_summary_of_the_design() -> None:
-    gpu = DeviceTiers(0, int(11.10 * GIB), 12 * GIB, 11 * GIB, int(23.63 * GIB), 0)
+    gpu = DeviceMemory(0, int(11.10 * GIB), 12 * GIB, 11 * GIB, int(23.63 * GIB), 0)
     stats = memory_stats(host(int(0.86 * GIB), 378, 1000), [gpu])
     assert format_stats(stats) == (
-        "Memory Usage:\n  GPU: 11.10/23.63 GB (47.0%)\n  CPU: 0.86 GB (System: 37.8%)"
+        "Memory Usage:\n  GPU: 11.10/23.63 GB (47.0%), reserved 12.00 GB\n"
+        "  CPU: 0.86 GB (System: 37.8%)"
     )
 
 
 def test_several_devices_and_what_is_not_known() -> None:
-    one = DeviceTiers(0, GIB, GIB, GIB, 4 * GIB, 0)
-    two = DeviceTiers(1, 2 * GIB, GIB, GIB, None, 0)
-    none = DeviceTiers(2, None, None, None, None, None)
+    one = DeviceMemory(0, GIB, GIB, GIB, 4 * GIB, 0)
+    two = DeviceMemory(1, 2 * GIB, GIB, GIB, None, 0)
+    none = DeviceMemory(2, None, None, None, None, None)
     stats = memory_stats(HostTiers(None, None, None, None, None, None), [one, two, none])
     assert format_stats(stats) == (
-        "Memory Usage:\n  GPU: 1.00/4.00 GB (25.0%)\n  GPU1: 2.00 GB\n"
+        "Memory Usage:\n  GPU: 1.00/4.00 GB (25.0%), reserved 1.00 GB\n"
+        "  GPU1: 2.00 GB, reserved 1.00 GB\n"
         "  CPU: unknown (System: unknown)"
     )
 
@@ -66,7 +69,7 @@ def test_before_the_first_start_memory_is_read_and_nothing_else_known(root: Root
     assert (stats["step"], stats["cpu_memory_process_gb"]) == (0, root.used / GIB)
     assert (stats["cpu_memory_percent"], stats["peak_cpu_memory_gb"]) == (10.0, 0.125)
     assert (m.metrics(), m.phases(), m.holders()) == ({}, [], ())
-    assert (m.forecast(), m.leaks().kind, m.overhead) == (None, "quiet", (0.0, 0.0))
+    assert (m.forecast(), m.leaks().kind, m.overhead) == (None, "early", (0.0, 0.0))
     assert (m.samples_taken, m.step_count, m.running) == (0, 0, False)
     assert m.get_peak_memory() == {"cpu_peak_gb": 0.125, "peak_cpu_memory_gb": 0.125}
     (root.path / "proc/self/status").unlink()
@@ -191,6 +194,84 @@ def test_workers_and_a_given_limit_have_lines_of_their_own() -> None:
     assert "CPU: 0.39 GB" in format_stats(memory_stats(tiers, []))
 
 
+def test_the_process_its_job_and_the_machine_are_told_apart() -> None:
+    tiers = HostTiers(400 * MIB, 700 * MIB, GIB, None, 200 * MIB, None, 400 * MIB, "given",
+                      job=700 * MIB, shm=60 * MIB, job_swap=40 * MIB, pinned=32 * MIB,
+                      swap_rise=(30 * MIB, 20 * 10**9, 0))  # fmt: skip
+    assert host_lines(tiers, (None, False), None) == [
+        "  Process: 400.0 MiB",
+        "  Pinned for devices: 32.0 MiB of it",
+        "  Workers: 200.0 MiB",
+        "  Shared memory: 60.0 MiB",
+        "  Job: 700.0 MiB, with workers and shared memory",
+        "  Swapped out: 40.0 MiB of it, +1.5 MiB/s in the last 20 s",
+        "  Limit: 700.0 MiB of 1.00 GiB used (68.4%)",
+    ]
+    by_step = replace(tiers, swap_rise=(30 * MIB, 20 * 10**9, 60))
+    assert "of it, +512.0 KiB/step in the last 20 s" in host_lines(by_step, (None, False), None)[5]
+    few = replace(tiers, shm=4096, job=400 * MIB + 4096, job_swap=0, pinned=0, children=0)
+    assert len(host_lines(few, (None, False), None)) == 2  # a page of memtools' own is not said
+
+
+def plant(root: Root, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (root.path / name).write_text(text)
+
+
+MEMINFO = "MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\nSwapTotal: 9000 kB\nSwapFree: 0 kB\n"
+ALONE = {"proc/meminfo": MEMINFO, "proc/self/task/1/children": "10",
+         "proc/self/status": "VmSize: 1 kB\nVmSwap: 2048 kB\nRssShmem: 0 kB\n",
+         "proc/10/statm": "4 2560 0 1 0 9 0\n", "proc/10/status": "VmSize: 1 kB\nVmSwap: 1024 kB\n",
+         }  # fmt: skip
+
+
+def test_what_workers_and_swap_have_is_in_the_summary_and_in_metrics(root: Root) -> None:
+    plant(root, ALONE)
+    with monitor() as m:
+        settle(m, root)
+        summary, metrics = m.summary(), m.metrics(expert=True)
+    assert "\n  Process: 100.0 MiB" in summary
+    assert "\n  Workers: 10.0 MiB\n" in summary
+    assert "\n  Job: 113.0 MiB, with workers and shared memory\n" in summary
+    assert "\n  Swapped out: 3.0 MiB of it\n" in summary
+    assert metrics["memory/job_bytes"] == root.used + 13 * MIB
+    assert metrics["memory/job_swap_bytes"] == 3 * MIB
+    assert metrics["memory/host_swap_bytes"] == 2 * MIB
+    assert "memory/pinned_bytes" not in metrics  # no CUDA
+
+
+def test_host_memory_tells_process_job_and_machine_apart(root: Root) -> None:
+    plant(root, ALONE)
+    memory = memtools.host_memory(str(root.path))
+    assert (memory.process, memory.job) == (root.used, root.used + 13 * MIB)
+    assert (memory.swap, memory.job_swap, memory.pinned) == (2 * MIB, 3 * MIB, None)
+    assert str(memory).splitlines()[1:] == [
+        "  Process: 100.0 MiB",
+        "  Job: 113.0 MiB, with workers and shared memory",
+        "  Container: 100.0 MiB of 1000.0 MiB used",
+        "  Machine: 4.00 GiB of 8.00 GiB used",
+    ]
+    (root.path / "proc/10/status").write_text("VmSize: 1 kB\n")
+    assert memtools.host_memory(str(root.path)).job_swap is None
+
+
+def test_pinned_memory_is_by_torchs_own_counter(cuda: FakeCuda, root: Root) -> None:
+    cuda.pinned = 48 * MIB
+    assert memtools.host_memory().pinned == 48 * MIB
+    with monitor(device="cuda") as m:
+        assert "\n  Pinned for devices: 48.0 MiB of it\n" in m.summary()
+        assert m.metrics(expert=True)["memory/pinned_bytes"] == 48 * MIB
+    cuda.ready = False
+    assert memtools.host_memory().pinned is None
+
+
+@pytest.mark.parametrize("told", [None, {}, {"allocated_bytes": {}}, {"allocated_bytes": 5}])
+def test_pinned_memory_that_torch_does_not_tell_is_not_known(told: Any, cuda: FakeCuda) -> None:
+    cuda.host_memory_stats_as_nested_dict = lambda: told  # type: ignore[method-assign]
+    assert memtools.host_memory().pinned is None
+
+
 def test_after_the_end_no_size_lies_above_the_peak() -> None:
     with monitor() as m:
         m.step()
@@ -285,18 +366,17 @@ def test_a_device_that_is_not_there(cuda: FakeCuda) -> None:
 
 
 def test_a_forecast_is_in_the_summary(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memtools.leak.detector import LeakVerdict
+    from memtools import LeakFinding
     from memtools.monitor.leakwatch import LeakWatch
 
-    left = StepsLeft(100.0, 150.0, 200.0)
-    verdict = LeakVerdict("leak", 4 * GIB, "high", left, "heap", 10)
-    monkeypatch.setattr(LeakWatch, "verdict", lambda self: verdict)
-    monkeypatch.setattr(LeakWatch, "forecast", lambda self: left)
+    found = LeakFinding("leak", "heap", rate_bytes=4 * GIB, since_step=10, holder="list a.b",
+                        steps_left=(100.0, 200.0))  # fmt: skip
+    monkeypatch.setattr(LeakWatch, "findings", lambda self: (found,))
+    monkeypatch.setattr(LeakWatch, "known", True)
     with monitor() as m:
         m.step(11)
-        assert m.summary().splitlines()[-2:] == [
-            f"Leak test: {verdict}",
-            "Forecast: limit in 100 to 200 steps, if nothing else is loaded",
+        assert m.summary().splitlines()[-1:] == [
+            "Leak test: leak: list a.b: +4.00 GiB/step; limit in 100 to 200 steps"
         ]
         assert m.metrics()["memory/steps_left"] == 100
         assert m.metrics()["memory/leak_bytes_per_step"] == 4 * GIB

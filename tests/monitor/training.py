@@ -1,59 +1,147 @@
-"""A small training run under MemoryMonitor, as a program: `python -m tests.monitor.training`."""
+"""Small training loops under MemoryMonitor, as a program: `python -m tests.monitor.training RECORD
+LOOP [killed]`. What each of them keeps is known, to the byte."""
 
 from __future__ import annotations
 
+import collections
+import ctypes
+import functools
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable
+from multiprocessing import shared_memory
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 import memtools
-from memtools.monitor import leakwatch
 
-# A search for holders waits until those before it are a small part of the time. This run is over
-# before that where the machine does other things meanwhile: here a search is due by steps alone.
-leakwatch.GRACE_NS = 3600 * 10**9
+STEPS = 240
+KEPT = torch.ones(64, 64)  # 16 KiB
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.malloc.argtypes = [ctypes.c_size_t]
 
 
 class MoEBlock(nn.Module):
-    """Keeps the gates of every step, when told to."""
+    """A block with a router, whose gates a loop may keep."""
 
-    def __init__(self, keep: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
         self.router = nn.Linear(32, 8)
-        self.keep = keep
         self.gate_history: list[torch.Tensor] = []
+        self.replay: collections.deque[torch.Tensor] = collections.deque(maxlen=100)
+        self.total: torch.Tensor | float = 0.0
+        self.newest: object = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gates = torch.softmax(self.router(x), -1)
-        if self.keep:
-            self.gate_history.append(gates.detach().clone())
-        out: torch.Tensor = self.inner(x) * gates.sum(-1, keepdim=True)
+        self.gates = torch.softmax(self.router(x), -1)
+        out: torch.Tensor = self.inner(x) * self.gates.sum(-1, keepdim=True)
         return out
 
 
-def train(path: str, keep: bool, steps: int, killed: bool) -> None:
+def gates(block: MoEBlock, loss: torch.Tensor) -> None:
+    block.gate_history.append(block.gates.detach().clone())
+
+
+def cleared(block: MoEBlock, loss: torch.Tensor) -> None:
+    """An epoch has 60 steps."""
+    gates(block, loss)
+    if len(block.gate_history) == 60:
+        block.gate_history.clear()
+
+
+def graph(block: MoEBlock, loss: torch.Tensor) -> None:
+    block.total = block.total + loss
+
+
+def bounded(block: MoEBlock, loss: torch.Tensor) -> None:
+    block.replay.append(KEPT.clone())
+
+
+def c_heap(block: MoEBlock, loss: torch.Tensor) -> None:
+    ctypes.memset(libc.malloc(16 << 10), 1, 16 << 10)
+
+
+class Pair:
+    """In a cycle with itself."""
+
+    def __init__(self) -> None:
+        self.me, self.kept = self, KEPT.clone()
+
+
+def cycles(block: MoEBlock, loss: torch.Tensor) -> None:
+    block.newest = Pair()
+
+
+@functools.cache
+def decoded(index: int) -> torch.Tensor:
+    return KEPT.clone()
+
+
+def cache(block: MoEBlock, loss: torch.Tensor) -> None:
+    block.newest = decoded(len(block.gate_history))
+    block.gate_history.append(torch.ones(()))
+
+
+def shared(block: MoEBlock, loss: torch.Tensor) -> None:
+    one = shared_memory.SharedMemory(create=True, size=16 << 10)
+    one.buf[:] = bytes(16 << 10)
+    one.close()
+    block.newest = one  # nobody unlinks it; the resource tracker does at the end
+
+
+def nothing(block: MoEBlock, loss: torch.Tensor) -> None:
+    pass
+
+
+class Frames(Dataset[torch.Tensor]):
+    """Keeps 16 KiB in a worker for each item."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, torch.Tensor] = {}
+
+    def __len__(self) -> int:
+        return 4 * STEPS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.seen[index] = KEPT.clone()
+        return torch.randn(32)
+
+
+LOOPS: dict[str, Callable[[MoEBlock, torch.Tensor], None]] = {
+    "gates": gates, "cleared": cleared, "graph": graph, "bounded": bounded, "c heap": c_heap,
+    "cycles": cycles, "cache": cache, "shared": shared, "nothing": nothing, "workers": nothing,
+    "slow": gates,
+}  # fmt: skip
+
+
+def train(path: str, loop: str, killed: bool) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    block = MoEBlock(keep)
+    block, keep = MoEBlock(), LOOPS[loop]
     optimizer = torch.optim.SGD(block.parameters(), lr=0.01)
-    monitor = memtools.MemoryMonitor(log=path)
+    monitor = memtools.MemoryMonitor(log=path, limit="16 GiB")
     with monitor, monitor.phase("train"):
-        for _ in range(steps):
-            x = torch.randn(512, 32)
+        batches = iter(DataLoader(Frames(), 4, num_workers=2)) if loop == "workers" else None
+        for _ in range(STEPS):
+            x = torch.randn(512, 32) if batches is None else next(batches)
             loss = (block(x) - x).square().mean()
-            loss.backward()
+            loss.backward(retain_graph=loop == "graph")
             optimizer.step()
             optimizer.zero_grad()
+            keep(block, loss)
+            if loop == "slow":
+                time.sleep(0.01)
             monitor.step()
         if killed:
             os.kill(os.getpid(), signal.SIGKILL)
-    print(monitor.leaks().kind)
-    print(monitor.summary())
+        print(monitor.summary())
 
 
 if __name__ == "__main__":
-    train(sys.argv[1], "keep" in sys.argv, 4000, "killed" in sys.argv)
+    train(sys.argv[1], sys.argv[2], "killed" in sys.argv)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -54,6 +56,22 @@ def leaves(call: Case) -> None:
 def watched() -> None:
     before = _core._watch_end(print, print, print)
     _core._watch_end(None, None, before)
+
+
+class Called:
+    """What is called by a function that is heard."""
+
+    def __call__(self, number: int) -> int:
+        return self(number - 1) if number else 0
+
+
+def heard() -> None:
+    for told in (id, len):  # one of them fails
+        assert _core._hear_calls(Called.__call__, told, threading.get_ident())
+        assert not _core._hear_calls(Called.__call__, told, 0)
+        with contextlib.suppress(TypeError):
+            Called()(3)
+        _core._hear_calls(None, None, 0)
 
 
 def expected() -> None:
@@ -133,6 +151,12 @@ CASES: dict[str, list[Case]] = {
     "_watch_end": [
         watched,
         lambda: refused(TypeError, lambda: _core._watch_end(None)),  # type: ignore[call-arg]
+    ],
+    "_hear_calls": [
+        heard,
+        lambda: refused(TypeError, lambda: _core._hear_calls(print, print, 0)),
+        lambda: refused(TypeError, lambda: _core._hear_calls(watched, 3, 0)),  # type: ignore[arg-type]
+        lambda: refused(TypeError, lambda: _core._hear_calls(None)),  # type: ignore[call-arg]
     ],
     "_expect_signal": [expected],
     "_wait_for_signal": [expected],

@@ -22,7 +22,8 @@ from memtools import _core, cli
 from memtools.record import version1
 from memtools.record.events import ending
 from memtools.record.figures import figures_of
-from memtools.record.kinds import Start
+from memtools.record.kinds import GuardAct, OutOfMemory, Start, payload
+from memtools.report.advice import advise
 from tests.report.reportcases import COLUMNS, HOSTILE, MIB, write
 
 HOLDER = (
@@ -45,7 +46,8 @@ def explain(capsys, *args: str) -> str:
 
 
 def test_a_killed_leak_is_told_with_its_limit_holder_and_what_to_do(path, capsys):
-    events = [("start", "host"), ("leak", LEAK), ("holder", HOLDER)]
+    said = HOLDER.replace("64.0 KiB", "250.0 KiB")
+    events = [("start", "host"), ("leak", LEAK), ("holder", said)]
     write(path, grows=256 * 1024, limit=1024 * MIB, events=events, steps=2890, close=False)
     out = explain(capsys, path)
     assert out.startswith(
@@ -55,8 +57,8 @@ def test_a_killed_leak_is_told_with_its_limit_holder_and_what_to_do(path, capsys
     assert "out-of-memory killer is the likely end" in out
     assert "- list MoEBlock.gate_history grows: clear it once it has been used, or bound it" in out
     # The newest, by the whole series: the run itself said 64 KiB, and nothing since.
-    assert re.search(r"  leak: \+25\d\.\d KiB/step in heap since step \d+; the limit was", out)
-    assert HOLDER in out
+    held = r"  leak: list MoEBlock\.gate_history: \+25\d\.\d KiB/step; limit reached\n"
+    assert re.search(held, out)
     assert "monitor.guard(0.90" in out
 
 
@@ -81,9 +83,9 @@ def test_growth_is_judged_from_the_series_where_the_record_has_no_verdict(path, 
     write(path, grows=65536, limit=1024 * MIB, steps=6000, counted=counted)
     out = explain(capsys, path)
     rate, per = (65536, "step") if counted else (65536 * 100, "s")
-    assert re.search(rf"leak: \+[\d.]+ [KM]iB/{per} in heap since .*; limit in ", out)
+    assert re.search(rf"leak: memory \(heap\): \+[\d.]+ [KM]iB/{per}; limit in ", out)
     left = (1024 - 300 - 375) * MIB / 65536 / 100
-    growth = figures_of(memtools.read_record(path)).verdict.growth[0]
+    (growth,) = figures_of(memtools.read_record(path)).verdict.findings
     assert growth.seconds_left is not None
     assert growth.rate_bytes == pytest.approx(rate, rel=0.05)
     assert growth.seconds_left[0] <= left <= growth.seconds_left[1]
@@ -94,7 +96,7 @@ def test_what_does_not_grow_is_called_quiet_and_what_is_too_short_is_not_judged(
     assert "  neither the process nor its workers grow\n" in explain(capsys, path)
     os.unlink(path)
     write(path, steps=100)
-    assert "too short to judge: 98 steps with a reading, 256 are needed" in explain(capsys, path)
+    assert "too early to say: 98 of 256 steps" in explain(capsys, path)
 
 
 ENDS = {
@@ -158,14 +160,14 @@ def test_the_lower_of_two_limits_counts_and_what_is_counted_fits_it(path):
     used = figures_of(memtools.read_record(path)).used
     assert used is not None
     assert (used.limit_bytes, used.source) == (2**30, "given")
-    assert used.of == "process and workers"
+    assert used.of == "job"
     assert used.last_bytes == 300 * MIB + (2 * 7919 % 64) * 4096 + 20 * MIB
     os.unlink(path)
     write(path, steps=3, limit=None, events=[("start", "host; no cgroup limit; machine 10.0 GiB")])
     used = figures_of(memtools.read_record(path)).used
     assert used is not None
     assert (used.limit_bytes, used.source, used.of) == (
-        10 * 2**30, "machine", "process and workers"
+        10 * 2**30, "machine", "job"
     )  # fmt: skip
     assert used.last_bytes == 300 * MIB + (2 * 7919 % 64) * 4096 + 20 * MIB
     machine = figures_of(memtools.read_record(path)).machine
@@ -222,11 +224,12 @@ def test_json_has_the_same_figures(path, capsys):
     assert found["steps"] == 5999
     assert found["used"]["limit_bytes"] == 2**30
     assert found["used"]["peak_bytes"] == facts.used.peak_bytes  # type: ignore[union-attr]
-    assert found["leaks"][0]["text"] == LEAK
+    assert found["leaks"] == json.loads(json.dumps([f.as_json() for f in facts.verdict.findings]))
     assert [phase["name"] for phase in found["phases"]] == ["train", "eval"]
     assert found["phases"][0]["peak_bytes"] == 302 * MIB
-    assert found["growth"][0]["kind"] == "leak"
-    assert [growth["signal"] for growth in found["growth"]] == ["heap", "cuda:0"]
+    held = {"grade": "leak", "holder": "list MoEBlock.gate_history", "per": "step"}
+    assert held.items() <= found["leaks"][0].items()
+    assert [growth["signal"] for growth in found["leaks"]] == ["heap", "device"]
     assert any("gate_history" in line for line in found["advice"])
 
 
@@ -377,3 +380,15 @@ def test_any_valid_record_is_explained_and_reported(tmp_path_factory, names, row
     assert subprocess_free(["explain", path]) == 0
     assert subprocess_free(["explain", path, "--json"]) == 0
     assert subprocess_free(["report", path]) == 0
+
+
+def test_after_a_device_ran_out_a_guard_of_it_is_advised(tmp_path: Path) -> None:
+    advised = 'monitor.guard(0.90, device="cuda")'
+    out = OutOfMemory(0, 3 << 30, 70 << 30, 75 << 30, 1 << 30, 79 << 30, 2 << 30)
+    act = GuardAct("raise", 0.9, 72 << 30, 79 << 30, "cuda:0", device=0)
+    for events, is_advised in (([out], True), ([act, out], False)):
+        path = str(tmp_path / "run.mem")
+        write(path, steps=40, events=[(e.KIND, payload(e.KIND, e)) for e in events])
+        lines = advise(figures_of(memtools.read_record(path)))
+        assert any("device ran out of memory" in line for line in lines)
+        assert any(advised in line for line in lines) == is_advised

@@ -127,10 +127,10 @@ def test_each_chart_has_its_place_and_its_lines(page):
 
 
 def test_the_page_says_what_explain_says(page, record):
-    text, figures = page.text(), figures_of(record)
+    text, figures = page.text().replace("\u00a0", " "), figures_of(record)
     assert figures.used is not None
-    for words in ("Finished", "Memory of train.py", "List Net.kept grows: clear it",
-                  figures.verdict.lines()[0], "freed 1.0 MiB", "2,999",
+    for words in ("Finished", "Memory of train.py", "list Net.kept grows: clear it",
+                  figures.verdict.findings[0].line(), "freed 1.0 MiB", "2,999",
                   f"of 1.00 GiB (cgroup limit), at {figures.used.peak_seconds:.1f} s"):  # fmt: skip
         assert words in text, words
     phases = [attrs for tag, attrs in page.tags if tag == "th" and attrs.get("scope") == "row"]
@@ -188,7 +188,17 @@ def test_several_records_lie_side_by_side(tmp_path, capsys):
 def test_growth_that_the_run_itself_saw_is_not_called_none(path):
     write(path, steps=500, events=[("leak", "leak: +39.3 KiB/step in children since step 9")])
     text = Page(render(memtools.read_record(path))).text()
-    assert "Growth at the end+39.3 KiB/stepleak, in children" in text
+    assert "Growth at the end+39.3 KiB/stepleak: the memory of child processes" in text
+
+
+@pytest.mark.parametrize("end", ["exit: code 0", "killed by signal 9 (SIGKILL)"])
+def test_evidence_for_who_ended_a_run_is_shown_where_somebody_did(end, path):
+    room = json.dumps({"total_bytes": 64 * MIB, "used_bytes": 60 * MIB})
+    write(path, events=[("start", "host"), ("shm_room", room), ("end", end)])
+    page = Page(render(memtools.read_record(path)))
+    killed = "SIGKILL" in end
+    assert ("shm_room" in page.text()) == killed
+    assert [mark[1] for mark in page.data["records"][0]["marks"]].count("other") == killed
 
 
 def test_a_process_without_a_limit_of_its_own_is_told_from_its_machine(path):
@@ -197,7 +207,7 @@ def test_a_process_without_a_limit_of_its_own_is_told_from_its_machine(path):
     record = memtools.read_record(path)
     text = Page(render(record)).text()
     assert "Peak of the process302.0 MiB" in text
-    assert "Peak with its workers320.2 MiB" in text
+    assert "Peak of the job320.2 MiB" in text
     assert "Machine, all programs1.21 GiB 1.21 of 10.0 GiB (12 %) in use at the end" in text
     both = Page(render([record, record]))
     assert max(both.data["records"][0]["lines"]["= used"]["most"]) < 330 * MIB

@@ -223,7 +223,11 @@ mt_leakfit_may_rise(const mt_minima *f, double bar)
  * (benchmarks/leak/leaks.py), so that hardly a series without a leak passes all of a rule; what
  * they are worth on series of another seed stands in docs/guides/leaks.md. tests/leak/reference.py
  * has them once more. */
-static const double GROWS_Z = 5, GROWS_SNR = 2;   /* it rises now, whatever its shape */
+static const double GROWS_Z = 5, GROWS_SNR = 2; /* it rises now, whatever its shape, */
+static const double GROWS_JUMPS = 5;            /* but not in one or two jumps */
+static const double SLOWS_SNR = 4, SLOWS = .8;  /* bent, in what stands above the noise, */
+static const double SLOWED = .5;                /* and more so in the next longer window; */
+static const double SLOWED_ALONE = .4;          /* one that the newest quarter does not bear out */
 static const double LONG_Z = 4, LONG_SHAPE = .88; /* the long window: as late as early, */
 static const double LONG_JUMPS = 5;               /* in no fewer steps, */
 static const double LONG_EVEN = -.2;              /* and no group of blocks much below the last */
@@ -237,11 +241,17 @@ static const double GOES_ON = .5;           /* of the long slope, in the short w
 static const double STRAIGHT_LEAST = .8, STRAIGHT_MOST = 1.25; /* a shape that is nearly a line */
 
 bool
-mt_leakfit_growing(const mt_leakfit fit[MT_WINDOWS], mt_leakbar bar)
+mt_leakfit_growing(const mt_leakfit *fit, mt_leakbar bar)
 {
-    for (size_t w = 0; w < MT_WINDOWS; w++)
-        if (fit[w].rise > bar.bytes && fit[w].z > GROWS_Z && fit[w].snr > GROWS_SNR) return true;
-    return false;
+    return fit->rise > bar.bytes && fit->z > GROWS_Z && fit->snr > GROWS_SNR &&
+           fit->jumps >= GROWS_JUMPS;
+}
+
+bool
+mt_leakfit_slows(const mt_leakfit fit[MT_WINDOWS], size_t w)
+{
+    if (w < MT_WINDOWS - 1) return fit[w].shape < SLOWED_ALONE;
+    return fit[w].snr >= SLOWS_SNR && fit[w].shape < SLOWS && fit[w - 1].shape < SLOWED;
 }
 
 static bool

@@ -52,8 +52,12 @@ typedef struct mt_leakbar {
     double bytes, span;
 } mt_leakbar;
 
-/* It rises now, certainly; whether it will go on is not asked. */
-bool mt_leakfit_growing(const mt_leakfit fit[MT_WINDOWS], mt_leakbar bar);
+/* It rises in this window, certainly, and in more than a few jumps; whether it will go on is not
+ * asked. */
+bool mt_leakfit_growing(const mt_leakfit *fit, mt_leakbar bar);
+
+/* The rise of window w slows down clearly, and so does that of the next longer one. */
+bool mt_leakfit_slows(const mt_leakfit fit[MT_WINDOWS], size_t w);
 
 /* It rises spread out, and does not slow down by more than `slack` allows (0: a straight line or
  * steeper, as exactly as can be told). `length` is the number of steps of a block. */

@@ -2,12 +2,6 @@
 
 #include <math.h>
 
-double
-mt_forecast_error(const mt_leakfit *fit)
-{
-    return 2.5 * fit->se + .10 * fabs(fit->slope);
-}
-
 /* Block by block, how far the series went above its floor over the last half of the blocks, in
  * order of size; returns how many. */
 static size_t
@@ -45,44 +39,87 @@ largest_jump(const mt_minima *f, double slope)
     return jump;
 }
 
-/* Samples from the newest one until `room` bytes are filled at `slope` bytes a block, counted from
- * the last whole block: f->count samples have come since. */
+static const double ERRORS = 2.5; /* standard errors of the slope, and so much of itself: */
+static const double OF_SLOPE = .10, OF_FEW = .30, FEW_STEPS = 256, MOST_ERROR = .45;
+
+mt_line
+mt_line_of_floor(const mt_minima *f, const mt_leakfit fit[MT_WINDOWS], double stride)
+{
+    const mt_leakfit *w = &fit[mt_leakfit_straight(fit)];
+    double above[MT_MINIMA_BLOCKS], block = (double)f->length * stride;
+    size_t n = excursions(f, above);
+
+    return (mt_line){
+        .slope = w->slope / block,
+        .error = (ERRORS * w->se + OF_SLOPE * fabs(w->slope)) / block,
+        .end = w->end,
+        .past = (double)f->count * stride,
+        .highest = fmax(fit[0].end, fmax(fit[1].end, fit[2].end)),
+        .jump = largest_jump(f, w->slope),
+        .most = above[n - 1],
+        .often = quantile(above, n, .9),
+        .middle = quantile(above, n, .5),
+    };
+}
+
+/* A line through few steps says less of what comes than one through many: its error is larger than
+ * its own scatter shows, and smaller with each step. */
+mt_line
+mt_line_of_drift(const mt_steady *drift)
+{
+    double steps = (double)(drift->until - drift->since);
+    double few = (OF_FEW - OF_SLOPE) * fmax(0, 1 - steps / FEW_STEPS);
+    double error = ERRORS * drift->se + (OF_SLOPE + few) * fabs(drift->slope);
+
+    return (mt_line){
+        .slope = drift->slope,
+        .error = fmin(error, MOST_ERROR * fabs(drift->slope)),
+        .end = drift->end,
+        .highest = drift->end,
+        .jump = drift->jump,
+        .most = drift->above,
+    };
+}
+
+mt_line
+mt_line_flat(double bytes)
+{
+    return (mt_line){.end = bytes, .highest = bytes};
+}
+
+/* Steps from the newest reading until `room` bytes are filled at `slope` bytes a step, counted from
+ * the line's end. */
 static double
-samples_until(const mt_minima *f, double room, double slope)
+steps_until(const mt_line *line, double room, double slope)
 {
     if (room <= 0) return 0;
     if (slope <= 0) return HUGE_VAL;
-    return fmax(0, room / slope * (double)f->length - (double)f->count);
+    return fmax(0, room / slope - line->past);
 }
 
-/* The forecast where `coming` bytes may be added at any moment, and `rate` bytes a block grow
- * beside the series. */
+/* The forecast where `coming` bytes may be added at any moment, and `rate` bytes a step grow beside
+ * the series. */
 static mt_forecast
-foretell(const mt_minima *f, const mt_leakfit fit[MT_WINDOWS], double limit, double coming,
-         double rate)
+foretell(const mt_line *line, double limit, double coming, double rate)
 {
-    const mt_leakfit *w = &fit[mt_leakfit_straight(fit)];
-    double s = w->slope + rate, u = mt_forecast_error(w);
-    double last = fmax(fit[0].end, fmax(fit[1].end, fit[2].end));
-    double ex[MT_MINIMA_BLOCKS], room = limit - coming;
-    size_t n = excursions(f, ex);
+    double s = line->slope + rate, u = line->error, room = limit - coming;
 
     return (mt_forecast){
-        .lo = samples_until(f, room - last - ex[n - 1] - largest_jump(f, w->slope), s + u),
-        .mid = samples_until(f, room - w->end - quantile(ex, n, .9), s),
-        .hi = samples_until(f, limit - w->end - quantile(ex, n, .5) / 2, s - u),
+        .lo = steps_until(line, room - line->highest - line->most - line->jump, s + u),
+        .mid = steps_until(line, room - line->end - line->often, s),
+        .hi = steps_until(line, limit - line->end - line->middle / 2, s - u),
     };
 }
 
 mt_forecast
-mt_forecast_samples(const mt_minima *f, const mt_leakfit fit[MT_WINDOWS], const mt_outlook *outlook)
+mt_forecast_steps(const mt_line *line, const mt_outlook *outlook)
 {
     double coming = outlook->coming, rate = outlook->rate, limit = outlook->limit, ends;
-    mt_forecast soon = foretell(f, fit, limit, coming, rate), later;
+    mt_forecast soon = foretell(line, limit, coming, rate), later;
 
     if (rate <= 0 || outlook->rated == HUGE_VAL) return soon;
-    ends = outlook->rated / rate * (double)f->length; /* then all of it is there */
-    later = foretell(f, fit, limit - outlook->rated, coming, 0);
+    ends = outlook->rated / rate; /* then all of it is there */
+    later = foretell(line, limit - outlook->rated, coming, 0);
     return (mt_forecast){
         .lo = soon.lo <= ends ? soon.lo : later.lo,
         .mid = soon.mid <= ends ? soon.mid : later.mid,

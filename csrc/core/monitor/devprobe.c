@@ -11,7 +11,15 @@ typedef struct devprobe {
     size_t devices;
     uint64_t free[MT_SAMPLE_DEVICES], total[MT_SAMPLE_DEVICES];
     uint64_t asked_at[MT_SAMPLE_DEVICES]; /* 0: never */
+    uint64_t reserved[MT_SAMPLE_DEVICES]; /* when the driver was asked */
 } devprobe;
+
+static bool
+is_old(const devprobe *p, size_t i, uint64_t now, const mt_device_sample *d)
+{
+    return p->asked_at[i] == 0 || now - p->asked_at[i] >= DRIVER_AGE_NS ||
+           p->reserved[i] != d->reserved;
+}
 
 /* The driver's two, of now or of a moment ago. */
 static void
@@ -19,8 +27,9 @@ add_driver(devprobe *p, size_t i, uint64_t now, mt_device_sample *out)
 {
     const mt_devprobe_sources *from = &p->sources;
 
-    if (p->asked_at[i] == 0 || now - p->asked_at[i] >= DRIVER_AGE_NS) {
+    if (is_old(p, i, now, out)) {
         p->asked_at[i] = now;
+        p->reserved[i] = out->reserved;
         if (!from->driver(from->ctx, (int)i, &p->free[i], &p->total[i]))
             p->free[i] = p->total[i] = MT_UNKNOWN;
     }

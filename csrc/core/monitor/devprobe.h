@@ -4,7 +4,11 @@
  *   inner.read ──────────────► host columns
  *   allocator(device) ───────► allocated and its peak, reserved,
  *        │ yes                 inactive_split                         each time
- *        └─► driver(device) ─► free, total                              at most 20 ms old
+ *        └─► driver(device) ─► free, total                              at most 20 ms old, and
+ *                                                                       of the same `reserved`
+ *
+ * What others have of a device is total - free - reserved: after the allocator has given gigabytes
+ * back, an older `free` would make them out to be somebody else's.
  *
  * A device counts only once its allocator answers, which it does where the program itself uses
  * CUDA: the driver is not asked before, so that nobody's first use of it is this one. */

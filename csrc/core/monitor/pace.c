@@ -9,16 +9,23 @@ enum {
     MS = 1000000,
     OFTEN_NS = 100000000,
     CHILDREN_NS = 200000000,
-    SAMPLE_SHARE = 30, /* of a core: one part in so many */
-    RARE_SHARE = 200,  /* for each of the three */
-    LOOKS_BEFORE = 16, /* samples in the time that is left at the rate of the last interval */
+    /* Of a core one part in so many, for samples and for each of the rare readings: away from the
+     * limit, and near it. */
+    SAMPLE_SHARE = 200,
+    SAMPLE_NEAR = 30,
+    RARE_SHARE = 1000,
+    RARE_NEAR = 200,
+    USUAL_NS = 10 * MS, /* an interval for which that is meant */
+    LOOKS_BEFORE = 16,  /* samples in the time that is left at the rate of the last interval */
 };
 
 static const struct rare {
     unsigned what;
     uint64_t interval_ns;
-} rare[MT_PACE_RARE] = {
-    {MT_READ_SWAP, OFTEN_NS}, {MT_READ_HEAP, OFTEN_NS}, {MT_READ_CHILDREN, CHILDREN_NS}};
+} rare[MT_PACE_RARE] = {{MT_READ_SWAP, OFTEN_NS},
+                        {MT_READ_HEAP, OFTEN_NS},
+                        {MT_READ_CHILDREN, CHILDREN_NS},
+                        {MT_READ_SHM, CHILDREN_NS}};
 
 void
 mt_pace_init(mt_pace *p, uint64_t interval_ns, uint64_t now)
@@ -43,7 +50,8 @@ mt_pace_rare(mt_pace *p, unsigned what, uint64_t now, uint64_t cost_ns)
 {
     for (int i = 0; i < MT_PACE_RARE; i++)
         if (rare[i].what == what)
-            p->due[i] = now + mt_u64_max(rare[i].interval_ns, RARE_SHARE * cost_ns);
+            p->due[i] =
+                now + mt_u64_max(rare[i].interval_ns, (p->near ? RARE_NEAR : RARE_SHARE) * cost_ns);
 }
 
 /* From three quarters of the limit on, the part of the last quarter that is left. */
@@ -78,7 +86,16 @@ interval_at(mt_pace *p, uint64_t now, uint64_t used, uint64_t limit)
     }
     p->used = used;
     p->used_at = now;
+    p->near = wait < p->interval_ns;
     return wait;
+}
+
+static uint64_t
+share_of(const mt_pace *p)
+{
+    uint64_t usual = mt_u64_min(p->interval_ns, USUAL_NS);
+
+    return p->near ? SAMPLE_NEAR : mt_u64_max(SAMPLE_NEAR, SAMPLE_SHARE * usual / USUAL_NS);
 }
 
 /* The first cost counts in full, a later one by an eighth: one that was expensive does not stop the
@@ -87,7 +104,8 @@ uint64_t
 mt_pace_next(mt_pace *p, uint64_t now, uint64_t cost_ns, uint64_t used, uint64_t limit)
 {
     p->cost_ns = p->cost_ns == 0 ? cost_ns : (7 * p->cost_ns + cost_ns) / 8;
-    p->wait_ns = mt_u64_max(interval_at(p, now, used, limit), SAMPLE_SHARE * p->cost_ns);
+    p->wait_ns = interval_at(p, now, used, limit);
+    p->wait_ns = mt_u64_max(p->wait_ns, share_of(p) * p->cost_ns);
     p->next_ns += p->wait_ns;
     if (p->next_ns <= now) p->next_ns = now + p->wait_ns;
     return p->next_ns;

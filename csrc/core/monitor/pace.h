@@ -4,18 +4,21 @@
  *   interval       asked for ...........\______________ 1 ms
  *                  and shorter anywhere while memory rises so fast that the limit is near in time
  *
- * What is expensive is read rarely, one at a time: swap, the heap's counters and the children. Each
- * of these waits 200 times as long as its last reading took (0.5 % of a core), and an ordinary
- * sample 30 times as long as samples take (3.3 %): less than 5 % of a core together, whatever they
- * cost and however near the limit is.
+ * What is expensive is read rarely, one at a time: swap, the heap's counters, the children and
+ * shared memory. Away from the limit each of these waits 1,000 times as long as its last reading took
+ * (0.1 % of a core), and an ordinary sample 200 times as long as samples take (0.5 %): less than 1 %
+ * of a core together, whatever they cost. Near the limit it is 200 times (0.5 %) and 30 times
+ * (3.3 %), less than 6 %. Who asks for an interval of less than 10 ms wants samples for more: of 1.5 ms
+ * and less as near the limit, and in between in proportion.
  *
  * Plain data, no lock: the sampling thread's. Times are those of one monotonic clock. */
 #ifndef MT_MONITOR_PACE_H
 #define MT_MONITOR_PACE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
-enum { MT_PACE_RARE = 3 };
+enum { MT_PACE_RARE = 4 };
 
 typedef struct mt_pace {
     uint64_t interval_ns; /* asked for */
@@ -23,14 +26,15 @@ typedef struct mt_pace {
     uint64_t cost_ns;     /* processor time of a sample, smoothed */
     uint64_t next_ns;
     uint64_t used, used_at; /* at the last sample; MT_UNKNOWN: none yet */
+    bool near;              /* the limit, at the last sample: the interval is shorter for it */
     uint64_t due[MT_PACE_RARE];
 } mt_pace;
 
 /* Everything is due at once. pre: interval_ns > 0. */
 void mt_pace_init(mt_pace *p, uint64_t interval_ns, uint64_t now);
 
-/* The rare reading (one of MT_READ_SWAP, MT_READ_HEAP, MT_READ_CHILDREN) that is due, the one
- * that waits longest; 0 for none. */
+/* The rare reading (one of MT_READ_SWAP, MT_READ_HEAP, MT_READ_CHILDREN, MT_READ_SHM) that is due,
+ * the one that waits longest; 0 for none. */
 unsigned mt_pace_due(const mt_pace *p, uint64_t now);
 /* It was read, and took that much processor time. */
 void mt_pace_rare(mt_pace *p, unsigned what, uint64_t now, uint64_t cost_ns);

@@ -14,12 +14,11 @@
 #include <string.h>
 
 #include "base/lock.h"
-#include "monitor/watermark.h"
 #include "monitor/pace.h"
 
 enum {
     ALWAYS = MT_READ_RSS | MT_READ_CGROUP | MT_READ_SYSTEM,
-    EXPENSIVE = MT_READ_SWAP | MT_READ_HEAP | MT_READ_CHILDREN,
+    EXPENSIVE = MT_READ_SWAP | MT_READ_HEAP | MT_READ_CHILDREN | MT_READ_SHM,
     PRESSURE_AGE_NS =
         20000000, /* an average over 10 s; its file is the most expensive of a sample */
     SECOND_NS = 1000000000,
@@ -42,6 +41,7 @@ struct mt_sampler {
     mt_sample latest;
     mt_limit limit;
     uint64_t peak;
+    mt_fill swap; /* of the job */
     /* From here on without a lock. */
     _Atomic bool runs;
     _Atomic uint32_t passed;
@@ -81,6 +81,13 @@ take_over(mt_sample *to, const mt_sample *from, unsigned what)
     if (what & MT_READ_CHILDREN) {
         to->children = from->children;
         to->children_priv = from->children_priv;
+        to->children_swap = from->children_swap;
+    }
+    if (what & MT_READ_SHM) {
+        to->shm = from->shm;
+        to->shm_mapped = from->shm_mapped;
+        to->shm_total = from->shm_total;
+        to->shm_free = from->shm_free;
     }
 }
 
@@ -135,9 +142,40 @@ write_row(mt_sampler *s, const mt_sample *x, unsigned fresh)
     row[MT_ROW_CHILDREN] = sparse.children;
     row[MT_ROW_CHILDREN_PRIVATE] = sparse.children_priv;
     row[MT_ROW_PROCESS] = mt_sample_process(x);
+    row[MT_ROW_JOB] = mt_sample_job(x);
+    row[MT_ROW_SHM] = sparse.shm;
     for (size_t i = 0; i < s->with.devices; i++)
         to = put_device(to, &x->device[i], i < x->devices);
     mt_record_append(s->with.record, x->time_ns, row);
+}
+
+/* What is used of the memory that a mark is of, and how much there is of it. */
+static mt_limit
+limit_of_mark(const mt_sample *x, const mt_limit *host, unsigned char of)
+{
+    const mt_device_sample *d = &x->device[of - MT_MARK_DEVICE];
+
+    return of == MT_MARK_HOST ? *host : (mt_limit){d->total, mt_device_used(d), "cuda"};
+}
+
+static uint32_t
+look(mt_sampler *s, const mt_limit *limit, unsigned char of)
+{
+    bool known = mt_is_number(limit->bytes) && mt_is_number(limit->used) && limit->bytes > 0;
+
+    return known ? mt_watermarks_look(&s->marks, of, limit->used, limit->bytes) : 0;
+}
+
+static uint32_t
+look_at_devices(mt_sampler *s, const mt_sample *x)
+{
+    uint32_t passed = 0;
+
+    for (size_t i = 0; i < x->devices && i < s->with.devices; i++) {
+        mt_limit limit = limit_of_mark(x, NULL, (unsigned char)(MT_MARK_DEVICE + i));
+        passed |= look(s, &limit, (unsigned char)(MT_MARK_DEVICE + i));
+    }
+    return passed;
 }
 
 /* Puts a sample and its limit where other threads read them; returns the watermarks that it passes,
@@ -145,15 +183,15 @@ write_row(mt_sampler *s, const mt_sample *x, unsigned fresh)
 static uint32_t
 publish(mt_sampler *s, const mt_sample *x, const mt_limit *limit, mt_watermarks *marks)
 {
-    bool known = mt_is_number(limit->bytes) && mt_is_number(limit->used) && limit->bytes > 0;
-    uint32_t passed = 0;
+    uint32_t passed;
 
     mt_lock_take(&s->lock);
     s->latest = *x;
     s->limit = *limit;
     if (mt_is_number(limit->used) && (!mt_is_number(s->peak) || s->peak < limit->used))
         s->peak = limit->used;
-    if (known) passed = mt_watermarks_look(&s->marks, limit->used, limit->bytes);
+    mt_fill_add(&s->swap, (mt_fill_reading){x->time_ns, s->steps, mt_sample_job_swap(x)});
+    passed = look(s, limit, MT_MARK_HOST) | look_at_devices(s, x);
     atomic_fetch_or(&s->passed, passed);
     *marks = s->marks;
     mt_lock_give(&s->lock);
@@ -178,26 +216,35 @@ write_event(mt_sampler *s, uint64_t time_ns, const char *fields, int bytes)
 }
 
 /* Says that a watermark is passed. Its fraction is written by whole numbers: a program may have set
- * a decimal comma. */
+ * a decimal comma. A device is named as torch does it, cuda:0. */
 static void
-write_passed(mt_sampler *s, uint64_t time_ns, double fraction, const mt_limit *limit)
+write_passed(mt_sampler *s, uint64_t time_ns, const mt_watermarks *marks, int mark,
+             const mt_limit *limit)
 {
-    unsigned thousandths = (unsigned)(fraction * 1000 + 0.5);
-    char fields[MT_RECORD_TEXT];
-    int n =
-        snprintf(fields, sizeof fields,
+    unsigned thousandths = (unsigned)(marks->at[mark] * 1000 + 0.5);
+    char fields[MT_RECORD_TEXT], device[8] = "";
+    int n;
+
+    if (marks->of[mark] != MT_MARK_HOST)
+        snprintf(device, sizeof device, ":%u", marks->of[mark] - MT_MARK_DEVICE + 0u);
+    n = snprintf(fields, sizeof fields,
                  "{\"what\":\"passed\",\"fraction\":%u.%03u,\"used_bytes\":%" PRIu64
-                 ",\"limit_bytes\":%" PRIu64 ",\"source\":\"%s\"}",
-                 thousandths / 1000, thousandths % 1000, limit->used, limit->bytes, limit->from);
+                 ",\"limit_bytes\":%" PRIu64 ",\"source\":\"%s%s\"}",
+                 thousandths / 1000, thousandths % 1000, limit->used, limit->bytes, limit->from,
+                 device);
 
     write_event(s, time_ns, fields, n);
 }
 
 static void
-tell(mt_sampler *s, uint32_t passed, const mt_watermarks *marks, const mt_limit *limit)
+tell(mt_sampler *s, uint32_t passed, const mt_watermarks *marks, const mt_sample *x,
+     const mt_limit *host)
 {
-    for (int i = 0; passed != 0; i++, passed >>= 1)
-        if (passed & 1) write_passed(s, s->latest.time_ns, marks->at[i], limit);
+    for (int i = 0; passed != 0; i++, passed >>= 1) {
+        if (!(passed & 1)) continue;
+        mt_limit limit = limit_of_mark(x, host, marks->of[i]);
+        write_passed(s, x->time_ns, marks, i, &limit);
+    }
 }
 
 /* How long the program may go without a step() before that is unusual: twice as long as its steps
@@ -294,7 +341,7 @@ sample(mt_sampler *s)
     take_over(&x, &s->latest, EXPENSIVE | (MT_READ_PRESSURE & ~mask)); /* as they were read last */
     fresh = read_rare(s, &x, now, &cost);
     limit = mt_limit_of(&x, s->with.limit);
-    tell(s, publish(s, &x, &limit, &marks), &marks, &limit);
+    tell(s, publish(s, &x, &limit, &marks), &marks, &x, &limit);
     tell_waiting(s, now);
     tell_second(s, now);
     write_row(s, &x, fresh);
@@ -404,13 +451,14 @@ mt_sampler_step(mt_sampler *s, uint64_t n)
 }
 
 int
-mt_sampler_watch(mt_sampler *s, double fraction)
+mt_sampler_watch(mt_sampler *s, unsigned char of, double fraction)
 {
     int mark;
 
     if (!is_home(s)) return -1;
+    assert(of < MT_MARK_DEVICE + s->with.devices);
     mt_lock_take(&s->lock);
-    mark = mt_watermarks_add(&s->marks, fraction);
+    mark = mt_watermarks_add(&s->marks, of, fraction);
     mt_lock_give(&s->lock);
     return mark;
 }
@@ -426,6 +474,30 @@ mt_sampler_unwatch(mt_sampler *s, unsigned mark)
     if (was) atomic_fetch_and(&s->passed, ~(1u << mark));
     mt_lock_give(&s->lock);
     return was;
+}
+
+uint64_t
+mt_sampler_passed_at(mt_sampler *s, unsigned mark)
+{
+    uint64_t used;
+
+    if (!is_home(s) || mark >= MT_WATERMARKS) return 0;
+    mt_lock_take(&s->lock);
+    used = s->marks.used[mark];
+    mt_lock_give(&s->lock);
+    return used;
+}
+
+bool
+mt_sampler_swap_rise(mt_sampler *s, mt_fill_reading *out)
+{
+    mt_fill swap;
+
+    if (!is_home(s)) return false;
+    mt_lock_take(&s->lock);
+    swap = s->swap;
+    mt_lock_give(&s->lock);
+    return mt_fill_rise(&swap, out);
 }
 
 bool

@@ -20,7 +20,9 @@
 
 #include "base/alloc.h"
 #include "base/gauge.h"
+#include "monitor/fill.h"
 #include "monitor/limit.h"
+#include "monitor/watermark.h"
 #include "port/probe.h"
 #include "record/writer.h"
 #include "base/status.h"
@@ -41,6 +43,8 @@ enum {
     MT_ROW_CHILDREN, /* how many */
     MT_ROW_CHILDREN_PRIVATE,
     MT_ROW_PROCESS, /* rss, each page counted once */
+    MT_ROW_JOB,     /* that of the process, its descendants and their shared memory */
+    MT_ROW_SHM,     /* the job's shared memory */
     MT_SAMPLER_HOST,
     MT_SAMPLER_DEVICE = 4
 };
@@ -89,10 +93,16 @@ void mt_sampler_stop(mt_sampler *s);
 uint32_t mt_sampler_step(mt_sampler *s, uint64_t n);
 
 /* A watermark's number (see watermark.h), or -1 when there are MT_WATERMARKS; false when it is
- * none. */
-int mt_sampler_watch(mt_sampler *s, double fraction);
+ * none. `of` is MT_MARK_HOST, or MT_MARK_DEVICE + i for a device i < devices, of which counts what
+ * is allocated and what others have of it (mt_device_used). */
+int mt_sampler_watch(mt_sampler *s, unsigned char of, double fraction);
 bool mt_sampler_unwatch(mt_sampler *s, unsigned mark);
+/* Bytes that were in use when the mark was passed last: by the time of the step() that tells of it
+ * they may be free again. 0: it was not passed, or there is no such mark. */
+uint64_t mt_sampler_passed_at(mt_sampler *s, unsigned mark);
 
+/* By how much the job's swap rose in the last half minute; false where it does not for certain. */
+bool mt_sampler_swap_rise(mt_sampler *s, mt_fill_reading *out);
 /* The last sample; a value that is read rarely is the last one read. False before the first. */
 bool mt_sampler_latest(mt_sampler *s, mt_sample *out);
 mt_sampler_figures mt_sampler_read(mt_sampler *s);

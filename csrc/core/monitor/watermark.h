@@ -1,4 +1,5 @@
-/* watermark.h -- watermarks: tells once when memory has risen past a part of its limit.
+/* watermark.h -- watermarks: tells once when a memory has risen past a part of its limit. There are
+ * several memories, the host's and that of each device; each mark is of one of them.
  *
  *   used / limit      ________          ______
  *   0.90  ----------/----------\------/--------     told at each of the two rises, because
@@ -12,20 +13,23 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { MT_WATERMARKS = 32 };
+/* Of which memory a mark is; device i is MT_MARK_DEVICE + i. */
+enum { MT_WATERMARKS = 32, MT_MARK_HOST = 0, MT_MARK_DEVICE = 1 };
 
 typedef struct mt_watermarks {
-    double at[MT_WATERMARKS]; /* 0: free */
+    double at[MT_WATERMARKS];        /* 0: free */
+    unsigned char of[MT_WATERMARKS]; /* which memory */
+    uint64_t used[MT_WATERMARKS];    /* of it, when the mark was passed last; 0: never */
     uint32_t armed;
 } mt_watermarks;
 
 /* The mark's number, or -1 when all are in use. One that memory is above already is told by the
- * next look. pre: fraction > 0. */
-int mt_watermarks_add(mt_watermarks *m, double fraction);
+ * next look at it. pre: fraction > 0. */
+int mt_watermarks_add(mt_watermarks *m, unsigned char of, double fraction);
 /* False when there is no such mark. */
 bool mt_watermarks_remove(mt_watermarks *m, unsigned i);
 
-/* The marks that are passed now and were armed, a bit each. pre: limit > 0. */
-uint32_t mt_watermarks_look(mt_watermarks *m, uint64_t used, uint64_t limit);
+/* The marks of that memory that are passed now and were armed, a bit each. pre: limit > 0. */
+uint32_t mt_watermarks_look(mt_watermarks *m, unsigned char of, uint64_t used, uint64_t limit);
 
 #endif

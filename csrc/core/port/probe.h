@@ -25,8 +25,13 @@ typedef enum mt_read {
     MT_READ_SWAP = 16,     /* swap: where the machine has any, a slower file of 1.5 kB */
     MT_READ_HEAP = 32,     /* heap_used, heap_free: up to milliseconds where the heap is full of
                             * holes, because the allocator counts them one by one */
-    MT_READ_CHILDREN = 64, /* children, children_priv: a call for each child */
+    MT_READ_CHILDREN = 64, /* children, children_priv: a call for each child, and now and then a
+                            * slow file of one of them; children_swap: where the machine has swap,
+                            * a slower file of 1.5 kB of each */
     MT_READ_DEVICES = 128, /* the device columns */
+    MT_READ_SHM = 256, /* shm, shm_mapped, shm_total, shm_free: a call for each descriptor of the
+                            * job, and where it maps shared memory its list of mappings */
+    MT_READ_ALL = 511,
     MT_READ_HOST = 1 | 2 | 4 | 8 | 16, /* the usual sample */
 } mt_read;
 
@@ -55,8 +60,13 @@ typedef struct mt_sample {
     uint64_t pressure_us;  /* PSI "some", time stalled since the group exists */
     uint64_t available, total, swap_free; /* of the machine */
     uint64_t children;                    /* living descendants */
-    uint64_t children_priv;               /* their priv in sum; pages that they still share with
-                                           * their parent since the fork count in each */
+    uint64_t children_priv;               /* their private bytes in sum: what is of no file, no
+                                           * shared memory, and no longer their parent's as well */
+    uint64_t children_swap;               /* of all of them, swapped out */
+    uint64_t shm;        /* shared memory of the job, this process and its descendants: its files in
+                   * /dev/shm, mapped or not, and what it shares without a name; each page once */
+    uint64_t shm_mapped; /* of it, what rss counts: a page once for each address that it is at */
+    uint64_t shm_total, shm_free; /* of /dev/shm, whoever fills it */
     uint64_t mapped_again; /* bytes that rss counts more than once, because this process maps the
                             * same page at several addresses (see gauge.h). No file tells it: who
                             * reads the sample fills it in */
@@ -72,6 +82,15 @@ void mt_sample_count_once(mt_sample *x, mt_gauge *mapped_again);
 
 /* What the process itself fills of memory: rss, each page counted once. MT_UNKNOWN as rss is. */
 uint64_t mt_sample_process(const mt_sample *x);
+
+/* What the job fills, this process with its descendants, each page once: what the process fills but
+ * for shared memory, the private bytes of the descendants, the shared memory of all, and what of it
+ * all is swapped out. What is not known of them counts as nothing; MT_UNKNOWN as rss is. */
+uint64_t mt_sample_job(const mt_sample *x);
+
+/* Of it, what is swapped out of this process and its descendants; shared memory is in `shm`, swapped
+ * out or not. MT_UNKNOWN where either is. */
+uint64_t mt_sample_job_swap(const mt_sample *x);
 
 typedef struct mt_probe_ops {
     /* Reads what `mask` asks for and the time; the other fields are MT_UNKNOWN. */

@@ -16,6 +16,7 @@ typedef struct mt_descriptor {
     dev_t device;
     ino_t inode;
     off_t position; /* where the file was put, to be known by it; 0: nowhere */
+    bool signs;     /* it was given a signal, to be known by it */
 } mt_descriptor;
 
 static const mt_descriptor MT_NO_DESCRIPTOR = {.fd = -1};

@@ -241,15 +241,13 @@ limit_above(const mt_cgroup *cg, uint64_t *out)
     return true;
 }
 
-/* The parent's length, or 0 above the mount point. */
-static size_t
-parent_of(const mt_cgroup *cg, size_t len)
+size_t
+mt_cgroup_above(const mt_cgroup *cg, size_t len)
 {
-    if (len <= cg->top) return 0;
+    if (len-- <= cg->top) return 0;
     while (len > cg->top && cg->dir[len] != '/')
         len--;
-    if (len > cg->top) return len;
-    return cg->top;
+    return len;
 }
 
 /* Sets limit, stated_by and above; false where a level cannot be read. Of equal limits the
@@ -268,7 +266,7 @@ find_limit(mt_cgroup *cg)
             cg->stated_by = len;
         }
         if (len == cg->top) break;
-        len = parent_of(cg, len - 1);
+        len = mt_cgroup_above(cg, len);
     }
     if (!limit_above(cg, &limit)) return false;
     cg->above = limit < cg->limit;
@@ -285,7 +283,7 @@ nearest_counting(const mt_cgroup *cg)
 {
     char byte[NUMBER_ROOM];
 
-    for (size_t len = strlen(cg->dir);; len = parent_of(cg, len - 1)) {
+    for (size_t len = strlen(cg->dir);; len = mt_cgroup_above(cg, len)) {
         if (read_in(cg, len, usage_name(cg), byte, sizeof byte) >= 0) return len;
         if (len == cg->top) return 0;
     }

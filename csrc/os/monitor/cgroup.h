@@ -50,6 +50,10 @@ void mt_cgroup_fini(mt_cgroup *cg);
 /* Looks where this process belongs and what the limits are now. */
 void mt_cgroup_refresh(mt_cgroup *cg);
 
+/* The group above the one whose folder is dir[:len], as the length of its folder; 0 above the mount
+ * point. pre: len is such a length, or that of dir. */
+size_t mt_cgroup_above(const mt_cgroup *cg, size_t len);
+
 /* usage: what counts against the limit now. inactive: file cache in it that is dropped without
  * effort. MT_UNKNOWN where it cannot be read. */
 uint64_t mt_cgroup_usage(mt_cgroup *cg);

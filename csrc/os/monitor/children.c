@@ -1,8 +1,10 @@
 /* children.c -- how this file works.
  *
- * A scan marks all children of the table as not listed, walks the kernel's lists of children from
- * this process down, and drops those that it did not come by. Between scans only the memory of the
- * children in the table is read. */
+ * The table is in the order in which a scan comes by the children: a scan walks the kernel's lists
+ * from this process down, puts each child that it meets behind those that it has met (in most scans
+ * it is there already), and drops what is left behind them. Then it reads their memory, and weighs
+ * some of them (at "what nobody else has"). Between scans only the memory of the children in the
+ * table is read. The table is large, but memory that it has not used yet is none of the machine's. */
 #define _POSIX_C_SOURCE 200809L /* O_CLOEXEC */
 #include "os/monitor/children.h"
 
@@ -13,15 +15,26 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/base/clock.h"
+#include "core/base/size.h"
 #include "core/port/probe.h"
 
-enum { LIST_ROOM = 4096, TEXT_ROOM = 1024 };
+enum {
+    LIST_ROOM = 4096,
+    TEXT_ROOM = 2048,
+    MS = 1000000,
+    CREDIT_NS = 50 * MS, /* for weighing, at the start and at most */
+    SHARE = 300,         /* of the time: one part in so many */
+    AGE_NS = 1000 * MS,  /* a child is not weighed again sooner */
+};
 
 typedef struct child {
     uint64_t pid;
-    uint64_t priv;       /* bytes; MT_UNKNOWN when it could not be read */
+    uint64_t anon;       /* bytes of no file and no shared memory; MT_UNKNOWN: could not be read */
+    uint64_t common;     /* of them, those that count in another process of its family */
+    uint64_t stack;      /* where its stack begins: the same in the whole family; 0: not known */
+    uint64_t weighed_at; /* when that was found out; 0: not yet */
     mt_descriptor statm; /* where it is kept */
-    bool listed;         /* by the scan that runs */
 } child;
 
 struct mt_children {
@@ -29,9 +42,14 @@ struct mt_children {
     const mt_proc_sys *sys;
     const char *root;
     size_t len, kept;
+    size_t listed;   /* of len, the first ones: by the scan that runs */
     uint64_t beyond; /* listed, but no room */
     bool known;
-    child table[MT_CHILDREN_MOST];
+    uint64_t credit_ns, credit_at; /* for weighing, and when it was counted */
+    child weighed;                 /* the last one: an example for those that were not */
+    uint64_t stack;                /* of this process */
+    child *table;                  /* grows as children come: most programs have few */
+    size_t room;
 };
 
 mt_status
@@ -44,20 +62,33 @@ mt_children_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root, m
     ch->mem = *mem;
     ch->sys = sys;
     ch->root = root;
-    ch->len = ch->kept = 0;
+    ch->len = ch->kept = ch->listed = 0;
     ch->beyond = 0;
     ch->known = false;
+    ch->credit_ns = CREDIT_NS;
+    ch->credit_at = 0;
+    ch->weighed = (child){.statm = MT_NO_DESCRIPTOR};
+    ch->stack = 0;
+    ch->table = NULL;
+    ch->room = 0;
     *out = ch;
     return MT_OK;
 }
 
-/* Drops child i; the last child of the table takes its place. */
+static void
+close_child(mt_children *ch, child *c)
+{
+    ch->kept -= c->statm.fd >= 0;
+    mt_proc_close(ch->sys, &c->statm);
+}
+
+/* Drops child i; the order of the others stays. */
 static void
 drop_child(mt_children *ch, size_t i)
 {
-    ch->kept -= ch->table[i].statm.fd >= 0;
-    mt_proc_close(ch->sys, &ch->table[i].statm);
-    ch->table[i] = ch->table[--ch->len];
+    close_child(ch, &ch->table[i]);
+    ch->len--;
+    memmove(ch->table + i, ch->table + i + 1, (ch->len - i) * sizeof *ch->table);
 }
 
 void
@@ -65,7 +96,7 @@ mt_children_clear(mt_children *ch)
 {
     while (ch->len > 0)
         drop_child(ch, ch->len - 1);
-    ch->beyond = 0;
+    ch->beyond = ch->stack = 0;
     ch->known = false;
 }
 
@@ -77,6 +108,7 @@ mt_children_free(mt_children *ch)
     if (ch == NULL) return;
     mt_children_clear(ch);
     mem = ch->mem;
+    if (ch->table != NULL) mem.put(mem.ctx, ch->table, ch->room * sizeof *ch->table);
     mem.put(mem.ctx, ch, sizeof *ch);
 }
 
@@ -100,37 +132,161 @@ look_at(mt_children *ch, child *c)
     ssize_t n;
 
     snprintf(name, sizeof name, "/proc/%" PRIu64 "/statm", c->pid);
-    c->priv = MT_UNKNOWN;
+    c->anon = MT_UNKNOWN;
     if (!mt_path_join(path, ch->root, name)) return true;
     n = mt_proc_read(ch->sys, &c->statm, path, buf, sizeof buf);
     ch->kept += (size_t)(c->statm.fd >= 0) - (size_t)had;
     if (n < 0) return !has_gone();
     if (mt_statm_parse((mt_text){buf, (size_t)n}, &resident, &shared)) {
-        c->priv = resident - shared;
+        c->anon = resident - shared;
         zombie = resident == 0;
     }
-    if (c->statm.fd >= 0 && ch->kept > MT_CHILDREN_KEPT) {
-        mt_proc_close(ch->sys, &c->statm);
-        ch->kept--;
-    }
+    if (ch->kept > MT_CHILDREN_KEPT) close_child(ch, c);
     assert(ch->kept <= MT_CHILDREN_KEPT);
     return !zombie;
 }
 
+/* --- what nobody else has --------------------------------------------------------------------- */
+
+/* Anonymous pages that are mapped here alone are dirty; so are pages of shared memory, which are of
+ * no concern. Each of the three numbers is at least what is asked for. */
+static uint64_t
+least_of(mt_text rollup)
+{
+    uint64_t anon = mt_text_kib(rollup, "Anonymous:");
+    uint64_t dirty = mt_text_kib(rollup, "Private_Dirty:");
+
+    if (anon == MT_UNKNOWN || dirty == MT_UNKNOWN) return MT_UNKNOWN;
+    return mt_u64_min(mt_u64_min(anon, dirty), mt_text_kib(rollup, "Pss_Anon:"));
+}
+
+/* The text of a file of one process, which may be "self". */
+static mt_text
+text_of(const mt_children *ch, const char *pid, const char *file, char buf[TEXT_ROOM])
+{
+    char path[MT_PATH_ROOM], name[64];
+    ssize_t n = -1;
+
+    snprintf(name, sizeof name, "/proc/%s/%s", pid, file);
+    if (mt_path_join(path, ch->root, name)) n = mt_proc_slurp(ch->sys, path, buf, TEXT_ROOM);
+    return (mt_text){buf, n < 0 ? 0 : (size_t)n};
+}
+
+static uint64_t
+stack_of(const mt_children *ch, const char *pid)
+{
+    enum { START_STACK = 28 }; /* a forked process has its parent's, and exec() draws it anew */
+    char buf[TEXT_ROOM];
+    uint64_t stack;
+
+    return mt_stat_field(text_of(ch, pid, "stat", buf), START_STACK, &stack) ? stack : 0;
+}
+
+static bool
+is_first_of_family(const mt_children *ch, const child *c)
+{
+    if (c->stack == 0 || c->stack == ch->stack) return c->stack == 0;
+    for (const child *other = ch->table; other != c; other++) {
+        if (other->stack == c->stack) return false;
+    }
+    return true;
+}
+
+/* One that may not be read, another user's for example, keeps what is known of it. */
+static void
+weigh(mt_children *ch, child *c, uint64_t now)
+{
+    char pid[32], buf[TEXT_ROOM];
+    uint64_t began = mt_now_ns(), own, took;
+
+    snprintf(pid, sizeof pid, "%" PRIu64, c->pid);
+    if (ch->stack == 0) ch->stack = stack_of(ch, "self");
+    c->stack = stack_of(ch, pid);
+    own = is_first_of_family(ch, c) ? c->anon : least_of(text_of(ch, pid, "smaps_rollup", buf));
+    if (own != MT_UNKNOWN) c->common = c->anon > own ? c->anon - own : 0;
+    c->weighed_at = now;
+    ch->weighed = *c;
+    took = mt_now_ns() - began;
+    ch->credit_ns = took < ch->credit_ns ? ch->credit_ns - took : 0;
+}
+
+/* New children first, then those that were weighed long ago, as long as there is time for it. */
+static void
+weigh_some(mt_children *ch, uint64_t now)
+{
+    if (ch->credit_at != 0)
+        ch->credit_ns = mt_u64_min(CREDIT_NS, ch->credit_ns + (now - ch->credit_at) / SHARE);
+    ch->credit_at = now;
+    for (int again = 0; again < 2; again++) {
+        for (size_t i = 0; i < ch->len && ch->credit_ns > 0; i++) {
+            child *c = &ch->table[i];
+            bool due = again ? now - c->weighed_at >= AGE_NS : c->weighed_at == 0;
+            if (due && c->anon != MT_UNKNOWN) weigh(ch, c, now);
+        }
+    }
+}
+
+static bool
+is_about(uint64_t a, uint64_t b)
+{
+    return a / 4 * 3 <= b && b / 4 * 3 <= a;
+}
+
+static uint64_t
+private_of(const mt_children *ch, const child *c)
+{
+    uint64_t common = c->common;
+
+    if (c->anon == MT_UNKNOWN) return MT_UNKNOWN;
+    if (c->weighed_at == 0 && is_about(c->anon, ch->weighed.anon)) common = ch->weighed.common;
+    return c->anon > common ? c->anon - common : 0;
+}
+
 /* --- the tree --------------------------------------------------------------------------------- */
+
+/* Where in the table a child is; len: nowhere. */
+static size_t
+place_of(const mt_children *ch, uint64_t pid)
+{
+    for (size_t i = ch->listed; i < ch->len; i++) {
+        if (ch->table[i].pid == pid) return i;
+    }
+    for (size_t i = 0; i < ch->listed; i++) {
+        if (ch->table[i].pid == pid) return i;
+    }
+    return ch->len;
+}
+
+/* For one child more. False where there are too many, or no memory for more. */
+static bool
+make_room(mt_children *ch)
+{
+    child *table;
+
+    if (ch->len == MT_CHILDREN_MOST) return false;
+    table = mt_alloc_grown(&ch->mem, ch->table, &ch->room, ch->len + 1, sizeof *table);
+    if (table == NULL) return false;
+    ch->table = table;
+    return true;
+}
 
 static void
 list_child(mt_children *ch, uint64_t pid)
 {
-    for (size_t i = 0; i < ch->len; i++) {
-        if (ch->table[i].pid != pid) continue;
-        ch->table[i].listed = true;
+    size_t i = place_of(ch, pid);
+    child c = {.pid = pid, .anon = MT_UNKNOWN, .statm = MT_NO_DESCRIPTOR};
+
+    if (i < ch->listed) return; /* twice: its parent's thread has ended meanwhile */
+    if (i == ch->room && !make_room(ch)) {
+        ch->beyond++;
         return;
     }
-    if (ch->len == MT_CHILDREN_MOST)
-        ch->beyond++;
+    if (i < ch->len)
+        c = ch->table[i];
     else
-        ch->table[ch->len++] = (child){pid, MT_UNKNOWN, MT_NO_DESCRIPTOR, true};
+        ch->len++;
+    ch->table[i] = ch->table[ch->listed];
+    ch->table[ch->listed++] = c;
 }
 
 /* Takes the numbers of a part of the list, and returns how many bytes of it: a number that the end
@@ -158,7 +314,8 @@ take_list(mt_children *ch, const char *path)
     size_t taken;
     off_t at = 0;
     ssize_t n;
-    int fd = ch->sys->open(path, O_RDONLY | O_CLOEXEC), saved;
+    int fd = ch->sys->open(path, O_RDONLY | O_CLOEXEC);
+    mt_descriptor brief = mt_descriptor_keep(fd);
 
     if (fd < 0) return false;
     while ((n = ch->sys->pread(fd, buf, sizeof buf, at)) > 0) {
@@ -168,9 +325,7 @@ take_list(mt_children *ch, const char *path)
         }
         at += (off_t)taken;
     }
-    saved = errno;
-    ch->sys->close(fd);
-    errno = saved;
+    mt_proc_close(ch->sys, &brief);
     return n == 0;
 }
 
@@ -216,8 +371,7 @@ scan_tree(mt_children *ch)
     size_t lists;
     bool ok = list_children_of(ch, "self", &lists) && lists > 0;
 
-    for (size_t i = 0; ok && i < ch->len; i++) {
-        if (!ch->table[i].listed) continue;
+    for (size_t i = 0; ok && i < ch->listed; i++) {
         snprintf(pid, sizeof pid, "%" PRIu64, ch->table[i].pid);
         ok = list_children_of(ch, pid, &lists);
     }
@@ -226,16 +380,32 @@ scan_tree(mt_children *ch)
 
 /* --- scan and read ---------------------------------------------------------------------------- */
 
+/* Reads the memory of all, or of those that are kept, and drops those that have ended. */
+static void
+look_at_all(mt_children *ch, bool kept)
+{
+    size_t to = 0;
+
+    for (size_t i = 0; i < ch->len; i++) {
+        child *c = &ch->table[i];
+        if ((!kept || c->statm.fd >= 0) && !look_at(ch, c))
+            close_child(ch, c);
+        else
+            ch->table[to++] = *c;
+    }
+    ch->len = to;
+}
+
 bool
 mt_children_scan(mt_children *ch)
 {
-    for (size_t i = 0; i < ch->len; i++)
-        ch->table[i].listed = false;
+    ch->listed = 0;
     ch->beyond = 0;
     ch->known = scan_tree(ch);
-    for (size_t i = ch->len; i-- > 0;) {
-        if ((ch->known && !ch->table[i].listed) || !look_at(ch, &ch->table[i])) drop_child(ch, i);
-    }
+    while (ch->known && ch->len > ch->listed)
+        drop_child(ch, ch->len - 1);
+    look_at_all(ch, false);
+    weigh_some(ch, mt_now_ns());
     return ch->known;
 }
 
@@ -244,16 +414,82 @@ mt_children_read(mt_children *ch, uint64_t *count, uint64_t *priv)
 {
     uint64_t sum = 0;
 
-    for (size_t i = ch->len; i-- > 0;) {
-        if (ch->table[i].statm.fd >= 0 && !look_at(ch, &ch->table[i])) drop_child(ch, i);
-    }
+    look_at_all(ch, true);
     for (size_t i = 0; i < ch->len; i++) {
-        if (ch->table[i].priv == MT_UNKNOWN || sum > MT_UNLIMITED - 1 - ch->table[i].priv) {
+        uint64_t own = private_of(ch, &ch->table[i]);
+        if (own == MT_UNKNOWN || sum > MT_UNLIMITED - 1 - own) {
             sum = MT_UNKNOWN;
             break;
         }
-        sum += ch->table[i].priv;
+        sum += own;
     }
     *count = ch->known ? ch->len + ch->beyond : MT_UNKNOWN;
-    *priv = ch->known ? sum : MT_UNKNOWN;
+    *priv = ch->known && ch->beyond == 0 ? sum : MT_UNKNOWN;
+}
+
+/* A process that ends has no such line any more, because it has no memory. */
+static uint64_t
+swap_of(const mt_children *ch, const child *c)
+{
+    char pid[32], buf[TEXT_ROOM];
+    uint64_t size;
+    mt_text text;
+
+    snprintf(pid, sizeof pid, "%" PRIu64, c->pid);
+    errno = 0;
+    text = text_of(ch, pid, "status", buf);
+    if (text.len == 0) return has_gone() ? 0 : MT_UNKNOWN;
+    return mt_text_field(text, "VmSize:", &size) ? mt_text_kib(text, "VmSwap:") : 0;
+}
+
+uint64_t
+mt_children_swap(const mt_children *ch)
+{
+    uint64_t sum = 0;
+
+    if (!mt_children_known(ch)) return MT_UNKNOWN;
+    for (size_t i = 0; i < ch->len; i++) {
+        uint64_t swapped = swap_of(ch, &ch->table[i]);
+        if (swapped >= MT_UNLIMITED || sum > MT_UNLIMITED - 1 - swapped) return MT_UNKNOWN;
+        sum += swapped;
+    }
+    return sum;
+}
+
+bool
+mt_children_known(const mt_children *ch)
+{
+    return ch->known && ch->beyond == 0;
+}
+
+size_t
+mt_children_len(const mt_children *ch)
+{
+    return ch->known ? ch->len : 0;
+}
+
+uint64_t
+mt_children_pid(const mt_children *ch, size_t i)
+{
+    assert(i < ch->len);
+    return ch->table[i].pid;
+}
+
+uint64_t
+mt_children_priv(const mt_children *ch, size_t i)
+{
+    assert(i < ch->len);
+    return private_of(ch, &ch->table[i]);
+}
+
+void
+mt_children_name(const mt_children *ch, size_t i, char out[MT_CHILD_NAME])
+{
+    char pid[32], buf[TEXT_ROOM];
+    mt_text name, line = {buf, 0};
+
+    snprintf(pid, sizeof pid, "%" PRIu64, mt_children_pid(ch, i));
+    name = text_of(ch, pid, "comm", buf);
+    mt_text_line(&name, &line);
+    snprintf(out, MT_CHILD_NAME, "%.*s", (int)line.len, line.at);
 }

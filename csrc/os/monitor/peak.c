@@ -2,9 +2,11 @@
 #include "os/monitor/peak.h"
 
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "core/base/clock.h"
+#include "core/base/size.h"
 #include "core/port/probe.h"
 #include "os/base/forkmark.h"
 
@@ -61,12 +63,24 @@ status_high(mark *m)
     return n < 0 ? MT_UNKNOWN : mt_text_kib((mt_text){buf, (size_t)n}, "VmHWM:");
 }
 
+static _Atomic(uint64_t) seen = MT_UNKNOWN; /* before there was a mark to keep it */
+
+void
+mt_mark_linux_look(void)
+{
+    struct rusage usage;
+
+    if (getrusage(RUSAGE_THREAD, &usage) == 0 && usage.ru_maxrss > 0)
+        atomic_store(&seen, (uint64_t)usage.ru_maxrss * 1024);
+}
+
 static uint64_t
 usage_high(mark *m)
 {
     struct rusage usage;
 
-    if (!m->real || m->sys->getrusage(RUSAGE_SELF, &usage) != 0) return MT_UNKNOWN;
+    /* Of the thread alone: its time takes less to count, and the memory is that of the process. */
+    if (!m->real || m->sys->getrusage(RUSAGE_THREAD, &usage) != 0) return MT_UNKNOWN;
     return usage.ru_maxrss <= 0 ? MT_UNKNOWN : (uint64_t)usage.ru_maxrss * 1024;
 }
 
@@ -93,12 +107,13 @@ mark_reset(void *ctx)
     uint64_t high;
 
     notice_fork(m);
-    if (!mt_proc_open(m->sys, &m->kept_clear, m->clear, O_WRONLY)) return false;
+    if (!mt_proc_open_signed(m->sys, &m->kept_clear, m->clear, O_WRONLY)) return false;
     if (m->sys->pwrite(m->kept_clear.fd, "5", 1, 0) != 1) {
         mt_proc_close(m->sys, &m->kept_clear);
         return false;
     }
-    if (m->bound == MT_UNKNOWN && (high = usage_high(m)) != MT_UNKNOWN) m->bound = high;
+    if (m->bound == MT_UNKNOWN && (high = usage_high(m)) != MT_UNKNOWN)
+        m->bound = mt_u64_min(high, atomic_load(&seen));
     return true;
 }
 

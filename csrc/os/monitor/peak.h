@@ -18,6 +18,11 @@
 #include "core/monitor/peaks.h"
 #include "os/monitor/procfile.h"
 
+/* Sees how high the mark stands now. What getrusage tells never falls below a floor that was there
+ * when the program began; the earlier it was looked at, the lower that is known to be, and only a
+ * mark above it is known without a second reading. */
+void mt_mark_linux_look(void);
+
 /* root is "" for the machine's own /proc, or a folder that holds a `proc`: the mark is then what
  * its proc/self/status says. sys stays valid until close; root is copied. *out is written on MT_OK
  * only. MT_ENOMEM. */

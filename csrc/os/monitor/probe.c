@@ -9,12 +9,19 @@
 
 #include <malloc.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "core/base/clock.h"
-#include "os/monitor/children.h"
 #include "os/base/forkmark.h"
+#include "os/monitor/shm.h"
 
-enum { STATUS_ROOM = 4096, MEMINFO_ROOM = 1024, MS = 1000000 };
+enum {
+    STATUS_ROOM = 4096,
+    MEMINFO_ROOM = 1024,
+    MS = 1000000,
+    JOB_SHARE = 20, /* of the time, for the job of mt_probe_linux_host: one part in so many */
+};
 
 const mt_probe_ages mt_probe_ages_usual = {
     .slow_ns = 10ull * MS, .limit_ns = 1000ull * MS, .children_ns = 100ull * MS};
@@ -34,6 +41,10 @@ struct mt_probe_linux {
     uint64_t machine_at, limit_at, children_at;
     mt_cgroup cgroup;
     mt_children *children;
+    mt_shm *shm;
+    mt_sample job;     /* the last one of mt_probe_linux_host */
+    uint64_t job_due;  /* when it is too old; 0: there is none */
+    uint64_t began_ns; /* when this process did, by the clock of the machine; 0: not known yet */
     char root[MT_PATH_ROOM];
     char statm[MT_PATH_ROOM], status[MT_PATH_ROOM], meminfo[MT_PATH_ROOM];
 };
@@ -48,7 +59,15 @@ close_all(mt_probe_linux *p)
     mt_proc_close(p->sys, &p->kept_meminfo);
     mt_cgroup_fini(&p->cgroup);
     if (p->children != NULL) mt_children_clear(p->children);
-    p->inactive_at = p->machine_at = p->limit_at = p->children_at = 0;
+    if (p->shm != NULL) mt_shm_clear(p->shm);
+    p->began_ns = 0;
+    p->inactive_at = p->machine_at = p->limit_at = p->children_at = p->job_due = 0;
+}
+
+static void
+settle(mt_probe_linux *p)
+{
+    if (mt_forkmark_new(&p->home, NULL) != MT_OK) p->home = NULL;
 }
 
 static void
@@ -57,8 +76,7 @@ notice_fork(mt_probe_linux *p)
     if (p->home != NULL && mt_forkmark_is_home(p->home)) return;
     close_all(p);
     mt_forkmark_free(p->home);
-    p->home = NULL;
-    if (mt_forkmark_new(&p->home, NULL) != MT_OK) p->home = NULL;
+    settle(p);
 }
 
 void
@@ -69,6 +87,7 @@ mt_probe_linux_free(mt_probe_linux *p)
     if (p == NULL) return;
     close_all(p);
     mt_children_free(p->children);
+    mt_shm_free(p->shm);
     mt_forkmark_free(p->home);
     mem = p->mem;
     mem.put(mem.ctx, p, sizeof *p);
@@ -97,11 +116,12 @@ mt_probe_linux_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root
     mt_cgroup_init(&p->cgroup, sys, p->root);
     st = set_paths(p, root) ? mt_children_new(mem, sys, p->root, &p->children, err)
                             : mt_fail(err, MT_EOVERFLOW, "mt_probe_linux_new", 0);
+    if (st == MT_OK) st = mt_shm_new(mem, sys, p->root, &p->shm, err);
     if (st != MT_OK) {
         mt_probe_linux_free(p);
         return st;
     }
-    notice_fork(p);
+    settle(p);
     *out = p;
     return MT_OK;
 }
@@ -162,14 +182,20 @@ look_at_machine(mt_probe_linux *p, uint64_t now)
 }
 
 /* Where the machine has no swap, nothing needs to be read. */
+static bool
+has_swap(mt_probe_linux *p, uint64_t now)
+{
+    look_at_machine(p, now);
+    return p->machine.swap_total != 0;
+}
+
 static uint64_t
 swap_of(mt_probe_linux *p, uint64_t now)
 {
     char buf[STATUS_ROOM];
     ssize_t n;
 
-    look_at_machine(p, now);
-    if (p->machine.swap_total == 0) return 0;
+    if (!has_swap(p, now)) return 0;
     n = mt_proc_read(p->sys, &p->kept_status, p->status, buf, sizeof buf);
     return n < 0 ? MT_UNKNOWN : mt_text_kib((mt_text){buf, (size_t)n}, "VmSwap:");
 }
@@ -188,6 +214,50 @@ read_heap(mt_sample *out)
 #endif
 #endif
     (void)out;
+}
+
+static uint64_t
+clock_ns(clockid_t which)
+{
+    struct timespec now = {0, 0};
+
+    clock_gettime(which, &now);
+    return (uint64_t)now.tv_sec * 1000 * MS + (uint64_t)now.tv_nsec;
+}
+
+/* When this process began, by the clock of the machine, a little early: the kernel counts ticks. In
+ * a made-up tree everything is newer. */
+static uint64_t
+began_ns(const mt_proc_sys *sys)
+{
+    enum { START_TIME = 22 };
+    uint64_t ticks, tick = 1000ull * MS / (uint64_t)sysconf(_SC_CLK_TCK);
+    char buf[STATUS_ROOM];
+    ssize_t n = mt_proc_slurp(sys, "/proc/self/stat", buf, sizeof buf);
+
+    if (n < 0 || !mt_stat_field((mt_text){buf, (size_t)n}, START_TIME, &ticks)) return 0;
+    return clock_ns(CLOCK_REALTIME) - clock_ns(CLOCK_BOOTTIME) + (ticks - 2) * tick;
+}
+
+static void
+read_children(mt_probe_linux *p, uint64_t now, mt_sample *out)
+{
+    mt_children_read(p->children, &out->children, &out->children_priv);
+    out->children_swap = has_swap(p, now) ? mt_children_swap(p->children) : 0;
+}
+
+static void
+read_shm(mt_probe_linux *p, mt_sample *out)
+{
+    mt_shm_bytes bytes;
+
+    if (p->began_ns == 0 && p->root[0] == 0) p->began_ns = began_ns(p->sys);
+    mt_shm_look(p->shm, p->children, p->began_ns, &bytes);
+    if (p->root[0] == 0 && p->began_ns == 0) return;
+    out->shm = bytes.all;
+    out->shm_mapped = bytes.mapped;
+    out->shm_total = bytes.total;
+    out->shm_free = bytes.free;
 }
 
 static void
@@ -220,10 +290,31 @@ mt_probe_linux_read(mt_probe_linux *p, unsigned mask, mt_sample *out)
     }
     if (mask & MT_READ_SWAP) out->swap = swap_of(p, now);
     if (mask & MT_READ_HEAP) read_heap(out);
-    if (mask & MT_READ_CHILDREN) {
-        if (has_aged(&p->children_at, p->ages.children_ns, now)) mt_children_scan(p->children);
-        mt_children_read(p->children, &out->children, &out->children_priv);
+    if (mask & (MT_READ_CHILDREN | MT_READ_SHM) &&
+        has_aged(&p->children_at, p->ages.children_ns, now))
+        mt_children_scan(p->children);
+    if (mask & MT_READ_CHILDREN) read_children(p, now, out);
+    if (mask & MT_READ_SHM) read_shm(p, out);
+}
+
+void
+mt_probe_linux_host(mt_probe_linux *p, mt_sample *out)
+{
+    uint64_t began;
+
+    mt_probe_linux_read(p, MT_READ_HOST, out);
+    if (out->time_ns >= p->job_due) {
+        began = mt_now_ns();
+        mt_probe_linux_read(p, MT_READ_CHILDREN | MT_READ_SHM, &p->job);
+        p->job_due = began + JOB_SHARE * (mt_now_ns() - began);
     }
+    out->children = p->job.children;
+    out->children_priv = p->job.children_priv;
+    out->children_swap = p->job.children_swap;
+    out->shm = p->job.shm;
+    out->shm_mapped = p->job.shm_mapped;
+    out->shm_total = p->job.shm_total;
+    out->shm_free = p->job.shm_free;
 }
 
 uint64_t
@@ -234,6 +325,15 @@ mt_probe_linux_rss(mt_probe_linux *p)
     notice_fork(p);
     read_rss(p, &sample);
     return sample.rss;
+}
+
+const mt_children *
+mt_probe_linux_children(mt_probe_linux *p)
+{
+    notice_fork(p);
+    p->children_at = mt_now_ns();
+    mt_children_scan(p->children);
+    return p->children;
 }
 
 const mt_cgroup *

@@ -7,6 +7,7 @@
  *   meminfo         available, total      at most ages.slow_ns old
  *   memory.max ...  cgroup_limit          at most ages.limit_ns old
  *   children        which there are       at most ages.children_ns old; their memory every reading
+ *   fd, maps        shm                   every reading, see shm.h
  *
  * Opening takes nothing of the system but memory: each file is opened when it is first read, and
  * again after it failed, so a process that is out of descriptors gets its readings back when it has
@@ -18,6 +19,7 @@
 #include "core/port/probe.h"
 #include "core/base/status.h"
 #include "os/monitor/cgroup.h"
+#include "os/monitor/children.h"
 #include "os/monitor/procfile.h"
 
 /* How old the readings that cost microseconds, or change rarely, may be; 0: never old. */
@@ -42,8 +44,15 @@ mt_probe_ops mt_probe_linux_ops(mt_probe_linux *probe);
 /* See mt_probe_ops. Device columns and what is not asked for stay MT_UNKNOWN. */
 void mt_probe_linux_read(mt_probe_linux *probe, unsigned mask, mt_sample *out);
 
+/* The host with the whole job: what MT_READ_HOST means, read now, and the descendants and shared
+ * memory by a reading that is at most 20 times as old as it took. */
+void mt_probe_linux_host(mt_probe_linux *probe, mt_sample *out);
+
 /* Resident bytes alone: the cheapest reading. */
 uint64_t mt_probe_linux_rss(mt_probe_linux *probe);
+
+/* The descendants one by one, listed now. Borrowed, until the next call. */
+const mt_children *mt_probe_linux_children(mt_probe_linux *probe);
 
 /* Where limit and pressure come from, looked up now. Borrowed, until the next call. */
 const mt_cgroup *mt_probe_linux_cgroup(mt_probe_linux *probe);

@@ -3,17 +3,22 @@
  * A file is opened once (mt_proc_open) and read again and again from its start. The ways of reading
  * differ in how they find out that the number of the descriptor still means that file: by asking
  * fstat each time (mt_proc_read), by remembering which file was opened last under each number here
- * (mt_proc_read_unasked), and by the position at which the file was put (mt_proc_read_placed). A
- * reading that fails closes the file, so that the next one opens it again. */
-#define _GNU_SOURCE /* O_CLOEXEC, getrusage, syscall */
+ * (mt_proc_read_unasked), by the position at which the file was put (mt_proc_read_placed), and by a
+ * signal that it was given (mt_proc_open_signed). A reading that fails closes the file, so that the next one opens it again. */
+#define _GNU_SOURCE /* O_CLOEXEC, getrusage, syscall, statx, mincore */
 #include "os/monitor/procfile.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 static int
@@ -33,6 +38,7 @@ linux_opendir(const char *path, mt_folder *out)
 {
     out->at = out->len = 0;
     out->fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    out->kept = mt_descriptor_keep(out->fd);
     return out->fd >= 0;
 }
 
@@ -65,7 +71,75 @@ linux_readdir(mt_folder *folder)
 static void
 linux_closedir(mt_folder *folder)
 {
-    close(folder->fd);
+    if (mt_descriptor_is_ours(&folder->kept)) close(folder->fd);
+}
+
+static uint64_t
+in_ns(int64_t seconds, uint32_t ns)
+{
+    return seconds < 0 ? 0 : (uint64_t)seconds * 1000000000u + ns;
+}
+
+static uint64_t
+earlier(struct timespec a, struct timespec b)
+{
+    uint64_t one = in_ns(a.tv_sec, (uint32_t)a.tv_nsec),
+             other = in_ns(b.tv_sec, (uint32_t)b.tv_nsec);
+
+    return one < other ? one : other;
+}
+
+/* When it was born only statx() tells; headers older than that have stat() alone. */
+static bool
+linux_stat(const char *path, mt_file *out)
+{
+    struct stat is;
+
+#ifdef STATX_BTIME
+    struct statx x;
+
+    if (statx(AT_FDCWD, path, 0, STATX_BASIC_STATS | STATX_BTIME, &x) == 0) {
+        const struct statx_timestamp *born = x.stx_mask & STATX_BTIME ? &x.stx_btime
+                                             : x.stx_mtime.tv_sec < x.stx_ctime.tv_sec
+                                                 ? &x.stx_mtime
+                                                 : &x.stx_ctime;
+        *out = (mt_file){.device = makedev(x.stx_dev_major, x.stx_dev_minor),
+                         .inode = x.stx_ino,
+                         .links = x.stx_nlink,
+                         .user = x.stx_uid,
+                         .bytes = x.stx_blocks * 512,
+                         .born_ns = in_ns(born->tv_sec, born->tv_nsec),
+                         .regular = S_ISREG(x.stx_mode)};
+        return true;
+    }
+    if (errno != ENOSYS && errno != EPERM) return false;
+#endif
+    if (stat(path, &is) != 0) return false;
+    *out = (mt_file){.device = is.st_dev,
+                     .inode = is.st_ino,
+                     .links = is.st_nlink,
+                     .user = is.st_uid,
+                     .bytes = (uint64_t)is.st_blocks * 512,
+                     .born_ns = earlier(is.st_mtim, is.st_ctim),
+                     .regular = S_ISREG(is.st_mode)};
+    return true;
+}
+
+static bool
+linux_space(const char *path, uint64_t *total, uint64_t *left)
+{
+    struct statvfs is;
+
+    if (statvfs(path, &is) != 0) return false;
+    *total = (uint64_t)is.f_blocks * is.f_frsize;
+    *left = (uint64_t)is.f_bavail * is.f_frsize;
+    return true;
+}
+
+static int
+linux_mincore(uintptr_t address, size_t bytes, unsigned char *pages)
+{
+    return mincore((void *)address, bytes, pages);
 }
 
 const mt_proc_sys mt_proc_sys_libc = {.open = libc_open,
@@ -75,7 +149,10 @@ const mt_proc_sys mt_proc_sys_libc = {.open = libc_open,
                                       .getrusage = libc_getrusage,
                                       .opendir = linux_opendir,
                                       .readdir = linux_readdir,
-                                      .closedir = linux_closedir};
+                                      .closedir = linux_closedir,
+                                      .stat = linux_stat,
+                                      .space = linux_space,
+                                      .mincore = linux_mincore};
 
 bool
 mt_path_join(char *out, const char *root, const char *path)
@@ -112,6 +189,17 @@ mt_proc_open(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, int 
     if (kept->fd >= 0 && kept->fd < NUMBERS)
         atomic_store_explicit(&last_kept[kept->fd], kept->inode, memory_order_relaxed);
     return kept->fd >= 0;
+}
+
+bool
+mt_proc_open_signed(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, int flags)
+{
+    int sign = SIGRTMAX - 5;
+
+    if (kept->signs && fcntl(kept->fd, F_GETSIG) == sign) return true;
+    if (!mt_proc_open(sys, kept, path, flags)) return false;
+    kept->signs = fcntl(kept->fd, F_SETSIG, sign) == 0;
+    return true;
 }
 
 /* True where nothing else was opened here under the number since; a high number is asked. */
@@ -198,13 +286,11 @@ mt_proc_statm(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, uin
 ssize_t
 mt_proc_slurp(const mt_proc_sys *sys, const char *path, char *to, size_t room)
 {
-    int fd = sys->open(path, O_RDONLY | O_CLOEXEC), saved;
+    mt_descriptor brief = mt_descriptor_keep(sys->open(path, O_RDONLY | O_CLOEXEC));
     ssize_t n;
 
-    if (fd < 0) return -1;
-    n = read_start(sys, fd, to, room);
-    saved = errno;
-    sys->close(fd);
-    errno = saved;
+    if (brief.fd < 0) return -1;
+    n = read_start(sys, brief.fd, to, room);
+    mt_proc_close(sys, &brief);
     return n;
 }

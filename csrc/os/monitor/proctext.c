@@ -6,6 +6,7 @@
 #include "os/monitor/proctext.h"
 
 #include <string.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "core/port/probe.h"
@@ -111,6 +112,60 @@ mt_statm_parse(mt_text text, uint64_t *resident, uint64_t *shared)
     *shared = numbers[2] * page;
     return mt_text_is(text, "\n") && numbers[4] == 0 && numbers[6] == 0 &&
            numbers[2] <= numbers[1] && numbers[1] <= (MT_UNLIMITED - 1) / page;
+}
+
+/* "12 (a name) with) S 1 12 ...": the name may hold anything, so the last bracket ends it. The state
+ * is the third field. */
+bool
+mt_stat_field(mt_text text, int field, uint64_t *out)
+{
+    mt_text word = {text.at, 0};
+    size_t name = text.len;
+
+    while (name > 0 && text.at[name - 1] != ')')
+        name--;
+    if (name == 0 || !mt_text_starts((mt_text){text.at + name, text.len - name}, " ")) return false;
+    text = (mt_text){text.at + name + 1, text.len - name - 1};
+    for (int at = 3; at <= field; at++) {
+        if (!mt_text_word(&text, ' ', &word)) return false;
+    }
+    return mt_text_number(&word, out) && (word.len == 0 || mt_text_is(word, "\n"));
+}
+
+/* Takes a hexadecimal number off the text, and the one character that must follow it. */
+static bool
+hexadecimal(mt_text *text, char end, uint64_t *out)
+{
+    static const char digits[] = "0123456789abcdef";
+    const char *at = text->at, *stop = at + text->len, *digit;
+
+    for (*out = 0; at < stop && *at != end; at++) {
+        if (*at == 0 || (digit = strchr(digits, *at)) == NULL || *out >> 60 != 0) return false;
+        *out = *out << 4 | (uint64_t)(digit - digits);
+    }
+    if (at == stop || at == text->at) return false;
+    text->len = (size_t)(stop - at) - 1;
+    text->at = at + 1;
+    return true;
+}
+
+/* "7f5c6d23c000-7f5c6d29e000 rw-s 00000000 00:1b 22891   /dev/shm/a (deleted)". */
+bool
+mt_mapping_parse(mt_text line, mt_mapping *out)
+{
+    static const char deleted[] = " (deleted)";
+    size_t tail = sizeof deleted - 1;
+    uint64_t high, low;
+    mt_text rights;
+
+    if (!hexadecimal(&line, '-', &out->start) || !hexadecimal(&line, ' ', &out->end)) return false;
+    if (!mt_text_word(&line, ' ', &rights) || rights.len != 4) return false;
+    if (!hexadecimal(&line, ' ', &out->offset)) return false;
+    if (!hexadecimal(&line, ':', &high) || !hexadecimal(&line, ' ', &low)) return false;
+    if (high > UINT32_MAX || low > UINT32_MAX || !mt_text_number(&line, &out->inode)) return false;
+    out->device = makedev((unsigned)high, (unsigned)low);
+    out->deleted = line.len >= tail && memcmp(line.at + line.len - tail, deleted, tail) == 0;
+    return out->start < out->end && out->offset <= MT_UNLIMITED - 1 - (out->end - out->start);
 }
 
 /* "0.25" is 25: the kernel always prints two decimals. */

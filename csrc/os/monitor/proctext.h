@@ -33,6 +33,17 @@ uint64_t mt_text_kib(mt_text text, const char *key);
 /* statm: bytes that are resident, and those of them that are of files or shared. False for all but
  * its one line of seven numbers of pages, of which the fifth and the last are always 0. */
 bool mt_statm_parse(mt_text text, uint64_t *resident, uint64_t *shared);
+/* A field of /proc/<pid>/stat that is a number of 0 or more, by the number that it has in proc(5),
+ * from 3 on. */
+bool mt_stat_field(mt_text text, int field, uint64_t *out);
+/* A line of /proc/<pid>/maps. */
+typedef struct mt_mapping {
+    uint64_t start, end; /* addresses: start < end */
+    uint64_t offset;     /* in the file */
+    uint64_t device, inode;
+    bool deleted; /* the file has no name any more */
+} mt_mapping;
+bool mt_mapping_parse(mt_text line, mt_mapping *out);
 /* memory.pressure: the line "some avg10=0.25 ... total=123", in 1/100 percent and microseconds. */
 bool mt_pressure_parse(mt_text text, uint64_t *avg10, uint64_t *total);
 /* memory.max and memory.limit_in_bytes; MT_UNLIMITED for "max" and for v1's huge number. */

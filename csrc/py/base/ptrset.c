@@ -3,6 +3,8 @@
 #include <assert.h>
 #include <string.h>
 
+#include "os/base/pages.h"
+
 enum { FIRST_SLOTS = 16 };
 
 /* Where the address is, or else where it is to go. */
@@ -16,6 +18,13 @@ slot_of(const mt_ptrset *set, const void *at)
     return &set->slots[i];
 }
 
+void
+mt_ptrset_fini(mt_ptrset *set)
+{
+    mt_alloc_pages.put(mt_alloc_pages.ctx, set->slots, set->slots_n * sizeof *set->slots);
+    *set = (mt_ptrset){.slots = NULL};
+}
+
 int
 mt_ptrset_reserve(mt_ptrset *set, size_t n)
 {
@@ -24,20 +33,13 @@ mt_ptrset_reserve(mt_ptrset *set, size_t n)
     if (set->slots_n > 0 && 2 * n <= set->slots_n) return 0;
     while (larger.slots_n < 2 * n)
         larger.slots_n *= 2;
-    larger.slots = PyMem_Calloc(larger.slots_n, sizeof *larger.slots);
+    larger.slots = mt_alloc_zeroed(&mt_alloc_pages, larger.slots_n, sizeof *larger.slots);
     if (larger.slots == NULL) return -1;
     for (size_t i = 0; i < set->slots_n; i++)
         if (set->slots[i].at != NULL) *slot_of(&larger, set->slots[i].at) = set->slots[i];
-    PyMem_Free(set->slots);
+    mt_ptrset_fini(set);
     *set = larger;
     return 0;
-}
-
-void
-mt_ptrset_fini(mt_ptrset *set)
-{
-    PyMem_Free(set->slots);
-    *set = (mt_ptrset){.slots = NULL};
 }
 
 void

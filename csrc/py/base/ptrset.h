@@ -2,7 +2,8 @@
  *
  *   slots   [ -, - ][ 0x7f10, 2 ][ -, - ][ 0x7f80, 0 ][ 0x7fc0, 1 ][ -, - ] ...  at most half full
  *
- * The memory is Python's (PyMem_), so all functions hold the GIL, but for mt_ptr_hash. */
+ * A large table is pages of its own, which the system has back at once (os/base/pages.h): sets of a
+ * pass over the heap are large and short-lived. Not thread-safe. */
 #ifndef MT_PY_BASE_PTRSET_H
 #define MT_PY_BASE_PTRSET_H
 

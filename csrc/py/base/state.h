@@ -36,6 +36,7 @@ struct mt_peaks;                                /* see core/monitor/peaks.h */
     X(PyTypeObject, Policy)                                                                        \
     X(PyTypeObject, Managed)                                                                       \
     X(PyTypeObject, GradMeasure)                                                                   \
+    X(PyTypeObject, GrowthTable)                                                                   \
     /* See ending.h; NULL: not set. */                                                             \
     X(PyObject, on_uncaught)                                                                       \
     X(PyObject, on_exit_call)                                                                      \

@@ -25,7 +25,22 @@ PyObject *mt_py_referrers(PyObject *module, PyObject *args);
 PyObject *mt_py_place(PyObject *module, PyObject *args);
 PyObject *mt_py_frame_place(PyObject *module, PyObject *args);
 
+/* _module_of(namespace) -> the name of the module whose __dict__ it is, the first in sys.modules, or
+ * None. Takes 10 us. */
+PyObject *mt_py_module_of(PyObject *module, PyObject *namespace);
+
 /* _instance_dict(object) -> its __dict__ itself, whatever its class says, or None. */
 PyObject *mt_py_instance_dict(PyObject *module, PyObject *object);
+
+/* memtools._core.GrowthTable: see growth.c.
+ * _look(step, deque, cache, ndarray, tensor, shim, libraries, package, own) -> (rows, nodes, cut, bytes)
+ *   rows   [(way, what, count, length, longer, pace, since, until, rises, fell, kept)], which only
+ *          ever gained, by bytes a step: way is [the thing, what holds it, ...], up to a namespace
+ *          or to (code, name) of a variable; of count > 1 it is what these lie in; kept is how many
+ *          nodes of autograd's graphs its entries keep
+ *   nodes  that the walk made
+ *   cut    whether it left things out, as it would have taken too long
+ *   bytes  of all that was reached */
+int mt_py_growthtable_register(PyObject *module, mt_state *st);
 
 #endif

@@ -65,6 +65,20 @@ mt_py_frame_place(PyObject *Py_UNUSED(module), PyObject *args)
     return w.name;
 }
 
+/* No reference to any module is taken: in a forked process each would copy a page. */
+PyObject *
+mt_py_module_of(PyObject *Py_UNUSED(module), PyObject *namespace)
+{
+    PyObject *modules = PyImport_GetModuleDict(), *name, *found;
+    Py_ssize_t at = 0;
+
+    if (!PyDict_CheckExact(namespace) || modules == NULL || !PyDict_Check(modules)) Py_RETURN_NONE;
+    while (PyDict_Next(modules, &at, &name, &found))
+        if (PyModule_Check(found) && PyModule_GetDict(found) == namespace && PyUnicode_Check(name))
+            return Py_NewRef(name);
+    Py_RETURN_NONE;
+}
+
 PyObject *
 mt_py_instance_dict(PyObject *Py_UNUSED(module), PyObject *object)
 {

@@ -20,9 +20,10 @@ typedef struct LeakDetector {
     mt_leak *core;
 } LeakDetector;
 
-static const char *const SIGNALS[MT_LEAK_SIGNALS] = {"heap",     "python", "tensors",
-                                                     "children", "device", "rss"};
-static const char *const KINDS[] = {"quiet", "growing", "likely", "leak", "fragmentation"};
+static const char *const SIGNALS[MT_LEAK_SIGNALS] = {"heap",   "python", "tensors", "children",
+                                                     "device", "shm",    "rss"};
+static const char *const KINDS[] = {"early",   "quiet",   "fills",  "fragmentation",
+                                    "suspect", "growing", "likely", "leak"};
 static const char *const TRUST[] = {"none", "low", "fair", "good", "high"};
 static const int64_t STEPS = (int64_t)1 << 53; /* what a double counts exactly */
 
@@ -43,8 +44,8 @@ signal_of(PyObject *name, const char *doing)
         i++;
     if (i == MT_LEAK_NONE)
         PyErr_Format(PyExc_ValueError,
-                     "%s: there is no signal %R; the signals are heap, python, tensors, children "
-                     "and device, which are exact, and rss",
+                     "%s: there is no signal %R; the signals are heap, python, tensors, "
+                     "children, device and shm, which are exact, and rss",
                      doing, name);
     return i;
 }
@@ -392,6 +393,12 @@ detector_last(PyObject *op, PyObject *Py_UNUSED(none))
 }
 
 static PyObject *
+get_steps_known(PyObject *op, void *Py_UNUSED(which))
+{
+    return PyLong_FromLongLong(mt_leak_steps(((LeakDetector *)op)->core));
+}
+
+static PyObject *
 get_kind(PyObject *op, void *Py_UNUSED(which))
 {
     return PyUnicode_FromString(KINDS[mt_leak_kind_now(((LeakDetector *)op)->core)]);
@@ -409,9 +416,9 @@ detector_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     mt_state *st = mt_state_of_type(type);
     mt_error err;
 
-    if (st == NULL || !PyArg_ParseTupleAndKeywords(args, kwargs, "d(dddddd):LeakDetector", names,
+    if (st == NULL || !PyArg_ParseTupleAndKeywords(args, kwargs, "d(ddddddd):LeakDetector", names,
                                                    &o.span, &o.bar[0], &o.bar[1], &o.bar[2],
-                                                   &o.bar[3], &o.bar[4], &o.bar[5]))
+                                                   &o.bar[3], &o.bar[4], &o.bar[5], &o.bar[6]))
         return NULL;
     if ((self = (LeakDetector *)type->tp_alloc(type, 0)) == NULL) return NULL;
     if (mt_leak_new(&mt_alloc_libc, &o, &self->core, &err) == MT_OK) return (PyObject *)self;
@@ -454,6 +461,10 @@ static PyMethodDef methods[] = {
 
 static PyGetSetDef getters[] = {
     {"kind", get_kind, NULL, "The verdict's kind alone; takes 50 ns.", NULL},
+    {"steps_known", get_steps_known, NULL,
+     "Steps from the first to the newest reading, of the signal that was read longest. Below\n"
+     "`STEPS_NEEDED`, 16, it is too early to say anything.",
+     NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

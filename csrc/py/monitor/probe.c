@@ -14,10 +14,11 @@
 #include "core/monitor/phase.h"
 #include "os/monitor/peak.h"
 #include "os/monitor/probe.h"
+#include "os/monitor/shm.h"
 #include "py/base/errors.h"
 #include "py/base/objects.h"
 
-enum { ROWS = 64, READ = offsetof(mt_sample, devices) / sizeof(uint64_t), FIELDS = READ + 1 };
+enum { ROWS = 64, READ = offsetof(mt_sample, devices) / sizeof(uint64_t), FIELDS = READ + 3 };
 
 typedef struct Probe {
     PyObject_HEAD
@@ -165,6 +166,8 @@ mt_py_sample(mt_state *st, const mt_sample *sample)
 
     memcpy(values, sample, READ * sizeof *values);
     values[READ] = mt_sample_process(sample);
+    values[READ + 1] = mt_sample_job(sample);
+    values[READ + 2] = mt_sample_job_swap(sample);
     for (Py_ssize_t i = 0; made != NULL && i < FIELDS; i++) {
         if ((value = mt_py_number(values[i])) == NULL)
             Py_CLEAR(made);
@@ -184,11 +187,54 @@ probe_read(PyObject *op, PyObject *const *args, Py_ssize_t n)
 
     if (n > 1) return PyErr_Format(PyExc_TypeError, "read() takes one argument, got %zd", n);
     if (n == 1 && (mask = PyLong_AsLong(args[0])) == -1 && PyErr_Occurred()) return NULL;
-    if (mask < 0 || mask > 2 * MT_READ_DEVICES - 1)
+    if (mask < 0 || mask > MT_READ_ALL)
         return PyErr_Format(PyExc_ValueError, "fields is a sum of READ_ constants, got %ld", mask);
     mt_probe_linux_read(self->probe, (unsigned)mask, &sample);
     if (mask & MT_READ_RSS) mt_sample_count_once(&sample, self->state->natives->mapped_again);
     return mt_py_sample(self->state, &sample);
+}
+
+static PyObject *
+probe_host(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    Probe *self = (Probe *)op;
+    mt_sample sample;
+
+    mt_probe_linux_host(self->probe, &sample);
+    mt_sample_count_once(&sample, self->state->natives->mapped_again);
+    return mt_py_sample(self->state, &sample);
+}
+
+static PyObject *
+child_tuple(const void *children, size_t i)
+{
+    char name[MT_CHILD_NAME];
+
+    mt_children_name(children, i, name);
+    return Py_BuildValue("(KNN)", (unsigned long long)mt_children_pid(children, i),
+                         mt_py_number(mt_children_priv(children, i)),
+                         PyUnicode_DecodeUTF8(name, (Py_ssize_t)strlen(name), "replace"));
+}
+
+static PyObject *
+probe_children(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    const mt_children *children = mt_probe_linux_children(((Probe *)op)->probe);
+
+    return mt_py_list(mt_children_len(children), child_tuple, children);
+}
+
+PyObject *
+mt_py_tell_shm(PyObject *Py_UNUSED(module), PyObject *given)
+{
+    const char *name = PyUnicode_Check(given) ? PyUnicode_AsUTF8(given) : NULL;
+
+    PyErr_Clear();
+    if (given == Py_None)
+        mt_shm_listen();
+    else if (name != NULL)
+        mt_shm_tell(name);
+    Py_RETURN_NONE;
 }
 
 static PyObject *
@@ -210,6 +256,27 @@ probe_source(PyObject *op, PyObject *Py_UNUSED(none))
     return Py_BuildValue("(iNNNzNN)", cg->version, mt_py_number(cg->limit), path_or_none(stated_by),
                          PyBool_FromLong(cg->above), cg->why, path_or_none(cg->pressure_path),
                          PyBool_FromLong(cg->pressure_of_host));
+}
+
+/* (cgroup version, folders of its own group and of those above it that are mounted here) */
+static PyObject *
+probe_groups(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    const mt_cgroup *cg = mt_probe_linux_cgroup(((Probe *)op)->probe);
+    PyObject *folders = PyList_New(0), *folder;
+
+    if (folders == NULL) return NULL;
+    for (size_t len = cg->version == 0 ? 0 : strlen(cg->dir); len > 0;
+         len = mt_cgroup_above(cg, len)) {
+        folder = PyUnicode_DecodeFSDefaultAndSize(cg->dir, (Py_ssize_t)len);
+        if (folder == NULL || PyList_Append(folders, folder) < 0) {
+            Py_XDECREF(folder);
+            Py_DECREF(folders);
+            return NULL;
+        }
+        Py_DECREF(folder);
+    }
+    return Py_BuildValue("(iN)", cg->version, folders);
 }
 
 /* --- peaks ------------------------------------------------------------------------------------ */
@@ -318,9 +385,17 @@ probe_current(PyObject *op, PyObject *Py_UNUSED(none))
 #define NOARGS(name, doc) {#name, probe_##name, METH_NOARGS, #name "($self, /)\n--\n\n" doc}
 static PyMethodDef methods[] = {
     NOARGS(rss, "Resident bytes now, or None: one read of 30 bytes."),
+    NOARGS(host,
+           "A Sample of all but the heap, for those who ask often: the descendants and shared "
+           "memory by a reading that is at most 20 times as old as it took."),
+    NOARGS(children,
+           "(pid, private bytes or None, name) of each living descendant; empty where they "
+           "cannot be listed."),
     NOARGS(source, "Where the memory limit comes from: (cgroup version, bytes or -1 for none, "
                    "directory, whether it is set above that, why it is unknown, pressure file, "
                    "whether that is the whole machine's)."),
+    NOARGS(groups, "(cgroup version or 0, folders of this process's control group and of those "
+                   "above it, the own one first)."),
     NOARGS(reset_peak, "Count peak() from now on; False where the kernel does not allow it."),
     NOARGS(peak, "(highest resident bytes since reset_peak(), whether that is exact)."),
     NOARGS(phases, "Of each name: (name, passages, open, ns, longest ns, highest peak, largest "
@@ -329,7 +404,7 @@ static PyMethodDef methods[] = {
     {"read", MT_PY_FUNCTION(probe_read), METH_FASTCALL,
      "read($self, fields=31, /)\n--\n\n"
      "A Sample with the fields asked for, by bits: 1 rss and private, 2 control group, 4 its "
-     "pressure, 8 machine, 16 swap, 32 heap, 64 children; the others are None."},
+     "pressure, 8 machine, 16 swap, 32 heap, 64 children, 256 shared memory; the others are None."},
     {"enter", MT_PY_FUNCTION(probe_enter), METH_FASTCALL,
      "enter($self, name, ends=False, /)\n--\n\n"
      "Begin a phase; a token for leave(). With ends, read rss at both ends too. RuntimeError when "
@@ -365,9 +440,11 @@ static PyTypeObject *
 new_sample_type(void)
 {
     static const char *const names[FIELDS] = {
-        "time_ns",     "rss",          "private",          "swap",         "heap_used", "heap_free",
-        "cgroup_used", "cgroup_limit", "pressure",         "pressure_us",  "available", "total",
-        "swap_free",   "children",     "children_private", "mapped_again", "process"};
+        "time_ns",       "rss",         "private",      "swap",      "heap_used",
+        "heap_free",     "cgroup_used", "cgroup_limit", "pressure",  "pressure_us",
+        "available",     "total",       "swap_free",    "children",  "children_private",
+        "children_swap", "shm",         "shm_mapped",   "shm_total", "shm_free",
+        "mapped_again",  "process",     "job",          "job_swap"};
     PyStructSequence_Field fields[FIELDS + 1] = {{NULL, NULL}};
     PyStructSequence_Desc desc = {"memtools._core.Sample",
                                   "One reading: bytes, or None where it was not to be had.", fields,
@@ -381,12 +458,14 @@ new_sample_type(void)
 int
 mt_py_probe_register(PyObject *module, mt_state *st)
 {
+    mt_mark_linux_look();
     if ((st->Sample = new_sample_type()) == NULL || PyModule_AddType(module, st->Sample) < 0)
         return -1;
     if (mt_py_add_type(module, &spec, &st->Probe) < 0) return -1;
     return PyModule_AddIntConstant(module, "READ_RSS", MT_READ_RSS) < 0 ||
                    PyModule_AddIntConstant(module, "READ_HEAP", MT_READ_HEAP) < 0 ||
-                   PyModule_AddIntConstant(module, "READ_CHILDREN", MT_READ_CHILDREN) < 0
+                   PyModule_AddIntConstant(module, "READ_CHILDREN", MT_READ_CHILDREN) < 0 ||
+                   PyModule_AddIntConstant(module, "READ_SHM", MT_READ_SHM) < 0
                ? -1
                : 0;
 }

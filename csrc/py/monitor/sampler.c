@@ -27,6 +27,7 @@ typedef struct Sampler {
     PyObject *writer; /* or NULL: its record is written by the thread */
     mt_forkmark *home;
     mt_sampler *sampler;
+    int devices;
 } Sampler;
 
 /* --- life ------------------------------------------------------------------------------------- */
@@ -140,6 +141,7 @@ sampler_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     record = take_writer(st, &w, &ok);
     if (!ok || (self = (Sampler *)type->tp_alloc(type, 0)) == NULL) return NULL;
     self->state = st;
+    self->devices = w.devices;
     if (record != NULL) self->writer = Py_NewRef(w.writer);
     if (open_sampler(self, &w, record, &err) == MT_OK) return (PyObject *)self;
     Py_DECREF(self);
@@ -209,20 +211,44 @@ sampler_step(PyObject *op, PyObject *const *args, Py_ssize_t n)
     return PyLong_FromUnsignedLong(mt_sampler_step(((Sampler *)op)->sampler, (uint64_t)steps));
 }
 
-static PyObject *
-sampler_watch(PyObject *op, PyObject *arg)
+/* 0: given is a device of this sampler, or None, which is the host. */
+static int
+memory_of_mark(Sampler *self, PyObject *given, unsigned char *of)
 {
-    double fraction = PyFloat_AsDouble(arg);
+    long device;
+
+    *of = MT_MARK_HOST;
+    if (given == Py_None) return 0;
+    if ((device = PyLong_AsLong(given)) == -1 && PyErr_Occurred()) return -1;
+    if (device >= 0 && device < self->devices) {
+        *of = (unsigned char)(MT_MARK_DEVICE + device);
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError, "watch(): the sampler was made for %d devices, got device %ld",
+                 self->devices, device);
+    return -1;
+}
+
+/* watch(fraction, device=None) */
+static PyObject *
+sampler_watch(PyObject *op, PyObject *const *args, Py_ssize_t n)
+{
+    Sampler *self = (Sampler *)op;
+    unsigned char of;
+    double fraction;
     int mark;
 
-    if (fraction == -1 && PyErr_Occurred()) return NULL;
+    if (n < 1 || n > 2)
+        return PyErr_Format(PyExc_TypeError,
+                            "watch() takes a fraction and a device, got %zd arguments", n);
+    if ((fraction = PyFloat_AsDouble(args[0])) == -1 && PyErr_Occurred()) return NULL;
     if (!(fraction > 0 && fraction <= 1))
         return PyErr_Format(PyExc_ValueError,
                             "watch(): a watermark is a part of the limit, above 0 and at most 1, "
                             "got %R",
-                            arg);
-    if ((mark = mt_sampler_watch(((Sampler *)op)->sampler, fraction)) >= 0)
-        return PyLong_FromLong(mark);
+                            args[0]);
+    if (memory_of_mark(self, n == 2 ? args[1] : Py_None, &of) < 0) return NULL;
+    if ((mark = mt_sampler_watch(self->sampler, of, fraction)) >= 0) return PyLong_FromLong(mark);
     return PyErr_Format(PyExc_RuntimeError,
                         "watch(): %d watermarks are set already, or this is a forked child; "
                         "unwatch() one, or make a new Sampler",
@@ -239,6 +265,18 @@ sampler_unwatch(PyObject *op, PyObject *arg)
         mt_sampler_unwatch(((Sampler *)op)->sampler, (unsigned)mark))
         Py_RETURN_NONE;
     return PyErr_Format(PyExc_ValueError, "unwatch(): there is no watermark %ld", mark);
+}
+
+static PyObject *
+sampler_passed_at(PyObject *op, PyObject *arg)
+{
+    long mark = PyLong_AsLong(arg);
+
+    if (mark == -1 && PyErr_Occurred()) return NULL;
+    if (mark < 0 || mark >= MT_WATERMARKS)
+        return PyErr_Format(PyExc_ValueError, "passed_at(): there is no watermark %ld", mark);
+    return PyLong_FromUnsignedLongLong(
+        mt_sampler_passed_at(((Sampler *)op)->sampler, (unsigned)mark));
 }
 
 /* --- what it knows ---------------------------------------------------------------------------- */
@@ -289,6 +327,17 @@ sampler_peak(PyObject *op, PyObject *Py_UNUSED(none))
     return mt_py_number(figures(op).peak);
 }
 
+/* (bytes, ns, steps), or None */
+static PyObject *
+sampler_swap_rise(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    mt_fill_reading rise;
+
+    if (!mt_sampler_swap_rise(((Sampler *)op)->sampler, &rise)) Py_RETURN_NONE;
+    return Py_BuildValue("(KKK)", (unsigned long long)rise.bytes, (unsigned long long)rise.time_ns,
+                         (unsigned long long)rise.steps);
+}
+
 static PyObject *
 get_running(PyObject *op, void *Py_UNUSED(which))
 {
@@ -327,11 +376,15 @@ static PyMethodDef methods[] = {
                  "step($self, n=1, /)\n--\n\n"
                  "Count n steps; the watermarks passed since the last call, a bit each."),
     MT_PY_METHOD(
-        sampler, watch, METH_O,
-        "watch($self, fraction, /)\n--\n\n"
-        "Set a watermark at this part of the limit; its number, which is its bit in step()."),
+        sampler, watch, METH_FASTCALL,
+        "watch($self, fraction, device=None, /)\n--\n\n"
+        "Set a watermark at this part of the host's limit, or of a device's memory; its number, "
+        "which is its bit in step()."),
     MT_PY_METHOD(sampler, unwatch, METH_O,
                  "unwatch($self, mark, /)\n--\n\nTake a watermark away. ValueError."),
+    MT_PY_METHOD(sampler, passed_at, METH_O,
+                 "passed_at($self, mark, /)\n--\n\n"
+                 "Bytes in use when this watermark was passed last; 0 before. ValueError."),
     MT_PY_METHOD(
         sampler, latest, METH_NOARGS,
         "latest($self, /)\n--\n\n"
@@ -349,6 +402,11 @@ static PyMethodDef methods[] = {
                  "used($self, /)\n--\n\nBytes that count against limit() now."),
     MT_PY_METHOD(sampler, peak, METH_NOARGS,
                  "peak($self, /)\n--\n\nThe highest used() of all samples."),
+    MT_PY_METHOD(
+        sampler, swap_rise, METH_NOARGS,
+        "swap_rise($self, /)\n--\n\n"
+        "(bytes, ns, steps): by how much the job's swap rose in the last half minute; None "
+        "where it does not rise for certain."),
     {NULL, NULL, 0, NULL},
 };
 

@@ -4,9 +4,9 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const root = document.documentElement;
   const number = new Intl.NumberFormat("en");
-  const LANE = 15, MARK_COLOURS = { leak: "--bad", oom: "--bad", guard: "--bad", holder: "--warn",
+  const LANE = 15, MARK_COLOURS = { finding: "--bad", leak: "--bad", oom: "--bad", guard: "--bad", holder: "--warn",
     pressure: "--warn", cleanup: "--good", mark: "--accent" };
-  const RANK = { oom: 0, guard: 1, leak: 2, holder: 3, pressure: 4, end: 5, start: 6, mark: 7, cleanup: 8 };
+  const RANK = { oom: 0, guard: 1, finding: 2, leak: 2, holder: 3, pressure: 4, end: 5, start: 6, mark: 7, cleanup: 8 };
   const groups = new Map(); // charts that share the x axis: "r0", "r1", "all"
 
   const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();

@@ -124,6 +124,24 @@ proc_closedir(mt_folder *dir)
     mt_proc_sys_libc.closedir(dir);
 }
 
+static inline bool
+proc_stat(const char *path, mt_file *out)
+{
+    return !proc_fails() && mt_proc_sys_libc.stat(path, out);
+}
+
+static inline bool
+proc_space(const char *path, uint64_t *total, uint64_t *left)
+{
+    return !proc_fails() && mt_proc_sys_libc.space(path, total, left);
+}
+
+static inline int
+proc_mincore(uintptr_t address, size_t bytes, unsigned char *pages)
+{
+    return proc_fails() ? -1 : mt_proc_sys_libc.mincore(address, bytes, pages);
+}
+
 static const mt_proc_sys faulty_proc = {.open = proc_open,
                                         .pread = proc_pread,
                                         .pwrite = proc_pwrite,
@@ -131,6 +149,9 @@ static const mt_proc_sys faulty_proc = {.open = proc_open,
                                         .getrusage = proc_getrusage,
                                         .opendir = proc_opendir,
                                         .readdir = proc_readdir,
-                                        .closedir = proc_closedir};
+                                        .closedir = proc_closedir,
+                                        .stat = proc_stat,
+                                        .space = proc_space,
+                                        .mincore = proc_mincore};
 
 #endif

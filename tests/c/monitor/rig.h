@@ -19,11 +19,11 @@ typedef struct rig {
     mt_sampler *s;
     mt_sample now;      /* what the probe would read */
     uint64_t ns, cpu;   /* the clocks */
-    uint64_t cost[8];   /* of each bit of the mask */
+    uint64_t cost[9];   /* of each bit of the mask */
     uint64_t wake;      /* processor time of waking up */
     uint64_t late;      /* how much later than asked each wait returns */
     long waits;         /* until stop */
-    long reads[8];      /* of each bit */
+    long reads[9];      /* of each bit */
     uint64_t asked[64]; /* the first times that wait was given */
     long asks;
     void (*each)(struct rig *rig); /* in each wait */
@@ -40,7 +40,7 @@ rig_read(void *ctx, unsigned mask, mt_sample *out)
 
     mt_sample_clear(out);
     out->time_ns = r->ns;
-    for (int bit = 0; bit < 8; bit++) {
+    for (int bit = 0; bit < 9; bit++) {
         if (!(mask >> bit & 1)) continue;
         r->cpu += r->cost[bit];
         r->reads[bit]++;
@@ -53,7 +53,9 @@ rig_read(void *ctx, unsigned mask, mt_sample *out)
     if (mask & MT_READ_SWAP) out->swap = r->now.swap;
     if (mask & MT_READ_HEAP) out->heap_used = r->now.heap_used, out->heap_free = r->now.heap_free;
     if (mask & MT_READ_CHILDREN)
-        out->children = r->now.children, out->children_priv = r->now.children_priv;
+        out->children = r->now.children, out->children_priv = r->now.children_priv,
+        out->children_swap = r->now.children_swap;
+    if (mask & MT_READ_SHM) out->shm = r->now.shm, out->shm_mapped = r->now.shm_mapped;
     if (mask & MT_READ_DEVICES) {
         out->devices = r->now.devices;
         memcpy(out->device, r->now.device, sizeof out->device);

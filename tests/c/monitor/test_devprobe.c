@@ -12,6 +12,7 @@ typedef struct rig {
     bool used[MT_SAMPLE_DEVICES]; /* the allocator answers */
     bool broken;                  /* the driver does not */
     long asked;                   /* of the driver */
+    uint64_t more;                /* that the allocator has reserved since the beginning */
     unsigned mask;                /* what inner was given */
     int closed;
 } rig;
@@ -36,7 +37,7 @@ allocator(void *ctx, int device, mt_device_sample *out)
     if (!r->used[device]) return false;
     out->allocated = 10 + (uint64_t)device;
     out->allocated_peak = 15 + (uint64_t)device;
-    out->reserved = 20 + (uint64_t)device;
+    out->reserved = 20 + (uint64_t)device + r->more;
     out->inactive_split = 30 + (uint64_t)device;
     return true;
 }
@@ -127,6 +128,24 @@ the_driver_is_asked_every_twenty_milliseconds(void)
 }
 
 static void
+what_was_reserved_meanwhile_is_not_taken_for_somebody_elses(void)
+{
+    rig r = {.now = 1000 * (uint64_t)MS, .used = {true}};
+    mt_probe_ops p = probe_of(&r, &mt_alloc_libc, 1);
+    mt_sample x;
+
+    p.read(p.ctx, MT_READ_DEVICES, &x);
+    r.now += 5 * MS;
+    r.more = 7;
+    p.read(p.ctx, MT_READ_DEVICES, &x);
+    CHECK(r.asked == 2 && is(&x.device[0], 10, 27, 30, r.now, 50));
+    r.now += 5 * MS;
+    p.read(p.ctx, MT_READ_DEVICES, &x);
+    CHECK(r.asked == 2);
+    p.close(p.ctx);
+}
+
+static void
 without_memory_nothing_is_taken_over(void)
 {
     faulty heap = {.fail_at = 0};
@@ -146,6 +165,7 @@ main(void)
 {
     RUN(a_device_counts_once_the_program_uses_it);
     RUN(the_driver_is_asked_every_twenty_milliseconds);
+    RUN(what_was_reserved_meanwhile_is_not_taken_for_somebody_elses);
     RUN(without_memory_nothing_is_taken_over);
     CHECK_DONE();
 }

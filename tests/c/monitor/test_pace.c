@@ -54,21 +54,28 @@ memory_that_rises_fast_is_looked_at_often(void)
     CHECK(p.wait_ns == 100 * MS);
 }
 
+/* 0.5 % of one, and 3.3 % near the limit or for a short interval. */
 static void
-samples_take_a_thirtieth_of_a_processor_at_most(void)
+samples_take_a_small_share_of_a_processor(void)
 {
     mt_pace p;
 
-    CHECK(wait_at(10 * MS, MS / 10, 0, 1000) == 10 * MS);
-    CHECK(wait_at(10 * MS, MS, 0, 1000) == 30 * MS);
-    CHECK(wait_at(10 * MS, MS / 5, 1000, 1000) == 6 * MS); /* near the limit as well */
+    CHECK(wait_at(10 * MS, MS / 20, 0, 1000) == 10 * MS);
+    CHECK(wait_at(10 * MS, MS, 0, 1000) == 200 * MS);
+    CHECK(wait_at(100 * MS, MS, 0, 1000) == 200 * MS);
+    CHECK(wait_at(10 * MS, MS, 750, 1000) == 200 * MS);
+    CHECK(wait_at(10 * MS, MS / 5, 751, 1000) == 10 * MS - 40000); /* where nearness begins */
+    CHECK(wait_at(10 * MS, MS, 1000, 1000) == 30 * MS);            /* at the limit */
+    CHECK(wait_at(10 * MS, MS, MT_UNKNOWN, 1000) == 200 * MS);
+    CHECK(wait_at(4 * MS, MS, 0, 1000) == 80 * MS);
+    CHECK(wait_at(3 * MS / 2, MS, 0, 1000) == 30 * MS && wait_at(MS, MS, 0, 1000) == 30 * MS);
     mt_pace_init(&p, 10 * MS, 0);
-    mt_pace_next(&p, 0, MS / 10, 0, 1000);
-    mt_pace_next(&p, 0, 9 * MS / 10, 0, 1000); /* one that was expensive counts by an eighth */
-    CHECK(p.cost_ns == MS / 5 && p.wait_ns == 10 * MS);
+    mt_pace_next(&p, 0, MS / 50, 0, 1000);
+    mt_pace_next(&p, 0, 9 * MS / 50, 0, 1000); /* one that was expensive counts by an eighth */
+    CHECK(p.cost_ns == MS / 25 && p.wait_ns == 10 * MS);
     for (int i = 0; i < 100; i++)
         mt_pace_next(&p, 0, MS, 0, 1000);
-    CHECK(p.wait_ns > 29 * MS);
+    CHECK(p.wait_ns > 199 * MS);
 }
 
 /* A process that was stopped for an hour owes no samples. */
@@ -93,15 +100,16 @@ what_is_expensive_takes_turns_and_waits_by_its_cost(void)
     unsigned seen = 0, what;
 
     mt_pace_init(&p, 10 * MS, 0);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < MT_PACE_RARE; i++) {
         what = mt_pace_due(&p, 50 * MS);
         CHECK(what != 0 && !(seen & what));
         seen |= what;
         mt_pace_rare(&p, what, 50 * MS, 0);
     }
-    CHECK(seen == (MT_READ_SWAP | MT_READ_HEAP | MT_READ_CHILDREN));
+    CHECK(seen == (MT_READ_SWAP | MT_READ_HEAP | MT_READ_CHILDREN | MT_READ_SHM));
     CHECK(mt_pace_due(&p, 149 * MS) == 0);
     CHECK(mt_pace_due(&p, 150 * MS) == MT_READ_SWAP);
+    mt_pace_next(&p, 150 * MS, 0, 1000, 1000); /* at the limit it waits 200 times its cost */
     mt_pace_rare(&p, MT_READ_SWAP, 150 * MS, 2 * MS);
     CHECK(mt_pace_due(&p, 150 * MS) == MT_READ_HEAP);
     mt_pace_rare(&p, MT_READ_HEAP, 150 * MS, MS / 2);
@@ -109,11 +117,19 @@ what_is_expensive_takes_turns_and_waits_by_its_cost(void)
     mt_pace_rare(&p, MT_READ_HEAP, 250 * MS, MS);
     CHECK(mt_pace_due(&p, 250 * MS) == MT_READ_CHILDREN);
     mt_pace_rare(&p, MT_READ_CHILDREN, 250 * MS, MS);
+    CHECK(mt_pace_due(&p, 250 * MS) == MT_READ_SHM);
+    mt_pace_rare(&p, MT_READ_SHM, 250 * MS, 4 * MS);
     CHECK(mt_pace_due(&p, 449 * MS) == 0 && mt_pace_due(&p, 450 * MS) == MT_READ_HEAP);
     mt_pace_rare(&p, MT_READ_HEAP, 450 * MS, 5 * MS);
     CHECK(mt_pace_due(&p, 450 * MS) == MT_READ_CHILDREN);
     mt_pace_rare(&p, MT_READ_CHILDREN, 450 * MS, MS);
     CHECK(mt_pace_due(&p, 549 * MS) == 0 && mt_pace_due(&p, 550 * MS) == MT_READ_SWAP);
+    mt_pace_next(&p, 550 * MS, 0, 0, 1000); /* away from it 1,000 times */
+    mt_pace_rare(&p, MT_READ_SWAP, 550 * MS, 2 * MS);
+    mt_pace_rare(&p, MT_READ_CHILDREN, 550 * MS, 60 * MS);
+    mt_pace_rare(&p, MT_READ_SHM, 550 * MS, 60 * MS);
+    mt_pace_rare(&p, MT_READ_HEAP, 550 * MS, 60 * MS);
+    CHECK(mt_pace_due(&p, 2549ull * MS) == 0 && mt_pace_due(&p, 2550ull * MS) == MT_READ_SWAP);
 }
 
 int
@@ -121,7 +137,7 @@ main(void)
 {
     RUN(the_interval_shrinks_in_the_last_quarter);
     RUN(memory_that_rises_fast_is_looked_at_often);
-    RUN(samples_take_a_thirtieth_of_a_processor_at_most);
+    RUN(samples_take_a_small_share_of_a_processor);
     RUN(what_was_missed_is_left_out);
     RUN(what_is_expensive_takes_turns_and_waits_by_its_cost);
     CHECK_DONE();

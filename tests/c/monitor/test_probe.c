@@ -11,7 +11,7 @@
 #include "os/monitor/probe.h"
 #include "kit/proctree.h"
 
-enum { ALL = 255, HOST = MT_READ_HOST, GIB = 1 << 30 };
+enum { ALL = MT_READ_ALL, HOST = MT_READ_HOST, GIB = 1 << 30 };
 static const mt_probe_ages FRESH = {0, 0, 0};
 
 static mt_probe_linux *
@@ -96,6 +96,76 @@ every_field_of_a_hybrid_host_is_read(void)
     CHECK(s.heap_used != MT_UNKNOWN && s.rss == MT_UNKNOWN && s.time_ns != MT_UNKNOWN);
     mt_probe_linux_free(p);
     CHECK(proc_faults.live == 0);
+    tree_end(&t);
+}
+
+/* Another one's status says whether it has memory at all: a zombie has no line of it. */
+static void
+plant_child(const proctree *t, unsigned pid, const char *status)
+{
+    char path[64];
+
+    snprintf(path, sizeof path, "proc/%u/statm", pid);
+    plant(t, path, "40 30 10 1 0 9 0\n");
+    snprintf(path, sizeof path, "proc/%u/status", pid);
+    plant(t, path, status);
+}
+
+static void
+what_children_have_swapped_out_is_summed(void)
+{
+    mt_probe_linux *p;
+    mt_sample s;
+    proctree t;
+
+    tree_begin(&t);
+    plant_v1(&t);
+    plant(&t, "proc/self/task/1/children", "10 11 12");
+    plant_child(&t, 10, "Name:\ta\nVmSize:\t 90 kB\nVmSwap:\t 30 kB\n");
+    plant_child(&t, 11, "Name:\tb\nVmSize:\t 90 kB\nVmSwap:\t  7 kB\n");
+    plant_child(&t, 12, "Name:\tc\nState:\tZ (zombie)\n");
+    p = probe_on(t.root);
+    s = sample(p, MT_READ_CHILDREN | MT_READ_SWAP);
+    CHECK(s.children_swap == 37 * 1024 && mt_sample_job_swap(&s) == 49 * 1024);
+    plant_child(&t, 11, "Name:\tb\nVmSize:\t 90 kB\n");
+    s = sample(p, MT_READ_CHILDREN | MT_READ_SWAP);
+    CHECK(s.children_swap == MT_UNKNOWN && mt_sample_job_swap(&s) == MT_UNKNOWN);
+    plant(&t, "proc/11/status", NULL); /* it has ended */
+    CHECK(sample(p, MT_READ_CHILDREN).children_swap == 30 * 1024);
+    plant(&t, "proc/self/task/1/children", "what?");
+    CHECK(sample(p, MT_READ_CHILDREN).children_swap == MT_UNKNOWN);
+    plant(&t, "proc/meminfo", "MemTotal: 8000 kB\nSwapTotal: 0 kB\n");
+    CHECK(sample(p, MT_READ_CHILDREN).children_swap == 0); /* where there is no swap */
+    mt_probe_linux_free(p);
+    tree_end(&t);
+}
+
+/* What is asked for often is read anew but for the job, whose reading may take long. */
+static void
+the_host_is_read_with_a_job_that_is_a_little_older(void)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    mt_probe_linux *p;
+    mt_sample s;
+    proctree t;
+
+    tree_begin(&t);
+    plant_v1(&t);
+    plant(&t, "proc/self/task/1/children", "10");
+    plant_child(&t, 10, "VmSize: 1 kB\nVmSwap: 1 kB\n");
+    p = probe_on(t.root);
+    mt_probe_linux_host(p, &s);
+    CHECK(s.rss == 600 * page && s.children == 1 && s.children_priv == 20 * page);
+    CHECK(s.children_swap == 1024 && s.swap == 12 * 1024);
+    plant(&t, "proc/self/statm", "1000 700 200 1 0 3 0\n");
+    plant(&t, "proc/10/statm", "40 35 10 1 0 9 0\n");
+    mt_probe_linux_host(p, &s); /* 20 times what the first one took have not passed */
+    CHECK(s.rss == 700 * page && s.children_priv == 20 * page);
+    for (uint64_t until = s.time_ns + 5000000000; s.children_priv != 25 * page;) {
+        mt_probe_linux_host(p, &s);
+        CHECK(s.time_ns < until);
+    }
+    mt_probe_linux_free(p);
     tree_end(&t);
 }
 
@@ -258,7 +328,7 @@ any_call_may_fail(void)
     plant(&t, "cg/memory/a/b/memory.stat", "hierarchical_memory_limit 4000\n");
     p = probe_on(t.root);
     whole = sample(p, ALL & ~(unsigned)MT_READ_HEAP);
-    CHECK(whole.children == 0 && whole.children_priv == 0);
+    CHECK(whole.children == 0 && whole.children_priv == 0 && whole.children_swap == 0);
     mt_probe_linux_free(p);
     for (size_t e = 0; e < sizeof errors / sizeof *errors; e++) {
         proc_errno = errors[e];
@@ -656,6 +726,8 @@ main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "behind-a-floor") == 0) return behind_a_floor();
     RUN(every_field_of_a_hybrid_host_is_read);
+    RUN(what_children_have_swapped_out_is_summed);
+    RUN(the_host_is_read_with_a_job_that_is_a_little_older);
     RUN(a_limit_that_changes_is_seen);
     RUN(of_equal_limits_the_outer_counts_and_hidden_ones_are_heard_of);
     RUN(what_cannot_be_seen_is_unknown_and_what_is_not_there_unlimited);

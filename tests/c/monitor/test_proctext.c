@@ -1,5 +1,6 @@
 /* What the kernel's text files say, also when they are cut, empty, or say something else. */
 #include <string.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "kit/check.h"
@@ -163,6 +164,44 @@ an_escape_is_undone_and_never_overflows(void)
     CHECK(!mt_text_unescape(text_of(""), out, 0));
 }
 
+static void
+a_field_of_stat_stands_behind_any_name(void)
+{
+    uint64_t n;
+
+    CHECK(mt_stat_field(text_of("1 (a) b) c) S 2 -3 4\n"), 4, &n) && n == 2);
+    CHECK(!mt_stat_field(text_of("1 (a) S 2 -3 4\n"), 5, &n)); /* it is below 0 */
+    CHECK(mt_stat_field(text_of("1 (a) S 2 -3 4\n"), 6, &n) && n == 4);
+    CHECK(!mt_stat_field(text_of("1 (a) S 2 -3 4\n"), 7, &n) &&
+          !mt_stat_field(text_of("1 a S 2"), 4, &n));
+    CHECK(!mt_stat_field(text_of("1 (a)"), 3, &n) && !mt_stat_field(text_of(""), 3, &n));
+}
+
+static void
+a_line_of_maps_is_a_mapping(void)
+{
+    static const char *const bad[] = {"",
+                                      "7f-80",
+                                      "7f-80 rw-s",
+                                      "80-7f rw-s 0 0:1 2",
+                                      "7f-80 rw-s 0 0:1 ",
+                                      "7f-80 rws 0 0:1 2",
+                                      "-80 rw-s 0 0:1 2",
+                                      "7g-80 rw-s 0 0:1 2",
+                                      "11111111111111111-2 rw-s 0 0:1 2",
+                                      "7f-80 rw-s 0 100000000:1 2",
+                                      "7f-80 rw-s ffffffffffffffff 0:1 2"};
+    mt_mapping m;
+
+    CHECK(mt_mapping_parse(text_of("7f00-8000 rw-s 00001000 01:1b 22891    /dev/shm/a b"), &m));
+    CHECK(m.start == 0x7f00 && m.end == 0x8000 && m.offset == 0x1000 && m.inode == 22891);
+    CHECK(m.device == makedev(1, 0x1b) && !m.deleted);
+    CHECK(mt_mapping_parse(text_of("7f-80 rw-s 0 0:1 5 /dev/zero (deleted)"), &m) && m.deleted);
+    CHECK(mt_mapping_parse(text_of("7f-80 rw-p 00000000 00:00 0"), &m) && m.inode == 0);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        CHECK(!mt_mapping_parse(text_of(bad[i]), &m));
+}
+
 int
 main(void)
 {
@@ -175,5 +214,7 @@ main(void)
     RUN(a_group_is_found_by_its_controller);
     RUN(a_mount_is_told_by_its_type);
     RUN(an_escape_is_undone_and_never_overflows);
+    RUN(a_field_of_stat_stands_behind_any_name);
+    RUN(a_line_of_maps_is_a_mapping);
     CHECK_DONE();
 }

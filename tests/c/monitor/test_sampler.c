@@ -77,25 +77,34 @@ devices_are_read_only_where_there_are_any(void)
 
 /* A second costs what it costs, whatever each reading takes. */
 static void
-it_never_takes_more_than_a_twentieth_of_a_processor(void)
+takes_at_most(double share, uint64_t interval_ns, uint64_t used, uint64_t cost, uint64_t rare_cost)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, interval_ns);
+
+    r.cost[0] = r.wake = cost;
+    r.cost[bit(MT_READ_SWAP)] = r.cost[bit(MT_READ_HEAP)] = rare_cost;
+    r.cost[bit(MT_READ_CHILDREN)] = r.cost[bit(MT_READ_SHM)] = rare_cost;
+    r.now.cgroup_used = used;
+    r.now.cgroup_limit = 1000;
+    rig_open(&r, &setup);
+    rig_run(&r, 20000);
+    CHECK((double)mt_sampler_read(r.s).cpu_ns <
+          share * (double)(r.ns - 1000 * (uint64_t)RIG_MS) + 4 * (double)rare_cost);
+    CHECK(mt_sampler_read(r.s).cpu_ns == r.cpu);
+    rig_free(&r);
+}
+
+static void
+it_never_takes_much_of_a_processor(void)
 {
     static const uint64_t costs[] = {1000, 100 * 1000, 5 * RIG_MS, 100 * (uint64_t)RIG_MS};
 
     for (int k = 0; k < 4; k++)
         for (int plain = 0; plain < 3; plain++) {
-            rig r = rig_new();
-            mt_sampler_setup setup = rig_setup(&r, RIG_MS);
-            r.cost[0] = costs[plain];
-            r.wake = costs[plain];
-            r.cost[bit(MT_READ_SWAP)] = r.cost[bit(MT_READ_HEAP)] = costs[k];
-            r.cost[bit(MT_READ_CHILDREN)] = costs[k];
-            r.now.cgroup_used = r.now.cgroup_limit = 5; /* at the limit */
-            rig_open(&r, &setup);
-            rig_run(&r, 20000);
-            CHECK((double)mt_sampler_read(r.s).cpu_ns <
-                  0.05 * (double)(r.ns - 1000 * (uint64_t)RIG_MS) + 4 * (double)costs[k]);
-            CHECK(mt_sampler_read(r.s).cpu_ns == r.cpu);
-            rig_free(&r);
+            takes_at_most(0.01, 10 * RIG_MS, 0, costs[plain], costs[k]);
+            takes_at_most(0.01, 100 * RIG_MS, 750, costs[plain], costs[k]);
+            takes_at_most(0.055, RIG_MS, 1000, costs[plain], costs[k]); /* at the limit */
         }
 }
 
@@ -236,6 +245,38 @@ a_given_limit_counts_the_process_and_its_children(void)
     rig_free(&r);
 }
 
+/* What is swapped out is the job's still; its swap rises by 3 a second, 30 steps. */
+static void
+fill_swap(rig *r)
+{
+    r->now.swap = r->ns / (RIG_MS * (uint64_t)1000);
+    r->now.children_swap = 2 * r->now.swap;
+    mt_sampler_step(r->s, 1);
+}
+
+static void
+what_is_swapped_out_is_used_and_its_rise_is_told(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 100 * RIG_MS);
+    mt_fill_reading rise;
+
+    setup.limit = 800;
+    r.now.rss = 100;
+    rig_open(&r, &setup);
+    CHECK(!mt_sampler_swap_rise(r.s, &rise));
+    r.each = fill_swap;
+    rig_run(&r, 200); /* 20 seconds */
+    CHECK(mt_sampler_read(r.s).limit.used == 100 + 3 * 21);
+    CHECK(mt_sampler_swap_rise(r.s, &rise));
+    CHECK(rise.steps == 10 * rise.time_ns / (RIG_MS * (uint64_t)1000));
+    CHECK(rise.bytes >= 3 * rise.steps / 10 - 3 && rise.bytes <= 3 * rise.steps / 10 + 3);
+    r.each = NULL;
+    rig_run(&r, 300);
+    CHECK(!mt_sampler_swap_rise(r.s, &rise));
+    rig_free(&r);
+}
+
 /* A generation with many forks of one prompt: each page stands in rss once for each row. */
 static void
 what_is_mapped_again_is_not_used(void)
@@ -249,7 +290,7 @@ what_is_mapped_again_is_not_used(void)
     setup.mapped_again = &again;
     r.now.rss = 300;
     rig_open(&r, &setup);
-    CHECK(mt_sampler_watch(r.s, 0.9) == 0);
+    CHECK(mt_sampler_watch(r.s, MT_MARK_HOST, 0.9) == 0);
     rig_run(&r, 0);
     mt_gauge_add(&again, 950);
     r.now.rss = 1250;
@@ -325,7 +366,8 @@ a_mark_reaches_the_next_step_once(void)
     r.now.cgroup_limit = 100;
     r.now.cgroup_used = 10;
     rig_open(&r, &setup);
-    CHECK(mt_sampler_watch(r.s, 0.5) == 0 && mt_sampler_watch(r.s, 0.9) == 1);
+    CHECK(mt_sampler_watch(r.s, MT_MARK_HOST, 0.5) == 0 &&
+          mt_sampler_watch(r.s, MT_MARK_HOST, 0.9) == 1);
     rig_run(&r, 0);
     CHECK(mt_sampler_step(r.s, 1) == 0);
     r.now.cgroup_used = 60;
@@ -334,19 +376,72 @@ a_mark_reaches_the_next_step_once(void)
     rig_run(&r, 3);
     CHECK(mt_sampler_step(r.s, 2) == 3 && mt_sampler_step(r.s, 1) == 0);
     CHECK(mt_sampler_read(r.s).steps == 4);
-    CHECK(mt_sampler_watch(r.s, 0.1) == 2);
+    CHECK(mt_sampler_watch(r.s, MT_MARK_HOST, 0.1) == 2);
     rig_run(&r, 0);
     CHECK(mt_sampler_unwatch(r.s, 2) && !mt_sampler_unwatch(r.s, 2));
     CHECK(mt_sampler_step(r.s, 1) == 0); /* nobody waits for it any more */
-    CHECK(mt_sampler_watch(r.s, 0.1) == 2);
+    CHECK(mt_sampler_watch(r.s, MT_MARK_HOST, 0.1) == 2);
     r.now.cgroup_limit = 0; /* nothing to be a part of */
     rig_run(&r, 0);
     r.now.cgroup_limit = MT_UNKNOWN;
     rig_run(&r, 0);
     CHECK(mt_sampler_step(r.s, 1) == 0);
     for (int i = 3; i < 32; i++)
-        CHECK(mt_sampler_watch(r.s, 0.1) == i);
-    CHECK(mt_sampler_watch(r.s, 0.1) == -1);
+        CHECK(mt_sampler_watch(r.s, MT_MARK_HOST, 0.1) == i);
+    CHECK(mt_sampler_watch(r.s, MT_MARK_HOST, 0.1) == -1);
+    rig_free(&r);
+}
+
+/* allocated, its peak, reserved, inactive_split, free, total: see mt_device_sample. */
+static mt_device_sample
+device_with(uint64_t allocated, uint64_t others)
+{
+    return (mt_device_sample){.allocated = allocated,
+                              .reserved = allocated + 5,
+                              .free = 100 - allocated - 5 - others,
+                              .total = 100};
+}
+
+static void
+a_device_counts_what_is_allocated_and_what_others_have(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
+
+    setup.devices = 2;
+    r.now.cgroup_limit = r.now.cgroup_used = 100; /* the host is full all the time */
+    rig_open(&r, &setup);
+    CHECK(mt_sampler_watch(r.s, MT_MARK_DEVICE, 0.5) == 0);
+    CHECK(mt_sampler_watch(r.s, MT_MARK_DEVICE + 1, 0.5) == 1);
+    rig_run(&r, 1); /* no device answers */
+    r.now.devices = 2;
+    r.now.device[0] = device_with(49, 0);
+    r.now.device[1] = device_with(49, 0);
+    rig_run(&r, 1);
+    CHECK(mt_sampler_step(r.s, 1) == 0); /* what is reserved and free counts for nobody */
+    r.now.device[1] = device_with(49, 1);
+    rig_run(&r, 1);
+    CHECK(mt_sampler_step(r.s, 1) == 2);
+    r.now.device[0] = device_with(60, 0);
+    rig_run(&r, 1);
+    r.now.device[0] = device_with(20, 0); /* it is free again before the step ends */
+    rig_run(&r, 1);
+    CHECK(mt_sampler_step(r.s, 1) == 1);
+    CHECK(mt_sampler_passed_at(r.s, 0) == 60 && mt_sampler_passed_at(r.s, 1) == 50);
+    CHECK(mt_sampler_passed_at(r.s, 2) == 0 && mt_sampler_passed_at(r.s, 32) == 0);
+    for (int i = 0; i < 4; i++) { /* one figure is not known */
+        uint64_t *figure[] = {&r.now.device[1].allocated, &r.now.device[1].reserved,
+                              &r.now.device[1].free, &r.now.device[1].total};
+        r.now.device[1] = device_with(10, 0);
+        rig_run(&r, 1);
+        r.now.device[1] = device_with(90, 0);
+        *figure[i] = MT_UNKNOWN;
+        rig_run(&r, 1);
+        CHECK(mt_sampler_step(r.s, 1) == 0);
+    }
+    r.now.device[1] = (mt_device_sample){.allocated = 40, .reserved = 70, .free = 60, .total = 100};
+    rig_run(&r, 1);
+    CHECK(mt_sampler_step(r.s, 1) == 0); /* two counters that do not fit: others have nothing */
     rig_free(&r);
 }
 
@@ -392,8 +487,8 @@ static void
 a_row_has_the_columns_in_their_order(void)
 {
     static const uint64_t wanted[COLUMNS] = {
-        0,          11, 2,  13, 14, MT_UNKNOWN, 16,         17,         MT_UNKNOWN, MT_UNKNOWN,
-        MT_UNKNOWN, 7,  21, 22, 23, 24,         MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN};
+        0, 11, 2,          13, 14, MT_UNKNOWN, 16, 17,         MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN,
+        7, 65, MT_UNKNOWN, 21, 22, 23,         24, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN};
     rig r = rig_new();
     mt_gauge again = {4, 4, 5};
     mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
@@ -407,6 +502,7 @@ a_row_has_the_columns_in_their_order(void)
     r.now.rss = 11, r.now.priv = 2, r.now.swap = 13, r.now.cgroup_used = 14;
     r.now.cgroup_limit = MT_UNLIMITED, r.now.available = 16, r.now.pressure = 17;
     r.now.heap_used = 18, r.now.children = 19, r.now.children_priv = 20;
+    r.now.shm = 30, r.now.shm_mapped = 9;
     r.now.devices = 1; /* of two: the other one is not there yet */
     r.now.device[0] = (mt_device_sample){21, 99, 22, 23, 24, 25};
     r.now.device[1] = (mt_device_sample){1, 1, 1, 1, 1, 1};
@@ -419,7 +515,7 @@ a_row_has_the_columns_in_their_order(void)
     CHECK(row(&v, 1)[0] == 10 && row(&v, 4)[0] == 40);
     CHECK(row(&v, 1)[3] == MT_UNKNOWN && row(&v, 1)[8] == 18 && row(&v, 1)[9] == MT_UNKNOWN);
     CHECK(row(&v, 2)[8] == MT_UNKNOWN && row(&v, 2)[9] == 19 && row(&v, 2)[10] == 20);
-    CHECK(row(&v, 3)[8] == MT_UNKNOWN && row(&v, 3)[9] == MT_UNKNOWN);
+    CHECK(row(&v, 3)[8] == MT_UNKNOWN && row(&v, 3)[9] == MT_UNKNOWN && row(&v, 3)[13] == 30);
     r.now.cgroup_limit = 15;
     rig_run(&r, 0);
     mt_record_close(&n.r, 1); /* what comes now is lost, and nothing else happens */
@@ -447,7 +543,8 @@ a_mark_is_an_event_of_the_record(void)
     r.now.cgroup_limit = 2048ull << 20;
     r.now.cgroup_used = 1900ull << 20;
     rig_open(&r, &setup);
-    CHECK(mt_sampler_watch(r.s, 0.99) == 0 && mt_sampler_watch(r.s, 0.875) == 1);
+    CHECK(mt_sampler_watch(r.s, MT_MARK_HOST, 0.99) == 0 &&
+          mt_sampler_watch(r.s, MT_MARK_HOST, 0.875) == 1);
     mt_sampler_step(r.s, 7);
     rig_run(&r, 2);
     CHECK(mt_record_open(&v, n.region, n.bytes, NULL) == MT_OK && v.events_end == 1);
@@ -456,6 +553,32 @@ a_mark_is_an_event_of_the_record(void)
     CHECK(e.kind_bytes == 8 && memcmp(e.kind, "pressure", 8) == 0);
     CHECK(e.text == NULL && e.payload_bytes == strlen(fields));
     CHECK(memcmp(e.payload, fields, e.payload_bytes) == 0);
+    rig_free(&r);
+    free(n.region);
+}
+
+static void
+a_mark_of_a_device_is_written_with_its_name(void)
+{
+    const char *fields = "{\"what\":\"passed\",\"fraction\":0.900,\"used_bytes\":95,"
+                         "\"limit_bytes\":100,\"source\":\"cuda:1\"}";
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
+    mt_recordview v;
+    mt_event_view e;
+    notes n;
+
+    notes_open(&n, COLUMNS);
+    setup.record = &n.r;
+    setup.devices = r.now.devices = 2;
+    r.now.device[0] = device_with(20, 0);
+    r.now.device[1] = device_with(80, 15);
+    rig_open(&r, &setup);
+    CHECK(mt_sampler_watch(r.s, MT_MARK_DEVICE + 1, 0.9) == 0);
+    rig_run(&r, 2);
+    CHECK(mt_record_open(&v, n.region, n.bytes, NULL) == MT_OK && v.events_end == 1);
+    CHECK(mt_recordview_event(&v, 0, &e));
+    CHECK(e.payload_bytes == strlen(fields) && memcmp(e.payload, fields, e.payload_bytes) == 0);
     rig_free(&r);
     free(n.region);
 }
@@ -490,7 +613,7 @@ a_mark_that_no_step_asks_for_is_told_of_once(void)
     r.now.cgroup_limit = 1000;
     r.now.cgroup_used = 100;
     rig_open(&r, &setup);
-    CHECK(mt_sampler_watch(r.s, 0.5) == 0);
+    CHECK(mt_sampler_watch(r.s, MT_MARK_HOST, 0.5) == 0);
     rig_run(&r, 200); /* 20 s in which nothing waits */
     r.now.cgroup_used = 600;
     rig_run(&r, 50);
@@ -521,7 +644,7 @@ a_mark_waits_as_long_as_steps_usually_take(void)
     r.now.cgroup_limit = 1000;
     r.now.cgroup_used = 100;
     rig_open(&r, &setup);
-    CHECK(mt_sampler_watch(r.s, 0.5) == 0);
+    CHECK(mt_sampler_watch(r.s, MT_MARK_HOST, 0.5) == 0);
     rig_run(&r, 500);
     for (int i = 0; i < 4; i++) {
         mt_sampler_step(r.s, 2); /* as 15 s each, and then 30 */
@@ -593,7 +716,7 @@ child(rig *r)
     if (mt_sampler_start(r->s, &err) != MT_EAGAIN) return 2;
     if (strstr(err.detail, "parent") == NULL) return 3;
     mt_sampler_stop(r->s);
-    if (mt_sampler_watch(r->s, 0.5) != -1 || mt_sampler_unwatch(r->s, 0)) return 4;
+    if (mt_sampler_watch(r->s, MT_MARK_HOST, 0.5) != -1 || mt_sampler_unwatch(r->s, 0)) return 4;
     if (mt_sampler_read(r->s).limit.bytes != MT_UNKNOWN || mt_sampler_read(r->s).peak != MT_UNKNOWN)
         return 5;
     mt_sampler_step(r->s, 5);
@@ -623,7 +746,7 @@ a_forked_child_has_none(void)
     setup.home = mark;
     r.now.cgroup_limit = 100;
     rig_open(&r, &setup);
-    mt_sampler_watch(r.s, 0.5);
+    mt_sampler_watch(r.s, MT_MARK_HOST, 0.5);
     mt_sampler_step(r.s, 1);
     r.each = fork_now;
     rig_run(&r, 1);
@@ -638,16 +761,19 @@ main(void)
     RUN(samples_keep_the_interval_and_the_dear_is_read_seldom);
     RUN(each_second_is_told_of_once);
     RUN(devices_are_read_only_where_there_are_any);
-    RUN(it_never_takes_more_than_a_twentieth_of_a_processor);
+    RUN(it_never_takes_much_of_a_processor);
     RUN(what_is_expensive_does_not_slow_the_samples);
     RUN(costs_add_up_over_threads);
     RUN(it_looks_more_often_near_the_limit);
     RUN(a_stopped_process_owes_no_samples);
     RUN(the_lowest_limit_counts_and_what_is_used_follows_from_it);
     RUN(a_given_limit_counts_the_process_and_its_children);
+    RUN(what_is_swapped_out_is_used_and_its_rise_is_told);
     RUN(what_is_mapped_again_is_not_used);
     RUN(the_latest_sample_keeps_what_was_read_seldom);
     RUN(a_mark_reaches_the_next_step_once);
+    RUN(a_device_counts_what_is_allocated_and_what_others_have);
+    RUN(a_mark_of_a_device_is_written_with_its_name);
     RUN(a_row_has_the_columns_in_their_order);
     RUN(a_mark_is_an_event_of_the_record);
     RUN(a_mark_that_no_step_asks_for_is_told_of_once);

@@ -111,7 +111,7 @@ the_thread_allocates_nothing(void)
     }
     region = open_record(&r);
     s = open_sampler(&r);
-    mt_sampler_watch(s, 0.5);
+    mt_sampler_watch(s, MT_MARK_HOST, 0.5);
     CHECK(all > 3 && on_thread == 0);
     CHECK(mt_sampler_start(s, NULL) == MT_OK);
     while (mt_sampler_read(s).samples < 300)

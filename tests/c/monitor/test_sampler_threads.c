@@ -75,7 +75,7 @@ look(void *arg)
     mt_sample last;
 
     while (x->left > 0) {
-        int mark = mt_sampler_watch(x->s, 0.5);
+        int mark = mt_sampler_watch(x->s, MT_MARK_HOST, 0.5);
         if (mt_sampler_latest(x->s, &last)) CHECK(last.time_ns > 0);
         CHECK(mt_sampler_read(x->s).limit.bytes == 1 << 20);
         CHECK(mt_sampler_read(x->s).peak > 0 && mt_sampler_read(x->s).interval_ns > 0);

@@ -1,0 +1,125 @@
+/* growth.h -- what only ever gained between the looks at a heap.
+ *
+ * Each look shows what it reached: a thing with its length (entries of a container, bytes of a
+ * buffer, nodes of a graph) and the bytes below it. A thing is known again by its address, or by its
+ * place in the program where it is made anew each time (`rows = rows + [x]`):
+ *
+ *              rows of one look                                      watches: what ever gained
+ *   key            length   bytes  watch                             step  16   32   48   64
+ *   at 0x7f10        320   98,304    2 ─────────────────────────► 2: length 80  160  240  320
+ *   at 0x7f44          6    1,200    -                             rises 3, never shorter
+ *   place 91c2..     320   98,304    2    (the same, by its place)
+ *
+ * The rows of the look before are kept until the next one ends, which replaces them: 32 bytes for
+ * each key, and 48 to 96 with the slots that find them. A watch begins when a thing is longer than
+ * in the row of the look before. What gets shorter begins anew, and its peak is remembered. Who is
+ * to be named is decided by mt_growth_judge(), which knows the rules. Not thread-safe. */
+#ifndef MT_CENSUS_GROWTH_H
+#define MT_CENSUS_GROWTH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/alloc.h"
+#include "base/status.h"
+
+#define MT_GROWTH_NONE UINT32_MAX
+
+/* From so many bytes on, a thing that the look before does not know by its address is kept by its
+ * place as well: one that gains a KiB a step has them after four steps. */
+enum { MT_GROWTH_LEAST_BYTES = 4096 };
+
+/* Points of one watch at most; then every second one goes. At least 8. */
+enum { MT_GROWTH_POINTS = 24 };
+
+typedef struct mt_growth_thing {
+    uint64_t address; /* 0: it has none that means anything, as a buffer that is made anew */
+    uint64_t place;   /* a hash of the way to it; 0: none */
+    uint64_t length;  /* 0: it is empty */
+    uint64_t bytes;   /* its own and those below it */
+    bool single; /* one buffer, which has to rise once more than a container before it is named */
+} mt_growth_thing;
+
+typedef struct mt_growth_point {
+    uint64_t step, length, bytes;
+} mt_growth_point;
+
+typedef struct mt_growth_watch {
+    mt_growth_point *points;
+    size_t points_n, points_cap;
+    uint64_t address_key, place_key; /* of its rows; 0: none */
+    uint64_t peak;                   /* the largest length it ever fell from; 0: it never fell */
+    uint64_t look;                   /* the last one that it was seen in; 0: this watch is free */
+    uint64_t begin, end;             /* of a single buffer: see mt_growth_sign(); 0: not known */
+    uint32_t rises;                  /* looks at which it was longer than at the one before */
+    bool single;
+} mt_growth_watch;
+
+typedef struct mt_growth_row {
+    uint64_t key; /* of an address or a place; 0 is no key */
+    uint64_t length, bytes;
+    uint32_t watch; /* MT_GROWTH_NONE: it never gained */
+} mt_growth_row;
+
+typedef struct mt_growth_rows {
+    mt_growth_row *at;
+    uint32_t *slots; /* row + 1; 0 is empty; a power of two of them, at most half full */
+    size_t n, cap, slots_cap;
+} mt_growth_rows;
+
+typedef struct mt_growth {
+    const mt_alloc *mem;
+    mt_growth_rows last, now; /* now: empty between two looks */
+    mt_growth_watch *watches;
+    size_t watches_n, watches_cap;
+    uint32_t unused;          /* a watch that is free, or MT_GROWTH_NONE */
+    uint64_t looks;           /* ended ones, and the one that runs */
+    uint64_t step, last_step; /* of this look, and of the rows in `last` */
+} mt_growth;
+
+/* What is known of one that gained, for those who judge it by its bytes. */
+typedef struct mt_growth_gain {
+    uint64_t since, until;  /* steps: from the last point before the first rise to the newest */
+    uint64_t length, bytes; /* how many more between the two */
+    uint64_t now;           /* the newest length */
+    uint32_t rises;
+    bool fell; /* it was shorter once, and is now longer than its peak */
+} mt_growth_gain;
+
+/* Takes no memory yet. */
+void mt_growth_init(mt_growth *g, const mt_alloc *mem);
+void mt_growth_fini(mt_growth *g);
+
+/* Begins a look. pre: the step comes after that of the look before. */
+void mt_growth_begin(mt_growth *g, uint64_t step);
+
+/* Shows a thing; *watch is its watch, or MT_GROWTH_NONE. MT_ENOMEM: the look has to be given up. */
+mt_status mt_growth_see(mt_growth *g, const mt_growth_thing *thing, uint32_t *watch, mt_error *err);
+
+/* Tells what a single buffer begins and ends with, as hashes of some bytes. One that only ever gains
+ * keeps what it had (`all = concatenate((all, new))`): where both are others than at the look before,
+ * it is another buffer in the old one's place, as the batches of a step that get longer are, and its
+ * series begins anew. */
+void mt_growth_sign(mt_growth *g, uint32_t watch, uint64_t begin, uint64_t end);
+
+/* Ends a look: its rows replace those before, and watches of things that it did not show are freed.
+ * After a look that was cut, which left things out, they are kept. MT_ENOMEM: as given up. */
+mt_status mt_growth_end(mt_growth *g, bool cut, mt_error *err);
+
+/* Gives a look up: all is as it was before, but for points that it has added. */
+void mt_growth_give_up(mt_growth *g);
+
+/* The row of an address in the look before, or NULL. */
+const mt_growth_row *mt_growth_known(const mt_growth *g, uint64_t address);
+
+/* Whether a watch only ever gained and goes on gaining, by the rules of the recipe:
+ *   1. three points; it never got shorter in them, and rose at two looks (a single buffer: three);
+ *   2. one that fell before is longer than 1.25 x its peak;
+ *   3. its gain a step in the later half of them is at least half of the mean: it does not fill. */
+bool mt_growth_judge(const mt_growth *g, uint32_t watch, mt_growth_gain *out);
+
+/* Bytes that the tables take. */
+size_t mt_growth_bytes(const mt_growth *g);
+
+#endif

@@ -1,0 +1,594 @@
+/* shm.c -- how this file works.
+ *
+ * A look (mt_shm_look, at the end) goes through the open files and the mappings of each process of
+ * the job and notes in the table, by inode, which files are held; then it lists /dev/shm, decides
+ * which named files are the job's, and adds up the bytes. Entries of the table carry the number of
+ * the look in which something was found out about them, so nothing needs to be cleared in between.
+ * The table is sorted by inode: new files have higher ones, and are put at its end.
+ *
+ * mt_shm_tell writes the inode of a new file into a ring that forked children share; each look
+ * begins with what was told since the one before. */
+#define _GNU_SOURCE /* memfd_create's number, mincore */
+#include "os/monitor/shm.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "core/base/size.h"
+#include "core/port/probe.h"
+
+enum {
+    TEXT_ROOM = 4096,
+    WORDS = 256, /* of pagemap that are read at once */
+    RING = 4096, /* files that can be told between two looks */
+    NAME = 64,
+};
+
+#define UNNAMED ((uint64_t)1 << 63) /* in a key: the file is of the kernel's own file system */
+
+typedef struct file {
+    uint64_t key;                  /* its inode, and where that is unique */
+    uint64_t bytes;                /* that it has of memory */
+    uint64_t mapped;               /* of this process's addresses, in this look */
+    uint64_t end;                  /* up to there the file was counted by mappings, in this look */
+    uint32_t held, exact, counted; /* the look in which it was found so */
+    bool made;                     /* by the job: it counts as long as it has its name */
+} file;
+
+struct mt_shm {
+    mt_alloc mem;
+    const mt_proc_sys *sys;
+    const char *root;
+    const mt_children *children;
+    uint64_t since;
+    uint64_t folder, unnamed; /* numbers of the two file systems; 0: not known, or not there */
+    uint64_t told;            /* of the ring, what was taken already */
+    uint32_t look;
+    bool complete; /* nothing was hidden from this look */
+    size_t len;
+    file *table; /* sorted by key; grows as files come */
+    size_t room;
+};
+
+/* --- files that the program tells of ---------------------------------------------------------- */
+
+typedef struct ring {
+    _Atomic(uint64_t) count;
+    _Atomic(uint64_t) inodes[RING]; /* 0: its writer is not done */
+} ring;
+
+static ring *_Atomic ring_of_job;
+
+bool
+mt_shm_listen(void)
+{
+    ring *none = NULL, *made;
+
+    if (atomic_load(&ring_of_job) != NULL) return true;
+    made = mmap(NULL, sizeof *made, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (made == MAP_FAILED) return false;
+    if (!atomic_compare_exchange_strong(&ring_of_job, &none, made)) munmap(made, sizeof *made);
+    return true;
+}
+
+void
+mt_shm_tell(const char *name)
+{
+    ring *r = atomic_load(&ring_of_job);
+    char path[MT_PATH_ROOM];
+    mt_file is;
+
+    if (r == NULL || strlen(name) >= NAME || !mt_path_join(path, "/dev/shm/", name)) return;
+    if (!mt_proc_sys_libc.stat(path, &is) || is.bytes > 0) return;
+    atomic_store(&r->inodes[atomic_fetch_add(&r->count, 1) % RING], is.inode);
+}
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+mt_status
+mt_shm_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root, mt_shm **out,
+           mt_error *err)
+{
+    mt_shm *s = mem->get(mem->ctx, sizeof *s);
+
+    if (s == NULL) return mt_fail(err, MT_ENOMEM, "malloc", 0);
+    s->mem = *mem;
+    s->sys = sys;
+    s->root = root;
+    s->unnamed = 0;
+    s->told = 0;
+    s->look = 0;
+    s->len = 0;
+    s->table = NULL;
+    s->room = 0;
+    *out = s;
+    return MT_OK;
+}
+
+void
+mt_shm_free(mt_shm *s)
+{
+    mt_alloc mem;
+
+    if (s == NULL) return;
+    mem = s->mem;
+    if (s->table != NULL) mem.put(mem.ctx, s->table, s->room * sizeof *s->table);
+    mem.put(mem.ctx, s, sizeof *s);
+}
+
+/* What was told so far was told to the parent. */
+void
+mt_shm_clear(mt_shm *s)
+{
+    ring *r = atomic_load(&ring_of_job);
+
+    s->len = 0;
+    s->told = r == NULL ? 0 : atomic_load(&r->count);
+}
+
+/* --- the table -------------------------------------------------------------------------------- */
+
+/* Where the key is, or belongs. */
+static size_t
+place_of(const mt_shm *s, uint64_t key)
+{
+    size_t low = 0, high = s->len;
+
+    while (low < high) {
+        size_t mid = (low + high) / 2;
+        if (s->table[mid].key < key)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+static file *
+find(mt_shm *s, uint64_t key)
+{
+    size_t i = place_of(s, key);
+
+    return i < s->len && s->table[i].key == key ? &s->table[i] : NULL;
+}
+
+/* For one file more. False where there are too many, or no memory for more. */
+static bool
+make_room(mt_shm *s)
+{
+    file *table;
+
+    if (s->len == MT_SHM_MOST) return false;
+    table = mt_alloc_grown(&s->mem, s->table, &s->room, s->len + 1, sizeof *table);
+    if (table == NULL) return false;
+    s->table = table;
+    return true;
+}
+
+/* The file's entry, made where there is none; NULL where the table is full. */
+static file *
+entry_of(mt_shm *s, uint64_t key)
+{
+    size_t i = place_of(s, key);
+
+    if (i < s->len && s->table[i].key == key) return &s->table[i];
+    if (s->len == s->room && !make_room(s)) {
+        s->complete = false;
+        return NULL;
+    }
+    memmove(s->table + i + 1, s->table + i, (s->len - i) * sizeof *s->table);
+    s->len++;
+    s->table[i] = (file){.key = key};
+    return &s->table[i];
+}
+
+/* The entry of a file that is held, which may be for the first time in this look. */
+static file *
+hold(mt_shm *s, uint64_t key)
+{
+    file *f = entry_of(s, key);
+
+    if (f == NULL || f->held == s->look) return f;
+    f->held = s->look;
+    f->mapped = f->end = 0;
+    return f;
+}
+
+static void
+count(mt_shm *s, file *f, uint64_t bytes, bool exact)
+{
+    if (f->counted != s->look) f->bytes = 0;
+    f->bytes = exact ? bytes : f->bytes + bytes;
+    f->counted = s->look;
+    if (exact) f->exact = s->look;
+}
+
+/* It is not the job's. */
+static void
+leave(mt_shm *s, file *f, uint64_t bytes)
+{
+    f->bytes = bytes;
+    f->exact = s->look;
+}
+
+static void
+take_told(mt_shm *s)
+{
+    ring *r = s->root[0] == 0 ? atomic_load(&ring_of_job) : NULL;
+    uint64_t count = r == NULL ? 0 : atomic_load(&r->count), inode;
+
+    if (count > RING && s->told < count - RING) s->told = count - RING;
+    for (; s->told < count; s->told++) {
+        inode = atomic_load(&r->inodes[s->told % RING]);
+        file *f = inode == 0 ? NULL : entry_of(s, inode);
+        if (f != NULL) f->made = true;
+    }
+}
+
+/* Forgets files that nobody holds and that have no name any more. */
+static void
+forget_gone(mt_shm *s)
+{
+    size_t to = 0;
+
+    for (size_t i = 0; i < s->len; i++) {
+        if (s->table[i].counted == s->look) s->table[to++] = s->table[i];
+    }
+    s->len = to;
+}
+
+/* --- what a process holds --------------------------------------------------------------------- */
+
+/* True where the last call failed because the process, or the file, has gone meanwhile. */
+static bool
+has_gone(void)
+{
+    return errno == ENOENT || errno == ESRCH;
+}
+
+static void
+see(mt_shm *s, const mt_file *is)
+{
+    bool unnamed = s->unnamed != 0 && is->device == s->unnamed;
+    file *f;
+
+    if (!is->regular || (!unnamed && is->device != s->folder)) return;
+    f = hold(s, is->inode | (unnamed ? UNNAMED : 0));
+    if (f == NULL || (!unnamed && is->links > 0)) return; /* its name decides */
+    if (unnamed || is->born_ns >= s->since)
+        count(s, f, is->bytes, true);
+    else
+        leave(s, f, is->bytes);
+}
+
+/* Puts a name behind the first `len` characters, which are a folder. False where it is too long. */
+static bool
+name_in(char path[MT_PATH_ROOM], size_t len, const char *name)
+{
+    size_t own = strlen(name) + 1;
+
+    if (len + 1 + own > MT_PATH_ROOM) return false;
+    path[len] = '/';
+    memcpy(path + len + 1, name, own);
+    return true;
+}
+
+/* False where the folder may not be read. */
+static bool
+look_at_files(mt_shm *s, const char *pid, bool self)
+{
+    char path[MT_PATH_ROOM], name[64];
+    const char *number;
+    mt_folder dir;
+    mt_file is;
+    size_t len;
+    bool ok = true;
+
+    snprintf(name, sizeof name, "/proc/%s/fd", pid);
+    if (!mt_path_join(path, s->root, name)) return false;
+    if (!s->sys->opendir(path, &dir)) return !self && has_gone();
+    len = strlen(path);
+    while ((number = s->sys->readdir(&dir)) != NULL) {
+        if (*number == '.') continue;
+        if (!name_in(path, len, number)) continue;
+        if (s->sys->stat(path, &is))
+            see(s, &is);
+        else
+            ok = ok && has_gone();
+    }
+    ok = ok && (errno == 0 || (!self && has_gone()));
+    s->sys->closedir(&dir);
+    return ok;
+}
+
+/* How many bytes of a mapping of this process its file has in memory, whoever put them there. */
+static uint64_t
+resident_here(mt_shm *s, const mt_mapping *m)
+{
+    unsigned char pages[TEXT_ROOM];
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), most = sizeof pages * page, found = 0;
+
+    for (uint64_t at = m->start; at < m->end; at += most) {
+        uint64_t bytes = mt_u64_min(most, m->end - at);
+        if (s->sys->mincore((uintptr_t)at, (size_t)bytes, pages) != 0) break; /* unmapped */
+        for (uint64_t i = 0; i < bytes / page; i++)
+            found += (pages[i] & 1) * page;
+    }
+    return found;
+}
+
+/* How many bytes of a mapping of another process that process has used. */
+static uint64_t
+resident_there(mt_shm *s, const char *pid, const mt_mapping *m)
+{
+    const uint64_t used = (uint64_t)3 << 62; /* in memory, or swapped out */
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), words[WORDS], found = 0;
+    char path[MT_PATH_ROOM], name[64];
+    uint64_t at = m->start;
+    ssize_t n = 1;
+    int fd;
+    mt_descriptor brief;
+
+    snprintf(name, sizeof name, "/proc/%s/pagemap", pid);
+    if (!mt_path_join(path, s->root, name)) return 0;
+    if ((fd = s->sys->open(path, O_RDONLY | O_CLOEXEC)) < 0) {
+        s->complete = s->complete && has_gone();
+        return 0;
+    }
+    brief = mt_descriptor_keep(fd);
+    while (at < m->end && n > 0) {
+        size_t most = (size_t)mt_u64_min(WORDS, (m->end - at) / page) * sizeof *words;
+        n = s->sys->pread(fd, words, most, (off_t)(at / page * sizeof *words));
+        for (ssize_t i = 0; i < n / (ssize_t)sizeof *words; i++)
+            found += (words[i] & used) != 0 ? page : 0;
+        at += n > 0 ? (uint64_t)n / sizeof *words * page : 0;
+        if (n > 0 && n < (ssize_t)sizeof *words) break;
+    }
+    mt_proc_close(s->sys, &brief);
+    return found;
+}
+
+/* A file without a name that is open somewhere was counted as a whole. Of one that is not, a part
+ * that is mapped twice counts once. */
+static void
+see_mapping(mt_shm *s, const char *pid, bool self, mt_mapping m)
+{
+    bool unnamed = s->unnamed != 0 && m.device == s->unnamed;
+    uint64_t bytes = m.end - m.start;
+    file *f;
+
+    if (m.inode == 0 || (!unnamed && (s->folder == 0 || m.device != s->folder))) return;
+    if ((f = hold(s, m.inode | (unnamed ? UNNAMED : 0))) == NULL) return;
+    if (self) f->mapped += bytes;
+    if ((!unnamed && !m.deleted) || f->exact == s->look) return;
+    if (m.offset < f->end) {
+        uint64_t again = mt_u64_min(f->end - m.offset, bytes);
+        m.start += again;
+        m.offset += again;
+    }
+    f->end = mt_u64_max(f->end, m.offset + (m.end - m.start));
+    count(s, f, self ? resident_here(s, &m) : resident_there(s, pid, &m), false);
+}
+
+/* Reads the lines of a list that may change meanwhile. False where it cannot be read. */
+static bool
+look_at_mappings(mt_shm *s, const char *pid, bool self)
+{
+    char path[MT_PATH_ROOM], name[64], buf[TEXT_ROOM];
+    int fd;
+    mt_descriptor brief;
+    off_t at = 0;
+    ssize_t n;
+    bool ok;
+
+    snprintf(name, sizeof name, "/proc/%s/maps", pid);
+    if (!mt_path_join(path, s->root, name)) return false;
+    if ((fd = s->sys->open(path, O_RDONLY | O_CLOEXEC)) < 0) return !self && has_gone();
+    brief = mt_descriptor_keep(fd);
+    while ((n = s->sys->pread(fd, buf, sizeof buf, at)) > 0) {
+        mt_text text = {buf, (size_t)n}, line;
+        mt_mapping m;
+        while (text.len > 0 && text.at[text.len - 1] != '\n') /* cut: it comes with the next part */
+            text.len--;
+        if (text.len == 0)
+            text.len = (size_t)n; /* a line longer than the buffer, which is no mapping
+                                                  * of shared memory */
+        at += (off_t)text.len;
+        while (mt_text_line(&text, &line)) {
+            if (mt_mapping_parse(line, &m)) see_mapping(s, pid, self, m);
+        }
+    }
+    ok = n == 0 || (!self && has_gone());
+    mt_proc_close(s->sys, &brief);
+    return ok;
+}
+
+static bool
+is_another_users(mt_shm *s, const char *pid)
+{
+    char path[MT_PATH_ROOM], name[64];
+    mt_file is;
+
+    snprintf(name, sizeof name, "/proc/%s", pid);
+    return mt_path_join(path, s->root, name) && s->sys->stat(path, &is) && is.user != geteuid();
+}
+
+/* Returns what the process's resident set has of shared memory; MT_UNKNOWN where that is not told.
+ */
+static uint64_t
+look_at_process(mt_shm *s, const char *pid, bool self)
+{
+    char path[MT_PATH_ROOM], name[64], buf[TEXT_ROOM];
+    uint64_t shared;
+    ssize_t n;
+
+    snprintf(name, sizeof name, "/proc/%s/status", pid);
+    if (!mt_path_join(path, s->root, name)) return MT_UNKNOWN;
+    n = mt_proc_slurp(s->sys, path, buf, sizeof buf);
+    if (n < 0) {
+        s->complete = s->complete && !self && has_gone();
+        return MT_UNKNOWN;
+    }
+    shared = mt_text_kib((mt_text){buf, (size_t)n}, "RssShmem:");
+    if (!look_at_files(s, pid, self)) {
+        /* Another user's process: what it has open and does not map is its own. */
+        s->complete = s->complete && shared == 0 && is_another_users(s, pid);
+        return shared;
+    }
+    if (shared != 0 && !look_at_mappings(s, pid, self)) s->complete = false;
+    return shared;
+}
+
+/* --- names ------------------------------------------------------------------------------------ */
+
+typedef enum owner { NOBODY, THE_JOB, OTHERS } owner;
+
+static bool
+is_of_job(const mt_shm *s, uint64_t pid)
+{
+    if (pid == (uint64_t)getpid()) return true;
+    for (size_t i = 0; i < mt_children_len(s->children); i++) {
+        if (mt_children_pid(s->children, i) == pid) return true;
+    }
+    return false;
+}
+
+/* By the pid in the names that torch and multiprocessing give. A process that has ended is nobody.
+ */
+static owner
+owner_of(const mt_shm *s, const char *name)
+{
+    static const char *const starts[] = {"torch_", "pym-"};
+    char path[MT_PATH_ROOM], process[64];
+    mt_text rest = {name, strlen(name)};
+    uint64_t pid;
+    mt_file is;
+
+    for (size_t i = 0; i < sizeof starts / sizeof *starts; i++) {
+        size_t len = strlen(starts[i]);
+        mt_text number = {rest.at + len, rest.len - len};
+        if (!mt_text_starts(rest, starts[i]) || !mt_text_number(&number, &pid)) continue;
+        if (is_of_job(s, pid)) return THE_JOB;
+        snprintf(process, sizeof process, "/proc/%" PRIu64, pid);
+        return mt_path_join(path, s->root, process) && s->sys->stat(path, &is) ? OTHERS : NOBODY;
+    }
+    return NOBODY;
+}
+
+/* A file of /dev/shm: counts it where it is the job's. */
+static void
+see_name(mt_shm *s, const char *name, const mt_file *is)
+{
+    file *f = find(s, is->inode);
+    bool held = f != NULL && f->held == s->look, ours = f != NULL && f->made;
+    owner by_name = owner_of(s, name);
+
+    if (is->born_ns >= s->since) {
+        ours = ours || (by_name == THE_JOB && is->user == geteuid());
+        if (ours && f == NULL) f = entry_of(s, is->inode);
+        if (f != NULL) f->made = ours;
+        ours = ours || (held && by_name != OTHERS);
+    } else {
+        ours = false;
+    }
+    if (f == NULL) return;
+    if (ours)
+        count(s, f, is->bytes, true);
+    else
+        leave(s, f, is->bytes);
+}
+
+/* False where a part of the folder could not be seen. */
+static bool
+look_at_names(mt_shm *s, const char *folder)
+{
+    char path[MT_PATH_ROOM];
+    size_t len = strlen(folder);
+    const char *name;
+    mt_folder dir;
+    mt_file is;
+    bool ok = true;
+
+    if (!s->sys->opendir(folder, &dir)) return errno == ENOENT;
+    snprintf(path, sizeof path, "%s", folder);
+    while ((name = s->sys->readdir(&dir)) != NULL) {
+        if (*name == '.' || !name_in(path, len, name)) continue;
+        if (!s->sys->stat(path, &is))
+            ok = ok && has_gone();
+        else if (is.regular && is.device == s->folder)
+            see_name(s, name, &is);
+    }
+    ok = ok && errno == 0;
+    s->sys->closedir(&dir);
+    return ok;
+}
+
+/* --- a look ----------------------------------------------------------------------------------- */
+
+/* The number of the file system that files without a name are of. */
+static uint64_t
+find_unnamed(void)
+{
+    struct stat is;
+    uint64_t found = 0;
+    int fd = (int)syscall(SYS_memfd_create, "memtools", 1u /* MFD_CLOEXEC */);
+
+    if (fd < 0) return 0;
+    if (fstat(fd, &is) == 0) found = is.st_dev;
+    close(fd);
+    return found;
+}
+
+/* Where there is no folder, there are no names, and that is known. */
+static bool
+look_at_folder(mt_shm *s, const char *folder, mt_shm_bytes *out)
+{
+    mt_file is;
+
+    s->folder = 0;
+    if (!s->sys->stat(folder, &is)) return errno == ENOENT;
+    s->folder = is.device;
+    if (!s->sys->space(folder, &out->total, &out->free)) out->total = out->free = MT_UNKNOWN;
+    return true;
+}
+
+void
+mt_shm_look(mt_shm *s, const mt_children *children, uint64_t since_ns, mt_shm_bytes *out)
+{
+    char folder[MT_PATH_ROOM], pid[32];
+    uint64_t mapped, sum = 0, foreign = 0;
+
+    *out = (mt_shm_bytes){MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN};
+    s->children = children;
+    s->since = since_ns;
+    s->look++;
+    s->complete = mt_path_join(folder, s->root, "/dev/shm") && look_at_folder(s, folder, out);
+    if (s->unnamed == 0) s->unnamed = find_unnamed();
+    take_told(s);
+    mapped = look_at_process(s, "self", true);
+    for (size_t i = 0; i < mt_children_len(children); i++) {
+        snprintf(pid, sizeof pid, "%" PRIu64, mt_children_pid(children, i));
+        look_at_process(s, pid, false);
+    }
+    if (s->folder != 0 && !look_at_names(s, folder)) s->complete = false;
+    for (size_t i = 0; i < s->len; i++) {
+        const file *f = &s->table[i];
+        if (f->counted == s->look)
+            sum += f->bytes;
+        else if (f->held == s->look)
+            foreign += mt_u64_min(f->mapped, f->bytes);
+    }
+    if (!s->complete || mapped == MT_UNKNOWN || !mt_children_known(children)) return;
+    forget_gone(s);
+    out->all = sum;
+    out->mapped = mapped > foreign ? mapped - foreign : 0;
+}

@@ -1,0 +1,62 @@
+/* shm.h -- the shared memory of a job: this process and its descendants.
+ *
+ *   /proc/<pid>/fd    open files ──── of /dev/shm, or without a name ──┐
+ *   /proc/<pid>/maps  mappings ─────── of the same, or anonymous ──────┼──► files, by inode ──► bytes
+ *   /dev/shm          names ───────── that the job made ───────────────┘    each counted once
+ *
+ * A file counts with what it has of memory, whoever filled it and however often it is mapped. The
+ * list of mappings is read only of processes that map shared memory at all (RssShmem).
+ *
+ * Whose file is it? /dev/shm is the machine's, and what somebody else put there never counts:
+ *  - one without a name (memfd, an unlinked file, a shared anonymous mapping) belongs to those who
+ *    hold it, that is, have it open or mapped;
+ *  - one with a name counts while the job holds it, and whether or not it does when the job made
+ *    it: the pid in the names that torch and multiprocessing give is of the job, or the program
+ *    told of it (mt_shm_tell: Python's SharedMemory, whose names say nothing);
+ *  - it never counts when it is older than this process, or when the pid in its name is that of a
+ *    living process outside the job, also where the job maps it.
+ * So a file that C code made under another name, closed and did not unlink is not found.
+ *
+ * Not thread-safe, and it allocates when it is made only. What it has not used of its table is no
+ * memory of the machine's. */
+#ifndef MT_OS_MONITOR_SHM_H
+#define MT_OS_MONITOR_SHM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/base/alloc.h"
+#include "core/base/status.h"
+#include "os/monitor/children.h"
+#include "os/monitor/procfile.h"
+
+enum { MT_SHM_MOST = 65536 /* files; with more of them the bytes are unknown */ };
+
+/* Each is MT_UNKNOWN where it could not be found out. */
+typedef struct mt_shm_bytes {
+    uint64_t all;         /* of the job's shared memory */
+    uint64_t mapped;      /* of it, what this process's resident set counts */
+    uint64_t total, free; /* of /dev/shm, whoever fills it */
+} mt_shm_bytes;
+
+typedef struct mt_shm mt_shm;
+
+/* root and sys stay valid. *out is written on MT_OK only. MT_ENOMEM. */
+mt_status mt_shm_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root, mt_shm **out,
+                     mt_error *err);
+void mt_shm_free(mt_shm *shm); /* NULL is ignored */
+/* Forgets all, in a forked child for example. */
+void mt_shm_clear(mt_shm *shm);
+
+/* Looks at this process and at the descendants as they were last listed. A file is the job's only
+ * if it was made at since_ns or later, by the clock of the machine (CLOCK_REALTIME). */
+void mt_shm_look(mt_shm *shm, const mt_children *children, uint64_t since_ns, mt_shm_bytes *out);
+
+/* From now on forked children tell this process as well: makes the page that they share. False
+ * without memory; mt_shm_tell then does nothing. */
+bool mt_shm_listen(void);
+/* The program has just made the file of this name in /dev/shm. Where it is not empty any more,
+ * somebody else made it, and it is left alone. Thread-safe. */
+void mt_shm_tell(const char *name);
+
+#endif

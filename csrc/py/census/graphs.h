@@ -1,0 +1,72 @@
+/* graphs.h -- which tensor keeps which nodes of autograd's graphs, and which of the graphs grows.
+ *
+ * All that a step computes hangs together: a `hidden` that is carried from step to step without
+ * detach() leads to every step before, and so does whatever was computed from it, `q` or the loss.
+ * Who holds the chain? The tensor that was there first. So the roots (tensors with a grad_fn that the
+ * walk has reached) are taken oldest first, by their sequence numbers, and each gets the nodes that
+ * no older root reached:
+ *
+ *   hidden (812) ──► 811 ──► 640 ──► ... ──► 3        809 nodes, the oldest of number 3
+ *   q      (832) ──► 831 ─────┘                        its own 20, the oldest of number 813
+ *   loss   (851) ──► 850 ──► 832                       its own 19, the oldest of number 833
+ *
+ * A graph is a leak only where it grows *and* keeps what it had at the look before: the graph of this
+ * step, however long its sentence, is all younger than that look. So count() is told which number
+ * was the next one then, and says of each root how many of its nodes are older.
+ *
+ *   walk:  mt_graphs_begin ─► add(root) ... ─► mt_graphs_count ─► roots[i].nodes ... ─► mt_graphs_end
+ *
+ * Nothing here makes a Python object, takes a reference or runs Python code. */
+#ifndef MT_PY_CENSUS_GRAPHS_H
+#define MT_PY_CENSUS_GRAPHS_H
+
+#include "py/base/ptrset.h"
+#include "py/base/state.h"
+
+#include <stdbool.h>
+
+typedef struct mt_graph {
+    PyObject *root;   /* borrowed: the tensor, or the leaf whose .grad has the graph */
+    const void *node; /* the grad_fn */
+    uint64_t number;  /* of it */
+    size_t order;     /* in which the roots were added */
+    size_t nodes;     /* that no older root reached, without those of leaves */
+    size_t old;       /* of them: how many are from before the look before */
+    uint64_t oldest;  /* the lowest number among them; MT_TORCH_LEAF where there are none */
+    bool of_grad;     /* the graph of root.grad: backward(create_graph=True) has made a cycle */
+} mt_graph;
+
+typedef struct mt_graphs {
+    const mt_torch_ops *shim;
+    mt_graph *roots; /* after count(): oldest first; of those with one grad_fn, the first added */
+    size_t n, cap;
+    size_t nodes;   /* in all graphs together */
+    uint64_t now;   /* the number that the next node of this thread will get */
+    bool cut;       /* there were more than `most` nodes: the counts are of those that were seen */
+    mt_ptrset seen; /* each node with the number of the root that has it */
+} mt_graphs;
+
+/* Takes no memory yet; reads `now`. */
+void mt_graphs_begin(mt_graphs *graphs, const mt_torch_ops *shim);
+
+/* Notes a tensor that was reached as a root where it has a graph, and a leaf where its .grad has
+ * one; others are no roots and cost one call of the shim. Of two with the same grad_fn the one that
+ * was added first gets the nodes. -1 without memory, and no error is set.
+ * pre: tensor is a torch.Tensor */
+int mt_graphs_add(mt_graphs *graphs, PyObject *tensor);
+
+/* Sorts the roots and shares out the nodes among them, `most` nodes at most. `then` is `now` of the
+ * look before, 0 at the first. -1 without memory, and no error is set. */
+int mt_graphs_count(mt_graphs *graphs, size_t most, uint64_t then);
+
+/* Frees what the others took; the graphs may be begun anew. */
+void mt_graphs_end(mt_graphs *graphs);
+
+/* _graphs(tensors, most, then) -> (rows, now, cut), or None without the shim
+ *   rows  [(tensor, nodes, old, oldest, of_grad)] of those tensors that have a graph, oldest first
+ *   now   what to pass as `then` at the next look; at the first it is 0
+ *   cut   whether there were more than `most` nodes
+ * Raises TypeError for a list of anything but torch.Tensor, ValueError if most is below 0. */
+PyObject *mt_py_graphs(PyObject *module, PyObject *args);
+
+#endif

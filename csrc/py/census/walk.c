@@ -1,0 +1,1189 @@
+/* walk.c -- how this file works.
+ *
+ * mt_walk_new() adds the roots of one sort after the other and walks on from each sort until nothing
+ * is left (drain). A node that is taken from the queue is entered: its entries come to reach(), which
+ * asks what objects of this type are (`ways`, found out once for each type), adds what they cost to
+ * who holds them, and makes a node for what can hold others. A container of more than LARGE entries
+ * waits until the queue is empty, and is entered in full only as long as the walk is short; else a
+ * sample of its newest entries stands for those that the look before has not seen. At the end the
+ * tensors' graphs are shared out, and the bytes of each node are added to its parent's. Leaves that
+ * only a cycle of autograd keeps come last, from the collector's list (add_cycles). */
+#include "py/census/walk.h"
+
+#include <assert.h>
+#include <limits.h>
+#include <string.h>
+
+#include "py/census/frames.h"
+#include "os/base/pages.h"
+
+enum {
+    LARGE = 1024,         /* entries of a container that has to wait */
+    SAMPLE = 256,         /* of its entries that are entered where there is no time for all */
+    LONG_TUPLE = 64,      /* entries of a tuple that is watched by its place */
+    MOST_NODES = 1000000, /* beyond which the walk ends: 0.3 s of them */
+    MOST_GRAPH_NODES = 200000,
+    TENSOR_BYTES = 444, /* the tensor, its Python object, the storage and what malloc adds */
+    NODE_BYTES = 576,   /* of autograd's graph, in the middle */
+    ARRAY_BYTES = 128,
+    NUMBER_BYTES = 32,
+    FRAME_BYTES = 128, /* variables and stack of a function, in the middle */
+    RECENT = 1024,     /* types that are found without a search */
+};
+
+/* Entries that a walk goes through: up to SHORT of them all containers are entered in full, beyond
+ * LONG the walk ends. One costs 20 to 60 ns. */
+static const uint64_t SHORT = 2000000, LONG = 12000000;
+
+static const uint64_t PLACE_OF_KEY = UINT64_C(0xA24BAED4963EE407);
+static const uint64_t PLACE_OF_CYCLES = UINT64_C(0xC2B2AE3D27D4EB4F);
+
+/* What objects of a type are to the walk. */
+typedef enum way {
+    UNKNOWN,
+    NOTHING, /* they cost nothing, and nothing of the program is below them */
+    NUMBER,
+    TEXT,
+    BYTES,
+    BYTEARRAY,
+    BUFFER, /* shows its memory by the buffer protocol, in C */
+    STREAM, /* io.BytesIO: tells its size by a method of C */
+    LEAF,   /* holds nothing */
+    LIST,
+    TUPLE,
+    DICT,
+    SET,
+    DEQUE,
+    CACHE,
+    NDARRAY,
+    TENSOR,
+    MEMORYVIEW,
+    FUNCTION,
+    BUILTIN,
+    TYPE,
+    OBJECT,
+} way;
+
+enum { IS_LIBRARYS = 32 }; /* beside a type's way: a library defines it */
+
+/* A container of which a sample stands for `stands_for` entries. */
+typedef struct scale {
+    uint64_t own, before; /* its own bytes; the bytes of the entries that the sample is not about */
+    uint64_t sampled, stands_for;
+    uint32_t length;
+} scale;
+
+typedef struct variable {
+    PyObject *name; /* borrowed from the code */
+} variable;
+
+struct mt_walk {
+    mt_walk_places places;
+    const mt_growth *known;
+    mt_walk_node *nodes;
+    size_t n, cap, next;    /* next: the first that was not entered */
+    unsigned char *heights; /* of the nodes, once the sums are made */
+    uint32_t *waiting;      /* large containers */
+    size_t waiting_n, waiting_cap, waiting_next;
+    scale *scales;
+    size_t scales_n, scales_cap;
+    variable *variables;
+    size_t variables_n, variables_cap;
+    uint32_t *graph_nodes; /* the node of each root of `graphs`, in the order of adding */
+    size_t graph_nodes_n, graph_nodes_cap;
+    mt_graphs graphs;
+    mt_ptrset seen, blocks, types, programs, libraries;
+    struct {
+        PyTypeObject *type;
+        unsigned way;
+    } recent[RECENT];
+    uint64_t work;
+    bool in_libraries; /* the roots are those of libraries now */
+    bool failed;       /* no memory */
+    bool cut;
+    /* while a node is entered: */
+    uint32_t current;          /* the node; MT_GROWTH_NONE among the roots */
+    uint64_t slot, skip, take; /* of tp_traverse: entries to pass by, and then to reach */
+    PyObject *space;           /* the instance's own dict */
+    PyObject *last_dict;       /* that was reached, without it */
+    /* while frames are read: */
+    PyObject *code;
+    bool code_wanted;
+};
+
+uint64_t
+mt_walk_place(uint64_t place, uint64_t slot)
+{
+    uint64_t h = (place ^ slot) * UINT64_C(0x9E3779B97F4A7C15) + (slot << 7 | 1);
+
+    return h ^ h >> 29;
+}
+
+/* --- what objects are, by their type ---------------------------------------------------------- */
+
+/* The name of the module that defines a type, borrowed, or NULL where it is no plain str. */
+static PyObject *
+module_of(PyTypeObject *type)
+{
+    static PyObject *key;
+    PyObject *module;
+
+    if (key == NULL && (key = PyUnicode_InternFromString("__module__")) == NULL) return NULL;
+    if (!(type->tp_flags & Py_TPFLAGS_HEAPTYPE) || type->tp_dict == NULL) return NULL;
+    module = PyDict_GetItemWithError(type->tp_dict, key);
+    return module != NULL && PyUnicode_CheckExact(module) ? module : NULL;
+}
+
+static bool
+begins_with(PyObject *text, const char *begin)
+{
+    size_t n = strlen(begin);
+
+    if (!PyUnicode_IS_READY(text) || !PyUnicode_IS_ASCII(text)) return false;
+    if ((size_t)PyUnicode_GET_LENGTH(text) < n) return false;
+    return memcmp(PyUnicode_1BYTE_DATA(text), begin, n) == 0;
+}
+
+static bool
+is_of_package(PyObject *module)
+{
+    return begins_with(module, "memtools") &&
+           (PyUnicode_GET_LENGTH(module) == 8 || PyUnicode_READ_CHAR(module, 8) == '.');
+}
+
+/* Whether a class of this module is the program's. */
+static bool
+is_programs(const mt_walk *w, PyObject *module)
+{
+    PyObject *loaded = PyDict_GetItemWithError(PyImport_GetModuleDict(), module);
+
+    if (loaded == NULL || !PyModule_Check(loaded)) return false;
+    return mt_ptrset_find(&w->programs, PyModule_GetDict(loaded)) != MT_PTRSET_NONE;
+}
+
+static bool
+is_one_of(const PyTypeObject *type, PyTypeObject *const *types, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (type == types[i]) return true;
+    return false;
+}
+
+static bool
+is_nothing(const mt_walk *w, PyTypeObject *type, PyObject *module)
+{
+    PyTypeObject *const types[] = {
+        &PyBool_Type,
+        &PyCode_Type,
+        Py_TYPE(Py_None),
+        &PyEllipsis_Type,
+        &PyProperty_Type,
+        Py_TYPE(Py_NotImplemented),
+        &PyGetSetDescr_Type,
+        &PyMemberDescr_Type,
+        &PyMethodDescr_Type,
+        &PyWrapperDescr_Type,
+        &PyClassMethodDescr_Type,
+    };
+
+    if (is_one_of(type, types, sizeof types / sizeof *types)) return true;
+    if (PyType_IsSubtype(type, &PyModule_Type)) return true;
+    if (PyType_IsSubtype(type, &_PyWeakref_RefType)) return true;
+    if (is_one_of(type,
+                  (PyTypeObject *const[]){&_PyWeakref_ProxyType, &_PyWeakref_CallableProxyType}, 2))
+        return true;
+    if (strcmp(Py_TYPE(type)->tp_name, "EnumType") == 0) return true;
+    if (strcmp(type->tp_name, "mmap.mmap") == 0) return true;
+    if (module == NULL) return strncmp(type->tp_name, "memtools.", 9) == 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(w->places.own); i++)
+        if ((PyObject *)type == PyTuple_GET_ITEM(w->places.own, i)) return true;
+    return is_of_package(module) || begins_with(module, "_frozen_importlib") ||
+           begins_with(module, "importlib") || begins_with(module, "typing");
+}
+
+/* io.BytesIO, for it and for what is derived from it; NULL for other types. */
+static PyTypeObject *
+stream_of(PyTypeObject *type)
+{
+    while (type != NULL && strcmp(type->tp_name, "_io.BytesIO") != 0)
+        type = type->tp_base;
+    return type;
+}
+
+static way
+way_of_builtin(PyTypeObject *type)
+{
+    if (PyType_HasFeature(type, Py_TPFLAGS_LONG_SUBCLASS)) return NUMBER;
+    if (type == &PyFloat_Type || type == &PyComplex_Type) return NUMBER;
+    if (PyType_HasFeature(type, Py_TPFLAGS_UNICODE_SUBCLASS)) return TEXT;
+    if (PyType_HasFeature(type, Py_TPFLAGS_BYTES_SUBCLASS)) return BYTES;
+    if (PyType_IsSubtype(type, &PyByteArray_Type)) return BYTEARRAY;
+    if (PyType_HasFeature(type, Py_TPFLAGS_LIST_SUBCLASS)) return LIST;
+    if (PyType_HasFeature(type, Py_TPFLAGS_TUPLE_SUBCLASS)) return TUPLE;
+    if (PyType_HasFeature(type, Py_TPFLAGS_DICT_SUBCLASS)) return DICT;
+    if (PyType_IsSubtype(type, &PySet_Type) || PyType_IsSubtype(type, &PyFrozenSet_Type))
+        return SET;
+    if (PyType_HasFeature(type, Py_TPFLAGS_TYPE_SUBCLASS)) return TYPE;
+    if (type == &PyFunction_Type) return FUNCTION;
+    if (type == &PyCFunction_Type) return BUILTIN;
+    if (type == &PyMemoryView_Type) return MEMORYVIEW;
+    if (strcmp(type->tp_name, "array.array") == 0) return BUFFER;
+    if (stream_of(type) != NULL) return STREAM;
+    return UNKNOWN;
+}
+
+static way
+way_of(const mt_walk *w, PyTypeObject *type, PyObject *module)
+{
+    const mt_walk_places *p = &w->places;
+    way found;
+
+    if (is_nothing(w, type, module)) return NOTHING;
+    if ((found = way_of_builtin(type)) != UNKNOWN) return found;
+    if (PyType_IsSubtype(type, p->deque)) return DEQUE;
+    if (type == p->cache) return CACHE;
+    if (p->ndarray != NULL && PyType_IsSubtype(type, p->ndarray)) return NDARRAY;
+    if (p->tensor != NULL && PyType_IsSubtype(type, p->tensor)) return TENSOR;
+    return type->tp_traverse != NULL && PyType_IS_GC(type) ? OBJECT : LEAF;
+}
+
+/* The way, and IS_LIBRARYS. */
+static unsigned
+way_by_search(mt_walk *w, PyTypeObject *type)
+{
+    size_t known = w->types.n == 0 ? MT_PTRSET_NONE : mt_ptrset_find(&w->types, type);
+    PyObject *module;
+    unsigned found;
+
+    if (known != MT_PTRSET_NONE) return (unsigned)known;
+    module = module_of(type);
+    found = way_of(w, type, module);
+    if (module == NULL || !is_programs(w, module)) found |= IS_LIBRARYS;
+    if (mt_ptrset_reserve(&w->types, w->types.n + 1) < 0)
+        w->failed = true;
+    else
+        (void)mt_ptrset_add(&w->types, type, found);
+    return found;
+}
+
+static inline unsigned
+way_of_type(mt_walk *w, PyTypeObject *type)
+{
+    size_t i = (size_t)((uintptr_t)type >> 6) % RECENT;
+
+    if (w->recent[i].type != type) {
+        w->recent[i].way = way_by_search(w, type);
+        w->recent[i].type = type;
+    }
+    return w->recent[i].way;
+}
+
+/* --- what they cost --------------------------------------------------------------------------- */
+
+/* As malloc gives it. */
+static uint64_t
+rounded(uint64_t bytes)
+{
+    return ((bytes + 15) & ~UINT64_C(15)) + (bytes > 512 ? 16 : 0);
+}
+
+static uint64_t
+text_bytes(PyObject *op)
+{
+    uint64_t each = PyUnicode_KIND(op), n = (uint64_t)PyUnicode_GET_LENGTH(op);
+
+    return rounded(48 + each * (n + 1));
+}
+
+static uint64_t
+dict_bytes(Py_ssize_t length)
+{
+    uint64_t n = 8;
+
+    if (length == 0) return 80;
+    while (2 * n < 3 * (uint64_t)length)
+        n *= 2;
+    return 80 + rounded(32 + n * (n > 65536 ? 4 : n > 256 ? 2 : 1) + n * 2 / 3 * 24);
+}
+
+static uint64_t
+set_bytes(PyObject *op)
+{
+    const PySetObject *set = (const PySetObject *)op;
+
+    return 224 + (set->table == set->smalltable ? 0 : rounded(((uint64_t)set->mask + 1) * 16));
+}
+
+/* Whether it has a frame of its own. Such types have items and yet no field that counts them. */
+static bool
+has_frame(PyTypeObject *type)
+{
+    return type == &PyGen_Type || type == &PyCoro_Type || type == &PyAsyncGen_Type ||
+           type == &PyFrame_Type;
+}
+
+/* Of an instance or what is like it: its size, the collector's header and its values. */
+static uint64_t
+object_bytes(PyTypeObject *type, PyObject *op)
+{
+    uint64_t bytes = (uint64_t)type->tp_basicsize;
+
+    if (has_frame(type))
+        bytes += FRAME_BYTES;
+    else if (type->tp_itemsize > 0 && Py_SIZE(op) > 0)
+        bytes += (uint64_t)Py_SIZE(op) * (uint64_t)type->tp_itemsize;
+    if (PyType_IS_GC(type)) bytes += 16;
+    if (type->tp_flags & Py_TPFLAGS_MANAGED_DICT) bytes += 16 + 64;
+    return rounded(bytes);
+}
+
+/* NumPy's array as all its versions since 1.7 lay it out; the element's kind lies where it always
+ * was. */
+typedef struct array_fields {
+    PyObject_HEAD
+    char *data;
+    int nd;
+    intptr_t *dimensions, *strides;
+    PyObject *base;
+    struct {
+        PyObject_HEAD
+        PyTypeObject *typeobj;
+        char kind;
+    } *descr;
+} array_fields;
+
+static uint64_t
+array_size(const array_fields *a)
+{
+    uint64_t most = 0;
+
+    for (int i = 0; i < a->nd; i++) {
+        uint64_t n = (uint64_t)a->dimensions[i];
+        uint64_t stride = (uint64_t)(a->strides[i] < 0 ? -a->strides[i] : a->strides[i]);
+        if (n == 0) return 0;
+        if (n * stride > most) most = n * stride;
+    }
+    return most;
+}
+
+/* --- nodes ------------------------------------------------------------------------------------ */
+
+/* Whether an address is new to a table. */
+static bool
+is_new(mt_walk *w, mt_ptrset *set, const void *at)
+{
+    if (mt_ptrset_reserve(set, set->n + 1) < 0) {
+        w->failed = true;
+        return false;
+    }
+    return mt_ptrset_add(set, at, 0) == MT_PTRSET_NONE;
+}
+
+/* Bytes of memory that several objects may show: 0 for what was found before. */
+static uint64_t
+block_bytes(mt_walk *w, const void *data, uint64_t bytes)
+{
+    return data != NULL && bytes > 0 && is_new(w, &w->blocks, data) ? rounded(bytes) : 0;
+}
+
+/* Room for one more item of an array of the walk. */
+static bool
+room(mt_walk *w, void **items, size_t *cap, size_t n, size_t size)
+{
+    void *larger = mt_alloc_grown(&mt_alloc_pages, *items, cap, n + 1, size);
+
+    if (larger == NULL) w->failed = true;
+    if (larger != NULL) *items = larger;
+    return larger != NULL;
+}
+
+/* An array that room() has made. */
+static void
+give_back(void *items, size_t cap, size_t size)
+{
+    mt_alloc_pages.put(mt_alloc_pages.ctx, items, cap * size);
+}
+
+static mt_walk_node *
+add_node(mt_walk *w, PyObject *op, mt_walk_kind kind, uint64_t slot, uint64_t bytes)
+{
+    uint64_t above = w->current == MT_GROWTH_NONE ? 0 : w->nodes[w->current].place;
+    mt_walk_node *node;
+
+    if (w->n >= MOST_NODES) w->cut = true; /* what this object holds is left out */
+    if (w->n >= MOST_NODES || !room(w, (void **)&w->nodes, &w->cap, w->n, sizeof *w->nodes))
+        return NULL;
+    node = &w->nodes[w->n++];
+    *node = (mt_walk_node){.op = op,
+                           .place = mt_walk_place(above, slot),
+                           .bytes = bytes,
+                           .parent = w->current,
+                           .kind = (unsigned)kind & 15};
+    return node;
+}
+
+/* As the length of a node. */
+static unsigned
+length_of(uint64_t length)
+{
+    return (length < MT_WALK_MOST_LENGTH ? (unsigned)length : MT_WALK_MOST_LENGTH) &
+           MT_WALK_MOST_LENGTH;
+}
+
+/* A tensor, or a buffer, with so many bytes of memory that it is the first to show. */
+static mt_walk_node *
+add_memory(mt_walk *w, PyObject *op, mt_walk_kind kind, uint64_t slot, uint64_t own,
+           uint64_t memory)
+{
+    mt_walk_node *node = add_node(w, op, kind, slot, own + memory);
+
+    if (node != NULL) node->length = length_of(memory / MT_WALK_UNIT);
+    return node;
+}
+
+static void
+add_container(mt_walk *w, PyObject *op, mt_walk_kind kind, uint64_t slot, Py_ssize_t length,
+              uint64_t bytes)
+{
+    mt_walk_node *node = add_node(w, op, kind, slot, bytes);
+
+    if (node == NULL) return;
+    node->length = length_of((uint64_t)length);
+    if (length <= LARGE || kind == MT_WALK_CACHE) return;
+    if (room(w, (void **)&w->waiting, &w->waiting_cap, w->waiting_n, sizeof *w->waiting))
+        w->waiting[w->waiting_n++] = (uint32_t)(w->n - 1);
+}
+
+/* What holds nothing: a node where it is large, else bytes of who holds it. */
+static void
+add_leaf(mt_walk *w, PyObject *op, uint64_t slot, uint64_t bytes)
+{
+    if (bytes >= MT_GROWTH_LEAST_BYTES)
+        (void)add_memory(w, op, MT_WALK_BUFFER, slot, 0, bytes);
+    else if (w->current != MT_GROWTH_NONE)
+        w->nodes[w->current].bytes += bytes;
+}
+
+static void
+add_tensor(mt_walk *w, PyObject *op, uint64_t slot)
+{
+    const mt_torch_ops *shim = w->places.shim;
+    uint64_t own = TENSOR_BYTES, memory = 0;
+    size_t roots = w->graphs.n;
+    mt_torch_facts facts;
+    mt_torch_links links;
+
+    if (shim != NULL && shim->facts(op, &facts) == 1)
+        memory = block_bytes(w, facts.storage, facts.storage_bytes);
+    if (shim != NULL && shim->links(op, &links) == 1 && links.grad != NULL &&
+        is_new(w, &w->blocks, links.grad))
+        own += TENSOR_BYTES + block_bytes(w, links.storage, links.storage_bytes);
+    if (add_memory(w, op, MT_WALK_TENSOR, slot, own, memory) == NULL || shim == NULL) return;
+    if (mt_graphs_add(&w->graphs, op) < 0) w->failed = true;
+    if (w->graphs.n == roots) return;
+    if (room(w, (void **)&w->graph_nodes, &w->graph_nodes_cap, w->graph_nodes_n,
+             sizeof *w->graph_nodes))
+        w->graph_nodes[w->graph_nodes_n++] = (uint32_t)(w->n - 1);
+}
+
+static void
+add_array(mt_walk *w, PyObject *op, uint64_t slot)
+{
+    const array_fields *a = (const array_fields *)op;
+    uint64_t memory = 0;
+    bool has_more = a->base != NULL || a->descr->kind == 'O';
+
+    if (a->base == NULL) memory = block_bytes(w, a->data, array_size(a));
+    if (has_more || memory >= MT_GROWTH_LEAST_BYTES)
+        (void)add_memory(w, op, MT_WALK_BUFFER, slot, ARRAY_BYTES, memory);
+    else
+        add_leaf(w, op, slot, ARRAY_BYTES + memory);
+}
+
+static void
+add_dict(mt_walk *w, PyObject *op, uint64_t slot)
+{
+    Py_ssize_t length = PyDict_GET_SIZE(op);
+    bool of_class = w->current != MT_GROWTH_NONE && PyType_Check(w->nodes[w->current].op) &&
+                    w->nodes[w->current].kind == MT_WALK_OBJECT;
+    mt_walk_kind kind = op == w->space || of_class ? MT_WALK_SPACE : MT_WALK_DICT;
+
+    if (op != w->space) w->last_dict = op;
+    add_container(w, op, kind, slot, length, dict_bytes(length));
+    /* An instance's attributes have one place each, whether its dict exists or not. */
+    if (op == w->space && !w->failed && w->n > 0 && w->nodes[w->n - 1].op == op)
+        w->nodes[w->n - 1].place = w->nodes[w->current].place;
+}
+
+/* The bytes of what shows its memory by the buffer protocol of a type of C. */
+static uint64_t
+buffer_bytes(PyObject *op)
+{
+    Py_buffer view;
+    uint64_t bytes;
+
+    if (PyObject_GetBuffer(op, &view, PyBUF_SIMPLE) < 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    bytes = (uint64_t)view.len;
+    PyBuffer_Release(&view);
+    return rounded(bytes);
+}
+
+/* The bytes of a stream, by its own type's __sizeof__, whatever a derived class has for it. */
+static uint64_t
+stream_bytes(PyObject *op)
+{
+    PyTypeObject *type = stream_of(Py_TYPE(op));
+    PyObject *method = type == NULL || type->tp_dict == NULL
+                           ? NULL
+                           : PyDict_GetItemString(type->tp_dict, "__sizeof__");
+    PyObject *size;
+    Py_ssize_t bytes;
+
+    if (method == NULL || Py_TYPE(method) != &PyMethodDescr_Type) return 0;
+    size = PyObject_CallOneArg(method, op);
+    bytes = size == NULL ? -1 : PyLong_AsSsize_t(size);
+    Py_XDECREF(size);
+    if (bytes < 0) PyErr_Clear();
+    return bytes < 0 ? 0 : rounded((uint64_t)bytes);
+}
+
+/* An object that something holds. */
+static void
+reach(mt_walk *w, PyObject *op, uint64_t slot)
+{
+    PyTypeObject *type = Py_TYPE(op);
+    unsigned found = way_of_type(w, type);
+    way how = (way)(found & (IS_LIBRARYS - 1));
+
+    switch (how) {
+    case UNKNOWN:
+    case NOTHING:
+        return;
+    case NUMBER:
+        if (w->current != MT_GROWTH_NONE && Py_REFCNT(op) < 1 << 20)
+            w->nodes[w->current].bytes += NUMBER_BYTES;
+        return;
+    case TEXT:
+        if (PyUnicode_CHECK_INTERNED(op)) return;
+        break;
+    case FUNCTION:
+        if (mt_ptrset_find(&w->libraries, ((PyFunctionObject *)op)->func_globals) != MT_PTRSET_NONE)
+            return;
+        break;
+    case BUILTIN:
+        if (PyCFunction_GET_SELF(op) == NULL || PyModule_Check(PyCFunction_GET_SELF(op))) return;
+        break;
+    case TYPE:
+        if (!(((PyTypeObject *)op)->tp_flags & Py_TPFLAGS_HEAPTYPE)) return;
+        if (!w->in_libraries && way_of_type(w, (PyTypeObject *)op) & IS_LIBRARYS) return;
+        break;
+    default:
+        break;
+    }
+    if (!is_new(w, &w->seen, op)) return;
+    switch (how) {
+    case TEXT:
+        if (PyUnicode_IS_READY(op) && PyUnicode_IS_COMPACT(op))
+            add_leaf(w, op, slot, text_bytes(op));
+        return;
+    case BYTES:
+        add_leaf(w, op, slot, rounded(33 + (uint64_t)Py_SIZE(op)));
+        return;
+    case BYTEARRAY:
+        add_leaf(w, op, slot, 64 + rounded((uint64_t)((PyByteArrayObject *)op)->ob_alloc));
+        return;
+    case BUFFER:
+        add_leaf(w, op, slot, 80 + buffer_bytes(op));
+        return;
+    case STREAM:
+        add_leaf(w, op, slot, stream_bytes(op));
+        return;
+    case LEAF:
+        add_leaf(w, op, slot, object_bytes(type, op));
+        return;
+    case LIST:
+        add_container(w, op, MT_WALK_LIST, slot, PyList_GET_SIZE(op),
+                      64 + rounded(8 * (uint64_t)((PyListObject *)op)->allocated));
+        return;
+    case TUPLE:
+        add_container(w, op, PyTuple_GET_SIZE(op) < LONG_TUPLE ? MT_WALK_OBJECT : MT_WALK_TUPLE,
+                      slot, PyTuple_GET_SIZE(op), rounded(40 + 8 * (uint64_t)PyTuple_GET_SIZE(op)));
+        return;
+    case DICT:
+        add_dict(w, op, slot);
+        return;
+    case SET:
+        add_container(w, op, MT_WALK_SET, slot, PySet_GET_SIZE(op), set_bytes(op));
+        return;
+    case DEQUE:
+        add_container(w, op, MT_WALK_DEQUE, slot, Py_SIZE(op),
+                      640 + 544 * ((uint64_t)Py_SIZE(op) / 64));
+        return;
+    case CACHE:
+        add_container(w, op, MT_WALK_CACHE, slot, 0, object_bytes(type, op));
+        return;
+    case TENSOR:
+        add_tensor(w, op, slot);
+        return;
+    case NDARRAY:
+        add_array(w, op, slot);
+        return;
+    default:
+        (void)add_node(w, op, MT_WALK_OBJECT, slot, object_bytes(type, op));
+        return;
+    }
+}
+
+/* --- entering --------------------------------------------------------------------------------- */
+
+/* A visitproc. Nonzero ends the traversal. */
+static int
+visit(PyObject *op, void *arg)
+{
+    mt_walk *w = arg;
+
+    w->slot++;
+    if (w->skip > 0) {
+        w->skip--;
+        return 0;
+    }
+    if (w->take == 0) return 1;
+    w->take--;
+    w->work++;
+    reach(w, op, w->slot);
+    return w->failed;
+}
+
+static void
+traverse(mt_walk *w, PyObject *op, uint64_t skip, uint64_t take)
+{
+    traverseproc all = Py_TYPE(op)->tp_traverse;
+
+    if (all == NULL || !PyObject_IS_GC(op)) return;
+    w->slot = 0;
+    w->skip = skip;
+    w->take = take;
+    (void)all(op, visit, w);
+}
+
+/* The dict of an instance, borrowed, or NULL where there is none: it is never made for asking. */
+static PyObject *
+space_of(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+
+    if (type->tp_flags & Py_TPFLAGS_MANAGED_DICT) { /* in front of the collector's header */
+        uintptr_t dict = ((uintptr_t *)op)[-3];
+        return dict & 1 ? NULL : (PyObject *)dict;
+    }
+    if (type->tp_dictoffset <= 0) return NULL;
+    return *(PyObject **)((char *)op + type->tp_dictoffset);
+}
+
+static uint64_t
+key_slot(PyObject *key)
+{
+    if (PyUnicode_CheckExact(key)) return (uint64_t)((PyASCIIObject *)key)->hash;
+    if (PyLong_CheckExact(key)) return (uint64_t)PyObject_Hash(key);
+    return (uint64_t)(uintptr_t)key;
+}
+
+/* Entries from `first` on, at most `take`. */
+static void
+enter_dict(mt_walk *w, PyObject *op, bool is_space, uint64_t first, uint64_t take)
+{
+    PyObject *key, *value;
+    Py_ssize_t at = 0;
+    uint64_t i = 0;
+
+    while (!w->failed && PyDict_Next(op, &at, &key, &value)) {
+        if (i++ < first) continue;
+        if (i - first > take) return;
+        w->work++;
+        reach(w, value, is_space ? i : key_slot(key));
+        if (!is_space) reach(w, key, key_slot(key) ^ PLACE_OF_KEY);
+    }
+}
+
+static void
+enter_sequence(mt_walk *w, PyObject **items, uint64_t first, uint64_t end)
+{
+    for (uint64_t i = first; i < end && !w->failed; i++) {
+        if (items[i] != NULL) reach(w, items[i], i);
+        w->work++;
+    }
+}
+
+/* Elements of an array of objects, which NumPy's own type does not show to the collector. */
+static void
+enter_array(mt_walk *w, const array_fields *a)
+{
+    uint64_t n = 1;
+
+    if (a->base != NULL) {
+        reach(w, a->base, 0);
+        return;
+    }
+    for (int i = 0; i < a->nd; i++)
+        n *= (uint64_t)a->dimensions[i];
+    if (a->descr->kind == 'O') enter_sequence(w, (PyObject **)(void *)a->data, 0, n);
+}
+
+/* The dict inside of a cache is a part of it, whose entries are the cache's. */
+static void
+enter_cache(mt_walk *w, PyObject *op, uint32_t node)
+{
+    size_t first = w->n;
+    PyObject *inner;
+
+    w->last_dict = NULL;
+    traverse(w, op, 0, UINT64_MAX);
+    inner = w->last_dict;
+    for (size_t i = first; inner != NULL && i < w->n; i++) {
+        if (w->nodes[i].op != inner) continue;
+        w->nodes[i].kind = MT_WALK_PART;
+        w->nodes[node].length = w->nodes[i].length;
+    }
+}
+
+/* Whether the type adds nothing to what it is derived from. */
+static bool
+is_exact(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+
+    return type == &PyList_Type || type == &PyDict_Type || type == &PyTuple_Type;
+}
+
+static uint64_t
+end_of(PyObject *sequence, uint64_t first, uint64_t take)
+{
+    uint64_t n = (uint64_t)Py_SIZE(sequence);
+
+    return n < first || n - first < take ? n : first + take;
+}
+
+/* `take` entries from `first` on, and what an instance of a derived class has besides. */
+static void
+enter_part(mt_walk *w, uint32_t i, uint64_t first, uint64_t take)
+{
+    const mt_walk_node *node = &w->nodes[i];
+    PyObject *op = node->op;
+    unsigned found = way_of_type(w, Py_TYPE(op));
+    bool is_space = node->kind == MT_WALK_SPACE &&
+                    (node->parent != MT_GROWTH_NONE && !PyType_Check(w->nodes[node->parent].op));
+
+    w->current = i;
+    w->space = space_of(op);
+    switch ((way)(found & (IS_LIBRARYS - 1))) {
+    case LIST:
+        enter_sequence(w, ((PyListObject *)op)->ob_item, first, end_of(op, first, take));
+        break;
+    case TUPLE:
+        enter_sequence(w, ((PyTupleObject *)op)->ob_item, first, end_of(op, first, take));
+        break;
+    case DICT:
+        enter_dict(w, op, is_space, first, take);
+        break;
+    case NDARRAY:
+        enter_array(w, (const array_fields *)op);
+        break;
+    case MEMORYVIEW:
+        if (PyMemoryView_GET_BUFFER(op)->obj != NULL) reach(w, PyMemoryView_GET_BUFFER(op)->obj, 0);
+        return;
+    case CACHE:
+        enter_cache(w, op, i);
+        return;
+    case LEAF:
+    case TEXT:
+    case BYTES:
+    case BYTEARRAY:
+    case BUFFER:
+        return;
+    default:
+        traverse(w, op, first, take);
+        return;
+    }
+    if (!is_exact(op)) traverse(w, op, 0, UINT64_MAX);
+}
+
+static void
+enter(mt_walk *w, uint32_t i)
+{
+    mt_walk_node *node = &w->nodes[i];
+    bool is_memory = node->kind == MT_WALK_BUFFER || node->kind == MT_WALK_TENSOR;
+
+    if (node->kind == MT_WALK_VARIABLE) return;
+    if (node->length > LARGE && !is_memory && node->kind != MT_WALK_CACHE) return; /* it waits */
+    enter_part(w, i, 0, UINT64_MAX);
+}
+
+/* The entries of a large container that the look before has not seen, or a sample of them. */
+static void
+enter_large(mt_walk *w, uint32_t i)
+{
+    mt_walk_node *node = &w->nodes[i];
+    uint64_t length = node->length, first = 0, take;
+    const mt_growth_row *before;
+    PyObject *op = node->kind == MT_WALK_PART ? w->nodes[node->parent].op : node->op;
+    scale s = {.own = node->bytes, .length = node->length};
+
+    if (w->work + length <= SHORT) {
+        enter_part(w, i, 0, length);
+        return;
+    }
+    before = mt_growth_known(w->known, (uint64_t)(uintptr_t)op);
+    if (before != NULL && before->length <= length && node->kind != MT_WALK_SET) {
+        first = before->length;
+        s.before = before->bytes > s.own ? before->bytes - s.own : 0;
+    }
+    s.stands_for = length - first;
+    take = s.stands_for < SAMPLE ? s.stands_for : SAMPLE;
+    s.sampled = take;
+    if (take < s.stands_for) first = length - take;
+    if (!room(w, (void **)&w->scales, &w->scales_cap, w->scales_n, sizeof *w->scales)) return;
+    w->scales[w->scales_n++] = s;
+    node->length = length_of(w->scales_n - 1);
+    node->is_scaled = true; /* its length is the number of the scale, until the sums are made */
+    if (take > 0) enter_part(w, i, first, take);
+}
+
+/* Walks on from all nodes that were not entered. */
+static void
+drain(mt_walk *w)
+{
+    while (!w->failed) {
+        while (w->next < w->n && !w->failed && !w->cut && w->work < LONG)
+            enter(w, (uint32_t)w->next++);
+        if (w->work >= LONG) w->cut = true;
+        if (w->cut) return;
+        if (w->waiting_next == w->waiting_n) return;
+        enter_large(w, w->waiting[w->waiting_next++]);
+    }
+}
+
+/* --- roots ------------------------------------------------------------------------------------ */
+
+/* Where the file lies that defines something: 'p' in this package, 'l' in a library, else 0. */
+static char
+home_of(const mt_walk *w, PyObject *file)
+{
+    if (PyUnicode_Tailmatch(file, w->places.package, 0, PY_SSIZE_T_MAX, -1) == 1) return 'p';
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(w->places.libraries); i++)
+        if (PyUnicode_Tailmatch(file, PyTuple_GET_ITEM(w->places.libraries, i), 0, PY_SSIZE_T_MAX,
+                                -1) == 1)
+            return 'l';
+    return 0;
+}
+
+/* Goes through sys.modules, and notes whose module each namespace is. */
+static void
+sort_modules(mt_walk *w, PyObject *file_key)
+{
+    PyObject *name, *module, *file;
+    Py_ssize_t at = 0;
+
+    while (!w->failed && PyDict_Next(PyImport_GetModuleDict(), &at, &name, &module)) {
+        bool programs = false;
+        PyObject *space;
+        if (!PyModule_Check(module) || (space = PyModule_GetDict(module)) == NULL) continue;
+        file = PyDict_GetItemWithError(space, file_key);
+        if (PyUnicode_CheckExact(name) && PyUnicode_CompareWithASCIIString(name, "__main__") == 0)
+            programs = true;
+        else if (file != NULL && PyUnicode_CheckExact(file) && PyUnicode_CheckExact(name))
+            programs = home_of(w, file) == 0 && !is_of_package(name);
+        (void)is_new(w, programs ? &w->programs : &w->libraries, space);
+    }
+}
+
+/* The namespaces of the program's modules, or those of libraries without this package's. */
+static void
+add_modules(mt_walk *w)
+{
+    const mt_ptrset *wanted = w->in_libraries ? &w->libraries : &w->programs;
+    PyObject *name, *module;
+    Py_ssize_t at = 0;
+
+    w->current = MT_GROWTH_NONE;
+    w->space = NULL;
+    while (!w->failed && PyDict_Next(PyImport_GetModuleDict(), &at, &name, &module)) {
+        PyObject *space;
+        if (!PyModule_Check(module) || (space = PyModule_GetDict(module)) == NULL) continue;
+        if (!PyUnicode_CheckExact(name) || is_of_package(name)) continue;
+        if (mt_ptrset_find(wanted, space) == MT_PTRSET_NONE || !is_new(w, &w->seen, space))
+            continue;
+        add_container(w, space, MT_WALK_SPACE, key_slot(name), PyDict_GET_SIZE(space),
+                      dict_bytes(PyDict_GET_SIZE(space)));
+    }
+    drain(w);
+}
+
+/* An mt_py_frame_visitor. */
+static int
+add_variable(void *ctx, PyObject *code, PyObject *name, PyObject *value)
+{
+    mt_walk *w = ctx;
+    size_t before;
+    uint64_t bytes;
+
+    if (code != w->code) {
+        char home = home_of(w, ((PyCodeObject *)code)->co_filename);
+        w->code = code;
+        w->code_wanted = home != 'p' && (home == 'l') == w->in_libraries;
+    }
+    if (!w->code_wanted) return 0;
+    if (!room(w, (void **)&w->variables, &w->variables_cap, w->variables_n, sizeof *w->variables))
+        return 1;
+    w->current = MT_GROWTH_NONE;
+    if (add_node(w, code, MT_WALK_VARIABLE,
+                 (uint64_t)(uintptr_t)code ^ (name == NULL ? 1 : key_slot(name)), 0) == NULL)
+        return w->failed;
+    before = w->n;
+    w->current = (uint32_t)before - 1;
+    w->nodes[w->current].length = length_of(w->variables_n);
+    w->variables[w->variables_n++].name = name;
+    w->space = NULL;
+    reach(w, value, 0);
+    bytes = w->nodes[before - 1].bytes;
+    if (w->n == before && bytes == 0) { /* it was reached before, or holds nothing */
+        w->n--;
+        w->variables_n--;
+    }
+    return w->failed;
+}
+
+static void
+add_frames(mt_walk *w)
+{
+    w->code = NULL;
+    if (!w->failed && !w->cut) (void)mt_py_frames_visit(add_variable, w);
+    drain(w);
+}
+
+/* --- what no path leads to --------------------------------------------------------------------- */
+
+bool
+mt_walk_makes_cycles(const mt_walk *w)
+{
+    for (size_t i = 0; i < w->graphs.n; i++)
+        if (w->graphs.roots[i].of_grad) return true;
+    return w->places.heap != NULL;
+}
+
+/* A leaf that was not reached, with a .grad that has a graph. */
+static bool
+is_lost_leaf(mt_walk *w, PyObject *op)
+{
+    mt_torch_links links;
+
+    if ((way_of_type(w, Py_TYPE(op)) & (IS_LIBRARYS - 1)) != TENSOR) return false;
+    if (mt_ptrset_find(&w->seen, op) != MT_PTRSET_NONE) return false;
+    return w->places.shim->links(op, &links) == 1 && links.node == NULL && links.grad_node != NULL;
+}
+
+/* A walk that was cut does not know what it would have reached. */
+static void
+add_cycles(mt_walk *w)
+{
+    const mt_heap *heap = w->places.heap;
+    size_t first = w->n, found = 0;
+
+    if (w->failed || w->cut || w->places.shim == NULL || heap == NULL) return;
+    w->current = MT_GROWTH_NONE;
+    if (add_node(w, Py_None, MT_WALK_CYCLES, PLACE_OF_CYCLES, 0) == NULL) return;
+    w->current = (uint32_t)first;
+    for (size_t i = 0; i < mt_py_heap_len(heap) && !w->failed; i++) {
+        PyObject *op = mt_py_heap_at(heap, i);
+        if (!is_lost_leaf(w, op)) continue;
+        w->nodes[first].op = op;
+        found++;
+        add_tensor(w, op, 0);
+    }
+    w->nodes[first].length = length_of(found);
+}
+
+/* --- sums ------------------------------------------------------------------------------------- */
+
+static void
+share_out_graphs(mt_walk *w, uint64_t then)
+{
+    if (w->places.shim == NULL || w->failed) return;
+    if (mt_graphs_count(&w->graphs, MOST_GRAPH_NODES, then) < 0) w->failed = true;
+    for (size_t i = 0; i < w->graphs.n; i++)
+        w->nodes[w->graph_nodes[w->graphs.roots[i].order]].bytes +=
+            NODE_BYTES * w->graphs.roots[i].nodes;
+}
+
+/* What a sample stands for. */
+static void
+apply_scale(const mt_walk *w, mt_walk_node *node)
+{
+    const scale *s = &w->scales[node->length];
+    uint64_t sampled = node->bytes > s->own ? node->bytes - s->own : 0;
+
+    node->bytes = s->own + s->before;
+    if (s->sampled > 0)
+        node->bytes += (uint64_t)((double)sampled / (double)s->sampled * (double)s->stands_for);
+    node->length = length_of(s->length);
+    node->is_scaled = false;
+}
+
+/* -1 without memory. */
+static int
+add_up(mt_walk *w)
+{
+    w->heights = mt_alloc_zeroed(&mt_alloc_pages, w->n + 1, 1);
+    if (w->heights == NULL) return -1;
+    for (size_t i = w->n; i-- > 0;) {
+        mt_walk_node *node = &w->nodes[i];
+        if (node->is_scaled) apply_scale(w, node);
+        if (node->parent == MT_GROWTH_NONE) continue;
+        w->nodes[node->parent].bytes += node->bytes;
+        if (w->heights[node->parent] <= w->heights[i])
+            w->heights[node->parent] = w->heights[i] + (w->heights[i] < UCHAR_MAX);
+    }
+    return 0;
+}
+
+/* --- the whole -------------------------------------------------------------------------------- */
+
+static void
+walk_all(mt_walk *w, PyObject *file_key)
+{
+    sort_modules(w, file_key);
+    for (int libraries = 0; libraries < 2 && !w->failed; libraries++) {
+        w->in_libraries = libraries;
+        add_modules(w);
+        add_frames(w);
+    }
+    add_cycles(w);
+}
+
+mt_walk *
+mt_walk_new(const mt_walk_places *places, const mt_growth *known, uint64_t then)
+{
+    PyObject *file_key = PyUnicode_InternFromString("__file__");
+    mt_walk *w = file_key == NULL ? NULL : PyMem_Calloc(1, sizeof *w);
+
+    if (w == NULL) {
+        Py_XDECREF(file_key);
+        return (mt_walk *)PyErr_NoMemory();
+    }
+    w->places = *places;
+    w->known = known;
+    if (places->shim != NULL) mt_graphs_begin(&w->graphs, places->shim);
+    if (mt_ptrset_reserve(&w->seen, known->last.n) < 0 || mt_ptrset_reserve(&w->programs, 64) < 0 ||
+        mt_ptrset_reserve(&w->libraries, 64) < 0)
+        w->failed = true;
+    if (!w->failed) walk_all(w, file_key);
+    Py_DECREF(file_key);
+    share_out_graphs(w, then);
+    if (!w->failed && add_up(w) == 0) return w;
+    mt_walk_free(w);
+    PyErr_Clear();
+    return (mt_walk *)PyErr_NoMemory();
+}
+
+void
+mt_walk_free(mt_walk *w)
+{
+    mt_graphs_end(&w->graphs);
+    mt_ptrset_fini(&w->seen);
+    mt_ptrset_fini(&w->blocks);
+    mt_ptrset_fini(&w->types);
+    mt_ptrset_fini(&w->programs);
+    mt_ptrset_fini(&w->libraries);
+    give_back(w->nodes, w->cap, sizeof *w->nodes);
+    if (w->heights != NULL) give_back(w->heights, w->n + 1, 1);
+    give_back(w->waiting, w->waiting_cap, sizeof *w->waiting);
+    give_back(w->scales, w->scales_cap, sizeof *w->scales);
+    give_back((void *)w->variables, w->variables_cap, sizeof *w->variables);
+    give_back(w->graph_nodes, w->graph_nodes_cap, sizeof *w->graph_nodes);
+    PyMem_Free(w);
+}
+
+size_t
+mt_walk_count(const mt_walk *w)
+{
+    return w->n;
+}
+
+const mt_walk_node *
+mt_walk_at(const mt_walk *w, size_t node)
+{
+    assert(node < w->n);
+    return &w->nodes[node];
+}
+
+unsigned
+mt_walk_height(const mt_walk *w, size_t node)
+{
+    assert(node < w->n);
+    return w->heights[node];
+}
+
+bool
+mt_walk_was_cut(const mt_walk *w)
+{
+    return w->cut;
+}
+
+size_t
+mt_walk_memory(const mt_walk *w, size_t node, const void **memory)
+{
+    PyObject *op = w->nodes[node].op;
+    size_t known = mt_ptrset_find(&w->types, Py_TYPE(op));
+    mt_torch_facts facts;
+
+    *memory = NULL;
+    switch ((way)(known & (IS_LIBRARYS - 1))) {
+    case TEXT:
+        *memory = PyUnicode_DATA(op);
+        return (size_t)PyUnicode_GET_LENGTH(op) * (size_t)PyUnicode_KIND(op);
+    case BYTES:
+        *memory = PyBytes_AS_STRING(op);
+        return (size_t)PyBytes_GET_SIZE(op);
+    case BYTEARRAY:
+        *memory = PyByteArray_AS_STRING(op);
+        return (size_t)PyByteArray_GET_SIZE(op);
+    case NDARRAY:
+        *memory = ((const array_fields *)op)->data;
+        return array_size((const array_fields *)op);
+    case TENSOR:
+        if (w->places.shim == NULL || w->places.shim->facts(op, &facts) != 1) return 0;
+        if (facts.device >> 16 != 0 || facts.storage == NULL) return 0; /* not the host's */
+        *memory = facts.storage;
+        return facts.storage_bytes;
+    default:
+        return 0;
+    }
+}
+
+PyObject *
+mt_walk_variable(const mt_walk *w, size_t node)
+{
+    assert(w->nodes[node].kind == MT_WALK_VARIABLE);
+    return w->variables[w->nodes[node].length].name;
+}
+
+size_t
+mt_walk_graphs(const mt_walk *w)
+{
+    return w->graphs.n;
+}
+
+const mt_graph *
+mt_walk_graph(const mt_walk *w, size_t graph, size_t *node)
+{
+    *node = w->graph_nodes[w->graphs.roots[graph].order];
+    return &w->graphs.roots[graph];
+}
+
+uint64_t
+mt_walk_now(const mt_walk *w)
+{
+    return w->graphs.now;
+}

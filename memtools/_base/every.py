@@ -1,0 +1,42 @@
+"""How often something is done: each so many steps, or each so many seconds."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(steps?|s|min|h|)\s*")
+
+
+class Every(NamedTuple):
+    """One of the two is set: a number of steps, or of seconds."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.steps:,} steps" if self.seconds is None else f"{self.seconds:g} s"
+
+
+def parse_every(every: int | str, name: str = "print_every") -> Every:
+    """The interval that an argument means.
+
+    Args:
+        every: steps, as an int of at least 1 or a text like "1000" or "1000 steps"; or a time of at
+            least 0.1 s, as a text like "30 s", "5 min" or "1 h".
+        name: the argument's name, for errors.
+
+    Raises TypeError if it is neither an int nor a text, ValueError if it is not written so or out
+    of its range.
+    """
+    wanted = f'{name} is a number of steps, or a time like "30 s"'
+    if isinstance(every, bool) or not isinstance(every, (int, str)):
+        raise TypeError(f"{wanted}, got {type(every).__name__}")
+    found = _PATTERN.fullmatch(str(every))
+    number, unit = found.groups() if found else ("", "")
+    if unit in _SECONDS and float(number) * _SECONDS[unit] >= 0.1:
+        return Every(seconds=float(number) * _SECONDS[unit])
+    if unit in ("", "step", "steps") and number.isdecimal() and int(number) >= 1:
+        return Every(steps=int(number))
+    raise ValueError(f"{wanted}, got {every!r}")

@@ -1,0 +1,380 @@
+"""GrowthCensus: looks at the heap again and again, and names what only ever gained in between.
+
+    look(16)   look(24)   look(32) ...        each a walk in C: csrc/py/census/walk.h
+        │          │          │
+        └──────────┴──────────┴──► tables in C: what is longer than at the look before, and
+                                   never was shorter (csrc/core/census/growth.h)
+                                        │ candidates, with the objects on the way to each
+                                        ▼
+                                   names, by the words of holders.py ──► holders()
+
+A look keeps numbers and texts, and none of the program's objects. It runs no Python code of the
+program's: types are compared by identity, and objects are read by the getters of built-in types.
+"""
+
+from __future__ import annotations
+
+import collections
+import gc
+import io
+import itertools
+import sys
+import sysconfig
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from memtools import _core
+from memtools._base import torch as bridge
+from memtools._census.holders import (
+    LRU_CACHE,
+    Holder,
+    Local,
+    Namer,
+    extent,
+    part_of_a_look,
+    short_name,
+    tensor_facts,
+    tensor_kind,
+    type_name,
+)
+
+#: bytes a step that a holder has to gain to be named
+LEAST_RATE = 1024.0
+_LEAST_NAMED = 64.0  # of one of several that have the same name
+_MOST_HOLDERS = 8
+_SAMPLED = 8  # of the newest entries, that tell what comes
+_DEPTH = 4  # below an entry, where its tensors and arrays are looked for
+_PACKAGE = str(Path(__file__).parents[1]) + "/"
+#: what a row of the table is, as csrc/py/census/growth.c numbers them
+_CONTAINER, _GRAPH, _CHAIN, _CYCLE, _SLOTS = range(5)
+_OF_CYCLES = "cycles of .grad made by backward(create_graph=True)"
+_HOOKS = ("_hooks", "_pre_hooks", "hooks_dict")
+
+
+#: read here, once: what this module does later a forked worker may do, whose pages it would copy
+_PATHS = sysconfig.get_paths()
+
+
+def _library_paths() -> tuple[str, ...]:
+    """Where modules of libraries lie, with a slash at the end."""
+    found = {_PATHS[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    for path in sys.path:
+        if path.endswith(("/site-packages", "/dist-packages")):
+            found.add(path)
+    return (*sorted(f"{path}/" for path in found), "<frozen ")
+
+
+@part_of_a_look
+class GrowthCensus:
+    """Looks at the heap again and again, and names what only ever gained between the looks.
+
+    Everything that a path from the program's modules, running functions or libraries reaches is
+    measured by what it really costs: lists, dicts, sets, deques and caches with all below them,
+    arrays, texts and tensors, a storage once. From the third look on, a container is named that
+    never got shorter, rose at two looks, does not slow down, and gains a KiB a step or more; so is
+    what keeps a linked chain that gets longer, and what keeps old nodes of autograd's graphs.
+
+    Without memtools' torch shim (another version of torch) the bytes of tensors are those of the
+    newest entries of what is named, and single tensors and graphs are not known.
+
+    Whether that explains the growth of the process is for those to say who know that growth
+    (memtools.monitor.findings).
+
+    Args:
+        own: classes whose instances are not entered, beside those of memtools; by default none.
+
+    Attributes:
+        looks: how many looks there were.
+        seconds: CPU time that they took, of the thread that called.
+        cut: whether the newest look would have taken too long, and left things out. What it did not
+            see counts neither as grown nor as gone.
+        reached_bytes: what all that the newest look has reached costs together.
+    """
+
+    __slots__ = (
+        *("_holders", "_libraries", "_own", "_table"),
+        *("cut", "looks", "reached_bytes", "seconds"),
+    )
+
+    def __init__(self, own: Sequence[type] = ()) -> None:
+        self._table = _core.GrowthTable()
+        self._own = tuple(own)
+        self._libraries = _library_paths()
+        self._holders: tuple[Holder, ...] = ()
+        self.looks = 0
+        self.seconds = 0.0
+        self.cut = False
+        self.reached_bytes = 0
+
+    def look(self, step: int) -> None:
+        """Walk through what the program can reach. Takes 30 to 120 ms, in which no other Python
+        thread runs; it keeps numbers only.
+
+        Args:
+            step: number of the step, from 0 on, that comes after those of the looks before.
+
+        Raises ValueError for a step that does not come after that of the look before, MemoryError.
+        """
+        begin = time.thread_time()
+        torch = bridge.loaded()
+        has_shim = False
+        if torch is not None:
+            try:
+                has_shim = bridge.connect().shim is not None
+            except ImportError:  # an older torch
+                has_shim = False
+        rows, _, self.cut, self.reached_bytes = self._table._look(
+            step,
+            collections.deque,
+            LRU_CACHE,
+            _ndarray(),
+            None if torch is None else torch.Tensor,
+            has_shim,
+            self._libraries,
+            _PACKAGE,
+            self._own,
+        )
+        self.looks += 1
+        self._holders = _named(rows, has_shim)
+        self.seconds += time.thread_time() - begin
+
+    @property
+    def added_bytes(self) -> int:
+        """Bytes that the looks' own tables take now: they are no growth of the program's."""
+        return self._table.bytes + 1024 * len(self._holders)
+
+    def holders(self) -> tuple[Holder, ...]:
+        """Who only ever gained, as of the newest look, the one that explains most first: containers
+        with a bound, other containers and single buffers, autograd graphs. Empty before the third
+        look.
+        """
+        return self._holders
+
+    def growth_bytes(self) -> float:
+        """Bytes a step that the holders explain together."""
+        return sum(holder.rate_bytes for holder in self._holders)
+
+    def __repr__(self) -> str:
+        return f"GrowthCensus({self.looks} looks, {len(self._holders)} holders)"
+
+
+def _named(rows: list[Any], has_shim: bool) -> tuple[Holder, ...]:
+    """The holders that explain enough, those of one name as one. Without the shim a walk sees no
+    memory of tensors."""
+    if not rows:
+        return ()
+    namer, joined = Namer(), dict[tuple[str, str], Holder]()
+    for row in rows:
+        if row[5] < _LEAST_NAMED and row[1] not in (_GRAPH, _CYCLE):
+            continue
+        holder = _holder(namer, has_shim, *row)
+        key = holder.path, holder.kind
+        joined[key] = joined[key]._with(holder) if key in joined else holder
+    found = [h for h in joined.values() if h.rate_bytes >= LEAST_RATE]
+    return tuple(sorted(found, key=_best_first)[:_MOST_HOLDERS])
+
+
+def _best_first(holder: Holder) -> tuple[bool, bool, float]:
+    is_graph = holder.kind == "autograd graph"
+    return is_graph, holder.capacity is None, -holder.rate_bytes
+
+
+def _holder(
+    namer: Namer,
+    has_shim: bool,
+    way: list[Any],
+    sort: int,
+    count: int,
+    length: int,
+    longer: int,
+    pace: float,
+    since: int,
+    until: int,
+    rises: int,
+    fell: bool,
+    kept: int,
+) -> Holder:
+    """What the table tells of a candidate, as a holder with a name."""
+    steps = until - since
+    if type(way[-1]) is tuple and len(way) > 1:
+        way[-1] = Local(*way[-1])
+    path, container = namer.path_along(way), way[0]
+    size = round(pace * steps)
+    found = Holder(path, short_name(type(container)), length, None, longer, size, steps=steps,
+                   since_step=since, rises=rises, only_gained=not fell)  # fmt: skip
+    if sort == _GRAPH:
+        path = f"autograd graph of {length:,} nodes kept by {path or 'C code'}"
+        return replace(found, path=path, kind="autograd graph", what="nodes")
+    if sort == _CYCLE:
+        what = "nodes" if len(way) > 1 else "leaf tensors"
+        return replace(found, path=_OF_CYCLES, kind="autograd graph", what=what)
+    if sort == _CHAIN:
+        path = f"chain of {found.kind} kept by {path or 'C code'}"
+        what = f"{type_name(type(container))} objects"
+        return replace(found, path=path, kind="chain", what=what)
+    if _is_buffer(container):
+        what = _kind_of(container) or found.kind
+        return replace(found, kind="variable", new_objects=0, what=what)
+    new_objects, size, what = _newest(container, longer, size, has_shim)
+    now, capacity = extent(container)
+    if type(container) is LRU_CACHE:
+        now = length
+    elif sort == _SLOTS:  # its entries come in the place of None
+        path, now, capacity = f"{found.kind} {path}", length, now
+    else:
+        path = f"{found.kind}{'' if capacity is None else f'(maxlen={capacity})'} {path}"
+    kind = _kind_of_holder(way, path, found.kind)
+    if any(map(_is_error, _entries(container))):
+        kind = "exceptions"
+    if count > 1:
+        path = f"{path} ({count} that grow in it)"
+    if kept >= length > 0 and capacity is None:  # each entry keeps what it was computed from
+        path, kind = f"autograd graphs kept by {path}", "autograd graph"
+    return replace(found, path=path, kind=kind, length=now, capacity=capacity,
+                   new_objects=new_objects, new_bytes=size, what=what)  # fmt: skip
+
+
+def _kind_of_holder(way: list[Any], path: str, kind: str) -> str:
+    """`optimizer state` and `hooks` for what they are, else the container's type."""
+    if type(way[0]) is LRU_CACHE:
+        return "lru_cache"
+    if path.endswith(_HOOKS):
+        return "hooks"
+    torch = bridge.loaded()
+    for holder in way[1:3]:
+        space = _core._instance_dict(holder) if type(holder) is not Local else None
+        if space is None or (way[1] is not space and way[1] is not holder):
+            continue
+        name = _core._place(space, way[0])
+        if (
+            type(name) is str
+            and name == "state"
+            and torch is not None
+            and issubclass(type(holder), torch.optim.Optimizer)
+        ):
+            return "optimizer state"
+    return kind
+
+
+def _is_error(entry: Any) -> bool:
+    """Whether an entry of a container is an exception, or a tuple with one."""
+    parts = entry if type(entry) is tuple else (entry,)
+    return any(issubclass(type(part), BaseException) for part in parts)
+
+
+def _ndarray() -> Any:
+    """NumPy's type of arrays where the program has loaded it, else None."""
+    found = getattr(sys.modules.get("numpy"), "ndarray", None)
+    return found if type(found) is type else None
+
+
+# --- what comes -----------------------------------------------------------------------------------
+
+
+def _kind_of(obj: Any) -> str:
+    """`[2048, 64] float32 tensor` or `[84, 84] float32 array`; "" for other objects."""
+    torch, ndarray = bridge.loaded(), _ndarray()
+    if torch is not None and issubclass(type(obj), torch.Tensor):
+        return str(tensor_kind(torch, obj))
+    if ndarray is not None and issubclass(type(obj), ndarray):
+        shape, dtype = ndarray.shape.__get__(obj), ndarray.dtype.__get__(obj)
+        return f"[{', '.join(map(str, shape))}] {dtype.name} array"
+    return ""
+
+
+def _is_buffer(obj: Any) -> bool:
+    kinds = (str, bytes, bytearray, memoryview, io.BytesIO)
+    return bool(_kind_of(obj)) or issubclass(type(obj), kinds)
+
+
+class _Kind:
+    """How many objects of one kind there are below some entries, their bytes, and the storages of
+    tensors: the bytes of each that one of them alone shows, 0 of others."""
+
+    __slots__ = ("bytes", "count", "storages")
+
+    def __init__(self) -> None:
+        self.count = self.bytes = 0
+        self.storages: dict[int, int] = {}
+
+
+def _newest(container: Any, longer: int, size: int, has_shim: bool) -> tuple[int, int, str]:
+    """(how many objects came, their bytes, what they are) where a container got so many entries
+    longer and gained so many bytes, by its newest entries: the kind of tensors or arrays that takes
+    most of them, or the entries themselves where there are none. Without the shim the bytes of
+    tensors are those of the newest ones; storages that several of them share are left out."""
+    entries = _entries(container)
+    if not entries:
+        return longer, size, "objects"
+    kinds, seen = collections.defaultdict[str, _Kind](_Kind), set[int]()
+    for entry in entries:
+        _count(entry, kinds, _DEPTH, seen)
+    if not has_shim:
+        storages = sum(sum(kind.storages.values()) for kind in kinds.values())
+        size += storages * longer // len(entries)
+    if kinds:
+        what, most = max(kinds.items(), key=_bytes_of_kind)
+        each = max(1.0, most.bytes / most.count)
+        count = min(round(most.count / len(entries) * longer), round(size / each))
+        return count, size, f"{what}s"
+    types = {type(entry) for entry in entries}
+    return longer, size, f"{type_name(types.pop())} objects" if len(types) == 1 else "objects"
+
+
+def _bytes_of_kind(item: tuple[str, _Kind]) -> int:
+    return item[1].bytes
+
+
+def _entries(container: Any) -> list[Any]:
+    """Some of the newest entries of a container, read by its built-in type's own methods."""
+    kind = type(container)
+    try:
+        if issubclass(kind, list):
+            there = (entry for entry in list.__reversed__(container) if entry is not None)
+            return list(itertools.islice(there, _SAMPLED))
+        if issubclass(kind, dict):
+            return list(itertools.islice(reversed(dict.values(container)), _SAMPLED))
+        if issubclass(kind, collections.deque):
+            newest = collections.deque.__reversed__(container)
+            return list(itertools.islice(newest, _SAMPLED))
+        if issubclass(kind, tuple):
+            return list(tuple.__getitem__(container, slice(-_SAMPLED, None)))
+        if kind is LRU_CACHE and (extent(container)[1] or 0) <= 4096:
+            found = gc.get_referents(container)
+            inner = [obj for obj in found if type(obj) is dict and len(obj) > 0]
+            if extent(container)[1] is None and inner:
+                return _entries(inner[0])
+            return found[1 : 2 * _SAMPLED : 2]
+    except (RuntimeError, IndexError):  # another thread has changed it meanwhile
+        pass
+    return []
+
+
+def _count(obj: Any, kinds: dict[str, _Kind], depth: int, seen: set[int]) -> None:
+    """Counts the tensors and arrays below an object, each once, by their kinds."""
+    if id(obj) in seen or len(seen) > 64 * _SAMPLED:
+        return
+    seen.add(id(obj))
+    name = _kind_of(obj)
+    if name:
+        _add(kinds[name], obj)
+    elif depth > 0 and not issubclass(type(obj), (type, str, bytes, int, float)):
+        for part in gc.get_referents(obj)[:16]:
+            if not issubclass(type(part), type):
+                _count(part, kinds, depth - 1, seen)
+
+
+def _add(kind: _Kind, obj: Any) -> None:
+    """One more of a kind: a tensor or an array, with the bytes of its elements."""
+    torch, ndarray = bridge.loaded(), _ndarray()
+    kind.count += 1
+    if torch is None or not issubclass(type(obj), torch.Tensor):
+        kind.bytes += int(ndarray.nbytes.__get__(obj))
+        return
+    facts = tensor_facts(torch, obj)
+    kind.bytes += facts.bytes
+    is_known = facts.storage in kind.storages
+    kind.storages[facts.storage] = 0 if is_known else facts.storage_bytes

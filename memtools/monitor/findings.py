@@ -1,0 +1,526 @@
+"""From what a look has shown to LeakFindings: what grows, who holds it, how fast, how long is left.
+
+    Points ──► slopes of use, children, shm, device ──┐
+    LeakDetector ──► a grade for each signal ─────────┼──► findings_of(Evidence) ──► LeakFinding ...
+    GrowthCensus.holders() ──► who only ever gained ──┘            │
+                                                                   ▼
+                              Standing.add: first_step, grades that a repetition raises, withdrawal
+
+This is the only place where a finding is made. Everything in it is arithmetic on numbers that a
+look has brought: nothing is read and nothing is said here. The order is that of certainty:
+containers with a bound, containers without one, then what nobody holds, children, shared memory
+and devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from memtools._base import sentences
+from memtools._base.size import format_bytes
+from memtools._census.holders import Holder
+from memtools.leak.finding import EXPLAINED, RANK, Key, LeakFinding, graded
+from memtools.monitor.signals import Points, slope_of
+
+LEAST_RATE = 1024.0  # bytes a step below which nothing is said of growth that nobody holds
+LEAST_SHARE = 0.1  # of the growth of use: who takes less is but a hint at who takes the rest
+UNEXPLAINED = 0.3  # below that a regular growth is the C heap's
+AT_MOST = 1.2  # holders that are said to take more than that of use are not measured by its slope
+AT_MOST_OF_EXACT, EXACT = 1.5, 0.02  # but where the standard error of that is below such a part
+INTERVALS = 4  # between looks, in which a growth of the C heap has to go on
+LEAST_OF_C = 4096.0  # bytes a step: below that C code's own caches cannot be told from a leak
+EVEN = 0.6  # the smallest of them by the largest
+CONFIRMED = 3  # looks at which a suspect is there: then it is growing
+CONFIRMED_STEPS = 32  # and that they lie apart, at least
+CERTAIN = 3.0  # standard errors from which on a slope is no noise
+DEARER = 1.5  # so many times as fast as what is in use, and resident memory tells what it costs
+NEAR = 0.15  # a slope of use that differs by less from what holders gain is explained by them
+LEAST_POINTS = 3  # of a slope
+FASTER = 2.5  # between two looks: what becomes faster than that is something else
+STILL = 0.25  # of its rate: growth that is below it over the last steps has ended
+ENDED_STEPS, ENDED_SHARE = 64, 0.1  # those last steps: so many, or so much of the run
+DATA_SET = "cache of a data set"
+GRAPH = "autograd graph"
+C_HEAP = "C heap"
+_EXPLAINS = (C_HEAP, "cycles")  # kinds of findings that say more than that something grows
+_OF_PROCESS = ("use", "device")  # parts that a census looks at
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known after a look.
+
+    Attributes:
+        step: of the look.
+        first: the step of the first look of the run.
+        looks: the steps of the looks so far, without those that only watch standing findings.
+        points: the signals at all looks.
+        grades: what the leak test says, by signal; "use" for the heap and Python's blocks.
+        walked: whether a census has looked at this step, or there is none.
+        holders: what it names.
+        unheld: what growth of use is that no Python object holds: "C heap", "cycles", or "" where
+            that is not known.
+        profiles: whether a torch profiler runs.
+        declared: bytes a step that the program has declared to fill something, `math.inf` for as
+            fast as it comes; and by which name.
+        children: how many processes there are now, and the names of those that grow with their
+            bytes a step, the fastest first.
+    """
+
+    step: int
+    first: int
+    looks: Sequence[int]
+    points: Points
+    grades: Mapping[str, str]
+    walked: bool = True
+    holders: Sequence[Holder] = ()
+    unheld: str = ""
+    profiles: bool = False
+    declared: tuple[float, str] = (0.0, "")
+    children: tuple[int, Sequence[tuple[str, float]]] = (0, ())
+    fed: Sequence[LeakFinding] = ()  # what workers have found
+    #: of a step, where steps are nothing but time; None: the program's own
+    seconds: float | None = None
+    #: by part, where the leak test sees growth: since when, and bytes a step. It has readings
+    #: between the looks too
+    tested: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+
+    @property
+    def since(self) -> int:
+        """Slopes are of the points from here on: the newer three quarters of the run."""
+        return max(self.first, self.step // 4)
+
+    def pace(self, name: str) -> float:
+        """Bytes a step of a signal, as it goes on now."""
+        return self.points.pace(name, self.since).rate
+
+    def late(self, name: str) -> tuple[float, int | None]:
+        """(bytes a step, since when) of growth that nobody has a name for. What has begun since the
+        look before is in one point alone: the leak test's own readings tell how fast that is."""
+        rises, rate = self.points.rises(name), self.pace(name)
+        since, tested = self.tested.get(name, (0, 0.0))
+        if len(self.looks) > 1 and since > max(self.since, self.looks[-2] - CONFIRMED_STEPS):
+            return max(rate, tested), since
+        return rate, rises[0] if rises else None
+
+
+def findings_of(seen: Evidence) -> list[LeakFinding]:
+    """What a look has shown, without forecasts; the largest rate of each part first."""
+    found = _of_process(seen) if seen.walked else []
+    found += _of_children(seen)
+    for signal, kind in (("shm", "shared memory"), ("device", "")):
+        if signal != "device" or not any(one.signal == "device" for one in found):
+            found += _of_signal(seen, signal, kind)
+    return found
+
+
+def _of_process(seen: Evidence) -> list[LeakFinding]:
+    """What grows in use, by who holds it."""
+    use = max(0.0, _use_of(seen))
+    bounded = [holder for holder in seen.holders if is_bounded(holder)]
+    free = [holder for holder in seen.holders if not is_bounded(holder)]
+    filled = sum(map(rate_of, bounded))
+    free = _with_residue(free, use - filled)
+    free = [holder for holder in free if rate_of(holder) >= LEAST_SHARE * use]
+    total = sum(map(rate_of, free))
+    found = [_filling(seen, holder) for holder in bounded]
+    found += _held(seen, free, use - filled, total)
+    return found + _unheld(seen, use, use - filled - total)
+
+
+def _use_of(seen: Evidence) -> float:
+    """Bytes a step of use as they come now. The slope of use has in it what a program makes once,
+    as it warms up; holders have not. Where the two differ, and the newer points lie on a slope that
+    the holders explain, that is the one."""
+    use, since, _ = seen.points.pace("use", seen.since)
+    held = sum(map(rate_of, seen.holders))
+    if held < LEAST_RATE or keeps_graphs(seen.holders):
+        return use
+    points = seen.points.series("use", since)
+    while abs(use - held) > NEAR * held and len(points) > LEAST_POINTS:
+        points = points[1:]
+        newer = slope_of(points)
+        if abs(newer - held) <= NEAR * held:
+            return newer
+    return use
+
+
+def rate_of(holder: Holder) -> float:
+    """Bytes a step that it gains."""
+    return holder.new_bytes / max(1, holder.steps)
+
+
+def is_bounded(holder: Holder) -> bool:
+    """Whether it ends to grow by itself: at its bound, or with the data set."""
+    return holder.capacity is not None or DATA_SET in (holder.kind, holder.what)
+
+
+def keeps_graphs(holders: Sequence[Holder]) -> bool:
+    """Whether one of them keeps what its size does not tell."""
+    return any(holder.kind == GRAPH for holder in holders)
+
+
+def _with_residue(holders: Sequence[Holder], use: float) -> list[Holder]:
+    """What the nodes of a graph saved for backward is not walked: graphs take what nothing else
+    explains, each of them by its nodes."""
+    graphs = sum(rate_of(one) for one in holders if one.kind == GRAPH)
+    residue = use - sum(rate_of(one) for one in holders if one.kind != GRAPH)
+    if graphs <= 0 or residue <= graphs:
+        return list(holders)
+    return [
+        replace(one, new_bytes=int(one.new_bytes * residue / graphs)) if one.kind == GRAPH else one
+        for one in holders
+    ]
+
+
+def _filling(seen: Evidence, holder: Holder) -> LeakFinding:
+    return LeakFinding(
+        "fills",
+        _of_use(seen),
+        rate_bytes=rate_of(holder),
+        since_step=getattr(holder, "since_step", None),
+        holder=holder.path,
+        kind=holder.kind,
+        what=filling_of(holder),
+    )
+
+
+def filling_of(holder: Holder) -> str:
+    """`40 of at most 100, 97.7 KiB when full`."""
+    if holder.capacity is None:
+        return holder.what
+    now = "" if holder.length is None else f"{holder.length:,} of "
+    final = holder.final_bytes
+    when_full = f", {format_bytes(final)} when full" if final else ""
+    return f"{now}at most {holder.capacity:,}{when_full}"
+
+
+def _what_of(seen: Evidence, holder: Holder) -> str:
+    """What comes, as everywhere, and in how many containers of this name."""
+    what = sentences.of_new_objects(holder, seen.seconds)
+    return f"{what}, in {holder.containers:,} of them" if what and holder.containers > 1 else what
+
+
+def _held(seen: Evidence, holders: Sequence[Holder], use: float, total: float) -> list[LeakFinding]:
+    """The containers without a bound. Where together they explain the growth of use, each gets its
+    part of that: what they weigh themselves leaves out what malloc adds."""
+    device = max(0.0, seen.pace("device"))
+    signal = "device" if device > max(use, EXPLAINED * total) else _of_use(seen)
+    slope = device if signal == "device" else use
+    share = total / slope if slope > 0 else math.inf
+    scale = 1 / share if EXPLAINED <= share <= _at_most(seen, signal) else 1.0
+    base = seen.grades.get("device" if signal == "device" else "use", "quiet")
+    limit, name = seen.declared
+    found: list[LeakFinding] = []
+    if seen.seconds is not None and RANK[base] < RANK["suspect"] and not _is_certain(seen, share):
+        return found  # at any point of a program some container is longer than it was
+    for holder in sorted(holders, key=rate_of, reverse=True):
+        raised = graded(base, share, only_gained=getattr(holder, "only_gained", True))
+        what = _what_of(seen, holder)
+        if total <= limit:
+            raised = "fills"
+            what = ", ".join(part for part in (what, f"declared as {name}") if part)
+        found.append(
+            LeakFinding(
+                raised,
+                signal,
+                rate_bytes=rate_of(holder) * scale,
+                since_step=getattr(holder, "since_step", None),
+                holder=holder.path,
+                kind=holder.kind,
+                what=what,
+            )
+        )
+    return found
+
+
+def _at_most(seen: Evidence, signal: str) -> float:
+    """So much of the growth of its part of memory may what holders weigh seem to be: where that
+    grows without noise, it tells better than what an object of each kind is taken to weigh."""
+    pace = seen.points.pace("device" if signal == "device" else "use", seen.since)
+    return AT_MOST_OF_EXACT if pace.error <= EXACT * pace.rate else AT_MOST
+
+
+def _is_certain(seen: Evidence, share: float) -> bool:
+    """Whether use grows, whatever its noise, by what holders gain."""
+    pace = seen.points.pace("use", seen.since)
+    return pace.rate > CERTAIN * pace.error and EXPLAINED <= share <= AT_MOST
+
+
+def _unheld(seen: Evidence, use: float, residue: float) -> list[LeakFinding]:
+    """Growth of use that no container explains."""
+    limit, _ = seen.declared
+    grade = seen.grades.get("use", "quiet")
+    if residue < max(LEAST_RATE, (1 - EXPLAINED) * use) or use <= limit:
+        return []
+    signal = _of_use(seen)
+    rate, first = seen.late("use")
+    if seen.unheld == "cycles":
+        return [LeakFinding("fills", signal, rate_bytes=residue, since_step=first, kind="cycles")]
+    if seen.unheld == C_HEAP and residue >= LEAST_OF_C:
+        what = "a torch profiler is running" if seen.profiles else ""
+        residue = _cost_of_c(seen, use - residue)
+        grade = grade if RANK[grade] >= RANK["suspect"] else "suspect"
+        return [
+            LeakFinding(grade, signal, rate_bytes=residue, since_step=first, kind=C_HEAP, what=what)
+        ]
+    if RANK[grade] < RANK["suspect"]:
+        return []
+    # A census has looked and found nobody: as long as that is so, it may be work that grows.
+    if len(seen.looks) >= INTERVALS and grade == "growing":
+        grade = "suspect"
+    residue += max(0.0, rate - max(use, seen.pace("use")))
+    return [LeakFinding(grade, signal, rate_bytes=residue, since_step=first)]
+
+
+def is_even(seen: Evidence, signal: str = "use") -> bool:
+    """Whether a signal grew in each of the last intervals between looks by about the same: what C
+    code keeps does so; a cache of it that fills gets slower, and work that varies does not."""
+    return len(_even(seen, signal)) >= INTERVALS
+
+
+def _even(seen: Evidence, signal: str) -> list[tuple[int, int]]:
+    """(step, bytes) of the newest looks between which a signal grew by about the same a step. Empty
+    where it did not grow in one of the last intervals."""
+    at = dict(seen.points.series(signal))
+    known = [(step, at[step]) for step in seen.looks if step in at]
+    rates = [(b - a) / (t - s) for (s, a), (t, b) in pairwise(known)]
+    if len(rates) < INTERVALS or min(rates[-INTERVALS:]) <= 0:
+        return []
+    begin = len(rates) - 1
+    while begin > 0 and 0 < EVEN * max(rates[begin - 1 :]) <= min(rates[begin - 1 :]):
+        begin -= 1
+    return known[begin:]
+
+
+def _cost_of_c(seen: Evidence, held: float) -> float:
+    """Bytes a step that C code takes, where others hold so many of what grows in use. Small blocks
+    that stay keep what is freed around them from being used again: where resident memory goes on
+    growing faster for certain, that is what it costs."""
+    newest = _even(seen, "use")
+    use = max(0.0, min(seen.pace("use"), slope_of(newest)) if len(newest) > 2 else seen.pace("use"))
+    resident = _even(seen, "rss")
+    cost = slope_of(resident) if len(resident) >= INTERVALS else 0.0
+    return max(0.0, (cost if cost >= DEARER * use else use) - held)
+
+
+def _first_rise(seen: Evidence, signal: str) -> int | None:
+    rises = seen.points.rises(signal)
+    return rises[0] if rises else None
+
+
+def _of_use(seen: Evidence) -> str:
+    heap, python = seen.pace("heap"), seen.pace("python")
+    return "python" if python > heap else "heap"
+
+
+def _of_children(seen: Evidence) -> list[LeakFinding]:
+    """What workers have found themselves, else the processes by name and number."""
+    if seen.fed:
+        return list(seen.fed)
+    rate, (count, growing) = seen.pace("children"), seen.children
+    counts = seen.points.series("count", seen.since)
+    many = ""
+    if len(counts) > 2 and counts[-1][1] > counts[0][1]:
+        more = [b - a for (_, a), (_, b) in pairwise(counts)]
+        steps = (counts[-1][0] - counts[0][0]) / (counts[-1][1] - counts[0][1])
+        if min(more) >= 0 and sum(1 for n in more if n) >= 2:
+            unit = "steps" if seen.seconds is None else "seconds"
+            apart = steps * (seen.seconds or 1.0)
+            many = f"{count:,} processes, one more every {apart:,.0f} {unit}"
+    grade = seen.grades.get("children", "quiet")
+    if RANK[grade] < RANK["suspect"]:
+        if not many:
+            return []
+        grade = "suspect"
+    if rate < LEAST_RATE and not many:
+        return []
+    process, what = "", many
+    if not many and growing and growing[0][1] >= 0.8 * rate:
+        process, what = growing[0][0], ""
+    elif not many:
+        what = ", ".join(name for name, _ in growing[:4])
+    return [
+        LeakFinding(
+            grade, "children", rate_bytes=max(0.0, rate), what=what,
+            kind="processes" if many else "children",
+            process=process, since_step=_first_rise(seen, "children"),
+        )
+    ]  # fmt: skip
+
+
+def _of_signal(seen: Evidence, signal: str, kind: str) -> list[LeakFinding]:
+    grade, (rate, since) = seen.grades.get(signal, "quiet"), seen.late(signal)
+    if RANK[grade] < RANK["suspect"] or rate < LEAST_RATE:
+        return []
+    return [LeakFinding(grade, signal, rate_bytes=rate, kind=kind, since_step=since)]
+
+
+# --- from one look to the next --------------------------------------------------------------------
+
+
+@dataclass
+class Stand:
+    """A finding that stands, and how often looks have shown it."""
+
+    finding: LeakFinding
+    looks: int = 1
+    missed: int = 0
+
+    def confirmed(self, grade: str, steps: int) -> str:
+        """What was suspected for so many steps, and was seen again and again, is growing."""
+        if grade != "suspect" or not self.finding.kind or self.looks < CONFIRMED:
+            return grade
+        return "growing" if steps >= CONFIRMED_STEPS else grade
+
+
+class Standing:
+    """The findings that stand. Grades rise and stay, until growth has ended."""
+
+    def __init__(self) -> None:
+        self._all: dict[Key, Stand] = {}
+        self._paces: dict[str, float] = {}  # of each part, when the rates were made
+
+    def findings(self) -> tuple[LeakFinding, ...]:
+        """The worst first: by the grade, then by the rate."""
+        found = [stand.finding for stand in self._all.values()]
+        return tuple(sorted(found, key=lambda f: (-RANK[f.grade], -f.rate_bytes)))
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def add(
+        self, step: int, found: Sequence[LeakFinding], *, walked: bool = True
+    ) -> tuple[list[LeakFinding], list[LeakFinding]]:
+        """What a look has shown. Returns those of which a word is due, new ones and those of a
+        higher grade; and those that nobody was known to hold, now that somebody is."""
+        news, named = [], {one.key: one for one in found}
+        for key, one in named.items():
+            old = self._all.get(key)
+            if old is None:
+                stand = self._all[key] = Stand(replace(one, first_step=step))
+                news.append(stand.finding)
+                continue
+            before, old.looks, old.missed = old.finding, old.looks + 1, 0
+            first = before.first_step if before.first_step is not None else step
+            grade = one.grade if "fills" in (one.grade, before.grade) else _higher(before, one)
+            grade = old.confirmed(grade, step - first)
+            since = before.since_step if before.since_step is not None else one.since_step
+            old.finding = replace(one, grade=grade, first_step=first, since_step=since)
+            if grade != before.grade:
+                news.append(old.finding)
+        replaced = []
+        explained = {one.part for one in found if one.holder or one.kind in _EXPLAINS}
+        for key, stand in list(self._all.items()):
+            if key in named:
+                continue
+            if not walked and stand.finding.part in _OF_PROCESS:
+                continue  # nobody has looked
+            stand.missed += 1
+            nameless = not stand.finding.holder and stand.finding.kind in ("", "children")
+            if nameless and stand.finding.part in explained:
+                replaced.append(self._end(key))
+        return news, replaced
+
+    def go_on(self, points: Points, step: int) -> list[LeakFinding]:
+        """A look without a walk: what was named goes on where memory does. Returns those of a
+        higher grade."""
+        news = []
+        for stand in self._all.values():
+            finding = stand.finding
+            if not finding.holder or finding.part not in _OF_PROCESS or finding.first_step is None:
+                continue
+            recent = points.recent(finding.part, CONFIRMED_STEPS)
+            if stand.missed or recent is None or recent < EXPLAINED * self._seen_of(finding):
+                continue
+            stand.looks += 1
+            grade = stand.confirmed(finding.grade, step - (finding.first_step or 0))
+            if grade != finding.grade:
+                stand.finding = replace(finding, grade=grade)
+                news.append(stand.finding)
+        return news
+
+    def rated(self, paces: Mapping[str, float]) -> None:
+        """Rates were made while the parts of memory grew by so many bytes a step."""
+        self._paces.update(paces)
+
+    def repace(self, paces: Mapping[str, float]) -> bool:
+        """Between two walks: what was named grows as much faster or slower as its part of memory
+        does. What a worker holds keeps the rate that the worker itself has measured: the memory of
+        children has in it what they take for their own looks, and give back. Returns whether
+        something has become so much faster that somebody else may hold it."""
+        is_another = False
+        for part, now in paces.items():
+            before = self._paces.get(part, 0.0)
+            if before < LEAST_RATE or now < before / FASTER:
+                continue  # what ends is judged by end()
+            if now > FASTER * before:
+                is_another = True
+                continue
+            self._paces[part] = now
+            is_another = is_another or now > before / EXPLAINED**0.5
+            for stand in self._all.values():
+                one = stand.finding
+                if _is_of_worker(one) or one.part != part:
+                    continue
+                if not stand.missed and one.grade != "fills":
+                    stand.finding = replace(one, rate_bytes=one.rate_bytes * now / before)
+        return is_another
+
+    def _seen_of(self, finding: LeakFinding) -> float:
+        """Bytes a step of it that its part of memory shows: what C code costs may be more."""
+        if finding.kind != C_HEAP:
+            return finding.rate_bytes
+        return min(finding.rate_bytes, self._paces.get(finding.part, math.inf))
+
+    def end(self, points: Points, step: int) -> list[LeakFinding]:
+        """The findings that no longer grow, which stand no more."""
+        over = []
+        for key, stand in list(self._all.items()):
+            if self._has_ended(stand, points, step):
+                over.append(self._end(key))
+        return over
+
+    def _has_ended(self, stand: Stand, points: Points, step: int) -> bool:
+        finding = stand.finding
+        if _is_of_worker(finding):
+            return stand.missed >= 2
+        name = finding.part
+        rises = points.rises(name)
+        apart = [b - a for a, b in pairwise(rises)]
+        window = max(ENDED_STEPS, ENDED_SHARE * step, 2 * max(apart[-4:], default=0))
+        known = points.steps[-1] - points.steps[0]
+        if known < CONFIRMED_STEPS:
+            return False
+        recent = points.recent(name, min(int(window), known))
+        if recent is None:
+            return False
+        least = max(LEAST_RATE / 4, STILL * self._seen_of(finding))
+        if recent < least:
+            return True
+        return stand.missed >= 2 or (stand.missed == 1 and recent < 2 * least)
+
+    def _end(self, key: Key) -> LeakFinding:
+        return replace(self._all.pop(key).finding, over=True)
+
+    def present(self) -> tuple[LeakFinding, ...]:
+        """Those that the newest look has shown, without those that may be about to end."""
+        return tuple(stand.finding for stand in self._all.values() if stand.missed == 0)
+
+    def each(self, change: Mapping[Key, LeakFinding]) -> None:
+        """Take the place of findings that stand by others of the same key."""
+        for key, finding in change.items():
+            if key in self._all:
+                self._all[key].finding = finding
+
+
+def _is_of_worker(finding: LeakFinding) -> bool:
+    """Whether a worker has looked for itself, and found it; else it is seen from outside."""
+    return bool(finding.process and finding.holder)
+
+
+def _higher(a: LeakFinding, b: LeakFinding) -> str:
+    return max(a.grade, b.grade, key=RANK.__getitem__)

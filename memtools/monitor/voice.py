@@ -1,0 +1,149 @@
+"""How a monitor says what it has found: into the record, through the logger, to callbacks.
+
+    LeakWatch ──► Voice.say ──► event "finding" of the record        each word
+                           ├──► logger "memtools", or the terminal   from `suspect` on, once for
+                           └──► Listeners: on_leak(callback)           each holder and grade
+
+Nothing here gets an exception into training: what a callback raises is said once and ends here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from memtools._base.decorate import name_of_callback
+from memtools._base.every import Every
+from memtools.leak.finding import RANK, Key, LeakFinding
+from memtools.monitor.log import Log
+
+LeakCallback = Callable[[LeakFinding], object]
+RENEWED = 0.1  # a rate that differs by more from that in the record is written again
+MOST_WORDS = 256  # of a run, through the logger: a program with ever new names is not a flood
+
+
+class LeakHandle:
+    """A registered callback of `on_leak`. `cancel()` removes it, at any time, also from within."""
+
+    __slots__ = ("_listeners", "action", "name")
+
+    def __init__(self, listeners: Listeners, action: LeakCallback) -> None:
+        self._listeners, self.action = listeners, action
+        self.name = name_of_callback(action)
+
+    def cancel(self) -> None:
+        """Remove the callback. May be called twice."""
+        self._listeners.drop(self)
+
+    def __repr__(self) -> str:
+        return f"<on_leak {self.name}>"
+
+
+class Listeners:
+    """The callbacks of a monitor; they outlast a run."""
+
+    __slots__ = ("_handles",)
+
+    def __init__(self) -> None:
+        self._handles: list[LeakHandle] = []
+
+    def add(self, action: LeakCallback) -> LeakHandle:
+        handle = LeakHandle(self, action)
+        self._handles.append(handle)
+        return handle
+
+    def drop(self, handle: LeakHandle) -> None:
+        if handle in self._handles:
+            self._handles.remove(handle)
+
+    def tell(self, finding: LeakFinding, log: Log) -> None:
+        """Call each of them that is still there when its turn comes."""
+        for handle in tuple(self._handles):
+            if handle not in self._handles:
+                continue
+            try:
+                handle.action(finding)
+            except Exception as error:
+                log.complain(
+                    f"on_leak {id(handle)}",
+                    f"{handle.name}(), which waits for leaks, failed with "
+                    f"{type(error).__name__}: {error}; training goes on, and this is said once",
+                )
+
+
+class Voice:
+    """Says what a run has found.
+
+    Args:
+        log: the run's record and its complaints.
+        listeners: the monitor's callbacks.
+        says: what shows a finding to people: the logger, or the terminal of `memtools run`.
+    """
+
+    def __init__(self, log: Log, listeners: Listeners, says: Callable[[LeakFinding], None]) -> None:
+        self._log, self._listeners, self._says = log, listeners, says
+        self._said: set[tuple[str, str, str, bool]] = set()
+        self._rates: dict[Key, float] = {}  # of each finding, as the record has it
+
+    def say(self, finding: LeakFinding) -> None:
+        """A new finding, one of a higher grade, or one that is over."""
+        self.write(finding)
+        who = _kind_of_process(finding), finding.holder or finding.kind
+        word = (*who, finding.grade, finding.over)
+        if RANK[finding.grade] < RANK["suspect"] or word in self._said:
+            return
+        if finding.over and all(who != said[:2] for said in self._said):
+            return
+        if len(self._said) < MOST_WORDS:
+            self._said.add(word)
+            try:
+                self._says(finding)
+            except Exception as error:  # a handler of the logger's, for one
+                self._log.complain("says", f"a finding could not be said: {error}")
+        self._listeners.tell(finding, self._log)
+
+    def complain(self, key: str, text: str) -> None:
+        """Give notice of a failure in here, once for each key."""
+        self._log.complain(key, text)
+
+    def write(self, finding: LeakFinding) -> None:
+        """Into the record alone."""
+        self._rates[finding.key] = finding.rate_bytes
+        self._log.event("finding", finding)
+
+    def renew(self, findings: Iterable[LeakFinding]) -> None:
+        """Into the record, those whose rate is another by now: who reads the record of a run that
+        was killed finds the newest."""
+        for finding in findings:
+            known = self._rates.get(finding.key, 0.0)
+            if abs(finding.rate_bytes - known) > RENEWED * known:
+                self.write(finding)
+
+
+def _kind_of_process(finding: LeakFinding) -> str:
+    """The process, but the same in several workers is said once, for the first of them."""
+    is_of_workers = finding.holder and finding.process.startswith("worker ")
+    return "worker" if is_of_workers else finding.process
+
+
+class Printer:
+    """When the next summary is to be printed: so many steps or seconds after the last one."""
+
+    def __init__(self, every: Every) -> None:
+        self._every = every
+        #: the step and the time on the monotonic clock; one of the two never comes
+        self.due_step, self.due_ns = 1 << 62, 1 << 62
+        self._next(0)
+
+    def _next(self, step: int) -> None:
+        if self._every.steps is not None:
+            self.due_step = (step // self._every.steps + 1) * self._every.steps
+        else:
+            self.due_ns = time.monotonic_ns() + int(1e9 * (self._every.seconds or 0))
+
+    def is_due(self, step: int) -> bool:
+        """Whether it is time; then the next time is set."""
+        if step < self.due_step and time.monotonic_ns() < self.due_ns:
+            return False
+        self._next(step)
+        return True

@@ -1,0 +1,391 @@
+"""GrowthCensus: who only ever gained between looks at the heap, by name and by rate."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import io
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from memtools._census.growth import GrowthCensus
+from memtools._census.holders import Holder
+from tests.census.older import older_torch
+
+STEPS = (16, 24, 32, 48)
+
+
+class Trainer:
+    """What the loops of these tests keep things in."""
+
+    def __init__(self) -> None:
+        self.losses: Any = []
+
+
+@pytest.fixture
+def trainer() -> Iterator[Trainer]:
+    global TRAINER
+    TRAINER = Trainer()
+    yield TRAINER
+    del TRAINER
+
+
+def looked(step: Callable[[int], object], steps: tuple[int, ...] = STEPS) -> GrowthCensus:
+    """A census after looks at these steps of a loop."""
+    census = GrowthCensus()
+    for i in range(1, steps[-1] + 1):
+        step(i)
+        if i in steps:
+            census.look(i)
+    return census
+
+
+def named(step: Callable[[int], object], steps: tuple[int, ...] = STEPS) -> dict[str, Holder]:
+    return {holder.path: holder for holder in looked(step, steps).holders()}
+
+
+def test_a_list_that_gains_is_named_at_the_third_look(trainer):
+    census = GrowthCensus()
+    for i in range(1, 33):
+        trainer.losses.append(torch.ones(1024))
+        if i in (16, 24):
+            census.look(i)
+            assert census.holders() == ()
+    census.look(32)
+    (holder,) = census.holders()
+    assert (holder.path, holder.kind, holder.length) == ("list Trainer.losses", "list", 32)
+    assert (holder.what, holder.new_objects) == ("[1024] float32 tensors", 16)
+    assert (holder.since_step, holder.rises, holder.only_gained) == (16, 2, True)
+    assert holder.rate_bytes == pytest.approx(4096 + 450, rel=0.05)
+    assert census.growth_bytes() == holder.rate_bytes
+    assert (census.looks, census.cut) == (3, False)
+
+
+CASES: dict[str, tuple[Callable[[Trainer, int], object], str, float]] = {
+    "deque": (
+        lambda t, i: t.__dict__.setdefault("queue", collections.deque()).append(bytes(2000)),
+        "deque Trainer.queue",
+        2048,
+    ),
+    "dict of lists": (
+        lambda t, i: t.__dict__.setdefault("m", {}).setdefault(i % 3, []).append(bytes(3000)),
+        "dict Trainer.m (3 that grow in it)",
+        3064,
+    ),
+    "set": (
+        lambda t, i: t.__dict__.setdefault("s", set()).add(str(i) * 999),
+        "set Trainer.s",
+        2000,
+    ),
+    "array made anew": (
+        lambda t, i: setattr(t, "all", np.zeros(500 * i)),
+        "Trainer.all",
+        4000,
+    ),
+    "text made anew": (lambda t, i: setattr(t, "log", "x" * 3000 * i), "Trainer.log", 3000),
+    "bytearray": (
+        lambda t, i: t.__dict__.setdefault("b", bytearray()).extend(bytes(5000)),
+        "Trainer.b",
+        5000,
+    ),
+    "list made anew": (
+        lambda t, i: setattr(t, "losses", [*t.losses, np.zeros(300)]),
+        "list Trainer.losses",
+        2540,
+    ),
+    "arrays of objects": (
+        lambda t, i: t.losses.append(np.array([bytes(2000)], dtype=object)),
+        "list Trainer.losses",
+        2200,
+    ),
+    "views of views": (
+        lambda t, i: t.losses.append(np.zeros(500)[::2][::2]),
+        "list Trainer.losses",
+        4300,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_gains_is_named_with_its_rate(trainer, case):
+    step, path, rate = CASES[case]
+    holders = named(lambda i: step(trainer, i))
+    assert list(holders) == [path]
+    assert holders[path].rate_bytes == pytest.approx(rate, rel=0.15)
+
+
+def test_without_the_shim_tensors_weigh_what_the_newest_ones_do(trainer, without_shim, monkeypatch):
+    shared, trainer.views = torch.ones(100_000), []
+
+    def step(i: int) -> None:
+        trainer.losses.append({"loss": torch.ones(2048), "gates": [torch.ones(16, 8)] * 2})
+        trainer.views += [shared[i:] for _ in range(4)]
+        trainer.last = torch.ones(1000 * i)  # which nobody can weigh
+
+    with without_shim():
+        monkeypatch.setattr("memtools._base.torch.connect", older_torch)
+        found = named(step)
+    assert set(found) == {"list Trainer.losses", "list Trainer.views"}
+    losses, views = found["list Trainer.losses"], found["list Trainer.views"]
+    assert losses.rate_bytes == pytest.approx(8192 + 512 + 2 * 444 + 400, rel=0.05)
+    assert (losses.what, losses.new_objects) == ("[2048] float32 tensors", 32)
+    assert views.rate_bytes == pytest.approx(4 * 444, rel=0.1), "what they share came once"
+
+
+def test_what_is_cleared_or_has_filled_is_not_named(trainer):
+    trainer.ring, trainer.cleared = [None] * 8, []
+
+    def step(i: int) -> None:
+        trainer.ring[i % 8] = torch.ones(5000)
+        trainer.cleared.append(torch.ones(5000))
+        if i % 20 == 0:
+            trainer.cleared.clear()
+        if i < 20:
+            trainer.losses.append(torch.ones(5000))
+
+    assert named(step) == {}
+
+
+def test_a_bounded_container_says_how_much_it_holds(trainer):
+    trainer.losses = collections.deque(maxlen=1000)
+
+    @functools.lru_cache(maxsize=900)
+    def load(i: int) -> bytes:
+        return bytes(9000)
+
+    def step(i: int) -> None:
+        trainer.losses.append(bytes(5000))
+        load(i)
+
+    trainer.load = load
+    found = named(step)
+    assert found["deque(maxlen=1000) Trainer.losses"].capacity == 1000
+    (cache,) = (h for h in found.values() if h.kind == "lru_cache")
+    assert cache.path.startswith("lru_cache of ")
+    assert (cache.capacity, cache.length) == (900, 48)
+    assert cache.rate_bytes == pytest.approx(9100, rel=0.05)
+
+
+def test_an_unbounded_cache_of_a_method(trainer):
+    class Frames:
+        @functools.cache  # noqa: B019
+        def load(self, i: int) -> torch.Tensor:
+            return torch.ones(2000)
+
+    frames = trainer.frames = Frames()
+    (holder,) = named(frames.load).values()
+    assert (holder.kind, holder.capacity) == ("lru_cache", None)
+    assert holder.path == "lru_cache of Frames.load()"
+    assert holder.rate_bytes == pytest.approx(8500, rel=0.1)
+    assert holder.what == "[2000] float32 tensors"
+
+
+def test_a_local_of_a_running_function():
+    history: list[object] = []
+    (path,) = named(lambda i: history.append(bytes(4000)))
+    assert path in (
+        "list local 'history' of test_a_local_of_a_running_function()",
+        "list 'history' in closure of <lambda>()",
+    )
+
+
+def test_a_graph_that_is_carried_on_is_named_and_that_of_a_step_is_not(trainer):
+    weight = torch.ones(8, requires_grad=True)
+
+    def step(i: int) -> None:
+        trainer.loss = (weight * i).sum()
+        for _ in range(i):  # which is longer each time
+            trainer.loss = trainer.loss * 2
+        hidden = getattr(trainer, "hidden", weight)
+        for _ in range(4):
+            hidden = hidden * 2
+        trainer.hidden = hidden
+
+    (holder,) = named(step).values()
+    assert holder.kind == "autograd graph"
+    assert holder.path.endswith("kept by Trainer.hidden")
+    assert holder.rate_bytes == pytest.approx(4 * 576, rel=0.1)
+
+
+def test_a_list_of_losses_that_were_not_detached_keeps_their_graphs(trainer):
+    weight, outputs = torch.ones(8, requires_grad=True), list[Any]()
+    trainer.outputs, trainer.numbers = outputs, []
+
+    def step(i: int) -> None:
+        outputs.append({"loss": (weight * i).exp().sum()})
+        trainer.numbers.append(torch.ones(1000))
+
+    found = named(step)
+    (path,) = {path for path, holder in found.items() if holder.kind == "autograd graph"}
+    assert path == "autograd graphs kept by list Trainer.outputs"
+    assert found[path].what == "[] float32 tensors"
+    assert found["list Trainer.numbers"].kind == "list"
+
+
+def test_a_list_that_is_filled_in_place_of_none_ends_with_its_last_entry(trainer):
+    trainer.samples, trainer.mixed = [None] * 100, []
+
+    def step(i: int) -> None:
+        trainer.samples[i * 7 % 100] = torch.ones(1000)
+        trainer.mixed += [None, bytes(2000)]
+
+    found = named(step)
+    holder = found["list Trainer.samples"]
+    assert (holder.length, holder.capacity) == (48, 100)
+    assert (holder.new_objects, holder.what) == (32, "[1000] float32 tensors")
+    assert found["list Trainer.mixed"].capacity is None
+    trainer.samples = [bytes(16)] * 100
+    assert not named(lambda i: trainer.samples.__setitem__(i, bytes(4000)))
+
+
+def test_exceptions_that_are_kept_are_told_from_other_entries(trainer):
+    trainer.failures = []
+
+    def step(i: int) -> None:
+        batch = torch.ones(1000)
+        try:
+            raise ValueError(batch.shape)
+        except ValueError as error:
+            trainer.failures.append((i, error))
+
+    (holder,) = named(step).values()
+    assert (holder.path, holder.kind) == ("list Trainer.failures", "exceptions")
+    assert holder.what == "[1000] float32 tensors"
+
+
+def test_hooks_of_a_parameter_are_named_as_hooks(trainer):
+    trainer.model = torch.nn.Linear(8, 8)
+
+    def step(i: int) -> None:
+        batch = torch.ones(1000)
+        trainer.model.weight.register_hook(lambda grad: batch)
+
+    (holder,) = named(step).values()
+    assert holder.path == "OrderedDict Linear.weight._backward_hooks"
+    assert (holder.kind, holder.what) == ("hooks", "[1000] float32 tensors")
+
+
+def test_a_stream_in_memory_is_weighed_by_its_buffer(trainer):
+    trainer.stream = io.BytesIO()
+    (holder,) = named(lambda i: trainer.stream.write(bytes(4000)), (16, 24, 32, 48, 64)).values()
+    assert (holder.path, holder.kind) == ("Trainer.stream", "variable")
+    assert holder.rate_bytes == pytest.approx(4000, rel=0.2)
+
+
+class Liar:
+    """Everything that can be asked of it runs code, which raises."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "kept", [])
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(f"a look has asked for {name}")
+
+    __len__ = __sizeof__ = __iter__ = __bool__ = __hash__ = None  # type: ignore[assignment]
+
+
+class LyingList(list[Any]):
+    def __len__(self) -> int:
+        raise AssertionError("a look has asked for the length")
+
+    __sizeof__ = __iter__ = __getitem__ = __len__  # type: ignore[assignment]
+
+
+def test_no_code_of_the_program_runs(trainer):
+    trainer.liar, trainer.lying = Liar(), LyingList()
+    kept = object.__getattribute__(trainer.liar, "kept")
+
+    def step(i: int) -> None:
+        kept.append(bytes(3000))
+        list.append(trainer.lying, bytes(2000))
+
+    assert set(named(step)) == {"list Liar.kept", "LyingList Trainer.lying"}
+
+
+def test_a_list_that_contains_itself(trainer):
+    trainer.losses.append(trainer.losses)
+    (holder,) = named(lambda i: trainer.losses.append([trainer.losses, bytes(2000)])).values()
+    assert holder.path == "list Trainer.losses"
+    assert holder.rate_bytes == pytest.approx(2140, rel=0.1)
+
+
+def test_attributes_that_come_late_are_no_collection_and_a_growing_namespace_is(trainer):
+    def late(i: int) -> None:
+        if i in (20, 30, 40):
+            setattr(trainer, f"part{i}", bytes(100_000))
+
+    assert named(late) == {}
+    steps = (4, 8, 12, 16, 20)
+    (holder,) = named(lambda i: setattr(trainer, f"x{i}", bytes(3000)), steps).values()
+    assert holder.path == "dict attributes of Trainer"
+
+
+@pytest.mark.slow
+def test_a_look_that_would_be_too_long_is_cut_and_says_so_and_forgets_nothing(trainer):
+    census = GrowthCensus()
+    for i in range(1, 33):
+        trainer.losses.append(bytes(4000))
+        if i in (8, 16, 24):
+            census.look(i)
+    assert (census.cut, len(census.holders())) == (False, 1)
+    trainer.many = [[[i] for i in range(1000)] for _ in range(1100)]
+    census.look(32)
+    assert census.cut
+    del trainer.many
+    census.look(33)
+    (holder,) = census.holders()
+    assert (holder.path, holder.since_step, census.cut) == ("list Trainer.losses", 8, False)
+
+
+@pytest.mark.slow
+def test_large_containers_are_entered_by_what_is_new_in_them(trainer):
+    trainer.losses = [[i] for i in range(2_100_000)]  # more than a walk enters in full
+    step = lambda i: trainer.losses.extend([[i, bytes(200)] for _ in range(20)])  # noqa: E731
+    (holder,) = named(step, (4, 8, 12)).values()
+    assert holder.path == "list Trainer.losses"
+    assert holder.rate_bytes == pytest.approx(20 * (240 + 90), rel=0.3)
+
+
+def test_containers_that_another_thread_changes_during_looks(trainer):
+    stop = threading.Event()
+    things: dict[int, object] = {}
+    trainer.things = things
+
+    def change() -> None:
+        i = 0
+        while not stop.is_set():
+            things[i] = [i]
+            things.pop(i - 100, None)
+            trainer.losses[:] = [bytes(i % 5000)]
+            i += 1
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(3):
+            assert named(lambda i: None, (1, 2, 3, 4)) == {}
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_looks_keep_nothing_alive_and_count_what_they_take(trainer):
+    census = looked(lambda i: trainer.losses.append(Trainer()))
+    before = gc.get_referrers(trainer.losses[-1])
+    assert [obj for obj in before if obj is not trainer.losses and type(obj) is list] == []
+    assert 0 < census.added_bytes < 8 << 20
+    assert census.seconds > 0
+
+
+def test_steps_have_to_grow():
+    census = GrowthCensus()
+    census.look(5)
+    with pytest.raises(ValueError, match="step 5 does not come after step 5"):
+        census.look(5)
+    assert census.looks == 1

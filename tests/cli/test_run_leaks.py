@@ -1,0 +1,128 @@
+"""`memtools run`: what it says of scripts whose truth is known, at once and in its last lines."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.runs import execute, run, write
+
+#: 512 KiB a step, kept by a list
+TRAINS = """
+    import io, sys, torch
+    torch.set_num_threads(1)
+    sys.stderr = io.StringIO()  # what is said goes past it
+
+    class Trainer:
+        def __init__(self):
+            self.losses = []
+
+    trainer, model = Trainer(), torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    batch = torch.randn(8, 64)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+        if KEEPS: trainer.losses.append(torch.zeros(1024, 128))
+    sys.stdout.write(sys.stderr.getvalue())
+"""
+#: 256 KiB a step, kept by a dict, and no optimizer
+COMPUTES = """
+    import torch
+    torch.set_num_threads(1)
+    model, features = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4))), {}
+    for i in range(STEPS):
+        with torch.no_grad():
+            features[i] = model(torch.randn(1024, 64))
+"""
+RATE = re.compile(r"\+([\d.]+) (KiB|MiB)/step")
+
+
+def program(text: str, steps: int, keeps: bool = True) -> str:
+    return text.replace("STEPS", str(steps)).replace("KEEPS", str(keeps))
+
+
+def rate_of(line: str) -> float:
+    """Bytes a step, as a line says."""
+    found = RATE.search(line)
+    assert found is not None, line
+    return float(found[1]) * {"KiB": 2**10, "MiB": 2**20}[found[2]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "holder", "rate"),
+    [(TRAINS, "Trainer.losses", 2.0**19), (COMPUTES, "features", 2.0**18)],
+    ids=["training", "inference"],
+)
+def test_what_leaks_is_said_at_once_and_at_the_end(
+    text: str, holder: str, rate: float, tmp_path: Path
+) -> None:
+    write(tmp_path, program(text, 200))
+    found = run(tmp_path, "train.py")
+    assert (found.returncode, found.stdout) == (0, b"")
+    lines = found.stderr.decode().splitlines()
+    assert all(line.startswith("memtools: ") for line in lines), lines
+    end = next(i for i, line in enumerate(lines) if " 200 steps; peak: " in line)
+    at_once, last = lines[:end], lines[end:]
+    for part in (at_once, last):
+        named = [line for line in part if f"{holder}: +" in line]
+        assert named, lines
+        assert re.search("(suspect|growing|likely|leak): (list|dict) ", named[-1])
+        assert abs(rate_of(named[-1]) / rate - 1) < 0.2
+    assert any(line.startswith("memtools: to do: ") and holder in line for line in last), last
+
+
+@pytest.mark.slow
+def test_the_last_lines_say_what_explain_says(tmp_path: Path) -> None:
+    write(tmp_path, program(TRAINS, 120))
+    last = run(tmp_path, "train.py").stderr.decode().splitlines()
+    memtools = [sys.executable, "-m", "memtools", "explain"]
+    explained = execute(memtools, tmp_path).stdout.decode()
+    growth = explained.partition("Growth\n")[2].partition("\n\n")[0].splitlines()
+    assert growth
+    for line in growth:
+        assert f"memtools: {line.strip()}" in last
+    leaks = json.loads(execute([*memtools, "--json"], tmp_path).stdout)["leaks"]
+    for leak in leaks:
+        assert f"memtools: to do: {leak['advice']}" in last
+        assert any(leak["holder"] in line for line in last)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["--quiet"], ["--json"]])
+def test_quiet_says_nothing_and_json_says_it_for_machines(
+    options: list[str], tmp_path: Path
+) -> None:
+    write(tmp_path, program(TRAINS, 64))
+    found = run(tmp_path, *options, "train.py")
+    lines = [json.loads(line) for line in found.stderr.splitlines()]
+    if options == ["--quiet"]:
+        assert lines == []
+        return
+    assert [list(line) for line in lines[:-1]] == [["finding"]] * (len(lines) - 1)
+    assert lines[0]["finding"]["holder"] == "list Trainer.losses"
+    assert lines[-1]["leaks"][0]["holder"] == "list Trainer.losses"
+
+
+@pytest.mark.slow
+def test_nothing_is_said_of_a_loop_that_does_not_leak(tmp_path: Path) -> None:
+    write(tmp_path, program(TRAINS, 300, keeps=False))
+    first, growth, wrote = run(tmp_path, "train.py").stderr.decode().splitlines()
+    assert "300 steps" in first
+    assert growth == "memtools: the process does not grow"
+    assert "Wrote run.mem" in wrote
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [TRAINS, COMPUTES], ids=["training", "inference"])
+def test_a_run_that_is_too_short_says_so(text: str, tmp_path: Path) -> None:
+    write(tmp_path, program(text, 12))
+    lines = run(tmp_path, "train.py").stderr.decode().splitlines()
+    assert "memtools: too early to say: 12 of 16 steps" in lines
+    assert not any("grow" in line or "quiet" in line for line in lines)

@@ -1,0 +1,209 @@
+"""LeakFinding: one thing that grows, in fields and in one sentence."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+
+import memtools
+from memtools import LeakFinding
+from memtools.leak.finding import GRADES, RANK, advice_for, graded, is_call, steps_left
+from memtools.record import kinds
+
+LOSSES = LeakFinding(
+    "growing",
+    signal="heap",
+    rate_bytes=3.1 * 2**20,
+    first_step=24,
+    since_step=1,
+    holder="list Trainer.losses",
+    kind="list",
+    what="2 new [2048, 64] float32 tensors a step",
+    steps_left=(300.0, 420.0),
+    seconds_left=(30.0, math.inf),
+    advice="Trainer.losses grows: clear it",
+)
+
+
+def test_a_finding_is_one_sentence():
+    assert str(LOSSES) == (
+        "growing: list Trainer.losses: +3.1 MiB/step (2 new [2048, 64] float32 tensors a step); "
+        "limit in 300 to 420 steps"
+    )
+
+
+@pytest.mark.parametrize(
+    ("finding", "text"),
+    [
+        (LeakFinding("suspect", "heap", rate_bytes=1536, kind="C heap"),
+         "suspect: the C heap, which no Python object holds: +1.5 KiB/step"),
+        (LeakFinding("growing", "children", per="s", rate_bytes=2048, holder="dict Frames.seen",
+                     process="worker 2", made_at="data.py:9 in load"),
+         "growing: worker 2: dict Frames.seen: +2.0 KiB/s (made at data.py:9 in load)"),
+        (LeakFinding("fills", "heap", holder="deque replay", over=True),
+         "no longer: fills: deque replay"),
+        (LeakFinding("suspect", "rss"), "suspect: memory (rss)"),
+        (LeakFinding("growing", "children", rate_bytes=65536, kind="children",
+                     process="child process 71 (actor)"),
+         "growing: child process 71 (actor): +64.0 KiB/step"),
+    ],
+)  # fmt: skip
+def test_it_says_what_it_knows_and_nothing_else(finding, text):
+    assert str(finding) == text
+
+
+def test_the_grades_have_one_order_and_a_call_begins_at_growing():
+    assert [is_call(grade) for grade in GRADES] == [False] * 5 + [True] * 3
+    assert sorted(GRADES, key=RANK.__getitem__) == list(GRADES)
+
+
+def test_programs_read_its_fields_and_none_for_what_is_not_known():
+    found = LOSSES.as_json()
+    expected = {"grade": "growing", "first_step": 24, "rate_bytes": 3.1 * 2**20, "per": "step",
+                "holder": "list Trainer.losses", "made_at": None, "process": None,
+                "advice": "Trainer.losses grows: clear it", "steps_left": [300.0, 420.0],
+                "text": str(LOSSES)}  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_a_record_keeps_all_of_it():
+    event, text = kinds.read("finding", kinds.payload("finding", LOSSES))
+    assert text == str(LOSSES)
+    assert {name: getattr(event, name) for name in vars(LOSSES)} == vars(LOSSES)
+
+
+@pytest.mark.parametrize(
+    ("kind", "holder", "words"),
+    [
+        ("list", "list Trainer.losses", ["clear", "maxlen"]),
+        ("list", "list MoE.gate_history", ["GateHistory"]),
+        ("defaultdict", "defaultdict Stats.series (55 lists in it)", ["delete", "bound"]),
+        ("lru_cache", "lru_cache of Data.load()", ["maxsize", "bytes"]),
+        ("deque", "deque PolicyInput.samples_queue", ["faster", "maxsize"]),
+        ("hooks", "OrderedDict Layer._forward_pre_hooks", ["remove()"]),
+        ("OrderedDict", "OrderedDict Layer._forward_pre_hooks (3 of them)", ["remove()"]),
+        ("optimizer state", "Adam.state of 40 parameters", ["drop", "optimizer.state.pop"]),
+        ("defaultdict", "defaultdict Cloud.optimizer.state", ["optimizer.state.pop"]),
+        ("autograd graph", "autograd graph kept by module attribute hidden", ["hidden.detach()"]),
+        ("autograd graph", "autograd graph kept by local 'loss' of f()", ["loss.detach()"]),
+        (
+            "autograd graph",
+            "cycles of .grad made by backward(create_graph=True)",
+            ["torch.autograd.grad()", ".grad to None"],
+        ),
+        ("autograd graph", "autograd graph kept by RNN.state.h", ["keep h.detach()"]),
+        ("list", "list Runner.exceptions", ["with_traceback(None)"]),
+        ("chain", "chain of dict kept by module attribute __main__.last", ["before it", "maxlen"]),
+        ("chain", "chain of ValueError kept by Worker.error", ["with_traceback(None)"]),
+        ("cache of the data set", "dict Images.cache", ["bound"]),
+        ("ndarray", "module attribute all_preds", ["larger", "one buffer"]),
+        ("Thing", "Thing run.thing", ["let go"]),
+    ],
+)
+def test_the_advice_names_the_holder_and_is_of_its_kind(kind, holder, words):
+    advice = advice_for(LeakFinding("growing", "heap", holder=holder, kind=kind))
+    name = holder.partition(" (")[0].rpartition(" kept by ")[2]
+    assert [word for word in (name, *words) if word not in advice] == []
+
+
+@pytest.mark.parametrize(
+    ("finding", "words"),
+    [
+        (LeakFinding("growing", kind="C heap"), "C or C++ code"),
+        (LeakFinding("growing", kind="C heap", what="a torch profiler is running"), "schedule("),
+        (LeakFinding("leak", "shm", kind="shared memory"), "unlink()"),
+        (LeakFinding("leak", "children", kind="children"), "the dataset"),
+        (LeakFinding("leak", "children", kind="processes"), "join()"),
+        (LeakFinding("leak", "heap", kind="cycles"), "gc.collect()"),
+        (LeakFinding("likely", "device"), "on the device"),
+        (LeakFinding("likely", "heap"), "memtools.census()"),
+        (LeakFinding("fragmentation", "rss"), "MALLOC_ARENA_MAX"),
+        (LeakFinding("fills", holder="deque replay", kind="deque"), "deque replay fills up"),
+        (LeakFinding("growing", holder="dict Frames.seen", kind="dict", process="worker 2"),
+         "or bound it; each worker has one of its own"),
+        (LeakFinding("likely", "heap", per="s"), "call monitor.step()"),
+        (LeakFinding("fills", "heap", kind="cycles"), "memtools.CleanupPolicy"),
+    ],
+)  # fmt: skip
+def test_there_is_advice_for_what_no_container_holds(finding, words):
+    assert words in advice_for(finding)
+
+
+@pytest.mark.parametrize(
+    ("kind", "explained", "only_gained", "grade"),
+    [
+        ("early", 1.0, True, "suspect"),
+        ("quiet", 0.5, True, "suspect"),
+        ("fragmentation", 0.9, True, "suspect"),
+        ("suspect", 1.0, True, "growing"),
+        ("suspect", 0.49, True, "suspect"),
+        ("suspect", 1.0, False, "suspect"),
+        ("growing", 0.8, True, "likely"),
+        ("growing", 0.8, False, "growing"),
+        ("growing", 0.1, True, "suspect"),
+        ("likely", 1.2, True, "likely"),
+        ("leak", 1.0, True, "leak"),
+        ("quiet", math.inf, False, "suspect"),
+    ],
+)
+def test_a_census_that_explains_growth_raises_its_grade(kind, explained, only_gained, grade):
+    assert graded(kind, explained, only_gained=only_gained) == grade
+    assert graded(kind, explained, only_gained=only_gained, bounded=True) == "fills"
+
+
+def test_processes_are_counted_and_their_bytes_are_no_number():
+    line = LeakFinding("growing", "children", kind="processes", rate_bytes=182_000.0,
+                       what="9 processes, one more every 41 steps").line()  # fmt: skip
+    assert line == "child processes: +177.7 KiB/step (9 processes, one more every 41 steps)"
+
+
+def test_the_limit_of_a_device_is_told_from_that_of_the_host():
+    line = replace(LOSSES, signal="device").line()
+    assert line.endswith("a step); limit of the device in 300 to 420 steps")
+
+
+def test_what_advice_speaks_of_exists():
+    """Names of memtools in the sentences of advice."""
+    findings = [
+        LeakFinding("likely", "heap", kind=kind, holder=holder, per=per)
+        for kind in ("", "cycles", "C heap", "list")
+        for holder in ("", "list MoE.gate_history")
+        for per in ("step", "s")
+    ]
+    names = re.findall(r"memtools\.(\w+)", " ".join(map(advice_for, findings)))
+    assert set(names) >= {"census", "CleanupPolicy", "GateHistory", "MemoryMonitor"}
+    assert [name for name in names if not hasattr(memtools, name)] == []
+
+
+def test_nothing_is_to_be_done_about_what_does_not_grow():
+    assert [advice_for(LeakFinding(grade, "heap")) for grade in ("early", "quiet")] == ["", ""]
+
+
+def test_a_finding_is_the_same_whatever_was_counted_in_it():
+    graph = "autograd graph of {} nodes kept by module attribute layer3.hidden"
+    same = [LeakFinding("growing", holder=graph.format(n)).key for n in ("912", "1,405", "28,120")]
+    same += [LeakFinding("leak", "rss", holder=graph.format("some 200,000")).key]
+    assert len(set(same)) == 1
+    other = LeakFinding("growing", holder=graph.format("912").replace("layer3", "layer4")).key
+    in_worker = LeakFinding("growing", holder=graph.format("912"), process="worker 1").key
+    assert len({same[0], other, in_worker}) == 3
+    lists = [LeakFinding("likely", holder=f"dict S.series ({n} lists in it)") for n in (5, 55)]
+    assert lists[0].key == lists[1].key
+    assert LeakFinding("suspect", "heap").key == LeakFinding("suspect", "rss").key == ("", "use")
+    queues = [
+        LeakFinding("likely", holder=f"deque P.samples{entry}") for entry in ("", "['queue']")
+    ]
+    assert queues[0].key == queues[1].key == ("", "deque P.samples")
+
+
+def test_a_forecast_is_an_interval() -> None:
+    assert steps_left(0, 5, 100) is None
+    assert steps_left(5, None, 100) is None
+    for steps, most in ((-3, 4.0), (16, 4.0), (64, 4.0), (200, 2.0)):
+        left = steps_left(10.0, 1000, steps)
+        assert left is not None
+        assert left[0] < 100 < left[1] <= most * left[0]
+    assert steps_left(10.0, -5, 100) == (0, 0)

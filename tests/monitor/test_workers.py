@@ -1,0 +1,574 @@
+"""Workers find out what grows in them, and say so to the process that asks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memtools._base import torch as bridge
+from memtools._census import growth as growth_of_census
+from memtools._census.holders import Holder
+from memtools.leak.finding import LeakFinding
+from memtools.monitor import leakwatch, worker, workers
+from memtools.monitor.worker import SLOT_BYTES, SLOTS, TRIES, Page
+from memtools.monitor.workers import WorkerReports
+from tests.kit.ownprocess import ENV, PROJECT
+from tests.monitor.workerruns import BATCH, KEPT, SIZE, loop
+
+MIB = 1 << 20
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    made = Page.new()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reports() -> Iterator[WorkerReports]:
+    made = WorkerReports()
+    yield made
+    made.close()
+
+
+# --- whole programs -------------------------------------------------------------------------------
+
+
+def run(kind: str, start: str, count: int, asks: str, caches: Path) -> dict[str, Any]:
+    """What a program of workerruns prints. Its workers find memtools compiled, as it is where it is
+    installed: what compiling leaves in a process is not what a census adds."""
+    env = {**ENV, "PYTHONPYCACHEPREFIX": str(caches), "OMP_NUM_THREADS": "1"}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.monitor.workerruns",
+         kind, start, str(count), asks],
+        cwd=PROJECT, env=env, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compiled")
+
+
+HOLDERS = {"dict": "dict Frames.seen", "lru_cache": "lru_cache of load()"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dict", "lru_cache"])
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("count", [2, 8])
+def test_what_grows_in_the_workers_of_a_loader_is_named(kind, start, count, caches):
+    found = run(kind, start, count, "ask", caches)["found"]
+    assert {one["process"] for one in found} == {f"worker {i}" for i in range(count)}
+    for one in found:
+        assert (one["holder"], one["kind"]) == (HOLDERS[kind], kind)
+        assert (one["grade"], one["signal"], one["per"]) == ("growing", "children", "step")
+        assert one["rate_bytes"] == pytest.approx(BATCH * SIZE / count, rel=0.2)
+        assert f"in each of {count} workers" in one["what"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_looks_add_at_most_2_mib_of_private_memory_to_a_worker(start, caches):
+    run("dict", start, 2, "ask", caches)  # compiles
+    without, asked = (max(run("dict", start, 2, a, caches)["private"]) for a in ("no", "ask"))
+    assert asked - without <= 2 * MIB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("kind", ["pool", "executor", "pipe", "loop", "class"])
+def test_workers_that_are_no_loaders_are_named_by_their_process(kind, start, caches):
+    result = run(kind, start, 1, "ask", caches)
+    (one,) = result["found"]
+    assert one["process"].startswith("worker ")
+    assert one["process"].endswith("-1")
+    assert one["holder"].startswith("list ")
+    assert one["holder"].endswith("KEPT")
+    assert one["rate_bytes"] == pytest.approx(SIZE, rel=0.2)
+    assert result["first"] <= 28  # asked at step 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_nothing_is_done_where_nobody_asks(start, caches):
+    result = run("loop", start, 1, "no", caches)
+    assert (result["found"], result["reported"]) == ([], [])
+    assert result["loaded"] is (start == "fork")  # a fork has it by its parent
+
+
+# --- in a worker ----------------------------------------------------------------------------------
+
+
+class Fast:
+    """A census of one list, whatever the process is."""
+
+    cut = False
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        self.points: list[tuple[int, int]] = []
+
+    def look(self, step: int) -> None:
+        self.points.append((step, len(KEPT)))
+
+    def holders(self) -> tuple[Holder, ...]:
+        (begin, before), (now, length) = self.points[0], self.points[-1]
+        more, steps = length - before, now - begin
+        return tuple(
+            Holder("list KEPT", "list", length, None, more, SIZE * more, steps=steps,
+                   only_gained=True)
+            for _ in range(1 if steps else 0)
+        )  # fmt: skip
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "new_census", Fast)
+
+
+class Served:
+    """A worker with two queues."""
+
+    def __init__(self, target: Callable[..., None] = loop) -> None:
+        self.given, self.done = FORK.Queue(), FORK.Queue()
+        self.process = FORK.Process(target=target, args=(self.given, self.done), daemon=False)
+        self.process.start()
+
+    def ask(self, times: int = 1) -> list[Any]:
+        answers = []
+        for _ in range(times):
+            self.given.put(0)
+            answers.append(self.done.get(timeout=60))
+        return answers
+
+    def end(self) -> None:
+        self.given.put(None)
+        self.process.join(60)
+        assert self.process.exitcode == 0
+
+
+def test_a_rate_is_that_of_a_step_of_the_program(reports, fast):
+    served = Served()
+    reports.ask()
+    for step in range(1, 40):
+        served.ask(3)  # three batches make a step
+        found = reports.findings(step)
+    served.end()
+    assert [str(one) for one in found] == [
+        "growing: worker Process-1: list KEPT: +39.6 KiB/step (1 new objects a batch)".replace(
+            "Process-1", served.process.name
+        )
+    ]
+    assert reports.findings(40) == ()  # it has ended
+
+
+def test_a_program_without_steps_has_rates_per_second(reports, fast):
+    served, begin = Served(), time.monotonic()
+    reports.ask()
+    for _ in range(20):
+        served.ask()
+        found = reports.findings(0)
+    seconds = time.monotonic() - begin
+    served.end()
+    assert (found[0].per, found[0].since_step) == ("s", None)
+    assert found[0].rate_bytes >= 10 * SIZE / seconds
+
+
+def test_a_worker_that_dies_while_it_is_asked_is_heard_no_more(reports, fast):
+    served, other = Served(), Served()
+    reports.ask()
+    for step in range(1, 12):
+        served.ask()
+        other.ask()
+        found = reports.findings(step)
+    assert len(found) == 2
+    assert served.process.pid is not None
+    os.kill(served.process.pid, signal.SIGKILL)
+    served.process.join(60)
+    assert [one.process for one in reports.findings(12)] == [f"worker {other.process.name}"]
+    other.end()
+
+
+def broken(*args: object, **kwargs: object) -> object:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("what", ["new_census", "who"])
+def test_a_census_that_fails_leaves_the_worker_alone(reports, monkeypatch, what):
+    monkeypatch.setattr(worker, "new_census", Fast)
+    monkeypatch.setattr(worker, what, broken)
+    served = Served()
+    reports.ask()
+    assert len(served.ask(10)) == 10
+    assert list(reports._page.read()) == []
+    served.end()
+
+
+def fork_again(given: Any, done: Any) -> None:
+    """A worker with a worker of its own, and one that multiprocessing knows nothing of."""
+    inner = Served()
+    while given.get() is not None:
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(queue.Empty):
+                given.get(timeout=0)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        done.put(inner.ask()[0])
+    inner.end()
+
+
+def test_a_worker_that_forks_again_is_two_workers(reports, fast):
+    served = Served(fork_again)
+    reports.ask()
+    for step in range(1, 12):
+        served.ask()
+        found = reports.findings(step)
+    assert len(list(reports._page.read())) == 2
+    assert [one.holder for one in found] == ["list KEPT"]  # of the one that keeps something
+    served.end()
+
+
+def alone(done: Any) -> None:
+    """A process whose connection nobody has given to it."""
+    KEPT.append(b"")
+    os.write(done, b"x")
+
+
+def test_a_process_without_queues_is_not_asked(reports, fast):
+    ours, theirs = os.pipe()
+    process = FORK.Process(target=alone, args=(theirs,))
+    reports.ask()
+    process.start()
+    assert os.read(ours, 1) == b"x"
+    process.join(60)
+    assert (process.exitcode, list(reports._page.read())) == (0, [])
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_a_queue_that_is_counted_does_what_it_did():
+    counted = FORK.Queue()
+    own = vars(counted).copy()
+    worker._count_calls(counted, "get")
+    worker._count_calls(counted, "get")  # once
+    with pytest.raises(queue.Empty):
+        counted.get(timeout=0)
+    counted.put(7)
+    assert counted.get(timeout=60) == 7
+    assert set(vars(counted)) - set(own) == {"get"}
+    counted.close()
+
+
+def test_the_busiest_queue_counts(page):
+    """A queue of orders that is read now and then is no clock."""
+    one = worker.Worker(page)
+    one.passed(1)
+    for _ in range(5):
+        one.passed(2)
+        one.passed(3)
+    page.ask(True)
+    one._census = Fast()
+    one.before(1)
+    assert one._clock == 2
+    assert page.owner(os.getpid() % SLOTS) == 0  # and it is not its turn
+    one.before(2)
+    assert [passed for _, passed, _ in page.read()] == [5]
+    one.passed(2)
+    one.passed(1)
+    assert [passed for _, passed, _ in page.read()] == [6]
+
+
+def test_while_a_worker_looks_its_parent_knows(page, reports, monkeypatch):
+    seen = []
+
+    class Seen(Fast):
+        def look(self, step: int) -> None:
+            seen.append(page.looking())
+
+    one = worker.Worker(page)
+    one._census = Seen()
+    page.ask(True)
+    one.before(1)
+    assert (seen, page.looking()) == ([True], False)
+    slot = page.take(os.getpid())
+    page.look(slot, True)
+    later = time.monotonic() + worker.LONGEST + 2
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert not page.looking()  # it was killed, and nobody has waited for it
+    assert not reports.looking()
+
+
+def test_a_worker_that_is_asked_no_more_lets_go_of_its_census(page):
+    one = worker.Worker(page)
+    one._census, one._clock, one._looks, one._due = Fast(), 2, 9, 90
+    one.before(2)
+    assert (one._census, one._clock, one._looks, one._due) == (None, None, 0, 0)
+
+
+def test_looks_grow_apart(page):
+    one, looked = worker.Worker(page), []
+    one._census = Fast()
+    page.ask(True)
+    for batch in range(200):
+        before = one._looks
+        one.before(1)
+        if one._looks > before:
+            looked.append(batch)
+        one._rests_until = 0.0
+        one.passed(1)
+    assert looked[:6] == [0, 2, 4, 7, 11, 16]
+    assert len(looked) < 25
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+def test_a_report_is_read_as_it_was_written(page):
+    slot = page.take(os.getpid())
+    assert slot == page.take(os.getpid()) == os.getpid() % SLOTS
+    page.write(slot, 7, b'{"a": 1}')
+    assert list(page.read()) == [(os.getpid(), 7, {"a": 1})]
+    page.count(slot, 9)
+    assert list(page.read()) == [(os.getpid(), 9, {"a": 1})]
+
+
+@pytest.mark.parametrize("at", [4, 8, 24, 30])
+def test_half_a_report_is_none(page, at):
+    slot = page.take(os.getpid())
+    page.write(slot, 7, b'{"a": 1}')
+    place = SLOT_BYTES * (1 + slot) + at
+    page._memory[place] ^= 0x15
+    assert list(page.read()) == []
+
+
+def test_the_slot_of_a_process_that_has_ended_is_free(page):
+    process = FORK.Process(target=time.sleep, args=(0,))
+    process.start()
+    assert process.pid is not None
+    slot = page.take(process.pid)
+    assert page.owner(slot) == process.pid
+    process.join(60)
+    assert page.take(process.pid + SLOTS) == slot
+
+
+def test_of_10_000_workers_those_beyond_the_slots_are_not_heard(page, monkeypatch):
+    monkeypatch.setattr(worker, "_lives", lambda pid: True)
+    taken = [page.take(pid) for pid in range(100_000, 110_000)]
+    assert sum(slot is not None for slot in taken) == SLOTS
+    text = json.dumps(report()).encode()
+    for slot in range(SLOTS):
+        pid = page.owner(slot)
+        monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
+        page.write(slot, 9, text)
+    begin = time.thread_time()
+    assert len(list(page.read())) == SLOTS
+    assert time.thread_time() - begin < 0.5
+    assert page.take(1) is None
+    assert TRIES < SLOTS
+
+
+def test_the_page_takes_memory_for_those_who_report_alone(page):
+    """Each page of a memory file that is looked at exists from then on, and is the job's."""
+
+    def taken():
+        return 512 * os.fstat(page.fd).st_blocks
+
+    assert taken() == SLOT_BYTES
+    page.write(page.take(os.getpid()), 7, b'{"a": 1}')
+    assert len(list(page.read())) == 1
+    assert not page.looking()
+    assert taken() == 2 * SLOT_BYTES
+
+
+def test_a_file_that_is_no_page_is_refused(tmp_path):
+    with open(tmp_path / "file", "w+b") as file:
+        file.truncate(SLOT_BYTES * (1 + SLOTS))
+        with pytest.raises(ValueError, match="not a page of memtools"):
+            Page(file.fileno())
+
+
+def test_a_spawned_process_without_memtools_goes_on():
+    function, (text,) = worker.Invitation(1, 1).__reduce__()
+    assert function is exec
+    code = f"import sys; sys.modules['memtools'] = None; print(exec({text!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr, done.returncode) == ("None\n", "", 0)
+
+
+def settings() -> dict[str, Any]:
+    return multiprocessing.current_process()._config  # type: ignore[attr-defined, no-any-return]
+
+
+def descriptors() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+def test_what_is_closed_leaves_nothing_behind():
+    before = descriptors()
+    one, other = WorkerReports(), WorkerReports()
+    assert one._page is other._page
+    one.ask()
+    assert worker.ENTRY in settings()
+    one.close()
+    one.close()
+    assert worker.ENTRY in settings()
+    assert other.findings(1) == ()
+    other.close()
+    assert worker.ENTRY not in settings()
+    assert worker._page == []
+    assert descriptors() == before
+    assert one.findings(1) == other.findings(1) == ()
+
+
+def test_where_there_is_no_room_for_a_page_nobody_is_asked(monkeypatch):
+    def refuse(*args: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    assert leakwatch.worker_reports() is None
+
+
+# --- what the parent makes of it ------------------------------------------------------------------
+
+
+def report(**changed: Any) -> dict[str, Any]:
+    holder = {
+        "path": "dict Frames.seen", "kind": "dict", "what": "bytes objects", "length": 9,
+        "capacity": None, "containers": 1, "new_objects": 8, "new_bytes": 80_000, "batches": 8,
+        "only_gained": True,
+    }  # fmt: skip
+    told = {name: changed.pop(name) for name in tuple(changed) if name in holder}
+    return {
+        "name": "Process-3", "worker": 2, "workers": 4, "looks": 3, "batch": 9, "cut": False,
+        "holders": [{**holder, **told}], **changed,
+    }  # fmt: skip
+
+
+def made(passed: int, steps: int, grade: str = "suspect", **changed: Any) -> list[LeakFinding]:
+    known = workers._Known(1, 100, 50, 0)
+    return workers._findings_of(report(**changed), known, 100 + passed, 50 + steps, 10**9, grade)
+
+
+@pytest.mark.parametrize(
+    ("batches", "steps", "rate"),
+    [
+        (4, 16, 10_000 / 4),  # each worker of four has every fourth batch
+        (6, 16, 10_000 / 4),  # and runs ahead of the program
+        (2, 16, 10_000 / 4),
+        (0, 8, 10_000 / 4),  # or waits
+        (16, 16, 10_000),  # four batches make a step
+        (18, 16, 10_000),
+        (64, 128, 10_000 / 2),
+        (100, 800, 10_000 / 8),  # a loader for validation, which rests most of the time
+    ],
+)
+def test_the_rate_of_a_step(batches, steps, rate):
+    (finding,) = made(batches, steps)
+    assert finding.rate_bytes == pytest.approx(rate, rel=1e-6)
+    assert (finding.process, finding.since_step) == ("worker 2", 50)
+
+
+@pytest.mark.parametrize(("ahead", "then"), [(0, 0), (3, 3), (3, 0), (0, 3), (-2, 1)])
+@pytest.mark.parametrize("a_turn", [1, 2])
+@pytest.mark.parametrize("count", [2, 8])
+def test_a_worker_that_runs_ahead_is_never_taken_for_one_with_twice_the_batches(
+    ahead, then, a_turn, count
+):
+    """As far as two batches that are ready and one that is made take it, whenever one looks."""
+    known, told = workers._Known(1, 100 + then, 50, 0), 0
+    for turns in range(1, 40):
+        passed = max(0, a_turn * turns + ahead - then)
+        now = 100 + then + passed, 50 + turns * count
+        for one in workers._findings_of(report(workers=count), known, *now, 0, "suspect"):
+            if a_turn == 1 or turns > 6:
+                assert one.rate_bytes == pytest.approx(10_000 * a_turn / count, rel=0.2), turns
+            told += 1
+    assert told >= 33
+
+
+def test_a_loader_that_rests_does_not_grow():
+    assert made(0, 100) == []
+
+
+@pytest.mark.parametrize(
+    ("grade", "changed", "said"),
+    [
+        ("quiet", {}, "growing"),  # eight batches of one of four workers are 32 steps
+        ("quiet", {"batches": 3}, "suspect"),
+        ("quiet", {"only_gained": False}, "suspect"),
+        ("suspect", {}, "growing"),
+        ("growing", {}, "likely"),
+        ("leak", {}, "leak"),
+        ("suspect", {"only_gained": False}, "suspect"),
+        ("leak", {"capacity": 100}, "fills"),
+        ("leak", {"kind": "cache of a data set"}, "fills"),
+    ],
+)
+def test_a_container_that_only_ever_gained_raises_the_grade(grade, changed, said):
+    (finding,) = made(4, 16, grade, **changed)
+    assert finding.grade == said
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"looks": 2}, {"holders": []}, {"new_bytes": 100}, {"looks": None}, {"holders": None},
+     {"holders": ["a"]}, {"new_bytes": "a"}, {"batches": None}, {"workers": "a"}],
+)  # fmt: skip
+def test_what_is_no_word_worth_or_no_report_is_not_said(changed):
+    assert made(4, 16, **changed) == []
+
+
+def test_a_text_that_is_no_report_is_not_said(page, reports):
+    for text in (b"[]", b"1", b"null", b'{"looks": 9}', b"\xff\xff"):
+        slot = reports._page.take(os.getpid())
+        reports._page.write(slot, 1, text)
+        reports.ask()
+        assert reports.findings(1) == reports.findings(2) == ()
+
+
+def test_many_workers_with_the_same_are_some_names_and_a_sum():
+    same = [made(4, 16, worker=number)[0] for number in range(20)]
+    listed = list(workers._listed(same))
+    assert len(listed) == workers.LISTED + 1
+    assert sum(one.rate_bytes for one in listed) == sum(one.rate_bytes for one in same)
+    assert listed[-1].process == "12 other workers"
+    assert listed[0].what.endswith("in each of 20 workers")
+
+
+def test_a_long_report_leaves_out_the_last_holders(page):
+    class Long(Fast):
+        def holders(self) -> tuple[Holder, ...]:
+            return tuple(
+                Holder("x" * 9999 + str(i), "list", 1, None, 1, 1, what="é" * 999) for i in range(9)
+            )
+
+    one = worker.Worker(page)
+    one._census = Long()
+    page.ask(True)
+    one.before(1)
+    ((_, _, text),) = page.read()
+    assert 1 <= len(text["holders"]) < 9
+
+
+def test_the_census_of_a_worker_is_the_one_of_its_parent():
+    bridge.connect()
+    assert type(worker.new_census()) is growth_of_census.GrowthCensus

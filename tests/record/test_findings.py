@@ -1,0 +1,161 @@
+"""The findings of a record: as the run itself said them, brought up to the end of the record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import memtools
+from memtools import LeakFinding, _core, cli
+from memtools.leak.finding import advice_for
+from memtools.record import kinds
+from memtools.record.figures import Figures, figures_of
+from memtools.record.kinds import Start
+from memtools.record.summary import summary_lines
+
+MIB = 2**20
+GIB = 2**30
+LOSSES = LeakFinding("growing", "heap", rate_bytes=MIB, first_step=24, since_step=1,
+                     holder="list Trainer.losses", kind="list",
+                     what="1 new [512, 512] float32 tensor a step")  # fmt: skip
+LOSSES = replace(LOSSES, advice=advice_for(LOSSES))
+SEEN = replace(LOSSES, grade="leak", holder="dict Frames.seen", kind="dict", process="worker 2",
+               signal="children", rate_bytes=2 * MIB)  # fmt: skip
+START = Start("run", given_bytes=GIB, limit="limit given, 1.00 GiB", tests_leaks=True)
+
+
+def told(
+    path: Path, events: Sequence[kinds.Event | LeakFinding], steps: int = 300, start: Start = START
+) -> Figures:
+    """A run of so many steps that take 1 MiB each, of which these events tell."""
+    with _core.RecordWriter(path, [("step", ""), ("rss", "B")]) as writer:
+        writer.event("start", kinds.payload("start", start))
+        for i in range(steps):
+            writer.append(10**15 + i * 10**7, [i + 1, 100 * MIB + i * MIB])
+        for event in events:
+            kind = "finding" if isinstance(event, LeakFinding) else event.KIND
+            writer.event(kind, kinds.payload(kind, event), step=steps)
+    return figures_of(memtools.read_record(path))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.mem"
+
+
+def test_the_newest_state_of_each_stands_the_worst_first(path):
+    worse = replace(LOSSES, grade="likely")
+    figures = told(path, [LOSSES, SEEN, worse])
+    assert [(one.grade, one.holder) for one in figures.verdict.findings] == [
+        ("leak", "dict Frames.seen"), ("likely", "list Trainer.losses")
+    ]  # fmt: skip
+    assert figures.verdict.leaking
+
+
+def test_what_is_over_does_not_stand_and_then_nothing_grows(path):
+    figures = told(path, [LOSSES, replace(LOSSES, over=True)])
+    assert figures.verdict.findings == ()
+    assert figures.verdict.lines(quiet=True) == ["the process does not grow"]
+
+
+def test_a_name_that_comes_later_stands_beside_what_had_none(path):
+    """Both are said until the run takes the first back, as a name is another finding."""
+    nameless = replace(LOSSES, holder="", kind="", what="")
+    assert len(told(path, [nameless, LOSSES]).verdict.findings) == 2
+    path.unlink()
+    (found,) = told(path, [nameless, LOSSES, replace(nameless, over=True)]).verdict.findings
+    assert found.holder == "list Trainer.losses"
+
+
+def test_the_forecast_is_that_at_the_end_of_the_record_and_of_all_that_grows(path):
+    """1,024 MiB less 399 in use: 625 steps of 1 MiB, 208 of 3 MiB."""
+    early = replace(LOSSES, steps_left=(9000.0, 9900.0))
+    (found,) = told(path, [early]).verdict.findings
+    assert found.steps_left is not None
+    low, high = found.steps_left
+    assert low < 625 < high
+    assert high / low < 2
+    path.unlink()
+    both = told(path, [early, SEEN])
+    for one in both.verdict.findings:
+        assert one.steps_left is not None
+        assert one.steps_left[0] < 625 / 3 < one.steps_left[1]
+        assert one.seconds_left == pytest.approx([0.01 * n for n in one.steps_left])
+    assert "\n".join(both.verdict.lines()).count("limit in ") == 1
+
+
+def test_what_fills_up_has_no_forecast_and_is_no_leak(path):
+    fills = replace(LOSSES, grade="fills", holder="deque replay", kind="deque")
+    figures = told(path, [fills])
+    assert figures.verdict.lines(quiet=True) == [
+        "fills: deque replay: +1.0 MiB/step (1 new [512, 512] float32 tensor a step)"
+    ]
+    assert not figures.verdict.leaking
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        (0, "too early to say: 0 of 256 readings"),
+        (12, "too early to say: 12 of 16 steps"),
+        (16, "the process does not grow"),
+    ],
+)
+def test_before_it_can_know_it_is_too_early_to_say(steps, text, path):
+    """A run that tests itself has said nothing: that its memory rises is no news of the record."""
+    assert told(path, [], steps=steps).verdict.lines(quiet=True)[0] == text
+
+
+def test_a_run_that_does_not_test_itself_is_judged_from_its_series(path):
+    (found,) = told(path, [], start=replace(START, tests_leaks=False)).verdict.findings
+    assert (found.signal, found.holder) == ("rss", "")
+    assert found.rate_bytes == pytest.approx(MIB, rel=0.05)
+
+
+def test_a_run_without_steps_is_judged_from_its_series_beside_what_its_workers_say(path):
+    with _core.RecordWriter(path, [("rss", "B")]) as writer:
+        writer.event("start", kinds.payload("start", START))
+        for i in range(3000):
+            writer.append(10**15 + i * 10**7, [100 * MIB + i * MIB // 10])
+        writer.event("finding", kinds.payload("finding", replace(SEEN, per="s")))
+    found = figures_of(memtools.read_record(path)).verdict.findings
+    assert [(one.signal, one.per, one.process) for one in found] == [
+        ("rss", "s", ""), ("children", "s", "worker 2")
+    ]  # fmt: skip
+    assert found[0].rate_bytes == pytest.approx(10 * MIB, rel=0.05)
+    assert found[0].seconds_left is not None
+    assert found[0].seconds_left[0] < (1024 - 400) / 12 < found[0].seconds_left[1]
+
+
+def test_all_tools_say_the_same(path, capsys):
+    figures = told(path, [LOSSES, SEEN])
+    leaks = [one.as_json() for one in figures.verdict.findings]
+    said = {}
+    for command in ("explain", "watch"):
+        once = ["--once"] if command == "watch" else []
+        assert cli.main([command, "--json", *once, str(path)]) == 0
+        said[command] = json.loads(capsys.readouterr().out)
+    assert said["explain"]["leaks"] == json.loads(json.dumps(leaks))
+    assert said["watch"]["leaks"] == said["explain"]["leaks"]
+    lines = figures.verdict.lines()
+    assert [line for line in summary_lines(figures) if line in lines] == lines
+    assert cli.main(["explain", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "\n".join(f"  {line}" for line in lines) in out
+    assert "- list Trainer.losses grows: clear it" in out
+
+
+def test_a_record_from_anywhere_can_say_what_it_likes_and_do_nothing(path, capsys):
+    odd = "list \x1b[2J\u202e.kept"
+    hostile = [replace(LOSSES, grade="\x1b[31m"), replace(LOSSES, holder=odd, advice=odd),
+               replace(LOSSES, rate_bytes=-1.0, since_step=2**40, holder="x"),
+               replace(LOSSES, per="minute", signal="?", holder="y")]  # fmt: skip
+    assert len(told(path, hostile).verdict.findings) == 3
+    assert cli.main(["explain", str(path)]) == 0
+    assert all(char == "\n" or char.isprintable() for char in capsys.readouterr().out)
+    assert cli.main(["explain", "--json", str(path)]) == 0
+    json.loads(capsys.readouterr().out)

@@ -1,0 +1,450 @@
+"""Who ended a run that was killed: by counters of control groups, the kernel's log and /dev/shm in
+a made-up root. Never a wrong cause: what cannot be told is not said."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import memtools
+from memtools import _core
+from memtools.record import kills
+from memtools.record.events import Ending
+from memtools.record.figures import Figures, figures_of
+from memtools.record.kinds import Counters, End, SharedRoom, Start, payload
+from memtools.report import render
+from memtools.report.advice import advise
+from tests.report import reportcases
+
+GIB, MIB = 2**30, 2**20
+NEAR, FAR = 1000 * MIB, 300 * MIB  # of the limit of 1 GiB
+
+
+class Machine:
+    """A made-up root with one boot and nested control groups, of version 1 or 2."""
+
+    def __init__(self, path: Path, version: int = 2) -> None:
+        self.path, self.version = path, version
+        self.top = path / ("sys/fs/cgroup" if version == 2 else "sys/fs/cgroup/memory")
+        for folder in (self.top, path / "proc/self", path / "dev"):
+            folder.mkdir(parents=True)
+        kind = "cgroup2 cgroup2 rw" if version == 2 else "cgroup cgroup rw,memory"
+        mount = str(self.top).removeprefix(str(path))
+        (path / "proc/self/mountinfo").write_text(f"30 20 0:26 / {mount} rw - {kind}\n")
+        self.boot("first")
+
+    def boot(self, name: str) -> None:
+        file = self.path / "proc/sys/kernel/random/boot_id"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{name}\n")
+
+    def group(self, name: str, limit: int | None = None, **counters: int) -> None:
+        folder = self.top / name.strip("/")
+        folder.mkdir(exist_ok=True, parents=True)
+        if self.version == 2:
+            (folder / "memory.max").write_text("max\n" if limit is None else f"{limit}\n")
+            (folder / "memory.current").write_text("0\n")
+            lines = {"low": 0, "high": 0, "max": 0, "oom": 0, "oom_kill": 0} | counters
+            (folder / "memory.events").write_text("".join(f"{k} {v}\n" for k, v in lines.items()))
+        else:
+            most = 2**63 - 4096 if limit is None else limit
+            (folder / "memory.limit_in_bytes").write_text(f"{most}\n")
+            (folder / "memory.usage_in_bytes").write_text("0\n")
+            (folder / "memory.failcnt").write_text(f"{counters.get('max', 0)}\n")
+            text = f"oom_kill_disable 0\nunder_oom 0\noom_kill {counters.get('oom_kill', 0)}\n"
+            (folder / "memory.oom_control").write_text(text)
+
+    def enter(self, name: str) -> None:
+        line = f"0::{name}\n" if self.version == 2 else f"4:memory:{name}\n"
+        (self.path / "proc/self/cgroup").write_text(line)
+
+    def counters(self) -> list[Counters]:
+        root = str(self.path)
+        return kills.read_counters(_core.Probe(root), root)
+
+    def log(self, *lines: str, at_us: int = 0, init: bool = True) -> None:
+        """The kernel's log, as /dev/kmsg has it, and whose numbers of processes are ours."""
+        first = f"6,1,{at_us},-;Linux version 6.0\n SUBSYSTEM=cpu\n"
+        text = first + "".join(f"3,{n},{t},-;{line}\n" for n, line in enumerate(lines)
+                               for t in [line.partition("@")[2] or at_us + 10**6])  # fmt: skip
+        (self.path / "dev/kmsg").write_text(text)
+        link = self.path / "proc/self/ns/pid"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to("pid:[4026531836]" if init else "pid:[4026532999]")
+
+
+@pytest.fixture(params=[2, 1])
+def machine(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Machine:
+    """The own group /job/task, below /job, whose limit is 1 GiB."""
+    made = Machine(tmp_path / "root", request.param)
+    monkeypatch.setattr(kills, "ROOT", str(made.path))
+    made.group("/")
+    made.group("/job", GIB)
+    made.group("/job/task")
+    made.enter("/job/task")
+    return made
+
+
+def killed(machine: Machine, **counters: int) -> None:
+    """The kernel kills a process of the own group because /job is full."""
+    count = {"oom_kill": 1} | counters
+    above = {"max": 7, "oom": 1} | (count if machine.version == 2 else {})
+    machine.group("/job/task", None, **count)
+    machine.group("/job", GIB, **above)
+    machine.group("/", None, **(above if machine.version == 2 else {}))
+
+
+Events = list[tuple[str, Any]]
+
+
+def figures(tmp_path: Path, events: list[Any], base: int = FAR, close: bool = False) -> Figures:
+    path, told = str(tmp_path / "run.mem"), [(e.KIND, payload(e.KIND, e)) for e in events]
+    reportcases.write(path, steps=400, base=base, limit=GIB, events=told, close=close)
+    return figures_of(memtools.read_record(path))
+
+
+def test_the_counters_of_all_groups_that_are_visible(machine: Machine) -> None:
+    killed(machine, oom_group_kill=1)
+    found = machine.counters()
+    assert [(c.group, c.own, c.limit_bytes) for c in found] == [
+        ("/job/task", True, None), ("/job", False, GIB), ("/", False, None)]  # fmt: skip
+    first, second, _ = found
+    assert (first.oom_kill, first.boot, first.version) == (1, "first", machine.version)
+    assert second.met == 7
+    if machine.version == 2:
+        assert (second.oom, second.high, first.oom_group_kill) == (1, 0, 1)
+        assert "limit 1.00 GiB): processes killed for memory: 1, limit met 7" in second.sentence()
+
+
+def test_a_run_at_its_limit_whose_group_counted_a_kill(machine: Machine, tmp_path: Path) -> None:
+    start = machine.counters()
+    killed(machine)
+    told = figures(tmp_path, start, NEAR)
+    text = "it was killed by the out-of-memory killer of the control group /job (limit 1.00 GiB): "
+    assert told.ending.text == f"{text}oom_kill rose from 0 to 1"
+    assert told.headline().startswith(f"{text}oom_kill rose from 0 to 1; ")
+    assert told.limit_acted == "the cgroup limit of 1.00 GiB"
+    assert told.ending.by_memory(near=False)
+    assert not any("dmesg" in line for line in advise(told))
+    assert told.as_json()["ending"]["cause"]["by"] == "group"
+    page = render(memtools.read_record(str(tmp_path / "run.mem")))
+    assert ">Killed<" in page
+    assert ">No end mark<" not in page
+
+
+def test_a_kill_by_hand_at_the_limit_is_not_out_of_memory(machine: Machine, tmp_path: Path) -> None:
+    told = figures(tmp_path, machine.counters(), NEAR)
+    assert told.ending.text.endswith(
+        "; the counters say that no process of the control group /job/task, in which it began, was "
+        "killed for memory"
+    )
+    assert not told.ending.by_memory(near=True)
+    assert told.limit_acted is None
+    assert any("killed nobody there for memory" in line for line in advise(told))
+
+
+def test_a_kill_of_the_machines_own_killer(machine: Machine, tmp_path: Path) -> None:
+    """Everybody's memory ran out: the kill is counted, and no group's limit was met."""
+    start = machine.counters()
+    machine.group("/job/task", None, oom_kill=1)
+    told = figures(tmp_path, start, NEAR)
+    assert told.ending.text == (
+        "it was killed by the kernel's out-of-memory killer (oom_kill rose from 0 to 1 in the "
+        "control group /job/task), for the machine's memory or a limit that is not visible here"
+    )
+    assert any("the memory of the whole machine" in line for line in advise(told))
+
+
+def test_a_kill_of_somebody_later_is_not_told_as_this_ones(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """Memory stood low at the end, and the group has other processes, then or later."""
+    start = machine.counters()
+    killed(machine)
+    told = figures(tmp_path, start, FAR)
+    assert told.ending.cause is not None
+    assert told.ending.cause.by == "unclear"
+    assert told.ending.text.endswith(
+        "since the run began (oom_kill rose from 0 to 1), perhaps another one"
+    )
+    assert not told.ending.by_memory(near=False)
+
+
+@pytest.mark.parametrize("what", ["boot", "group", "gone", "no counters", "fewer", "no start"])
+def test_what_cannot_be_told_is_not_said(machine: Machine, tmp_path: Path, what: str) -> None:
+    start = machine.counters()
+    killed(machine)
+    own = machine.top / "job/task"
+    if what == "boot":
+        machine.boot("second")
+    elif what == "group":  # of the same name, made anew
+        own.rename(machine.top / "job/other")
+        machine.group("/job/task", None, oom_kill=1)
+    elif what == "gone":
+        own.rename(machine.top / "job/other")
+    elif what == "no counters":
+        for name in ("memory.events", "memory.oom_control", "memory.failcnt"):
+            (own / name).unlink(missing_ok=True)
+    elif what == "fewer":
+        start = machine.counters()
+        machine.group("/job/task", None, oom_kill=0)
+    else:
+        start = []
+    told = figures(tmp_path, start, NEAR)
+    assert told.ending.cause is None
+    assert told.ending.text == (
+        "no end mark: the process is gone (SIGKILL and os._exit() leave no mark)"
+    )
+    assert any("out-of-memory killer is the likely end" in line for line in advise(told))
+
+
+@pytest.mark.parametrize("folder", ["/fifo", "/\0", "/\udc80", "relative", "", "/" * 5000])
+def test_a_record_may_name_any_folder(machine: Machine, tmp_path: Path, folder: str) -> None:
+    """Who reads it neither waits nor fails."""
+    os.mkfifo(tmp_path / "memory.events")
+    place = str(tmp_path) if folder == "/fifo" else folder
+    hostile = Counters("\x1b[2J", place, 2, os.stat(tmp_path).st_ino, "first", own=True, oom_kill=0)
+    told = figures(tmp_path, [hostile], NEAR)
+    assert told.ending.cause is None
+    assert kills.again(hostile, str(machine.path)) is None
+
+
+def test_names_of_groups_are_made_harmless(machine: Machine, tmp_path: Path) -> None:
+    own = machine.counters()[0]
+    hostile = replace(own, group="\x1b[2J\x07")
+    told = figures(tmp_path, [hostile], NEAR)
+    assert told.ending.cause is not None
+    assert "\x1b" not in told.ending.text + told.ending.cause.group
+
+
+def test_files_that_say_nothing_sensible(machine: Machine) -> None:
+    for name in ("memory.events", "memory.oom_control", "memory.failcnt", "memory.max"):
+        (machine.top / "job" / name).write_bytes(b"oom_kill -1\n\xff\xfe oom x\noom_kill\n")
+    second = machine.counters()[1] if len(machine.counters()) == 3 else None
+    assert second is None or (second.group, second.oom_kill, second.oom) == ("/", 0, 0)
+    (machine.path / "proc/self/cgroup").write_text("not a group\n")
+    assert machine.counters() == []
+
+
+def test_a_record_that_was_ended_is_told_by_its_own_counters(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """What the group counts later is no matter of this run."""
+    start = machine.counters()
+    end = End(code=137)
+    told = figures(tmp_path, [*start, start[0], end], NEAR, close=True)
+    killed(machine)
+    assert told.ending.cause is not None
+    assert told.ending.cause.by == "nobody"
+    last = machine.counters()
+    told = figures(tmp_path, [*start, *last, end], FAR, close=True)
+    assert told.ending.text == (
+        "it ended with exit code 137; it was killed by the out-of-memory killer of the control "
+        "group /job (limit 1.00 GiB): oom_kill rose from 0 to 1"
+    )
+    clean = figures(tmp_path, [*start, *last, End(code=0)], FAR, close=True)
+    assert (clean.ending.cause, clean.ending.text) == (None, "finished (exit code 0)")
+    term = figures(tmp_path, [*start, *last, End(signal="SIGTERM")], NEAR, close=True)
+    assert term.ending.text == "it was killed by SIGTERM"
+
+
+def test_a_run_that_fails_after_another_process_was_killed(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """torchrun ends with code 1 after one of its workers was killed."""
+    start = machine.counters()
+    killed(machine)
+    told = figures(tmp_path, [*start, *machine.counters(), End(code=1)], close=True)
+    assert told.ending.text == (
+        "it ended with exit code 1; meanwhile the kernel killed a process of the control group "
+        "/job/task for memory: oom_kill rose from 0 to 1"
+    )
+
+
+def test_a_group_that_the_process_was_moved_to(machine: Machine, tmp_path: Path) -> None:
+    start = machine.counters()
+    machine.group("/scope", 2 * GIB)
+    machine.enter("/scope")
+    moved = machine.counters()
+    assert [c.group for c in moved] == ["/scope", "/"]
+    machine.group("/scope", 2 * GIB, oom_kill=1, oom=1, max=1)
+    told = figures(tmp_path, [*start, *moved, *machine.counters(), End(code=137)], close=True)
+    assert "control group /scope (limit 2.00 GiB): oom_kill rose from 0 to 1" in told.ending.text
+    if machine.version == 2:  # unseen: a group above them has counted it
+        machine.group("/", None, oom_kill=1, oom=1)
+        unseen = figures(tmp_path, start, NEAR)
+        assert unseen.ending.cause is not None
+        assert unseen.ending.cause.by == "unclear"
+
+
+def test_another_process_by_its_membership(machine: Machine) -> None:
+    root = str(machine.path)
+    probe = _core.Probe(root)
+    prefix = "0::" if machine.version == 2 else "4:memory:"
+    machine.group("/scope", 2 * GIB)
+    for text, groups in {
+        f"{prefix}/scope\n": ["/scope", "/"],
+        f"7:pids:/x\n{prefix}/job/task\n": ["/job/task", "/job", "/"],
+        f"{prefix}/\n": ["/"],
+        f"{prefix}/../other\n": [],
+        f"{prefix}/gone\n": [],
+        "nonsense": [],
+        "": [],
+    }.items():
+        found = kills.read_counters(probe, root, membership=text)
+        assert [c.group for c in found] == groups, text
+        assert [c.own for c in found] == [i == 0 for i in range(len(found))]
+
+
+@pytest.mark.parametrize(
+    ("lines", "init", "near", "by"),
+    [
+        (["Memory cgroup out of memory: Killed process {pid} (python) total-vm:1kB"], True, FAR,
+         "group"),
+        (["Out of memory: Killed process {pid} (python) total-vm:1kB"], True, FAR, "group"),
+        (["Memory cgroup out of memory: Killed process 1 (python) total-vm:1kB"], True, NEAR,
+         "nobody"),  # the log goes back far enough, and names another one
+        (["Memory cgroup out of memory: Killed process {pid} (x) total-vm:1kB"], False, FAR,
+         "unclear"),  # numbers of another namespace
+        ([], True, FAR, "nobody"),
+    ],
+)  # fmt: skip
+def test_the_kernels_log_decides_who_it_was(
+    machine: Machine, tmp_path: Path, lines: list[str], init: bool, near: int, by: str
+) -> None:
+    start = machine.counters()
+    killed(machine)
+    clock_us = memtools.read_record(reportcases.write(str(tmp_path / "x.mem"), steps=1)).clock_ns
+    machine.log(
+        *(f"{line.format(pid=os.getpid())} @{10**12}" for line in lines),
+        at_us=max(0, clock_us // 1000 - 10**8),
+        init=init,
+    )
+    told = figures(tmp_path, start, near)
+    assert told.ending.cause is not None
+    assert told.ending.cause.by == by
+    if by == "nobody":
+        assert "the kernel's log names another one" in told.ending.text
+
+
+def test_a_log_that_does_not_go_back_so_far_says_nothing(machine: Machine, tmp_path: Path) -> None:
+    start = machine.counters()
+    killed(machine)
+    machine.log(at_us=10**15)
+    told = figures(tmp_path, start, NEAR)
+    assert told.ending.cause is not None
+    assert told.ending.cause.by == "group"
+
+
+@pytest.mark.parametrize(
+    ("text", "victim"),
+    [
+        ("DataLoader worker (pid 5) is killed by signal: Killed. ", ("SIGKILL", 5)),
+        ("DataLoader worker (pid 5) is killed by signal: Bus error. It is", ("SIGBUS", 5)),
+        ("DataLoader worker (pid 5) is killed by signal: Segmentation fault. ", ("SIGSEGV", 5)),
+        ("DataLoader worker (pid 5) is killed by signal: Strange. ", (None, 5)),
+        ("DataLoader worker (pid(s) 5, 6) exited unexpectedly", ("", 5)),
+        ("process 1 terminated with signal SIGKILL", ("SIGKILL", None)),
+        ("Command '['x']' died with <Signals.SIGKILL: 9>.", ("SIGKILL", None)),
+        ("Command 'x' returned non-zero exit status 137.", ("SIGKILL", None)),
+        ("exitcode  : -9 (pid: 77)", ("SIGKILL", 77)),
+        ("A process in the process pool was terminated abruptly while", ("", None)),
+        ("Command 'x' returned non-zero exit status 1.", None),
+        ("Command 'x' returned non-zero exit status 255.", None),
+        ("no such file", None),
+    ],
+)
+def test_children_by_what_exceptions_say(text: str, victim: tuple[str | None, int | None]) -> None:
+    found = kills.victim_of(f"it ended by exception RuntimeError: {text}")
+    assert (found and (found.signal, found.pid)) == victim
+
+
+WORKER = End(exception="RuntimeError", text="DataLoader worker (pid 5) is killed by signal: {}.")
+
+
+def worker(words: str) -> End:
+    return End(exception="RuntimeError", text=WORKER.text.format(words))
+
+
+def test_a_worker_that_was_killed(machine: Machine, tmp_path: Path) -> None:
+    start = machine.counters()
+    quiet = figures(tmp_path, [*start, start[0], worker("Killed")], close=True)
+    assert quiet.ending.text.endswith("in which it began, was killed for memory")
+    killed(machine)
+    told = figures(tmp_path, [*start, *machine.counters(), worker("Killed")], close=True)
+    assert told.ending.kind == "failed"
+    assert told.ending.text.endswith(
+        "; a child process was killed by the out-of-memory killer of the control group /job "
+        "(limit 1.00 GiB): oom_kill rose from 0 to 1"
+    )
+    other = figures(tmp_path, [*start, *machine.counters(), worker("Aborted")], close=True)
+    assert other.ending.cause is None
+
+
+def test_a_bus_error_of_a_worker(tmp_path: Path) -> None:
+    before, end = SharedRoom(64 * MIB, 0), worker("Bus error")
+    full = figures(tmp_path, [before, SharedRoom(64 * MIB, 63 * MIB), end], close=True)
+    assert full.ending.text.endswith("; /dev/shm ran full: 63.0 MiB of 64.0 MiB in use")
+    assert full.limit_acted == "/dev/shm of 64.0 MiB"
+    assert any("docker run --shm-size" in line for line in advise(full))
+    room = figures(tmp_path, [before, SharedRoom(64 * MIB, MIB), end], close=True)
+    assert room.ending.text.endswith("; /dev/shm had room: 1.0 MiB of 64.0 MiB in use")
+    assert room.limit_acted is None
+    unknown = figures(tmp_path, [before, end], close=True)
+    assert unknown.ending.cause is None
+    refused = "unable to allocate shared memory(shm) for file </torch_9_9_7>: No space left on ..."
+    said = End(exception="RuntimeError", text=refused)
+    told = figures(tmp_path, [before, SharedRoom(64 * MIB, 40 * MIB), said], close=True)
+    assert told.ending.text.endswith("; /dev/shm ran full: 40.0 MiB of 64.0 MiB in use")
+
+
+def test_a_limit_that_was_given_may_be_enforced_by_others(tmp_path: Path, machine: Machine) -> None:
+    start = machine.counters()
+    given = Start(command="x", given_bytes=NEAR + 20 * MIB)
+    told = figures(tmp_path, [given, *start, *start, End(signal="SIGKILL")], NEAR, close=True)
+    assert told.ending.cause is not None
+    assert told.ending.cause.by == "unclear"
+    assert told.ending.by_memory(near=True)
+
+
+def test_a_run_that_goes_on_is_not_asked_about(machine: Machine) -> None:
+    record: Any = None  # which is not read
+    running = Ending("running", "the process is alive")
+    assert kills.explained(running, record, near=True, given=False) is running
+
+
+def test_the_room_for_shared_memory_of_this_machine(tmp_path: Path) -> None:
+    found = kills.room_of_shm()
+    assert found is not None
+    assert 0 <= found.used_bytes <= found.size_bytes
+    assert kills.room_of_shm(str(tmp_path)) is None
+
+
+KERNEL_COUNTS = st.sampled_from(["7", "07", "", "-7", "9" * 30, "7x", "\xb2", "7 7"])
+KERNEL_LINES = st.tuples(st.sampled_from(["oom_kill", "max", "oom", "x"]), KERNEL_COUNTS)
+KERNEL_TEXTS = st.binary(max_size=60) | st.lists(KERNEL_LINES, max_size=5).map(
+    lambda lines: "\n".join(" ".join(line) for line in lines).encode()
+)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.tuples(*[KERNEL_TEXTS] * 4), version=st.sampled_from([1, 2]))
+def test_no_text_in_a_groups_files_raises_or_makes_a_count_below_zero(
+    texts: tuple[bytes, ...], version: int, tmp_path: Path
+) -> None:
+    names = ("memory.events", "memory.oom_control", "memory.failcnt", "memory.max")
+    for name, text in zip(names, texts, strict=True):
+        (tmp_path / name).write_bytes(text)
+    found = kills._counters_in(str(tmp_path), str(tmp_path.parent), version, "first")
+    if found is not None:
+        for value in (found.oom_kill, found.oom, found.oom_group_kill, found.met, found.high):
+            assert value is None or value >= 0
