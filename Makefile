@@ -154,7 +154,7 @@ SAN_TESTS := tests/census/test_census.py tests/census/test_holders.py tests/cens
 # says of itself (its own says 0), fork() beside a thread that allocates (its locks do not survive that), and tables
 # larger than the machine, never touched (its shadow of them is: minutes of page faults).
 SAN_SKIP := not test_does_not_leak and not planted_leak and not gives_its_memory and not fork_while \
-    and not while_the_pool_is_at_work \
+    and not while_the_pool_is_at_work and not forked_workers_of_a_data_loader \
     and not cost_no_memory and not page_fault and not goes_back_to_the_system \
     and not agree_with_psutil and not each_others_peak and not without_a_thread and not what_malloc_keeps \
     and not than_there_are_addresses
