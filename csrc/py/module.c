@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "monitor/peaks.h"
+#include "py/blocks/reports.h"
 #include "py/budget/budget.h"
 #include "py/census/census.h"
 #include "py/census/graphs.h"
@@ -206,6 +207,7 @@ static int (*const registers[])(PyObject *module, mt_state *st) = {
     mt_py_budget_register,       mt_py_probe_register,   mt_py_recordwriter_register,
     mt_py_leakdetector_register, mt_py_sampler_register, mt_py_managed_register,
     mt_py_policy_register,       mt_py_gradset_register, mt_py_growthtable_register,
+    mt_py_blocks_register,
 };
 
 static int

@@ -6,6 +6,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/Dtype.h>
@@ -16,6 +17,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <atomic>
 #include <vector>
 
 namespace
@@ -469,6 +471,96 @@ parallel(void *, int64_t n, void (*task)(void *, int64_t, int64_t), void *arg) n
     at::parallel_for(0, n, 1, [=](int64_t begin, int64_t end) { task(arg, begin, end); });
 }
 
+/* --- the host allocator's reports --------------------------------------------------------------
+ *
+ * torch asks one object for all memory of the host, and lets it be replaced. HeardAllocator hands
+ * each request on to the one that was there, reports the block, and gives it a deleter of ours, which
+ * reports the release and calls the deleter that was there:
+ *
+ *     torch ──allocate(n)──► HeardAllocator ──► allocator before ──► block, deleter before
+ *                                 └─► born(block, n)                  block, heard_delete
+ *     torch ──heard_delete(block)──► died(block), deleter before(block)
+ *
+ * A profiler's own object for such reports (c10::ThreadLocalDebugInfo) is left to the profiler: there
+ * is one for each thread, and torch refuses to start a profiler where it is taken. */
+std::atomic<const mt_torch_listener *> heard_by{nullptr};
+std::atomic<c10::DeleterFnPtr> delete_before{nullptr};
+
+void
+heard_delete(void *block)
+{
+    const mt_torch_listener *listener = heard_by.load(std::memory_order_acquire);
+
+    if (listener != nullptr) listener->died(listener->ctx, block);
+    delete_before.load(std::memory_order_relaxed)(block);
+}
+
+struct HeardAllocator final : c10::Allocator {
+    c10::Allocator *before = nullptr;
+
+    c10::DataPtr allocate(size_t n) override
+    {
+        c10::DataPtr block = before->allocate(n);
+        const mt_torch_listener *listener = heard_by.load(std::memory_order_acquire);
+        if (block.get() != nullptr && block.get() == block.get_context() &&
+            block.compare_exchange_deleter(delete_before.load(std::memory_order_relaxed),
+                                           heard_delete) &&
+            listener != nullptr)
+            listener->born(listener->ctx, block.get(), n);
+        return block;
+    }
+
+    bool is_simple_data_ptr(const c10::DataPtr &block) const override
+    {
+        return before->is_simple_data_ptr(block);
+    }
+
+    c10::DeleterFnPtr raw_deleter() const override { return heard_delete; }
+
+    void copy_data(void *to, const void *from, std::size_t n) const override
+    {
+        before->copy_data(to, from, n);
+    }
+};
+
+/* Whoever allocated through it may keep a pointer to it: it lives as long as the process. */
+HeardAllocator &
+heard_allocator()
+{
+    static auto *allocator = new HeardAllocator;
+
+    return *allocator;
+}
+
+int
+listen(const mt_torch_listener *listener) noexcept
+{
+    constexpr uint8_t first = 255; /* only a higher or the same priority replaces an allocator */
+
+    try {
+        HeardAllocator &heard = heard_allocator();
+        c10::Allocator *now = c10::GetAllocator(c10::kCPU);
+        if (listener == nullptr) {
+            if (now == &heard) c10::SetAllocator(c10::kCPU, heard.before, first);
+            heard_by.store(nullptr, std::memory_order_release);
+            return 1;
+        }
+        if (now != &heard) {
+            c10::DeleterFnPtr deleter = now != nullptr ? now->raw_deleter() : nullptr;
+            c10::DeleterFnPtr known = delete_before.load(std::memory_order_relaxed);
+            // Blocks that live have the first one's deleter to be called, so another's cannot be.
+            if (deleter == nullptr || (known != nullptr && known != deleter)) return 0;
+            delete_before.store(deleter, std::memory_order_relaxed);
+            heard.before = now;
+        }
+        heard_by.store(listener, std::memory_order_release);
+        if (now != &heard) c10::SetAllocator(c10::kCPU, &heard, first);
+        return 1;
+    } catch (...) {
+        return 0;
+    }
+}
+
 const mt_torch_ops ops = {MT_TORCH_OPS_VERSION,
                           in_backward,
                           view,
@@ -491,7 +583,8 @@ const mt_torch_ops ops = {MT_TORCH_OPS_VERSION,
                           grads_changed,
                           grads_forget,
                           threads,
-                          parallel};
+                          parallel,
+                          listen};
 
 // Attribute "ops" holds the capsule. The table is constant, so nothing needs freeing.
 int

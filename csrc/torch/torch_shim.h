@@ -12,7 +12,7 @@
 
 #define MT_TORCH_CAPSULE "memtools._torch.ops"
 
-enum { MT_TORCH_OPS_VERSION = 9 };
+enum { MT_TORCH_OPS_VERSION = 10 };
 
 /* A 2-D tensor's memory, borrowed. type and bits are DLPack's. */
 typedef struct mt_torch_view {
@@ -117,6 +117,14 @@ typedef struct mt_torch_seen {
 
 enum { MT_TORCH_SAME = 0, MT_TORCH_WRITTEN = 1, MT_TORCH_REPLACED = 2, MT_TORCH_DROPPED = 3 };
 
+/* Who hears of the blocks that torch's host allocator gives out and gets back. Both are called on the
+ * thread that asks, with or without the GIL, and must not call torch or Python. */
+typedef struct mt_torch_listener {
+    void (*born)(void *ctx, const void *block, size_t bytes); /* given out, bytes as asked for */
+    void (*died)(void *ctx, const void *block); /* about to go back; a block of any age */
+    void *ctx;
+} mt_torch_listener;
+
 typedef struct mt_torch_ops {
     int version; /* MT_TORCH_OPS_VERSION of the header it was built with */
     /* 1 while autograd runs a backward pass on this thread, else 0. */
@@ -185,6 +193,12 @@ typedef struct mt_torch_ops {
      * all are done. Wants no GIL. ctx is not used. */
     void (*parallel)(void *ctx, int64_t n, void (*task)(void *arg, int64_t begin, int64_t end),
                      void *arg);
+    /* From now on the listener hears of each block of the host that torch asks its allocator for, on
+     * every thread, and of the release of those blocks. NULL: nobody hears any more, and torch asks
+     * the allocator that was there before. A listener may be called for a moment after that, so it
+     * and its ctx live as long as the process. 0 where the allocator hands out blocks that cannot be
+     * followed; then nothing has changed. */
+    int (*listen)(const mt_torch_listener *listener);
 } mt_torch_ops;
 
 #endif

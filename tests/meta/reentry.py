@@ -211,6 +211,12 @@ def core_policy() -> _core.Policy:
     return _core.Policy(lambda *_: None, [((1,), 15, True)] * 3)
 
 
+def blocks() -> _core.Blocks:
+    made = _core.Blocks()
+    made.start(("/usr/",))
+    return made
+
+
 def growth() -> memtools.Growth:
     return memtools.Growth(memtools.census(), memtools.census())
 
@@ -240,6 +246,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "CheckpointedLayers": lambda: memtools.checkpoint_layers(
         torch.nn.ModuleList([torch.nn.Linear(2, 2)])
     ),
+    "Blocks": blocks,
     "ActionReport": lambda: policy().report().actions[0],
     "CleanupHandle": lambda: policy().add("mine", lambda: None),
     "CleanupPolicy": policy,
@@ -350,6 +357,7 @@ NAMED: dict[str, Any] = {
     "KVPool.__new__.page_bytes": 4096,
     "KVPool.__new__.dtype": torch.float32,
     "KVPool.layout": "head",
+    "Blocks.libraries": ("/usr/",),
     "GrowthTable.deque": collections.deque,
     "GrowthTable.cache": type(functools.lru_cache(lambda: None)),
     "GrowthTable.ndarray": None,

@@ -78,6 +78,7 @@ CORE_ARROWS = {
     "leak": {"base"},
     "census": {"base"},
     "grad": {"base", "port"},
+    "blocks": {"base"},
 }
 # csrc/py and csrc/os go along the arrows of csrc/core, by rooms of core and of their own, and use
 # besides what serves all: csrc/py may also use every room of csrc/os.

@@ -13,6 +13,7 @@ import torch
 
 from memtools import Budget, BudgetError, GateHistory, _core
 from memtools._base import torch as base_torch
+from tests.blocks import blockcases
 from tests.census import growthcases
 from tests.cleanup import managedcases, policyleaks
 from tests.grad import gradcases
@@ -187,7 +188,7 @@ for _name in ["limit", "used", "peak", "available", "name", "device"]:
     CASES[f"Budget.{_name}"] = [lambda name=_name: getattr(BUDGET, name)]  # type: ignore[misc]
 CASES |= leakcases.CASES | leakprobe.CASES
 CASES |= recordcases.CASES | samplercases.CASES | policyleaks.CASES
-CASES |= managedcases.CASES | gradcases.CASES | growthcases.CASES
+CASES |= managedcases.CASES | gradcases.CASES | growthcases.CASES | blockcases.CASES
 
 
 def names_of_core() -> set[str]:

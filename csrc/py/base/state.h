@@ -37,6 +37,7 @@ struct mt_peaks;                                /* see core/monitor/peaks.h */
     X(PyTypeObject, Managed)                                                                       \
     X(PyTypeObject, GradMeasure)                                                                   \
     X(PyTypeObject, GrowthTable)                                                                   \
+    X(PyTypeObject, Blocks)                                                                        \
     /* See ending.h; NULL: not set. */                                                             \
     X(PyObject, on_uncaught)                                                                       \
     X(PyObject, on_exit_call)                                                                      \

@@ -1,0 +1,381 @@
+/* reports.c -- how this file works.
+ *
+ * There is one host allocator in a process, and one table of its blocks: `heard`, which lives as long
+ * as the process, as a thread may report to it at any time. A Blocks object takes part in it from
+ * start() to stop(); the first one has torch report, and the last one has it stop and forgets all.
+ *
+ *     Blocks.start() ─┐                      ┌─ in_use, peak, births, sites(), site_of()
+ *     Blocks.start() ─┴─► heard.users: 2     │
+ *     torch's allocator ──► born, died ──► heard.live (core/blocks/live.h)
+ *                              └─ while anybody traces: heard.sites (sites.h)
+ */
+#include "py/blocks/reports.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "core/blocks/live.h"
+#include "os/base/forkmark.h"
+#include "py/base/errors.h"
+#include "py/base/objects.h"
+#include "py/blocks/sites.h"
+
+typedef struct Blocks {
+    PyObject_HEAD
+    const mt_home *home; /* the table's at start(); NULL: not started */
+    bool is_tracing;
+} Blocks;
+
+/* Under the GIL, but for what the allocator's threads use: live and sites have locks of their own. */
+static struct {
+    bool is_made;
+    unsigned users;
+    atomic_uint tracers;
+    mt_home *home;
+    mt_live live;
+    mt_sites sites;
+} heard;
+
+/* --- reports, on any thread, with or without the GIL -------------------------------------------- */
+
+static void
+hear_birth(void *Py_UNUSED(ctx), const void *block, size_t bytes)
+{
+    bool is_traced = atomic_load_explicit(&heard.tracers, memory_order_relaxed) > 0;
+
+    if (atomic_load_explicit(heard.home, memory_order_relaxed) == 0) return; /* a forked child */
+    mt_live_born(&heard.live, block, bytes, is_traced ? mt_sites_here(&heard.sites) : 0);
+}
+
+static void
+hear_death(void *Py_UNUSED(ctx), const void *block)
+{
+    mt_live_died(&heard.live, block);
+}
+
+static const mt_torch_listener listener = {.born = hear_birth, .died = hear_death};
+
+/* --- start and stop ------------------------------------------------------------------------------ */
+
+static int
+make_table(mt_state *st)
+{
+    mt_error err;
+
+    if (heard.is_made && atomic_load(heard.home) != 0) return 0;
+    /* In a forked child the parent's table is left as it lies: its lock may be held. */
+    if (mt_home_linux.get(&heard.home, &err) != MT_OK) {
+        mt_py_raise(st, &err, "following torch's allocator");
+        return -1;
+    }
+    heard.users = 0;
+    atomic_store(&heard.tracers, 0);
+    mt_live_init(&heard.live, &mt_alloc_libc, heard.home);
+    mt_sites_init(&heard.sites);
+    heard.is_made = true;
+    return 0;
+}
+
+/* False also for an object that was started in the process that this one was forked from. */
+static bool
+is_on(const Blocks *self)
+{
+    return self->home != NULL && self->home == heard.home && atomic_load(heard.home) != 0;
+}
+
+static void
+stop(Blocks *self, const mt_state *st)
+{
+    bool was_on = is_on(self), was_tracing = self->is_tracing;
+
+    self->home = NULL;
+    self->is_tracing = false;
+    if (!was_on) return;
+    if (was_tracing) atomic_fetch_sub(&heard.tracers, 1);
+    if (--heard.users > 0) return;
+    if (st != NULL && st->shim != NULL) (void)st->shim->listen(NULL);
+    mt_live_clear(&heard.live);
+}
+
+/* A tuple of str, or NULL with an error. */
+static PyObject *
+texts(PyObject *libraries)
+{
+    PyObject *all = PySequence_Tuple(libraries);
+
+    for (Py_ssize_t i = 0; all != NULL && i < PyTuple_GET_SIZE(all); i++) {
+        if (PyUnicode_Check(PyTuple_GET_ITEM(all, i))) continue;
+        PyErr_Format(PyExc_TypeError,
+                     "Blocks.start(): libraries holds a str for each folder, got %s",
+                     Py_TYPE(PyTuple_GET_ITEM(all, i))->tp_name);
+        Py_CLEAR(all);
+    }
+    return all;
+}
+
+static PyObject *
+Blocks_start(Blocks *self, PyObject *libraries)
+{
+    mt_state *st = mt_state_of_type(Py_TYPE(self));
+    PyObject *folders;
+
+    if (st == NULL || (folders = texts(libraries)) == NULL) return NULL;
+    if (mt_state_connect(st) < 0 || st->shim == NULL) {
+        Py_DECREF(folders);
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_RuntimeError,
+                            "torch's allocator is followed by memtools._torch, which is not there");
+        return NULL;
+    }
+    if (is_on(self) || make_table(st) < 0) {
+        Py_DECREF(folders);
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    }
+    if (heard.users == 0) {
+        mt_live_clear(&heard.live);
+        if (mt_sites_reset(&heard.sites, folders) < 0 || !st->shim->listen(&listener)) {
+            Py_DECREF(folders);
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_RuntimeError,
+                                "torch's host allocator was replaced by one whose blocks cannot be "
+                                "followed");
+            return NULL;
+        }
+    }
+    Py_DECREF(folders);
+    heard.users++;
+    self->home = heard.home;
+    self->is_tracing = false;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+Blocks_stop(Blocks *self, PyObject *Py_UNUSED(none))
+{
+    stop(self, mt_state_of_type(Py_TYPE(self)));
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+static int
+traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    return 0;
+}
+
+static void
+dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject *kind, *value, *trace;
+
+    PyObject_GC_UnTrack(self);
+    PyErr_Fetch(&kind, &value, &trace);
+    stop((Blocks *)self, mt_state_of_type(type));
+    PyErr_Restore(kind, value, trace);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* --- what is asked ------------------------------------------------------------------------------- */
+
+/* False with an error. */
+static bool
+require_on(const Blocks *self, const char *doing)
+{
+    if (is_on(self)) return true;
+    PyErr_Format(PyExc_RuntimeError, "Blocks.%s: not started in this process; call start() first",
+                 doing);
+    return false;
+}
+
+static PyObject *
+Blocks_trace(Blocks *self, PyObject *on)
+{
+    int is_traced = PyObject_IsTrue(on);
+
+    if (is_traced < 0 || !require_on(self, "trace()")) return NULL;
+    if (is_traced && !self->is_tracing) atomic_fetch_add(&heard.tracers, 1);
+    if (!is_traced && self->is_tracing) atomic_fetch_sub(&heard.tracers, 1);
+    self->is_tracing = is_traced;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+Blocks_turn(Blocks *self, PyObject *Py_UNUSED(none))
+{
+    if (!require_on(self, "turn()")) return NULL;
+    return PyLong_FromUnsignedLong(mt_live_turn(&heard.live));
+}
+
+typedef struct site_line {
+    mt_live_sum sum;
+    uint32_t site;
+} site_line;
+
+static int
+by_bytes(const void *a, const void *b)
+{
+    const site_line *x = a, *y = b;
+
+    if (x->sum.bytes != y->sum.bytes) return x->sum.bytes < y->sum.bytes ? 1 : -1;
+    return x->site < y->site ? -1 : x->site > y->site;
+}
+
+static PyObject *
+site_line_at(const void *from, size_t i)
+{
+    const site_line *line = (const site_line *)from + i;
+
+    return Py_BuildValue("(IKK)", (unsigned)line->site, (unsigned long long)line->sum.bytes,
+                         (unsigned long long)line->sum.blocks);
+}
+
+/* The lines of the sites where something lives, those of most bytes first. NULL without memory. */
+static site_line *
+lines_of(uint32_t first, uint32_t last, size_t *n)
+{
+    size_t count = mt_sites_count(&heard.sites);
+    mt_live_sum *sums = calloc(count, sizeof *sums);
+    site_line *lines = calloc(count, sizeof *lines);
+
+    *n = 0;
+    if (sums != NULL && lines != NULL) {
+        mt_live_sum_sites(&heard.live, first, last, sums, count);
+        for (uint32_t i = 0; i < count; i++)
+            if (sums[i].blocks > 0) lines[(*n)++] = (site_line){sums[i], i};
+        qsort(lines, *n, sizeof *lines, by_bytes);
+    }
+    free(sums == NULL ? (void *)lines : NULL);
+    lines = sums == NULL ? NULL : lines;
+    free(sums);
+    return lines;
+}
+
+static PyObject *
+Blocks_sites(Blocks *self, PyObject *args)
+{
+    unsigned first, last;
+    site_line *lines;
+    PyObject *list;
+    size_t n;
+
+    if (!PyArg_ParseTuple(args, "II:sites", &first, &last)) return NULL;
+    if (!require_on(self, "sites()")) return NULL;
+    if ((lines = lines_of(first, last, &n)) == NULL) return PyErr_NoMemory();
+    list = mt_py_list(n, site_line_at, lines);
+    free(lines);
+    return list;
+}
+
+static PyObject *
+Blocks_frames(Blocks *self, PyObject *site)
+{
+    size_t number = PyLong_AsSize_t(site);
+
+    if (number == (size_t)-1 && PyErr_Occurred()) return NULL;
+    if (!require_on(self, "frames()")) return NULL;
+    return mt_sites_frames(&heard.sites, number > UINT32_MAX ? 0 : (uint32_t)number);
+}
+
+static PyObject *
+Blocks_site_of(Blocks *self, PyObject *address)
+{
+    size_t number = PyLong_AsSize_t(address);
+    mt_block block;
+
+    if (number == (size_t)-1 && PyErr_Occurred()) return NULL;
+    if (!require_on(self, "site_of()")) return NULL;
+    block = mt_live_at(&heard.live, (const void *)number);
+    if (block.address == 0) Py_RETURN_NONE;
+    return PyLong_FromUnsignedLong(block.site);
+}
+
+static PyObject *
+Blocks_reset_peak(Blocks *self, PyObject *Py_UNUSED(none))
+{
+    if (!require_on(self, "reset_peak()")) return NULL;
+    mt_live_reset_peak(&heard.live);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+get_is_on(PyObject *self, void *Py_UNUSED(which))
+{
+    return PyBool_FromLong(is_on((Blocks *)self));
+}
+
+/* Zero where it is not on. */
+static PyObject *
+get_figure(PyObject *self, void *offset)
+{
+    mt_live_figures figures = {0};
+
+    if (is_on((Blocks *)self)) figures = mt_live_read(&heard.live);
+    return PyLong_FromUnsignedLongLong(*(uint64_t *)((char *)&figures + (size_t)offset));
+}
+
+#define FIGURE(name, doc) {#name, get_figure, NULL, doc, (void *)offsetof(mt_live_figures, name)}
+
+static PyGetSetDef getters[] = {
+    {"is_on", get_is_on, NULL, "Whether it is started, in this process.", NULL},
+    FIGURE(in_use,
+           "Bytes of the blocks that live now, of those given out since the first start()."),
+    FIGURE(peak, "The most that in_use has been since then, or since reset_peak()."),
+    FIGURE(births, "Blocks given out since then."),
+    FIGURE(blocks, "Blocks that live now."),
+    FIGURE(missed, "Blocks that could not be followed for want of memory; in_use is without them."),
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMethodDef methods[] = {
+    MT_PY_METHOD(Blocks, start, METH_O,
+                 "start($self, libraries, /)\n--\n\n"
+                 "Follow the blocks of torch's host allocator; nothing where that is done. Imports "
+                 "torch. Files below the folders `libraries` are not the user's code; those of the "
+                 "first object that is started count."),
+    MT_PY_METHOD(Blocks, stop, METH_NOARGS, "stop($self, /)\n--\n\nFollow them no more."),
+    MT_PY_METHOD(Blocks, trace, METH_O,
+                 "trace($self, on, /)\n--\n\n"
+                 "From now on each block gets the lines that asked for it, or no longer."),
+    MT_PY_METHOD(Blocks, turn, METH_NOARGS,
+                 "turn($self, /)\n--\n\n"
+                 "End a generation of blocks; return the number of the one that begins."),
+    MT_PY_METHOD(Blocks, sites, METH_VARARGS,
+                 "sites($self, first, last, /)\n--\n\n"
+                 "(site, bytes, blocks) of what lives and was given out in the generations from "
+                 "first to last, the largest first; site 0 is what was not traced."),
+    MT_PY_METHOD(Blocks, frames, METH_O,
+                 "frames($self, site, /)\n--\n\n"
+                 "(file, line, function) of up to three frames of the user's code, the innermost "
+                 "first; of a library's where there are none."),
+    MT_PY_METHOD(Blocks, site_of, METH_O,
+                 "site_of($self, address, /)\n--\n\n"
+                 "The site of the block that begins at this address, or None."),
+    MT_PY_METHOD(Blocks, reset_peak, METH_NOARGS,
+                 "reset_peak($self, /)\n--\n\nThe peak begins anew with what is in use."),
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "Blocks()\n--\n\nThe blocks of host memory that torch's allocator has given out."},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_dealloc, dealloc},
+    {Py_tp_traverse, traverse},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, getters},
+    {0, NULL},
+};
+
+static PyType_Spec spec = {
+    .name = "memtools._core.Blocks",
+    .basicsize = sizeof(Blocks),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slots,
+};
+
+int
+mt_py_blocks_register(PyObject *module, mt_state *st)
+{
+    return mt_py_add_type(module, &spec, &st->Blocks);
+}

@@ -1,0 +1,435 @@
+/* sites.c -- how this file works.
+ *
+ * mt_sites_here() goes from the innermost frame outwards. Each frame's code object and instruction
+ * lead by a hash to its place, which knows whether it is the user's; the first three that are make
+ * the key of the site. Nothing keeps a code object alive: a place holds copies, and beside its address
+ * those of its file's and its function's name and its first line, by which another code object that
+ * has come to lie there is told from the one that was. */
+#define Py_BUILD_CORE_MODULE /* the layout of frames */
+#include "py/blocks/sites.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/base/alloc.h"
+
+#if PY_VERSION_HEX < 0x030E0000
+#include <internal/pycore_frame.h>
+#define KNOWS_FRAMES
+#endif
+
+enum {
+    MOST_DEPTH = 256, /* frames that are looked at */
+    MOST = 1 << 16,   /* places, and sites */
+    FIRST_SLOTS = 256,
+};
+
+struct mt_place {
+    const void *code, *file_object, *name_object;
+    int instruction, first_line, line;
+    char *file, *function; /* UTF-8 */
+    bool is_users;
+};
+
+struct mt_site {
+    uint32_t places[MT_SITE_FRAMES]; /* 0: no further frame */
+};
+
+void
+mt_sites_init(mt_sites *sites)
+{
+    *sites = (mt_sites){.n = 0};
+    mt_lock_init(&sites->lock);
+}
+
+/* --- texts ------------------------------------------------------------------------------------- */
+
+static size_t
+put_utf8(char *out, uint32_t c)
+{
+    if (c < 0x80) {
+        out[0] = (char)c;
+        return 1;
+    }
+    if (c < 0x800) {
+        out[0] = (char)(0xC0 | c >> 6);
+        out[1] = (char)(0x80 | (c & 0x3F));
+        return 2;
+    }
+    if (c < 0x10000) {
+        out[0] = (char)(0xE0 | c >> 12);
+        out[1] = (char)(0x80 | (c >> 6 & 0x3F));
+        out[2] = (char)(0x80 | (c & 0x3F));
+        return 3;
+    }
+    out[0] = (char)(0xF0 | c >> 18);
+    out[1] = (char)(0x80 | (c >> 12 & 0x3F));
+    out[2] = (char)(0x80 | (c >> 6 & 0x3F));
+    out[3] = (char)(0x80 | (c & 0x3F));
+    return 4;
+}
+
+/* A str as new UTF-8, read without the GIL: a str never changes. Surrogates are kept. NULL without
+ * memory. */
+static char *
+copy_text(PyObject *text)
+{
+    size_t n = (size_t)PyUnicode_GET_LENGTH(text), at = 0;
+    int kind = PyUnicode_KIND(text);
+    const void *data = PyUnicode_DATA(text);
+    char *copy = malloc(4 * n + 1);
+
+    if (copy == NULL) return NULL;
+    for (size_t i = 0; i < n; i++)
+        at += put_utf8(copy + at, PyUnicode_READ(kind, data, (Py_ssize_t)i));
+    copy[at] = '\0';
+    return copy;
+}
+
+/* --- places ------------------------------------------------------------------------------------ */
+
+#ifdef KNOWS_FRAMES
+
+static bool
+begins_with(const char *text, const char *begin)
+{
+    return strncmp(text, begin, strlen(begin)) == 0;
+}
+
+static bool
+is_users(const mt_sites *sites, const char *file)
+{
+    if (file[0] == '<' || strstr(file, "torchinductor_") != NULL) return false;
+    for (size_t i = 0; i < sites->libraries_n; i++)
+        if (begins_with(file, sites->libraries[i])) return false;
+    return true;
+}
+
+static size_t
+slot_of(const void *key, size_t bytes, size_t slots)
+{
+    const unsigned char *at = key;
+    uint64_t h = bytes, word = 0;
+
+    for (size_t i = 0; i < bytes; i += sizeof word) {
+        memcpy(&word, at + i, bytes - i < sizeof word ? bytes - i : sizeof word);
+        h = (h ^ word) * UINT64_C(0x9E3779B97F4A7C15);
+        h ^= h >> 29;
+    }
+    return (size_t)h & (slots - 1);
+}
+
+typedef struct place_key {
+    const void *code;
+    uint64_t instruction;
+} place_key;
+
+static size_t
+place_slot(const mt_place *place, size_t slots)
+{
+    place_key key = {place->code, (uint64_t)place->instruction};
+
+    return slot_of(&key, sizeof key, slots);
+}
+
+static size_t
+site_slot(const mt_site *site, size_t slots)
+{
+    return slot_of(site->places, sizeof site->places, slots);
+}
+
+static bool
+is_same_place(const mt_place *a, const mt_place *b)
+{
+    return a->code == b->code && a->instruction == b->instruction &&
+           a->file_object == b->file_object && a->name_object == b->name_object &&
+           a->first_line == b->first_line;
+}
+
+/* A table of twice the slots for n entries, in which no entry is yet; the old one, if it has room;
+ * NULL without memory. */
+static uint32_t *
+roomier(uint32_t *slots, size_t *slots_n, size_t n)
+{
+    size_t more = *slots_n == 0 ? FIRST_SLOTS : 2 * *slots_n;
+    uint32_t *larger;
+
+    if (2 * (n + 1) <= *slots_n) return slots;
+    if (n >= MOST || (larger = calloc(more, sizeof *larger)) == NULL) return NULL;
+    *slots_n = more;
+    return larger;
+}
+
+static bool
+make_room_for_place(mt_sites *s)
+{
+    mt_place *places;
+    uint32_t *slots;
+
+    places =
+        mt_alloc_grown(&mt_alloc_libc, s->places, &s->places_room, s->places_n + 2, sizeof *places);
+    if (places == NULL) return false;
+    s->places = places;
+    if (s->places_n == 0) s->places_n = 1;
+    if ((slots = roomier(s->place_slots, &s->place_slots_n, s->places_n)) == NULL) return false;
+    if (slots == s->place_slots) return true;
+    free(s->place_slots);
+    s->place_slots = slots;
+    for (uint32_t i = 1; i < s->places_n; i++) {
+        size_t at = place_slot(&s->places[i], s->place_slots_n);
+        while (slots[at] != 0)
+            at = (at + 1) & (s->place_slots_n - 1);
+        slots[at] = i;
+    }
+    return true;
+}
+
+/* The place of the code's instruction, or 0 without memory. */
+static uint32_t
+place_of(mt_sites *s, PyCodeObject *code, int instruction)
+{
+    mt_place place = {.code = code,
+                      .file_object = code->co_filename,
+                      .name_object = code->co_qualname,
+                      .instruction = instruction,
+                      .first_line = code->co_firstlineno};
+    size_t at;
+
+    if (!make_room_for_place(s)) return 0;
+    at = place_slot(&place, s->place_slots_n);
+    for (; s->place_slots[at] != 0; at = (at + 1) & (s->place_slots_n - 1))
+        if (is_same_place(&s->places[s->place_slots[at]], &place)) return s->place_slots[at];
+    place.line = PyCode_Addr2Line(code, instruction);
+    place.file = copy_text(code->co_filename);
+    place.function = copy_text(code->co_qualname);
+    if (place.file == NULL || place.function == NULL) {
+        free(place.file);
+        free(place.function);
+        return 0;
+    }
+    place.is_users = is_users(s, place.file);
+    s->places[s->places_n] = place;
+    s->place_slots[at] = (uint32_t)s->places_n;
+    return (uint32_t)s->places_n++;
+}
+
+/* --- frames ------------------------------------------------------------------------------------ */
+
+static _PyInterpreterFrame *
+innermost(PyThreadState *thread)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return thread->current_frame;
+#else
+    return thread->cframe == NULL ? NULL : thread->cframe->current_frame;
+#endif
+}
+
+/* NULL for a frame that runs no code of Python's: one that is being made, or a step of the interpreter
+ * itself. */
+static PyCodeObject *
+code_of(_PyInterpreterFrame *f)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    if (f->owner == FRAME_OWNED_BY_CSTACK || !PyCode_Check(f->f_executable)) return NULL;
+    if (_PyFrame_IsIncomplete(f)) return NULL;
+    return (PyCodeObject *)f->f_executable;
+#elif PY_VERSION_HEX >= 0x030C0000
+    if (f->owner == FRAME_OWNED_BY_CSTACK || _PyFrame_IsIncomplete(f)) return NULL;
+    return f->f_code;
+#else
+    return _PyFrame_IsIncomplete(f) ? NULL : f->f_code;
+#endif
+}
+
+/* pre: the lock is held. */
+static mt_site
+frames_here(mt_sites *s)
+{
+    PyThreadState *thread = PyGILState_GetThisThreadState();
+    _PyInterpreterFrame *f = thread == NULL ? NULL : innermost(thread);
+    mt_site site = {{0}};
+    uint32_t library = 0;
+    size_t n = 0;
+
+    for (int depth = 0; f != NULL && depth < MOST_DEPTH && n < MT_SITE_FRAMES; depth++) {
+        PyCodeObject *code = code_of(f);
+        if (code != NULL) {
+            int instruction = _PyInterpreterFrame_LASTI(f) * (int)sizeof(_Py_CODEUNIT);
+            uint32_t place = place_of(s, code, instruction);
+            if (place == 0) break;
+            if (s->places[place].is_users)
+                site.places[n++] = place;
+            else if (library == 0)
+                library = place;
+        }
+        f = f->previous;
+    }
+    if (n == 0) site.places[0] = library;
+    return site;
+}
+
+static bool
+make_room_for_site(mt_sites *s)
+{
+    mt_site *all;
+    uint32_t *slots;
+
+    all = mt_alloc_grown(&mt_alloc_libc, s->all, &s->room, s->n + 2, sizeof *all);
+    if (all == NULL) return false;
+    s->all = all;
+    if (s->n == 0) s->n = 1;
+    if ((slots = roomier(s->site_slots, &s->site_slots_n, s->n)) == NULL) return false;
+    if (slots == s->site_slots) return true;
+    free(s->site_slots);
+    s->site_slots = slots;
+    for (uint32_t i = 1; i < s->n; i++) {
+        size_t at = site_slot(&s->all[i], s->site_slots_n);
+        while (slots[at] != 0)
+            at = (at + 1) & (s->site_slots_n - 1);
+        slots[at] = i;
+    }
+    return true;
+}
+
+uint32_t
+mt_sites_here(mt_sites *s)
+{
+    uint32_t found = 0;
+    mt_site site;
+
+    mt_lock_take(&s->lock);
+    site = frames_here(s);
+    if (site.places[0] != 0 && make_room_for_site(s)) {
+        size_t mask = s->site_slots_n - 1, at = site_slot(&site, s->site_slots_n);
+        while ((found = s->site_slots[at]) != 0 && memcmp(&s->all[found], &site, sizeof site) != 0)
+            at = (at + 1) & mask;
+        if (found == 0) {
+            found = (uint32_t)s->n++;
+            s->all[found] = site;
+            s->site_slots[at] = found;
+        }
+    }
+    mt_lock_give(&s->lock);
+    return found;
+}
+
+#else
+
+uint32_t
+mt_sites_here(mt_sites *Py_UNUSED(sites))
+{
+    return 0;
+}
+
+#endif
+
+/* --- what is asked ----------------------------------------------------------------------------- */
+
+static void
+forget_all(mt_sites *s)
+{
+    for (size_t i = 1; i < s->places_n; i++) {
+        free(s->places[i].file);
+        free(s->places[i].function);
+    }
+    for (size_t i = 0; i < s->libraries_n; i++)
+        free(s->libraries[i]);
+    free(s->places);
+    free(s->all);
+    free(s->place_slots);
+    free(s->site_slots);
+    free((void *)s->libraries);
+    s->places = NULL;
+    s->all = NULL;
+    s->place_slots = s->site_slots = NULL;
+    s->libraries = NULL;
+    s->places_n = s->places_room = s->n = s->room = 0;
+    s->place_slots_n = s->site_slots_n = s->libraries_n = 0;
+}
+
+int
+mt_sites_reset(mt_sites *s, PyObject *libraries)
+{
+    size_t n = (size_t)PyTuple_GET_SIZE(libraries);
+    char **copies = n == 0 ? NULL : (char **)calloc(n, sizeof *copies);
+    bool is_done = copies != NULL || n == 0;
+
+    for (size_t i = 0; is_done && i < n; i++)
+        is_done = (copies[i] = copy_text(PyTuple_GET_ITEM(libraries, (Py_ssize_t)i))) != NULL;
+    mt_lock_take(&s->lock);
+    forget_all(s);
+    if (is_done) {
+        s->libraries = copies;
+        s->libraries_n = n;
+    }
+    mt_lock_give(&s->lock);
+    if (is_done) return 0;
+    for (size_t i = 0; copies != NULL && i < n; i++)
+        free(copies[i]);
+    free((void *)copies);
+    PyErr_NoMemory();
+    return -1;
+}
+
+size_t
+mt_sites_count(mt_sites *s)
+{
+    size_t n;
+
+    mt_lock_take(&s->lock);
+    n = s->n == 0 ? 1 : s->n;
+    mt_lock_give(&s->lock);
+    return n;
+}
+
+typedef struct told_frame {
+    PyObject *file, *function;
+    int line;
+} told_frame;
+
+static PyObject *
+text_of(const char *utf8)
+{
+    return PyUnicode_DecodeUTF8(utf8, (Py_ssize_t)strlen(utf8), "surrogatepass");
+}
+
+/* Texts alone are made while the lock is held: a tuple may start a collection, which runs code of the
+ * program's, which may ask torch for a block. Returns how many frames there are. */
+static Py_ssize_t
+told_frames(mt_sites *s, uint32_t number, told_frame told[MT_SITE_FRAMES])
+{
+    Py_ssize_t n = 0;
+
+    mt_lock_take(&s->lock);
+    if (number > 0 && number < s->n) {
+        const mt_site *site = &s->all[number];
+        for (; n < MT_SITE_FRAMES && site->places[n] != 0; n++) {
+            const mt_place *place = &s->places[site->places[n]];
+            told[n] = (told_frame){text_of(place->file), text_of(place->function), place->line};
+        }
+    }
+    mt_lock_give(&s->lock);
+    return n;
+}
+
+PyObject *
+mt_sites_frames(mt_sites *s, uint32_t number)
+{
+    told_frame told[MT_SITE_FRAMES];
+    Py_ssize_t n = told_frames(s, number, told);
+    PyObject *frames = PyTuple_New(n);
+
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *frame = NULL;
+        if (told[i].file != NULL && told[i].function != NULL && frames != NULL)
+            frame = Py_BuildValue("(OiO)", told[i].file, told[i].line, told[i].function);
+        Py_XDECREF(told[i].file);
+        Py_XDECREF(told[i].function);
+        if (frame != NULL)
+            PyTuple_SET_ITEM(frames, i, frame);
+        else
+            Py_CLEAR(frames);
+    }
+    return frames;
+}

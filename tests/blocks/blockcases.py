@@ -1,0 +1,76 @@
+"""Calls of memtools._core.Blocks, good and bad, for tests/meta/test_leaks.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memtools import _core
+from tests.kit.refusals import refused
+
+LIBRARIES = ("/usr/", "<")
+
+
+def started() -> _core.Blocks:
+    blocks = _core.Blocks()
+    blocks.start(LIBRARIES)
+    return blocks
+
+
+def traced() -> None:
+    blocks = started()
+    blocks.trace(True)
+    first = blocks.turn()
+    kept = [torch.zeros(100) for _ in range(3)]
+    for site, _, _ in blocks.sites(first, blocks.turn()):
+        blocks.frames(site)
+    blocks.site_of(kept[0].data_ptr())
+    blocks.stop()
+
+
+def with_started(call: Callable[[_core.Blocks], object]) -> Callable[[], None]:
+    def run() -> None:
+        call(started())
+
+    return run
+
+
+def wrong(error: type[BaseException], call: Callable[[Any], object]) -> Callable[[], None]:
+    return with_started(lambda blocks: refused(error, lambda: call(blocks)))
+
+
+CASES: dict[str, list[Callable[[], object]]] = {
+    "Blocks": [_core.Blocks],
+    "Blocks.__new__": [_core.Blocks],
+    "Blocks.start": [
+        started,
+        lambda: started().start(()),
+        lambda: refused(TypeError, lambda: _core.Blocks().start((1,))),  # type: ignore[arg-type]
+        lambda: refused(TypeError, lambda: _core.Blocks().start(3)),  # type: ignore[arg-type]
+    ],
+    "Blocks.stop": [with_started(lambda blocks: blocks.stop()), lambda: _core.Blocks().stop()],
+    "Blocks.trace": [traced, lambda: refused(RuntimeError, lambda: _core.Blocks().trace(True))],
+    "Blocks.turn": [
+        with_started(lambda blocks: blocks.turn()),
+        lambda: refused(RuntimeError, lambda: _core.Blocks().turn()),
+    ],
+    "Blocks.sites": [traced, wrong(TypeError, lambda blocks: blocks.sites("x", 1))],
+    "Blocks.frames": [
+        traced,
+        with_started(lambda blocks: blocks.frames(1 << 40)),
+        wrong(TypeError, lambda blocks: blocks.frames("x")),
+    ],
+    "Blocks.site_of": [
+        traced,
+        with_started(lambda blocks: blocks.site_of(0)),
+        wrong(OverflowError, lambda blocks: blocks.site_of(-1)),
+    ],
+    "Blocks.reset_peak": [with_started(lambda blocks: blocks.reset_peak())],
+}
+for _name in ["is_on", "in_use", "peak", "births", "blocks", "missed"]:
+    CASES[f"Blocks.{_name}"] = [
+        with_started(lambda blocks, name=_name: getattr(blocks, name)),  # type: ignore[misc]
+        lambda name=_name: getattr(_core.Blocks(), name),  # type: ignore[misc]
+    ]
