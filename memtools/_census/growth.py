@@ -19,7 +19,6 @@ import gc
 import io
 import itertools
 import sys
-import sysconfig
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +27,7 @@ from typing import Any
 
 from memtools import _core
 from memtools._base import torch as bridge
+from memtools._base.libraries import library_paths
 from memtools._census.holders import (
     LRU_CACHE,
     Holder,
@@ -52,19 +52,6 @@ _PACKAGE = str(Path(__file__).parents[1]) + "/"
 _CONTAINER, _GRAPH, _CHAIN, _CYCLE, _SLOTS = range(5)
 _OF_CYCLES = "cycles of .grad made by backward(create_graph=True)"
 _HOOKS = ("_hooks", "_pre_hooks", "hooks_dict")
-
-
-#: read here, once: what this module does later a forked worker may do, whose pages it would copy
-_PATHS = sysconfig.get_paths()
-
-
-def _library_paths() -> tuple[str, ...]:
-    """Where modules of libraries lie, with a slash at the end."""
-    found = {_PATHS[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    for path in sys.path:
-        if path.endswith(("/site-packages", "/dist-packages")):
-            found.add(path)
-    return (*sorted(f"{path}/" for path in found), "<frozen ")
 
 
 @part_of_a_look
@@ -102,7 +89,7 @@ class GrowthCensus:
     def __init__(self, own: Sequence[type] = ()) -> None:
         self._table = _core.GrowthTable()
         self._own = tuple(own)
-        self._libraries = _library_paths()
+        self._libraries = library_paths()
         self._holders: tuple[Holder, ...] = ()
         self.looks = 0
         self.seconds = 0.0

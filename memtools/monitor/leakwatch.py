@@ -33,7 +33,7 @@ from memtools.leak.detector import LeakDetector, LeakVerdict, StepsLeft
 from memtools.leak.finding import EXPLAINED, RANK, Key, LeakFinding, advice_for, steps_left
 from memtools.monitor import findings
 from memtools.monitor.findings import Evidence, Standing
-from memtools.monitor.signals import Limits, Points, Signal, slope_of
+from memtools.monitor.signals import COUNTED, Limits, Points, Signal, slope_of
 from memtools.monitor.workers import WorkerReports
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class LeakWatch:
         #: by pid and name: (step, bytes) at looks
         self._children: dict[tuple[int, str], list[tuple[int, int]]] = {}
         self._count = 0
-        self._device = next((s for s in self._signals if s.name == "device"), None)
+        self._counted = {s.name: s for s in self._signals if s.name in COUNTED}
         self._seen: dict[str, int] = {}  # signals that are watched between looks, at the last look
         self._spent_ns = self._walk_ns = 0
         self._begun_ns = time.monotonic_ns()
@@ -157,10 +157,9 @@ class LeakWatch:
         elif self._standing and step >= self._next_check:
             self._check(step)
         else:
-            if (
-                self._device is not None and step - self._origin < DENSE_STEPS
-            ):  # torch counts it anyhow
-                self._feed(self._device, step, self._device.read())
+            if step - self._origin < DENSE_STEPS:
+                for signal in self._counted.values():
+                    self._feed(signal, step, signal.read())
             if now >= self.due_ns:
                 self._between(step, now)
         self._plan(step)
@@ -171,7 +170,7 @@ class LeakWatch:
         if self._standing:
             self.due_step = min(self.due_step, self._next_check)
         if step - self._origin < DENSE_STEPS:
-            apart = EARLIEST_LOOK if self._device is None else 1
+            apart = 1 if self._counted else EARLIEST_LOOK
             self.due_step = min(self.due_step, step + apart)
 
     @property
@@ -183,8 +182,8 @@ class LeakWatch:
     def _glance(self) -> dict[str, int]:
         """What the sampler and torch count anyhow: it costs some 0.3 us to read."""
         found = {"used": self._limits.used()}
-        if self._device is not None:
-            found["device"] = self._device.read()
+        if "device" in self._counted:
+            found["device"] = self._counted["device"].read()
         return {name: size for name, size in found.items() if size is not None}
 
     def _is_large(self, step: int) -> bool:
@@ -305,7 +304,7 @@ class LeakWatch:
     def _between(self, step: int, now: int) -> None:
         """Read the signals that have rested long enough. In the first steps more often."""
         for signal in self._signals:
-            if signal is self._device and self._dense_step == 0:
+            if signal.name in self._counted and self._dense_step == 0:
                 continue
             if now >= signal.due and signal.cost_ns < 1 << 62:
                 self._feed(signal, step, signal.read())

@@ -19,6 +19,7 @@ from memtools._base.devices import DevicePeaks
 from memtools._base.every import Every
 from memtools._base.notice import logger, notice
 from memtools._base.size import format_bytes
+from memtools.blocks.reports import HostBlocks
 from memtools.leak.finding import LeakFinding
 from memtools.monitor import ending, sharing
 from memtools.monitor.bytime import ByTime
@@ -95,6 +96,8 @@ class MonitorSettings:
     sums_up: bool = False
     #: whether the program has the monitor in its hands, and so may call its expect_growth()
     declares: bool = True
+    #: whether torch's host allocator is followed, and lines of the program are found
+    trace: bool = True
     #: whether growth is judged by time as long as no steps are made, on a thread
     by_time: bool = False
 
@@ -128,6 +131,8 @@ class Run:
             raise
         sampler = self.sampler
         self.readings = Readings(sampler, self.probe, self.devices)
+        #: the reports of torch's host allocator; None where nothing asks for them
+        self.blocks = HostBlocks() if settings.leaks and settings.trace else None
         self.log = Log(writer, lambda: sampler.step_count)
         self.book = PhaseBook(
             self.probe, self.log, DevicePeaks(self.devices) if self.devices else None
@@ -231,7 +236,7 @@ class Run:
         if self.watch is not None:
             self.watch.leave()
         self.watch = LeakWatch(
-            signals_of(self.probe, self.devices),
+            signals_of(self.probe, self.devices, self.blocks),
             Limits(self.sampler, self.probe, self.devices),
             self.voice,
             growth_census if self.settings.census else None,
@@ -287,6 +292,7 @@ class Run:
                 self.by_time.close()
             if self.watch is not None:
                 self.watch.close()
+            self._leave_blocks()
         except Exception as error:
             self.log.complain("leaks", f"the last word about leaks failed: {error}")
         try:
@@ -312,8 +318,13 @@ class Run:
             self.by_time.close()
         if self.watch is not None:
             self.watch.leave()
+        self._leave_blocks()
         self.sampler.stop()
         self._finish(how)
+
+    def _leave_blocks(self) -> None:
+        if self.blocks is not None:
+            self.blocks.leave()
 
     def _finish(self, how: End | None) -> None:
         self.ended_ns = self.ended_ns or time.monotonic_ns()

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 from memtools import _core
 from memtools._base import devices as cuda_devices
+from memtools.blocks.reports import HostBlocks
 
 EACH_READING = 16  # units from one reading to the next, as long as costs stay what they were
 MOST_POINTS = 256
@@ -34,6 +35,10 @@ SAME = 0.1  # two rates that differ by less are the same
 LEAST_PACE = 1024.0  # bytes a step: what grows more slowly has ended, which is judged elsewhere
 EXACT = 0.1  # steps of growth by which a point may lie beside a line without any noise
 CHANGED = 1.0  # so many times as much better as chance alone makes it
+
+
+#: signals that torch counts anyhow, to the byte: a reading of them takes less than 1 us
+COUNTED = ("device", "tensors")
 
 
 class Signal:
@@ -97,8 +102,16 @@ def python_bytes() -> int:
     return 64 * sys.getallocatedblocks() if size is None else size
 
 
-def signals_of(probe: _core.Probe, devices: Sequence[int]) -> list[Signal]:
-    """The signals of a run, the resident bytes first."""
+def signals_of(
+    probe: _core.Probe, devices: Sequence[int], blocks: HostBlocks | None = None
+) -> list[Signal]:
+    """The signals of a run, the resident bytes first.
+
+    Args:
+        probe: what reads the memory of the process.
+        devices: CUDA devices, by number.
+        blocks: the reports of torch's host allocator; None, the default: no signal `tensors`.
+    """
 
     def figure(fields: int, name: str) -> Callable[[], int | None]:
         return lambda: getattr(probe.read(fields), name)
@@ -111,6 +124,8 @@ def signals_of(probe: _core.Probe, devices: Sequence[int]) -> list[Signal]:
         Signal("children", figure(_core.READ_CHILDREN, "children_private")),
         Signal("shm", figure(_core.READ_SHM, "shm")),
     ]
+    if blocks is not None:
+        signals.append(Signal("tensors", blocks.in_use))
     if devices:
         signals.append(Signal("device", lambda: cuda_devices.allocated(devices)))
     return signals

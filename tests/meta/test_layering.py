@@ -98,6 +98,7 @@ ARROWS: dict[str, set[str]] = {
     "_build_info": set(),
     "_version": set(),
     "allocators": {"_base"},
+    "blocks": {"_base"},
     "budget": {"_base"},
     "cleanup": {"_base", "_census"},
     "cli": {"*"},
@@ -109,7 +110,7 @@ ARROWS: dict[str, set[str]] = {
     "integrations": {"_base", "__init__"},  # of the rooms, public names only
     "kv": {"_base", "budget"},
     "leak": {"_base"},
-    "monitor": {"_base", "record", "leak", "_census"},
+    "monitor": {"_base", "record", "leak", "_census", "blocks"},
     "record": {"_base", "leak"},  # the growth of a record is judged by the leak test
     "report": {"_base", "record", "leak"},
     "testing": {"_base", "monitor", "leak", "_census", "record", "blocks"},
