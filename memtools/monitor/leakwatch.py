@@ -170,7 +170,7 @@ class LeakWatch:
         if self._standing:
             self.due_step = min(self.due_step, self._next_check)
         if step - self._origin < DENSE_STEPS:
-            apart = 1 if self._counted else EARLIEST_LOOK
+            apart = 1 if "device" in self._counted else EARLIEST_LOOK
             self.due_step = min(self.due_step, step + apart)
 
     @property
