@@ -28,6 +28,7 @@ from memtools.monitor.log import Log, open_record
 from memtools.monitor.phases import PhaseBook
 from memtools.monitor.readings import Readings
 from memtools.monitor.signals import Limits, signals_of
+from memtools.monitor.tracing import Tracing
 from memtools.monitor.voice import Listeners, Printer, Voice
 from memtools.record import kills
 from memtools.record.kinds import End, Start
@@ -97,6 +98,8 @@ class MonitorSettings:
     declares: bool = True
     #: whether growth is judged by time as long as no steps are made, on a thread
     by_time: bool = False
+    #: whether some steps are traced where a leak is suspected, for the line that makes it
+    traces: bool = True
 
 
 class Run:
@@ -230,6 +233,7 @@ class Run:
             return
         if self.watch is not None:
             self.watch.leave()
+        log = self.log
         self.watch = LeakWatch(
             signals_of(self.probe, self.devices),
             Limits(self.sampler, self.probe, self.devices),
@@ -238,6 +242,10 @@ class Run:
             workers=worker_reports(),
             processes=self.probe.children,
             origin=self.sampler.step_count,
+            tracing=Tracing(
+                why_not="" if self.settings.traces else "it is turned off",
+                write=lambda fields: log.event("trace", fields),
+            ),
         )
         for name, growth in expected.items():
             self.watch.expect_growth(name, **growth)
