@@ -205,29 +205,27 @@ class LeakWatch:
 
     def _turn(self, step: int, tracing: Tracing) -> None:
         """The end of a traced step. At the last one, say what is known by then."""
-        begun = time.thread_time_ns()
         standing = self._standing.findings()
         collects = all(one.holder for one in standing) and self._walk_ns > 0
         collect = self._collect if collects and self._can_afford(self._walk_ns) else None
         made = tracing.turn(step, standing, collect)
-        self._spent_ns += time.thread_time_ns() - begun
         known = [replace(one, made_at=made[one.key]) for one in standing if one.key in made]
         self._standing.each({one.key: one for one in known})
         self._say(known)
 
     def _collect(self) -> None:
         """Collect garbage: it is not what stays. The books keep it, as the program goes on to."""
+        begun = time.thread_time_ns()
         before = [signal.read() for signal in self._signals]
         gc.collect()
         self._leave_out(before)
         self._collected = self._step, self._use()
+        self._spent_ns += time.thread_time_ns() - begun
 
     def _trace(self, step: int, tracing: Tracing) -> None:
-        """Trace some steps where a finding stands whose line is not known, and as long as that
-        takes little of the time for looks."""
+        """Trace some steps where a finding stands whose line is not known."""
         standing = self._standing.findings()
-        may = tracing.is_open or self._can_afford(tracing.cost_ns)
-        self._is_traced = may and tracing.wants(step, standing)
+        self._is_traced = tracing.wants(step, standing)
         if not self._is_traced:
             return
         if tracing.reads:
@@ -237,12 +235,10 @@ class LeakWatch:
                 return
             tracing.read(sum(signal.read() or 0 for signal in of_use))
         if tracing.is_due(step):
-            begun = time.thread_time_ns()
             before = [signal.read() for signal in self._signals]
             tracing.prepare()
             self._leave_out(before)
             tracing.begin(step)  # from here on Python does not tell how large its blocks are
-            self._spent_ns += time.thread_time_ns() - begun
 
     # --- growth that does not wait ---
 

@@ -59,6 +59,7 @@ OF_A_BLOCK = 512  # bytes that a tensor's own objects take beside its storage
 MOST_SITES = 256  # of torch's, the largest
 LONGEST_S = 30.0  # that a window stays open, whatever the program does
 FIRST_COST_NS = 30_000_000  # what a window is taken to cost before one was opened
+MOST_NS = 500_000_000  # that all windows of a run may take of the processor at their boundaries
 
 PROGRAMS_OWN = "the program runs tracemalloc itself"
 STOPPED = "the program has stopped tracemalloc, or started its own"
@@ -156,8 +157,9 @@ def name_of(place: Place) -> str:
         with contextlib.suppress(OSError, ValueError):
             inside = os.path.relpath(file)
             file = file if inside.startswith(os.pardir + os.sep) else inside
-    named = function and not function.startswith("<module")
-    return shown(f"{file}:{place.line} in {function}" if named else f"{file}:{place.line}")
+    # Of Trainer.fit.<locals>.<lambda> it is fit.
+    names = [name for name in function.split(".") if name and not name.startswith("<")]
+    return shown(f"{file}:{place.line} in {names[-1]}" if names else f"{file}:{place.line}")
 
 
 def function_at(file: str, line: int) -> str:
@@ -276,7 +278,7 @@ class _TorchBlocks:
 
     def end(self) -> None:
         is_on, self._is_on = self._is_on, False
-        if is_on:
+        if is_on and self._blocks.is_on:  # not in a forked child, nor where they have been stopped
             self._blocks.trace(False)
 
 
@@ -532,9 +534,9 @@ class Tracing:
         self._readings: deque[int] = deque(maxlen=READ_STEPS + 1)
         self._next = 0  # the step from which on the next window may be opened
         self._windows = 0
-        #: nanoseconds of the processor that a window takes at its boundaries
-        self.cost_ns = FIRST_COST_NS
-        self._spent_ns = 0
+        # nanoseconds of the processor at boundaries: of the newest window, and left for others
+        self._cost_ns, self._left_ns = FIRST_COST_NS, MOST_NS
+        self._spent_ns = 0  # of the one that is open
 
     @property
     def is_open(self) -> bool:
@@ -551,7 +553,7 @@ class Tracing:
         if self._window is not None:
             return True
         self._wanted = tuple(one for one in findings if self._is_wanted(step, one))
-        if not self._wanted or self._windows >= MOST_WINDOWS:
+        if not self._wanted or self._windows >= MOST_WINDOWS or self._cost_ns > self._left_ns:
             return False
         if self._why_not:
             self._refuse(self._why_not)
@@ -639,8 +641,16 @@ class Tracing:
         if window is None:
             return {}
         begun, found = time.thread_time_ns(), dict[Key, str]()
+
+        def collected() -> None:
+            nonlocal begun
+            before = time.thread_time_ns()
+            assert collect is not None
+            collect()
+            begun += time.thread_time_ns() - before  # whoever collects has a time for that
+
         try:
-            is_over = window.turn(step, collect)
+            is_over = window.turn(step, None if collect is None else collected)
         except BaseException:
             self.close()
             raise
@@ -649,7 +659,8 @@ class Tracing:
             found = self._explained(findings, window)
         self._spent_ns += time.thread_time_ns() - begun
         if is_over:
-            self.cost_ns = self._spent_ns
+            self._cost_ns = self._spent_ns
+            self._left_ns -= self._spent_ns
             self._tell(window, len(found))
         return found
 
