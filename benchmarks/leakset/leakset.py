@@ -20,6 +20,8 @@ said something first, and whether its own last lines say the same.
 - holder: a standing finding names the true holder (of C code: says that no Python object holds it);
 - rate: that finding's rate is within 20 % of the truth;
 - first: the step at which the first word of it came, suspect or above;
+- made: `made_at` of that finding, at most two lines, has one where the leak is made; of the leaks
+  that Python objects, tensors or arrays of this process make;
 - same: each finding's sentence is among the run's own last lines;
 - wrong: names that stand at the end, suspect or above, and hold nothing that leaks;
 - forecast: the interval at the end holds the truth, and its highest by its lowest; in the JSON also
@@ -72,6 +74,8 @@ class Score:
     rate_ok: bool = False
     rate_ratio: float | None = None
     first_step: int | None = None
+    made: bool | None = None
+    made_at: str = ""
     same: bool = False
     wrong: list[str] = field(default_factory=list)
     forecast_ok: bool | None = None
@@ -108,6 +112,7 @@ def score(name: str, out: Path) -> Score:
     _ends_alike(found, (out / f"{name}.log").read_text(errors="replace"), leaks)
     right = _right_one(truth, leaks)
     found.holder_ok = found.leaks and right is not None
+    _made(found, truth, right, leaks)
     standing = [one for one in leaks if RANK[one["grade"]] >= SUSPECT and one["holder"]]
     pattern = truth["holder_re"] or "(?!)"
     found.wrong = [one["holder"] for one in standing if not re.search(pattern, one["text"])]
@@ -152,6 +157,21 @@ def _right_one(truth: Json, leaks: Sequence[Json]) -> Json | None:
         elif re.search(truth["holder_re"], one["text"]):
             return one
     return None
+
+
+#: kinds of leaks that no line of this process's Python makes
+ELSEWHERE = re.compile("child process|/dev/shm|C heap|processes")
+
+
+def _made(found: Score, truth: Json, right: Json | None, leaks: Sequence[Json]) -> None:
+    """Whether a line where the leak is made is said: by the finding of its holder, where there is
+    one."""
+    if not found.leaks or ELSEWHERE.search(truth["kind"]):
+        return
+    said = [one["made_at"] for one in ([right] if right else leaks) if one["made_at"]]
+    found.made_at = next(iter(said), "")
+    lines = {part.partition(" in ")[0] for part in found.made_at.split(" and ")}
+    found.made = any(f"{line}".endswith(tuple(truth["made"])) for line in lines)
 
 
 def _ends_alike(found: Score, log: str, leaks: Sequence[Json]) -> None:
@@ -226,6 +246,7 @@ def rows(scores: Sequence[Score]) -> list[list[str]]:
                 ratio(one.rate_ratio),
                 yes(one.holder_ok) if one.leaks else "-",
                 yes(one.all_right) if one.leaks else "-",
+                yes(one.made),
                 yes(one.same),
                 f"{yes(one.forecast_ok)} {ratio(one.forecast_ratio)}",
                 ", ".join(one.wrong) or "-",
@@ -238,8 +259,9 @@ def rows(scores: Sequence[Score]) -> list[list[str]]:
     return found
 
 
-HEADER = ("loop", "steps", "took", "best", "end", "first", "true", "rate", "holder", "all", "same",
-          "forecast", "wrong names", "two points", "thread", "tracemalloc", "memray")  # fmt: skip
+HEADER = ("loop", "steps", "took", "best", "end", "first", "true", "rate", "holder", "all", "made",
+          "same", "forecast", "wrong names", "two points", "thread", "tracemalloc",
+          "memray")  # fmt: skip
 
 
 def summary(scores: Sequence[Score]) -> Json:
@@ -265,6 +287,8 @@ def summary(scores: Sequence[Score]) -> Json:
         "rate": sum(one.rate_ok for one in leaks),
         "all three": sum(one.all_right for one in leaks),
         "all three, in the run's own last lines": sum(one.all_right and one.same for one in leaks),
+        "made right": f"{sum(bool(one.made) for one in leaks)} of "
+        f"{sum(one.made is not None for one in leaks)}",
         "first word by step 64": sum((one.first_step or 10**9) <= 64 for one in leaks),
         "forecast right": f"{sum(bool(one.forecast_ok) for one in known)} of {len(known)}",
         "forecasts on the way right": f"{sum(told[1] for told in way)} of {len(way)}",

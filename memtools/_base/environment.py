@@ -5,6 +5,7 @@
     MEMTOOLS_LIMIT          what counts as full, like "12 GiB"
     MEMTOOLS_GUARD          the share of the limit at which HostMemoryPressure is raised
     MEMTOOLS_PRINT_EVERY    how often a summary is printed, like "1000" (steps) or "30 s"
+    MEMTOOLS_TRACE=0        no step is traced for the line that makes what leaks
 
     the environment ──► is_off           asked at one place by each part that watches or cleans
                     └─► read() ──► Keys  `memtools run`, and the defaults of MemoryMonitor()
@@ -34,6 +35,7 @@ KEYS = {
     "MEMTOOLS_LIMIT": "what counts as full",
     "MEMTOOLS_GUARD": "raises HostMemoryPressure at this share of the limit",
     "MEMTOOLS_PRINT_EVERY": "how often a summary is printed",
+    "MEMTOOLS_TRACE": "0 traces no step for the line that makes what leaks",
 }
 
 #: Whether MEMTOOLS=0 was set when memtools was imported: nothing watches, nothing cleans up.
@@ -51,6 +53,7 @@ class Keys(NamedTuple):
     limit: int | None = None
     guard: float | None = None
     print_every: Every | None = None
+    trace: bool | None = None
 
 
 def as_fraction(text: str, name: str) -> float:
@@ -63,6 +66,12 @@ def as_fraction(text: str, name: str) -> float:
     if 0 < value <= 1:
         return value
     raise ValueError(f"{name} is a share of the limit, above 0 and at most 1, got {text}")
+
+
+def _as_switch(text: str, name: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError(f"{name} is 0 (off) or 1 (on), got {text!r}")
+    return text == "1"
 
 
 def set_keys(environment: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -82,9 +91,7 @@ def read(environment: Mapping[str, str] | None = None) -> Keys:
     from memtools._base.every import parse_every  # of no use to those who ask for is_off alone
 
     given = set_keys(environment)
-    switch = given.pop("MEMTOOLS", "1").strip()
-    if switch not in ("0", "1"):
-        raise ValueError(f"MEMTOOLS is 0 (off) or 1 (on), got {switch!r}")
+    _as_switch(given.pop("MEMTOOLS", "1").strip(), "MEMTOOLS")
 
     def parsed(name: str, parse: Callable[[str, str], _Parsed]) -> _Parsed | None:
         return parse(given[name].strip(), name) if name in given else None
@@ -94,6 +101,7 @@ def read(environment: Mapping[str, str] | None = None) -> Keys:
         parsed("MEMTOOLS_LIMIT", parse_bytes),
         parsed("MEMTOOLS_GUARD", as_fraction),
         parsed("MEMTOOLS_PRINT_EVERY", parse_every),
+        parsed("MEMTOOLS_TRACE", _as_switch),
     )
 
 

@@ -59,8 +59,8 @@ class Run:
     memtools run -- torchrun train.py   any command, watched from outside with all its descendants
 
     The record, run.mem, survives whatever ends the run. What grows is said on stderr at once, and a
-    summary at the end; stdout is the program's own. MEMTOOLS_LOG, _LIMIT, _GUARD and _PRINT_EVERY
-    set what no option sets; with MEMTOOLS=0 the program runs alone.
+    summary at the end; stdout is the program's own. MEMTOOLS_LOG, _LIMIT, _GUARD, _PRINT_EVERY and
+    _TRACE set what no option sets; with MEMTOOLS=0 the program runs alone.
 
     The exit code is the program's; a signal that ends the program ends this command too. memtools'
     own are 1 for a record that cannot be made, 2 for wrong usage or for a script that is not there,
@@ -89,6 +89,8 @@ class Run:
             metavar="N",
             help='print a summary of a script each so many steps, or "30 s", on stderr',
         )
+        traced = "trace no step for the line that makes what leaks"
+        add("--no-trace", dest="trace", action="store_false", default=None, help=traced)
         add("--quiet", action="store_true", help="nothing on stderr")
         add("--json", action="store_true", help="what is said as lines of JSON, on stderr")
         rest = argparse.REMAINDER
@@ -167,6 +169,7 @@ def variables(args: argparse.Namespace) -> dict[str, str]:
         "limit": args.limit,
         "guard": args.guard,
         "print_every": None if printed is None else list(printed),
+        "trace": args.trace is not False,
         "quiet": args.quiet,
         "json": args.json,
         "pythonpath": before,

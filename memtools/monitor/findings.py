@@ -409,7 +409,10 @@ class Standing:
             grade = one.grade if "fills" in (one.grade, before.grade) else _higher(before, one)
             grade = old.confirmed(grade, step - first)
             since = before.since_step if before.since_step is not None else one.since_step
-            old.finding = replace(one, grade=grade, first_step=first, since_step=since)
+            old.finding = replace(
+                one, grade=grade, first_step=first, since_step=since,
+                made_at=one.made_at or before.made_at,
+            )  # fmt: skip
             if grade != before.grade:
                 news.append(old.finding)
         replaced = []

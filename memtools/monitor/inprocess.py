@@ -313,6 +313,7 @@ def _started(options: dict[str, Any]) -> MemoryMonitor:
             options["interval_ms"],
             limit=options["limit"],
             name="memtools run",
+            trace=options["trace"],
         )
         every = options["print_every"]
         notices, findings, summaries = _voices(options)

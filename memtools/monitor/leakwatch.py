@@ -7,7 +7,9 @@
                  │              ▼
                  │        findings_of(Evidence) ──► Standing (findings.py) ──► what is new ──► Voice
                  │  between looks, as often as a reading is cheap
-                 └──────► LeakDetector: even readings for the test that tells a leak from a warm-up
+                 ├──────► LeakDetector: even readings for the test that tells a leak from a warm-up
+                 │  a finding stands, and where it was made is not known
+                 └──────► Tracing, for some steps: the line that makes what stays (tracing.py)
 
 A look is taken inside step(), so that the loss, the batch and the graph of a step are alive in
 each of them, and cancel. When it comes is a matter of steps and of bytes alone: what is said about
@@ -34,6 +36,7 @@ from memtools.leak.finding import EXPLAINED, RANK, Key, LeakFinding, advice_for,
 from memtools.monitor import findings
 from memtools.monitor.findings import Evidence, Standing
 from memtools.monitor.signals import COUNTED, Limits, Points, Signal, slope_of
+from memtools.monitor.tracing import Tracing
 from memtools.monitor.workers import WorkerReports
 
 if TYPE_CHECKING:
@@ -52,6 +55,7 @@ MOST_CHILDREN = 256  # that are followed each by itself
 NAMED = 3  # walks after which a census names somebody
 GOES_ON = 12  # steps of time over which growth goes on, or has stopped
 RECORDED = 45  # steps of time after which what stands is recorded at the end
+DEAR_NS = 1_000_000  # a reading of what is in use that takes more is not taken at each step
 FREED = 0.5  # of the growth: so much has to go with the garbage to be the garbage's
 
 
@@ -103,6 +107,7 @@ class LeakWatch:
         processes: Callable[[], Children] | None = None,
         origin: int = 0,
         seconds: float | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.detector = LeakDetector()
         #: the same for each part that may grow by itself: of `detector` the worst is known alone
@@ -122,6 +127,8 @@ class LeakWatch:
         self._make_census = census
         self._census: CensusLike | None = None
         self._workers, self._processes = workers, processes
+        self._tracing = tracing  # None: where it was made is not asked
+        self._is_traced = False  # something is to be done for it at the end of each step
         self._points, self._standing = Points(noisy=seconds is not None), Standing()
         self._schedule = Schedule(origin)
         self._looks: list[int] = []  # steps of the looks, without those of standing findings alone
@@ -152,6 +159,21 @@ class LeakWatch:
             self._first_ns, self._first_step = now, step
             self._seen = self._glance()
         self._step = step
+        try:
+            if self._tracing is not None and self._tracing.is_open:
+                self._turn(step, self._tracing)
+            if self._tracing is None or not self._tracing.slows:
+                self._act(step, now)
+            if self._tracing is not None and not self._is_over:
+                self._trace(step, self._tracing)
+        except BaseException:
+            if self._tracing is not None:  # nothing of it may stay on
+                self._tracing.close()
+            raise
+        self._plan(step)
+
+    def _act(self, step: int, now: int) -> None:
+        """The look, the check or the readings that are due. While tracemalloc is on, they wait."""
         if step >= self._schedule.next or self._is_large(step):
             self._full(step)
         elif self._standing and step >= self._next_check:
@@ -162,7 +184,6 @@ class LeakWatch:
                     self._feed(signal, step, signal.read())
             if now >= self.due_ns:
                 self._between(step, now)
-        self._plan(step)
 
     def _plan(self, step: int) -> None:
         """When to come back. What costs next to nothing is read at each of the first steps."""
@@ -172,10 +193,51 @@ class LeakWatch:
         if step - self._origin < DENSE_STEPS:
             apart = 1 if "device" in self._counted else EARLIEST_LOOK
             self.due_step = min(self.due_step, step + apart)
+        if self._is_traced:
+            self.due_step = step + 1
 
     @property
     def _next_check(self) -> int:
         return self.newest + max(8, self.newest // 40)
+
+    # --- where it was made ---
+
+    def _turn(self, step: int, tracing: Tracing) -> None:
+        """The end of a traced step. At the last one, say what is known by then."""
+        standing = self._standing.findings()
+        collects = all(one.holder for one in standing) and self._walk_ns > 0
+        collect = self._collect if collects and self._can_afford(self._walk_ns) else None
+        made = tracing.turn(step, standing, collect)
+        known = [replace(one, made_at=made[one.key]) for one in standing if one.key in made]
+        self._standing.each({one.key: one for one in known})
+        self._say(known)
+
+    def _collect(self) -> None:
+        """Collect garbage: it is not what stays. The books keep it, as the program goes on to."""
+        begun = time.thread_time_ns()
+        before = [signal.read() for signal in self._signals]
+        gc.collect()
+        self._leave_out(before)
+        self._collected = self._step, self._use()
+        self._spent_ns += time.thread_time_ns() - begun
+
+    def _trace(self, step: int, tracing: Tracing) -> None:
+        """Trace some steps where a finding stands whose line is not known."""
+        standing = self._standing.findings()
+        self._is_traced = tracing.wants(step, standing)
+        if not self._is_traced:
+            return
+        if tracing.reads:
+            of_use = [signal for signal in self._signals if signal.name in ("heap", "python")]
+            if sum(signal.cost_ns for signal in of_use) > DEAR_NS:
+                self._is_traced = False
+                return
+            tracing.read(sum(signal.read() or 0 for signal in of_use))
+        if tracing.is_due(step):
+            before = [signal.read() for signal in self._signals]
+            tracing.prepare()
+            self._leave_out(before)
+            tracing.begin(step)  # from here on Python does not tell how large its blocks are
 
     # --- growth that does not wait ---
 
@@ -584,6 +646,8 @@ class LeakWatch:
     def leave(self) -> None:
         """Look no more."""
         self._is_over = True
+        if self._tracing is not None:
+            self._tracing.close()
         if self._workers is not None:
             self._workers.close()
 

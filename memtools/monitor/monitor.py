@@ -97,9 +97,12 @@ class MemoryMonitor:
             default: a line every 10 s.
         print_every: how often summary() is printed by itself, at the end of a step: each so many
             steps, at least 1, or a time of at least 0.1 s like `"30 s"`. None, the default: never.
+        trace: whether a few steps are traced where a leak is suspected, to learn which line makes
+            it, by default True.
 
     The environment keys MEMTOOLS_LOG, _LIMIT, _GUARD and _PRINT_EVERY set what is not given here
-    (docs/guides/run.md); with MEMTOOLS=0 a monitor does not start, and does nothing.
+    (docs/guides/run.md), and MEMTOOLS_TRACE=0 is as trace=False; with MEMTOOLS=0 a monitor does not
+    start, and does nothing.
 
     Raises ValueError if a number is out of its range, `device` is not one of these or `limit` is
     not a size, or for a key that makes no sense; TypeError if an argument is of another type.
@@ -119,6 +122,7 @@ class MemoryMonitor:
         name: str | None = None,
         log_interval: int | None = None,
         print_every: int | str | None = None,
+        trace: bool = True,
     ) -> None:
         if isinstance(interval_ms, bool) or not isinstance(interval_ms, (int, float)):
             raise TypeError(f"interval_ms is a number, got {type(interval_ms).__name__}")
@@ -136,8 +140,9 @@ class MemoryMonitor:
         every = keys.print_every if print_every is None else parse_every(print_every)
         interval_ns = round(interval_ms * 1e6)
         self._settings = MonitorSettings(
-            path, interval_ns, device, bound, leaks, census, name, print_every=every
-        )
+            path, interval_ns, device, bound, leaks, census, name, print_every=every,
+            traces=trace and keys.trace is not False,
+        )  # fmt: skip
         self.log_interval = log_interval
         self._watermarks = Watermarks()
         self._listeners = Listeners()
@@ -505,8 +510,9 @@ class MemoryMonitor:
 
     def on_leak(self, callback: LeakCallback | Callable[[], object]) -> LeakHandle:
         """Call a function in step(), on the main thread, as soon as something grows: once for each
-        holder, once more for each higher grade, and once with `over` set where the growth has
-        ended. The findings are of the grade `suspect` or above.
+        holder, once more for each higher grade, once more when the line that makes it is known
+        (`made_at`), and once with `over` set where the growth has ended. The findings are of the
+        grade `suspect` or above.
 
         Args:
             callback: gets the LeakFinding, or nothing if it takes no argument. What it raises is

@@ -29,6 +29,7 @@ from memtools.monitor.log import Log, open_record
 from memtools.monitor.phases import PhaseBook
 from memtools.monitor.readings import Readings
 from memtools.monitor.signals import Limits, signals_of
+from memtools.monitor.tracing import Tracing
 from memtools.monitor.voice import Listeners, Printer, Voice
 from memtools.record import kills
 from memtools.record.kinds import End, Start
@@ -96,10 +97,11 @@ class MonitorSettings:
     sums_up: bool = False
     #: whether the program has the monitor in its hands, and so may call its expect_growth()
     declares: bool = True
-    #: whether torch's host allocator is followed, and lines of the program are found
-    trace: bool = True
     #: whether growth is judged by time as long as no steps are made, on a thread
     by_time: bool = False
+    #: whether torch's host allocator is followed, and some steps are traced where a leak is
+    #: suspected, for the line that makes it
+    traces: bool = True
 
 
 class Run:
@@ -132,7 +134,7 @@ class Run:
         sampler = self.sampler
         self.readings = Readings(sampler, self.probe, self.devices)
         #: the reports of torch's host allocator; None where nothing asks for them
-        self.blocks = HostBlocks() if settings.leaks and settings.trace else None
+        self.blocks = HostBlocks() if settings.leaks and settings.traces else None
         self.log = Log(writer, lambda: sampler.step_count)
         self.book = PhaseBook(
             self.probe, self.log, DevicePeaks(self.devices) if self.devices else None
@@ -235,6 +237,7 @@ class Run:
             return
         if self.watch is not None:
             self.watch.leave()
+        log = self.log
         self.watch = LeakWatch(
             signals_of(self.probe, self.devices, self.blocks),
             Limits(self.sampler, self.probe, self.devices),
@@ -243,6 +246,11 @@ class Run:
             workers=worker_reports(),
             processes=self.probe.children,
             origin=self.sampler.step_count,
+            tracing=Tracing(
+                None if self.blocks is None else self.blocks.blocks,
+                why_not="" if self.settings.traces else "it is turned off",
+                write=lambda fields: log.event("trace", fields),
+            ),
         )
         for name, growth in expected.items():
             self.watch.expect_growth(name, **growth)

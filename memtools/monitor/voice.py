@@ -2,7 +2,8 @@
 
     LeakWatch ──► Voice.say ──► event "finding" of the record        each word
                            ├──► logger "memtools", or the terminal   from `suspect` on, once for
-                           └──► Listeners: on_leak(callback)           each holder and grade
+                           └──► Listeners: on_leak(callback)           each holder and grade, and
+                                                                       where its line gets known
 
 Nothing here gets an exception into training: what a callback raises is said once and ends here.
 """
@@ -82,14 +83,14 @@ class Voice:
 
     def __init__(self, log: Log, listeners: Listeners, says: Callable[[LeakFinding], None]) -> None:
         self._log, self._listeners, self._says = log, listeners, says
-        self._said: set[tuple[str, str, str, bool]] = set()
+        self._said: set[tuple[str, str, str, bool, str]] = set()
         self._rates: dict[Key, float] = {}  # of each finding, as the record has it
 
     def say(self, finding: LeakFinding) -> None:
-        """A new finding, one of a higher grade, or one that is over."""
+        """A new finding, one of a higher grade, one whose line is known, or one that is over."""
         self.write(finding)
         who = _kind_of_process(finding), finding.holder or finding.kind
-        word = (*who, finding.grade, finding.over)
+        word = (*who, finding.grade, finding.over, finding.made_at)
         if RANK[finding.grade] < RANK["suspect"] or word in self._said:
             return
         if finding.over and all(who != said[:2] for said in self._said):

@@ -167,6 +167,32 @@ class Holder(Event):
 
 
 @dataclass(frozen=True)
+class Trace(Event):
+    """Steps were traced, to learn where what grows was made: by which `sources`, and what that took
+    at the ends of these steps. `found`: how many findings got a line by it. `why`: a source was not
+    used, or, without any steps, nothing was traced at all."""
+
+    KIND = "trace"
+
+    steps: int = 0
+    ms: float = 0.0
+    sources: tuple[str, ...] = ()
+    why: str = ""
+    found: int = 0
+
+    def sentence(self) -> str:
+        if not self.steps:
+            return f"where it was made is not known: nothing was traced, as {self.why}"
+        steps = "1 step" if self.steps == 1 else f"{self.steps:,} steps"
+        by = f" by {' and '.join(self.sources)}" if self.sources else ""
+        known = "no line explains the growth"
+        if self.found:
+            known = f"the line of {self.found} finding{'s' * (self.found > 1)}"
+        why = f" ({self.why})" if self.why else ""
+        return f"{steps} traced{by} in {self.ms:.1f} ms{why}: {known}"
+
+
+@dataclass(frozen=True)
 class Limit(Event):
     """A limit of the process itself; `limit_bytes` is None where it was lifted. `used_bytes`: it
     acted, and so much of what it counts was in use (for RLIMIT_NPROC both are threads)."""

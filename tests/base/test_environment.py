@@ -20,14 +20,16 @@ SET = {
     "MEMTOOLS_LIMIT": " 12 GiB ",
     "MEMTOOLS_GUARD": "0.95",
     "MEMTOOLS_PRINT_EVERY": "30 s",
+    "MEMTOOLS_TRACE": "0",
     "MEMTOOLS_OTHER": "x",
 }
 
 
 def test_each_key_sets_what_its_option_sets() -> None:
-    assert environment.read(SET) == Keys("out/run.mem", 12 << 30, 0.95, Every(seconds=30.0))
+    assert environment.read(SET) == Keys("out/run.mem", 12 << 30, 0.95, Every(seconds=30.0), False)
+    assert environment.read({"MEMTOOLS_TRACE": "1"}).trace is True
     assert environment.read({"MEMTOOLS_LIMIT": "4096"}).limit == 4096
-    assert environment.read({}) == Keys(None, None, None, None)
+    assert environment.read({}) == Keys(None, None, None, None, None)
 
 
 def test_an_empty_key_is_not_set() -> None:
@@ -39,6 +41,7 @@ def test_an_empty_key_is_not_set() -> None:
     ("name", "value", "says"),
     [
         ("MEMTOOLS", "off", "MEMTOOLS is 0 (off) or 1 (on), got 'off'"),
+        ("MEMTOOLS_TRACE", "no", "MEMTOOLS_TRACE is 0 (off) or 1 (on), got 'no'"),
         ("MEMTOOLS_LIMIT", "12 apples", "MEMTOOLS_LIMIT is a number of bytes or like"),
         ("MEMTOOLS_LIMIT", "0", "MEMTOOLS_LIMIT is at least 1 byte, got '0'"),
         ("MEMTOOLS_GUARD", "95 %", "MEMTOOLS_GUARD is a share of the limit, above 0 and at most"),

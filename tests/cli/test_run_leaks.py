@@ -40,6 +40,32 @@ COMPUTES = """
         with torch.no_grad():
             features[i] = model(torch.randn(1024, 64))
 """
+#: 64 KiB a step, made by one function, of another file, and kept by another
+COLLECTS = """
+    import tracemalloc, torch, data
+    torch.set_num_threads(1)
+
+    class Replay:
+        def __init__(self):
+            self.items = []
+
+        def push(self, item):
+            self.items.append(item)
+
+    replay, model = Replay(), torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for _ in range(64):
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        replay.push(data.observe())
+    print(tracemalloc.is_tracing())
+"""
+OBSERVES = """
+    import numpy
+
+    def observe():
+        return numpy.zeros((128, 128), numpy.float32)
+"""
 RATE = re.compile(r"\+([\d.]+) (KiB|MiB)/step")
 
 
@@ -126,3 +152,26 @@ def test_a_run_that_is_too_short_says_so(text: str, tmp_path: Path) -> None:
     lines = run(tmp_path, "train.py").stderr.decode().splitlines()
     assert "memtools: too early to say: 12 of 16 steps" in lines
     assert not any("grow" in line or "quiet" in line for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--no-trace"]])
+def test_the_line_that_makes_it_is_said_at_once_and_at_the_end(
+    options: list[str], tmp_path: Path
+) -> None:
+    write(tmp_path, COLLECTS)
+    write(tmp_path, OBSERVES, "lib/data.py")
+    (tmp_path / "data.py").symlink_to(tmp_path / "lib" / "data.py")
+    found = run(tmp_path, *options, "train.py")
+    assert found.stdout == b"False\n"
+    lines = found.stderr.decode().splitlines()
+    end = next(i for i, line in enumerate(lines) if " 64 steps; peak: " in line)
+    named = [line for line in lines if "made at data.py:5 in observe" in line]
+    explained = execute([sys.executable, "-m", "memtools", "explain", "--json"], tmp_path).stdout
+    (leak,) = json.loads(explained)["leaks"]
+    assert leak["made_at"] == (None if options else "data.py:5 in observe")
+    if options:
+        assert named == []
+    else:
+        assert named[0] in lines[:end]
+        assert named[-1] in lines[end:]

@@ -1,0 +1,692 @@
+"""Where it was made: the lines of the program whose memory stays, found by tracing a few steps.
+
+    LeakWatch.look ── a finding stands, and its line is not known ──► Tracing.begin
+          │ at the end of each step
+          └──► Tracing.turn ──► TraceWindow: what lives of what the traced steps have made
+                                     ├─ Python's and NumPy's blocks: tracemalloc, on for these steps
+                                     └─ torch's blocks: its own reports (memtools._core.Blocks)
+                                                  │ by line, at three boundaries
+                                                  ▼
+                  places_of(findings, sites) ──► made_at of each finding that they explain
+
+A line is named if what lives of it grows from the first boundary to the last, and if the lines
+together make 0.5 to 1.5 times the growth that the finding tells. What every step makes and lets go
+of is there at both boundaries, and cancels; so does a buffer that is made anew, but for what it has
+become longer. Where the lines do not explain the growth nothing is said of it.
+
+The program's own tracemalloc is left alone. Ours is off after the last boundary, when the monitor
+stops, in a forked child, and where a traced step does not end in time.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ast
+import contextlib
+import importlib
+import os
+import sysconfig
+import time
+import tokenize
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from memtools._base import process
+from memtools._base.text import shown
+from memtools.leak.finding import RANK, Key, LeakFinding
+
+FRAMES = 16  # of Python that tracemalloc keeps: four do not reach the user's line in a deep library
+FIRST = 1  # step after which what lives is noted first: by then a buffer has been made anew
+TRACED = 2  # steps from there on
+LONGER = 8  # where the growth of these explained nothing
+ONE_LUMP = 60  # where the growth came at once, and nobody knows when it comes again
+LEAST_OF_LUMPS, MOST_OF_LUMPS = 7, 60  # steps
+PERIODS = 2.2  # of lumps, that a window has in it
+READ_STEPS = 40  # in which growth is read at each step, to see whether it comes in lumps
+LUMP_SHARE, LUMP_TIMES = 0.5, 2.5  # of the largest rise, and of the mean of all: then it is a lump
+ATTEMPTS = 3  # for one finding
+MOST_WINDOWS = 8  # of a run
+APART = 16  # steps between two windows, and before what nobody holds is traced: it may get a name
+LEAST, MOST = 0.5, 1.5  # of a finding's rate, which the lines that explain it make together
+ENOUGH = 0.9  # of it, from which on no further line is looked for
+ALIKE = 1.5  # two rates that differ by less may be of the same
+SECOND = 0.2  # of what the lines make together, from which on a second one is said
+EVEN = 0.25  # the smaller of the two halves of a window by the larger, where growth is even
+OF_A_BLOCK = 512  # bytes that a tensor's own objects take beside its storage
+MOST_SITES = 256  # of torch's, the largest
+LONGEST_S = 30.0  # that a window stays open, whatever the program does
+FIRST_COST_NS = 30_000_000  # what a window is taken to cost before one was opened
+MOST_NS = 500_000_000  # that all windows of a run may take of the processor at their boundaries
+
+PROGRAMS_OWN = "the program runs tracemalloc itself"
+STOPPED = "the program has stopped tracemalloc, or started its own"
+TRACEMALLOC, TORCH = "tracemalloc", "torch's reports"
+
+
+class BlocksLike(Protocol):
+    """What a window needs of memtools._core.Blocks, which hears of torch's blocks on the host."""
+
+    @property
+    def is_on(self) -> bool: ...
+    def trace(self, on: bool) -> None: ...
+    def turn(self) -> int: ...
+    def sites(self, first: int, last: int) -> list[tuple[int, int, int]]: ...
+    def frames(self, site: int) -> tuple[tuple[str, int, str], ...]: ...
+
+
+class Place(NamedTuple):
+    """A line of a program. `function` is None where it is not known yet, "" outside of any."""
+
+    file: str
+    line: int
+    function: str | None = None
+
+
+class Site(NamedTuple):
+    """A place, and the bytes a step that stay of what is made there."""
+
+    place: Place
+    rate: float
+
+
+# --- whose code a frame runs ----------------------------------------------------------------------
+
+_PACKAGE = str(Path(__file__).parents[1]) + "/"
+#: rooms of memtools that allocate for themselves, and not for the program
+_OWN = tuple(f"{_PACKAGE}{room}/" for room in ("monitor", "_base", "_census", "leak", "record"))
+_STANDARD = tuple(
+    f"{sysconfig.get_path(name)}/"
+    for name in ("stdlib", "platstdlib")
+    if sysconfig.get_path(name) is not None
+)
+_LIBRARIES = tuple(
+    f"{sysconfig.get_path(name)}/"
+    for name in ("purelib", "platlib")
+    if sysconfig.get_path(name) is not None
+)
+_PACKAGES = ("/site-packages/", "/dist-packages/")
+_GENERATED = "torchinductor"  # in the name of the folder that torch.compile writes code to
+
+_USER, _LIBRARY, _NOBODY, _MEMTOOLS = range(4)
+
+
+def _owner(file: str) -> int:
+    """Whose code a file has: the user's, a library's, memtools' own, or nobody's that a user could
+    look up: the standard library and what has no file."""
+    if file.startswith("<"):
+        return _NOBODY
+    if file.startswith(_OWN):
+        return _MEMTOOLS
+    if file.startswith(_LIBRARIES) or any(part in file for part in _PACKAGES):
+        return _LIBRARY
+    if file.startswith(_PACKAGE):
+        return _LIBRARY
+    if file.startswith(_STANDARD) or _GENERATED in file:
+        return _NOBODY
+    return _USER
+
+
+def place_of(frames: Iterable[Place]) -> Place | None:
+    """The place to be named of a stack, innermost frame first: the innermost of the user's code;
+    where there is none, the innermost of a library, else of anything. None for what memtools has
+    allocated for itself."""
+    library: Place | None = None
+    other: Place | None = None
+    for place in frames:
+        owner = _owner(place.file)
+        if owner == _USER:
+            return place
+        if owner == _MEMTOOLS:
+            return library  # it has called the library
+        if owner == _LIBRARY:
+            library = library or place
+        other = other or place
+    return library or other
+
+
+def name_of(place: Place) -> str:
+    """`train.py:47 in training_step`, by the path from the working directory where the file is
+    below it."""
+    file, function = place.file, place.function
+    if function is None:
+        function = function_at(file, place.line)
+    if not file.startswith("<"):
+        with contextlib.suppress(OSError, ValueError):
+            inside = os.path.relpath(file)
+            file = file if inside.startswith(os.pardir + os.sep) else inside
+    # Of Trainer.fit.<locals>.<lambda> it is fit.
+    names = [name for name in function.split(".") if name and not name.startswith("<")]
+    return shown(f"{file}:{place.line} in {names[-1]}" if names else f"{file}:{place.line}")
+
+
+def function_at(file: str, line: int) -> str:
+    """The name of the innermost function of a file that has this line; "" where there is none, or
+    no source. Nothing of the file stays in memory."""
+    try:
+        with tokenize.open(file) as source:
+            tree = ast.parse(source.read())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    inner, name = 0, ""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            is_inside = node.lineno <= line <= (node.end_lineno or line)
+            if is_inside and node.lineno > inner:
+                inner, name = node.lineno, node.name
+    return name
+
+
+# --- what lives of what was made ------------------------------------------------------------------
+
+Living = dict[Place, float]  # bytes by place, of what was made since a window began, and lives
+
+
+class _PythonBlocks:
+    """Python's and NumPy's blocks, by tracemalloc."""
+
+    name = TRACEMALLOC
+
+    def __init__(self) -> None:
+        import tracemalloc
+
+        self._module: Any = tracemalloc
+        self._is_on = False
+        self._start: Callable[..., Any] = tracemalloc.start
+
+    def begin(self) -> str:
+        """Start tracing; "" or why not."""
+        if self._module.is_tracing():
+            return PROGRAMS_OWN
+        self._start = self._module.start
+        self._module.start(FRAMES)
+        self._is_on = True
+        self._module.start = self._hand_over
+        return ""
+
+    def _hand_over(self, *args: Any, **kwargs: Any) -> None:
+        """What the program starts while ours is on is the program's from here on."""
+        self.end()
+        self._start(*args, **kwargs)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether what is traced now was started here."""
+        module = self._module
+        return self._is_on and module.is_tracing() and module.get_traceback_limit() == FRAMES
+
+    def living(self) -> Living | None:
+        """None where the program has stopped it, or started its own."""
+        if not self.is_ours:
+            return None
+        try:
+            statistics = self._module.take_snapshot().statistics("traceback")
+        except RuntimeError:  # stopped on another thread, meanwhile
+            return None
+        found: Living = {}
+        for statistic in statistics:
+            frames = (Place(f.filename, f.lineno) for f in reversed(statistic.traceback))
+            place = place_of(frames)
+            if place is not None:
+                found[place] = found.get(place, 0.0) + statistic.size
+        return found
+
+    def turn(self) -> None:
+        """A traced step has ended: of no matter here."""
+
+    def end(self) -> None:
+        """Stop tracing, if it is ours. May be called twice, and on another thread."""
+        is_ours, self._is_on = self.is_ours, False
+        if self._module.start == self._hand_over:
+            self._module.start = self._start
+        if is_ours:
+            self._module.stop()
+
+
+class _TorchBlocks:
+    """torch's blocks on the host, by its allocator's own reports."""
+
+    name = TORCH
+
+    def __init__(self, blocks: BlocksLike) -> None:
+        self._blocks = blocks
+        self._is_on = False
+        self._first = self._now = 0
+
+    def begin(self) -> str:
+        if not self._blocks.is_on:
+            return "torch's reports are off"
+        self._blocks.trace(True)
+        self._is_on = True
+        self._first = self._now = self._blocks.turn()
+        return ""
+
+    def turn(self) -> None:
+        self._now = self._blocks.turn()
+
+    def living(self) -> Living | None:
+        if not self._is_on or not self._blocks.is_on:
+            return None
+        found: Living = {}
+        for site, size, blocks in self._blocks.sites(self._first, self._now)[:MOST_SITES]:
+            place = place_of(Place(*frame) for frame in self._blocks.frames(site))
+            if place is not None:
+                found[place] = found.get(place, 0.0) + size + OF_A_BLOCK * blocks
+        return found
+
+    def end(self) -> None:
+        is_on, self._is_on = self._is_on, False
+        if is_on and self._blocks.is_on:  # not in a forked child, nor where they have been stopped
+            self._blocks.trace(False)
+
+
+class TraceWindow:
+    """Some traced steps, from `begin` to the boundary at which `turn` returns True.
+
+        begin      first boundary       middle              last
+          │ step ──── │ step ───────────── │ ──── step ─────── │
+          └ sources on └ what lives         └ what lives         └ what lives; sources off
+
+    Args:
+        steps: traced steps from the first boundary to the last, at least 1.
+        blocks: of torch; None where there are no reports.
+    """
+
+    def __init__(self, steps: int, blocks: BlocksLike | None) -> None:
+        self.steps = steps
+        #: names of what traces, and why another does not
+        self.sources: tuple[str, ...] = ()
+        self.why = ""
+        #: steps traced so far
+        self.traced = 0
+        #: whether it is between begin and end
+        self.is_open = False
+        sources: list[_PythonBlocks | _TorchBlocks] = [_PythonBlocks()]
+        if blocks is not None:
+            sources.append(_TorchBlocks(blocks))
+        self._sources = sources
+        self._marks: list[tuple[int, dict[str, Living]]] = []
+        self._begun = 0
+        self._over = _thread.allocate_lock()
+
+    def begin(self, step: int) -> bool:
+        """Start what can be started; False, with `why`, where nothing can."""
+        started, refused = [], []
+        self.is_open = True
+        _open.add(self)
+        process.at_fork(_in_child)
+        for source in self._sources:
+            why = source.begin()
+            if why:
+                refused.append(why)
+            else:
+                started.append(source)
+        self._sources = started
+        self.sources = tuple(source.name for source in started)
+        self.why = ", ".join(refused)
+        self._begun = step
+        if not started:
+            self.end()
+            return False
+        self._over.acquire()
+        _thread.start_new_thread(_end_in_time, (self, self._over))
+        return True
+
+    @property
+    def slows(self) -> bool:
+        """Whether something traces that changes what memory is in use."""
+        return self.is_open and TRACEMALLOC in self.sources
+
+    def turn(self, step: int, collect: Callable[[], None] | None = None) -> bool:
+        """A step has ended. Returns whether it was the last one: then everything is off.
+
+        Args:
+            step: its number.
+            collect: collects garbage, before what lives is noted for the last time; None: garbage
+                counts as what lives.
+        """
+        if not self.is_open:
+            return True
+        for source in self._sources:
+            source.turn()
+        self.traced = step - self._begun
+        last = self._begun + FIRST + self.steps
+        if step < last and not self._is_mark(step):
+            return False
+        if step >= last and collect is not None:
+            collect()
+        found = dict[str, Living]()
+        for source in self._sources:
+            living = source.living()
+            if living is not None:
+                found[source.name] = living
+            elif source.name == TRACEMALLOC:
+                self.why = STOPPED
+        self._marks.append((step, found))
+        if step < last:
+            return False
+        self.end()
+        return True
+
+    def _is_mark(self, step: int) -> bool:
+        """Whether what lives is noted at this step: after the first one, and half-way."""
+        if not self._marks:
+            return True
+        return len(self._marks) == 1 and step >= self._marks[0][0] + (self.steps + 1) // 2
+
+    def end(self) -> None:
+        """Turn everything off. May be called twice, and on another thread."""
+        self.is_open = False
+        _open.discard(self)
+        for source in self._sources:
+            source.end()
+        with contextlib.suppress(RuntimeError):
+            self._over.release()
+
+    def sites(self) -> tuple[list[Site], list[Site]]:
+        """What grew, the most first: the places that grew in both halves of the window by about the
+        same, and all of them."""
+        if len(self._marks) < 2:
+            return [], []
+        (first, before), (last, after) = self._marks[0], self._marks[-1]
+        middle = self._marks[1][1] if len(self._marks) > 2 else None
+        even, grown = list[Site](), list[Site]()
+        for name, living in after.items():
+            if name not in before:
+                continue
+            for place, size in living.items():
+                site = Site(place, (size - before[name].get(place, 0.0)) / (last - first))
+                if site.rate <= 0:
+                    continue
+                grown.append(site)
+                if middle is None or name not in middle:
+                    even.append(site)
+                    continue
+                half = middle[name].get(place, 0.0)
+                parts = half - before[name].get(place, 0.0), size - half
+                if min(parts) > EVEN * max(parts):
+                    even.append(site)
+        for sites in (even, grown):
+            sites.sort(key=lambda site: -site.rate)
+        return even, grown
+
+
+_open: set[TraceWindow] = set()  # in this process, of all monitors
+
+
+def _in_child() -> None:
+    """A forked child has no traced steps."""
+    for window in list(_open):
+        for source in window._sources:
+            source.end()
+    _open.clear()
+
+
+def _end_in_time(window: TraceWindow, over: _thread.LockType) -> None:
+    """On a thread of its own: end the window of a step that does not end."""
+    if not over.acquire(timeout=LONGEST_S):
+        window.why = f"a traced step took more than {LONGEST_S:.0f} s"
+        window.end()
+
+
+# --- which lines explain which findings -----------------------------------------------------------
+
+
+def places_of(
+    findings: Sequence[LeakFinding], sites: Sequence[Site]
+) -> dict[Key, tuple[Place, ...]]:
+    """Where each finding was made, the place of the most first; without those that no places
+    explain.
+
+    One finding is explained by the largest sites that together make 0.5 to 1.5 times its rate. Of
+    several each gets the site of its rate, where no other site and no other finding has that rate;
+    the largest gets the largest sites where no other is as large.
+
+    Args:
+        findings: that grow at the same time, and have no place yet.
+        sites: what grows, the most first.
+    """
+    rated = sorted((one for one in findings if one.rate_bytes > 0), key=lambda f: -f.rate_bytes)
+    found: dict[Key, tuple[Place, ...]] = {}
+    for one in rated if len(rated) > 1 else ():
+        alike = [site for site in sites if _is_alike(site.rate, one.rate_bytes)]
+        if len(alike) == 1 and sum(_is_alike(alike[0].rate, f.rate_bytes) for f in rated) == 1:
+            found[one.key] = (alike[0].place,)
+    if not rated or rated[0].key in found:
+        return found
+    if len(rated) == 1 or not _is_alike(rated[0].rate_bytes, rated[1].rate_bytes):
+        places = _to_be_said(_explaining(sites, rated[0].rate_bytes))
+        if places and not any(places[0] in others for others in found.values()):
+            found[rated[0].key] = places
+    return found
+
+
+def _is_alike(a: float, b: float) -> bool:
+    return max(a, b) <= ALIKE * min(a, b)
+
+
+def _explaining(sites: Sequence[Site], rate: float) -> list[Site]:
+    """The largest that together make the rate; empty where they do not."""
+    found, total = list[Site](), 0.0
+    for site in sites:
+        if total + site.rate <= MOST * rate:
+            found.append(site)
+            total += site.rate
+            if total >= ENOUGH * rate:
+                break
+    return found if total >= LEAST * rate else []
+
+
+def _to_be_said(sites: Sequence[Site]) -> tuple[Place, ...]:
+    """The first, and the second where it makes much of it, too."""
+    total = sum(site.rate for site in sites)
+    return tuple(
+        site.place for site in sites[:2] if site is sites[0] or site.rate >= SECOND * total
+    )
+
+
+def steps_for(readings: Sequence[int]) -> int:
+    """For how many steps to trace growth whose memory in use was so at the ends of steps: where it
+    comes in lumps, 2.2 times their distance."""
+    rises = [b - a for a, b in pairwise(readings)]
+    grown = sum(rises)
+    if grown <= 0:
+        return LONGER
+    least = max(LUMP_SHARE * max(rises), LUMP_TIMES * grown / len(rises))
+    lumps = [i for i, rise in enumerate(rises) if rise >= least]
+    if sum(rises[i] for i in lumps) < LEAST * grown:
+        return LONGER
+    if len(lumps) < 2:
+        return ONE_LUMP
+    distances = sorted(b - a for a, b in pairwise(lumps))
+    apart = PERIODS * distances[len(distances) // 2]
+    return int(min(MOST_OF_LUMPS, max(LEAST_OF_LUMPS, apart)))
+
+
+# --- when to trace --------------------------------------------------------------------------------
+
+
+class Tracing:
+    """When a run traces, what that has found, and what it has cost.
+
+    All of it is for the main thread, at the end of a step; `close` for any.
+
+    Args:
+        blocks: torch's reports, if there are any. None, the default: tracemalloc alone.
+        why_not: the reason where nothing is to be traced, for the record; "", the default: trace.
+        write: gets the fields of each event for the record.
+    """
+
+    def __init__(
+        self,
+        blocks: BlocksLike | None = None,
+        *,
+        why_not: str = "",
+        write: Callable[[Mapping[str, object]], None],
+    ) -> None:
+        self._blocks, self._why_not, self._write = blocks, why_not, write
+        self._window: TraceWindow | None = None
+        self._wanted: tuple[LeakFinding, ...] = ()
+        self._attempts: dict[Key, int] = {}
+        self._known: set[Place] = set()  # places that are in a finding already
+        self._readings: deque[int] = deque(maxlen=READ_STEPS + 1)
+        self._next = 0  # the step from which on the next window may be opened
+        self._windows = 0
+        # nanoseconds of the processor at boundaries: of the newest window, and left for others
+        self._cost_ns, self._left_ns = FIRST_COST_NS, MOST_NS
+        self._spent_ns = 0  # of the one that is open
+
+    @property
+    def is_open(self) -> bool:
+        return self._window is not None
+
+    @property
+    def slows(self) -> bool:
+        """Whether what is in use has in it what the tracing takes: it is not to be read now."""
+        return self._window is not None and self._window.slows
+
+    def wants(self, step: int, findings: Sequence[LeakFinding]) -> bool:
+        """Whether to be called at the end of each step: a window is open, or to be opened, or
+        growth is read to see how it comes."""
+        if self._window is not None:
+            return True
+        self._wanted = tuple(one for one in findings if self._is_wanted(step, one))
+        if not self._wanted or self._windows >= MOST_WINDOWS or self._cost_ns > self._left_ns:
+            return False
+        if self._why_not:
+            self._refuse(self._why_not)
+            return False
+        return True
+
+    def _is_wanted(self, step: int, finding: LeakFinding) -> bool:
+        """A suspect in this process whose line is not known. Who nobody holds may get a name."""
+        if finding.made_at or finding.process or finding.over or finding.part != "use":
+            return False
+        if RANK[finding.grade] < RANK["suspect"] or finding.kind == "mapped files":
+            return False
+        if self._attempts.get(finding.key, 0) >= ATTEMPTS:
+            return False
+        is_named = bool(finding.holder or finding.kind)
+        return is_named or step >= (finding.first_step or 0) + APART
+
+    @property
+    def reads(self) -> bool:
+        """Whether it is to be told what is in use, by `read`."""
+        return self._window is None and bool(self._wanted) and not self._is_first
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether one of the wanted has not been traced yet: two steps may do."""
+        return any(one.key not in self._attempts for one in self._wanted)
+
+    def read(self, in_use: int) -> None:
+        """What is in use at the end of this step."""
+        self._readings.append(in_use)
+
+    def is_due(self, step: int) -> bool:
+        """Whether a window is to be opened at the end of this step."""
+        if self._window is not None or not self._wanted:
+            return False
+        if self._is_first:
+            return True
+        return step >= self._next and len(self._readings) > READ_STEPS
+
+    def prepare(self) -> None:
+        """Make what a window needs, and is kept: the import of tracemalloc."""
+        importlib.import_module("tracemalloc")
+
+    def begin(self, step: int) -> None:
+        """Open a window at the end of this step."""
+        begun = time.thread_time_ns()
+        is_first = self._is_first
+        steps = TRACED if is_first else steps_for(self._readings)
+        for one in self._wanted:
+            self._attempts[one.key] = self._attempts.get(one.key, 0) + 1
+        self._windows += 1
+        self._readings.clear()
+        window = TraceWindow(steps, self._blocks)
+        try:
+            started = window.begin(step)
+        except BaseException:
+            window.end()
+            raise
+        if started:
+            self._window = window
+        else:
+            self._refuse(window.why)
+        self._spent_ns = time.thread_time_ns() - begun
+
+    def _refuse(self, why: str) -> None:
+        """Nothing is traced in this run, and the record says why."""
+        self._windows = MOST_WINDOWS
+        self._write({"why": why})
+
+    def turn(
+        self,
+        step: int,
+        findings: Sequence[LeakFinding],
+        collect: Callable[[], None] | None = None,
+    ) -> dict[Key, str]:
+        """The end of a step while a window is open. Returns what `made_at` is of the findings that
+        it explains, at its last step; else nothing.
+
+        Args:
+            step: its number.
+            findings: what stands.
+            collect: collects garbage; None where there is no time for that.
+        """
+        window = self._window
+        if window is None:
+            return {}
+        begun, found = time.thread_time_ns(), dict[Key, str]()
+
+        def collected() -> None:
+            nonlocal begun
+            before = time.thread_time_ns()
+            assert collect is not None
+            collect()
+            begun += time.thread_time_ns() - before  # whoever collects has a time for that
+
+        try:
+            is_over = window.turn(step, None if collect is None else collected)
+        except BaseException:
+            self.close()
+            raise
+        if is_over:
+            self._window, self._next = None, step + APART
+            found = self._explained(findings, window)
+        self._spent_ns += time.thread_time_ns() - begun
+        if is_over:
+            self._cost_ns = self._spent_ns
+            self._left_ns -= self._spent_ns
+            self._tell(window, len(found))
+        return found
+
+    def _explained(self, findings: Sequence[LeakFinding], window: TraceWindow) -> dict[Key, str]:
+        """By what has grown in a window: what `made_at` is of the findings that it explains."""
+        unknown = [
+            one for one in findings if one.part == "use" and not one.process and not one.made_at
+        ]
+        for sites in window.sites():
+            others = [site for site in sites if site.place not in self._known]
+            places = places_of(unknown, others)
+            named = {key: found for key, found in places.items() if key in self._attempts}
+            if named:
+                self._known |= {place for found in named.values() for place in found}
+                return {key: " and ".join(map(name_of, found)) for key, found in named.items()}
+        return {}
+
+    def _tell(self, window: TraceWindow, found: int) -> None:
+        ms = round(self._spent_ns / 1e6, 3)
+        self._write({"steps": window.traced, "ms": ms, "sources": window.sources,
+                     "why": window.why, "found": found})  # fmt: skip
+
+    def close(self) -> None:
+        """Turn everything off. May be called twice."""
+        window, self._window = self._window, None
+        self._windows = MOST_WINDOWS
+        if window is not None:
+            window.end()
+            self._tell(window, 0)

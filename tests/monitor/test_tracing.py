@@ -1,0 +1,561 @@
+"""Where it was made: programs whose line is known, and what a window leaves behind: nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memtools import LeakFinding, MemoryMonitor, read_record
+from memtools.leak.finding import Key
+from memtools.monitor import tracing
+from memtools.monitor.findings import Standing
+from memtools.monitor.log import Log
+from memtools.monitor.tracing import Place, Site, TraceWindow, Tracing
+from memtools.monitor.voice import Listeners, Voice
+
+KIB = 2**10
+HERE = os.path.relpath(__file__)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_on() -> Iterator[None]:
+    start = tracemalloc.start
+    yield
+    is_on = tracemalloc.is_tracing()
+    tracemalloc.stop()
+    assert not is_on
+    assert tracemalloc.start is start
+    assert not tracing._open
+
+
+class Loop:
+    """Steps of a program, each of which keeps something."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+        self.joined = np.zeros(8 * KIB, np.uint8)
+        self.scratch: Any = None
+
+    def keep(self, size: int) -> None:
+        self.kept.append(bytearray(size))  # the line that keep_line() tells
+
+    def grow(self, size: int) -> None:
+        self.joined = np.concatenate((self.joined, np.zeros(size, np.uint8)))
+
+    def use(self, size: int) -> None:
+        self.scratch = bytearray(size)
+
+
+def line_of(function: Callable[..., object]) -> int:
+    return function.__code__.co_firstlineno + 1
+
+
+def traced(step: Callable[[], object], steps: int = 2) -> TraceWindow:
+    """A window over a loop, once it is over."""
+    window, n = TraceWindow(steps, None), 0
+    assert window.begin(n)
+    while window.is_open:
+        step()
+        n += 1
+        window.turn(n)
+    assert n == steps + 1
+    return window
+
+
+# --- windows ---
+
+
+def test_what_each_step_keeps_is_found_at_the_line_that_makes_it() -> None:
+    loop = Loop()
+
+    def step() -> None:
+        loop.use(300 * KIB)
+        loop.keep(100 * KIB)
+
+    even, grown = traced(step).sites()
+    assert even[0].place == Place(__file__, line_of(Loop.keep))
+    assert even[0].rate == pytest.approx(100 * KIB, rel=0.01)
+    assert all(site.place.line != line_of(Loop.use) for site in grown), "it cancels"
+    assert tracing.name_of(even[0].place) == f"{HERE}:{line_of(Loop.keep)} in keep"
+
+
+def test_a_buffer_that_is_made_anew_counts_by_what_it_has_become_longer() -> None:
+    loop = Loop()
+    for _ in range(50):
+        loop.grow(10 * KIB)
+    even, _ = traced(lambda: loop.grow(10 * KIB)).sites()
+    assert even[0].place.line == line_of(Loop.grow)
+    assert even[0].rate == pytest.approx(10 * KIB, rel=0.05)
+
+
+def test_what_another_thread_makes_is_found() -> None:
+    loop = Loop()
+
+    def step() -> None:
+        thread = threading.Thread(target=loop.keep, args=(100 * KIB,))
+        thread.start()
+        thread.join()
+
+    even, _ = traced(step).sites()
+    assert even[0].place.line == line_of(Loop.keep)
+
+
+def test_what_grows_in_one_half_alone_is_not_even() -> None:
+    loop, n = Loop(), iter(range(9))
+    even, grown = traced(lambda: loop.keep(100 * KIB if next(n) == 2 else 0)).sites()
+    line = line_of(Loop.keep)
+    assert all(site.place.line != line or site.rate < KIB for site in even)
+    assert grown[0].place.line == line
+
+
+def test_garbage_is_not_what_stays_where_it_is_collected() -> None:
+    import gc
+
+    loop, n = Loop(), 0
+
+    def step() -> None:
+        cycle: list[Any] = [bytearray(200 * KIB)]
+        cycle.append(cycle)
+        loop.keep(100 * KIB)
+
+    gc.disable()
+    try:
+        window = TraceWindow(2, None)
+        window.begin(0)
+        while window.is_open:
+            step()
+            n += 1
+            window.turn(n, lambda: (gc.collect(), None)[1])
+    finally:
+        gc.enable()
+    assert [site.place.line for site in window.sites()[0][:1]] == [line_of(Loop.keep)]
+
+
+# --- whose tracemalloc it is ---
+
+
+def test_the_programs_own_is_left_alone() -> None:
+    tracemalloc.start(3)
+    try:
+        window = TraceWindow(2, None)
+        assert not window.begin(0)
+        assert (window.why, window.sources) == (tracing.PROGRAMS_OWN, ())
+        assert window.turn(1)
+        assert tracemalloc.get_traceback_limit() == 3
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_the_program_starts_inside_a_window_is_the_programs() -> None:
+    window = TraceWindow(2, None)
+    window.begin(0)
+    tracemalloc.start(2)
+    try:
+        assert (window.turn(1), window.turn(2), window.turn(3)) == (False, False, True)
+        assert tracemalloc.is_tracing()
+        assert tracemalloc.get_traceback_limit() == 2
+        assert window.why == tracing.STOPPED
+        assert window.sites() == ([], [])
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_the_program_stops_is_not_stopped_twice() -> None:
+    window = TraceWindow(2, None)
+    window.begin(0)
+    tracemalloc.stop()
+    assert [window.turn(step) for step in (1, 2, 3)] == [False, False, True]
+    assert window.sites() == ([], [])
+    assert window.why == tracing.STOPPED
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="forks of a process with threads warn")
+def test_a_forked_child_traces_nothing() -> None:
+    window = TraceWindow(2, None)
+    window.begin(0)
+    child = os.fork()
+    if child == 0:
+        os._exit(int(tracemalloc.is_tracing() or bool(tracing._open)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert tracemalloc.is_tracing()
+    window.end()
+
+
+def test_a_step_that_does_not_end_is_not_traced_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "LONGEST_S", 0.01)
+    window = TraceWindow(2, None)
+    window.begin(0)
+    ended = threading.Event()
+    end = window.end
+    monkeypatch.setattr(window, "end", lambda: (end(), ended.set()))
+    assert ended.wait(10)
+    assert not tracemalloc.is_tracing()
+    assert window.turn(1)
+    assert "took more than" in window.why
+
+
+# --- torch's blocks ---
+
+
+class FakeBlocks:
+    """torch's reports: blocks that a test makes, by the line that it says."""
+
+    def __init__(self) -> None:
+        self.is_on = True
+        self.traces = False
+        self.generation = 0
+        self.living: list[tuple[int, int, int]] = []  # generation, site, bytes
+
+    def trace(self, on: bool) -> None:
+        self.traces = on
+
+    def turn(self) -> int:
+        self.generation += 1
+        return self.generation
+
+    def make(self, site: int, size: int) -> None:
+        self.living.append((self.generation, site if self.traces else 0, size))
+
+    def sites(self, first: int, last: int) -> list[tuple[int, int, int]]:
+        found: dict[int, tuple[int, int]] = {}
+        for born, site, size in self.living:
+            if site and first <= born <= last:
+                total, blocks = found.get(site, (0, 0))
+                found[site] = total + size, blocks + 1
+        return sorted(((s, b, n) for s, (b, n) in found.items()), key=lambda row: -row[1])
+
+    def frames(self, site: int) -> tuple[tuple[str, int, str], ...]:
+        return ((torch_file(), 12, "forward"), (os.path.abspath("train.py"), site, "step"))
+
+
+def torch_file() -> str:
+    return f"{tracing._LIBRARIES[0]}torch/nn/modules/linear.py"
+
+
+def test_blocks_of_torch_are_found_by_their_site_and_told_by_the_users_line() -> None:
+    blocks = FakeBlocks()
+    window = TraceWindow(2, blocks)
+    window.begin(0)
+    assert window.sources == (tracing.TRACEMALLOC, tracing.TORCH)
+    step = 0
+    while window.is_open:
+        blocks.living = [one for one in blocks.living if one[1] != 51]  # a step's own
+        blocks.make(47, 100 * KIB)
+        blocks.make(51, 900 * KIB)
+        step += 1
+        window.turn(step)
+    assert not blocks.traces
+    (site,) = [one for one in window.sites()[0] if one.place.file.endswith("/train.py")]
+    assert site.place.line == 47
+    assert site.rate == 100 * KIB + tracing.OF_A_BLOCK
+    assert tracing.name_of(site.place) == "train.py:47 in step"
+
+
+def test_blocks_of_torch_are_found_beside_the_programs_own_tracemalloc() -> None:
+    tracemalloc.start()
+    try:
+        blocks = FakeBlocks()
+        window = TraceWindow(2, blocks)
+        assert window.begin(0)
+        for step in (1, 2, 3):
+            blocks.make(47, 100 * KIB)
+            window.turn(step)
+        assert [site.place.line for site in window.sites()[0]] == [47]
+        assert window.why == tracing.PROGRAMS_OWN
+        assert window.sources == (tracing.TORCH,)
+    finally:
+        tracemalloc.stop()
+
+
+# --- which line of a stack, and its name ---
+
+
+def frame(file: str, line: int = 1, function: str | None = "f") -> Place:
+    return Place(file, line, function)
+
+
+def test_the_innermost_line_of_the_users_code_is_named() -> None:
+    library, standard = frame(torch_file()), frame(threading.__file__)
+    user, outer = frame("/home/me/data.py", 2), frame("/home/me/train.py", 3)
+    assert tracing.place_of([library, standard, user, outer]) == user
+    assert tracing.place_of([standard, library, standard]) == library
+    assert tracing.place_of([standard, frame("<string>")]) == standard
+    assert tracing.place_of([frame("<string>")]) == frame("<string>")
+    assert tracing.place_of([frame("/tmp/torchinductor_me/ab/cab.py"), user]) == user
+    assert tracing.place_of([frame("/usr/lib/python3/dist-packages/x.py"), user]) == user
+    assert tracing.place_of([]) is None
+
+
+def test_what_memtools_makes_for_itself_is_nobodys() -> None:
+    mine, user = frame(tracing.__file__), frame("/home/me/train.py")
+    assert tracing.place_of([mine, user]) is None
+    assert tracing.place_of([frame(threading.__file__), mine, user]) is None
+
+
+def test_a_place_is_named_by_the_path_from_here_and_its_function(tmp_path: Path) -> None:
+    source = tmp_path / "model.py"
+    source.write_text("a = 1\nclass A:\n    def f(self):\n        def g():\n            return 1\n"
+                      "        return g\n")  # fmt: skip
+    named = [tracing.name_of(Place(str(source), line)) for line in (1, 2, 4, 5, 6)]
+    assert named == [f"{source}:1", f"{source}:2", f"{source}:4 in g", f"{source}:5 in g",
+                     f"{source}:6 in f"]  # fmt: skip
+    assert tracing.name_of(Place(os.path.abspath("a/b.py"), 3, "f")) == "a/b.py:3 in f"
+    assert tracing.name_of(Place("/no/such/file.py", 3)) == "/no/such/file.py:3"
+    assert tracing.name_of(Place("<string>", 3, "<module>")) == "<string>:3"
+    assert tracing.name_of(Place("/a\x1b[31m.py", 3, "f")) == "/a\\x1b[31m.py:3 in f"
+
+
+# --- which places explain which findings ---
+
+
+def finding(rate: float, holder: str = "list A.b", **more: Any) -> LeakFinding:
+    return LeakFinding("growing", "heap", rate_bytes=rate, holder=holder, kind="list", **more)
+
+
+def sites(*rates: float) -> list[Site]:
+    return [Site(Place("/home/me/train.py", n, "f"), rate) for n, rate in enumerate(rates, 1)]
+
+
+def lines(found: dict[Key, tuple[Place, ...]]) -> dict[str, list[int]]:
+    return {key[1]: [place.line for place in places] for key, places in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        ((100.0,), [1]),
+        ((60.0, 30.0, 9.0), [1, 2]),
+        ((85.0, 10.0), [1]),  # the second makes less than a fifth
+        ((40.0,), None),  # less than half of it
+        ((160.0,), None),  # something else
+        ((160.0, 70.0), [2]),
+        ((149.0,), [1]),
+        ((), None),
+    ],
+)
+def test_one_finding_gets_the_largest_lines_that_make_its_rate(
+    rates: tuple[float, ...], said: list[int] | None
+) -> None:
+    found = lines(tracing.places_of([finding(100.0)], sites(*rates)))
+    assert found.get("list A.b") == said
+
+
+def test_several_findings_get_the_lines_of_their_rates_or_none() -> None:
+    a, b = finding(100.0, "list A.a"), finding(10.0, "list A.b")
+    assert lines(tracing.places_of([a, b], sites(100.0, 10.0))) == {
+        "list A.a": [1], "list A.b": [2]
+    }  # fmt: skip
+    alike = finding(90.0, "list A.c")
+    assert tracing.places_of([a, alike], sites(100.0, 90.0)) == {}, "nobody knows which"
+    assert lines(tracing.places_of([b, a], sites(60.0, 40.0))) == {"list A.a": [1, 2]}
+    assert tracing.places_of([finding(0.0)], sites(100.0)) == {}
+
+
+@pytest.mark.parametrize(
+    ("rises", "steps"),
+    [
+        ([100] * 40, tracing.LONGER),
+        ([0] * 40, tracing.LONGER),
+        (([0] * 9 + [1000]) * 4, 22),
+        (([0] * 19 + [1000]) * 2, 44),
+        ([0] * 30 + [1000] + [0] * 9, tracing.ONE_LUMP),
+        (([0, 0, 1000]) * 13, tracing.LEAST_OF_LUMPS),
+        (([100] * 9 + [400]) * 4, tracing.LONGER),  # the lumps do not carry it
+    ],
+)
+def test_where_growth_comes_in_lumps_the_window_has_two_of_them(
+    rises: list[int], steps: int
+) -> None:
+    readings = [10**9]
+    for rise in rises:
+        readings.append(readings[-1] + rise)
+    assert tracing.steps_for(readings) == steps
+
+
+# --- when ---
+
+
+class Told:
+    """Tracing with what it writes."""
+
+    def __init__(self, blocks: FakeBlocks | None = None, why_not: str = "") -> None:
+        self.events: list[dict[str, Any]] = []
+        self.tracing = Tracing(
+            blocks, why_not=why_not, write=lambda fields: self.events.append(dict(fields))
+        )
+
+    def run(
+        self, steps: range, standing: list[LeakFinding], step: Callable[[], object]
+    ) -> list[int]:
+        """As LeakWatch does it. Returns the steps at which a window was opened."""
+        opened, tracing = [], self.tracing
+        for n in steps:
+            step()
+            if tracing.is_open:
+                made = tracing.turn(n, standing)
+                standing[:] = [
+                    LeakFinding(**{**vars(one), "made_at": made.get(one.key, one.made_at)})
+                    for one in standing
+                ]
+            if tracing.wants(n, standing):
+                if tracing.reads:
+                    tracing.read(10**9)
+                if tracing.is_due(n):
+                    tracing.begin(n)
+                    opened.append(n)
+        return opened
+
+
+def test_a_finding_gets_its_line_once() -> None:
+    told, loop = Told(), Loop()
+    standing = [finding(100.0 * KIB)]
+    assert told.run(range(32, 80), standing, lambda: loop.keep(100 * KIB)) == [32]
+    assert standing[0].made_at == f"{HERE}:{line_of(Loop.keep)} in keep"
+    (event,) = told.events
+    assert (event["steps"], event["sources"], event["found"], event["why"]) == (
+        3, ("tracemalloc",), 1, ""
+    )  # fmt: skip
+    assert event["ms"] > 0
+
+
+def test_what_is_not_explained_is_traced_longer_and_then_left() -> None:
+    told, loop = Told(), Loop()
+    standing = [finding(100.0 * KIB)]
+    opened = told.run(range(32, 300), standing, lambda: loop.keep(10 * KIB))
+    assert len(opened) == tracing.ATTEMPTS
+    assert [event["steps"] for event in told.events] == [3, 9, 9]
+    assert [event["found"] for event in told.events] == [0, 0, 0]
+    assert standing[0].made_at == ""
+    assert not told.tracing.wants(400, standing)
+
+
+def test_the_line_of_one_is_not_said_of_another() -> None:
+    told, loop = Told(), Loop()
+    standing = [finding(100.0 * KIB)]
+    told.run(range(32, 40), standing, lambda: loop.keep(100 * KIB))
+    standing.append(finding(90.0 * KIB, "list A.c"))
+    told.run(range(40, 48), standing, lambda: loop.keep(100 * KIB))
+    assert standing[1].made_at == ""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        finding(KIB, process="worker 2"),
+        LeakFinding("fills", "heap", rate_bytes=KIB, holder="deque A.b"),
+        LeakFinding("growing", "shm", rate_bytes=KIB, kind="shared memory"),
+        LeakFinding("growing", "rss", rate_bytes=KIB, kind="mapped files"),
+        LeakFinding("suspect", "heap", rate_bytes=KIB, first_step=30),
+        finding(KIB, made_at="train.py:3"),
+    ],
+)
+def test_nothing_is_traced_for_what_no_line_of_this_process_makes(other: LeakFinding) -> None:
+    assert not Told().tracing.wants(32, [other])
+
+
+def test_where_it_is_turned_off_the_record_says_so_once() -> None:
+    told = Told(why_not="it is turned off")
+    assert told.events == []
+    for step in range(32, 40):
+        assert not told.tracing.wants(step, [finding(KIB)])
+    assert told.events == [{"why": "it is turned off"}]
+
+
+def test_beside_the_programs_own_tracemalloc_the_record_says_why_nothing_is_known() -> None:
+    tracemalloc.start()
+    try:
+        told = Told()
+        assert told.run(range(32, 60), [finding(KIB)], lambda: None) == [32]
+        assert told.events == [{"why": tracing.PROGRAMS_OWN}]
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_end_inside_of_a_window_leaves_nothing() -> None:
+    told = Told()
+    told.tracing.wants(32, [finding(KIB)])
+    told.tracing.begin(32)
+    assert tracemalloc.is_tracing()
+    told.tracing.close()
+    told.tracing.close()
+    assert not tracemalloc.is_tracing()
+    assert not told.tracing.wants(40, [finding(KIB)])
+
+
+# --- what is said ---
+
+
+def test_a_line_that_gets_known_is_said_once_more_and_stays() -> None:
+    said: list[LeakFinding] = []
+    voice = Voice(Log(None, lambda: 0), Listeners(), said.append)
+    standing = Standing()
+    (new,), _ = standing.add(32, [finding(100.0)])
+    voice.say(new)
+    standing.each({new.key: finding(100.0, first_step=32, made_at="train.py:3 in f")})
+    for _ in range(3):
+        voice.say(standing.findings()[0])
+    assert [one.made_at for one in said] == ["", "train.py:3 in f"]
+    standing.add(48, [finding(110.0)])
+    assert standing.findings()[0].made_at == "train.py:3 in f"
+    assert standing.findings()[0].rate_bytes == 110.0
+
+
+KEEPS = """
+import memtools, sys, tracemalloc
+kept = []
+def make():
+    return bytearray(100 << 10)
+told = []
+with memtools.MemoryMonitor("run.mem", device="cpu"{options}) as monitor:
+    monitor.on_leak(told.append)
+    for _ in range(64):
+        kept.append(make())
+        monitor.step()
+    (found,) = monitor.findings()
+print(found.made_at or None, sum(bool(one.made_at) for one in told) > 0, tracemalloc.is_tracing())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "key", "made"),
+    [("", "", "train.py:5 in make"), (", trace=False", "", None), ("", "0", None)],
+)
+def test_a_monitor_says_the_line_unless_it_is_turned_off(
+    options: str, key: str, made: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(KEEPS.format(options=options))
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "MEMTOOLS_TRACE": key},
+    )  # fmt: skip
+    assert done.stdout == f"{made} {made is not None} False\n", done.stderr
+    events = [one for one in read_record(tmp_path / "run.mem").events if one.kind == "trace"]
+    assert len(events) == 1
+    if made is None:
+        says = "where it was made is not known: nothing was traced, as it is turned off"
+        assert events[0].text == says
+    else:
+        assert events[0].text.startswith("3 steps traced by tracemalloc in ")
+        assert events[0].text.endswith(" ms: the line of 1 finding")
+
+
+@pytest.mark.slow
+def test_a_monitor_that_is_stopped_inside_of_a_window_leaves_nothing() -> None:
+    kept, monitor = [], MemoryMonitor(device="cpu")
+    monitor.start()
+    while not tracemalloc.is_tracing():
+        kept.append(bytearray(100 << 10))
+        monitor.step()
+        assert len(kept) < 200
+    monitor.stop()
+    assert not tracemalloc.is_tracing()
