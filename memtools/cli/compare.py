@@ -158,7 +158,7 @@ def _verdict(judged: Sequence[Judgement]) -> Iterator[str]:
         if one.result == "broken":
             yield f"broken: {one.text}"
         elif one.doubtful:
-            yield f"held, but not known well enough to see it broken, more steps tell: {one.text}"
+            yield f"held, but not known well enough, more steps tell: {one.text}"
     if judged and all(one.result == "held" for one in judged):
         yield "all bounds are kept"
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from memtools._base.size import parse_bytes
 from memtools._base.text import shown
-from memtools.record.compare import RATE, Comparison, Row, in_words, number_in_words
+from memtools.record.compare import Comparison, Row, in_words, number_in_words
 
 #: what may be bound, with an example of each
 EXAMPLES = {
@@ -55,7 +55,7 @@ class Bound:
 @dataclass(frozen=True)
 class Judgement:
     """What became of a bound: `result` is "held", "broken" or "unknown", `text` says why.
-    `doubtful`: it is held, and growth is not known well enough to see it broken."""
+    `doubtful`: it is held, and growth is not known well enough to say that it is not broken."""
 
     bound: Bound
     result: str
@@ -198,23 +198,16 @@ def _of_row(bound: Bound, row: Row) -> Judgement:
         if value.number is None:
             text = f"{shown(bound.text)}: {row.label} of {side} is not known: {value.why}"
             return Judgement(bound, "unknown", text, row.label)
-    assert row.new.number is not None
+    room, (least, most) = bound.number, (row.new.low, row.new.high)
     if bound.rise:
-        assert row.base.number is not None
-        assert row.rise is not None
-        room = bound.number
-        if bound.percent:
-            room = row.base.number * bound.number / 100
-        least = row.rise
-    else:
-        room, least = bound.number, row.new.low
+        least, most = row.rise or (0.0, 0.0)
+        room = (row.base.number or 0.0) * room / 100 if bound.percent else room
     broken = least > room
-    # Of two rates: what it is more or less is wider than what is allowed.
-    spread = row.noise if bound.rise else row.new.high - row.new.number
-    doubtful = row.unit == RATE and not broken and (spread > room or bool(row.new.why))
-    return Judgement(
-        bound, "broken" if broken else "held", _sentence(bound, row, room), row.label, doubtful
-    )
+    doubtful = not broken and (most > room or bool(row.new.why))
+    text = _sentence(bound, row, room)
+    if broken and bound.rise and row.same:
+        text += "; two runs of one script may differ as much"
+    return Judgement(bound, "broken" if broken else "held", text, row.label, doubtful)
 
 
 def _sentence(bound: Bound, row: Row, room: float) -> str:

@@ -110,17 +110,16 @@ class Row:
         return None if self.difference is None else abs(self.difference) <= self.noise
 
     @property
-    def rise(self) -> float | None:
-        """The least that new has more than base. What shrinks in base is no room for new to grow
-        in; and of two rates that are known to within something, the difference may be smaller by
-        both."""
+    def rise(self) -> tuple[float, float] | None:
+        """The least and the most that new may have more than base; None where one is not known.
+        They differ for rates alone. What shrinks in base is no room for new to grow in."""
         if self.base.number is None or self.new.number is None:
             return None
-        if self.unit != RATE:
-            return self.new.number - self.base.number
-        base = max(0.0, self.base.number)
-        error = math.hypot(self.new.number - self.new.low, self.base.high - self.base.number)
-        return self.new.number - base - error
+        base, new = self.base.number, self.new.number
+        rise = new - (max(0.0, base) if self.unit == RATE else base)
+        least = math.hypot(new - self.new.low, self.base.high - base)
+        most = math.hypot(self.new.high - new, base - self.base.low)
+        return rise - least, rise + most
 
     def as_json(self) -> dict[str, Any]:
         """Plain types; the unit is the end of each key that has one."""
@@ -411,6 +410,11 @@ def _notes(base: Figures, new: Figures, scripts: Sequence[str], same: bool | Non
     if base.steps and new.steps and base.steps != new.steps:
         lengths = f"{count(base.steps, 'step')} and {count(new.steps, 'step')}"
         yield f"runs of different length: {lengths}; what grows peaks higher in the longer one"
+    if base.outside != new.outside:
+        yield (
+            "one run was watched from outside, as a command; in the other, what memtools itself "
+            "takes counts"
+        )
     groups = [use.of == "control group" for use in (base.used, new.used) if use is not None]
     if len(set(groups)) > 1:
         yield "one run is counted by its control group, the other is not: the job is compared"

@@ -31,6 +31,7 @@ def made(
     phases: Mapping[str, int | None] | None = None,
     findings: Sequence[LeakFinding] = (),
     tests: bool = True,
+    watched: str = "",
     command: Sequence[str] = ("python", "train.py"),
     end: End | None = End(code=0),  # noqa: B008  (a frozen value)
     left: bool = False,
@@ -49,6 +50,7 @@ def made(
         phases: the peaks by name.
         findings: what the run has said of itself at the end.
         tests: whether it tests itself for leaks.
+        watched: the command that it was watched as, from outside.
         end: how it ended; None: no end event.
         left: as a SIGKILL leaves it.
     """
@@ -57,6 +59,7 @@ def made(
     origin = memtools.read_record(path).clock_ns
     start = Start(
         name="memtools run",
+        command=watched,
         interval_ms=10,
         given_bytes=limit,
         machine_bytes=None if limit else 24 * GIB,
