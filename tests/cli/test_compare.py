@@ -19,12 +19,14 @@ import pytest
 import memtools
 from memtools import cli
 from memtools.leak.finding import LeakFinding
-from memtools.record.compare import Comparison, Row, compare
+from memtools.record.compare import Comparison, Row, compare, host_growth
 from memtools.record.figures import figures_of
 from memtools.record.growth import slope
 from memtools.record.kinds import End
 from tests.cli.runs import run, write
 from tests.record.comparecases import GIB, KEPT, KIB, MIB, made
+from tests.report.test_words import LEAK_FREE, LEAKS
+from tests.traces import runs
 
 Capture = pytest.CaptureFixture[str]
 
@@ -205,6 +207,22 @@ def test_where_readings_are_too_few_the_runs_own_test_has_found_none(
     assert "held, but not known well enough, more steps tell: growth is none found" in out
     paths = pair(tmp_path, few, {**few, "findings": [KEPT]})
     assert told(capsys, *paths, "--fail", "growth=+1KiB/step")[0] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*LEAKS, *LEAK_FREE])
+def test_growth_of_real_programs_is_between_what_it_says(name: str, tmp_path: Path) -> None:
+    """Of records whose truth is known: bytes a step, or that nothing leaks."""
+    figures = figures_of(memtools.read_record(runs.write(name, str(tmp_path / "run.mem"))))
+    growth = host_growth(figures)
+    if not figures.steps:
+        assert growth.why == "no steps were made"
+    elif name in LEAK_FREE:
+        grew = name == "f11_longer_answers"  # its answers do become longer
+        assert growth.number is not None
+        assert (growth.low > 1024) is grew
+    elif (rate := LEAKS[name][0]) is not None:
+        assert growth.low <= rate <= growth.high
 
 
 def test_growth_on_a_device_is_that_of_what_is_allocated(tmp_path: Path) -> None:
