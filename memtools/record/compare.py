@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 #: Two runs of one script differ by less than this in a peak: the larger of a share and a size.
 #: Where there are workers, much depends on when each has done what. docs/guides/compare.md says
 #: how this was measured.
-PEAK_SHARE, WORKERS_SHARE, PEAK_BYTES = 0.02, 0.15, 8 * 2**20
-#: and in the time of a step, where other programs run beside them
-SECONDS_SHARE = 0.3
+PEAK_SHARE, WORKERS_SHARE, PEAK_BYTES = 0.03, 0.3, 8 * 2**20
+#: and in the time of a step by a factor of two, where other programs run beside them
+SECONDS_SHARE = 0.5
 #: what grows under one name in one run and without one in the other is the same growth, where the
 #: rates are no further apart than this factor
 NAMED = 2.0
