@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 from memtools import MemtoolsError, __version__
+from memtools.cli.compare import Compare
 from memtools.cli.doctor import Doctor
 from memtools.cli.explain import Explain
 from memtools.cli.export import Export
@@ -35,7 +36,15 @@ class Command(Protocol):
     def run(self, args: argparse.Namespace) -> int: ...
 
 
-COMMANDS: tuple[type[Command], ...] = (Doctor, Run, Watch, Report, Explain, Export)
+COMMANDS: tuple[type[Command], ...] = (
+    Doctor,
+    Run,
+    Watch,
+    Report,
+    Explain,
+    Compare,
+    Export,
+)
 
 
 class Parser(argparse.ArgumentParser):

@@ -193,9 +193,14 @@ def steps_left(rate: float, room_bytes: int | None, steps: float) -> tuple[float
     not known."""
     if room_bytes is None or rate <= 0:
         return None
-    left = max(0, room_bytes) / rate
-    width = next((width for least, width in _WIDTHS if steps >= least), _WIDTHS[-1][1])
+    left, width = max(0, room_bytes) / rate, width_of(steps)
     return left / width, left * width
+
+
+def width_of(steps: float) -> float:
+    """How wide the interval about a rate is that has been seen for so many steps: the truth lies
+    between the rate divided by it and the rate times it."""
+    return next((width for least, width in _WIDTHS if steps >= least), _WIDTHS[-1][1])
 
 
 #: what grows where no Python object holds it

@@ -13,7 +13,9 @@ machine, which other programs use as well: the job is never blamed for what thos
 from __future__ import annotations
 
 import math
+import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -382,6 +384,15 @@ def figures_of(record: Record) -> Figures:
         line=line,
         record=record,
     )
+
+
+def script_of(command: Sequence[str]) -> str:
+    """What people call a program by its command: the script's file name, the module after -m, or
+    the program's name. "" where there is no command."""
+    script = next((part for part in command if part.endswith(".py")), "")
+    if not script and "-m" in command[:-1]:
+        script = command[list(command).index("-m") + 1]
+    return os.path.basename(script or (command[0] if command else ""))
 
 
 def is_bytes(unit: str) -> bool:

@@ -12,9 +12,11 @@ known all the same: memory rose so much a step over so many steps, which is a su
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from memtools._base.size import format_bytes
@@ -33,6 +35,10 @@ STRAIGHT = 0.8
 #: of one that is but a small part of the run: it is not to begin before the growth does
 STRAIGHTER = 0.98
 LEAST_GAIN = 2 * 2**20
+#: a slope is that of so many floors at most
+SLOPE_CELLS = 16
+#: what is resident is counted in pages
+PAGE = 4096
 _HOST = {"heap": "heap_used", "children": "children_private", "shm": "shm", "rss": "rss"}
 
 
@@ -138,6 +144,46 @@ def late_of(line: Timeline) -> Late | None:
         return None
     readings = _readings(line, {"rss": column}, by_step=per == "step")
     return _late(readings, readings.values["rss"], per)
+
+
+@dataclass(frozen=True)
+class Slope:
+    """How fast the floor of a column rises over the newer half of the steps: bytes a step, and to
+    within how many either way that is known (2.5 standard errors)."""
+
+    rate_bytes: float
+    within_bytes: float
+
+
+def slope(line: Timeline, column: str) -> Slope | None:
+    """The slope of a column's floor; None where the newer half of the steps has fewer than 8
+    readings of it, or no steps were made.
+
+    The older half is left out: it has the warm-up. A series of memory wanders: it keeps most of
+    what it was. So the error is that of a sum of independent rises, and a few jumps alone are no
+    growth that is known.
+    """
+    if not _steps_made(line) or not line.known(column):
+        return None
+    readings = _readings(line, {"": column}, by_step=True)
+    known = _known_of(readings.steps, readings.values[""], readings.tops[""])
+    if not known:
+        return None
+    middle = known[0][0] + (known[-1][0] - known[0][0]) // 2
+    known = [one for one in known if one[0] >= middle]
+    if len(known) < LEAST:
+        return None
+    points = [(x, floor) for x, floor, _ in _settled(_cells(known, SLOPE_CELLS))]
+    if len(points) < LEAST:
+        return None
+    rate, _ = _line(points)
+    span = points[-1][0] - points[0][0]
+    wander = [
+        (after - before - rate * (x - w)) ** 2 / (x - w)
+        for (w, before), (x, after) in pairwise(points)
+    ]
+    error = math.sqrt(1.2 * sum(wander) / len(wander) / span)
+    return Slope(rate, max(2.5 * error, PAGE / span))
 
 
 def step_seconds(line: Timeline) -> float | None:

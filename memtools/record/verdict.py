@@ -104,13 +104,20 @@ def verdict_of(figures: Figures) -> Verdict:
         said = standing(record)
         parts = {one.part for one in said}
         found = [*said, *(one for one in found if one.part not in parts)]
-    pace = step_seconds(figures.line)
-    if pace is None and figures.steps:
-        pace = figures.seconds / figures.steps
+    pace = pace_of(figures)
     found = _with_forecasts(figures, found, pace)
     found.sort(key=lambda one: (-RANK[one.grade], -_a_second(one, pace)))
     nothing = _nothing(figures) if late is None else str(late)
     return Verdict(tuple(found), tuple(little), short, nothing, late, tested)
+
+
+def pace_of(figures: Figures) -> float | None:
+    """Seconds a step: in the newer half of the run, or of all where too few steps have a reading.
+    None without steps."""
+    pace = step_seconds(figures.line)
+    if pace is None and figures.steps:
+        pace = figures.seconds / figures.steps
+    return pace
 
 
 _Found = tuple[list[LeakFinding], list[LeakFinding], str | None, bool, Late | None]
@@ -167,12 +174,12 @@ def _with_forecasts(
         left = seconds = None
         readings = READINGS_A_SECOND * figures.seconds
         if any(one.per == "step" for one in several):
-            readings = _lasted(figures, several)
+            readings = grown_for(figures, several)
         if any(one.per == "step" for one in several) or pace is not None:
-            left = steps_left(_total(several, pace, "step"), room, readings)
+            left = steps_left(total_rate(several, pace, "step"), room, readings)
             seconds = None if left is None or pace is None else (left[0] * pace, left[1] * pace)
         else:
-            seconds = steps_left(_total(several, None, "s"), room, readings)
+            seconds = steps_left(total_rate(several, None, "s"), room, readings)
         if ended and several is host:
             left = seconds = (0.0, 0.0)
         known += [_with_forecast(one, left, seconds) for one in several]
@@ -190,15 +197,16 @@ def _with_forecast(
     return replace(finding, steps_left=left, seconds_left=seconds)
 
 
-def _lasted(figures: Figures, several: Sequence[LeakFinding]) -> float:
+def grown_for(figures: Figures, several: Sequence[LeakFinding]) -> float:
     """For how many steps it has grown."""
     first = [one.since_step for one in several if one.since_step is not None]
     return (figures.steps or 0) - min(first, default=0)
 
 
-def _total(several: Sequence[LeakFinding], pace: float | None, per: str) -> float:
-    """Bytes a step, or a second, that all of it takes together. What has no name stands beside
-    those that have for the same growth, seen as a whole."""
+def total_rate(several: Sequence[LeakFinding], pace: float | None, per: str) -> float:
+    """Bytes a step, or a second (`per` is "step" or "s"), that all of it takes together. What has
+    no name stands beside those that have for the same growth, seen as a whole. What fills up and
+    ends by itself does not count."""
     parts: dict[str, tuple[float, float]] = {}
     for one in several:
         if RANK[one.grade] <= RANK["fills"]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, percent, shown, tight
 from memtools.leak.finding import is_call
-from memtools.record.figures import Use, Used, is_bytes, of, seconds_of
+from memtools.record.figures import Use, Used, is_bytes, of, script_of, seconds_of
 from memtools.report.advice import advise
 from memtools.report.explain import sentence
 from memtools.report.payload import slug
@@ -340,9 +340,4 @@ def title(records: list[Record]) -> str:
     """Named after the script, which is what people look for."""
     if len(records) > 1:
         return f"Memory of {len(records)} runs"
-    command = list(records[0].command)
-    script = next((part for part in command if part.endswith(".py")), "")
-    if not script and "-m" in command[:-1]:
-        script = command[command.index("-m") + 1]
-    script = os.path.basename(script or (command[0] if command else "")) or "a run"
-    return shown(f"Memory of {script}")
+    return shown(f"Memory of {script_of(records[0].command) or 'a run'}")
