@@ -661,6 +661,8 @@ class Tracing:
         """Whether a window is to be opened at the end of this step."""
         if self._window is not None or not self._wanted or self._plain_ns == 0:
             return False
+        if _open:  # another monitor's: one after the other
+            return False
         if self._is_first:
             return True
         return step >= self._next and len(self._readings) > READ_STEPS

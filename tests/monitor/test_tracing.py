@@ -522,6 +522,17 @@ def test_beside_the_programs_own_tracemalloc_the_record_says_why_nothing_is_know
         tracemalloc.stop()
 
 
+def test_two_monitors_trace_one_after_the_other() -> None:
+    first, second = Told(), Told()
+    for told in (first, second):
+        told.tracing.step_took(10**6)
+        assert told.tracing.wants(32, [finding(KIB)])
+    first.tracing.begin(32)
+    assert not second.tracing.is_due(32)
+    first.tracing.close()
+    assert second.tracing.is_due(33)
+
+
 def test_an_end_inside_of_a_window_leaves_nothing() -> None:
     told = Told()
     told.tracing.step_took(10**6)
@@ -617,7 +628,12 @@ def test_a_monitor_says_the_line_unless_it_is_turned_off(
         env={**os.environ, "MEMTOOLS_TRACE": key},
     )  # fmt: skip
     assert done.stdout == f"{made} {made is not None} False\n", done.stderr
-    events = [one for one in read_record(tmp_path / "run.mem").events if one.kind == "trace"]
+    told = read_record(tmp_path / "run.mem").events
+    said = [event for event in told if event.kind == "finding"]
+    assert all("list module attribute __main__.kept" in event.text for event in said), (
+        "what tracing takes is no growth"
+    )
+    events = [event for event in told if event.kind == "trace"]
     assert len(events) == 1
     if made is None:
         says = "where it was made is not known: nothing was traced, as it is turned off"
