@@ -129,6 +129,7 @@ class LeakWatch:
         self._workers, self._processes = workers, processes
         self._tracing = tracing  # None: where it was made is not asked
         self._is_traced = False  # something is to be done for it at the end of each step
+        self._left_ns = 0  # when the newest look was left, while that is so
         self._points, self._standing = Points(noisy=seconds is not None), Standing()
         self._schedule = Schedule(origin)
         self._looks: list[int] = []  # steps of the looks, without those of standing findings alone
@@ -160,6 +161,8 @@ class LeakWatch:
             self._seen = self._glance()
         self._step = step
         try:
+            if self._tracing is not None and self._is_traced:
+                self._tracing.step_took(now - self._left_ns)
             if self._tracing is not None and self._tracing.is_open:
                 self._turn(step, self._tracing)
             if self._tracing is None or not self._tracing.slows:
@@ -171,6 +174,7 @@ class LeakWatch:
                 self._tracing.close()
             raise
         self._plan(step)
+        self._left_ns = time.monotonic_ns() if self._is_traced else 0
 
     def _act(self, step: int, now: int) -> None:
         """The look, the check or the readings that are due. While tracemalloc is on, they wait."""

@@ -38,7 +38,12 @@ from memtools._base import process
 from memtools._base.text import shown
 from memtools.leak.finding import RANK, Key, LeakFinding
 
-FRAMES = 16  # of Python that tracemalloc keeps: four do not reach the user's line in a deep library
+PROBE = 1  # step, traced by one frame, that tells how many frames the program can bear
+#: (frames that tracemalloc keeps, how many times what one frame costs they cost at most): the line
+#: of an outer frame takes long to find where its code is long. Four do not reach the user's line in
+#: a deep library; and as steps differ, one frame gets some room, too
+FRAMES = ((16, 8.0), (4, 6.0), (1, 1.5))
+SLOWEST = 10.0  # times as long as a plain step may a traced one take
 FIRST = 1  # step after which what lives is noted first: by then a buffer has been made anew
 TRACED = 2  # steps from there on
 LONGER = 8  # where the growth of these explained nothing
@@ -57,11 +62,12 @@ SECOND = 0.2  # of what the lines make together, from which on a second one is s
 EVEN = 0.25  # the smaller of the two halves of a window by the larger, where growth is even
 OF_A_BLOCK = 512  # bytes that a tensor's own objects take beside its storage
 MOST_SITES = 256  # of torch's, the largest
-LONGEST_S = 30.0  # that a window stays open, whatever the program does
+LONGEST_S = 60.0  # that a traced step may take: then its window ends, whatever the program does
 FIRST_COST_NS = 30_000_000  # what a window is taken to cost before one was opened
 MOST_NS = 500_000_000  # that all windows of a run may take of the processor at their boundaries
 
 PROGRAMS_OWN = "the program runs tracemalloc itself"
+TOO_SLOW = f"tracemalloc would make a step take more than {SLOWEST:.0f} times as long"
 STOPPED = "the program has stopped tracemalloc, or started its own"
 TRACEMALLOC, TORCH = "tracemalloc", "torch's reports"
 
@@ -194,17 +200,33 @@ class _PythonBlocks:
 
         self._module: Any = tracemalloc
         self._is_on = False
+        self._frames = 1
         self._start: Callable[..., Any] = tracemalloc.start
 
     def begin(self) -> str:
-        """Start tracing; "" or why not."""
+        """Start tracing, by one frame; "" or why not."""
         if self._module.is_tracing():
             return PROGRAMS_OWN
         self._start = self._module.start
-        self._module.start(FRAMES)
-        self._is_on = True
-        self._module.start = self._hand_over
+        self._begin(1)
         return ""
+
+    def _begin(self, frames: int) -> None:
+        self._start(frames)
+        self._frames, self._is_on = frames, True
+        self._module.start = self._hand_over
+
+    def go_on(self, slower: float) -> str:
+        """Begin anew with as many frames as the program can bear, where a step took so many times
+        as long with one; "" or why not."""
+        if not self.is_ours:
+            return STOPPED
+        self.end()
+        for frames, times in FRAMES:
+            if 1 + times * max(0.0, slower - 1) <= SLOWEST:
+                self._begin(frames)
+                return ""
+        return TOO_SLOW
 
     def _hand_over(self, *args: Any, **kwargs: Any) -> None:
         """What the program starts while ours is on is the program's from here on."""
@@ -215,7 +237,8 @@ class _PythonBlocks:
     def is_ours(self) -> bool:
         """Whether what is traced now was started here."""
         module = self._module
-        return self._is_on and module.is_tracing() and module.get_traceback_limit() == FRAMES
+        is_on = self._is_on and module.is_tracing()
+        return is_on and bool(module.get_traceback_limit() == self._frames)
 
     def living(self) -> Living | None:
         """None where the program has stopped it, or started its own."""
@@ -256,6 +279,7 @@ class _TorchBlocks:
         self._first = self._now = 0
 
     def begin(self) -> str:
+        """Have each block's line noted from now on; "" or why not."""
         if not self._blocks.is_on:
             return "torch's reports are off"
         self._blocks.trace(True)
@@ -264,7 +288,15 @@ class _TorchBlocks:
         return ""
 
     def turn(self) -> None:
-        self._now = self._blocks.turn()
+        if self._blocks.is_on:
+            self._now = self._blocks.turn()
+
+    def go_on(self, slower: float) -> str:
+        """What has been made so far does not count."""
+        if not self._blocks.is_on:
+            return "torch's reports have ended"
+        self._first = self._now
+        return ""
 
     def living(self) -> Living | None:
         if not self._is_on or not self._blocks.is_on:
@@ -285,9 +317,11 @@ class _TorchBlocks:
 class TraceWindow:
     """Some traced steps, from `begin` to the boundary at which `turn` returns True.
 
-        begin      first boundary       middle              last
-          │ step ──── │ step ───────────── │ ──── step ─────── │
-          └ sources on └ what lives         └ what lives         └ what lives; sources off
+        begin    probed     first boundary     middle              last
+          │ step ── │ step ──── │ step ─────────── │ ──── step ─────── │
+          └ on      └ anew      └ what lives       └ what lives        └ what lives; off
+
+    The first step tells how much slower the program gets, and so how many frames it can bear.
 
     Args:
         steps: traced steps from the first boundary to the last, at least 1.
@@ -309,6 +343,9 @@ class TraceWindow:
         self._sources = sources
         self._marks: list[tuple[int, dict[str, Living]]] = []
         self._begun = 0
+        self._is_probed = False
+        #: when the newest step began, on the monotonic clock
+        self.turned = 0.0
         self._over = _thread.allocate_lock()
 
     def begin(self, step: int) -> bool:
@@ -326,7 +363,7 @@ class TraceWindow:
         self._sources = started
         self.sources = tuple(source.name for source in started)
         self.why = ", ".join(refused)
-        self._begun = step
+        self._begun, self.turned = step, time.monotonic()
         if not started:
             self.end()
             return False
@@ -339,18 +376,24 @@ class TraceWindow:
         """Whether something traces that changes what memory is in use."""
         return self.is_open and TRACEMALLOC in self.sources
 
-    def turn(self, step: int, collect: Callable[[], None] | None = None) -> bool:
+    def turn(
+        self, step: int, collect: Callable[[], None] | None = None, slower: float = 1.0
+    ) -> bool:
         """A step has ended. Returns whether it was the last one: then everything is off.
 
         Args:
             step: its number.
+            slower: how many times as long as a plain one it has taken.
             collect: collects garbage, before what lives is noted for the last time; None: garbage
                 counts as what lives.
         """
         if not self.is_open:
             return True
+        self.turned = time.monotonic()
         for source in self._sources:
             source.turn()
+        if not self._is_probed:
+            return self._probed(step, slower)
         self.traced = step - self._begun
         last = self._begun + FIRST + self.steps
         if step < last and not self._is_mark(step):
@@ -362,13 +405,30 @@ class TraceWindow:
             living = source.living()
             if living is not None:
                 found[source.name] = living
-            elif source.name == TRACEMALLOC:
-                self.why = STOPPED
+            elif source.name == TRACEMALLOC and STOPPED not in self.why:
+                self.why = ", ".join(why for why in (self.why, STOPPED) if why)
         self._marks.append((step, found))
         if step < last:
             return False
         self.end()
         return True
+
+    def _probed(self, step: int, slower: float) -> bool:
+        """The first step has told how slow tracing is. Returns whether nothing traces on."""
+        self._is_probed, self._begun = True, step
+        going, refused = [], [self.why] if self.why else []
+        for source in self._sources:
+            why = source.go_on(slower)
+            if why:
+                refused.append(why)
+                source.end()
+            else:
+                going.append(source)
+        self._sources, self.why = going, ", ".join(refused)
+        self.sources = tuple(source.name for source in going)
+        if not going:
+            self.end()
+        return not going
 
     def _is_mark(self, step: int) -> bool:
         """Whether what lives is noted at this step: after the first one, and half-way."""
@@ -385,32 +445,31 @@ class TraceWindow:
         with contextlib.suppress(RuntimeError):
             self._over.release()
 
-    def sites(self) -> tuple[list[Site], list[Site]]:
-        """What grew, the most first: the places that grew in both halves of the window by about the
-        same, and all of them."""
+    def sites(self) -> tuple[list[Site], list[Site], list[Site]]:
+        """What grew, the most first, in the order in which it is to be believed: the places that
+        grew in both halves of the window by about the same; all of them; and those that grew in the
+        second half after they had appeared in the first, where one block that was there before is
+        seen as a whole when it is made larger."""
         if len(self._marks) < 2:
-            return [], []
+            return [], [], []
         (first, before), (last, after) = self._marks[0], self._marks[-1]
-        middle = self._marks[1][1] if len(self._marks) > 2 else None
-        even, grown = list[Site](), list[Site]()
+        half, between = self._marks[1] if len(self._marks) > 2 else (first, before)
+        even, grown, late = list[Site](), list[Site](), list[Site]()
         for name, living in after.items():
-            if name not in before:
+            if name not in before or name not in between:
                 continue
             for place, size in living.items():
-                site = Site(place, (size - before[name].get(place, 0.0)) / (last - first))
-                if site.rate <= 0:
-                    continue
-                grown.append(site)
-                if middle is None or name not in middle:
-                    even.append(site)
-                    continue
-                half = middle[name].get(place, 0.0)
-                parts = half - before[name].get(place, 0.0), size - half
-                if min(parts) > EVEN * max(parts):
-                    even.append(site)
-        for sites in (even, grown):
-            sites.sort(key=lambda site: -site.rate)
-        return even, grown
+                old, then = before[name].get(place, 0.0), between[name].get(place, 0.0)
+                grown.append(Site(place, (size - old) / (last - first)))
+                if half == first or min(then - old, size - then) > EVEN * max(
+                    then - old, size - then
+                ):
+                    even.append(grown[-1])
+                if old == 0.0 < then:
+                    late.append(Site(place, (size - then) / (last - half)))
+        for sites in (even, grown, late):
+            sites[:] = sorted((s for s in sites if s.rate > 0), key=lambda site: -site.rate)
+        return even, grown, late
 
 
 _open: set[TraceWindow] = set()  # in this process, of all monitors
@@ -426,9 +485,13 @@ def _in_child() -> None:
 
 def _end_in_time(window: TraceWindow, over: _thread.LockType) -> None:
     """On a thread of its own: end the window of a step that does not end."""
-    if not over.acquire(timeout=LONGEST_S):
-        window.why = f"a traced step took more than {LONGEST_S:.0f} s"
-        window.end()
+    left = LONGEST_S
+    while not over.acquire(timeout=left):
+        left = window.turned + LONGEST_S - time.monotonic()
+        if left <= 0:
+            window.why = f"a traced step took more than {LONGEST_S:.0f} s"
+            window.end()
+            return
 
 
 # --- which lines explain which findings -----------------------------------------------------------
@@ -532,6 +595,9 @@ class Tracing:
         self._attempts: dict[Key, int] = {}
         self._known: set[Place] = set()  # places that are in a finding already
         self._readings: deque[int] = deque(maxlen=READ_STEPS + 1)
+        #: nanoseconds that a plain step takes; 0 where that is not known
+        self._plain_ns = 0
+        self._took_ns = 0  # the newest step
         self._next = 0  # the step from which on the next window may be opened
         self._windows = 0
         # nanoseconds of the processor at boundaries: of the newest window, and left for others
@@ -581,13 +647,21 @@ class Tracing:
         """Whether one of the wanted has not been traced yet: two steps may do."""
         return any(one.key not in self._attempts for one in self._wanted)
 
+    def step_took(self, ns: int) -> None:
+        """How long the newest step has taken, without what is done at its end."""
+        self._took_ns = ns
+        if self._window is None:
+            self._plain_ns = ns if self._plain_ns == 0 else min(ns, self._plain_ns)
+
     def read(self, in_use: int) -> None:
         """What is in use at the end of this step."""
         self._readings.append(in_use)
 
     def is_due(self, step: int) -> bool:
         """Whether a window is to be opened at the end of this step."""
-        if self._window is not None or not self._wanted:
+        if self._window is not None or not self._wanted or self._plain_ns == 0:
+            return False
+        if _open:  # another monitor's: one after the other
             return False
         if self._is_first:
             return True
@@ -650,7 +724,8 @@ class Tracing:
             begun += time.thread_time_ns() - before  # whoever collects has a time for that
 
         try:
-            is_over = window.turn(step, None if collect is None else collected)
+            slower = self._took_ns / self._plain_ns if self._plain_ns else 1.0
+            is_over = window.turn(step, None if collect is None else collected, slower)
         except BaseException:
             self.close()
             raise

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,7 +68,7 @@ def traced(step: Callable[[], object], steps: int = 2) -> TraceWindow:
         step()
         n += 1
         window.turn(n)
-    assert n == steps + 1
+    assert n == steps + 2, "one to probe, and one before what lives is noted"
     return window
 
 
@@ -81,7 +82,7 @@ def test_what_each_step_keeps_is_found_at_the_line_that_makes_it() -> None:
         loop.use(300 * KIB)
         loop.keep(100 * KIB)
 
-    even, grown = traced(step).sites()
+    even, grown, _ = traced(step).sites()
     assert even[0].place == Place(__file__, line_of(Loop.keep))
     assert even[0].rate == pytest.approx(100 * KIB, rel=0.01)
     assert all(site.place.line != line_of(Loop.use) for site in grown), "it cancels"
@@ -92,7 +93,7 @@ def test_a_buffer_that_is_made_anew_counts_by_what_it_has_become_longer() -> Non
     loop = Loop()
     for _ in range(50):
         loop.grow(10 * KIB)
-    even, _ = traced(lambda: loop.grow(10 * KIB)).sites()
+    even, _, _ = traced(lambda: loop.grow(10 * KIB)).sites()
     assert even[0].place.line == line_of(Loop.grow)
     assert even[0].rate == pytest.approx(10 * KIB, rel=0.05)
 
@@ -105,13 +106,29 @@ def test_what_another_thread_makes_is_found() -> None:
         thread.start()
         thread.join()
 
-    even, _ = traced(step).sites()
+    even, _, _ = traced(step).sites()
     assert even[0].place.line == line_of(Loop.keep)
+
+
+def test_a_buffer_that_is_made_larger_in_place_counts_from_when_it_is_seen() -> None:
+    held, n = bytearray(1 << 20), 0
+
+    def step() -> None:
+        nonlocal n
+        n += 1
+        if n % 4 == 0:
+            held.extend(bytes(len(held) // 8))
+
+    place = Place(__file__, step.__code__.co_firstlineno + 4)
+    _, grown, late = traced(step, 16).sites()
+    rates = [{site.place: site.rate for site in sites}.get(place, 0.0) for sites in (grown, late)]
+    assert rates[0] > 90 * KIB
+    assert 30 * KIB < rates[1] < 60 * KIB
 
 
 def test_what_grows_in_one_half_alone_is_not_even() -> None:
     loop, n = Loop(), iter(range(9))
-    even, grown = traced(lambda: loop.keep(100 * KIB if next(n) == 2 else 0)).sites()
+    even, grown, _ = traced(lambda: loop.keep(100 * KIB if next(n) == 2 else 0)).sites()
     line = line_of(Loop.keep)
     assert all(site.place.line != line or site.rate < KIB for site in even)
     assert grown[0].place.line == line
@@ -160,11 +177,11 @@ def test_what_the_program_starts_inside_a_window_is_the_programs() -> None:
     window.begin(0)
     tracemalloc.start(2)
     try:
-        assert (window.turn(1), window.turn(2), window.turn(3)) == (False, False, True)
+        assert window.turn(1), "nothing is left to trace"
         assert tracemalloc.is_tracing()
         assert tracemalloc.get_traceback_limit() == 2
         assert window.why == tracing.STOPPED
-        assert window.sites() == ([], [])
+        assert window.sites() == ([], [], [])
     finally:
         tracemalloc.stop()
 
@@ -172,9 +189,10 @@ def test_what_the_program_starts_inside_a_window_is_the_programs() -> None:
 def test_what_the_program_stops_is_not_stopped_twice() -> None:
     window = TraceWindow(2, None)
     window.begin(0)
+    assert not window.turn(1)
     tracemalloc.stop()
-    assert [window.turn(step) for step in (1, 2, 3)] == [False, False, True]
-    assert window.sites() == ([], [])
+    assert [window.turn(step) for step in (2, 3, 4)] == [False, False, True]
+    assert window.sites() == ([], [], [])
     assert window.why == tracing.STOPPED
 
 
@@ -196,11 +214,33 @@ def test_a_step_that_does_not_end_is_not_traced_for_ever(monkeypatch: pytest.Mon
     window.begin(0)
     ended = threading.Event()
     end = window.end
-    monkeypatch.setattr(window, "end", lambda: (end(), ended.set()))
+
+    def ends() -> None:
+        end()
+        ended.set()
+
+    monkeypatch.setattr(window, "end", ends)
     assert ended.wait(10)
     assert not tracemalloc.is_tracing()
     assert window.turn(1)
     assert "took more than" in window.why
+
+
+def test_the_time_of_a_window_is_that_of_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many steps it has: after one of them the thread waits for as long again."""
+    asked: list[float] = []
+    window = TraceWindow(2, None)
+
+    class Over:
+        def acquire(self, timeout: float) -> bool:
+            asked.append(timeout)
+            window.turned = 100.0 + 50.0 * len(asked)  # a step has ended, meanwhile
+            return len(asked) == 3
+
+    monkeypatch.setattr(time, "monotonic", lambda: 110.0 + 50.0 * len(asked))
+    tracing._end_in_time(window, Over())  # type: ignore[arg-type]
+    assert asked == [60.0, 50.0, 50.0]
+    assert window.why == ""
 
 
 # --- torch's blocks ---
@@ -266,7 +306,7 @@ def test_blocks_of_torch_are_found_beside_the_programs_own_tracemalloc() -> None
         blocks = FakeBlocks()
         window = TraceWindow(2, blocks)
         assert window.begin(0)
-        for step in (1, 2, 3):
+        for step in (1, 2, 3, 4):
             blocks.make(47, 100 * KIB)
             window.turn(step)
         assert [site.place.line for site in window.sites()[0]] == [47]
@@ -388,6 +428,7 @@ class Told:
     """Tracing with what it writes."""
 
     def __init__(self, blocks: FakeBlocks | None = None, why_not: str = "") -> None:
+        self.took: Callable[[int], int] = lambda step: 10**6
         self.events: list[dict[str, Any]] = []
         self.tracing = Tracing(
             blocks, why_not=why_not, write=lambda fields: self.events.append(dict(fields))
@@ -400,6 +441,7 @@ class Told:
         opened, tracing = [], self.tracing
         for n in steps:
             step()
+            tracing.step_took(self.took(n))
             if tracing.is_open:
                 made = tracing.turn(n, standing)
                 standing[:] = [
@@ -480,15 +522,62 @@ def test_beside_the_programs_own_tracemalloc_the_record_says_why_nothing_is_know
         tracemalloc.stop()
 
 
+def test_two_monitors_trace_one_after_the_other() -> None:
+    first, second = Told(), Told()
+    for told in (first, second):
+        told.tracing.step_took(10**6)
+        assert told.tracing.wants(32, [finding(KIB)])
+    first.tracing.begin(32)
+    assert not second.tracing.is_due(32)
+    first.tracing.close()
+    assert second.tracing.is_due(33)
+
+
 def test_an_end_inside_of_a_window_leaves_nothing() -> None:
     told = Told()
-    told.tracing.wants(32, [finding(KIB)])
+    told.tracing.step_took(10**6)
+    assert told.tracing.wants(32, [finding(KIB)])
+    assert told.tracing.is_due(32)
     told.tracing.begin(32)
     assert tracemalloc.is_tracing()
     told.tracing.close()
     told.tracing.close()
     assert not tracemalloc.is_tracing()
     assert not told.tracing.wants(40, [finding(KIB)])
+
+
+@pytest.mark.parametrize(
+    ("slower", "frames"), [(1.0, 16), (2.1, 16), (2.2, 4), (2.5, 4), (2.6, 1), (7.0, 1), (7.1, 0)]
+)
+def test_the_slower_a_program_gets_the_fewer_frames_are_kept(slower: float, frames: int) -> None:
+    window = TraceWindow(2, None)
+    window.begin(0)
+    assert tracemalloc.get_traceback_limit() == 1
+    assert window.turn(1, slower=slower) == (frames == 0)
+    if frames:
+        assert tracemalloc.get_traceback_limit() == frames
+        assert window.is_open
+    else:
+        assert not tracemalloc.is_tracing()
+        assert window.why == "tracemalloc would make a step take more than 10 times as long"
+    window.end()
+
+
+def test_what_one_frame_makes_too_slow_is_not_traced_and_the_record_says_so() -> None:
+    told, loop = Told(), Loop()
+    told.took = lambda step: 10**6 if step < 33 else 12 * 10**6
+    standing = [finding(100.0 * KIB)]
+    told.run(range(32, 40), standing, lambda: loop.keep(100 * KIB))
+    assert standing[0].made_at == ""
+    assert [(event["steps"], event["why"]) for event in told.events] == [(0, tracing.TOO_SLOW)]
+
+
+def test_how_long_a_plain_step_takes_is_known_before_a_window_is_opened() -> None:
+    told = Told()
+    assert told.tracing.wants(32, [finding(KIB)])
+    assert not told.tracing.is_due(32)
+    told.tracing.step_took(10**6)
+    assert told.tracing.is_due(33)
 
 
 # --- what is said ---
@@ -539,7 +628,12 @@ def test_a_monitor_says_the_line_unless_it_is_turned_off(
         env={**os.environ, "MEMTOOLS_TRACE": key},
     )  # fmt: skip
     assert done.stdout == f"{made} {made is not None} False\n", done.stderr
-    events = [one for one in read_record(tmp_path / "run.mem").events if one.kind == "trace"]
+    told = read_record(tmp_path / "run.mem").events
+    said = [event for event in told if event.kind == "finding"]
+    assert all("list module attribute __main__.kept" in event.text for event in said), (
+        "what tracing takes is no growth"
+    )
+    events = [event for event in told if event.kind == "trace"]
     assert len(events) == 1
     if made is None:
         says = "where it was made is not known: nothing was traced, as it is turned off"
@@ -547,6 +641,21 @@ def test_a_monitor_says_the_line_unless_it_is_turned_off(
     else:
         assert events[0].text.startswith("3 steps traced by tracemalloc in ")
         assert events[0].text.endswith(" ms: the line of 1 finding")
+
+
+@pytest.mark.slow
+def test_an_exception_of_the_program_inside_of_a_window_leaves_nothing() -> None:
+    kept = []
+    with (  # noqa: PT012
+        pytest.raises(ZeroDivisionError),
+        MemoryMonitor(device="cpu") as monitor,
+    ):
+        for _ in range(200):
+            kept.append(bytearray(100 << 10))
+            monitor.step()
+            if tracemalloc.is_tracing():
+                raise ZeroDivisionError
+    assert not tracemalloc.is_tracing()
 
 
 @pytest.mark.slow

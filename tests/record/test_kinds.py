@@ -37,6 +37,7 @@ from memtools.record.kinds import (
     Pressure,
     SharedRoom,
     Start,
+    Trace,
 )
 from memtools.record.redact import redacted_record
 
@@ -60,6 +61,7 @@ events = st.one_of(
               maybe, maybe, maybe),
     st.builds(SharedRoom, numbers, numbers),
     st.builds(Heap, numbers),
+    st.builds(Trace, numbers, rates, st.tuples(words, words), words, numbers),
     st.builds(GuardSet, rates),
     st.builds(Start, words, words, st.tuples(numbers, numbers), rates, words, maybe, maybe),
     st.builds(End, words, words, maybe, st.none() | words, words),
@@ -87,6 +89,16 @@ def test_every_kind_is_tried():
 
 GIB = 2**30
 SENTENCES: dict[Event, str] = {
+    Trace(3, 41.26, ("tracemalloc", "torch's reports"), "", 1): (
+        "3 steps traced by tracemalloc and torch's reports in 41.3 ms: the line of 1 finding"
+    ),
+    Trace(1, 2.0, ("torch's reports",), "the program runs tracemalloc itself"): (
+        "1 step traced by torch's reports in 2.0 ms (the program runs tracemalloc itself): "
+        "no line explains the growth"
+    ),
+    Trace(why="it is turned off"): (
+        "where it was made is not known: nothing was traced, as it is turned off"
+    ),
     Start("memtools run", "", (0, 1), 10.0, "limit given, 1.00 GiB", GIB):
         "memtools run: host, cuda0, cuda1 every 10 ms; limit given, 1.00 GiB",
     Start("", "sh", (), 12.5, "limit 23.5 GiB (machine)", None, 25276510208):
