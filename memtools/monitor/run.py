@@ -247,7 +247,7 @@ class Run:
             processes=self.probe.children,
             origin=self.sampler.step_count,
             tracing=Tracing(
-                None if self.blocks is None else self.blocks.blocks,
+                self.blocks,
                 why_not="" if self.settings.traces else "it is turned off",
                 write=lambda fields: log.event("trace", fields),
             ),

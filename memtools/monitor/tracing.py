@@ -83,6 +83,16 @@ class BlocksLike(Protocol):
     def frames(self, site: int) -> tuple[tuple[str, int, str], ...]: ...
 
 
+class ReportsLike(Protocol):
+    """What a run has of them: memtools.blocks.reports.HostBlocks."""
+
+    @property
+    def blocks(self) -> BlocksLike: ...
+    @property
+    def reason(self) -> str: ...
+    def join(self) -> bool: ...
+
+
 class Place(NamedTuple):
     """A line of a program. `function` is None where it is not known yet, "" outside of any."""
 
@@ -326,9 +336,10 @@ class TraceWindow:
     Args:
         steps: traced steps from the first boundary to the last, at least 1.
         blocks: of torch; None where there are no reports.
+        why_no_blocks: the reason of that, for the record; "", the default: torch is not used.
     """
 
-    def __init__(self, steps: int, blocks: BlocksLike | None) -> None:
+    def __init__(self, steps: int, blocks: BlocksLike | None, why_no_blocks: str = "") -> None:
         self.steps = steps
         #: names of what traces, and why another does not
         self.sources: tuple[str, ...] = ()
@@ -340,7 +351,7 @@ class TraceWindow:
         sources: list[_PythonBlocks | _TorchBlocks] = [_PythonBlocks()]
         if blocks is not None:
             sources.append(_TorchBlocks(blocks))
-        self._sources = sources
+        self._sources, self._why_no_blocks = sources, why_no_blocks
         self._marks: list[tuple[int, dict[str, Living]]] = []
         self._begun = 0
         self._is_probed = False
@@ -350,7 +361,7 @@ class TraceWindow:
 
     def begin(self, step: int) -> bool:
         """Start what can be started; False, with `why`, where nothing can."""
-        started, refused = [], []
+        started, refused = [], [self._why_no_blocks] if self._why_no_blocks else []
         self.is_open = True
         _open.add(self)
         process.at_fork(_in_child)
@@ -577,19 +588,19 @@ class Tracing:
     All of it is for the main thread, at the end of a step; `close` for any.
 
     Args:
-        blocks: torch's reports, if there are any. None, the default: tracemalloc alone.
+        reports: torch's, which begin when torch is there. None, the default: tracemalloc alone.
         why_not: the reason where nothing is to be traced, for the record; "", the default: trace.
         write: gets the fields of each event for the record.
     """
 
     def __init__(
         self,
-        blocks: BlocksLike | None = None,
+        reports: ReportsLike | None = None,
         *,
         why_not: str = "",
         write: Callable[[Mapping[str, object]], None],
     ) -> None:
-        self._blocks, self._why_not, self._write = blocks, why_not, write
+        self._reports, self._why_not, self._write = reports, why_not, write
         self._window: TraceWindow | None = None
         self._wanted: tuple[LeakFinding, ...] = ()
         self._attempts: dict[Key, int] = {}
@@ -680,7 +691,11 @@ class Tracing:
             self._attempts[one.key] = self._attempts.get(one.key, 0) + 1
         self._windows += 1
         self._readings.clear()
-        window = TraceWindow(steps, self._blocks)
+        blocks, why = None, ""
+        if self._reports is not None:
+            blocks = self._reports.blocks if self._reports.join() else None
+            why = self._reports.reason
+        window = TraceWindow(steps, blocks, why)
         try:
             started = window.begin(step)
         except BaseException:

@@ -10,6 +10,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -430,8 +431,11 @@ class Told:
     def __init__(self, blocks: FakeBlocks | None = None, why_not: str = "") -> None:
         self.took: Callable[[int], int] = lambda step: 10**6
         self.events: list[dict[str, Any]] = []
+        reports = SimpleNamespace(blocks=blocks, reason="", join=lambda: True)
         self.tracing = Tracing(
-            blocks, why_not=why_not, write=lambda fields: self.events.append(dict(fields))
+            None if blocks is None else reports,
+            why_not=why_not,
+            write=lambda fields: self.events.append(dict(fields)),
         )
 
     def run(
