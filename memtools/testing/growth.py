@@ -105,6 +105,7 @@ class GrowthTest:
         steps: how many steps there will be; None where that is not known before.
         warmup: how many of them, from the first one on, are not judged; None: one of eight, at
             least 4.
+        unit: what a step is, in the plural.
     """
 
     def __init__(
@@ -115,8 +116,9 @@ class GrowthTest:
         *,
         steps: int | None = None,
         warmup: int | None = None,
+        unit: str = "steps",
     ) -> None:
-        self._allowed, self._told, self._warmup = allowed, told, warmup
+        self._allowed, self._told, self._warmup, self._unit = allowed, told, warmup, unit
         self._signals = [s for s in signals_of(_core.Probe(), devices) if s.name != "rss"]
         self._census = GrowthCensus(
             (GrowthTest, Series, Signal), least_rate=max(1.0, _LEAST_SHARE * allowed)
@@ -258,7 +260,7 @@ class GrowthTest:
                 f"  note: cycles that waited for the garbage collector took {format_bytes(garbage)}"
                 " a step besides, which is not counted"
             )
-        lines.append(f"  seen over {count:,} steps, after {warmup:,} of warm-up")
+        lines.append(f"  seen over {count:,} {self._unit}, after {warmup:,} of warm-up")
         return "\n".join(lines)
 
     def _findings(self, part: str, rate: float, holders: list[Holder]) -> list[LeakFinding]:
