@@ -2,7 +2,7 @@
 
     step() ──► one reading of each part ──► Series        heap and Python's blocks, child processes,
       │                                       │           shared memory, devices
-      └─ at five points of the run:           │
+      └─ at four points of the run:           │
            grew by then?                      │
              ├─► gc.collect(): what goes is garbage, and no growth
              └─► GrowthCensus.look: who holds more than before
@@ -11,7 +11,7 @@
 
 The signals are those of the leak test of a monitor (memtools.monitor.signals): exact, and read at
 the same point of each step. Resident memory is not read. A flat run costs the readings and one
-collection; a run that grows at most four collections and four looks more.
+collection; a run that grows at most three collections and three looks more.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import gc
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from memtools import _core
@@ -36,7 +37,7 @@ LEAST_STEPS = LEAST_WARMUP + LEAST_READINGS
 _CAPACITY = 2048  # readings of a series; then every second one goes
 _READINGS_NS = 100_000_000  # for as many readings as take so long; then every second one goes
 _OWN_NS = 900_000_000  # that collections and looks may take together
-_QUARTERS = 4
+_PARTS_OF_RUN = 3
 _UNKNOWN_FIRST, _UNKNOWN_FACTOR = 8, 1.5  # points of a run whose length is not known before
 _SUSPECT = 0.5  # of what is allowed: growth that is looked into
 _LOOKS = 3  # after which a census names somebody
@@ -106,6 +107,7 @@ class GrowthTest:
         warmup: how many of them, from the first one on, are not judged; None: one of eight, at
             least 4.
         unit: what a step is, in the plural.
+        looking: a context for collections and looks, whose own memory is not the program's.
     """
 
     def __init__(
@@ -117,7 +119,9 @@ class GrowthTest:
         steps: int | None = None,
         warmup: int | None = None,
         unit: str = "steps",
+        looking: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
+        self._looking = looking
         self._allowed, self._told, self._warmup, self._unit = allowed, told, warmup, unit
         self._signals = [s for s in signals_of(_core.Probe(), devices) if s.name != "rss"]
         self._census = GrowthCensus(
@@ -150,7 +154,8 @@ class GrowthTest:
         for series in self._series.values():
             series.take(self.steps)
         if self.steps == self._next:
-            self._point(is_last=not self._is_open and not self._points)
+            with self._looking():
+                self._point(is_last=not self._is_open and not self._points)
             if self._is_open:
                 self._next = int(self._next * _UNKNOWN_FACTOR)
             else:
@@ -316,9 +321,9 @@ _UNKNOWN = "who holds it is not known"
 
 
 def _points(steps: int, warmup: int) -> list[int]:
-    """The end of the warm-up and of each quarter of the other steps."""
+    """The end of the warm-up and of each third of the other steps."""
     begin = max(1, warmup)
-    return [begin + (steps - begin) * quarter // _QUARTERS for quarter in range(_QUARTERS + 1)]
+    return [begin + (steps - begin) * part // _PARTS_OF_RUN for part in range(_PARTS_OF_RUN + 1)]
 
 
 def _known(signal: Signal) -> Callable[[], int]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    pass
+    from memtools.testing.limits import MemoryLimits
 
 #: in the environment of the process of an isolated test: the file for its reports
 REPORTS = "MEMTOOLS_TEST_REPORTS"
@@ -64,7 +64,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if why is not None:
         pytest.fail(f"@pytest.mark.memory: {why}", pytrace=False)
     if item.stash[_limits].peak is not None:
-        from memtools.testing.measured import NO_PEAK, can_tell_peaks
+        from memtools.testing.peak import NO_PEAK, can_tell_peaks
 
         if not can_tell_peaks():
             pytest.fail(f"@pytest.mark.memory: {NO_PEAK}", pytrace=False)
@@ -102,7 +102,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     pyfuncitem.stash[_runs] = True
     try:
-        text = measured(limits, lambda: pyfuncitem.ihook.pytest_pyfunc_call(pyfuncitem=pyfuncitem))
+        text = measured(
+            limits,
+            lambda: pyfuncitem.ihook.pytest_pyfunc_call(pyfuncitem=pyfuncitem),
+            pyfuncitem.funcargs.values(),
+        )
     finally:
         del pyfuncitem.stash[_runs]
     if text:

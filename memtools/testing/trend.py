@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from statistics import median
 
 #: readings without which nothing can be said
 LEAST_READINGS = 16
@@ -28,9 +29,10 @@ _MOST_BLOCKS = 24
 _LUMPS = 3  # single ones that are left out
 _LUMP = 3.0  # a rise that is so many times the next but one
 _DENSE = 6.0  # rises that count, from which on they need not be even
-_EVEN_SIZES, _EVEN_GAPS = 2.0, 1.6  # of the others: the largest by the smallest
+_EVEN_SIZES, _EVEN_GAPS = 2.0, 1.35  # of the others: the largest by the smallest
 _SLOWS = 0.75  # a third of the run whose growth is below that of the third before, twice
-_ENDS = 0.4  # the growth of the last third by the mean: below, it has ended
+_ENDS = 0.4  # the growth of the last third, or fifth, by the mean: below, it has ended
+_STEADY = 0.25  # the median of rises by their mean: from there on it grows in nearly all blocks
 _OVER_NOISE = 8.0  # what is kept rises by so many times what floors scatter above it
 
 
@@ -69,20 +71,20 @@ def growth_of_levels(levels: Sequence[tuple[int, float]]) -> float:
 
 
 def _without_lumps(rises: list[float]) -> list[float]:
-    """The rises, with the median of the others in the place of single large ones."""
+    """The rises, with what lies beside them in the place of single large ones."""
     rises = list(rises)
     for _ in range(_LUMPS):
         order = sorted(range(len(rises)), key=rises.__getitem__, reverse=True)
         if len(order) < 4 or rises[order[0]] <= _LUMP * rises[order[2]]:
             break
-        rises[order[0]] = sorted(rises)[len(rises) // 2]
+        beside = rises[max(0, order[0] - 1) : order[0]] + rises[order[0] + 1 : order[0] + 2]
+        rises[order[0]] = sum(beside) / len(beside)
     return rises
 
 
 def _is_spread(rises: Sequence[float]) -> bool:
     """Whether many blocks have a part in the growth, or a few even lumps at even distances."""
-    total, squares = sum(rises), sum(rise * rise for rise in rises)
-    effective = total * total / squares
+    effective = _effective(rises)
     if effective >= _DENSE:
         return True
     if effective < 2.5:
@@ -98,18 +100,32 @@ def _is_spread(rises: Sequence[float]) -> bool:
 
 def _goes_on(rises: Sequence[float]) -> bool:
     """Whether it grows from the first half on, does not slow down, and is there at the end."""
-    count, total = len(rises), sum(rises)
-    least = 0.1 * total / count
-    at = [n for n, rise in enumerate(rises) if rise > least]
+    count, mean = len(rises), sum(rises) / len(rises)
+    at = [n for n, rise in enumerate(rises) if rise > 0.1 * mean]
     if not at or at[0] >= count // 2:
         return False
     pause = max((b - a for a, b in pairwise(at)), default=1) - 1
     if count - 1 - at[-1] > 1.5 * pause + 1:
         return False
-    first, second, third = (
-        sum(rises[count * k // 3 : count * (k + 1) // 3]) / (count * (k + 1) // 3 - count * k // 3)
-        for k in range(3)
-    )
-    if third < _ENDS * total / count:
+    newest = rises[count - max(1, count // 5) :]
+    if _effective(rises) >= _DENSE and sum(newest) < _ENDS * mean * len(newest):
         return False
-    return not (second < _SLOWS * first and third < _SLOWS * second)
+    thirds = [rises[count * k // 3 : count * (k + 1) // 3] for k in range(3)]
+    means = [sum(third) / len(third) for third in thirds]
+    if means[2] < _ENDS * mean or _slows(means):
+        return False
+    if median(rises) < _STEADY * mean:
+        return True
+    usual = [median(third) for third in thirds]  # beside lumps that were not left out
+    return usual[2] >= 0.1 * median(rises) and not _slows(usual)
+
+
+def _slows(thirds: Sequence[float]) -> bool:
+    first, second, third = thirds
+    return second < _SLOWS * first and third < _SLOWS * second
+
+
+def _effective(rises: Sequence[float]) -> float:
+    """How many rises count: all of them where they are even, one where it is far above the rest."""
+    total = sum(rises)
+    return total * total / sum(rise * rise for rise in rises)

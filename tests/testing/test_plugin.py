@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 
 import pytest
 
-from memtools.testing import limits, measured
+from memtools.testing import limits, measured, peak
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("frozen")
@@ -181,8 +182,50 @@ def test_a_peak_above_the_limit_fails_and_a_fixture_is_not_blamed(run: Run) -> N
     )  # fmt: skip
 
 
+@pytest.mark.slow
+def test_who_held_memory_at_the_peak_is_named(run: Run) -> None:
+    result = run(
+        """
+import time, torch
+
+class Net:
+    def forward(self):
+        self.saved = []
+        for _ in range(8):
+            self.saved.append(torch.ones(1 << 20))
+            time.sleep(0.02)
+        time.sleep(0.2)
+
+@pytest.fixture
+def large():
+    return b"x" * (64 << 20)
+
+@memory(peak="16 MiB")
+def test_tensors(large):
+    net = Net()
+    net.forward()
+    del net.saved
+
+@memory(peak="16 MiB")
+def test_rows(large):
+    rows = [b"z" * 4096 * i for i in range(150)]
+    time.sleep(0.2)
+"""
+    )
+    result.assert_outcomes(failed=2)
+    text = result.stdout.str()
+    tensors = (
+        r"at \S+\.py:\d+ in Net.forward: .* \[1048576\] float32 tensors, held by list Net.saved"
+    )
+    assert re.search(tensors, text)
+    rows = r"at \S+\.py:\d+ in test_rows\S*: list local 'rows' of test_rows\(\) holds 4\d\.\d MiB"
+    assert re.search(rows, text)
+    assert re.search(r"the test takes 3[23]\.\d MiB at its peak", text)
+    assert re.search(r"the test takes 4[345]\.\d MiB at its peak", text)
+
+
 def test_a_kernel_without_marks_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "can_tell_peaks", lambda: False)
+    monkeypatch.setattr(peak, "can_tell_peaks", lambda: False)
     result = run(PEAK.format(peak="28 MiB"))
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["@pytest.mark.memory: peak= needs the kernel's mark * growth= *"])
@@ -313,3 +356,23 @@ def test_what_a_marker_means() -> None:
     assert found.growth == limits.Allowed(1024, "1 KiB")
     assert (found.device, found.steps, found.isolate, found.timeout) == (None, 50, False, None)
     assert limits.limits_of((), {"growth": 2048}).growth == limits.Allowed(2048, "2.0 KiB")
+
+
+@pytest.mark.slow
+def test_looks_take_nothing_of_the_peak() -> None:
+    one = peak.Peak(limits.Allowed(1 << 20, "1 MiB"), ())
+    with one:
+        with one.looking():
+            look = b"x" * (32 << 20)
+        filled = b"y" * (8 << 20)
+    taken = re.search(r"^the test takes ([\d.]+) MiB at its peak \(allowed: 1 MiB\)", one.text)
+    assert taken is not None, (one.text, one._top, one._first, one._looked_bytes)
+    assert 8 <= float(taken[1]) < 9.5
+    del look, filled
+
+
+def test_nothing_is_measured_without_a_limit() -> None:
+    one = peak.Peak(None, ())
+    with one, one.looking():
+        pass
+    assert one.text == ""

@@ -40,7 +40,7 @@ def test_the_rate_of_a_steady_leak_is_exact() -> None:
 def test_a_leak_is_found_below_noise_lumps_and_a_warm_up() -> None:
     rng, step = np.random.default_rng(0), np.arange(STEPS)
     for _ in range(100):
-        assert rate(rising(2048) + rng.normal(0, 16384, STEPS)) > 1024
+        assert rate(rising(2048) + rng.normal(0, 8192, STEPS)) > 1024
     imported = rising(2048) + 5 * MIB * (step >= 37) + MIB * (step >= 130)
     assert rate(imported) == pytest.approx(2048, rel=0.1)
     assert rate(rising(2048) + 8 * MIB * (1 - np.exp(-step / 6))) > 1024
