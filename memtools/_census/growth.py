@@ -72,6 +72,7 @@ class GrowthCensus:
 
     Args:
         own: classes whose instances are not entered, beside those of memtools; by default none.
+        least_rate: bytes a step, above 0, that a holder has to gain to be named; 1 KiB by default.
 
     Attributes:
         looks: how many looks there were.
@@ -82,12 +83,13 @@ class GrowthCensus:
     """
 
     __slots__ = (
-        *("_holders", "_libraries", "_own", "_table"),
+        *("_holders", "_least_rate", "_libraries", "_own", "_table"),
         *("cut", "looks", "reached_bytes", "seconds"),
     )
 
-    def __init__(self, own: Sequence[type] = ()) -> None:
+    def __init__(self, own: Sequence[type] = (), *, least_rate: float = LEAST_RATE) -> None:
         self._table = _core.GrowthTable()
+        self._least_rate = least_rate
         self._own = tuple(own)
         self._libraries = library_paths()
         self._holders: tuple[Holder, ...] = ()
@@ -125,7 +127,7 @@ class GrowthCensus:
             self._own,
         )
         self.looks += 1
-        self._holders = _named(rows, has_shim)
+        self._holders = _named(rows, has_shim, self._least_rate)
         self.seconds += time.thread_time() - begin
 
     @property
@@ -148,9 +150,9 @@ class GrowthCensus:
         return f"GrowthCensus({self.looks} looks, {len(self._holders)} holders)"
 
 
-def _named(rows: list[Any], has_shim: bool) -> tuple[Holder, ...]:
-    """The holders that explain enough, those of one name as one. Without the shim a walk sees no
-    memory of tensors."""
+def _named(rows: list[Any], has_shim: bool, least_rate: float) -> tuple[Holder, ...]:
+    """The holders that gain so many bytes a step, those of one name as one. Without the shim a walk
+    sees no memory of tensors."""
     if not rows:
         return ()
     namer, joined = Namer(), dict[tuple[str, str], Holder]()
@@ -160,7 +162,7 @@ def _named(rows: list[Any], has_shim: bool) -> tuple[Holder, ...]:
         holder = _holder(namer, has_shim, *row)
         key = holder.path, holder.kind
         joined[key] = joined[key]._with(holder) if key in joined else holder
-    found = [h for h in joined.values() if h.rate_bytes >= LEAST_RATE]
+    found = [h for h in joined.values() if h.rate_bytes >= least_rate]
     return tuple(sorted(found, key=_best_first)[:_MOST_HOLDERS])
 
 

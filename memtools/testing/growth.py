@@ -1,0 +1,331 @@
+"""GrowthTest: reads what is in use at the end of each step, and says at the end whether it grew.
+
+    step() ──► one reading of each part ──► Series        heap and Python's blocks, child processes,
+      │                                       │           shared memory, devices
+      └─ at four points of the run:           │
+           grew by then?                      │
+             ├─► gc.collect(): what goes is garbage, and no growth
+             └─► GrowthCensus.look: who holds more than before
+                                              ▼
+    end() ──► growth_of(series) above what is allowed? ──► the sentence, with the holder and advice
+
+The signals are those of the leak test of a monitor (memtools.monitor.signals): exact, and read at
+the same point of each step. Resident memory is not read. A flat run costs the readings and one
+collection; a run that grows at most three collections and three looks more.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+from memtools import _core
+from memtools._base import sentences
+from memtools._base.size import format_bytes
+from memtools._census.growth import GrowthCensus
+from memtools._census.holders import Holder
+from memtools.leak.finding import LeakFinding, advice_for
+from memtools.monitor.signals import Signal, signals_of
+from memtools.testing.trend import LEAST_READINGS, growth_of, growth_of_levels
+
+LEAST_WARMUP = 4
+LEAST_STEPS = LEAST_WARMUP + LEAST_READINGS
+_CAPACITY = 2048  # readings of a series; then every second one goes
+_READINGS_NS = 100_000_000  # for as many readings as take so long; then every second one goes
+_OWN_NS = 900_000_000  # that collections and looks may take together
+_PARTS_OF_RUN = 3
+_UNKNOWN_FIRST, _UNKNOWN_FACTOR = 8, 1.5  # points of a run whose length is not known before
+_SUSPECT = 0.5  # of what is allowed: growth that is looked into
+_LOOKS = 3  # after which a census names somebody
+_EXPLAINED, _AT_MOST = 0.5, 1.5  # of the growth: holders that explain it
+_LEAST_SHARE = 0.1  # of the growth: a holder that is worth a line
+_GARBAGE = 0.25  # of the growth between points: from there on only levels after collections tell
+_IN_USE = ("heap", "python")
+#: what grows, by part
+_PARTS = {
+    "use": "memory",
+    "children": "memory of child processes",
+    "shm": "shared memory",
+    "device": "memory on the device",
+}
+
+
+class Series:
+    """Readings of one part of memory, evenly apart, in room that was made before."""
+
+    __slots__ = ("_apart", "_sizes", "_spent_ns", "_steps", "count", "read")
+
+    def __init__(self, read: Callable[[], int]) -> None:
+        self.read = read
+        self.count = 0
+        self._apart, self._spent_ns = 1, 0
+        self._steps, self._sizes = (array("q", bytes(8 * _CAPACITY)) for _ in range(2))
+
+    def take(self, step: int) -> None:
+        """The reading of a step; of some steps only where a reading is dear."""
+        if step % self._apart:
+            return
+        begin = time.perf_counter_ns()
+        self._steps[self.count], self._sizes[self.count] = step, self.read()
+        self.count += 1
+        self._spent_ns += time.perf_counter_ns() - begin
+        if self.count == _CAPACITY or self._spent_ns > _READINGS_NS:
+            self._thin()
+
+    def _thin(self) -> None:
+        self._apart *= 2
+        self._spent_ns = kept = 0
+        for n in range(self.count):
+            if self._steps[n] % self._apart == 0:
+                self._steps[kept], self._sizes[kept] = self._steps[n], self._sizes[n]
+                kept += 1
+        self.count = kept
+
+    def lower(self, size: int) -> None:
+        """The newest reading, once garbage was collected."""
+        if self.count:
+            self._sizes[self.count - 1] = min(size, self._sizes[self.count - 1])
+
+    def after(self, step: int) -> tuple[Sequence[int], Sequence[int]]:
+        """(steps, bytes) of the readings after a step."""
+        begin = next((n for n in range(self.count) if self._steps[n] > step), self.count)
+        return self._steps[begin : self.count], self._sizes[begin : self.count]
+
+
+class GrowthTest:
+    """Whether memory in use grows by more than so much a step.
+
+    Args:
+        allowed: bytes a step, at least 1.
+        told: the same as the caller has written it, for the sentence.
+        devices: indexes of the CUDA devices to read.
+        steps: how many steps there will be; None where that is not known before.
+        warmup: how many of them, from the first one on, are not judged; None: one of eight, at
+            least 4.
+        unit: what a step is, in the plural.
+        looking: a context for collections and looks, whose own memory is not the program's.
+    """
+
+    def __init__(
+        self,
+        allowed: int,
+        told: str,
+        devices: Sequence[int] = (),
+        *,
+        steps: int | None = None,
+        warmup: int | None = None,
+        unit: str = "steps",
+        looking: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._looking = looking
+        self._allowed, self._told, self._warmup, self._unit = allowed, told, warmup, unit
+        self._signals = [s for s in signals_of(_core.Probe(), devices) if s.name != "rss"]
+        self._census = GrowthCensus(
+            (GrowthTest, Series, Signal), least_rate=max(1.0, _LEAST_SHARE * allowed)
+        )
+        #: what a monitor would call the exact bytes of host tensors belongs into `use` as well
+        self._series = {"use": Series(self._use)}
+        for signal in self._signals:
+            if signal.name not in _IN_USE:
+                self._series[signal.name] = Series(_known(signal))
+        self._points = _points(steps, self.warmup_of(steps)) if steps is not None else []
+        self._is_open = steps is None
+        self._next = _UNKNOWN_FIRST if steps is None else self._points.pop(0)
+        #: bytes at the points, by part: (step, bytes), after a collection where there was one
+        self._levels: dict[str, list[tuple[int, int]]] = {name: [] for name in self._series}
+        self._first: dict[str, int] = {}  # heap and Python's blocks at the first point
+        self._freed = self._spent_ns = self._gc_ns = self._look_ns = 0
+        self._looked = -1  # the step of the newest look
+        self._reached: list[tuple[int, int]] = []
+        self._has_garbage = True  # so that the next point collects it; not known before the first
+        self.steps = 0
+
+    def warmup_of(self, steps: int) -> int:
+        """How many of so many steps are not judged."""
+        return max(LEAST_WARMUP, steps // 8) if self._warmup is None else self._warmup
+
+    def step(self) -> None:
+        """Read what is in use: a step has ended."""
+        self.steps += 1
+        for series in self._series.values():
+            series.take(self.steps)
+        if self.steps == self._next:
+            with self._looking():
+                self._point(is_last=not self._is_open and not self._points)
+            if self._is_open:
+                self._next = int(self._next * _UNKNOWN_FACTOR)
+            else:
+                self._next = self._points.pop(0) if self._points else 0
+
+    def end(self) -> str:
+        """What to say of memory that grows by more than is allowed; "" where it does not."""
+        levels = self._levels["use"]
+        if self._is_open and levels:
+            self._point(is_last=True)
+        warmup = self.warmup_of(self.steps)
+        found: list[str] = []
+        for part in self._series:
+            rate = self._rate(part, warmup)
+            if rate > self._allowed:
+                text = self._text(part, rate, warmup)
+                found += [text] if text else []
+        return "\n".join(found)
+
+    # --- points ---
+
+    def _use(self) -> int:
+        return sum(signal.read() or 0 for signal in self._signals if signal.name in _IN_USE)
+
+    def _point(self, *, is_last: bool) -> None:
+        """Note the levels. Garbage is collected at the first point and, in a run that grows, at the
+        last one and as long as there is any to speak of. A run that grows is looked at."""
+        begin = time.thread_time_ns()
+        grows = self._suspects()
+        if not self._first or (grows and (is_last or self._has_garbage)):
+            before, at = self._use(), time.thread_time_ns()
+            gc.collect()
+            self._gc_ns = time.thread_time_ns() - at
+            use = self._use()
+            self._series["use"].lower(use)
+            if self._first:
+                self._freed += max(0, before - use)
+                grown = before - self._levels["use"][0][1]
+                self._has_garbage = before - use > _GARBAGE * grown
+            else:
+                self._first = {s.name: s.read() or 0 for s in self._signals if s.name in _IN_USE}
+        for part, series in self._series.items():
+            if self._levels[part] and self._levels[part][-1][0] == self.steps:
+                self._levels[part].pop()  # of this step, before the collection
+            self._levels[part].append((self.steps, series.read()))
+        self._spent_ns += time.thread_time_ns() - begin
+        if grows and {"use", "device"} & set(self._suspects()):
+            self._look()
+
+    def _suspects(self) -> list[str]:
+        """The parts that have grown since the first point by half of what is allowed."""
+        found = []
+        for part, levels in self._levels.items():
+            if levels:
+                (since, first), now = levels[0], self._series[part].read()
+                if now - first > _SUSPECT * self._allowed * max(1, self.steps - since):
+                    found.append(part)
+        return found
+
+    def _look(self) -> None:
+        """A look of the census, whose own tables are no growth of the program's."""
+        begin = time.thread_time_ns()
+        if self._looked == self.steps or self._spent_ns + self._look_ns + self._gc_ns > _OWN_NS:
+            return
+        self._looked = self.steps
+        before = [signal.read() for signal in self._signals]
+        try:
+            self._census.look(self.steps)
+        finally:
+            for signal, size in zip(self._signals, before, strict=True):
+                signal.leave_out(size, signal.read())
+            self._look_ns = time.thread_time_ns() - begin
+            self._spent_ns += self._look_ns
+        if not self._census.cut:
+            self._reached.append((self.steps, self._census.reached_bytes))
+
+    # --- judgement ---
+
+    def _rate(self, part: str, warmup: int) -> float:
+        """Bytes a step by which a part grows."""
+        steps, sizes = self._series[part].after(warmup)
+        rate = growth_of(sizes, steps)
+        levels = [level for level in self._levels[part] if level[0] >= warmup]
+        if part == "use" and rate == 0 and len(levels) > 1:
+            grown = levels[-1][1] - levels[0][1]
+            if self._freed > _GARBAGE * grown:
+                return growth_of_levels(levels)
+        return rate
+
+    def _text(self, part: str, rate: float, warmup: int) -> str:
+        """The sentence, with who holds it; "" where what is full by now explains the growth."""
+        holders = list(self._census.holders()) if part in ("use", "device") else []
+        full = [one for one in holders if one.capacity is not None and one.length == one.capacity]
+        if rate - sum(one.rate_bytes for one in full) <= self._allowed and full:
+            return ""
+        findings = self._findings(part, rate, [one for one in holders if one not in full])
+        told = [one.line() if one.holder or one.kind else _UNKNOWN for one in findings]
+        lines = [
+            f"{_PARTS[part]} grows by {format_bytes(rate)} a step (allowed: {self._told}): "
+            + "; ".join(told)
+        ]
+        lines += [f"  {advice_for(one)}" for one in findings]
+        count = self.steps - warmup
+        garbage = self._freed / max(1, count)
+        if part == "use" and garbage > self._allowed:
+            lines.append(
+                f"  note: cycles that waited for the garbage collector took {format_bytes(garbage)}"
+                " a step besides, which is not counted"
+            )
+        lines.append(f"  seen over {count:,} {self._unit}, after {warmup:,} of warm-up")
+        return "\n".join(lines)
+
+    def _findings(self, part: str, rate: float, holders: list[Holder]) -> list[LeakFinding]:
+        """Who holds what grows, the largest first; one without a holder where nobody is known."""
+        if part in ("children", "shm"):
+            kind = "children" if part == "children" else "shared memory"
+            return [LeakFinding("growing", part, rate_bytes=rate, kind=kind)]
+        signal = "device" if part == "device" else self._signal()
+        others = sum(one.rate_bytes for one in holders if one.kind != _GRAPH)
+        graphs = sum(one.rate_bytes for one in holders if one.kind == _GRAPH)
+        if graphs and rate - others > graphs:  # what its nodes keep is not walked
+            scale = (rate - others) / graphs
+            holders = [
+                replace(one, new_bytes=int(one.new_bytes * scale)) if one.kind == _GRAPH else one
+                for one in holders
+            ]
+        share = sum(one.rate_bytes for one in holders) / rate
+        scale = 1 / share if _EXPLAINED <= share <= _AT_MOST else 1.0
+        found = [
+            LeakFinding(
+                "growing" if one.capacity is None else "fills",
+                signal,
+                rate_bytes=one.rate_bytes * scale,
+                holder=one.path,
+                kind=one.kind,
+                what=sentences.of_new_objects(one),
+            )
+            for one in sorted(holders, key=lambda one: -one.rate_bytes)
+            if one.rate_bytes >= _LEAST_SHARE * rate
+        ]
+        if share < _EXPLAINED:
+            rest = rate * (1 - share)
+            found.append(LeakFinding("growing", signal, rate_bytes=rest, kind=self._unheld(rate)))
+        return found
+
+    def _signal(self) -> str:
+        """Which of the two parts of use has grown more."""
+        grown = {s.name: (s.read() or 0) - self._first.get(s.name, 0) for s in self._signals}
+        return "python" if grown["python"] > grown["heap"] else "heap"
+
+    def _unheld(self, rate: float) -> str:
+        """What growth is that no container explains: the C heap's where all that Python objects
+        reach has not grown."""
+        if self._census.looks < _LOOKS or len(self._reached) < _LOOKS:
+            return ""
+        (since, first), (until, last) = self._reached[0], self._reached[-1]
+        reached = (last - first) / (until - since)
+        return "C heap" if reached < _EXPLAINED * rate and self._signal() == "heap" else ""
+
+
+_GRAPH = "autograd graph"
+_UNKNOWN = "who holds it is not known"
+
+
+def _points(steps: int, warmup: int) -> list[int]:
+    """The end of the warm-up and of each third of the other steps."""
+    begin = max(1, warmup)
+    return [begin + (steps - begin) * part // _PARTS_OF_RUN for part in range(_PARTS_OF_RUN + 1)]
+
+
+def _known(signal: Signal) -> Callable[[], int]:
+    """What a signal reads, 0 where it is not known."""
+    return lambda: signal.read() or 0

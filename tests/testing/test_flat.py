@@ -1,0 +1,289 @@
+"""assert_flat in this process: real steps, who is named, and what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gc
+import itertools
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from memtools.errors import DeviceError
+from memtools.testing import assert_flat
+from memtools.testing.growth import GrowthTest, Series
+
+pytestmark = pytest.mark.usefixtures("frozen")
+
+
+class Trainer:
+    """Steps that keep something, and some that do not."""
+
+    def __init__(self) -> None:
+        self.losses: list[object] = []
+        self.calls = 0
+
+    def leaks(self, size: int = 2048) -> None:
+        self.losses.append(bytes(size - 33))
+
+    def leaks_each_fiftieth(self) -> None:
+        self.calls += 1
+        if self.calls % 50 == 0:
+            self.losses.append(bytearray(100 << 10))
+
+    def makes_cycles(self) -> None:
+        cycle: list[object] = [bytes(10_000)]
+        cycle.append(cycle)
+
+    def works(self) -> list[bytes]:
+        return [bytes(100) for _ in range(100)]
+
+    def takes_once(self) -> None:
+        self.calls += 1
+        if self.calls == 37:
+            self.losses.append(bytearray(5 << 20))
+
+
+def failure(step: Callable[[], object], **arguments: Any) -> str:
+    """What assert_flat says."""
+    with pytest.raises(AssertionError) as caught:
+        assert_flat(step, **arguments)
+    return str(caught.value)
+
+
+def test_a_leak_is_found_with_its_holder_and_advice() -> None:
+    said = failure(Trainer().leaks).splitlines()
+    assert said == [
+        "memory grows by 2.0 KiB a step (allowed: 1 KiB): list Trainer.losses: +2.0 KiB/step "
+        "(1 new bytes object a step)",
+        "  list Trainer.losses grows: clear it once it has been used, or bound it with "
+        "collections.deque(maxlen=...)",
+        "  seen over 175 steps, after 25 of warm-up",
+    ]
+
+
+def test_what_nothing_but_the_call_holds_is_named() -> None:
+    with pytest.raises(AssertionError, match=r"list Trainer\.losses: \+2\.0 KiB/step"):
+        assert_flat(Trainer().leaks)
+
+
+def test_half_of_that_is_found_where_less_is_allowed() -> None:
+    trainer = Trainer()
+    said = failure(lambda: trainer.leaks(1024), growth="512 B")
+    assert re.match(r"memory grows by 1\.\d KiB a step \(allowed: 512 B\): list Trainer.los", said)
+    trainer = Trainer()
+    assert_flat(lambda: trainer.leaks(900))
+
+
+def test_an_allowance_in_bytes_is_told_with_its_unit() -> None:
+    assert "(allowed: 1.0 KiB)" in failure(Trainer().leaks, growth=1024, steps=40)
+
+
+def test_a_leak_of_each_fiftieth_step_is_found() -> None:
+    said = failure(Trainer().leaks_each_fiftieth)
+    assert "list Trainer.losses: +" in said
+    assert "1 new bytearray object every" in said
+
+
+@pytest.mark.parametrize("name", ["works", "makes_cycles", "takes_once"])
+def test_flat_steps_are_flat(name: str) -> None:
+    assert_flat(getattr(Trainer(), name))
+
+
+def test_garbage_is_told_beside_a_leak() -> None:
+    trainer = Trainer()
+
+    def step() -> None:
+        trainer.makes_cycles()
+        trainer.leaks()
+
+    said = failure(step)
+    assert said.startswith("memory grows by 2.0 KiB a step (allowed: 1 KiB): list Trainer.losses: ")
+    assert re.search(r"note: cycles that waited .* took \d+\.\d KiB a step besides", said)
+
+
+def cached(bound: int | None) -> Callable[[], object]:
+    number = itertools.count()
+    results = functools.lru_cache(bound)(lambda n: bytes(4000))
+    return lambda: results(next(number))
+
+
+@pytest.mark.slow
+def test_a_cache_with_a_bound_is_no_leak_and_one_without_is() -> None:
+    assert_flat(cached(100))
+    assert_flat(cached(195))  # full only just before the end: the census knows
+    assert "has no bound and keeps every result" in failure(cached(None))
+
+
+def test_a_bound_that_is_far_off_is_told() -> None:
+    said = failure(cached(100_000))
+    assert "lru_cache" in said
+    assert "fills up and stops there: give it a lower bound if that is too much" in said
+
+
+def test_what_c_code_keeps_is_told_as_that() -> None:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    kept = (ctypes.c_void_p * 200)()
+    number = itertools.count()
+
+    def step() -> None:
+        kept[next(number)] = libc.malloc(5000)
+
+    try:
+        assert "the C heap, which no Python object holds: +4.9 KiB/step" in failure(step)
+    finally:
+        for block in kept:
+            libc.free(block)
+
+
+@pytest.mark.slow
+def test_graphs_and_tensors_are_named() -> None:
+    scale, kept = torch.ones((), requires_grad=True), []
+
+    class Loss:
+        total = torch.zeros(())
+
+        def step(self) -> None:
+            self.total = self.total + (scale * torch.randn(1024)).sum()
+
+    assert re.search(r"autograd graph of \d+ nodes kept by Loss.total", failure(Loss().step))
+    said = failure(lambda: kept.append(torch.randn(4096)))
+    assert "1 new [4096] float32 tensor a step" in said
+
+
+def test_a_leak_that_nobody_could_look_at_has_no_holder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memtools.testing.growth._OWN_NS", 0)
+    said = failure(Trainer().leaks)
+    assert "(allowed: 1 KiB): who holds it is not known\n  to learn who holds what grows:" in said
+
+
+def test_shared_memory_is_a_part_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = {"use": 0, "shm": 4096}
+
+    def step() -> None:
+        parts["shm"] += 4096
+
+    whole = GrowthTest(1024, "1 KiB", steps=41)
+    whole._series["shm"] = Series(lambda: parts["shm"])
+    for _ in range(40):
+        step()
+        whole.step()
+    said = whole.end()
+    assert said.startswith("shared memory grows by 3.9 KiB a step (allowed: 1 KiB): shared memory")
+    assert "unlink()" in said
+
+
+@pytest.mark.parametrize("warmup", [0, 10, 24])
+def test_the_warm_up_is_not_judged(warmup: int) -> None:
+    calls = itertools.count()
+    kept: list[object] = []
+
+    def step() -> None:
+        if next(calls) < warmup:
+            kept.append(bytes(50_000))
+
+    assert_flat(step, steps=40, warmup=warmup)
+    assert next(calls) == 40
+
+
+def test_what_a_step_raises_passes_through_and_nothing_stays() -> None:
+    def step() -> None:
+        raise RuntimeError("of the step")
+
+    gc.collect()
+    before, threads = gc.get_freeze_count(), threading.active_count()
+    with pytest.raises(RuntimeError, match="^of the step$"):
+        assert_flat(step)
+    assert (gc.get_freeze_count(), threading.active_count(), gc.isenabled()) == (
+        before, threads, True,
+    )  # fmt: skip
+    gc.collect()
+    assert [one for one in gc.get_objects() if type(one) in (GrowthTest, Series)] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "said"),
+    [
+        ({"step": 3}, TypeError, "step is a function to call, got int"),
+        ({"growth": "1 XB"}, ValueError,
+         "growth is a number of bytes or like \"64 MiB\", got '1 XB'"),
+        ({"growth": 0}, ValueError, "growth is at least 1 byte, got 0"),
+        ({"growth": 1.5}, TypeError, 'growth is an int or like "64 MiB", got float'),
+        ({"steps": 19}, ValueError, "steps is at least 20, got 19"),
+        ({"steps": "20"}, TypeError, "steps is an int, got str"),
+        ({"steps": True}, TypeError, "steps is an int, got bool"),
+        ({"warmup": 5.0}, TypeError, "warmup is an int, got float"),
+        ({"steps": 40, "warmup": 25}, ValueError,
+         "warmup is from 0 to 24, so that 16 of 40 steps are left, got 25"),
+        ({"warmup": -1}, ValueError,
+         "warmup is from 0 to 184, so that 16 of 200 steps are left, got -1"),
+        ({"device": "tpu"}, ValueError,
+         "device is \"auto\", \"cpu\", \"cuda\" or like \"cuda:1\", got 'tpu'"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_before_the_first_call(
+    arguments: dict[str, Any], kind: type[Exception], said: str
+) -> None:
+    calls: list[int] = []
+    with pytest.raises(kind) as caught:
+        assert_flat(**{"step": lambda: calls.append(1), **arguments})
+    assert str(caught.value) == said
+    assert calls == []
+
+
+def test_functions_whose_call_runs_nothing_are_refused() -> None:
+    async def coroutine() -> None: ...
+
+    def generator() -> Any:
+        yield
+
+    with pytest.raises(TypeError, match="step is a coroutine function, whose call runs nothing"):
+        assert_flat(coroutine)
+    with pytest.raises(TypeError, match="step is a generator function, whose call runs nothing"):
+        assert_flat(generator)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(DeviceError, match="torch sees 0 CUDA devices"):
+        assert_flat(lambda: None, device="cuda")
+
+
+def test_readings_stay_few_and_even_in_a_long_run() -> None:
+    series = Series(lambda: 7)
+    for step in range(1, 10_001):
+        series.take(step)
+    steps, sizes = series.after(0)
+    assert len(steps) == len(sizes) < 2048
+    assert len({b - a for a, b in itertools.pairwise(steps)}) == 1
+    assert set(sizes) == {7}
+
+
+def test_dear_readings_are_taken_of_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count(0, 5_000_000)  # 5 ms each
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: next(now))
+    series = Series(lambda: 7)
+    for step in range(1, 201):
+        series.take(step)
+    assert 10 <= series.count <= 40
+
+
+@pytest.mark.slow
+def test_its_own_cost_is_below_a_second() -> None:
+    trainer = Trainer()
+    for step in (trainer.works, trainer.leaks):
+        begin = time.process_time()
+        for _ in range(200):
+            step()
+        plain, begin = time.process_time() - begin, time.process_time()
+        with contextlib.suppress(AssertionError):
+            assert_flat(step)
+        assert time.process_time() - begin - plain < 1.0

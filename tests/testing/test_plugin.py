@@ -1,0 +1,378 @@
+"""The marker `memory` of pytest: growth, peaks, bad markers, and tests of other kinds."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from memtools.testing import limits, measured, peak
+
+pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.usefixtures("frozen")
+
+Run = Callable[..., pytest.RunResult]
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester) -> Run:
+    """Runs a file of tests by the plugin, as a session of its own in this process."""
+
+    def go(code: str, *arguments: str) -> pytest.RunResult:
+        pytester.makepyfile(f"import pytest\nmemory = pytest.mark.memory\n{code}")
+        return pytester.runpytest_inprocess("-q", "-p", "no:cacheprovider", *arguments)
+
+    return go
+
+
+LEAKS = """
+class Trainer:
+    losses = []
+
+@memory(growth="1 KiB/step")
+def test_leaks():
+    Trainer.losses.append(bytes(4000))
+"""
+
+
+def test_a_test_that_leaks_from_call_to_call_fails_with_the_holder(run: Run) -> None:
+    result = run(LEAKS)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            # A session within this one notes each call of a hook, some 250 bytes each time.
+            "memory grows by 4.? KiB a step (allowed: 1 KiB): list class attribute Trainer.losses: "
+            "+3.9 KiB/step (1 new bytes object a step)",
+            "  list class attribute Trainer.losses grows: clear it once it has been used, *",
+            "  seen over 44 calls of the test, after 6 of warm-up",
+        ]
+    )
+
+
+def test_calls_are_as_many_as_asked_for_and_fixtures_are_set_up_once(run: Run) -> None:
+    result = run(
+        """
+calls = []
+
+@pytest.fixture
+def buffer():
+    calls.append("set up")
+    yield bytearray(20 << 20)
+    calls.append("torn down")
+
+@memory(growth="1 KiB", steps=30)
+@pytest.mark.parametrize("size", [1, 2])
+def test_flat(buffer, size, tmp_path):
+    assert len(buffer) == 20 << 20
+    calls.append(size)
+
+def test_calls():
+    assert calls == ["set up"] + [1] * 30 + ["torn down", "set up"] + [2] * 30 + ["torn down"]
+"""
+    )
+    result.assert_outcomes(passed=3)
+
+
+def test_what_a_fixture_holds_is_named(run: Run) -> None:
+    result = run(
+        """
+class Store:
+    def __init__(self):
+        self.rows = []
+
+@pytest.fixture
+def store():
+    return Store()
+
+@memory(growth="1 KiB")
+def test_fills(store):
+    store.rows.append(bytearray(5000))
+"""
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["memory grows by * list Store.rows: +*"])
+
+
+def test_warnings_and_logs_of_a_test_are_not_its_growth(run: Run) -> None:
+    result = run(
+        """
+import logging, warnings
+
+@memory(growth="256 B")
+def test_talks(caplog):
+    logging.getLogger("x").warning("of a call: %s", "y" * 500)
+    warnings.warn("old", DeprecationWarning)
+    print("z" * 500)
+    assert len(caplog.records) == 1
+"""
+    )
+    result.assert_outcomes(passed=1, warnings=1)
+
+
+STEPS = """
+import torch
+
+@memory(growth="{growth}", steps=10 ** 6)
+def test_loop():
+    net = torch.nn.Linear(16, 16)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    losses = []
+    for _ in range(100):
+        loss = net(torch.ones(4, 16)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append({kept})
+"""
+
+
+@pytest.mark.slow
+def test_steps_of_an_optimizer_are_the_steps(pytester: pytest.Pytester) -> None:
+    def run(code: str) -> pytest.RunResult:  # torch loads parts of itself, once in a process
+        pytester.makepyfile(f"import pytest\nmemory = pytest.mark.memory\n{code}")
+        return pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider")
+
+    run(STEPS.format(growth="1 KiB/step", kept="loss.item()")).assert_outcomes(passed=1)
+    result = run(STEPS.format(growth="512 B/step", kept="loss"))
+    result.assert_outcomes(failed=1)
+    text = result.stdout.str()
+    assert "autograd graphs kept by list local 'losses' of test_loop()" in text
+    assert "seen over 87 steps of an optimizer, after 12 of warm-up" in text
+
+
+def test_two_optimizers_make_one_step() -> None:
+    import torch
+
+    steps: list[int] = []
+    nets = [torch.nn.Linear(2, 2) for _ in range(2)]
+    both = [torch.optim.SGD(net.parameters(), 0.1) for net in nets]
+    with measured.OptimizerSteps(lambda: steps.append(1)):
+        for _ in range(10):
+            for optimizer in both:
+                optimizer.step()
+    assert len(steps) == 9  # the last one has not ended
+    both[0].step()
+    assert len(steps) == 9
+
+
+PEAK = """
+import mmap
+
+@pytest.fixture
+def large():
+    return b"x" * (64 << 20)
+
+@memory(peak="{peak}")
+def test_peak(large):
+    kept = b"y" * (24 << 20)
+    assert len(kept) < len(large)
+"""
+
+
+def test_a_peak_above_the_limit_fails_and_a_fixture_is_not_blamed(run: Run) -> None:
+    run(PEAK.format(peak="28 MiB")).assert_outcomes(passed=1)
+    result = run(PEAK.format(peak="20 MiB"))
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines(
+        [r"the test takes 2[45]\.\d MiB at its peak \(allowed: 20 MiB\), above "
+         r"the [\d.]+ [MG]iB of resident memory when it began"]
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_who_held_memory_at_the_peak_is_named(run: Run) -> None:
+    result = run(
+        """
+import time, torch
+
+class Net:
+    def forward(self):
+        self.saved = []
+        for _ in range(8):
+            self.saved.append(torch.ones(1 << 20))
+            time.sleep(0.02)
+        time.sleep(0.2)
+
+@pytest.fixture
+def large():
+    return b"x" * (64 << 20)
+
+@memory(peak="16 MiB")
+def test_tensors(large):
+    net = Net()
+    net.forward()
+    del net.saved
+
+@memory(peak="16 MiB")
+def test_rows(large):
+    rows = [b"z" * 4096 * i for i in range(150)]
+    time.sleep(0.2)
+"""
+    )
+    result.assert_outcomes(failed=2)
+    text = result.stdout.str()
+    tensors = (
+        r"at \S+\.py:\d+ in Net.forward: .* \[1048576\] float32 tensors, held by list Net.saved"
+    )
+    assert re.search(tensors, text)
+    rows = r"at \S+\.py:\d+ in test_rows\S*: list local 'rows' of test_rows\(\) holds 4\d\.\d MiB"
+    assert re.search(rows, text)
+    assert re.search(r"the test takes 3[23]\.\d MiB at its peak", text)
+    assert re.search(r"the test takes 4[345]\.\d MiB at its peak", text)
+
+
+def test_a_kernel_without_marks_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peak, "can_tell_peaks", lambda: False)
+    result = run(PEAK.format(peak="28 MiB"))
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["@pytest.mark.memory: peak= needs the kernel's mark * growth= *"])
+
+
+@pytest.mark.parametrize(
+    ("marker", "said"),
+    [
+        ('peak="1 XB"', "peak is a number of bytes or like \"64 MiB\", got '1 XB'"),
+        ('growth="1 KiB/s"', "growth is a number of bytes or like \"64 MiB\", got '1 KiB/s'"),
+        ("growth=2.5", 'growth is an int or like "64 MiB", got float'),
+        ("peek=1", "memory() has no keyword 'peek'; there are peak, growth, device, steps, "
+                   "isolate and timeout"),
+        ('"1 MiB"', "memory() takes keywords alone: peak, growth, device, steps, isolate and "
+                    "timeout"),
+        ("", "memory() checks nothing; pass peak or growth"),
+        ("growth=1, steps=5", "steps is at least 20, got 5"),
+        ('growth=1, isolate="yes"', "isolate is True or False, got str"),
+        ("growth=1, timeout=5", "timeout needs isolate=True, as nothing can end a test of this "
+                                "process; without it take pytest-timeout"),
+        ("growth=1, isolate=True, timeout=0", "timeout is above 0 seconds, got 0"),
+        ("growth=1, isolate=True, timeout='1'", "timeout is a number of seconds, got str"),
+        ('growth=1, device="tpu"', "device is \"auto\", \"cpu\", \"cuda\" or like \"cuda:1\", "
+                                   "got 'tpu'"),
+    ],
+)  # fmt: skip
+def test_a_marker_that_means_nothing_is_an_error_in_one_sentence(
+    run: Run, marker: str, said: str
+) -> None:
+    result = run(f"@pytest.mark.memory({marker})\ndef test_it(): assert False, 'was run'")
+    result.assert_outcomes(errors=1)
+    assert f"@pytest.mark.memory: {said}" in result.stdout.lines
+    assert "was run" not in result.stdout.str()
+
+
+def test_tests_of_other_kinds_are_refused(run: Run) -> None:
+    result = run(
+        """
+import unittest
+
+class TestOld(unittest.TestCase):
+    @memory(peak="1 MiB")
+    def test_it(self):
+        pass
+
+@memory(growth="1 KiB")
+async def test_async():
+    pass
+"""
+    )
+    result.assert_outcomes(errors=1, failed=1)
+    text = result.stdout.str()
+    assert "@pytest.mark.memory: a method of unittest.TestCase cannot be measured" in text
+    assert "async def functions are not natively supported" in text
+
+
+@pytest.mark.slow
+def test_outcomes_of_pytest_are_as_usual(run: Run) -> None:
+    result = run(
+        """
+limit = memory(growth="1 KiB", peak="100 MiB", steps=20)
+kept = []
+
+@limit
+def test_fails():
+    assert 1 == 2
+
+@limit
+def test_raises():
+    raise RuntimeError("of the test")
+
+@limit
+def test_skips():
+    pytest.skip("no reason")
+
+@limit
+@pytest.mark.skip
+def test_skipped():
+    pass
+
+@limit
+@pytest.mark.xfail
+def test_xfails():
+    kept.append(bytes(5000))
+
+@limit
+@pytest.mark.xfail(raises=pytest.fail.Exception, strict=True)
+def test_xfails_by_memory():
+    kept.append(bytes(5000))
+
+class TestClass:
+    @limit
+    def test_method(self, request):
+        assert request.node.name == "test_method"
+"""
+    )
+    result.assert_outcomes(passed=1, failed=2, skipped=2, xfailed=2)
+    result.stdout.fnmatch_lines(["E *assert 1 == 2", "E *RuntimeError: of the test"])
+
+
+def test_a_failed_test_is_not_measured_again(run: Run) -> None:
+    result = run(LEAKS + "\ndef test_after(): assert len(Trainer.losses) == 50")
+    result.assert_outcomes(failed=1, passed=1)
+
+
+def test_the_marker_is_known_to_strict_sessions(run: Run) -> None:
+    result = run("@memory(peak='50 MiB')\ndef test_it(): pass", "--strict-markers", "-Werror")
+    result.assert_outcomes(passed=1)
+    assert "@pytest.mark.memory(peak=None, growth=None" in run("", "--markers").stdout.str()
+
+
+@pytest.mark.slow
+def test_a_project_that_does_not_use_it_loads_nothing() -> None:
+    code = (
+        "import sys, pytest\n"
+        "status = pytest.main(['-q', '--co', '-p', 'no:cacheprovider', '/nowhere'])\n"
+        "ours = sorted(name for name in sys.modules if name.startswith('memtools'))\n"
+        "assert ours == ['memtools', 'memtools.testing', 'memtools.testing.plugin'], ours\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_a_marker_means() -> None:
+    found = limits.limits_of((), {"peak": " 200 MiB", "growth": "1 KiB / step"})
+    assert found.peak == limits.Allowed(200 << 20, "200 MiB")
+    assert found.growth == limits.Allowed(1024, "1 KiB")
+    assert (found.device, found.steps, found.isolate, found.timeout) == (None, 50, False, None)
+    assert limits.limits_of((), {"growth": 2048}).growth == limits.Allowed(2048, "2.0 KiB")
+
+
+@pytest.mark.slow
+def test_looks_take_nothing_of_the_peak() -> None:
+    one = peak.Peak(limits.Allowed(1 << 20, "1 MiB"), ())
+    with one:
+        with one.looking():
+            look = b"x" * (32 << 20)
+        filled = b"y" * (8 << 20)
+    taken = re.search(r"^the test takes ([\d.]+) MiB at its peak \(allowed: 1 MiB\)", one.text)
+    assert taken is not None, (one.text, one._top, one._first, one._looked_bytes)
+    assert 8 <= float(taken[1]) < 9.5
+    del look, filled
+
+
+def test_nothing_is_measured_without_a_limit() -> None:
+    one = peak.Peak(None, ())
+    with one, one.looking():
+        pass
+    assert one.text == ""
