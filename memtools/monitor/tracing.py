@@ -679,8 +679,13 @@ class Tracing:
         return step >= self._next and len(self._readings) > READ_STEPS
 
     def prepare(self) -> None:
-        """Make what a window needs, and is kept: the import of tracemalloc."""
-        importlib.import_module("tracemalloc")
+        """Make what the first window needs, and is kept: the import of tracemalloc and what that
+        makes when it is first used. So it can be told from the growth of the program."""
+        tracemalloc = importlib.import_module("tracemalloc")
+        if self._windows == 0 and not tracemalloc.is_tracing():
+            tracemalloc.start(1)
+            tracemalloc.take_snapshot().statistics("traceback")
+            tracemalloc.stop()
 
     def begin(self, step: int) -> None:
         """Open a window at the end of this step."""

@@ -23,7 +23,9 @@ from memtools.monitor.findings import Standing
 from memtools.monitor.log import Log
 from memtools.monitor.tracing import Place, Site, TraceWindow, Tracing
 from memtools.monitor.voice import Listeners, Voice
+from tests.monitor.test_leakwatch import LOOKS, Clock, Program, clock, holder
 
+__all__ = ["clock"]
 KIB = 2**10
 HERE = os.path.relpath(__file__)
 
@@ -600,6 +602,25 @@ def test_a_line_that_gets_known_is_said_once_more_and_stays() -> None:
     standing.add(48, [finding(110.0)])
     assert standing.findings()[0].made_at == "train.py:3 in f"
     assert standing.findings()[0].rate_bytes == 110.0
+
+
+def test_looks_wait_while_tracemalloc_is_on(clock: Clock) -> None:
+    """It opens at the first word, ends at a step of its own, and no reading has it in it."""
+    program, events = Program(clock), list[dict[str, Any]]()
+    program.held = [holder(16 * KIB)]
+    program.watch._tracing = Tracing(write=lambda fields: events.append(dict(fields)))
+    on: list[int] = []
+    for _ in range(240):
+        program.run(1, heap=16 * KIB)
+        on += [program.step] if tracemalloc.is_tracing() else []
+    assert on[:5] == [33, 34, 35, 36, on[4]], "the first word is said at 32; one step is plain"
+    assert on[4] > 33 + tracing.READ_STEPS
+    looks = program.watch._looks
+    assert looks[:5] == LOOKS[:5]
+    assert len(looks) == sum(step <= 240 for step in LOOKS), "late is not never"
+    assert not set(looks) & set(on)
+    assert program.watch.due_step > 241, "no longer called at each step"
+    assert [event["steps"] for event in events] == [3, 9, 9]
 
 
 KEEPS = """
