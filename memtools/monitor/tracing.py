@@ -44,6 +44,7 @@ PROBE = 1  # step, traced by one frame, that tells how many frames the program c
 #: a deep library; and as steps differ, one frame gets some room, too
 FRAMES = ((16, 8.0), (4, 6.0), (1, 1.5))
 SLOWEST = 10.0  # times as long as a plain step may a traced one take
+SHORT_NS = 2_000_000  # a step that is shorter counts as that: its time is mostly noise
 FIRST = 1  # step after which what lives is noted first: by then a buffer has been made anew
 TRACED = 2  # steps from there on
 LONGER = 8  # where the growth of these explained nothing
@@ -478,9 +479,18 @@ class TraceWindow:
                     even.append(grown[-1])
                 if old == 0.0 < then:
                     late.append(Site(place, (size - then) / (last - half)))
-        for sites in (even, grown, late):
-            sites[:] = sorted((s for s in sites if s.rate > 0), key=lambda site: -site.rate)
-        return even, grown, late
+        return _in_order(even), _in_order(grown), _in_order(late)
+
+
+def _in_order(sites: Sequence[Site]) -> list[Site]:
+    """Those that grow, the most first; a line of which two sources know is one."""
+    found: dict[tuple[str, int], Site] = {}
+    for site in sites:
+        line = site.place.file, site.place.line
+        other = found.get(line, Site(site.place, 0.0))
+        place = site.place if other.place.function is None else other.place
+        found[line] = Site(place, other.rate + site.rate)
+    return sorted((site for site in found.values() if site.rate > 0), key=lambda site: -site.rate)
 
 
 _open: set[TraceWindow] = set()  # in this process, of all monitors
@@ -604,7 +614,7 @@ class Tracing:
         self._window: TraceWindow | None = None
         self._wanted: tuple[LeakFinding, ...] = ()
         self._attempts: dict[Key, int] = {}
-        self._known: set[Place] = set()  # places that are in a finding already
+        self._known: set[tuple[str, int]] = set()  # files and lines that a finding has already
         self._readings: deque[int] = deque(maxlen=READ_STEPS + 1)
         #: nanoseconds that a plain step takes; 0 where that is not known
         self._plain_ns = 0
@@ -744,7 +754,7 @@ class Tracing:
             begun += time.thread_time_ns() - before  # whoever collects has a time for that
 
         try:
-            slower = self._took_ns / self._plain_ns if self._plain_ns else 1.0
+            slower = self._took_ns / max(SHORT_NS, self._plain_ns)
             is_over = window.turn(step, None if collect is None else collected, slower)
         except BaseException:
             self.close()
@@ -765,11 +775,11 @@ class Tracing:
             one for one in findings if one.part == "use" and not one.process and not one.made_at
         ]
         for sites in window.sites():
-            others = [site for site in sites if site.place not in self._known]
+            others = [site for site in sites if site.place[:2] not in self._known]
             places = places_of(unknown, others)
             named = {key: found for key, found in places.items() if key in self._attempts}
             if named:
-                self._known |= {place for found in named.values() for place in found}
+                self._known |= {place[:2] for found in named.values() for place in found}
                 return {key: " and ".join(map(name_of, found)) for key, found in named.items()}
         return {}
 

@@ -303,6 +303,23 @@ def test_blocks_of_torch_are_found_by_their_site_and_told_by_the_users_line() ->
     assert tracing.name_of(site.place) == "train.py:47 in step"
 
 
+def test_a_line_that_makes_blocks_of_both_kinds_is_one() -> None:
+    blocks, loop = FakeBlocks(), Loop()
+    place = Place(__file__, line_of(Loop.keep), "keep")
+    blocks.frames = lambda site: (place,)  # type: ignore[method-assign]
+    window, step = TraceWindow(2, blocks), 0
+    window.begin(0)
+    while window.is_open:
+        loop.keep(100 * KIB)
+        blocks.make(1, 50 * KIB)
+        step += 1
+        window.turn(step)
+    even = window.sites()[0]
+    assert even[0].place == place
+    assert even[0].rate == pytest.approx(150 * KIB, rel=0.02)
+    assert [site.place.line for site in even].count(place.line) == 1
+
+
 def test_blocks_of_torch_are_found_beside_the_programs_own_tracemalloc() -> None:
     tracemalloc.start()
     try:
@@ -431,7 +448,7 @@ class Told:
     """Tracing with what it writes."""
 
     def __init__(self, blocks: FakeBlocks | None = None, why_not: str = "") -> None:
-        self.took: Callable[[int], int] = lambda step: 10**6
+        self.took: Callable[[int], int] = lambda step: 10**7
         self.events: list[dict[str, Any]] = []
         reports = SimpleNamespace(blocks=blocks, reason="", join=lambda: True)
         self.tracing = Tracing(
@@ -571,7 +588,7 @@ def test_the_slower_a_program_gets_the_fewer_frames_are_kept(slower: float, fram
 
 def test_what_one_frame_makes_too_slow_is_not_traced_and_the_record_says_so() -> None:
     told, loop = Told(), Loop()
-    told.took = lambda step: 10**6 if step < 33 else 12 * 10**6
+    told.took = lambda step: 10**7 if step < 33 else 12 * 10**7
     standing = [finding(100.0 * KIB)]
     told.run(range(32, 40), standing, lambda: loop.keep(100 * KIB))
     assert standing[0].made_at == ""
