@@ -74,6 +74,7 @@ def test_what_nothing_but_the_call_holds_is_named() -> None:
         assert_flat(Trainer().leaks)
 
 
+@pytest.mark.slow
 def test_half_of_that_is_found_where_less_is_allowed() -> None:
     trainer = Trainer()
     said = failure(lambda: trainer.leaks(1024), growth="512 B")
@@ -122,6 +123,7 @@ def test_a_cache_with_a_bound_is_no_leak_and_one_without_is() -> None:
     assert "has no bound and keeps every result" in failure(cached(None))
 
 
+@pytest.mark.slow
 def test_a_bound_that_is_far_off_is_told() -> None:
     said = failure(cached(100_000))
     assert "lru_cache" in said
