@@ -378,3 +378,25 @@ def test_nothing_is_measured_without_a_limit() -> None:
     with one, one.looking():
         pass
     assert one.text == ""
+
+
+def test_the_peak_of_a_device_is_its_allocators(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Peaks:
+        def __init__(self, devices: object) -> None:
+            assert devices == [0]
+
+        def enter(self, token: int) -> None:
+            pass
+
+        def leave(self, token: int) -> dict[int, int]:
+            return {0: 90 << 20}
+
+    monkeypatch.setattr(peak, "DevicePeaks", Peaks)
+    monkeypatch.setattr(peak, "allocated", lambda devices: 50 << 20)
+    for allowed, text in ((40, ""), (39, "the test takes 40.0 MiB at its peak (allowed: 39 MiB)")):
+        one = peak.Peak(limits.Allowed(allowed << 20, f"{allowed} MiB"), [0])
+        with one, one.looking():
+            pass
+        assert one.text.startswith(text)
+        assert bool(one.text) == bool(text)
+    assert "above the 50.0 MiB on the device when it began" in one.text
