@@ -114,9 +114,11 @@ class Peak:
         return 0 if self._allowed is None else self._allowed.bytes
 
     def read(self) -> int:
-        """Bytes in use now."""
+        """Bytes in use now; 0 while somebody looks."""
         if self._devices:
             return allocated(self._devices) or 0
+        if not self._token:
+            return 0
         return (self._probe.rss() or 0) - self._looked_bytes
 
     @contextmanager

@@ -58,7 +58,7 @@ def growth_of(sizes: Sequence[float], steps: Sequence[int] | None = None) -> flo
     above = math.sqrt(sum((m - f) ** 2 for m, f in zip(floors, kept, strict=True)) / blocks)
     if total < _OVER_NOISE * above:
         return 0.0
-    return total / (len(rises) * apart * count / blocks)
+    return total / (cuts[-2] * apart)  # from the first floor to the last
 
 
 def growth_of_levels(levels: Sequence[tuple[int, float]]) -> float:

@@ -74,6 +74,7 @@ def test_what_nothing_but_the_call_holds_is_named() -> None:
         assert_flat(Trainer().leaks)
 
 
+@pytest.mark.slow
 def test_half_of_that_is_found_where_less_is_allowed() -> None:
     trainer = Trainer()
     said = failure(lambda: trainer.leaks(1024), growth="512 B")
@@ -122,6 +123,7 @@ def test_a_cache_with_a_bound_is_no_leak_and_one_without_is() -> None:
     assert "has no bound and keeps every result" in failure(cached(None))
 
 
+@pytest.mark.slow
 def test_a_bound_that_is_far_off_is_told() -> None:
     said = failure(cached(100_000))
     assert "lru_cache" in said
@@ -177,7 +179,7 @@ def test_shared_memory_is_a_part_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
         step()
         whole.step()
     said = whole.end()
-    assert said.startswith("shared memory grows by 3.9 KiB a step (allowed: 1 KiB): shared memory")
+    assert said.startswith("shared memory grows by 4.0 KiB a step (allowed: 1 KiB): shared memory")
     assert "unlink()" in said
 
 
@@ -287,3 +289,15 @@ def test_its_own_cost_is_below_a_second() -> None:
         with contextlib.suppress(AssertionError):
             assert_flat(step)
         assert time.process_time() - begin - plain < 1.0
+
+
+def test_growth_on_a_device_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = [1 << 30]
+    monkeypatch.setattr("memtools._base.devices.allocated", lambda indexes: held[0])
+    whole = GrowthTest(1024, "1 KiB", [0], steps=40)
+    for _ in range(40):
+        held[0] += 1 << 20
+        whole.step()
+    said = whole.end()
+    assert said.startswith("memory on the device grows by 1.0 MiB a step (allowed: 1 KiB): who ")
+    assert "torch.cuda.memory._record_memory_history()" in said
