@@ -101,11 +101,7 @@ def test_warnings_and_logs_of_a_test_are_not_its_growth(run: Run) -> None:
         """
 import logging, warnings
 
-<<<<<<< HEAD
-@memory(growth="512 B")  # 264 of them are what pytester itself notes of each call
-=======
 @memory(growth="700 B")  # a session within this one notes 250 bytes of each call
->>>>>>> testing
 def test_talks(caplog):
     logging.getLogger("x").warning("of a call: %s", "y" * 500)
     warnings.warn("old", DeprecationWarning)
