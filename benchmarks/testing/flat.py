@@ -15,6 +15,7 @@ import gc
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -201,7 +202,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the runs, to look at")
     parser.add_argument("--only", choices=("traces", "real"))
-    parser.add_argument("--out")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     facts, part = environment(1), 10 if options.quick else 1
