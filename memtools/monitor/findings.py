@@ -30,6 +30,7 @@ LEAST_SHARE = 0.1  # of the growth of use: who takes less is but a hint at who t
 UNEXPLAINED = 0.3  # below that a regular growth is the C heap's
 AT_MOST = 1.2  # holders that are said to take more than that of use are not measured by its slope
 AT_MOST_OF_EXACT, EXACT = 1.5, 0.02  # but where the standard error of that is below such a part
+NAMED = 3  # looks after which a census names somebody
 INTERVALS = 4  # between looks, in which a growth of the C heap has to go on
 LEAST_OF_C = 4096.0  # bytes a step: below that C code's own caches cannot be told from a leak
 EVEN = 0.6  # the smallest of them by the largest
@@ -269,6 +270,8 @@ def _unheld(seen: Evidence, use: float, residue: float) -> list[LeakFinding]:
         ]
     if RANK[grade] < RANK["suspect"]:
         return []
+    if grade == "suspect" and seen.walked and len(seen.looks) < NAMED:
+        return []  # who holds it is known a few steps later
     # A census has looked and found nobody: as long as that is so, it may be work that grows.
     if len(seen.looks) >= INTERVALS and grade == "growing":
         grade = "suspect"

@@ -34,7 +34,7 @@ from memtools._census.holders import Holder
 from memtools.leak.detector import LeakDetector, LeakVerdict, StepsLeft
 from memtools.leak.finding import EXPLAINED, RANK, Key, LeakFinding, advice_for, steps_left
 from memtools.monitor import findings
-from memtools.monitor.findings import Evidence, Standing
+from memtools.monitor.findings import NAMED, Evidence, Standing
 from memtools.monitor.signals import COUNTED, Limits, Points, Signal, slope_of
 from memtools.monitor.tracing import Tracing
 from memtools.monitor.workers import WorkerReports
@@ -52,7 +52,6 @@ WORTH = 1024.0  # bytes a step from which on the heap is walked
 GRACE_NS = 1_500_000_000  # that looks may take in any run
 SHARE = 0.01  # of a run that they may take beyond that
 MOST_CHILDREN = 256  # that are followed each by itself
-NAMED = 3  # walks after which a census names somebody
 GOES_ON = 12  # steps of time over which growth goes on, or has stopped
 RECORDED = 45  # steps of time after which what stands is recorded at the end
 DEAR_NS = 1_000_000  # a reading of what is in use that takes more is not taken at each step
