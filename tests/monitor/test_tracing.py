@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memtools import LeakFinding, MemoryMonitor, read_record
+from memtools import LeakFinding, read_record
 from memtools.leak.finding import Key
 from memtools.monitor import tracing
 from memtools.monitor.findings import Standing
 from memtools.monitor.log import Log
 from memtools.monitor.tracing import Place, Site, TraceWindow, Tracing
 from memtools.monitor.voice import Listeners, Voice
+from tests.kit.ownprocess import in_own_process
 from tests.monitor.test_leakwatch import LOOKS, Clock, Program, clock, holder
 
 __all__ = ["clock"]
@@ -685,28 +686,40 @@ def test_a_monitor_says_the_line_unless_it_is_turned_off(
         assert events[0].text.endswith(" ms: the line of 1 finding")
 
 
-@pytest.mark.slow
-def test_an_exception_of_the_program_inside_of_a_window_leaves_nothing() -> None:
-    kept = []
-    with (  # noqa: PT012
-        pytest.raises(ZeroDivisionError),
-        MemoryMonitor(device="cpu") as monitor,
-    ):
-        for _ in range(200):
-            kept.append(bytearray(100 << 10))
-            monitor.step()
-            if tracemalloc.is_tracing():
-                raise ZeroDivisionError
-    assert not tracemalloc.is_tracing()
+INSIDE = """
+import logging, tracemalloc
+from memtools import MemoryMonitor
+logging.getLogger("memtools").addHandler(logging.NullHandler())
+kept = []
 
-
-@pytest.mark.slow
-def test_a_monitor_that_is_stopped_inside_of_a_window_leaves_nothing() -> None:
-    kept, monitor = [], MemoryMonitor(device="cpu")
-    monitor.start()
+def until_traced(monitor):
     while not tracemalloc.is_tracing():
         kept.append(bytearray(100 << 10))
         monitor.step()
         assert len(kept) < 200
-    monitor.stop()
-    assert not tracemalloc.is_tracing()
+"""
+
+
+@pytest.mark.slow
+def test_an_exception_of_the_program_inside_of_a_window_leaves_nothing() -> None:
+    code = """
+try:
+    with MemoryMonitor(device="cpu") as monitor:
+        until_traced(monitor)
+        1 / 0
+except ZeroDivisionError:
+    print(tracemalloc.is_tracing())
+"""
+    assert in_own_process(INSIDE + code) == "False\n"
+
+
+@pytest.mark.slow
+def test_a_monitor_that_is_stopped_inside_of_a_window_leaves_nothing() -> None:
+    code = """
+monitor = MemoryMonitor(device="cpu")
+monitor.start()
+until_traced(monitor)
+monitor.stop()
+print(tracemalloc.is_tracing())
+"""
+    assert in_own_process(INSIDE + code) == "False\n"
