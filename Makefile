@@ -36,9 +36,10 @@ demo: $(VENV)/.optimised $(VENV)/.examples  ## train with and without memtools, 
 	@$(PY) examples/demo.py $(ARGS)
 
 # Two processes of about the same length run side by side, each always in the same order, so that what fails once fails
-# again. The census comes first in its own: what other tests leave alive would be found as well. Without the slow tests
-# the rooms are the longer half, and the first process has some of them.
-FIRST_TESTS := tests/census tests/cli tests/integrations tests/meta
+# again. The census comes first in its own, and then what asks it within a second: what other tests leave alive would be
+# found as well, and takes time. Without the slow tests the rooms are the longer half, and the first process has some of
+# them.
+FIRST_TESTS := tests/census tests/testing tests/cli tests/integrations tests/meta
 FIRST_QUICK_TESTS := $(FIRST_TESTS) tests/docs tests/allocators tests/export tests/record tests/report
 PYTHON_TESTS := $(filter-out tests/gpu tests/pages,$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/test_*.py)))))
 BOTH = status=0; \
