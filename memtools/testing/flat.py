@@ -29,7 +29,8 @@ def assert_flat(
     shared memory, and tensors on devices; resident memory does not. Garbage that waits for the
     collector is no growth, nor is what is taken once, what is given back, or a cache that is full
     by the end. The message names who holds what grows, with its path, and what to do about it. Its
-    own cost is at most 1 s beyond the steps. docs/guides/testing.md says what it can tell apart.
+    own cost is at most 1 s beyond the steps, in a run that grows as much as looks at the heap take.
+    docs/guides/testing.md says what it can tell apart.
 
     Args:
         step: what is called without arguments; what it returns is dropped. What it raises passes

@@ -36,7 +36,7 @@ LEAST_WARMUP = 4
 LEAST_STEPS = LEAST_WARMUP + LEAST_READINGS
 _CAPACITY = 2048  # readings of a series; then every second one goes
 _READINGS_NS = 100_000_000  # for as many readings as take so long; then every second one goes
-_OWN_NS = 900_000_000  # that collections and looks may take together
+_LOOKS_NS = 10_000_000_000  # that collections and looks of a run that grows may take together
 _PARTS_OF_RUN = 3
 _UNKNOWN_FIRST, _UNKNOWN_FACTOR = 8, 1.5  # points of a run whose length is not known before
 _SUSPECT = 0.5  # of what is allowed: growth that is looked into
@@ -218,7 +218,7 @@ class GrowthTest:
     def _look(self) -> None:
         """A look of the census, whose own tables are no growth of the program's."""
         begin = time.thread_time_ns()
-        if self._looked == self.steps or self._spent_ns + self._look_ns + self._gc_ns > _OWN_NS:
+        if self._looked == self.steps or self._spent_ns + self._look_ns + self._gc_ns > _LOOKS_NS:
             return
         self._looked = self.steps
         before = [signal.read() for signal in self._signals]

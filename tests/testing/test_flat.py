@@ -162,7 +162,7 @@ def test_graphs_and_tensors_are_named() -> None:
 
 
 def test_a_leak_that_nobody_could_look_at_has_no_holder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memtools.testing.growth._OWN_NS", 0)
+    monkeypatch.setattr("memtools.testing.growth._LOOKS_NS", 0)
     said = failure(Trainer().leaks)
     assert "(allowed: 1 KiB): who holds it is not known\n  to learn who holds what grows:" in said
 
