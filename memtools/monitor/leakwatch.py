@@ -56,6 +56,9 @@ GOES_ON = 12  # steps of time over which growth goes on, or has stopped
 RECORDED = 45  # steps of time after which what stands is recorded at the end
 DEAR_NS = 1_000_000  # a reading of what is in use that takes more is not taken at each step
 FREED = 0.5  # of the growth: so much has to go with the garbage to be the garbage's
+#: bytes that traced steps may leave: lines of torch's blocks, which are kept for the next ones, and
+#: up to 250 of each stack that tracemalloc has seen, which it never frees
+MOST_LEFT = 1 << 20
 
 
 class CensusLike(Protocol):
@@ -128,6 +131,8 @@ class LeakWatch:
         self._workers, self._processes = workers, processes
         self._tracing = tracing  # None: where it was made is not asked
         self._is_traced = False  # something is to be done for it at the end of each step
+        #: before a window was opened: the step, and (signal, bytes) of those that it changes
+        self._untraced: tuple[int, list[tuple[Signal, int | None]]] | None = None
         self._left_ns = 0  # when the newest look was left, while that is so
         self._points, self._standing = Points(noisy=seconds is not None), Standing()
         self._schedule = Schedule(origin)
@@ -164,6 +169,8 @@ class LeakWatch:
                 self._tracing.step_took(now - self._left_ns)
             if self._tracing is not None and self._tracing.is_open:
                 self._turn(step, self._tracing)
+            if self._tracing is not None and not self._tracing.is_open:
+                self._leave_out_traced(step)
             if self._tracing is None or not self._tracing.slows:
                 self._act(step, now)
             if self._tracing is not None and not self._is_over:
@@ -240,7 +247,23 @@ class LeakWatch:
             before = [signal.read() for signal in self._signals]
             tracing.prepare()
             self._leave_out(before)
+            own = [signal for signal in self._signals if signal.name in ("heap", "python")]
+            self._untraced = step, [(signal, signal.read()) for signal in own]
             tracing.begin(step)  # from here on Python does not tell how large its blocks are
+
+    def _leave_out_traced(self, step: int) -> None:
+        """A window is over: memory has grown by what the program has kept in these steps, and by
+        what tracing has left. The first is taken to be what each step has kept before."""
+        if self._untraced is None:
+            return
+        (begun, known), self._untraced = self._untraced, None
+        for signal, before in known:
+            after = signal.read()
+            if before is None or after is None:
+                continue
+            pace = self._points.pace(signal.name, max(self._looks[0], begun // 4)).rate
+            left = after - before - int(max(0.0, pace) * (step - begun))
+            signal.leave_out(0, min(max(0, left), MOST_LEFT))
 
     # --- growth that does not wait ---
 

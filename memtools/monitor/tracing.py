@@ -44,7 +44,10 @@ PROBE = 1  # step, traced by one frame, that tells how many frames the program c
 #: a deep library; and as steps differ, one frame gets some room, too
 FRAMES = ((16, 8.0), (4, 6.0), (1, 1.5))
 SLOWEST = 10.0  # times as long as a plain step may a traced one take
-SHORT_NS = 2_000_000  # a step that is shorter counts as that: its time is mostly noise
+#: times as long as a plain one: a step that is slower by one frame is not traced on
+SLOWEST_PROBE = 1 + (SLOWEST - 1) / FRAMES[-1][1]
+SHORT_NS = 1_000_000  # a step that is shorter counts as that: its time is mostly noise
+PLAIN = 3  # steps of which the shortest tells how long a plain one takes: one may collect garbage
 FIRST = 1  # step after which what lives is noted first: by then a buffer has been made anew
 TRACED = 2  # steps from there on
 LONGER = 8  # where the growth of these explained nothing
@@ -112,8 +115,11 @@ class Site(NamedTuple):
 # --- whose code a frame runs ----------------------------------------------------------------------
 
 _PACKAGE = str(Path(__file__).parents[1]) + "/"
-#: rooms of memtools that allocate for themselves, and not for the program
-_OWN = tuple(f"{_PACKAGE}{room}/" for room in ("monitor", "_base", "_census", "leak", "record"))
+#: rooms of memtools that allocate for themselves, and not for the program; and who does it for them
+_OWN = (
+    *(f"{_PACKAGE}{room}/" for room in ("monitor", "_base", "_census", "leak", "record")),
+    f"{sysconfig.get_path('stdlib')}/tracemalloc.py",
+)
 _STANDARD = tuple(
     f"{sysconfig.get_path(name)}/"
     for name in ("stdlib", "platstdlib")
@@ -213,6 +219,7 @@ class _PythonBlocks:
         self._is_on = False
         self._frames = 1
         self._start: Callable[..., Any] = tracemalloc.start
+        self._is_too_slow = False
 
     def begin(self) -> str:
         """Start tracing, by one frame; "" or why not."""
@@ -230,6 +237,8 @@ class _PythonBlocks:
     def go_on(self, slower: float) -> str:
         """Begin anew with as many frames as the program can bear, where a step took so many times
         as long with one; "" or why not."""
+        if self._is_too_slow:
+            return TOO_SLOW
         if not self.is_ours:
             return STOPPED
         self.end()
@@ -263,12 +272,18 @@ class _PythonBlocks:
         for statistic in statistics:
             frames = (Place(f.filename, f.lineno) for f in reversed(statistic.traceback))
             place = place_of(frames)
-            if place is not None:
-                found[place] = found.get(place, 0.0) + statistic.size
+            if place is None or (self._frames == 1 and place.file.startswith("<")):
+                continue  # generated code, of memtools' own as well, and nobody sees who has called
+            found[place] = found.get(place, 0.0) + statistic.size
         return found
 
     def turn(self) -> None:
         """A traced step has ended: of no matter here."""
+
+    def give_up(self) -> None:
+        """On another thread, inside of the step that tells how slow it is: it is too slow."""
+        self._is_too_slow = self.is_ours
+        self.end()
 
     def end(self) -> None:
         """Stop tracing, if it is ours. May be called twice, and on another thread."""
@@ -309,6 +324,9 @@ class _TorchBlocks:
         self._first = self._now
         return ""
 
+    def give_up(self) -> None:
+        """It is not slow."""
+
     def living(self) -> Living | None:
         if not self._is_on or not self._blocks.is_on:
             return None
@@ -332,15 +350,23 @@ class TraceWindow:
           │ step ── │ step ──── │ step ─────────── │ ──── step ─────── │
           └ on      └ anew      └ what lives       └ what lives        └ what lives; off
 
-    The first step tells how much slower the program gets, and so how many frames it can bear.
+    The first step tells how much slower the program gets, and so how many frames it can bear. Where
+    it takes too long for even one, tracemalloc is turned off inside of it.
 
     Args:
         steps: traced steps from the first boundary to the last, at least 1.
         blocks: of torch; None where there are no reports.
         why_no_blocks: the reason of that, for the record; "", the default: torch is not used.
+        probe_s: seconds that the first step may take with tracemalloc. Default: LONGEST_S.
     """
 
-    def __init__(self, steps: int, blocks: BlocksLike | None, why_no_blocks: str = "") -> None:
+    def __init__(
+        self,
+        steps: int,
+        blocks: BlocksLike | None,
+        why_no_blocks: str = "",
+        probe_s: float = LONGEST_S,
+    ) -> None:
         self.steps = steps
         #: names of what traces, and why another does not
         self.sources: tuple[str, ...] = ()
@@ -355,7 +381,8 @@ class TraceWindow:
         self._sources, self._why_no_blocks = sources, why_no_blocks
         self._marks: list[tuple[int, dict[str, Living]]] = []
         self._begun = 0
-        self._is_probed = False
+        self._is_probed, self._probe_s = False, probe_s
+        self._probing = _thread.allocate_lock()  # around the end of the probe
         #: when the newest step began, on the monotonic clock
         self.turned = 0.0
         self._over = _thread.allocate_lock()
@@ -380,7 +407,7 @@ class TraceWindow:
             self.end()
             return False
         self._over.acquire()
-        _thread.start_new_thread(_end_in_time, (self, self._over))
+        _thread.start_new_thread(self.wait, (self._over,))
         return True
 
     @property
@@ -427,7 +454,8 @@ class TraceWindow:
 
     def _probed(self, step: int, slower: float) -> bool:
         """The first step has told how slow tracing is. Returns whether nothing traces on."""
-        self._is_probed, self._begun = True, step
+        with self._probing:
+            self._is_probed, self._begun = True, step
         going, refused = [], [self.why] if self.why else []
         for source in self._sources:
             why = source.go_on(slower)
@@ -441,6 +469,16 @@ class TraceWindow:
         if not going:
             self.end()
         return not going
+
+    def wait(self, over: _thread.LockType) -> None:
+        """On a thread of its own: end what takes too long, until all is over."""
+        if self._probe_s < LONGEST_S:
+            if over.acquire(timeout=self._probe_s):
+                return
+            with self._probing:
+                for source in () if self._is_probed else self._sources:
+                    source.give_up()
+        _end_in_time(self, over)
 
     def _is_mark(self, step: int) -> bool:
         """Whether what lives is noted at this step: after the first one, and half-way."""
@@ -618,6 +656,7 @@ class Tracing:
         self._readings: deque[int] = deque(maxlen=READ_STEPS + 1)
         #: nanoseconds that a plain step takes; 0 where that is not known
         self._plain_ns = 0
+        self._plain = 0  # how many of them are known
         self._took_ns = 0  # the newest step
         self._next = 0  # the step from which on the next window may be opened
         self._windows = 0
@@ -673,6 +712,7 @@ class Tracing:
         self._took_ns = ns
         if self._window is None:
             self._plain_ns = ns if self._plain_ns == 0 else min(ns, self._plain_ns)
+            self._plain += 1
 
     def read(self, in_use: int) -> None:
         """What is in use at the end of this step."""
@@ -680,7 +720,7 @@ class Tracing:
 
     def is_due(self, step: int) -> bool:
         """Whether a window is to be opened at the end of this step."""
-        if self._window is not None or not self._wanted or self._plain_ns == 0:
+        if self._window is not None or not self._wanted or self._plain < PLAIN:
             return False
         if _open:  # another monitor's: one after the other
             return False
@@ -710,7 +750,8 @@ class Tracing:
         if self._reports is not None:
             blocks = self._reports.blocks if self._reports.join() else None
             why = self._reports.reason
-        window = TraceWindow(steps, blocks, why)
+        probe_s = SLOWEST_PROBE * max(SHORT_NS, self._plain_ns) / 1e9
+        window = TraceWindow(steps, blocks, why, probe_s)
         try:
             started = window.begin(step)
         except BaseException:
