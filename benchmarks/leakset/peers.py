@@ -1,8 +1,10 @@
 """The line that another tool blames for what grows in a loop of the set.
 
-    traced()   tracemalloc: the line that gained most from the half of the run to its end
-    memray()   memray: the line of the loop below which most was allocated after the half of the
+    traced()   tracemalloc: the lines that gained most from the half of the run to its end
+    memray()   memray: the lines of the loop below which most was allocated after the half of the
                recording, and is still there at its end
+
+The first two of each are told, as memtools says two at most.
 
 What an import makes is left out, as whoever reads such a list leaves it out: on a busy machine the
 half of a run may lie among its imports. Both name where memory is made: index.json has the lines
@@ -25,6 +27,7 @@ from benchmarks.leakset import running
 NOT_INSTALLED = "memray is not installed"
 NOTHING = "nothing"  # that stayed
 LONGEST = 10 * running.LONGEST  # of a run under a tool that traces each allocation
+MOST = 2  # lines that are told
 
 #: a thread takes the first look when the half of the time is over; the second one is at the end
 _TRACED = """
@@ -36,11 +39,12 @@ timer.daemon = True
 timer.start()
 def told():
     last = tracemalloc.take_snapshot()
-    for top in last.compare_to(looks[0], "lineno") if looks else ():
-        if not top.traceback[0].filename.startswith("<frozen importlib"):
-            print(f"blamed: {top.traceback[0].filename}:{top.traceback[0].lineno}", file=sys.stderr)
-            break
-sys.argv = [script]
+    grown = last.compare_to(looks[0], "lineno") if looks else ()
+    lines = [(top.traceback[0].filename, top.traceback[0].lineno) for top in grown]
+    lines = [one for one in lines if not one[0].startswith("<frozen importlib")]
+    for file, line in lines[:most]:
+        print(f"blamed: {file}:{line}", file=sys.stderr)
+most, sys.argv = int(sys.argv[3]), [script]
 try:
     runpy.run_path(script, run_name="__main__")
 finally:
@@ -62,32 +66,34 @@ for record, at, nbytes in stayed:
             continue
         lines = [line for _, name, line in stack if name == script]
         by[lines[0] if lines else 0] += nbytes
-if by:
-    print(f"blamed: {script}:{by.most_common(1)[0][0]}", file=sys.stderr)
+for line, _ in by.most_common(int(sys.argv[3])):
+    print(f"blamed: {script}:{line}", file=sys.stderr)
 """
 
 
 def traced(name: str, seconds: float, out: Path) -> str:
-    """What tracemalloc blames in a loop that takes so many seconds, as `file.py:line`."""
+    """What tracemalloc blames in a loop that takes so many seconds, as `file.py:line file.py:line`,
+    the most first."""
     script = running.SCRIPTS / f"{name}.py"
-    return _blamed(["-c", _TRACED, str(script), str(seconds / 2)], out)
+    return _blamed(["-c", _TRACED, str(script), str(seconds / 2), str(MOST)], out)
 
 
 def memray(name: str, out: Path) -> str:
-    """What memray blames in a loop, as `file.py:line`; line 0 is none of the loop's own."""
+    """What memray blames in a loop, as `file.py:line file.py:line`; line 0 is none of the loop's
+    own."""
     if importlib.util.find_spec("memray") is None:
         return NOT_INSTALLED
     script, recording = running.SCRIPTS / f"{name}.py", out / f"{name}.memray"
     try:
         _run(["-m", "memray", "run", "-q", "-f", "-o", str(recording), str(script)], out)
-        return _blamed(["-c", _READ, str(recording), str(script)], out)
+        return _blamed(["-c", _READ, str(recording), str(script), str(MOST)], out)
     finally:
         recording.unlink(missing_ok=True)
 
 
 def _blamed(arguments: list[str], out: Path) -> str:
     found = re.findall(r"^blamed: (.*)$", _run(arguments, out), re.M)
-    return Path(found[-1]).name if found else NOTHING
+    return " ".join(Path(line).name for line in found) if found else NOTHING
 
 
 def _run(arguments: list[str], out: Path) -> str:
