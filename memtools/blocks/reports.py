@@ -17,6 +17,7 @@ from pathlib import Path
 from memtools import _core
 from memtools._base import torch as bridge
 from memtools._base.libraries import library_paths
+from memtools.blocks.dispatch import DispatchedBlocks
 
 _PACKAGE = str(Path(__file__).parents[1]) + "/"
 
@@ -29,12 +30,13 @@ class HostBlocks:
         reason: why it cannot be started, in one sentence; "" as long as nothing is against it.
     """
 
-    __slots__ = ("_is_left", "blocks", "reason")
+    __slots__ = ("_dispatched", "_is_left", "blocks", "reason")
 
     def __init__(self) -> None:
         self.blocks = _core.Blocks()
         self.reason = ""
         self._is_left = False
+        self._dispatched: DispatchedBlocks | None = None
 
     def join(self) -> bool:
         """Start it where the program has imported torch. Returns whether it is on; takes 0.1 us
@@ -55,6 +57,15 @@ class HostBlocks:
         """Bytes that torch's tensors on the host take now, of those made since it was started; None
         where that is not known."""
         return self.blocks.in_use if self.join() and not self.blocks.missed else None
+
+    def dispatched(self) -> DispatchedBlocks | None:
+        """What tells the lines of blocks where the table cannot be started; None where it can, and
+        where torch is not there."""
+        if not self.reason or self._is_left or bridge.loaded() is None:
+            return None
+        if self._dispatched is None:
+            self._dispatched = DispatchedBlocks((_PACKAGE,))
+        return self._dispatched
 
     def leave(self) -> None:
         """End this part in it, for good."""

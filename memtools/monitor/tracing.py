@@ -73,7 +73,7 @@ MOST_NS = 500_000_000  # that all windows of a run may take of the processor at 
 PROGRAMS_OWN = "the program runs tracemalloc itself"
 TOO_SLOW = f"tracemalloc would make a step take more than {SLOWEST:.0f} times as long"
 STOPPED = "the program has stopped tracemalloc, or started its own"
-TRACEMALLOC, TORCH = "tracemalloc", "torch's reports"
+TRACEMALLOC, TORCH, DISPATCH = "tracemalloc", "torch's reports", "a dispatch mode of torch"
 
 
 class BlocksLike(Protocol):
@@ -95,6 +95,7 @@ class ReportsLike(Protocol):
     @property
     def reason(self) -> str: ...
     def join(self) -> bool: ...
+    def dispatched(self) -> BlocksLike | None: ...
 
 
 class Place(NamedTuple):
@@ -295,11 +296,10 @@ class _PythonBlocks:
 
 
 class _TorchBlocks:
-    """torch's blocks on the host, by its allocator's own reports."""
+    """torch's blocks on the host: by its allocator's own reports, or by what operators return."""
 
-    name = TORCH
-
-    def __init__(self, blocks: BlocksLike) -> None:
+    def __init__(self, blocks: BlocksLike, name: str = TORCH) -> None:
+        self.name = name
         self._blocks = blocks
         self._is_on = False
         self._first = self._now = 0
@@ -321,6 +321,8 @@ class _TorchBlocks:
         """What has been made so far does not count."""
         if not self._blocks.is_on:
             return "torch's reports have ended"
+        if self.name == DISPATCH and slower > SLOWEST:
+            return f"{DISPATCH} makes a step take more than {SLOWEST:.0f} times as long"
         self._first = self._now
         return ""
 
@@ -355,8 +357,11 @@ class TraceWindow:
 
     Args:
         steps: traced steps from the first boundary to the last, at least 1.
-        blocks: of torch; None where there are no reports.
-        why_no_blocks: the reason of that, for the record; "", the default: torch is not used.
+        blocks: of torch; None where none are heard in this window.
+        why_no_blocks: why there are no reports of torch's allocator, for the record; then `blocks`
+            are what a dispatch mode hears, and tracemalloc, with which it would take 24 times as
+            long as a plain step, is not used beside it. "", the default: there are, or torch is
+            not used.
         probe_s: seconds that the first step may take with tracemalloc. Default: LONGEST_S.
     """
 
@@ -376,7 +381,9 @@ class TraceWindow:
         #: whether it is between begin and end
         self.is_open = False
         sources: list[_PythonBlocks | _TorchBlocks] = [_PythonBlocks()]
-        if blocks is not None:
+        if blocks is not None and why_no_blocks:
+            sources = [_TorchBlocks(blocks, DISPATCH)]
+        elif blocks is not None:
             sources.append(_TorchBlocks(blocks))
         self._sources, self._why_no_blocks = sources, why_no_blocks
         self._marks: list[tuple[int, dict[str, Living]]] = []
@@ -413,7 +420,7 @@ class TraceWindow:
     @property
     def slows(self) -> bool:
         """Whether something traces that changes what memory is in use."""
-        return self.is_open and TRACEMALLOC in self.sources
+        return self.is_open and bool({TRACEMALLOC, DISPATCH} & set(self.sources))
 
     def turn(
         self, step: int, collect: Callable[[], None] | None = None, slower: float = 1.0
@@ -750,6 +757,10 @@ class Tracing:
         if self._reports is not None:
             blocks = self._reports.blocks if self._reports.join() else None
             why = self._reports.reason
+            if (
+                blocks is None and why and self._windows % 2 == 1
+            ):  # each second one is tracemalloc's
+                blocks = self._reports.dispatched()
         probe_s = SLOWEST_PROBE * max(SHORT_NS, self._plain_ns) / 1e9
         window = TraceWindow(steps, blocks, why, probe_s)
         try:
