@@ -28,6 +28,7 @@ def _hear_calls(
     function: Callable[..., object] | None,
     ended: Callable[[Any], object] | None,
     main_thread: int,
+    arguments: bool = False,
     /,
 ) -> bool: ...
 def _watch_end(

@@ -9,6 +9,7 @@ static struct {
     vectorcallfunc before; /* what called the function before; stays, for calls that run */
     unsigned long main_thread;
     bool main_is_inside; /* the main thread is in a call */
+    bool with_arguments; /* what is told gets a tuple of all that was passed, the module first */
 } heard;
 
 static _Thread_local int depth; /* calls of the function that this thread is in */
@@ -25,12 +26,27 @@ set_vectorcall(PyObject *function, vectorcallfunc call)
 #endif
 }
 
+/* All that was passed by a vectorcall, by position and by name. */
+static PyObject *
+passed(PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    Py_ssize_t count = PyVectorcall_NARGS(nargsf) + (names == NULL ? 0 : PyTuple_GET_SIZE(names));
+    PyObject *all = PyTuple_New(count);
+
+    for (Py_ssize_t i = 0; all != NULL && i < count; i++) {
+        PyTuple_SET_ITEM(all, i, Py_NewRef(args[i]));
+    }
+    return all;
+}
+
 static bool
-tell(PyObject *module)
+tell(PyObject *const *args, size_t nargsf, PyObject *names)
 {
     PyObject *ended = Py_NewRef(heard.ended); /* it may stop the hearing */
-    PyObject *done = PyObject_CallOneArg(ended, module);
+    PyObject *what = heard.with_arguments ? passed(args, nargsf, names) : Py_NewRef(args[0]);
+    PyObject *done = what == NULL ? NULL : PyObject_CallOneArg(ended, what);
 
+    Py_XDECREF(what);
     Py_DECREF(ended);
     Py_XDECREF(done);
     return done != NULL;
@@ -51,7 +67,7 @@ heard_call(PyObject *function, PyObject *const *args, size_t nargsf, PyObject *n
     result = heard.before(function, args, nargsf, names);
     /* Still inside: modules that are called by what is told are no calls of their own. */
     if (is_outermost && !is_part && result != NULL && heard.function == function &&
-        PyVectorcall_NARGS(nargsf) > 0 && !tell(args[0])) {
+        PyVectorcall_NARGS(nargsf) > 0 && !tell(args, nargsf, names)) {
         Py_CLEAR(result);
     }
     depth--;
@@ -73,8 +89,12 @@ mt_py_hear_calls(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *function, *ended;
     unsigned long main_thread;
+    int with_arguments = 0;
 
-    if (!PyArg_ParseTuple(args, "OOk:_hear_calls", &function, &ended, &main_thread)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOk|p:_hear_calls", &function, &ended, &main_thread,
+                          &with_arguments)) {
+        return NULL;
+    }
     if (function == Py_None) {
         stop();
         Py_RETURN_TRUE;
@@ -94,6 +114,7 @@ mt_py_hear_calls(PyObject *Py_UNUSED(module), PyObject *args)
     heard.before = ((PyFunctionObject *)function)->vectorcall;
     heard.main_thread = main_thread;
     heard.main_is_inside = false;
+    heard.with_arguments = with_arguments != 0;
     set_vectorcall(function, heard_call);
     Py_RETURN_TRUE;
 }
