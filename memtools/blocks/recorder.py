@@ -92,6 +92,15 @@ class PeakRecorder:
         self._is_newer = False  # what is recorded now is for a new peak
         self._ended, self._took = 0.0, 0.0  # the newest step, on the monotonic clock
 
+    def begin_anew(self, step: int) -> None:
+        """Count steps from here on: they are something else than before."""
+        if self._is_closed:
+            return
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            recording.close()
+        self._step, self._next, self.due_step = step, step + FIRST, step + FIRST - 1
+
     @property
     def is_open(self) -> bool:
         return self._recording is not None
@@ -193,6 +202,7 @@ class Recording:
     def __init__(self, blocks: BlocksLike, tensors: Tensors) -> None:
         self._blocks, self._tensors = blocks, tensors
         self._marked: dict[tuple[int, int], Marked] = {}  # by address and category
+        self._called: set[int] = set()  # modules whose calls were heard, by id
         self._ns = 0  # that memtools itself took
         self._is_on = self._hears = self._is_late = False
         self._over = _thread.allocate_lock()
@@ -222,8 +232,13 @@ class Recording:
                 self._marked.setdefault((address, category), one)
 
     def _heard(self, call: tuple[Any, ...]) -> None:
-        """A call of an outermost module has ended: its inputs are there still."""
+        """A call of an outermost module has ended: its inputs are there still. Where no gradient is
+        computed, what an earlier call has made looks like an input: there the first call counts."""
         try:
+            is_first = id(call[0]) not in self._called
+            self._called.add(id(call[0]))
+            if not is_first and not bridge.loaded().is_grad_enabled():
+                return
             found = inputs_of(call[1:])
             known = [one for one in found if self._blocks.site_of(one[0][0]) is not None]
             self._add(INPUT, known)

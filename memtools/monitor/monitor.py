@@ -324,6 +324,8 @@ class MemoryMonitor:
         """Test for leaks as if the run began now: steps are something else from here on."""
         if self._live is not None:
             self._live.begin_anew(self._growths)
+            if self._live.peaks is not None:
+                self._live.peaks.begin_anew(self._live.sampler.step_count)
             self._live.due_step = self._live.others_due_step = 0
 
     def _safe_point(self, run: Run, fired: int) -> None:

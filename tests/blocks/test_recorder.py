@@ -134,6 +134,24 @@ def test_several_steps_at_once_are_recorded_as_they_come() -> None:
     assert [one.step for one in run.written] == [17]
 
 
+def test_the_third_of_steps_that_begin_anew_is_recorded() -> None:
+    run = Run()
+    run.run_to(40)
+    run.recorder.begin_anew(run.step)
+    run.run_to(60)
+    assert run.recorded == [3, 43]
+    run.run_to(999)
+    assert run.recorder.is_open
+    run.recorder.begin_anew(run.step)
+    assert not run.blocks.is_recording
+    run.run_to(1010)
+    assert run.recorded == [3, 43, 1002]
+    run.recorder.close()
+    run.recorder.begin_anew(run.step)
+    run.run_to(1100)
+    assert run.recorded == [3, 43, 1002]
+
+
 def test_a_safe_point_within_a_step_does_not_end_it() -> None:
     run = Run()
     run.run_to(2)
@@ -266,6 +284,21 @@ def test_parameters_state_and_inputs_are_marked_in_the_step() -> None:
     assert (x.data_ptr(), 96, INPUT) in marked
     assert y.data_ptr() not in {address for address, _, _ in marked}, "no module has got it"
     assert run.complaints == []
+
+
+def test_without_gradients_what_a_module_has_made_is_no_input() -> None:
+    run, module = Run(), torch.nn.Linear(3, 3)
+    run.run_to(2)
+    first = torch.randn(5, 3)
+    with torch.no_grad():
+        second = module(first)
+        third = module(second)
+    micro = torch.randn(6, 3)
+    module(micro)
+    run.run_to(3)
+    marked = {address for address, _, category in run.blocks.marked if category == INPUT}
+    assert marked == {first.data_ptr(), micro.data_ptr()}
+    assert len(third) == 5
 
 
 def test_a_hostile_argument_of_a_module_is_no_matter() -> None:
