@@ -399,29 +399,30 @@ mt_journal_died(mt_journal *j, const void *address, mt_phase phase)
     mt_lock_give(&j->lock);
 }
 
-/* pre: the entry has no shape. */
+/* In the place of the one it had, if that had as many sizes. */
 static void
 take_shape(mt_journal *j, mt_journal_entry *entry, int dtype, const int64_t *shape, int dims)
 {
-    size_t need = j->sizes_n + (size_t)dims;
+    bool has_place = (entry->is & HAS_SHAPE) != 0 && entry->dims == dims;
+    size_t at = has_place ? entry->shape : j->sizes_n;
     int64_t *sizes;
 
     if (dims > 0) {
-        sizes = mt_alloc_grown(j->mem, j->sizes, &j->sizes_room, need, sizeof *sizes);
+        sizes = mt_alloc_grown(j->mem, j->sizes, &j->sizes_room, at + (size_t)dims, sizeof *sizes);
         if (sizes == NULL) return;
         j->sizes = sizes;
-        memcpy(sizes + j->sizes_n, shape, (size_t)dims * sizeof *sizes);
+        memcpy(sizes + at, shape, (size_t)dims * sizeof *sizes);
     }
-    entry->shape = (uint32_t)j->sizes_n;
+    entry->shape = (uint32_t)at;
     entry->dtype = (int16_t)dtype;
     entry->dims = (uint8_t)dims;
     entry->is |= HAS_SHAPE;
-    j->sizes_n = need;
+    if (!has_place) j->sizes_n += (size_t)dims;
 }
 
 void
-mt_journal_shape(mt_journal *j, const void *address, size_t bytes, int dtype, const int64_t *sizes,
-                 int dims)
+mt_journal_shape(mt_journal *j, const void *address, size_t bytes, uint32_t since, int dtype,
+                 const int64_t *sizes, int dims)
 {
     uint64_t key = (uint64_t)(uintptr_t)address;
     mt_journal_entry *entry;
@@ -430,7 +431,7 @@ mt_journal_shape(mt_journal *j, const void *address, size_t bytes, int dtype, co
     if (!is_home(j) || !mt_journal_is_on(j)) return;
     mt_lock_take(&j->lock);
     entry = mt_journal_is_on(j) ? find(j, key) : NULL;
-    if (entry != NULL && entry->birth > 0 && entry->bytes == bytes && (entry->is & HAS_SHAPE) == 0)
+    if (entry != NULL && entry->birth > since && entry->bytes == bytes)
         take_shape(j, entry, dtype, sizes, dims);
     mt_lock_give(&j->lock);
 }
@@ -601,8 +602,38 @@ alive_at(const mt_journal *j, uint32_t order, const mt_journal_entry **alive)
     return n;
 }
 
+/* Where the last thousandth of the peak begins, within the phase in which it was reached. */
+static uint32_t
+rise_of(const change *changes, uint32_t peak_at, uint64_t peak_bytes)
+{
+    uint64_t in_use = peak_bytes;
+    uint32_t at = peak_at;
+
+    for (; at > 0 && changes[at].phase == changes[peak_at].phase; at--) {
+        if (in_use < peak_bytes - peak_bytes / 1000) break;
+        in_use -= (uint64_t)changes[at].bytes;
+    }
+    return at + 1;
+}
+
+/* The largest birth of the rise says what made the peak: the very last one may be of four bytes. */
+static void
+tell_moment(const mt_journal_entry *const *alive, size_t n, uint32_t rise, mt_journal_contents *out)
+{
+    const mt_journal_entry *largest = NULL;
+
+    for (size_t i = 0; i < n; i++) {
+        if (alive[i]->birth < rise) continue;
+        if (largest == NULL || alive[i]->bytes >= largest->bytes) largest = alive[i];
+    }
+    if (largest == NULL) return; /* the peak is the begin */
+    out->phase = (mt_phase)largest->birth_phase;
+    out->maker = largest->maker;
+    out->site = largest->site;
+}
+
 static bool
-tell_peak(const mt_journal *j, uint32_t peak_at, mt_journal_contents *out)
+tell_peak(const mt_journal *j, const change *changes, uint32_t peak_at, mt_journal_contents *out)
 {
     const mt_journal_entry **alive;
     size_t n;
@@ -612,12 +643,7 @@ tell_peak(const mt_journal *j, uint32_t peak_at, mt_journal_contents *out)
     if (alive == NULL) return false;
     n = alive_at(j, peak_at, alive);
     out->blocks_n = n < MT_JOURNAL_TOLD_MOST ? n : MT_JOURNAL_TOLD_MOST;
-    for (size_t i = 0; peak_at > 0 && i < n; i++) {
-        if (alive[i]->birth != peak_at) continue;
-        out->phase = (mt_phase)alive[i]->birth_phase;
-        out->maker = alive[i]->maker;
-        out->site = alive[i]->site;
-    }
+    tell_moment(alive, n, rise_of(changes, peak_at, out->peak_bytes), out);
     qsort((void *)alive, n, sizeof *alive, by_bytes);
     if (out->blocks_n > 0)
         out->blocks = mt_alloc_zeroed(j->mem, out->blocks_n, sizeof *out->blocks);
@@ -640,7 +666,8 @@ mt_journal_read(mt_journal *j, mt_journal_contents *out)
         out->had_backward = j->backwards_n > 0;
         out->lost = j->lost;
         out->events = j->order;
-        if ((changes = changes_of(j)) != NULL && tell_peak(j, sum_up(j, changes, out), out))
+        if ((changes = changes_of(j)) != NULL &&
+            tell_peak(j, changes, sum_up(j, changes, out), out))
             result = MT_JOURNAL_READ;
         put(j, changes, ((size_t)j->order + 1) * sizeof *changes);
     }

@@ -72,7 +72,7 @@ typedef struct mt_journal {
     mt_journal_name *names; /* the first one is none */
     uint32_t *name_slots;   /* an open table of names: index, or 0 */
     size_t names_n, names_room;
-    uint32_t order;
+    _Atomic uint32_t order; /* of what happened last; read without the lock as well */
     uint64_t lost;
 } mt_journal;
 
@@ -109,8 +109,10 @@ typedef struct mt_journal_point {
 
 typedef struct mt_journal_contents {
     uint64_t peak_bytes, base_bytes; /* the base is what was in use at the begin */
-    mt_phase phase;                  /* of the birth that made the peak; 0: it was the begin */
-    uint32_t maker, site;            /* of that birth */
+    /* Of the birth that made the peak: the largest one, the last of equals, of those in the same phase
+     * that brought the last thousandth. phase 0: the peak was the begin. */
+    mt_phase phase;
+    uint32_t maker, site;
     bool had_backward;
     uint64_t lost; /* births that found no room: if there are any, all figures may be too low */
     uint64_t events;
@@ -160,10 +162,19 @@ uint32_t mt_journal_name_of(mt_journal *journal, const char *text);
 /* The text of a name, until the journal begins again or is cleared; "" for 0. */
 const char *mt_journal_text(mt_journal *journal, uint32_t name);
 
-/* A tensor lies at this address and is as large as the block, which lives: its shape becomes the
- * block's if that was born since the begin, is of these bytes and has none. sizes: `dims` of them. */
-void mt_journal_shape(mt_journal *journal, const void *address, size_t bytes, int dtype,
-                      const int64_t *sizes, int dims);
+/* The order of what happened last. Costs no lock. */
+static inline uint32_t
+mt_journal_order(const mt_journal *journal)
+{
+    return atomic_load_explicit(&journal->order, memory_order_relaxed);
+}
+
+/* An operator, which began after the order `since`, has made a tensor that is all of the block at this
+ * address: its shape is the block's, if that was born within the operator and is of these bytes. So
+ * the outermost operator in which a block was born tells its shape, and no view of later. sizes:
+ * `dims` of them. */
+void mt_journal_shape(mt_journal *journal, const void *address, size_t bytes, uint32_t since,
+                      int dtype, const int64_t *sizes, int dims);
 
 typedef enum mt_journal_mark_result {
     MT_MARK_KNOWN,
