@@ -10,6 +10,7 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import compress
 from typing import Any
 
 from memtools._base import torch as bridge
@@ -40,23 +41,23 @@ class Tensors:
         """Look for modules and optimizers, and forget those of before."""
         self.forget()
         torch = bridge.loaded()
-        kinds = (_class(torch, "nn.Module"), _class(torch, "optim.Optimizer"))
-        known: dict[type, list[weakref.ref[Any]] | None] = {}
-        for one in gc.get_objects():
-            cls = type(one)
-            if cls not in known:
-                known[cls] = _list_of(cls, kinds, self._modules, self._optimizers)
-            found = known[cls]
-            if found is not None:
+        modules = _classes(_class(torch, "nn.Module"))
+        optimizers = _classes(_class(torch, "optim.Optimizer"))
+        known = gc.get_objects()
+        # By the ids of classes: to ask an object, or a class, may run code of the program.
+        kinds = map(id, map(type, known))
+        found = list(compress(known, map({*modules, *optimizers}.__contains__, kinds)))
+        del known
+        listed = {id(one) for one in found}
+        others = () if self.others is None else self.others()
+        found += [one for one in others if id(one) not in listed]
+        for one in found:
+            refs = self._modules if id(type(one)) in modules else self._optimizers
+            if refs is self._modules or id(type(one)) in optimizers:
                 with contextlib.suppress(TypeError):  # no weak references to it
-                    found.append(weakref.ref(one))
-        listed = {id(ref()) for ref in self._optimizers}
-        for other in self.others() if self.others is not None else ():
-            found = _list_of(type(other), kinds, self._modules, self._optimizers)
-            if found is self._optimizers and id(other) not in listed:
-                found.append(weakref.ref(other))
-        modules = [module for ref in self._modules if (module := ref()) is not None]
-        self._names = dict(reversed(list(_names(modules))))  # of two names the first
+                    refs.append(weakref.ref(one))
+        alive = [module for ref in self._modules if (module := ref()) is not None]
+        self._names = dict(reversed(list(_names(alive))))  # of two names the first
 
     def forget(self) -> None:
         """Keep nothing of the program."""
@@ -141,18 +142,15 @@ def _class(torch: Any, path: str) -> type | None:
     return found if isinstance(found, type) else None
 
 
-def _list_of(
-    cls: type,
-    kinds: tuple[type | None, type | None],
-    modules: list[weakref.ref[Any]],
-    optimizers: list[weakref.ref[Any]],
-) -> list[weakref.ref[Any]] | None:
-    """The list for objects of this class. Asks the class alone: an object may pretend to be
-    something else, and to ask it may run code of the program."""
-    for kind, found in zip(kinds, (modules, optimizers), strict=True):
-        if kind is not None and kind in type.__dict__["__mro__"].__get__(cls):
-            return found
-    return None
+def _classes(base: type | None) -> set[int]:
+    """The ids of a class and of all that are made of it."""
+    found, waiting = dict[int, type](), [] if base is None else [base]
+    while waiting:
+        cls = waiting.pop()
+        if id(cls) not in found:
+            found[id(cls)] = cls
+            waiting += type.__subclasses__(cls)
+    return set(found)
 
 
 def _tensors_of(registered: object) -> list[Any]:

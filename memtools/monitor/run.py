@@ -147,7 +147,7 @@ class Run:
         #: what records some steps, to tell what lived at their peak; None where nothing does
         self.peaks = (
             None
-            if self.blocks is None or writer is None or not hasattr(_core.Blocks, "record")
+            if self.blocks is None or writer is None
             else PeakRecorder(
                 self.blocks,
                 lambda found: log.event("peak", found),
