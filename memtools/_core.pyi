@@ -119,6 +119,7 @@ class Contents(structseq[Any], tuple[Any, ...]):
         "lost",
         "events",
         "curve",
+        "addresses",
     )
     @property
     def peak_bytes(self) -> int: ...
@@ -146,6 +147,8 @@ class Contents(structseq[Any], tuple[Any, ...]):
     def events(self) -> int: ...
     @property
     def curve(self) -> tuple[tuple[int, int, int], ...]: ...
+    @property
+    def addresses(self) -> tuple[int, ...]: ...
 
 class Budget:
     @property

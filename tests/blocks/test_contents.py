@@ -433,6 +433,78 @@ def test_autograd_functions_and_hooks(blocks: _core.Blocks) -> None:
     assert one_of(found, 777 * 4).birth == BACKWARD
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Calls of modules are heard, as a monitor does."""
+    assert _core._hear_calls(torch.nn.Module.__call__, lambda module: None, threading.get_ident())
+    yield
+    _core._hear_calls(None, None, 0)
+
+
+class Feed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(8, 100)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) > 10:
+            raise ValueError("too many")
+        return self.up(x).relu().sum(1, keepdim=True).expand(-1, 8)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.feeds = torch.nn.Sequential(Feed(), Feed(), torch.nn.Linear(8, 200))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.feeds(x + 1).exp()
+
+
+@pytest.mark.usefixtures("heard")
+def test_the_modules_a_block_was_born_in(blocks: _core.Blocks) -> None:
+    net = Net()
+    x = torch.ones(7, 8)
+    found = recorded(blocks, lambda: net(x))
+    assert {b.module for b in found if b.bytes == 2800} == {"Net.Feed"}
+    # Classes of torch's are told where there are no others around them.
+    assert {b.module for b in found if b.shape == (7, 200)} == {"Net"}
+    plain = torch.nn.Sequential(torch.nn.Linear(8, 9), torch.nn.ReLU())
+    found = recorded(blocks, lambda: (torch.zeros(41), plain(x)))
+    assert {b.module for b in found if b.bytes == 252} == {"Sequential.Linear", "Sequential.ReLU"}
+    assert one_of(found, 164).module == ""
+
+    def fails() -> torch.Tensor:
+        with pytest.raises(ValueError, match="too many"):
+            net(torch.ones(11, 8))
+        return torch.zeros(5000)
+
+    assert one_of(recorded(blocks, fails), 20_000).module == ""
+
+    class Begins(torch.nn.Module):
+        def forward(self, n: int) -> torch.Tensor:
+            blocks.record(True)
+            return torch.zeros(n)
+
+    kept = Begins()(47)
+    again = net(x)
+    blocks.record(False)
+    found = at_peak(blocks)
+    assert one_of(found, 188).module == "", "the call began before the recording"
+    assert {b.module for b in found if b.bytes == 2800} == {"Net.Feed"}
+    assert len(kept) + len(again) > 0
+
+
+def test_addresses_of_what_still_lives(blocks: _core.Blocks) -> None:
+    blocks.record(True)
+    kept, gone = make(100), make(200)
+    address = kept.data_ptr()
+    del gone
+    blocks.record(False)
+    assert contents_of(blocks).addresses == (0, address)
+    assert len(kept) == 100
+
+
 # --- beside others --------------------------------------------------------------------------------
 
 

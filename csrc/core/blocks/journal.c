@@ -19,7 +19,7 @@ enum {
 struct mt_journal_entry {
     uint64_t address, bytes;
     uint32_t birth, death; /* orders; birth 0: lived at the begin, death 0: lives */
-    uint32_t site, maker;
+    uint32_t site, maker, module;
     uint32_t shape; /* where its sizes begin */
     int16_t dtype;
     uint8_t birth_phase, death_phase, category, dims, is;
@@ -370,6 +370,7 @@ bear(mt_journal *j, uint64_t address, size_t bytes, mt_journal_birth birth)
                                    .birth = j->order,
                                    .site = birth.site,
                                    .maker = birth.maker,
+                                   .module = birth.module,
                                    .birth_phase = (uint8_t)birth.phase}))
         j->lost++;
 }
@@ -546,10 +547,12 @@ by_bytes(const void *a, const void *b)
 static void
 tell_block(const mt_journal *j, const mt_journal_entry *e, mt_journal_block *out)
 {
-    *out = (mt_journal_block){.bytes = e->bytes,
+    *out = (mt_journal_block){.address = e->death == 0 ? (const void *)(uintptr_t)e->address : NULL,
+                              .bytes = e->bytes,
                               .category = e->category,
                               .site = e->site,
                               .maker = e->maker,
+                              .module = e->module,
                               .birth = (mt_phase)e->birth_phase,
                               .death = (mt_phase)e->death_phase,
                               .is_saved = is_saved(j, e),

@@ -79,14 +79,16 @@ typedef struct mt_journal {
 /* How a block came to be. */
 typedef struct mt_journal_birth {
     mt_phase phase;
-    uint32_t site;  /* a number of the caller's, 0 for none */
-    uint32_t maker; /* the name of the operator that asked for it, 0 for none */
+    uint32_t site;   /* a number of the caller's, 0 for none */
+    uint32_t maker;  /* the name of the operator that asked for it, 0 for none */
+    uint32_t module; /* the name of the part of the program that it was in, 0 for none */
 } mt_journal_birth;
 
 /* A block that lived at the peak. */
 typedef struct mt_journal_block {
+    const void *address; /* NULL where it has died since */
     uint64_t bytes;
-    uint32_t category, site, maker;
+    uint32_t category, site, maker, module;
     mt_phase birth, death;
     bool is_saved;  /* born in a forward pass, alive when the next backward pass began */
     bool has_shape; /* then dtype, a number of the caller's, dims and sizes are set */

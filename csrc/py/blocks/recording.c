@@ -6,9 +6,11 @@
  *     bit  63        34      33          32       31    16 15       0
  *         [ recording ][ in foreach ][ in step ][  node  ][ operator ]    names of the journal, or 0
  *
- * The word of another recording counts as nothing. */
+ * The word of another recording counts as nothing. A second one tells which modules' calls it is in:
+ * the name of the path of their classes, and whether one of them is not torch's. */
 #include "py/blocks/recording.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "core/blocks/journal.h"
@@ -19,8 +21,10 @@ enum {
     STEP_SHIFT = 32,
     FOREACH_SHIFT = 33,
     RECORDING_SHIFT = 34,
+    OWN_SHIFT = 32, /* of the word of modules: in a class that is not torch's */
+    PATH_BYTES = 512,
     NAME_MASK = 0xFFFF,
-    FIELDS = 11, /* of Contents */
+    FIELDS = 12, /* of Contents */
 };
 
 _Static_assert((int)MT_JOURNAL_NAMES_MOST <= (int)NAME_MASK, "a name fits into its bits");
@@ -35,7 +39,7 @@ static mt_journal journal;
 static int (*in_backward)(void); /* the shim's; set before the first recording */
 static atomic_uint recordings;   /* how many have begun: the number of the one that runs */
 
-static _Thread_local uint64_t here;
+static _Thread_local uint64_t here, module_here;
 
 void
 mt_py_recording_init(const mt_home *home)
@@ -45,13 +49,20 @@ mt_py_recording_init(const mt_home *home)
 
 /* --- where a thread is ---------------------------------------------------------------------------- */
 
+/* A word as it counts in the recording that runs. */
 static uint64_t
-where(void)
+now_of(uint64_t word)
 {
     uint64_t now = (uint64_t)atomic_load_explicit(&recordings, memory_order_relaxed)
                    << RECORDING_SHIFT;
 
-    return here >> RECORDING_SHIFT == now >> RECORDING_SHIFT ? here : now;
+    return word >> RECORDING_SHIFT == now >> RECORDING_SHIFT ? word : now;
+}
+
+static uint64_t
+where(void)
+{
+    return now_of(here);
 }
 
 static uint32_t
@@ -131,6 +142,54 @@ hear_ended(void *Py_UNUSED(ctx), mt_torch_begun begun)
 static const mt_torch_observer observer = {
     .begun = hear_begun, .made = hear_made, .ended = hear_ended};
 
+/* --- calls of modules ----------------------------------------------------------------------------- */
+
+/* Whether a class is one of torch's own. Keeps no error. */
+static bool
+is_torchs(PyTypeObject *type)
+{
+    PyObject *module = PyObject_GetAttrString((PyObject *)type, "__module__");
+    const char *name = module != NULL && PyUnicode_Check(module) ? PyUnicode_AsUTF8(module) : NULL;
+    bool is = name != NULL && (begins_with(name, "torch.nn.") || strcmp(name, "torch") == 0);
+
+    PyErr_Clear();
+    Py_XDECREF(module);
+    return is;
+}
+
+/* The word within a call of a module of this class. */
+static uint64_t
+within(uint64_t word, PyTypeObject *type)
+{
+    uint64_t own = UINT64_C(1) << OWN_SHIFT;
+    const char *outer = mt_journal_text(&journal, operator_of(word));
+    const char *class = strrchr(type->tp_name, '.');
+    bool is_own = !is_torchs(type);
+    char path[PATH_BYTES];
+
+    if ((word & own) != 0 && !is_own) return word;
+    class = class == NULL ? type->tp_name : class + 1;
+    /* What is too long is cut, as the journal does. */
+    (void)snprintf(path, sizeof path, "%s%s%s", outer, outer[0] == '\0' ? "" : ".", class);
+    word = (word & ~(uint64_t)NAME_MASK) | mt_journal_name_of(&journal, path);
+    return is_own ? word | own : word;
+}
+
+uint64_t
+mt_py_recording_enter(PyObject *module)
+{
+    uint64_t before = module_here;
+
+    if (mt_journal_is_on(&journal)) module_here = within(now_of(before), Py_TYPE(module));
+    return before;
+}
+
+void
+mt_py_recording_leave(uint64_t before)
+{
+    module_here = before;
+}
+
 /* --- reports -------------------------------------------------------------------------------------- */
 
 static mt_phase
@@ -150,7 +209,8 @@ void
 mt_py_recording_born(const void *block, size_t bytes, uint32_t site)
 {
     uint64_t place = where();
-    mt_journal_birth birth = {.phase = phase_at(place), .site = site};
+    mt_journal_birth birth = {
+        .phase = phase_at(place), .site = site, .module = operator_of(now_of(module_here))};
 
     birth.maker = birth.phase == MT_PHASE_BACKWARD ? node_of(place) : 0;
     if (birth.maker == 0) birth.maker = operator_of(place);
@@ -293,7 +353,8 @@ block_at(const void *from, size_t i)
     if (shape == NULL) return NULL;
     return Py_BuildValue("(KIiiNssIsN)", (unsigned long long)b->bytes, (unsigned)b->category,
                          (int)b->birth, (int)b->death, PyBool_FromLong(b->is_saved),
-                         mt_journal_text(&journal, b->maker), "", (unsigned)b->site, dtype, shape);
+                         mt_journal_text(&journal, b->maker), mt_journal_text(&journal, b->module),
+                         (unsigned)b->site, dtype, shape);
 }
 
 static PyObject *
@@ -313,6 +374,12 @@ point_at(const void *from, size_t i)
 
     return Py_BuildValue("(KKi)", (unsigned long long)p->order, (unsigned long long)p->bytes,
                          (int)p->phase);
+}
+
+static PyObject *
+address_at(const void *from, size_t i)
+{
+    return PyLong_FromSize_t((size_t)((const telling *)from)->contents->blocks[i].address);
 }
 
 static PyObject *
@@ -343,7 +410,8 @@ told(const mt_state *st, const mt_journal_contents *c)
                                tuple_of(c->rest_n, rest_at, &from),
                                PyLong_FromUnsignedLongLong(c->lost),
                                PyLong_FromUnsignedLongLong(c->events),
-                               tuple_of(c->curve_n, point_at, &from)};
+                               tuple_of(c->curve_n, point_at, &from),
+                               tuple_of(c->blocks_n, address_at, &from)};
 
     for (Py_ssize_t i = 0; i < FIELDS; i++) {
         if (made != NULL && items[i] != NULL) {
@@ -391,6 +459,7 @@ contents_type(void)
         {"lost", "blocks that found no room: if there are any, figures may be too low"},
         {"events", "births and deaths"},
         {"curve", "(order, bytes, phase) of bytes in use: the maxima of up to 512 stretches"},
+        {"addresses", "of `blocks`, each; 0 for one that had died by the end"},
         {NULL, NULL},
     };
     PyStructSequence_Desc desc = {"memtools._core.Contents",

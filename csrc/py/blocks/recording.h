@@ -12,6 +12,10 @@
  * it is the innermost operator that does not merely get memory for another one (aten::empty); in a
  * backward pass, the node of autograd's.
  *
+ * The part of the program that it was in is told by the classes of the modules whose calls run on its
+ * thread, where they are heard (py/monitor/forwards.h): "Model.Block.Attention". Classes of torch's are
+ * left out within one that is not torch's.
+ *
  * There is one recording in a process. Under the GIL, but for the reports. */
 #ifndef MT_PY_BLOCKS_RECORDING_H
 #define MT_PY_BLOCKS_RECORDING_H
@@ -36,6 +40,11 @@ int mt_py_contents_register(PyObject *module, mt_state *st);
 bool mt_py_recording_is_on(void);
 void mt_py_recording_born(const void *block, size_t bytes, uint32_t site);
 void mt_py_recording_died(const void *block);
+
+/* A module is called on this thread, and the call ends: with the GIL. What the first one returns is for
+ * the second one, which comes whatever happened between. A few ns where nothing is recorded. */
+uint64_t mt_py_recording_enter(PyObject *module);
+void mt_py_recording_leave(uint64_t before);
 
 /* Begins with the blocks that live; what was recorded is forgotten. -1 with an error; then nothing is
  * recorded. */

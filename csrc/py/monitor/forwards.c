@@ -2,6 +2,8 @@
 
 #include <stdbool.h>
 
+#include "py/blocks/recording.h"
+
 /* What is heard, under the interpreter's lock. */
 static struct {
     PyObject *function;    /* NULL: nothing is heard */
@@ -56,6 +58,7 @@ static PyObject *
 heard_call(PyObject *function, PyObject *const *args, size_t nargsf, PyObject *names)
 {
     bool is_outermost = depth == 0, is_main = false, is_part = false;
+    uint64_t recorded = 0;
     PyObject *result;
 
     if (is_outermost) {
@@ -64,7 +67,9 @@ heard_call(PyObject *function, PyObject *const *args, size_t nargsf, PyObject *n
         if (is_main) heard.main_is_inside = true;
     }
     depth++;
+    if (PyVectorcall_NARGS(nargsf) > 0) recorded = mt_py_recording_enter(args[0]);
     result = heard.before(function, args, nargsf, names);
+    if (PyVectorcall_NARGS(nargsf) > 0) mt_py_recording_leave(recorded);
     /* Still inside: modules that are called by what is told are no calls of their own. */
     if (is_outermost && !is_part && result != NULL && heard.function == function &&
         PyVectorcall_NARGS(nargsf) > 0 && !tell(args, nargsf, names)) {

@@ -30,6 +30,13 @@ in(mt_phase phase, uint32_t site, uint32_t maker)
     return (mt_journal_birth){.phase = phase, .site = site, .maker = maker};
 }
 
+static mt_journal_birth
+within(uint32_t module, mt_journal_birth birth)
+{
+    birth.module = module;
+    return birth;
+}
+
 typedef struct rig {
     mt_live live;
     mt_journal journal;
@@ -76,13 +83,13 @@ the_lives_of_a_step_are_told(void)
     mm = mt_journal_name_of(&r.journal, "aten::mm");
     CHECK(mm == 1 && mt_journal_name_of(&r.journal, "aten::mm") == 1);
     CHECK(mt_journal_name_of(&r.journal, "aten::m") == 2);
-    mt_journal_born(&r.journal, at(2), 16, in(MT_PHASE_FORWARD, 3, mm)); /* 1: B */
-    mt_journal_born(&r.journal, at(3), 4, in(MT_PHASE_FORWARD, 3, mm));  /* 2: C */
-    mt_journal_died(&r.journal, at(3), MT_PHASE_FORWARD);                /* 3 */
-    mt_journal_born(&r.journal, at(4), 30, in(MT_PHASE_BACKWARD, 4, 2)); /* 4: D */
-    mt_journal_died(&r.journal, at(2), MT_PHASE_BACKWARD);               /* 5 */
-    mt_journal_died(&r.journal, at(4), MT_PHASE_BACKWARD);               /* 6 */
-    mt_journal_died(&r.journal, at(4), MT_PHASE_BACKWARD);               /* not known */
+    mt_journal_born(&r.journal, at(2), 16, in(MT_PHASE_FORWARD, 3, mm));            /* 1: B */
+    mt_journal_born(&r.journal, at(3), 4, in(MT_PHASE_FORWARD, 3, mm));             /* 2: C */
+    mt_journal_died(&r.journal, at(3), MT_PHASE_FORWARD);                           /* 3 */
+    mt_journal_born(&r.journal, at(4), 30, within(2, in(MT_PHASE_BACKWARD, 4, 2))); /* 4: D */
+    mt_journal_died(&r.journal, at(2), MT_PHASE_BACKWARD);                          /* 5 */
+    mt_journal_died(&r.journal, at(4), MT_PHASE_BACKWARD);                          /* 6 */
+    mt_journal_died(&r.journal, at(4), MT_PHASE_BACKWARD);                          /* not known */
     mt_journal_died(&r.journal, NULL, MT_PHASE_BACKWARD);
     CHECK(mt_journal_mark(&r.journal, at(1), 40, 1) == MT_MARK_KNOWN);
     CHECK(mt_journal_mark(&r.journal, at(1), 40, 2) == MT_MARK_KNOWN); /* the first mark stays */
@@ -97,6 +104,8 @@ the_lives_of_a_step_are_told(void)
     CHECK(c.blocks_n == 3 && c.rest_n == 0);
     CHECK(c.blocks[0].bytes == 40 && c.blocks[0].category == 1 && c.blocks[0].site == 9);
     CHECK(c.blocks[0].birth == MT_PHASE_BEFORE && c.blocks[0].death == MT_PHASE_BEFORE);
+    CHECK(c.blocks[0].address == at(1) && c.blocks[1].address == NULL);
+    CHECK(c.blocks[0].module == 0 && c.blocks[1].module == 2);
     CHECK(c.blocks[1].bytes == 30 && c.blocks[1].birth == MT_PHASE_BACKWARD);
     CHECK(!c.blocks[1].is_saved && !c.blocks[1].has_shape);
     CHECK(c.blocks[2].bytes == 16 && c.blocks[2].is_saved && c.blocks[2].maker == mm);
