@@ -25,6 +25,7 @@ class Contents:
     peak_bytes: int = 0
     base_bytes: int = 0
     lost: int = 0
+    events: int = 2
 
     def __post_init__(self) -> None:
         if not self.peak_bytes:

@@ -176,6 +176,13 @@ def test_without_reports_it_waits_for_torch_and_says_why_there_is_none() -> None
     assert run.recorder.due_step > 1 << 60
 
 
+def test_a_step_without_tensors_has_no_peak() -> None:
+    run = Run()
+    run.blocks.found = Contents([block(4 * MIB)], events=0)
+    run.run_to(10)
+    assert (run.recorded, run.written, run.complaints) == ([3], [], [])
+
+
 def test_it_waits_where_something_else_is_on() -> None:
     run, other = Run(), Run()
     other.run_to(2)
