@@ -98,7 +98,8 @@ class MemoryMonitor:
         print_every: how often summary() is printed by itself, at the end of a step: each so many
             steps, at least 1, or a time of at least 0.1 s like `"30 s"`. None, the default: never.
         trace: whether a few steps are traced where a leak is suspected, to learn which line makes
-            it, by default True.
+            it, and step 3 and each 1,000th are recorded for what lives at their peak, by default
+            True.
 
     The environment keys MEMTOOLS_LOG, _LIMIT, _GUARD and _PRINT_EVERY set what is not given here
     (docs/guides/run.md), and MEMTOOLS_TRACE=0 is as trace=False; with MEMTOOLS=0 a monitor does not

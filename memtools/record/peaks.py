@@ -5,7 +5,7 @@ The advice follows the moment: what filled memory there is what has to become le
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memtools._base.peak import (
     BACKWARD,
@@ -46,6 +46,29 @@ def why_not(record: Record) -> str:
     if peak_of(record) is not None:
         return ""
     return next((shown(peak.why) for peak in events_of(record, Peak) if peak.why), "")
+
+
+def as_json(record: Record) -> dict[str, Any] | None:
+    """The highest peak as plain types with stable keys, sizes in bytes; None where there is none."""
+    peak = peak_of(record)
+    if peak is None:
+        return None
+    return {
+        "step": peak.step,
+        "peak_bytes": peak.peak_bytes,
+        "phase": shown(peak.phase),
+        "operator": shown(peak.operator),
+        "line": shown(peak.line),
+        "parts": {shown(part.what): part.bytes for part in peak.parts},
+        "saved_by": [{**one._asdict(), "where": shown(one.where)} for one in peak.saved],
+        "largest": [
+            {name: shown(value) if isinstance(value, str) else value
+             for name, value in one._asdict().items()}
+            for one in peak.largest
+        ],
+        "lost_blocks": peak.lost,
+        "advice": advice(peak),
+    }  # fmt: skip
 
 
 def headline(peak: Peak) -> str:

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 from memtools._base.oom import remedy
@@ -16,7 +15,7 @@ from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, shown
 from memtools.record.figures import Figures, figures_of
 from memtools.record.kinds import GuardAct
-from memtools.record.peaks import WORTH, headline, peak_of, to_do
+from memtools.record.peaks import WORTH, as_json, headline, peak_of, to_do
 from memtools.record.record import Record
 
 _DEVICE = re.compile(r"cuda\d+_reserved")
@@ -108,7 +107,7 @@ def summary_json(figures: Figures) -> dict[str, Any]:
         "children_peak_bytes": None if figures.workers is None else figures.workers.peak_bytes,
         "devices_peak_bytes": _devices(figures),
         **figures.verdict.as_json(),
-        "peak_of_step": None if (peak := peak_of(figures.record)) is None else asdict(peak),
+        "peak_of_step": as_json(figures.record),
         "acts": _acts(figures),
         "guard": figures.guard_words(),
     }

@@ -115,7 +115,10 @@ def test_the_summary_has_it_in_a_line_and_as_json(tmp_path):
     lines = list(summary_lines(figures))
     assert lines[lines.index(HEADLINE) + 1] == f"to do: {peaks.advice(PEAK)}"
     found = json.loads(json.dumps(summary_json(figures)))["peak_of_step"]
-    assert found["parts"][0] == ["optimizer state", int(41.6 * MIB), 1]
+    assert found["parts"]["optimizer state"] == int(41.6 * MIB)
+    assert found["largest"][0]["name"] == "0.weight"
+    assert found["advice"] == peaks.advice(PEAK)
+    assert json.loads(json.dumps(figures.as_json()))["peak_of_step"] == found
 
 
 def test_a_small_peak_is_told_where_somebody_asks(tmp_path):
