@@ -49,7 +49,7 @@ def why_not(record: Record) -> str:
 
 
 def as_json(record: Record) -> dict[str, Any] | None:
-    """The highest peak as plain types with stable keys, sizes in bytes; None where there is none."""
+    """The highest peak as plain types with stable keys, in bytes; None where none is known."""
     peak = peak_of(record)
     if peak is None:
         return None
