@@ -6,6 +6,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/InferenceMode.h>
@@ -18,6 +19,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <vector>
 
 namespace
@@ -561,6 +563,105 @@ listen(const mt_torch_listener *listener) noexcept
     }
 }
 
+/* --- what torch does -----------------------------------------------------------------------------
+ *
+ * torch calls every RecordFunction callback at the begin and the end of an operator, a node and a named
+ * stretch. One callback of the process is ours while somebody observes. A thread takes the list of
+ * callbacks when something begins, and calls the same ones at its end: so ours may be called after it
+ * was removed, and each call asks who observes now. */
+std::atomic<const mt_torch_observer *> observed_by{nullptr};
+at::CallbackHandle observing = at::INVALID_CALLBACK_HANDLE; // under the GIL
+
+thread_local const char thread_mark = 0; // its address tells threads apart
+
+struct Begun final : at::ObserverContext {
+    const void *thread = &thread_mark;
+    const mt_torch_observer *observer = nullptr;
+    mt_torch_begun what = {0, 0};
+};
+
+std::unique_ptr<at::ObserverContext>
+something_begins(const at::RecordFunction &what)
+{
+    const mt_torch_observer *observer = observed_by.load(std::memory_order_acquire);
+    int kind = MT_TORCH_OPERATOR;
+
+    if (observer == nullptr) return nullptr;
+    if (what.scope() == at::RecordScope::BACKWARD_FUNCTION) kind = MT_TORCH_NODE;
+    if (what.scope() == at::RecordScope::USER_SCOPE) kind = MT_TORCH_STRETCH;
+    auto begun = std::make_unique<Begun>();
+    begun->observer = observer;
+    begun->what = observer->begun(observer->ctx, kind, what.name());
+    return begun;
+}
+
+void
+tell_made(const Begun &begun, const at::Tensor &t)
+{
+    const mt_torch_observer *observer = begun.observer;
+    const void *block;
+    size_t bytes;
+    mt_torch_facts shape = {nullptr, -1, nullptr, -1, nullptr, 0, 0};
+
+    if (!t.defined() || !t.is_cpu() || !is_plain(t)) return;
+    const at::TensorImpl *impl = t.unsafeGetTensorImpl();
+    place_facts(impl, &shape);
+    if (shape.dims < 0 || impl->storage_offset() != 0) return;
+    storage_facts(impl, &block, &bytes);
+    if (block == nullptr || bytes != shape.bytes) return;
+    observer->made(observer->ctx, begun.what, block, bytes, static_cast<int>(t.scalar_type()),
+                   shape.shape, shape.dims);
+}
+
+void
+something_ends(const at::RecordFunction &what, at::ObserverContext *context)
+{
+    const auto *begun = static_cast<const Begun *>(context);
+
+    if (begun == nullptr) return;
+    if (observed_by.load(std::memory_order_relaxed) != nullptr) {
+        for (const c10::IValue &value : what.outputs()) {
+            if (value.isTensor()) tell_made(*begun, value.toTensor());
+            if (!value.isTensorList()) continue;
+            for (const c10::IValue &item : value.toListRef())
+                tell_made(*begun, item.toTensor());
+        }
+    }
+    if (begun->thread == &thread_mark) begun->observer->ended(begun->observer->ctx, begun->what);
+}
+
+int
+observe(const mt_torch_observer *observer) noexcept
+{
+    try {
+        observed_by.store(observer, std::memory_order_release);
+        if (observer == nullptr && observing != at::INVALID_CALLBACK_HANDLE) {
+            at::removeCallback(observing);
+            observing = at::INVALID_CALLBACK_HANDLE;
+        }
+        if (observer != nullptr && observing == at::INVALID_CALLBACK_HANDLE)
+            observing = at::addGlobalCallback(
+                at::RecordFunctionCallback(something_begins, something_ends)
+                    .needsOutputs(true)
+                    .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION,
+                             at::RecordScope::USER_SCOPE}));
+        return 1;
+    } catch (...) {
+        return 0;
+    }
+}
+
+const char *
+dtype_name(int dtype) noexcept
+{
+    try {
+        if (dtype < 0 || dtype >= static_cast<int>(c10::ScalarType::NumOptions)) return "";
+        return torch::getTHPDtype(static_cast<c10::ScalarType>(dtype))->name;
+    } catch (...) {
+        return "";
+    }
+}
+
 const mt_torch_ops ops = {MT_TORCH_OPS_VERSION,
                           in_backward,
                           view,
@@ -584,7 +685,9 @@ const mt_torch_ops ops = {MT_TORCH_OPS_VERSION,
                           grads_forget,
                           threads,
                           parallel,
-                          listen};
+                          listen,
+                          observe,
+                          dtype_name};
 
 // Attribute "ops" holds the capsule. The table is constant, so nothing needs freeing.
 int

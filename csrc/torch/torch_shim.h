@@ -12,7 +12,7 @@
 
 #define MT_TORCH_CAPSULE "memtools._torch.ops"
 
-enum { MT_TORCH_OPS_VERSION = 10 };
+enum { MT_TORCH_OPS_VERSION = 11 };
 
 /* A 2-D tensor's memory, borrowed. type and bits are DLPack's. */
 typedef struct mt_torch_view {
@@ -125,6 +125,34 @@ typedef struct mt_torch_listener {
     void *ctx;
 } mt_torch_listener;
 
+/* What begins and ends on a thread: an operator of torch's or what torch reports like one, a node of
+ * autograd's, or a stretch that the program or a part of torch has named. */
+enum { MT_TORCH_OPERATOR = 0, MT_TORCH_NODE = 1, MT_TORCH_STRETCH = 2 };
+
+/* What an observer wants to know again at the end: two words of its own. */
+typedef struct mt_torch_begun {
+    uint64_t place, order;
+} mt_torch_begun;
+
+/* Who hears of what torch does, on each of its threads. All are called with or without the GIL, and
+ * must not call torch or Python.
+ *
+ *     begun(NODE, "MmBackward0") ──► a          what begins within something ends before it does;
+ *       begun(OPERATOR, "aten::mm") ──► b       what begins on one thread and ends on another one is
+ *       made(b, block, 4096, ...)               not told to have ended
+ *       ended(b)
+ *     ended(a) */
+typedef struct mt_torch_observer {
+    /* The name is there for the call alone. */
+    mt_torch_begun (*begun)(void *ctx, int kind, const char *name);
+    /* An operator's result: a tensor of the host's that is all of the block at this address, of so many
+     * bytes. dtype as `dtype` numbers them. */
+    void (*made)(void *ctx, mt_torch_begun begun, const void *block, size_t bytes, int dtype,
+                 const int64_t *sizes, int dims);
+    void (*ended)(void *ctx, mt_torch_begun begun);
+    void *ctx;
+} mt_torch_observer;
+
 typedef struct mt_torch_ops {
     int version; /* MT_TORCH_OPS_VERSION of the header it was built with */
     /* 1 while autograd runs a backward pass on this thread, else 0. */
@@ -199,6 +227,13 @@ typedef struct mt_torch_ops {
      * and its ctx live as long as the process. 0 where the allocator hands out blocks that cannot be
      * followed; then nothing has changed. */
     int (*listen)(const mt_torch_listener *listener);
+    /* From now on the observer hears of what torch does, on every thread; some 0.2 us for each
+     * operator. NULL: nobody hears any more. An observer may be called after that, by what has begun
+     * before it, so it and its ctx live as long as the process. A profiler of the program's goes on
+     * beside it. 0 without memory. */
+    int (*observe)(const mt_torch_observer *observer);
+    /* The name of a dtype by its number, as torch.float32 has "float32"; "" for no such dtype. */
+    const char *(*dtype_name)(int dtype);
 } mt_torch_ops;
 
 #endif

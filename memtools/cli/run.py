@@ -89,7 +89,7 @@ class Run:
             metavar="N",
             help='print a summary of a script each so many steps, or "30 s", on stderr',
         )
-        traced = "trace no step for the line that makes what leaks"
+        traced = "trace no step for the line that makes what leaks, nor for the peak"
         add("--no-trace", dest="trace", action="store_false", default=None, help=traced)
         add("--quiet", action="store_true", help="nothing on stderr")
         add("--json", action="store_true", help="what is said as lines of JSON, on stderr")

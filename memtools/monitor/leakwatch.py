@@ -212,6 +212,11 @@ class LeakWatch:
 
     # --- where it was made ---
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether the step that begins is one that is traced."""
+        return self._tracing is not None and self._tracing.is_open
+
     def _turn(self, step: int, tracing: Tracing) -> None:
         """The end of a traced step. At the last one, say what is known by then."""
         standing = self._standing.findings()

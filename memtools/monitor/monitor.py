@@ -98,7 +98,8 @@ class MemoryMonitor:
         print_every: how often summary() is printed by itself, at the end of a step: each so many
             steps, at least 1, or a time of at least 0.1 s like `"30 s"`. None, the default: never.
         trace: whether a few steps are traced where a leak is suspected, to learn which line makes
-            it, by default True.
+            it, and step 3 and each 1,000th are recorded for what lives at their peak, by default
+            True.
 
     The environment keys MEMTOOLS_LOG, _LIMIT, _GUARD and _PRINT_EVERY set what is not given here
     (docs/guides/run.md), and MEMTOOLS_TRACE=0 is as trace=False; with MEMTOOLS=0 a monitor does not
@@ -324,7 +325,9 @@ class MemoryMonitor:
         """Test for leaks as if the run began now: steps are something else from here on."""
         if self._live is not None:
             self._live.begin_anew(self._growths)
-            self._live.due_step = 0
+            if self._live.peaks is not None:
+                self._live.peaks.begin_anew(self._live.sampler.step_count)
+            self._live.due_step = self._live.others_due_step = 0
 
     def _safe_point(self, run: Run, fired: int) -> None:
         """Do what is due. Not entered anew by a callback that calls step()."""
@@ -339,26 +342,40 @@ class MemoryMonitor:
             return
         run.busy = True
         try:
-            fired, run.waiting = run.waiting, 0
-            run.safe_ns = time.monotonic_ns()
-            run.due = run.safe_ns + (STALL_NS if self._watermarks.near else IDLE_NS)
-            run.due_step = 1 << 62
-            if run.watch is not None and run.tests_leaks:
-                try:
-                    run.watch.look(run.sampler.step_count)
-                    run.due = min(run.due, run.watch.due_ns or run.due)
-                    run.due_step = run.watch.due_step
-                except Exception as error:
-                    run.tests_leaks, why = False, f"{type(error).__name__}: {error}"
-                    run.log.complain("leaks", f"the leak test is off from here on: {why}")
-            if run.devices:
-                oom.observer.attach()  # once the program has a context
-            if fired or self._watermarks.near:
-                self._act(run, fired)
-            if run.printer is not None and self._live is run:
-                self._print(run, run.printer)
+            step = run.sampler.step_count
+            if run.peaks is not None:
+                run.peaks.step_ended(step)
+            if run.waiting or step >= run.others_due_step or time.monotonic_ns() >= run.due:
+                self._do_what_is_due(run)
+            if run.peaks is not None:
+                is_free = run.watch is None or not run.watch.is_traced
+                run.peaks.step_begins(step, is_free=is_free)
         finally:
+            run.due_step = run.others_due_step
+            if run.peaks is not None:
+                run.due_step = min(run.due_step, run.peaks.due_step)
             run.busy = False
+
+    def _do_what_is_due(self, run: Run) -> None:
+        """All that waits for a safe point, but for what is recorded of a step."""
+        fired, run.waiting = run.waiting, 0
+        run.safe_ns = time.monotonic_ns()
+        run.due = run.safe_ns + (STALL_NS if self._watermarks.near else IDLE_NS)
+        run.others_due_step = 1 << 62
+        if run.watch is not None and run.tests_leaks:
+            try:
+                run.watch.look(run.sampler.step_count)
+                run.due = min(run.due, run.watch.due_ns or run.due)
+                run.others_due_step = run.watch.due_step
+            except Exception as error:
+                run.tests_leaks, why = False, f"{type(error).__name__}: {error}"
+                run.log.complain("leaks", f"the leak test is off from here on: {why}")
+        if run.devices:
+            oom.observer.attach()  # once the program has a context
+        if fired or self._watermarks.near:
+            self._act(run, fired)
+        if run.printer is not None and self._live is run:
+            self._print(run, run.printer)
 
     def _print(self, run: Run, printer: Printer) -> None:
         """Print the summary if its time has come, and say when it comes next."""
@@ -368,7 +385,7 @@ class MemoryMonitor:
             except Exception as error:
                 run.log.complain("print", f"a summary could not be printed: {error}")
         run.due = min(run.due, printer.due_ns)
-        run.due_step = min(run.due_step, printer.due_step)
+        run.others_due_step = min(run.others_due_step, printer.due_step)
 
     def _act(self, run: Run, fired: int) -> None:
         """Run all callbacks and guards whose turn it is, then raise what they ask for."""

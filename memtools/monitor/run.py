@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,8 @@ from memtools._base.devices import DevicePeaks
 from memtools._base.every import Every
 from memtools._base.notice import logger, notice
 from memtools._base.size import format_bytes
+from memtools.blocks.peak import Spot
+from memtools.blocks.recorder import PeakRecorder
 from memtools.blocks.reports import HostBlocks
 from memtools.leak.finding import LeakFinding
 from memtools.monitor import ending, sharing
@@ -29,7 +31,7 @@ from memtools.monitor.log import Log, open_record
 from memtools.monitor.phases import PhaseBook
 from memtools.monitor.readings import Readings
 from memtools.monitor.signals import Limits, signals_of
-from memtools.monitor.tracing import Tracing
+from memtools.monitor.tracing import Place, Tracing, name_of, place_of
 from memtools.monitor.voice import Listeners, Printer, Voice
 from memtools.record import kills
 from memtools.record.kinds import End, Start
@@ -52,6 +54,12 @@ def log_summary(text: str) -> None:
         logger.info("%s", text)
     elif sys.stderr is not None:
         print(text, file=sys.stderr)
+
+
+def spot_of(frames: Iterable[tuple[str, int, str]]) -> Spot:
+    """Where the frames of a block are, in the words of the program: the innermost one first."""
+    place = place_of(Place(*frame) for frame in frames)
+    return Spot("", "") if place is None else Spot(name_of(place), place.function or "")
 
 
 _HOST_COLUMNS = (
@@ -135,7 +143,18 @@ class Run:
         self.readings = Readings(sampler, self.probe, self.devices)
         #: the reports of torch's host allocator; None where nothing asks for them
         self.blocks = HostBlocks() if settings.leaks and settings.traces else None
-        self.log = Log(writer, lambda: sampler.step_count)
+        self.log = log = Log(writer, lambda: sampler.step_count)
+        #: what records some steps, to tell what lived at their peak; None where nothing does
+        self.peaks = (
+            None
+            if self.blocks is None or writer is None
+            else PeakRecorder(
+                self.blocks,
+                lambda found: log.event("peak", found),
+                spot_of,
+                lambda why: log.complain("peak", why),
+            )
+        )
         self.book = PhaseBook(
             self.probe, self.log, DevicePeaks(self.devices) if self.devices else None
         )
@@ -167,6 +186,8 @@ class Run:
         self.due = 0
         #: and at which step
         self.due_step = 1 if settings.leaks else 1 << 62
+        #: the same, without the steps at which nothing but `peaks` is due
+        self.others_due_step = self.due_step
         #: watermarks that were passed, until the main thread comes
         self.waiting = 0
         #: a safe point is being served: step() of a callback does no more than count
@@ -261,6 +282,8 @@ class Run:
         for watch in (self.watch, self.by_time):
             for finding in () if watch is None else watch.findings():
                 yield "finding", finding
+        if self.peaks is not None and self.peaks.highest is not None:
+            yield "peak", self.peaks.highest
 
     def _note_limits(self) -> None:
         """The limits of the process, at the start and where they have changed since: what refuses
@@ -331,6 +354,8 @@ class Run:
         self._finish(how)
 
     def _leave_blocks(self) -> None:
+        if self.peaks is not None:
+            self.peaks.close()
         if self.blocks is not None:
             self.blocks.leave()
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from memtools._base.size import format_bytes
 from memtools._base.text import duration, percent, shown
+from memtools.record import peaks
 from memtools.record.events import (
     Ending,
     ending,
@@ -321,6 +322,7 @@ class Figures:
             "limit_acted": self.limit_acted,
             "guard_text": self.guard_words(),
             **self.verdict.as_json(),
+            "peak_of_step": peaks.as_json(self.record),
             "headline": self.headline(),
         }
 

@@ -195,10 +195,14 @@ def redacted_record(record: Record) -> Record:
 
 
 def _redacted_data(data: Event) -> Event:
-    masked: dict[str, Any] = {}
-    for name, value in vars(data).items():
-        if isinstance(value, str):
-            masked[name] = redacted(value)
-        elif isinstance(value, tuple):
-            masked[name] = tuple(redacted(x) if isinstance(x, str) else x for x in value)
-    return replace(data, **masked)
+    return replace(data, **{name: _redacted_value(value) for name, value in vars(data).items()})
+
+
+def _redacted_value(value: Any) -> Any:
+    """A field: the texts in it, at any depth of tuples."""
+    if isinstance(value, str):
+        return redacted(value)
+    if isinstance(value, tuple):
+        parts = map(_redacted_value, value)
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value

@@ -15,6 +15,7 @@ from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, shown
 from memtools.record.figures import Figures, figures_of
 from memtools.record.kinds import GuardAct
+from memtools.record.peaks import WORTH, as_json, headline, peak_of, to_do
 from memtools.record.record import Record
 
 _DEVICE = re.compile(r"cuda\d+_reserved")
@@ -32,6 +33,7 @@ def summary_lines(figures: Figures) -> Iterator[str]:
     for device, peak in _devices(figures).items():
         yield f"{device}: peak {format_bytes(peak)} reserved"
     yield from _growth(figures)
+    yield from _peak(figures)
     yield from _acts(figures)
     guard = figures.guard_words()
     if guard is not None:
@@ -54,6 +56,14 @@ def _growth(figures: Figures) -> list[str]:
     verdict = figures.verdict
     advice = dict.fromkeys(one.advice for one in verdict.findings if one.advice)
     return [*verdict.lines(quiet=True), *(f"to do: {line}" for line in advice)]
+
+
+def _peak(figures: Figures) -> list[str]:
+    """What lived at the peak of a step, and what to do, where it was worth a word."""
+    peak = peak_of(figures.record)
+    if peak is None or peak.peak_bytes < WORTH:
+        return []
+    return [headline(peak), *(f"to do: {line}" for line in to_do(figures.record))]
 
 
 def _acts(figures: Figures) -> list[str]:
@@ -97,6 +107,7 @@ def summary_json(figures: Figures) -> dict[str, Any]:
         "children_peak_bytes": None if figures.workers is None else figures.workers.peak_bytes,
         "devices_peak_bytes": _devices(figures),
         **figures.verdict.as_json(),
+        "peak_of_step": as_json(figures.record),
         "acts": _acts(figures),
         "guard": figures.guard_words(),
     }

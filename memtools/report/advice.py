@@ -9,6 +9,7 @@ from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, percent, shown
 from memtools.leak.finding import is_call
 from memtools.record.events import last_guard_act, limits_that_acted
+from memtools.record.peaks import to_do
 
 if TYPE_CHECKING:
     from memtools.record.figures import Figures
@@ -50,7 +51,7 @@ def advise(figures: Figures) -> list[str]:
     """The lines; empty when nothing is to be done."""
     end = figures.ending
     lines = [] if end.code is None else [f"exit code {end.code} stands for {end.signal} in a shell"]
-    lines += _about_the_end(figures) + _about_growth(figures)
+    lines += _about_the_end(figures) + _about_growth(figures) + to_do(figures.record)
     if figures.guard is not None and figures.guard_words() is not None:
         lines.append(
             "to stop in time, call monitor.step() in the program's own loop, or run it as a "

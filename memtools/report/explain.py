@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from memtools._base.size import format_bytes
 from memtools._base.text import aligned, count, duration, shown
 from memtools.record.figures import is_bytes
+from memtools.record.peaks import lines, peak_of, why_not
 from memtools.report.advice import advise
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def explain(figures: Figures) -> str:
         _about(figures),
         _section("Memory", _memory(figures)),
         _section("Growth", figures.verdict.lines(quiet=True)[:GROWTH]),
+        _section("Peak of a step", _peak(figures)),
         _section("Phases by peak", _phases(figures)),
         _section("Cleanups", _cleanups(figures)),
         _section("What to do next", [f"- {line}" for line in advise(figures)]),
@@ -76,6 +78,14 @@ def _is_rss(tier: Tier, figures: Figures) -> bool:
     """The process's own column, where no page is mapped twice: it says what rss says."""
     rss = next((other for other in figures.tiers if other.name == "rss"), None)
     return tier.name == "process" and rss is not None and tier.peak == rss.peak
+
+
+def _peak(figures: Figures) -> list[str]:
+    peak = peak_of(figures.record)
+    if peak is not None:
+        return lines(peak)
+    why = why_not(figures.record)
+    return [f"what lived at it is not known: nothing was recorded, as {why}"] if why else []
 
 
 def _phases(figures: Figures) -> list[str]:

@@ -58,6 +58,7 @@ KINDS = (
     "cleanup",
     "mark",
     "fork",
+    "peak",
 )
 
 

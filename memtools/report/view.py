@@ -7,10 +7,14 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from memtools._base.peak import PARTS
 from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, percent, shown, tight
 from memtools.leak.finding import is_call
+from memtools.record.events import events_of
 from memtools.record.figures import Use, Used, is_bytes, of, script_of, seconds_of
+from memtools.record.kinds import Peak
+from memtools.record.peaks import headline, peak_of
 from memtools.report.advice import advise
 from memtools.report.explain import sentence
 from memtools.report.payload import slug
@@ -29,6 +33,7 @@ ENDINGS = {
     "running": "Still running",
 }
 EVENTS = 400  # rows of a page's tables of events
+BARS = 12  # recorded steps that are drawn
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,40 @@ class Tile:
     value: str
     remark: str = ""
     share: float | None = None
+
+
+@dataclass(frozen=True)
+class Stripe:
+    """A part of a bar: from where, and how wide, in percent; `colour` is a class of the page."""
+
+    colour: str
+    start: float
+    width: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What lived at the peak of one recorded step."""
+
+    step: str
+    size: str
+    moment: str
+    stripes: list[Stripe]
+
+
+@dataclass(frozen=True)
+class PeakView:
+    """The recorded steps of a run, and the highest peak of them in tables."""
+
+    headline: str
+    bars: list[Bar]
+    #: class of the colour, what, bytes, share, blocks
+    parts: list[list[str]]
+    #: bytes, shape, what and where
+    largest: list[list[str]]
+    #: who saved for the backward pass, bytes, blocks
+    saved: list[list[str]]
 
 
 @dataclass(frozen=True)
@@ -70,6 +109,7 @@ class View:
     cleanups: list[list[str]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     columns: list[list[str]] = field(default_factory=list)
+    peak: PeakView | None = None
 
 
 def view(number: int, name: str, record: Record, figures: Figures, data: dict[str, Any]) -> View:
@@ -102,6 +142,7 @@ def view(number: int, name: str, record: Record, figures: Figures, data: dict[st
         cleanups=_cleanups(figures),
         events=[_event(record, event) for event in first + last],
         columns=[_column(tier) for tier in figures.tiers],
+        peak=_peak(record),
     )
 
 
@@ -234,6 +275,54 @@ def _leaks(figures: Figures) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _peak(record: Record) -> PeakView | None:
+    """What lived at the peaks of the steps that were recorded; None where none was."""
+    highest = peak_of(record)
+    if highest is None:
+        return None
+    recorded = {one.step: one for one in events_of(record, Peak) if one.peak_bytes > 0}
+    steps = sorted(recorded)
+    if len(steps) > BARS:  # the highest is one of them
+        newest = [step for step in steps if step != highest.step][-(BARS - 1) :]
+        steps = sorted([highest.step, *newest])
+    parts = [
+        [_colour(one.what), one.what, format_bytes(one.bytes),
+         percent(one.bytes, highest.peak_bytes), f"{one.blocks:,}" if one.blocks else ""]
+        for one in highest.parts
+    ]  # fmt: skip
+    largest = [
+        [format_bytes(one.bytes), f"{one.dtype} {list(one.shape) if one.shape else ''}".strip(),
+         one.what, one.name or ", ".join(part for part in (one.operator, one.line) if part)]
+        for one in highest.largest
+    ]  # fmt: skip
+    saved = [[one.where, format_bytes(one.bytes), f"{one.blocks:,}"] for one in highest.saved]
+    return PeakView(
+        tight(sentence(headline(highest))),
+        [_bar(recorded[step], highest.peak_bytes) for step in steps],
+        [[shown(cell) for cell in row] for row in parts],
+        [[shown(cell) for cell in row] for row in largest],
+        [[shown(cell) for cell in row] for row in saved],
+    )
+
+
+def _bar(peak: Peak, most: int) -> Bar:
+    """Stripes in the order of PARTS, so that bars can be compared."""
+    order = {what: number for number, what in enumerate(PARTS)}
+    stripes, start = [], 0.0
+    for part in sorted(peak.parts, key=lambda part: order.get(part.what, len(order))):
+        width = min(100.0 - start, 100 * max(0, part.bytes) / most)
+        text = f"{shown(part.what)} {format_bytes(part.bytes)}"
+        stripes.append(Stripe(_colour(part.what), start, width, text))
+        start += width
+    return Bar(f"{peak.step:,}", format_bytes(peak.peak_bytes), shown(peak.moment()), stripes)
+
+
+def _colour(what: str) -> str:
+    """The class of a part: one of the page's series of colours, and two for what is nothing's."""
+    number = PARTS.index(what) if what in PARTS else len(PARTS)
+    return f"s{number}" if number < 8 else "older" if number == 8 else "unseen"
 
 
 def _phases(figures: Figures) -> list[list[str]]:

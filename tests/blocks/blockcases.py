@@ -30,6 +30,33 @@ def traced() -> None:
     blocks.stop()
 
 
+def recorded() -> None:
+    """A recording of all phases, with marks."""
+    blocks = started()
+    weight = torch.ones(10, 10, requires_grad=True)
+    blocks.record(True)
+    kept = [torch.zeros(n) for n in range(100, 110)]
+    (weight @ weight).sum().backward()
+    optimizer = torch.optim.SGD([weight], momentum=0.1)
+    optimizer.step()
+    blocks.mark([(t.untyped_storage().data_ptr(), 400) for t in (weight, *kept)], 1)
+    blocks.record(False)
+    blocks.contents()
+    blocks.stop()
+
+
+def two_at_a_time() -> None:
+    first, second = recording(), started()
+    refused(RuntimeError, lambda: second.record(True))
+    first.stop()
+
+
+def recording() -> _core.Blocks:
+    blocks = started()
+    blocks.record(True)
+    return blocks
+
+
 def with_started(call: Callable[[_core.Blocks], object]) -> Callable[[], None]:
     def run() -> None:
         call(started())
@@ -67,6 +94,24 @@ CASES: dict[str, list[Callable[[], object]]] = {
         with_started(lambda blocks: blocks.site_of(0)),
         wrong(OverflowError, lambda blocks: blocks.site_of(-1)),
     ],
+    "Blocks.record": [
+        recorded,
+        recording,
+        lambda: refused(RuntimeError, lambda: _core.Blocks().record(True)),
+        two_at_a_time,
+    ],
+    "Blocks.mark": [
+        recorded,
+        wrong(RuntimeError, lambda blocks: blocks.mark([], 1)),
+        lambda: refused(ValueError, lambda: recording().mark([(1, 2)], 9)),
+        lambda: refused(TypeError, lambda: recording().mark([(1, 2), (1, "x")], 1)),  # type: ignore[list-item]
+    ],
+    "Blocks.contents": [
+        recorded,
+        lambda: recording().contents(),
+        with_started(lambda blocks: blocks.contents()),
+        lambda: refused(RuntimeError, lambda: _core.Blocks().contents()),
+    ],
     "Blocks.reset_peak": [with_started(lambda blocks: blocks.reset_peak())],
 }
 for _name in ["is_on", "in_use", "peak", "births", "blocks", "missed"]:
@@ -74,3 +119,14 @@ for _name in ["is_on", "in_use", "peak", "births", "blocks", "missed"]:
         with_started(lambda blocks, name=_name: getattr(blocks, name)),  # type: ignore[misc]
         lambda name=_name: getattr(_core.Blocks(), name),  # type: ignore[misc]
     ]
+
+
+def contents() -> _core.Contents:
+    found = recording().contents()
+    assert found is not None
+    return found
+
+
+CASES["Contents"] = [contents, lambda: refused(TypeError, lambda: _core.Contents([1]))]
+for _name in set(vars(_core.Contents)) - {"__doc__", "__module__"}:
+    CASES[f"Contents.{_name}"] = [lambda name=_name: getattr(contents(), name)]  # type: ignore[misc]

@@ -73,7 +73,7 @@ CORE_ARROWS = {
     "gate": {"base", "port", "budget"},
     "kv": {"base", "port", "budget"},
     "record": {"base"},
-    "monitor": {"base", "port", "record"},
+    "monitor": {"base", "port", "record", "blocks"},
     "cleanup": {"base", "port", "record", "monitor"},
     "leak": {"base"},
     "census": {"base"},

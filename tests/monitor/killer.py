@@ -56,7 +56,8 @@ def wrong(record: Record) -> str | None:
     if sum(record.buckets.counts) != record.total:
         return f"{sum(record.buckets.counts)} samples in buckets, {record.total} in all"
     for event in record.events:
-        usual = ("start", "counters", "shm_room", "mark", "phase", "pressure", "finding", "trace")
+        usual = ("start", "counters", "shm_room", "mark", "phase", "pressure", "finding", "trace",
+                 "peak")  # fmt: skip
         if event.kind not in usual:
             return f"event {event}"
         if event.text.startswith("step "):

@@ -72,6 +72,11 @@ def heard() -> None:
         with contextlib.suppress(TypeError):
             Called()(3)
         _core._hear_calls(None, None, 0)
+    told_all: list[object] = []
+    assert _core._hear_calls(Called.__call__, told_all.append, threading.get_ident(), True)
+    Called()(number=0)
+    _core._hear_calls(None, None, 0)
+    assert len(told_all) == 1
 
 
 def expected() -> None:

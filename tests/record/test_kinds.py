@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import memtools
 from memtools import _core
+from memtools._base.peak import GRADIENTS, OPTIMIZERS, PARAMETERS, STATE, Large, Part, Saver
 from memtools._census.holders import Holder as CensusHolder
 from memtools.leak.detector import LeakVerdict, StepsLeft
 from memtools.record import kinds, version1
@@ -34,6 +35,7 @@ from memtools.record.kinds import (
     Leak,
     Limit,
     OutOfMemory,
+    Peak,
     Pressure,
     SharedRoom,
     Start,
@@ -63,6 +65,12 @@ events = st.one_of(
     st.builds(Heap, numbers),
     st.builds(Trace, numbers, rates, st.tuples(words, words), words, numbers),
     st.builds(GuardSet, rates),
+    st.builds(Peak, numbers, numbers, numbers, words, words, words, st.booleans(),
+              st.tuples(st.builds(Part, words, numbers, numbers)),
+              st.tuples(st.builds(Saver, words, numbers, numbers)),
+              st.tuples(st.builds(Large, numbers, words, words, st.tuples(numbers, numbers), words,
+                                  words, words)),
+              numbers, numbers, numbers, numbers, rates, words),
     st.builds(Start, words, words, st.tuples(numbers, numbers), rates, words, maybe, maybe),
     st.builds(End, words, words, maybe, st.none() | words, words),
     st.builds(Fork, numbers),
@@ -88,7 +96,20 @@ def test_every_kind_is_tried():
 
 
 GIB = 2**30
+MIB = 2**20
 SENTENCES: dict[Event, str] = {
+    Peak(3, 121 * MIB, 0, "optimizer", "aten::_foreach_sqrt", "train.py:31 in main",
+         parts=(Part(STATE, 42 * MIB, 12), Part(OPTIMIZERS, 32 * MIB, 9),
+                Part(PARAMETERS, 21 * MIB, 6), Part(GRADIENTS, 21 * MIB, 6),
+                Part("inputs", MIB, 1))):
+        "peak of step 3: 121.0 MiB of tensors, in the optimizer's step (aten::_foreach_sqrt, "
+        "train.py:31): optimizer state 42.0 MiB, its temporaries 32.0 MiB, parameters 21.0 MiB, "
+        "gradients 21.0 MiB",
+    Peak(1000, MIB, phase="forward", lost=3):
+        "peak of step 1,000: 1.0 MiB of tensors, in the forward pass; 3 blocks found no room and "
+        "are missing",
+    Peak(why="there is no shim"):
+        "what lived at the peak is not known: nothing was recorded, as there is no shim",
     Trace(3, 41.26, ("tracemalloc", "torch's reports"), "", 1): (
         "3 steps traced by tracemalloc and torch's reports in 41.3 ms: the line of 1 finding"
     ),
@@ -318,7 +339,7 @@ def test_events_have_their_fields_and_their_sentences(tmp_path):
 
 def test_a_payload_that_nobody_understands_is_shown_as_it_is(tmp_path):
     bodies = [
-        ("peak", b'{"lines": 3}'),
+        ("unknown", b'{"lines": 3}'),
         ("leak", b'{"kind": 3}'),
         ("leak", b"\xff\0"),
         ("heap", b""),
@@ -331,7 +352,7 @@ def test_a_payload_that_nobody_understands_is_shown_as_it_is(tmp_path):
 
 
 def test_the_oldest_payloads_go_and_are_counted(tmp_path):
-    bodies: list[tuple[str, object]] = [("peak", bytes([65 + k]) * 40_000) for k in range(9)]
+    bodies: list[tuple[str, object]] = [("unknown", bytes([65 + k]) * 40_000) for k in range(9)]
     record = write(tmp_path / "x.mem", [*bodies, ("mark", "a text")], 2**17)
     assert (record.events_total, record.events_gone, record.unreadable) == (10, 6, 0)
     assert [event.number for event in record.events] == [6, 7, 8, 9]
@@ -343,10 +364,11 @@ def test_the_oldest_payloads_go_and_are_counted(tmp_path):
     st.none() | st.booleans() | st.floats() | st.integers() | words,
     lambda parts: st.lists(parts, max_size=4) | st.dictionaries(
         st.sampled_from(["path", "kind", "steps", "new_bytes", "rate_bytes_per_step", "signal",
-                         "steps_left", "new_objects", "length", "capacity", "since_step"]), parts),
+                         "steps_left", "new_objects", "parts", "largest", "saved",
+                         "length", "capacity", "since_step"]), parts),
 ).map(lambda value: json.dumps(value).encode()))  # fmt: skip
 def test_no_payload_leads_to_an_error(data):
-    for kind in (*kinds.KINDS, "peak"):
+    for kind in (*kinds.KINDS, "unknown"):
         event, text = kinds.read(kind, data)
         text.encode()
         assert event is None or text == event.sentence()

@@ -16,7 +16,9 @@ import pytest
 
 import memtools
 from memtools import cli
+from memtools._base.peak import Large, Part, PeakContents, Saver
 from memtools.record.figures import figures_of
+from memtools.record.kinds import payload
 from memtools.record.series import UNKNOWN
 from memtools.report import render, write_report
 from memtools.report.payload import CELLS
@@ -144,12 +146,52 @@ def test_tables_are_marked_up_for_those_who_cannot_see_them(page):
     assert sum(tag == "h1" for tag, _ in page.tags) == 1
 
 
+def recorded(step: int, size: int, name: str = "0.weight") -> tuple[str, bytes]:
+    found = PeakContents(
+        step, 4 * size, 0, "optimizer", "aten::sqrt", "train.py:31 in main", True,
+        (Part("optimizer state", 2 * size, 4), Part("parameters", size, 2),
+         Part("not seen", size, 0)),
+        (Saver("Net.forward (net.py:3)", size, 7),),
+        (Large(size, "parameters", "float32", (8, 9), name, "", ""),),
+    )  # fmt: skip
+    return "peak", payload("peak", found)
+
+
+def test_what_lived_at_peaks_is_stacked_by_step_and_the_highest_is_in_tables(path):
+    events = [recorded(3, 10 * MIB), recorded(1000, 20 * MIB), recorded(2000, 5 * MIB)]
+    page = Page(render(memtools.read_record(write(path, events=events))))  # type: ignore[arg-type]
+    assert (page.wrong, page.open) == ([], [])
+    stacks = [attrs for tag, attrs in page.tags if tag == "svg" and attrs["class"] == "stack"]
+    assert (
+        stacks[0]["aria-label"]
+        == "parameters 10.0 MiB, optimizer state 20.0 MiB, not seen 10.0 MiB"
+    )
+    assert len(stacks) == 3
+    stripes = [attrs for tag, attrs in page.tags if tag == "rect" and attrs["class"] == "s3"]
+    assert [(one["x"], one["width"]) for one in stripes] == [
+        ("12.50", "25.00"), ("25.00", "50.00"), ("6.25", "12.50")
+    ]  # fmt: skip
+    text = page.text()
+    assert "Peak of step 1,000: 80.0 MiB of tensors, in the optimizer's step" in text
+    cells = page.parts["td"]
+    for row in (["40.0 MiB", "50 %", "4"], ["20.0 MiB", "7"],
+                ["20.0 MiB", "float32 [8, 9]", "parameters", "0.weight"]):  # fmt: skip
+        assert row in [cells[i : i + len(row)] for i in range(len(cells))]
+    assert "Net.forward (net.py:3)" in text
+
+
+def test_a_page_of_a_record_without_peaks_has_no_such_part(page):
+    assert "What lived at the peak" not in page.text()
+
+
 def test_hostile_texts_are_shown_and_do_nothing(path, tmp_path):
     events = [(kind, text) for text in HOSTILE for kind in ("leak", "mark", "cleanup", "end")]
+    events += [recorded(n, MIB, text) for n, text in enumerate(HOSTILE)]  # type: ignore[misc]
     write(path, events=events, command=tuple(HOSTILE))
     odd = tmp_path / "'\"><script>x<.mem"
     os.rename(path, odd)
-    plain = Page(render(memtools.read_record(write(path, events=EVENTS))))
+    events = [*EVENTS, recorded(3, MIB)]  # type: ignore[list-item]
+    plain = Page(render(memtools.read_record(write(path, events=events))))
     for records in ([memtools.read_record(odd)], [memtools.read_record(odd)] * 2):
         text = render(records, title=HOSTILE[0])
         page = Page(text)

@@ -1,10 +1,11 @@
 /* lock.h -- a mutex and a condition to wait on, as thin names over POSIX threads.
  *
  * Each lock of core is inside one object: the ledger, the pool, the record, the phases, the peaks,
- * the sampler (two) and the ticker. Where a thread holds two, it took the pool's before the
- * ledger's, the phases' before the peaks', or the sampler's `life` before the ticker's. All others
- * are taken alone. No call back into a caller is made while one is held, but for the ledger's
- * `turn` (budget/private.h), which is there to let members be asked one at a time. */
+ * the sampler (two), the ticker, the blocks that live and their journal. Where a thread holds two, it
+ * took the pool's before the ledger's, the phases' before the peaks', the journal's before that of
+ * the blocks that live, or the sampler's `life` before the ticker's. All others are taken alone. No
+ * call back into a caller is made while one is held, but for the ledger's `turn` (budget/private.h),
+ * which is there to let members be asked one at a time. */
 #ifndef MT_BASE_LOCK_H
 #define MT_BASE_LOCK_H
 

@@ -200,6 +200,20 @@ mt_live_sum_sites(mt_live *live, uint32_t first, uint32_t last, mt_live_sum *sum
     mt_lock_give(&live->lock);
 }
 
+size_t
+mt_live_copy(mt_live *live, mt_block *out, size_t room)
+{
+    size_t n, copied = 0;
+
+    if (!is_home(live)) return 0;
+    mt_lock_take(&live->lock);
+    n = (size_t)live->figures.blocks;
+    for (size_t i = 0; n <= room && i < live->room; i++)
+        if (live->slots[i].address != 0) out[copied++] = live->slots[i];
+    mt_lock_give(&live->lock);
+    return n;
+}
+
 mt_block
 mt_live_at(mt_live *live, const void *address)
 {

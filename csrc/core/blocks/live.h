@@ -81,6 +81,10 @@ void mt_live_reset_peak(mt_live *live);
  * ms for 100,000 blocks, in which no report comes through. */
 void mt_live_sum_sites(mt_live *live, uint32_t first, uint32_t last, mt_live_sum *sums, size_t n);
 
+/* Copies the blocks that live to out, which has room for so many, in no order. Returns how many there
+ * are: where that is more than there is room for, nothing is copied. 0 in a forked child. */
+size_t mt_live_copy(mt_live *live, mt_block *out, size_t room);
+
 /* The block at this very address, or zeros. */
 mt_block mt_live_at(mt_live *live, const void *address);
 

@@ -38,6 +38,7 @@ struct mt_peaks;                                /* see core/monitor/peaks.h */
     X(PyTypeObject, GradMeasure)                                                                   \
     X(PyTypeObject, GrowthTable)                                                                   \
     X(PyTypeObject, Blocks)                                                                        \
+    X(PyTypeObject, Contents)                                                                      \
     /* See ending.h; NULL: not set. */                                                             \
     X(PyObject, on_uncaught)                                                                       \
     X(PyObject, on_exit_call)                                                                      \

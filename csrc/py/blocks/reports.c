@@ -7,7 +7,8 @@
  *     Blocks.start() ─┐                      ┌─ in_use, peak, births, sites(), site_of()
  *     Blocks.start() ─┴─► heard.users: 2     │
  *     torch's allocator ──► born, died ──► heard.live (core/blocks/live.h)
- *                              └─ while anybody traces: heard.sites (sites.h)
+ *                              ├─ while anybody traces: heard.sites (sites.h)
+ *                              └─ while one of them records: recording.h
  */
 #include "py/blocks/reports.h"
 
@@ -18,18 +19,20 @@
 #include "os/base/forkmark.h"
 #include "py/base/errors.h"
 #include "py/base/objects.h"
+#include "py/blocks/recording.h"
 #include "py/blocks/sites.h"
 
 typedef struct Blocks {
     PyObject_HEAD
     const mt_home *home; /* the table's at start(); NULL: not started */
-    bool is_tracing;
+    bool is_tracing, is_recording;
 } Blocks;
 
 /* Under the GIL, but for what the allocator's threads use: live and sites have locks of their own. */
 static struct {
     bool is_made;
     unsigned users;
+    const Blocks *recorder; /* whose recording there is; NULL: there is none. Borrowed */
     atomic_uint tracers;
     mt_home *home;
     mt_live live;
@@ -41,16 +44,21 @@ static struct {
 static void
 hear_birth(void *Py_UNUSED(ctx), const void *block, size_t bytes)
 {
-    bool is_traced = atomic_load_explicit(&heard.tracers, memory_order_relaxed) > 0;
+    uint32_t site = 0;
 
     if (atomic_load_explicit(heard.home, memory_order_relaxed) == 0) return; /* a forked child */
-    mt_live_born(&heard.live, block, bytes, is_traced ? mt_sites_here(&heard.sites) : 0);
+    if (atomic_load_explicit(&heard.tracers, memory_order_relaxed) > 0)
+        site = mt_sites_here(&heard.sites);
+    mt_live_born(&heard.live, block, bytes, site);
+    /* Asked for after the table knows: a recording begins with what it knows. */
+    if (mt_py_recording_is_on()) mt_py_recording_born(block, bytes, site);
 }
 
 static void
 hear_death(void *Py_UNUSED(ctx), const void *block)
 {
     mt_live_died(&heard.live, block);
+    if (mt_py_recording_is_on()) mt_py_recording_died(block);
 }
 
 static const mt_torch_listener listener = {.born = hear_birth, .died = hear_death};
@@ -69,8 +77,10 @@ make_table(mt_state *st)
         return -1;
     }
     heard.users = 0;
+    heard.recorder = NULL;
     atomic_store(&heard.tracers, 0);
     mt_live_init(&heard.live, &mt_alloc_libc, heard.home);
+    mt_py_recording_init(heard.home);
     mt_sites_init(&heard.sites);
     heard.is_made = true;
     return 0;
@@ -84,14 +94,38 @@ is_on(const Blocks *self)
 }
 
 static void
+set_tracing(Blocks *self, bool is_tracing)
+{
+    if (is_tracing && !self->is_tracing) atomic_fetch_add(&heard.tracers, 1);
+    if (!is_tracing && self->is_tracing) atomic_fetch_sub(&heard.tracers, 1);
+    self->is_tracing = is_tracing;
+}
+
+/* What it has recorded can still be asked for. */
+static void
+end_recording(Blocks *self, const mt_state *st)
+{
+    if (!self->is_recording) return;
+    mt_py_recording_end(st);
+    atomic_fetch_sub(&heard.tracers, 1);
+    self->is_recording = false;
+}
+
+static void
 stop(Blocks *self, const mt_state *st)
 {
-    bool was_on = is_on(self), was_tracing = self->is_tracing;
-
+    if (!is_on(self)) {
+        self->home = NULL;
+        self->is_tracing = self->is_recording = false;
+        return;
+    }
+    set_tracing(self, false);
+    end_recording(self, st);
+    if (heard.recorder == self) {
+        mt_py_recording_forget();
+        heard.recorder = NULL;
+    }
     self->home = NULL;
-    self->is_tracing = false;
-    if (!was_on) return;
-    if (was_tracing) atomic_fetch_sub(&heard.tracers, 1);
     if (--heard.users > 0) return;
     if (st != NULL && st->shim != NULL) (void)st->shim->listen(NULL);
     mt_live_clear(&heard.live);
@@ -145,7 +179,7 @@ Blocks_start(Blocks *self, PyObject *libraries)
     Py_DECREF(folders);
     heard.users++;
     self->home = heard.home;
-    self->is_tracing = false;
+    self->is_tracing = self->is_recording = false;
     Py_RETURN_NONE;
 }
 
@@ -195,10 +229,59 @@ Blocks_trace(Blocks *self, PyObject *on)
     int is_traced = PyObject_IsTrue(on);
 
     if (is_traced < 0 || !require_on(self, "trace()")) return NULL;
-    if (is_traced && !self->is_tracing) atomic_fetch_add(&heard.tracers, 1);
-    if (!is_traced && self->is_tracing) atomic_fetch_sub(&heard.tracers, 1);
-    self->is_tracing = is_traced;
+    set_tracing(self, is_traced);
     Py_RETURN_NONE;
+}
+
+static PyObject *
+Blocks_record(Blocks *self, PyObject *on)
+{
+    mt_state *st = mt_state_of_type(Py_TYPE(self));
+    int is_recorded = PyObject_IsTrue(on);
+
+    if (st == NULL || is_recorded < 0 || !require_on(self, "record()")) return NULL;
+    if (is_recorded && heard.recorder != NULL && heard.recorder != self &&
+        heard.recorder->is_recording) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "Blocks.record(): another object records; it must end its recording first");
+        return NULL;
+    }
+    end_recording(self, st);
+    if (!is_recorded) Py_RETURN_NONE;
+    heard.recorder = self;
+    atomic_fetch_add(&heard.tracers, 1);
+    self->is_recording = true;
+    if (mt_py_recording_begin(st, &heard.live) < 0) {
+        end_recording(self, st);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+Blocks_mark(Blocks *self, PyObject *args)
+{
+    PyObject *blocks;
+    long category;
+
+    if (!PyArg_ParseTuple(args, "Ol:mark", &blocks, &category)) return NULL;
+    if (!require_on(self, "mark()")) return NULL;
+    if (!self->is_recording) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "Blocks.mark(): nothing is recorded; call record(True) first");
+        return NULL;
+    }
+    return mt_py_recording_mark(blocks, category);
+}
+
+static PyObject *
+Blocks_contents(Blocks *self, PyObject *Py_UNUSED(none))
+{
+    mt_state *st = mt_state_of_type(Py_TYPE(self));
+
+    if (st == NULL || !require_on(self, "contents()")) return NULL;
+    if (heard.recorder != self) Py_RETURN_NONE;
+    return mt_py_recording_contents(st);
 }
 
 static PyObject *
@@ -354,6 +437,21 @@ static PyMethodDef methods[] = {
                  "The site of the block that begins at this address, or None."),
     MT_PY_METHOD(Blocks, reset_peak, METH_NOARGS,
                  "reset_peak($self, /)\n--\n\nThe peak begins anew with what is in use."),
+    MT_PY_METHOD(
+        Blocks, record, METH_O,
+        "record($self, on, /)\n--\n\n"
+        "Record the life of each block from now on, anew, with the lines that asked for it; "
+        "or end that. One object of a process records at a time."),
+    MT_PY_METHOD(
+        Blocks, mark, METH_VARARGS,
+        "mark($self, blocks, category, /)\n--\n\n"
+        "Give blocks that live now, as (address, bytes), a category while they are recorded: "
+        "1 parameter, 2 gradient, 3 optimizer state, 4 input, 5 buffer. The first one "
+        "stays. One that is older than the reports counts as living all the time; returns "
+        "how many such there were."),
+    MT_PY_METHOD(Blocks, contents, METH_NOARGS,
+                 "contents($self, /)\n--\n\n"
+                 "What lived at the peak of what this object has recorded last, or None."),
     {NULL, NULL, 0, NULL},
 };
 
@@ -377,5 +475,6 @@ static PyType_Spec spec = {
 int
 mt_py_blocks_register(PyObject *module, mt_state *st)
 {
+    if (mt_py_contents_register(module, st) < 0) return -1;
     return mt_py_add_type(module, &spec, &st->Blocks);
 }

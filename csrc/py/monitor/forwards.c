@@ -2,6 +2,8 @@
 
 #include <stdbool.h>
 
+#include "py/blocks/recording.h"
+
 /* What is heard, under the interpreter's lock. */
 static struct {
     PyObject *function;    /* NULL: nothing is heard */
@@ -9,6 +11,7 @@ static struct {
     vectorcallfunc before; /* what called the function before; stays, for calls that run */
     unsigned long main_thread;
     bool main_is_inside; /* the main thread is in a call */
+    bool with_arguments; /* what is told gets a tuple of all that was passed, the module first */
 } heard;
 
 static _Thread_local int depth; /* calls of the function that this thread is in */
@@ -25,12 +28,27 @@ set_vectorcall(PyObject *function, vectorcallfunc call)
 #endif
 }
 
+/* All that was passed by a vectorcall, by position and by name. */
+static PyObject *
+passed(PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    Py_ssize_t count = PyVectorcall_NARGS(nargsf) + (names == NULL ? 0 : PyTuple_GET_SIZE(names));
+    PyObject *all = PyTuple_New(count);
+
+    for (Py_ssize_t i = 0; all != NULL && i < count; i++) {
+        PyTuple_SET_ITEM(all, i, Py_NewRef(args[i]));
+    }
+    return all;
+}
+
 static bool
-tell(PyObject *module)
+tell(PyObject *const *args, size_t nargsf, PyObject *names)
 {
     PyObject *ended = Py_NewRef(heard.ended); /* it may stop the hearing */
-    PyObject *done = PyObject_CallOneArg(ended, module);
+    PyObject *what = heard.with_arguments ? passed(args, nargsf, names) : Py_NewRef(args[0]);
+    PyObject *done = what == NULL ? NULL : PyObject_CallOneArg(ended, what);
 
+    Py_XDECREF(what);
     Py_DECREF(ended);
     Py_XDECREF(done);
     return done != NULL;
@@ -40,6 +58,7 @@ static PyObject *
 heard_call(PyObject *function, PyObject *const *args, size_t nargsf, PyObject *names)
 {
     bool is_outermost = depth == 0, is_main = false, is_part = false;
+    uint64_t recorded = 0;
     PyObject *result;
 
     if (is_outermost) {
@@ -48,10 +67,12 @@ heard_call(PyObject *function, PyObject *const *args, size_t nargsf, PyObject *n
         if (is_main) heard.main_is_inside = true;
     }
     depth++;
+    if (PyVectorcall_NARGS(nargsf) > 0) recorded = mt_py_recording_enter(args[0]);
     result = heard.before(function, args, nargsf, names);
+    if (PyVectorcall_NARGS(nargsf) > 0) mt_py_recording_leave(recorded);
     /* Still inside: modules that are called by what is told are no calls of their own. */
     if (is_outermost && !is_part && result != NULL && heard.function == function &&
-        PyVectorcall_NARGS(nargsf) > 0 && !tell(args[0])) {
+        PyVectorcall_NARGS(nargsf) > 0 && !tell(args, nargsf, names)) {
         Py_CLEAR(result);
     }
     depth--;
@@ -73,8 +94,12 @@ mt_py_hear_calls(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *function, *ended;
     unsigned long main_thread;
+    int with_arguments = 0;
 
-    if (!PyArg_ParseTuple(args, "OOk:_hear_calls", &function, &ended, &main_thread)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOk|p:_hear_calls", &function, &ended, &main_thread,
+                          &with_arguments)) {
+        return NULL;
+    }
     if (function == Py_None) {
         stop();
         Py_RETURN_TRUE;
@@ -94,6 +119,7 @@ mt_py_hear_calls(PyObject *Py_UNUSED(module), PyObject *args)
     heard.before = ((PyFunctionObject *)function)->vectorcall;
     heard.main_thread = main_thread;
     heard.main_is_inside = false;
+    heard.with_arguments = with_arguments != 0;
     set_vectorcall(function, heard_call);
     Py_RETURN_TRUE;
 }

@@ -17,9 +17,10 @@
 
 #include "py/base/state.h"
 
-/* _hear_calls(function, ended, main_thread): from now on ended(first argument) is called whenever
- * an outermost call of this Python function has returned without an exception; what it raises comes
- * out of the call. Calls on other threads are not told while the main thread, which is given by
+/* _hear_calls(function, ended, main_thread, arguments=False): from now on ended(first argument) is
+ * called whenever an outermost call of this Python function has returned without an exception, or
+ * with `arguments` ended((first argument, others, values of keywords)); what it raises comes out of
+ * the call. Calls on other threads are not told while the main thread, which is given by
  * its number, is in one: they belong to it. True; False where another function is heard already.
  *
  * _hear_calls(None, None, 0): no longer. Calls that run now end as they would. */

@@ -1,0 +1,204 @@
+/* journal.h -- the lives of all blocks in a stretch of a program, such as a training step.
+ *
+ * live.h knows what lives now. A journal keeps, from begin() to end(), one entry for each block that
+ * lived at its begin or was born since, also when the block has gone. Births and deaths have numbers
+ * of order, 1, 2, 3 and so on:
+ *
+ *   order      0   1   2   3   4   5   6   7   8     entry  bytes birth death  born in   saved
+ *   block A ───┼───────────────────────────────►       A      40    0     -    before     no
+ *   block B        ┣━━━━━━━━━━━━━━━┫                   B      16    1     5    forward    yes
+ *   block C            ┣━━━┫                           C       4    2     3    forward    no
+ *   block D                    ┣━━━━━━━┫               D      30    4     6    backward   no
+ *              ─── forward ────► backward ───►         in use is the prefix sum of births and deaths;
+ *                                                      its peak is 86, at 4: A, B and D were alive
+ *
+ * What a block was is told by its life: one that was born in a forward pass and lives when the next
+ * backward pass begins was saved for it. What only a caller knows (that a block is a parameter) is
+ * marked while it lives, by its address; an entry keeps its mark, whatever comes to lie there later.
+ *
+ * Any thread may report. In a process that was forked from the one that made the journal, reports are
+ * ignored. 48 bytes an entry, and 8 to 16 more for each that lives; some 60 ns for each report. */
+#ifndef MT_BLOCKS_JOURNAL_H
+#define MT_BLOCKS_JOURNAL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/alloc.h"
+#include "base/lock.h"
+#include "blocks/live.h"
+
+typedef enum mt_phase {
+    MT_PHASE_BEFORE = 0, /* before the journal began; for a death: it lives on */
+    MT_PHASE_FORWARD = 1,
+    MT_PHASE_BACKWARD = 2,
+    MT_PHASE_OPTIMIZER = 3,
+} mt_phase;
+
+enum {
+    MT_JOURNAL_PHASES = 4,
+    MT_JOURNAL_CATEGORIES = 6, /* 0: not marked; what the others mean is the caller's */
+    MT_JOURNAL_ENTRIES_MOST = 1 << 20,
+    MT_JOURNAL_NAMES_MOST = 1 << 12,  /* the first one is none */
+    MT_JOURNAL_NAME_BYTES_MOST = 200, /* longer ones are cut */
+    MT_JOURNAL_DIMS_MOST = 8,         /* the shape of a tensor with more is not kept */
+    MT_JOURNAL_TOLD_MOST = 4096,      /* blocks that are told one by one */
+    MT_JOURNAL_CURVE_MOST = 512,      /* points */
+};
+
+typedef struct mt_journal_entry mt_journal_entry;
+
+typedef struct mt_journal_name {
+    char *text;
+    uint32_t hash;
+} mt_journal_name;
+
+typedef struct mt_journal {
+    const mt_alloc *mem;
+    const mt_home *home; /* NULL: reports of forked children count as well */
+    _Atomic bool is_on;  /* read without the lock */
+    mt_lock lock;        /* around all below */
+    bool is_begun;       /* there is something to tell */
+    bool is_in_backward; /* since the last birth in a forward pass, a backward pass was seen */
+    mt_journal_entry *entries;
+    size_t n, room;
+    uint32_t *slots; /* an open table of the entries that live: 1 + index, or 0 */
+    size_t slots_n, live;
+    uint32_t *backwards; /* the order after which a backward pass began, each time */
+    size_t backwards_n, backwards_room;
+    int64_t *sizes; /* of the shapes of all entries, one after the other */
+    size_t sizes_n, sizes_room;
+    mt_journal_name *names; /* the first one is none */
+    uint32_t *name_slots;   /* an open table of names: index, or 0 */
+    size_t names_n, names_room;
+    _Atomic uint32_t order; /* of what happened last; read without the lock as well */
+    uint64_t lost;
+} mt_journal;
+
+/* How a block came to be. */
+typedef struct mt_journal_birth {
+    mt_phase phase;
+    uint32_t site;   /* a number of the caller's, 0 for none */
+    uint32_t maker;  /* the name of the operator that asked for it, 0 for none */
+    uint32_t module; /* the name of the part of the program that it was in, 0 for none */
+} mt_journal_birth;
+
+/* A block that lived at the peak. */
+typedef struct mt_journal_block {
+    const void *address; /* NULL where it has died since */
+    uint64_t bytes;
+    uint32_t category, site, maker, module;
+    mt_phase birth, death;
+    bool is_saved;  /* born in a forward pass, alive when the next backward pass began */
+    bool has_shape; /* then dtype, a number of the caller's, dims and sizes are set */
+    int dtype, dims;
+    int64_t sizes[MT_JOURNAL_DIMS_MOST];
+} mt_journal_block;
+
+/* The blocks at the peak, of one kind, that are not told one by one. */
+typedef struct mt_journal_rest {
+    uint64_t bytes, blocks;
+    uint32_t category;
+    mt_phase birth;
+    bool is_saved;
+} mt_journal_rest;
+
+typedef struct mt_journal_point {
+    uint64_t order, bytes;
+    mt_phase phase; /* 0: the begin */
+} mt_journal_point;
+
+typedef struct mt_journal_contents {
+    uint64_t peak_bytes, base_bytes; /* the base is what was in use at the begin */
+    /* Of the birth that made the peak: the largest one, the last of equals, of those in the same phase
+     * that brought the last thousandth. phase 0: the peak was the begin. */
+    mt_phase phase;
+    uint32_t maker, site;
+    bool had_backward;
+    uint64_t lost; /* births that found no room: if there are any, all figures may be too low */
+    uint64_t events;
+    mt_journal_block *blocks; /* that lived at the peak, the largest first */
+    size_t blocks_n;
+    mt_journal_rest rest[MT_JOURNAL_CATEGORIES * MT_JOURNAL_PHASES * 2];
+    size_t rest_n;
+    mt_journal_point curve[MT_JOURNAL_CURVE_MOST]; /* bytes in use, the maxima of equal stretches */
+    size_t curve_n;
+} mt_journal_contents;
+
+void mt_journal_init(mt_journal *journal, const mt_alloc *mem, const mt_home *home);
+/* pre: no thread reports any more. */
+void mt_journal_fini(mt_journal *journal);
+
+/* Forgets what it has and begins anew, with the blocks that live now. A block whose birth the table
+ * hears of meanwhile is either among them, or reported after it. False without memory, or where more
+ * live than it can hold; then it is off and has nothing. */
+bool mt_journal_begin(mt_journal *journal, mt_live *live);
+
+/* Reports are ignored from now on. What it has can be asked until it begins again or is cleared. */
+void mt_journal_end(mt_journal *journal);
+
+/* Forgets all and gives its memory back. */
+void mt_journal_clear(mt_journal *journal);
+
+/* Whether reports are wanted. Costs no lock, and may be asked before a report is put together. */
+static inline bool
+mt_journal_is_on(const mt_journal *journal)
+{
+    return atomic_load_explicit(&journal->is_on, memory_order_relaxed);
+}
+
+/* A block was given out, and the table of the blocks that live knows of it. One that is known at this
+ * address has died unseen. address is not NULL. */
+void mt_journal_born(mt_journal *journal, const void *address, size_t bytes,
+                     mt_journal_birth birth);
+
+/* A block goes back, in a phase of the thread that gives it back: to be reported before it does. One
+ * that is not known is ignored. */
+void mt_journal_died(mt_journal *journal, const void *address, mt_phase phase);
+
+/* The number of a name, the same for the same text, from 1 on; 0 without memory, where there are too
+ * many, and while it is off. */
+uint32_t mt_journal_name_of(mt_journal *journal, const char *text);
+
+/* The text of a name, until the journal begins again or is cleared; "" for 0. */
+const char *mt_journal_text(mt_journal *journal, uint32_t name);
+
+/* The order of what happened last. Costs no lock. */
+static inline uint32_t
+mt_journal_order(const mt_journal *journal)
+{
+    return atomic_load_explicit(&journal->order, memory_order_relaxed);
+}
+
+/* An operator, which began after the order `since`, has made a tensor that is all of the block at this
+ * address: its shape is the block's, if that was born within the operator and is of these bytes. So
+ * the outermost operator in which a block was born tells its shape, and no view of later. sizes:
+ * `dims` of them. */
+void mt_journal_shape(mt_journal *journal, const void *address, size_t bytes, uint32_t since,
+                      int dtype, const int64_t *sizes, int dims);
+
+typedef enum mt_journal_mark_result {
+    MT_MARK_KNOWN,
+    MT_MARK_OLDER, /* a block that nobody has reported: it has become one that lived all the time */
+    MT_MARK_LOST,  /* the same, but there was no room for it, or the journal is off */
+} mt_journal_mark_result;
+
+/* Marks the block that lives at this address, if it has no mark yet. pre: address is not NULL, and
+ * 0 < category < MT_JOURNAL_CATEGORIES. */
+mt_journal_mark_result mt_journal_mark(mt_journal *journal, const void *address, size_t bytes,
+                                       uint32_t category);
+
+typedef enum mt_journal_read_result {
+    MT_JOURNAL_READ,
+    MT_JOURNAL_EMPTY, /* it has not begun since it was cleared */
+    MT_JOURNAL_NO_MEMORY,
+} mt_journal_read_result;
+
+/* What lived at the peak. *out holds nothing unless it was read. */
+mt_journal_read_result mt_journal_read(mt_journal *journal, mt_journal_contents *out);
+
+/* Frees what a read gave. */
+void mt_journal_contents_drop(const mt_journal *journal, mt_journal_contents *contents);
+
+#endif

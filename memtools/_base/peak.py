@@ -1,0 +1,100 @@
+"""PeakContents: what lived when a step's tensors took most memory, as one part of memtools finds it
+and others write, read and show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+PARAMETERS = "parameters"
+BUFFERS = "buffers"
+GRADIENTS = "gradients"
+STATE = "optimizer state"
+OPTIMIZERS = "optimizer's temporaries"
+SAVED = "saved for backward"
+INPUTS = "inputs"
+OTHERS = "other temporaries"
+OLDER = "older than the step"
+UNSEEN = "not seen"
+#: what a block may be. `OLDER`: it was there before the step, and is none of the others. `UNSEEN`:
+#: no tensor has shown what it is; an operator has used it by itself
+PARTS = (PARAMETERS, BUFFERS, GRADIENTS, STATE, OPTIMIZERS, SAVED, INPUTS, OTHERS, OLDER, UNSEEN)
+
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+#: phases of a step by their numbers in memtools._core.Contents; all that is neither of the others
+#: is the forward pass
+PHASES = ("", FORWARD, BACKWARD, OPTIMIZER)
+
+
+class Part(NamedTuple):
+    """All blocks that were the same: one of PARTS, their bytes and how many they were."""
+
+    what: str
+    bytes: int
+    blocks: int
+
+
+class Saver(NamedTuple):
+    """Who has saved for the backward pass: a module, or a function with the line that saves most;
+    the bytes and how many blocks they were."""
+
+    where: str
+    bytes: int
+    blocks: int
+
+
+class Large(NamedTuple):
+    """One block: `what` it was, one of PARTS; `name` is that of the parameter, or of what belongs
+    to one. "" and an empty shape are what is not known."""
+
+    bytes: int
+    what: str
+    dtype: str
+    shape: tuple[int, ...]
+    name: str
+    operator: str
+    line: str
+
+
+@dataclass(frozen=True)
+class PeakContents:
+    """What lived at the peak of a step, by torch's own reports on the host.
+
+    Attributes:
+        step: its number.
+        peak_bytes: of all tensors, those from before the reports too where they are known.
+        base_bytes: when the step began.
+        phase: of the moment: one of PHASES.
+        operator: the innermost at that moment, such as "aten::_foreach_sqrt"; "" for none.
+        line: of the program at that moment, such as "train.py:31 in main"; "" where unknown.
+        backward: whether there was a backward pass in the step.
+        parts: what there was, the most first.
+        saved: who has saved for the backward pass, the most first, a few of them.
+        largest: the largest blocks, ten at most.
+        logits_bytes: of blocks that are as large as what a log_softmax or a cross entropy takes.
+        repeats: how many times as often as there are layers the line has run that makes most of
+            what is saved; 1 for a network that is run once.
+        old_gradients_bytes: gradients of the step before that still lived.
+        lost: blocks that found no room in the recording: then it is not complete.
+        ms: what memtools itself did for it at the two ends of the step, in milliseconds.
+    """
+
+    step: int
+    peak_bytes: int
+    base_bytes: int = 0
+    phase: str = ""
+    operator: str = ""
+    line: str = ""
+    backward: bool = False
+    parts: tuple[Part, ...] = ()
+    saved: tuple[Saver, ...] = ()
+    largest: tuple[Large, ...] = ()
+    logits_bytes: int = 0
+    repeats: int = 1
+    old_gradients_bytes: int = 0
+    lost: int = 0
+    ms: float = 0.0
+
+    def bytes_of(self, what: str) -> int:
+        """Bytes of one of PARTS."""
+        return sum(part.bytes for part in self.parts if part.what == what)

@@ -1,0 +1,311 @@
+"""What lived at the peak of a recorded step: the blocks of memtools._core.Blocks, by what they
+were.
+
+    Blocks.contents() ──► contents_of ──► PeakContents
+      bytes, phases of birth and death,      ▲
+      operator, shape, site            Tensors (tensors.py): parameters and the like, by name
+
+What a block was is told by its life: one that was born in the forward pass and lived when the
+backward pass began was saved for it; one that was born in the optimizer's step, and is not its
+state, is a temporary of it. Parameters, gradients, state and inputs are known by their addresses,
+which were marked while they lived.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from memtools._base.peak import (
+    BUFFERS,
+    GRADIENTS,
+    INPUTS,
+    OLDER,
+    OPTIMIZERS,
+    OTHERS,
+    PARAMETERS,
+    PHASES,
+    SAVED,
+    STATE,
+    UNSEEN,
+    Large,
+    Part,
+    PeakContents,
+    Saver,
+)
+
+LARGEST = 10  # blocks that are told by themselves
+SAVERS = 5  # modules or functions that are told
+OF_A_TEXT = 160  # characters of a name
+PARAMETER, GRADIENT, OF_STATE, INPUT, BUFFER = 1, 2, 3, 4, 5  # categories of Blocks.mark
+BEFORE, FORWARD, BACKWARD, OPTIMIZER = range(4)  # phases of births; of deaths 0 is that it lives
+_MARKED = {PARAMETER: PARAMETERS, GRADIENT: GRADIENTS, OF_STATE: STATE, INPUT: INPUTS,
+           BUFFER: BUFFERS}  # fmt: skip
+#: operators that take logits, and what their backward passes are called
+_OF_LOGITS = re.compile(r"log_?softmax|cross_?entropy|nll_?loss", re.IGNORECASE)
+CLASSES = 256  # of logits at least: what has fewer is small beside what leads to it
+
+# (bytes, category, birth phase, death phase, saved, operator, module, site, dtype, shape)
+Block = tuple[int, int, int, int, bool, str, str, int, str, tuple[int, ...] | None]
+# (bytes, category, birth phase, saved, how many blocks)
+Rest = tuple[int, int, int, bool, int]
+
+
+class ContentsLike(Protocol):
+    """What memtools._core.Blocks.contents() returns."""
+
+    @property
+    def peak_bytes(self) -> int: ...
+    @property
+    def base_bytes(self) -> int: ...
+    @property
+    def phase(self) -> int: ...
+    @property
+    def operator(self) -> str: ...
+    @property
+    def site(self) -> int: ...
+    @property
+    def backward(self) -> bool: ...
+    @property
+    def blocks(self) -> Sequence[Block]: ...
+    @property
+    def rest(self) -> Sequence[Rest]: ...
+    @property
+    def lost(self) -> int: ...
+    @property
+    def events(self) -> int: ...
+
+
+class Marked(NamedTuple):
+    """A storage of the program that was marked: its category, and what it is."""
+
+    category: int
+    bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    name: str
+
+
+class Spot(NamedTuple):
+    """A place of the program: its line, as it is told, and the function; "" where unknown."""
+
+    line: str
+    function: str
+
+
+class _Seen(NamedTuple):
+    """A block at the peak, with what it was."""
+
+    block: Block
+    what: str
+    spot: Spot
+
+
+def contents_of(
+    found: ContentsLike,
+    marked: Iterable[Marked],
+    spot_of: Callable[[int], Spot],
+    step: int,
+    ms: float = 0.0,
+) -> PeakContents:
+    """What lived at the peak, of a recording.
+
+    Args:
+        found: of memtools._core.Blocks.contents().
+        marked: what was marked in it, each storage once.
+        spot_of: where a site is.
+        step: the number of the step that was recorded.
+        ms: what was done at its two ends, in milliseconds.
+    """
+    names = _Names(marked)
+    spots: dict[int, Spot] = {}
+    seen = []
+    for block in found.blocks:
+        if block[7] not in spots:
+            spots[block[7]] = spot_of(block[7])
+        seen.append(_Seen(block, _what(block, names), spots[block[7]]))
+    return PeakContents(
+        step=step,
+        peak_bytes=found.peak_bytes,
+        base_bytes=found.base_bytes,
+        phase=PHASES[found.phase] if 0 <= found.phase < len(PHASES) else "",
+        operator=found.operator[:OF_A_TEXT],
+        line=spot_of(found.site).line[:OF_A_TEXT],
+        backward=found.backward,
+        parts=_parts(found, seen),
+        saved=_savers(seen),
+        largest=_largest(seen, names),
+        logits_bytes=_logits_bytes(seen),
+        repeats=_repeats(seen, names, with_backward=found.backward),
+        old_gradients_bytes=sum(
+            one.block[0] for one in seen if one.what == GRADIENTS and one.block[2] == BEFORE
+        ),
+        lost=found.lost,
+        ms=round(ms, 3),
+    )
+
+
+# --- what a block was -----------------------------------------------------------------------------
+
+
+def _what(block: Block, names: _Names) -> str:
+    size, category, birth, death, saved = block[:5]
+    if category in _MARKED:
+        return _MARKED[category]
+    if birth == BEFORE:
+        return OLDER
+    if birth == OPTIMIZER:
+        return OPTIMIZERS
+    if birth == BACKWARD and death != BACKWARD and names.knows(PARAMETER, size):
+        return GRADIENTS  # one that was let go of before the step's end
+    if saved:
+        return SAVED
+    return UNSEEN if block[9] is None else OTHERS
+
+
+def _parts(found: ContentsLike, seen: Sequence[_Seen]) -> tuple[Part, ...]:
+    size, count = Counter[str](), Counter[str]()
+    for one in seen:
+        size[one.what] += one.block[0]
+        count[one.what] += 1
+    for nbytes, category, birth, saved, blocks in found.rest:
+        what = _MARKED.get(category) or (
+            OLDER
+            if birth == BEFORE
+            else OPTIMIZERS
+            if birth == OPTIMIZER
+            else SAVED
+            if saved
+            else OTHERS
+        )
+        size[what] += nbytes
+        count[what] += blocks
+    unseen = found.peak_bytes - size.total()
+    if unseen > 0:
+        size[UNSEEN] += unseen
+    return tuple(Part(what, nbytes, count[what]) for what, nbytes in size.most_common() if nbytes)
+
+
+def _savers(seen: Sequence[_Seen]) -> tuple[Saver, ...]:
+    """By module where that is known, else by function, with the line in it that saves most."""
+    size, count = Counter[str](), Counter[str]()
+    lines: dict[str, Counter[str]] = {}
+    for one in seen:
+        if one.what == SAVED:
+            who = one.block[6] or one.spot.function or one.spot.line
+            size[who] += one.block[0]
+            count[who] += 1
+            lines.setdefault(who, Counter())[one.spot.line] += one.block[0]
+    found = []
+    for who, nbytes in size.most_common(SAVERS):
+        line = lines[who].most_common(1)[0][0].partition(" in ")[0]
+        where = f"{who} ({line})" if line and not who.startswith(line) else who.partition(" in ")[0]
+        found.append(Saver(where[:OF_A_TEXT], nbytes, count[who]))
+    return tuple(found)
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+class _Names:
+    """What was marked, by category and size: the blocks of a recording have no addresses."""
+
+    def __init__(self, marked: Iterable[Marked]) -> None:
+        self._found: dict[tuple[int, int], list[Marked]] = {}
+        for one in marked:
+            alike = self._found.setdefault((one.category, one.bytes), [])
+            if all(other.name != one.name for other in alike) or not one.name:
+                alike.append(one)
+
+    def knows(self, category: int, size: int) -> bool:
+        return (category, size) in self._found
+
+    def most_alike(self) -> int:
+        """How many parameters of one size there are at most, at least 1: a network of so many
+        layers runs the same line so often."""
+        sizes = (len(alike) for key, alike in self._found.items() if key[0] == PARAMETER)
+        return max(sizes, default=1)
+
+    def of(self, block: Block, what: str, number: int, count: int) -> tuple[str, Marked | None]:
+        """The name of a block, and one that is like it.
+
+        Args:
+            block: of the peak.
+            what: that it was.
+            number: of its kind and size, from 0.
+            count: how many of its kind and size lived at the peak.
+        """
+        alike = self._found.get((block[1], block[0]), [])
+        if not alike and what == GRADIENTS:
+            alike = self._found.get((PARAMETER, block[0]), [])
+        if not alike:
+            return "", None
+        if len(alike) == count:  # all of them, in whatever order
+            return alike[number].name, alike[number]
+        name = alike[0].name
+        return f"{name} or one like it" if name and len(alike) > 1 else name, alike[0]
+
+
+def _largest(seen: Sequence[_Seen], names: _Names) -> tuple[Large, ...]:
+    counts = Counter((one.what, one.block[0]) for one in seen)
+    told, found = Counter[tuple[str, int]](), []
+    for one in sorted(seen, key=lambda one: -one.block[0])[:LARGEST]:
+        key = one.what, one.block[0]
+        name, like = names.of(one.block, one.what, told[key], counts[key])
+        told[key] += 1
+        dtype, shape = one.block[8], one.block[9]
+        if shape is None and like is not None:
+            dtype, shape = like.dtype, like.shape
+        found.append(
+            Large(
+                one.block[0],
+                one.what,
+                dtype,
+                tuple(shape or ()),
+                name[:OF_A_TEXT],
+                one.block[5][:OF_A_TEXT],
+                one.spot.line[:OF_A_TEXT],
+            )
+        )
+    return tuple(found)
+
+
+# --- what advice asks for -------------------------------------------------------------------------
+
+
+def _logits_bytes(seen: Sequence[_Seen]) -> int:
+    """Of all blocks with as many elements, and as many classes, as one of a cross entropy."""
+    shapes = {
+        (_elements(one.block[9]), one.block[9][-1])
+        for one in seen
+        if one.block[9] and one.block[9][-1] >= CLASSES and _OF_LOGITS.search(one.block[5])
+    }
+    return sum(
+        one.block[0]
+        for one in seen
+        if one.block[9]
+        and one.what in (SAVED, OTHERS)
+        and (_elements(one.block[9]), one.block[9][-1]) in shapes
+    )
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    elements = 1
+    for size in shape:
+        elements *= size
+    return elements
+
+
+def _repeats(seen: Sequence[_Seen], names: _Names, *, with_backward: bool) -> int:
+    what = SAVED if with_backward else OTHERS
+    groups, sizes = Counter[tuple[int, str, int]](), Counter[tuple[int, str, int]]()
+    for one in seen:
+        if one.what == what:
+            key = one.block[7], one.block[5], one.block[0]
+            groups[key] += 1
+            sizes[key] += one.block[0]
+    if not sizes:
+        return 1
+    return max(1, groups[sizes.most_common(1)[0][0]] // names.most_alike())

@@ -1,0 +1,164 @@
+"""What a record tells of the peak of a step: who filled it, the largest blocks, and what to do.
+
+The advice follows the moment: what filled memory there is what has to become less.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memtools._base.peak import (
+    BACKWARD,
+    BUFFERS,
+    FORWARD,
+    GRADIENTS,
+    OPTIMIZER,
+    OPTIMIZERS,
+    OTHERS,
+    PARAMETERS,
+    SAVED,
+    STATE,
+    Large,
+)
+from memtools._base.size import format_bytes
+from memtools._base.text import percent, shown
+from memtools.record.events import events_of
+from memtools.record.kinds import Peak
+
+if TYPE_CHECKING:
+    from memtools.record.record import Record
+
+#: shares of the peak from which on something is worth a word
+OF_OPTIMIZER, OF_LOGITS, OF_SAVED, OF_GRAPH, OF_OTHERS = 0.1, 0.25, 0.25, 0.25, 0.25
+LOOP = 8  # times that a line is run for each layer: then it is run in a loop
+SAVERS = 3  # that are listed
+WORTH = 16 << 20  # bytes: a lower peak is nothing to do anything about
+
+
+def peak_of(record: Record) -> Peak | None:
+    """The recorded step with the highest peak; None where no step was recorded."""
+    recorded = [peak for peak in events_of(record, Peak) if peak.peak_bytes > 0]
+    return max(recorded, key=lambda peak: peak.peak_bytes, default=None)
+
+
+def why_not(record: Record) -> str:
+    """Why no step was recorded, in words; "" where one was, or nobody knows."""
+    if peak_of(record) is not None:
+        return ""
+    return next((shown(peak.why) for peak in events_of(record, Peak) if peak.why), "")
+
+
+def as_json(record: Record) -> dict[str, Any] | None:
+    """The highest peak as plain types with stable keys, in bytes; None where none is known."""
+    peak = peak_of(record)
+    if peak is None:
+        return None
+    return {
+        "step": peak.step,
+        "peak_bytes": peak.peak_bytes,
+        "phase": shown(peak.phase),
+        "operator": shown(peak.operator),
+        "line": shown(peak.line),
+        "parts": {shown(part.what): part.bytes for part in peak.parts},
+        "saved_by": [{**one._asdict(), "where": shown(one.where)} for one in peak.saved],
+        "largest": [
+            {name: shown(value) if isinstance(value, str) else value
+             for name, value in one._asdict().items()}
+            for one in peak.largest
+        ],
+        "lost_blocks": peak.lost,
+        "advice": advice(peak),
+    }  # fmt: skip
+
+
+def headline(peak: Peak) -> str:
+    """`Peak of step 3: 115.5 MiB of tensors, in the optimizer's step (...): ...`."""
+    text = shown(peak.sentence())
+    return text[:1].upper() + text[1:]
+
+
+def lines(peak: Peak) -> list[str]:
+    """All that is known of a peak, for `memtools explain`."""
+    found = [headline(peak)]
+    if peak.saved and _share(peak, SAVED) >= OF_SAVED / 2:
+        savers = (f"{shown(one.where)} {format_bytes(one.bytes)}" for one in peak.saved[:SAVERS])
+        found.append(f"saved for backward by: {', '.join(savers)}")
+    if peak.largest:
+        found.append("largest:")
+        found += [f"  {_of_block(one)}" for one in peak.largest]
+    return found
+
+
+def _of_block(one: Large) -> str:
+    """`15.6 MiB float32 [8, 2000]: saved for backward, aten::_log_softmax, train.py:31 in loss`."""
+    size = f"{format_bytes(one.bytes)} {one.dtype} {list(one.shape) if one.shape else ''}"
+    where = [one.what, one.name] if one.name else [one.what, one.operator, one.line]
+    return shown(f"{' '.join(size.split())}: {', '.join(part for part in where if part)}")
+
+
+def to_do(record: Record) -> list[str]:
+    """The advice about the highest peak, where that is worth a word."""
+    peak = peak_of(record)
+    text = "" if peak is None or peak.peak_bytes < WORTH else advice(peak)
+    return [text] if text else []
+
+
+def advice(peak: Peak) -> str:
+    """What makes this peak lower, in one sentence; "" where nothing is known that would."""
+    most = format_bytes
+    if peak.phase == OPTIMIZER and _share(peak, OPTIMIZERS) >= OF_OPTIMIZER:
+        size = most(peak.bytes_of(OPTIMIZERS))
+        return (
+            f"the peak is in the optimizer's step, whose temporaries take {size}: pass fused=True "
+            "to it, which makes none (Adam, AdamW, SGD and Adagrad have it)"
+        )
+    graph = peak.bytes_of(OTHERS)
+    if not peak.backward and graph >= OF_GRAPH * peak.peak_bytes and peak.repeats >= LOOP:
+        return (
+            f"{most(graph)} were kept and no backward pass came in this step: run it under "
+            "torch.no_grad(), or detach() what it keeps"
+        )
+    if peak.phase != OPTIMIZER and peak.logits_bytes >= OF_LOGITS * peak.peak_bytes:
+        return (
+            f"logits and what their loss makes of them take {most(peak.logits_bytes)}: compute the "
+            "loss in smaller chunks of rows, or take smaller micro-batches"
+        )
+    if peak.phase in (FORWARD, BACKWARD) and _share(peak, SAVED) >= OF_SAVED:
+        return _about_saved(peak)
+    if peak.phase in (FORWARD, BACKWARD) and _share(peak, OTHERS) >= OF_OTHERS:
+        return (
+            f"the {peak.phase} pass's own temporaries take {most(graph)}: take smaller "
+            "micro-batches (memtools accumulates the gradient)"
+        )
+    return _about_the_model(peak)
+
+
+def _about_saved(peak: Peak) -> str:
+    size = format_bytes(peak.bytes_of(SAVED))
+    where = shown(peak.saved[0].where) if peak.saved else "the module"
+    if peak.repeats >= LOOP:
+        return (
+            f"{size} are saved for the backward pass by passes that repeat, most of it by {where}: "
+            "detach() what is kept or handed on from one to the next, or run those that need no "
+            "gradient under torch.no_grad()"
+        )
+    return (
+        f"{size} are saved for the backward pass, most of it by {where}: compute that again by "
+        "torch.utils.checkpoint, or take smaller micro-batches"
+    )
+
+
+def _about_the_model(peak: Peak) -> str:
+    each = {what: peak.bytes_of(what) for what in (PARAMETERS, BUFFERS, GRADIENTS, STATE)}
+    total = sum(each.values())
+    if not peak.peak_bytes or total < 0.5 * peak.peak_bytes:
+        return ""
+    return (
+        f"the model, its gradients and the optimizer's state take {percent(total, peak.peak_bytes)}"
+        " of the peak, and each step needs them: fewer parameters, less precision or an optimizer "
+        "with less state take less"
+    )
+
+
+def _share(peak: Peak, what: str) -> float:
+    return peak.bytes_of(what) / peak.peak_bytes if peak.peak_bytes else 0.0

@@ -1,0 +1,576 @@
+"""What lived at the peak of a recorded step: bytes, phases, operators, shapes, marks, and who else
+listens. Against torch's own profiler: test_contents_truth.py."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from memtools import _core
+from tests.kit.children import in_child
+
+KIB = 1 << 10
+LIBRARIES = (f"{Path(torch.__file__).parents[1]}/", f"{Path(os.__file__).parent}/")
+FORWARD, BACKWARD, OPTIMIZER = 1, 2, 3
+PARAMETER, GRADIENT, STATE, INPUT = 1, 2, 3, 4
+
+
+class Block(NamedTuple):
+    bytes: int
+    category: int
+    birth: int
+    death: int
+    saved: bool
+    operator: str
+    module: str
+    site: int
+    dtype: str
+    shape: tuple[int, ...] | None
+
+
+@pytest.fixture
+def blocks() -> Iterator[_core.Blocks]:
+    made = _core.Blocks()
+    made.start(LIBRARIES)
+    yield made
+    made.stop()
+
+
+def contents_of(blocks: _core.Blocks) -> _core.Contents:
+    contents = blocks.contents()
+    assert contents is not None
+    return contents
+
+
+def at_peak(blocks: _core.Blocks) -> list[Block]:
+    return [Block(*block) for block in contents_of(blocks).blocks]
+
+
+def recorded(blocks: _core.Blocks, step: Callable[[], object]) -> list[Block]:
+    """The blocks at the peak of a step, whose result lives until its end."""
+    blocks.record(True)
+    result = step()
+    blocks.record(False)
+    del result
+    return at_peak(blocks)
+
+
+def storages(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
+    return [(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in tensors]
+
+
+def make(n: int) -> torch.Tensor:
+    return torch.empty(n, dtype=torch.uint8)
+
+
+def one_of(blocks: list[Block], size: int) -> Block:
+    found = [block for block in blocks if block.bytes == size]
+    assert len(found) == 1, blocks
+    return found[0]
+
+
+# --- bytes, marks and lines -----------------------------------------------------------------------
+
+
+def test_the_peak_and_what_lived_then(blocks: _core.Blocks) -> None:
+    old = make(1000)
+    blocks.record(True)
+    kept = make(300)
+    gone = make(5000)
+    del gone
+    later = make(10)
+    blocks.record(False)
+    unheard = make(1 << 20)
+    found = contents_of(blocks)
+    assert (found.peak_bytes, found.base_bytes, found.lost, found.events) == (6300, 1000, 0, 4)
+    assert (found.phase, found.operator, found.backward) == (FORWARD, "aten::empty", False)
+    assert blocks.frames(found.site)[0][2] == "make"
+    assert found.rest == ()
+    assert [bytes_ for _, bytes_, _ in found.curve] == [1000, 1300, 6300, 1300, 1310]
+    assert [order for order, _, _ in found.curve] == [0, 1, 2, 3, 4]
+    gone_, old_, kept_ = at_peak(blocks)
+    assert (gone_.bytes, gone_.birth, gone_.death) == (5000, FORWARD, FORWARD)
+    assert (old_.bytes, old_.birth, old_.death, old_.site) == (1000, 0, 0, 0)
+    assert (kept_.bytes, kept_.birth, kept_.death, kept_.module) == (300, FORWARD, 0, "")
+    assert (kept_.dtype, kept_.shape, kept_.saved) == ("uint8", (300,), False)
+    assert blocks.frames(kept_.site)[1][2] == "test_the_peak_and_what_lived_then"
+    assert len(old) + len(kept) + len(later) + len(unheard) > 0
+
+
+def test_marks_are_of_what_lives_and_the_first_one_stays(blocks: _core.Blocks) -> None:
+    old, kept = make(100), make(50)
+    blocks.record(True)
+    made = make(20)
+    assert blocks.mark(storages([old, made]), PARAMETER) == 0
+    assert blocks.mark(storages([old, kept, made[3:]]), GRADIENT) == 0
+    assert blocks.mark([(0, 0)], GRADIENT) == 0, "an empty storage has no block"
+    blocks.record(False)
+    assert {block.bytes: block.category for block in at_peak(blocks)} == {100: 1, 50: 2, 20: 1}
+
+
+def test_a_block_older_than_the_reports_lives_all_the_time() -> None:
+    older = make(400)
+    blocks = _core.Blocks()
+    blocks.start(LIBRARIES)
+    blocks.record(True)
+    make(100)
+    assert blocks.mark(storages([older, older]), STATE) == 1
+    found = contents_of(blocks)  # while it records
+    assert (found.peak_bytes, found.base_bytes) == (500, 400)
+    blocks.stop()
+    assert not blocks.is_on
+
+
+def test_a_recording_begins_anew_and_stop_forgets(blocks: _core.Blocks) -> None:
+    assert blocks.contents() is None
+    recorded(blocks, lambda: make(100))
+    assert contents_of(blocks).peak_bytes == 100
+    recorded(blocks, lambda: make(70))
+    assert contents_of(blocks).peak_bytes == 70
+    blocks.record(True)
+    make(10)
+    blocks.record(True)  # without an end of the one that runs
+    assert contents_of(blocks).events == 0
+    blocks.record(False)
+    blocks.record(False)
+    assert contents_of(blocks).events == 0
+    blocks.stop()
+    blocks.start(LIBRARIES)
+    assert blocks.contents() is None
+
+
+def test_one_object_records_at_a_time(blocks: _core.Blocks) -> None:
+    other = _core.Blocks()
+    other.start(LIBRARIES)
+    blocks.record(True)
+    with pytest.raises(RuntimeError, match=r"another object records; it must end its recording"):
+        other.record(True)
+    make(10)
+    assert other.contents() is None
+    blocks.record(False)
+    other.record(True)
+    assert blocks.contents() is None, "forgotten"
+    other.record(False)
+    blocks.record(True)
+    del other
+    make(30)
+    blocks.record(False)
+    assert contents_of(blocks).peak_bytes == 30
+
+
+def test_bad_calls_say_so_and_change_nothing(blocks: _core.Blocks) -> None:
+    off = _core.Blocks()
+    for call in (lambda: off.record(True), lambda: off.mark([], 1), off.contents):
+        with pytest.raises(RuntimeError, match="not started in this process; call start"):
+            call()
+    with pytest.raises(RuntimeError, match=r"nothing is recorded; call record\(True\) first"):
+        blocks.mark([], 1)
+    blocks.record(True)
+    kept = make(64)
+    for category in (0, 6, -1):
+        with pytest.raises(ValueError, match=f"category is from 1 to 5, got {category}"):
+            blocks.mark(storages([kept]), category)
+    for bad in ([*storages([kept]), 3], [*storages([kept]), (1, "x")], [(1, 2, 3)]):
+        with pytest.raises(TypeError, match=r"a tuple \(address, bytes\) of two int"):
+            blocks.mark(bad, PARAMETER)  # type: ignore[arg-type]
+    with pytest.raises(OverflowError):
+        blocks.mark([*storages([kept]), (-1, 2)], PARAMETER)
+    with pytest.raises(TypeError):
+        blocks.mark(3, PARAMETER)  # type: ignore[arg-type]
+    blocks.record(False)
+    assert [block.category for block in at_peak(blocks)] == [0]
+
+
+def test_all_threads_count(blocks: _core.Blocks) -> None:
+    kept: list[torch.Tensor] = []
+    blocks.record(True)
+    threads = [
+        threading.Thread(target=lambda: [kept.append(make(KIB).clone()) for _ in range(50)])
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    blocks.record(False)
+    found = contents_of(blocks)
+    assert found.base_bytes == 0
+    assert 200 * KIB <= found.peak_bytes <= 204 * KIB
+    assert {block.operator for block in at_peak(blocks)} <= {"aten::clone", "aten::empty"}
+
+
+def test_recordings_begin_and_end_while_other_threads_compute(blocks: _core.Blocks) -> None:
+    done = threading.Event()
+
+    def work() -> None:
+        weight = torch.ones(16, 16, requires_grad=True)
+        while not done.is_set():
+            (weight @ weight).relu().sum().backward()
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(100):
+        blocks.record(True)
+        torch.zeros(100)
+        blocks.record(False)
+        found = contents_of(blocks)
+        assert found.peak_bytes >= 400
+        assert found.lost == 0
+    done.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_many_blocks_are_told_by_sums(blocks: _core.Blocks) -> None:
+    kept = [make(10) for _ in range(5000)]
+    recorded(blocks, lambda: make(10))
+    found = contents_of(blocks)
+    assert len(found.blocks) == 4096
+    assert sum(size for size, *_ in found.rest) == 9050
+    assert sum(count for *_, count in found.rest) == 905
+    assert {tuple(kind) for _, *kind, _ in found.rest} <= {(0, 0, False), (0, FORWARD, False)}
+    assert found.peak_bytes == 50010
+    assert len(kept) == 5000
+
+
+# --- phases, operators and shapes -----------------------------------------------------------------
+
+
+def test_phases_of_a_step(blocks: _core.Blocks) -> None:
+    layer = torch.nn.Linear(32, 32, bias=False)
+    optimizer = torch.optim.AdamW(layer.parameters(), foreach=False)
+    x = torch.randn(8, 32)
+    blocks.record(True)
+    loss = layer(x).relu().square().sum()
+    loss.backward()
+    optimizer.step()
+    blocks.mark(storages(layer.parameters()), PARAMETER)
+    blocks.record(False)
+    found = contents_of(blocks)
+    assert (found.phase, found.backward) == (OPTIMIZER, True)
+    assert found.operator.startswith("aten::")
+    weight = one_of([b for b in at_peak(blocks) if b.category == PARAMETER], 4096)
+    assert weight.birth == 0
+    gradient = [b for b in at_peak(blocks) if b.birth == BACKWARD and b.bytes == 4096]
+    assert [(b.operator, b.dtype, b.shape) for b in gradient] == [
+        ("MmBackward0", "float32", (32, 32))
+    ]
+    states = [b for b in at_peak(blocks) if b.birth == OPTIMIZER and b.death == 0]
+    assert [b.bytes for b in states[:2]] == [4096, 4096]
+    assert {phase for _, _, phase in found.curve} == {0, FORWARD, BACKWARD, OPTIMIZER}
+
+
+def test_what_is_saved_for_backward(blocks: _core.Blocks) -> None:
+    """What lives until the backward pass begins is saved for it; what goes before is not."""
+    a = torch.ones(64, 64, requires_grad=True)
+    b = torch.ones(64, 100)
+    blocks.record(True)
+    scratch = torch.ones(500, 500)
+    product = a @ b
+    scratch += 1
+    del scratch
+    loss = product.exp().sum()
+    loss.backward()
+    blocks.record(False)
+    found = at_peak(blocks)
+    assert not one_of(found, 1_000_000).saved
+    assert one_of(found, 1_000_000).death == FORWARD
+    blocks.record(True)
+    loss = (a @ b).exp().sum()
+    loss.backward()
+    blocks.record(False)
+    saved = [block for block in at_peak(blocks) if block.saved and block.bytes > 4]
+    assert [(s.operator, s.shape, s.death) for s in saved] == [("aten::exp", (64, 100), BACKWARD)]
+
+
+def test_a_checkpoint_computes_again_in_the_backward_phase(blocks: _core.Blocks) -> None:
+    layer = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
+    x = torch.randn(128, 64, requires_grad=True)
+
+    def step(reentrant: bool) -> None:
+        y = checkpoint(layer, x, use_reentrant=reentrant)
+        y.sum().backward()
+
+    for reentrant in (False, True):
+        recorded(blocks, lambda reentrant=reentrant: step(reentrant))  # type: ignore[misc]
+        found = contents_of(blocks)
+        assert found.phase == BACKWARD
+        hidden = [b for b in at_peak(blocks) if b.shape == (128, 256)]
+        assert hidden
+        assert all(b.birth == BACKWARD and not b.saved for b in hidden)
+
+
+def test_steps_of_any_optimizer_and_stretches_of_the_program(blocks: _core.Blocks) -> None:
+    class Own(torch.optim.Optimizer):
+        def __init__(self, tensors: list[torch.Tensor]) -> None:
+            super().__init__(tensors, {})
+
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            with torch.profiler.record_function("Mine"):
+                self.kept = torch.zeros(33)
+
+    own = Own([torch.ones(1, requires_grad=True)])
+    blocks.record(True)
+    with torch.profiler.record_function("Optimizer"):
+        first = torch.zeros(77)
+    own.step()
+    after = torch.zeros(99)
+    blocks.record(False)
+    found = at_peak(blocks)
+    assert one_of(found, 33 * 4).birth == OPTIMIZER
+    assert one_of(found, 77 * 4).birth == one_of(found, 99 * 4).birth == FORWARD
+    assert len(first) + len(after) > 0
+
+
+def test_a_recording_that_begins_and_ends_within_a_step(blocks: _core.Blocks) -> None:
+    """As a hook after the optimizer's step does: what it is in then is of the step before."""
+    layer = torch.nn.Linear(4, 4, bias=False)
+    optimizer = torch.optim.SGD(layer.parameters())
+    phases = []
+
+    def after(*_: object) -> None:
+        blocks.record(False)
+        if (found := blocks.contents()) is not None:
+            phases.append({block[2] for block in found.blocks if block[0] == 444})
+        blocks.record(True)
+
+    optimizer.register_step_post_hook(after)
+    for _ in range(3):
+        layer(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        kept = torch.zeros(111)
+    blocks.record(False)
+    assert phases == [{FORWARD}, {FORWARD, 0}]
+    assert len(kept) == 111
+
+
+def test_operators_that_only_get_memory_are_not_named(blocks: _core.Blocks) -> None:
+    def step() -> list[torch.Tensor]:
+        x = torch.zeros(11)
+        tensors = [torch.ones(n) for n in (101, 102)]
+        return [x, x.clone(), x.repeat(3), *torch._foreach_sqrt(tensors), torch.empty(17)]
+
+    found = recorded(blocks, step)
+    assert one_of(found, 68).operator == "aten::empty"
+    assert [b.operator for b in found if b.bytes == 44] == ["aten::zeros", "aten::clone"]
+    assert one_of(found, 132).operator == "aten::repeat"
+    assert {b.operator for b in found if b.bytes == 404} == {"aten::ones", "aten::_foreach_sqrt"}
+
+
+def test_shapes_and_dtypes(blocks: _core.Blocks) -> None:
+    def step() -> list[torch.Tensor]:
+        return [
+            torch.nn.functional.linear(torch.ones(4, 6, 8), torch.ones(9, 8)),
+            torch.ones(3, 5, 7, dtype=torch.float64)[1:, ::2],
+            torch.arange(2).expand(9, 2),
+            torch.ones(6, 10, dtype=torch.bfloat16).t(),
+            *torch.max(torch.ones(13, 3), 1),
+            torch.tensor(1, dtype=torch.int8),
+            torch.eye(20).to_sparse(),
+        ]
+
+    found = {(b.bytes, b.dtype, b.shape) for b in recorded(blocks, step)}
+    assert {
+        (840, "float64", (3, 5, 7)),
+        (16, "int64", (2,)),
+        (120, "bfloat16", (6, 10)),
+        (52, "float32", (13,)),
+        (104, "int64", (13,)),
+        (864, "float32", (4, 6, 9)),
+    } <= found
+
+
+def test_tensors_without_memory_of_their_own_do_no_harm(blocks: _core.Blocks) -> None:
+    class Wrapped(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner: torch.Tensor) -> Wrapped:
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape)  # type: ignore[attr-defined,no-any-return]
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            return Wrapped(torch.ones(3))
+
+    def step() -> list[object]:
+        batched = torch.vmap(lambda t: t * 2 + t.sum())(torch.ones(5, 7))
+        return [
+            Wrapped(torch.ones(3)) + 1,
+            torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged) * 2,
+            torch.ones(3, device="meta") + 1,
+            torch.func.grad(lambda t: (t * t).sum())(torch.ones(4)),
+            batched,
+            torch.ones(2, dtype=torch.complex64).conj().imag,
+        ]
+
+    sums = [block for block in recorded(blocks, step) if block.operator == "aten::add"]
+    assert [block.shape for block in sums if block.bytes == 5 * 7 * 4] == [(5, 7)]
+
+
+def test_autograd_functions_and_hooks(blocks: _core.Blocks) -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            kept.append(torch.zeros(555))
+            return grad * 2
+
+    kept: list[torch.Tensor] = []
+    x = torch.ones(10, requires_grad=True)
+    y = Double.apply(x)
+    y.register_hook(lambda grad: kept.append(torch.zeros(777)))
+    found = recorded(blocks, lambda: y.sum().backward())
+    assert one_of(found, 555 * 4)[2:6] == (BACKWARD, 0, False, "DoubleBackward")
+    assert one_of(found, 777 * 4).birth == BACKWARD
+
+
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Calls of modules are heard, as a monitor does."""
+    assert _core._hear_calls(torch.nn.Module.__call__, lambda module: None, threading.get_ident())
+    yield
+    _core._hear_calls(None, None, 0)
+
+
+class Feed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(8, 100)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) > 10:
+            raise ValueError("too many")
+        return self.up(x).relu().sum(1, keepdim=True).expand(-1, 8)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.feeds = torch.nn.Sequential(Feed(), Feed(), torch.nn.Linear(8, 200))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.feeds(x + 1).exp()
+
+
+@pytest.mark.usefixtures("heard")
+def test_the_modules_a_block_was_born_in(blocks: _core.Blocks) -> None:
+    net = Net()
+    x = torch.ones(7, 8)
+    found = recorded(blocks, lambda: net(x))
+    assert {b.module for b in found if b.bytes == 2800} == {"Net.Feed"}
+    # Classes of torch's are told where there are no others around them.
+    assert {b.module for b in found if b.shape == (7, 200)} == {"Net"}
+    plain = torch.nn.Sequential(torch.nn.Linear(8, 9), torch.nn.ReLU())
+    found = recorded(blocks, lambda: (torch.zeros(41), plain(x)))
+    assert {b.module for b in found if b.bytes == 252} == {"Sequential.Linear", "Sequential.ReLU"}
+    assert one_of(found, 164).module == ""
+
+    def fails() -> torch.Tensor:
+        with pytest.raises(ValueError, match="too many"):
+            net(torch.ones(11, 8))
+        return torch.zeros(5000)
+
+    assert one_of(recorded(blocks, fails), 20_000).module == ""
+
+    class Begins(torch.nn.Module):
+        def forward(self, n: int) -> torch.Tensor:
+            blocks.record(True)
+            return torch.zeros(n)
+
+    kept = Begins()(47)
+    again = net(x)
+    blocks.record(False)
+    found = at_peak(blocks)
+    assert one_of(found, 188).module == "", "the call began before the recording"
+    assert {b.module for b in found if b.bytes == 2800} == {"Net.Feed"}
+    assert len(kept) + len(again) > 0
+
+
+def test_addresses_of_what_still_lives(blocks: _core.Blocks) -> None:
+    blocks.record(True)
+    kept, gone = make(100), make(200)
+    address = kept.data_ptr()
+    del gone
+    blocks.record(False)
+    assert contents_of(blocks).addresses == (0, address)
+    assert len(kept) == 100
+
+
+# --- beside others --------------------------------------------------------------------------------
+
+
+def profiled(step: Callable[[], object]) -> list[tuple[str, int]]:
+    with torch.profiler.profile(profile_memory=True) as profiler:
+        step()
+    return [(event.name, event.self_cpu_memory_usage) for event in profiler.events() or ()]
+
+
+@pytest.mark.slow
+def test_a_profiler_of_the_program_hears_the_same_events(blocks: _core.Blocks) -> None:
+    layer = torch.nn.Linear(16, 16)
+    optimizer = torch.optim.AdamW(layer.parameters())
+
+    def step() -> None:
+        layer(torch.ones(4, 16)).relu().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    profiled(step)
+    alone = profiled(step)
+    blocks.record(True)
+    inside = profiled(step)  # it begins and ends within the recording
+    step()
+    blocks.record(False)
+    assert inside == alone
+    assert contents_of(blocks).phase == OPTIMIZER
+
+    def recorded_step() -> None:
+        blocks.record(True)
+        step()
+        blocks.record(False)
+
+    assert profiled(recorded_step) == alone
+    assert contents_of(blocks).backward
+    with torch.profiler.profile(profile_memory=True):
+        blocks.record(True)
+        step()
+    step()  # the recording ends after the profiler
+    blocks.record(False)
+    assert contents_of(blocks).phase == OPTIMIZER
+    assert profiled(step) == alone
+
+
+def test_a_forked_child_is_not_followed_and_may_record_itself(blocks: _core.Blocks) -> None:
+    torch.set_num_threads(1)
+    blocks.record(True)
+    kept = make(100)
+
+    def child() -> None:
+        other = make(50) + make(50)
+        with pytest.raises(RuntimeError, match="not started"):
+            blocks.contents()
+        own = _core.Blocks()
+        own.start(LIBRARIES)
+        found = recorded(own, lambda: make(7).clone())
+        assert [b.bytes for b in found] == [7, 7]
+        assert found[0].operator in ("aten::clone", "aten::empty")
+        blocks.stop()
+        assert contents_of(own).peak_bytes == 14
+        del other
+        own.stop()
+
+    for _ in range(3):
+        assert in_child(child) == 0
+    blocks.record(False)
+    assert [b.bytes for b in at_peak(blocks)] == [100]
+    assert len(kept) == 100

@@ -1,0 +1,182 @@
+"""What lived at a peak: blocks by what they were, with names and lines, from contents made up."""
+
+from __future__ import annotations
+
+import pytest
+
+from memtools._base.peak import Large, Part, PeakContents, Saver
+from memtools.blocks.peak import Marked, Spot, contents_of
+from tests.blocks.peakcases import (
+    BACKWARD,
+    BEFORE,
+    FORWARD,
+    LIVES,
+    MIB,
+    OPTIMIZER,
+    Contents,
+    block,
+)
+
+PARAMETER, GRADIENT, STATE, INPUT, BUFFER = 1, 2, 3, 4, 5
+SPOTS = {
+    1: Spot("model.py:8 in forward", "Net.forward"),
+    2: Spot("model.py:9 in forward", "Net.forward"),
+    3: Spot("train.py:31", ""),
+}
+
+
+def spot(site: int) -> Spot:
+    return SPOTS.get(site, Spot("", ""))
+
+
+def of(found: Contents, marked: list[Marked] | None = None) -> PeakContents:
+    return contents_of(found, marked or [], spot, 3)
+
+
+def parts(found: Contents, marked: list[Marked] | None = None) -> dict[str, int]:
+    return {part.what: part.bytes for part in of(found, marked).parts}
+
+
+def named(category: int, size: int, name: str, shape: tuple[int, ...] = (2, 2)) -> Marked:
+    return Marked(category, size, "float32", shape, name)
+
+
+@pytest.mark.parametrize(
+    ("one", "what"),
+    [
+        (block(8, PARAMETER, BEFORE, LIVES), "parameters"),
+        (block(8, GRADIENT, BACKWARD, LIVES), "gradients"),
+        (block(8, STATE, OPTIMIZER, LIVES), "optimizer state"),
+        (block(8, INPUT, saved=True), "inputs"),
+        (block(8, BUFFER, BEFORE), "buffers"),
+        (block(8, saved=True), "saved for backward"),
+        (block(8, saved=True, shape=None), "saved for backward"),
+        (block(8), "other temporaries"),
+        (block(8, 0, BACKWARD, BACKWARD), "other temporaries"),
+        (block(8, 0, BACKWARD, FORWARD), "other temporaries"),
+        (block(8, 0, OPTIMIZER, OPTIMIZER), "optimizer's temporaries"),
+        (block(8, 0, BEFORE, FORWARD), "older than the step"),
+        (block(8, shape=None), "not seen"),
+    ],
+)
+def test_a_blocks_life_says_what_it_was(one, what):
+    assert parts(Contents([one])) == {what: 8}
+
+
+def test_a_gradient_that_was_let_go_of_before_the_end_is_one():
+    weight = [named(PARAMETER, 8, "weight")]
+    freed = Contents([block(8, 0, BACKWARD, FORWARD), block(4, 0, BACKWARD, FORWARD)])
+    assert parts(freed, weight) == {"gradients": 8, "other temporaries": 4}
+    assert parts(Contents([block(8, 0, BACKWARD, BACKWARD)]), weight) == {"other temporaries": 8}
+
+
+def test_what_is_too_small_to_be_listed_counts_and_so_does_what_nobody_saw():
+    found = Contents(
+        [block(80, PARAMETER, BEFORE)],
+        rest=[(10, 0, FORWARD, True, 5), (6, 0, OPTIMIZER, False, 3), (3, GRADIENT, 2, False, 1),
+              (2, 0, BEFORE, False, 1), (1, 0, BACKWARD, False, 1)],
+        peak_bytes=107,
+    )  # fmt: skip
+    assert of(found).parts == (
+        Part("parameters", 80, 1),
+        Part("saved for backward", 10, 5),
+        Part("optimizer's temporaries", 6, 3),
+        Part("not seen", 5, 0),
+        Part("gradients", 3, 1),
+        Part("older than the step", 2, 1),
+        Part("other temporaries", 1, 1),
+    )
+
+
+def test_the_moment_is_told():
+    found = of(Contents([block(8)], OPTIMIZER, "aten::_foreach_sqrt", site=3, lost=2))
+    assert (found.step, found.peak_bytes, found.lost) == (3, 8, 2)
+    assert (found.phase, found.operator, found.line) == (
+        "optimizer",
+        "aten::_foreach_sqrt",
+        "train.py:31",
+    )
+
+
+def test_who_has_saved_is_a_module_or_a_function_with_its_line():
+    found = of(
+        Contents([
+            block(8, saved=True), block(9, saved=True, site=2), block(1, saved=True, site=3),
+            block(4, saved=True, site=2, module="Attention"), block(5, site=1),
+        ])
+    )  # fmt: skip
+    assert found.saved == (
+        Saver("Net.forward (model.py:9)", 17, 2),
+        Saver("Attention (model.py:9)", 4, 1),
+        Saver("train.py:31", 1, 1),
+    )
+
+
+def test_the_largest_have_shapes_and_names():
+    marked = [
+        named(PARAMETER, 40, "in.weight", (10,)),
+        named(PARAMETER, 40, "out.weight", (5, 2)),
+        named(GRADIENT, 40, "in.weight", (10,)),
+        named(GRADIENT, 40, "out.weight", (5, 2)),
+        named(STATE, 30, "exp_avg of in.weight"),
+    ]
+    known = {"dtype": "", "shape": None}
+    found = of(
+        Contents([
+            block(7, saved=True, operator="aten::addmm", shape=(7, 1)),
+            block(40, PARAMETER, BEFORE, **known), block(40, PARAMETER, BEFORE, **known),
+            block(40, GRADIENT, BACKWARD), block(30, STATE, BEFORE, **known),
+            *(block(1) for _ in range(20)),
+        ]),
+        marked,
+    )  # fmt: skip
+    assert len(found.largest) == 10
+    forward = "model.py:8 in forward"
+    assert found.largest[:5] == (
+        Large(40, "parameters", "float32", (10,), "in.weight", "aten::mul", forward),
+        Large(40, "parameters", "float32", (5, 2), "out.weight", "aten::mul", forward),
+        Large(40, "gradients", "float32", (4,), "in.weight or one like it", "aten::mul", forward),
+        Large(
+            30, "optimizer state", "float32", (2, 2), "exp_avg of in.weight", "aten::mul", forward
+        ),
+        Large(7, "saved for backward", "float32", (7, 1), "", "aten::addmm", forward),
+    )
+
+
+def test_old_gradients_are_those_of_the_step_before():
+    found = Contents([block(8, GRADIENT, BEFORE), block(9, GRADIENT, BACKWARD)])
+    assert of(found).old_gradients_bytes == 8
+
+
+# --- what advice asks for ---
+
+
+def test_logits_are_what_a_cross_entropy_takes_and_what_is_as_large():
+    found = Contents([
+        block(400, saved=True, operator="aten::_log_softmax", shape=(10, 1000)),
+        block(401, operator="aten::addmm", shape=(2, 5, 1000)),
+        block(402, 0, BACKWARD, BACKWARD, operator="LogSoftmaxBackward0", shape=(10, 1000)),
+        block(403, saved=True, operator="aten::mul", shape=(100, 100)),
+        block(404, PARAMETER, BEFORE, shape=(10, 1000)),
+    ])  # fmt: skip
+    assert of(found).logits_bytes == 400 + 401 + 402
+    few = Contents([block(400, saved=True, operator="aten::_log_softmax", shape=(1000, 10))])
+    assert of(few).logits_bytes == 0
+
+
+def test_passes_that_repeat_are_told_from_layers():
+    layers = [named(PARAMETER, 100, f"layers.{n}.weight") for n in range(48)]
+    fifty = [block(MIB, saved=True, operator="aten::tanh") for _ in range(50)]
+    assert of(Contents(fifty), layers[:2]).repeats == 25
+    assert of(Contents(fifty), layers).repeats == 1
+    assert of(Contents(fifty)).repeats == 50
+    few = [*fifty, block(200 * MIB, saved=True)]
+    assert of(Contents(few), layers[:1]).repeats == 1, "what saves most does not repeat"
+    kept = Contents([block(MIB) for _ in range(30)], backward=False)
+    assert of(kept).repeats == 30
+
+
+def test_nothing_is_something_too():
+    found = of(Contents([]))
+    assert (found.peak_bytes, found.parts, found.largest, found.saved) == (0, (), (), ())
+    assert found.repeats == 1

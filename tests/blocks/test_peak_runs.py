@@ -1,0 +1,112 @@
+"""The peak of real models, beside torch's profiler, and the advice that their truth asks for."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memtools import read_record
+from memtools.record.kinds import Peak
+from memtools.record.peaks import advice, peak_of
+from tests.blocks.peakmodels import MODELS
+
+HERE = Path(__file__).parent
+MIB = 1 << 20
+pytestmark = pytest.mark.slow
+
+
+def run(*words: str) -> list[str]:
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@functools.cache
+def truth(kind: str) -> tuple[list[str], dict[str, int]]:
+    *losses, last = run(str(HERE / "peakmodels.py"), kind, "truth")
+    return losses, json.loads(last)
+
+
+@pytest.fixture(scope="module")
+def peaks(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("peaks")
+
+    @functools.cache
+    def found(kind: str) -> Peak:
+        path = str(folder / f"{kind}.mem")
+        losses = run(str(HERE / "peakmodels.py"), kind, path)
+        assert losses == truth(kind)[0], "bit by bit the same"
+        peak = peak_of(read_record(path))
+        assert peak is not None
+        return peak
+
+    return found
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_peak_is_that_of_the_profiler_and_sizes_are_those_of_shapes(peaks, kind):
+    peak, true = peaks(kind), truth(kind)[1]
+    assert peak.step == 3
+    assert peak.lost == 0
+    assert peak.peak_bytes == pytest.approx(true["peak"], rel=0.01)
+    assert sum(part.bytes for part in peak.parts) == peak.peak_bytes
+    assert peak.bytes_of("parameters") == true["parameters"]
+    assert peak.bytes_of("optimizer state") == true["optimizer state"]
+    assert peak.bytes_of("not seen") <= 0.05 * peak.peak_bytes
+
+
+ADVICE = {
+    "mlp loop": "whose temporaries take 8.0 MiB: pass fused=True",
+    "mlp foreach": "whose temporaries take 8.0 MiB: pass fused=True",
+    "mlp fused": "the model, its gradients and the optimizer's state take",
+    "gpt": "most of it by Block.forward (",
+    "gpt words": "logits and what their loss makes of them take",
+    "gpt checkpointed": "the backward pass's own temporaries take",
+    "gru": "by passes that repeat, most of it by Gru.forward (",
+    "sampler": "by passes that repeat, most of it by sampler.<locals>.sample (",
+    "rollout": "were kept and no backward pass came in this step: run it under torch.no_grad()",
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_advice_is_the_one_that_helps(peaks, kind):
+    assert ADVICE[kind] in advice(peaks(kind))
+
+
+@pytest.mark.parametrize("kind", ["mlp loop", "mlp foreach"])
+def test_the_optimizers_peak_has_its_temporaries_and_all_gradients(peaks, kind):
+    peak = peaks(kind)
+    assert (peak.phase, peak.backward) == ("optimizer", True)
+    assert peak.bytes_of("gradients") == peak.bytes_of("parameters")
+    assert peak.bytes_of("optimizer's temporaries") == pytest.approx(8 * MIB, rel=0.01)
+    assert peak.line.endswith(" in step")
+
+
+def test_advice_that_is_followed_lowers_the_peak(peaks):
+    assert peaks("mlp fused").peak_bytes < 0.9 * peaks("mlp foreach").peak_bytes
+    assert peaks("gpt checkpointed").peak_bytes < 0.5 * peaks("gpt").peak_bytes
+
+
+def test_what_is_saved_is_the_layers(peaks):
+    peak = peaks("gpt")
+    assert peak.saved[0].where.startswith("Block.forward (")
+    assert sum(one.bytes for one in peak.saved) >= 0.95 * peak.bytes_of("saved for backward")
+    assert peak.bytes_of("inputs") == 2 * 8 * 128 * 8, "both of int64"
+
+
+def test_a_command_has_it_in_its_summary(tmp_path):
+    words = ["-m", "memtools", "run", "--log", str(tmp_path / "x.mem"), str(HERE / "peakmodels.py")]
+    done = subprocess.run(
+        [sys.executable, *words, "mlp foreach"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == truth("mlp foreach")[0]
+    line = next(line for line in done.stderr.splitlines() if "Peak of step 3: " in line)
+    assert "in the optimizer's step (aten::_foreach_sqrt, " in line
+    assert "memtools: to do: the peak is in the optimizer's step" in done.stderr

@@ -1,0 +1,650 @@
+/* The journal of all lives: against a model that looks at every life anew for each question, with an
+ * allocator that fails at each call, and from several threads at once. */
+#include "kit/check.h"
+#include "core/blocks/journal.h"
+#include "kit/faulty.h"
+#include "kit/rng.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { ADDRESSES = 300, EVENTS = 1500, SEEDS = 40, LIVES = 2 * EVENTS, THREADS = 4, EACH = 20000 };
+
+static const void *
+at(uint64_t n)
+{
+    return (const void *)(uintptr_t)(0x7F0000000000 + 64 * n);
+}
+
+/* Addresses that the table's hash does not spread. */
+static const void *
+crowded(uint64_t n)
+{
+    return at(n * n * n * 7919);
+}
+
+static mt_journal_birth
+in(mt_phase phase, uint32_t site, uint32_t maker)
+{
+    return (mt_journal_birth){.phase = phase, .site = site, .maker = maker};
+}
+
+static mt_journal_birth
+within(uint32_t module, mt_journal_birth birth)
+{
+    birth.module = module;
+    return birth;
+}
+
+typedef struct rig {
+    mt_live live;
+    mt_journal journal;
+} rig;
+
+static void
+rig_open(rig *r, const mt_alloc *mem, const mt_home *home)
+{
+    mt_live_init(&r->live, mem, home);
+    mt_journal_init(&r->journal, mem, home);
+}
+
+static void
+rig_close(rig *r)
+{
+    mt_journal_fini(&r->journal);
+    mt_live_fini(&r->live);
+}
+
+static mt_journal_contents
+read_all(rig *r)
+{
+    mt_journal_contents c;
+
+    CHECK(mt_journal_read(&r->journal, &c) == MT_JOURNAL_READ);
+    return c;
+}
+
+/* --- what is told --------------------------------------------------------------------------------- */
+
+/* The picture in journal.h. */
+static void
+the_lives_of_a_step_are_told(void)
+{
+    mt_journal_contents c;
+    uint32_t mm;
+    rig r;
+
+    rig_open(&r, &mt_alloc_libc, NULL);
+    CHECK(mt_journal_read(&r.journal, &c) == MT_JOURNAL_EMPTY);
+    mt_live_born(&r.live, at(1), 40, 9);
+    mt_journal_born(&r.journal, at(9), 1000, in(MT_PHASE_FORWARD, 0, 0)); /* it is off */
+    CHECK(mt_journal_begin(&r.journal, &r.live) && mt_journal_is_on(&r.journal));
+    mm = mt_journal_name_of(&r.journal, "aten::mm");
+    CHECK(mm == 1 && mt_journal_name_of(&r.journal, "aten::mm") == 1);
+    CHECK(mt_journal_name_of(&r.journal, "aten::m") == 2);
+    mt_journal_born(&r.journal, at(2), 16, in(MT_PHASE_FORWARD, 3, mm));            /* 1: B */
+    mt_journal_born(&r.journal, at(3), 4, in(MT_PHASE_FORWARD, 3, mm));             /* 2: C */
+    mt_journal_died(&r.journal, at(3), MT_PHASE_FORWARD);                           /* 3 */
+    mt_journal_born(&r.journal, at(4), 30, within(2, in(MT_PHASE_BACKWARD, 4, 2))); /* 4: D */
+    mt_journal_died(&r.journal, at(2), MT_PHASE_BACKWARD);                          /* 5 */
+    mt_journal_died(&r.journal, at(4), MT_PHASE_BACKWARD);                          /* 6 */
+    mt_journal_died(&r.journal, at(4), MT_PHASE_BACKWARD);                          /* not known */
+    mt_journal_died(&r.journal, NULL, MT_PHASE_BACKWARD);
+    CHECK(mt_journal_mark(&r.journal, at(1), 40, 1) == MT_MARK_KNOWN);
+    CHECK(mt_journal_mark(&r.journal, at(1), 40, 2) == MT_MARK_KNOWN); /* the first mark stays */
+    mt_journal_end(&r.journal);
+    mt_journal_died(&r.journal, at(1), MT_PHASE_BACKWARD);
+    CHECK(mt_journal_mark(&r.journal, at(7), 40, 1) == MT_MARK_LOST);
+    CHECK(mt_journal_name_of(&r.journal, "aten::mm") == 0);
+    c = read_all(&r);
+    CHECK(c.peak_bytes == 86 && c.base_bytes == 40 && c.events == 6 && c.lost == 0);
+    CHECK(c.phase == MT_PHASE_BACKWARD && c.site == 4 && c.had_backward);
+    CHECK(strcmp(mt_journal_text(&r.journal, c.maker), "aten::m") == 0);
+    CHECK(c.blocks_n == 3 && c.rest_n == 0);
+    CHECK(c.blocks[0].bytes == 40 && c.blocks[0].category == 1 && c.blocks[0].site == 9);
+    CHECK(c.blocks[0].birth == MT_PHASE_BEFORE && c.blocks[0].death == MT_PHASE_BEFORE);
+    CHECK(c.blocks[0].address == at(1) && c.blocks[1].address == NULL);
+    CHECK(c.blocks[0].module == 0 && c.blocks[1].module == 2);
+    CHECK(c.blocks[1].bytes == 30 && c.blocks[1].birth == MT_PHASE_BACKWARD);
+    CHECK(!c.blocks[1].is_saved && !c.blocks[1].has_shape);
+    CHECK(c.blocks[2].bytes == 16 && c.blocks[2].is_saved && c.blocks[2].maker == mm);
+    CHECK(c.blocks[2].birth == MT_PHASE_FORWARD && c.blocks[2].death == MT_PHASE_BACKWARD);
+    CHECK(c.curve_n == 7 && c.curve[0].bytes == 40 && c.curve[0].phase == MT_PHASE_BEFORE);
+    CHECK(c.curve[4].bytes == 86 && c.curve[4].order == 4 && c.curve[6].bytes == 40);
+    mt_journal_contents_drop(&r.journal, &c);
+    mt_journal_clear(&r.journal);
+    CHECK(mt_journal_read(&r.journal, &c) == MT_JOURNAL_EMPTY);
+    CHECK(strcmp(mt_journal_text(&r.journal, mm), "") == 0);
+    rig_close(&r);
+}
+
+static void
+a_block_that_nobody_reported_lived_all_the_time(void)
+{
+    mt_journal_contents c;
+    rig r;
+
+    rig_open(&r, &mt_alloc_libc, NULL);
+    CHECK(mt_journal_begin(&r.journal, &r.live));
+    mt_journal_born(&r.journal, at(1), 10, in(MT_PHASE_OPTIMIZER, 0, 0));
+    mt_journal_died(&r.journal, at(1), MT_PHASE_OPTIMIZER);
+    CHECK(mt_journal_mark(&r.journal, at(5), 100, 5) == MT_MARK_OLDER);
+    CHECK(mt_journal_mark(&r.journal, at(5), 100, 5) == MT_MARK_KNOWN);
+    mt_journal_born(&r.journal, at(1), 10, in(MT_PHASE_FORWARD, 7, 0));
+    c = read_all(&r);   /* while it is on */
+    CHECK(c.site == 0); /* the first of two peaks */
+    CHECK(c.base_bytes == 100 && c.peak_bytes == 110 && c.blocks_n == 2 && !c.had_backward);
+    CHECK(c.phase == MT_PHASE_OPTIMIZER);
+    mt_journal_contents_drop(&r.journal, &c);
+    CHECK(mt_journal_begin(&r.journal, &r.live)); /* anew */
+    c = read_all(&r);
+    CHECK(c.base_bytes == 0 && c.peak_bytes == 0 && c.events == 0 && c.blocks_n == 0);
+    CHECK(c.phase == MT_PHASE_BEFORE && c.curve_n == 1);
+    mt_journal_contents_drop(&r.journal, &c);
+    rig_close(&r);
+}
+
+static void
+the_outermost_operator_of_a_birth_tells_its_shape(void)
+{
+    int64_t sizes[] = {2, 3, 4}, many[9] = {1, 1, 1, 1, 1, 1, 1, 1, 96};
+    mt_journal_contents c;
+    uint32_t linear, addmm, t;
+    rig r;
+
+    rig_open(&r, &mt_alloc_libc, NULL);
+    mt_live_born(&r.live, at(8), 96, 0);
+    CHECK(mt_journal_begin(&r.journal, &r.live));
+    mt_journal_born(&r.journal, at(4), 16, in(MT_PHASE_FORWARD, 0, 0));
+    CHECK((linear = mt_journal_order(&r.journal)) == 1);
+    mt_journal_born(&r.journal, at(2), 4, in(MT_PHASE_FORWARD, 0, 0));
+    addmm = mt_journal_order(&r.journal);
+    mt_journal_born(&r.journal, at(1), 97, in(MT_PHASE_FORWARD, 0, 0));
+    mt_journal_shape(&r.journal, at(1), 95, addmm, 1, sizes, 3);
+    mt_journal_shape(&r.journal, at(1), 97, addmm, 2, sizes, 3);
+    t = mt_journal_order(&r.journal);
+    mt_journal_shape(&r.journal, at(1), 97, t, 3, sizes + 1, 2); /* a view */
+    mt_journal_shape(&r.journal, at(1), 97, linear, 4, sizes + 1, 1);
+    mt_journal_shape(&r.journal, at(1), 97, linear, 5, many, 9);
+    mt_journal_shape(&r.journal, at(1), 97, linear, 6, many, 8);
+    mt_journal_shape(&r.journal, at(1), 97, linear, 7, many + 1, 8);
+    mt_journal_shape(&r.journal, at(2), 4, linear, 5, NULL, 0);
+    mt_journal_shape(&r.journal, at(8), 96, 0, 6, sizes, 3); /* from before the recording */
+    mt_journal_shape(&r.journal, at(4), 16, linear, 6, sizes, 3);
+    mt_journal_shape(&r.journal, at(3), 4, 0, 6, sizes, 3);
+    mt_journal_shape(&r.journal, NULL, 4, 0, 6, sizes, 3);
+    CHECK(r.journal.sizes_n == 3 + 1 + 8);
+    c = read_all(&r);
+    CHECK(c.blocks[0].has_shape && c.blocks[0].dims == 8 && c.blocks[0].dtype == 7);
+    CHECK(memcmp(c.blocks[0].sizes, many + 1, 8 * sizeof *many) == 0);
+    CHECK(!c.blocks[1].has_shape && c.blocks[1].bytes == 96);
+    CHECK(!c.blocks[2].has_shape && c.blocks[2].bytes == 16);
+    CHECK(c.blocks[3].has_shape && c.blocks[3].dims == 0 && c.blocks[3].dtype == 5);
+    mt_journal_contents_drop(&r.journal, &c);
+    rig_close(&r);
+}
+
+static void
+each_backward_pass_saves_what_was_born_before_it(void)
+{
+    mt_journal_contents c;
+    rig r;
+
+    rig_open(&r, &mt_alloc_libc, NULL);
+    CHECK(mt_journal_begin(&r.journal, &r.live));
+    for (uint64_t micro = 0; micro < 3; micro++) {
+        mt_journal_born(&r.journal, at(4 * micro), 16, in(MT_PHASE_FORWARD, 0, 0));
+        mt_journal_born(&r.journal, at(4 * micro + 1), 8, in(MT_PHASE_FORWARD, 0, 0));
+        mt_journal_died(&r.journal, at(4 * micro + 1), MT_PHASE_FORWARD);
+        /* What a backward pass does first may be to let go of what was saved. */
+        if (micro < 2) mt_journal_died(&r.journal, at(4 * micro), MT_PHASE_BACKWARD);
+        if (micro < 2)
+            mt_journal_born(&r.journal, at(4 * micro + 2), 1, in(MT_PHASE_BACKWARD, 0, 0));
+        CHECK(r.journal.backwards_n == micro + (micro < 2));
+    }
+    c = read_all(&r);
+    CHECK(c.peak_bytes == 26 && c.blocks_n == 4 && c.blocks[0].bytes == 16);
+    for (size_t i = 0; i < c.blocks_n;
+         i++) /* none has seen a backward pass begin after its birth */
+        CHECK(!c.blocks[i].is_saved);
+    mt_journal_contents_drop(&r.journal, &c);
+    mt_journal_died(&r.journal, at(8), MT_PHASE_BACKWARD);
+    c = read_all(&r);
+    for (size_t i = 0; i < c.blocks_n; i++)
+        CHECK(c.blocks[i].is_saved == (c.blocks[i].bytes == 16));
+    mt_journal_contents_drop(&r.journal, &c);
+    rig_close(&r);
+}
+
+/* 10,000 in use, and then births of some bytes each by sites 1, 2, 3 and so on. */
+static mt_journal_contents
+after_births(const uint64_t *bytes, const mt_phase *phases, size_t n)
+{
+    mt_journal_contents c;
+    rig r;
+
+    rig_open(&r, &mt_alloc_libc, NULL);
+    mt_live_born(&r.live, at(1), 10000, 0);
+    CHECK(mt_journal_begin(&r.journal, &r.live));
+    for (uint32_t i = 0; i < n; i++)
+        mt_journal_born(&r.journal, at(2 + i), (size_t)bytes[i], in(phases[i], 1 + i, 0));
+    c = read_all(&r);
+    mt_journal_contents_drop(&r.journal, &c);
+    rig_close(&r);
+    return c;
+}
+
+static void
+the_moment_is_that_of_the_largest_birth_of_the_last_thousandth(void)
+{
+    mt_phase step[] = {MT_PHASE_OPTIMIZER, MT_PHASE_OPTIMIZER, MT_PHASE_OPTIMIZER,
+                       MT_PHASE_OPTIMIZER};
+    mt_phase mixed[] = {MT_PHASE_FORWARD, MT_PHASE_BACKWARD};
+
+    CHECK(after_births((uint64_t[]){2000, 500, 4, 4}, step, 4).site == 2);
+    CHECK(after_births((uint64_t[]){2000, 4, 4, 4}, step, 4).site == 1);
+    CHECK(after_births((uint64_t[]){2000, 500, 4, 8}, step, 4).site == 2);
+    CHECK(after_births((uint64_t[]){2000, 500, 15, 4}, step, 4).site == 3); /* 500 was before it */
+    CHECK(after_births((uint64_t[]){5, 5}, step, 2).site == 2);
+    CHECK(after_births((uint64_t[]){2000, 4}, mixed, 2).site == 2);
+    CHECK(after_births((uint64_t[]){2000, 4}, mixed, 2).phase == MT_PHASE_BACKWARD);
+    CHECK(after_births(NULL, NULL, 0).phase == MT_PHASE_BEFORE);
+}
+
+static void
+many_blocks_are_told_by_sums(void)
+{
+    enum { MANY = 6000 };
+    uint64_t told = 0, rest = 0, count = 0;
+    mt_journal_contents c;
+    rig r;
+
+    rig_open(&r, &mt_alloc_libc, NULL);
+    for (uint64_t n = 1; n <= MANY; n++)
+        mt_live_born(&r.live, at(n), n, (uint32_t)n);
+    CHECK(mt_journal_begin(&r.journal, &r.live));
+    for (uint64_t n = 1; n <= 100; n++)
+        CHECK(mt_journal_mark(&r.journal, at(n), n, 1 + n % 2) == MT_MARK_KNOWN);
+    c = read_all(&r);
+    CHECK(c.blocks_n == MT_JOURNAL_TOLD_MOST && c.rest_n == 3);
+    for (size_t i = 0; i < c.blocks_n; i++) {
+        CHECK(c.blocks[i].bytes == MANY - i && c.blocks[i].site == MANY - i);
+        told += c.blocks[i].bytes;
+    }
+    for (size_t i = 0; i < c.rest_n; i++) {
+        rest += c.rest[i].bytes;
+        count += c.rest[i].blocks;
+        CHECK(c.rest[i].category == i && c.rest[i].birth == MT_PHASE_BEFORE);
+        CHECK(i == 0 || c.rest[i].blocks == 50);
+    }
+    CHECK(count == MANY - MT_JOURNAL_TOLD_MOST && told + rest == MANY * (MANY + 1) / 2);
+    CHECK(c.peak_bytes == told + rest && c.phase == MT_PHASE_BEFORE);
+    mt_journal_contents_drop(&r.journal, &c);
+    rig_close(&r);
+}
+
+static void
+what_finds_no_room_is_counted(void)
+{
+    mt_journal_contents c;
+    rig r;
+
+    rig_open(&r, &mt_alloc_libc, NULL);
+    CHECK(mt_journal_begin(&r.journal, &r.live));
+    for (uint64_t n = 0; n < MT_JOURNAL_ENTRIES_MOST + 5; n++) {
+        mt_journal_born(&r.journal, at(1), 8, in(MT_PHASE_FORWARD, 0, 0));
+        mt_journal_died(&r.journal, at(1), MT_PHASE_FORWARD);
+    }
+    CHECK(mt_journal_mark(&r.journal, at(7), 40, 1) == MT_MARK_LOST);
+    c = read_all(&r);
+    CHECK(c.lost == 6 && c.peak_bytes == 8 && c.curve_n == MT_JOURNAL_CURVE_MOST);
+    for (size_t i = 0; i + 1 < c.curve_n; i++)
+        CHECK(c.curve[i].bytes == 8 && c.curve[i].order < c.curve[i + 1].order);
+    mt_journal_contents_drop(&r.journal, &c);
+    rig_close(&r);
+}
+
+static void
+names_are_many_and_long(void)
+{
+    char text[400];
+    rig r;
+
+    rig_open(&r, &mt_alloc_libc, NULL);
+    CHECK(mt_journal_begin(&r.journal, &r.live));
+    memset(text, 'x', sizeof text);
+    text[sizeof text - 1] = '\0';
+    CHECK(mt_journal_name_of(&r.journal, text) == 1);
+    CHECK(strlen(mt_journal_text(&r.journal, 1)) == MT_JOURNAL_NAME_BYTES_MOST);
+    CHECK(mt_journal_name_of(&r.journal, text + 1) == 1);
+    CHECK(mt_journal_name_of(&r.journal, "") == 2);
+    for (uint32_t round = 0; round < 2; round++)
+        for (uint32_t i = 3; i < MT_JOURNAL_NAMES_MOST + 9; i++) {
+            snprintf(text, sizeof text, "aten::operator_%u", i);
+            CHECK(mt_journal_name_of(&r.journal, text) == (i < MT_JOURNAL_NAMES_MOST ? i : 0));
+        }
+    CHECK(strcmp(mt_journal_text(&r.journal, 77), "aten::operator_77") == 0);
+    CHECK(strcmp(mt_journal_text(&r.journal, 0), "") == 0);
+    CHECK(strcmp(mt_journal_text(&r.journal, 1 << 20), "") == 0);
+    rig_close(&r);
+}
+
+/* --- any order of reports ------------------------------------------------------------------------- */
+
+typedef struct life {
+    uint64_t address, bytes; /* no two lives are of the same size */
+    uint32_t birth, death, category, site;
+    mt_phase born, died;
+    bool is_saved;
+} life;
+
+typedef struct model {
+    life lives[LIVES];
+    size_t n;
+    uint32_t order;
+    bool is_in_backward;
+} model;
+
+static bool
+is_alive(const life *l, uint32_t order)
+{
+    return l->birth <= order && (l->death == 0 || l->death > order);
+}
+
+static life *
+model_at(model *m, uint64_t address)
+{
+    for (size_t i = 0; i < m->n; i++)
+        if (m->lives[i].address == address && m->lives[i].death == 0) return &m->lives[i];
+    return NULL;
+}
+
+static void
+model_phase(model *m, mt_phase phase, bool is_birth)
+{
+    if (is_birth && phase == MT_PHASE_FORWARD) m->is_in_backward = false;
+    if (phase != MT_PHASE_BACKWARD || m->is_in_backward) return;
+    m->is_in_backward = true;
+    for (size_t i = 0; i < m->n; i++)
+        if (m->lives[i].death == 0 && m->lives[i].born == MT_PHASE_FORWARD)
+            m->lives[i].is_saved = true;
+}
+
+static void
+model_die(model *m, uint64_t address, mt_phase phase)
+{
+    life *l = model_at(m, address);
+
+    if (l == NULL) return;
+    l->death = ++m->order;
+    l->died = phase;
+}
+
+static void
+model_add(model *m, life l)
+{
+    CHECK(m->n < LIVES);
+    m->lives[m->n++] = l;
+}
+
+static uint64_t
+model_in_use(const model *m, uint32_t order)
+{
+    uint64_t sum = 0;
+
+    for (size_t i = 0; i < m->n; i++)
+        if (is_alive(&m->lives[i], order)) sum += m->lives[i].bytes;
+    return sum;
+}
+
+static void
+check_block(const model *m, const mt_journal_block *block, uint32_t peak_at)
+{
+    for (size_t i = 0; i < m->n; i++) {
+        const life *l = &m->lives[i];
+        if (l->bytes != block->bytes) continue;
+        CHECK(is_alive(l, peak_at) && l->category == block->category && l->born == block->birth);
+        CHECK(l->died == block->death && l->is_saved == block->is_saved && l->site == block->site);
+        return;
+    }
+    CHECK(!"a block that the model does not know");
+}
+
+static void
+check_model(rig *r, const model *m)
+{
+    mt_journal_contents c = read_all(r);
+    uint64_t peak = 0, told = 0;
+    uint32_t peak_at = 0;
+    size_t alive = 0, stretch = 0;
+
+    for (uint32_t order = 0; order <= m->order; order++) {
+        uint64_t in_use = model_in_use(m, order);
+        if (order == 0 || in_use > peak) peak_at = order;
+        if (in_use > peak) peak = in_use;
+        while (stretch + 1 < c.curve_n && c.curve[stretch].order < order)
+            stretch++;
+        if (c.curve[stretch].order == order) CHECK(c.curve[stretch].bytes == in_use);
+    }
+    CHECK(c.peak_bytes == peak && c.base_bytes == model_in_use(m, 0) && c.events == m->order);
+    for (size_t i = 0; i < c.blocks_n; i++) {
+        check_block(m, &c.blocks[i], peak_at);
+        told += c.blocks[i].bytes;
+    }
+    for (size_t i = 0; i < m->n; i++)
+        alive += is_alive(&m->lives[i], peak_at);
+    CHECK(told == peak && alive == c.blocks_n && c.lost == 0);
+    CHECK(c.curve_n == (m->order < MT_JOURNAL_CURVE_MOST ? m->order + 1 : MT_JOURNAL_CURVE_MOST));
+    for (size_t i = 0; i < c.curve_n; i++)
+        CHECK(c.curve[i].bytes <= peak);
+    mt_journal_contents_drop(&r->journal, &c);
+}
+
+static void
+one_event(rig *r, model *m, rng *g, uint64_t i)
+{
+    uint64_t address = 1 + rng_below(g, ADDRESSES), what = rng_below(g, 100);
+    mt_phase phase = (mt_phase)(1 + (i / 97) % 3);
+    uint32_t category = 1 + (uint32_t)rng_below(g, MT_JOURNAL_CATEGORIES - 1);
+    uint64_t bytes = LIVES * rng_below(g, 1 << 20) + m->n;
+    bool grows = (i / 400) % 2 == 0;
+    life *l = model_at(m, address);
+
+    if (what < 10) {
+        CHECK(mt_journal_mark(&r->journal, crowded(address), (size_t)bytes, category) ==
+              (l == NULL ? MT_MARK_OLDER : MT_MARK_KNOWN));
+        if (l == NULL)
+            model_add(m, (life){.address = address, .bytes = bytes, .category = category});
+        else if (l->category == 0)
+            l->category = category;
+    } else if (what < (grows ? 75U : 35U)) {
+        mt_journal_born(&r->journal, crowded(address), (size_t)bytes, in(phase, category, 0));
+        model_phase(m, phase, true);
+        model_die(m, address, phase);
+        model_add(m, (life){.address = address,
+                            .bytes = bytes,
+                            .birth = ++m->order,
+                            .site = category,
+                            .born = phase});
+    } else {
+        mt_journal_died(&r->journal, crowded(address), phase);
+        if (l == NULL) return;
+        model_phase(m, phase, false);
+        model_die(m, address, phase);
+    }
+}
+
+static void
+any_order_of_reports_is_as_in_the_model(void)
+{
+    static model m;
+
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        rng g = rng_seeded(seed + 1);
+        rig r;
+        m = (model){.n = 0};
+        rig_open(&r, &mt_alloc_libc, NULL);
+        for (uint64_t n = 1; n < 50 * (seed % 3); n++) {
+            mt_live_born(&r.live, crowded(n), (size_t)(LIVES * (n + (1 << 20)) + m.n), 7);
+            model_add(&m, (life){.address = n, .bytes = LIVES * (n + (1 << 20)) + m.n, .site = 7});
+        }
+        CHECK(mt_journal_begin(&r.journal, &r.live));
+        for (uint64_t i = 0; i < EVENTS; i++)
+            one_event(&r, &m, &g, i);
+        check_model(&r, &m);
+        rig_close(&r);
+    }
+}
+
+/* --- no memory, no home, threads ------------------------------------------------------------------- */
+
+/* Whatever fails, the numbers of what was heard are right, and all memory goes back. Returns whether a
+ * call failed. */
+static bool
+survives(long fail_at)
+{
+    faulty f = {.fail_at = fail_at};
+    mt_alloc mem = faulty_alloc(&f);
+    int64_t sizes[2] = {2, 4};
+    mt_journal_contents c;
+    mt_journal_read_result result;
+    rig r;
+
+    mt_live_init(&r.live, &mt_alloc_libc, NULL);
+    mt_journal_init(&r.journal, &mem, NULL);
+    for (uint64_t n = 1; n <= 20; n++)
+        mt_live_born(&r.live, at(n), 8, 1);
+    if (mt_journal_begin(&r.journal, &r.live)) {
+        for (uint64_t n = 21; n <= 2000; n++) {
+            uint32_t name = mt_journal_name_of(&r.journal, n % 2 == 0 ? "a" : "b");
+            mt_phase phase = n % 100 < 50 ? MT_PHASE_FORWARD : MT_PHASE_BACKWARD;
+            mt_journal_born(&r.journal, at(n), 8, in(phase, 1, name));
+            mt_journal_shape(&r.journal, at(n), 8, 0, 1, sizes, 2);
+            if (n % 3 == 0) mt_journal_died(&r.journal, at(n), phase);
+        }
+        (void)mt_journal_mark(&r.journal, at(5000), 8, 1);
+        result = mt_journal_read(&r.journal, &c);
+        CHECK(result != MT_JOURNAL_EMPTY);
+        if (result == MT_JOURNAL_READ) {
+            CHECK(c.peak_bytes % 8 == 0 && c.peak_bytes >= 8 * c.blocks_n && c.rest_n == 0);
+            CHECK(c.lost > 0 || c.blocks_n == 20 + 1 + 1980 - 660);
+            mt_journal_contents_drop(&r.journal, &c);
+        }
+        mt_journal_end(&r.journal);
+    } else {
+        CHECK(!mt_journal_is_on(&r.journal) && f.live == 0);
+        CHECK(mt_journal_read(&r.journal, &c) == MT_JOURNAL_EMPTY);
+    }
+    rig_close(&r);
+    CHECK(f.live == 0);
+    return f.calls > fail_at;
+}
+
+static void
+without_memory_nothing_is_wrong_and_nothing_stays(void)
+{
+    long fail_at = 0;
+
+    while (survives(fail_at))
+        fail_at++;
+    CHECK(fail_at > 20); /* it did allocate */
+}
+
+static void
+a_forked_child_reports_nothing(void)
+{
+    mt_journal_contents c;
+    mt_home home = 1;
+    rig r;
+
+    rig_open(&r, &mt_alloc_libc, &home);
+    CHECK(mt_journal_begin(&r.journal, &r.live));
+    mt_journal_born(&r.journal, at(1), 100, in(MT_PHASE_FORWARD, 0, 0));
+    mt_lock_take(&r.journal.lock); /* another thread of the parent, at the fork */
+    home = 0;
+    mt_journal_born(&r.journal, at(2), 100, in(MT_PHASE_FORWARD, 0, 0));
+    mt_journal_died(&r.journal, at(1), MT_PHASE_FORWARD);
+    mt_journal_shape(&r.journal, at(1), 100, 0, 0, NULL, 0);
+    CHECK(mt_journal_mark(&r.journal, at(1), 100, 1) == MT_MARK_LOST);
+    CHECK(mt_journal_name_of(&r.journal, "a") == 0 && mt_journal_text(&r.journal, 1)[0] == '\0');
+    CHECK(mt_journal_read(&r.journal, &c) == MT_JOURNAL_EMPTY);
+    CHECK(!mt_journal_begin(&r.journal, &r.live));
+    mt_journal_end(&r.journal);
+    mt_journal_clear(&r.journal);
+    home = 1;
+    mt_lock_give(&r.journal.lock);
+    c = read_all(&r);
+    CHECK(c.peak_bytes == 100 && c.blocks_n == 1 && c.blocks[0].category == 0);
+    mt_journal_contents_drop(&r.journal, &c);
+    rig_close(&r);
+}
+
+typedef struct worker {
+    rig *rig;
+    uint64_t first;
+} worker;
+
+static void *
+report(void *arg)
+{
+    const worker *w = arg;
+    mt_live *live = &w->rig->live;
+    mt_journal *journal = &w->rig->journal;
+
+    for (uint64_t n = 0; n < EACH; n++) {
+        const void *address = at(w->first + n % 500);
+        uint32_t name = mt_journal_name_of(journal, n % 2 == 0 ? "aten::mm" : "aten::add");
+        mt_live_died(live, address);
+        mt_journal_died(journal, address, MT_PHASE_FORWARD);
+        mt_live_born(live, address, 16, 1);
+        mt_journal_born(journal, address, 16, in(MT_PHASE_FORWARD, 1, name));
+    }
+    return NULL;
+}
+
+/* Recordings begin and end while threads report. What one has at its end and what lives agree. */
+static void
+threads_report_while_it_begins_and_ends(void)
+{
+    pthread_t threads[THREADS];
+    worker workers[THREADS];
+    mt_journal_contents c;
+    rig r;
+
+    rig_open(&r, &mt_alloc_libc, NULL);
+    for (size_t i = 0; i < THREADS; i++) {
+        workers[i] = (worker){&r, 1 + i * 1000};
+        CHECK(pthread_create(&threads[i], NULL, report, &workers[i]) == 0);
+    }
+    for (int round = 0; round < 20; round++) {
+        CHECK(mt_journal_begin(&r.journal, &r.live));
+        CHECK(mt_journal_mark(&r.journal, at(9000), 1, 1) == MT_MARK_OLDER);
+        c = read_all(&r);
+        CHECK(c.peak_bytes >= c.base_bytes && c.peak_bytes <= THREADS * 500 * 16 + 1);
+        mt_journal_contents_drop(&r.journal, &c);
+        if (round < 19) mt_journal_end(&r.journal);
+    }
+    for (size_t i = 0; i < THREADS; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    CHECK(r.journal.live == mt_live_read(&r.live).blocks + 1);
+    rig_close(&r);
+}
+
+int
+main(void)
+{
+    RUN(the_lives_of_a_step_are_told);
+    RUN(a_block_that_nobody_reported_lived_all_the_time);
+    RUN(the_outermost_operator_of_a_birth_tells_its_shape);
+    RUN(each_backward_pass_saves_what_was_born_before_it);
+    RUN(the_moment_is_that_of_the_largest_birth_of_the_last_thousandth);
+    RUN(many_blocks_are_told_by_sums);
+    RUN(what_finds_no_room_is_counted);
+    RUN(names_are_many_and_long);
+    RUN(any_order_of_reports_is_as_in_the_model);
+    RUN(without_memory_nothing_is_wrong_and_nothing_stays);
+    RUN(a_forked_child_reports_nothing);
+    RUN(threads_report_while_it_begins_and_ends);
+    CHECK_DONE();
+}

@@ -1,0 +1,165 @@
+"""What is said of the peak of a step: its sentence, the largest blocks, and one advice that follows
+the moment."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from memtools import read_record
+from memtools._base.peak import Large, Part, PeakContents, Saver
+from memtools.record import peaks
+from memtools.record.figures import figures_of
+from memtools.record.kinds import Peak, payload
+from memtools.record.summary import summary_json, summary_lines
+from memtools.report.advice import advise
+from memtools.report.explain import explain
+from tests.report.reportcases import MIB, write
+
+
+def peak(phase: str, parts: dict[str, float], **more: object) -> Peak:
+    """A peak of these parts, in MiB."""
+    found = tuple(Part(what, int(size * MIB), 1) for what, size in parts.items())
+    total = sum(part.bytes for part in found)
+    return Peak(step=3, peak_bytes=total, phase=phase, parts=found,
+                **{"backward": True, **more})  # type: ignore[arg-type]  # fmt: skip
+
+
+MODEL = {"optimizer state": 41.6, "parameters": 20.8, "gradients": 20.8}
+BLOCK = (Saver("Block.forward (gpt.py:31)", 40 * MIB, 12),)
+FUSED, NO_GRAD, CHUNKS = "fused=True", "run it under torch.no_grad()", "smaller chunks of rows"
+CHECKPOINT = "most of it by Block.forward (gpt.py:31): compute that again by torch.utils.checkpoint"
+DETACH, SMALLER = "detach() what is kept or handed on", "take smaller micro-batches (memtools"
+MODEL_ITSELF = "each step needs them: fewer parameters, less precision"
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (peak("optimizer", {**MODEL, "optimizer's temporaries": 32}), FUSED),
+        (peak("optimizer", {**MODEL, "optimizer's temporaries": 1}), MODEL_ITSELF),
+        (peak("forward", {**MODEL, "saved for backward": 4}), MODEL_ITSELF),
+        (peak("backward", {"saved for backward": 66, "optimizer state": 19}, logits_bytes=47 * MIB),
+         CHUNKS),
+        (peak("backward", {"saved for backward": 66, "inputs": 19}, saved=BLOCK), CHECKPOINT),
+        (peak("forward", {"saved for backward": 66, "inputs": 19}, saved=BLOCK), CHECKPOINT),
+        (peak("backward", {"saved for backward": 15, "parameters": 4}, saved=BLOCK, repeats=50),
+         DETACH),
+        (peak("backward", {"other temporaries": 20, "optimizer state": 19}), SMALLER),
+        (peak("forward", {"other temporaries": 20, "parameters": 1}, backward=False, repeats=50),
+         NO_GRAD),
+        (peak("forward", {"other temporaries": 20, "parameters": 1}, backward=False), SMALLER),
+        (peak("forward", {"older than the step": 20, "parameters": 1}), ""),
+    ],
+)  # fmt: skip
+def test_advice_follows_the_moment(one, said):
+    text = peaks.advice(one)
+    assert said in text
+    assert bool(text) == bool(said)
+    others = {FUSED, NO_GRAD, CHUNKS, CHECKPOINT, DETACH, SMALLER, MODEL_ITSELF} - {said}
+    assert not any(other in text for other in others)
+
+
+PEAK = peak(
+    "optimizer",
+    {**MODEL, "optimizer's temporaries": 32, "inputs": 0.1},
+    operator="aten::_foreach_sqrt",
+    line="train.py:31 in main",
+    largest=(
+        Large(16 * MIB, "parameters", "float32", (2048, 2048), "0.weight", "", ""),
+        Large(16 * MIB, "optimizer's temporaries", "float32", (2048, 2048), "", "aten::sqrt",
+              "train.py:31 in main"),
+        Large(5, "not seen", "", (), "", "", ""),
+    ),
+)  # fmt: skip
+HEADLINE = (
+    "Peak of step 3: 115.3 MiB of tensors, in the optimizer's step (aten::_foreach_sqrt, "
+    "train.py:31): optimizer state 41.6 MiB, parameters 20.8 MiB, gradients 20.8 MiB, its "
+    "temporaries 32.0 MiB"
+)
+
+
+def recorded(tmp_path: Path, *found: Peak) -> str:
+    return write(
+        str(tmp_path / "run.mem"), events=[("peak", payload("peak", one)) for one in found]
+    )  # type: ignore[misc]
+
+
+def test_explain_tells_the_highest_peak_with_its_blocks_and_what_to_do(tmp_path):
+    lower = dataclasses.replace(PEAK, step=1000, peak_bytes=100 * MIB)
+    figures = figures_of(read_record(recorded(tmp_path, PEAK, lower)))
+    text = explain(figures)
+    told = text.partition("Peak of a step\n")[2].partition("\n\n")[0].splitlines()
+    assert told == [
+        f"  {HEADLINE}",
+        "  largest:",
+        "    16.0 MiB float32 [2048, 2048]: parameters, 0.weight",
+        "    16.0 MiB float32 [2048, 2048]: optimizer's temporaries, aten::sqrt, "
+        "train.py:31 in main",
+        "    5 B: not seen",
+    ]
+    assert peaks.advice(PEAK) in advise(figures)
+    assert f"- {peaks.advice(PEAK)}" in text
+
+
+def test_who_saves_for_the_backward_pass_is_told():
+    one = peak("backward", {"saved for backward": 60, "parameters": 20}, saved=BLOCK)
+    assert peaks.lines(one)[1] == "saved for backward by: Block.forward (gpt.py:31) 40.0 MiB"
+
+
+def test_the_summary_has_it_in_a_line_and_as_json(tmp_path):
+    figures = figures_of(read_record(recorded(tmp_path, PEAK)))
+    lines = list(summary_lines(figures))
+    assert lines[lines.index(HEADLINE) + 1] == f"to do: {peaks.advice(PEAK)}"
+    found = json.loads(json.dumps(summary_json(figures)))["peak_of_step"]
+    assert found["parts"]["optimizer state"] == int(41.6 * MIB)
+    assert found["largest"][0]["name"] == "0.weight"
+    assert found["advice"] == peaks.advice(PEAK)
+    assert json.loads(json.dumps(figures.as_json()))["peak_of_step"] == found
+
+
+def test_a_small_peak_is_told_where_somebody_asks(tmp_path):
+    small = peak("optimizer", {"parameters": 2, "optimizer's temporaries": 2})
+    figures = figures_of(read_record(recorded(tmp_path, small)))
+    assert "Peak of step 3: 4.0 MiB of tensors" in explain(figures)
+    assert not any("fused" in line for line in advise(figures))
+    assert not any("Peak of step" in line for line in summary_lines(figures))
+
+
+def test_why_nothing_was_recorded_is_told(tmp_path):
+    figures = figures_of(read_record(recorded(tmp_path, Peak(why="the shim is not built"))))
+    assert "what lived at it is not known: nothing was recorded, as the shim is not built" in (
+        explain(figures)
+    )
+    assert summary_json(figures)["peak_of_step"] is None
+
+
+def test_a_record_without_it_says_nothing_of_it(tmp_path):
+    figures = figures_of(read_record(recorded(tmp_path)))
+    assert "Peak of a step" not in explain(figures)
+
+
+def test_names_of_a_hostile_record_are_made_harmless(tmp_path):
+    bad = Large(5, "a\x1b[2J", "b\n", (1,), "\u202ec", "", "")
+    one = dataclasses.replace(
+        PEAK, operator="\x1b[2J", largest=(bad,), saved=(Saver("\x07", 1, 1),)
+    )
+    text = "\n".join([*peaks.lines(one), peaks.advice(one)])
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+def test_the_largest_payload_is_far_below_what_a_record_keeps_of_one():
+    long = "\U0001f600" * 160
+    full = PeakContents(
+        2**40, 2**50, 2**50, "optimizer", long, long, True,
+        tuple(Part("optimizer's temporaries", 2**50, 2**40) for _ in range(10)),
+        tuple(Saver(long, 2**50, 2**40) for _ in range(5)),
+        tuple(Large(2**50, "saved for backward", long, (2**40,) * 8, long, long, long)
+              for _ in range(10)),
+        2**50, 2**40, 2**50, 2**40, 1e9,
+    )  # fmt: skip
+    assert len(payload("peak", full)) < 60_000
