@@ -36,6 +36,7 @@ LEAST_WARMUP = 4
 LEAST_STEPS = LEAST_WARMUP + LEAST_READINGS
 _CAPACITY = 2048  # readings of a series; then every second one goes
 _READINGS_NS = 100_000_000  # for as many readings as take so long; then every second one goes
+_FEWEST = 20  # readings that are left, however dear they are
 _LOOKS_NS = 10_000_000_000  # that collections and looks of a run that grows may take together
 _PARTS_OF_RUN = 3
 _UNKNOWN_FIRST, _UNKNOWN_FACTOR = 8, 1.5  # points of a run whose length is not known before
@@ -55,25 +56,31 @@ _PARTS = {
 
 
 class Series:
-    """Readings of one part of memory, evenly apart, in room that was made before."""
+    """Readings of one part of memory, evenly apart, in room that was made before.
 
-    __slots__ = ("_apart", "_sizes", "_spent_ns", "_steps", "count", "read")
+    Args:
+        read: what reads it.
+        since: a step; none up to it is read. 0, the default: all steps are.
+    """
 
-    def __init__(self, read: Callable[[], int]) -> None:
+    __slots__ = ("_apart", "_since", "_sizes", "_spent_ns", "_steps", "count", "read")
+
+    def __init__(self, read: Callable[[], int], since: int = 0) -> None:
         self.read = read
-        self.count = 0
+        self.count, self._since = 0, since
         self._apart, self._spent_ns = 1, 0
         self._steps, self._sizes = (array("q", bytes(8 * _CAPACITY)) for _ in range(2))
 
     def take(self, step: int) -> None:
         """The reading of a step; of some steps only where a reading is dear."""
-        if step % self._apart:
+        if step <= self._since or step % self._apart:
             return
-        begin = time.perf_counter_ns()
+        begin = time.thread_time_ns()
         self._steps[self.count], self._sizes[self.count] = step, self.read()
         self.count += 1
-        self._spent_ns += time.perf_counter_ns() - begin
-        if self.count == _CAPACITY or self._spent_ns > _READINGS_NS:
+        self._spent_ns += time.thread_time_ns() - begin
+        is_dear = self._spent_ns > _READINGS_NS and self.count >= 2 * _FEWEST
+        if self.count == _CAPACITY or is_dear:
             self._thin()
 
     def _thin(self) -> None:
@@ -128,11 +135,12 @@ class GrowthTest:
             (GrowthTest, Series, Signal), least_rate=max(1.0, _LEAST_SHARE * allowed)
         )
         #: what a monitor would call the exact bytes of host tensors belongs into `use` as well
-        self._series = {"use": Series(self._use)}
+        since = 0 if steps is None else self.warmup_of(steps)
+        self._series = {"use": Series(self._use, since)}
         for signal in self._signals:
             if signal.name not in _IN_USE:
-                self._series[signal.name] = Series(_known(signal))
-        self._points = _points(steps, self.warmup_of(steps)) if steps is not None else []
+                self._series[signal.name] = Series(_known(signal), since)
+        self._points = [] if steps is None else _points(steps, since)
         self._is_open = steps is None
         self._next = _UNKNOWN_FIRST if steps is None else self._points.pop(0)
         #: bytes at the points, by part: (step, bytes), after a collection where there was one
