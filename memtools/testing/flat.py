@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import closing
 
 from memtools._base.devices import find_devices, seen_devices
 from memtools._base.size import format_bytes, parse_bytes
@@ -57,8 +58,9 @@ def assert_flat(
     told = growth if isinstance(growth, str) else format_bytes(allowed)
     devices = seen_devices() if device is None else find_devices(device)
     test = GrowthTest(allowed, told, devices, steps=steps, warmup=warmup)
-    call_again(step, steps, test.step)
-    text = test.end()
+    with closing(test):
+        call_again(step, steps, test.step)
+        text = test.end()
     if text:
         raise AssertionError(text)
 

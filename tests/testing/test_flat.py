@@ -7,16 +7,18 @@ import ctypes
 import functools
 import gc
 import itertools
+import random
 import re
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from memtools._census.growth import GrowthCensus
+from memtools.blocks.reports import HostBlocks
 from memtools.errors import DeviceError
 from memtools.testing import assert_flat
 from memtools.testing.growth import GrowthTest, Series
@@ -160,6 +162,80 @@ def test_graphs_and_tensors_are_named() -> None:
     assert re.search(r"autograd graph of \d+ nodes kept by Loss.total", failure(Loss().step))
     said = failure(lambda: kept.append(torch.randn(4096)))
     assert "1 new [4096] float32 tensor a step" in said
+
+
+class Noisy(Trainer):
+    """Beside what it keeps, the newest batch, which has a size of its own each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes, self.batch = random.Random(0), cast(object, None)
+        self.ring = [torch.zeros(512) for _ in range(100)]
+
+    def of_bytes(self) -> None:
+        self.batch = bytearray(self.sizes.randrange(4 << 20))
+
+    def of_tensors(self) -> None:
+        self.batch = torch.zeros(self.sizes.randrange(1 << 20))
+
+    def keeps_a_tensor(self) -> None:
+        self.of_bytes()
+        self.losses.append(torch.zeros(512))
+
+    def keeps_bytes(self) -> None:
+        self.of_tensors()
+        self.leaks()
+
+    def has_cycles(self) -> None:
+        self.of_bytes()
+        cycle: list[object] = [torch.zeros(512)]
+        cycle.append(cycle)
+
+    def replaces_tensors(self) -> None:
+        """Those of before are not counted."""
+        self.of_bytes()
+        self.ring[self.calls] = torch.zeros(512)
+        self.calls += 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("keeps_a_tensor", "memory of tensors grows by 2.0 KiB a step (allowed: 1 KiB): list "
+         "Noisy.losses: +2.0 KiB/step (1 new [512] float32 tensor a step)"),
+        ("keeps_bytes", "memory beside tensors grows by 2.0 KiB a step (allowed: 1 KiB): list "
+         "Noisy.losses: +2.0 KiB/step (1 new bytes object a step)"),
+    ],
+)  # fmt: skip
+def test_a_leak_below_the_noise_of_the_other_half_is_found(name: str, said: str) -> None:
+    trainer = Noisy()
+    assert failure(getattr(trainer, name), steps=100).splitlines()[0] == said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["of_bytes", "of_tensors", "has_cycles", "replaces_tensors"])
+def test_noise_is_flat_in_both_halves(name: str) -> None:
+    assert_flat(getattr(Noisy(), name), steps=100)
+
+
+def test_tensors_are_no_longer_counted_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[HostBlocks] = []
+
+    def made() -> HostBlocks:
+        counted.append(HostBlocks())
+        return counted[-1]
+
+    def step() -> None:
+        assert counted[-1].blocks.is_on
+        if len(counted) == 2:
+            raise RuntimeError("of the step")
+
+    monkeypatch.setattr("memtools.testing.growth.HostBlocks", made)
+    assert_flat(step, steps=20)
+    with pytest.raises(RuntimeError, match="of the step"):
+        assert_flat(step, steps=20)
+    assert [one.blocks.is_on for one in counted] == [False, False]
 
 
 def test_a_leak_that_nobody_could_look_at_has_no_holder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,13 +117,13 @@ def test_a_step_that_never_ends_is_ended_with_all_that_it_started(
     started, asked = tmp_path / "started", list[float | None]()
 
     class Process(subprocess.Popen[bytes]):
-        def communicate(self, *arguments: Any, timeout: float | None = None) -> Any:
+        def communicate(self, input: Any = None, timeout: float | None = None) -> Any:
             if timeout is not None:
                 asked.append(timeout)
                 while not started.exists() and self.poll() is None:
                     time.sleep(0.01)
                 timeout = 0.01
-            return super().communicate(*arguments, timeout=timeout)
+            return super().communicate(input, timeout)
 
     monkeypatch.setattr(subprocess, "Popen", Process)
     result = run(
