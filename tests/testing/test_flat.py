@@ -88,6 +88,7 @@ def test_half_of_that_is_found_where_less_is_allowed() -> None:
 
 def test_an_allowance_in_bytes_is_told_with_its_unit() -> None:
     assert "(allowed: 1.0 KiB)" in failure(Trainer().leaks, growth=1024, steps=40)
+    assert "(allowed: 1 KiB)" in failure(Trainer().leaks, growth=" 1 KiB / step", steps=40)
 
 
 def test_a_leak_of_each_fiftieth_step_is_found() -> None:
@@ -293,9 +294,13 @@ def test_what_a_step_raises_passes_through_and_nothing_stays() -> None:
     [
         ({"step": 3}, TypeError, "step is a function to call, got int"),
         ({"growth": "1 XB"}, ValueError,
-         "growth is a number of bytes or like \"64 MiB\", got '1 XB'"),
+         "growth is a number of bytes or like \"1 KiB/step\", got '1 XB'"),
+        ({"growth": "1 KiB/s"}, ValueError,
+         "growth is a number of bytes or like \"1 KiB/step\", got '1 KiB/s'"),
+        ({"growth": "XB/step"}, ValueError,
+         "growth is a number of bytes or like \"1 KiB/step\", got 'XB'"),
         ({"growth": 0}, ValueError, "growth is at least 1 byte, got 0"),
-        ({"growth": 1.5}, TypeError, 'growth is an int or like "64 MiB", got float'),
+        ({"growth": 1.5}, TypeError, 'growth is an int or like "1 KiB/step", got float'),
         ({"steps": 19}, ValueError, "steps is at least 20, got 19"),
         ({"steps": "20"}, TypeError, "steps is an int, got str"),
         ({"steps": True}, TypeError, "steps is an int, got bool"),

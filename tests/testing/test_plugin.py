@@ -250,8 +250,8 @@ def test_a_kernel_without_marks_is_told(run: Run, monkeypatch: pytest.MonkeyPatc
     ("marker", "said"),
     [
         ('peak="1 XB"', "peak is a number of bytes or like \"64 MiB\", got '1 XB'"),
-        ('growth="1 KiB/s"', "growth is a number of bytes or like \"64 MiB\", got '1 KiB/s'"),
-        ("growth=2.5", 'growth is an int or like "64 MiB", got float'),
+        ('growth="1 KiB/s"', "growth is a number of bytes or like \"1 KiB/step\", got '1 KiB/s'"),
+        ("growth=2.5", 'growth is an int or like "1 KiB/step", got float'),
         ("peek=1", "memory() has no keyword 'peek'; there are peak, growth, device, steps, "
                    "isolate and timeout"),
         ('"1 MiB"', "memory() takes keywords alone: peak, growth, device, steps, isolate and "
