@@ -19,12 +19,13 @@ _UNITS = {
 _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
-def parse_bytes(size: int | str, name: str = "size") -> int:
+def parse_bytes(size: int | str, name: str = "size", like: str = "64 MiB") -> int:
     """The bytes that a size argument means.
 
     Args:
         size: a number of bytes, or a text like "64 MiB", "1.5 GiB" or "2 GB" (2 * 10**9).
         name: the argument's name, for errors.
+        like: how it may be written, for errors.
 
     Raises TypeError if it is neither an int nor a text, ValueError if it is less than one byte or
     not written like a size.
@@ -33,10 +34,10 @@ def parse_bytes(size: int | str, name: str = "size") -> int:
         match = _PATTERN.fullmatch(size)
         unit = _UNITS.get(match[2].upper()) if match else None
         if match is None or unit is None:
-            raise ValueError(f'{name} is a number of bytes or like "64 MiB", got {size!r}')
+            raise ValueError(f'{name} is a number of bytes or like "{like}", got {size!r}')
         whole = int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
     elif isinstance(size, bool) or not isinstance(size, int):
-        raise TypeError(f'{name} is an int or like "64 MiB", got {type(size).__name__}')
+        raise TypeError(f'{name} is an int or like "{like}", got {type(size).__name__}')
     else:
         whole = size
     if whole < 1:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
+from contextlib import closing
 
 from memtools._base.devices import find_devices, seen_devices
 from memtools._base.size import format_bytes, parse_bytes
 from memtools.testing.growth import LEAST_STEPS, GrowthTest
 from memtools.testing.trend import LEAST_READINGS
+
+_A_STEP = re.compile(r"\s*/\s*step\s*$")
 
 
 def assert_flat(
@@ -37,7 +41,8 @@ def assert_flat(
             through.
         steps: how many calls, at least 20; 200 by default. A leak that comes every n-th step needs
             4 n of them.
-        growth: bytes a step that are allowed, at least 1, as an int or like `"1 KiB"`, the default.
+        growth: bytes a step that are allowed, at least 1, as an int or like `"1 KiB"`, the default,
+            or `"1 KiB/step"`.
         warmup: how many of the steps, the first ones, are not judged; at least 16 others have to
             be left. None, the default: one of eight, at least 4.
         device: "cpu", "cuda" or like "cuda:1". None, the default: the CUDA devices that are there,
@@ -53,12 +58,12 @@ def assert_flat(
         raise TypeError(f"step is a {kind} function, whose call runs nothing; pass a function that "
                         "runs it to its end")  # fmt: skip
     check_steps(steps, warmup)
-    allowed = parse_bytes(growth, "growth")
-    told = growth if isinstance(growth, str) else format_bytes(allowed)
+    allowed, told = parse_growth(growth)
     devices = seen_devices() if device is None else find_devices(device)
     test = GrowthTest(allowed, told, devices, steps=steps, warmup=warmup)
-    call_again(step, steps, test.step)
-    text = test.end()
+    with closing(test):
+        call_again(step, steps, test.step)
+        text = test.end()
     if text:
         raise AssertionError(text)
 
@@ -74,6 +79,16 @@ def call_again(step: Callable[[], object], steps: int, ended: Callable[[], objec
 # A census leaves out what functions of memtools hold. This one holds what the program gave it: it
 # may be all that holds the objects of a test such as assert_flat(Trainer().step).
 call_again.__code__ = call_again.__code__.replace(co_filename="<memtools.testing>")
+
+
+def parse_growth(growth: object) -> tuple[int, str]:
+    """The bytes a step that `growth` allows, and how that is told.
+
+    Raises TypeError or ValueError with one sentence for what is not written like it.
+    """
+    size = _A_STEP.sub("", growth) if isinstance(growth, str) else growth
+    allowed = parse_bytes(size, "growth", "1 KiB/step")  # type: ignore[arg-type]  # says so itself
+    return allowed, size.strip() if isinstance(size, str) else format_bytes(allowed)
 
 
 def check_steps(steps: object, warmup: object = None) -> None:

@@ -10,7 +10,9 @@
     end() ──► growth_of(series) above what is allowed? ──► the sentence, with the holder and advice
 
 The signals are those of the leak test of a monitor (memtools.monitor.signals): exact, and read at
-the same point of each step. Resident memory is not read. A flat run costs the readings and one
+the same point of each step. What torch's host tensors take is a part of the heap and known by
+itself: where noise hides the growth of both together, each of the two halves is judged, and has to
+be held by somebody. Resident memory is not read. A flat run costs the readings and one
 collection; a run that grows at most three collections and three looks more.
 """
 
@@ -19,7 +21,7 @@ from __future__ import annotations
 import gc
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -28,6 +30,7 @@ from memtools._base import sentences
 from memtools._base.size import format_bytes
 from memtools._census.growth import GrowthCensus
 from memtools._census.holders import Holder
+from memtools.blocks.reports import HostBlocks
 from memtools.leak.finding import LeakFinding, advice_for
 from memtools.monitor.signals import Signal, signals_of
 from memtools.testing.trend import LEAST_READINGS, growth_of, growth_of_levels
@@ -36,6 +39,7 @@ LEAST_WARMUP = 4
 LEAST_STEPS = LEAST_WARMUP + LEAST_READINGS
 _CAPACITY = 2048  # readings of a series; then every second one goes
 _READINGS_NS = 100_000_000  # for as many readings as take so long; then every second one goes
+_FEWEST = 20  # readings that are left, however dear they are
 _LOOKS_NS = 10_000_000_000  # that collections and looks of a run that grows may take together
 _PARTS_OF_RUN = 3
 _UNKNOWN_FIRST, _UNKNOWN_FACTOR = 8, 1.5  # points of a run whose length is not known before
@@ -45,9 +49,13 @@ _EXPLAINED, _AT_MOST = 0.5, 1.5  # of the growth: holders that explain it
 _LEAST_SHARE = 0.1  # of the growth: a holder that is worth a line
 _GARBAGE = 0.25  # of the growth between points: from there on only levels after collections tell
 _IN_USE = ("heap", "python")
+#: parts of "use", each without the noise of the other: one of them is said where all of it is not
+_WITHIN = {"tensors": "others", "others": "tensors"}
 #: what grows, by part
 _PARTS = {
     "use": "memory",
+    "tensors": "memory of tensors",
+    "others": "memory beside tensors",
     "children": "memory of child processes",
     "shm": "shared memory",
     "device": "memory on the device",
@@ -55,25 +63,31 @@ _PARTS = {
 
 
 class Series:
-    """Readings of one part of memory, evenly apart, in room that was made before."""
+    """Readings of one part of memory, evenly apart, in room that was made before.
 
-    __slots__ = ("_apart", "_sizes", "_spent_ns", "_steps", "count", "read")
+    Args:
+        read: what reads it.
+        since: a step; none up to it is read. 0, the default: all steps are.
+    """
 
-    def __init__(self, read: Callable[[], int]) -> None:
+    __slots__ = ("_apart", "_since", "_sizes", "_spent_ns", "_steps", "count", "read")
+
+    def __init__(self, read: Callable[[], int], since: int = 0) -> None:
         self.read = read
-        self.count = 0
+        self.count, self._since = 0, since
         self._apart, self._spent_ns = 1, 0
         self._steps, self._sizes = (array("q", bytes(8 * _CAPACITY)) for _ in range(2))
 
     def take(self, step: int) -> None:
         """The reading of a step; of some steps only where a reading is dear."""
-        if step % self._apart:
+        if step <= self._since or step % self._apart:
             return
-        begin = time.perf_counter_ns()
+        begin = time.thread_time_ns()
         self._steps[self.count], self._sizes[self.count] = step, self.read()
         self.count += 1
-        self._spent_ns += time.perf_counter_ns() - begin
-        if self.count == _CAPACITY or self._spent_ns > _READINGS_NS:
+        self._spent_ns += time.thread_time_ns() - begin
+        is_dear = self._spent_ns > _READINGS_NS and self.count >= 2 * _FEWEST
+        if self.count == _CAPACITY or is_dear:
             self._thin()
 
     def _thin(self) -> None:
@@ -123,22 +137,26 @@ class GrowthTest:
     ) -> None:
         self._looking = looking
         self._allowed, self._told, self._warmup, self._unit = allowed, told, warmup, unit
-        self._signals = [s for s in signals_of(_core.Probe(), devices) if s.name != "rss"]
+        self._blocks = HostBlocks()
+        self._blocks.join()
+        signals = signals_of(_core.Probe(), devices, self._blocks)
+        self._signals = [s for s in signals if s.name != "rss"]
         self._census = GrowthCensus(
             (GrowthTest, Series, Signal), least_rate=max(1.0, _LEAST_SHARE * allowed)
         )
-        #: what a monitor would call the exact bytes of host tensors belongs into `use` as well
-        self._series = {"use": Series(self._use)}
+        since = 0 if steps is None else self.warmup_of(steps)
+        self._series = {"use": Series(self._use, since)}
         for signal in self._signals:
             if signal.name not in _IN_USE:
-                self._series[signal.name] = Series(_known(signal))
-        self._points = _points(steps, self.warmup_of(steps)) if steps is not None else []
+                self._series[signal.name] = Series(_known(signal), since)
+        self._points = [] if steps is None else _points(steps, since)
         self._is_open = steps is None
         self._next = _UNKNOWN_FIRST if steps is None else self._points.pop(0)
         #: bytes at the points, by part: (step, bytes), after a collection where there was one
-        self._levels: dict[str, list[tuple[int, int]]] = {name: [] for name in self._series}
+        self._levels: dict[str, list[tuple[int, int]]] = {}
         self._first: dict[str, int] = {}  # heap and Python's blocks at the first point
-        self._freed = self._spent_ns = self._gc_ns = self._look_ns = 0
+        self._freed = dict.fromkeys(("use", "tensors"), 0)  # by collections
+        self._spent_ns = self._gc_ns = self._look_ns = 0
         self._looked = -1  # the step of the newest look
         self._reached: list[tuple[int, int]] = []
         self._has_garbage = True  # so that the next point collects it; not known before the first
@@ -163,56 +181,69 @@ class GrowthTest:
 
     def end(self) -> str:
         """What to say of memory that grows by more than is allowed; "" where it does not."""
-        levels = self._levels["use"]
-        if self._is_open and levels:
+        if self._is_open and self._levels:
             self._point(is_last=True)
         warmup = self.warmup_of(self.steps)
-        found: list[str] = []
-        for part in self._series:
-            rate = self._rate(part, warmup)
-            if rate > self._allowed:
-                text = self._text(part, rate, warmup)
-                found += [text] if text else []
-        return "\n".join(found)
+        parts = [part for part in self._series if part not in _WITHIN]
+        found = [self._said(part, self._rate(part, warmup), warmup) for part in parts]
+        if self._rate("use", warmup) <= self._allowed:
+            found += [self._said_within(part, warmup) for part in _WITHIN if part in self._levels]
+        return "\n".join(filter(None, found))
+
+    def close(self) -> None:
+        """Leave nothing on. May be called twice."""
+        self._blocks.leave()
 
     # --- points ---
 
     def _use(self) -> int:
         return sum(signal.read() or 0 for signal in self._signals if signal.name in _IN_USE)
 
+    def _read(self) -> dict[str, int]:
+        """Bytes now, by part."""
+        found = {part: series.read() for part, series in self._series.items()}
+        if self._blocks.blocks.is_on:
+            found["others"] = found["use"] - found["tensors"]
+        return found
+
     def _point(self, *, is_last: bool) -> None:
         """Note the levels. Garbage is collected at the first point and, in a run that grows, at the
         last one and as long as there is any to speak of. A run that grows is looked at."""
         begin = time.thread_time_ns()
-        grows = self._suspects()
+        now = self._read()
+        grows = self._suspects(now)
         if not self._first or (grows and (is_last or self._has_garbage)):
-            before, at = self._use(), time.thread_time_ns()
+            before, at = now, time.thread_time_ns()
             gc.collect()
             self._gc_ns = time.thread_time_ns() - at
-            use = self._use()
-            self._series["use"].lower(use)
+            now = self._read()
+            for part in self._freed:
+                self._series[part].lower(now[part])
             if self._first:
-                self._freed += max(0, before - use)
-                grown = before - self._levels["use"][0][1]
-                self._has_garbage = before - use > _GARBAGE * grown
+                self._has_garbage = False
+                for part in self._freed:
+                    freed = max(0, before[part] - now[part])
+                    grown = before[part] - self._levels[part][0][1]
+                    self._freed[part] += freed
+                    self._has_garbage |= freed > _GARBAGE * max(0, grown)
             else:
                 self._first = {s.name: s.read() or 0 for s in self._signals if s.name in _IN_USE}
-        for part, series in self._series.items():
-            if self._levels[part] and self._levels[part][-1][0] == self.steps:
-                self._levels[part].pop()  # of this step, before the collection
-            self._levels[part].append((self.steps, series.read()))
+        for part, size in now.items():
+            levels = self._levels.setdefault(part, [])
+            if levels and levels[-1][0] == self.steps:
+                levels.pop()  # of this step, before the collection
+            levels.append((self.steps, size))
         self._spent_ns += time.thread_time_ns() - begin
-        if grows and {"use", "device"} & set(self._suspects()):
+        if grows and {"use", "device", *_WITHIN} & set(self._suspects(now)):
             self._look()
 
-    def _suspects(self) -> list[str]:
+    def _suspects(self, now: Mapping[str, int]) -> list[str]:
         """The parts that have grown since the first point by half of what is allowed."""
         found = []
         for part, levels in self._levels.items():
-            if levels:
-                (since, first), now = levels[0], self._series[part].read()
-                if now - first > _SUSPECT * self._allowed * max(1, self.steps - since):
-                    found.append(part)
+            since, first = levels[0]
+            if now[part] - first > _SUSPECT * self._allowed * max(1, self.steps - since):
+                found.append(part)
         return found
 
     def _look(self) -> None:
@@ -234,20 +265,47 @@ class GrowthTest:
 
     # --- judgement ---
 
+    def _series_of(self, part: str, warmup: int) -> tuple[Sequence[int], Sequence[int]]:
+        """(steps, bytes) of the readings of a part after the warm-up."""
+        if part != "others":
+            return self._series[part].after(warmup)
+        steps, sizes = self._series["use"].after(warmup)
+        tensors = dict(zip(*self._series["tensors"].after(warmup), strict=True))
+        common = [(step, size) for step, size in zip(steps, sizes, strict=True) if step in tensors]
+        return [step for step, _ in common], [size - tensors[step] for step, size in common]
+
     def _rate(self, part: str, warmup: int) -> float:
         """Bytes a step by which a part grows."""
-        steps, sizes = self._series[part].after(warmup)
+        steps, sizes = self._series_of(part, warmup)
         rate = growth_of(sizes, steps)
-        levels = [level for level in self._levels[part] if level[0] >= warmup]
-        if part == "use" and rate == 0 and len(levels) > 1:
+        levels = [level for level in self._levels.get(part, ()) if level[0] >= warmup]
+        freed = self._freed["use"] - self._freed["tensors"] if part == "others" else 0
+        freed = self._freed.get(part, freed)
+        if freed and rate == 0 and len(levels) > 1:
             grown = levels[-1][1] - levels[0][1]
-            if self._freed > _GARBAGE * grown:
+            if freed > _GARBAGE * grown:
                 return growth_of_levels(levels)
         return rate
 
-    def _text(self, part: str, rate: float, warmup: int) -> str:
-        """The sentence, with who holds it; "" where what is full by now explains the growth."""
-        holders = list(self._census.holders()) if part in ("use", "device") else []
+    def _said_within(self, part: str, warmup: int) -> str:
+        """What to say of one part of what is in use, where all of it is not known to grow. What the
+        other part gives back is no growth: tensors that were made before are not counted, and may
+        make room for new ones. So somebody has to hold what grows."""
+        rate = self._rate(part, warmup)
+        if rate <= self._allowed:
+            return ""
+        steps, sizes = self._series_of(_WITHIN[part], warmup)
+        rate -= growth_of([-size for size in sizes], steps)
+        if sum(one.rate_bytes for one in self._census.holders()) < _EXPLAINED * rate:
+            return ""
+        return self._said(part, rate, warmup)
+
+    def _said(self, part: str, rate: float, warmup: int) -> str:
+        """The sentence, with who holds it; "" where it grows by no more than is allowed, or where
+        what is full by now explains the growth."""
+        if rate <= self._allowed:
+            return ""
+        holders = list(self._census.holders()) if part in ("use", "device", *_WITHIN) else []
         full = [one for one in holders if one.capacity is not None and one.length == one.capacity]
         if rate - sum(one.rate_bytes for one in full) <= self._allowed and full:
             return ""
@@ -259,7 +317,7 @@ class GrowthTest:
         ]
         lines += [f"  {advice_for(one)}" for one in findings]
         count = self.steps - warmup
-        garbage = self._freed / max(1, count)
+        garbage = self._freed["use"] / max(1, count)
         if part == "use" and garbage > self._allowed:
             lines.append(
                 f"  note: cycles that waited for the garbage collector took {format_bytes(garbage)}"
@@ -273,7 +331,7 @@ class GrowthTest:
         if part in ("children", "shm"):
             kind = "children" if part == "children" else "shared memory"
             return [LeakFinding("growing", part, rate_bytes=rate, kind=kind)]
-        signal = "device" if part == "device" else self._signal()
+        signal = part if part in ("device", "tensors") else self._signal()
         others = sum(one.rate_bytes for one in holders if one.kind != _GRAPH)
         graphs = sum(one.rate_bytes for one in holders if one.kind == _GRAPH)
         if graphs and rate - others > graphs:  # what its nodes keep is not walked

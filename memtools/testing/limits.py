@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from memtools._base.devices import parse_device
 from memtools._base.size import format_bytes, parse_bytes
-from memtools.testing.flat import check_steps
+from memtools.testing.flat import check_steps, parse_growth
 
 KEYWORDS = ("peak", "growth", "device", "steps", "isolate", "timeout")
-_A_STEP = re.compile(r"\s*/\s*step\s*$")
 
 
 @dataclass(frozen=True)
@@ -56,8 +54,6 @@ def limits_of(positional: Sequence[object], keywords: Mapping[str, object]) -> M
     if unknown is not None:
         raise TypeError(f"memory() has no keyword {unknown!r}; there are {names}")
     growth, isolate = keywords.get("growth"), keywords.get("isolate", False)
-    if isinstance(growth, str):
-        growth = _A_STEP.sub("", growth)
     if not isinstance(isolate, bool):
         raise TypeError(f"isolate is True or False, got {type(isolate).__name__}")
     device, steps = keywords.get("device"), keywords.get("steps", 50)
@@ -66,8 +62,8 @@ def limits_of(positional: Sequence[object], keywords: Mapping[str, object]) -> M
     check_steps(steps)
     assert isinstance(steps, int)
     found = MemoryLimits(
-        _allowed(keywords.get("peak"), "peak"),
-        _allowed(growth, "growth"),
+        _peak(keywords.get("peak")),
+        None if growth is None else Allowed(*parse_growth(growth)),
         device,
         steps,
         isolate,
@@ -78,10 +74,10 @@ def limits_of(positional: Sequence[object], keywords: Mapping[str, object]) -> M
     return found
 
 
-def _allowed(size: object, name: str) -> Allowed | None:
+def _peak(size: object) -> Allowed | None:
     if size is None:
         return None
-    count = parse_bytes(size, name)  # type: ignore[arg-type]  # says itself what is wrong
+    count = parse_bytes(size, "peak")  # type: ignore[arg-type]  # says itself what is wrong
     return Allowed(count, size.strip() if isinstance(size, str) else format_bytes(count))
 
 

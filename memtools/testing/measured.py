@@ -13,7 +13,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from memtools._base.devices import find_devices, seen_devices
@@ -23,6 +23,7 @@ from memtools.testing.limits import MemoryLimits
 from memtools.testing.peak import Peak
 
 OPTIMIZERS = "torch.optim.optimizer"
+_UNIT = "steps of an optimizer"
 
 
 def measured(limits: MemoryLimits, call: Callable[[], object], given: Iterable[object] = ()) -> str:
@@ -35,20 +36,25 @@ def measured(limits: MemoryLimits, call: Callable[[], object], given: Iterable[o
             call()
         return peak.text
     growth, told = limits.growth.bytes, limits.growth.told
-    test = GrowthTest(growth, told, devices, unit="steps of an optimizer", looking=peak.looking)
-    with peak, OptimizerSteps(test.step):
-        call()
-    if test.steps < LEAST_STEPS:
-        test = GrowthTest(growth, told, devices, steps=limits.steps, unit="calls of the test")
-        with _kept_by_nobody() as forget:
+    with closing(GrowthTest(growth, told, devices, unit=_UNIT, looking=peak.looking)) as test:
+        with peak, OptimizerSteps(test.step):
+            call()
+        if test.steps >= LEAST_STEPS:
+            return _joined(peak.text, test.end())
+    test = GrowthTest(growth, told, devices, steps=limits.steps, unit="calls of the test")
+    with closing(test), _kept_by_nobody() as forget:
 
-            def ended() -> None:
-                forget()
-                test.step()
+        def ended() -> None:
+            forget()
+            test.step()
 
-            ended()
-            call_again(call, limits.steps - 1, ended)
-    return "\n".join(text for text in (peak.text, test.end()) if text)
+        ended()
+        call_again(call, limits.steps - 1, ended)
+        return _joined(peak.text, test.end())
+
+
+def _joined(*texts: str) -> str:
+    return "\n".join(filter(None, texts))
 
 
 class OptimizerSteps:

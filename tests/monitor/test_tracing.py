@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -29,6 +30,13 @@ from tests.monitor.test_leakwatch import LOOKS, Clock, Program, clock, holder
 __all__ = ["clock"]
 KIB, MIB = 2**10, 2**20
 HERE = os.path.relpath(__file__)
+
+
+@pytest.fixture(autouse=True)
+def _looks_are_affordable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a processor of any speed: what is done at a boundary takes a millisecond."""
+    ns = itertools.count(0, 10**6)
+    monkeypatch.setattr(time, "thread_time_ns", lambda: next(ns))
 
 
 @pytest.fixture(autouse=True)
@@ -215,7 +223,6 @@ def test_a_forked_child_traces_nothing() -> None:
 def test_a_step_that_does_not_end_is_not_traced_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "LONGEST_S", 0.01)
     window = TraceWindow(2, None)
-    window.begin(0)
     ended = threading.Event()
     end = window.end
 
@@ -223,8 +230,9 @@ def test_a_step_that_does_not_end_is_not_traced_for_ever(monkeypatch: pytest.Mon
         end()
         ended.set()
 
-    monkeypatch.setattr(window, "end", ends)
-    assert ended.wait(10)
+    monkeypatch.setattr(window, "end", ends)  # before the thread begins, which may be quick
+    window.begin(0)
+    assert ended.wait(120)
     assert not tracemalloc.is_tracing()
     assert window.turn(1)
     assert "took more than" in window.why
@@ -728,8 +736,14 @@ def test_what_tracing_leaves_in_memory_is_no_growth_of_the_program(
     program.watch.leave()
 
 
+#: how slow a traced step is, and what a look costs, depend on the machine: here on calls alone
+STEADY = """
+import itertools, time
+time.thread_time_ns = itertools.count(0, 10**6).__next__
+time.monotonic_ns = itertools.count(10**9, 10**6).__next__
+"""
 KEEPS = """
-import memtools, sys, tracemalloc
+import steady, memtools, sys, tracemalloc
 kept = []
 def make():
     return bytearray(100 << 10)
@@ -753,6 +767,7 @@ def test_a_monitor_says_the_line_unless_it_is_turned_off(
     options: str, key: str, made: str | None, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(KEEPS.format(options=options))
+    (tmp_path / "steady.py").write_text(STEADY)
     done = subprocess.run(
         [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True,
         env={**os.environ, "MEMTOOLS_TRACE": key},
@@ -773,7 +788,7 @@ def test_a_monitor_says_the_line_unless_it_is_turned_off(
         assert events[0].text.endswith(" ms: the line of 1 finding")
 
 
-INSIDE = """
+INSIDE = f"""{STEADY}
 import logging, tracemalloc
 from memtools import MemoryMonitor
 logging.getLogger("memtools").addHandler(logging.NullHandler())

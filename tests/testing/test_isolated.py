@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,19 +110,35 @@ def test_after():
     assert "this isolated test ended with status 7 and without a report of the test" in text
 
 
-def test_a_step_that_never_ends_is_ended_with_all_that_it_started(run: Run, tmp_path: Path) -> None:
-    started = tmp_path / "started"
+def test_a_step_that_never_ends_is_ended_with_all_that_it_started(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the process takes to begin: its time is over once the test runs."""
+    started, asked = tmp_path / "started", list[float | None]()
+
+    class Process(subprocess.Popen[bytes]):
+        def communicate(self, input: Any = None, timeout: float | None = None) -> Any:
+            if timeout is not None:
+                asked.append(timeout)
+                while not started.exists() and self.poll() is None:
+                    time.sleep(0.01)
+                timeout = 0.01
+            return super().communicate(input, timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
     result = run(
         f"""
 @memory(isolate=True, timeout=4)
 def test_hangs():
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    open({str(started)!r}, "w").write(str(child.pid))
+    open({str(started) + ".part"!r}, "w").write(str(child.pid))
+    os.rename({str(started) + ".part"!r}, {str(started)!r})
     while True:
         time.sleep(0.1)
 """
     )
     result.assert_outcomes(failed=1)
+    assert asked == [4.0]
     assert "isolated test did not end within 4 s, and was killed" in result.stdout.str()
     state = Path(f"/proc/{started.read_text()}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
