@@ -133,7 +133,7 @@ class LeakWatch:
         self._is_traced = False  # something is to be done for it at the end of each step
         #: before a window was opened: the step, and (signal, bytes) of those that it changes
         self._untraced: tuple[int, list[tuple[Signal, int | None]]] | None = None
-        self._left_ns = 0  # when the newest look was left, while that is so
+        self._left = 0, 0  # when the newest look was left, and this thread's time, while that is so
         self._points, self._standing = Points(noisy=seconds is not None), Standing()
         self._schedule = Schedule(origin)
         self._looks: list[int] = []  # steps of the looks, without those of standing findings alone
@@ -166,7 +166,8 @@ class LeakWatch:
         self._step = step
         try:
             if self._tracing is not None and self._is_traced:
-                self._tracing.step_took(now - self._left_ns)
+                left, had = self._left
+                self._tracing.step_took(now - left, time.thread_time_ns() - had)
             if self._tracing is not None and self._tracing.is_open:
                 self._turn(step, self._tracing)
             if self._tracing is not None and not self._tracing.is_open:
@@ -180,7 +181,8 @@ class LeakWatch:
                 self._tracing.close()
             raise
         self._plan(step)
-        self._left_ns = time.monotonic_ns() if self._is_traced else 0
+        if self._is_traced:
+            self._left = time.monotonic_ns(), time.thread_time_ns()
 
     def _act(self, step: int, now: int) -> None:
         """The look, the check or the readings that are due. While tracemalloc is on, they wait."""

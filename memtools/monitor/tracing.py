@@ -37,6 +37,7 @@ from typing import Any, NamedTuple, Protocol
 from memtools._base import process
 from memtools._base.text import shown
 from memtools.leak.finding import RANK, Key, LeakFinding
+from memtools.monitor.unheard import unheard
 
 PROBE = 1  # step, traced by one frame, that tells how many frames the program can bear
 #: (frames that tracemalloc keeps, how many times what one frame costs they cost at most): the line
@@ -55,6 +56,7 @@ ONE_LUMP = 60  # where the growth came at once, and nobody knows when it comes a
 LEAST_OF_LUMPS, MOST_OF_LUMPS = 7, 60  # steps
 PERIODS = 2.2  # of lumps, that a window has in it
 READ_STEPS = 40  # in which growth is read at each step, to see whether it comes in lumps
+TWICE = 2.0  # as large as the lump before: buffers get larger by a part, or by themselves
 LUMP_SHARE, LUMP_TIMES = 0.5, 2.5  # of the largest rise, and of the mean of all: then it is a lump
 ATTEMPTS = 3  # for one finding
 MOST_WINDOWS = 8  # of a run
@@ -64,6 +66,7 @@ ENOUGH = 0.9  # of it, from which on no further line is looked for
 ALIKE = 1.5  # two rates that differ by less may be of the same
 SECOND = 0.2  # of what the lines make together, from which on a second one is said
 EVEN = 0.25  # the smaller of the two halves of a window by the larger, where growth is even
+APPEARED = 0.1  # of what lives of a line half-way: less before that is not the block that is larger
 OF_A_BLOCK = 512  # bytes that a tensor's own objects take beside its storage
 MOST_SITES = 256  # of torch's, the largest
 LONGEST_S = 60.0  # that a traced step may take: then its window ends, whatever the program does
@@ -85,6 +88,7 @@ class BlocksLike(Protocol):
     def turn(self) -> int: ...
     def sites(self, first: int, last: int) -> list[tuple[int, int, int]]: ...
     def frames(self, site: int) -> tuple[tuple[str, int, str], ...]: ...
+    def site_of(self, address: int, /) -> int | None: ...
 
 
 class ReportsLike(Protocol):
@@ -209,13 +213,18 @@ Living = dict[Place, float]  # bytes by place, of what was made since a window b
 
 
 class _PythonBlocks:
-    """Python's and NumPy's blocks, by tracemalloc."""
+    """Python's and NumPy's blocks, by tracemalloc.
+
+    Args:
+        blocks: of torch; storages that are not among them count as well. None, the default: none.
+    """
 
     name = TRACEMALLOC
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: BlocksLike | None = None) -> None:
         import tracemalloc
 
+        self._blocks = blocks
         self._module: Any = tracemalloc
         self._is_on = False
         self._frames = 1
@@ -261,8 +270,9 @@ class _PythonBlocks:
         is_on = self._is_on and module.is_tracing()
         return is_on and bool(module.get_traceback_limit() == self._frames)
 
-    def living(self) -> Living | None:
-        """None where the program has stopped it, or started its own."""
+    def living(self, is_last: bool) -> Living | None:
+        """None where the program has stopped it, or started its own. Storages that torch's reports
+        do not tell are looked for at the last boundary alone, as that takes long."""
         if not self.is_ours:
             return None
         try:
@@ -272,11 +282,18 @@ class _PythonBlocks:
         found: Living = {}
         for statistic in statistics:
             frames = (Place(f.filename, f.lineno) for f in reversed(statistic.traceback))
-            place = place_of(frames)
-            if place is None or (self._frames == 1 and place.file.startswith("<")):
-                continue  # generated code, of memtools' own as well, and nobody sees who has called
-            found[place] = found.get(place, 0.0) + statistic.size
+            self._add(found, frames, statistic.size)
+        blocks = self._blocks
+        if is_last and blocks is not None and blocks.is_on:
+            for stack, size in unheard(lambda address: blocks.site_of(address) is not None):
+                self._add(found, (Place(*frame) for frame in stack), size)
         return found
+
+    def _add(self, found: Living, frames: Iterable[Place], size: int) -> None:
+        place = place_of(frames)
+        if place is None or (self._frames == 1 and place.file.startswith("<")):
+            return  # generated code, of memtools' own as well, and nobody sees who has called
+        found[place] = found.get(place, 0.0) + size
 
     def turn(self) -> None:
         """A traced step has ended: of no matter here."""
@@ -329,7 +346,7 @@ class _TorchBlocks:
     def give_up(self) -> None:
         """It is not slow."""
 
-    def living(self) -> Living | None:
+    def living(self, is_last: bool) -> Living | None:
         if not self._is_on or not self._blocks.is_on:
             return None
         found: Living = {}
@@ -362,6 +379,8 @@ class TraceWindow:
             are what a dispatch mode hears, and tracemalloc, with which it would take 24 times as
             long as a plain step, is not used beside it. "", the default: there are, or torch is
             not used.
+        unheard: whether storages that are not among the blocks count, too: for windows that follow
+            one which explained nothing, as it takes a pass over all objects. Default: no.
         probe_s: seconds that the first step may take with tracemalloc. Default: LONGEST_S.
     """
 
@@ -370,6 +389,8 @@ class TraceWindow:
         steps: int,
         blocks: BlocksLike | None,
         why_no_blocks: str = "",
+        *,
+        unheard: bool = False,
         probe_s: float = LONGEST_S,
     ) -> None:
         self.steps = steps
@@ -380,7 +401,7 @@ class TraceWindow:
         self.traced = 0
         #: whether it is between begin and end
         self.is_open = False
-        sources: list[_PythonBlocks | _TorchBlocks] = [_PythonBlocks()]
+        sources: list[_PythonBlocks | _TorchBlocks] = [_PythonBlocks(blocks if unheard else None)]
         if blocks is not None and why_no_blocks:
             sources = [_TorchBlocks(blocks, DISPATCH)]
         elif blocks is not None:
@@ -448,7 +469,7 @@ class TraceWindow:
             collect()
         found = dict[str, Living]()
         for source in self._sources:
-            living = source.living()
+            living = source.living(step >= last)
             if living is not None:
                 found[source.name] = living
             elif source.name == TRACEMALLOC and STOPPED not in self.why:
@@ -522,7 +543,7 @@ class TraceWindow:
                     then - old, size - then
                 ):
                     even.append(grown[-1])
-                if old == 0.0 < then:
+                if old < APPEARED * then:
                     late.append(Site(place, (size - then) / (last - half)))
         return _in_order(even), _in_order(grown), _in_order(late)
 
@@ -618,7 +639,8 @@ def _to_be_said(sites: Sequence[Site]) -> tuple[Place, ...]:
 
 def steps_for(readings: Sequence[int]) -> int:
     """For how many steps to trace growth whose memory in use was so at the ends of steps: where it
-    comes in lumps, 2.2 times their distance."""
+    comes in lumps, 2.2 times their distance, the usual or the newest one. Lumps that get larger are
+    of a buffer that is made larger by a part of itself: they come farther apart, too."""
     rises = [b - a for a, b in pairwise(readings)]
     grown = sum(rises)
     if grown <= 0:
@@ -629,9 +651,11 @@ def steps_for(readings: Sequence[int]) -> int:
         return LONGER
     if len(lumps) < 2:
         return ONE_LUMP
-    distances = sorted(b - a for a, b in pairwise(lumps))
-    apart = PERIODS * distances[len(distances) // 2]
-    return int(min(MOST_OF_LUMPS, max(LEAST_OF_LUMPS, apart)))
+    distances = [b - a for a, b in pairwise(lumps)]
+    apart = max(distances[-1], sorted(distances)[len(distances) // 2])
+    larger = (rises[lumps[-1]] / rises[lumps[0]]) ** (1 / (len(lumps) - 1))
+    steps = PERIODS * apart * max(1.0, min(larger, TWICE)) ** 2
+    return int(min(MOST_OF_LUMPS, max(LEAST_OF_LUMPS, steps)))
 
 
 # --- when to trace --------------------------------------------------------------------------------
@@ -661,10 +685,9 @@ class Tracing:
         self._attempts: dict[Key, int] = {}
         self._known: set[tuple[str, int]] = set()  # files and lines that a finding has already
         self._readings: deque[int] = deque(maxlen=READ_STEPS + 1)
-        #: nanoseconds that a plain step takes; 0 where that is not known
-        self._plain_ns = 0
-        self._plain = 0  # how many of them are known
-        self._took_ns = 0  # the newest step
+        #: nanoseconds that a plain step takes, and its thread in it; and how many of them are known
+        self._plain_ns = self._plain_cpu_ns = self._plain = 0
+        self._took_cpu_ns = 0  # the newest step
         self._next = 0  # the step from which on the next window may be opened
         self._windows = 0
         # nanoseconds of the processor at boundaries: of the newest window, and left for others
@@ -714,12 +737,21 @@ class Tracing:
         """Whether one of the wanted has not been traced yet: two steps may do."""
         return any(one.key not in self._attempts for one in self._wanted)
 
-    def step_took(self, ns: int) -> None:
-        """How long the newest step has taken, without what is done at its end."""
-        self._took_ns = ns
+    def step_took(self, ns: int, cpu_ns: int) -> None:
+        """How long the newest step has taken, without what is done at its end, and how much of the
+        processor the program's thread has had in it: what tracing takes shows in that, and other
+        programs' work does not."""
+        self._took_cpu_ns = cpu_ns
         if self._window is None:
-            self._plain_ns = ns if self._plain_ns == 0 else min(ns, self._plain_ns)
+            self._plain_ns = min(ns, self._plain_ns) if self._plain else ns
+            self._plain_cpu_ns = min(cpu_ns, self._plain_cpu_ns) if self._plain else cpu_ns
             self._plain += 1
+
+    @property
+    def _slower(self) -> float:
+        """So many times as long as a plain step the newest one would take beside no other work."""
+        more = max(0, self._took_cpu_ns - self._plain_cpu_ns)
+        return 1 + more / max(SHORT_NS, self._plain_ns)
 
     def read(self, in_use: int) -> None:
         """What is in use at the end of this step."""
@@ -762,7 +794,7 @@ class Tracing:
             ):  # each second one is tracemalloc's
                 blocks = self._reports.dispatched()
         probe_s = SLOWEST_PROBE * max(SHORT_NS, self._plain_ns) / 1e9
-        window = TraceWindow(steps, blocks, why, probe_s)
+        window = TraceWindow(steps, blocks, why, unheard=not is_first, probe_s=probe_s)
         try:
             started = window.begin(step)
         except BaseException:
@@ -806,8 +838,7 @@ class Tracing:
             begun += time.thread_time_ns() - before  # whoever collects has a time for that
 
         try:
-            slower = self._took_ns / max(SHORT_NS, self._plain_ns)
-            is_over = window.turn(step, None if collect is None else collected, slower)
+            is_over = window.turn(step, None if collect is None else collected, self._slower)
         except BaseException:
             self.close()
             raise

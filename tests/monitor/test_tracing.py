@@ -122,16 +122,16 @@ def test_what_another_thread_makes_is_found() -> None:
     assert even[0].place.line == line_of(Loop.keep)
 
 
-def test_a_buffer_that_is_made_larger_in_place_counts_from_when_it_is_seen() -> None:
-    held, n = bytearray(1 << 20), 0
+@pytest.mark.parametrize("beside", [0, 300])
+def test_a_buffer_that_is_made_larger_in_place_counts_from_when_it_is_seen(beside: int) -> None:
+    held, n, kept = bytearray(1 << 20), 0, list[bytes]()
 
     def step() -> None:
         nonlocal n
         n += 1
-        if n % 4 == 0:
-            held.extend(bytes(len(held) // 8))
+        held.extend(bytes(len(held) // 8 * (n % 4 == 0))) or kept.append(bytes(beside))  # type: ignore[func-returns-value]
 
-    place = Place(__file__, step.__code__.co_firstlineno + 4)
+    place = Place(__file__, step.__code__.co_firstlineno + 3)
     _, grown, late = traced(step, 16).sites()
     rates = [{site.place: site.rate for site in sites}.get(place, 0.0) for sites in (grown, late)]
     assert rates[0] > 90 * KIB
@@ -284,6 +284,9 @@ class FakeBlocks:
                 total, blocks = found.get(site, (0, 0))
                 found[site] = total + size, blocks + 1
         return sorted(((s, b, n) for s, (b, n) in found.items()), key=lambda row: -row[1])
+
+    def site_of(self, address: int, /) -> int | None:
+        return None
 
     def frames(self, site: int) -> tuple[tuple[str, int, str], ...]:
         return ((torch_file(), 12, "forward"), (os.path.abspath("train.py"), site, "step"))
@@ -438,6 +441,8 @@ def test_several_findings_get_the_lines_of_their_rates_or_none() -> None:
         (([0] * 9 + [1000]) * 4, 22),
         (([0] * 19 + [1000]) * 2, 44),
         ([0] * 30 + [1000] + [0] * 9, tracing.ONE_LUMP),
+        ([0, 1000, *[0] * 9, 1125, *[0] * 10, 1265, *[0] * 6], 30),  # a buffer: larger, rarer
+        ([0, 1000, *[0] * 9, 4000, *[0] * 20], tracing.MOST_OF_LUMPS),
         (([0, 0, 1000]) * 13, tracing.LEAST_OF_LUMPS),
         (([100] * 9 + [400]) * 4, tracing.LONGER),  # the lumps do not carry it
     ],
@@ -469,7 +474,7 @@ class Told:
 
     def takes_plain_steps(self) -> None:
         for _ in range(tracing.PLAIN):
-            self.tracing.step_took(10**6)
+            self.tracing.step_took(10**6, 10**6)
 
     def run(
         self, steps: range, standing: list[LeakFinding], step: Callable[[], object]
@@ -478,7 +483,7 @@ class Told:
         opened, tracing = [], self.tracing
         for n in steps:
             step()
-            tracing.step_took(self.took(n))
+            tracing.step_took(self.took(n), self.took(n))
             if tracing.is_open:
                 made = tracing.turn(n, standing)
                 standing[:] = [
@@ -651,10 +656,9 @@ def test_a_first_step_that_is_over_in_time_is_traced_on(monkeypatch: pytest.Monk
 
 
 def test_how_long_a_first_step_may_take_follows_from_a_plain_one() -> None:
-    told = Told()
     for ns, seconds in ((10**5, 0.007), (10**8, 0.7)):
-        told.tracing._plain_ns = 0
-        told.tracing.step_took(ns)
+        told = Told()
+        told.tracing.step_took(ns, ns)
         assert told.tracing.wants(32, [finding(KIB, holder=f"list A.n{ns}")])
         told.tracing.begin(32)
         assert told.tracing._window is not None
@@ -663,12 +667,22 @@ def test_how_long_a_first_step_may_take_follows_from_a_plain_one() -> None:
         told.tracing._window = None
 
 
+def test_work_of_other_programs_does_not_make_tracing_slow() -> None:
+    """A step that had to wait for a processor is not slower by what it has waited."""
+    told, ms = Told(), 10**6
+    for _ in range(3):
+        told.tracing.step_took(20 * ms, 5 * ms)
+    for took, cpu, slower in ((90, 5, 1.0), (90, 15, 1.5), (20, 4, 1.0)):
+        told.tracing.step_took(took * ms, cpu * ms)
+        assert told.tracing._slower == slower
+
+
 def test_how_long_a_plain_step_takes_is_known_before_a_window_is_opened() -> None:
     told = Told()
     assert told.tracing.wants(32, [finding(KIB)])
     for ns in (10**8, 10**6, 10**7):  # one of them has collected garbage, or is noise
         assert not told.tracing.is_due(32)
-        told.tracing.step_took(ns)
+        told.tracing.step_took(ns, ns)
     assert told.tracing.is_due(35)
     assert told.tracing._plain_ns == 10**6
 
