@@ -789,9 +789,7 @@ class Tracing:
         if self._reports is not None:
             blocks = self._reports.blocks if self._reports.join() else None
             why = self._reports.reason
-            if (
-                blocks is None and why and self._windows % 2 == 1
-            ):  # each second one is tracemalloc's
+            if blocks is None and why and self._windows % 2 == 1:  # the other half: tracemalloc's
                 blocks = self._reports.dispatched()
         probe_s = SLOWEST_PROBE * max(SHORT_NS, self._plain_ns) / 1e9
         window = TraceWindow(steps, blocks, why, unheard=not is_first, probe_s=probe_s)
