@@ -37,6 +37,7 @@ from typing import Any, NamedTuple, Protocol
 from memtools._base import process
 from memtools._base.text import shown
 from memtools.leak.finding import RANK, Key, LeakFinding
+from memtools.monitor.findings import GRAPH
 from memtools.monitor.unheard import unheard
 
 PROBE = 1  # step, traced by one frame, that tells how many frames the program can bear
@@ -62,6 +63,8 @@ ATTEMPTS = 3  # for one finding
 MOST_WINDOWS = 8  # of a run
 APART = 16  # steps between two windows, and before what nobody holds is traced: it may get a name
 LEAST, MOST = 0.5, 1.5  # of a finding's rate, which the lines that explain it make together
+#: of a graph's rate: its nodes take as much again as the tensors that they keep, and are no blocks
+LEAST_OF_GRAPH = 0.25
 ENOUGH = 0.9  # of it, from which on no further line is looked for
 ALIKE = 1.5  # two rates that differ by less may be of the same
 SECOND = 0.2  # of what the lines make together, from which on a second one is said
@@ -583,9 +586,10 @@ def places_of(
     """Where each finding was made, the place of the most first; without those that no places
     explain.
 
-    One finding is explained by the largest sites that together make 0.5 to 1.5 times its rate. Of
-    several each gets the site of its rate, where no other site and no other finding has that rate;
-    the largest gets the largest sites where no other is as large.
+    One finding is explained by the largest sites that together make 0.5 to 1.5 times its rate, or
+    0.25 to 1.5 times that of a graph, whose nodes are not seen. Of several each gets the site of
+    its rate, where no other site and no other finding has that rate; the largest gets the largest
+    sites where no other is as large.
 
     Args:
         findings: that grow at the same time, and have no place yet.
@@ -600,7 +604,8 @@ def places_of(
     if not rated or rated[0].key in found:
         return found
     if len(rated) == 1 or not _is_alike(rated[0].rate_bytes, rated[1].rate_bytes):
-        places = _to_be_said(_explaining(sites, rated[0].rate_bytes))
+        least = LEAST_OF_GRAPH if rated[0].kind == GRAPH else LEAST
+        places = _to_be_said(_explaining(sites, rated[0].rate_bytes, least))
         if places and not any(places[0] in others for others in found.values()):
             found[rated[0].key] = places
     return found
@@ -610,7 +615,7 @@ def _is_alike(a: float, b: float) -> bool:
     return max(a, b) <= ALIKE * min(a, b)
 
 
-def _explaining(sites: Sequence[Site], rate: float) -> list[Site]:
+def _explaining(sites: Sequence[Site], rate: float, least: float) -> list[Site]:
     """The largest that together make the rate; empty where they do not."""
     found, total = list[Site](), 0.0
     for site in sites:
@@ -619,7 +624,7 @@ def _explaining(sites: Sequence[Site], rate: float) -> list[Site]:
             total += site.rate
             if total >= ENOUGH * rate:
                 break
-    return found if total >= LEAST * rate else []
+    return found if total >= least * rate else []
 
 
 def _to_be_said(sites: Sequence[Site]) -> tuple[Place, ...]:

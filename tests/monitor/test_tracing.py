@@ -9,6 +9,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -414,6 +415,14 @@ def test_one_finding_gets_the_largest_lines_that_make_its_rate(
     assert found.get("list A.b") == said
 
 
+@pytest.mark.parametrize(("rate", "told"), [(24.0, {}), (30.0, {"list A.b": [1]})])
+def test_the_nodes_of_a_graph_are_not_seen(rate: float, told: dict[str, list[int]]) -> None:
+    """The tensors that they keep are."""
+    graph = replace(finding(100.0), kind="autograd graph")
+    assert lines(tracing.places_of([graph], sites(rate))) == told
+    assert tracing.places_of([finding(100.0)], sites(rate)) == {}
+
+
 def test_several_findings_get_the_lines_of_their_rates_or_none() -> None:
     a, b = finding(100.0, "list A.a"), finding(10.0, "list A.b")
     assert lines(tracing.places_of([a, b], sites(100.0, 10.0))) == {
@@ -785,6 +794,33 @@ def test_a_monitor_says_the_line_unless_it_is_turned_off(
     else:
         assert events[0].text.startswith("3 steps traced by tracemalloc in ")
         assert events[0].text.endswith(" ms: the line of 1 finding")
+
+
+GRAPH = """
+import torch
+from memtools import MemoryMonitor
+torch.set_num_threads(1)
+scale, total = torch.ones((), requires_grad=True), 0.0
+
+def loss():
+    return (scale * 2.0).sin().exp()
+
+with MemoryMonitor(device="cpu") as monitor:
+    for _ in range(96):
+        total = total + loss()
+        monitor.step()
+    print([(one.kind, one.made_at) for one in monitor.findings()])
+"""
+
+
+@pytest.mark.slow
+def test_a_graph_of_numbers_has_the_line_that_makes_its_nodes(tmp_path: Path) -> None:
+    """Most of it is nodes, which nobody reports; a few bytes that they keep are blocks of torch."""
+    (tmp_path / "train.py").write_text(GRAPH)
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True
+    )  # fmt: skip
+    assert done.stdout == "[('autograd graph', 'train.py:8 in loss')]\n", done.stderr
 
 
 INSIDE = """
