@@ -283,19 +283,21 @@ class _PythonBlocks:
             return None
         found: Living = {}
         for statistic in statistics:
-            frames = (Place(f.filename, f.lineno) for f in reversed(statistic.traceback))
-            self._add(found, frames, statistic.size)
+            stack = reversed(statistic.traceback)
+            self._add(found, [Place(f.filename, f.lineno) for f in stack], statistic.size)
         blocks = self._blocks
         if is_last and blocks is not None and blocks.is_on:
-            for stack, size in unheard(lambda address: blocks.site_of(address) is not None):
-                self._add(found, (Place(*frame) for frame in stack), size)
+            for frames, size in unheard(lambda address: blocks.site_of(address) is not None):
+                self._add(found, [Place(*frame) for frame in frames], size)
         return found
 
-    def _add(self, found: Living, frames: Iterable[Place], size: int) -> None:
+    def _add(self, found: Living, frames: Sequence[Place], size: int) -> None:
+        """Of a stack that was cut short a library's line is not named: who has called is not seen,
+        and it may be memtools itself."""
         place = place_of(frames)
-        if place is None or (self._frames == 1 and place.file.startswith("<")):
-            return  # generated code, of memtools' own as well, and nobody sees who has called
-        found[place] = found.get(place, 0.0) + size
+        is_cut = len(frames) == self._frames < FRAMES[0][0]
+        if place is not None and not (is_cut and _owner(place.file) != _USER):
+            found[place] = found.get(place, 0.0) + size
 
     def turn(self) -> None:
         """A traced step has ended: of no matter here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -628,6 +629,19 @@ def test_with_one_frame_generated_code_is_not_named() -> None:
     assert not [site for site in grown if site.place.file.startswith("<")]
 
 
+@pytest.mark.parametrize("slower", [1.0, 2.3])
+def test_of_a_stack_that_is_cut_short_no_library_is_named(slower: float) -> None:
+    window, kept, n = TraceWindow(2, None), list[Any](), 0
+    window.begin(n)
+    while window.is_open:
+        kept.append(copy.deepcopy([[[[[1.0] * 100] * 2] for _ in range(100)]]))
+        n += 1
+        window.turn(n, slower=slower)
+    _, grown, _ = window.sites()
+    assert all(site.place.file == __file__ or site.rate < KIB for site in grown)
+    assert (grown[0].rate > 50 * KIB) == (slower == 1.0)
+
+
 def test_tracemalloc_is_turned_off_inside_of_a_first_step_that_takes_too_long() -> None:
     """So that this step, too, takes less than ten times as long as a plain one."""
     blocks = FakeBlocks()
@@ -726,7 +740,7 @@ def test_looks_wait_while_tracemalloc_is_on(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("jump", "counted"), [(0, 0), (100 * KIB, 0), (3 * MIB, 2 * MIB), (-50 * KIB, -50 * KIB)]
+    ("jump", "counted"), [(0, 0), (100 * KIB, 0), (MIB, MIB - 128 * KIB), (-50 * KIB, -50 * KIB)]
 )
 def test_what_tracing_leaves_in_memory_is_no_growth_of_the_program(
     clock: Clock, jump: int, counted: int
