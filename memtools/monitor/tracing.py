@@ -49,7 +49,7 @@ SLOWEST = 10.0  # times as long as a plain step may a traced one take
 #: times as long as a plain one: a step that is slower by one frame is not traced on
 SLOWEST_PROBE = 1 + (SLOWEST - 1) / FRAMES[-1][1]
 SHORT_NS = 1_000_000  # a step that is shorter counts as that: its time is mostly noise
-PLAIN = 3  # steps of which the shortest tells how long a plain one takes: one may collect garbage
+PLAIN = 3  # newest steps, whose shortest tells how long a plain one takes: one may collect garbage
 FIRST = 1  # step after which what lives is noted first: by then a buffer has been made anew
 TRACED = 2  # steps from there on
 LONGER = 8  # where the growth of these explained nothing
@@ -685,8 +685,8 @@ class Tracing:
         self._attempts: dict[Key, int] = {}
         self._known: set[tuple[str, int]] = set()  # files and lines that a finding has already
         self._readings: deque[int] = deque(maxlen=READ_STEPS + 1)
-        #: nanoseconds that a plain step takes, and its thread in it; and how many of them are known
-        self._plain_ns = self._plain_cpu_ns = self._plain = 0
+        #: nanoseconds that the newest plain steps have taken, and the program's thread in them
+        self._plain: deque[tuple[int, int]] = deque(maxlen=PLAIN)
         self._took_cpu_ns = 0  # the newest step
         self._next = 0  # the step from which on the next window may be opened
         self._windows = 0
@@ -743,15 +743,19 @@ class Tracing:
         programs' work does not."""
         self._took_cpu_ns = cpu_ns
         if self._window is None:
-            self._plain_ns = min(ns, self._plain_ns) if self._plain else ns
-            self._plain_cpu_ns = min(cpu_ns, self._plain_cpu_ns) if self._plain else cpu_ns
-            self._plain += 1
+            self._plain.append((ns, cpu_ns))
+
+    @property
+    def _plain_ns(self) -> int:
+        """Nanoseconds that a plain step takes, but not less than counts; of the newest ones: the
+        shortest of many is one in which less is done."""
+        return max(SHORT_NS, min((ns for ns, _ in self._plain), default=0))
 
     @property
     def _slower(self) -> float:
         """So many times as long as a plain step the newest one would take beside no other work."""
-        more = max(0, self._took_cpu_ns - self._plain_cpu_ns)
-        return 1 + more / max(SHORT_NS, self._plain_ns)
+        plain = min((cpu_ns for _, cpu_ns in self._plain), default=0)
+        return 1 + max(0, self._took_cpu_ns - plain) / self._plain_ns
 
     def read(self, in_use: int) -> None:
         """What is in use at the end of this step."""
@@ -759,7 +763,7 @@ class Tracing:
 
     def is_due(self, step: int) -> bool:
         """Whether a window is to be opened at the end of this step."""
-        if self._window is not None or not self._wanted or self._plain < PLAIN:
+        if self._window is not None or not self._wanted or len(self._plain) < PLAIN:
             return False
         if _open:  # another monitor's: one after the other
             return False
@@ -789,7 +793,7 @@ class Tracing:
         if self._reports is not None:
             blocks = self._reports.blocks if self._reports.join() else None
             why = self._reports.reason
-        probe_s = SLOWEST_PROBE * max(SHORT_NS, self._plain_ns) / 1e9
+        probe_s = SLOWEST_PROBE * self._plain_ns / 1e9
         window = TraceWindow(steps, blocks, why, unheard=not is_first, probe_s=probe_s)
         try:
             started = window.begin(step)

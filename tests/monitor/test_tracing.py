@@ -692,6 +692,14 @@ def test_work_of_other_programs_does_not_make_tracing_slow() -> None:
         assert told.tracing._slower == slower
 
 
+def test_a_plain_step_is_one_of_the_newest() -> None:
+    """In the shortest of all that were less is done, and steps may get longer."""
+    told, ms = Told(), 10**6
+    for n in (1, 20, 21, 22):
+        told.tracing.step_took(n * ms, n * ms)
+    assert told.tracing._plain_ns == 20 * ms
+
+
 def test_how_long_a_plain_step_takes_is_known_before_a_window_is_opened() -> None:
     told = Told()
     assert told.tracing.wants(32, [finding(KIB)])
