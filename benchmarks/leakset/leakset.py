@@ -21,7 +21,8 @@ said something first, and whether its own last lines say the same.
 - rate: that finding's rate is within 20 % of the truth;
 - first: the step at which the first word of it came, suspect or above;
 - made: `made_at` of that finding, at most two lines, has one where the leak is made; of the leaks
-  that Python objects, tensors or arrays of this process make;
+  that Python objects, tensors or arrays of this process make. Of tracemalloc and memray the first
+  two lines count in the same way;
 - same: each finding's sentence is among the run's own last lines;
 - wrong: names that stand at the end, suspect or above, and hold nothing that leaks;
 - forecast: the interval at the end holds the truth, and its highest by its lowest; in the JSON also
@@ -270,15 +271,20 @@ def summary(scores: Sequence[Score]) -> Json:
     known = [one for one in leaks if one.forecast_ok is not None]
     way = [told for one in leaks for told in one.on_the_way]
 
-    def blame(said: dict[str, str | None]) -> str:
-        asked = {name: line for name, line in said.items() if line is not None}
+    def blame(said: dict[str, str | None], *parts: str) -> str:
+        asked = {name: lines for name, lines in said.items() if lines is not None}
         if not asked or peers.NOT_INSTALLED in asked.values():
             return peers.NOT_INSTALLED if asked else "not run"
         truths = {
-            name: {*(TRUTHS[name].get("made") or ()), *(TRUTHS[name].get("kept") or ())}
+            name: {line for part in parts for line in TRUTHS[name].get(part) or ()}
             for name in asked
         }
-        return f"{sum(line in truths[name] for name, line in asked.items())} of {len(asked)}"
+        right = sum(not truths[name].isdisjoint(lines.split()) for name, lines in asked.items())
+        return f"{right} of {len(asked)}"
+
+    traced = {one.name: one.traced for one in leaks}
+    memray = {one.name: one.memray for one in leaks}
+    made = {one.name for one in leaks if one.made is not None}
 
     return {
         "leaks": len(leaks),
@@ -289,6 +295,8 @@ def summary(scores: Sequence[Score]) -> Json:
         "all three, in the run's own last lines": sum(one.all_right and one.same for one in leaks),
         "made right": f"{sum(bool(one.made) for one in leaks)} of "
         f"{sum(one.made is not None for one in leaks)}",
+        "made right by tracemalloc": blame({n: traced[n] for n in made}, "made"),
+        "made right by memray": blame({n: memray[n] for n in made}, "made"),
         "first word by step 64": sum((one.first_step or 10**9) <= 64 for one in leaks),
         "forecast right": f"{sum(bool(one.forecast_ok) for one in known)} of {len(known)}",
         "forecasts on the way right": f"{sum(told[1] for told in way)} of {len(way)}",
@@ -303,8 +311,8 @@ def summary(scores: Sequence[Score]) -> Json:
         "slope of a thread within 20 %": sum(
             one.thread_ratio is not None and abs(one.thread_ratio - 1) <= NEAR for one in leaks
         ),
-        "tracemalloc blames a right line": blame({one.name: one.traced for one in leaks}),
-        "memray blames a right line": blame({one.name: one.memray for one in leaks}),
+        "tracemalloc blames a right line": blame(traced, "made", "kept"),
+        "memray blames a right line": blame(memray, "made", "kept"),
     }
 
 
@@ -339,7 +347,7 @@ def main() -> None:
         facts = json.loads((out / "environment.json").read_text())  # when they ran
         for one in scores:
             if one.leaks and options.traced:
-                one.traced = peers.traced(one.name, one.seconds, out)
+                one.traced = peers.traced(one.name, one.steps or 0, out)
             if one.leaks and options.memray:
                 one.memray = peers.memray(one.name, out)
     print(table(HEADER, rows(scores)))

@@ -1,16 +1,15 @@
 """The line that another tool blames for what grows in a loop of the set.
 
-    traced()   tracemalloc: the lines that gained most from the half of the run to its end
+    traced()   tracemalloc: the lines that gained most from the half of the steps to the end
     memray()   memray: the lines of the loop below which most was allocated after the half of the
                recording, and is still there at its end
 
 The first two of each are told, as memtools says two at most.
 
-What an import makes is left out, as whoever reads such a list leaves it out: on a busy machine the
-half of a run may lie among its imports. Both name where memory is made: index.json has the lines
-that are right, in `made` (where it is made) and `kept` (where it is put away). Each takes one more
-run of the loop, without memtools. memray is installed by hand (pip install memray); where it is
-not, its column says so.
+What an import makes is left out, as whoever reads such a list leaves it out. Both name where memory
+is made: index.json has the lines that are right, in `made` (where it is made) and `kept` (where it
+is put away). Each takes one more run of the loop, without memtools. memray is installed by hand
+(pip install memray); where it is not, its column says so.
 """
 
 from __future__ import annotations
@@ -29,14 +28,18 @@ NOTHING = "nothing"  # that stayed
 LONGEST = 10 * running.LONGEST  # of a run under a tool that traces each allocation
 MOST = 2  # lines that are told
 
-#: a thread takes the first look when the half of the time is over; the second one is at the end
+#: the first look is taken when half of the steps are over; the second one at the end
 _TRACED = """
-import atexit, runpy, sys, threading, tracemalloc
+import runpy, sys, tracemalloc
 tracemalloc.start(1)
-script, half, looks = sys.argv[1], float(sys.argv[2]), []
-timer = threading.Timer(half, lambda: looks.append(tracemalloc.take_snapshot()))
-timer.daemon = True
-timer.start()
+from torch.optim.optimizer import register_optimizer_step_post_hook
+script, half, steps, looks = sys.argv[1], int(sys.argv[2]), 0, []
+def stepped(*_):
+    global steps
+    steps += 1
+    if steps == half:
+        looks.append(tracemalloc.take_snapshot())
+register_optimizer_step_post_hook(stepped)
 def told():
     last = tracemalloc.take_snapshot()
     grown = last.compare_to(looks[0], "lineno") if looks else ()
@@ -71,11 +74,11 @@ for line, _ in by.most_common(int(sys.argv[3])):
 """
 
 
-def traced(name: str, seconds: float, out: Path) -> str:
-    """What tracemalloc blames in a loop that takes so many seconds, as `file.py:line file.py:line`,
-    the most first."""
+def traced(name: str, steps: int, out: Path) -> str:
+    """What tracemalloc blames in a loop of so many steps, as `file.py:line file.py:line`, the most
+    first."""
     script = running.SCRIPTS / f"{name}.py"
-    return _blamed(["-c", _TRACED, str(script), str(seconds / 2), str(MOST)], out)
+    return _blamed(["-c", _TRACED, str(script), str(steps // 2), str(MOST)], out)
 
 
 def memray(name: str, out: Path) -> str:

@@ -57,8 +57,8 @@ RECORDED = 45  # steps of time after which what stands is recorded at the end
 DEAR_NS = 1_000_000  # a reading of what is in use that takes more is not taken at each step
 FREED = 0.5  # of the growth: so much has to go with the garbage to be the garbage's
 #: bytes that traced steps may leave: lines of torch's blocks, which are kept for the next ones, and
-#: up to 250 of each stack that tracemalloc has seen, which it never frees
-MOST_LEFT = 1 << 20
+#: 48 to 250 of each stack that tracemalloc has seen, which it never frees before Python 3.13
+MOST_LEFT = 128 << 10
 
 
 class CensusLike(Protocol):

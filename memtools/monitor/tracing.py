@@ -37,6 +37,7 @@ from typing import Any, NamedTuple, Protocol
 from memtools._base import process
 from memtools._base.text import shown
 from memtools.leak.finding import RANK, Key, LeakFinding
+from memtools.monitor.findings import GRAPH
 from memtools.monitor.unheard import unheard
 
 PROBE = 1  # step, traced by one frame, that tells how many frames the program can bear
@@ -48,7 +49,7 @@ SLOWEST = 10.0  # times as long as a plain step may a traced one take
 #: times as long as a plain one: a step that is slower by one frame is not traced on
 SLOWEST_PROBE = 1 + (SLOWEST - 1) / FRAMES[-1][1]
 SHORT_NS = 1_000_000  # a step that is shorter counts as that: its time is mostly noise
-PLAIN = 3  # steps of which the shortest tells how long a plain one takes: one may collect garbage
+PLAIN = 3  # newest steps, whose shortest tells how long a plain one takes: one may collect garbage
 FIRST = 1  # step after which what lives is noted first: by then a buffer has been made anew
 TRACED = 2  # steps from there on
 LONGER = 8  # where the growth of these explained nothing
@@ -62,6 +63,8 @@ ATTEMPTS = 3  # for one finding
 MOST_WINDOWS = 8  # of a run
 APART = 16  # steps between two windows, and before what nobody holds is traced: it may get a name
 LEAST, MOST = 0.5, 1.5  # of a finding's rate, which the lines that explain it make together
+#: of a graph's rate: its nodes take as much again as the tensors that they keep, and are no blocks
+LEAST_OF_GRAPH = 0.25
 ENOUGH = 0.9  # of it, from which on no further line is looked for
 ALIKE = 1.5  # two rates that differ by less may be of the same
 SECOND = 0.2  # of what the lines make together, from which on a second one is said
@@ -281,19 +284,21 @@ class _PythonBlocks:
             return None
         found: Living = {}
         for statistic in statistics:
-            frames = (Place(f.filename, f.lineno) for f in reversed(statistic.traceback))
-            self._add(found, frames, statistic.size)
+            stack = reversed(statistic.traceback)
+            self._add(found, [Place(f.filename, f.lineno) for f in stack], statistic.size)
         blocks = self._blocks
         if is_last and blocks is not None and blocks.is_on:
-            for stack, size in unheard(lambda address: blocks.site_of(address) is not None):
-                self._add(found, (Place(*frame) for frame in stack), size)
+            for frames, size in unheard(lambda address: blocks.site_of(address) is not None):
+                self._add(found, [Place(*frame) for frame in frames], size)
         return found
 
-    def _add(self, found: Living, frames: Iterable[Place], size: int) -> None:
+    def _add(self, found: Living, frames: Sequence[Place], size: int) -> None:
+        """Of a stack that was cut short a library's line is not named: who has called is not seen,
+        and it may be memtools itself."""
         place = place_of(frames)
-        if place is None or (self._frames == 1 and place.file.startswith("<")):
-            return  # generated code, of memtools' own as well, and nobody sees who has called
-        found[place] = found.get(place, 0.0) + size
+        is_cut = len(frames) == self._frames < FRAMES[0][0]
+        if place is not None and not (is_cut and _owner(place.file) != _USER):
+            found[place] = found.get(place, 0.0) + size
 
     def turn(self) -> None:
         """A traced step has ended: of no matter here."""
@@ -590,9 +595,10 @@ def places_of(
     """Where each finding was made, the place of the most first; without those that no places
     explain.
 
-    One finding is explained by the largest sites that together make 0.5 to 1.5 times its rate. Of
-    several each gets the site of its rate, where no other site and no other finding has that rate;
-    the largest gets the largest sites where no other is as large.
+    One finding is explained by the largest sites that together make 0.5 to 1.5 times its rate, or
+    0.25 to 1.5 times that of a graph, whose nodes are not seen. Of several each gets the site of
+    its rate, where no other site and no other finding has that rate; the largest gets the largest
+    sites where no other is as large.
 
     Args:
         findings: that grow at the same time, and have no place yet.
@@ -607,7 +613,8 @@ def places_of(
     if not rated or rated[0].key in found:
         return found
     if len(rated) == 1 or not _is_alike(rated[0].rate_bytes, rated[1].rate_bytes):
-        places = _to_be_said(_explaining(sites, rated[0].rate_bytes))
+        least = LEAST_OF_GRAPH if rated[0].kind == GRAPH else LEAST
+        places = _to_be_said(_explaining(sites, rated[0].rate_bytes, least))
         if places and not any(places[0] in others for others in found.values()):
             found[rated[0].key] = places
     return found
@@ -617,7 +624,7 @@ def _is_alike(a: float, b: float) -> bool:
     return max(a, b) <= ALIKE * min(a, b)
 
 
-def _explaining(sites: Sequence[Site], rate: float) -> list[Site]:
+def _explaining(sites: Sequence[Site], rate: float, least: float) -> list[Site]:
     """The largest that together make the rate; empty where they do not."""
     found, total = list[Site](), 0.0
     for site in sites:
@@ -626,7 +633,7 @@ def _explaining(sites: Sequence[Site], rate: float) -> list[Site]:
             total += site.rate
             if total >= ENOUGH * rate:
                 break
-    return found if total >= LEAST * rate else []
+    return found if total >= least * rate else []
 
 
 def _to_be_said(sites: Sequence[Site]) -> tuple[Place, ...]:
@@ -685,8 +692,8 @@ class Tracing:
         self._attempts: dict[Key, int] = {}
         self._known: set[tuple[str, int]] = set()  # files and lines that a finding has already
         self._readings: deque[int] = deque(maxlen=READ_STEPS + 1)
-        #: nanoseconds that a plain step takes, and its thread in it; and how many of them are known
-        self._plain_ns = self._plain_cpu_ns = self._plain = 0
+        #: nanoseconds that the newest plain steps have taken, and the program's thread in them
+        self._plain: deque[tuple[int, int]] = deque(maxlen=PLAIN)
         self._took_cpu_ns = 0  # the newest step
         self._next = 0  # the step from which on the next window may be opened
         self._windows = 0
@@ -743,15 +750,19 @@ class Tracing:
         programs' work does not."""
         self._took_cpu_ns = cpu_ns
         if self._window is None:
-            self._plain_ns = min(ns, self._plain_ns) if self._plain else ns
-            self._plain_cpu_ns = min(cpu_ns, self._plain_cpu_ns) if self._plain else cpu_ns
-            self._plain += 1
+            self._plain.append((ns, cpu_ns))
+
+    @property
+    def _plain_ns(self) -> int:
+        """Nanoseconds that a plain step takes, but not less than counts; of the newest ones: the
+        shortest of many is one in which less is done."""
+        return max(SHORT_NS, min((ns for ns, _ in self._plain), default=0))
 
     @property
     def _slower(self) -> float:
         """So many times as long as a plain step the newest one would take beside no other work."""
-        more = max(0, self._took_cpu_ns - self._plain_cpu_ns)
-        return 1 + more / max(SHORT_NS, self._plain_ns)
+        plain = min((cpu_ns for _, cpu_ns in self._plain), default=0)
+        return 1 + max(0, self._took_cpu_ns - plain) / self._plain_ns
 
     def read(self, in_use: int) -> None:
         """What is in use at the end of this step."""
@@ -759,7 +770,7 @@ class Tracing:
 
     def is_due(self, step: int) -> bool:
         """Whether a window is to be opened at the end of this step."""
-        if self._window is not None or not self._wanted or self._plain < PLAIN:
+        if self._window is not None or not self._wanted or len(self._plain) < PLAIN:
             return False
         if _open:  # another monitor's: one after the other
             return False
@@ -791,7 +802,7 @@ class Tracing:
             why = self._reports.reason
             if blocks is None and why and self._windows % 2 == 1:  # the other half: tracemalloc's
                 blocks = self._reports.dispatched()
-        probe_s = SLOWEST_PROBE * max(SHORT_NS, self._plain_ns) / 1e9
+        probe_s = SLOWEST_PROBE * self._plain_ns / 1e9
         window = TraceWindow(steps, blocks, why, unheard=not is_first, probe_s=probe_s)
         try:
             started = window.begin(step)
