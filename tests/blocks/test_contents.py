@@ -4,6 +4,8 @@ listens. Against torch's own profiler: test_contents_truth.py."""
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -574,3 +576,53 @@ def test_a_forked_child_is_not_followed_and_may_record_itself(blocks: _core.Bloc
     blocks.record(False)
     assert [b.bytes for b in at_peak(blocks)] == [100]
     assert len(kept) == 100
+
+
+AT_EXIT = """
+import torch
+from memtools import _core
+blocks = _core.Blocks()
+blocks.start(("/usr/",))
+blocks.record(True)
+torch.kept = torch.zeros(50) + 1  # dies with the interpreter
+class Late:
+    def __del__(self): torch.zeros(5) + 1
+late = Late()
+"""
+
+
+@pytest.mark.slow
+def test_the_interpreter_ends_cleanly_while_it_records() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_not_compiled_again(blocks: _core.Blocks) -> None:
+    from torch._dynamo.utils import counters
+
+    def losses(is_recorded: bool) -> list[float]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Dropout(0.1))
+        compiled = torch.compile(model, backend="aot_eager")
+        optimizer = torch.optim.AdamW(model.parameters())
+        found = []
+        for number in range(4):
+            if is_recorded and number in (0, 2):
+                blocks.record(True)
+            loss = compiled(torch.randn(4, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            blocks.record(False)
+            found.append(loss.item())
+        return found
+
+    alone = losses(False)
+    counters.clear()
+    assert losses(True) == alone
+    assert counters["stats"]["unique_graphs"] == 1
+    assert contents_of(blocks).backward
