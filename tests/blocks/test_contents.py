@@ -333,25 +333,31 @@ def test_steps_of_any_optimizer_and_stretches_of_the_program(blocks: _core.Block
 
 
 def test_a_recording_that_begins_and_ends_within_a_step(blocks: _core.Blocks) -> None:
-    """As a hook after the optimizer's step does: what it is in then is of the step before."""
+    """As a hook after the optimizer's step does: what it is in then is of the recording before."""
     layer = torch.nn.Linear(4, 4, bias=False)
     optimizer = torch.optim.SGD(layer.parameters())
-    phases = []
+    found: list[list[Block]] = []
+    kept: list[torch.Tensor] = []
 
     def after(*_: object) -> None:
         blocks.record(False)
-        if (found := blocks.contents()) is not None:
-            phases.append({block[2] for block in found.blocks if block[0] == 444})
+        if blocks.contents() is not None:
+            found.append(at_peak(blocks))
+        kept.clear()
         blocks.record(True)
+        kept.append(torch.zeros(222))
 
     optimizer.register_step_post_hook(after)
     for _ in range(3):
         layer(torch.ones(1, 4)).sum().backward()
         optimizer.step()
-        kept = torch.zeros(111)
+        kept.append(torch.zeros(111))
     blocks.record(False)
-    assert phases == [{FORWARD}, {FORWARD, 0}]
-    assert len(kept) == 111
+    assert len(found) == 2
+    for recording in found:
+        for size in (444, 888):
+            born = one_of(recording, size)
+            assert (born.birth, born.operator) == (FORWARD, "aten::zeros")
 
 
 def test_operators_that_only_get_memory_are_not_named(blocks: _core.Blocks) -> None:
