@@ -131,7 +131,7 @@ def storage_of(torch: Any, tensor: Any) -> Storage | None:
 
 def _marked(category: int, tensor: Any, storage: Storage, name: str) -> Marked:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return Marked(category, storage[1], dtype, tuple(map(int, tensor.shape)), name)
+    return Marked(storage[0], category, storage[1], dtype, tuple(map(int, tensor.shape)), name)
 
 
 def _class(torch: Any, path: str) -> type | None:

@@ -38,7 +38,7 @@ def parts(found: Contents, marked: list[Marked] | None = None) -> dict[str, int]
 
 
 def named(category: int, size: int, name: str, shape: tuple[int, ...] = (2, 2)) -> Marked:
-    return Marked(category, size, "float32", shape, name)
+    return Marked(id(name), category, size, "float32", shape, name)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +141,29 @@ def test_the_largest_have_shapes_and_names():
         ),
         Large(7, "saved for backward", "float32", (7, 1), "", "aten::addmm", forward),
     )
+
+
+def test_what_lives_is_named_by_its_address():
+    marked = [
+        Marked(100 + n, STATE, 8, "float32", (2,), f"exp_avg of {n}.weight") for n in range(9)
+    ]
+    found = Contents([block(8, STATE), block(8, STATE), block(8, STATE)], addresses=[107, 0, 103])
+    names = [one.name for one in of(found, marked).largest]
+    assert names == ["exp_avg of 7.weight", "exp_avg of 0.weight or one like it",
+                     "exp_avg of 3.weight"]  # fmt: skip
+
+
+def test_a_module_of_torchs_own_saves_for_the_function_that_calls_it():
+    found = contents_of(
+        Contents([
+            block(9, saved=True, module="Sequential.Linear"),
+            block(5, saved=True, module="Net.Block"),
+            block(2, saved=True, module="Sequential.Tanh", site=9),
+        ]), [], spot, 3, library=frozenset(["Linear", "Tanh"]),
+    )  # fmt: skip
+    assert [one.where for one in found.saved] == [
+        "Net.forward (model.py:8)", "Net.Block (model.py:8)", "Sequential.Tanh"
+    ]  # fmt: skip
 
 
 def test_old_gradients_are_those_of_the_step_before():

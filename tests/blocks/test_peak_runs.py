@@ -65,10 +65,10 @@ ADVICE = {
     "mlp loop": "whose temporaries take 8.0 MiB: pass fused=True",
     "mlp foreach": "whose temporaries take 8.0 MiB: pass fused=True",
     "mlp fused": "the model, its gradients and the optimizer's state take",
-    "gpt": "most of it by Block.forward (",
+    "gpt": "most of it by Gpt.Block (",
     "gpt words": "logits and what their loss makes of them take",
     "gpt checkpointed": "the backward pass's own temporaries take",
-    "gru": "by passes that repeat, most of it by Gru.forward (",
+    "gru": "by passes that repeat, most of it by Gru (",
     "sampler": "by passes that repeat, most of it by sampler.<locals>.sample (",
     "rollout": "were kept and no backward pass came in this step: run it under torch.no_grad()",
 }
@@ -95,7 +95,7 @@ def test_advice_that_is_followed_lowers_the_peak(peaks):
 
 def test_what_is_saved_is_the_layers(peaks):
     peak = peaks("gpt")
-    assert peak.saved[0].where.startswith("Block.forward (")
+    assert peak.saved[0].where.startswith("Gpt.Block (")
     assert sum(one.bytes for one in peak.saved) >= 0.95 * peak.bytes_of("saved for backward")
     assert peak.bytes_of("inputs") == 2 * 8 * 128 * 8, "both of int64"
 
