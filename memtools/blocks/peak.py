@@ -19,6 +19,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from memtools._base.peak import (
+    BACKWARDS,
     BUFFERS,
     GRADIENTS,
     INPUTS,
@@ -169,7 +170,9 @@ def _what(block: Block, names: _Names) -> str:
         return GRADIENTS  # one that was let go of before the step's end
     if saved:
         return SAVED
-    return UNSEEN if block[9] is None else OTHERS
+    if block[9] is None:
+        return UNSEEN
+    return BACKWARDS if birth == BACKWARD else OTHERS
 
 
 def _parts(found: ContentsLike, seen: Sequence[_Seen]) -> tuple[Part, ...]:
@@ -178,15 +181,8 @@ def _parts(found: ContentsLike, seen: Sequence[_Seen]) -> tuple[Part, ...]:
         size[one.what] += one.block[0]
         count[one.what] += 1
     for nbytes, category, birth, saved, blocks in found.rest:
-        what = _MARKED.get(category) or (
-            OLDER
-            if birth == BEFORE
-            else OPTIMIZERS
-            if birth == OPTIMIZER
-            else SAVED
-            if saved
-            else OTHERS
-        )
+        of_phase = {BEFORE: OLDER, OPTIMIZER: OPTIMIZERS, BACKWARD: BACKWARDS}
+        what = _MARKED.get(category) or of_phase.get(birth) or (SAVED if saved else OTHERS)
         size[what] += nbytes
         count[what] += blocks
     unseen = found.peak_bytes - size.total()
@@ -300,7 +296,7 @@ def _logits_bytes(seen: Sequence[_Seen]) -> int:
         one.block[0]
         for one in seen
         if one.block[9]
-        and one.what in (SAVED, OTHERS)
+        and one.what in (SAVED, BACKWARDS, OTHERS)
         and (_elements(one.block[9]), one.block[9][-1]) in shapes
     )
 

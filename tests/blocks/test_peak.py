@@ -52,8 +52,8 @@ def named(category: int, size: int, name: str, shape: tuple[int, ...] = (2, 2)) 
         (block(8, saved=True), "saved for backward"),
         (block(8, saved=True, shape=None), "saved for backward"),
         (block(8), "other temporaries"),
-        (block(8, 0, BACKWARD, BACKWARD), "other temporaries"),
-        (block(8, 0, BACKWARD, FORWARD), "other temporaries"),
+        (block(8, 0, BACKWARD, BACKWARD), "backward's temporaries"),
+        (block(8, 0, BACKWARD, FORWARD), "backward's temporaries"),
         (block(8, 0, OPTIMIZER, OPTIMIZER), "optimizer's temporaries"),
         (block(8, 0, BEFORE, FORWARD), "older than the step"),
         (block(8, shape=None), "not seen"),
@@ -66,8 +66,9 @@ def test_a_blocks_life_says_what_it_was(one, what):
 def test_a_gradient_that_was_let_go_of_before_the_end_is_one():
     weight = [named(PARAMETER, 8, "weight")]
     freed = Contents([block(8, 0, BACKWARD, FORWARD), block(4, 0, BACKWARD, FORWARD)])
-    assert parts(freed, weight) == {"gradients": 8, "other temporaries": 4}
-    assert parts(Contents([block(8, 0, BACKWARD, BACKWARD)]), weight) == {"other temporaries": 8}
+    assert parts(freed, weight) == {"gradients": 8, "backward's temporaries": 4}
+    dead = Contents([block(8, 0, BACKWARD, BACKWARD)])
+    assert parts(dead, weight) == {"backward's temporaries": 8}
 
 
 def test_what_is_too_small_to_be_listed_counts_and_so_does_what_nobody_saw():
@@ -84,7 +85,7 @@ def test_what_is_too_small_to_be_listed_counts_and_so_does_what_nobody_saw():
         Part("not seen", 5, 0),
         Part("gradients", 3, 1),
         Part("older than the step", 2, 1),
-        Part("other temporaries", 1, 1),
+        Part("backward's temporaries", 1, 1),
     )
 
 

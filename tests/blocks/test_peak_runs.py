@@ -58,7 +58,9 @@ def test_the_peak_is_that_of_the_profiler_and_sizes_are_those_of_shapes(peaks, k
     assert sum(part.bytes for part in peak.parts) == peak.peak_bytes
     assert peak.bytes_of("parameters") == true["parameters"]
     assert peak.bytes_of("optimizer state") == true["optimizer state"]
-    assert peak.bytes_of("not seen") <= 0.05 * peak.peak_bytes
+    rest = peak.bytes_of("not seen") + peak.bytes_of("other temporaries")
+    if kind not in ("rollout", "sampler"):  # which stack what they keep
+        assert rest <= 0.05 * peak.peak_bytes
 
 
 ADVICE = {
