@@ -4,6 +4,8 @@ listens. Against torch's own profiler: test_contents_truth.py."""
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -331,25 +333,31 @@ def test_steps_of_any_optimizer_and_stretches_of_the_program(blocks: _core.Block
 
 
 def test_a_recording_that_begins_and_ends_within_a_step(blocks: _core.Blocks) -> None:
-    """As a hook after the optimizer's step does: what it is in then is of the step before."""
+    """As a hook after the optimizer's step does: what it is in then is of the recording before."""
     layer = torch.nn.Linear(4, 4, bias=False)
     optimizer = torch.optim.SGD(layer.parameters())
-    phases = []
+    found: list[list[Block]] = []
+    kept: list[torch.Tensor] = []
 
     def after(*_: object) -> None:
         blocks.record(False)
-        if (found := blocks.contents()) is not None:
-            phases.append({block[2] for block in found.blocks if block[0] == 444})
+        if blocks.contents() is not None:
+            found.append(at_peak(blocks))
+        kept.clear()
         blocks.record(True)
+        kept.append(torch.zeros(222))
 
     optimizer.register_step_post_hook(after)
     for _ in range(3):
         layer(torch.ones(1, 4)).sum().backward()
         optimizer.step()
-        kept = torch.zeros(111)
+        kept.append(torch.zeros(111))
     blocks.record(False)
-    assert phases == [{FORWARD}, {FORWARD, 0}]
-    assert len(kept) == 111
+    assert len(found) == 2
+    for recording in found:
+        for size in (444, 888):
+            born = one_of(recording, size)
+            assert (born.birth, born.operator) == (FORWARD, "aten::zeros")
 
 
 def test_operators_that_only_get_memory_are_not_named(blocks: _core.Blocks) -> None:
@@ -574,3 +582,53 @@ def test_a_forked_child_is_not_followed_and_may_record_itself(blocks: _core.Bloc
     blocks.record(False)
     assert [b.bytes for b in at_peak(blocks)] == [100]
     assert len(kept) == 100
+
+
+AT_EXIT = """
+import torch
+from memtools import _core
+blocks = _core.Blocks()
+blocks.start(("/usr/",))
+blocks.record(True)
+torch.kept = torch.zeros(50) + 1  # dies with the interpreter
+class Late:
+    def __del__(self): torch.zeros(5) + 1
+late = Late()
+"""
+
+
+@pytest.mark.slow
+def test_the_interpreter_ends_cleanly_while_it_records() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_not_compiled_again(blocks: _core.Blocks) -> None:
+    from torch._dynamo.utils import counters
+
+    def losses(is_recorded: bool) -> list[float]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Dropout(0.1))
+        compiled = torch.compile(model, backend="aot_eager")
+        optimizer = torch.optim.AdamW(model.parameters())
+        found = []
+        for number in range(4):
+            if is_recorded and number in (0, 2):
+                blocks.record(True)
+            loss = compiled(torch.randn(4, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            blocks.record(False)
+            found.append(loss.item())
+        return found
+
+    alone = losses(False)
+    counters.clear()
+    assert losses(True) == alone
+    assert counters["stats"]["unique_graphs"] == 1
+    assert contents_of(blocks).backward

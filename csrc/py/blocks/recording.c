@@ -27,7 +27,7 @@ enum {
     FIELDS = 12, /* of Contents */
 };
 
-_Static_assert((int)MT_JOURNAL_NAMES_MOST <= (int)NAME_MASK, "a name fits into its bits");
+_Static_assert(NAME_MASK / MT_JOURNAL_NAMES_MOST >= 1, "a name fits into its bits");
 
 static const char NODE_PREFIX[] = "autograd::engine::evaluate_function: ";
 static const char STEP_PREFIX[] = "Optimizer.step#";
