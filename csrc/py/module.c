@@ -170,7 +170,8 @@ static PyMethodDef methods[] = {
     {"_hear_calls", mt_py_hear_calls, METH_VARARGS,
      "_hear_calls(function, ended, main_thread, arguments=False, /)\n--\n\n"
      "Call ended(first argument) when an outermost call of this Python function has returned, or "
-     "ended(tuple of all of them) with arguments; None: no longer. False where another is heard already."},
+     "ended(tuple of all of them) with arguments; None: no longer. False where another is heard "
+     "already."},
     {"_watch_end", mt_py_watch_end, METH_VARARGS,
      "_watch_end(on_uncaught, on_exit_call, excepthook, /)\n--\n\n"
      "What excepthook() and exit() of this module call, None for nothing. Returns the excepthook "

@@ -13,12 +13,14 @@ STATE = "optimizer state"
 OPTIMIZERS = "optimizer's temporaries"
 SAVED = "saved for backward"
 INPUTS = "inputs"
+BACKWARDS = "backward's temporaries"
 OTHERS = "other temporaries"
 OLDER = "older than the step"
 UNSEEN = "not seen"
 #: what a block may be. `OLDER`: it was there before the step, and is none of the others. `UNSEEN`:
 #: no tensor has shown what it is; an operator has used it by itself
-PARTS = (PARAMETERS, BUFFERS, GRADIENTS, STATE, OPTIMIZERS, SAVED, INPUTS, OTHERS, OLDER, UNSEEN)
+PARTS = (PARAMETERS, BUFFERS, GRADIENTS, STATE, OPTIMIZERS, SAVED, INPUTS, BACKWARDS, OTHERS,
+         OLDER, UNSEEN)  # fmt: skip
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 #: phases of a step by their numbers in memtools._core.Contents; all that is neither of the others

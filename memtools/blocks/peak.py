@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from memtools._base.peak import (
+    BACKWARDS,
     BUFFERS,
     GRADIENTS,
     INPUTS,
@@ -76,11 +77,14 @@ class ContentsLike(Protocol):
     def lost(self) -> int: ...
     @property
     def events(self) -> int: ...
+    @property
+    def addresses(self) -> Sequence[int]: ...
 
 
 class Marked(NamedTuple):
-    """A storage of the program that was marked: its category, and what it is."""
+    """A storage of the program that was marked: where it was, its category, and what it is."""
 
+    address: int
     category: int
     bytes: int
     dtype: str
@@ -99,6 +103,7 @@ class _Seen(NamedTuple):
     """A block at the peak, with what it was."""
 
     block: Block
+    address: int  # 0 for one that has died
     what: str
     spot: Spot
 
@@ -109,6 +114,7 @@ def contents_of(
     spot_of: Callable[[int], Spot],
     step: int,
     ms: float = 0.0,
+    library: Container[str] = (),
 ) -> PeakContents:
     """What lived at the peak, of a recording.
 
@@ -118,14 +124,16 @@ def contents_of(
         spot_of: where a site is.
         step: the number of the step that was recorded.
         ms: what was done at its two ends, in milliseconds.
+        library: names of classes of modules that are torch's own: who saves by them is the
+            function that calls them. Empty, the default: none are.
     """
     names = _Names(marked)
     spots: dict[int, Spot] = {}
     seen = []
-    for block in found.blocks:
+    for block, address in zip(found.blocks, found.addresses, strict=True):
         if block[7] not in spots:
             spots[block[7]] = spot_of(block[7])
-        seen.append(_Seen(block, _what(block, names), spots[block[7]]))
+        seen.append(_Seen(block, address, _what(block, names), spots[block[7]]))
     return PeakContents(
         step=step,
         peak_bytes=found.peak_bytes,
@@ -135,7 +143,7 @@ def contents_of(
         line=spot_of(found.site).line[:OF_A_TEXT],
         backward=found.backward,
         parts=_parts(found, seen),
-        saved=_savers(seen),
+        saved=_savers(seen, library),
         largest=_largest(seen, names),
         logits_bytes=_logits_bytes(seen),
         repeats=_repeats(seen, names, with_backward=found.backward),
@@ -162,7 +170,9 @@ def _what(block: Block, names: _Names) -> str:
         return GRADIENTS  # one that was let go of before the step's end
     if saved:
         return SAVED
-    return UNSEEN if block[9] is None else OTHERS
+    if block[9] is None:
+        return UNSEEN
+    return BACKWARDS if birth == BACKWARD else OTHERS
 
 
 def _parts(found: ContentsLike, seen: Sequence[_Seen]) -> tuple[Part, ...]:
@@ -171,15 +181,8 @@ def _parts(found: ContentsLike, seen: Sequence[_Seen]) -> tuple[Part, ...]:
         size[one.what] += one.block[0]
         count[one.what] += 1
     for nbytes, category, birth, saved, blocks in found.rest:
-        what = _MARKED.get(category) or (
-            OLDER
-            if birth == BEFORE
-            else OPTIMIZERS
-            if birth == OPTIMIZER
-            else SAVED
-            if saved
-            else OTHERS
-        )
+        of_phase = {BEFORE: OLDER, OPTIMIZER: OPTIMIZERS, BACKWARD: BACKWARDS}
+        what = _MARKED.get(category) or of_phase.get(birth) or (SAVED if saved else OTHERS)
         size[what] += nbytes
         count[what] += blocks
     unseen = found.peak_bytes - size.total()
@@ -188,13 +191,15 @@ def _parts(found: ContentsLike, seen: Sequence[_Seen]) -> tuple[Part, ...]:
     return tuple(Part(what, nbytes, count[what]) for what, nbytes in size.most_common() if nbytes)
 
 
-def _savers(seen: Sequence[_Seen]) -> tuple[Saver, ...]:
+def _savers(seen: Sequence[_Seen], library: Container[str]) -> tuple[Saver, ...]:
     """By module where that is known, else by function, with the line in it that saves most."""
     size, count = Counter[str](), Counter[str]()
     lines: dict[str, Counter[str]] = {}
     for one in seen:
         if one.what == SAVED:
-            who = one.block[6] or one.spot.function or one.spot.line
+            path = one.block[6]
+            is_torchs = path.rpartition(".")[2] in library
+            who = (not is_torchs and path) or one.spot.function or one.spot.line or path
             size[who] += one.block[0]
             count[who] += 1
             lines.setdefault(who, Counter())[one.spot.line] += one.block[0]
@@ -210,11 +215,13 @@ def _savers(seen: Sequence[_Seen]) -> tuple[Saver, ...]:
 
 
 class _Names:
-    """What was marked, by category and size: the blocks of a recording have no addresses."""
+    """What was marked: by address for a block that lives, else by category and size."""
 
     def __init__(self, marked: Iterable[Marked]) -> None:
         self._found: dict[tuple[int, int], list[Marked]] = {}
+        self._at: dict[tuple[int, int], Marked] = {}
         for one in marked:
+            self._at.setdefault((one.address, one.category), one)
             alike = self._found.setdefault((one.category, one.bytes), [])
             if all(other.name != one.name for other in alike) or not one.name:
                 alike.append(one)
@@ -228,17 +235,20 @@ class _Names:
         sizes = (len(alike) for key, alike in self._found.items() if key[0] == PARAMETER)
         return max(sizes, default=1)
 
-    def of(self, block: Block, what: str, number: int, count: int) -> tuple[str, Marked | None]:
+    def of(self, seen: _Seen, number: int, count: int) -> tuple[str, Marked | None]:
         """The name of a block, and one that is like it.
 
         Args:
-            block: of the peak.
-            what: that it was.
+            seen: the block.
             number: of its kind and size, from 0.
             count: how many of its kind and size lived at the peak.
         """
+        block = seen.block
+        itself = self._at.get((seen.address, block[1]))
+        if itself is not None and itself.bytes == block[0]:
+            return itself.name, itself
         alike = self._found.get((block[1], block[0]), [])
-        if not alike and what == GRADIENTS:
+        if not alike and seen.what == GRADIENTS:
             alike = self._found.get((PARAMETER, block[0]), [])
         if not alike:
             return "", None
@@ -253,7 +263,7 @@ def _largest(seen: Sequence[_Seen], names: _Names) -> tuple[Large, ...]:
     told, found = Counter[tuple[str, int]](), []
     for one in sorted(seen, key=lambda one: -one.block[0])[:LARGEST]:
         key = one.what, one.block[0]
-        name, like = names.of(one.block, one.what, told[key], counts[key])
+        name, like = names.of(one, told[key], counts[key])
         told[key] += 1
         dtype, shape = one.block[8], one.block[9]
         if shape is None and like is not None:
@@ -286,7 +296,7 @@ def _logits_bytes(seen: Sequence[_Seen]) -> int:
         one.block[0]
         for one in seen
         if one.block[9]
-        and one.what in (SAVED, OTHERS)
+        and one.what in (SAVED, BACKWARDS, OTHERS)
         and (_elements(one.block[9]), one.block[9][-1]) in shapes
     )
 

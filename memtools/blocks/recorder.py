@@ -265,6 +265,7 @@ class Recording:
             lambda site: spot(self._blocks.frames(site)),
             step,
             self._ns / 1e6,
+            library=frozenset(vars(bridge.loaded().nn)) if bridge.loaded() else (),
         )
 
     def close(self) -> None:

@@ -79,7 +79,7 @@ class Tensors:
                 seen.add(storage[0])
                 found[category].append((storage, _marked(category, tensor, storage, name)))
 
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunction():
             for module in (one for ref in self._modules if (one := ref()) is not None):
                 for tensor in _tensors_of(vars(module).get("_parameters")):
                     parameters.setdefault(id(tensor), tensor)
@@ -108,7 +108,7 @@ def inputs_of(arguments: Iterable[object]) -> list[tuple[Storage, Marked]]:
     torch, found = bridge.loaded(), []
     if torch is None:
         return []
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunction():
         for _, tensor in _within(torch, list(arguments)):
             if tensor.grad_fn is None and not tensor.requires_grad:
                 storage = storage_of(torch, tensor)
@@ -119,19 +119,19 @@ def inputs_of(arguments: Iterable[object]) -> list[tuple[Storage, Marked]]:
 
 def storage_of(torch: Any, tensor: Any) -> Storage | None:
     """Where a tensor's memory is, and its bytes; None where it is not plain memory of the host."""
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        return None
     try:
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            return None
         storage = tensor.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
-    except (RuntimeError, NotImplementedError):  # fake, functional, or of a wrapper
+    except Exception:  # fake, functional, or of a wrapper, which may raise anything
         return None
     return (address, size) if address and size else None
 
 
 def _marked(category: int, tensor: Any, storage: Storage, name: str) -> Marked:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return Marked(category, storage[1], dtype, tuple(map(int, tensor.shape)), name)
+    return Marked(storage[0], category, storage[1], dtype, tuple(map(int, tensor.shape)), name)
 
 
 def _class(torch: Any, path: str) -> type | None:

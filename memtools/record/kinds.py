@@ -21,7 +21,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Union
 
 from memtools._base import sentences
-from memtools._base.peak import OPTIMIZER, OPTIMIZERS, PeakContents
+from memtools._base.peak import BACKWARD, BACKWARDS, OPTIMIZER, OPTIMIZERS, PeakContents
 from memtools._base.size import format_bytes
 from memtools.leak.finding import LeakFinding
 
@@ -216,7 +216,8 @@ class Peak(PeakContents, Event):
     def filled(self) -> str:
         """`optimizer state 41.6 MiB, its temporaries 32.0 MiB, parameters 20.8 MiB`: what makes 1 %
         of the peak or more."""
-        names = {OPTIMIZERS: "its temporaries"} if self.phase == OPTIMIZER else {}
+        own = {OPTIMIZER: OPTIMIZERS, BACKWARD: BACKWARDS}.get(self.phase)
+        names = {own: "its temporaries"}
         return ", ".join(
             f"{names.get(part.what, part.what)} {format_bytes(part.bytes)}"
             for part in self.parts

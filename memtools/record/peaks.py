@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memtools._base.peak import (
     BACKWARD,
+    BACKWARDS,
     BUFFERS,
     FORWARD,
     GRADIENTS,
@@ -125,10 +126,11 @@ def advice(peak: Peak) -> str:
         )
     if peak.phase in (FORWARD, BACKWARD) and _share(peak, SAVED) >= OF_SAVED:
         return _about_saved(peak)
-    if peak.phase in (FORWARD, BACKWARD) and _share(peak, OTHERS) >= OF_OTHERS:
+    own = BACKWARDS if peak.phase == BACKWARD else OTHERS
+    if peak.phase in (FORWARD, BACKWARD) and _share(peak, own) >= OF_OTHERS:
         return (
-            f"the {peak.phase} pass's own temporaries take {most(graph)}: take smaller "
-            "micro-batches (memtools accumulates the gradient)"
+            f"the {peak.phase} pass's own temporaries take {most(peak.bytes_of(own))}: take "
+            "smaller micro-batches (memtools accumulates the gradient)"
         )
     return _about_the_model(peak)
 

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from memtools._base.peak import PARTS
+from memtools._base.peak import OLDER, OTHERS, PARTS, UNSEEN
 from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, percent, shown, tight
 from memtools.leak.finding import is_call
@@ -320,9 +320,10 @@ def _bar(peak: Peak, most: int) -> Bar:
 
 
 def _colour(what: str) -> str:
-    """The class of a part: one of the page's series of colours, and two for what is nothing's."""
+    """The class of a part: one of the page's eight of series, or its own."""
+    own = {OTHERS: "others", OLDER: "older", UNSEEN: "unseen"}
     number = PARTS.index(what) if what in PARTS else len(PARTS)
-    return f"s{number}" if number < 8 else "older" if number == 8 else "unseen"
+    return own.get(what) or (f"s{number}" if number < 8 else "unseen")
 
 
 def _phases(figures: Figures) -> list[list[str]]:

@@ -26,8 +26,10 @@ class Contents:
     base_bytes: int = 0
     lost: int = 0
     events: int = 2
+    addresses: Sequence[int] = ()
 
     def __post_init__(self) -> None:
+        self.addresses = self.addresses or [0] * len(self.blocks)
         if not self.peak_bytes:
             self.peak_bytes = sum(block[0] for block in (*self.blocks, *self.rest))
 

@@ -38,7 +38,7 @@ def parts(found: Contents, marked: list[Marked] | None = None) -> dict[str, int]
 
 
 def named(category: int, size: int, name: str, shape: tuple[int, ...] = (2, 2)) -> Marked:
-    return Marked(category, size, "float32", shape, name)
+    return Marked(id(name), category, size, "float32", shape, name)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def named(category: int, size: int, name: str, shape: tuple[int, ...] = (2, 2)) 
         (block(8, saved=True), "saved for backward"),
         (block(8, saved=True, shape=None), "saved for backward"),
         (block(8), "other temporaries"),
-        (block(8, 0, BACKWARD, BACKWARD), "other temporaries"),
-        (block(8, 0, BACKWARD, FORWARD), "other temporaries"),
+        (block(8, 0, BACKWARD, BACKWARD), "backward's temporaries"),
+        (block(8, 0, BACKWARD, FORWARD), "backward's temporaries"),
         (block(8, 0, OPTIMIZER, OPTIMIZER), "optimizer's temporaries"),
         (block(8, 0, BEFORE, FORWARD), "older than the step"),
         (block(8, shape=None), "not seen"),
@@ -66,8 +66,9 @@ def test_a_blocks_life_says_what_it_was(one, what):
 def test_a_gradient_that_was_let_go_of_before_the_end_is_one():
     weight = [named(PARAMETER, 8, "weight")]
     freed = Contents([block(8, 0, BACKWARD, FORWARD), block(4, 0, BACKWARD, FORWARD)])
-    assert parts(freed, weight) == {"gradients": 8, "other temporaries": 4}
-    assert parts(Contents([block(8, 0, BACKWARD, BACKWARD)]), weight) == {"other temporaries": 8}
+    assert parts(freed, weight) == {"gradients": 8, "backward's temporaries": 4}
+    dead = Contents([block(8, 0, BACKWARD, BACKWARD)])
+    assert parts(dead, weight) == {"backward's temporaries": 8}
 
 
 def test_what_is_too_small_to_be_listed_counts_and_so_does_what_nobody_saw():
@@ -84,7 +85,7 @@ def test_what_is_too_small_to_be_listed_counts_and_so_does_what_nobody_saw():
         Part("not seen", 5, 0),
         Part("gradients", 3, 1),
         Part("older than the step", 2, 1),
-        Part("other temporaries", 1, 1),
+        Part("backward's temporaries", 1, 1),
     )
 
 
@@ -141,6 +142,29 @@ def test_the_largest_have_shapes_and_names():
         ),
         Large(7, "saved for backward", "float32", (7, 1), "", "aten::addmm", forward),
     )
+
+
+def test_what_lives_is_named_by_its_address():
+    marked = [
+        Marked(100 + n, STATE, 8, "float32", (2,), f"exp_avg of {n}.weight") for n in range(9)
+    ]
+    found = Contents([block(8, STATE), block(8, STATE), block(8, STATE)], addresses=[107, 0, 103])
+    names = [one.name for one in of(found, marked).largest]
+    assert names == ["exp_avg of 7.weight", "exp_avg of 0.weight or one like it",
+                     "exp_avg of 3.weight"]  # fmt: skip
+
+
+def test_a_module_of_torchs_own_saves_for_the_function_that_calls_it():
+    found = contents_of(
+        Contents([
+            block(9, saved=True, module="Sequential.Linear"),
+            block(5, saved=True, module="Net.Block"),
+            block(2, saved=True, module="Sequential.Tanh", site=9),
+        ]), [], spot, 3, library=frozenset(["Linear", "Tanh"]),
+    )  # fmt: skip
+    assert [one.where for one in found.saved] == [
+        "Net.forward (model.py:8)", "Net.Block (model.py:8)", "Sequential.Tanh"
+    ]  # fmt: skip
 
 
 def test_old_gradients_are_those_of_the_step_before():

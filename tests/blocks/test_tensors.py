@@ -122,3 +122,18 @@ def test_a_tensor_of_a_class_of_its_own_runs_no_code_of_it() -> None:
 
     x = torch.zeros(4).as_subclass(Loud)
     assert len(inputs_of([x])) == 1
+
+
+def test_a_mode_of_the_program_hears_nothing_of_it() -> None:
+    class Loud(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+            raise RuntimeError("asked")
+
+    model, x = torch.nn.Linear(2, 2), torch.zeros(4)
+    tensors = Tensors()
+    tensors.find()
+    with Loud():
+        found = dict(tensors.held())
+        assert len(inputs_of([x])) == 1
+    assert (2, 2) in {one.shape for _, one in found[PARAMETER]}
+    assert model.bias is not None

@@ -48,7 +48,7 @@ MODEL_ITSELF = "each step needs them: fewer parameters, less precision"
         (peak("forward", {"saved for backward": 66, "inputs": 19}, saved=BLOCK), CHECKPOINT),
         (peak("backward", {"saved for backward": 15, "parameters": 4}, saved=BLOCK, repeats=50),
          DETACH),
-        (peak("backward", {"other temporaries": 20, "optimizer state": 19}), SMALLER),
+        (peak("backward", {"backward's temporaries": 20, "optimizer state": 19}), SMALLER),
         (peak("forward", {"other temporaries": 20, "parameters": 1}, backward=False, repeats=50),
          NO_GRAD),
         (peak("forward", {"other temporaries": 20, "parameters": 1}, backward=False), SMALLER),
