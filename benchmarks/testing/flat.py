@@ -155,6 +155,7 @@ def judged(step: Callable[[], object], allowed: int = ALLOWED) -> tuple[bool, bo
     last = probe.rss() or 0
     begin = time.thread_time()
     fails = bool(test.end())
+    test.close()
     own += time.thread_time() - begin
     return fails, last - first > allowed * (STEPS - WARMUP), own
 

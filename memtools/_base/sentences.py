@@ -134,8 +134,8 @@ def of_new_objects(holder: Holder | kinds.Holder, seconds: float | None = None) 
     each = holder.new_objects / holder.steps / (seconds or 1.0)
     if each < 0.5:
         return f"1 new {holder.what.removesuffix('s')} every {1 / each:,.0f} {unit}s"
-    what = holder.what.removesuffix("s") if each == 1 else holder.what
     number = f"{each:,.0f}" if each >= 100 or each == int(each) else f"{each:.2g}"
+    what = holder.what.removesuffix("s") if number == "1" else holder.what
     return f"{number} new {what}" + (f" a {unit}" if holder.steps > 1 else "")
 
 
