@@ -194,6 +194,7 @@ static PyMethodDef methods[] = {
     {"_traced_at", mt_py_traced_at, METH_O, "_traced_at(object, /)\n--\n\n"},
     {"_census", mt_py_census, METH_VARARGS, "_census(tensor, shim, /)\n--\n\n"},
     {"_fresh", mt_py_fresh, METH_VARARGS, "_fresh(type, seen, limit, /)\n--\n\n"},
+    {"_instances", mt_py_instances, METH_O, "_instances(classes, /)\n--\n\n"},
     {"_graphs", mt_py_graphs, METH_VARARGS, "_graphs(tensors, most, then, /)\n--\n\n"},
     {"_referrers", mt_py_referrers, METH_VARARGS, "_referrers(targets, /)\n--\n\n"},
     {"_place", mt_py_place, METH_VARARGS, "_place(container, value, /)\n--\n\n"},

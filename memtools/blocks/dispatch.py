@@ -91,6 +91,14 @@ class DispatchedBlocks:
         """(file, line, function) of a site, the innermost first; () for one that is not known."""
         return next((frames for frames, number in self._sites.items() if number == site), ())
 
+    def site_of(self, address: int) -> int | None:
+        """The site of the block that begins at this address, or None."""
+        for block in list(self._living.values()):
+            storage = block.alive()
+            if storage is not None and storage.data_ptr() == address:
+                return block.site
+        return None
+
     def ran(self, arguments: Iterable[Any], result: Any, frame: FrameType | None) -> None:
         """Hear that an operator has returned. What none of its arguments has in memory is new."""
         if not self._is_traced:

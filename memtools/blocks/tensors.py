@@ -1,18 +1,18 @@
 """Tensors: which storages of the program are parameters, gradients, optimizer state and buffers.
 
-One pass over the objects that Python's collector knows finds the modules and the optimizers; weak
-references to them are kept for as long as a step is recorded. torch is never imported for it.
+One pass over the objects that Python's collector knows, frozen ones too, finds the modules and the
+optimizers; weak references to them are kept for as long as a step is recorded. torch is never
+imported for it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import compress
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from memtools import _core
 from memtools._base import torch as bridge
 from memtools.blocks.peak import BUFFER, GRADIENT, INPUT, OF_STATE, PARAMETER, Marked
 
@@ -24,15 +24,9 @@ _CATEGORIES = (PARAMETER, BUFFER, GRADIENT, OF_STATE)
 
 
 class Tensors:
-    """The modules and optimizers of a program, and the storages that they hold now.
+    """The modules and optimizers of a program, and the storages that they hold now."""
 
-    Args:
-        others: asked for further optimizers, such as those that have acted; None, the default:
-            those that Python's collector knows are all.
-    """
-
-    def __init__(self, others: Callable[[], Iterable[object]] | None = None) -> None:
-        self.others = others
+    def __init__(self) -> None:
         self._modules: list[weakref.ref[Any]] = []
         self._optimizers: list[weakref.ref[Any]] = []
         self._names: dict[int, str] = {}  # of parameters and buffers, by the tensor's id
@@ -43,19 +37,13 @@ class Tensors:
         torch = bridge.loaded()
         modules = _classes(_class(torch, "nn.Module"))
         optimizers = _classes(_class(torch, "optim.Optimizer"))
-        known = gc.get_objects()
-        # By the ids of classes: to ask an object, or a class, may run code of the program.
-        kinds = map(id, map(type, known))
-        found = list(compress(known, map({*modules, *optimizers}.__contains__, kinds)))
-        del known
-        listed = {id(one) for one in found}
-        others = () if self.others is None else self.others()
-        found += [one for one in others if id(one) not in listed]
-        for one in found:
-            refs = self._modules if id(type(one)) in modules else self._optimizers
-            if refs is self._modules or id(type(one)) in optimizers:
-                with contextlib.suppress(TypeError):  # no weak references to it
-                    refs.append(weakref.ref(one))
+        # By the classes themselves: to ask an object, or a class, may run code of the program.
+        kinds = {id(cls) for cls in modules}, {id(cls) for cls in optimizers}
+        for one in _core._instances((*modules, *optimizers)):
+            for refs, kind in zip((self._modules, self._optimizers), kinds, strict=True):
+                if id(type(one)) in kind:
+                    with contextlib.suppress(TypeError):  # no weak references to it
+                        refs.append(weakref.ref(one))
         alive = [module for ref in self._modules if (module := ref()) is not None]
         self._names = dict(reversed(list(_names(alive))))  # of two names the first
 
@@ -142,15 +130,15 @@ def _class(torch: Any, path: str) -> type | None:
     return found if isinstance(found, type) else None
 
 
-def _classes(base: type | None) -> set[int]:
-    """The ids of a class and of all that are made of it."""
+def _classes(base: type | None) -> list[type]:
+    """A class and all that are made of it."""
     found, waiting = dict[int, type](), [] if base is None else [base]
     while waiting:
         cls = waiting.pop()
         if id(cls) not in found:
             found[id(cls)] = cls
             waiting += type.__subclasses__(cls)
-    return set(found)
+    return list(found.values())
 
 
 def _tensors_of(registered: object) -> list[Any]:

@@ -107,10 +107,6 @@ class StepCounter:
         else:
             self._monitor.step(KEPT_BACK if self._forwards == KEPT_BACK else 1)
 
-    def acted(self) -> list[object]:
-        """Who has acted since the newest step began, as far as they live."""
-        return [one for ref in list(self._acted.values()) if (one := ref()) is not None]
-
     def end(self) -> None:
         """Count what was kept back: the program has ended, and no optimizer has acted."""
         if not self._trains and self._forwards < KEPT_BACK:
@@ -215,8 +211,6 @@ class _Loader:
 def count_steps(monitor: MemoryMonitor) -> StepCounter:
     """Tells the monitor of the steps of the program, which has not imported torch yet."""
     counter = StepCounter(monitor)
-    if monitor._live is not None and monitor._live.peaks is not None:
-        monitor._live.peaks.tensors.others = counter.acted
     then = {
         OPTIMIZERS: counter.hear_optimizers,
         MODULES: counter.hear_modules,

@@ -51,6 +51,8 @@ def test_what_lives_is_known_by_its_line(blocks: DispatchedBlocks) -> None:
     assert blocks.frames(first[0][0])[0] == MADE_AT
     assert second == []
     assert blocks.frames(99) == ()
+    assert blocks.site_of(kept[0].data_ptr()) == first[0][0]
+    assert blocks.site_of(1) is None
     del kept[0]
     assert living(blocks) == [(32, 2000, 2)]
 

@@ -351,7 +351,26 @@ CALLS = {
     "_census, listed": lambda: _core._census(torch.Tensor, False),
     "_fresh": lambda: _core._fresh(list, bytes(4096), 100),
     "_referrers": lambda: _core._referrers([CALLS, ARMED, gc]),
+    "_instances": lambda: _core._instances((type(gc), torch.Tensor)),
 }
+
+
+def test_objects_of_some_types_are_of_just_these():
+    class Own(dict):
+        pass
+
+    class Other(Own):
+        pass
+
+    mine, other = Own(), Other()
+    found = _core._instances((Own, type(gc)))
+    assert sum(one is mine for one in found) == sum(one is gc for one in found) == 1
+    assert all(one is not other for one in found)
+    assert _core._instances(()) == []
+    with pytest.raises(TypeError, match="classes holds types; item 1 is int"):
+        _core._instances((Own, 7))
+    with pytest.raises(TypeError, match="classes is a tuple, not list"):
+        _core._instances([Own])
 
 
 @pytest.mark.slow

@@ -97,6 +97,11 @@ CASES: dict[str, list[Callable[[], object]]] = {
         lambda: refused(ValueError, lambda: _core._graphs([], -1, 0)),
         lambda: refused(TypeError, lambda: _core._graphs([1], 9, 0)),
     ],
+    "_instances": [
+        lambda: small_heap(lambda: _core._instances((dict, GateHistory))),
+        lambda: refused(TypeError, lambda: _core._instances((1,))),  # type: ignore[arg-type]
+        lambda: refused(TypeError, lambda: _core._instances([dict])),  # type: ignore[arg-type]
+    ],
     "_referrers": [
         lambda: small_heap(lambda: _core._referrers([GATES, SHARED, CASES])),
         lambda: refused(ValueError, lambda: _core._referrers([None] * 5000)),

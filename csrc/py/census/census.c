@@ -5,7 +5,8 @@
  * counted in the line of its group. A storage that several tensors show counts once, for the group of
  * the largest of them. Without the shim tensors are only listed, and Python asks them. _fresh() goes
  * through the heap again and lists the newest objects of a type whose addresses are not in a filter
- * of before. No Python code runs between opening and closing the heap. */
+ * of before; _instances() lists all objects of some types. No Python code runs between opening and
+ * closing the heap. */
 #include "py/census/census.h"
 
 #include <string.h>
@@ -276,5 +277,62 @@ mt_py_fresh(PyObject *Py_UNUSED(module), PyObject *args)
     s = seen_over(PyBytes_AS_STRING(bits), PyBytes_GET_SIZE(bits));
     if (add_fresh(list, &heap, (PyTypeObject *)type, &s, limit) < 0) Py_CLEAR(list);
     mt_py_heap_close(&heap);
+    return list;
+}
+
+/* --- objects of some types -------------------------------------------------------------------- */
+
+static int
+add_instances(PyObject *list, const mt_heap *heap, const mt_ptrset *types)
+{
+    size_t n = mt_py_heap_len(heap);
+
+    for (size_t i = 0; i < n; i++) {
+        PyObject *op = mt_py_heap_at(heap, i);
+        if (i + AHEAD < n) __builtin_prefetch(mt_py_heap_at(heap, i + AHEAD));
+        if (mt_ptrset_find(types, Py_TYPE(op)) != MT_PTRSET_NONE && PyList_Append(list, op) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* -1 with an error. */
+static int
+take_types(mt_ptrset *types, PyObject *classes)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(classes);
+
+    if (mt_ptrset_reserve(types, (size_t)n + 1) < 0) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *type = PyTuple_GET_ITEM(classes, i);
+        if (!PyType_Check(type)) {
+            PyErr_Format(PyExc_TypeError, "classes holds types; item %zd is %.100s", i,
+                         Py_TYPE(type)->tp_name);
+            return -1;
+        }
+        (void)mt_ptrset_add(types, type, 0);
+    }
+    return 0;
+}
+
+PyObject *
+mt_py_instances(PyObject *Py_UNUSED(module), PyObject *classes)
+{
+    PyObject *list = NULL;
+    mt_ptrset types = {0};
+    mt_heap heap;
+
+    if (!PyTuple_Check(classes))
+        return PyErr_Format(PyExc_TypeError, "classes is a tuple, not %.100s",
+                            Py_TYPE(classes)->tp_name);
+    if (take_types(&types, classes) == 0 && mt_py_heap_open(&heap) == 0) {
+        list = PyList_New(0);
+        if (list != NULL && add_instances(list, &heap, &types) < 0) Py_CLEAR(list);
+        mt_py_heap_close(&heap);
+    }
+    mt_ptrset_fini(&types);
     return list;
 }

