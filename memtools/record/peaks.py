@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 #: shares of the peak from which on something is worth a word
 OF_OPTIMIZER, OF_LOGITS, OF_SAVED, OF_GRAPH, OF_OTHERS = 0.1, 0.25, 0.25, 0.25, 0.25
+OF_OLD_GRADIENTS = 0.1
 LOOP = 8  # times that a line is run for each layer: then it is run in a loop
 SAVERS = 3  # that are listed
 WORTH = 16 << 20  # bytes: a lower peak is nothing to do anything about
@@ -112,6 +113,13 @@ def advice(peak: Peak) -> str:
         return (
             f"the peak is in the optimizer's step, whose temporaries take {size}: pass fused=True "
             "to it, which makes none (Adam, AdamW, SGD and Adagrad have it)"
+        )
+    old = peak.old_gradients_bytes
+    if peak.phase != OPTIMIZER and old >= max(1, OF_OLD_GRADIENTS * peak.peak_bytes):
+        return (
+            f"gradients of the step before still lived and took {most(old)}: call "
+            "optimizer.zero_grad() right after optimizer.step(), not between the forward pass and "
+            "backward()"
         )
     graph = peak.bytes_of(OTHERS)
     if not peak.backward and graph >= OF_GRAPH * peak.peak_bytes and peak.repeats >= LOOP:

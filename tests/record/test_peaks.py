@@ -33,6 +33,7 @@ BLOCK = (Saver("Block.forward (gpt.py:31)", 40 * MIB, 12),)
 FUSED, NO_GRAD, CHUNKS = "fused=True", "run it under torch.no_grad()", "smaller chunks of rows"
 CHECKPOINT = "most of it by Block.forward (gpt.py:31): compute that again by torch.utils.checkpoint"
 DETACH, SMALLER = "detach() what is kept or handed on", "take smaller micro-batches (memtools"
+OLD = "optimizer.zero_grad() right after optimizer.step()"
 MODEL_ITSELF = "each step needs them: fewer parameters, less precision"
 
 
@@ -45,6 +46,10 @@ MODEL_ITSELF = "each step needs them: fewer parameters, less precision"
         (peak("backward", {"saved for backward": 66, "optimizer state": 19}, logits_bytes=47 * MIB),
          CHUNKS),
         (peak("backward", {"saved for backward": 66, "inputs": 19}, saved=BLOCK), CHECKPOINT),
+        (peak("forward", {**MODEL, "saved for backward": 66}, saved=BLOCK,
+              old_gradients_bytes=20 * MIB), OLD),
+        (peak("forward", {**MODEL, "saved for backward": 66}, saved=BLOCK,
+              old_gradients_bytes=10 * MIB), CHECKPOINT),
         (peak("forward", {"saved for backward": 66, "inputs": 19}, saved=BLOCK), CHECKPOINT),
         (peak("backward", {"saved for backward": 15, "parameters": 4}, saved=BLOCK, repeats=50),
          DETACH),
@@ -59,7 +64,7 @@ def test_advice_follows_the_moment(one, said):
     text = peaks.advice(one)
     assert said in text
     assert bool(text) == bool(said)
-    others = {FUSED, NO_GRAD, CHUNKS, CHECKPOINT, DETACH, SMALLER, MODEL_ITSELF} - {said}
+    others = {FUSED, NO_GRAD, CHUNKS, CHECKPOINT, DETACH, SMALLER, MODEL_ITSELF, OLD} - {said}
     assert not any(other in text for other in others)
 
 
