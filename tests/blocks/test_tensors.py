@@ -4,13 +4,34 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
 
+import pytest
 import torch
 
+from memtools import _core
+from memtools.blocks import tensors as tensors_module
 from memtools.blocks.peak import BUFFER, GRADIENT, INPUT, OF_STATE, PARAMETER
 from memtools.blocks.tensors import Tensors, inputs_of, storage_of
 
 F32 = 4
+
+
+@pytest.fixture(autouse=True)
+def _own_objects_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other tests of this process keep is not seen."""
+    find = _core._instances
+    kept = find((*subclasses(torch.nn.Module), *subclasses(torch.optim.Optimizer)))
+    before = {id(one) for one in kept}  # which live as long as `kept`
+
+    def own(classes: tuple[type, ...]) -> list[object]:
+        return [one for one in find(classes) if id(one) not in before]
+
+    monkeypatch.setattr(tensors_module, "_core", SimpleNamespace(_instances=own, kept=kept))
+
+
+def subclasses(cls: type) -> list[type]:
+    return [cls, *(inner for sub in cls.__subclasses__() for inner in subclasses(sub))]
 
 
 def held(tensors: Tensors | None = None) -> dict[int, dict[str, tuple[int, ...]]]:
