@@ -14,7 +14,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -245,40 +244,12 @@ def results(loop: Loop, losses: list[str]) -> dict[str, Any]:
 WAYS = {"plain": plain, "recorded": recorded, "profiled": profiled}
 
 
-def cost(make: Callable[[], Loop], steps: int = 15) -> dict[str, float]:
-    """Processor time of a step, plain and recorded in turn: the median of each, in milliseconds."""
-    from memtools import _core
-
-    blocks = _core.Blocks()
-    blocks.start(libraries())
-    loop = make()
-    for _ in range(3):
-        one_step(loop)
-    times: dict[bool, list[float]] = {False: [], True: []}
-    events = 0
-    for number in range(2 * steps):
-        is_recorded = number % 2 == 1
-        before = time.process_time()
-        if is_recorded:
-            blocks.record(True)
-        one_step(loop)
-        if is_recorded:
-            blocks.record(False)
-        times[is_recorded].append(time.process_time() - before)
-        if is_recorded:
-            found = blocks.contents()
-            events = 0 if found is None else found.events
-    blocks.stop()
-    medians = {key: 1e3 * sorted(all_)[len(all_) // 2] for key, all_ in times.items()}
-    return {"plain_ms": medians[False], "recorded_ms": medians[True], "events": events}
-
-
 def main() -> None:
     torch.set_num_threads(1)
     found = {}
     for name, make in LOOPS.items():
         torch.manual_seed(7)
-        found[name] = cost(make) if sys.argv[1] == "cost" else WAYS[sys.argv[1]](make)
+        found[name] = WAYS[sys.argv[1]](make)
     print(json.dumps(found))
 
 

@@ -1,4 +1,4 @@
-"""What lived at the peak, against a run under torch.profiler, and what a recording costs."""
+"""What lived at the peak, against a run under torch.profiler."""
 
 from __future__ import annotations
 
@@ -63,8 +63,3 @@ def test_results_are_the_same_bit_by_bit(name: str) -> None:
     alone = found("plain")[name]
     told = found("recorded")[name]
     assert {key: told[key] for key in alone} == alone
-
-
-def test_a_recorded_step_takes_at_most_two_and_a_half_plain_ones() -> None:
-    for name, cost in found("cost").items():
-        assert cost["recorded_ms"] <= 2.5 * cost["plain_ms"], (name, cost)

@@ -1,0 +1,129 @@
+"""What it costs to learn what lived at the peak of a step, beside torch's own profiler.
+
+    python -m benchmarks.blocks.peak        # about two minutes; writes results/peak.json
+    python -m benchmarks.blocks.peak --quick
+
+Each of seven training loops is run in four ways, in turn, in CPU time of the process: plain; with a
+recording of memtools._core.Blocks; with all that a monitor does besides, which is a pass over the
+heap for modules and optimizers before the step, and the answer after it; and under
+torch.profiler.profile(profile_memory=True, with_stack=True), without reading what it has found.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.kit.harness import Json, arguments, environment, repeated, table, write_json
+from benchmarks.kit.limits import Limit, finish, number_limit
+from memtools import _core
+from memtools.blocks.peak import Spot
+from memtools.blocks.recorder import Recording
+from memtools.blocks.tensors import Tensors
+from tests.blocks.peaktruth import LOOPS, Loop, libraries, one_step
+
+MOST = 2.5  # times a plain step may a recorded one take
+
+
+def plain(loop: Loop, blocks: _core.Blocks) -> None:
+    one_step(loop)
+
+
+def recorded(loop: Loop, blocks: _core.Blocks) -> None:
+    blocks.record(True)
+    one_step(loop)
+    blocks.record(False)
+
+
+def with_its_ends(loop: Loop, blocks: _core.Blocks) -> None:
+    recording = Recording(blocks, Tensors())
+    recording.begin(60.0)
+    one_step(loop)
+    found = recording.end(3, lambda frames: Spot(str(next(iter(frames), "")), ""))
+    recording.close()
+    assert found is not None
+
+
+def profiled(loop: Loop, blocks: _core.Blocks) -> None:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, with_stack=True
+    ):
+        one_step(loop)
+
+
+WAYS: dict[str, Callable[[Loop, _core.Blocks], None]] = {
+    "plain": plain,
+    "recorded": recorded,
+    "with its ends": with_its_ends,
+    "torch.profiler": profiled,
+}
+
+
+def measure(name: str, rounds: int) -> Json:
+    """Median and least CPU time of a step, in milliseconds, by the way in which it is run."""
+    blocks = _core.Blocks()
+    blocks.start(libraries())
+    torch.manual_seed(7)
+    loop = LOOPS[name]()
+    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    for number in range(rounds + 1):
+        for way, run in WAYS.items():
+            begun = time.process_time()
+            run(loop, blocks)
+            if number:  # the first round warms up
+                times[way].append(1e3 * (time.process_time() - begun))
+    blocks.stop()
+    return {
+        "loop": name,
+        "objects": len(gc.get_objects()),
+        "median_ms": {way: statistics.median(values) for way, values in times.items()},
+        "least_ms": {way: min(values) for way, values in times.items()},
+    }
+
+
+def limits(rows: list[Json]) -> list[Limit]:
+    found = []
+    for way in ("recorded", "with its ends"):
+        least, middle = (
+            max(row[kind][way] / row[kind]["plain"] for row in rows)
+            for kind in ("least_ms", "median_ms")
+        )
+        found.append(
+            number_limit(f"{way}: the most of {len(rows)} loops", MOST, "x", least, middle)
+        )
+    return found
+
+
+def main() -> None:
+    options = arguments(__doc__).parse_args()
+    torch.set_num_threads(options.threads)
+    if options.child:
+        write_json(options.out, measure(options.child, int(options.seconds)))
+        return
+    given = ["--seconds", "3" if options.quick else "15", "--threads", str(options.threads)]
+    rows = [row for name in LOOPS for row in repeated(__file__, name, given, 1)]
+    print(
+        table(
+            ("loop", "plain", "recorded", "with its ends", "torch.profiler"),
+            (
+                (
+                    row["loop"],
+                    f"{row['median_ms']['plain']:.1f} ms",
+                    *(
+                        f"x{row['median_ms'][way] / row['median_ms']['plain']:.2f}"
+                        for way in list(WAYS)[1:]
+                    ),
+                )
+                for row in rows
+            ),
+        )
+    )
+    finish("peak", options, environment(options.threads), {"rows": rows}, limits(rows))
+
+
+if __name__ == "__main__":
+    main()
