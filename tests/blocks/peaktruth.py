@@ -64,7 +64,8 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.first(x)
         x = x + self.attend(y, y, y, need_weights=False)[0]
-        return x + self.feed(self.second(x))
+        fed: torch.Tensor = self.feed(self.second(x))
+        return x + fed
 
 
 class Language(nn.Module):
@@ -79,7 +80,8 @@ class Language(nn.Module):
         x = self.embed(tokens)
         for layer in self.layers:
             x = checkpoint(layer, x, use_reentrant=False) if self.is_checkpointed else layer(x)
-        return self.head(x)
+        logits: torch.Tensor = self.head(x)
+        return logits
 
 
 def language(is_checkpointed: bool) -> Loop:
@@ -123,7 +125,7 @@ def one_step(loop: Loop) -> str:
     loss = loop.loss()
     loss.backward()  # type: ignore[no-untyped-call]
     loop.optimizer.step()
-    return loss.item().hex()
+    return float(loss.item()).hex()
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> str:
