@@ -156,7 +156,14 @@ class PeakRecorder:
             self._newer, self._newest = self._newer + 1, step
         recording = Recording(reports.blocks, self.tensors)
         self._recording = recording
-        recording.begin(max(LONGEST_S, TIMES * self._took))
+        try:
+            recording.begin(max(LONGEST_S, TIMES * self._took))
+        finally:
+            if (
+                self._is_closed or not recording.is_on
+            ):  # closed meanwhile, on another thread, or failed
+                self._recording = None
+                recording.close()
 
     def _keep(self, found: PeakContents) -> None:
         """Write it, unless it was recorded for a new peak that has not come again."""
@@ -173,9 +180,11 @@ class PeakRecorder:
         try:
             yield
         except Exception as error:
+            is_closed = self._is_closed  # on another thread: then this is what it has come to
             self.close()
             why = f"{type(error).__name__}: {error}"
-            self._complain(f"what lives at the peak is not recorded from here on: {why}")
+            if not is_closed:
+                self._complain(f"what lives at the peak is not recorded from here on: {why}")
         except BaseException:
             self.close()
             raise
@@ -206,6 +215,10 @@ class Recording:
         self._ns = 0  # that memtools itself took
         self._is_on = self._hears = self._is_late = False
         self._over = _thread.allocate_lock()
+
+    @property
+    def is_on(self) -> bool:
+        return self._is_on
 
     def begin(self, longest_s: float) -> None:
         """Begin. Where the step takes more than `longest_s` seconds it is given up."""

@@ -236,6 +236,36 @@ def test_nothing_is_on_after_close() -> None:
     assert run.written == []
 
 
+@pytest.mark.parametrize("where", ["find", "record", "mark"])
+def test_a_close_by_another_thread_while_it_begins_leaves_nothing_on(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    run = Run()
+    parts: dict[str, object] = {
+        "find": NoTensors,
+        "record": run.blocks,
+        "mark": recorders.Recording,
+    }
+    owner, name = parts[where], "_mark" if where == "mark" else where
+    as_before = getattr(owner, name)
+
+    def closed(*args: Any) -> None:
+        thread = threading.Thread(target=run.recorder.close)
+        monkeypatch.setattr(owner, name, as_before)
+        if where == "record":
+            as_before(*args)
+        thread.start()
+        thread.join()
+        if where != "record":
+            as_before(*args)
+
+    monkeypatch.setattr(owner, name, closed)
+    run.run_to(20)
+    assert (run.recorded, run.complaints, run.written) == ([], [], [])
+    assert not recorders._open
+    assert run.blocks.told[-1] == "off"
+
+
 def test_a_step_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorders, "LONGEST_S", 0.05)
     monkeypatch.setattr(recorders, "TIMES", 0.0)
