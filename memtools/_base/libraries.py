@@ -7,6 +7,8 @@ import sysconfig
 
 #: read here, once: what a module does later a forked worker may do, whose pages it would copy
 _PATHS = sysconfig.get_paths()
+#: in the name of the folder that torch.compile writes code to
+GENERATED = "torchinductor"
 
 
 def library_paths() -> tuple[str, ...]:

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from memtools._base import process
+from memtools._base.libraries import GENERATED
 from memtools._base.text import shown
 from memtools.leak.finding import RANK, Key, LeakFinding
 from memtools.monitor.findings import GRAPH
@@ -139,7 +140,6 @@ _LIBRARIES = tuple(
     if sysconfig.get_path(name) is not None
 )
 _PACKAGES = ("/site-packages/", "/dist-packages/")
-_GENERATED = "torchinductor"  # in the name of the folder that torch.compile writes code to
 
 _USER, _LIBRARY, _NOBODY, _MEMTOOLS = range(4)
 
@@ -155,7 +155,7 @@ def _owner(file: str) -> int:
         return _LIBRARY
     if file.startswith(_PACKAGE):
         return _LIBRARY
-    if file.startswith(_STANDARD) or _GENERATED in file:
+    if file.startswith(_STANDARD) or GENERATED in file:
         return _NOBODY
     return _USER
 

@@ -10,12 +10,11 @@ But the tensor over it is an object of Python's, and while tracemalloc is on its
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from memtools import _core
 from memtools._base import torch as bridge
+from memtools.blocks.tensors import storage_of
 
 Frames = tuple[tuple[str, int], ...]  # (file, line), the innermost first
 
@@ -26,7 +25,7 @@ def unheard(is_heard: Callable[[int], bool]) -> Iterator[tuple[Frames, int]]:
 
     Tensors of subclasses are left out, as asking them may run code of the program's; so is memory
     that torch has not made itself, as that of NumPy's arrays. Goes once through all objects that
-    the garbage collector knows: 50 to 250 ms for a million.
+    the garbage collector knows: some 35 ms for 280,000.
 
     Args:
         is_heard: whether a storage that begins at this address is known.
@@ -34,26 +33,14 @@ def unheard(is_heard: Callable[[int], bool]) -> Iterator[tuple[Frames, int]]:
     torch = bridge.loaded()
     if torch is None:
         return
-    kinds, known = {torch.Tensor, torch.nn.Parameter}, set[int]()
+    known = set[int]()
     with torch._C.DisableTorchFunction():
-        for one in [thing for thing in gc.get_objects() if type(thing) in kinds]:
+        for one in _core._instances((torch.Tensor, torch.nn.Parameter)):
             frames = _core._traced_at(one)
-            storage = None if frames is None else _storage_of(one)
-            if storage is None or frames is None:
+            storage = None if frames is None else storage_of(torch, one)
+            if frames is None or storage is None or not one.untyped_storage().resizable():
                 continue
             address, size = storage
-            if size and address not in known and not is_heard(address):
+            if address not in known and not is_heard(address):
                 known.add(address)
                 yield frames, size
-
-
-def _storage_of(tensor: Any) -> tuple[int, int] | None:
-    """Where the storage of a tensor begins, and its bytes; None for one that is not torch's own, on
-    the host."""
-    try:
-        if not tensor.is_cpu:
-            return None
-        storage = tensor.untyped_storage()
-        return (storage.data_ptr(), storage.nbytes()) if storage.resizable() else None
-    except (RuntimeError, NotImplementedError):  # it has none: it is sparse, or stands for others
-        return None

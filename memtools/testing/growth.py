@@ -31,7 +31,8 @@ from memtools._base.size import format_bytes
 from memtools._census.growth import GrowthCensus
 from memtools._census.holders import Holder
 from memtools.blocks.reports import HostBlocks
-from memtools.leak.finding import LeakFinding, advice_for
+from memtools.leak.finding import EXPLAINED, LeakFinding, advice_for
+from memtools.monitor.findings import GRAPH, NAMED
 from memtools.monitor.signals import Signal, signals_of
 from memtools.testing.trend import LEAST_READINGS, growth_of, growth_of_levels
 
@@ -44,8 +45,7 @@ _LOOKS_NS = 10_000_000_000  # that collections and looks of a run that grows may
 _PARTS_OF_RUN = 3
 _UNKNOWN_FIRST, _UNKNOWN_FACTOR = 8, 1.5  # points of a run whose length is not known before
 _SUSPECT = 0.5  # of what is allowed: growth that is looked into
-_LOOKS = 3  # after which a census names somebody
-_EXPLAINED, _AT_MOST = 0.5, 1.5  # of the growth: holders that explain it
+_AT_MOST = 1.5  # times the growth: holders that are said to take more do not explain it
 _LEAST_SHARE = 0.1  # of the growth: a holder that is worth a line
 _GARBAGE = 0.25  # of the growth between points: from there on only levels after collections tell
 _IN_USE = ("heap", "python")
@@ -296,7 +296,7 @@ class GrowthTest:
             return ""
         steps, sizes = self._series_of(_WITHIN[part], warmup)
         rate -= growth_of([-size for size in sizes], steps)
-        if sum(one.rate_bytes for one in self._census.holders()) < _EXPLAINED * rate:
+        if sum(one.rate_bytes for one in self._census.holders()) < EXPLAINED * rate:
             return ""
         return self._said(part, rate, warmup)
 
@@ -332,16 +332,16 @@ class GrowthTest:
             kind = "children" if part == "children" else "shared memory"
             return [LeakFinding("growing", part, rate_bytes=rate, kind=kind)]
         signal = part if part in ("device", "tensors") else self._signal()
-        others = sum(one.rate_bytes for one in holders if one.kind != _GRAPH)
-        graphs = sum(one.rate_bytes for one in holders if one.kind == _GRAPH)
+        others = sum(one.rate_bytes for one in holders if one.kind != GRAPH)
+        graphs = sum(one.rate_bytes for one in holders if one.kind == GRAPH)
         if graphs and rate - others > graphs:  # what its nodes keep is not walked
             scale = (rate - others) / graphs
             holders = [
-                replace(one, new_bytes=int(one.new_bytes * scale)) if one.kind == _GRAPH else one
+                replace(one, new_bytes=int(one.new_bytes * scale)) if one.kind == GRAPH else one
                 for one in holders
             ]
         share = sum(one.rate_bytes for one in holders) / rate
-        scale = 1 / share if _EXPLAINED <= share <= _AT_MOST else 1.0
+        scale = 1 / share if EXPLAINED <= share <= _AT_MOST else 1.0
         found = [
             LeakFinding(
                 "growing" if one.capacity is None else "fills",
@@ -354,7 +354,7 @@ class GrowthTest:
             for one in sorted(holders, key=lambda one: -one.rate_bytes)
             if one.rate_bytes >= _LEAST_SHARE * rate
         ]
-        if share < _EXPLAINED:
+        if share < EXPLAINED:
             rest = rate * (1 - share)
             found.append(LeakFinding("growing", signal, rate_bytes=rest, kind=self._unheld(rate)))
         return found
@@ -367,14 +367,13 @@ class GrowthTest:
     def _unheld(self, rate: float) -> str:
         """What growth is that no container explains: the C heap's where all that Python objects
         reach has not grown."""
-        if self._census.looks < _LOOKS or len(self._reached) < _LOOKS:
+        if self._census.looks < NAMED or len(self._reached) < NAMED:
             return ""
         (since, first), (until, last) = self._reached[0], self._reached[-1]
         reached = (last - first) / (until - since)
-        return "C heap" if reached < _EXPLAINED * rate and self._signal() == "heap" else ""
+        return "C heap" if reached < EXPLAINED * rate and self._signal() == "heap" else ""
 
 
-_GRAPH = "autograd graph"
 _UNKNOWN = "who holds it is not known"
 
 
