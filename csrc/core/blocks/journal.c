@@ -1,7 +1,7 @@
 /* journal.c -- how this file works.
  *
- * Entries are in the order in which they were made and never move; an open table leads from an address
- * to the entry that lives there, as in live.c. Nothing is added up while reports come: an entry has its
+ * Entries are in the order in which they were made and never move; a table leads from an address to
+ * the entry that lives there. Nothing is added up while reports come: an entry has its
  * two numbers of order, and a read makes the prefix sum of all of them. So what is marked late counts
  * from the begin, and the peak, its moment and the blocks alive come from the same numbers. */
 #include "blocks/journal.h"
@@ -11,7 +11,6 @@
 #include <string.h>
 
 enum {
-    FIRST_SLOTS = 1024,
     NAME_SLOTS = 2 * MT_JOURNAL_NAMES_MOST,
     HAS_SHAPE = 1, /* bits of `is` */
 };
@@ -25,10 +24,17 @@ struct mt_journal_entry {
     uint8_t birth_phase, death_phase, category, dims, is;
 };
 
+/* Which entry lives at an address. */
+typedef struct life {
+    uint64_t address;
+    uint64_t entry; /* 1 + its index */
+} life;
+
 void
 mt_journal_init(mt_journal *j, const mt_alloc *mem, const mt_home *home)
 {
     *j = (mt_journal){.mem = mem, .home = home};
+    mt_addrs_init(&j->lives, mem, sizeof(life));
     mt_lock_init(&j->lock);
 }
 
@@ -142,71 +148,13 @@ mt_journal_text(mt_journal *j, uint32_t name)
 
 /* --- entries that live --------------------------------------------------------------------------- */
 
-static size_t
-home_slot(const mt_journal *j, uint64_t address)
-{
-    uint64_t h = (address >> 4) * UINT64_C(0x9E3779B97F4A7C15);
-
-    return (size_t)(h >> 32) & (j->slots_n - 1);
-}
-
-static mt_journal_entry *
-entry_in(const mt_journal *j, size_t slot)
-{
-    return &j->entries[j->slots[slot] - 1];
-}
-
-/* Where the address is, or else the free slot where it is to go. pre: a slot is free. */
-static size_t
-slot_of(const mt_journal *j, uint64_t address)
-{
-    size_t at = home_slot(j, address);
-
-    while (j->slots[at] != 0 && entry_in(j, at)->address != address)
-        at = (at + 1) & (j->slots_n - 1);
-    return at;
-}
-
 /* The entry that lives at the address, or NULL. */
 static mt_journal_entry *
 find(const mt_journal *j, uint64_t address)
 {
-    size_t at;
+    const life *l = mt_addrs_find(&j->lives, address);
 
-    if (j->slots_n == 0 || j->slots[at = slot_of(j, address)] == 0) return NULL;
-    return entry_in(j, at);
-}
-
-/* Moves up what follows a slot that has become free, as far as it was pushed on. */
-static void
-close_gap(mt_journal *j, size_t gap)
-{
-    size_t mask = j->slots_n - 1;
-
-    for (size_t at = (gap + 1) & mask; j->slots[at] != 0; at = (at + 1) & mask) {
-        size_t pushed = (at - home_slot(j, entry_in(j, at)->address)) & mask;
-        if (pushed < ((at - gap) & mask)) continue; /* it would come before its own slot */
-        j->slots[gap] = j->slots[at];
-        gap = at;
-    }
-    j->slots[gap] = 0;
-}
-
-/* Slots for one more, at most half full. */
-static bool
-make_room_to_live(mt_journal *j)
-{
-    size_t more = j->slots_n == 0 ? FIRST_SLOTS : 2 * j->slots_n, before = j->slots_n;
-    uint32_t *slots, *old = j->slots;
-
-    if (2 * (j->live + 1) <= j->slots_n) return true;
-    if ((slots = mt_alloc_zeroed(j->mem, more, sizeof *slots)) == NULL) return false;
-    j->slots = slots;
-    j->slots_n = more;
-    for (size_t i = 0; i < before; i++)
-        if (old[i] != 0) slots[slot_of(j, j->entries[old[i] - 1].address)] = old[i];
-    put(j, old, before * sizeof *old);
-    return true;
+    return l == NULL ? NULL : &j->entries[l->entry - 1];
 }
 
 /* False where there is no room. pre: nothing lives at its address. */
@@ -214,32 +162,26 @@ static bool
 add(mt_journal *j, mt_journal_entry entry)
 {
     mt_journal_entry *entries;
+    life *l;
 
-    if (j->n >= MT_JOURNAL_ENTRIES_MOST || !make_room_to_live(j)) return false;
+    if (j->n >= MT_JOURNAL_ENTRIES_MOST) return false;
     entries = mt_alloc_grown(j->mem, j->entries, &j->room, j->n + 1, sizeof *entries);
     if (entries == NULL) return false;
     j->entries = entries;
+    if ((l = mt_addrs_add(&j->lives, entry.address)) == NULL) return false;
+    assert(l->entry == 0);
     entries[j->n++] = entry;
-    j->slots[slot_of(j, entry.address)] = (uint32_t)j->n;
-    j->live++;
+    l->entry = j->n;
     return true;
 }
 
 /* --- begin and end ------------------------------------------------------------------------------- */
 
 static void
-drop_slots(mt_journal *j)
-{
-    put(j, j->slots, j->slots_n * sizeof *j->slots);
-    j->slots = NULL;
-    j->slots_n = j->live = 0;
-}
-
-static void
 forget(mt_journal *j)
 {
     drop_names(j);
-    drop_slots(j);
+    mt_addrs_drop(&j->lives);
     put(j, j->entries, j->room * sizeof *j->entries);
     put(j, j->sizes, j->sizes_room * sizeof *j->sizes);
     put(j, j->backwards, j->backwards_room * sizeof *j->backwards);
@@ -313,7 +255,7 @@ mt_journal_end(mt_journal *j)
     if (!is_home(j)) return;
     mt_lock_take(&j->lock);
     atomic_store(&j->is_on, false);
-    drop_slots(j);
+    mt_addrs_drop(&j->lives);
     mt_lock_give(&j->lock);
 }
 
@@ -346,24 +288,24 @@ see_phase(mt_journal *j, mt_phase phase, bool is_birth)
     j->is_in_backward = true;
 }
 
+/* Ends the life at this address, if there is one. */
 static void
-end_life(mt_journal *j, size_t slot, mt_phase phase)
+end_life(mt_journal *j, uint64_t address, mt_phase phase)
 {
-    mt_journal_entry *entry = entry_in(j, slot);
+    life *l = mt_addrs_find(&j->lives, address);
 
-    entry->death = ++j->order;
-    entry->death_phase = (uint8_t)phase;
-    j->live--;
-    close_gap(j, slot);
+    if (l == NULL) return;
+    see_phase(j, phase, false);
+    j->entries[l->entry - 1].death = ++j->order;
+    j->entries[l->entry - 1].death_phase = (uint8_t)phase;
+    mt_addrs_remove(&j->lives, l);
 }
 
 static void
 bear(mt_journal *j, uint64_t address, size_t bytes, mt_journal_birth birth)
 {
-    size_t at;
-
     see_phase(j, birth.phase, true);
-    if (j->slots_n > 0 && j->slots[at = slot_of(j, address)] != 0) end_life(j, at, birth.phase);
+    end_life(j, address, birth.phase); /* of one that has died unseen */
     j->order++;
     if (!add(j, (mt_journal_entry){.address = address,
                                    .bytes = bytes,
@@ -389,14 +331,10 @@ void
 mt_journal_died(mt_journal *j, const void *address, mt_phase phase)
 {
     uint64_t key = (uint64_t)(uintptr_t)address;
-    size_t at;
 
     if (key == 0 || !is_home(j) || !mt_journal_is_on(j)) return;
     mt_lock_take(&j->lock);
-    if (mt_journal_is_on(j) && j->slots_n > 0 && j->slots[at = slot_of(j, key)] != 0) {
-        see_phase(j, phase, false);
-        end_life(j, at, phase);
-    }
+    if (mt_journal_is_on(j)) end_life(j, key, phase);
     mt_lock_give(&j->lock);
 }
 

@@ -17,7 +17,7 @@
  * marked while it lives, by its address; an entry keeps its mark, whatever comes to lie there later.
  *
  * Any thread may report. In a process that was forked from the one that made the journal, reports are
- * ignored. 48 bytes an entry, and 8 to 16 more for each that lives; some 60 ns for each report. */
+ * ignored. 48 bytes an entry, and 24 to 48 more for each that lives; some 60 ns for each report. */
 #ifndef MT_BLOCKS_JOURNAL_H
 #define MT_BLOCKS_JOURNAL_H
 
@@ -25,7 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/alloc.h"
+#include "base/addrs.h"
 #include "base/lock.h"
 #include "blocks/live.h"
 
@@ -63,8 +63,7 @@ typedef struct mt_journal {
     bool is_in_backward; /* since the last birth in a forward pass, a backward pass was seen */
     mt_journal_entry *entries;
     size_t n, room;
-    uint32_t *slots; /* an open table of the entries that live: 1 + index, or 0 */
-    size_t slots_n, live;
+    mt_addrs lives;      /* the entries that live, by address */
     uint32_t *backwards; /* the order after which a backward pass began, each time */
     size_t backwards_n, backwards_room;
     int64_t *sizes; /* of the shapes of all entries, one after the other */

@@ -627,7 +627,7 @@ threads_report_while_it_begins_and_ends(void)
     }
     for (size_t i = 0; i < THREADS; i++)
         CHECK(pthread_join(threads[i], NULL) == 0);
-    CHECK(r.journal.live == mt_live_read(&r.live).blocks + 1);
+    CHECK(r.journal.lives.n == mt_live_read(&r.live).blocks + 1);
     rig_close(&r);
 }
 
