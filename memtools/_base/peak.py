@@ -70,7 +70,8 @@ class Layer(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Stretches of a step that follow each other, in one of PHASES: how many."""
+    """Stretches of a step that follow each other, in one of PHASES: how many. "": nothing was made,
+    or what came after the optimizer's step let go of memory."""
 
     phase: str
     stretches: int

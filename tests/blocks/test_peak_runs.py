@@ -71,7 +71,9 @@ def test_the_highest_of_the_step_over_time_is_the_peak_with_its_parts(peaks, kin
     at_peak = {what: row[stack.highest] for what, row in stack.rows if row[stack.highest]}
     assert at_peak == {part.what: part.bytes for part in peak.parts}
     phases = [span.phase for span in stack.spans]
-    assert phases == (["forward"] if kind == "rollout" else ["forward", "backward", "optimizer"])
+    assert phases == (
+        ["forward"] if kind == "rollout" else ["forward", "backward", "optimizer", ""]
+    )
 
 
 ADVICE = {

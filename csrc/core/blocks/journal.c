@@ -475,7 +475,8 @@ mt_journal_mark(mt_journal *j, const void *address, size_t bytes, uint32_t categ
 typedef struct change {
     int64_t bytes;
     mt_phase phase; /* in which it was born, or what was born last */
-    uint32_t stretch;
+    uint16_t stretch;
+    bool is_outside; /* it died neither in a backward pass nor in an optimizer's step */
 } change;
 
 /* What a read works with. */
@@ -497,7 +498,9 @@ changes_of(const mt_journal *j)
         const mt_journal_entry *e = &j->entries[i];
         changes[e->birth].bytes += (int64_t)e->bytes;
         changes[e->birth].phase = (mt_phase)e->birth_phase;
-        if (e->death != 0) changes[e->death].bytes -= (int64_t)e->bytes;
+        if (e->death == 0) continue;
+        changes[e->death].bytes -= (int64_t)e->bytes;
+        changes[e->death].is_outside = e->death_phase == MT_PHASE_FORWARD;
     }
     return changes;
 }
@@ -574,7 +577,8 @@ number_of(mt_journal_kind kind)
 /* --- stretches and their layers ------------------------------------------------------------------ */
 
 /* A phase begins with a birth: what dies between two may be let go of anywhere, and belongs to the one
- * before. Returns how often one begins. */
+ * before. An optimizer's step ends with the first that dies outside of it; what is let go of then, to
+ * the next birth, is of none. Returns how often one begins. */
 static uint64_t
 fill_phases(reading *r)
 {
@@ -584,9 +588,11 @@ fill_phases(reading *r)
     for (uint64_t at = 0; at < r->changes_n && now == MT_PHASE_BEFORE; at++)
         now = r->changes[at].phase;
     for (uint64_t at = 0; at < r->changes_n; at++) {
-        if (r->changes[at].phase == MT_PHASE_BEFORE) r->changes[at].phase = now;
-        begins += at == 0 || r->changes[at].phase != now;
-        now = r->changes[at].phase;
+        change *one = &r->changes[at];
+        bool is_after = now == MT_PHASE_OPTIMIZER && one->is_outside;
+        if (one->phase == MT_PHASE_BEFORE) one->phase = is_after ? MT_PHASE_BEFORE : now;
+        begins += at == 0 || one->phase != now;
+        now = one->phase;
     }
     return begins;
 }
@@ -613,7 +619,7 @@ sum_up(reading *r, mt_journal_contents *out)
             left = each;
         }
         if (in_use > stretch->bytes) *stretch = (mt_journal_stretch){at, in_use, now->phase};
-        now->stretch = (uint32_t)(out->stretches_n - 1);
+        now->stretch = (uint16_t)(out->stretches_n - 1);
         if (at == 0) out->base_bytes = out->peak_bytes = in_use;
         if (in_use <= out->peak_bytes) continue;
         out->peak_bytes = in_use;

@@ -126,7 +126,7 @@ typedef struct mt_journal_rest {
 /* Births and deaths that follow each other: the most that was in use, and when. */
 typedef struct mt_journal_stretch {
     uint64_t order, bytes;
-    mt_phase phase; /* 0: nothing has happened */
+    mt_phase phase; /* 0: nothing was born, or after an optimizer's step */
 } mt_journal_stretch;
 
 /* All blocks of one kind: their bytes at the moments of the stretches. */

@@ -479,7 +479,8 @@ typedef struct life {
 
 typedef struct model {
     life lives[LIVES];
-    mt_phase phases[1 + LIVES]; /* of each order: that of the last birth, 0 before the first */
+    mt_phase phases[1 + LIVES]; /* of each order */
+    uint32_t first;             /* the order of the first birth */
     size_t n;
     uint32_t order;
     bool is_in_backward;
@@ -519,6 +520,8 @@ model_die(model *m, uint64_t address, mt_phase phase)
     l->death = ++m->order;
     l->died = phase;
     m->phases[m->order] = m->phases[m->order - 1];
+    if (m->phases[m->order] == MT_PHASE_OPTIMIZER && phase == MT_PHASE_FORWARD)
+        m->phases[m->order] = MT_PHASE_BEFORE;
 }
 
 static void
@@ -526,6 +529,7 @@ model_add(model *m, life l)
 {
     CHECK(m->n < LIVES);
     if (l.birth != 0) m->phases[l.birth] = l.born;
+    if (m->first == 0) m->first = l.birth;
     m->lives[m->n++] = l;
 }
 
@@ -557,9 +561,7 @@ check_block(const model *m, const mt_journal_block *block, uint32_t peak_at)
 static mt_phase
 model_phase_at(const model *m, uint64_t order)
 {
-    while (order < m->order && m->phases[order] == MT_PHASE_BEFORE)
-        order++;
-    return m->phases[order];
+    return m->phases[order < m->first ? m->first : order];
 }
 
 /* What the layers tell of a stretch is what the model has at its moment, by kinds. */
