@@ -223,8 +223,9 @@ def test_a_layer_of_a_stack_can_be_turned_off(chrome, page):
 
 @pytest.mark.parametrize("columns", [1, 2, 128])
 def test_steps_of_any_length_are_drawn(chrome, columns, tmp_path):
+    size = 4 * MIB + MIB // 4  # in the middle of two figures
     step = {
-        "layers": (Layer("gradients", (4 * MIB, *[0] * (columns - 1))),),
+        "layers": (Layer("gradients", (size, *[0] * (columns - 1))),),
         "spans": tuple(Span(("forward", "backward")[n % 2], 1) for n in range(columns)),
     }
     path = write(str(tmp_path / "run.mem"), events=[recorded(3, MIB, **step)])  # type: ignore[list-item]
@@ -232,6 +233,7 @@ def test_steps_of_any_length_are_drawn(chrome, columns, tmp_path):
     chrome.open(tmp_path / "run.html", 1400)
     assert chrome.complaints() == []
     assert pixels(chrome, "--s2", STACK) > 100_000
+    assert stacked(chrome)["gradients"] == format_bytes(size)
 
 
 def test_ten_million_samples_fit_into_two_mebibytes(chrome, tmp_path, capsys):

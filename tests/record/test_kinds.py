@@ -378,6 +378,7 @@ def test_the_oldest_payloads_go_and_are_counted(tmp_path):
     lambda parts: st.lists(parts, max_size=4) | st.dictionaries(
         st.sampled_from(["path", "kind", "steps", "new_bytes", "rate_bytes_per_step", "signal",
                          "steps_left", "new_objects", "parts", "largest", "saved",
+                         "layers", "spans",
                          "length", "capacity", "since_step"]), parts),
 ).map(lambda value: json.dumps(value).encode()))  # fmt: skip
 def test_no_payload_leads_to_an_error(data):

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memtools import read_record
 from memtools._base.peak import PARTS, Large, Layer, Part, PeakContents, Saver, Span
@@ -196,6 +198,18 @@ def test_a_step_is_told_over_time(tmp_path):
 )
 def test_a_step_that_cannot_be_is_not_told_over_time(wrong):
     assert peaks.stack_of(dataclasses.replace(STEP, **wrong)) is None
+
+
+@given(
+    st.lists(st.builds(Layer, st.text(max_size=3), st.lists(st.integers(-3, 9)).map(tuple))),
+    st.lists(st.builds(Span, st.text(max_size=3), st.integers(-1, 3))),
+)
+def test_whatever_a_record_has_is_told_over_time_or_not(layers, spans):
+    stack = peaks.stack_of(dataclasses.replace(PEAK, layers=tuple(layers), spans=tuple(spans)))
+    if stack is not None:
+        columns = sum(span.stretches for span in stack.spans)
+        assert all(len(row) == columns and min(row) >= 0 for _, row in stack.rows)
+        assert 0 <= stack.highest < columns
 
 
 def test_records_from_before_that_have_none():
