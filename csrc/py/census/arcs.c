@@ -113,7 +113,7 @@ static walker
 coming_to(PyGC_Head *at, size_t arc)
 {
     __builtin_prefetch(at);
-    __builtin_prefetch(&((PyObject *)(at + 1))->ob_type);
+    __builtin_prefetch((const void *)&((PyObject *)(at + 1))->ob_type);
     return (walker){at, arc};
 }
 
