@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from memtools import _core
 from tests.kit.children import in_child
+from tests.kit.ownprocess import in_own_process
 
 KIB = 1 << 10
 LIBRARIES = (f"{Path(torch.__file__).parents[1]}/", f"{Path(os.__file__).parent}/")
@@ -660,10 +659,7 @@ late = Late()
 
 @pytest.mark.slow
 def test_the_interpreter_ends_cleanly_while_it_records() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=120
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert in_own_process(AT_EXIT) == ""
 
 
 @pytest.mark.slow

@@ -229,21 +229,21 @@ mt_py_recording_died(const void *block)
 /* --- begin and end -------------------------------------------------------------------------------- */
 
 int
-mt_py_recording_begin(const mt_state *st, mt_live *live)
+mt_py_recording_begin(const mt_torch_ops *shim, mt_live *live)
 {
-    in_backward = st->shim->in_backward;
+    in_backward = shim->in_backward;
     atomic_fetch_add(&recordings, 1);
-    if (mt_journal_begin(&journal, live) && st->shim->observe(&observer)) return 0;
-    mt_py_recording_end(st);
+    if (mt_journal_begin(&journal, live) && shim->observe(&observer)) return 0;
+    mt_py_recording_end(shim);
     mt_py_recording_forget();
     PyErr_NoMemory();
     return -1;
 }
 
 void
-mt_py_recording_end(const mt_state *st)
+mt_py_recording_end(const mt_torch_ops *shim)
 {
-    if (st != NULL && st->shim != NULL) (void)st->shim->observe(NULL);
+    (void)shim->observe(NULL);
     mt_journal_end(&journal);
 }
 
