@@ -22,7 +22,7 @@ from itertools import pairwise
 from memtools._base import sentences
 from memtools._base.size import format_bytes
 from memtools._census.holders import Holder
-from memtools.leak.finding import EXPLAINED, RANK, Key, LeakFinding, graded
+from memtools.leak.finding import COLLECTOR_IS_OFF, EXPLAINED, RANK, Key, LeakFinding, graded
 from memtools.monitor.signals import Points, slope_of
 
 LEAST_RATE = 1024.0  # bytes a step below which nothing is said of growth that nobody holds
@@ -64,6 +64,7 @@ class Evidence:
         holders: what it names.
         unheld: what growth of use is that no Python object holds: "C heap", "cycles", or "" where
             that is not known.
+        is_collected: whether somebody collects garbage: Python's collector, or the program.
         profiles: whether a torch profiler runs.
         declared: bytes a step that the program has declared to fill something, `math.inf` for as
             fast as it comes; and by which name.
@@ -79,6 +80,7 @@ class Evidence:
     walked: bool = True
     holders: Sequence[Holder] = ()
     unheld: str = ""
+    is_collected: bool = True
     profiles: bool = False
     declared: tuple[float, str] = (0.0, "")
     children: tuple[int, Sequence[tuple[str, float]]] = (0, ())
@@ -259,12 +261,15 @@ def _unheld(seen: Evidence, use: float, residue: float) -> list[LeakFinding]:
         return []
     signal = _of_use(seen)
     rate, first = seen.late("use")
+    suspected = grade if RANK[grade] >= RANK["suspect"] else "suspect"
     if seen.unheld == "cycles":
-        return [LeakFinding("fills", signal, rate_bytes=residue, since_step=first, kind="cycles")]
+        what = "" if seen.is_collected else COLLECTOR_IS_OFF
+        grade = "fills" if seen.is_collected else suspected
+        return [LeakFinding(grade, signal, rate_bytes=residue, since_step=first, kind="cycles",
+                            what=what)]  # fmt: skip
     if seen.unheld == C_HEAP and residue >= LEAST_OF_C:
         what = "a torch profiler is running" if seen.profiles else ""
-        residue = _cost_of_c(seen, use - residue)
-        grade = grade if RANK[grade] >= RANK["suspect"] else "suspect"
+        residue, grade = _cost_of_c(seen, use - residue), suspected
         return [
             LeakFinding(grade, signal, rate_bytes=residue, since_step=first, kind=C_HEAP, what=what)
         ]
