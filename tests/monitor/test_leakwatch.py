@@ -568,6 +568,15 @@ def test_cycles_that_nobody_collects_are_a_leak(
         assert "(the garbage collector is off" in str(found)
 
 
+@pytest.mark.parametrize(("rate", "line"), [(33 * KIB, "train.py:4"), (99 * KIB, "")])
+def test_what_gets_a_name_keeps_its_line_where_it_is_as_fast(rate: int, line: str) -> None:
+    standing = Standing()
+    standing.add(32, [LeakFinding("suspect", "heap", rate_bytes=36.0 * KIB, made_at="train.py:4")])
+    named = LeakFinding("suspect", "heap", rate_bytes=rate, kind="cycles")
+    (told,), (replaced,) = standing.add(48, [named])
+    assert (told.kind, told.made_at, replaced.made_at) == ("cycles", line, "train.py:4")
+
+
 def test_garbage_of_the_start_does_not_hide_a_leak(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
