@@ -88,6 +88,8 @@ class ByTime:
                 try:
                     if not self.tick(time.monotonic_ns()):
                         return
+                    if self._is_over and self._watch is not None:
+                        self._watch.leave()  # the end has not waited for this look
                 except Exception as error:
                     why = f"{type(error).__name__}: {error}"
                     self._complain("leaks", f"the leak test by time is off from here on: {why}")
