@@ -673,6 +673,11 @@ class LeakWatch:
         recent = self._points.recent(finding.part, GOES_ON)
         return recent is not None and recent >= FREED * self._each(finding)
 
+    def interrupt(self) -> None:
+        """Do not look for a while: nothing that slows the program is to be on."""
+        if self._tracing is not None:
+            self._tracing.interrupt()
+
     def withdraw(self) -> None:
         """Look no more: what was found has been a part of something else."""
         self.leave()

@@ -56,6 +56,8 @@ SLOWEST_PROBE = 1 + (SLOWEST - 1) / FRAMES[-1][1]
 DEAR_SHARE = 0.05  # of a tick: what is in use is read at each of them
 SHORT_NS = 1_000_000  # a step that is shorter counts as that: its time is mostly noise
 PLAIN = 3  # newest steps, whose shortest tells how long a plain one takes: one may collect garbage
+PARTS, PARTS_BY_TIME = 2, 6  # of a window: at any moment blocks live that are let go of soon
+FALLS = 0.1  # of its growth: what lives of a line that is kept does not become less
 FIRST = 1  # step after which what lives is noted first: by then a buffer has been made anew
 TRACED = 2  # steps from there on
 LONGER = 8  # where the growth of these explained nothing
@@ -86,7 +88,7 @@ PROGRAMS_OWN = "the program runs tracemalloc itself"
 TOO_SLOW = f"tracemalloc would make a step take more than {SLOWEST:.0f} times as long"
 SLOWS = f"tracemalloc would make the program more than {SLOWEST:.0f} times as slow"
 TOO_MANY = "it makes more blocks than tracemalloc can list at once without a long pause"
-TOO_NOISY = "memory in use goes up and down by too much to see in 10 s what stays"
+UNKNOWN = "it cannot be told how much slower tracemalloc makes the program"
 TOO_DEAR = "it takes too long to read what is in use five times a second"
 CUT = "the window was closed before its end"
 STOPPED = "the program has stopped tracemalloc, or started its own"
@@ -405,6 +407,8 @@ class TraceWindow:
             one which explained nothing, as it takes a pass over all objects. Default: no.
         probe_s: seconds that the first step may take with tracemalloc. Default: LONGEST_S.
         probe: steps that tell how slow it gets, at least 1. Default: 1.
+        parts: after each of so many parts of the window it is noted what lives, at least 2. With
+            more than two a place whose blocks become less between does not grow. Default: 2.
     """
 
     def __init__(
@@ -416,9 +420,10 @@ class TraceWindow:
         unheard: bool = False,
         probe_s: float = LONGEST_S,
         probe: int = PROBE,
+        parts: int = PARTS,
     ) -> None:
         self.steps = steps
-        self.probe = probe
+        self.probe, self.parts = probe, parts
         #: names of what traces, and why another does not
         self.sources: tuple[str, ...] = ()
         self.why = ""
@@ -541,9 +546,9 @@ class TraceWindow:
             self.end()
 
     @property
-    def has_halves(self) -> bool:
-        """Whether what lived was noted three times: so `sites` can tell what grew evenly."""
-        return len(self._marks) == 3
+    def is_whole(self) -> bool:
+        """Whether what lived was noted after each part."""
+        return len(self._marks) == self.parts + 1
 
     def wait(self, over: _thread.LockType) -> None:
         """On a thread of its own: end what takes too long, until all is over."""
@@ -561,10 +566,11 @@ class TraceWindow:
             source.living(False)
 
     def _is_mark(self, step: int) -> bool:
-        """Whether what lives is noted at this step: after the first one, and half-way."""
+        """Whether what lives is noted at this step: after the first one, and after each part."""
         if not self._marks:
             return True
-        return len(self._marks) == 1 and step >= self._marks[0][0] + (self.steps + 1) // 2
+        n = len(self._marks)
+        return n < self.parts and step >= self._marks[0][0] - (-n * self.steps // self.parts)
 
     def end(self) -> None:
         """Turn everything off. May be called twice, and on another thread."""
@@ -583,13 +589,16 @@ class TraceWindow:
         if len(self._marks) < 2:
             return [], [], []
         (first, before), (last, after) = self._marks[0], self._marks[-1]
-        half, between = self._marks[1] if len(self._marks) > 2 else (first, before)
+        half, between = self._marks[len(self._marks) // 2 if len(self._marks) > 2 else 0]
         even, grown, late = list[Site](), list[Site](), list[Site]()
         for name, living in after.items():
             if name not in before or name not in between:
                 continue
             for place, size in living.items():
                 old, then = before[name].get(place, 0.0), between[name].get(place, 0.0)
+                each = [found.get(name, {}).get(place, 0.0) for _, found in self._marks]
+                if len(each) > PARTS + 1 and self._falls(each):
+                    continue
                 grown.append(Site(place, (size - old) / (last - first)))
                 if half == first or min(then - old, size - then) > EVEN * max(
                     then - old, size - then
@@ -598,6 +607,11 @@ class TraceWindow:
                 if old < APPEARED * then:
                     late.append(Site(place, (size - then) / (last - half)))
         return _in_order(even), _in_order(grown), _in_order(late)
+
+    @staticmethod
+    def _falls(sizes: Sequence[float]) -> bool:
+        """Whether what lives of a place has become less by more than a part of its growth."""
+        return max(a - b for a, b in pairwise(sizes)) > FALLS * (sizes[-1] - sizes[0])
 
 
 def _in_order(sites: Sequence[Site]) -> list[Site]:
@@ -855,13 +869,13 @@ class Tracing:
         return step >= self._next and len(self._readings) > READ_STEPS
 
     def _stands_out(self, progress: Progress) -> bool:
-        """Whether a window would show growth, by what was read at the newest ticks. Where it is
+        """Whether a window can be opened, by what was read at the newest ticks. Where growth is
         lost in noise that counts as an attempt."""
         if progress.is_full and progress.least_ticks is None:
             self._attempt()
             progress.forget()
             if all(self._attempts[one.key] >= ATTEMPTS for one in self._wanted):
-                self._write({"why": TOO_NOISY})
+                self._write({"why": UNKNOWN})
         return progress.is_known and progress.least_ticks is not None
 
     def _attempt(self) -> None:
@@ -882,11 +896,11 @@ class Tracing:
         """Open a window at the end of this step."""
         begun = time.thread_time_ns()
         is_first, progress = self._is_first, self._progress
-        steps, probe = TRACED if is_first else steps_for(self._readings), PROBE
+        steps, probe, parts = TRACED if is_first else steps_for(self._readings), PROBE, PARTS
         probe_s = SLOWEST_PROBE * self._plain_ns / 1e9
         if progress is not None:
             steps = progress.ticks(longest=not is_first)
-            probe, probe_s = steps // 2, LONGEST_S
+            probe, probe_s, parts = progress.probe, LONGEST_S, PARTS_BY_TIME
             progress.begin()
         self._attempt()
         self._windows += 1
@@ -901,7 +915,9 @@ class Tracing:
         # What nobody reports takes a pass over all objects, and a reference to each tensor, whose
         # finalizers are not for another thread to run.
         has_unheard = not is_first and progress is None
-        window = TraceWindow(steps, blocks, why, unheard=has_unheard, probe_s=probe_s, probe=probe)
+        window = TraceWindow(
+            steps, blocks, why, unheard=has_unheard, probe_s=probe_s, probe=probe, parts=parts
+        )
         self._opened = time.monotonic()
         try:
             started = window.begin(step)
@@ -971,12 +987,15 @@ class Tracing:
         tables, was_probed = progress.tables, window.is_probed
         if TRACEMALLOC in window.sources:
             slowest = SLOWEST if was_probed or step < window.begun + window.probe else SLOWEST_PROBE
+            slower, is_end = progress.slower, step >= window.begun + window.probe
             if tables > MOST_TABLES:
                 window.drop(TRACEMALLOC, TOO_MANY)
-            elif progress.is_certain and progress.slower > slowest:
+            elif slower is not None and progress.is_certain and slower > slowest:
                 window.drop(TRACEMALLOC, SLOWS)
+            elif slower is None and not was_probed and is_end:
+                window.drop(TRACEMALLOC, UNKNOWN)
         probed = step - window.begun
-        is_over = window.turn(step, None, progress.slower)
+        is_over = window.turn(step, None, progress.slower or 1.0)
         if window.is_probed and not was_probed and TRACEMALLOC in window.sources:
             progress.begin()  # with as many frames as it bears
             steps = progress.affordable(window.steps, probed, tables)
@@ -984,6 +1003,8 @@ class Tracing:
                 window.drop(TRACEMALLOC, TOO_MANY)
             else:
                 window.steps = steps
+        if not was_probed and TRACEMALLOC not in window.sources:
+            self._windows = MOST_WINDOWS  # it would not be borne later, either
         return is_over or not window.is_open
 
     def _lines(self, findings: Sequence[LeakFinding], window: TraceWindow) -> list[list[Site]]:
@@ -995,10 +1016,10 @@ class Tracing:
         """
         if self._progress is None:
             return list(window.sites())
-        slowed = self._progress.slowed
+        slowed = self._progress.slowed or 1.0
         even = [Site(place, rate * slowed) for place, rate in window.sites()[0]]
         grows = max(self._progress.rate, sum(one.rate_bytes for one in findings))
-        is_told = window.has_halves and sum(site.rate for site in even) <= MOST * grows
+        is_told = window.is_whole and sum(site.rate for site in even) <= MOST * grows
         return [even] if is_told else []
 
     def _explained(self, findings: Sequence[LeakFinding], window: TraceWindow) -> dict[Key, str]:
@@ -1024,9 +1045,15 @@ class Tracing:
                      "why": window.why, "found": found, "seconds": seconds})  # fmt: skip
 
     def close(self) -> None:
-        """Turn everything off. May be called twice."""
-        window, self._window = self._window, None
+        """Turn everything off, for good. May be called twice."""
         self._windows = MOST_WINDOWS
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """Turn everything off, until a window is opened again."""
+        window, self._window = self._window, None
+        if self._progress is not None:
+            self._progress.forget()
         if window is not None:
             window.end()
             window.why = window.why or CUT
