@@ -31,12 +31,13 @@ import os
 import sysconfig
 import time
 import tokenize
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from memtools import _core
 from memtools._base import process
 from memtools._base.libraries import GENERATED
 from memtools._base.text import shown
@@ -293,18 +294,12 @@ class _PythonBlocks:
         do not tell are looked for at the last boundary alone, as that takes long."""
         if not self.is_ours:
             return None
-        try:
-            blocks = self._module.take_snapshot().traces._traces
-        except RuntimeError:  # stopped on another thread, meanwhile
-            return None
-        # Snapshot.statistics() makes an object for each block: 20 times as long, while it is on.
-        sizes: defaultdict[tuple[tuple[str, int], ...], list[int]] = defaultdict(list)
-        for block in blocks:
-            sizes[block[2]].append(block[1])
-        del blocks
         found: Living = {}
-        for stack, each in sizes.items():
-            self._add(found, [Place(*frame) for frame in stack], sum(each))
+        # Snapshot.statistics() makes an object for each block: 20 times as long, while it is on.
+        for stack, size in _core._traced():
+            self._add(found, [Place(*frame) for frame in stack], size)
+        if not self.is_ours:  # stopped on another thread, meanwhile
+            return None
         heard = self._blocks
         if is_last and heard is not None and heard.is_on:
             for frames, size in unheard(lambda address: heard.site_of(address) is not None):
@@ -546,9 +541,10 @@ class TraceWindow:
             self.end()
 
     @property
-    def is_whole(self) -> bool:
-        """Whether what lived was noted after each part."""
-        return len(self._marks) == self.parts + 1
+    def is_divided(self) -> bool:
+        """Whether it was noted in more than two parts what lived: a tick may come late, and more
+        parts than there are steps are not to be had."""
+        return len(self._marks) > PARTS + 1
 
     def wait(self, over: _thread.LockType) -> None:
         """On a thread of its own: end what takes too long, until all is over."""
@@ -597,7 +593,7 @@ class TraceWindow:
             for place, size in living.items():
                 old, then = before[name].get(place, 0.0), between[name].get(place, 0.0)
                 each = [found.get(name, {}).get(place, 0.0) for _, found in self._marks]
-                if len(each) > PARTS + 1 and self._falls(each):
+                if self.is_divided and self._falls(each):
                     continue
                 grown.append(Site(place, (size - old) / (last - first)))
                 if half == first or min(then - old, size - then) > EVEN * max(
@@ -1019,7 +1015,7 @@ class Tracing:
         slowed = self._progress.slowed or 1.0
         even = [Site(place, rate * slowed) for place, rate in window.sites()[0]]
         grows = max(self._progress.rate, sum(one.rate_bytes for one in findings))
-        is_told = window.is_whole and sum(site.rate for site in even) <= MOST * grows
+        is_told = window.is_divided and sum(site.rate for site in even) <= MOST * grows
         return [even] if is_told else []
 
     def _explained(self, findings: Sequence[LeakFinding], window: TraceWindow) -> dict[Key, str]:
