@@ -88,7 +88,7 @@ MOST_NS = 500_000_000  # that all windows of a run may take of the processor at 
 PROGRAMS_OWN = "the program runs tracemalloc itself"
 TOO_SLOW = f"tracemalloc would make a step take more than {SLOWEST:.0f} times as long"
 SLOWS = f"tracemalloc would make the program more than {SLOWEST:.0f} times as slow"
-TOO_MANY = "it makes more blocks than tracemalloc can list at once without a long pause"
+TOO_MANY = "the program makes more blocks than can be listed without a long pause"
 UNKNOWN = "it cannot be told how much slower tracemalloc makes the program"
 TOO_DEAR = "it takes too long to read what is in use five times a second"
 CUT = "the window was closed before its end"
@@ -841,8 +841,6 @@ class Tracing:
     @property
     def _slower(self) -> float:
         """So many times as long as a plain step the newest one would take beside no other work."""
-        if self._progress is not None:
-            return self._progress.slower
         plain = min((cpu_ns for _, cpu_ns in self._plain), default=0)
         return 1 + max(0, self._took_cpu_ns - plain) / self._plain_ns
 
