@@ -979,7 +979,8 @@ class Tracing:
         """The end of a tick: tracemalloc goes on if the program bears it. Once that is known by one
         frame, the window gets as long as tracemalloc's memory allows."""
         tables, was_probed = progress.tables, window.is_probed
-        if TRACEMALLOC in window.sources:
+        was_on = TRACEMALLOC in window.sources
+        if was_on:
             slowest = SLOWEST if was_probed or step < window.begun + window.probe else SLOWEST_PROBE
             slower, is_end = progress.slower, step >= window.begun + window.probe
             if tables > MOST_TABLES:
@@ -997,7 +998,7 @@ class Tracing:
                 window.drop(TRACEMALLOC, TOO_MANY)
             else:
                 window.steps = steps
-        if not was_probed and TRACEMALLOC not in window.sources:
+        if was_on and not was_probed and TRACEMALLOC not in window.sources:
             self._windows = MOST_WINDOWS  # it would not be borne later, either
         return is_over or not window.is_open
 

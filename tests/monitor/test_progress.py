@@ -321,6 +321,19 @@ def test_torch_s_blocks_are_traced_on_where_tracemalloc_is_not_borne() -> None:
     assert (told.events[0]["sources"], told.events[0]["why"]) == ((tracing.TORCH,), tracing.SLOWS)
 
 
+def test_torch_s_blocks_are_found_beside_the_programs_own_tracemalloc() -> None:
+    blocks = FakeBlocks()
+    told = Told(blocks)
+    tracemalloc.start(2)
+    told.ticks(60)  # which keeps what torch does not know
+    told.ticks(120, lambda: blocks.make(47, 100 * KIB))
+    assert told.made_at == "train.py:47 in step"
+    assert [event["found"] for event in told.events] == [0, 1]
+    assert told.events[1]["why"] == tracing.PROGRAMS_OWN
+    assert tracemalloc.get_traceback_limit() == 2
+    tracemalloc.stop()
+
+
 def test_a_mode_of_torch_would_be_on_for_another_thread() -> None:
     modes = []
     reports = SimpleNamespace(
