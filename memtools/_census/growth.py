@@ -34,6 +34,7 @@ from memtools._census.holders import (
     Local,
     Namer,
     extent,
+    name_of_local,
     part_of_a_look,
     short_name,
     tensor_facts,
@@ -49,7 +50,7 @@ _SAMPLED = 8  # of the newest entries, that tell what comes
 _DEPTH = 4  # below an entry, where its tensors and arrays are looked for
 _PACKAGE = str(Path(__file__).parents[1]) + "/"
 #: what a row of the table is, as csrc/py/census/growth.c numbers them
-_CONTAINER, _GRAPH, _CHAIN, _CYCLE, _SLOTS = range(5)
+_CONTAINER, _GRAPH, _CHAIN, _CYCLE, _SLOTS, _CALLS = range(6)
 _OF_CYCLES = "cycles of .grad made by backward(create_graph=True)"
 _HOOKS = ("_hooks", "_pre_hooks", "hooks_dict")
 
@@ -188,6 +189,11 @@ def _holder(
 ) -> Holder:
     """What the table tells of a candidate, as a holder with a name."""
     steps = until - since
+    if sort == _CALLS:
+        path = name_of_local(Local(*way[0]))
+        return Holder(path, "calls", length, None, longer, round(pace * steps),
+                      what="running calls", steps=steps, since_step=since, rises=rises,
+                      only_gained=not fell)  # fmt: skip
     if type(way[-1]) is tuple and len(way) > 1:
         way[-1] = Local(*way[-1])
     path, container = namer.path_along(way), way[0]

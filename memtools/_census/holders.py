@@ -238,7 +238,7 @@ class Holder:
 
     Attributes:
         path: where it is in the program, like `list MoEBlock.gate_history`.
-        kind: the container's type, or `variable`, `autograd graph`, `C code`, `function`.
+        kind: the container's type, or `variable`, `calls`, `autograd graph`, `C code`, `function`.
         length: how many entries it has now; nodes of a graph. None where that has no meaning.
         capacity: how many it will have at most (`deque(maxlen=...)`, `lru_cache(maxsize)`); None
             without a bound.
@@ -775,8 +775,7 @@ def _final(obj: Any, holder: Any, steps: list[Step]) -> str | None:
     """The whole name where the holder is one that a reader finds in the program, else None."""
     kind, rest = type(holder), _text(steps)
     if kind is Local:
-        name = f"local {holder.name!r}" if holder.name else "a value in use"
-        return f"{name}{rest} of {function_name(holder.code)}"
+        return name_of_local(holder, rest)
     if kind is types.FunctionType:
         return _of_function(obj, holder, steps)
     if kind is LRU_CACHE:
@@ -794,6 +793,12 @@ def _final(obj: Any, holder: Any, steps: list[Step]) -> str | None:
     if issubclass(kind, (dict, list, tuple, set, frozenset, collections.deque)):
         return None
     return _of_instance(obj, holder, steps, rest)
+
+
+def name_of_local(local: Local, rest: str = "") -> str:
+    """`local 'rows' of train()`; with `rest` the way from it to what it holds."""
+    name = f"local {local.name!r}" if local.name else "a value in use"
+    return f"{name}{rest} of {function_name(local.code)}"
 
 
 def _cached(cache: Any) -> str:

@@ -88,7 +88,7 @@ class LeakFinding:
         holder: who holds it, like `list Trainer.losses`; "" where no Python object does.
         kind: of the holder: the type of a container, such as "list", "dict" or "lru_cache", else
             "autograd graph", "optimizer state", "hooks", "exceptions", "cache of the data set",
-            "variable";
+            "variable", "calls" of a function that do not end;
             without a holder "C heap", "shared memory", "children", "processes", "cycles" or "".
         what: what comes, in words, like `2 new [2048, 64] float32 tensors a step`; may be "".
         made_at: `file:line in function` where it was made; "" where that is not known.
@@ -340,6 +340,13 @@ _RULES: tuple[tuple[_Fits, _Rule], ...] = (
         lambda finding, name: (
             "processes are started and never ended: join() or terminate() each one, or start one "
             "pool for the whole run (persistent_workers=True for a DataLoader)"
+        ),
+    ),
+    (
+        _is("calls"),
+        lambda finding, name: (
+            f"calls of {name.rpartition(' of ')[2]} begin and do not end, as threads do that wait "
+            "for ever: join() them, give what they wait for a timeout, or take one pool of threads"
         ),
     ),
     (

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from memtools._base.sentences import of_new_objects
 from memtools._census.growth import GrowthCensus
 from memtools._census.holders import Holder
 from tests.census.older import older_torch
@@ -389,3 +390,39 @@ def test_steps_have_to_grow():
     with pytest.raises(ValueError, match="step 5 does not come after step 5"):
         census.look(5)
     assert census.looks == 1
+
+
+def test_what_threads_hold_that_wait_for_ever_is_named_by_their_variables():
+    over = threading.Event()
+
+    def upload(embedding: torch.Tensor) -> None:
+        over.wait()
+
+    def step(i: int) -> None:
+        threading.Thread(target=upload, args=(torch.ones(4096),)).start()
+
+    try:
+        holder = looked(step).holders()[0]  # the next one is threading's own list of threads
+    finally:
+        over.set()
+    assert (holder.kind, holder.length, holder.only_gained) == ("calls", 48, True)
+    assert "local 'embedding' of " in holder.path
+    assert holder.path.endswith("upload()")
+    assert holder.rate_bytes == pytest.approx(4096 * 4 + 444, rel=0.1)
+    assert of_new_objects(holder) == "1 new running call a step"
+
+
+def test_threads_of_a_pool_that_fills_are_not_named():
+    over = threading.Event()
+
+    def wait(batch: torch.Tensor) -> None:
+        over.wait()
+
+    def step(i: int) -> None:
+        if i <= 20:
+            threading.Thread(target=wait, args=(torch.ones(4096),)).start()
+
+    try:
+        assert looked(step, (16, 24, 32, 48, 64)).holders() == ()
+    finally:
+        over.set()

@@ -137,6 +137,8 @@ def test_the_advice_names_the_holder_and_is_of_its_kind(kind, holder, words):
          "or bound it; each worker has one of its own"),
         (LeakFinding("likely", "heap", per="s"), "call monitor.step()"),
         (LeakFinding("fills", "heap", kind="cycles"), "memtools.CleanupPolicy"),
+        (LeakFinding("growing", "heap", holder="local 'payload' of upload()", kind="calls"),
+         "calls of upload() begin and do not end"),
         (LeakFinding("growing", "heap", kind="cycles", what=COLLECTOR_IS_OFF), "gc.disable()"),
     ],
 )  # fmt: skip

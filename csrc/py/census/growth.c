@@ -1,7 +1,8 @@
 /* growth.c -- how this file works.
  *
  * memtools._core.GrowthTable is an object around one mt_growth (core/census/growth.h). _look() walks
- * (walk.h), shows each container, buffer, kept graph and linked chain to the table, and asks it for those that only
+ * (walk.h), shows each container, buffer, kept graph, linked chain and variable of several running
+ * calls to the table, and asks it for those that only
  * ever gained. What such a candidate gained without the candidates below it is its own; several in
  * one list or dict, which is no namespace, are taken together. The answer has for each of them the
  * objects on the way to it, from which memtools._census makes the name. Between the first object and
@@ -28,9 +29,10 @@ enum {
 static const uint64_t PLACE_OF_GRAPH = UINT64_C(0x9FB21C651E98DF25);
 static const uint64_t ADDRESS_OF_SLOTS = UINT64_C(0xA0761D6478BD642F);
 static const uint64_t PLACE_OF_CHAIN = UINT64_C(0xD6E8FEB86659FD93);
+static const uint64_t PLACE_OF_CALLS = UINT64_C(0xE7037ED1A0B428DB);
 
 /* What a candidate is; memtools._census.growth numbers them so, too. */
-typedef enum candidate_kind { CONTAINER, GRAPH, CHAIN, CYCLE, SLOTS } candidate_kind;
+typedef enum candidate_kind { CONTAINER, GRAPH, CHAIN, CYCLE, SLOTS, CALLS } candidate_kind;
 
 typedef struct GrowthTable {
     PyObject_HEAD
@@ -267,11 +269,68 @@ show_slots(look *l, size_t i)
     return watch == MT_GROWTH_NONE ? 0 : judge(l, i, watch, SLOTS);
 }
 
+/* A variable of one running call. */
+typedef struct variable {
+    uint64_t place; /* the same for all calls of the function */
+    size_t node;
+} variable;
+
+static int
+by_place(const void *a, const void *b)
+{
+    const variable *left = a, *right = b;
+
+    if (left->place != right->place) return left->place < right->place ? -1 : 1;
+    return left->node < right->node ? -1 : left->node > right->node;
+}
+
+/* One variable of several calls of a function that run at the same time, as in threads that wait. */
+static int
+show_variable(look *l, const variable *first, size_t n)
+{
+    mt_growth_thing thing = {.place = mt_walk_place(first->place, PLACE_OF_CALLS), .length = n};
+    uint32_t watch;
+
+    for (size_t i = 0; i < n; i++)
+        thing.bytes += mt_walk_at(l->walk, first[i].node)->bytes;
+    if (n < 2) return 0;
+    if (see(l, &thing, &watch) < 0) return -1;
+    return watch == MT_GROWTH_NONE ? 0 : judge(l, first->node, watch, CALLS);
+}
+
+/* Calls that begin, and never end, hold what their variables hold: no container is longer for it. */
+static int
+show_calls(look *l)
+{
+    size_t nodes = mt_walk_count(l->walk), n = 0, cap = 0;
+    variable *all = NULL, *larger;
+    int failed = 0;
+
+    for (size_t i = 0; i < nodes && !failed; i++) {
+        const mt_walk_node *node = mt_walk_at(l->walk, i);
+        if (node->kind != MT_WALK_VARIABLE) continue;
+        larger = mt_alloc_grown(&mt_alloc_pages, all, &cap, n + 1, sizeof *larger);
+        failed = larger == NULL;
+        if (failed) break;
+        all = larger;
+        all[n++] = (variable){node->place, i};
+    }
+    if (n > 1) qsort(all, n, sizeof *all, by_place);
+    for (size_t i = 0, end; i < n && !failed; i = end) {
+        for (end = i + 1; end < n && all[end].place == all[i].place;)
+            end++;
+        failed = show_variable(l, &all[i], end - i) < 0;
+    }
+    if (all != NULL) mt_alloc_pages.put(mt_alloc_pages.ctx, all, cap * sizeof *all);
+    return failed ? -1 : 0;
+}
+
 static int
 show_all(look *l)
 {
     for (size_t i = 0; i < mt_walk_count(l->walk); i++)
         if (show_node(l, i) < 0 || show_slots(l, i) < 0) return -1;
+    if (show_calls(l) < 0) return -1;
     for (size_t i = 0; i < mt_walk_graphs(l->walk); i++)
         if (show_graph(l, i) < 0) return -1;
     return show_chains(l);
