@@ -21,24 +21,18 @@ stops, in a forked child, and where a traced step does not end in time.
 from __future__ import annotations
 
 import _thread
-import ast
 import contextlib
 import importlib
-import os
-import sysconfig
 import time
-import tokenize
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from memtools._base import process
-from memtools._base.libraries import GENERATED
-from memtools._base.text import shown
 from memtools.leak.finding import RANK, Key, LeakFinding
 from memtools.monitor.findings import GRAPH
+from memtools.monitor.places import USER, Living, Place, Site, name_of, owner_of, place_of
 from memtools.monitor.unheard import unheard
 
 PROBE = 1  # step, traced by one frame, that tells how many frames the program can bear
@@ -106,113 +100,7 @@ class ReportsLike(Protocol):
     def dispatched(self) -> BlocksLike | None: ...
 
 
-class Place(NamedTuple):
-    """A line of a program. `function` is None where it is not known yet, "" outside of any."""
-
-    file: str
-    line: int
-    function: str | None = None
-
-
-class Site(NamedTuple):
-    """A place, and the bytes a step that stay of what is made there."""
-
-    place: Place
-    rate: float
-
-
-# --- whose code a frame runs ----------------------------------------------------------------------
-
-_PACKAGE = str(Path(__file__).parents[1]) + "/"
-#: rooms of memtools that allocate for themselves, and not for the program; and who does it for them
-_OWN = (
-    *(f"{_PACKAGE}{room}/" for room in ("monitor", "_base", "_census", "leak", "record")),
-    f"{sysconfig.get_path('stdlib')}/tracemalloc.py",
-)
-_STANDARD = tuple(
-    f"{sysconfig.get_path(name)}/"
-    for name in ("stdlib", "platstdlib")
-    if sysconfig.get_path(name) is not None
-)
-_LIBRARIES = tuple(
-    f"{sysconfig.get_path(name)}/"
-    for name in ("purelib", "platlib")
-    if sysconfig.get_path(name) is not None
-)
-_PACKAGES = ("/site-packages/", "/dist-packages/")
-
-_USER, _LIBRARY, _NOBODY, _MEMTOOLS = range(4)
-
-
-def _owner(file: str) -> int:
-    """Whose code a file has: the user's, a library's, memtools' own, or nobody's that a user could
-    look up: the standard library and what has no file."""
-    if file.startswith("<"):
-        return _NOBODY
-    if file.startswith(_OWN):
-        return _MEMTOOLS
-    if file.startswith(_LIBRARIES) or any(part in file for part in _PACKAGES):
-        return _LIBRARY
-    if file.startswith(_PACKAGE):
-        return _LIBRARY
-    if file.startswith(_STANDARD) or GENERATED in file:
-        return _NOBODY
-    return _USER
-
-
-def place_of(frames: Iterable[Place]) -> Place | None:
-    """The place to be named of a stack, innermost frame first: the innermost of the user's code;
-    where there is none, the innermost of a library, else of anything. None for what memtools has
-    allocated for itself."""
-    library: Place | None = None
-    other: Place | None = None
-    for place in frames:
-        owner = _owner(place.file)
-        if owner == _USER:
-            return place
-        if owner == _MEMTOOLS:
-            return library  # it has called the library
-        if owner == _LIBRARY:
-            library = library or place
-        other = other or place
-    return library or other
-
-
-def name_of(place: Place) -> str:
-    """`train.py:47 in training_step`, by the path from the working directory where the file is
-    below it."""
-    file, function = place.file, place.function
-    if function is None:
-        function = function_at(file, place.line)
-    if not file.startswith("<"):
-        with contextlib.suppress(OSError, ValueError):
-            inside = os.path.relpath(file)
-            file = file if inside.startswith(os.pardir + os.sep) else inside
-    # Of Trainer.fit.<locals>.<lambda> it is fit.
-    names = [name for name in function.split(".") if name and not name.startswith("<")]
-    return shown(f"{file}:{place.line} in {names[-1]}" if names else f"{file}:{place.line}")
-
-
-def function_at(file: str, line: int) -> str:
-    """The name of the innermost function of a file that has this line; "" where there is none, or
-    no source. Nothing of the file stays in memory."""
-    try:
-        with tokenize.open(file) as source:
-            tree = ast.parse(source.read())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return ""
-    inner, name = 0, ""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            is_inside = node.lineno <= line <= (node.end_lineno or line)
-            if is_inside and node.lineno > inner:
-                inner, name = node.lineno, node.name
-    return name
-
-
 # --- what lives of what was made ------------------------------------------------------------------
-
-Living = dict[Place, float]  # bytes by place, of what was made since a window began, and lives
 
 
 class _PythonBlocks:
@@ -297,7 +185,7 @@ class _PythonBlocks:
         and it may be memtools itself."""
         place = place_of(frames)
         is_cut = len(frames) == self._frames < FRAMES[0][0]
-        if place is not None and not (is_cut and _owner(place.file) != _USER):
+        if place is not None and not (is_cut and owner_of(place.file) != USER):
             found[place] = found.get(place, 0.0) + size
 
     def turn(self) -> None:
