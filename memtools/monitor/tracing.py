@@ -4,7 +4,8 @@
           │ at the end of each step
           └──► Tracing.turn ──► TraceWindow: what lives of what the traced steps have made
                                      ├─ Python's and NumPy's blocks: tracemalloc, on for these steps
-                                     └─ torch's blocks: its own reports (memtools._core.Blocks)
+                                     ├─ torch's blocks: its own reports (memtools._core.Blocks)
+                                     └─ the C heap, where these explain nothing: heaplines.py
                                                   │ by line, at three boundaries
                                                   ▼
                   places_of(findings, sites) ──► made_at of each finding that they explain
@@ -31,7 +32,8 @@ from typing import Any, Protocol
 
 from memtools._base import process
 from memtools.leak.finding import RANK, Key, LeakFinding
-from memtools.monitor.findings import GRAPH
+from memtools.monitor.findings import C_HEAP, GRAPH
+from memtools.monitor.heaplines import HEAP_LINES, SLOWEST, HeapLines
 from memtools.monitor.places import USER, Living, Place, Site, name_of, owner_of, place_of
 from memtools.monitor.unheard import unheard
 
@@ -40,7 +42,6 @@ PROBE = 1  # step, traced by one frame, that tells how many frames the program c
 #: of an outer frame takes long to find where its code is long. Four do not reach the user's line in
 #: a deep library; and as steps differ, one frame gets some room, too
 FRAMES = ((16, 8.0), (4, 6.0), (1, 1.5))
-SLOWEST = 10.0  # times as long as a plain step may a traced one take
 #: times as long as a plain one: a step that is slower by one frame is not traced on
 SLOWEST_PROBE = 1 + (SLOWEST - 1) / FRAMES[-1][1]
 SHORT_NS = 1_000_000  # a step that is shorter counts as that: its time is mostly noise
@@ -54,7 +55,10 @@ PERIODS = 2.2  # of lumps, that a window has in it
 READ_STEPS = 40  # in which growth is read at each step, to see whether it comes in lumps
 TWICE = 2.0  # as large as the lump before: buffers get larger by a part, or by themselves
 LUMP_SHARE, LUMP_TIMES = 0.5, 2.5  # of the largest rise, and of the mean of all: then it is a lump
-ATTEMPTS = 3  # for one finding
+ATTEMPTS = 4  # for one finding
+#: of them, counted from 0, that ask for the lines of the C heap: where no object holds what grows
+#: this comes soon, as what tracemalloc sees is objects'
+OF_C_HEAP, OF_OTHERS = (1, 3), (3,)
 MOST_WINDOWS = 8  # of a run
 APART = 16  # steps between two windows, and before what nobody holds is traced: it may get a name
 LEAST, MOST = 0.5, 1.5  # of a finding's rate, which the lines that explain it make together
@@ -97,6 +101,7 @@ class ReportsLike(Protocol):
     @property
     def reason(self) -> str: ...
     def join(self) -> bool: ...
+    def in_use(self) -> int | None: ...
     def dispatched(self) -> BlocksLike | None: ...
 
 
@@ -110,7 +115,7 @@ class _PythonBlocks:
         blocks: of torch; storages that are not among them count as well. None, the default: none.
     """
 
-    name = TRACEMALLOC
+    name, stopped = TRACEMALLOC, STOPPED
 
     def __init__(self, blocks: BlocksLike | None = None) -> None:
         import tracemalloc
@@ -209,7 +214,7 @@ class _TorchBlocks:
     """torch's blocks on the host: by its allocator's own reports, or by what operators return."""
 
     def __init__(self, blocks: BlocksLike, name: str = TORCH) -> None:
-        self.name = name
+        self.name, self.stopped = name, ""
         self._blocks = blocks
         self._is_on = False
         self._first = self._now = 0
@@ -275,6 +280,8 @@ class TraceWindow:
         unheard: whether storages that are not among the blocks count, too: for windows that follow
             one which explained nothing, as it takes a pass over all objects. Default: no.
         probe_s: seconds that the first step may take with tracemalloc. Default: LONGEST_S.
+        heap: lines of the C heap, which are then all that is traced: what other sources take at a
+            line is the heap's. None, the default: the other sources.
     """
 
     def __init__(
@@ -285,6 +292,7 @@ class TraceWindow:
         *,
         unheard: bool = False,
         probe_s: float = LONGEST_S,
+        heap: HeapLines | None = None,
     ) -> None:
         self.steps = steps
         #: names of what traces, and why another does not
@@ -292,14 +300,19 @@ class TraceWindow:
         self.why = ""
         #: steps traced so far
         self.traced = 0
+        #: bytes a step by which the C heap has grown; None where its lines were not traced
+        self.net: float | None = None
         #: whether it is between begin and end
         self.is_open = False
-        sources: list[_PythonBlocks | _TorchBlocks] = [_PythonBlocks(blocks if unheard else None)]
-        if blocks is not None and why_no_blocks:
+        sources: list[_PythonBlocks | _TorchBlocks | HeapLines]
+        sources = [_PythonBlocks(blocks if unheard else None)]
+        if heap is not None:
+            sources = [heap]
+        elif blocks is not None and why_no_blocks:
             sources = [_TorchBlocks(blocks, DISPATCH)]
         elif blocks is not None:
             sources.append(_TorchBlocks(blocks))
-        self._sources, self._why_no_blocks = sources, why_no_blocks
+        self._sources, self._why_no_blocks, self._heap = sources, why_no_blocks, heap
         self._marks: list[tuple[int, dict[str, Living]]] = []
         self._begun = 0
         self._is_probed, self._probe_s = False, probe_s
@@ -334,7 +347,7 @@ class TraceWindow:
     @property
     def slows(self) -> bool:
         """Whether something traces that changes what memory is in use."""
-        return self.is_open and bool({TRACEMALLOC, DISPATCH} & set(self.sources))
+        return self.is_open and bool({TRACEMALLOC, DISPATCH, HEAP_LINES} & set(self.sources))
 
     def turn(
         self, step: int, collect: Callable[[], None] | None = None, slower: float = 1.0
@@ -365,8 +378,8 @@ class TraceWindow:
             living = source.living(step >= last)
             if living is not None:
                 found[source.name] = living
-            elif source.name == TRACEMALLOC and STOPPED not in self.why:
-                self.why = ", ".join(why for why in (self.why, STOPPED) if why)
+            elif source.stopped not in self.why:
+                self.why = ", ".join(why for why in (self.why, source.stopped) if why)
         self._marks.append((step, found))
         if step < last:
             return False
@@ -438,6 +451,10 @@ class TraceWindow:
                     even.append(grown[-1])
                 if old < APPEARED * then:
                     late.append(Site(place, (size - then) / (last - half)))
+        if self._heap is not None and HEAP_LINES in after:
+            self.net = sum(site.rate for site in grown)
+            grown, late = self._heap.staying(grown), []
+            even = [site for site in grown if site in even]
         return _in_order(even), _in_order(grown), _in_order(late)
 
 
@@ -579,6 +596,8 @@ class Tracing:
         self._wanted: tuple[LeakFinding, ...] = ()
         self._attempts: dict[Key, int] = {}
         self._known: set[tuple[str, int]] = set()  # files and lines that a finding has already
+        self._of_heap: set[Key] = set()  # findings whose lines of the C heap are traced
+        self._no_heap = False  # these cannot be traced
         self._readings: deque[int] = deque(maxlen=READ_STEPS + 1)
         #: nanoseconds that the newest plain steps have taken, and the program's thread in them
         self._plain: deque[tuple[int, int]] = deque(maxlen=PLAIN)
@@ -617,20 +636,35 @@ class Tracing:
             return False
         if RANK[finding.grade] < RANK["suspect"] or finding.kind == "mapped files":
             return False
-        if self._attempts.get(finding.key, 0) >= ATTEMPTS:
+        if self._attempts.get(finding.key, 0) >= ATTEMPTS - self._no_heap:
             return False
         is_named = bool(finding.holder or finding.kind)
         return is_named or step >= (finding.first_step or 0) + APART
 
+    def _asks_heap(self, finding: LeakFinding) -> bool:
+        """Whether the next window for it is one of the C heap's lines."""
+        attempts = OF_C_HEAP if finding.kind == C_HEAP else OF_OTHERS
+        return not self._no_heap and self._attempts.get(finding.key, 0) in attempts
+
     @property
     def reads(self) -> bool:
         """Whether it is to be told what is in use, by `read`."""
-        return self._window is None and bool(self._wanted) and not self._is_first
+        is_asked = not (self._is_first or self._is_soon)
+        return self._window is None and bool(self._wanted) and is_asked
 
     @property
     def _is_first(self) -> bool:
         """Whether one of the wanted has not been traced yet: two steps may do."""
         return any(one.key not in self._attempts for one in self._wanted)
+
+    @property
+    def _is_soon(self) -> bool:
+        """Whether the lines of the C heap are to be traced without a look at how growth comes: what
+        is said to be C code's has come evenly."""
+        return any(
+            one.kind == C_HEAP and self._asks_heap(one) and self._attempts[one.key] == OF_C_HEAP[0]
+            for one in self._wanted
+        )
 
     def step_took(self, ns: int, cpu_ns: int) -> None:
         """How long the newest step has taken, without what is done at its end, and how much of the
@@ -664,7 +698,7 @@ class Tracing:
             return False
         if self._is_first:
             return True
-        return step >= self._next and len(self._readings) > READ_STEPS
+        return step >= self._next and (self._is_soon or len(self._readings) > READ_STEPS)
 
     def prepare(self) -> None:
         """Make what the first window needs, and is kept: the import of tracemalloc and what that
@@ -679,19 +713,23 @@ class Tracing:
         """Open a window at the end of this step."""
         begun = time.thread_time_ns()
         is_first = self._is_first
-        steps = TRACED if is_first else steps_for(self._readings)
-        for one in self._wanted:
+        steps = TRACED if is_first else LONGER if self._is_soon else steps_for(self._readings)
+        of_heap = [one for one in self._wanted if self._asks_heap(one)]
+        others = [one for one in self._wanted if one not in of_heap]
+        heap = None if is_first or not of_heap else self._heap_lines()
+        self._of_heap = {one.key for one in of_heap}
+        for one in others if heap is None else of_heap:
             self._attempts[one.key] = self._attempts.get(one.key, 0) + 1
         self._windows += 1
         self._readings.clear()
         blocks, why = None, ""
-        if self._reports is not None:
+        if self._reports is not None and heap is None:
             blocks = self._reports.blocks if self._reports.join() else None
             why = self._reports.reason
             if blocks is None and why and self._windows % 2 == 1:  # the other half: tracemalloc's
                 blocks = self._reports.dispatched()
         probe_s = SLOWEST_PROBE * self._plain_ns / 1e9
-        window = TraceWindow(steps, blocks, why, unheard=not is_first, probe_s=probe_s)
+        window = TraceWindow(steps, blocks, why, unheard=not is_first, probe_s=probe_s, heap=heap)
         try:
             started = window.begin(step)
         except BaseException:
@@ -699,9 +737,17 @@ class Tracing:
             raise
         if started:
             self._window = window
+        elif heap is not None:  # the other sources may still tell what they can
+            self._no_heap = True
+            self._write({"why": window.why})
         else:
             self._refuse(window.why)
         self._spent_ns = time.thread_time_ns() - begun
+
+    def _heap_lines(self) -> HeapLines:
+        reports = self._reports
+        is_on = reports is not None and reports.join() and reports.in_use() is not None
+        return HeapLines(self._plain_ns, reports.in_use if reports and is_on else None)
 
     def _refuse(self, why: str) -> None:
         """Nothing is traced in this run, and the record says why."""
@@ -754,7 +800,15 @@ class Tracing:
         unknown = [
             one for one in findings if one.part == "use" and not one.process and not one.made_at
         ]
-        for sites in window.sites():
+        ways = window.sites()
+        if window.net is not None:
+            unknown = [
+                one
+                for one in unknown
+                if one.key in self._of_heap
+                and LEAST * one.rate_bytes <= window.net <= MOST * one.rate_bytes
+            ]
+        for sites in ways:
             others = [site for site in sites if site.place[:2] not in self._known]
             places = places_of(unknown, others)
             named = {key: found for key, found in places.items() if key in self._attempts}

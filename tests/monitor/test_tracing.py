@@ -527,8 +527,9 @@ def test_what_is_not_explained_is_traced_longer_and_then_left() -> None:
     standing = [finding(100.0 * KIB)]
     opened = told.run(range(32, 300), standing, lambda: loop.keep(10 * KIB))
     assert len(opened) == tracing.ATTEMPTS
-    assert [event["steps"] for event in told.events] == [3, 9, 9]
-    assert [event["found"] for event in told.events] == [0, 0, 0]
+    assert [event["steps"] for event in told.events] == [3, 9, 9, 9]
+    assert [event["found"] for event in told.events] == [0, 0, 0, 0]
+    assert [event["sources"] for event in told.events][2:] == [("tracemalloc",), ("heap lines",)]
     assert standing[0].made_at == ""
     assert not told.tracing.wants(400, standing)
 
@@ -753,7 +754,7 @@ def test_looks_wait_while_tracemalloc_is_on(clock: Clock) -> None:
     assert len(looks) == sum(step <= 240 for step in LOOKS), "late is not never"
     assert not set(looks) & set(on)
     assert program.watch.due_step > 241, "no longer called at each step"
-    assert [event["steps"] for event in events] == [3, 9, 9]
+    assert [event["steps"] for event in events] == [3, 9, 9, 9]
 
 
 @pytest.mark.parametrize(
