@@ -36,6 +36,7 @@ from memtools.monitor.places import USER, Living, Place, Site, owner_of
 
 HEAP_LINES = "heap lines"
 SLOWEST = 10.0  # times as long as a plain step may a traced one take
+BUSY = 5.0  # times as long as a plain one has the processor worked for one that is too slow
 EVENT_NS = 2_000  # that one line takes beside the reading
 LEAST_EVENTS = 4  # of a step: where it may have fewer nothing can be told
 READINGS = 3  # before it begins, whose shortest tells what one costs
@@ -51,7 +52,7 @@ PROFILED = "a torch profiler runs, whose events take memory at every line"
 UNKNOWN = "malloc does not tell how much of the C heap is in use"
 OTHER_THREAD = "steps end on another thread than the main one"
 TOO_SLOW = (
-    f"reading the C heap at each line would make a step more than {SLOWEST:.0f} times as long"
+    f"to read the C heap at each line would make a step take more than {SLOWEST:.0f} times as long"
 )
 
 _TOOLS = 6  # that sys.monitoring has room for
@@ -89,7 +90,7 @@ class HeapLines:
         self._is_on = False
         #: why nothing more is known
         self.stopped = ""
-        self._thread = 0
+        self._thread = self._begun_ns = 0
         self._lines: dict[tuple[str, int], int] = {}  # bytes by file and line
         self._seen: dict[tuple[str, int], int] = {}  # the same at the end of the newest step
         self._line = "", 0  # that runs now
@@ -128,6 +129,7 @@ class HeapLines:
 
     def _begin(self) -> None:
         self._thread, self._is_on = _thread.get_ident(), True
+        self._begun_ns = time.clock_gettime_ns(time.CLOCK_THREAD_CPUTIME_ID)
         frame: FrameType | None = sys._getframe(2)
         self._line = self._users_line(frame)
         while frame is not None:
@@ -171,8 +173,11 @@ class HeapLines:
         return {Place(*line): float(size) for line, size in self._seen.items()}
 
     def give_up(self) -> None:
-        """On another thread, inside of the step that tells how slow it is: it is too slow."""
-        self.stopped = self.stopped or TOO_SLOW
+        """On another thread, inside of a first step that takes long: it is too slow, unless the
+        program waits or other programs run; how many lines a step may have is counted anyhow."""
+        clock = time.pthread_getcpuclockid(self._thread)
+        if time.clock_gettime_ns(clock) - self._begun_ns > BUSY * self._step_ns:
+            self.stopped = self.stopped or TOO_SLOW
 
     def end(self) -> None:
         """Hear of nothing more. May be called twice."""
@@ -273,10 +278,10 @@ def staying(
     """The lines that make what stays, the most first; empty where the numbers do not tell.
 
     What stays is the sum of all. Where next to nothing is freed elsewhere, the lines that allocate
-    make it; a line whose number is that of one that frees is left out together with it. Else the
-    line makes it whose number is that sum, whatever others allocate and free, as the rest comes to
-    nothing. It has to be the only one; or the only one that makes no tensors, as these come with
-    nodes of a graph, which are freed with it.
+    make it, each with what is not freed in any case; a line whose number is that of one that frees
+    is left out together with it. Else the line makes it whose number is that sum, whatever others
+    allocate and free, as the rest comes to nothing. It has to be the only one; or the only one that
+    makes no tensors, as these come with nodes of a graph, which are freed with it.
 
     Args:
         sites: bytes a step by which the heap has grown at each place, or shrunk.
@@ -295,7 +300,9 @@ def staying(
         else:
             lost += loss
     if lost <= SMALL * stays:
-        return [site for site in left if site.place.file]
+        # What is freed may be of any of them.
+        sure = [Site(site.place, site.rate - lost) for site in left if site.place.file]
+        return [site for site in sure if site.rate > ERRORS * error]
     near = ERRORS * error + EXACT * stays
     alike = [site for site in gains if site.place.file and abs(site.rate - stays) <= near]
     if len(alike) > 1:

@@ -454,7 +454,8 @@ class TraceWindow:
         if self._heap is not None and HEAP_LINES in after:
             self.net = sum(site.rate for site in grown)
             grown, late = self._heap.staying(grown), []
-            even = [site for site in grown if site in even]
+            in_both = {site.place for site in even}
+            even = [site for site in grown if site.place in in_both]
         return _in_order(even), _in_order(grown), _in_order(late)
 
 

@@ -20,6 +20,7 @@ from memtools.monitor import heaplines, tracing
 from memtools.monitor.heaplines import HeapLines, staying
 from memtools.monitor.places import Place, Site
 from memtools.monitor.tracing import TraceWindow, Tracing
+from tests.kit.ownprocess import in_own_process
 
 KIB, MIB = 2**10, 2**20
 MS = 10**6
@@ -71,12 +72,14 @@ exec(
     compile(
         "def take(heap, size):\n    heap.in_use += size\n"
         "def tensor(heap, size):\n    heap.in_use += size\n    heap.of_torch += size\n"
+        "def spin(is_over):\n    while not is_over():\n        pass\n"
         "def call(function, *args):\n    return function(*args)\n",
         "/usr/lib/python3/dist-packages/library.py", "exec",
     ), _C_CODE
 )  # fmt: skip
 take: Callable[[Heap, int], None] = _C_CODE["take"]
 tensor: Callable[[Heap, int], None] = _C_CODE["tensor"]
+spin: Callable[[Callable[[], bool]], None] = _C_CODE["spin"]
 call: Callable[..., Any] = _C_CODE["call"]
 
 
@@ -232,6 +235,7 @@ def sites(*rates: float) -> list[Site]:
         ((63.5, 50.0, 64.0, -113.5), []),  # two are
         ((100.0, 64.0, -110.0), []),  # its nodes or what is kept of the other
         ((70.0, -6.0), [1]),  # a little is freed elsewhere: that is what an average has
+        ((70.0, 5.0, -6.0), [1]),  # all of the second may be
         ((-64.0,), []),
         ((), []),
     ],
@@ -264,6 +268,27 @@ def test_where_no_code_of_the_users_runs_no_line_is_said() -> None:
     nobody = Site(Place("", 0), 64.0 * KIB)
     assert staying([nobody]) == []
     assert staying([nobody, *sites(30.0 * KIB, -30.0 * KIB)]) == []
+
+
+def test_of_a_little_that_is_freed_elsewhere_nobody_knows_whose_it_was() -> None:
+    heap = Heap()
+
+    def step() -> None:
+        decode(heap, 64 * KIB)
+        take(heap, 9 * KIB)
+        take(heap, -12 * KIB)
+
+    assert found(traced(heap, step)) == {line_of(decode): 52 * KIB}
+
+
+def test_what_grows_once_is_not_even() -> None:
+    heap, n = Heap(), iter(range(10))
+
+    def step() -> None:
+        decode(heap, 512 * KIB * (next(n) == 4))
+
+    even, grown, _ = traced(heap, step).sites()
+    assert even == grown == [], "and its error is as large as what stays"
 
 
 def test_what_one_line_takes_and_another_one_gives_back_cancels() -> None:
@@ -415,14 +440,21 @@ def test_a_step_of_too_many_lines_is_not_traced_to_its_end() -> None:
 
 def test_a_first_step_that_takes_too_long_is_not_traced_to_its_end() -> None:
     heap = Heap()
-    window = TraceWindow(2, None, heap=heap.lines(), probe_s=0.001)
+    window = TraceWindow(2, None, heap=heap.lines(step_ns=MS // 10), probe_s=0.001)
     window.begin(0)
-    until = time.monotonic() + 10
-    while sys.gettrace() is not None and time.monotonic() < until:
-        pass
+    spin(lambda: sys.gettrace() is None)
     assert sys.gettrace() is None
     assert window.turn(1)
     assert window.why == heaplines.TOO_SLOW
+
+
+def test_a_first_step_that_waits_is_traced_on() -> None:
+    """As where other programs have the processor: it is not slow by its lines."""
+    lines = Heap().lines()
+    assert lines.begin() == ""
+    lines.give_up()
+    assert lines.go_on(1.0) == ""
+    lines.end()
 
 
 def test_a_program_that_gets_too_slow_is_not_traced_on() -> None:
@@ -688,3 +720,54 @@ def test_a_program_whose_c_code_keeps_memory_is_told_the_line(
     else:
         assert f"made at {made}" in last.text, traces
         assert "traced by heap lines in " in traces[-1]
+
+
+INSIDE = f"""{STEADY}
+import ctypes, logging, sys, time
+from memtools import MemoryMonitor
+from memtools.monitor import heaplines, tracing
+logging.getLogger("memtools").addHandler(logging.NullHandler())
+malloc = ctypes.CDLL(None).malloc
+
+def until_traced(monitor):
+    for _ in range(300):
+        malloc(100 << 10)
+        monitor.step()
+        if sys.gettrace() is not None:
+            return
+
+def is_clean():
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_trace is not None:
+            return False
+        frame = frame.f_back
+    return sys.gettrace() is None and not tracing._open
+"""
+
+
+@pytest.mark.slow
+def test_an_exception_of_the_program_inside_of_a_window_leaves_nothing() -> None:
+    code = """
+try:
+    with MemoryMonitor(device="cpu") as monitor:
+        until_traced(monitor)
+        print(is_clean())
+        1 / 0
+except ZeroDivisionError:
+    print(is_clean())
+"""
+    assert in_own_process(INSIDE + code) == "False\nTrue\n"
+
+
+@pytest.mark.slow
+def test_a_monitor_that_is_stopped_inside_of_a_window_leaves_nothing() -> None:
+    code = """
+monitor = MemoryMonitor(device="cpu")
+monitor.start()
+until_traced(monitor)
+print(is_clean())
+monitor.stop()
+print(is_clean())
+"""
+    assert in_own_process(INSIDE + code) == "False\nTrue\n"
