@@ -83,10 +83,7 @@ class HeapLines:
         read: Callable[[], int | None] | None = None,
     ) -> None:
         self._step_ns, self._tensors = step_ns, tensors
-        if read is None:
-            probe = _core.Probe()
-            read = lambda: probe.read(_core.READ_HEAP).heap_used  # noqa: E731
-        self._heap = read
+        self._heap = _reader() if read is None else read
         self._is_on = False
         #: why nothing more is known
         self.stopped = ""
@@ -269,24 +266,36 @@ class HeapLines:
 
     def staying(self, sites: Sequence[Site]) -> list[Site]:
         """The same, of what was traced."""
-        return staying(sites, _error([b - a for a, b in pairwise(self._totals)]), self._tensors_at)
+        is_told = self._tensors is not None or bridge.loaded() is None
+        error = _error([b - a for a, b in pairwise(self._totals)])
+        return staying(sites, error, self._tensors_at if is_told else None)
+
+
+def _reader() -> Callable[[], int | None]:
+    probe = _core.Probe()
+
+    def heap_used() -> int | None:
+        return probe.read(_core.READ_HEAP).heap_used
+
+    return heap_used
 
 
 def staying(
-    sites: Sequence[Site], error: float = 0.0, tensors_at: Container[tuple[str, int]] = ()
+    sites: Sequence[Site], error: float = 0.0, tensors_at: Container[tuple[str, int]] | None = ()
 ) -> list[Site]:
     """The lines that make what stays, the most first; empty where the numbers do not tell.
 
     What stays is the sum of all. Where next to nothing is freed elsewhere, the lines that allocate
     make it, each with what is not freed in any case; a line whose number is that of one that frees
     is left out together with it. Else the line makes it whose number is that sum, whatever others
-    allocate and free, as the rest comes to nothing. It has to be the only one; or the only one that
-    makes no tensors, as these come with nodes of a graph, which are freed with it.
+    allocate and free, as the rest comes to nothing. It has to be the only one, and to make no
+    tensors: these come with nodes of a graph, of any number of bytes, which are freed with it.
 
     Args:
         sites: bytes a step by which the heap has grown at each place, or shrunk.
         error: of their sum, in bytes a step. Default: 0.
-        tensors_at: files and lines that make or free tensors. Default: none.
+        tensors_at: files and lines that make or free tensors; None where there are such lines and
+            nobody knows which. Default: none.
     """
     stays = sum(site.rate for site in sites)
     if stays <= 0 or ERRORS * error > WORST * stays:
@@ -303,10 +312,11 @@ def staying(
         # What is freed may be of any of them.
         sure = [Site(site.place, site.rate - lost) for site in left if site.place.file]
         return [site for site in sure if site.rate > ERRORS * error]
+    if tensors_at is None:
+        return []
     near = ERRORS * error + EXACT * stays
     alike = [site for site in gains if site.place.file and abs(site.rate - stays) <= near]
-    if len(alike) > 1:
-        alike = [site for site in alike if site.place[:2] not in tensors_at]
+    alike = [site for site in alike if site.place[:2] not in tensors_at]
     return alike if len(alike) == 1 else []
 
 

@@ -117,6 +117,9 @@ SENTENCES: dict[Event, str] = {
         "1 step traced by torch's reports in 2.0 ms (the program runs tracemalloc itself): "
         "no line explains the growth"
     ),
+    Trace(9, 1.71, ("heap lines",), "", 1): (
+        "9 steps traced by heap lines in 1.7 ms: the line of 1 finding"
+    ),
     Trace(why="it is turned off"): (
         "where it was made is not known: nothing was traced, as it is turned off"
     ),
