@@ -67,19 +67,20 @@ class Heap:
 
 
 #: not the user's code, as its file is not
-_C_CODE: dict[str, Any] = {}
+_C_CODE: dict[str, Any] = {"sys": sys, "time": time, "until": 0.0}
 exec(
     compile(
         "def take(heap, size):\n    heap.in_use += size\n"
         "def tensor(heap, size):\n    heap.in_use += size\n    heap.of_torch += size\n"
-        "def spin(is_over):\n    while not is_over():\n        pass\n"
+        "def is_over():\n    return sys.gettrace() is None or time.monotonic() > until\n"
+        "def spin():\n    while not is_over():\n        pass\n"
         "def call(function, *args):\n    return function(*args)\n",
         "/usr/lib/python3/dist-packages/library.py", "exec",
     ), _C_CODE
 )  # fmt: skip
 take: Callable[[Heap, int], None] = _C_CODE["take"]
 tensor: Callable[[Heap, int], None] = _C_CODE["tensor"]
-spin: Callable[[Callable[[], bool]], None] = _C_CODE["spin"]
+spin: Callable[[], None] = _C_CODE["spin"]
 call: Callable[..., Any] = _C_CODE["call"]
 
 
@@ -468,7 +469,8 @@ def test_a_first_step_that_takes_too_long_is_not_traced_to_its_end() -> None:
     heap = Heap()
     window = TraceWindow(2, None, heap=heap.lines(step_ns=MS // 10), probe_s=0.001)
     window.begin(0)
-    spin(lambda: sys.gettrace() is None)
+    _C_CODE["until"] = time.monotonic() + 10
+    spin()  # has no lines, which would be counted
     assert sys.gettrace() is None
     assert window.turn(1)
     assert window.why == heaplines.TOO_SLOW
@@ -602,6 +604,21 @@ def test_growth_that_is_not_the_findings_says_nothing_of_it(
     heap = Heap()
     told, standing = Told(heap, monkeypatch), [finding(rate * KIB)]
     told.run(range(32, 66), standing, lambda: decode(heap, 64 * KIB))
+    assert told.events[-1]["sources"] == ("heap lines",)
+    assert standing[0].made_at == ""
+
+
+def test_of_what_grows_beside_the_finding_no_line_is_said_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heap = Heap()
+    told, standing = Told(heap, monkeypatch), [finding(30.0 * KIB)]
+
+    def step() -> None:
+        decode(heap, 64 * KIB)
+        take(heap, 24 * KIB)  # is about as much as it
+
+    told.run(range(32, 66), standing, step)
     assert told.events[-1]["sources"] == ("heap lines",)
     assert standing[0].made_at == ""
 
