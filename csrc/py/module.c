@@ -191,6 +191,7 @@ static PyMethodDef methods[] = {
      "When the process ends, write to its standard error: clean for exit code 0 and failed for 1, "
      "unless they are empty; else before, the code as a number, and after."},
     {"_python_bytes", mt_py_python_bytes, METH_NOARGS, "_python_bytes()\n--\n\n"},
+    {"_traced", mt_py_traced, METH_NOARGS, "_traced()\n--\n\n"},
     {"_traced_at", mt_py_traced_at, METH_O, "_traced_at(object, /)\n--\n\n"},
     {"_census", mt_py_census, METH_VARARGS, "_census(tensor, shim, /)\n--\n\n"},
     {"_fresh", mt_py_fresh, METH_VARARGS, "_fresh(type, seen, limit, /)\n--\n\n"},

@@ -88,6 +88,8 @@ class ByTime:
                 try:
                     if not self.tick(time.monotonic_ns()):
                         return
+                    if self._is_over and self._watch is not None:
+                        self._watch.leave()  # the end has not waited for this look
                 except Exception as error:
                     why = f"{type(error).__name__}: {error}"
                     self._complain("leaks", f"the leak test by time is off from here on: {why}")
@@ -102,9 +104,10 @@ class ByTime:
         if steps > 0 and not self._is_of_children:
             self._withdraw()
             self._is_of_children = True
-        if now_ns - self._begun_ns < 1e9 * (START_OF_TORCH if "torch" in sys.modules else START):
-            return True
-        if _imports_torch():
+        start = START_OF_TORCH if "torch" in sys.modules else START
+        if now_ns - self._begun_ns < 1e9 * start or _imports_torch():
+            if self._watch is not None:
+                self._watch.interrupt()  # torch has come, and steps may do so soon
             return True
         if self._watch is None:
             self._looks_since_ns = now_ns

@@ -166,8 +166,7 @@ class LeakWatch:
         self._step = step
         try:
             if self._tracing is not None and self._is_traced:
-                left, had = self._left
-                self._tracing.step_took(now - left, time.thread_time_ns() - had)
+                self._tell_progress(now, self._tracing)
             if self._tracing is not None and self._tracing.is_open:
                 self._turn(step, self._tracing)
             if self._tracing is not None and not self._tracing.is_open:
@@ -219,10 +218,20 @@ class LeakWatch:
         """Whether the step that begins is one that is traced."""
         return self._tracing is not None and self._tracing.is_open
 
+    def _tell_progress(self, now: int, tracing: Tracing) -> None:
+        """How the program has gone on since the look before: by steps, or by time."""
+        if tracing.is_by_time:
+            (heap,) = [signal for signal in self._signals if signal.name == "heap"]
+            tracing.ticked(heap.read() or 0, heap.cost_ns)
+        else:
+            left, had = self._left
+            tracing.step_took(now - left, time.thread_time_ns() - had)
+
     def _turn(self, step: int, tracing: Tracing) -> None:
         """The end of a traced step. At the last one, say what is known by then."""
         standing = self._standing.findings()
         collects = all(one.holder for one in standing) and self._walk_ns > 0
+        collects = collects and self._seconds is None  # finalizers are not for another thread
         collect = self._collect if collects and self._can_afford(self._walk_ns) else None
         made = tracing.turn(step, standing, collect)
         known = [replace(one, made_at=made[one.key]) for one in standing if one.key in made]
@@ -250,6 +259,8 @@ class LeakWatch:
                 self._is_traced = False
                 return
             tracing.read(sum(signal.read() or 0 for signal in of_use))
+        if self._seconds is not None and step < RECORDED:
+            return  # it may be the program's start
         if tracing.is_due(step):
             before = [signal.read() for signal in self._signals]
             tracing.prepare()
@@ -661,6 +672,11 @@ class LeakWatch:
         """Whether its part of memory has gone on growing over the last looks."""
         recent = self._points.recent(finding.part, GOES_ON)
         return recent is not None and recent >= FREED * self._each(finding)
+
+    def interrupt(self) -> None:
+        """Do not look for a while: nothing that slows the program is to be on."""
+        if self._tracing is not None:
+            self._tracing.interrupt()
 
     def withdraw(self) -> None:
         """Look no more: what was found has been a part of something else."""

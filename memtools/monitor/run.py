@@ -30,6 +30,7 @@ from memtools.monitor.leakwatch import LeakWatch, growth_census, worker_reports
 from memtools.monitor.log import Log, open_record
 from memtools.monitor.phases import PhaseBook
 from memtools.monitor.places import Place, name_of, place_of
+from memtools.monitor.progress import Progress
 from memtools.monitor.readings import Readings
 from memtools.monitor.signals import Limits, signals_of
 from memtools.monitor.tracing import Tracing
@@ -235,7 +236,7 @@ class Run:
 
     def _watch_by_time(self, seconds: float, only_children: bool) -> LeakWatch:
         """A LeakWatch for a thread of its own, which no callback of the program hears of."""
-        probe = _core.Probe(self._root)
+        log, probe = self.log, _core.Probe(self._root)
         signals = signals_of(probe, self.devices)
         if only_children:
             signals = [signal for signal in signals if signal.name == "children"]
@@ -247,6 +248,14 @@ class Run:
             workers=worker_reports(),
             processes=probe.children,
             seconds=seconds,
+            tracing=None
+            if only_children
+            else Tracing(
+                self.blocks,
+                why_not="" if self.settings.traces else "it is turned off",
+                progress=Progress(seconds),
+                write=lambda fields: log.event("trace", fields),
+            ),
         )
 
     def begin_anew(self, expected: Mapping[str, Mapping[str, Any]]) -> None:

@@ -15,6 +15,9 @@ together make 0.5 to 1.5 times the growth that the finding tells. What every ste
 of is there at both boundaries, and cancels; so does a buffer that is made anew, but for what it has
 become longer. Where the lines do not explain the growth nothing is said of it.
 
+Where a program makes no steps, a tick of time is one, on a thread of ours, and Progress
+(progress.py) tells how long a window is to be and how much slower the program gets.
+
 The program's own tracemalloc is left alone. Ours is off after the last boundary, when the monitor
 stops, in a forked child, and where a traced step does not end in time.
 """
@@ -30,11 +33,13 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
+from memtools import _core
 from memtools._base import process
 from memtools.leak.finding import RANK, Key, LeakFinding
 from memtools.monitor.findings import C_HEAP, GRAPH
 from memtools.monitor.heaplines import HEAP_LINES, SLOWEST, HeapLines
 from memtools.monitor.places import USER, Living, Place, Site, name_of, owner_of, place_of
+from memtools.monitor.progress import MOST_TABLES, Progress
 from memtools.monitor.unheard import unheard
 
 PROBE = 1  # step, traced by one frame, that tells how many frames the program can bear
@@ -44,8 +49,11 @@ PROBE = 1  # step, traced by one frame, that tells how many frames the program c
 FRAMES = ((16, 8.0), (4, 6.0), (1, 1.5))
 #: times as long as a plain one: a step that is slower by one frame is not traced on
 SLOWEST_PROBE = 1 + (SLOWEST - 1) / FRAMES[-1][1]
+DEAR_SHARE = 0.05  # of a tick: what is in use is read at each of them
 SHORT_NS = 1_000_000  # a step that is shorter counts as that: its time is mostly noise
 PLAIN = 3  # newest steps, whose shortest tells how long a plain one takes: one may collect garbage
+PARTS, PARTS_BY_TIME = 2, 6  # of a window: at any moment blocks live that are let go of soon
+FALLS = 0.1  # of its growth: what lives of a line that is kept does not become less
 FIRST = 1  # step after which what lives is noted first: by then a buffer has been made anew
 TRACED = 2  # steps from there on
 LONGER = 8  # where the growth of these explained nothing
@@ -77,6 +85,11 @@ MOST_NS = 500_000_000  # that all windows of a run may take of the processor at 
 
 PROGRAMS_OWN = "the program runs tracemalloc itself"
 TOO_SLOW = f"tracemalloc would make a step take more than {SLOWEST:.0f} times as long"
+SLOWS = f"tracemalloc would make the program more than {SLOWEST:.0f} times as slow"
+TOO_MANY = "the program makes more blocks than can be listed without a long pause"
+UNKNOWN = "it cannot be told how much slower tracemalloc makes the program"
+TOO_DEAR = "it takes too long to read what is in use five times a second"
+CUT = "the window was closed before its end"
 STOPPED = "the program has stopped tracemalloc, or started its own"
 TRACEMALLOC, TORCH, DISPATCH = "tracemalloc", "torch's reports", "a dispatch mode of torch"
 
@@ -132,13 +145,17 @@ class _PythonBlocks:
         if self._module.is_tracing():
             return PROGRAMS_OWN
         self._start = self._module.start
-        self._begin(1)
-        return ""
+        return "" if self._begin(1) else PROGRAMS_OWN
 
-    def _begin(self, frames: int) -> None:
-        self._start(frames)
-        self._frames, self._is_on = frames, True
+    def _begin(self, frames: int) -> bool:
+        """False where the program, on another thread, has started its own meanwhile."""
         self._module.start = self._hand_over
+        if self._module.is_tracing():
+            self._module.start = self._start
+            return False
+        self._frames, self._is_on = frames, True  # first: a child forked right now turns it off
+        self._start(frames)
+        return True
 
     def go_on(self, slower: float) -> str:
         """Begin anew with as many frames as the program can bear, where a step took so many times
@@ -150,8 +167,7 @@ class _PythonBlocks:
         self.end()
         for frames, times in FRAMES:
             if 1 + times * max(0.0, slower - 1) <= SLOWEST:
-                self._begin(frames)
-                return ""
+                return "" if self._begin(frames) else STOPPED
         return TOO_SLOW
 
     def _hand_over(self, *args: Any, **kwargs: Any) -> None:
@@ -171,17 +187,15 @@ class _PythonBlocks:
         do not tell are looked for at the last boundary alone, as that takes long."""
         if not self.is_ours:
             return None
-        try:
-            statistics = self._module.take_snapshot().statistics("traceback")
-        except RuntimeError:  # stopped on another thread, meanwhile
-            return None
         found: Living = {}
-        for statistic in statistics:
-            stack = reversed(statistic.traceback)
-            self._add(found, [Place(f.filename, f.lineno) for f in stack], statistic.size)
-        blocks = self._blocks
-        if is_last and blocks is not None and blocks.is_on:
-            for frames, size in unheard(lambda address: blocks.site_of(address) is not None):
+        # Snapshot.statistics() makes an object for each block: 20 times as long, while it is on.
+        for stack, size in _core._traced():
+            self._add(found, [Place(*frame) for frame in stack], size)
+        if not self.is_ours:  # stopped on another thread, meanwhile
+            return None
+        heard = self._blocks
+        if is_last and heard is not None and heard.is_on:
+            for frames, size in unheard(lambda address: heard.site_of(address) is not None):
                 self._add(found, [Place(*frame) for frame in frames], size)
         return found
 
@@ -204,10 +218,10 @@ class _PythonBlocks:
     def end(self) -> None:
         """Stop tracing, if it is ours. May be called twice, and on another thread."""
         is_ours, self._is_on = self.is_ours, False
-        if self._module.start == self._hand_over:
-            self._module.start = self._start
         if is_ours:
             self._module.stop()
+        if self._module.start == self._hand_over:
+            self._module.start = self._start
 
 
 class _TorchBlocks:
@@ -282,6 +296,9 @@ class TraceWindow:
         probe_s: seconds that the first step may take with tracemalloc. Default: LONGEST_S.
         heap: lines of the C heap, which are then all that is traced: what other sources take at a
             line is the heap's. None, the default: the other sources.
+        probe: steps that tell how slow it gets, at least 1. Default: 1.
+        parts: after each of so many parts of the window it is noted what lives, at least 2. With
+            more than two a place whose blocks become less between does not grow. Default: 2.
     """
 
     def __init__(
@@ -293,8 +310,11 @@ class TraceWindow:
         unheard: bool = False,
         probe_s: float = LONGEST_S,
         heap: HeapLines | None = None,
+        probe: int = PROBE,
+        parts: int = PARTS,
     ) -> None:
         self.steps = steps
+        self.probe, self.parts = probe, parts
         #: names of what traces, and why another does not
         self.sources: tuple[str, ...] = ()
         self.why = ""
@@ -314,8 +334,11 @@ class TraceWindow:
             sources.append(_TorchBlocks(blocks))
         self._sources, self._why_no_blocks, self._heap = sources, why_no_blocks, heap
         self._marks: list[tuple[int, dict[str, Living]]] = []
-        self._begun = 0
-        self._is_probed, self._probe_s = False, probe_s
+        #: the step at which it began, or began anew once it was known how slow tracing is
+        self.begun = 0
+        #: whether it is known how slow tracing is
+        self.is_probed = False
+        self._probe_s = probe_s
         self._probing = _thread.allocate_lock()  # around the end of the probe
         #: when the newest step began, on the monotonic clock
         self.turned = 0.0
@@ -336,7 +359,7 @@ class TraceWindow:
         self._sources = started
         self.sources = tuple(source.name for source in started)
         self.why = ", ".join(refused)
-        self._begun, self.turned = step, time.monotonic()
+        self.begun, self.turned = step, time.monotonic()
         if not started:
             self.end()
             return False
@@ -365,10 +388,10 @@ class TraceWindow:
         self.turned = time.monotonic()
         for source in self._sources:
             source.turn()
-        if not self._is_probed:
-            return self._probed(step, slower)
-        self.traced = step - self._begun
-        last = self._begun + FIRST + self.steps
+        if not self.is_probed:
+            return step >= self.begun + self.probe and self._probed(step, slower)
+        self.traced = step - self.begun
+        last = self.begun + FIRST + self.steps
         if step < last and not self._is_mark(step):
             return False
         if step >= last and collect is not None:
@@ -379,7 +402,7 @@ class TraceWindow:
             if living is not None:
                 found[source.name] = living
             elif source.stopped not in self.why:
-                self.why = ", ".join(why for why in (self.why, source.stopped) if why)
+                self._refused(source.stopped)
         self._marks.append((step, found))
         if step < last:
             return False
@@ -389,7 +412,7 @@ class TraceWindow:
     def _probed(self, step: int, slower: float) -> bool:
         """The first step has told how slow tracing is. Returns whether nothing traces on."""
         with self._probing:
-            self._is_probed, self._begun = True, step
+            self.is_probed, self.begun = True, step
         going, refused = [], [self.why] if self.why else []
         for source in self._sources:
             why = source.go_on(slower)
@@ -404,21 +427,47 @@ class TraceWindow:
             self.end()
         return not going
 
+    def _refused(self, why: str) -> None:
+        self.why = ", ".join(reason for reason in (self.why, why) if reason)
+
+    def drop(self, name: str, why: str) -> None:
+        """Trace on without this source, for this reason; without any the window is over."""
+        for source in self._sources:
+            if source.name == name:
+                source.end()
+        self._sources = [source for source in self._sources if source.name != name]
+        self.sources = tuple(source.name for source in self._sources)
+        self._refused(why)
+        if not self._sources:
+            self.end()
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether it was noted in more than two parts what lived: a tick may come late, and more
+        parts than there are steps are not to be had."""
+        return len(self._marks) > PARTS + 1
+
     def wait(self, over: _thread.LockType) -> None:
         """On a thread of its own: end what takes too long, until all is over."""
         if self._probe_s < LONGEST_S:
             if over.acquire(timeout=self._probe_s):
                 return
             with self._probing:
-                for source in () if self._is_probed else self._sources:
+                for source in () if self.is_probed else self._sources:
                     source.give_up()
         _end_in_time(self, over)
 
+    def look(self) -> None:
+        """Note what lives, for nobody."""
+        for source in self._sources:
+            source.living(False)
+
     def _is_mark(self, step: int) -> bool:
-        """Whether what lives is noted at this step: after the first one, and half-way."""
+        """Whether what lives is noted at this step: after the first one, and after each part."""
         if not self._marks:
             return True
-        return len(self._marks) == 1 and step >= self._marks[0][0] + (self.steps + 1) // 2
+        n = len(self._marks)
+        return n < self.parts and step >= self._marks[0][0] - (-n * self.steps // self.parts)
 
     def end(self) -> None:
         """Turn everything off. May be called twice, and on another thread."""
@@ -437,13 +486,16 @@ class TraceWindow:
         if len(self._marks) < 2:
             return [], [], []
         (first, before), (last, after) = self._marks[0], self._marks[-1]
-        half, between = self._marks[1] if len(self._marks) > 2 else (first, before)
+        half, between = self._marks[len(self._marks) // 2 if len(self._marks) > 2 else 0]
         even, grown, late = list[Site](), list[Site](), list[Site]()
         for name, living in after.items():
             if name not in before or name not in between:
                 continue
             for place, size in living.items():
                 old, then = before[name].get(place, 0.0), between[name].get(place, 0.0)
+                each = [found.get(name, {}).get(place, 0.0) for _, found in self._marks]
+                if self.is_divided and self._falls(each):
+                    continue
                 grown.append(Site(place, (size - old) / (last - first)))
                 if half == first or min(then - old, size - then) > EVEN * max(
                     then - old, size - then
@@ -457,6 +509,11 @@ class TraceWindow:
             in_both = {site.place for site in even}
             even = [site for site in grown if site.place in in_both]
         return _in_order(even), _in_order(grown), _in_order(late)
+
+    @staticmethod
+    def _falls(sizes: Sequence[float]) -> bool:
+        """Whether what lives of a place has become less by more than a part of its growth."""
+        return max(a - b for a, b in pairwise(sizes)) > FALLS * (sizes[-1] - sizes[0])
 
 
 def _in_order(sites: Sequence[Site]) -> list[Site]:
@@ -577,11 +634,13 @@ def steps_for(readings: Sequence[int]) -> int:
 class Tracing:
     """When a run traces, what that has found, and what it has cost.
 
-    All of it is for the main thread, at the end of a step; `close` for any.
+    All of it is for the main thread, at the end of a step, or for the one thread on which a tick of
+    time is one; `close` for any.
 
     Args:
         reports: torch's, which begin when torch is there. None, the default: tracemalloc alone.
         why_not: the reason where nothing is to be traced, for the record; "", the default: trace.
+        progress: of a program whose steps are nothing but time. None, the default: of steps.
         write: gets the fields of each event for the record.
     """
 
@@ -590,15 +649,18 @@ class Tracing:
         reports: ReportsLike | None = None,
         *,
         why_not: str = "",
+        progress: Progress | None = None,
         write: Callable[[Mapping[str, object]], None],
     ) -> None:
         self._reports, self._why_not, self._write = reports, why_not, write
+        self._progress = progress
         self._window: TraceWindow | None = None
         self._wanted: tuple[LeakFinding, ...] = ()
         self._attempts: dict[Key, int] = {}
         self._known: set[tuple[str, int]] = set()  # files and lines that a finding has already
         self._of_heap: set[Key] = set()  # findings whose lines of the C heap are traced
-        self._no_heap = False  # these cannot be traced
+        #: these cannot be traced; nor by time, as they are of the thread that makes the steps
+        self._no_heap = progress is not None
         self._readings: deque[int] = deque(maxlen=READ_STEPS + 1)
         #: nanoseconds that the newest plain steps have taken, and the program's thread in them
         self._plain: deque[tuple[int, int]] = deque(maxlen=PLAIN)
@@ -608,6 +670,7 @@ class Tracing:
         # nanoseconds of the processor at boundaries: of the newest window, and left for others
         self._cost_ns, self._left_ns = FIRST_COST_NS, MOST_NS
         self._spent_ns = 0  # of the one that is open
+        self._opened = 0.0  # when, on the monotonic clock
 
     @property
     def is_open(self) -> bool:
@@ -625,6 +688,8 @@ class Tracing:
             return True
         self._wanted = tuple(one for one in findings if self._is_wanted(step, one))
         if not self._wanted or self._windows >= MOST_WINDOWS or self._cost_ns > self._left_ns:
+            if self._progress is not None:
+                self._progress.forget()
             return False
         if self._why_not:
             self._refuse(self._why_not)
@@ -637,10 +702,14 @@ class Tracing:
             return False
         if RANK[finding.grade] < RANK["suspect"] or finding.kind == "mapped files":
             return False
-        if self._attempts.get(finding.key, 0) >= ATTEMPTS - self._no_heap:
+        if self._attempts.get(finding.key, 0) >= self._most_attempts:
             return False
         is_named = bool(finding.holder or finding.kind)
         return is_named or step >= (finding.first_step or 0) + APART
+
+    @property
+    def _most_attempts(self) -> int:
+        return ATTEMPTS - self._no_heap
 
     def _asks_heap(self, finding: LeakFinding) -> bool:
         """Whether the next window for it is one of the C heap's lines."""
@@ -648,10 +717,26 @@ class Tracing:
         return not self._no_heap and self._attempts.get(finding.key, 0) in attempts
 
     @property
+    def is_by_time(self) -> bool:
+        """Whether it is to be told of each tick, by `ticked`, and not of steps, by `step_took` and
+        `read`."""
+        return self._progress is not None
+
+    def ticked(self, heap: int, cost_ns: int) -> None:
+        """A tick has ended, and so many bytes of the heap are in use, which took so many
+        nanoseconds to read."""
+        assert self._progress is not None
+        if self._window is None and cost_ns > DEAR_SHARE * 1e9 * self._progress.seconds:
+            self._refuse(TOO_DEAR)
+        else:
+            self._progress.read(heap)
+
+    @property
     def reads(self) -> bool:
         """Whether it is to be told what is in use, by `read`."""
-        is_asked = not (self._is_first or self._is_soon)
-        return self._window is None and bool(self._wanted) and is_asked
+        is_open = self._window is not None
+        is_asked = not (self._is_first or self._is_soon or self.is_by_time)
+        return not is_open and is_asked and bool(self._wanted)
 
     @property
     def _is_first(self) -> bool:
@@ -693,44 +778,82 @@ class Tracing:
 
     def is_due(self, step: int) -> bool:
         """Whether a window is to be opened at the end of this step."""
-        if self._window is not None or not self._wanted or len(self._plain) < PLAIN:
+        if self._window is not None or not self._wanted:
             return False
         if _open:  # another monitor's: one after the other
+            return False
+        if self._progress is not None:
+            return step >= self._next and self._stands_out(self._progress)
+        if len(self._plain) < PLAIN:
             return False
         if self._is_first:
             return True
         return step >= self._next and (self._is_soon or len(self._readings) > READ_STEPS)
 
+    def _stands_out(self, progress: Progress) -> bool:
+        """Whether a window can be opened, by what was read at the newest ticks. Where growth is
+        lost in noise that counts as an attempt."""
+        if progress.is_full and progress.least_ticks is None:
+            self._attempt(self._wanted)
+            progress.forget()
+            if all(self._attempts[one.key] >= self._most_attempts for one in self._wanted):
+                self._write({"why": UNKNOWN})
+        return progress.is_known and progress.least_ticks is not None
+
+    def _attempt(self, findings: Sequence[LeakFinding]) -> None:
+        for one in findings:
+            self._attempts[one.key] = self._attempts.get(one.key, 0) + 1
+
     def prepare(self) -> None:
         """Make what the first window needs, and is kept: the import of tracemalloc and what that
         makes when it is first used. So it can be told from the growth of the program."""
-        tracemalloc = importlib.import_module("tracemalloc")
-        if self._windows == 0 and not tracemalloc.is_tracing():
-            tracemalloc.start(1)
-            tracemalloc.take_snapshot().statistics("traceback")
-            tracemalloc.stop()
+        importlib.import_module("tracemalloc")
+        if self._windows == 0:
+            window = TraceWindow(1, None)
+            if window.begin(0):
+                window.look()
+            window.end()
 
     def begin(self, step: int) -> None:
         """Open a window at the end of this step."""
         begun = time.thread_time_ns()
-        is_first = self._is_first
-        steps = TRACED if is_first else LONGER if self._is_soon else steps_for(self._readings)
+        is_first, progress = self._is_first, self._progress
+        steps, probe, parts = TRACED if is_first else steps_for(self._readings), PROBE, PARTS
+        probe_s = SLOWEST_PROBE * self._plain_ns / 1e9
+        if progress is not None:
+            steps = progress.ticks(longest=not is_first)
+            probe, probe_s, parts = progress.probe, LONGEST_S, PARTS_BY_TIME
+            progress.begin()
+        elif self._is_soon and not is_first:
+            steps = LONGER
         of_heap = [one for one in self._wanted if self._asks_heap(one)]
         others = [one for one in self._wanted if one not in of_heap]
         heap = None if is_first or not of_heap else self._heap_lines()
         self._of_heap = {one.key for one in of_heap}
-        for one in others if heap is None else of_heap:
-            self._attempts[one.key] = self._attempts.get(one.key, 0) + 1
+        self._attempt(others if heap is None else of_heap)
         self._windows += 1
         self._readings.clear()
         blocks, why = None, ""
         if self._reports is not None and heap is None:
             blocks = self._reports.blocks if self._reports.join() else None
             why = self._reports.reason
-            if blocks is None and why and self._windows % 2 == 1:  # the other half: tracemalloc's
+            # The other half is tracemalloc's. A mode is heard on the thread alone that enters it.
+            if blocks is None and why and self._windows % 2 == 1 and progress is None:
                 blocks = self._reports.dispatched()
-        probe_s = SLOWEST_PROBE * self._plain_ns / 1e9
-        window = TraceWindow(steps, blocks, why, unheard=not is_first, probe_s=probe_s, heap=heap)
+        # What nobody reports takes a pass over all objects, and a reference to each tensor, whose
+        # finalizers are not for another thread to run.
+        has_unheard = not is_first and progress is None
+        window = TraceWindow(
+            steps,
+            blocks,
+            why,
+            unheard=has_unheard,
+            probe_s=probe_s,
+            heap=heap,
+            probe=probe,
+            parts=parts,
+        )
+        self._opened = time.monotonic()
         try:
             started = window.begin(step)
         except BaseException:
@@ -782,13 +905,18 @@ class Tracing:
             begun += time.thread_time_ns() - before  # whoever collects has a time for that
 
         try:
-            is_over = window.turn(step, None if collect is None else collected, self._slower)
+            if self._progress is not None:
+                is_over = self._turn_by_time(step, window, self._progress)
+            else:
+                is_over = window.turn(step, None if collect is None else collected, self._slower)
         except BaseException:
             self.close()
             raise
         if is_over:
             self._window, self._next = None, step + APART
             found = self._explained(findings, window)
+            if self._progress is not None:
+                self._progress.forget()
         self._spent_ns += time.thread_time_ns() - begun
         if is_over:
             self._cost_ns = self._spent_ns
@@ -796,12 +924,54 @@ class Tracing:
             self._tell(window, len(found))
         return found
 
+    def _turn_by_time(self, step: int, window: TraceWindow, progress: Progress) -> bool:
+        """The end of a tick: tracemalloc goes on if the program bears it. Once that is known by one
+        frame, the window gets as long as tracemalloc's memory allows."""
+        tables, was_probed = progress.tables, window.is_probed
+        was_on = TRACEMALLOC in window.sources
+        if was_on:
+            slowest = SLOWEST if was_probed or step < window.begun + window.probe else SLOWEST_PROBE
+            slower, is_end = progress.slower, step >= window.begun + window.probe
+            if tables > MOST_TABLES:
+                window.drop(TRACEMALLOC, TOO_MANY)
+            elif slower is not None and progress.is_certain and slower > slowest:
+                window.drop(TRACEMALLOC, SLOWS)
+            elif slower is None and not was_probed and is_end:
+                window.drop(TRACEMALLOC, UNKNOWN)
+        probed = step - window.begun
+        is_over = window.turn(step, None, progress.slower or 1.0)
+        if window.is_probed and not was_probed and TRACEMALLOC in window.sources:
+            progress.begin()  # with as many frames as it bears
+            steps = progress.affordable(window.steps, probed, tables)
+            if steps is None:
+                window.drop(TRACEMALLOC, TOO_MANY)
+            else:
+                window.steps = steps
+        if was_on and not was_probed and TRACEMALLOC not in window.sources:
+            self._windows = MOST_WINDOWS  # it would not be borne later, either
+        return is_over or not window.is_open
+
+    def _lines(self, findings: Sequence[LeakFinding], window: TraceWindow) -> list[list[Site]]:
+        """What grew in a window, in the order in which it is to be believed.
+
+        By time only that which grew in both halves, as if nothing had slowed the program. If these
+        lines make more together than memory in use grows by, then some of it is let go of later
+        than a window is long, and nobody knows which.
+        """
+        if self._progress is None:
+            return list(window.sites())
+        slowed = self._progress.slowed or 1.0
+        even = [Site(place, rate * slowed) for place, rate in window.sites()[0]]
+        grows = max(self._progress.rate, sum(one.rate_bytes for one in findings))
+        is_told = window.is_divided and sum(site.rate for site in even) <= MOST * grows
+        return [even] if is_told else []
+
     def _explained(self, findings: Sequence[LeakFinding], window: TraceWindow) -> dict[Key, str]:
         """By what has grown in a window: what `made_at` is of the findings that it explains."""
         unknown = [
             one for one in findings if one.part == "use" and not one.process and not one.made_at
         ]
-        ways = window.sites()
+        ways = self._lines(unknown, window)
         if window.net is not None:
             unknown = [
                 one
@@ -820,13 +990,23 @@ class Tracing:
 
     def _tell(self, window: TraceWindow, found: int) -> None:
         ms = round(self._spent_ns / 1e6, 3)
+        seconds = None
+        if self._progress is not None:
+            seconds = round(time.monotonic() - self._opened, 3)
         self._write({"steps": window.traced, "ms": ms, "sources": window.sources,
-                     "why": window.why, "found": found})  # fmt: skip
+                     "why": window.why, "found": found, "seconds": seconds})  # fmt: skip
 
     def close(self) -> None:
-        """Turn everything off. May be called twice."""
-        window, self._window = self._window, None
+        """Turn everything off, for good. May be called twice."""
         self._windows = MOST_WINDOWS
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """Turn everything off, until a window is opened again."""
+        window, self._window = self._window, None
+        if self._progress is not None:
+            self._progress.forget()
         if window is not None:
             window.end()
+            window.why = window.why or CUT
             self._tell(window, 0)

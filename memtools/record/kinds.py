@@ -171,7 +171,8 @@ class Holder(Event):
 class Trace(Event):
     """Steps were traced, to learn where what grows was made: by which `sources`, and what that took
     at the ends of these steps. `found`: how many findings got a line by it. `why`: a source was not
-    used, or, without any steps, nothing was traced at all."""
+    used, or, without any steps, nothing was traced at all. `seconds`: for how long, where the
+    program makes no steps, and ticks of time were taken for them."""
 
     KIND = "trace"
 
@@ -180,11 +181,14 @@ class Trace(Event):
     sources: tuple[str, ...] = ()
     why: str = ""
     found: int = 0
+    seconds: float | None = None
 
     def sentence(self) -> str:
         if not self.steps:
             return f"where it was made is not known: nothing was traced, as {self.why}"
         steps = "1 step" if self.steps == 1 else f"{self.steps:,} steps"
+        if self.seconds is not None:
+            steps = f"{self.seconds:.1f} s"
         by = f" by {' and '.join(self.sources)}" if self.sources else ""
         known = "no line explains the growth"
         if self.found:

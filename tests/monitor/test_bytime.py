@@ -40,6 +40,12 @@ class Watch:
     def speak(self) -> None:
         self.done.append("speak")
 
+    def interrupt(self) -> None:
+        self.done.append("interrupt")
+
+    def leave(self) -> None:
+        self.done.append("leave")
+
     def withdraw(self) -> None:
         self.done.append("withdraw")
 
@@ -120,6 +126,42 @@ def test_a_program_with_torch_gets_time_to_make_steps(monkeypatch: pytest.Monkey
     spec._initializing = False  # type: ignore[attr-defined]
     assert run.at(START_OF_TORCH + 2)
     assert len(run.made) == 1
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_a_program_that_begins_to_import_torch_is_not_slowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run()
+    assert run.at(START)
+    torch: Any = ModuleType("torch")
+    torch.__spec__, torch.Tensor = ModuleSpec("torch", None), object
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert run.at(START + 1)
+    assert run.made[0].done == [0, "interrupt"]
+    assert run.at(START_OF_TORCH + 1)
+    assert len(run.made) == 1
+    assert isinstance(run.made[0].done[2], int), "it looks on"
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_a_look_for_which_the_end_does_not_wait_leaves_nothing_behind() -> None:
+    run = Run()
+    run.at(START)
+
+    def look(step: int) -> None:
+        run.by_time._is_over = True
+
+    run.made[0].look = look  # type: ignore[method-assign]
+    run.by_time._begun_ns -= 10 * NS
+    run.by_time._sleeps.acquire()
+    thread = threading.Thread(target=run.by_time._run)
+    thread.start()
+    while not run.by_time._is_over:
+        pass
+    run.by_time._sleeps.release()
+    thread.join()
+    assert run.made[0].done == [0, "leave"]
 
 
 @pytest.mark.usefixtures("without_torch")

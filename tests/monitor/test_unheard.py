@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import subprocess
 import sys
 import tracemalloc
@@ -56,6 +57,30 @@ def test_an_object_has_the_line_that_made_it_also_where_it_has_a_dict() -> None:
     assert _core._traced_at(1) is None
     tracemalloc.stop()
     assert _core._traced_at(made[0]) is None
+
+
+def test_what_lives_is_told_by_stack_and_nothing_is_collected_meanwhile() -> None:
+    kept, line = [bytearray(KIB) for _ in range(3000)], here()
+    collections = list[str]()
+
+    def note(phase: str, _: object) -> None:
+        collections.append(phase)
+
+    gc.collect()
+    gc.callbacks.append(note)
+    told = _core._traced()
+    gc.callbacks.remove(note)
+    assert collections == []
+    assert gc.isenabled()
+    sizes = {stack[0]: size for stack, size in told}
+    assert 3000 * KIB < sizes[__file__, line] < 3500 * KIB
+    snapshot = tracemalloc.take_snapshot()
+    most = max(snapshot.statistics("traceback"), key=lambda one: one.size)
+    stack = tuple((frame.filename, frame.lineno) for frame in reversed(most.traceback))
+    assert (stack, most.size) in told
+    del kept
+    tracemalloc.stop()
+    assert _core._traced() == []
 
 
 def test_what_deepcopy_makes_is_found_at_the_line_that_calls_it() -> None:

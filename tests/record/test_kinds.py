@@ -120,6 +120,9 @@ SENTENCES: dict[Event, str] = {
     Trace(9, 1.71, ("heap lines",), "", 1): (
         "9 steps traced by heap lines in 1.7 ms: the line of 1 finding"
     ),
+    Trace(16, 23.1, ("tracemalloc",), "", 1, 4.23): (
+        "4.2 s traced by tracemalloc in 23.1 ms: the line of 1 finding"
+    ),
     Trace(why="it is turned off"): (
         "where it was made is not known: nothing was traced, as it is turned off"
     ),
