@@ -5,7 +5,7 @@
 
 Each of seven training loops is run in four ways, in turn, in CPU time of the process: plain; with a
 recording of memtools._core.Blocks; with all that a monitor does besides, which is a pass over the
-heap for modules and optimizers before the step, and the answer after it; and under
+heap for modules and optimizers before the step, and the answer with its lines after it; and under
 torch.profiler.profile(profile_memory=True, with_stack=True), without reading what it has found.
 """
 
@@ -21,9 +21,9 @@ import torch
 from benchmarks.kit.harness import Json, arguments, environment, repeated, table, write_json
 from benchmarks.kit.limits import Limit, finish, number_limit
 from memtools import _core
-from memtools.blocks.peak import Spot
 from memtools.blocks.recorder import Recording
 from memtools.blocks.tensors import Tensors
+from memtools.monitor.run import spot_of
 from tests.blocks.peaktruth import LOOPS, Loop, libraries, one_step
 
 MOST = 2.5  # times a plain step may a recorded one take
@@ -43,7 +43,7 @@ def with_its_ends(loop: Loop, blocks: _core.Blocks) -> None:
     recording = Recording(blocks, Tensors())
     recording.begin(60.0)
     one_step(loop)
-    found = recording.end(3, lambda frames: Spot(str(next(iter(frames), "")), ""))
+    found = recording.end(3, spot_of)
     recording.close()
     assert found is not None
 
@@ -72,6 +72,7 @@ def measure(name: str, rounds: int) -> Json:
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(rounds + 1):
         for way, run in WAYS.items():
+            gc.collect(1)  # what the way before has left: the profiler leaves much
             begun = time.process_time()
             run(loop, blocks)
             if number:  # the first round warms up

@@ -1,5 +1,5 @@
-"""PeakContents: what lived when a step's tensors took most memory, as one part of memtools finds it
-and others write, read and show it."""
+"""PeakContents: what lived when a step's tensors took most memory, and over the step, as one part
+of memtools finds it and others write, read and show it."""
 
 from __future__ import annotations
 
@@ -58,6 +58,25 @@ class Large(NamedTuple):
     line: str
 
 
+STRETCHES = 128  # of a step, at most
+
+
+class Layer(NamedTuple):
+    """All blocks that were the same, one of PARTS, over a step: its bytes in each stretch of it, as
+    the difference to the stretch before; of the first one, to 0."""
+
+    what: str
+    changes: tuple[int, ...]
+
+
+class Span(NamedTuple):
+    """Stretches of a step that follow each other, in one of PHASES: how many. "": nothing was made,
+    or what came after the optimizer's step let go of memory."""
+
+    phase: str
+    stretches: int
+
+
 @dataclass(frozen=True)
 class PeakContents:
     """What lived at the peak of a step, by torch's own reports on the host.
@@ -79,6 +98,9 @@ class PeakContents:
         old_gradients_bytes: gradients of the step before that still lived.
         lost: blocks that found no room in the recording: then it is not complete.
         ms: what memtools itself did for it at the two ends of the step, in milliseconds.
+        layers: what there was over the step, in the order of PARTS: of up to STRETCHES parts of it
+            the bytes at the moment when most was in use. At the highest of them, `parts`.
+        spans: the phases of these stretches, from the step's begin to its end.
     """
 
     step: int
@@ -96,6 +118,8 @@ class PeakContents:
     old_gradients_bytes: int = 0
     lost: int = 0
     ms: float = 0.0
+    layers: tuple[Layer, ...] = ()
+    spans: tuple[Span, ...] = ()
 
     def bytes_of(self, what: str) -> int:
         """Bytes of one of PARTS."""

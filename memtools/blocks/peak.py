@@ -1,5 +1,5 @@
-"""What lived at the peak of a recorded step: the blocks of memtools._core.Blocks, by what they
-were.
+"""What lived at the peak of a recorded step, and what over the step: the blocks of
+memtools._core.Blocks, by what they were.
 
     Blocks.contents() ──► contents_of ──► PeakContents
       bytes, phases of birth and death,      ▲
@@ -8,11 +8,14 @@ were.
 What a block was is told by its life: one that was born in the forward pass and lived when the
 backward pass began was saved for it; one that was born in the optimizer's step, and is not its
 state, is a temporary of it. Parameters, gradients, state and inputs are known by their addresses,
-which were marked while they lived.
+which were marked while they lived. All that this takes is a block's kind, as the core tells it of
+blocks and of sums of them alike; so the parts of the peak and the layers of the step agree.
 """
 
 from __future__ import annotations
 
+import itertools
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -27,14 +30,17 @@ from memtools._base.peak import (
     OPTIMIZERS,
     OTHERS,
     PARAMETERS,
+    PARTS,
     PHASES,
     SAVED,
     STATE,
     UNSEEN,
     Large,
+    Layer,
     Part,
     PeakContents,
     Saver,
+    Span,
 )
 
 LARGEST = 10  # blocks that are told by themselves
@@ -50,8 +56,12 @@ CLASSES = 256  # of logits at least: what has fewer is small beside what leads t
 
 # (bytes, category, birth phase, death phase, saved, operator, module, site, dtype, shape)
 Block = tuple[int, int, int, int, bool, str, str, int, str, tuple[int, ...] | None]
-# (bytes, category, birth phase, saved, how many blocks)
-Rest = tuple[int, int, int, bool, int]
+# (bytes, category, birth phase, saved, has a shape, how many blocks)
+Rest = tuple[int, int, int, bool, bool, int]
+# (order, phase, bytes)
+Stretch = tuple[int, int, int]
+# (category, birth phase, saved, has a shape, bytes of each stretch)
+OfKind = tuple[int, int, bool, bool, tuple[int, ...]]
 
 
 class ContentsLike(Protocol):
@@ -77,6 +87,10 @@ class ContentsLike(Protocol):
     def lost(self) -> int: ...
     @property
     def events(self) -> int: ...
+    @property
+    def stretches(self) -> Sequence[Stretch]: ...
+    @property
+    def layers(self) -> Sequence[OfKind]: ...
     @property
     def addresses(self) -> Sequence[int]: ...
 
@@ -133,12 +147,12 @@ def contents_of(
     for block, address in zip(found.blocks, found.addresses, strict=True):
         if block[7] not in spots:
             spots[block[7]] = spot_of(block[7])
-        seen.append(_Seen(block, address, _what(block, names), spots[block[7]]))
+        seen.append(_Seen(block, address, _what_of(block), spots[block[7]]))
     return PeakContents(
         step=step,
         peak_bytes=found.peak_bytes,
         base_bytes=found.base_bytes,
-        phase=PHASES[found.phase] if 0 <= found.phase < len(PHASES) else "",
+        phase=PHASES[found.phase],
         operator=found.operator[:OF_A_TEXT],
         line=spot_of(found.site).line[:OF_A_TEXT],
         backward=found.backward,
@@ -152,25 +166,28 @@ def contents_of(
         ),
         lost=found.lost,
         ms=round(ms, 3),
+        layers=_layers(found),
+        spans=_spans(found),
     )
 
 
 # --- what a block was -----------------------------------------------------------------------------
 
 
-def _what(block: Block, names: _Names) -> str:
-    size, category, birth, death, saved = block[:5]
+def _what_of(block: Block) -> str:
+    return _what(block[1], block[2], block[4], block[9] is not None)
+
+
+def _what(category: int, birth: int, saved: bool, has_shape: bool) -> str:
     if category in _MARKED:
         return _MARKED[category]
     if birth == BEFORE:
         return OLDER
     if birth == OPTIMIZER:
         return OPTIMIZERS
-    if birth == BACKWARD and death != BACKWARD and names.knows(PARAMETER, size):
-        return GRADIENTS  # one that was let go of before the step's end
     if saved:
         return SAVED
-    if block[9] is None:
+    if not has_shape:
         return UNSEEN
     return BACKWARDS if birth == BACKWARD else OTHERS
 
@@ -180,15 +197,28 @@ def _parts(found: ContentsLike, seen: Sequence[_Seen]) -> tuple[Part, ...]:
     for one in seen:
         size[one.what] += one.block[0]
         count[one.what] += 1
-    for nbytes, category, birth, saved, blocks in found.rest:
-        of_phase = {BEFORE: OLDER, OPTIMIZER: OPTIMIZERS, BACKWARD: BACKWARDS}
-        what = _MARKED.get(category) or of_phase.get(birth) or (SAVED if saved else OTHERS)
+    for nbytes, category, birth, saved, has_shape, blocks in found.rest:
+        what = _what(category, birth, saved, has_shape)
         size[what] += nbytes
         count[what] += blocks
-    unseen = found.peak_bytes - size.total()
-    if unseen > 0:
-        size[UNSEEN] += unseen
     return tuple(Part(what, nbytes, count[what]) for what, nbytes in size.most_common() if nbytes)
+
+
+def _layers(found: ContentsLike) -> tuple[Layer, ...]:
+    sums: dict[str, list[int]] = {}
+    for category, birth, saved, has_shape, each in found.layers:
+        what = _what(category, birth, saved, has_shape)
+        sums[what] = list(map(operator.add, sums.get(what, [0] * len(each)), each))
+    return tuple(
+        Layer(what, tuple(map(operator.sub, sums[what], [0, *sums[what]])))
+        for what in PARTS
+        if what in sums
+    )
+
+
+def _spans(found: ContentsLike) -> tuple[Span, ...]:
+    phases = itertools.groupby(phase for _, phase, _ in found.stretches)
+    return tuple(Span(PHASES[phase], len(list(same))) for phase, same in phases)
 
 
 def _savers(seen: Sequence[_Seen], library: Container[str]) -> tuple[Saver, ...]:
@@ -225,9 +255,6 @@ class _Names:
             alike = self._found.setdefault((one.category, one.bytes), [])
             if all(other.name != one.name for other in alike) or not one.name:
                 alike.append(one)
-
-    def knows(self, category: int, size: int) -> bool:
-        return (category, size) in self._found
 
     def most_alike(self) -> int:
         """How many parameters of one size there are at most, at least 1: a network of so many

@@ -16,6 +16,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from memtools import _core
@@ -166,12 +167,14 @@ class PeakRecorder:
                 recording.close()
 
     def _keep(self, found: PeakContents) -> None:
-        """Write it, unless it was recorded for a new peak that has not come again."""
-        is_higher = self.highest is None or found.peak_bytes > self.highest.peak_bytes
-        if is_higher or not self._is_newer:
+        """Write it, unless it was recorded for a new peak that has not come again. How the step
+        went from its begin to its end is of the highest alone: it is most of an event, and a record
+        has room for so many bytes of events."""
+        if self.highest is None or found.peak_bytes > self.highest.peak_bytes:
             self._write(found)
-        if is_higher:
             self.highest = found
+        elif not self._is_newer:
+            self._write(replace(found, layers=(), spans=()))
 
     @contextlib.contextmanager
     def _guarded(self, recording: Recording | None) -> Any:

@@ -18,17 +18,17 @@ import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
-from types import FrameType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from memtools import _core
 from memtools._base import environment, process
 from memtools._base.every import Every
 from memtools._base.size import format_bytes
+from memtools._base.steps import OPTIMIZERS, Steps, is_of_another_step
 from memtools.errors import MemtoolsError
 from memtools.leak.finding import LeakFinding
 from memtools.monitor import sharing, worker
@@ -39,9 +39,8 @@ from memtools.record.kinds import End, payload
 if TYPE_CHECKING:
     from memtools import MemoryMonitor
 
-OPTIMIZERS, MODULES = "torch.optim.optimizer", "torch.nn.modules.module"
+MODULES = "torch.nn.modules.module"
 PROCESSES = "multiprocessing.process"
-FRAMES_OF_A_STEP = 4  # between two: the optimizer's own, and what decorates it
 A_CODE = 987654321  # that no process ends with: another takes its place
 A_CODE_BYTES = str(A_CODE).encode()
 RESERVE = 16 << 20  # bytes
@@ -80,8 +79,7 @@ class StepCounter:
 
     def __init__(self, monitor: MemoryMonitor) -> None:
         self._monitor = monitor
-        #: who has acted since the last step, by id; weak references: an id is used again
-        self._acted: dict[int, weakref.ref[object]] = {}
+        self._steps = Steps()
         self._trains = False
         self._forwards = 0
         #: -1 outside of a backward pass, once torch is there
@@ -90,16 +88,16 @@ class StepCounter:
     def __call__(self, optimizer: object, args: object, kwargs: object) -> None:
         """Hear that an optimizer's step has ended. Raises HostMemoryPressure where a guard wants
         it."""
-        if _is_of_another_step(sys._getframe(1)):
+        if is_of_another_step(sys._getframe(1)):
             return
         if not self._trains:
             self._begin_training()
-        if self._begins(optimizer):
+        if self._steps.begins(optimizer):
             self._monitor.step()
 
     def module_ended(self, module: object) -> None:
         """Hear that a call of an outermost module has ended. Raises as for an optimizer."""
-        if self._trains or self._graph_task() != -1 or not self._begins(module):
+        if self._trains or self._graph_task() != -1 or not self._steps.begins(module):
             return
         self._forwards += 1
         if self._forwards < KEPT_BACK:
@@ -113,24 +111,11 @@ class StepCounter:
             self._trains = True
             self._monitor._count(self._forwards)
 
-    def _begins(self, who: object) -> bool:
-        """Whether a step begins with this one."""
-        acted, number = self._acted, id(who)
-        if acted and number not in acted:
-            is_first = False
-        elif len(acted) == 1:  # the same one again: the usual case
-            return True
-        else:
-            is_first = True
-            acted.clear()
-        acted[number] = weakref.ref(who, lambda _: acted.pop(number, None))
-        return is_first
-
     def _begin_training(self) -> None:
         """From here on the optimizers' steps count, and modules are not heard any more."""
         self._trains = True
         _core._hear_calls(None, None, 0)
-        self._acted.clear()
+        self._steps.clear()
         if self._forwards >= KEPT_BACK:
             self._monitor._begin_anew()
 
@@ -150,19 +135,6 @@ class StepCounter:
         if isinstance(call, FunctionType) and not self._trains:
             main = threading.main_thread().ident or 0
             _core._hear_calls(call, self.module_ended, main)
-
-
-def _is_of_another_step(hooked: FrameType) -> bool:
-    """Whether an optimizer's step was called by another one's, as `super().step()` of a class whose
-    base is in use too. `hooked` runs torch's function around a step, which calls the hooks."""
-    frame = hooked.f_back
-    for _ in range(FRAMES_OF_A_STEP):
-        if frame is None:
-            return False
-        if frame.f_code is hooked.f_code:
-            return True
-        frame = frame.f_back
-    return False
 
 
 class _Imported:

@@ -25,7 +25,7 @@ def unheard(is_heard: Callable[[int], bool]) -> Iterator[tuple[Frames, int]]:
 
     Tensors of subclasses are left out, as asking them may run code of the program's; so is memory
     that torch has not made itself, as that of NumPy's arrays. Goes once through all objects that
-    the garbage collector knows: some 35 ms for 280,000.
+    the garbage collector knows: some 7 ms for 284,000, and 30 where Python is not 3.11 to 3.13.
 
     Args:
         is_heard: whether a storage that begins at this address is known.

@@ -1,11 +1,13 @@
-"""What a record tells of the peak of a step: who filled it, the largest blocks, and what to do.
+"""What a record tells of the peak of a step: who filled it, over the step and then, the largest
+blocks, and what to do.
 
 The advice follows the moment: what filled memory there is what has to become less.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import itertools
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memtools._base.peak import (
     BACKWARD,
@@ -19,7 +21,9 @@ from memtools._base.peak import (
     PARAMETERS,
     SAVED,
     STATE,
+    STRETCHES,
     Large,
+    Span,
 )
 from memtools._base.size import format_bytes
 from memtools._base.text import percent, shown
@@ -41,6 +45,32 @@ def peak_of(record: Record) -> Peak | None:
     """The recorded step with the highest peak; None where no step was recorded."""
     recorded = [peak for peak in events_of(record, Peak) if peak.peak_bytes > 0]
     return max(recorded, key=lambda peak: peak.peak_bytes, default=None)
+
+
+class Stack(NamedTuple):
+    """The bytes of all PARTS in each stretch of a step, the phases of these, and the number of the
+    stretch that has the peak."""
+
+    rows: tuple[tuple[str, tuple[int, ...]], ...]
+    spans: tuple[Span, ...]
+    highest: int
+
+
+def stack_of(peak: Peak) -> Stack | None:
+    """The recorded step over time; None where the record does not have it, as older ones, or has
+    something that cannot be."""
+    count = sum(span.stretches for span in peak.spans)
+    if not peak.layers or not 0 < count <= STRETCHES or min(peak.spans, key=_length).stretches < 1:
+        return None
+    rows = tuple((layer.what, tuple(itertools.accumulate(layer.changes))) for layer in peak.layers)
+    if any(len(row) != count or min(row) < 0 for _, row in rows):
+        return None
+    sums = [sum(each) for each in zip(*(row for _, row in rows), strict=True)]
+    return Stack(rows, peak.spans, sums.index(max(sums)))
+
+
+def _length(span: Span) -> int:
+    return span.stretches
 
 
 def why_not(record: Record) -> str:

@@ -2,10 +2,13 @@
 
     {"records": [{"name", "ms": [...], "step": [...] | null, "lines": {key: LINE},
                   "lanes", "marks"}],
-     "charts": [{"place", "unit", "lines": [{"record", "key", "label", "colour", "on"}]}]}
+     "charts": [{"place", "unit", "lines": [{"record", "key", "label", "colour", "on"}]}],
+     "stacks": [{"place", "step", "lines": [{"label", "colour", "bytes": [...]}],
+                 "spans": [[phase, columns]], "highest"}]}
 
 A LINE has `most` and `least` of each cell in bytes (or hundredths of a percent), null for no
 reading; `least` is left out where it is the same. A level, such as a limit, has `level` alone.
+A stack is the recorded step with the highest peak over time: of each part its bytes by columns.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from memtools._base.peak import BACKWARDS, OLDER, OTHERS, PARTS, UNSEEN
 from memtools._base.text import shown
 from memtools.record.figures import Figures, is_bytes, seconds_of, used_cells
+from memtools.record.peaks import peak_of, stack_of
 from memtools.record.series import UNKNOWN, Timeline, timeline
 
 if TYPE_CHECKING:
@@ -73,7 +78,12 @@ def payload(records: list[Record], figures: list[Figures], names: list[str]) -> 
     charts: list[Json] = _compared(found, figures) if several else []
     for i, (record, own) in enumerate(zip(records, figures, strict=True)):
         charts += _charts(i, record, own, found[i]["lines"])
-    return {"records": found, "charts": [chart for chart in charts if chart["lines"]]}
+    stacks = [_stack(i, record) for i, record in enumerate(records)]
+    return {
+        "records": found,
+        "charts": [chart for chart in charts if chart["lines"]],
+        "stacks": [stack for stack in stacks if stack is not None],
+    }
 
 
 def as_script(data: Json) -> str:
@@ -151,6 +161,29 @@ def _marks(record: Record, figures: Figures, room: int) -> list[list[Any]]:
         if figures.ending.shows(e.kind)
     ]
     return sorted(marks, key=lambda mark: mark[0])[-room:]
+
+
+def _stack(i: int, record: Record) -> Json | None:
+    """The recorded step that is told, from its begin to its end."""
+    peak = peak_of(record)
+    stack = None if peak is None else stack_of(peak)
+    if peak is None or stack is None:
+        return None
+    lines = [
+        {"label": shown(what), "colour": part_colour(what), "bytes": row}
+        for what, row in stack.rows
+        if any(row)
+    ]
+    spans = [[shown(span.phase), span.stretches] for span in stack.spans]
+    return {"place": f"p{i}", "step": peak.step, "lines": lines, "spans": spans,
+            "highest": stack.highest}  # fmt: skip
+
+
+def part_colour(what: str) -> str:
+    """The class of one of PARTS: one of the page's eight of series, or its own."""
+    own = {BACKWARDS: "backwards", OTHERS: "others", OLDER: "older", UNSEEN: "unseen"}
+    number = PARTS.index(what) if what in PARTS else len(PARTS)
+    return own.get(what) or (f"s{number}" if number < 8 else "unseen")
 
 
 def slug(kind: str) -> str:

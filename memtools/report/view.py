@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from memtools._base.peak import OLDER, OTHERS, PARTS, UNSEEN
+from memtools._base.peak import PARTS
 from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, percent, shown, tight
 from memtools.leak.finding import is_call
@@ -17,7 +17,7 @@ from memtools.record.kinds import Peak
 from memtools.record.peaks import headline, peak_of
 from memtools.report.advice import advise
 from memtools.report.explain import sentence
-from memtools.report.payload import slug
+from memtools.report.payload import part_colour, slug
 
 if TYPE_CHECKING:
     from memtools.record.events import Ending
@@ -79,6 +79,8 @@ class PeakView:
 
     headline: str
     bars: list[Bar]
+    #: where the highest is drawn over time, and its title; none in older records
+    stack: tuple[str, str] | None
     #: class of the colour, what, bytes, share, blocks
     parts: list[list[str]]
     #: bytes, shape, what and where
@@ -142,7 +144,7 @@ def view(number: int, name: str, record: Record, figures: Figures, data: dict[st
         cleanups=_cleanups(figures),
         events=[_event(record, event) for event in first + last],
         columns=[_column(tier) for tier in figures.tiers],
-        peak=_peak(record),
+        peak=_peak(record, next((s for s in data["stacks"] if s["place"] == f"p{number}"), None)),
     )
 
 
@@ -277,8 +279,9 @@ def _leaks(figures: Figures) -> list[dict[str, Any]]:
     return found
 
 
-def _peak(record: Record) -> PeakView | None:
-    """What lived at the peaks of the steps that were recorded; None where none was."""
+def _peak(record: Record, stack: dict[str, Any] | None) -> PeakView | None:
+    """What lived at the peaks of the steps that were recorded; None where none was. `stack` is what
+    is drawn of the highest."""
     highest = peak_of(record)
     if highest is None:
         return None
@@ -288,7 +291,7 @@ def _peak(record: Record) -> PeakView | None:
         newest = [step for step in steps if step != highest.step][-(BARS - 1) :]
         steps = sorted([highest.step, *newest])
     parts = [
-        [_colour(one.what), one.what, format_bytes(one.bytes),
+        [part_colour(one.what), one.what, format_bytes(one.bytes),
          percent(one.bytes, highest.peak_bytes), f"{one.blocks:,}" if one.blocks else ""]
         for one in highest.parts
     ]  # fmt: skip
@@ -301,6 +304,7 @@ def _peak(record: Record) -> PeakView | None:
     return PeakView(
         tight(sentence(headline(highest))),
         [_bar(recorded[step], highest.peak_bytes) for step in steps],
+        None if stack is None else (stack["place"], f"Step {highest.step:,} from begin to end"),
         [[shown(cell) for cell in row] for row in parts],
         [[shown(cell) for cell in row] for row in largest],
         [[shown(cell) for cell in row] for row in saved],
@@ -314,16 +318,9 @@ def _bar(peak: Peak, most: int) -> Bar:
     for part in sorted(peak.parts, key=lambda part: order.get(part.what, len(order))):
         width = min(100.0 - start, 100 * max(0, part.bytes) / most)
         text = f"{shown(part.what)} {format_bytes(part.bytes)}"
-        stripes.append(Stripe(_colour(part.what), start, width, text))
+        stripes.append(Stripe(part_colour(part.what), start, width, text))
         start += width
     return Bar(f"{peak.step:,}", format_bytes(peak.peak_bytes), shown(peak.moment()), stripes)
-
-
-def _colour(what: str) -> str:
-    """The class of a part: one of the page's eight of series, or its own."""
-    own = {OTHERS: "others", OLDER: "older", UNSEEN: "unseen"}
-    number = PARTS.index(what) if what in PARTS else len(PARTS)
-    return own.get(what) or (f"s{number}" if number < 8 else "unseen")
 
 
 def _phases(figures: Figures) -> list[list[str]]:

@@ -11,18 +11,17 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
 from memtools._base.devices import find_devices, seen_devices
+from memtools._base.steps import OPTIMIZERS, Steps, is_of_another_step
 from memtools.testing.flat import call_again
 from memtools.testing.growth import LEAST_STEPS, GrowthTest
 from memtools.testing.limits import MemoryLimits
 from memtools.testing.peak import Peak
 
-OPTIMIZERS = "torch.optim.optimizer"
 _UNIT = "steps of an optimizer"
 
 
@@ -60,13 +59,12 @@ def _joined(*texts: str) -> str:
 class OptimizerSteps:
     """Hears the steps of torch's optimizers, while a `with` statement runs.
 
-    A step ends when an optimizer that has acted since the last one acts again: so those of a
-    generator and a discriminator make one. Nothing is heard where torch is not loaded yet.
+    A step ends where the next one begins (_base/steps.py). Nothing is heard where torch is not
+    loaded yet.
     """
 
     def __init__(self, ended: Callable[[], object]) -> None:
-        self._ended = ended
-        self._acted: dict[int, weakref.ref[object]] = {}
+        self._ended, self._is_first, self._steps = ended, True, Steps()
         self._handle: Any = None
 
     def __enter__(self) -> None:
@@ -79,12 +77,11 @@ class OptimizerSteps:
             self._handle.remove()
 
     def _acts(self, optimizer: object, args: object, kwargs: object) -> None:
-        acted, number = self._acted, id(optimizer)
-        if number in acted:
-            if len(acted) > 1:
-                acted.clear()
+        if is_of_another_step(sys._getframe(1)) or not self._steps.begins(optimizer):
+            return
+        is_first, self._is_first = self._is_first, False
+        if not is_first:
             self._ended()
-        acted[number] = weakref.ref(optimizer, lambda _: acted.pop(number, None))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from memtools.blocks.peak import Block, Rest
+from memtools.blocks.peak import Block, OfKind, Rest, Stretch
 
 MIB = 1 << 20
 BEFORE, FORWARD, BACKWARD, OPTIMIZER = range(4)
@@ -26,6 +26,8 @@ class Contents:
     base_bytes: int = 0
     lost: int = 0
     events: int = 2
+    stretches: Sequence[Stretch] = ()
+    layers: Sequence[OfKind] = ()
     addresses: Sequence[int] = ()
 
     def __post_init__(self) -> None:

@@ -3,9 +3,8 @@ listens. Against torch's own profiler: test_contents_truth.py."""
 
 from __future__ import annotations
 
+import itertools
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from memtools import _core
 from tests.kit.children import in_child
+from tests.kit.ownprocess import in_own_process
 
 KIB = 1 << 10
 LIBRARIES = (f"{Path(torch.__file__).parents[1]}/", f"{Path(os.__file__).parent}/")
@@ -95,8 +95,13 @@ def test_the_peak_and_what_lived_then(blocks: _core.Blocks) -> None:
     assert (found.phase, found.operator, found.backward) == (FORWARD, "aten::empty", False)
     assert blocks.frames(found.site)[0][2] == "make"
     assert found.rest == ()
-    assert [bytes_ for _, bytes_, _ in found.curve] == [1000, 1300, 6300, 1300, 1310]
-    assert [order for order, _, _ in found.curve] == [0, 1, 2, 3, 4]
+    assert found.stretches == tuple(
+        (order, FORWARD, size) for order, size in enumerate((1000, 1300, 6300, 1300, 1310))
+    )
+    assert found.layers == (
+        (0, 0, False, False, (1000, 1000, 1000, 1000, 1000)),
+        (0, FORWARD, False, True, (0, 300, 5300, 300, 310)),
+    )
     gone_, old_, kept_ = at_peak(blocks)
     assert (gone_.bytes, gone_.birth, gone_.death) == (5000, FORWARD, FORWARD)
     assert (old_.bytes, old_.birth, old_.death, old_.site) == (1000, 0, 0, 0)
@@ -238,9 +243,63 @@ def test_many_blocks_are_told_by_sums(blocks: _core.Blocks) -> None:
     assert len(found.blocks) == 4096
     assert sum(size for size, *_ in found.rest) == 9050
     assert sum(count for *_, count in found.rest) == 905
-    assert {tuple(kind) for _, *kind, _ in found.rest} <= {(0, 0, False), (0, FORWARD, False)}
+    assert {tuple(kind) for _, *kind, _ in found.rest} <= {
+        (0, 0, False, False), (0, FORWARD, False, True)
+    }  # fmt: skip
     assert found.peak_bytes == 50010
     assert len(kept) == 5000
+
+
+def stack_at_peak(found: _core.Contents) -> dict[tuple[int, int, bool, bool], int]:
+    """Bytes of the layers at the highest stretch, by kinds."""
+    at = [bytes_ for _, _, bytes_ in found.stretches].index(found.peak_bytes)
+    return {tuple(kind): each[at] for *kind, each in found.layers if each[at]}  # type: ignore[misc]
+
+
+def test_the_stack_at_the_peak_is_what_is_told_of_it(blocks: _core.Blocks) -> None:
+    torch.manual_seed(0)
+    layers = torch.nn.ModuleList(torch.nn.Linear(20, 20) for _ in range(12))
+    optimizer = torch.optim.AdamW(layers.parameters())
+    kept = [make(10) for _ in range(4200)]
+    for _ in range(3):
+        x = torch.randn(8, 20)
+        blocks.record(True)
+        optimizer.zero_grad()
+        for layer in layers:
+            x = layer(x).relu()
+        x.sum().backward()
+        optimizer.step()
+        blocks.mark(storages(layers.parameters()), PARAMETER)
+        blocks.mark(storages(p.grad for p in layers.parameters() if p.grad is not None), GRADIENT)
+        blocks.record(False)
+        found = contents_of(blocks)
+        assert len(found.stretches) > 64
+        told: dict[tuple[int, int, bool, bool], int] = {}
+        for block in map(Block._make, found.blocks):
+            kind = block.category, block.birth, block.saved, block.shape is not None
+            told[kind] = told.get(kind, 0) + block.bytes
+        for size, category, birth, saved, has_shape, _ in found.rest:
+            kind = category, birth, saved, has_shape
+            told[kind] = told.get(kind, 0) + size
+        assert found.rest
+        assert stack_at_peak(found) == told
+        for at, (_, _, size) in enumerate(found.stretches):
+            assert sum(each[at] for *_, each in found.layers) == size
+    assert len(kept) == 4200
+
+
+def test_a_gradient_that_was_let_go_of_before_the_end_counts_as_one(blocks: _core.Blocks) -> None:
+    layer = torch.nn.Linear(30, 50, bias=False)
+    x = torch.randn(2, 30)
+    blocks.record(True)
+    (layer(x) * 2).sum().backward()
+    layer.weight.grad = None
+    blocks.mark(storages(layer.parameters()), PARAMETER)
+    blocks.record(False)
+    gradient = one_of([b for b in at_peak(blocks) if b.birth == BACKWARD], 6000)
+    assert (gradient.category, gradient.death) == (GRADIENT, FORWARD)
+    other = [b for b in at_peak(blocks) if b.birth == BACKWARD and b.bytes != 6000]
+    assert {b.category for b in other} <= {0}
 
 
 # --- phases, operators and shapes -----------------------------------------------------------------
@@ -267,7 +326,8 @@ def test_phases_of_a_step(blocks: _core.Blocks) -> None:
     ]
     states = [b for b in at_peak(blocks) if b.birth == OPTIMIZER and b.death == 0]
     assert [b.bytes for b in states[:2]] == [4096, 4096]
-    assert {phase for _, _, phase in found.curve} == {0, FORWARD, BACKWARD, OPTIMIZER}
+    phases = [phase for phase, _ in itertools.groupby(phase for _, phase, _ in found.stretches)]
+    assert phases == [FORWARD, BACKWARD, OPTIMIZER]
 
 
 def test_what_is_saved_for_backward(blocks: _core.Blocks) -> None:
@@ -599,10 +659,7 @@ late = Late()
 
 @pytest.mark.slow
 def test_the_interpreter_ends_cleanly_while_it_records() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=120
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert in_own_process(AT_EXIT) == ""
 
 
 @pytest.mark.slow

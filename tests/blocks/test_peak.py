@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memtools._base.peak import Large, Part, PeakContents, Saver
+from memtools._base.peak import Large, Layer, Part, PeakContents, Saver, Span
 from memtools.blocks.peak import Marked, Spot, contents_of
 from tests.blocks.peakcases import (
     BACKWARD,
@@ -63,30 +63,45 @@ def test_a_blocks_life_says_what_it_was(one, what):
     assert parts(Contents([one])) == {what: 8}
 
 
-def test_a_gradient_that_was_let_go_of_before_the_end_is_one():
-    weight = [named(PARAMETER, 8, "weight")]
-    freed = Contents([block(8, 0, BACKWARD, FORWARD), block(4, 0, BACKWARD, FORWARD)])
-    assert parts(freed, weight) == {"gradients": 8, "backward's temporaries": 4}
-    dead = Contents([block(8, 0, BACKWARD, BACKWARD)])
-    assert parts(dead, weight) == {"backward's temporaries": 8}
-
-
-def test_what_is_too_small_to_be_listed_counts_and_so_does_what_nobody_saw():
+def test_what_is_too_small_to_be_listed_counts():
     found = Contents(
         [block(80, PARAMETER, BEFORE)],
-        rest=[(10, 0, FORWARD, True, 5), (6, 0, OPTIMIZER, False, 3), (3, GRADIENT, 2, False, 1),
-              (2, 0, BEFORE, False, 1), (1, 0, BACKWARD, False, 1)],
-        peak_bytes=107,
+        rest=[(10, 0, FORWARD, True, True, 5), (6, 0, OPTIMIZER, False, False, 3),
+              (5, 0, FORWARD, False, False, 4), (3, GRADIENT, BACKWARD, False, True, 1),
+              (2, 0, BEFORE, False, False, 1), (1, 0, BACKWARD, False, True, 1)],
     )  # fmt: skip
     assert of(found).parts == (
         Part("parameters", 80, 1),
         Part("saved for backward", 10, 5),
         Part("optimizer's temporaries", 6, 3),
-        Part("not seen", 5, 0),
+        Part("not seen", 5, 4),
         Part("gradients", 3, 1),
         Part("older than the step", 2, 1),
         Part("backward's temporaries", 1, 1),
     )
+
+
+def test_a_step_is_told_over_its_stretches_by_what_there_was():
+    found = of(
+        Contents(
+            [block(8)],
+            stretches=[(0, FORWARD, 105), (4, FORWARD, 116), (9, BACKWARD, 130), (12, 3, 100)],
+            layers=[
+                (0, FORWARD, False, True, (0, 3, 0, 0)),
+                (0, FORWARD, True, True, (5, 10, 20, 0)),
+                (0, FORWARD, True, False, (0, 3, 1, 0)),
+                (0, BACKWARD, False, True, (0, 0, 9, 0)),
+                (PARAMETER, BEFORE, False, False, (100, 100, 100, 100)),
+            ],
+        )
+    )
+    assert found.layers == (
+        Layer("parameters", (100, 0, 0, 0)),
+        Layer("saved for backward", (5, 8, 8, -21)),
+        Layer("backward's temporaries", (0, 0, 9, -9)),
+        Layer("other temporaries", (0, 3, -3, 0)),
+    )
+    assert found.spans == (Span("forward", 2), Span("backward", 1), Span("optimizer", 1))
 
 
 def test_the_moment_is_told():

@@ -13,7 +13,7 @@ import pytest
 
 from memtools import read_record
 from memtools.record.kinds import Peak
-from memtools.record.peaks import advice, peak_of
+from memtools.record.peaks import advice, peak_of, stack_of
 from tests.blocks.peakmodels import MODELS
 
 HERE = Path(__file__).parent
@@ -61,6 +61,19 @@ def test_the_peak_is_that_of_the_profiler_and_sizes_are_those_of_shapes(peaks, k
     rest = peak.bytes_of("not seen") + peak.bytes_of("other temporaries")
     if kind not in ("rollout", "sampler"):  # which stack what they keep
         assert rest <= 0.05 * peak.peak_bytes
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_highest_of_the_step_over_time_is_the_peak_with_its_parts(peaks, kind):
+    peak = peaks(kind)
+    stack = stack_of(peak)
+    assert stack is not None
+    at_peak = {what: row[stack.highest] for what, row in stack.rows if row[stack.highest]}
+    assert at_peak == {part.what: part.bytes for part in peak.parts}
+    phases = [span.phase for span in stack.spans]
+    assert phases == (
+        ["forward"] if kind == "rollout" else ["forward", "backward", "optimizer", ""]
+    )
 
 
 ADVICE = {

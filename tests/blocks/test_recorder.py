@@ -67,6 +67,8 @@ class Run:
 
 def test_step_3_and_each_1000th_are_recorded() -> None:
     run = Run()
+    over_time = {"stretches": [(0, 1, MIB)], "layers": [(0, 1, False, True, (MIB,))]}
+    run.blocks.found = Contents([block(4 * MIB)], **over_time)
     run.run_to(2500)
     assert run.recorded == [3, 1000, 2000]
     assert [one.step for one in run.written] == [3, 1000, 2000]
@@ -74,6 +76,8 @@ def test_step_3_and_each_1000th_are_recorded() -> None:
     assert isinstance(run.written[0], PeakContents)
     assert run.written[0].line == "/x/train.py:11"
     assert run.recorder.highest is run.written[0]
+    told = [(bool(one.layers), bool(one.spans)) for one in run.written]
+    assert told == [(True, True), (False, False), (False, False)], "of the highest alone"
     run.recorder.close()
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ import torch
 
 from memtools import _core
 from tests.kit.children import in_child
+from tests.kit.ownprocess import in_own_process
 
 KIB = 1 << 10
 LIBRARIES = (f"{Path(torch.__file__).parents[1]}/", f"{Path(os.__file__).parent}/")
@@ -36,10 +35,10 @@ def line_of(blocks: _core.Blocks, tensor: torch.Tensor) -> tuple[tuple[str, int,
 
 
 def make(n: int) -> torch.Tensor:
-    return torch.empty(n, dtype=torch.uint8)  # line 39: where it is made
+    return torch.empty(n, dtype=torch.uint8)  # line 38: where it is made
 
 
-MADE_AT = (__file__, 39, "make")
+MADE_AT = (__file__, 38, "make")
 
 
 # --- bytes ----------------------------------------------------------------------------------------
@@ -304,10 +303,23 @@ late = Late()
 
 @pytest.mark.slow
 def test_the_interpreter_ends_cleanly_while_it_is_on() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=120
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert in_own_process(AT_EXIT) == ""
+
+
+IN_A_CYCLE = """
+import torch
+from memtools import _core
+class Keep: pass
+keep = Keep()
+keep.itself, keep.blocks = keep, _core.Blocks()
+keep.blocks.start(())
+keep.blocks.record(True)
+"""
+
+
+@pytest.mark.slow
+def test_the_interpreter_ends_cleanly_where_its_module_goes_first() -> None:
+    assert in_own_process(IN_A_CYCLE) == ""
 
 
 def test_start_takes_folders(blocks: _core.Blocks) -> None:

@@ -373,6 +373,83 @@ def test_objects_of_some_types_are_of_just_these():
         _core._instances([Own])
 
 
+def by_the_list(*classes):
+    """The objects of just these classes. Makes no function, which were an object too."""
+    found = []
+    for one in gc.get_objects():
+        if type(one) in classes:
+            found.append(one)
+    return found
+
+
+def is_same(found, listed):
+    return [id(one) for one in found] == [id(one) for one in listed]
+
+
+def test_objects_of_some_types_come_as_the_collector_lists_them():
+    class Own:
+        pass
+
+    kept = [Own() for _ in range(3)]
+    collecting = []
+
+    def called(phase, info):  # inside of a collection the lists are in pieces
+        collecting.append((phase, _core._instances((Own,)), by_the_list(Own)))
+
+    gc.callbacks.append(called)
+    try:
+        gc.collect()
+    finally:
+        gc.callbacks.remove(called)
+    assert [phase for phase, *_ in collecting] == ["start", "stop"]
+    kept += [Own() for _ in range(3)]
+    gc.disable()
+    try:
+        for classes in ((Own,), (type(gc), Own), (type(len),), (type, type(by_the_list))):
+            assert is_same(_core._instances(classes), by_the_list(*classes))
+    finally:
+        gc.enable()
+    for _, found, listed in collecting:
+        assert is_same(found, listed)
+        assert is_same(found, kept[:3])
+
+
+def test_objects_that_were_frozen_are_found_once_and_last():
+    class Own:
+        pass
+
+    class Unreached(dict):
+        pass
+
+    gc.collect()
+    old, lost = Own(), Unreached()
+    lost["itself"] = lost
+    number = id(lost)
+    gc.freeze()
+    del lost
+    try:
+        new = Own()
+        assert is_same(_core._instances((Own,)), [new, old])
+        assert [id(one) for one in _core._instances((Unreached,))] == [number]
+    finally:
+        gc.unfreeze()
+    assert is_same(_core._instances((Own,)), by_the_list(Own))
+    gc.collect()
+    assert _core._instances((Unreached,)) == []
+
+
+def test_objects_of_some_types_are_found_whatever_lies_in_sys_modules(monkeypatch):
+    class Own:
+        pass
+
+    own = Own()
+    for name, strange in {"a.1": own, "a.2": None, "a.3": 7, "a.4": own, "a.5": ()}.items():
+        monkeypatch.setitem(sys.modules, name, strange)
+    assert is_same(_core._instances((Own,)), [own])
+    monkeypatch.setattr(sys, "modules", {})
+    assert is_same(_core._instances((Own,)), [own])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 def test_whatever_allocation_fails_it_is_a_memory_error_and_nothing_is_left(name):

@@ -85,7 +85,7 @@ def test_optimizers_made_anew_count_at_once() -> None:
         del optimizer
         if fold % 2:
             between.append(Actor())  # takes the place that became free
-    assert not counter._acted
+    assert not counter._steps
 
 
 def test_an_optimizer_made_for_each_step_counts() -> None:
@@ -120,7 +120,7 @@ def test_optimizers_of_a_second_stage_count_although_those_of_the_first_are_kept
             for optimizer in layers:
                 counter(optimizer, (), {})
         assert steps.count == (stage + 1) * 40 - stage  # which is new is known at its second step
-    assert len(counter._acted) == 30
+    assert len(counter._steps) == 30
 
 
 # --- modules, until an optimizer acts -------------------------------------------------------------

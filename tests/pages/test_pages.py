@@ -10,14 +10,15 @@ import pytest
 
 import memtools
 from memtools import _core
+from memtools._base.peak import Layer, Span
 from memtools._base.size import format_bytes
 from memtools.report import write_report
 from tests.pages.chromium import Browser, browser
-from tests.report.reportcases import HOSTILE, MIB, write
+from tests.report.reportcases import HOSTILE, MIB, recorded, write
 
 EVENTS = [("start", "host"), ("leak", "leak: +1.0 KiB/step in heap since step 3"),
           *(("mark", text) for text in HOSTILE), ("cleanup", "gc 3 ms: freed 1.0 MiB"),
-          ("end", "exit 0")]  # fmt: skip
+          recorded(3, 10 * MIB), ("end", "exit 0")]  # fmt: skip
 SIZES = [(1400, False), (1400, True), (400, False), (400, True)]
 
 
@@ -61,14 +62,14 @@ def readout(chrome: Browser) -> str:
     return found
 
 
-def pixels(chrome: Browser, name: str) -> int:
-    """How many pixels of the first chart have a colour of the page's, or nearly."""
+def pixels(chrome: Browser, name: str, plot: str = ".plot") -> int:
+    """How many pixels of the first such chart have a colour of the page's, or nearly."""
     script = """(() => {
         const probe = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
         probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue('%s');
         probe.fillRect(0, 0, 1, 1);
         const want = probe.getImageData(0, 0, 1, 1).data;
-        const canvas = document.querySelector('.plot canvas'), ctx = canvas.getContext('2d');
+        const canvas = document.querySelector('%s canvas'), ctx = canvas.getContext('2d');
         const all = ctx.getImageData(0, 0, canvas.width, canvas.height).data;
         let count = 0;
         for (let i = 0; i < all.length; i += 4) {
@@ -77,7 +78,7 @@ def pixels(chrome: Browser, name: str) -> int:
         }
         return count;
     })()"""
-    return int(chrome.value(script % name))
+    return int(chrome.value(script % (name, plot)))
 
 
 @pytest.mark.parametrize(("width", "dark"), SIZES)
@@ -151,6 +152,88 @@ def test_paper_is_light_and_the_screen_is_as_before_afterwards(chrome, page, tmp
     assert chrome.value("document.documentElement.className") == ""
     assert chrome.complaints() == []
     assert pixels(chrome, "--s3") > 400
+
+
+# --- a recorded step ------------------------------------------------------------------------------
+
+STACK = "[data-stack] .plot"
+
+
+def stacked(chrome: Browser) -> dict[str, str]:
+    """The legend of the stack, and what is said above it."""
+    chrome.value("new Promise(done => setTimeout(done, 60))")
+    keys = "[...document.querySelector('[data-stack] .legend').children].map("
+    found: dict[str, str] = dict(chrome.value(keys + "b => b.innerText.split('\\n'))"))
+    found["at"] = chrome.value("document.querySelector('[data-stack] .at').textContent")
+    return found
+
+
+@pytest.mark.parametrize(("width", "dark"), SIZES)
+def test_a_recorded_step_is_drawn_in_the_shares_of_its_parts(chrome, page, width, dark):
+    chrome.open(page, width, dark=dark)
+    parameters, state, unseen = (
+        pixels(chrome, name, STACK) for name in ("--s0", "--s3", "--unseen")
+    )
+    # 4, 5 and 1 times the same: four columns of parameters, 0, 2, 2 and 1 of state, one of no name
+    assert parameters > 10 * width
+    assert state / parameters == pytest.approx(5 / 4, rel=0.1)
+    assert unseen / parameters == pytest.approx(1 / 4, rel=0.2)
+
+
+def test_the_figures_of_a_stack_are_those_of_its_peak_or_of_the_cursor(chrome, page):
+    chrome.open(page, 1400)
+    peak = {"parameters": "10.0 MiB", "optimizer state": "20.0 MiB", "not seen": "10.0 MiB",
+            "at": "Figures below: at the peak, backward, 40.0 MiB"}  # fmt: skip
+    assert stacked(chrome) == peak
+    chrome.value(f"document.querySelector('{STACK}').focus()")
+    chrome.press("ArrowRight")  # to the peak, and on
+    chrome.press("ArrowRight")
+    assert stacked(chrome) == peak | {"not seen": "0 B", "at": "backward, 30.0 MiB · 3 of 4"}
+    for _ in range(3):
+        chrome.press("ArrowRight")
+    assert stacked(chrome)["at"] == "optimizer, 20.0 MiB · 4 of 4"
+    chrome.press("Escape")
+    assert stacked(chrome) == peak
+
+
+def test_what_comes_after_the_optimizers_step_has_no_name_below_the_stack(chrome, tmp_path):
+    spans = (Span("forward", 1), Span("optimizer", 1), Span("", 2))
+    path = write(str(tmp_path / "run.mem"), events=[recorded(3, MIB, spans=spans)])  # type: ignore[list-item]
+    write_report(memtools.read_record(path), tmp_path / "run.html")
+    chrome.open(tmp_path / "run.html", 1400)
+    chrome.value(f"document.querySelector('{STACK}').focus()")
+    for at in ("optimizer, 4.0 MiB · 2 of 4", "after the optimizer's step, 3.0 MiB · 3 of 4"):
+        chrome.press("ArrowRight")
+        assert stacked(chrome)["at"] == at
+    assert chrome.complaints() == []
+
+
+def test_a_layer_of_a_stack_can_be_turned_off(chrome, page):
+    chrome.open(page, 1400)
+    before = pixels(chrome, "--s3", STACK)
+    chrome.value("document.querySelectorAll('[data-stack] .legend button')[0].click()")
+    assert stacked(chrome)["parameters"] == "\u2013"
+    assert pixels(chrome, "--s0", STACK) == 0
+    assert pixels(chrome, "--s3", STACK) > before
+    for number in (1, 2):
+        chrome.value(f"document.querySelectorAll('[data-stack] .legend button')[{number}].click()")
+    assert stacked(chrome)["at"] == "Figures below: at the peak, backward, 40.0 MiB"
+    assert chrome.complaints() == []
+
+
+@pytest.mark.parametrize("columns", [1, 2, 128])
+def test_steps_of_any_length_are_drawn(chrome, columns, tmp_path):
+    size = 4 * MIB + MIB // 4  # in the middle of two figures
+    step = {
+        "layers": (Layer("gradients", (size, *[0] * (columns - 1))),),
+        "spans": tuple(Span(("forward", "backward")[n % 2], 1) for n in range(columns)),
+    }
+    path = write(str(tmp_path / "run.mem"), events=[recorded(3, MIB, **step)])  # type: ignore[list-item]
+    write_report(memtools.read_record(path), tmp_path / "run.html")
+    chrome.open(tmp_path / "run.html", 1400)
+    assert chrome.complaints() == []
+    assert pixels(chrome, "--s2", STACK) > 100_000
+    assert stacked(chrome)["gradients"] == format_bytes(size)
 
 
 def test_ten_million_samples_fit_into_two_mebibytes(chrome, tmp_path, capsys):

@@ -16,7 +16,17 @@ from hypothesis import strategies as st
 
 import memtools
 from memtools import _core
-from memtools._base.peak import GRADIENTS, OPTIMIZERS, PARAMETERS, STATE, Large, Part, Saver
+from memtools._base.peak import (
+    GRADIENTS,
+    OPTIMIZERS,
+    PARAMETERS,
+    STATE,
+    Large,
+    Layer,
+    Part,
+    Saver,
+    Span,
+)
 from memtools._census.holders import Holder as CensusHolder
 from memtools.leak.detector import LeakVerdict, StepsLeft
 from memtools.record import kinds, version1
@@ -46,6 +56,7 @@ from memtools.record.redact import redacted_record
 VERSION_1 = Path(__file__).parent / "version1"
 
 numbers = st.integers(0, 2**62)
+changes = st.integers(-(2**62), 2**62)
 maybe = st.none() | numbers
 rates = st.floats(0, 1e15)
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40)
@@ -70,7 +81,9 @@ events = st.one_of(
               st.tuples(st.builds(Saver, words, numbers, numbers)),
               st.tuples(st.builds(Large, numbers, words, words, st.tuples(numbers, numbers), words,
                                   words, words)),
-              numbers, numbers, numbers, numbers, rates, words),
+              numbers, numbers, numbers, numbers, rates,
+              st.tuples(st.builds(Layer, words, st.lists(changes, max_size=3).map(tuple))),
+              st.tuples(st.builds(Span, words, numbers)), words),
     st.builds(Start, words, words, st.tuples(numbers, numbers), rates, words, maybe, maybe),
     st.builds(End, words, words, maybe, st.none() | words, words),
     st.builds(Fork, numbers),
@@ -371,6 +384,7 @@ def test_the_oldest_payloads_go_and_are_counted(tmp_path):
     lambda parts: st.lists(parts, max_size=4) | st.dictionaries(
         st.sampled_from(["path", "kind", "steps", "new_bytes", "rate_bytes_per_step", "signal",
                          "steps_left", "new_objects", "parts", "largest", "saved",
+                         "layers", "spans",
                          "length", "capacity", "since_step"]), parts),
 ).map(lambda value: json.dumps(value).encode()))  # fmt: skip
 def test_no_payload_leads_to_an_error(data):

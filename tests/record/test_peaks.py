@@ -8,9 +8,11 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memtools import read_record
-from memtools._base.peak import Large, Part, PeakContents, Saver
+from memtools._base.peak import PARTS, Large, Layer, Part, PeakContents, Saver, Span
 from memtools.record import peaks
 from memtools.record.figures import figures_of
 from memtools.record.kinds import Peak, payload
@@ -157,6 +159,63 @@ def test_names_of_a_hostile_record_are_made_harmless(tmp_path):
     assert "\u202e" not in text
 
 
+STEP = dataclasses.replace(
+    PEAK,
+    layers=(
+        Layer("parameters", (10, 0, 0, 0)),
+        Layer("saved for backward", (0, 7, 13, -20)),
+        Layer("optimizer's temporaries", (0, 0, 0, 19)),
+    ),
+    spans=(Span("forward", 2), Span("backward", 1), Span("optimizer", 1)),
+)
+
+
+def test_a_step_is_told_over_time(tmp_path):
+    read = peaks.peak_of(read_record(recorded(tmp_path, STEP)))
+    assert read == STEP
+    stack = peaks.stack_of(STEP)
+    assert stack is not None
+    assert stack.rows == (
+        ("parameters", (10, 10, 10, 10)),
+        ("saved for backward", (0, 7, 20, 0)),
+        ("optimizer's temporaries", (0, 0, 0, 19)),
+    )
+    assert (stack.spans, stack.highest) == (STEP.spans, 2)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"layers": ()},
+        {"spans": ()},
+        {"spans": (Span("forward", 5),)},
+        {"spans": (Span("forward", -1), Span("backward", 5))},
+        {"spans": (Span("forward", 0), Span("backward", 4))},
+        {"layers": (Layer("parameters", (1, 0, 0, 0)), Layer("inputs", (1, 0, 0)))},
+        {"layers": (Layer("parameters", (1, 0, -2, 5)),)},
+        {"layers": (Layer("a", (1,) * 129),), "spans": (Span("forward", 129),)},
+    ],
+)
+def test_a_step_that_cannot_be_is_not_told_over_time(wrong):
+    assert peaks.stack_of(dataclasses.replace(STEP, **wrong)) is None
+
+
+@given(
+    st.lists(st.builds(Layer, st.text(max_size=3), st.lists(st.integers(-3, 9)).map(tuple))),
+    st.lists(st.builds(Span, st.text(max_size=3), st.integers(-1, 3))),
+)
+def test_whatever_a_record_has_is_told_over_time_or_not(layers, spans):
+    stack = peaks.stack_of(dataclasses.replace(PEAK, layers=tuple(layers), spans=tuple(spans)))
+    if stack is not None:
+        columns = sum(span.stretches for span in stack.spans)
+        assert all(len(row) == columns and min(row) >= 0 for _, row in stack.rows)
+        assert 0 <= stack.highest < columns
+
+
+def test_records_from_before_that_have_none():
+    assert peaks.stack_of(PEAK) is None
+
+
 def test_the_largest_payload_is_far_below_what_a_record_keeps_of_one():
     long = "\U0001f600" * 160
     full = PeakContents(
@@ -166,5 +225,7 @@ def test_the_largest_payload_is_far_below_what_a_record_keeps_of_one():
         tuple(Large(2**50, "saved for backward", long, (2**40,) * 8, long, long, long)
               for _ in range(10)),
         2**50, 2**40, 2**50, 2**40, 1e9,
+        tuple(Layer(what, (2**50,) * 128) for what in PARTS),
+        tuple(Span("optimizer", 128) for _ in range(64)),
     )  # fmt: skip
     assert len(payload("peak", full)) < 60_000

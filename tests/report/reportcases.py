@@ -8,6 +8,8 @@ from typing import Any
 
 import memtools
 from memtools import _core
+from memtools._base.peak import Large, Layer, Part, PeakContents, Saver, Span
+from memtools.record.kinds import payload
 
 MIB = 2**20
 COLUMNS = [("step", ""), *((name, "B") for name in (
@@ -62,6 +64,28 @@ def write(
     else:
         abandon(writer, path)
     return path
+
+
+def recorded(step: int, size: int, name: str = "0.weight", **more: Any) -> tuple[str, bytes]:
+    """The event of a recorded step, whose peak of four sizes is in the second of four stretches."""
+    over_step = {
+        "layers": (
+            Layer("parameters", (size, 0, 0, 0)),
+            Layer("optimizer state", (0, 2 * size, 0, -size)),
+            Layer("inputs", (0, 0, 0, 0)),
+            Layer("not seen", (0, size, -size, 0)),
+        ),
+        "spans": (Span("forward", 1), Span("backward", 2), Span("optimizer", 1)),
+    }
+    found = PeakContents(
+        step, 4 * size, 0, "optimizer", "aten::sqrt", "train.py:31 in main", True,
+        (Part("optimizer state", 2 * size, 4), Part("parameters", size, 2),
+         Part("not seen", size, 0)),
+        (Saver("Net.forward (net.py:3)", size, 7),),
+        (Large(size, "parameters", "float32", (8, 9), name, "", ""),),
+        **(over_step | more),
+    )  # fmt: skip
+    return "peak", payload("peak", found)
 
 
 def _origin(path: str) -> int:

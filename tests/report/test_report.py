@@ -16,13 +16,12 @@ import pytest
 
 import memtools
 from memtools import cli
-from memtools._base.peak import Large, Part, PeakContents, Saver
+from memtools._base.peak import PARTS, Layer, Span
 from memtools.record.figures import figures_of
-from memtools.record.kinds import payload
 from memtools.record.series import UNKNOWN
 from memtools.report import render, write_report
-from memtools.report.payload import CELLS
-from tests.report.reportcases import COLUMNS, HOSTILE, MIB, Page, write
+from memtools.report.payload import CELLS, part_colour
+from tests.report.reportcases import COLUMNS, HOSTILE, MIB, Page, recorded, write
 
 PROJECT = Path(__file__).resolve().parents[2]
 STATIC = PROJECT / "memtools/report/static"
@@ -146,17 +145,6 @@ def test_tables_are_marked_up_for_those_who_cannot_see_them(page):
     assert sum(tag == "h1" for tag, _ in page.tags) == 1
 
 
-def recorded(step: int, size: int, name: str = "0.weight") -> tuple[str, bytes]:
-    found = PeakContents(
-        step, 4 * size, 0, "optimizer", "aten::sqrt", "train.py:31 in main", True,
-        (Part("optimizer state", 2 * size, 4), Part("parameters", size, 2),
-         Part("not seen", size, 0)),
-        (Saver("Net.forward (net.py:3)", size, 7),),
-        (Large(size, "parameters", "float32", (8, 9), name, "", ""),),
-    )  # fmt: skip
-    return "peak", payload("peak", found)
-
-
 def test_what_lived_at_peaks_is_stacked_by_step_and_the_highest_is_in_tables(path):
     events = [recorded(3, 10 * MIB), recorded(1000, 20 * MIB), recorded(2000, 5 * MIB)]
     page = Page(render(memtools.read_record(write(path, events=events))))  # type: ignore[arg-type]
@@ -180,13 +168,61 @@ def test_what_lived_at_peaks_is_stacked_by_step_and_the_highest_is_in_tables(pat
     assert "Net.forward (net.py:3)" in text
 
 
+def test_the_highest_recorded_step_is_drawn_over_time_in_the_colours_of_its_bar(path):
+    events = [recorded(3, 10 * MIB), recorded(1000, 20 * MIB)]
+    page = Page(render(memtools.read_record(write(path, events=events))))  # type: ignore[arg-type]
+    assert (page.wrong, page.open) == ([], [])
+    (place,) = [attrs for _, attrs in page.tags if "data-stack" in attrs]
+    assert (place["data-stack"], place["aria-label"]) == ("p0", "Step 1,000 from begin to end")
+    assert "Step 1,000 from begin to end" in page.parts["h3"]
+    size = 20 * MIB
+    (stack,) = page.data["stacks"]
+    assert stack == {
+        "place": "p0",
+        "step": 1000,
+        "lines": [
+            {"label": "parameters", "colour": "s0", "bytes": [size] * 4},
+            {"label": "optimizer state", "colour": "s3", "bytes": [0, 2 * size, 2 * size, size]},
+            {"label": "not seen", "colour": "unseen", "bytes": [0, size, 0, 0]},
+        ],
+        "spans": [["forward", 1], ["backward", 2], ["optimizer", 1]],
+        "highest": 1,
+    }
+    keys = [attrs["class"] for tag, attrs in page.tags if tag == "rect"]
+    assert {line["colour"] for line in stack["lines"]} <= set(keys)
+
+
+def test_each_part_has_a_colour_of_its_own():
+    colours = {what: part_colour(what) for what in PARTS}
+    assert len(set(colours.values())) == len(PARTS)
+    style = (STATIC / "page.css").read_text()
+    for colour in colours.values():
+        assert f".{colour} {{ color: var(--{colour}); }}" in style
+        assert f"--{colour}:" in style
+    assert part_colour("of a later version") == "unseen"
+
+
+def test_a_recorded_step_of_an_older_version_has_its_bar_alone(path):
+    events = [recorded(3, 10 * MIB, layers=(), spans=())]
+    page = Page(render(memtools.read_record(write(path, events=events))))  # type: ignore[arg-type]
+    assert (page.wrong, page.open) == ([], [])
+    assert "What lived at the peak" in page.text()
+    assert page.data["stacks"] == []
+    assert not any("data-stack" in attrs for _, attrs in page.tags)
+
+
 def test_a_page_of_a_record_without_peaks_has_no_such_part(page):
     assert "What lived at the peak" not in page.text()
+    assert page.data["stacks"] == []
 
 
 def test_hostile_texts_are_shown_and_do_nothing(path, tmp_path):
     events = [(kind, text) for text in HOSTILE for kind in ("leak", "mark", "cleanup", "end")]
-    events += [recorded(n, MIB, text) for n, text in enumerate(HOSTILE)]  # type: ignore[misc]
+    odd_step = {
+        "layers": tuple(Layer(text, (1, 2, 3, 4)) for text in HOSTILE),
+        "spans": (Span(HOSTILE[0], 1), Span(HOSTILE[4], 3)),
+    }
+    events += [recorded(n, MIB, text, **odd_step) for n, text in enumerate(HOSTILE)]  # type: ignore[misc]
     write(path, events=events, command=tuple(HOSTILE))
     odd = tmp_path / "'\"><script>x<.mem"
     os.rename(path, odd)
@@ -202,6 +238,10 @@ def test_hostile_texts_are_shown_and_do_nothing(path, tmp_path):
         assert all(char in "\n\t\xa0" or char.isprintable() for char in text)
         assert "{{ 7*7 }}" in page.text()
         assert not set("<>&") & set(page.parts["script"][0])
+        texts = [line["label"] for line in page.data["stacks"][0]["lines"]]
+        texts += [phase for phase, _ in page.data["stacks"][0]["spans"]]
+        assert HOSTILE[0] in texts
+        assert all(text.isprintable() for text in texts)
         marks = [mark[2] for mark in page.data["records"][0]["marks"]]
         assert HOSTILE[0] in marks
         assert all(mark.isprintable() for mark in marks)

@@ -159,6 +159,24 @@ def test_two_optimizers_make_one_step() -> None:
     assert len(steps) == 9
 
 
+@pytest.mark.slow
+def test_a_step_that_calls_the_one_of_its_base_is_one_step() -> None:
+    import torch
+
+    class Own(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:
+            super().step()
+
+    steps: list[int] = []
+    weights = [torch.nn.Parameter(torch.zeros(2))]
+    torch.optim.SGD(weights, 0.1)  # so that torch calls the hooks of SGD's own step, too
+    optimizer = Own(weights, 0.1)
+    with measured.OptimizerSteps(lambda: steps.append(1)):
+        for _ in range(10):
+            optimizer.step()
+    assert len(steps) == 9
+
+
 PEAK = """
 import mmap
 

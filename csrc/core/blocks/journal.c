@@ -1,7 +1,7 @@
 /* journal.c -- how this file works.
  *
- * Entries are in the order in which they were made and never move; an open table leads from an address
- * to the entry that lives there, as in live.c. Nothing is added up while reports come: an entry has its
+ * Entries are in the order in which they were made and never move; a table leads from an address to
+ * the entry that lives there. Nothing is added up while reports come: an entry has its
  * two numbers of order, and a read makes the prefix sum of all of them. So what is marked late counts
  * from the begin, and the peak, its moment and the blocks alive come from the same numbers. */
 #include "blocks/journal.h"
@@ -11,7 +11,6 @@
 #include <string.h>
 
 enum {
-    FIRST_SLOTS = 1024,
     NAME_SLOTS = 2 * MT_JOURNAL_NAMES_MOST,
     HAS_SHAPE = 1, /* bits of `is` */
 };
@@ -25,10 +24,17 @@ struct mt_journal_entry {
     uint8_t birth_phase, death_phase, category, dims, is;
 };
 
+/* Which entry lives at an address. */
+typedef struct life {
+    uint64_t address;
+    uint64_t entry; /* 1 + its index */
+} life;
+
 void
 mt_journal_init(mt_journal *j, const mt_alloc *mem, const mt_home *home)
 {
     *j = (mt_journal){.mem = mem, .home = home};
+    mt_addrs_init(&j->lives, mem, sizeof(life));
     mt_lock_init(&j->lock);
 }
 
@@ -142,71 +148,13 @@ mt_journal_text(mt_journal *j, uint32_t name)
 
 /* --- entries that live --------------------------------------------------------------------------- */
 
-static size_t
-home_slot(const mt_journal *j, uint64_t address)
-{
-    uint64_t h = (address >> 4) * UINT64_C(0x9E3779B97F4A7C15);
-
-    return (size_t)(h >> 32) & (j->slots_n - 1);
-}
-
-static mt_journal_entry *
-entry_in(const mt_journal *j, size_t slot)
-{
-    return &j->entries[j->slots[slot] - 1];
-}
-
-/* Where the address is, or else the free slot where it is to go. pre: a slot is free. */
-static size_t
-slot_of(const mt_journal *j, uint64_t address)
-{
-    size_t at = home_slot(j, address);
-
-    while (j->slots[at] != 0 && entry_in(j, at)->address != address)
-        at = (at + 1) & (j->slots_n - 1);
-    return at;
-}
-
 /* The entry that lives at the address, or NULL. */
 static mt_journal_entry *
 find(const mt_journal *j, uint64_t address)
 {
-    size_t at;
+    const life *l = mt_addrs_find(&j->lives, address);
 
-    if (j->slots_n == 0 || j->slots[at = slot_of(j, address)] == 0) return NULL;
-    return entry_in(j, at);
-}
-
-/* Moves up what follows a slot that has become free, as far as it was pushed on. */
-static void
-close_gap(mt_journal *j, size_t gap)
-{
-    size_t mask = j->slots_n - 1;
-
-    for (size_t at = (gap + 1) & mask; j->slots[at] != 0; at = (at + 1) & mask) {
-        size_t pushed = (at - home_slot(j, entry_in(j, at)->address)) & mask;
-        if (pushed < ((at - gap) & mask)) continue; /* it would come before its own slot */
-        j->slots[gap] = j->slots[at];
-        gap = at;
-    }
-    j->slots[gap] = 0;
-}
-
-/* Slots for one more, at most half full. */
-static bool
-make_room_to_live(mt_journal *j)
-{
-    size_t more = j->slots_n == 0 ? FIRST_SLOTS : 2 * j->slots_n, before = j->slots_n;
-    uint32_t *slots, *old = j->slots;
-
-    if (2 * (j->live + 1) <= j->slots_n) return true;
-    if ((slots = mt_alloc_zeroed(j->mem, more, sizeof *slots)) == NULL) return false;
-    j->slots = slots;
-    j->slots_n = more;
-    for (size_t i = 0; i < before; i++)
-        if (old[i] != 0) slots[slot_of(j, j->entries[old[i] - 1].address)] = old[i];
-    put(j, old, before * sizeof *old);
-    return true;
+    return l == NULL ? NULL : &j->entries[l->entry - 1];
 }
 
 /* False where there is no room. pre: nothing lives at its address. */
@@ -214,32 +162,26 @@ static bool
 add(mt_journal *j, mt_journal_entry entry)
 {
     mt_journal_entry *entries;
+    life *l;
 
-    if (j->n >= MT_JOURNAL_ENTRIES_MOST || !make_room_to_live(j)) return false;
+    if (j->n >= MT_JOURNAL_ENTRIES_MOST) return false;
     entries = mt_alloc_grown(j->mem, j->entries, &j->room, j->n + 1, sizeof *entries);
     if (entries == NULL) return false;
     j->entries = entries;
+    if ((l = mt_addrs_add(&j->lives, entry.address)) == NULL) return false;
+    assert(l->entry == 0);
     entries[j->n++] = entry;
-    j->slots[slot_of(j, entry.address)] = (uint32_t)j->n;
-    j->live++;
+    l->entry = j->n;
     return true;
 }
 
 /* --- begin and end ------------------------------------------------------------------------------- */
 
 static void
-drop_slots(mt_journal *j)
-{
-    put(j, j->slots, j->slots_n * sizeof *j->slots);
-    j->slots = NULL;
-    j->slots_n = j->live = 0;
-}
-
-static void
 forget(mt_journal *j)
 {
     drop_names(j);
-    drop_slots(j);
+    mt_addrs_drop(&j->lives);
     put(j, j->entries, j->room * sizeof *j->entries);
     put(j, j->sizes, j->sizes_room * sizeof *j->sizes);
     put(j, j->backwards, j->backwards_room * sizeof *j->backwards);
@@ -313,7 +255,7 @@ mt_journal_end(mt_journal *j)
     if (!is_home(j)) return;
     mt_lock_take(&j->lock);
     atomic_store(&j->is_on, false);
-    drop_slots(j);
+    mt_addrs_drop(&j->lives);
     mt_lock_give(&j->lock);
 }
 
@@ -346,24 +288,24 @@ see_phase(mt_journal *j, mt_phase phase, bool is_birth)
     j->is_in_backward = true;
 }
 
+/* Ends the life at this address, if there is one. */
 static void
-end_life(mt_journal *j, size_t slot, mt_phase phase)
+end_life(mt_journal *j, uint64_t address, mt_phase phase)
 {
-    mt_journal_entry *entry = entry_in(j, slot);
+    life *l = mt_addrs_find(&j->lives, address);
 
-    entry->death = ++j->order;
-    entry->death_phase = (uint8_t)phase;
-    j->live--;
-    close_gap(j, slot);
+    if (l == NULL) return;
+    see_phase(j, phase, false);
+    j->entries[l->entry - 1].death = ++j->order;
+    j->entries[l->entry - 1].death_phase = (uint8_t)phase;
+    mt_addrs_remove(&j->lives, l);
 }
 
 static void
 bear(mt_journal *j, uint64_t address, size_t bytes, mt_journal_birth birth)
 {
-    size_t at;
-
     see_phase(j, birth.phase, true);
-    if (j->slots_n > 0 && j->slots[at = slot_of(j, address)] != 0) end_life(j, at, birth.phase);
+    end_life(j, address, birth.phase); /* of one that has died unseen */
     j->order++;
     if (!add(j, (mt_journal_entry){.address = address,
                                    .bytes = bytes,
@@ -389,14 +331,10 @@ void
 mt_journal_died(mt_journal *j, const void *address, mt_phase phase)
 {
     uint64_t key = (uint64_t)(uintptr_t)address;
-    size_t at;
 
     if (key == 0 || !is_home(j) || !mt_journal_is_on(j)) return;
     mt_lock_take(&j->lock);
-    if (mt_journal_is_on(j) && j->slots_n > 0 && j->slots[at = slot_of(j, key)] != 0) {
-        see_phase(j, phase, false);
-        end_life(j, at, phase);
-    }
+    if (mt_journal_is_on(j)) end_life(j, key, phase);
     mt_lock_give(&j->lock);
 }
 
@@ -469,13 +407,25 @@ mt_journal_mark(mt_journal *j, const void *address, size_t bytes, uint32_t categ
     return result;
 }
 
-/* --- what lived at the peak ---------------------------------------------------------------------- */
+/* --- reading ------------------------------------------------------------------------------------- */
 
 /* What happened at one order. */
 typedef struct change {
     int64_t bytes;
-    mt_phase phase;
+    mt_phase phase; /* in which it was born, or what was born last */
+    uint16_t stretch;
+    bool is_outside; /* it died neither in a backward pass nor in an optimizer's step */
 } change;
+
+/* What a read works with. */
+typedef struct reading {
+    const mt_journal *journal;
+    change *changes; /* by order */
+    uint64_t changes_n;
+    uint64_t *alike; /* the sizes of what is marked so, ascending */
+    size_t alike_n;
+    uint32_t like; /* what they make of a block */
+} reading;
 
 static change *
 changes_of(const mt_journal *j)
@@ -488,33 +438,37 @@ changes_of(const mt_journal *j)
         changes[e->birth].phase = (mt_phase)e->birth_phase;
         if (e->death == 0) continue;
         changes[e->death].bytes -= (int64_t)e->bytes;
-        changes[e->death].phase = (mt_phase)e->death_phase;
+        changes[e->death].is_outside = e->death_phase == MT_PHASE_FORWARD;
     }
     return changes;
 }
 
-/* Base, peak and curve; returns the order of the peak. */
-static uint32_t
-sum_up(const mt_journal *j, const change *changes, mt_journal_contents *out)
-{
-    uint64_t points = (uint64_t)j->order + 1;
-    uint64_t stretches = points < MT_JOURNAL_CURVE_MOST ? points : MT_JOURNAL_CURVE_MOST;
-    uint64_t in_use = 0;
-    uint32_t peak_at = 0;
+/* --- what a block was ---------------------------------------------------------------------------- */
 
-    for (uint64_t at = 0; at < points; at++) {
-        size_t stretch = (size_t)(at * stretches / points);
-        mt_journal_point *point = &out->curve[stretch];
-        in_use += (uint64_t)changes[at].bytes;
-        if (at == 0) out->base_bytes = out->peak_bytes = in_use;
-        if (stretch >= out->curve_n || in_use > point->bytes)
-            *point = (mt_journal_point){at, in_use, changes[at].phase};
-        out->curve_n = stretch + 1;
-        if (in_use <= out->peak_bytes) continue;
-        out->peak_bytes = in_use;
-        peak_at = (uint32_t)at;
-    }
-    return peak_at;
+static int
+by_size(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+/* False without memory. */
+static bool
+find_alike(reading *r, mt_journal_likeness likeness)
+{
+    const mt_journal *j = r->journal;
+
+    if (likeness.of == 0) return true;
+    for (size_t i = 0; i < j->n; i++)
+        r->alike_n += j->entries[i].category == likeness.of;
+    if (r->alike_n == 0) return true;
+    r->like = likeness.as;
+    if ((r->alike = mt_alloc_zeroed(j->mem, r->alike_n, sizeof *r->alike)) == NULL) return false;
+    for (size_t i = 0, n = 0; i < j->n; i++)
+        if (j->entries[i].category == likeness.of) r->alike[n++] = j->entries[i].bytes;
+    qsort(r->alike, r->alike_n, sizeof *r->alike, by_size);
+    return true;
 }
 
 /* Whether a block lived from its birth in a forward pass until the next backward pass began. */
@@ -534,6 +488,126 @@ is_saved(const mt_journal *j, const mt_journal_entry *e)
     return low < j->backwards_n && (e->death == 0 || e->death > j->backwards[low]);
 }
 
+static mt_journal_kind
+kind_of(const reading *r, const mt_journal_entry *e)
+{
+    mt_journal_kind kind = {.category = e->category,
+                            .birth = (mt_phase)e->birth_phase,
+                            .is_saved = is_saved(r->journal, e),
+                            .has_shape = (e->is & HAS_SHAPE) != 0};
+
+    if (kind.category == 0 && kind.birth == MT_PHASE_BACKWARD &&
+        e->death_phase != MT_PHASE_BACKWARD && r->alike_n > 0 &&
+        bsearch(&e->bytes, r->alike, r->alike_n, sizeof *r->alike, by_size) != NULL)
+        kind.category = r->like;
+    return kind;
+}
+
+/* Its place in a table of all kinds. */
+static size_t
+number_of(mt_journal_kind kind)
+{
+    size_t number = kind.category * MT_JOURNAL_PHASES + kind.birth;
+
+    return (number * 2 + kind.is_saved) * 2 + kind.has_shape;
+}
+
+/* --- stretches and their layers ------------------------------------------------------------------ */
+
+/* A phase begins with a birth: what dies between two may be let go of anywhere, and belongs to the one
+ * before. An optimizer's step ends with the first that dies outside of it; what is let go of then, to
+ * the next birth, is of none. Returns how often one begins. */
+static uint64_t
+fill_phases(reading *r)
+{
+    mt_phase now = MT_PHASE_BEFORE;
+    uint64_t begins = 0;
+
+    for (uint64_t at = 0; at < r->changes_n && now == MT_PHASE_BEFORE; at++)
+        now = r->changes[at].phase;
+    for (uint64_t at = 0; at < r->changes_n; at++) {
+        change *one = &r->changes[at];
+        bool is_after = now == MT_PHASE_OPTIMIZER && one->is_outside;
+        if (one->phase == MT_PHASE_BEFORE) one->phase = is_after ? MT_PHASE_BEFORE : now;
+        begins += at == 0 || one->phase != now;
+        now = one->phase;
+    }
+    return begins;
+}
+
+/* Base, peak and stretches; each order learns its stretch. Returns the order of the peak. */
+static uint32_t
+sum_up(reading *r, mt_journal_contents *out)
+{
+    uint64_t phases = fill_phases(r), most = MT_JOURNAL_STRETCHES_MOST, each, left = 0, in_use = 0;
+    bool is_by_phase = phases <= most / 2;
+    mt_journal_stretch *stretch = NULL;
+    uint32_t peak_at = 0;
+
+    if (is_by_phase) most -= phases; /* each has a shorter one at its end */
+    each = (r->changes_n + most - 1) / most;
+    for (uint64_t at = 0; at < r->changes_n; at++, left--) {
+        change *now = &r->changes[at];
+        bool begins = at > 0 && now->phase != r->changes[at - 1].phase;
+        in_use += (uint64_t)now->bytes;
+        if (left == 0 || (is_by_phase && begins)) {
+            assert(out->stretches_n < MT_JOURNAL_STRETCHES_MOST);
+            stretch = &out->stretches[out->stretches_n++];
+            *stretch = (mt_journal_stretch){at, in_use, now->phase};
+            left = each;
+        }
+        if (in_use > stretch->bytes) *stretch = (mt_journal_stretch){at, in_use, now->phase};
+        now->stretch = (uint16_t)(out->stretches_n - 1);
+        if (at == 0) out->base_bytes = out->peak_bytes = in_use;
+        if (in_use <= out->peak_bytes) continue;
+        out->peak_bytes = in_use;
+        peak_at = (uint32_t)at;
+    }
+    return peak_at;
+}
+
+/* The first stretch whose moment is at this order or later; there may be none. */
+static size_t
+stretch_from(const reading *r, const mt_journal_contents *c, uint32_t order)
+{
+    size_t at = r->changes[order].stretch;
+
+    return c->stretches[at].order < order ? at + 1 : at;
+}
+
+/* The layers are sums of what is born and dies from one moment to the next: so a life costs two
+ * additions, however long it is. */
+static void
+lay(const reading *r, mt_journal_contents *out)
+{
+    const mt_journal *j = r->journal;
+
+    for (size_t i = 0; i < j->n; i++) {
+        const mt_journal_entry *e = &j->entries[i];
+        size_t from = stretch_from(r, out, e->birth), to = out->stretches_n;
+        mt_journal_kind kind = kind_of(r, e);
+        mt_journal_layer *layer = &out->layers[number_of(kind)];
+        if (e->death != 0) to = stretch_from(r, out, e->death);
+        if (from == to) continue; /* it came and went between two moments */
+        layer->kind = kind;
+        layer->bytes[from] += e->bytes;
+        if (to < out->stretches_n) layer->bytes[to] -= e->bytes;
+    }
+    for (size_t i = 0; i < MT_JOURNAL_KINDS; i++) {
+        mt_journal_layer *layer = &out->layers[i];
+        uint64_t most = layer->bytes[0];
+        for (size_t at = 1; at < out->stretches_n; at++) {
+            layer->bytes[at] += layer->bytes[at - 1];
+            if (layer->bytes[at] > most) most = layer->bytes[at];
+        }
+        if (most == 0) continue;
+        if (layer != &out->layers[out->layers_n]) out->layers[out->layers_n] = *layer;
+        out->layers_n++;
+    }
+}
+
+/* --- what lived at the peak ---------------------------------------------------------------------- */
+
 static int
 by_bytes(const void *a, const void *b)
 {
@@ -545,50 +619,42 @@ by_bytes(const void *a, const void *b)
 }
 
 static void
-tell_block(const mt_journal *j, const mt_journal_entry *e, mt_journal_block *out)
+tell_block(const reading *r, const mt_journal_entry *e, mt_journal_block *out)
 {
     *out = (mt_journal_block){.address = e->death == 0 ? (const void *)(uintptr_t)e->address : NULL,
                               .bytes = e->bytes,
-                              .category = e->category,
+                              .kind = kind_of(r, e),
                               .site = e->site,
                               .maker = e->maker,
                               .module = e->module,
-                              .birth = (mt_phase)e->birth_phase,
                               .death = (mt_phase)e->death_phase,
-                              .is_saved = is_saved(j, e),
-                              .has_shape = (e->is & HAS_SHAPE) != 0,
                               .dtype = e->dtype,
                               .dims = e->dims};
-    if (e->dims > 0) memcpy(out->sizes, j->sizes + e->shape, e->dims * sizeof *out->sizes);
+    if (e->dims > 0) memcpy(out->sizes, r->journal->sizes + e->shape, e->dims * sizeof *out->sizes);
 }
 
 /* pre: the sum of its kind is at this place of the table of all kinds. */
 static void
-add_to_rest(const mt_journal *j, const mt_journal_entry *e, mt_journal_rest *kinds)
+add_to_rest(const reading *r, const mt_journal_entry *e, mt_journal_rest *kinds)
 {
-    bool saved = is_saved(j, e);
-    mt_journal_rest *rest = &kinds[(e->category * MT_JOURNAL_PHASES + e->birth_phase) * 2 + saved];
+    mt_journal_kind kind = kind_of(r, e);
+    mt_journal_rest *rest = &kinds[number_of(kind)];
 
+    rest->kind = kind;
     rest->bytes += e->bytes;
     rest->blocks++;
-    rest->category = e->category;
-    rest->birth = (mt_phase)e->birth_phase;
-    rest->is_saved = saved;
 }
 
 static void
-tell_all(const mt_journal *j, const mt_journal_entry *const *alive, size_t n,
-         mt_journal_contents *out)
+tell_all(const reading *r, const mt_journal_entry *const *alive, size_t n, mt_journal_contents *out)
 {
-    size_t kinds = sizeof out->rest / sizeof *out->rest;
-
     for (size_t i = 0; i < n; i++) {
         if (i < out->blocks_n)
-            tell_block(j, alive[i], &out->blocks[i]);
+            tell_block(r, alive[i], &out->blocks[i]);
         else
-            add_to_rest(j, alive[i], out->rest);
+            add_to_rest(r, alive[i], out->rest);
     }
-    for (size_t i = 0; i < kinds; i++)
+    for (size_t i = 0; i < MT_JOURNAL_KINDS; i++)
         if (out->rest[i].blocks > 0) out->rest[out->rest_n++] = out->rest[i];
 }
 
@@ -636,8 +702,9 @@ tell_moment(const mt_journal_entry *const *alive, size_t n, uint32_t rise, mt_jo
 }
 
 static bool
-tell_peak(const mt_journal *j, const change *changes, uint32_t peak_at, mt_journal_contents *out)
+tell_peak(const reading *r, uint32_t peak_at, mt_journal_contents *out)
 {
+    const mt_journal *j = r->journal;
     const mt_journal_entry **alive;
     size_t n;
 
@@ -646,33 +713,44 @@ tell_peak(const mt_journal *j, const change *changes, uint32_t peak_at, mt_journ
     if (alive == NULL) return false;
     n = alive_at(j, peak_at, alive);
     out->blocks_n = n < MT_JOURNAL_TOLD_MOST ? n : MT_JOURNAL_TOLD_MOST;
-    tell_moment(alive, n, rise_of(changes, peak_at, out->peak_bytes), out);
+    tell_moment(alive, n, rise_of(r->changes, peak_at, out->peak_bytes), out);
     qsort((void *)alive, n, sizeof *alive, by_bytes);
     if (out->blocks_n > 0)
         out->blocks = mt_alloc_zeroed(j->mem, out->blocks_n, sizeof *out->blocks);
-    if (out->blocks != NULL) tell_all(j, alive, n, out);
+    if (out->blocks != NULL) tell_all(r, alive, n, out);
     put(j, (void *)alive, j->n * sizeof *alive);
     return out->blocks != NULL || out->blocks_n == 0;
 }
 
+/* False without memory. */
+static bool
+read_all(const mt_journal *j, mt_journal_likeness likeness, mt_journal_contents *out)
+{
+    reading r = {.journal = j, .changes = changes_of(j), .changes_n = (uint64_t)j->order + 1};
+    bool is_read = false;
+
+    if (r.changes != NULL && find_alike(&r, likeness)) {
+        is_read = tell_peak(&r, sum_up(&r, out), out);
+        if (is_read) lay(&r, out);
+    }
+    put(j, r.alike, r.alike_n * sizeof *r.alike);
+    put(j, r.changes, r.changes_n * sizeof *r.changes);
+    return is_read;
+}
+
 mt_journal_read_result
-mt_journal_read(mt_journal *j, mt_journal_contents *out)
+mt_journal_read(mt_journal *j, mt_journal_likeness likeness, mt_journal_contents *out)
 {
     mt_journal_read_result result = MT_JOURNAL_EMPTY;
-    change *changes;
 
     memset(out, 0, sizeof *out);
     if (!is_home(j)) return result;
     mt_lock_take(&j->lock);
     if (j->is_begun) {
-        result = MT_JOURNAL_NO_MEMORY;
         out->had_backward = j->backwards_n > 0;
         out->lost = j->lost;
         out->events = j->order;
-        if ((changes = changes_of(j)) != NULL &&
-            tell_peak(j, changes, sum_up(j, changes, out), out))
-            result = MT_JOURNAL_READ;
-        put(j, changes, ((size_t)j->order + 1) * sizeof *changes);
+        result = read_all(j, likeness, out) ? MT_JOURNAL_READ : MT_JOURNAL_NO_MEMORY;
     }
     mt_lock_give(&j->lock);
     return result;

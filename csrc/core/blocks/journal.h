@@ -16,8 +16,20 @@
  * backward pass begins was saved for it. What only a caller knows (that a block is a parameter) is
  * marked while it lives, by its address; an entry keeps its mark, whatever comes to lie there later.
  *
+ * A read tells the blocks at the peak one by one, and all of the time in up to 128 stretches: for each
+ * the bytes of every kind of blocks at the moment in it at which most was in use. None reaches over
+ * the begin of a phase, unless phases change too often. Above, where two orders make a stretch:
+ *
+ *   order      0   1   2   3   4   5   6
+ *   stretch    └─0─┘   └─1─┘   └─2─┘  └3┘
+ *   in use      56      60      86     40   the maxima, and the sums of the layers
+ *   layers      40      40      40     40   from before             A
+ *               16      16      16      0   forward, saved          B
+ *                0       4       0      0   forward                 C
+ *                0       0      30      0   backward                D
+ *
  * Any thread may report. In a process that was forked from the one that made the journal, reports are
- * ignored. 48 bytes an entry, and 8 to 16 more for each that lives; some 60 ns for each report. */
+ * ignored. 48 bytes an entry, and 24 to 48 more for each that lives; some 60 ns for each report. */
 #ifndef MT_BLOCKS_JOURNAL_H
 #define MT_BLOCKS_JOURNAL_H
 
@@ -25,7 +37,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/alloc.h"
+#include "base/addrs.h"
 #include "base/lock.h"
 #include "blocks/live.h"
 
@@ -44,7 +56,8 @@ enum {
     MT_JOURNAL_NAME_BYTES_MOST = 200, /* longer ones are cut */
     MT_JOURNAL_DIMS_MOST = 8,         /* the shape of a tensor with more is not kept */
     MT_JOURNAL_TOLD_MOST = 4096,      /* blocks that are told one by one */
-    MT_JOURNAL_CURVE_MOST = 512,      /* points */
+    MT_JOURNAL_STRETCHES_MOST = 128,
+    MT_JOURNAL_KINDS = MT_JOURNAL_CATEGORIES * MT_JOURNAL_PHASES * 2 * 2,
 };
 
 typedef struct mt_journal_entry mt_journal_entry;
@@ -63,8 +76,7 @@ typedef struct mt_journal {
     bool is_in_backward; /* since the last birth in a forward pass, a backward pass was seen */
     mt_journal_entry *entries;
     size_t n, room;
-    uint32_t *slots; /* an open table of the entries that live: 1 + index, or 0 */
-    size_t slots_n, live;
+    mt_addrs lives;      /* the entries that live, by address */
     uint32_t *backwards; /* the order after which a backward pass began, each time */
     size_t backwards_n, backwards_room;
     int64_t *sizes; /* of the shapes of all entries, one after the other */
@@ -84,30 +96,43 @@ typedef struct mt_journal_birth {
     uint32_t module; /* the name of the part of the program that it was in, 0 for none */
 } mt_journal_birth;
 
+/* What a block was, as far as its life and its mark tell. */
+typedef struct mt_journal_kind {
+    uint32_t category;
+    mt_phase birth;
+    bool is_saved;  /* born in a forward pass, alive when the next backward pass began */
+    bool has_shape; /* a tensor has shown what it is */
+} mt_journal_kind;
+
 /* A block that lived at the peak. */
 typedef struct mt_journal_block {
     const void *address; /* NULL where it has died since */
     uint64_t bytes;
-    uint32_t category, site, maker, module;
-    mt_phase birth, death;
-    bool is_saved;  /* born in a forward pass, alive when the next backward pass began */
-    bool has_shape; /* then dtype, a number of the caller's, dims and sizes are set */
+    mt_journal_kind kind;
+    uint32_t site, maker, module;
+    mt_phase death;
+    /* Of its shape, where it has one; dtype is a number of the caller's. */
     int dtype, dims;
     int64_t sizes[MT_JOURNAL_DIMS_MOST];
 } mt_journal_block;
 
 /* The blocks at the peak, of one kind, that are not told one by one. */
 typedef struct mt_journal_rest {
+    mt_journal_kind kind;
     uint64_t bytes, blocks;
-    uint32_t category;
-    mt_phase birth;
-    bool is_saved;
 } mt_journal_rest;
 
-typedef struct mt_journal_point {
+/* Births and deaths that follow each other: the most that was in use, and when. */
+typedef struct mt_journal_stretch {
     uint64_t order, bytes;
-    mt_phase phase; /* 0: the begin */
-} mt_journal_point;
+    mt_phase phase; /* 0: nothing was born, or after an optimizer's step */
+} mt_journal_stretch;
+
+/* All blocks of one kind: their bytes at the moments of the stretches. */
+typedef struct mt_journal_layer {
+    mt_journal_kind kind;
+    uint64_t bytes[MT_JOURNAL_STRETCHES_MOST];
+} mt_journal_layer;
 
 typedef struct mt_journal_contents {
     uint64_t peak_bytes, base_bytes; /* the base is what was in use at the begin */
@@ -120,10 +145,12 @@ typedef struct mt_journal_contents {
     uint64_t events;
     mt_journal_block *blocks; /* that lived at the peak, the largest first */
     size_t blocks_n;
-    mt_journal_rest rest[MT_JOURNAL_CATEGORIES * MT_JOURNAL_PHASES * 2];
+    mt_journal_rest rest[MT_JOURNAL_KINDS];
     size_t rest_n;
-    mt_journal_point curve[MT_JOURNAL_CURVE_MOST]; /* bytes in use, the maxima of equal stretches */
-    size_t curve_n;
+    mt_journal_stretch stretches[MT_JOURNAL_STRETCHES_MOST];
+    size_t stretches_n;
+    mt_journal_layer layers[MT_JOURNAL_KINDS];
+    size_t layers_n;
 } mt_journal_contents;
 
 void mt_journal_init(mt_journal *journal, const mt_alloc *mem, const mt_home *home);
@@ -195,8 +222,17 @@ typedef enum mt_journal_read_result {
     MT_JOURNAL_NO_MEMORY,
 } mt_journal_read_result;
 
-/* What lived at the peak. *out holds nothing unless it was read. */
-mt_journal_read_result mt_journal_read(mt_journal *journal, mt_journal_contents *out);
+/* A block without a mark that was born in a backward pass, outlived it and is as large as one that is
+ * marked `of` counts as marked `as`: a parameter's gradient that was let go of before anybody could
+ * mark it. `of` 0: none does. */
+typedef struct mt_journal_likeness {
+    uint32_t of, as;
+} mt_journal_likeness;
+
+/* What lived at the peak, and what over all of the time. *out holds nothing unless it was read. It is
+ * large (some 100 KiB). */
+mt_journal_read_result mt_journal_read(mt_journal *journal, mt_journal_likeness likeness,
+                                       mt_journal_contents *out);
 
 /* Frees what a read gave. */
 void mt_journal_contents_drop(const mt_journal *journal, mt_journal_contents *contents);

@@ -3,11 +3,11 @@
  * The allocator reports each block that it gives out (born) and each that it gets back (died), from
  * any thread. One table knows those that live now, by their address:
  *
- *     born(0x7f10, 4096, site 3) ──┐     slots     address   bytes  site  generation
- *     died(0x7f10) ────────────────┤       0          -
- *                                  ├──►    1       0x7f10    4,096    3       17
- *     turn() ──► generation 18     │       2       0x7f44      512    1       12
- *     in use, peak, births, deaths ◄       3          -
+ *     born(0x7f10, 4096, site 3) ──┐     address   bytes  site  generation
+ *     died(0x7f10) ────────────────┤
+ *                                  ├──►  0x7f10    4,096    3       17
+ *     turn() ──► generation 18     │     0x7f44      512    1       12
+ *     in use, peak, births, deaths ◄
  *
  * A site is a number that the caller gives: the lines of the program that asked for the block, or 0.
  * A generation is a stretch between two turns, such as a step: blocks that live and were born in
@@ -22,14 +22,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/alloc.h"
+#include "base/addrs.h"
 #include "base/lock.h"
 
 typedef struct mt_block {
-    uint64_t address; /* 0: the slot is free */
+    uint64_t address;
     uint64_t bytes;
     uint32_t site;
-    uint32_t generation;
+    uint32_t generation; /* from 1 on */
 } mt_block;
 
 typedef struct mt_live_figures {
@@ -42,11 +42,9 @@ typedef struct mt_live_figures {
 } mt_live_figures;
 
 typedef struct mt_live {
-    const mt_alloc *mem;
     const mt_home *home; /* NULL: reports of forked children count as well */
     mt_lock lock;        /* around all below */
-    mt_block *slots;     /* `room` of them, a power of two, or NULL */
-    size_t room;
+    mt_addrs blocks;     /* each an mt_block */
     mt_live_figures figures;
     uint32_t generation;
 } mt_live;

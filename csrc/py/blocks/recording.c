@@ -24,10 +24,13 @@ enum {
     OWN_SHIFT = 32, /* of the word of modules: in a class that is not torch's */
     PATH_BYTES = 512,
     NAME_MASK = 0xFFFF,
-    FIELDS = 12, /* of Contents */
+    FIELDS = 13, /* of Contents */
 };
 
 _Static_assert(NAME_MASK / MT_JOURNAL_NAMES_MOST >= 1, "a name fits into its bits");
+
+/* Categories of Blocks.mark() that a read knows of; memtools/blocks/peak.py has all of them. */
+enum { PARAMETER = 1, GRADIENT = 2 };
 
 static const char NODE_PREFIX[] = "autograd::engine::evaluate_function: ";
 static const char STEP_PREFIX[] = "Optimizer.step#";
@@ -226,21 +229,21 @@ mt_py_recording_died(const void *block)
 /* --- begin and end -------------------------------------------------------------------------------- */
 
 int
-mt_py_recording_begin(const mt_state *st, mt_live *live)
+mt_py_recording_begin(const mt_torch_ops *shim, mt_live *live)
 {
-    in_backward = st->shim->in_backward;
+    in_backward = shim->in_backward;
     atomic_fetch_add(&recordings, 1);
-    if (mt_journal_begin(&journal, live) && st->shim->observe(&observer)) return 0;
-    mt_py_recording_end(st);
+    if (mt_journal_begin(&journal, live) && shim->observe(&observer)) return 0;
+    mt_py_recording_end(shim);
     mt_py_recording_forget();
     PyErr_NoMemory();
     return -1;
 }
 
 void
-mt_py_recording_end(const mt_state *st)
+mt_py_recording_end(const mt_torch_ops *shim)
 {
-    if (st != NULL && st->shim != NULL) (void)st->shim->observe(NULL);
+    (void)shim->observe(NULL);
     mt_journal_end(&journal);
 }
 
@@ -331,7 +334,7 @@ shape_of(const mt_journal_block *block)
 {
     PyObject *shape, *size;
 
-    if (!block->has_shape) return Py_NewRef(Py_None);
+    if (!block->kind.has_shape) return Py_NewRef(Py_None);
     shape = PyTuple_New(block->dims);
     for (int i = 0; shape != NULL && i < block->dims; i++) {
         if ((size = PyLong_FromLongLong(block->sizes[i])) == NULL)
@@ -347,12 +350,12 @@ block_at(const void *from, size_t i)
 {
     const telling *t = from;
     const mt_journal_block *b = &t->contents->blocks[i];
-    const char *dtype = b->has_shape ? t->st->shim->dtype_name(b->dtype) : "";
+    const char *dtype = b->kind.has_shape ? t->st->shim->dtype_name(b->dtype) : "";
     PyObject *shape = shape_of(b);
 
     if (shape == NULL) return NULL;
-    return Py_BuildValue("(KIiiNssIsN)", (unsigned long long)b->bytes, (unsigned)b->category,
-                         (int)b->birth, (int)b->death, PyBool_FromLong(b->is_saved),
+    return Py_BuildValue("(KIiiNssIsN)", (unsigned long long)b->bytes, (unsigned)b->kind.category,
+                         (int)b->kind.birth, (int)b->death, PyBool_FromLong(b->kind.is_saved),
                          mt_journal_text(&journal, b->maker), mt_journal_text(&journal, b->module),
                          (unsigned)b->site, dtype, shape);
 }
@@ -362,18 +365,37 @@ rest_at(const void *from, size_t i)
 {
     const mt_journal_rest *r = &((const telling *)from)->contents->rest[i];
 
-    return Py_BuildValue("(KIiNK)", (unsigned long long)r->bytes, (unsigned)r->category,
-                         (int)r->birth, PyBool_FromLong(r->is_saved),
-                         (unsigned long long)r->blocks);
+    return Py_BuildValue("(KIiNNK)", (unsigned long long)r->bytes, (unsigned)r->kind.category,
+                         (int)r->kind.birth, PyBool_FromLong(r->kind.is_saved),
+                         PyBool_FromLong(r->kind.has_shape), (unsigned long long)r->blocks);
 }
 
 static PyObject *
-point_at(const void *from, size_t i)
+stretch_at(const void *from, size_t i)
 {
-    const mt_journal_point *p = &((const telling *)from)->contents->curve[i];
+    const mt_journal_stretch *s = &((const telling *)from)->contents->stretches[i];
 
-    return Py_BuildValue("(KKi)", (unsigned long long)p->order, (unsigned long long)p->bytes,
-                         (int)p->phase);
+    return Py_BuildValue("(KiK)", (unsigned long long)s->order, (int)s->phase,
+                         (unsigned long long)s->bytes);
+}
+
+static PyObject *
+layer_at(const void *from, size_t i)
+{
+    const mt_journal_contents *c = ((const telling *)from)->contents;
+    const mt_journal_layer *layer = &c->layers[i];
+    PyObject *bytes = PyTuple_New((Py_ssize_t)c->stretches_n), *item;
+
+    for (size_t at = 0; bytes != NULL && at < c->stretches_n; at++) {
+        if ((item = PyLong_FromUnsignedLongLong(layer->bytes[at])) == NULL)
+            Py_CLEAR(bytes);
+        else
+            PyTuple_SET_ITEM(bytes, (Py_ssize_t)at, item);
+    }
+    if (bytes == NULL) return NULL;
+    return Py_BuildValue("(IiNNN)", (unsigned)layer->kind.category, (int)layer->kind.birth,
+                         PyBool_FromLong(layer->kind.is_saved),
+                         PyBool_FromLong(layer->kind.has_shape), bytes);
 }
 
 static PyObject *
@@ -410,7 +432,8 @@ told(const mt_state *st, const mt_journal_contents *c)
                                tuple_of(c->rest_n, rest_at, &from),
                                PyLong_FromUnsignedLongLong(c->lost),
                                PyLong_FromUnsignedLongLong(c->events),
-                               tuple_of(c->curve_n, point_at, &from),
+                               tuple_of(c->stretches_n, stretch_at, &from),
+                               tuple_of(c->layers_n, layer_at, &from),
                                tuple_of(c->blocks_n, address_at, &from)};
 
     for (Py_ssize_t i = 0; i < FIELDS; i++) {
@@ -432,7 +455,8 @@ mt_py_recording_contents(const mt_state *st)
     PyObject *made = NULL;
 
     if (contents == NULL) return PyErr_NoMemory();
-    result = mt_journal_read(&journal, contents);
+    result =
+        mt_journal_read(&journal, (mt_journal_likeness){.of = PARAMETER, .as = GRADIENT}, contents);
     if (result == MT_JOURNAL_READ) made = told(st, contents);
     if (result == MT_JOURNAL_EMPTY) made = Py_NewRef(Py_None);
     if (result == MT_JOURNAL_NO_MEMORY) PyErr_NoMemory();
@@ -455,10 +479,14 @@ contents_type(void)
         {"blocks",
          "that lived at the peak, the 4,096 largest: (bytes, category, birth_phase, death_phase, "
          "saved, operator, module, site, dtype, shape)"},
-        {"rest", "sums of the others: (bytes, category, birth_phase, saved, count)"},
+        {"rest", "sums of the others: (bytes, category, birth_phase, saved, shaped, count)"},
         {"lost", "blocks that found no room: if there are any, figures may be too low"},
         {"events", "births and deaths"},
-        {"curve", "(order, bytes, phase) of bytes in use: the maxima of up to 512 stretches"},
+        {"stretches",
+         "(order, phase, bytes) of up to 128 that follow each other: the most in use in each"},
+        {"layers",
+         "what that was, by kinds of blocks: (category, birth_phase, saved, shaped, (bytes of each "
+         "stretch))"},
         {"addresses", "of `blocks`, each; 0 for one that had died by the end"},
         {NULL, NULL},
     };

@@ -48,9 +48,8 @@ void mt_py_recording_leave(uint64_t before);
 
 /* Begins with the blocks that live; what was recorded is forgotten. -1 with an error; then nothing is
  * recorded. */
-int mt_py_recording_begin(const mt_state *st, mt_live *live);
-/* st NULL: torch's operators tell of themselves no longer anyway. */
-void mt_py_recording_end(const mt_state *st);
+int mt_py_recording_begin(const mt_torch_ops *shim, mt_live *live);
+void mt_py_recording_end(const mt_torch_ops *shim);
 /* Forgets what was recorded. */
 void mt_py_recording_forget(void);
 

@@ -24,7 +24,8 @@
 
 typedef struct Blocks {
     PyObject_HEAD
-    const mt_home *home; /* the table's at start(); NULL: not started */
+    const mt_home *home;      /* the table's at start(); NULL: not started */
+    const mt_torch_ops *shim; /* at start(): at the interpreter's end the module may go first */
     bool is_tracing, is_recording;
 } Blocks;
 
@@ -103,16 +104,16 @@ set_tracing(Blocks *self, bool is_tracing)
 
 /* What it has recorded can still be asked for. */
 static void
-end_recording(Blocks *self, const mt_state *st)
+end_recording(Blocks *self)
 {
     if (!self->is_recording) return;
-    mt_py_recording_end(st);
+    mt_py_recording_end(self->shim);
     atomic_fetch_sub(&heard.tracers, 1);
     self->is_recording = false;
 }
 
 static void
-stop(Blocks *self, const mt_state *st)
+stop(Blocks *self)
 {
     if (!is_on(self)) {
         self->home = NULL;
@@ -120,14 +121,14 @@ stop(Blocks *self, const mt_state *st)
         return;
     }
     set_tracing(self, false);
-    end_recording(self, st);
+    end_recording(self);
     if (heard.recorder == self) {
         mt_py_recording_forget();
         heard.recorder = NULL;
     }
     self->home = NULL;
     if (--heard.users > 0) return;
-    if (st != NULL && st->shim != NULL) (void)st->shim->listen(NULL);
+    (void)self->shim->listen(NULL);
     mt_live_clear(&heard.live);
 }
 
@@ -179,6 +180,7 @@ Blocks_start(Blocks *self, PyObject *libraries)
     Py_DECREF(folders);
     heard.users++;
     self->home = heard.home;
+    self->shim = st->shim;
     self->is_tracing = self->is_recording = false;
     Py_RETURN_NONE;
 }
@@ -186,8 +188,8 @@ Blocks_start(Blocks *self, PyObject *libraries)
 static PyObject *
 Blocks_stop(Blocks *self, PyObject *Py_UNUSED(none))
 {
-    stop(self, mt_state_of_type(Py_TYPE(self)));
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    stop(self);
+    Py_RETURN_NONE;
 }
 
 static int
@@ -201,12 +203,9 @@ static void
 dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    PyObject *kind, *value, *trace;
 
     PyObject_GC_UnTrack(self);
-    PyErr_Fetch(&kind, &value, &trace);
-    stop((Blocks *)self, mt_state_of_type(type));
-    PyErr_Restore(kind, value, trace);
+    stop((Blocks *)self);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -236,23 +235,22 @@ Blocks_trace(Blocks *self, PyObject *on)
 static PyObject *
 Blocks_record(Blocks *self, PyObject *on)
 {
-    mt_state *st = mt_state_of_type(Py_TYPE(self));
     int is_recorded = PyObject_IsTrue(on);
 
-    if (st == NULL || is_recorded < 0 || !require_on(self, "record()")) return NULL;
+    if (is_recorded < 0 || !require_on(self, "record()")) return NULL;
     if (is_recorded && heard.recorder != NULL && heard.recorder != self &&
         heard.recorder->is_recording) {
         PyErr_SetString(PyExc_RuntimeError,
                         "Blocks.record(): another object records; it must end its recording first");
         return NULL;
     }
-    end_recording(self, st);
+    end_recording(self);
     if (!is_recorded) Py_RETURN_NONE;
     heard.recorder = self;
     atomic_fetch_add(&heard.tracers, 1);
     self->is_recording = true;
-    if (mt_py_recording_begin(st, &heard.live) < 0) {
-        end_recording(self, st);
+    if (mt_py_recording_begin(self->shim, &heard.live) < 0) {
+        end_recording(self);
         return NULL;
     }
     Py_RETURN_NONE;
@@ -329,8 +327,10 @@ lines_of(uint32_t first, uint32_t last, size_t *n)
             if (sums[i].blocks > 0) lines[(*n)++] = (site_line){sums[i], i};
         qsort(lines, *n, sizeof *lines, by_bytes);
     }
-    free(sums == NULL ? (void *)lines : NULL);
-    lines = sums == NULL ? NULL : lines;
+    if (sums == NULL) {
+        free(lines);
+        lines = NULL;
+    }
     free(sums);
     return lines;
 }

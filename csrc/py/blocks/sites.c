@@ -38,8 +38,30 @@ struct mt_site {
 void
 mt_sites_init(mt_sites *sites)
 {
-    *sites = (mt_sites){.n = 0};
+    *sites = (mt_sites){.libraries_n = 0};
     mt_lock_init(&sites->lock);
+}
+
+/* --- tables ------------------------------------------------------------------------------------- */
+
+static mt_place *
+place_at(const mt_sites *s, uint32_t i)
+{
+    return (mt_place *)s->places.entries + i;
+}
+
+static mt_site *
+site_at(const mt_sites *s, uint32_t i)
+{
+    return (mt_site *)s->all.entries + i;
+}
+
+static void
+forget(mt_site_table *t)
+{
+    free(t->entries);
+    free(t->slots);
+    *t = (mt_site_table){.n = 0};
 }
 
 /* --- texts ------------------------------------------------------------------------------------- */
@@ -125,16 +147,19 @@ typedef struct place_key {
 } place_key;
 
 static size_t
-place_slot(const mt_place *place, size_t slots)
+place_slot(const void *entry, size_t slots)
 {
+    const mt_place *place = entry;
     place_key key = {place->code, (uint64_t)place->instruction};
 
     return slot_of(&key, sizeof key, slots);
 }
 
 static size_t
-site_slot(const mt_site *site, size_t slots)
+site_slot(const void *entry, size_t slots)
 {
+    const mt_site *site = entry;
+
     return slot_of(site->places, sizeof site->places, slots);
 }
 
@@ -146,41 +171,28 @@ is_same_place(const mt_place *a, const mt_place *b)
            a->first_line == b->first_line;
 }
 
-/* A table of twice the slots for n entries, in which no entry is yet; the old one, if it has room;
- * NULL without memory. */
-static uint32_t *
-roomier(uint32_t *slots, size_t *slots_n, size_t n)
-{
-    size_t more = *slots_n == 0 ? FIRST_SLOTS : 2 * *slots_n;
-    uint32_t *larger;
-
-    if (2 * (n + 1) <= *slots_n) return slots;
-    if (n >= MOST || (larger = calloc(more, sizeof *larger)) == NULL) return NULL;
-    *slots_n = more;
-    return larger;
-}
-
+/* Makes room for one more entry, which `slot` says where to look for; false without memory. */
 static bool
-make_room_for_place(mt_sites *s)
+make_room(mt_site_table *t, size_t bytes, size_t (*slot)(const void *entry, size_t slots))
 {
-    mt_place *places;
+    void *entries = mt_alloc_grown(&mt_alloc_libc, t->entries, &t->room, t->n + 2, bytes);
+    size_t more = t->slots_n == 0 ? FIRST_SLOTS : 2 * t->slots_n;
     uint32_t *slots;
 
-    places =
-        mt_alloc_grown(&mt_alloc_libc, s->places, &s->places_room, s->places_n + 2, sizeof *places);
-    if (places == NULL) return false;
-    s->places = places;
-    if (s->places_n == 0) s->places_n = 1;
-    if ((slots = roomier(s->place_slots, &s->place_slots_n, s->places_n)) == NULL) return false;
-    if (slots == s->place_slots) return true;
-    free(s->place_slots);
-    s->place_slots = slots;
-    for (uint32_t i = 1; i < s->places_n; i++) {
-        size_t at = place_slot(&s->places[i], s->place_slots_n);
+    if (entries == NULL) return false;
+    t->entries = entries;
+    if (t->n == 0) t->n = 1;
+    if (2 * (t->n + 1) <= t->slots_n) return true;
+    if (t->n >= MOST || (slots = calloc(more, sizeof *slots)) == NULL) return false;
+    for (uint32_t i = 1; i < t->n; i++) {
+        size_t at = slot((const char *)entries + i * bytes, more);
         while (slots[at] != 0)
-            at = (at + 1) & (s->place_slots_n - 1);
+            at = (at + 1) & (more - 1);
         slots[at] = i;
     }
+    free(t->slots);
+    t->slots = slots;
+    t->slots_n = more;
     return true;
 }
 
@@ -193,12 +205,13 @@ place_of(mt_sites *s, PyCodeObject *code, int instruction)
                       .name_object = code->co_qualname,
                       .instruction = instruction,
                       .first_line = code->co_firstlineno};
+    mt_site_table *t = &s->places;
     size_t at;
 
-    if (!make_room_for_place(s)) return 0;
-    at = place_slot(&place, s->place_slots_n);
-    for (; s->place_slots[at] != 0; at = (at + 1) & (s->place_slots_n - 1))
-        if (is_same_place(&s->places[s->place_slots[at]], &place)) return s->place_slots[at];
+    if (!make_room(t, sizeof place, place_slot)) return 0;
+    at = place_slot(&place, t->slots_n);
+    for (; t->slots[at] != 0; at = (at + 1) & (t->slots_n - 1))
+        if (is_same_place(place_at(s, t->slots[at]), &place)) return t->slots[at];
     place.line = PyCode_Addr2Line(code, instruction);
     place.file = copy_text(code->co_filename);
     place.function = copy_text(code->co_qualname);
@@ -208,9 +221,9 @@ place_of(mt_sites *s, PyCodeObject *code, int instruction)
         return 0;
     }
     place.is_users = is_users(s, place.file);
-    s->places[s->places_n] = place;
-    s->place_slots[at] = (uint32_t)s->places_n;
-    return (uint32_t)s->places_n++;
+    t->slots[at] = (uint32_t)t->n++;
+    *place_at(s, t->slots[at]) = place;
+    return t->slots[at];
 }
 
 /* --- frames ------------------------------------------------------------------------------------ */
@@ -258,7 +271,7 @@ frames_here(mt_sites *s)
             int instruction = _PyInterpreterFrame_LASTI(f) * (int)sizeof(_Py_CODEUNIT);
             uint32_t place = place_of(s, code, instruction);
             if (place == 0) break;
-            if (s->places[place].is_users)
+            if (place_at(s, place)->is_users)
                 site.places[n++] = place;
             else if (library == 0)
                 library = place;
@@ -269,45 +282,23 @@ frames_here(mt_sites *s)
     return site;
 }
 
-static bool
-make_room_for_site(mt_sites *s)
-{
-    mt_site *all;
-    uint32_t *slots;
-
-    all = mt_alloc_grown(&mt_alloc_libc, s->all, &s->room, s->n + 2, sizeof *all);
-    if (all == NULL) return false;
-    s->all = all;
-    if (s->n == 0) s->n = 1;
-    if ((slots = roomier(s->site_slots, &s->site_slots_n, s->n)) == NULL) return false;
-    if (slots == s->site_slots) return true;
-    free(s->site_slots);
-    s->site_slots = slots;
-    for (uint32_t i = 1; i < s->n; i++) {
-        size_t at = site_slot(&s->all[i], s->site_slots_n);
-        while (slots[at] != 0)
-            at = (at + 1) & (s->site_slots_n - 1);
-        slots[at] = i;
-    }
-    return true;
-}
-
 uint32_t
 mt_sites_here(mt_sites *s)
 {
+    mt_site_table *t = &s->all;
     uint32_t found = 0;
     mt_site site;
 
     mt_lock_take(&s->lock);
     site = frames_here(s);
-    if (site.places[0] != 0 && make_room_for_site(s)) {
-        size_t mask = s->site_slots_n - 1, at = site_slot(&site, s->site_slots_n);
-        while ((found = s->site_slots[at]) != 0 && memcmp(&s->all[found], &site, sizeof site) != 0)
-            at = (at + 1) & mask;
+    if (site.places[0] != 0 && make_room(t, sizeof site, site_slot)) {
+        size_t at = site_slot(&site, t->slots_n);
+        while ((found = t->slots[at]) != 0 && memcmp(site_at(s, found), &site, sizeof site) != 0)
+            at = (at + 1) & (t->slots_n - 1);
         if (found == 0) {
-            found = (uint32_t)s->n++;
-            s->all[found] = site;
-            s->site_slots[at] = found;
+            found = (uint32_t)t->n++;
+            *site_at(s, found) = site;
+            t->slots[at] = found;
         }
     }
     mt_lock_give(&s->lock);
@@ -329,23 +320,17 @@ mt_sites_here(mt_sites *Py_UNUSED(sites))
 static void
 forget_all(mt_sites *s)
 {
-    for (size_t i = 1; i < s->places_n; i++) {
-        free(s->places[i].file);
-        free(s->places[i].function);
+    for (uint32_t i = 1; i < s->places.n; i++) {
+        free(place_at(s, i)->file);
+        free(place_at(s, i)->function);
     }
     for (size_t i = 0; i < s->libraries_n; i++)
         free(s->libraries[i]);
-    free(s->places);
-    free(s->all);
-    free(s->place_slots);
-    free(s->site_slots);
     free((void *)s->libraries);
-    s->places = NULL;
-    s->all = NULL;
-    s->place_slots = s->site_slots = NULL;
     s->libraries = NULL;
-    s->places_n = s->places_room = s->n = s->room = 0;
-    s->place_slots_n = s->site_slots_n = s->libraries_n = 0;
+    s->libraries_n = 0;
+    forget(&s->places);
+    forget(&s->all);
 }
 
 int
@@ -378,7 +363,7 @@ mt_sites_count(mt_sites *s)
     size_t n;
 
     mt_lock_take(&s->lock);
-    n = s->n == 0 ? 1 : s->n;
+    n = s->all.n == 0 ? 1 : s->all.n;
     mt_lock_give(&s->lock);
     return n;
 }
@@ -402,10 +387,10 @@ told_frames(mt_sites *s, uint32_t number, told_frame told[MT_SITE_FRAMES])
     Py_ssize_t n = 0;
 
     mt_lock_take(&s->lock);
-    if (number > 0 && number < s->n) {
-        const mt_site *site = &s->all[number];
+    if (number > 0 && number < s->all.n) {
+        const mt_site *site = site_at(s, number);
         for (; n < MT_SITE_FRAMES && site->places[n] != 0; n++) {
-            const mt_place *place = &s->places[site->places[n]];
+            const mt_place *place = place_at(s, site->places[n]);
             told[n] = (told_frame){text_of(place->file), text_of(place->function), place->line};
         }
     }

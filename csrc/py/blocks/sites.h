@@ -32,15 +32,18 @@ enum { MT_SITE_FRAMES = 3 };
 typedef struct mt_place mt_place;
 typedef struct mt_site mt_site;
 
+/* Places or sites, each once. The first one is none. */
+typedef struct mt_site_table {
+    void *entries;
+    size_t n, room;
+    uint32_t *slots; /* an open table of indices, at most half full; 0: free */
+    size_t slots_n;  /* a power of two */
+} mt_site_table;
+
 typedef struct mt_sites {
     mt_lock lock;
-    mt_place *places; /* the first one is none */
-    size_t places_n, places_room;
-    mt_site *all; /* the first one is none */
-    size_t n, room;
-    uint32_t *place_slots, *site_slots; /* open tables of indices, at most half full; 0: free */
-    size_t place_slots_n, site_slots_n; /* powers of two */
-    char **libraries;                   /* beginnings of paths that are not the user's */
+    mt_site_table places, all; /* of mt_place, and of mt_site */
+    char **libraries;          /* beginnings of paths that are not the user's */
     size_t libraries_n;
 } mt_sites;
 

@@ -5,14 +5,15 @@
  * counted in the line of its group. A storage that several tensors show counts once, for the group of
  * the largest of them. Without the shim tensors are only listed, and Python asks them. _fresh() goes
  * through the heap again and lists the newest objects of a type whose addresses are not in a filter
- * of before; _instances() lists all objects of some types. No Python code runs between opening and
- * closing the heap. */
+ * of before. No Python code runs between opening and closing the heap. _instances() lists all objects
+ * of some types, by the heap where there is no faster way (arcs.h). */
 #include "py/census/census.h"
 
 #include <string.h>
 
 #include "py/base/objects.h"
 #include "py/base/ptrset.h"
+#include "py/census/arcs.h"
 #include "py/census/heap.h"
 #include "core/census/counts.h"
 
@@ -290,7 +291,8 @@ add_instances(PyObject *list, const mt_heap *heap, const mt_ptrset *types)
     for (size_t i = 0; i < n; i++) {
         PyObject *op = mt_py_heap_at(heap, i);
         if (i + AHEAD < n) __builtin_prefetch(mt_py_heap_at(heap, i + AHEAD));
-        if (mt_ptrset_find(types, Py_TYPE(op)) != MT_PTRSET_NONE && PyList_Append(list, op) < 0)
+        if (op != list && mt_ptrset_find(types, Py_TYPE(op)) != MT_PTRSET_NONE &&
+            PyList_Append(list, op) < 0)
             return -1;
     }
     return 0;
@@ -318,20 +320,33 @@ take_types(mt_ptrset *types, PyObject *classes)
     return 0;
 }
 
+/* By the list of all objects. -1 with an error. */
+static int
+list_instances(PyObject *list, const mt_ptrset *types)
+{
+    mt_heap heap;
+    int failed;
+
+    if (mt_py_heap_open(&heap) < 0) return -1;
+    failed = add_instances(list, &heap, types);
+    mt_py_heap_close(&heap);
+    return failed;
+}
+
 PyObject *
 mt_py_instances(PyObject *Py_UNUSED(module), PyObject *classes)
 {
     PyObject *list = NULL;
     mt_ptrset types = {0};
-    mt_heap heap;
+    int done;
 
     if (!PyTuple_Check(classes))
         return PyErr_Format(PyExc_TypeError, "classes is a tuple, not %.100s",
                             Py_TYPE(classes)->tp_name);
-    if (take_types(&types, classes) == 0 && mt_py_heap_open(&heap) == 0) {
-        list = PyList_New(0);
-        if (list != NULL && add_instances(list, &heap, &types) < 0) Py_CLEAR(list);
-        mt_py_heap_close(&heap);
+    if (take_types(&types, classes) == 0 && (list = PyList_New(0)) != NULL) {
+        done = mt_py_arcs_instances(list, &types); /* right after its birth: see there */
+        if (done == 0) done = list_instances(list, &types);
+        if (done < 0) Py_CLEAR(list);
     }
     mt_ptrset_fini(&types);
     return list;

@@ -8,6 +8,7 @@
     pressure: "--warn", cleanup: "--good", mark: "--accent" };
   const RANK = { oom: 0, guard: 1, finding: 2, leak: 2, holder: 3, pressure: 4, end: 5, start: 6, mark: 7, cleanup: 8 };
   const groups = new Map(); // charts that share the x axis: "r0", "r1", "all"
+  const stacks = [];
 
   const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
 
@@ -23,10 +24,16 @@
 
   const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 
+  // What lies in the middle goes to the even digit, as in the tables.
+  function fixed(value, digits) {
+    const scaled = value * 10 ** digits, whole = Math.floor(scaled);
+    return (scaled - whole === 0.5 && whole % 2 === 0 ? whole / 10 ** digits : value).toFixed(digits);
+  }
+
   function bytes(value) {
     let unit = 0;
     while (Math.abs(value) >= 1024 && unit < 6) { value /= 1024; unit++; }
-    return `${unit ? value.toFixed(unit > 2 && value < 10 ? 2 : 1) : value} ${UNITS[unit]}`;
+    return `${unit ? fixed(value, unit > 2 && value < 10 ? 2 : 1) : value} ${UNITS[unit]}`;
   }
 
   function duration(seconds) {
@@ -129,6 +136,27 @@
     return { columns, series, bands };
   }
 
+  function axisStyle() {
+    const font = "12px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
+    return { stroke: colour("--soft"), grid: { stroke: colour("--grid"), width: 1 }, font,
+      ticks: { stroke: colour("--line"), width: 1, size: 5 } };
+  }
+
+  // The button below a chart that names a line, shows its figure and turns it on and off.
+  function keyOf(line, legend, turned) {
+    const made = element("button", "", "", legend);
+    made.type = "button";
+    made.setAttribute("aria-pressed", line.on);
+    element("span", `key ${line.colour}`, "", made);
+    element("bdi", "", line.label, made);
+    line.output = element("output", "", "", made);
+    made.addEventListener("click", () => {
+      line.on = !line.on;
+      made.setAttribute("aria-pressed", line.on);
+      turned();
+    });
+  }
+
   class Chart {
     constructor(place, description) {
       this.place = place;
@@ -182,15 +210,7 @@
 
     keys() {
       for (const line of this.lines) {
-        const made = element("button", "", "", this.legend);
-        made.type = "button";
-        made.setAttribute("aria-pressed", line.on);
-        element("span", `key ${line.colour}`, "", made);
-        element("bdi", "", line.label, made);
-        line.output = element("output", "", "", made);
-        made.addEventListener("click", () => {
-          line.on = !line.on;
-          made.setAttribute("aria-pressed", line.on);
+        keyOf(line, this.legend, () => {
           this.u.batch(() => {
             this.u.setSeries(line.at, { show: line.on });
             if (data.records[line.record].lines[line.key].least) this.u.setSeries(line.at + 1, { show: line.on });
@@ -201,9 +221,7 @@
     }
 
     options(found) {
-      const ink = colour("--soft"), grid = { stroke: colour("--grid"), width: 1 };
-      const font = "12px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
-      const axis = { stroke: ink, grid, font, ticks: { stroke: colour("--line"), width: 1, size: 5 } };
+      const axis = axisStyle();
       const steps = this.group.mode === "steps", marked = this.record && this.unit === "bytes";
       return {
         width: this.width(), height: this.height, series: [{}, ...found.series], bands: found.bands,
@@ -378,6 +396,132 @@
     }
   }
 
+  // --- a recorded step ---------------------------------------------------------------------------
+
+  // What lived over it, stacked: a column for each stretch, its phases below, and its peak.
+  class Stack {
+    constructor(place, description) {
+      this.lines = description.lines;
+      this.spans = description.spans;
+      this.highest = description.highest;
+      this.count = this.lines[0].bytes.length;
+      this.sums = Array.from({ length: this.count }, (_, at) => this.lines.reduce((sum, line) => sum + line.bytes[at], 0));
+      this.plot = place.querySelector(".plot");
+      this.legend = place.querySelector(".legend");
+      this.at = element("span", "at", "", place.querySelector(".bar"));
+      this.height = 300;
+      for (const line of this.lines) {
+        line.on = true;
+        keyOf(line, this.legend, () => this.build());
+      }
+      this.build();
+      new ResizeObserver(() => this.resize()).observe(this.plot);
+      this.plot.addEventListener("keydown", (event) => this.key(event));
+    }
+
+    width() { return Math.max(240, Math.floor(this.plot.clientWidth)); }
+
+    resize() {
+      if (this.u.width !== this.width()) this.u.setSize({ width: this.width(), height: this.height });
+    }
+
+    // Each line on top of those before it; the last column is drawn to its end. The highest is drawn first.
+    build() {
+      if (this.u) this.u.destroy();
+      const x = Array.from({ length: this.count + 1 }, (_, at) => at), columns = [], series = [];
+      let below = new Array(this.count).fill(0);
+      for (const line of this.lines.filter((one) => one.on)) {
+        below = below.map((bytes, at) => bytes + line.bytes[at]);
+        columns.unshift([...below, below[this.count - 1]]);
+        const fill = colour(`--${line.colour}`);
+        series.unshift({ fill, stroke: fill, width: 0.5, points: { show: false },
+          paths: uPlot.paths.stepped({ align: 1 }) });
+      }
+      this.u = new uPlot(this.options(series), [x, ...columns], this.plot);
+      this.read();
+    }
+
+    options(series) {
+      const axis = axisStyle();
+      return {
+        width: this.width(), height: this.height, series: [{}, ...series], legend: { show: false },
+        padding: [24, 14, 0, 0], cursor: { drag: { x: false, y: false }, y: false, points: { show: false } },
+        scales: {
+          x: { time: false, range: [0, this.count] },
+          y: { range: (u, min, max) => [0, max > 0 ? max * 1.05 : 1] },
+        },
+        axes: [
+          { ...axis, size: 26, grid: { show: false }, ticks: { show: false }, values: () => [] },
+          { ...axis, size: 76, space: 44, values: byteTicks, incrs: BYTE_STEPS },
+        ],
+        hooks: { draw: [(u) => this.marks(u)], setCursor: [() => this.read()] },
+      };
+    }
+
+    // Where the phases are, with their names where there is room near them, and a line at the peak.
+    marks(u) {
+      const ctx = u.ctx, ratio = devicePixelRatio || 1, { left, top, width, height } = u.bbox;
+      const bottom = top + height, ink = colour("--ink");
+      ctx.save();
+      ctx.font = `${12 * ratio}px system-ui, sans-serif`;
+      ctx.textAlign = "center";
+      ctx.strokeStyle = ctx.fillStyle = ink;
+      ctx.lineWidth = ratio;
+      const upright = (x, from, to) => { ctx.beginPath(); ctx.moveTo(x, from); ctx.lineTo(x, to); ctx.stroke(); };
+      let begin = 0, free = left; // columns before the span, and where the last name ends
+      ctx.textBaseline = "top";
+      for (const [name, count] of this.spans) {
+        const from = u.valToPos(begin, "x", true), middle = u.valToPos(begin + count / 2, "x", true);
+        ctx.setLineDash([3 * ratio, 3 * ratio]);
+        if (begin > 0) upright(from, top, bottom + 6 * ratio);
+        ctx.setLineDash([]);
+        begin += count;
+        const half = ctx.measureText(name).width / 2, x = Math.min(Math.max(middle, free + half), left + width - half);
+        if (!name || x - half < free || x - middle > 48 * ratio) continue;
+        ctx.fillText(name, x, bottom + 7 * ratio);
+        free = x + half + 8 * ratio;
+      }
+      const peak = u.valToPos(this.highest + 0.5, "x", true), text = `peak ${bytes(this.sums[this.highest])}`;
+      const half = ctx.measureText(text).width / 2;
+      ctx.strokeStyle = colour("--bg"); // around it, so that it is seen on any colour
+      ctx.lineWidth = 3 * ratio;
+      upright(peak, top - 6 * ratio, bottom);
+      ctx.strokeStyle = ink;
+      ctx.lineWidth = ratio;
+      upright(peak, top - 6 * ratio, bottom);
+      ctx.textBaseline = "bottom";
+      ctx.fillText(text, Math.max(left + half, Math.min(left + width - half, peak)), top - 7 * ratio);
+      ctx.restore();
+    }
+
+    // The figures below: of the column at the cursor, or of the peak.
+    read() {
+      if (!this.u || !this.u.bbox) return;
+      const { left } = this.u.cursor, idle = !(left >= 0);
+      const column = idle ? this.highest : Math.min(this.count - 1, Math.max(0, Math.floor(this.u.posToVal(left, "x"))));
+      for (const line of this.lines) line.output.textContent = line.on ? bytes(line.bytes[column]) : "–";
+      let end = 0;
+      const [phase] = this.spans.find(([, count]) => (end += count) > column);
+      const when = phase || (this.spans.length > 1 ? "after the optimizer's step" : "the step");
+      const total = `${when}, ${bytes(this.sums[column])}`;
+      this.at.textContent = idle ? `Figures below: at the peak, ${total}`
+        : `${total} · ${number.format(column + 1)} of ${number.format(this.count)}`;
+      this.column = idle ? null : column;
+    }
+
+    key(event) {
+      const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (event.ctrlKey || event.altKey || event.metaKey) return;
+      if (event.key === "Escape") this.u.setCursor({ left: -10, top: -10 });
+      else if (move) {
+        const from = this.column === null ? this.highest : this.column + move * (event.shiftKey ? 10 : 1);
+        const column = Math.max(0, Math.min(this.count - 1, from));
+        this.u.setCursor({ left: this.u.valToPos(column + 0.5, "x"), top: 10 });
+      } else return;
+      event.preventDefault();
+    }
+  }
+
   function shortened(ctx, text, room) {
     if (ctx.measureText(text).width <= room) return text;
     let kept = text;
@@ -454,6 +598,7 @@
 
   function everyChart(action) {
     for (const group of groups.values()) group.charts.forEach(action);
+    stacks.forEach(action);
   }
 
   function rebuild() {
@@ -462,6 +607,7 @@
       group.charts.forEach((chart) => chart.build());
       if (range) group.setRange(range);
     }
+    stacks.forEach((stack) => stack.build());
   }
 
   for (const place of document.querySelectorAll("[data-chart]")) {
@@ -469,6 +615,9 @@
     const name = place.dataset.chart.split("-")[0];
     if (!groups.has(name)) groups.set(name, new Group(name));
     new Chart(place, description);
+  }
+  for (const place of document.querySelectorAll("[data-stack]")) {
+    stacks.push(new Stack(place, data.stacks.find((stack) => stack.place === place.dataset.stack)));
   }
   for (const button of document.querySelectorAll(".jump")) {
     button.addEventListener("click", () => {

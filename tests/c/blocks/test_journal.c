@@ -11,6 +11,8 @@
 
 enum { ADDRESSES = 300, EVENTS = 1500, SEEDS = 40, LIVES = 2 * EVENTS, THREADS = 4, EACH = 20000 };
 
+static const mt_journal_likeness NOTHING_ALIKE = {.of = 0};
+
 static const void *
 at(uint64_t n)
 {
@@ -37,6 +39,13 @@ within(uint32_t module, mt_journal_birth birth)
     return birth;
 }
 
+static bool
+is_same(mt_journal_kind a, mt_journal_kind b)
+{
+    return a.category == b.category && a.birth == b.birth && a.is_saved == b.is_saved &&
+           a.has_shape == b.has_shape;
+}
+
 typedef struct rig {
     mt_live live;
     mt_journal journal;
@@ -61,13 +70,58 @@ read_all(rig *r)
 {
     mt_journal_contents c;
 
-    CHECK(mt_journal_read(&r->journal, &c) == MT_JOURNAL_READ);
+    CHECK(mt_journal_read(&r->journal, NOTHING_ALIKE, &c) == MT_JOURNAL_READ);
     return c;
+}
+
+static uint64_t
+layer_bytes(const mt_journal_contents *c, mt_journal_kind kind, size_t at)
+{
+    for (size_t i = 0; i < c->layers_n; i++)
+        if (is_same(c->layers[i].kind, kind)) return c->layers[i].bytes[at];
+    return 0;
 }
 
 /* --- what is told --------------------------------------------------------------------------------- */
 
-/* The picture in journal.h. */
+/* The stack at the peak is what is told of the peak. */
+static void
+check_peak_of_layers(const mt_journal_contents *c)
+{
+    size_t at = 0;
+
+    while (at + 1 < c->stretches_n && c->stretches[at].bytes < c->peak_bytes)
+        at++;
+    CHECK(c->stretches[at].bytes == c->peak_bytes);
+    for (size_t i = 0; i < c->layers_n; i++) {
+        uint64_t bytes = c->layers[i].bytes[at];
+        for (size_t k = 0; k < c->blocks_n; k++)
+            if (is_same(c->blocks[k].kind, c->layers[i].kind)) bytes -= c->blocks[k].bytes;
+        for (size_t k = 0; k < c->rest_n; k++)
+            if (is_same(c->rest[k].kind, c->layers[i].kind)) bytes -= c->rest[k].bytes;
+        CHECK(bytes == 0);
+    }
+}
+
+/* The pictures in journal.h; of the second one, a stretch for each order. */
+static void
+check_layers(const mt_journal_contents *c)
+{
+    mt_journal_kind kinds[] = {{.category = 1},
+                               {.birth = MT_PHASE_FORWARD, .is_saved = true},
+                               {.birth = MT_PHASE_FORWARD},
+                               {.birth = MT_PHASE_BACKWARD}};
+    uint64_t bytes[4][7] = {{40, 40, 40, 40, 40, 40, 40},
+                            {0, 16, 16, 16, 16, 0, 0},
+                            {0, 0, 4, 0, 0, 0, 0},
+                            {0, 0, 0, 0, 30, 30, 0}};
+
+    CHECK(c->layers_n == 4);
+    for (size_t kind = 0; kind < 4; kind++)
+        for (size_t at = 0; at < 7; at++)
+            CHECK(layer_bytes(c, kinds[kind], at) == bytes[kind][at]);
+}
+
 static void
 the_lives_of_a_step_are_told(void)
 {
@@ -76,7 +130,7 @@ the_lives_of_a_step_are_told(void)
     rig r;
 
     rig_open(&r, &mt_alloc_libc, NULL);
-    CHECK(mt_journal_read(&r.journal, &c) == MT_JOURNAL_EMPTY);
+    CHECK(mt_journal_read(&r.journal, NOTHING_ALIKE, &c) == MT_JOURNAL_EMPTY);
     mt_live_born(&r.live, at(1), 40, 9);
     mt_journal_born(&r.journal, at(9), 1000, in(MT_PHASE_FORWARD, 0, 0)); /* it is off */
     CHECK(mt_journal_begin(&r.journal, &r.live) && mt_journal_is_on(&r.journal));
@@ -102,19 +156,24 @@ the_lives_of_a_step_are_told(void)
     CHECK(c.phase == MT_PHASE_BACKWARD && c.site == 4 && c.had_backward);
     CHECK(strcmp(mt_journal_text(&r.journal, c.maker), "aten::m") == 0);
     CHECK(c.blocks_n == 3 && c.rest_n == 0);
-    CHECK(c.blocks[0].bytes == 40 && c.blocks[0].category == 1 && c.blocks[0].site == 9);
-    CHECK(c.blocks[0].birth == MT_PHASE_BEFORE && c.blocks[0].death == MT_PHASE_BEFORE);
+    CHECK(c.blocks[0].bytes == 40 && c.blocks[0].kind.category == 1 && c.blocks[0].site == 9);
+    CHECK(c.blocks[0].kind.birth == MT_PHASE_BEFORE && c.blocks[0].death == MT_PHASE_BEFORE);
     CHECK(c.blocks[0].address == at(1) && c.blocks[1].address == NULL);
     CHECK(c.blocks[0].module == 0 && c.blocks[1].module == 2);
-    CHECK(c.blocks[1].bytes == 30 && c.blocks[1].birth == MT_PHASE_BACKWARD);
-    CHECK(!c.blocks[1].is_saved && !c.blocks[1].has_shape);
-    CHECK(c.blocks[2].bytes == 16 && c.blocks[2].is_saved && c.blocks[2].maker == mm);
-    CHECK(c.blocks[2].birth == MT_PHASE_FORWARD && c.blocks[2].death == MT_PHASE_BACKWARD);
-    CHECK(c.curve_n == 7 && c.curve[0].bytes == 40 && c.curve[0].phase == MT_PHASE_BEFORE);
-    CHECK(c.curve[4].bytes == 86 && c.curve[4].order == 4 && c.curve[6].bytes == 40);
+    CHECK(c.blocks[1].bytes == 30 && c.blocks[1].kind.birth == MT_PHASE_BACKWARD);
+    CHECK(!c.blocks[1].kind.is_saved && !c.blocks[1].kind.has_shape);
+    CHECK(c.blocks[2].bytes == 16 && c.blocks[2].kind.is_saved && c.blocks[2].maker == mm);
+    CHECK(c.blocks[2].kind.birth == MT_PHASE_FORWARD && c.blocks[2].death == MT_PHASE_BACKWARD);
+    CHECK(c.stretches_n == 7 && c.stretches[0].bytes == 40 && c.stretches[4].bytes == 86);
+    for (size_t i = 0; i < c.stretches_n; i++) {
+        CHECK(c.stretches[i].order == i);
+        CHECK(c.stretches[i].phase == (i < 4 ? MT_PHASE_FORWARD : MT_PHASE_BACKWARD));
+    }
+    check_layers(&c);
+    check_peak_of_layers(&c);
     mt_journal_contents_drop(&r.journal, &c);
     mt_journal_clear(&r.journal);
-    CHECK(mt_journal_read(&r.journal, &c) == MT_JOURNAL_EMPTY);
+    CHECK(mt_journal_read(&r.journal, NOTHING_ALIKE, &c) == MT_JOURNAL_EMPTY);
     CHECK(strcmp(mt_journal_text(&r.journal, mm), "") == 0);
     rig_close(&r);
 }
@@ -140,7 +199,8 @@ a_block_that_nobody_reported_lived_all_the_time(void)
     CHECK(mt_journal_begin(&r.journal, &r.live)); /* anew */
     c = read_all(&r);
     CHECK(c.base_bytes == 0 && c.peak_bytes == 0 && c.events == 0 && c.blocks_n == 0);
-    CHECK(c.phase == MT_PHASE_BEFORE && c.curve_n == 1);
+    CHECK(c.phase == MT_PHASE_BEFORE && c.stretches_n == 1 && c.layers_n == 0);
+    CHECK(c.stretches[0].phase == MT_PHASE_BEFORE);
     mt_journal_contents_drop(&r.journal, &c);
     rig_close(&r);
 }
@@ -176,11 +236,11 @@ the_outermost_operator_of_a_birth_tells_its_shape(void)
     mt_journal_shape(&r.journal, NULL, 4, 0, 6, sizes, 3);
     CHECK(r.journal.sizes_n == 3 + 1 + 8);
     c = read_all(&r);
-    CHECK(c.blocks[0].has_shape && c.blocks[0].dims == 8 && c.blocks[0].dtype == 7);
+    CHECK(c.blocks[0].kind.has_shape && c.blocks[0].dims == 8 && c.blocks[0].dtype == 7);
     CHECK(memcmp(c.blocks[0].sizes, many + 1, 8 * sizeof *many) == 0);
-    CHECK(!c.blocks[1].has_shape && c.blocks[1].bytes == 96);
-    CHECK(!c.blocks[2].has_shape && c.blocks[2].bytes == 16);
-    CHECK(c.blocks[3].has_shape && c.blocks[3].dims == 0 && c.blocks[3].dtype == 5);
+    CHECK(!c.blocks[1].kind.has_shape && c.blocks[1].bytes == 96);
+    CHECK(!c.blocks[2].kind.has_shape && c.blocks[2].bytes == 16);
+    CHECK(c.blocks[3].kind.has_shape && c.blocks[3].dims == 0 && c.blocks[3].dtype == 5);
     mt_journal_contents_drop(&r.journal, &c);
     rig_close(&r);
 }
@@ -207,12 +267,12 @@ each_backward_pass_saves_what_was_born_before_it(void)
     CHECK(c.peak_bytes == 26 && c.blocks_n == 4 && c.blocks[0].bytes == 16);
     for (size_t i = 0; i < c.blocks_n;
          i++) /* none has seen a backward pass begin after its birth */
-        CHECK(!c.blocks[i].is_saved);
+        CHECK(!c.blocks[i].kind.is_saved);
     mt_journal_contents_drop(&r.journal, &c);
     mt_journal_died(&r.journal, at(8), MT_PHASE_BACKWARD);
     c = read_all(&r);
     for (size_t i = 0; i < c.blocks_n; i++)
-        CHECK(c.blocks[i].is_saved == (c.blocks[i].bytes == 16));
+        CHECK(c.blocks[i].kind.is_saved == (c.blocks[i].bytes == 16));
     mt_journal_contents_drop(&r.journal, &c);
     rig_close(&r);
 }
@@ -275,11 +335,13 @@ many_blocks_are_told_by_sums(void)
     for (size_t i = 0; i < c.rest_n; i++) {
         rest += c.rest[i].bytes;
         count += c.rest[i].blocks;
-        CHECK(c.rest[i].category == i && c.rest[i].birth == MT_PHASE_BEFORE);
+        CHECK(c.rest[i].kind.category == i && c.rest[i].kind.birth == MT_PHASE_BEFORE);
         CHECK(i == 0 || c.rest[i].blocks == 50);
     }
     CHECK(count == MANY - MT_JOURNAL_TOLD_MOST && told + rest == MANY * (MANY + 1) / 2);
     CHECK(c.peak_bytes == told + rest && c.phase == MT_PHASE_BEFORE);
+    CHECK(c.layers_n == 3 && c.stretches_n == 1);
+    check_peak_of_layers(&c);
     mt_journal_contents_drop(&r.journal, &c);
     rig_close(&r);
 }
@@ -294,13 +356,89 @@ what_finds_no_room_is_counted(void)
     CHECK(mt_journal_begin(&r.journal, &r.live));
     for (uint64_t n = 0; n < MT_JOURNAL_ENTRIES_MOST + 5; n++) {
         mt_journal_born(&r.journal, at(1), 8, in(MT_PHASE_FORWARD, 0, 0));
+        if (n == 0) CHECK(mt_journal_mark(&r.journal, at(1), 8, 1) == MT_MARK_KNOWN);
         mt_journal_died(&r.journal, at(1), MT_PHASE_FORWARD);
     }
     CHECK(mt_journal_mark(&r.journal, at(7), 40, 1) == MT_MARK_LOST);
     c = read_all(&r);
-    CHECK(c.lost == 6 && c.peak_bytes == 8 && c.curve_n == MT_JOURNAL_CURVE_MOST);
-    for (size_t i = 0; i + 1 < c.curve_n; i++)
-        CHECK(c.curve[i].bytes == 8 && c.curve[i].order < c.curve[i + 1].order);
+    CHECK(c.lost == 6 && c.peak_bytes == 8 && c.layers_n == 2);
+    CHECK(c.stretches_n == MT_JOURNAL_STRETCHES_MOST - 1);
+    for (size_t i = 0; i < c.stretches_n; i++) {
+        CHECK(c.stretches[i].bytes == 8 && c.layers[0].bytes[i] + c.layers[1].bytes[i] == 8);
+        CHECK(i == 0 || c.stretches[i - 1].order < c.stretches[i].order);
+    }
+    check_peak_of_layers(&c); /* the first of equals */
+    mt_journal_contents_drop(&r.journal, &c);
+    rig_close(&r);
+}
+
+static void
+phases_that_change_too_often_share_stretches(void)
+{
+    enum { TURNS = 5000 };
+    mt_journal_contents c;
+    rig r;
+
+    for (uint64_t turns = 32; turns <= TURNS; turns = turns == 33 ? TURNS : turns + 1) {
+        rig_open(&r, &mt_alloc_libc, NULL);
+        CHECK(mt_journal_begin(&r.journal, &r.live));
+        for (uint64_t i = 0; i < turns; i++) {
+            for (uint64_t n = 1; n <= 30; n++)
+                mt_journal_born(&r.journal, at(n), n, in(MT_PHASE_FORWARD, 0, 0));
+            mt_journal_born(&r.journal, at(31), 1000, in(MT_PHASE_BACKWARD, 0, 0));
+        }
+        c = read_all(&r);
+        CHECK(c.stretches_n > MT_JOURNAL_STRETCHES_MOST / 2);
+        CHECK(c.stretches_n <= MT_JOURNAL_STRETCHES_MOST);
+        for (size_t i = 0, turn = 0; i < c.stretches_n && turns == 32; i++) {
+            bool is_backward = c.stretches[i].phase == MT_PHASE_BACKWARD;
+            turn += is_backward;
+            CHECK(!is_backward || c.stretches[i - 1].phase == MT_PHASE_FORWARD);
+            CHECK(i + 1 < c.stretches_n || turn == turns);
+        }
+        check_peak_of_layers(&c);
+        mt_journal_contents_drop(&r.journal, &c);
+        rig_close(&r);
+    }
+}
+
+static void
+a_gradient_that_was_let_go_of_counts_as_one(void)
+{
+    mt_journal_likeness like = {.of = 1, .as = 2};
+    mt_journal_contents c;
+    rig r;
+
+    rig_open(&r, &mt_alloc_libc, NULL);
+    for (uint64_t n = 1; n <= 3; n++)
+        mt_live_born(&r.live, at(n), 100 * (4 - n), 0);
+    CHECK(mt_journal_begin(&r.journal, &r.live));
+    for (uint64_t n = 1; n <= 2; n++)
+        CHECK(mt_journal_mark(&r.journal, at(n), 0, 1) == MT_MARK_KNOWN);
+    for (uint64_t n = 10; n < 14; n++) /* 10: alike, 11: of a size unlike, 12: dies too early */
+        mt_journal_born(&r.journal, at(n), n == 11 ? 100 : 200, in(MT_PHASE_BACKWARD, 0, 0));
+    CHECK(mt_journal_mark(&r.journal, at(13), 200, 3) == MT_MARK_KNOWN);
+    mt_journal_born(&r.journal, at(14), 200, in(MT_PHASE_FORWARD, 0, 0));
+    mt_journal_died(&r.journal, at(12), MT_PHASE_BACKWARD);
+    mt_journal_died(&r.journal, at(10), MT_PHASE_FORWARD);
+    CHECK(mt_journal_read(&r.journal, like, &c) == MT_JOURNAL_READ);
+    CHECK(c.blocks_n == 8 && layer_bytes(&c, (mt_journal_kind){.category = 1}, 0) == 500);
+    for (size_t i = 0, gradients = 0; i < c.blocks_n; i++) {
+        gradients += c.blocks[i].kind.category == 2;
+        CHECK(i + 1 < c.blocks_n || gradients == 1);
+    }
+    for (size_t i = 0; i < c.stretches_n; i++) {
+        mt_journal_kind gradient = {.category = 2, .birth = MT_PHASE_BACKWARD};
+        CHECK(layer_bytes(&c, gradient, i) == (i >= 1 && i < 7 ? 200 : 0));
+    }
+    check_peak_of_layers(&c);
+    mt_journal_contents_drop(&r.journal, &c);
+    c = read_all(&r); /* it has got no mark by that */
+    for (size_t i = 0; i < c.blocks_n; i++)
+        CHECK(c.blocks[i].kind.category != 2);
+    mt_journal_contents_drop(&r.journal, &c);
+    like.of = 5; /* no block is marked so */
+    CHECK(mt_journal_read(&r.journal, like, &c) == MT_JOURNAL_READ);
     mt_journal_contents_drop(&r.journal, &c);
     rig_close(&r);
 }
@@ -341,6 +479,8 @@ typedef struct life {
 
 typedef struct model {
     life lives[LIVES];
+    mt_phase phases[1 + LIVES]; /* of each order */
+    uint32_t first;             /* the order of the first birth */
     size_t n;
     uint32_t order;
     bool is_in_backward;
@@ -379,12 +519,17 @@ model_die(model *m, uint64_t address, mt_phase phase)
     if (l == NULL) return;
     l->death = ++m->order;
     l->died = phase;
+    m->phases[m->order] = m->phases[m->order - 1];
+    if (m->phases[m->order] == MT_PHASE_OPTIMIZER && phase == MT_PHASE_FORWARD)
+        m->phases[m->order] = MT_PHASE_BEFORE;
 }
 
 static void
 model_add(model *m, life l)
 {
     CHECK(m->n < LIVES);
+    if (l.birth != 0) m->phases[l.birth] = l.born;
+    if (m->first == 0) m->first = l.birth;
     m->lives[m->n++] = l;
 }
 
@@ -404,11 +549,70 @@ check_block(const model *m, const mt_journal_block *block, uint32_t peak_at)
     for (size_t i = 0; i < m->n; i++) {
         const life *l = &m->lives[i];
         if (l->bytes != block->bytes) continue;
-        CHECK(is_alive(l, peak_at) && l->category == block->category && l->born == block->birth);
-        CHECK(l->died == block->death && l->is_saved == block->is_saved && l->site == block->site);
+        CHECK(is_alive(l, peak_at) && l->category == block->kind.category &&
+              l->born == block->kind.birth);
+        CHECK(l->died == block->death && l->is_saved == block->kind.is_saved &&
+              l->site == block->site);
         return;
     }
     CHECK(!"a block that the model does not know");
+}
+
+static mt_phase
+model_phase_at(const model *m, uint64_t order)
+{
+    return m->phases[order < m->first ? m->first : order];
+}
+
+/* What the layers tell of a stretch is what the model has at its moment, by kinds. */
+static void
+check_stretch(const mt_journal_contents *c, const model *m, size_t at)
+{
+    const mt_journal_stretch *stretch = &c->stretches[at];
+    uint64_t sum = 0, left[MT_JOURNAL_KINDS];
+
+    for (size_t i = 0; i < c->layers_n; i++)
+        sum += left[i] = c->layers[i].bytes[at];
+    CHECK(sum == stretch->bytes && sum == model_in_use(m, (uint32_t)stretch->order));
+    CHECK(stretch->phase == model_phase_at(m, stretch->order));
+    for (size_t k = 0; k < m->n; k++) {
+        const life *l = &m->lives[k];
+        mt_journal_kind kind = {l->category, l->born, l->is_saved, false};
+        for (size_t i = 0; i < c->layers_n && is_alive(l, (uint32_t)stretch->order); i++)
+            if (is_same(c->layers[i].kind, kind)) left[i] -= l->bytes;
+    }
+    for (size_t i = 0; i < c->layers_n; i++)
+        CHECK(left[i] == 0);
+}
+
+/* Between the moments of two stretches nothing is higher than the higher one, and each time that a
+ * phase begins, a stretch does. */
+static void
+check_stretches(const mt_journal_contents *c, const model *m)
+{
+    size_t next = 0, phases = 0;
+    bool has_stretch = true;
+
+    CHECK(c->stretches_n <= MT_JOURNAL_STRETCHES_MOST);
+    CHECK(m->order < 100 || c->stretches_n > MT_JOURNAL_STRETCHES_MOST / 2);
+    for (size_t at = 0; at < c->stretches_n; at++)
+        check_stretch(c, m, at);
+    for (uint32_t order = 0; order <= m->order; order++) {
+        uint64_t most = 0;
+        bool begins = order > 0 && model_phase_at(m, order) != model_phase_at(m, order - 1);
+        phases += order == 0 || begins;
+        CHECK(!begins || has_stretch);
+        has_stretch = has_stretch && !begins;
+        if (next < c->stretches_n && c->stretches[next].order == order) {
+            next++;
+            has_stretch = true;
+        }
+        if (next > 0) most = c->stretches[next - 1].bytes;
+        if (next < c->stretches_n && c->stretches[next].bytes > most)
+            most = c->stretches[next].bytes;
+        CHECK(model_in_use(m, order) <= most);
+    }
+    CHECK(next == c->stretches_n && has_stretch && phases <= MT_JOURNAL_STRETCHES_MOST / 2);
 }
 
 static void
@@ -417,15 +621,12 @@ check_model(rig *r, const model *m)
     mt_journal_contents c = read_all(r);
     uint64_t peak = 0, told = 0;
     uint32_t peak_at = 0;
-    size_t alive = 0, stretch = 0;
+    size_t alive = 0;
 
     for (uint32_t order = 0; order <= m->order; order++) {
         uint64_t in_use = model_in_use(m, order);
         if (order == 0 || in_use > peak) peak_at = order;
         if (in_use > peak) peak = in_use;
-        while (stretch + 1 < c.curve_n && c.curve[stretch].order < order)
-            stretch++;
-        if (c.curve[stretch].order == order) CHECK(c.curve[stretch].bytes == in_use);
     }
     CHECK(c.peak_bytes == peak && c.base_bytes == model_in_use(m, 0) && c.events == m->order);
     for (size_t i = 0; i < c.blocks_n; i++) {
@@ -435,9 +636,8 @@ check_model(rig *r, const model *m)
     for (size_t i = 0; i < m->n; i++)
         alive += is_alive(&m->lives[i], peak_at);
     CHECK(told == peak && alive == c.blocks_n && c.lost == 0);
-    CHECK(c.curve_n == (m->order < MT_JOURNAL_CURVE_MOST ? m->order + 1 : MT_JOURNAL_CURVE_MOST));
-    for (size_t i = 0; i < c.curve_n; i++)
-        CHECK(c.curve[i].bytes <= peak);
+    check_stretches(&c, m);
+    check_peak_of_layers(&c);
     mt_journal_contents_drop(&r->journal, &c);
 }
 
@@ -524,7 +724,7 @@ survives(long fail_at)
             if (n % 3 == 0) mt_journal_died(&r.journal, at(n), phase);
         }
         (void)mt_journal_mark(&r.journal, at(5000), 8, 1);
-        result = mt_journal_read(&r.journal, &c);
+        result = mt_journal_read(&r.journal, (mt_journal_likeness){.of = 1, .as = 2}, &c);
         CHECK(result != MT_JOURNAL_EMPTY);
         if (result == MT_JOURNAL_READ) {
             CHECK(c.peak_bytes % 8 == 0 && c.peak_bytes >= 8 * c.blocks_n && c.rest_n == 0);
@@ -534,7 +734,7 @@ survives(long fail_at)
         mt_journal_end(&r.journal);
     } else {
         CHECK(!mt_journal_is_on(&r.journal) && f.live == 0);
-        CHECK(mt_journal_read(&r.journal, &c) == MT_JOURNAL_EMPTY);
+        CHECK(mt_journal_read(&r.journal, NOTHING_ALIKE, &c) == MT_JOURNAL_EMPTY);
     }
     rig_close(&r);
     CHECK(f.live == 0);
@@ -568,14 +768,14 @@ a_forked_child_reports_nothing(void)
     mt_journal_shape(&r.journal, at(1), 100, 0, 0, NULL, 0);
     CHECK(mt_journal_mark(&r.journal, at(1), 100, 1) == MT_MARK_LOST);
     CHECK(mt_journal_name_of(&r.journal, "a") == 0 && mt_journal_text(&r.journal, 1)[0] == '\0');
-    CHECK(mt_journal_read(&r.journal, &c) == MT_JOURNAL_EMPTY);
+    CHECK(mt_journal_read(&r.journal, NOTHING_ALIKE, &c) == MT_JOURNAL_EMPTY);
     CHECK(!mt_journal_begin(&r.journal, &r.live));
     mt_journal_end(&r.journal);
     mt_journal_clear(&r.journal);
     home = 1;
     mt_lock_give(&r.journal.lock);
     c = read_all(&r);
-    CHECK(c.peak_bytes == 100 && c.blocks_n == 1 && c.blocks[0].category == 0);
+    CHECK(c.peak_bytes == 100 && c.blocks_n == 1 && c.blocks[0].kind.category == 0);
     mt_journal_contents_drop(&r.journal, &c);
     rig_close(&r);
 }
@@ -627,7 +827,7 @@ threads_report_while_it_begins_and_ends(void)
     }
     for (size_t i = 0; i < THREADS; i++)
         CHECK(pthread_join(threads[i], NULL) == 0);
-    CHECK(r.journal.live == mt_live_read(&r.live).blocks + 1);
+    CHECK(r.journal.lives.n == mt_live_read(&r.live).blocks + 1);
     rig_close(&r);
 }
 
@@ -641,6 +841,8 @@ main(void)
     RUN(the_moment_is_that_of_the_largest_birth_of_the_last_thousandth);
     RUN(many_blocks_are_told_by_sums);
     RUN(what_finds_no_room_is_counted);
+    RUN(phases_that_change_too_often_share_stretches);
+    RUN(a_gradient_that_was_let_go_of_counts_as_one);
     RUN(names_are_many_and_long);
     RUN(any_order_of_reports_is_as_in_the_model);
     RUN(without_memory_nothing_is_wrong_and_nothing_stays);

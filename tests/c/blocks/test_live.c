@@ -39,7 +39,7 @@ what_is_born_and_died_is_counted(void)
     CHECK(mt_live_read(&live).peak == 70);
     mt_live_clear(&live);
     f = mt_live_read(&live);
-    CHECK(f.in_use == 0 && f.births == 0 && live.slots == NULL);
+    CHECK(f.in_use == 0 && f.births == 0 && live.blocks.slots == NULL);
     mt_live_died(&live, at(2)); /* from before: not known any more */
     CHECK(mt_live_read(&live).deaths == 0);
     mt_live_fini(&live);
