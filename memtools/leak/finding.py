@@ -160,8 +160,9 @@ class LeakFinding:
         return f"made at {self.made_at}" if self.made_at else ""
 
     def __str__(self) -> str:
-        over = "no longer: " if self.over else ""
-        return f"{over}{self.grade}: {self.line()}"
+        if self.over:
+            return f"no longer: {self.grade}: {self.without_forecast().line()}"
+        return f"{self.grade}: {self.line()}"
 
     def as_json(self) -> dict[str, Any]:
         """The fields that programs read, None for what is not known, and the sentence."""
@@ -202,6 +203,9 @@ def width_of(steps: float) -> float:
     between the rate divided by it and the rate times it."""
     return next((width for least, width in _WIDTHS if steps >= least), _WIDTHS[-1][1])
 
+
+#: `what` of cycles that nobody collects
+COLLECTOR_IS_OFF = "the garbage collector is off"
 
 #: what grows where no Python object holds it
 _NOBODY = {
@@ -343,6 +347,13 @@ _RULES: tuple[tuple[_Fits, _Rule], ...] = (
         lambda finding, name: (
             "the workers grow: look for what the dataset keeps from one item to the next, and for "
             "a queue that is filled faster than it is emptied"
+        ),
+    ),
+    (
+        lambda finding: finding.kind == "cycles" and finding.what == COLLECTOR_IS_OFF,
+        lambda finding, name: (
+            "the program has turned Python's garbage collector off (gc.disable()), and objects in "
+            "reference cycles stay for ever: call gc.collect() each so many steps, or turn it on"
         ),
     ),
     (

@@ -22,7 +22,7 @@ from itertools import pairwise
 from memtools._base import sentences
 from memtools._base.size import format_bytes
 from memtools._census.holders import Holder
-from memtools.leak.finding import EXPLAINED, RANK, Key, LeakFinding, graded
+from memtools.leak.finding import COLLECTOR_IS_OFF, EXPLAINED, RANK, Key, LeakFinding, graded
 from memtools.monitor.signals import Points, slope_of
 
 LEAST_RATE = 1024.0  # bytes a step below which nothing is said of growth that nobody holds
@@ -40,6 +40,7 @@ CERTAIN = 3.0  # standard errors from which on a slope is no noise
 DEARER = 1.5  # so many times as fast as what is in use, and resident memory tells what it costs
 NEAR = 0.15  # a slope of use that differs by less from what holders gain is explained by them
 LEAST_POINTS = 3  # of a slope
+ALIKE = 1.25  # two rates of one part of memory that differ by less are of the same growth
 FASTER = 2.5  # between two looks: what becomes faster than that is something else
 STILL = 0.25  # of its rate: growth that is below it over the last steps has ended
 ENDED_STEPS, ENDED_SHARE = 64, 0.1  # those last steps: so many, or so much of the run
@@ -64,6 +65,7 @@ class Evidence:
         holders: what it names.
         unheld: what growth of use is that no Python object holds: "C heap", "cycles", or "" where
             that is not known.
+        is_collected: whether somebody collects garbage: Python's collector, or the program.
         profiles: whether a torch profiler runs.
         declared: bytes a step that the program has declared to fill something, `math.inf` for as
             fast as it comes; and by which name.
@@ -79,6 +81,7 @@ class Evidence:
     walked: bool = True
     holders: Sequence[Holder] = ()
     unheld: str = ""
+    is_collected: bool = True
     profiles: bool = False
     declared: tuple[float, str] = (0.0, "")
     children: tuple[int, Sequence[tuple[str, float]]] = (0, ())
@@ -259,12 +262,15 @@ def _unheld(seen: Evidence, use: float, residue: float) -> list[LeakFinding]:
         return []
     signal = _of_use(seen)
     rate, first = seen.late("use")
+    suspected = grade if RANK[grade] >= RANK["suspect"] else "suspect"
     if seen.unheld == "cycles":
-        return [LeakFinding("fills", signal, rate_bytes=residue, since_step=first, kind="cycles")]
+        what = "" if seen.is_collected else COLLECTOR_IS_OFF
+        grade = "fills" if seen.is_collected else suspected
+        return [LeakFinding(grade, signal, rate_bytes=residue, since_step=first, kind="cycles",
+                            what=what)]  # fmt: skip
     if seen.unheld == C_HEAP and residue >= LEAST_OF_C:
         what = "a torch profiler is running" if seen.profiles else ""
-        residue = _cost_of_c(seen, use - residue)
-        grade = grade if RANK[grade] >= RANK["suspect"] else "suspect"
+        residue, grade = _cost_of_c(seen, use - residue), suspected
         return [
             LeakFinding(grade, signal, rate_bytes=residue, since_step=first, kind=C_HEAP, what=what)
         ]
@@ -404,7 +410,8 @@ class Standing:
         for key, one in named.items():
             old = self._all.get(key)
             if old is None:
-                stand = self._all[key] = Stand(replace(one, first_step=step))
+                made_at = one.made_at or self._made_at(one)
+                stand = self._all[key] = Stand(replace(one, first_step=step, made_at=made_at))
                 news.append(stand.finding)
                 continue
             before, old.looks, old.missed = old.finding, old.looks + 1, 0
@@ -426,10 +433,20 @@ class Standing:
             if not walked and stand.finding.part in _OF_PROCESS:
                 continue  # nobody has looked
             stand.missed += 1
-            nameless = not stand.finding.holder and stand.finding.kind in ("", "children")
-            if nameless and stand.finding.part in explained:
+            if _is_nameless(stand.finding) and stand.finding.part in explained:
                 replaced.append(self._end(key))
         return news, replaced
+
+    def _made_at(self, one: LeakFinding) -> str:
+        """Where growth was made that nobody was known to hold, and that is as fast as what has got
+        a name now: it is the same."""
+        for stand in self._all.values():
+            other = stand.finding
+            if _is_nameless(other) and other.part == one.part and not one.process:
+                slower, faster = sorted((other.rate_bytes, one.rate_bytes))
+                if faster <= ALIKE * slower:
+                    return other.made_at
+        return ""
 
     def go_on(self, points: Points, step: int) -> list[LeakFinding]:
         """A look without a walk: what was named goes on where memory does. Returns those of a
@@ -521,6 +538,11 @@ class Standing:
         for key, finding in change.items():
             if key in self._all:
                 self._all[key].finding = finding
+
+
+def _is_nameless(finding: LeakFinding) -> bool:
+    """Whether it says that something grows, and not what."""
+    return not finding.holder and finding.kind in ("", "children")
 
 
 def _is_of_worker(finding: LeakFinding) -> bool:

@@ -141,6 +141,7 @@ class LeakWatch:
         self._reached: list[tuple[int, int]] = []  # (step, bytes) of all that walks have reached
         self._collected: tuple[int, int] | None = None  # (step, use) at the newest collection
         self._unheld = ""  # what the newest search for it has found
+        self._collections = 0  # at the first look, and those made here since
         #: by pid and name: (step, bytes) at looks
         self._children: dict[tuple[int, str], list[tuple[int, int]]] = {}
         self._count = 0
@@ -242,10 +243,20 @@ class LeakWatch:
         """Collect garbage: it is not what stays. The books keep it, as the program goes on to."""
         begun = time.thread_time_ns()
         before = [signal.read() for signal in self._signals]
-        gc.collect()
+        self._collect_garbage()
         self._leave_out(before)
         self._collected = self._step, self._use()
         self._spent_ns += time.thread_time_ns() - begun
+
+    def _collect_garbage(self) -> None:
+        gc.collect()
+        self._collections += 1
+
+    @property
+    def _is_collected(self) -> bool:
+        """Whether garbage goes without us: Python's collector is on, or the program has collected
+        since the first look."""
+        return gc.isenabled() or _collections() > self._collections
 
     def _trace(self, step: int, tracing: Tracing) -> None:
         """Trace some steps where a finding stands whose line is not known."""
@@ -319,6 +330,7 @@ class LeakWatch:
         try:
             if is_first:
                 self._begin(step)
+                self._collections = _collections()
             values = self._read(step)
             self._looks.append(step)
             self._schedule.passed(step)
@@ -471,7 +483,7 @@ class LeakWatch:
     def _judge(self, step: int, *, is_walked: bool) -> None:
         seen = self._evidence(step, walked=is_walked or self._make_census is None)
         if seen.walked:
-            seen = replace(seen, unheld=self._search(seen))
+            seen = replace(seen, unheld=self._search(seen), is_collected=self._is_collected)
         found = findings.findings_of(seen)
         news, replaced = self._standing.add(step, found, walked=seen.walked)
         paces = self._paces(step)
@@ -549,7 +561,7 @@ class LeakWatch:
             return ""
         before, first = self._use(), self._collected
         values = [signal.read() for signal in self._signals]
-        gc.collect()
+        self._collect_garbage()
         after = sum(s.read() or 0 for s in self._signals if s.name in ("heap", "python"))
         self._leave_out(values)  # the program would have it still, and goes on to make more
         grown = before - (first[1] if first is not None else 0)
@@ -794,6 +806,11 @@ def worker_reports() -> WorkerReports | None:
         return WorkerReports()
     except OSError:
         return None
+
+
+def _collections() -> int:
+    """How many times garbage has been collected in this process, of any age."""
+    return sum(generation["collections"] for generation in gc.get_stats())
 
 
 def _names_of_children() -> dict[int, str]:

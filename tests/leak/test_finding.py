@@ -10,7 +10,15 @@ import pytest
 
 import memtools
 from memtools import LeakFinding
-from memtools.leak.finding import GRADES, RANK, advice_for, graded, is_call, steps_left
+from memtools.leak.finding import (
+    COLLECTOR_IS_OFF,
+    GRADES,
+    RANK,
+    advice_for,
+    graded,
+    is_call,
+    steps_left,
+)
 from memtools.record import kinds
 
 LOSSES = LeakFinding(
@@ -43,6 +51,9 @@ def test_a_finding_is_one_sentence():
         (LeakFinding("growing", "children", per="s", rate_bytes=2048, holder="dict Frames.seen",
                      process="worker 2", made_at="data.py:9 in load"),
          "growing: worker 2: dict Frames.seen: +2.0 KiB/s (made at data.py:9 in load)"),
+        (LeakFinding("leak", "heap", holder="list a", rate_bytes=2048.0, steps_left=(30, 42),
+                     over=True),
+         "no longer: leak: list a: +2.0 KiB/step"),
         (LeakFinding("fills", "heap", holder="deque replay", over=True),
          "no longer: fills: deque replay"),
         (LeakFinding("suspect", "rss"), "suspect: memory (rss)"),
@@ -126,6 +137,7 @@ def test_the_advice_names_the_holder_and_is_of_its_kind(kind, holder, words):
          "or bound it; each worker has one of its own"),
         (LeakFinding("likely", "heap", per="s"), "call monitor.step()"),
         (LeakFinding("fills", "heap", kind="cycles"), "memtools.CleanupPolicy"),
+        (LeakFinding("growing", "heap", kind="cycles", what=COLLECTOR_IS_OFF), "gc.disable()"),
     ],
 )  # fmt: skip
 def test_there_is_advice_for_what_no_container_holds(finding, words):

@@ -14,7 +14,7 @@ import pytest
 
 from memtools import LeakFinding, MemoryMonitor, read_record
 from memtools._census.holders import Holder
-from memtools.leak.finding import RANK
+from memtools.leak.finding import RANK, is_call
 from memtools.monitor import findings, leakwatch
 from memtools.monitor.findings import Evidence, Standing
 from memtools.monitor.leakwatch import LeakWatch, Schedule
@@ -536,6 +536,45 @@ def test_cycles_that_wait_are_told_apart(clock: Clock, monkeypatch: pytest.Monke
     assert all(one.grade in ("fills", "suspect") for _, one in program.events.told)
     (found,) = program.watch.findings()  # what a look has collected hides nothing
     assert (found.kind, found.rate_bytes) == ("cycles", pytest.approx(36 * KIB, rel=0.01))
+
+
+@pytest.mark.parametrize("collects", [False, True])
+def test_cycles_that_nobody_collects_are_a_leak(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, collects: bool
+) -> None:
+    """Where the program has turned the collector off; unless it collects itself, now and then."""
+    program, collections = Program(clock), 0
+
+    def collect() -> None:
+        nonlocal collections
+        collections += 1
+        program.sizes["heap"] = 100 * MIB
+
+    monkeypatch.setattr(gc, "isenabled", lambda: False)
+    monkeypatch.setattr(gc, "get_stats", lambda: [{"collections": collections}])
+    program.run(17, heap=36 * KIB)
+    monkeypatch.setattr(gc, "collect", collect)
+    program.run(30, heap=36 * KIB)
+    if collects:
+        collections += 1
+    program.run(90, heap=36 * KIB)
+    (found,) = program.watch.findings()
+    assert (found.kind, found.rate_bytes) == ("cycles", pytest.approx(36 * KIB, rel=0.01))
+    if collects:
+        assert found.grade == "fills"
+    else:
+        assert is_call(found.grade)
+        assert "cycles that wait for the garbage collector" in str(found)
+        assert "(the garbage collector is off" in str(found)
+
+
+@pytest.mark.parametrize(("rate", "line"), [(33 * KIB, "train.py:4"), (99 * KIB, "")])
+def test_what_gets_a_name_keeps_its_line_where_it_is_as_fast(rate: int, line: str) -> None:
+    standing = Standing()
+    standing.add(32, [LeakFinding("suspect", "heap", rate_bytes=36.0 * KIB, made_at="train.py:4")])
+    named = LeakFinding("suspect", "heap", rate_bytes=rate, kind="cycles")
+    (told,), (replaced,) = standing.add(48, [named])
+    assert (told.kind, told.made_at, replaced.made_at) == ("cycles", line, "train.py:4")
 
 
 def test_garbage_of_the_start_does_not_hide_a_leak(
