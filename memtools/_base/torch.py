@@ -53,6 +53,12 @@ def loaded() -> Any:
     return torch if hasattr(torch, "Tensor") else None  # without Tensor it is still being imported
 
 
+def profiler_runs() -> bool:
+    """Whether a profiler of torch collects events now."""
+    asks = getattr(getattr(loaded(), "autograd", None), "_profiler_enabled", None)
+    return bool(asks()) if callable(asks) else False
+
+
 def parts(torch: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
     """The parts of torch that `memtools._core` is connected to, besides the shim."""
     return (

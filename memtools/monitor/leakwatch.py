@@ -27,8 +27,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from memtools._base import torch as bridge
 from memtools._base.size import format_bytes
+from memtools._base.torch import profiler_runs
 from memtools._census.growth import GrowthCensus
 from memtools._census.holders import Holder
 from memtools.leak.detector import LeakDetector, LeakVerdict, StepsLeft
@@ -811,13 +811,6 @@ def worker_reports() -> WorkerReports | None:
 def _collections() -> int:
     """How many times garbage has been collected in this process, of any age."""
     return sum(generation["collections"] for generation in gc.get_stats())
-
-
-def profiler_runs() -> bool:
-    """Whether a profiler of torch collects events now."""
-    torch = bridge.loaded()
-    asks = getattr(getattr(torch, "autograd", None), "_profiler_enabled", None)
-    return bool(asks()) if callable(asks) else False
 
 
 def _names_of_children() -> dict[int, str]:

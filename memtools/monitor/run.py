@@ -29,10 +29,11 @@ from memtools.monitor.host import limit_source, process_limits
 from memtools.monitor.leakwatch import LeakWatch, growth_census, worker_reports
 from memtools.monitor.log import Log, open_record
 from memtools.monitor.phases import PhaseBook
+from memtools.monitor.places import Place, name_of, place_of
 from memtools.monitor.progress import Progress
 from memtools.monitor.readings import Readings
 from memtools.monitor.signals import Limits, signals_of
-from memtools.monitor.tracing import Place, Tracing, name_of, place_of
+from memtools.monitor.tracing import Tracing
 from memtools.monitor.voice import Listeners, Printer, Voice
 from memtools.record import kills
 from memtools.record.kinds import End, Start

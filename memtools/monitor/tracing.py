@@ -4,7 +4,8 @@
           │ at the end of each step
           └──► Tracing.turn ──► TraceWindow: what lives of what the traced steps have made
                                      ├─ Python's and NumPy's blocks: tracemalloc, on for these steps
-                                     └─ torch's blocks: its own reports (memtools._core.Blocks)
+                                     ├─ torch's blocks: its own reports (memtools._core.Blocks)
+                                     └─ the C heap, where these explain nothing: heaplines.py
                                                   │ by line, at three boundaries
                                                   ▼
                   places_of(findings, sites) ──► made_at of each finding that they explain
@@ -24,25 +25,20 @@ stops, in a forked child, and where a traced step does not end in time.
 from __future__ import annotations
 
 import _thread
-import ast
 import contextlib
 import importlib
-import os
-import sysconfig
 import time
-import tokenize
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from memtools import _core
 from memtools._base import process
-from memtools._base.libraries import GENERATED
-from memtools._base.text import shown
 from memtools.leak.finding import RANK, Key, LeakFinding
-from memtools.monitor.findings import GRAPH
+from memtools.monitor.findings import C_HEAP, GRAPH
+from memtools.monitor.heaplines import HEAP_LINES, SLOWEST, HeapLines
+from memtools.monitor.places import USER, Living, Place, Site, name_of, owner_of, place_of
 from memtools.monitor.progress import MOST_TABLES, Progress
 from memtools.monitor.unheard import unheard
 
@@ -51,7 +47,6 @@ PROBE = 1  # step, traced by one frame, that tells how many frames the program c
 #: of an outer frame takes long to find where its code is long. Four do not reach the user's line in
 #: a deep library; and as steps differ, one frame gets some room, too
 FRAMES = ((16, 8.0), (4, 6.0), (1, 1.5))
-SLOWEST = 10.0  # times as long as a plain step may a traced one take
 #: times as long as a plain one: a step that is slower by one frame is not traced on
 SLOWEST_PROBE = 1 + (SLOWEST - 1) / FRAMES[-1][1]
 DEAR_SHARE = 0.05  # of a tick: what is in use is read at each of them
@@ -68,7 +63,10 @@ PERIODS = 2.2  # of lumps, that a window has in it
 READ_STEPS = 40  # in which growth is read at each step, to see whether it comes in lumps
 TWICE = 2.0  # as large as the lump before: buffers get larger by a part, or by themselves
 LUMP_SHARE, LUMP_TIMES = 0.5, 2.5  # of the largest rise, and of the mean of all: then it is a lump
-ATTEMPTS = 3  # for one finding
+ATTEMPTS = 4  # for one finding
+#: of them, counted from 0, that ask for the lines of the C heap: where no object holds what grows
+#: this comes soon, as what tracemalloc sees is objects'
+OF_C_HEAP, OF_OTHERS = (1, 3), (3,)
 MOST_WINDOWS = 8  # of a run
 APART = 16  # steps between two windows, and before what nobody holds is traced: it may get a name
 LEAST, MOST = 0.5, 1.5  # of a finding's rate, which the lines that explain it make together
@@ -116,116 +114,11 @@ class ReportsLike(Protocol):
     @property
     def reason(self) -> str: ...
     def join(self) -> bool: ...
+    def in_use(self) -> int | None: ...
     def dispatched(self) -> BlocksLike | None: ...
 
 
-class Place(NamedTuple):
-    """A line of a program. `function` is None where it is not known yet, "" outside of any."""
-
-    file: str
-    line: int
-    function: str | None = None
-
-
-class Site(NamedTuple):
-    """A place, and the bytes a step that stay of what is made there."""
-
-    place: Place
-    rate: float
-
-
-# --- whose code a frame runs ----------------------------------------------------------------------
-
-_PACKAGE = str(Path(__file__).parents[1]) + "/"
-#: rooms of memtools that allocate for themselves, and not for the program; and who does it for them
-_OWN = (
-    *(f"{_PACKAGE}{room}/" for room in ("monitor", "_base", "_census", "leak", "record")),
-    f"{sysconfig.get_path('stdlib')}/tracemalloc.py",
-)
-_STANDARD = tuple(
-    f"{sysconfig.get_path(name)}/"
-    for name in ("stdlib", "platstdlib")
-    if sysconfig.get_path(name) is not None
-)
-_LIBRARIES = tuple(
-    f"{sysconfig.get_path(name)}/"
-    for name in ("purelib", "platlib")
-    if sysconfig.get_path(name) is not None
-)
-_PACKAGES = ("/site-packages/", "/dist-packages/")
-
-_USER, _LIBRARY, _NOBODY, _MEMTOOLS = range(4)
-
-
-def _owner(file: str) -> int:
-    """Whose code a file has: the user's, a library's, memtools' own, or nobody's that a user could
-    look up: the standard library and what has no file."""
-    if file.startswith("<"):
-        return _NOBODY
-    if file.startswith(_OWN):
-        return _MEMTOOLS
-    if file.startswith(_LIBRARIES) or any(part in file for part in _PACKAGES):
-        return _LIBRARY
-    if file.startswith(_PACKAGE):
-        return _LIBRARY
-    if file.startswith(_STANDARD) or GENERATED in file:
-        return _NOBODY
-    return _USER
-
-
-def place_of(frames: Iterable[Place]) -> Place | None:
-    """The place to be named of a stack, innermost frame first: the innermost of the user's code;
-    where there is none, the innermost of a library, else of anything. None for what memtools has
-    allocated for itself."""
-    library: Place | None = None
-    other: Place | None = None
-    for place in frames:
-        owner = _owner(place.file)
-        if owner == _USER:
-            return place
-        if owner == _MEMTOOLS:
-            return library  # it has called the library
-        if owner == _LIBRARY:
-            library = library or place
-        other = other or place
-    return library or other
-
-
-def name_of(place: Place) -> str:
-    """`train.py:47 in training_step`, by the path from the working directory where the file is
-    below it."""
-    file, function = place.file, place.function
-    if function is None:
-        function = function_at(file, place.line)
-    if not file.startswith("<"):
-        with contextlib.suppress(OSError, ValueError):
-            inside = os.path.relpath(file)
-            file = file if inside.startswith(os.pardir + os.sep) else inside
-    # Of Trainer.fit.<locals>.<lambda> it is fit.
-    names = [name for name in function.split(".") if name and not name.startswith("<")]
-    return shown(f"{file}:{place.line} in {names[-1]}" if names else f"{file}:{place.line}")
-
-
-def function_at(file: str, line: int) -> str:
-    """The name of the innermost function of a file that has this line; "" where there is none, or
-    no source. Nothing of the file stays in memory."""
-    try:
-        with tokenize.open(file) as source:
-            tree = ast.parse(source.read())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return ""
-    inner, name = 0, ""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            is_inside = node.lineno <= line <= (node.end_lineno or line)
-            if is_inside and node.lineno > inner:
-                inner, name = node.lineno, node.name
-    return name
-
-
 # --- what lives of what was made ------------------------------------------------------------------
-
-Living = dict[Place, float]  # bytes by place, of what was made since a window began, and lives
 
 
 class _PythonBlocks:
@@ -235,7 +128,7 @@ class _PythonBlocks:
         blocks: of torch; storages that are not among them count as well. None, the default: none.
     """
 
-    name = TRACEMALLOC
+    name, stopped = TRACEMALLOC, STOPPED
 
     def __init__(self, blocks: BlocksLike | None = None) -> None:
         import tracemalloc
@@ -311,7 +204,7 @@ class _PythonBlocks:
         and it may be memtools itself."""
         place = place_of(frames)
         is_cut = len(frames) == self._frames < FRAMES[0][0]
-        if place is not None and not (is_cut and _owner(place.file) != _USER):
+        if place is not None and not (is_cut and owner_of(place.file) != USER):
             found[place] = found.get(place, 0.0) + size
 
     def turn(self) -> None:
@@ -335,7 +228,7 @@ class _TorchBlocks:
     """torch's blocks on the host: by its allocator's own reports, or by what operators return."""
 
     def __init__(self, blocks: BlocksLike, name: str = TORCH) -> None:
-        self.name = name
+        self.name, self.stopped = name, ""
         self._blocks = blocks
         self._is_on = False
         self._first = self._now = 0
@@ -401,6 +294,8 @@ class TraceWindow:
         unheard: whether storages that are not among the blocks count, too: for windows that follow
             one which explained nothing, as it takes a pass over all objects. Default: no.
         probe_s: seconds that the first step may take with tracemalloc. Default: LONGEST_S.
+        heap: lines of the C heap, which are then all that is traced: what other sources take at a
+            line is the heap's. None, the default: the other sources.
         probe: steps that tell how slow it gets, at least 1. Default: 1.
         parts: after each of so many parts of the window it is noted what lives, at least 2. With
             more than two a place whose blocks become less between does not grow. Default: 2.
@@ -414,6 +309,7 @@ class TraceWindow:
         *,
         unheard: bool = False,
         probe_s: float = LONGEST_S,
+        heap: HeapLines | None = None,
         probe: int = PROBE,
         parts: int = PARTS,
     ) -> None:
@@ -424,14 +320,19 @@ class TraceWindow:
         self.why = ""
         #: steps traced so far
         self.traced = 0
+        #: bytes a step by which the C heap has grown; None where its lines were not traced
+        self.net: float | None = None
         #: whether it is between begin and end
         self.is_open = False
-        sources: list[_PythonBlocks | _TorchBlocks] = [_PythonBlocks(blocks if unheard else None)]
-        if blocks is not None and why_no_blocks:
+        sources: list[_PythonBlocks | _TorchBlocks | HeapLines]
+        sources = [_PythonBlocks(blocks if unheard else None)]
+        if heap is not None:
+            sources = [heap]
+        elif blocks is not None and why_no_blocks:
             sources = [_TorchBlocks(blocks, DISPATCH)]
         elif blocks is not None:
             sources.append(_TorchBlocks(blocks))
-        self._sources, self._why_no_blocks = sources, why_no_blocks
+        self._sources, self._why_no_blocks, self._heap = sources, why_no_blocks, heap
         self._marks: list[tuple[int, dict[str, Living]]] = []
         #: the step at which it began, or began anew once it was known how slow tracing is
         self.begun = 0
@@ -469,7 +370,7 @@ class TraceWindow:
     @property
     def slows(self) -> bool:
         """Whether something traces that changes what memory is in use."""
-        return self.is_open and bool({TRACEMALLOC, DISPATCH} & set(self.sources))
+        return self.is_open and bool({TRACEMALLOC, DISPATCH, HEAP_LINES} & set(self.sources))
 
     def turn(
         self, step: int, collect: Callable[[], None] | None = None, slower: float = 1.0
@@ -500,8 +401,8 @@ class TraceWindow:
             living = source.living(step >= last)
             if living is not None:
                 found[source.name] = living
-            elif source.name == TRACEMALLOC and STOPPED not in self.why:
-                self._refused(STOPPED)
+            elif source.stopped not in self.why:
+                self._refused(source.stopped)
         self._marks.append((step, found))
         if step < last:
             return False
@@ -602,6 +503,11 @@ class TraceWindow:
                     even.append(grown[-1])
                 if old < APPEARED * then:
                     late.append(Site(place, (size - then) / (last - half)))
+        if self._heap is not None and HEAP_LINES in after:
+            self.net = sum(site.rate for site in grown)
+            grown, late = self._heap.staying(grown), []
+            in_both = {site.place for site in even}
+            even = [site for site in grown if site.place in in_both]
         return _in_order(even), _in_order(grown), _in_order(late)
 
     @staticmethod
@@ -752,6 +658,9 @@ class Tracing:
         self._wanted: tuple[LeakFinding, ...] = ()
         self._attempts: dict[Key, int] = {}
         self._known: set[tuple[str, int]] = set()  # files and lines that a finding has already
+        self._of_heap: set[Key] = set()  # findings whose lines of the C heap are traced
+        #: these cannot be traced; nor by time, as they are of the thread that makes the steps
+        self._no_heap = progress is not None
         self._readings: deque[int] = deque(maxlen=READ_STEPS + 1)
         #: nanoseconds that the newest plain steps have taken, and the program's thread in them
         self._plain: deque[tuple[int, int]] = deque(maxlen=PLAIN)
@@ -793,10 +702,19 @@ class Tracing:
             return False
         if RANK[finding.grade] < RANK["suspect"] or finding.kind == "mapped files":
             return False
-        if self._attempts.get(finding.key, 0) >= ATTEMPTS:
+        if self._attempts.get(finding.key, 0) >= self._most_attempts:
             return False
         is_named = bool(finding.holder or finding.kind)
         return is_named or step >= (finding.first_step or 0) + APART
+
+    @property
+    def _most_attempts(self) -> int:
+        return ATTEMPTS - self._no_heap
+
+    def _asks_heap(self, finding: LeakFinding) -> bool:
+        """Whether the next window for it is one of the C heap's lines."""
+        attempts = OF_C_HEAP if finding.kind == C_HEAP else OF_OTHERS
+        return not self._no_heap and self._attempts.get(finding.key, 0) in attempts
 
     @property
     def is_by_time(self) -> bool:
@@ -817,12 +735,22 @@ class Tracing:
     def reads(self) -> bool:
         """Whether it is to be told what is in use, by `read`."""
         is_open = self._window is not None
-        return not (is_open or self._is_first or self.is_by_time) and bool(self._wanted)
+        is_asked = not (self._is_first or self._is_soon or self.is_by_time)
+        return not is_open and is_asked and bool(self._wanted)
 
     @property
     def _is_first(self) -> bool:
         """Whether one of the wanted has not been traced yet: two steps may do."""
         return any(one.key not in self._attempts for one in self._wanted)
+
+    @property
+    def _is_soon(self) -> bool:
+        """Whether the lines of the C heap are to be traced without a look at how growth comes: what
+        is said to be C code's has come evenly."""
+        return any(
+            one.kind == C_HEAP and self._asks_heap(one) and self._attempts[one.key] == OF_C_HEAP[0]
+            for one in self._wanted
+        )
 
     def step_took(self, ns: int, cpu_ns: int) -> None:
         """How long the newest step has taken, without what is done at its end, and how much of the
@@ -860,20 +788,20 @@ class Tracing:
             return False
         if self._is_first:
             return True
-        return step >= self._next and len(self._readings) > READ_STEPS
+        return step >= self._next and (self._is_soon or len(self._readings) > READ_STEPS)
 
     def _stands_out(self, progress: Progress) -> bool:
         """Whether a window can be opened, by what was read at the newest ticks. Where growth is
         lost in noise that counts as an attempt."""
         if progress.is_full and progress.least_ticks is None:
-            self._attempt()
+            self._attempt(self._wanted)
             progress.forget()
-            if all(self._attempts[one.key] >= ATTEMPTS for one in self._wanted):
+            if all(self._attempts[one.key] >= self._most_attempts for one in self._wanted):
                 self._write({"why": UNKNOWN})
         return progress.is_known and progress.least_ticks is not None
 
-    def _attempt(self) -> None:
-        for one in self._wanted:
+    def _attempt(self, findings: Sequence[LeakFinding]) -> None:
+        for one in findings:
             self._attempts[one.key] = self._attempts.get(one.key, 0) + 1
 
     def prepare(self) -> None:
@@ -896,11 +824,17 @@ class Tracing:
             steps = progress.ticks(longest=not is_first)
             probe, probe_s, parts = progress.probe, LONGEST_S, PARTS_BY_TIME
             progress.begin()
-        self._attempt()
+        elif self._is_soon and not is_first:
+            steps = LONGER
+        of_heap = [one for one in self._wanted if self._asks_heap(one)]
+        others = [one for one in self._wanted if one not in of_heap]
+        heap = None if is_first or not of_heap else self._heap_lines()
+        self._of_heap = {one.key for one in of_heap}
+        self._attempt(others if heap is None else of_heap)
         self._windows += 1
         self._readings.clear()
         blocks, why = None, ""
-        if self._reports is not None:
+        if self._reports is not None and heap is None:
             blocks = self._reports.blocks if self._reports.join() else None
             why = self._reports.reason
             # The other half is tracemalloc's. A mode is heard on the thread alone that enters it.
@@ -910,7 +844,14 @@ class Tracing:
         # finalizers are not for another thread to run.
         has_unheard = not is_first and progress is None
         window = TraceWindow(
-            steps, blocks, why, unheard=has_unheard, probe_s=probe_s, probe=probe, parts=parts
+            steps,
+            blocks,
+            why,
+            unheard=has_unheard,
+            probe_s=probe_s,
+            heap=heap,
+            probe=probe,
+            parts=parts,
         )
         self._opened = time.monotonic()
         try:
@@ -920,9 +861,17 @@ class Tracing:
             raise
         if started:
             self._window = window
+        elif heap is not None:  # the other sources may still tell what they can
+            self._no_heap = True
+            self._write({"why": window.why})
         else:
             self._refuse(window.why)
         self._spent_ns = time.thread_time_ns() - begun
+
+    def _heap_lines(self) -> HeapLines:
+        reports = self._reports
+        is_on = reports is not None and reports.join() and reports.in_use() is not None
+        return HeapLines(self._plain_ns, reports.in_use if reports and is_on else None)
 
     def _refuse(self, why: str) -> None:
         """Nothing is traced in this run, and the record says why."""
@@ -1022,7 +971,15 @@ class Tracing:
         unknown = [
             one for one in findings if one.part == "use" and not one.process and not one.made_at
         ]
-        for sites in self._lines(unknown, window):
+        ways = self._lines(unknown, window)
+        if window.net is not None:
+            unknown = [
+                one
+                for one in unknown
+                if one.key in self._of_heap
+                and LEAST * one.rate_bytes <= window.net <= MOST * one.rate_bytes
+            ]
+        for sites in ways:
             others = [site for site in sites if site.place[:2] not in self._known]
             places = places_of(unknown, others)
             named = {key: found for key, found in places.items() if key in self._attempts}

@@ -21,10 +21,11 @@ import pytest
 
 from memtools import LeakFinding, read_record
 from memtools.leak.finding import Key
-from memtools.monitor import tracing
+from memtools.monitor import places, tracing
 from memtools.monitor.findings import Standing
 from memtools.monitor.log import Log
-from memtools.monitor.tracing import Place, Site, TraceWindow, Tracing
+from memtools.monitor.places import Place, Site
+from memtools.monitor.tracing import TraceWindow, Tracing
 from memtools.monitor.voice import Listeners, Voice
 from tests.kit.ownprocess import in_own_process
 from tests.monitor.test_leakwatch import LOOKS, Clock, Program, clock, holder
@@ -100,7 +101,7 @@ def test_what_each_step_keeps_is_found_at_the_line_that_makes_it() -> None:
     assert even[0].place == Place(__file__, line_of(Loop.keep))
     assert even[0].rate == pytest.approx(100 * KIB, rel=0.01)
     assert all(site.place.line != line_of(Loop.use) for site in grown), "it cancels"
-    assert tracing.name_of(even[0].place) == f"{HERE}:{line_of(Loop.keep)} in keep"
+    assert places.name_of(even[0].place) == f"{HERE}:{line_of(Loop.keep)} in keep"
 
 
 def test_a_buffer_that_is_made_anew_counts_by_what_it_has_become_longer() -> None:
@@ -295,7 +296,7 @@ class FakeBlocks:
 
 
 def torch_file() -> str:
-    return f"{tracing._LIBRARIES[0]}torch/nn/modules/linear.py"
+    return f"{places._LIBRARIES[0]}torch/nn/modules/linear.py"
 
 
 def test_blocks_of_torch_are_found_by_their_site_and_told_by_the_users_line() -> None:
@@ -314,7 +315,7 @@ def test_blocks_of_torch_are_found_by_their_site_and_told_by_the_users_line() ->
     (site,) = [one for one in window.sites()[0] if one.place.file.endswith("/train.py")]
     assert site.place.line == 47
     assert site.rate == 100 * KIB + tracing.OF_A_BLOCK
-    assert tracing.name_of(site.place) == "train.py:47 in step"
+    assert places.name_of(site.place) == "train.py:47 in step"
 
 
 def test_a_line_that_makes_blocks_of_both_kinds_is_one() -> None:
@@ -360,33 +361,33 @@ def frame(file: str, line: int = 1, function: str | None = "f") -> Place:
 def test_the_innermost_line_of_the_users_code_is_named() -> None:
     library, standard = frame(torch_file()), frame(threading.__file__)
     user, outer = frame("/home/me/data.py", 2), frame("/home/me/train.py", 3)
-    assert tracing.place_of([library, standard, user, outer]) == user
-    assert tracing.place_of([standard, library, standard]) == library
-    assert tracing.place_of([standard, frame("<string>")]) == standard
-    assert tracing.place_of([frame("<string>")]) == frame("<string>")
-    assert tracing.place_of([frame("/tmp/torchinductor_me/ab/cab.py"), user]) == user
-    assert tracing.place_of([frame("/usr/lib/python3/dist-packages/x.py"), user]) == user
-    assert tracing.place_of([]) is None
+    assert places.place_of([library, standard, user, outer]) == user
+    assert places.place_of([standard, library, standard]) == library
+    assert places.place_of([standard, frame("<string>")]) == standard
+    assert places.place_of([frame("<string>")]) == frame("<string>")
+    assert places.place_of([frame("/tmp/torchinductor_me/ab/cab.py"), user]) == user
+    assert places.place_of([frame("/usr/lib/python3/dist-packages/x.py"), user]) == user
+    assert places.place_of([]) is None
 
 
 def test_what_memtools_makes_for_itself_is_nobodys() -> None:
     mine, user = frame(tracing.__file__), frame("/home/me/train.py")
-    assert tracing.place_of([mine, user]) is None
-    assert tracing.place_of([frame(threading.__file__), mine, user]) is None
-    assert tracing.place_of([frame(tracemalloc.__file__)]) is None, "one frame shows no more"
+    assert places.place_of([mine, user]) is None
+    assert places.place_of([frame(threading.__file__), mine, user]) is None
+    assert places.place_of([frame(tracemalloc.__file__)]) is None, "one frame shows no more"
 
 
 def test_a_place_is_named_by_the_path_from_here_and_its_function(tmp_path: Path) -> None:
     source = tmp_path / "model.py"
     source.write_text("a = 1\nclass A:\n    def f(self):\n        def g():\n            return 1\n"
                       "        return g\n")  # fmt: skip
-    named = [tracing.name_of(Place(str(source), line)) for line in (1, 2, 4, 5, 6)]
+    named = [places.name_of(Place(str(source), line)) for line in (1, 2, 4, 5, 6)]
     assert named == [f"{source}:1", f"{source}:2", f"{source}:4 in g", f"{source}:5 in g",
                      f"{source}:6 in f"]  # fmt: skip
-    assert tracing.name_of(Place(os.path.abspath("a/b.py"), 3, "f")) == "a/b.py:3 in f"
-    assert tracing.name_of(Place("/no/such/file.py", 3)) == "/no/such/file.py:3"
-    assert tracing.name_of(Place("<string>", 3, "<module>")) == "<string>:3"
-    assert tracing.name_of(Place("/a\x1b[31m.py", 3, "f")) == "/a\\x1b[31m.py:3 in f"
+    assert places.name_of(Place(os.path.abspath("a/b.py"), 3, "f")) == "a/b.py:3 in f"
+    assert places.name_of(Place("/no/such/file.py", 3)) == "/no/such/file.py:3"
+    assert places.name_of(Place("<string>", 3, "<module>")) == "<string>:3"
+    assert places.name_of(Place("/a\x1b[31m.py", 3, "f")) == "/a\\x1b[31m.py:3 in f"
 
 
 # --- which places explain which findings ---
@@ -526,8 +527,9 @@ def test_what_is_not_explained_is_traced_longer_and_then_left() -> None:
     standing = [finding(100.0 * KIB)]
     opened = told.run(range(32, 300), standing, lambda: loop.keep(10 * KIB))
     assert len(opened) == tracing.ATTEMPTS
-    assert [event["steps"] for event in told.events] == [3, 9, 9]
-    assert [event["found"] for event in told.events] == [0, 0, 0]
+    assert [event["steps"] for event in told.events] == [3, 9, 9, 9]
+    assert [event["found"] for event in told.events] == [0, 0, 0, 0]
+    assert [event["sources"] for event in told.events][2:] == [("tracemalloc",), ("heap lines",)]
     assert standing[0].made_at == ""
     assert not told.tracing.wants(400, standing)
 
@@ -752,7 +754,7 @@ def test_looks_wait_while_tracemalloc_is_on(clock: Clock) -> None:
     assert len(looks) == sum(step <= 240 for step in LOOKS), "late is not never"
     assert not set(looks) & set(on)
     assert program.watch.due_step > 241, "no longer called at each step"
-    assert [event["steps"] for event in events] == [3, 9, 9]
+    assert [event["steps"] for event in events] == [3, 9, 9, 9]
 
 
 @pytest.mark.parametrize(

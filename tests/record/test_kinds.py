@@ -130,6 +130,9 @@ SENTENCES: dict[Event, str] = {
         "1 step traced by torch's reports in 2.0 ms (the program runs tracemalloc itself): "
         "no line explains the growth"
     ),
+    Trace(9, 1.71, ("heap lines",), "", 1): (
+        "9 steps traced by heap lines in 1.7 ms: the line of 1 finding"
+    ),
     Trace(16, 23.1, ("tracemalloc",), "", 1, 4.23): (
         "4.2 s traced by tracemalloc in 23.1 ms: the line of 1 finding"
     ),

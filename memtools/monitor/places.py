@@ -1,0 +1,127 @@
+"""Places: lines of a program, whose code they are, and how they are named.
+
+frames of a stack, innermost first ──► place_of ──► the innermost line of the user's code
+                                          │
+                                          ▼
+                                       name_of ──► train.py:47 in training_step
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import sysconfig
+import tokenize
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from memtools._base.libraries import GENERATED
+from memtools._base.text import shown
+
+
+class Place(NamedTuple):
+    """A line of a program. `function` is None where it is not known yet, "" outside of any."""
+
+    file: str
+    line: int
+    function: str | None = None
+
+
+class Site(NamedTuple):
+    """A place, and the bytes a step that stay of what is made there."""
+
+    place: Place
+    rate: float
+
+
+Living = dict[Place, float]  # bytes by place, of what was made since a window began, and lives
+
+# --- whose code a frame runs ----------------------------------------------------------------------
+
+_PACKAGE = str(Path(__file__).parents[1]) + "/"
+#: rooms of memtools that allocate for themselves, and not for the program; and who does it for them
+_OWN = (
+    *(f"{_PACKAGE}{room}/" for room in ("monitor", "_base", "_census", "leak", "record")),
+    f"{sysconfig.get_path('stdlib')}/tracemalloc.py",
+)
+_STANDARD = tuple(
+    f"{sysconfig.get_path(name)}/"
+    for name in ("stdlib", "platstdlib")
+    if sysconfig.get_path(name) is not None
+)
+_LIBRARIES = tuple(
+    f"{sysconfig.get_path(name)}/"
+    for name in ("purelib", "platlib")
+    if sysconfig.get_path(name) is not None
+)
+_PACKAGES = ("/site-packages/", "/dist-packages/")
+
+USER, LIBRARY, NOBODY, MEMTOOLS = range(4)
+
+
+def owner_of(file: str) -> int:
+    """Whose code a file has: the user's, a library's, memtools' own, or nobody's that a user could
+    look up: the standard library and what has no file."""
+    if file.startswith("<"):
+        return NOBODY
+    if file.startswith(_OWN):
+        return MEMTOOLS
+    if file.startswith(_LIBRARIES) or any(part in file for part in _PACKAGES):
+        return LIBRARY
+    if file.startswith(_PACKAGE):
+        return LIBRARY
+    if file.startswith(_STANDARD) or GENERATED in file:
+        return NOBODY
+    return USER
+
+
+def place_of(frames: Iterable[Place]) -> Place | None:
+    """The place to be named of a stack, innermost frame first: the innermost of the user's code;
+    where there is none, the innermost of a library, else of anything. None for what memtools has
+    allocated for itself."""
+    library: Place | None = None
+    other: Place | None = None
+    for place in frames:
+        owner = owner_of(place.file)
+        if owner == USER:
+            return place
+        if owner == MEMTOOLS:
+            return library  # it has called the library
+        if owner == LIBRARY:
+            library = library or place
+        other = other or place
+    return library or other
+
+
+def name_of(place: Place) -> str:
+    """`train.py:47 in training_step`, by the path from the working directory where the file is
+    below it."""
+    file, function = place.file, place.function
+    if function is None:
+        function = function_at(file, place.line)
+    if not file.startswith("<"):
+        with contextlib.suppress(OSError, ValueError):
+            inside = os.path.relpath(file)
+            file = file if inside.startswith(os.pardir + os.sep) else inside
+    # Of Trainer.fit.<locals>.<lambda> it is fit.
+    names = [name for name in function.split(".") if name and not name.startswith("<")]
+    return shown(f"{file}:{place.line} in {names[-1]}" if names else f"{file}:{place.line}")
+
+
+def function_at(file: str, line: int) -> str:
+    """The name of the innermost function of a file that has this line; "" where there is none, or
+    no source. Nothing of the file stays in memory."""
+    try:
+        with tokenize.open(file) as source:
+            tree = ast.parse(source.read())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    inner, name = 0, ""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            is_inside = node.lineno <= line <= (node.end_lineno or line)
+            if is_inside and node.lineno > inner:
+                inner, name = node.lineno, node.name
+    return name
