@@ -15,6 +15,7 @@ from memtools._base.peak import (
     BUFFERS,
     FORWARD,
     GRADIENTS,
+    OLDER,
     OPTIMIZER,
     OPTIMIZERS,
     OTHERS,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 #: shares of the peak from which on something is worth a word
 OF_OPTIMIZER, OF_LOGITS, OF_SAVED, OF_GRAPH, OF_OTHERS = 0.1, 0.25, 0.25, 0.25, 0.25
-OF_OLD_GRADIENTS = 0.1
+OF_OLD_GRADIENTS, OF_OLDER = 0.1, 0.5
 LOOP = 8  # times that a line is run for each layer: then it is run in a loop
 SAVERS = 3  # that are listed
 WORTH = 16 << 20  # bytes: a lower peak is nothing to do anything about
@@ -117,7 +118,9 @@ def lines(peak: Peak) -> list[str]:
         found.append(f"saved for backward by: {', '.join(savers)}")
     if peak.largest:
         found.append("largest:")
-        found += [f"  {_of_block(one)}" for one in peak.largest]
+        for text, alike in itertools.groupby(map(_of_block, peak.largest)):
+            count = len(list(alike))
+            found.append(f"  {text}" if count == 1 else f"  {count} of {text}")
     return found
 
 
@@ -150,6 +153,12 @@ def advice(peak: Peak) -> str:
             f"gradients of the step before still lived and took {most(old)}: call "
             "optimizer.zero_grad() right after optimizer.step(), not between the forward pass and "
             "backward()"
+        )
+    if _share(peak, OLDER) >= OF_OLDER:
+        return (
+            f"tensors from before the step that are no part of the model take "
+            f"{most(peak.bytes_of(OLDER))} (a data set, a cache, what a list keeps): where that is "
+            "more than you meant to keep, memtools.census() tells who holds them"
         )
     graph = peak.bytes_of(OTHERS)
     if not peak.backward and graph >= OF_GRAPH * peak.peak_bytes and peak.repeats >= LOOP:

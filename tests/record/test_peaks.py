@@ -35,6 +35,7 @@ BLOCK = (Saver("Block.forward (gpt.py:31)", 40 * MIB, 12),)
 FUSED, NO_GRAD, CHUNKS = "fused=True", "run it under torch.no_grad()", "smaller chunks of rows"
 CHECKPOINT = "most of it by Block.forward (gpt.py:31): compute that again by torch.utils.checkpoint"
 DETACH, SMALLER = "detach() what is kept or handed on", "take smaller micro-batches (memtools"
+KEPT = "that are no part of the model take 20.0 MiB"
 OLD = "optimizer.zero_grad() right after optimizer.step()"
 MODEL_ITSELF = "each step needs them: fewer parameters, less precision"
 
@@ -59,15 +60,23 @@ MODEL_ITSELF = "each step needs them: fewer parameters, less precision"
         (peak("forward", {"other temporaries": 20, "parameters": 1}, backward=False, repeats=50),
          NO_GRAD),
         (peak("forward", {"other temporaries": 20, "parameters": 1}, backward=False), SMALLER),
-        (peak("forward", {"older than the step": 20, "parameters": 1}), ""),
+        (peak("forward", {"older than the step": 20, "saved for backward": 9}), KEPT),
+        (peak("forward", {"not seen": 20, "parameters": 1}), ""),
     ],
 )  # fmt: skip
 def test_advice_follows_the_moment(one, said):
     text = peaks.advice(one)
     assert said in text
     assert bool(text) == bool(said)
-    others = {FUSED, NO_GRAD, CHUNKS, CHECKPOINT, DETACH, SMALLER, MODEL_ITSELF, OLD} - {said}
+    others = {FUSED, NO_GRAD, CHUNKS, CHECKPOINT, DETACH, SMALLER, MODEL_ITSELF, OLD, KEPT} - {said}
     assert not any(other in text for other in others)
+
+
+def test_blocks_of_which_no_more_is_known_are_told_in_one_line():
+    old = Large(256 * 1024, "older than the step", "", (), "", "", "")
+    one = peak("forward", {"older than the step": 20}, largest=(PEAK.largest[0], old, old, old))
+    assert peaks.lines(one)[-1] == "  3 of 256.0 KiB: older than the step"
+    assert len(peaks.lines(one)) == 4
 
 
 PEAK = peak(
