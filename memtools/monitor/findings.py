@@ -18,6 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from statistics import median
 
 from memtools._base import sentences
 from memtools._base.size import format_bytes
@@ -34,10 +35,12 @@ NAMED = 3  # looks after which a census names somebody
 INTERVALS = 4  # between looks, in which a growth of the C heap has to go on
 LEAST_OF_C = 4096.0  # bytes a step: below that C code's own caches cannot be told from a leak
 EVEN = 0.6  # the smallest of them by the largest
+SLOWED = 0.5  # what grows so much slower than it did fills, and is no leak of C code's
 CONFIRMED = 3  # looks at which a suspect is there: then it is growing
 CONFIRMED_STEPS = 32  # and that they lie apart, at least
 CERTAIN = 3.0  # standard errors from which on a slope is no noise
 DEARER = 1.5  # so many times as fast as what is in use, and resident memory tells what it costs
+DEAREST = 8.0  # but so many times as fast it is something else: blocks of many sizes fragment it
 NEAR = 0.15  # a slope of use that differs by less from what holders gain is explained by them
 LEAST_POINTS = 3  # of a slope
 ALIKE = 1.25  # two rates of one part of memory that differ by less are of the same growth
@@ -288,7 +291,18 @@ def _unheld(seen: Evidence, use: float, residue: float) -> list[LeakFinding]:
 def is_even(seen: Evidence, signal: str = "use") -> bool:
     """Whether a signal grew in each of the last intervals between looks by about the same: what C
     code keeps does so; a cache of it that fills gets slower, and work that varies does not."""
-    return len(_even(seen, signal)) >= INTERVALS
+    return len(_even(seen, signal)) >= INTERVALS and not _slows_down(seen, signal)
+
+
+def _slows_down(seen: Evidence, signal: str) -> bool:
+    """Whether the later intervals between looks, of those that count, show half of what the earlier
+    ones do: the kernels of a library come one for each new shape, and these become fewer."""
+    points = [point for point in seen.points.series(signal) if point[0] >= seen.since]
+    rates = [(b - a) / (t - s) for (s, a), (t, b) in pairwise(points)]
+    half = len(rates) // 2
+    if half < 2:
+        return False
+    return median(rates[half:]) < SLOWED * median(rates[:half])
 
 
 def _even(seen: Evidence, signal: str) -> list[tuple[int, int]]:
@@ -313,7 +327,7 @@ def _cost_of_c(seen: Evidence, held: float) -> float:
     use = max(0.0, min(seen.pace("use"), slope_of(newest)) if len(newest) > 2 else seen.pace("use"))
     resident = _even(seen, "rss")
     cost = slope_of(resident) if len(resident) >= INTERVALS else 0.0
-    return max(0.0, (cost if cost >= DEARER * use else use) - held)
+    return max(0.0, (cost if DEARER * use <= cost <= DEAREST * use else use) - held)
 
 
 def _first_rise(seen: Evidence, signal: str) -> int | None:
@@ -378,6 +392,8 @@ class Stand:
     finding: LeakFinding
     looks: int = 1
     missed: int = 0
+    #: bytes a step by which its part of memory grew when it was first said; 0: not known yet
+    pace: float = 0.0
 
     def confirmed(self, grade: str, steps: int) -> str:
         """What was suspected for so many steps, and was seen again and again, is growing."""
@@ -405,7 +421,8 @@ class Standing:
         self, step: int, found: Sequence[LeakFinding], *, walked: bool = True
     ) -> tuple[list[LeakFinding], list[LeakFinding]]:
         """What a look has shown. Returns those of which a word is due, new ones and those of a
-        higher grade; and those that nobody was known to hold, now that somebody is."""
+        higher grade; and those that end: what nobody was known to hold, now that somebody is, and
+        what was the C heap's as long as it grew evenly."""
         news, named = [], {one.key: one for one in found}
         for key, one in named.items():
             old = self._all.get(key)
@@ -427,13 +444,15 @@ class Standing:
                 news.append(old.finding)
         replaced = []
         explained = {one.part for one in found if one.holder or one.kind in _EXPLAINS}
+        nameless = {one.part for one in found if _is_nameless(one)}
         for key, stand in list(self._all.items()):
             if key in named:
                 continue
             if not walked and stand.finding.part in _OF_PROCESS:
                 continue  # nobody has looked
             stand.missed += 1
-            if _is_nameless(stand.finding) and stand.finding.part in explained:
+            others = nameless if stand.finding.kind == C_HEAP else explained
+            if _is_nobodys(stand.finding) and stand.finding.part in others:
                 replaced.append(self._end(key))
         return news, replaced
 
@@ -442,7 +461,7 @@ class Standing:
         a name now: it is the same."""
         for stand in self._all.values():
             other = stand.finding
-            if _is_nameless(other) and other.part == one.part and not one.process:
+            if _is_nobodys(other) and other.part == one.part and not one.process:
                 slower, faster = sorted((other.rate_bytes, one.rate_bytes))
                 if faster <= ALIKE * slower:
                     return other.made_at
@@ -469,6 +488,8 @@ class Standing:
     def rated(self, paces: Mapping[str, float]) -> None:
         """Rates were made while the parts of memory grew by so many bytes a step."""
         self._paces.update(paces)
+        for stand in self._all.values():
+            stand.pace = stand.pace or paces.get(stand.finding.part, 0.0)
 
     def repace(self, paces: Mapping[str, float]) -> bool:
         """Between two walks: what was named grows as much faster or slower as its part of memory
@@ -522,7 +543,7 @@ class Standing:
         if recent is None:
             return False
         least = max(LEAST_RATE / 4, STILL * self._seen_of(finding))
-        if recent < least:
+        if recent < least or (finding.kind == C_HEAP and recent < SLOWED * stand.pace):
             return True
         return stand.missed >= 2 or (stand.missed == 1 and recent < 2 * least)
 
@@ -543,6 +564,11 @@ class Standing:
 def _is_nameless(finding: LeakFinding) -> bool:
     """Whether it says that something grows, and not what."""
     return not finding.holder and finding.kind in ("", "children")
+
+
+def _is_nobodys(finding: LeakFinding) -> bool:
+    """Whether nobody is known to hold it."""
+    return _is_nameless(finding) or finding.kind == C_HEAP
 
 
 def _is_of_worker(finding: LeakFinding) -> bool:

@@ -32,7 +32,15 @@ from memtools._base.torch import profiler_runs
 from memtools._census.growth import GrowthCensus
 from memtools._census.holders import Holder
 from memtools.leak.detector import LeakDetector, LeakVerdict, StepsLeft
-from memtools.leak.finding import EXPLAINED, RANK, Key, LeakFinding, advice_for, steps_left
+from memtools.leak.finding import (
+    EXPLAINED,
+    RANK,
+    Key,
+    LeakFinding,
+    advice_for,
+    is_call,
+    steps_left,
+)
 from memtools.monitor import findings
 from memtools.monitor.findings import NAMED, Evidence, Standing
 from memtools.monitor.signals import COUNTED, Limits, Points, Signal, slope_of
@@ -495,12 +503,14 @@ class LeakWatch:
             self._standing.rated(paces)
         if any(one.first_step == step and not one.holder and not one.kind for one in news):
             self._look_soon(step)
+        withdrawn = [one for one in replaced if is_call(one.grade)]
         for finding in replaced if not self.is_quiet else ():
-            self._voice.write(self._told(finding))
+            if finding not in withdrawn:
+                self._voice.write(self._told(finding))
         self._forecast(step)
         current = {one.key: one for one in self._standing.findings()}
         news = [current.get(one.key, one) for one in news]
-        self._say([*news, *self._standing.end(self._points, step)])
+        self._say([*withdrawn, *news, *self._standing.end(self._points, step)])
 
     def _paces(self, step: int) -> dict[str, float]:
         """How fast each part of memory grows now."""

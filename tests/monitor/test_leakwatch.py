@@ -466,11 +466,12 @@ def test_a_second_holder_of_a_run_that_grows_is_looked_for_soon(clock: Clock) ->
     assert len(program.census.at) >= before + 2, program.census.at
 
 
-@pytest.mark.parametrize(("faster", "cost"), [(6, 6), (1, 1)])
+@pytest.mark.parametrize(("faster", "cost"), [(6, 6), (1, 1), (12, 1)])
 def test_the_c_heap_costs_what_resident_memory_grows_by(
     clock: Clock, faster: int, cost: int
 ) -> None:
-    """Small blocks that stay pin what is freed around them: resident memory grows faster."""
+    """Small blocks that stay pin what is freed around them: resident memory grows faster. What
+    grows many times as fast is no cost of theirs."""
     program = Program(clock)
     program.run(130, heap=200 * KIB, rss=faster * 200 * KIB)
     (found,) = program.watch.findings()
@@ -519,6 +520,46 @@ def test_growth_that_becomes_slower_is_not_said_to_be_the_c_heap(clock: Clock) -
     for step in range(1, 200):
         program.run(1, heap=400 * KIB // step)
     assert all(one.kind != "C heap" for _, one in program.events.told)
+
+
+def test_what_has_slowed_down_is_not_the_c_heap_though_it_is_even_now(clock: Clock) -> None:
+    """As the kernels of a library for each new shape: many at first, then a few now and then."""
+    points, looks = Points(), list(range(80, 209, 16))
+    for at, step in enumerate(looks):
+        points.add(step, {"heap": 400 * KIB * min(at, 4) + 160 * KIB * max(0, at - 4)})
+    seen = Evidence(208, 80, looks, points, {"use": "growing"})
+    assert not findings.is_even(seen, "heap")
+    later = replace(seen, first=144)
+    assert findings.is_even(later, "heap"), "where the steps before do not count it is even"
+
+
+def test_a_call_of_the_c_heap_that_slows_down_is_withdrawn_aloud(clock: Clock) -> None:
+    program = Program(clock)
+    program.run(130, heap=200 * KIB)
+    (found,) = program.watch.findings()
+    assert (found.kind, is_call(found.grade)) == ("C heap", True)
+    program.run(400, heap=40 * KIB)
+    over = [one for one in program.said if one.over]
+    assert [one.kind for one in over] == ["C heap"], program.lines()
+    at = program.said.index(over[0])
+    assert [(one.kind, is_call(one.grade)) for one in program.said[at + 1 :]] == [("", False)]
+
+
+def test_growth_that_nobody_is_known_to_hold_ends_the_word_of_the_c_heap() -> None:
+    """What is no longer even was no leak of C code's; who is named takes its place as before."""
+    c_heap = LeakFinding("growing", "heap", rate_bytes=36.0 * KIB, kind="C heap", made_at="x.py:4")
+    standing = Standing()
+    standing.add(64, [c_heap])
+    nameless = LeakFinding("suspect", "heap", rate_bytes=9.0 * KIB)
+    (told,), (replaced,) = standing.add(96, [nameless])
+    assert (told.kind, told.made_at) == ("", ""), "another rate, another growth"
+    assert (replaced.kind, replaced.over) == ("C heap", True)
+    assert standing.findings() == (told,)
+    standing = Standing()
+    standing.add(64, [c_heap])
+    named = replace(nameless, holder="list a", kind="list")
+    assert standing.add(96, [named])[1] == [], "both may grow"
+    assert len(standing.findings()) == 2
 
 
 def test_cycles_that_wait_are_told_apart(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
