@@ -875,6 +875,18 @@ def test_a_process_that_is_seen_from_outside_follows_its_part_of_memory() -> Non
     }  # fmt: skip
 
 
+def test_a_rate_comes_back_from_what_was_noise() -> None:
+    """Between two walks its part of memory may seem to grow twice as fast for a while."""
+    standing = Standing()
+    standing.add(32, [LeakFinding("likely", "heap", rate_bytes=2.0 * KIB, holder="list a")])
+    standing.rated({"use": 2.0 * KIB})
+    rates = []
+    for pace in (4.8, 1.8, 0.4, 5.2):
+        faster = standing.repace({"use": pace * KIB})
+        rates.append((standing.findings()[0].rate_bytes / KIB, faster))
+    assert rates == [(4.8, True), (1.8, False), (2.0, False), (2.0, True)]
+
+
 def test_shared_memory_is_said() -> None:
     points = table(shm=lambda n: 108 * KIB * n)
     (found,) = findings.findings_of(evidence(points, 64, grades={"shm": "growing"}))
