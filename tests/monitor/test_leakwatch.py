@@ -526,7 +526,7 @@ def test_what_has_slowed_down_is_not_the_c_heap_though_it_is_even_now(clock: Clo
     """As the kernels of a library for each new shape: many at first, then a few now and then."""
     points, looks = Points(), list(range(80, 209, 16))
     for at, step in enumerate(looks):
-        points.add(step, {"heap": 400 * KIB * min(at, 4) + 160 * KIB * max(0, at - 4)})
+        points.add(step, {"heap": 400 * KIB * min(at, 4) + 330 * KIB * max(0, at - 4)})
     seen = Evidence(208, 80, looks, points, {"use": "growing"})
     assert not findings.is_even(seen, "heap")
     later = replace(seen, first=144)
