@@ -64,8 +64,9 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.deps: $(VENV)/.python pyproject.toml
+	$(PIP) "pip>=25.1"  # the first that knows --group; a fresh environment of Python 3.11 has an older one
 	$(PIP) $(TORCH) numpy
-	$(PIP) $(call EXTRA,test)
+	$(PIP) --group test
 	$(PIP) --no-deps nvidia-cuda-runtime nvidia-cuda-crt  # headers, 9 MB; nothing is linked
 	@touch $@
 
@@ -83,11 +84,11 @@ $(VENV)/.examples: $(VENV)/.deps
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.deps
-	$(PIP) $(call EXTRA,bench)
+	$(PIP) --group bench
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.deps
-	$(PIP) $(call EXTRA,lint)
+	$(PIP) --group lint
 	@touch $@
 
 # --- C, without an interpreter -------------------------------------------------------------------
