@@ -287,8 +287,30 @@ def settings_file(ext: Extension) -> Path:
     return path
 
 
+def long_description(text: str) -> str:
+    """README.md for those who read it without the files beside it: a link to one of them becomes
+    its text, and a picture is left out. Code stays as it is."""
+    fence = re.compile(r"^(```.*?^```\n)", re.M | re.S)
+    parts = fence.split(text)
+    return "".join(part if fence.match(part) else without_relative(part) for part in parts)
+
+
+def without_relative(text: str) -> str:
+    away = (
+        r"(?![a-z]+:|#)"  # no scheme such as https: or mailto:, and not a place in the page itself
+    )
+    picture = (
+        rf"<picture>.*?</picture>\n*|<img\b[^>]*\bsrc=\"{away}[^>]*>|!\[[^\]]*\]\({away}[^)]*\)"
+    )
+    text = re.sub(picture, "", text, flags=re.S)
+    text = re.sub(rf"\[([^\]]+)\]\({away}[^)]*\)", r"\1", text)
+    return re.sub(rf"<a\b[^>]*\bhref=\"{away}[^>]*>(.*?)</a>", r"\1", text, flags=re.S)
+
+
 TORCH = torch_dir()
 setup(
+    long_description=long_description((HERE / "README.md").read_text("utf-8")),
+    long_description_content_type="text/markdown",
     ext_modules=[core_extension()] + ([shim_extension(TORCH)] if TORCH else []),
     cmdclass={"build_py": BuildPy, "build_ext": BuildExt},
 )
