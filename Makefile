@@ -30,7 +30,7 @@ CUDA = $(firstword $(wildcard /usr/local/cuda/include/cuda_runtime_api.h \
 CUDA_FLAGS = -isystem $(patsubst %/,%,$(dir $(CUDA)))
 
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: $(VENV)/.optimised $(VENV)/.examples  ## train with and without memtools, and print the table
 	@$(PY) examples/demo.py $(ARGS)
@@ -64,8 +64,9 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.deps: $(VENV)/.python pyproject.toml
+	$(PIP) "pip>=25.1"  # the first that knows --group; a fresh environment of Python 3.11 has an older one
 	$(PIP) $(TORCH) numpy
-	$(PIP) $(call EXTRA,test)
+	$(PIP) --group test
 	$(PIP) --no-deps nvidia-cuda-runtime nvidia-cuda-crt  # headers, 9 MB; nothing is linked
 	@touch $@
 
@@ -83,11 +84,15 @@ $(VENV)/.examples: $(VENV)/.deps
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.deps
-	$(PIP) $(call EXTRA,bench)
+	$(PIP) --group bench
+	@touch $@
+
+$(VENV)/.release: $(VENV)/.deps
+	$(PIP) --group release
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.deps
-	$(PIP) $(call EXTRA,lint)
+	$(PIP) --group lint
 	@touch $@
 
 # --- C, without an interpreter -------------------------------------------------------------------
@@ -209,7 +214,20 @@ lint: $(VENV)/.built $(VENV)/.lint  ## formatters, static analysis, strict typin
 	$(VENV)/bin/ruff format --check .
 	$(PY) -m mypy memtools examples benchmarks
 
+# The wheel for each of these Pythons, and the tests that need no torch: what there is of torch may be for another one.
+PYTHONS ?= 3.12 3.13
+# Of a version, the interpreter on PATH, or else pyenv's.
+INTERPRETER = $(firstword $(shell python$(1) -c 'import sys; print(sys.executable)' 2>/dev/null) \
+    $(lastword $(wildcard $(HOME)/.pyenv/versions/$(1).*/bin/python)))
+
+test-pythons: $(OUT)/c/libfakecudart.so  ## the wheel and the tests without torch, on each of PYTHONS (3.12 3.13)
+	@$(foreach v,$(PYTHONS),$(PY) -m tests.package.on_python $(or $(call INTERPRETER,$(v)),python$(v)) $(ARGS) &&) true
+
+release-check: $(VENV)/.release  ## the list that a release goes through; the archives lie in build/release then
+	@$(PY) -m tests.package.release_check
+
 clean:  ## remove what the build made, not .venv
 	rm -rf $(OUT) *.egg-info memtools/*.so memtools/_build_info.py
 
-.PHONY: help demo check test test-c sanitize sanitize-c tsan sanitize-py fuzz bench test-gpu test-pages lint clean
+.PHONY: help demo check test test-c sanitize sanitize-c tsan sanitize-py fuzz bench test-gpu test-pages test-pythons \
+    release-check lint clean

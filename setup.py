@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import sys
 import sysconfig
@@ -31,6 +32,12 @@ if sys.platform != "linux":
     raise SystemExit(
         f"memtools runs on Linux only, and this is {sys.platform}: it reads /proc and maps memory "
         "by Linux's own calls; install it in a Linux container or virtual machine"
+    )
+if "t" in sys.abiflags:
+    raise SystemExit(
+        f"memtools does not run on free-threaded Python, and this is {sys.version_info[0]}."
+        f"{sys.version_info[1]}t: its C code relies on the global interpreter lock; install it in "
+        "the standard build of Python"
     )
 if sys.byteorder != "little":
     raise SystemExit("memtools writes its records little-endian and knows no other order")
@@ -50,6 +57,7 @@ def find(pattern: str, path: Path) -> str:
     return match[1]
 
 
+SHIM = runpy.run_path(str(HERE / "memtools/_base/shim_flags.py"))
 VERSION = find(r'__version__ = "(.+)"', HERE / "memtools/_version.py")
 
 
@@ -63,11 +71,11 @@ def torch_dir() -> Path | None:
     environment that memtools is being installed into."""
     named = os.environ.get("MEMTOOLS_TORCH_DIR")
     if named is not None:
-        if named and not (Path(named) / "include/ATen").is_dir():
+        if named and not SHIM["has_headers"](Path(named)):
             raise SystemExit(f"MEMTOOLS_TORCH_DIR={named} holds no include/ATen")
         return Path(named) if named else None
     found = Path(sysconfig.get_path("purelib")) / "torch"
-    return found if (found / "include/ATen").is_dir() else None
+    return found if SHIM["has_headers"](found) else None
 
 
 def torch_fact(torch: Path, name: str) -> str:
@@ -133,37 +141,23 @@ def core_extension() -> Extension:
     )
 
 
-def openmp() -> list[str]:
-    """torch's threads are OpenMP's where it was built so, by gcc's library. For the compiler only:
-    linked by name, the library might be another copy of it, with threads of its own; this way it is
-    the one that torch brings."""
-    clang = "clang" in os.environ.get("CXX", sysconfig.get_config_var("CXX") or "")
-    return [] if clang else ["-fopenmp"]
-
-
 def shim_extension(torch: Path) -> Extension:
-    major, minor = (int(part) for part in torch_fact(torch, "__version__").split(".")[:2])
-    standard = "-std=c++20" if (major, minor) >= (2, 12) else "-std=c++17"
+    clang = "clang" in os.environ.get("CXX", sysconfig.get_config_var("CXX") or "")
+    version = torch_fact(torch, "__version__")
     return Extension(
         "memtools._torch",
-        ["csrc/torch/torch_shim.cpp"],
+        [SHIM["SOURCE"]],
         language="c++",
         include_dirs=["csrc"],
         extra_compile_args=[
-            standard,
             *WARNINGS,
             *compile_flags(),
-            *openmp(),
-            "-isystem",
-            str(torch / "include"),
-            "-isystem",
-            str(torch / "include/torch/csrc/api/include"),
+            *SHIM["compile_flags"](torch, version, clang),
         ],
-        # torch is loaded before the shim, so its libraries are found without an rpath.
         library_dirs=[str(torch / "lib")],
-        libraries=["c10", "torch_cpu", "torch_python"],
+        libraries=[*SHIM["LIBRARIES"]],
         extra_link_args=link_flags(),
-        depends=["csrc/torch/torch_shim.h"],
+        depends=[*SHIM["HEADERS"]],
     )
 
 
@@ -185,12 +179,18 @@ def build_info() -> str:
 
 
 class BuildPy(build_py):
-    """Adds the generated _build_info.py, which setuptools cannot know as a source file."""
+    """Adds the generated _build_info.py, which setuptools cannot know as a source file, and the
+    sources of the shim, of which `memtools build-shim` makes it for a torch that comes later."""
 
     def run(self) -> None:
         super().run()
-        if not self.editable_mode:
-            Path(self.build_lib, "memtools/_build_info.py").write_text(build_info())
+        if self.editable_mode:
+            return
+        package = Path(self.build_lib, "memtools")
+        (package / "_build_info.py").write_text(build_info())
+        for name in [SHIM["SOURCE"], *SHIM["HEADERS"]]:
+            (package / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(HERE / name, package / name)
 
 
 class BuildExt(build_ext):
@@ -287,8 +287,30 @@ def settings_file(ext: Extension) -> Path:
     return path
 
 
+def long_description(text: str) -> str:
+    """README.md for those who read it without the files beside it: a link to one of them becomes
+    its text, and a picture is left out. Code stays as it is."""
+    fence = re.compile(r"^(```.*?^```\n)", re.M | re.S)
+    parts = fence.split(text)
+    return "".join(part if fence.match(part) else without_relative(part) for part in parts)
+
+
+def without_relative(text: str) -> str:
+    away = (
+        r"(?![a-z]+:|#)"  # no scheme such as https: or mailto:, and not a place in the page itself
+    )
+    picture = (
+        rf"<picture>.*?</picture>\n*|<img\b[^>]*\bsrc=\"{away}[^>]*>|!\[[^\]]*\]\({away}[^)]*\)"
+    )
+    text = re.sub(picture, "", text, flags=re.S)
+    text = re.sub(rf"\[([^\]]+)\]\({away}[^)]*\)", r"\1", text)
+    return re.sub(rf"<a\b[^>]*\bhref=\"{away}[^>]*>(.*?)</a>", r"\1", text, flags=re.S)
+
+
 TORCH = torch_dir()
 setup(
+    long_description=long_description((HERE / "README.md").read_text("utf-8")),
+    long_description_content_type="text/markdown",
     ext_modules=[core_extension()] + ([shim_extension(TORCH)] if TORCH else []),
     cmdclass={"build_py": BuildPy, "build_ext": BuildExt},
 )

@@ -3,8 +3,14 @@
 `import memtools` needs neither torch nor numpy; torch is connected when the first tensor comes.
 """
 
+import sys as _sys
 from importlib import import_module as _import_module
 
+if "t" in _sys.abiflags:
+    raise ImportError(
+        "memtools does not run on free-threaded Python: its C code relies on the global "
+        "interpreter lock; use the standard build of Python"
+    )
 # Each public name and the module that it is of, out of the lines of __init__.pyi. They are loaded
 # at first use: where memtools._core does not load, `memtools doctor` must still say so.
 with open(f"{__path__[0]}/__init__.pyi", encoding="utf-8") as _stub:

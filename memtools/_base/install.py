@@ -1,4 +1,4 @@
-"""The command that messages about the extension modules tell people to run."""
+"""The command that messages about memtools._core tell people to run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def rebuild_command(package: Path = PACKAGE) -> str:
-    """The command that builds the extension modules for the torch that is installed now."""
+    """The command that builds memtools again, memtools._core with it."""
     source = package.parent  # the source tree, where this is an editable install
     # With build isolation: a fresh environment lacks setuptools, and setup.py finds its torch.
     pip = "python -m pip install --no-deps"

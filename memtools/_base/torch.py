@@ -7,12 +7,12 @@ versions are compared before it is loaded; on a mismatch memtools warns once and
 
 from __future__ import annotations
 
-import importlib
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memtools import _core
+from memtools._base import shim as shims
 from memtools.errors import ShimUnavailable
 
 if TYPE_CHECKING:
@@ -84,9 +84,7 @@ def require_shim() -> Any:
     """
     bridge = connect()
     if bridge.shim is None:
-        from memtools._base.install import rebuild_command
-
-        raise ShimUnavailable(f"{bridge.reason}; run {rebuild_command()}")
+        raise ShimUnavailable(f"{bridge.reason}; run {shims.BUILD_COMMAND}")
     return bridge.shim
 
 
@@ -112,27 +110,24 @@ def _load_shim(version: str, git_version: str) -> tuple[Any, str]:
     Versions are compared before it is loaded: c10's structures change between releases, and a shim
     that was built for another torch may load and then read garbage.
     """
-    from memtools import _build_info as built
+    from memtools import _build_info
 
-    if built.TORCH_VERSION is None:
-        return None, "memtools._torch was not built: there was no torch when memtools was installed"
-    if (version, git_version) != (built.TORCH_VERSION, built.TORCH_GIT_VERSION):
-        reason = f"memtools._torch was built for torch {built.TORCH_VERSION}, this is {version}"
-        _warn(f"{reason}; memtools goes on without it, a little slower")
-        return None, reason
-    try:
-        return importlib.import_module("memtools._torch"), ""
-    except ImportError as error:
-        reason = f"memtools._torch does not load: {error}"
-        _warn(reason)
-        return None, reason
-
-
-def _warn(message: str) -> None:
-    from memtools._base.install import rebuild_command
-
-    message = f"{message}; to rebuild, run {rebuild_command()}"
-    warnings.warn(message, RuntimeWarning, stacklevel=5)
+    built, reason = list(shims.built(_build_info)), ""
+    for shim in built:
+        if shim.fits(version, git_version):
+            try:
+                return shims.load(shim), ""
+            except ImportError as error:
+                reason = f"memtools._torch does not load: {error}"
+    if not built:  # nobody has asked for it: nothing is wrong that a warning would have to tell
+        return None, f"memtools._torch has not been built for torch {version}"
+    if not reason:
+        there = " and for ".join(dict.fromkeys(shim.torch_version for shim in built))
+        same = " of another commit" if version == there else ""
+        reason = f"memtools._torch was built for torch {there}, this is {version}{same}"
+    message = f"{reason}; memtools goes on without it, a little slower; run {shims.BUILD_COMMAND}"
+    warnings.warn(message, RuntimeWarning, stacklevel=4)
+    return None, reason
 
 
 def process_group() -> Any:

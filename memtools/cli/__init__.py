@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 from memtools import MemtoolsError, __version__
+from memtools.cli.build_shim import BuildShim
 from memtools.cli.compare import Compare
 from memtools.cli.doctor import Doctor
 from memtools.cli.explain import Explain
@@ -44,6 +45,7 @@ COMMANDS: tuple[type[Command], ...] = (
     Explain,
     Compare,
     Export,
+    BuildShim,
 )
 
 

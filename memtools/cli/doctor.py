@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from memtools import MemtoolsError, __version__
-from memtools._base import environment
+from memtools._base import environment, shim
 from memtools._base.install import rebuild_command
 from memtools._base.text import aligned
 from memtools.cli.allocators import allocator_facts
@@ -187,17 +187,21 @@ def built(info: ModuleType | str, name: str, absent: str) -> Fact:
 def extension_facts(
     core: ModuleType | str, info: ModuleType | str, connection: Connection
 ) -> Section:
-    torch, shim = connection.torch_error, connection.shim_error
+    torch, why = connection.torch_error, connection.shim_error
+    built_shims = [] if isinstance(info, str) else list(shim.built(info))
+    versions = dict.fromkeys(built.torch_version for built in built_shims)
+    commits = dict.fromkeys(built.torch_commit for built in built_shims)
+    absent = Fact(None, "not built")
     return {
         "core": no(core) if isinstance(core, str) else yes(),
         "core_path": unknown(core) if isinstance(core, str) else known(str(core.__file__)),
         "compiler": built(info, "COMPILER", "not recorded"),
         "build": _build_mode(info),
         "torch_connected": no(torch) if torch else yes(),
-        "shim": no(shim) if shim else yes(),
-        "shim_torch_version": built(info, "TORCH_VERSION", "not built"),
-        "shim_torch_git_version": built(info, "TORCH_GIT_VERSION", "not built"),
-        "shim_rebuild": known(rebuild_command()) if shim else Fact(None, "not needed"),
+        "shim": no(why) if why else yes(),
+        "shim_torch_version": known(", ".join(versions)) if versions else absent,
+        "shim_torch_git_version": known(", ".join(commits)) if commits else absent,
+        "shim_rebuild": known(shim.BUILD_COMMAND) if why else Fact(None, "not needed"),
     }
 
 
@@ -296,8 +300,9 @@ def works_here(findings: Findings, connection: Connection) -> dict[str, Part]:
     no_act = no_core or ("MEMTOOLS=0 turns it off; unset it" if off else "")
     check, accumulation = "by the shim", "native passes, on torch's threads"
     if connection.shim_error:
-        accumulation = f"native passes, on one thread; for torch's threads run {rebuild}"
-        check = f"by a torch call; for the faster shim ({connection.shim_error}) run {rebuild}"
+        build = shim.BUILD_COMMAND
+        accumulation = f"native passes, on one thread; for torch's threads run {build}"
+        check = f"by a torch call; for the faster shim ({connection.shim_error}) run {build}"
     return {
         "gate_history_cpu": Part("gate history, CPU", not blocked, blocked),
         "gate_history_cuda": Part("gate history, CUDA", not no_cuda, no_cuda),
@@ -339,8 +344,9 @@ def examine(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Findi
         findings.broken.append(f"memtools._core does not load: {core}; run {rebuild}")
     elif torch and connection.torch_error:
         findings.broken.append(f"torch {torch.version} does not connect: {connection.torch_error}")
-    elif torch and connection.shim_error and not isinstance(info, str) and info.TORCH_VERSION:
-        findings.broken.append(f"the shim is not loaded: {connection.shim_error}; run {rebuild}")
+    elif torch and connection.shim_error and not isinstance(info, str) and any(shim.built(info)):
+        why = f"the shim is not loaded: {connection.shim_error}"
+        findings.broken.append(f"{why}; run {shim.BUILD_COMMAND}")
     findings.sections = {
         "versions": version_facts(torch),
         "extensions": extension_facts(core, info, connection),

@@ -126,10 +126,10 @@ def test_a_shim_for_another_torch_is_not_loaded_warns_once_and_all_else_works(ch
     lines = done.stdout.splitlines()
     assert len([line for line in lines if line.startswith("warning:")]) == 1
     assert "memtools._torch was built for torch" in lines[0]
-    assert "python -m pip install --no-deps -e " in lines[0]
+    assert lines[0].endswith("; run memtools build-shim")
     assert lines[1] == "entries 4 shim False False"
     assert lines[2].startswith("unavailable: memtools._torch was built for")
-    assert lines[2].count("pip install") == 1
+    assert lines[2].endswith("; run memtools build-shim")
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_a_shim_that_was_not_built_is_no_reason_to_warn():
     done = run(MISMATCH.format(change="_build_info.TORCH_VERSION = None"))
     assert done.returncode == 0, done.stderr
     assert "warning:" not in done.stdout
-    assert "there was no torch when memtools was installed" in done.stdout
+    assert "unavailable: memtools._torch has not been built for torch " in done.stdout
 
 
 @pytest.mark.slow

@@ -291,8 +291,8 @@ FINDINGS: dict[str, tuple[dict[str, Any], int, str, list[str]]] = {
         "gate history, CPU no memtools._core does not load; run python -m pip install"]),
     "a stale shim": ({"status": (False, "built for 2.12.0\nC++ trace")}, 1, "cpu cuda check", [
         "shim no (built for 2.12.0) shim torch version 2.13.0+cu130",
-        "yes by a torch call; for the faster shim (built for 2.12.0) run python -m pip",
-        "shim rebuild python -m pip install"]),
+        "yes by a torch call; for the faster shim (built for 2.12.0) run memtools build-shim",
+        "shim rebuild memtools build-shim"]),
     "no shim": ({"status": (False, "not built"), "TORCH_VERSION": None}, 0, "cpu cuda check", [
         "shim no (not built) shim torch version not built", "faster shim (not built) run"]),
     "no headers": ({"CUDA_HEADERS": None, "DEBUG": True, "SANITIZE": "address"}, 0, "cpu check", [
@@ -450,7 +450,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(args: list[str]) -> None:
 
 def test_without_a_command_the_commands_are_named() -> None:
     said = command("-m", "memtools").stderr
-    names = "doctor, run, watch, report, explain, compare, export"
+    names = "doctor, run, watch, report, explain, compare, export, build-shim"
     assert said == f"memtools: give a command: {names} (see memtools --help)\n"
 
 

@@ -8,10 +8,13 @@ from ctypes import POINTER, Structure, c_int32, c_int64, c_uint8, c_uint16, c_ui
 from ctypes import c_void_p as ptr
 from pathlib import Path
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError:  # make test-pythons: the fake runtime by itself needs none
+    torch = None  # type: ignore[assignment]
 
 KDL_CPU, KDL_CUDA = 1, 2
-CODES = {torch.float32: (2, 32), torch.float16: (2, 16), torch.bfloat16: (4, 16)}
+CODES = {"float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16)}
 
 
 class _Tensor(Structure):
@@ -75,7 +78,7 @@ def _same_memory(tensor: torch.Tensor, device_type: int, device: int) -> torch.T
     )
     shape = (c_int64 * tensor.ndim)(*tensor.shape)
     strides = (c_int64 * tensor.ndim)(*tensor.stride())
-    code, bits = CODES[tensor.dtype]
+    code, bits = CODES[str(tensor.dtype).removeprefix("torch.")]
     where = tensor.data_ptr(), device_type, device
     managed = _Managed(
         1, 3, None, None, 0, _Tensor(*where, tensor.ndim, code, bits, 1, shape, strides, 0)

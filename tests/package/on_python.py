@@ -1,0 +1,94 @@
+"""`make test-pythons`: build the wheel for another Python, and run the tests that need no torch.
+
+    python -m tests.package.on_python INTERPRETER [words for pytest]
+
+The environment is kept in build/python-X.Y; the wheel is built anew from the source distribution.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[2]
+# Of the source tree, of the machine's own compiler, of pages in a browser, or of a GPU.
+ELSEWHERE = ("meta/test_types.py", "docs", "package", "pages", "gpu")
+
+
+def toolkit() -> str:
+    """Where the CUDA headers of this environment lie; "" without any."""
+    found = sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/*/include/cuda_runtime_api.h"))
+    return str(found[0].parents[1]) if found else ""
+
+
+def pip(python: Path, *words: str | Path, cwd: Path) -> None:
+    """This environment's pip, for the other one."""
+    command = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--python", python]
+    settings = {"MEMTOOLS_TORCH_DIR": "", "MEMTOOLS_CUDA_HOME": toolkit()}
+    subprocess.run([*command, *words], cwd=cwd, env=os.environ | settings, check=True)
+
+
+def prepare(interpreter: str, folder: Path) -> tuple[Path, Path]:
+    """An environment in the folder with the wheel and what the tests need. Returns its Python, and
+    the unpacked source distribution, in which the package is the wheel's."""
+    python = folder / "env/bin/python"
+    if not python.is_file():
+        subprocess.run([interpreter, "-m", "venv", "--without-pip", folder / "env"], check=True)
+    pip(python, "install", "--group", "pythons", cwd=PROJECT)
+    made, unpacked = folder / "made", folder / "unpacked"
+    for old in (made, unpacked):
+        shutil.rmtree(old, ignore_errors=True)
+    made.mkdir()
+    backend = f"from setuptools import build_meta; build_meta.build_sdist({str(made)!r})"
+    command = [sys.executable, "-c", backend]
+    quiet = subprocess.DEVNULL
+    subprocess.run(command, cwd=PROJECT, check=True, stdout=quiet, stderr=quiet)
+    with tarfile.open(*made.glob("*.tar.gz")) as files:
+        files.extractall(unpacked, filter="data")
+    (source,) = unpacked.iterdir()
+    pip(python, "wheel", "--no-deps", ".", "-w", made, cwd=source)
+    (wheel,) = made.glob("*.whl")
+    pip(python, "install", "--no-deps", "--no-index", "--force-reinstall", wheel, cwd=folder)
+    # Programs that a test starts there import what lies there.
+    shutil.rmtree(source / "memtools")
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(source)
+    # The library that stands in for CUDA's is the one that was made for the checkout.
+    shutil.rmtree(source / "build", ignore_errors=True)
+    (source / "build/c").mkdir(parents=True)
+    shutil.copy(PROJECT / "build/c/libfakecudart.so", source / "build/c")
+    (source / ".venv").symlink_to(PROJECT / ".venv")
+    print(f"{wheel.name}: built and installed", flush=True)
+    return python, source
+
+
+def main(interpreter: str, *words: str) -> int:
+    version = subprocess.run(
+        [interpreter, "-c", "import sys; print('{}.{}'.format(*sys.version_info))"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    folder = PROJECT / f"build/python-{version}"
+    folder.mkdir(parents=True, exist_ok=True)
+    python, source = prepare(interpreter, folder)
+    done = subprocess.run(
+        [
+            *(python, "-P", "-m", "pytest", "-q", "--import-mode=importlib"),
+            *("-p", "tests.package.without_libraries", "-p", "no:cacheprovider"),
+            *("-o", "addopts=--strict-markers", "--tb=short", "-rfE"),
+            *(f"--ignore=tests/{name}" for name in ELSEWHERE),
+            *(words or ("tests",)),
+        ],
+        cwd=source,
+        env=os.environ | {"PYTHONPATH": str(source)},
+    )
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
