@@ -50,7 +50,7 @@ BOTH = status=0; \
 # The C tests run beside the others: each has less to wait for than there are cores.
 WITH_C = $(MAKE) --no-print-directory test-c >$(OUT)/c.log 2>&1 & c=$$!; $(1); \
     if wait $$c; then echo 'all C tests passed'; else cat $(OUT)/c.log; status=1; fi; exit $$status
-TESTABLE := $(VENV)/.built $(VENV)/.examples $(OUT)/c/libfakecudart.so
+TESTABLE := $(VENV)/.built $(VENV)/.examples $(VENV)/.docs $(OUT)/c/libfakecudart.so
 
 check: $(TESTABLE)  ## the quick loop: C tests, and those of tests/ that are not marked slow
 	@$(call WITH_C,$(call BOTH,-m "not slow",$(FIRST_QUICK_TESTS)))
@@ -80,6 +80,10 @@ $(VENV)/.optimised: $(VENV)/.deps setup.py memtools/_version.py $(EXT_SOURCES)
 
 $(VENV)/.examples: $(VENV)/.deps
 	$(PIP) $(call EXTRA,examples)
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.deps
+	$(PIP) $(call EXTRA,docs)
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.deps
@@ -201,6 +205,10 @@ test-gpu:  ## tests/gpu with the machine's own torch
 test-pages: $(VENV)/.built  ## the HTML report in a headless chromium, which must be installed
 	@$(PY) -m pytest -q $(or $(ARGS),tests/pages)
 
+docs: $(VENV)/.built $(VENV)/.docs  ## the site, in build/docs; a warning is an error
+	@$(PY) -m sphinx -q -n -W --keep-going -b html docs $(OUT)/docs
+	@echo "Wrote $(OUT)/docs/index.html"
+
 lint: $(VENV)/.built $(VENV)/.lint  ## formatters, static analysis, strict typing
 	$(VENV)/bin/clang-format --dry-run -Werror $$(git ls-files 'csrc/*.[ch]' 'csrc/*.cpp' 'tests/*.[ch]' | grep -v third_party)
 	$(VENV)/bin/clang-tidy --quiet $(C_SOURCES) $(sort $(shell find csrc/py -name '*.c')) -- -std=c11 -Icsrc -Icsrc/core $(CUDA_FLAGS) \
@@ -212,4 +220,4 @@ lint: $(VENV)/.built $(VENV)/.lint  ## formatters, static analysis, strict typin
 clean:  ## remove what the build made, not .venv
 	rm -rf $(OUT) *.egg-info memtools/*.so memtools/_build_info.py
 
-.PHONY: help demo check test test-c sanitize sanitize-c tsan sanitize-py fuzz bench test-gpu test-pages lint clean
+.PHONY: help demo check test test-c sanitize sanitize-c tsan sanitize-py fuzz bench test-gpu test-pages docs lint clean

@@ -124,8 +124,9 @@ class HostAllocator:
 
     @property
     def dynamic(self) -> bool:
-        """Whether glibc raises its thresholds by itself when large blocks are freed: mmap_threshold
-        up to 32 MiB, trim_threshold up to 64 MiB."""
+        """Whether glibc raises its thresholds by itself when large blocks are freed.
+
+        It raises mmap_threshold up to 32 MiB, and trim_threshold up to 64 MiB."""
         return self.name == "glibc" and not any(name in self.values for name in END_THE_DYNAMIC)
 
     @property
@@ -169,9 +170,9 @@ class AllocatorSettings:
                 are freed, at the price of their page faults: 4 KiB to 32 MiB, as an int or like
                 "1 MiB".
 
-        Returns what was done, in words.
+        Returns what was done, in words. Nothing was changed where it raises.
 
-        Raises, with nothing changed:
+        Raises:
             TypeError: an argument has the wrong type.
             ValueError: an argument is out of range, or none is given.
             RuntimeError: it is too late, or malloc is another allocator's. The message says what to

@@ -24,9 +24,9 @@ class Retry:
     #: it had, or the size that the split function cut it for; None for a whole batch of which only
     #: that function knows
     rows: int | None
-    #: "forward", "backward", "another rank", "optimizer": its state did not fit before its first
-    #: step, or "allocator": all fitted, but the device's allocator had to empty its cache again and
-    #: again
+    #: where memory ran out. "forward" and "backward"; "another rank"; "optimizer" where its state
+    #: did not fit before its first step; "allocator" where all fitted, but the device's allocator
+    #: had to empty its cache again and again
     phase: str
     #: its type and the first line of its text
     error: str
@@ -34,8 +34,8 @@ class Retry:
     asked: int | None
     #: what was as before when it was tried again
     restored: str
-    #: rows of the next try, those that failed where all idle memory was given back first; None: no
-    #: try was left
+    #: rows of the next try, those that failed where all idle memory was given back first; None if
+    #: no try was left
     next_rows: int | None
     #: whether this was a step up, on trial
     probing: bool
@@ -98,7 +98,7 @@ class WindowReport:
     nans: int
     #: the first parameter with such an element, by `model.named_parameters()`
     first_bad: str | None
-    #: how the factor came into the gradients: "nothing" (it was 1), "folded" into the optimizer,
+    #: how the factor came into the gradients, "nothing" (it was 1), "folded" into the optimizer,
     #: "multiplied" or "skipped"
     applied: str
     #: from the end of the last micro-batch to the end of the window, the optimizer's step included
@@ -114,14 +114,14 @@ class WindowReport:
 
     @property
     def loss(self) -> float:
-        """The mean loss: the sum of the losses, divided by `own_weight`; without weights, the mean
+        """The mean loss, which is the sum of the losses over `own_weight`; without weights, the mean
         over the micro-batches. nan where this rank had none. Losses on a device are read here, and
         not before: this is what waits for them."""
         return self._loss.read() / self.own_weight if self.own_weight else math.nan
 
     @property
     def extras(self) -> dict[str, float]:
-        """The sums, by name, of what the loss function returned as its third value: divide by
+        """The sums, by name, of what the loss function returned as its third value. Divide by
         `own_weight` for a mean. Waits for a device as `loss` does."""
         return {name: found.read() for name, found in self._extras.items()}
 

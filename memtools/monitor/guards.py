@@ -29,8 +29,8 @@ class Pressure(NamedTuple):
 
     #: the watermark that was passed, as a share of the limit
     fraction: float
-    #: bytes that count against the limit, and the limit. Of a device: what was allocated and what
-    #: others held when the watermark was passed, and the device's size
+    #: bytes that count against the limit, and the limit. Those of a device are what was allocated
+    #: and what others held when the watermark was passed, and the device's size
     used_bytes: int
     limit_bytes: int
     #: where the limit comes from, in words
@@ -38,7 +38,7 @@ class Pressure(NamedTuple):
     step: int
     #: share of the last 10 s, 0 to 100, in which some task waited for memory; None when unknown
     stalled_percent: float | None
-    #: the number of the device whose memory it is; None: the host's
+    #: the number of the device whose memory it is; None for the host's
     device: int | None = None
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Handle:
     ):
         self._watermarks = watermarks
         self.fraction, self.action = fraction, action
-        #: whose memory it is of: "cuda" is every device, "cuda:1" one, None the host
+        #: whose memory it watches; None for the host, "cuda" for all devices, or the name of one
         self.device = device
         #: True for a guard; False for a callback of on_pressure, which runs before all guards
         self.safe = safe

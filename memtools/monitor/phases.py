@@ -34,7 +34,7 @@ class PhaseTotals:
     longest_seconds: float
     #: the largest peak of resident memory, in bytes
     peak_bytes: int | None
-    #: False: a peak was at least that, because the kernel's mark could not be set back
+    #: False if a peak was at least that, because the kernel's mark could not be set back
     exact: bool
     #: the largest peak of each device, in bytes allocated, by its index
     device_peak_bytes: dict[int, int]
