@@ -4,7 +4,8 @@
     memtools, its docstrings ──► autodoc, napoleon ─┼──► furo ──► build/docs/html
     the parsers of memtools.cli ──► command_line ───┘
 
-The pages are Markdown that reads as plain files too; directives stand in index.md and reference/ only.
+The pages are Markdown that reads as plain files too: directives stand in lists of pages and in
+reference/ only.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ extensions = [
     "links_out_of_docs",
 ]
 root_doc = "index"
+# A type in a signature that several members are named after, as `type` is, is none of these.
+suppress_warnings = ["ref.python"]
 exclude_patterns = ["_extensions", "**/.*", *links_out_of_docs.absent()]
 # A toctree takes whole folders, so that a page that is added appears. A folder may be empty, which
 # Sphinx reports in a warning that has no name to be suppressed by.
@@ -78,7 +81,7 @@ nitpick_ignore_regex = [
     ("py:class", r"memtools\.cleanup\.(managed\.Managing|generation\.Generating)"),
     # What public objects work with themselves; tests/meta/test_public.py lists these as PARTS.
     ("py:class", r"memtools\.grad\.(gradients\.Gradients|window\.Window|ranks\.Ranks)"),
-    ("py:class", r"memtools\.allocators\.advice\.Seen"),
+    ("py:class", r"memtools\.(allocators\.advice\.Seen|record\.kinds\.Event)"),
     # Type variables, and aliases that an annotation names in quotes.
     ("py:class", r"memtools\.(grad\.accumulator\._Function|allocators\.settings\.T)"),
     ("py:class", r"Metric|Parameters|ProcessGroup"),

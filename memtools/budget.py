@@ -53,7 +53,9 @@ class BudgetReport:
                 raise TypeError(f"BudgetReport takes the holdings of a report(), got {got}")
         self.budget = repr(budget.name), budget.limit, budget.device
         self.holdings = holdings
+        #: bytes that the parts had reserved at that moment
         self.used = sum(line.reserved for line in holdings if line.depth == 0)
+        #: the most bytes that were reserved so far
         self.peak = max(budget.peak, self.used)
 
     def __iter__(self) -> Iterator[Holding]:

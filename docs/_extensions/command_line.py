@@ -1,8 +1,8 @@
 """The directive `command-line`: the commands of memtools out of their argparse parsers.
 
-    build_parser() ──► usage        ──► a block of code
-                   ├─► description  ──► paragraphs; one that is laid out in columns is a block of code
-                   └─► arguments    ──► a list with the help of each, its choices and its default
+build_parser() ──► usage        ──► a block of code
+               ├─► description  ──► paragraphs; those in columns are blocks of code
+               └─► arguments    ──► a list with the help of each, its choices and its default
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ def import_for_types(module: ModuleType) -> None:
     """Run the imports that a module makes for type checkers only."""
     for node in ast.parse(inspect.getsource(module)).body:
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            imports: list[ast.stmt] = [n for n in node.body if isinstance(n, ast.Import | ast.ImportFrom)]
-            exec(compile(ast.Module(imports, []), str(module.__file__), "exec"), vars(module))
+            imports = [n for n in node.body if isinstance(n, ast.Import | ast.ImportFrom)]
+            exec(compile(ast.Module([*imports], []), str(module.__file__), "exec"), vars(module))
 
 
 def signature_of(
@@ -93,7 +93,7 @@ def signature_of(
 
 
 def public_target(app: Any, env: Any, node: Any, content: Any) -> Any:
-    """missing-reference: a class by the module where it is defined is the public one of its name."""
+    """missing-reference: a class of the module that defines it is the public one of its name."""
     name = str(node.get("reftarget", "")).rpartition(".")[2]
     if node.get("refdomain") != "py" or name not in memtools.__all__:
         return None

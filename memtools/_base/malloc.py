@@ -64,6 +64,7 @@ class Serving:
 class Heap:
     """What malloc_info tells, in bytes."""
 
+    #: how many arenas there are
     arenas: int
     #: of all arenas; blocks that are mapped one by one are not in it
     arena_bytes: int

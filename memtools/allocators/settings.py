@@ -69,9 +69,13 @@ class CudaDevice:
 class CudaAllocator:
     """How torch's allocator for CUDA is set, or will be if the program has not used it yet."""
 
+    #: "native" or "cudaMallocAsync"
     backend: Setting[str]
+    #: whether segments can grow, so that less memory is lost to fragmentation
     expandable_segments: Setting[bool]
+    #: blocks above this size are not split, in MiB
     max_split_size_mb: Setting[int]
+    #: the share of the memory in use above which unused blocks are freed, 0 to 1
     garbage_collection_threshold: Setting[float]
     #: False if PYTORCH_NO_CUDA_MEMORY_CACHING makes each tensor a cudaMalloc of its own
     caching: Setting[bool]
@@ -139,7 +143,9 @@ class HostAllocator:
 class AllocatorSettings:
     """The allocators of this process as they are set at one moment; `str()` is a table."""
 
+    #: torch's allocator for CUDA
     cuda: CudaAllocator
+    #: malloc
     host: HostAllocator
     #: what else the advice looks at; it may hold paths, so that repr() leaves it out
     seen: allocator_advice.Seen = field(repr=False)

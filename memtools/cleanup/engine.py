@@ -118,8 +118,10 @@ class CleanupHandle:
     """A callback of a policy. `cancel()` removes it, at any time, also from within it."""
 
     _engine: Engine
+    #: what the report calls it
     name: str
     action: int  #: its number in the policy
+    #: the function that is called
     call: Callable[[CleanupCall], object]
 
     @property

@@ -60,10 +60,10 @@ def clip_grad_norm_(
     """Scale the gradients of `parameters` in place so that their norm is at most `max_norm`.
 
     A drop-in for `torch.nn.utils.clip_grad_norm_` with the same coefficient,
-    `max_norm / (norm + 1e-6)`. It returns the norm from before as `grad_norm()` gives it. Reads the gradients
-    once; on the CPU they are written only when they are too large. A norm that is not finite makes
-    all of them nan or 0, as torch's does, unless `error_if_nonfinite` is set. On a CUDA device
-    nothing waits for it, unless `error_if_nonfinite` is set.
+    `max_norm / (norm + 1e-6)`. It returns the norm from before as `grad_norm()` gives it. Reads the
+    gradients once; on the CPU they are written only when they are too large. A norm that is not
+    finite makes all of them nan or 0, as torch's does, unless `error_if_nonfinite` is set. On a
+    CUDA device nothing waits for it, unless `error_if_nonfinite` is set.
 
     Args:
         parameters: a tensor, or tensors; one that is given twice counts once.

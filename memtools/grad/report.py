@@ -81,6 +81,7 @@ class WindowReport:
 
     #: windows before this one
     index: int
+    #: micro-batches of this window
     micro_batches: int
     #: units (tokens, samples, nodes) of all micro-batches and ranks; without weights, micro-batches
     weight: float
@@ -93,8 +94,9 @@ class WindowReport:
     scale: float
     #: whether the update was left out, as the gradients were not finite
     skipped: bool
-    #: elements of the gradients, before averaging
+    #: infinite elements of the gradients, before averaging
     infs: int
+    #: elements of the gradients that are nan, before averaging
     nans: int
     #: the first parameter with such an element, by `model.named_parameters()`
     first_bad: str | None
@@ -114,9 +116,9 @@ class WindowReport:
 
     @property
     def loss(self) -> float:
-        """The mean loss, which is the sum of the losses over `own_weight`; without weights, the mean
-        over the micro-batches. nan where this rank had none. Losses on a device are read here, and
-        not before: this is what waits for them."""
+        """The mean loss, which is the sum of the losses over `own_weight`; without weights, the
+        mean over the micro-batches. nan where this rank had none. Losses on a device are read here,
+        and not before: this is what waits for them."""
         return self._loss.read() / self.own_weight if self.own_weight else math.nan
 
     @property
@@ -150,29 +152,39 @@ class WindowReport:
 class AccumulatorReport:
     """All windows of a GradAccumulator so far. `str()` is a short text."""
 
+    #: micro-batches in a window
     steps: int
+    #: "fp32", "bf16" or "fp16"
     precision: str
+    #: windows that have ended
     windows: int
     #: windows whose update was made
     updates: int
-    #: windows whose update was left out, and how many of the last ones in a row
+    #: windows whose update was left out
     skipped: int
+    #: how many of the last windows in a row were left out
     skipped_in_a_row: int
-    #: skipped windows with an inf and no nan, and those with a nan
+    #: skipped windows with an inf and no nan
     inf_windows: int
+    #: skipped windows with a nan
     nan_windows: int
     #: the first parameter with an inf or a nan, in the last window that was skipped
     first_bad: str | None
     #: windows dropped by reset()
     dropped: int
+    #: micro-batches of all windows
     micro_batches: int
+    #: units (tokens, samples, nodes) of all windows; without weights, micro-batches
     weight: float
-    #: the loss scale of the next window, and how low it has been
+    #: the loss scale of the next window; 1 without fp16
     scale: float
+    #: the lowest loss scale so far
     least_scale: float
+    #: rows that step() gives to a micro-batch; None where it was not called
     micro_batch_size: int | None
-    #: the newest 100 of what ran out of memory in step(), and how many there were
+    #: the newest 100 of what ran out of memory in step()
     retries: tuple[Retry, ...]
+    #: how often memory ran out in step()
     ran_out: int
     #: the last window, or None before the first
     last: WindowReport | None

@@ -130,7 +130,8 @@ class LeakFinding:
 
     @property
     def subject(self) -> str:
-        """What grows, by the holder's name or in words where nobody holds it, and in which process."""
+        """What grows and in which process; by the holder's name, or in words where nobody holds
+        it."""
         subject = self.holder or _NOBODY.get(self.kind, f"memory ({self.signal})")
         if self.process and not self.holder and self.kind == "children":
             return self.process

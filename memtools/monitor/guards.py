@@ -62,11 +62,15 @@ class Handle:
         device: str | None = None,
     ):
         self._watermarks = watermarks
-        self.fraction, self.action = fraction, action
+        #: the share of the limit at which it acts
+        self.fraction = fraction
+        #: the function that is called, or "raise" and the like for a guard
+        self.action = action
         #: whose memory it watches; None for the host, "cuda" for all devices, or the name of one
         self.device = device
         #: True for a guard; False for a callback of on_pressure, which runs before all guards
         self.safe = safe
+        #: what errors and events call it
         self.name = action if isinstance(action, str) else name_of_callback(action)
         self._bits: list[int] = []
 

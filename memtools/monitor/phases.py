@@ -28,9 +28,13 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 class PhaseTotals:
     """How often a phase was passed so far, and what that took."""
 
+    #: what the program calls it
     name: str
+    #: how often it was passed
     count: int
+    #: the time of all passages together
     seconds: float
+    #: the time of the longest passage
     longest_seconds: float
     #: the largest peak of resident memory, in bytes
     peak_bytes: int | None

@@ -1,4 +1,4 @@
-"""The site of the docs: it builds without a warning, its links lead somewhere, and its reference has
+"""The site of the docs builds without a warning, its links lead somewhere, and its reference has
 every public name."""
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ MODULES = (
     "memtools.report",
     "memtools.testing",
 )
+
 
 def offered(module: str) -> set[str]:
     """The names that a public module offers: its __all__, or what it defines without an underscore.
