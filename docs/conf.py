@@ -31,7 +31,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "command_line",
-    "examples_in_docstrings",
+    "docstrings",
     "types_of_members",
     "links_out_of_docs",
 ]
@@ -46,6 +46,7 @@ logging.getLogger("sphinx.sphinx.directives.other").addFilter(
 )
 
 myst_heading_anchors = 4
+highlight_language = "text"  # of a block that names none, such as output
 
 html_theme = "furo"
 html_title = f"memtools {release}"

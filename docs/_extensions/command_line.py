@@ -36,7 +36,8 @@ def description(text: str) -> list[nodes.Node]:
     found: list[nodes.Node] = []
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         columns = re.search(r"\S {3,}\S", paragraph)
-        found.append(code(paragraph) if columns else nodes.paragraph("", "", *inline(paragraph)))
+        plain = paragraph.replace("`", "")
+        found.append(code(plain) if columns else nodes.paragraph("", "", *inline(paragraph)))
     return found
 
 

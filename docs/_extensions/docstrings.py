@@ -1,12 +1,14 @@
-"""Examples in docstrings.
+"""Docstrings as they are read in an editor and by help(), made into good pages.
 
-A docstring is read in an editor and by help() as well, so that an example in it is an indented
-block after a blank line and nothing more. Here it becomes a block of Python code.
+an indented block after a blank line ──► a block of Python code
+    the two hyphens after a parameter    ──► a dash
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from docutils import nodes
 
 
 def mark_examples(
@@ -26,6 +28,15 @@ def mark_examples(
     lines[:] = marked
 
 
+def draw_dashes(app: Any, page: nodes.document) -> None:
+    """doctree-read: the two hyphens between a parameter and its description become a dash. All
+    other hyphens are left alone: they are those of --log."""
+    for text in list(page.findall(nodes.Text)):
+        if text == " -- ":
+            text.parent.replace(text, nodes.Text(" \u2013 "))
+
+
 def setup(app: Any) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", mark_examples, priority=100)
+    app.connect("doctree-read", draw_dashes)
     return {"parallel_read_safe": True}
