@@ -2,13 +2,18 @@
 
 an indented block after a blank line ──► a block of Python code
     the two hyphens after a parameter    ──► a dash
+    docs/guides/leaks.md                 ──► a link to that page
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from docutils import nodes
+
+#: A page, as docstrings name it.
+PAGE = re.compile(r"\bdocs/([\w/]+)\.md\b")
 
 
 def mark_examples(
@@ -24,7 +29,7 @@ def mark_examples(
             marked += [".. code-block:: python", ""]
         if line:
             text = not indented
-        marked.append(line)
+        marked.append(PAGE.sub(r":doc:`/\1`", line))
     lines[:] = marked
 
 

@@ -336,7 +336,11 @@ class KVCache:
         return self._full()[1]
 
     def get_layer_cache(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of one layer, `(batch_size, max_seq_len, n_heads, head_dim)`, as views."""
+        """K and V of one layer, `(batch_size, max_seq_len, n_heads, head_dim)`, as views.
+
+        Args:
+            layer_idx: the layer, from 0.
+        """
         k, v = self._full()
         return k[layer_idx], v[layer_idx]
 

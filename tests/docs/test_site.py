@@ -267,6 +267,39 @@ def test_signatures_name_every_parameter(reference: str) -> None:
             assert re.search(rf"\b{parameter.name}\b", line), f"{name}: {line}"
 
 
+def callables() -> Iterator[tuple[str, Any]]:
+    """What a program calls: public functions, classes and methods. Not what memtools returns and a
+    program only reads, and no method of which another library sets the parameters."""
+    for name in sorted(public_names()):
+        value = None if name.startswith(HEAVY) else public(name)
+        if not inspect.isclass(value):
+            if callable(value):
+                yield name, value
+            continue
+        if "Args:" in (inspect.getdoc(value) or ""):
+            yield name, value
+        foreign = [base for base in value.__mro__ if not base.__module__.startswith("memtools")]
+        for member in members(value):
+            found = getattr(value, member, None)
+            if inspect.isroutine(found) and not any(hasattr(base, member) for base in foreign):
+                yield f"{name}.{member}", found
+
+
+@pytest.mark.slow
+def test_docstrings_tell_of_every_parameter() -> None:
+    seen, missing = 0, []
+    for name, value in callables():
+        text = inspect.getdoc(value) or ""
+        for parameter in inspect.signature(value).parameters.values():
+            if parameter.name == "self" or parameter.kind is parameter.VAR_POSITIONAL:
+                continue
+            seen += 1
+            if not re.search(rf"\b{parameter.name}\b", text):
+                missing.append(f"{name}: {parameter.name}")
+    assert seen > 250
+    assert missing == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "line"),
