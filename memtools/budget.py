@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 class Holding(NamedTuple):
     """What a part of a budget has reserved, or the parts of a suballocation together, in bytes."""
 
+    #: what the part is called
     name: str
+    #: the bytes that it has reserved
     reserved: int
     #: the part of `reserved` that would be given back to another part that needs it
     idle: int

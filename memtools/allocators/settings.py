@@ -40,7 +40,7 @@ T = TypeVar("T")
 class Setting(Generic[T]):
     """A value and who set it."""
 
-    #: None if nobody set it, and the allocator's own value counts
+    #: the value; None if nobody set it, and the allocator's own value counts
     value: T | None = None
     #: the variable that set it, or the call; "" if nobody did
     source: str = ""
@@ -108,11 +108,11 @@ class HostAllocator:
     others: tuple[str, ...]
     #: the most arenas that may be made
     arena_max: Setting[int]
-    #: so much free memory stays at the end of a heap
+    #: how much free memory stays at the end of a heap
     trim_threshold: Setting[int]
     #: blocks from this size on are mapped one by one
     mmap_threshold: Setting[int]
-    #: a heap grows by so much more than it needs
+    #: how much more than it needs a heap grows by
     top_pad: Setting[int]
     #: all of glibc's settings that somebody made
     values: Mapping[str, Setting[int]]

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 class Retry:
     """One micro-batch that did not fit, and how the step went on. `str()` is a line."""
 
-    #: windows before this one
+    #: windows before the one that it belongs to
     window: int
-    #: which of this window's
+    #: the number of the micro-batch in its window
     micro_batch: int
-    #: it had, or the size that the split function cut it for; None for a whole batch of which only
-    #: that function knows
+    #: rows of the micro-batch, or the size that the split function cut it for; None for a whole
+    #: batch of which only that function knows
     rows: int | None
     #: where memory ran out. "forward" and "backward"; "another rank"; "optimizer" where its state
     #: did not fit before its first step; "allocator" where all fitted, but the device's allocator
     #: had to empty its cache again and again
     phase: str
-    #: its type and the first line of its text
+    #: the type of the error and the first line of its text
     error: str
     #: bytes that could not be had, where the error says so
     asked: int | None
@@ -39,7 +39,7 @@ class Retry:
     next_rows: int | None
     #: whether this was a step up, on trial
     probing: bool
-    #: from the begin of what was done in vain until the next try
+    #: milliseconds that were lost, from the begin of the micro-batch until the next try
     ms: float
     #: what was set for the rest of the process, so that freed memory goes back to the system or
     #: kernels can be made again, or ""
@@ -103,7 +103,8 @@ class WindowReport:
     #: how the factor came into the gradients, "nothing" (it was 1), "folded" into the optimizer,
     #: "multiplied" or "skipped"
     applied: str
-    #: from the end of the last micro-batch to the end of the window, the optimizer's step included
+    #: milliseconds from the end of the last micro-batch to the end of the window, the optimizer's
+    #: step included
     ms: float
     #: rows that step() gives to a micro-batch; None where it was not called
     micro_batch_size: int | None = None

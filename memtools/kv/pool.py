@@ -46,7 +46,8 @@ class KVStats:
     copied: int  #: blocks copied because a row wrote to one that was shared
     map_calls: int  #: stretches of address space mapped
     limit_bytes: int | None  #: limit of the budget that the pool counts in; None is unlimited
-    lingering_names: tuple[str, ...]  #: "lease 3 (16 rows x 1,088 tokens), 2 views"
+    #: such leases in words, like "lease 3 (16 rows x 1,088 tokens), 2 views"
+    lingering_names: tuple[str, ...]
 
     def __str__(self) -> str:
         limit = "" if self.limit_bytes is None else f" of {format_bytes(self.limit_bytes)}"

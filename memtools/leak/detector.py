@@ -23,11 +23,11 @@ LEAST_PER_STEP, LEAST_PER_SECOND = 1024, 256 * 1024
 class StepsLeft(NamedTuple):
     """Steps until a limit is reached, as an interval; `math.inf` where the series does not grow."""
 
-    #: hardly earlier than this, if nothing else is loaded
+    #: the fewest steps that are likely, if nothing else is loaded
     lo: float
-    #: at the present rate
+    #: the steps that are left at the present rate
     mid: float
-    #: hardly later
+    #: the most steps that are likely
     hi: float
 
     def __str__(self) -> str:
@@ -46,7 +46,8 @@ class LeakVerdict:
     #: how sure it is that what grows is a leak, "high" or "good" (leak), "fair" (likely), "low"
     #: (suspect, growing), "none"
     confidence: str
-    #: until the limit that the detector was given; None without one, and when quiet
+    #: how many steps are left until the limit that the detector was given; None without one, and
+    #: when quiet
     steps_left: StepsLeft | None = None
     #: "heap", "python", "tensors", "children", "device", "shm" or "rss"; None when early or quiet
     signal: str | None = None

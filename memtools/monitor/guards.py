@@ -29,12 +29,14 @@ class Pressure(NamedTuple):
 
     #: the watermark that was passed, as a share of the limit
     fraction: float
-    #: bytes that count against the limit, and the limit. Those of a device are what was allocated
-    #: and what others held when the watermark was passed, and the device's size
+    #: bytes that count against the limit; those of a device are what was allocated there and what
+    #: others held when the watermark was passed
     used_bytes: int
+    #: the limit in bytes; of a device its size
     limit_bytes: int
     #: where the limit comes from, in words
     limit_source: str
+    #: how many steps the monitor has counted
     step: int
     #: share of the last 10 s, 0 to 100, in which some task waited for memory; None when unknown
     stalled_percent: float | None

@@ -22,13 +22,13 @@ SOURCE_NS = 1_000_000_000  # for so long the words about the limit's source are 
 
 @dataclass(frozen=True)
 class HostMemory:
-    """The host's memory at one moment, in bytes; None where a figure was not to be had."""
+    """The host's memory at one moment, in bytes; None for a figure that is not known."""
 
     #: resident memory of this process
     rss: int | None
-    #: of it, neither of files nor shared
+    #: the part of `rss` that is neither of files nor shared
     private: int | None
-    #: of this process, swapped out
+    #: memory of this process that is swapped out
     swap: int | None
     #: what counts against the container's limit, less file cache that is easily dropped
     cgroup_used: int | None
@@ -53,7 +53,7 @@ class HostMemory:
     #: shared memory of the job, which is its files in /dev/shm, mapped or not, and what it shares
     #: without a name
     shm: int | None = None
-    #: of this process and its descendants, swapped out
+    #: memory of this process and its descendants that is swapped out
     job_swap: int | None = None
     #: memory of this process that is pinned for copies to devices, in blocks of torch's own
     #: allocator, in use or kept for the next tensor; None until the program uses CUDA
