@@ -35,7 +35,8 @@ NAMED = 3  # looks after which a census names somebody
 INTERVALS = 4  # between looks, in which a growth of the C heap has to go on
 LEAST_OF_C = 4096.0  # bytes a step: below that C code's own caches cannot be told from a leak
 EVEN = 0.6  # the smallest of them by the largest
-SLOWED = 0.5  # what grows so much slower than it did fills, and is no leak of C code's
+SLOWS = 0.85  # of the growth before, and less: that fills, and is not yet a leak of C code
+SLOWED = 0.5  # of the growth when it was first said, and less: that was no leak of C code
 CONFIRMED = 3  # looks at which a suspect is there: then it is growing
 CONFIRMED_STEPS = 32  # and that they lie apart, at least
 CERTAIN = 3.0  # standard errors from which on a slope is no noise
@@ -295,14 +296,14 @@ def is_even(seen: Evidence, signal: str = "use") -> bool:
 
 
 def _slows_down(seen: Evidence, signal: str) -> bool:
-    """Whether the later intervals between looks, of those that count, show half of what the earlier
-    ones do: the kernels of a library come one for each new shape, and these become fewer."""
+    """Whether the later intervals between looks, of those that count, show clearly less than the
+    earlier ones: the kernels of a library come one for each new shape, and these become fewer."""
     points = [point for point in seen.points.series(signal) if point[0] >= seen.since]
     rates = [(b - a) / (t - s) for (s, a), (t, b) in pairwise(points)]
     half = len(rates) // 2
     if half < 2:
         return False
-    return median(rates[half:]) < SLOWED * median(rates[:half])
+    return median(rates[half:]) < SLOWS * median(rates[:half])
 
 
 def _even(seen: Evidence, signal: str) -> list[tuple[int, int]]:
@@ -394,6 +395,8 @@ class Stand:
     missed: int = 0
     #: bytes a step by which its part of memory grew when it was first said; 0: not known yet
     pace: float = 0.0
+    #: its bytes a step as the newest walk has found them
+    rate: float = 0.0
 
     def confirmed(self, grade: str, steps: int) -> str:
         """What was suspected for so many steps, and was seen again and again, is growing."""
@@ -489,29 +492,30 @@ class Standing:
         """Rates were made while the parts of memory grew by so many bytes a step."""
         self._paces.update(paces)
         for stand in self._all.values():
-            stand.pace = stand.pace or paces.get(stand.finding.part, 0.0)
+            if stand.finding.part in paces:
+                stand.pace = stand.pace or paces[stand.finding.part]
+                stand.rate = stand.finding.rate_bytes
 
     def repace(self, paces: Mapping[str, float]) -> bool:
         """Between two walks: what was named grows as much faster or slower as its part of memory
-        does. What a worker holds keeps the rate that the worker itself has measured: the memory of
-        children has in it what they take for their own looks, and give back. Returns whether
-        something has become so much faster that somebody else may hold it."""
+        does since the newest of them. What a worker holds keeps the rate that the worker itself has
+        measured: the memory of children has in it what they take for their own looks, and give
+        back. Returns whether something has become so much faster that somebody else may hold it."""
         is_another = False
         for part, now in paces.items():
             before = self._paces.get(part, 0.0)
-            if before < LEAST_RATE or now < before / FASTER:
-                continue  # what ends is judged by end()
-            if now > FASTER * before:
-                is_another = True
+            if before < LEAST_RATE:
                 continue
-            self._paces[part] = now
-            is_another = is_another or now > before / EXPLAINED**0.5
+            is_another |= now > before / EXPLAINED**0.5
+            if now > FASTER * before:
+                continue  # somebody else: the next walk tells
+            share = now / before if now >= before / FASTER else 1.0  # what ends is judged by end()
             for stand in self._all.values():
                 one = stand.finding
                 if _is_of_worker(one) or one.part != part:
                     continue
                 if not stand.missed and one.grade != "fills":
-                    stand.finding = replace(one, rate_bytes=one.rate_bytes * now / before)
+                    stand.finding = replace(one, rate_bytes=stand.rate * share)
         return is_another
 
     def _seen_of(self, finding: LeakFinding) -> float:
