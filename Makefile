@@ -82,10 +82,6 @@ $(VENV)/.examples: $(VENV)/.deps
 	$(PIP) $(call EXTRA,examples)
 	@touch $@
 
-$(VENV)/.docs: $(VENV)/.deps
-	$(PIP) $(call EXTRA,docs)
-	@touch $@
-
 $(VENV)/.bench: $(VENV)/.deps
 	$(PIP) $(call EXTRA,bench)
 	@touch $@
@@ -205,6 +201,11 @@ test-gpu:  ## tests/gpu with the machine's own torch
 test-pages: $(VENV)/.built  ## the HTML report in a headless chromium, which must be installed
 	@$(PY) -m pytest -q $(or $(ARGS),tests/pages)
 
+$(VENV)/.docs: $(VENV)/.deps
+	$(PIP) $(call EXTRA,docs)
+	@touch $@
+
+.PHONY: docs
 docs: $(VENV)/.built $(VENV)/.docs  ## the site, in build/docs; a warning is an error
 	@$(PY) -m sphinx -q -n -W --keep-going -b html docs $(OUT)/docs
 	@echo "Wrote $(OUT)/docs/index.html"
@@ -220,4 +221,4 @@ lint: $(VENV)/.built $(VENV)/.lint  ## formatters, static analysis, strict typin
 clean:  ## remove what the build made, not .venv
 	rm -rf $(OUT) *.egg-info memtools/*.so memtools/_build_info.py
 
-.PHONY: help demo check test test-c sanitize sanitize-c tsan sanitize-py fuzz bench test-gpu test-pages docs lint clean
+.PHONY: help demo check test test-c sanitize sanitize-c tsan sanitize-py fuzz bench test-gpu test-pages lint clean
