@@ -202,7 +202,8 @@ test-pages: $(VENV)/.built  ## the HTML report in a headless chromium, which mus
 	@$(PY) -m pytest -q $(or $(ARGS),tests/pages)
 
 $(VENV)/.docs: $(VENV)/.deps
-	$(PIP) $(call EXTRA,docs)
+	$(PIP) $$($(PY) -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \
+	    print(*(p['project']['optional-dependencies'] | p.get('dependency-groups', {}))['docs'])")
 	@touch $@
 
 .PHONY: docs
