@@ -50,7 +50,7 @@ BOTH = status=0; \
 # The C tests run beside the others: each has less to wait for than there are cores.
 WITH_C = $(MAKE) --no-print-directory test-c >$(OUT)/c.log 2>&1 & c=$$!; $(1); \
     if wait $$c; then echo 'all C tests passed'; else cat $(OUT)/c.log; status=1; fi; exit $$status
-TESTABLE := $(VENV)/.built $(VENV)/.examples $(OUT)/c/libfakecudart.so
+TESTABLE := $(VENV)/.built $(VENV)/.examples $(VENV)/.docs $(OUT)/c/libfakecudart.so
 
 check: $(TESTABLE)  ## the quick loop: C tests, and those of tests/ that are not marked slow
 	@$(call WITH_C,$(call BOTH,-m "not slow",$(FIRST_QUICK_TESTS)))
@@ -205,6 +205,16 @@ test-gpu:  ## tests/gpu with the machine's own torch
 
 test-pages: $(VENV)/.built  ## the HTML report in a headless chromium, which must be installed
 	@$(PY) -m pytest -q $(or $(ARGS),tests/pages)
+
+$(VENV)/.docs: $(VENV)/.deps
+	$(PIP) $$($(PY) -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \
+	    print(*(p['project']['optional-dependencies'] | p.get('dependency-groups', {}))['docs'])")
+	@touch $@
+
+.PHONY: docs
+docs: $(VENV)/.built $(VENV)/.docs  ## the site, in build/docs; a warning is an error
+	@$(PY) -m sphinx -q -n -W --keep-going -b html docs $(OUT)/docs
+	@echo "Wrote $(OUT)/docs/index.html"
 
 lint: $(VENV)/.built $(VENV)/.lint  ## formatters, static analysis, strict typing
 	$(VENV)/bin/clang-format --dry-run -Werror $$(git ls-files 'csrc/*.[ch]' 'csrc/*.cpp' 'tests/*.[ch]' | grep -v third_party)

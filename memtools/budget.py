@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 class Holding(NamedTuple):
     """What a part of a budget has reserved, or the parts of a suballocation together, in bytes."""
 
+    #: what the part is called
     name: str
+    #: the bytes that it has reserved
     reserved: int
     #: the part of `reserved` that would be given back to another part that needs it
     idle: int
@@ -53,7 +55,9 @@ class BudgetReport:
                 raise TypeError(f"BudgetReport takes the holdings of a report(), got {got}")
         self.budget = repr(budget.name), budget.limit, budget.device
         self.holdings = holdings
+        #: bytes that the parts had reserved at that moment
         self.used = sum(line.reserved for line in holdings if line.depth == 0)
+        #: the most bytes that were reserved so far
         self.peak = max(budget.peak, self.used)
 
     def __iter__(self) -> Iterator[Holding]:

@@ -29,8 +29,11 @@ _LENGTH = 4  # bytes that hold the length of the text behind them
 class RankStat:
     """A figure over the ranks that have a reading of it, in the figure's own unit."""
 
+    #: the smallest reading
     min: float
+    #: the mean of the readings
     mean: float
+    #: the largest reading
     max: float
     #: the rank of the whole job with the smallest reading; of several, the lowest
     min_rank: int

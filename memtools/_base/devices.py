@@ -47,7 +47,7 @@ class DeviceMemory:
 
     @property
     def others(self) -> int | None:
-        """What neither is free nor torch's allocator has: of other programs, and of this one its
+        """Memory that is neither free nor torch's, which other programs have, and of this one its
         CUDA context, NCCL and whatever takes memory past torch."""
         if self.total is None or self.free is None or self.reserved is None:
             return None
@@ -55,8 +55,8 @@ class DeviceMemory:
 
     @property
     def used(self) -> int | None:
-        """`allocated` and `others`: what cannot be had for a new tensor. torch hands out the rest,
-        what it has reserved and does not use as well as what is free."""
+        """The sum of `allocated` and `others`, which no new tensor can have. torch hands out the
+        rest: what it has reserved and does not use, and what is free."""
         others = self.others
         return None if self.allocated is None or others is None else self.allocated + others
 

@@ -64,14 +64,15 @@ class Serving:
 class Heap:
     """What malloc_info tells, in bytes."""
 
+    #: how many arenas there are
     arenas: int
-    #: of all arenas; blocks that are mapped one by one are not in it
+    #: the size of all arenas; blocks that are mapped one by one are not in it
     arena_bytes: int
-    #: of them, in no block that is handed out
+    #: the part of `arena_bytes` that is in no block that is handed out
     idle_bytes: int
-    #: of them, in arenas other than the main one
+    #: the part of `idle_bytes` that is in arenas other than the main one
     idle_elsewhere: int
-    #: in blocks that are mapped one by one
+    #: the size of the blocks that are mapped one by one
     mapped_bytes: int
 
 

@@ -13,7 +13,13 @@ class MetricsSource(Protocol):
     Keys are like `memory/host_rss_bytes`: the unit (bytes, percent, steps) comes last.
     """
 
-    def metrics(self, expert: bool = False) -> dict[str, float]: ...
+    def metrics(self, expert: bool = False) -> dict[str, float]:
+        """The figures of now by their keys.
+
+        Args:
+            expert: give all figures there are, and not only the usual ones.
+        """
+        ...
 
 
 def check_source(source: object, taker: str) -> None:

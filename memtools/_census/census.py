@@ -39,8 +39,11 @@ _ROWS = 12
 class TensorGroup:
     """Live tensors of one kind; `bytes` is memory, each storage counted once in one group."""
 
+    #: type, shape, dtype and device
     kind: TensorKind
+    #: how many there are
     count: int
+    #: the memory of their storages
     bytes: int
 
 
@@ -49,8 +52,11 @@ class TensorGroup:
 class GroupGrowth:
     """How many more tensors of a kind there are, and how many more bytes they hold."""
 
+    #: type, shape, dtype and device
     kind: TensorKind
+    #: how many more there are
     count: int
+    #: how many more bytes
     bytes: int
 
 
@@ -59,7 +65,9 @@ class GroupGrowth:
 class TypeGrowth:
     """How many more objects of a type there are."""
 
+    #: the name of the type, with its module
     type: str
+    #: how many more there are
     count: int
 
 

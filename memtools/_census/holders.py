@@ -101,9 +101,13 @@ class TensorKind(NamedTuple):
     """What tensors are grouped by. `shape` and `device` are None where asking would run Python code
     of the tensor's class (`__torch_dispatch__`); `shape` also for a nested tensor."""
 
+    #: the name of the class, such as "torch.Tensor"
     type: str
+    #: the length of each dimension
     shape: tuple[int, ...] | None
+    #: such as "float32"
     dtype: str
+    #: such as "cpu", or "cuda" and the number of the device after a colon
     device: str | None
 
     def __str__(self) -> str:

@@ -40,7 +40,7 @@ T = TypeVar("T")
 class Setting(Generic[T]):
     """A value and who set it."""
 
-    #: None if nobody set it, and the allocator's own value counts
+    #: the value; None if nobody set it, and the allocator's own value counts
     value: T | None = None
     #: the variable that set it, or the call; "" if nobody did
     source: str = ""
@@ -69,9 +69,13 @@ class CudaDevice:
 class CudaAllocator:
     """How torch's allocator for CUDA is set, or will be if the program has not used it yet."""
 
+    #: "native" or "cudaMallocAsync"
     backend: Setting[str]
+    #: whether segments can grow, so that less memory is lost to fragmentation
     expandable_segments: Setting[bool]
+    #: blocks above this size are not split, in MiB
     max_split_size_mb: Setting[int]
+    #: the share of the memory in use above which unused blocks are freed, 0 to 1
     garbage_collection_threshold: Setting[float]
     #: False if PYTORCH_NO_CUDA_MEMORY_CACHING makes each tensor a cudaMalloc of its own
     caching: Setting[bool]
@@ -104,11 +108,11 @@ class HostAllocator:
     others: tuple[str, ...]
     #: the most arenas that may be made
     arena_max: Setting[int]
-    #: so much free memory stays at the end of a heap
+    #: how much free memory stays at the end of a heap
     trim_threshold: Setting[int]
     #: blocks from this size on are mapped one by one
     mmap_threshold: Setting[int]
-    #: a heap grows by so much more than it needs
+    #: how much more than it needs a heap grows by
     top_pad: Setting[int]
     #: all of glibc's settings that somebody made
     values: Mapping[str, Setting[int]]
@@ -124,8 +128,9 @@ class HostAllocator:
 
     @property
     def dynamic(self) -> bool:
-        """Whether glibc raises its thresholds by itself when large blocks are freed: mmap_threshold
-        up to 32 MiB, trim_threshold up to 64 MiB."""
+        """Whether glibc raises its thresholds by itself when large blocks are freed.
+
+        It raises mmap_threshold up to 32 MiB, and trim_threshold up to 64 MiB."""
         return self.name == "glibc" and not any(name in self.values for name in END_THE_DYNAMIC)
 
     @property
@@ -138,7 +143,9 @@ class HostAllocator:
 class AllocatorSettings:
     """The allocators of this process as they are set at one moment; `str()` is a table."""
 
+    #: torch's allocator for CUDA
     cuda: CudaAllocator
+    #: malloc
     host: HostAllocator
     #: what else the advice looks at; it may hold paths, so that repr() leaves it out
     seen: allocator_advice.Seen = field(repr=False)
@@ -169,9 +176,9 @@ class AllocatorSettings:
                 are freed, at the price of their page faults: 4 KiB to 32 MiB, as an int or like
                 "1 MiB".
 
-        Returns what was done, in words.
+        Returns what was done, in words. Nothing was changed where it raises.
 
-        Raises, with nothing changed:
+        Raises:
             TypeError: an argument has the wrong type.
             ValueError: an argument is out of range, or none is given.
             RuntimeError: it is too late, or malloc is another allocator's. The message says what to

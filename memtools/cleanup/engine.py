@@ -81,35 +81,28 @@ Agree = Callable[[int, bool, int], int]
 
 
 class Cleaned(NamedTuple):
-    """What an action did that was asked for by hand.
+    """What an action did that was asked for by hand."""
 
-    Attributes:
-        name: of the action.
-        ms: what it took, in milliseconds.
-        host_freed_bytes: what it freed in host memory.
-        device_freed_bytes: what it freed on all devices.
-        error: what it raised, as text; "" for nothing.
-    """
-
+    #: the name of the action
     name: str
+    #: what it took, in milliseconds
     ms: float
+    #: what it freed in host memory
     host_freed_bytes: int
+    #: what it freed on all devices
     device_freed_bytes: int
+    #: what it raised, as text; "" for nothing
     error: str
 
 
 class CleanupCall(NamedTuple):
-    """What a callback of `CleanupPolicy.add` is called with.
+    """What a callback of `CleanupPolicy.add` is called with."""
 
-    Attributes:
-        clock: what was counted last: "update", "epoch", or a phase's name; "cleanup" when asked for
-            by hand.
-        ticks: how often that was counted.
-        reasons: "cadence", "host pressure", "device pressure": what is due.
-    """
-
+    #: what was counted last, "update", "epoch" or a phase's name; "cleanup" when asked for by hand
     clock: str
+    #: how often that was counted
     ticks: int
+    #: why it is due, of "cadence", "host pressure" and "device pressure"
     reasons: tuple[str, ...]
 
 
@@ -118,8 +111,10 @@ class CleanupHandle:
     """A callback of a policy. `cancel()` removes it, at any time, also from within it."""
 
     _engine: Engine
+    #: what the report calls it
     name: str
     action: int  #: its number in the policy
+    #: the function that is called
     call: Callable[[CleanupCall], object]
 
     @property

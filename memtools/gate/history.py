@@ -77,6 +77,9 @@ class GateHistory(_core.GateHistory):
     def extend(self, tensors: Iterable[torch.Tensor]) -> None:
         """Append each tensor in turn. Where one is refused, those before it stay.
 
+        Args:
+            tensors: what `append` takes, each of them.
+
         Raises what `append` raises.
         """
         for gates in tensors:
@@ -125,6 +128,9 @@ class GateHistory(_core.GateHistory):
         """Write limits, records and statistics to a file, in one step: if the program dies
         meanwhile, the file is as it was before.
 
+        Args:
+            path: the file; one that is there is replaced.
+
         Raises OSError if the file cannot be written.
         """
         file.write(path, self._dump())
@@ -132,6 +138,9 @@ class GateHistory(_core.GateHistory):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> GateHistory:
         """Read a file that `save` wrote. It is not a pickle: nothing in it is executed.
+
+        Args:
+            path: the file.
 
         Raises ValueError if the file is damaged or not a saved history, OSError if it cannot be
         read.

@@ -60,7 +60,7 @@ class GateStats:
 
     @property
     def entropy(self) -> float:
-        """Shannon entropy of `load_fraction`: 0 if one expert has all of it, log(E) if balanced."""
+        """Shannon entropy of `load_fraction`; 0 if one expert has all of it, log(E) if balanced."""
         return _entropy([float(count) for count in self.load])
 
     @property
@@ -70,8 +70,8 @@ class GateStats:
 
     @property
     def cv(self) -> float:
-        """Coefficient of variation of the load: population standard deviation over mean; 0 if
-        balanced. Its square is the load loss of Shazeer et al. 2017 (arXiv:1701.06538)."""
+        """Coefficient of variation of the load, the population standard deviation over the mean.
+        0 if balanced. Its square is the load loss of Shazeer et al. 2017 (arXiv:1701.06538)."""
         return _cv([float(count) for count in self.load])
 
     @property
@@ -82,9 +82,9 @@ class GateStats:
 
     @property
     def max_violation(self) -> float:
-        """(largest load - mean load) / mean load: MaxVio of Wang et al. 2024 (arXiv:2408.15664).
+        """The largest load over the mean load, less 1; MaxVio of Wang et al. 2024.
 
-        0 if balanced, E/k - 1 if every token goes to the same k experts.
+        See arXiv:2408.15664. 0 if balanced, E/k - 1 if every token goes to the same k experts.
         """
         mean = sum(self.load) / max(1, len(self.load))
         return max(self.load) / mean - 1.0 if mean > 0 else 0.0

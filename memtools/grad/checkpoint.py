@@ -78,9 +78,9 @@ def checkpoint_layers(
 class CheckpointedLayers:
     """What `checkpoint_layers` wrapped. Does not keep the model alive."""
 
-    #: of the layers that are checkpointed, as in `model.named_modules()`
+    #: the names of the layers that are checkpointed, as in `model.named_modules()`
     names: tuple[str, ...]
-    #: how many layers `every` chose from
+    #: how many layers there were to choose from
     found: int
     wrappers: tuple[_Recomputed, ...]
 

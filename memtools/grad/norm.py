@@ -59,16 +59,16 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Scale the gradients of `parameters` in place so that their norm is at most `max_norm`.
 
-    A drop-in for torch.nn.utils.clip_grad_norm_: the same coefficient
-    max_norm / (norm + 1e-6), and the norm from before as grad_norm() gives it. Reads the gradients
-    once; on the CPU they are written only when they are too large. A norm that is not finite makes
-    all of them nan or 0, as torch's does, unless `error_if_nonfinite` is set. On a CUDA device
-    nothing waits for it, unless `error_if_nonfinite` is set.
+    A drop-in for `torch.nn.utils.clip_grad_norm_` with the same coefficient,
+    `max_norm / (norm + 1e-6)`. It returns the norm from before as `grad_norm()` gives it. Reads the
+    gradients once; on the CPU they are written only when they are too large. A norm that is not
+    finite makes all of them nan or 0, as torch's does, unless `error_if_nonfinite` is set. On a
+    CUDA device nothing waits for it, unless `error_if_nonfinite` is set.
 
     Args:
         parameters: a tensor, or tensors; one that is given twice counts once.
         max_norm: the largest norm that is left as it is; 0 or more.
-        norm_type, error_if_nonfinite, foreach: as for grad_norm().
+        norm_type, error_if_nonfinite, foreach: as for `grad_norm()`.
 
     Raises ValueError for a negative or nan `max_norm`, RuntimeError when the norm is not finite and
     `error_if_nonfinite`, and TypeError for a sparse gradient; then nothing was changed.

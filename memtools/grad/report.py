@@ -17,29 +17,29 @@ if TYPE_CHECKING:
 class Retry:
     """One micro-batch that did not fit, and how the step went on. `str()` is a line."""
 
-    #: windows before this one
+    #: windows before the one that it belongs to
     window: int
-    #: which of this window's
+    #: the number of the micro-batch in its window
     micro_batch: int
-    #: it had, or the size that the split function cut it for; None for a whole batch of which only
-    #: that function knows
+    #: rows of the micro-batch, or the size that the split function cut it for; None for a whole
+    #: batch of which only that function knows
     rows: int | None
-    #: "forward", "backward", "another rank", "optimizer": its state did not fit before its first
-    #: step, or "allocator": all fitted, but the device's allocator had to empty its cache again and
-    #: again
+    #: where memory ran out. "forward" and "backward"; "another rank"; "optimizer" where its state
+    #: did not fit before its first step; "allocator" where all fitted, but the device's allocator
+    #: had to empty its cache again and again
     phase: str
-    #: its type and the first line of its text
+    #: the type of the error and the first line of its text
     error: str
     #: bytes that could not be had, where the error says so
     asked: int | None
     #: what was as before when it was tried again
     restored: str
-    #: rows of the next try, those that failed where all idle memory was given back first; None: no
-    #: try was left
+    #: rows of the next try, those that failed where all idle memory was given back first; None if
+    #: no try was left
     next_rows: int | None
     #: whether this was a step up, on trial
     probing: bool
-    #: from the begin of what was done in vain until the next try
+    #: milliseconds that were lost, from the begin of the micro-batch until the next try
     ms: float
     #: what was set for the rest of the process, so that freed memory goes back to the system or
     #: kernels can be made again, or ""
@@ -81,6 +81,7 @@ class WindowReport:
 
     #: windows before this one
     index: int
+    #: micro-batches of this window
     micro_batches: int
     #: units (tokens, samples, nodes) of all micro-batches and ranks; without weights, micro-batches
     weight: float
@@ -93,15 +94,17 @@ class WindowReport:
     scale: float
     #: whether the update was left out, as the gradients were not finite
     skipped: bool
-    #: elements of the gradients, before averaging
+    #: infinite elements of the gradients, before averaging
     infs: int
+    #: elements of the gradients that are nan, before averaging
     nans: int
     #: the first parameter with such an element, by `model.named_parameters()`
     first_bad: str | None
-    #: how the factor came into the gradients: "nothing" (it was 1), "folded" into the optimizer,
+    #: how the factor came into the gradients, "nothing" (it was 1), "folded" into the optimizer,
     #: "multiplied" or "skipped"
     applied: str
-    #: from the end of the last micro-batch to the end of the window, the optimizer's step included
+    #: milliseconds from the end of the last micro-batch to the end of the window, the optimizer's
+    #: step included
     ms: float
     #: rows that step() gives to a micro-batch; None where it was not called
     micro_batch_size: int | None = None
@@ -114,14 +117,14 @@ class WindowReport:
 
     @property
     def loss(self) -> float:
-        """The mean loss: the sum of the losses, divided by `own_weight`; without weights, the mean
-        over the micro-batches. nan where this rank had none. Losses on a device are read here, and
-        not before: this is what waits for them."""
+        """The mean loss, which is the sum of the losses over `own_weight`; without weights, the
+        mean over the micro-batches. nan where this rank had none. Losses on a device are read here,
+        and not before: this is what waits for them."""
         return self._loss.read() / self.own_weight if self.own_weight else math.nan
 
     @property
     def extras(self) -> dict[str, float]:
-        """The sums, by name, of what the loss function returned as its third value: divide by
+        """The sums, by name, of what the loss function returned as its third value. Divide by
         `own_weight` for a mean. Waits for a device as `loss` does."""
         return {name: found.read() for name, found in self._extras.items()}
 
@@ -150,29 +153,39 @@ class WindowReport:
 class AccumulatorReport:
     """All windows of a GradAccumulator so far. `str()` is a short text."""
 
+    #: micro-batches in a window
     steps: int
+    #: "fp32", "bf16" or "fp16"
     precision: str
+    #: windows that have ended
     windows: int
     #: windows whose update was made
     updates: int
-    #: windows whose update was left out, and how many of the last ones in a row
+    #: windows whose update was left out
     skipped: int
+    #: how many of the last windows in a row were left out
     skipped_in_a_row: int
-    #: skipped windows with an inf and no nan, and those with a nan
+    #: skipped windows with an inf and no nan
     inf_windows: int
+    #: skipped windows with a nan
     nan_windows: int
     #: the first parameter with an inf or a nan, in the last window that was skipped
     first_bad: str | None
     #: windows dropped by reset()
     dropped: int
+    #: micro-batches of all windows
     micro_batches: int
+    #: units (tokens, samples, nodes) of all windows; without weights, micro-batches
     weight: float
-    #: the loss scale of the next window, and how low it has been
+    #: the loss scale of the next window; 1 without fp16
     scale: float
+    #: the lowest loss scale so far
     least_scale: float
+    #: rows that step() gives to a micro-batch; None where it was not called
     micro_batch_size: int | None
-    #: the newest 100 of what ran out of memory in step(), and how many there were
+    #: the newest 100 of what ran out of memory in step()
     retries: tuple[Retry, ...]
+    #: how often memory ran out in step()
     ran_out: int
     #: the last window, or None before the first
     last: WindowReport | None

@@ -326,7 +326,7 @@ class KVCache:
 
     @property
     def k_cache(self) -> torch.Tensor:
-        """K, `(n_layers, batch_size, max_seq_len, n_heads, head_dim)`: a view with strides of its
+        """K, `(n_layers, batch_size, max_seq_len, n_heads, head_dim)`, a view with strides of its
         own, to be written in place. Behind the last token it reads zeros."""
         return self._full()[0]
 
@@ -336,7 +336,11 @@ class KVCache:
         return self._full()[1]
 
     def get_layer_cache(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of one layer, `(batch_size, max_seq_len, n_heads, head_dim)`, as views."""
+        """K and V of one layer, `(batch_size, max_seq_len, n_heads, head_dim)`, as views.
+
+        Args:
+            layer_idx: the layer, from 0.
+        """
         k, v = self._full()
         return k[layer_idx], v[layer_idx]
 
@@ -362,7 +366,7 @@ class KVCache:
 
     @property
     def kv_shape(self) -> tuple[int, ...]:
-        """The shape of `kv_cache`: `(n_layers, 2, batch_size, n_heads, max_seq_len, head_dim)`."""
+        """The shape of `kv_cache`, `(n_layers, 2, batch_size, n_heads, max_seq_len, head_dim)`."""
         rows = (self.batch_size, self.n_heads, self.max_seq_len, self.head_dim)
         return (self.n_layers, 2, *rows)
 
@@ -378,7 +382,7 @@ class KVCache:
 
     @property
     def pos(self) -> int:
-        """The number of tokens in every row. It can be set: lower to drop tokens, or higher."""
+        """The number of tokens in every row. It can be set, lower to drop tokens, or higher."""
         return self._pos
 
     @pos.setter

@@ -26,10 +26,10 @@ class KVStats:
     shared_bytes: int  #: the part of live_bytes that more than one row uses
     idle_bytes: int  #: pages kept for the next lease; trim() gives them back
     promised_bytes: int  #: reserved for the num_tokens of leases, and not taken yet
-    reserved_bytes: int  #: counted in the budget: live_bytes + max(idle_bytes, promised_bytes)
+    reserved_bytes: int  #: live_bytes + max(idle_bytes, promised_bytes), which the budget counts
     physical_bytes: int  #: what the system itself counts for the pool
     peak_bytes: int  #: the largest live_bytes + idle_bytes so far
-    payload_bytes: int  #: the tokens of all rows as if nothing were shared: what copies would take
+    payload_bytes: int  #: the tokens of all rows as if nothing were shared, as copies would take
     address_bytes: int  #: address space, which is not memory
     maps: int  #: mapped stretches of address space, an upper bound
     mapped_again_bytes: int  #: pages mapped at a further address, where resident bytes repeat them
@@ -46,7 +46,8 @@ class KVStats:
     copied: int  #: blocks copied because a row wrote to one that was shared
     map_calls: int  #: stretches of address space mapped
     limit_bytes: int | None  #: limit of the budget that the pool counts in; None is unlimited
-    lingering_names: tuple[str, ...]  #: "lease 3 (16 rows x 1,088 tokens), 2 views"
+    #: such leases in words, like "lease 3 (16 rows x 1,088 tokens), 2 views"
+    lingering_names: tuple[str, ...]
 
     def __str__(self) -> str:
         limit = "" if self.limit_bytes is None else f" of {format_bytes(self.limit_bytes)}"

@@ -23,11 +23,11 @@ LEAST_PER_STEP, LEAST_PER_SECOND = 1024, 256 * 1024
 class StepsLeft(NamedTuple):
     """Steps until a limit is reached, as an interval; `math.inf` where the series does not grow."""
 
-    #: hardly earlier than this, if nothing else is loaded
+    #: the fewest steps that are likely, if nothing else is loaded
     lo: float
-    #: at the present rate
+    #: the steps that are left at the present rate
     mid: float
-    #: hardly later
+    #: the most steps that are likely
     hi: float
 
     def __str__(self) -> str:
@@ -38,15 +38,16 @@ class StepsLeft(NamedTuple):
 class LeakVerdict:
     """What a LeakDetector says at one moment; `str()` is one plain line."""
 
-    #: one of the ladder: "early", "quiet", "fills", "fragmentation", "suspect", "growing", "likely"
-    #: or "leak" (memtools.leak.finding.GRADES)
+    #: how certain it is, from "early", "quiet", "fills", "fragmentation", "suspect", "growing" and
+    #: "likely" to "leak"
     kind: str
     #: growth of the signal that decided, in bytes a step; 0 when early or quiet
     rate_bytes_per_step: float
-    #: that what grows is a leak: "high", "good" (leak), "fair" (likely), "low" (suspect,
-    #: growing), "none"
+    #: how sure it is that what grows is a leak, "high" or "good" (leak), "fair" (likely), "low"
+    #: (suspect, growing), "none"
     confidence: str
-    #: until the limit that the detector was given; None without one, and when quiet
+    #: how many steps are left until the limit that the detector was given; None without one, and
+    #: when quiet
     steps_left: StepsLeft | None = None
     #: "heap", "python", "tensors", "children", "device", "shm" or "rss"; None when early or quiet
     signal: str | None = None
@@ -56,7 +57,7 @@ class LeakVerdict:
     rate_error: float = 0.0
     #: what it costs in resident memory, in bytes a step; None where rss is not read
     rss_bytes_per_step: float | None = None
-    #: growth late in the run over growth early in it: 1 is a straight line
+    #: growth late in the run over growth early in it; 1 is a straight line
     shape: float = 0.0
     #: the limit may be reached within a tenth of the steps done, or a hundred steps
     pressure: bool = False

@@ -117,20 +117,21 @@ class LeakFinding:
 
     @property
     def part(self) -> str:
-        """The part of memory that it grows in: "use" for what the process itself has in use,
-        whichever signal has shown it, else the signal."""
+        """The part of memory that grows; "use" for what the process itself has in use, whichever
+        signal has shown it, else the signal."""
         return "use" if self.signal in OF_USE else self.signal
 
     @property
     def key(self) -> Key:
-        """What two looks call by the same name is the same finding, whatever passes of it: an
-        autograd graph has more nodes each time. What nobody holds is one growth, whichever of the
-        process's own signals has shown it."""
+        """What tells this finding from others. Two looks that find the same holder have the same
+        key, although an autograd graph, for example, has more nodes each time. What nobody holds
+        is one growth, whichever of the process's own signals has shown it."""
         return self.process, _PASSING.sub("", self.holder) or self.kind or self.part
 
     @property
     def subject(self) -> str:
-        """What grows: the holder's name, or in words what nobody holds; and in which process."""
+        """What grows and in which process; by the holder's name, or in words where nobody holds
+        it."""
         subject = self.holder or _NOBODY.get(self.kind, f"memory ({self.signal})")
         if self.process and not self.holder and self.kind == "children":
             return self.process

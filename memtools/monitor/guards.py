@@ -29,16 +29,18 @@ class Pressure(NamedTuple):
 
     #: the watermark that was passed, as a share of the limit
     fraction: float
-    #: bytes that count against the limit, and the limit. Of a device: what was allocated and what
-    #: others held when the watermark was passed, and the device's size
+    #: bytes that count against the limit; those of a device are what was allocated there and what
+    #: others held when the watermark was passed
     used_bytes: int
+    #: the limit in bytes; of a device its size
     limit_bytes: int
     #: where the limit comes from, in words
     limit_source: str
+    #: how many steps the monitor has counted
     step: int
     #: share of the last 10 s, 0 to 100, in which some task waited for memory; None when unknown
     stalled_percent: float | None
-    #: the number of the device whose memory it is; None: the host's
+    #: the number of the device whose memory it is; None for the host's
     device: int | None = None
 
     def __str__(self) -> str:
@@ -62,11 +64,15 @@ class Handle:
         device: str | None = None,
     ):
         self._watermarks = watermarks
-        self.fraction, self.action = fraction, action
-        #: whose memory it is of: "cuda" is every device, "cuda:1" one, None the host
+        #: the share of the limit at which it acts
+        self.fraction = fraction
+        #: the function that is called, or "raise" and the like for a guard
+        self.action = action
+        #: whose memory it watches; None for the host, "cuda" for all devices, or the name of one
         self.device = device
         #: True for a guard; False for a callback of on_pressure, which runs before all guards
         self.safe = safe
+        #: what errors and events call it
         self.name = action if isinstance(action, str) else name_of_callback(action)
         self._bits: list[int] = []
 

@@ -22,17 +22,17 @@ SOURCE_NS = 1_000_000_000  # for so long the words about the limit's source are 
 
 @dataclass(frozen=True)
 class HostMemory:
-    """The host's memory at one moment, in bytes; None where a figure was not to be had."""
+    """The host's memory at one moment, in bytes; None for a figure that is not known."""
 
     #: resident memory of this process
     rss: int | None
-    #: of it, neither of files nor shared
+    #: the part of `rss` that is neither of files nor shared
     private: int | None
-    #: of this process, swapped out
+    #: memory of this process that is swapped out
     swap: int | None
     #: what counts against the container's limit, less file cache that is easily dropped
     cgroup_used: int | None
-    #: the lowest limit over the control group and its ancestors; None: there is none, or it is
+    #: the lowest limit over the control group and its ancestors; None if there is none or it is
     #: unknown, which `limit_source` tells apart
     cgroup_limit: int | None
     #: what the machine could still hand out without swapping
@@ -41,20 +41,22 @@ class HostMemory:
     total: int | None
     #: share of the last 10 s, 0 to 100, in which some task of the control group waited for memory
     pressure: float | None
-    #: where the limit comes from, in words: "cgroup v2 limit 8.00 GiB (/sys/fs/cgroup/a)"
+    #: where the limit comes from, like "cgroup v2 limit 8.00 GiB (/sys/fs/cgroup/a)"
     limit_source: str
-    #: what this process fills itself: `rss`, with pages that it maps several times counted once
+    #: what this process fills itself, which is `rss` with pages that it maps several times counted
+    #: once
     process: int | None = None
-    #: what the job fills, this process with its workers and all other descendants: `process`, their
-    #: private bytes, and `shm`; each page once, and what of it is swapped out as well
+    #: what the job fills, which is this process with its workers and all other descendants. It is
+    #: the sum of `process`, their private bytes, and `shm`; each page counts once, and what of it
+    #: is swapped out counts as well
     job: int | None = None
-    #: shared memory of the job: its files in /dev/shm, mapped or not, and what it shares without a
-    #: name
+    #: shared memory of the job, which is its files in /dev/shm, mapped or not, and what it shares
+    #: without a name
     shm: int | None = None
-    #: of this process and its descendants, swapped out
+    #: memory of this process and its descendants that is swapped out
     job_swap: int | None = None
-    #: of this process, pinned for copies to devices: in blocks of torch's own allocator, in use or
-    #: kept for the next tensor; None until the program uses CUDA
+    #: memory of this process that is pinned for copies to devices, in blocks of torch's own
+    #: allocator, in use or kept for the next tensor; None until the program uses CUDA
     pinned: int | None = None
 
     @property

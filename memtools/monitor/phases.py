@@ -28,13 +28,17 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 class PhaseTotals:
     """How often a phase was passed so far, and what that took."""
 
+    #: what the program calls it
     name: str
+    #: how often it was passed
     count: int
+    #: the time of all passages together
     seconds: float
+    #: the time of the longest passage
     longest_seconds: float
     #: the largest peak of resident memory, in bytes
     peak_bytes: int | None
-    #: False: a peak was at least that, because the kernel's mark could not be set back
+    #: False if a peak was at least that, because the kernel's mark could not be set back
     exact: bool
     #: the largest peak of each device, in bytes allocated, by its index
     device_peak_bytes: dict[int, int]

@@ -29,7 +29,10 @@ class LeakHandle:
     __slots__ = ("_listeners", "action", "name")
 
     def __init__(self, listeners: Listeners, action: LeakCallback) -> None:
-        self._listeners, self.action = listeners, action
+        self._listeners = listeners
+        #: the function that is called
+        self.action = action
+        #: what errors call the function
         self.name = name_of_callback(action)
 
     def cancel(self) -> None:

@@ -16,22 +16,23 @@ UNKNOWN = 2**64 - 1  # "no reading" in a memoryview
 
 @dataclass(frozen=True)
 class Column:
-    """A column's name and unit ("B" for bytes; "" for none)."""
+    """A column of a record."""
 
+    #: what is read, such as "rss"
     name: str
+    #: the unit, "B" for bytes and "" for none
     unit: str
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The newest samples, one by one: memoryviews of format "Q" and of one length.
+    """The newest samples, one by one, as memoryviews of format "Q" and of one length."""
 
-    `numbers` counts from 0 at the start of the run; `time_ns` is of the run's monotonic clock; a
-    value of `UNKNOWN` (2**64 - 1) is no reading.
-    """
-
+    #: the number of each sample, counted from 0 at the start of the run
     numbers: memoryview
+    #: when each was taken, in nanoseconds of the run's monotonic clock
     time_ns: memoryview
+    #: the readings by the name of the column; 2**64 - 1 means that there was no reading
     values: dict[str, memoryview]
 
     def __len__(self) -> int:
@@ -40,18 +41,25 @@ class Samples:
 
 @dataclass(frozen=True)
 class Buckets:
-    """The whole run in buckets of `width` samples (the last may hold fewer), oldest first.
+    """The whole run in buckets of `width` samples, oldest first.
 
-    All are memoryviews of format "Q" and of one length. `least`, `most` and `last` are of a
-    column's readings in the bucket, `UNKNOWN` where it has none.
+    All but `width` are memoryviews of format "Q" and of one length. A bucket in which a column has
+    no reading has 2**64 - 1 there.
     """
 
+    #: samples of a bucket; the last one may hold fewer
     width: int
+    #: when the first sample of each bucket was taken, in nanoseconds of the run's monotonic clock
     first_ns: memoryview
+    #: when the last one was taken
     last_ns: memoryview
+    #: how many samples each bucket holds
     counts: memoryview
+    #: the smallest reading in each bucket, by the name of the column
     least: dict[str, memoryview]
+    #: the largest reading
     most: dict[str, memoryview]
+    #: the last reading
     last: dict[str, memoryview]
 
     def __len__(self) -> int:
@@ -60,28 +68,35 @@ class Buckets:
 
 @dataclass(frozen=True)
 class RecordEvent:
-    """Something that happened; with a duration, a span that began at `time_ns`.
+    """Something that happened; with a duration, a span that began at `time_ns`."""
 
-    `text` is a sentence or a name; `data` the fields of which the sentence is made, where the kind
-    has fields (see memtools/record/kinds.py), else None.
-    """
-
+    #: the event's number, counted from 0 at the start of the run
     number: int
+    #: when it happened or began, in nanoseconds of the run's monotonic clock
     time_ns: int
+    #: how long it took, in nanoseconds; 0 for what has no duration
     duration_ns: int
+    #: the step in which it happened; None where no steps are counted
     step: int | None
+    #: what kind of event it is, such as "leak" or "end"
     kind: str
+    #: a sentence or a name
     text: str
+    #: the fields of which the sentence is made; None for a kind without fields
     data: kinds.Event | None = None
 
 
 @dataclass(frozen=True)
 class RecordPhase:
-    """All passages of a phase: how many, their time in seconds, the largest peak in bytes."""
+    """All passages of a phase."""
 
+    #: what the program calls it
     name: str
+    #: how often it was passed
     count: int
+    #: the time of all passages together
     seconds: float
+    #: the largest peak of resident memory, in bytes; None where it is not known
     peak_bytes: int | None
 
 
@@ -89,32 +104,47 @@ class RecordPhase:
 class Record:
     """What a `run.mem` holds. Made by `memtools.read_record`.
 
-    `complete`: it was closed properly; otherwise it is still `written` by a living process, or
-    that was killed. Where a signal did it that leaves a mark, the last event is an "end" that names
-    it. `total` samples were taken ever: `samples` has the newest, `buckets` all. `events_gone` of
-    the newest events have lost the place of their long fields to newer ones, and are not in
-    `events`.
-    `unreadable` rows and events were in flight when the writer was killed or the copy was taken
-    (none of a complete record), or were damaged.
+    A record that is not `complete` is still `written` by a living process, or that process was
+    killed. Where a signal that leaves a mark killed it, the last event is an "end" that names it.
     """
 
+    #: the file
     path: str
+    #: its size in bytes
     nbytes: int
+    #: when the run began, in nanoseconds since 1970
     start_ns: int
+    #: the same on the run's monotonic clock, which all other times are of
     clock_ns: int
+    #: when the record was closed, on that clock; None if it was not
     closed_ns: int | None
+    #: whether a living process is writing it
     written: bool
+    #: the process that wrote it
     pid: int
+    #: the size of a page of the system, in bytes
     page_bytes: int
+    #: the command line
     command: tuple[str, ...]
+    #: the columns of the samples
     columns: tuple[Column, ...]
+    #: how many samples were taken
     total: int
+    #: rows and events that were being written when the writer was killed or the copy was taken, or
+    #: that are damaged; 0 in a complete record
     unreadable: int
+    #: the newest samples, one by one
     samples: Samples = field(repr=False)
+    #: the whole run in buckets of samples
     buckets: Buckets = field(repr=False)
+    #: the newest events, oldest first
     events: tuple[RecordEvent, ...] = field(repr=False)
+    #: how many events there were
     events_total: int
+    #: the phases of the run
     phases: tuple[RecordPhase, ...]
+    #: how many of the newest events are not in `events`, because newer ones took the place of their
+    #: long fields
     events_gone: int = 0
 
     @property
@@ -142,13 +172,21 @@ class Record:
         return (self.start_ns + time_ns - self.clock_ns) / 1e9
 
     def to_jsonl(self, file: IO[str]) -> None:
-        """Write a line of JSON for the header, each bucket, sample, event and phase."""
+        """Write JSON to a text file, a line for the header and each bucket, sample, event, phase.
+
+        Args:
+            file: where it is written.
+        """
         from memtools.record import export
 
         export.to_jsonl(self, file)
 
     def to_chrome_trace(self, file: IO[str]) -> None:
-        """Write a trace that Perfetto and chrome://tracing load: columns as counters, spans."""
+        """Write a trace that Perfetto and chrome://tracing load to a text file.
+
+        Args:
+            file: where it is written.
+        """
         from memtools.record import export
 
         export.to_chrome_trace(self, file)
@@ -173,6 +211,9 @@ def read_record(path: str | os.PathLike[str]) -> Record:
 
     Takes about 10 ms for the default size; memory of twice the file meanwhile. Nothing in the
     file is trusted.
+
+    Args:
+        path: the file.
 
     Raises:
         OSError: the file cannot be opened or read.

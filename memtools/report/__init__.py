@@ -58,6 +58,11 @@ def write_report(
 
     An earlier report is replaced, any other file is not.
 
+    Args:
+        records: one, or several to be laid side by side.
+        path: the file.
+        title: the head line; by default it names the script.
+
     Raises:
         FileExistsError: `path` is a file that no report was written to.
         OSError: it cannot be written.

@@ -262,7 +262,7 @@ get_device(PyObject *op, void *Py_UNUSED(which))
 #define GET(name, doc) {#name, get_##name, NULL, doc, NULL}
 static PyGetSetDef getters[] = {
     GET(limit, "Bytes that may be reserved; None for no limit."),
-    GET(used, "Bytes that the parts have reserved now: exactly the sum of the parts."),
+    GET(used, "Bytes that the parts have reserved now, which is exactly the sum of the parts."),
     GET(peak, "The most that was ever used, in bytes."),
     GET(available,
         "Bytes that can be reserved now, here and in what this is a part of, before anybody gives "

@@ -380,9 +380,10 @@ get_released(PyObject *op, void *Py_UNUSED(which))
 static PyGetSetDef getters[] = {
     {"lengths", get_lengths, NULL, "Tokens of each row, in its longest layer; list[int].", NULL},
     {"num_tokens", get_number, NULL, "Tokens of the longest row.", (void *)(intptr_t)TOKENS},
-    {"batch_size", get_number, NULL, "Rows: sequences in this lease.", (void *)(intptr_t)BATCH},
+    {"batch_size", get_number, NULL, "The number of rows, one for each sequence of this lease.",
+     (void *)(intptr_t)BATCH},
     {"pool", get_pool, NULL, "The pool that lent it.", NULL},
-    {"name", get_name, NULL, "\"lease 3\": how the pool's statistics call it.", NULL},
+    {"name", get_name, NULL, "What the pool's statistics call it, like \"lease 3\".", NULL},
     {"released", get_released, NULL, "True once it is over.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -513,7 +513,7 @@ static PyGetSetDef getters[] = {
     SIZE("layer_group", config.layer_group, "Layers that share pages; 1 but for layout \"token\"."),
     SIZE("block_tokens", block_tokens, "Tokens by which a row's memory grows and is shared."),
     SIZE("block_bytes", block_bytes, "Bytes of so many tokens in all layers."),
-    {"layout", get_layout, NULL, "\"head\" or \"token\": what lies together in memory.", NULL},
+    {"layout", get_layout, NULL, "What lies together in memory, \"head\" or \"token\".", NULL},
     {"closed", get_closed, NULL, "True after close().", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -439,15 +439,22 @@ detector_dealloc(PyObject *op)
 static PyMethodDef methods[] = {
     {"update", MT_PY_FUNCTION(detector_update), METH_FASTCALL | METH_KEYWORDS,
      "update($self, step, **bytes_by_signal)\n--\n\n"
-     "Add the readings of one step: bytes as an int by the name of the signal, None for one that "
-     "is\nnot known. Steps grow from call to call. Takes 0.2 us.\n\nRaises ValueError for a signal "
-     "that there is not, a step that does not come after the one\nbefore, or negative bytes; "
-     "nothing is added then."},
+     "Add the readings of one step. Takes 0.2 us.\n\n"
+     "Args:\n"
+     "    step: the number of the step, which grows from call to call.\n"
+     "    bytes_by_signal: bytes as an int by the name of the signal, such as `heap=`; None for\n"
+     "        one that is not known.\n\n"
+     "Raises ValueError for a signal that there is not, a step that does not come after the one\n"
+     "before, or negative bytes; nothing is added then."},
     {"update_many", MT_PY_FUNCTION(detector_update_many), METH_FASTCALL | METH_KEYWORDS,
      "update_many($self, step, **arrays_by_signal)\n--\n\n"
-     "Add the readings of many steps from `step` on: arrays of one length of int64, uint64 or\n"
-     "float64 (NaN: not known). Returns where the kind changed: [(step, kind), ...]. Takes 10 to\n"
-     "30 ns a reading.\n\nRaises as update does; nothing is added then."},
+     "Add the readings of many steps. Takes 10 to 30 ns a reading.\n\n"
+     "Args:\n"
+     "    step: the number of the first step.\n"
+     "    arrays_by_signal: arrays of one length of int64, uint64 or float64, by the name of the\n"
+     "        signal; NaN for a reading that is not known.\n\n"
+     "Returns where the kind changed, as a list of (step, kind).\n\n"
+     "Raises as update does; nothing is added then."},
     {"reset", detector_reset, METH_NOARGS,
      "reset($self, /)\n--\n\n"
      "Forget all readings: another phase of the program begins. Declared growth stays declared."},

@@ -261,7 +261,8 @@ class PooledCache(Cache):  # type: ignore[misc]
         self._rows.forwards = 0
 
     def activate_past_recording(self) -> None:
-        # Assisted decoding: drafts come in as a whole, and tokens that were refused are cropped.
+        """Begin assisted decoding: drafts come in as a whole, and tokens that were refused are
+        cropped. transformers calls it."""
         self._rows.forwards = -1
 
     def update(

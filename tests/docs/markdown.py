@@ -1,0 +1,50 @@
+"""Markdown as it is read as files: headings, their anchors, and links."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+FENCE = re.compile(r"^(`{3,}).*?^\1 *$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!\w+:)([^)\s#]*)(?:#([^)\s]*))?\)")
+
+
+def without_code(text: str) -> str:
+    """The text with neither blocks of code nor code in a line: as many lines as before."""
+    text = FENCE.sub(lambda block: "\n" * block[0].count("\n"), text)
+    return re.sub(r"`[^`\n]*`", "", text)
+
+
+def anchor(heading: str) -> str:
+    """The anchor of a heading, as in the address of a page."""
+    plain = re.sub(r"[^\w\- ]", "", heading.strip().lower())
+    return plain.replace(" ", "-")
+
+
+def headings(text: str) -> list[tuple[int, str, int]]:
+    """The level of each heading, its words, and where the text after it begins."""
+    blank = FENCE.sub(lambda block: re.sub(r"[^\n]", " ", block[0]), text)
+    found = re.finditer(r"^(#+) +(.*?) *$", blank, re.MULTILINE)
+    return [(len(one[1]), one[2], one.end()) for one in found]
+
+
+def sections(text: str) -> dict[str, str]:
+    """The text under each heading and under those below it, by its anchor."""
+    found = headings(text)
+    ends = {}
+    for number, (level, words, begin) in enumerate(found):
+        later = (start for deep, _, start in found[number + 1 :] if deep <= level)
+        ends[anchor(words)] = text[begin : next(later, len(text))]
+    return ends
+
+
+def dead_links(file: Path, text: str | None = None) -> list[str]:
+    """The links of a file that lead to no file, or to no heading of one."""
+    found = []
+    for path, part in LINK.findall(without_code(file.read_text() if text is None else text)):
+        target = (file.parent / path).resolve() if path else file
+        if not target.exists():
+            found.append(f"{file.name}: {path}")
+        elif part and target.suffix == ".md" and part not in sections(target.read_text()):
+            found.append(f"{file.name}: {path}#{part}")
+    return found
