@@ -1,0 +1,343 @@
+"""Pictures of objects for notebooks: what `_repr_html_` returns, as HTML and SVG without a script.
+
+    an object ──► its texts and numbers ──► heading, tiles, bar, graph, table ... ──► card
+
+Whatever becomes part of a picture as text is escaped here, by the function that takes it: names and
+paths may come from anywhere. Each function returns HTML, and `card` alone takes HTML.
+
+A picture has neither ids, style sheets nor scripts: it disturbs no other cell, and stays the same
+when the notebook is saved. Text has the notebook's own colour, and the colours of lines are dark
+enough for white paper and light enough for black: so it is light or dark as the notebook is.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from memtools._base.size import format_bytes
+from memtools._base.text import duration, shown
+
+#: of lines and bars, each 3 to 1 at least against white and against the black of dark notebooks
+COLOURS = {
+    "s0": "#2f7de1", "s1": "#0f9488", "s2": "#9a62e0", "s3": "#d9730d", "s4": "#c8489f",
+    "s5": "#6b8f1a", "s6": "#a06c3a", "s7": "#7a8aa3", "limit": "#dc3f3f", "bad": "#dc3f3f",
+    "warn": "#c77700", "good": "#2e9455", "accent": "#2f7de1",
+}  # fmt: skip
+SOFT = "opacity:.7"
+GREY = "rgba(127,127,127,.3)"
+#: the coordinates of a graph, in which one unit is no fixed size on the screen
+WIDE, HIGH = 720, 200
+CUT = 400  # characters of one text: a name in a record may be as long as somebody likes
+
+
+class Part(NamedTuple):
+    """A part of a bar: its name, its bytes, and the key of its colour in COLOURS."""
+
+    name: str
+    size: int
+    colour: str
+
+
+class Curve(NamedTuple):
+    """A line of a graph: its points (x, least, most), in the graph's own units."""
+
+    name: str
+    colour: str
+    points: Sequence[tuple[float, float, float]]
+
+
+class Span(NamedTuple):
+    """A passage: from where to where on the graph's x axis."""
+
+    start: float
+    end: float
+
+
+def escape(text: str) -> str:
+    """The text as HTML: control characters shown as such, and cut where it is very long."""
+    return html.escape(shown(cut(text, CUT)), quote=True)
+
+
+def cut(text: str, most: int) -> str:
+    """The text in at most so many characters."""
+    return text if len(text) <= most else f"{text[: most - 4]} ..."
+
+
+def card(*parts: str) -> str:
+    """A picture of these parts, top down. It is not searched for formulas: names may have `$`."""
+    style = "font-size:13px;line-height:1.5;max-width:800px;overflow-wrap:anywhere"
+    return (
+        f'<div class="tex2jax_ignore mathjax_ignore" style="{style}">'
+        f"{''.join(part for part in parts if part)}</div>"
+    )
+
+
+def heading(name: str, badge: str = "", colour: str = "accent") -> str:
+    """The first line: the name, and before it in a frame how things stand."""
+    frame = ""
+    if badge:
+        style = (
+            f"border:1.5px solid {COLOURS[colour]};border-radius:5px;padding:0 6px;"
+            "margin-right:8px;white-space:nowrap"
+        )
+        frame = f'<span style="{style}">{escape(badge)}</span> '
+    return f'<div style="font-weight:600;margin:2px 0">{frame}{escape(name)}</div>'
+
+
+def line(text: str, *, soft: bool = False, colour: str = "") -> str:
+    """A line of text, with a bar of this colour at its left; nothing of no text."""
+    if not text:
+        return ""
+    style = f"margin:2px 0;{SOFT}" if soft else "margin:2px 0"
+    if colour:
+        style += f";border-left:3px solid {COLOURS[colour]};padding-left:7px"
+    return f'<div style="{style}">{escape(text)}</div>'
+
+
+def title(text: str) -> str:
+    return f'<div style="font-weight:600;margin:8px 0 2px">{escape(text)}</div>'
+
+
+def tiles(figures: Iterable[tuple[str, str, str]]) -> str:
+    """Figures side by side: name, value, and a remark in small letters."""
+    cells = [
+        f'<div style="border:1px solid {GREY};border-radius:6px;padding:3px 9px;flex:1 1 120px;'
+        f'min-width:0"><div style="font-size:11px;{SOFT}">{escape(name)}</div>'
+        f'<div style="font-weight:600;font-size:15px">{escape(value)}</div>'
+        f'<div style="font-size:11px;{SOFT}">{escape(remark)}</div></div>'
+        for name, value, remark in figures
+    ]
+    style = "display:flex;flex-wrap:wrap;gap:6px;margin:6px 0"
+    return f'<div style="{style}">{"".join(cells)}</div>'
+
+
+def table(
+    rows: Sequence[Sequence[str]], head: Sequence[str] = (), right: Sequence[int] = ()
+) -> str:
+    """A table.
+
+    Args:
+        rows: the cells of each row, as many in each.
+        head: the names of the columns; none by default.
+        right: the indexes of the columns whose cells are aligned to the right.
+    """
+    side = {True: "right", False: "left"}
+
+    def cells(row: Sequence[str], kind: str, more: str) -> str:
+        return "".join(
+            f'<{kind} style="text-align:{side[i in right]};padding:1px 14px 1px 0;'
+            f'border:0;vertical-align:top;white-space:pre-wrap{more}">{escape(cell)}</{kind}>'
+            for i, cell in enumerate(row)
+        )
+
+    named = f"<tr>{cells(head, 'th', ';font-weight:400;' + SOFT)}</tr>" if head else ""
+    body = "".join(f'<tr style="background:none">{cells(row, "td", "")}</tr>' for row in rows)
+    style = "border-collapse:collapse;border:0;color:inherit;margin:2px 0;font-size:12px"
+    return (
+        f'<div style="overflow-x:auto"><table style="{style};table-layout:auto">'
+        f"<tbody>{named}{body}</tbody></table></div>"
+    )
+
+
+def legend(names: Iterable[tuple[str, str]]) -> str:
+    """Names with the key of their colours."""
+    items = [
+        f'<span style="margin-right:14px;white-space:nowrap"><span style="display:inline-block;'
+        f"width:14px;height:4px;border-radius:2px;vertical-align:middle;margin-right:5px;"
+        f'background:{COLOURS[colour]}"></span>{escape(name)}</span>'
+        for name, colour in names
+    ]
+    return f'<div style="font-size:12px;display:flex;flex-wrap:wrap">{"".join(items)}</div>'
+
+
+def bar(parts: Sequence[Part], whole: int, *, mark: tuple[str, int] | None = None) -> str:
+    """A bar of bytes, its parts side by side, with a legend below it.
+
+    Args:
+        parts: from the left to the right.
+        whole: bytes that the whole width stands for; what is left of it stays grey.
+        mark: the name and the bytes of a line across it, such as the largest so far.
+    """
+    whole = max(1, whole, sum(part.size for part in parts))
+    at, rects = 0.0, []
+    for part in parts:
+        width = WIDE * part.size / whole
+        if part.size > 0:
+            text = escape(f"{part.name} {format_bytes(part.size)}")
+            rects.append(
+                f'<rect x="{at:.1f}" width="{width:.1f}" height="16" '
+                f'fill="{COLOURS[part.colour]}"><title>{text}</title></rect>'
+            )
+        at += width
+    if mark is not None:
+        x = WIDE * min(1.0, mark[1] / whole)
+        text = escape(f"{mark[0]} {format_bytes(mark[1])}")
+        rects.append(_stroke(f"M{x:.1f} 0v16", "currentColor", 2, f"<title>{text}</title>"))
+    label = ", ".join(f"{part.name} {format_bytes(part.size)}" for part in parts)
+    names = [(f"{part.name} {format_bytes(part.size)}", part.colour) for part in parts]
+    return (
+        f'<svg viewBox="0 0 {WIDE} 16" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(label)}" style="display:block;width:100%;height:16px;'
+        f'border-radius:3px;background:{GREY}">{"".join(rects)}</svg>{legend(names)}'
+    )
+
+
+def columns(values: Sequence[tuple[str, float]], level: float) -> str:
+    """Columns side by side, with a line across them.
+
+    Args:
+        values: text and height of each, from the left to the right.
+        level: the height of the line.
+    """
+    top = max([2 * level, *(value for _, value in values)])
+    width, rects = WIDE / max(1, len(values)), []
+    for i, (text, value) in enumerate(values):
+        height = HIGH * value / top
+        rects.append(
+            f'<rect x="{width * i:.1f}" y="{HIGH - height:.0f}" width="{0.8 * width:.1f}" '
+            f'height="{height:.0f}"><title>{escape(text)}</title></rect>'
+        )
+    y = HIGH * (top - level) / top
+    line = _stroke(f"M0 {y:.0f}H{WIDE}", "currentColor", 1, dash="4 3")
+    label = f"{len(values)} columns, from {min(v for _, v in values):.2f} to {top:.2f}"
+    return (
+        f'<svg viewBox="0 0 {WIDE} {HIGH}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(label)}" fill="{COLOURS["s0"]}" '
+        f'style="display:block;width:100%;height:90px">{"".join(rects)}{line}</svg>'
+    )
+
+
+def graph(
+    label: str,
+    curves: Sequence[Curve],
+    end: float,
+    *,
+    level: tuple[str, float] | None = None,
+    marks: Sequence[tuple[float, str, str]] = (),
+    lanes: Sequence[tuple[str, Sequence[Span]]] = (),
+) -> str:
+    """Bytes over seconds, from 0 to `end`: a line for each curve, and a band where least and most
+    differ.
+
+    Args:
+        label: what it shows, for those who cannot see it.
+        curves: x is seconds, y bytes.
+        end: seconds at the right end.
+        level: the name and the bytes of a line across it: a limit.
+        marks: seconds, key of the colour and text of what is marked by a vertical line.
+        lanes: names and passages (seconds) below it, one row for each.
+    """
+    values = [most for curve in curves for _, _, most in curve.points]
+    floor = min((least for curve in curves for _, least, _ in curve.points), default=0.0)
+    low, top = _scale(floor, max([*values, level[1] if level else 0.0], default=0.0))
+    end = end or 1.0
+
+    def place(seconds: float, value: float) -> str:
+        x, y = WIDE * seconds / end, HIGH * (top - value) / (top - low)
+        return f"{min(WIDE, max(0, x)):.0f} {min(HIGH, max(0, y)):.0f}"
+
+    drawn = [_stroke(f"M0 {y}H{WIDE}", GREY, 1) for y in (0, HIGH // 2, HIGH)]
+    for seconds, colour, text in marks:
+        x = min(WIDE, max(0, WIDE * seconds / end))
+        inner = f"<title>{escape(text)}</title>"
+        drawn.append(_stroke(f"M{x:.0f} 0V{HIGH}", COLOURS[colour], 1.5, inner, dash="3 3"))
+    for curve in curves:
+        drawn += _drawn_curve(curve, place)
+    names = [(curve.name, curve.colour) for curve in curves]
+    if level is not None:
+        y = HIGH * (top - level[1]) / (top - low)
+        drawn.append(_stroke(f"M0 {y:.0f}H{WIDE}", COLOURS["limit"], 1.5, dash="7 4"))
+        names.append((f"{level[0]} {format_bytes(level[1])}", "limit"))
+    return _framed(label, drawn, (low, top), end, lanes) + legend(names)
+
+
+def _framed(
+    label: str,
+    drawn: list[str],
+    scale: tuple[float, float],
+    end: float,
+    lanes: Sequence[tuple[str, Sequence[Span]]],
+) -> str:
+    """The drawing with the texts of its axes about it, which keep their size at any width."""
+    low, top = scale
+    ticks = "".join(
+        f"<div>{escape(format_bytes(value))}</div>" for value in (top, (top + low) / 2, low)
+    )
+    side = f"width:84px;flex:none;text-align:right;padding-right:6px;font-size:11px;{SOFT}"
+    plot = (
+        f'<svg viewBox="0 0 {WIDE} {HIGH}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(label)}" style="display:block;width:100%;height:170px;'
+        f'overflow:visible">{"".join(drawn)}</svg>'
+    )
+    rows = [
+        f'<div style="display:flex;margin:8px 0 0"><div style="{side};display:flex;'
+        'flex-direction:column;justify-content:space-between;height:188px;margin:-9px 0">'
+        f'{ticks}</div><div style="flex:1;min-width:0">{plot}</div></div>'
+    ]
+    for name, spans in lanes:
+        path = "".join(_passages(spans, end))
+        rows.append(
+            f'<div style="display:flex;margin:9px 0 -6px"><div title="{escape(name)}" '
+            f'style="{side};overflow:hidden;text-overflow:ellipsis;white-space:nowrap">{escape(name)}</div>'
+            f'<svg viewBox="0 0 {WIDE} 10" preserveAspectRatio="none" role="img" aria-label='
+            f'"{escape(f"passages of {name}")}" style="flex:1;min-width:0;height:10px;'
+            f'align-self:center"><path d="{path}" fill="{COLOURS["s7"]}"/></svg></div>'
+        )
+    times = "".join(f"<div>{escape(duration(end * part))}</div>" for part in (0, 0.5, 1))
+    rows.append(
+        f'<div style="display:flex;justify-content:space-between;margin:9px 0 4px 84px;'
+        f'font-size:11px;{SOFT}">{times}</div>'
+    )
+    return "".join(rows)
+
+
+def _passages(spans: Sequence[Span], end: float) -> Iterable[str]:
+    """Those that are one on a screen are drawn as one: so a lane is short, whatever it holds."""
+    cell = WIDE / 240
+    last: list[int] = []
+    for span in sorted(spans):
+        first = int(min(WIDE, max(0.0, WIDE * span.start / end)) / cell)
+        beyond = max(first + 1, int(min(WIDE, max(0.0, WIDE * span.end / end)) / cell))
+        if last and first <= last[1]:
+            last[1] = max(last[1], beyond)
+            continue
+        if last:
+            yield f"M{last[0] * cell:g} 0h{(last[1] - last[0]) * cell:g}v10H{last[0] * cell:g}z"
+        last = [first, beyond]
+    if last:
+        yield f"M{last[0] * cell:g} 0h{(last[1] - last[0]) * cell:g}v10H{last[0] * cell:g}z"
+
+
+def _drawn_curve(curve: Curve, place: Callable[[float, float], str]) -> list[str]:
+    colour = COLOURS[curve.colour]
+    if not curve.points:
+        return []
+    line = "L".join(place(x, most) for x, _, most in curve.points)
+    drawn = []
+    if any(least != most for _, least, most in curve.points):
+        back = "L".join(place(x, least) for x, least, _ in reversed(curve.points))
+        drawn.append(f'<path d="M{line}L{back}z" fill="{colour}" fill-opacity=".25"/>')
+    return [*drawn, _stroke(f"M{line}", colour, 1.6, f"<title>{escape(curve.name)}</title>")]
+
+
+def _stroke(path: str, colour: str, width: float, inner: str = "", dash: str = "") -> str:
+    dashes = f' stroke-dasharray="{dash}"' if dash else ""
+    return (
+        f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width:g}"{dashes} '
+        f'stroke-linejoin="round" vector-effect="non-scaling-stroke">{inner}</path>'
+    )
+
+
+def _scale(least: float, most: float) -> tuple[float, float]:
+    """From where to where the y axis goes: from 0, unless all that is drawn lies in the upper half
+    and would be flat; in steps that are whole in binary units."""
+    low = 0.0 if least < most / 2 else least
+    spread = max(1.0, most - low)
+    step = 1.0
+    while step * 8 < spread:
+        step *= 2
+    low = step * (low // step)
+    steps = max(2, -int(-(most - low) // step))
+    return low, low + step * (steps + steps % 2)
