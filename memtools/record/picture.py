@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from memtools._base import picture
@@ -40,7 +41,7 @@ def picture_of(record: Record, *, name: str = "") -> str:
         record: the record, also one that is being written.
         name: what stands above it; the script's name by default.
     """
-    figures, name = figures_of(record), name or script_of(record.command) or "a run"
+    figures, name = figures_of(record), name or _name(record)
     colour = ENDINGS.get(figures.ending.kind, "accent")
     return picture.card(
         picture.heading(
@@ -53,6 +54,12 @@ def picture_of(record: Record, *, name: str = "") -> str:
         *phase_table(figures.phases),
         picture.line(_about(record, figures), soft=True),
     )
+
+
+def _name(record: Record) -> str:
+    """The script's name; of a notebook, which has none, the record's."""
+    script = script_of(record.command)
+    return os.path.basename(record.path) if not script or "kernel" in script else script
 
 
 def _about(record: Record, figures: Figures) -> str:
@@ -118,7 +125,9 @@ def _time_lines(record: Record, figures: Figures) -> list[str]:
 
 
 def _graph(record: Record, figures: Figures, chart: Chart, line: Timeline) -> str:
-    lines = [one for one in chart.lines if one.on]
+    # A control group that is not what counts may hold other programs, beside which all is flat.
+    is_counted = figures.used is not None and figures.used.of == "control group"
+    lines = [one for one in chart.lines if one.on and (is_counted or one.key != "cgroup_used")]
     level = next((one for one in lines if one.colour == "limit"), None)
     curves = [_curve(one, line) for one in lines if one is not level][:LINES]
     is_host = chart.place == "host"
