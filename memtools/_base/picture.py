@@ -15,6 +15,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
+from urllib.parse import quote
 
 from memtools._base.size import format_bytes
 from memtools._base.text import duration, shown
@@ -29,6 +30,8 @@ SOFT = "opacity:.7"
 GREY = "rgba(127,127,127,.3)"
 #: the coordinates of a graph, in which one unit is no fixed size on the screen
 WIDE, HIGH = 720, 200
+#: characters that an image in a URL may have as they are, inside of quotes "
+_SAFE = " =:/;,.()-'"
 CUT = 400  # characters of one text: a name in a record may be as long as somebody likes
 
 
@@ -161,26 +164,26 @@ def bar(parts: Sequence[Part], whole: int, *, mark: tuple[str, int] | None = Non
         mark: the name and the bytes of a line across it, such as the largest so far.
     """
     whole = max(1, whole, sum(part.size for part in parts))
-    at, rects = 0.0, []
-    for part in parts:
-        width = WIDE * part.size / whole
-        if part.size > 0:
-            text = escape(f"{part.name} {format_bytes(part.size)}")
-            rects.append(
-                f'<rect x="{at:.1f}" width="{width:.1f}" height="16" '
-                f'fill="{COLOURS[part.colour]}"><title>{text}</title></rect>'
-            )
-        at += width
-    if mark is not None:
-        x = WIDE * min(1.0, mark[1] / whole)
-        text = escape(f"{mark[0]} {format_bytes(mark[1])}")
-        rects.append(_stroke(f"M{x:.1f} 0v16", "currentColor", 2, f"<title>{text}</title>"))
-    label = ", ".join(f"{part.name} {format_bytes(part.size)}" for part in parts)
     names = [(f"{part.name} {format_bytes(part.size)}", part.colour) for part in parts]
+    drawn = "".join(
+        f'<div title="{escape(name)}" style="width:{100 * part.size / whole:.2f}%;'
+        f'background:{COLOURS[colour]}"></div>'
+        for part, (name, colour) in zip(parts, names, strict=True)
+        if part.size > 0
+    )
+    if mark is not None:
+        text = escape(f"{mark[0]} {format_bytes(mark[1])}")
+        drawn += (
+            f'<div title="{text}" style="position:absolute;top:0;bottom:0;width:2px;'
+            f'left:{min(99.7, 100 * mark[1] / whole):.2f}%;background:currentColor"></div>'
+        )
+    style = (
+        f"display:flex;position:relative;height:16px;border-radius:3px;overflow:hidden;"
+        f"background:{GREY}"
+    )
+    label = ", ".join(name for name, _ in names)
     return (
-        f'<svg viewBox="0 0 {WIDE} 16" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(label)}" style="display:block;width:100%;height:16px;'
-        f'border-radius:3px;background:{GREY}">{"".join(rects)}</svg>{legend(names)}'
+        f'<div role="img" aria-label="{escape(label)}" style="{style}">{drawn}</div>{legend(names)}'
     )
 
 
@@ -192,21 +195,18 @@ def columns(values: Sequence[tuple[str, float]], level: float) -> str:
         level: the height of the line.
     """
     top = max([2 * level, *(value for _, value in values)])
-    width, rects = WIDE / max(1, len(values)), []
-    for i, (text, value) in enumerate(values):
-        height = HIGH * value / top
-        rects.append(
-            f'<rect x="{width * i:.1f}" y="{HIGH - height:.0f}" width="{0.8 * width:.1f}" '
-            f'height="{height:.0f}"><title>{escape(text)}</title></rect>'
-        )
-    y = HIGH * (top - level) / top
-    line = _stroke(f"M0 {y:.0f}H{WIDE}", "currentColor", 1, dash="4 3")
-    label = f"{len(values)} columns, from {min(v for _, v in values):.2f} to {top:.2f}"
-    return (
-        f'<svg viewBox="0 0 {WIDE} {HIGH}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(label)}" fill="{COLOURS["s0"]}" '
-        f'style="display:block;width:100%;height:90px">{"".join(rects)}{line}</svg>'
+    drawn = "".join(
+        f'<div title="{escape(text)}" style="flex:1;height:{100 * value / top:.1f}%;'
+        f'background:{COLOURS["s0"]}"></div>'
+        for text, value in values
     )
+    line = (
+        f'<div style="position:absolute;left:0;right:0;bottom:{100 * level / top:.1f}%;'
+        'border-top:1px dashed currentColor"></div>'
+    )
+    style = "display:flex;position:relative;align-items:flex-end;gap:1px;height:90px"
+    label = f"{len(values)} columns"
+    return f'<div role="img" aria-label="{label}" style="{style}">{drawn}{line}</div>'
 
 
 def graph(
@@ -239,10 +239,14 @@ def graph(
         return f"{min(WIDE, max(0, x)):.0f} {min(HIGH, max(0, y)):.0f}"
 
     drawn = [_stroke(f"M0 {y}H{WIDE}", GREY, 1) for y in (0, HIGH // 2, HIGH)]
+    tips = []
     for seconds, colour, text in marks:
-        x = min(WIDE, max(0, WIDE * seconds / end))
-        inner = f"<title>{escape(text)}</title>"
-        drawn.append(_stroke(f"M{x:.0f} 0V{HIGH}", COLOURS[colour], 1.5, inner, dash="3 3"))
+        part = min(1.0, max(0.0, seconds / end))
+        drawn.append(_stroke(f"M{WIDE * part:.0f} 0V{HIGH}", COLOURS[colour], 1.5, dash="3 3"))
+        tips.append(
+            f'<div title="{escape(text)}" style="position:absolute;top:0;bottom:0;width:9px;'
+            f'left:calc({100 * part:.1f}% - 4px)"></div>'
+        )
     for curve in curves:
         drawn += _drawn_curve(curve, place)
     names = [(curve.name, curve.colour) for curve in curves]
@@ -250,12 +254,25 @@ def graph(
         y = HIGH * (top - level[1]) / (top - low)
         drawn.append(_stroke(f"M0 {y:.0f}H{WIDE}", COLOURS["limit"], 1.5, dash="7 4"))
         names.append((f"{level[0]} {format_bytes(level[1])}", "limit"))
-    return _framed(label, drawn, (low, top), end, lanes) + legend(names)
+    plot = _drawing(label, (WIDE, HIGH), 170, drawn)
+    plot = f'<div style="position:relative;overflow:hidden">{plot}{"".join(tips)}</div>'
+    return _framed(plot, (low, top), end, lanes) + legend(names)
+
+
+def _drawing(label: str, size: tuple[int, int], height: int, parts: Sequence[str]) -> str:
+    """SVG as an image, `height` pixels high and as wide as there is room: notebooks that are not
+    trusted show images, and no SVG beside them."""
+    svg = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" '
+        f'preserveAspectRatio="none">{"".join(parts)}</svg>'
+    )
+    url = f"data:image/svg+xml,{quote(svg.replace(chr(34), chr(39)), safe=_SAFE)}"
+    style = f"display:block;width:100%;max-width:none;margin:0;height:{height}px"
+    return f'<img alt="{escape(label)}" style="{style}" src="{url}"/>'
 
 
 def _framed(
-    label: str,
-    drawn: list[str],
+    plot: str,
     scale: tuple[float, float],
     end: float,
     lanes: Sequence[tuple[str, Sequence[Span]]],
@@ -266,24 +283,19 @@ def _framed(
         f"<div>{escape(format_bytes(value))}</div>" for value in (top, (top + low) / 2, low)
     )
     side = f"width:84px;flex:none;text-align:right;padding-right:6px;font-size:11px;{SOFT}"
-    plot = (
-        f'<svg viewBox="0 0 {WIDE} {HIGH}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(label)}" style="display:block;width:100%;height:170px;'
-        f'overflow:visible">{"".join(drawn)}</svg>'
-    )
     rows = [
         f'<div style="display:flex;margin:8px 0 0"><div style="{side};display:flex;'
         'flex-direction:column;justify-content:space-between;height:188px;margin:-9px 0">'
         f'{ticks}</div><div style="flex:1;min-width:0">{plot}</div></div>'
     ]
     for name, spans in lanes:
-        path = "".join(_passages(spans, end))
+        path = f'<path d="{"".join(_passages(spans, end))}" fill="{COLOURS["s7"]}"/>'
+        lane = _drawing(f"passages of {name}", (WIDE, 10), 10, [path])
         rows.append(
             f'<div style="display:flex;margin:9px 0 -6px"><div title="{escape(name)}" '
-            f'style="{side};overflow:hidden;text-overflow:ellipsis;white-space:nowrap">{escape(name)}</div>'
-            f'<svg viewBox="0 0 {WIDE} 10" preserveAspectRatio="none" role="img" aria-label='
-            f'"{escape(f"passages of {name}")}" style="flex:1;min-width:0;height:10px;'
-            f'align-self:center"><path d="{path}" fill="{COLOURS["s7"]}"/></svg></div>'
+            f'style="{side};overflow:hidden;text-overflow:ellipsis;white-space:nowrap">'
+            f'{escape(name)}</div><div style="flex:1;min-width:0;align-self:center">{lane}</div>'
+            "</div>"
         )
     times = "".join(f"<div>{escape(duration(end * part))}</div>" for part in (0, 0.5, 1))
     rows.append(
@@ -319,14 +331,14 @@ def _drawn_curve(curve: Curve, place: Callable[[float, float], str]) -> list[str
     if any(least != most for _, least, most in curve.points):
         back = "L".join(place(x, least) for x, least, _ in reversed(curve.points))
         drawn.append(f'<path d="M{line}L{back}z" fill="{colour}" fill-opacity=".25"/>')
-    return [*drawn, _stroke(f"M{line}", colour, 1.6, f"<title>{escape(curve.name)}</title>")]
+    return [*drawn, _stroke(f"M{line}", colour, 1.6)]
 
 
-def _stroke(path: str, colour: str, width: float, inner: str = "", dash: str = "") -> str:
+def _stroke(path: str, colour: str, width: float, dash: str = "") -> str:
     dashes = f' stroke-dasharray="{dash}"' if dash else ""
     return (
         f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width:g}"{dashes} '
-        f'stroke-linejoin="round" vector-effect="non-scaling-stroke">{inner}</path>'
+        f'stroke-linejoin="round" vector-effect="non-scaling-stroke"/>'
     )
 
 
