@@ -4,6 +4,7 @@ in the cell, once, and not on the terminal of the server."""
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,61 @@ with memtools.MemoryMonitor(log="failed.mem") as monitor:
 monitor
 """,
 ]
+
+
+PAGE = (PROJECT / "docs" / "guides" / "notebooks.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
+
+
+def masked(text: str) -> list[str]:
+    return re.sub(r"[\d.]+", "0", text).split("\n")
+
+
+@pytest.mark.slow
+def test_the_blocks_of_the_page_run_as_cells_and_write_what_it_shows(tmp_path: Path) -> None:
+    executed = Executed(BLOCKS, tmp_path)
+    assert "list module attribute __main__.kept" in executed.picture(0)
+    assert "made at In[1]:8" in executed.stream(0, "stderr")
+    assert "live.mem" in executed.picture(1)  # drawn again in the same place
+    assert (tmp_path / "run.html").stat().st_size > 100_000
+    costs = executed.stream(3, "stdout")
+    shown = PAGE.partition('print("settings')[2].partition("```\n\n```\n")[2].partition("```")[0]
+    assert masked(costs) == masked(shown)
+    assert all(float(size) <= 30 for size in re.findall(r"([\d.]+) KiB", costs))
+
+
+KEPT = """
+import gc, weakref, torch
+def look():
+    global seen
+    made = torch.ones(9)
+    seen = weakref.ref(made)
+    return made
+def fail():
+    global held
+    made = torch.ones(9)
+    held = weakref.ref(made)
+    raise ValueError
+look();
+@@gc.collect(); print(seen() is None); look()
+@@gc.collect(); print(seen() is None)
+@@
+try:
+    get_ipython().run_cell("fail()")
+finally:
+    gc.collect()
+@@gc.collect(); print(held() is None)
+@@get_ipython().run_cell("1/0"); gc.collect(); print(held() is None)
+"""
+
+
+@pytest.mark.slow
+def test_a_notebook_keeps_alive_what_the_page_says(tmp_path: Path) -> None:
+    executed = Executed(KEPT.split("@@"), tmp_path)
+    assert executed.stream(1, "stdout") == "True\n"  # a line that ends with ; is not kept
+    assert executed.stream(2, "stdout") == "False\n"
+    assert executed.stream(4, "stdout") == "False\n"
+    assert executed.stream(5, "stdout").endswith("True\n")
 
 
 @pytest.mark.slow
