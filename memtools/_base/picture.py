@@ -12,10 +12,8 @@ enough for white paper and light enough for black: so it is light or dark as the
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
-from urllib.parse import quote
 
 from memtools._base.size import format_bytes
 from memtools._base.text import duration, shown
@@ -30,6 +28,7 @@ SOFT = "opacity:.7"
 GREY = "rgba(127,127,127,.3)"
 #: the coordinates of a graph, in which one unit is no fixed size on the screen
 WIDE, HIGH = 720, 200
+_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
 #: characters that an image in a URL may have as they are, inside of quotes "
 _SAFE = " =:/;,.()-'"
 CUT = 400  # characters of one text: a name in a record may be as long as somebody likes
@@ -60,7 +59,7 @@ class Span(NamedTuple):
 
 def escape(text: str) -> str:
     """The text as HTML: control characters shown as such, and cut where it is very long."""
-    return html.escape(shown(cut(text, CUT)), quote=True)
+    return shown(cut(text, CUT)).translate(_ESCAPES)
 
 
 def cut(text: str, most: int) -> str:
@@ -262,6 +261,8 @@ def graph(
 def _drawing(label: str, size: tuple[int, int], height: int, parts: Sequence[str]) -> str:
     """SVG as an image, `height` pixels high and as wide as there is room: notebooks that are not
     trusted show images, and no SVG beside them."""
+    from urllib.parse import quote
+
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" '
         f'preserveAspectRatio="none">{"".join(parts)}</svg>'
@@ -344,8 +345,9 @@ def _stroke(path: str, colour: str, width: float, dash: str = "") -> str:
 
 def _scale(least: float, most: float) -> tuple[float, float]:
     """From where to where the y axis goes: from 0, unless all that is drawn lies in the upper half
-    and would be flat; in steps that are whole in binary units."""
-    low = 0.0 if least < most / 2 else least
+    and would be flat; but an eighth of it at least, or noise would look like much. In steps that
+    are whole in binary units."""
+    low = 0.0 if least < most / 2 else min(least, most - most / 8)
     spread = max(1.0, most - low)
     step = 1.0
     while step * 8 < spread:

@@ -24,7 +24,7 @@ def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     names = {CELL: ("Cell", "In[2]"), "<ipython-input-2-abc>": ("Cell", "In[2]")}
     compiler = SimpleNamespace(format_code_name=names.get)
     shell = SimpleNamespace(compile=compiler)
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     monkeypatch.setitem(linecache.cache, CELL, (len(SOURCE), None, SOURCE.splitlines(True), CELL))
     return shell
 

@@ -24,6 +24,7 @@ from memtools.record.figures import figures_of
 from memtools.record.overview import headline, tiles
 from memtools.report import render
 from tests.base.test_picture import paths, widths
+from tests.kit.growth import least_growth, python_blocks
 from tests.report.reportcases import HOSTILE, MIB, START, Page, recorded, write
 
 NASTY = "<script>alert(1)</script>&\"'<b>\x1b[2J\u202e$x$"
@@ -203,6 +204,19 @@ def test_a_class_that_draws_itself_is_among_these(tmp_path: Path) -> None:
     assert found == drawn
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+def test_drawing_leaks_nothing(make: Callable[[Path], Any], tmp_path: Path) -> None:
+    made = make(tmp_path)
+
+    def draw(rounds: int) -> None:
+        for _ in range(rounds):
+            made._repr_html_()
+
+    draw(2)  # what is loaded once
+    assert least_growth(draw, 24, python_blocks) < 24
+
+
 # --- records --------------------------------------------------------------------------------------
 
 
@@ -240,6 +254,18 @@ def test_the_peak_of_a_single_sample_is_drawn(tmp_path: Path) -> None:
     heights = [int(point.split()[1]) for point in line[1:].split("L")]
     assert min(heights) < 25 < 150 < max(heights)
     assert "1.00 GiB" in text_of(html)  # the axis
+
+
+@pytest.mark.slow
+def test_what_was_not_read_is_not_drawn(tmp_path: Path) -> None:
+    path = str(tmp_path / "run.mem")
+    with _core.RecordWriter(path, [("step", ""), ("rss", "B"), ("swap", "B")]) as writer:
+        for step in range(300):
+            writer.append(None, [step, 100 * MIB if step % 2 else None, None])
+    html = memtools.read_record(path)._repr_html_()
+    assert "Resident" in text_of(html)
+    assert "Swap" not in text_of(html)
+    assert "102.0 MiB94.0 MiB86.0 MiB" in text_of(html)  # the axis
 
 
 @pytest.mark.slow
