@@ -44,6 +44,9 @@ class Page(str):
         page.records = tuple(records)
         return page
 
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)  # a copy is its text: records stay where they were read
+
     def __repr__(self) -> str:
         paths = ", ".join(shown(record.path) for record in self.records)
         return f"<page of {paths}, {format_bytes(len(self))}>"

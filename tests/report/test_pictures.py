@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import random
 import sys
 from collections.abc import Callable
@@ -382,3 +383,6 @@ def test_a_page_is_a_text_that_shows_itself_briefly(tmp_path: Path) -> None:
     assert page.startswith("<!doctype html>")
     assert repr(page).startswith(f"<page of {tmp_path}/run.mem, ")
     assert len(repr(page)) < 300
+    assert type(str(page)) is str
+    copied = pickle.loads(pickle.dumps(page))
+    assert (type(copied), copied) == (str, str(page))
