@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from memtools import _core
+from memtools._base import picture
 from memtools._base.size import format_bytes, parse_bytes
 from memtools._base.text import aligned
 
 if TYPE_CHECKING:
     import torch
+
+
+BAR, ROWS = 12, 24  # parts that a notebook's picture shows
 
 
 class Holding(NamedTuple):
@@ -69,6 +73,23 @@ class BudgetReport:
     def __getitem__(self, i: int) -> Holding:
         return self.holdings[i]
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the parts as a bar, and the table."""
+        limit = self.budget[1]
+        colours = [f"s{i % 8}" for i in range(len(self.holdings))]
+        parts = [
+            picture.Part(line.name, line.reserved, colour)
+            for line, colour in zip(self.holdings, colours, strict=True)
+            if line.depth == 0
+        ]
+        head, *rows = _rows(self.holdings)
+        return picture.card(
+            picture.heading(_summary(*self.budget, self.used, self.peak)),
+            picture.bar(parts[:BAR], limit or self.peak, mark=("peak", self.peak)),
+            picture.table(rows[:ROWS], head, right=range(1, 5)),
+            picture.line(f"and {len(rows) - ROWS:,} more" if len(rows) > ROWS else "", soft=True),
+        )
+
     def __repr__(self) -> str:
         return f"BudgetReport({_summary(*self.budget, self.used, self.peak)}; parts: {len(self)})"
 
@@ -82,16 +103,19 @@ def _summary(name: str, limit: int | None, device: str | None, used: int, peak: 
     return f"budget {name}: {format_bytes(used)}{of} used{where}, peak {format_bytes(peak)}"
 
 
-def _table(holdings: tuple[Holding, ...]) -> list[str]:
-    """The lines of a table: names at the left, indented by depth, and figures at the right."""
+def _rows(holdings: tuple[Holding, ...]) -> list[list[str]]:
+    """The rows of a table, its head first: names, indented by depth, and figures."""
     rows = [["part", "reserved", "idle", "peak", "limit"]]
     for line in holdings:
         figures = [format_bytes(n) for n in (line.reserved, line.idle, line.peak)]
         limit = "" if line.limit is None else format_bytes(line.limit)
         rows.append(["  " * line.depth + line.name, *figures, limit])
-    if len(rows) == 1:
-        return ["  no parts"]
-    return list(aligned(rows, right=range(1, 5)))
+    return rows
+
+
+def _table(holdings: tuple[Holding, ...]) -> list[str]:
+    """The lines of a table: names at the left, figures at the right."""
+    return list(aligned(_rows(holdings), right=range(1, 5))) if holdings else ["  no parts"]
 
 
 class Budget(_core.Budget):
@@ -151,6 +175,10 @@ class Budget(_core.Budget):
     def report(self) -> BudgetReport:
         """Who holds how much: `print(budget.report())`. Takes a few us for each part."""
         return BudgetReport(self, tuple(Holding(*line) for line in self._report()))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the picture of its report."""
+        return self.report()._repr_html_()
 
     def __repr__(self) -> str:
         used, parts = format_bytes(self.used), len(self._report())

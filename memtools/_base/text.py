@@ -42,6 +42,11 @@ def duration(seconds: float) -> str:
     return f"{hours // 24:,} d {hours % 24:02} h"
 
 
+def sentence(text: str) -> str:
+    """The text as a sentence: its first letter large, and a full stop."""
+    return text[:1].upper() + text[1:] + "."
+
+
 def tight(text: str) -> str:
     """The text with a non-breaking space between each number and its unit."""
     return re.sub(r"(?<=\d) (?=(?:%|B|[KMGT]iB|us|ms|s|min|h|d)(?![\w]))", "\u00a0", text)

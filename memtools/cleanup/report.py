@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from memtools._base import picture
 from memtools._base.size import format_bytes
 from memtools._base.text import aligned
 from memtools.cleanup.actions import NAMES, WARM_UP, trigger_words
@@ -123,14 +124,25 @@ class PolicyReport:
         found["notes"] = list(self.notes)
         return found
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the table, and the notes."""
+        kept, right = _kept([_HEAD, *map(_row, self.actions)])
+        return picture.card(
+            picture.heading(self._headline()),
+            picture.table(kept[1:], kept[0], right),
+            *(picture.line(note.strip(), soft=True) for note in self._notes()),
+        )
+
     def __str__(self) -> str:
+        lines = [self._headline(), *table([_HEAD, *map(_row, self.actions)])]
+        return "\n".join(lines + self._notes())
+
+    def _headline(self) -> str:
         name = f" {self.name}" if self.name else ""
-        lines = [
+        return (
             f"Cleanup policy{name}: {self.updates:,} updates in {self.seconds:,.1f} s, "
             f"of which cleanups took {_percent(self.share)}"
-        ]
-        lines += table([_HEAD, *map(_row, self.actions)])
-        return "\n".join(lines + self._notes())
+        )
 
     def _notes(self) -> list[str]:
         lines = [f"Looks and decisions: {self.looks:,}, {self.own_ms:,.1f} ms"]
@@ -166,9 +178,15 @@ def _row(action: ActionReport) -> tuple[str, ...]:
 
 def table(rows: list[tuple[str, ...]]) -> list[str]:
     """Lines of even columns: words to the left, figures to the right; empty columns go."""
+    kept, right = _kept(rows)
+    return list(aligned(kept, right, indent=""))
+
+
+def _kept(rows: list[tuple[str, ...]]) -> tuple[list[list[str]], list[int]]:
+    """The rows without columns that are empty, and which of the others are figures."""
     kept = [i for i in range(len(rows[0])) if any(row[i] for row in rows[1:])]
     right = [n for n, i in enumerate(kept) if 1 < i < len(rows[0]) - 1]
-    return list(aligned([[row[i] for i in kept] for row in rows], right, indent=""))
+    return [[row[i] for i in kept] for row in rows], right
 
 
 def verdict(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from memtools import MemtoolsError
+from memtools._base.notebook import is_in_cell
 from memtools.cli.records import MAGIC, newest_record, printed, read
 
 if TYPE_CHECKING:
@@ -41,9 +42,9 @@ class Watch:
     memtools watch PATH         another record; of a run that has ended, the last state
     memtools watch PID          the record that this process writes
 
-    On a terminal it draws, where rich is installed; otherwise, and into a file or pipe, it writes a
-    line each time, and one per event. It ends with the run, and says how that ended. Ctrl-C leaves
-    the run alone.
+    On a terminal it draws, where rich is installed; otherwise, into a file or pipe, and in the cell
+    of a notebook, it writes a line each time, and one per event. It ends with the run, and says how
+    that ended. Ctrl-C leaves the run alone.
     """
 
     name = "watch"
@@ -160,7 +161,7 @@ class Lines:
 def view_for(args: argparse.Namespace) -> AbstractContextManager[View]:
     if args.json:
         return nullcontext(JsonLines())
-    draws = sys.stdout.isatty()
+    draws = sys.stdout.isatty() and (args.once or not is_in_cell())
     if draws and importlib.util.find_spec("rich") is None:
         print(f"{args.prog}: {NO_RICH}", file=sys.stderr)
         draws = False

@@ -157,6 +157,13 @@ class GateHistory(_core.GateHistory):
         # torch.save(model) and DataLoader workers come this way.
         return type(self)._parse, (self._dump(),)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: how much is held, and the load of each expert. Waits for gates
+        that are still on their way from a device."""
+        from memtools.gate.picture import picture_of_history
+
+        return picture_of_history(self)
+
     def __repr__(self) -> str:
         if self.closed:
             return "GateHistory(closed)"

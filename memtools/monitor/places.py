@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memtools._base.libraries import GENERATED
+from memtools._base.notebook import CELL, cell_of, source_of
 from memtools._base.text import shown
 
 
@@ -65,7 +66,7 @@ def owner_of(file: str) -> int:
     """Whose code a file has: the user's, a library's, memtools' own, or nobody's that a user could
     look up: the standard library and what has no file."""
     if file.startswith("<"):
-        return NOBODY
+        return USER if file.startswith(CELL) else NOBODY
     if file.startswith(_OWN):
         return MEMTOOLS
     if file.startswith(_LIBRARIES) or any(part in file for part in _PACKAGES):
@@ -97,11 +98,14 @@ def place_of(frames: Iterable[Place]) -> Place | None:
 
 def name_of(place: Place) -> str:
     """`train.py:47 in training_step`, by the path from the working directory where the file is
-    below it."""
+    below it; `In[3]:47 in training_step` in a notebook's cell."""
     file, function = place.file, place.function
     if function is None:
         function = function_at(file, place.line)
-    if not file.startswith("<"):
+    cell = cell_of(file)
+    if cell is not None:
+        file = cell
+    elif not file.startswith("<"):
         with contextlib.suppress(OSError, ValueError):
             inside = os.path.relpath(file)
             file = file if inside.startswith(os.pardir + os.sep) else inside
@@ -114,8 +118,11 @@ def function_at(file: str, line: int) -> str:
     """The name of the innermost function of a file that has this line; "" where there is none, or
     no source. Nothing of the file stays in memory."""
     try:
-        with tokenize.open(file) as source:
-            tree = ast.parse(source.read())
+        text = source_of(file)
+        if text is None:
+            with tokenize.open(file) as source:
+                text = source.read()
+        tree = ast.parse(text)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
     inner, name = 0, ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memtools._base.size import format_bytes
-from memtools._base.text import aligned, count, duration, shown
+from memtools._base.text import aligned, count, duration, sentence, shown
 from memtools.record.figures import is_bytes
 from memtools.record.peaks import lines, peak_of, why_not
 from memtools.report.advice import advise
@@ -31,10 +31,6 @@ def explain(figures: Figures) -> str:
         _section("What to do next", [f"- {line}" for line in advise(figures)]),
     ]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
-
-
-def sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + "."
 
 
 def _section(title: str, lines: list[str]) -> list[str]:

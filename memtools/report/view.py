@@ -9,29 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from memtools._base.peak import PARTS
 from memtools._base.size import format_bytes
-from memtools._base.text import count, duration, percent, shown, tight
+from memtools._base.text import count, duration, percent, sentence, shown, tight
 from memtools.leak.finding import is_call
 from memtools.record.events import events_of
-from memtools.record.figures import Use, Used, is_bytes, of, script_of, seconds_of
+from memtools.record.figures import is_bytes, script_of, seconds_of
 from memtools.record.kinds import Peak
-from memtools.record.peaks import headline, peak_of
+from memtools.record.overview import Tile, badge, growth_tile, headline, tiles
+from memtools.record.peaks import headline as headline_of_peak
+from memtools.record.peaks import peak_of
 from memtools.report.advice import advise
-from memtools.report.explain import sentence
 from memtools.report.payload import part_colour, slug
 
 if TYPE_CHECKING:
-    from memtools.record.events import Ending
     from memtools.record.figures import Figures, Tier
     from memtools.record.record import Record, RecordEvent
 
-ENDINGS = {
-    "clean": "Finished",
-    "ended": "Ended",
-    "failed": "Failed",
-    "gone": "No end mark",
-    "killed": "Killed",
-    "running": "Still running",
-}
 EVENTS = 400  # rows of a page's tables of events
 BARS = 12  # recorded steps that are drawn
 
@@ -41,16 +33,6 @@ class Kind:
     name: str
     slug: str
     letter: str
-
-
-@dataclass(frozen=True)
-class Tile:
-    """One figure at the top; `share` is of a limit, in percent."""
-
-    name: str
-    value: str
-    remark: str = ""
-    share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -120,25 +102,21 @@ def view(number: int, name: str, record: Record, figures: Figures, data: dict[st
     events.sort(key=lambda event: event.time_ns)
     first, last = events[: rows // 4], events[rows // 4 :][-(rows - rows // 4) :]
     hidden = len(events) - len(first) - len(last)
-    headline = figures.headline()
-    if figures.ending.kind == "clean":  # which the badge beside it says already
-        headline = figures.standing()
-    headline = tight(sentence(headline)) if headline else ""
     places = [(c["place"], c["title"]) for c in data["charts"]]
     return View(
         number=number,
         name=name,
         figures=figures,
         charts=[pair for pair in places if pair[0].startswith(f"r{number}-")],
-        ending=_ending(figures.ending),
-        headline=headline,
+        ending=badge(figures.ending),
+        headline=headline(figures),
         started=_started(figures.start),
         samples=count(figures.samples, "sample"),
         lanes_note=_lanes_note(data["records"][number]),
         no_leaks=sentence(figures.verdict.short or figures.verdict.nothing),
         more_events=f"{hidden:,} more events between these are not shown." if hidden > 0 else "",
         advice=[tight(line) for line in advise(figures)],
-        tiles=_tiles(figures),
+        tiles=tiles(figures),
         leaks=_leaks(figures),
         phases=_phases(figures),
         cleanups=_cleanups(figures),
@@ -146,13 +124,6 @@ def view(number: int, name: str, record: Record, figures: Figures, data: dict[st
         columns=[_column(tier) for tier in figures.tiers],
         peak=_peak(record, next((s for s in data["stacks"] if s["place"] == f"p{number}"), None)),
     )
-
-
-def _ending(ending: Ending) -> str:
-    """The badge: no mark is left by what the kernel killed, and its counters know of it."""
-    if ending.kind == "gone" and ending.cause is not None and ending.cause.is_memory:
-        return ENDINGS["killed"]
-    return ENDINGS[ending.kind]
 
 
 def _started(seconds: float) -> str:
@@ -175,89 +146,6 @@ def _lanes_note(data: dict[str, Any]) -> str:
 def kind_of(name: str) -> Kind:
     letter = name[:1].upper()
     return Kind(shown(name), slug(name), letter if letter.isalnum() and letter.isascii() else "?")
-
-
-# --- figures at the top ---------------------------------------------------------------------------
-
-
-def _tiles(figures: Figures) -> list[Tile]:
-    tiles = [*_used_tiles(figures), _growth_tile(figures)]
-    for device in figures.devices:
-        tiers = {tier.name: tier for tier in figures.tiers}
-        allocated = tiers.get(f"cuda{device}_allocated")
-        reserved = tiers.get(f"cuda{device}_reserved")
-        if allocated is not None:
-            remark = f"reserved {format_bytes(reserved.peak)}" if reserved else ""
-            tiles.append(Tile(f"Peak of cuda:{device}", format_bytes(allocated.peak), remark))
-    if figures.steps:
-        each = duration(figures.seconds / figures.steps)
-        tiles.append(Tile("Steps", f"{figures.steps:,}", f"{each} each"))
-    tiles.append(Tile("Duration", duration(figures.seconds), count(figures.samples, "sample")))
-    return tiles
-
-
-def _used_tiles(figures: Figures) -> list[Tile]:
-    """The process, the job and the machine: three figures under three names, and the one that
-    counts against the limit with its share."""
-    used, name = figures.used, "process tree" if figures.outside else "process"
-    tiles = []
-    if figures.process is not None:
-        tiles.append(_peak_tile(f"Peak of the {name}", figures.process, figures, "process"))
-    if figures.job is not None and (figures.workers or figures.shared):
-        tiles.append(_peak_tile("Peak of the job", figures.job, figures, "job"))
-    if figures.workers is not None:
-        peak = format_bytes(figures.workers.peak_bytes)
-        theirs = f"{figures.workers.most:,} at most, {peak} of their own"
-        tiles.append(Tile("Workers", peak, theirs))
-    if figures.shared is not None:
-        now = f"{format_bytes(figures.shared.last_bytes)} at the end"
-        tiles.append(Tile("Shared memory", format_bytes(figures.shared.peak_bytes), now))
-    if used is not None and used.of == "control group":
-        tiles.append(_peak_tile("Peak of the control group", used, figures, "control group"))
-    if used is not None and used.limit_bytes is not None and used.source != "machine":
-        remark = f"{percent(used.last_bytes, used.limit_bytes)} of the limit"
-        share = _share(used.last_bytes, used.limit_bytes)
-        tiles.append(Tile("At the end", format_bytes(used.last_bytes), remark, share))
-    if figures.machine is not None and (used is None or used.source == "machine"):
-        machine = figures.machine
-        share = _share(machine.last_bytes, machine.total_bytes)
-        remark = tight(f"{of(machine.last_bytes, machine.total_bytes)} in use at the end")
-        tiles.append(Tile("Machine, all programs", format_bytes(machine.last_bytes), remark, share))
-    return tiles
-
-
-def _peak_tile(name: str, use: Use | Used, figures: Figures, counted: str) -> Tile:
-    used = figures.used
-    at = "" if use.peak_seconds is None else f"at {duration(use.peak_seconds)}"
-    if used is None or used.limit_bytes is None:
-        return Tile(
-            name, format_bytes(use.peak_bytes), at + ("" if used is None else ", no limit recorded")
-        )
-    if used.of != counted or used.source == "machine":
-        return Tile(name, format_bytes(use.peak_bytes), at)
-    limit = f"of {format_bytes(used.limit_bytes)} ({used.source} limit)"
-    remark = f"{percent(use.peak_bytes, used.limit_bytes)} {limit}" + (f", {at}" if at else "")
-    return Tile(
-        name, format_bytes(use.peak_bytes), tight(remark), _share(use.peak_bytes, used.limit_bytes)
-    )
-
-
-def _share(part: int, whole: int) -> float:
-    return min(100.0, 100 * part / whole)
-
-
-def _growth_tile(figures: Figures) -> Tile:
-    verdict = figures.verdict
-    if verdict.findings:
-        worst = verdict.findings[0]
-        rate = f"+{format_bytes(worst.rate_bytes)}/{worst.per}" if worst.rate_bytes else "yes"
-        more = len(verdict.findings) - 1
-        others = f", and {more:,} more" if more else ""
-        return Tile("Growth at the end", rate, f"{worst.grade}: {worst.subject}{others}")
-    if verdict.late is not None and verdict.short is None:
-        gain, last = format_bytes(verdict.late.gain_bytes), verdict.late.last
-        return Tile("Growth at the end", f"+{gain}", f"in the last {last}")
-    return Tile("Growth at the end", "none" if verdict.short is None else "too early to say")
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -302,7 +190,7 @@ def _peak(record: Record, stack: dict[str, Any] | None) -> PeakView | None:
     ]  # fmt: skip
     saved = [[one.where, format_bytes(one.bytes), f"{one.blocks:,}"] for one in highest.saved]
     return PeakView(
-        tight(sentence(headline(highest))),
+        tight(sentence(headline_of_peak(highest))),
         [_bar(recorded[step], highest.peak_bytes) for step in steps],
         None if stack is None else (stack["place"], f"Step {highest.step:,} from begin to end"),
         [[shown(cell) for cell in row] for row in parts],
@@ -399,7 +287,7 @@ def compare(views: list[View], data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cells(figures: Figures, devices: list[int]) -> list[str]:
-    used, growth = figures.used, _growth_tile(figures).value
+    used, growth = figures.used, growth_tile(figures).value
     limit = used.limit_bytes if used and used.source != "machine" else None
     peak = figures.job or used
     peaks = {tier.name: format_bytes(tier.peak) for tier in figures.tiers}

@@ -1,0 +1,42 @@
+"""Notebooks and IPython: what their cells are called, and whether a terminal is a notebook's cell.
+
+IPython is never imported here: where it runs, the program has imported it.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+#: what the file of a cell is called where no kernel gives it the name of a file
+CELL = "<ipython-input-"
+#: what kernels set for the commands that cells start, and only they together
+_OF_A_KERNEL = {"TERM": "xterm-color", "CLICOLOR": "1", "GIT_PAGER": "cat"}
+
+
+def cell_of(file: str) -> str | None:
+    """`In[3]` if the code of this name is that of a cell, as IPython's own tracebacks call it; None
+    if it is not, and outside of IPython."""
+    ipython: Any = sys.modules.get("IPython")
+    try:
+        name = ipython.get_ipython().compile.format_code_name(file)
+        return None if name is None else str(name[1])
+    except Exception:  # no IPython, another shell, or another version of it
+        return None
+
+
+def source_of(file: str) -> str | None:
+    """The code of a cell, which no file has; None for others."""
+    entry: Any = linecache.cache.get(file)
+    return None if cell_of(file) is None or entry is None else "".join(entry[2])
+
+
+def is_in_cell(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process was started by a cell, as `!command`: its terminal understands colours,
+    but not a cursor that moves."""
+    return "JPY_PARENT_PID" in environment or all(
+        environment.get(name) == value for name, value in _OF_A_KERNEL.items()
+    )

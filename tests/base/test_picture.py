@@ -1,0 +1,162 @@
+"""Pictures for notebooks: each text is escaped, and what is drawn stays small and to scale."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+import pytest
+
+from memtools._base import picture
+from memtools._base.picture import Curve, Part, Span
+from tests.report.reportcases import HOSTILE
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def parsed(html: str) -> ElementTree.Element:
+    """Each tag is closed and each attribute quoted, so that a picture is XML as well."""
+    return ElementTree.fromstring(html)
+
+
+def texts(html: str) -> str:
+    return " ".join("".join(parsed(html).itertext()).split())
+
+
+def paths(html: str) -> list[str]:
+    """Of the drawings in images."""
+    urls = [image.get("src", "") for image in parsed(f"<div>{html}</div>").iter("img")]
+    drawings = [ElementTree.fromstring(unquote(url.partition(",")[2])) for url in urls]
+    return [path.get("d", "") for drawing in drawings for path in drawing.iter(f"{SVG}path")]
+
+
+def widths(html: str) -> list[float]:
+    """Of the parts of a bar, in percent."""
+    styles = [part.get("style", "") for part in parsed(f"<div>{html}</div>").iter("div")]
+    return [float(found[1]) for style in styles if (found := re.match(r"width:([\d.]+)%", style))]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_every_function_escapes_the_texts_that_it_takes(text):
+    made = picture.card(
+        picture.heading(text, text),
+        picture.line(text, colour="bad"),
+        picture.title(text),
+        picture.tiles([(text, text, text)]),
+        picture.table([[text, text]], [text, text], right=[1]),
+        picture.legend([(text, "s0")]),
+        picture.bar([Part(text, 5, "s0")], 10, mark=(text, 7)),
+        picture.columns([(text, 1.0)], 1.0),
+        picture.graph(
+            text,
+            [Curve(text, "s0", [(0, 1, 2), (1, 2, 3)])],
+            1.0,
+            level=(text, 4),
+            marks=[(0.5, "bad", text)],
+            lanes=[(text, [Span(0, 1)])],
+        ),
+    )
+    tags = {element.tag for element in parsed(made).iter()}
+    assert tags == {"div", "span", "img", "table", "tbody", "tr", "th", "td"}
+    names = {name for element in parsed(made).iter() for name in element.keys()}  # noqa: SIM118
+    assert not {name for name in names if name.startswith("on") or name in ("id", "href")}
+    assert "<script" not in made
+    assert "\x1b" not in made
+    assert "\u202e" not in made
+
+
+def test_a_text_that_is_very_long_is_cut():
+    made = picture.line("x" * 10_000)
+    assert texts(made) == "x" * (picture.CUT - 4) + " ..."
+
+
+def test_formulas_are_not_looked_for():
+    assert 'class="tex2jax_ignore mathjax_ignore"' in picture.card(picture.line("a $x$ b"))
+
+
+def test_a_bar_is_to_scale_and_named():
+    made = picture.bar([Part("live", 25, "s0"), Part("idle", 50, "s1")], 100, mark=("peak", 90))
+    assert widths(made) == [25, 50]
+    assert 'title="live 25 B"' in made
+    assert 'title="peak 90 B"' in made
+    assert "left:90.00%" in made
+
+
+def test_a_bar_of_nothing_is_a_bar():
+    assert widths(picture.bar([Part("live", 0, "s0")], 0)) == []
+
+
+def test_parts_that_are_more_than_the_whole_fill_the_bar():
+    assert widths(picture.bar([Part("a", 300, "s0"), Part("b", 100, "s1")], 100)) == [75, 25]
+
+
+def test_columns_are_to_scale():
+    made = picture.columns([("a", 0.5), ("b", 3.0)], 1.0)
+    assert re.findall(r"height:([\d.]+)%", made) == ["16.7", "100.0"]
+    assert "bottom:33.3%" in made
+
+
+def test_a_drawing_holds_no_text_that_somebody_gave():
+    made = picture.graph("<b>", [Curve("<i>", "s0", [(0, 1, 2)])], 1.0, level=("<u>", 5))
+    [image] = parsed(f"<div>{made}</div>").iter("img")
+    drawing = ElementTree.fromstring(unquote(image.get("src", "").partition(",")[2]))
+    assert {element.tag for element in drawing.iter()} == {f"{SVG}svg", f"{SVG}path"}
+    assert "".join(drawing.itertext()) == ""
+    assert re.fullmatch(r"data:image/svg\+xml,[\w%=:/;,.()' -]+", image.get("src", ""))
+
+
+def test_a_curve_runs_from_edge_to_edge_and_its_peak_is_drawn():
+    made = picture.graph("memory", [Curve("rss", "s0", [(0, 0, 0), (5, 8, 8), (10, 4, 4)])], 10.0)
+    line = next(path for path in paths(made) if path.count("L") == 2)
+    assert line == f"M0 {picture.HIGH}L{picture.WIDE // 2} 0L{picture.WIDE} {picture.HIGH // 2}"
+    assert "8 B" in texts(f"<div>{made}</div>")
+
+
+def test_a_band_is_drawn_where_least_and_most_differ():
+    made = picture.graph("memory", [Curve("rss", "s0", [(0, 1, 2), (1, 1, 2)])], 1.0)
+    assert sum(path.endswith("z") for path in paths(made)) == 1
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "expected"),
+    [
+        (0, 0, (0, 2)),
+        (100, 300, (0, 384)),
+        (260, 280, (240, 288)),
+        (100 * 2**20, 100 * 2**20, (86 * 2**20, 102 * 2**20)),
+        (160 * 2**20, 320 * 2**20, (160 * 2**20, 352 * 2**20)),
+    ],
+)
+def test_the_axis_begins_at_nothing_unless_all_would_be_flat(least, most, expected):
+    low, top = picture._scale(least, most)
+    assert (low, top) == expected
+    assert low <= least
+    assert most <= top
+
+
+def test_passages_that_are_one_on_the_screen_are_drawn_as_one():
+    many = [Span(i / 1000, (i + 0.9) / 1000) for i in range(1000)]
+    [path] = picture._passages(many, 1.0)
+    assert path.startswith("M0 0h720")
+    two = list(picture._passages([Span(0.0, 0.1), Span(0.5, 0.6)], 1.0))
+    assert len(two) == 2
+
+
+def test_a_lane_is_short_whatever_it_holds():
+    many = [Span(i / 100_000, (i + 0.1) / 100_000) for i in range(0, 100_000, 3)]
+    assert sum(map(len, picture._passages(many, 1.0))) < 8_000
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("colour", sorted(set(picture.COLOURS.values())))
+def test_colours_are_seen_on_white_and_on_the_black_of_dark_notebooks(colour):
+    assert re.fullmatch("#[0-9a-f]{6}", colour)
+    own, dark = luminance(colour), luminance("#111111")
+    assert 1.05 / (own + 0.05) >= 3
+    assert (own + 0.05) / (dark + 0.05) >= 3

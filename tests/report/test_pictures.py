@@ -1,0 +1,388 @@
+"""What a notebook shows of each object: `_repr_html_`, without a script, small, and harmless."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+import memtools
+from memtools import _core
+from memtools.allocators.settings import Setting
+from memtools.cleanup.report import ActionReport, CycleReport, PolicyReport
+from memtools.record.figures import figures_of
+from memtools.record.overview import headline, tiles
+from memtools.report import render
+from tests.base.test_picture import paths, widths
+from tests.kit.growth import least_growth, python_blocks
+from tests.report.reportcases import HOSTILE, MIB, START, Page, recorded, write
+
+NASTY = "<script>alert(1)</script>&\"'<b>\x1b[2J\u202e$x$"
+MOST_BYTES = 30 * 1024
+
+
+def parsed(html: str) -> ElementTree.Element:
+    """Each tag is closed and each attribute quoted, so that a picture is XML as well."""
+    return ElementTree.fromstring(f"<div>{html}</div>")
+
+
+def text_of(html: str) -> str:
+    return " ".join("".join(parsed(html).itertext()).split())
+
+
+def record_of(path: Path, **more: Any) -> memtools.Record:
+    return memtools.read_record(write(str(path), **more))
+
+
+# --- every object that draws itself ---------------------------------------------------------------
+
+
+def a_record(folder: Path) -> object:
+    return record_of(
+        folder / f"{NASTY.replace('/', '')}.mem",
+        events=[("mark", text) for text in HOSTILE],
+        command=("python", NASTY),
+    )
+
+
+def a_killed_record(folder: Path) -> object:
+    return record_of(folder / "run.mem", close=False, grows=200_000, device=True)
+
+
+def a_record_without_samples(folder: Path) -> object:
+    path = folder / "run.mem"
+    _core.RecordWriter(str(path), [("step", ""), ("rss", "B")]).close()
+    return memtools.read_record(path)
+
+
+def a_page(folder: Path) -> object:
+    records = [record_of(folder / f"{i}.mem", steps=300) for i in range(6)]
+    return render(records, title=NASTY)
+
+
+def a_monitor(folder: Path) -> object:
+    monitor = memtools.MemoryMonitor(folder / "run.mem", device="cpu", name=NASTY)
+    with monitor, monitor.phase(NASTY):
+        for _ in range(20):
+            monitor.step()
+    return monitor
+
+
+def a_monitor_without_record(folder: Path) -> object:
+    monitor = memtools.MemoryMonitor(device="cpu", name=NASTY, limit="4 GiB")
+    with monitor, monitor.phase(NASTY):
+        monitor.step()
+    return monitor
+
+
+def a_monitor_that_never_ran(folder: Path) -> object:
+    return memtools.MemoryMonitor(device="cpu", name=NASTY)
+
+
+def settings(folder: Path) -> object:
+    now = memtools.allocator_settings()
+    values = MappingProxyType({NASTY: NASTY})
+    cuda = replace(
+        now.cuda, values=values, backend=Setting(NASTY, NASTY), text=Setting(NASTY, NASTY)
+    )
+    return replace(now, cuda=cuda, host=replace(now.host, path=NASTY))
+
+
+def a_pool(folder: Path) -> memtools.KVPool:
+    pool = memtools.KVPool(
+        2, 2, 64, max_tokens=64, max_sequences=8, dtype="float32", limit="4 MiB", name=NASTY
+    )
+    rows = torch.ones(1, 2, 20, 64)
+    with pool.acquire() as idle:
+        idle.update(0, *(torch.ones(1, 2, 60, 64),) * 2)
+    lease = pool.acquire()
+    lease.update(0, rows, rows)
+    LEASES.append((pool, lease, lease.fork(4)))
+    return pool
+
+
+LEASES: list[object] = []  # kept until the end of this module: their pages are what is drawn
+
+
+def a_closed_pool(folder: Path) -> object:
+    pool = a_pool(folder)
+    pool.close()
+    return pool
+
+
+def a_history(folder: Path) -> object:
+    history = memtools.GateHistory(top_k=2)
+    for _ in range(5):
+        history.append(torch.softmax(torch.randn(16, 300), -1))
+    return history
+
+
+def a_history_of_nothing(folder: Path) -> object:
+    return memtools.GateHistory()
+
+
+def a_history_without_statistics(folder: Path) -> object:
+    history = memtools.GateHistory(statistics=False)
+    history.append(torch.rand(4, 8))
+    return history
+
+
+def a_closed_history(folder: Path) -> object:
+    history = memtools.GateHistory()
+    history.close()
+    return history
+
+
+def a_budget(folder: Path) -> memtools.Budget:
+    budget = memtools.Budget("16 MiB", name=NASTY)
+    parts = [memtools.GateHistory(max_bytes=budget.suballocate(NASTY)) for _ in range(60)]
+    for part in parts:
+        part.append(torch.rand(4, 8))
+    LEASES.append((budget, parts))
+    return budget
+
+
+def a_budget_report(folder: Path) -> object:
+    return a_budget(folder).report()
+
+
+def a_policy_report(folder: Path) -> object:
+    action = ActionReport(NASTY, NASTY, 3, 4.0, 0.1, MIB, MIB, 1, 0, 1, NASTY, NASTY)
+    never = ActionReport("trim", "pressure", 0, 0.0, math.nan, 0, 0, 0, 0, 1, "", "not run yet")
+    cycles = CycleReport(3, 3, MIB, 2, (NASTY,))
+    return PolicyReport(NASTY, 1.0, 5, (action, never), cycles, True, 7, 2, 0.1, (NASTY,))
+
+
+MAKERS = [a_record, a_killed_record, a_record_without_samples, a_page, a_monitor,
+          a_monitor_without_record, a_monitor_that_never_ran, settings, a_pool, a_closed_pool,
+          a_history, a_history_of_nothing, a_history_without_statistics, a_closed_history, a_budget,
+          a_budget_report, a_policy_report]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+def test_an_object_draws_itself_without_script_and_no_text_gets_out_of_its_place(
+    make: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    made = make(tmp_path)
+    html = made._repr_html_()
+    elements = list(parsed(html).iter())
+    tags = {element.tag for element in elements}
+    assert tags <= {"div", "span", "img", "table", "tbody", "tr", "th", "td"}
+    attributes = {name for element in elements for name in element.keys()}  # noqa: SIM118
+    assert not {name for name in attributes if name.startswith("on")}
+    assert attributes.isdisjoint({"id", "href", "name"})
+    sources = [element.get("src", "data:image/svg+xml,") for element in elements]
+    assert all(source.startswith("data:image/svg+xml,") for source in sources)
+    assert all("url(" not in element.get("style", "") for element in elements)
+    assert html.replace("\u00a0", " ").isprintable()
+    pictures = len(made.records) if isinstance(made, str) else 1
+    assert len(html.encode()) <= MOST_BYTES * min(pictures, 4)
+
+
+@pytest.mark.slow
+def test_a_class_that_draws_itself_is_among_these(tmp_path: Path) -> None:
+    drawn = {type(make(tmp_path)) for make in MAKERS}
+    found = {
+        kind
+        for module in [
+            sys.modules[name] for name in sorted(sys.modules) if name.startswith("memtools")
+        ]
+        for kind in vars(module).values()
+        if isinstance(kind, type) and hasattr(kind, "_repr_html_")
+    }
+    assert found == drawn
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+def test_drawing_leaks_nothing(make: Callable[[Path], Any], tmp_path: Path) -> None:
+    made = make(tmp_path)
+
+    def draw(rounds: int) -> None:
+        for _ in range(rounds):
+            made._repr_html_()
+
+    draw(2)  # what is loaded once
+    assert least_growth(draw, 24, python_blocks) < 24
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_record_says_what_the_page_says_of_it(tmp_path: Path) -> None:
+    record = record_of(tmp_path / "run.mem", grows=200_000)
+    figures, text = figures_of(record), text_of(record._repr_html_())
+    page = Page(render(record)).text()
+    said = [headline(figures), *figures.verdict.lines(quiet=True)]
+    said += [part for tile in tiles(figures) for part in (tile.name, tile.value, tile.remark)]
+    for words in said:
+        words = " ".join(words.split())
+        assert words in text.replace("\u00a0", " "), words
+        assert words.partition(": ")[2][:60] in page.replace("\u00a0", " "), words
+
+
+@pytest.mark.slow
+def test_the_lines_of_a_record_are_those_that_the_page_begins_with(tmp_path: Path) -> None:
+    record = record_of(tmp_path / "run.mem", device=True, grows=200_000)
+    text = text_of(record._repr_html_())
+    for name in ("Resident", "Private", "Control group", "Allocated", "Reserved", "train"):
+        assert name in text
+    assert "Heap in use" not in text  # which the page does not show before it is asked to
+    assert "Limit (cgroup) 1.00 GiB" in text
+
+
+@pytest.mark.slow
+def test_the_peak_of_a_single_sample_is_drawn(tmp_path: Path) -> None:
+    columns, path = [("step", ""), ("rss", "B")], str(tmp_path / "run.mem")
+    with _core.RecordWriter(path, columns) as writer:
+        for step in range(3000):
+            writer.append(None, [step, 900 * MIB if step == 1234 else 100 * MIB])
+    html = memtools.read_record(path)._repr_html_()
+    line = max(paths(html), key=lambda path: path.count("L") if path[-1] != "z" else 0)
+    heights = [int(point.split()[1]) for point in line[1:].split("L")]
+    assert min(heights) < 25 < 150 < max(heights)
+    assert "1.00 GiB" in text_of(html)  # the axis
+
+
+@pytest.mark.slow
+def test_what_was_not_read_is_not_drawn(tmp_path: Path) -> None:
+    path = str(tmp_path / "run.mem")
+    with _core.RecordWriter(path, [("step", ""), ("rss", "B"), ("swap", "B")]) as writer:
+        for step in range(300):
+            writer.append(None, [step, 100 * MIB if step % 2 else None, None])
+    html = memtools.read_record(path)._repr_html_()
+    assert "Resident" in text_of(html)
+    assert "Swap" not in text_of(html)
+    assert "102.0 MiB94.0 MiB86.0 MiB" in text_of(html)  # the axis
+
+
+@pytest.mark.slow
+def test_what_is_marked_says_so_under_the_pointer(tmp_path: Path) -> None:
+    record = record_of(tmp_path / "run.mem", events=[("mark", "epoch 2 begins")])
+    titles = [element.get("title") for element in parsed(record._repr_html_()).iter("div")]
+    assert "epoch 2 begins" in titles
+
+
+@pytest.mark.slow
+def test_the_largest_picture_is_small(tmp_path: Path) -> None:
+    """All lines, noise in each of them, phases without end, and findings of long names."""
+    path, noise = str(tmp_path / "run.mem"), random.Random(1)
+    devices = [
+        (f"cuda{i}_{tier}", "B")
+        for i in range(8)
+        for tier in ("allocated", "reserved", "free", "total")
+    ]
+    hosts = ["rss", "process", "private", "children_private", "shm", "cgroup_used", "swap", "own"]
+    columns = [("step", ""), *((name, "B") for name in hosts), *devices]
+    with _core.RecordWriter(path, columns) as writer:
+        for step in range(4000):
+            sizes = [noise.randrange(10**9) for _ in columns[1:]]
+            writer.append(START + step * 10**7, [step, *sizes])
+        for i in range(200):
+            writer.phase(f"{i} {NASTY * 5}", 10**9, MIB)
+            writer.event("mark", f"{i} {NASTY * 20}"[:400], step=i, time_ns=START + i * 10**8)
+            writer.event("phase", f"{i % 6} {NASTY}", time_ns=START + i * 10**8, duration_ns=10**7)
+        writer.event(*recorded(3, MIB, NASTY), step=3)
+    html = memtools.read_record(path)._repr_html_()
+    assert 20_000 < len(html.encode()) <= 48 * 1024
+
+
+# --- monitors -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_monitor_with_a_record_is_drawn_as_that_while_it_runs_and_after_it(
+    tmp_path: Path,
+) -> None:
+    monitor = memtools.MemoryMonitor(tmp_path / "run.mem", device="cpu")
+    with monitor:
+        for _ in range(40):
+            monitor.step()
+        text = text_of(monitor._repr_html_())
+        assert "Still running MemoryMonitor(running, 40 steps)" in text
+        assert str(tmp_path / "run.mem") in text
+    assert "Finished MemoryMonitor(stopped, 40 steps)" in text_of(monitor._repr_html_())
+
+
+@pytest.mark.slow
+def test_a_monitor_does_not_draw_the_record_of_another_run(tmp_path: Path) -> None:
+    first = memtools.MemoryMonitor(tmp_path / "run.mem", device="cpu")
+    with first:
+        first.step()
+    with memtools.MemoryMonitor(tmp_path / "run.mem", device="cpu"):
+        pass
+    assert "Stopped MemoryMonitor(stopped, 1 steps)" in text_of(first._repr_html_())
+    os.unlink(tmp_path / "run.mem")
+    assert "Stopped MemoryMonitor(stopped, 1 steps)" in text_of(first._repr_html_())
+
+
+@pytest.mark.slow
+def test_a_monitor_without_a_record_shows_what_is_in_use() -> None:
+    monitor = memtools.MemoryMonitor(device="cpu", limit="4 GiB")
+    assert "Not started MemoryMonitor(not started, 0 steps)" in text_of(monitor._repr_html_())
+    with monitor, monitor.phase("forward"):
+        monitor.step()
+    text = text_of(monitor._repr_html_())
+    assert "Limit that was given: 4.00 GiB" in text
+    assert "forward" in text
+    assert "no record is kept" in text
+
+
+@pytest.mark.slow
+def test_a_monitor_that_tests_no_leaks_draws_itself() -> None:
+    with memtools.MemoryMonitor(device="cpu", leaks=False) as monitor:
+        monitor.step()
+    assert "Stopped" in text_of(monitor._repr_html_())
+
+
+# --- the others -----------------------------------------------------------------------------------
+
+
+def test_settings_show_their_table_and_their_advice() -> None:
+    now = memtools.allocator_settings()
+    words = " ".join(str(now).split()).replace(" (", " (")
+    text = text_of(now._repr_html_())
+    assert now.host.name in text
+    assert "mmap_threshold" in text
+    assert ("nothing to set" in text) == ("nothing to set" in words)
+
+
+def test_a_pool_shows_its_pages_to_scale() -> None:
+    pool = a_pool(Path())
+    stats = pool.stats()
+    sizes = [stats.live_bytes - stats.shared_bytes, stats.shared_bytes, stats.idle_bytes]
+    shares = [100 * size / 2**22 for size in sizes if size]
+    assert widths(pool._repr_html_()) == pytest.approx(shares, abs=0.1)
+    assert stats.shared_bytes > 0
+    assert stats.idle_bytes > 0
+
+
+def test_a_history_shows_a_column_for_each_expert() -> None:
+    history = memtools.GateHistory()
+    history.append(torch.eye(4).repeat(2, 1))
+    html = history._repr_html_()
+    assert html.count("of a balanced load") == 4
+    assert "expert 3: 1.00 of a balanced load" in html
+
+
+def test_a_page_is_a_text_that_shows_itself_briefly(tmp_path: Path) -> None:
+    page = render(record_of(tmp_path / "run.mem", steps=300))
+    assert page.startswith("<!doctype html>")
+    assert repr(page).startswith(f"<page of {tmp_path}/run.mem, ")
+    assert len(repr(page)) < 300
+    assert type(str(page)) is str
+    copied = pickle.loads(pickle.dumps(page))
+    assert (type(copied), copied) == (str, str(page))
