@@ -66,8 +66,9 @@ def changed(source: str, diff: str) -> str:
 
 
 def lines_to_type(diff: str) -> int:
-    """How many lines a reader adds or changes."""
-    return sum(line.startswith("+") for line in diff.splitlines())
+    """How many lines a reader adds or changes, imports apart."""
+    lines = [line[1:].split() for line in diff.splitlines() if line.startswith("+")]
+    return sum(words[:1] not in ([], ["import"], ["from"]) for words in lines)
 
 
 def masked(text: str) -> list[str]:
