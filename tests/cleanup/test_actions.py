@@ -307,6 +307,7 @@ def test_trigger_words():
 
 def test_a_young_collection_that_was_not_measured_counts_as_the_last_one_that_was() -> None:
     engine = memtools.CleanupPolicy()._engine
+    engine._manages_gc = True  # as in `with policy:`
     engine._done[GC_YOUNG] = Done(times=1, ns=10**15)  # young collections are dear
     found = Collected(10, None, None, (), 0.1)
     nothing = Outcome(1, Change(), Change(), "", found, None)
