@@ -60,28 +60,28 @@ def test_a_page_on_migrating_begins_with_what_differs(page: Path) -> None:
 # --- the walk itself ------------------------------------------------------------------------------
 
 PAGE = """
-```python a.py
-x = 1
-print("x", x)
+```sh a.sh
+x=1
+echo x $x
 ```
 
 ```console
-$ python a.py
+$ sh a.sh
 x 7
 ```
 
-```diff a.py
--x = 1
-+x = 2.5
+```diff a.sh
+-x=1
++x=2.5
 ```
 
-```python a.py
-x = 2.5
-print("x", x)
+```sh a.sh
+x=2.5
+echo x $x
 ```
 
 ```console
-$ python a.py; false
+$ sh a.sh; false
 x 1.25
 $ echo $?
 3
@@ -92,7 +92,7 @@ $ echo $?
 def test_a_walk_saves_changes_and_runs(tmp_path: Path) -> None:
     outputs = walk(PAGE, tmp_path)
     assert [(command, output.strip()) for command, output in outputs] == [
-        ("python a.py", "x 1"), ("python a.py; false", "x 2.5"), ("echo $?", "1")
+        ("sh a.sh", "x 1"), ("sh a.sh; false", "x 2.5"), ("echo $?", "1")
     ]  # fmt: skip
 
 
@@ -101,9 +101,9 @@ def test_a_walk_saves_changes_and_runs(tmp_path: Path) -> None:
     [
         ("x 7", "y 7", "not found: y"),
         ("x 7", "", "not in the page: x"),
-        ("-x = 1", "-x = 3", "found 0 times"),
-        ("+x = 2.5", "+x = 2.6", "is not what the diff makes"),
-        ("+x = 2.5", "+x = 2.5\n+y = 1\n+z = 1\n+w = 1", "x = 2.5"),
+        ("-x=1", "-x=3", "found 0 times"),
+        ("+x=2.5", "+x=2.6", "is not what the diff makes"),
+        ("+x=2.5", "+x=2.5\n+y=1\n+z=1\n+w=1", "x=2.5"),
     ],
 )
 def test_a_walk_tells_what_is_wrong(tmp_path: Path, old: str, new: str, why: str) -> None:
