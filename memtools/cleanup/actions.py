@@ -90,6 +90,8 @@ class Outcome(NamedTuple):
     collected: Collected | None
     error: BaseException | None
     gain: float = 0.0  #: the larger of the shares that it freed of the host and of the devices
+    #: whether malloc's bytes were read, without which what went back to malloc alone is not seen
+    knows_heap: bool = True
 
 
 class Usage(NamedTuple):
@@ -226,7 +228,7 @@ def measured(action: int, work: Callable[[], Any], readings: Readings, last_ns: 
     if action == POOL_TRIM and isinstance(result, int) and result:
         device = Change(result, 0, max(result, before.reserved or 0, LEAST_TOTAL))
     gain = max(host.freed / max(1, host.total), device.freed / max(1, device.total))
-    return Outcome(ns, host, device, note, collected, error, gain)
+    return Outcome(ns, host, device, note, collected, error, gain, heap)
 
 
 def work_of(action: int, pools: Pools, inspect: bool) -> Callable[[], Any]:

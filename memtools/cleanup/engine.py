@@ -269,6 +269,8 @@ class Engine:
         self._devices = len(seen_devices(root))
         #: by action: when it is due, and what triggers it
         self.rules: dict[int, tuple[Every, int]] = {}
+        #: of memory, what the newest young collection has freed that was measured
+        self._young_gain = 1.0
         #: what gc_young is to be while gc is managed; None: as it is
         self._young: Every | None = None
         self.callbacks: dict[int, CleanupHandle] = {}
@@ -584,9 +586,15 @@ class Engine:
     def _is_insurance(self, outcome: Outcome) -> bool:
         """While automatic gc is off, young collections are what keeps cycles from piling up. As
         long as they are cheap, or free some, they need not pay, and so are neither backed off nor
-        held back."""
+        held back. One that found something while malloc's bytes were not read is taken to free
+        what the last one freed that was measured: how busy the machine is decides neither."""
         if not self._manages_gc or outcome.gain >= PAYS:
             return False
+        found = outcome.collected is not None and outcome.collected.objects > 0
+        if outcome.knows_heap or not found:
+            self._young_gain = outcome.gain
+        elif self._young_gain >= SOME:
+            return True
         cheap = self._cost_ns(GC_YOUNG) <= CHEAP * 1e9 * self.core.seconds
         return cheap or outcome.gain >= SOME
 

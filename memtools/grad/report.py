@@ -71,6 +71,14 @@ def _rows(count: int) -> str:
     return f"{count:,} row{'s' * (count != 1)}"
 
 
+#: WindowReport.applied, in words
+_APPLIED = {
+    "nothing": "gradients not scaled",
+    "folded": "gradients scaled by the optimizer",
+    "multiplied": "gradients scaled",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class WindowReport:
     """One window: what came in, how large its gradient was, and what was done about it.
@@ -143,7 +151,8 @@ class WindowReport:
         if self.skipped:
             what = f"skipped: {self.infs:,} inf and {self.nans:,} nan, first in {self.first_bad}"
         else:
-            what = f"norm {self.norm:.6g}, coefficient {self.coefficient:.6g}, {self.applied}"
+            applied = _APPLIED.get(self.applied, self.applied)
+            what = f"norm {self.norm:.6g}, coefficient {self.coefficient:.6g}, {applied}"
         scale = f", scale {self.scale:,.6g}" if self.scale != 1.0 else ""
         lines = [f"{start}: {what}{scale}, {self.ms:.2f} ms"]
         return "\n".join(lines + [f"  {retry}" for retry in self.retries])
@@ -220,7 +229,8 @@ class AccumulatorReport:
         if self.retries:
             shown = min(self.ran_out, len(self.retries))
             newest = f", the newest {shown}" if shown < self.ran_out else ""
-            lines.append(f"Out of memory: {self.ran_out:,} times{newest}")
+            times = "once" if self.ran_out == 1 else f"{self.ran_out:,} times"
+            lines.append(f"Out of memory: {times}{newest}")
             lines += [f"  {retry}" for retry in self.retries]
         if self.last is not None:
             lines.append(str(self.last))

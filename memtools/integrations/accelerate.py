@@ -26,7 +26,7 @@ def accumulator(
     accelerator: Any,
     model: Any,
     optimizer: Any,
-    steps: int = 1,
+    steps: int | None = None,
     *,
     scheduler: Any = None,
     **options: Any,
@@ -41,19 +41,23 @@ def accumulator(
         accelerator: the `accelerate.Accelerator`.
         model: the model as it was prepared.
         optimizer: the optimizer, prepared or not.
-        steps: micro-batches of an update, at least 1, the default.
+        steps: micro-batches of an update, at least 1; None, the default, is the accelerator's own
+            `gradient_accumulation_steps`.
         scheduler: the scheduler, prepared or not; None, the default, is none. It is stepped once
             for each update, however many processes there are.
         options: further arguments of GradAccumulator.
 
-    Raises ValueError if the accelerator accumulates or scales losses (fp16) itself, which are
-    settings to make here instead; or if it uses DeepSpeed, Megatron or XLA, which run the backward
-    pass themselves.
+    Raises ValueError if the accelerator is set to another number of steps; if it scales losses
+    (fp16) itself, which is a setting to make here instead; or if it uses DeepSpeed, Megatron or
+    XLA, which run the backward pass themselves.
     """
-    if accelerator.gradient_accumulation_steps != 1:
+    set_there = accelerator.gradient_accumulation_steps
+    if steps is None:
+        steps = set_there
+    elif set_there not in (1, steps):
         raise ValueError(
-            f"the accelerator accumulates {accelerator.gradient_accumulation_steps} batches "
-            "itself; leave gradient_accumulation_steps out, and give steps= here"
+            f"steps={steps}, and the accelerator has gradient_accumulation_steps={set_there}; "
+            "give one of them, or the same number"
         )
     if accelerator.mixed_precision not in ("no", "bf16"):
         raise ValueError(

@@ -21,6 +21,7 @@ from typing import Any
 from memtools import _core
 from memtools._base import malloc
 from memtools._base.oom import MUCH_IDLE, Shortage, shortage
+from memtools.monitor.host import COUNTED_AGAINST
 from memtools.record.kinds import End, Limit
 from memtools.record.redact import redacted
 
@@ -99,11 +100,10 @@ def _met(name: str, used: int) -> list[Limit]:
 
 
 def _memory_limits_met(found: Shortage, root: str) -> list[Limit]:
-    counted = {"RLIMIT_AS": "VmSize", "RLIMIT_DATA": "VmData"}
     status = _status(root)
     limits = [
         limit
-        for name, line in counted.items()
+        for name, line in COUNTED_AGAINST.items()
         if line in status
         for limit in _met(name, status[line])
     ]

@@ -420,6 +420,10 @@ class Standing:
     def __bool__(self) -> bool:
         return bool(self._all)
 
+    def has_holders(self) -> bool:
+        """Whether a holder of this process's memory is among them, as a census names it."""
+        return any(one.holder and one.part in _OF_PROCESS for one in self.findings())
+
     def add(
         self, step: int, found: Sequence[LeakFinding], *, walked: bool = True
     ) -> tuple[list[LeakFinding], list[LeakFinding]]:

@@ -15,7 +15,8 @@ from memtools import _core
 from memtools._base import devices
 from memtools._base.size import format_bytes
 
-_LIMITS = ("RLIMIT_AS", "RLIMIT_DATA")
+#: by limit of the process: the line of /proc/self/status whose bytes the kernel counts against it
+COUNTED_AGAINST = {"RLIMIT_AS": "VmSize", "RLIMIT_DATA": "VmData"}
 LEAST_SAID = 64 * 2**10  # bytes of a job beside its process: a page or two are memtools' own
 SOURCE_NS = 1_000_000_000  # for so long the words about the limit's source are kept
 
@@ -180,5 +181,19 @@ def host_memory(root: str = "/") -> HostMemory:
 
 def process_limits() -> dict[str, int | None]:
     """What RLIMIT_AS and RLIMIT_DATA allow this process now, in bytes; None for no limit."""
-    found = {name: resource.getrlimit(getattr(resource, name))[0] for name in _LIMITS}
+    found = {name: resource.getrlimit(getattr(resource, name))[0] for name in COUNTED_AGAINST}
     return {n: None if limit == resource.RLIM_INFINITY else limit for n, limit in found.items()}
+
+
+def rooms_of_process() -> list[int]:
+    """Bytes from what the kernel counts now to RLIMIT_AS and RLIMIT_DATA, for each that is set."""
+    limits = {name: limit for name, limit in process_limits().items() if limit is not None}
+    if not limits:
+        return []
+    try:
+        with open("/proc/self/status", encoding="utf-8", errors="replace") as status:
+            sizes = dict(re.findall(r"^(\w+):\s*(\d+) kB$", status.read(), re.MULTILINE))
+    except OSError:
+        return []
+    lines = {name: COUNTED_AGAINST[name] for name in limits}
+    return [limits[n] - 1024 * int(sizes[line]) for n, line in lines.items() if line in sizes]

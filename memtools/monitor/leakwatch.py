@@ -478,8 +478,10 @@ class LeakWatch:
                                      "were left out, and who is in them is not known")  # fmt: skip
         except Exception as error:
             self._make_census, self._census, self._holders = None, None, ()
-            why = f"{type(error).__name__}: {error}"
-            self._voice.complain("census", f"nobody is looked for from here on: {why}")
+            if isinstance(error, MemoryError) and self._standing.has_holders():
+                return False  # memory is nearly out, and who takes it is known
+            why = f"{type(error).__name__}: {error}".removesuffix(": ")
+            self._voice.complain("census", f"holders are not looked for from here on: {why}")
             return False
         finally:
             self._leave_out(before)
@@ -489,7 +491,10 @@ class LeakWatch:
     # --- judgement ---
 
     def _judge(self, step: int, *, is_walked: bool) -> None:
-        seen = self._evidence(step, walked=is_walked or self._make_census is None)
+        # Where a census has failed, for want of memory for example, those whom it named stay named.
+        if self._make_census is None and not self._standing.has_holders():
+            is_walked = True  # nobody looks, and nobody is known
+        seen = self._evidence(step, walked=is_walked)
         if seen.walked:
             seen = replace(seen, unheld=self._search(seen), is_collected=self._is_collected)
         found = findings.findings_of(seen)

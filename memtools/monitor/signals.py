@@ -27,6 +27,7 @@ from typing import NamedTuple
 from memtools import _core
 from memtools._base import devices as cuda_devices
 from memtools.blocks.reports import HostBlocks
+from memtools.monitor.host import rooms_of_process
 
 EACH_READING = 16  # units from one reading to the next, as long as costs stay what they were
 MOST_POINTS = 256
@@ -148,9 +149,11 @@ class Limits:
         return sample.process + beside + max(0, room)
 
     def room(self) -> int | None:
-        """Bytes from what is used now to the host's limit; None when unknown."""
+        """Bytes from what is used now to the limit that is met first: the host's, or one of this
+        process (`ulimit -d`, `ulimit -v`). None when no limit is known."""
         used, limit = self._sampler.used(), self._sampler.limit()
-        return None if used is None or limit is None else limit[0] - used
+        rooms = [] if used is None or limit is None else [limit[0] - used]
+        return min([*rooms, *rooms_of_process()], default=None)
 
     def share(self, part: float) -> int | None:
         """So much of the host's limit, in bytes; None when unknown."""

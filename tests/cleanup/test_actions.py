@@ -23,6 +23,7 @@ from memtools.cleanup.actions import (
     LEAST_TOTAL,
     POOL_TRIM,
     Change,
+    Outcome,
     Pools,
     Readings,
     Usage,
@@ -34,6 +35,7 @@ from memtools.cleanup.actions import (
     trigger_words,
     work_of,
 )
+from memtools.cleanup.engine import Done
 from tests.cleanup.policycases import no_gc  # noqa: F401 - a fixture
 from tests.kit.fakedevice import FakeCuda, cuda  # noqa: F401 - a fixture
 from tests.kit.ownprocess import in_own_process
@@ -301,3 +303,20 @@ def test_trigger_words():
     assert trigger_words(HOST | IDLE_HEAP) == "host pressure, idle heap"
     assert trigger_words(DEVICE) == "device pressure"
     assert trigger_words(0) == ""
+
+
+def test_a_young_collection_that_was_not_measured_counts_as_the_last_one_that_was() -> None:
+    engine = memtools.CleanupPolicy()._engine
+    engine._manages_gc = True  # as in `with policy:`
+    engine._done[GC_YOUNG] = Done(times=1, ns=10**15)  # young collections are dear
+    found = Collected(10, None, None, (), 0.1)
+    nothing = Outcome(1, Change(), Change(), "", found, None)
+
+    def measured_as(share: float) -> Outcome:
+        return nothing._replace(gain=share)
+
+    unknown = nothing._replace(knows_heap=False)
+    assert engine._is_insurance(measured_as(0.005))
+    assert engine._is_insurance(unknown)
+    assert not engine._is_insurance(measured_as(0.0))
+    assert not engine._is_insurance(unknown)

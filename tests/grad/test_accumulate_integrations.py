@@ -149,7 +149,7 @@ def test_with_accelerate_the_gradient_is_the_full_batchs():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"gradient_accumulation_steps": 4}, "accumulates 4 batches itself"),
+        ({"gradient_accumulation_steps": 4}, "steps=2, and the accelerator has .*_steps=4; give"),
         ({"mixed_precision": "fp16"}, 'mixed_precision="fp16" scales losses'),
     ],
 )
@@ -161,7 +161,16 @@ def test_what_accelerate_would_do_a_second_time_is_refused(options, words):
         accelerator = kind()
     model = start()
     with pytest.raises(ValueError, match=words):
-        accumulator(accelerator, model, torch.optim.SGD(model.parameters(), 1.0))
+        accumulator(accelerator, model, torch.optim.SGD(model.parameters(), 1.0), 2)
+
+
+def test_the_steps_of_the_accelerator_are_those_of_an_update():
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    model = start()
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    assert accumulator(accelerator, model, optimizer).report().steps == 3
+    assert accumulator(accelerator, model, optimizer, 3).report().steps == 3
+    assert accumulator(Accelerator(cpu=True), model, optimizer, 5).report().steps == 5
 
 
 @pytest.mark.parametrize("fused", [False, True])

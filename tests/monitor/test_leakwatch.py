@@ -663,10 +663,27 @@ def test_a_census_that_fails_is_off_and_the_signals_go_on(clock: Clock) -> None:
         raise MemoryError("none left")
 
     program.census_looks = fail
-    with pytest.warns(RuntimeWarning, match="nobody is looked for from here on: MemoryError: none"):
+    with pytest.warns(RuntimeWarning, match="holders are not looked for .*: MemoryError: none"):
         program.run(200, heap=36 * KIB)
     assert program.census.looks == 1
     assert all(one.kind != "C heap" for _, one in program.events.told)
+
+
+def test_who_was_named_stays_named_where_a_later_look_fails(clock: Clock) -> None:
+    program = Program(clock)
+    program.held = [holder(36 * KIB)]
+
+    def fail() -> None:
+        if program.census.looks >= 5:  # memory is nearly out
+            raise MemoryError
+
+    program.census_looks = fail
+    program.run(200, heap=36 * KIB)  # says nothing: who takes memory is known
+    (found,) = program.watch.findings()
+    assert (found.holder, found.over) == ("list Trainer.losses", False)
+    assert not any(one.over for _, one in program.events.told)
+    program.run(200)  # the growth has ended, and with it the finding
+    assert program.watch.findings() == ()
 
 
 def test_a_signal_that_is_not_known_is_left_out(clock: Clock) -> None:

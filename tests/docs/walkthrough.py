@@ -1,0 +1,146 @@
+"""Does what a reader of a page does, by copy and paste, in an empty folder.
+
+    ```python train.py     saved as train.py
+    ```diff train.py       changes the file of that name. Where there is none yet, the block is the
+                           whole of two programs: before.py without the lines that begin with "+",
+                           after.py without those that begin with "-"
+    ```console             each line that begins with "$ " is typed; the lines below it are what it
+                           writes, on both streams. A line "..." stands for any lines
+    ```python, ```text     not for the reader to type
+
+Outputs are compared with figures masked: numbers, units of size and time, and paths. A block of a
+file that a diff has changed is there to be copied instead of the diff: it has to be the same file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.kit.ownprocess import ENV
+
+BEFORE, AFTER = "before.py", "after.py"
+MOST_CHANGED = 3  # lines of a diff: what the reader has to type
+_FENCE = re.compile(r"^```(\w+)(?: ([\w./-]+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_MARK = "@@ end of a command @@"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page: its language, the file that it is, if any, and its text."""
+
+    language: str
+    file: str
+    text: str
+
+
+def blocks_of(page: str) -> list[Block]:
+    """The blocks of a page, in order."""
+    return [Block(*(part or "" for part in found)) for found in _FENCE.findall(page)]
+
+
+def sides_of(diff: str) -> tuple[str, str]:
+    """The program before and after a diff that has all of its lines."""
+    lines = diff.splitlines(keepends=True)
+    before = [line[1:] for line in lines if not line.startswith("+")]
+    after = [line[1:] for line in lines if not line.startswith("-")]
+    return "".join(line or "\n" for line in before), "".join(line or "\n" for line in after)
+
+
+def changed(source: str, diff: str) -> str:
+    """A file with a diff applied: its old lines stand in the file once, one after the other.
+
+    Raises ValueError where they do not.
+    """
+    for hunk in filter(None, re.split(r"^@@.*\n", diff, flags=re.MULTILINE)):
+        old, new = sides_of(hunk)
+        if source.count(old) != 1:
+            raise ValueError(f"found {source.count(old)} times in the file:\n{old}")
+        source = source.replace(old, new)
+    return source
+
+
+def lines_to_type(diff: str) -> int:
+    """How many lines a reader adds or changes, imports apart."""
+    lines = [line[1:].split() for line in diff.splitlines() if line.startswith("+")]
+    return sum(words[:1] not in ([], ["import"], ["from"]) for words in lines)
+
+
+def masked(text: str) -> list[str]:
+    """The lines of an output without what differs from run to run and from machine to machine."""
+    text = re.sub(r"(?:/[\w.+-]+)+/([\w.-]+)", r"\1", text)  # of a path the last part
+    text = re.sub(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?", "#", text)
+    text = re.sub(r"# (?:[KMGT]i?B|B|bytes)\b", "# B", text)
+    text = re.sub(r"# (?:us|ms|s|min|h)(?: # (?:us|ms|s|min|h))*\b", "# s", text)
+    text = re.sub(r"[+-](?=#)", "", text)
+    text = re.sub(r"[-=~^]{3,}", "---", text)
+    lines = (re.sub(r"[ \t]+", " ", line).strip() for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+def compare(shown: str, got: str) -> None:
+    """Raise AssertionError where an output is not what the page shows."""
+    expected, lines = masked(shown), masked(got)
+    at, jumps = 0, False
+    for line in expected:
+        if line == "...":
+            jumps = True
+            continue
+        if jumps:
+            at = next((i for i in range(at, len(lines)) if lines[i] == line), len(lines))
+        assert lines[at : at + 1] == [line], f"not found: {line}\nin the output:\n{got}"
+        at, jumps = at + 1, False
+    assert jumps or at == len(lines), f"not in the page: {lines[at]}\nin the output:\n{got}"
+
+
+def typed(session: str) -> list[tuple[str, str]]:
+    """(command, what the page shows below it) of a console block."""
+    parts = re.split(r"^\$ ", session, flags=re.MULTILINE)[1:]
+    return [(command, shown) for command, _, shown in (part.partition("\n") for part in parts)]
+
+
+def run(commands: list[str], folder: Path, env: Mapping[str, str] = ENV) -> Iterator[str]:
+    """What each command of one shell writes."""
+    script = "".join(
+        f"(exit $end)\n{command}\nend=$?; echo; echo '{_MARK}'\n" for command in commands
+    )
+    tools = os.pathsep.join((os.path.dirname(sys.executable), env["PATH"]))
+    done = subprocess.run(
+        ["bash", "-c", f"end=0\n{script}"], cwd=folder, env={**env, "PATH": tools},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    return iter(done.stdout.split(_MARK))
+
+
+def walk(page: str, folder: Path) -> list[tuple[str, str]]:
+    """Do what a page says in a folder, and compare what it shows. Returns each command with its
+    output."""
+    outputs, patched = list[tuple[str, str]](), set[str]()
+    for block in blocks_of(page):
+        path = folder / block.file
+        if block.language == "diff" and block.file:
+            assert lines_to_type(block.text) <= MOST_CHANGED, block.text
+            if path.exists():
+                path.write_text(changed(path.read_text(), block.text))
+                patched.add(block.file)
+            else:
+                for name, text in zip((BEFORE, AFTER), sides_of(block.text), strict=True):
+                    (folder / name).write_text(text)
+        elif block.file in patched:
+            assert path.read_text() == block.text, f"{block.file} is not what the diff makes of it"
+        elif block.file:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+        elif block.language == "console":
+            session = typed(block.text)
+            got = run([command for command, _ in session], folder)
+            for (command, shown), output in zip(session, got, strict=False):
+                outputs.append((command, output))
+                compare(shown, output)
+    return outputs
