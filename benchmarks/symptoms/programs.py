@@ -47,8 +47,8 @@ class Layers(torch.nn.Module):
 
 
 def step(way: str) -> Figures:
-    """Two updates of a network with 16 layers, by a batch of 4,096 rows."""
-    rows = 4096
+    """Two updates of a network with 16 layers, by a batch of 2,048 rows."""
+    rows = 2048
     torch.manual_seed(0)
     model = Layers()
     optimizer = torch.optim.AdamW(model.parameters(), fused=way == "fused optimizer")
@@ -130,10 +130,10 @@ def kept(way: str) -> Figures:
 
 
 def shapes(way: str) -> Figures:
-    """Forward and backward passes of six convolutions over images of 400 widths."""
+    """Forward and backward passes of three convolutions over images of 200 widths."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(*[torch.nn.Conv2d(16, 16, 3, padding=1) for _ in range(6)])
-    widths = list(range(32, 432))
+    model = torch.nn.Sequential(*[torch.nn.Conv2d(16, 16, 3, padding=1) for _ in range(3)])
+    widths = list(range(32, 432, 2))
     random.Random(0).shuffle(widths)
     by_torch = torch.backends.mkldnn.flags(enabled=False) if way == "off" else None
 
@@ -146,7 +146,7 @@ def shapes(way: str) -> Figures:
         meter = Meter()
         for width in widths:
             train(-(-width // 64) * 64 if way == "pad" else width)
-            if way == "gc.collect" and width % 10 == 0:
+            if way == "gc.collect" and width % 20 == 0:
                 gc.collect()
         seconds = meter.seconds()
     trim()
@@ -331,7 +331,7 @@ MAKERS: dict[str, Callable[[list[Any]], Any]] = {
 
 
 def heap(way: str) -> Figures:
-    """110 steps that each make, fill and drop tensors of 48 KiB to 6 MiB on four threads, and keep
+    """60 steps that each make, fill and drop tensors of 48 KiB to 6 MiB on four threads, and keep
     one of 4 KiB for each thread: how malloc is set, and what stays."""
     dice = [random.Random(seed) for seed in range(4)]
     records: list[torch.Tensor] = []
@@ -353,7 +353,7 @@ def heap(way: str) -> Figures:
 
     a_step()
     meter = Meter()
-    for number in range(1, 111):  # the last trim is ten steps ago at the end
+    for number in range(1, 61):  # the last trim is ten steps ago at the end
         a_step()
         if way == "malloc_trim" and number % 25 == 0:
             trim()
@@ -373,7 +373,7 @@ class Sample:
 
 
 def collector(way: str) -> Figures:
-    """400 updates; each adds 600 objects to a log, and leaves a reference cycle with a tensor of
+    """300 updates; each adds 600 objects to a log, and leaves a reference cycle with a tensor of
     64 KiB. How much slower the last 100 are than the first 100."""
     torch.manual_seed(0)
     log: Any = deque(maxlen=60_000) if way == "deque" else []
@@ -399,7 +399,7 @@ def collector(way: str) -> Figures:
         gc.disable()
     times = []
     with policy or contextlib.nullcontext():
-        for number in range(1, 401):
+        for number in range(1, 301):
             began = time.process_time()
             update()
             if way in ("gc.collect", "deque") and number % 10 == 0:

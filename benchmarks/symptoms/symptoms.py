@@ -4,7 +4,7 @@
     python -m benchmarks.symptoms.symptoms --only freed
     python -m benchmarks.symptoms.symptoms --pages    # only puts the JSON's figures into the pages
 
-Every way is a process of its own, on one thread of torch; the ways take turns, three times. Memory
+Every way is a forked process of its own, on one thread of torch; the ways take turns, three times. Memory
 is the median of the three. Processor time is the least of the three, and the pages show it as a
 ratio to the first way's: a busy machine changes the time of day that a program takes, and its
 processor time much less.
@@ -29,11 +29,19 @@ PROJECT = Path(__file__).resolve().parents[2]
 PAGES = PROJECT / "docs" / "symptoms"
 TIMES = 3
 
-CHILD = """
-import json, sys, torch
+#: Imports torch once, and forks a process for each line on stdin: [program, way].
+SERVER = """
+import json, os, sys, torch
 torch.set_num_threads(1)
 from benchmarks.symptoms.programs import PROGRAMS
-print(json.dumps(PROGRAMS[sys.argv[1]](sys.argv[2])))
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        program, way = json.loads(line)
+        print(json.dumps(PROGRAMS[program](way)), flush=True)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        print("null", flush=True)
 """
 
 
@@ -90,7 +98,7 @@ SECTIONS = {
         ),
     ),
     "shapes": Section(
-        {"grown_mib": "MiB more after 400 widths"} | TIME,
+        {"grown_mib": "MiB more after 200 widths"} | TIME,
         (
             Way("no change", "no change"),
             Way("gc.collect", "`gc.collect()` each 10 updates"),
@@ -191,35 +199,54 @@ SECTIONS = {
 # --- measuring ------------------------------------------------------------------------------------
 
 
-def run(program: str, way: Way) -> dict[str, float]:
-    """The figures of one process."""
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("MALLOC_", "GLIBC_TUN", "ONEDNN_", "DNNL_", "LRU_CACHE"))
-    }
-    command = [sys.executable, "-W", "ignore", "-c", CHILD, program, way.name]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env=clean | SECTIONS[program].env | way.env,
-        cwd=PROJECT,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(f"{program}, {way.name}: {done.stderr}")
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+class Servers:
+    """Processes that have imported torch and fork one for each program: one for each set of
+    environment variables, since malloc and oneDNN read theirs when a process begins."""
+
+    def __init__(self) -> None:
+        self._started: dict[tuple[tuple[str, str], ...], subprocess.Popen[str]] = {}
+        self._env = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("MALLOC_", "GLIBC_TUN", "ONEDNN_", "DNNL_", "LRU_CACHE"))
+        }
+
+    def run(self, program: str, way: Way) -> dict[str, float]:
+        """The figures of one process."""
+        env = SECTIONS[program].env | way.env
+        key = tuple(sorted(env.items()))
+        if key not in self._started:
+            self._started[key] = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-c", SERVER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=self._env | env,
+                cwd=PROJECT,
+            )
+        server = self._started[key]
+        assert server.stdin is not None
+        assert server.stdout is not None
+        print(json.dumps([program, way.name]), file=server.stdin, flush=True)
+        found: dict[str, float] | None = json.loads(server.stdout.readline() or "null")
+        if found is None:
+            raise SystemExit(f"{program}, {way.name}: it failed; its error is above")
+        return found
+
+    def close(self) -> None:
+        for server in self._started.values():
+            assert server.stdin is not None
+            server.stdin.close()
+            server.wait()
 
 
-def measure(name: str, times: int) -> Json:
+def measure(name: str, times: int, servers: Servers) -> Json:
     """All ways of a section, in turns."""
     section = SECTIONS[name]
     runs: dict[str, list[dict[str, float]]] = {way.label: [] for way in section.ways}
     for _ in range(times):
         for way in section.ways:
-            runs[way.label].append(run(name, way))
+            runs[way.label].append(servers.run(name, way))
     rows = []
     for label, found in runs.items():
         row = {key: median(one[key] for one in found) for key in found[0]}
@@ -310,10 +337,12 @@ def main() -> None:
         return
     facts = environment(1)
     sections: Json = {}
+    servers = Servers()
     for name in SECTIONS:
         if name.startswith(options.only or ""):
             print(f"\n--- {name} ---", flush=True)
-            sections[name] = measure(name, 1 if options.quick else TIMES)
+            sections[name] = measure(name, 1 if options.quick else TIMES, servers)
+    servers.close()
     finish("symptoms", options, facts, sections, [])
     if not (options.only or options.quick or options.out):
         write_pages(sections)
