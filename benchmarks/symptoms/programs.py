@@ -192,10 +192,11 @@ def shared(way: str) -> Figures:
         room = os.statvfs("/dev/shm")
         return (room.f_blocks - room.f_bfree) * room.f_frsize / MIB
 
-    before, most, last_rise = used(), 0.0, time.monotonic()
+    before, most = used(), 0.0
     meter = Meter()
     batches = iter(DataLoader(dataset, **options))
     first = next(batches)
+    last_rise = time.monotonic()
     while time.monotonic() - last_rise < 2.0:  # the loop works; the workers fill their queues
         if used() - before > most + 0.01:
             most, last_rise = used() - before, time.monotonic()

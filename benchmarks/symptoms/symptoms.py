@@ -4,9 +4,9 @@
     python -m benchmarks.symptoms.symptoms --only freed
     python -m benchmarks.symptoms.symptoms --pages    # only puts the JSON's figures into the pages
 
-Every way is a forked process of its own, on one thread of torch; the ways take turns, three times. Memory
-is the median of the three. Processor time is the least of the three, and the pages show it as a
-ratio to the first way's: a busy machine changes the time of day that a program takes, and its
+Every way is a forked process of its own, on one thread of torch; the ways take turns, three times.
+Memory is the median of the three. Processor time is the least of the three, and the pages show it
+as a ratio to the first way's: a busy machine changes the time of day that a program takes, and its
 processor time much less.
 """
 
@@ -300,7 +300,7 @@ def with_figures(text: str, sections: Json) -> str:
             head = list(SECTIONS[name].columns.values())
         elif name is not None and line.startswith("|"):
             cells = [cell.strip() for cell in line.strip("|").split("|")]
-            if set(line) <= set("|- "):
+            if "-" in line and set(line) <= set("|- "):
                 continue
             if not cells[0] or lines[number + 1].startswith("| ---"):
                 cells[1 : 1 + len(head)] = head
@@ -309,7 +309,7 @@ def with_figures(text: str, sections: Json) -> str:
             else:
                 raise ValueError(f"nothing was measured for {cells[0]!r} of {name}")
             lines[number] = "| " + " | ".join(cells) + " |"
-        elif name is not None and not line.startswith("|") and lines[number - 1].startswith("|"):
+        elif name is not None:
             name = None
     return "\n".join(lines)
 
