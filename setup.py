@@ -185,12 +185,17 @@ def build_info() -> str:
 
 
 class BuildPy(build_py):
-    """Adds the generated _build_info.py, which setuptools cannot know as a source file."""
+    """Adds the generated _build_info.py, which setuptools cannot know as a source file, and the
+    examples, which `memtools demo` runs, as the folder memtools/examples."""
 
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
             Path(self.build_lib, "memtools/_build_info.py").write_text(build_info())
+            examples = Path(self.build_lib, "memtools/examples")
+            examples.mkdir(exist_ok=True)
+            for path in sorted(HERE.glob("examples/*.py")):
+                shutil.copy(path, examples)
 
 
 class BuildExt(build_ext):
