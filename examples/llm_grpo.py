@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("--model", metavar="FOLDER", help="kept there; default: made anew")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--progress", action="store_true", help="as is: every update is printed")
+    parser.add_argument("--progress", action="store_true", help="print more often, for the demo")
     parser.add_argument("--json", metavar="PATH", help="write losses, memory and time there")
     options = parser.parse_args()
     if options.updates < 1 or options.micro_batch < 1 or GROUP % options.micro_batch:
@@ -229,16 +229,16 @@ def main() -> None:
     with model_folder(options.model) as folder:
         model, tokenizer = load(folder)
         torch.manual_seed(options.seed)
-        meter = Meter(options.updates)
+        meter = Meter(options)
         train(model, tokenizer, options, meter)
     result = meter.result()
-    cpu, shortest, longest = result["sampling_cpu_seconds"], *result["lengths"]
+    cpu, (shortest, longest) = result["sampling_cpu_seconds"], result["lengths"]
     print(f"peak RSS {result['peak_rss_bytes'] / MIB:.1f} MiB, ", end="")
     print(
         f"generation took {cpu:.1f} s of processor time, answers of {shortest} to {longest} tokens"
     )
     if options.json:
-        Path(options.json).write_text(json.dumps({**vars(options), **result}))
+        Path(options.json).write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

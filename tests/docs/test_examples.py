@@ -252,9 +252,9 @@ def grpo() -> dict[str, Any]:
         model = transformers.LlamaForCausalLM(config).eval()
         options = argparse.Namespace(
             cache=way, updates=LLM_UPDATES, new_tokens=LLM_TOKENS, train_layers=1,
-            micro_batch=4, lr=1e-3, seed=0,
+            micro_batch=4, lr=1e-3, seed=0, progress=False,
         )  # fmt: skip
-        meter = llm.Meter(LLM_UPDATES)
+        meter = llm.Meter(options)
         llm.train(model, Characters(), options, meter)
         results[way] = meter.result()
     return results
