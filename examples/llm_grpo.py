@@ -170,7 +170,8 @@ def trained_layers(model: Any, last: int) -> list[Any]:
 
 
 def train(model: Any, tokenizer: Any, options: argparse.Namespace, meter: Meter) -> None:
-    optimizer = torch.optim.AdamW(trained_layers(model, options.train_layers), lr=options.lr)
+    parameters = trained_layers(model, options.train_layers)
+    optimizer = torch.optim.AdamW(parameters, lr=options.lr, fused=True)
     size = options.micro_batch
     acc = memtools.GradAccumulator(model, optimizer, steps=GROUP // size, max_norm=1.0)
     sample = meter.sampling(SAMPLERS[options.cache])

@@ -79,7 +79,7 @@ CASES = (
         "Sixteen answers to each question",
         "A pretrained language model of 135 million parameters answers each question 16 times, and "
         "learns from the answers that are right (GRPO).",
-        "1150 MiB",
+        "1.15 GiB",
         {
             "naive": Way(("--cache", "naive"), "model.generate"),
             "by-hand": Way(("--cache", "by-hand"), "prompt computed once, its cache copied"),

@@ -217,7 +217,7 @@ def plain_lines(way: str) -> Show:
 
 def told(done: Done) -> str:
     """What happened to each run of a case, one line each."""
-    limit = "" if done.case.enforced else f" (limit {done.case.limit})"
+    limit = "" if done.case.enforced else f" (the stated limit is {done.case.limit})"
     lines = [f"  {one.label}: {sentences(one)}" for one in done.outcomes]
     return "\n".join([f"{done.case.title}{limit}:", *lines])
 

@@ -76,9 +76,10 @@ def _fate(outcome: Outcome) -> str:
         after = duration(outcome.seconds)
         return f"{outcome.ended[:1].upper()}{outcome.ended[1:]}{under}, after {after}."
     if outcome.passed_after is not None:
+        peaked = "" if outcome.generation_peak else f" and peaked at {peak}"
         return (
-            f"Passed the limit of {limit} after {duration(outcome.passed_after)} and peaked at "
-            f"{peak}: where that limit is enforced, the run is killed there."
+            f"Passed the limit of {limit} after {duration(outcome.passed_after)}{peaked}: where "
+            "that limit is enforced, the run is killed there."
         )
     if outcome.reaches_at is not None:
         assert outcome.growth_bytes is not None
