@@ -143,6 +143,7 @@ class BatchMeter:
         self.options, self.of, self.full = options, updates, full
         self.losses: list[float] = []  # per atom, of each update
         self.updates: list[dict[str, Any]] = []
+        self.remarks: list[str] = []  # one sentence each
         self.batches: list[tuple[str, float, int]] = []  # first molecule, mean loss, atoms
         self.molecules = 0  # of all updates
         self.rss: list[int] = []
@@ -164,6 +165,12 @@ class BatchMeter:
 
     def after_window(self, report: Any, molecules: int) -> None:
         """An update by memtools: each atom counts once."""
+        sizes = [retry.next_rows for retry in report.retries if retry.next_rows is not None]
+        if sizes:
+            self.remarks.append(
+                f"Update {len(self.losses) + 1} ran out of memory as well, and went on with at "
+                f"most {min(sizes):,} atoms at a time."
+            )
         self.record(int(report.weight), molecules)
 
     def record(self, atoms: int, molecules: int, scale: float = 1.0, spread: float = 1.0) -> None:
@@ -187,6 +194,7 @@ class BatchMeter:
         return {
             **vars(self.options),
             "ended": ended,
+            "remark": " ".join(self.remarks),
             "report": report,
             "losses": [loss.hex() for loss in self.losses],
             "valid_loss": valid_loss,
