@@ -301,6 +301,7 @@ def main() -> None:
         "--limit", type=size, default="128 MiB", help="what training may allocate; or none"
     )
     parser.add_argument("--molecules", type=int, default=1300, help="to train on, once")
+    parser.add_argument("--updates", type=int, help="of 64 molecules each, in place of --molecules")
     parser.add_argument("--valid", type=int, default=200, help="others, to validate with")
     parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--seed", type=int, default=0)
@@ -308,6 +309,8 @@ def main() -> None:
     parser.add_argument("--progress", action="store_true", help="print more often, for the demo")
     parser.add_argument("--json", metavar="PATH", help="write losses, memory and time there")
     options = parser.parse_args()
+    if options.updates is not None:
+        options.molecules = options.updates * BATCH * ACCUMULATION_STEPS
     if options.molecules < 1 or options.valid < 1:
         parser.error("--molecules and --valid must be at least 1")
     result = train(options)
