@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=2)
     parser.add_argument("--new-tokens", type=int, default=NEW_TOKENS, help="of the longest answer")
     parser.add_argument("--train-layers", type=int, default=2, help="the last so many; 0: all")
-    parser.add_argument("--micro-batch", type=int, default=2, help="answers per backward pass")
+    parser.add_argument("--micro-batch", type=int, default=1, help="answers per backward pass")
     parser.add_argument("--lr", type=float, default=1e-5)
     parser.add_argument("--model", metavar="FOLDER", help="kept there; default: made anew")
     parser.add_argument("--seed", type=int, default=0)
