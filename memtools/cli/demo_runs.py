@@ -1,0 +1,235 @@
+"""Runs the examples of the demo in all their ways, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memtools import MemtoolsError
+from memtools._base.size import parse_bytes
+from memtools.cli.demo_cases import PACKAGE, Case
+from memtools.cli.demo_page import Rescue, generation_peak, passed_after, rescue
+from memtools.cli.demo_words import Outcome, sentences
+from memtools.cli.records import printed
+from memtools.record.figures import figures_of
+from memtools.record.record import Record, read_record
+
+UPDATE = re.compile(r"update (\d+) of (\d+), (.*)")
+Result = dict[str, Any]
+Show = Callable[[str], None]  # takes each line that a running example prints
+
+
+@dataclass
+class Done:
+    """A case that was run: the results, the records and the outcome of each way."""
+
+    case: Case
+    results: dict[str, Result] = field(default_factory=dict)
+    records: list[Record] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    @property
+    def good(self) -> bool:
+        """Whether memtools did what it is there for, with the same losses where those are asked."""
+        *_, last = self.outcomes
+        return last.ended == "finished" and last.same in ("yes", "")
+
+
+def run_cases(
+    cases: list[Case],
+    examples: Path,
+    *,
+    seed: int,
+    full: bool,
+    updates: int | None,
+    extra: list[str],
+    records: Path | None,
+) -> list[Done]:
+    """Run each case in all its ways, one after the other, and print what happened to each.
+
+    Args:
+        cases: what is run.
+        examples: the folder that the examples lie in.
+        seed: of all random numbers.
+        full: whether to add the options that make a case longer.
+        updates: of each run; None: each example's own.
+        extra: more options for the examples.
+        records: the folder that records are kept in; None: they go with the results.
+
+    Raises MemtoolsError if an example fails otherwise than by memory.
+    """
+    done = []
+    with tempfile.TemporaryDirectory() as temporary:
+        kept = records or Path(temporary)
+        kept.mkdir(parents=True, exist_ok=True)
+        for number, case in enumerate(cases, start=1):
+            head = f"{number} of {len(cases)}: {case.title} ({case.script}, seed {seed})"
+            printed(f"{head}\n{case.intro}")
+            options = ["--seed", str(seed), *(case.full if full else ()), *extra]
+            if updates is not None:
+                options += ["--updates", str(updates)]
+            if case.model and "--model" not in extra:
+                options += ["--model", str(Path(temporary, "model"))]  # the first one makes it
+            done.append(run_case(case.at_full_length() if full else case, options, examples, kept))
+            printed("\n" + told(done[-1]) + "\n")
+    return done
+
+
+def run_case(case: Case, options: list[str], examples: Path, kept: Path) -> Done:
+    """Run one example in all its ways; the records go to the folder `kept`."""
+    done = Done(case)
+    for name, way in case.ways.items():
+        record = kept / f"{case.name}-{name}.mem"
+        with progress(name) as show:
+            result = run_way(case, [*way.options, *options], examples, show, record)
+        done.results[name] = result
+        done.records.append(read_record(record))
+        first = next(iter(done.results.values()))
+        done.outcomes.append(outcome(case, name, done.records[-1], result, first))
+    return done
+
+
+def run_way(case: Case, options: list[str], examples: Path, show: Show, record: Path) -> Result:
+    """Run an example to its end in a process of its own, which writes a record.
+
+    Returns what it wrote as JSON, or what is known of a run that the kernel killed.
+    Raises MemtoolsError if it failed otherwise.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out, updates = Path(folder, "result.json"), 0
+        # Without the keys that would switch the monitor off or set it otherwise.
+        kept = {name: v for name, v in os.environ.items() if not name.startswith("MEMTOOLS")}
+        environment = {**kept, "OMP_WAIT_POLICY": "passive"}
+        # By its file: under -m the folder that one is in would be searched for memtools first.
+        run = [str(PACKAGE / "__main__.py"), "run"]
+        monitor = [*run, "--quiet", "--log", str(record), "--limit", case.limit]
+        command = [str(examples / case.script), *options, "--progress", "--json", str(out)]
+        with subprocess.Popen(
+            [sys.executable, *monitor, *command], stdout=subprocess.PIPE, text=True, env=environment
+        ) as process:
+            for line in process.stdout or ():
+                show(line.rstrip())
+                if match := UPDATE.fullmatch(line.rstrip()):
+                    updates = int(match[1])
+        if process.returncode == -signal.SIGKILL:
+            return {"ended": f"killed in update {updates + 1}", "losses": []}
+        if process.returncode != 0 and not (case.enforced and out.exists()):
+            raise MemtoolsError(
+                f"{case.script} {' '.join(options[:2])} failed with exit status "
+                f"{process.returncode}; what it printed is above"
+            )
+        result: Result = json.loads(out.read_text())
+    return result
+
+
+def outcome(case: Case, name: str, record: Record, result: Result, first: Result) -> Outcome:
+    """The facts of one run, out of its record and of what it wrote itself."""
+    figures = figures_of(record)
+    limit = parse_bytes(case.limit, "the limit")
+    updates = len(result["losses"])
+    peak = max(figures.used_peak_bytes or 0, figures.peak_bytes or 0)
+    return Outcome(
+        way=name,
+        label=case.ways[name].label,
+        ended=result.get("ended", "finished"),
+        updates=updates,
+        seconds=record.seconds,
+        pace=result.get("seconds", record.seconds) / max(1, updates),
+        peak_bytes=peak,
+        limit_bytes=limit,
+        same="" if case.enforced or result is first else same(first, result),
+        growth_bytes=result.get("growth_bytes_per_1000_updates"),
+        passed_after=None if case.enforced else passed_after(record, limit),
+        generation_peak=generation_peak(record),
+        generation_cpu=result.get("sampling_cpu_seconds"),
+        enforced=case.enforced,
+        remark=result.get("remark", ""),
+    )
+
+
+def first_difference(one: Result, other: Result) -> int | None:
+    """The first update, from 1, whose losses differ in any bit; None if there is none."""
+    pairs = zip(one["losses"], other["losses"], strict=False)
+    for update, (a, b) in enumerate(pairs, start=1):
+        if a != b:
+            return update
+    lengths = len(one["losses"]), len(other["losses"])
+    return None if lengths[0] == lengths[1] else min(lengths) + 1
+
+
+def same(one: Result, other: Result) -> str:
+    """ "yes", or where two runs differ; only models that sample have "tokens"."""
+    update = first_difference(one, other)
+    if update is not None:
+        return f"they differ from update {update}"
+    return "yes" if one.get("tokens") == other.get("tokens") else "the samples differ"
+
+
+@contextmanager
+def progress(way: str) -> Iterator[Show]:
+    """A live bar on a terminal where rich is installed, otherwise plain lines."""
+    try:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    except ImportError:
+        plain = True
+    else:
+        plain = not sys.stdout.isatty()
+    if plain:
+        yield plain_lines(way)
+        return
+    columns = (TextColumn("  {task.fields[way]:<10}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.description}")) as bar:
+        task = bar.add_task("starting", total=None, way=way)
+
+        def show(line: str) -> None:
+            if match := UPDATE.fullmatch(line):
+                made, total, state = match.groups()
+                bar.update(task, completed=int(made), total=int(total), description=state)
+            else:
+                bar.console.print(f"  {line}", markup=False, highlight=False)
+
+        yield show
+
+
+def plain_lines(way: str) -> Show:
+    """Pass every line on, except the updates that do not reach another sixth of the run."""
+    shown = 0
+
+    def show(line: str) -> None:
+        nonlocal shown
+        if match := UPDATE.fullmatch(line):
+            sixth = 6 * int(match[1]) // int(match[2])
+            if sixth == shown:
+                return
+            shown = sixth
+        printed(f"  {way:<10} {line}")
+
+    return show
+
+
+def told(done: Done) -> str:
+    """What happened to each run of a case, one line each."""
+    limit = "" if done.case.enforced else f" (the stated limit is {done.case.limit})"
+    lines = [f"  {one.label}: {sentences(one)}" for one in done.outcomes]
+    return "\n".join([f"{done.case.title}{limit}:", *lines])
+
+
+def page_of(done: list[Done]) -> tuple[list[Record], list[Rescue]]:
+    """All records, and what the page begins with."""
+    records: list[Record] = []
+    rescues: list[Rescue] = []
+    for one in done:
+        case = one.case
+        rescues.append(rescue(case.title, case.intro, len(records), one.records, one.outcomes))
+        records += one.records
+    return records, rescues
