@@ -114,7 +114,8 @@ def picture(
             continue
         dashed, after = "", outcome.reaches_after
         if after is not None and limit is not None and outcome.passed_after is None:
-            dashed = f"{at(*points[-1])} {at(max(after, points[-1][0]), limit)}"
+            highest = max(points, key=lambda point: (point[1], point[0]))  # what ends is freed
+            dashed = f"{at(*highest)} {at(max(after, points[-1][0]), limit)}"
             marks.append(mark(max(after, points[-1][0]), limit))
         elif outcome.passed_after is not None and limit is not None:
             marks.append(mark(outcome.passed_after, limit))

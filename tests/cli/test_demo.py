@@ -211,11 +211,13 @@ def test_updates_are_shown_six_times(capsys: Any) -> None:
 
 
 def test_what_is_extrapolated_is_dashed_to_the_limit(monkeypatch: Any) -> None:
-    monkeypatch.setattr(demo_page, "_series", lambda record: [(0.0, 0), (40.0, 505 * MIB)])
+    monkeypatch.setattr(
+        demo_page, "_series", lambda record: [(0.0, 0), (40.0, 505 * MIB), (41.0, 99)]
+    )
     growing = changed(peak_bytes=505 * MIB, growth_bytes=318.0 * MIB)
     drawn = demo_page.picture("A title", 3, [None, None], [growing, CALM])  # type: ignore[list-item]
     assert [line.number for line in drawn.lines] == [3, 4]
-    assert drawn.lines[0].dashed
+    assert drawn.lines[0].dashed.split()[0] == drawn.lines[0].points.split()[1]
     assert not drawn.lines[1].dashed
     assert drawn.dashed
     (mark,) = drawn.marks
