@@ -57,6 +57,7 @@ def masked(line: str) -> str:
     line = re.sub(r"\b(suspect|growing|likely)\b", "GRADE", line)
     line = re.sub(r"[-+]?\d[\d,.]*", "0", line)
     line = re.sub(r"\b0 (?:B|KiB|MiB|GiB)(?=\W|$)", "0 B", line)
+    line = re.sub(r"\b0 (?:d|h|min) 0 (?:h|min|s)\b|\b0 (?:us|ms|s)\b", "0 s", line)
     return re.sub(r"\s+", " ", line).strip()
 
 
@@ -134,6 +135,8 @@ def test_a_line_that_does_not_come_is_missed():
     assert missing("first 9 KiB\nlikely: list A.b\n", came) == "likely: list A.b"
     assert missing("...\nlikely: list A.c\n", came) == "likely: list A.c"
     assert missing("second\nfirst\n", came) == "second"
+    assert missing("in 9.1 s, all\n", "in 3 min 20 s, all\n") is None
+    assert missing("in 9.1 s, all\n", "in 3 steps, all\n") == "in 9.1 s, all"
 
 
 # --- what the pages say ---------------------------------------------------------------------------
