@@ -127,6 +127,12 @@ def test_a_dead_link_is_found(tmp_path: Path) -> None:
     assert dead_links(page) == ["page.md: #c", "page.md: no.md"]
 
 
+def test_the_decision_table_leads_to_every_symptom() -> None:
+    rows = sections((DOCS / "index.md").read_text())["what-is-happening-to-your-run"]
+    linked = set(re.findall(r"\]\(symptoms/(\w+)\.md\)", rows))
+    assert linked == {page.stem for page in DOCS.glob("symptoms/*.md")}
+
+
 def test_directives_stand_in_lists_of_pages_and_the_reference_only() -> None:
     found = {page.relative_to(DOCS) for page in PAGES if "```{" in page.read_text()}
     elsewhere = {p for p in found if p.parts[0] not in ("reference", "project")}
