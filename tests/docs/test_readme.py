@@ -77,12 +77,6 @@ def test_the_pages_show_everything_that_a_program_calls():
     assert {name for name in called if not re.search(rf"\b{name}\b", text)} == set()
 
 
-def test_readme_shows_the_feature_in_under_ten_lines():
-    block = re.search(r"^```python\n(.*?)^```", (PROJECT / "README.md").read_text(), re.S | re.M)
-    assert block is not None
-    assert len(block[1].splitlines()) < 10
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_make_targets_exist(page):
     text, makefile = page.read_text(), (PROJECT / "Makefile").read_text()

@@ -72,7 +72,9 @@ def faults(words: list[str]) -> Iterator[str]:
         known = OFFERED.get(canonicalize_name(asked.name))
         if known is None:
             yield f"{asked.name} is in no extra"
-        elif not all(known.specifier.contains(part.version) for part in asked.specifier):
+        elif asked.specifier != known.specifier and not all(
+            known.specifier.contains(part.version) for part in asked.specifier
+        ):
             yield f"{word} is {known} in the extra"
 
 
