@@ -2,7 +2,8 @@
 
 The model reads five worked problems and a question, and answers it 16 times. A program checks the
 number in each answer, which is its reward, and one update makes rewarded answers likelier. The
-worked problems are the long part: some 290 tokens, which all 16 answers begin with.
+worked problems are the long part: with the question some 270 tokens, which all 16 answers begin
+with.
 
 What differs is how the answers are sampled. Everything else is the same code, and the samples and
 losses are the same to the last bit:

@@ -11,9 +11,9 @@ from memtools._base.file import replace_file
 from memtools._base.size import format_bytes
 from memtools._base.text import duration, tight
 from memtools.cli.demo_words import Outcome, sentences
-from memtools.record.figures import figures_of, used_cells
+from memtools.record.figures import figures_of
 from memtools.record.record import Record
-from memtools.record.series import UNKNOWN
+from memtools.record.series import UNKNOWN, own_column
 
 #: of the picture, in the units of its drawing; the page stretches it to its own width
 WIDTH, HEIGHT = 1000, 180
@@ -173,14 +173,13 @@ def write_page(path: Path, records: list[Record], rescues: list[Rescue]) -> int:
 
 
 def _series(record: Record, points: int = POINTS) -> list[tuple[float, int]]:
-    """(seconds, bytes) of what counts against the limit; of several neighbours the largest."""
-    figures = figures_of(record)
-    counted = None if figures.used is None else used_cells(figures.line, figures.used.source)
-    if counted is None:
-        return []
+    """(seconds, bytes) of the process that trains; of several neighbours the largest. What a child
+    needs that only reads the input, and ends before training, is not counted."""
+    line = figures_of(record).line
+    cells = line.most.get(own_column(line), [])
     known = [
         (ns / 1e9, used)
-        for ns, used in zip(figures.line.first_ns, counted[1], strict=True)
+        for ns, used in zip(line.first_ns, cells, strict=bool(cells))
         if used != UNKNOWN
     ]
     each = max(1, -(-len(known) // points)) if points else 1

@@ -137,7 +137,6 @@ def outcome(case: Case, name: str, record: Record, result: Result, first: Result
     figures = figures_of(record)
     limit = parse_bytes(case.limit, "the limit")
     updates = len(result["losses"])
-    peak = max(figures.used_peak_bytes or 0, figures.peak_bytes or 0)
     return Outcome(
         way=name,
         label=case.ways[name].label,
@@ -145,7 +144,7 @@ def outcome(case: Case, name: str, record: Record, result: Result, first: Result
         updates=updates,
         seconds=record.seconds,
         pace=result.get("seconds", record.seconds) / max(1, updates),
-        peak_bytes=peak,
+        peak_bytes=figures.peak_bytes or 0,
         limit_bytes=limit,
         same="" if case.enforced or result is first else same(first, result),
         growth_bytes=result.get("growth_bytes_per_1000_updates"),
