@@ -44,6 +44,7 @@ class _Instruction:
     def __call__(self, frame: Any, event: str, arg: Any) -> _Instruction | None:
         if frame.f_code.co_filename != self.file:
             return None
+        frame.f_trace = self  # without it 3.13 passes over the next line
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event == "opcode":
             self.left -= 1
@@ -65,6 +66,7 @@ def handled_before(
 ) -> bool:
     """Calls it, and the handler of a signal before instruction n; False where it has fewer."""
     before, place = sys.gettrace(), _Instruction(module, n, handler)
+    sys._getframe().f_trace_opcodes = True  # 3.12 tells no instructions unless a frame asks before
     sys.settrace(place)
     try:
         next(_apart(call))

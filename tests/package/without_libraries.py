@@ -20,11 +20,11 @@ SIGNS = [
 ]
 
 
-def skip(report: Any, extra: str = "") -> None:
+def skip(report: Any) -> None:
     """Turn a failure for want of a library into a skip that names it."""
     if not report.failed:
         return
-    text = f"{report.longrepr}\n{extra}"
+    text = "\n".join([str(report.longrepr), *(said for _, said in report.sections)])
     for name, sign in SIGNS:
         if sign.search(text):
             report.outcome = "skipped"

@@ -393,8 +393,8 @@ def test_the_chart_library_comes_with_its_license_and_is_packaged():
     assert "Permission is hereby granted, free of charge" in text
     assert sum(file.stat().st_size for file in STATIC.iterdir()) <= 150_000
     settings = tomllib.loads((PROJECT / "pyproject.toml").read_text())
-    assert settings["tool"]["setuptools"]["package-data"]["memtools.report"] == ["static/*"]
-    assert "memtools.report" in settings["tool"]["setuptools"]["packages"]
+    assert settings["tool"]["setuptools"]["package-data"]["memtools.report.static"] == ["*"]
+    assert "memtools.report.static" in settings["tool"]["setuptools"]["packages"]
     assert settings["project"]["optional-dependencies"]["report"] == ["jinja2>=3.1"]
 
 
