@@ -20,6 +20,8 @@ def gnn() -> Any:
     spec = importlib.util.spec_from_file_location("molecule_gnn", EXAMPLES / "molecule_gnn.py")
     assert spec is not None
     assert spec.loader is not None
+    if str(EXAMPLES) not in sys.path:
+        sys.path.append(str(EXAMPLES))  # as for a script: what measures is in a file beside it
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -30,7 +32,7 @@ def gnn() -> Any:
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Both variants, run by the demo under the limit that is the default."""
     out = tmp_path_factory.mktemp("molecules") / "demo.json"
-    command = [sys.executable, str(EXAMPLES / "demo.py"), "--only", "molecule_gnn"]
+    command = [sys.executable, "-m", "memtools", "demo", "--only", "molecule_gnn"]
     command += ["--json", str(out), "--report", str(out.with_suffix(".html")), "--"]
     command += ["--molecules", str(MOLECULES), "--valid", "8"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
@@ -60,13 +62,10 @@ def test_memtools_finishes_with_smaller_parts_and_the_same_update(ended: dict[st
 
 @pytest.mark.slow
 def test_the_demo_tells_who_got_to_the_end(ended: dict[str, Any]) -> None:
-    lines = [line.split() for line in ended["printed"].stdout.splitlines()]
-    rule = next(i for i, line in enumerate(lines) if line and set("".join(line)) == {"-"})
-    naive, ours = lines[rule + 1 : rule + 3]
-    assert naive[0] == "naive"
-    assert " ".join(naive[2:8]) == ended["naive"]["ended"]
-    assert ours[:4] == ["memtools", ours[1], "finished", str(UPDATE)]
-    assert ours[-1] == f"{ended['memtools']['valid_loss']:.4f}"
+    said = ended["printed"].stdout
+    update = ended["naive"]["ended"].removeprefix("out of memory in update ")
+    assert f"the usual loop: Out of memory in update {update}, under a limit of 128 MiB" in said
+    assert f"GradAccumulator: Finished all {len(ended['memtools']['losses'])} updates" in said
 
 
 def molecules(gnn: Any, *sizes: int) -> list[Any]:
