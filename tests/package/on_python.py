@@ -2,7 +2,8 @@
 
     python -m tests.package.on_python INTERPRETER [words for pytest]
 
-The environment is kept in build/python-X.Y; the wheel is built anew from the source distribution.
+Without words, all tests that are not marked slow. The environment is kept in build/python-X.Y; the
+wheel is built anew from the source distribution.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def main(interpreter: str, *words: str) -> int:
             *("-p", "tests.package.without_libraries", "-p", "no:cacheprovider"),
             *("-o", "addopts=--strict-markers", "--tb=short", "-rfE"),
             *(f"--ignore=tests/{name}" for name in ELSEWHERE),
-            *(words or ("tests",)),
+            *(words or ("-m", "not slow", "tests")),
         ],
         cwd=source,
         env=os.environ | {"PYTHONPATH": str(source)},
