@@ -108,7 +108,7 @@ def test_the_loss_of_molecules_is_the_sum_of_each(gnn: Any) -> None:
 
 
 def test_what_was_tried_in_vain_is_not_counted(gnn: Any) -> None:
-    meter = gnn.Meter(gnn.argparse.Namespace(progress=False), 1)
+    meter = gnn.BatchMeter(gnn.argparse.Namespace(progress=False), 1, gnn.ACCUMULATION_STEPS)
     meter.after_batch("A", 1.0, 10)
     meter.after_batch("B", 5.0, 30)  # did not fit: again in two
     meter.after_batch("B", 2.0, 10)
@@ -118,7 +118,7 @@ def test_what_was_tried_in_vain_is_not_counted(gnn: Any) -> None:
 
 
 def test_an_update_of_means_tells_how_its_atoms_are_weighted(gnn: Any) -> None:
-    meter = gnn.Meter(gnn.argparse.Namespace(progress=False), 1)
+    meter = gnn.BatchMeter(gnn.argparse.Namespace(progress=False), 1, gnn.ACCUMULATION_STEPS)
     meter.after_batch("A", 1.0, 10)
     meter.after_batch("B", 1.0, 40)
     meter.after_update(5)
