@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import backward
 from torch.utils.data import DataLoader, Dataset
 
 import memtools
@@ -43,7 +44,8 @@ class Layers(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             x = layer(x)
-        return self.head(x)
+        found: torch.Tensor = self.head(x)
+        return found
 
 
 def step(way: str) -> Figures:
@@ -61,7 +63,8 @@ def step(way: str) -> Figures:
 
     def loss_of(micro: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast"):
-            return model(micro).float().square().mean()
+            loss: torch.Tensor = model(micro).float().square().mean()
+        return loss
 
     def update() -> None:
         if way == "acc.step":
@@ -69,7 +72,7 @@ def step(way: str) -> Figures:
             return
         parts = data.chunk(4) if way == "loss / 4" else [data]
         for part in parts:
-            (loss_of(part) / len(parts)).backward()
+            backward(loss_of(part) / len(parts))
         optimizer.step()
         optimizer.zero_grad()
         if way == "gc.collect":
@@ -185,7 +188,7 @@ def shared(way: str) -> Figures:
     elif way == "no workers":
         options["num_workers"] = 0
     if way == "file_system":
-        torch.multiprocessing.set_sharing_strategy("file_system")
+        torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
     dataset = Images(as_bytes=way == "uint8")
 
     def used() -> float:
