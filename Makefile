@@ -54,8 +54,8 @@ $(DEMO_VENV)/.installed: $(DEMO_VENV)/.packages setup.py $(EXT_SOURCES) $(wildca
 # again. The census comes first in its own, and then what asks it within a second: what other tests leave alive would be
 # found as well, and takes time. Without the slow tests the rooms are the longer half, and the first process has some of
 # them.
-FIRST_TESTS := tests/census tests/testing tests/cli tests/integrations tests/meta
-FIRST_QUICK_TESTS := $(FIRST_TESTS) tests/docs tests/allocators tests/export tests/record tests/report
+FIRST_TESTS := tests/census tests/testing tests/cli tests/integrations tests/meta tests/docs
+FIRST_QUICK_TESTS := $(FIRST_TESTS) tests/allocators tests/export tests/record tests/report
 PYTHON_TESTS := $(filter-out tests/gpu tests/pages,$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/test_*.py)))))
 BOTH = status=0; \
     $(PY) -m pytest -q -o cache_dir=$(OUT)/pytest $(1) $(2) >$(OUT)/first.log 2>&1 & first=$$!; \
