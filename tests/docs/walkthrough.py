@@ -113,8 +113,11 @@ def run(commands: list[str], folder: Path, env: Mapping[str, str] = ENV) -> Iter
         f"(exit $end)\n{command}\nend=$?; echo; echo '{_MARK}'\n" for command in commands
     )
     tools = os.pathsep.join((os.path.dirname(sys.executable), env["PATH"]))
+    # A reader sits at a terminal of 80 columns; on a server of CI pytest does not cut its lines.
+    reader = {name: value for name, value in env.items() if name not in ("CI", "BUILD_NUMBER")}
     done = subprocess.run(
-        ["bash", "-c", f"end=0\n{script}"], cwd=folder, env={**env, "PATH": tools},
+        ["bash", "-c", f"end=0\n{script}"], cwd=folder,
+        env={**reader, "PATH": tools, "COLUMNS": "80"},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         timeout=300, check=False,
     )  # fmt: skip
