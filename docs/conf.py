@@ -29,6 +29,7 @@ version = release = __version__
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
     "command_line",
     "docstrings",
@@ -38,12 +39,19 @@ extensions = [
 root_doc = "index"
 # A type in a signature that several members are named after, as `type` is, is none of these.
 suppress_warnings = ["ref.python"]
-exclude_patterns = ["_extensions", "**/.*", *links_out_of_docs.absent()]
+exclude_patterns = ["_extensions", "_inventories", "**/.*", *links_out_of_docs.absent()]
 # A toctree takes whole folders, so that a page that is added appears. A folder may be empty, which
 # Sphinx reports in a warning that has no name to be suppressed by.
 logging.getLogger("sphinx.sphinx.directives.other").addFilter(
     lambda record: not str(record.msg).startswith("toctree glob pattern")
 )
+
+# Types of Python in a signature lead to its documentation. Their names are in a file of ours, so
+# that the site is built without a network: _inventories/shorten.py makes it. No package has such a
+# file of torch.
+intersphinx_mapping = {
+    "python": ("https://docs.python.org/3", str(PROJECT / "docs" / "_inventories" / "python.inv")),
+}
 
 myst_heading_anchors = 4
 highlight_language = "text"  # of a block that names none, such as output
@@ -75,8 +83,8 @@ autodoc_class_signature = "mixed"
 
 # With -n a name in a signature that leads nowhere is a warning. These lead nowhere on purpose.
 nitpick_ignore_regex = [
-    # Python, torch and the libraries of the integrations: their inventories are on the network.
-    ("py:class", r"(collections|contextlib|os|pathlib|torch|types|transformers|lightning)\..*"),
+    # torch and the libraries of the integrations: their inventories are on the network.
+    ("py:class", r"(torch|transformers|lightning)\..*"),
     # Context managers and decorators: a program uses them and does not name their classes.
     ("py:class", r"memtools\.(grad\.window\.Block|cleanup\.cadence\.Span|_core\.Policy)"),
     ("py:class", r"memtools\.cleanup\.(managed\.Managing|generation\.Generating)"),
