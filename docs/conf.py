@@ -76,7 +76,7 @@ python_maximum_signature_line_length = 88
 autodoc_default_options = {
     "members": True,
     # The members of the C types that these classes extend, and none of Python's own.
-    "inherited-members": "object,tuple,dict,BaseException,Cache,TrainerCallback,Callback",
+    "inherited-members": "object,str,tuple,dict,BaseException,Cache,TrainerCallback,Callback",
 }
 toc_object_entries_show_parents = "hide"
 autodoc_class_signature = "mixed"

@@ -128,7 +128,8 @@ class Census:
         self.seconds = time.perf_counter() - begin
 
     def diff(self, earlier: Census) -> Growth:
-        """What grew since an earlier census. Takes a millisecond: it compares two tables.
+        """Return what grew since an earlier census. Takes a millisecond, because two tables are
+        compared.
 
         Args:
             earlier: a census that was taken before this one.
@@ -193,15 +194,15 @@ class Growth:
         self._looks = earlier.groups, later.groups
 
     def sample(self, of: GroupGrowth | TypeGrowth | None = None, limit: int = SAMPLE) -> list[Any]:
-        """Objects that are alive now, belong to a group and were not there at the earlier census:
-        one more pass over the heap.
+        """Return objects of a group that are alive now and were not there at the earlier census.
 
-        An object that took the address of one that died is taken for the old one, and so is one in
-        sixteen by chance; none is called new that is not. The list keeps them alive.
+        It takes one more pass over the heap, and the list that it returns keeps the objects alive.
+        An object at the address of one that died is taken for the old one, and so is one object in
+        sixteen by chance; no old object is taken for a new one.
 
         Args:
             of: one of `groups` or `types`. None, the default: the one that grew most.
-            limit: the most objects to return, by default 64.
+            limit: the most objects to return; 64 by default.
 
         Raises TypeError if `of` is neither.
         """
@@ -237,15 +238,16 @@ class Growth:
     def holders(
         self, of: GroupGrowth | TypeGrowth | None = None, *, steps: int = 1
     ) -> list[Holder]:
-        """Who holds the new objects of a group, the one with the most objects first. Takes three to
-        ten passes over the heap, some 50 ms each with 450,000 objects.
+        """Return who holds the new objects of a group, the one with the most objects first.
+
+        It takes three to ten passes over the heap, some 50 ms each with 450,000 objects.
 
         Args:
             of: one of `groups` or `types`. None, the default: the one that grew most; then a large
-                autograd graph that somebody keeps comes last in the list, as its memory is not in
-                any group.
-            steps: how many steps lie between the two looks, at least 1, by default 1; the holders'
-                texts give rates by it.
+                autograd graph that somebody keeps comes last in the list, as its memory is in no
+                group.
+            steps: how many steps lie between the two looks, at least 1, which is the default; the
+                texts of the holders give rates by it.
 
         Raises ValueError if `steps` is below 1, TypeError if `of` is neither.
         """
@@ -282,10 +284,12 @@ class Growth:
 
 
 def census() -> Census:
-    """Count what lives: tensors by (type, shape, dtype, device) and objects by type, in one pass.
+    """Count what lives, in one pass: tensors by type, shape, dtype and device, and objects by type.
 
-    Runs none of the program's Python code and keeps nothing alive. Takes about 0.1 us an object of
-    the collector, during which no other Python thread runs. Raises MemoryError.
+    It runs none of the program's Python code and keeps nothing alive. It takes about 0.1 us for
+    each object of the collector, during which no other Python thread runs.
+
+    Returns a `Census`. Raises MemoryError if there is no memory for its tables.
     """
     return Census()
 

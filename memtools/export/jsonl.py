@@ -37,11 +37,11 @@ def _opened(path: str) -> io.FileIO:
 class JsonlWriter:
     """Writes `{"time": ..., "step": ..., "memory/host_rss_bytes": ...}`, one object a line.
 
-    Each line is written by one system call, so that a kill later loses none. Times are seconds
-    since 1970; a value that is no number, or has no end, is null. After the constructor nothing
-    raises for the file's sake: where a line cannot be written (the disk is full), it counts in
-    `lost`, the log gets one warning, and the next line is tried again. A forked child writes
-    nothing. A file that is there is continued. Give each rank a file of its own.
+    Each line is written by one system call, so that a later kill loses none. Times are seconds
+    since 1970; a value that is nan or infinite is written as null. Only the constructor raises
+    errors of the file: if a line cannot be written later, for example because the disk is full, it
+    counts in `lost`, the log gets one warning, and the next line is tried again. A forked child
+    writes nothing. Give each rank a file of its own.
 
         with monitor, JsonlWriter("memory.jsonl", monitor, every=10) as lines:
             for batch in batches:
@@ -50,16 +50,17 @@ class JsonlWriter:
                 lines.step()
 
     Args:
-        path: the file.
-        source: the monitor, or anything with `metrics()`.
-        every: write at each so many calls of `step()`.
-        max_bytes: of one file, like `"64 MiB"`; at least 4 KiB.
-        keep: how many older files stay beside it, 1 or more.
-        expert: all figures there are.
+        path: the file, which is continued if it is there.
+        source: the monitor, or another object with `metrics()`.
+        every: how many steps lie between two lines, at least 1, which is the default.
+        max_bytes: the size at which a new file is begun, at least 4 KiB, as an int or like
+            `"64 MiB"`, the default.
+        keep: how many older files are kept beside it, at least 1; 3 by default.
+        expert: write all figures; False, the default, writes the usual ones.
 
     Raises:
         OSError: the file cannot be opened.
-        TypeError, ValueError: an argument is none of these.
+        TypeError, ValueError: an argument is of another type, or out of its range.
     """
 
     def __init__(

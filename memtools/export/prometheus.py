@@ -28,23 +28,26 @@ class PrometheusExporter:
 
     Names follow Prometheus' rules: `memory/host_rss_bytes` is `memtools_host_rss_bytes`, a percent
     is a ratio of 0 to 1, `memory/cuda1_free_bytes` is `memtools_cuda_free_bytes{device="1"}`.
-    `memtools_up` is 1, or 0 when the source raised. Between scrapes nothing runs. The registry is
-    the exporter's own: what the program counts itself is not touched. A forked child closes its
-    copy of the socket.
+    `memtools_up` is 1, or 0 if the source raised an exception. Between scrapes nothing runs. The
+    exporter has a registry of its own, so that metrics of the program itself stay apart. A forked
+    child closes its copy of the socket.
 
         with monitor, PrometheusExporter(monitor, port=9400) as exporter:
             print(exporter.url)
 
     Args:
-        source: the monitor, or anything with `metrics()`, which is called by the server's thread.
-        port: 0 takes a free one; see `port` after the start.
-        host: the address to listen at. There is no password: `"0.0.0.0"` shows the figures, and
-            nothing else, to everybody who reaches this machine.
-        labels: the same on every value, like `{"rank": "0"}`.
-        expert: all figures there are.
+        source: the monitor, or another object with `metrics()`, which the server's thread calls.
+        port: the port to listen at, 0 to 65,535. 0, the default, takes a free one; the attribute
+            `port` has it after the start.
+        host: the address to listen at; `"127.0.0.1"`, this machine alone, by default. There is no
+            password: `"0.0.0.0"` shows the figures, and nothing else, to everybody who reaches
+            this machine.
+        labels: labels that every value gets, like `{"rank": "0"}`. None, the default: no labels.
+        expert: serve all figures; False, the default, serves the usual ones.
 
     Raises:
-        ValueError: a label's name is none of Prometheus', or `device`; a port is out of range.
+        ValueError: a label's name is not allowed by Prometheus or is `device`, or the port is out
+            of range.
         TypeError: `source` has no `metrics()`.
     """
 

@@ -161,7 +161,7 @@ class LeakDetector(_core.LeakDetector):
         return self
 
     def verdict(self) -> LeakVerdict:
-        """What the readings so far say. Takes about 10 us; `kind` alone is cheaper."""
+        """Return what the readings so far say. Takes about 10 us; `kind` alone is cheaper."""
         kind, signal, confidence, rate, error, shape, rss, since = self._judge()
         cost = None if math.isnan(rss) else rss
         if signal is None:
@@ -179,15 +179,18 @@ class LeakDetector(_core.LeakDetector):
     def forecast(
         self, limit_bytes: int | str | None = None, *, signal: str | None = None
     ) -> StepsLeft | None:
-        """Steps until the limit is reached: about nine times out of ten within `lo` to `hi`, if the
-        program goes on as it is. None before 16 steps. Declared growth that is still to come is
-        counted. Takes 10 us.
+        """Return how many steps are left until the limit is reached, as an interval.
+
+        If the program goes on as it is, the truth lies between `lo` and `hi` about nine times out
+        of ten. Declared growth that is still to come is counted. Takes 10 us.
 
         Args:
-            limit_bytes: bytes, at least 1, as an int or like `"16 GiB"`. None, the default: the one
-                that the detector has.
-            signal: the series that is to reach it. None, the default: rss, or what grows where rss
-                is not read.
+            limit_bytes: the limit in bytes, at least 1, as an int or like `"16 GiB"`. None, the
+                default: the limit that the detector was given.
+            signal: the signal that is to reach the limit. None, the default: `rss`, or the signal
+                that grows if `rss` is not read.
+
+        Returns None before 16 steps.
 
         Raises ValueError if there is no limit, or if `signal` is not one of the signals.
         """
@@ -248,20 +251,22 @@ class LeakDetector(_core.LeakDetector):
         until: int | None = None,
         signal: str | None = None,
     ) -> None:
-        """Declare growth that is meant, a buffer that fills: it is taken out of the readings from
-        now on, so that only growth beside it counts. Forecasts go on counting it.
+        """Declare a buffer that is meant to fill, so that its growth does not count.
+
+        From now on the buffer is taken out of the readings: only growth beside it counts. Forecasts
+        go on counting it.
 
         Args:
-            name: of the buffer; to declare it again changes the figures.
-            bytes: how much it takes in all, at least 1, as an int or like `"2 GiB"`, as fast as it
-                comes. None, the default: no bound.
-            rate: bytes a step, above 0; with `bytes`, until that much has come. None, the default:
-                as fast as it comes.
-            until: the last step at which it grows. None, the default: no last step.
-            signal: the only signal that grows. None, the default: each of them.
+            name: the name of the buffer; to declare it again changes its figures.
+            bytes: how much the buffer takes in all, at least 1, as an int or like `"2 GiB"`. None,
+                the default: no bound.
+            rate: bytes a step, above 0; together with `bytes`, until that much has come. None, the
+                default: as fast as it comes.
+            until: the last step at which the buffer grows. None, the default: no last step.
+            signal: the only signal in which the buffer grows. None, the default: each of them.
 
         Raises ValueError if neither `bytes` nor `rate` is given, if `rate` is not above 0 or not
-        finite, for an unknown signal, and for a ninth name.
+        finite, if the signal is unknown, or if eight other names are declared already.
         """
         if bytes is None and rate is None:
             raise ValueError(f"expect_growth({name!r}) declares nothing; pass bytes or rate")

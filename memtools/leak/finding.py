@@ -78,25 +78,27 @@ class LeakFinding:
     """One thing that grows, as memtools says it everywhere.
 
     Attributes:
-        grade: one of `early quiet fills fragmentation suspect growing likely leak`.
-        signal: what it was seen in: "heap", "python", "tensors", "children", "device", "shm" or
-            "rss"; "" where a census alone knows of it.
-        per: "step", or "s" where the program makes no steps.
-        rate_bytes: bytes per step or second; 0 where it is not known.
-        first_step: the step at which it was first said; None without steps.
+        grade: how certain it is that memory leaks: one of "early", "quiet", "fills",
+            "fragmentation", "suspect", "growing", "likely" and "leak".
+        signal: the signal in which the growth was seen: "heap", "python", "tensors", "children",
+            "device", "shm" or "rss"; "" if only a census knows of it.
+        per: what the rate refers to: "step", or "s" if the program makes no steps.
+        rate_bytes: how fast it grows, in bytes a step or a second; 0 if that is not known.
+        first_step: the step at which the finding was first said; None without steps.
         since_step: the step at which the growth began, as far as the readings show it.
-        holder: who holds it, like `list Trainer.losses`; "" where no Python object does.
-        kind: of the holder: the type of a container, such as "list", "dict" or "lru_cache", else
-            "autograd graph", "optimizer state", "hooks", "exceptions", "cache of the data set",
-            "variable", "calls" of a function that do not end;
-            without a holder "C heap", "shared memory", "children", "processes", "cycles" or "".
-        what: what comes, in words, like `2 new [2048, 64] float32 tensors a step`; may be "".
-        made_at: `file:line in function` where it was made; "" where that is not known.
+        holder: who holds what grows, such as `list Trainer.losses`; "" if no Python object does.
+        kind: the kind of the holder: the type of a container, such as "list", "dict" or
+            "lru_cache", else "autograd graph", "optimizer state", "hooks", "exceptions",
+            "cache of the data set", "variable", or "calls" for calls that do not end; without a
+            holder "C heap", "shared memory", "children", "processes", "cycles" or "".
+        what: what is added, in words, such as `2 new [2048, 64] float32 tensors a step`; may be "".
+        made_at: the line that makes it, as `file:line in function`; "" if that is not known.
         process: "" for this process, else `worker 2` or `child process 4711`.
-        steps_left: steps until the limit, not before and hardly after; None where unknown.
-        seconds_left: the same in seconds, at the run's own pace.
-        advice: what to do, one sentence with the name in it: `advice_for` of the other fields.
-        over: it no longer grows; the other fields are those of what was said before.
+        steps_left: the fewest and the most steps until the limit that are likely; None if that is
+            not known.
+        seconds_left: the same in seconds, at the pace of the run.
+        advice: what to do, as one sentence that names the holder.
+        over: whether the growth has ended; the other fields are then those of the time before.
     """
 
     grade: str
@@ -117,20 +119,20 @@ class LeakFinding:
 
     @property
     def part(self) -> str:
-        """The part of memory that grows; "use" for what the process itself has in use, whichever
-        signal has shown it, else the signal."""
+        """The part of memory that grows. It is "use" for what the process itself has in use, by
+        whichever signal that was seen, and otherwise the name of the signal."""
         return "use" if self.signal in OF_USE else self.signal
 
     @property
     def key(self) -> Key:
-        """What tells this finding from others. Two looks that find the same holder have the same
-        key, although an autograd graph, for example, has more nodes each time. What nobody holds
-        is one growth, whichever of the process's own signals has shown it."""
+        """The process and the name by which two findings are known to be about the same thing. It
+        stays the same from look to look, although an autograd graph, for example, has more nodes
+        each time. Growth that nobody holds is one thing, by whichever signal it was seen."""
         return self.process, _PASSING.sub("", self.holder) or self.kind or self.part
 
     @property
     def subject(self) -> str:
-        """What grows and in which process; by the holder's name, or in words where nobody holds
+        """What grows, and in which process. It is the name of the holder, or words if nobody holds
         it."""
         subject = self.holder or _NOBODY.get(self.kind, f"memory ({self.signal})")
         if self.process and not self.holder and self.kind == "children":

@@ -66,22 +66,23 @@ class MemoryMonitor:
                 monitor.step()
         print(monitor.summary())
 
-    A native thread samples without the GIL. `step()` at the end of each step feeds the leak test;
-    on suspicion a census finds who holds what grows. It is the safe point as well: callbacks and
-    guards act in it, on the main thread. On other threads step() only counts; callbacks, guards and
-    the leak test wait for the main thread.
+    A native thread takes samples and never holds Python's lock. Call `step()` at the end of each
+    step: the leak test reads memory there, callbacks and guards act there, and if something grows,
+    a census finds who holds it. All of this happens on the main thread; on other threads `step()`
+    only counts.
 
-    After `start()` none of this raises an exception in training, except MemoryPressure where a
-    guard asked for it. In a forked child the monitor is not running; its record stays the parent's.
+    After `start()` the monitor raises no exception in training, except MemoryPressure if a guard
+    or a callback asks for it. In a forked child it is not running, and the record stays the
+    parent's.
 
-    Figures are of the running run, or of the last one. Before the first, memory in use and its peak
-    are read at once, and all else is unknown.
+    The figures are those of the run that is going on, or of the last one. Before the first run,
+    memory in use and its peak are read at the moment of the call, and all else is unknown.
 
     Args:
-        log: path of the record, `run.mem`, which survives SIGKILL. On a rank of several (`RANK` is
-            set) it is `run.rank3.mem`; while another process writes it, `run-2.mem`. A record that
-            is there is replaced if it is complete; one of a killed run is kept as `run.1.mem`.
-            None, the default: no record.
+        log: the path of the record, such as `run.mem`, which survives SIGKILL. If `RANK` is set,
+            as in a job of several ranks, it becomes `run.rank3.mem`; while another process writes
+            that file, `run-2.mem`. A complete record that is there is replaced; one of a killed run
+            is kept as `run.1.mem`. None, the default: no record.
         interval_ms: milliseconds between two samples, 0.1 to 3,600,000, by default 10; the thread
             samples more often by itself near the limit.
         device: "auto", the default (CUDA devices that torch sees), "cpu" (none), "cuda" (all), or
@@ -90,16 +91,16 @@ class MemoryMonitor:
         limit: bytes that this process and its children may use, as an int or like `"12 GiB"`, at
             least 1. The container's and the machine's limits count where they are lower. None, the
             default: these alone count.
-        leaks: whether to test for leaks, by default True.
-        census: whether to look for the holders of what grows, by default True.
-        name: for the record and for texts. None, the default: no name.
+        leaks: whether to test for leaks; True by default.
+        census: whether to look for the holders of what grows; True by default.
+        name: the name of the run in the record and in texts. None, the default: no name.
         log_interval: steps from one line of `log_memory()` to the next, at least 1. None, the
             default: a line every 10 s.
         print_every: how often summary() is printed by itself, at the end of a step: each so many
             steps, at least 1, or a time of at least 0.1 s like `"30 s"`. None, the default: never.
-        trace: whether a few steps are traced where a leak is suspected, to learn which line makes
-            it, and step 3 and each 1,000th are recorded for what lives at their peak, by default
-            True.
+        trace: whether a few steps are traced if a leak is suspected, to find the line that makes
+            it, and whether step 3 and each 1,000th are recorded for what lives at their peak; True
+            by default.
 
     The environment keys MEMTOOLS_LOG, _LIMIT, _GUARD and _PRINT_EVERY set what is not given here
     (docs/guides/run.md), and MEMTOOLS_TRACE=0 is as trace=False; with MEMTOOLS=0 a monitor does not
@@ -164,12 +165,14 @@ class MemoryMonitor:
     # --- life ---
 
     def start(self) -> None:
-        """Start watching. After `stop()` it may be started again: a new run, whose record takes the
-        place of the one before, if that is complete.
+        """Start watching.
 
-        Raises RuntimeError if it is running already, or if the system gives no thread; OSError if
-        the record cannot be made, with why and what to do; DeviceError if the device asked for is
-        not there.
+        After `stop()` it may be started again. That is a new run, whose record replaces the record
+        of the run before if that one is complete.
+
+        Raises RuntimeError if the monitor is running already, or if the system gives no thread;
+        OSError if the record cannot be made, with the reason and what to do; DeviceError if the
+        device that was asked for is not there.
         """
         if environment.is_off:
             self._has_warned = True  # that it was not started
@@ -205,7 +208,7 @@ class MemoryMonitor:
             raise
 
     def stop(self) -> None:
-        """Stop, and complete the record. May be called twice, and in a signal handler."""
+        """Stop watching, and complete the record. May be called twice, and in a signal handler."""
         try:
             self._end(End("stop()"))
         finally:
@@ -251,7 +254,7 @@ class MemoryMonitor:
 
     @property
     def running(self) -> bool:
-        """Whether it is between start and stop, in the process that started it."""
+        """Whether the monitor was started and not stopped, in the process that started it."""
         return self._live is not None
 
     def __reduce__(self) -> str:
@@ -275,14 +278,16 @@ class MemoryMonitor:
     # --- in the loop ---
 
     def phase(self, name: str) -> Phase:
-        """A part of the program, as a context manager or decorator; may nest and overlap. Keeps the
-        time and the exact peaks of host and devices under the name. See docs/guides/monitor.md for
-        costs.
+        """Measure a part of the program: its time and its exact peaks on the host and on devices.
+
+        Use it as a context manager or as a decorator. Phases may be nested, and phases of several
+        threads may overlap. docs/guides/monitor.md says what a phase costs.
 
         Args:
-            name: any text; phases of one name add up.
+            name: the name under which the figures are kept; phases of one name add up.
 
-        Raises TypeError if `name` is not a str, ValueError if it is empty or contains NUL.
+        Returns the `Phase`. Raises TypeError if `name` is not a str, ValueError if it is empty or
+        contains NUL.
         """
         if type(name) is not str:
             raise TypeError(f"a phase's name is a str, got {type(name).__name__}")
@@ -299,13 +304,15 @@ class MemoryMonitor:
             run.log.event(kind, body, **details)
 
     def step(self, n: int = 1) -> None:
-        """The end of a step, or of n. On the main thread this is the safe point: callbacks and
-        guards act in it, and the leak test reads memory. `step(0)` is a safe point without a step.
+        """Tell the monitor that a step has ended, or several.
 
-        Takes some 0.3 us where nothing is due. Does nothing while the monitor is not running.
+        On the main thread this is the safe point: callbacks and guards act here, and the leak test
+        reads memory. On other threads the steps are counted, and nothing else. `step(0)` is a safe
+        point that counts no step. A call takes some 0.3 us if nothing is due, and does nothing
+        while the monitor is not running.
 
         Args:
-            n: steps that have ended, at least 0, by default 1.
+            n: how many steps have ended, at least 0; 1 by default.
 
         Raises HostMemoryPressure or DeviceMemoryPressure if a guard or a callback asks for it,
         ValueError if `n` is negative.
@@ -429,23 +436,28 @@ class MemoryMonitor:
             run.log.warn(f"{handle!r} {id(handle)}", event, aloud=aloud)
 
     def on_pressure(self, fraction: float, callback: Callback, *, device: object = None) -> Handle:
-        """Call a function at the next safe point each time that memory in use has risen above a
-        part of the limit; again after it has fallen by 5 % of the limit.
+        """Call a function when memory in use has risen above a part of the limit.
+
+        The call comes at the next safe point, a `step()` on the main thread. It comes again only
+        after memory in use has fallen by 5 % of the limit and has risen anew.
 
         Args:
             fraction: the part of the limit, above 0 and at most 1.
-            callback: called with a Pressure, or without an argument if it takes none. What it
-                raises is reported once and ends there, except MemoryPressure, which comes out of
-                step().
-            device: whose memory. None, the default, and "cpu": the host's. "cuda": that of each
-                device that is watched. "cuda:0" to "cuda:7", a number or a torch.device: of that
-                one. In use is what is allocated and what others hold, and the limit the device's
-                size; also what comes and goes within a step counts.
+            callback: the function. It gets a `Pressure`, or nothing if it takes no argument. An
+                exception that it raises is reported once and does not reach the program, except
+                MemoryPressure, which comes out of `step()`.
+            device: whose memory is watched. None, the default, and `"cpu"` are the host. `"cuda"`
+                is each device that the monitor watches; `"cuda:0"` to `"cuda:7"`, a number or a
+                torch.device is one device. Of a device, what is allocated and what others hold is
+                in use, and the limit is its size; memory that comes and goes within a step counts,
+                too.
 
-        Returns a Handle, whose cancel() removes the callback. Raises ValueError if `fraction` is
-        not in its range, if `device` is none, or if 32 callbacks and guards are there already (a
-        guard of the host above 0.5 counts twice, one of "cuda" once for each device); TypeError if
-        `fraction` is not a number or `callback` cannot be called so.
+        Returns a `Handle`, whose `cancel()` removes the callback.
+
+        Raises ValueError if `fraction` is out of its range, if `device` is not one of these, or if
+        there are 32 callbacks and guards already (a guard of the host above 0.5 counts twice, one
+        of "cuda" once for each device); TypeError if `fraction` is not a number, or if `callback`
+        cannot be called with one argument or none.
         """
         called = as_callback(callback, "on_pressure()", "a Pressure")
         return self._wait(fraction, called, False, device)
@@ -453,18 +465,23 @@ class MemoryMonitor:
     def guard(
         self, fraction: float, action: str | Callback = "raise", *, device: object = None
     ) -> Handle:
-        """Act at the next safe point on the main thread, once for each time that memory in use has
-        risen above a part of the limit. On the host it acts earlier above 0.5, from
-        2 * fraction - 1 on, if tasks of the control group stall for memory 40 % of the time.
+        """Stop the program, or act otherwise, before memory runs out.
+
+        The guard acts at the next safe point, a `step()` on the main thread, once for each time
+        that memory in use has risen above a part of the limit. A guard of the host above 0.5 acts
+        earlier, from `2 * fraction - 1` on, if tasks of the control group wait for memory 40 % of
+        the time: a guard at 0.95 then acts from 0.9 on.
 
         Args:
             fraction: the part of the limit, above 0 and at most 1.
-            action: "raise", the default, raises HostMemoryPressure or DeviceMemoryPressure out of
-                step(); "record" writes an event; a function is called as by `on_pressure`.
-            device: whose memory, as for `on_pressure`; by default the host's.
+            action: `"raise"`, the default, raises HostMemoryPressure or DeviceMemoryPressure out of
+                `step()`; `"record"` writes an event into the record; a function is called as by
+                `on_pressure`.
+            device: whose memory is watched, as for `on_pressure`. None, the default: the host's.
 
-        Returns a Handle, whose cancel() removes the guard. Raises as `on_pressure` does, and
-        ValueError if `action` is another text.
+        Returns a `Handle`, whose `cancel()` removes the guard.
+
+        Raises what `on_pressure` raises, and ValueError if `action` is another text.
         """
         if not isinstance(action, str):
             action = as_callback(action, "guard()", "a Pressure")
@@ -491,22 +508,23 @@ class MemoryMonitor:
         until: int | None = None,
         signal: str | None = None,
     ) -> None:
-        """Declare a buffer that is meant to fill: the leak test takes it out of its readings from
-        now on, so that only growth beside it counts; forecasts go on counting it. It stays declared
-        in later runs of this monitor.
+        """Declare a buffer that is meant to fill, so that the leak test does not count its growth.
+
+        From now on the test takes the buffer out of its readings: only growth beside it counts.
+        Forecasts go on counting it. It stays declared in later runs of this monitor.
 
         Args:
-            name: of the buffer; to declare it again changes the figures.
-            bytes: how much it takes in all, at least 1, as an int or like `"2 GiB"`, as fast as it
-                comes. None, the default: no bound.
-            rate: bytes a step, above 0; with `bytes`, until that much has come. None, the default:
-                as fast as it comes.
-            until: the last step at which it grows. None, the default: no last step.
-            signal: the only signal that grows, "heap", "python", "tensors", "children", "device" or
-                "rss". None, the default: each of them.
+            name: the name of the buffer; to declare it again changes its figures.
+            bytes: how much the buffer takes in all, at least 1, as an int or like `"2 GiB"`. None,
+                the default: no bound.
+            rate: bytes a step, above 0; together with `bytes`, until that much has come. None, the
+                default: as fast as it comes.
+            until: the last step at which the buffer grows. None, the default: no last step.
+            signal: the only signal in which the buffer grows: `"heap"`, `"python"`, `"tensors"`,
+                `"children"`, `"device"` or `"rss"`. None, the default: each of them.
 
         Raises ValueError if neither `bytes` nor `rate` is given, if a figure is out of its range,
-        for an unknown signal, and for a ninth name.
+        if the signal is not one of these, or if eight other names are declared already.
         """
         growth = {"bytes": bytes, "rate": rate, "until": until, "signal": signal}
         run = self._live
@@ -515,7 +533,13 @@ class MemoryMonitor:
         self._growths[name] = growth
 
     def mark(self, text: str) -> None:
-        """Write a line of your own into the record. Raises TypeError if `text` is not a str."""
+        """Write a line of your own into the record, as an event of this moment.
+
+        Args:
+            text: the line.
+
+        Raises TypeError if `text` is not a str.
+        """
         if not isinstance(text, str):
             raise TypeError(f"mark() takes a str, got {type(text).__name__}")
         if self._live is not None:
@@ -524,57 +548,61 @@ class MemoryMonitor:
     # --- leaks ---
 
     def findings(self) -> tuple[LeakFinding, ...]:
-        """What grows now: what, how fast, who holds it, how long is left and what to do; the worst
-        first. Empty where nothing grows, and in the first steps. Takes 20 us.
+        """Return what grows now: what, how fast, who holds it, how long is left and what to do.
 
-        Raises RuntimeError if the monitor was made with leaks=False.
+        The worst comes first. The tuple is empty if nothing grows, and in the first steps. Takes 20
+        us. Raises RuntimeError if the monitor was made with `leaks=False`.
         """
         watch = self._watch()
         return () if watch is None else watch.findings()
 
     def on_leak(self, callback: LeakCallback | Callable[[], object]) -> LeakHandle:
-        """Call a function in step(), on the main thread, as soon as something grows: once for each
-        holder, once more for each higher grade, once more when the line that makes it is known
-        (`made_at`), and once with `over` set where the growth has ended. The findings are of the
-        grade `suspect` or above.
+        """Call a function in `step()`, on the main thread, as soon as something grows.
+
+        It is called for findings of the grade `suspect` and above: once for each holder, once more
+        for each higher grade, once more when the line that makes it is known (`made_at`), and once
+        with `over` set when the growth has ended.
 
         Args:
-            callback: gets the LeakFinding, or nothing if it takes no argument. What it raises is
-                reported once and ends there. It may call step(), stop() and all else.
+            callback: the function. It gets the `LeakFinding`, or nothing if it takes no argument.
+                An exception that it raises is reported once and does not reach the program. It may
+                call any method of the monitor, `step()` and `stop()` included.
 
-        Returns a LeakHandle, whose cancel() removes the callback. Raises TypeError if `callback`
-        cannot be called so, RuntimeError if the monitor was made with leaks=False.
+        Returns a `LeakHandle`, whose `cancel()` removes the callback.
+
+        Raises TypeError if `callback` cannot be called with one argument or none, RuntimeError if
+        the monitor was made with `leaks=False`.
         """
         called = as_callback(callback, "on_leak()", "a LeakFinding")
         self._watch()
         return self._listeners.add(called)
 
     def leaks(self) -> LeakVerdict:
-        """What the leak test says so far; docs/guides/leaks.md explains it. It knows the signals
-        alone, `findings()` who holds what grows as well. `fills` where a container with a bound
-        takes most of it. Takes 20 us.
+        """Return what the leak test says so far; docs/guides/leaks.md explains it.
 
-        Raises RuntimeError if the monitor was made with leaks=False.
+        The test knows the signals alone; `findings()` also knows who holds what grows. The kind is
+        `fills` if a container with a bound takes most of the growth. Takes 20 us. Raises
+        RuntimeError if the monitor was made with `leaks=False`.
         """
         watch = self._watch()
         return LeakVerdict("early", 0.0, "none") if watch is None else watch.verdict()
 
     def holders(self) -> tuple[Holder, ...]:
-        """Who holds what grows, those that hold most first; found by a census that looks at the
-        heap at step 16, 24, 32 and ever more rarely, and so empty before the third look, as long
-        as nothing grows, and where nobody was found.
+        """Return who holds what grows, those that hold most first.
 
-        Raises RuntimeError if the monitor was made with leaks=False.
+        A census finds them: it looks at the heap at steps 16, 24, 32 and ever more rarely. So the
+        tuple is empty before the third look, while nothing grows, and if nobody was found. Raises
+        RuntimeError if the monitor was made with `leaks=False`.
         """
         watch = self._watch()
         return () if watch is None else watch.holders()
 
     def forecast(self) -> StepsLeft | None:
-        """Steps until the limit of the host or of a device is reached, the sooner of the two, as an
-        interval; of the worst finding where something grows. None where nothing is known, and
-        without a limit. Takes 20 us.
+        """Return how many steps are left until a limit is reached, as an interval.
 
-        Raises RuntimeError if the monitor was made with leaks=False.
+        It is the limit of the host or of a device, whichever comes first; if something grows, it is
+        that of the worst finding. None if nothing is known, and without a limit. Takes 20 us.
+        Raises RuntimeError if the monitor was made with `leaks=False`.
         """
         watch = self._watch()
         return None if watch is None else watch.forecast()
@@ -587,7 +615,7 @@ class MemoryMonitor:
     # --- figures ---
 
     def phases(self) -> list[PhaseTotals]:
-        """Totals of each phase that was left, in the order in which their names came."""
+        """Return the totals of each phase that was left, in the order in which their names came."""
         return [] if self._last is None else self._last.book.totals()
 
     @property
@@ -599,17 +627,21 @@ class MemoryMonitor:
 
     @property
     def step_count(self) -> int:
-        """Steps that `step()` has counted in this run."""
+        """The number of steps that `step()` has counted in this run."""
         return 0 if self._last is None else self._last.sampler.step_count
 
     @property
     def samples_taken(self) -> int:
-        """Samples that the thread has taken in this run; 0 throughout says that it does not run."""
+        """The number of samples that the thread has taken in this run; if it stays 0, the thread
+        does not run.
+        """
         return 0 if self._last is None else self._last.sampler.samples
 
     @property
     def overhead(self) -> tuple[float, float]:
-        """Seconds of a processor that the sampling thread has used, and their share of a core."""
+        """Seconds of processor time that the sampling thread has used, and their share of one core,
+        0 to 1.
+        """
         run = self._last
         if run is None:
             return 0.0, 0.0
@@ -617,12 +649,14 @@ class MemoryMonitor:
         return used, used / run.seconds if run.seconds > 0 else 0.0
 
     def metrics(self, expert: bool = False) -> dict[str, float]:
-        """Figures for a logger, `memory/...` with the unit in the name. What is not known is left
-        out.
+        """Return figures for a logger, by names such as `memory/host_rss_bytes` that have the unit
+        in them.
+
+        What is not known is left out.
 
         Args:
-            expert: False, the default: 12 figures at most, of the host and of the first device.
-                True: all there are, with other devices and phases.
+            expert: False, the default: at most 12 figures, of the host and of the first device.
+                True: all figures, also those of other devices and of phases.
         """
         run = self._last
         if run is None:
@@ -669,10 +703,13 @@ class MemoryMonitor:
     # --- texts, and what monitors have that people write themselves ---
 
     def summary(self) -> str:
-        """Memory in use, phases, how much grows in 1,000 steps, and what leaks, as text. The
-        percent behind `System:` is of the limit: the container's, when there is one. The process,
-        its workers, its shared memory, what it has swapped out and how fast that rises, the job,
-        which is all of these, and what limits them follow, each on a line of its own."""
+        """Return a text: memory in use, phases, growth in 1,000 steps, and what leaks.
+
+        The percent behind `System:` is of the limit, which is the container's if there is one. Then
+        come, each on a line of its own: the process, its workers, its shared memory, what it has
+        swapped out and how fast that rises, the job, which is all of these together, and what
+        limits them.
+        """
         run, (host, devices) = self._last, self._in_use()
         lines = [readings.format_stats(readings.memory_stats(host, devices))]
         highest = None if run is None else run.sampler.peak()
@@ -683,17 +720,19 @@ class MemoryMonitor:
         return "\n".join(lines)
 
     def log_memory(self, step: int | None = None, force: bool = False) -> dict[str, float | None]:
-        """Return the memory in use now and the peaks, as a dict: `step`, `seconds`,
-        `cpu_memory_process_gb`, `cpu_memory_percent`, `peak_cpu_memory_gb`, `cpu_used_gb`,
-        `gpu_allocated_gb` and so on, in units of 2**30 bytes; None for what is not known.
+        """Return the memory in use now and the peaks, and write a line of it from time to time.
 
-        A line of it goes to the logger "memtools" too: every `log_interval` steps, every 10 s where
-        there is none, or with `force`.
+        The line goes to the logger "memtools": every `log_interval` steps, or every 10 s if the
+        monitor has no `log_interval`, or with `force`.
 
         Args:
             step: the number of the step, for the line. None, the default: the steps that `step()`
                 has counted.
-            force: write the line in any case; by default False.
+            force: write the line in any case; False by default.
+
+        Returns a dict: `step`, `seconds`, `cpu_memory_process_gb`, `cpu_memory_percent`,
+        `peak_cpu_memory_gb`, `cpu_used_gb`, `gpu_allocated_gb` and so on, in units of 2**30 bytes;
+        None for what is not known.
 
         Raises TypeError if `step` is not an int; then nothing has changed.
         """
@@ -712,9 +751,12 @@ class MemoryMonitor:
         return stats
 
     def format_memory_stats(self, stats: Mapping[str, float | None]) -> str:
-        """The lines that summary() begins with, made of what log_memory() returned.
+        """Return the lines that `summary()` begins with, made of what `log_memory()` returned.
 
-        Raises TypeError if `stats` is not a mapping of names to numbers or None.
+        Args:
+            stats: figures by name, each a number or None.
+
+        Raises TypeError if `stats` is not such a mapping.
         """
         readable = isinstance(stats, Mapping) and all(
             isinstance(key, str) and (value is None or isinstance(value, (int, float)))
@@ -736,10 +778,13 @@ class MemoryMonitor:
         return host.high_water(self._root) if self._last is None else self._last.peak()
 
     def get_peak_memory(self) -> dict[str, float | None]:
-        """The highest of this run, in units of 2**30 bytes: `cpu_peak_gb`, exact where the kernel
-        allows (`memtools doctor` says), and `gpu_peak_gb` or `gpu1_peak_gb` of each device; the
-        same as `peak_cpu_memory_gb`, `peak_gpu_memory_gb` and so on, as other monitors name them.
-        Before the first run the host's peak since the process began."""
+        """Return the peaks of this run, in units of 2**30 bytes.
+
+        `cpu_peak_gb` is exact where the kernel allows it (`memtools doctor` says so), and
+        `gpu_peak_gb`, `gpu1_peak_gb` and so on are those of the devices. The same figures are there
+        as `peak_cpu_memory_gb`, `peak_gpu_memory_gb` and so on, as other monitors name them. Before
+        the first run it is the host's peak since the process began. None for what is not known.
+        """
         run, peak = self._last, self._peak()[0]
         size = None if peak is None else peak / GB
         peaks: dict[str, float | None] = {"cpu_peak_gb": size, "peak_cpu_memory_gb": size}
@@ -750,13 +795,17 @@ class MemoryMonitor:
         return peaks
 
     def check_memory_leak(self, threshold_increase_gb: float = 1.0) -> bool:
-        """Whether something leaks (`likely` or `leak`), and so much was leaked since it began.
-        Unlike two readings that are compared, a warm-up or a buffer that fills does not count.
+        """Return whether something leaks, by grade and by size.
+
+        True if the grade is `likely` or `leak` and at least so much has leaked since the growth
+        began. In contrast to a comparison of two readings, a warm-up or a buffer that fills does
+        not count.
 
         Args:
-            threshold_increase_gb: what has to be leaked, in units of 2**30 bytes; by default 1.0.
+            threshold_increase_gb: how much has to have leaked, in units of 2**30 bytes; 1.0 by
+                default.
 
-        Raises RuntimeError if the monitor was made with leaks=False.
+        Raises RuntimeError if the monitor was made with `leaks=False`.
         """
         leaked = 0.0
         for one in self.findings():
@@ -770,14 +819,16 @@ class MemoryMonitor:
 
     def cleanup_memory(self, aggressive: bool = False) -> dict[str, float]:
         """Collect Python's cycles, empty torch's cache of free device blocks, and give malloc's
-        idle pages back.
+        idle pages back to the system.
+
+        Takes 50 to 600 ms, most of it for the cycles: too long for each step.
 
         Args:
-            aggressive: False, the default: malloc's pages only if 64 MiB of them are idle. True: in
-                any case, and cycles are collected twice.
+            aggressive: False, the default: give malloc's pages back only if 64 MiB of them are
+                idle. True: in any case, and collect cycles twice.
 
-        Returns `freed_bytes` (`host_...` and `device_...` too), `collected_objects`, and `ms` (also
-        of each part). Takes 50 to 600 ms, most of it for the cycles: too long for each step.
+        Returns a dict of `freed_bytes` (with `host_...` and `device_...` for each of the two),
+        `collected_objects`, and `ms` for all and for each part.
         """
         run = self._last
         devices = cuda_devices.find_devices("auto", self._root) if run is None else run.devices

@@ -26,7 +26,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class PhaseTotals:
-    """How often a phase was passed so far, and what that took."""
+    """How often a phase was passed so far, how long that took, and its peaks."""
 
     #: what the program calls it
     name: str
@@ -117,12 +117,12 @@ class PhaseBook:
 
 
 class Phase:
-    """A part of a training program whose time and exact peaks are kept under a name.
+    """A part of a program whose time and exact peaks are kept under a name.
 
-    Made by `MemoryMonitor.phase`. As a context manager it belongs to one thread at a time, and may
-    be entered anew, also inside itself. As a decorator it serves functions, methods, coroutines and
-    generators (from their first value to their end), on any thread. Does nothing while the monitor
-    is not running; swallows no exception.
+    `MemoryMonitor.phase` makes it. As a context manager it belongs to one thread at a time; it may
+    be entered again, also inside itself. As a decorator it serves functions, methods, coroutines
+    and generators (from their first value to their end), on any thread. It does nothing while the
+    monitor is not running, and lets every exception pass.
     """
 
     __slots__ = ("_entered", "_monitor", "_name")

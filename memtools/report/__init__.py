@@ -60,14 +60,17 @@ class Page(str):
 
 
 def render(records: Record | Sequence[Record], *, title: str | None = None) -> Page:
-    """The page as text. Takes about 0.3 s for a record of the usual size, and at most 2 MiB.
+    """Return the page of a report as text. Takes about 0.3 s for a record of the usual size.
 
     Args:
-        records: one, or several to be laid side by side.
-        title: the head line; by default it names the script.
+        records: a record, or several that are shown side by side.
+        title: the head line. None, the default: the name of the script.
+
+    Returns the page, which has at most 2 MiB.
 
     Raises:
         MemtoolsError: jinja2 is not installed.
+        TypeError: `records` is something else, or `title` is not a str.
         ValueError: there is no record.
     """
     from memtools.record.record import Record
@@ -92,19 +95,21 @@ def write_report(
     *,
     title: str | None = None,
 ) -> int:
-    """Write the page to `path` and return its size in bytes. The file is there in one step.
+    """Write the page of a report to a file.
 
-    An earlier report is replaced, any other file is not.
+    The file appears in one step: a reader never sees half of it. An earlier report is replaced, any
+    other file is not.
 
     Args:
-        records: one, or several to be laid side by side.
+        records: a record, or several that are shown side by side.
         path: the file.
-        title: the head line; by default it names the script.
+        title: the head line. None, the default: the name of the script.
+
+    Returns the size of the file in bytes.
 
     Raises:
-        FileExistsError: `path` is a file that no report was written to.
-        OSError: it cannot be written.
-        MemtoolsError, ValueError: as `render`.
+        FileExistsError: there is a file of that name, and it is not a report.
+        OSError: the file cannot be written. MemtoolsError, ValueError: as `render`.
     """
     text = render(records, title=title).encode("utf-8")
     target = Path(path)

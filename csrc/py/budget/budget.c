@@ -265,9 +265,9 @@ static PyGetSetDef getters[] = {
     GET(used, "Bytes that the parts have reserved now, which is exactly the sum of the parts."),
     GET(peak, "The most that was ever used, in bytes."),
     GET(available,
-        "Bytes that can be reserved now, here and in what this is a part of, before anybody gives "
-        "back what is idle; None where nothing has a limit."),
-    GET(name, "How reports and errors call it; cut to 47 bytes of UTF-8."),
+        "Bytes that can be reserved now, in this budget and in those that it is a part of, without "
+        "asking a part to give back what it holds idle; None if none of them has a limit."),
+    GET(name, "The name of the budget in reports and errors, cut to 47 bytes of UTF-8."),
     GET(device, "The device whose memory is counted, as text, or None for any."),
     {NULL, NULL, NULL, NULL, NULL},
 };

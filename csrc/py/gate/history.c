@@ -469,45 +469,56 @@ get_word(PyObject *op, void *which)
 
 #define NUMBER(name, doc) {#name, get_number, NULL, doc, (void *)offsetof(numbers, name)}
 static PyGetSetDef getters[] = {
-    NUMBER(nbytes, "Bytes of the records held now; never more than max_bytes."),
-    NUMBER(arena_bytes, "Bytes of the arena in use so far; at most max_bytes."),
-    NUMBER(n_experts, "Columns of every entry; 0 before the first."),
-    NUMBER(appended, "Entries ever appended, evicted or not."),
-    NUMBER(max_entries, "The limit on entries."),
-    NUMBER(max_bytes, "The limit on record bytes."),
-    NUMBER(top_k, "Experts per token that count as load and that keep=\"topk\" records."),
-    NUMBER(recomputed, "Appends left out because they ran inside a backward pass."),
-    NUMBER(device_waits, "Appends that waited because the device was far behind."),
-    NUMBER(pending, "Entries whose values are still on their way from the device."),
-    {"closed", get_closed, NULL, "True after close().", NULL},
+    NUMBER(nbytes, "Bytes of the entries that are held now, at most max_bytes."),
+    NUMBER(arena_bytes, "Bytes of memory that entries have used so far, at most max_bytes."),
+    NUMBER(n_experts,
+           "The number of experts, which every entry has as columns; 0 before the first entry."),
+    NUMBER(appended,
+           "The number of entries that were ever appended, those dropped since included."),
+    NUMBER(max_entries, "The most entries that are held."),
+    NUMBER(max_bytes, "The most bytes of entries that are held."),
+    NUMBER(top_k, "The number of experts of a token that count as its load; keep=\"topk\" records "
+                  "only these."),
+    NUMBER(recomputed,
+           "The number of appends that recorded nothing because they ran inside a backward pass."),
+    NUMBER(device_waits,
+           "The number of appends that had to wait because the device was far behind."),
+    NUMBER(pending, "The number of entries whose values are still on their way from the device."),
+    {"closed", get_closed, NULL, "Whether `close()` was called.", NULL},
     {"statistics", get_statistics, NULL, "Whether statistics are kept.", NULL},
-    {"trim", get_word, NULL, "\"half\" or \"oldest\".", "trim"},
-    {"keep", get_word, NULL, "\"all\" or \"topk\".", "keep"},
-    {"dtype", get_word, NULL, "The records' dtype by name, or None for what comes.", "dtype"},
+    {"trim", get_word, NULL,
+     "What makes room for an entry that does not fit, \"half\" or \"oldest\".", "trim"},
+    {"keep", get_word, NULL, "What is recorded of a row, \"all\" gates or the \"topk\" largest.",
+     "keep"},
+    {"dtype", get_word, NULL,
+     "The name of the dtype in which entries are kept; None if each keeps its own.", "dtype"},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMethodDef methods[] = {
     {"append", gatehist_append, METH_O,
      "append($self, gates, /)\n--\n\n"
-     "Record a copy of gates, a floating-point tensor [n, n_experts], as the newest entry.\n\n"
-     "Any device and memory layout, with or without a graph; the entry holds the values of this\n"
-     "moment. A CUDA tensor is copied behind the scenes: append does not wait. While autograd "
-     "runs\n"
-     "backward (activation checkpointing recomputes the forward) nothing is recorded.\n"
-     "Raises TypeError for what is no plain floating-point tensor, ValueError for a wrong rank or\n"
-     "number of experts, BudgetError for an entry larger than max_bytes, or than a Budget leaves "
-     "room\n"
-     "for; then nothing has changed."},
+     "Record a copy of a gate tensor as the newest entry.\n\n"
+     "The entry holds the values of this moment, with no graph. Old entries are dropped where a\n"
+     "limit asks for it. A CUDA tensor is copied behind the scenes: append does not wait for the\n"
+     "device. Nothing is recorded while autograd runs backward, where activation checkpointing\n"
+     "computes the forward pass again; `recomputed` counts these calls.\n\n"
+     "Args:\n"
+     "    gates: a floating-point tensor `[n, n_experts]` on any device, with any strides, with\n"
+     "        or without a graph. The first entry decides n_experts.\n\n"
+     "Raises TypeError if gates is not a plain floating-point tensor; ValueError if it has not\n"
+     "two dimensions or another number of experts; BudgetError if the entry is larger than\n"
+     "max_bytes, or than a Budget leaves room for. Then nothing has changed."},
     {"clear", gatehist_clear, METH_NOARGS,
      "clear($self, /)\n--\n\n"
-     "Drop all records and keep the statistics; see reset_stats(). Under a Budget the memory goes "
-     "back\n"
-     "at once."},
+     "Drop all entries and keep the statistics, which `reset_stats()` forgets.\n\n"
+     "Under a Budget the memory goes back at once."},
     {"reset_stats", mt_py_gatehist_reset_statistics, METH_NOARGS,
-     "reset_stats($self, /)\n--\n\nForget the statistics and keep the records."},
+     "reset_stats($self, /)\n--\n\n"
+     "Forget the statistics and keep the entries."},
     {"close", gatehist_close, METH_NOARGS,
-     "close($self, /)\n--\n\nGive the memory back now; any later use is a ValueError."},
+     "close($self, /)\n--\n\n"
+     "Give all memory back now. Any later use raises ValueError. May be called twice."},
     {"_sums", mt_py_gatehist_sums, METH_O, "_sums($self, window, /)\n--\n\n"},
     {"_windows", mt_py_gatehist_windows, METH_NOARGS, "_windows($self, /)\n--\n\n"},
     {"_cat", mt_py_gatehist_cat, METH_NOARGS, "_cat($self, /)\n--\n\n"},

@@ -378,76 +378,131 @@ get_released(PyObject *op, void *Py_UNUSED(which))
 /* --- the type -------------------------------------------------------------------------------- */
 
 static PyGetSetDef getters[] = {
-    {"lengths", get_lengths, NULL, "Tokens of each row, in its longest layer; list[int].", NULL},
-    {"num_tokens", get_number, NULL, "Tokens of the longest row.", (void *)(intptr_t)TOKENS},
+    {"lengths", get_lengths, NULL, "The number of tokens of each row, in its longest layer.", NULL},
+    {"num_tokens", get_number, NULL, "The number of tokens of the longest row.",
+     (void *)(intptr_t)TOKENS},
     {"batch_size", get_number, NULL, "The number of rows, one for each sequence of this lease.",
      (void *)(intptr_t)BATCH},
-    {"pool", get_pool, NULL, "The pool that lent it.", NULL},
-    {"name", get_name, NULL, "What the pool's statistics call it, like \"lease 3\".", NULL},
-    {"released", get_released, NULL, "True once it is over.", NULL},
+    {"pool", get_pool, NULL, "The pool that the rows belong to.", NULL},
+    {"name", get_name, NULL, "The name of the lease in statistics and errors, such as \"lease 3\".",
+     NULL},
+    {"released", get_released, NULL, "Whether the lease has ended.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMethodDef methods[] = {
     {"update", MT_PY_FUNCTION(mt_py_kvlease_update), METH_FASTCALL | METH_KEYWORDS,
      "update($self, layer, k, v, counts=None)\n--\n\n"
-     "Append k and v, [B, H_kv, t, D], to one layer and return (K, V), [B, H_kv, T, D].\n\n"
-     "K and V are views of everything the layer holds, T the longest row; no token that was there\n"
-     "is copied. Rows shorter than T read zeros there. k and v have the pool's dtype and device,\n"
-     "any strides. counts, an int or one per row, says how many of the t tokens of each row are\n"
-     "real; the others are left out, so that rows may have different lengths.\n\n"
-     "Raises IndexError past max_tokens or for a layer that is not there, BudgetError, ValueError\n"
-     "for another shape, device or for tensors that require grad while grad mode is on, TypeError\n"
-     "for another dtype or what is no plain tensor; then nothing has changed. Costs 1 to 2 us a\n"
-     "layer beside the copy of k and v."},
+     "Append k and v to one layer and return all keys and values of that layer.\n\n"
+     "K and V are views of everything that the layer holds: `[B, H_kv, T, D]`, where T is the\n"
+     "length of the longest row. Rows that are shorter than T read as zeros there. No token that\n"
+     "was there before is copied. Costs 1 to 2 us beside the copy of k and v.\n\n"
+     "Args:\n"
+     "    layer: the number of the layer, 0 to num_layers - 1.\n"
+     "    k: the new keys, `[B, H_kv, t, D]`, with the pool's dtype and device and any strides.\n"
+     "    v: the new values, of the same shape as k.\n"
+     "    counts: how many of the t tokens are real, 0 to t: an int for all rows, or one for\n"
+     "        each row, so that rows may have different lengths. The other tokens are left out.\n"
+     "        None, the default: all t.\n\n"
+     "Returns (K, V). If it raises, nothing has changed.\n\n"
+     "Raises:\n"
+     "    IndexError: there is no such layer, or a row would be longer than max_tokens.\n"
+     "    BudgetError: the limit leaves no room for the tokens.\n"
+     "    ValueError: a shape, a device or a count does not fit, or k or v requires grad while\n"
+     "        grad mode is on.\n"
+     "    TypeError: k or v is not a plain tensor, or has another dtype."},
     {"layer", MT_PY_FUNCTION(mt_py_kvlease_layer), METH_VARARGS | METH_KEYWORDS,
      "layer($self, i, *, layout=\"BHTD\", tokens=None)\n--\n\n"
-     "Views (K, V) of layer i, [B, H_kv, T, D]; layout=\"BTHD\" gives [B, T, H_kv, D].\n\n"
-     "T is the longest row, or `tokens`, at most max_tokens. Past a row's length they read zeros.\n"
-     "Writing into tokens that rows hold is welcome where nobody shares them; see reserve()."},
+     "Return the keys and values of one layer as views, without adding any.\n\n"
+     "Past the end of a row they read as zeros. A program may write into tokens that a row holds\n"
+     "where no other row shares them; `reserve()` makes that so.\n\n"
+     "Args:\n"
+     "    i: the number of the layer, 0 to num_layers - 1.\n"
+     "    layout: the order of the dimensions, \"BHTD\" (the default) for `[B, H_kv, T, D]` or\n"
+     "        \"BTHD\" for `[B, T, H_kv, D]`.\n"
+     "    tokens: the length T of the views, 0 to max_tokens. None, the default: the longest\n"
+     "        row.\n\n"
+     "Returns (K, V).\n\n"
+     "Raises IndexError if there is no such layer or tokens is more than max_tokens; ValueError\n"
+     "if tokens is negative or layout is another text."},
     {"crop", mt_py_kvlease_crop, METH_O,
      "crop($self, n, /)\n--\n\n"
-     "Shorten rows: to at most n tokens, by the last -n where n is negative, or each to its own\n"
-     "length where n is a sequence. Pages past the new lengths go back to the pool.\n\n"
-     "ValueError for another number of lengths than rows."},
+     "Shorten rows, as speculative decoding does with tokens that were rejected.\n\n"
+     "Pages past the new lengths go back to the pool. A row that is shorter already stays as it\n"
+     "is.\n\n"
+     "Args:\n"
+     "    n: an int of 0 or more is the length that every row keeps at most; a negative int\n"
+     "        drops the last -n tokens of every row; a sequence or a tensor has a length of 0 or\n"
+     "        more for each row.\n\n"
+     "Raises ValueError for another number of lengths than rows, IndexError for a negative\n"
+     "length among them."},
     {"reorder", mt_py_kvlease_reorder, METH_O,
      "reorder($self, index, /)\n--\n\n"
-     "Row i becomes what row index[i] was, as a beam search needs it; a list or a 1-D integer\n"
-     "tensor of batch_size row numbers, repeats welcome. Full pages are shared, not copied.\n\n"
-     "IndexError for a row that is not there, ValueError for another number of rows, BudgetError;\n"
-     "then nothing has changed."},
+     "Let row i become what row index[i] was, as a beam search needs it.\n\n"
+     "Full pages are shared by the rows and not copied.\n\n"
+     "Args:\n"
+     "    index: a row number for each row, 0 to batch_size - 1; the same number may come\n"
+     "        several times. A sequence of ints or an integer tensor of one dimension.\n\n"
+     "Raises IndexError for a row that is not there, ValueError for another number of rows,\n"
+     "BudgetError if the limit leaves no room; then nothing has changed."},
     {"select", mt_py_kvlease_select, METH_O,
      "select($self, rows, /)\n--\n\n"
-     "Keep, repeat or drop rows: as reorder(), but batch_size becomes len(rows), at most what it\n"
-     "was at acquire()."},
+     "Keep, repeat or drop rows, for example those that are finished.\n\n"
+     "As `reorder()`, but afterwards the lease has len(rows) rows.\n\n"
+     "Args:\n"
+     "    rows: row numbers, 0 to batch_size - 1: at least one, and at most as many as the lease\n"
+     "        was acquired with. A sequence of ints or an integer tensor of one dimension.\n\n"
+     "Raises as `reorder()` does."},
     {"fork", MT_PY_FUNCTION(mt_py_kvlease_fork), METH_VARARGS | METH_KEYWORDS,
      "fork($self, n=1, num_tokens=None)\n--\n\n"
-     "A new lease whose row r * n + i continues row r of this one. What is there is shared; a\n"
-     "page that either then writes to is copied first. Both live and end on their own. num_tokens\n"
-     "promises room for so many tokens a row, the shared ones included.\n\n"
-     "ValueError for more than max_sequences rows; BudgetError, then nothing has changed. Costs a\n"
-     "few us a row and no memory."},
+     "Continue every row in n rows of a new lease, which share the tokens so far.\n\n"
+     "Row r * n + i of the new lease continues row r of this one. A page that one of them then\n"
+     "writes to is copied first. The two leases live and end independently. Costs a few us for\n"
+     "each row, and no memory.\n\n"
+     "Args:\n"
+     "    n: how many rows continue each row, at least 1, which is the default.\n"
+     "    num_tokens: tokens of each row, the shared ones included, for which room is reserved\n"
+     "        now, 0 or more and capped at max_tokens. None, the default: no room is reserved.\n\n"
+     "Returns the new lease.\n\n"
+     "Raises ValueError if n is less than 1, num_tokens is negative, or there would be more than\n"
+     "max_sequences rows; BudgetError if the limit leaves no room. Then nothing has changed."},
     {"advance", mt_py_kvlease_advance, METH_O,
      "advance($self, n, /)\n--\n\n"
-     "Tokens that code wrote into the views itself, past the lengths, are now part of the rows:\n"
-     "n more in every layer, or one count per row.\n\n"
-     "IndexError past max_tokens, BudgetError; then nothing has changed."},
+     "Count tokens that the program wrote into the views itself, past the ends of the rows.\n\n"
+     "Args:\n"
+     "    n: how many tokens each row has now in addition, in every layer, 0 or more: an int for\n"
+     "        all rows, or a sequence or a tensor with one for each row.\n\n"
+     "Raises IndexError if a row would be longer than max_tokens, ValueError for a negative\n"
+     "count or another number of counts than rows, BudgetError if the limit leaves no room; then\n"
+     "nothing has changed."},
     {"reserve", mt_py_kvlease_reserve, METH_O,
      "reserve($self, tokens, /)\n--\n\n"
-     "Make the first `tokens` tokens of every row and layer writable in place, ahead of\n"
-     "advance(): pages are taken, and copied where they are shared. Lengths stay.\n\n"
-     "IndexError past max_tokens, BudgetError; then nothing has changed."},
+     "Make the first tokens of every row and layer writable in place, before `advance()`.\n\n"
+     "Pages are taken for them, and copied where they are shared. The lengths of the rows stay\n"
+     "as they are.\n\n"
+     "Args:\n"
+     "    tokens: how many tokens from the start of each row, 0 to max_tokens.\n\n"
+     "Raises IndexError if tokens is more than max_tokens, ValueError if it is negative,\n"
+     "BudgetError if the limit leaves no room; then nothing has changed."},
     {"buffers", mt_py_kvlease_buffers, METH_NOARGS,
      "buffers($self, /)\n--\n\n"
-     "Views (K, V) of full capacity, [L, B, H_kv, max_tokens, D], at stable addresses.\n\n"
-     "For code that keeps its own position: it writes in place and calls advance(). On the host\n"
-     "pages appear when they are touched, and count; on CUDA call reserve() before writing."},
+     "Return keys and values of all layers as views of full capacity, at addresses that stay.\n\n"
+     "For code that keeps its own position: it writes in place and calls `advance()`. On the\n"
+     "host, pages appear when they are written to, and count from then on. On CUDA call\n"
+     "`reserve()` before writing.\n\n"
+     "Returns (K, V), `[L, B, H_kv, max_tokens, D]` each.\n\n"
+     "Raises ValueError if layer_group is neither 1 nor the number of layers."},
     {"seq_length", kvlease_seq_length, METH_O,
-     "seq_length($self, layer, /)\n--\n\nTokens of the longest row of one layer."},
+     "seq_length($self, layer, /)\n--\n\n"
+     "Return the number of tokens of the longest row in one layer.\n\n"
+     "Args:\n"
+     "    layer: the number of the layer, 0 to num_layers - 1.\n\n"
+     "Raises IndexError if there is no such layer."},
     {"release", kvlease_release, METH_NOARGS,
      "release($self, /)\n--\n\n"
-     "The end: every page goes back to the pool now, or with the last view that lives. Leaving\n"
-     "the with block and garbage collection do the same; a second time does nothing."},
+     "End the lease: every page goes back to the pool.\n\n"
+     "Pages that views still show go back when the last of these views dies. Leaving the `with`\n"
+     "block and garbage collection do the same. May be called twice."},
     {"__enter__", kvlease_open, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
     {"__exit__", kvlease_exit, METH_VARARGS, "__exit__($self, /, *exception)\n--\n\n"},
     {NULL, NULL, 0, NULL},

@@ -502,19 +502,24 @@ get_layout(PyObject *op, void *Py_UNUSED(which))
 #define SIZE(name, field, doc)   {name, get_size, NULL, doc, (void *)offsetof(KVPool, field)}
 static PyGetSetDef getters[] = {
     OBJECT("dtype", dtype, "The torch.dtype of keys and values."),
-    OBJECT("device", device, "The torch.device that holds them."),
-    OBJECT("name", name, "How budgets and errors call this pool."),
-    OBJECT("budget", budget, "The Budget that its pages count in."),
-    SIZE("num_layers", config.layers, "Layers."),
-    SIZE("num_kv_heads", config.heads, "Heads of K and of V in each layer."),
-    SIZE("head_dim", config.head_dim, "Elements of one head."),
-    SIZE("max_tokens", config.max_tokens, "Tokens that one row can hold."),
-    SIZE("max_sequences", config.max_rows, "Rows that one lease can have."),
-    SIZE("layer_group", config.layer_group, "Layers that share pages; 1 but for layout \"token\"."),
-    SIZE("block_tokens", block_tokens, "Tokens by which a row's memory grows and is shared."),
-    SIZE("block_bytes", block_bytes, "Bytes of so many tokens in all layers."),
+    OBJECT("device", device, "The torch.device on which keys and values lie."),
+    OBJECT("name", name, "The name of the pool in budgets, reports and errors."),
+    OBJECT("budget", budget,
+           "The Budget in which the pages are counted, either the one that was given or the pool's "
+           "own."),
+    SIZE("num_layers", config.layers, "The number of layers."),
+    SIZE("num_kv_heads", config.heads, "The number of heads of K, and of V, in each layer."),
+    SIZE("head_dim", config.head_dim, "The number of elements of one head."),
+    SIZE("max_tokens", config.max_tokens, "The most tokens that one row can hold."),
+    SIZE("max_sequences", config.max_rows, "The most rows that one lease can have."),
+    SIZE("layer_group", config.layer_group,
+         "The number of layers that share a page; more than 1 only with layout \"token\"."),
+    SIZE("block_tokens", block_tokens,
+         "The number of tokens of a block, by which a row's memory grows and is shared."),
+    SIZE("block_bytes", block_bytes,
+         "The size of a block in bytes, which is `block_tokens` tokens in all layers."),
     {"layout", get_layout, NULL, "What lies together in memory, \"head\" or \"token\".", NULL},
-    {"closed", get_closed, NULL, "True after close().", NULL},
+    {"closed", get_closed, NULL, "Whether `close()` was called.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -529,8 +534,9 @@ static PyMethodDef methods[] = {
      "_check($self, /)\n--\n\nWhether every invariant holds; for tests."},
     {"close", kvpool_close, METH_NOARGS,
      "close($self, /)\n--\n\n"
-     "Lend no more, and give idle pages back now. Leases that are alive go on; what they hold is\n"
-     "given back with the last of them. Leaving the pool's own with block does the same."},
+     "Give idle pages back now, and lend no more.\n\n"
+     "Leases that are alive go on; what they hold is given back when the last of them ends.\n"
+     "Leaving the `with` block of the pool does the same. May be called twice."},
     {"__enter__", kvpool_open, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
     {"__exit__", kvpool_exit, METH_VARARGS, "__exit__($self, /, *exception)\n--\n\n"},
     {NULL, NULL, 0, NULL},

@@ -441,23 +441,25 @@ static PyMethodDef methods[] = {
      "update($self, step, **bytes_by_signal)\n--\n\n"
      "Add the readings of one step. Takes 0.2 us.\n\n"
      "Args:\n"
-     "    step: the number of the step, which grows from call to call.\n"
-     "    bytes_by_signal: bytes as an int by the name of the signal, such as `heap=`; None for\n"
-     "        one that is not known.\n\n"
-     "Raises ValueError for a signal that there is not, a step that does not come after the one\n"
-     "before, or negative bytes; nothing is added then."},
+     "    step: the number of the step, greater than that of the call before.\n"
+     "    bytes_by_signal: for each signal its reading in bytes, an int of 0 or more by the name\n"
+     "        of the signal, such as `heap=`; None for a reading that is not known.\n\n"
+     "Raises ValueError for an unknown signal, a step that does not come after the one before,\n"
+     "or a negative reading; then nothing was added."},
     {"update_many", MT_PY_FUNCTION(detector_update_many), METH_FASTCALL | METH_KEYWORDS,
      "update_many($self, step, **arrays_by_signal)\n--\n\n"
-     "Add the readings of many steps. Takes 10 to 30 ns a reading.\n\n"
+     "Add the readings of many steps. Takes 10 to 30 ns for each reading.\n\n"
      "Args:\n"
-     "    step: the number of the first step.\n"
-     "    arrays_by_signal: arrays of one length of int64, uint64 or float64, by the name of the\n"
-     "        signal; NaN for a reading that is not known.\n\n"
-     "Returns where the kind changed, as a list of (step, kind).\n\n"
-     "Raises as update does; nothing is added then."},
+     "    step: the number of the first step; the others follow one by one.\n"
+     "    arrays_by_signal: for each signal an array of readings in bytes by its name, of dtype\n"
+     "        int64, uint64 or float64 and all of one length; NaN for a reading that is not\n"
+     "        known.\n\n"
+     "Returns the steps at which the kind changed, as a list of (step, kind).\n\n"
+     "Raises as update does; then nothing was added."},
     {"reset", detector_reset, METH_NOARGS,
      "reset($self, /)\n--\n\n"
-     "Forget all readings: another phase of the program begins. Declared growth stays declared."},
+     "Forget all readings, because another phase of the program begins.\n\n"
+     "Growth that was declared by `expect_growth` stays declared."},
     {"_judge", detector_judge, METH_NOARGS, "_judge($self, /)\n--\n\n"},
     {"_forecast", detector_forecast, METH_VARARGS, "_forecast($self, signal, limit, /)\n--\n\n"},
     {"_expect", detector_expect, METH_VARARGS,
