@@ -158,11 +158,11 @@ class Budget(_core.Budget):
         A suballocation lives as long as somebody uses it.
 
         Args:
-            name: what reports and errors call it.
-            limit: the most bytes, as in Budget, and at most this budget's limit, which is the
-                default.
+            name: its name in reports and errors.
+            limit: the most bytes, at least 1, as an int or like `"2 GiB"`, and at most this
+                budget's limit. None, the default: this budget's limit.
 
-        Raises ValueError if `limit` is more than this budget's.
+        Returns the new Budget. Raises ValueError if `limit` is more than this budget's.
         """
         size = self.limit if limit is None else parse_bytes(limit, "limit")
         if size is not None and self.limit is not None and size > self.limit:
@@ -173,7 +173,7 @@ class Budget(_core.Budget):
         return _core.Budget.__new__(type(self), size, name, self.device, self)
 
     def report(self) -> BudgetReport:
-        """Who holds how much: `print(budget.report())`. Takes a few us for each part."""
+        """Return who holds how much; `print` shows it as a table. Takes a few us for each part."""
         return BudgetReport(self, tuple(Holding(*line) for line in self._report()))
 
     def _repr_html_(self) -> str:

@@ -62,27 +62,34 @@ class CleanupPolicy:
     With the environment key MEMTOOLS=0 a policy counts, and leaves gc and memory alone.
 
     Args:
-        gc_every: cadence of full collections.
-        empty_cache_every: cadence at which torch's cached device blocks go back to the driver.
-        young_every: cadence of collections of the two young generations; None: every 10 updates
-            while gc is managed, else never.
-        trim_every: cadence at which malloc's idle pages go back to the system.
-        pool_trim_every: cadence at which idle pages of the KVPools that the policy watches go back.
-        at_epoch: whether gc, empty_cache and trim also run where an epoch begins and ends; the
-            devices are synchronised there.
-        pressure: part of the limit of the container, or of a device, from which memory is short;
-            above 0 and at most 1.
-        manage_gc: whether `with policy:` takes over Python's gc.
-        warmup: updates before everything alive is put aside.
-        max_cost: part of the time that actions which do not pay may take, 0 to 1.
-        strict: whether to keep the cadences, whatever that costs and frees.
-        limit: what this process may use, as an int or like "12 GiB"; the container's and the
-            machine's limits count where they are lower.
-        ranks: True (all ranks) or a process group: cleanups are agreed, so that all ranks do the
-            same at the same step. False: each rank decides alone. None: the same, with a
-            RuntimeWarning if there are several ranks.
-        pools: KVPools to trim, held weakly.
-        name: shown in texts.
+        gc_every: the cadence of full collections of Python's garbage; 100 by default, which is
+            every 100 updates.
+        empty_cache_every: the cadence at which torch's cached device blocks go back to the driver.
+            None, the default: never by cadence.
+        young_every: the cadence of collections of the two young generations. None, the default:
+            every 10 updates while the policy manages gc, else never.
+        trim_every: the cadence at which malloc's idle pages go back to the system. None, the
+            default: never by cadence.
+        pool_trim_every: the cadence at which the KVPools that the policy watches give their idle
+            pages back. None, the default: never by cadence.
+        at_epoch: whether gc, empty_cache and trim also run where an epoch begins and ends; True by
+            default. The devices are synchronised there.
+        pressure: the part of the limit, of the container or of a device, from which on memory
+            counts as short; above 0 and at most 1, 0.85 by default.
+        manage_gc: whether `with policy:` takes over Python's garbage collector; True by default.
+        warmup: how many updates pass before everything alive is put aside, at least 0; 2 by
+            default.
+        max_cost: the part of the time that actions which do not pay may take, 0 to 1; 0.003 by
+            default.
+        strict: whether the cadences are kept whatever that costs and frees; False by default.
+        limit: the memory that this process may use in bytes, as an int or like "12 GiB"; the limits
+            of the container and the machine count if they are lower. None, the default: these alone
+            count.
+        ranks: True (all ranks) or a process group: the ranks agree on cleanups, so that all do the
+            same at the same step. False: each rank decides alone. None, the default: the same as
+            False, with a RuntimeWarning if there are several ranks.
+        pools: KVPools to trim; the policy does not keep them alive. There are none by default.
+        name: the name of the policy in texts. None, the default: no name.
 
     Raises:
         TypeError, ValueError: an argument that makes no sense; it is named.
@@ -140,10 +147,13 @@ class CleanupPolicy:
     # --- in the loop ---
 
     def step(self, n: int = 1) -> AbstractContextManager[None]:
-        """End an update, or n of them: what is due is done here, on this thread. Takes 100 ns
-        where nothing is due.
+        """Count an update, or several, and do what is due, on this thread. Takes 100 ns if nothing
+        is due.
 
         `with policy.step():` works as well; the cleanup comes before the block.
+
+        Args:
+            n: how many updates have ended, at least 0; 1 by default.
 
         Raises TypeError if `n` is not an int, ValueError if it is below 0.
         """
@@ -151,20 +161,31 @@ class CleanupPolicy:
         return _NOTHING
 
     def micro_batch(self, validation: bool = False) -> None:
-        """End a micro-batch of training, or of validation with `validation`."""
+        """Count a micro-batch that has ended.
+
+        Args:
+            validation: whether it was one of validation; False, the default: one of training.
+        """
         self._core.tick(VALIDATION if validation else MICRO_BATCH)
 
     def epoch(self) -> Span:
-        """An epoch, as a context manager or a decorator: counts where it begins and where it ends,
-        not where an exception ends it. The bare call counts nothing, and is reported once."""
+        """Mark an epoch, as a context manager or a decorator.
+
+        It counts when the epoch begins and when it ends, but not when an exception ends it. A call
+        that is used as neither counts nothing, and is reported once.
+        """
         return Span(self._core, EPOCH, "epoch()", self._engine.complain)
 
     def phase(self, name: str) -> Span:
-        """A part of the program, as a context manager or a decorator, that counts where it ends.
-        Cadences name it: `gc_every={"generation": 1}`.
+        """Name a part of the program, as a context manager or a decorator; it counts when it ends.
 
-        Raises TypeError if `name` is not a str; ValueError if it is empty, a clock of the policy's
-        own such as "update", or one more than 12 different names.
+        Cadences use the name: `gc_every={"generation": 1}`.
+
+        Args:
+            name: the name of the phase, of which a policy takes at most 12.
+
+        Raises TypeError if `name` is not a str; ValueError if it is empty, is a clock of the
+        policy's own such as "update", or is a thirteenth name.
         """
         clock = self._engine.clocks.phase(name)
         return Span(self._core, clock, f"phase({name!r})", self._engine.complain)
@@ -193,7 +214,10 @@ class CleanupPolicy:
         return self._engine.add(name, callback, every, pressure)
 
     def watch(self, pool: KVPool) -> None:
-        """Trim this pool as well, for as long as it lives; it is held weakly. Safe to call twice.
+        """Trim another pool as well, for as long as it lives; the policy does not keep it alive.
+
+        Args:
+            pool: the pool. It may be given twice.
 
         Raises TypeError if `pool` is not a KVPool, ValueError if it is closed.
         """
@@ -218,15 +242,15 @@ class CleanupPolicy:
     # --- life ---
 
     def start(self) -> None:
-        """Begin: time and back-off start anew, and Python's gc is taken over. Each start() needs a
-        stop().
+        """Begin to work: time and back-off start anew, and Python's gc is taken over. Each
+        `start()` needs a `stop()`.
 
         Raises RuntimeError if `ranks` asks for an agreement and there is no process group.
         """
         self._engine.start()
 
     def stop(self) -> None:
-        """Restore gc to its state before start(). Does nothing if not started."""
+        """Restore gc to its state before `start()`. Does nothing if the policy was not started."""
         self._engine.stop()
 
     def __enter__(self) -> CleanupPolicy:
@@ -269,13 +293,13 @@ class CleanupPolicy:
     # --- what it did ---
 
     def report(self) -> PolicyReport:
-        """What each action did, cost and freed, and whether it pays. Takes some 0.1 ms."""
+        """Return what each action did, cost and freed, and whether it pays. Takes some 0.1 ms."""
         from memtools.cleanup.report import report_of
 
         return report_of(self._engine, self.name, self._base)
 
     def reset_report(self) -> None:
-        """Report from here on. What was learnt, such as back-off, stays."""
+        """Begin a new report. What was learnt, such as back-off, stays."""
         self._base = self._engine.counts()
         self._engine.forget_cycles()
 

@@ -75,10 +75,10 @@ class GateHistory(_core.GateHistory):
         return super().__new__(cls, max_entries, size, trim, keep, name, top_k, statistics, budget)
 
     def extend(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Append each tensor in turn. Where one is refused, those before it stay.
+        """Append several tensors, one after the other. If one is refused, those before it stay.
 
         Args:
-            tensors: what `append` takes, each of them.
+            tensors: gate tensors, each of them as `append` takes it.
 
         Raises what `append` raises.
         """
@@ -86,17 +86,18 @@ class GateHistory(_core.GateHistory):
             self.append(gates)
 
     def stats(self, window: int | None = None) -> GateStats:
-        """Statistics over everything ever appended, whether or not it was evicted since.
+        """Return the statistics of everything that was ever appended, or of the newest entries.
 
-        Waits for gates that are still on their way from a device.
+        Entries that were dropped since are included. The call waits for gates that are still on
+        their way from a device.
 
         Args:
-            window: how many of the newest entries to look at instead, 0 to `len(self)`, as they are
-                recorded: rounded where `dtype` or `keep` rounds. This is a pass over the entries;
-                without a window nothing is read.
+            window: how many of the newest entries to look at, 0 to `len(self)`, with the values as
+                they are recorded: rounded if `dtype` or `keep` rounds. That takes a pass over these
+                entries. None, the default: everything, for which nothing is read.
 
-        Raises ValueError if the history was made with `statistics=False`, or has fewer entries than
-        `window`.
+        Raises ValueError if the history was made with `statistics=False`, or if it has fewer
+        entries than `window`.
         """
         return GateStats._from_sums(self._sums(window), self.top_k)
 

@@ -49,40 +49,45 @@ class GradAccumulator:
     call says so, and `reset()` drops the window.
 
     Args:
-        model: the module that is trained; its parameters' names are for reports.
-        optimizer: any optimizer of torch.optim's form that needs no closure; its parameters'
-            gradients are what is measured, clipped and dropped. `fused=True` is fastest. It belongs
-            to the newest accumulator that was made with it; the one that had it is closed.
-        steps: micro-batches in a window, 1 or more.
-        precision: None or "fp32": compute as torch does; "bf16": under autocast; "fp16": under
-            autocast, with a loss scale that moves at the ends of windows.
-        max_norm: clip by the 2-norm of all gradients together; above 0. None: do not clip.
-        max_value: clip each element to this size; above 0. None: do not clip.
-        clip: a function that is called with the parameters once gradients are averaged; it returns
-            a norm for the report, or None. Give at most one of max_norm, max_value and clip.
-        scheduler: its `step()` is called without arguments after each update that was made. None:
-            there is none.
-        init_scale: where the loss scale of "fp16" begins; above 0.
-        growth_interval: after so many good windows in a row the loss scale doubles; 1 or more.
-        min_scale: the loss scale falls no lower than this; above 0, at most init_scale.
-        max_skips: so many updates left out in a row raise RuntimeError; 1 or more.
-        main_grads: add up the gradients of bf16 and fp16 parameters in fp32 during a window, and
-            round them once. Costs 4 bytes a parameter, less the 2 of the gradient. False: gradients
-            are added up in the parameter's own dtype.
+        model: the module that is trained; the names of its parameters are used in reports.
+        optimizer: an optimizer as torch.optim has them, which needs no closure. The gradients of
+            its parameters are measured, clipped and dropped. `fused=True` is fastest. An optimizer
+            belongs to the newest accumulator that was made with it; the one before is closed.
+        steps: how many micro-batches make a window, at least 1, which is the default.
+        precision: None, the default, and "fp32": compute as torch does. "bf16": under autocast.
+            "fp16": under autocast, with a loss scale that changes at the ends of windows.
+        max_norm: the largest 2-norm of all gradients together, above 0; larger ones are scaled to
+            it. None, the default: the norm is not clipped.
+        max_value: the largest size of an element, above 0; larger ones are set to it. None, the
+            default: elements are not clipped.
+        clip: a function that is called with the parameters after the gradients have been averaged;
+            it returns a norm for the report, or None. Give at most one of max_norm, max_value and
+            clip. None by default.
+        scheduler: a scheduler, whose `step()` is called without arguments after each update that
+            was made. None, the default: no scheduler.
+        init_scale: the loss scale of "fp16" at the beginning, above 0; 65,536 by default.
+        growth_interval: after how many good windows in a row the loss scale doubles, at least 1;
+            2,000 by default.
+        min_scale: the lowest loss scale, above 0 and at most init_scale; 1 by default.
+        max_skips: how many updates left out in a row raise RuntimeError, at least 1; 50 by default.
+        main_grads: whether the gradients of bf16 and fp16 parameters are added up in fp32 during a
+            window and rounded once. It costs 4 bytes a parameter, less the 2 of the gradient.
+            False, the default: gradients are added up in the dtype of the parameter.
         undo: how `step()` takes back the gradients of a micro-batch that ran out of memory.
             "scratch": they are made apart from the sums, which takes the memory of the gradients
             once more during a backward pass. "copy": the sums are copied before each micro-batch.
-            "redo": nothing is kept, and the window runs again from its start. "auto": "scratch"
-            where gradients take less than a tenth of the memory there is, else "redo". The result
-            has the same bits in all cases.
-        micro_batch_size: rows that `step()` begins with, 1 or more. None: the whole batch.
-        ranks: the processes that train the model together. None: look for DistributedDataParallel
-            and fully_shard in the model. True or a process group: all ranks of the job, or of the
-            group, have the same plain model, which starts as it is on the first of them. False:
-            this process trains alone in any case.
-        overlap: let DistributedDataParallel reduce in the backward pass of a window's last
-            micro-batch, which cannot be tried again then. False: gradients are summed at the
-            window's end.
+            "redo": nothing is kept, and the window runs again from its start. "auto", the default:
+            "scratch" if the gradients take less than a tenth of the memory that there is, else
+            "redo". The result has the same bits in all cases.
+        micro_batch_size: the number of rows that `step()` begins with, at least 1. None, the
+            default: the whole batch.
+        ranks: the processes that train the model together. None, the default: look for
+            DistributedDataParallel and fully_shard in the model. True or a process group: all ranks
+            of the job, or of the group, have the same plain model, which starts as it is on the
+            first of them. False: this process trains alone in any case.
+        overlap: whether DistributedDataParallel reduces in the backward pass of a window's last
+            micro-batch, which cannot be tried again then. False, the default: gradients are summed
+            at the end of the window.
 
     Raises:
         TypeError: an argument of the wrong type, or an optimizer that needs a closure.

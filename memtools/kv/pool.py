@@ -167,53 +167,54 @@ class KVPool(_core.KVPool):
         wait: bool = False,
         timeout: float | None = None,
     ) -> KVLease:
-        """Lend empty rows. Takes a few us, and no page.
+        """Lend rows that are empty. Takes a few us, and no page.
 
         Args:
-            batch_size: rows, 1 to `max_sequences`.
-            num_tokens: tokens expected in each row, for which room is reserved at once. It is a
-                hint, capped at `max_tokens`: rows may grow past it as long as the limit allows.
-            wait: wait for room in place of raising BudgetError. Callers are served in the order in
-                which they came; other threads run meanwhile, and Ctrl-C works.
-            timeout: seconds to wait at most; None, the default, is for ever.
+            batch_size: the number of rows, 1 to max_sequences; 1 by default.
+            num_tokens: the tokens that are expected in each row, 0 or more; room for them is
+                reserved now. It is a hint, capped at max_tokens: rows may grow beyond it as long as
+                the limit allows. 0 by default.
+            wait: wait for room instead of raising BudgetError; False by default. Callers are served
+                in the order in which they came. Other threads run meanwhile, and Ctrl-C works.
+            timeout: how many seconds to wait at most, 0 or more. None, the default: for ever.
 
-        Returns the lease, to be used as a context manager.
+        Returns the lease, which is used as a context manager. If it raises, nothing has changed.
 
-        Raises, with nothing changed:
-            BudgetError: the rows do not fit (with `wait`: they never could).
+        Raises:
+            BudgetError: the rows do not fit; with `wait`, they could never fit.
             TimeoutError: they did not fit within `timeout` seconds.
-            ValueError: `batch_size` is more than `max_sequences`.
+            ValueError: `batch_size` is more than max_sequences, or an argument is out of its range.
         """
         return self._acquire(KVLease, batch_size, num_tokens, wait, timeout)
 
     def would_fit(self, batch_size: int, num_tokens: int, *, shared_tokens: int = 0) -> bool:
-        """Whether more rows would fit now. Another thread may take the room before you do.
+        """Return whether more rows would fit now. Another thread may take the room before you do.
 
         What the parts that share the budget hold idle counts as free.
 
         Args:
-            batch_size: rows to add.
-            num_tokens: tokens of each.
+            batch_size: how many rows to add.
+            num_tokens: the tokens of each row.
             shared_tokens: how many of these tokens all rows share, as after `fork`; 0 by default.
         """
         return self._would_fit(batch_size, num_tokens, shared_tokens)
 
     def stats(self) -> KVStats:
-        """What the pool holds now, and what it has done so far. Takes about 10 us."""
+        """Return what the pool holds now, and what it has done so far. Takes about 10 us."""
         numbers, limit, lingering = self._stats()
         names = tuple(_lingering_name(*line) for line in lingering)
         values: tuple[Any, ...] = (*numbers, limit, names)
         return KVStats(*values)
 
     def trim(self, target: int | str = 0) -> int:
-        """Give idle pages back to the system, those first that were used longest ago.
+        """Give idle pages back to the system, those first that have not been used for longest.
 
         What leases hold stays, and so do all addresses.
 
         Args:
-            target: bytes that the pool may keep, as an int or like `"1 GiB"`; 0 by default.
+            target: the bytes that the pool may keep, as an int or like `"1 GiB"`; 0 by default.
 
-        Returns the bytes that were given back.
+        Returns how many bytes were given back.
         """
         return self._trim(0 if target == 0 else parse_bytes(target, "target"))
 

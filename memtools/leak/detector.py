@@ -110,31 +110,32 @@ class LeakDetector(_core.LeakDetector):
             detector.update(step, heap=bytes_in_use, rss=bytes_resident)
         print(detector.verdict())
 
-    Signals: `heap` (malloc's bytes in use), `python` (the interpreter's own blocks), `tensors`,
-    `children` (private bytes of child processes), `device` (bytes allocated there) and `shm` (bytes
-    of shared memory of the job) are exact and decide; `rss` is noisy, may grow without a leak, and
-    decides only where `heap` is not read. Give what you have, at the same point of each step.
-    docs/guides/leaks.md says what can be told apart.
+    It reads signals. Six of them are exact, and they decide: `heap` (malloc's bytes in use),
+    `python` (the interpreter's own blocks), `tensors`, `children` (private bytes of child
+    processes), `device` (bytes allocated there) and `shm` (shared memory of the job). `rss` is
+    noisy and may grow without a leak; it decides only if `heap` is not read. Pass the signals that
+    you have, always at the same point of a step. docs/guides/leaks.md says what can be told apart.
 
-    Memory 26 KiB, whatever the length of the run. Not thread-safe beyond what the GIL gives.
+    A detector takes 26 KiB, however long the run is. Use it from one thread at a time.
 
     Args:
-        limit_bytes: bytes that the process may use with its children and shared memory, at least 1,
-            as an int or like `"16 GiB"`; for `steps_left`. None, the default: no limit is known.
+        limit_bytes: the bytes that the process may use, with its children and shared memory, at
+            least 1, as an int or like `"16 GiB"`. None, the default: no limit is known, and there
+            is no forecast.
         device_limit_bytes: the same for the device. None, the default: no limit is known.
-        span_steps: steps that a window has to cover before its shape counts, at least 1, by default
-            1500. Where memory has a period, an epoch for example, pass 2.5 times its length if that
-            is more.
-        bar_bytes: bytes below which growth counts as none: one size, or a dict by signal. None, the
-            default: 1 MiB for rss, children, device and shm, 512 KiB for python, 256 KiB for heap
-            and tensors.
+        span_steps: how many steps a window has to cover before its shape counts, at least 1; 1,500
+            by default. If memory has a period, for example an epoch, pass 2.5 times its length if
+            that is more.
+        bar_bytes: the bytes below which growth does not count: one size, or a dict of sizes by
+            signal. None, the default: 1 MiB for rss, children, device and shm, 512 KiB for python,
+            256 KiB for heap and tensors.
 
     Attributes:
-        limit_bytes: that limit in bytes as an int, or None. May be set at any time: verdicts and
-            forecasts are made with what it is then.
+        limit_bytes: the limit in bytes as an int, or None. It may be set at any time: verdicts and
+            forecasts use the limit of their moment.
         device_limit_bytes: the same for the device.
 
-    Raises ValueError if a size or span is below 1, or for an unknown signal.
+    Raises ValueError if a size or `span_steps` is below 1, or for an unknown signal.
     """
 
     __slots__ = ("device_limit_bytes", "limit_bytes")
