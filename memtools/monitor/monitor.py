@@ -83,8 +83,8 @@ class MemoryMonitor:
             as in a job of several ranks, it becomes `run.rank3.mem`; while another process writes
             that file, `run-2.mem`. A complete record that is there is replaced; one of a killed run
             is kept as `run.1.mem`. None, the default: no record.
-        interval_ms: milliseconds between two samples, 0.1 to 3,600,000, by default 10; the thread
-            samples more often by itself near the limit.
+        interval_ms: the milliseconds between two samples, 0.1 to 3,600,000; 10 by default. Near
+            the limit the thread takes samples more often by itself.
         device: "auto", the default (CUDA devices that torch sees), "cpu" (none), "cuda" (all), or
             one of "cuda:0" to "cuda:7". No CUDA context is made: a device's figures begin when the
             program makes one.
@@ -94,20 +94,21 @@ class MemoryMonitor:
         leaks: whether to test for leaks; True by default.
         census: whether to look for the holders of what grows; True by default.
         name: the name of the run in the record and in texts. None, the default: no name.
-        log_interval: steps from one line of `log_memory()` to the next, at least 1. None, the
-            default: a line every 10 s.
-        print_every: how often summary() is printed by itself, at the end of a step: each so many
-            steps, at least 1, or a time of at least 0.1 s like `"30 s"`. None, the default: never.
+        log_interval: the number of steps from one line of `log_memory()` to the next, at least 1.
+            None, the default: a line every 10 s.
+        print_every: how often the summary is printed, at the end of a step: a number of steps, at
+            least 1, or a time of at least 0.1 s like `"30 s"`. None, the default: never.
         trace: whether a few steps are traced if a leak is suspected, to find the line that makes
             it, and whether step 3 and each 1,000th are recorded for what lives at their peak; True
             by default.
 
-    The environment keys MEMTOOLS_LOG, _LIMIT, _GUARD and _PRINT_EVERY set what is not given here
-    (docs/guides/run.md), and MEMTOOLS_TRACE=0 is as trace=False; with MEMTOOLS=0 a monitor does not
-    start, and does nothing.
+    The environment variables MEMTOOLS_LOG, MEMTOOLS_LIMIT, MEMTOOLS_GUARD and MEMTOOLS_PRINT_EVERY
+    set what no argument sets (docs/guides/run.md), and MEMTOOLS_TRACE=0 has the effect of
+    `trace=False`. With MEMTOOLS=0 a monitor does not start, and does nothing.
 
-    Raises ValueError if a number is out of its range, `device` is not one of these or `limit` is
-    not a size, or for a key that makes no sense; TypeError if an argument is of another type.
+    Raises ValueError if a number is out of its range, if `device` is not one of these, if `limit`
+    is not a size, or if a variable has a value that makes no sense; TypeError if an argument is of
+    another type.
     """
 
     _root = "/"  # under which proc and sys are read; tests have their own
