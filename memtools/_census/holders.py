@@ -298,19 +298,18 @@ class Holder:
 
 
 def holder_of(objects: Sequence[Any], *, steps: int = 1) -> list[Holder]:
-    """Find out who holds these objects.
+    """Find who holds these objects: a list of Holder, the one that holds most first.
 
-    It takes some passes over the heap, about 0.15 us for each object there, and runs none of the
-    program's code. The sequence itself does not count as a holder, unless nobody else holds the
-    objects and a container, an attribute or a module of the program holds the sequence.
+    Takes some passes over the heap, about 0.15 us an object each. Runs none of the program's code.
+    `objects` itself does not count, unless nobody else holds them and a container, an attribute or
+    a module of the program holds it.
 
     Args:
         objects: a sequence of any objects, of which the first 64 are looked at.
-        steps: in how many steps the objects came, at least 1, which is the default; the texts of
-            the holders give rates by it.
+        steps: in how many steps they came, at least 1, by default 1; the holders' texts give rates
+            by it.
 
-    Returns a list of `Holder`, the one that holds most first; an empty list for no objects. Raises
-    MemoryError if there is no memory for its tables.
+    Returns an empty list for no objects. Raises MemoryError.
     """
     sample = Own(objects[:SAMPLE])
     found = find_holders(sample, len(objects), None, steps, ignored=objects)
