@@ -297,5 +297,6 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 
 def write_json(path: Path, content: Json) -> None:
+    """Writes results; paths of this project are written from its folder on."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    path.write_text(json.dumps(content, indent=1).replace(f"{HERE.parent}/", "") + "\n")
