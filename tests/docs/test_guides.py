@@ -12,7 +12,25 @@ import pytest
 from tests.docs.walkthrough import Block, blocks_of, compare, masked, run, typed
 
 GUIDES = Path(__file__).resolve().parents[2] / "docs" / "guides"
-PAGES = ("host_memory", "leak_test", "leaks", "made_at", "monitor", "peak", "testing")
+PAGES = (
+    "accumulation",
+    "budget",
+    "census",
+    "checkpointing",
+    "gate_history",
+    "grad_norm",
+    "host_memory",
+    "integrations",
+    "kv_cache",
+    "leak_test",
+    "leaks",
+    "made_at",
+    "monitor",
+    "oom_backoff",
+    "peak",
+    "run",
+    "testing",
+)
 
 
 def shown_below_programs(page: str) -> Iterator[tuple[str, list[Block]]]:
