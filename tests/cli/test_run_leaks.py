@@ -121,14 +121,14 @@ def test_the_last_lines_say_what_explain_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [["--quiet"], ["--json"]])
+@pytest.mark.parametrize("options", [["--quiet"], ["-q"], ["--json"]])
 def test_quiet_says_nothing_and_json_says_it_for_machines(
     options: list[str], tmp_path: Path
 ) -> None:
     write(tmp_path, program(TRAINS, 64))
     found = run(tmp_path, *options, "train.py")
     lines = [json.loads(line) for line in found.stderr.splitlines()]
-    if options == ["--quiet"]:
+    if options != ["--json"]:
         assert lines == []
         return
     assert [list(line) for line in lines[:-1]] == [["finding"]] * (len(lines) - 1)
