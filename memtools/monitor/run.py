@@ -34,7 +34,7 @@ from memtools.monitor.progress import Progress
 from memtools.monitor.readings import Readings
 from memtools.monitor.signals import Limits, signals_of
 from memtools.monitor.tracing import Tracing
-from memtools.monitor.voice import Listeners, Printer, Voice
+from memtools.monitor.voice import Listeners, Printer, Says, Voice
 from memtools.record import kills
 from memtools.record.kinds import End, Start
 
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 FORK_EVENT_NS = 1_000_000_000
 
 
-def log_finding(finding: LeakFinding) -> None:
-    """Say a finding through the logger "memtools"."""
-    logger.log(logging.INFO if finding.over else logging.WARNING, "%s", finding)
+def log_finding(finding: LeakFinding, text: str) -> None:
+    """Say a finding through the logger "memtools", by this text."""
+    logger.log(logging.INFO if finding.over else logging.WARNING, "%s", text)
 
 
 def log_summary(text: str) -> None:
@@ -100,7 +100,7 @@ class MonitorSettings:
     #: what is called with a text about the record's name
     announce: Callable[[str], None] = notice
     #: what is called with each finding, once for each grade and holder, as soon as it is made
-    says: Callable[[LeakFinding], None] = log_finding
+    says: Says = log_finding
     #: what is called with each summary of `print_every`
     prints: Callable[[str], None] = log_summary
     #: whether a summary of the record is printed at the end

@@ -167,11 +167,16 @@ def test_the_line_that_makes_it_is_said_at_once_and_at_the_end(
     lines = found.stderr.decode().splitlines()
     end = next(i for i, line in enumerate(lines) if " 64 steps; peak: " in line)
     named = [line for line in lines if "made at data.py:5 in observe" in line]
+    rates = [line.partition(" (")[0] for line in lines[:end] if "Replay.items: +" in line]
+    assert len(rates) == len(set(rates)), "the same grade and rate are said once"
     explained = execute([sys.executable, "-m", "memtools", "explain", "--json"], tmp_path).stdout
     (leak,) = json.loads(explained)["leaks"]
     assert leak["made_at"] == (None if options else "data.py:5 in observe")
     if options:
         assert named == []
     else:
+        assert re.fullmatch(
+            r"memtools: \w+: list Replay.items: made at data.py:5 in observe", named[0]
+        )
         assert named[0] in lines[:end]
         assert named[-1] in lines[end:]

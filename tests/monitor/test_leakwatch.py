@@ -112,7 +112,8 @@ class Program:
         self.events, self.said = Events(), list[LeakFinding]()
         self.log = Log(self.events, lambda: self.step)  # type: ignore[arg-type]
         self.listeners = Listeners()
-        self.voice = Voice(self.log, self.listeners, self.said.append)
+        self.texts = list[str]()
+        self.voice = Voice(self.log, self.listeners, self.says)
         signals = [Signal(name, lambda name=name: self.read(name)) for name in self.sizes]  # type: ignore[misc]
         self.census = FakeCensus(self)
         self.watch = LeakWatch(
@@ -122,6 +123,10 @@ class Program:
             (lambda: self.census) if census else None,
             seconds=seconds,
         )
+
+    def says(self, finding: LeakFinding, text: str) -> None:
+        self.said.append(finding)
+        self.texts.append(text)
 
     def total(self) -> int:
         return self.sizes["rss"] + self.sizes["heap"]
@@ -978,7 +983,7 @@ def test_a_callback_may_cancel_itself_and_others(clock: Clock) -> None:
 def test_a_logger_that_fails_is_no_fault_of_training(clock: Clock) -> None:
     program = Program(clock)
 
-    def fail(_: LeakFinding) -> None:
+    def fail(_: LeakFinding, text: str) -> None:
         raise OSError("broken pipe")
 
     program.watch._voice = Voice(program.log, program.listeners, fail)
