@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memtools import _core
@@ -285,6 +285,20 @@ class Run:
         )
         for name, growth in expected.items():
             self.watch.expect_growth(name, **growth)
+
+    def note_untested(self, why: str) -> None:
+        """Note that leaks are not tested, and why, or by "" that they are: also in the record,
+        whose reader judges its series then."""
+        if self._start.untested != why:
+            self._start = replace(
+                self._start, tests_leaks=self.settings.leaks and not why, untested=why
+            )
+            self.log.event("start", self._start)
+
+    @property
+    def untested(self) -> str:
+        """Why leaks are not tested although that was asked for; "": they are, or it was not."""
+        return self._start.untested
 
     def _lasting(self) -> Iterator[tuple[str, object]]:
         """What a record has to tell wherever it is cut off: who writes it, and what stands."""

@@ -1044,6 +1044,8 @@ def test_a_leak_test_that_fails_is_off_and_training_goes_on(monkeypatch: Any) ->
         m._last.due = 0  # type: ignore[union-attr]
         m.step()
         assert (m.step_count, m.findings()) == (2, ())
+        last = m.summary().splitlines()[-1]
+        assert last == "The leak test is off since step 1: MemoryError: none left"
 
 
 def test_declared_growth_reaches_the_detector() -> None:
