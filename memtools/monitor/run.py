@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from memtools import _core
 from memtools._base import devices as cuda_devices
-from memtools._base import process, running
+from memtools._base import notebook, process, running
 from memtools._base.devices import DevicePeaks
 from memtools._base.every import Every
 from memtools._base.notice import logger, notice
@@ -216,6 +216,7 @@ class Run:
             given_bytes=self._given,
             machine_bytes=self._machine,
             tests_leaks=settings.leaks,
+            notebook=notebook.file_name(),
         )
         self.log.event("start", self._start)
         this = weakref.ref(self)  # or the log would keep the run, which keeps the log

@@ -48,7 +48,8 @@ class Start(Event):
     that have no column, `given_bytes` is the one that was asked for and `machine_bytes` the
     machine's memory, where that is the limit. `tests_leaks`: the run says itself what grows, by
     finding events; without them nothing does. `untested`: that it was to and does not, and why. It
-    is written again where that changes."""
+    is written again where that changes. `notebook`: the notebook's file name, where that is
+    known."""
 
     KIND = "start"
 
@@ -61,6 +62,7 @@ class Start(Event):
     machine_bytes: int | None = None
     tests_leaks: bool = False
     untested: str = ""
+    notebook: str = ""
 
     def sentence(self) -> str:
         name = f"{self.name}: " if self.name else ""

@@ -321,4 +321,4 @@ def title(records: list[Record]) -> str:
     """Named after the script, which is what people look for."""
     if len(records) > 1:
         return f"Memory of {len(records)} runs"
-    return shown(f"Memory of {script_of(records[0].command) or 'a run'}")
+    return shown(f"Memory of {script_of(records[0]) or 'a run'}")
