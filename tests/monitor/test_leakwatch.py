@@ -396,6 +396,37 @@ def test_who_takes_a_small_part_is_not_named_as_the_leak(clock: Clock) -> None:
     assert {one.kind for one in program.watch.findings()} == {"C heap"}
 
 
+def warms_up(program: Program, held: Holder) -> LeakFinding:
+    """Some 36 KiB a step that a library's caches fill with, unevenly, and a holder of a small part.
+    Returns what is said of what nobody holds."""
+    program.held = [held]
+    for steps, rate in ((16, 36), (8, 12), (8, 60), (16, 20), (16, 52)):
+        program.run(steps, heap=rate * KIB)
+    (found,) = [one for one in program.watch.findings() if not one.holder]
+    return found
+
+
+def test_who_takes_a_small_part_is_named_beside_what_nobody_holds(clock: Clock) -> None:
+    program = Program(clock)
+    found = warms_up(program, holder(3 * KIB, only_gained=True))
+    assert (found.grade, found.kind) == ("suspect", "")
+    assert found.what == "among it list Trainer.losses: +3.0 KiB/step"
+    assert any(f"KiB/step ({found.what})" in line for line in program.lines())
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        holder(3 * KIB, only_gained=True, capacity=4000, length=40),
+        holder(3 * KIB, only_gained=False),
+        holder(KIB // 2, only_gained=True),
+    ],
+    ids=["bounded", "lost at a look", "tiny"],
+)
+def test_who_has_not_only_gained_is_not_named_beside_it(held: Holder, clock: Clock) -> None:
+    assert warms_up(Program(clock), held).what == ""
+
+
 def test_what_no_object_holds_is_the_c_heap_after_four_intervals(clock: Clock) -> None:
     program = Program(clock)
     program.run(60, heap=36 * KIB)
